@@ -18,9 +18,9 @@ class P:
     Args:
         parts: for each dim an axis name, a tuple of names, or None. Dims without an entry are
             not sharded. The first axis of a tuple shards the dim, the next one each chunk. In
-            another order than the mesh's, the axes before must divide the dim. `"tp*3"` views
-            the dim as 3 equal blocks, and shards each block over tp: a packed weight of
-            queries, keys and values.
+            another order than the mesh's, DTensor must have the shards: it has those of most
+            sizes. `"tp*3"` views the dim as 3 equal blocks, and shards each block over tp: a
+            packed weight of queries, keys and values.
 
     Source: jax.sharding.PartitionSpec.
 
@@ -125,15 +125,8 @@ def _from_names(spec: P, shape: Sequence[int], axes: MeshAxes) -> Marks:
             f"{spec} names dim {len(spec.parts) - 1} of a tensor with {len(shape)} dims, "
             f"shape {tuple(shape)}"
         )
-    unknown = next(
-        (
-            name
-            for names in names_of(spec)
-            for name in names
-            if name not in axes.names
-        ),
-        None,
-    )
+    named_axes = [name for names in names_of(spec) for name in names]
+    unknown = next((name for name in named_axes if name not in axes.names), None)
     if unknown is not None:
         raise ValueError(f"{spec} names axis {unknown!r}; the mesh has {axes}")
     check_axes(spec)
@@ -146,8 +139,8 @@ def named(
     """The placements of the names of the axes that shard each dim, in their order.
 
     Raises:
-        ValueError: axes that come before an earlier axis of the mesh, or a number of blocks,
-            do not divide the dim.
+        ValueError: a number of blocks does not divide the dim, or axes in another order than
+            the mesh's give shards that DTensor does not have.
     """
     marks: list[Mark] = ["R"] * len(axes.names)
     for dim, names in enumerate(rows):
@@ -161,11 +154,14 @@ def named(
                 outer = ranks = _checked(dim, shape[dim], names, part)
             outer = ranks if k < last else outer
             last = k
-            if shape[dim] % outer:
-                raise ValueError(_undivided(dim, shape[dim], names, outer, axes))
             is_plain = outer == 1 or axes.sizes[k] == 1 or shape[dim] == 0
             marks[k] = dim if is_plain else (dim, 1, outer)
             ranks *= axes.sizes[k]
+        # uneven blocks must be those of DTensor
+        if shape[dim] % outer and not _compat.is_in_order(
+            shape[dim], dim, marks, axes.sizes
+        ):
+            raise ValueError(_undivided(dim, shape[dim], names, outer, axes))
     return tuple(marks)
 
 
@@ -197,7 +193,8 @@ def _undivided(
     in_order = tuple(sorted(names, key=lambda x: axes.names.index(blocks_of(x)[0])))
     return (
         f"P({tuple(names)}) shards dim {dim} of size {size} over axes in another order than the "
-        f"mesh's {axes}, so {ranks} must divide it; pad it by {-size % ranks}, or write {in_order}"
+        f"mesh's {axes}, in shards that DTensor cannot describe; pad it by {-size % ranks}, so "
+        f"that {ranks} divides it, or write {in_order}"
     )
 
 
@@ -259,10 +256,7 @@ def _are(
 
 
 def _check_strided(
-    placements: list[Placement],
-    marks: Marks,
-    shape: Sequence[int],
-    axes: MeshAxes,
+    placements: list[Placement], marks: Marks, shape: Sequence[int], axes: MeshAxes
 ) -> None:
     """Raise ValueError for a strided shard that no P says."""
     is_strided = any(isinstance(m, tuple) for m in marks)

@@ -61,11 +61,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
         P("dp", ("dp", "tp")),
         "P('dp', ('dp', 'tp')) uses axis 'dp' twice, for dims 0 and 1",
     ),
-    "not in mesh order, and not divided": (
-        P(("tp", "dp")),
-        "P(('tp', 'dp')) shards dim 0 of size 4 over axes in another order than the mesh's "
-        "(dp=2, tp=3), so 3 must divide it; pad it by 2, or write ('dp', 'tp')",
-    ),
     "a string": (
         "dp",
         "'dp' is not a placement; write P('dp') or a torch Placement",
@@ -98,6 +93,18 @@ REFUSED: dict[str, tuple[Any, str]] = {
         ),
     ),
 }
+
+
+def test_an_order_of_axes_whose_uneven_shards_dtensor_has_not_is_refused() -> None:
+    axes = MeshAxes(("dp", "tp"), (3, 2))
+    assert marks_of(P(("tp", "dp")), (9, 1), axes) == ((0, 1, 2), 0)
+    with pytest.raises(ValueError) as error:
+        marks_of(P(("tp", "dp")), (7, 1), axes)
+    assert str(error.value) == (
+        "P(('tp', 'dp')) shards dim 0 of size 7 over axes in another order than the mesh's "
+        "(dp=3, tp=2), in shards that DTensor cannot describe; pad it by 1, so that 2 divides "
+        "it, or write ('dp', 'tp')"
+    )
 
 
 @pytest.mark.parametrize("case", list(REFUSED))

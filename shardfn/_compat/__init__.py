@@ -1,6 +1,4 @@
-"""The only package that touches private torch modules or asks for torch's version (2.11 to
-2.15).
-"""
+"""The only package that uses torch's private modules, of torch 2.11 to 2.15."""
 
 from attr._compat import repr_context  # reprs that attrs writes look for it here
 
@@ -61,6 +59,7 @@ from .distributed.stores import (
     timeout_of,
     world_store,
 )
+from .distributed.strided_shards import is_in_order
 from .distributed.subclasses import shardings_forgotten
 from .dynamo.dtensor_calls import overwrite
 from .dynamo.generators import READS_GENERATOR
@@ -299,6 +298,7 @@ __all__ = [
     "is_foreign",
     "is_forgotten",
     "is_in_dynamo",
+    "is_in_order",
     "is_of_one_process",
     "is_sole_owner",
     "is_symbol",

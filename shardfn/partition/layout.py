@@ -4,7 +4,8 @@ Chunks follow torch.chunk (full ones, then one remainder, then empty ones), as D
 axes on one dim shard in mesh order: the first axis shards the dim, the next one each chunk.
 
 A strided shard views its dim as blocks of equal size and holds a chunk of each block. Axes that
-view one dim as different numbers of blocks shard different factors of it, in any order.
+view one dim as different numbers of blocks shard different factors of it, in any order. Blocks
+that are the chunks of other axes may be uneven: a rank then holds a chunk of its one block.
 """
 
 from __future__ import annotations
@@ -105,8 +106,8 @@ def grain(
     """The size of which every chunk of a block of a dim is a multiple, after the axes that view
     the dim as so many blocks have sharded it, and whether all chunks have that size.
     """
-    length = size // outer
-    even = True
+    length = -(-size // outer)
+    even = size % outer == 0
     for mark, n in zip(marks, sizes, strict=False):
         cut = split(mark)
         if cut is None or cut[0] != dim or outer_of(mark) != outer or n == 1:
@@ -125,13 +126,22 @@ def shards(mark: Mark, dim: int) -> bool:
 
 
 def canonical(
-    shape: Sequence[int], marks: Sequence[Mark], sizes: Sequence[int]
+    shape: Sequence[int],
+    marks: Sequence[Mark],
+    sizes: Sequence[int],
+    later: Sequence[int] = (),
 ) -> Marks | None:
     """The same sharding in the simplest placements, or None if a unit does not fit the chunks
     that it shards.
 
     A halo must fit into its neighbours' chunks, and no other axis may shard its dim. Axes that
     view a dim as different numbers of blocks must shard different factors of it.
+
+    Args:
+        shape: global.
+        marks: the placements on the first axes.
+        sizes: of these axes.
+        later: the sizes of axes whose placements are still open.
     """
     out: list[Mark] = []
     for mark, n in zip(marks, sizes, strict=True):
@@ -140,7 +150,7 @@ def canonical(
             return None
         out.append(simplest)
     strided = {cut_of(m)[0] for m in out if not is_plain(m)}
-    is_product = all(_is_product(shape[d], d, out, sizes) for d in strided)
+    is_product = all(_is_product(shape[d], d, out, sizes, later) for d in strided)
     return tuple(out) if is_product else None
 
 
@@ -155,7 +165,8 @@ def _simplest(
         return cut[0]
     dim, unit = cut
     outer = outer_of(mark)
-    if outer > 1 and (shape[dim] == 0 or shape[dim] % outer):
+    is_uneven = shape[dim] % outer > 0
+    if (outer > 1 and shape[dim] == 0) or (is_uneven and unit > 1):
         return None
     length, even = grain(shape[dim], dim, out, sizes, outer)
     if length % unit or max(halo(mark)) > full_chunk(length, unit, n):
@@ -174,17 +185,47 @@ def levels(dim: int, marks: Sequence[Mark]) -> list[int]:
 
 
 def _is_product(
-    size: int, dim: int, marks: Sequence[Mark], sizes: Sequence[int]
+    size: int,
+    dim: int,
+    marks: Sequence[Mark],
+    sizes: Sequence[int],
+    later: Sequence[int],
 ) -> bool:
     """Whether axes with different numbers of blocks shard different factors of a dim: the
-    chunks of one consist of blocks of the next.
+    chunks of one consist of blocks of the next. Uneven blocks are the chunks themselves.
     """
-    outers = levels(dim, marks)
+    outers = [1, *(outer for outer in levels(dim, marks) if outer > 1)]
     for outer, finer in itertools.pairwise(outers):
         length, _ = grain(size, dim, marks, sizes, outer)
-        if finer % outer or length % (size // finer):
+        if size % finer:
+            if not _are_chunks(finer, dim, marks, sizes, later):
+                return False
+        elif finer % outer or length % (size // finer):
             return False
     return True
+
+
+def _are_chunks(
+    blocks: int,
+    dim: int,
+    marks: Sequence[Mark],
+    sizes: Sequence[int],
+    later: Sequence[int],
+) -> bool:
+    """Whether so many blocks are the chunks of axes that view the dim as fewer ones, or may be
+    once later axes shard it too.
+    """
+    coarser = [
+        (mark, n)
+        for mark, n in zip(marks, sizes, strict=True)
+        if shards(mark, dim) and outer_of(mark) < blocks
+    ]
+    chunks = math.prod(n for _, n in coarser)
+    possible = {chunks}
+    for n in later:
+        possible |= {n * found for found in possible}
+    in_elements = all(cut_of(mark)[1] == 1 for mark, _ in coarser)
+    return in_elements and blocks in possible
 
 
 def fitted(
@@ -242,13 +283,17 @@ def factors(
     """
     outers = outers or levels(dim, marks) or [1]
     found = [outers[0]]
+    length = size
     for i, outer in enumerate(outers):
-        length = size // outer
+        if size % outer == 0:
+            length = size // outer
         for mark, n, c in zip(marks, sizes, coordinates, strict=True):
             if shards(mark, dim) and outer_of(mark) == outer:
                 length = chunk(length, cut_of(mark)[1], n, c)[1]
-        block = size // outers[i + 1] if i + 1 < len(outers) else 1
-        found.append(length // max(block, 1))
+        finer = outers[i + 1] if i + 1 < len(outers) else size
+        # a chunk is one block of uneven ones
+        block = length if size % max(finer, 1) else size // max(finer, 1)
+        found.append(length // block if block else min(length, 1))
     return found
 
 

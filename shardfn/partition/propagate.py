@@ -12,10 +12,17 @@ import attrs
 
 from ..types import Marks, MeshAxes, Program
 from . import plan
+from .auto import fused
 from .planner.advice import advise
 from .planner.carried import Carries, searched
 from .planner.observed import Observed
-from .planner.price import PlanPrice, part_read_bytes, plan_price, unasked_bytes
+from .planner.price import (
+    PlanPrice,
+    gathered_alike_bytes,
+    part_read_bytes,
+    plan_price,
+    unasked_bytes,
+)
 from .propagation.partial.accumulated import accumulated
 from .propagation.values import Advice
 from .propagation.walk import Walk
@@ -36,8 +43,9 @@ def propagate(
     """Choose placements for every value of a Program.
 
     A first walk takes the cheapest strategy of one op at a time. Where it sends
-    activations that no placement asks for, or parameters of which a part is read, all ops are
-    planned at once; that plan is taken if it sends clearly less and computes no more.
+    activations that no placement asks for, or parameters of which a part is read or with which
+    all ranks compute the same, all ops are planned at once; that plan is taken if it sends
+    clearly less in about the time, or computes clearly less and takes less time.
 
     Args:
         program: the Program.
@@ -63,11 +71,15 @@ def propagate(
     is_fixed = planner == GREEDY or unreduced
     if is_fixed:
         return first
-    nbytes = max(unasked_bytes(first, graph), part_read_bytes(first, graph))
+    alike = gathered_alike_bytes(first, graph)
+    nbytes = max(unasked_bytes(first, graph), part_read_bytes(first, graph), alike)
     if nbytes < WORTH:
         return first
     second = _Second(program, in_marks, first).best(walk.carried)
-    is_better = plan_price(second, graph).is_below(plan_price(first, graph))
+    before, now = (plan_price(x, graph, fused.in_bytes) for x in (first, second))
+    is_better = now.is_below(before) or (
+        alike >= WORTH and now.shares_more(before)
+    )
     return second if is_better else first
 
 
@@ -90,7 +102,7 @@ class _Second:
     def price(self, carries: Carries) -> PlanPrice:
         """The price of the program with such carries."""
         _, found = self.followed(Advice({}, carries))
-        return plan_price(found, self.program.graph.graph)
+        return plan_price(found, self.program.graph.graph, fused.in_bytes)
 
     def followed(self, advice: Advice) -> tuple[Walk, plan.Plan]:
         """A walk that follows advice, and its plan."""

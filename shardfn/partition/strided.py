@@ -21,12 +21,21 @@ def strided_factors(
     sizes: Sequence[int],
     coordinates: Sequence[int],
 ) -> tuple[int, ...]:
-    """The factors of the local sizes of all dims that have strided shards."""
-    return tuple(
-        n
-        for dim in strided_dims(marks)
-        for n in factors(shape[dim], dim, marks, sizes, coordinates)
-    )
+    """The factors of the local sizes of all dims that have strided shards, and the sizes of the
+    uneven blocks of which a rank holds a chunk.
+    """
+    found: list[int] = []
+    for dim in strided_dims(marks):
+        size = shape[dim]
+        found += factors(size, dim, marks, sizes, coordinates)
+        for outer in levels(dim, marks):
+            if size % outer:
+                coarser = [
+                    m if shards(m, dim) and outer_of(m) < outer else "R"
+                    for m in marks
+                ]
+                found += factors(size, dim, coarser, sizes, coordinates)
+    return tuple(found)
 
 
 def strided_dims(marks: Sequence[Mark]) -> list[int]:
@@ -51,7 +60,9 @@ def elements(
     length = size
     before = 0
     for outer, unit, n, c in sorted(cuts, key=operator.itemgetter(0)):
-        length = length if outer == before else size // outer
+        if outer != before:
+            # uneven blocks are the chunks of the axes before
+            length = held.numel() if size % outer else size // outer
         before = outer
         start, length_here = chunk(length, unit, n, c)
         held = held.view(-1, max(length, 1)).narrow(1, start, length_here)
@@ -100,7 +111,7 @@ def opened(
     others = [*marks[:axis], "R", *marks[axis + 1 :]]
     found = factors(shape[dim], dim, others, sizes, coordinates, outers)
     i = outers.index(outer_of(mark)) + 1
-    block = shape[dim] // outers[i] if i < len(outers) else 1
+    block = max(shape[dim] // outers[i], 1) if i < len(outers) else 1
     return Open(
         dim=dim,
         outer=math.prod(found[:i]),

@@ -114,7 +114,11 @@ def test_a_result_leaves_in_plain_chunks() -> None:
         assert torch.equal(sf.full(out), x.flatten(0, 1))
 
 
-SIZES = ((2, 2, 8), (2, 3, 9), (3, 2, 10))  # of axes a and b, and of the dim
+# Of axes a and b, and of the dim. Its chunks over b are uneven in the last four: some ranks
+# have nothing in the last two.
+SIZES = (
+    (2, 2, 8), (2, 3, 9), (3, 2, 10), (2, 2, 7), (3, 2, 5), (2, 2, 1), (2, 3, 2)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("case", SIZES, ids=str)
@@ -221,3 +225,27 @@ def test_two_processes_compute_what_the_simulator_does() -> None:
         torch.testing.assert_close(real, simulated, rtol=0, atol=0)
     x = drawn(3, 5, 4)
     torch.testing.assert_close(simulated[1], x.flatten(0, 1) * 2)
+
+
+def _on_four_ranks() -> list[torch.Tensor]:
+    """A step and a constraint with uneven shards over two axes in another order than the mesh's,
+    and what torch gathers of its results.
+    """
+    mesh = sf.make_mesh((2, 2), ("a", "b"))
+    x, w = drawn(7, 3), drawn(5, 7)
+    fn = lambda x, w: (w @ sf.constrain(x * 2, P(("a", "b")))).sin()
+    step = sf.value_and_grad(lambda x, w: (fn(x, w) ** 2).sum(), argnums=(0, 1))
+    specs = (ORDERED, P(None, ("b", "a")))
+    loss, gradients = sf.shard(step, mesh, specs, backend="aten")(x, w)
+    assert all(isinstance(g, DTensor) for g in gradients)
+    gathered = [g.full_tensor() for g in gradients]
+    return [*sf.full((loss, *gradients)), *gathered]
+
+
+def test_four_processes_hold_uneven_shards_in_another_order() -> None:
+    x, w = drawn(7, 3), drawn(5, 7)
+    fn = lambda x, w: ((w @ (x * 2)).sin() ** 2).sum()
+    loss, gradients = sf.value_and_grad(fn, argnums=(0, 1))(x, w)
+    for real in run_ranks(4, _on_four_ranks):
+        wanted = [loss, *gradients, *gradients]
+        torch.testing.assert_close(real, wanted, rtol=1e-12, atol=1e-12)

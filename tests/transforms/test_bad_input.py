@@ -71,10 +71,9 @@ PLACEMENTS = {
         P("dp", "dp"),
         "P('dp', 'dp') uses axis 'dp' twice, for dims 0 and 1",
     ),
-    "axes out of order": (
-        P(("tp", "dp")),
-        "P(('tp', 'dp')) shards dim 0 of size 6 over axes in another order than the mesh's "
-        "(dp=2, tp=4), so 4 must divide it; pad it by 2, or write ('dp', 'tp')",
+    "blocks that do not fit": (
+        P("tp*4"),
+        "'tp*4' views dim 0 of size 6 as 4 equal blocks, so 4 must divide it; pad it by 2",
     ),
     "missing dim of Shard": (
         [Shard(5), Replicate()],

@@ -29,8 +29,8 @@ def keep_residuals(graph: torch.fx.Graph) -> bool:
 
     The transpose's graph starts with that of the scan, on the carries that entered each step.
     Values of that part that the rest reads become per-step outputs of the scan and per-step
-    inputs of the transpose. Views are not saved, nor are values that a checkpoint recomputes,
-    which belong to the backward.
+    inputs of the transpose. In place of a view the value that it views is saved. What views an
+    input is not saved, nor are values that a checkpoint recomputes, which belong to the backward.
     """
     found = False
     for node in list(graph.nodes):
@@ -107,7 +107,7 @@ def _keep(
     body = scan.graphs[0]
     own_inputs = _inputs_of_primal(scan)
     known = _computed_by_primal(scan, own_inputs)
-    residuals = [n for n in known if _is_kept(n, known)]
+    residuals = [*dict.fromkeys(_viewed(n) for n in known if _is_kept(n, known))]
     if not residuals:
         return False
     forward = primal.target.graphs[0]
@@ -200,6 +200,19 @@ def _is_view_of_input(n: torch.fx.Node) -> bool:
     while getattr(n.target, "is_view", False):
         n = n.all_input_nodes[0]
     return n.op == "placeholder"
+
+
+def _viewed(n: torch.fx.Node) -> torch.fx.Node:
+    """The value whose elements a value views, all of them, or the value itself. Several views of
+    one are saved as one.
+    """
+    while getattr(n.target, "is_view", False):
+        (source,) = n.all_input_nodes
+        before, after = source.meta["val"], n.meta["val"]
+        if before.numel() != after.numel() or before.dtype != after.dtype:
+            return n
+        n = source
+    return n
 
 
 def _widened(

@@ -9,13 +9,14 @@ from typing import NamedTuple
 import attrs
 import torch
 
+from ...hardware import H100, Hardware
 from ...ops.nodes import args_of
 from ...types import PENDING, Marks
 from ..planner import work
 from ..planner.axis_problem import AxisProblem, Decided
 from ..planner.observed import Key, Observed
 from ..planner.share import share_of
-from ..planner.supplies import Supply
+from ..planner.supplies import OneOf, Supply
 from ..propagation.walk import ALIGN, op_name
 from . import fused
 from .moments import Moments
@@ -55,6 +56,7 @@ class AutoProblem(AxisProblem):
         unknowns: the free arguments.
         moments: at which memory is limited.
         limit: bytes of a rank. None: the least possible is looked for.
+        hardware: that computes.
     """
 
     def __init__(
@@ -65,7 +67,9 @@ class AutoProblem(AxisProblem):
         unknowns: Unknowns,
         moments: Moments,
         limit: float | None,
+        hardware: Hardware = H100,
     ) -> None:
+        self.hardware = hardware
         self.unknowns = unknowns
         self.decided = before
         self.options: dict[Hashable, Options] = {}
@@ -100,7 +104,7 @@ class AutoProblem(AxisProblem):
         return Axes(ops, inputs, results)
 
     def work(self, node: torch.fx.Node) -> float:
-        return fused.in_bytes(node)
+        return fused.in_bytes(node, self.hardware)
 
     def add(self, node: torch.fx.Node) -> None:
         options = self.options_of(node) if node.op == "placeholder" else {}
@@ -156,8 +160,8 @@ class AutoProblem(AxisProblem):
             super().align(node, gradient, key, fake, marks)
             return
         supply = self.supply(key, fake, marks)
+        self.read(gradient, "backward", _each_alone(options))
         for placed, variable in options.items():
-            self.read(gradient, placed, "backward", (variable,))
             supply.made[placed] = [variable]
 
     def parameter(self, node: torch.fx.Node) -> torch.fx.Node:
@@ -173,15 +177,15 @@ class AutoProblem(AxisProblem):
         for position, (key, marks) in enumerate(self.observed.leaving):
             node = leaving[position]
             if self.unknowns.leaving[position] is not None:
-                self.read(key, marks, "backward")
+                self.read(key, "backward", {marks: None})
                 continue
             leader = self.unknowns.followers.leader(node)
             options = self.options_of(leader) if leader is not None else {}
             supply = self.supplies.of(key)
             if not options and supply is not None:
                 options = self.out_options(position, supply)
-            for placed, variable in options.items():
-                self.read(key, placed, "backward", (variable,))
+            if options:
+                self.read(key, "backward", _each_alone(options))
 
     def walk_output(self) -> list[torch.fx.Node]:
         """The node of the results."""
@@ -259,6 +263,11 @@ class AutoProblem(AxisProblem):
         for axis in range(len(marks)):
             nbytes *= share_of([(supply.fake, marks)], self.axes.sizes, axis)
         return nbytes
+
+
+def _each_alone(options: Options) -> dict[Marks, OneOf]:
+    """The placements at which a result may be read, each by one variable."""
+    return {marks: (variable,) for marks, variable in options.items()}
 
 
 def _spans(supply: Supply, target: Marks, phase: str) -> list[tuple[int, int]]:

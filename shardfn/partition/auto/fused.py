@@ -8,15 +8,15 @@ from collections.abc import Collection
 
 import torch
 
-from ...hardware import H100
+from ...hardware import H100, Hardware
 from .. import rules
 from ..planner import work
 
 
-def in_bytes(node: torch.fx.Node) -> float:
-    """The time of one op on one device, in bytes that a rank sends in that time."""
+def in_bytes(node: torch.fx.Node, hardware: Hardware = H100) -> float:
+    """The time of one op on one device, in bytes that a rank of an H100 sends in that time."""
     if not is_fused(node):
-        return work.in_bytes(node)
+        return work.in_bytes(node, hardware)
     read = sum(
         work.nbytes(x.meta.get("val"))
         for x in node.all_input_nodes
@@ -24,7 +24,7 @@ def in_bytes(node: torch.fx.Node) -> float:
     )
     is_kept = not all(map(is_fused, node.users))
     written = work.nbytes(node.meta["val"]) if is_kept else 0
-    return (read + written) / H100.memory * H100.link
+    return (read + written) / hardware.memory * H100.link
 
 
 def is_fused(node: torch.fx.Node) -> bool:

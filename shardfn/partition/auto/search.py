@@ -4,6 +4,7 @@ program, and those of textbooks.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
@@ -53,6 +54,7 @@ class Search:
         timed: the same, with the cost of each.
         unreduced: which inputs are unreduced gradients.
         planner: of the ops.
+        hardware: that computes.
         is_late: whether time was up for some integer program.
     """
 
@@ -62,6 +64,7 @@ class Search:
     timed: MeshAxes
     unreduced: Sequence[int]
     planner: str
+    hardware: Hardware = H100
     is_late: bool = False
     known: dict[tuple[Marks, ...], Candidate] = attrs.field(factory=dict)
 
@@ -87,7 +90,7 @@ class Search:
         price = plan_price(
             over,
             graph,
-            fused.in_bytes,
+            functools.partial(fused.in_bytes, hardware=self.hardware),
         )
         self.known[marks] = Candidate(
             marks,
@@ -168,7 +171,13 @@ class Search:
         decided = Axes(_undecided(observed), {}, {})
         for axis, limit in enumerate(limits):
             problem = AutoProblem(
-                observed, axis, decided, self.unknowns, moments, limit
+                observed,
+                axis,
+                decided,
+                self.unknowns,
+                moments,
+                limit,
+                self.hardware,
             )
             found = problem.choose()
             if found is None:

@@ -25,7 +25,16 @@ def advise(observed: Observed) -> Decided:
         if chosen.call.outs
     }
     for axis, name in enumerate(observed.walk.axes.names):
-        found = AxisProblem(observed, axis, decided).solve()
+        problem = AxisProblem(observed, axis, decided)
+        found = problem.solve()
+        if found is not None and problem.program.is_late:
+            log.warning(
+                "%s: the placements on axis %s were not known to be the cheapest within %g s; "
+                "the best that were found are used",
+                observed.walk.name,
+                name,
+                integer_program.SECONDS,
+            )
         if found is None:
             log.warning(
                 "%s: the placements on axis %s were not planned within %g s; each op takes its "

@@ -65,7 +65,7 @@ class AxisProblem:
     def read_results(self) -> None:
         """The results leave at the placements that the walk gave them."""
         for key, marks in self.observed.leaving:
-            self.read(key, marks, "backward")
+            self.read(key, "backward", {marks: None})
 
     def solve(self) -> Decided | None:
         """The placements of each op, on the axes up to this one; None if time was up."""
@@ -107,7 +107,7 @@ class AxisProblem:
         """Add a node whose placements stay as they were."""
         phase = _phase(node)
         for key, marks in self.observed.needs(node):
-            self.read(key, marks, phase)
+            self.read(key, phase, {marks: None})
         for key, value in self.observed.results(node):
             if value.slots:
                 marks = next(iter(value.slots))
@@ -169,8 +169,8 @@ class AxisProblem:
             for variable, placed in strategies:
                 marks = placed.ins[position]
                 readers[marks].append(variable)
-            for marks, variables in readers.items():
-                self.read(key, marks, phase, tuple(variables))
+            groups = {marks: tuple(found) for marks, found in readers.items()}
+            self.read(key, phase, groups)
         if len(keys) == 1:
             self.let_pass(node, keys[0], strategies)
 
@@ -215,7 +215,7 @@ class AxisProblem:
         marks: Marks,
     ) -> None:
         """Add a gradient that is placed as its parameter."""
-        self.read(gradient, marks, _phase(node))
+        self.read(gradient, _phase(node), {marks: None})
         self.add_fixed(key, fake, marks)
 
     def add_fixed(self, key: Key, fake: torch.Tensor, marks: Marks) -> None:
@@ -237,20 +237,27 @@ class AxisProblem:
         self.supplies.found[key] = made
         return made
 
-    def read(
-        self, key: Key, marks: Marks, phase: str, variables: OneOf = None
-    ) -> None:
-        """Add a reader of a value. A value that is made where it is read needs none."""
+    def read(self, key: Key, phase: str, groups: Mapping[Marks, OneOf]) -> None:
+        """Add a reader of a value. A value that is made where it is read needs none.
+
+        Args:
+            key: the value.
+            phase: of the reader.
+            groups: the placements at which it may read, with the variables of each.
+        """
         supply = self.supplies.of(key)
         if supply is None:
             return
         # each phase gathers a parameter for itself
         when = phase if self.observed.is_early(key) else ""
-        place = (self.here(marks), when)
-        readers = supply.reads.setdefault(place, [])
-        readers.append(variables)
-        first, _ = supply.spans.setdefault(place, (self.position, self.position))
-        supply.spans[place] = first, self.position
+        here = {self.here(marks): found for marks, found in groups.items()}
+        supply.reads.append((when, here))
+        for marks in here:
+            place = (marks, when)
+            first, _ = supply.spans.setdefault(
+                place, (self.position, self.position)
+            )
+            supply.spans[place] = first, self.position
 
     def here(self, marks: Marks) -> Marks:
         """The placements on the axes up to this one."""

@@ -6,15 +6,17 @@ of each of them.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 
 from ...types import Mark, Marks, MeshAxes
 from .. import layout
-from .price import PlanPrice
+from .price import ABOUT, PlanPrice
 
 Carries = dict[tuple[int, ...], Marks]  # by shape
 LARGEST = 2  # shapes that are searched
+ROUNDS = 3  # over all axes: the best on one depends on the others
 
 
 def searched(
@@ -32,15 +34,31 @@ def searched(
         return best
     least = price(best)
     largest = sorted(carried, key=math.prod, reverse=True)[:LARGEST]
-    for shape in largest:
-        for axis in range(len(axes.sizes)):
+    seen = [best]
+    for _ in range(ROUNDS):
+        before = best
+        for shape, axis in itertools.product(largest, range(len(axes.sizes))):
             now = best.get(shape, carried[shape])
             for marks in _others(shape, now, axis, axes):
                 tried = {**best, shape: marks}
+                if tried in seen:
+                    continue
+                seen.append(tried)
                 found = price(tried)
-                if found.total < least.total:
+                if _is_better(found, least):
                     best, least = tried, found
+        if best == before:
+            break
     return best
+
+
+def _is_better(found: PlanPrice, least: PlanPrice) -> bool:
+    """Whether a program takes less time, or about the same with fewer bytes."""
+    if found.total * ABOUT < least.total:
+        return True
+    if least.total * ABOUT < found.total:
+        return False
+    return (found.nbytes, found.total) < (least.nbytes, least.total)
 
 
 def _others(

@@ -8,12 +8,13 @@ from typing import Any
 import attrs
 import numpy as np
 
-SECONDS = (
-    60.0  # after which there is no solution: another rank might find another one
-)
-# Relative, within which a solution counts as the least, above so many variables. A plan is taken
-# if it is a tenth better, and proving the last tenth of a large program takes minutes.
-GAPS = {0: 1e-9, 2_000: 2e-3, 10_000: 0.1}
+SECONDS = 60.0  # of one search
+# Relative, within which a solution counts as the least, above so many variables of 0 or 1. A plan
+# is taken if it is a tenth better, and proving the last hundredths of a large program takes
+# minutes.
+GAPS = {0: 1e-9, 3_000: 2e-3, 6_000: 0.05}
+NEAR = 1e-3  # the gap of the rest of a large program, once the relaxation is known
+CLOSE = 1e-6  # to 0 or to 1
 SOLVED, IMPOSSIBLE = 0, 2  # statuses of scipy's
 HALF = 0.5
 LARGEST = 1e4  # cost, for the solver's tolerances
@@ -34,6 +35,9 @@ class IntegerProgram:
     factors: list[float] = attrs.field(factory=list)
     sizes: set[int] = attrs.field(factory=set)  # the variables that are 0 or more
     is_impossible: bool = False  # whether the last solution found a contradiction
+    is_late: bool = (
+        False  # whether time was up before it was known to be the cheapest
+    )
 
     def variable(self, cost: float) -> int:
         """A new variable, by its number."""
@@ -68,35 +72,84 @@ class IntegerProgram:
         self.between(float("-inf"), terms, constant)
 
     def solve(self) -> list[bool] | None:
-        """Which variables are 1 in the cheapest solution; None if time was up before it was
-        known to be the cheapest, or if there is none.
+        """Which variables are 1 in the cheapest solution. None if there is none, or if time was
+        up before one was found.
+
+        The relaxation, in which variables may lie between 0 and 1, is solved first. If it leaves
+        nothing open, it is the solution. In a large program the variables that it makes 1 are
+        fixed, and the others are searched: a solution that costs about what the relaxation costs
+        is taken. If time is up later, the last complete search counts, and not what another
+        search had so far: ranks are not equally fast.
         """
+        if not self.costs:
+            return []
+        relaxed = _Minimum(self, np.zeros(len(self.costs)))
+        if relaxed.values is None:
+            self.is_impossible = relaxed.is_impossible
+            return None
+        integral = self.integral()
+        ones = integral & (relaxed.values > 1.0 - CLOSE)
+        if not (integral & ~ones & (relaxed.values > CLOSE)).any():
+            return relaxed.taken
+        gap = gap_of(int(integral.sum()))
+        near = _Minimum(self, ones.astype(float), NEAR) if gap > NEAR else None
+        if near is not None and near.cost <= relaxed.cost * (1.0 + gap):
+            return near.taken
+        exact = _Minimum(self, np.zeros(len(self.costs)), gap)
+        self.is_impossible = exact.is_impossible
+        self.is_late = exact.values is None and not exact.is_impossible
+        return near.taken if self.is_late and near is not None else exact.taken
+
+    def integral(self) -> np.ndarray:
+        """Which variables are 0 or 1."""
+        found = np.ones(len(self.costs), dtype=bool)
+        found[sorted(self.sizes)] = False
+        return found
+
+
+class _Minimum:
+    """The cheapest solution of an integer program.
+
+    Args:
+        program: the program.
+        low: the least of each variable.
+        gap: within which a solution counts as the cheapest. None: variables may lie between
+            0 and 1.
+    """
+
+    def __init__(
+        self, program: IntegerProgram, low: np.ndarray, gap: float | None = None
+    ) -> None:
         from scipy.optimize import Bounds, milp
         from scipy.sparse import coo_matrix
 
-        if not self.costs:
-            return []
-        size = (len(self.low), len(self.costs))
-        matrix = coo_matrix((self.factors, (self.rows, self.columns)), shape=size)
-        count = len(self.costs)
-        integral = [variable not in self.sizes for variable in range(count)]
-        most = [1.0 if x else np.inf for x in integral]
-        low: Any = np.zeros(count)
-        high: Any = np.array(most)
-        bounds = Bounds(low, high)
-        scale = LARGEST / max(1.0, *self.costs)
+        size = (len(program.low), len(program.costs))
+        entries = program.factors, (program.rows, program.columns)
+        matrix = coo_matrix(entries, shape=size).tocsr()
+        integral = program.integral()
+        high: Any = np.where(integral, 1.0, np.inf)
+        at_least: Any = low
+        scale = LARGEST / max(1.0, *program.costs)
         found = milp(
-            np.array(self.costs) * scale,
-            constraints=(matrix.tocsr(), np.array(self.low), np.array(self.high)),
-            integrality=np.array(integral, dtype=int),
-            bounds=bounds,
+            np.array(program.costs) * scale,
+            constraints=(matrix, np.array(program.low), np.array(program.high)),
+            integrality=integral.astype(int) * (gap is not None),
+            bounds=Bounds(at_least, high),
             options={
                 "time_limit": SECONDS,
-                "mip_rel_gap": gap_of(count),
+                "mip_rel_gap": gap or 0.0,
             },
         )
         self.is_impossible = found.status == IMPOSSIBLE
-        return [x > HALF for x in found.x] if found.status == SOLVED else None
+        self.values: np.ndarray | None = (
+            found.x if found.status == SOLVED else None
+        )
+        self.cost = np.inf if self.values is None else float(found.fun)
+
+    @property
+    def taken(self) -> list[bool] | None:
+        """Which variables are 1."""
+        return None if self.values is None else [x > HALF for x in self.values]
 
 
 def gap_of(count: int) -> float:

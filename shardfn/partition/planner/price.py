@@ -19,7 +19,9 @@ from .starts import parameter_slots, timed
 
 OpPrice = Callable[[torch.fx.Node], float]
 LESS = 0.9  # of what the first plan sends, below which another one is followed
-MORE = 1.01  # of what the first plan computes, above which another one is not
+# Of plans that take about the same time, those that send the fewest bytes are taken: what they
+# send may wait for other ranks.
+ABOUT = 1.05
 
 
 @attrs.frozen
@@ -42,11 +44,15 @@ class PlanPrice:
         return self.sent + self.computed
 
     def is_below(self, other: PlanPrice) -> bool:
-        """Whether it sends clearly less, for no more computation."""
-        computes_more = self.computed > MORE * other.computed
+        """Whether it sends clearly less, and takes no more than about the time."""
         is_faster = self.sent < LESS * other.sent
         sends_less = self.nbytes < LESS * other.nbytes
-        return is_faster and sends_less and not computes_more
+        return is_faster and sends_less and self.total < ABOUT * other.total
+
+    def shares_more(self, other: PlanPrice) -> bool:
+        """Whether it computes clearly less, and takes clearly less time."""
+        shares_work = self.computed < LESS * other.computed
+        return shares_work and self.total < LESS * other.total
 
     def plus(self, other: PlanPrice, times: int) -> PlanPrice:
         """The sum of this price and so many times another one."""
@@ -103,6 +109,40 @@ def part_read_bytes(chosen: plan.Plan, graph: torch.fx.Graph) -> float:
         if is_gathered and _reads_part(step.node, step.source.value):
             total += _nbytes(chosen.axes, step, move)
     return total
+
+
+def gathered_alike_bytes(chosen: plan.Plan, graph: torch.fx.Graph) -> float:
+    """The bytes of parameters that are gathered over an axis for ops that all of its ranks then
+    compute alike.
+    """
+    ahead = parameter_slots(chosen, graph)
+    applied = {
+        step.node: step for step in chosen.steps if isinstance(step, plan.Apply)
+    }
+    total = 0.0
+    for step, move in plan.moves(chosen):
+        is_gathered = step.implicit and move.sends and step.source.number in ahead
+        if is_gathered:
+            readers = [applied[x] for x in _computing(step.node) if x in applied]
+            if readers and all(_is_alike(x, move.axis) for x in readers):
+                total += _nbytes(chosen.axes, step, move)
+    for inner, body, times in _loops(chosen):
+        total += times * gathered_alike_bytes(inner, body)
+    return total
+
+
+def _computing(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """An op, or the ops that read it if it is a view."""
+    if node.op != "call_function" or not work.is_alias(node):
+        yield node
+        return
+    for user in node.users:
+        yield from _computing(user)
+
+
+def _is_alike(step: plan.Apply, axis: int) -> bool:
+    """Whether all ranks of an axis compute the same."""
+    return all(slot.marks[axis] == "R" for slot in (*step.ins, *step.outs))
 
 
 def _reads_part(node: torch.fx.Node, value: torch.Tensor) -> bool:

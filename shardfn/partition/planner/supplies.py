@@ -5,7 +5,7 @@ between the two.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import attrs
@@ -20,6 +20,12 @@ IMPOSSIBLE = float("inf")
 
 # Variables of which one must be 1 for something to hold. None: it always holds.
 OneOf = tuple[int, ...] | None
+
+# By placement, the variables of the strategies of one reader that read a value there.
+Reads = dict[Marks, OneOf]
+
+# The variables of the moves from one placement to another: any of them will do.
+Moves = dict[tuple[Marks, Marks], list[int]]
 
 
 @attrs.define(eq=False)
@@ -36,8 +42,9 @@ class Supply:
     axes: MeshAxes
     share: float
     made: dict[Marks, list[int] | None] = attrs.field(factory=dict)
-    # by placements and phase, the variables of each reader
-    reads: dict[tuple[Marks, str], list[OneOf]] = attrs.field(factory=dict)
+    reads: list[tuple[str, Reads]] = attrs.field(
+        factory=list
+    )  # each with its phase
     # the placements from which its only reader can go on, so that no move starts there
     passes: Collection[Marks] = ()
     times: int = 1  # how many values are made and read like this one
@@ -53,7 +60,7 @@ class Supply:
         """Equal for values that are made and read alike."""
         made = tuple((marks, self.made_at(marks)) for marks in self.made)
         reads = frozenset(
-            (at, frozenset(groups)) for at, groups in self.reads.items()
+            (phase, tuple(groups.items())) for phase, groups in self.reads
         )
         return (
             tuple(self.fake.shape),
@@ -107,29 +114,44 @@ class Supplies:
 
     def connect_one(self, supply: Supply, alike: Sequence[Supply]) -> None:
         """Add the moves of a value, each for all of its readers in a phase."""
-        readers: dict[Any, dict[Marks, list[OneOf]]] = defaultdict(dict)
-        for (marks, phase), groups in supply.reads.items():
-            if supply.made_at(marks) is not None:
-                readers[phase, marks[:-1]][marks] = groups
-        for (phase, before), wanted in readers.items():
-            replicated = (*before, "R")
-            gathered = self.moves(supply, replicated)
-            self.note(gathered, alike, replicated, phase)
-            for marks, groups in wanted.items():
-                available = [*(supply.made_at(marks) or ())]
-                if marks == replicated:
-                    available += gathered
-                else:
-                    moves = self.moves(supply, marks, but=replicated)
-                    moves += self.sliced(supply, marks, replicated, gathered)
-                    self.note(moves, alike, marks, phase)
-                    available += moves
-                for group in dict.fromkeys(groups):
-                    self.satisfy(group, available)
+        readers: dict[Any, dict[Hashable, Reads]] = defaultdict(dict)
+        for phase, groups in supply.reads:
+            before = next(iter(groups))[:-1]
+            # equal readers read what is moved for one of them
+            readers[phase, before].setdefault(tuple(groups.items()), groups)
+        for (phase, before), several in readers.items():
+            targets = dict.fromkeys(
+                m for groups in several.values() for m in groups
+            )
+            moves = self.moves_to(supply, alike, targets, (*before, "R"), phase)
+            for groups in several.values():
+                self.satisfy(supply, groups, moves)
+
+    def moves_to(
+        self,
+        supply: Supply,
+        alike: Sequence[Supply],
+        targets: Iterable[Marks],
+        replicated: Marks,
+        phase: str,
+    ) -> Moves:
+        """Add the moves of a value to some placements, for the readers of a phase."""
+        gathered = self.moves(supply, replicated)
+        self.note(gathered.values(), alike, replicated, phase)
+        found: Moves = {(at, replicated): [v] for at, v in gathered.items()}
+        for marks in targets:
+            if marks != replicated:
+                direct = self.moves(supply, marks, but=replicated)
+                sliced = self.sliced(supply, marks, replicated, gathered)
+                for moves in (direct, sliced):
+                    self.note(moves.values(), alike, marks, phase)
+                    for source, variable in moves.items():
+                        found.setdefault((source, marks), []).append(variable)
+        return found
 
     def note(
         self,
-        moves: Sequence[int],
+        moves: Iterable[int],
         alike: Sequence[Supply],
         target: Marks,
         phase: str,
@@ -137,39 +159,62 @@ class Supplies:
         """Note the moves of some values to a placement."""
         self.moved += [Moved(move, alike, target, phase) for move in moves]
 
-    def satisfy(self, group: OneOf, available: list[int]) -> None:
-        """A reader finds the placement that it needs made, or moved to."""
-        if group is None:
-            self.program.at_most([], available, -1.0)
-        else:
-            self.program.at_most(group, available, 0.0)
+    def satisfy(
+        self, supply: Supply, groups: Mapping[Marks, OneOf], moves: Moves
+    ) -> None:
+        """A reader finds the placement that it needs made, or moved to: it takes one way from
+        where the value is made to where it is read.
+        """
+        leaving: dict[Marks, list[int]] = defaultdict(list)
+        for target, group in groups.items():
+            arriving = []
+            for source in supply.made:
+                ways = moves.get((source, target), [])
+                if source != target and not ways:
+                    continue
+                way = self.program.size(0.0)
+                if source != target:
+                    self.program.at_most([way], ways, 0.0)
+                leaving[source].append(way)
+                arriving.append(way)
+            needed, at_least = ((), -1.0) if group is None else (group, 0.0)
+            self.program.at_most(needed, arriving, at_least)
+        for source, ways in leaving.items():
+            made = supply.made_at(source)
+            available, most = ((), 1.0) if made is None else (made, 0.0)
+            self.program.at_most(ways, available, most)
 
     def moves(
         self, supply: Supply, target: Marks, but: Marks | None = None
-    ) -> list[int]:
-        """The variables of the moves to a placement, from each other at which the value is made."""
-        found = []
+    ) -> dict[Marks, int]:
+        """The variables of the moves to a placement, by the placement where each starts: any
+        other one at which the value is made.
+        """
+        found = {}
         for source in supply.made:
             stays = source in (target, but) or source in supply.passes
             price = IMPOSSIBLE if stays else supply.price(source, target)
             if price < IMPOSSIBLE:
-                move = self.program.variable(price)
-                self.starts(move, supply.made_at(source), ())
-                found.append(move)
+                found[source] = self.program.variable(price)
         return found
 
     def sliced(
-        self, supply: Supply, target: Marks, replicated: Marks, gathered: list[int]
-    ) -> list[int]:
-        """The variable of the slice of a replicated value, made so or gathered."""
+        self,
+        supply: Supply,
+        target: Marks,
+        replicated: Marks,
+        gathered: Mapping[Marks, int],
+    ) -> dict[Marks, int]:
+        """The variables of the slices of a replicated value, made so or gathered, by the
+        placement where the value is made.
+        """
         price = supply.price(replicated, target)
         if price == IMPOSSIBLE:
-            return []
-        move = self.program.variable(price)
-        self.starts(move, supply.made_at(replicated), gathered)
-        return [move]
-
-    def starts(self, move: int, made: OneOf, moved: Collection[int]) -> None:
-        """A move starts where the value is made, or where it was moved to."""
-        if made is not None:
-            self.program.at_most([move], [*made, *moved], 0.0)
+            return {}
+        found = {}
+        if replicated in supply.made:
+            found[replicated] = self.program.variable(price)
+        for source, gather in gathered.items():
+            found[source] = self.program.variable(price)
+            self.program.at_most([found[source]], [gather], 0.0)
+        return found

@@ -24,9 +24,9 @@ def seconds(node: torch.fx.Node, hardware: Hardware) -> float:
     return hardware.compute(flops(node), traffic(node), first.dtype)
 
 
-def in_bytes(node: torch.fx.Node) -> float:
-    """The time of one op on one device, in bytes that a rank sends in that time."""
-    return seconds(node, H100) * H100.link
+def in_bytes(node: torch.fx.Node, hardware: Hardware = H100) -> float:
+    """The time of one op on one device, in bytes that a rank of an H100 sends in that time."""
+    return seconds(node, hardware) * H100.link
 
 
 def is_alias(node: torch.fx.Node) -> bool:

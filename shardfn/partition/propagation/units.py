@@ -69,4 +69,5 @@ def extended(
         return None
     if isinstance(mark, str):
         return (*marks, mark)
-    return layout.canonical(shape, (*marks, mark), sizes[: len(marks) + 1])
+    end = len(marks) + 1
+    return layout.canonical(shape, (*marks, mark), sizes[:end], sizes[end:])

@@ -51,7 +51,7 @@ def chosen(
         traced: the function, traced with free arguments replicated.
         is_free: which tensor arguments are free.
         limit: bytes of a rank's memory.
-        hardware: whose links a mesh without links has.
+        hardware: that computes, and whose links a mesh without links has.
 
     Raises:
         PlacementError: nothing fits in the limit, or given placements contradict.
@@ -143,6 +143,7 @@ def _search(traced: Traced, is_free: Sequence[bool], hardware: Hardware) -> Sear
         timed,
         unreduced,
         planner,
+        hardware,
     )
 
 

@@ -77,6 +77,23 @@ def test_a_residual_with_permuted_dims_keeps_its_values() -> None:
     torch.testing.assert_close(module(C, W, XS), before, rtol=0, atol=0)
 
 
+def test_several_views_of_a_value_are_saved_as_one() -> None:
+    def viewed(c: Any, x: Any, w: Any) -> Any:
+        hidden = (c + x).exp()
+        rows, columns = hidden.view(1, 2), hidden.view(2, 1)
+        return [((rows @ w) * (w @ columns).view(1, 2)).view(2).sin(), x]
+
+    module = gradients(viewed)
+    before = module(C, W, XS)
+    simplify(module.graph)
+    module.recompile()
+    torch.testing.assert_close(module(C, W, XS), before, rtol=0, atol=0)
+    _, backward = loops(module.graph, Scan)
+    kept = [x.name for x in backward.graphs[0].find_nodes(op="placeholder")]
+    assert kept.count("kept_exp") == 1
+    assert not [name for name in kept if name.startswith("kept_view")]
+
+
 def test_views_alone_are_not_saved() -> None:
     def turned(c: Any, x: Any, w: Any) -> Any:
         return [(c.view(2, 1) * w).sum(0) + x, x]

@@ -218,6 +218,26 @@ def test_the_carry_of_a_scan_is_planned_and_its_values_are_those_of_one_device(
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
 
 
+def test_a_weight_is_not_gathered_for_a_product_that_all_ranks_would_compute() -> (
+    None
+):
+    """The weight is sharded where the product sums, and its input on no dim."""
+    x, w = sf.ShapeDtype((4096, 4096)), sf.ShapeDtype((4096, 4096))
+    kinds = []
+    for planner in ("greedy", "global"):
+        with sf.fake_world(8):
+            mesh = sf.make_mesh((8,), ("tp",))
+            step = sf.shard(
+                sf.value_and_grad(lambda w, x: (x @ w).square().mean()),
+                mesh,
+                (P("tp"), P()),
+                planner=planner,
+            )
+            kinds.append([c.kind for c in step.lower(w, x).collectives])
+    assert "all_gather" in kinds[0]
+    assert "all_gather" not in kinds[1]
+
+
 def test_an_unknown_planner_is_refused_by_name() -> None:
     with pytest.raises(ShardError, match="planner is 'best'") as error:
         sf.shard(layers, planner="best")

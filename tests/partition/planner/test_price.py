@@ -28,14 +28,23 @@ FIRST = PlanPrice(sent=100.0, nbytes=100.0, computed=50.0)
         (PlanPrice(89.0, 89.0, 50.0), True),
         (PlanPrice(89.0, 95.0, 50.0), False),
         (PlanPrice(95.0, 89.0, 50.0), False),
-        (PlanPrice(10.0, 10.0, 60.0), False),
+        (PlanPrice(10.0, 10.0, 140.0), True),
+        (PlanPrice(10.0, 10.0, 150.0), False),
         (FIRST, False),
     ],
 )
-def test_a_plan_is_below_if_it_sends_a_tenth_less_in_time_and_bytes_and_computes_no_more(
+def test_a_plan_is_below_if_it_sends_a_tenth_less_in_time_and_bytes_in_about_the_time(
     other: PlanPrice, wanted: bool
 ) -> None:
     assert other.is_below(FIRST) is wanted
+
+
+def test_a_plan_shares_more_if_it_computes_a_tenth_less_in_a_tenth_less_time() -> (
+    None
+):
+    assert PlanPrice(110.0, 200.0, 20.0).shares_more(FIRST)
+    assert not PlanPrice(120.0, 0.0, 20.0).shares_more(FIRST), "about the time"
+    assert not PlanPrice(10.0, 0.0, 46.0).shares_more(FIRST), "the same work"
 
 
 def test_prices_add_up_as_often_as_a_loop_runs() -> None:

@@ -41,7 +41,7 @@ def cost(found: Supply) -> float:
 def test_a_reader_of_a_placement_that_is_made_pays_nothing() -> None:
     found = supply()
     found.made[0,] = None
-    found.reads[(0,), "forward"] = [None]
+    found.reads.append(("forward", {(0,): None}))
     assert cost(found) == 0.0
 
 
@@ -49,27 +49,27 @@ def test_a_reader_of_a_placement_that_is_made_pays_nothing() -> None:
 def test_a_reader_of_another_placement_pays_for_the_move(target: Marks) -> None:
     found = supply()
     found.made[0,] = None
-    found.reads[target, "forward"] = [None]
+    found.reads.append(("forward", {target: None}))
     assert cost(found) == pytest.approx(price((0,), target))
 
 
 def test_readers_of_one_phase_share_a_gather_and_those_of_two_do_not() -> None:
     found = supply()
     found.made[0,] = None
-    found.reads[("R",), "forward"] = [None, None]
+    found.reads += [("forward", {("R",): None})] * 2
     assert cost(found) == pytest.approx(price((0,), ("R",)))
     found = supply()
     found.made[0,] = None
     for phase in ("forward", "backward"):
-        found.reads[("R",), phase] = [None]
+        found.reads.append((phase, {("R",): None}))
     assert cost(found) == pytest.approx(2 * price((0,), ("R",)))
 
 
 def test_a_shard_of_what_is_gathered_anyway_is_a_slice() -> None:
     found = supply()
     found.made[0,] = None
-    found.reads[("R",), "forward"] = [None]
-    found.reads[(1,), "forward"] = [None]
+    found.reads.append(("forward", {("R",): None}))
+    found.reads.append(("forward", {(1,): None}))
     wanted = price((0,), ("R",)) + price(("R",), (1,))
     assert cost(found) == pytest.approx(min(wanted, wanted + price((0,), (1,))))
 
@@ -85,8 +85,8 @@ def test_values_that_are_made_and_read_alike_have_one_description() -> None:
     first, second, other = supply(), supply(), supply()
     for found in (first, second, other):
         found.made[0,] = [3]
-        found.reads[("R",), "forward"] = [(5,)]
-    other.reads[("R",), "backward"] = [(5,)]
+        found.reads.append(("forward", {("R",): (5,)}))
+    other.reads.append(("backward", {("R",): (5,)}))
     assert first.description() == second.description() != other.description()
 
 

@@ -52,6 +52,7 @@ class Inside:
         )
         for holder, value in zip(holders, values, strict=True):
             self.walk.values[holder].varies = value.varies
+            self.walk.values[holder].early = value.early
         for node in graph.nodes:
             if node.op == "call_function":
                 self.walk.visit(node)
