@@ -47,6 +47,7 @@ from .distributed.groups import (
     strided_shard,
     unreduced_spec,
     wait_later,
+    with_own_masks,
 )
 from .distributed.sockets import shut_down, sockets_noted, tells_of_ranks
 from .distributed.stores import (
@@ -389,6 +390,7 @@ __all__ = [
     "values_per_rank",
     "version_of",
     "wait_later",
+    "with_own_masks",
     "without_autocast",
     "without_memory",
     "without_torch_functions",

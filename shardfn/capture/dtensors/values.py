@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from ... import _compat
+from ... import _compat, _tree
 from ...errors import CaptureError
 from ...mesh import axes_of, entered
 from ...ops import placement
@@ -175,7 +175,8 @@ class DTensors:
         """The value of a node, as torch places it."""
         node = outer.get(node, node)
         if node not in self.known:
-            self.known[node] = self._made(node, outer)
+            made = self._made(node, outer)
+            self.known[node] = _tree.tree_map(_with_own_masks, made)
         return self.known[node]
 
     def _made(self, node: torch.fx.Node, outer: Outer) -> Any:
@@ -215,6 +216,10 @@ class DTensors:
         shape = tuple(map(int, x.shape))
         stride = tuple(map(int, x.stride()))
         return torch.empty_strided(shape, stride, dtype=x.dtype, device="meta")
+
+
+def _with_own_masks(x: Any) -> Any:
+    return _compat.with_own_masks(x) if isinstance(x, DTensor) else x
 
 
 # values that are made of a DTensor and are none
