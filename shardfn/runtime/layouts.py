@@ -16,7 +16,7 @@ from ..capture import Captured
 from ..capture.rewrites.strides import refuse_view
 from ..partition import layout
 from ..random import ambient
-from ..simulated import SimulatedTensor
+from ..simulated import SimulatedTensor, own_of_part
 from ..types import LocalProgram
 from .arguments import Placed, itself, reader
 
@@ -126,9 +126,12 @@ def closed_over(
         return lambda: [read()] * len(programs)
     columns = _strides(programs)[-len(closed) :]
     rows = list(zip(*columns, strict=True))
+    own = [len(stride) > x.dim() for x, stride in zip(closed, rows[0], strict=True)]
 
     def laid() -> list[list[torch.Tensor]]:
         now = read()
+        pairs = zip(now, own, strict=True)
+        now = [_own_of_part(x) if is_own else x for x, is_own in pairs]
         return [
             [
                 laid_out(local_of_rank(x, rank), stride)
@@ -140,11 +143,15 @@ def closed_over(
     return laid
 
 
+def _own_of_part(x: Any) -> torch.Tensor:
+    """Each rank's own tensor of a DTensor on a part of a mesh, as a row of one of all ranks."""
+    root = _compat.root_mesh(x.device_mesh)
+    return own_of_part(x, root).unsqueeze(0)
+
+
 def local_of_rank(x: torch.Tensor, rank: int) -> torch.Tensor:
     """The local tensor of a closed-over tensor, of this rank or of a simulated one."""
-    if not isinstance(x, DTensor):
-        return x
-    local = _compat.local_tensor(x)
+    local = _compat.local_tensor(x) if isinstance(x, DTensor) else x
     return local.shards[rank] if isinstance(local, SimulatedTensor) else local
 
 

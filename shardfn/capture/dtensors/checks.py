@@ -20,6 +20,7 @@ from ...mesh import (
     refuse_elsewhere,
 )
 from ...ops.text_formats import parse_placed, print_placed
+from ...simulated import uneven_dim
 from ..shard_map.axis_names import current_scope
 from . import own_sizes
 from .flattened import home_of, refuse_flattened
@@ -149,6 +150,32 @@ def check_closed_over(mesh: Any) -> None:
     _refuse_stranger(what, mesh)
     if not current_scope().manual and not among_global_tensors():
         raise needs_ranks(what, mesh)
+
+
+def refuse_uneven_part(where: str, path: str, x: Any) -> None:
+    """Refuse shards of different sizes on a part of the mesh, whose sizes other ranks cannot know.
+
+    Raises:
+        PlacementError: it has some.
+    """
+    dim = uneven_dim(x)
+    if dim is None:
+        return
+    part = axes_of(x.device_mesh)
+    raise PlacementError.of(
+        where,
+        f"a DTensor on a part of the mesh, {part}, in shards of different sizes",
+        fix="a DTensor on the whole mesh, or a size that the axis divides",
+        arg_path=path,
+        dim=dim,
+    )
+
+
+@_compat.constant_in_graph
+def axes_here() -> Any:
+    """The axes of the mesh of the code here, and their sizes."""
+    axes = axes_of(current_scope().mesh)
+    return tuple(zip(axes.names, axes.sizes, strict=True))
 
 
 def _refuse_stranger(what: str, mesh: Any) -> None:

@@ -21,6 +21,7 @@ from ...ops import placement
 from ...ops.nodes import args_of
 from ...ops.prims import CALLS
 from ...ops.text_formats import parse_placed, print_placed
+from ...simulated import is_on_part
 from ..shard_map.axis_names import current_scope
 from ..shard_map.varying_nodes import BACKWARD, PLUMBING
 from . import checks, table
@@ -150,8 +151,13 @@ class DTensors:
             PlacementError: its mesh is another one.
         """
         checks.check_closed_over(x.device_mesh)
-        is_constraint = checks.among_global_tensors()
-        return _constrained if is_constraint else placement.placed, text_of(x)
+        if checks.among_global_tensors():
+            return _constrained, text_of(x)
+        if not is_on_part(x, current_scope().mesh):
+            return placement.placed, text_of(x)
+        checks.refuse_uneven_part("a DTensor that the function closes over", "", x)
+        current_scope().parts.append(x)
+        return table.CLOSED_OVER[table.PART], text_of(x)
 
     def is_replaceable(
         self, x: torch.fx.Node, value: torch.fx.Node, graph: torch.fx.Graph
@@ -233,12 +239,19 @@ def _constrained(x: torch.Tensor, text: str) -> torch.Tensor:
     return placement.unmarked(placement.placed(x, text))
 
 
-def stand_in(x: torch.Tensor, mode: Any) -> torch.Tensor:
-    """A fake tensor of the global shape, with the device of the local tensor."""
+def stand_in(x: DTensor, mode: Any) -> torch.Tensor:
+    """A fake tensor of the global shape, with the device of the local tensor. For a DTensor on a
+    part of the mesh one of each rank's own tensors.
+    """
+    shape = tuple(x.shape)
+    stride = tuple(x.stride())
+    scope = current_scope()
+    if any(x is part for part in scope.parts):
+        local = _compat.local_tensor(x)  # shards are even
+        shape = (scope.mesh.size(), *local.shape)
+        stride = (max(local.numel(), 1), *local.stride())
     with mode, torch.enable_grad():
-        made = torch.empty_strided(
-            tuple(x.shape), tuple(x.stride()), dtype=x.dtype, device=x.device
-        )
+        made = torch.empty_strided(shape, stride, dtype=x.dtype, device=x.device)
         return made.requires_grad_(x.requires_grad)
 
 

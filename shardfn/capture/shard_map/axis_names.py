@@ -66,6 +66,8 @@ class Scope:
     rank: tuple[int, ...] | None = None
     # the local shapes that its program depends on: `dtensors.own_sizes`
     cuts: list[Any] = attrs.field(factory=list)
+    # the DTensors on a part of the mesh that the code of one rank closes over
+    parts: list[Any] = attrs.field(factory=list)
     # the calls that gave the number of a rank as a tensor
     rank_calls: list[str] = attrs.field(factory=list)
 

@@ -130,7 +130,12 @@ class Traced:
         axes = self.placed.axes
         mesh, name = self.placed.mesh, self.request.name
         held = self.captured.closed_over
-        closed = [marks_of_closed_over(name, x, mesh, axes) for x in held]
+        nodes = self.program.graph.graph.find_nodes(op="placeholder")
+        values = [node.meta["val"] for node in nodes[len(nodes) - len(held) :]]
+        closed = [
+            marks_of_closed_over(name, x, value.dim(), mesh, axes)
+            for x, value in zip(held, values, strict=True)
+        ]
         ins = (*self.placed.marks, *closed)
         outs = out_marks(self.request, self.program, self.placed)
         gradients = gradient_marks(self.request, self.placed)
