@@ -22,8 +22,9 @@ from ...ops.nodes import args_of
 from ...ops.prims import CALLS
 from ...ops.text_formats import parse_placed, print_placed
 from ...simulated import is_on_part
+from ..control_flow import bodies, endings
 from ..shard_map.axis_names import current_scope
-from ..shard_map.varying_nodes import BACKWARD, PLUMBING
+from ..shard_map.varying_nodes import BACKWARD, PLUMBING, is_wrap
 from . import checks, table
 from .flattened import flattened
 from .mixing import origin, refuse_mixed, refuse_two_meshes
@@ -52,8 +53,16 @@ class DTensors:
         self.mode = mode
         self.arguments = arguments  # the path and the fake tensor of each
         self.known: dict[torch.fx.Node, Any] = {}  # on the meta device
-        self.kinds: dict[torch.fx.Node, bool] = {}
         self.meshes: set[tuple[str, ...]] = set()  # the axes of each
+        self.left: list[torch.fx.Node] = []  # the results of bodies that nothing runs yet
+        self.bodies: dict[torch.fx.Node, torch.fx.Node] = {}  # those of what runs
+
+    @property
+    def kinds(self) -> dict[torch.fx.Node, bool]:
+        """Which values are DTensors, as far as it is known. Dynamo calls the functions of an earlier
+        capture for isinstance (torch 2.13), so these are those of the scope.
+        """
+        return current_scope().are_dtensors
 
     @_compat.located
     def check(self, node: torch.fx.Node, outer: Callable[[], Outer]) -> None:
@@ -66,12 +75,34 @@ class DTensors:
             self.meshes.add(_axes_of(node, {}))
         if self.meshes:
             around = outer()
+            self._note_result(node, around)
             is_placed = lambda x: self.is_dtensor(x, around)
             refuse_mixed(
                 node, is_placed, lambda x: origin(x, around, self.arguments)
             )
             if len(self.meshes) > 1:
                 refuse_two_meshes(node, is_placed, lambda x: _axes_of(x, around))
+
+    def _note_result(self, node: torch.fx.Node, outer: Outer) -> None:
+        """Note whether a result of a body is a DTensor, whatever else enters the body."""
+        if node.target is bodies.leave:
+            self.left.append(node)
+            for x in args_of(node)[0]:
+                self.is_dtensor(x, outer)
+        if node.target is not operator.getitem:
+            return
+        every, k = args_of(node)
+        if is_wrap(every) and isinstance(k, int):
+            left = self._left_by(every)
+            (output,) = left.graph.find_nodes(op="output")
+            x = args_of(left)[0][args_of(args_of(output)[0][k])[1]]
+            self.kinds[node] = self.kinds[x]
+
+    def _left_by(self, wrap: torch.fx.Node) -> torch.fx.Node:
+        """The results of the body that a node runs."""
+        if wrap not in self.bodies:
+            self.bodies[wrap] = self.left.pop()
+        return self.bodies[wrap]
 
     def is_dtensor(self, node: torch.fx.Node, outer: Outer) -> bool:
         """Whether the value of a node is a DTensor."""
@@ -233,6 +264,17 @@ SIZES = torch.Size, int, float, torch.SymInt, torch.SymFloat, torch.SymBool
 SAME = ("_wrap_for_grad", "_unwrap_for_grad", "_set_tensor_requires_grad")
 
 
+# the arguments of an op that its results stand for
+RESULTS: dict[Any, tuple[int, ...]] = {
+    bodies.enter: (0,),
+    bodies.inside: (0,),
+    bodies.leave: (0,),
+    endings.scan: (0,),
+    endings.cond: (1, 2),
+    endings.while_loop: (1,),
+}
+
+
 @_compat.read_by_dynamo
 def _constrained(x: torch.Tensor, text: str) -> torch.Tensor:
     """A global tensor at the placements of a DTensor, not taken for one."""
@@ -289,9 +331,27 @@ def _sources(node: torch.fx.Node, outer: Outer) -> list[torch.fx.Node]:
         return []
     if (like := _gradient_of(node)) is not None:
         return [like]
+    if (found := _of_control_flow(node)) is not None:
+        return found
     if getattr(node.target, "__name__", "") in BACKWARD:
         return [x for x in args_of(node)[1] if isinstance(x, torch.fx.Node)]
     return node.all_input_nodes
+
+
+def _of_control_flow(node: torch.fx.Node) -> list[torch.fx.Node] | None:
+    """For one of the values that enter or leave a body, or a result of a control-flow op: the
+    values that it stands for.
+    """
+    if node.target is not operator.getitem:
+        return None
+    every, k = args_of(node)
+    if not isinstance(every, torch.fx.Node) or not isinstance(k, int):
+        return None
+    rows = RESULTS.get(every.target)
+    if rows is None:
+        return None
+    given = [args_of(every)[row] for row in rows]
+    return [xs[k] for xs in given if k < len(xs)]
 
 
 def _gradient_of(node: torch.fx.Node) -> torch.fx.Node | None:
