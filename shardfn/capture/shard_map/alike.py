@@ -10,7 +10,9 @@ a shard, or a collective follows, the gradient is the sum over ranks.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 import attrs
 import torch
 
@@ -20,19 +22,25 @@ from ...ops import placement, shard_map
 from ...ops.nodes import args_of
 from ...ops.prims import CALLS, Axes
 from ...ops.text_formats import parse_axes, print_paths
+from ..control_flow import bodies, endings
 from ..dtensors.own_sizes import DIFFERS, RESULT
+from ..dtensors.values import RESULTS
 from ..inputs import Inputs
 from .axis_names import current_scope
+from .varying_bodies import ENDINGS
 from .varying_nodes import (
     BACKWARD,
     children_of,
     graphs_of,
     is_checkpoint,
+    is_wrap,
     name_of,
     nodes_in,
 )
 
 NONE: Axes = frozenset()
+# the place of the results of a step among the arguments of a loop; the first carries follow
+LOOPS = {endings.scan: 0, endings.while_loop: 1}
 CARRIED = shard_map.vary, shard_map.as_invariant, shard_map.vary_alike
 
 
@@ -75,6 +83,7 @@ class Values:
         # the inputs of bodies by what is given for them, and the calls of bodies
         self.given: dict[torch.fx.Node, list[torch.fx.Node]] = {}
         self.calls: dict[torch.fx.Graph, list[torch.fx.Node]] = {}
+        self.bodies: dict[torch.fx.Node, torch.fx.GraphModule] = {}
         self.modules = {
             x.graph: x
             for x in python.modules()
@@ -106,11 +115,15 @@ class Values:
 
     def _facts(self, module: torch.fx.GraphModule, node: torch.fx.Node) -> Facts:
         before = _joined(self.of[x] for x in nodes_in((node.args, node.kwargs)))
-        if is_checkpoint(node):
+        if is_checkpoint(node) or is_wrap(node):
             (body,) = children_of(module, node)
             return self._called(body, node)
         if children_of(module, node) or name_of(node) in BACKWARD:
             return Facts(self.every)
+        if node.target in ENDINGS:
+            return self._ended(module, node, before)
+        if node.target is operator.getitem:
+            return self._item(node, before)
         if node.target is placement.shared:
             return self._shared(node, before)
         if node.target is shard_map.vary:
@@ -122,6 +135,62 @@ class Values:
             return Facts(differs, before.paths)
         differs = before.differs | node.meta.get(DIFFERS, NONE)
         return attrs.evolve(before, differs=differs)
+
+    def _item(self, node: torch.fx.Node, before: Facts) -> Facts:
+        """The facts of one of several values."""
+        every, k = args_of(node)
+        if not isinstance(every, torch.fx.Node) or not isinstance(k, int):
+            return before
+        if is_wrap(every):
+            (output,) = self.bodies[every].graph.find_nodes(op="output")
+            return self.of[args_of(output)[0][k]]
+        rows = RESULTS.get(every.target, ())
+        given = [args_of(every)[row] for row in rows]
+        values = [self.of[xs[k]] for xs in given if k < len(xs)]
+        return _joined(values) if rows else before
+
+    def _ended(
+        self, module: torch.fx.GraphModule, node: torch.fx.Node, before: Facts
+    ) -> Facts:
+        """The facts of the results of a loop or a branch. A loop is read until its carries do not
+        change.
+        """
+        carries = self._carries(node)
+        if node.target not in LOOPS:
+            return before if node.target is endings.cond else Facts(self.every)
+        while True:
+            now = [self.of[x] for x, _ in carries]
+            for x, after in carries:
+                self.of[x] = _joined((self.of[x], self.of[after]))
+            if now == [self.of[x] for x, _ in carries]:
+                return before
+            self._read_again(module, node)
+
+    def _read_again(self, module: torch.fx.GraphModule, loop: torch.fx.Node) -> None:
+        """Read the bodies of a loop again."""
+        for wrap in self._wraps(loop):
+            for node in (wrap, *wrap.users):
+                self.of[node] = _joined((self.of[node], self._facts(module, node)))
+
+    def _wraps(self, loop: torch.fx.Node) -> list[torch.fx.Node]:
+        items = [x for x in loop.all_input_nodes if x.target is operator.getitem]
+        sources = dict.fromkeys(args_of(x)[0] for x in items)
+        return [x for x in sources if isinstance(x, torch.fx.Node) and is_wrap(x)]
+
+    def _carries(self, loop: torch.fx.Node) -> list[tuple[torch.fx.Node, Any]]:
+        """The carries of a loop as they enter its bodies, each with its next value."""
+        if loop.target not in LOOPS:
+            return []
+        outs = args_of(loop)[LOOPS[loop.target]]
+        entered = [
+            x
+            for wrap in self._wraps(loop)
+            for x in wrap.all_input_nodes
+            if x.target is operator.getitem and _is_entering(args_of(x)[0])
+        ]
+        count = len(args_of(loop)[LOOPS[loop.target] + 1])
+        rows = [(x, args_of(x)[1]) for x in entered]
+        return [(x, outs[k]) for x, k in rows if k < count]
 
     def _shared(self, node: torch.fx.Node, before: Facts) -> Facts:
         if alike := _alike_of(node):
@@ -142,6 +211,7 @@ class Values:
         for x, inside in zip(given, inputs, strict=False):
             self.given.setdefault(x, []).append(inside)
         self.calls.setdefault(body.graph, []).append(node)
+        self.bodies[node] = body
         return self.read(body, [self.of[x] for x in given])
 
     def _reached(self, node: torch.fx.Node) -> Iterator[torch.fx.Node]:
@@ -153,6 +223,7 @@ class Values:
             if name_of(here) in BACKWARD:  # its gradients are no part of the value
                 continue
             after = [*here.users, *self.given.get(here, ())]
+            after += [x for x, _ in self._carries(here)]
             if here.op == "output":
                 after = self.calls.get(here.graph, [])
             elif here is not node:
@@ -162,7 +233,8 @@ class Values:
 
     def _is_certain(self, node: torch.fx.Node, axes: Axes) -> bool:
         """Whether a value differs for certain, or ranks communicate it."""
-        if children_of(self.modules[node.graph], node) and not is_checkpoint(node):
+        is_known = is_checkpoint(node) or is_wrap(node)
+        if children_of(self.modules[node.graph], node) and not is_known:
             return True
         if node.kwargs.get("where") == RESULT:
             return False
@@ -180,6 +252,10 @@ def _paths(
     nodes = python.graph.find_nodes(op="placeholder")
     pairs = zip(nodes, map(id, given), strict=False)
     return {node: path_of[x] for node, x in pairs if x in path_of}
+
+
+def _is_entering(x: Any) -> bool:
+    return isinstance(x, torch.fx.Node) and x.target is bodies.enter
 
 
 def _alike_of(node: torch.fx.Node) -> Axes:
