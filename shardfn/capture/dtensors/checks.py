@@ -252,6 +252,25 @@ def check_shape(
 
 
 @_compat.constant_in_graph
+def check_stride(
+    what: str, shape: tuple[int, ...], made: tuple[int, ...], said: tuple[int, ...]
+) -> None:
+    """Check the global strides that `from_local` is given, where a dim has several elements.
+
+    Raises:
+        PlacementError: the memory of the local tensors is another one.
+    """
+    is_long = len(said) == len(made)
+    dims = [dim for dim, n in enumerate(shape) if n > 1]
+    if is_long and all(said[dim] == made[dim] for dim in dims):
+        return
+    got = f"stride {said}, of a DTensor of shape {shape}"
+    needed = f"{made}, as the local tensors lie in memory"
+    fix = f"stride={made}, or a local tensor in that layout: x.contiguous()"
+    raise PlacementError.of(what, got, needed=needed, fix=fix)
+
+
+@_compat.constant_in_graph
 def text_of(rows: tuple[Any, ...]) -> str:
     """Placements as text."""
     return print_placed([(name, said) for name, _, said in rows])

@@ -59,7 +59,12 @@ def from_local(
     x = placement.shared(local_tensor, "a DTensor")
     same = tuple([name for name, _, said in rows if said == "R"])
     x = of_rank(x, 0, same) if same and run_check else x
-    return joined(x, rows, shards)
+    made = joined(x, rows, shards)
+    if stride is not None:
+        shape = numbers(made)
+        strides = tuple([int(n) for n in made.stride()])
+        checks.check_stride(FROM_LOCAL, shape, strides, tuple(stride))
+    return made
 
 
 @_compat.read_by_dynamo
