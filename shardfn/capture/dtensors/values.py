@@ -22,12 +22,12 @@ from ...ops.nodes import args_of
 from ...ops.prims import CALLS
 from ...ops.text_formats import parse_placed, print_placed
 from ...simulated import is_on_part
-from ..control_flow import bodies, endings
+from ..control_flow import bodies
 from ..shard_map.axis_names import current_scope
 from ..shard_map.varying_nodes import BACKWARD, PLUMBING, is_wrap
 from . import checks, table
 from .flattened import flattened
-from .mixing import origin, refuse_mixed, refuse_two_meshes
+from .mixing import of_control_flow, origin, refuse_mixed, refuse_two_meshes
 from .whole_writes import is_replaceable
 
 Outer = Mapping[torch.fx.Node, torch.fx.Node]
@@ -264,17 +264,6 @@ SIZES = torch.Size, int, float, torch.SymInt, torch.SymFloat, torch.SymBool
 SAME = ("_wrap_for_grad", "_unwrap_for_grad", "_set_tensor_requires_grad")
 
 
-# the arguments of an op that its results stand for
-RESULTS: dict[Any, tuple[int, ...]] = {
-    bodies.enter: (0,),
-    bodies.inside: (0,),
-    bodies.leave: (0,),
-    endings.scan: (0,),
-    endings.cond: (1, 2),
-    endings.while_loop: (1,),
-}
-
-
 @_compat.read_by_dynamo
 def _constrained(x: torch.Tensor, text: str) -> torch.Tensor:
     """A global tensor at the placements of a DTensor, not taken for one."""
@@ -307,7 +296,7 @@ def is_dtensor(
         outer: the inputs of subgraphs, each with the value outside.
         known: answers so far.
     """
-    stack = [node]
+    stack = [] if node in known else [node]
     while stack:
         here = stack[-1]
         sources = _sources(here, outer)
@@ -331,27 +320,11 @@ def _sources(node: torch.fx.Node, outer: Outer) -> list[torch.fx.Node]:
         return []
     if (like := _gradient_of(node)) is not None:
         return [like]
-    if (found := _of_control_flow(node)) is not None:
+    if (found := of_control_flow(node)) is not None:
         return found
     if getattr(node.target, "__name__", "") in BACKWARD:
         return [x for x in args_of(node)[1] if isinstance(x, torch.fx.Node)]
     return node.all_input_nodes
-
-
-def _of_control_flow(node: torch.fx.Node) -> list[torch.fx.Node] | None:
-    """For one of the values that enter or leave a body, or a result of a control-flow op: the
-    values that it stands for.
-    """
-    if node.target is not operator.getitem:
-        return None
-    every, k = args_of(node)
-    if not isinstance(every, torch.fx.Node) or not isinstance(k, int):
-        return None
-    rows = RESULTS.get(every.target)
-    if rows is None:
-        return None
-    given = [args_of(every)[row] for row in rows]
-    return [xs[k] for xs in given if k < len(xs)]
 
 
 def _gradient_of(node: torch.fx.Node) -> torch.fx.Node | None:

@@ -21,10 +21,10 @@ from ...mesh import axes_of
 from ...ops import placement, shard_map
 from ...ops.nodes import args_of
 from ...ops.prims import CALLS, Axes
-from ...ops.text_formats import parse_axes, print_paths
+from ...ops.text_formats import parse_axes, print_axes, print_paths
 from ..control_flow import bodies, endings
+from ..dtensors.mixing import RESULTS
 from ..dtensors.own_sizes import DIFFERS, RESULT
-from ..dtensors.values import RESULTS
 from ..inputs import Inputs
 from .axis_names import current_scope
 from .varying_bodies import ENDINGS
@@ -39,6 +39,10 @@ from .varying_nodes import (
 )
 
 NONE: Axes = frozenset()
+# the kinds of values that enter, of `placement.shared`
+ARGUMENT = "an argument"
+PART = "a DTensor on a part of the mesh"
+CLOSED_OVER = "<closed over>"  # in place of the path of an argument
 # the place of the results of a step among the arguments of a loop; the first carries follow
 LOOPS = {endings.scan: 0, endings.while_loop: 1}
 CARRIED = shard_map.vary, shard_map.as_invariant, shard_map.vary_alike
@@ -46,12 +50,12 @@ CARRIED = shard_map.vary, shard_map.as_invariant, shard_map.vary_alike
 
 @attrs.frozen
 class Facts:
-    """What is known of a value: the axes over which it differs for certain, the arguments that it
-    depends on, and the axes over which its gradient is said to be the same.
+    """What is known of a value: the axes over which it differs for certain, the arguments over
+    whose axes it may differ, and the axes over which its gradient is said to be the same.
     """
 
     differs: Axes = NONE
-    paths: frozenset[str] = frozenset()
+    may: frozenset[tuple[str, str]] = frozenset()  # the path of an argument, and an axis
     alike: Axes = NONE
 
 
@@ -108,10 +112,30 @@ class Values:
         if node not in self.of or not axes <= self.of[x].alike:
             return
         reached = [*self._reached(node)]
-        paths = frozenset[str]().union(*(self.of[n].paths for n in reached))
-        if paths and not any(self._is_certain(n, axes) for n in reached):
-            node.target = shard_map.vary_alike
-            node.args = x, text, print_paths(sorted(paths))
+        may = _joined(self.of[n] for n in reached).may
+        paths = {
+            axis: print_paths(sorted({path for path, over in may if over == axis}))
+            for axis in sorted(axes)
+            if not any(self._is_certain(n, axis) for n in reached)
+        }
+        for axis, text in paths.items():
+            if text:
+                self._change(node, axis, text)
+
+    def _change(self, node: torch.fx.Node, axis: str, paths: str) -> None:
+        """Have a value vary over one axis alike, and over the others as before."""
+        x, text = args_of(node)
+        rest = [name for name in parse_axes(text) if name != axis]
+        with node.graph.inserting_after(node):
+            made = node.graph.call_function(shard_map.vary_alike)
+        node.replace_all_uses_with(made)
+        made.args = (node, axis, paths)
+        made.meta = dict(node.meta)
+        self.of[made] = self.of[node]
+        node.args = (x, print_axes(rest))
+        if not rest:
+            made.args = (x, axis, paths)
+            node.graph.erase_node(node)
 
     def _facts(self, module: torch.fx.GraphModule, node: torch.fx.Node) -> Facts:
         before = _joined(self.of[x] for x in nodes_in((node.args, node.kwargs)))
@@ -128,11 +152,11 @@ class Values:
             return self._shared(node, before)
         if node.target is shard_map.vary:
             return before
-        if node.target is shard_map.from_local:
-            return Facts(before.differs - CALLS[node.target].axes_of(node))
         if node.target in CALLS:
             differs = CALLS[node.target].varies(node, before.differs)
-            return Facts(differs, before.paths)
+            gone = _axes_gone(node)
+            may = {(path, axis) for path, axis in before.may if axis not in gone}
+            return Facts(differs, frozenset(may))
         differs = before.differs | node.meta.get(DIFFERS, NONE)
         return attrs.evolve(before, differs=differs)
 
@@ -195,14 +219,15 @@ class Values:
     def _shared(self, node: torch.fx.Node, before: Facts) -> Facts:
         if alike := _alike_of(node):
             return attrs.evolve(before, alike=before.alike | alike)
-        if args_of(node)[1] != "an argument":
+        if args_of(node)[1] not in (ARGUMENT, PART):
             return before
         way = node
         while way.all_input_nodes:
             way = way.all_input_nodes[0]
-        if way not in self.paths:
+        if way not in self.paths and args_of(node)[1] == ARGUMENT:
             return Facts(self.every)
-        return Facts(paths=frozenset((self.paths[way],)))
+        path = self.paths.get(way, CLOSED_OVER)
+        return Facts(may=frozenset((path, axis) for axis in self.every))
 
     def _called(self, body: torch.fx.GraphModule, node: torch.fx.Node) -> Facts:
         """The facts of the results of a checkpoint."""
@@ -231,16 +256,16 @@ class Values:
             queue += [x for x in after if x not in seen]
             seen.update(after)
 
-    def _is_certain(self, node: torch.fx.Node, axes: Axes) -> bool:
-        """Whether a value differs for certain, or ranks communicate it."""
+    def _is_certain(self, node: torch.fx.Node, axis: str) -> bool:
+        """Whether a value differs over an axis for certain, or ranks communicate it."""
         is_known = is_checkpoint(node) or is_wrap(node)
         if children_of(self.modules[node.graph], node) and not is_known:
             return True
         if node.kwargs.get("where") == RESULT:
             return False
         if node.target in CALLS and node.target not in CARRIED:
-            return bool(CALLS[node.target].axes_of(node) & axes)
-        return bool(self.of[node].differs & axes)
+            return axis in CALLS[node.target].axes_of(node)
+        return axis in self.of[node].differs
 
 
 def _paths(
@@ -252,6 +277,12 @@ def _paths(
     nodes = python.graph.find_nodes(op="placeholder")
     pairs = zip(nodes, map(id, given), strict=False)
     return {node: path_of[x] for node, x in pairs if x in path_of}
+
+
+def _axes_gone(node: torch.fx.Node) -> Axes:
+    """The axes over which a prim makes one value of those of the ranks."""
+    row = CALLS[node.target]
+    return NONE if row.gives_varying else row.axes_of(node)
 
 
 def _is_entering(x: Any) -> bool:
@@ -269,6 +300,6 @@ def _joined(every: Iterable[Facts]) -> Facts:
     rows = [*every]
     return Facts(
         NONE.union(*(row.differs for row in rows)),
-        frozenset[str]().union(*(row.paths for row in rows)),
+        frozenset[tuple[str, str]]().union(*(row.may for row in rows)),
         NONE.union(*(row.alike for row in rows)),
     )

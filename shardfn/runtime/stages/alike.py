@@ -68,7 +68,8 @@ def _rows(graph: torch.fx.Graph, placed: Placed) -> list[Alike]:
         if node.target is not op:
             continue
         axes, paths = constants_of(node)
-        for path in parse_paths(paths):
+        known = [path for path in parse_paths(paths) if path in placed.paths]
+        for path in known:
             row = Alike(
                 path,
                 placed.paths.index(path),

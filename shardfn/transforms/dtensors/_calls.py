@@ -59,12 +59,12 @@ def from_local(
     x = placement.shared(local_tensor, "a DTensor")
     same = tuple([name for name, _, said in rows if said == "R"])
     x = of_rank(x, 0, same) if same and run_check else x
-    made = joined(x, rows, shards)
+    placed = joined(x, rows, shards)
     if stride is not None:
-        shape = numbers(made)
-        strides = tuple([int(n) for n in made.stride()])
+        shape = numbers(placed)
+        strides = tuple([int(n) for n in placed.stride()])
         checks.check_stride(FROM_LOCAL, shape, strides, tuple(stride))
-    return made
+    return placed
 
 
 @_compat.read_by_dynamo

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from ... import _compat
 from ...capture.dtensors import checks, table
 from ...capture.dtensors.values import placement_of
+from ...ops import placement
 from ...ops import shard_map as prims
 from ...ops.text_formats import parse_part, parse_placed, print_part, print_shards
 from ...partition.layout import dense_strides
@@ -50,7 +51,7 @@ def rows_of_part(text: str, axes: Any) -> Any:
 def entering(x: torch.Tensor, rows: Any, axes: Any) -> torch.Tensor:
     """Each rank's own tensor as a DTensor on a part of the mesh."""
     shards = print_shards([(name, n, 0) for name, n in axes])
-    x = prims.to_local(x, shards).squeeze(0)
+    x = placement.shared(prims.to_local(x, shards).squeeze(0), ARGUMENT)
     local = tuple([int(n) for n in x.shape])
     made = checks.check_shape(ARGUMENT, rows, local, None)
     return joined(x, rows, made)
