@@ -1,6 +1,4 @@
-"""The only package that touches private torch modules or asks for torch's version (2.11 to
-2.15).
-"""
+"""The only package that touches private torch modules or asks for its version (2.11 to 2.15)."""
 
 from attr._compat import repr_context  # reprs that attrs writes look for it here
 

@@ -306,9 +306,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
             takes="dispatched",
         ),
         Patch(
-            (
-                "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam._init_sharded_param",
-            ),
+            (f"{every_rank.FSDP}:FSDPParam._init_sharded_param",),
             "fully_shard makes the shards of one rank",
             NEVER,
             new=every_rank.fully_sharded,
@@ -317,8 +315,8 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
         ),
         Patch(
             (
-                "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup.lazy_init",
-                "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup.unshard",
+                f"{every_rank.FSDP}_group:FSDPParamGroup.lazy_init",
+                f"{every_rank.FSDP}_group:FSDPParamGroup.unshard",
             ),
             "its collectives run outside of DTensor, and have one rank",
             NEVER,

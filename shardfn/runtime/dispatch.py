@@ -27,7 +27,6 @@ from ..simulated import (
 )
 from ..world import World, current_world
 from .agreement import checked, compare_ranks
-from .stages.alike import alike_checked
 from .arguments import (
     Placed,
     is_prepared,
@@ -41,6 +40,7 @@ from .key_use import keys_noted
 from .options import Request
 from .retraces import KNOWN, retrace
 from .stages import Traced, compiled_for, trace
+from .stages.alike import alike_checked
 
 log = logging.getLogger("shardfn")
 KEPT_SIGNATURES = 64

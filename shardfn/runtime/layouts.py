@@ -126,12 +126,13 @@ def closed_over(
         return lambda: [read()] * len(programs)
     columns = _strides(programs)[-len(closed) :]
     rows = list(zip(*columns, strict=True))
-    own = [len(stride) > x.dim() for x, stride in zip(closed, rows[0], strict=True)]
+    own = _of_parts(closed, rows[0])
 
     def laid() -> list[list[torch.Tensor]]:
-        now = read()
-        pairs = zip(now, own, strict=True)
-        now = [_own_of_part(x) if is_own else x for x, is_own in pairs]
+        now = [
+            _own_of_part(x) if i in own else x
+            for i, x in enumerate(read())
+        ]
         return [
             [
                 laid_out(local_of_rank(x, rank), stride)
@@ -141,6 +142,14 @@ def closed_over(
         ]
 
     return laid
+
+
+def _of_parts(
+    closed: Sequence[torch.Tensor], strides: Sequence[Sequence[int]]
+) -> set[int]:
+    """The positions of DTensors on a part of the mesh, which have one more dim in the program."""
+    pairs = enumerate(zip(closed, strides, strict=True))
+    return {i for i, (x, stride) in pairs if len(stride) > x.dim()}
 
 
 def _own_of_part(x: Any) -> torch.Tensor:

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from .subclasses import cache_forgotten
 
+FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param"
 _one_thread = threading.RLock()
 _INSIDE: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "inside", default=False

@@ -131,6 +131,7 @@ def _is_apart(node: torch.fx.Node) -> bool:
     return (
         node.target in CALLS
         or node.target in MARKS
+        or node.target in RESULTS
         or name_of(node) in (*BACKWARD, *PLUMBING)
         or any(x.op == "get_attr" for x in node.all_input_nodes)
     )

@@ -59,8 +59,8 @@ class DTensors:
 
     @property
     def kinds(self) -> dict[torch.fx.Node, bool]:
-        """Which values are DTensors, as far as it is known. Dynamo calls the functions of an earlier
-        capture for isinstance (torch 2.13), so these are those of the scope.
+        """Which values are DTensors, as far as it is known: those of the scope, for Dynamo calls
+        the functions of an earlier capture for isinstance (torch 2.13).
         """
         return current_scope().are_dtensors
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+
 import attrs
 import torch
 
@@ -26,6 +27,7 @@ from ..control_flow import bodies, endings
 from ..dtensors.mixing import RESULTS
 from ..dtensors.own_sizes import DIFFERS, RESULT
 from ..inputs import Inputs
+from . import varying
 from .axis_names import current_scope
 from .varying_bodies import ENDINGS
 from .varying_nodes import (
@@ -50,19 +52,22 @@ CARRIED = shard_map.vary, shard_map.as_invariant, shard_map.vary_alike
 
 @attrs.frozen
 class Facts:
-    """What is known of a value: the axes over which it differs for certain, the arguments over
+    """Known of a value: the axes over which it differs for certain, the arguments over
     whose axes it may differ, and the axes over which its gradient is said to be the same.
     """
 
     differs: Axes = NONE
-    may: frozenset[tuple[str, str]] = frozenset()  # the path of an argument, and an axis
+    may: frozenset[tuple[str, str]] = (
+        frozenset()
+    )  # the path of an argument, and an axis
     alike: Axes = NONE
 
 
 def settle(python: torch.fx.GraphModule, inputs: Inputs) -> None:
-    """Find the values that all ranks use alike in Dynamo's graph, after `varying.settle`. Changes
-    the graph in place.
+    """Have all arguments of each op of Dynamo's graph vary over the same axes (`varying.settle`),
+    and find the values that all ranks use alike. Changes the graph in place.
     """
+    varying.settle(python, inputs.name)
     graphs = [*graphs_of(python)]
     if any(_alike_of(node) for graph in graphs for node in graph.nodes):
         values = Values(python, _paths(python, inputs))
@@ -190,7 +195,9 @@ class Values:
                 return before
             self._read_again(module, node)
 
-    def _read_again(self, module: torch.fx.GraphModule, loop: torch.fx.Node) -> None:
+    def _read_again(
+        self, module: torch.fx.GraphModule, loop: torch.fx.Node
+    ) -> None:
         """Read the bodies of a loop again."""
         for wrap in self._wraps(loop):
             for node in (wrap, *wrap.users):
@@ -245,7 +252,7 @@ class Values:
         queue = [node]
         while queue:
             here = queue.pop()
-            if name_of(here) in BACKWARD:  # its gradients are no part of the value
+            if name_of(here) in BACKWARD:  # a gradient is another value
                 continue
             after = [*here.users, *self.given.get(here, ())]
             after += [x for x, _ in self._carries(here)]
@@ -296,7 +303,7 @@ def _alike_of(node: torch.fx.Node) -> Axes:
 
 
 def _joined(every: Iterable[Facts]) -> Facts:
-    """What is known of a value that depends on others."""
+    """Facts of a value that depends on others."""
     rows = [*every]
     return Facts(
         NONE.union(*(row.differs for row in rows)),

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
-import torch
 
 from ... import _compat
 from ...errors import CaptureError, PlacementError
@@ -67,10 +66,8 @@ class Scope:
     rank: tuple[int, ...] | None = None
     # the local shapes that its program depends on: `dtensors.own_sizes`
     cuts: list[Any] = attrs.field(factory=list)
-    # the values of Dynamo's graph that are known to be DTensors, or none: `dtensors.values`
-    are_dtensors: dict[torch.fx.Node, bool] = attrs.field(factory=dict)
-    # the DTensors on a part of the mesh that the code of one rank closes over
-    parts: list[Any] = attrs.field(factory=list)
+    are_dtensors: dict[Any, bool] = attrs.field(factory=dict)  # of `dtensors.values`
+    parts: list[Any] = attrs.field(factory=list)  # closed-over DTensors on a part
     # the calls that gave the number of a rank as a tensor
     rank_calls: list[str] = attrs.field(factory=list)
 

@@ -185,17 +185,17 @@ def moved_to(x: DTensor, mesh: Any) -> str:
 
 
 def marks_of_closed_over(
-    name: str, x: torch.Tensor, dims: int, mesh: Any, axes: MeshAxes
+    name: str, x: torch.Tensor, node: torch.fx.Node, mesh: Any, axes: MeshAxes
 ) -> Marks:
-    """The placements of a closed-over tensor, which has so many dims in the program: a plain one
-    is replicated. A DTensor on a part of the mesh has one more, of each rank's own tensors.
+    """The placements of a closed-over tensor, the input `node` of the program: a plain one is
+    replicated. A DTensor on a part of the mesh has one more dim there, of each rank's own tensors.
 
     Raises:
         PlacementError: a DTensor of another mesh.
     """
     if not isinstance(x, DTensor) or mesh is None:
         return ("R",) * len(axes.names)
-    if dims > x.dim():
+    if node.meta["val"].dim() > x.dim():
         return marks_of([Shard(0)] * len(axes.names), (mesh.size(),), axes)
     if x.device_mesh != mesh:
         where = f"{name}, a DTensor that it closes over"

@@ -131,11 +131,8 @@ class Traced:
         mesh, name = self.placed.mesh, self.request.name
         held = self.captured.closed_over
         nodes = self.program.graph.graph.find_nodes(op="placeholder")
-        values = [node.meta["val"] for node in nodes[len(nodes) - len(held) :]]
-        closed = [
-            marks_of_closed_over(name, x, value.dim(), mesh, axes)
-            for x, value in zip(held, values, strict=True)
-        ]
+        own = zip(held, nodes[len(nodes) - len(held) :], strict=True)
+        closed = [marks_of_closed_over(name, *pair, mesh, axes) for pair in own]
         ins = (*self.placed.marks, *closed)
         outs = out_marks(self.request, self.program, self.placed)
         gradients = gradient_marks(self.request, self.placed)
