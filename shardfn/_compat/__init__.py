@@ -7,12 +7,7 @@ from .compilations.modules import Generated, Rerun, generated
 from .cpp_kernels.folder import CACHE_DIR, cache_folder, not_own
 from .cpp_kernels.units import compiler_line, compiler_place, remember_line
 from .dispatch import aten_ops, ops_replaced, takes_context
-from .distributed.checkpoint_plans import (
-    Chunk,
-    Writing,
-    load_planned,
-    save_planned,
-)
+from .distributed.checkpoint_plans import Chunk, Writing, load_planned, save_planned
 from .distributed.checkpoints import chunk, is_of_one_process, write_item
 from .distributed.every_rank import (
     all_ranks,
@@ -45,6 +40,7 @@ from .distributed.groups import (
     strided_shard,
     unreduced_spec,
     wait_later,
+    with_own_masks,
 )
 from .distributed.sockets import shut_down, sockets_noted, tells_of_ranks
 from .distributed.stores import (
@@ -389,6 +385,7 @@ __all__ = [
     "values_per_rank",
     "version_of",
     "wait_later",
+    "with_own_masks",
     "without_autocast",
     "without_memory",
     "without_torch_functions",

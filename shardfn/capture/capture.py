@@ -33,8 +33,8 @@ from .refusals.explain import explained
 from .refusals.unscaled import refuse_unscaled
 from .results import Result, program_of
 from .rewrites import strides
+from .shard_map import alike
 from .shard_map import axis_names as named
-from .shard_map import varying
 from .trace import simplified
 
 
@@ -246,7 +246,7 @@ def _read(
         traits = own_sizes.traits(python) if settings.rank else None
         own_sizes.mark(python, name, settings.differing)
         follow_primals(python)
-        varying.settle(python, name)
+        alike.settle(python, inputs)
         # the conditions on sizes, now that all that looks at the graph has done so
         sizes = sizes_of() if settings.dynamic else None
         flat = flatten(python, inputs, mode)
