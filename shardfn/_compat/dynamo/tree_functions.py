@@ -227,16 +227,19 @@ def registered(kind: type) -> tuple[Callable[..., Any], Callable[..., Any]] | No
     node = _pytree.SUPPORTED_NODES.get(kind)
     if node is None or node.flatten_with_keys_fn is None:
         return None
-    by_name = node.flatten_with_keys_fn
-    unflatten = node.unflatten_fn
 
+    # each closes over the class alone: Dynamo reads them, and no functools.partial of torch's
     def opened(x: Any) -> tuple[list[Any], Any, list[Any]]:
         # of a dataclass the other function has not all of the context (torch 2.13)
-        children, context = node.flatten_fn(x)
+        known = _pytree.SUPPORTED_NODES[kind]
+        children, context = known.flatten_fn(x)
         names = [
             getattr(key, "key", getattr(key, "name", None))
-            for key, _ in by_name(x)[0]
+            for key, _ in known.flatten_with_keys_fn(x)[0]
         ]
         return list(children), context, names
 
-    return opened, lambda context, children: unflatten(list(children), context)
+    def closed(context: Any, children: Any) -> Any:
+        return _pytree.SUPPORTED_NODES[kind].unflatten_fn(list(children), context)
+
+    return opened, closed
