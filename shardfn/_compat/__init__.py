@@ -103,7 +103,7 @@ from .dynamo.tensor_classes import (
     is_foreign,
     reads_calls,
 )
-from .dynamo.tree_functions import of_trees, registered
+from .dynamo.tree_functions import of_trees, owned, registered
 from .inductor import (
     Integer,
     generated_code,
@@ -326,6 +326,7 @@ __all__ = [
     "ops_replaced",
     "outside_only",
     "overload_of",
+    "owned",
     "overwrite",
     "own_store",
     "parameters_of",

@@ -100,6 +100,13 @@ READING = (  # a captured function, by Dynamo
         new=reading.random_in_place,
     ),
     Patch(
+        methods(VARIABLES + "TensorVariable", "method_requires_grad_"),
+        "torch.func refuses it, also for a value whose derivative does not depend on it",
+        NEVER,
+        new=reading.grad_required,
+        optional=True,
+    ),
+    Patch(
         methods(VARIABLES + "AutogradFunctionVariable", "call_apply"),
         "under torch.func it looks inside, where the function's own derivatives count",
         "later than 2.13",
