@@ -7,7 +7,12 @@ from .compilations.modules import Generated, Rerun, generated
 from .cpp_kernels.folder import CACHE_DIR, cache_folder, not_own
 from .cpp_kernels.units import compiler_line, compiler_place, remember_line
 from .dispatch import aten_ops, ops_replaced, takes_context
-from .distributed.checkpoint_plans import Chunk, Writing, load_planned, save_planned
+from .distributed.checkpoint_plans import (
+    Chunk,
+    Writing,
+    load_planned,
+    save_planned,
+)
 from .distributed.checkpoints import chunk, is_of_one_process, write_item
 from .distributed.every_rank import (
     all_ranks,
@@ -112,13 +117,7 @@ from .inductor import (
     trace_artifact,
 )
 from .levels import Level, grad_and_value, jvp, stops_pulls
-from .loops import (
-    in_body,
-    substitutes,
-    torch_map,
-    torch_scan,
-    torch_while_loop,
-)
+from .loops import in_body, substitutes, torch_map, torch_scan, torch_while_loop
 from .memory import (
     ORDINARY,
     are_alone,
