@@ -128,7 +128,7 @@ def test_a_gradient_that_torch_would_have_wrong_is_refused(answers: Any) -> None
     _, ranks = answers
     for found in ranks:
         text = found["of other ws"]
-        assert "argument w: it differs between rank 0 and rank 1" in text
+        assert "argument w: it differs between rank 0 and rank " in text
         assert "needed: the same on all ranks of dp" in text
         assert "try: to_local(grad_placements=[Partial()])" in text
         assert "programs.py" in text
