@@ -4,6 +4,7 @@ shards, pairs of ranks, specs and records are texts. Each format has a printer a
 | format | text | value |
 |---|---|---|
 | axes | `dp,tp` | `("dp", "tp")` |
+| paths | `x\\nw['b']` | `("x", "w['b']")`: the paths of arguments, one a line |
 | shards | `dp:2=0,tp:4=` | `[("dp", 2, 0), ("tp", 4, None)]`: axis, size, sharded dim |
 | sized_shards | `dp:2=0@3/5` | `[("dp", 2, 0, (3, 5))]`: also the size on one rank and before |
 | placed | `dp=S0,tp=R` | `(("dp", "S0"), ("tp", "R"))`: the DTensor placement on each axis |

@@ -174,8 +174,8 @@ def part(mesh: Any, axis: str, dim: int = 0) -> Any:
     return distribute_tensor(X, mesh[axis], [Shard(dim)])
 
 
-def beside(held: Any, x: Any) -> Any:
-    return sf.jit(lambda x: held.to_local() + x.to_local())(x)
+def added(held: Any, mesh: Any) -> Any:
+    return sf.shard(lambda x: held + x, mesh)(X)
 
 
 ONE = "outside of the function, where all parts hold the same"
@@ -199,12 +199,12 @@ sf.distribute(sf.full(x), mesh, [Replicate(), Shard(dim=1)]), {ONE}
   try: placements that fit each tensor and the mesh, such as P('axis') or None for the \
 argument's own""",
     ),
-    "a closed-over one": (
-        lambda mesh: beside(part(mesh, "dp"), distribute_tensor(X, mesh, [S, R])),
-        f"""jit(<lambda>), a DTensor that it closes over: its mesh is (dp=2), that of the call \
+    "a closed-over one, in shard": (
+        lambda mesh: added(part(mesh, "dp"), mesh),
+        f"""shard(<lambda>), a DTensor that it closes over: its mesh is (dp=2), that of the call \
 around it (dp=2, tp=2)
   needed: one mesh
-  try: it as an argument; or {WHOLE}""",
+  try: {WHOLE}""",
     ),
     "two meshes in one op": (
         lambda mesh: sf.jit(

@@ -199,7 +199,5 @@ def marks_of_closed_over(
         return marks_of([Shard(0)] * len(axes.names), (mesh.size(),), axes)
     if x.device_mesh != mesh:
         where = f"{name}, a DTensor that it closes over"
-        moved = moved_to(x, mesh)
-        fix = f"it as an argument; or {moved}" if moved else ""
-        refuse_other(where, x.device_mesh, mesh, fix)
+        refuse_other(where, x.device_mesh, mesh, moved_to(x, mesh))
     return marks_of(list(x.placements), x.shape, axes)
