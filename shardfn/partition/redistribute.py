@@ -128,12 +128,17 @@ def local_bytes(
 
 
 def route(
-    shape: tuple[int, ...], itemsize: int, src: Marks, dst: Marks, axes: MeshAxes
+    shape: tuple[int, ...],
+    itemsize: int,
+    src: Marks,
+    dst: Marks,
+    axes: MeshAxes,
+    later: tuple[int, ...] = (),
 ) -> tuple[float, tuple[Move, ...]] | None:
     """The cheapest moves from `src` to `dst`, with their price in bytes; None where there are
-    none.
+    none. `later` has the sizes of axes whose placements are still open.
     """
-    return _route(shape, itemsize, src, dst, axes, axes.costs)
+    return _route(shape, itemsize, src, dst, axes, axes.costs, later)
 
 
 @functools.lru_cache(maxsize=65536)
@@ -144,6 +149,7 @@ def _route(
     dst: Marks,
     axes: MeshAxes,
     costs: tuple[Cost, ...],
+    later: tuple[int, ...],
 ) -> tuple[float, tuple[Move, ...]] | None:
     nbytes = float(itemsize)
     for n in shape:
@@ -158,7 +164,7 @@ def _route(
         if marks in seen:
             continue
         seen.add(marks)
-        for move in _moves(shape, marks, dst, axes):
+        for move in _moves(shape, marks, dst, axes, later):
             share = (
                 layout.halo_share(shape, move.after[move.axis])
                 if move.kind == HALO
@@ -177,7 +183,11 @@ def _route(
 
 
 def _moves(
-    shape: tuple[int, ...], marks: Marks, dst: Marks, axes: MeshAxes
+    shape: tuple[int, ...],
+    marks: Marks,
+    dst: Marks,
+    axes: MeshAxes,
+    later: tuple[int, ...],
 ) -> Iterator[Move]:
     for k, mark in enumerate(marks):
         if not _innermost(marks, k, mark):
@@ -194,7 +204,7 @@ def _moves(
             ):
                 continue
             after = (*marks[:k], wanted, *marks[k + 1 :])
-            if _innermost(after, k, wanted) and _fits(shape, after, axes):
+            if _innermost(after, k, wanted) and _fits(shape, after, axes, later):
                 yield Move(kind, k, marks, after)
 
 
@@ -209,5 +219,7 @@ def _innermost(marks: Marks, k: int, mark: Mark) -> bool:
     )
 
 
-def _fits(shape: tuple[int, ...], marks: Marks, axes: MeshAxes) -> bool:
-    return layout.canonical(shape, marks, axes.sizes) == marks
+def _fits(
+    shape: tuple[int, ...], marks: Marks, axes: MeshAxes, later: tuple[int, ...]
+) -> bool:
+    return layout.canonical(shape, marks, axes.sizes, later) == marks

@@ -233,7 +233,7 @@ class AxisProblem:
         for mark, n in zip(usual[end:], axes.sizes[end:], strict=False):
             if not isinstance(mark, str):
                 of_others /= n
-        made = Supply(fake, upto, of_others)
+        made = Supply(fake, upto, of_others, later=axes.sizes[end:])
         self.supplies.found[key] = made
         return made
 

@@ -19,8 +19,7 @@ from .starts import parameter_slots, timed
 
 OpPrice = Callable[[torch.fx.Node], float]
 LESS = 0.9  # of what the first plan sends, below which another one is followed
-# Of plans that take about the same time, those that send the fewest bytes are taken: what they
-# send may wait for other ranks.
+# Of plans that take about the same time, those that send the fewest bytes are taken.
 ABOUT = 1.05
 
 

@@ -47,6 +47,7 @@ class Supply:
     )  # each with its phase
     # the placements from which its only reader can go on, so that no move starts there
     passes: Collection[Marks] = ()
+    later: tuple[int, ...] = ()  # the sizes of the axes after that one
     times: int = 1  # how many values are made and read like this one
     # by placements and phase, the first and the last node that reads it
     spans: dict[tuple[Marks, str], tuple[int, int]] = attrs.field(factory=dict)
@@ -74,7 +75,7 @@ class Supply:
         """The price of the cheapest moves between two placements."""
         shape = tuple(self.fake.shape)
         itemsize = self.fake.element_size()
-        found = route(shape, itemsize, source, target, self.axes)
+        found = route(shape, itemsize, source, target, self.axes, self.later)
         return IMPOSSIBLE if found is None else found[0] * self.share * self.times
 
 
