@@ -242,7 +242,7 @@ def _given_shards(x: Any, count: int, is_simulated: bool) -> list[torch.Tensor]:
     """
     is_row = isinstance(x, Sequence)
     if is_simulated and isinstance(x, SimulatedTensor) and len(x.shards) == count:
-        shards = list(x.shards)  # of a DTensor's to_local
+        shards: list[Any] = list(x.shards)  # of a DTensor's to_local
     elif is_row:
         shards = list(x)
     else:
