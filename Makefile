@@ -42,7 +42,8 @@ quick: venv  ## ruff, then a few minutes of tests: no Inductor, no real ranks, a
 	$(BIN)/ruff check .
 	SHARDFN_EFFORT=1/5 $(PYTEST) -m quick
 
-test: lint  ## ruff and pyright, then every law and docstring example; TORCH=2.15.0 for another torch
+test: venv  ## ruff, then every law and docstring example, and pyright; TORCH=2.15.0 for another torch
+	$(BIN)/ruff check .
 	$(PYTEST) -m "not sweep"
 
 sweeps: venv  ## the cases of the large sweeps that make test leaves out: tests/sweeps.txt

@@ -45,6 +45,7 @@ from .distributed.groups import (
     strided_shard,
     unreduced_spec,
     wait_later,
+    with_own_masks,
 )
 from .distributed.sockets import shut_down, sockets_noted, tells_of_ranks
 from .distributed.stores import (
@@ -107,7 +108,7 @@ from .dynamo.tensor_classes import (
     is_foreign,
     reads_calls,
 )
-from .dynamo.tree_functions import of_trees, registered
+from .dynamo.tree_functions import of_trees, owned, registered
 from .inductor import (
     Integer,
     generated_code,
@@ -116,13 +117,7 @@ from .inductor import (
     trace_artifact,
 )
 from .levels import Level, grad_and_value, jvp, stops_pulls
-from .loops import (
-    in_body,
-    substitutes,
-    torch_map,
-    torch_scan,
-    torch_while_loop,
-)
+from .loops import in_body, substitutes, torch_map, torch_scan, torch_while_loop
 from .memory import (
     ORDINARY,
     are_alone,
@@ -330,6 +325,7 @@ __all__ = [
     "ops_replaced",
     "outside_only",
     "overload_of",
+    "owned",
     "overwrite",
     "own_store",
     "parameters_of",
@@ -389,6 +385,7 @@ __all__ = [
     "values_per_rank",
     "version_of",
     "wait_later",
+    "with_own_masks",
     "without_autocast",
     "without_memory",
     "without_torch_functions",

@@ -18,7 +18,7 @@ import torch.utils.checkpoint
 from torch._decomp import decompositions
 
 from .threads import replaced
-from .tracing import is_fake, is_transformed
+from .tracing import inside_transform, is_fake, is_transformed
 
 # Private members of torch, each by a name of ours.
 parameters_of = operator.attrgetter("_parameters")
@@ -114,8 +114,21 @@ def weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor:
     return v * (g / v.square().sum(dims, keepdim=True).sqrt())
 
 
+def requires_grad_(x: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
+    """Tensor.requires_grad_, as of the hook that Hugging Face puts on embeddings for gradient
+    checkpointing. torch.func refuses it, and its derivatives do not depend on the flag.
+    """
+    is_made = not isinstance(x, torch.nn.Parameter)
+    if is_made and requires_grad and inside_transform():
+        return x
+    return x.requires_grad_(requires_grad)
+
+
 # Ops of modules that some torch.func transform cannot handle -> equivalent code.
-MODULE_OPS = {torch._VF._weight_norm: weight_norm}
+MODULE_OPS = {
+    torch._VF._weight_norm: weight_norm,
+    torch.Tensor.requires_grad_: requires_grad_,
+}
 
 
 def layer_of_lstm(choose: Callable[..., Any], *args: Any) -> Callable[..., Any]:

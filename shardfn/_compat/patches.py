@@ -306,6 +306,26 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
             takes="dispatched",
         ),
         Patch(
+            (f"{every_rank.FSDP}:FSDPParam._init_sharded_param",),
+            "fully_shard makes the shards of one rank",
+            NEVER,
+            new=every_rank.fully_sharded,
+            is_mine=lambda: True,
+            optional=True,
+        ),
+        Patch(
+            (
+                f"{every_rank.FSDP}_group:FSDPParamGroup.lazy_init",
+                f"{every_rank.FSDP}_group:FSDPParamGroup.unshard",
+            ),
+            "its collectives run outside of DTensor, and have one rank",
+            NEVER,
+            new=lambda refused, _, *args, **kwargs: refused(),
+            takes="unsharded",
+            is_mine=lambda: True,
+            optional=True,
+        ),
+        Patch(
             ("torch.distributed.checkpoint.utils._DistWrapper.__init__",),
             "a plan of one process has the shards of all ranks",
             NEVER,

@@ -381,11 +381,13 @@ def kernels(op: OpOverload) -> set[str]:
     }
 
 
-def custom_ops() -> list[Any]:
-    """The records of all ops that torch.library.custom_op made."""
+def custom_ops(*, of_torch: bool = True) -> list[Any]:
+    """The records of all ops that torch.library.custom_op made, with torch's own or without."""
     from torch._library.custom_ops import OPDEFS
 
-    return list(OPDEFS.values())
+    every = OPDEFS.values()
+    own = (r for r in every if not r._init_fn.__module__.startswith("torch."))
+    return list(every if of_torch else own)
 
 
 def read_by_dynamo(fn: Function) -> Function:

@@ -5,6 +5,7 @@ Program.
 from __future__ import annotations
 
 import sys
+import types
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -33,8 +34,8 @@ from .refusals.explain import explained
 from .refusals.unscaled import refuse_unscaled
 from .results import Result, program_of
 from .rewrites import strides
+from .shard_map import alike
 from .shard_map import axis_names as named
-from .shard_map import varying
 from .trace import simplified
 
 
@@ -225,15 +226,8 @@ def _read(
     memo: _compat.Memo,
 ) -> Reading:
     """Trace a function with Dynamo, and replay its graph under make_fx."""
-    fn = given.fn
-
-    @_compat.read_by_dynamo
-    def call(args: Any, kwargs: Any) -> Any:
-        named.begin()
-        # Dynamo makes no graph of a function without any op (torch 2.13)
-        return fn(*args, **kwargs), torch.zeros(())
-
-    name = inputs.name
+    fn, name = given.fn, inputs.name
+    call = _called(fn)
     with tracing(settings, mode, memo, inputs.named_tensors) as state:
         with _compat.patched("symbols" if settings.dynamic else "numbers"):
             python, read, sizes_of = _compat.capture_python(
@@ -246,7 +240,7 @@ def _read(
         traits = own_sizes.traits(python) if settings.rank else None
         own_sizes.mark(python, name, settings.differing)
         follow_primals(python)
-        varying.settle(python, name)
+        alike.settle(python, inputs)
         # the conditions on sizes, now that all that looks at the graph has done so
         sizes = sizes_of() if settings.dynamic else None
         flat = flatten(python, inputs, mode)
@@ -259,6 +253,19 @@ def _read(
         template = Template(python, sizes, dynamic, names, reads, state.names, fns)
     derivative = state.recorded.derivative
     return Reading(*flat, state.names, reads, derivative, template, traits)
+
+
+def _called(fn: Callable[..., Any]) -> types.FunctionType:
+    """The call of a function, as Dynamo reads it."""
+
+    @_compat.read_by_dynamo
+    def call(args: Any, kwargs: Any) -> Any:
+        named.begin()
+        args, kwargs = _compat.owned((args, kwargs))
+        # Dynamo makes no graph of a function without any op (torch 2.13)
+        return fn(*args, **kwargs), torch.zeros(())
+
+    return call
 
 
 def _captured(

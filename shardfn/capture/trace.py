@@ -25,6 +25,7 @@ from .control_flow import scan_residuals, trim_loops
 from .drawing import draws
 from .refusals.effects import refuse_collectives, refuse_mutation
 from .rewrites import strides
+from .rewrites.writes import without_writes
 
 
 @attrs.define(eq=False)
@@ -105,7 +106,8 @@ def functional(
         graph
     )  # before the graph is traced again, which keeps the annotations
     refuse_collectives(graph, name)
-    if refuse_mutation(graph, name, paths):
+    writes = refuse_mutation(graph, name, paths)
+    if writes and not without_writes(graph, writes, table):
         pure = torch.func.functionalize(
             torch.fx.Interpreter(graph).run, remove="mutations"
         )

@@ -89,6 +89,22 @@ def vary(x: torch.Tensor, axes: str) -> torch.Tensor:
     return torch.empty_like(x)
 
 
+@prim(axes=named_axes, takes_varying=False, gives_varying=True, communicates=False)
+def vary_alike(x: torch.Tensor, axes: str, paths: str) -> torch.Tensor:
+    """As `vary`, of a value that all ranks use alike, if these arguments are the same on them: its
+    cotangent is that of each (capture/shard_map/alike.py).
+    """
+    return torch.empty_like(x)
+
+
+@prim(
+    axes=named_axes, takes_varying=False, gives_varying=False, communicates=False
+)
+def as_alike(x: torch.Tensor, axes: str, paths: str) -> torch.Tensor:
+    """A cotangent that all ranks have, if these arguments are the same on them."""
+    return torch.empty_like(x)
+
+
 @prim(axes=named_axes, takes_varying=True, gives_varying=True, communicates=False)
 def vary_in_value(x: torch.Tensor, axes: str) -> torch.Tensor:
     """A value that an op with another size on each rank has made: it varies in more than name."""
@@ -219,6 +235,8 @@ def axis_index(axis: str, device: torch.device) -> torch.Tensor:
 implement(to_local, transpose=from_local)
 implement(from_local, transpose=to_local)
 implement(vary, transpose=lambda g, axes: psum(g, axes, True))
+implement(vary_alike, transpose=as_alike)
+implement(as_alike, transpose=vary_alike)
 implement(as_invariant, transpose=vary)
 implement(no_cotangent, transpose=vary)
 implement(vary_in_value, transpose=vary_in_value)

@@ -42,6 +42,26 @@ def print_axes(names: Iterable[str]) -> str:
     return ",".join(list(names))
 
 
+def print_paths(paths: Iterable[str]) -> str:
+    """Paths of arguments as text.
+
+    Example:
+        >>> print_paths(("x", "batch['y']"))
+        "x\\nbatch['y']"
+    """
+    return "\n".join(paths)
+
+
+def parse_paths(text: str) -> tuple[str, ...]:
+    """The paths of a text.
+
+    Example:
+        >>> parse_paths("x\\nbatch['y']"), parse_paths("")
+        (('x', "batch['y']"), ())
+    """
+    return tuple(text.split("\n")) if text else ()
+
+
 def parse_axes(text: str) -> tuple[str, ...]:
     """The mesh axes of a text.
 

@@ -282,7 +282,7 @@ def compare_ranks(
         for i, x in enumerate(closed_over)
     ]
     mine = [
-        [_kind(what, x), _digest(x) if _is_plain(x) else ""]
+        [_kind(what, x), digest_of(x) if _is_plain(x) else ""]
         for what, x in rows
         if isinstance(x, torch.Tensor)
     ]
@@ -367,7 +367,8 @@ def _is_plain(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and not isinstance(x, DTensor)
 
 
-def _digest(x: torch.Tensor) -> str:
+def digest_of(x: torch.Tensor) -> str:
+    """A digest of the values of a tensor."""
     plain = x.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return hashlib.sha256(
         plain.view(-1).view(torch.uint8).numpy().data

@@ -197,7 +197,10 @@ def _refuse_other_signature(
     wrong += _other_settings(compiled)
     if not wrong:
         return
-    fix = "call the transformed function itself, which stages each signature"
+    fix = (
+        "call the transformed function itself, which stages each signature; "
+        "an artefact has the one that it was saved for"
+    )
     name, source = f"compiled {compiled.request.name}", call_site()
     raise TreeError.of(name, "other arguments", *wrong, fix=fix, source=source)
 

@@ -40,6 +40,7 @@ from .key_use import keys_noted
 from .options import Request
 from .retraces import KNOWN, retrace
 from .stages import Traced, compiled_for, trace
+from .stages.alike import alike_checked
 
 log = logging.getLogger("shardfn")
 KEPT_SIGNATURES = 64
@@ -192,15 +193,17 @@ def _stage(
         tensors=None if is_all else placed.tensors,
         suspects=suspects,
         followed=_followed([leaves[i] for i in placed.tensors] + suspects),
-        run=keys_noted(
-            checked(compiled.run, request, placed),
-            request,
-            placed,
-            captured,
-        ),
+        run=_watched(compiled.run, request, placed, captured),
     )
     request.store.entries = _with(entry, entries)
     return entry
+
+
+def _watched(run: Any, request: Request, placed: Placed, captured: Any) -> Any:
+    """`run`, with the checks of each call."""
+    run = alike_checked(run, request, placed, captured)
+    run = checked(run, request, placed)
+    return keys_noted(run, request, placed, captured)
 
 
 def _compare_constants(traced: Traced, leaves: list[Any]) -> None:

@@ -16,7 +16,7 @@ from ..capture import Captured
 from ..capture.rewrites.strides import refuse_view
 from ..partition import layout
 from ..random import ambient
-from ..simulated import SimulatedTensor
+from ..simulated import SimulatedTensor, own_of_part
 from ..types import LocalProgram
 from .arguments import Placed, itself, reader
 
@@ -126,9 +126,13 @@ def closed_over(
         return lambda: [read()] * len(programs)
     columns = _strides(programs)[-len(closed) :]
     rows = list(zip(*columns, strict=True))
+    own = _of_parts(closed, rows[0])
 
     def laid() -> list[list[torch.Tensor]]:
-        now = read()
+        now = [
+            _own_of_part(x) if i in own else x
+            for i, x in enumerate(read())
+        ]
         return [
             [
                 laid_out(local_of_rank(x, rank), stride)
@@ -140,11 +144,23 @@ def closed_over(
     return laid
 
 
+def _of_parts(
+    closed: Sequence[torch.Tensor], strides: Sequence[Sequence[int]]
+) -> set[int]:
+    """The positions of DTensors on a part of the mesh, which have one more dim in the program."""
+    pairs = enumerate(zip(closed, strides, strict=True))
+    return {i for i, (x, stride) in pairs if len(stride) > x.dim()}
+
+
+def _own_of_part(x: Any) -> torch.Tensor:
+    """Each rank's own tensor of a DTensor on a part of a mesh, as a row of one of all ranks."""
+    root = _compat.root_mesh(x.device_mesh)
+    return own_of_part(x, root).unsqueeze(0)
+
+
 def local_of_rank(x: torch.Tensor, rank: int) -> torch.Tensor:
     """The local tensor of a closed-over tensor, of this rank or of a simulated one."""
-    if not isinstance(x, DTensor):
-        return x
-    local = _compat.local_tensor(x)
+    local = _compat.local_tensor(x) if isinstance(x, DTensor) else x
     return local.shards[rank] if isinstance(local, SimulatedTensor) else local
 
 

@@ -10,6 +10,7 @@ from .local_tensor import (
     shown,
     used_after_donation,
 )
+from .parts import is_on_part, own_of_part, uneven_dim
 
 __all__ = [
     "DonatedTensor",
@@ -17,8 +18,11 @@ __all__ = [
     "SimulatedTensor",
     "UnreadTensor",
     "dtensors",
+    "is_on_part",
     "of_one_part",
+    "own_of_part",
     "remains_of",
     "shown",
+    "uneven_dim",
     "used_after_donation",
 ]

@@ -373,7 +373,7 @@ def loss_of_rows(x: Any, w: Any, mesh: Any) -> Any:
 
 def loss_of_rows_unsaid(x: Any, w: Any, mesh: Any) -> Any:
     """`loss_of_rows` without grad_placements: eager torch takes the cotangent for one that all
-    ranks have, and its gradient is wrong.
+    ranks have. If they have other tensors w, its gradient is wrong.
     """
     d = DTensor.from_local(x, mesh, every(mesh, Shard(0)))
     same = d.redistribute(mesh, every(mesh, Replicate()))

@@ -185,6 +185,12 @@ CONTRADICTING: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
         lambda d, mesh: d.redistribute(mesh, [Partial()]),
         "DTensor.redistribute: Partial over dp",
     ),
+    "strides": (
+        lambda d, mesh: DTensor.from_local(
+            d.to_local(), mesh, S, shape=d.shape, stride=(1, 4)
+        ),
+        "DTensor.from_local: stride (1, 4), of a DTensor of shape (4, 2)",
+    ),
     "of a gradient": (
         lambda d, mesh: d.to_local(grad_placements=[Shard(7)]),
         "DTensor.to_local, grad_placements: Shard(7) of a tensor with 2 dims",

@@ -65,3 +65,12 @@ def test_a_device_type_has_no_number() -> None:
     for wrong in ("cpu:0", "no_such", 3, None):
         text = refused(checks.checked_type, wrong)
         assert f"device_type is {wrong!r}" in text and "without a number" in text
+
+
+def test_a_device_that_the_machine_does_not_have() -> None:
+    checks.refuse_absent("cpu")
+    for device_type in ("mps", "xpu", "privateuseone"):
+        if not torch.accelerator.is_available():
+            text = refused(checks.refuse_absent, device_type)
+            assert f"torch sees no device of type {device_type!r}" in text
+            assert "device_type='cpu'" in text

@@ -82,7 +82,7 @@ def test_a_plan_as_lines_knows_shapes_placements_and_sources() -> None:
 
 
 def row(x: torch.Tensor, what: str = "argument x") -> Any:
-    return [[what, list(x.shape), str(x.dtype)], agreement._digest(x)]
+    return [[what, list(x.shape), str(x.dtype)], agreement.digest_of(x)]
 
 
 def test_a_plain_tensor_that_differs_is_named(
@@ -147,8 +147,8 @@ def test_calls_are_compared_under_shardfn_check_only(
 
 def test_lazy_bits_do_not_count_and_values_do() -> None:
     z = torch.tensor([1 + 2j])
-    assert agreement._digest(z.conj()) == agreement._digest(torch.tensor([1 - 2j]))
-    assert agreement._digest(torch.tensor(0.0)) != agreement._digest(
+    assert agreement.digest_of(z.conj()) == agreement._digest(torch.tensor([1 - 2j]))
+    assert agreement.digest_of(torch.tensor(0.0)) != agreement._digest(
         torch.tensor(-0.0)
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import (
     DTensor,
     Replicate,
@@ -78,3 +79,27 @@ def test_the_tensor_of_the_first_rank_is_sent_whichever_rank_is_shown() -> None:
                 x = distribute_tensor(SimulatedTensor(rows), mesh, placements)
                 assert torch.equal(x.full_tensor(), X)
                 assert len({s.data_ptr() for s in x._local_tensor.shards}) == 4
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 2)])
+def test_s2_1_fully_shard_makes_the_shards_of_all_ranks(shape: tuple[int, ...]) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2)).double()
+    wanted = {name: x.detach().clone() for name, x in net.named_parameters()}
+    batch = torch.arange(12.0, dtype=torch.float64).view(4, 3)
+    call = lambda params, x: torch.func.functional_call(plain, params, (x,)).sum()
+    plain = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2)).double()
+    with sf.fake_world(4 if len(shape) > 1 else 2):
+        mesh = sf.make_mesh(shape, ("dp", "tp")[: len(shape)])
+        fully_shard(net[0], mesh=mesh)
+        fully_shard(net, mesh=mesh)
+        params = {name: x.detach() for name, x in net.named_parameters()}
+        assert params["0.weight"].placements[-1] == Shard(0)
+        assert params["0.weight"].to_local(rank=1).shape == (2, 3)
+        for name, x in params.items():
+            torch.testing.assert_close(x.full_tensor(), wanted[name])
+        out = sf.shard(sf.grad(call), mesh, backend="aten")(params, batch)
+        gradients = torch.func.grad(call)(wanted, batch)
+        for name, x in out.items():
+            torch.testing.assert_close(sf.full(x), gradients[name])
+        with pytest.raises(sf.ShardError, match="fully_shard: its module is called"):
+            net(batch)

@@ -5,6 +5,7 @@ written out here.
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -276,7 +277,7 @@ def test_a_function_that_writes_to_its_argument() -> None:
 
 
 def test_a_function_that_changes_its_argument_tree() -> None:
-    p = {"a": X}
+    p = OrderedDict(a=X)  # of a dict, a list or a tuple it would change its own copy
     _, text = refusal(sf.CaptureError, lambda: sharded(mutates_tree)(p))
     fix = "return the new value instead of storing it"
     assert text == (

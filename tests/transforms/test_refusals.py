@@ -163,7 +163,6 @@ ELSEWHERE = {
     "_optim_checks.check_options": "called by Optim.checked",
     "_optim_checks.check_trees": "called by Optim.checked",
     "_optim_checks._refuse_meshes": "skipped in a trace, where shard and jit check meshes",
-    "_parts._refuse_uneven": "reads the arguments of a call, before a trace",
     "_schedule.load_state_dict": "called outside of functions",
     "_placed.placed_like": "called outside of functions",
     "_check._differ": "check is refused in a trace",

@@ -11,10 +11,11 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from .subclasses import cache_forgotten
 
+FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param"
 _one_thread = threading.RLock()
 _INSIDE: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "inside", default=False
@@ -84,3 +85,19 @@ def values_per_rank(x: torch.Tensor) -> dict[int, torch.Tensor] | None:
     from torch.distributed._local_tensor import LocalTensor
 
     return x._local_tensors if isinstance(x, LocalTensor) else None
+
+
+def fully_sharded(
+    original: Callable[..., Any], record: Any, given: Any, *args: Any, **kwargs: Any
+) -> None:
+    """FSDP's parameter of a module, with the shards of all ranks. torch makes that of one rank."""
+    if runs_on_all_ranks() or isinstance(given, DTensor):
+        original(record, given, *args, **kwargs)
+        return
+    whole = given.detach().clone()
+    original(record, given, *args, **kwargs)
+    spec = record._sharding_spec
+    placed = distribute_tensor(whole, spec.mesh, spec.placements, src_data_rank=None)
+    sharded = torch.nn.Parameter(placed, requires_grad=given.requires_grad)
+    record.sharded_param = sharded
+    record._setattr_on_modules(sharded)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import gc
 import operator
@@ -242,6 +243,27 @@ def empty_dtensor(
     local = torch.empty(sizes, dtype=dtype, device="meta")
     spec = dtensor_spec(mesh, tuple(placements), shape, stride, dtype)
     return dtensors([local], [spec])[0]
+
+
+def with_own_masks(x: DTensor) -> DTensor:
+    """A DTensor without values whose masks are its own. torch remembers the masks of a lookup in
+    a row-sharded table with its placements, until the result is reduced: the next lookup of this
+    kind would meet one without values (torch 2.13).
+    """
+    spec = spec_of(x)
+    masked = [p for p in spec.placements if hasattr(p, "mask_buffer")]
+    if not masked:
+        return x
+    placements = tuple(map(copy.copy, spec.placements))
+    for shared, own in zip(spec.placements, placements, strict=True):
+        if hasattr(shared, "mask_buffer"):
+            mask = shared.mask_buffer
+            object.__setattr__(own, "mask_buffer", copy.copy(mask))
+            mask.data, mask.refcount = None, 0
+    spec = dtensor_spec(
+        spec.mesh, placements, tuple(spec.shape), tuple(spec.stride), x.dtype
+    )
+    return dtensors([local_tensor(x)], [spec])[0]
 
 
 def is_arriving(x: torch.Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -125,6 +126,27 @@ def attribute_read(
         return read(tensor, tx, name)
     placed = dtensors.placed(name, _node(tensor), _outer(tx))
     return _read(tx, dtensors.attributes[name], [placed], {})
+
+
+def declared_member(
+    dtensors: DTensors, look_up: Callable[..., Any], tensor: Any, name: str
+) -> Any:
+    """A member that torch 2.15 declares in a table and reads before any other attribute. The
+    class of a tensor is one: not that of the fake argument, which its source would show.
+    """
+    from torch._dynamo.variables.base import VariableTracker
+
+    member = look_up(tensor, name)
+    if name != "__class__" or member is None:
+        return member
+
+    def read(tensor: Any, tx: Any, name: str) -> Any:
+        return VariableTracker.build(tx, tensor.python_type())
+
+    def getter(tensor: Any, tx: Any) -> Any:
+        return attribute_read(dtensors, read, tensor, tx, name)
+
+    return dataclasses.replace(member, getter=getter)
 
 
 def has_attribute(

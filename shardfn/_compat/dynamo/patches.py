@@ -100,6 +100,13 @@ READING = (  # a captured function, by Dynamo
         new=reading.random_in_place,
     ),
     Patch(
+        methods(VARIABLES + "TensorVariable", "method_requires_grad_"),
+        "torch.func refuses it, also for a value whose derivative does not depend on it",
+        NEVER,
+        new=reading.grad_required,
+        optional=True,
+    ),
+    Patch(
         methods(VARIABLES + "AutogradFunctionVariable", "call_apply"),
         "under torch.func it looks inside, where the function's own derivatives count",
         "later than 2.13",
@@ -206,6 +213,14 @@ READING = (  # a captured function, by Dynamo
         NEVER,
         new=dtensor_calls.attribute_read,
         takes="dtensors",
+    ),
+    Patch(
+        methods(VARIABLES + "TensorVariable", "lookup_tp_getset_member"),
+        "the class of a DTensor, which torch 2.15 reads from a table",
+        NEVER,
+        new=dtensor_calls.declared_member,
+        takes="dtensors",
+        optional=True,
     ),
     Patch(
         methods(VARIABLES + "TensorVariable", "call_obj_hasattr"),

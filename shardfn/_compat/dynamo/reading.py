@@ -253,6 +253,18 @@ def random_in_place(
     return builder.wrap_fx_proxy(tx, proxy)
 
 
+def grad_required(
+    asked: Callable[..., Any], tensor: Any, tx: Any, requires_grad: Any = True
+) -> Any:
+    """Dynamo's `requires_grad_` of a value that the function has made. torch.func refuses it,
+    and its derivatives do not depend on the flag.
+    """
+    is_asked = requires_grad is True or requires_grad.as_python_constant()
+    if is_asked and not tensor.source and inside_transform():
+        return tensor
+    return asked(tensor, tx, requires_grad)
+
+
 def intact(
     apply: Callable[..., Any], function: Any, tx: Any, args: Any, kwargs: Any
 ) -> Any:

@@ -16,6 +16,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 LOOKUP = "pytree_node_registry_get"  # optree's
 
+CONTAINERS = (dict, list, tuple)
+
 CONSTANTS = (type(None), bool, int, float, complex, str, torch.dtype)
 
 
@@ -46,6 +48,13 @@ def is_of_trees(fn: Any) -> bool:
     return "of_trees" in fn.__dict__ or fn in TORCHS
 
 
+def owned(tree: Any) -> Any:
+    """A tree whose dicts, lists and tuples are new. Dynamo makes them itself, so a captured
+    function may change them.
+    """
+    return tree
+
+
 def run_as_it_is(
     read: Callable[..., Any], function: Any, tx: Any, args: Any, kwargs: Any
 ) -> Any:
@@ -54,6 +63,8 @@ def run_as_it_is(
     run = _mapped if fn is _pytree.tree_map else _run if is_of_trees(fn) else read
     if fn.__name__ == LOOKUP:
         run = _registered_class
+    if fn is owned:
+        return _owned(args[0])
     try:
         return run(function, tx, args, kwargs)
     except UnknownVariable:
@@ -91,6 +102,28 @@ def _mapped(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         for x in leaves
     ]
     return values.variable(_pytree.tree_unflatten(mapped, treedef))
+
+
+def _owned(variable: Any) -> Any:
+    """A variable of a tree, with new containers."""
+    from torch._dynamo import variables
+    from torch._dynamo.variables.base import ValueMutationNew
+    from torch._dynamo.variables.lazy import LazyVariableTracker
+
+    is_lazy = isinstance(variable, LazyVariableTracker)
+    is_read = not is_lazy or variable.is_realized()
+    if not is_read and variable.peek_type() not in CONTAINERS:
+        return variable  # nothing may ever read this leaf
+    variable = variable.realize()
+    kind = type(variable).__name__
+    if kind in ("ListVariable", "TupleVariable"):
+        children = [_owned(x) for x in variable.items]
+        return type(variable)(children, mutation_type=ValueMutationNew())
+    if kind != "ConstDictVariable" or variable.python_type() is not dict:
+        return variable
+    variable.install_dict_keys_match_guard()
+    items = {key.vt: _owned(x) for key, x in variable.items.items()}
+    return variables.ConstDictVariable(items, mutation_type=ValueMutationNew())
 
 
 class Values:
@@ -194,16 +227,19 @@ def registered(kind: type) -> tuple[Callable[..., Any], Callable[..., Any]] | No
     node = _pytree.SUPPORTED_NODES.get(kind)
     if node is None or node.flatten_with_keys_fn is None:
         return None
-    by_name = node.flatten_with_keys_fn
-    unflatten = node.unflatten_fn
 
+    # each closes over the class alone: Dynamo reads them, and no functools.partial of torch's
     def opened(x: Any) -> tuple[list[Any], Any, list[Any]]:
         # of a dataclass the other function has not all of the context (torch 2.13)
-        children, context = node.flatten_fn(x)
+        known = _pytree.SUPPORTED_NODES[kind]
+        children, context = known.flatten_fn(x)
         names = [
             getattr(key, "key", getattr(key, "name", None))
-            for key, _ in by_name(x)[0]
+            for key, _ in known.flatten_with_keys_fn(x)[0]
         ]
         return list(children), context, names
 
-    return opened, lambda context, children: unflatten(list(children), context)
+    def closed(context: Any, children: Any) -> Any:
+        return _pytree.SUPPORTED_NODES[kind].unflatten_fn(list(children), context)
+
+    return opened, closed

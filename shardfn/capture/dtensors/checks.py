@@ -20,6 +20,7 @@ from ...mesh import (
     refuse_elsewhere,
 )
 from ...ops.text_formats import parse_placed, print_placed
+from ...simulated import uneven_dim
 from ..shard_map.axis_names import current_scope
 from . import own_sizes
 from .flattened import home_of, refuse_flattened
@@ -151,6 +152,32 @@ def check_closed_over(mesh: Any) -> None:
         raise needs_ranks(what, mesh)
 
 
+def refuse_uneven_part(where: str, path: str, x: Any) -> None:
+    """Refuse shards of different sizes on a part of the mesh, whose sizes other ranks cannot know.
+
+    Raises:
+        PlacementError: it has some.
+    """
+    dim = uneven_dim(x)
+    if dim is None:
+        return
+    part = axes_of(x.device_mesh)
+    raise PlacementError.of(
+        where,
+        f"a DTensor on a part of the mesh, {part}, in shards of different sizes",
+        fix="a DTensor on the whole mesh, or a size that the axis divides",
+        arg_path=path,
+        dim=dim,
+    )
+
+
+@_compat.constant_in_graph
+def axes_here() -> Any:
+    """The axes of the mesh of the code here, and their sizes."""
+    axes = axes_of(current_scope().mesh)
+    return tuple(zip(axes.names, axes.sizes, strict=True))
+
+
 def _refuse_stranger(what: str, mesh: Any) -> None:
     """Refuse a mesh that is neither the one of the call nor a part of it.
 
@@ -222,6 +249,25 @@ def check_shape(
         place = ", ".join(f"{axis}={k}" for axis, k in at.items())
         needed = f"local tensors of shape {mine} on the rank at {place}"
     raise PlacementError.of(what, got, needed=needed, fix="pad the tensor")
+
+
+@_compat.constant_in_graph
+def check_stride(
+    what: str, shape: tuple[int, ...], made: tuple[int, ...], said: tuple[int, ...]
+) -> None:
+    """Check the global strides that `from_local` is given, where a dim has several elements.
+
+    Raises:
+        PlacementError: the memory of the local tensors is another one.
+    """
+    is_long = len(said) == len(made)
+    dims = [dim for dim, n in enumerate(shape) if n > 1]
+    if is_long and all(said[dim] == made[dim] for dim in dims):
+        return
+    got = f"stride {said}, of a DTensor of shape {shape}"
+    needed = f"{made}, as the local tensors lie in memory"
+    fix = f"stride={made}, or a local tensor in that layout: x.contiguous()"
+    raise PlacementError.of(what, got, needed=needed, fix=fix)
 
 
 @_compat.constant_in_graph

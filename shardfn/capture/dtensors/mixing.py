@@ -4,6 +4,7 @@ a number of each rank. torch refuses the first; the second would give wrong valu
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,10 +13,12 @@ import torch
 
 from ...errors import CaptureError
 from ...ops import placement
+from ...ops.nodes import args_of
 from ...ops.prims import CALLS
 from ...ops.shard_map import own_term, to_local
 from ...ops.text_formats import parse_placed
 from .. import annotations as sources
+from ..control_flow import bodies, endings
 from ..shard_map.varying_nodes import (
     BACKWARD,
     PLUMBING,
@@ -38,6 +41,17 @@ MARKS = (
     placement.shared,
     placement.align,
 )
+
+
+# the arguments of an op that its results stand for
+RESULTS: dict[Any, tuple[int, ...]] = {
+    bodies.enter: (0,),
+    bodies.inside: (0,),
+    bodies.leave: (0,),
+    endings.scan: (0,),
+    endings.cond: (1, 2),
+    endings.while_loop: (1,),
+}
 
 
 def refuse_mixed(
@@ -117,6 +131,7 @@ def _is_apart(node: torch.fx.Node) -> bool:
     return (
         node.target in CALLS
         or node.target in MARKS
+        or node.target in RESULTS
         or name_of(node) in (*BACKWARD, *PLUMBING)
         or any(x.op == "get_attr" for x in node.all_input_nodes)
     )
@@ -152,10 +167,30 @@ def _mesh_axes(graph: torch.fx.Graph) -> dict[torch.fx.Node, set[str]]:
             axes[node] = {axis for axis, _ in parse_placed(str(node.args[1]))}
         elif node.target is placement.returned:
             axes[node] = set()
+        elif node.target in RESULTS:
+            continue  # its results are, each as it is
         elif not _is_apart(node) or name_of(node) in PLUMBING:
-            found = [axes[x] for x in node.all_input_nodes if x in axes]
+            of_body = of_control_flow(node)
+            given = node.all_input_nodes if of_body is None else of_body
+            found = [axes[x] for x in given if x in axes]
             axes.update({node: set().union(*found)} if found else {})
     return axes
+
+
+def of_control_flow(node: torch.fx.Node) -> list[torch.fx.Node] | None:
+    """For one of the values that enter or leave a body, or a result of a control-flow op: the
+    values that it stands for.
+    """
+    if node.target is not operator.getitem:
+        return None
+    every, k = args_of(node)
+    if not isinstance(every, torch.fx.Node) or not isinstance(k, int):
+        return None
+    rows = RESULTS.get(every.target)
+    if rows is None:
+        return None
+    given = [args_of(every)[row] for row in rows]
+    return [xs[k] for xs in given if k < len(xs)]
 
 
 def _of_a_part(node: torch.fx.Node, axes: list[str]) -> CaptureError:

@@ -13,3 +13,4 @@ OF_MESHES: dict[str, Callable[..., Any]] = {}  # methods of (mesh, *args)
 PART = "_part"  # an attribute of ours: the placements of a DTensor on a part, else nothing
 PARTIAL = "_partial"  # an attribute of ours: the placements of a Partial DTensor, else nothing
 OURS = PART, PARTIAL  # attributes that a DTensor may lack
+CLOSED_OVER: dict[str, Callable[..., Any]] = {}  # of (tensor, its placements): of PART alone

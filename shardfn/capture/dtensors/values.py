@@ -14,18 +14,20 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from ... import _compat
+from ... import _compat, _tree
 from ...errors import CaptureError
 from ...mesh import axes_of, entered
 from ...ops import placement
 from ...ops.nodes import args_of
 from ...ops.prims import CALLS
 from ...ops.text_formats import parse_placed, print_placed
+from ...simulated import is_on_part
+from ..control_flow import bodies
 from ..shard_map.axis_names import current_scope
-from ..shard_map.varying_nodes import BACKWARD, PLUMBING
+from ..shard_map.varying_nodes import BACKWARD, PLUMBING, is_wrap
 from . import checks, table
 from .flattened import flattened
-from .mixing import origin, refuse_mixed, refuse_two_meshes
+from .mixing import of_control_flow, origin, refuse_mixed, refuse_two_meshes
 from .whole_writes import is_replaceable
 
 Outer = Mapping[torch.fx.Node, torch.fx.Node]
@@ -51,8 +53,16 @@ class DTensors:
         self.mode = mode
         self.arguments = arguments  # the path and the fake tensor of each
         self.known: dict[torch.fx.Node, Any] = {}  # on the meta device
-        self.kinds: dict[torch.fx.Node, bool] = {}
         self.meshes: set[tuple[str, ...]] = set()  # the axes of each
+        self.left: list[torch.fx.Node] = []  # the results of bodies that nothing runs yet
+        self.bodies: dict[torch.fx.Node, torch.fx.Node] = {}  # those of what runs
+
+    @property
+    def kinds(self) -> dict[torch.fx.Node, bool]:
+        """Which values are DTensors, as far as it is known: those of the scope, for Dynamo calls
+        the functions of an earlier capture for isinstance (torch 2.13).
+        """
+        return current_scope().are_dtensors
 
     @_compat.located
     def check(self, node: torch.fx.Node, outer: Callable[[], Outer]) -> None:
@@ -65,12 +75,34 @@ class DTensors:
             self.meshes.add(_axes_of(node, {}))
         if self.meshes:
             around = outer()
+            self._note_result(node, around)
             is_placed = lambda x: self.is_dtensor(x, around)
             refuse_mixed(
                 node, is_placed, lambda x: origin(x, around, self.arguments)
             )
             if len(self.meshes) > 1:
                 refuse_two_meshes(node, is_placed, lambda x: _axes_of(x, around))
+
+    def _note_result(self, node: torch.fx.Node, outer: Outer) -> None:
+        """Note whether a result of a body is a DTensor, whatever else enters the body."""
+        if node.target is bodies.leave:
+            self.left.append(node)
+            for x in args_of(node)[0]:
+                self.is_dtensor(x, outer)
+        if node.target is not operator.getitem:
+            return
+        every, k = args_of(node)
+        if is_wrap(every) and isinstance(k, int):
+            left = self._left_by(every)
+            (output,) = left.graph.find_nodes(op="output")
+            x = args_of(left)[0][args_of(args_of(output)[0][k])[1]]
+            self.kinds[node] = self.kinds[x]
+
+    def _left_by(self, wrap: torch.fx.Node) -> torch.fx.Node:
+        """The results of the body that a node runs."""
+        if wrap not in self.bodies:
+            self.bodies[wrap] = self.left.pop()
+        return self.bodies[wrap]
 
     def is_dtensor(self, node: torch.fx.Node, outer: Outer) -> bool:
         """Whether the value of a node is a DTensor."""
@@ -150,8 +182,13 @@ class DTensors:
             PlacementError: its mesh is another one.
         """
         checks.check_closed_over(x.device_mesh)
-        is_constraint = checks.among_global_tensors()
-        return _constrained if is_constraint else placement.placed, text_of(x)
+        if checks.among_global_tensors():
+            return _constrained, text_of(x)
+        if not is_on_part(x, current_scope().mesh):
+            return placement.placed, text_of(x)
+        checks.refuse_uneven_part("a DTensor that the function closes over", "", x)
+        current_scope().parts.append(x)
+        return table.CLOSED_OVER[table.PART], text_of(x)
 
     def is_replaceable(
         self, x: torch.fx.Node, value: torch.fx.Node, graph: torch.fx.Graph
@@ -175,7 +212,8 @@ class DTensors:
         """The value of a node, as torch places it."""
         node = outer.get(node, node)
         if node not in self.known:
-            self.known[node] = self._made(node, outer)
+            made = self._made(node, outer)
+            self.known[node] = _tree.tree_map(_with_own_masks, made)
         return self.known[node]
 
     def _made(self, node: torch.fx.Node, outer: Outer) -> Any:
@@ -217,6 +255,10 @@ class DTensors:
         return torch.empty_strided(shape, stride, dtype=x.dtype, device="meta")
 
 
+def _with_own_masks(x: Any) -> Any:
+    return _compat.with_own_masks(x) if isinstance(x, DTensor) else x
+
+
 # values that are made of a DTensor and are none
 SIZES = torch.Size, int, float, torch.SymInt, torch.SymFloat, torch.SymBool
 SAME = ("_wrap_for_grad", "_unwrap_for_grad", "_set_tensor_requires_grad")
@@ -228,12 +270,19 @@ def _constrained(x: torch.Tensor, text: str) -> torch.Tensor:
     return placement.unmarked(placement.placed(x, text))
 
 
-def stand_in(x: torch.Tensor, mode: Any) -> torch.Tensor:
-    """A fake tensor of the global shape, with the device of the local tensor."""
+def stand_in(x: DTensor, mode: Any) -> torch.Tensor:
+    """A fake tensor of the global shape, with the device of the local tensor. For a DTensor on a
+    part of the mesh one of each rank's own tensors.
+    """
+    shape = tuple(x.shape)
+    stride = tuple(x.stride())
+    scope = current_scope()
+    if any(x is part for part in scope.parts):
+        local = _compat.local_tensor(x)  # shards are even
+        shape = (scope.mesh.size(), *local.shape)
+        stride = (max(local.numel(), 1), *local.stride())
     with mode, torch.enable_grad():
-        made = torch.empty_strided(
-            tuple(x.shape), tuple(x.stride()), dtype=x.dtype, device=x.device
-        )
+        made = torch.empty_strided(shape, stride, dtype=x.dtype, device=x.device)
         return made.requires_grad_(x.requires_grad)
 
 
@@ -247,7 +296,7 @@ def is_dtensor(
         outer: the inputs of subgraphs, each with the value outside.
         known: answers so far.
     """
-    stack = [node]
+    stack = [] if node in known else [node]
     while stack:
         here = stack[-1]
         sources = _sources(here, outer)
@@ -271,6 +320,8 @@ def _sources(node: torch.fx.Node, outer: Outer) -> list[torch.fx.Node]:
         return []
     if (like := _gradient_of(node)) is not None:
         return [like]
+    if (found := of_control_flow(node)) is not None:
+        return found
     if getattr(node.target, "__name__", "") in BACKWARD:
         return [x for x in args_of(node)[1] if isinstance(x, torch.fx.Node)]
     return node.all_input_nodes

@@ -96,8 +96,8 @@ BUFFERS = (
 
 def refuse_mutation(
     graph: torch.fx.GraphModule, name: str, paths: Sequence[str]
-) -> bool:
-    """Whether the graph writes in place. Refuses writes to inputs.
+) -> list[torch.fx.Node]:
+    """The nodes of the graph that write in place. Refuses writes to inputs.
 
     Raises:
         CaptureError: names the argument and the line.
@@ -128,4 +128,4 @@ def refuse_mutation(
             source=source,
             arg_path=path,
         )
-    return bool(writes)
+    return writes

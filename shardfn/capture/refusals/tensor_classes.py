@@ -26,6 +26,14 @@ PLAIN = "x.as_subclass(torch.Tensor); or a class that says what it holds: __tens
 # calls of torch.func, in Dynamo's graph, after which a transform follows a tensor
 FOLLOWS = ("_wrap_for_grad", "_add_batch_dim", "_make_dual", "make_dual")
 
+# the namespaces of ops of torch that communicate; those that shardfn knows are its own by now
+SENDING = (
+    "symm_mem",
+    "c10d",
+    "_c10d_functional",
+    "_c10d_functional_autograd",
+    "_dtensor",
+)
 
 def refused(where: str, got: str, source: str | None) -> CaptureError:
     """The error for a tensor subclass."""
@@ -46,12 +54,26 @@ def refuse_made(python: torch.fx.GraphModule, name: str) -> None:
             value = node.meta.get("example_value")
             if getattr(node.target, "__name__", "") in FOLLOWS:
                 _refuse_unread(node, name)
+            _refuse_sending(node, name)
             is_tensor = isinstance(value, torch.Tensor)
             if is_tensor and _is_refused(value):
                 kind = _compat.class_name(value)
                 source = sources.line_of(node.meta.get("stack_trace"))
                 got = DTENSOR if kind == "DTensor" else f"it makes a {kind}"
                 raise refused(name, got, source)
+
+
+def _refuse_sending(node: torch.fx.Node, name: str) -> None:
+    """Refuse an op of torch that communicates by itself: as a local op it would be wrong."""
+    op = str(node.target).removeprefix("torch.ops.")
+    if isinstance(node.target, str) or op.split(".")[0] not in SENDING:
+        return
+    source = sources.line_of(node.meta.get("stack_trace"))
+    got = f"it calls {op}, which communicates by itself"
+    needed = "collectives that shardfn knows"
+    fix = "torch.distributed.all_gather_into_tensor, reduce_scatter_tensor or all_to_all_single, "
+    fix += "and the product beside it; or DTensors: x.redistribute(mesh, placements) @ w"
+    raise CaptureError.of(name, got, needed=needed, fix=fix, source=source)
 
 
 def _refuse_unread(node: torch.fx.Node, name: str) -> None:

@@ -30,9 +30,8 @@ def _functional() -> list[Any]:
     """The user's custom ops, except ops on lists of tensors, which autograd.Function does not
     support.
     """
-    mine = [
-        r for r in _compat.custom_ops() if _compat.namespace_of(r) not in TORCHS
-    ]
+    made = _compat.custom_ops(of_torch=False)
+    mine = [r for r in made if _compat.namespace_of(r) not in TORCHS]
     return [
         r
         for r in mine

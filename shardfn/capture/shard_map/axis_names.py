@@ -66,6 +66,8 @@ class Scope:
     rank: tuple[int, ...] | None = None
     # the local shapes that its program depends on: `dtensors.own_sizes`
     cuts: list[Any] = attrs.field(factory=list)
+    are_dtensors: dict[Any, bool] = attrs.field(factory=dict)  # of `dtensors.values`
+    parts: list[Any] = attrs.field(factory=list)  # closed-over DTensors on a part
     # the calls that gave the number of a rank as a tensor
     rank_calls: list[str] = attrs.field(factory=list)
 

@@ -21,6 +21,7 @@ from .. import annotations as sources
 from ..control_flow import bodies as regions
 from ..control_flow import endings
 from .protocols import Settled, Varying
+from .varying_nodes import is_wrap
 
 NONE: Axes = frozenset()
 
@@ -51,11 +52,6 @@ class Body:
     @property
     def free(self) -> list[torch.fx.Node]:
         return [x for k, x in enumerate(self.given) if self.entered(k) is None]
-
-
-def is_wrap(node: torch.fx.Node) -> bool:
-    """Whether a node runs a body."""
-    return getattr(node.target, "_name", None) == "wrap"
 
 
 def ending_of(node: torch.fx.Node) -> torch.fx.Node | None:

@@ -11,8 +11,8 @@ import torch
 from ...ops.nodes import args_of
 from ..control_flow import bodies as regions
 from .protocols import Axes, Settled, Varying
-from .varying_bodies import ENDINGS, NONE, Body, ending_of, is_wrap
-from .varying_nodes import BACKWARD, PLUMBING, children_of, name_of
+from .varying_bodies import ENDINGS, NONE, Body, ending_of
+from .varying_nodes import BACKWARD, PLUMBING, children_of, is_wrap, name_of
 
 
 def is_part(node: torch.fx.Node) -> bool:

@@ -112,6 +112,11 @@ def is_checkpoint(node: torch.fx.Node) -> bool:
     return getattr(node.target, "_name", None) == CHECKPOINT
 
 
+def is_wrap(node: torch.fx.Node) -> bool:
+    """Whether a node runs a body."""
+    return getattr(node.target, "_name", None) == "wrap"
+
+
 def name_of(node: torch.fx.Node) -> str:
     return (
         node.target

@@ -99,7 +99,7 @@ def vary_in_value(walk: Walk, node: torch.fx.Node) -> None:
 
 
 def as_invariant(walk: Walk, node: torch.fx.Node) -> None:
-    axes = dict.fromkeys(parse_axes(*constants_of(node)), "R")
+    axes = dict.fromkeys(parse_axes(constants_of(node)[0]), "R")
     slot = _brought(walk, node, axes, (), ("sum",))
     _make(walk, node, _relabelled(walk, node, slot, node.meta["val"], slot.marks))
 
@@ -346,6 +346,8 @@ def _brought(
 implement(shard_map.to_local, place=to_local)
 implement(shard_map.from_local, place=from_local)
 implement(shard_map.vary, place=vary)
+implement(shard_map.vary_alike, place=vary)
+implement(shard_map.as_alike, place=as_invariant)
 implement(shard_map.vary_in_value, place=vary_in_value)
 implement(shard_map.as_invariant, place=as_invariant)
 implement(shard_map.own_term, place=own_term)

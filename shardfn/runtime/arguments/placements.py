@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from ... import _compat, _tree, tree_pairs
 from ...errors import PlacementError, TreeError, call_site
@@ -185,15 +185,18 @@ def moved_to(x: DTensor, mesh: Any) -> str:
 
 
 def marks_of_closed_over(
-    name: str, x: torch.Tensor, mesh: Any, axes: MeshAxes
+    name: str, x: torch.Tensor, node: torch.fx.Node, mesh: Any, axes: MeshAxes
 ) -> Marks:
-    """The placements of a closed-over tensor: a plain one is replicated.
+    """The placements of a closed-over tensor, the input `node` of the program: a plain one is
+    replicated. A DTensor on a part of the mesh has one more dim there, of each rank's own tensors.
 
     Raises:
         PlacementError: a DTensor of another mesh.
     """
     if not isinstance(x, DTensor) or mesh is None:
         return ("R",) * len(axes.names)
+    if node.meta["val"].dim() > x.dim():
+        return marks_of([Shard(0)] * len(axes.names), (mesh.size(),), axes)
     if x.device_mesh != mesh:
         where = f"{name}, a DTensor that it closes over"
         moved = moved_to(x, mesh)

@@ -130,7 +130,9 @@ class Traced:
         axes = self.placed.axes
         mesh, name = self.placed.mesh, self.request.name
         held = self.captured.closed_over
-        closed = [marks_of_closed_over(name, x, mesh, axes) for x in held]
+        nodes = self.program.graph.graph.find_nodes(op="placeholder")
+        own = zip(held, nodes[len(nodes) - len(held) :], strict=True)
+        closed = [marks_of_closed_over(name, *pair, mesh, axes) for pair in own]
         ins = (*self.placed.marks, *closed)
         outs = out_marks(self.request, self.program, self.placed)
         gradients = gradient_marks(self.request, self.placed)

@@ -59,7 +59,12 @@ def from_local(
     x = placement.shared(local_tensor, "a DTensor")
     same = tuple([name for name, _, said in rows if said == "R"])
     x = of_rank(x, 0, same) if same and run_check else x
-    return joined(x, rows, shards)
+    placed = joined(x, rows, shards)
+    if stride is not None:
+        shape = numbers(placed)
+        strides = tuple([int(n) for n in placed.stride()])
+        checks.check_stride(FROM_LOCAL, shape, strides, tuple(stride))
+    return placed
 
 
 @_compat.read_by_dynamo
@@ -120,8 +125,9 @@ def _placed(x: torch.Tensor, rows: Any, is_constraint: bool) -> torch.Tensor:
 def to_local(
     x: torch.Tensor, placed: str | None, *, grad_placements: Any = None
 ) -> torch.Tensor:
-    """DTensor.to_local. Its gradient is summed over ranks where that is due, so
-    `grad_placements` changes nothing.
+    """DTensor.to_local. Its gradient is summed over ranks where that is due. Of a replicated one
+    that meets plain arguments alone it is that of each rank, unless `grad_placements` says that
+    ranks have terms.
     """
     what = "DTensor.to_local"
     rows = checks.rows_of(what, placed)
@@ -134,7 +140,18 @@ def to_local(
     if not is_divided(x, shards):
         shards = checks.shards_of(what, rows, numbers(x))
     x = prims.to_local(x, shards)
-    return placement.shared(x, "a DTensor")
+    partial = _partial_axes(rows, grad_placements)
+    alike = [name for name, _, said in rows if said == "R" and name not in partial]
+    return placement.shared(x, "a DTensor", print_axes(alike))
+
+
+@_compat.read_by_dynamo
+def _partial_axes(rows: Any, said: Any) -> tuple[str, ...]:
+    """The axes over which ranks have terms of a gradient, as the code says."""
+    if said is None:
+        return ()
+    pairs = zip(rows, said, strict=True)
+    return tuple([row[0] for row, p in pairs if p.is_partial()])
 
 
 @_compat.read_by_dynamo
@@ -157,7 +174,8 @@ def full_tensor(
         return _placed(x, rows, True)
     text = checks.replicated(what, placed)
     _check_gradient(what, None, placed, grad_placements, kind(x)[0])
-    return to_local(placement.moved(x, text, placed or ""), text)
+    x = placement.moved(x, text, placed or "")
+    return to_local(x, text, grad_placements=grad_placements)
 
 
 @_compat.read_by_dynamo

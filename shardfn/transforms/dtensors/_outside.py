@@ -22,10 +22,16 @@ from ...runtime.arguments import (
     refuse_lost_tangent,
 )
 from ...runtime.arguments.dynamic import ATTRIBUTE, Dims, dims_of, marked
-from ...simulated import SimulatedTensor, UnreadTensor, dtensors, shown
+from ...simulated import (
+    SimulatedTensor,
+    UnreadTensor,
+    dtensors,
+    is_on_part,
+    shown,
+)
 from ...types import ShapeDtype
 from ...world import current_world
-from ._parts import is_on_part, of_part, own_of_part
+from ._parts import of_part, own_of
 
 OF_RANKS = SimulatedTensor, UnreadTensor
 
@@ -64,7 +70,7 @@ def entering(request: Request, mesh: Any, args: Any, kwargs: Any) -> Any:
         path = where.get(id(x), "")
         if is_on_part(x, mesh):
             refuse_lost_gradient(f"{request.name}, argument {path}", path, x)
-            x = _global(own_of_part(request.name, path, x, mesh), mesh)
+            x = _global(own_of(request.name, path, x, mesh), mesh)
             setattr(x, OWN, True)
         elif isinstance(x, torch.Tensor) and not isinstance(x, DTensor):
             if _holds_dtensors(request.name, where, x):

@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
 
 import shardfn as sf
 from shardfn import _compat
@@ -173,3 +179,34 @@ def test_a_closed_over_dtensor_is_placed_as_it_is(mesh: Any) -> None:
     with axis_names.scope(mesh, "cpu"):
         fn, text = dtensors().closed_over(d)
         assert fn is values._constrained and text == "dp=R,tp=S1"
+
+
+def test_lookups_of_a_row_sharded_table_do_not_meet_each_others_masks() -> None:
+    table = torch.arange(8.0).view(4, 2)
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        w = distribute_tensor(table, mesh, [Shard(0)])
+        for ids in ([0, 3], [1, 2]):
+            i = distribute_tensor(torch.tensor(ids), mesh, [Replicate()])
+
+            def fn(w: Any, i: Any) -> Any:
+                y = torch.nn.functional.embedding(i, w)
+                return y.redistribute(mesh, [Replicate()]), y.placements
+
+            out, placements = sf.jit(fn, backend="aten")(w, i)
+            assert placements[0].is_partial()
+            torch.testing.assert_close(sf.full(out), table[ids])
+            eager = torch.nn.functional.embedding(i, w)
+            torch.testing.assert_close(eager.full_tensor(), table[ids])
+
+
+def test_a_result_of_control_flow_is_what_its_body_returns() -> None:
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        w = distribute_tensor(torch.ones(4), mesh, [Shard(0)])
+        add = lambda c, k: (c + k * w.full_tensor().sum(), w * 2)
+        fn = lambda x, ks: sf.scan(add, x.sum(), ks)
+        for _ in range(2):  # a second capture knows nothing of the first
+            total, rows = sf.jit(fn, backend="aten")(torch.ones(3), torch.arange(3.0))
+            assert not isinstance(total, DTensor) and isinstance(rows, DTensor)
+            torch.testing.assert_close(total.shards[1], torch.tensor(15.0))

@@ -47,3 +47,14 @@ def test_a_constant_without_a_value_has_leaked() -> None:
     refusals.refuse_fakes([X], "f")
     with pytest.raises(sf.CaptureError, match="f, a tensor that it holds"):
         refusals.refuse_fakes([_compat.FakeTensorMode().from_tensor(X)], "f")
+
+
+def test_an_op_that_communicates_by_itself_is_refused_by_name() -> None:
+    with sf.fake_world(2), pytest.raises(sf.CaptureError) as caught:
+        group = sf.make_mesh((2,), ("tp",)).get_group().group_name
+        fused = torch.ops.symm_mem.fused_all_gather_matmul
+        sf.jit(lambda x: fused(x, [x], 0, group)[0])(torch.ones(2, 2))
+    text = str(caught.value)
+    assert "it calls symm_mem.fused_all_gather_matmul, which communicates" in text
+    assert "all_gather_into_tensor" in text
+    assert "test_tensor_classes.py" in text

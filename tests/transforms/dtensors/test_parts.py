@@ -46,28 +46,6 @@ def close(got: Any, wanted: torch.Tensor) -> None:
     torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
-def test_a_dtensor_is_on_a_part_of_its_own_mesh(mesh: Any) -> None:
-    d = distribute_tensor(W, mesh["tp"], [S])
-    assert _parts.is_on_part(d, mesh)
-    assert not _parts.is_on_part(d, mesh["tp"])
-    assert not _parts.is_on_part(distribute_tensor(W, mesh, [R, S]), mesh)
-    assert not _parts.is_on_part(W, mesh)
-    other = sf.make_mesh((4,), ("dp",))
-    assert not _parts.is_on_part(d, other)
-
-
-def test_every_rank_has_the_tensor_of_its_place_in_the_part() -> None:
-    for rank in (0, 3):
-        with sf.fake_world(4, rank=rank):
-            mesh = grid()
-            for axis, rows in (("tp", (0, 1, 0, 1)), ("dp", (0, 0, 1, 1))):
-                d = distribute_tensor(W, mesh[axis], [S])
-                every = _parts.own_of_part("jit(f)", "w", d, mesh).shards
-                halves = W.chunk(2)
-                for x, k in zip(every, rows, strict=True):
-                    assert torch.equal(x, halves[k])
-
-
 def test_shards_of_different_sizes_are_refused_by_path(mesh: Any) -> None:
     d = distribute_tensor(X, mesh["tp"], [S])
     with pytest.raises(sf.PlacementError) as caught:
@@ -145,3 +123,36 @@ def test_a_step_of_two_parts_is_that_of_one_device(mesh: Any) -> None:
     close(compiled(w, batch).full_tensor(), W - 0.1 * MEAN)
     with pytest.raises(sf.PlacementError, match="hold other values"):
         sf.jit(step(mesh), backend="aten")(w, batch)  # each part has its gradient
+
+
+def test_a_function_closes_over_a_dtensor_on_a_part(mesh: Any) -> None:
+    tp = distribute_tensor(W, mesh["tp"], [S])
+    dp = distribute_tensor(W.t().contiguous(), mesh["dp"], [S]).t()
+
+    def fn(x: Any) -> Any:
+        y = DTensor.from_local(x, mesh["tp"], [R]) @ tp
+        return y.full_tensor() + x @ dp.full_tensor(), tp * 2, tp.placements
+
+    staged = sf.jit(fn, backend="aten")
+    for factor in (1, 2):
+        y, twice, placements = staged(X)
+        for shard in y.shards:
+            close(shard, X @ W * (factor + 1))
+        close(twice.full_tensor(), 2 * factor * W)
+        assert twice.device_mesh == mesh["tp"] and placements == (S,)
+        tp.mul_(2)  # in place: it is read at each call
+    tp.div_(4)
+    loss = lambda x: fn(x)[0].square().sum()
+    gradient = sf.jit(sf.grad(loss), backend="aten")(X)
+    wanted = torch.func.grad(lambda x: (x @ W * 2).square().sum())(X)
+    close(gradient.shards[3], wanted)
+
+
+def test_a_closed_over_one_in_uneven_shards_is_refused(mesh: Any) -> None:
+    d = distribute_tensor(X, mesh["tp"], [S])
+    with pytest.raises(sf.PlacementError) as caught:
+        sf.jit(lambda x: d.full_tensor() + x)(X)
+    text = str(caught.value)
+    assert text.startswith("a DTensor that the function closes over: a DTensor on a part")
+    assert "(tp=2), in shards of different sizes" in text
+    assert "test_parts.py" in text

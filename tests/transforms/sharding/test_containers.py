@@ -150,3 +150,58 @@ def test_gradients_of_a_module_that_per_rank_code_closes_over() -> None:
         with torch.no_grad():
             same = staged("shard_map", lambda x: layer(x), mesh)
             torch.testing.assert_close(sf.full(same(X)), layer(X))
+
+
+def popped(batch: Any) -> Any:
+    y = batch.pop("y")
+    return batch["x"] * 2 + y, "y" in batch
+
+
+def stored(batch: Any) -> Any:
+    batch["z"] = batch.pop("x") + batch["y"]
+    batch["rows"][0].append(batch["z"])
+    return batch
+
+
+def emptied(batch: Any) -> Any:
+    rows, total = batch["rows"][0], batch["x"] * 0
+    while rows:
+        total = total * 3 + rows.pop()
+    return total, batch["rows"]
+
+
+def differentiated(batch: Any) -> Any:
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return (x * batch.pop("y")).sum()
+
+    return sf.grad(loss)(batch["x"]), "y" in batch
+
+
+def plainly_differentiated(batch: Any) -> Any:
+    return batch["y"], False
+
+
+@pytest.mark.parametrize("transform", ["jit", "shard"])
+@pytest.mark.parametrize(
+    ("fn", "plain"),
+    [
+        (popped, popped),
+        (stored, stored),
+        (emptied, emptied),
+        (differentiated, plainly_differentiated),
+    ],
+)
+def test_a_function_may_change_the_dicts_and_lists_of_its_arguments(
+    fn: Callable[..., Any], plain: Callable[..., Any], transform: str
+) -> None:
+    make = lambda: {"x": X, "y": X + 1, "rows": ([X * 2, X * 3],)}
+    with sf.fake_world(3):
+        mesh = sf.make_mesh((3,), ("dp",))
+        sharded = sf.shard(fn, mesh, P("dp"))
+        call = sharded if transform == "shard" else sf.jit(fn, backend="aten")
+        batch = make()
+        for _ in range(2):
+            found = sf.full(call(batch))
+            torch.testing.assert_close(found, plain(make()))
+            assert list(batch) == ["x", "y", "rows"], "that of the caller stays"
+            assert len(batch["rows"][0]) == 2

@@ -1,0 +1,312 @@
+"""Values that all ranks use alike, if plain arguments are the same on them.
+
+`to_local` of a replicated DTensor gives all ranks the same tensor. DTensor takes the gradient of
+it for the same on all ranks, unless `grad_placements` says that ranks have terms of it. A plain
+argument may differ between ranks, or not, as the labels of a batch. So where the tensor meets
+plain arguments alone, its gradient is taken as DTensor takes it, and calls check that these
+arguments are the same (runtime/alike.py). Where it meets a value that differs for certain, such as
+a shard, or a collective follows, the gradient is the sum over ranks.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from ... import _compat
+from ...mesh import axes_of
+from ...ops import placement, shard_map
+from ...ops.nodes import args_of
+from ...ops.prims import CALLS, Axes
+from ...ops.text_formats import parse_axes, print_axes, print_paths
+from ..control_flow import bodies, endings
+from ..dtensors.mixing import RESULTS
+from ..dtensors.own_sizes import DIFFERS, RESULT
+from ..inputs import Inputs
+from . import varying
+from .axis_names import current_scope
+from .varying_bodies import ENDINGS
+from .varying_nodes import (
+    BACKWARD,
+    children_of,
+    graphs_of,
+    is_checkpoint,
+    is_wrap,
+    name_of,
+    nodes_in,
+)
+
+NONE: Axes = frozenset()
+# the kinds of values that enter, of `placement.shared`
+ARGUMENT = "an argument"
+PART = "a DTensor on a part of the mesh"
+CLOSED_OVER = "<closed over>"  # in place of the path of an argument
+# the place of the results of a step among the arguments of a loop; the first carries follow
+LOOPS = {endings.scan: 0, endings.while_loop: 1}
+CARRIED = shard_map.vary, shard_map.as_invariant, shard_map.vary_alike
+
+
+@attrs.frozen
+class Facts:
+    """Known of a value: the axes over which it differs for certain, the arguments over
+    whose axes it may differ, and the axes over which its gradient is said to be the same.
+    """
+
+    differs: Axes = NONE
+    may: frozenset[tuple[str, str]] = (
+        frozenset()
+    )  # the path of an argument, and an axis
+    alike: Axes = NONE
+
+
+def settle(python: torch.fx.GraphModule, inputs: Inputs) -> None:
+    """Have all arguments of each op of Dynamo's graph vary over the same axes (`varying.settle`),
+    and find the values that all ranks use alike. Changes the graph in place.
+    """
+    varying.settle(python, inputs.name)
+    graphs = [*graphs_of(python)]
+    if any(_alike_of(node) for graph in graphs for node in graph.nodes):
+        values = Values(python, _paths(python, inputs))
+        values.read(python, [])
+        for graph in graphs:
+            for node in graph.find_nodes(
+                op="call_function", target=shard_map.vary
+            ):
+                values.settle(node)
+
+
+class Values:
+    """The values of Dynamo's graph, and of the bodies of its checkpoints."""
+
+    def __init__(
+        self, python: torch.fx.GraphModule, paths: dict[torch.fx.Node, str]
+    ) -> None:
+        self.paths = paths
+        mesh = current_scope().mesh
+        self.every: Axes = frozenset(axes_of(mesh).names) if mesh else NONE
+        self.of: dict[torch.fx.Node, Facts] = {}
+        # the inputs of bodies by what is given for them, and the calls of bodies
+        self.given: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+        self.calls: dict[torch.fx.Graph, list[torch.fx.Node]] = {}
+        self.bodies: dict[torch.fx.Node, torch.fx.GraphModule] = {}
+        self.modules = {
+            x.graph: x
+            for x in python.modules()
+            if isinstance(x, torch.fx.GraphModule)
+        }
+
+    def read(self, module: torch.fx.GraphModule, inputs: Sequence[Facts]) -> Facts:
+        """The facts of the results of a graph."""
+        feed = iter(inputs)
+        for node in module.graph.nodes:
+            is_input = node.op == "placeholder"
+            facts = next(feed, Facts()) if is_input else self._facts(module, node)
+            known = self.of.get(node, Facts())  # of another call of a body
+            self.of[node] = _joined((known, facts))
+        (output,) = module.graph.find_nodes(op="output")
+        return self.of[output]
+
+    def settle(self, node: torch.fx.Node) -> None:
+        """Change one `vary`, if all ranks use its value alike."""
+        x, text = args_of(node)
+        axes = frozenset(parse_axes(text))
+        if node not in self.of or not axes <= self.of[x].alike:
+            return
+        reached = [*self._reached(node)]
+        may = _joined(self.of[n] for n in reached).may
+        paths = {
+            axis: print_paths(sorted({path for path, over in may if over == axis}))
+            for axis in sorted(axes)
+            if not any(self._is_certain(n, axis) for n in reached)
+        }
+        for axis, text in paths.items():
+            if text:
+                self._change(node, axis, text)
+
+    def _change(self, node: torch.fx.Node, axis: str, paths: str) -> None:
+        """Have a value vary over one axis alike, and over the others as before."""
+        x, text = args_of(node)
+        rest = [name for name in parse_axes(text) if name != axis]
+        with node.graph.inserting_after(node):
+            made = node.graph.call_function(shard_map.vary_alike)
+        node.replace_all_uses_with(made)
+        made.args = (node, axis, paths)
+        made.meta = dict(node.meta)
+        self.of[made] = self.of[node]
+        node.args = (x, print_axes(rest))
+        if not rest:
+            made.args = (x, axis, paths)
+            node.graph.erase_node(node)
+
+    def _facts(self, module: torch.fx.GraphModule, node: torch.fx.Node) -> Facts:
+        before = _joined(self.of[x] for x in nodes_in((node.args, node.kwargs)))
+        if is_checkpoint(node) or is_wrap(node):
+            (body,) = children_of(module, node)
+            return self._called(body, node)
+        if children_of(module, node) or name_of(node) in BACKWARD:
+            return Facts(self.every)
+        if node.target in ENDINGS:
+            return self._ended(module, node, before)
+        if node.target is operator.getitem:
+            return self._item(node, before)
+        if node.target is placement.shared:
+            return self._shared(node, before)
+        if node.target is shard_map.vary:
+            return before
+        if node.target in CALLS:
+            differs = CALLS[node.target].varies(node, before.differs)
+            gone = _axes_gone(node)
+            may = {(path, axis) for path, axis in before.may if axis not in gone}
+            return Facts(differs, frozenset(may))
+        differs = before.differs | node.meta.get(DIFFERS, NONE)
+        return attrs.evolve(before, differs=differs)
+
+    def _item(self, node: torch.fx.Node, before: Facts) -> Facts:
+        """The facts of one of several values."""
+        every, k = args_of(node)
+        if not isinstance(every, torch.fx.Node) or not isinstance(k, int):
+            return before
+        if is_wrap(every):
+            (output,) = self.bodies[every].graph.find_nodes(op="output")
+            return self.of[args_of(output)[0][k]]
+        rows = RESULTS.get(every.target, ())
+        given = [args_of(every)[row] for row in rows]
+        values = [self.of[xs[k]] for xs in given if k < len(xs)]
+        return _joined(values) if rows else before
+
+    def _ended(
+        self, module: torch.fx.GraphModule, node: torch.fx.Node, before: Facts
+    ) -> Facts:
+        """The facts of the results of a loop or a branch. A loop is read until its carries do not
+        change.
+        """
+        carries = self._carries(node)
+        if node.target not in LOOPS:
+            return before if node.target is endings.cond else Facts(self.every)
+        while True:
+            now = [self.of[x] for x, _ in carries]
+            for x, after in carries:
+                self.of[x] = _joined((self.of[x], self.of[after]))
+            if now == [self.of[x] for x, _ in carries]:
+                return before
+            self._read_again(module, node)
+
+    def _read_again(
+        self, module: torch.fx.GraphModule, loop: torch.fx.Node
+    ) -> None:
+        """Read the bodies of a loop again."""
+        for wrap in self._wraps(loop):
+            for node in (wrap, *wrap.users):
+                self.of[node] = _joined((self.of[node], self._facts(module, node)))
+
+    def _wraps(self, loop: torch.fx.Node) -> list[torch.fx.Node]:
+        items = [x for x in loop.all_input_nodes if x.target is operator.getitem]
+        sources = dict.fromkeys(args_of(x)[0] for x in items)
+        return [x for x in sources if isinstance(x, torch.fx.Node) and is_wrap(x)]
+
+    def _carries(self, loop: torch.fx.Node) -> list[tuple[torch.fx.Node, Any]]:
+        """The carries of a loop as they enter its bodies, each with its next value."""
+        if loop.target not in LOOPS:
+            return []
+        outs = args_of(loop)[LOOPS[loop.target]]
+        entered = [
+            x
+            for wrap in self._wraps(loop)
+            for x in wrap.all_input_nodes
+            if x.target is operator.getitem and _is_entering(args_of(x)[0])
+        ]
+        count = len(args_of(loop)[LOOPS[loop.target] + 1])
+        rows = [(x, args_of(x)[1]) for x in entered]
+        return [(x, outs[k]) for x, k in rows if k < count]
+
+    def _shared(self, node: torch.fx.Node, before: Facts) -> Facts:
+        if alike := _alike_of(node):
+            return attrs.evolve(before, alike=before.alike | alike)
+        if args_of(node)[1] not in (ARGUMENT, PART):
+            return before
+        way = node
+        while way.all_input_nodes:
+            way = way.all_input_nodes[0]
+        if way not in self.paths and args_of(node)[1] == ARGUMENT:
+            return Facts(self.every)
+        path = self.paths.get(way, CLOSED_OVER)
+        return Facts(may=frozenset((path, axis) for axis in self.every))
+
+    def _called(self, body: torch.fx.GraphModule, node: torch.fx.Node) -> Facts:
+        """The facts of the results of a checkpoint."""
+        given = [x for x in args_of(node)[1:] if isinstance(x, torch.fx.Node)]
+        inputs = body.graph.find_nodes(op="placeholder")
+        for x, inside in zip(given, inputs, strict=False):
+            self.given.setdefault(x, []).append(inside)
+        self.calls.setdefault(body.graph, []).append(node)
+        self.bodies[node] = body
+        return self.read(body, [self.of[x] for x in given])
+
+    def _reached(self, node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+        """The values that depend on one, bodies of checkpoints included."""
+        seen = {node}
+        queue = [node]
+        while queue:
+            here = queue.pop()
+            if name_of(here) in BACKWARD:  # a gradient is another value
+                continue
+            after = [*here.users, *self.given.get(here, ())]
+            after += [x for x, _ in self._carries(here)]
+            if here.op == "output":
+                after = self.calls.get(here.graph, [])
+            elif here is not node:
+                yield here
+            queue += [x for x in after if x not in seen]
+            seen.update(after)
+
+    def _is_certain(self, node: torch.fx.Node, axis: str) -> bool:
+        """Whether a value differs over an axis for certain, or ranks communicate it."""
+        is_known = is_checkpoint(node) or is_wrap(node)
+        if children_of(self.modules[node.graph], node) and not is_known:
+            return True
+        if node.kwargs.get("where") == RESULT:
+            return False
+        if node.target in CALLS and node.target not in CARRIED:
+            return axis in CALLS[node.target].axes_of(node)
+        return axis in self.of[node].differs
+
+
+def _paths(
+    python: torch.fx.GraphModule, inputs: Inputs
+) -> dict[torch.fx.Node, str]:
+    """The paths of the arguments, by the nodes of Dynamo's graph."""
+    path_of = {id(x): path for path, x in inputs.named_tensors}
+    given = _compat.codegen_of(python.graph).process_inputs(*inputs.positional)
+    nodes = python.graph.find_nodes(op="placeholder")
+    pairs = zip(nodes, map(id, given), strict=False)
+    return {node: path_of[x] for node, x in pairs if x in path_of}
+
+
+def _axes_gone(node: torch.fx.Node) -> Axes:
+    """The axes over which a prim makes one value of those of the ranks."""
+    row = CALLS[node.target]
+    return NONE if row.gives_varying else row.axes_of(node)
+
+
+def _is_entering(x: Any) -> bool:
+    return isinstance(x, torch.fx.Node) and x.target is bodies.enter
+
+
+def _alike_of(node: torch.fx.Node) -> Axes:
+    """The axes over which the code takes the gradient of a tensor for the same."""
+    text = node.args[2:3] if node.target is placement.shared else ()
+    return frozenset(parse_axes(str(*text))) if any(text) else NONE
+
+
+def _joined(every: Iterable[Facts]) -> Facts:
+    """Facts of a value that depends on others."""
+    rows = [*every]
+    return Facts(
+        NONE.union(*(row.differs for row in rows)),
+        frozenset[tuple[str, str]]().union(*(row.may for row in rows)),
+        NONE.union(*(row.alike for row in rows)),
+    )

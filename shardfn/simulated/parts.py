@@ -1,0 +1,78 @@
+"""DTensors on a part of a mesh, as `mesh["tp"]`, by the local tensors of all ranks of the mesh."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from .. import _compat
+from .local_tensor import SimulatedTensor, shown
+
+
+def is_on_part(x: Any, mesh: Any) -> bool:
+    """Whether a tensor is a DTensor on a part of a mesh."""
+    if mesh is None or not isinstance(x, DTensor) or x.device_mesh == mesh:
+        return False
+    names = {*(x.device_mesh.mesh_dim_names or ())}
+    is_slice = names < {*(mesh.mesh_dim_names or ())}
+    return is_slice and _compat.root_mesh(x.device_mesh) == mesh
+
+
+def uneven_dim(x: DTensor) -> int | None:
+    """A dim that is in shards of different sizes, if there is one."""
+    left = list(x.shape)
+    for p, n in zip(x.placements, x.device_mesh.shape, strict=True):
+        dim = getattr(p, "dim", None)
+        if dim is None:
+            continue
+        if left[dim] % n:
+            return dim
+        left[dim] //= n
+    return None
+
+
+def own_of_part(x: DTensor, mesh: Any) -> torch.Tensor:
+    """Each rank's own tensor of a DTensor on a part of a mesh. In a simulated world, which has
+    those of one part, all parts have the same.
+    """
+    local: Any = _compat.local_tensor(x)
+    if not isinstance(local, SimulatedTensor):
+        return local
+    here = _ranks(x.device_mesh)
+    of_rank = dict(
+        zip(here, local.shards, strict=True)
+    )
+    names = x.device_mesh.mesh_dim_names or ()
+    peers = [
+        _peer(mesh, names, rank, here)
+        for rank in _ranks(mesh)
+    ]
+    every = [of_rank[rank] for rank in peers]
+    return SimulatedTensor(every, shown(mesh))
+
+
+def _ranks(mesh: Any) -> list[int]:
+    return mesh.mesh.flatten().tolist()
+
+
+def _peer(mesh: Any, names: tuple[str, ...], rank: int, here: list[int]) -> int:
+    """The rank of a part that has the coordinates of another rank on the axes of the part."""
+    at = _coordinates(mesh, names, rank)
+    peers = (
+        other
+        for other in here
+        if _coordinates(mesh, names, other) == at
+    )
+    return next(peers)
+
+
+def _coordinates(mesh: Any, names: tuple[str, ...], rank: int) -> list[int]:
+    (place,) = (mesh.mesh == rank).nonzero().tolist()
+    rows = zip(mesh.mesh_dim_names or (), place, strict=True)
+    return [
+        k
+        for axis, k in rows
+        if axis in names
+    ]

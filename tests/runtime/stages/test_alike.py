@@ -1,0 +1,45 @@
+"""Arguments that must be the same on all ranks of an axis."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed.tensor import Replicate, distribute_tensor
+
+import shardfn as sf
+from shardfn.runtime.stages import alike
+from shardfn.simulated import SimulatedTensor
+
+X = torch.arange(3.0, dtype=torch.float64)
+
+
+def test_the_ranks_of_each_group_of_some_axes() -> None:
+    with sf.fake_world(6):
+        mesh = sf.make_mesh((2, 3), ("dp", "tp"))
+        assert alike._groups(mesh, ("tp",)) == [[0, 1, 2], [3, 4, 5]]
+        assert alike._groups(mesh, ("dp",)) == [[0, 3], [1, 4], [2, 5]]
+        assert alike._groups(mesh, ("dp", "tp")) == [[*range(6)]]
+
+
+def test_each_call_of_a_simulated_world_compares_the_ranks_of_a_group() -> None:
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((2, 2), ("dp", "tp"))
+        part = mesh["tp"]
+        w = distribute_tensor(X, part, [Replicate()])
+        loss = lambda w, t: (w.to_local() * t).sum()
+        gradient = sf.jit(sf.grad(loss), backend="aten")
+        alone = gradient(w, X)
+        torch.testing.assert_close(alone.full_tensor(), X)
+        of_tp = SimulatedTensor([X + rank % 2 for rank in range(4)])
+        for _ in range(2):
+            with pytest.raises(sf.DivergenceError, match="argument t: it differs"):
+                gradient(w, of_tp)
+        same = SimulatedTensor([X.clone() for _ in range(4)])
+        torch.testing.assert_close(gradient(w, same).full_tensor(), X)
+
+
+def test_nan_is_the_same_as_nan() -> None:
+    nan = torch.tensor([float("nan")])
+    assert alike._same(nan, nan.clone())
+    assert not alike._same(nan, torch.zeros(1))
+    assert alike._same("digest", "digest")
