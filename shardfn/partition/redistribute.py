@@ -108,12 +108,20 @@ def mark_price(
         and layout.cut_of(src)[0] == layout.cut_of(dst)[0]
     ):
         return price(ALL_GATHER, nbytes, n, cost) + price(SLICE, nbytes, n, cost)
-    kind = kind_of(src, dst)
+    kind = kind_of(
+        src,
+        dst,
+    )
     if kind is None:
         return float("inf")
     priced_as = COLLECTIVES[kind].priced_as if kind in COLLECTIVES else None
     if priced_as is None:
-        return price(kind, nbytes, n, cost)
+        return price(
+            kind,
+            nbytes,
+            n,
+            cost,
+        )
     return price(priced_as, nbytes, n, cost) + cost.start
 
 
@@ -128,12 +136,25 @@ def local_bytes(
 
 
 def route(
-    shape: tuple[int, ...], itemsize: int, src: Marks, dst: Marks, axes: MeshAxes
+    shape: tuple[int, ...],
+    itemsize: int,
+    src: Marks,
+    dst: Marks,
+    axes: MeshAxes,
+    later: tuple[int, ...] = (),
 ) -> tuple[float, tuple[Move, ...]] | None:
     """The cheapest moves from `src` to `dst`, with their price in bytes; None where there are
-    none.
+    none. `later` has the sizes of axes whose placements are still open.
     """
-    return _route(shape, itemsize, src, dst, axes, axes.costs)
+    return _route(
+        shape,
+        itemsize,
+        src,
+        dst,
+        axes,
+        axes.costs,
+        later,
+    )
 
 
 @functools.lru_cache(maxsize=65536)
@@ -144,6 +165,7 @@ def _route(
     dst: Marks,
     axes: MeshAxes,
     costs: tuple[Cost, ...],
+    later: tuple[int, ...],
 ) -> tuple[float, tuple[Move, ...]] | None:
     nbytes = float(itemsize)
     for n in shape:
@@ -158,7 +180,7 @@ def _route(
         if marks in seen:
             continue
         seen.add(marks)
-        for move in _moves(shape, marks, dst, axes):
+        for move in _moves(shape, marks, dst, axes, later):
             share = (
                 layout.halo_share(shape, move.after[move.axis])
                 if move.kind == HALO
@@ -177,7 +199,11 @@ def _route(
 
 
 def _moves(
-    shape: tuple[int, ...], marks: Marks, dst: Marks, axes: MeshAxes
+    shape: tuple[int, ...],
+    marks: Marks,
+    dst: Marks,
+    axes: MeshAxes,
+    later: tuple[int, ...],
 ) -> Iterator[Move]:
     for k, mark in enumerate(marks):
         if not _innermost(marks, k, mark):
@@ -187,14 +213,17 @@ def _moves(
             if dst[k] == "R" or dst[k] in PENDING
             else dict.fromkeys(("R", layout.without_halo(dst[k]), dst[k]))
         ):
-            kind = kind_of(mark, wanted)
+            kind = kind_of(
+                mark,
+                wanted,
+            )
             if kind is None or (
                 kind == ALL_TO_ALL
                 and layout.cut_of(mark)[0] == layout.cut_of(wanted)[0]
             ):
                 continue
             after = (*marks[:k], wanted, *marks[k + 1 :])
-            if _innermost(after, k, wanted) and _fits(shape, after, axes):
+            if _innermost(after, k, wanted) and _fits(shape, after, axes, later):
                 yield Move(kind, k, marks, after)
 
 
@@ -209,5 +238,7 @@ def _innermost(marks: Marks, k: int, mark: Mark) -> bool:
     )
 
 
-def _fits(shape: tuple[int, ...], marks: Marks, axes: MeshAxes) -> bool:
-    return layout.canonical(shape, marks, axes.sizes) == marks
+def _fits(
+    shape: tuple[int, ...], marks: Marks, axes: MeshAxes, later: tuple[int, ...]
+) -> bool:
+    return layout.canonical(shape, marks, axes.sizes, later) == marks

@@ -29,8 +29,8 @@ def keep_residuals(graph: torch.fx.Graph) -> bool:
 
     The transpose's graph starts with that of the scan, on the carries that entered each step.
     Values of that part that the rest reads become per-step outputs of the scan and per-step
-    inputs of the transpose. In place of a view the value that it views is saved. What views an
-    input is not saved, nor are values that a checkpoint recomputes, which belong to the backward.
+    inputs of the transpose. In place of a view the value that it views is saved. Views of
+    inputs are not saved, nor are values that a checkpoint recomputes, which belong to the backward.
     """
     found = False
     for node in list(graph.nodes):

@@ -35,6 +35,14 @@ def advise(observed: Observed) -> Decided:
                 name,
                 integer_program.SECONDS,
             )
+        if problem.program.is_impossible:
+            log.warning(
+                "%s: the placements on axis %s cannot be planned at once; each op takes its "
+                'cheapest strategy, as with planner="greedy"',
+                observed.walk.name,
+                name,
+            )
+            return {}
         if found is None:
             log.warning(
                 "%s: the placements on axis %s were not planned within %g s; each op takes its "

@@ -47,6 +47,7 @@ class Supply:
     )  # each with its phase
     # the placements from which its only reader can go on, so that no move starts there
     passes: Collection[Marks] = ()
+    later: tuple[int, ...] = ()  # the sizes of the axes after that one
     times: int = 1  # how many values are made and read like this one
     # by placements and phase, the first and the last node that reads it
     spans: dict[tuple[Marks, str], tuple[int, int]] = attrs.field(factory=dict)
@@ -74,7 +75,14 @@ class Supply:
         """The price of the cheapest moves between two placements."""
         shape = tuple(self.fake.shape)
         itemsize = self.fake.element_size()
-        found = route(shape, itemsize, source, target, self.axes)
+        found = route(
+            shape,
+            itemsize,
+            source,
+            target,
+            self.axes,
+            self.later,
+        )
         return IMPOSSIBLE if found is None else found[0] * self.share * self.times
 
 
@@ -125,7 +133,11 @@ class Supplies:
             )
             moves = self.moves_to(supply, alike, targets, (*before, "R"), phase)
             for groups in several.values():
-                self.satisfy(supply, groups, moves)
+                self.satisfy(
+                    supply,
+                    groups,
+                    moves,
+                )
 
     def moves_to(
         self,
@@ -136,13 +148,25 @@ class Supplies:
         phase: str,
     ) -> Moves:
         """Add the moves of a value to some placements, for the readers of a phase."""
-        gathered = self.moves(supply, replicated)
+        gathered = self.moves(
+            supply,
+            replicated,
+        )
         self.note(gathered.values(), alike, replicated, phase)
         found: Moves = {(at, replicated): [v] for at, v in gathered.items()}
         for marks in targets:
             if marks != replicated:
-                direct = self.moves(supply, marks, but=replicated)
-                sliced = self.sliced(supply, marks, replicated, gathered)
+                direct = self.moves(
+                    supply,
+                    marks,
+                    but=replicated,
+                )
+                sliced = self.sliced(
+                    supply,
+                    marks,
+                    replicated,
+                    gathered,
+                )
                 for moves in (direct, sliced):
                     self.note(moves.values(), alike, marks, phase)
                     for source, variable in moves.items():
@@ -178,11 +202,19 @@ class Supplies:
                 leaving[source].append(way)
                 arriving.append(way)
             needed, at_least = ((), -1.0) if group is None else (group, 0.0)
-            self.program.at_most(needed, arriving, at_least)
+            self.program.at_most(
+                needed,
+                arriving,
+                at_least,
+            )
         for source, ways in leaving.items():
             made = supply.made_at(source)
             available, most = ((), 1.0) if made is None else (made, 0.0)
-            self.program.at_most(ways, available, most)
+            self.program.at_most(
+                ways,
+                available,
+                most,
+            )
 
     def moves(
         self, supply: Supply, target: Marks, but: Marks | None = None
@@ -208,7 +240,10 @@ class Supplies:
         """The variables of the slices of a replicated value, made so or gathered, by the
         placement where the value is made.
         """
-        price = supply.price(replicated, target)
+        price = supply.price(
+            replicated,
+            target,
+        )
         if price == IMPOSSIBLE:
             return {}
         found = {}

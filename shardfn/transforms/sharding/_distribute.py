@@ -241,7 +241,9 @@ def _given_shards(x: Any, count: int, is_simulated: bool) -> list[torch.Tensor]:
             device.
     """
     is_row = isinstance(x, Sequence)
-    if is_row:
+    if is_simulated and isinstance(x, SimulatedTensor) and len(x.shards) == count:
+        shards: list[Any] = list(x.shards)  # of a DTensor's to_local
+    elif is_row:
         shards = list(x)
     else:
         shards = [x] * count if is_simulated else [x]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from typing import Any
 
 import pieces
 import pytest
@@ -31,22 +33,58 @@ def test_each_op_has_a_placement_on_every_axis() -> None:
     assert found["mm"].outs == found["tanh"].ins == [(0, 1)]
 
 
-def test_when_time_is_up_there_is_no_advice_and_the_log_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    said: list[str] = []
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    """What the log says."""
+    lines: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())
+    handler.emit = lambda record: lines.append(record.getMessage())
+    log = logging.getLogger("shardfn")
+    log.addHandler(handler)
+    yield lines
+    log.removeHandler(handler)
+
+
+def test_when_time_is_up_there_is_no_advice_and_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
     monkeypatch.setattr(
         integer_program.IntegerProgram, "solve", lambda program: None
     )
-    log = logging.getLogger("shardfn")
-    log.addHandler(handler)
-    try:
-        assert advise(seen()) == {}
-    finally:
-        log.removeHandler(handler)
+    assert advise(seen()) == {}
     assert said == [
         "f: the placements on axis a were not planned within 60 s; each op takes its cheapest "
+        'strategy, as with planner="greedy"'
+    ]
+
+
+def test_without_a_proof_the_best_is_taken_and_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    solve = integer_program.IntegerProgram.solve
+
+    def late(program: integer_program.IntegerProgram) -> Any:
+        values = solve(program)
+        program.is_late = True
+        return values
+
+    monkeypatch.setattr(integer_program.IntegerProgram, "solve", late)
+    assert advise(seen())
+    assert said[0] == (
+        "f: the placements on axis a were not known to be the cheapest within 60 s; the best "
+        "that were found are used"
+    )
+
+
+def test_a_program_that_cannot_be_planned_at_once_is_not_called_late(
+    monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    def impossible(program: integer_program.IntegerProgram) -> None:
+        program.is_impossible = True
+
+    monkeypatch.setattr(integer_program.IntegerProgram, "solve", impossible)
+    assert advise(seen()) == {}
+    assert said == [
+        "f: the placements on axis a cannot be planned at once; each op takes its cheapest "
         'strategy, as with planner="greedy"'
     ]

@@ -33,6 +33,17 @@ def test_from_local_takes_each_ranks_own_shard() -> None:
             )
 
 
+@pytest.mark.parametrize("spec", [P("a"), P(("a", "b")), P(("b", "a"))], ids=str)
+def test_from_local_takes_what_to_local_gives_with_uneven_shards(spec: P) -> None:
+    x = torch.arange(21.0).view(7, 3)
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((2, 2), ("a", "b"))
+        placed = sf.distribute(x, mesh, spec)
+        again = sf.from_local(placed.to_local(), mesh, spec)
+        assert again.shape == x.shape
+        assert torch.equal(sf.full(again), x)
+
+
 @pytest.mark.parametrize("kind", ["sum", "max", "min"])
 @pytest.mark.parametrize(
     "dtype",
