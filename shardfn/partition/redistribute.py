@@ -136,7 +136,7 @@ def route(
     return _route(shape, itemsize, src, dst, axes, axes.costs)
 
 
-@functools.lru_cache(maxsize=65536)
+@functools.lru_cache(maxsize=4096)
 def _route(
     shape: tuple[int, ...],
     itemsize: int,
