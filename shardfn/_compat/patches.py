@@ -139,6 +139,13 @@ SIZES = Patch(
     "later than 2.13",
     enter=known_sizes.sizes_known,
 )
+INDEXED = Patch(
+    ("torch._meta_registrations:meta_index_Tensor",),
+    "the strides of x[i.T] follow i's, and a view after it is a copy",
+    "later than 2.13",
+    new=known_sizes.indexed,
+    is_mine=known_sizes.is_known,
+)
 
 MODULE = (  # a module that Dynamo does not trace
     Patch(
@@ -226,8 +233,8 @@ MODULE = (  # a module that Dynamo does not trace
 )
 
 PATCHES: dict[str, tuple[Patch, ...]] = {
-    "capture": (*READING, *TRACING, SIZES),
-    "fakes": (SIZES,),
+    "capture": (*READING, *TRACING, SIZES, INDEXED),
+    "fakes": (SIZES, INDEXED),
     "numbers": (),
     "symbols": (  # Dynamo, where sizes are symbols
         Patch(
