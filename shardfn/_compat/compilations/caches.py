@@ -1,4 +1,4 @@
-"""What torch keeps of each program for the life of the process, within bounds."""
+"""The caches of torch that grow with each program of a process, within bounds."""
 
 from __future__ import annotations
 
