@@ -131,7 +131,7 @@ def indexed(
 
 
 def _decides(index: torch.Tensor) -> bool:
-    """Whether an index, which is no mask, may change the order of strides."""
+    """Whether an index may change the order of strides. Masks do not."""
     is_mask = index.dtype in (torch.bool, torch.int8, torch.uint8)
     is_symbolic = any(isinstance(n, torch.SymInt) for n in index.shape)
     return not (is_mask or is_symbolic or index.is_contiguous())
