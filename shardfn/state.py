@@ -135,6 +135,7 @@ ONCE = (
     State("_compat.cpp_kernels.units", "_lines", "the compiler and its options"),
     State("_compat.cpp_kernels.units", "_processor", "what the processor can"),
     State("_compat.compilations.environment", "_fixed", "torch, the machine"),
+    State("_compat.compilations.caches", "_changed", "contexts of torch's settings"),
     State("compile.once", "_know_compiler", "whether the folder has them"),
     State("_compat.inductor", "_lower_collective", "lowerings of our collectives"),
     State(

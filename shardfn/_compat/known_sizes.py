@@ -1,5 +1,5 @@
 """Fake kernels of ops whose result sizes torch considers data-dependent (2.13), although the
-arguments determine them.
+arguments determine them; and strides that it gets wrong.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import _prims_common as prims
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 aten = torch.ops.aten
@@ -101,3 +102,54 @@ def _asking(sizes: Callable[..., Any]) -> Callable[..., Any]:
         return sizes(*args, **kwargs) if _KNOWN.get() else NotImplemented
 
     return asking
+
+
+def is_known() -> bool:
+    """Whether this thread's fake tensors use these kernels."""
+    return _KNOWN.get()
+
+
+def indexed(
+    original: Callable[..., torch.Tensor],
+    x: torch.Tensor,
+    indices: list[torch.Tensor | None],
+) -> torch.Tensor:
+    """The fake result of x[indices]. Its strides follow from those of x and, where they leave a
+    choice, from those of the indices, which torch leaves out (2.13).
+    """
+    out = original(x, indices)
+    given = {k: index for k, index in enumerate(indices) if index is not None}
+    if not out.numel() or not any(map(_decides, given.values())):
+        return out
+    operands = _over_result(x, given, out.shape)
+    dims, _ = prims.compute_elementwise_output_logical_to_physical_perm(*operands)
+    shape = [out.shape[d] for d in dims]
+    strides = dict(
+        zip(dims, prims.make_contiguous_strides_for(shape), strict=True)
+    )
+    return out.as_strided(out.shape, [strides[d] for d in range(out.dim())])
+
+
+def _decides(index: torch.Tensor) -> bool:
+    """Whether an index may change the order of strides. Masks do not."""
+    is_mask = index.dtype in (torch.bool, torch.int8, torch.uint8)
+    is_symbolic = any(isinstance(n, torch.SymInt) for n in index.shape)
+    return not (is_mask or is_symbolic or index.is_contiguous())
+
+
+def _over_result(
+    x: torch.Tensor, given: dict[int, torch.Tensor], shape: torch.Size
+) -> list[torch.Tensor]:
+    """The tensor and its indices, each as a view of the result's shape."""
+    indices = torch.broadcast_tensors(*given.values())
+    first, last = min(given), max(given)
+    is_adjacent = last - first + 1 == len(given)
+    before = first if is_adjacent else 0
+    kept = [x.stride(d) for d in range(x.dim()) if d not in given]
+    inner = [0] * indices[0].dim()
+    around = [0] * before, [0] * (len(kept) - before)
+    own = x.as_strided(shape, [*kept[:before], *inner, *kept[before:]])
+    return [own] + [
+        index.as_strided(shape, [*around[0], *index.stride(), *around[1]])
+        for index in indices
+    ]

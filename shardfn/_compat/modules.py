@@ -17,6 +17,7 @@ import torch
 import torch.utils.checkpoint
 from torch._decomp import decompositions
 
+from .compilations import caches
 from .threads import replaced
 from .tracing import inside_transform, is_fake, is_transformed
 
@@ -102,7 +103,7 @@ def dtensor_made(
 @contextlib.contextmanager
 def nested_traces_allowed() -> Iterator[None]:
     """Allow torch.compile inside a module that this thread traces."""
-    with torch._dynamo.config.patch(error_on_nested_fx_trace=False):
+    with caches.settings(torch._dynamo.config, error_on_nested_fx_trace=False):
         yield
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import dispatch, known_sizes, modules, threads, tracing, zeros
+from .compilations import caches
 from .cpp_kernels.patches import KERNELS, RULES
 from .distributed import checkpoints, every_rank, groups, stores, subclasses
 from .dynamo import reading, refused, sizes, spared
@@ -22,9 +23,9 @@ def _inductor_order() -> Iterator[None]:
     """Inductor's settings for a compilation. They are per thread (torch 2.13)."""
     from torch._inductor import config
 
-    wanted = {"reorder_for_peak_memory": False, "reorder_for_locality": False}
-    known = {name: x for name, x in wanted.items() if hasattr(config, name)}
-    with config.patch(known):
+    with caches.settings(
+        config, reorder_for_peak_memory=False, reorder_for_locality=False
+    ):
         yield
 
 
@@ -40,6 +41,12 @@ def _others_checked(donated: frozenset[int], original: Any, wrapper: Any) -> Non
 
 
 TRACING = (  # the graph that Dynamo read, by make_fx
+    Patch(
+        ("the answers of fake tensors, the code of graphs: caches of the process",),
+        "they grow with each program, and nothing bounds them",
+        NEVER,
+        enter=caches.bounded,
+    ),
     Patch(
         ("torch.fx's modules of graphs, of all threads",),
         "the code of each is written whenever it changes; none is run",
@@ -132,6 +139,13 @@ SIZES = Patch(
     "later than 2.13",
     enter=known_sizes.sizes_known,
 )
+INDEXED = Patch(
+    ("torch._meta_registrations:meta_index_Tensor",),
+    "the strides of x[i.T] follow i's, and a view after it is a copy",
+    "later than 2.13",
+    new=known_sizes.indexed,
+    is_mine=known_sizes.is_known,
+)
 
 MODULE = (  # a module that Dynamo does not trace
     Patch(
@@ -219,8 +233,8 @@ MODULE = (  # a module that Dynamo does not trace
 )
 
 PATCHES: dict[str, tuple[Patch, ...]] = {
-    "capture": (*READING, *TRACING, SIZES),
-    "fakes": (SIZES,),
+    "capture": (*READING, *TRACING, SIZES, INDEXED),
+    "fakes": (SIZES, INDEXED),
     "numbers": (),
     "symbols": (  # Dynamo, where sizes are symbols
         Patch(

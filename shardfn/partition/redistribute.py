@@ -157,7 +157,7 @@ def route(
     )
 
 
-@functools.lru_cache(maxsize=65536)
+@functools.lru_cache(maxsize=4096)
 def _route(
     shape: tuple[int, ...],
     itemsize: int,

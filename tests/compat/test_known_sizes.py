@@ -53,3 +53,29 @@ def test_other_threads_and_later_calls_have_torchs_own() -> None:
         thread.join()
     assert answers == [NotImplemented]
     assert set(known) == before and set(TABLE) - before == set(TABLE)
+
+
+I, K = torch.randint(0, 4, (2, 3)), slice(None)
+VIEWS = {
+    "transposed": lambda i: (i.T,),
+    "along the second dim": lambda i: (K, i.T),
+    "apart": lambda i: (i.T, K, i.T),
+    "together": lambda i: (K, i.T, i.T),
+    "two orders": lambda i: (i.T, i.reshape(3, 2)),
+    "expanded": lambda i: (i[:, :1].expand(2, 5), i[:, :1]),
+    "permuted": lambda i: (i.expand(4, 2, 3).permute(1, 2, 0),),
+    "contiguous": lambda i: (i,),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (0, 2, 1)])
+def test_the_strides_of_an_indexed_tensor_are_torchs(
+    view: str, order: tuple[int, ...]
+) -> None:
+    x = torch.rand(4, 4, 4).permute(order)
+    real = x[VIEWS[view](I)]
+    mode = _compat.FakeTensorMode()
+    with _compat.patched("fakes"):
+        fake = mode.from_tensor(x)[VIEWS[view](mode.from_tensor(I))]
+    assert (fake.shape, fake.stride()) == (real.shape, real.stride())

@@ -158,27 +158,40 @@ def called(
         out(X)
 
 
+def failure_of(name: str, call: Callable[[], Any]) -> str | None:
+    """The error of a call in somebody else's words. None if it has none, or has one of our
+    family or a TypeError that names the function.
+    """
+    try:
+        call()
+    except sf.ShardError:
+        return None
+    except Exception as error:
+        words = f"{type(error).__name__}: {error}"
+        if isinstance(error, TypeError) and name in words:
+            return None  # Python's own: f() got an unexpected argument
+        return " ".join(words.split())[:120]
+    return None
+
+
 def failures(
     seed: int, count: int, names: list[str] | None = None
-) -> list[Failure]:
-    """The refusals in somebody else's words, of `count` bad values for each parameter."""
-    chosen, found = random.Random(seed), []
+) -> tuple[int, list[Failure]]:
+    """How many bad values were tried, `count` for each parameter, and the refusals in somebody
+    else's words.
+    """
+    chosen, tried, found = random.Random(seed), 0, []
     with sf.fake_world(2), warnings.catch_warnings(action="ignore"):
         mesh = sf.make_mesh((2,), ("dp",))
         for name, fn in functions().items():
             if names and name not in names:
                 continue
             for text, call in calls(name, fn, chosen, count, mesh):
-                try:
-                    call()
-                except sf.ShardError:
-                    pass
-                except Exception as error:
-                    words = f"{type(error).__name__}: {error}"
-                    if isinstance(error, TypeError) and name in words:
-                        continue  # Python's own: f() got an unexpected argument
-                    found.append(Failure(text, " ".join(words.split())[:120]))
-    return found
+                tried += 1
+                words = failure_of(name, call)
+                if words is not None:
+                    found.append(Failure(text, words))
+    return tried, found
 
 
 def main() -> None:
@@ -186,7 +199,7 @@ def main() -> None:
     seed = int(sys.argv[1]) if len(sys.argv) > 1 else random.randrange(2**32)
     count = int(sys.argv[2]) if len(sys.argv) > 2 else 8
     print(f"seed {seed}, {count} values a parameter")
-    found = failures(seed, count, sys.argv[3:])
+    _, found = failures(seed, count, sys.argv[3:])
     for row in found:
         print(f"{row.call}\n    {row.error}")
     kinds = collections.Counter(row.error.split(":")[0] for row in found)

@@ -1,11 +1,13 @@
-"""Random programs under random transforms, sharded and next to plain torch, until time is over."""
+"""Random programs under random nests of transforms, sharded and next to plain torch, until time
+is over.
+"""
 
 from __future__ import annotations
 
 import collections
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
@@ -13,124 +15,109 @@ import hypothesis
 import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from programs import Drawn, programs
+from programs import Drawn, Writer, programs, spread
 
 import shardfn as sf
 from shardfn import P
+from tests.faults.nests import ROWS, elements, nested
 
 BATCH = 20  # programs of one seed
-RTOL = 1e-8  # sums of other orders, through twelve ops and two derivatives
+WIDEST = 20_000  # elements of a derivative
+RANKS = 8  # at most
+RTOL = {  # sums of other orders, through twelve ops and some derivatives
+    torch.float64: 1e-8,
+    torch.float32: 2e-3,
+    torch.float16: 0.05,
+    torch.bfloat16: 0.25,
+    torch.int64: 1e-8,
+}
+DTYPES = (
+    *[(torch.float64,)] * 3,
+    (torch.float32,),
+    (torch.bfloat16,),
+    (torch.float16,),
+    (torch.float64, torch.float32),
+    (torch.float32, torch.bfloat16),
+    (torch.float64, torch.int64),
+)
 Fn = Callable[..., Any]
 Clock = Callable[[], float]
 
 
-def _ones(xs: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(torch.ones_like(x) for x in xs)
-
-
 @attrs.frozen
-class Nest:
-    """One row: transforms around a loss of all inputs, in shardfn and in torch.
+class Layout:
+    """A mesh, and the placements of the inputs on it."""
 
-    Args:
-        ours, plain: take the loss, and return a function of the inputs.
-        samples: whether the inputs have a leading dim of samples, which stays replicated.
-    """
+    mesh: dict[str, int]
+    placements: tuple[Any, ...]
 
-    ours: Callable[[Fn, tuple[int, ...]], Fn]
-    plain: Callable[[Fn, tuple[int, ...]], Fn]
-    samples: bool = False
-
-
-def _jvp(jvp: Fn) -> Callable[[Fn, tuple[int, ...]], Fn]:
-    return lambda f, at: lambda *xs: jvp(f, xs, _ones(xs))
-
-
-def _hvp(jvp: Fn, grad: Fn) -> Callable[[Fn, tuple[int, ...]], Fn]:
-    return lambda f, at: lambda *xs: jvp(grad(f, argnums=at), xs, _ones(xs))
-
-
-def _torch_value_and_grad(f: Fn, at: tuple[int, ...]) -> Fn:
-    def both(*xs: Any) -> Any:
-        grads, value = torch.func.grad_and_value(f, argnums=at)(*xs)
-        return value, grads
-
-    return both
-
-
-NESTS = {
-    "value": Nest(lambda f, at: f, lambda f, at: f),
-    "grad": Nest(
-        lambda f, at: sf.grad(f, argnums=at),
-        lambda f, at: torch.func.grad(f, argnums=at),
-    ),
-    "bucketed_grad": Nest(
-        lambda f, at: sf.bucketed_grad(f, argnums=at), _torch_value_and_grad
-    ),
-    "grad of checkpoint": Nest(
-        lambda f, at: sf.grad(sf.checkpoint(f), argnums=at),
-        lambda f, at: torch.func.grad(f, argnums=at),
-    ),
-    "jvp": Nest(_jvp(sf.jvp), _jvp(torch.func.jvp)),
-    "jvp of grad": Nest(
-        _hvp(sf.jvp, sf.grad), _hvp(torch.func.jvp, torch.func.grad)
-    ),
-    "vmap": Nest(
-        lambda f, at: sf.vmap(f), lambda f, at: torch.vmap(f), samples=True
-    ),
-    "vmap of grad": Nest(
-        lambda f, at: sf.vmap(sf.grad(f, argnums=at)),
-        lambda f, at: torch.vmap(torch.func.grad(f, argnums=at)),
-        samples=True,
-    ),
-    "grad of shard": Nest(
-        lambda f, at: sf.grad(sf.shard(f), argnums=at),
-        lambda f, at: torch.func.grad(f, argnums=at),
-    ),
-}
+    def arguments(self, xs: tuple[torch.Tensor, ...], mesh: Any) -> list[Any]:
+        """Inputs: those with a list of placements, which may be Partial, as DTensors."""
+        rows = zip(xs, self.placements, strict=True)
+        return [x if isinstance(p, P) else spread(x, mesh, p) for x, p in rows]
 
 
 @attrs.frozen
 class Case:
-    """A program under one row of NESTS."""
+    """A program under nested transforms, sharded in several ways.
+
+    Args:
+        drawn: the program.
+        nest: rows of `nests.ROWS`, the first innermost.
+        at: which inputs are differentiated.
+        dtypes: of the inputs.
+        layouts: the meshes and placements to try.
+    """
 
     drawn: Drawn
-    nest: str
+    nest: tuple[str, ...]
+    at: tuple[int, ...]
+    dtypes: tuple[torch.dtype, ...]
+    layouts: tuple[Layout, ...]
 
-    def inputs(self, scale: float = 1.0) -> tuple[torch.Tensor, ...]:
-        """Values of the inputs: with samples, several of each."""
-        if not NESTS[self.nest].samples:
-            return tuple(x * scale for x in self.drawn.arguments())
-        seeds = [self.drawn.arguments(seed) for seed in range(3)]
-        return tuple(torch.stack(xs) * scale for xs in zip(*seeds, strict=True))
-
-    def loss(self) -> Fn:
-        program = self.drawn.function()
-        return lambda *xs: program(*xs)[0]
+    def __repr__(self) -> str:
+        rows = "\n".join(f"# on {x.mesh}: {x.placements}" for x in self.layouts)
+        nest = " of ".join(reversed(self.nest))
+        return f"# {nest}, by {self.at}, {self.dtypes}\n{rows}{self.drawn!r}"
 
     @property
-    def argnums(self) -> tuple[int, ...]:
-        return tuple(range(len(self.drawn.inputs)))
+    def rtol(self) -> float:
+        """How far a result may be off, by the least exact dtype of the inputs."""
+        return max(RTOL[dtype] for dtype in self.dtypes)
 
-    def placements(self) -> tuple[P, ...]:
-        """The placements of the inputs; P() for those that are Partial."""
-        lead = (None,) * NESTS[self.nest].samples
-        specs = [spec for _, spec in self.drawn.inputs.values()]
-        return tuple(
-            P(*lead, *spec.parts) if isinstance(spec, P) else P() for spec in specs
-        )
+    def inputs(
+        self, scale: float = 1.0, is_exact: bool = False
+    ) -> tuple[torch.Tensor, ...]:
+        """Values of the inputs, scaled, in their dtypes, or floats of the same value in float64."""
+        rows = zip(self.drawn.arguments(), self.dtypes, strict=True)
+        return tuple(_value(x, dtype, scale, is_exact) for x, dtype in rows)
 
-    def sharded(self) -> Any:
-        mesh = self.drawn.mesh
-        with sf.fake_world(math.prod(mesh.values())):
-            devices = sf.make_mesh(tuple(mesh.values()), tuple(mesh))
-            step = NESTS[self.nest].ours(self.loss(), self.argnums)
-            placed = sf.shard(step, devices, self.placements(), backend="aten")
-            return sf.full(placed(*self.inputs()))
+    def sharded(self) -> Iterator[Any]:
+        """The results on each layout, of one function."""
+        program = self.drawn.function()
+        loss = lambda *xs: program(*xs)[0]
+        step = nested(loss, self.nest, self.at, is_ours=True)
+        for layout in self.layouts:
+            axes = layout.mesh
+            with sf.fake_world(math.prod(axes.values())):
+                mesh = sf.make_mesh(tuple(axes.values()), tuple(axes))
+                placed = sf.shard(step, mesh, layout.placements, backend="aten")
+                yield sf.full(placed(*layout.arguments(self.inputs(), mesh)))
 
-    def plain(self, scale: float = 1.0) -> Any:
-        step = NESTS[self.nest].plain(_without_ours(self.drawn), self.argnums)
-        return step(*self.inputs(scale))
+    def plain(self, scale: float = 1.0, is_exact: bool = False) -> Any:
+        """torch's results on one device."""
+        loss = _without_ours(self.drawn)
+        step = nested(loss, self.nest, self.at, is_ours=False)
+        return step(*self.inputs(scale, is_exact))
+
+
+def _value(
+    x: torch.Tensor, dtype: torch.dtype, scale: float, is_exact: bool
+) -> torch.Tensor:
+    if not dtype.is_floating_point:
+        return (x * 2).to(dtype)
+    x = x.to(dtype)
+    return x.double() * scale if is_exact else x * scale
 
 
 def _without_ours(drawn: Drawn) -> Fn:
@@ -149,32 +136,97 @@ class _Identities:
         return x
 
 
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Programs under one to three transforms, in three to eight layouts."""
+    nest = draw(st.lists(st.sampled_from(sorted(ROWS)), min_size=1, max_size=3))
+    drawn = draw(programs(most=12 if len(nest) < 3 else 7))
+    kinds = draw(st.sampled_from(DTYPES))
+    dtypes = [draw(st.sampled_from(kinds)) for _ in drawn.inputs]
+    floats = [i for i, dtype in enumerate(dtypes) if dtype.is_floating_point]
+    at = draw(st.sets(st.sampled_from(floats or [0]), min_size=1))
+    shapes = [shape for shape, _ in drawn.inputs.values()]
+    hypothesis.assume(
+        floats and elements(tuple(nest), sum(math.prod(s) for s in shapes)) <= WIDEST
+    )
+    own = Layout(drawn.mesh, tuple(spec for _, spec in drawn.inputs.values()))
+    others = [_layout(draw, drawn) for _ in range(draw(st.integers(2, 7)))]
+    layouts = [_without_partial(row, dtypes) for row in (own, *others)]
+    return Case(drawn, tuple(nest), tuple(sorted(at)), tuple(dtypes), tuple(layouts))
+
+
+def _layout(draw: st.DrawFn, drawn: Drawn) -> Layout:
+    """Another mesh of the same axes, and placements on it."""
+    writer = Writer(draw)
+    sizes = {name: draw(st.integers(1, 4)) for name in drawn.mesh}
+    hypothesis.assume(math.prod(sizes.values()) <= RANKS)
+    writer.mesh = sizes
+    shapes = [shape for shape, _ in drawn.inputs.values()]
+    return Layout(sizes, tuple(writer.placement(shape) for shape in shapes))
+
+
+def _without_partial(layout: Layout, dtypes: list[torch.dtype]) -> Layout:
+    """The layout, with P() for what is Partial and not in float64: its terms are not exact."""
+    rows = zip(layout.placements, dtypes, strict=True)
+    placements = tuple(
+        spec if isinstance(spec, P) or dtype == torch.float64 else P()
+        for spec, dtype in rows
+    )
+    return attrs.evolve(layout, placements=placements)
+
+
 def leaves(tree: Any) -> list[torch.Tensor]:
     return torch.utils._pytree.tree_leaves(tree)
 
 
-def difference(case: Case) -> str | None:
-    """The first result that differs from torch's, as text. None if all agree, or if torch's own
-    result is no number, or moves with the last digit of its inputs.
+def differences(case: Case, wanted: list[torch.Tensor]) -> Iterator[str | None]:
+    """For each layout the first result that differs from torch's, as text. None if all agree,
+    or if torch's own result is no number, or moves with the last digit of its inputs.
     """
-    wanted = leaves(case.plain())
-    found = leaves(case.sharded())
+    for layout, tree in zip(case.layouts, case.sharded(), strict=True):
+        said = _difference(leaves(tree), wanted, case.rtol)
+        is_wrong = said is not None and (said.is_kind or _is_stable(case, wanted))
+        yield f"on {layout}: {said.text}" if said and is_wrong else None
+
+
+@attrs.frozen
+class Difference:
+    """A result that differs, and whether its shape or dtype does."""
+
+    text: str
+    is_kind: bool
+
+
+def _difference(
+    found: list[torch.Tensor], wanted: list[torch.Tensor], rtol: float
+) -> Difference | None:
     for i, (a, b) in enumerate(zip(found, wanted, strict=True)):
-        size = 1 + b.abs().max().item() if b.numel() else 1.0
-        error = (a - b).abs().max().item() / size if b.numel() else 0.0
-        if a.shape != b.shape or (error > RTOL and _is_stable(case)):
-            return f"result {i} is off by {error:.2e}, shape {tuple(a.shape)}"
-        if not math.isfinite(error) and _is_stable(case):
-            return f"result {i} is {a.flatten()[:4].tolist()}"
+        if a.shape != b.shape or a.dtype != b.dtype:
+            kinds = [f"{x.dtype}{list(x.shape)}" for x in (a, b)]
+            return Difference(f"result {i} is {kinds[0]}, not {kinds[1]}", True)
+        error = _error(a, b)
+        if not error <= rtol:
+            return Difference(f"result {i} is off by {error:.2e}", False)
     return None
 
 
-def _is_stable(case: Case) -> bool:
-    rows = zip(leaves(case.plain()), leaves(case.plain(1 + 1e-13)), strict=True)
+def _error(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The largest difference, relative to the largest element."""
+    if not b.numel():
+        return 0.0
+    a, b = a.double(), b.double()
+    return ((a - b).abs().max() / (1 + b.abs().max())).item()
+
+
+def _is_stable(case: Case, wanted: list[torch.Tensor]) -> bool:
+    """Whether torch's results stay what they are when the inputs move a little, or are computed
+    more exactly.
+    """
+    exact = leaves(case.plain(is_exact=True))
+    moved = leaves(case.plain(1 + 1e-13, is_exact=True))
     return all(
-        a.isfinite().all() and (a - b).abs().max() <= 1e-7 * (1 + a.abs().max())
-        for a, b in rows
-        if a.numel()
+        a.isfinite().all() and _error(m, a) <= 1e-7 and _error(b, a) <= case.rtol / 4
+        for a, m, b in zip(exact, moved, wanted, strict=True)
     )
 
 
@@ -184,7 +236,8 @@ def run(
     """Try programs for so many seconds of a clock.
 
     Returns:
-        How many were right, and how many refused by name or unsupported by torch itself.
+        How many functions were read, how many of their programs were right, and how many were
+        refused by name or unsupported by torch itself.
 
     Raises:
         AssertionError: a wrong value; hypothesis prints the smallest such program.
@@ -211,26 +264,31 @@ def _batch(
         phases=[Phase.generate, Phase.shrink],
         suppress_health_check=list(HealthCheck),
     )
-    @hypothesis.given(st.builds(Case, programs(), st.sampled_from(sorted(NESTS))))
+    @hypothesis.given(cases())
     def try_one(case: Case) -> None:
         if is_over() and not failed:
             return
         try:
-            case.plain()
-        except (RuntimeError, NotImplementedError):
-            counts["unsupported by torch"] += 1
-            return
-        try:
-            wrong = difference(case)
-        except sf.ShardError:
-            counts["refused by name"] += 1
-            return
+            _tried(case, seed, counts)
         except Exception:
             failed.append(case)
             raise
-        if wrong is not None:
-            failed.append(case)
-        assert wrong is None, f"seed {seed}, {case.nest}: {wrong}\n{case.drawn!r}"
-        counts["right"] += 1
 
     try_one()
+
+
+def _tried(case: Case, seed: int, counts: collections.Counter[str]) -> None:
+    try:
+        wanted = leaves(case.plain())
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+        counts["unsupported by torch"] += 1
+        return
+    counts["functions"] += 1
+    try:
+        for wrong in differences(case, wanted):
+            assert wrong is None, f"seed {seed}: {wrong}\n{case!r}"
+            counts["right"] += 1
+    except sf.ShardError:
+        counts["refused by name"] += 1
+
+

@@ -17,6 +17,7 @@ import torch
 from torch.autograd import forward_ad
 
 from ...errors import ShardError, call_site
+from ..compilations import caches
 from ..tracing import (
     has_tangent,
     in_dual_level,
@@ -162,15 +163,13 @@ def reading_settings() -> Iterator[None]:
     Shapes stay numbers. By default Dynamo makes symbols of them once it has traced two
     functions of different shapes.
     """
-    wanted = {
-        "replay_side_effects": False,
-        "side_effect_replay_policy": "error",
-        "automatic_dynamic_shapes": False,
-        "allow_rnn": True,
-    }
-    config = torch._dynamo.config
-    known = {name: x for name, x in wanted.items() if hasattr(config, name)}
-    with config.patch(known):
+    with caches.settings(
+        torch._dynamo.config,
+        replay_side_effects=False,
+        side_effect_replay_policy="error",
+        automatic_dynamic_shapes=False,
+        allow_rnn=True,
+    ):
         yield
 
 

@@ -59,7 +59,7 @@ def _scaled(marks: tuple[Mark, ...], unit: int, outer: int) -> tuple[Mark, ...]:
     return tuple(layout.scaled(m, unit, outer) for m in marks)
 
 
-@functools.lru_cache(maxsize=65536)
+@functools.lru_cache(maxsize=4096)
 def extended(
     shape: tuple[int, ...], marks: Marks, mark: Mark, sizes: tuple[int, ...]
 ) -> Marks | None:

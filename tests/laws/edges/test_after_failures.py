@@ -151,6 +151,18 @@ def test_views_of_sharded_indices_index_as_they_do_on_one_device() -> None:
             torch.testing.assert_close(got, f(x, i), msg=f"{name} {where}")
 
 
+@pytest.mark.parametrize("name", ["transposed", "taken", "two"])
+def test_gradients_through_views_of_sharded_indices(name: str) -> None:
+    x = torch.randn(7, 5, generator=G, dtype=F64)
+    i = torch.randint(0, 7, (5, 3), generator=G)
+    loss = lambda x, i: (INDEXED[name](x, i) ** 3).sum()
+    with sf.fake_world(3):
+        mesh = sf.make_mesh((3,), ("a",))
+        step = sf.shard(sf.grad(loss), mesh, (P("a"), P("a")), backend="aten")
+        got = sf.full(step(x, i))
+    torch.testing.assert_close(got, torch.func.grad(loss)(x, i))
+
+
 def test_the_tangent_of_a_gradient_of_loops_keeps_its_dtype() -> None:
     x, w = X.float(), X[:, :3].float()
 
