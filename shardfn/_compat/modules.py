@@ -115,12 +115,17 @@ def weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor:
     return v * (g / v.square().sum(dims, keepdim=True).sqrt())
 
 
+def is_followed() -> bool:
+    """Whether torch.func itself is about to follow a tensor, by its flag."""
+    return torch._C._functorch.get_inplace_requires_grad_allowed()
+
+
 def requires_grad_(x: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
     """Tensor.requires_grad_, as of the hook that Hugging Face puts on embeddings for gradient
     checkpointing. torch.func refuses it, and its derivatives do not depend on the flag.
     """
     is_made = not isinstance(x, torch.nn.Parameter)
-    if is_made and requires_grad and inside_transform():
+    if is_made and requires_grad and inside_transform() and not is_followed():
         return x
     return x.requires_grad_(requires_grad)
 

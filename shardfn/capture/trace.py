@@ -101,6 +101,7 @@ def functional(
     """Trace a function of fake tensors into one ATen graph without in-place writes."""
     table = _recording.get().table
     graph = _compat.trace_aten(fn, inputs, table)
+    _drop_labels(graph.graph)
     _compat.write_out_zeros(graph)
     sources.attach(
         graph
@@ -114,6 +115,13 @@ def functional(
         graph = _compat.trace_aten(pure, inputs, table)
     fold(graph)
     return graph
+
+
+def _drop_labels(graph: torch.fx.Graph) -> None:
+    """Drop the ops that label a span of time for torch's profiler, as of `record_function`."""
+    for node in reversed(graph.nodes):
+        if getattr(node.target, "namespace", "") == "profiler":
+            graph.erase_node(node)
 
 
 def traced(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import shardfn as sf
 from shardfn import _compat
 from shardfn._compat.modules import (
     _maximum,
@@ -99,3 +100,17 @@ def test_a_conversion_of_a_module_without_values_reaches_tied_parameters() -> No
     settle(whole)
     assert a.weight is b.weight and b.weight.dtype == torch.float64
     assert b.bias.dtype == torch.float32
+
+
+def test_requires_grad_of_a_made_value_is_nothing_under_a_transform() -> None:
+    class Marked(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * 2).requires_grad_() * x
+
+    fn, params, buffers = sf.functionalize(Marked())
+    x = torch.tensor([1.0, 3.0])
+    for loss in (
+        lambda x: fn(params, buffers, x)[0].sum(),
+        lambda x: ((x * 2).requires_grad_(True) * x).sum(),
+    ):
+        assert torch.equal(sf.grad(loss)(x), 4 * x)

@@ -259,7 +259,8 @@ def grad_required(
     and its derivatives do not depend on the flag.
     """
     is_asked = requires_grad is True or requires_grad.as_python_constant()
-    if is_asked and not tensor.source and inside_transform():
+    is_followed = torch._C._functorch.get_inplace_requires_grad_allowed()
+    if is_asked and not (tensor.source or is_followed) and inside_transform():
         return tensor
     return asked(tensor, tx, requires_grad)
 

@@ -231,7 +231,7 @@ def registered(kind: type) -> tuple[Callable[..., Any], Callable[..., Any]] | No
     # each closes over the class alone: Dynamo reads them, and no functools.partial of torch's
     def opened(x: Any) -> tuple[list[Any], Any, list[Any]]:
         # of a dataclass the other function has not all of the context (torch 2.13)
-        known = _pytree.SUPPORTED_NODES[kind]
+        known: Any = _pytree.SUPPORTED_NODES[kind]
         children, context = known.flatten_fn(x)
         names = [
             getattr(key, "key", getattr(key, "name", None))

@@ -128,6 +128,8 @@ def first_state(
         with Stepping((), recipe.is_torchs, replaced):
             unhooked(optimizer)()
     else:
+        if isinstance(p, DTensor):  # torch has not each fused step for them
+            set_present(optimizer, {"fused": False})
         _run_until_known(optimizer, own, layout)
     values: State = {}
     for name in layout.kinds:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import shardfn as sf
+from shardfn import P
 from shardfn.runtime import cache
 from tests.transforms.optimizers import table
 
@@ -213,7 +214,45 @@ class Late(Third):
         state["last"] = p.grad.clone()
 
 
-@pytest.mark.parametrize("cls", [Third, Late])
+class Lion(Third):
+    """Signs of a mean of gradients (arXiv 2302.06675)."""
+
+    def one(self, p: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[p]
+        if len(state) == 0:
+            state["mean"] = torch.zeros_like(p)
+        p.mul_(1 - group["lr"] * 0.1)
+        update = state["mean"].clone().mul_(group["beta"])
+        p.add_(
+            update.add_(p.grad, alpha=1 - group["beta"]).sign_(),
+            alpha=-group["lr"],
+        )
+        state["mean"].lerp_(p.grad, 0.01)
+
+
+class Lamb(Third):
+    """Adam whose step has the norm of the parameter (arXiv 1904.00962)."""
+
+    def one(self, p: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[p]
+        if not state:
+            state["step"] = 0
+            state["first"], state["second"] = (
+                torch.zeros_like(p),
+                torch.zeros_like(p),
+            )
+        state["step"] += 1
+        state["first"].mul_(0.9).add_(p.grad, alpha=0.1)
+        state["second"].mul_(0.999).addcmul_(p.grad, p.grad, value=0.001)
+        first = state["first"] / (1 - 0.9 ** state["step"])
+        second = state["second"] / (1 - 0.999 ** state["step"])
+        update = first / (second.sqrt() + 1e-6) + 0.01 * p
+        norms = p.norm(), update.norm()
+        ratio = torch.where(norms[1] > 0, norms[0] / norms[1], 1.0)
+        p.add_(update * ratio * -group["lr"])
+
+
+@pytest.mark.parametrize("cls", [Third, Late, Lion, Lamb])
 def test_an_optimizer_of_anybodys_whose_step_is_one_graph(cls: Any) -> None:
     params, opt = table.tree(0), sf.optim(cls, lr=LR)
     grads = copy.deepcopy(GRADS)
@@ -226,6 +265,12 @@ def test_an_optimizer_of_anybodys_whose_step_is_one_graph(cls: Any) -> None:
         sf.jit(step, backend="aten"), params, opt.init(params), grads
     )
     assert table.largest(captured, wanted) < 1e-12
+    with sf.fake_world(3):
+        mesh = sf.make_mesh((3,), ("a",))
+        by_rows = {"in": {"w": P("a"), "b": P("a")}, "out": [P(None, "a"), P()]}
+        given = sf.distribute(params, mesh, by_rows)
+        placed, _ = ran(sf.shard(step, mesh), given, opt.init(given), grads)
+        assert table.largest(sf.full(placed), wanted) < 1e-12
 
 
 def test_init_is_captured_too() -> None:

@@ -147,3 +147,13 @@ def test_the_first_state_of_dtensors_whose_step_torch_cannot_run(cls: Any) -> No
     step = "torch's own step fails on DTensors"
     assert lines[0].startswith(f"optim({cls.__name__}).update: {step}: aten.")
     assert lines[-1].endswith("captured function: sf.shard(opt.update, mesh, ...)")
+
+
+def test_the_first_state_of_dtensors_for_a_fused_step_that_torch_has_not() -> None:
+    params = table.tree(0)
+    for momentum in (0.0, 0.9):
+        opt = sf.optim(O.SGD, lr=LR, fused=True, momentum=momentum)
+        with sf.fake_world(4):
+            mesh = sf.make_mesh((2, 2), ("a", "b"))
+            state = opt.init(sf.distribute(params, mesh, PLACED[2, 2]))
+            assert table.largest(sf.full(state), opt.init(params)) == 0
