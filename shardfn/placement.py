@@ -158,7 +158,8 @@ def named(
             marks[k] = dim if is_plain else (dim, 1, outer)
             ranks *= axes.sizes[k]
         # uneven blocks must be those of DTensor
-        if shape[dim] % outer and not _compat.is_in_order(
+        is_uneven = outer > 1 and shape[dim] % outer > 0
+        if is_uneven and not _compat.is_in_order(
             shape[dim], dim, marks, axes.sizes
         ):
             raise ValueError(_undivided(dim, shape[dim], names, outer, axes))

@@ -18,6 +18,8 @@ import torch.utils.checkpoint
 from torch._decomp import decompositions
 
 from .compilations import caches
+from .dynamo import reading, refused
+from .patching import NEVER, Patch, methods
 from .threads import replaced
 from .tracing import inside_transform, is_fake, is_transformed
 
@@ -273,3 +275,89 @@ def _chosen(
         return of_tensors(a, b)
     x = b if a is numbers[0] else a
     return x.clamp(**{bound: numbers[0]})
+
+
+PATCHES = (  # while a module runs that Dynamo does not trace
+    Patch(
+        ("torch.backends.mha:get_fastpath_enabled",),
+        "attention has a fused kernel for inference, which has no derivative",
+        NEVER,
+        new=lambda enabled: False,
+        is_mine=reading.is_reading,
+    ),
+    Patch(
+        ("torch.compiler:is_compiling",),
+        "code that is written to be compiled branches on values where this is False",
+        NEVER,
+        new=lambda asked: True,
+        is_mine=reading.is_reading,
+    ),
+    Patch(
+        ("torch._dynamo.eval_frame:_callback_from_stance",),
+        "what is compiled inside is part of the module; set_stance is the process's",
+        NEVER,
+        new=lambda chosen, callback: None,
+        is_mine=reading.is_reading,
+    ),
+    Patch(
+        ("torch._dynamo.config.error_on_nested_fx_trace, of this thread",),
+        "the same",
+        NEVER,
+        enter=nested_traces_allowed,
+    ),
+    Patch(
+        ("torch.optim._adafactor:_single_tensor_adafactor",),
+        "it reads the norms of tensors as numbers",
+        NEVER,
+        new=with_numbers_as_tensors,
+        is_mine=reading.is_reading,
+        optional=True,
+    ),
+    Patch(
+        (
+            "torch.distributed:get_rank",
+            *methods(
+                "torch.distributed.device_mesh:DeviceMesh", *sorted(refused.RANK)
+            ),
+        ),
+        "a program is for every rank",
+        NEVER,
+        new=rank_asked,
+        takes="asked",
+        is_mine=reading.is_reading,
+        optional=True,
+    ),
+    Patch(
+        (
+            "torch.utils.checkpoint:_checkpoint_without_reentrant_generator",
+            "torch.utils.checkpoint:_checkpoint_without_reentrant_generator_impl",
+        ),
+        "it fails under torch.func",
+        "later than 2.15",
+        new=lambda around, generator, *args, **kwargs: (
+            checkpointed_generator(around)
+        ),
+        takes="checkpointed",
+        is_mine=reading.is_reading,
+        optional=True,
+    ),
+    Patch(
+        ("torch.utils.checkpoint:CheckpointFunction.apply",),
+        "the same",
+        "later than 2.15",
+        new=checkpointed_call,
+        takes="checkpointed",
+        is_mine=reading.is_reading,
+    ),
+    Patch(
+        (
+            "torch.distributed.tensor:DTensor.__init__",
+            "torch.distributed.tensor:DTensor.from_local",
+        ),
+        "a module makes no DTensor",
+        NEVER,
+        new=dtensor_made,
+        takes="making",
+        is_mine=reading.is_reading,
+    ),
+)

@@ -13,9 +13,9 @@ from . import dispatch, known_sizes, modules, threads, tracing, zeros
 from .compilations import caches
 from .cpp_kernels.patches import KERNELS, RULES
 from .distributed import checkpoints, every_rank, groups, stores, subclasses
-from .dynamo import reading, refused, sizes, spared
+from .dynamo import sizes, spared
 from .dynamo.patches import READING
-from .patching import NEVER, Patch, enter, methods
+from .patching import NEVER, Patch, enter
 
 
 @contextlib.contextmanager
@@ -147,91 +147,6 @@ INDEXED = Patch(
     is_mine=known_sizes.is_known,
 )
 
-MODULE = (  # a module that Dynamo does not trace
-    Patch(
-        ("torch.backends.mha:get_fastpath_enabled",),
-        "attention has a fused kernel for inference, which has no derivative",
-        NEVER,
-        new=lambda enabled: False,
-        is_mine=reading.is_reading,
-    ),
-    Patch(
-        ("torch.compiler:is_compiling",),
-        "code that is written to be compiled branches on values where this is False",
-        NEVER,
-        new=lambda asked: True,
-        is_mine=reading.is_reading,
-    ),
-    Patch(
-        ("torch._dynamo.eval_frame:_callback_from_stance",),
-        "what is compiled inside is part of the module; set_stance is the process's",
-        NEVER,
-        new=lambda chosen, callback: None,
-        is_mine=reading.is_reading,
-    ),
-    Patch(
-        ("torch._dynamo.config.error_on_nested_fx_trace, of this thread",),
-        "the same",
-        NEVER,
-        enter=modules.nested_traces_allowed,
-    ),
-    Patch(
-        ("torch.optim._adafactor:_single_tensor_adafactor",),
-        "it reads the norms of tensors as numbers",
-        NEVER,
-        new=modules.with_numbers_as_tensors,
-        is_mine=reading.is_reading,
-        optional=True,
-    ),
-    Patch(
-        (
-            "torch.distributed:get_rank",
-            *methods(
-                "torch.distributed.device_mesh:DeviceMesh", *sorted(refused.RANK)
-            ),
-        ),
-        "a program is for every rank",
-        NEVER,
-        new=modules.rank_asked,
-        takes="asked",
-        is_mine=reading.is_reading,
-        optional=True,
-    ),
-    Patch(
-        (
-            "torch.utils.checkpoint:_checkpoint_without_reentrant_generator",
-            "torch.utils.checkpoint:_checkpoint_without_reentrant_generator_impl",
-        ),
-        "it fails under torch.func",
-        "later than 2.15",
-        new=lambda around, generator, *args, **kwargs: (
-            modules.checkpointed_generator(around)
-        ),
-        takes="checkpointed",
-        is_mine=reading.is_reading,
-        optional=True,
-    ),
-    Patch(
-        ("torch.utils.checkpoint:CheckpointFunction.apply",),
-        "the same",
-        "later than 2.15",
-        new=modules.checkpointed_call,
-        takes="checkpointed",
-        is_mine=reading.is_reading,
-    ),
-    Patch(
-        (
-            "torch.distributed.tensor:DTensor.__init__",
-            "torch.distributed.tensor:DTensor.from_local",
-        ),
-        "a module makes no DTensor",
-        NEVER,
-        new=modules.dtensor_made,
-        takes="making",
-        is_mine=reading.is_reading,
-    ),
-)
-
 PATCHES: dict[str, tuple[Patch, ...]] = {
     "capture": (*READING, *TRACING, SIZES, INDEXED),
     "fakes": (SIZES, INDEXED),
@@ -244,7 +159,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
             enter=sizes.linear_written_out,
         ),
     ),
-    "module": MODULE,
+    "module": modules.PATCHES,
     "backward hooks": (
         Patch(
             ("torch.nn.modules.module.BackwardHook",),
