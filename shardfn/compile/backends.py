@@ -15,6 +15,7 @@ from ..schedule import copied
 from .collective_order import refuse_other_order
 from .loops import keep, outlined
 from .once import compiled_once, key_of
+from .op_by_op import op_by_op
 from .separate import separate
 
 Runner = Callable[
@@ -27,6 +28,8 @@ def aten(graph: torch.fx.GraphModule, donated: Sequence[int] = ()) -> Runner:
     inputs.
     """
     separate(graph, donated)
+    op_by_op(graph.graph)
+    graph.recompile()
 
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         with torch.no_grad():

@@ -22,6 +22,7 @@ from ..collectives import (
     REDUCE_SCATTER,
     implement,
 )
+from ..compile.op_by_op import run_as
 from ..errors import DivergenceError
 from ..ops.loops import Loop
 from ..types import Collective, LocalProgram, MeshAxes
@@ -281,7 +282,7 @@ def _prepare(graph: torch.fx.Graph) -> tuple[list[_Step], int, list[_Register]]:
             free = tuple(
                 number[r].index for r in node.all_input_nodes if last[r] is node
             )
-            run = _identity if node.target is WAIT else node.target
+            run = _identity if node.target is WAIT else run_as(node.target)
             steps.append(
                 _Step(
                     run,

@@ -1,0 +1,43 @@
+"""What runs op by op: a view as a reshape, which copies where memory has other strides than torch's
+fake kernel said.
+
+Of two operands with different orders of strides, fake kernels follow one and kernels the other
+(torch 2.13: copysign, floor_divide, and others). A view that capture has found possible is then
+not possible when it runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import torch
+
+from ..ops.loops import Loop
+from ..schedule import copied
+
+aten = torch.ops.aten
+RUN_AS = {
+    aten.view.default: aten.reshape.default,
+    aten._unsafe_view.default: aten.reshape.default,
+}
+
+
+def run_as(target: Any) -> Any:
+    """What runs in place of an op."""
+    return RUN_AS.get(target, target)
+
+
+def op_by_op(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """Change a graph, in place, to the ops that run. The graphs of its loops are copied.
+
+    Returns:
+        The graph.
+    """
+    for node in graph.nodes:
+        if isinstance(node.target, Loop):
+            inner = tuple(op_by_op(copied(x)) for x in node.target.graphs)
+            node.target = attrs.evolve(node.target, graphs=inner)
+        else:
+            node.target = run_as(node.target)
+    return graph

@@ -1,0 +1,64 @@
+"""Values whose strides torch's fake kernels do not know, when they are viewed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import shardfn as sf
+from shardfn import P
+
+X = torch.linspace(-3, 3, 24, dtype=torch.float64).reshape(6, 4)
+Y = X.flip(0).reshape(4, 6) + 0.1
+OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "copysign": torch.copysign,
+    "floor_divide": torch.floor_divide,
+    "div": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+    "log_sigmoid": lambda x, y: torch.nn.functional.logsigmoid(x) + y,
+}
+
+
+def flat(op: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+    return op(x.T, y).reshape(-1) * 2
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_a_view_of_them_is_right(name: str) -> None:
+    fn = lambda x, y: flat(OPS[name], x, y)
+    wanted = fn(X, Y)
+    torch.testing.assert_close(sf.jit(fn, backend="aten")(X, Y), wanted)
+    with sf.fake_world(3):
+        mesh = sf.make_mesh((3,), ("a",))
+        for places in ((P(), P()), (P("a"), P()), (P(None, "a"), P("a"))):
+            got = sf.shard(fn, mesh, places)(X, Y)
+            torch.testing.assert_close(sf.full(got), wanted)
+
+
+def test_in_a_loop_and_its_gradient() -> None:
+    def step(carry: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        row = torch.copysign(carry.T, y).reshape(-1)
+        return carry + row.reshape(6, 4), row.sum()
+
+    def loss(x: Tensor, ys: Tensor) -> Tensor:
+        last, sums = sf.scan(step, x, ys)
+        return last.sum() + sums.sum()
+
+    ys = torch.stack([Y, -Y])
+    grad = sf.grad(loss)
+    wanted = torch.func.grad(lambda x: written(step, x, ys))(X)
+    torch.testing.assert_close(sf.jit(grad, backend="aten")(X, ys), wanted)
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("a",))
+        got = sf.shard(grad, mesh, (P("a"), P()))(X, ys)
+        torch.testing.assert_close(sf.full(got), wanted)
+
+
+def written(step: Callable[..., tuple[Tensor, Tensor]], x: Tensor, ys: Tensor) -> Tensor:
+    sums = []
+    for y in ys:
+        x, total = step(x, y)
+        sums.append(total)
+    return x.sum() + torch.stack(sums).sum()
