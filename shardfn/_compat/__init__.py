@@ -144,6 +144,7 @@ from .modules import (
 from .patches import PATCHES, patched
 from .settings import (
     SETTINGS,
+    anomaly_off,
     autocast_off,
     inference_off,
     settings,
@@ -229,6 +230,7 @@ __all__ = [
     "TORCH_VERSION",
     "Writing",
     "all_ranks",
+    "anomaly_off",
     "another_client",
     "are_alone",
     "are_dtensors",

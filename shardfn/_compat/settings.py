@@ -102,6 +102,20 @@ def inference_off() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def anomaly_off() -> Iterator[None]:
+    """A context without autograd's anomaly mode, which reads the gradients of fake tensors."""
+    if not torch.is_anomaly_enabled():
+        yield
+        return
+    looks_for_nan = torch.is_anomaly_check_nan_enabled()
+    torch.set_anomaly_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_anomaly_enabled(True, looks_for_nan)
+
+
 def without_autocast(
     run: Callable[[list[Any]], Any], state: tuple[Any, ...]
 ) -> Callable[[list[Any]], Any]:

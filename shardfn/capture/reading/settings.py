@@ -94,6 +94,7 @@ def _torchs(
     with (
         _compat.staging(),  # first, since the rest is global to the process
         _compat.inference_off(),
+        _compat.anomaly_off(),
         mode,
         _compat.paused_gc(),
         _compat.patched(

@@ -70,3 +70,16 @@ def test_inference_mode_is_off_inside() -> None:
     with torch.inference_mode():
         assert not inside(Settings(), lambda *_: torch.is_inference_mode_enabled())
         assert torch.is_inference_mode_enabled()
+
+
+def test_anomaly_mode_is_off_inside_and_back_afterwards() -> None:
+    loss = lambda w, x: torch.tanh(x @ w).square().sum()
+    w, x = torch.randn(3, 2).double(), torch.randn(5, 3).double()
+    wanted = torch.func.grad(loss)(w, x)
+    with torch.autograd.detect_anomaly(check_nan=False):
+        assert not inside(Settings(), lambda *_: torch.is_anomaly_enabled())
+        found = sf.jit(sf.grad(loss), backend="aten")(w, x)
+        torch.testing.assert_close(found, wanted)
+        assert torch.is_anomaly_enabled()
+        assert not torch.is_anomaly_check_nan_enabled()
+    assert not torch.is_anomaly_enabled()
