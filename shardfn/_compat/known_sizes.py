@@ -119,7 +119,8 @@ def indexed(
     """
     out = original(x, indices)
     given = {k: index for k, index in enumerate(indices) if index is not None}
-    if not out.numel() or not any(map(_decides, given.values())):
+    is_known = not any(isinstance(n, torch.SymInt) for n in out.shape)
+    if not is_known or not out.numel() or not any(map(_decides, given.values())):
         return out
     operands = _over_result(x, given, out.shape)
     dims, _ = prims.compute_elementwise_output_logical_to_physical_perm(*operands)
