@@ -60,7 +60,7 @@ from .distributed.stores import (
     timeout_of,
     world_store,
 )
-from .distributed.strided_shards import is_in_order
+from .distributed.strided_shards import is_in_order, span
 from .distributed.subclasses import shardings_forgotten
 from .dynamo.dtensor_calls import overwrite
 from .dynamo.generators import READS_GENERATOR
@@ -362,6 +362,7 @@ __all__ = [
     "size_name",
     "sizes_named",
     "sockets_noted",
+    "span",
     "spec_of",
     "split_factor",
     "staging",

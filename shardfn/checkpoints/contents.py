@@ -14,8 +14,9 @@ import attrs
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from .. import _tree
+from .. import _compat, _tree
 from ..errors import CheckpointError
+from ..simulated.checkpoint import has_gaps
 from ..types import ShapeDtype
 
 MOST_LINES = 20  # of one error
@@ -108,6 +109,8 @@ def unsaved(name: str, x: torch.Tensor) -> list[str]:
     ]
     placements = x.placements if isinstance(x, DTensor) else ()
     strange = [p for p in placements if type(p) not in (Shard, Replicate)]
+    if strange and all(map(_compat.split_factor, strange)):
+        strange = strange if has_gaps(x) else []
     return wrong + [f"{name} is placed as {p}" for p in strange]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Shard
 
 from .. import _compat
 from ..errors import ShardError
@@ -17,7 +17,7 @@ def chunks(x: DTensor) -> list[Any]:
     """The place of each rank's shard in the global tensor, in the mesh's row-major order.
 
     Raises:
-        ShardError: it has placements that are neither Shard nor Replicate, or
+        ShardError: a shard is not one block of the global tensor, or
             torch.distributed.checkpoint was imported inside the world.
     """
     if not _compat.is_of_one_process():
@@ -25,28 +25,48 @@ def chunks(x: DTensor) -> list[Any]:
         raise ShardError.of(
             "a checkpoint", "it would wait for other processes", fix=fix
         )
-    sizes = tuple(x.device_mesh.shape)
-    everyone = itertools.product(*(range(n) for n in sizes))
-    return [_chunk(x, sizes, coordinates) for coordinates in everyone]
+    everyone = itertools.product(*(range(n) for n in x.device_mesh.shape))
+    return [_chunk(x, coordinates) for coordinates in everyone]
 
 
-def _chunk(x: DTensor, sizes: Sequence[int], coordinates: Sequence[int]) -> Any:
-    offsets = [0] * x.dim()
-    shape = list(x.shape)
-    for place, n, c in zip(x.placements, sizes, coordinates, strict=True):
-        if type(place) is Replicate:
-            continue
-        if type(place) is not Shard:
-            fix = "x.redistribute(placements=...) before it is saved"
-            needed = "Shard and Replicate"
-            raise ShardError.of(
-                "a checkpoint", f"a {place}", needed=needed, fix=fix
-            )
-        step = -(-shape[place.dim] // n)
-        start = min(step * c, shape[place.dim])
-        offsets[place.dim] += start
-        shape[place.dim] = min(step, shape[place.dim] - start)
-    return _compat.chunk(offsets, shape)
+def has_gaps(x: DTensor) -> bool:
+    """Whether a shard of a DTensor is more than one block of the global tensor."""
+    everyone = itertools.product(*(range(n) for n in x.device_mesh.shape))
+    return any(_spans(x, at) is None for at in everyone)
+
+
+def _chunk(x: DTensor, coordinates: Sequence[int]) -> Any:
+    strange = [p for p in x.placements if _blocks(p) is None and not p.is_replicate()]
+    spans = None if strange else _spans(x, coordinates)
+    if spans is None:
+        got = f"a {(strange or x.placements)[0]}"
+        fix = "x.redistribute(placements=...) before it is saved"
+        needed = "Shard and Replicate"
+        raise ShardError.of("a checkpoint", got, needed=needed, fix=fix)
+    offsets = [start for start, _ in spans]
+    return _compat.chunk(offsets, [end - start for start, end in spans])
+
+
+def _spans(
+    x: DTensor, coordinates: Sequence[int]
+) -> list[tuple[int, int]] | None:
+    """The start and the end of a rank's shard in each dim, or None if it is not one block."""
+    sizes = x.device_mesh.shape
+    rows = [*zip(x.placements, sizes, coordinates, strict=True)]
+    found = []
+    for dim, size in enumerate(x.shape):
+        mine = [row for row in rows if getattr(row[0], "dim", None) == dim]
+        axes = [(n, _blocks(place) or 1) for place, n, _ in mine]
+        span = _compat.span(size, axes, [c for *_, c in mine])
+        if span is None:
+            return None
+        found.append(span)
+    return found
+
+
+def _blocks(place: Placement) -> int | None:
+    """As how many blocks a placement views its dim; None if it is no shard."""
+    return 1 if type(place) is Shard else _compat.split_factor(place)
 
 
 def write_items(fqn: str, x: DTensor) -> list[Any]:

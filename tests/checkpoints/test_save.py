@@ -78,6 +78,24 @@ def test_ranks_write_their_own_parts_and_agree_on_the_step(tmp_path: Path) -> No
         assert torch.equal(sf.full(loaded)["w"], torch.arange(7.0) * 2)
 
 
+def _over_axes_in_another_order(folder: str) -> Any:
+    mesh = sf.make_mesh((2, 2), ("dp", "tp"))
+    x = sf.distribute({"w": torch.arange(7.0)}, mesh, P(("tp", "dp")))
+    sf.save(folder, x)
+    return x["w"].to_local(), sf.full(sf.load(folder, x))["w"]
+
+
+def test_shards_over_axes_in_another_order(tmp_path: Path) -> None:
+    ranks = run_ranks(4, _over_axes_in_another_order, str(tmp_path))
+    assert [len(local) for local, _ in ranks] == [2, 2, 2, 1]
+    assert all(torch.equal(whole, torch.arange(7.0)) for _, whole in ranks)
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        packed = {"w": sf.distribute(torch.ones(6), mesh, P("dp*3"))}
+        with pytest.raises(sf.CheckpointError, match=r"w is placed as _S\(0, 3\)"):
+            sf.save(tmp_path, packed)
+
+
 def test_steps_follow_each_other_and_old_ones_go(tmp_path: Path) -> None:
     for i in range(4):
         sf.save(tmp_path, {"i": i}, keep=2)

@@ -20,7 +20,7 @@ def placed(spec: P, shape: tuple[int, ...] = (2, 3)) -> DTensor:
 
 
 @pytest.mark.parametrize(
-    "spec", [P("a"), P("b", "a"), P(("a", "b")), P(None, "b")]
+    "spec", [P("a"), P("b", "a"), P(("a", "b")), P(("b", "a")), P(None, "b")]
 )
 def test_every_element_stands_in_the_shard_at_its_place(spec: P) -> None:
     with sf.fake_world(6):

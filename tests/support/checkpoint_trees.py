@@ -41,7 +41,7 @@ TWO_AXES = {
     "rows": P("dp", "tp"),
     "columns": P("tp"),
     "nested": P(),
-    "complex": P("tp"),
+    "complex": P(("tp", "dp")),  # strided shards of DTensor
     "empty": P("dp"),
     "short": P(("dp", "tp")),
     "half": P("tp", "dp"),

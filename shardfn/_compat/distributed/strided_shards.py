@@ -25,16 +25,39 @@ def is_in_order(
     axes = [(n, blocks) for n, blocks in zip(sizes, cuts, strict=True) if blocks]
     order = sorted(range(len(axes)), key=lambda k: axes[k][1])
     for at in itertools.product(*(range(n) for n, _ in axes)):
-        mine = [(0, size)]
-        for (n, blocks), c in zip(axes, at, strict=True):
-            parts = [_chunk_of(mine, blocks, i) for i in range(blocks)]
-            mine = [run for part in parts for run in _chunk_of(part, n, c)]
+        mine = _runs_of(size, axes, at)
         wanted = [(0, size)]
         for k in order:
             wanted = _chunk_of(wanted, axes[k][0], at[k])
         if _elements(mine) != _elements(wanted):
             return False
     return True
+
+
+def span(
+    size: int, axes: Sequence[tuple[int, int]], at: Sequence[int]
+) -> tuple[int, int] | None:
+    """The start and the end of the elements of a dim that DTensor gives a rank, or None if others
+    lie between them.
+
+    Args:
+        size: of the dim.
+        axes: that shard it, each with its size and the number of blocks as which it views the dim.
+        at: the coordinates of the rank on them.
+    """
+    ends = _elements(_runs_of(size, axes, at)) or [size, size]
+    return (ends[0], ends[1]) if len(ends) == 2 else None
+
+
+def _runs_of(
+    size: int, axes: Sequence[tuple[int, int]], at: Sequence[int]
+) -> Runs:
+    """The elements of a dim that DTensor gives a rank."""
+    mine = [(0, size)]
+    for (n, blocks), c in zip(axes, at, strict=True):
+        parts = [_chunk_of(mine, blocks, i) for i in range(blocks)]
+        mine = [run for part in parts for run in _chunk_of(part, n, c)]
+    return mine
 
 
 def _cut_on(mark: Any, dim: int) -> int:
