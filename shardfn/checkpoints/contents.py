@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 import torch
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from .. import _compat, _tree
 from ..errors import CheckpointError
@@ -107,11 +107,16 @@ def unsaved(name: str, x: torch.Tensor) -> list[str]:
         for kind, is_one in kinds.items()
         if is_one
     ]
-    placements = x.placements if isinstance(x, DTensor) else ()
-    strange = [p for p in placements if type(p) not in (Shard, Replicate)]
-    if strange and all(map(_compat.split_factor, strange)):
-        strange = strange if has_gaps(x) else []
-    return wrong + [f"{name} is placed as {p}" for p in strange]
+    placements = _unsaved_placements(x) if isinstance(x, DTensor) else []
+    return wrong + [f"{name} is placed as {p}" for p in placements]
+
+
+def _unsaved_placements(x: DTensor) -> list[Placement]:
+    """The placements with which a DTensor cannot be saved."""
+    strange = [p for p in x.placements if type(p) not in (Shard, Replicate)]
+    are_strided = all(map(_compat.split_factor, strange))
+    is_saved = not strange or (are_strided and not has_gaps(x))
+    return [] if is_saved else strange
 
 
 def _add(tensors: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> None:
