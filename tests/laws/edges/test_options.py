@@ -283,16 +283,19 @@ def test_from_local_and_the_other_doors_say_the_same(spec: P) -> None:
         assert all(repr(spec) in text for text in said)
 
 
-def test_axes_in_another_order_than_the_meshs_must_divide_the_dim() -> None:
-    with sf.fake_world(4):
-        mesh = sf.make_mesh((2, 2), ("x", "y"))
+def test_axes_in_another_order_than_the_meshs_have_shards_that_dtensor_has() -> (
+    None
+):
+    with sf.fake_world(6):
+        mesh = sf.make_mesh((3, 2), ("x", "y"))
         with pytest.raises(sf.PlacementError) as caught:
             sf.shard(
                 lambda x: sf.constrain(x, P(("y", "x"))), mesh, backend="aten"
-            )(X[:3])
+            )(torch.ones(7, 2))
     assert without_line(caught.value) == (
-        "constrain: P(('y', 'x')) shards dim 0 of size 3 over axes in another order than the "
-        "mesh's (x=2, y=2), so 2 must divide it; pad it by 1, or write ('x', 'y')\n"
+        "constrain: P(('y', 'x')) shards dim 0 of size 7 over axes in another order than the "
+        "mesh's (x=3, y=2), in shards that DTensor cannot describe; pad it by 1, so that 2 divides "
+        "it, or write ('x', 'y')\n"
         "  try: P with axes of the mesh, one part for each dim"
     )
     with pytest.raises(sf.PlacementError, match="uses axis 'x' twice"):
