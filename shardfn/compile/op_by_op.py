@@ -1,5 +1,5 @@
-"""What runs op by op: a view as a reshape, which copies where memory has other strides than torch's
-fake kernel said.
+"""Graphs that run op by op. A view runs as a reshape, which copies where memory has other strides
+than torch's fake kernel said.
 
 Of two operands with different orders of strides, fake kernels follow one and kernels the other
 (torch 2.13: copysign, floor_divide, and others). A view that capture has found possible is then
@@ -24,7 +24,7 @@ RUN_AS = {
 
 
 def run_as(target: Any) -> Any:
-    """What runs in place of an op."""
+    """The op that runs in place of another."""
     return RUN_AS.get(target, target)
 
 

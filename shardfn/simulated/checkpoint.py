@@ -65,7 +65,7 @@ def _spans(
 
 
 def _blocks(place: Placement) -> int | None:
-    """As how many blocks a placement views its dim; None if it is no shard."""
+    """As how many blocks a placement views its dim; None for one that is not a shard."""
     return 1 if type(place) is Shard else _compat.split_factor(place)
 
 
