@@ -227,7 +227,7 @@ def join_world(device_type: str, seconds: float | None = None) -> None:
         seconds: the timeout of the rendezvous and of the group. None for torch's.
 
     Raises:
-        PlacementError: there is no device of that type.
+        PlacementError: torch sees none of these devices.
         RendezvousError: the processes do not find each other.
     """
     if dist.is_initialized():

@@ -104,7 +104,9 @@ def inference_off() -> Iterator[None]:
 
 @contextlib.contextmanager
 def anomaly_off() -> Iterator[None]:
-    """A context without autograd's anomaly mode, which reads the gradients of fake tensors."""
+    """A context without autograd's anomaly mode, which reads the gradients of fake tensors. The
+    mode is the process's: other threads are without it meanwhile.
+    """
     if not torch.is_anomaly_enabled():
         yield
         return

@@ -35,6 +35,7 @@ SENDING = (
     "_dtensor",
 )
 
+
 def refused(where: str, got: str, source: str | None) -> CaptureError:
     """The error for a tensor subclass."""
     fix = FIX if "DTensor" in got else PLAIN
