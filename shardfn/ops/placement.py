@@ -62,7 +62,9 @@ _own.impl(
     lambda x, token: torch.ops.aten.alias.default(x),
     "CompositeExplicitAutograd",
 )
-AFTER = torch.ops.shardfn.after.default  # x, but not before the token is available
+AFTER = (
+    torch.ops.shardfn.after.default
+)  # x, but not before the token is available
 
 
 class _Redistribute(torch.autograd.Function):
@@ -84,7 +86,9 @@ class _Redistribute(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: torch.Tensor, placements: str) -> Any:
-        return _Redistribute.apply(x.movedim(in_dims[0], 0), "*;" + placements), 0
+        return _Redistribute.apply(
+            x.movedim(in_dims[0], 0), "*;" + placements
+        ), 0
 
 
 class _Moved(torch.autograd.Function):
@@ -93,7 +97,9 @@ class _Moved(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(x: torch.Tensor, after: str, before: str | None) -> torch.Tensor:
+    def forward(
+        x: torch.Tensor, after: str, before: str | None
+    ) -> torch.Tensor:
         return prim_redistribute(x, after)
 
     @staticmethod
@@ -112,7 +118,11 @@ class _Moved(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: Any, x: torch.Tensor, after: str, before: str | None
+        info: Any,
+        in_dims: Any,
+        x: torch.Tensor,
+        after: str,
+        before: str | None,
     ) -> Any:
         before = None if before is None else "*;" + before
         return _Moved.apply(x.movedim(in_dims[0], 0), "*;" + after, before), 0
@@ -124,7 +134,9 @@ class _Align(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(x: torch.Tensor, like: torch.Tensor, wish: str) -> torch.Tensor:
+    def forward(
+        x: torch.Tensor, like: torch.Tensor, wish: str
+    ) -> torch.Tensor:
         return prim_align(x, like, wish)
 
     @staticmethod
@@ -145,7 +157,11 @@ class _Align(torch.autograd.Function):
         info: Any, in_dims: Any, x: torch.Tensor, like: torch.Tensor, wish: str
     ) -> Any:
         x_dim, like_dim, _ = in_dims
-        like = like.unsqueeze(0) if like_dim is None else like.movedim(like_dim, 0)
+        like = (
+            like.unsqueeze(0)
+            if like_dim is None
+            else like.movedim(like_dim, 0)
+        )
         if x_dim is None:
             return _Align.apply(x, like[0], wish), None
         return _Align.apply(x.movedim(x_dim, 0), like, wish), 0
@@ -222,7 +238,8 @@ def _spec(text: str, ndim: int) -> str | None:
     if any(said[0] in "P?" for _, said in rows):
         return None
     axes = [
-        [axis for axis, said in rows if said == f"S{dim}"] for dim in range(ndim)
+        [axis for axis, said in rows if said == f"S{dim}"]
+        for dim in range(ndim)
     ]
     return print_spec(axes)
 

@@ -91,15 +91,8 @@ def full_chunk(size: int, unit: int, n: int) -> int:
 
 def chunk(size: int, unit: int, n: int, coordinate: int) -> tuple[int, int]:
     """(offset, size) of one rank's chunk."""
-    full = full_chunk(
-        size,
-        unit,
-        n,
-    )
-    start = min(
-        coordinate * full,
-        size,
-    )
+    full = full_chunk(size, unit, n)
+    start = min(coordinate * full, size)
     return start, min(full, size - start)
 
 
@@ -152,13 +145,7 @@ def canonical(
     """
     out: list[Mark] = []
     for mark, n in zip(marks, sizes, strict=True):
-        simplest = _simplest(
-            shape,
-            out,
-            mark,
-            n,
-            sizes,
-        )
+        simplest = _simplest(shape, out, mark, n, sizes)
         if simplest is None:
             return None
         out.append(simplest)
@@ -209,13 +196,7 @@ def _is_product(
     """
     outers = [1, *(outer for outer in levels(dim, marks) if outer > 1)]
     for outer, finer in itertools.pairwise(outers):
-        length, _ = grain(
-            size,
-            dim,
-            marks,
-            sizes,
-            outer,
-        )
+        length, _ = grain(size, dim, marks, sizes, outer)
         if size % finer:
             if not _are_chunks(finer, dim, marks, sizes, later):
                 return False
@@ -251,11 +232,7 @@ def fitted(
     shape: Sequence[int], marks: Sequence[Mark], sizes: Sequence[int]
 ) -> Marks:
     """`canonical` of placements that always fit: in plain chunks, without halos."""
-    plain = canonical(
-        shape,
-        marks,
-        sizes,
-    )
+    plain = canonical(shape, marks, sizes)
     assert plain is not None, f"{marks} on {tuple(shape)}"
     return plain
 
@@ -331,20 +308,9 @@ def stride_order(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]
 
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
     """Whether the strides cover memory without gaps or overlaps."""
-    order = stride_order(
-        shape,
-        stride,
-    )
-    dense = dense_strides(
-        shape,
-        order,
-    )
-    dims = zip(
-        shape,
-        stride,
-        dense,
-        strict=True,
-    )
+    order = stride_order(shape, stride)
+    dense = dense_strides(shape, order)
+    dims = zip(shape, stride, dense, strict=True)
     return all(n == 1 or s == t for n, s, t in dims)
 
 

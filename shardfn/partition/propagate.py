@@ -65,25 +65,13 @@ def propagate(
         PlacementError: an op would have to reduce an unreduced gradient, or a result cannot
             stay unreduced.
     """
-    walk = Walk(
-        axes,
-        program.name,
-    )
-    first = walked(
-        walk,
-        program,
-        in_marks,
-        out_marks,
-        unreduced,
-    )
+    walk = Walk(axes, program.name)
+    first = walked(walk, program, in_marks, out_marks, unreduced)
     graph = program.graph.graph
     is_fixed = planner == GREEDY or unreduced
     if is_fixed:
         return first
-    alike = gathered_alike_bytes(
-        first,
-        graph,
-    )
+    alike = gathered_alike_bytes(first, graph)
     nbytes = max(unasked_bytes(first, graph), part_read_bytes(first, graph), alike)
     if nbytes < WORTH:
         return first
@@ -105,11 +93,7 @@ class _Second:
 
     def best(self, carried: Carries) -> plan.Plan:
         """The plan with the cheapest carries of loops, and then of all ops around them."""
-        carries = searched(
-            carried,
-            self.first.axes,
-            self.price,
-        )
+        carries = searched(carried, self.first.axes, self.price)
         walk, placed = self.followed(Advice({}, carries))
         ops = advise(Observed(walk, self.program, placed))
         _, found = self.followed(Advice(ops, carries))
@@ -118,19 +102,11 @@ class _Second:
     def price(self, carries: Carries) -> PlanPrice:
         """The price of the program with such carries."""
         _, found = self.followed(Advice({}, carries))
-        return plan_price(
-            found,
-            self.program.graph.graph,
-            fused.in_bytes,
-        )
+        return plan_price(found, self.program.graph.graph, fused.in_bytes)
 
     def followed(self, advice: Advice) -> tuple[Walk, plan.Plan]:
         """A walk that follows advice, and its plan."""
-        walk = Walk(
-            self.first.axes,
-            self.program.name,
-            advice,
-        )
+        walk = Walk(self.first.axes, self.program.name, advice)
         outs = [slot.marks for slot in self.first.outs]
         found = walked(walk, self.program, self.in_marks, outs, ())
         return walk, attrs.evolve(found, advice=advice)
@@ -160,25 +136,14 @@ def walked(
         if node.op == "call_function":
             walk.visit(node)
     outs = tuple(
-        walk.leave(
-            *leaving,
-            output,
-        )
+        walk.leave(*leaving, output)
         for leaving in zip(
             output.args[0], out_marks, program.out_paths, strict=True
         )
     )
     gradients = [gradient.slot for gradient in walk.gradients.values()]
-    steps = accumulated(
-        walk.steps,
-        gradients,
-        walk.axes,
-        walk.slot,
-    )
-    needed = plan.needed(
-        steps,
-        outs,
-    )
+    steps = accumulated(walk.steps, gradients, walk.axes, walk.slot)
+    needed = plan.needed(steps, outs)
     return plan.Plan(
         walk.axes,
         needed,

@@ -108,20 +108,12 @@ def mark_price(
         and layout.cut_of(src)[0] == layout.cut_of(dst)[0]
     ):
         return price(ALL_GATHER, nbytes, n, cost) + price(SLICE, nbytes, n, cost)
-    kind = kind_of(
-        src,
-        dst,
-    )
+    kind = kind_of(src, dst)
     if kind is None:
         return float("inf")
     priced_as = COLLECTIVES[kind].priced_as if kind in COLLECTIVES else None
     if priced_as is None:
-        return price(
-            kind,
-            nbytes,
-            n,
-            cost,
-        )
+        return price(kind, nbytes, n, cost)
     return price(priced_as, nbytes, n, cost) + cost.start
 
 
@@ -146,15 +138,7 @@ def route(
     """The cheapest moves from `src` to `dst`, with their price in bytes; None where there are
     none. `later` has the sizes of axes whose placements are still open.
     """
-    return _route(
-        shape,
-        itemsize,
-        src,
-        dst,
-        axes,
-        axes.costs,
-        later,
-    )
+    return _route(shape, itemsize, src, dst, axes, axes.costs, later)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -213,10 +197,7 @@ def _moves(
             if dst[k] == "R" or dst[k] in PENDING
             else dict.fromkeys(("R", layout.without_halo(dst[k]), dst[k]))
         ):
-            kind = kind_of(
-                mark,
-                wanted,
-            )
+            kind = kind_of(mark, wanted)
             if kind is None or (
                 kind == ALL_TO_ALL
                 and layout.cut_of(mark)[0] == layout.cut_of(wanted)[0]

@@ -27,26 +27,14 @@ def strided_factors(
     found: list[int] = []
     for dim in strided_dims(marks):
         size = shape[dim]
-        found += factors(
-            size,
-            dim,
-            marks,
-            sizes,
-            coordinates,
-        )
+        found += factors(size, dim, marks, sizes, coordinates)
         for outer in levels(dim, marks):
             if size % outer:
                 coarser = [
                     m if shards(m, dim) and outer_of(m) < outer else "R"
                     for m in marks
                 ]
-                found += factors(
-                    size,
-                    dim,
-                    coarser,
-                    sizes,
-                    coordinates,
-                )
+                found += factors(size, dim, coarser, sizes, coordinates)
     return tuple(found)
 
 
@@ -76,12 +64,7 @@ def elements(
             # uneven blocks are the chunks of the axes before
             length = held.numel() if size % outer else size // outer
         before = outer
-        start, length_here = chunk(
-            length,
-            unit,
-            n,
-            c,
-        )
+        start, length_here = chunk(length, unit, n, c)
         held = held.view(-1, max(length, 1)).narrow(1, start, length_here)
         held = held.flatten()
         length = length_here
@@ -124,10 +107,7 @@ def opened(
     """
     mark = marks[axis]
     dim, unit = cut_of(mark)
-    outers = levels(
-        dim,
-        marks,
-    )
+    outers = levels(dim, marks)
     others = [*marks[:axis], "R", *marks[axis + 1 :]]
     found = factors(shape[dim], dim, others, sizes, coordinates, outers)
     i = outers.index(outer_of(mark)) + 1

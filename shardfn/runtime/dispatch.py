@@ -49,7 +49,9 @@ PLAIN = {torch.Tensor, torch.nn.Parameter, UnreadTensor, DonatedTensor}
 REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
 
-def call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call(
+    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Run a transformed function on arguments, staging it first if their signature is new."""
     world, mesh = current_world(), request.mesh or current_mesh()
     rules, state = registry.active(), _compat.settings()
@@ -61,7 +63,9 @@ def call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     leaves, treedef = _tree.flatten((args, kwargs))
     around = (treedef, world, mesh, rules, state)
     try:
-        key = [_spec(x) if type(x) in DTENSORS else _signature(x) for x in leaves]
+        key = [
+            _spec(x) if type(x) in DTENSORS else _signature(x) for x in leaves
+        ]
     except (RuntimeError, NotImplementedError):  # for a tensor without strides
         paths = _tree.argument_paths(request.signature_of, args, kwargs)
         refuse_unstrided(request.name, leaves, paths)
@@ -89,9 +93,18 @@ def explain_retrace(
     leaves, treedef = _tree.flatten((args, kwargs))
     key = [_spec(x) if type(x) in DTENSORS else _signature(x) for x in leaves]
     world, mesh = current_world(), request.mesh or current_mesh()
-    signature = (key, treedef, world, mesh, registry.active(), _compat.settings())
+    signature = (
+        key,
+        treedef,
+        world,
+        mesh,
+        registry.active(),
+        _compat.settings(),
+    )
     entries = request.store.entries
-    if any(entry.fits(*signature) and entry.follows(leaves) for entry in entries):
+    if any(
+        entry.fits(*signature) and entry.follows(leaves) for entry in entries
+    ):
         return f"{request.name}: {KNOWN}"
     placed = look(request, args, kwargs)
     return retrace(request.name, request.store.every(), key, placed, mesh)
@@ -211,7 +224,11 @@ def _compare_constants(traced: Traced, leaves: list[Any]) -> None:
     outside = traced.captured.outside
     if outside.constants and not traced.ranks:
         compare_ranks(
-            traced.request, traced.placed, leaves, outside.tensors, staging=True
+            traced.request,
+            traced.placed,
+            leaves,
+            outside.tensors,
+            staging=True,
         )
 
 
@@ -251,24 +268,36 @@ class Entry:
     paths: tuple[str, ...]  # of the leaves
     world: World
     mesh: Any
-    rules: tuple[registry.Registered, ...]  # the sharding rules of the partition
+    rules: tuple[
+        registry.Registered, ...
+    ]  # the sharding rules of the partition
     state: tuple[Any, ...]  # of torch's settings
     reads: Reads | None  # of its closed-over values; None if it has none
     outside: Any  # its closed-over tensors, if some hold others; else None
     # the function as it was read for other sizes too, and why it could not be
     template: Template | None
     fixed: str
-    tensors: tuple[int, ...] | None  # positions of the tensor leaves; None for all
-    suspects: list[torch.Tensor]  # closed-over tensors that autograd may follow
-    followed: tuple[bool, ...] | None  # which of both it follows; None for none
+    tensors: (
+        tuple[int, ...] | None
+    )  # positions of the tensor leaves; None for all
+    suspects: list[
+        torch.Tensor
+    ]  # closed-over tensors that autograd may follow
+    followed: (
+        tuple[bool, ...] | None
+    )  # which of both it follows; None for none
     run: Callable[[list[Any]], Any]
     alike: Callable[..., bool] | None = None  # whether tensors have this key
-    leaves_of: Callable[[Any], list[Any] | None] | None = None  # of this structure
+    leaves_of: Callable[[Any], list[Any] | None] | None = (
+        None  # of this structure
+    )
     is_grad_enabled: bool = False  # where they have
 
     def fits(self, key: Any, treedef: Any, *rest: Any) -> bool:
         """Whether a call matches this signature, in the same world and with the same settings."""
-        return self.key == key and self.treedef == treedef and self.is_in(*rest)
+        return (
+            self.key == key and self.treedef == treedef and self.is_in(*rest)
+        )
 
     def repeated(self, arguments: Any, *rest: Any) -> list[Any] | None:
         """The leaves, if `fits` and `follows` hold, found in one check of all tensors. None if
@@ -328,6 +357,8 @@ class Entry:
     def watched(self, leaves: list[Any]) -> list[Any]:
         """The tensors that autograd may follow: arguments and closed-over tensors."""
         tensors = (
-            leaves if self.tensors is None else [leaves[i] for i in self.tensors]
+            leaves
+            if self.tensors is None
+            else [leaves[i] for i in self.tensors]
         )
         return tensors + self.suspects if self.suspects else tensors

@@ -75,14 +75,8 @@ def _chunk_of(runs: Runs, n: int, number: int) -> Runs:
     left = number * full
     wanted = full
     for start, end in runs:
-        skipped = min(
-            left,
-            end - start,
-        )
-        taken = min(
-            wanted,
-            end - start - skipped,
-        )
+        skipped = min(left, end - start)
+        taken = min(wanted, end - start - skipped)
         left -= skipped
         wanted -= taken
         if taken:

@@ -61,7 +61,9 @@ class DTensors(Protocol):
         """Whether a value may be read in place of a tensor that it overwrites."""
         ...
 
-    def mesh(self, node: torch.fx.Node, outer: Mapping[Any, Any]) -> DeviceMesh:
+    def mesh(
+        self, node: torch.fx.Node, outer: Mapping[Any, Any]
+    ) -> DeviceMesh:
         """The mesh of a DTensor."""
         ...
 
@@ -107,7 +109,11 @@ def _overwritten(dtensors: DTensors, tx: Any, args: Any) -> Any:
 
 
 def attribute_read(
-    dtensors: DTensors, read: Callable[..., Any], tensor: Any, tx: Any, name: str
+    dtensors: DTensors,
+    read: Callable[..., Any],
+    tensor: Any,
+    tx: Any,
+    name: str,
 ) -> Any:
     """An attribute of a tensor, which may be one of DTensors."""
     from torch._dynamo.variables.base import VariableTracker
@@ -150,12 +156,21 @@ def declared_member(
 
 
 def has_attribute(
-    dtensors: DTensors, asked: Callable[..., Any], tensor: Any, tx: Any, name: str
+    dtensors: DTensors,
+    asked: Callable[..., Any],
+    tensor: Any,
+    tx: Any,
+    name: str,
 ) -> Any:
     """Whether a tensor has an attribute, which may be one of DTensors."""
     from torch._dynamo.variables.base import VariableTracker
 
-    own = {*dtensors.methods, *dtensors.attributes, "device_mesh", "_local_tensor"}
+    own = {
+        *dtensors.methods,
+        *dtensors.attributes,
+        "device_mesh",
+        "_local_tensor",
+    }
     if name not in own:
         return asked(tensor, tx, name)
     found = dtensors.asked_for(_node(tensor), _outer(tx))
@@ -237,7 +252,11 @@ def mesh_method_called(
     is_mesh = isinstance(held, DeviceMesh)
     is_group = isinstance(held, dist.ProcessGroup)
     ours = (
-        dtensors.of_meshes if is_mesh else dtensors.of_groups if is_group else {}
+        dtensors.of_meshes
+        if is_mesh
+        else dtensors.of_groups
+        if is_group
+        else {}
     )
     if is_mesh and name == "_flatten":
         given = [x.as_python_constant() for x in (*args, *kwargs.values())]
@@ -317,7 +336,9 @@ def _is_asked_for_class(dtensors: DTensors, tensor: Any, tx: Any) -> bool:
     return is_users and dtensors.has_class(_node(tensor), _outer(tx))
 
 
-def _read(tx: Any, fn: Callable[..., Any], args: list[Any], kwargs: Any) -> Any:
+def _read(
+    tx: Any, fn: Callable[..., Any], args: list[Any], kwargs: Any
+) -> Any:
     """Have Dynamo read a function of ours. Arguments may be constants."""
     from torch._dynamo.variables.base import VariableTracker
 

@@ -99,12 +99,16 @@ class Values:
             if isinstance(x, torch.fx.GraphModule)
         }
 
-    def read(self, module: torch.fx.GraphModule, inputs: Sequence[Facts]) -> Facts:
+    def read(
+        self, module: torch.fx.GraphModule, inputs: Sequence[Facts]
+    ) -> Facts:
         """The facts of the results of a graph."""
         feed = iter(inputs)
         for node in module.graph.nodes:
             is_input = node.op == "placeholder"
-            facts = next(feed, Facts()) if is_input else self._facts(module, node)
+            facts = (
+                next(feed, Facts()) if is_input else self._facts(module, node)
+            )
             known = self.of.get(node, Facts())  # of another call of a body
             self.of[node] = _joined((known, facts))
         (output,) = module.graph.find_nodes(op="output")
@@ -119,7 +123,9 @@ class Values:
         reached = [*self._reached(node)]
         may = _joined(self.of[n] for n in reached).may
         paths = {
-            axis: print_paths(sorted({path for path, over in may if over == axis}))
+            axis: print_paths(
+                sorted({path for path, over in may if over == axis})
+            )
             for axis in sorted(axes)
             if not any(self._is_certain(n, axis) for n in reached)
         }
@@ -142,8 +148,12 @@ class Values:
             made.args = (x, axis, paths)
             node.graph.erase_node(node)
 
-    def _facts(self, module: torch.fx.GraphModule, node: torch.fx.Node) -> Facts:
-        before = _joined(self.of[x] for x in nodes_in((node.args, node.kwargs)))
+    def _facts(
+        self, module: torch.fx.GraphModule, node: torch.fx.Node
+    ) -> Facts:
+        before = _joined(
+            self.of[x] for x in nodes_in((node.args, node.kwargs))
+        )
         if is_checkpoint(node) or is_wrap(node):
             (body,) = children_of(module, node)
             return self._called(body, node)
@@ -160,7 +170,9 @@ class Values:
         if node.target in CALLS:
             differs = CALLS[node.target].varies(node, before.differs)
             gone = _axes_gone(node)
-            may = {(path, axis) for path, axis in before.may if axis not in gone}
+            may = {
+                (path, axis) for path, axis in before.may if axis not in gone
+            }
             return Facts(differs, frozenset(may))
         differs = before.differs | node.meta.get(DIFFERS, NONE)
         return attrs.evolve(before, differs=differs)
@@ -201,12 +213,18 @@ class Values:
         """Read the bodies of a loop again."""
         for wrap in self._wraps(loop):
             for node in (wrap, *wrap.users):
-                self.of[node] = _joined((self.of[node], self._facts(module, node)))
+                self.of[node] = _joined(
+                    (self.of[node], self._facts(module, node))
+                )
 
     def _wraps(self, loop: torch.fx.Node) -> list[torch.fx.Node]:
-        items = [x for x in loop.all_input_nodes if x.target is operator.getitem]
+        items = [
+            x for x in loop.all_input_nodes if x.target is operator.getitem
+        ]
         sources = dict.fromkeys(args_of(x)[0] for x in items)
-        return [x for x in sources if isinstance(x, torch.fx.Node) and is_wrap(x)]
+        return [
+            x for x in sources if isinstance(x, torch.fx.Node) and is_wrap(x)
+        ]
 
     def _carries(self, loop: torch.fx.Node) -> list[tuple[torch.fx.Node, Any]]:
         """The carries of a loop as they enter its bodies, each with its next value."""
@@ -236,7 +254,9 @@ class Values:
         path = self.paths.get(way, CLOSED_OVER)
         return Facts(may=frozenset((path, axis) for axis in self.every))
 
-    def _called(self, body: torch.fx.GraphModule, node: torch.fx.Node) -> Facts:
+    def _called(
+        self, body: torch.fx.GraphModule, node: torch.fx.Node
+    ) -> Facts:
         """The facts of the results of a checkpoint."""
         given = [x for x in args_of(node)[1:] if isinstance(x, torch.fx.Node)]
         inputs = body.graph.find_nodes(op="placeholder")

@@ -86,10 +86,7 @@ class Search:
             self.program, self.axes, marks, outs, self.unreduced, self.planner
         )
         graph = self.program.graph.graph
-        over = attrs.evolve(
-            chosen,
-            axes=self.timed,
-        )
+        over = attrs.evolve(chosen, axes=self.timed)
         price = plan_price(
             over,
             graph,
@@ -121,28 +118,19 @@ class Search:
         most = float("inf") if limit is None else limit
         for limits in dict.fromkeys((self.hopeful(most), self.strict(most))):
             start: tuple[Marks, ...] = tuple(data_parallel(self.unknowns))
-            marks = self.solution(
-                start,
-                limits,
-            )
+            marks = self.solution(start, limits)
             if marks is not None:
                 yield marks
             if marks is not None and len(limits) > 1:
                 # earlier axes know now what later ones shard
-                again = self.solution(
-                    marks,
-                    limits,
-                )
+                again = self.solution(marks, limits)
                 yield marks if again is None else again
 
     def least(self) -> Candidate | None:
         """The placements that need the least memory."""
         start = tuple(data_parallel(self.unknowns))
         nothing = tuple(None for _ in self.axes.sizes)
-        marks = self.solution(
-            start,
-            nothing,
-        )
+        marks = self.solution(start, nothing)
         return None if marks is None else self.candidate(marks)
 
     def hopeful(self, limit: float) -> tuple[float, ...]:
@@ -166,10 +154,7 @@ class Search:
             start: placements, whose program the first walk observes.
             limits: bytes of a rank, for each axis. None: the least is looked for.
         """
-        walk = Walk(
-            self.timed,
-            self.program.name,
-        )
+        walk = Walk(self.timed, self.program.name)
         outs = self.unknowns.leaving
         first = walked(
             walk,
@@ -178,11 +163,7 @@ class Search:
             outs,
             self.unreduced,
         )
-        observed = Observed(
-            walk,
-            self.program,
-            first,
-        )
+        observed = Observed(walk, self.program, first)
         moments = Moments(
             self.program.graph.graph,
             observed.nodes,

@@ -51,10 +51,7 @@ class AxisProblem:
         self.program = IntegerProgram()
         self.supplies = Supplies(self.program)
         self.strategies: dict[torch.fx.Node, list[Strategy]] = {}
-        self.kinds = alike(
-            observed,
-            self.placed_before,
-        )
+        self.kinds = alike(observed, self.placed_before)
         self.tied: dict[
             Hashable, list[int]
         ] = {}  # the variables of ops that are alike
@@ -86,10 +83,7 @@ class AxisProblem:
         """Add a node: an op whose strategy is free, or one that stays as it was."""
         found = self.fitting(node)
         if found:
-            self.add_op(
-                node,
-                found,
-            )
+            self.add_op(node, found)
         else:
             self.keep(node)
 
@@ -117,32 +111,16 @@ class AxisProblem:
         for key, value in self.observed.results(node):
             if value.slots:
                 marks = next(iter(value.slots))
-                self.add_fixed(
-                    key,
-                    value.fake,
-                    marks,
-                )
+                self.add_fixed(key, value.fake, marks)
 
     def add_op(self, node: torch.fx.Node, found: list[Placed]) -> None:
         """Add an op that may be placed so."""
-        variables = self.variables(
-            node,
-            found,
-        )
+        variables = self.variables(node, found)
         strategies = list(map(Strategy, variables, found))
         self.strategies[node] = strategies
-        self.add_costs(
-            node,
-            strategies,
-        )
-        self.add_reads(
-            node,
-            strategies,
-        )
-        self.add_results(
-            node,
-            strategies,
-        )
+        self.add_costs(node, strategies)
+        self.add_reads(node, strategies)
+        self.add_results(node, strategies)
 
     def variables(self, node: torch.fx.Node, found: list[Placed]) -> list[int]:
         """The variables of an op's strategies. Ops that are alike share them."""
@@ -170,10 +148,7 @@ class AxisProblem:
                 alone *= share(self.walk, call, self.before[node], axis)
             elif axis > self.axis:
                 alone *= share(self.walk, call, usual, axis)
-        as_before = on_axis(
-            usual,
-            self.axis,
-        )
+        as_before = on_axis(usual, self.axis)
         costs = self.program.costs
         for variable, placed in strategies:
             costs[variable] += alone * share(self.walk, call, placed, self.axis)
@@ -195,11 +170,7 @@ class AxisProblem:
                 marks = placed.ins[position]
                 readers[marks].append(variable)
             groups = {marks: tuple(found) for marks, found in readers.items()}
-            self.read(
-                key,
-                phase,
-                groups,
-            )
+            self.read(key, phase, groups)
         if len(keys) == 1:
             self.let_pass(node, keys[0], strategies)
 
@@ -229,21 +200,11 @@ class AxisProblem:
                 marks = placed.outs[position]
                 made[marks].append(variable)
             usual = next(iter(value.slots), ())
-            supply = self.supply(
-                key,
-                value.fake,
-                usual,
-            )
+            supply = self.supply(key, value.fake, usual)
             supply.made.update(made)
         for key, fake, marks in self.observed.aligned(node):
             unaligned, _ = results[0]
-            self.align(
-                node,
-                unaligned,
-                key,
-                fake,
-                marks,
-            )
+            self.align(node, unaligned, key, fake, marks)
 
     def align(
         self,
@@ -255,28 +216,17 @@ class AxisProblem:
     ) -> None:
         """Add a gradient that is placed as its parameter."""
         self.read(gradient, _phase(node), {marks: None})
-        self.add_fixed(
-            key,
-            fake,
-            marks,
-        )
+        self.add_fixed(key, fake, marks)
 
     def add_fixed(self, key: Key, fake: torch.Tensor, marks: Marks) -> None:
         """Add a value that is made at one placement."""
-        supply = self.supply(
-            key,
-            fake,
-            marks,
-        )
+        supply = self.supply(key, fake, marks)
         supply.made[self.here(marks)] = None
 
     def supply(self, key: Key, fake: torch.Tensor, usual: Marks) -> Supply:
         """Add a value, which the walk had at these placements."""
         is_ahead = key in self.observed.ahead
-        axes = timed(
-            self.axes,
-            is_ahead=is_ahead,
-        )
+        axes = timed(self.axes, is_ahead=is_ahead)
         end = self.axis + 1
         upto = MeshAxes(axes.names[:end], axes.sizes[:end], axes.costs[:end])
         of_others = 1.0

@@ -71,10 +71,6 @@ def _others(
             marks.append(dim)
     for mark in marks:
         wanted = (*now[:axis], mark, *now[axis + 1 :])
-        plain = layout.canonical(
-            shape,
-            wanted,
-            axes.sizes,
-        )
+        plain = layout.canonical(shape, wanted, axes.sizes)
         if mark != now[axis] and plain == wanted:
             yield wanted

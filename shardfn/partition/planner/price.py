@@ -73,10 +73,7 @@ def plan_price(
         of_op: the price of an op on one device.
     """
     axes = chosen.axes
-    ahead = parameter_slots(
-        chosen,
-        graph,
-    )
+    ahead = parameter_slots(chosen, graph)
     moves = list(plan.moves(chosen))
     total = PlanPrice(
         sent=sum(_sent(axes, step, move, ahead) for step, move in moves),
@@ -90,18 +87,11 @@ def plan_price(
 
 def unasked_bytes(chosen: plan.Plan, graph: torch.fx.Graph) -> float:
     """The bytes that a rank sends and no placement of the user asks for, other than parameters."""
-    ahead = parameter_slots(
-        chosen,
-        graph,
-    )
+    ahead = parameter_slots(chosen, graph)
     total = 0.0
     for step, move in plan.moves(chosen):
         if step.implicit and step.source.number not in ahead:
-            total += _nbytes(
-                chosen.axes,
-                step,
-                move,
-            )
+            total += _nbytes(chosen.axes, step, move)
     for inner, body, times in _loops(chosen):
         total += times * unasked_bytes(inner, body)
     return total
@@ -111,19 +101,12 @@ def part_read_bytes(chosen: plan.Plan, graph: torch.fx.Graph) -> float:
     """The bytes of parameters that are gathered for ops that read a small part of them, as the
     lookup of some rows of a table does.
     """
-    ahead = parameter_slots(
-        chosen,
-        graph,
-    )
+    ahead = parameter_slots(chosen, graph)
     total = 0.0
     for step, move in plan.moves(chosen):
         is_gathered = step.implicit and move.sends and step.source.number in ahead
         if is_gathered and _reads_part(step.node, step.source.value):
-            total += _nbytes(
-                chosen.axes,
-                step,
-                move,
-            )
+            total += _nbytes(chosen.axes, step, move)
     return total
 
 
@@ -131,10 +114,7 @@ def gathered_alike_bytes(chosen: plan.Plan, graph: torch.fx.Graph) -> float:
     """The bytes of parameters that are gathered over an axis for ops that all of its ranks then
     compute alike.
     """
-    ahead = parameter_slots(
-        chosen,
-        graph,
-    )
+    ahead = parameter_slots(chosen, graph)
     applied = {
         step.node: step for step in chosen.steps if isinstance(step, plan.Apply)
     }
@@ -144,11 +124,7 @@ def gathered_alike_bytes(chosen: plan.Plan, graph: torch.fx.Graph) -> float:
         if is_gathered:
             readers = [applied[x] for x in _computing(step.node) if x in applied]
             if readers and all(_is_alike(x, move.axis) for x in readers):
-                total += _nbytes(
-                    chosen.axes,
-                    step,
-                    move,
-                )
+                total += _nbytes(chosen.axes, step, move)
     for inner, body, times in _loops(chosen):
         total += times * gathered_alike_bytes(inner, body)
     return total
@@ -196,11 +172,7 @@ def _sent(
 ) -> float:
     """The price of one move, with the time that it takes to start."""
     if not move.sends:
-        return _price(
-            axes,
-            step,
-            move,
-        )
+        return _price(axes, step, move)
     is_ahead = step.source.number in ahead or op_name(step.node) == ALIGN
     return _price(timed(axes, is_ahead=is_ahead), step, move)
 

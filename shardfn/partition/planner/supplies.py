@@ -75,14 +75,7 @@ class Supply:
         """The price of the cheapest moves between two placements."""
         shape = tuple(self.fake.shape)
         itemsize = self.fake.element_size()
-        found = route(
-            shape,
-            itemsize,
-            source,
-            target,
-            self.axes,
-            self.later,
-        )
+        found = route(shape, itemsize, source, target, self.axes, self.later)
         return IMPOSSIBLE if found is None else found[0] * self.share * self.times
 
 
@@ -133,11 +126,7 @@ class Supplies:
             )
             moves = self.moves_to(supply, alike, targets, (*before, "R"), phase)
             for groups in several.values():
-                self.satisfy(
-                    supply,
-                    groups,
-                    moves,
-                )
+                self.satisfy(supply, groups, moves)
 
     def moves_to(
         self,
@@ -148,25 +137,13 @@ class Supplies:
         phase: str,
     ) -> Moves:
         """Add the moves of a value to some placements, for the readers of a phase."""
-        gathered = self.moves(
-            supply,
-            replicated,
-        )
+        gathered = self.moves(supply, replicated)
         self.note(gathered.values(), alike, replicated, phase)
         found: Moves = {(at, replicated): [v] for at, v in gathered.items()}
         for marks in targets:
             if marks != replicated:
-                direct = self.moves(
-                    supply,
-                    marks,
-                    but=replicated,
-                )
-                sliced = self.sliced(
-                    supply,
-                    marks,
-                    replicated,
-                    gathered,
-                )
+                direct = self.moves(supply, marks, but=replicated)
+                sliced = self.sliced(supply, marks, replicated, gathered)
                 for moves in (direct, sliced):
                     self.note(moves.values(), alike, marks, phase)
                     for source, variable in moves.items():
@@ -202,19 +179,11 @@ class Supplies:
                 leaving[source].append(way)
                 arriving.append(way)
             needed, at_least = ((), -1.0) if group is None else (group, 0.0)
-            self.program.at_most(
-                needed,
-                arriving,
-                at_least,
-            )
+            self.program.at_most(needed, arriving, at_least)
         for source, ways in leaving.items():
             made = supply.made_at(source)
             available, most = ((), 1.0) if made is None else (made, 0.0)
-            self.program.at_most(
-                ways,
-                available,
-                most,
-            )
+            self.program.at_most(ways, available, most)
 
     def moves(
         self, supply: Supply, target: Marks, but: Marks | None = None
@@ -240,10 +209,7 @@ class Supplies:
         """The variables of the slices of a replicated value, made so or gathered, by the
         placement where the value is made.
         """
-        price = supply.price(
-            replicated,
-            target,
-        )
+        price = supply.price(replicated, target)
         if price == IMPOSSIBLE:
             return {}
         found = {}
