@@ -29,6 +29,7 @@ from .arguments import (
     refuse_lost_tangent,
     refuse_without_values,
 )
+from .arguments.alike import Check, check_of
 from .arguments.mismatch import (
     other_constants,
     other_leaves,
@@ -74,6 +75,7 @@ class Compiled:
     donation: Donation | None = attrs.field(  # donates arguments
         init=False, default=attrs.Factory(donation_of, takes_self=True)
     )
+    alike: Check | None = attrs.field()  # of arguments that all ranks have
     execute: Callable[[list[Any]], list[Any]] = attrs.field(
         init=False
     )  # all leaves -> local results
@@ -81,6 +83,10 @@ class Compiled:
         init=False
     )  # local results -> the result tree
     compared: Compared = attrs.field(factory=Compared, init=False)
+
+    @alike.default
+    def _alike(self) -> Check | None:
+        return check_of(self.request, self.placed, self.captured)
 
     @execute.default
     def _execute(self) -> Callable[[list[Any]], list[Any]]:
@@ -100,6 +106,8 @@ class Compiled:
 
     def run(self, leaves: list[Any]) -> Any:
         """Run on the leaves of arguments that have been checked."""
+        if self.alike is not None:
+            self.alike.run(leaves)
         if self.donation is None:
             return self.wrap(self.execute(leaves))
         return self.wrap(self.donation.run(leaves, self.execute))
