@@ -75,7 +75,12 @@ class Compiled:
     donation: Donation | None = attrs.field(  # donates arguments
         init=False, default=attrs.Factory(donation_of, takes_self=True)
     )
-    alike: Check | None = attrs.field()  # of arguments that all ranks have
+    alike: Check | None = attrs.field(  # of arguments that all ranks have
+        default=attrs.Factory(
+            lambda self: check_of(self.request, self.placed, self.captured),
+            takes_self=True,
+        )
+    )
     execute: Callable[[list[Any]], list[Any]] = attrs.field(
         init=False
     )  # all leaves -> local results
@@ -83,10 +88,6 @@ class Compiled:
         init=False
     )  # local results -> the result tree
     compared: Compared = attrs.field(factory=Compared, init=False)
-
-    @alike.default
-    def _alike(self) -> Check | None:
-        return check_of(self.request, self.placed, self.captured)
 
     @execute.default
     def _execute(self) -> Callable[[list[Any]], list[Any]]:

@@ -141,7 +141,9 @@ def root_of(x: torch.fx.Node) -> torch.fx.Node:
 def memories_of(x: torch.fx.Node) -> list[int]:
     """The memory of each tensor of a value that Dynamo has computed. Nothing if one is unknown."""
     value = x.meta.get("example_value")
-    every = [*value] if isinstance(value, (tuple, list)) else [value]
+    every: list[Any] = [value]
+    if isinstance(value, (tuple, list)):
+        every = [*value]
     tensors = [_compat.unwrapped(y) for y in every]
     are_known = all(map(_compat.is_fake, tensors))
     return [_compat.storage_of(y) for y in tensors] if are_known else []

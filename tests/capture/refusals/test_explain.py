@@ -120,8 +120,10 @@ def test_the_line_is_the_innermost_of_the_users() -> None:
 
 @pytest.mark.parametrize("around", [sf.grad, sf.checkpoint, sf.hessian])
 def test_the_line_of_an_error_inside_of_a_transform(around: Any) -> None:
+    none: list[float] = []
+
     def beyond(x: Any) -> Any:
-        return x.sum() * [1.0][2]
+        return x.sum() * none[2]
 
     with pytest.raises(sf.CaptureError) as caught:
         sf.jit(around(beyond), backend="aten")(torch.ones(3))
