@@ -27,6 +27,7 @@ from .dtensors import (  # noqa: F401  (enter them in a table)
     _collectives,
     _functional,
     _lists,
+    _losses,
     _queries,
 )
 from .optimizers._clip import clip_by_global_norm

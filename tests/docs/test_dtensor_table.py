@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.tensor as placed
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.nn import functional as forms
@@ -21,7 +22,11 @@ from torch.distributed.tensor import (
     distribute_tensor,
 )
 from torch.distributed.tensor.experimental import local_map
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    loss_parallel,
+    parallelize_module,
+)
 
 import shardfn as sf
 from shardfn import P
@@ -126,6 +131,17 @@ def within(x: Any, mesh: Any) -> Any:
         return distribute_tensor(x, None, R).redistribute(None, S).full_tensor()
 
 
+def lost(x: Any, mesh: Any) -> Any:
+    labels = torch.arange(x.shape[0]) % 2
+    logits = distribute_tensor(x, mesh, C)
+    with loss_parallel():
+        return F.cross_entropy(logits, labels, reduction="none").full_tensor()
+
+
+def of_losses(x: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(x, torch.arange(len(x)) % 2, reduction="none")
+
+
 def barred(x: Any, mesh: Any) -> Any:
     dist.barrier()
     return x * 1
@@ -182,6 +198,7 @@ TABLE: dict[str, Row] = {
     "sizes, shapes and names": Row(sized, [x + 7 for x in ROWS], X + 7),
     "`mesh[": Row(flat, [x * 2 for x in ROWS], X * 2),
     "`with mesh:`": Row(within, same(ROWS[0]), X),
+    "`with loss_parallel():`": Row(lost, same(of_losses(ROWS[0])), of_losses(X)),
     "`dist.gather`": Row(barred, None),
     "DTensors on a part": Row(on_parts, same(X)),
 }

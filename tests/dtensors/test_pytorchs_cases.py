@@ -22,6 +22,7 @@ from torch.distributed.tensor import (
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
+    loss_parallel,
     parallelize_module,
 )
 from torch.utils.checkpoint import checkpoint
@@ -255,7 +256,24 @@ def fully_sharded_tensor_parallel_checkpoint(mesh: Any) -> None:
             close(_mine(gradient[name]), wanted)
 
 
+def a_loss_of_sharded_classes(mesh: Any) -> None:
+    """The tutorial's loss_parallel: plain labels, which all ranks have."""
+    x, labels = draw(6, 16), torch.arange(6) * 2
+    criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
+
+    def loss(d: Any, labels: Any) -> Any:
+        with loss_parallel():
+            both = F.cross_entropy(d, labels, reduction="sum") + criterion(d, labels)
+        return both.full_tensor()
+
+    of_one = lambda x: F.cross_entropy(x, labels, reduction="sum") + criterion(x, labels)
+    d = distribute_tensor(x, mesh, [Shard(1)])
+    close(staged(loss, d, labels), of_one(x))
+    close(staged(sf.grad(loss), d, labels), torch.func.grad(of_one)(x))
+
+
 CASES = (
+    a_loss_of_sharded_classes,
     a_result_that_is_not_contiguous,
     terms_into_a_product,
     shards_of_different_sizes,

@@ -32,6 +32,7 @@ class DTensors(Protocol):
     methods: Mapping[str, Callable[..., Any]]
     attributes: Mapping[str, Callable[..., Any]]
     functions: Mapping[Any, Callable[..., Any]]
+    of_losses: Mapping[Any, Callable[..., Any]]
     of_meshes: Mapping[str, Callable[..., Any]]
     of_groups: Mapping[str, Callable[..., Any]]
 
@@ -197,8 +198,24 @@ def function_called(
     if (method := _unbound(dtensors, called)) is not None:
         tensor, *rest = args
         return tensor.realize().call_method(tx, method, rest, kwargs)
+    if _is_hashable(called) and called in dtensors.of_losses:
+        args, kwargs = _with_labels(dtensors, tx, called, args, kwargs)
     refuse_call(called, args, kwargs)
     return call(function, tx, args, kwargs)
+
+
+def _with_labels(
+    dtensors: DTensors, tx: Any, called: Any, args: Any, kwargs: Any
+) -> Any:
+    """The arguments of a loss, with its labels as it takes them."""
+    given = dict(zip(("input", "target"), args, strict=False)) | kwargs
+    if not {"input", "target"} <= given.keys():
+        return args, kwargs
+    both = [given["input"], given["target"]]
+    target = _read(tx, dtensors.of_losses[called], both, {})
+    if "target" in kwargs:
+        return args, {**kwargs, "target": target}
+    return [args[0], target, *args[2:]], kwargs
 
 
 def _unbound(dtensors: DTensors, called: Any) -> str | None:

@@ -43,6 +43,7 @@ class DTensors:
     attributes = table.ATTRIBUTES
     functions = table.FUNCTIONS
     of_meshes = table.OF_MESHES
+    of_losses = table.OF_LOSSES
     of_groups = table.OF_GROUPS
 
     def __init__(

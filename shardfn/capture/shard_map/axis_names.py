@@ -61,8 +61,7 @@ class Scope:
     before: tuple[Any, ...] = attrs.field(
         factory=entered
     )  # the meshes entered outside
-    # where ranks may have programs of their own: the coordinate of the one whose code is read, or
-    # nothing as long as all share one
+    # the coordinate of the rank whose code is read, or nothing as long as all share a program
     rank: tuple[int, ...] | None = None
     # the local shapes that its program depends on: `dtensors.own_sizes`
     cuts: list[Any] = attrs.field(factory=list)
@@ -70,6 +69,7 @@ class Scope:
     parts: list[Any] = attrs.field(factory=list)  # closed-over DTensors on a part
     # the calls that gave the number of a rank as a tensor
     rank_calls: list[str] = attrs.field(factory=list)
+    losses: int = 0  # the `loss_parallel` contexts that are entered here
 
     def named_or_entered(self, mesh: Any) -> Any:
         """A mesh that a transform names, or the one that is entered around it in the function."""

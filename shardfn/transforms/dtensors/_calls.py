@@ -23,7 +23,7 @@ from torch.distributed.tensor import (
 
 from ... import _compat
 from ...capture.dtensors import checks, table
-from ...capture.dtensors.mesh_contexts import in_mesh
+from ...capture.dtensors.contexts import in_mesh
 from ...mesh import use_mesh
 from ...ops import placement
 from ...ops import shard_map as prims
