@@ -1,6 +1,6 @@
 """Contexts inside a captured function, which hold while their body is traced: `with mesh:` and
-`with use_mesh(mesh):` have a current mesh, and in `with loss_parallel():` the plain labels of a loss
-are the same on all ranks.
+`with use_mesh(mesh):` have a current mesh, and in `with loss_parallel():` the plain labels of a
+loss are the same on all ranks.
 """
 
 from __future__ import annotations
