@@ -14,6 +14,7 @@ LEVEL_AT = {
     "_add_batch_dim": 2,
     "_remove_batch_dim": 1,
 }  # the position of the level argument
+SAME = ("_wrap_for_grad", "_unwrap_for_grad", "_set_tensor_requires_grad")
 ENTERS = (
     "_grad_increment_nesting",
     "_vmap_increment_nesting",
@@ -75,3 +76,28 @@ class Nesting:
 
 
 NAMES = frozenset((*LEVEL_AT, *ENTERS, *LEAVES, *DUAL))
+
+
+def dtensor_at(name: str, x: Any, rest: list[Any]) -> Any:
+    """A DTensor at another level of torch.func, as torch places it.
+
+    Args:
+        name: of the op that leads to the level.
+        x: the DTensor, without values, or None where its placements are not known.
+        rest: the other arguments of the op.
+
+    Returns:
+        None where the placements are not known, as of one sample of samples that are sharded.
+    """
+    if x is None or name in SAME:
+        return x
+    if name == "_add_batch_dim":
+        dim = rest[0] % x.dim()
+        is_sharded = any(p.is_shard(dim) for p in x.placements)
+        return None if is_sharded else x.select(dim, 0)
+    if name == "_remove_batch_dim":
+        *_, count, dim = rest
+        sizes = list(x.shape)
+        sizes.insert(dim % (x.dim() + 1), count)
+        return x.unsqueeze(dim).expand(sizes)
+    return None

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
 from torch.distributed.tensor import (
     DTensor,
     Partial,
@@ -142,6 +143,29 @@ def test_vmap(mesh: Any) -> None:
     own, every = sf.jit(sf.vmap(row), backend="aten")(local())
     same(own, *[x.sin() for x in ROWS])
     same(every, *[torch.cat(ROWS, 1)] * 2)
+
+
+def test_vmap_over_a_dim_of_dtensors_that_is_not_sharded(mesh: Any) -> None:
+    x = torch.arange(35.0, dtype=torch.float64).view(5, 7).sin()  # 4 and 3 columns
+    d = distribute_tensor(x, mesh, [Shard(1)])
+    parts = [part.sin() for part in x.chunk(2, 1)]
+    by_hand = lambda row: functional.all_reduce(row.to_local().sum(), "sum", mesh)
+    loss = lambda row: (row.to_local() ** 2).sum()
+    shards = lambda y: y.shards
+
+    def fn(d: Any) -> Any:
+        inside = sf.vmap(lambda row: row.sin().to_local())(d)
+        turned = sf.vmap(lambda row: row.sin(), out_axes=1)(d).to_local()
+        return inside, turned.t(), sf.vmap(by_hand)(d), sf.vmap(sf.grad(loss))(d)
+
+    inside, turned, total, gradient = sf.jit(fn, backend="aten")(d)
+    torch.testing.assert_close(shards(inside), parts)
+    torch.testing.assert_close(shards(turned), parts)
+    torch.testing.assert_close(shards(total), [x.sum(1)] * 2)
+    torch.testing.assert_close(gradient.full_tensor(), 2 * x)
+    over_columns = lambda d: sf.vmap(loss, in_axes=1)(d)
+    with pytest.raises(sf.CaptureError, match="the placements are not known here"):
+        sf.jit(over_columns, backend="aten")(d)
 
 
 @pytest.mark.parametrize("wrap", [sf.checkpoint, lambda fn: fn])

@@ -23,6 +23,7 @@ from ...ops.prims import CALLS
 from ...ops.text_formats import parse_placed, print_placed
 from ...simulated import is_on_part
 from ..control_flow import bodies
+from ..levels import dtensor_at
 from ..shard_map.axis_names import current_scope
 from ..shard_map.varying_nodes import BACKWARD, PLUMBING, is_wrap
 from . import checks, table
@@ -226,11 +227,14 @@ class DTensors:
         if not self.is_dtensor(node, outer):
             return self._plain(node.meta.get("example_value"))
         if name in PLUMBING:
-            return self.value(args_of(node)[0], outer) if name in SAME else None
+            x, *rest = args_of(node)
+            return dtensor_at(name, self.value(x, outer), rest)
         if name in BACKWARD:
             return [self.value(x, outer) for x in args_of(node)[1]]
         if node.target is placement.align:
             return [self.value(x, outer) for x in args_of(node)[1]]
+        if any(self.value(x, outer) is None for x in node.all_input_nodes):
+            return None
         args, kwargs = torch.fx.node.map_arg(
             (node.args, node.kwargs), lambda x: self.value(x, outer)
         )
@@ -262,7 +266,6 @@ def _with_own_masks(x: Any) -> Any:
 
 # values that are made of a DTensor and are none
 SIZES = torch.Size, int, float, torch.SymInt, torch.SymFloat, torch.SymBool
-SAME = ("_wrap_for_grad", "_unwrap_for_grad", "_set_tensor_requires_grad")
 
 
 @_compat.read_by_dynamo
