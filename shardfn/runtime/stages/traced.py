@@ -22,7 +22,7 @@ from ...inspect.transfers import Fallback, Transfer, fallbacks, transfers
 from ...inspect.verbose import verbose_text
 from ...mesh import all_coordinates, group_names
 from ...ops.loops import inner_nodes
-from ...partition import Plan, local_sizes, propagate
+from ...partition import Plan, local_sizes, shared_plan
 from ...partition.halves import Halves, halves
 from ...plans.arguments import ArgumentPlacements, argument_placements
 from ...random import ambient
@@ -172,7 +172,7 @@ class Traced:
         plan: BucketPlan | None,
     ) -> Lowered:
         wanted = self.placements()
-        chosen = propagate(self.program, *wanted, planner=self.request.planner)
+        chosen = shared_plan(self.program, *wanted, self.request.planner)
         chosen = rewished(chosen, self.request.name, cap, first_cap, plan)
         report_implicit(
             self.request.name,
