@@ -14,6 +14,7 @@ import inspect
 import itertools
 import os
 import shutil
+import sys
 import tempfile
 import types
 import zlib
@@ -99,6 +100,23 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(
         200_000, 20, 20
     )  # graphs are large, and most live for one test
+
+
+@pytest.fixture(autouse=True)
+def _own_plans(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that patches something shares no plan of a program with others."""
+    patches = "monkeypatch" in request.fixturenames
+    if patches:
+        _forget_plans()
+    yield
+    if patches:
+        _forget_plans()
+
+
+def _forget_plans() -> None:
+    plans = sys.modules.get("shardfn.partition.shared_plans")
+    if plans is not None:
+        plans._plans.clear()
 
 
 def _skip_inductor() -> None:

@@ -91,7 +91,7 @@ def changes() -> Iterator[tuple[str, Any, Any]]:
             yield name, plain, {**plain, name: value}
 
 
-@pytest.mark.parametrize("name,one,other", changes())
+@pytest.mark.parametrize("name,one,other", [*changes()])
 def test_a_plan_depends_on_each_argument(name: str, one: Any, other: Any) -> None:
     program = program_of(lambda x, w: [x @ w], X, W)
     first = shared_plan(program, *one.values())

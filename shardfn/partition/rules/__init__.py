@@ -24,7 +24,7 @@ from . import (
     pool,
     random,
     reduction,
-    reshape,  # noqa: F401  its rows stand in the table of views
+    reshape,
     shard_map,  # noqa: F401  it fills rows of PRIMS
     view,
 )
