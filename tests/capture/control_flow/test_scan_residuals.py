@@ -99,7 +99,7 @@ def test_a_scan_computes_nothing_twice_for_its_transpose() -> None:
 
     def branched(c: Any, x: Any, w: Any) -> Any:
         hidden = (c + x).exp()
-        several = [(hidden.view(1, 2) @ w).sin() for _ in range(3)]
+        several = [(hidden.view(1, 2) @ (w + k)).sin() for k in range(3)]
         return [(several[0] * several[1] * several[2]).view(2), x]
 
     module = gradients(branched)
