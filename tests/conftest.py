@@ -14,6 +14,7 @@ import inspect
 import itertools
 import os
 import shutil
+import sys
 import tempfile
 import types
 import zlib
@@ -126,6 +127,23 @@ def spread(items: list[T], is_long: list[bool], workers: int) -> list[T]:
         result += first + rest[:more]
         rest = rest[more:]
     return result + rest
+
+
+@pytest.fixture(autouse=True)
+def _own_plans(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that patches something shares no plan of a program with others."""
+    patches = "monkeypatch" in request.fixturenames
+    if patches:
+        _forget_plans()
+    yield
+    if patches:
+        _forget_plans()
+
+
+def _forget_plans() -> None:
+    plans = sys.modules.get("shardfn.partition.shared_plans")
+    if plans is not None:
+        plans._plans.clear()
 
 
 def _skip_inductor() -> None:

@@ -22,7 +22,7 @@ from ...inspect.transfers import Fallback, Transfer, fallbacks, transfers
 from ...inspect.verbose import verbose_text
 from ...mesh import all_coordinates, group_names
 from ...ops.loops import inner_nodes
-from ...partition import Plan, local_sizes, propagate
+from ...partition import Plan, local_sizes, shared_plan
 from ...partition.halves import Halves, halves
 from ...plans.arguments import ArgumentPlacements, argument_placements
 from ...random import ambient
@@ -171,16 +171,16 @@ class Traced:
         first_cap: int | str | None,
         plan: BucketPlan | None,
     ) -> Lowered:
-        wanted = self.placements()
-        chosen = propagate(self.program, *wanted, planner=self.request.planner)
-        chosen = rewished(chosen, self.request.name, cap, first_cap, plan)
+        wanted, planner = self.placements(), self.request.planner
+        planned = shared_plan(self.program, *wanted, planner=planner)
+        chosen = rewished(planned, self.request.name, cap, first_cap, plan)
         report_implicit(
             self.request.name,
             self.request.implicit_comm,
             chosen,
             lambda: considered(self.program, *wanted, advice=chosen.advice),
         )
-        warn_of_expensive(self, chosen, wanted)
+        warn_of_expensive(self, planned, wanted)
         if self.request.followed is None:
             return self._scheduled(chosen, self.program)
         both = self.halves(chosen)
@@ -220,9 +220,8 @@ class Traced:
                     coordinate,
                     names,
                 )
-        return Lowered(
-            self, chosen, agreed, {c: programs[size] for c, size in kinds.items()}
-        )
+        by_rank = {c: programs[size] for c, size in kinds.items()}
+        return Lowered(self, chosen, agreed, by_rank)
 
 
 @attrs.frozen(eq=False, repr=False)
