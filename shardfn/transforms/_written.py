@@ -17,6 +17,7 @@ from ..errors import CaptureError, TreeError
 from ..placement import P
 from ..runtime import Request, Traced, call, trace
 from ..runtime.options import Around
+from ..world import current_world
 from .sharding._distribute import full
 
 Places = tuple[tuple[torch.nn.Module, str], ...]  # a module, and the name of a buffer
@@ -26,8 +27,9 @@ WRITES = (
     "it changes something outside of itself",
     "it writes in place to an argument or a closed-over tensor",
 )
+CLONE = torch.ops.aten.clone.default
 COPIES = {
-    torch.ops.aten.clone.default,
+    CLONE,
     torch.ops.aten.detach.default,
     torch.ops.aten.alias.default,
 }
@@ -46,13 +48,14 @@ class Writes:
         self.requests: dict[tuple[bool, ...], tuple[Places, Request]] = {}
 
     def places(self) -> Places:
-        """The buffers of the modules, one for each tensor."""
-        found: dict[int, tuple[torch.nn.Module, str]] = {}
+        """The buffers of the modules as they are now. A tensor that is two of them is left out."""
+        self.modules = modules_of(self.fn)
+        found: dict[int, list[tuple[torch.nn.Module, str]]] = {}
         for module in self.modules:
             for name, x in _compat.buffers_of(module).items():
                 if x is not None and not x.requires_grad:
-                    found.setdefault(id(x), (module, name))
-        return tuple(found.values())
+                    found.setdefault(id(x), []).append((module, name))
+        return tuple(places[0] for places in found.values() if len(places) == 1)
 
     def staged(
         self,
@@ -74,8 +77,7 @@ class Writes:
         Raises:
             CaptureError: it is refused for another reason than writes to buffers.
         """
-        modes = self.modes()
-        places, request = self.requests.get(modes, ((), asked))
+        places, request = before = self.requests.get(self.modes(), ((), asked))
         while True:
             if error is None:
                 try:
@@ -83,38 +85,44 @@ class Writes:
                     break
                 except CaptureError as refused:
                     error = refused
-            self.modules = modules_of(self.fn)
-            every = self.places()
-            if not is_write(error) or set(every) == set(places):
+            every = self.places() if is_write(error) else places
+            if set(every) == set(places):
                 raise error
-            places, request = self.writing(asked, every, args, kwargs, error)
+            few = self.few(asked, every, args, kwargs, error)
+            # a buffer that takes its own value again does not count as written to
+            places = every if set(few) == set(places) else few
+            request = writing(asked, places)
             error = None
-        self.requests[self.modes()] = places, request
+        if request is not before[1]:
+            self.requests[self.modes()] = places, request
         return written(places, out) if places and stage is call else out
 
     def modes(self) -> tuple[bool, ...]:
         """Which of the modules train."""
         return tuple(module.training for module in self.modules)
 
-    def writing(
+    def few(
         self,
         asked: Request,
         places: Places,
         args: Any,
         kwargs: Any,
         error: CaptureError,
-    ) -> tuple[Places, Request]:
-        """Those of these buffers that a call writes to, and the request with their values.
+    ) -> Places:
+        """Those of these buffers that a call writes to.
 
         Raises:
-            CaptureError: the error, if the function writes to something else too.
+            CaptureError: the error, if the function writes to something else too, or reads one of
+                these buffers by another way than its module.
         """
-        every = writing(asked, places)
         try:
-            few = changed(trace(every, args, kwargs), places)
+            traced = trace(writing(asked, places), args, kwargs)
         except CaptureError as again:
             raise (error if is_write(again) else again) from None
-        return few, every if few == places else writing(asked, few)
+        few = changed(traced, places)
+        if are_read(traced, few):
+            raise error
+        return few
 
 
 def is_write(error: CaptureError) -> bool:
@@ -141,15 +149,17 @@ def _as_they_are(request: Request, mesh: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _returning(fn: Callable[..., Any], places: Places) -> Callable[..., Any]:
+    tables = [(_compat.buffers_of(module), name) for module, name in places]
+
     @_compat.read_by_dynamo
     def run(*args: Any, **kwargs: Any) -> Any:
-        before = [module._buffers[name] for module, name in places]
-        for module, name in places:
-            module._buffers[name] = module._buffers[name].detach().clone()
+        before = [buffers[name] for buffers, name in tables]
+        for buffers, name in tables:
+            buffers[name] = buffers[name].detach().clone()
         out = fn(*args, **kwargs)
-        after = [module._buffers[name].detach() for module, name in places]
-        for (module, name), x in zip(places, before, strict=True):
-            module._buffers[name] = x
+        after = [buffers[name].detach() for buffers, name in tables]
+        for (buffers, name), x in zip(tables, before, strict=True):
+            buffers[name] = x
         return out, after
 
     return run
@@ -165,6 +175,24 @@ def changed(traced: Traced, places: Places) -> Places:
     return tuple(place for place, node in pairs if not _is_input(node))
 
 
+def are_read(traced: Traced, places: Places) -> bool:
+    """Whether a function reads one of these buffers by another way than its module, which would not
+    see what is written to it.
+    """
+    ids = {id(_compat.buffers_of(module)[name]) for module, name in places}
+    tensors = traced.captured.closed_over
+    holders = traced.program.graph.graph.find_nodes(op="placeholder")
+    pairs = zip(tensors, holders[len(holders) - len(tensors) :], strict=True)
+    return any(id(x) in ids and not _is_only_copied(node) for x, node in pairs)
+
+
+def _is_only_copied(node: torch.fx.Node) -> bool:
+    """Whether nothing but a copy reads a value."""
+    return node.target is CLONE or all(
+        user.target in COPIES and _is_only_copied(user) for user in node.users
+    )
+
+
 def _is_input(node: torch.fx.Node) -> bool:
     """Whether a value is an input of the program, or a copy of one."""
     while node.target in COPIES:
@@ -175,6 +203,8 @@ def _is_input(node: torch.fx.Node) -> bool:
 def written(places: Places, out: tuple[Any, Sequence[torch.Tensor]]) -> Any:
     """The result of a call, after its other results are in the buffers."""
     result, after = out
+    if current_world().kind == "fake":  # without values
+        return result
     with torch.no_grad():
         for (module, name), x in zip(places, after, strict=True):
             buffer = _compat.buffers_of(module)[name]

@@ -5,7 +5,7 @@ class comes back, or it is refused by name; and gradients of what per-rank code 
 from __future__ import annotations
 
 import dataclasses
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, UserDict, defaultdict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -28,6 +28,35 @@ class Config(dict[str, Any]):
     pass
 
 
+class Noted(UserDict[str, Any]):
+    """A mapping with attributes, of which one is a constant."""
+
+    def __init__(self, items: Any = (), **more: Any) -> None:
+        super().__init__(items, **more)
+        self.note = "n"
+        self.kept = [3]
+
+
+class Named(dict[str, Any]):
+    """A dict whose items are attributes, as in many configurations."""
+
+    __getattr__ = dict.__getitem__
+    __setattr__ = dict.__setitem__  # type: ignore[assignment]
+
+
+@dataclasses.dataclass
+class Registered:
+    a: Any
+    b: Any
+    scale: int = 2
+
+    def __getitem__(self, key: Any) -> Any:
+        return getattr(self, key)
+
+
+torch.utils._pytree.register_dataclass(Registered)
+
+
 class Row(list[Any]):
     pass
 
@@ -46,9 +75,12 @@ TREES: dict[str, Callable[[Any, Any], Any]] = {
     "NamedTuple": Pair,
     "OrderedDict": lambda a, b: OrderedDict(b=b, a=a),
     "defaultdict": lambda a, b: defaultdict(list, {"a": a, "b": b}),
+    "Config": lambda a, b: Config(a=a, b=b),
+    "Named": lambda a, b: Named(a=a, b=b),
+    "Noted": lambda a, b: Noted(a=a, b=b),
+    "Registered": Registered,
 }
 OTHERS: dict[str, Callable[[Any, Any], Any]] = {
-    "Config": lambda a, b: Config(a=a, b=b),
     "Row": lambda a, b: Row([a, b]),
     "Record": lambda a, b: Record((a, b)),
     "Plain": Plain,
@@ -65,7 +97,8 @@ def staged(transform: str, fn: Callable[..., Any], mesh: Any) -> Any:
 
 
 def first(x: Any) -> Any:
-    return x["a"] if isinstance(x, dict) else x[0]
+    is_named = isinstance(x, (dict, UserDict, Registered))
+    return x["a"] if is_named else x[0]
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
@@ -89,6 +122,10 @@ def test_a_tree_keeps_its_class(name: str, transform: str) -> None:
             wanted, "default_factory", None
         )
         out, wanted = list(out.values()), list(wanted.values())
+    if name in ("Noted", "Registered"):
+        rows = [vars(x) for x in (out, wanted)]
+        torch.testing.assert_close(*rows, rtol=0, atol=0)
+        return
     torch.testing.assert_close(list(out), list(wanted), rtol=0, atol=0)
 
 
@@ -106,6 +143,46 @@ def test_another_class_is_refused_by_name(name: str, transform: str) -> None:
         with pytest.raises(sf.CaptureError, match=f"result is a {name}\n") as found:
             gives(X)
         assert found.value.fix
+
+
+MAPPINGS = ("Config", "Named", "Noted")
+
+
+@pytest.mark.parametrize("name", MAPPINGS)
+def test_a_mapping_has_gradients_placements_and_copies_of_its_own(name: str) -> None:
+    make = TREES[name]
+    w = torch.full((2,), 3.0, dtype=torch.float64)
+    loss = lambda w, tree: (tree["a"] @ w * tree["b"].sum()).sum()
+    wanted = torch.func.grad(loss)(w, make(X, X + 1))
+    by_tree = torch.func.grad(lambda a: loss(w, {"a": a, "b": X + 1}))(X)
+
+    def changes(tree: Any) -> Any:
+        tree["c"] = tree.pop("a") * 2
+        return tree
+
+    with sf.fake_world(3):
+        mesh = sf.make_mesh((3,), ("dp",))
+        step = sf.shard(sf.grad(loss), mesh, (P(), {"a": P("dp"), "b": P()}))
+        torch.testing.assert_close(sf.full(step(w, make(X, X + 1))), wanted)
+        whole = sf.distribute(make(X, X + 1), mesh, P("dp"))
+        assert type(whole) is type(make(X, X))
+        found = sf.grad(lambda tree: loss(w, tree))(sf.full(whole))
+        assert type(found) is type(whole)
+        torch.testing.assert_close(found["a"], by_tree)
+        p = w.clone().requires_grad_()
+        sf.shard(loss, mesh, (P(), P("dp")))(p, make(X, X + 1)).backward()
+        torch.testing.assert_close(p.grad, wanted)
+        given = make(X, X)
+        after = sf.full(sf.shard(changes, mesh, P("dp"))(given))
+    assert list(given) == ["a", "b"] and list(after) == ["b", "c"]
+    torch.testing.assert_close(after["c"], 2 * X)
+
+
+def test_a_part_that_is_no_tensor_is_named() -> None:
+    wrong = Noted(a=X, b=X)
+    wrong.note = object()  # type: ignore[assignment]
+    with pytest.raises(sf.TreeError, match=r"argument tree\['note'\]: a object"):
+        sf.jit(lambda tree: tree["a"], backend="aten")(wrong)
 
 
 def test_gradients_of_tensors_that_per_rank_code_closes_over() -> None:
