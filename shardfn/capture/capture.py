@@ -25,8 +25,9 @@ from .control_flow import endings
 from .dtensors import own_sizes, terms
 from .dtensors.checks import NeedsRanks
 from .dtensors.writes import refuse_writes
-from .inputs import Inputs, holding, lost_changes, made, refuse_lost
+from .inputs import Inputs, holding
 from .reading.flatten import flatten
+from .reading.objects import lost_changes, made, refuse_lost
 from .reading.settings import Settings, tracing
 from .reading.template import Template, refuse_strict
 from .refusals import leaks, tensor_classes
@@ -255,9 +256,7 @@ def _read(
     return Reading(*flat, state.names, reads, derivative, template, traits)
 
 
-def _called(
-    fn: Callable[..., Any], name: str, how: Any
-) -> types.FunctionType:
+def _called(fn: Callable[..., Any], name: str, how: Any) -> types.FunctionType:
     """The call of a function, as Dynamo reads it; `how` makes the objects among its arguments."""
 
     @_compat.read_by_dynamo

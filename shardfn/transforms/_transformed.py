@@ -16,6 +16,7 @@ from .. import _compat
 from ..capture import constant_key, is_constant
 from ..capture.dtensors.checks import NeedsRanks
 from ..capture.dtensors.own_sizes import NeedsOwnSizes
+from ..errors import CaptureError
 from ..runtime import (
     Compiled,
     Lowered,
@@ -27,7 +28,6 @@ from ..runtime import (
     explain_retrace,
     trace,
 )
-from ..errors import CaptureError
 from ..world import current_world
 from ._written import Writes
 from .derivatives._outside import differentiated
@@ -156,7 +156,10 @@ class Transformed:
                     self.__dict__["_ranks"] = current_world(), mesh
 
     def stage_of_all(
-        self, stage: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        stage: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         """A stage of this function of global tensors, which may write to buffers of modules."""
         known = self.__dict__.get("_writes")

@@ -20,7 +20,9 @@ from ..runtime.options import Around
 from ..world import current_world
 from .sharding._distribute import full
 
-Places = tuple[tuple[torch.nn.Module, str], ...]  # a module, and the name of a buffer
+Places = tuple[
+    tuple[torch.nn.Module, str], ...
+]  # a module, and the name of a buffer
 # what a function does that writes to a buffer, in the words of its refusal
 WRITES = (
     "a tensor that it closes over: the function writes to it in place",
@@ -43,7 +45,9 @@ class Writes:
         modules: these modules.
     """
 
-    def __init__(self, fn: Callable[..., Any], modules: list[torch.nn.Module]) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], modules: list[torch.nn.Module]
+    ) -> None:
         self.fn, self.modules = fn, modules
         self.requests: dict[tuple[bool, ...], tuple[Places, Request]] = {}
 
@@ -213,7 +217,9 @@ def written(places: Places, out: tuple[Any, Sequence[torch.Tensor]]) -> Any:
     return result
 
 
-def _check(module: torch.nn.Module, name: str, buffer: Any, x: torch.Tensor) -> None:
+def _check(
+    module: torch.nn.Module, name: str, buffer: Any, x: torch.Tensor
+) -> None:
     """Refuse a new value that does not fit the buffer.
 
     Raises:

@@ -80,7 +80,7 @@ def registered(kind: type) -> Class | None:
     subclass of dict or of UserDict, a record. None for others.
     """
     node = _pytree.SUPPORTED_NODES.get(kind)
-    if node is not None and not kind.__module__ == "builtins":
+    if node is not None and kind.__module__ != "builtins":
         return _of_torch(kind)
     if kind.__bases__ == (dict,) and kind.__new__ is dict.__new__:
         return _mapping(kind, dict, None)
