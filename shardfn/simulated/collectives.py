@@ -8,6 +8,7 @@ value for each.
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -51,53 +52,66 @@ class Call(NamedTuple):
 
     def reduced(self, tensors: Row) -> torch.Tensor:
         """The reduction of the tensors of all ranks."""
-        kind = eager.reduction_name(self.given["reduce_op"])
+        op = self.given["reduce_op"]
+        kind = eager.reduction_name(op)
         if kind not in REDUCTIONS:
-            needed = f"one of {', '.join(REDUCTIONS)}"
+            names = ", ".join(REDUCTIONS)
+            needed = f"one of {names}"
             fix = "another op, and a product or quotient before or after it"
-            got = f"op is {self.given['reduce_op']}"
+            got = f"op is {op}"
             raise ShardError.of(self.what, got, needed=needed, fix=fix)
         total = functools.reduce(REDUCTIONS[kind], tensors)
-        return total / self.count if kind == "AVG" else total
+        if kind == "AVG":
+            return total / self.count
+        return total
+
+
+def _columns(ins: Values) -> list[Row]:
+    """The tensors of all ranks in each place."""
+    return list(zip(*ins, strict=True))
 
 
 def _reduced(call: Call, ins: Values) -> Values:
-    total = [call.reduced(column) for column in zip(*ins, strict=True)]
+    total = [call.reduced(column) for column in _columns(ins)]
     return [total] * call.count
 
 
 def _sent(call: Call, ins: Values) -> Values:
-    return [ins[call.root]] * call.count
+    row = ins[call.root]
+    return [row] * call.count
 
 
 def _gathered(call: Call, ins: Values) -> Values:
     """All tensors of a column in one."""
-    rows = [
-        torch.cat([x.reshape(-1) for x in column])
-        for column in zip(*ins, strict=True)
-    ]
-    return [rows] * call.count
+    row = []
+    for column in _columns(ins):
+        parts = [x.reshape(-1) for x in column]
+        row.append(torch.cat(parts))
+    return [row] * call.count
 
 
 def _listed(call: Call, ins: Values) -> Values:
-    return [[x for row in ins for x in row]] * call.count
+    every = list(itertools.chain(*ins))
+    return [every] * call.count
 
 
 def _of_root(call: Call, ins: Values) -> Values:
     rows: Values = [[] for _ in ins]
-    rows[call.root] = [x for row in ins for x in row]
+    rows[call.root] = list(itertools.chain(*ins))
     return rows
 
 
 def _scattered(call: Call, ins: Values) -> Values:
     """A chunk of each reduced tensor."""
-    totals = [call.reduced(column).reshape(-1) for column in zip(*ins, strict=True)]
-    chunks = [total.chunk(call.count) for total in totals]
-    return [list(row) for row in zip(*chunks, strict=True)]
+    chunks = []
+    for column in _columns(ins):
+        total = call.reduced(column)
+        chunks.append(list(total.reshape(-1).chunk(call.count)))
+    return [list(row) for row in _columns(chunks)]
 
 
 def _scattered_list(call: Call, ins: Values) -> Values:
-    return [[call.reduced(column)] for column in zip(*ins, strict=True)]
+    return [[call.reduced(column)] for column in _columns(ins)]
 
 
 def _of_list(call: Call, ins: Values) -> Values:
@@ -105,16 +119,16 @@ def _of_list(call: Call, ins: Values) -> Values:
 
 
 def _exchanged_lists(call: Call, ins: Values) -> Values:
-    return [list(column) for column in zip(*ins, strict=True)]
+    return [list(column) for column in _columns(ins)]
 
 
 def _exchanged(call: Call, ins: Values) -> Values:
     sizes = list(call.given.get("input_split_sizes") or ())
-    parts = [
-        x.split(sizes) if sizes else x.chunk(call.count)
-        for (x,) in ins
-    ]
-    return [[torch.cat(column)] for column in zip(*parts, strict=True)]
+    parts = []
+    for (x,) in ins:
+        own = x.split(sizes) if sizes else x.chunk(call.count)
+        parts.append(list(own))
+    return [[torch.cat(column)] for column in _columns(parts)]
 
 
 class Collective(NamedTuple):
@@ -179,10 +193,13 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     outputs = _flat(given[row.outputs])
     inputs = _flat(given[row.inputs])
     _refuse_absent_list(what, name, inputs)
+    group = given["process_group"]
     with torch.no_grad():
-        values = _of_all(what, row.values, given["process_group"], given, inputs)
+        values = _of_all(what, row.values, group, given, inputs)
+        written = {rank: new for rank, new in values.items() if new}
         for k, x in enumerate(outputs):
-            _write(what, x, {r: new[k] for r, new in values.items() if new})
+            own = {rank: new[k] for rank, new in written.items()}
+            _write(what, x, own)
     return eager.returned(op, given[row.outputs])
 
 
@@ -203,8 +220,13 @@ def functional(op: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
         if name.endswith("_"):
             _write(what, x, made)
             return x
-    rest = () if name in OF_ONE_SHAPE else (-1, *x.shape[1:])
-    shards = [made[rank].reshape(rest or x.shape).clone() for rank in sorted(made)]
+    shape = (-1, *x.shape[1:])
+    if name in OF_ONE_SHAPE:
+        shape = tuple(x.shape)
+    shards = []
+    for rank in sorted(made):
+        own = made[rank].reshape(shape)
+        shards.append(own.clone())
     return type(x)(shards, x.shown)
 
 
@@ -225,8 +247,12 @@ def _of_all(
     found: dict[int, list[torch.Tensor]] = {}
     for ranks in groups:
         call = Call(what, given, len(ranks))
-        ins = [[_own(what, x, rank) for x in inputs] for rank in ranks]
-        found.update(zip(ranks, values(call, ins), strict=True))
+        ins = []
+        for rank in ranks:
+            own = [_own(what, x, rank) for x in inputs]
+            ins.append(own)
+        outs = values(call, ins)
+        found.update(zip(ranks, outs, strict=True))
     return found
 
 
@@ -235,8 +261,9 @@ def _own(what: str, x: torch.Tensor, rank: int) -> torch.Tensor:
     shards = getattr(x, "shards", None)
     if shards is None:
         return x
-    if len(shards) != dist.get_world_size():
-        got = f"a tensor of {len(shards)} ranks, in a world of {dist.get_world_size()}"
+    count = dist.get_world_size()
+    if len(shards) != count:
+        got = f"a tensor of {len(shards)} ranks, in a world of {count}"
         fix = "redistribute or full_tensor of the DTensor"
         raise ShardError.of(what, got, fix=fix, source=call_site())
     return shards[rank]
@@ -252,16 +279,19 @@ def _write(what: str, x: torch.Tensor, values: dict[int, torch.Tensor]) -> None:
     if shards is not None:
         copies = {rank: new.clone() for rank, new in values.items()}
         for rank, new in copies.items():
-            shards[rank].copy_(new.reshape(shards[rank].shape))
+            own = shards[rank]
+            own.copy_(new.reshape(own.shape))
         return
     every = list(values.values())
-    if every and not all(_is_same(every[0], new) for new in every):
+    if not every:
+        return
+    first = every[0]
+    if not all(_is_same(first, new) for new in every):
         got = "its result differs between ranks, and is written to a plain tensor"
         needed = "a plain tensor is the same on all ranks of a simulated world"
         source = call_site()
         raise ShardError.of(what, got, needed=needed, fix=FIX, source=source)
-    if every:
-        x.copy_(every[0].reshape(x.shape))
+    x.copy_(first.reshape(x.shape))
 
 
 def _refuse_absent_list(what: str, name: str, inputs: Row) -> None:
@@ -276,7 +306,9 @@ def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors are equal, where nan equals nan."""
     if a is b:
         return True
-    return bool(((a == b) | (a.isnan() & b.isnan())).all())
+    are_nan = a.isnan() & b.isnan()
+    are_same = (a == b) | are_nan
+    return bool(are_same.all())
 
 
 def _flat(x: Any) -> list[torch.Tensor]:

@@ -61,13 +61,14 @@ def kernels_replaced(run: Callable[..., Any]) -> Iterator[None]:
 
 def bound(op: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """The arguments of an op by their names, with the defaults."""
-    names = [x.name for x in op._schema.arguments]
-    defaults = {
-        x.name: x.default_value
-        for x in op._schema.arguments
-        if x.has_default_value()
-    }
-    return {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+    arguments = op._schema.arguments
+    names = [x.name for x in arguments]
+    given: dict[str, Any] = {}
+    for x in arguments:
+        if x.has_default_value():
+            given[x.name] = x.default_value
+    given.update(zip(names, args, strict=False))
+    return {**given, **kwargs}
 
 
 def returned(op: Any, outputs: Any) -> Any:

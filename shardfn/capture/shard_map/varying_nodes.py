@@ -155,9 +155,10 @@ def _base_of(x: torch.fx.Node, memory: int | None) -> torch.fx.Node | None:
     is_ours = (getattr(x.target, "__module__", None) or "").startswith(OURS)
     if x.op == "placeholder" or is_ours:
         return None
-    of_each = [memories_of(y) for y in inputs]
-    sharing = (y for y, known in zip(inputs, of_each, strict=True) if memory in known)
-    base = next(sharing, None)
+    base = None
+    for y in inputs:
+        if base is None and memory in memories_of(y):
+            base = y
     first = x.args[0] if x.args else None
     if base is not None or not isinstance(first, torch.fx.Node):
         return base
