@@ -26,8 +26,11 @@ from ..ranks.versions import VERSIONS
 from ..schedule import Agenda
 from ..types import LocalProgram
 from ..world import current_world
-from .arguments import Placed
+from .arguments import OF_PART, Placed
 from .options import Request
+
+
+OF_DTENSOR = "a DTensor"
 
 
 class Line(NamedTuple):
@@ -282,7 +285,7 @@ def compare_ranks(
         for i, x in enumerate(closed_over)
     ]
     mine = [
-        [_kind(what, x), digest_of(x) if _is_plain(x) else ""]
+        [_kind(what, x), _digest(x)]
         for what, x in rows
         if isinstance(x, torch.Tensor)
     ]
@@ -325,6 +328,18 @@ def _kind(what: str, x: torch.Tensor) -> list[Any]:
     )
 
 
+def _digest(x: torch.Tensor) -> str:
+    """A digest of what must be the same on all ranks: the values of a plain tensor, and of a
+    DTensor that was on a part of the mesh.
+    """
+    if _is_plain(x):
+        return digest_of(x)
+    if not getattr(x, OF_PART, False):
+        return ""
+    whole: Any = x
+    return digest_of(whole.full_tensor())
+
+
 def _differing(
     request: Request, what: str, rows: tuple[Any, Any], rank: int
 ) -> DivergenceError:
@@ -341,7 +356,10 @@ def _differing(
     fix = "the same value on every rank (seed, then broadcast), "
     fix += "or sf.from_local for a rank's own shard"
     mine, theirs = map(_class_of, rows)
-    got = f"a plain tensor that differs between rank 0 and rank {rank}"
+    got = f"{mine} that differs between rank 0 and rank {rank}"
+    if mine == OF_DTENSOR:
+        got = f"a DTensor on a part of the mesh, and rank {rank} is on one that holds other values"
+        fix = "DTensor.from_local(x.to_local(), mesh, placements), on the whole mesh"
     if mine != theirs:
         got = f"{mine} on rank 0, {theirs} on rank {rank}"
         fix = "sf.distribute or sf.from_local on every rank, or on none"
@@ -360,7 +378,7 @@ def _class_of(row: Any) -> str:
     """The class of the tensor of a rank, in words."""
     if row is None:
         return "no tensor"
-    return "a DTensor" if row[0][1] is None else "a plain tensor"
+    return OF_DTENSOR if row[0][1] is None else "a plain tensor"
 
 
 def _is_plain(x: Any) -> bool:

@@ -25,9 +25,11 @@ from .arguments import (
     Placed,
     itself,
     local_of,
+    prepared_for,
     refuse_lost_gradient,
     refuse_lost_tangent,
     refuse_without_values,
+    whole_mesh,
 )
 from .arguments.alike import Check, check_of
 from .arguments.mismatch import (
@@ -122,6 +124,8 @@ class Compiled:
         return around.leaving(self._called(args, kwargs))
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if whole_mesh(self.request) is not None:
+            args, kwargs = prepared_for(self.request, args, kwargs)
         leaves, treedef = _tree.flatten((args, kwargs))
         known = self.request.followed
         self.captured.outside.refuse_lost(
@@ -130,11 +134,7 @@ class Compiled:
         _refuse_other_signature(self, leaves, treedef)
         _refuse_transforms(self, leaves)
         _refuse_meta(self, leaves)
-        if not self.compared.is_done or os.environ.get("SHARDFN_CHECK") == "1":
-            self.compared.is_done = True
-            compare_ranks(
-                self.request, self.placed, leaves, self.captured.outside.shared
-            )
+        self._compare(leaves)
         tensors = [leaves[i] for i in self.placed.tensors]
         kinds = tuple(isinstance(x, DTensor) for x in tensors)
         pairs = zip(self.placed.avals, tensors, strict=True)
@@ -148,6 +148,15 @@ class Compiled:
         placed = attrs.evolve(self.placed, dtensors=kinds, avals=avals)
         backward = self.backward and attrs.evolve(self.backward, placed=placed)
         return attrs.evolve(self, placed=placed, backward=backward).run(leaves)
+
+    def _compare(self, leaves: list[Any]) -> None:
+        """Compare the arguments of the first call among the ranks."""
+        is_asked = os.environ.get("SHARDFN_CHECK") == "1"
+        if self.compared.is_done and not is_asked:
+            return
+        self.compared.is_done = True
+        shared = self.captured.outside.shared
+        compare_ranks(self.request, self.placed, leaves, shared)
 
     @property
     def program(self) -> LocalProgram:

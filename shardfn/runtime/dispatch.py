@@ -32,8 +32,9 @@ from .arguments import (
     is_prepared,
     leaves_like,
     look,
-    prepared,
+    prepared_for,
     refuse_without_values,
+    whole_mesh,
 )
 from .changing import note_changes
 from .key_use import keys_noted
@@ -88,7 +89,7 @@ def explain_retrace(
     request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> str:
     """Whether a call with these arguments would be staged, and why."""
-    args, kwargs = prepared(request.name, args, kwargs)
+    args, kwargs = prepared_for(request, args, kwargs)
     leaves, treedef = _tree.flatten((args, kwargs))
     key = [_spec(x) if type(x) in DTENSORS else _signature(x) for x in leaves]
     world, mesh = current_world(), request.mesh or current_mesh()
@@ -117,8 +118,8 @@ def _first_call(
     signature: tuple[Any, ...],
 ) -> Any:
     """Stage a function for a new signature, and run it."""
-    if not is_prepared(leaves):
-        return call(request, *prepared(request.name, args, kwargs))
+    if not is_prepared(leaves, whole_mesh(request)):
+        return call(request, *prepared_for(request, args, kwargs))
     refuse_without_values(
         request.name,
         leaves,

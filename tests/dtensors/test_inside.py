@@ -60,6 +60,23 @@ def _closed_over(mesh: Any, rank: int, around: Any = lambda fn: fn) -> Any:
     return around(lambda w: (d * 2, d.full_tensor() @ w))(w)
 
 
+def _in_shard(mesh: Any, rank: int, around: Any) -> Any:
+    """A global tensor of a DTensor on the last axis of the mesh."""
+    x, _ = own(rank)
+    part = mesh[mesh.mesh_dim_names[-1]]
+    d = DTensor.from_local(x, part, [Shard(0)])
+    return around(lambda d: (d * 2).cos().sum(0))(d).full_tensor()
+
+
+def _other_parts(mesh: Any, rank: int) -> str:
+    """Why `shard` refuses DTensors on parts of the mesh that hold other values."""
+    try:
+        _in_shard(mesh, rank, lambda fn: sf.shard(fn, mesh, backend="aten"))
+    except sf.DivergenceError as error:
+        return str(error)
+    return ""
+
+
 def _refusal(mesh: Any, rank: int) -> str:
     """Why the gradient of `loss_of_rows_unsaid` is refused if ranks have other tensors w."""
     try:
@@ -88,6 +105,12 @@ def _on_a_rank(shape: tuple[int, ...], names: set[str]) -> dict[str, Any]:
     ours = _staged(PROGRAMS["functions"], mesh, "aten").compile(*own(rank))
     eager = PROGRAMS["functions"](*own(rank), mesh)
     found["part"] = plain(_on_part(mesh, rank)), plain(_on_part(mesh, rank, sf.jit))
+    column = mesh.get_local_rank(mesh.ndim - 1)
+    by_shard = lambda fn: sf.shard(fn, mesh, backend="aten")
+    of_shard = [_in_shard(mesh, column, lambda fn: fn)]
+    of_shard.append(_in_shard(mesh, column, by_shard))
+    found["in shard"] = tuple(map(plain, of_shard))
+    found["of other parts"] = _other_parts(mesh, rank)
     closed = _closed_over(mesh, rank), _closed_over(mesh, rank, sf.jit)
     found["closed over"] = tuple(map(plain, closed))
     found["compiled"] = plain(eager), plain(ours(*own(rank)))
@@ -109,7 +132,10 @@ def answers(request: pytest.FixtureRequest) -> Any:
     return shape, run_ranks(size, _on_a_rank, shape, names)
 
 
-@pytest.mark.parametrize("name", [*PROGRAMS, *LOSSES, "compiled", "part", "closed over", "unsaid"])
+NAMES = [*PROGRAMS, *LOSSES, "compiled", "part", "in shard", "closed over", "unsaid"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_s2_2_a_program_answers_as_eager_torch_on_real_ranks(
     name: str, answers: Any
 ) -> None:
@@ -142,6 +168,13 @@ def test_a_gradient_that_torch_would_have_wrong_is_refused(answers: Any) -> None
         assert "needed: the same on all ranks of dp" in text
         assert "try: to_local(grad_placements=[Partial()])" in text
         assert "programs.py" in text
+
+
+def test_parts_that_hold_other_values_are_refused_in_shard(answers: Any) -> None:
+    shape, ranks = answers
+    for found in ranks:
+        text = found["of other parts"]
+        assert ("argument d: a DTensor on a part of the mesh" in text) is (len(shape) > 1)
 
 
 def _compiled(shape: tuple[int, ...]) -> Any:

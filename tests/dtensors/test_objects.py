@@ -181,24 +181,6 @@ def added(held: Any, mesh: Any) -> Any:
 ONE = "outside of the function, where all parts hold the same"
 WHOLE = f"sf.distribute(sf.full(x), mesh, [Shard(dim=0), Replicate()]), {ONE}"
 CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "an argument of shard on a part of the mesh": (
-        lambda mesh: sf.shard(torch.sin, mesh)(part(mesh, "dp")),
-        f"""shard(sin), argument args[0]: it lives on another mesh, (dp=2), and the function's is \
-(dp=2, tp=2); {WHOLE}
-  try: placements that fit each tensor and the mesh, such as P('axis') or None for the \
-argument's own""",
-    ),
-    "two arguments of shard on parts": (
-        lambda mesh: sf.shard(lambda a, b: a * b, mesh)(
-            part(mesh, "dp"), part(mesh, "tp", 1)
-        ),
-        f"""shard(<lambda>), 2 arguments: placements that do not fit
-  a: it lives on another mesh, (dp=2), and the function's is (dp=2, tp=2); {WHOLE}
-  b: it lives on another mesh, (tp=2), and the function's is (dp=2, tp=2); \
-sf.distribute(sf.full(x), mesh, [Replicate(), Shard(dim=1)]), {ONE}
-  try: placements that fit each tensor and the mesh, such as P('axis') or None for the \
-argument's own""",
-    ),
     "a closed-over one, in shard": (
         lambda mesh: added(part(mesh, "dp"), mesh),
         f"""shard(<lambda>), a DTensor that it closes over: its mesh is (dp=2), that of the call \
@@ -235,6 +217,32 @@ around it (dp=2, tp=2)
   try: x.placements, x.device_mesh, x.shape and x.stride()""",
     ),
 }
+
+
+@pytest.mark.parametrize("axes", [("dp", "tp"), ("tp", "dp"), ("tp", "tp")])
+def test_in_shard_dtensors_on_parts_are_global_tensors(axes: Any) -> None:
+    """With uneven shards, and of a mesh that is entered; their gradients are on the mesh."""
+    x, w = (torch.arange(15.0, dtype=torch.float64).view(3, 5).sin() + k for k in (0, 1))
+    fn = lambda x, w: (x * w).cos().sum()
+    wanted = torch.func.grad(fn)(x, w)
+    with sf.fake_world(6):
+        mesh = sf.make_mesh((2, 3), ("dp", "tp"))
+        parts = [mesh[axis] for axis in axes]
+        args = [
+            distribute_tensor(y, part, [Shard(1)])
+            for y, part in zip((x, w), parts, strict=True)
+        ]
+        sharded = sf.shard(sf.grad(fn), mesh, backend="aten")
+        for call in (sharded, sharded, sharded.compile(*args)):
+            gradient = call(*args)
+            torch.testing.assert_close(gradient.full_tensor(), wanted)
+        own = [axis == axes[0] for axis in ("dp", "tp")]
+        assert [p.is_shard() for p in gradient.placements] == own
+        with sf.use_mesh(mesh):
+            total = sf.shard(fn, backend="aten")(args[0], w)
+        torch.testing.assert_close(total.full_tensor(), fn(x, w))
+        with pytest.raises(sf.ShardError, match="a part of the mesh: it requires grad"):
+            sharded(args[0].requires_grad_(), w)
 
 
 @pytest.mark.parametrize("case", CASES)

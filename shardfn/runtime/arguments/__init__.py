@@ -8,10 +8,11 @@ from .checks import (
 from .local_tensors import cut, itself, join, local_of, reader, spec_of
 from .look import OWN, donated_tensors, look
 from .placed import Placed, aval_of
-from .prepared import is_prepared, prepared
+from .prepared import OF_PART, is_prepared, prepared_for, whole_mesh
 from .structure import leaves_like
 
 __all__ = [
+    "OF_PART",
     "OWN",
     "Placed",
     "aval_of",
@@ -23,10 +24,11 @@ __all__ = [
     "join",
     "local_of",
     "look",
-    "prepared",
+    "prepared_for",
     "reader",
     "refuse_lost_gradient",
     "refuse_lost_tangent",
     "refuse_without_values",
     "spec_of",
+    "whole_mesh",
 ]

@@ -8,34 +8,94 @@ from typing import Any
 
 import attrs
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from ... import _compat, _tree
 from ...errors import TreeError
-from ...simulated import SimulatedTensor, dtensors, shown
+from ...mesh import current_mesh
+from ...simulated import (
+    SimulatedTensor,
+    dtensors,
+    is_on_part,
+    own_of_part,
+    shown,
+)
 from ...world import current_world
+from ..options import Request
 from .checks import refuse_lost_gradient, refuse_lost_tangent
 
 
-def is_prepared(leaves: list[Any]) -> bool:
-    """Whether a program takes all these arguments as they are."""
-    return not any(map(_is_other, leaves))
+OF_PART = "_of_part"  # set on a DTensor of the mesh that was one on a part of it
 
 
-def prepared(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def is_prepared(leaves: list[Any], mesh: Any = None) -> bool:
+    """Whether a program takes all these arguments as they are.
+
+    Args:
+        leaves: of the arguments.
+        mesh: of a program of global tensors, which takes no DTensors on parts of it.
+    """
+    if any(map(_is_other, leaves)):
+        return False
+    return not any(is_on_part(x, mesh) for x in leaves)
+
+
+def prepared(
+    name: str, args: Any, kwargs: Any, mesh: Any = None
+) -> tuple[Any, Any]:
     """Arguments in the form that programs take.
 
     Args:
         name: of the function, for errors.
         args: positional arguments.
         kwargs: keyword arguments.
+        mesh: of a program of global tensors: DTensors on a part of it become DTensors on it.
 
     Raises:
         TreeError: a DTensor of tensors that hold others of another shape.
+        ShardError: autograd follows a DTensor on a part of the mesh.
     """
     _tree.learn((args, kwargs))
     _tree.learn_registered((args, kwargs))
-    return _tree.tree_map(lambda x: _prepared(name, x), (args, kwargs))
+
+    def taken(x: Any) -> Any:
+        x = _prepared(name, x)
+        if is_on_part(x, mesh):
+            return _on_mesh(name, x, mesh)
+        return x
+
+    return _tree.tree_map(taken, (args, kwargs))
+
+
+def prepared_for(request: Request, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Arguments in the form that the programs of a function take."""
+    return prepared(request.name, args, kwargs, whole_mesh(request))
+
+
+def whole_mesh(request: Request) -> Any:
+    """The mesh of a program of global tensors, else nothing. Code of one rank takes DTensors on
+    parts of its mesh as they are.
+    """
+    if not request.needs_mesh or request.around is not None:
+        return None
+    return request.mesh or current_mesh()
+
+
+def _on_mesh(name: str, x: DTensor, mesh: Any) -> DTensor:
+    """A DTensor on a part of a mesh as one on the mesh, of which all parts hold the same."""
+    where = f"{name}, a DTensor on a part of the mesh"
+    refuse_lost_gradient(where, "", x)
+    refuse_lost_tangent(where, x)
+    names = x.device_mesh.mesh_dim_names or ()
+    own = dict(zip(names, x.placements, strict=True))
+    placements = [own.get(axis, Replicate()) for axis in mesh.mesh_dim_names]
+    shape = tuple(x.shape)
+    stride = x.stride()
+    spec = _compat.dtensor_spec(mesh, tuple(placements), shape, stride, x.dtype)
+    local = own_of_part(x, mesh)
+    (made,) = dtensors([local], [spec])
+    setattr(made, OF_PART, True)
+    return made
 
 
 def _is_other(x: Any) -> bool:

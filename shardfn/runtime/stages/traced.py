@@ -30,7 +30,7 @@ from ...random import ambient
 from ...schedule.agenda import rewished
 from ...types import TENSOR, Collective, LocalProgram, Program
 from .. import cache
-from ..arguments import Placed, look, prepared
+from ..arguments import Placed, look, prepared_for
 from ..arguments.placements import marks_of_closed_over
 from ..backward.second_half import Backward
 from ..compiled import Compiled
@@ -59,7 +59,7 @@ def trace(
 ) -> Traced:
     """Stage 1 for one call's arguments. One thread runs it at a time."""
     with _compat.staging():
-        return _traced(request, *prepared(request.name, args, kwargs))
+        return _traced(request, *prepared_for(request, args, kwargs))
 
 
 def _traced(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import shardfn as sf
 from shardfn.runtime.arguments.prepared import is_prepared, prepared
@@ -36,3 +37,15 @@ def test_local_tensors_of_all_ranks_are_no_argument() -> None:
             sf.TreeError, match="the local tensors of all ranks, each a Scaled"
         ):
             prepared("f", (local,), {})
+
+
+def test_a_dtensor_on_a_part_of_the_mesh_becomes_one_on_it() -> None:
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((2, 2), ("a", "b"))
+        x = distribute_tensor(X, mesh["b"], [Shard(1)])  # 3 columns: 2 and 1
+        assert is_prepared([x]) and not is_prepared([x], mesh)
+        ((made,), _) = prepared("f", (x,), {}, mesh)
+        assert made.device_mesh == mesh
+        assert made.placements == (Replicate(), Shard(1))
+        assert [tuple(y.shape) for y in made.to_local().shards] == [(2, 2), (2, 1)] * 2
+        assert is_prepared([made], mesh)
