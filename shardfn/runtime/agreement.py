@@ -29,7 +29,6 @@ from ..world import current_world
 from .arguments import OF_PART, Placed
 from .options import Request
 
-
 OF_DTENSOR = "a DTensor"
 
 

@@ -128,7 +128,7 @@ def _exchanged(call: Call, ins: Values) -> Values:
     for (x,) in ins:
         own = x.split(sizes) if sizes else x.chunk(call.count)
         parts.append(list(own))
-    return [[torch.cat(column)] for column in _columns(parts)]
+    return [[torch.cat(list(column))] for column in _columns(parts)]
 
 
 class Collective(NamedTuple):

@@ -24,7 +24,6 @@ from ...world import current_world
 from ..options import Request
 from .checks import refuse_lost_gradient, refuse_lost_tangent
 
-
 OF_PART = "_of_part"  # set on a DTensor of the mesh that was one on a part of it
 
 
