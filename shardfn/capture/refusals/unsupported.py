@@ -65,6 +65,11 @@ OTHER = (
     "it calls a function of torch.distributed that cannot be captured",
     "collectives of shardfn inside shard_map; groups, meshes and barriers outside of the function",
 )
+FSDP = (
+    "it calls a module of fully_shard, whose hooks gather its parameters",
+    "torch.func.functional_call(module, params, args) of a module without fully_shard, with "
+    "params as arguments: those of fully_shard, or of sf.strategy(\"zero3\", params, mesh)",
+)
 LOCAL_MAP = (
     "local_map: a DTensor is placed otherwise than in_placements say",
     "redistribute_inputs=True of local_map, or x.redistribute before it",
@@ -197,6 +202,8 @@ def _is_other(frame: Any) -> bool:
 
 def _row(frame: Any) -> tuple[str, str] | None:
     """The row of a frame's function."""
+    if "/torch/distributed/fsdp/" in frame.filename:
+        return FSDP
     if "/torch/distributed/" in frame.filename:
         is_mesh = (os.path.basename(frame.filename), frame.name) == MESHES
         return MESH if is_mesh else TORCH.get(frame.name)
