@@ -28,6 +28,7 @@ from .dtensors import (  # noqa: F401  (enter them in a table)
     _functional,
     _lists,
     _losses,
+    _modules,
     _queries,
 )
 from .optimizers._clip import clip_by_global_norm

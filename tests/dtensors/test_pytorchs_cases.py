@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from ranks import run_ranks
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import (
     DTensor,
     Partial,
@@ -272,7 +273,21 @@ def a_loss_of_sharded_classes(mesh: Any) -> None:
     close(staged(sf.grad(loss), d, labels), torch.func.grad(of_one)(x))
 
 
+def a_module_of_fully_shard(mesh: Any) -> None:
+    alone, net, x = _pair(), _pair(), draw(8, 6)
+    alone(x).square().mean().backward()
+    fully_shard(net, mesh=mesh)
+    mean = lambda x: net(x).square().mean()
+    value: Any = sf.shard(mean, mesh, sf.P("dp"), backend="aten")(x)
+    value.backward()
+    close(value.full_tensor(), alone(x).square().mean())
+    for p, q in zip(net.parameters(), alone.parameters(), strict=True):
+        gradient: Any = p.grad
+        close(gradient.full_tensor(), q.grad)
+
+
 CASES = (
+    a_module_of_fully_shard,
     a_loss_of_sharded_classes,
     a_result_that_is_not_contiguous,
     terms_into_a_product,

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from ...errors import is_ours
+from .hooks import key_of
 from .refused import collective_refused, refuse_call, refuse_class_of_followed
 
 
@@ -190,7 +191,7 @@ def function_called(
     patch for both, since each is one more frame of every call that Dynamo reads inside another.
     """
     called = getattr(function, "fn", None) or getattr(function, "value", None)
-    ours = dtensors.functions.get(called) if _is_hashable(called) else None
+    ours = dtensors.functions.get(key_of(called))
     if ours is not None:
         return _read(tx, ours, args, kwargs)
     if called is overwrite:
@@ -198,7 +199,7 @@ def function_called(
     if (method := _unbound(dtensors, called)) is not None:
         tensor, *rest = args
         return tensor.realize().call_method(tx, method, rest, kwargs)
-    if _is_hashable(called) and called in dtensors.of_losses:
+    if key_of(called) in dtensors.of_losses:
         args, kwargs = _with_labels(dtensors, tx, called, args, kwargs)
     refuse_call(called, args, kwargs)
     return call(function, tx, args, kwargs)
@@ -391,7 +392,3 @@ def _outside(tracer: Any) -> dict[Any, Any]:
             found[inside.node] = outside.node
         tracer = tracer.parent
     return found
-
-
-def _is_hashable(x: Any) -> bool:
-    return getattr(x, "__hash__", None) is not None

@@ -50,6 +50,11 @@ def test_any_other_function_of_torch_distributed_has_a_row_too() -> None:
     assert unsupported([], "something else") is None
 
 
+def test_other_functions_of_fully_shard_have_a_row_of_their_own() -> None:
+    at = Frame("/site/torch/distributed/fsdp/_fully_shard/_fsdp_param.py", "unshard")
+    assert unsupported([at], "") == table.FSDP
+
+
 def test_every_row_is_a_problem_and_an_alternative() -> None:
     rows = [*table.TORCH.values(), *table.OURS.values(), *table.SIGNS.values()]
     for problem, fix in rows:
