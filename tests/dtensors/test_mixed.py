@@ -168,6 +168,20 @@ def test_vmap_over_a_dim_of_dtensors_that_is_not_sharded(mesh: Any) -> None:
         sf.jit(over_columns, backend="aten")(d)
 
 
+def test_s7_6_hooks_on_a_dtensor_and_on_its_local_tensor(mesh: Any) -> None:
+    def loss(d: Any) -> Any:
+        y = d.sin()
+        y.register_hook(lambda g: 2 * g)
+        local = y.to_local()
+        local.register_hook(lambda g: g + 1)
+        return local.square().sum()
+
+    x = X.double()
+    gradient = sf.jit(sf.grad(loss), backend="aten")(distribute_tensor(x, mesh, S))
+    wanted = 2 * (2 * x.sin() + 1) * x.cos()
+    torch.testing.assert_close(gradient.full_tensor(), wanted)
+
+
 @pytest.mark.parametrize("wrap", [sf.checkpoint, lambda fn: fn])
 def test_checkpoint(mesh: Any, wrap: Any) -> None:
     def inner(x: Any) -> Any:

@@ -34,6 +34,7 @@ from .whole_writes import is_replaceable
 Outer = Mapping[torch.fx.Node, torch.fx.Node]
 APART = (*placement.PLACED, placement.unmarked)
 PLACING = ("redistribute", "full_tensor")
+HOOKED = "register_hook"  # of a value, which it stands for, and the body of a hook
 FIX = "x.redistribute(mesh, placements) before it, which says how it is placed"
 
 
@@ -222,6 +223,8 @@ class DTensors:
         name = getattr(node.target, "__name__", "")
         if node.target in placement.PLACED:
             return self._from_text(node, str(node.args[1]))
+        if name == HOOKED:
+            return self.value(args_of(node)[0], outer)
         if any(x.op == "get_attr" for x in node.all_input_nodes):
             return None  # of a subgraph
         if not self.is_dtensor(node, outer):
