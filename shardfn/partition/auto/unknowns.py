@@ -31,6 +31,7 @@ class Unknowns:
         followers: which argument follows which.
         axes: of the mesh.
         leaving: the placements of its results; None where one may leave as it is made.
+        rows: the arguments that scans take row by row, whose step dim no axis shards.
     """
 
     holders: Sequence[torch.fx.Node]
@@ -38,6 +39,7 @@ class Unknowns:
     followers: Followers
     axes: MeshAxes
     leaving: Sequence[Marks | None]
+    rows: Collection[torch.fx.Node] = ()
 
     def leader(self, node: torch.fx.Node) -> torch.fx.Node | None:
         """The parameter whose placement an argument has. None for one with a placement."""
@@ -62,7 +64,13 @@ class Unknowns:
         fixed = self.fixed(leader)
         if fixed is not None:
             return [fixed[: axis + 1]]
-        return shards(leader.meta["val"], before, self.axes.sizes)
+        found = shards(leader.meta["val"], before, self.axes.sizes)
+        first = self.first_dim(leader)
+        return [m for m in found if isinstance(m[-1], str) or m[-1] >= first]
+
+    def first_dim(self, node: torch.fx.Node) -> int:
+        """The first dim of an argument that an axis may shard."""
+        return 1 if node in self.rows else 0
 
     def free(self) -> list[torch.fx.Node]:
         """The arguments that are free."""
@@ -74,6 +82,7 @@ def unknowns_of(
     axes: MeshAxes,
     given: Sequence[Marks | None],
     leaving: Sequence[Marks | None],
+    rows: Collection[torch.fx.Node] = (),
 ) -> Unknowns:
     """The unknowns of a program.
 
@@ -82,6 +91,7 @@ def unknowns_of(
         axes: of the mesh.
         given: the placements of its inputs; None where they are to be chosen.
         leaving: the placements of its results; None where they are free.
+        rows: the arguments that scans take row by row.
 
     Raises:
         Contradiction: the states of one parameter are placed otherwise.
@@ -100,7 +110,7 @@ def unknowns_of(
                     by_marks.setdefault(marks, paths.get(node, node.name))
             if len(by_marks) > 1:
                 raise Contradiction(paths[parameter], by_marks)
-    return Unknowns(holders, placed, followers, axes, leaving)
+    return Unknowns(holders, placed, followers, axes, leaving, rows)
 
 
 def shards(x: torch.Tensor, before: Marks, sizes: Sequence[int]) -> list[Marks]:
@@ -147,20 +157,25 @@ def _textbook(
         elif fixed is not None:
             marks = fixed
         elif leader in unknowns.followers.parameters:
-            marks = _on_largest(x, fully_sharded_over, sizes)
+            first = unknowns.first_dim(node)
+            marks = _on_largest(x, fully_sharded_over, sizes, first)
         else:
-            marks = _on_first(x, sizes)
+            marks = _on_first(x, sizes, unknowns.first_dim(node))
         found.append(marks)
     return found
 
 
 def _on_largest(
-    x: torch.Tensor, over: Collection[int], sizes: Sequence[int]
+    x: torch.Tensor, over: Collection[int], sizes: Sequence[int], first: int
 ) -> Marks:
-    """A tensor sharded over some axes on its largest dim that they divide."""
+    """A tensor sharded over some axes on its largest dim that they divide, from the first that
+    they may shard.
+    """
     n = math.prod(sizes[axis] for axis in over)
     dims = [
-        dim for dim in range(x.dim()) if x.shape[dim] % n == 0 and x.shape[dim]
+        dim
+        for dim in range(first, x.dim())
+        if x.shape[dim] % n == 0 and x.shape[dim]
     ]
     if n == 1 or not dims:
         return ("R",) * len(sizes)
@@ -171,12 +186,12 @@ def _on_largest(
     return tuple(marks)
 
 
-def _on_first(x: torch.Tensor, sizes: Sequence[int]) -> Marks:
-    """A tensor sharded on its first dim over the first axes that divide it."""
+def _on_first(x: torch.Tensor, sizes: Sequence[int], first: int) -> Marks:
+    """A tensor sharded on the first dim that axes may shard, over the first that divide it."""
     marks: list[Mark] = []
-    left = x.shape[0] if x.dim() else 1
+    left = x.shape[first] if x.dim() > first else 1
     for n in sizes:
         divides = left % n == 0 and left > 0
-        marks.append(0 if divides and n > 1 else "R")
+        marks.append(first if divides and n > 1 else "R")
         left = left // n if divides else left
     return tuple(marks)

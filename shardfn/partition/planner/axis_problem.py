@@ -60,7 +60,25 @@ class AxisProblem:
             self.position = position
             self.add(node)
         self.read_results()
+        self.tie_carries()
         self.supplies.connect()
+
+    def tie_carries(self) -> None:
+        """A carry enters each step as it leaves the one before. Carries of one shape are placed
+        alike.
+        """
+        known: dict[tuple[int, ...], dict[Marks, list[int]]] = {}
+        for node in self.observed.flat.edges:
+            here: dict[Marks, list[int]] = defaultdict(list)
+            for variable, placed in self.strategies.get(node, ()):
+                here[placed.outs[0]].append(variable)
+            if not here:
+                continue
+            first = known.setdefault(tuple(node.meta["val"].shape), here)
+            for marks in dict.fromkeys((*first, *here)):
+                terms = [(v, 1.0) for v in here.get(marks, ())]
+                terms += [(v, -1.0) for v in first.get(marks, ())]
+                self.program.between(0.0, terms, 0.0)
 
     def read_results(self) -> None:
         """The results leave at the placements that the walk gave them."""
@@ -142,7 +160,7 @@ class AxisProblem:
     def add_costs(self, node: torch.fx.Node, strategies: list[Strategy]) -> None:
         """Each strategy costs what the busiest rank computes."""
         call, _, usual = self.observed.chosen[node]
-        alone = self.work(node)
+        alone = self.work(node) * self.observed.flat.computed(node)
         for axis in range(len(self.axes.sizes)):
             if axis < self.axis:
                 alone *= share(self.walk, call, self.before[node], axis)
@@ -233,7 +251,14 @@ class AxisProblem:
         for mark, n in zip(usual[end:], axes.sizes[end:], strict=False):
             if not isinstance(mark, str):
                 of_others /= n
-        made = Supply(fake, upto, of_others, later=axes.sizes[end:])
+        source, _ = key
+        made = Supply(
+            fake,
+            upto,
+            of_others,
+            later=axes.sizes[end:],
+            times=self.observed.flat.made(source),
+        )
         self.supplies.found[key] = made
         return made
 

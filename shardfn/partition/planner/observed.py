@@ -15,6 +15,7 @@ from .. import plan
 from ..propagation.partial import means
 from ..propagation.values import Value
 from ..propagation.walk import ALIGN, CONSTRAIN, Walk, op_name
+from .flattened import Flattened
 from .starts import parameters
 
 # A value: the node that makes it, and the position of the tensor in its result. A sum of gradients
@@ -32,6 +33,7 @@ class Observed:
         walk: after it walked the Program.
         program: the Program.
         chosen: the plan that the walk made.
+        flat: the program as one without scans, if it is that.
     """
 
     def __init__(
@@ -39,8 +41,10 @@ class Observed:
         walk: Walk,
         program: Program,
         chosen: plan.Plan,
+        flat: Flattened | None = None,
     ) -> None:
         self.walk = walk
+        self.flat = flat or Flattened(program, {}, {}, [], set())
         self.chosen = walk.chosen
         graph = program.graph.graph
         self.nodes = [node for node in graph.nodes if self.is_planned(node)]
