@@ -2,7 +2,7 @@
 
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
     $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
-JOBS ?= 3
+JOBS ?= 4
 
 # make test TORCH=2.15.0 tests with another torch, in a venv of its own that no constraint pins.
 TORCH ?=
@@ -72,7 +72,6 @@ bench-start: $(VENV)/.installed-bench  ## from a process's start to its first re
 	$(BIN)/python -m bench.start $(RUNS)
 
 bench-capture: venv  ## what capture costs by node, on a ResNet and on Llamas of 24 and 80 layers
-	$(PIP) -e '.[models]'
 	$(BIN)/python -m bench.models.capture
 
 bench-schedule: venv  ## what placing and scheduling programs of up to 100,000 nodes costs
@@ -104,14 +103,12 @@ models: venv  ## the models that people use, one step each, and docs/models.md: 
 	$(BIN)/python -m bench.models $(ARGS)
 
 examples: venv  ## the training examples on one device, on simulated ranks and under torchrun: ARGS="resnet resumed"
-	$(PIP) -e '.[models]'
 	$(BIN)/python -m bench.training.examples $(ARGS)
 
 bench-sent: venv  ## what a step of ddp and of zero1 to zero3 sends, next to DDP and FSDP2
 	$(BIN)/python -m bench.training.sent
 
 bench-train: venv  ## time and peak memory of a step of the Llama example on two ranks, next to DDP and FSDP2: ARGS="--rounds 5"
-	$(PIP) -e '.[models]'
 	$(BIN)/python -m bench.training.steps $(ARGS)
 
 bench-checkpoints: venv  ## saving and loading of sharded state next to torch.distributed.checkpoint: SIZE=1GB

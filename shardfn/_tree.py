@@ -12,7 +12,6 @@ Dynamo reads this.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import inspect
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -192,16 +191,16 @@ def learn(tree: Any) -> bool:
 
 
 def learn_registered(tree: Any) -> None:
-    """Make containers of the classes in a tree that torch's pytree knows."""
+    """Make containers of the classes in a tree of which `_compat.registered` tells how."""
     kinds = {type(x) for x in leaves(tree)} - {torch.Size}  # a constant
     found = {kind: _compat.registered(kind) for kind in kinds}
     new = {kind: how for kind, how in found.items() if how is not None}
     for kind, how in new.items():
-        is_named = dataclasses.is_dataclass(kind)
-        entry = optree.GetAttrEntry if is_named else optree.MappingEntry
+        opened, closed, has_names = how
+        entry = optree.GetAttrEntry if has_names else optree.MappingEntry
         with contextlib.suppress(ValueError):  # another thread was first
             optree.register_pytree_node(
-                kind, *how, path_entry_type=entry, namespace=NAMESPACE
+                kind, opened, closed, path_entry_type=entry, namespace=NAMESPACE
             )
     if new:
         learn_registered(tree)  # those inside of them
@@ -376,6 +375,13 @@ def _chosen_child(
         return child
     old, treedef = flatten(child)
     return unflatten(treedef, [next(feed) if chosen(x) else x for x in old])
+
+
+def like(tree: Any, children: list[Any]) -> Any:
+    """A plain container like this one with these children."""
+    if isinstance(tree, dict):
+        return _dict_like(tree, dict(zip(tree, children, strict=True)))
+    return _row_like(tree, children)
 
 
 def _dict_like(tree: dict[Any, Any], filled: dict[Any, Any]) -> dict[Any, Any]:

@@ -5,7 +5,7 @@ Dynamo reads this.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -87,12 +87,12 @@ def is_node(x: Any) -> bool:
 
 
 def classes(tree: Any, path: str) -> list[tuple[str, str]]:
-    """The containers in a tree that are not Python's own, each with its path and the name of
-    its class.
+    """The containers in a tree of classes that nothing tells how to make, each with its path and
+    the name of its class.
     """
     if not is_node(tree):
         return []
-    if not is_plain(tree):
+    if not is_plain(tree) and _compat.registered(type(tree)) is None:
         return [(path, type(tree).__name__)]
     return [
         found
@@ -102,10 +102,9 @@ def classes(tree: Any, path: str) -> list[tuple[str, str]]:
 
 
 def _same_kind(a: Any, b: Any) -> bool:
-    """Whether two trees are containers of one type. All dicts count as one type."""
-    return is_node(a) and (
-        type(a) is type(b) or (isinstance(a, dict) and isinstance(b, dict))
-    )
+    """Whether two trees are containers of one type. All mappings count as one type."""
+    are_mappings = isinstance(a, Mapping) and isinstance(b, Mapping)
+    return is_node(a) and (type(a) is type(b) or are_mappings)
 
 
 def _kinds_text(tree: Any, like: Any, names: tuple[str, str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict, deque, namedtuple
 
 import pytest
@@ -87,5 +88,5 @@ def test_containers_and_leaves() -> None:
 
 
 def test_containers_of_other_classes_are_found_with_their_paths() -> None:
-    tree = {"a": [X.max(0)], "b": Pair(1, deque([2]))}
-    assert classes(tree, "x") == [("x['a'][0]", "max")]
+    tree = {"a": [X.max(0), time.gmtime(0)], "b": Pair(1, deque([2]))}
+    assert classes(tree, "x") == [("x['a'][1]", "struct_time")]

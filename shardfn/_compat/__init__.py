@@ -89,7 +89,7 @@ from .dynamo.refused import (
     outside_only,
 )
 from .dynamo.restored import Memo
-from .dynamo.shells import Shell, closed, opened
+from .dynamo.shells import Shell, closed, opened, registered
 from .dynamo.sizes import (
     Sizes,
     dim_hint,
@@ -108,7 +108,7 @@ from .dynamo.tensor_classes import (
     is_foreign,
     reads_calls,
 )
-from .dynamo.tree_functions import of_trees, owned, registered
+from .dynamo.tree_functions import of_trees, owned
 from .inductor import (
     Integer,
     generated_code,

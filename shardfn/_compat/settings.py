@@ -24,6 +24,11 @@ _COMMON = (
         _C,
     ),
     ("torch.use_deterministic_algorithms", "_get_deterministic_algorithms", _C),
+    (
+        "torch.utils.deterministic.fill_uninitialized_memory",
+        "_get_deterministic_fill_uninitialized_memory",
+        _C,
+    ),
     (ATTENTION, "_get_flash_sdp_enabled", _C),
     ("torch.backends.mkldnn.enabled", "_get_mkldnn_enabled", _C),
 )

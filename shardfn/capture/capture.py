@@ -27,6 +27,7 @@ from .dtensors.checks import NeedsRanks
 from .dtensors.writes import refuse_writes
 from .inputs import Inputs, holding
 from .reading.flatten import flatten
+from .reading.objects import lost_changes, made, refuse_lost
 from .reading.settings import Settings, tracing
 from .reading.template import Template, refuse_strict
 from .refusals import leaks, tensor_classes
@@ -227,7 +228,7 @@ def _read(
 ) -> Reading:
     """Trace a function with Dynamo, and replay its graph under make_fx."""
     fn, name = given.fn, inputs.name
-    call = _called(fn)
+    call = _called(fn, name, inputs.objects)
     with tracing(settings, mode, memo, inputs.named_tensors) as state:
         with _compat.patched("symbols" if settings.dynamic else "numbers"):
             python, read, sizes_of = _compat.capture_python(
@@ -255,15 +256,18 @@ def _read(
     return Reading(*flat, state.names, reads, derivative, template, traits)
 
 
-def _called(fn: Callable[..., Any]) -> types.FunctionType:
-    """The call of a function, as Dynamo reads it."""
+def _called(fn: Callable[..., Any], name: str, how: Any) -> types.FunctionType:
+    """The call of a function, as Dynamo reads it; `how` makes the objects among its arguments."""
 
     @_compat.read_by_dynamo
     def call(args: Any, kwargs: Any) -> Any:
         named.begin()
-        args, kwargs = _compat.owned((args, kwargs))
+        records: list[Any] = []
+        args, kwargs = made(_compat.owned((args, kwargs)), how, records)
+        out = fn(*args, **kwargs)
+        refuse_lost(name, lost_changes(records, out))
         # Dynamo makes no graph of a function without any op (torch 2.13)
-        return fn(*args, **kwargs), torch.zeros(())
+        return out, torch.zeros(())
 
     return call
 
@@ -290,8 +294,8 @@ def _captured(
         derivative = None
     else:
         out = out.beside(gradients)
-    made = program_of(inputs.name, graph, in_paths, out)
-    found = Captured(made, outside, *names.meshes, reads, memory, derivative)
+    program = program_of(inputs.name, graph, in_paths, out)
+    found = Captured(program, outside, *names.meshes, reads, memory, derivative)
     return attrs.evolve(found, cuts=tuple(names.cuts), traits=traits)
 
 

@@ -9,6 +9,7 @@ import torch
 
 from .. import _compat, _tree
 from ..types import CONSTANTS, ShapeDtype
+from .reading import objects
 from .rewrites import strides
 
 
@@ -62,8 +63,13 @@ class Inputs(NamedTuple):
 
     @property
     def positional(self) -> Any:
-        """(args, kwargs), of fake tensors."""
-        return _tree.unflatten(self.treedef, self.fakes)
+        """(args, kwargs), of fake tensors, with a row in place of each object."""
+        return objects.apart(_tree.unflatten(self.treedef, self.fakes))[0]
+
+    @property
+    def objects(self) -> Any:
+        """How `objects.made` makes these objects."""
+        return objects.apart(_tree.unflatten(self.treedef, self.fakes))[1]
 
 
 def _fake(mode: _compat.FakeTensorMode, leaf: Any, device: str) -> Any:

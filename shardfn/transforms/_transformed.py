@@ -16,6 +16,7 @@ from .. import _compat
 from ..capture import constant_key, is_constant
 from ..capture.dtensors.checks import NeedsRanks
 from ..capture.dtensors.own_sizes import NeedsOwnSizes
+from ..errors import CaptureError
 from ..runtime import (
     Compiled,
     Lowered,
@@ -28,6 +29,7 @@ from ..runtime import (
     trace,
 )
 from ..world import current_world
+from ._written import Writes
 from .derivatives._outside import differentiated
 from .dtensors._outside import calling, entering, leaving, placed
 from .dtensors._own_layouts import have_own_sizes, own_layouts
@@ -41,13 +43,14 @@ NAMES = {
     "_request",
     "_ranks",
     "_has_own_sizes",
+    "_writes",
     "_chosen",
     "is_auto",
     cache.CARRIED,
 }
 
 # of these, what calls have found out
-FOUND = {"_request", "_ranks", "_has_own_sizes", "_chosen", "is_auto"}
+FOUND = {"_request", "_ranks", "_has_own_sizes", "_writes", "_chosen", "is_auto"}
 
 
 class Transformed:
@@ -133,7 +136,7 @@ class Transformed:
         while True:
             try:
                 if mesh is None:
-                    return stage(self.request, args, kwargs)
+                    return self.stage_of_all(stage, args, kwargs)
                 request = self.on_ranks(mesh, args, kwargs)
                 run = functools.partial(
                     self.on_a_rank, stage, request, args, kwargs, unwrap
@@ -151,6 +154,23 @@ class Transformed:
                 tried.append(mesh)
                 if error.is_for_good:
                     self.__dict__["_ranks"] = current_world(), mesh
+
+    def stage_of_all(
+        self,
+        stage: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """A stage of this function of global tensors, which may write to buffers of modules."""
+        known = self.__dict__.get("_writes")
+        error = None
+        if known is None:
+            try:
+                return stage(self.request, args, kwargs)
+            except CaptureError as refused:
+                error = refused
+            known = self.__dict__["_writes"] = Writes(self.fn, [])
+        return known.staged(stage, self.request, args, kwargs, error)
 
     def on_a_rank(
         self, stage: Any, request: Request, args: Any, kwargs: Any, unwrap: Any

@@ -1,11 +1,17 @@
-"""Every example runs as a user runs it, and its figures agree."""
+"""Every example runs as a script, on one device, in a fake world and under torchrun, and its
+figures agree.
+"""
 
+import contextlib
 import importlib
+import io
 import os
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 from ranks import run_ranks
@@ -37,13 +43,22 @@ def run(*arguments):
     return done.stdout
 
 
+def run_here(script, *arguments):
+    """Run a script in this process, which has imported torch, and return what it prints."""
+    said = io.StringIO()
+    argv = mock.patch.object(sys, "argv", [script, *arguments])
+    with argv, contextlib.redirect_stdout(said):
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+    return said.getvalue()
+
+
 def figures(said, word="loss"):
     """The numbers that follow a word."""
     return [float(number) for number in re.findall(rf"{word} +(-?\d+\.\d+)", said)]
 
 
 def test_hello_prints_the_loss_of_one_device_twice():
-    one, eight = figures(run("examples/hello.py"))
+    one, eight = figures(run_here("examples/hello.py"))
     assert eight == pytest.approx(one, rel=1e-5)
 
 
@@ -53,7 +68,7 @@ def test_hello_is_short_enough_to_read_at_a_glance():
 
 
 def test_both_spellings_of_the_pipeline_have_the_numbers_of_the_function_alone():
-    said = run("examples/pipeline.py")
+    said = run_here("examples/pipeline.py")
     for word in ("loss", "gradient of down"):
         alone, stacked, composed = figures(said, word)
         assert stacked == pytest.approx(
@@ -63,7 +78,7 @@ def test_both_spellings_of_the_pipeline_have_the_numbers_of_the_function_alone()
 
 def test_one_script_says_the_same_in_both_worlds(tmp_path):
     script = "examples/both_worlds.py"
-    fake = run(script, "--fake", "2", "--folder", str(tmp_path / "fake"))
+    fake = run_here(script, "--fake", "2", "--folder", str(tmp_path / "fake"))
     real = run(*TORCHRUN, script, "--folder", str(tmp_path / "real"))
     assert len(figures(fake)) == 6 and fake == real
 
@@ -71,7 +86,7 @@ def test_one_script_says_the_same_in_both_worlds(tmp_path):
 @pytest.mark.parametrize("script", TUTORIALS, ids=lambda script: script[0])
 def test_a_loop_of_a_tutorial_has_the_losses_of_one_device(script):
     one = figures(run(*script))
-    fake = figures(run(*script, "--fake", "4"))
+    fake = figures(run_here(*script, "--fake", "4"))
     real = figures(run(*TORCHRUN, *script))
     assert len(one) >= 8 and one[-1] < one[0]
     assert fake == pytest.approx(one, rel=1e-4)
@@ -80,7 +95,7 @@ def test_a_loop_of_a_tutorial_has_the_losses_of_one_device(script):
 
 def test_gpt_trains_alike_on_one_device_in_a_fake_world_and_under_torchrun():
     one = run("examples/gpt.py", *SMALL)
-    fake = run("examples/gpt.py", *SMALL, "--fake", "8")
+    fake = run_here("examples/gpt.py", *SMALL, "--fake", "8")
     real = run(*TORCHRUN, "examples/gpt.py", *SMALL)
     assert (
         "1 ranks: dp 1 x tp 1" in one

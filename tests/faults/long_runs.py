@@ -121,15 +121,18 @@ KINDS: dict[str, Callable[[Any], Iterator[None]]] = {
 }
 
 
-def run(kind: str, count: int, mesh: Any) -> Run:
+def run(
+    kind: str, count: int, mesh: Any, shares: Sequence[float] = SHARES
+) -> Run:
     """Do it so many times.
 
     Args:
         kind: "calls", "functions" or "shapes".
         count: how many.
         mesh: of one axis, "dp".
+        shares: of the run after which to look at the process, the warm-up first.
     """
-    looks = {int(count * share) for share in SHARES} | {count}
+    looks = {int(count * share) for share in shares} | {count}
     used = []
     times = KINDS[kind](mesh)
     for number in range(1, count + 1):

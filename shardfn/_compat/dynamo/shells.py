@@ -1,14 +1,34 @@
-"""Tensors that hold other tensors: how to open and to close them."""
+"""Tensors that hold other tensors, and objects that are containers: how to open and to close
+them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import dataclasses
+from collections import UserDict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import attrs
 import torch
+from torch.utils import _pytree
 
 from ..tracing import read_by_dynamo
+
+Opened = tuple[list[Any], Any, list[Any]]  # children, what else it is, their names
+# attributes that a graph cannot use, by class: offsets of words in the texts of a batch
+LEFT_OUT = {"BatchEncoding": "_encodings"}
+# classes whose objects are their attributes, by module: the caches of Hugging Face
+RECORDS = {"transformers.cache_utils"}
+PLAIN = (str, int, float, bool, type(None), torch.dtype, torch.device, type)
+
+
+class Class(NamedTuple):
+    """How a class of containers is taken apart and made again."""
+
+    opened: Callable[[Any], Opened]
+    closed: Callable[[Any, Any], Any]
+    has_names: bool  # whether children are attributes, and not items
 
 
 @attrs.frozen
@@ -53,3 +73,122 @@ def closed(shell: Shell, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     told = shell.context
     told = dict(told) if isinstance(told, dict) else told
     return shell.kind.__tensor_unflatten__(held, told, size, stride)
+
+
+def registered(kind: type) -> Class | None:
+    """How a class of containers is taken apart and made again: one that torch's pytree knows, a
+    subclass of dict or of UserDict, a record. None for others.
+    """
+    node = _pytree.SUPPORTED_NODES.get(kind)
+    if node is not None and kind.__module__ != "builtins":
+        return _of_torch(kind)
+    if kind.__bases__ == (dict,) and kind.__new__ is dict.__new__:
+        return _mapping(kind, dict, None)
+    if issubclass(kind, UserDict):
+        return _mapping(kind, UserDict, "data")
+    if kind.__module__ in RECORDS:
+        return _record(kind)
+    return None
+
+
+def _of_torch(kind: type) -> Class:
+    """A class that torch's pytree knows."""
+
+    # each closes over the class alone: Dynamo reads them, and no functools.partial of torch's
+    def opened(x: Any) -> Opened:
+        # of a dataclass the other function has not all of the context (torch 2.13)
+        known: Any = _pytree.SUPPORTED_NODES[kind]
+        children, context = known.flatten_fn(x)
+        children = list(children)
+        if known.flatten_with_keys_fn is None:
+            return children, context, _names(x, len(children))
+        names = [
+            getattr(key, "key", getattr(key, "name", None))
+            for key, _ in known.flatten_with_keys_fn(x)[0]
+        ]
+        return children, context, names
+
+    def closed(context: Any, children: Any) -> Any:
+        return _pytree.SUPPORTED_NODES[kind].unflatten_fn(list(children), context)
+
+    return Class(opened, closed, dataclasses.is_dataclass(kind))
+
+
+def _names(x: Any, count: int) -> list[str]:
+    """The names of children, of a class that does not tell them."""
+    if isinstance(x, dict) and len(x) == count:
+        return list(x)
+    return [f"item{i}" for i in range(count)]
+
+
+def _mapping(kind: type, base: type, place: str | None) -> Class:
+    """A mapping with attributes: its values, then the attributes that are no constants.
+
+    Args:
+        kind: the class.
+        base: whose `update` fills it.
+        place: the attribute that holds the items, if it is not a dict itself.
+    """
+
+    def opened(x: Any) -> Opened:
+        children, constants, names = _attributes(x, place)
+        context = tuple(x), names, constants
+        return [*x.values(), *children], context, [*x, *names]
+
+    def closed(context: Any, children: Any) -> Any:
+        keys, names, constants = context
+        made = kind.__new__(kind)
+        values = list(children)
+        items = dict(zip(keys, values[: len(keys)], strict=True))
+        if place is None:
+            dict.update(made, items)
+        else:
+            object.__setattr__(made, place, items)
+        return _with_attributes(made, names, values[len(keys) :], constants)
+
+    return Class(opened, closed, has_names=False)
+
+
+def _record(kind: type) -> Class:
+    """An object that is its attributes."""
+
+    def opened(x: Any) -> Opened:
+        children, constants, names = _attributes(x, None)
+        return children, (names, constants), list(names)
+
+    def closed(context: Any, children: Any) -> Any:
+        names, constants = context
+        made = kind.__new__(kind)
+        return _with_attributes(made, names, children, constants)
+
+    return Class(opened, closed, has_names=True)
+
+
+def _attributes(
+    x: Any, place: str | None
+) -> tuple[list[Any], tuple[tuple[str, Any], ...], tuple[str, ...]]:
+    """(the attributes of an object that are no constants, the constants, the names of the former),
+    without that in which it holds its items.
+    """
+    left_out = LEFT_OUT.get(type(x).__name__)
+    children = []
+    names = []
+    constants = []
+    for name, value in vars(x).items():
+        if name == left_out:
+            constants.append((name, None))
+        elif isinstance(value, PLAIN):
+            constants.append((name, value))
+        elif name != place:
+            children.append(value)
+            names.append(name)
+    return children, tuple(constants), tuple(names)
+
+
+def _with_attributes(made: Any, names: Any, values: Any, constants: Any) -> Any:
+    """An object with these attributes."""
+    for name, value in constants:
+        object.__setattr__(made, name, value)
+    for name, value in zip(names, values, strict=True):
+        object.__setattr__(made, name, value)
+    return made

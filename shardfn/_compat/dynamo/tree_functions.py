@@ -82,13 +82,16 @@ def _run(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
 def _registered_class(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
     """optree's lookup of a class. Dynamo cannot compare `sys.version_info` before torch 2.13."""
     from torch._dynamo import variables
+    from torch._dynamo.source import GlobalSource
 
     cls = args[0].as_python_constant()
     named = {name: x.as_python_constant() for name, x in kwargs.items()}
     entry = function.fn(cls, **named)
     if entry is None:
         return Values().variable(None)
-    return variables.UserDefinedObjectVariable(entry)
+    # with a name, since objects that leave the function are made by the classes that it has
+    name = tx.output.install_global_by_id("registered_class", entry)
+    return variables.UserDefinedObjectVariable(entry, source=GlobalSource(name))
 
 
 def _mapped(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
@@ -218,28 +221,3 @@ READ: dict[str, Callable[[Values, Any], Any]] = {  # by the name of Dynamo's cla
     "ConstDictVariable": Values.mapping,
     "UserDefinedObjectVariable": Values.structure,
 }
-
-
-def registered(kind: type) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
-    """How torch's pytree takes a class of containers apart into (children, what else it is, their
-    names), and makes one again. None for a class that it does not know.
-    """
-    node = _pytree.SUPPORTED_NODES.get(kind)
-    if node is None or node.flatten_with_keys_fn is None:
-        return None
-
-    # each closes over the class alone: Dynamo reads them, and no functools.partial of torch's
-    def opened(x: Any) -> tuple[list[Any], Any, list[Any]]:
-        # of a dataclass the other function has not all of the context (torch 2.13)
-        known: Any = _pytree.SUPPORTED_NODES[kind]
-        children, context = known.flatten_fn(x)
-        names = [
-            getattr(key, "key", getattr(key, "name", None))
-            for key, _ in known.flatten_with_keys_fn(x)[0]
-        ]
-        return list(children), context, names
-
-    def closed(context: Any, children: Any) -> Any:
-        return _pytree.SUPPORTED_NODES[kind].unflatten_fn(list(children), context)
-
-    return opened, closed

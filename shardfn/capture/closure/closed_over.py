@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -236,6 +236,24 @@ def names_of(tensors: Sequence[torch.Tensor], roots: dict[str, Any]) -> list[str
         layer = after
     unknown = "a tensor of shape {}"
     return [names.get(id(x)) or unknown.format(tuple(x.shape)) for x in tensors]
+
+
+def modules_of(fn: Callable[..., Any]) -> list[torch.nn.Module]:
+    """The modules that a function reaches, with their submodules."""
+    found: dict[int, torch.nn.Module] = {}
+    seen: set[int] = set()
+    layer: list[Any] = [fn]
+    for _ in range(DEEP):
+        after: list[Any] = []
+        for x in layer:
+            if id(x) in seen or len(seen) > MANY:
+                continue
+            seen.add(id(x))
+            if isinstance(x, torch.nn.Module):
+                found |= {id(module): module for module in x.modules()}
+            after += [child for _, child in _parts("", x)]
+        layer = after
+    return list(found.values())
 
 
 def _parts(name: str, x: Any) -> Iterator[tuple[str, Any]]:

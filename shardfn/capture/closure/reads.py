@@ -91,7 +91,9 @@ class Reads:
                 return False
         else:
             x = self.values[before]
-            if is_library(x) and not isinstance(x, types.ModuleType):
+            # a function of a library may close over one of the user's
+            is_open = isinstance(x, types.ModuleType) or kind == "closure"
+            if is_library(x) and not is_open:
                 return False
             try:
                 value = step_to(x, kind, to)

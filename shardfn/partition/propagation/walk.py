@@ -148,7 +148,7 @@ class Walk(Chooser):
             residuals.cotangent(self, node)
         elif node.target in PRIMS:
             walk_shard_map.visit(self, node)
-        elif (value := rules.fill_value(node.target, node.args)) is not None:
+        elif (value := _fill_of(node)) is not None:
             self.values[node] = self.constant(node, value)
         elif not (add_unaligned(self, node) or sums.add_later(self, node)):
             self.apply(node)
@@ -374,10 +374,16 @@ class Walk(Chooser):
         return slot
 
 
+def _fill_of(node: torch.fx.Node) -> Any:
+    """The value of a constant tensor, or None for any other op."""
+    fake = node.meta["val"]
+    is_tensor = isinstance(fake, torch.Tensor)
+    return rules.fill_value(node.target, node.args, fake.dtype) if is_tensor else None
+
+
 def _made_again(move: Move, value: Value, node: torch.fx.Node) -> bool:
     """Whether a move is made once in the forward and the backward perform, so that its result
-    is not
-    saved: those of a parameter, and those in a checkpointed call.
+    is not saved: those of a parameter, and those in a checkpointed call.
     """
     if sources.is_checkpointed(node.meta.get("custom") or {}):
         return move.sends and move.collective.grows

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils import deterministic
 
 aten = torch.ops.aten
 
@@ -21,12 +22,14 @@ FILLS: dict[object, Callable[[tuple[Any, ...]], Any]] = {
     aten.ones.default: lambda args: 1,
     aten.ones_like.default: lambda args: 1,
     aten.new_ones.default: lambda args: 1,
-    aten.empty.memory_format: lambda args: 0,
-    aten.empty_like.default: lambda args: 0,
-    aten.new_empty.default: lambda args: 0,
-    aten.empty_strided.default: lambda args: 0,
-    aten.new_empty_strided.default: lambda args: 0,
-    aten.empty_permuted.default: lambda args: 0,
+}
+UNSET = {  # ops that leave the values open
+    aten.empty.memory_format,
+    aten.empty_like.default,
+    aten.new_empty.default,
+    aten.empty_strided.default,
+    aten.new_empty_strided.default,
+    aten.empty_permuted.default,
 }
 
 LIKE = {
@@ -37,9 +40,29 @@ LIKE = {
 }  # ops that take the shape of a tensor
 
 
-def fill_value(target: object, args: tuple[Any, ...]) -> Any:
-    """The value that a call fills a tensor with, or None if the op is not a fill."""
+def fill_value(target: object, args: tuple[Any, ...], dtype: torch.dtype) -> Any:
+    """The value that a call fills a tensor with, or None if the op is not a fill.
+
+    Args:
+        target: the op.
+        args: its arguments.
+        dtype: of the tensor.
+    """
+    if target in UNSET:
+        return _unset(dtype)
     return FILLS[target](args) if target in FILLS else None
+
+
+def _unset(dtype: torch.dtype) -> Any:
+    """What stands in a tensor whose values are left open: zeros, or what
+    torch.use_deterministic_algorithms promises.
+    """
+    is_promised = torch.are_deterministic_algorithms_enabled()
+    if not (is_promised and deterministic.fill_uninitialized_memory):
+        return 0
+    if dtype.is_floating_point or dtype.is_complex:
+        return float("nan")
+    return True if dtype == torch.bool else torch.iinfo(dtype).max
 
 
 def fits(value: Any, mark: object) -> bool:

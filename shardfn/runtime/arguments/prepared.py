@@ -34,13 +34,14 @@ def prepared(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         TreeError: a DTensor of tensors that hold others of another shape.
     """
     _tree.learn((args, kwargs))
+    _tree.learn_registered((args, kwargs))
     return _tree.tree_map(lambda x: _prepared(name, x), (args, kwargs))
 
 
 def _is_other(x: Any) -> bool:
-    return isinstance(x, torch.Tensor) and (
-        _compat.is_arriving(x) or _compat.holds_tensors(_shown(x))
-    )
+    if isinstance(x, torch.Tensor):
+        return _compat.is_arriving(x) or _compat.holds_tensors(_shown(x))
+    return _compat.registered(type(x)) is not None
 
 
 def _prepared(name: str, x: Any) -> Any:

@@ -15,6 +15,7 @@ from ...capture.views import memory_of
 from ...compile import BACKENDS, Families
 from ...compile.backends import Runner, donate
 from ...compile.collective_order import refuse_other_order
+from ...compile.recomputed import recomputed
 from ...mesh import group_names
 from ...partition import Plan
 from ...types import LocalProgram
@@ -87,10 +88,14 @@ def compiled_program(
     """
     if placed.mesh is not None:
         _bind_groups(placed)
-    graph = torch.fx.GraphModule(torch.nn.Module(), passes.copied(program.graph))
+    own = passes.copied(program.graph)
     donated = _donated(placed)
     if backend == "aten":
+        graph = torch.fx.GraphModule(torch.nn.Module(), own)
         return BACKENDS[backend](graph, donated)
+    if families is None:  # a program for many sizes has no bytes to compare
+        own = recomputed(own)
+    graph = torch.fx.GraphModule(torch.nn.Module(), own)
     taking = donate(graph, _donations(program, donated))
     ops = sum(node.op == "call_function" for node in taking.graph.nodes)
     is_told = placed.world.rank == 0

@@ -12,6 +12,7 @@ from ... import _compat
 from ... import schedule as passes
 from ...buckets import BucketPlan
 from ...capture import Captured
+from ...compile.recomputed import as_run
 from ...hardware import H100, Hardware, Link, hardware_of, links_of
 from ...inspect.alternatives import considered
 from ...inspect.certificate import Certificate, certify
@@ -284,7 +285,7 @@ class Lowered:
         """The peak of this rank's memory, and the tensors that are alive there. Recomputed at
         each access.
         """
-        return memory(self.program)
+        return memory(as_run(self.program, self.traced.request.backend))
 
     @property
     def placements(self) -> ArgumentPlacements:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+import shardfn as sf
+from shardfn import P
 from shardfn.partition.rules import constants
 
 aten = torch.ops.aten
@@ -26,12 +28,12 @@ CALLS = [
     ("op", "args", "wanted"), CALLS, ids=lambda x: str(x)[:30]
 )
 def test_the_value_is_that_of_the_op(op, args, wanted) -> None:
-    assert constants.fill_value(op, args) == wanted
+    assert constants.fill_value(op, args, torch.float32) == wanted
     assert (op(*args) == wanted).all(), "torch fills with it"
 
 
 def test_an_op_that_computes_fills_with_nothing() -> None:
-    assert constants.fill_value(aten.neg.default, (X,)) is None
+    assert constants.fill_value(aten.neg.default, (X,), X.dtype) is None
 
 
 def test_only_zeros_may_be_a_partial_sum() -> None:
@@ -40,5 +42,39 @@ def test_only_zeros_may_be_a_partial_sum() -> None:
 
 
 def test_every_fill_that_takes_the_shape_of_a_tensor_is_listed() -> None:
-    like = {op for op in constants.FILLS if str(op).endswith("_like.default")}
+    ops = {*constants.FILLS, *constants.UNSET}
+    like = {op for op in ops if str(op).endswith("_like.default")}
     assert like == constants.LIKE
+
+
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.complex64,
+    torch.int8,
+    torch.int64,
+    torch.bool,
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_open_values_are_those_that_deterministic_torch_promises(
+    dtype: torch.dtype,
+) -> None:
+    functions = {
+        "empty": lambda x: torch.empty(7, dtype=dtype),
+        "empty_like": torch.empty_like,
+        "new_empty": lambda x: x.new_empty(7),
+        "empty_strided": lambda x: torch.empty_strided((7,), (1,), dtype=dtype),
+    }
+    torch.use_deterministic_algorithms(True)
+    try:
+        with sf.fake_world(2):
+            mesh = sf.make_mesh((2,), ("dp",))
+            x = torch.ones(7).to(dtype)
+            for name, fn in functions.items():
+                got = sf.full(sf.shard(fn, mesh, (P("dp"),), backend="aten")(x))
+                torch.testing.assert_close(got, fn(x), equal_nan=True, msg=name)
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -5,7 +5,7 @@ class comes back, or it is refused by name; and gradients of what per-rank code 
 from __future__ import annotations
 
 import dataclasses
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, UserDict, defaultdict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -28,6 +28,35 @@ class Config(dict[str, Any]):
     pass
 
 
+class Noted(UserDict[str, Any]):
+    """A mapping with attributes, of which one is a constant."""
+
+    def __init__(self, items: Any = (), **more: Any) -> None:
+        super().__init__(items, **more)
+        self.note = "n"
+        self.kept: list[int] = []
+
+
+class Named(dict[str, Any]):
+    """A dict whose items are attributes, as in many configurations."""
+
+    __getattr__ = dict.__getitem__
+    __setattr__ = dict.__setitem__  # type: ignore[assignment]
+
+
+@dataclasses.dataclass
+class Registered:
+    a: Any
+    b: Any
+    scale: int = 2
+
+    def __getitem__(self, key: Any) -> Any:
+        return getattr(self, key)
+
+
+torch.utils._pytree.register_dataclass(Registered)
+
+
 class Row(list[Any]):
     pass
 
@@ -46,9 +75,12 @@ TREES: dict[str, Callable[[Any, Any], Any]] = {
     "NamedTuple": Pair,
     "OrderedDict": lambda a, b: OrderedDict(b=b, a=a),
     "defaultdict": lambda a, b: defaultdict(list, {"a": a, "b": b}),
+    "Config": lambda a, b: Config(a=a, b=b),
+    "Named": lambda a, b: Named(a=a, b=b),
+    "Noted": lambda a, b: Noted(a=a, b=b),
+    "Registered": Registered,
 }
 OTHERS: dict[str, Callable[[Any, Any], Any]] = {
-    "Config": lambda a, b: Config(a=a, b=b),
     "Row": lambda a, b: Row([a, b]),
     "Record": lambda a, b: Record((a, b)),
     "Plain": Plain,
@@ -65,7 +97,8 @@ def staged(transform: str, fn: Callable[..., Any], mesh: Any) -> Any:
 
 
 def first(x: Any) -> Any:
-    return x["a"] if isinstance(x, dict) else x[0]
+    is_named = isinstance(x, (dict, UserDict, Registered))
+    return x["a"] if is_named else x[0]
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
@@ -82,14 +115,22 @@ def test_a_tree_keeps_its_class(name: str, transform: str) -> None:
         mesh = sf.make_mesh((2,), ("dp",))
         out = sf.full(staged(transform, fn, mesh)(make(X, X + 1)))
     assert type(out) is kind
+    assert getattr(kind, "default_factory", 0) == 0 or out.default_factory is list
     wanted = make(X * 2, X + 1)
-    if isinstance(out, dict):
-        assert list(out) == list(wanted)
-        assert getattr(out, "default_factory", None) is getattr(
-            wanted, "default_factory", None
-        )
-        out, wanted = list(out.values()), list(wanted.values())
-    torch.testing.assert_close(list(out), list(wanted), rtol=0, atol=0)
+    assert attributes(out) == attributes(wanted)
+    torch.testing.assert_close(values(out), values(wanted), rtol=0, atol=0)
+
+
+def values(x: Any) -> Any:
+    """What a container holds, in its order."""
+    if isinstance(x, (dict, UserDict)):
+        return dict(x)
+    return vars(x) if isinstance(x, Registered) else list(x)
+
+
+def attributes(x: Any) -> Any:
+    """The attributes of a mapping."""
+    return (x.note, x.kept) if isinstance(x, Noted) else ()
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
@@ -99,13 +140,61 @@ def test_another_class_is_refused_by_name(name: str, transform: str) -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
         takes = staged(transform, lambda c: first(c) * 2, mesh)
-        with pytest.raises(sf.TreeError, match=f"argument c: a {name}\n") as caught:
+        with pytest.raises(
+            sf.TreeError, match=f"argument c: a {name}\n"
+        ) as caught:
             takes(make(X, X))
         assert f"  at: {__file__}:" in str(caught.value) and caught.value.fix
         gives = staged(transform, lambda x: make(x * 2, x), mesh)
-        with pytest.raises(sf.CaptureError, match=f"result is a {name}\n") as found:
+        with pytest.raises(
+            sf.CaptureError, match=f"result is a {name}\n"
+        ) as found:
             gives(X)
         assert found.value.fix
+
+
+MAPPINGS = ("Config", "Named", "Noted")
+
+
+@pytest.mark.parametrize("name", MAPPINGS)
+def test_a_mapping_has_gradients_placements_and_copies_of_its_own(
+    name: str,
+) -> None:
+    make = TREES[name]
+    w = torch.full((2,), 3.0, dtype=torch.float64)
+    loss = lambda w, tree: (tree["a"] @ w * tree["b"].sum()).sum()
+    wanted = torch.func.grad(loss)(w, make(X, X + 1))
+    parts = ["kept"] if name == "Noted" else []
+    by_tree = torch.func.grad(lambda a: loss(w, {"a": a, "b": X + 1}))(X)
+
+    def changes(tree: Any) -> Any:
+        tree["c"] = tree.pop("a") * 2
+        return tree
+
+    with sf.fake_world(3):
+        mesh = sf.make_mesh((3,), ("dp",))
+        prefix = {"a": P("dp"), "b": P(), **dict.fromkeys(parts, P())}
+        step = sf.shard(sf.grad(loss), mesh, (P(), prefix))
+        torch.testing.assert_close(sf.full(step(w, make(X, X + 1))), wanted)
+        whole = sf.distribute(make(X, X + 1), mesh, P("dp"))
+        assert type(whole) is type(make(X, X))
+        found = sf.grad(lambda tree: loss(w, tree))(sf.full(whole))
+        assert type(found) is type(whole)
+        torch.testing.assert_close(found["a"], by_tree)
+        p = w.clone().requires_grad_()
+        sf.shard(loss, mesh, (P(), P("dp")))(p, make(X, X + 1)).backward()
+        torch.testing.assert_close(p.grad, wanted)
+        given = make(X, X)
+        after = sf.full(sf.shard(changes, mesh, P("dp"))(given))
+    assert list(given) == ["a", "b"] and list(after) == ["b", "c"]
+    torch.testing.assert_close(after["c"], 2 * X)
+
+
+def test_a_part_that_is_no_tensor_is_named() -> None:
+    wrong = Noted(a=X, b=X)
+    wrong.note = object()  # type: ignore[assignment]
+    with pytest.raises(sf.TreeError, match=r"argument tree\['note'\]: a object"):
+        sf.jit(lambda tree: tree["a"], backend="aten")(wrong)
 
 
 def test_gradients_of_tensors_that_per_rank_code_closes_over() -> None:

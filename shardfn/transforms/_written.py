@@ -1,0 +1,235 @@
+"""Functions that write to the buffers of modules which they close over, such as the statistics of
+BatchNorm: the new values are results, which the call writes to the buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch.distributed.tensor import DTensor
+
+from .. import _compat
+from ..capture.closure.closed_over import modules_of
+from ..errors import CaptureError, TreeError
+from ..placement import P
+from ..runtime import Request, Traced, call, trace
+from ..runtime.options import Around
+from ..world import current_world
+from .sharding._distribute import full
+
+Places = tuple[
+    tuple[torch.nn.Module, str], ...
+]  # a module, and the name of a buffer
+# what a function does that writes to a buffer, in the words of its refusal
+WRITES = (
+    "a tensor that it closes over: the function writes to it in place",
+    "it changes something outside of itself",
+    "it writes in place to an argument or a closed-over tensor",
+)
+CLONE = torch.ops.aten.clone.default
+COPIES = {
+    CLONE,
+    torch.ops.aten.detach.default,
+    torch.ops.aten.alias.default,
+}
+
+
+class Writes:
+    """The buffers that a function writes to, for each mode of the modules that it closes over.
+
+    Args:
+        fn: the function.
+        modules: these modules.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], modules: list[torch.nn.Module]
+    ) -> None:
+        self.fn, self.modules = fn, modules
+        self.requests: dict[tuple[bool, ...], tuple[Places, Request]] = {}
+
+    def places(self) -> Places:
+        """The buffers of the modules as they are now. A tensor that is two of them is left out."""
+        self.modules = modules_of(self.fn)
+        found: dict[int, list[tuple[torch.nn.Module, str]]] = {}
+        for module in self.modules:
+            for name, x in _compat.buffers_of(module).items():
+                if x is not None and not x.requires_grad:
+                    found.setdefault(id(x), []).append((module, name))
+        return tuple(places[0] for places in found.values() if len(places) == 1)
+
+    def staged(
+        self,
+        stage: Callable[..., Any],
+        asked: Request,
+        args: Any,
+        kwargs: Any,
+        error: CaptureError | None = None,
+    ) -> Any:
+        """A stage of the function. A call writes the buffers.
+
+        Args:
+            stage: of a request, arguments and keyword arguments.
+            asked: the function's own request.
+            args: the arguments.
+            kwargs: the keyword arguments.
+            error: why that request was refused for these arguments, if it was.
+
+        Raises:
+            CaptureError: it is refused for another reason than writes to buffers.
+        """
+        places, request = before = self.requests.get(self.modes(), ((), asked))
+        while True:
+            if error is None:
+                try:
+                    out = stage(request, args, kwargs)
+                    break
+                except CaptureError as refused:
+                    error = refused
+            every = self.places() if is_write(error) else places
+            if set(every) == set(places):
+                raise error
+            few = self.few(asked, every, args, kwargs, error)
+            # a buffer that takes its own value again does not count as written to
+            places = every if set(few) == set(places) else few
+            request = writing(asked, places)
+            error = None
+        if request is not before[1]:
+            self.requests[self.modes()] = places, request
+        return written(places, out) if places and stage is call else out
+
+    def modes(self) -> tuple[bool, ...]:
+        """Which of the modules train."""
+        return tuple(module.training for module in self.modules)
+
+    def few(
+        self,
+        asked: Request,
+        places: Places,
+        args: Any,
+        kwargs: Any,
+        error: CaptureError,
+    ) -> Places:
+        """Those of these buffers that a call writes to.
+
+        Raises:
+            CaptureError: the error, if the function writes to something else too, or reads one of
+                these buffers by another way than its module.
+        """
+        try:
+            traced = trace(writing(asked, places), args, kwargs)
+        except CaptureError as again:
+            raise (error if is_write(again) else again) from None
+        few = changed(traced, places)
+        if are_read(traced, few):
+            raise error
+        return few
+
+
+def is_write(error: CaptureError) -> bool:
+    """Whether a function is refused for what a write to a buffer may be."""
+    return any(text in str(error) for text in WRITES)
+
+
+def writing(asked: Request, places: Places) -> Request:
+    """A request for a function as one that also returns the values of buffers after it."""
+    made = attrs.evolve(
+        asked,
+        fn=_returning(asked.fn, places),
+        out_placements=(asked.out_placements, P()) if asked.needs_mesh else None,
+        around=Around(_as_they_are, lambda out: written(places, out)),
+        structure=None,
+    )
+    made.store.kin = asked.store.kin
+    made.store.kin.update((asked.store, made.store))
+    return made
+
+
+def _as_they_are(request: Request, mesh: Any, args: Any, kwargs: Any) -> Any:
+    return args, kwargs
+
+
+def _returning(fn: Callable[..., Any], places: Places) -> Callable[..., Any]:
+    tables = [(_compat.buffers_of(module), name) for module, name in places]
+
+    @_compat.read_by_dynamo
+    def run(*args: Any, **kwargs: Any) -> Any:
+        before = [buffers[name] for buffers, name in tables]
+        for buffers, name in tables:
+            buffers[name] = buffers[name].detach().clone()
+        out = fn(*args, **kwargs)
+        after = [buffers[name].detach() for buffers, name in tables]
+        for (buffers, name), x in zip(tables, before, strict=True):
+            buffers[name] = x
+        return out, after
+
+    return run
+
+
+def changed(traced: Traced, places: Places) -> Places:
+    """The buffers that a function writes to."""
+    (output,) = traced.program.graph.graph.find_nodes(op="output")
+    count = len(traced.request.followed.paths) if traced.request.followed else 0
+    every = list(output.args[0])
+    own = every[: len(every) - count][-len(places) :]
+    pairs = zip(places, own, strict=True)
+    return tuple(place for place, node in pairs if not _is_input(node))
+
+
+def are_read(traced: Traced, places: Places) -> bool:
+    """Whether a function reads one of these buffers by another way than its module, which would not
+    see what is written to it.
+    """
+    ids = {id(_compat.buffers_of(module)[name]) for module, name in places}
+    tensors = traced.captured.closed_over
+    holders = traced.program.graph.graph.find_nodes(op="placeholder")
+    pairs = zip(tensors, holders[len(holders) - len(tensors) :], strict=True)
+    return any(id(x) in ids and not _is_only_copied(node) for x, node in pairs)
+
+
+def _is_only_copied(node: torch.fx.Node) -> bool:
+    """Whether nothing but a copy reads a value."""
+    return node.target is CLONE or all(
+        user.target in COPIES and _is_only_copied(user) for user in node.users
+    )
+
+
+def _is_input(node: torch.fx.Node) -> bool:
+    """Whether a value is an input of the program, or a copy of one."""
+    while node.target in COPIES:
+        node = node.args[0]
+    return node.op == "placeholder"
+
+
+def written(places: Places, out: tuple[Any, Sequence[torch.Tensor]]) -> Any:
+    """The result of a call, after its other results are in the buffers."""
+    result, after = out
+    if current_world().kind == "fake":  # without values
+        return result
+    with torch.no_grad():
+        for (module, name), x in zip(places, after, strict=True):
+            buffer = _compat.buffers_of(module)[name]
+            _check(module, name, buffer, x)
+            buffer.copy_(x if isinstance(buffer, DTensor) else full(x))
+    return result
+
+
+def _check(
+    module: torch.nn.Module, name: str, buffer: Any, x: torch.Tensor
+) -> None:
+    """Refuse a new value that does not fit the buffer.
+
+    Raises:
+        TreeError: it has another shape or dtype.
+    """
+    if x.shape != buffer.shape or x.dtype != buffer.dtype:
+        raise TreeError.of(
+            f"{type(module).__name__}, buffer {name}",
+            f"the function stores {tuple(x.shape)}, {x.dtype} in it",
+            needed=f"its own shape and dtype: {tuple(buffer.shape)}, {buffer.dtype}",
+            fix="fn, params, buffers = sf.functionalize(module), whose buffers may change so",
+            arg_path=name,
+        )

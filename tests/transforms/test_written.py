@@ -1,0 +1,190 @@
+"""Functions that write to buffers of modules which they close over: the buffers are those of one
+device after each call, in the loop that people write.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_ranks
+from torch import nn
+
+import shardfn as sf
+from shardfn import P
+from shardfn.runtime import cache
+
+DRAW = torch.Generator().manual_seed(0)
+BATCHES = [
+    (
+        torch.randn(7, 5, dtype=torch.float64, generator=DRAW),
+        torch.randn(7, 3, dtype=torch.float64, generator=DRAW),
+    )
+    for _ in range(4)
+]
+
+
+class Counted(nn.Module):
+    """Buffers that forward writes in place, assigns, leaves as they are, and stores again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+        self.register_buffer("average", torch.zeros(3))
+        self.register_buffer("scale", torch.full((3,), 2.0), persistent=False)
+        self.register_buffer("same", torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        if self.training:
+            self.seen += x.shape[0]
+            self.average = 0.9 * self.average + 0.1 * y.detach().mean(0)
+            self.same = self.same.clone()
+        return y * self.scale + self.average
+
+
+def normed() -> nn.Module:
+    layers = nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)
+    return nn.Sequential(*layers)
+
+
+def spectral() -> nn.Module:
+    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(5, 4))
+    return nn.Sequential(layer, nn.Linear(4, 3))
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "BatchNorm": normed,
+    "spectral_norm": spectral,
+    "assigned": Counted,
+}
+
+
+def made(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return MODULES[name]().double()
+
+
+def loop(model: nn.Module, loss_of: Any, full: Any = lambda x: x) -> Any:
+    """Losses in training, in evaluation with and without gradients, and in training again."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    losses = []
+    for i, (x, y) in enumerate(BATCHES):
+        model.train(i != 1)
+        first = loss_of(x, y)
+        (first + 2 * loss_of(x - 1, y)).backward()  # two calls, one backward
+        optimizer.step()
+        optimizer.zero_grad()
+        model.eval()
+        with torch.no_grad():
+            losses += [full(first.detach()), full(loss_of(x, y))]
+    return losses, [*model.parameters(), *model.buffers()]
+
+
+def compared(model: nn.Module, shard: Any, full: Any) -> None:
+    alone = copy.deepcopy(model)
+    ours = loop(model, shard(lambda x, y: ((model(x) - y) ** 2).mean()), full)
+    plain = loop(alone, lambda x, y: ((alone(x) - y) ** 2).mean())
+    torch.testing.assert_close(ours, plain)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("name", MODULES)
+def test_buffers_are_those_of_one_device(name: str, world: int) -> None:
+    with sf.fake_world(world):
+        mesh = sf.make_mesh((world,), ("dp",))
+        shard = lambda fn: sf.shard(fn, mesh, P("dp"), backend="aten")
+        compared(made(name), shard, sf.full)
+
+
+def _on_a_rank() -> None:
+    mesh = sf.make_mesh((2,), ("dp",))
+    shard = lambda fn: sf.shard(fn, mesh, P("dp"), backend="aten")
+    compared(made("BatchNorm"), shard, sf.full)
+
+
+def test_gloo_ranks_agree() -> None:
+    run_ranks(2, _on_a_rank)
+
+
+def test_only_what_is_written_is_a_result_and_nothing_is_captured_again() -> None:
+    model = made("assigned")
+    fn = sf.jit(model, backend="aten")
+    (x, _), *_ = BATCHES
+    fn(x)
+    assert len(fn.trace(x).program.out_paths) - len([*model.parameters()]) == 5
+    before = dict(cache.counts)
+    fn(x + 1)
+    assert dict(cache.counts) == before
+    fn.compile(x)(x)
+    assert model.get_buffer("seen") == 21
+
+
+def test_another_module_in_its_place_is_written_to() -> None:
+    model = made("BatchNorm")
+    fn = sf.jit(lambda x: model(x), backend="aten")
+    (x, _), *_ = BATCHES
+    fn(x)
+    old = model[1]
+    model[1] = nn.BatchNorm1d(6).double()
+    fn(x)
+    assert old.num_batches_tracked == model[1].num_batches_tracked == 1
+
+
+def test_without_values_buffers_stay() -> None:
+    model = made("BatchNorm")
+    with sf.fake_world(4, numerics=False):
+        mesh = sf.make_mesh((4,), ("dp",))
+        sf.shard(model, mesh, P("dp"), backend="aten")(BATCHES[0][0])
+    assert model[1].num_batches_tracked == 0
+
+
+def _reads_elsewhere(model: Any) -> Any:
+    mean = model[1].running_mean
+    return lambda x: model(x).sum() + mean.sum()
+
+
+def _counts(model: Any) -> Any:
+    model.calls = 0
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        model.calls += 1
+        return model(x)
+
+    return fn
+
+
+def _shares(model: Any) -> Any:
+    model.other = nn.BatchNorm1d(6).double()
+    model.other.running_mean = model[1].running_mean
+    return lambda x: model[2](model[1](model[0](x)))
+
+
+@pytest.mark.parametrize("make", [_reads_elsewhere, _counts, _shares])
+def test_what_else_sees_the_write_is_refused_by_name(make: Any) -> None:
+    model = made("BatchNorm")
+    with pytest.raises(sf.CaptureError) as caught:
+        sf.jit(make(model), backend="aten")(BATCHES[0][0])
+    assert caught.value.fix and "places" not in str(caught.value)
+    assert model[1].num_batches_tracked == 0
+
+
+def test_a_value_of_another_shape_is_refused_by_name() -> None:
+    class Grows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("last", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.last = x * 2
+            return x
+
+    fn = sf.jit(Grows(), backend="aten")
+    with pytest.raises(
+        sf.TreeError, match="Grows, buffer last: the function stores"
+    ):
+        fn(torch.ones(2))
