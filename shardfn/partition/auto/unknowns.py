@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 import attrs
 import torch
+from torch.fx import Node
 
 from ...types import Mark, Marks, MeshAxes, Program
 from .. import layout
@@ -34,20 +35,20 @@ class Unknowns:
         rows: the arguments that scans take row by row, whose step dim no axis shards.
     """
 
-    holders: Sequence[torch.fx.Node]
-    given: dict[torch.fx.Node, Marks | None]
+    holders: Sequence[Node]
+    given: dict[Node, Marks | None]
     followers: Followers
     axes: MeshAxes
     leaving: Sequence[Marks | None]
-    rows: Collection[torch.fx.Node] = ()
+    rows: Collection[Node] = ()
 
-    def leader(self, node: torch.fx.Node) -> torch.fx.Node | None:
+    def leader(self, node: Node) -> Node | None:
         """The parameter whose placement an argument has. None for one with a placement."""
         if self.given.get(node) is not None:
             return None
         return self.followers.leader(node) or node
 
-    def fixed(self, leader: torch.fx.Node) -> Marks | None:
+    def fixed(self, leader: Node) -> Marks | None:
         """The placement of a parameter that is given, by itself or by what follows it."""
         own = self.given[leader]
         if own is not None:
@@ -58,21 +59,21 @@ class Unknowns:
                 return marks
         return None
 
-    def candidates(self, leader: torch.fx.Node, before: Marks) -> list[Marks]:
+    def candidates(self, leader: Node, before: Marks) -> list[Marks]:
         """The placements that an argument may have on the axes up to the next one."""
         axis = len(before)
         fixed = self.fixed(leader)
         if fixed is not None:
             return [fixed[: axis + 1]]
-        found = shards(leader.meta["val"], before, self.axes.sizes)
+        x = leader.meta["val"]
         first = self.first_dim(leader)
-        return [m for m in found if isinstance(m[-1], str) or m[-1] >= first]
+        return shards(x, before, self.axes.sizes, first)
 
-    def first_dim(self, node: torch.fx.Node) -> int:
+    def first_dim(self, node: Node) -> int:
         """The first dim of an argument that an axis may shard."""
         return 1 if node in self.rows else 0
 
-    def free(self) -> list[torch.fx.Node]:
+    def free(self) -> list[Node]:
         """The arguments that are free."""
         return [node for node in self.holders if self.given[node] is None]
 
@@ -82,7 +83,7 @@ def unknowns_of(
     axes: MeshAxes,
     given: Sequence[Marks | None],
     leaving: Sequence[Marks | None],
-    rows: Collection[torch.fx.Node] = (),
+    rows: Collection[Node] = (),
 ) -> Unknowns:
     """The unknowns of a program.
 
@@ -113,12 +114,16 @@ def unknowns_of(
     return Unknowns(holders, placed, followers, axes, leaving, rows)
 
 
-def shards(x: torch.Tensor, before: Marks, sizes: Sequence[int]) -> list[Marks]:
-    """A tensor replicated on the next axis, and sharded on each dim that is long enough."""
+def shards(
+    x: torch.Tensor, before: Marks, sizes: Sequence[int], first: int = 0
+) -> list[Marks]:
+    """A tensor replicated on the next axis, and sharded on each dim that is long enough, from the
+    first that an axis may shard.
+    """
     axis = len(before)
     n = sizes[axis]
     found: list[Marks] = [(*before, "R")]
-    for dim in range(x.dim()):
+    for dim in range(first, x.dim()):
         length, _ = layout.grain(x.shape[dim], dim, before, sizes)
         share = layout.full_chunk(length, 1, n) * n
         is_even = length >= n and share <= UNEVEN * length

@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 import torch
+from torch.fx import Graph, Node
 
 from ...ops.loops import Scan
 from ...ops.nodes import args_of
@@ -16,7 +17,7 @@ from ...types import Marks, Program
 from ..propagation.values import Advice, Placed
 
 ATEN = torch.ops.aten
-Env = dict[torch.fx.Node, torch.fx.Node]  # nodes of a program, and their copies
+Env = dict[Node, Node]  # nodes of a program, and their copies
 
 
 @attrs.frozen(eq=False)
@@ -33,102 +34,107 @@ class Flattened:
     """
 
     program: Program
-    originals: Env
-    times: dict[torch.fx.Node, int]
-    edges: list[torch.fx.Node]
-    rows: set[torch.fx.Node]
+    originals: Env = attrs.field(factory=dict)
+    times: dict[Node, int] = attrs.field(factory=dict)
+    edges: list[Node] = attrs.field(factory=list)
+    rows: set[Node] = attrs.field(factory=set)
 
-    def made(self, node: torch.fx.Node) -> int:
+    def made(self, node: Node) -> int:
         """How often a value is made in the program."""
         return self.times.get(node, 1)
 
-    def computed(self, node: torch.fx.Node) -> int:
+    def computed(self, node: Node) -> int:
         """How often an op runs in the program."""
         return 0 if node in self.edges else self.made(node)
 
-    def advice(self, decided: Mapping[torch.fx.Node, Placed]) -> Advice:
+    def advice(self, decided: Mapping[Node, Placed]) -> Advice:
         """A plan of this program as one of the program with its scans."""
-        ops = {
-            self.originals[node]: placed
-            for node, placed in decided.items()
-            if node in self.originals
-        }
+        ops = {}
         carries: dict[tuple[int, ...], Marks] = {}
-        for node in self.edges:
-            if node in decided:
-                (marks,) = decided[node].outs
-                carries[tuple(node.meta["val"].shape)] = marks
+        for node, placed in decided.items():
+            original = self.originals.get(node)
+            if original is not None:
+                ops[original] = placed
+            elif node in self.edges:
+                shape = tuple(node.meta["val"].shape)
+                (carries[shape],) = placed.outs
         return Advice(ops, carries)
 
 
 def flattened(program: Program) -> Flattened:
     """A program with one step in place of each scan. The same program if it has no scans."""
     graph = program.graph.graph
-    found = Flattened(program, {}, {}, [], set())
-    if not any(isinstance(node.target, Scan) for node in graph.nodes):
+    found = Flattened(program)
+    has_scans = any(isinstance(node.target, Scan) for node in graph.nodes)
+    if not has_scans:
         return found
-    fresh = torch.fx.Graph()
+    fresh = Graph()
     env: Env = {}
     _copy(fresh, graph.nodes, env, 1, found)
     (output,) = graph.find_nodes(op="output")
     fresh.node_copy(output, env.__getitem__)
     module = torch.fx.GraphModule(torch.nn.Module(), fresh)
-    return attrs.evolve(found, program=attrs.evolve(program, graph=module))
+    flat = attrs.evolve(program, graph=module)
+    return attrs.evolve(found, program=flat)
 
 
 def _copy(
-    fresh: torch.fx.Graph,
-    nodes: Collection[torch.fx.Node],
+    fresh: Graph,
+    nodes: Collection[Node],
     env: Env,
     times: int,
     found: Flattened,
 ) -> None:
     """Copy nodes that run so many times, scans as one of their steps."""
-    stepped: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+    stepped: dict[Node, list[Node]] = {}
     for node in nodes:
         if node in env or node.op == "output":
             continue
-        source = node.all_input_nodes[0] if node.all_input_nodes else None
+        source = next(iter(node.all_input_nodes), None)
         if source in stepped:
-            env[node] = stepped[source][node.args[1]]
+            position = node.args[1]
+            env[node] = stepped[source][position]
         elif isinstance(node.target, Scan):
             stepped[node] = _step(fresh, node, env, times, found)
         else:
-            env[node] = fresh.node_copy(node, env.__getitem__)
-            found.originals[env[node]] = node
-            found.times[env[node]] = times
+            copy = fresh.node_copy(node, env.__getitem__)
+            env[node] = copy
+            found.originals[copy] = node
+            found.times[copy] = times
 
 
 def _step(
-    fresh: torch.fx.Graph,
-    node: torch.fx.Node,
+    fresh: Graph,
+    node: Node,
     env: Env,
     times: int,
     found: Flattened,
-) -> list[torch.fx.Node]:
+) -> list[Node]:
     """Copy one step of a scan. Returns copies of its results."""
     scan = node.target
     assert isinstance(scan, Scan)
     inner = times * max(scan.length, 1)
-    around, inside = (_Ends(fresh, node, n, found) for n in (times, inner))
+    around = _Ends(fresh, node, times, found)
+    inside = _Ends(fresh, node, inner, found)
     read = [env[x] for x in args_of(node)]
-    end = scan.consts + scan.carries
-    found.rows.update(read[end:])
-    given = [
-        *read[: scan.consts],
-        *map(inside.edge, read[scan.consts : end]),
-        *map(inside.row, read[end:]),
-    ]
+    start = scan.consts
+    end = start + scan.carries
+    stacks = read[end:]
+    found.rows.update(stacks)
+    entering = map(inside.edge, read[start:end])
+    rows = map(inside.row, stacks)
+    given = [*read[:start], *entering, *rows]
     (body,) = scan.graphs
     holders = body.find_nodes(op="placeholder")
     within = dict(zip(holders, given, strict=True))
     _copy(fresh, body.nodes, within, inner, found)
     (output,) = body.find_nodes(op="output")
-    results = [within[x] for x in args_of(output)[0]]
-    return [
-        *map(around.edge, results[: scan.carries]),
-        *(around.stacked(x, scan.length) for x in results[scan.carries :]),
-    ]
+    (returned,) = args_of(output)
+    results = [within[x] for x in returned]
+    leaving = map(around.edge, results[: scan.carries])
+    stepwise = results[scan.carries :]
+    stacked = [around.stacked(x, scan.length) for x in stepwise]
+    return [*leaving, *stacked]
 
 
 @attrs.frozen(eq=False)
@@ -142,32 +148,32 @@ class _Ends:
         found: notes them.
     """
 
-    fresh: torch.fx.Graph
-    scan: torch.fx.Node
+    fresh: Graph
+    scan: Node
     times: int
     found: Flattened
 
     def call(
         self, op: torch._ops.OpOverload, args: Sequence[Any], value: torch.Tensor
-    ) -> torch.fx.Node:
+    ) -> Node:
         made = self.fresh.call_function(op, tuple(args))
         made.meta = {**self.scan.meta, "val": value}
         self.found.times[made] = self.times
         return made
 
-    def edge(self, x: torch.fx.Node) -> torch.fx.Node:
+    def edge(self, x: Node) -> Node:
         """A carry where it enters a step, or leaves it."""
         made = self.call(ATEN.clone.default, (x,), x.meta["val"])
         self.found.edges.append(made)
         return made
 
-    def row(self, x: torch.fx.Node) -> torch.fx.Node:
+    def row(self, x: Node) -> Node:
         """One row of a stacked input."""
         value = x.meta["val"]
         row = value.new_empty(value.shape[1:])
         return self.call(ATEN.select.int, (x, 0, 0), row)
 
-    def stacked(self, x: torch.fx.Node, length: int) -> torch.fx.Node:
+    def stacked(self, x: Node, length: int) -> Node:
         """A per-step output, stacked."""
         value = x.meta["val"]
         one = value.new_empty((1, *value.shape))
