@@ -4,7 +4,7 @@ with those around them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -20,7 +20,7 @@ ATEN = torch.ops.aten
 Env = dict[Node, Node]  # nodes of a program, and their copies
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Flattened:
     """A program without scans.
 
@@ -74,13 +74,13 @@ def flattened(program: Program) -> Flattened:
     (output,) = graph.find_nodes(op="output")
     fresh.node_copy(output, env.__getitem__)
     module = torch.fx.GraphModule(torch.nn.Module(), fresh)
-    flat = attrs.evolve(program, graph=module)
-    return attrs.evolve(found, program=flat)
+    found.program = attrs.evolve(program, graph=module)
+    return found
 
 
 def _copy(
     fresh: Graph,
-    nodes: Collection[Node],
+    nodes: Iterable[Node],
     env: Env,
     times: int,
     found: Flattened,
@@ -92,7 +92,7 @@ def _copy(
             continue
         source = next(iter(node.all_input_nodes), None)
         if source in stepped:
-            position = node.args[1]
+            _, position = args_of(node)
             env[node] = stepped[source][position]
         elif isinstance(node.target, Scan):
             stepped[node] = _step(fresh, node, env, times, found)
@@ -154,7 +154,7 @@ class _Ends:
     found: Flattened
 
     def call(
-        self, op: torch._ops.OpOverload, args: Sequence[Any], value: torch.Tensor
+        self, op: Any, args: Sequence[Any], value: torch.Tensor
     ) -> Node:
         made = self.fresh.call_function(op, tuple(args))
         made.meta = {**self.scan.meta, "val": value}

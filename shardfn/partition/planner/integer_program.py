@@ -96,10 +96,10 @@ class IntegerProgram:
             return relaxed.taken
         count = int(integral.sum())
         gap = gap_of(count)
-        near = None if gap == EXACT else self.near(relaxed.values, gap)
-        found = [] if near is None or near.values is None else [near]
-        is_near = found and near.cost <= relaxed.cost * (1.0 + gap)
-        if not is_near and (count <= LARGE or not found):
+        found = [] if gap == EXACT else [self.near(relaxed.values, gap)]
+        least = min((x.cost for x in found), default=np.inf)
+        is_near = least <= relaxed.cost * (1.0 + gap)
+        if not is_near and (count <= LARGE or least == np.inf):
             exact = _Minimum(self, gap)
             found.append(exact)
             self.is_impossible = exact.is_impossible
