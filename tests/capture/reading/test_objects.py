@@ -1,4 +1,4 @@
-"""Objects among the arguments: taken apart, made again, and refused where a change would be lost."""
+"""Objects among the arguments: taken apart, made again, refused where a change would be lost."""
 
 from __future__ import annotations
 
@@ -63,23 +63,23 @@ def test_a_cache_and_a_batch_of_hugging_face_enter_and_leave() -> None:
     wanted = read(first)
     with sf.fake_world(3):
         mesh = sf.make_mesh((3,), ("dp",))
-        shard = lambda fn: sf.shard(fn, mesh, P("dp"), backend="aten")
-        out = shard(read)(first)
+        shard = lambda fn, *placed: sf.shard(fn, mesh, placed, backend="aten")
+        out = shard(read, P("dp"))(first)
         assert type(out.past_key_values) is hub.DynamicCache
         torch.testing.assert_close(sf.full(out.logits), wanted.logits)
         cache = out.past_key_values
-        after = shard(goes_on)(WORDS[:, :1], cache)
+        after = shard(goes_on, P("dp"), None)(WORDS[:, :1], cache)
         assert cache.get_seq_length() == 5
         assert after.past_key_values.get_seq_length() == 6
         again = goes_on(WORDS[:, :1], wanted.past_key_values)
         torch.testing.assert_close(sf.full(after.logits), again.logits)
         keys = sf.full(after.past_key_values.layers[1].keys)
         torch.testing.assert_close(keys, again.past_key_values.layers[1].keys)
-        lost = shard(lambda x, cache: goes_on(x, cache).logits)
+        lost = lambda x, cache: goes_on(x, cache).logits
         with pytest.raises(
             sf.CaptureError, match="a DynamicCache, and the caller"
         ):
-            lost(WORDS[:, :1], cache)
+            shard(lost, P("dp"), None)(WORDS[:, :1], cache)
 
 
 def test_a_change_is_lost_unless_the_object_is_returned() -> None:
