@@ -14,12 +14,13 @@ import inspect
 import itertools
 import os
 import shutil
+import sys
 import tempfile
 import types
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import pytest
 
@@ -59,12 +60,14 @@ def listed(name: str) -> set[str]:
 
 SLOW = listed("slow.txt")
 SWEEPS = listed("sweeps.txt")
+LONG = listed("long.txt")
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 # No test finds what an earlier run has compiled. Those of the folder set one of their own.
 os.environ["SHARDFN_CACHE_DIR"] = ""
 collect_ignore = [
     "runtime/warm.py"
 ]  # it holds no test, and compiles when imported
+T = TypeVar("T")
 _made = pytest.StashKey[str]()
 
 
@@ -94,11 +97,53 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(name)
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(tryfirst=True)  # before a worker tells which tests it has
+def pytest_collection_finish(session: pytest.Session) -> None:
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
+    if workers:
+        is_long = [function_of(item.nodeid) in LONG for item in session.items]
+        session.items[:] = spread(session.items, is_long, workers)
     gc.freeze()  # modules and collected tests live to the end: no need to search them
     gc.set_threshold(
         200_000, 20, 20
     )  # graphs are large, and most live for one test
+
+
+def spread(items: list[T], is_long: list[bool], workers: int) -> list[T]:
+    """The items in an order in which each worker begins with some of the long ones.
+
+    Args:
+        items: in their order. Each worker starts with one of so many equal parts of the result.
+        is_long: of each item.
+        workers: how many there are.
+    """
+    long = list(itertools.compress(items, is_long))
+    rest = [item for item, x in zip(items, is_long, strict=True) if not x]
+    result: list[T] = []
+    for k in range(workers):
+        size = (len(items) - len(result)) // (workers - k)
+        first = long[k::workers]
+        more = max(size - len(first), 0)
+        result += first + rest[:more]
+        rest = rest[more:]
+    return result + rest
+
+
+@pytest.fixture(autouse=True)
+def _own_plans(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that patches something shares no plan of a program with others."""
+    patches = "monkeypatch" in request.fixturenames
+    if patches:
+        _forget_plans()
+    yield
+    if patches:
+        _forget_plans()
+
+
+def _forget_plans() -> None:
+    plans = sys.modules.get("shardfn.partition.shared_plans")
+    if plans is not None:
+        plans._plans.clear()
 
 
 def _skip_inductor() -> None:

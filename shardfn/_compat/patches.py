@@ -12,7 +12,14 @@ from typing import Any
 from . import dispatch, known_sizes, modules, threads, tracing, zeros
 from .compilations import caches
 from .cpp_kernels.patches import KERNELS, RULES
-from .distributed import checkpoints, every_rank, groups, stores, subclasses
+from .distributed import (
+    checkpoints,
+    eager_collectives,
+    every_rank,
+    groups,
+    stores,
+    subclasses,
+)
 from .dynamo import sizes, spared
 from .dynamo.patches import READING
 from .patching import NEVER, Patch, enter
@@ -253,6 +260,13 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
             takes="unsharded",
             is_mine=lambda: True,
             optional=True,
+        ),
+        Patch(
+            (f"kernels of c10d, {eager_collectives.NAMES}, for {eager_collectives.KEYS}",),
+            "the fake process group answers with the tensors of one rank",
+            NEVER,
+            enter=eager_collectives.kernels_replaced,
+            takes="communicated",
         ),
         Patch(
             ("torch.distributed.checkpoint.utils._DistWrapper.__init__",),

@@ -1,7 +1,7 @@
-"""Recomputation of cheap values: the backward of a compiled program computes pointwise values
-and norms again, where fewer bytes then live from the forward to the backward.
+"""Recomputation of cheap values: the backward of a compiled program recomputes pointwise
+values and norms, where fewer bytes then live from the forward to the backward.
 
-Which values are saved is a minimum cut of the forward, as in torch's min-cut partitioner. A
+Which values are saved is a minimum cut of the forward, as in torch's partitioner. A
 compiler that is given forward and backward as one graph would keep every value that both read.
 """
 
@@ -18,7 +18,8 @@ from ..capture.checkpoint.recompute import SHAPE_ONLY, is_view, owner_of
 from ..capture.drawing import draws
 from ..ops.placement import AFTER
 from ..schedule import copied
-from .cuts import ENDLESS, cut
+from ..types import LocalProgram
+from .minimum_cut import ENDLESS, minimum_cut
 
 aten = torch.ops.aten
 CASTS = {
@@ -34,7 +35,7 @@ LEAST_BYTES = 1 << 20  # to spare: a smaller program stays as it is
 
 
 def recomputed(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """The graph with cheap values computed again in its backward.
+    """The graph with cheap values recomputed in its backward.
 
     Args:
         graph: one rank's program, functional ATen. Nodes carry `val` and `phase`.
@@ -53,6 +54,18 @@ def recomputed(graph: torch.fx.Graph) -> torch.fx.Graph:
         return graph
     names = {node.name for node in again}
     return _Copies(copied(graph), names, len(split.early)).graph
+
+
+def as_run(program: LocalProgram, backend: str) -> LocalProgram:
+    """A program as a backend runs it.
+
+    Args:
+        program: one rank's program.
+        backend: "inductor", which recomputes cheap values, or "aten".
+    """
+    if backend != "inductor":
+        return program
+    return attrs.evolve(program, graph=recomputed(program.graph))
 
 
 def _size(node: torch.fx.Node) -> int:
@@ -153,7 +166,7 @@ class _Split:
         return node not in self.results and _is_cheap(node)
 
     def cheapest(self) -> set[torch.fx.Node]:
-        """The values to compute again, so that the fewest bytes are saved."""
+        """The values to recompute, so that the fewest bytes are saved."""
         inside = self._above()
         number = {node: k for k, node in enumerate(inside)}
         source, sink = 2 * len(inside), 2 * len(inside) + 1
@@ -168,11 +181,11 @@ class _Split:
             else:
                 edges[source, enters] = ENDLESS
         edges |= {(2 * number[x] + 1, sink): ENDLESS for x in self.crossing}
-        below = cut(edges, source, sink)
+        below = minimum_cut(edges, source, sink)
         return {node for node, k in number.items() if 2 * k in below}
 
     def saved(self, again: set[torch.fx.Node]) -> list[torch.fx.Node]:
-        """The values that live on, if some are computed again."""
+        """The values that live on, if some are recomputed."""
         needed = [x for node in again for x in node.all_input_nodes]
         return [x for x in (*self.crossing, *needed) if x not in again]
 
@@ -193,7 +206,7 @@ class _Copies:
 
     Args:
         graph: it is changed.
-        names: of the values that are computed again.
+        names: of the values to recompute.
         place: that of the first node that may read copies.
     """
 
@@ -243,7 +256,7 @@ class _Copies:
             )
 
     def copy(self, node: torch.fx.Node, token: torch.fx.Node) -> None:
-        """Compute a value again."""
+        """Recompute a value."""
         for x in node.all_input_nodes:
             is_constant = x.op == "call_function" and not x.all_input_nodes
             if (

@@ -4,6 +4,7 @@ from . import layout
 from .emission.emit import emit, local_sizes
 from .plan import Plan
 from .propagate import GLOBAL, PLANNERS, propagate
+from .shared_plans import shared_plan
 
 __all__ = [
     "GLOBAL",
@@ -13,4 +14,5 @@ __all__ = [
     "layout",
     "local_sizes",
     "propagate",
+    "shared_plan",
 ]

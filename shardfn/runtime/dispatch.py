@@ -40,7 +40,6 @@ from .key_use import keys_noted
 from .options import Request
 from .retraces import KNOWN, retrace
 from .stages import Traced, compiled_for, trace
-from .stages.alike import alike_checked
 
 log = logging.getLogger("shardfn")
 KEPT_SIGNATURES = 64
@@ -214,7 +213,6 @@ def _stage(
 
 def _watched(run: Any, request: Request, placed: Placed, captured: Any) -> Any:
     """`run`, with the checks of each call."""
-    run = alike_checked(run, request, placed, captured)
     run = checked(run, request, placed)
     return keys_noted(run, request, placed, captured)
 

@@ -21,7 +21,11 @@ SHOWN = 8  # differences that are printed
 
 
 def retrace(
-    name: str, entries: Sequence[Any], key: list[Any], placed: Placed, mesh: Any
+    name: str,
+    entries: Sequence[Any],
+    key: list[Any],
+    placed: Placed,
+    mesh: Any,
 ) -> str:
     """The closest earlier signature of a function, and where a call differs from it.
 
@@ -37,10 +41,16 @@ def retrace(
     ordered = sorted(entries, key=_is_for_one_size)
     found = [list(_differences(entry, key, placed, mesh)) for entry in ordered]
     closest = min(found, key=len)
-    count = f"{len(entries)} earlier signature{'s' if len(entries) > 1 else ''}"
-    more = [f"  ... {len(closest) - SHOWN} more"] if len(closest) > SHOWN else []
+    count = (
+        f"{len(entries)} earlier signature{'s' if len(entries) > 1 else ''}"
+    )
+    more = (
+        [f"  ... {len(closest) - SHOWN} more"] if len(closest) > SHOWN else []
+    )
     lines = [f"{name}: another signature; the closest of {count} differs in"]
-    return "\n".join([*lines, *(f"  {line}" for line in closest[:SHOWN]), *more])
+    return "\n".join(
+        [*lines, *(f"  {line}" for line in closest[:SHOWN]), *more]
+    )
 
 
 def _differences(
@@ -91,7 +101,9 @@ def _sizes(entry: Any, placed: Placed) -> Iterator[str]:
 
 def _followed(entry: Any, placed: Placed) -> Iterator[str]:
     """Lines for the arguments that autograd follows now or did before, but not both."""
-    tensors = range(len(entry.paths)) if entry.tensors is None else entry.tensors
+    tensors = (
+        range(len(entry.paths)) if entry.tensors is None else entry.tensors
+    )
     flags = entry.followed or (False,) * len(tensors)
     before = {
         entry.paths[i] for i, flag in zip(tensors, flags, strict=False) if flag
@@ -142,9 +154,7 @@ def _text(signature: Any) -> str:
     if meta is not None:
         axes = axes_of(signature.mesh)
         marks = marks_of(list(signature.placements), meta.shape, axes)
-        return (
-            f"{tensor_type(meta.shape, meta.dtype, marks, axes.names)} on {axes}"
-        )
+        return f"{tensor_type(meta.shape, meta.dtype, marks, axes.names)} on {axes}"
     if not any(isinstance(part, torch.Size) for part in signature):
         return _constant(signature)
     shape, stride, dtype, device = signature[-4:]

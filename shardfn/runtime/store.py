@@ -30,6 +30,8 @@ class CallStore:
 
     # what was called expensive in a program
     expensive: set[str] = attrs.field(factory=set)
+    # the plans that were looked at for it
+    weighed: weakref.WeakSet[Any] = attrs.field(factory=weakref.WeakSet)
 
     # the stores of the same function for other placements, where each has a request of its own
     kin: weakref.WeakSet[CallStore] = attrs.field(factory=weakref.WeakSet)

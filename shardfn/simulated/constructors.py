@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from .. import _compat, _tree
 from ..errors import ShardError
+from . import collectives
 from .dtensor import AllRanks, SimulatedDTensor
 from .local_tensor import SimulatedTensor, of_one_part, shown
 
@@ -22,7 +23,7 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 def constructors_simulated() -> AbstractContextManager[None]:
     """A context in which DTensor.from_local, distribute_tensor and the factories of
-    torch.distributed.tensor make tensors for all ranks.
+    torch.distributed.tensor make tensors for all ranks, and collectives are those of all ranks.
     """
     return _compat.patched(
         "simulated world",
@@ -30,6 +31,7 @@ def constructors_simulated() -> AbstractContextManager[None]:
         on_all_ranks=on_all_ranks,
         dispatched=dispatched,
         unsharded=unsharded,
+        communicated=collectives.run,
     )
 
 

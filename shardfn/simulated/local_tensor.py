@@ -17,6 +17,7 @@ from ..errors import (
     ShardError,
     problem,
 )
+from . import collectives
 
 aten = torch.ops.aten
 READS = (
@@ -49,6 +50,10 @@ class SimulatedTensor(torch.Tensor):
         self.shards = list(shards)
         self.shown = shown
 
+    def wait(self) -> SimulatedTensor:
+        """The tensor, as that of a functional collective. It has its values."""
+        return self
+
     def __repr__(self, **_: Any) -> str:
         return (
             f"SimulatedTensor({len(self.shards)} ranks, rank {self.shown}: "
@@ -61,11 +66,10 @@ class SimulatedTensor(torch.Tensor):
     ) -> Any:
         leaves, treedef = _tree.flatten((args, kwargs or {}), _tree.is_tensor)
         mine = [x for x in leaves if isinstance(x, SimulatedTensor)]
-        if "c10d" in str(func):
-            fix = "redistribute or full_tensor of the DTensor, or sf.shard_map"
-            raise ShardError.of(
-                f"{func}", "an eager collective on a simulated tensor", fix=fix
-            )
+        if func.namespace == "c10d":
+            return collectives.run(func, *args, **(kwargs or {}))
+        if "c10d" in func.namespace:
+            return collectives.functional(func, *args, **(kwargs or {}))
         if func is aten.view.default and tuple(args[1]) == tuple(
             args[0].shape
         ):  # `to_local` inspects itself

@@ -108,9 +108,41 @@ def queried(x: Any, w: Any, mesh: Any) -> Any:
     return x * mine, every, dist.get_group_rank(dist.group.WORLD, 1), found
 
 
+def by_ops_of_names(x: Any, w: Any, mesh: Any) -> Any:
+    """The ops under the functions, of groups by name, which count ranks within the group."""
+    name, n = _group(mesh).group_name, _count(mesh)
+    ops, wait = torch.ops._c10d_functional, functional.wait_tensor
+    derived = torch.ops._c10d_functional_autograd
+    total, first = x.clone(), x.clone()
+    wait(ops.all_reduce_(total, "sum", name))
+    wait(ops.broadcast_(first, 0, name))
+    narrow = x.to(torch.float32)  # a copy, which may be overwritten
+    dist.all_reduce(narrow, op=Op.MAX)
+    parts = [4 // n] * n
+    found = (
+        ops.broadcast(x, n - 1, name),
+        ops.broadcast.default(w, 1, name),
+        functional.broadcast(x, n - 1, _group(mesh)),
+        *ops.all_gather_into_tensor_coalesced([x, w], n, name),
+        *ops.reduce_scatter_tensor_coalesced([x, w], "sum", n, name),
+        derived.all_gather_into_tensor(x, n, name),
+        derived.reduce_scatter_tensor(x, "sum", n, name),
+        derived.all_to_all_single(x, parts, parts, name),
+    )
+    return total, first, narrow, [wait(y) for y in found]
+
+
 BY_HAND: dict[str, Program] = {
     fn.__name__: fn
-    for fn in (listed, by_ops, on_one, coalesced, autograd_forms, queried)
+    for fn in (
+        listed,
+        by_ops,
+        by_ops_of_names,
+        on_one,
+        coalesced,
+        autograd_forms,
+        queried,
+    )
 }
 
 

@@ -221,12 +221,15 @@ MISTAKES: dict[str, tuple[Callable[..., Any], str, str]] = {
 @pytest.mark.parametrize("case", MISTAKES)
 def test_a_mistake_of_local_map_is_named_with_what_to_do(case: str) -> None:
     fn, problem, fix = MISTAKES[case]
-    with sf.fake_world(2), pytest.raises(sf.CaptureError) as caught:
+    loss = lambda x: fn(x).sum().full_tensor()
+    with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
-        staged(fn, distribute_tensor(X, mesh, ROWS))
-    text = str(caught.value)
-    assert f": local_map: {problem}\n" in text
-    assert fix in text.split("\n  try: ")[1]
+        for each in (fn, sf.grad(loss)):
+            with pytest.raises(sf.CaptureError) as caught:
+                staged(each, distribute_tensor(X, mesh, ROWS))
+            text = str(caught.value)
+            assert f": local_map: {problem}\n" in text
+            assert fix in text.split("\n  try: ")[1]
 
 
 def test_a_value_that_it_reads_is_named_not_the_map() -> None:

@@ -19,7 +19,7 @@ INSTEAD = {
     r"(is|are|stays?|keeps?|kept|leaves?|left|held|everything) whole": "replicated; one op",
     r"comput(e|es|ed) (again|whole)": "recompute; replicated",
     r"pending": "Partial",
-    r"cut|cuts|cutting": "shard, split",
+    r"(?<!minimum )(cut|cuts|cutting)": "shard, split",
     r"pieces?": "shard, chunk",
     r"brought": "redistributed",
     r"anew": "again; retraced",

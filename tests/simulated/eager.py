@@ -10,9 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.distributed.tensor as dt
 from torch import nn
+from torch.distributed import _functional_collectives as functional
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -138,11 +140,72 @@ def _moved(*to: Any) -> Script:
     return script
 
 
+def _plain_reduced(mesh: Any, x: DTensor, w: DTensor) -> Any:
+    """Collectives of tensors that all ranks have, which stay so."""
+    group = mesh.get_group(mesh.ndim - 1)
+    n = group.size()
+    total, mean, largest, root = (X.clone() for _ in range(4))
+    dist.all_reduce(total)
+    dist.all_reduce(mean, op=dist.ReduceOp.AVG, group=group)
+    work = dist.all_reduce(largest, op=dist.ReduceOp.MAX, async_op=True)
+    work.wait()
+    dist.reduce(root, 0)
+    root = root if dist.get_rank() == 0 else total
+    every = [torch.empty_like(X) for _ in range(n)]
+    dist.all_gather(every, X, group=group)
+    rows, ones = X.new_empty(5 * n, 3), torch.ones(n, 3)
+    dist.all_gather_into_tensor(rows, X, group=group)
+    chunk, sent = ones.new_empty(1, 3), torch.empty_like(ones)
+    dist.reduce_scatter_tensor(chunk, ones, group=group)
+    dist.all_to_all_single(sent, ones, group=group)
+    dist.broadcast(mean, 0)
+    objects = [None] * dist.get_world_size()
+    dist.all_gather_object(objects, {"step": 3})
+    by_name = functional.all_reduce(X, "sum", group) + functional.all_gather_tensor(
+        X[:1], 0, group
+    ).sum(0)
+    found = [total, mean, largest, root, every, rows, chunk, sent, by_name]
+    return found, objects
+
+
+def _own_reduced(mesh: Any, x: DTensor, w: DTensor) -> Any:
+    """Collectives of tensors of which each rank has its own."""
+    group = mesh.get_group(mesh.ndim - 1)
+    n = group.size()
+    own = w.to_local().t().contiguous()  # (4 / n, 3)
+    total, first = own.clone(), own.clone()
+    dist.all_reduce(total, group=group)
+    dist.broadcast(first, 0)
+    every = [torch.empty_like(own) for _ in range(n)]
+    dist.all_gather(every, own, group=group)
+    sent = [own * (k + 1) for k in range(n)]
+    received = [torch.empty_like(own) for _ in range(n)]
+    dist.all_to_all(received, sent, group=group)
+    chunk, parts = torch.empty_like(own), torch.empty(n * 4 // n, 3, dtype=F64)
+    dist.reduce_scatter(chunk, sent, op=dist.ReduceOp.MAX, group=group)
+    dist.all_gather_into_tensor(parts, own, group=group)
+    rows = own.repeat(n, 1)
+    swapped, piece = torch.empty_like(rows), torch.empty_like(own)
+    dist.all_to_all_single(swapped, rows, group=group)
+    dist.reduce_scatter_tensor(piece, rows, group=group)
+    by_name = [
+        functional.all_reduce(own, "sum", group) + 0,
+        functional.all_gather_tensor(own, 0, group) + 0,
+        functional.reduce_scatter_tensor(rows, "sum", 0, group) + 0,
+        functional.all_to_all_single(rows, None, None, group) + 0,
+        functional.broadcast(own, n - 1, group) + 0,
+    ]
+    found = [total, first, every, received, chunk, parts, swapped, piece]
+    return found, by_name
+
+
 def _all(mesh: Any, place: Any) -> list[Any]:
     return [place] * mesh.ndim
 
 
 SCRIPTS: dict[str, Script] = {
+    "collectives of plain tensors": _plain_reduced,
+    "collectives of local tensors": _own_reduced,
     "full_tensor": lambda mesh, x, w: x.full_tensor(),
     "to_local": lambda mesh, x, w: x.to_local(),
     "rows to columns": _moved(Shard(1)),

@@ -108,15 +108,14 @@ def test_a_value_that_differs_between_ranks_is_not_read_as_one() -> None:
             read()
 
 
-def test_an_eager_collective_is_refused() -> None:
+def test_an_eager_collective_is_that_of_all_ranks() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
-        x = sf.distribute(torch.arange(4.0), mesh, sf.P("dp"))
-        with pytest.raises(
-            sf.ShardError,
-            match="an eager collective on a simulated tensor\n  try: redistribute",
-        ):
-            functional_collectives.all_reduce(x.to_local(), "sum", mesh)
+        x = sf.distribute(torch.arange(4.0), mesh, sf.P("dp")).to_local()
+        total: Any = functional_collectives.all_reduce(x, "sum", mesh)
+        assert [y.tolist() for y in total.wait().shards] == [[2.0, 4.0]] * 2
+        torch.distributed.all_reduce(x)
+        assert [y.tolist() for y in x.shards] == [[2.0, 4.0]] * 2
 
 
 UNREAD: dict[str, Callable[[Any], Any]] = {

@@ -10,6 +10,7 @@ import pytest
 from ranks import run_ranks
 
 from tests.conftest import (
+    LONG,
     SLOW,
     SWEEPS,
     TESTS,
@@ -17,6 +18,7 @@ from tests.conftest import (
     is_kept,
     left_out,
     needs,
+    spread,
 )
 
 
@@ -72,7 +74,10 @@ def test_a_fixed_fifth_is_kept() -> None:
     assert kept[:3] == [0, 2, 4]
 
 
-@pytest.mark.parametrize("entries", [SLOW, SWEEPS], ids=["slow", "sweeps"])
+LISTED = {"slow": SLOW, "sweeps": SWEEPS, "long": LONG}
+
+
+@pytest.mark.parametrize("entries", LISTED.values(), ids=list(LISTED))
 def test_every_listed_test_exists(entries: set[str]) -> None:
     gone = []
     for entry in sorted(entries):
@@ -81,6 +86,19 @@ def test_every_listed_test_exists(entries: set[str]) -> None:
         if f"def {name.rpartition('.')[2]}(" not in text:
             gone.append(entry)
     assert not gone
+
+
+@pytest.mark.parametrize("count", [0, 3, 10, 11, 12, 13])
+def test_each_worker_begins_with_some_of_the_long_tests(count: int) -> None:
+    items = list(range(40))
+    is_long = [item >= 40 - count for item in items]
+    order = spread(items, is_long, 4)
+    assert sorted(order) == items
+    for k in range(4):
+        part = order[k * 10 : (k + 1) * 10]
+        own = sum(item >= 40 - count for item in part)
+        assert own in (count // 4, -(-count // 4))
+        assert all(item >= 40 - count for item in part[:own])
 
 
 TENTH = (8, 9)  # of eleven cases

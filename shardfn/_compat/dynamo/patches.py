@@ -87,6 +87,16 @@ READING = (  # a captured function, by Dynamo
         new=reading.own_error_raised,
     ),
     Patch(
+        methods(
+            "torch._dynamo.symbolic_convert:InstructionTranslatorBase",
+            "_attach_traceback_to_exception",
+        ),
+        "an error of a builtin inside of a `with`, as in a derivative, loses the user's line",
+        "later than 2.15",
+        new=reading.raised_here,
+        optional=True,
+    ),
+    Patch(
         methods("torch._dynamo.side_effects:SideEffects", "is_modified"),
         "what has its own items again counts as changed, as of functional_call",
         NEVER,

@@ -353,3 +353,10 @@ def guarded_twice(original: Any, source: Any, other: Any) -> Any:
     if guard is not None or not other or other == source:
         return guard
     return functools.partial(GuardBuilder.DUPLICATE_INPUT, source_b=other)
+
+
+def raised_here(original: Any, tx: Any, error: Any) -> None:
+    """Note the user's frames of an error of a builtin before a `with` around it raises it again."""
+    if getattr(error, "python_stack", True) is None:
+        error.python_stack = torch._guards.TracingContext.extract_stack()
+    original(tx, error)

@@ -108,7 +108,9 @@ class _Branch(torch.autograd.Function):
         dims = tuple(in_dims[2:])
         size = info.batch_size
         randomness = info.randomness
-        yes, no = (mapped(body, dims, size, randomness) for body in branch.bodies)
+        yes, no = (
+            mapped(body, dims, size, randomness) for body in branch.bodies
+        )
         truth_dim = in_dims[1]
         if truth_dim is None:
             of_all = attrs.evolve(branch, bodies=(yes, no))
@@ -120,7 +122,9 @@ class _Branch(torch.autograd.Function):
         return outs, tuple([0] * len(outs))
 
 
-def _chosen(truth: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _chosen(
+    truth: torch.Tensor, a: torch.Tensor, b: torch.Tensor
+) -> torch.Tensor:
     """Select a or b for each sample along dim 0."""
     ones = [1] * (a.dim() - 1)
     by_sample = truth.view(-1, *ones)  # (size, 1, ..)
@@ -178,7 +182,9 @@ class Looped:
     derived: bool = False
 
 
-def _while_with_tangents(loop: Looped, sizes: tuple[int, int, int, int]) -> Looped:
+def _while_with_tangents(
+    loop: Looped, sizes: tuple[int, int, int, int]
+) -> Looped:
     """The loop of values and tangents together. `sizes` counts its constants, their tangents,
     its carries and their tangents.
     """
@@ -201,7 +207,9 @@ class _While(torch.autograd.Function):
     """(consts, carries) -> carries."""
 
     @staticmethod
-    def forward(loop: Looped, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(
+        loop: Looped, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         n = loop.consts
         (go_on, first), (body, second) = (
             trace.traced(f, tensors, "while_loop", loop.derived)
@@ -253,7 +261,9 @@ class _While(torch.autograd.Function):
         return tuple(spread(carries, of_outs))
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, loop: Looped, *tensors: torch.Tensor) -> Any:
+    def vmap(
+        info: Any, in_dims: Any, loop: Looped, *tensors: torch.Tensor
+    ) -> Any:
         """Loop until no sample continues. A finished sample keeps its values."""
         size = info.batch_size
         n = loop.consts

@@ -257,13 +257,14 @@ def _copied_once(
         Nodes of the other graph -> the equal nodes of this one.
     """
     env, available = dict(env), dict[Any, torch.fx.Node]()
+    first = dict[torch.fx.Node, torch.fx.Node]()  # of equal nodes, for each
     for n in graph.nodes:
-        available.setdefault(_key(n), n)
+        first[n] = available.setdefault(_key(n, first), n)
     needed = reached(wanted)
     for n in next(iter(needed)).graph.nodes:
         if n in needed and n not in env:
             copy = copy_node(graph, n, env)
-            env[n] = available.setdefault(_key(copy), copy)
+            env[n] = available.setdefault(_key(copy, first), copy)
             if env[n] is not copy:
                 graph.erase_node(copy)
     return env
@@ -285,13 +286,21 @@ def _turned(
     return made
 
 
-def _key(node: torch.fx.Node) -> Any:
-    """A key that is equal for nodes that compute the same."""
-    return (
-        (node.op, node.target, str(node.args), str(node.kwargs))
-        if node.op == "call_function"
-        else node
+def _key(
+    node: torch.fx.Node, first: dict[torch.fx.Node, torch.fx.Node]
+) -> Any:
+    """A key that is equal for nodes that compute the same.
+
+    Args:
+        node: of a graph.
+        first: for its inputs the first nodes that compute the same.
+    """
+    if node.op != "call_function":
+        return node
+    given = torch.fx.node.map_arg(
+        (node.args, node.kwargs), lambda x: first.get(x, x)
     )
+    return node.op, node.target, str(given)
 
 
 def _reading(

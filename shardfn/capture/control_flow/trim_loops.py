@@ -35,7 +35,9 @@ def _trim_scan(
     outs = sorted(live)
     ins: list[int] = []
     for i, h in enumerate(holders):
-        is_read = i - scan.consts in live if _is_carry(scan, i) else h in needed
+        is_read = (
+            i - scan.consts in live if _is_carry(scan, i) else h in needed
+        )
         if is_read:
             ins.append(i)
     # all inputs stay, since those of the primal scan are identified by position
@@ -107,7 +109,10 @@ def _needed_inputs(body: torch.fx.Graph, used: set[int]) -> list[int]:
     return [i for i, h in enumerate(holders) if h in needed]
 
 
-TRIM: dict[type, Callable[..., None]] = {Scan: _trim_scan, Branch: _trim_branch}
+TRIM: dict[type, Callable[..., None]] = {
+    Scan: _trim_scan,
+    Branch: _trim_branch,
+}
 
 
 def reached(roots: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
@@ -122,7 +127,9 @@ def reached(roots: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
     return seen
 
 
-def _cut(body: torch.fx.Graph, ins: list[int], outs: list[int]) -> torch.fx.Graph:
+def _cut(
+    body: torch.fx.Graph, ins: list[int], outs: list[int]
+) -> torch.fx.Graph:
     """A copy of a graph with some of its inputs and results."""
     fresh = torch.fx.Graph()
     env = dict[torch.fx.Node, torch.fx.Node]()

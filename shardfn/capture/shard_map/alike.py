@@ -4,8 +4,8 @@
 it for the same on all ranks, unless `grad_placements` says that ranks have terms of it. A plain
 argument may differ between ranks, or not, as the labels of a batch. So where the tensor meets
 plain arguments alone, its gradient is taken as DTensor takes it, and calls check that these
-arguments are the same (runtime/alike.py). Where it meets a value that differs for certain, such as
-a shard, or a collective follows, the gradient is the sum over ranks.
+arguments are the same (runtime/arguments/alike.py). Where it meets a value that differs for
+certain, such as a shard, or a collective follows, the gradient is the sum over ranks.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ... import _compat
+
 BACKWARD = ("_autograd_grad", "_vjp_grad")
 CHECKPOINT = "tag_activation_checkpoint"
 REQUIRES_GRAD = "_set_tensor_requires_grad"
@@ -60,6 +62,7 @@ PLUMBING = {
     "_add_batch_dim",
     "_remove_batch_dim",
 }  # ops of torch.func's levels
+OURS = "shardfn."  # prims, which make values of their own, whatever their memory is here
 SYMBOLS = (torch.SymInt, torch.SymBool, torch.SymFloat)
 IN_PLACE = {
     operator.iadd,
@@ -128,15 +131,43 @@ def name_of(node: torch.fx.Node) -> str:
 
 
 def root_of(x: torch.fx.Node) -> torch.fx.Node:
-    """The base of a value, through views and in-place writes."""
-    while (
-        x.args
-        and isinstance(x.args[0], torch.fx.Node)
-        and x.op != "placeholder"
-        and (name_of(x) in VIEWS or name_of(x) in PLUMBING or _is_in_place(x))
-    ):
-        x = x.args[0]
+    """The base of a value, through views and in-place writes: by the memory of the values that
+    Dynamo has computed, or by the names of the ops.
+    """
+    (memory, *_) = memories_of(x) or (None,)
+    while (base := _base_of(x, memory)) is not None:
+        x = base
     return x
+
+
+def memories_of(x: torch.fx.Node) -> list[int]:
+    """The memory of each tensor of a value that Dynamo has computed. Nothing if one is unknown."""
+    value = x.meta.get("example_value")
+    every: list[Any] = [value]
+    if isinstance(value, (tuple, list)):
+        every = [*value]
+    tensors = [_compat.unwrapped(y) for y in every]
+    are_known = all(map(_compat.is_fake, tensors))
+    return [_compat.storage_of(y) for y in tensors] if are_known else []
+
+
+def _base_of(x: torch.fx.Node, memory: int | None) -> torch.fx.Node | None:
+    """The input of a node that has this memory, if there is one."""
+    inputs = nodes_in((x.args, x.kwargs))
+    is_ours = (getattr(x.target, "__module__", None) or "").startswith(OURS)
+    if x.op == "placeholder" or is_ours:
+        return None
+    of_each = [memories_of(y) for y in inputs]
+    sharing = (y for y, known in zip(inputs, of_each, strict=True) if memory in known)
+    base = next(sharing, None)
+    first = x.args[0] if x.args else None
+    if base is not None or not isinstance(first, torch.fx.Node):
+        return base
+    if memory is not None and memories_of(first):
+        return None
+    name = name_of(x)
+    is_by_name = name in VIEWS or name in PLUMBING or _is_in_place(x)
+    return first if is_by_name else None
 
 
 def _is_in_place(node: torch.fx.Node) -> bool:

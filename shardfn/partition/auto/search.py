@@ -16,9 +16,10 @@ from ...types import Cost, Marks, MeshAxes, Program
 from .. import plan
 from ..planner.observed import Observed
 from ..planner.price import PlanPrice, plan_price
-from ..propagate import propagate, walked
+from ..propagate import walked
 from ..propagation.values import Placed
 from ..propagation.walk import Walk
+from ..shared_plans import shared_plan
 from . import fused
 from .auto_problem import AutoProblem, Axes
 from .moments import Moments
@@ -82,7 +83,7 @@ class Search:
         if marks in self.known:
             return self.known[marks]
         outs = self.unknowns.leaving
-        chosen = propagate(
+        chosen = shared_plan(
             self.program, self.axes, marks, outs, self.unreduced, self.planner
         )
         graph = self.program.graph.graph

@@ -83,7 +83,9 @@ def _communicate(
     return back(received)
 
 
-def _record(b: Builder, piece: Piece, move: Move, implicit: bool) -> Collective:
+def _record(
+    b: Builder, piece: Piece, move: Move, implicit: bool
+) -> Collective:
     kind = move.collective
     itemsize = piece.node.meta["val"].dtype.itemsize
     op = str(move.before[move.axis]) if kind.reduces else None
@@ -98,7 +100,9 @@ def _record(b: Builder, piece: Piece, move: Move, implicit: bool) -> Collective:
     )
 
 
-def _opened(b: Builder, piece: Piece, move: Move, marks: Marks) -> strided.Open:
+def _opened(
+    b: Builder, piece: Piece, move: Move, marks: Marks
+) -> strided.Open:
     """How the axis of a move shards its dim, at one of its placements."""
     return strided.opened(
         piece.shape, marks, move.axis, b.axes.sizes, b.coordinates
@@ -139,7 +143,9 @@ def _own_size(b: Builder, move: Move, cut: strided.Open) -> int:
     return mine
 
 
-def _padded(b: Builder, x: torch.fx.Node, dim: int, size: int) -> torch.fx.Node:
+def _padded(
+    b: Builder, x: torch.fx.Node, dim: int, size: int
+) -> torch.fx.Node:
     """Pad with zeros at the end of a dim, so that chunks of unequal size are sent as equal
     ones.
     """
@@ -158,7 +164,9 @@ def _first(b: Builder, x: torch.fx.Node, dim: int, size: int) -> torch.fx.Node:
     return b.call(aten.slice.Tensor, x, dim, 0, size)
 
 
-def _split_dim(b: Builder, x: torch.fx.Node, dim: int, n: int) -> torch.fx.Node:
+def _split_dim(
+    b: Builder, x: torch.fx.Node, dim: int, n: int
+) -> torch.fx.Node:
     """(.., n * m, ..) -> contiguous (n, .., m, ..): the chunks for the ranks, in order."""
     shape = list(_shape(x))
     split_shape = [*shape[:dim], n, shape[dim] // n, *shape[dim + 1 :]]
@@ -166,7 +174,9 @@ def _split_dim(b: Builder, x: torch.fx.Node, dim: int, n: int) -> torch.fx.Node:
         aten.view.default, b.contiguous(x), split_shape
     )  # (.., n, m, ..)
     others = [d for d in range(len(split_shape)) if d != dim]
-    chunks = b.call(aten.permute.default, parts, [dim, *others])  # (n, .., m, ..)
+    chunks = b.call(
+        aten.permute.default, parts, [dim, *others]
+    )  # (n, .., m, ..)
     return b.contiguous(chunks)
 
 
@@ -188,7 +198,9 @@ def _flat(b: Builder, x: torch.fx.Node) -> torch.fx.Node:
     return b.call(aten.view.default, b.contiguous(x), flat_shape)
 
 
-def gather(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
+def gather(
+    b: Builder, piece: Piece, move: Move, implicit: bool
+) -> torch.fx.Node:
     """All-gather: pad chunks to the full size, join them, and remove the padding at the end."""
     cut = _opened(b, piece, move, move.before)
     dim = _place(cut)
@@ -218,7 +230,9 @@ def cut(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
     return _closed(b, out, piece, move)
 
 
-def reduce(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
+def reduce(
+    b: Builder, piece: Piece, move: Move, implicit: bool
+) -> torch.fx.Node:
     """All-reduce."""
     op = str(move.before[move.axis])
     x = b.contiguous(piece.node)
@@ -282,7 +296,11 @@ def _opened_twice(
     sides = [(src, _own_size(b, move, src)), (dst, dst.size)]
     for side, size in sorted(sides, key=lambda s: -s[0].dim):
         x = _open(b, x, side, size)
-    return x, _place(src) + _inserted(dst, src), _place(dst) + _inserted(src, dst)
+    return (
+        x,
+        _place(src) + _inserted(dst, src),
+        _place(dst) + _inserted(src, dst),
+    )
 
 
 def _inserted(other: strided.Open, own: strided.Open) -> int:
@@ -290,7 +308,9 @@ def _inserted(other: strided.Open, own: strided.Open) -> int:
     return 2 if other.dim < own.dim and not other.is_dim else 0
 
 
-def halo(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
+def halo(
+    b: Builder, piece: Piece, move: Move, implicit: bool
+) -> torch.fx.Node:
     """Exchange edges with the neighbours, and put the chunk between theirs. A short chunk is
     followed by zeros.
     """

@@ -12,8 +12,9 @@ SECONDS = 60.0  # of one search
 # Relative, within which a solution counts as the least, above so many variables of 0 or 1. A plan
 # is taken if it is a tenth better, and proving the last hundredths of a large program takes
 # minutes.
-GAPS = {0: 1e-9, 3_000: 2e-3, 6_000: 0.05}
-NEAR = 1e-3  # the gap of the rest of a large program, once the relaxation is known
+EXACT, LARGE = 1e-9, 6_000
+GAPS = {0: EXACT, 3_000: 2e-3, LARGE: 0.05}
+NEAR = 1e-3  # the gap of the rest of a large program, once most of it is known
 CLOSE = 1e-6  # to 0 or to 1
 SOLVED, IMPOSSIBLE = 0, 2  # statuses of scipy's
 HALF = 0.5
@@ -34,6 +35,7 @@ class IntegerProgram:
     columns: list[int] = attrs.field(factory=list)
     factors: list[float] = attrs.field(factory=list)
     sizes: set[int] = attrs.field(factory=set)  # the variables that are 0 or more
+    choices: list[int] = attrs.field(factory=list)  # those of which one is 1
     is_impossible: bool = False  # whether the last solution found a contradiction
     is_late: bool = (
         False  # whether time was up before it was known to be the cheapest
@@ -62,7 +64,9 @@ class IntegerProgram:
 
     def one_of(self, variables: Iterable[int]) -> None:
         """Require that exactly one of some variables is 1."""
-        self.between(1.0, ((v, 1.0) for v in variables), 1.0)
+        several = list(variables)
+        self.choices += several
+        self.between(1.0, ((v, 1.0) for v in several), 1.0)
 
     def at_most(
         self, variables: Iterable[int], others: Iterable[int], constant: float
@@ -76,29 +80,52 @@ class IntegerProgram:
         up before one was found.
 
         The relaxation, in which variables may lie between 0 and 1, is solved first. If it leaves
-        nothing open, it is the solution. In a large program the variables that it makes 1 are
-        fixed, and the others are searched: a solution that costs about what the relaxation costs
-        is taken. If time is up later, the last complete search counts, and not what another
-        search had so far: ranks are not equally fast.
+        nothing open, it is the solution. Of a large program then a part is searched, and of one
+        that is not so large all of it too, if the part costs clearly more than the relaxation.
+        The cheapest solution counts. A search that is not complete when time is up counts for
+        nothing: ranks are not equally fast.
         """
         if not self.costs:
             return []
-        relaxed = _Minimum(self, np.zeros(len(self.costs)))
+        relaxed = _Minimum(self)
         if relaxed.values is None:
             self.is_impossible = relaxed.is_impossible
             return None
         integral = self.integral()
-        ones = integral & (relaxed.values > 1.0 - CLOSE)
-        if not (integral & ~ones & (relaxed.values > CLOSE)).any():
+        is_open = (relaxed.values > CLOSE) & (relaxed.values < 1.0 - CLOSE)
+        if not (integral & is_open).any():
             return relaxed.taken
-        gap = gap_of(int(integral.sum()))
-        near = _Minimum(self, ones.astype(float), NEAR) if gap > NEAR else None
-        if near is not None and near.cost <= relaxed.cost * (1.0 + gap):
-            return near.taken
-        exact = _Minimum(self, np.zeros(len(self.costs)), gap)
-        self.is_impossible = exact.is_impossible
-        self.is_late = exact.values is None and not exact.is_impossible
-        return near.taken if self.is_late and near is not None else exact.taken
+        count = int(integral.sum())
+        gap = gap_of(count)
+        most = relaxed.cost * (1.0 + gap)
+        found = self.near(relaxed.values, gap, most) if gap > EXACT else []
+        least = min((x.cost for x in found), default=np.inf)
+        if least > most and (count <= LARGE or least == np.inf):
+            exact = _Minimum(self, gap)
+            found.append(exact)
+            self.is_impossible = exact.is_impossible
+            self.is_late = exact.values is None and not exact.is_impossible
+        return min(found, key=lambda x: x.cost).taken
+
+    def near(
+        self, relaxed: np.ndarray, gap: float, most: float
+    ) -> list[_Minimum]:
+        """Solutions near the relaxation: the cheapest among the choices that it uses. Where that
+        costs little, also the cheapest with the variables that it makes 1.
+
+        Args:
+            relaxed: the values of the variables.
+            gap: within which a solution counts as the cheapest.
+            most: what a solution may cost that is close to the relaxation.
+        """
+        ones = self.integral() & (relaxed > 1.0 - CLOSE)
+        unused = np.zeros(len(self.costs), dtype=bool)
+        unused[self.choices] = True
+        unused &= relaxed < CLOSE
+        first = _Minimum(self, gap, zeros=unused)
+        if first.cost > most:
+            return [first]
+        return [first, _Minimum(self, NEAR, ones=ones)]
 
     def integral(self) -> np.ndarray:
         """Which variables are 0 or 1."""
@@ -112,13 +139,18 @@ class _Minimum:
 
     Args:
         program: the program.
-        low: the least of each variable.
         gap: within which a solution counts as the cheapest. None: variables may lie between
             0 and 1.
+        ones: the variables that are 1 in it.
+        zeros: those that are 0 in it.
     """
 
     def __init__(
-        self, program: IntegerProgram, low: np.ndarray, gap: float | None = None
+        self,
+        program: IntegerProgram,
+        gap: float | None = None,
+        ones: np.ndarray | None = None,
+        zeros: np.ndarray | None = None,
     ) -> None:
         from scipy.optimize import Bounds, milp
         from scipy.sparse import coo_matrix
@@ -127,14 +159,18 @@ class _Minimum:
         entries = program.factors, (program.rows, program.columns)
         matrix = coo_matrix(entries, shape=size).tocsr()
         integral = program.integral()
+        low: Any = np.zeros(len(program.costs))
         high: Any = np.where(integral, 1.0, np.inf)
-        at_least: Any = low
+        if ones is not None:
+            low[ones] = 1.0
+        if zeros is not None:
+            high[zeros] = 0.0
         scale = LARGEST / max(1.0, *program.costs)
         found = milp(
             np.array(program.costs) * scale,
             constraints=(matrix, np.array(program.low), np.array(program.high)),
             integrality=integral.astype(int) * (gap is not None),
-            bounds=Bounds(at_least, high),
+            bounds=Bounds(low, high),
             options={
                 "time_limit": SECONDS,
                 "mip_rel_gap": gap or 0.0,

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ...collectives import COLLECTIVES
 from ...ops.placement import AFTER
 from ...ops.prims import PRIMS
 from .. import layout
@@ -23,7 +24,7 @@ from . import (
     pool,
     random,
     reduction,
-    reshape,  # noqa: F401  its rows stand in the table of views
+    reshape,
     shard_map,  # noqa: F401  it fills rows of PRIMS
     view,
 )
@@ -92,6 +93,27 @@ STRIDED = {
     AFTER,
 } - {*reduction.LOWER, *view.IN_ONE_RUN}
 
+# the files whose tables decide how ops are placed
+FILES = (
+    attention,
+    batch,
+    constants,
+    conv,
+    matmul,
+    norm,
+    pointwise,
+    pool,
+    random,
+    reduction,
+    reshape,
+    view,
+    bag_shards,
+    bags,
+    indexing,
+    reads,
+    writes,
+)
+
 is_pointwise = pointwise.is_pointwise
 fill_value, fill_fits, LIKE = constants.fill_value, constants.fits, constants.LIKE
 
@@ -104,6 +126,14 @@ def find(target: object) -> Rule | None:
         or RULES.get(target)
         or (pointwise.pointwise if pointwise.is_pointwise(target) else None)
     )
+
+
+def contents() -> list[Any]:
+    """The rows of all tables of rules: equal as long as none is added, removed or replaced."""
+    tables: list[Any] = [PRIMS, COLLECTIVES]
+    for names in (globals(), *map(vars, FILES)):
+        tables += [x for name, x in names.items() if not name.startswith("__")]
+    return [x.copy() for x in tables if isinstance(x, (dict, set))]
 
 
 def takes_strided(call: OpCall, choice: Choice) -> bool:

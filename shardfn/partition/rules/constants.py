@@ -54,7 +54,7 @@ def fill_value(target: object, args: tuple[Any, ...], dtype: torch.dtype) -> Any
 
 
 def _unset(dtype: torch.dtype) -> Any:
-    """What stands in a tensor whose values are left open: zeros, or what
+    """The value of a tensor whose values are left open: zero, or the one that
     torch.use_deterministic_algorithms promises.
     """
     is_promised = torch.are_deterministic_algorithms_enabled()

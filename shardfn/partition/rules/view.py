@@ -100,7 +100,10 @@ def lower_split(target: Any) -> Any:
     """Equal parts of a strided shard: each is as large as the rank's share of it."""
 
     def lower(
-        b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
+        b: Builder,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        pieces: list[Piece],
     ) -> Any:
         (x,) = pieces
         dim = kwargs.get("dim", args[2] if len(args) > 2 else 0) % len(x.shape)
@@ -238,7 +241,10 @@ def strided_scatter(call: OpCall) -> list[Choice]:
 
 
 def _rows_apart(
-    x: torch.Tensor, size: list[int], stride: list[int], offset: int | None = None
+    x: torch.Tensor,
+    size: list[int],
+    stride: list[int],
+    offset: int | None = None,
 ) -> bool:
     if not x.dim() or not x.is_contiguous() or not x.numel():
         return False
@@ -270,7 +276,9 @@ TABLE: dict[object, Rule] = {
     aten.squeeze.dim: reshape,
     aten.squeeze.dims: reshape,
     aten.t.default: permuted(lambda call, n: list(range(n))[::-1]),
-    aten.permute.default: permuted(lambda call, n: [d % n for d in call.args[1]]),
+    aten.permute.default: permuted(
+        lambda call, n: [d % n for d in call.args[1]]
+    ),
     aten.transpose.int: permuted(_swapped),
     aten.expand.default: expand,
     aten.slice.Tensor: all_but(1),

@@ -38,8 +38,10 @@ def warn_of_expensive(
     request = traced.request
     program = traced.program
     axes, _, outs, unreduced = wanted
-    if not request.needs_mesh or unreduced:
+    weighed = request.store.weighed
+    if not request.needs_mesh or unreduced or chosen in weighed:
         return
+    weighed.add(chosen)
     place = lambda ins: propagate(program, axes, ins, outs)
     arguments = len(traced.placed.tensors)
     said = request.store.expensive

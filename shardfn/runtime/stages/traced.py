@@ -12,6 +12,7 @@ from ... import _compat
 from ... import schedule as passes
 from ...buckets import BucketPlan
 from ...capture import Captured
+from ...compile.recomputed import as_run
 from ...hardware import H100, Hardware, Link, hardware_of, links_of
 from ...inspect.alternatives import considered
 from ...inspect.certificate import Certificate, certify
@@ -22,7 +23,7 @@ from ...inspect.transfers import Fallback, Transfer, fallbacks, transfers
 from ...inspect.verbose import verbose_text
 from ...mesh import all_coordinates, group_names
 from ...ops.loops import inner_nodes
-from ...partition import Plan, local_sizes, propagate
+from ...partition import Plan, local_sizes, shared_plan
 from ...partition.halves import Halves, halves
 from ...plans.arguments import ArgumentPlacements, argument_placements
 from ...random import ambient
@@ -171,16 +172,16 @@ class Traced:
         first_cap: int | str | None,
         plan: BucketPlan | None,
     ) -> Lowered:
-        wanted = self.placements()
-        chosen = propagate(self.program, *wanted, planner=self.request.planner)
-        chosen = rewished(chosen, self.request.name, cap, first_cap, plan)
+        wanted, planner = self.placements(), self.request.planner
+        planned = shared_plan(self.program, *wanted, planner=planner)
+        chosen = rewished(planned, self.request.name, cap, first_cap, plan)
         report_implicit(
             self.request.name,
             self.request.implicit_comm,
             chosen,
             lambda: considered(self.program, *wanted, advice=chosen.advice),
         )
-        warn_of_expensive(self, chosen, wanted)
+        warn_of_expensive(self, planned, wanted)
         if self.request.followed is None:
             return self._scheduled(chosen, self.program)
         both = self.halves(chosen)
@@ -220,9 +221,8 @@ class Traced:
                     coordinate,
                     names,
                 )
-        return Lowered(
-            self, chosen, agreed, {c: programs[size] for c, size in kinds.items()}
-        )
+        by_rank = {c: programs[size] for c, size in kinds.items()}
+        return Lowered(self, chosen, agreed, by_rank)
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -285,7 +285,7 @@ class Lowered:
         """The peak of this rank's memory, and the tensors that are alive there. Recomputed at
         each access.
         """
-        return memory(self.program)
+        return memory(as_run(self.program, self.traced.request.backend))
 
     @property
     def placements(self) -> ArgumentPlacements:

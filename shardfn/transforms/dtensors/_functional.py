@@ -14,7 +14,7 @@ from ...capture.dtensors import group_ranks, groups, table
 from ..sharding import _collectives as ours
 from ..sharding._scatter import all_to_all, ppermute
 from ._collectives import sizes
-from ._reduced import chosen, of_rank, reduced, scattered
+from ._reduced import chosen, of_rank, reduced, scattered, written
 
 
 @_compat.read_by_dynamo
@@ -62,8 +62,8 @@ def all_to_all_single(
 
 @_compat.read_by_dynamo
 def broadcast(self: torch.Tensor, src: Any, group: Any, tag: str = "") -> Any:
-    """The functional broadcast."""
-    axes, source = chosen("broadcast", group, src, None, "src")
+    """The functional broadcast, whose src is a number in the group."""
+    axes, source = chosen("broadcast", group, None, src, "src")
     return of_rank(self, source, axes)
 
 
@@ -121,6 +121,42 @@ def reduce_scatter_op(
 
 
 @_compat.read_by_dynamo
+def all_gather_coalesced_op(xs: Any, group_size: int, group_name: Any) -> Any:
+    """The op all_gather_into_tensor_coalesced."""
+    return all_gather_coalesced(xs, group_name)
+
+
+@_compat.read_by_dynamo
+def reduce_scatter_coalesced_op(
+    xs: Any, reduce_op: str, group_size: int, group_name: Any
+) -> Any:
+    """The op reduce_scatter_tensor_coalesced."""
+    return [reduce_scatter(x, reduce_op, 0, group_name) for x in xs]
+
+
+@_compat.read_by_dynamo
+def all_reduce_in_place(
+    x: torch.Tensor, reduce_op: str, group_name: Any
+) -> torch.Tensor:
+    """The op all_reduce_."""
+    written(x, all_reduce(x, reduce_op, group_name), False)
+    return x
+
+
+@_compat.read_by_dynamo
+def broadcast_in_place(x: torch.Tensor, src: int, group_name: Any) -> torch.Tensor:
+    """The op broadcast_."""
+    written(x, broadcast(x, src, group_name), False)
+    return x
+
+
+@_compat.read_by_dynamo
+def all_reduce_coalesced_in_place(xs: Any, reduce_op: str, group_name: Any) -> Any:
+    """The op all_reduce_coalesced_."""
+    return [all_reduce_in_place(x, reduce_op, group_name) for x in xs]
+
+
+@_compat.read_by_dynamo
 def wait_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The functional wait_tensor: a value is there where it is read."""
     return tensor
@@ -149,17 +185,33 @@ FUNCTIONAL = {  # not all of them in each version of torch
 }
 OPS = {
     "all_reduce": all_reduce,
+    "all_reduce_": all_reduce_in_place,
     "all_gather_into_tensor": all_gather_op,
     "reduce_scatter_tensor": reduce_scatter_op,
     "all_to_all_single": all_to_all_single,
+    "broadcast": broadcast,
+    "broadcast_": broadcast_in_place,
     "all_reduce_coalesced": all_reduce_coalesced,
+    "all_reduce_coalesced_": all_reduce_coalesced_in_place,
+    "all_gather_into_tensor_coalesced": all_gather_coalesced_op,
+    "reduce_scatter_tensor_coalesced": reduce_scatter_coalesced_op,
     "wait_tensor": wait_tensor,
 }
+OF_AUTOGRAD = {
+    name: OPS[name]
+    for name in (
+        "all_gather_into_tensor",
+        "reduce_scatter_tensor",
+        "all_to_all_single",
+    )
+}
 table.FUNCTIONS.update(_compat.named(_compat.FUNCTIONAL, FUNCTIONAL))
-table.FUNCTIONS.update(_compat.named(torch.ops._c10d_functional, OPS))
-table.FUNCTIONS.update(
-    {
-        getattr(torch.ops._c10d_functional, name).default: row
-        for name, row in OPS.items()
-    }
-)
+for space, rows in (
+    (torch.ops._c10d_functional, OPS),
+    (torch.ops._c10d_functional_autograd, OF_AUTOGRAD),
+):
+    packets = _compat.named(space, rows)
+    table.FUNCTIONS.update(packets)
+    table.FUNCTIONS.update(
+        {packet.default: row for packet, row in packets.items()}
+    )

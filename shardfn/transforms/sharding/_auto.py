@@ -15,6 +15,7 @@ from ...capture import constant_key
 from ...errors import PlacementError, ShardError, call_site
 from ...hardware import H100, Hardware
 from ...mesh import axes_of, current_mesh
+from ...partition.rule_api import registry
 from ...placement import AUTO, is_spec, marks_of, spec_of
 from ...runtime import Request, trace
 from ...runtime.stages.choosing import chosen
@@ -72,7 +73,7 @@ def resolved(sharded: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     """
     mesh = sharded.arguments["mesh"] or current_mesh()
     leaves, treedef = _tree.flatten((args, kwargs))
-    key = id(mesh), treedef, [*map(_kind, leaves)]
+    key = id(mesh), treedef, [*map(_kind, leaves)], registry.active()
     known = sharded.__dict__.setdefault("_chosen", [])
     found = _known(known, key, leaves)
     if found is not None:

@@ -94,6 +94,25 @@ def test_several_views_of_a_value_are_saved_as_one() -> None:
     assert not [name for name in kept if name.startswith("kept_view")]
 
 
+def test_a_scan_computes_nothing_twice_for_its_transpose() -> None:
+    """Not after equal views of one value either: products of queries, keys and values."""
+
+    def branched(c: Any, x: Any, w: Any) -> Any:
+        hidden = (c + x).exp()
+        several = [(hidden.view(1, 2) @ (w + k)).sin() for k in range(3)]
+        return [(several[0] * several[1] * several[2]).view(2), x]
+
+    module = gradients(branched)
+    before = module(C, W, XS)
+    simplify(module.graph)
+    module.recompile()
+    torch.testing.assert_close(module(C, W, XS), before, rtol=0, atol=0)
+    forward, backward = loops(module.graph, Scan)
+    assert ops(forward).count("mm") == 3
+    assert ops(forward).count("sin") == 3
+    assert "sin" not in ops(backward)
+
+
 def test_views_alone_are_not_saved() -> None:
     def turned(c: Any, x: Any, w: Any) -> Any:
         return [(c.view(2, 1) * w).sum(0) + x, x]

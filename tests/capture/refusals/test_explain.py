@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import shardfn as sf
 from shardfn import _compat
 from shardfn.capture.refusals import tensor_classes
 from shardfn.capture.refusals.explain import CAUSES, explained, raised
@@ -115,6 +116,19 @@ def test_the_line_is_the_innermost_of_the_users() -> None:
     assert "at: a.py:3" in str(explained(error, fn, "f", []))
     text = told("no line in it")
     assert f"at: {__file__}:{fn.__code__.co_firstlineno}" in text
+
+
+@pytest.mark.parametrize("around", [sf.grad, sf.checkpoint, sf.hessian])
+def test_the_line_of_an_error_inside_of_a_transform(around: Any) -> None:
+    none: list[float] = []
+
+    def beyond(x: Any) -> Any:
+        return x.sum() * none[2]
+
+    with pytest.raises(sf.CaptureError) as caught:
+        sf.jit(around(beyond), backend="aten")(torch.ones(3))
+    line = beyond.__code__.co_firstlineno + 1
+    assert caught.value.source == f"{__file__}:{line}"
 
 
 def test_an_error_of_a_module_that_dynamo_does_not_trace() -> None:

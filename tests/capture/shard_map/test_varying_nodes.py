@@ -42,6 +42,24 @@ def test_the_base_of_a_view_is_reached_through_views_and_writes() -> None:
     assert root_of(method("view", computed, -1)) is computed
 
 
+def test_memory_tells_views_from_copies_whatever_their_names() -> None:
+    with torch._subclasses.FakeTensorMode():
+        value = torch.ones(2, 3)
+        X.meta["example_value"] = value
+        rows = method("tensor_split", X, 2)
+        rows.meta["example_value"] = value.tensor_split(2)
+        row = function(operator.getitem, rows, 1)
+        row.meta["example_value"] = value.tensor_split(2)[1]
+        copied = method("to", X, torch.float64)
+        copied.meta["example_value"] = value.to(torch.float64)
+        added = function(torch.add, X, 1, out=copied)
+        added.meta["example_value"] = copied.meta["example_value"]
+    assert root_of(row) is X
+    assert root_of(copied) is copied
+    assert root_of(added) is copied
+    del X.meta["example_value"]
+
+
 def test_an_op_writes_to_its_first_argument_or_to_out() -> None:
     y = function(torch.exp, X)
     assert written_by(method("mul_", X, y)) == [X]

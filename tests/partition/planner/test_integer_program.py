@@ -156,26 +156,82 @@ def test_it_equals_a_search_over_all_combinations(seed: int) -> None:
     assert every.min() < IMPOSSIBLE
 
 
-def test_what_the_relaxation_decides_stays_where_that_is_cheap_enough(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def triangles(count: int) -> IntegerProgram:
     """Three of which two neighbours differ: the relaxation leaves all of them open."""
+    program = IntegerProgram()
+    first = [program.variable(1.0) for _ in range(3 * count)]
+    for k in range(0, 3 * count, 3):
+        for pair in ((k, k + 1), (k + 1, k + 2), (k, k + 2)):
+            taken = [(first[i], 1.0) for i in pair]
+            program.between(1.0, taken, float("inf"))
+    return program
 
-    def triangle(count: int) -> IntegerProgram:
-        program = IntegerProgram()
-        first = [program.variable(1.0) for _ in range(3 * count)]
-        for k in range(0, 3 * count, 3):
-            for pair in ((k, k + 1), (k + 1, k + 2), (k, k + 2)):
-                taken = [(first[i], 1.0) for i in pair]
-                program.between(1.0, taken, float("inf"))
-        return program
 
+def test_a_small_program_is_searched_where_the_relaxation_leaves_it_open() -> None:
     for count in (1, 7):
-        assert sum(triangle(count).solve() or ()) == 2 * count
-    monkeypatch.setattr(integer_program, "GAPS", {0: 0.5})
-    late = triangle(7)
-    assert sum(late.solve() or ()) == 14
-    assert not late.is_late
+        assert sum(triangles(count).solve() or ()) == 2 * count
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The searches of the solver, the relaxation first."""
+    noted: list[Any] = []
+
+    class Noting(integer_program._Minimum):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            noted.append(self)
+
+    monkeypatch.setattr(integer_program, "_Minimum", Noting)
+    return noted
+
+
+SIZES = {  # the gaps, and the size above which a program is large
+    "middle": ({0: 2e-3}, 6_000),
+    "large": ({0: 0.05}, 0),
+}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_of_the_solutions_that_are_found_the_cheapest_is_taken(
+    size: str, monkeypatch: pytest.MonkeyPatch, searches: list[Any]
+) -> None:
+    """In a large program too, though not each is searched to the end."""
+    gaps, large = SIZES[size]
+    several = 0
+    for seed in range(20):
+        found = problem(seed, ops=8, n=2 + seed % 3)
+        least = found.program.solve()
+        assert least is not None
+        exact = math.fsum(np.array(found.program.costs)[least])
+        with monkeypatch.context() as patch:
+            patch.setattr(integer_program, "GAPS", gaps)
+            patch.setattr(integer_program, "LARGE", large)
+            searches.clear()
+            taken = found.program.solve()
+        assert taken is not None
+        got = math.fsum(np.array(found.program.costs)[taken])
+        kept = [x for x in searches[1:] if x.values is not None] or searches
+        assert taken == min(kept, key=lambda x: x.cost).taken
+        assert got >= exact * (1 - 1e-6)
+        if size == "middle":
+            assert got <= exact * (1 + 2 * gaps[0])
+        several += len(searches) > 1
+    assert several > 5
+
+
+def test_where_no_choice_of_the_relaxation_is_a_solution_all_are_searched(
+    monkeypatch: pytest.MonkeyPatch, searches: list[Any]
+) -> None:
+    program = IntegerProgram()
+    first, second, third = (program.variable(cost) for cost in (1.0, 1.0, 9.0))
+    program.one_of([first, second, third])
+    program.between(0.0, [(first, 1.0), (second, -1.0)], 0.0)
+    monkeypatch.setattr(integer_program, "GAPS", {0: 0.05})
+    monkeypatch.setattr(integer_program, "LARGE", 0)
+    assert program.solve() == [False, False, True]
+    assert [x.values is None for x in searches] == [False, True, False]
+    assert not program.is_impossible and not program.is_late
 
 
 def test_a_contradiction_is_no_lack_of_time() -> None:

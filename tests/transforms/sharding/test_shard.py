@@ -283,13 +283,13 @@ def test_no_garbage_is_looked_for_while_a_program_is_placed(
     mesh: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[bool] = []
-    propagate = stages.propagate
+    shared_plan = stages.shared_plan
     monkeypatch.setattr(
         stages,
-        "propagate",
+        "shared_plan",
         lambda *args, **options: (
             seen.append(gc.isenabled()),
-            propagate(*args, **options),
+            shared_plan(*args, **options),
         )[1],
     )
     fn = aten(lambda x: x * 2, mesh, (P("dp"),))

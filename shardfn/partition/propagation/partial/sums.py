@@ -12,7 +12,11 @@ from ...protocols import Walk
 from ..values import Value, is_partial
 
 ADD = torch.ops.aten.add.Tensor
-ORIGIN = ("source", "module", "belongs_to")  # where an op of the program comes from
+ORIGIN = (
+    "source",
+    "module",
+    "belongs_to",
+)  # where an op of the program comes from
 
 
 def is_sum(node: torch.fx.Node) -> bool:

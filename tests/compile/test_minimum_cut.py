@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from shardfn.compile.cuts import ENDLESS, cut
+from shardfn.compile.minimum_cut import ENDLESS, minimum_cut
 
 SIZE, SOURCE, SINK = 7, 0, 6
 
@@ -42,7 +42,7 @@ def test_a_cut_is_the_cheapest_and_next_to_the_sink(unit: int) -> None:
         least = min(price(edges, below) for below in sets)
         if least >= ENDLESS:
             continue
-        found = cut(edges, SOURCE, SINK)
+        found = minimum_cut(edges, SOURCE, SINK)
         assert price(edges, found) <= least * (1 + 1e-6), seed
         cheapest = [below for below in sets if price(edges, below) == least]
         assert unit > 1 or found == set.intersection(*cheapest), seed

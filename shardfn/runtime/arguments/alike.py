@@ -5,7 +5,7 @@ that they are, and the first call of real ranks.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -20,10 +20,9 @@ from ...ops.prims import CALLS, constants_of
 from ...ops.text_formats import parse_axes, parse_paths
 from ...simulated import SimulatedTensor
 from ..agreement import digest_of, gathered, has_others
-from ..arguments import Placed
 from ..options import Request
-
-Run = Callable[[list[Any]], Any]
+from ..store import Compared
+from .placed import Placed
 
 
 @attrs.frozen
@@ -36,28 +35,38 @@ class Alike:
     source: str | None  # the user's line
 
 
-def alike_checked(
-    run: Run, request: Request, placed: Placed, captured: Captured
-) -> Run:
-    """`run`, which first checks the arguments that must be the same on all ranks.
+@attrs.frozen(eq=False)
+class Check:
+    """The arguments of a program that must be the same on all ranks, and whether they are."""
 
-    Raises:
-        DivergenceError: when called; one differs. Names it.
-    """
+    request: Request
+    placed: Placed
+    rows: tuple[Alike, ...]
+    compared: Compared = attrs.field(factory=Compared)
+
+    def run(self, leaves: list[Any]) -> None:
+        """Compare the arguments of a call.
+
+        Raises:
+            DivergenceError: one differs. Names it.
+        """
+        if self.compared.is_done:
+            return
+        _check(self.request, self.placed, self.rows, leaves)
+        is_real = self.placed.world.kind == "real"
+        is_once = os.environ.get("SHARDFN_CHECK") != "1"
+        self.compared.is_done = is_real and is_once
+
+
+def check_of(
+    request: Request, placed: Placed, captured: Captured
+) -> Check | None:
+    """The check of a program's arguments. Nothing if none must be the same on all ranks."""
     rows = _rows(captured.program.graph.graph, placed)
-    if not rows or not (has_others(placed) or placed.world.kind == "simulated"):
-        return run
-    is_known = False
-
-    def check_and_run(leaves: list[Any]) -> Any:
-        nonlocal is_known
-        if not is_known:
-            _check(request, placed, rows, leaves)
-        is_real = placed.world.kind == "real"
-        is_known = is_real and os.environ.get("SHARDFN_CHECK") != "1"
-        return run(leaves)
-
-    return check_and_run
+    is_simulated = placed.world.kind == "simulated"
+    if not rows or not (has_others(placed) or is_simulated):
+        return None
+    return Check(request, placed, tuple(rows))
 
 
 def _rows(graph: torch.fx.Graph, placed: Placed) -> list[Alike]:

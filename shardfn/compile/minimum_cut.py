@@ -1,4 +1,4 @@
-"""Minimum cuts of a network with capacities."""
+"""The minimum cut of a network with capacities."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
-ENDLESS = 1 << 62  # a capacity that no cut goes through
+ENDLESS = 1 << 62  # a capacity that no minimum cut includes
 LIMIT = 1 << 30  # of what scipy adds up in 32 bits
 
 
-def cut(
+def minimum_cut(
     edges: Mapping[tuple[int, int], int], source: int, sink: int
 ) -> set[int]:
-    """The nodes below a minimum cut: the one that is next to the sink.
+    """The nodes below the minimum cut that is next to the sink.
 
     Args:
         edges: the capacity of each edge (tail, head), at least 0.
@@ -21,10 +21,10 @@ def cut(
         sink: where it ends.
 
     Returns:
-        All nodes from which the sink is reached without crossing the cut.
+        All nodes from which the sink is reached without crossing it.
 
     Example:
-        >>> sorted(cut({(0, 1): 5, (1, 2): 3, (2, 3): 3}, 0, 3))
+        >>> sorted(minimum_cut({(0, 1): 5, (1, 2): 3, (2, 3): 3}, 0, 3))
         [3]
     """
     from scipy.sparse import csr_matrix

@@ -7,7 +7,7 @@ import torch
 from torch.distributed.tensor import Replicate, distribute_tensor
 
 import shardfn as sf
-from shardfn.runtime.stages import alike
+from shardfn.runtime.arguments import alike
 from shardfn.simulated import SimulatedTensor
 
 X = torch.arange(3.0, dtype=torch.float64)
@@ -36,6 +36,20 @@ def test_each_call_of_a_simulated_world_compares_the_ranks_of_a_group() -> None:
                 gradient(w, of_tp)
         same = SimulatedTensor([X.clone() for _ in range(4)])
         torch.testing.assert_close(gradient(w, same).full_tensor(), X)
+
+
+def test_a_call_of_a_compiled_program_compares_them_too() -> None:
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((4,), ("tp",))
+        w = distribute_tensor(X, mesh, [Replicate()])
+        loss = lambda w, t: (w.to_local() * t).sum()
+        for fn in (sf.grad(loss), sf.jit(sf.value_and_grad(loss), backend="aten")):
+            compiled = fn.compile(w, X)
+            differing = SimulatedTensor([X + rank for rank in range(4)])
+            for _ in range(2):
+                compiled(w, X)
+                with pytest.raises(sf.DivergenceError, match="argument t: it differs"):
+                    compiled(w, differing)
 
 
 def test_nan_is_the_same_as_nan() -> None:

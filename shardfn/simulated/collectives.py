@@ -1,0 +1,283 @@
+"""Collectives of torch.distributed that a script calls outside of functions, for all ranks of a
+simulated world at once.
+
+A plain tensor is the same on all ranks, and so must its new value be. A SimulatedTensor has a
+value for each.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from .. import _tree
+from .._compat.distributed import eager_collectives as eager
+from ..errors import ShardError, call_site
+
+Row = Sequence[torch.Tensor]  # the tensors of one rank
+Values = list[list[torch.Tensor]]  # of each rank of a group
+FIX = (
+    "sf.jit(fn) of a function with the collective; or tensors of DTensor.to_local, which have a "
+    "value for each rank"
+)
+REDUCTIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "SUM": operator.add,
+    "AVG": operator.add,
+    "PRODUCT": operator.mul,
+    "MIN": torch.minimum,
+    "MAX": torch.maximum,
+    "BAND": torch.bitwise_and,
+    "BOR": torch.bitwise_or,
+    "BXOR": torch.bitwise_xor,
+}
+
+
+class Call(NamedTuple):
+    """A collective in one group."""
+
+    what: str  # for errors
+    given: dict[str, Any]  # its arguments, by name
+    count: int  # of the ranks of the group
+
+    @property
+    def root(self) -> int:
+        """The number in the group of the rank that sends or receives."""
+        return int(self.given["root_rank" if "root_rank" in self.given else "src"])
+
+    def reduced(self, tensors: Row) -> torch.Tensor:
+        """The reduction of the tensors of all ranks."""
+        kind = eager.reduction_name(self.given["reduce_op"])
+        if kind not in REDUCTIONS:
+            needed = f"one of {', '.join(REDUCTIONS)}"
+            fix = "another op, and a product or quotient before or after it"
+            got = f"op is {self.given['reduce_op']}"
+            raise ShardError.of(self.what, got, needed=needed, fix=fix)
+        total = functools.reduce(REDUCTIONS[kind], tensors)
+        return total / self.count if kind == "AVG" else total
+
+
+def _reduced(call: Call, ins: Values) -> Values:
+    total = [call.reduced(column) for column in zip(*ins, strict=True)]
+    return [total] * call.count
+
+
+def _sent(call: Call, ins: Values) -> Values:
+    return [ins[call.root]] * call.count
+
+
+def _gathered(call: Call, ins: Values) -> Values:
+    """All tensors of a column in one."""
+    rows = [
+        torch.cat([x.reshape(-1) for x in column])
+        for column in zip(*ins, strict=True)
+    ]
+    return [rows] * call.count
+
+
+def _listed(call: Call, ins: Values) -> Values:
+    return [[x for row in ins for x in row]] * call.count
+
+
+def _of_root(call: Call, ins: Values) -> Values:
+    rows: Values = [[] for _ in ins]
+    rows[call.root] = [x for row in ins for x in row]
+    return rows
+
+
+def _scattered(call: Call, ins: Values) -> Values:
+    """A chunk of each reduced tensor."""
+    totals = [call.reduced(column).reshape(-1) for column in zip(*ins, strict=True)]
+    chunks = [total.chunk(call.count) for total in totals]
+    return [list(row) for row in zip(*chunks, strict=True)]
+
+
+def _scattered_list(call: Call, ins: Values) -> Values:
+    return [[call.reduced(column)] for column in zip(*ins, strict=True)]
+
+
+def _of_list(call: Call, ins: Values) -> Values:
+    return [[x] for x in ins[call.root]]
+
+
+def _exchanged_lists(call: Call, ins: Values) -> Values:
+    return [list(column) for column in zip(*ins, strict=True)]
+
+
+def _exchanged(call: Call, ins: Values) -> Values:
+    sizes = list(call.given.get("input_split_sizes") or ())
+    parts = [
+        x.split(sizes) if sizes else x.chunk(call.count)
+        for (x,) in ins
+    ]
+    return [[torch.cat(column)] for column in zip(*parts, strict=True)]
+
+
+class Collective(NamedTuple):
+    """One op: its outputs and inputs among its arguments, and their values in a group."""
+
+    outputs: str
+    inputs: str
+    values: Callable[[Call, Values], Values]
+
+
+COLLECTIVES = {
+    "allreduce_": Collective("tensors", "tensors", _reduced),
+    "allreduce_coalesced_": Collective("tensors", "tensors", _reduced),
+    # the other ranks may have anything
+    "reduce_": Collective("tensors", "tensors", _reduced),
+    "broadcast_": Collective("tensors", "tensors", _sent),
+    "_allgather_base_": Collective("output_tensor", "input_tensor", _gathered),
+    "allgather_into_tensor_coalesced_": Collective("outputs", "inputs", _gathered),
+    "allgather_": Collective("output_tensors", "input_tensors", _listed),
+    "allgather_coalesced_": Collective("output_lists", "input_list", _listed),
+    "gather_": Collective("output_tensors", "input_tensors", _of_root),
+    "scatter_": Collective("output_tensors", "input_tensors", _of_list),
+    "_reduce_scatter_base_": Collective(
+        "output_tensor", "input_tensor", _scattered
+    ),
+    "reduce_scatter_tensor_coalesced_": Collective(
+        "outputs", "inputs", _scattered
+    ),
+    "reduce_scatter_": Collective(
+        "output_tensors", "input_tensors", _scattered_list
+    ),
+    "alltoall_": Collective("output_tensors", "input_tensors", _exchanged_lists),
+    "alltoall_base_": Collective("output", "input", _exchanged),
+}
+# the functional forms, of one tensor
+FUNCTIONAL: dict[str, Callable[[Call, Values], Values]] = {
+    "all_reduce": _reduced,
+    "all_gather_into_tensor": _gathered,
+    "reduce_scatter_tensor": _scattered,
+    "all_to_all_single": _exchanged,
+    "broadcast": _sent,
+}
+
+OF_ONE_SHAPE = ("all_reduce", "broadcast")  # the result has the shape of the tensor
+AS_IT_IS = ("wait_tensor", "_wrap_tensor_autograd")
+
+
+def run(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """An op of c10d for all ranks.
+
+    Raises:
+        ShardError: ranks would have other values of a plain tensor, or it is sent to one rank.
+    """
+    given = eager.bound(op, args, kwargs)
+    name = str(op).split(".")[1]
+    what = f"torch.distributed, c10d.{name}"
+    row = COLLECTIVES.get(name)
+    if row is None:
+        got = "a message between two ranks, which one process cannot send to itself"
+        fix = "collectives that all ranks call, or real processes under torchrun"
+        raise ShardError.of(what, got, fix=fix, source=call_site())
+    outputs = _flat(given[row.outputs])
+    inputs = _flat(given[row.inputs])
+    _refuse_absent_list(what, name, inputs)
+    with torch.no_grad():
+        values = _of_all(what, row.values, given["process_group"], given, inputs)
+        for k, x in enumerate(outputs):
+            _write(what, x, {r: new[k] for r, new in values.items() if new})
+    return eager.returned(op, given[row.outputs])
+
+
+def functional(op: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+    """A functional collective of a tensor that has a value for each rank."""
+    name = str(op).split(".")[1]
+    if name in AS_IT_IS:
+        return x
+    what = f"_c10d_functional.{name}"
+    row = FUNCTIONAL.get(name.removesuffix("_"))
+    if row is None:
+        fix = "the collective of one tensor; or sf.jit(fn) of a function with it"
+        raise ShardError.of(what, "on a simulated tensor", fix=fix)
+    given = eager.bound(op, (x, *args), kwargs)
+    with torch.no_grad():
+        values = _of_all(what, row, given["group_name"], given, [x])
+        made = {rank: new for rank, (new,) in values.items()}
+        if name.endswith("_"):
+            _write(what, x, made)
+            return x
+    rest = () if name in OF_ONE_SHAPE else (-1, *x.shape[1:])
+    shards = [made[rank].reshape(rest or x.shape).clone() for rank in sorted(made)]
+    return type(x)(shards, x.shown)
+
+
+def _of_all(
+    what: str,
+    values: Callable[[Call, Values], Values],
+    group: Any,
+    given: dict[str, Any],
+    inputs: Row,
+) -> dict[int, list[torch.Tensor]]:
+    """The values of the outputs of each rank."""
+    try:
+        groups = eager.groups_like(group)
+    except AssertionError:
+        got = "a group whose ranks are not in ascending order"
+        fix = "a mesh whose ranks ascend"
+        raise ShardError.of(what, got, fix=fix) from None
+    found: dict[int, list[torch.Tensor]] = {}
+    for ranks in groups:
+        call = Call(what, given, len(ranks))
+        ins = [[_own(what, x, rank) for x in inputs] for rank in ranks]
+        found.update(zip(ranks, values(call, ins), strict=True))
+    return found
+
+
+def _own(what: str, x: torch.Tensor, rank: int) -> torch.Tensor:
+    """The tensor of a rank."""
+    shards = getattr(x, "shards", None)
+    if shards is None:
+        return x
+    if len(shards) != dist.get_world_size():
+        got = f"a tensor of {len(shards)} ranks, in a world of {dist.get_world_size()}"
+        fix = "redistribute or full_tensor of the DTensor"
+        raise ShardError.of(what, got, fix=fix, source=call_site())
+    return shards[rank]
+
+
+def _write(what: str, x: torch.Tensor, values: dict[int, torch.Tensor]) -> None:
+    """Write the new values of a tensor.
+
+    Raises:
+        ShardError: it is a plain tensor, and ranks have other values.
+    """
+    shards = getattr(x, "shards", None)
+    if shards is not None:
+        copies = {rank: new.clone() for rank, new in values.items()}
+        for rank, new in copies.items():
+            shards[rank].copy_(new.reshape(shards[rank].shape))
+        return
+    every = list(values.values())
+    if every and not all(_is_same(every[0], new) for new in every):
+        got = "its result differs between ranks, and is written to a plain tensor"
+        needed = "a plain tensor is the same on all ranks of a simulated world"
+        source = call_site()
+        raise ShardError.of(what, got, needed=needed, fix=FIX, source=source)
+    if every:
+        x.copy_(every[0].reshape(x.shape))
+
+
+def _refuse_absent_list(what: str, name: str, inputs: Row) -> None:
+    """Refuse a list that only another rank than the shown one gives."""
+    if name == "scatter_" and not inputs:
+        got = "the list of another rank than the one that this world shows"
+        fix = "the list on all ranks, or fake_world(n, rank=src)"
+        raise ShardError.of(what, got, fix=fix, source=call_site())
+
+
+def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are equal, where nan equals nan."""
+    if a is b:
+        return True
+    return bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+def _flat(x: Any) -> list[torch.Tensor]:
+    return _tree.leaves(x)
