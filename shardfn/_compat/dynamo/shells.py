@@ -24,7 +24,7 @@ PLAIN = (str, int, float, bool, type(None), torch.dtype, torch.device, type)
 
 
 class Class(NamedTuple):
-    """How a class of containers is taken apart and made again."""
+    """How a class of containers is opened and closed."""
 
     opened: Callable[[Any], Opened]
     closed: Callable[[Any, Any], Any]
@@ -76,7 +76,7 @@ def closed(shell: Shell, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def registered(kind: type[Any]) -> Class | None:
-    """How a class of containers is taken apart and made again: one that torch's pytree knows, a
+    """How a class of containers is opened and closed: one that torch's pytree knows, a
     subclass of dict or of UserDict, a record. None for others.
     """
     if kind.__module__ == "builtins":
@@ -126,7 +126,7 @@ def _names(known: Any, x: Any, count: int) -> list[Any]:
 
 
 def _mapping(kind: Any, place: str | None) -> Class:
-    """A mapping with attributes: its values, then the attributes that are no constants.
+    """A mapping with attributes: its values, then its attributes other than constants.
 
     Args:
         kind: the class.
@@ -174,7 +174,7 @@ def _record(kind: Any) -> Class:
 def _attributes(
     x: Any, place: str | None
 ) -> tuple[list[Any], list[str], list[tuple[str, Any]]]:
-    """(the attributes of an object that are no constants, their names, the constants), without
+    """(the attributes of an object other than constants, their names, the constants), without
     that in which it holds its items.
     """
     left_out = LEFT_OUT.get(type(x).__name__)

@@ -1,5 +1,5 @@
-"""Objects that are containers, among the arguments of a function: taken apart for Dynamo, which
-takes no others than Python's own, and made again inside of the function.
+"""Objects that are containers, among the arguments of a function: opened for Dynamo, which takes
+Python's own only, and made again inside of the function.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from ... import _compat, _tree, tree_pairs
 from ...errors import CaptureError
 
 
-def apart(tree: Any) -> tuple[Any, Any]:
+def opened(tree: Any) -> tuple[Any, Any]:
     """A tree with a row of children in place of each object that is a container, and how `made`
     makes these. None where there are none.
     """
@@ -26,7 +26,7 @@ def apart(tree: Any) -> tuple[Any, Any]:
     rows = []
     inner = []
     for child in children:
-        row, how = apart(child)
+        row, how = opened(child)
         rows.append(row)
         inner.append(how)
     if way is not None:
@@ -38,7 +38,7 @@ def apart(tree: Any) -> tuple[Any, Any]:
 
 @_compat.read_by_dynamo
 def made(tree: Any, how: Any, records: list[Any]) -> Any:
-    """The tree that `apart` took apart. Adds to a list for each record (the outermost record
+    """The tree that `opened` opened. Adds to a list for each record (the outermost record
     around it, itself, how it opens, its children).
     """
     if how is None:
@@ -68,12 +68,12 @@ def _noted(x: Any) -> Any:
 
 @_compat.read_by_dynamo
 def lost_changes(records: list[Any], out: Any) -> list[str]:
-    """The classes of the records that have other children than they were made with, and are no
-    part of the result.
+    """The classes of the records that have other children than they were made with, and that the
+    result does not hold.
     """
     found = []
-    for outer, x, opened, before in records:
-        after, *_ = opened(x)
+    for outer, x, how, before in records:
+        after, *_ = how(x)
         is_same = _are_same(before, after)
         if not is_same and not _holds(out, outer):
             found.append(type(outer).__name__)

@@ -189,9 +189,10 @@ def written_by(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 def statistics_of(node: torch.fx.Node) -> list[torch.fx.Node]:
     """The running statistics that a call of batch_norm or instance_norm writes to."""
-    if node.target not in (F.batch_norm, F.instance_norm):
+    fn: Any = node.target
+    if fn not in (F.batch_norm, F.instance_norm):
         return []
-    bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)
+    bound = inspect.signature(fn).bind(*node.args, **node.kwargs)
     bound.apply_defaults()
     given = bound.arguments
     is_written = given.get("training", given.get("use_input_stats"))

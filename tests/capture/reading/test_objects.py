@@ -1,4 +1,4 @@
-"""Objects among the arguments: taken apart, made again, refused where a change would be lost."""
+"""Objects among the arguments: opened, made again, refused where a change would be lost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 import shardfn as sf
 from shardfn import P, _tree
-from shardfn.capture.reading.objects import apart, lost_changes, made
+from shardfn.capture.reading.objects import lost_changes, made, opened
 
 
 class Batch(UserDict[str, Any]):
@@ -22,7 +22,7 @@ X = torch.arange(6.0, dtype=torch.float64).reshape(3, 2)
 
 def test_a_tree_without_objects_stays_as_it_is() -> None:
     tree = {"a": [X, (X, None)], "b": 3}
-    found, how = apart(tree)
+    found, how = opened(tree)
     assert found is tree and how is None
     assert made(tree, how, []) is tree
 
@@ -30,7 +30,7 @@ def test_a_tree_without_objects_stays_as_it_is() -> None:
 def test_objects_are_made_again_where_they_were() -> None:
     tree = {"a": [X, Batch(x=X, y=Batch(z=1))], "b": 3}
     _tree.learn_registered(tree)
-    rows, how = apart(tree)
+    rows, how = opened(tree)
     assert type(rows["a"][1]) is tuple and rows["b"] == 3
     again = made(rows, how, [])
     assert again == tree and again is not tree

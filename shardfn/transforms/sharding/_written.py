@@ -11,14 +11,14 @@ import attrs
 import torch
 from torch.distributed.tensor import DTensor
 
-from .. import _compat
-from ..capture.closure.closed_over import modules_of
-from ..errors import CaptureError, TreeError
-from ..placement import P
-from ..runtime import Request, Traced, call, trace
-from ..runtime.options import Around
-from ..world import current_world
-from .sharding._distribute import full
+from ... import _compat
+from ...capture.closure.closed_over import modules_of
+from ...errors import CaptureError, TreeError
+from ...placement import P
+from ...runtime import Request, Traced, call, trace
+from ...runtime.options import Around
+from ...world import current_world
+from ._distribute import full
 
 Place = tuple[torch.nn.Module, str]  # a module, and the name of a buffer
 Places = tuple[Place, ...]
