@@ -376,7 +376,7 @@ class Walk(Chooser):
 
 def _fill_of(node: torch.fx.Node) -> Any:
     """The value of a constant tensor, or None for any other op."""
-    fake = node.meta["val"]
+    fake = node.meta.get("val")
     is_tensor = isinstance(fake, torch.Tensor)
     return rules.fill_value(node.target, node.args, fake.dtype) if is_tensor else None
 
