@@ -180,7 +180,7 @@ def _tensors(node: torch.fx.Node) -> list[torch.Tensor]:
     """The tensors that a node owns: of a tuple those that nothing reads."""
     value = node.meta.get("val")
     values = value if isinstance(value, (tuple, list)) else (value,)
-    read = {args_of(item)[1] for item in _items(node)}
+    read = {item.args[1] for item in _items(node)}
     return [
         x
         for i, x in enumerate(values)
