@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from ...errors import is_ours
-from .hooks import key_of
+from ..distributed.fsdp_hooks import key_of
 from .refused import collective_refused, refuse_call, refuse_class_of_followed
 
 

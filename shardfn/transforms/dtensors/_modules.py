@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ... import _compat
-from ..._compat.dynamo import hooks
+from ..._compat.distributed import fsdp_hooks as hooks
 from ...capture.dtensors import checks, table
 
 

@@ -6,7 +6,12 @@ from typing import Any
 
 from torch.distributed.fsdp._fully_shard import _fsdp_state
 
-from shardfn._compat.dynamo.hooks import POST_FORWARD, PRE_FORWARD, STATE, key_of
+from shardfn._compat.distributed.fsdp_hooks import (
+    POST_FORWARD,
+    PRE_FORWARD,
+    STATE,
+    key_of,
+)
 
 
 def test_the_hooks_of_fully_shard_have_names() -> None:
