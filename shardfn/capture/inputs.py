@@ -64,12 +64,12 @@ class Inputs(NamedTuple):
     @property
     def positional(self) -> Any:
         """(args, kwargs), of fake tensors, with a row in place of each object."""
-        return objects.apart(_tree.unflatten(self.treedef, self.fakes))[0]
+        return objects.opened(_tree.unflatten(self.treedef, self.fakes))[0]
 
     @property
     def objects(self) -> Any:
         """How `objects.made` makes these objects."""
-        return objects.apart(_tree.unflatten(self.treedef, self.fakes))[1]
+        return objects.opened(_tree.unflatten(self.treedef, self.fakes))[1]
 
 
 def _fake(mode: _compat.FakeTensorMode, leaf: Any, device: str) -> Any:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 
 import attrs
 import torch
 
 from ..buckets import human_bytes
-from ..ops.loops import Loop, loop_of
+from ..ops.loops import Branch, Loop, loop_of
 from ..partition.lifetimes import ends_of, owners
 from ..partition.planner import work
 from ..types import LocalProgram
@@ -92,7 +93,7 @@ def memory(program: LocalProgram) -> Memory:
     for node, nbytes, held in _moments(graph):
         if nbytes > peak:
             peak, at, alive = nbytes, node, held
-    kinds = _kinds(graph, owners(graph))
+    kinds = _kinds(graph, owners(graph, elements=True))
     paths = _paths(program)
     tensors = []
     for node in alive:
@@ -105,17 +106,12 @@ def memory(program: LocalProgram) -> Memory:
 
 
 def _allocations(node: torch.fx.Node, kind: str, name: str) -> list[Allocation]:
-    """The tensors that a node makes."""
-    value = node.meta.get("val")
-    values = value if isinstance(value, (tuple, list)) else (value,)
+    """The tensors that a node owns."""
     source = node.meta.get("source")
-    found = []
-    for x in values:
-        if isinstance(x, torch.Tensor):
-            shape = tuple(x.shape)
-            nbytes = work.nbytes(x)
-            found.append(Allocation(kind, name, shape, x.dtype, nbytes, source))
-    return found
+    return [
+        Allocation(kind, name, tuple(x.shape), x.dtype, work.nbytes(x), source)
+        for x in _tensors(node)
+    ]
 
 
 def peak_bytes(graph: torch.fx.Graph) -> int:
@@ -127,38 +123,69 @@ def _moments(
     graph: torch.fx.Graph,
 ) -> Iterator[tuple[torch.fx.Node, int, list[torch.fx.Node]]]:
     """For each node that holds more than the ones before it: the bytes that are alive while it
-    runs, and the nodes that own them.
+    runs, and the nodes that own them. A tensor of a tuple is owned by its getitem.
     """
-    owner = owners(graph)
+    owner = owners(graph, elements=True)
     ends = ends_of(graph, owner)
     alive: dict[torch.fx.Node, int] = {}
     held = 0
     most = 0
     nodes: list[torch.fx.Node] = list(graph.nodes)
     for node in nodes:
-        if owner[node] is node:
-            nbytes = work.nbytes(node.meta.get("val"))
-            alive[node] = nbytes
-            held += nbytes
-        now = held + _inside(node)
+        made = [x for x in (node, *_items(node)) if owner[x] is x]
+        if node.target is not operator.getitem:
+            alive.update((x, _nbytes(x)) for x in made)
+            held += sum(map(_nbytes, made))
+        inside = _inside(node)
+        # the results of a branch are those of its graph
+        twice = made if isinstance(node.target, Branch) else []
+        now = held + sum(map(_nbytes, inside)) - sum(map(_nbytes, twice))
         if now > most:
             most = now
-            yield node, now, list(alive)
+            rest = [x for x in alive if x not in twice]
+            yield node, now, [*rest, *inside]
         for dead in ends[node]:
             if dead.op != "placeholder":
                 held -= alive.pop(dead, 0)
 
 
-def _inside(node: torch.fx.Node) -> int:
-    """The most bytes that the graphs of a loop hold beside their inputs."""
+def _items(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The nodes that read a tensor of a tuple."""
+    return [user for user in node.users if user.target is operator.getitem]
+
+
+def _inside(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The nodes of the graphs of a loop that own the most bytes at once, beside their inputs."""
     if not isinstance(node.target, Loop):
-        return 0
-    most = 0
-    for graph in loop_of(node).graphs:
-        holders = graph.find_nodes(op="placeholder")
-        given = sum(work.nbytes(holder.meta.get("val")) for holder in holders)
-        most = max(most, peak_bytes(graph) - given)
-    return most
+        return []
+    every = [_alive_inside(graph) for graph in loop_of(node).graphs]
+    return max(every, key=lambda alive: sum(map(_nbytes, alive)))
+
+
+def _alive_inside(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+    """The nodes of a graph that are alive at its peak, without its inputs."""
+    alive: list[torch.fx.Node] = []
+    for _, _, held in _moments(graph):
+        alive = held
+    holders = graph.find_nodes(op="placeholder")
+    return [node for node in alive if node not in holders]
+
+
+def _nbytes(node: torch.fx.Node) -> int:
+    """The bytes that a node owns."""
+    return sum(map(work.nbytes, _tensors(node)))
+
+
+def _tensors(node: torch.fx.Node) -> list[torch.Tensor]:
+    """The tensors that a node owns: of a tuple those that nothing reads."""
+    value = node.meta.get("val")
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    read = {item.args[1] for item in _items(node)}
+    return [
+        x
+        for i, x in enumerate(values)
+        if isinstance(x, torch.Tensor) and i not in read
+    ]
 
 
 def _kinds(
@@ -186,6 +213,8 @@ def _paths(program: LocalProgram) -> dict[torch.fx.Node, str]:
 
 
 def _op(node: torch.fx.Node) -> str:
+    if node.target is operator.getitem:
+        node = node.all_input_nodes[0]
     return getattr(node.target, "_opname", node.name)
 
 

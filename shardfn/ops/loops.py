@@ -74,21 +74,23 @@ class Scan(Loop):
         consts = list(tensors[: self.consts])
         carry = list(tensors[self.consts : self.consts + self.carries])
         columns = tensors[self.consts + self.carries :]
-        rows: list[Tensors] = [[] for _ in range(self.length)]  # of results
-        for i in (
-            reversed(range(self.length)) if self.reverse else range(self.length)
-        ):
+        values = results(self.graphs[0])[self.carries :]
+        stacked = [_like(x, 0) for x in values]
+        steps = range(self.length)
+        for i in reversed(steps) if self.reverse else steps:
             outs = yield 0, [*consts, *carry, *(x[i] for x in columns)]
-            carry, rows[i] = list(outs[: self.carries]), list(outs[self.carries :])
-        if not self.length:
-            return [
-                *carry,
-                *(_like(v, 0) for v in results(self.graphs[0])[self.carries :]),
-            ]
-        return [
-            *carry,
-            *(torch.stack(column) for column in zip(*rows, strict=True)),
-        ]
+            carry = list(outs[: self.carries])
+            stacked = self.put(i, outs[self.carries :], stacked)
+            del outs  # not alive beside those of the next step
+        return [*carry, *stacked]
+
+    def put(self, i: int, row: Sequence[torch.Tensor], stacked: Tensors) -> Tensors:
+        """Write the outputs of one step where they are stacked."""
+        if row and not len(stacked[0]):
+            stacked = [_like(x, self.length) for x in row]
+        for stack, x in zip(stacked, row, strict=True):
+            stack[i].copy_(x)
+        return stacked
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -138,13 +140,14 @@ def driven(
     call: Callable[[int, Tensors], Tensors],
 ) -> Tensors:
     """Run a loop, with a function that runs each graph."""
-    driver = loop.drive(tensors)
-    outs = None
+    driver: Any = loop.drive(tensors)
+    outs: Any = None
     while True:
         try:
-            which, inputs = driver.send(outs) if outs is not None else next(driver)
+            which, inputs = driver.send(outs)
         except StopIteration as stop:
             return stop.value
+        outs = None  # not alive beside those of the next step
         outs = call(which, inputs)
 
 

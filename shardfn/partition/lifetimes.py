@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import collections
+import operator
 
 import torch
 
 from .planner import work
 
 
-def owners(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node]:
-    """For each node the one whose memory it has: a view has that of its base."""
+def owners(
+    graph: torch.fx.Graph, *, elements: bool = False
+) -> dict[torch.fx.Node, torch.fx.Node]:
+    """For each node the one whose memory it has: a view has that of its base.
+
+    Args:
+        graph: any.
+        elements: whether each tensor of a tuple has memory of its own.
+    """
     found: dict[torch.fx.Node, torch.fx.Node] = {}
+    first: dict[tuple[torch.fx.Node, object], torch.fx.Node] = {}
     for node in graph.nodes:
         is_view = node.op == "call_function" and work.is_alias(node)
         base: torch.fx.Node = node.all_input_nodes[0] if is_view else node
+        if elements and node.target is operator.getitem:
+            place = base, node.args[1]
+            base = first.setdefault(place, node)
         found[node] = found.get(base, base)
     return found
 

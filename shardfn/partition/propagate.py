@@ -14,9 +14,11 @@ from ..types import Marks, MeshAxes, Program
 from . import plan
 from .auto import fused
 from .planner.advice import advise
-from .planner.carried import Carries, searched
+from .planner.carried import Carries, is_better, searched
+from .planner.flattened import flattened
 from .planner.observed import Observed
 from .planner.price import (
+    ABOUT,
     PlanPrice,
     gathered_alike_bytes,
     part_read_bytes,
@@ -75,12 +77,10 @@ def propagate(
     nbytes = max(unasked_bytes(first, graph), part_read_bytes(first, graph), alike)
     if nbytes < WORTH:
         return first
-    second = _Second(program, in_marks, first).best(walk.carried)
-    before, now = (plan_price(x, graph, fused.in_bytes) for x in (first, second))
-    is_better = now.is_below(before) or (
-        alike >= WORTH and now.shares_more(before)
-    )
-    return second if is_better else first
+    second, now = _Second(program, in_marks, first).best(walk.carried)
+    before = plan_price(first, graph, fused.in_bytes)
+    shares_more = alike >= WORTH and now.shares_more(before)
+    return second if now.is_below(before) or shares_more else first
 
 
 @attrs.frozen(eq=False)
@@ -91,7 +91,22 @@ class _Second:
     in_marks: Sequence[Marks]
     first: plan.Plan
 
-    def best(self, carried: Carries) -> plan.Plan:
+    def best(self, carried: Carries) -> tuple[plan.Plan, PlanPrice]:
+        """The cheapest plan, and its price: with the ops of loops planned one at a time, after
+        the cheapest carries are known, or together with those around them.
+        """
+        apart = self.apart(carried)
+        best = apart, self.price_of(apart)
+        together = self.together()
+        if together is None:
+            return best
+        price = self.price_of(together)
+        # a compiler fuses what the price counts; bytes it cannot spare
+        sends_no_more = price.nbytes <= ABOUT * best[1].nbytes
+        is_taken = sends_no_more and is_better(price, best[1])
+        return (together, price) if is_taken else best
+
+    def apart(self, carried: Carries) -> plan.Plan:
         """The plan with the cheapest carries of loops, and then of all ops around them."""
         carries = searched(carried, self.first.axes, self.price)
         walk, placed = self.followed(Advice({}, carries))
@@ -99,16 +114,35 @@ class _Second:
         _, found = self.followed(Advice(ops, carries))
         return found
 
+    def together(self) -> plan.Plan | None:
+        """The plan of all ops, those of scans included. None if there are no scans."""
+        flat = flattened(self.program)
+        if flat.program is self.program:
+            return None
+        walk = Walk(self.first.axes, self.program.name)
+        placed = walked(walk, flat.program, self.in_marks, self.outs, ())
+        decided = advise(Observed(walk, flat.program, placed, flat))
+        _, found = self.followed(flat.advice(decided))
+        return found
+
+    @property
+    def outs(self) -> list[Marks]:
+        """The placements of the results."""
+        return [slot.marks for slot in self.first.outs]
+
+    def price_of(self, chosen: plan.Plan) -> PlanPrice:
+        """The price of a plan."""
+        return plan_price(chosen, self.program.graph.graph, fused.in_bytes)
+
     def price(self, carries: Carries) -> PlanPrice:
         """The price of the program with such carries."""
         _, found = self.followed(Advice({}, carries))
-        return plan_price(found, self.program.graph.graph, fused.in_bytes)
+        return self.price_of(found)
 
     def followed(self, advice: Advice) -> tuple[Walk, plan.Plan]:
         """A walk that follows advice, and its plan."""
         walk = Walk(self.first.axes, self.program.name, advice)
-        outs = [slot.marks for slot in self.first.outs]
-        found = walked(walk, self.program, self.in_marks, outs, ())
+        found = walked(walk, self.program, self.in_marks, self.outs, ())
         return walk, attrs.evolve(found, advice=advice)
 
 

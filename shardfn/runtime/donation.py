@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from .. import _compat
 from ..capture.views import memory_of
 from ..errors import ShardError, call_site
+from ..partition.halves import INPUT
 from ..simulated import (
     DonatedTensor,
     SimulatedTensor,
@@ -314,11 +315,32 @@ def _own(x: Any) -> Any:
     return placed
 
 
+def _refuse_saved(compiled: Any) -> None:
+    """Refuse to donate an argument that autograd keeps for the backward of the call.
+
+    Raises:
+        ShardError: names the first such.
+    """
+    backward = compiled.backward
+    placed = compiled.placed
+    if backward is None:
+        return
+    for kind, number in backward.halves.residuals:
+        is_argument = kind == INPUT and number < len(placed.tensors)
+        if is_argument and placed.tensors[number] in placed.donated:
+            path = placed.paths[placed.tensors[number]]
+            got = "it is donated, and the backward of the call needs its value"
+            fix = "leave it out of donate_argnums; or call under torch.no_grad()"
+            needed = "an argument that only this call needs"
+            raise _refused(compiled.request.name, path, got, needed, fix)
+
+
 def donation_of(compiled: Any) -> Donation | None:
     """The donated arguments of a compiled program. None without such."""
     placed, taken = compiled.placed, compiled.placed.donated
     if not taken:
         return None
+    _refuse_saved(compiled)
     avals = dict(zip(placed.tensors, placed.avals, strict=True))
     first = len(placed.axes.names)
     among = set(taken)

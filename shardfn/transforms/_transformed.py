@@ -29,11 +29,11 @@ from ..runtime import (
     trace,
 )
 from ..world import current_world
-from ._written import Writes
 from .derivatives._outside import differentiated
 from .dtensors._outside import calling, entering, leaving, placed
 from .dtensors._own_layouts import have_own_sizes, own_layouts
 from .dtensors._ranks import OnRanks, on_ranks
+from .sharding._written import Writes
 
 # what a transformed function carries besides its fields
 NAMES = {

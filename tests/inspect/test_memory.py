@@ -8,6 +8,7 @@ from typing import Any
 import models
 import pytest
 import torch
+import torch.nn.functional as F
 from ranks import run_ranks
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -62,6 +63,69 @@ def test_the_peak_is_within_5_percent_of_what_is_counted(model: str) -> None:
     assert low.memory.peak == pytest.approx(
         counted(low.program.graph, given), rel=0.05
     )
+
+
+def layers(w: Any, x: torch.Tensor) -> torch.Tensor:
+    layer = lambda c, w: (c + torch.relu(c @ w["up"]) @ w["down"], c.sum())
+    c, sums = sf.scan(layer, x, w)
+    return c.square().mean() + sums.mean()
+
+
+def experts(p: Any, x: torch.Tensor) -> torch.Tensor:
+    best, chosen = (x @ p["gate"]).softmax(-1).topk(2, -1)
+    y = torch.zeros_like(x)
+    for k, (up, down) in enumerate(p["experts"]):
+        share = (best * (chosen == k)).sum(-1, keepdim=True)
+        y = y + torch.relu(x @ up) @ down * share
+    return y.square().mean()
+
+
+def pictures(p: Any, x: torch.Tensor) -> torch.Tensor:
+    h = F.max_pool2d(F.relu(F.conv2d(x, p["first"], padding=1)), 2)
+    h = F.relu(F.conv2d(h, p["second"], padding=1)).mean((2, 3))
+    return (h @ p["last"]).square().mean()
+
+
+def tried(p: Any, x: torch.Tensor) -> torch.Tensor:
+    """A branch and a loop, without derivatives."""
+    step = lambda s: (s[0] + 1, torch.tanh(s[1] @ p))
+    _, h = sf.while_loop(lambda s: s[0] < 3, step, (torch.tensor(0), x))
+    return sf.cond(h.sum() > 0, lambda h: (h @ p).exp(), lambda h: h.sin(), h).sum()
+
+
+R = torch.randn
+WITH_LOOPS = {
+    "scan": (
+        sf.value_and_grad(layers),
+        dict(up=R(5, 31, 127), down=R(5, 127, 31)),
+        R(129, 31),
+    ),
+    "experts": (
+        sf.value_and_grad(experts),
+        dict(gate=R(33, 4), experts=[(R(33, 65), R(65, 33)) for _ in range(4)]),
+        R(101, 33),
+    ),
+    "pictures": (
+        sf.value_and_grad(pictures),
+        dict(first=R(16, 3, 3, 3), second=R(31, 16, 3, 3), last=R(31, 7)),
+        R(5, 3, 33, 33),
+    ),
+    "branch and loop": (tried, R(65, 65), R(301, 65)),
+}
+
+
+@pytest.mark.parametrize("name", WITH_LOOPS)
+def test_the_peak_of_loops_is_within_5_percent_and_its_tensors_add_up_to_it(
+    name: str,
+) -> None:
+    fn, params, x = WITH_LOOPS[name]
+    low = sf.jit(fn).lower(params, x)
+    found = low.memory
+    assert sum(tensor.nbytes for tensor in found.alive) == found.peak
+    holders = low.program.graph.find_nodes(op="placeholder")
+    given = [*leaves(params), x, *low.traced.captured.closed_over]
+    assert len(given) == len(holders)
+    assert found.peak == pytest.approx(counted(low.program.graph, given), rel=0.05)
 
 
 def on_a_rank() -> Any:

@@ -24,7 +24,7 @@ PLAIN = (str, int, float, bool, type(None), torch.dtype, torch.device, type)
 
 
 class Class(NamedTuple):
-    """How a class of containers is taken apart and made again."""
+    """How a class of containers is opened and closed."""
 
     opened: Callable[[Any], Opened]
     closed: Callable[[Any, Any], Any]
@@ -75,23 +75,24 @@ def closed(shell: Shell, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return shell.kind.__tensor_unflatten__(held, told, size, stride)
 
 
-def registered(kind: type) -> Class | None:
-    """How a class of containers is taken apart and made again: one that torch's pytree knows, a
+def registered(kind: type[Any]) -> Class | None:
+    """How a class of containers is opened and closed: one that torch's pytree knows, a
     subclass of dict or of UserDict, a record. None for others.
     """
-    node = _pytree.SUPPORTED_NODES.get(kind)
-    if node is not None and kind.__module__ != "builtins":
+    if kind.__module__ == "builtins":
+        return None
+    if kind in _pytree.SUPPORTED_NODES:
         return _of_torch(kind)
-    if kind.__bases__ == (dict,) and kind.__new__ is dict.__new__:
-        return _mapping(kind, dict, None)
+    if kind.__bases__ == (dict,):
+        return _mapping(kind, None)
     if issubclass(kind, UserDict):
-        return _mapping(kind, UserDict, "data")
+        return _mapping(kind, "data")
     if kind.__module__ in RECORDS:
         return _record(kind)
     return None
 
 
-def _of_torch(kind: type) -> Class:
+def _of_torch(kind: type[Any]) -> Class:
     """A class that torch's pytree knows."""
 
     # each closes over the class alone: Dynamo reads them, and no functools.partial of torch's
@@ -100,95 +101,100 @@ def _of_torch(kind: type) -> Class:
         known: Any = _pytree.SUPPORTED_NODES[kind]
         children, context = known.flatten_fn(x)
         children = list(children)
-        if known.flatten_with_keys_fn is None:
-            return children, context, _names(x, len(children))
-        names = [
-            getattr(key, "key", getattr(key, "name", None))
-            for key, _ in known.flatten_with_keys_fn(x)[0]
-        ]
+        names = _names(known, x, len(children))
         return children, context, names
 
     def closed(context: Any, children: Any) -> Any:
-        return _pytree.SUPPORTED_NODES[kind].unflatten_fn(list(children), context)
+        known: Any = _pytree.SUPPORTED_NODES[kind]
+        children = list(children)
+        return known.unflatten_fn(children, context)
 
     return Class(opened, closed, dataclasses.is_dataclass(kind))
 
 
-def _names(x: Any, count: int) -> list[str]:
-    """The names of children, of a class that does not tell them."""
-    if isinstance(x, dict) and len(x) == count:
-        return list(x)
-    return [f"item{i}" for i in range(count)]
+def _names(known: Any, x: Any, count: int) -> list[Any]:
+    """The names of the children of an object that torch's pytree knows."""
+    if known.flatten_with_keys_fn is None:
+        is_items = isinstance(x, dict) and len(x) == count
+        return list(x) if is_items else [f"item{i}" for i in range(count)]
+    names = []
+    pairs, _ = known.flatten_with_keys_fn(x)
+    for key, _ in pairs:
+        name = getattr(key, "name", None)
+        names.append(getattr(key, "key", name))
+    return names
 
 
-def _mapping(kind: type, base: type, place: str | None) -> Class:
-    """A mapping with attributes: its values, then the attributes that are no constants.
+def _mapping(kind: Any, place: str | None) -> Class:
+    """A mapping with attributes: its values, then its attributes other than constants.
 
     Args:
         kind: the class.
-        base: whose `update` fills it.
         place: the attribute that holds the items, if it is not a dict itself.
     """
 
     def opened(x: Any) -> Opened:
-        children, constants, names = _attributes(x, place)
-        context = tuple(x), names, constants
-        return [*x.values(), *children], context, [*x, *names]
+        values, names, constants = _attributes(x, place)
+        keys = list(x)
+        context = keys, names, constants
+        return [*x.values(), *values], context, [*keys, *names]
 
     def closed(context: Any, children: Any) -> Any:
         keys, names, constants = context
         made = kind.__new__(kind)
         values = list(children)
-        items = dict(zip(keys, values[: len(keys)], strict=True))
+        count = len(keys)
+        items = dict(zip(keys, values[:count], strict=True))
         if place is None:
             dict.update(made, items)
         else:
             object.__setattr__(made, place, items)
-        return _with_attributes(made, names, values[len(keys) :], constants)
+        _store(made, names, values[count:], constants)
+        return made
 
     return Class(opened, closed, has_names=False)
 
 
-def _record(kind: type) -> Class:
+def _record(kind: Any) -> Class:
     """An object that is its attributes."""
 
     def opened(x: Any) -> Opened:
-        children, constants, names = _attributes(x, None)
-        return children, (names, constants), list(names)
+        values, names, constants = _attributes(x, None)
+        return values, (names, constants), names
 
     def closed(context: Any, children: Any) -> Any:
         names, constants = context
         made = kind.__new__(kind)
-        return _with_attributes(made, names, children, constants)
+        _store(made, names, children, constants)
+        return made
 
     return Class(opened, closed, has_names=True)
 
 
 def _attributes(
     x: Any, place: str | None
-) -> tuple[list[Any], tuple[tuple[str, Any], ...], tuple[str, ...]]:
-    """(the attributes of an object that are no constants, the constants, the names of the former),
-    without that in which it holds its items.
+) -> tuple[list[Any], list[str], list[tuple[str, Any]]]:
+    """(the attributes of an object other than constants, their names, the constants), without
+    that in which it holds its items.
     """
     left_out = LEFT_OUT.get(type(x).__name__)
-    children = []
-    names = []
-    constants = []
+    values: list[Any] = []
+    names: list[str] = []
+    constants: list[tuple[str, Any]] = []
     for name, value in vars(x).items():
         if name == left_out:
             constants.append((name, None))
         elif isinstance(value, PLAIN):
             constants.append((name, value))
         elif name != place:
-            children.append(value)
+            values.append(value)
             names.append(name)
-    return children, tuple(constants), tuple(names)
+    return values, names, constants
 
 
-def _with_attributes(made: Any, names: Any, values: Any, constants: Any) -> Any:
-    """An object with these attributes."""
+def _store(made: Any, names: Any, values: Any, constants: Any) -> None:
+    """Give an object its attributes."""
     for name, value in constants:
         object.__setattr__(made, name, value)
     for name, value in zip(names, values, strict=True):
         object.__setattr__(made, name, value)
-    return made

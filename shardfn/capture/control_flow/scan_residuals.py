@@ -8,13 +8,14 @@ from typing import Any
 
 import attrs
 import torch
+from torch.fx import Graph, Node
 
 from ...ops.loops import Scan, results
 from ...ops.nodes import args_of
 from .trim_loops import copy_node, reached, trim
 
 
-def simplify(graph: torch.fx.Graph) -> None:
+def simplify(graph: Graph) -> None:
     """Trim the loops of a graph, have scans save residuals for their transposes, and trim
     again.
     """
@@ -23,7 +24,7 @@ def simplify(graph: torch.fx.Graph) -> None:
         trim(graph)
 
 
-def keep_residuals(graph: torch.fx.Graph) -> bool:
+def keep_residuals(graph: Graph) -> bool:
     """Have each scan save, step by step, the values that its transpose would recompute. Returns
     whether any scan does.
 
@@ -43,7 +44,7 @@ def keep_residuals(graph: torch.fx.Graph) -> bool:
     return found
 
 
-def _primal_of(node: torch.fx.Node, scan: Scan) -> torch.fx.Node | None:
+def _primal_of(node: Node, scan: Scan) -> Node | None:
     """The scan that a transposed scan belongs to, if it runs on the same values."""
     assert scan.transposes is not None
     consts, carries, _ = scan.transposes
@@ -61,7 +62,7 @@ def _primal_of(node: torch.fx.Node, scan: Scan) -> torch.fx.Node | None:
     return next((c for c in candidates if _is_primal(c, node, scan)), None)
 
 
-def _is_primal(candidate: torch.fx.Node, node: torch.fx.Node, scan: Scan) -> bool:
+def _is_primal(candidate: Node, node: Node, scan: Scan) -> bool:
     """Whether a node is the scan with the constants, stacked carries and per-step inputs of a
     transposed scan.
     """
@@ -88,7 +89,7 @@ def _is_primal(candidate: torch.fx.Node, node: torch.fx.Node, scan: Scan) -> boo
     )
 
 
-def _are_stacked_carries(rows: Sequence[torch.fx.Node], primal: Scan) -> bool:
+def _are_stacked_carries(rows: Sequence[Node], primal: Scan) -> bool:
     """Whether per-step inputs are the carries that entered each step of a scan, in order."""
     graph = primal.graphs[0]
     outs = graph.find_nodes(op="output")[0].args[0]
@@ -101,7 +102,7 @@ def _are_stacked_carries(rows: Sequence[torch.fx.Node], primal: Scan) -> bool:
 
 
 def _keep(
-    graph: torch.fx.Graph, primal: torch.fx.Node, node: torch.fx.Node, scan: Scan
+    graph: Graph, primal: Node, node: Node, scan: Scan
 ) -> bool:
     """Have a scan save the residuals of its transpose. Returns whether there are any."""
     body = scan.graphs[0]
@@ -124,7 +125,7 @@ def _keep(
     return True
 
 
-def _inputs_of_primal(scan: Scan) -> list[torch.fx.Node]:
+def _inputs_of_primal(scan: Scan) -> list[Node]:
     """The inputs that the body of a transposed scan shares with its scan, in the scan's order."""
     assert scan.transposes is not None
     consts, carries, rows = scan.transposes
@@ -134,8 +135,8 @@ def _inputs_of_primal(scan: Scan) -> list[torch.fx.Node]:
 
 
 def _computed_by_primal(
-    scan: Scan, own_inputs: list[torch.fx.Node]
-) -> dict[torch.fx.Node, bool]:
+    scan: Scan, own_inputs: list[Node]
+) -> dict[Node, bool]:
     """The nodes of a transposed scan's body that its scan computes too -> whether they depend
     on a per-step input or a carry.
     """
@@ -153,12 +154,12 @@ def _computed_by_primal(
 
 
 def _stacked_residuals(
-    graph: torch.fx.Graph,
-    primal: torch.fx.Node,
-    node: torch.fx.Node,
-    wider: torch.fx.Graph,
+    graph: Graph,
+    primal: Node,
+    node: Node,
+    wider: Graph,
     values: list[torch.Tensor],
-) -> list[torch.fx.Node]:
+) -> list[Node]:
     """Add outputs to a scan, and read them, stacked, before its transpose.
 
     Args:
@@ -182,7 +183,7 @@ def _stacked_residuals(
     return items
 
 
-def _is_kept(n: torch.fx.Node, known: dict[torch.fx.Node, bool]) -> bool:
+def _is_kept(n: Node, known: dict[Node, bool]) -> bool:
     if (
         n.op == "placeholder"
         or not known[n]
@@ -195,14 +196,14 @@ def _is_kept(n: torch.fx.Node, known: dict[torch.fx.Node, bool]) -> bool:
     )
 
 
-def _is_view_of_input(n: torch.fx.Node) -> bool:
+def _is_view_of_input(n: Node) -> bool:
     """Whether a value costs nothing to recompute."""
     while getattr(n.target, "is_view", False):
         n = n.all_input_nodes[0]
     return n.op == "placeholder"
 
 
-def _viewed(n: torch.fx.Node) -> torch.fx.Node:
+def _viewed(n: Node) -> Node:
     """The value whose elements a value views, all of them, or the value itself. Several views of
     one are saved as one.
     """
@@ -216,18 +217,18 @@ def _viewed(n: torch.fx.Node) -> torch.fx.Node:
 
 
 def _widened(
-    graph: torch.fx.Graph,
-    env: dict[torch.fx.Node, torch.fx.Node],
-    wanted: list[torch.fx.Node],
-) -> tuple[torch.fx.Graph, list[torch.Tensor]]:
+    graph: Graph,
+    env: dict[Node, Node],
+    wanted: list[Node],
+) -> tuple[Graph, list[torch.Tensor]]:
     """A graph with added results, and their values. They are nodes of another graph on a subset
     of its inputs. Nodes that both graphs have are computed once.
 
     The dims of added results are permuted so that they are contiguous, since steps are stacked
     and kernels do not check strides.
     """
-    fresh = torch.fx.Graph()
-    copies = dict[torch.fx.Node, torch.fx.Node]()
+    fresh = Graph()
+    copies = dict[Node, Node]()
     for n in graph.nodes:
         if n.op != "output":
             copies[n] = copy_node(fresh, n, copies)
@@ -241,10 +242,10 @@ def _widened(
 
 
 def _copied_once(
-    graph: torch.fx.Graph,
-    env: dict[torch.fx.Node, torch.fx.Node],
-    wanted: list[torch.fx.Node],
-) -> dict[torch.fx.Node, torch.fx.Node]:
+    graph: Graph,
+    env: dict[Node, Node],
+    wanted: list[Node],
+) -> dict[Node, Node]:
     """Copy some nodes of another graph, with the nodes that they need, unless the graph
     computes them already.
 
@@ -256,8 +257,8 @@ def _copied_once(
     Returns:
         Nodes of the other graph -> the equal nodes of this one.
     """
-    env, available = dict(env), dict[Any, torch.fx.Node]()
-    first = dict[torch.fx.Node, torch.fx.Node]()  # of equal nodes, for each
+    env, available = dict(env), dict[Any, Node]()
+    first = dict[Node, Node]()  # of equal nodes, for each
     for n in graph.nodes:
         first[n] = available.setdefault(_key(n, first), n)
     needed = reached(wanted)
@@ -276,8 +277,8 @@ def _order(x: torch.Tensor) -> list[int]:
 
 
 def _turned(
-    graph: torch.fx.Graph, node: torch.fx.Node, order: list[int]
-) -> torch.fx.Node:
+    graph: Graph, node: Node, order: list[int]
+) -> Node:
     """A value with its dims in another order. The value itself if the order is the same."""
     if order == sorted(order):
         return node
@@ -287,7 +288,7 @@ def _turned(
 
 
 def _key(
-    node: torch.fx.Node, first: dict[torch.fx.Node, torch.fx.Node]
+    node: Node, first: dict[Node, Node]
 ) -> Any:
     """A key that is equal for nodes that compute the same.
 
@@ -304,11 +305,11 @@ def _key(
 
 
 def _reading(
-    body: torch.fx.Graph, residuals: list[torch.fx.Node]
-) -> torch.fx.Graph:
+    body: Graph, residuals: list[Node]
+) -> Graph:
     """A copy of a graph that takes some of its values as inputs, after its other inputs."""
-    fresh = torch.fx.Graph()
-    env = dict[torch.fx.Node, torch.fx.Node]()
+    fresh = Graph()
+    env = dict[Node, Node]()
     for h in body.find_nodes(op="placeholder"):
         env[h] = copy_node(fresh, h, env)
     held = {}

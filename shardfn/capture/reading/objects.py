@@ -1,5 +1,5 @@
-"""Objects that are containers, among the arguments of a function: taken apart for Dynamo, which
-takes no others than Python's own, and made again inside of the function.
+"""Objects that are containers, among the arguments of a function: opened for Dynamo, which takes
+Python's own only, and made again inside of the function.
 """
 
 from __future__ import annotations
@@ -10,20 +10,25 @@ from ... import _compat, _tree, tree_pairs
 from ...errors import CaptureError
 
 
-def apart(tree: Any) -> tuple[Any, Any]:
-    """A tree with rows of children in place of the objects that are containers of classes that
-    torch's pytree does not know, and how `made` makes them. None where there are none.
+def opened(tree: Any) -> tuple[Any, Any]:
+    """A tree with a row of children in place of each object that is a container, and how `made`
+    makes these. None where there are none.
     """
     if not tree_pairs.is_node(tree):
         return tree, None
-    way = None if _tree.is_plain(tree) else _compat.registered(type(tree))
+    is_plain = _tree.is_plain(tree)
+    way = None if is_plain else _compat.registered(type(tree))
+    context = None
     if way is None:
-        children, context = [x for _, x in _tree.children(tree)], None
+        children = [x for _, x in _tree.children(tree)]
     else:
         children, context, _ = way.opened(tree)
-    pairs = [apart(x) for x in children]
-    rows = [x for x, _ in pairs]
-    inner = tuple(how for _, how in pairs)
+    rows = []
+    inner = []
+    for child in children:
+        row, how = opened(child)
+        rows.append(row)
+        inner.append(how)
     if way is not None:
         return tuple(rows), (way, context, inner)
     if not any(inner):
@@ -33,36 +38,44 @@ def apart(tree: Any) -> tuple[Any, Any]:
 
 @_compat.read_by_dynamo
 def made(tree: Any, how: Any, records: list[Any]) -> Any:
-    """The tree that `apart` took apart. Adds to a list for each record (the outermost record
+    """The tree that `opened` opened. Adds to a list for each record (the outermost record
     around it, itself, how it opens, its children).
     """
     if how is None:
         return tree
     way, context, inner = how
-    given = tree.values() if isinstance(tree, dict) else tree
     first = len(records)
-    pairs = zip(given, inner, strict=True)
-    children = [made(x, below, records) for x, below in pairs]
+    given = tree.values() if isinstance(tree, dict) else tree
+    children = []
+    for x, below in zip(given, inner, strict=True):
+        children.append(made(x, below, records))
     if way is None:
         return _tree.like(tree, children)
-    closed = way.closed(context, children)
+    found = way.closed(context, children)
     if way.has_names:
-        before = [list(x) if isinstance(x, list) else x for x in children]
-        records.append((closed, closed, way.opened, before))
+        before = list(map(_noted, children))
+        records.append((found, found, way.opened, before))
         for i in range(first, len(records)):
-            records[i] = (closed, *records[i][1:])
-    return closed
+            records[i] = (found, *records[i][1:])
+    return found
+
+
+@_compat.read_by_dynamo
+def _noted(x: Any) -> Any:
+    """A child as it is now."""
+    return list(x) if isinstance(x, list) else x
 
 
 @_compat.read_by_dynamo
 def lost_changes(records: list[Any], out: Any) -> list[str]:
-    """The classes of the records that have other children than they were made with, and are no
-    part of the result.
+    """The classes of the records that have other children than they were made with, and that the
+    result does not hold.
     """
     found = []
-    for outer, x, opened, before in records:
-        after = opened(x)[0]
-        if not _are_same(before, after) and not _holds(out, outer):
+    for outer, x, how, before in records:
+        after, *_ = how(x)
+        is_same = _are_same(before, after)
+        if not is_same and not _holds(out, outer):
             found.append(type(outer).__name__)
     return found
 
@@ -73,10 +86,9 @@ def _are_same(before: list[Any], after: list[Any]) -> bool:
     if len(before) != len(after):
         return False
     for x, y in zip(before, after, strict=True):
-        if isinstance(x, list) and isinstance(y, list):
-            if not _are_same(x, y):
-                return False
-        elif x is not y:
+        are_lists = isinstance(x, list) and isinstance(y, list)
+        is_same = _are_same(x, y) if are_lists else x is y
+        if not is_same:
             return False
     return True
 
@@ -87,10 +99,10 @@ def _holds(tree: Any, x: Any) -> bool:
     if tree is x:
         return True
     if isinstance(tree, dict):
-        return any(_holds(child, x) for child in tree.values())
-    if isinstance(tree, (list, tuple)):
-        return any(_holds(child, x) for child in tree)
-    return False
+        tree = list(tree.values())
+    if not isinstance(tree, (list, tuple)):
+        return False
+    return any(_holds(child, x) for child in tree)
 
 
 @_compat.constant_in_graph

@@ -35,6 +35,7 @@ from .varying_nodes import (
     name_of,
     nodes_in,
     root_of,
+    statistics_of,
     written_by,
 )
 
@@ -220,6 +221,7 @@ class Kinds:
         elif node.target is shard_map.as_invariant:
             self.narrow(node)
         elif axes := self.needs(node):
+            self.refuse_statistics(node, axes)
             self.refuse_write(node)
             before = self.flat((node.args, node.kwargs))
             node.args, node.kwargs = torch.fx.node.map_arg(
@@ -227,6 +229,20 @@ class Kinds:
             )
             if missing := node.meta.get(DIFFERS, NONE) - before:
                 self.differ(node, missing)
+
+    def refuse_statistics(self, node: torch.fx.Node, axes: Axes) -> None:
+        """Refuse running statistics of a rank that would be lost in a value of all ranks.
+
+        Raises:
+            CaptureError: naming the op.
+        """
+        if any(axes - self.flat(x) for x in statistics_of(node)):
+            raise CaptureError.of(
+                "shard_map",
+                f"{name_of(node)} writes the statistics of one rank to a buffer that all have",
+                fix="sf.shard, which has the statistics of all ranks; or module.eval()",
+                source=sources.line_of(node.meta.get("stack_trace")),
+            )
 
     def refuse_write(self, node: torch.fx.Node) -> None:
         """Refuse a write in place that would make a value of all ranks one of each.

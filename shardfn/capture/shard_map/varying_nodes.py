@@ -4,11 +4,13 @@ a view.
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from ... import _compat
 
@@ -184,3 +186,16 @@ def written_by(node: torch.fx.Node) -> list[torch.fx.Node]:
         return []
     first = [x for x in node.args[:1] if isinstance(x, torch.fx.Node)]
     return (first if _is_in_place(node) else []) + nodes_in(node.kwargs.get("out"))
+
+
+def statistics_of(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The running statistics that a call of batch_norm or instance_norm writes to."""
+    fn: Any = node.target
+    if fn not in (F.batch_norm, F.instance_norm):
+        return []
+    bound = inspect.signature(fn).bind(*node.args, **node.kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
+    is_written = given.get("training", given.get("use_input_stats"))
+    own = given["running_mean"], given["running_var"]
+    return [x for x in own if is_written and isinstance(x, torch.fx.Node)]

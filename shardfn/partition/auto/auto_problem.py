@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import attrs
 import torch
+from torch.fx import Node
 
 from ...hardware import H100, Hardware
 from ...ops.nodes import args_of
@@ -23,7 +24,7 @@ from .moments import Moments
 from .unknowns import Unknowns
 
 # by argument, or by the position of a result
-Inputs = dict[torch.fx.Node, Marks]
+Inputs = dict[Node, Marks]
 Results = dict[int, Marks]
 Options = dict[Marks, int]  # the variable of each placement
 
@@ -103,10 +104,10 @@ class AutoProblem(AxisProblem):
         }
         return Axes(ops, inputs, results)
 
-    def work(self, node: torch.fx.Node) -> float:
+    def work(self, node: Node) -> float:
         return fused.in_bytes(node, self.hardware)
 
-    def add(self, node: torch.fx.Node) -> None:
+    def add(self, node: Node) -> None:
         options = self.options_of(node) if node.op == "placeholder" else {}
         if options:
             ((key, value),) = self.observed.results(node)
@@ -121,7 +122,7 @@ class AutoProblem(AxisProblem):
         else:
             super().add(node)
 
-    def options_of(self, node: torch.fx.Node) -> Options:
+    def options_of(self, node: Node) -> Options:
         """The placements of an argument, with their variables. Empty if it is not free."""
         leader = self.unknowns.leader(node)
         if leader is None or node.op != "placeholder":
@@ -136,18 +137,18 @@ class AutoProblem(AxisProblem):
             self.options[kind] = made
         return self.options[kind]
 
-    def before_of(self, node: torch.fx.Node) -> Marks:
+    def before_of(self, node: Node) -> Marks:
         """The placements of an argument on earlier axes."""
         return self.decided.inputs.get(node, ())
 
-    def placed_before(self, node: torch.fx.Node) -> Hashable:
+    def placed_before(self, node: Node) -> Hashable:
         if node.op == "placeholder" and self.unknowns.leader(node) is not None:
             return self.before_of(node)
         return super().placed_before(node)
 
     def align(
         self,
-        node: torch.fx.Node,
+        node: Node,
         gradient: Key,
         key: Key,
         fake: torch.Tensor,
@@ -164,7 +165,7 @@ class AutoProblem(AxisProblem):
         for placed, variable in options.items():
             supply.made[placed] = [variable]
 
-    def parameter(self, node: torch.fx.Node) -> torch.fx.Node:
+    def parameter(self, node: Node) -> Node:
         """The parameter of a gradient, or of a sum of gradients."""
         known = self.walk.unaligned.get(node)
         return known.like if known is not None else args_of(node)[1]
@@ -187,9 +188,9 @@ class AutoProblem(AxisProblem):
             if options:
                 self.read(key, "backward", _each_alone(options))
 
-    def walk_output(self) -> list[torch.fx.Node]:
+    def walk_output(self) -> list[Node]:
         """The node of the results."""
-        first: torch.fx.Node = self.observed.nodes[0]
+        first: Node = self.observed.nodes[0]
         return first.graph.find_nodes(op="output")
 
     def out_options(self, position: int, supply: Supply) -> Options:

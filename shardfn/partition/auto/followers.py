@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 import torch
+from torch.fx import Graph, Node
 
 from ...ops.nodes import args_of
 from .. import rules
@@ -25,8 +26,8 @@ class Followers:
         graph: of the program.
     """
 
-    def __init__(self, graph: torch.fx.Graph) -> None:
-        self.roots: dict[torch.fx.Node, torch.fx.Node] = {}
+    def __init__(self, graph: Graph) -> None:
+        self.roots: dict[Node, Node] = {}
         self.aligned = [
             node
             for node in graph.nodes
@@ -43,7 +44,7 @@ class Followers:
                 self.add(node)
         self.leaders = self.found()
 
-    def add(self, node: torch.fx.Node) -> None:
+    def add(self, node: Node) -> None:
         """Join an op of an update with what it reads."""
         if op_name(node) == ALIGN:
             _, parameter, *_ = args_of(node)
@@ -53,11 +54,11 @@ class Followers:
                 if _shape(read) == _shape(node):
                     self.join(node, read)
 
-    def join(self, a: torch.fx.Node, b: torch.fx.Node) -> None:
+    def join(self, a: Node, b: Node) -> None:
         """Make two nodes follow one parameter."""
         self.roots[self.root(a)] = self.root(b)
 
-    def root(self, node: torch.fx.Node) -> torch.fx.Node:
+    def root(self, node: Node) -> Node:
         """The node that stands for all that a node was joined with."""
         above = self.roots.setdefault(node, node)
         while above is not self.roots[above]:
@@ -65,9 +66,9 @@ class Followers:
         self.roots[node] = above
         return above
 
-    def found(self) -> dict[torch.fx.Node, torch.fx.Node]:
+    def found(self) -> dict[Node, Node]:
         """For each node that follows exactly one parameter, that parameter."""
-        groups: dict[torch.fx.Node, list[torch.fx.Node]] = defaultdict(list)
+        groups: dict[Node, list[Node]] = defaultdict(list)
         for node in list(self.roots):
             groups[self.root(node)].append(node)
         found = {}
@@ -77,15 +78,15 @@ class Followers:
                 found.update(dict.fromkeys(nodes, parameters[0]))
         return found
 
-    def leader(self, node: torch.fx.Node) -> torch.fx.Node | None:
+    def leader(self, node: Node) -> Node | None:
         """The parameter that a node follows; itself for a parameter."""
         alone = node if node in self.parameters else None
         return self.leaders.get(node, alone)
 
 
-def _ancestors(nodes: Sequence[torch.fx.Node]) -> Collection[torch.fx.Node]:
+def _ancestors(nodes: Sequence[Node]) -> Collection[Node]:
     """The nodes that some nodes depend on, without these."""
-    found: dict[torch.fx.Node, None] = {}
+    found: dict[Node, None] = {}
     waiting = [read for node in nodes for read in node.all_input_nodes]
     while waiting:
         node = waiting.pop()
@@ -95,6 +96,6 @@ def _ancestors(nodes: Sequence[torch.fx.Node]) -> Collection[torch.fx.Node]:
     return found.keys()
 
 
-def _shape(node: torch.fx.Node) -> tuple[int, ...] | None:
+def _shape(node: Node) -> tuple[int, ...] | None:
     value = node.meta.get("val")
     return tuple(value.shape) if isinstance(value, torch.Tensor) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
+from torch.fx import Graph, Node
 
 from ..lifetimes import ends_of, owners
 from ..planner import work
@@ -22,28 +22,28 @@ class Moments:
     """
 
     def __init__(
-        self, graph: torch.fx.Graph, nodes: Sequence[torch.fx.Node]
+        self, graph: Graph, nodes: Sequence[Node]
     ) -> None:
         self.owner = owners(graph)
         self.position = _positions(graph, nodes)
         end = len(nodes)
-        self.last: dict[torch.fx.Node, int] = {}
+        self.last: dict[Node, int] = {}
         for node, dead in ends_of(graph, self.owner).items():
             position = self.position[node] if node.op != "output" else end
             self.last.update(dict.fromkeys(dead, position))
         self.chosen = self.peaks(nodes)
 
-    def is_owner(self, node: torch.fx.Node) -> bool:
+    def is_owner(self, node: Node) -> bool:
         """Whether a node has memory of its own."""
         return self.owner.get(node) is node
 
-    def span(self, node: torch.fx.Node) -> tuple[int, int]:
+    def span(self, node: Node) -> tuple[int, int]:
         """The moments between which the memory of a node is held."""
         if node.op == "placeholder":
             return 0, len(self.position)
         return self.position[node], self.last.get(node, -1)
 
-    def peaks(self, nodes: Sequence[torch.fx.Node]) -> list[int]:
+    def peaks(self, nodes: Sequence[Node]) -> list[int]:
         """The moments at which most is alive, one in each part of the program, and those at
         which the largest arguments are read.
         """
@@ -63,7 +63,7 @@ class Moments:
             found.add(max(part, key=lambda i: (bytes_at[i], -i)))
         return sorted(found | self.readers(nodes))
 
-    def readers(self, nodes: Sequence[torch.fx.Node]) -> set[int]:
+    def readers(self, nodes: Sequence[Node]) -> set[int]:
         """The first readers of the largest arguments, in the forward and after it."""
         holders = [node for node in nodes if node.op == "placeholder"]
         largest = sorted(holders, key=lambda x: -work.nbytes(x.meta.get("val")))[
@@ -79,8 +79,8 @@ class Moments:
 
 
 def _positions(
-    graph: torch.fx.Graph, nodes: Sequence[torch.fx.Node]
-) -> dict[torch.fx.Node, int]:
+    graph: Graph, nodes: Sequence[Node]
+) -> dict[Node, int]:
     """The position of each node; of one that is not counted, that of the one before it."""
     counted = {node: i for i, node in enumerate(nodes)}
     found = {}

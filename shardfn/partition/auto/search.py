@@ -14,6 +14,7 @@ import torch
 from ...hardware import H100, Hardware
 from ...types import Cost, Marks, MeshAxes, Program
 from .. import plan
+from ..planner.flattened import Flattened
 from ..planner.observed import Observed
 from ..planner.price import PlanPrice, plan_price
 from ..propagate import walked
@@ -50,7 +51,8 @@ class Search:
 
     Args:
         program: the Program.
-        unknowns: its free arguments.
+        flat: the same without scans.
+        unknowns: the free arguments of that.
         axes: of the mesh.
         timed: the same, with the cost of each.
         unreduced: which inputs are unreduced gradients.
@@ -60,6 +62,7 @@ class Search:
     """
 
     program: Program
+    flat: Flattened
     unknowns: Unknowns
     axes: MeshAxes
     timed: MeshAxes
@@ -159,14 +162,14 @@ class Search:
         outs = self.unknowns.leaving
         first = walked(
             walk,
-            self.program,
+            self.flat.program,
             start,
             outs,
             self.unreduced,
         )
-        observed = Observed(walk, self.program, first)
+        observed = Observed(walk, self.flat.program, first, self.flat)
         moments = Moments(
-            self.program.graph.graph,
+            self.flat.program.graph.graph,
             observed.nodes,
         )
         decided = Axes(_undecided(observed), {}, {})

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 import attrs
 import torch
+from torch.fx import Node
 
 from ...types import Mark, Marks, MeshAxes, Program
 from .. import layout
@@ -31,21 +32,23 @@ class Unknowns:
         followers: which argument follows which.
         axes: of the mesh.
         leaving: the placements of its results; None where one may leave as it is made.
+        rows: the arguments that scans take row by row, whose step dim no axis shards.
     """
 
-    holders: Sequence[torch.fx.Node]
-    given: dict[torch.fx.Node, Marks | None]
+    holders: Sequence[Node]
+    given: dict[Node, Marks | None]
     followers: Followers
     axes: MeshAxes
     leaving: Sequence[Marks | None]
+    rows: Collection[Node] = ()
 
-    def leader(self, node: torch.fx.Node) -> torch.fx.Node | None:
+    def leader(self, node: Node) -> Node | None:
         """The parameter whose placement an argument has. None for one with a placement."""
         if self.given.get(node) is not None:
             return None
         return self.followers.leader(node) or node
 
-    def fixed(self, leader: torch.fx.Node) -> Marks | None:
+    def fixed(self, leader: Node) -> Marks | None:
         """The placement of a parameter that is given, by itself or by what follows it."""
         own = self.given[leader]
         if own is not None:
@@ -56,15 +59,21 @@ class Unknowns:
                 return marks
         return None
 
-    def candidates(self, leader: torch.fx.Node, before: Marks) -> list[Marks]:
+    def candidates(self, leader: Node, before: Marks) -> list[Marks]:
         """The placements that an argument may have on the axes up to the next one."""
         axis = len(before)
         fixed = self.fixed(leader)
         if fixed is not None:
             return [fixed[: axis + 1]]
-        return shards(leader.meta["val"], before, self.axes.sizes)
+        x = leader.meta["val"]
+        first = self.first_dim(leader)
+        return shards(x, before, self.axes.sizes, first)
 
-    def free(self) -> list[torch.fx.Node]:
+    def first_dim(self, node: Node) -> int:
+        """The first dim of an argument that an axis may shard."""
+        return 1 if node in self.rows else 0
+
+    def free(self) -> list[Node]:
         """The arguments that are free."""
         return [node for node in self.holders if self.given[node] is None]
 
@@ -74,6 +83,7 @@ def unknowns_of(
     axes: MeshAxes,
     given: Sequence[Marks | None],
     leaving: Sequence[Marks | None],
+    rows: Collection[Node] = (),
 ) -> Unknowns:
     """The unknowns of a program.
 
@@ -82,6 +92,7 @@ def unknowns_of(
         axes: of the mesh.
         given: the placements of its inputs; None where they are to be chosen.
         leaving: the placements of its results; None where they are free.
+        rows: the arguments that scans take row by row.
 
     Raises:
         Contradiction: the states of one parameter are placed otherwise.
@@ -100,15 +111,19 @@ def unknowns_of(
                     by_marks.setdefault(marks, paths.get(node, node.name))
             if len(by_marks) > 1:
                 raise Contradiction(paths[parameter], by_marks)
-    return Unknowns(holders, placed, followers, axes, leaving)
+    return Unknowns(holders, placed, followers, axes, leaving, rows)
 
 
-def shards(x: torch.Tensor, before: Marks, sizes: Sequence[int]) -> list[Marks]:
-    """A tensor replicated on the next axis, and sharded on each dim that is long enough."""
+def shards(
+    x: torch.Tensor, before: Marks, sizes: Sequence[int], first: int = 0
+) -> list[Marks]:
+    """A tensor replicated on the next axis, and sharded on each dim that is long enough, from the
+    first that an axis may shard.
+    """
     axis = len(before)
     n = sizes[axis]
     found: list[Marks] = [(*before, "R")]
-    for dim in range(x.dim()):
+    for dim in range(first, x.dim()):
         length, _ = layout.grain(x.shape[dim], dim, before, sizes)
         share = layout.full_chunk(length, 1, n) * n
         is_even = length >= n and share <= UNEVEN * length
@@ -147,20 +162,25 @@ def _textbook(
         elif fixed is not None:
             marks = fixed
         elif leader in unknowns.followers.parameters:
-            marks = _on_largest(x, fully_sharded_over, sizes)
+            first = unknowns.first_dim(node)
+            marks = _on_largest(x, fully_sharded_over, sizes, first)
         else:
-            marks = _on_first(x, sizes)
+            marks = _on_first(x, sizes, unknowns.first_dim(node))
         found.append(marks)
     return found
 
 
 def _on_largest(
-    x: torch.Tensor, over: Collection[int], sizes: Sequence[int]
+    x: torch.Tensor, over: Collection[int], sizes: Sequence[int], first: int
 ) -> Marks:
-    """A tensor sharded over some axes on its largest dim that they divide."""
+    """A tensor sharded over some axes on its largest dim that they divide, from the first that
+    they may shard.
+    """
     n = math.prod(sizes[axis] for axis in over)
     dims = [
-        dim for dim in range(x.dim()) if x.shape[dim] % n == 0 and x.shape[dim]
+        dim
+        for dim in range(first, x.dim())
+        if x.shape[dim] % n == 0 and x.shape[dim]
     ]
     if n == 1 or not dims:
         return ("R",) * len(sizes)
@@ -171,12 +191,12 @@ def _on_largest(
     return tuple(marks)
 
 
-def _on_first(x: torch.Tensor, sizes: Sequence[int]) -> Marks:
-    """A tensor sharded on its first dim over the first axes that divide it."""
+def _on_first(x: torch.Tensor, sizes: Sequence[int], first: int) -> Marks:
+    """A tensor sharded on the first dim that axes may shard, over the first that divide it."""
     marks: list[Mark] = []
-    left = x.shape[0] if x.dim() else 1
+    left = x.shape[first] if x.dim() > first else 1
     for n in sizes:
         divides = left % n == 0 and left > 0
-        marks.append(0 if divides and n > 1 else "R")
+        marks.append(first if divides and n > 1 else "R")
         left = left // n if divides else left
     return tuple(marks)

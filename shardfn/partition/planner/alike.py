@@ -8,17 +8,18 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import torch
+from torch.fx import Node
 
 from ..propagation.walk import ALIGN, op_name
 from .observed import Key, Observed
 
-Descriptions = dict[torch.fx.Node, Hashable]
+Descriptions = dict[Node, Hashable]
 HOPS = 4  # how far the surroundings of an op reach
 
 
 def alike(
-    observed: Observed, before: Callable[[torch.fx.Node], Hashable]
-) -> dict[torch.fx.Node, int]:
+    observed: Observed, before: Callable[[Node], Hashable]
+) -> dict[Node, int]:
     """A number for each node of a program, the same for nodes that look alike.
 
     Args:
@@ -45,17 +46,17 @@ def alike(
 
 
 def _users(
-    inputs: Mapping[torch.fx.Node, Sequence[Key]],
-) -> dict[torch.fx.Node, list[tuple[torch.fx.Node, int]]]:
+    inputs: Mapping[Node, Sequence[Key]],
+) -> dict[Node, list[tuple[Node, int]]]:
     """For each node its readers, each with the position at which it reads."""
-    users: dict[torch.fx.Node, list[tuple[torch.fx.Node, int]]] = defaultdict(list)
+    users: dict[Node, list[tuple[Node, int]]] = defaultdict(list)
     for node, read in inputs.items():
         for position, (source, _) in enumerate(read):
             users[source].append((node, position))
     return users
 
 
-def _numbered(seen: Descriptions) -> dict[torch.fx.Node, int]:
+def _numbered(seen: Descriptions) -> dict[Node, int]:
     """Numbers in place of descriptions, in the order in which they appear."""
     numbers: dict[Hashable, int] = {}
     found = {}
@@ -65,7 +66,7 @@ def _numbered(seen: Descriptions) -> dict[torch.fx.Node, int]:
     return found
 
 
-def _own(node: torch.fx.Node) -> Hashable:
+def _own(node: Node) -> Hashable:
     """An op, its arguments other than tensors, and the shapes and dtypes of its results. The name
     of a parameter, and that in the bucketing options of its gradient, play no part.
     """

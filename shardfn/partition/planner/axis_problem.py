@@ -12,6 +12,7 @@ from collections.abc import Hashable, Mapping
 from typing import NamedTuple
 
 import torch
+from torch.fx import Node
 
 from ...types import Mark, Marks, MeshAxes
 from ..propagation.values import Placed
@@ -23,7 +24,7 @@ from .starts import timed
 from .strategies import fitting, on_axis, share
 from .supplies import OneOf, Supplies, Supply
 
-Decided = Mapping[torch.fx.Node, Placed]  # the placements of ops on the first axes
+Decided = Mapping[Node, Placed]  # the placements of ops on the first axes
 
 
 class Strategy(NamedTuple):
@@ -50,7 +51,7 @@ class AxisProblem:
         self.before = before
         self.program = IntegerProgram()
         self.supplies = Supplies(self.program)
-        self.strategies: dict[torch.fx.Node, list[Strategy]] = {}
+        self.strategies: dict[Node, list[Strategy]] = {}
         self.kinds = alike(observed, self.placed_before)
         self.tied: dict[
             Hashable, list[int]
@@ -60,7 +61,33 @@ class AxisProblem:
             self.position = position
             self.add(node)
         self.read_results()
+        self.tie_carries()
         self.supplies.connect()
+
+    def tie_carries(self) -> None:
+        """A carry enters each step as it leaves the one before. Carries of one shape are placed
+        alike.
+        """
+        known: dict[tuple[int, ...], dict[Marks, list[int]]] = {}
+        for node in self.observed.flat.edges:
+            here: dict[Marks, list[int]] = defaultdict(list)
+            for variable, placed in self.strategies.get(node, ()):
+                (marks,) = placed.outs
+                here[marks].append(variable)
+            if here:
+                shape = tuple(node.meta["val"].shape)
+                first = known.setdefault(shape, here)
+                self.tie(first, here)
+
+    def tie(
+        self, first: Mapping[Marks, list[int]], here: Mapping[Marks, list[int]]
+    ) -> None:
+        """Two ops give the same placement."""
+        for marks in dict.fromkeys((*first, *here)):
+            others = first.get(marks, ())
+            mine = here.get(marks, ())
+            self.program.at_most(mine, others, 0.0)
+            self.program.at_most(others, mine, 0.0)
 
     def read_results(self) -> None:
         """The results leave at the placements that the walk gave them."""
@@ -79,7 +106,7 @@ class AxisProblem:
                     decided[node] = placed
         return decided
 
-    def add(self, node: torch.fx.Node) -> None:
+    def add(self, node: Node) -> None:
         """Add a node: an op whose strategy is free, or one that stays as it was."""
         found = self.fitting(node)
         if found:
@@ -87,7 +114,7 @@ class AxisProblem:
         else:
             self.keep(node)
 
-    def fitting(self, node: torch.fx.Node) -> list[Placed]:
+    def fitting(self, node: Node) -> list[Placed]:
         """The placements that an op may take. None for a node that stays as it was."""
         if node not in self.before:
             return []
@@ -103,7 +130,7 @@ class AxisProblem:
             return set()
         return {marks[-1] for marks in supply.made}
 
-    def keep(self, node: torch.fx.Node) -> None:
+    def keep(self, node: Node) -> None:
         """Add a node whose placements stay as they were."""
         phase = _phase(node)
         for key, marks in self.observed.needs(node):
@@ -113,7 +140,7 @@ class AxisProblem:
                 marks = next(iter(value.slots))
                 self.add_fixed(key, value.fake, marks)
 
-    def add_op(self, node: torch.fx.Node, found: list[Placed]) -> None:
+    def add_op(self, node: Node, found: list[Placed]) -> None:
         """Add an op that may be placed so."""
         variables = self.variables(node, found)
         strategies = list(map(Strategy, variables, found))
@@ -122,7 +149,7 @@ class AxisProblem:
         self.add_reads(node, strategies)
         self.add_results(node, strategies)
 
-    def variables(self, node: torch.fx.Node, found: list[Placed]) -> list[int]:
+    def variables(self, node: Node, found: list[Placed]) -> list[int]:
         """The variables of an op's strategies. Ops that are alike share them."""
         rows = tuple(map(_hashable, found))
         kind = (self.kinds[node], rows)
@@ -132,17 +159,17 @@ class AxisProblem:
             self.tied[kind] = made
         return self.tied[kind]
 
-    def placed_before(self, node: torch.fx.Node) -> Hashable:
+    def placed_before(self, node: Node) -> Hashable:
         """The placements of a node on earlier axes, and all of them if they stay."""
         if node in self.before:
             return _hashable(self.before[node])
         results = self.observed.results(node)
         return tuple(next(iter(value.slots), None) for _, value in results)
 
-    def add_costs(self, node: torch.fx.Node, strategies: list[Strategy]) -> None:
+    def add_costs(self, node: Node, strategies: list[Strategy]) -> None:
         """Each strategy costs what the busiest rank computes."""
         call, _, usual = self.observed.chosen[node]
-        alone = self.work(node)
+        alone = self.work(node) * self.observed.flat.computed(node)
         for axis in range(len(self.axes.sizes)):
             if axis < self.axis:
                 alone *= share(self.walk, call, self.before[node], axis)
@@ -156,11 +183,11 @@ class AxisProblem:
             if on_axis(placed, self.axis) != as_before:
                 costs[variable] += 1.0
 
-    def work(self, node: torch.fx.Node) -> float:
+    def work(self, node: Node) -> float:
         """The time of an op on one device, in bytes that a rank sends meanwhile."""
         return work.in_bytes(node)
 
-    def add_reads(self, node: torch.fx.Node, strategies: list[Strategy]) -> None:
+    def add_reads(self, node: Node, strategies: list[Strategy]) -> None:
         """Each strategy reads each input at one placement."""
         keys = self.observed.inputs(node)
         phase = _phase(node)
@@ -175,7 +202,7 @@ class AxisProblem:
             self.let_pass(node, keys[0], strategies)
 
     def let_pass(
-        self, node: torch.fx.Node, key: Key, strategies: list[Strategy]
+        self, node: Node, key: Key, strategies: list[Strategy]
     ) -> None:
         """In a large program, move the input of an op after the op, where nothing else reads it
         and the result is not larger.
@@ -191,7 +218,7 @@ class AxisProblem:
             passes = {placed.ins[0] for _, placed in strategies}
             supply.passes = {marks for marks in passes if marks[-1] != "R"}
 
-    def add_results(self, node: torch.fx.Node, strategies: list[Strategy]) -> None:
+    def add_results(self, node: Node, strategies: list[Strategy]) -> None:
         """Each strategy makes each result at one placement."""
         results = self.observed.results(node)
         for position, (key, value) in enumerate(results):
@@ -208,7 +235,7 @@ class AxisProblem:
 
     def align(
         self,
-        node: torch.fx.Node,
+        node: Node,
         gradient: Key,
         key: Key,
         fake: torch.Tensor,
@@ -233,7 +260,14 @@ class AxisProblem:
         for mark, n in zip(usual[end:], axes.sizes[end:], strict=False):
             if not isinstance(mark, str):
                 of_others /= n
-        made = Supply(fake, upto, of_others, later=axes.sizes[end:])
+        source, _ = key
+        made = Supply(
+            fake,
+            upto,
+            of_others,
+            later=axes.sizes[end:],
+            times=self.observed.flat.made(source),
+        )
         self.supplies.found[key] = made
         return made
 
@@ -268,5 +302,5 @@ def _hashable(placed: Placed) -> Hashable:
     return tuple(placed.ins), tuple(placed.outs)
 
 
-def _phase(node: torch.fx.Node) -> str:
+def _phase(node: Node) -> str:
     return node.meta.get("phase", "forward")

@@ -45,14 +45,14 @@ def searched(
                     continue
                 seen.append(tried)
                 found = price(tried)
-                if _is_better(found, least):
+                if is_better(found, least):
                     best, least = tried, found
         if best == before:
             break
     return best
 
 
-def _is_better(found: PlanPrice, least: PlanPrice) -> bool:
+def is_better(found: PlanPrice, least: PlanPrice) -> bool:
     """Whether a program takes less time, or about the same with fewer bytes."""
     if found.total * ABOUT < least.total:
         return True

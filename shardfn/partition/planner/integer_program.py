@@ -14,7 +14,6 @@ SECONDS = 60.0  # of one search
 # minutes.
 EXACT, LARGE = 1e-9, 6_000
 GAPS = {0: EXACT, 3_000: 2e-3, LARGE: 0.05}
-NEAR = 1e-3  # the gap of the rest of a large program, once most of it is known
 CLOSE = 1e-6  # to 0 or to 1
 SOLVED, IMPOSSIBLE = 0, 2  # statuses of scipy's
 HALF = 0.5
@@ -97,35 +96,26 @@ class IntegerProgram:
             return relaxed.taken
         count = int(integral.sum())
         gap = gap_of(count)
-        most = relaxed.cost * (1.0 + gap)
-        found = self.near(relaxed.values, gap, most) if gap > EXACT else []
+        found = [] if gap == EXACT else [self.near(relaxed.values, gap)]
         least = min((x.cost for x in found), default=np.inf)
-        if least > most and (count <= LARGE or least == np.inf):
+        is_near = least <= relaxed.cost * (1.0 + gap)
+        if not is_near and (count <= LARGE or least == np.inf):
             exact = _Minimum(self, gap)
             found.append(exact)
             self.is_impossible = exact.is_impossible
             self.is_late = exact.values is None and not exact.is_impossible
         return min(found, key=lambda x: x.cost).taken
 
-    def near(
-        self, relaxed: np.ndarray, gap: float, most: float
-    ) -> list[_Minimum]:
-        """Solutions near the relaxation: the cheapest among the choices that it uses. Where that
-        costs little, also the cheapest with the variables that it makes 1.
+    def near(self, relaxed: np.ndarray, gap: float) -> _Minimum:
+        """The cheapest solution among the choices that the relaxation uses.
 
         Args:
             relaxed: the values of the variables.
             gap: within which a solution counts as the cheapest.
-            most: what a solution may cost that is close to the relaxation.
         """
-        ones = self.integral() & (relaxed > 1.0 - CLOSE)
         unused = np.zeros(len(self.costs), dtype=bool)
         unused[self.choices] = True
-        unused &= relaxed < CLOSE
-        first = _Minimum(self, gap, zeros=unused)
-        if first.cost > most:
-            return [first]
-        return [first, _Minimum(self, NEAR, ones=ones)]
+        return _Minimum(self, gap, zeros=unused & (relaxed < CLOSE))
 
     def integral(self) -> np.ndarray:
         """Which variables are 0 or 1."""
@@ -141,15 +131,13 @@ class _Minimum:
         program: the program.
         gap: within which a solution counts as the cheapest. None: variables may lie between
             0 and 1.
-        ones: the variables that are 1 in it.
-        zeros: those that are 0 in it.
+        zeros: the variables that are 0 in it.
     """
 
     def __init__(
         self,
         program: IntegerProgram,
         gap: float | None = None,
-        ones: np.ndarray | None = None,
         zeros: np.ndarray | None = None,
     ) -> None:
         from scipy.optimize import Bounds, milp
@@ -159,10 +147,7 @@ class _Minimum:
         entries = program.factors, (program.rows, program.columns)
         matrix = coo_matrix(entries, shape=size).tocsr()
         integral = program.integral()
-        low: Any = np.zeros(len(program.costs))
         high: Any = np.where(integral, 1.0, np.inf)
-        if ones is not None:
-            low[ones] = 1.0
         if zeros is not None:
             high[zeros] = 0.0
         scale = LARGEST / max(1.0, *program.costs)
@@ -170,7 +155,7 @@ class _Minimum:
             np.array(program.costs) * scale,
             constraints=(matrix, np.array(program.low), np.array(program.high)),
             integrality=integral.astype(int) * (gap is not None),
-            bounds=Bounds(low, high),
+            bounds=Bounds(0.0, high),
             options={
                 "time_limit": SECONDS,
                 "mip_rel_gap": gap or 0.0,

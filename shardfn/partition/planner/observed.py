@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 import torch
+from torch.fx import Node
 
 from ...ops.nodes import args_of
 from ...types import Marks, Program
@@ -15,11 +16,12 @@ from .. import plan
 from ..propagation.partial import means
 from ..propagation.values import Value
 from ..propagation.walk import ALIGN, CONSTRAIN, Walk, op_name
+from .flattened import Flattened
 from .starts import parameters
 
 # A value: the node that makes it, and the position of the tensor in its result. A sum of gradients
 # has two: before it is placed as its parameter, and after.
-Key = tuple[torch.fx.Node, int]
+Key = tuple[Node, int]
 SUM = -1
 
 FEW = 300  # programs up to this number of ops are planned op by op
@@ -32,6 +34,7 @@ class Observed:
         walk: after it walked the Program.
         program: the Program.
         chosen: the plan that the walk made.
+        flat: the program as one without scans, if it is that.
     """
 
     def __init__(
@@ -39,12 +42,14 @@ class Observed:
         walk: Walk,
         program: Program,
         chosen: plan.Plan,
+        flat: Flattened | None = None,
     ) -> None:
         self.walk = walk
+        self.flat = flat or Flattened(program)
         self.chosen = walk.chosen
         graph = program.graph.graph
         self.nodes = [node for node in graph.nodes if self.is_planned(node)]
-        self.steps: dict[torch.fx.Node, list[plan.Step]] = defaultdict(list)
+        self.steps: dict[Node, list[plan.Step]] = defaultdict(list)
         for step in walk.steps:
             self.steps[walk.within.get(step.node, step.node)].append(step)
         self.values: dict[Key, Value] = {}
@@ -67,7 +72,7 @@ class Observed:
         for slot, _ in value.slots.values():
             self.owners.setdefault(slot.number, key)
 
-    def is_planned(self, node: torch.fx.Node) -> bool:
+    def is_planned(self, node: Node) -> bool:
         """Whether a node makes values of its own. A gradient that is added to another one is
         placed with their sum.
         """
@@ -87,42 +92,42 @@ class Observed:
         """Whether equal ops are planned as one, and moves of equal price as one."""
         return len(self.nodes) > FEW
 
-    def key(self, node: torch.fx.Node) -> Key:
+    def key(self, node: Node) -> Key:
         """The value of a node. A getitem has that of the tuple's element."""
         if op_name(node) == "getitem":
             source, position = args_of(node)
             return source, position
         return node, 0
 
-    def inputs(self, node: torch.fx.Node) -> list[Key]:
+    def inputs(self, node: Node) -> list[Key]:
         """The values that an op reads, one for each of its tensor arguments."""
-        read: list[torch.fx.Node] = []
+        read: list[Node] = []
         torch.fx.node.map_arg((node.args, node.kwargs), read.append)
         if self.is_sum(node):
             return [self.unaligned(term) for term in read]
         return [self.key(x) for x in read]
 
-    def read_by(self, node: torch.fx.Node) -> list[Key]:
+    def read_by(self, node: Node) -> list[Key]:
         """The values that any node reads."""
         if node in self.chosen:
             return self.inputs(node)
         return [self.key(x) for x in self.terms(node)]
 
-    def terms(self, node: torch.fx.Node) -> list[torch.fx.Node]:
+    def terms(self, node: Node) -> list[Node]:
         """The nodes that a node reads, those of sums that were left to it included."""
         return self.walk.summed.get(node, node.all_input_nodes)
 
-    def is_sum(self, node: torch.fx.Node) -> bool:
+    def is_sum(self, node: Node) -> bool:
         """Whether a node adds gradients before they are placed as their parameter."""
         return node in self.chosen and node in self.walk.unaligned
 
-    def unaligned(self, term: torch.fx.Node) -> Key:
+    def unaligned(self, term: Node) -> Key:
         """A gradient before it is placed as its parameter."""
         if self.is_sum(term):
             return term, SUM
         return self.key(args_of(term)[0])
 
-    def results(self, node: torch.fx.Node) -> list[tuple[Key, Value]]:
+    def results(self, node: Node) -> list[tuple[Key, Value]]:
         """The values that a node makes."""
         if self.is_sum(node):
             return [((node, SUM), self.walk.unaligned[node].value)]
@@ -135,7 +140,7 @@ class Observed:
         ]
 
     def aligned(
-        self, node: torch.fx.Node
+        self, node: Node
     ) -> list[tuple[Key, torch.Tensor, Marks]]:
         """The sum of gradients that a node makes, placed as its parameter."""
         if not self.is_sum(node) or node in self.walk.merged:
@@ -143,7 +148,7 @@ class Observed:
         value = self.walk.values[node]
         return [((node, 0), value.fake, next(iter(value.slots)))]
 
-    def needs(self, node: torch.fx.Node) -> Iterator[tuple[Key, Marks]]:
+    def needs(self, node: Node) -> Iterator[tuple[Key, Marks]]:
         """The placements at which a node whose placements stay reads its inputs."""
         if op_name(node) in (ALIGN, CONSTRAIN):
             yield (

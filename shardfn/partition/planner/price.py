@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import attrs
 import torch
+from torch.fx import Graph, Node
 
 from ...collectives import HALO
 from ...ops.loops import Scan, loop_of
@@ -17,7 +18,7 @@ from . import work
 from .share import share_of
 from .starts import parameter_slots, timed
 
-OpPrice = Callable[[torch.fx.Node], float]
+OpPrice = Callable[[Node], float]
 LESS = 0.9  # of what the first plan sends, below which another one is followed
 # Of plans that take about the same time, those that send the fewest bytes are taken.
 ABOUT = 1.05
@@ -63,7 +64,7 @@ class PlanPrice:
 
 
 def plan_price(
-    chosen: plan.Plan, graph: torch.fx.Graph, of_op: OpPrice = work.in_bytes
+    chosen: plan.Plan, graph: Graph, of_op: OpPrice = work.in_bytes
 ) -> PlanPrice:
     """The price of a plan of a graph. The steps of a scan count as often as they run.
 
@@ -85,7 +86,7 @@ def plan_price(
     return total
 
 
-def unasked_bytes(chosen: plan.Plan, graph: torch.fx.Graph) -> float:
+def unasked_bytes(chosen: plan.Plan, graph: Graph) -> float:
     """The bytes that a rank sends and no placement of the user asks for, other than parameters."""
     ahead = parameter_slots(chosen, graph)
     total = 0.0
@@ -97,7 +98,7 @@ def unasked_bytes(chosen: plan.Plan, graph: torch.fx.Graph) -> float:
     return total
 
 
-def part_read_bytes(chosen: plan.Plan, graph: torch.fx.Graph) -> float:
+def part_read_bytes(chosen: plan.Plan, graph: Graph) -> float:
     """The bytes of parameters that are gathered for ops that read a small part of them, as the
     lookup of some rows of a table does.
     """
@@ -110,7 +111,7 @@ def part_read_bytes(chosen: plan.Plan, graph: torch.fx.Graph) -> float:
     return total
 
 
-def gathered_alike_bytes(chosen: plan.Plan, graph: torch.fx.Graph) -> float:
+def gathered_alike_bytes(chosen: plan.Plan, graph: Graph) -> float:
     """The bytes of parameters that are gathered over an axis for ops that all of its ranks then
     compute alike.
     """
@@ -130,7 +131,7 @@ def gathered_alike_bytes(chosen: plan.Plan, graph: torch.fx.Graph) -> float:
     return total
 
 
-def _computing(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+def _computing(node: Node) -> Iterator[Node]:
     """An op, or the ops that read it if it is a view."""
     if node.op != "call_function" or not work.is_alias(node):
         yield node
@@ -144,7 +145,7 @@ def _is_alike(step: plan.Apply, axis: int) -> bool:
     return all(slot.marks[axis] == "R" for slot in (*step.ins, *step.outs))
 
 
-def _reads_part(node: torch.fx.Node, value: torch.Tensor) -> bool:
+def _reads_part(node: Node, value: torch.Tensor) -> bool:
     """Whether an op may read less than half of a value: it makes no more."""
     made = work.nbytes(node.meta.get("val"))
     is_product = work.flops(node) > 0
@@ -157,7 +158,7 @@ def _reads_part(node: torch.fx.Node, value: torch.Tensor) -> bool:
 
 def _loops(
     chosen: plan.Plan,
-) -> Iterator[tuple[plan.Plan, torch.fx.Graph, int]]:
+) -> Iterator[tuple[plan.Plan, Graph, int]]:
     """The plans inside a plan, with their graphs and how often they run."""
     for step in chosen.steps:
         if isinstance(step, plan.Nested):

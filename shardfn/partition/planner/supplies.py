@@ -48,7 +48,7 @@ class Supply:
     # the placements from which its only reader can go on, so that no move starts there
     passes: Collection[Marks] = ()
     later: tuple[int, ...] = ()  # the sizes of the axes after that one
-    times: int = 1  # how many values are made and read like this one
+    times: int = 1  # how often it is made, with those that are made and read like it
     # by placements and phase, the first and the last node that reads it
     spans: dict[tuple[Marks, str], tuple[int, int]] = attrs.field(factory=dict)
 
@@ -110,7 +110,7 @@ class Supplies:
         for supply in self.found.values():
             equal[supply.description()].append(supply)
         for first, *others in equal.values():
-            first.times += len(others)
+            first.times += sum(other.times for other in others)
             self.connect_one(first, [first, *others])
 
     def connect_one(self, supply: Supply, alike: Sequence[Supply]) -> None:

@@ -6,6 +6,7 @@ import operator
 from typing import Any
 
 import torch
+from torch.fx import Node
 from torch.utils.flop_counter import flop_registry
 
 from ...hardware import H100, Hardware
@@ -13,7 +14,7 @@ from ...hardware import H100, Hardware
 WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
-def seconds(node: torch.fx.Node, hardware: Hardware) -> float:
+def seconds(node: Node, hardware: Hardware) -> float:
     """The time of one op on one device, from the shapes of its node."""
     value = node.meta.get("val")
     values = value if isinstance(value, (tuple, list)) else (value,)
@@ -24,25 +25,25 @@ def seconds(node: torch.fx.Node, hardware: Hardware) -> float:
     return hardware.compute(flops(node), traffic(node), first.dtype)
 
 
-def in_bytes(node: torch.fx.Node, hardware: Hardware = H100) -> float:
+def in_bytes(node: Node, hardware: Hardware = H100) -> float:
     """The time of one op on one device, in bytes that a rank of an H100 sends in that time."""
     return seconds(node, hardware) * H100.link
 
 
-def is_alias(node: torch.fx.Node) -> bool:
+def is_alias(node: Node) -> bool:
     """Whether a node is a view of another one."""
     if node.target in (WAIT, operator.getitem):
         return True
     return getattr(node.target, "is_view", False)
 
 
-def traffic(node: torch.fx.Node) -> int:
+def traffic(node: Node) -> int:
     """The bytes that an op reads and writes."""
     read = sum(nbytes(x.meta.get("val")) for x in node.all_input_nodes)
     return nbytes(node.meta["val"]) + read
 
 
-def flops(node: torch.fx.Node) -> float:
+def flops(node: Node) -> float:
     """The floating-point operations of a product, a convolution or an attention; 0 for others."""
     formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
     if formula is None:

@@ -166,7 +166,7 @@ class Walk(Chooser):
 
     def fresh(self) -> Walk:
         """A walk over another graph of the same program."""
-        inner = Walk(self.axes, self.name, Advice({}, self.advice.carries))
+        inner = Walk(self.axes, self.name, self.advice)
         inner.carried = self.carried
         return inner
 

@@ -17,6 +17,7 @@ from ...partition import Plan
 from ...partition.auto.search import Candidate, Search, timed_on
 from ...partition.auto.unknowns import Contradiction, unknowns_of
 from ...partition.planner import integer_program
+from ...partition.planner.flattened import flattened
 from ...placement import describe
 from ...types import Marks, Program
 from .lowering import backward_of, forward_of, local_program
@@ -122,8 +123,9 @@ def _search(traced: Traced, is_free: Sequence[bool], hardware: Hardware) -> Sear
     axes, ins, outs, unreduced = traced.placements()
     free = [*is_free, *(False for _ in ins[len(is_free) :])]
     given = [None if x else marks for marks, x in zip(ins, free, strict=True)]
+    flat = flattened(traced.program)
     try:
-        unknowns = unknowns_of(traced.program, axes, given, outs)
+        unknowns = unknowns_of(flat.program, axes, given, outs, flat.rows)
     except Contradiction as error:
         parameter, by_marks = error.args
         rows = [f"{path} is {describe(m, axes)}" for m, path in by_marks.items()]
@@ -138,6 +140,7 @@ def _search(traced: Traced, is_free: Sequence[bool], hardware: Hardware) -> Sear
     planner = traced.request.planner
     return Search(
         traced.program,
+        flat,
         unknowns,
         axes,
         timed,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ... import _compat
-from ..._compat.distributed import fsdp_hooks as hooks
+from ..._compat.distributed import fsdp_hooks
 from ...capture.dtensors import checks, table
 
 
@@ -32,5 +32,5 @@ def post_forward(state: Any, module: Any, input: Any, output: Any) -> Any:
     return output
 
 
-table.FUNCTIONS[hooks.PRE_FORWARD] = pre_forward
-table.FUNCTIONS[hooks.POST_FORWARD] = post_forward
+table.FUNCTIONS[fsdp_hooks.PRE_FORWARD] = pre_forward
+table.FUNCTIONS[fsdp_hooks.POST_FORWARD] = post_forward

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import operator
 
+import pytest
 import torch
+import torch.nn.functional as F
 
+import shardfn as sf
+from shardfn import P
 from shardfn.capture.shard_map.varying_nodes import (
     children_of,
     graphs_of,
@@ -14,6 +18,7 @@ from shardfn.capture.shard_map.varying_nodes import (
     name_of,
     nodes_in,
     root_of,
+    statistics_of,
     written_by,
 )
 
@@ -94,3 +99,27 @@ def test_a_size_is_told_from_a_tensor() -> None:
     assert not is_size(node)
     node.meta["example_value"] = torch.ones(2)
     assert not is_size(node)
+
+
+def test_statistics_are_written_in_training_alone() -> None:
+    mean, var = (GRAPH.placeholder(name) for name in ("mean", "var"))
+    call = lambda *more: function(F.batch_norm, X, mean, var, None, None, *more)
+    assert statistics_of(call(True)) == [mean, var]
+    assert statistics_of(call(False)) == statistics_of(call()) == []
+    assert statistics_of(function(F.instance_norm, X, mean, var)) == [mean, var]
+    assert statistics_of(function(F.instance_norm, X)) == []
+    assert statistics_of(method("add_", X, 1)) == []
+
+
+def test_statistics_of_one_rank_are_refused_where_all_have_the_buffer() -> None:
+    norm, x = torch.nn.BatchNorm1d(3), torch.ones(4, 3)
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        fn = sf.shard_map(lambda x: norm(x), mesh, P("dp"), P("dp"))
+        with pytest.raises(
+            sf.CaptureError, match="batch_norm writes the statistics"
+        ):
+            fn(x)
+        assert norm.num_batches_tracked == 0
+        norm.eval()
+        torch.testing.assert_close(sf.full(fn(x)), norm(x))

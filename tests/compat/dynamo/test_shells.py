@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, UserDict
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import return_and_correct_aliasing  # noqa: F401
 
-from shardfn._compat.dynamo.shells import closed, opened
+from shardfn._compat.dynamo.shells import closed, opened, registered
 
 
 class Scaled(torch.Tensor):
@@ -53,3 +54,40 @@ def test_a_context_is_compared_as_text_as_it_was() -> None:
     assert first != opened(Scaled(X, S, {"k": True}))[1]
     note["k"] = 2
     assert closed(first, [X, S]).note == {"k": 1}
+
+
+class Settings(dict[str, Any]):
+    pass
+
+
+class Batch(UserDict[str, Any]):
+    def __init__(self, items: Any = (), note: str = "", kept: Any = None) -> None:
+        super().__init__(items)
+        self.note, self.kept = note, kept
+
+
+def test_mappings_are_opened_and_closed_with_their_attributes() -> None:
+    for x in (Settings(a=X, b=S), Batch({"a": X, "b": S}, "n", [S])):
+        way = registered(type(x))
+        assert way is not None and not way.has_names
+        children, context, names = way.opened(x)
+        assert names[:2] == ["a", "b"] and children[0] is X
+        again = way.closed(context, children)
+        assert type(again) is type(x) and vars(again) == vars(x)
+        assert dict(again) == dict(x)
+
+
+def test_classes_that_are_no_containers() -> None:
+    for kind in (dict, list, int, str, torch.Tensor, OrderedDict, Scaled, object):
+        way = registered(kind)
+        assert way is None or kind is OrderedDict
+
+
+def test_words_of_a_batch_are_left_out() -> None:
+    kind = type("BatchEncoding", (Batch,), {})
+    x = kind({"a": X})
+    x._encodings = [object()]
+    way = registered(kind)
+    assert way is not None
+    children, context, _ = way.opened(x)
+    assert way.closed(context, children)._encodings is None

@@ -18,6 +18,7 @@ from shardfn.partition.auto.search import (
     timed_on,
 )
 from shardfn.partition.auto.unknowns import shards, unknowns_of
+from shardfn.partition.planner.flattened import flattened
 from shardfn.partition.planner.integer_program import IntegerProgram
 from shardfn.partition.planner.price import PlanPrice
 from shardfn.types import Cost, MeshAxes
@@ -39,7 +40,8 @@ def search(rows: int, width: int, hidden: int, sizes: tuple[int, ...]) -> Search
     axes = MeshAxes(("dp", "tp")[: len(sizes)], sizes)
     outs = [None] * len(program.out_paths)
     unknowns = unknowns_of(program, axes, [None] * 3, outs)
-    return Search(program, unknowns, axes, timed_on(axes), (), "global")
+    flat = flattened(program)
+    return Search(program, flat, unknowns, axes, timed_on(axes), (), "global")
 
 
 CASES = {

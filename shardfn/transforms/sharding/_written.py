@@ -11,18 +11,17 @@ import attrs
 import torch
 from torch.distributed.tensor import DTensor
 
-from .. import _compat
-from ..capture.closure.closed_over import modules_of
-from ..errors import CaptureError, TreeError
-from ..placement import P
-from ..runtime import Request, Traced, call, trace
-from ..runtime.options import Around
-from ..world import current_world
-from .sharding._distribute import full
+from ... import _compat
+from ...capture.closure.closed_over import modules_of
+from ...errors import CaptureError, TreeError
+from ...placement import P
+from ...runtime import Request, Traced, call, trace
+from ...runtime.options import Around
+from ...world import current_world
+from ._distribute import full
 
-Places = tuple[
-    tuple[torch.nn.Module, str], ...
-]  # a module, and the name of a buffer
+Place = tuple[torch.nn.Module, str]  # a module, and the name of a buffer
+Places = tuple[Place, ...]
 # what a function does that writes to a buffer, in the words of its refusal
 WRITES = (
     "a tensor that it closes over: the function writes to it in place",
@@ -54,12 +53,15 @@ class Writes:
     def places(self) -> Places:
         """The buffers of the modules as they are now. A tensor that is two of them is left out."""
         self.modules = modules_of(self.fn)
-        found: dict[int, list[tuple[torch.nn.Module, str]]] = {}
+        found: dict[int, list[Place]] = {}
         for module in self.modules:
             for name, x in _compat.buffers_of(module).items():
-                if x is not None and not x.requires_grad:
-                    found.setdefault(id(x), []).append((module, name))
-        return tuple(places[0] for places in found.values() if len(places) == 1)
+                if x is None or x.requires_grad:
+                    continue
+                places = found.setdefault(id(x), [])
+                places.append((module, name))
+        alone = [places for places in found.values() if len(places) == 1]
+        return tuple(place for (place,) in alone)
 
     def staged(
         self,
@@ -136,13 +138,11 @@ def is_write(error: CaptureError) -> bool:
 
 def writing(asked: Request, places: Places) -> Request:
     """A request for a function as one that also returns the values of buffers after it."""
-    made = attrs.evolve(
-        asked,
-        fn=_returning(asked.fn, places),
-        out_placements=(asked.out_placements, P()) if asked.needs_mesh else None,
-        around=Around(_as_they_are, lambda out: written(places, out)),
-        structure=None,
-    )
+    fn = _returning(asked.fn, places)
+    out = (asked.out_placements, P()) if asked.needs_mesh else None
+    around = Around(_as_they_are, lambda out: written(places, out))
+    options = {"fn": fn, "out_placements": out, "around": around}
+    made = attrs.evolve(asked, **options, structure=None)
     made.store.kin = asked.store.kin
     made.store.kin.update((asked.store, made.store))
     return made
@@ -172,35 +172,47 @@ def _returning(fn: Callable[..., Any], places: Places) -> Callable[..., Any]:
 def changed(traced: Traced, places: Places) -> Places:
     """The buffers that a function writes to."""
     (output,) = traced.program.graph.graph.find_nodes(op="output")
-    count = len(traced.request.followed.paths) if traced.request.followed else 0
-    every = list(output.args[0])
-    own = every[: len(every) - count][-len(places) :]
-    pairs = zip(places, own, strict=True)
-    return tuple(place for place, node in pairs if not _is_input(node))
+    results = list(output.args[0])
+    followed = traced.request.followed
+    gradients = 0 if followed is None else len(followed.paths)
+    last = len(results) - gradients
+    own = results[last - len(places) : last]
+    found = []
+    for place, node in zip(places, own, strict=True):
+        if not _is_input(node):
+            found.append(place)
+    return tuple(found)
 
 
 def are_read(traced: Traced, places: Places) -> bool:
     """Whether a function reads one of these buffers by another way than its module, which would not
     see what is written to it.
     """
-    ids = {id(_compat.buffers_of(module)[name]) for module, name in places}
+    ids = set()
+    for module, name in places:
+        buffer = _compat.buffers_of(module)[name]
+        ids.add(id(buffer))
     tensors = traced.captured.closed_over
     holders = traced.program.graph.graph.find_nodes(op="placeholder")
-    pairs = zip(tensors, holders[len(holders) - len(tensors) :], strict=True)
-    return any(id(x) in ids and not _is_only_copied(node) for x, node in pairs)
+    own = holders[len(holders) - len(tensors) :]
+    for x, node in zip(tensors, own, strict=True):
+        if id(x) in ids and not _is_only_copied(node):
+            return True
+    return False
 
 
 def _is_only_copied(node: torch.fx.Node) -> bool:
     """Whether nothing but a copy reads a value."""
-    return node.target is CLONE or all(
-        user.target in COPIES and _is_only_copied(user) for user in node.users
-    )
+    if node.target is CLONE:
+        return True
+    are_copies = COPIES.issuperset(user.target for user in node.users)
+    return are_copies and all(map(_is_only_copied, node.users))
 
 
-def _is_input(node: torch.fx.Node) -> bool:
+def _is_input(node: Any) -> bool:
     """Whether a value is an input of the program, or a copy of one."""
     while node.target in COPIES:
-        node = node.args[0]
+        (node,) = node.all_input_nodes
     return node.op == "placeholder"
 
 
@@ -213,7 +225,8 @@ def written(places: Places, out: tuple[Any, Sequence[torch.Tensor]]) -> Any:
         for (module, name), x in zip(places, after, strict=True):
             buffer = _compat.buffers_of(module)[name]
             _check(module, name, buffer, x)
-            buffer.copy_(x if isinstance(buffer, DTensor) else full(x))
+            value = x if isinstance(buffer, DTensor) else full(x)
+            buffer.copy_(value)
     return result
 
 
