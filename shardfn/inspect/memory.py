@@ -10,6 +10,7 @@ import torch
 
 from ..buckets import human_bytes
 from ..ops.loops import Branch, Loop, loop_of
+from ..ops.nodes import args_of
 from ..partition.lifetimes import ends_of, owners
 from ..partition.planner import work
 from ..types import LocalProgram
@@ -180,7 +181,7 @@ def _tensors(node: torch.fx.Node) -> list[torch.Tensor]:
     """The tensors that a node owns: of a tuple those that nothing reads."""
     value = node.meta.get("val")
     values = value if isinstance(value, (tuple, list)) else (value,)
-    read = {item.args[1] for item in _items(node)}
+    read = {args_of(item)[1] for item in _items(node)}
     return [
         x
         for i, x in enumerate(values)
