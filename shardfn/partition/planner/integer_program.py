@@ -14,6 +14,8 @@ SECONDS = 60.0  # of one search
 # minutes.
 EXACT, LARGE = 1e-9, 6_000
 GAPS = {0: EXACT, 3_000: 2e-3, LARGE: 0.05}
+# Below so many times its cost the relaxation is tight, and what it decides is searched to a gap.
+TIGHT, NEAR = 1.03, 1e-3
 CLOSE = 1e-6  # to 0 or to 1
 SOLVED, IMPOSSIBLE = 0, 2  # statuses of scipy's
 HALF = 0.5
@@ -96,7 +98,7 @@ class IntegerProgram:
             return relaxed.taken
         count = int(integral.sum())
         gap = gap_of(count)
-        found = [] if gap == EXACT else [self.near(relaxed.values, gap)]
+        found = [] if gap == EXACT else self.near(relaxed, gap)
         least = min((x.cost for x in found), default=np.inf)
         is_near = least <= relaxed.cost * (1.0 + gap)
         if not is_near and (count <= LARGE or least == np.inf):
@@ -106,16 +108,23 @@ class IntegerProgram:
             self.is_late = exact.values is None and not exact.is_impossible
         return min(found, key=lambda x: x.cost).taken
 
-    def near(self, relaxed: np.ndarray, gap: float) -> _Minimum:
-        """The cheapest solution among the choices that the relaxation uses.
+    def near(self, relaxed: _Minimum, gap: float) -> list[_Minimum]:
+        """The cheapest solution among the choices that the relaxation uses. Where that costs
+        little more, also the cheapest with the variables that it makes 1: there it is found fast.
 
         Args:
-            relaxed: the values of the variables.
+            relaxed: the relaxation.
             gap: within which a solution counts as the cheapest.
         """
+        assert relaxed.values is not None
         unused = np.zeros(len(self.costs), dtype=bool)
         unused[self.choices] = True
-        return _Minimum(self, gap, zeros=unused & (relaxed < CLOSE))
+        unused &= relaxed.values < CLOSE
+        first = _Minimum(self, gap, zeros=unused)
+        if first.cost > relaxed.cost * TIGHT:
+            return [first]
+        ones = self.integral() & (relaxed.values > 1.0 - CLOSE)
+        return [first, _Minimum(self, NEAR, ones=ones)]
 
     def integral(self) -> np.ndarray:
         """Which variables are 0 or 1."""
@@ -132,6 +141,7 @@ class _Minimum:
         gap: within which a solution counts as the cheapest. None: variables may lie between
             0 and 1.
         zeros: the variables that are 0 in it.
+        ones: those that are 1 in it.
     """
 
     def __init__(
@@ -139,6 +149,7 @@ class _Minimum:
         program: IntegerProgram,
         gap: float | None = None,
         zeros: np.ndarray | None = None,
+        ones: np.ndarray | None = None,
     ) -> None:
         from scipy.optimize import Bounds, milp
         from scipy.sparse import coo_matrix
@@ -148,14 +159,17 @@ class _Minimum:
         matrix = coo_matrix(entries, shape=size).tocsr()
         integral = program.integral()
         high: Any = np.where(integral, 1.0, np.inf)
+        low: Any = np.zeros(len(program.costs))
         if zeros is not None:
             high[zeros] = 0.0
+        if ones is not None:
+            low[ones] = 1.0
         scale = LARGEST / max(1.0, *program.costs)
         found = milp(
             np.array(program.costs) * scale,
             constraints=(matrix, np.array(program.low), np.array(program.high)),
             integrality=integral.astype(int) * (gap is not None),
-            bounds=Bounds(0.0, high),
+            bounds=Bounds(low, high),
             options={
                 "time_limit": SECONDS,
                 "mip_rel_gap": gap or 0.0,
