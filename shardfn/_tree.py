@@ -192,7 +192,7 @@ def learn(tree: Any) -> bool:
 
 def learn_registered(tree: Any) -> None:
     """Make containers of the classes in a tree of which `_compat.registered` tells how."""
-    kinds = {type(x) for x in leaves(tree)} - {torch.Size}  # a constant
+    kinds = {type(x) for x in leaves(tree)}
     found = {kind: _compat.registered(kind) for kind in kinds}
     new = {kind: how for kind, how in found.items() if how is not None}
     for kind, how in new.items():

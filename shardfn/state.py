@@ -103,7 +103,7 @@ CACHES = (
     State("runtime.cache", "_prepared", "what the simulator runs", CLEAR),
     State("runtime.cache", "_families", "programs compiled for many sizes", CLEAR),
     State("runtime.cache", "counts", "captures, partitions, compilations", CLEAR),
-    State("partition.shared_plans", "_plans", "plans of the last programs", CLEAR),
+    State("partition.shared_plans", "_known", "plans of programs", CLEAR_EACH),
     State("partition.propagation.units", "extended", "placements", CLEAR_CACHE),
     State("partition.redistribute", "_route", "the cheapest routes", CLEAR_CACHE),
     State("schedule.check", "sends", "the ops that communicate", CLEAR_CACHE),

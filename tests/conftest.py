@@ -52,14 +52,14 @@ NEEDS = {  # the name of a function or module, and the marker of the tests that 
 }
 
 
-def listed(name: str) -> set[str]:
-    """The test functions that a file of tests/ lists, one a line."""
+def listed(name: str) -> list[str]:
+    """The test functions or files that a file of tests/ lists, one a line."""
     lines = (TESTS / name).read_text().splitlines()
-    return {line for line in lines if not line.startswith("#")}
+    return [line for line in lines if not line.startswith("#")]
 
 
-SLOW = listed("slow.txt")
-SWEEPS = listed("sweeps.txt")
+SLOW = set(listed("slow.txt"))
+SWEEPS = set(listed("sweeps.txt"))
 LONG = listed("long.txt")
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 # No test finds what an earlier run has compiled. Those of the folder set one of their own.
@@ -101,28 +101,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
     if workers:
-        is_long = [function_of(item.nodeid) in LONG for item in session.items]
-        session.items[:] = spread(session.items, is_long, workers)
+        files = [item.nodeid.partition("::")[0] for item in session.items]
+        session.items[:] = spread(session.items, files, workers)
     gc.freeze()  # modules and collected tests live to the end: no need to search them
     gc.set_threshold(
         200_000, 20, 20
     )  # graphs are large, and most live for one test
 
 
-def spread(items: list[T], is_long: list[bool], workers: int) -> list[T]:
-    """The items in an order in which each worker begins with some of the long ones.
+def spread(items: list[T], files: list[str], workers: int) -> list[T]:
+    """The items in an order in which each worker begins with some of the long files.
 
     Args:
         items: in their order. Each worker starts with one of so many equal parts of the result.
-        is_long: of each item.
+        files: that of each item.
         workers: how many there are.
     """
-    long = list(itertools.compress(items, is_long))
-    rest = [item for item, x in zip(items, is_long, strict=True) if not x]
+    rest = [x for x, file in zip(items, files, strict=True) if file not in LONG]
     result: list[T] = []
     for k in range(workers):
         size = (len(items) - len(result)) // (workers - k)
-        first = long[k::workers]
+        own = set(LONG[k::workers])
+        first = [x for x, file in zip(items, files, strict=True) if file in own]
         more = max(size - len(first), 0)
         result += first + rest[:more]
         rest = rest[more:]
@@ -142,8 +142,8 @@ def _own_plans(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def _forget_plans() -> None:
     plans = sys.modules.get("shardfn.partition.shared_plans")
-    if plans is not None:
-        plans._plans.clear()
+    for known in list(plans._known) if plans is not None else ():
+        known.clear()
 
 
 def _skip_inductor() -> None:

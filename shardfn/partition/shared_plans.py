@@ -6,6 +6,8 @@ import weakref
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import attrs
+
 from ..types import Marks, MeshAxes, Program
 from . import rules
 from .plan import Plan
@@ -15,10 +17,37 @@ from .rule_api import registry
 PROGRAMS = 16  # with plans; those of the oldest are dropped first
 PLANS = 8  # of one program
 
-# of each program the plans that were made last, with all else that they depend on
-_plans: weakref.WeakKeyDictionary[Program, list[tuple[Any, Plan]]] = (
-    weakref.WeakKeyDictionary()
-)
+HELD = "shardfn_plans"  # the key under which the graph of a program holds its plans
+
+
+@attrs.define(eq=False)
+class Known:
+    """The plans of one program, which holds them itself, since each of them holds the program.
+
+    Args:
+        plans: each with all that it depends on.
+    """
+
+    plans: list[tuple[Any, Plan]] = attrs.field(factory=list)
+
+    def clear(self) -> None:
+        """Drop all of them."""
+        self.plans.clear()
+
+
+# of the programs that were planned last
+_known: weakref.WeakKeyDictionary[Known, None] = weakref.WeakKeyDictionary()
+
+
+def _known_of(program: Program) -> Known:
+    """The plans of a program. Those of the program that was planned first are dropped for it."""
+    known = program.graph.meta.setdefault(HELD, Known())
+    _known.setdefault(known, None)
+    while len(_known) > PROGRAMS:
+        first = next(iter(_known.keys()))
+        first.clear()
+        _known.pop(first, None)
+    return known
 
 
 def shared_plan(
@@ -52,12 +81,10 @@ def shared_plan(
         registry.active(),
         rules.contents(),
     )
-    known = _plans.setdefault(program, [])
-    for other, plan in known:
+    known = _known_of(program)
+    for other, plan in known.plans:
         if other == key:
             return plan
     plan = propagate(program, axes, in_marks, out_marks, unreduced, planner)
-    known[:] = [*known[1 - PLANS :], (key, plan)]
-    while len(_plans) > PROGRAMS:
-        _plans.pop(next(iter(_plans.keys())), None)
+    known.plans[:] = [*known.plans[1 - PLANS :], (key, plan)]
     return plan

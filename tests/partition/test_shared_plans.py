@@ -148,11 +148,22 @@ def test_plans_are_bounded_and_go_with_their_program() -> None:
     for program in programs:
         for n in range(2, PLANS + 5):
             shared_plan(program, MeshAxes(("dp",), (n,)), [(0,)], [None])
-    held = shared_plans._plans
+    held = shared_plans._known
     assert len(held) == PROGRAMS
-    assert max(map(len, held.values())) == PLANS
+    kept = [len(x.graph.meta[shared_plans.HELD].plans) for x in programs]
+    assert kept == [0] * 3 + [PLANS] * PROGRAMS
     last = weakref.ref(programs.pop())
     del program
     gc.collect()
     assert last() is None
     assert len(held) == PROGRAMS - 1
+
+
+def test_a_function_that_is_gone_leaves_no_program() -> None:
+    sf.clear_cache()
+    gc.collect()
+    before = len(shared_plans._known)
+    for k in range(1, 5):
+        sf.grad(lambda x, k=k: (x * k).sum())(X)
+    gc.collect()
+    assert len(shared_plans._known) <= before

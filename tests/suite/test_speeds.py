@@ -74,7 +74,12 @@ def test_a_fixed_fifth_is_kept() -> None:
     assert kept[:3] == [0, 2, 4]
 
 
-LISTED = {"slow": SLOW, "sweeps": SWEEPS, "long": LONG}
+LISTED = {"slow": SLOW, "sweeps": SWEEPS}
+
+
+def test_every_long_file_exists() -> None:
+    assert [file for file in LONG if not (TESTS.parent / file).exists()] == []
+    assert len(set(LONG)) == len(LONG)
 
 
 @pytest.mark.parametrize("entries", LISTED.values(), ids=list(LISTED))
@@ -88,17 +93,21 @@ def test_every_listed_test_exists(entries: set[str]) -> None:
     assert not gone
 
 
-@pytest.mark.parametrize("count", [0, 3, 10, 11, 12, 13])
-def test_each_worker_begins_with_some_of_the_long_tests(count: int) -> None:
-    items = list(range(40))
-    is_long = [item >= 40 - count for item in items]
-    order = spread(items, is_long, 4)
-    assert sorted(order) == items
-    for k in range(4):
-        part = order[k * 10 : (k + 1) * 10]
-        own = sum(item >= 40 - count for item in part)
-        assert own in (count // 4, -(-count // 4))
-        assert all(item >= 40 - count for item in part[:own])
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_each_worker_begins_with_some_of_the_long_files(workers: int) -> None:
+    files = [f"tests/test_{k // 4}.py" for k in range(400)]
+    files[100:116] = files[300:316] = LONG[:16]
+    order = spread(list(range(400)), files, workers)
+    assert sorted(order) == list(range(400))
+    begun = []
+    for k in range(workers):
+        part = order[k * 400 // workers : (k + 1) * 400 // workers]
+        is_long = [files[item] in LONG for item in part]
+        count = sum(is_long)
+        assert all(is_long[:count])
+        begun.append({files[item] for item in part[:count]})
+    assert sum(map(len, begun)) == len(LONG[:16]), "one worker has all of a file"
+    assert max(map(len, begun)) - min(map(len, begun)) <= 1
 
 
 TENTH = (8, 9)  # of eleven cases

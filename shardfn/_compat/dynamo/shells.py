@@ -79,7 +79,7 @@ def registered(kind: type[Any]) -> Class | None:
     """How a class of containers is opened and closed: one that torch's pytree knows, a
     subclass of dict or of UserDict, a record. None for others.
     """
-    if kind.__module__ == "builtins":
+    if kind.__module__ == "builtins" or kind is torch.Size:  # a constant
         return None
     if kind in _pytree.SUPPORTED_NODES:
         return _of_torch(kind)

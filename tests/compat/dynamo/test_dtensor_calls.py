@@ -36,6 +36,7 @@ class Ours:
             distribute_tensor: "our distribute",
             DeviceMesh.__enter__: "in_mesh",
         }
+        self.of_losses: dict[Any, Any] = {}
         self.checked: list[Any] = []
 
     def placed(self, name: str, node: Any, outer: Any) -> str:
