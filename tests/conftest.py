@@ -43,7 +43,7 @@ LAWS = [  # folders in which nearly every test captures a program
     )
 ]
 KEPT_OF_LAWS = 5  # make quick runs one law of so many
-KEPT_OF_SWEEPS = 10  # make test runs one case of a sweep of so many
+KEPT_OF_SWEEPS = 20  # make test runs one case of a sweep of so many
 NEEDS = {  # the name of a function or module, and the marker of the tests that reach it
     "run_ranks": "ranks",
     "outcomes": "ranks",
@@ -192,7 +192,7 @@ def is_kept(nodeid: str) -> bool:
 
 def left_out(cases: Iterable[str]) -> set[str]:
     """The cases of sweeps that `make test` does not run: the same ones at every run and on every
-    machine. Of each function it runs a tenth, rounded up, and none of a function of one case.
+    machine. Of each function it runs a twentieth, rounded up, and none of a function of one case.
     """
     found: set[str] = set()
     for _, group in itertools.groupby(sorted(cases, key=function_of), function_of):
