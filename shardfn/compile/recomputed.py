@@ -141,7 +141,7 @@ class _Split:
 
     @classmethod
     def of(cls, graph: torch.fx.Graph) -> _Split | None:
-        """The parts of a graph; None where there is no backward."""
+        """The parts of a graph; None for one without a backward."""
         *nodes, output = graph.nodes
         if not any(map(_is_of_backward, nodes)):
             return None
