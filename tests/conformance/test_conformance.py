@@ -1,4 +1,4 @@
-"""A fixed tenth of torch's operators, chosen by the hash of the name, and every one that once
+"""A fixed part of torch's operators, chosen by the hash of the name, and every one that once
 failed; all of them: make conformance.
 """
 
