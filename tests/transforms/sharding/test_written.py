@@ -4,7 +4,6 @@ device after each call, in the loop that people write.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 from ranks import run_ranks
 from torch import nn
+from torch.nn.utils import prune, weight_norm
 
 import shardfn as sf
 from shardfn import P
@@ -57,10 +57,20 @@ def spectral() -> nn.Module:
     return nn.Sequential(layer, nn.Linear(4, 3))
 
 
+def hooked() -> nn.Module:
+    """Weights that hooks compute before each call, from parameters."""
+    layers = [nn.Linear(5, 4), nn.Linear(4, 4), nn.Linear(4, 3)]
+    weight_norm(layers[0])
+    nn.utils.spectral_norm(layers[1])
+    prune.l1_unstructured(layers[2], "weight", 0.5)
+    return nn.Sequential(*layers)
+
+
 MODULES: dict[str, Callable[[], nn.Module]] = {
     "BatchNorm": normed,
     "spectral_norm": spectral,
     "assigned": Counted,
+    "hooks": hooked,
 }
 
 
@@ -82,29 +92,36 @@ def loop(model: nn.Module, loss_of: Any, full: Any = lambda x: x) -> Any:
         model.eval()
         with torch.no_grad():
             losses += [full(first.detach()), full(loss_of(x, y))]
-    return losses, [*model.parameters(), *model.buffers()]
+    computed = [
+        x
+        for module in model.modules()
+        for x in vars(module).values()
+        if isinstance(x, torch.Tensor)
+    ]
+    return losses, [*model.parameters(), *model.buffers(), *computed]
 
 
-def compared(model: nn.Module, shard: Any, full: Any) -> None:
-    alone = copy.deepcopy(model)
+def compared(name: str, shard: Any, full: Any) -> None:
+    model, alone = made(name), made(name)
     ours = loop(model, shard(lambda x, y: ((model(x) - y) ** 2).mean()), full)
     plain = loop(alone, lambda x, y: ((alone(x) - y) ** 2).mean())
     torch.testing.assert_close(ours, plain)
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("name", MODULES)
 def test_buffers_are_those_of_one_device(name: str, world: int) -> None:
     with sf.fake_world(world):
         mesh = sf.make_mesh((world,), ("dp",))
         shard = lambda fn: sf.shard(fn, mesh, P("dp"), backend="aten")
-        compared(made(name), shard, sf.full)
+        compared(name, shard, sf.full)
 
 
 def _on_a_rank() -> None:
     mesh = sf.make_mesh((2,), ("dp",))
     shard = lambda fn: sf.shard(fn, mesh, P("dp"), backend="aten")
-    compared(made("BatchNorm"), shard, sf.full)
+    compared("BatchNorm", shard, sf.full)
 
 
 def test_gloo_ranks_agree() -> None:
