@@ -4,6 +4,7 @@ device after each call, in the loop that people write.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from ranks import run_ranks
 from torch import nn
 from torch.nn.utils import prune, weight_norm
+from torch.utils.checkpoint import checkpoint
 
 import shardfn as sf
 from shardfn import P
@@ -157,6 +159,51 @@ def test_without_values_buffers_stay() -> None:
     with sf.fake_world(4, numerics=False):
         mesh = sf.make_mesh((4,), ("dp",))
         sf.shard(model, mesh, P("dp"), backend="aten")(BATCHES[0][0])
+    assert model[1].num_batches_tracked == 0
+
+
+def test_a_checkpointed_call_writes_once_and_may_fill_a_list() -> None:
+    found = []
+    for is_checkpointed in (False, True):
+        model, (x, y) = made("assigned"), BATCHES[0]
+
+        def loss(x: torch.Tensor, model: Any = model) -> torch.Tensor:
+            norms: list[torch.Tensor] = []
+
+            def layers(x: torch.Tensor) -> torch.Tensor:
+                out = model(x)
+                norms.append(out.square().mean())
+                return out
+
+            call = functools.partial(checkpoint, layers, use_reentrant=False)
+            out = call(x) if is_checkpointed else layers(x)
+            return ((out - y) ** 2).mean() + norms[0]
+
+        value = sf.jit(loss, backend="aten")(x) if is_checkpointed else loss(x)
+        value.backward()
+        grads = [p.grad for p in model.parameters()]
+        found.append([value.detach(), *grads, *model.buffers()])
+    torch.testing.assert_close(*found)
+
+
+INNER: dict[str, tuple[Callable[..., Any], str]] = {
+    "grad": (lambda fn: sf.grad(lambda x: fn(x).sum()), "has_aux=True"),
+    "vmap": (sf.vmap, "under vmap, it writes to a buffer that all samples share"),
+    "scan": (
+        lambda fn: lambda x: sf.scan(lambda c, x: (c, fn(x)), x.sum(), x[None]),
+        "a per-step input or a closed-over value): the function writes to it in place",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_inside_of_a_transform_the_way_is_named(name: str) -> None:
+    model, (x, _) = made("BatchNorm"), BATCHES[0]
+    around, text = INNER[name]
+    with pytest.raises(sf.CaptureError) as caught:
+        sf.jit(around(model), backend="aten")(x[None] if name == "vmap" else x)
+    assert text in str(caught.value)
+    assert "sf.functionalize(module), whose fn returns" in str(caught.value)
     assert model[1].num_batches_tracked == 0
 
 
