@@ -162,24 +162,29 @@ def test_without_values_buffers_stay() -> None:
     assert model[1].num_batches_tracked == 0
 
 
+JIT = functools.partial(sf.jit, backend="aten")
+
+
+def loss_with_norm(model: nn.Module, x: torch.Tensor, call: Any) -> torch.Tensor:
+    norms: list[torch.Tensor] = []
+
+    def layers(x: torch.Tensor) -> torch.Tensor:
+        out = model(x)
+        norms.append(out.square().mean())
+        return out
+
+    return (call(layers)(x) - 1).square().mean() + norms[0]
+
+
 def test_a_checkpointed_call_writes_once_and_may_fill_a_list() -> None:
+    def checkpointed(fn: Any) -> Any:
+        return functools.partial(checkpoint, fn, use_reentrant=False)
+
     found = []
-    for is_checkpointed in (False, True):
-        model, (x, y) = made("assigned"), BATCHES[0]
-
-        def loss(x: torch.Tensor, model: Any = model) -> torch.Tensor:
-            norms: list[torch.Tensor] = []
-
-            def layers(x: torch.Tensor) -> torch.Tensor:
-                out = model(x)
-                norms.append(out.square().mean())
-                return out
-
-            call = functools.partial(checkpoint, layers, use_reentrant=False)
-            out = call(x) if is_checkpointed else layers(x)
-            return ((out - y) ** 2).mean() + norms[0]
-
-        value = sf.jit(loss, backend="aten")(x) if is_checkpointed else loss(x)
+    for transform, call in ((lambda fn: fn, lambda fn: fn), (JIT, checkpointed)):
+        model = made("assigned")
+        fn = functools.partial(loss_with_norm, model, call=call)
+        value = transform(lambda x, fn=fn: fn(x))(BATCHES[0][0])
         value.backward()
         grads = [p.grad for p in model.parameters()]
         found.append([value.detach(), *grads, *model.buffers()])
