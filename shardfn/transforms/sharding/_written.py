@@ -34,6 +34,7 @@ WRITES = (
     "a tensor that it closes over: the function writes to it in place",
     "it changes something outside of itself",
     "it writes in place to an argument or a closed-over tensor",
+    "writes to the memory of an argument",
 )
 CLONE = torch.ops.aten.clone.default
 COPIES = {
