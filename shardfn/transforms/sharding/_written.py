@@ -18,6 +18,7 @@ from ... import _compat
 from ...capture.closure.closed_over import modules_of
 from ...capture.modules.copies import computed_by_hooks
 from ...errors import CaptureError, TreeError
+from ...ops.placement import REDISTRIBUTE
 from ...placement import P
 from ...runtime import Request, Traced, call, trace
 from ...runtime.options import Around
@@ -41,6 +42,7 @@ COPIES = {
     CLONE,
     torch.ops.aten.detach.default,
     torch.ops.aten.alias.default,
+    REDISTRIBUTE,  # a DTensor, as the global value that it is
 }
 
 

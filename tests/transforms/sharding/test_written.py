@@ -100,11 +100,22 @@ def loop(model: nn.Module, loss_of: Any, full: Any = lambda x: x) -> Any:
         for x in vars(module).values()
         if isinstance(x, torch.Tensor)
     ]
-    return losses, [*model.parameters(), *model.buffers(), *computed]
+    after = [*model.parameters(), *model.buffers(), *computed]
+    return losses, [full(x.detach()) for x in after]
 
 
-def compared(name: str, shard: Any, full: Any) -> None:
+def as_dtensors(model: nn.Module, mesh: Any) -> None:
+    """Make DTensors of the buffers, sharded where they have a dim."""
+    for module in model.modules():
+        for name, x in dict(module.named_buffers(recurse=False)).items():
+            spec = P("dp") if x.dim() else P()
+            setattr(module, name, sf.distribute(x, mesh, spec))
+
+
+def compared(name: str, shard: Any, full: Any, mesh: Any = None) -> None:
     model, alone = made(name), made(name)
+    if mesh is not None:
+        as_dtensors(model, mesh)
     ours = loop(model, shard(lambda x, y: ((model(x) - y) ** 2).mean()), full)
     plain = loop(alone, lambda x, y: ((alone(x) - y) ** 2).mean())
     torch.testing.assert_close(ours, plain)
@@ -124,6 +135,14 @@ def _on_a_rank() -> None:
     mesh = sf.make_mesh((2,), ("dp",))
     shard = lambda fn: sf.shard(fn, mesh, P("dp"), backend="aten")
     compared("BatchNorm", shard, sf.full)
+    compared("BatchNorm", shard, sf.full, mesh)
+
+
+def test_buffers_may_be_dtensors() -> None:
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((4,), ("dp",))
+        shard = lambda fn: sf.shard(fn, mesh, P("dp"), backend="aten")
+        compared("BatchNorm", shard, sf.full, mesh)
 
 
 def test_gloo_ranks_agree() -> None:
