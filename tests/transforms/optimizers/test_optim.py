@@ -258,7 +258,19 @@ class Lamb(Third):
         p.add_(update * ratio * -group["lr"])
 
 
-@pytest.mark.parametrize("cls", [Third, Late, Lion, Lamb])
+class Centered(O.AdamW):
+    """A subclass of one of torch's, which calls its step."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.grad.sub_(p.grad.mean())
+        super().step(closure)
+
+
+@pytest.mark.parametrize("cls", [Third, Late, Lion, Lamb, Centered])
 def test_an_optimizer_of_anybodys_whose_step_is_one_graph(cls: Any) -> None:
     params, opt = table.tree(0), sf.optim(cls, lr=LR)
     grads = copy.deepcopy(GRADS)
