@@ -169,7 +169,7 @@ def assumed_axes(spec: Any) -> MeshAxes:
             (part,) if isinstance(part, str) else part for part in parts if part
         ]
         named = [part for row in rows if isinstance(row, tuple) for part in row]
-        # without a number of blocks; a part that is no text is refused later
+        # without a number of blocks; other parts than names are refused later
         names = [str(part).partition("*")[0] for part in named]
     known = tuple(dict.fromkeys(names))
     return MeshAxes(known, (1,) * len(known))

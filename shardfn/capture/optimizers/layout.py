@@ -245,8 +245,8 @@ def _others(optimizer: torch.optim.Optimizer) -> State:
 
 
 def content(x: Any, depth: int = 3) -> Any:
-    """What an attribute holds now, which a step may change in place: a tensor as a copy, a
-    container or another optimizer as what is in it.
+    """The content of an attribute, which a step may change in place: a copy of a tensor, the
+    values in a container or in the state of another optimizer.
     """
     if isinstance(x, torch.Tensor):
         return x.detach().clone()

@@ -162,13 +162,13 @@ def _kind(held: Any) -> Any:
 
 
 def _copied(held: Any) -> Any:
-    """What a list or a dict holds, as a plain one."""
+    """A plain list or dict of the objects in one."""
     kind = _kind(held)
     return kind.copy(held) if kind is list else dict(kind.items(held))
 
 
 def _restore(held: Any, old: Any) -> None:
-    """Have a list or a dict hold what it did."""
+    """Have a list or a dict hold these objects again."""
     kind = _kind(held)
     kind.clear(held)
     if kind is list:
