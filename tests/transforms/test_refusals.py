@@ -181,7 +181,7 @@ ELSEWHERE = {
     "argnums._refuse_both": "called by of_signature and of_call",
     "_transformed.staged": "an error of the code of one rank, passed on",
     "_retrace.explain_retrace": "called outside of a trace",
-    "_written.staged": "called outside of a trace",
+    "_written._staged": "called outside of a trace",
     "_written.few": "called by staged",
     "_written._check": "called after a call",
     "_budget.explain": "called outside of a trace",

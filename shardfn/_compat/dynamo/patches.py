@@ -307,7 +307,7 @@ READING = (  # a captured function, by Dynamo
         optional=True,
     ),
     Patch(
-        ("three settings of torch._dynamo.config",),
+        ("settings of torch._dynamo.config",),
         "shapes stay numbers, and what a function stores is left out",
         NEVER,
         enter=reading.reading_settings,

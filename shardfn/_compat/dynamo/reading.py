@@ -169,6 +169,7 @@ def reading_settings() -> Iterator[None]:
         side_effect_replay_policy="error",
         automatic_dynamic_shapes=False,
         allow_rnn=True,
+        skip_fwd_side_effects_in_bwd_under_checkpoint=True,
     ):
         yield
 
