@@ -9,7 +9,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ...collectives import HALO
-from ...ops.loops import Scan, loop_of
+from ...ops.loops import loop_of
 from ...types import MeshAxes
 from .. import layout, plan
 from ..propagation.walk import ALIGN, op_name
@@ -163,7 +163,7 @@ def _loops(
     for step in chosen.steps:
         if isinstance(step, plan.Nested):
             loop = loop_of(step.node)
-            times = loop.length if isinstance(loop, Scan) else 1
+            times = work.turns(loop)
             for inner, body in zip(step.plans, loop.graphs, strict=True):
                 yield inner, body, times
 
