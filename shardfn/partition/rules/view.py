@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import torch
 
 from .. import layout
@@ -55,9 +56,6 @@ def all_but(position: int, name: str = "dim", default: int = 0) -> Rule:
     def rule(call: OpCall) -> list[Choice]:
         n = call.ins[0].dim()
         dim = call.arg(position, name, default) % max(n, 1)
-        same = all(x.dim() == n for x in call.ins)  # cat: legacy empty tensors
-        if not same:
-            return linear([], call)
         dims = [d for d in range(n) if d != dim or _whole(call, d)]
         return linear(together(call, dims), call)
 
@@ -85,14 +83,30 @@ def split(call: OpCall) -> list[Choice]:
 
 
 def cat(call: OpCall) -> list[Choice]:
-    """The inverse of split."""
+    """The inverse of split. Of operands with fewer dims, which are empty and add nothing (a cache
+    before its first token), each rank has the global ones.
+    """
+    out = call.outs[0]
+    takes_part = [x.dim() == out.dim() for x in call.ins]
+    ins = [x for x, takes in zip(call.ins, takes_part, strict=True) if takes]
+    choices = []
+    for placed, outs in _joined(attrs.evolve(call, ins=tuple(ins))):
+        rest = iter(placed)
+        marks = tuple(next(rest) if takes else "R" for takes in takes_part)
+        choices.append((marks, outs))
+    return choices
+
+
+def _joined(call: OpCall) -> list[Choice]:
+    """The strategies of operands that have the dims of the result."""
     choices = all_but(1)(call)
     out = call.outs[0]
     dim = call.arg(1, "dim", 0) % max(out.dim(), 1)
-    is_same = all(x.dim() == out.dim() for x in call.ins)
-    n = parts_of(call, out, dim) if is_same else 0
-    if n and len(call.ins) == n:
+    n = parts_of(call, out, dim)
+    if n:
         choices.append(((dim,) * n, (layout.joined(dim, 1, outer=n),)))
+    if len(call.ins) == 1:
+        choices.append(((dim,), (dim,)))
     return choices
 
 
