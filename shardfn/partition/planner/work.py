@@ -12,7 +12,7 @@ from torch.utils.flop_counter import flop_registry
 from ...hardware import H100, Hardware
 from ...ops.loops import Loop, Scan, While
 
-# A while loop counts as so many turns: nobody knows how many it takes.
+# A while loop counts as so many turns: how many it takes depends on values.
 TURNS = 8
 WAIT = torch.ops._c10d_functional.wait_tensor.default
 
