@@ -18,14 +18,13 @@ from ..partition import layout, plan
 from ..partition.auto import fused
 from ..partition.auto.followers import Followers
 from ..partition.auto.search import timed_on
-from ..partition.planner import work
 from ..partition.planner.price import PlanPrice, plan_price, unasked_bytes
 from ..partition.planner.share import share_of
-from ..partition.planner.starts import parameter_slots
 from ..partition.propagate import WORTH
 from ..partition.propagation.walk import op_name
 from ..placement import spec_of
 from ..types import Marks, Program
+from . import everywhere
 
 SHARE = 0.01  # of a rank's FLOPs, above which what others compute too is expensive
 FLOOR = 1e9  # FLOPs of a rank that are never expensive: some microseconds
@@ -108,7 +107,7 @@ class _Search:
 
     def sent(self) -> Iterator[str]:
         """Activations that are sent, where an equally sharded program sends fewer."""
-        steps = largest_unasked(self.chosen, self.graph)
+        steps = everywhere.largest_unasked(self.chosen, self.graph)
         if not steps:
             return
         before = unasked_bytes(self.chosen, self.graph)
@@ -156,10 +155,10 @@ class _Search:
 
     def replicated(self) -> Iterator[str]:
         """Ops that all ranks of an axis compute alike, where another placement computes less."""
-        every = sum(flops for _, _, flops in _work(self.chosen))
+        every = sum(flops for _, _, flops in everywhere.work_of(self.chosen))
         for axis, name in enumerate(self.chosen.axes.names):
             rows = [
-                row for row in _work(self.chosen) if self.is_alike(row[0], axis)
+                row for row in everywhere.work_of(self.chosen) if self.is_alike(row[0], axis)
             ]
             alike = sum(flops for _, _, flops in rows)
             if alike < max(FLOOR, SHARE * every):
@@ -191,11 +190,11 @@ class _Search:
     def is_faster(self) -> Callable[[plan.Plan], bool]:
         """Whether a plan computes clearly less, and takes less time."""
         now = self.price(self.chosen)
-        every = sum(flops for _, _, flops in _work(self.chosen))
+        every = sum(flops for _, _, flops in everywhere.work_of(self.chosen))
 
         def is_faster(other: plan.Plan) -> bool:
             price = self.price(other)
-            flops = sum(flops for _, _, flops in _work(other))
+            flops = sum(flops for _, _, flops in everywhere.work_of(other))
             return flops < (1 - SHARE) * every and price.total < LESS * now.total
 
         return is_faster
@@ -204,11 +203,13 @@ class _Search:
         """The arguments that an op depends on, the nearest first."""
         holders = self.graph.find_nodes(op="placeholder")
         number = {holder: i for i, holder in enumerate(holders)}
+        outside = everywhere.outside(self.graph)
         seen = {node}
         queue = collections.deque([node])
         found = []
         while queue and len(found) < TRIES:
-            for read in queue.popleft().all_input_nodes:
+            next_one = queue.popleft()
+            for read in outside.get(next_one) or next_one.all_input_nodes:
                 if read not in seen:
                     seen.add(read)
                     queue.append(read)
@@ -356,31 +357,3 @@ def parts_after(node: torch.fx.Node) -> int:
     for _ in range(AHEAD):
         nodes += [user for x in nodes for user in x.users if user not in nodes]
     return next((n for n in map(equal_parts, nodes) if n > 1), 1)
-
-
-def largest_unasked(
-    chosen: plan.Plan, graph: torch.fx.Graph
-) -> list[tuple[plan.Redistribute, int]]:
-    """The redistributions of activations that no placement asks for, each with its axis, the
-    largest first.
-    """
-    ahead = parameter_slots(chosen, graph)
-    rows = [
-        (step, move.axis)
-        for step, move in plan.moves(chosen)
-        if step.implicit and move.sends and step.source.number not in ahead
-    ]
-    return sorted(rows, key=lambda row: -work.nbytes(row[0].source.value))
-
-
-def _work(
-    chosen: plan.Plan,
-) -> Iterator[tuple[plan.Apply, torch.fx.Node, float]]:
-    """The ops of a plan with FLOPs, and those of one rank."""
-    sizes = chosen.axes.sizes
-    for step in chosen.steps:
-        if isinstance(step, plan.Apply) and (flops := work.flops(step.node)):
-            slots = [(x.value, x.marks) for x in (*step.outs, *step.ins)]
-            for axis in range(len(sizes)):
-                flops *= share_of(slots, sizes, axis)
-            yield step, step.node, flops

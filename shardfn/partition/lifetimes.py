@@ -17,14 +17,16 @@ def owners(
 
     Args:
         graph: any.
-        elements: whether each tensor of a tuple has memory of its own.
+        elements: whether each tensor of a tuple has memory of its own, unless they are views of
+            one tensor.
     """
     found: dict[torch.fx.Node, torch.fx.Node] = {}
     first: dict[tuple[torch.fx.Node, object], torch.fx.Node] = {}
     for node in graph.nodes:
         is_view = node.op == "call_function" and work.is_alias(node)
         base: torch.fx.Node = node.all_input_nodes[0] if is_view else node
-        if elements and node.target is operator.getitem:
+        is_element = node.target is operator.getitem and not work.is_alias(base)
+        if elements and is_element:
             place = base, node.args[1]
             base = first.setdefault(place, node)
         found[node] = found.get(base, base)

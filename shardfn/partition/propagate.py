@@ -115,7 +115,7 @@ class _Second:
         return found
 
     def together(self) -> plan.Plan | None:
-        """The plan of all ops, those of scans included. None if there are no scans."""
+        """The plan of all ops, those of bodies included. None if there are no bodies."""
         flat = flattened(self.program)
         if flat.program is self.program:
             return None

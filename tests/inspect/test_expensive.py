@@ -14,7 +14,9 @@ import shardfn as sf
 from shardfn import P
 from tests.transforms.sharding.test_auto import (
     SMALL,
+    STACKED,
     language_model,
+    layered,
     loss,
     sgd,
     shapes,
@@ -67,6 +69,41 @@ TEXTBOOK: dict[str, tuple[Any, Any, Any]] = {
 @pytest.mark.parametrize("name", TEXTBOOK)
 def test_textbook_programs_are_not_called_expensive(name: str) -> None:
     assert said(STEP, SMALL, *TEXTBOOK[name]) == []
+
+
+STACKED_PLACES = {
+    "fully sharded": ((8,), ("dp",), (P(None, "dp"), P("dp"))),
+    "data and tensor parallel": (
+        (4, 2),
+        ("dp", "tp"),
+        (layers(P(None, None, "tp"), P(None, "tp")), P("dp")),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STACKED_PLACES)
+def test_textbook_scans_are_not_called_expensive(name: str) -> None:
+    assert said(sgd(layered), STACKED, *STACKED_PLACES[name]) == []
+
+
+def test_what_a_scan_computes_alike_is_said_with_its_line_and_a_mend() -> None:
+    places = (4, 2), ("dp", "tp"), (P(), P("dp"))
+    (text,) = said(sgd(layered), STACKED, *places)
+    first, source, fix = text.splitlines()
+    assert "100% of a rank's FLOPs are computed alike by all 2 ranks of tp" in first
+    assert source.startswith(f"  at: {layered.__code__.co_filename}:")
+    assert fix == "  try: batch[0] at P(('dp', 'tp')) in place of P('dp')"
+
+
+def test_what_a_branch_sends_is_said_with_a_mend() -> None:
+    fn = lambda p, x: sf.cond(x.sum() > 0, lambda x: loss(p, x), torch.sum, x)
+    args = SMALL[0], sf.ShapeDtype((65536, 512))
+    places = (8,), ("dp",), (P(), P(None, "dp"))
+    sends, *_ = said(fn, args, *places, planner="greedy")
+    first, _, fix = sends.splitlines()
+    assert "112.0 MiB of activations that no placement asks for" in first
+    assert "most of them by all_gather over dp for mm" in first
+    assert fix.startswith("  try: x at P('dp') in place of P(None, 'dp')")
 
 
 def test_an_axis_that_shards_nothing_is_said_with_a_mend() -> None:

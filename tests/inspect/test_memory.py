@@ -93,6 +93,13 @@ def tried(p: Any, x: torch.Tensor) -> torch.Tensor:
     return sf.cond(h.sum() > 0, lambda h: (h @ p).exp(), lambda h: h.sin(), h).sum()
 
 
+def chunks(p: Any, x: torch.Tensor) -> torch.Tensor:
+    """Views of one tensor that die one after the other."""
+    values, _ = torch.sort(x @ p, -1)
+    a, b, c = torch.chunk(values, 3, -1)
+    return (a * b).sum() + values.topk(3).values.sum() + c.logsumexp(0).sum()
+
+
 R = torch.randn
 WITH_LOOPS = {
     "scan": (
@@ -110,6 +117,7 @@ WITH_LOOPS = {
         dict(first=R(16, 3, 3, 3), second=R(31, 16, 3, 3), last=R(31, 7)),
         R(5, 3, 33, 33),
     ),
+    "chunks": (sf.value_and_grad(chunks), R(33, 66), R(51, 33)),
     "branch and loop": (tried, R(65, 65), R(301, 65)),
 }
 

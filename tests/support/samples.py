@@ -336,6 +336,15 @@ VIEWS = {
         lambda: call(f(3, 14), [7, 7], -1),
         lambda: call(f(3, 5), [1, 4], 1),
     ],
+    "aten.as_strided.default": [
+        lambda: call(f(5, 3, 2), [5, 2], [6, 1], 4),
+        lambda: call(f(5, 3, 2), [5, 2], [6, 1], 5),
+        lambda: call(f(20), [5, 3], [4, 1], 1),
+    ],
+    "aten.as_strided_scatter.default": [
+        lambda: call(f(5, 3, 2), f(5, 2), [5, 2], [6, 1], 2),
+        lambda: call(f(20), f(5, 3), [5, 3], [4, 1], 1),
+    ],
     "aten.cat.default": [
         lambda: call([f(5, 3), f(2, 3)]),
         lambda: call([f(5, 3), f(5, 1), f(5, 2)], -1),

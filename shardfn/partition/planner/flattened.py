@@ -1,20 +1,21 @@
-"""A program in which one step stands for each scan, so that the ops of loops are planned together
-with those around them.
+"""A program in which one step stands for each loop, and both branches for each cond, so that their
+ops are planned together with those around them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 import torch
 from torch.fx import Graph, Node
 
-from ...ops.loops import Scan
+from ...ops.loops import Branch, Loop, Scan, While, loop_of
 from ...ops.nodes import args_of
 from ...types import Marks, Program
 from ..propagation.values import Advice, Placed
+from . import work
 
 ATEN = torch.ops.aten
 Env = dict[Node, Node]  # nodes of a program, and their copies
@@ -22,14 +23,15 @@ Env = dict[Node, Node]  # nodes of a program, and their copies
 
 @attrs.define(eq=False)
 class Flattened:
-    """A program without scans.
+    """A program without loops and branches.
 
     Args:
         program: the Program.
-        originals: for the copy of an op, that op, in the program or in the body of a scan.
+        originals: for the copy of an op, that op, in the program or in a body.
         times: how often values of a body are made, and so moved.
-        edges: ops that stand where the carries of a scan enter a step, and where they leave it.
-            They compute nothing.
+        edges: ops that stand where the carries of a loop enter a step, and where they leave it.
+        joined: ops that stand where two values must be placed alike: the two results of a cond,
+            with that cond and the position, or a carry before and after a turn of a while loop.
         rows: the stacked inputs of scans, of which no step dim is sharded.
     """
 
@@ -37,6 +39,7 @@ class Flattened:
     originals: Env = attrs.field(factory=dict)
     times: dict[Node, int] = attrs.field(factory=dict)
     edges: list[Node] = attrs.field(factory=list)
+    joined: dict[Node, tuple[Node, int] | None] = attrs.field(factory=dict)
     rows: set[Node] = attrs.field(factory=set)
 
     def made(self, node: Node) -> int:
@@ -44,13 +47,15 @@ class Flattened:
         return self.times.get(node, 1)
 
     def computed(self, node: Node) -> int:
-        """How often an op runs in the program."""
-        return 0 if node in self.edges else self.made(node)
+        """How often an op runs in the program. Ops at edges and joints compute nothing."""
+        is_idle = node in self.edges or node in self.joined
+        return 0 if is_idle else self.made(node)
 
     def advice(self, decided: Mapping[Node, Placed]) -> Advice:
-        """A plan of this program as one of the program with its scans."""
+        """A plan of this program as one of the program with its loops and branches."""
         ops = {}
         carries: dict[tuple[int, ...], Marks] = {}
+        branches = {}
         for node, placed in decided.items():
             original = self.originals.get(node)
             if original is not None:
@@ -58,15 +63,20 @@ class Flattened:
             elif node in self.edges:
                 shape = tuple(node.meta["val"].shape)
                 (carries[shape],) = placed.outs
-        return Advice(ops, carries)
+        for node, result in self.joined.items():
+            if result is not None and node in decided:
+                (branches[result],) = decided[node].outs
+        return Advice(ops, carries, branches)
 
 
 def flattened(program: Program) -> Flattened:
-    """A program with one step in place of each scan. The same program if it has no scans."""
+    """A program with one step in place of each loop, and both branches in place of each cond. The
+    same program if it has none.
+    """
     graph = program.graph.graph
     found = Flattened(program)
-    has_scans = any(isinstance(node.target, Scan) for node in graph.nodes)
-    if not has_scans:
+    has_bodies = any(isinstance(node.target, Loop) for node in graph.nodes)
+    if not has_bodies:
         return found
     fresh = Graph()
     env: Env = {}
@@ -85,7 +95,7 @@ def _copy(
     times: int,
     found: Flattened,
 ) -> None:
-    """Copy nodes that run so many times, scans as one of their steps."""
+    """Copy nodes that run so many times, loops and branches as their bodies."""
     stepped: dict[Node, list[Node]] = {}
     for node in nodes:
         if node in env or node.op == "output":
@@ -94,13 +104,30 @@ def _copy(
         if source in stepped:
             _, position = args_of(node)
             env[node] = stepped[source][position]
-        elif isinstance(node.target, Scan):
-            stepped[node] = _step(fresh, node, env, times, found)
+        elif isinstance(node.target, Loop):
+            inline = INLINE[type(node.target)]
+            stepped[node] = inline(fresh, node, env, times, found)
         else:
             copy = fresh.node_copy(node, env.__getitem__)
             env[node] = copy
             found.originals[copy] = node
             found.times[copy] = times
+
+
+def _body(
+    fresh: Graph,
+    body: Graph,
+    given: Iterable[Node],
+    times: int,
+    found: Flattened,
+) -> list[Node]:
+    """Copy a body that runs so many times on some values. Returns copies of its results."""
+    holders = body.find_nodes(op="placeholder")
+    within = dict(zip(holders, given, strict=True))
+    _copy(fresh, body.nodes, within, times, found)
+    (output,) = body.find_nodes(op="output")
+    (returned,) = args_of(output)
+    return [within[x] for x in returned]
 
 
 def _step(
@@ -113,7 +140,7 @@ def _step(
     """Copy one step of a scan. Returns copies of its results."""
     scan = node.target
     assert isinstance(scan, Scan)
-    inner = times * max(scan.length, 1)
+    inner = times * work.turns(scan)
     around = _Ends(fresh, node, times, found)
     inside = _Ends(fresh, node, inner, found)
     read = [env[x] for x in args_of(node)]
@@ -124,32 +151,74 @@ def _step(
     entering = map(inside.edge, read[start:end])
     rows = map(inside.row, stacks)
     given = [*read[:start], *entering, *rows]
-    (body,) = scan.graphs
-    holders = body.find_nodes(op="placeholder")
-    within = dict(zip(holders, given, strict=True))
-    _copy(fresh, body.nodes, within, inner, found)
-    (output,) = body.find_nodes(op="output")
-    (returned,) = args_of(output)
-    results = [within[x] for x in returned]
+    results = _body(fresh, scan.graphs[0], given, inner, found)
     leaving = map(around.edge, results[: scan.carries])
     stepwise = results[scan.carries :]
     stacked = [around.stacked(x, scan.length) for x in stepwise]
     return [*leaving, *stacked]
 
 
+def _turn(
+    fresh: Graph,
+    node: Node,
+    env: Env,
+    times: int,
+    found: Flattened,
+) -> list[Node]:
+    """Copy one turn of a while loop: its test, and its step. Returns copies of its results."""
+    loop = node.target
+    assert isinstance(loop, While)
+    inner = times * work.turns(loop)
+    around = _Ends(fresh, node, times, found)
+    inside = _Ends(fresh, node, inner, found)
+    read = [env[x] for x in args_of(node)]
+    entering = list(map(inside.edge, read[loop.consts :]))
+    given = [*read[: loop.consts], *entering]
+    test, step = loop.graphs
+    (truth,) = _body(fresh, test, given, inner, found)
+    results = _body(fresh, step, given, inner, found)
+    pairs = zip(results, entering, strict=True)
+    joints = [inside.joint(truth, new, old) for new, old in pairs]
+    return [around.edge(x) for x in joints]
+
+
+def _branches(
+    fresh: Graph,
+    node: Node,
+    env: Env,
+    times: int,
+    found: Flattened,
+) -> list[Node]:
+    """Copy both branches of a cond. Returns copies of its results."""
+    *read, truth = [env[x] for x in args_of(node)]
+    ends = _Ends(fresh, node, times, found)
+    yes, no = (
+        _body(fresh, graph, read, times, found) for graph in loop_of(node).graphs
+    )
+    pairs = enumerate(zip(yes, no, strict=True))
+    return [ends.joint(truth, a, b, (node, k)) for k, (a, b) in pairs]
+
+
+INLINE: dict[type[Loop], Callable[..., list[Node]]] = {
+    Scan: _step,
+    While: _turn,
+    Branch: _branches,
+}
+
+
 @attrs.frozen(eq=False)
 class _Ends:
-    """The ops at both ends of a step.
+    """The ops at both ends of a body.
 
     Args:
         fresh: takes them.
-        scan: of the step.
+        loop: of the body.
         times: how often they run.
         found: notes them.
     """
 
     fresh: Graph
-    scan: Node
+    loop: Node
     times: int
     found: Flattened
 
@@ -157,7 +226,7 @@ class _Ends:
         self, op: Any, args: Sequence[Any], value: torch.Tensor
     ) -> Node:
         made = self.fresh.call_function(op, tuple(args))
-        made.meta = {**self.scan.meta, "val": value}
+        made.meta = {**self.loop.meta, "val": value}
         self.found.times[made] = self.times
         return made
 
@@ -165,6 +234,18 @@ class _Ends:
         """A carry where it enters a step, or leaves it."""
         made = self.call(ATEN.clone.default, (x,), x.meta["val"])
         self.found.edges.append(made)
+        return made
+
+    def joint(
+        self,
+        truth: Node,
+        a: Node,
+        b: Node,
+        result: tuple[Node, int] | None = None,
+    ) -> Node:
+        """One of two values, which are placed alike."""
+        made = self.call(ATEN.where.self, (truth, a, b), a.meta["val"])
+        self.found.joined[made] = result
         return made
 
     def row(self, x: Node) -> Node:

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ...collectives import HALO
-from ...ops.loops import Scan, loop_of
+from ...ops.loops import loop_of
 from ...types import MeshAxes
 from .. import layout, plan
 from ..propagation.walk import ALIGN, op_name
@@ -81,7 +81,7 @@ def plan_price(
         nbytes=sum(_nbytes(axes, step, move) for step, move in moves),
         computed=sum(_computed(axes, step, of_op) for step in chosen.steps),
     )
-    for inner, body, times in _loops(chosen):
+    for inner, body, times in bodies_of(chosen):
         total = total.plus(plan_price(inner, body, of_op), times)
     return total
 
@@ -93,7 +93,7 @@ def unasked_bytes(chosen: plan.Plan, graph: Graph) -> float:
     for step, move in plan.moves(chosen):
         if step.implicit and step.source.number not in ahead:
             total += _nbytes(chosen.axes, step, move)
-    for inner, body, times in _loops(chosen):
+    for inner, body, times in bodies_of(chosen):
         total += times * unasked_bytes(inner, body)
     return total
 
@@ -126,7 +126,7 @@ def gathered_alike_bytes(chosen: plan.Plan, graph: Graph) -> float:
             readers = [applied[x] for x in _computing(step.node) if x in applied]
             if readers and all(_is_alike(x, move.axis) for x in readers):
                 total += _nbytes(chosen.axes, step, move)
-    for inner, body, times in _loops(chosen):
+    for inner, body, times in bodies_of(chosen):
         total += times * gathered_alike_bytes(inner, body)
     return total
 
@@ -156,14 +156,14 @@ def _reads_part(node: Node, value: torch.Tensor) -> bool:
     )
 
 
-def _loops(
+def bodies_of(
     chosen: plan.Plan,
 ) -> Iterator[tuple[plan.Plan, Graph, int]]:
     """The plans inside a plan, with their graphs and how often they run."""
     for step in chosen.steps:
         if isinstance(step, plan.Nested):
             loop = loop_of(step.node)
-            times = loop.length if isinstance(loop, Scan) else 1
+            times = work.turns(loop)
             for inner, body in zip(step.plans, loop.graphs, strict=True):
                 yield inner, body, times
 

@@ -10,7 +10,10 @@ from torch.fx import Node
 from torch.utils.flop_counter import flop_registry
 
 from ...hardware import H100, Hardware
+from ...ops.loops import Loop, Scan, While
 
+# A while loop counts as so many turns: how many it takes depends on values.
+TURNS = 8
 WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
@@ -60,3 +63,10 @@ def nbytes(value: Any) -> int:
     return sum(
         x.numel() * x.element_size() for x in values if isinstance(x, torch.Tensor)
     )
+
+
+def turns(loop: Loop) -> int:
+    """How often the bodies of a loop run, as far as a price is concerned."""
+    if isinstance(loop, Scan):
+        return max(loop.length, 1)
+    return TURNS if isinstance(loop, While) else 1

@@ -26,10 +26,12 @@ class Advice(NamedTuple):
     Args:
         ops: of ops.
         carries: of the carries of loops, by shape.
+        branches: of the results of conds, by their positions.
     """
 
     ops: Mapping[torch.fx.Node, Placed]
     carries: Mapping[tuple[int, ...], Marks]
+    branches: Mapping[tuple[torch.fx.Node, int], Marks] = {}
 
 
 NO_ADVICE = Advice({}, {})

@@ -148,10 +148,20 @@ class Walk(Chooser):
             residuals.cotangent(self, node)
         elif node.target in PRIMS:
             walk_shard_map.visit(self, node)
-        elif (value := _fill_of(node)) is not None:
+        elif (value := self.fill_of(node)) is not None:
             self.values[node] = self.constant(node, value)
         elif not (add_unaligned(self, node) or sums.add_later(self, node)):
             self.apply(node)
+
+    def fill_of(self, node: torch.fx.Node) -> Any:
+        """The value of a constant tensor, or of a view of one. None for any other op."""
+        fake = node.meta.get("val")
+        if not isinstance(fake, torch.Tensor):
+            return None
+        if node.target in rules.VIEWS:
+            source = self.values[args_of(node)[0]]
+            return None if source.fill is None else source.fill[1]
+        return rules.fill_value(node.target, node.args, fake.dtype)
 
     def constant(self, node: torch.fx.Node, value: Any) -> Value:
         """A constant tensor of one value: each rank makes its shard locally, at any placement."""
@@ -372,13 +382,6 @@ class Walk(Chooser):
         self.steps.append(plan.Fill(node, slot, number))
         value.slots[marks] = slot, None
         return slot
-
-
-def _fill_of(node: torch.fx.Node) -> Any:
-    """The value of a constant tensor, or None for any other op."""
-    fake = node.meta.get("val")
-    is_tensor = isinstance(fake, torch.Tensor)
-    return rules.fill_value(node.target, node.args, fake.dtype) if is_tensor else None
 
 
 def _made_again(move: Move, value: Value, node: torch.fx.Node) -> bool:

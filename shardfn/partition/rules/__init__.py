@@ -45,6 +45,7 @@ RULES: dict[object, Rule] = {
     **batch.TABLE,
     **random.TABLE,
 }
+VIEWS = view.VIEWS
 SIZES = view.SIZES  # op -> the position of the argument with the result's shape
 # op -> the function that makes local arguments of global ones
 LOCAL_ARGS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import torch
 
 from .. import layout
@@ -55,9 +56,6 @@ def all_but(position: int, name: str = "dim", default: int = 0) -> Rule:
     def rule(call: OpCall) -> list[Choice]:
         n = call.ins[0].dim()
         dim = call.arg(position, name, default) % max(n, 1)
-        same = all(x.dim() == n for x in call.ins)  # cat: legacy empty tensors
-        if not same:
-            return linear([], call)
         dims = [d for d in range(n) if d != dim or _whole(call, d)]
         return linear(together(call, dims), call)
 
@@ -85,14 +83,30 @@ def split(call: OpCall) -> list[Choice]:
 
 
 def cat(call: OpCall) -> list[Choice]:
-    """The inverse of split."""
+    """The inverse of split. Of operands with fewer dims, which are empty and add nothing (a cache
+    before its first token), each rank has the global ones.
+    """
+    out = call.outs[0]
+    takes_part = [x.dim() == out.dim() for x in call.ins]
+    ins = [x for x, takes in zip(call.ins, takes_part, strict=True) if takes]
+    choices = []
+    for placed, outs in _joined(attrs.evolve(call, ins=tuple(ins))):
+        rest = iter(placed)
+        marks = tuple(next(rest) if takes else "R" for takes in takes_part)
+        choices.append((marks, outs))
+    return choices
+
+
+def _joined(call: OpCall) -> list[Choice]:
+    """The strategies of operands that have the dims of the result."""
     choices = all_but(1)(call)
     out = call.outs[0]
     dim = call.arg(1, "dim", 0) % max(out.dim(), 1)
-    is_same = all(x.dim() == out.dim() for x in call.ins)
-    n = parts_of(call, out, dim) if is_same else 0
-    if n and len(call.ins) == n:
+    n = parts_of(call, out, dim)
+    if n:
         choices.append(((dim,) * n, (layout.joined(dim, 1, outer=n),)))
+    if len(call.ins) == 1:
+        choices.append(((dim,), (dim,)))
     return choices
 
 
@@ -228,16 +242,19 @@ def repeat(call: OpCall) -> list[Choice]:
 
 def strided(call: OpCall) -> list[Choice]:
     """Shards the slowest dim, if it stays the slowest and its elements do not overlap."""
-    if not _rows_apart(call.ins[0], *call.args[1:4]):
+    unit = _rows_apart(call.ins[0], *call.args[1:4])
+    if not unit:
         return linear([], call)
-    return linear([((0,), (0,))], call)
+    return linear([((layout.joined(0, unit),), (0,))], call)
 
 
 def strided_scatter(call: OpCall) -> list[Choice]:
     """`strided` for the tensor and the written values."""
-    if not _rows_apart(call.ins[0], *call.args[2:5]):
+    unit = _rows_apart(call.ins[0], *call.args[2:5])
+    if not unit:
         return linear([], call)
-    return linear([((0, 0), (0,))], call)
+    rows = layout.joined(0, unit)
+    return linear([((rows, 0), (rows,))], call)
 
 
 def _rows_apart(
@@ -245,16 +262,22 @@ def _rows_apart(
     size: list[int],
     stride: list[int],
     offset: int | None = None,
-) -> bool:
+) -> int:
+    """How many indices of dim 0 make a row, if each row reads or writes within its own: 0 if some
+    do not.
+    """
     if not x.dim() or not x.is_contiguous() or not x.numel():
-        return False
-    if not size or offset or 0 in size:
-        return False
+        return 0
+    if not size or 0 in size:
+        return 0
     rows, *sizes = size
     step, *steps = stride
-    reach = sum((n - 1) * s for n, s in zip(sizes, steps, strict=True))
-    row = x.stride(0)
-    return rows == x.shape[0] and step == row and reach < row
+    unit, rest = divmod(step, x.stride(0))
+    last = (offset or 0) + sum(
+        (n - 1) * s for n, s in zip(sizes, steps, strict=True)
+    )
+    is_apart = not rest and x.shape[0] == rows * unit and last < step
+    return unit if is_apart else 0
 
 
 TABLE: dict[object, Rule] = {
@@ -310,6 +333,17 @@ AS_VIEW = {
     aten.unsqueeze.default,
     aten.view.default,
     aten.reshape.default,
+}
+
+# Ops of which a constant tensor makes a constant tensor. `expand` stays a view.
+VIEWS = {
+    *AS_VIEW,
+    aten._unsafe_view.default,
+    aten.permute.default,
+    aten.select.int,
+    aten.slice.Tensor,
+    aten.t.default,
+    aten.transpose.int,
 }
 
 # The argument with the result's shape. A rank passes its local shape.

@@ -57,7 +57,7 @@ def pin(
         module: the module. Its layers get hooks.
         outputs: patterns over paths of layers -> the placement of what they return: a `P` for
             every tensor of it, or a tree of them. A pattern is a glob, as in `placements`, or
-            a regular expression; "" is the module itself.
+            a regular expression; "" is the module itself. The first that matches a layer counts.
         inputs: the same for what layers take: a `P` for the first argument, or a tuple with one
             for each positional argument; None leaves one free.
 

@@ -1,5 +1,5 @@
-"""One step in place of each scan: it computes what a step does, and its ops are planned with those
-around it.
+"""One step in place of each loop, and both branches in place of a cond: they compute the same, and
+their ops are planned with those around them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 import shardfn as sf
 from shardfn import P
 from shardfn._tree import leaves
-from shardfn.ops.loops import Scan
+from shardfn.ops.loops import Loop
 from shardfn.partition.planner.flattened import flattened
 from shardfn.partition.planner.price import plan_price
 
@@ -44,6 +44,32 @@ def nested(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return c.square().sum() + sums.sum()
 
 
+def mixed(h: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    for _ in range(3):
+        h = (h.flatten(0, 1) @ v).tanh().view(h.shape).softmax(-1)
+    return h
+
+
+def branched(p: Any, rows: torch.Tensor) -> torch.Tensor:
+    """Rows are better in one branch, and do no harm in the other."""
+    h = p["table"][rows[0]]
+    yes = lambda h: mixed(h, p["v"])
+    no = lambda h: h.sin().softmax(-1)
+    return sf.cond(rows[0, 0, 0] % 2 == 0, yes, no, h).square().sum()
+
+
+def turned(p: Any, rows: torch.Tensor) -> torch.Tensor:
+    """A cond in a while loop."""
+
+    def turn(c: Any) -> Any:
+        i, total = c
+        return i + 1, total + branched(p, (rows + i) % V)
+
+    start = torch.zeros((), dtype=torch.int64), p["v"].sum()
+    _, total = sf.while_loop(lambda c: c[0] < len(rows), turn, start)
+    return total
+
+
 def given(steps: int = T) -> tuple[Any, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
     drawn = lambda *shape: torch.randn(shape, generator=generator).double()
@@ -51,18 +77,23 @@ def given(steps: int = T) -> tuple[Any, torch.Tensor]:
     return dict(table=drawn(V, D), v=drawn(D, D)), rows
 
 
-def scans(graph: torch.fx.Graph) -> list[torch.fx.Node]:
-    return [node for node in graph.nodes if isinstance(node.target, Scan)]
+def loops(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+    return [node for node in graph.nodes if isinstance(node.target, Loop)]
 
 
 @pytest.mark.parametrize("transform", [sf.jit, sf.grad], ids=["value", "grad"])
-def test_of_a_scan_of_one_step_it_computes_the_same(transform: Any) -> None:
+def test_of_loops_of_one_step_it_computes_the_same(transform: Any) -> None:
     x = torch.linspace(-1, 1, 9, dtype=torch.float64).view(1, 1, 3, 3)
-    for fn, args in ((loss, given(1)), (nested, (x[0, 0], x))):
+    p, rows = given(1)
+    calls = [(loss, (p, rows)), (nested, (x[0, 0], x)), (branched, (p, rows))]
+    calls.append((branched, (p, (rows + 1) % V)))  # whose truth is another one
+    if transform is sf.jit:
+        calls.append((turned, (p, rows)))
+    for fn, args in calls:
         program = transform(fn).trace(*args).program
         flat = flattened(program)
-        assert scans(program.graph.graph)
-        assert not scans(flat.program.graph.graph)
+        assert loops(program.graph.graph)
+        assert not loops(flat.program.graph.graph)
         flat.program.graph.graph.lint()
         wanted, got = (
             torch.fx.Interpreter(of.graph).run(*leaves(args))
@@ -89,15 +120,26 @@ def test_the_ops_of_a_body_count_as_often_as_they_run() -> None:
     assert {x.name for x in flat.rows} & set(names)
 
 
-def test_a_program_without_scans_stays_as_it_is() -> None:
+def test_a_program_without_loops_stays_as_it_is() -> None:
     program = sf.jit(lambda x: x * 2).trace(torch.ones(3)).program
     assert flattened(program).program is program
 
 
-@pytest.mark.parametrize("sizes", [(4,), (3,), (2, 2)], ids=str)
-def test_the_ops_of_a_scan_are_planned_at_once(
-    sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+GRAD = sf.value_and_grad
+CASES = {
+    "a scan, even": (GRAD(loss), (4,)),
+    "a scan, uneven": (GRAD(loss), (3,)),
+    "a scan on two axes": (GRAD(loss), (2, 2)),
+    "a cond, uneven": (GRAD(branched), (4,)),
+    "a cond in a while loop on two axes": (turned, (2, 2)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_ops_of_bodies_are_planned_at_once(
+    case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    fn, sizes = CASES[case]
     monkeypatch.setattr(planning, "WORTH", 2.0**15)
     p, rows = given()
     names = ("x", "y")[: len(sizes)]
@@ -106,15 +148,13 @@ def test_the_ops_of_a_scan_are_planned_at_once(
         places = (dict(table=P(None, "x"), v=P()), P())
         price = {}
         for planner in ("greedy", "global"):
-            step = sf.shard(
-                sf.value_and_grad(loss), mesh, places, planner=planner, backend="aten"
-            )
+            step = sf.shard(fn, mesh, places, planner=planner, backend="aten")
             low = step.lower(p, rows)
             graph = low.traced.program.graph.graph
             price[planner] = plan_price(low.partition, graph)
         got = sf.full(step(p, rows))
     assert price["global"].nbytes < 0.3 * price["greedy"].nbytes
-    wanted = sf.value_and_grad(loss)(p, rows)
+    wanted = fn(p, rows)
     for a, b in zip(leaves(got), leaves(wanted), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
 

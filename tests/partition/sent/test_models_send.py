@@ -99,6 +99,30 @@ class Masked(nn.Module):
         return scores.softmax(-1) @ x
 
 
+class Cached(nn.Module):
+    """Attention whose keys join a cache, which is empty before the first token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys = nn.Linear(E, E)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        keys = torch.cat([x.new_empty(0), self.keys(x)], dim=-2)
+        return (x @ keys.mT).softmax(-1) @ keys
+
+
+class Last(nn.Module):
+    """The last row of each sequence, by the strides of all, as compiled code reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(E, E)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.tanh()
+        return self.out(rows.as_strided((B, E), (T * E, 1), (T - 1) * E))
+
+
 SEQUENCE_FIRST = P(None, "dp")
 PADDING = torch.arange(B * T).view(B, T) % 3 == 0
 TOKENS = torch.arange(B * T).view(B, T) % 7
@@ -107,6 +131,11 @@ MODELS: dict[
     str, tuple[Callable[[], nn.Module], tuple[Any, ...], tuple[P, ...]]
 ] = {
     "LSTM": (lambda: nn.LSTM(E, 3, 2), (drawn(T, B, E),), (SEQUENCE_FIRST,)),
+    "LSTM, a small batch": (
+        lambda: nn.LSTM(E, 8),
+        (drawn(T, 4, E),),
+        (SEQUENCE_FIRST,),
+    ),
     "GRU, both directions": (
         lambda: nn.GRU(E, 3, bidirectional=True),
         (drawn(T, B, E),),
@@ -129,6 +158,8 @@ MODELS: dict[
     ),
     "GPT-2": (Fused, (TOKENS,), (P("dp"),)),
     "a mask": (Masked, (drawn(B, T, E), ~PADDING), (P("dp"), P("dp"))),
+    "an empty cache": (Cached, (drawn(B, T, E),), (P("dp"),)),
+    "the last row": (Last, (drawn(B, T, E),), (P("dp"),)),
     "nearest images": (
         lambda: nn.Sequential(nn.Conv2d(2, 3, 1), nn.Upsample(scale_factor=2)),
         (drawn(B, 2, 2, 3),),

@@ -112,7 +112,10 @@ def _branch(
     ins = [natural(v, walk.axes) for v in inputs]
     walks = [Inside(walk, graph, ins, inputs) for graph in branch.graphs]
     pairs = zip(*(w.results() for w in walks), strict=True)
-    outs = [_agreed(walk, *pair) for pair in pairs]
+    outs = [
+        _advised(walk, (node, k), *pair) or _agreed(walk, *pair)
+        for k, pair in enumerate(pairs)
+    ]
     varies = zip(*(w.varies() for w in walks), strict=True)
     return Placed(
         ins=[*ins, _replicated(walk)],
@@ -165,6 +168,19 @@ def _reduced_to(marks: Marks, result: Value, inner: Inside, first: int) -> Marks
         if reduced != marks and inner.walk.reaches(result, reduced):
             return reduced
     return marks
+
+
+def _advised(
+    walk: Walk, result: tuple[torch.fx.Node, int], yes: Value, no: Value
+) -> Marks | None:
+    """The placement that a plan of all ops has for a result of a cond, if both branches can place
+    it so.
+    """
+    marks = walk.advice.branches.get(result)
+    if marks is None:
+        return None
+    fits = all(walk.reaches(value, marks) for value in (yes, no))
+    return marks if fits else None
 
 
 def _agreed(walk: Walk, yes: Value, no: Value) -> Marks:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
 import torch
 
-from ....ops.nodes import args_of
 from ...emission.builder import Builder, Piece
 from ...rule_api.strategy import named
+from .bag_numbers import MAX, MEAN, SUM, Bags, bags_of
 from .reads import hits, zeros_elsewhere
 
 aten = torch.ops.aten
@@ -17,176 +16,6 @@ FORWARD = aten._embedding_bag.default
 FORWARD_ONLY = aten._embedding_bag_forward_only.default
 BACKWARD = aten._embedding_bag_backward.default
 WEIGHTS_BACKWARD = aten._embedding_bag_per_sample_weights_backward.default
-SUM, MEAN, MAX = range(3)
-
-
-@attrs.frozen
-class Options:
-    """The numbers of a call.
-
-    Args:
-        mode: 0 for sums, 1 for means, 2 for maxima.
-        padding: the index that adds nothing; negative for none.
-        long: the number of indices in each bag, where the program says that all have as many.
-        open_end: whether the last bag goes to the end of the indices.
-    """
-
-    mode: int
-    padding: int
-    long: int | None
-    open_end: bool
-
-
-def options_of(target: Any, args: Any, kwargs: Any) -> Options:
-    """The numbers of a call with nodes for tensors."""
-    values = named(target, args, kwargs)
-    return Options(
-        mode=values["mode"],
-        padding=values["padding_idx"],
-        long=_long(values["indices"], values.get("offsets")),
-        open_end=not values.get("include_last_offset", False),
-    )
-
-
-def _long(indices: torch.fx.Node, offsets: torch.fx.Node | None) -> int | None:
-    """The step of the offsets, where they count from 0 to the number of indices."""
-    if offsets is None or offsets.target is not aten.arange.start_step:
-        return None
-    n = indices.meta["val"].numel()
-    first, last, step, *_ = args_of(offsets)
-    is_even = n > 0 and step > 0 and n % step == 0
-    return step if is_even and (first, last) == (0, n) else None
-
-
-@attrs.frozen
-class _Bags:
-    """The bags of a rank. Those of sharded indices are equally long, as the rule says.
-
-    Args:
-        b: the builder.
-        indices: the rank's.
-        offsets: where bags begin, in the global indices.
-        o: the numbers of the call.
-    """
-
-    b: Builder
-    indices: Piece
-    offsets: Piece
-    o: Options
-
-    @property
-    def count(self) -> int:
-        """The number of the rank's indices."""
-        return self.indices.local_shape[0]
-
-    def numbers(self, n: int) -> Any:
-        """The numbers from 0 to n."""
-        device = self.indices.node.meta["val"].device
-        return self.b.call(aten.arange.default, n, device=device)
-
-    def even(self, n: int) -> Any:
-        """The bag of each of n indices, where all are equally long."""
-        numbers = self.numbers(n)
-        return self.b.call(
-            aten.div.Tensor_mode,
-            numbers,
-            self.o.long,
-            rounding_mode="floor",
-        )
-
-    def whole(self) -> Any:
-        """The bag of each of the global indices."""
-        n = self.indices.shape[0]
-        if self.o.long:
-            return self.even(n)
-        after = self.b.call(
-            aten.searchsorted.Tensor,
-            self.offsets.node,
-            self.numbers(n),
-            right=True,
-        )
-        return self.b.call(
-            aten.sub.Tensor,
-            after,
-            1,
-        )
-
-    def own(self) -> Any:
-        """The global number of the bag of each of the rank's indices."""
-        if not self.o.long:
-            return self.whole()
-        start = self.b.offset(self.indices, 0)
-        first = self.b.call(
-            aten.div.Tensor_mode,
-            start,
-            self.o.long,
-            rounding_mode="floor",
-        )
-        numbers = self.even(self.count)
-        return self.b.call(
-            aten.add.Tensor,
-            numbers,
-            first,
-        )
-
-    def local(self) -> Any:
-        """The number of the bag of each index among the rank's bags."""
-        return self.even(self.count) if self.o.long else self.whole()
-
-    def read(self) -> Any:
-        """A mask of the indices that are not padding; None if all are read."""
-        if self.o.padding < 0:
-            return None
-        return self.b.call(
-            aten.ne.Scalar,
-            self.indices.node,
-            self.o.padding,
-        )
-
-    def lengths(self, bags: int) -> Any:
-        """The number of indices in each of the rank's bags, without padding."""
-        read = self.read()
-        if read is None:
-            read = self.b.call(
-                aten.ones_like.default,
-                self.indices.node,
-            )
-        read = self.b.call(
-            aten._to_copy.default,
-            read,
-            dtype=torch.int64,
-        )
-        return self.added(bags, read)
-
-    def added(self, bags: int, values: Any) -> Any:
-        """Values of indices, added in bags."""
-        like = values.meta["val"]
-        zeros = self.b.call(
-            aten.zeros.default,
-            [bags, *like.shape[1:]],
-            dtype=like.dtype,
-            device=like.device,
-        )
-        return self.b.call(
-            aten.index_add.default,
-            zeros,
-            0,
-            self.local(),
-            values,
-        )
-
-
-def _bags_of(
-    b: Builder, values: dict[str, Any], indices: Piece, offsets: Piece
-) -> _Bags:
-    """The bags of a rank's indices."""
-    is_open = not values.get("include_last_offset", False)
-    long = None
-    if indices.cuts(0):
-        long = indices.shape[0] // offsets.shape[0]
-    padding = values["padding_idx"]
-    o = Options(values["mode"], padding, long, is_open)
-    return _Bags(b, indices, offsets, o)
 
 
 def lower_bags(target: Any) -> Any:
@@ -200,14 +29,14 @@ def lower_bags(target: Any) -> Any:
         if not (table.cuts(0) or indices.cuts(0) or is_empty):
             return b.call(target, *args, **kwargs)
         values = named(target, args, kwargs)
-        own = _bags_of(b, values, indices, offsets)
+        own = bags_of(b, values, indices, offsets)
         return _lowered(own, table, weights, values)
 
     return lower
 
 
 def _lowered(
-    own: _Bags, table: Piece, weights: list[Piece], values: dict[str, Any]
+    own: Bags, table: Piece, weights: list[Piece], values: dict[str, Any]
 ) -> list[Any]:
     """The four results of a call on shards."""
     b = own.b
@@ -230,10 +59,11 @@ def _lowered(
     if own.o.mode == MAX:
         shape = [bags, table.local_shape[1]]
         most = b.call(aten.new_zeros.default, lengths, shape)
-    return [out, *map(of_dtype, (own.whole(), lengths, most))]
+    places = own.own() if own.are_parts else own.whole()
+    return [out, *map(of_dtype, (places, lengths, most))]
 
 
-def _rows(own: _Bags, table: Piece) -> Any:
+def _rows(own: Bags, table: Piece) -> Any:
     """The row of each index in the rank's shard of the table, zeros for others and padding."""
     b = own.b
     mask = own.read()
@@ -300,7 +130,7 @@ def _divided(b: Builder, sums: Any, lengths: Any) -> Any:
     )
 
 
-def _gradients(own: _Bags, grad: Piece) -> Any:
+def _gradients(own: Bags, grad: Piece) -> Any:
     """The gradient of the bag of each index, zeros for bags of other ranks and padding."""
     b = own.b
     mask = own.read()
@@ -323,10 +153,10 @@ def lower_backward(
 ) -> Any:
     """The gradients of the rank's bags, added in the rows of their indices."""
     grad, indices, offsets, _, _, _, *weights = pieces
-    if not grad.cuts(0):
+    if not (grad.cuts(0) or indices.cuts(0)):
         return b.call(BACKWARD, *args, **kwargs)
     values = named(BACKWARD, args, kwargs)
-    own = _bags_of(b, values, indices, offsets)
+    own = bags_of(b, values, indices, offsets)
     rows = _gradients(own, grad)
     if own.o.mode == MEAN:
         bags = own.count // own.o.long if own.o.long else offsets.shape[0]
@@ -355,10 +185,10 @@ def lower_weights_backward(
 ) -> Any:
     """The products of the rows of the rank's shard with gradients of the rank's bags."""
     grad, table, indices, offsets, _ = pieces
-    if not (grad.cuts(0) or table.cuts(0)):
+    if not (grad.cuts(0) or table.cuts(0) or indices.cuts(0)):
         return b.call(WEIGHTS_BACKWARD, *args, **kwargs)
     values = named(WEIGHTS_BACKWARD, args, kwargs)
-    own = _bags_of(b, values, indices, offsets)
+    own = bags_of(b, values, indices, offsets)
     gradients = _gradients(own, grad)
     rows = _rows(own, table)
     product = b.call(

@@ -1,8 +1,8 @@
 """Embedding bags: rows of a table, added or averaged in bags.
 
 A table sharded by rows gives a Partial sum, one sharded by features needs nothing. Where the
-bags are equally long, a rank computes its own bags from its own indices. A maximum shards
-features alone.
+bags are equally long, a rank computes its own bags from its own indices. Of bags of any length
+it adds its indices to all bags, a Partial sum. A maximum shards features alone.
 """
 
 from __future__ import annotations
@@ -10,14 +10,8 @@ from __future__ import annotations
 import torch
 
 from ...rule_api.strategy import Choice, OpCall, Rule, named, replicated
-from .bag_shards import (
-    BACKWARD,
-    FORWARD,
-    FORWARD_ONLY,
-    MAX,
-    WEIGHTS_BACKWARD,
-    options_of,
-)
+from .bag_numbers import MAX, SUM, Options, options_of
+from .bag_shards import BACKWARD, FORWARD, FORWARD_ONLY, WEIGHTS_BACKWARD
 
 
 def bags(call: OpCall) -> list[Choice]:
@@ -37,9 +31,17 @@ def bags(call: OpCall) -> list[Choice]:
         choices.append(((0, *beside), ("sum", "R", "R", "R")))
     if o.long:
         own = (0, o.long)
-        ins = ("R", own, "R", *[own for _ in weights])
+        ins = ("R", own, 0, *[own for _ in weights])
         choices.append((ins, (0, "R", 0, 0)))
+    elif _may_add(o):
+        parts = [0 for _ in weights]
+        choices.append((("R", 0, "R", *parts), ("sum", 0, "R", "R")))
     return choices
+
+
+def _may_add(o: Options) -> bool:
+    """Whether ranks may add parts of a bag: the length of a mean is known from the offsets."""
+    return o.open_end and (o.mode == SUM or o.padding < 0)
 
 
 def bags_backward(call: OpCall) -> list[Choice]:
@@ -61,8 +63,11 @@ def bags_backward(call: OpCall) -> list[Choice]:
     choices.append(((0, *beside, *weights), ("sum",)))
     if o.long:
         own = (0, o.long)
-        ins = (0, own, "R", "R", 0, 0, *[own for _ in weights])
+        ins = (0, own, 0, "R", 0, 0, *[own for _ in weights])
         choices.append((ins, ("sum",)))
+    elif _may_add(o):
+        parts = [0 for _ in weights]
+        choices.append((("R", 0, "R", 0, "R", "R", *parts), ("sum",)))
     return choices
 
 
@@ -83,7 +88,9 @@ def weights_backward(call: OpCall) -> list[Choice]:
     ]
     if o.long:
         own = (0, o.long)
-        choices.append(((0, "R", own, "R", "R"), (own,)))
+        choices.append(((0, "R", own, 0, "R"), (own,)))
+    else:
+        choices.append((("R", "R", 0, "R", 0), (0,)))
     return choices
 
 

@@ -109,3 +109,45 @@ def test_bags_of_any_length_equal_one_device(mode: str, spec: P) -> None:
         mesh = sf.make_mesh((2,), ("tp",))
         sharded = sf.shard(ragged(mode), mesh, (spec, P(), P()), backend="aten")
         equal(sf.full(sharded(*args)), wanted)
+
+
+def added(padding: int | None) -> Any:
+    """Long bags of narrow rows: their sums are smaller than their indices."""
+
+    def fn(table: Any, weights: Any, at: Any, starts: Any) -> Any:
+        out = F.embedding_bag(
+            at, table, starts, per_sample_weights=weights, mode="sum", padding_idx=padding
+        )
+        return (out @ table.T).sin().square().sum()
+
+    return sf.value_and_grad(fn, argnums=(0, 1))
+
+
+LENGTHS = torch.tensor([0, 0, 40, 95, 200])
+
+
+@pytest.mark.parametrize("spec", [P(), P("tp"), P(None, "tp")], ids=str)
+def test_ranks_add_their_indices_to_bags_of_any_length(spec: P) -> None:
+    table, weights, at = inputs(68)
+    args = table[:, :2], weights.flatten()[:203], at.flatten()[:203], LENGTHS
+    wanted = added(3)(*args)
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((2, 2), ("dp", "tp"))
+        ins = (spec, P("dp"), P("dp"), P())
+        sharded = sf.shard(added(3), mesh, ins, backend="aten")
+        equal(sf.full(sharded(*args)), wanted)
+        lowered = sharded.lower(*args)
+    over_dp = {c.kind for c in lowered.collectives if c.axis == "dp"}
+    assert over_dp == {"all_reduce"}
+
+
+def test_the_mean_of_a_bag_of_any_length_is_known_on_each_rank() -> None:
+    table, _, at = inputs(68)
+    args = table[:, :2], at.flatten()[:203], LENGTHS
+    with sf.fake_world(3):
+        mesh = sf.make_mesh((3,), ("dp",))
+        ins = (P(), P("dp"), P())
+        sharded = sf.shard(ragged("mean"), mesh, ins, backend="aten")
+        equal(sf.full(sharded(*args)), ragged("mean")(*args))
+        kinds = [c.kind for c in sharded.lower(*args).collectives]
+    assert kinds == ["all_reduce"] * 2
