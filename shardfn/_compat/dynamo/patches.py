@@ -121,6 +121,7 @@ READING = (  # a captured function, by Dynamo
         "under torch.func it looks inside, where the function's own derivatives count",
         "later than 2.13",
         new=reading.intact,
+        takes="functions_read",
     ),
     Patch(
         methods(VARIABLES + "TorchInGraphFunctionVariable", "call_function"),
