@@ -69,6 +69,13 @@ def is_symbol(n: Any) -> bool:
     return isinstance(n, torch.SymInt)
 
 
+def is_dense(node: torch.fx.Node) -> bool:
+    """Whether the value of a node is a contiguous tensor, of sizes that are numbers."""
+    x = node.meta.get("example_value")
+    is_known = isinstance(x, torch.Tensor) and not any(map(is_symbol, x.shape))
+    return is_known and x.is_contiguous()
+
+
 class Noted(NamedTuple):
     """Notes of one run of Dynamo.
 

@@ -12,7 +12,8 @@ from ...errors import CaptureError
 from ...ops import placement, shard_map
 from ...ops.nodes import args_of
 from .. import annotations as sources
-from ..shard_map.varying_nodes import graphs_of, name_of, root_of, written_by
+from ..control_flow import bodies, endings
+from ..shard_map.varying_nodes import memories_of, name_of, root_of, written_by
 
 # the result shares memory with the first argument in eager torch
 SHARING = (
@@ -23,6 +24,7 @@ SHARING = (
     shard_map.from_local,
     shard_map.to_local,
 )
+OVERWRITTEN = "overwritten"  # the key of a value that enters a body, and is replaced there
 OF_DTENSORS = (*placement.PLACED, placement.shared)
 
 
@@ -32,9 +34,54 @@ def refuse_writes(python: torch.fx.GraphModule, name: str) -> None:
     Raises:
         CaptureError: names the op and the user's line.
     """
-    for graph in graphs_of(python):
-        if any(node.target in OF_DTENSORS for node in graph.nodes):
-            _refuse_writes(graph, name)
+    for module in python.modules():
+        if not isinstance(module, torch.fx.GraphModule):
+            continue
+        if any(node.target in OF_DTENSORS for node in module.graph.nodes):
+            _refuse_writes(module.graph, name)
+        for node in module.graph.find_nodes(
+            op="call_function", target=endings.custom_vjp
+        ):
+            _refuse_in_rule(module, node)
+
+
+def _refuse_in_rule(module: torch.fx.GraphModule, rule: torch.fx.Node) -> None:
+    """Refuse a function with a rule that writes to an argument, which the code reads later.
+
+    Raises:
+        CaptureError: names the function.
+    """
+    name, outs, forward, _, xs, _ = args_of(rule)
+    written = [k for left in (outs, forward) for k in _written(module, left)]
+    order = {node: k for k, node in enumerate(module.graph.nodes)}
+    for x in [xs[k] for k in written]:
+        root = root_of(x)
+        same = [y for y in order if y.op != "output" and root_of(y) is root]
+        later = [u for y in same for u in y.users if order[u] > order[rule]]
+        is_given = memory_of(x)[-1].op in ("placeholder", "get_attr")
+        if is_given or any(u not in same for u in later):
+            raise CaptureError.of(
+                f"autograd.Function {name}",
+                "its forward writes in place to an argument, which is read later",
+                needed="a forward that returns a new tensor",
+                fix=f"{name}.apply(x.clone()), or x = x.clone() in its forward",
+                source=sources.line_of(rule.meta.get("stack_trace")),
+            )
+
+
+def _written(module: torch.fx.GraphModule, left: list[torch.fx.Node]) -> list[int]:
+    """The numbers of the arguments that a body writes to."""
+    wrap = args_of(left[0])[0]
+    body = getattr(module, args_of(wrap)[0].target).graph
+    entered = body.find_nodes(op="call_function", target=bodies.inside)
+    items = [user for node in entered[:1] for user in node.users]
+    changed = {root_of(x) for node in body.nodes for x in written_by(node)}
+    memories = {m for x in changed for m in memories_of(x)}
+    return [
+        args_of(x)[1]
+        for x in items
+        if OVERWRITTEN in x.meta or {*memories_of(x)} & memories
+    ]
 
 
 def _refuse_writes(graph: torch.fx.Graph, name: str) -> None:

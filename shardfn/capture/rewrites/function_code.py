@@ -31,8 +31,9 @@ BY_NAME = OF_RANKS | (COLLECTIVES - OF_TENSORS)
 
 
 def reading(function: Any) -> Callable[..., Any] | None:
-    """Our function that Dynamo reads for a call of a Function. None for one that it leaves whole."""
-    return table.FUNCTIONS[torch.autograd.Function] if is_of_ranks(function) else None
+    """Our function that Dynamo reads for a call of a Function. None for one that stays whole."""
+    ours = table.FUNCTIONS[torch.autograd.Function]
+    return ours if is_of_ranks(function) else None
 
 
 def is_of_ranks(function: Any) -> bool:

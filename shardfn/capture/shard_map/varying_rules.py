@@ -4,7 +4,8 @@ autograd.Functions that communicate.
 Without collectives inside, such a function is an op: if any of its values varies over an axis, all
 do. With collectives, its code says itself what ranks add up. So an argument stays invariant where
 the backward gives an invariant cotangent. And a result varies where the backward reduces its
-cotangent over ranks: each has a term of it then, as in eager torch.
+cotangent over ranks: each has a term of it then. In the code of one rank under `jit` every result
+varies, so the backward takes each rank's own cotangent, as in eager torch.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ...errors import CaptureError
+from ...mesh import axes_of
 from ...ops.nodes import args_of
 from ...ops.prims import CALLS, Axes
 from .. import annotations as sources
 from ..control_flow import bodies as regions
 from ..control_flow import endings
 from . import varying_prims
+from .axis_names import current_scope
 from .protocols import Settled, Varying
 from .varying_bodies import ENDINGS, NONE, Body, body_of, fixed, free_of
 from .varying_nodes import is_wrap
@@ -35,7 +38,8 @@ def reverse(kinds: Varying, node: torch.fx.Node) -> Settled:
     plain, ahead, *others = every
     count = len(outs)
     ins = [kinds.flat(x) for x in xs]
-    terms: list[Axes] = [NONE] * count  # of the results, whose cotangents are reduced
+    # the axes over which the cotangents of results are each rank's own
+    terms = [_of_one_rank()] * count
     while True:
         before = ins, terms
         free: dict[tuple[torch.fx.Node, int], Axes] = {}
@@ -61,6 +65,13 @@ def reverse(kinds: Varying, node: torch.fx.Node) -> Settled:
             leaving[body.node] = [x for x, has in zip(ins, given, strict=True) if has]
         if (ins, terms) == before:
             return Settled(entering, [], free, results, {4: ins}, leaving)
+
+
+def _of_one_rank() -> Axes:
+    """The axes of the mesh, in the code of one rank under `jit`."""
+    scope = current_scope()
+    is_own = scope.rank is not None and scope.mesh is not None
+    return frozenset(axes_of(scope.mesh).names) if is_own else NONE
 
 
 def _reduced(

@@ -17,6 +17,7 @@ from ...capture.control_flow import bodies, endings
 from ...capture.dtensors import table
 
 MOVING = (torch.Tensor, list, tuple, dict)  # attributes of these classes may be tensors
+CONSTANTS = (bool, int, float, str, type(None), torch.dtype)  # which a body can return
 
 
 class Context:
@@ -76,7 +77,12 @@ def applied(
         return _forward(methods, args, ())[0]
     xs = [x for x in args if isinstance(x, torch.Tensor)]
     needs = tuple([isinstance(x, torch.Tensor) and _is_float(x) for x in args])
-    out, saved, moving, still = bodies.region(_forward_body(methods, args, needs), xs)
+    body = _forward_body(methods, args, needs)
+    out, saved, moving, still, opaque = bodies.region(body, xs)
+    if opaque:  # of a forward whose other values nobody reads
+        copies = [x.clone() if isinstance(x, torch.Tensor) else x for x in args]
+        context = _forward(methods, copies, needs)[1]
+        still = {**still, **{k: getattr(context, k) for k in opaque}}
     results = _tree.tensors(out)
     residuals = _tree.tensors((saved, moving))
 
@@ -113,7 +119,7 @@ def _forward_body(
     methods: tuple[Callable[..., Any], ...], args: Sequence[Any], needs: Any
 ) -> Callable[..., Any]:
     """The forward of tensors: its results, the tensors that it saves, those among the attributes
-    of the context, and the other attributes.
+    of the context, the other attributes, and the names of those that cannot be results.
     """
 
     def forward(*tensors: torch.Tensor) -> Any:
@@ -122,13 +128,15 @@ def _forward_body(
         out, context = _forward(methods, given, needs)
         every = {k: getattr(context, k) for k in context.own_names}
         moving = {k: x for k, x in every.items() if isinstance(x, MOVING)}
-        still = {k: x for k, x in every.items() if not isinstance(x, MOVING)}
+        others = {k: x for k, x in every.items() if not isinstance(x, MOVING)}
+        still = {k: x for k, x in others.items() if isinstance(x, CONSTANTS)}
+        opaque = [k for k in others if k not in still]
         kept = (context.saved_tensors, moving)
         results = _tree.tensors(out)
         left = bodies.leave([*results, *_tree.tensors(kept)])
         count = len(results)
         saved, moved = _tree.with_tensors(kept, left[count:])
-        return _tree.with_tensors(out, left[:count]), saved, moved, still
+        return _tree.with_tensors(out, left[:count]), saved, moved, still, opaque
 
     return forward
 
@@ -152,7 +160,7 @@ def _silenced(out: Any, silent: list[Any]) -> Any:
     """The results, without a derivative of those that are marked so."""
     if not silent:
         return out
-    rows = [x.detach() if any([x is y for y in silent]) else x for x in _row(out)]
+    rows = [x.detach() if any(x is y for y in silent) else x for x in _row(out)]
     return tuple(rows) if isinstance(out, tuple) else rows[0]
 
 
