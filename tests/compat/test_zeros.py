@@ -36,6 +36,7 @@ def captures() -> Any:
         substitutes=None,
         device="cpu",
         functions=None,
+        functions_read=None,
         custom_ops=None,
         dtensors=None,
         memo=None,

@@ -22,7 +22,7 @@ OWN_METHODS = ("forward", "backward", "setup_context", "jvp", "vmap")
 ROOTS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF")
 ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 COMMUNICATING = ("torch.distributed", "torch._C._distributed")
-# of a mesh or a group that only a run of the code shows
+# of a mesh or a group, which only a run of the code may show
 OF_RANKS = {"get_rank", "get_local_rank", "get_coordinate"}
 # names of collectives that are not those of a tensor's methods
 OF_TENSORS = {*dir(torch.Tensor), *dir(torch)}
@@ -87,7 +87,7 @@ def _called(fn: types.FunctionType, code: types.CodeType) -> Iterator[Any]:
             if step.opname in ROOTS:
                 here = known.get(name, fn.__globals__.get(name))
             elif step.opname in ATTRIBUTES:
-                if here is None and name in BY_NAME:
+                if name in BY_NAME:
                     yield True
                 here = None if here is None else getattr(here, name, None)
             else:
