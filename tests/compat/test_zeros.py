@@ -37,6 +37,7 @@ def captures() -> Any:
         device="cpu",
         functions=None,
         functions_read=None,
+        hooked=None,
         custom_ops=None,
         dtensors=None,
         memo=None,

@@ -12,6 +12,7 @@ import torch
 
 from ... import _compat
 from ..dtensors.values import DTensors
+from ..modules import hooks
 from ..refusals import leaks, rank_numbers
 from ..rewrites import decompositions, function_code, functions, python_calls
 from ..rewrites.custom_op_gradients import differentiated
@@ -103,6 +104,7 @@ def _torchs(
             custom_ops=differentiated(),
             functions=functions.applied,
             functions_read=function_code.reading,
+            hooked=hooks.hooked,
             device=device,
             dtensors=DTensors(mode, arguments),
             memo=memo,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dis
 import inspect
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -42,7 +42,12 @@ def is_of_ranks(function: Any) -> bool:
     Args:
         function: a subclass of torch.autograd.Function.
     """
-    queue = [*_methods(function)]
+    return calls_ranks([*_methods(function)])
+
+
+def calls_ranks(functions: Iterable[Any]) -> bool:
+    """Whether the code of a function leads to a collective, or to the number of a rank."""
+    queue = [fn for x in functions for fn in _followed(x)]
     seen: set[Any] = set()
     while queue:
         fn = queue.pop()
