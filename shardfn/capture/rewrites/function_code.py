@@ -1,4 +1,4 @@
-"""What the code of an autograd.Function calls, as far as its names lead.
+"""The calls in the code of an autograd.Function, as far as its names lead.
 
 Under a derivative a Function is one call, whose Python runs as it is. One that communicates, or
 asks for the number of its rank, is read instead: ranks share one program.
@@ -31,7 +31,7 @@ BY_NAME = OF_RANKS | (COLLECTIVES - OF_TENSORS)
 
 
 def reading(function: Any) -> Callable[..., Any] | None:
-    """Our function that Dynamo reads for a call of a Function. None for one that stays whole."""
+    """Our function that Dynamo reads for a call of a Function. None for one that is one op."""
     ours = table.FUNCTIONS[torch.autograd.Function]
     return ours if is_of_ranks(function) else None
 

@@ -28,10 +28,6 @@ class Settled:
     # body -> the varying axes of its results, where bodies differ
     left: dict[torch.fx.Node, list[Axes]] = attrs.field(factory=dict)
 
-    def left_by(self, body: torch.fx.Node) -> list[Axes]:
-        """The varying axes of the results of a body."""
-        return self.left.get(body, self.leaving)
-
 
 class Varying(Protocol):
     """Over which mesh axes each value of one graph varies."""

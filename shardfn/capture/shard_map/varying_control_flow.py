@@ -55,7 +55,7 @@ def kind(kinds: Varying, node: torch.fx.Node) -> list[Axes] | None:
     region = getattr(kinds.module, args_of(node)[0].target)
     (output,) = region.graph.find_nodes(op="output")
     positions = [args_of(x)[1] for x in args_of(output)[0]]
-    leaving = agreed.left_by(node)
+    leaving = agreed.left.get(node, agreed.leaving)
     count = len(leaving)
     return [leaving[k] if k < count else NONE for k in positions]
 
@@ -113,7 +113,7 @@ def _vary_region(kinds: Varying, node: torch.fx.Node, agreed: Settled) -> None:
     body = Body(node, getattr(kinds.module, args_of(node)[0].target))
     entered = [body.entered(k) for k in range(len(body.given))]
     inner = type(kinds)(body.graph)
-    inner.leaving = agreed.left_by(node)
+    inner.leaving = agreed.left.get(node, agreed.leaving)
     inner.settle(
         [
             agreed.free[node, k] if e is None else agreed.entering[node][e]

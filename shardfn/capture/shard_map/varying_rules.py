@@ -29,42 +29,106 @@ from .varying_bodies import ENDINGS, NONE, Body, body_of, fixed, free_of
 from .varying_nodes import is_wrap
 
 
+class Rule:
+    """The bodies of a function with a rule for reverse mode, and the varying axes on which they
+    agree.
+
+    Args:
+        kinds: of the graph around the bodies.
+        bodies: the function, its forward, and its backward if it has one.
+        given: for each argument, whether the backward gives a cotangent.
+    """
+
+    def __init__(
+        self, kinds: Varying, bodies: Sequence[Body], given: Sequence[bool]
+    ) -> None:
+        self.kinds = kinds
+        self.bodies = bodies
+        self.given = given
+        self.results: list[Axes] = []
+        self.entering: dict[torch.fx.Node, list[Axes]] = {}
+        self.left: dict[torch.fx.Node, list[Axes]] = {}
+        self.free: dict[tuple[torch.fx.Node, int], Axes] = {}
+
+    def step(
+        self, ins: list[Axes], terms: list[Axes]
+    ) -> tuple[list[Axes], list[Axes]]:
+        """One pass over the bodies.
+
+        Args:
+            ins: the axes of the arguments.
+            terms: for each result, the axes over which its cotangent is each rank's own.
+
+        Returns:
+            Both, as the bodies need them.
+        """
+        plain, forward, *back = self.bodies
+        alone, _ = self.run(plain, ins)
+        saving, _ = self.run(forward, ins)
+        rows = zip(alone, saving, terms, strict=False)
+        self.results = [NONE.union(*row) for row in rows]
+        residuals = saving[len(terms) :]
+        self.left[plain.node] = self.results
+        self.left[forward.node] = [*self.results, *residuals]
+        for body in back:
+            ins, terms = self.backward(body, ins, terms, residuals)
+        return ins, terms
+
+    def backward(
+        self,
+        body: Body,
+        ins: list[Axes],
+        terms: list[Axes],
+        residuals: list[Axes],
+    ) -> tuple[list[Axes], list[Axes]]:
+        """As `step`, over the backward alone."""
+        entering = [*residuals, *self.results]
+        cotangents, closed = self.run(body, entering)
+        reduced = _reduced(self.kinds, body, entering, closed)
+        own = reduced[len(residuals) :]
+        terms = [a | b for a, b in zip(terms, own, strict=True)]
+        feed = iter(cotangents)
+        wider: list[Axes] = []
+        left: list[Axes] = []
+        for axes, has in zip(ins, self.given, strict=True):
+            wider.append(axes | next(feed) if has else axes)
+            if has:
+                left.append(wider[-1])
+        self.left[body.node] = left
+        return wider, terms
+
+    def run(
+        self, body: Body, entering: list[Axes]
+    ) -> tuple[list[Axes], dict[int, Axes]]:
+        """The axes of the results of a body, and of the values that it closes over."""
+        _, results, closed = fixed(
+            self.kinds, body, entering, [], NONE, feeds=False
+        )
+        self.entering[body.node] = entering
+        self.free |= free_of(body, self.kinds, closed)
+        return results, closed
+
+
 def reverse(kinds: Varying, node: torch.fx.Node) -> Settled:
     """The varying axes of a function with a rule for reverse mode."""
     _, outs, forward, back, xs, given = args_of(node)
     every = [body_of(kinds, left) for left in (outs, forward, back) if left]
-    if not any(_prims(body) for body in every):
+    if not any(map(_prims, every)):
         return alike(kinds, node)
-    plain, ahead, *others = every
-    count = len(outs)
-    ins = [kinds.flat(x) for x in xs]
-    # the axes over which the cotangents of results are each rank's own
-    terms = [_of_one_rank()] * count
-    while True:
-        before = ins, terms
-        free: dict[tuple[torch.fx.Node, int], Axes] = {}
-        _, results, closed = fixed(kinds, plain, ins, [], NONE, feeds=False)
-        free |= free_of(plain, kinds, closed)
-        _, after, closed = fixed(kinds, ahead, ins, [], NONE, feeds=False)
-        free |= free_of(ahead, kinds, closed)
-        residuals = after[count:]
-        pairs = zip(results, after, terms, strict=False)
-        results = [NONE.union(*row) for row in pairs]
-        entering = {plain.node: ins, ahead.node: ins}
-        leaving = {plain.node: results, ahead.node: [*results, *residuals]}
-        for body in others:
-            entering[body.node] = [*residuals, *results]
-            _, found, closed = fixed(
-                kinds, body, entering[body.node], [], NONE, feeds=False
-            )
-            free |= free_of(body, kinds, closed)
-            reduced = _reduced(kinds, body, entering[body.node], closed)
-            terms = [a | b for a, b in zip(terms, reduced[len(residuals) :], strict=True)]
-            feed = iter(found)
-            ins = [x | next(feed) if has else x for x, has in zip(ins, given, strict=True)]
-            leaving[body.node] = [x for x, has in zip(ins, given, strict=True) if has]
-        if (ins, terms) == before:
-            return Settled(entering, [], free, results, {4: ins}, leaving)
+    rule = Rule(kinds, every, given)
+    now = [kinds.flat(x) for x in xs], [_of_one_rank()] * len(outs)
+    after = rule.step(*now)
+    while after != now:
+        now = after
+        after = rule.step(*now)
+    return Settled(
+        entering=rule.entering,
+        leaving=[],
+        free=rule.free,
+        result=rule.results,
+        brought={4: now[0]},
+        left=rule.left,
+    )
 
 
 def _of_one_rank() -> Axes:

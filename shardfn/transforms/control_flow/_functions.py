@@ -77,41 +77,70 @@ def applied(
         return _forward(methods, args, ())[0]
     xs = [x for x in args if isinstance(x, torch.Tensor)]
     needs = tuple([isinstance(x, torch.Tensor) and _is_float(x) for x in args])
-    body = _forward_body(methods, args, needs)
-    out, saved, moving, still, opaque = bodies.region(body, xs)
-    if opaque:  # of a forward whose other values nobody reads
-        copies = [x.clone() if isinstance(x, torch.Tensor) else x for x in args]
-        context = _forward(methods, copies, needs)[1]
-        still = {**still, **{k: getattr(context, k) for k in opaque}}
+    out, saved, still = _forward_read(methods, args, needs, xs)
     results = _tree.tensors(out)
-    residuals = _tree.tensors((saved, moving))
-
-    def backward(*tensors: torch.Tensor) -> Any:
-        given = iter(tensors)
-        kept = _tree.with_tensors((saved, moving), [next(given) for _ in residuals])
-        context = Context(kept[0], needs)
-        for attribute, x in {**still, **kept[1]}.items():
-            setattr(context, attribute, x)
-        cotangents = [
-            next(given) if isinstance(x, torch.Tensor) else None for x in _row(out)
-        ]
-        gradients = _row(methods[0](context, *cotangents))
-        found = [g for g, x in zip(gradients, args, strict=False) if _counts(g, x)]
-        left = iter(bodies.leave(found))
-        pairs = [(g, x) for g, x in zip(gradients, args, strict=False)]
-        return [
-            next(left) if _counts(g, x) else None
-            for g, x in pairs
-            if isinstance(x, torch.Tensor)
-        ]
-
-    gradients = bodies.region(backward, [*residuals, *results])
+    residuals = _tree.tensors(saved)
+    body = _backward_body(methods, args, needs, (out, saved, still))
+    gradients = bodies.region(body, [*residuals, *results])
     given = [g is not None for g in gradients]
     back = [g for g in gradients if g is not None]
     forward = [*results, *residuals]
     outs = endings.custom_vjp(name, results, forward, back, xs, given)
     trace.end_rule()
     return _tree.with_tensors(out, outs)
+
+
+@_compat.read_by_dynamo
+def _forward_read(
+    methods: tuple[Callable[..., Any], ...],
+    args: Sequence[Any],
+    needs: Any,
+    xs: list[torch.Tensor],
+) -> Any:
+    """(the result, what is saved in tensors, the other attributes) of the forward as a body."""
+    body = _forward_body(methods, args, needs)
+    out, saved, moving, still, opaque = bodies.region(body, xs)
+    if opaque:  # of a forward whose other values are not read
+        copies = [x.clone() if isinstance(x, torch.Tensor) else x for x in args]
+        context = _forward(methods, copies, needs)[1]
+        still = {**still, **{k: getattr(context, k) for k in opaque}}
+    return out, (saved, moving), still
+
+
+@_compat.read_by_dynamo
+def _backward_body(
+    methods: tuple[Callable[..., Any], ...],
+    args: Sequence[Any],
+    needs: Any,
+    read: Any,
+) -> Callable[..., Any]:
+    """The backward of the saved tensors and the cotangents: for each tensor among the arguments
+    its gradient, or None.
+    """
+    out, saved, still = read
+
+    def backward(*tensors: torch.Tensor) -> Any:
+        feed = iter(tensors)
+        residuals = [next(feed) for _ in _tree.tensors(saved)]
+        kept, moving = _tree.with_tensors(saved, residuals)
+        context = Context(kept, needs)
+        for attribute, x in {**still, **moving}.items():
+            setattr(context, attribute, x)
+        cotangents = []
+        for x in _row(out):
+            is_tensor = isinstance(x, torch.Tensor)
+            cotangents.append(next(feed) if is_tensor else None)
+        gradients = _row(methods[0](context, *cotangents))
+        pairs = list(zip(gradients, args, strict=False))
+        found = [g for g, x in pairs if _counts(g, x)]
+        left = iter(bodies.leave(found))
+        every = []
+        for g, x in pairs:
+            if isinstance(x, torch.Tensor):
+                every.append(next(left) if _counts(g, x) else None)
+        return every
+
+    return backward
 
 
 @_compat.read_by_dynamo

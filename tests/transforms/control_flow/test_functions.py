@@ -16,7 +16,7 @@ from ranks import run_ranks
 import shardfn as sf
 from shardfn import P
 from shardfn.simulated import SimulatedTensor
-from tests.dtensors.regions import REGIONS, given, own_of
+from tests.transforms.control_flow.regions import REGIONS, given, own_of
 
 SPECS = P(), P(None, "tp"), P("tp", None), P()
 ALL = (0, 1, 2)
@@ -151,7 +151,7 @@ class Several(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: torch.Tensor, _: Any, __: Any) -> Any:
-        x, none, y = ctx.saved_tensors
+        _, none, _ = ctx.saved_tensors
         twice, rest = ctx.own
         assert none is None
         assert ctx.needs_input_grad[0]
