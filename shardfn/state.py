@@ -157,6 +157,7 @@ NUMBERS = (
 AT_WORK = (
     State("world", "_door", "lock: who enters or leaves a world"),
     State("ranks.beside", "_door", "lock: who starts a watchdog"),
+    State("checkpoints.save", "_running", "saves in the background, by folder"),
     State("runtime.cache", "_writing", "lock: who writes to a store"),
     State("runtime.cache", "_taken", "donated arguments of the calls at work"),
     State("_compat.threads", "_table", "lock: who replaces an attribute of torch"),

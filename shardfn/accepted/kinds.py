@@ -132,6 +132,7 @@ PATH = Kind(
     "the path of a folder",
     "'run/steps'",
 )
+FILE = Kind(PATH.test, "the path of a file", "'run/step.artefact'")
 BYTES = Kind(
     lambda x: isinstance(x, str) or (_is_count(x) and x > 0),
     "a number of bytes, or text",
@@ -168,7 +169,7 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     "functionalize": {"share": FLAG},
     "linearize": {"fn": FUNCTION},
     "load": {"path": PATH, "step": STEP, "strict": FLAG},
-    "load_compiled": {"path": PATH},
+    "load_compiled": {"path": FILE},
     "load_safetensors": {"path": PATH, "strict": FLAG},
     "loader": {"data": ITERABLE, "seed": SEED, "rows": FLAG_OR_NONE},
     "loss_scale": {

@@ -14,6 +14,7 @@ import torch
 
 from .. import _compat
 from ..errors import CheckpointError
+from ..stored.json_text import parsed
 from .folders import MANIFEST, sync
 
 FORMAT = 1  # of what this version writes
@@ -93,7 +94,7 @@ def read(where: str, folder: str) -> Manifest:
     path = os.path.join(folder, MANIFEST)
     try:
         with open(path, encoding="utf-8") as file:
-            found = json.load(file)
+            found = parsed(file.read())
     except (OSError, ValueError) as error:
         raise _unreadable(where, path, str(error)) from None
     number = found.get("format") if isinstance(found, dict) else None

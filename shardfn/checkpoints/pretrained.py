@@ -16,6 +16,7 @@ from .. import _compat
 from ..accepted import accept
 from ..byte_sizes import bytes_of
 from ..errors import CheckpointError
+from ..stored.json_text import parsed
 from ..transforms import full
 from ..world import current_world
 from . import files
@@ -153,7 +154,7 @@ def _files(folder: str) -> list[str]:
     try:
         if os.path.isfile(index):
             with open(index, encoding="utf-8") as file:
-                names = sorted(set(json.load(file)["weight_map"].values()))
+                names = sorted(set(parsed(file.read())["weight_map"].values()))
             if any(os.path.basename(name) != name for name in names):
                 raise ValueError("files outside of the folder")
             return names

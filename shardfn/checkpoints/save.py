@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
@@ -50,6 +51,10 @@ class Saving:
         """Whether the checkpoint is complete, or has failed."""
         return not self._thread.is_alive()
 
+    def finish(self) -> None:
+        """Wait until nothing is written any more, and leave errors to `wait`."""
+        self._thread.join()
+
     def wait(self) -> str:
         """Wait until the checkpoint is complete.
 
@@ -63,6 +68,10 @@ class Saving:
         if self._error is not None:
             raise self._error
         return self._result
+
+
+# The last save in the background of each folder, while it is written.
+_running: WeakValueDictionary[str, Saving] = WeakValueDictionary()
 
 
 @_compat.outside_only
@@ -86,7 +95,8 @@ def save(
         step: the number of the step; by default the one after the newest. A step of the same
             number is replaced.
         keep: remove all but so many of the newest steps; None keeps all.
-        background: copy the tensors, return at once, and write in a thread.
+        background: copy the tensors, return at once, and write in a thread, after the saves
+            to this folder that this process has begun before.
 
     Returns:
         The folder of the step; with `background` a `Saving`, whose `wait` returns it.
@@ -109,7 +119,10 @@ def save(
     refuse_without_values("save")
     found = contents(tree)
     is_alone = current_world().kind == "simulated"
+    before = _running.get(root)
     if not background:
+        if before is not None:
+            before.finish()
         return _saved(root, found, step, keep, is_alone, None)
     copied = Contents(
         {name: x.detach().clone() for name, x in found.tensors.items()},
@@ -120,13 +133,16 @@ def save(
     group = _group_of_its_own() if is_shared else None
 
     def work() -> str:
+        if before is not None:
+            before.finish()
         try:
             return _saved(root, copied, step, keep, is_alone, group)
         finally:
             if group is not None:
                 dist.destroy_process_group(group)
 
-    return Saving(work)
+    saving = _running[root] = Saving(work)
+    return saving
 
 
 def _group_of_its_own() -> Any:

@@ -214,7 +214,11 @@ class _Copies:
         self, graph: torch.fx.Graph, names: set[str], place: int
     ) -> None:
         self.graph = graph
-        self.again = {node for node in graph.nodes if node.name in names}
+        self.again = {
+            node
+            for node in graph.nodes
+            if node.name in names and not _is_given(owner_of(node))
+        }
         self.copies: dict[torch.fx.Node, torch.fx.Node] = {}
         self.barred: dict[torch.fx.Node, torch.fx.Node] = {}
         self.tokens: set[torch.fx.Node] = set()
@@ -252,26 +256,34 @@ class _Copies:
         if _reads(reader):
             reader.args, reader.kwargs = torch.fx.node.map_arg(
                 (reader.args, reader.kwargs),
-                lambda x: self.copies.get(x, x),
+                self.late,
             )
+
+    def late(self, x: torch.fx.Node) -> torch.fx.Node:
+        """The node from which the backward reads a value, one for all, so that they fuse."""
+        return self.copies.get(x) or self.barred.get(x, x)
 
     def copy(self, node: torch.fx.Node, token: torch.fx.Node) -> None:
         """Recompute a value."""
-        for x in node.all_input_nodes:
-            is_constant = x.op == "call_function" and not x.all_input_nodes
-            if (
-                x not in self.copies
-                and x not in self.barred
-                and not is_constant
-            ):
-                after = self.graph.call_function(AFTER, (x, token))
-                after.meta = {**x.meta, "phase": "backward"}
-                self.barred[x] = after
-        again = self.graph.node_copy(
-            node, lambda x: self.copies.get(x) or self.barred.get(x, x)
-        )
+        for x in self.barring(node):
+            after = self.graph.call_function(AFTER, (x, token))
+            after.meta = {**x.meta, "phase": "backward"}
+            self.barred[x] = after
+        again = self.graph.node_copy(node, self.late)
         again.meta = {**node.meta, "phase": "backward"}
         self.copies[node] = again
+
+    def barring(self, node: torch.fx.Node) -> list[torch.fx.Node]:
+        """The inputs of a copy that wait for the backward, so that it is not the forward's
+        value: computed ones, or given ones if there are no others.
+        """
+        read = [x for x in node.all_input_nodes if not _is_constant(x)]
+        computed = [x for x in read if not _is_given(owner_of(x))]
+        return [x for x in computed or read if self.late(x) is x]
+
+
+def _is_constant(node: torch.fx.Node) -> bool:
+    return node.op == "call_function" and not node.all_input_nodes
 
 
 def _is_token(node: torch.fx.Node) -> bool:

@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from .. import _compat
+from .json_text import parsed
 
 FORMAT = "shardfn compilation 1"
 
@@ -45,7 +46,7 @@ def from_bytes(found: bytes) -> _compat.Generated:
         ValueError: they are none of this version.
     """
     length = int.from_bytes(found[:8], "little")
-    header: Any = json.loads(found[8 : 8 + length])
+    header: Any = parsed(found[8 : 8 + length])
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise ValueError("it has another format")
     rest = found[8 + length :]

@@ -172,7 +172,7 @@ def mixed_precision(
     """
     check_function("mixed_precision", fn)
     patterns = _patterns(keep)
-    _check_dtypes(str(compute), str(params), str(reduce))
+    _check_dtypes(repr(compute), repr(params), repr(reduce))
     numbers = _positions(argnums)
     return MixedPrecision((fn,), compute, params, reduce, patterns, numbers)
 

@@ -30,6 +30,7 @@ def _refused(path: Any, like: Any = TREE) -> str:
     [
         ("garbage", "Expecting value"),
         ("[1, 2]", "TypeError"),
+        ("[" * 100_000, "nested too deeply"),
         ("{}", "KeyError"),
         ('{"format": 1, "step": 0, "tensors": {}, "constants": 3}', "format and"),
         (

@@ -134,6 +134,31 @@ def test_a_background_save_holds_the_values_of_the_call(
     assert torch.equal(sf.load(tmp_path, x)["w"], torch.ones(3))
 
 
+@pytest.mark.parametrize("last_in_background", [True, False])
+def test_saves_to_one_folder_are_written_one_after_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last_in_background: bool
+) -> None:
+    written: list[float] = []
+    write = files.write
+
+    def noted(path: str, tensors: Any) -> None:
+        written.append(max(x.sum().item() for x in tensors.values()))
+        write(path, tensors)
+
+    monkeypatch.setattr(files, "write", noted)
+    begun = [
+        sf.save(tmp_path, {"x": torch.full((5,), float(k))}, background=True)
+        for k in range(4)
+    ]
+    last = sf.save(tmp_path, {"x": torch.zeros(5)}, background=last_in_background)
+    folders = [saving.wait() for saving in begun]
+    folders.append(last.wait() if last_in_background else last)
+    assert [Path(folder).name for folder in folders] == [
+        f"step-{k:08d}" for k in range(5)
+    ]
+    assert written == [0, 5, 10, 15, 0]
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [

@@ -172,6 +172,11 @@ def test_two_processes() -> None:
             "  try: torch.bfloat16, torch.float16, torch.float32 or torch.float64",
         ),
         (
+            {"compute": "bfloat16"},
+            "mixed_precision: compute is 'bfloat16'\n  needed: floating dtypes\n"
+            "  try: torch.bfloat16, torch.float16, torch.float32 or torch.float64",
+        ),
+        (
             {"reduce": torch.float64},
             "mixed_precision: reduce is torch.float64\n"
             "  needed: compute (torch.bfloat16) or params (torch.float32)",

@@ -33,6 +33,15 @@ _lines: dict[str, str] = {}  # the compiler and its options, by `compiler_place`
 FOLDER = (
     "shardfn-kernels"  # in Inductor's cache: the unit and the name of each kernel
 )
+UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    ImportError,
+    AttributeError,
+    RecursionError,
+)
 PLACE = "shardfn_batch"  # the attribute of Inductor's AsyncCompile
 
 
@@ -232,7 +241,7 @@ def _load(key: str) -> bool:
         path.relative_to(Path(cache_dir()).resolve())  # no library from elsewhere
         module = CppPythonBindingsCodeCache._load_library(str(path), found["key"])
         _kernels[key] = getattr(module, found["name"])
-    except (OSError, ValueError, KeyError, TypeError, ImportError, AttributeError):
+    except UNREADABLE:
         return False
     return True
 

@@ -15,6 +15,7 @@ from safetensors.torch import load, save
 
 from ...errors import ArtefactError, call_site
 from ...stored import complete_files
+from ...stored.json_text import parsed
 
 FORMAT = "shardfn artefact"
 VERSION = 1
@@ -60,7 +61,7 @@ def read(path: str) -> tuple[dict[str, Any], dict[str, torch.Tensor], str]:
         text = str(metadata["record"])
         if _digest(text, tensors) != metadata["digest"]:
             raise ValueError("its digest is another one")
-        record = json.loads(text)
+        record = parsed(text)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise damaged(path, error) from None
     return record, tensors, str(metadata["digest"])
@@ -82,7 +83,7 @@ def _metadata(found: bytes) -> dict[str, Any]:
     length = int.from_bytes(found[:LENGTH], "little")
     if len(found) < LENGTH + length:
         raise ValueError("it ends too early, or is something else")
-    header = json.loads(found[LENGTH : LENGTH + length])
+    header = parsed(found[LENGTH : LENGTH + length])
     metadata = header.get("__metadata__") if isinstance(header, dict) else None
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
         raise ValueError("it must be an artefact")

@@ -181,6 +181,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "garbage": lambda x: bytes(range(256)) * 8,
     "a bit": lambda x: x.replace(b"mul.Tensor", b"add.Tensor"),
     "length": lambda x: b"\xff" * 8 + x[8:],
+    "nested": lambda x: (100_000).to_bytes(8, "little") + b"[" * 100_000,
 }
 
 

@@ -1,0 +1,18 @@
+"""JSON that somebody else may have written."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+def parsed(text: str | bytes) -> Any:
+    """The value of a text of JSON.
+
+    Raises:
+        ValueError: it is damaged, nested too deeply, or not JSON.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("its values are nested too deeply") from None
