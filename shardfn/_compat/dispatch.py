@@ -208,7 +208,8 @@ def hooks_read(
             return items[0] if is_one else type(given)(items)
 
     read = lambda x: [hook.as_python_constant() for hook in x.realize().items]
-    made: Any = Hooked(None, module, after, before)
+    no_proxy: Any = None
+    made: Any = Hooked(no_proxy, module, after, before)
     made.through = hooked(module.realize().value, read(after), read(before))
     return made
 

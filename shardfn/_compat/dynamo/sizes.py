@@ -72,8 +72,9 @@ def is_symbol(n: Any) -> bool:
 def is_dense(node: torch.fx.Node) -> bool:
     """Whether the value of a node is a contiguous tensor, of sizes that are numbers."""
     x = node.meta.get("example_value")
-    is_known = isinstance(x, torch.Tensor) and not any(map(is_symbol, x.shape))
-    return is_known and x.is_contiguous()
+    if not isinstance(x, torch.Tensor) or any(map(is_symbol, x.shape)):
+        return False
+    return x.is_contiguous()
 
 
 class Noted(NamedTuple):
