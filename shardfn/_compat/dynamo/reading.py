@@ -291,6 +291,9 @@ def intact(
     return builder.wrap_fx_proxy(tx, proxy)
 
 
+ONCE = torch.autograd.function.once_differentiable(len).__code__
+
+
 def _read_by(
     ours: Callable[..., Any], function: Any, tx: Any, args: Any, kwargs: Any
 ) -> Any:
@@ -305,8 +308,10 @@ def _read_by(
     methods = []
     for name in names:
         source = function.source and AttrSource(function.source, name)
-        method = VariableTracker.build(tx, getattr(cls, name), source=source)
-        methods.append(method)
+        method = getattr(cls, name)
+        if getattr(method, "__code__", None) is ONCE:  # it turns grad mode off
+            source, method = None, method.__wrapped__
+        methods.append(VariableTracker.build(tx, method, source=source))
     given = function._resolve_kwargs(args, kwargs) if kwargs else args
     constants = [VariableTracker.build(tx, x) for x in (id(cls), cls.__name__)]
     called = VariableTracker.build(tx, ours)

@@ -26,7 +26,7 @@ from . import varying_prims
 from .axis_names import current_scope
 from .protocols import Settled, Varying
 from .varying_bodies import ENDINGS, NONE, Body, body_of, fixed, free_of
-from .varying_nodes import is_wrap
+from .varying_nodes import is_wrap, written_by
 
 
 class Rule:
@@ -95,6 +95,8 @@ class Rule:
             if has:
                 left.append(wider[-1])
         self.left[body.node] = left
+        if own := NONE.union(*wider) - NONE.union(*ins):
+            _refuse_written(self.kinds, body, entering, closed, own)
         return wider, terms
 
     def run(
@@ -138,13 +140,55 @@ def _of_one_rank() -> Axes:
     return frozenset(axes_of(scope.mesh).names) if is_own else NONE
 
 
+def _inside(
+    kinds: Varying, body: Body, entering: Sequence[Axes], free: dict[int, Axes]
+) -> Varying:
+    """The axes of the values of a body."""
+    at = [body.entered(k) for k in range(len(body.given))]
+    inner = type(kinds)(body.graph)
+    inner.result([free[k] if e is None else entering[e] for k, e in enumerate(at)])
+    return inner
+
+
+def _refuse_written(
+    kinds: Varying,
+    body: Body,
+    entering: Sequence[Axes],
+    free: dict[int, Axes],
+    axes: Axes,
+) -> None:
+    """Refuse a backward that writes what a collective gives to all ranks into a part of a tensor of
+    each: its gradient may be summed already, or not.
+
+    Raises:
+        CaptureError: naming the line.
+    """
+    inner = _inside(kinds, body, entering, free)
+    for node in body.graph.graph.nodes:
+        written = written_by(node)
+        others = [x for x in node.all_input_nodes if x not in written]
+        gone = axes & inner.flat(written) - inner.flat(others)
+        if gone and any(_gives(x, gone) for y in others for x in _origins(y, gone)):
+            raise CaptureError.of(
+                "a function with a rule of its own",
+                "its backward writes the result of a collective into a part of a tensor",
+                fix="the collective on a tensor of its own: g = g.clone(); dist.all_reduce(g)",
+                source=sources.line_of(node.meta.get("stack_trace")),
+            )
+
+
+def _gives(node: torch.fx.Node, axes: Axes) -> bool:
+    """Whether a value is the result of a collective over some axes, which all ranks have."""
+    row = CALLS.get(node.target)
+    return row is not None and not row.gives_varying and bool(row.axes_of(node) & axes)
+
+
 def _reduced(
     kinds: Varying, body: Body, entering: Sequence[Axes], free: dict[int, Axes]
 ) -> list[Axes]:
     """The axes over which a collective reduces an entering value that is the same on all ranks."""
     at = [body.entered(k) for k in range(len(body.given))]
-    inner = type(kinds)(body.graph)
-    inner.result([free[k] if e is None else entering[e] for k, e in enumerate(at)])
+    inner = _inside(kinds, body, entering, free)
     inputs = body.graph.graph.find_nodes(op="placeholder")
     number = dict(zip(inputs, at, strict=True))
     found = [NONE] * len(entering)

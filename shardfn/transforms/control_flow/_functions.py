@@ -15,6 +15,7 @@ from ... import _compat, _tree
 from ...capture import trace
 from ...capture.control_flow import bodies, endings
 from ...capture.dtensors import table
+from ...errors import CaptureError
 
 MOVING = (torch.Tensor, list, tuple, dict)  # attributes of these classes may be tensors
 CONSTANTS = (bool, int, float, str, type(None), torch.dtype)  # which a body can return
@@ -74,13 +75,13 @@ def applied(
         args: of the call.
     """
     if not trace.begin_rule(key):
-        return _forward(methods, args, ())[0]
+        return _forward(methods, args, (False,) * len(args))[0]
     xs = [x for x in args if isinstance(x, torch.Tensor)]
     needs = tuple([isinstance(x, torch.Tensor) and _is_float(x) for x in args])
     out, saved, still = _forward_read(methods, args, needs, xs)
     results = _tree.tensors(out)
     residuals = _tree.tensors(saved)
-    body = _backward_body(methods, args, needs, (out, saved, still))
+    body = _backward_body(name, methods, args, needs, (out, saved, still))
     gradients = bodies.region(body, [*residuals, *results])
     given = [g is not None for g in gradients]
     back = [g for g in gradients if g is not None]
@@ -109,6 +110,7 @@ def _forward_read(
 
 @_compat.read_by_dynamo
 def _backward_body(
+    name: str,
     methods: tuple[Callable[..., Any], ...],
     args: Sequence[Any],
     needs: Any,
@@ -131,6 +133,7 @@ def _backward_body(
             is_tensor = isinstance(x, torch.Tensor)
             cotangents.append(next(feed) if is_tensor else None)
         gradients = _row(methods[0](context, *cotangents))
+        check_count(name, len(gradients), len(args))
         pairs = list(zip(gradients, args, strict=False))
         found = [g for g, x in pairs if _counts(g, x)]
         left = iter(bodies.leave(found))
@@ -182,6 +185,21 @@ def _forward(
         out = methods[1](*args)
         methods[2](context, tuple(args), out)
     return _silenced(out, context.own_silent), context
+
+
+@_compat.constant_in_graph
+def check_count(name: str, count: int, wanted: int) -> None:
+    """Check that a backward gives a gradient or None for each argument.
+
+    Raises:
+        CaptureError: it gives fewer.
+    """
+    if count < wanted:
+        raise CaptureError.of(
+            f"autograd.Function {name}",
+            f"its backward returns {count} for {wanted} arguments",
+            fix="a gradient or None for each argument of the forward",
+        )
 
 
 @_compat.read_by_dynamo

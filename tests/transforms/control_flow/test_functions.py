@@ -252,3 +252,52 @@ def test_a_changed_constant_of_a_communicating_function_is_read_again() -> None:
         _close([gradient(x).shards[1]], [torch.full_like(x, 4)])
         factor[0] = 3.0
         _close([gradient(x).shards[1]], [torch.full_like(x, 6)])
+
+
+def _of(backward: Any) -> Any:
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+    Own.backward = staticmethod(backward)
+    return lambda x, w: sf.psum(torch.tanh(Own.apply(x) @ w).sum(), "tp")
+
+
+@torch.autograd.function.once_differentiable
+def _once(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+    dist.all_reduce(g)
+    return g
+
+
+def _no_grad(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        g = g.clone()
+        dist.all_reduce(g)
+        return g
+
+
+def _listed(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+    every = [torch.empty_like(g) for _ in range(2)]
+    dist.all_gather(every, g.contiguous())
+    return every[0] + every[1]
+
+
+def _through_a_view(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+    flat = g.clone().view(-1)
+    dist.all_reduce(flat)
+    return flat.view_as(g)
+
+
+@pytest.mark.parametrize("backward", [_once, _no_grad, _listed, _through_a_view])
+def test_a_summed_cotangent_is_summed_once_or_refused(backward: Any) -> None:
+    x, w, *_ = given()
+    wanted = torch.func.grad(lambda x: torch.tanh(x @ w).sum())(x)
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("tp",))
+        gradient = sf.grad(sf.shard_map(_of(backward), mesh, SPECS[:2], P()))
+        if backward is _through_a_view:
+            with pytest.raises(sf.CaptureError, match="into a part of a tensor"):
+                gradient(x, w)
+        else:
+            _close([gradient(x, w)], [wanted])
