@@ -196,22 +196,30 @@ def hooks_read(
             (given,) = args
             given = given.realize()
             is_one = given.is_tensor()
-            items = [given] if is_one else [x.realize() for x in given.items]
+            items = [given] if is_one else given.items
+            items = [x.realize() for x in items]
             at = [k for k, x in enumerate(items) if _is_floating(x)]
             if not at:
                 return given
             call = self.through(side, len(items), at)
             nodes = tuple(items[k].as_proxy() for k in at)
-            found = wrap_fx_proxy(tx, tx.output.create_proxy("call_function", call, nodes, {}))
+            proxy = tx.output.create_proxy("call_function", call, nodes, {})
+            found = wrap_fx_proxy(tx, proxy)
             for k, x in zip(at, found.items, strict=True):
                 items[k] = x
             return items[0] if is_one else type(given)(items)
 
-    read = lambda x: [hook.as_python_constant() for hook in x.realize().items]
     no_proxy: Any = None
     made: Any = Hooked(no_proxy, module, after, before)
-    made.through = hooked(module.realize().value, read(after), read(before))
+    owner = module.realize().value
+    made.through = hooked(owner, _functions(after), _functions(before))
     return made
+
+
+def _functions(row: Any) -> list[Any]:
+    """The functions in a list of Dynamo's."""
+    items = row.realize().items
+    return [x.as_python_constant() for x in items]
 
 
 def _is_floating(x: Any) -> bool:

@@ -232,9 +232,12 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
         return _tree.leaves((args, kwargs))
     found: list[Any] = []
     for k, argument in enumerate(_compat.schema(func).arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            given = args[k] if k < len(args) else kwargs.get(argument.name)
-            found += _tree.leaves((given,))
+        alias = argument.alias_info
+        if alias is None or not alias.is_write:
+            continue
+        is_positional = k < len(args)
+        given = args[k] if is_positional else kwargs.get(argument.name)
+        found += _tree.leaves((given,))
     return found
 
 

@@ -10,7 +10,7 @@ import torch
 
 from ..control_flow import bodies
 from ..shard_map.varying_nodes import memories_of
-from .writes import OVERWRITTEN, memory_of
+from .writes import memory_of
 
 
 def is_replaceable(
@@ -37,7 +37,7 @@ def is_replaceable(
     is_own = entered.target is bodies.inside and bool(own)
     if not is_own or any({*own} & {*memories_of(y)} for y in others):
         return False
-    x.meta[OVERWRITTEN] = True
+    x.meta["overwritten"] = True
     return True
 
 

@@ -24,7 +24,6 @@ SHARING = (
     shard_map.from_local,
     shard_map.to_local,
 )
-OVERWRITTEN = "overwritten"  # the key of a value that enters a body, and is replaced there
 OF_DTENSORS = (*placement.PLACED, placement.shared)
 
 
@@ -56,10 +55,13 @@ def _refuse_in_rule(module: torch.fx.GraphModule, rule: torch.fx.Node) -> None:
     order = {node: k for k, node in enumerate(module.graph.nodes)}
     for x in [xs[k] for k in written]:
         root = root_of(x)
-        same = [y for y in order if y.op != "output" and root_of(y) is root]
-        later = [u for y in same for u in y.users if order[u] > order[rule]]
-        is_given = memory_of(x)[-1].op in ("placeholder", "get_attr")
-        if is_given or any(u not in same for u in later):
+        values = [y for y in order if y.op != "output"]
+        same = [y for y in values if root_of(y) is root]
+        readers = [reader for y in same for reader in y.users]
+        later = [y for y in readers if order[y] > order[rule]]
+        first = memory_of(x)[-1]
+        is_given = first.op in ("placeholder", "get_attr")
+        if is_given or any(y not in same for y in later):
             raise CaptureError.of(
                 f"autograd.Function {name}",
                 "its forward writes in place to an argument, which is read later",
@@ -75,13 +77,16 @@ def _written(module: torch.fx.GraphModule, left: list[torch.fx.Node]) -> list[in
     body = getattr(module, args_of(wrap)[0].target).graph
     entered = body.find_nodes(op="call_function", target=bodies.inside)
     items = [user for node in entered[:1] for user in node.users]
-    changed = {root_of(x) for node in body.nodes for x in written_by(node)}
-    memories = {m for x in changed for m in memories_of(x)}
-    return [
-        args_of(x)[1]
-        for x in items
-        if OVERWRITTEN in x.meta or {*memories_of(x)} & memories
-    ]
+    changed = [root_of(x) for node in body.nodes for x in written_by(node)]
+    memories: set[int] = set()
+    for x in changed:
+        memories.update(memories_of(x))
+    found: list[int] = []
+    for x in items:
+        is_shared = not memories.isdisjoint(memories_of(x))
+        if is_shared or x.meta.get("overwritten", False):
+            found.append(args_of(x)[1])
+    return found
 
 
 def _refuse_writes(graph: torch.fx.Graph, name: str) -> None:

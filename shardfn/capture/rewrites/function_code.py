@@ -94,7 +94,8 @@ def _called(fn: types.FunctionType, code: types.CodeType) -> Iterator[Any]:
             elif step.opname in ATTRIBUTES:
                 if name in BY_NAME:
                     yield True
-                here = None if here is None else getattr(here, name, None)
+                if here is not None:
+                    here = getattr(here, name, None)
             else:
                 here = None
             if here is not None:

@@ -10,6 +10,7 @@ varies, so the backward takes each rank's own cotangent, as in eager torch.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Iterator, Sequence
 
@@ -167,8 +168,14 @@ def _refuse_written(
     for node in body.graph.graph.nodes:
         written = written_by(node)
         others = [x for x in node.all_input_nodes if x not in written]
-        gone = axes & inner.flat(written) - inner.flat(others)
-        if gone and any(_gives(x, gone) for y in others for x in _origins(y, gone)):
+        before = inner.flat(written)
+        after = inner.flat(others)
+        gone = axes & before - after
+        if not gone:
+            continue
+        ways = [_origins(x, gone) for x in others]
+        found = itertools.chain(*ways)
+        if any(_gives(x, gone) for x in found):
             raise CaptureError.of(
                 "a function with a rule of its own",
                 "its backward writes the result of a collective into a part of a tensor",
@@ -180,7 +187,9 @@ def _refuse_written(
 def _gives(node: torch.fx.Node, axes: Axes) -> bool:
     """Whether a value is the result of a collective over some axes, which all ranks have."""
     row = CALLS.get(node.target)
-    return row is not None and not row.gives_varying and bool(row.axes_of(node) & axes)
+    if row is None or row.gives_varying:
+        return False
+    return bool(row.axes_of(node) & axes)
 
 
 def _reduced(
@@ -213,9 +222,10 @@ def _origins(node: torch.fx.Node, axes: Axes) -> Iterator[torch.fx.Node]:
         if here.target in CALLS and CALLS[here.target].axes_of(here) & axes:
             continue
         after = here.all_input_nodes
-        if here.target is operator.getitem and args_of(here)[0].target is regions.inside:
+        if here.target is operator.getitem:
             every, k = args_of(here)
-            after = [args_of(every)[0][k]]
+            is_entering = every.target is regions.inside
+            after = [args_of(every)[0][k]] if is_entering else after
         queue += [x for x in after if x not in seen]
         seen.update(after)
 
