@@ -262,6 +262,12 @@ def begin_rule(key: int) -> bool:
 
 
 @_compat.constant_in_graph
+def is_in_rule() -> bool:
+    """Whether the rule of a function is being traced."""
+    return bool(_recording.get().reading)
+
+
+@_compat.constant_in_graph
 def end_rule() -> None:
     """Record that the rule has been traced."""
     _recording.get().reading.pop()
