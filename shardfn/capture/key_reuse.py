@@ -104,7 +104,9 @@ class _Numbers:
         results: Any = graph.output_node().args[0]  # one may be there twice
         return found, [known.get(x, -1) for x in results]
 
-    def _value(self, node: torch.fx.Node, known: dict[torch.fx.Node, int]) -> int:
+    def _value(
+        self, node: torch.fx.Node, known: dict[torch.fx.Node, int]
+    ) -> int:
         """The number of what a call gives; that of its input if it changes nothing."""
         if _is_identity(node):
             return known[node.args[0]]  # type: ignore[index]
@@ -132,7 +134,9 @@ class _Numbers:
         for graph in loop.graphs:
             inputs = graph.find_nodes(op="placeholder")
             changing = [self.fresh() for _ in inputs[loop.consts :]]
-            inside, results = self.uses(graph, [*args[: loop.consts], *changing])
+            inside, results = self.uses(
+                graph, [*args[: loop.consts], *changing]
+            )
             before = changing[:carries]
             kept = {a for a, b in zip(before, results, strict=False) if a == b}
             same = kept.union(args[: loop.consts])
@@ -155,7 +159,9 @@ def _is_identity(node: torch.fx.Node) -> bool:
 
 
 def _is_use(node: torch.fx.Node) -> bool:
-    return use_of(node) in (DRAW, SPLIT) and node.meta.get("phase") != "backward"
+    return (
+        use_of(node) in (DRAW, SPLIT) and node.meta.get("phase") != "backward"
+    )
 
 
 def _keys(found: Sequence[dict[int, Lines]]) -> set[int]:

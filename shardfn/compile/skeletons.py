@@ -56,7 +56,9 @@ def skeleton_of(graph: torch.fx.Graph) -> Skeleton | None:
     return Skeleton(tuple(key), tuple(ints), places)
 
 
-def _emptied(x: Any, ints: list[int], numbers: dict[torch.fx.Node, int]) -> Any:
+def _emptied(
+    x: Any, ints: list[int], numbers: dict[torch.fx.Node, int]
+) -> Any:
     """Arguments without ints, which are added to a list. Equal only if the rest is equal."""
     if isinstance(x, torch.fx.Node):
         return "node", numbers[x]
@@ -182,7 +184,9 @@ def _product(symbols: Sequence[Row], numbers: Sequence[int], i: int) -> int:
     return value
 
 
-def _divided(column: Row, values: Sequence[int]) -> tuple[int, int, int] | None:
+def _divided(
+    column: Row, values: Sequence[int]
+) -> tuple[int, int, int] | None:
     """The term and the divisor that give a column, and a factor of 1."""
     for divisor in DIVISORS:
         for term in range(divisor):

@@ -25,7 +25,9 @@ def owners(
     for node in graph.nodes:
         is_view = node.op == "call_function" and work.is_alias(node)
         base: torch.fx.Node = node.all_input_nodes[0] if is_view else node
-        is_element = node.target is operator.getitem and not work.is_alias(base)
+        is_element = node.target is operator.getitem and not work.is_alias(
+            base
+        )
         if elements and is_element:
             place = base, node.args[1]
             base = first.setdefault(place, node)
@@ -43,7 +45,9 @@ def ends_of(
         last[owner[node]] = node
         for read in node.all_input_nodes:
             last[owner.get(read, read)] = node
-    ends: dict[torch.fx.Node, list[torch.fx.Node]] = collections.defaultdict(list)
+    ends: dict[torch.fx.Node, list[torch.fx.Node]] = collections.defaultdict(
+        list
+    )
     for node, end in last.items():
         ends[end].append(node)
     return ends

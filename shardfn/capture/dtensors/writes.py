@@ -71,7 +71,9 @@ def _refuse_in_rule(module: torch.fx.GraphModule, rule: torch.fx.Node) -> None:
             )
 
 
-def _written(module: torch.fx.GraphModule, left: list[torch.fx.Node]) -> list[int]:
+def _written(
+    module: torch.fx.GraphModule, left: list[torch.fx.Node]
+) -> list[int]:
     """The numbers of the arguments that a body writes to."""
     wrap = args_of(left[0])[0]
     body = getattr(module, args_of(wrap)[0].target).graph

@@ -36,7 +36,9 @@ def unread(*_: Any, **__: Any) -> NoReturn:
     raise AssertionError("the program was loaded without its function")
 
 
-def placed_of(said: dict[str, Any], mesh: Any, state: tuple[Any, ...]) -> Placed:
+def placed_of(
+    said: dict[str, Any], mesh: Any, state: tuple[Any, ...]
+) -> Placed:
     """The arguments of a program."""
     count = len(said["paths"])
     positions = ("tensors", "donated")
@@ -111,7 +113,9 @@ def _is_tensor(x: Any) -> bool:
 def _outside(said: dict[str, Any], tensors: Tensors) -> ClosedOver:
     """The closed-over tensors, with their values."""
     closed = [
-        ambient.PLACE if like is None else filled(tensor_of(like), tensors[str(i)])
+        ambient.PLACE
+        if like is None
+        else filled(tensor_of(like), tensors[str(i)])
         for i, like in enumerate(said["tensors"])
     ]
     draws = int(said["draws"])
@@ -120,7 +124,9 @@ def _outside(said: dict[str, Any], tensors: Tensors) -> ClosedOver:
     names = tuple(map(str, said["names"]))
     lines = (None,) * len(closed)
     count = int(said["constants"])
-    return ClosedOver(tuple(closed), names, lines, draws=draws, constants=count)
+    return ClosedOver(
+        tuple(closed), names, lines, draws=draws, constants=count
+    )
 
 
 def _signature(
@@ -144,7 +150,9 @@ def _signature(
     return torch.fx.GraphModule(torch.nn.Module(), graph)
 
 
-def plan_of(record: dict[str, Any], axes: MeshAxes, captured: Captured) -> Plan:
+def plan_of(
+    record: dict[str, Any], axes: MeshAxes, captured: Captured
+) -> Plan:
     """The placements of the inputs and the results, without the steps between them."""
     graph = captured.program.graph.graph
     (output,) = graph.find_nodes(op="output")
@@ -180,7 +188,9 @@ def programs_of(
                 node.args, lambda x: _renamed(x, names)
             )
         check(graph, plan.axes)
-        made.append(_local(captured, plan, graph, tuple(map(str, said["elided"]))))
+        made.append(
+            _local(captured, plan, graph, tuple(map(str, said["elided"])))
+        )
     found = {c: made[k] for c, k in zip(everyone, record["of"], strict=True)}
     for coordinate, program in found.items():
         _check_shapes(program, plan, coordinate)
@@ -194,7 +204,10 @@ def _renamed(x: Any, names: Mapping[str, str]) -> Any:
 
 
 def _local(
-    captured: Captured, plan: Plan, graph: torch.fx.Graph, elided: tuple[str, ...]
+    captured: Captured,
+    plan: Plan,
+    graph: torch.fx.Graph,
+    elided: tuple[str, ...],
 ) -> LocalProgram:
     program = captured.program
     return LocalProgram(
@@ -213,7 +226,9 @@ def _local(
 
 def _check_shapes(program: LocalProgram, plan: Plan, coordinate: Any) -> None:
     """Check that a program takes and returns the shards of its rank: compiled code does not."""
-    holders = program.graph.find_nodes(op="placeholder")[len(plan.axes.names) :]
+    holders = program.graph.find_nodes(op="placeholder")[
+        len(plan.axes.names) :
+    ]
     (output,) = program.graph.find_nodes(op="output")
     for slots, nodes in ((plan.ins, holders), (plan.outs, output.args[0])):
         for slot, node in zip(slots, nodes, strict=True):
