@@ -56,8 +56,9 @@ def unread(
 ) -> Any:
     """DTensor's constructor, with its names. Of a plain local tensor the shape alone counts."""
     local = local_tensor
-    is_plain = cls is DTensor and type(local) in PLAIN and not local.is_meta
-    if is_plain and not _as_torch_does():
+    is_torchs = cls is not DTensor or _as_torch_does()
+    is_plain = type(local) in PLAIN
+    if is_plain and not (is_torchs or local.is_meta):
         local = UnreadTensor(local.detach())
     return construct(cls, local, spec, **options)
 

@@ -223,10 +223,13 @@ def _reads_of(path: Path, x: Any, depth: int = 2) -> list[_compat.Read]:
     """The reads of a constant, or of the constants in a short list or dict."""
     if is_constant(x):
         return [_compat.Read(path, "CONSTANT_MATCH", None)]
-    if not isinstance(x, (list, dict)) or len(x) > LONG or not depth:
+    if not isinstance(x, (list, dict)) or not depth:
+        return []
+    if len(x) > LONG:
         return []
     found: list[_compat.Read] = []
-    for key, value in x.items() if isinstance(x, dict) else enumerate(x):
+    items = x.items() if isinstance(x, dict) else enumerate(x)
+    for key, value in items:
         if is_constant(key):
             found += _reads_of((*path, ("item", key)), value, depth - 1)
     return found

@@ -75,11 +75,14 @@ def _followed(x: Any) -> list[types.FunctionType]:
     """The functions whose code runs where a value is called: the user's alone."""
     if isinstance(x, type) and issubclass(x, torch.autograd.Function):
         return [*_methods(x)]
-    fn = inspect.unwrap(getattr(x, "__func__", x)) if callable(x) else None
-    is_python = isinstance(fn, types.FunctionType)
-    if not is_python or (fn.__module__ or "").split(".")[0] == "torch":
+    if not callable(x):
         return []
-    return [fn]
+    fn = inspect.unwrap(getattr(x, "__func__", x))
+    if not isinstance(fn, types.FunctionType):
+        return []
+    module = fn.__module__ or ""
+    is_torchs = module.split(".")[0] == "torch"
+    return [] if is_torchs else [fn]
 
 
 def _called(fn: types.FunctionType, code: types.CodeType) -> Iterator[Any]:

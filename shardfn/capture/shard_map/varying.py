@@ -380,10 +380,14 @@ class Kinds:
             if node.target in CALLS
             else self.flat(node.args)
         )
+        missing = axes - born
+        if not missing:
+            return
         is_one = not isinstance(self.of.get(node), list)
-        for x in ([node] if is_one else list(node.users)) if axes - born else ():
+        values = [node] if is_one else list(node.users)
+        for x in values:
             readers = list(x.users)
-            varied = self.after(x, shard_map.vary, (x, print_axes(sorted(axes - born))))
+            varied = self.after(x, shard_map.vary, (x, print_axes(sorted(missing))))
             for reader in readers:
                 if getattr(reader.target, "__name__", "") != REQUIRES_GRAD:
                     reader.replace_input_with(x, varied)

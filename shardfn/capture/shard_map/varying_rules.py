@@ -202,8 +202,11 @@ def _reduced(
     number = dict(zip(inputs, at, strict=True))
     found = [NONE] * len(entering)
     for node in _prims(body):
-        missing = varying_prims.needed(node) - inner.flat(node.args)
-        for x in _origins(node, missing) if missing else ():
+        needed = varying_prims.needed(node)
+        missing = needed - inner.flat(node.args)
+        if not missing:
+            continue
+        for x in _origins(node, missing):
             k = number.get(x)
             if k is not None:
                 found[k] |= missing

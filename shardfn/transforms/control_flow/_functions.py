@@ -158,11 +158,17 @@ def _forward_body(
         feed = iter(tensors)
         given = [next(feed) if isinstance(x, torch.Tensor) else x for x in args]
         out, context = _forward(methods, given, needs)
-        every = {k: getattr(context, k) for k in context.own_names}
-        moving = {k: x for k, x in every.items() if isinstance(x, MOVING)}
-        others = {k: x for k, x in every.items() if not isinstance(x, MOVING)}
-        still = {k: x for k, x in others.items() if isinstance(x, CONSTANTS)}
-        opaque = [k for k in others if k not in still]
+        moving: dict[str, Any] = {}
+        still: dict[str, Any] = {}
+        opaque: list[str] = []
+        for attribute in dict.fromkeys(context.own_names):
+            x = getattr(context, attribute)
+            if isinstance(x, MOVING):
+                moving[attribute] = x
+            elif isinstance(x, CONSTANTS):
+                still[attribute] = x
+            else:
+                opaque.append(attribute)
         kept = (context.saved_tensors, moving)
         results = _tree.tensors(out)
         left = bodies.leave([*results, *_tree.tensors(kept)])
@@ -207,7 +213,10 @@ def _silenced(out: Any, silent: list[Any]) -> Any:
     """The results, without a derivative of those that are marked so."""
     if not silent:
         return out
-    rows = [x.detach() if any(x is y for y in silent) else x for x in _row(out)]
+    rows = []
+    for x in _row(out):
+        is_silent = any(x is y for y in silent)
+        rows.append(x.detach() if is_silent else x)
     return tuple(rows) if isinstance(out, tuple) else rows[0]
 
 
