@@ -18,6 +18,7 @@ _LIBRARIES = (
     "<attrs",
     "importlib/",
     "contextlib.py",
+    "typing_extensions.py",
 )
 
 

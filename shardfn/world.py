@@ -24,7 +24,7 @@ from .ranks.compared import compare
 from .ranks.environment import launch
 from .ranks.mesh_arguments import refuse_absent
 from .ranks.rendezvous import met, unconnected
-from .simulated.constructors import constructors_simulated
+from .simulated.constructors import constructors_simulated, constructors_unread
 
 MAX_RANKS = 2**20
 
@@ -165,8 +165,9 @@ class fake_world(contextlib.ContextDecorator):
             )  # torch adds the rank to every traceback, and leaves it there
             rank, size = self.world.rank, self.world.size
             with contextlib.ExitStack() as torchs:
-                if self.world.kind == "simulated":
-                    torchs.enter_context(constructors_simulated())
+                is_simulated = self.world.kind == "simulated"
+                enter = constructors_simulated if is_simulated else constructors_unread
+                torchs.enter_context(enter())
                 with _compat.patched("new world"):
                     dist.init_process_group(
                         "fake",

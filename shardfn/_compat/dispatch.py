@@ -162,3 +162,66 @@ def function_called(
 ) -> Any:
     """A call of an autograd.Function under torch.func, whose forward may take the context."""
     return rewritten(call, function, *args, **kwargs)
+
+
+def hooks_read(
+    hooked: Callable[..., Any],
+    create: Callable[..., Any],
+    tx: Any,
+    module: Any,
+    after: Any,
+    before: Any,
+) -> Any:
+    """Dynamo's record of one call of a module with full backward hooks, which stay functions that
+    run as they are.
+
+    Args:
+        hooked: of the module, its hooks, and its pre-hooks: a function of a side ("in" or "out")
+            and of the number of values there and which of them are floating. It returns a
+            function of those, which the graph calls.
+        create: torch's, which needs compiled autograd.
+        tx: Dynamo's translator.
+        module: the module.
+        after: its full backward hooks.
+        before: its backward pre-hooks.
+    """
+    from torch._dynamo.variables import BackwardHookVariable
+    from torch._dynamo.variables.builder import wrap_fx_proxy
+
+    class Hooked(BackwardHookVariable):
+        def call_method(
+            self, tx: Any, name: str, args: Any, kwargs: Any
+        ) -> Any:
+            side = "in" if name == "setup_input_hook" else "out"
+            (given,) = args
+            given = given.realize()
+            is_one = given.is_tensor()
+            items = [given] if is_one else given.items
+            items = [x.realize() for x in items]
+            at = [k for k, x in enumerate(items) if _is_floating(x)]
+            if not at:
+                return given
+            call = self.through(side, len(items), at)
+            nodes = tuple(items[k].as_proxy() for k in at)
+            proxy = tx.output.create_proxy("call_function", call, nodes, {})
+            found = wrap_fx_proxy(tx, proxy)
+            for k, x in zip(at, found.items, strict=True):
+                items[k] = x
+            return items[0] if is_one else type(given)(items)
+
+    no_proxy: Any = None
+    made: Any = Hooked(no_proxy, module, after, before)
+    owner = module.realize().value
+    made.through = hooked(owner, _functions(after), _functions(before))
+    return made
+
+
+def _functions(row: Any) -> list[Any]:
+    """The functions in a list of Dynamo's."""
+    items = row.realize().items
+    return [x.as_python_constant() for x in items]
+
+
+def _is_floating(x: Any) -> bool:
+    """Whether a value of Dynamo's is a floating tensor."""
+    return x.is_tensor() and (x.dtype.is_floating_point or x.dtype.is_complex)

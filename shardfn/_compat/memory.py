@@ -27,6 +27,7 @@ _storage_uses = torch._C._storage_Use_Count
 _uses = Tensor._use_count
 _requires_grad = attrgetter("requires_grad")
 _grad = attrgetter("grad")
+_attributes = attrgetter("__dict__")
 
 
 def storage_of(x: torch.Tensor) -> int:
@@ -88,7 +89,7 @@ def is_forgotten(objects: Sequence[torch.Tensor]) -> bool:
         and max(counts, default=0) <= _LISTED
         and max(map(_uses, objects), default=0) <= 1
         and not any(map(weakref.getweakrefcount, objects))
-        and not any(map(vars, objects))
+        and not any(map(_attributes, objects))
     )
 
 

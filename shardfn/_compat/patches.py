@@ -154,6 +154,39 @@ INDEXED = Patch(
     is_mine=known_sizes.is_known,
 )
 
+# a world of one process: torch's constructors of DTensors, and its collectives
+PLACING: tuple[Patch, ...] = (
+    Patch(
+        ("torch.distributed.tensor:DTensor.__new__",),
+        "it is given the tensor of one rank",
+        NEVER,
+        enter=every_rank.constructor_replaced,
+        takes="made",
+    ),
+    Patch(
+        (
+            "torch.distributed.tensor:Shard._make_shard_tensor",
+            "torch.distributed.tensor:Replicate._make_replicate_tensor",
+            "torch.distributed.tensor.placement_types:_StridedShard._make_shard_tensor",
+            "torch.distributed.tensor._api:_dtensor_init_helper",
+        ),
+        "the sizes of a shard depend on the rank",
+        NEVER,
+        new=lambda on_all_ranks, fn, *args, **kwargs: on_all_ranks(
+            fn, *args, **kwargs
+        ),
+        takes="on_all_ranks",
+        is_mine=lambda: True,
+    ),
+    Patch(
+        (f"kernels of c10d, {eager_collectives.NAMES}, for {eager_collectives.KEYS}",),
+        "the fake process group answers with the tensors of one rank",
+        NEVER,
+        enter=eager_collectives.kernels_replaced,
+        takes="communicated",
+    ),
+)
+
 PATCHES: dict[str, tuple[Patch, ...]] = {
     "capture": (*READING, *TRACING, SIZES, INDEXED),
     "fakes": (SIZES, INDEXED),
@@ -209,29 +242,9 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
             takes="seconds",
         ),
     ),
+    "world of shapes": PLACING,  # one process, without values
     "simulated world": (  # all ranks in one process
-        Patch(
-            ("torch.distributed.tensor:DTensor.__new__",),
-            "it is given the tensor of one rank",
-            NEVER,
-            enter=every_rank.constructor_replaced,
-            takes="made",
-        ),
-        Patch(
-            (
-                "torch.distributed.tensor:Shard._make_shard_tensor",
-                "torch.distributed.tensor:Replicate._make_replicate_tensor",
-                "torch.distributed.tensor.placement_types:_StridedShard._make_shard_tensor",
-                "torch.distributed.tensor._api:_dtensor_init_helper",
-            ),
-            "the sizes of a shard depend on the rank",
-            NEVER,
-            new=lambda on_all_ranks, fn, *args, **kwargs: on_all_ranks(
-                fn, *args, **kwargs
-            ),
-            takes="on_all_ranks",
-            is_mine=lambda: True,
-        ),
+        *PLACING,
         Patch(
             (
                 "the handlers of ops, and the search for a sharding, of torch.distributed.tensor",
@@ -260,13 +273,6 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
             takes="unsharded",
             is_mine=lambda: True,
             optional=True,
-        ),
-        Patch(
-            (f"kernels of c10d, {eager_collectives.NAMES}, for {eager_collectives.KEYS}",),
-            "the fake process group answers with the tensors of one rank",
-            NEVER,
-            enter=eager_collectives.kernels_replaced,
-            takes="communicated",
         ),
         Patch(
             ("torch.distributed.checkpoint.utils._DistWrapper.__init__",),

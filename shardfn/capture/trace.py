@@ -23,7 +23,7 @@ from .checkpoint.recompute import recompute
 from .closure.primals import Derivative, derivative_of
 from .control_flow import scan_residuals, trim_loops
 from .drawing import draws
-from .refusals.effects import refuse_collectives, refuse_mutation
+from .refusals.effects import OF_BODY, refuse_collectives, refuse_mutation
 from .rewrites import strides
 from .rewrites.writes import without_writes
 
@@ -156,7 +156,7 @@ def traced(
             lambda *xs: [x.contiguous() for x in fn(*xs)],
             inputs,
             name,
-            ["(a carry or a per-step input)"] * len(inputs),
+            [OF_BODY] * len(inputs),
         )
         sources.attach(graph)
         strides.settle(graph, name, [], inside=True)
@@ -259,6 +259,12 @@ def begin_rule(key: int) -> bool:
         return False
     reading.append(key)
     return True
+
+
+@_compat.constant_in_graph
+def is_in_rule() -> bool:
+    """Whether the rule of a function is being traced."""
+    return bool(_recording.get().reading)
 
 
 @_compat.constant_in_graph

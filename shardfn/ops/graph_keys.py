@@ -110,6 +110,7 @@ KEYS: tuple[Key, ...] = (
     Key("unbacked_bindings", GLOBAL, TORCH, (), "symbols", _anything),
     # capture: source lines, phases and annotations.
     Key("custom", PYTHON, "capture", ("capture",), "annotations of an op", _is_notes),
+    Key("overwritten", PYTHON, "capture", ("capture",), "whether a body replaces it", _is_a(bool)),
     Key("custom", GLOBAL, "capture", ("capture", "partition", "inspect"),
         "annotations of an op", _is_notes),
     Key("source", GLOBAL, "capture",

@@ -9,12 +9,13 @@ from .. import _compat, tree_pairs
 from ..byte_sizes import bytes_of
 from ..errors import PlacementError, ShardError, TreeError
 from ..mesh import axes_of, check_mesh
-from ..placement import P, is_spec, marks_of
+from ..placement import P, blocks_of, is_spec, marks_of, row_of
 from ..types import REDUCTIONS, MeshAxes
 from .leaves import Leaf, Params, checked_axes, params_of
 from .table import Placements
 
-Dims = list[tuple[str, ...]]  # the mesh axes of each dim of a parameter
+# the mesh axes of each dim of a parameter, the first with a number of blocks ("tp*3")
+Dims = list[tuple[str, ...]]
 
 
 @_compat.outside_only
@@ -100,7 +101,7 @@ def sharded(
     dims: Dims, shape: tuple[int, ...], names: tuple[str, ...], axes: MeshAxes
 ) -> Dims:
     """The axes of each dim, with these axes on the largest free dim that they divide."""
-    used = {name for dim in dims for name in dim}
+    used = axes_in(dims)
     added = tuple(name for name in names if name not in used)
     free = [i for i, dim in enumerate(dims) if not dim and shape[i] > 1]
     if not added or not free:
@@ -108,6 +109,11 @@ def sharded(
     ranks = math.prod(axes.sizes[axes.names.index(name)] for name in added)
     best = max(free, key=lambda i: (shape[i] % ranks == 0, shape[i], -i))
     return [added if i == best else dim for i, dim in enumerate(dims)]
+
+
+def axes_in(dims: Dims) -> list[str]:
+    """The mesh axes that shard any dim."""
+    return [blocks_of(part)[0] for dim in dims for part in dim]
 
 
 def spec_of(dims: Dims) -> P:
@@ -140,7 +146,7 @@ def _axes(axis: Any, axes: MeshAxes, before: dict[str, Dims]) -> tuple[str, ...]
     """
     if axis is not None:
         return checked_axes("fsdp", axes, axis)
-    used = {name for dims in before.values() for dim in dims for name in dim}
+    used = {name for dims in before.values() for name in axes_in(dims)}
     free = tuple(name for name in axes.names if name not in used)
     if not free:
         raise PlacementError.of(
@@ -197,7 +203,4 @@ def _dims(leaf: Leaf, spec: Any, axes: MeshAxes) -> Dims:
     )
     if set(marks) & {*REDUCTIONS}:
         raise ValueError(f"{spec} is Partial, and a parameter is a global value")
-    return [
-        tuple(name for name, m in zip(axes.names, marks, strict=True) if m == dim)
-        for dim in range(len(leaf.shape))
-    ]
+    return [row_of(dim, marks, axes) for dim in range(len(leaf.shape))]

@@ -168,6 +168,8 @@ def assumed_axes(spec: Any) -> MeshAxes:
         rows = [
             (part,) if isinstance(part, str) else part for part in parts if part
         ]
-        names = [name for row in rows if isinstance(row, tuple) for name in row]
+        named = [part for row in rows if isinstance(row, tuple) for part in row]
+        # without a number of blocks; other parts than names are refused later
+        names = [str(part).partition("*")[0] for part in named]
     known = tuple(dict.fromkeys(names))
     return MeshAxes(known, (1,) * len(known))

@@ -12,7 +12,14 @@ from ..errors import PlacementError
 from ..mesh import axes_of, check_mesh
 from ..placement import P
 from ..types import MeshAxes
-from .fully_sharded import Dims, base_of, placed, smallest_of, spec_of
+from .fully_sharded import (
+    Dims,
+    axes_in,
+    base_of,
+    placed,
+    smallest_of,
+    spec_of,
+)
 from .leaves import checked_axes, params_of
 from .patterns import near
 from .table import Placements
@@ -192,7 +199,7 @@ def _check_base(
     Raises:
         PlacementError: they do not.
     """
-    used = {axis for dims in before.values() for dim in dims for axis in dim}
+    used = {axis for dims in before.values() for axis in axes_in(dims)}
     missing = [axis for axis in names if axis not in used]
     if missing:
         axis = missing[0]

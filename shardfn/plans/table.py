@@ -11,8 +11,8 @@ import attrs
 
 from .. import _tree
 from ..byte_sizes import human_bytes
-from ..placement import is_spec, marks_of
-from ..types import MeshAxes
+from ..placement import blocks_of, is_spec, marks_of, row_of
+from ..types import Marks, MeshAxes
 from .leaves import Leaf
 from .patterns import general
 
@@ -107,12 +107,19 @@ def local_bytes(leaf: Leaf, spec: Any, axes: MeshAxes | None) -> int:
     """
     sizes = list(leaf.shape)
     if spec is not None and axes is not None:
-        for ranks, mark in zip(
-            axes.sizes, marks_of(spec, leaf.shape, axes), strict=True
-        ):
-            if isinstance(mark, int):
-                sizes[mark] = -(-sizes[mark] // ranks)
+        marks = marks_of(spec, leaf.shape, axes)
+        for dim in range(len(sizes)):
+            sizes[dim] = _largest(sizes[dim], dim, marks, axes)
     return math.prod(sizes) * leaf.dtype.itemsize
+
+
+def _largest(size: int, dim: int, marks: Marks, axes: MeshAxes) -> int:
+    """The elements of a dim on the rank that holds most of them."""
+    for part in row_of(dim, marks, axes):
+        name, blocks = blocks_of(part)
+        ranks = axes.sizes[axes.names.index(name)]
+        size = blocks * -(-size // blocks // ranks)
+    return size
 
 
 def _heads(axes: MeshAxes | None) -> tuple[str, ...]:

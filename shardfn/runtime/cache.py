@@ -11,7 +11,7 @@ import contextlib
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -100,11 +100,10 @@ def families(template: Template) -> Families:
 
 
 @contextlib.contextmanager
-def claimed(tensors: Iterable[Any]) -> Iterator[bool]:
-    """Claim the donated tensors of a call while it runs. Returns False if a call of another
-    thread has claimed one.
+def claimed(mine: set[int]) -> Iterator[bool]:
+    """Claim the donated tensors of a call, given by id, while it runs. Yields False if a call of
+    another thread has claimed one.
     """
-    mine = set(map(id, tensors))
     with _writing:
         free = all(map(mine.isdisjoint, _taken))
         if free:

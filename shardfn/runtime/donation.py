@@ -72,8 +72,9 @@ class Donation:
             ShardError: a donated tensor that cannot be donated, or that was donated before.
         """
         mine = [leaves[i] for i in self.taken]
-        with cache.claimed(mine) as free:
-            is_clear = free and self.is_clear(mine, leaves)
+        ids = set(map(id, mine))
+        with cache.claimed(ids) as free:
+            is_clear = free and self.is_clear(mine, ids, leaves)
             if is_clear and not self.recorded and _compat.are_plain(mine):
                 return self.run_plain(mine, leaves, execute)
             if not is_clear:
@@ -117,7 +118,9 @@ class Donation:
             return earlier
         return _compat.without_memory(self.kind, self.layouts)
 
-    def is_clear(self, mine: Sequence[Any], leaves: Sequence[Any]) -> bool:
+    def is_clear(
+        self, mine: Sequence[Any], ids: set[int], leaves: Sequence[Any]
+    ) -> bool:
         """Whether `check` refuses nothing and `owned` copies nothing, found in few steps a leaf.
         False if only they can tell.
 
@@ -129,7 +132,8 @@ class Donation:
         outside = _ordinary(self.closed_over)
         if donated is None or others is None or outside is None:
             return False
-        ids = set(map(id, donated))
+        if donated is not mine:
+            ids = set(map(id, donated))
         return (
             len(ids) == len(donated)
             and ids.isdisjoint(map(id, others))

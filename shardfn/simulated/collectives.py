@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from .. import _tree
 from .._compat.distributed import eager_collectives as eager
-from ..errors import ShardError, call_site
+from ..errors import FakeValueError, ShardError, call_site
 
 Row = Sequence[torch.Tensor]  # the tensors of one rank
 Values = list[list[torch.Tensor]]  # of each rank of a group
@@ -292,6 +292,23 @@ def _write(what: str, x: torch.Tensor, values: dict[int, torch.Tensor]) -> None:
         source = call_site()
         raise ShardError.of(what, got, needed=needed, fix=FIX, source=source)
     x.copy_(first.reshape(x.shape))
+
+
+def refused(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """A collective of values, in a world that computes none.
+
+    Raises:
+        FakeValueError: always.
+    """
+    fix = "fake_world(n, numerics=True) computes true values; sf.distribute and sf.from_local "
+    fix += "make DTensors without any"
+    name = str(op).split(".")[1].strip("_")
+    raise FakeValueError.of(
+        f"torch.distributed, {name}",
+        "a collective of values in a world with numerics=False, which computes none",
+        fix=fix,
+        source=call_site(),
+    )
 
 
 def _refuse_absent_list(what: str, name: str, inputs: Row) -> None:

@@ -15,7 +15,7 @@ from .. import _compat, _tree
 from ..errors import ShardError
 from . import collectives
 from .dtensor import AllRanks, SimulatedDTensor
-from .local_tensor import SimulatedTensor, of_one_part, shown
+from .local_tensor import SimulatedTensor, UnreadTensor, of_one_part, shown
 
 SOURCE = "src_data_rank"  # of the calls that shard or replicate a tensor
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -33,6 +33,44 @@ def constructors_simulated() -> AbstractContextManager[None]:
         unsharded=unsharded,
         communicated=collectives.run,
     )
+
+
+def constructors_unread() -> AbstractContextManager[None]:
+    """A context in which DTensors are made without values, and collectives of plain tensors are
+    refused.
+    """
+    return _compat.patched(
+        "world of shapes",
+        made=unread,
+        on_all_ranks=on_one_rank,
+        communicated=collectives.refused,
+    )
+
+
+def unread(
+    construct: Callable[..., Any],
+    cls: Any,
+    local_tensor: Any,
+    spec: Any,
+    **options: Any,
+) -> Any:
+    """DTensor's constructor, with its names. Of a plain local tensor the shape alone counts."""
+    local = local_tensor
+    is_plain = cls is DTensor and type(local) in PLAIN and not local.is_meta
+    if is_plain and not _as_torch_does():
+        local = UnreadTensor(local.detach())
+    return construct(cls, local, spec, **options)
+
+
+def on_one_rank(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A call that shards or replicates a tensor, which all ranks have: nothing is sent."""
+    if _as_torch_does():
+        return fn(*args, **kwargs)
+    call = inspect.signature(fn).bind(*args, **kwargs)
+    call.apply_defaults()
+    if SOURCE in call.arguments:
+        call.arguments[SOURCE] = None
+    return fn(*call.args, **call.kwargs)
 
 
 def made(

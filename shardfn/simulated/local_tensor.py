@@ -204,6 +204,8 @@ class UnreadTensor(torch.Tensor):
         if func in READS:
             raise _unread(func)
         kwargs = dict(kwargs or {})
+        if any(map(_has_values, _written(func, args, kwargs))):
+            raise _unread(func)  # it would be written to a tensor that has values
         asked = kwargs.pop("device", None)
         leaves = _tree.leaves((args, kwargs))
         device = asked or next(
@@ -222,6 +224,25 @@ class UnreadTensor(torch.Tensor):
             ),
             out,
         )
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments that an op writes to."""
+    if func.namespace == "c10d":  # whose schemas do not say it
+        return _tree.leaves((args, kwargs))
+    found: list[Any] = []
+    for k, argument in enumerate(_compat.schema(func).arguments):
+        alias = argument.alias_info
+        if alias is None or not alias.is_write:
+            continue
+        is_positional = k < len(args)
+        given = args[k] if is_positional else kwargs.get(argument.name)
+        found += _tree.leaves((given,))
+    return found
+
+
+def _has_values(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and not isinstance(x, UnreadTensor)
 
 
 def _to_meta(x: Any) -> Any:

@@ -8,7 +8,7 @@ from ._jit import jit
 from ._mixed_precision import mixed_precision
 from ._stored import clear_cache, load_compiled
 from ._vmap import vmap
-from .control_flow import _torchs  # noqa: F401  (enters them in a table)
+from .control_flow import _functions, _torchs  # noqa: F401  (enter them in a table)
 from .control_flow._cond_while import cond, while_loop
 from .control_flow._scan import map, scan
 from .derivatives import checkpoint_policies

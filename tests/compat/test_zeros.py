@@ -36,6 +36,8 @@ def captures() -> Any:
         substitutes=None,
         device="cpu",
         functions=None,
+        functions_read=None,
+        hooked=None,
         custom_ops=None,
         dtensors=None,
         memo=None,

@@ -75,6 +75,18 @@ def returned(x: Any, mesh: Any) -> Any:
     return total + forms.all_reduce(x) + other.view(4, 2)
 
 
+class Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g
+
+
 def as_constants(x: Any, mesh: Any) -> Any:
     d = DTensor.from_local(x, mesh, S)
     is_right = d.placements[0].is_shard(0) and type(d) is DTensor
@@ -188,6 +200,10 @@ TABLE: dict[str, Row] = {
     ),
     "their functional forms": Row(
         returned, [BOTH * 2 + ROWS[1 - k] for k in range(2)]
+    ),
+    "a `torch.autograd.Function`": Row(
+        lambda x, m: sf.grad(lambda x: (Summed.apply(x) ** 2).sum())(x),
+        same(2 * BOTH),
     ),
     "`dist.get_rank`": Row(ranked, [ROWS[0], ROWS[1] + 1111]),
     "`dist.get_process_group_ranks`": Row(

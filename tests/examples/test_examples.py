@@ -85,12 +85,19 @@ def test_one_script_says_the_same_in_both_worlds(tmp_path):
 
 @pytest.mark.parametrize("script", TUTORIALS, ids=lambda script: script[0])
 def test_a_loop_of_a_tutorial_has_the_losses_of_one_device(script):
-    one = figures(run(*script))
+    one = figures(run_here(*script, "--fake", "1"))
     fake = figures(run_here(*script, "--fake", "4"))
     real = figures(run(*TORCHRUN, *script))
     assert len(one) >= 8 and one[-1] < one[0]
     assert fake == pytest.approx(one, rel=1e-4)
     assert real == pytest.approx(one, rel=1e-4)
+
+
+def test_the_ddp_tutorial_has_the_losses_of_plain_torch(monkeypatch):
+    script = ("examples/ddp_tutorial.py", "--fake", "4")
+    found = figures(run_here(*script))
+    monkeypatch.setattr(sf, "shard", lambda fn, *_: fn)
+    assert found == pytest.approx(figures(run_here(*script)), rel=1e-5)
 
 
 def test_gpt_trains_alike_on_one_device_in_a_fake_world_and_under_torchrun():

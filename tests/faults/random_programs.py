@@ -138,7 +138,7 @@ class _Identities:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Programs under one to three transforms, in three to twelve layouts."""
+    """Programs under one to three transforms, in three to sixteen layouts."""
     nest = draw(st.lists(st.sampled_from(sorted(ROWS)), min_size=1, max_size=3))
     drawn = draw(programs(most=12 if len(nest) < 3 else 7))
     kinds = draw(st.sampled_from(DTYPES))
@@ -150,7 +150,7 @@ def cases(draw: st.DrawFn) -> Case:
         floats and elements(tuple(nest), sum(math.prod(s) for s in shapes)) <= WIDEST
     )
     own = Layout(drawn.mesh, tuple(spec for _, spec in drawn.inputs.values()))
-    others = [_layout(draw, drawn) for _ in range(draw(st.integers(2, 11)))]
+    others = [_layout(draw, drawn) for _ in range(draw(st.integers(2, 15)))]
     layouts = [_without_partial(row, dtypes) for row in (own, *others)]
     return Case(drawn, tuple(nest), tuple(sorted(at)), tuple(dtypes), tuple(layouts))
 

@@ -42,6 +42,9 @@ CASES: dict[str, tuple[tuple[int, ...], Any, Any, P]] = {
         P("dp", "tp"),
     ),
     "the free axes": ((6, 9), None, P("tp"), P("tp", "dp")),
+    "blocks": ((6, 9), "dp", P("tp*3"), P("tp*3", "dp")),
+    "blocks, and the free axes": ((6, 9), None, P("tp*3"), P("tp*3", "dp")),
+    "another order": ((6, 6), "dp", P(("tp", "dp")), P(("tp", "dp"))),
     "all axes": ((5, 12), None, None, P(None, ("dp", "tp"))),
 }
 

@@ -73,4 +73,5 @@ def test_every_placement_that_does_not_fit_is_listed() -> None:
 
 def test_without_a_mesh_the_axes_are_those_that_a_placement_names() -> None:
     assert assumed_axes(P("dp", ("tp", "pp"))).names == ("dp", "tp", "pp")
+    assert assumed_axes(P("tp*3", ("dp*2", "pp"))).names == ("tp", "dp", "pp")
     assert assumed_axes([Shard(0), Shard(1)]).names == ("axis 0", "axis 1")

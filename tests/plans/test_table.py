@@ -35,10 +35,9 @@ def test_equal_layers_share_a_row_and_uneven_shards_count_as_the_largest() -> No
 def test_two_axes_on_one_dim_share_it() -> None:
     with sf.fake_world(4):
         mesh = sf.make_mesh((2, 2), ("dp", "tp"))
-        where = sf.placements(
-            {"w": ShapeDtype((8,))}, {"w": P(("dp", "tp"))}, mesh=mesh
-        )
-    assert str(where).endswith("32 B, 8 B a rank")
+        for spec in (P(("dp", "tp")), P(("tp", "dp")), P(("dp*2", "tp"))):
+            where = sf.placements({"w": ShapeDtype((8,))}, {"w": spec}, mesh=mesh)
+            assert str(where).endswith("32 B, 8 B a rank")
 
 
 def test_without_a_mesh_it_shows_global_bytes() -> None:

@@ -118,3 +118,23 @@ def test_after_the_world_torchs_own_kernels_are_back() -> None:
         assert x.tolist() == [1.0, 1.0]
     finally:
         dist.destroy_process_group()
+
+
+CALLS = {
+    "allreduce": dist.all_reduce,
+    "broadcast": lambda x: dist.broadcast(x, 0),
+    "reduce": lambda x: dist.reduce(x, 0),
+    "alltoall_base": lambda x: dist.all_to_all_single(torch.empty_like(x), x),
+    "allgather": lambda x: dist.all_gather_object([None] * 4, 3),
+    "send": lambda x: dist.send(x, 1),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_collective_of_values_in_a_world_without_values_is_refused(name: str) -> None:
+    with sf.fake_world(4, numerics=False):
+        wanted = f"torch.distributed, {name}: a collective of values"
+        with pytest.raises(sf.FakeValueError, match=wanted) as caught:
+            CALLS[name](torch.ones(4))
+        assert "numerics=True" in str(caught.value)
+        assert __file__ in str(caught.value) or name == "allgather"

@@ -14,7 +14,7 @@ from torch.distributed.tensor import (
 )
 
 import shardfn as sf
-from shardfn.simulated import SimulatedTensor
+from shardfn.simulated import SimulatedTensor, UnreadTensor
 
 X = torch.arange(6.0).view(3, 2)
 
@@ -103,3 +103,22 @@ def test_s2_1_fully_shard_makes_the_shards_of_all_ranks(shape: tuple[int, ...]) 
             torch.testing.assert_close(sf.full(x), gradients[name])
         with pytest.raises(sf.ShardError, match="fully_shard: its module is called"):
             net(batch)
+
+
+MAKES = {
+    "from_local": lambda mesh: DTensor.from_local(X, mesh, [Shard(0)]),
+    "sharded": lambda mesh: distribute_tensor(X, mesh, [Shard(1)]),
+    "replicated": lambda mesh: distribute_tensor(X, mesh, [Replicate()]),
+    "zeros": lambda mesh: zeros((3, 2), device_mesh=mesh, placements=[Shard(0)]),
+}
+
+
+@pytest.mark.parametrize("make", MAKES)
+def test_in_a_world_without_values_dtensors_have_none(make: str) -> None:
+    with sf.fake_world(8, rank=1, numerics=False):
+        mesh = sf.make_mesh((8,), ("a",))
+        x = MAKES[make](mesh)
+        assert isinstance(x.to_local(), UnreadTensor)
+        y = (x.full_tensor() + 1).sum()
+        with pytest.raises(sf.FakeValueError, match="a value is read"):
+            y.item()

@@ -208,3 +208,20 @@ def test_a_donated_tensor_can_still_be_looked_at() -> None:
         (3, 2),
         torch.float32,
     )
+
+
+WRITES = {
+    "in place": lambda x, y: y.add_(x),
+    "an item": lambda x, y: y.__setitem__(0, x[0]),
+    "out=": lambda x, y: torch.add(x, 1, out=y),
+    "a collective": lambda x, y: torch.distributed.all_gather_into_tensor(y, x),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_tensor_without_values_is_not_written_over_one_with_values(write: str) -> None:
+    with sf.fake_world(1, numerics=False):
+        x = UnreadTensor(torch.ones(2))
+        with pytest.raises(sf.FakeValueError, match="a value is read in a world"):
+            WRITES[write](x, torch.ones(2))
+        x.add_(torch.ones(2))

@@ -57,6 +57,21 @@ def no_pair(x: Tensor) -> Any:
     return sf.grad(lambda y: fn(y).sum())(x)
 
 
+class TooFew(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return sf.psum(x, "i")
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return ()
+
+
+def too_few(x: Tensor) -> Any:
+    gradient = sf.grad(lambda row: TooFew.apply(row).sum())
+    return sf.vmap(gradient, axis_name="i")(x)
+
+
 def of_module(x: Tensor) -> Any:
     return PURE({"weight": x}, BUFFERS, x)
 
@@ -101,6 +116,7 @@ TRIGGERS: dict[str, Callable[[Tensor], Any]] = {
     "_custom.check_unruled": ruled_twice,
     "_custom.check_rules": unruled,
     "_custom.check_pair": no_pair,
+    "_functions.check_count": too_few,
     "_scatter.check_size": lambda x: sf.vmap(
         lambda r: sf.psum_scatter(r, "i"), axis_name="i"
     )(x),
@@ -181,7 +197,7 @@ ELSEWHERE = {
     "argnums._refuse_both": "called by of_signature and of_call",
     "_transformed.staged": "an error of the code of one rank, passed on",
     "_retrace.explain_retrace": "called outside of a trace",
-    "_written.staged": "called outside of a trace",
+    "_written._staged": "called outside of a trace",
     "_written.few": "called by staged",
     "_written._check": "called after a call",
     "_budget.explain": "called outside of a trace",

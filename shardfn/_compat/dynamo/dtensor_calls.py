@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from ...errors import is_ours
 from ..distributed.fsdp_hooks import key_of
 from .refused import collective_refused, refuse_call, refuse_class_of_followed
+from .sizes import is_dense
 
 
 def overwrite(x: torch.Tensor, value: torch.Tensor) -> None:
@@ -25,6 +26,7 @@ def overwrite(x: torch.Tensor, value: torch.Tensor) -> None:
 
 
 WAIT = "wait"  # of a tensor that a functional collective returns
+CONTIGUOUS = "contiguous"  # the tensor itself where it is, which a collective may overwrite
 
 
 class DTensors(Protocol):
@@ -94,6 +96,8 @@ def method_called(
     """A call of a tensor's method, which may be one of DTensors."""
     if name == WAIT and not args:
         return tensor  # a value is available where it is read
+    if name == CONTIGUOUS and not (args or kwargs) and is_dense(_node(tensor)):
+        return tensor
     if name not in dtensors.methods:
         return call(tensor, tx, name, args, kwargs)
     placed = dtensors.placed(name, _node(tensor), _outer(tx))

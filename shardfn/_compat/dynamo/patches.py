@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .. import loops
+from .. import dispatch, loops
 from ..patching import NEVER, Patch, methods
 from . import (
     dtensor_calls,
@@ -121,6 +121,15 @@ READING = (  # a captured function, by Dynamo
         "under torch.func it looks inside, where the function's own derivatives count",
         "later than 2.13",
         new=reading.intact,
+        takes="functions_read",
+    ),
+    Patch(
+        ("torch._dynamo.variables.distributed:BackwardHookVariable.create",),
+        "modules with full backward hooks need compiled autograd",
+        "later than 2.13",
+        new=dispatch.hooks_read,
+        takes="hooked",
+        optional=True,
     ),
     Patch(
         methods(VARIABLES + "TorchInGraphFunctionVariable", "call_function"),
@@ -307,7 +316,7 @@ READING = (  # a captured function, by Dynamo
         optional=True,
     ),
     Patch(
-        ("three settings of torch._dynamo.config",),
+        ("settings of torch._dynamo.config",),
         "shapes stay numbers, and what a function stores is left out",
         NEVER,
         enter=reading.reading_settings,

@@ -169,6 +169,7 @@ def reading_settings() -> Iterator[None]:
         side_effect_replay_policy="error",
         automatic_dynamic_shapes=False,
         allow_rnn=True,
+        skip_fwd_side_effects_in_bwd_under_checkpoint=True,
     ):
         yield
 
@@ -266,14 +267,22 @@ def grad_required(
 
 
 def intact(
-    apply: Callable[..., Any], function: Any, tx: Any, args: Any, kwargs: Any
+    reading: Callable[[Any], Callable[..., Any] | None],
+    apply: Callable[..., Any],
+    function: Any,
+    tx: Any,
+    args: Any,
+    kwargs: Any,
 ) -> Any:
     """Keep an autograd.Function as one call under torch.func, so that its own derivatives
-    apply.
+    apply. One of ranks is read, by ours.
     """
     from torch._dynamo.utils import proxy_args_kwargs
     from torch._dynamo.variables import builder
 
+    ours = reading(function.fn_cls)
+    if ours is not None:
+        return _read_by(ours, function, tx, args, kwargs)
     if not inside_transform():
         return apply(function, tx, args, kwargs)
     given = proxy_args_kwargs(args, kwargs)
@@ -281,6 +290,35 @@ def intact(
         "call_function", _applied(function.fn_cls), *given
     )
     return builder.wrap_fx_proxy(tx, proxy)
+
+
+ONCE = torch.autograd.function.once_differentiable(len).__code__
+
+
+def _read_by(
+    ours: Callable[..., Any], function: Any, tx: Any, args: Any, kwargs: Any
+) -> Any:
+    """A call of an autograd.Function, by a function of ours of its methods."""
+    from torch._dynamo.source import AttrSource
+    from torch._dynamo.variables.base import VariableTracker
+
+    cls = function.fn_cls
+    names = ["backward", "forward"]
+    if cls.setup_context is not torch.autograd.Function.setup_context:
+        names.append("setup_context")
+    methods = []
+    for name in names:
+        source = function.source and AttrSource(function.source, name)
+        method = getattr(cls, name)
+        if getattr(method, "__code__", None) is ONCE:  # it turns grad mode off
+            source, method = None, method.__wrapped__
+        methods.append(VariableTracker.build(tx, method, source=source))
+    given = function._resolve_kwargs(args, kwargs) if kwargs else args
+    constants = [VariableTracker.build(tx, x) for x in (id(cls), cls.__name__)]
+    called = VariableTracker.build(tx, ours)
+    row = VariableTracker.build(tx, ())
+    row = type(row)(methods)
+    return called.call_function(tx, [*constants, row, *given], {})
 
 
 def _applied(fn_cls: Any) -> Callable[..., Any]:

@@ -65,6 +65,8 @@ def is_changed(
     """Dynamo's check whether a variable has changed, without what was restored."""
     if not asked(effects, variable) or _is_restored(variable):
         return False
+    if _is_deleted(effects, variable):
+        return False
     own, attributes = _constants(effects, variable)
     if attributes and all(_is_same(own.get(k), x) for k, x in attributes.items()):
         memo.note_read(variable.value, attributes)
@@ -99,6 +101,20 @@ def _constants(
         for name, x in stored.items()
     )
     return own, {name: x.value for name, x in stored.items()} if is_plain else {}
+
+
+def _is_deleted(effects: Any, variable: Any) -> bool:
+    """Whether all that a function stored in an object that existed before is deleted again."""
+    from torch._dynamo.variables.base import AttributeMutationExisting
+    from torch._dynamo.variables.misc import DeletedVariable
+
+    if not isinstance(variable.mutation_type, AttributeMutationExisting):
+        return False
+    own = getattr(getattr(variable, "value", None), "__dict__", {})
+    stored = effects.store_attr_mutations.get(variable, {})
+    is_new = own.keys().isdisjoint(stored)
+    are_gone = (isinstance(x, DeletedVariable) for x in stored.values())
+    return bool(stored) and is_new and all(are_gone)
 
 
 def _is_same(before: Any, now: Any) -> bool:

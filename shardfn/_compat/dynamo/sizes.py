@@ -69,6 +69,14 @@ def is_symbol(n: Any) -> bool:
     return isinstance(n, torch.SymInt)
 
 
+def is_dense(node: torch.fx.Node) -> bool:
+    """Whether the value of a node is a contiguous tensor, of sizes that are numbers."""
+    x = node.meta.get("example_value")
+    if not isinstance(x, torch.Tensor) or any(map(is_symbol, x.shape)):
+        return False
+    return x.is_contiguous()
+
+
 class Noted(NamedTuple):
     """Notes of one run of Dynamo.
 

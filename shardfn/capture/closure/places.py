@@ -108,8 +108,9 @@ def asks_world(x: Any) -> bool:
 def step_to(x: Any, kind: str, to: Any) -> Any:
     """The object that one step leads to."""
     if kind == "attr":
-        names = own_names(x)
-        return names[to] if to in names else getattr(x, to)
+        found = own_names(x).get(to, MISSING)
+        is_own = found is not MISSING and not isinstance(found, staticmethod)
+        return found if is_own else getattr(x, to)
     if kind in ("item", "value"):
         if kind == "value":
             to = list(dict.keys(x))[to]
@@ -157,4 +158,5 @@ def is_fixed(x: Any, kind: str, to: Any, value: Any) -> bool:
 def home_of(x: Any, kind: str, to: Any) -> tuple[Any, str, Any]:
     """Where an attribute is stored: as an item of the attribute dict, if there is one."""
     names = own_names(x) if kind == "attr" else {}
-    return (names, "item", to) if to in names else (x, kind, to)
+    is_own = to in names and not isinstance(names[to], staticmethod)
+    return (names, "item", to) if is_own else (x, kind, to)

@@ -41,6 +41,7 @@ SOFT = {  # guards that any object of the same type passes if the reads from it 
     "CONSTANT_MATCH",
     "EQUALS_MATCH",
 }
+LONG = 100  # a longer list or dict is data
 SETTINGS = (
     torch.is_grad_enabled,
 )  # functions whose result is a constant of the program
@@ -213,10 +214,22 @@ def held_reads(functions: Iterable[Any]) -> list[_compat.Read]:
     for fn in functions:
         fn = getattr(fn, "__func__", fn)
         if isinstance(fn, types.FunctionType) and not is_library(fn):
-            reads += [
-                _compat.Read(path, "CONSTANT_MATCH", None) for path in _held(fn)
-            ]
+            for path in _held(fn):
+                reads += _reads_of(path, value_at(path))
     return reads
+
+
+def _reads_of(path: Path, x: Any, depth: int = 2) -> list[_compat.Read]:
+    """The reads of a constant, or of the constants in a short list or dict."""
+    if is_constant(x):
+        return [_compat.Read(path, "CONSTANT_MATCH", None)]
+    if not isinstance(x, (list, dict)) or len(x) > LONG or not depth:
+        return []
+    found: list[_compat.Read] = []
+    for key, value in x.items() if isinstance(x, dict) else enumerate(x):
+        if is_constant(key):
+            found += _reads_of((*path, ("item", key)), value, depth - 1)
+    return found
 
 
 def _held(fn: types.FunctionType) -> list[Path]:
@@ -230,7 +243,9 @@ def _held(fn: types.FunctionType) -> list[Path]:
         (*cells, ("item", i), ("cell", name))
         for i, name in enumerate(code.co_freevars)
     ]
-    return [path for path in paths if is_constant(value_at(path))]
+    kinds = (list, dict)
+    values = [(path, value_at(path)) for path in paths]
+    return [path for path, x in values if is_constant(x) or isinstance(x, kinds)]
 
 
 def _identity(

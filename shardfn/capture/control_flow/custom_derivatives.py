@@ -275,7 +275,7 @@ def reverse_ruled(
 
     rule = Reverse(
         name,
-        lambda *ts: plain(ts[:n], ts[at[0] : at[1]]),
+        lambda *ts: plain(ts[:n], ts[at[0] : at[1]])[: len(outs)],
         n,
         len(outs),
         lambda *ts: forward(ts[:n], ts[at[1] : at[2]]),

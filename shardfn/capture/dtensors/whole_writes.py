@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ..control_flow import bodies
+from ..shard_map.varying_nodes import memories_of
 from .writes import memory_of
 
 
@@ -24,10 +26,19 @@ def is_replaceable(
     is_made = x.op in ("call_function", "call_method") and x.graph is graph
     if not is_made or value.graph is not graph or not _are_alike(x, value):
         return False
-    if memory_of(x) != [x]:
-        return False
     others = [y for y in graph.nodes if y.op != "output" and y is not x]
-    return not any(x in memory_of(y) for y in others)
+    found = memory_of(x)
+    if found == [x]:
+        return not any(x in memory_of(y) for y in others)
+    # a value that enters a body, as one of a list
+    entered, *_ = found
+    own = memories_of(x)
+    others = [y for y in others if y is not entered]
+    is_own = entered.target is bodies.inside and bool(own)
+    if not is_own or any({*own} & {*memories_of(y)} for y in others):
+        return False
+    x.meta["overwritten"] = True
+    return True
 
 
 def _are_alike(x: torch.fx.Node, y: torch.fx.Node) -> bool:

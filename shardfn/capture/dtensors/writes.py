@@ -12,7 +12,8 @@ from ...errors import CaptureError
 from ...ops import placement, shard_map
 from ...ops.nodes import args_of
 from .. import annotations as sources
-from ..shard_map.varying_nodes import graphs_of, name_of, root_of, written_by
+from ..control_flow import bodies, endings
+from ..shard_map.varying_nodes import memories_of, name_of, root_of, written_by
 
 # the result shares memory with the first argument in eager torch
 SHARING = (
@@ -32,9 +33,60 @@ def refuse_writes(python: torch.fx.GraphModule, name: str) -> None:
     Raises:
         CaptureError: names the op and the user's line.
     """
-    for graph in graphs_of(python):
-        if any(node.target in OF_DTENSORS for node in graph.nodes):
-            _refuse_writes(graph, name)
+    for module in python.modules():
+        if not isinstance(module, torch.fx.GraphModule):
+            continue
+        if any(node.target in OF_DTENSORS for node in module.graph.nodes):
+            _refuse_writes(module.graph, name)
+        for node in module.graph.find_nodes(
+            op="call_function", target=endings.custom_vjp
+        ):
+            _refuse_in_rule(module, node)
+
+
+def _refuse_in_rule(module: torch.fx.GraphModule, rule: torch.fx.Node) -> None:
+    """Refuse a function with a rule that writes to an argument, which the code reads later.
+
+    Raises:
+        CaptureError: names the function.
+    """
+    name, outs, forward, _, xs, _ = args_of(rule)
+    written = [k for left in (outs, forward) for k in _written(module, left)]
+    order = {node: k for k, node in enumerate(module.graph.nodes)}
+    for x in [xs[k] for k in written]:
+        root = root_of(x)
+        values = [y for y in order if y.op != "output"]
+        same = [y for y in values if root_of(y) is root]
+        readers = [reader for y in same for reader in y.users]
+        later = [y for y in readers if order[y] > order[rule]]
+        first = memory_of(x)[-1]
+        is_given = first.op in ("placeholder", "get_attr")
+        if is_given or any(y not in same for y in later):
+            raise CaptureError.of(
+                f"autograd.Function {name}",
+                "its forward writes in place to an argument, which is read later",
+                needed="a forward that returns a new tensor",
+                fix=f"{name}.apply(x.clone()), or x = x.clone() in its forward",
+                source=sources.line_of(rule.meta.get("stack_trace")),
+            )
+
+
+def _written(module: torch.fx.GraphModule, left: list[torch.fx.Node]) -> list[int]:
+    """The numbers of the arguments that a body writes to."""
+    wrap = args_of(left[0])[0]
+    body = getattr(module, args_of(wrap)[0].target).graph
+    entered = body.find_nodes(op="call_function", target=bodies.inside)
+    items = [user for node in entered[:1] for user in node.users]
+    changed = [root_of(x) for node in body.nodes for x in written_by(node)]
+    memories: set[int] = set()
+    for x in changed:
+        memories.update(memories_of(x))
+    found: list[int] = []
+    for x in items:
+        is_shared = not memories.isdisjoint(memories_of(x))
+        if is_shared or x.meta.get("overwritten", False):
+            found.append(args_of(x)[1])
+    return found
 
 
 def _refuse_writes(graph: torch.fx.Graph, name: str) -> None:

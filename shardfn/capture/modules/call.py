@@ -26,6 +26,7 @@ from .modes import Modes
 from .parameter_hooks import Hook, hooked
 from .paths import Paths
 from .returned import Returned
+from .stores import stored_at
 
 # torch.func's error text for an in-place write to an unbatched buffer.
 UNBATCHED = (
@@ -137,7 +138,7 @@ class PureModule:
         with _compat.patched("backward hooks", hook=HookedCall):
             out = module(*args, **kwargs)
         self.refuse_changes(
-            copies.changes(before, copies.snapshot(module), module)
+            copies.changes(before, copies.snapshot(module), module), module
         )
         return out, {name: _held(module, name) for name in buffers}
 
@@ -158,7 +159,9 @@ class PureModule:
         self.modes.set_on(memo)
         return module
 
-    def refuse_changes(self, changes: list[str]) -> None:
+    def refuse_changes(
+        self, changes: list[str], module: torch.nn.Module
+    ) -> None:
         """Refuse a module that changes anything besides its buffers.
 
         Raises:
@@ -173,6 +176,7 @@ class PureModule:
                 self.name,
                 f"it changes something outside of itself: {', '.join(changes)}",
                 fix=fix,
+                source=stored_at(module, changes[0]),
             )
 
 

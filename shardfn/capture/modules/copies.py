@@ -127,13 +127,21 @@ def changes(
     """
     computed = set()
     for prefix, part in module.named_modules():
-        for hook in _compat.forward_pre_hooks_of(part).values():
-            name = getattr(hook, "name", None) or getattr(
-                hook, "_tensor_name", None
-            )
+        for name in computed_by_hooks(part):
             computed.add(f"{prefix}.{name}" if prefix else name)
     return sorted(
         path
         for path in before.keys() | after.keys()
         if before.get(path) != after.get(path) and path not in computed
     )
+
+
+def computed_by_hooks(module: torch.nn.Module) -> dict[str, Any]:
+    """The attributes that hooks of torch compute before each call (old weight_norm, pruning), with
+    their hooks.
+    """
+    found: dict[str, Any] = {}
+    for hook in _compat.forward_pre_hooks_of(module).values():
+        names = getattr(hook, "name", None), getattr(hook, "_tensor_name", None)
+        found.update({name: hook for name in names if name})
+    return found

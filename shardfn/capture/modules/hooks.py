@@ -10,6 +10,9 @@ from typing import Any
 import torch
 
 from ... import _compat
+from ...errors import CaptureError
+from ..refusals import leaks
+from ..rewrites.function_code import calls_ranks
 
 Hook = Callable[..., Any]  # (module, gradients...) -> None, or other gradients
 
@@ -106,6 +109,43 @@ class HookedCall:
             )
         self.below.floating, self.below.count = self.floating, self.count
         return self.below
+
+
+def hooked(
+    module: torch.nn.Module, after: Sequence[Hook], before: Sequence[Hook]
+) -> Callable[..., Any]:
+    """The calls, in Dynamo's graph, of a module with backward hooks that the code closes over.
+
+    Returns:
+        A function of a side ("in" or "out"), of the number of values there, and of the numbers of
+        those that are floating tensors. It returns a function of these tensors.
+
+    Raises:
+        CaptureError: a hook communicates, or asks for its rank.
+    """
+    call = HookedCall(module, after, before)
+    name = type(module).__name__
+    for hook in (*after, *before):
+        leaks.watch(f"a backward hook of {name}", hook)
+        if calls_ranks([hook]):
+            raise CaptureError.of(
+                f"a backward hook of {name}",
+                "it communicates or asks for its rank",
+                needed="a function of gradients alone",
+                fix="the collective on the gradients that sf.grad returns, or on a result: "
+                "y = sf.psum(y, axis)",
+            )
+
+    def through(side: str, count: int, at: list[int]) -> Callable[..., Any]:
+        function = _Entering if side == "in" else _Leaving
+
+        def passed(*xs: torch.Tensor) -> Any:
+            call.floating[side], call.count[side] = at, count
+            return function.apply(call, *xs)
+
+        return passed
+
+    return through
 
 
 def _each(hook: Hook) -> Hook:
@@ -220,7 +260,7 @@ class _Leaving(torch.autograd.Function):
         arriving = call.asked(call.before, call.packed("out", cotangents))
         if call.tracked.get(ctx.level, False):
             call.arriving[ctx.level] = arriving
-        else:
+        elif not any(call.tracked.values()):
             call.asked(call.after, (None,) * call.count["in"], arriving)
         return None, *call.unpacked("out", arriving)
 

@@ -181,7 +181,7 @@ def _numbers(
     recipe: Recipe, optimizer: torch.optim.Optimizer
 ) -> list[torch.Tensor]:
     """The numbers in a state that torch's step reads by `.item()` outside of a graph."""
-    if not recipe.is_torchs:
+    if not recipe.is_over_torchs:
         return []
     found = []
     for own in optimizer.state.values():

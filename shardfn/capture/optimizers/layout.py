@@ -130,7 +130,8 @@ def first_state(
     else:
         if isinstance(p, DTensor):  # torch has not each fused step for them
             set_present(optimizer, {"fused": False})
-        _run_until_known(optimizer, own, layout)
+        with torch.random.fork_rng(devices=[]):  # init draws nothing
+            _run_until_known(optimizer, own, layout)
     values: State = {}
     for name in layout.kinds:
         first = _as_tensor(own.first[name], p)
@@ -224,6 +225,9 @@ def _is_equal(a: Any, b: Any) -> bool:
         return False
     if isinstance(a, torch.Tensor):
         return torch.equal(a, b)
+    if isinstance(a, list):
+        pairs = zip(a, b, strict=False)
+        return len(a) == len(b) and all(_is_equal(x, y) for x, y in pairs)
     return bool(a == b)
 
 
@@ -232,12 +236,26 @@ def _others(optimizer: torch.optim.Optimizer) -> State:
     found: State = {}
     for name, x in vars(optimizer).items():
         if not name.startswith("_") and name not in ITS_OWN:
-            found[f"self.{name}"] = x
+            found[f"self.{name}"] = content(x)
     for i, group in enumerate(optimizer.param_groups):
         for name, x in group.items():
             if name != "params":
-                found[f"param_groups[{i}][{name!r}]"] = x
+                found[f"param_groups[{i}][{name!r}]"] = content(x)
     return found
+
+
+def content(x: Any, depth: int = 3) -> Any:
+    """The content of an attribute, which a step may change in place: a copy of a tensor, the
+    values in a container or in the state of another optimizer.
+    """
+    if isinstance(x, torch.Tensor):
+        return x.detach().clone()
+    if isinstance(x, torch.optim.Optimizer):
+        return content(x.state, depth)
+    if not isinstance(x, (dict, list, tuple, set)) or not depth:
+        return x
+    inside = x.values() if isinstance(x, dict) else x
+    return [content(y, depth - 1) for y in inside]
 
 
 def _refuse_others(recipe: Recipe, before: State, after: State) -> None:

@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from ... import _compat
-from ...errors import TreeError
+from ...errors import CaptureError, TreeError
 from ...plans.patterns import compiled
 
 Options = Mapping[str, Any]
@@ -40,6 +40,12 @@ class Recipe:
     def is_torchs(self) -> bool:
         """Whether torch wrote the step, and not a subclass of the user's."""
         return self.cls.step.__module__.startswith("torch.optim")
+
+    @property
+    def is_over_torchs(self) -> bool:
+        """Whether the class is one of torch's, or a subclass of one, which may call its step."""
+        others = [cls for cls in self.cls.__mro__ if cls is not torch.optim.Optimizer]
+        return any(cls.__module__.startswith("torch.optim") for cls in others)
 
     def check_patterns(self, paths: Sequence[str]) -> None:
         """Check that each pattern fits a parameter.
@@ -114,7 +120,28 @@ class Recipe:
         for group, own in zip(made.param_groups, members, strict=True):
             group["params"] = own
         made.state.clear()
+        self.check_kept(made, set(map(id, stand_ins)))
         return made
+
+    def check_kept(
+        self, optimizer: torch.optim.Optimizer, ids: set[int]
+    ) -> None:
+        """Check that an optimizer has its parameters in its groups only: a step is of others.
+
+        Raises:
+            CaptureError: names the attributes that have some.
+        """
+        kept = []
+        for name, x in vars(optimizer).items():
+            if name not in ("param_groups", "state") and _holds(x, ids):
+                kept.append(f"self.{name}")
+        if kept:
+            raise CaptureError.of(
+                self.name,
+                f"it keeps its parameters in {', '.join(kept)}",
+                needed="a step of the parameters in self.param_groups",
+                fix="for group in self.param_groups: for p in group['params']: ...",
+            )
 
     def option_names(self) -> list[str]:
         """The names of the options of a group."""
@@ -140,6 +167,16 @@ class Recipe:
                     replaced[id(x)] = group[name]
                     group[name] = x
         return replaced
+
+
+def _holds(x: Any, ids: set[int], depth: int = 3) -> bool:
+    """Whether a container, or another optimizer, has one of these tensors in it."""
+    if isinstance(x, torch.optim.Optimizer):
+        return _holds(x.param_groups, ids, depth)
+    if not isinstance(x, (dict, list, tuple, set)) or not depth:
+        return id(x) in ids
+    inside = [*x, *x.values()] if isinstance(x, dict) else x
+    return any(_holds(y, ids, depth - 1) for y in inside)
 
 
 def _without_values(x: torch.Tensor) -> torch.Tensor:

@@ -12,8 +12,9 @@ import torch
 
 from ... import _compat
 from ..dtensors.values import DTensors
+from ..modules import hooks
 from ..refusals import leaks, rank_numbers
-from ..rewrites import decompositions, functions, python_calls
+from ..rewrites import decompositions, function_code, functions, python_calls
 from ..rewrites.custom_op_gradients import differentiated
 from ..shard_map import axis_names as named
 from ..trace import Recording, recording
@@ -102,6 +103,8 @@ def _torchs(
             substitutes={**python_calls.TABLE, **_compat.substitutes()},
             custom_ops=differentiated(),
             functions=functions.applied,
+            functions_read=function_code.reading,
+            hooked=hooks.hooked,
             device=device,
             dtensors=DTensors(mode, arguments),
             memo=memo,

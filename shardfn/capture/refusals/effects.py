@@ -93,6 +93,9 @@ BUFFERS = (
     "returns their new values"
 )
 
+# what the body of a loop may write to, of which it does not know the name
+OF_BODY = "(a carry, a per-step input or a closed-over value)"
+
 
 def refuse_mutation(
     graph: torch.fx.GraphModule, name: str, paths: Sequence[str]
@@ -116,6 +119,8 @@ def refuse_mutation(
             path = paths[position]
             where = f"{name}, argument {path}"
             fix = f"return the new value, or write to a copy: {path}.clone()"
+            if path == OF_BODY:
+                fix = f"return the new value, or write to a clone(); {BUFFERS}"
         else:
             path = "a tensor that it closes over"
             where = f"{name}, {path}"

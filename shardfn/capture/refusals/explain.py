@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from ... import _compat
 from ...errors import CaptureError, call_site, is_ours
 from . import data_dependent, rank_numbers, tensor_classes
-from .effects import ALONE
+from .effects import ALONE, BUFFERS
 from .unsupported import row_of, unsupported
 
 HELD = (
@@ -156,7 +156,21 @@ CAUSES = (
         "it writes in place to a tensor that a derivative reads",
         "write to a copy: y = y.clone(), and then the write; or a new value",
     ),
-    ("mutate a captured Tensor", *HELD),
+    (
+        "mutate a captured Tensor",
+        HELD[0],
+        f"a new value; {BUFFERS}, as aux of a derivative (has_aux=True)",
+    ),
+    (
+        "Batch norm got a batched tensor",
+        "under vmap, it writes to a buffer that all samples share",
+        BUFFERS,
+    ),
+    (
+        "HOP: Unsafe side effect",
+        "the body of a scan, a cond or a checkpointed call changes something outside of it",
+        f"return the new value from the body; {BUFFERS}",
+    ),
     ("a leaf Variable that requires grad is being used in an in-place", *HELD),
     (
         "Tensor.resize_()",

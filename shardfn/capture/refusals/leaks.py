@@ -8,6 +8,7 @@ import contextlib
 import contextvars
 import functools
 import types
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,7 +40,7 @@ class Watched:
         seen: dict[int, Any] = {}
         for place in _places(fn):
             _gather(place, seen)
-        self.before += [(held, held.copy()) for held in seen.values()]
+        self.before += [(held, _copied(held)) for held in seen.values()]
 
     def rewind(self) -> None:
         """Restore the state before: Dynamo's run of a function must have no effects."""
@@ -47,8 +48,7 @@ class Watched:
             if isinstance(place, types.CellType):
                 place.cell_contents = old
             elif not _same(place, old):
-                place.clear()
-                place.extend(old) if isinstance(place, list) else place.update(old)
+                _restore(place, old)
 
     def sweep(self) -> None:
         """Replace stored traced values by `LeakedTensor`s."""
@@ -59,12 +59,13 @@ class Watched:
             for place in _places(fn):
                 _gather(place, found)
             for held in found.values():
-                for key, x in list(
-                    enumerate(held) if isinstance(held, list) else held.items()
-                ):
+                kind = _kind(held)
+                content = _copied(held)
+                rows = content if kind is not list else dict(enumerate(content))
+                for key, x in rows.items():
                     changed = _replaced(x, owner)
                     if changed is not x:
-                        held[key] = changed
+                        kind.__setitem__(held, key, changed)
 
 
 LARGE = 10_000
@@ -152,15 +153,39 @@ def swept() -> Iterator[Watched]:
         _WATCHED.reset(token)
 
 
+def _kind(held: Any) -> Any:
+    """The class of Python's whose methods read what an object holds. A subclass may compute
+    something else, as Hugging Face's table of activations does: it makes a module of each.
+    """
+    kinds = (list, OrderedDict, dict)
+    return next(kind for kind in kinds if isinstance(held, kind))
+
+
+def _copied(held: Any) -> Any:
+    """A plain list or dict of the objects in one."""
+    kind = _kind(held)
+    return kind.copy(held) if kind is list else dict(kind.items(held))
+
+
+def _restore(held: Any, old: Any) -> None:
+    """Have a list or a dict hold these objects again."""
+    kind = _kind(held)
+    kind.clear(held)
+    if kind is list:
+        kind.extend(held, old)
+        return
+    for key, x in old.items():
+        kind.__setitem__(held, key, x)
+
+
 def _same(a: Any, b: Any) -> bool:
-    """Whether two lists or dicts hold the same objects."""
-    if len(a) != len(b):
+    """Whether a list or a dict holds the same objects as a plain one."""
+    now = _copied(a)
+    if len(now) != len(b):
         return False
-    return (
-        all(x is y for x, y in zip(a, b, strict=True))
-        if isinstance(a, list)
-        else all(key in b and b[key] is x for key, x in a.items())
-    )
+    if isinstance(b, list):
+        return all(x is y for x, y in zip(now, b, strict=True))
+    return all(key in b and b[key] is x for key, x in now.items())
 
 
 def _places(fn: Any) -> list[Any]:
@@ -227,7 +252,8 @@ def _gather(place: Any, found: dict[int, Any], depth: int = 3) -> None:
     if held is None or id(held) in found or len(held) > LARGE:
         return
     found[id(held)] = held
-    for x in (held if isinstance(held, list) else held.values()) if depth else ():
+    inside = _copied(held) if depth else ()
+    for x in inside.values() if isinstance(inside, dict) else inside:
         if isinstance(x, (list, dict)):
             _gather(x, found, depth - 1)
 

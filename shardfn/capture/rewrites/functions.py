@@ -16,6 +16,7 @@ from ... import _compat, _tree
 from ...errors import CaptureError
 from .. import annotations as sources
 from ..refusals import leaks
+from .function_code import is_of_ranks
 from .function_records import Context, Place, Record, is_tensor, moves
 
 Function = type[torch.autograd.Function]
@@ -50,8 +51,17 @@ def applied(
 
     Raises:
         CaptureError: the forward writes to its arguments. When it is differentiated twice: the
-            derivative uses a value of the forward that is neither an argument nor a result.
+            derivative uses a value of the forward that is neither an argument nor a result. It
+            communicates, or asks for its rank.
     """
+    if is_of_ranks(function):
+        raise CaptureError.of(
+            _name(function),
+            "it communicates or asks for its rank, in a module that runs as it is",
+            needed="code that is read",
+            fix="torch.func.functional_call(module, params, args) in place of functionalize",
+            source=_line() or _definition(function),
+        )
     for fn in (function.forward, function.backward, function.jvp):
         leaks.watch(_name(function), inspect.unwrap(fn))
     if not _compat.takes_context(function):

@@ -19,12 +19,14 @@ class Settled:
 
     # body -> the varying axes of the values that enter it
     entering: dict[torch.fx.Node, list[Axes]]
-    leaving: list[Axes]  # the varying axes of the results of a body
+    leaving: list[Axes]  # the varying axes of the results of any body
     # (body, argument) -> the varying axes of the closed-over value
     free: dict[tuple[torch.fx.Node, int], Axes]
     result: list[Axes]
     # the varying axes to which the op's lists of arguments are raised
     brought: dict[int, list[Axes]]
+    # body -> the varying axes of its results, where bodies differ
+    left: dict[torch.fx.Node, list[Axes]] = attrs.field(factory=dict)
 
 
 class Varying(Protocol):

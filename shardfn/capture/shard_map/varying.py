@@ -380,14 +380,13 @@ class Kinds:
             if node.target in CALLS
             else self.flat(node.args)
         )
-        if missing := axes - born:
-            readers = list(node.users)
-            varied = self.after(
-                node, shard_map.vary, (node, print_axes(sorted(missing)))
-            )
+        is_one = not isinstance(self.of.get(node), list)
+        for x in ([node] if is_one else list(node.users)) if axes - born else ():
+            readers = list(x.users)
+            varied = self.after(x, shard_map.vary, (x, print_axes(sorted(axes - born))))
             for reader in readers:
                 if getattr(reader.target, "__name__", "") != REQUIRES_GRAD:
-                    reader.replace_input_with(node, varied)
+                    reader.replace_input_with(x, varied)
 
 
 def _union(kind: Any) -> Axes:

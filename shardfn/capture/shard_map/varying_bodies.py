@@ -69,7 +69,8 @@ def ending_of(node: torch.fx.Node) -> torch.fx.Node | None:
     return None
 
 
-def _body(kinds: Varying, left: list[torch.fx.Node]) -> Body:
+def body_of(kinds: Varying, left: list[torch.fx.Node]) -> Body:
+    """The body of which these are results."""
     node = args_of(left[0])[0]
     return Body(node, getattr(kinds.module, args_of(node)[0].target))
 
@@ -100,7 +101,7 @@ def _run(
     return [kind for _, kind in rows], needed
 
 
-def _fixed(
+def fixed(
     kinds: Varying,
     body: Body,
     carry: list[Axes],
@@ -132,9 +133,10 @@ def _fixed(
         free = spread
 
 
-def _free(
+def free_of(
     body: Body, kinds: Varying, free: dict[int, Axes]
 ) -> dict[tuple[torch.fx.Node, int], Axes]:
+    """The axes of the values that a body closes over, by its node and their index."""
     return {
         (body.node, k): axes | kinds.flat(body.given[k])
         for k, axes in free.items()
@@ -143,15 +145,15 @@ def _free(
 
 def _scan(kinds: Varying, node: torch.fx.Node) -> Settled:
     outs, init, columns, *_ = args_of(node)
-    body = _body(kinds, outs)
+    body = body_of(kinds, outs)
     rows = [kinds.flat(x) for x in columns]
     entering = [kinds.flat(x) for x in init]
-    carry, left, free = _fixed(kinds, body, entering, rows, NONE)
+    carry, left, free = fixed(kinds, body, entering, rows, NONE)
     result = [*carry, *left[len(carry) :]]
     return Settled(
         entering={body.node: [*carry, *rows]},
         leaving=result,
-        free=_free(body, kinds, free),
+        free=free_of(body, kinds, free),
         result=result,
         brought={1: carry},
     )
@@ -160,90 +162,38 @@ def _scan(kinds: Varying, node: torch.fx.Node) -> Settled:
 def _cond(kinds: Varying, node: torch.fx.Node) -> Settled:
     truth, yes, no = args_of(node)
     floor = kinds.flat(truth)
-    bodies = [_body(kinds, yes), _body(kinds, no)]
-    found = [_fixed(kinds, body, [], [], floor) for body in bodies]
+    bodies = [body_of(kinds, yes), body_of(kinds, no)]
+    found = [fixed(kinds, body, [], [], floor) for body in bodies]
     _refuse_apart(bodies, floor, "cond")
     left = [a | b | floor for a, b in zip(found[0][1], found[1][1], strict=True)]
     free = {
         key: axes
         for body, (_, _, own) in zip(bodies, found, strict=True)
-        for key, axes in _free(body, kinds, own).items()
+        for key, axes in free_of(body, kinds, own).items()
     }
     return Settled(entering={}, leaving=left, free=free, result=left, brought={})
 
 
 def _while(kinds: Varying, node: torch.fx.Node) -> Settled:
     go_on, outs, init = args_of(node)
-    test = _body(kinds, go_on)
-    body = _body(kinds, outs)
+    test = body_of(kinds, go_on)
+    body = body_of(kinds, outs)
     floor = NONE
     carry = [kinds.flat(x) for x in init]
     while True:
-        carry, _, free = _fixed(kinds, body, carry, [], floor)
-        _, (truth, *_), told = _fixed(kinds, test, carry, [], floor, feeds=False)
+        carry, _, free = fixed(kinds, body, carry, [], floor)
+        _, (truth, *_), told = fixed(kinds, test, carry, [], floor, feeds=False)
         if truth <= floor:
             break
         floor |= truth
     _refuse_apart([test, body], floor, "while_loop")
-    every = {**_free(body, kinds, free), **_free(test, kinds, told)}
+    every = {**free_of(body, kinds, free), **free_of(test, kinds, told)}
     return Settled(
         entering={body.node: carry, test.node: carry},
         leaving=carry,
         free=every,
         result=carry,
         brought={2: carry},
-    )
-
-
-def _custom(kinds: Varying, node: torch.fx.Node) -> Settled:
-    """The varying axes of a function with a rule of the user's. If any of its values varies
-    over an axis, all do.
-    """
-    args = args_of(node)
-    rows = [k for k, x in enumerate(args) if isinstance(x, (list, tuple))]
-    left = [k for k in rows if args[k] and _is_left(args[k][0])]
-    inputs = next(k for k in rows if k > 1 and k not in left)
-    bodies = [_body(kinds, args[k]) for k in left]
-    values = [*args[inputs], *(x for body in bodies for x in body.free)]
-    every = NONE.union(
-        *(kinds.flat(x) for x in values),
-        *(_run_all(kinds, body) for body in bodies),
-    )
-    free = {
-        (body.node, k): every
-        for body in bodies
-        for k in range(len(body.given))
-        if body.entered(k) is None
-    }
-    return Settled(
-        entering={body.node: [every] * len(body.given) for body in bodies},
-        leaving=[every] * max(len(args[k]) for k in rows),
-        free=free,
-        result=[every] * len(args[1]),
-        brought={inputs: [every] * len(args[inputs])},
-    )
-
-
-def _run_all(kinds: Varying, body: Body) -> Axes:
-    """All axes over which any value of a body varies."""
-    names = [n for n in body.graph.graph.nodes if n.target in CALLS]
-    if names:
-        source = sources.line_of(names[0].meta.get("stack_trace"))
-        fix = "the collective before or after it"
-        raise CaptureError.of(
-            "a function with a rule of its own",
-            f"{names[0].target.__name__} inside of it",
-            fix=fix,
-            source=source,
-        )
-    return NONE
-
-
-def _is_left(x: Any) -> bool:
-    return (
-        isinstance(x, torch.fx.Node)
-        and x.target is operator.getitem
-        and is_wrap(args_of(x)[0])
     )
 
 
@@ -275,10 +225,9 @@ def _sends(node: torch.fx.Node) -> bool:
     return node.target in CALLS and CALLS[node.target].communicates
 
 
+# `varying_rules` adds those of functions with rules
 ENDINGS: dict[Any, Callable[[Varying, torch.fx.Node], Settled]] = {
     endings.scan: _scan,
     endings.cond: _cond,
     endings.while_loop: _while,
-    endings.custom_vjp: _custom,
-    endings.custom_jvp: _custom,
 }

@@ -10,6 +10,7 @@ import torch
 
 from ...ops.nodes import args_of
 from ..control_flow import bodies as regions
+from . import varying_rules  # noqa: F401  (enters them in a table)
 from .protocols import Axes, Settled, Varying
 from .varying_bodies import ENDINGS, NONE, Body, ending_of
 from .varying_nodes import BACKWARD, PLUMBING, children_of, is_wrap, name_of
@@ -54,8 +55,9 @@ def kind(kinds: Varying, node: torch.fx.Node) -> list[Axes] | None:
     region = getattr(kinds.module, args_of(node)[0].target)
     (output,) = region.graph.find_nodes(op="output")
     positions = [args_of(x)[1] for x in args_of(output)[0]]
-    count = len(agreed.leaving)
-    return [agreed.leaving[k] if k < count else NONE for k in positions]
+    leaving = agreed.left.get(node, agreed.leaving)
+    count = len(leaving)
+    return [leaving[k] if k < count else NONE for k in positions]
 
 
 def _regions_of(enter: torch.fx.Node) -> list[torch.fx.Node]:
@@ -111,7 +113,7 @@ def _vary_region(kinds: Varying, node: torch.fx.Node, agreed: Settled) -> None:
     body = Body(node, getattr(kinds.module, args_of(node)[0].target))
     entered = [body.entered(k) for k in range(len(body.given))]
     inner = type(kinds)(body.graph)
-    inner.leaving = agreed.leaving
+    inner.leaving = agreed.left.get(node, agreed.leaving)
     inner.settle(
         [
             agreed.free[node, k] if e is None else agreed.entering[node][e]

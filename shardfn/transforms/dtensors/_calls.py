@@ -186,8 +186,8 @@ def distributed(
     *,
     src_data_rank: int | None = 0,
 ) -> torch.Tensor:
-    """distribute_tensor: the tensor of the first rank of the mesh, or of all if
-    `src_data_rank` is None.
+    """distribute_tensor: the tensor of one rank of the mesh, or of all if `src_data_rank` is
+    None.
     """
     if isinstance(tensor, DTensor):
         return tensor.redistribute(device_mesh, placements)
@@ -199,9 +199,23 @@ def distributed(
     if checks.is_constraint():
         return _placed(tensor, rows, True)
     axes = tuple([name for name, _, _ in rows])
-    is_same = src_data_rank is None
-    x = _invariant(tensor, axes) if is_same else of_rank(tensor, 0, axes)
+    if src_data_rank is None:
+        x = _invariant(tensor, axes)
+    else:
+        x = of_rank(tensor, _source(rows, src_data_rank), axes)
     return placement.placed(x, checks.text_of(rows))
+
+
+@_compat.read_by_dynamo
+def _source(rows: Any, rank: int) -> int:
+    """The number of the rank that has this number on each axis, as torch sends along each."""
+    number = 0
+    for name, n, _ in rows:
+        if not 0 <= rank < n:
+            got = f"src_data_rank is {rank}, and axis {name} has {n} ranks"
+            checks.refuse_option(DISTRIBUTE, got, "a rank of each axis of the mesh, or None")
+        number = number * n + rank
+    return number
 
 
 @_compat.read_by_dynamo

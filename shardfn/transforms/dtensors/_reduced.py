@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ... import _compat
+from ...capture import trace
 from ...capture.dtensors import group_ranks, groups
 from ...ops import shard_map as prims
 from ...ops.text_formats import print_axes
@@ -46,7 +47,7 @@ class Done:
 def written(out: torch.Tensor, value: torch.Tensor, async_op: bool) -> Any:
     """Write the result of a collective. Under no_grad a tensor keeps its derivative."""
     value = value.reshape(out.shape)
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() or trace.is_in_rule():
         _compat.overwrite(out, value)
     else:
         out.copy_(value)

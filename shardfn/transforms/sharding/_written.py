@@ -4,16 +4,21 @@ BatchNorm: the new values are results, which the call writes to the buffers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
 import torch
 from torch.distributed.tensor import DTensor
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from ... import _compat
 from ...capture.closure.closed_over import modules_of
+from ...capture.modules.copies import computed_by_hooks
 from ...errors import CaptureError, TreeError
+from ...ops.placement import REDISTRIBUTE
 from ...placement import P
 from ...runtime import Request, Traced, call, trace
 from ...runtime.options import Around
@@ -22,17 +27,22 @@ from ._distribute import full
 
 Place = tuple[torch.nn.Module, str]  # a module, and the name of a buffer
 Places = tuple[Place, ...]
+# a module, a weight that a hook computes before each of its calls, and the hook
+Weight = tuple[torch.nn.Module, str, Any]
+Weights = tuple[Weight, ...]
 # what a function does that writes to a buffer, in the words of its refusal
 WRITES = (
     "a tensor that it closes over: the function writes to it in place",
     "it changes something outside of itself",
     "it writes in place to an argument or a closed-over tensor",
+    "writes to the memory of an argument",
 )
 CLONE = torch.ops.aten.clone.default
 COPIES = {
     CLONE,
     torch.ops.aten.detach.default,
     torch.ops.aten.alias.default,
+    REDISTRIBUTE,  # a DTensor, as the global value that it is
 }
 
 
@@ -83,6 +93,21 @@ class Writes:
         Raises:
             CaptureError: it is refused for another reason than writes to buffers.
         """
+        if error is not None and is_write(error):
+            self.modules = modules_of(self.fn)
+        with without(weights_of(self.modules)) as weights:
+            return self._staged(stage, asked, args, kwargs, error, weights)
+
+    def _staged(
+        self,
+        stage: Callable[..., Any],
+        asked: Request,
+        args: Any,
+        kwargs: Any,
+        error: CaptureError | None,
+        weights: Weights,
+    ) -> Any:
+        """`staged`, of modules without the weights that hooks compute."""
         places, request = before = self.requests.get(self.modes(), ((), asked))
         while True:
             if error is None:
@@ -92,16 +117,18 @@ class Writes:
                 except CaptureError as refused:
                     error = refused
             every = self.places() if is_write(error) else places
-            if set(every) == set(places):
+            is_asked = request is asked and bool(weights)
+            if set(every) == set(places) and not is_asked:
                 raise error
-            few = self.few(asked, every, args, kwargs, error)
+            few = self.few(asked, every, weights, args, kwargs, error)
             # a buffer that takes its own value again does not count as written to
             places = every if set(few) == set(places) else few
-            request = writing(asked, places)
+            request = writing(asked, places, weights)
             error = None
         if request is not before[1]:
             self.requests[self.modes()] = places, request
-        return written(places, out) if places and stage is call else out
+        is_more = request is not asked and stage is call
+        return written(places, out) if is_more else out
 
     def modes(self) -> tuple[bool, ...]:
         """Which of the modules train."""
@@ -111,6 +138,7 @@ class Writes:
         self,
         asked: Request,
         places: Places,
+        weights: Weights,
         args: Any,
         kwargs: Any,
         error: CaptureError,
@@ -122,7 +150,7 @@ class Writes:
                 these buffers by another way than its module.
         """
         try:
-            traced = trace(writing(asked, places), args, kwargs)
+            traced = trace(writing(asked, places, weights), args, kwargs)
         except CaptureError as again:
             raise (error if is_write(again) else again) from None
         few = changed(traced, places)
@@ -136,9 +164,9 @@ def is_write(error: CaptureError) -> bool:
     return any(text in str(error) for text in WRITES)
 
 
-def writing(asked: Request, places: Places) -> Request:
+def writing(asked: Request, places: Places, weights: Weights) -> Request:
     """A request for a function as one that also returns the values of buffers after it."""
-    fn = _returning(asked.fn, places)
+    fn = _returning(asked.fn, places, weights)
     out = (asked.out_placements, P()) if asked.needs_mesh else None
     around = Around(_as_they_are, lambda out: written(places, out))
     options = {"fn": fn, "out_placements": out, "around": around}
@@ -152,7 +180,9 @@ def _as_they_are(request: Request, mesh: Any, args: Any, kwargs: Any) -> Any:
     return args, kwargs
 
 
-def _returning(fn: Callable[..., Any], places: Places) -> Callable[..., Any]:
+def _returning(
+    fn: Callable[..., Any], places: Places, weights: Weights
+) -> Callable[..., Any]:
     tables = [(_compat.buffers_of(module), name) for module, name in places]
 
     @_compat.read_by_dynamo
@@ -164,9 +194,48 @@ def _returning(fn: Callable[..., Any], places: Places) -> Callable[..., Any]:
         after = [buffers[name].detach() for buffers, name in tables]
         for (buffers, name), x in zip(tables, before, strict=True):
             buffers[name] = x
+        for module, name, _ in weights:
+            delattr(module, name)
         return out, after
 
     return run
+
+
+def weights_of(modules: Sequence[torch.nn.Module]) -> Weights:
+    """The weights that hooks of torch compute before each call of these modules."""
+    found: list[Weight] = []
+    for module in modules:
+        for name, hook in computed_by_hooks(module).items():
+            is_pruning = hasattr(hook, "apply_mask")
+            if is_pruning or isinstance(hook, (SpectralNorm, WeightNorm)):
+                found.append((module, name, hook))
+    return tuple(found)
+
+
+@contextlib.contextmanager
+def without(weights: Weights) -> Iterator[Weights]:
+    """Modules without the weights that their hooks compute. Afterwards they are those of the last
+    call, as in eager torch: functions of the parameters, which autograd follows.
+    """
+    for module, name, _ in weights:
+        module.__dict__.pop(name, None)
+    try:
+        yield weights
+    finally:
+        for module, name, hook in weights:
+            # torch does not compute on DTensors beside plain tensors: it would be missing, as the
+            # module itself cannot be called outside
+            with contextlib.suppress(RuntimeError):
+                setattr(module, name, _computed(hook, module))
+
+
+def _computed(hook: Any, module: torch.nn.Module) -> torch.Tensor:
+    """The value that a hook gives its weight, without a change to the module's buffers."""
+    if isinstance(hook, SpectralNorm):
+        return hook.compute_weight(module, do_power_iteration=False)
+    if isinstance(hook, WeightNorm):
+        return hook.compute_weight(module)
+    return hook.apply_mask(module)
 
 
 def changed(traced: Traced, places: Places) -> Places:

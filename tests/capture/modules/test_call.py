@@ -329,7 +329,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: nn.Sequential(Keeps()),
         (
             "functionalize(Sequential): it changes something outside of itself: 0.calls, "
-            f"0.last, 0.seen\n  try: {BUFFER}"
+            f"0.last, 0.seen\n  at: HERE\n  try: {BUFFER}"
         ),
     ),
     "no buffer": (Raw, f"functionalize(Raw): {HELD[0]}\n{PURE}\n  try: {HELD[1]}"),

@@ -187,3 +187,39 @@ def test_old_hooks_on_the_backward_fire_too() -> None:
         sf.grad(lambda p: fn(p, buffers, x)[0].sum())(params),
         {k: p.grad for k, p in module.named_parameters()},
     )
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@pytest.mark.parametrize("name", HOOKS)
+def test_s7_6_hooks_of_closed_over_modules_fire(name: str) -> None:
+    module = Around().double()
+    HOOKS[name](module.inner)
+    by_name, *wanted = eager(module, *POINT, 0, 1)
+    loss = lambda x, k: module(x, k).sum()
+    close(sf.grad(loss, argnums=(0, 1))(*POINT), tuple(wanted))
+    with sf.fake_world(3):
+        mesh = sf.make_mesh((3,), ("a",))
+        module.zero_grad()
+        leaves = [x.clone().requires_grad_() for x in POINT]
+        sf.shard(loss, mesh, (P("a"), P()))(*leaves).backward()
+        close([x.grad for x in leaves], wanted)
+        close(module.inner.w.grad, by_name["inner.w"])
+
+
+def test_a_hook_of_a_closed_over_module_is_read_again() -> None:
+    module, factor = nn.Linear(3, 3).double(), [2.0]
+    module.register_full_backward_hook(lambda m, inputs, _: (inputs[0] * factor[0],))
+    gradient = sf.grad(lambda x: module(x).sum())
+    first = gradient(POINT[0])
+    factor[0] = 4.0
+    close(gradient(POINT[0]), first * 2)
+
+
+def test_a_hook_of_a_closed_over_module_that_communicates_is_refused() -> None:
+    module = nn.Linear(3, 3).double()
+    rank = torch.distributed.get_rank
+    module.register_full_backward_hook(lambda m, inputs, _: (inputs[0] * rank(),))
+    with sf.fake_world(2):
+        wanted = "a backward hook of Linear: it communicates or asks for its rank"
+        with pytest.raises(sf.CaptureError, match=wanted):
+            sf.jit(sf.grad(lambda x: module(x).sum()))(POINT[0])

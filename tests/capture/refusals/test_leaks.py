@@ -5,6 +5,7 @@ later use.
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -123,3 +124,30 @@ def test_what_hooks_tell_each_other_in_a_call_reaches_them() -> None:
     got = fn(params, buffers, X)[0]
     close(got, module(X).detach())
     assert not said
+
+
+class Makers(OrderedDict[str, Any]):
+    """A table whose reads make objects, as Hugging Face's activations."""
+
+    def __getitem__(self, key: str) -> Any:
+        made = super().__getitem__(key)()
+        made.scale = nn.Parameter(torch.ones(()))  # refused under torch.func
+        return made
+
+
+MAKERS = Makers(tanh=nn.Tanh, gelu=nn.GELU)
+
+
+class Reads(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        kind = OrderedDict.__getitem__(MAKERS, "tanh")
+        return kind()(x) if self.training else x[x > 0]
+
+
+def test_tables_that_make_what_is_read_are_read_and_restored_as_they_are() -> None:
+    module = Reads()
+    fn, _, _ = sf.functionalize(module)
+    sf.grad(lambda x: fn({}, {}, x)[0].sum())(X)
+    module.eval()
+    assert "depends on values" in refusal(lambda: sf.jit(lambda x: fn({}, {}, x))(X))
+    assert list(OrderedDict.values(MAKERS)) == [nn.Tanh, nn.GELU]

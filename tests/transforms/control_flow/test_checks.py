@@ -101,9 +101,11 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a carry that is written to": (
         lambda: sf.scan(lambda c, x: (c.add_(x), None), Q[0].clone(), Q),
         sf.CaptureError,
-        "scan, argument (a carry or a per-step input): the function writes to it in place\n"
+        "scan, argument (a carry, a per-step input or a closed-over value): the function "
+        "writes to it in place\n"
         "  needed: a function that only returns\n  try: return the new value, or write "
-        "to a copy: (a carry or a per-step input).clone()",
+        "to a clone(); for the buffers of a module: fn, params, buffers = "
+        "sf.functionalize(module), whose fn returns their new values",
     ),
     "a while loop in reverse": (
         lambda: sf.grad(lambda x: growing(W, x).sum())(XS),

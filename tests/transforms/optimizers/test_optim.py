@@ -53,8 +53,13 @@ def test_outside_it_equals_torch_to_the_last_bit_and_captured_to_rounding(
 
 
 @pytest.mark.skipif(not hasattr(O, "Muon"), reason="this torch has no Muon")
-def test_muon_equals_torch_outside_and_to_rounding_of_bfloat16_captured() -> None:
-    params, grads = table.matrices(0), [table.matrices(i + 1) for i in range(3)]
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_muon_equals_torch_outside_and_to_rounding_of_bfloat16_captured(
+    dtype: torch.dtype,
+) -> None:
+    params, *grads = (
+        sf.tree_map(lambda x: x.to(dtype), table.matrices(i)) for i in range(4)
+    )
     wanted, _ = table.torchs(O.Muon, {}, params, grads)
     opt = sf.optim(O.Muon, lr=LR)
     state = opt.init(params)
@@ -62,7 +67,8 @@ def test_muon_equals_torch_outside_and_to_rounding_of_bfloat16_captured() -> Non
     eager, _ = ran(step, params, state, grads)
     assert all(map(torch.equal, table.flat(eager), wanted))
     captured, _ = ran(sf.jit(step, backend="aten"), params, state, grads)
-    assert table.largest(captured, wanted) < 3 * LR * 2**-4
+    rounding = LR * 2**-4 + (2**-7 if dtype == torch.bfloat16 else 0)
+    assert table.largest(captured, wanted) < 3 * rounding
 
 
 def test_float32_and_complex_parameters() -> None:
@@ -252,7 +258,19 @@ class Lamb(Third):
         p.add_(update * ratio * -group["lr"])
 
 
-@pytest.mark.parametrize("cls", [Third, Late, Lion, Lamb])
+class Centered(O.AdamW):
+    """A subclass of one of torch's, which calls its step."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.grad.sub_(p.grad.mean())
+        super().step(closure)
+
+
+@pytest.mark.parametrize("cls", [Third, Late, Lion, Lamb, Centered])
 def test_an_optimizer_of_anybodys_whose_step_is_one_graph(cls: Any) -> None:
     params, opt = table.tree(0), sf.optim(cls, lr=LR)
     grads = copy.deepcopy(GRADS)

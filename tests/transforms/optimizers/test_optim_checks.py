@@ -55,6 +55,32 @@ class Counts(Own):
         self.param_groups[0]["lr"] *= 0.5
 
 
+class Elsewhere(Own):
+    """State in a container, in a tensor that is written to, and in another optimizer."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.means: dict[Tensor, Tensor] = {}
+        self.steps = torch.zeros(())
+        self.inner = O.SGD(self.param_groups, lr=0.1, momentum=0.9)
+
+    def step(self, closure: Any = None) -> None:
+        for p in self.parameters():
+            self.means[p] = p.grad + self.means.get(p, 0)
+        self.steps += 1
+        self.inner.step()
+
+
+class Keeps(Own):
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.own = self.parameters()
+        self.inner = O.SGD(self.parameters(), lr=0.1)
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+
+
 class KeepsALst(Own):
     def step(self, closure: Any = None) -> None:
         for p in self.parameters():
@@ -113,6 +139,16 @@ REFUSED: dict[
             "its step changes self.count, param_groups[0]['lr']",
             "self.state[p][name]",
         ),
+    ),
+    "state elsewhere": (
+        lambda: sf.optim(Elsewhere).init(PARAMS),
+        sf.CaptureError,
+        ("its step changes self.means, self.steps, self.inner",),
+    ),
+    "parameters elsewhere": (
+        lambda: sf.optim(Keeps).init(PARAMS),
+        sf.CaptureError,
+        ("it keeps its parameters in self.own, self.inner", "self.param_groups"),
     ),
     "a list": (
         lambda: sf.optim(KeepsALst).init(PARAMS),

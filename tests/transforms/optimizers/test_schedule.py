@@ -60,6 +60,7 @@ def test_every_scheduler_drives_steps_as_it_drives_torchs(name: str) -> None:
     rates = OPT.schedule(make, **options)
     eager = captured = PARAMS, OPT.init(PARAMS)
     metrics = (1.0,) if name == "ReduceLROnPlateau" else ()
+    captures = []
     for g in GRADS:
         for p, x in zip(own, table.flat(g), strict=True):
             p.grad = x
@@ -67,10 +68,16 @@ def test_every_scheduler_drives_steps_as_it_drives_torchs(name: str) -> None:
         assert float(rates.lr) == optimizer.param_groups[0]["lr"]
         eager = OPT.update(eager[0], g, eager[1], **rates.options)
         captured = STEP(captured[0], g, captured[1], rates.options)
+        captures.append(cache.counts["captures"])
         scheduler.step(*metrics)
         rates.step(*metrics)
     assert all(map(torch.equal, table.flat(eager[0]), own))
     assert table.largest(captured[0], own) < 1e-12
+    assert len(set(captures)) == 1  # after the first step
+
+
+def test_torch_has_no_other_scheduler() -> None:
+    assert set(SCHEDULERS) == set(S.__all__) - {"LRScheduler"}
 
 
 def test_a_rate_that_changes_captures_nothing_and_compiles_nothing() -> None:

@@ -4,7 +4,7 @@ device after each call, in the loop that people write.
 
 from __future__ import annotations
 
-import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +12,8 @@ import pytest
 import torch
 from ranks import run_ranks
 from torch import nn
+from torch.nn.utils import prune, weight_norm
+from torch.utils.checkpoint import checkpoint
 
 import shardfn as sf
 from shardfn import P
@@ -57,10 +59,20 @@ def spectral() -> nn.Module:
     return nn.Sequential(layer, nn.Linear(4, 3))
 
 
+def hooked() -> nn.Module:
+    """Weights that hooks compute before each call, from parameters."""
+    layers = [nn.Linear(5, 4), nn.Linear(4, 4), nn.Linear(4, 3)]
+    weight_norm(layers[0])
+    nn.utils.spectral_norm(layers[1])
+    prune.l1_unstructured(layers[2], "weight", 0.5)
+    return nn.Sequential(*layers)
+
+
 MODULES: dict[str, Callable[[], nn.Module]] = {
     "BatchNorm": normed,
     "spectral_norm": spectral,
     "assigned": Counted,
+    "hooks": hooked,
 }
 
 
@@ -82,29 +94,55 @@ def loop(model: nn.Module, loss_of: Any, full: Any = lambda x: x) -> Any:
         model.eval()
         with torch.no_grad():
             losses += [full(first.detach()), full(loss_of(x, y))]
-    return losses, [*model.parameters(), *model.buffers()]
+    computed = [
+        x
+        for module in model.modules()
+        for x in vars(module).values()
+        if isinstance(x, torch.Tensor)
+    ]
+    after = [*model.parameters(), *model.buffers(), *computed]
+    return losses, [full(x.detach()) for x in after]
 
 
-def compared(model: nn.Module, shard: Any, full: Any) -> None:
-    alone = copy.deepcopy(model)
+def as_dtensors(model: nn.Module, mesh: Any) -> None:
+    """Make DTensors of the buffers, sharded where they have a dim."""
+    for module in model.modules():
+        for name, x in dict(module.named_buffers(recurse=False)).items():
+            spec = P("dp") if x.dim() else P()
+            setattr(module, name, sf.distribute(x, mesh, spec))
+
+
+def compared(name: str, shard: Any, full: Any, mesh: Any = None) -> None:
+    model, alone = made(name), made(name)
+    if mesh is not None:
+        as_dtensors(model, mesh)
     ours = loop(model, shard(lambda x, y: ((model(x) - y) ** 2).mean()), full)
     plain = loop(alone, lambda x, y: ((alone(x) - y) ** 2).mean())
     torch.testing.assert_close(ours, plain)
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("name", MODULES)
 def test_buffers_are_those_of_one_device(name: str, world: int) -> None:
     with sf.fake_world(world):
         mesh = sf.make_mesh((world,), ("dp",))
         shard = lambda fn: sf.shard(fn, mesh, P("dp"), backend="aten")
-        compared(made(name), shard, sf.full)
+        compared(name, shard, sf.full)
 
 
 def _on_a_rank() -> None:
     mesh = sf.make_mesh((2,), ("dp",))
     shard = lambda fn: sf.shard(fn, mesh, P("dp"), backend="aten")
-    compared(made("BatchNorm"), shard, sf.full)
+    compared("BatchNorm", shard, sf.full)
+    compared("BatchNorm", shard, sf.full, mesh)
+
+
+def test_buffers_may_be_dtensors() -> None:
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((4,), ("dp",))
+        shard = lambda fn: sf.shard(fn, mesh, P("dp"), backend="aten")
+        compared("BatchNorm", shard, sf.full, mesh)
 
 
 def test_gloo_ranks_agree() -> None:
@@ -140,6 +178,56 @@ def test_without_values_buffers_stay() -> None:
     with sf.fake_world(4, numerics=False):
         mesh = sf.make_mesh((4,), ("dp",))
         sf.shard(model, mesh, P("dp"), backend="aten")(BATCHES[0][0])
+    assert model[1].num_batches_tracked == 0
+
+
+JIT = functools.partial(sf.jit, backend="aten")
+
+
+def loss_with_norm(model: nn.Module, x: torch.Tensor, call: Any) -> torch.Tensor:
+    norms: list[torch.Tensor] = []
+
+    def layers(x: torch.Tensor) -> torch.Tensor:
+        out = model(x)
+        norms.append(out.square().mean())
+        return out
+
+    return (call(layers)(x) - 1).square().mean() + norms[0]
+
+
+def test_a_checkpointed_call_writes_once_and_may_fill_a_list() -> None:
+    def checkpointed(fn: Any) -> Any:
+        return functools.partial(checkpoint, fn, use_reentrant=False)
+
+    found = []
+    for transform, call in ((lambda fn: fn, lambda fn: fn), (JIT, checkpointed)):
+        model = made("assigned")
+        fn = functools.partial(loss_with_norm, model, call=call)
+        value = transform(lambda x, fn=fn: fn(x))(BATCHES[0][0])
+        value.backward()
+        grads = [p.grad for p in model.parameters()]
+        found.append([value.detach(), *grads, *model.buffers()])
+    torch.testing.assert_close(*found)
+
+
+INNER: dict[str, tuple[Callable[..., Any], str]] = {
+    "grad": (lambda fn: sf.grad(lambda x: fn(x).sum()), "has_aux=True"),
+    "vmap": (sf.vmap, "under vmap, it writes to a buffer that all samples share"),
+    "scan": (
+        lambda fn: lambda x: sf.scan(lambda c, x: (c, fn(x)), x.sum(), x[None]),
+        "a per-step input or a closed-over value): the function writes to it in place",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_inside_of_a_transform_the_way_is_named(name: str) -> None:
+    model, (x, _) = made("BatchNorm"), BATCHES[0]
+    around, text = INNER[name]
+    with pytest.raises(sf.CaptureError) as caught:
+        sf.jit(around(model), backend="aten")(x[None] if name == "vmap" else x)
+    assert text in str(caught.value)
+    assert "sf.functionalize(module), whose fn returns" in str(caught.value)
     assert model[1].num_batches_tracked == 0
 
 
