@@ -14,7 +14,9 @@ from ..partition.planner.price import bodies_of
 from ..partition.planner.share import share_of
 from ..partition.planner.starts import parameter_slots
 
-Sent = tuple[plan.Redistribute, int]  # a redistribution, and an axis over which it sends
+Sent = tuple[
+    plan.Redistribute, int
+]  # a redistribution, and an axis over which it sends
 Around = dict[torch.fx.Node, list[torch.fx.Node]]
 
 
@@ -26,8 +28,9 @@ def outside(graph: torch.fx.Graph) -> Around:
             continue
         for body in node.target.graphs:
             holders = body.find_nodes(op="placeholder")
-            pairs = zip(holders, args_of(node), strict=False)
-            found.update((holder, [x]) for holder, x in pairs)
+            read = args_of(node)
+            for holder, x in zip(holders, read, strict=False):
+                found[holder] = [x]
             found.update(outside(body))
     return found
 
@@ -39,7 +42,8 @@ def work_of(
     sizes = chosen.axes.sizes
     for step in chosen.steps:
         if isinstance(step, plan.Apply) and (flops := work.flops(step.node)):
-            slots = [(x.value, x.marks) for x in (*step.outs, *step.ins)]
+            tensors = (*step.outs, *step.ins)
+            slots = [(x.value, x.marks) for x in tensors]
             for axis in range(len(sizes)):
                 flops *= share_of(slots, sizes, axis)
             yield step, step.node, flops
@@ -52,7 +56,8 @@ def largest_unasked(chosen: plan.Plan, graph: torch.fx.Graph) -> list[Sent]:
     """The redistributions of activations that no placement asks for, each with its axis, the
     largest first.
     """
-    rows = sorted(_unasked(chosen, graph), key=lambda row: -row[0])
+    found = _unasked(chosen, graph)
+    rows = sorted(found, key=lambda row: -row[0])
     return [sent for _, sent in rows]
 
 

@@ -158,7 +158,9 @@ class _Search:
         every = sum(flops for _, _, flops in everywhere.work_of(self.chosen))
         for axis, name in enumerate(self.chosen.axes.names):
             rows = [
-                row for row in everywhere.work_of(self.chosen) if self.is_alike(row[0], axis)
+                row
+                for row in everywhere.work_of(self.chosen)
+                if self.is_alike(row[0], axis)
             ]
             alike = sum(flops for _, _, flops in rows)
             if alike < max(FLOOR, SHARE * every):
@@ -209,7 +211,8 @@ class _Search:
         found = []
         while queue and len(found) < TRIES:
             next_one = queue.popleft()
-            for read in outside.get(next_one) or next_one.all_input_nodes:
+            around = outside.get(next_one)
+            for read in around or next_one.all_input_nodes:
                 if read not in seen:
                     seen.add(read)
                     queue.append(read)

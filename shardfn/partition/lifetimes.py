@@ -25,9 +25,8 @@ def owners(
     for node in graph.nodes:
         is_view = node.op == "call_function" and work.is_alias(node)
         base: torch.fx.Node = node.all_input_nodes[0] if is_view else node
-        is_element = node.target is operator.getitem and not work.is_alias(
-            base
-        )
+        is_item = node.target is operator.getitem
+        is_element = is_item and not work.is_alias(base)
         if elements and is_element:
             place = base, node.args[1]
             base = first.setdefault(place, node)

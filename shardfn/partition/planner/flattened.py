@@ -172,8 +172,10 @@ def _turn(
     around = _Ends(fresh, node, times, found)
     inside = _Ends(fresh, node, inner, found)
     read = [env[x] for x in args_of(node)]
-    entering = list(map(inside.edge, read[loop.consts :]))
-    given = [*read[: loop.consts], *entering]
+    consts = read[: loop.consts]
+    carries = read[loop.consts :]
+    entering = [inside.edge(x) for x in carries]
+    given = [*consts, *entering]
     test, step = loop.graphs
     (truth,) = _body(fresh, test, given, inner, found)
     results = _body(fresh, step, given, inner, found)
@@ -192,11 +194,14 @@ def _branches(
     """Copy both branches of a cond. Returns copies of its results."""
     *read, truth = [env[x] for x in args_of(node)]
     ends = _Ends(fresh, node, times, found)
-    yes, no = (
-        _body(fresh, graph, read, times, found) for graph in loop_of(node).graphs
-    )
-    pairs = enumerate(zip(yes, no, strict=True))
-    return [ends.joint(truth, a, b, (node, k)) for k, (a, b) in pairs]
+    first, second = loop_of(node).graphs
+    yes = _body(fresh, first, read, times, found)
+    no = _body(fresh, second, read, times, found)
+    results = []
+    for k, (a, b) in enumerate(zip(yes, no, strict=True)):
+        made = ends.joint(truth, a, b, (node, k))
+        results.append(made)
+    return results
 
 
 INLINE: dict[type[Loop], Callable[..., list[Node]]] = {

@@ -69,4 +69,6 @@ def turns(loop: Loop) -> int:
     """How often the bodies of a loop run, as far as a price is concerned."""
     if isinstance(loop, Scan):
         return max(loop.length, 1)
-    return TURNS if isinstance(loop, While) else 1
+    if isinstance(loop, While):
+        return TURNS
+    return 1

@@ -88,12 +88,16 @@ def cat(call: OpCall) -> list[Choice]:
     """
     out = call.outs[0]
     takes_part = [x.dim() == out.dim() for x in call.ins]
-    ins = [x for x, takes in zip(call.ins, takes_part, strict=True) if takes]
+    ins = tuple(x for x in call.ins if x.dim() == out.dim())
+    joined = attrs.evolve(call, ins=ins)
     choices = []
-    for placed, outs in _joined(attrs.evolve(call, ins=tuple(ins))):
+    for placed, outs in _joined(joined):
         rest = iter(placed)
-        marks = tuple(next(rest) if takes else "R" for takes in takes_part)
-        choices.append((marks, outs))
+        marks = []
+        for takes in takes_part:
+            mark = next(rest) if takes else "R"
+            marks.append(mark)
+        choices.append((tuple(marks), outs))
     return choices
 
 
@@ -273,9 +277,9 @@ def _rows_apart(
     rows, *sizes = size
     step, *steps = stride
     unit, rest = divmod(step, x.stride(0))
-    last = (offset or 0) + sum(
-        (n - 1) * s for n, s in zip(sizes, steps, strict=True)
-    )
+    last = offset or 0
+    for n, s in zip(sizes, steps, strict=True):
+        last += (n - 1) * s
     is_apart = not rest and x.shape[0] == rows * unit and last < step
     return unit if is_apart else 0
 

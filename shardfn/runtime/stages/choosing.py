@@ -9,6 +9,7 @@ import attrs
 
 from ... import schedule as passes
 from ...byte_sizes import human_bytes
+from ...compile.recomputed import as_run
 from ...errors import PlacementError
 from ...hardware import H100, Hardware
 from ...inspect.memory import KINDS, Memory, memory
@@ -170,14 +171,13 @@ def _peak(traced: Traced, plan: Plan, program: Program) -> Memory:
     agreed = passes.agenda(plan, name)
     names = group_names(traced.placed.mesh)
     placed = traced.placed
-    return memory(
-        local_program(
-            name,
-            program,
-            placed,
-            plan,
-            agreed,
-            first,
-            names,
-        )
+    own = local_program(
+        name,
+        program,
+        placed,
+        plan,
+        agreed,
+        first,
+        names,
     )
+    return memory(as_run(own, traced.request.backend))

@@ -179,8 +179,9 @@ def _advised(
     marks = walk.advice.branches.get(result)
     if marks is None:
         return None
-    fits = all(walk.reaches(value, marks) for value in (yes, no))
-    return marks if fits else None
+    fits_yes = walk.reaches(yes, marks)
+    fits_no = walk.reaches(no, marks)
+    return marks if fits_yes and fits_no else None
 
 
 def _agreed(walk: Walk, yes: Value, no: Value) -> Marks:

@@ -95,7 +95,10 @@ class Bags:
     def whole(self) -> Any:
         """The bag of each of the global indices."""
         n = self.indices.shape[0]
-        return self.even(n) if self.o.long else self.bags_at(self.numbers(n))
+        if self.o.long:
+            return self.even(n)
+        numbers = self.numbers(n)
+        return self.bags_at(numbers)
 
     def bags_at(self, places: Any) -> Any:
         """The bags at some places in the global indices."""
@@ -123,7 +126,12 @@ class Bags:
         start = self.b.offset(self.indices, 0)
         if self.are_parts:
             numbers = self.numbers(self.count)
-            return self.bags_at(self.b.call(aten.add.Tensor, numbers, start))
+            places = self.b.call(
+                aten.add.Tensor,
+                numbers,
+                start,
+            )
+            return self.bags_at(places)
         first = self.b.call(
             aten.div.Tensor_mode,
             start,
@@ -139,7 +147,9 @@ class Bags:
 
     def local(self) -> Any:
         """The number of the bag of each index among the rank's bags."""
-        return self.even(self.count) if self.o.long else self.own()
+        if self.o.long:
+            return self.even(self.count)
+        return self.own()
 
     def read(self) -> Any:
         """A mask of the indices that are not padding; None if all are read."""
