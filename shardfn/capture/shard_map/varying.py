@@ -23,6 +23,7 @@ from .. import annotations as sources
 from ..dtensors.mixing import refuse_varying
 from ..dtensors.own_sizes import DIFFERS, refused
 from . import varying_control_flow, varying_prims
+from .overwritten import refuse_overwritten
 from .varying_nodes import (
     BACKWARD,
     PLUMBING,
@@ -103,6 +104,7 @@ class Kinds:
         """Infer all varying axes, then change the graph."""
         self.result(inputs)
         refuse_varying(self.graph, self.flat)
+        refuse_overwritten(self.graph, self.flat)
         for node in self.ask():
             self.rewrite(node)
         for node, axes in self.floor.items():

@@ -1,0 +1,67 @@
+"""Writes of a value that all ranks have over all of a tensor of each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from ...errors import CaptureError
+from ...ops.prims import Axes
+from .. import annotations as sources
+from .varying_nodes import BACKWARD, name_of, nodes_in, root_of, written_by
+
+
+def refuse_overwritten(graph: torch.fx.Graph, flat: Callable[[Any], Axes]) -> None:
+    """Refuse a gradient of what reads such a tensor: it would count the value once for each rank.
+
+    Args:
+        graph: of per-rank code, as Dynamo writes it.
+        flat: the axes over which a value varies.
+
+    Raises:
+        CaptureError: naming the line of the write.
+    """
+    last: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in graph.nodes:
+        for x in written_by(node):
+            last[root_of(x)] = node
+    outs = [node.args[0] for node in graph.nodes if name_of(node) in BACKWARD]
+    read = _ancestors(nodes_in(outs))
+    for root, node in last.items():
+        if root not in read or not _is_whole(node, root):
+            continue
+        if flat(root) - flat(node.args[1]):
+            raise CaptureError.of(
+                "shard_map",
+                "a value that all ranks have is written over a tensor of each rank, and a "
+                "gradient reads the tensor",
+                needed="the value itself",
+                fix="y = sf.psum(y, axis) in place of a write; or dist.all_reduce(y) of a tensor "
+                "without views",
+                source=sources.line_of(node.meta.get("stack_trace")),
+            )
+
+
+def _ancestors(nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
+    """The values that some are computed from, and these."""
+    found: set[torch.fx.Node] = set()
+    queue = [*nodes]
+    while queue:
+        node = queue.pop()
+        if node not in found:
+            found.add(node)
+            queue += node.all_input_nodes
+    return found
+
+
+def _is_whole(node: torch.fx.Node, root: torch.fx.Node) -> bool:
+    """Whether a node copies another value over all of a tensor."""
+    if name_of(node) != "copy_" or not isinstance(node.args[1], torch.fx.Node):
+        return False
+    sizes = [x.meta.get("example_value") for x in (*written_by(node), root)]
+    if not all(isinstance(x, torch.Tensor) for x in sizes):
+        return False
+    written, whole = sizes
+    return written.numel() == whole.numel()
