@@ -14,7 +14,8 @@ from .varying_nodes import BACKWARD, name_of, nodes_in, root_of, written_by
 
 
 def refuse_overwritten(graph: torch.fx.Graph, flat: Callable[[Any], Axes]) -> None:
-    """Refuse a gradient of what reads such a tensor: it would count the value once for each rank.
+    """Refuse a gradient, by what all ranks have, of what reads such a tensor: it would count the
+    value once for each rank.
 
     Args:
         graph: of per-rank code, as Dynamo writes it.
@@ -27,12 +28,16 @@ def refuse_overwritten(graph: torch.fx.Graph, flat: Callable[[Any], Axes]) -> No
     for node in graph.nodes:
         for x in written_by(node):
             last[root_of(x)] = node
-    outs = [node.args[0] for node in graph.nodes if name_of(node) in BACKWARD]
-    read = _ancestors(nodes_in(outs))
-    for root, node in last.items():
-        if root not in read or not _is_whole(node, root):
+    whole = {root: node for root, node in last.items() if _is_whole(node, root)}
+    for derivative in graph.nodes if whole else ():
+        if name_of(derivative) not in BACKWARD:
             continue
-        if flat(root) - flat(node.args[1]):
+        outs, ins, *_ = derivative.args
+        read = _ancestors(nodes_in(outs))
+        for root in (root for root in whole if root in read):
+            node = whole[root]
+            if not flat(root) - flat(node.args[1]) - flat(ins):
+                continue
             raise CaptureError.of(
                 "shard_map",
                 "a value that all ranks have is written over a tensor of each rank, and a "
@@ -60,8 +65,9 @@ def _is_whole(node: torch.fx.Node, root: torch.fx.Node) -> bool:
     """Whether a node copies another value over all of a tensor."""
     if name_of(node) != "copy_" or not isinstance(node.args[1], torch.fx.Node):
         return False
-    sizes = [x.meta.get("example_value") for x in (*written_by(node), root)]
-    if not all(isinstance(x, torch.Tensor) for x in sizes):
+    (written,) = written_by(node)
+    part: Any = written.meta.get("example_value")
+    whole: Any = root.meta.get("example_value")
+    if not (isinstance(part, torch.Tensor) and isinstance(whole, torch.Tensor)):
         return False
-    written, whole = sizes
-    return written.numel() == whole.numel()
+    return part.numel() == whole.numel()
