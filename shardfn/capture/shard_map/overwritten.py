@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from ...errors import CaptureError
 from ...ops.prims import Axes
 from .. import annotations as sources
+from ..control_flow.trim_loops import reached
 from .varying_nodes import BACKWARD, name_of, nodes_in, root_of, written_by
 
 
@@ -24,19 +25,18 @@ def refuse_overwritten(graph: torch.fx.Graph, flat: Callable[[Any], Axes]) -> No
     Raises:
         CaptureError: naming the line of the write.
     """
-    last: dict[torch.fx.Node, torch.fx.Node] = {}
+    last: dict[torch.fx.Node, torch.fx.Node] = {}  # the last write so far to a tensor
     for node in graph.nodes:
-        for x in written_by(node):
-            last[root_of(x)] = node
-    whole = {root: node for root, node in last.items() if _is_whole(node, root)}
-    for derivative in graph.nodes if whole else ():
-        if name_of(derivative) not in BACKWARD:
+        last.update({root_of(x): node for x in written_by(node)})
+        if name_of(node) not in BACKWARD:
             continue
-        outs, ins, *_ = derivative.args
-        read = _ancestors(nodes_in(outs))
-        for root in (root for root in whole if root in read):
-            node = whole[root]
-            if not flat(root) - flat(node.args[1]) - flat(ins):
+        outs, ins, *_ = node.args
+        read = reached(nodes_in(outs))
+        for root in [x for x in last if x in read]:
+            write = last[root]
+            if not _is_whole(write, root):
+                continue
+            if not flat(root) - flat(write.args[1]) - flat(ins):
                 continue
             raise CaptureError.of(
                 "shard_map",
@@ -45,20 +45,8 @@ def refuse_overwritten(graph: torch.fx.Graph, flat: Callable[[Any], Axes]) -> No
                 needed="the value itself",
                 fix="y = sf.psum(y, axis) in place of a write; or dist.all_reduce(y) of a tensor "
                 "without views",
-                source=sources.line_of(node.meta.get("stack_trace")),
+                source=sources.line_of(write.meta.get("stack_trace")),
             )
-
-
-def _ancestors(nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
-    """The values that some are computed from, and these."""
-    found: set[torch.fx.Node] = set()
-    queue = [*nodes]
-    while queue:
-        node = queue.pop()
-        if node not in found:
-            found.add(node)
-            queue += node.all_input_nodes
-    return found
 
 
 def _is_whole(node: torch.fx.Node, root: torch.fx.Node) -> bool:

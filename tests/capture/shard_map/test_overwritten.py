@@ -89,3 +89,22 @@ def test_parts_and_tensors_themselves_have_the_gradients_of_one_device() -> None
     for change, loss in ((itself, whole), (row, parts), (changed_after, products)):
         wanted = torch.func.grad(loss)(W)
         torch.testing.assert_close(gradient(change), wanted)
+
+
+def test_a_write_after_the_gradient_does_not_count() -> None:
+    def body(w: Tensor, x: Tensor) -> Any:
+        def loss(w: Tensor) -> Any:
+            y = (x * w).sin()
+            return y.square().sum(), y
+
+        found, y = sf.grad(loss, has_aux=True)(w)
+        y = y.detach()
+        dist.all_reduce(y.view(-1))
+        return found
+
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("a",))
+        ours = sf.shard_map(body, mesh, (P(), P("a")), P())
+        found = sf.full(sf.shard(ours, mesh, (P(), P("a")), backend="aten")(W, X))
+    wanted = torch.func.grad(lambda w: (X * w).sin().square().sum())(W)
+    torch.testing.assert_close(found, wanted)

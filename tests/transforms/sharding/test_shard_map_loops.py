@@ -305,19 +305,6 @@ def test_a_collective_in_a_function_with_a_rule_of_its_own() -> None:
     torch.testing.assert_close(gradient, torch.cat([3 * one, 3 * one], dim=1))
 
 
-def test_a_collective_in_a_rule_of_forward_mode_is_refused() -> None:
-    made = sf.custom_jvp(lambda x: sf.psum(x, "a"))
-    made.defjvp(lambda xs, ts: (sf.psum(*xs, "a"), sf.psum(*ts, "a")))
-    loss = summed(per_rank(lambda w, xs: made(xs), P()))
-    push = lambda w, xs: sf.jvp(lambda x: loss(w, x), (xs,), (xs,))
-    with sf.fake_world(2), pytest.raises(sf.CaptureError) as error:
-        mesh = sf.make_mesh((2,), ("a",))
-        sf.shard(push, mesh, (P(), P(None, "a")), backend="aten")(W, XS)
-    first, *_, fix = str(error.value).splitlines()
-    assert first == "a function with a rule of its own: psum inside of it"
-    assert fix == "  try: the collective before or after it"
-
-
 def test_a_test_may_read_any_carry_and_vary_over_other_axes_than_the_first() -> (
     None
 ):
