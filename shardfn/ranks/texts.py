@@ -47,7 +47,7 @@ class Texts:
         if self.group is None:
             return texts[0]
         raw = [text.encode() for text in texts]
-        sizes = self._integers([len(row) for row in raw])
+        sizes = self._integers([len(row) for row in raw] or [0] * self._count())
         dist.broadcast(sizes, group=self.group, group_src=0)
         lengths = sizes.tolist()
         mine = self._row(b"", max(lengths))
@@ -58,23 +58,20 @@ class Texts:
     def _packed(self, text: str) -> tuple[torch.Tensor, list[int]]:
         """A text in as many bytes as the longest has, and the lengths of all."""
         raw = text.encode()
-        sizes = self._integers([])
-        mine = torch.tensor([len(raw)], device=sizes.device)
-        dist.all_gather_into_tensor(sizes, mine, group=self.group)
-        lengths = sizes.tolist()
+        mine = self._integers([len(raw)])
+        sizes = [torch.empty_like(mine) for _ in range(self._count())]
+        dist.all_gather(sizes, mine, group=self.group)
+        lengths = torch.cat(sizes).tolist()
         return self._row(raw, max(lengths)), lengths
 
+    def _count(self) -> int:
+        return dist.get_world_size(self.group)
+
     def _integers(self, values: list[int]) -> torch.Tensor:
-        """A number for each rank; zeros in place of no values."""
-        size = dist.get_world_size(self.group)
-        device = _compat.device_of_group(self.group)
-        return torch.tensor(values or [0] * size, device=device)
+        return torch.tensor(values, device=_compat.device_of_group(self.group))
 
     def _rows(self, length: int) -> list[torch.Tensor]:
-        return [
-            self._row(b"", length)
-            for _ in range(dist.get_world_size(self.group))
-        ]
+        return [self._row(b"", length) for _ in range(self._count())]
 
     def _row(self, raw: bytes, length: int) -> torch.Tensor:
         """Bytes as a tensor. Never an empty one, which not every backend sends."""
