@@ -1,6 +1,6 @@
 """Train, be killed, start again from the newest step, and end with the same parameters bit for bit.
 
-torchrun --nproc-per-node=2 --max-restarts=20 examples/restarts.py /tmp/run --kill 20
+torchrun --nproc-per-node=2 --max-restarts=20 examples/restarts.py /tmp/run --steps 5000 --kill 20
 
 With `--kill`, an alarm ends a random rank at a random moment of each of the first starts: while
 it compiles, in a step, in a save, after the last one. torchrun ends the others, and starts all
