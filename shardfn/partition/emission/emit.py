@@ -250,6 +250,8 @@ def _run(b: Builder, step: steps.Apply, mine: list[Piece]) -> list[torch.fx.Node
         (node.args, node.kwargs), lambda n: next(feed).node
     )
     args = list(args)
+    if step.local is not None:
+        return _results(b, step.local(b, args, dict(kwargs), mine))
     if target in rules.SIZES:
         args[rules.SIZES[target]] = list(
             b.local_shape(step.outs[0].value.shape, step.outs[0].marks)

@@ -5,7 +5,7 @@ between placements.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -82,13 +82,27 @@ class Chooser:
         advised = self.advice.ops.get(node)
         if advised is not None and all(map(self.reaches, values, advised.ins)):
             return advised
-        return self.weigh(call, values, node)
+        rule = rules.find(call.target)
+        strategies = answered(rule, call, self.name, node)
+        return self.weigh(call, values, node, strategies)
 
     def weigh(
-        self, call: OpCall, values: list[Value], node: torch.fx.Node
+        self,
+        call: OpCall,
+        values: list[Value],
+        node: torch.fx.Node,
+        strategies: Sequence[Choice],
+        fixed: Mapping[int, Choice] = {},
     ) -> Placed:
-        """For each axis, in mesh order, the strategy that moves the fewest bytes."""
-        strategies = answered(rules.find(call.target), call, self.name, node)
+        """For each axis, in mesh order, the strategy that moves the fewest bytes.
+
+        Args:
+            call: the op.
+            values: its inputs.
+            node: its node.
+            strategies: those of its rule.
+            fixed: the strategies of axes of which the op leaves no choice.
+        """
         held = [v.held(node.meta["phase"]) for v in values]
         varies = frozenset().union(*(v.varies for v in values))
         placed = Placed([()] * len(call.ins), [()] * len(call.outs))
@@ -96,14 +110,18 @@ class Chooser:
             # values that vary between ranks are computed by each rank alone
             rows = [replicated(call)] if name in varies else strategies
             marks = [{slot.marks[axis] for slot in slots} for slots in held]
-            fitting = [
-                fit
+            in_their_units = [
+                strategy
                 for row in rows
                 for strategy in in_units(
                     row,
                     marks,
                     strided=functools.partial(rules.takes_strided, call, row),
                 )
+            ]
+            fitting = [
+                fit
+                for strategy in ([fixed[axis]] if axis in fixed else in_their_units)
                 if (fit := self.fit(call, strategy, placed)) is not None
             ]
             if not fitting:
