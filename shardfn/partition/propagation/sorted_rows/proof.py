@@ -7,6 +7,9 @@ until the rows are put back or summed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import attrs
 import torch
 from torch.fx import Graph, Node
@@ -141,7 +144,7 @@ class _Search:
         if member is None:
             return not any(isinstance(kind, Rows) for kind in kinds)
         self.members[node] = member
-        self.kinds[node] = member.kinds
+        self.kinds[node] = tuple(_of_results(node, member))
         return True
 
     def member(
@@ -194,13 +197,24 @@ def _has_own_rule(target: object) -> bool:
     return bool(registry.find(target) or registry.find(rules.PUBLIC.get(target)))
 
 
+def _results(node: Node) -> tuple[Any, ...]:
+    """The results of an op, tensors and others."""
+    result = node.meta.get("val")
+    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+
+def _of_results(node: Node, member: Member) -> Iterator[Kind]:
+    """How each result of an op depends on the sort."""
+    feed = iter(member.kinds)
+    for x in _results(node):
+        yield next(feed) if isinstance(x, torch.Tensor) else None
+
+
 def _call(node: Node, read: list[Node]) -> OpCall | None:
     """The call of an op of tensors."""
-    result = node.meta.get("val")
-    several = isinstance(result, (tuple, list))
-    outs = tuple(result) if several else (result,)
     ins = tuple(x.meta.get("val") for x in read)
-    if not all(isinstance(x, torch.Tensor) for x in (*ins, *outs)):
+    outs = tuple(x for x in _results(node) if isinstance(x, torch.Tensor))
+    if not outs or not all(isinstance(x, torch.Tensor) for x in ins):
         return None
     return OpCall(node.target, node.args, dict(node.kwargs), ins, outs)
 

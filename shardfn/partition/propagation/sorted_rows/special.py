@@ -300,15 +300,21 @@ def _written(reading: Reading, look: Lookup, numbers: Rows) -> Member | None:
     if not (look.adds or each == 1) or not isinstance(look.rows, Node):
         return None
     of_x, of_rows = (Rows(look.dim), None) if is_inverse else (None, Rows(look.dim))
-    are_rows = reading.kind(look.rows) == of_rows
-    is_target = reading.kind(look.x) == of_x
-    is_filled = reading.kind(look.x) is None and is_constant_along(look.x, look.dim)
-    sizes = _fits(reading, look.x, target) and _fits(reading, look.rows, row)
+    is_target = _is_kind(reading, look.x, of_x, target)
+    are_rows = _is_kind(reading, look.rows, of_rows, row)
     same = look.rows.meta["val"].dim() == look.x.meta["val"].dim()
-    if not (are_rows and (is_target or is_filled) and sizes and same):
+    if not (is_target and are_rows and same):
         return None
     ins = reading.ins({look.x: target, look.at: Own(numbers.dim), look.rows: row})
     return Member(ins, (target,), (of_x,), itself(reading.call.target))
+
+
+def _is_kind(reading: Reading, node: Node, wanted: Kind, row: Own) -> bool:
+    """Whether a tensor has rows in an order, or equal ones, which have any."""
+    if not _fits(reading, node, row):
+        return False
+    kind = reading.kind(node)
+    return kind == wanted or (kind is None and is_constant_along(node, row.dim))
 
 
 def _inverts(reading: Reading, look: Lookup, numbers: Rows) -> bool:
