@@ -115,8 +115,15 @@ FILES = (
     writes,
 )
 
+BY_NAME = matmul.BY_NAME
 is_pointwise = pointwise.is_pointwise
 fill_value, fill_fits, LIKE = constants.fill_value, constants.fits, constants.LIKE
+
+
+def name_of(target: object) -> str:
+    """The name of an op, without its overload."""
+    schema = getattr(target, "_schema", None)
+    return schema.name if schema is not None else ""
 
 
 def find(target: object) -> Rule | None:
@@ -126,6 +133,7 @@ def find(target: object) -> Rule | None:
         mine
         or RULES.get(target)
         or (pointwise.pointwise if pointwise.is_pointwise(target) else None)
+        or BY_NAME.get(name_of(target))
     )
 
 

@@ -156,7 +156,7 @@ class _Search:
             return None
         elements = args_of(self.root)[0]
         reading = Reading(call, read, kinds, elements, self.is_ascending)
-        proof = TABLE.get(node.target) or TABLE.get(call.target._schema.name)
+        proof = TABLE.get(node.target) or TABLE.get(rules.name_of(node.target))
         found = proof(reading) if proof else None
         return found or self.alike(node, reading)
 
