@@ -22,8 +22,6 @@ from .decompose import is_cut, written_out
 from .loops.walk_loops import nest
 from .partial import gradient_casts, means, sums
 from .sorted_rows import place as sorted_rows
-from .sorted_rows.place import OwnRows
-from .sorted_rows.proof import SortedRows
 from .values import (
     NO_ADVICE,
     Advice,
@@ -74,8 +72,8 @@ class Walk(Chooser):
         self.later: Collection[torch.fx.Node] = ()
         self.steps: list[plan.Step] = []
         # the sorts that ranks may do on their own rows, and the ops on such rows
-        self.sorts: dict[torch.fx.Graph, dict[torch.fx.Node, SortedRows]] = {}
-        self.own_rows: dict[torch.fx.Node, OwnRows] = {}
+        self.sorts: dict[torch.fx.Graph, dict[torch.fx.Node, sorted_rows.SortedRows]] = {}
+        self.own_rows: dict[torch.fx.Node, sorted_rows.OwnRows] = {}
         self.count = 0  # number of slots so far
         self.cotangents: dict[int, plan.Slot] = {}  # by number
 

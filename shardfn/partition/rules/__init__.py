@@ -150,7 +150,8 @@ def takes_strided(call: OpCall, choice: Choice) -> bool:
     target = call.target
     if registry.find(target) or registry.find(PUBLIC.get(target)):
         return False
-    if target in STRIDED or pointwise.is_pointwise(target):
+    is_product = name_of(target) in BY_NAME
+    if target in STRIDED or is_product or pointwise.is_pointwise(target):
         return True
     cut = layout.split(choice[0][0]) if choice[0] else None
     if target in reads.TABLE:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import attrs
 from torch.fx import Node
 
 from ....types import Mark, Marks
-from ... import layout, rules
+from ... import layout, plan, rules
 from ...protocols import Walk
 from ...rule_api.checked import answered
 from ...rule_api.strategy import Choice
@@ -78,7 +78,7 @@ def _elements(walk: Walk, rows: SortedRows, node: Node) -> Marks | None:
     so.
     """
     value: Value = walk.values[rows.elements]
-    held = value.readable(node.meta["phase"])
+    held = value.readable(node.meta.get("phase", "forward"))
     if value.varies or not held:
         return None
     marks = [m if layout.split(m) else "R" for m in held[0].marks]
@@ -88,8 +88,10 @@ def _elements(walk: Walk, rows: SortedRows, node: Node) -> Marks | None:
     if not is_sharded or has_halo:
         return None
     fit = all(_divides(walk, value, elements, each) for each in rows.each)
-    has_groups = all(_has_groups(walk, x, elements) for x in rows.earlier)
-    return elements if fit and has_groups else None
+    counted = all(
+        _is_placed(walk, x, OwnRows(rows.members[x], elements)) for x in rows.earlier
+    )
+    return elements if fit and counted else None
 
 
 def _divides(walk: Walk, value: Value, elements: Marks, each: int) -> bool:
@@ -104,11 +106,33 @@ def _divides(walk: Walk, value: Value, elements: Marks, each: int) -> bool:
     return layout.canonical((n,), again, sizes) == elements
 
 
-def _has_groups(walk: Walk, node: Node, elements: Marks) -> bool:
-    """Whether ranks have the numbers of their own elements, a Partial sum."""
-    wanted = tuple("R" if mark == "R" else "sum" for mark in elements)
-    held: Sequence[Marks] = [slot.marks for slot in walk.values[node].readable("forward")]
-    return wanted in held
+def _is_placed(walk: Walk, node: Node, own: OwnRows) -> bool:
+    """Whether an op before the sort is placed as one of each rank's own elements: they are
+    counted, a Partial sum.
+    """
+    wanted = [
+        _on_all(roles, own.elements) for roles in (own.member.ins, own.member.outs)
+    ]
+    steps = [
+        step
+        for step in walk.steps
+        if isinstance(step, plan.Apply) and step.node is node
+    ]
+    return bool(steps) and all(
+        [slot.marks for slot in slots] == marks
+        for step in steps
+        for slots, marks in zip((step.ins, step.outs), wanted, strict=True)
+    )
+
+
+def _on_all(roles: Iterable[Role], elements: Marks) -> list[Marks]:
+    """The placements of tensors on all axes, with nothing sharded on those that do not shard
+    the elements.
+    """
+    return [
+        tuple(m if m == "R" else _marks([role], m)[0] for m in elements)
+        for role in roles
+    ]
 
 
 def place(walk: Walk, node: Node) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch.fx import Graph, Node
 
 from .... import _compat
+from ....capture.drawing import draws
 from ....ops.nodes import args_of
 from ....ops.placement import AFTER
 from ....types import PENDING, Mark
@@ -72,10 +73,10 @@ def sorted_rows(graph: Graph, name: str) -> dict[Node, SortedRows]:
         rows = _Search(root, name).rows(graph)
         if rows is None:
             continue
-        shared = {owners[x] for x in rows.members if x in owners}
-        for other in shared:
+        others = [owners[x] for x in rows.members if x in owners]
+        for other in others:
             found.pop(other, None)
-        if not shared:
+        if not others:
             found[root] = rows
         owners.update(dict.fromkeys(rows.members, root))
     return found
@@ -87,16 +88,17 @@ class _Search:
     def __init__(self, root: Node, name: str) -> None:
         self.root = root
         self.name = name
+        options = named(root.target, root.args, root.kwargs)
+        self.elements: Node = options["self"]
+        self.is_ascending = not options["descending"]
         self.members: dict[Node, Member] = {}
         # how results depend on the sort
         self.kinds: dict[Node, tuple[Kind, ...]] = {}
 
     def rows(self, graph: Graph) -> SortedRows | None:
         """The ops on sorted rows; None where some op tells their order."""
-        values = named(self.root.target, self.root.args, self.root.kwargs)
-        if values["self"].meta["val"].dim() != 1:
+        if self.elements.meta["val"].dim() != 1:
             return None
-        self.is_ascending = not values["descending"]
         earlier: tuple[Node, ...] = ()
         for node in graph.nodes:
             if node is self.root:
@@ -152,10 +154,9 @@ class _Search:
     ) -> Member | None:
         """The op as one on sorted rows; None if it is not."""
         call = _call(node, read)
-        if call is None or _has_own_rule(node.target):
+        if call is None or draws(node) or _has_own_rule(node.target):
             return None
-        elements = args_of(self.root)[0]
-        reading = Reading(call, read, kinds, elements, self.is_ascending)
+        reading = Reading(call, read, kinds, self.elements, self.is_ascending)
         proof = TABLE.get(node.target) or TABLE.get(rules.name_of(node.target))
         found = proof(reading) if proof else None
         return found or self.alike(node, reading)

@@ -4,7 +4,6 @@ rows, since the places on a rank are those among its own rows.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -122,8 +121,7 @@ def cast(reading: Reading) -> Member | None:
     kind = reading.kinds[0]
     dtype = reading.call.outs[0].dtype
     if isinstance(kind, Groups):
-        is_exact = dtype in INTS or dtype.itemsize >= torch.float32.itemsize
-        return Member(("sum",), ("sum",), (kind,)) if is_exact else None
+        return Member(("sum",), ("sum",), (kind,)) if _counts(reading) else None
     if isinstance(kind, Rows) and kind.numbers is not None and dtype in INTS:
         row = Own(kind.dim)
         return Member((row,), (row,), (kind,))
@@ -135,24 +133,33 @@ def histogram(reading: Reading) -> Member | None:
     values = reading.values
     low = values["min"]
     is_within = values["max"] > low and is_at_least(reading.ids, low)
-    if not (reading.is_ascending and is_within and _are_elements(reading)):
+    if not (reading.is_ascending and is_within and _counts(reading)):
+        return None
+    if not _are_elements(reading):
         return None
     return Member((ROWS,), ("sum",), (Groups(are_ends=False),))
+
+
+def _counts(reading: Reading) -> bool:
+    """Whether the dtype of a result holds all counts."""
+    dtype = reading.call.outs[0].dtype
+    return dtype in INTS or dtype in (torch.float32, torch.float64)
 
 
 def _are_elements(reading: Reading) -> bool:
     """Whether an op reads the sorted elements, or the elements before the sort."""
     (kind,) = reading.kinds
+    (node,) = reading.nodes
+    if node.meta["val"].shape != (reading.n,):
+        return False
     if kind is not None:
         return isinstance(kind, Rows) and kind.is_key
-    (node,) = reading.nodes
-    ids = source_of(reading.ids, COPIES)
-    return node.meta["val"].dim() == 1 and source_of(node, COPIES) is ids
+    return source_of(node, COPIES) is source_of(reading.ids, COPIES)
 
 
 def accumulate(reading: Reading) -> Member | None:
     """Where the rows of each value end, from how many there are."""
-    if reading.kinds != [Groups(are_ends=False)]:
+    if reading.kinds != [Groups(are_ends=False)] or not _counts(reading):
         return None
     return Member(("sum",), ("sum",), (Groups(are_ends=True),))
 
@@ -246,11 +253,8 @@ def by_dim(reading: Reading) -> Lookup | None:
     x, dim, at, *others = reading.call.args
     if not x.meta["val"].dim():
         return None
-    options = reading.values
-    if options.get("alpha", 1) != 1 or options.get("reduce"):
-        return None
     target = reading.call.target
-    is_added = target in (aten.index_add.default, aten.scatter_add.default)
+    is_added = target is aten.scatter_add.default
     dim %= x.meta["val"].dim()
     return Lookup(x, dim, at, others[0] if others else None, is_added)
 
@@ -347,7 +351,6 @@ TABLE: dict[object, Proof] = {
     aten.index_put.default: looked_up(by_indices),
     aten.index_select.default: looked_up(by_dim),
     aten.gather.default: looked_up(by_dim),
-    aten.index_add.default: looked_up(by_dim),
     aten.scatter.src: looked_up(by_dim),
     aten.scatter_add.default: looked_up(by_dim),
     "transformers::grouped_mm_fallback": fallback_product,
