@@ -122,16 +122,6 @@ ONCE = (
         "_compat.distributed.groups", "_unreduced_class", "a class over torch's"
     ),
     State("_compat.distributed.groups", "_gone_class", "a class over torch's"),
-    State(
-        "_compat.distributed.checkpoint_plans",
-        "_writer_class",
-        "a class over torch's",
-    ),
-    State(
-        "_compat.distributed.checkpoint_plans",
-        "_reader_class",
-        "a class over torch's",
-    ),
     State("_compat.dynamo.reading", "_handler", "what Dynamo reads instead"),
     State("_compat.cpp_kernels.units", "_lines", "the compiler and its options"),
     State("_compat.cpp_kernels.units", "_processor", "what the processor can"),
