@@ -87,7 +87,7 @@ class Walk(Prices, Protocol):
         call: OpCall,
         values: list[Value],
         node: torch.fx.Node,
-        strategies: Sequence[Choice],
+        strategies: Sequence[Choice] | None = None,
         fixed: Mapping[int, Choice] = {},
     ) -> Placed:
         """The strategy that moves the fewest bytes, on each axis."""

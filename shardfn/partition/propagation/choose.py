@@ -82,16 +82,14 @@ class Chooser:
         advised = self.advice.ops.get(node)
         if advised is not None and all(map(self.reaches, values, advised.ins)):
             return advised
-        rule = rules.find(call.target)
-        strategies = answered(rule, call, self.name, node)
-        return self.weigh(call, values, node, strategies)
+        return self.weigh(call, values, node)
 
     def weigh(
         self,
         call: OpCall,
         values: list[Value],
         node: torch.fx.Node,
-        strategies: Sequence[Choice],
+        strategies: Sequence[Choice] | None = None,
         fixed: Mapping[int, Choice] = {},
     ) -> Placed:
         """For each axis, in mesh order, the strategy that moves the fewest bytes.
@@ -100,9 +98,12 @@ class Chooser:
             call: the op.
             values: its inputs.
             node: its node.
-            strategies: those of its rule.
+            strategies: some of those of its rule. By default all.
             fixed: the strategies of axes of which the op leaves no choice.
         """
+        if strategies is None:
+            rule = rules.find(call.target)
+            strategies = answered(rule, call, self.name, node)
         held = [v.held(node.meta["phase"]) for v in values]
         varies = frozenset().union(*(v.varies for v in values))
         placed = Placed([()] * len(call.ins), [()] * len(call.outs))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
+
 import torch
 from torch.fx import Node
 
@@ -10,15 +12,20 @@ from ... import rules
 from ...rules.lookups.counted import COPIES
 
 aten = torch.ops.aten
-INDICES = {
+# ops whose second result has places along a dim
+INDICES: set[object] = {
     aten.topk.default,
     aten.sort.default,
     aten.sort.stable,
     aten.max.dim,
     aten.min.dim,
-}  # ops whose second result has places along a dim
-PLACES = {aten.argmax.default, aten.argmin.default}
-MOVES = {
+}
+PLACES: set[object] = {
+    aten.argmax.default,
+    aten.argmin.default,
+}
+# ops that keep elements as they are
+MOVES: set[object] = {
     *COPIES,
     aten.clone.default,
     aten.expand.default,
@@ -28,8 +35,12 @@ MOVES = {
     aten.slice.Tensor,
     aten._unsafe_view.default,
     aten.detach.default,
-}  # ops that keep elements as they are
-INTS = {torch.int32, torch.int64}  # dtypes that hold every place
+}
+# dtypes that hold every place
+INTS = {
+    torch.int32,
+    torch.int64,
+}
 
 
 def is_constant_along(node: Node, dim: int) -> bool:
@@ -37,37 +48,57 @@ def is_constant_along(node: Node, dim: int) -> bool:
     value = node.meta["val"]
     if rules.fill_value(node.target, node.args, value.dtype) is not None:
         return True
-    if value.shape[dim] == 1 or value.numel() == 1:
+    if value.shape[dim] == 1:
+        return True
+    if value.numel() == 1:
         return True
     if node.target is aten.copy.default:
-        return _are_constant([args_of(node)[1]], value.dim(), dim)
-    if node.target is aten.expand.default or rules.is_pointwise(node.target):
+        return _are_constant(node.all_input_nodes[1:], value.dim(), dim)
+    if node.target is aten.expand.default:
+        return _are_constant(node.all_input_nodes, value.dim(), dim)
+    if rules.is_pointwise(node.target):
         return _are_constant(node.all_input_nodes, value.dim(), dim)
     return False
 
 
-def _are_constant(nodes: list[Node], n: int, dim: int) -> bool:
+def _are_constant(nodes: Sequence[Node], n: int, dim: int) -> bool:
     """Whether tensors are constant along the dim with which a dim of n dims is aligned."""
-    places = [(x, dim - n + x.meta["val"].dim()) for x in nodes]
-    return all(d < 0 or is_constant_along(x, d) for x, d in places)
+    for node in nodes:
+        place = dim - n + node.meta["val"].dim()
+        if place >= 0 and not is_constant_along(node, place):
+            return False
+    return True
 
 
 def is_at_least(node: Node, least: float) -> bool:
     """Whether a program says that all elements are at least a number."""
-    node = source_of(node, MOVES)
-    dtype = node.meta["val"].dtype
-    if dtype is torch.uint8 or node.target in PLACES:
-        return least <= 0
+    source = source_of(node, MOVES)
+    low = _lowest(source)
+    return low is not None and low >= least
+
+
+def _lowest(node: Node) -> float | None:
+    """A number below which no element is. None if the program does not say one."""
+    if node.target in PLACES:
+        return 0
+    if node.meta["val"].dtype is torch.uint8:
+        return 0
     if node.target is aten.clamp.default:
-        low = node.args[1] if len(node.args) > 1 else None
-        return isinstance(low, (int, float)) and low >= least
-    if getattr(node.target, "__name__", "") != "getitem":
-        return False
-    source, number = args_of(node)
-    return source.target in INDICES and number == 1 and least <= 0
+        _, *ends = node.args
+        low = ends[0] if ends else None
+        return low if isinstance(low, (int, float)) else None
+    if is_item(node):
+        source, number = args_of(node)
+        return 0 if source.target in INDICES and number == 1 else None
+    return None
 
 
-def source_of(node: Node, through: set[object]) -> Node:
+def is_item(node: Node) -> bool:
+    """Whether a node is one of the results of another one."""
+    return getattr(node.target, "__name__", "") == "getitem"
+
+
+def source_of(node: Node, through: Container[object]) -> Node:
     """The tensor that a node has the elements of, in other shapes and wide dtypes."""
     while node.target in through and is_faithful(node):
         node = args_of(node)[0]
@@ -76,6 +107,7 @@ def source_of(node: Node, through: set[object]) -> Node:
 
 def is_faithful(node: Node) -> bool:
     """Whether an op is not a cast to a dtype of few numbers."""
+    if node.target is not aten._to_copy.default:
+        return True
     dtype = node.meta["val"].dtype
-    is_cast = node.target is aten._to_copy.default
-    return not is_cast or dtype in INTS or dtype.is_floating_point
+    return dtype in INTS or dtype.is_floating_point

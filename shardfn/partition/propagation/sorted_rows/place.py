@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import attrs
 from torch.fx import Node
@@ -15,6 +15,8 @@ from ...rule_api.strategy import Choice
 from ..values import Value
 from .kinds import Member, Own, Role
 from .proof import SORTS, SortedRows, sorted_rows
+
+__all__ = ["OwnRows", "SortedRows", "begin", "place"]
 
 
 @attrs.frozen(eq=False)
@@ -32,41 +34,45 @@ class OwnRows:
     @property
     def fixed(self) -> dict[int, Choice]:
         """The strategy on each axis that shards the elements."""
-        return {
-            axis: (_marks(self.member.ins, mark), _marks(self.member.outs, mark))
-            for axis, mark in enumerate(self.elements)
-            if mark != "R"
-        }
+        found: dict[int, Choice] = {}
+        for axis, mark in enumerate(self.elements):
+            if mark != "R":
+                ins = _marks(self.member.ins, mark)
+                outs = _marks(self.member.outs, mark)
+                found[axis] = ins, outs
+        return found
 
     def keeps(self, choice: Choice) -> bool:
         """Whether a strategy for another axis shards no rows."""
         ins, outs = choice
-        pairs = [
-            *zip(self.member.ins, ins, strict=True),
-            *zip(self.member.outs, outs, strict=True),
-        ]
-        return all(_is_free(role, mark) for role, mark in pairs)
+        roles = (*self.member.ins, *self.member.outs)
+        for role, mark in zip(roles, (*ins, *outs), strict=True):
+            if isinstance(role, Own) and layout.shards(mark, role.dim):
+                return False
+        return True
 
 
-def _marks(roles: Iterable[Role], elements: Mark) -> tuple[Mark, ...]:
-    return tuple(
-        role.mark(elements) if isinstance(role, Own) else role for role in roles
-    )
-
-
-def _is_free(role: Role, mark: Mark) -> bool:
-    return not isinstance(role, Own) or not layout.shards(mark, role.dim)
+def _marks(roles: Sequence[Role], elements: Mark) -> tuple[Mark, ...]:
+    """The placements of tensors on an axis that shards the elements so."""
+    found: list[Mark] = []
+    for role in roles:
+        mark = role.mark(elements) if isinstance(role, Own) else role
+        found.append(mark)
+    return tuple(found)
 
 
 def begin(walk: Walk, node: Node) -> None:
     """At a sort: find out whether ranks sort their own rows, and note the ops on them."""
     if node.target not in SORTS or node in walk.own_rows:
         return
-    if node.graph not in walk.sorts:
-        walk.sorts[node.graph] = sorted_rows(node.graph, walk.name)
-    rows = walk.sorts[node.graph].get(node)
-    elements = _elements(walk, rows, node) if rows else None
-    if rows is None or elements is None:
+    graph = node.graph
+    if graph not in walk.sorts:
+        walk.sorts[graph] = sorted_rows(graph, walk.name)
+    rows = walk.sorts[graph].get(node)
+    if rows is None:
+        return
+    elements = _elements(walk, rows, node)
+    if elements is None:
         return
     for other, member in rows.members.items():
         if other not in rows.earlier:
@@ -78,27 +84,31 @@ def _elements(walk: Walk, rows: SortedRows, node: Node) -> Marks | None:
     so.
     """
     value: Value = walk.values[rows.elements]
-    held = value.readable(node.meta.get("phase", "forward"))
+    phase = node.meta.get("phase", "forward")
+    held = value.readable(phase)
     if value.varies or not held:
         return None
-    marks = [m if layout.split(m) else "R" for m in held[0].marks]
-    is_sharded = any(mark != "R" for mark in marks)
-    has_halo = any(any(layout.halo(mark)) for mark in marks)
-    elements = tuple(marks)
-    if not is_sharded or has_halo:
+    first = held[0].marks
+    elements = tuple(mark if layout.split(mark) else "R" for mark in first)
+    is_sharded = any(mark != "R" for mark in elements)
+    if not is_sharded or any(any(layout.halo(mark)) for mark in elements):
         return None
-    fit = all(_divides(walk, value, elements, each) for each in rows.each)
-    counted = all(
-        _is_placed(walk, x, OwnRows(rows.members[x], elements)) for x in rows.earlier
-    )
-    return elements if fit and counted else None
+    for each in rows.each:
+        if not _divides(walk, value, elements, each):
+            return None
+    for other in rows.earlier:
+        own = OwnRows(rows.members[other], elements)
+        if not _is_placed(walk, other, own):
+            return None
+    return elements
 
 
 def _divides(walk: Walk, value: Value, elements: Marks, each: int) -> bool:
     """Whether a rank that has some rows has all elements of these rows."""
     (n,) = value.fake.shape
     sizes = walk.axes.sizes
-    own = [m if m == "R" else Own(0, each).mark(m) for m in elements]
+    row = Own(0, each)
+    own = [mark if mark == "R" else row.mark(mark) for mark in elements]
     rows = layout.canonical((n // each,), own, sizes)
     if rows is None:
         return False
@@ -107,32 +117,30 @@ def _divides(walk: Walk, value: Value, elements: Marks, each: int) -> bool:
 
 
 def _is_placed(walk: Walk, node: Node, own: OwnRows) -> bool:
-    """Whether an op before the sort is placed as one of each rank's own elements: they are
-    counted, a Partial sum.
+    """Whether an op before the sort is placed as one on each rank's own elements, which it
+    counts.
     """
-    wanted = [
-        _on_all(roles, own.elements) for roles in (own.member.ins, own.member.outs)
-    ]
-    steps = [
-        step
-        for step in walk.steps
-        if isinstance(step, plan.Apply) and step.node is node
-    ]
-    return bool(steps) and all(
-        [slot.marks for slot in slots] == marks
-        for step in steps
-        for slots, marks in zip((step.ins, step.outs), wanted, strict=True)
-    )
+    ins = _on_all(own.member.ins, own.elements)
+    outs = _on_all(own.member.outs, own.elements)
+    found = False
+    for step in walk.steps:
+        if step.node is not node or not isinstance(step, plan.Apply):
+            continue
+        found = True
+        if [slot.marks for slot in step.ins] != ins:
+            return False
+        if [slot.marks for slot in step.outs] != outs:
+            return False
+    return found
 
 
-def _on_all(roles: Iterable[Role], elements: Marks) -> list[Marks]:
+def _on_all(roles: Sequence[Role], elements: Marks) -> list[Marks]:
     """The placements of tensors on all axes, with nothing sharded on those that do not shard
     the elements.
     """
-    return [
-        tuple(m if m == "R" else _marks([role], m)[0] for m in elements)
-        for role in roles
-    ]
+    whole = ("R",) * len(roles)
+    axes = [whole if mark == "R" else _marks(roles, mark) for mark in elements]
+    return list(zip(*axes, strict=True))
 
 
 def place(walk: Walk, node: Node) -> None:
@@ -140,7 +148,23 @@ def place(walk: Walk, node: Node) -> None:
     own: OwnRows = walk.own_rows[node]
     call, values = walk.call(node)
     rule = rules.find(call.target)
-    strategies = answered(rule, call, walk.name, node)
-    free = [choice for choice in strategies if own.keeps(choice)]
-    placed = walk.weigh(call, values, node, free, own.fixed)
-    walk.take(node, call, values, placed, own.member.local)
+    strategies = answered(
+        rule,
+        call,
+        walk.name,
+        node,
+    )
+    placed = walk.weigh(
+        call,
+        values,
+        node,
+        [choice for choice in strategies if own.keeps(choice)],
+        own.fixed,
+    )
+    walk.take(
+        node,
+        call,
+        values,
+        placed,
+        own.member.local,
+    )

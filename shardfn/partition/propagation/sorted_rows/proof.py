@@ -18,17 +18,20 @@ from .... import _compat
 from ....capture.drawing import draws
 from ....ops.nodes import args_of
 from ....ops.placement import AFTER
-from ....types import PENDING, Mark
+from ....types import PENDING, Mark, Marks
 from ... import rules
 from ...rule_api import registry
 from ...rule_api.checked import answered
 from ...rule_api.strategy import Choice, OpCall, named
-from .elements import MOVES, is_constant_along, is_faithful
+from .elements import MOVES, is_constant_along, is_faithful, is_item
 from .kinds import UNREAD, Kind, Member, Own, Role, Rows
 from .special import PLACES, ROWS, TABLE, Reading
 
 aten = torch.ops.aten
-SORTS = {aten.sort.default, aten.sort.stable}
+SORTS: set[object] = {
+    aten.sort.default,
+    aten.sort.stable,
+}
 
 
 @attrs.frozen(eq=False)
@@ -36,26 +39,24 @@ class SortedRows:
     """A sort that each rank may do on its own rows.
 
     Args:
-        root: the sort.
+        elements: those that are sorted.
         members: the ops on sorted rows.
-        earlier: those of them that the program has before the sort: what they make is the same
-            on all ranks' rows, in some order.
+        earlier: those of them that the program has before the sort, which count the elements.
     """
 
-    root: Node
+    elements: Node
     members: dict[Node, Member]
     earlier: tuple[Node, ...]
 
     @property
-    def elements(self) -> Node:
-        """The elements that are sorted."""
-        return args_of(self.root)[0]
-
-    @property
     def each(self) -> list[int]:
         """The numbers of elements for each row of tensors that the members read and make."""
-        roles = [r for m in self.members.values() for r in (*m.ins, *m.outs)]
-        return sorted({role.each for role in roles if isinstance(role, Own)})
+        found: set[int] = set()
+        for member in self.members.values():
+            for role in (*member.ins, *member.outs):
+                if isinstance(role, Own):
+                    found.add(role.each)
+        return sorted(found)
 
 
 def sorted_rows(graph: Graph, name: str) -> dict[Node, SortedRows]:
@@ -78,7 +79,8 @@ def sorted_rows(graph: Graph, name: str) -> dict[Node, SortedRows]:
             found.pop(other, None)
         if not others:
             found[root] = rows
-        owners.update(dict.fromkeys(rows.members, root))
+        for member in rows.members:
+            owners[member] = root
     return found
 
 
@@ -106,83 +108,123 @@ class _Search:
                 self.start()
             elif not self.follow(node):
                 return None
-        return SortedRows(self.root, self.members, earlier)
+        return SortedRows(
+            self.elements,
+            self.members,
+            earlier,
+        )
 
     def start(self) -> None:
         """Note the results of the sort: its elements, and their places before it."""
-        kinds = Rows(0, is_key=self.is_ascending), PLACES
-        self.members[self.root] = Member((ROWS,), (ROWS, ROWS), kinds)
-        self.kinds[self.root] = kinds
+        keys = Rows(
+            dim=0,
+            is_key=self.is_ascending,
+        )
+        self.note(
+            self.root,
+            Member(
+                ins=(ROWS,),
+                outs=(ROWS, ROWS),
+                kinds=(keys, PLACES),
+            ),
+        )
 
-    def kind(self, node: Node) -> Kind:
-        """How a tensor depends on the sort."""
-        kinds = self.kinds.get(node, (None,))
-        return kinds[0]
+    def note(self, node: Node, member: Member) -> None:
+        """Note an op on sorted rows."""
+        self.members[node] = member
+        self.kinds[node] = tuple(_of_results(node, member))
 
     def follow(self, node: Node) -> bool:
         """Note how the result of a node depends on the sort. False where it tells the order of
         sorted rows.
         """
-        if getattr(node.target, "__name__", "") == "getitem":
-            source, number = args_of(node)
-            several = self.kinds.get(source)
-            if several is not None:
-                self.kinds[node] = (several[number],)
+        if is_item(node):
+            self.item(node)
             return True
         read: list[Node] = []
         torch.fx.node.map_arg((node.args, node.kwargs), read.append)
-        kinds = [self.kind(x) for x in read]
-        is_counted = node.target is aten.histc.default
-        return not (is_counted or any(kinds)) or self.place(node, read, kinds)
-
-    def place(self, node: Node, read: list[Node], kinds: list[Kind]) -> bool:
-        """Note an op that reads what depends on the sort."""
+        kinds = [self.kinds.get(x, (None,))[0] for x in read]
         if node.target is AFTER:
-            self.kinds[node] = (kinds[0],)
+            self.kinds[node] = tuple(kinds[:1])
+            return True
+        is_counted = node.target is aten.histc.default
+        if not is_counted and not any(kinds):
             return True
         if _makes_constant(node):
             return True
-        member = self.member(node, read, kinds) if _is_op(node) else None
-        if member is None:
-            return not any(isinstance(kind, Rows) for kind in kinds)
-        self.members[node] = member
-        self.kinds[node] = tuple(_of_results(node, member))
-        return True
+        member = self.member(node, read, kinds)
+        if member is not None:
+            self.note(node, member)
+            return True
+        return not any(isinstance(kind, Rows) for kind in kinds)
+
+    def item(self, node: Node) -> None:
+        """Note one of the results of an op."""
+        source, number = args_of(node)
+        several = self.kinds.get(source)
+        if several is not None:
+            self.kinds[node] = (several[number],)
 
     def member(
         self, node: Node, read: list[Node], kinds: list[Kind]
     ) -> Member | None:
         """The op as one on sorted rows; None if it is not."""
-        call = _call(node, read)
-        if call is None or draws(node) or _has_own_rule(node.target):
+        if not _is_op(node) or draws(node) or _has_own_rule(node.target):
             return None
-        reading = Reading(call, read, kinds, self.elements, self.is_ascending)
+        call = _call(node, read)
+        if call is None:
+            return None
+        reading = Reading(
+            call=call,
+            nodes=read,
+            kinds=kinds,
+            ids=self.elements,
+            is_ascending=self.is_ascending,
+        )
         proof = TABLE.get(node.target) or TABLE.get(rules.name_of(node.target))
         found = proof(reading) if proof else None
         return found or self.alike(node, reading)
 
     def alike(self, node: Node, reading: Reading) -> Member | None:
         """An op that treats all rows alike: it runs on any of them."""
-        rows = [kind for kind in reading.kinds if isinstance(kind, Rows)]
         moves = node.target in MOVES and is_faithful(node)
-        numbers = {kind.numbers for kind in rows if kind.numbers is not None}
-        if not rows or UNREAD in numbers or (numbers and not moves):
+        kept = _kept(reading.kinds, moves=moves)
+        if kept is None:
             return None
-        kept = rows[0] if moves else Rows(0)
+        call = reading.call
         rule = rules.find(node.target)
-        for choice in answered(rule, reading.call, self.name, node):
-            is_alike = rules.takes_strided(reading.call, choice)
-            if is_alike and _reads(reading, choice[0]):
-                member = _member(reading, choice, kept)
-                if member is not None:
-                    return member
+        for choice in answered(rule, call, self.name, node):
+            if not rules.takes_strided(call, choice):
+                continue
+            if not _reads(reading, choice[0]):
+                continue
+            member = _member(reading, choice, kept)
+            if member is not None:
+                return member
         return None
 
 
+def _kept(kinds: list[Kind] | Any, *, moves: bool) -> Rows | None:
+    """How the result of an op that treats all rows alike depends on the sort. None if it reads
+    no rows, or numbers that it does not only move.
+    """
+    rows = [kind for kind in kinds if isinstance(kind, Rows)]
+    if not rows:
+        return None
+    for kind in rows:
+        if kind.numbers == UNREAD:
+            return None
+        if kind.numbers is not None and not moves:
+            return None
+    return rows[0] if moves else Rows(0)
+
+
 def _is_op(node: Node) -> bool:
+    """Whether a node is an op of tensors that is not a prim."""
     target = node.target
-    is_op = isinstance(target, _compat.OpOverload)
-    return is_op and _compat.namespace_of(target) != "shardfn"
+    if not isinstance(target, _compat.OpOverload):
+        return False
+    return _compat.namespace_of(target) != "shardfn"
 
 
 def _makes_constant(node: Node) -> bool:
@@ -190,18 +232,26 @@ def _makes_constant(node: Node) -> bool:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return False
-    return rules.fill_value(node.target, node.args, value.dtype) is not None
+    filled = rules.fill_value(
+        node.target,
+        node.args,
+        value.dtype,
+    )
+    return filled is not None
 
 
 def _has_own_rule(target: object) -> bool:
     """Whether the user has registered a rule for an op."""
-    return bool(registry.find(target) or registry.find(rules.PUBLIC.get(target)))
+    public = rules.PUBLIC.get(target)
+    return any(map(registry.find, (target, public)))
 
 
 def _results(node: Node) -> tuple[Any, ...]:
     """The results of an op, tensors and others."""
     result = node.meta.get("val")
-    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+    if isinstance(result, (tuple, list)):
+        return tuple(result)
+    return (result,)
 
 
 def _of_results(node: Node, member: Member) -> Iterator[Kind]:
@@ -213,23 +263,38 @@ def _of_results(node: Node, member: Member) -> Iterator[Kind]:
 
 def _call(node: Node, read: list[Node]) -> OpCall | None:
     """The call of an op of tensors."""
-    ins = tuple(x.meta.get("val") for x in read)
-    outs = tuple(x for x in _results(node) if isinstance(x, torch.Tensor))
-    if not outs or not all(isinstance(x, torch.Tensor) for x in ins):
+    ins: list[torch.Tensor] = []
+    for x in read:
+        value = x.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            return None
+        ins.append(value)
+    outs = [x for x in _results(node) if isinstance(x, torch.Tensor)]
+    if not outs:
         return None
-    return OpCall(node.target, node.args, dict(node.kwargs), ins, outs)
-
-
-def _reads(reading: Reading, marks: tuple[Mark, ...]) -> bool:
-    """Whether a strategy shards all sorted rows, and else only what is the same in all rows."""
-    return all(
-        mark == kind.dim
-        if isinstance(kind, Rows)
-        else _is_same(reading, node, mark)
-        for mark, kind, node in zip(
-            marks, reading.kinds, reading.nodes, strict=True
-        )
+    return OpCall(
+        target=node.target,
+        args=node.args,
+        kwargs=dict(node.kwargs),
+        ins=tuple(ins),
+        outs=tuple(outs),
     )
+
+
+def _reads(reading: Reading, marks: Marks) -> bool:
+    """Whether a strategy shards all sorted rows, and else only what is the same in all rows."""
+    for mark, kind, node in zip(
+        marks,
+        reading.kinds,
+        reading.nodes,
+        strict=True,
+    ):
+        if isinstance(kind, Rows):
+            if mark != kind.dim:
+                return False
+        elif not _is_same(reading, node, mark):
+            return False
+    return True
 
 
 def _is_same(reading: Reading, node: Node, mark: Mark) -> bool:
@@ -241,28 +306,30 @@ def _is_same(reading: Reading, node: Node, mark: Mark) -> bool:
     value = node.meta["val"]
     if mark == "sum":
         return rules.fill_value(node.target, node.args, value.dtype) == 0
-    if not isinstance(mark, int):
+    if not isinstance(mark, int) or value.shape[mark] != reading.n:
         return False
-    has_rows = value.shape[mark] == reading.n
-    return has_rows and is_constant_along(node, mark)
+    return is_constant_along(node, mark)
 
 
 def _member(reading: Reading, choice: Choice, kept: Rows) -> Member | None:
     """An op that treats all rows alike, by a strategy that shards them."""
-    ins, outs = choice
-    made = [_made(reading, *pair) for pair in zip(outs, reading.call.outs, strict=True)]
-    if not all(made):
-        return None
-    kinds: list[Kind] = [
-        attrs.evolve(kept, dim=role.dim) if isinstance(role, Own) else None
-        for role in made
-    ]
-    roles = [Own(mark) if isinstance(mark, int) else str(mark) for mark in ins]
-    return Member(tuple(roles), tuple(x for x in made if x), tuple(kinds))
+    made: list[Role] = []
+    kinds: list[Kind] = []
+    for mark, x in zip(choice[1], reading.call.outs, strict=True):
+        if isinstance(mark, int) and x.shape[mark] == reading.n:
+            made.append(Own(mark))
+            kinds.append(attrs.evolve(kept, dim=mark))
+        elif isinstance(mark, str) and mark in PENDING:
+            made.append(mark)
+            kinds.append(None)
+        else:
+            return None
+    return Member(
+        ins=tuple(_role(mark) for mark in choice[0]),
+        outs=tuple(made),
+        kinds=tuple(kinds),
+    )
 
 
-def _made(reading: Reading, mark: Mark, x: torch.Tensor) -> Role | None:
-    """Where a result is: with its rows, or a Partial reduction of them."""
-    if isinstance(mark, int):
-        return Own(mark) if x.shape[mark] == reading.n else None
-    return mark if isinstance(mark, str) and mark in PENDING else None
+def _role(mark: Mark) -> Role:
+    return Own(mark) if isinstance(mark, int) else str(mark)

@@ -20,8 +20,22 @@ from .kinds import POSITIONS, UNREAD, Groups, Kind, Member, Own, Role, Rows
 
 aten = torch.ops.aten
 ROWS = Own(0)
-PLACES = Rows(0, numbers=1)
-INVERSE = Rows(0, numbers=POSITIONS)
+SUM = "sum"
+PLACES = Rows(
+    dim=0,
+    numbers=1,
+)
+INVERSE = Rows(
+    dim=0,
+    numbers=POSITIONS,
+)
+COUNTS = Groups(are_ends=False)
+ENDS = Groups(are_ends=True)
+COUNTING = {
+    torch.float32,
+    torch.float64,
+    *INTS,
+}  # dtypes that hold all counts
 
 
 @attrs.frozen(eq=False)
@@ -45,21 +59,36 @@ class Reading:
     @property
     def n(self) -> int:
         """The number of sorted elements."""
-        return self.ids.meta["val"].shape[0]
+        (n,) = self.ids.meta["val"].shape
+        return n
 
     @property
     def values(self) -> dict[str, Any]:
         """The arguments by name."""
-        return named(self.call.target, self.call.args, self.call.kwargs)
+        call = self.call
+        return named(
+            call.target,
+            call.args,
+            call.kwargs,
+        )
 
-    def kind(self, node: Any) -> Kind:
+    def kind(self, node: Node) -> Kind:
         """How an argument depends on the sort."""
-        pairs = zip(self.nodes, self.kinds, strict=True)
-        return next((kind for x, kind in pairs if x is node), None)
+        for x, kind in zip(self.nodes, self.kinds, strict=True):
+            if x is node:
+                return kind
+        return None
 
     def ins(self, roles: dict[Node, Role]) -> tuple[Role, ...]:
         """Where the arguments are: replicated, but for some."""
         return tuple(roles.get(x, "R") for x in self.nodes)
+
+    def fits(self, node: Node, row: Own) -> bool:
+        """Whether a tensor has a row for so many elements."""
+        shape = node.meta["val"].shape
+        if row.dim >= len(shape):
+            return False
+        return shape[row.dim] * row.each == self.n
 
 
 Proof = Callable[[Reading], Member | None]
@@ -69,35 +98,59 @@ def itself(target: Any) -> Callable[..., Any]:
     """The op as it is, on the rows of a rank."""
 
     def local(
-        b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
+        b: Builder,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        pieces: list[Piece],
     ) -> Any:
-        own = with_own_index(b, args) if target in SCATTERS else args
-        return b.call(target, *own, **kwargs)
+        if target in SCATTERS:
+            args = with_own_index(b, args)
+        return b.call(target, *args, **kwargs)
 
     return local
 
 
 def inverted(
-    b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
+    b: Builder,
+    args: list[Any],
+    kwargs: dict[str, Any],
+    pieces: list[Piece],
 ) -> Any:
     """The inverse of the permutation of a rank's rows."""
     x, indices, counted, *others = args
     value = counted.meta["val"]
+    (n,) = pieces[0].local_shape
     own = b.call(
         aten.arange.default,
-        pieces[0].local_shape[0],
+        n,
         dtype=value.dtype,
         device=value.device,
     )
-    return b.call(aten.index_put.default, x, indices, own, *others, **kwargs)
+    return b.call(
+        aten.index_put.default,
+        x,
+        indices,
+        own,
+        *others,
+        **kwargs,
+    )
 
 
 def sort(reading: Reading) -> Member | None:
     """The places of places are those of the inverse."""
-    values = reading.values
-    if reading.kinds != [PLACES] or values["descending"]:
+    if reading.kinds != [PLACES]:
         return None
-    return Member((ROWS,), (ROWS, ROWS), (Rows(0, numbers=UNREAD), INVERSE))
+    if reading.values["descending"]:
+        return None
+    unread = Rows(
+        dim=0,
+        numbers=UNREAD,
+    )
+    return Member(
+        ins=(ROWS,),
+        outs=(ROWS, ROWS),
+        kinds=(unread, INVERSE),
+    )
 
 
 def divide(reading: Reading) -> Member | None:
@@ -105,45 +158,67 @@ def divide(reading: Reading) -> Member | None:
     values = reading.values
     kind = reading.kinds[0]
     each = values["other"]
-    is_floor = values.get("rounding_mode", "floor") in ("floor", "trunc")
-    is_place = isinstance(kind, Rows) and kind.numbers and kind.numbers > 0
-    if not (is_floor and is_place and isinstance(each, int) and each > 0):
+    if values.get("rounding_mode", "floor") is None:
         return None
-    assert isinstance(kind, Rows)
-    assert kind.numbers
+    if not isinstance(kind, Rows) or not isinstance(each, int):
+        return None
+    before = kind.numbers
+    if before is None or before in (POSITIONS, UNREAD) or each < 1:
+        return None
     row = Own(kind.dim)
-    divided = attrs.evolve(kind, numbers=kind.numbers * each)
-    return Member((row,), (row,), (divided,))
+    return Member(
+        ins=(row,),
+        outs=(row,),
+        kinds=(attrs.evolve(kind, numbers=before * each),),
+    )
 
 
 def cast(reading: Reading) -> Member | None:
     """Numbers in another dtype that holds them, and groups."""
-    kind = reading.kinds[0]
-    dtype = reading.call.outs[0].dtype
+    (kind,) = reading.kinds
     if isinstance(kind, Groups):
-        return Member(("sum",), ("sum",), (kind,)) if _counts(reading) else None
-    if isinstance(kind, Rows) and kind.numbers is not None and dtype in INTS:
-        row = Own(kind.dim)
-        return Member((row,), (row,), (kind,))
-    return None
+        return _of_groups(reading, kind)
+    if not isinstance(kind, Rows):
+        return None
+    (out,) = reading.call.outs
+    if kind.numbers is None or out.dtype not in INTS:
+        return None
+    row = Own(kind.dim)
+    return Member(
+        ins=(row,),
+        outs=(row,),
+        kinds=(kind,),
+    )
+
+
+def _of_groups(reading: Reading, kind: Groups) -> Member | None:
+    """An op from groups to groups, in a dtype that holds all counts."""
+    (out,) = reading.call.outs
+    if out.dtype not in COUNTING:
+        return None
+    return Member(
+        ins=(SUM,),
+        outs=(SUM,),
+        kinds=(kind,),
+    )
 
 
 def histogram(reading: Reading) -> Member | None:
     """How many elements have each value, none of which is below the first."""
     values = reading.values
     low = values["min"]
-    is_within = values["max"] > low and is_at_least(reading.ids, low)
-    if not (reading.is_ascending and is_within and _counts(reading)):
+    (out,) = reading.call.outs
+    if not reading.is_ascending or not _are_elements(reading):
         return None
-    if not _are_elements(reading):
+    if values["max"] <= low or out.dtype not in COUNTING:
         return None
-    return Member((ROWS,), ("sum",), (Groups(are_ends=False),))
-
-
-def _counts(reading: Reading) -> bool:
-    """Whether the dtype of a result holds all counts."""
-    dtype = reading.call.outs[0].dtype
-    return dtype in INTS or dtype in (torch.float32, torch.float64)
+    if not is_at_least(reading.ids, low):
+        return None
+    return Member(
+        ins=(ROWS,),
+        outs=(SUM,),
+        kinds=(COUNTS,),
+    )
 
 
 def _are_elements(reading: Reading) -> bool:
@@ -152,16 +227,17 @@ def _are_elements(reading: Reading) -> bool:
     (node,) = reading.nodes
     if node.meta["val"].shape != (reading.n,):
         return False
-    if kind is not None:
-        return isinstance(kind, Rows) and kind.is_key
-    return source_of(node, COPIES) is source_of(reading.ids, COPIES)
+    if isinstance(kind, Rows):
+        return kind.is_key
+    ids = source_of(reading.ids, COPIES)
+    return source_of(node, COPIES) is ids
 
 
 def accumulate(reading: Reading) -> Member | None:
     """Where the rows of each value end, from how many there are."""
-    if reading.kinds != [Groups(are_ends=False)] or not _counts(reading):
+    if reading.kinds != [COUNTS]:
         return None
-    return Member(("sum",), ("sum",), (Groups(are_ends=True),))
+    return _of_groups(reading, ENDS)
 
 
 # the dim of the rows in both operands of a product by groups, and where its result has them
@@ -175,18 +251,21 @@ GROUPED = {
 def grouped_product(reading: Reading) -> Member | None:
     """A product for the rows of each value. The contracted ones give a Partial sum."""
     values = reading.values
-    a, b, *_ = reading.nodes
-    form = (a.meta["val"].dim(), b.meta["val"].dim())
-    is_plain = values["offs"] is not None and values["bias"] is None
-    if not is_plain or form not in GROUPED:
+    if values["offs"] is None or values["bias"] is not None:
+        return None
+    a, b, _ = reading.nodes
+    form = a.meta["val"].dim(), b.meta["val"].dim()
+    if form not in GROUPED:
         return None
     of_a, of_b, of_out = GROUPED[form]
-    wanted = [_rows(of_a), _rows(of_b), Groups(are_ends=True)]
-    if reading.kinds != wanted:
+    if reading.kinds != [_rows(of_a), _rows(of_b), ENDS]:
         return None
-    roles = _role(of_a), _role(of_b), "sum"
-    made = "sum" if of_out is None else Own(of_out)
-    return Member(roles, (made,), (_rows(of_out),))
+    made = SUM if of_out is None else Own(of_out)
+    return Member(
+        ins=(_role(of_a), _role(of_b), SUM),
+        outs=(made,),
+        kinds=(_rows(of_out),),
+    )
 
 
 def _rows(dim: int | None) -> Kind:
@@ -199,19 +278,23 @@ def _role(dim: int | None) -> Role:
 
 def fallback_product(reading: Reading) -> Member | None:
     """The same as an op of transformers."""
-    if reading.kinds != [Rows(0), None, Groups(are_ends=True)]:
+    if reading.kinds != [Rows(0), None, ENDS]:
         return None
-    return Member((ROWS, "R", "sum"), (ROWS,), (Rows(0),))
+    return Member(
+        ins=(ROWS, "R", SUM),
+        outs=(ROWS,),
+        kinds=(Rows(0),),
+    )
 
 
 def fallback_backward(reading: Reading) -> Member | None:
     """Its gradients: of rows, and of the matrices, a Partial sum."""
-    if reading.kinds != [Rows(0), None, Groups(are_ends=True), Rows(0)]:
+    if reading.kinds != [Rows(0), None, ENDS, Rows(0)]:
         return None
     return Member(
-        (ROWS, "R", "sum", ROWS),
-        (ROWS, "sum"),
-        (Rows(0), None),
+        ins=(ROWS, "R", SUM, ROWS),
+        outs=(ROWS, SUM),
+        kinds=(Rows(0), None),
     )
 
 
@@ -230,33 +313,43 @@ class Lookup:
     x: Node
     dim: int
     at: Node
-    rows: Any = None
-    adds: bool = False
+    rows: Node | None
+    adds: bool
 
 
 def by_indices(reading: Reading) -> Lookup | None:
     """Of `x[:, at]` and writes to it, with one index."""
-    x, indices, *others = reading.call.args
-    found = [(d, at) for d, at in enumerate(indices) if at is not None]
-    if len(found) != 1:
+    call = reading.call
+    x, indices, *others = call.args
+    dims = [d for d, at in enumerate(indices) if at is not None]
+    dim, *rest = dims
+    at = indices[dim]
+    if rest or at.meta["val"].dim() != 1:
         return None
-    ((dim, at),) = found
-    if at.meta["val"].dim() != 1:
-        return None
-    rows = others[0] if others else None
-    adds = bool(reading.call.arg(3, "accumulate", False))
-    return Lookup(x, dim, at, rows, adds)
+    adds = call.arg(3, "accumulate", False)
+    return Lookup(
+        x=x,
+        dim=dim,
+        at=at,
+        rows=others[0] if others else None,
+        adds=bool(adds),
+    )
 
 
 def by_dim(reading: Reading) -> Lookup | None:
     """Of ops that take a dim, and an index for it."""
-    x, dim, at, *others = reading.call.args
-    if not x.meta["val"].dim():
+    call = reading.call
+    x, dim, at, *others = call.args
+    n = x.meta["val"].dim()
+    if n == 0:
         return None
-    target = reading.call.target
-    is_added = target is aten.scatter_add.default
-    dim %= x.meta["val"].dim()
-    return Lookup(x, dim, at, others[0] if others else None, is_added)
+    return Lookup(
+        x=x,
+        dim=dim % n,
+        at=at,
+        rows=others[0] if others else None,
+        adds=call.target is aten.scatter_add.default,
+    )
 
 
 def looked_up(find: Callable[[Reading], Lookup | None]) -> Proof:
@@ -266,75 +359,120 @@ def looked_up(find: Callable[[Reading], Lookup | None]) -> Proof:
         look = find(reading)
         if look is None:
             return None
-        numbers = reading.kind(look.at)
-        if not isinstance(numbers, Rows) or numbers.numbers is None:
-            return None
-        is_along = numbers.dim == (0 if look.at.meta["val"].dim() == 1 else look.dim)
-        if numbers.numbers == UNREAD or not is_along:
+        at = reading.kind(look.at)
+        if not isinstance(at, Rows) or not _are_numbers(look, at):
             return None
         if look.rows is None:
-            return _read(reading, look, numbers)
-        return _written(reading, look, numbers)
+            return _read(reading, look, at)
+        if _inverts(reading, look, at):
+            return _inverse(reading, look)
+        return _written(reading, look, look.rows, at)
 
     return proof
 
 
-def _read(reading: Reading, look: Lookup, numbers: Rows) -> Member | None:
+def _are_numbers(look: Lookup, at: Rows) -> bool:
+    """Whether an index has numbers, along its own dim or along that of the rows."""
+    is_row = look.at.meta["val"].dim() == 1
+    if at.dim != (0 if is_row else look.dim):
+        return False
+    return at.numbers is not None and at.numbers != UNREAD
+
+
+def _sides(look: Lookup, at: Rows) -> tuple[Own, Kind, Kind]:
+    """Of the numbered rows: where they are, how they depend on the sort, and how the rows that
+    an index reads or writes do.
+    """
+    sorted_rows = Rows(look.dim)
+    if at.numbers == POSITIONS:
+        return Own(look.dim), sorted_rows, None
+    assert at.numbers, "numbers of rows"
+    numbered = Own(look.dim, at.numbers)
+    return numbered, None, sorted_rows
+
+
+def _read(reading: Reading, look: Lookup, at: Rows) -> Member | None:
     """Rows in the order of the sort, or sorted rows in the order before it."""
-    row = Own(look.dim)
-    is_inverse = numbers.numbers == POSITIONS
-    source = row if is_inverse else Own(look.dim, numbers.numbers)
-    wanted = Rows(look.dim) if is_inverse else None
-    if reading.kind(look.x) != wanted or not _fits(reading, look.x, source):
+    numbered, of_x, of_rows = _sides(look, at)
+    if reading.kind(look.x) != of_x:
         return None
-    made = None if is_inverse else Rows(look.dim)
-    ins = reading.ins({look.x: source, look.at: Own(numbers.dim)})
-    return Member(ins, (row,), (made,), itself(reading.call.target))
+    if not reading.fits(look.x, numbered):
+        return None
+    roles: dict[Node, Role] = {
+        look.x: numbered,
+        look.at: Own(at.dim),
+    }
+    return Member(
+        ins=reading.ins(roles),
+        outs=(Own(look.dim),),
+        kinds=(of_rows,),
+        local=itself(reading.call.target),
+    )
 
 
-def _written(reading: Reading, look: Lookup, numbers: Rows) -> Member | None:
+def _written(
+    reading: Reading, look: Lookup, rows: Node, at: Rows
+) -> Member | None:
     """Sorted rows back in their order, or rows in the order of the sort."""
-    if _inverts(reading, look, numbers):
-        ins = reading.ins({look.x: ROWS, look.at: ROWS})
-        return Member(ins, (ROWS,), (INVERSE,), inverted)
-    is_inverse = numbers.numbers == POSITIONS
-    each = numbers.numbers or 1
+    numbered, of_x, of_rows = _sides(look, at)
     row = Own(look.dim)
-    target = Own(look.dim, each)
-    if not (look.adds or each == 1) or not isinstance(look.rows, Node):
+    if numbered.each > 1 and not look.adds:
         return None
-    of_x, of_rows = (Rows(look.dim), None) if is_inverse else (None, Rows(look.dim))
-    is_target = _is_kind(reading, look.x, of_x, target)
-    are_rows = _is_kind(reading, look.rows, of_rows, row)
-    same = look.rows.meta["val"].dim() == look.x.meta["val"].dim()
-    if not (is_target and are_rows and same):
+    if rows.meta["val"].dim() != look.x.meta["val"].dim():
         return None
-    ins = reading.ins({look.x: target, look.at: Own(numbers.dim), look.rows: row})
-    return Member(ins, (target,), (of_x,), itself(reading.call.target))
+    if not _is_kind(reading, look.x, of_x, numbered):
+        return None
+    if not _is_kind(reading, rows, of_rows, row):
+        return None
+    roles: dict[Node, Role] = {
+        look.x: numbered,
+        look.at: Own(at.dim),
+        rows: row,
+    }
+    return Member(
+        ins=reading.ins(roles),
+        outs=(numbered,),
+        kinds=(of_x,),
+        local=itself(reading.call.target),
+    )
 
 
 def _is_kind(reading: Reading, node: Node, wanted: Kind, row: Own) -> bool:
     """Whether a tensor has rows in an order, or equal ones, which have any."""
-    if not _fits(reading, node, row):
+    if not reading.fits(node, row):
         return False
     kind = reading.kind(node)
-    return kind == wanted or (kind is None and is_constant_along(node, row.dim))
+    if kind == wanted:
+        return True
+    return kind is None and is_constant_along(node, row.dim)
 
 
-def _inverts(reading: Reading, look: Lookup, numbers: Rows) -> bool:
-    """Whether it writes the numbers from 0 to n at the places of a permutation."""
-    is_place = numbers == PLACES and reading.kind(look.x) is None
-    is_put = reading.call.target is aten.index_put.default and not look.adds
-    if not (is_place and is_put and isinstance(look.rows, Node)):
+def _inverts(reading: Reading, look: Lookup, at: Rows) -> bool:
+    """Whether an op writes the numbers from 0 to n at the places of a permutation."""
+    if look.adds or at != PLACES:
         return False
-    is_row = look.x.meta["val"].dim() == 1 and _fits(reading, look.x, ROWS)
-    return is_row and along(look.rows, reading.n) == 0
+    if reading.call.target is not aten.index_put.default:
+        return False
+    if reading.kind(look.x) is not None:
+        return False
+    if look.x.meta["val"].shape != (reading.n,):
+        return False
+    assert look.rows is not None, "a write"
+    return along(look.rows, reading.n) == 0
 
 
-def _fits(reading: Reading, node: Node, row: Own) -> bool:
-    """Whether a tensor has a row for so many elements."""
-    shape = node.meta["val"].shape
-    return row.dim < len(shape) and shape[row.dim] * row.each == reading.n
+def _inverse(reading: Reading, look: Lookup) -> Member:
+    """The inverse of a permutation."""
+    roles: dict[Node, Role] = {
+        look.x: ROWS,
+        look.at: ROWS,
+    }
+    return Member(
+        ins=reading.ins(roles),
+        outs=(ROWS,),
+        kinds=(INVERSE,),
+        local=inverted,
+    )
 
 
 # Also by name: an op that exists once its package is imported.
