@@ -128,6 +128,7 @@ ONCE = (
     State("_compat.compilations.environment", "_fixed", "torch, the machine"),
     State("_compat.compilations.caches", "_changed", "contexts of torch's settings"),
     State("compile.once", "_know_compiler", "whether the folder has them"),
+    State("_compat.inductor", "_after_class", "a class over torch's"),
     State("_compat.inductor", "_lower_collective", "lowerings of our collectives"),
     State(
         "_compat.inductor", "_register_lowerings", "those of pack, and of formulas"
