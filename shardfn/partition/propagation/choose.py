@@ -5,7 +5,7 @@ between placements.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -110,21 +110,10 @@ class Chooser:
         for axis, name in enumerate(self.axes.names):
             # values that vary between ranks are computed by each rank alone
             rows = [replicated(call)] if name in varies else strategies
-            marks = [{slot.marks[axis] for slot in slots} for slots in held]
-            in_their_units = [
-                strategy
-                for row in rows
-                for strategy in in_units(
-                    row,
-                    marks,
-                    strided=functools.partial(rules.takes_strided, call, row),
-                )
-            ]
-            fitting = [
-                fit
-                for strategy in ([fixed[axis]] if axis in fixed else in_their_units)
-                if (fit := self.fit(call, strategy, placed)) is not None
-            ]
+            own = _in_units(call, rows, held, axis)
+            if axis in fixed:
+                own = [fixed[axis]]
+            fitting = self.fitting(call, own, placed)
             if not fitting:
                 raise failed(
                     f"none of its strategies fits on axis {name}",
@@ -140,6 +129,13 @@ class Chooser:
             ]
             placed = self.best(node, priced, axis)
         return placed
+
+    def fitting(
+        self, call: OpCall, strategies: Iterable[Choice], placed: Placed
+    ) -> list[Placed]:
+        """The placements of the axes so far with one more, for each strategy that fits."""
+        found = [self.fit(call, strategy, placed) for strategy in strategies]
+        return [fit for fit in found if fit is not None]
 
     def stays_partial(self, node: torch.fx.Node, axis: int) -> bool:
         """Whether somebody reads the terms of a result: the caller, or code of one rank."""
@@ -289,6 +285,19 @@ class Chooser:
         shape = tuple(value.fake.shape)
         itemsize = value.fake.element_size()
         return route(shape, itemsize, slot.marks, marks, self.axes)
+
+
+def _in_units(
+    call: OpCall,
+    rows: Iterable[Choice],
+    held: Iterable[Iterable[plan.Slot]],
+    axis: int,
+) -> Iterable[Choice]:
+    """Strategies, in the units in which the inputs are sharded on an axis."""
+    marks = [{slot.marks[axis] for slot in slots} for slots in held]
+    for row in rows:
+        strided = functools.partial(rules.takes_strided, call, row)
+        yield from in_units(row, marks, strided=strided)
 
 
 def _all_extended(

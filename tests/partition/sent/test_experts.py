@@ -158,7 +158,7 @@ def test_grouped_products_of_torch_send_gradients_alone() -> None:
         ids, perm = torch.sort(ids)
         counts = torch.histc(ids.float(), E, 0, E - 1)
         ends = torch.cumsum(counts, 0, dtype=torch.int32)
-        of = lambda x, w: torch._grouped_mm(x.bfloat16(), p[w].bfloat16(), ends)
+        of = lambda x, w: torch.ops.aten._grouped_mm(x.bfloat16(), p[w].bfloat16(), ends)
         y = of(of(x[perm // K], "up").clamp(-2, 2), "down").double()
         return back(y, perm) + counts.sum()
 

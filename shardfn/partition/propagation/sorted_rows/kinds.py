@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
+from torch.fx import Node
 
 from ....types import Mark
 from ... import layout
+from ...rule_api.strategy import OpCall, named
 
 POSITIONS = 0  # numbers of places among the sorted rows
 UNREAD = -1  # numbers that no op may read
@@ -65,6 +67,15 @@ class Own:
 
 
 Role = Own | str  # or the placement itself
+ROWS = Own(0)
+PLACES = Rows(
+    dim=0,
+    numbers=1,
+)
+INVERSE = Rows(
+    dim=0,
+    numbers=POSITIONS,
+)
 
 
 @attrs.frozen(eq=False)
@@ -82,3 +93,59 @@ class Member:
     outs: tuple[Role, ...]
     kinds: tuple[Kind, ...]
     local: Callable[..., Any] | None = None
+
+
+@attrs.frozen(eq=False)
+class Reading:
+    """An op, and how its tensor arguments depend on a sort.
+
+    Args:
+        call: the op.
+        nodes: its tensor arguments.
+        kinds: of these.
+        ids: the node of the sorted elements.
+        is_ascending: whether the least of them comes first.
+    """
+
+    call: OpCall
+    nodes: Sequence[Node]
+    kinds: Sequence[Kind]
+    ids: Node
+    is_ascending: bool
+
+    @property
+    def n(self) -> int:
+        """The number of sorted elements."""
+        (n,) = self.ids.meta["val"].shape
+        return n
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The arguments by name."""
+        call = self.call
+        return named(
+            call.target,
+            call.args,
+            call.kwargs,
+        )
+
+    def kind(self, node: Node) -> Kind:
+        """How an argument depends on the sort."""
+        for x, kind in zip(self.nodes, self.kinds, strict=True):
+            if x is node:
+                return kind
+        return None
+
+    def ins(self, roles: dict[Node, Role]) -> tuple[Role, ...]:
+        """Where the arguments are: replicated, but for some."""
+        return tuple(roles.get(x, "R") for x in self.nodes)
+
+    def fits(self, node: Node, row: Own) -> bool:
+        """Whether a tensor has a row for so many elements."""
+        shape = node.meta["val"].shape
+        if row.dim >= len(shape):
+            return False
+        return shape[row.dim] * row.each == self.n
+
+
+Proof = Callable[[Reading], Member | None]

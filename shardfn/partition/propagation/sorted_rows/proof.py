@@ -24,8 +24,8 @@ from ...rule_api import registry
 from ...rule_api.checked import answered
 from ...rule_api.strategy import Choice, OpCall, named
 from .elements import MOVES, is_constant_along, is_faithful, is_item
-from .kinds import UNREAD, Kind, Member, Own, Role, Rows
-from .special import PLACES, ROWS, TABLE, Reading
+from .kinds import PLACES, ROWS, UNREAD, Kind, Member, Own, Reading, Role, Rows
+from .special import TABLE
 
 aten = torch.ops.aten
 SORTS: set[object] = {
