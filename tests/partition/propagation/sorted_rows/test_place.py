@@ -56,3 +56,25 @@ def test_another_axis_shards_no_row() -> None:
     plan = steps((0, 0), ((0, 2), "R"), (2, 2))
     sent = [line for line in plan if "redistribute" in line]
     assert sent == ["redistribute index: 0|0 -> 0|R by all_gather (implicit)"]
+
+
+def counted(dtype: torch.dtype) -> list[str]:
+    """A product by groups that are counted, in some dtype, before the sort."""
+
+    def fn(x: torch.Tensor, ids: torch.Tensor) -> list[torch.Tensor]:
+        ids = ids.clamp(min=0)
+        counts = torch.histc(ids.float(), 3, 0, 2).to(dtype)
+        perm = torch.argsort(ids)
+        ends = torch.cumsum(counts, 0, dtype=torch.int32)
+        rows = x[perm // 2].repeat(1, 4).bfloat16()
+        w = torch.ones(3, 16, 8, dtype=torch.bfloat16)
+        return [torch.ops.aten._grouped_mm(rows, w, ends).sum(0)]
+
+    return told(planned(fn, (X, IDS), [(0,), ((0, 2),)], [None]))
+
+
+def test_counts_of_each_ranks_own_elements_are_read_as_they_are() -> None:
+    sent = [x for x in counted(torch.float32) if "redistribute" in x]
+    assert sent == ["redistribute output: sum -> R by all_reduce"]
+    # a cast to integers before the sort has added the counts of all ranks
+    assert any("redistribute sort" in x for x in counted(torch.int64))
