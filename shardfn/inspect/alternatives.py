@@ -5,6 +5,7 @@ on demand, by propagating again.
 from __future__ import annotations
 
 import collections
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -47,8 +48,15 @@ class _Noting(Walk):
         )  # for the op at hand, by axis
         self.noted: Considered = {}
 
-    def apply(self, node: torch.fx.Node) -> None:
-        super().apply(node)
+    def take(
+        self,
+        node: torch.fx.Node,
+        call: OpCall,
+        values: list[Any],
+        placed: Placed,
+        local: Callable[..., Any] | None = None,
+    ) -> None:
+        super().take(node, call, values, placed, local)
         made = self.steps[-1].made
         for axis, found in self.weighed.items() if made else ():
             ranked = sorted(

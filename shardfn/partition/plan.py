@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
@@ -79,6 +79,9 @@ class _Call:
 @attrs.frozen(eq=False)
 class Apply(_Call):
     """Run a global node's op on local tensors."""
+
+    # how a rank runs it, if that is not by the op's rule
+    local: Callable[..., Any] | None = None
 
 
 @attrs.frozen(eq=False)

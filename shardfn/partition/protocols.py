@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -49,6 +49,8 @@ class Walk(Prices, Protocol):
     steps: list[plan.Step]
     leaving: dict[torch.fx.Node, Marks]  # the placements of results that are set
     cotangents: dict[int, plan.Slot]  # of results, by number
+    sorts: dict[torch.fx.Graph, Any]  # those that ranks may do on their own rows
+    own_rows: dict[torch.fx.Node, Any]  # the ops on such rows
 
     def fresh(self) -> Walk:
         """A walk over another graph of the same program."""
@@ -74,6 +76,32 @@ class Walk(Prices, Protocol):
 
     def apply(self, node: torch.fx.Node) -> None:
         """Place an op by the cheapest strategy of its sharding rule."""
+        ...
+
+    def call(self, node: torch.fx.Node) -> tuple[OpCall, list[Value]]:
+        """An op's call, and its input values."""
+        ...
+
+    def weigh(
+        self,
+        call: OpCall,
+        values: list[Value],
+        node: torch.fx.Node,
+        strategies: Sequence[Choice] | None = None,
+        fixed: Mapping[int, Choice] = {},
+    ) -> Placed:
+        """The strategy that moves the fewest bytes, on each axis."""
+        ...
+
+    def take(
+        self,
+        node: torch.fx.Node,
+        call: OpCall,
+        values: list[Value],
+        placed: Placed,
+        local: Callable[..., Any] | None = None,
+    ) -> None:
+        """Place an op so."""
         ...
 
     def place_as(self, node: torch.fx.Node, value: Value, slot: plan.Slot) -> None:

@@ -109,3 +109,26 @@ def test_a_model_trains_as_on_one_device(name: str) -> None:
     torch.testing.assert_close(found, wanted.detach())
     got = {key: got[key] for key in gradients}
     torch.testing.assert_close(got, gradients, rtol=1e-4, atol=1e-5)
+
+
+def qwen2_moe() -> Any:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2}
+    sizes = {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 24}
+    return hub.Qwen2MoeForCausalLM(hub.Qwen2MoeConfig(**SMALL, **experts, **sizes))
+
+
+@pytest.mark.parametrize("make", [mixtral, qwen2_moe])
+def test_data_parallel_of_experts_sends_no_activation(
+    make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SMALL, "num_hidden_layers", 1)
+    fn, params, buffers = sf.functionalize(make().train())
+    call = lambda p, b: lambda **given: fn(p, b, **given)[0]
+    step = sf.value_and_grad(lambda p, b, x: language(call(p, b), x))
+    with sf.fake_world(3):
+        mesh = sf.make_mesh((3,), ("dp",))
+        sharded = sf.shard(step, mesh, (P(), P(), P("dp")), backend="aten")
+        collectives = sharded.lower(params, buffers, TOKENS).collectives
+    assert {c.kind for c in collectives} == {"all_reduce"}
+    # the loss, and the number of tokens of which it is the mean
+    assert len(collectives) <= len(params) + 2

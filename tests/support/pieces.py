@@ -84,8 +84,8 @@ def held_rows(
                 continue
             unit, outer = cut_by
             finer = [o for o in outers if o > outer]
-            run = size // finer[0] if finer else 1
-            runs = rows % (size // outer) // run
+            run = -(-size // finer[0]) if finer else 1  # uneven blocks: the last is short
+            runs = rows % -(-size // outer) // run
             kept = chunks(runs.unique(), 0, max(unit // run, 1), sizes[k])[at[k]]
             rows = rows[torch.isin(runs, kept)]
         found[at] = rows

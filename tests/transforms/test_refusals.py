@@ -184,6 +184,7 @@ ELSEWHERE = {
     "_check._differ": "check is refused in a trace",
     "_pin.pin": "refused in a trace",
     "_pin._layers": "called by pin",
+    "_pin._refuse_contradictions": "called by pin",
     "_pin._check": "called by pin",
     "_distribute.distribute": "refused in a trace",
     "_distribute._refuse_dtensors": "called by distribute and from_local",

@@ -243,13 +243,26 @@ def _nothing(b: Builder, slot: steps.Slot) -> torch.fx.Node:
 
 
 def _run(b: Builder, step: steps.Apply, mine: list[Piece]) -> list[torch.fx.Node]:
-    node = step.node
-    target = step.node.target
     feed = iter(mine)
     args, kwargs = torch.fx.node.map_arg(
-        (node.args, node.kwargs), lambda n: next(feed).node
+        (step.node.args, step.node.kwargs), lambda n: next(feed).node
     )
-    args = list(args)
+    if step.local is not None:
+        result = step.local(b, list(args), dict(kwargs), mine)
+    else:
+        result = _by_rule(b, step, mine, list(args), dict(kwargs))
+    return result if isinstance(result, list) else _results(b, result)
+
+
+def _by_rule(
+    b: Builder,
+    step: steps.Apply,
+    mine: list[Piece],
+    args: list[Any],
+    kwargs: dict[str, Any],
+) -> Any:
+    """The op on shards, as the tables of its family have it."""
+    target = step.node.target
     if target in rules.SIZES:
         args[rules.SIZES[target]] = list(
             b.local_shape(step.outs[0].value.shape, step.outs[0].marks)
@@ -257,20 +270,17 @@ def _run(b: Builder, step: steps.Apply, mine: list[Piece]) -> list[torch.fx.Node
     if target in rules.LOCAL_ARGS:
         args = rules.LOCAL_ARGS[target](args, [p.local_shape for p in mine])
     if target in rules.BY_PLACE:
-        result = rules.BY_PLACE[target](
-            b, args, _place(b, step.outs[0], mine[0].node)
-        )
-    elif (lower := rules.lowering(target)) is not None:
-        result = lower(b, args, dict(kwargs), mine)
-    elif target in rules.AS_VIEW:
-        result = _view(
+        place = _place(b, step.outs[0], mine[0].node)
+        return rules.BY_PLACE[target](b, args, place)
+    if (lower := rules.lowering(target)) is not None:
+        return lower(b, args, kwargs, mine)
+    if target in rules.AS_VIEW:
+        return _view(
             b,
             args[0],
             list(b.local_shape(step.outs[0].value.shape, step.outs[0].marks)),
         )
-    else:
-        result = b.call(target, *args, **kwargs)
-    return result if isinstance(result, list) else _results(b, result)
+    return b.call(target, *args, **kwargs)
 
 
 def _place(b: Builder, slot: steps.Slot, node: torch.fx.Node) -> Piece:

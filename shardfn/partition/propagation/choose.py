@@ -5,7 +5,7 @@ between placements.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -85,27 +85,35 @@ class Chooser:
         return self.weigh(call, values, node)
 
     def weigh(
-        self, call: OpCall, values: list[Value], node: torch.fx.Node
+        self,
+        call: OpCall,
+        values: list[Value],
+        node: torch.fx.Node,
+        strategies: Sequence[Choice] | None = None,
+        fixed: Mapping[int, Choice] = {},
     ) -> Placed:
-        """For each axis, in mesh order, the strategy that moves the fewest bytes."""
-        strategies = answered(rules.find(call.target), call, self.name, node)
+        """For each axis, in mesh order, the strategy that moves the fewest bytes.
+
+        Args:
+            call: the op.
+            values: its inputs.
+            node: its node.
+            strategies: some of those of its rule. By default all.
+            fixed: the strategies of axes of which the op leaves no choice.
+        """
+        if strategies is None:
+            rule = rules.find(call.target)
+            strategies = answered(rule, call, self.name, node)
         held = [v.held(node.meta["phase"]) for v in values]
         varies = frozenset().union(*(v.varies for v in values))
         placed = Placed([()] * len(call.ins), [()] * len(call.outs))
         for axis, name in enumerate(self.axes.names):
             # values that vary between ranks are computed by each rank alone
             rows = [replicated(call)] if name in varies else strategies
-            marks = [{slot.marks[axis] for slot in slots} for slots in held]
-            fitting = [
-                fit
-                for row in rows
-                for strategy in in_units(
-                    row,
-                    marks,
-                    strided=functools.partial(rules.takes_strided, call, row),
-                )
-                if (fit := self.fit(call, strategy, placed)) is not None
-            ]
+            own = _in_units(call, rows, held, axis)
+            if axis in fixed:
+                own = [fixed[axis]]
+            fitting = self.fitting(call, own, placed)
             if not fitting:
                 raise failed(
                     f"none of its strategies fits on axis {name}",
@@ -121,6 +129,13 @@ class Chooser:
             ]
             placed = self.best(node, priced, axis)
         return placed
+
+    def fitting(
+        self, call: OpCall, strategies: Iterable[Choice], placed: Placed
+    ) -> list[Placed]:
+        """The placements of the axes so far with one more, for each strategy that fits."""
+        found = [self.fit(call, strategy, placed) for strategy in strategies]
+        return [fit for fit in found if fit is not None]
 
     def stays_partial(self, node: torch.fx.Node, axis: int) -> bool:
         """Whether somebody reads the terms of a result: the caller, or code of one rank."""
@@ -270,6 +285,19 @@ class Chooser:
         shape = tuple(value.fake.shape)
         itemsize = value.fake.element_size()
         return route(shape, itemsize, slot.marks, marks, self.axes)
+
+
+def _in_units(
+    call: OpCall,
+    rows: Iterable[Choice],
+    held: Iterable[Iterable[plan.Slot]],
+    axis: int,
+) -> Iterable[Choice]:
+    """Strategies, in the units in which the inputs are sharded on an axis."""
+    marks = [{slot.marks[axis] for slot in slots} for slots in held]
+    for row in rows:
+        strided = functools.partial(rules.takes_strided, call, row)
+        yield from in_units(row, marks, strided=strided)
 
 
 def _all_extended(

@@ -8,9 +8,12 @@ from typing import Any, NamedTuple
 import attrs
 import torch
 
+from ...capture import annotations as sources
+from ...collectives import ALL_GATHER
 from ...placement import in_some_order
 from ...types import PENDING, Mark, Marks, MeshAxes
 from .. import layout, plan
+from ..redistribute import Move
 
 
 class Placed(NamedTuple):
@@ -94,6 +97,15 @@ class Unaligned:
     value: Value
     like: torch.fx.Node  # the parameter
     wish: str
+
+
+def is_made_again(move: Move, value: Value, node: torch.fx.Node) -> bool:
+    """Whether a move is made once in the forward and the backward perform, so that its result
+    is not saved: those of a parameter, and those in a checkpointed call.
+    """
+    if sources.is_checkpointed(node.meta.get("custom") or {}):
+        return move.sends and move.collective.grows
+    return value.early and move.kind == ALL_GATHER
 
 
 def is_partial(marks: Marks) -> bool:

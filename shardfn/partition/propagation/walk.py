@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
 
-from ...capture import annotations as sources
-from ...collectives import ALL_GATHER
 from ...ops.loops import Loop
 from ...ops.nodes import args_of
 from ...ops.prims import PRIMS
 from ...placement import is_said
 from ...types import IfPartial, Marks, MeshAxes
 from .. import layout, plan, rules
-from ..redistribute import Move
 from ..rule_api.checked import answered
 from ..rule_api.strategy import OpCall
 from . import made_anywhere, refusals, residuals, views, walk_shard_map
@@ -24,12 +21,14 @@ from .constraints import ALIGN, add_unaligned, align, constrain
 from .decompose import is_cut, written_out
 from .loops.walk_loops import nest
 from .partial import gradient_casts, means, sums
+from .sorted_rows import place as sorted_rows
 from .values import (
     NO_ADVICE,
     Advice,
     Placed,
     Unaligned,
     Value,
+    is_made_again,
     is_partial,
     settled,
 )
@@ -72,6 +71,9 @@ class Walk(Chooser):
         # gradients that stay Partial until the end of their loop
         self.later: Collection[torch.fx.Node] = ()
         self.steps: list[plan.Step] = []
+        # the sorts that ranks may do on their own rows, and the ops on such rows
+        self.sorts: dict[torch.fx.Graph, Any] = {}
+        self.own_rows: dict[torch.fx.Node, sorted_rows.OwnRows] = {}
         self.count = 0  # number of slots so far
         self.cotangents: dict[int, plan.Slot] = {}  # by number
 
@@ -130,6 +132,7 @@ class Walk(Chooser):
     def visit(self, node: torch.fx.Node) -> None:
         """Place the result of one node."""
         op = op_name(node)
+        sorted_rows.begin(self, node)
         if made_anywhere.reads_slots(node):
             made_anywhere.make_inputs(self, node)
         if isinstance(node.target, Loop):
@@ -138,6 +141,8 @@ class Walk(Chooser):
             source, number = args_of(node)
             self.values[node] = self.values[source][number]
             self.values[node].users = len(node.users)
+        elif node in self.own_rows:
+            sorted_rows.place(self, node)
         elif op == CONSTRAIN:
             constrain(self, node)
         elif op == ALIGN:
@@ -232,6 +237,17 @@ class Walk(Chooser):
         refusals.refuse_random(node, self.name, self.axes)
         placed = self.choose(call, values, node)
         self.chosen[node] = Chosen(call, values, placed)
+        self.take(node, call, values, placed)
+
+    def take(
+        self,
+        node: torch.fx.Node,
+        call: OpCall,
+        values: list[Value],
+        placed: Placed,
+        local: Callable[..., Any] | None = None,
+    ) -> None:
+        """Place an op so; `local` is how a rank runs it, if that is not by its rule."""
         in_marks, out_marks = placed
         ins = tuple(
             self.redistribute(value, marks, node, implicit=True)
@@ -241,7 +257,7 @@ class Walk(Chooser):
             self.slot(fake, marks)
             for fake, marks in zip(call.outs, out_marks, strict=True)
         )
-        self.steps.append(plan.Apply(node, ins, outs))
+        self.steps.append(plan.Apply(node, ins, outs, local))
         results = self.results(node, values, outs)
         if len(values) == len(results) == 1:
             self.rearrange(node, call, values[0], results[0])
@@ -369,7 +385,7 @@ class Walk(Chooser):
         slot = self.slot(value.fake, marks)
         unasked = implicit and not value.asked
         self.steps.append(plan.Redistribute(node, source, slot, moves, unasked))
-        again = any(_made_again(move, value, node) for move in moves)
+        again = any(is_made_again(move, value, node) for move in moves)
         only = phase if again else None
         value.slots[marks] = slot, only
         return slot
@@ -382,12 +398,3 @@ class Walk(Chooser):
         self.steps.append(plan.Fill(node, slot, number))
         value.slots[marks] = slot, None
         return slot
-
-
-def _made_again(move: Move, value: Value, node: torch.fx.Node) -> bool:
-    """Whether a move is made once in the forward and the backward perform, so that its result
-    is not saved: those of a parameter, and those in a checkpointed call.
-    """
-    if sources.is_checkpointed(node.meta.get("custom") or {}):
-        return move.sends and move.collective.grows
-    return value.early and move.kind == ALL_GATHER

@@ -115,8 +115,15 @@ FILES = (
     writes,
 )
 
+BY_NAME = matmul.BY_NAME
 is_pointwise = pointwise.is_pointwise
 fill_value, fill_fits, LIKE = constants.fill_value, constants.fits, constants.LIKE
+
+
+def name_of(target: object) -> str:
+    """The name of an op, without its overload."""
+    schema = getattr(target, "_schema", None)
+    return schema.name if schema is not None else ""
 
 
 def find(target: object) -> Rule | None:
@@ -126,6 +133,7 @@ def find(target: object) -> Rule | None:
         mine
         or RULES.get(target)
         or (pointwise.pointwise if pointwise.is_pointwise(target) else None)
+        or BY_NAME.get(name_of(target))
     )
 
 
@@ -142,7 +150,8 @@ def takes_strided(call: OpCall, choice: Choice) -> bool:
     target = call.target
     if registry.find(target) or registry.find(PUBLIC.get(target)):
         return False
-    if target in STRIDED or pointwise.is_pointwise(target):
+    is_product = name_of(target) in BY_NAME
+    if target in STRIDED or is_product or pointwise.is_pointwise(target):
         return True
     cut = layout.split(choice[0][0]) if choice[0] else None
     if target in reads.TABLE:

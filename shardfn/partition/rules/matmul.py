@@ -55,6 +55,36 @@ def grouped_product(call: OpCall) -> list[Choice]:
     return choices
 
 
+def fallback_backward(call: OpCall) -> list[Choice]:
+    """The gradients of a product for each group of rows, by the factors of one matrix: sharding
+    one that a gradient does not have makes it a Partial sum.
+    """
+    return [
+        replicated(call),
+        ((1, 1, "R", "R"), (1, 1)),
+        (("R", 2, "R", 1), ("sum", 2)),
+        (("R", "R", "R", "sum"), ("sum", "sum")),
+    ]
+
+
+def fallback_product(call: OpCall) -> list[Choice]:
+    """A product for each group of rows, by the factors of one matrix."""
+    return [
+        replicated(call),
+        ((1, 1, "R"), ("sum",)),
+        (("R", 2, "R"), (1,)),
+        (("sum", "R", "R"), ("sum",)),
+        (("R", "sum", "R"), ("sum",)),
+    ]
+
+
+# By name: ops that exist once their package is imported. They are what Hugging Face's models
+# call where torch has no grouped product for their dtype.
+BY_NAME: dict[str, Rule] = {
+    "transformers::grouped_mm_fallback": fallback_product,
+    "transformers::grouped_mm_fallback_backward": fallback_backward,
+}
+
 TABLE: dict[object, Rule] = {
     aten.mm.default: product("i k, k j -> i j"),
     aten.bmm.default: product("b i k, b k j -> b i j"),

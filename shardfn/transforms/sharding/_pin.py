@@ -6,18 +6,20 @@ Dynamo reads this.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 from torch import nn
 
+from ... import _compat
 from ...accepted import accept
 from ...errors import PlacementError, ShardError, TreeError
 from ...plans.patterns import compiled, general, near, written
 from ._constrain import is_constraint, pinned
 
 Pattern = str | re.Pattern[str]
+PINNED = "shardfn_pinned"  # of a hook: the placements that it constrains to
 
 
 @attrs.frozen(eq=False)
@@ -66,7 +68,8 @@ def pin(
 
     Raises:
         TreeError: patterns that match no layer; neither outputs nor inputs.
-        PlacementError: a value that holds something else than `P`.
+        PlacementError: a value that holds something else than `P`; two placements for what one
+            layer returns or takes, here or in an earlier call whose constraints are in place.
         ShardError: the module is not an nn.Module.
 
     Source: jax.lax.with_sharding_constraint, and torch's PrepareModuleInput and
@@ -94,6 +97,7 @@ def pin(
         fix = "sf.pin(module, {'layers.*.mlp': P('dp', 'tp')})"
         raise TreeError.of("pin", "neither outputs nor inputs", fix=fix)
     layers = dict(module.named_modules(remove_duplicate=False))
+    _refuse_contradictions(layers, chosen)
     handles = []
     for verb, path, placement in chosen:
         where = f"pin, {verb}[{path!r}]"
@@ -107,6 +111,7 @@ def _output(layer: nn.Module, placement: Any, where: str) -> Any:
     def hook(_: nn.Module, args: Any, out: Any) -> Any:
         return pinned(out, placement, where)
 
+    hook.__dict__[PINNED] = placement
     return layer.register_forward_hook(hook)
 
 
@@ -120,7 +125,66 @@ def _input(layer: nn.Module, placement: Any, where: str) -> Any:
         held = [pinned(x, spec, where) for x, spec in rows]
         return (*held, *args[count:])
 
+    hook.__dict__[PINNED] = specs
     return layer.register_forward_pre_hook(hook)
+
+
+HOOKS_OF = {
+    "outputs": _compat.forward_hooks_of,
+    "inputs": _compat.forward_pre_hooks_of,
+}
+
+
+def _refuse_contradictions(
+    layers: Mapping[str, nn.Module], chosen: Sequence[tuple[str, str, Any]]
+) -> None:
+    """Refuse two placements for one value. A layer may have several paths."""
+    wrong = []
+    given: dict[tuple[str, nn.Module], Any] = {}
+    for verb, path, placement in chosen:
+        layer = layers[path]
+        hooks = HOOKS_OF[verb](layer).values()
+        earlier = [getattr(hook, PINNED, None) for hook in hooks]
+        earlier.append(given.get((verb, layer)))
+        takes = verb == "inputs" and not isinstance(placement, tuple)
+        now = (placement,) if takes else placement
+        given[verb, layer] = now
+        for other in earlier:
+            if _contradict(now, other):
+                wrong.append(f"{verb}[{path!r}] is pinned to {other}, and to {now}")
+    if wrong:
+        raise PlacementError.of(
+            "pin",
+            *wrong,
+            needed="one placement for each value",
+            fix="remove() of the earlier pins, or patterns without these layers",
+        )
+
+
+def _contradict(first: Any, second: Any) -> bool:
+    """Whether two trees of placements name one value differently."""
+    if first is None or second is None:
+        return False
+    if is_constraint(first) and is_constraint(second):
+        return first != second
+    if is_constraint(first):
+        return _contradict(second, first)
+    keys = first.keys() if isinstance(first, dict) else range(len(first))
+    for key in keys:
+        other = second
+        if not is_constraint(second):
+            other = _part(second, key)
+        if _contradict(first[key], other):
+            return True
+    return False
+
+
+def _part(tree: Any, key: Any) -> Any:
+    """One of the parts of a tree of placements; None where it has none."""
+    if isinstance(tree, dict):
+        return tree.get(key)
+    is_number = isinstance(key, int) and key < len(tree)
+    return tree[key] if is_number else None
 
 
 HOOKS: dict[str, Callable[[nn.Module, Any, str], Any]] = {

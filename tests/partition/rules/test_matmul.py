@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import pieces
 import pytest
+import torch
+from sample_values import f
 
 from shardfn.partition.rules import matmul
-from tests.support.stages.rule_proofs import family, prove_on_grids, prove_on_lines
+from tests.support.stages.rule_proofs import (
+    LINES,
+    family,
+    plain_ways,
+    prove_on_grids,
+    prove_on_lines,
+)
 
 
 @pytest.mark.parametrize(("name", "position"), family(matmul))
@@ -16,3 +25,20 @@ def test_every_choice_is_right_on_one_axis(name: str, position: int) -> None:
 @pytest.mark.parametrize(("name", "position"), family(matmul))
 def test_choices_are_independent_on_two_axes(name: str, position: int) -> None:
     prove_on_grids(name, position)
+
+
+def test_every_choice_of_the_products_of_hugging_face_is_right() -> None:
+    pytest.importorskip("transformers.integrations.moe")
+    ends = torch.tensor([2, 2, 5], dtype=torch.int32)
+    x, w, g = f(5, 3), f(3, 3, 4), f(5, 4)
+    ops = torch.ops.transformers
+    for op, given in (
+        (ops.grouped_mm_fallback.default, (x, w, ends)),
+        (ops.grouped_mm_fallback_backward.default, (x, w, ends, g)),
+    ):
+        one = pieces.OneOp(op, given, {})
+        for sizes in LINES:
+            ways = list(plain_ways(one, sizes))
+            assert len(ways) > 3
+            for ins, outs in ways:
+                one.prove(ins, outs, sizes)

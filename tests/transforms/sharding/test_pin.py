@@ -153,6 +153,49 @@ def test_a_mistake_is_named_and_leaves_no_hook(
     assert not any(layer._forward_pre_hooks for layer in net.modules())
 
 
+SPLIT = P("dp"), P(None, "tp")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "wrong"),
+    [
+        ({"0": SPLIT[0]}, {"*": SPLIT[1]}, "outputs['0']"),
+        ({"0": SPLIT}, {"0": (None, SPLIT[0])}, "outputs['0']"),
+        ({"0": {"x": SPLIT[0]}}, {"0": SPLIT[1]}, "outputs['0']"),
+        ({"0": SPLIT[0]}, {"0": SPLIT[0], "1": SPLIT[1]}, None),
+        ({"0": (SPLIT[0], None)}, {"0": (None, SPLIT[1])}, None),
+        ({"0": {"x": SPLIT[0]}}, {"0": {"y": SPLIT[1]}}, None),
+        ({"0": SPLIT[:1]}, {"0": SPLIT}, None),
+    ],
+)
+def test_one_value_has_one_placement(first: Any, second: Any, wrong: Any) -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    with sf.pin(net, first):
+        if wrong is None:
+            sf.pin(net, second).remove()
+        else:
+            with pytest.raises(sf.PlacementError) as error:
+                sf.pin(net, second)
+            assert f"pin: {wrong} is pinned to " in str(error.value)
+            assert "needed: one placement for each value" in str(error.value)
+            assert len(net[0]._forward_hooks) == 1
+    sf.pin(net, second).remove()  # the first pins are gone
+
+
+def test_a_layer_of_two_paths_has_one_placement() -> None:
+    shared = nn.Linear(2, 2)
+    net = nn.Sequential(shared, shared)
+    with pytest.raises(sf.PlacementError) as error:
+        sf.pin(net, inputs={"0": SPLIT[0], "1": SPLIT[1]})
+    assert str(error.value) == (
+        "pin: inputs['1'] is pinned to (P('dp'),), and to (P(None, 'tp'),)\n"
+        "  needed: one placement for each value\n"
+        "  try: remove() of the earlier pins, or patterns without these layers"
+    )
+    assert not shared._forward_pre_hooks
+    sf.pin(net, inputs={"0": SPLIT[0], "1": SPLIT[:1]}).remove()
+
+
 def test_what_is_not_a_module_is_refused() -> None:
     with pytest.raises(sf.ShardError) as error:
         sf.pin(case, {"": P("dp")})  # type: ignore[arg-type]

@@ -258,7 +258,7 @@ def lower_index_select(
     return zeros_elsewhere(b, hit_slices, slices)
 
 
-def _with_own_index(b: Builder, args: list[Any]) -> list[Any]:
+def with_own_index(b: Builder, args: list[Any]) -> list[Any]:
     """The arguments with a contiguous copy of the index if the index is smaller than the table
     in a dim other than `dim`.
 
@@ -283,7 +283,7 @@ def lower_scatter_reduce(
     b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
 ) -> Any:
     """The op itself."""
-    args = _with_own_index(b, args)
+    args = with_own_index(b, args)
     return b.call(aten.scatter_reduce.two, *args, **kwargs)
 
 
@@ -295,7 +295,7 @@ def lower_scatter(target: Any) -> Any:
     ) -> Any:
         table = pieces[0]
         dim = args[1] % max(len(table.shape), 1)
-        args = _with_own_index(b, args)
+        args = with_own_index(b, args)
         if not table.cuts(dim):
             return b.call(target, *args, **kwargs)
         size = table.local_shape[dim]
