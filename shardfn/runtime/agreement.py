@@ -24,9 +24,10 @@ from ..partition.plan import Nested, Redistribute
 from ..ranks.beside import watch_of
 from ..ranks.versions import VERSIONS
 from ..schedule import Agenda
+from ..simulated import is_on_part
 from ..types import LocalProgram
 from ..world import current_world
-from .arguments import OF_PART, Placed
+from .arguments import OF_PART, Placed, whole_mesh
 from .options import Request
 
 OF_DTENSOR = "a DTensor"
@@ -283,8 +284,9 @@ def compare_ranks(
         (f"tensor {i} that it closes over", x)
         for i, x in enumerate(closed_over)
     ]
+    parts_of = whole_mesh(request)
     mine = [
-        [_kind(what, x), _digest(x)]
+        [_kind(what, x), _digest(x, parts_of)]
         for what, x in rows
         if isinstance(x, torch.Tensor)
     ]
@@ -327,13 +329,13 @@ def _kind(what: str, x: torch.Tensor) -> list[Any]:
     )
 
 
-def _digest(x: torch.Tensor) -> str:
+def _digest(x: torch.Tensor, mesh: Any) -> str:
     """A digest of what must be the same on all ranks: the values of a plain tensor, and of a
-    DTensor that was on a part of the mesh.
+    DTensor on a part of the mesh, or that was on one.
     """
     if _is_plain(x):
         return digest_of(x)
-    if not getattr(x, OF_PART, False):
+    if not getattr(x, OF_PART, False) and not is_on_part(x, mesh):
         return ""
     whole: Any = x
     return digest_of(whole.full_tensor())
