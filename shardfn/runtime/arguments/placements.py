@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Shard
 
-from ... import _compat, _tree, tree_pairs
+from ... import _tree, tree_pairs
 from ...errors import PlacementError, TreeError, call_site
 from ...mesh import axes_of, refuse_other
 from ...placement import (
