@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from .. import _compat
 from ..capture import own_sizes
-from ..errors import DivergenceError, call_site
+from ..errors import SAME_COLLECTIVES, DivergenceError, call_site
 from ..ops.loops import inner_nodes
 from ..partition import Plan
 from ..partition.plan import Nested, Redistribute
@@ -160,9 +160,8 @@ def agree_on_collectives(
             first = groups.setdefault(group, (at, text))
             wrong = wrong or _first_other(first, (at, text))
     if wrong is not None:
-        fix = "the same collectives, of the same shapes, on every rank"
         got = "ranks whose shards have other sizes communicate differently"
-        raise DivergenceError.of(name, got, *wrong, fix=fix)
+        raise DivergenceError.of(name, got, *wrong, fix=SAME_COLLECTIVES)
 
 
 def _collectives(program: LocalProgram) -> Iterator[tuple[str, str, str]]:
