@@ -345,7 +345,9 @@ def own_error_raised(run: Callable[..., Any], *args: Any) -> Any:
 def is_substituted(
     table: dict[Any, Any], known: Callable[[Any], bool], fn: Any
 ) -> bool:
-    """Dynamo's check whether a function, which has a hash, has a substitute."""
+    """Dynamo's check whether a function has a substitute. One of pybind11 has no hash."""
+    if getattr(fn, "__hash__", None) is None:
+        return False
     is_ours = fn in table and any(fn is original for original in table)
     return is_ours or known(fn)
 
