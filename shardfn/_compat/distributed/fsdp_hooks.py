@@ -29,7 +29,7 @@ def key_of(called: Any) -> Any:
         return None
     if getattr(called, "__module__", None) != STATE:
         return called
-    name = getattr(called, "__qualname__", None)
+    name = called.__qualname__
     return OF_GROUPS.get(name, name) if _is_of_group(called) else name
 
 
@@ -46,6 +46,16 @@ def _is_of_group(called: Any) -> bool:
         if hasattr(inner, "__self__"):
             return True
     return False
+
+
+def state_of(hook: Any) -> Any:
+    """The state that a hook closes over: its wrappers refuse Dynamo, and count the modules. Dynamo
+    reads this.
+    """
+    inner = hook
+    while not hasattr(inner, "__self__"):
+        inner = inner.__wrapped__
+    return inner.__self__
 
 
 def policy_of(state: Any) -> Any:

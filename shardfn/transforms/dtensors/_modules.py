@@ -41,19 +41,13 @@ def post_forward(state: Any, module: Any, input: Any, output: Any) -> Any:
 @_compat.read_by_dynamo
 def pre_forward_of_group(hook: Any, module: Any, args: Any, kwargs: Any) -> Any:
     """The hook before the forward of one module of fully_shard([a, b])."""
-    return pre_forward(_state_of(hook), module, args, kwargs)
+    return pre_forward(fsdp_hooks.state_of(hook), module, args, kwargs)
 
 
 @_compat.read_by_dynamo
 def post_forward_of_group(hook: Any, module: Any, input: Any, output: Any) -> Any:
     """The hook after the forward of one module of fully_shard([a, b])."""
-    return post_forward(_state_of(hook), module, input, output)
-
-
-@_compat.read_by_dynamo
-def _state_of(hook: Any) -> Any:
-    """The state of a group of modules: one wrapper refuses Dynamo, one counts the modules."""
-    return hook.__wrapped__.__wrapped__.__self__
+    return post_forward(fsdp_hooks.state_of(hook), module, input, output)
 
 
 @_compat.read_by_dynamo

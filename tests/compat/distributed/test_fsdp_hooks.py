@@ -12,6 +12,7 @@ from shardfn._compat.distributed.fsdp_hooks import (
     PRE_FORWARD,
     STATE,
     key_of,
+    state_of,
     takes_itself,
 )
 
@@ -35,7 +36,7 @@ def test_the_hooks_of_a_group_of_modules_take_themselves() -> None:
         assert takes_itself(key_of(before))
         assert takes_itself(key_of(after))
         assert key_of(before) != key_of(after)
-        assert before.__wrapped__.__wrapped__.__self__ is record
+        assert state_of(before) is record
 
 
 def test_other_functions_are_their_own_keys() -> None:
