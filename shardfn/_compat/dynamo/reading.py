@@ -322,9 +322,7 @@ def _read_by(
 
 
 def _applied(fn_cls: Any) -> Callable[..., Any]:
-    """A function for the `apply` of an autograd.Function, which graphs cannot name from torch 2.15
-    on: it is a builtin.
-    """
+    """The `apply` of an autograd.Function, a builtin that no graph can name from torch 2.15 on."""
 
     def apply(*args: Any, **kwargs: Any) -> Any:
         return fn_cls.apply(*args, **kwargs)

@@ -255,7 +255,7 @@ def _placement(said: str) -> Any:
 
 @_compat.constant_in_graph
 def _refuse_no_placements(got: str) -> None:
-    """Refuse what is no list of placements.
+    """Refuse a value that is not a list of placements.
 
     Raises:
         PlacementError: always.
