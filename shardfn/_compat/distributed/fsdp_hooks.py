@@ -91,6 +91,13 @@ def places_of(parameter: Any) -> list[tuple[Any, str]]:
     return [(info.module, info.param_name), *shared]
 
 
+def is_gathered(parameter: Any) -> bool:
+    """Whether the modules have the gathered tensor of a parameter now, as between a forward and a
+    backward outside of functions. Dynamo reads this.
+    """
+    return parameter.sharded_state.name != "SHARDED"
+
+
 def replaced(module: Any, name: str, x: Any) -> Any:
     """The parameter of a module, which has a tensor in its place now. Dynamo reads this."""
     before = module._parameters[name]

@@ -53,11 +53,13 @@ def post_forward_of_group(hook: Any, module: Any, input: Any, output: Any) -> An
 @_compat.read_by_dynamo
 def _enter(state: Any, policy: Any) -> None:
     """Give the modules their parameters in the dtype of the computation. A module of theirs that
-    runs meanwhile finds them there.
+    runs meanwhile finds them there. Where nothing is cast nothing is written, as bodies of loops
+    and branches need it.
     """
     runs = getattr(state, fsdp_hooks.RUNS, [])
     before = _replaced(state, policy) if not runs else []
-    setattr(state, fsdp_hooks.RUNS, [*runs, before])
+    if runs or before:
+        setattr(state, fsdp_hooks.RUNS, [*runs, before])
 
 
 @_compat.read_by_dynamo
@@ -67,22 +69,38 @@ def _replaced(state: Any, policy: Any) -> list[Any]:
     for group in fsdp_hooks.groups_of(state):
         _check(group.gradient_divide_factor, fsdp_hooks.has_hook(group))
         for parameter in group.fsdp_params:
-            x = _computed_with(parameter.sharded_param, policy)
-            for owner, name in fsdp_hooks.places_of(parameter):
-                before.append((owner, name, fsdp_hooks.replaced(owner, name, x)))
+            x = parameter.sharded_param
+            is_cast = _is_cast(x.dtype, policy)
+            y = _computed_with(x, policy) if is_cast else x
+            # after a forward outside the modules may still have the gathered one
+            if is_cast or fsdp_hooks.is_gathered(parameter):
+                for owner, name in fsdp_hooks.places_of(parameter):
+                    before.append((owner, name, fsdp_hooks.replaced(owner, name, y)))
     return before
 
 
 @_compat.read_by_dynamo
 def _leave(state: Any) -> None:
     """Give the modules their parameters back."""
-    *runs, before = getattr(state, fsdp_hooks.RUNS)
-    for owner, name, x in before:
+    runs = getattr(state, fsdp_hooks.RUNS, [])
+    if not runs:
+        return
+    for owner, name, x in runs[-1]:
         fsdp_hooks.replaced(owner, name, x)
-    if runs:
-        setattr(state, fsdp_hooks.RUNS, runs)
+    if len(runs) > 1:
+        setattr(state, fsdp_hooks.RUNS, runs[:-1])
     else:
         delattr(state, fsdp_hooks.RUNS)
+
+
+@_compat.read_by_dynamo
+def _is_cast(own: torch.dtype, policy: Any) -> bool:
+    """Whether a policy casts a parameter, or its gradient."""
+    if not own.is_floating_point:
+        return False
+    compute = own if policy.param_dtype is None else policy.param_dtype
+    reduce = compute if policy.reduce_dtype is None else policy.reduce_dtype
+    return compute != own or reduce != own
 
 
 @_compat.read_by_dynamo
@@ -92,13 +110,9 @@ def _computed_with(x: torch.Tensor, policy: Any) -> torch.Tensor:
     """
     compute, reduce = policy.param_dtype, policy.reduce_dtype
     own = x.dtype
-    if not own.is_floating_point or (compute is None and reduce is None):
-        return x
     compute = own if compute is None else compute
     reduce = compute if reduce is None else reduce
     _check_reduced(str(own), str(compute), str(reduce))
-    if compute == own and reduce == own:
-        return x
     with annotations.casting(str(compute), str(reduce)):
         if reduce != own:
             # there and back: the same values, and gradients that are reduced between

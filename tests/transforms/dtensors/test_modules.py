@@ -149,6 +149,26 @@ def test_what_changes_gradients_otherwise_is_refused(
     assert fix in text
 
 
+def test_without_casts_its_modules_run_in_bodies_of_loops_and_branches() -> None:
+    alone = net()[0]
+    square = nn.Linear(5, 5).double()
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        wanted = square(square(X)), alone(X)
+        module: Any = nn.ModuleList([square, alone])
+        for each in module:
+            fully_shard(each, mesh=mesh)
+
+        def fn(x: torch.Tensor) -> Any:
+            twice, _ = sf.scan(lambda c, _: (square(c), None), x, None, length=2)
+            other = lambda x: x.repeat(1, 2)[:, :7]
+            return twice, torch.cond(x.sum() > -9, lambda x: alone(x), other, (x,))
+
+        found = sf.shard(fn, mesh, sf.P("dp"), backend="aten")(X)
+        for a, b in zip(found, wanted, strict=True):
+            torch.testing.assert_close(a.full_tensor(), b)
+
+
 class _Nested(nn.Module):
     """The first of a group of two modules, which calls the second one in the middle."""
 
