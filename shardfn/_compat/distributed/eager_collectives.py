@@ -95,6 +95,7 @@ def groups_like(group: Any) -> list[list[int]]:
     ranks, offsets, *_ = _c10d._prepare_collective_groups(
         group
     )  # torch 2.15 leaves out the third
+    assert ranks == sorted(ranks)
     return [[first + rank for rank in ranks] for first in offsets]
 
 
