@@ -142,6 +142,12 @@ class DivergenceError(ShardError):
     """Ranks that differ in a value, a program or the next collective, or that deadlock."""
 
 
+SAME_COLLECTIVES = (  # what to do where ranks differ in them
+    "the same collectives, of the same shapes, on every rank: of tensors padded to one size, or "
+    "those of DTensor.from_local(x, mesh, placements, shape=, stride=)"
+)
+
+
 class RendezvousError(ShardError):
     """Processes of a job that do not find each other."""
 

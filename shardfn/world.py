@@ -48,8 +48,8 @@ class _Entered:
 
     world: World | None = None
     by: fake_world | None = None
+    is_open: bool = False  # whether `start` has entered it
     thread: str = ""  # the name of the thread that entered it
-    hook: Any = None  # sys.excepthook, as it was before
     torchs: contextlib.ExitStack = attrs.Factory(
         contextlib.ExitStack
     )  # torch, patched
@@ -160,9 +160,9 @@ class fake_world(contextlib.ContextDecorator):
         with _door:
             if dist.is_initialized():
                 raise _exists_already()
-            hook = (
-                sys.excepthook
-            )  # torch adds the rank to every traceback, and leaves it there
+            if _entered.world is not None:
+                _leave()  # its process group was destroyed
+            hook = sys.excepthook
             rank, size = self.world.rank, self.world.size
             with contextlib.ExitStack() as torchs:
                 is_simulated = self.world.kind == "simulated"
@@ -176,20 +176,37 @@ class fake_world(contextlib.ContextDecorator):
                         world_size=size,
                     )
                 _entered.torchs = torchs.pop_all()
-            _entered.hook, _entered.thread = hook, threading.current_thread().name
-            _entered.by = self
+            sys.excepthook = hook  # torch adds the rank to every traceback
+            _entered.thread = threading.current_thread().name
+            _entered.by, _entered.is_open = self, False
             self.world = _entered.world = attrs.evolve(
                 self.world
             )  # a world ends when it is left
         return self.world
 
-    def start(self) -> World:
-        """Enter the world without a `with`, as in a notebook. `stop` leaves it."""
-        return self.__enter__()
+    def start(self) -> fake_world:
+        """Enter the world without a `with`, as in a notebook. `stop` leaves it.
+
+        Returns:
+            This object.
+
+        Raises:
+            ShardError: a process group exists already.
+        """
+        self.__enter__()
+        _entered.is_open = True
+        return self
 
     def stop(self) -> None:
-        """Leave the world that `start` has entered."""
-        self.__exit__()
+        """Leave the world that `start` has entered. Any `fake_world` of so many ranks leaves it: a
+        notebook may have lost the one that did.
+
+        Raises:
+            ShardError: none was started, one of another size was, or a `with` has entered it.
+        """
+        with _door:
+            _refuse_stop(self.world.size)
+            _leave()
 
     def __exit__(self, *exc: object) -> None:
         with _door:
@@ -197,12 +214,42 @@ class fake_world(contextlib.ContextDecorator):
                 fix = f"`with fake_world({self.world.size}):` around the code that needs it"
                 got = "it is left, and it was not entered or has been left already"
                 raise ShardError.of("fake_world", got, fix=fix)
-            _entered.torchs.close()
-            _entered.world = _entered.by = None
-            sys.excepthook = _entered.hook
-            if dist.is_initialized():
-                dist.destroy_process_group()
-            _compat.shardings_forgotten()
+            _leave()
+
+    def __repr__(self) -> str:
+        world = self.world
+        numerics = "" if world.kind == "simulated" else ", numerics=False"
+        return f"fake_world({world.size}, rank={world.rank}{numerics})"
+
+
+def _leave() -> None:
+    """Leave the world that is entered."""
+    _entered.torchs.close()
+    _entered.world = _entered.by = None
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    _compat.shardings_forgotten()
+
+
+def _refuse_stop(size: int) -> None:
+    """Refuse to leave a world that `start` has not entered.
+
+    Raises:
+        ShardError: there is none of this size.
+    """
+    by = _entered.by
+    if by is None:
+        got = "it is stopped, and it was not started or has been stopped already"
+        fix = "world = sf.fake_world(n), world.start(), and later world.stop()"
+    elif not _entered.is_open:
+        got = "it is stopped, and a `with` has entered it"
+        fix = "the end of the `with`, which leaves it"
+    elif by.world.size != size:
+        got = f"one of {size} ranks is stopped, and one of {by.world.size} was started"
+        fix = f"sf.fake_world({by.world.size}).stop()"
+    else:
+        return
+    raise ShardError.of("fake_world", got, fix=fix)
 
 
 def _exists_already() -> ShardError:
@@ -210,7 +257,9 @@ def _exists_already() -> ShardError:
     got = f"a world of {dist.get_world_size()} ranks exists already"
     fix = "drop fake_world: this process has real ranks"
     if _entered.world is not None:
-        fix = "leave the other fake_world first"
+        size = _entered.world.size
+        fix = "leave the other fake_world first: "
+        fix += f"sf.fake_world({size}).stop()" if _entered.is_open else "the end of its `with`"
         if _entered.thread != threading.current_thread().name:
             got = f"{got}, entered in thread {_entered.thread}"
             fix = "one fake_world around all threads: they share the process group"

@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 import shardfn as sf
 from shardfn import P
@@ -55,7 +55,8 @@ def test_worlds_out_of_range_and_nested_worlds() -> None:
         pass
     assert (
         str(error.value)
-        == "fake_world: a world of 8 ranks exists already\n  try: leave the other fake_world first"
+        == "fake_world: a world of 8 ranks exists already\n"
+        "  try: leave the other fake_world first: the end of its `with`"
     )
 
 
@@ -149,7 +150,7 @@ def test_equal_ranks_in_meshes_of_other_shapes_have_groups_of_their_own() -> Non
 AT_EXIT = """
 import atexit, contextlib, pathlib
 import torch.distributed as dist
-from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 def end():
     names = ""
     for task in pathlib.Path("/proc/self/task").iterdir():
@@ -191,3 +192,49 @@ def test_a_process_leaves_the_gloo_group_that_shardfn_joined_at_exit(
         check=False,
     )
     assert done.stdout == f"{at_exit}\n"
+
+
+class TestOpenForm:
+    """A world that is started and stopped without a `with`, as in a notebook."""
+
+    def test_it_is_started_and_stopped(self) -> None:
+        hook = sys.excepthook
+        world = sf.fake_world(8, rank=3)
+        assert world.start() is world
+        try:
+            assert (current_world().size, current_world().rank) == (8, 3)
+            assert sys.excepthook is hook
+            x = sf.distribute(torch.arange(9.0), sf.make_mesh((8,), ("dp",)), P("dp"))
+            assert torch.equal(x.full_tensor(), torch.arange(9.0))
+        finally:
+            world.stop()
+        assert current_world().size == 1
+        assert repr(world) == "fake_world(8, rank=3)"
+
+    def test_any_object_of_its_size_stops_it_from_any_thread(self) -> None:
+        sf.fake_world(8).start()  # as a cell does that runs a second time
+        with pytest.raises(sf.ShardError, match=r"first: sf.fake_world\(8\).stop\(\)"):
+            sf.fake_world(8).start()
+        with pytest.raises(sf.ShardError, match=r"try: sf.fake_world\(8\).stop\(\)"):
+            sf.fake_world(4).stop()
+        thread = threading.Thread(target=sf.fake_world(8).stop)
+        thread.start()
+        thread.join()
+        assert current_world().size == 1
+
+    def test_what_start_has_not_entered_is_not_stopped(self) -> None:
+        with pytest.raises(sf.ShardError, match="was not started or has been stopped"):
+            sf.fake_world(8).stop()
+        world = sf.fake_world(2)
+        with world:
+            with pytest.raises(sf.ShardError, match="a `with` has entered it"):
+                world.stop()
+            assert current_world().size == 2
+
+    def test_a_world_whose_group_the_user_destroys_is_over(self) -> None:
+        sf.fake_world(4).start()
+        dist.destroy_process_group()
+        before = DTensor.__new__
+        with sf.fake_world(2):
+            assert current_world().size == 2
+        assert DTensor.__new__ is not before

@@ -17,16 +17,17 @@ from torch.distributed.tensor import DTensor
 
 from .. import _compat
 from ..capture import own_sizes
-from ..errors import DivergenceError, call_site
+from ..errors import SAME_COLLECTIVES, DivergenceError, call_site
 from ..ops.loops import inner_nodes
 from ..partition import Plan
 from ..partition.plan import Nested, Redistribute
 from ..ranks.beside import watch_of
 from ..ranks.versions import VERSIONS
 from ..schedule import Agenda
+from ..simulated import is_on_part
 from ..types import LocalProgram
 from ..world import current_world
-from .arguments import OF_PART, Placed
+from .arguments import OF_PART, Placed, whole_mesh
 from .options import Request
 
 OF_DTENSOR = "a DTensor"
@@ -159,9 +160,8 @@ def agree_on_collectives(
             first = groups.setdefault(group, (at, text))
             wrong = wrong or _first_other(first, (at, text))
     if wrong is not None:
-        fix = "the same collectives, of the same shapes, on every rank"
         got = "ranks whose shards have other sizes communicate differently"
-        raise DivergenceError.of(name, got, *wrong, fix=fix)
+        raise DivergenceError.of(name, got, *wrong, fix=SAME_COLLECTIVES)
 
 
 def _collectives(program: LocalProgram) -> Iterator[tuple[str, str, str]]:
@@ -283,8 +283,9 @@ def compare_ranks(
         (f"tensor {i} that it closes over", x)
         for i, x in enumerate(closed_over)
     ]
+    parts_of = whole_mesh(request)
     mine = [
-        [_kind(what, x), _digest(x)]
+        [_kind(what, x), _digest(x, parts_of)]
         for what, x in rows
         if isinstance(x, torch.Tensor)
     ]
@@ -327,13 +328,13 @@ def _kind(what: str, x: torch.Tensor) -> list[Any]:
     )
 
 
-def _digest(x: torch.Tensor) -> str:
+def _digest(x: torch.Tensor, mesh: Any) -> str:
     """A digest of what must be the same on all ranks: the values of a plain tensor, and of a
-    DTensor that was on a part of the mesh.
+    DTensor on a part of the mesh, or that was on one.
     """
     if _is_plain(x):
         return digest_of(x)
-    if not getattr(x, OF_PART, False):
+    if not getattr(x, OF_PART, False) and not is_on_part(x, mesh):
         return ""
     whole: Any = x
     return digest_of(whole.full_tensor())

@@ -14,9 +14,10 @@ from torch.distributed.tensor import DTensor
 from .. import _compat
 from ..capture import Captured
 from ..capture.rewrites.strides import refuse_view
+from ..mesh import axes_of
 from ..partition import layout
 from ..random import ambient
-from ..simulated import SimulatedTensor, own_of_part
+from ..simulated import SimulatedTensor, on_mesh, own_of_part
 from ..types import LocalProgram
 from .arguments import Placed, itself, reader
 
@@ -126,11 +127,11 @@ def closed_over(
         return lambda: [read()] * len(programs)
     columns = _strides(programs)[-len(closed) :]
     rows = list(zip(*columns, strict=True))
-    own = _of_parts(closed, rows[0])
+    kinds = _of_parts(closed, rows[0], programs[0].axes.names)
 
     def laid() -> list[list[torch.Tensor]]:
         now = [
-            _own_of_part(x) if i in own else x
+            kinds[i](x) if i in kinds else x
             for i, x in enumerate(read())
         ]
         return [
@@ -145,11 +146,25 @@ def closed_over(
 
 
 def _of_parts(
-    closed: Sequence[torch.Tensor], strides: Sequence[Sequence[int]]
-) -> set[int]:
-    """The positions of DTensors on a part of the mesh, which have one more dim in the program."""
-    pairs = enumerate(zip(closed, strides, strict=True))
-    return {i for i, (x, stride) in pairs if len(stride) > x.dim()}
+    closed: Sequence[torch.Tensor],
+    strides: Sequence[Sequence[int]],
+    names: tuple[str, ...],
+) -> dict[int, Callable[[Any], torch.Tensor]]:
+    """The positions of DTensors on a part of the mesh of these axes, and how a program takes them.
+    In the code of one rank they have one more dim.
+    """
+    own = {}
+    for i, (x, stride) in enumerate(zip(closed, strides, strict=True)):
+        if len(stride) > x.dim():
+            own[i] = _own_of_part
+        elif isinstance(x, DTensor) and axes_of(x.device_mesh).names != names:
+            own[i] = on_root
+    return own
+
+
+def on_root(x: DTensor) -> DTensor:
+    """A DTensor on a part of a mesh as one on the mesh that it is a part of."""
+    return on_mesh(x, _compat.root_mesh(x.device_mesh))
 
 
 def _own_of_part(x: Any) -> torch.Tensor:

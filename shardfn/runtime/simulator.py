@@ -23,7 +23,7 @@ from ..collectives import (
     implement,
 )
 from ..compile.op_by_op import run_as
-from ..errors import DivergenceError
+from ..errors import SAME_COLLECTIVES, DivergenceError
 from ..ops.loops import Loop
 from ..types import Collective, LocalProgram, MeshAxes
 from . import cache
@@ -147,6 +147,7 @@ def _same_request(group: list[int], asked: dict[int, Request]) -> None:
                 f"axis {first.record.axis}",
                 "ranks enter different collectives",
                 *said,
+                fix=SAME_COLLECTIVES,
             )
 
 

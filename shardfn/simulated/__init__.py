@@ -10,7 +10,7 @@ from .local_tensor import (
     shown,
     used_after_donation,
 )
-from .parts import is_on_part, own_of_part, uneven_dim
+from .parts import is_on_part, on_mesh, own_of_part, placements_on, uneven_dim
 
 __all__ = [
     "DonatedTensor",
@@ -20,7 +20,9 @@ __all__ = [
     "dtensors",
     "is_on_part",
     "of_one_part",
+    "on_mesh",
     "own_of_part",
+    "placements_on",
     "remains_of",
     "shown",
     "uneven_dim",

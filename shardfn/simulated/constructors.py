@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -21,11 +22,13 @@ SOURCE = "src_data_rank"  # of the calls that shard or replicate a tensor
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def constructors_simulated() -> AbstractContextManager[None]:
+@contextlib.contextmanager
+def constructors_simulated() -> Iterator[None]:
     """A context in which DTensor.from_local, distribute_tensor and the factories of
     torch.distributed.tensor make tensors for all ranks, and collectives are those of all ranks.
+    torch.load takes their classes for safe, as it takes DTensor.
     """
-    return _compat.patched(
+    patched = _compat.patched(
         "simulated world",
         made=made,
         on_all_ranks=on_all_ranks,
@@ -33,6 +36,9 @@ def constructors_simulated() -> AbstractContextManager[None]:
         unsharded=unsharded,
         communicated=collectives.run,
     )
+    classes: list[Any] = [SimulatedDTensor, SimulatedTensor]
+    with patched, torch.serialization.safe_globals(classes):
+        yield
 
 
 def constructors_unread() -> AbstractContextManager[None]:

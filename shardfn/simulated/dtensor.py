@@ -21,6 +21,7 @@ from .local_tensor import (
 )
 
 aten = torch.ops.aten
+NO_GROUP = "process group"  # in torch's error
 Call = Callable[[DTensor], torch.Tensor]
 
 
@@ -138,7 +139,24 @@ class AllRanks:
         self.shown = shown
         # the id of a DTensor that has entered: itself, and the given one
         self.given: dict[int, tuple[DTensor, DTensor]] = {}
-        self.running = lambda: _compat.all_ranks(self.ranks)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """A context in which torch's code runs for all ranks.
+
+        Raises:
+            ShardError: it communicates, and the world has ended.
+        """
+        try:
+            with _compat.all_ranks(self.ranks):
+                yield
+        except RuntimeError as error:
+            if dist.is_initialized() or NO_GROUP not in str(error):
+                raise
+            got = "this op communicates, and the world of the DTensor has ended"
+            fix = "sf.full(x), which reads it; in another world "
+            fix += "sf.distribute(sf.full(x), mesh, placements)"
+            raise ShardError.of("a DTensor", got, fix=fix) from error
 
     @classmethod
     def of(cls, x: DTensor) -> AllRanks:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Placement, Replicate
 
 from .. import _compat
+from .dtensor import dtensors
 from .local_tensor import SimulatedTensor, shown
 
 
@@ -31,6 +32,30 @@ def uneven_dim(x: DTensor) -> int | None:
             return dim
         left[dim] //= n
     return None
+
+
+def placements_on(x: DTensor, mesh: Any) -> tuple[Placement, ...]:
+    """The placements on a mesh of a DTensor on a part of it: replicated over the other axes."""
+    names = x.device_mesh.mesh_dim_names or ()
+    own = dict(zip(names, x.placements, strict=True))
+    return tuple(
+        own.get(axis, Replicate())
+        for axis in mesh.mesh_dim_names
+    )
+
+
+def on_mesh(x: Any, mesh: Any) -> Any:
+    """A DTensor on a part of a mesh as one on the mesh, of which all parts hold the same. Any other
+    tensor is itself.
+    """
+    if not is_on_part(x, mesh):
+        return x
+    placements = placements_on(x, mesh)
+    spec = _compat.dtensor_spec(
+        mesh, placements, tuple(x.shape), x.stride(), x.dtype
+    )
+    (made,) = dtensors([own_of_part(x, mesh)], [spec])
+    return made
 
 
 def own_of_part(x: DTensor, mesh: Any) -> torch.Tensor:

@@ -177,6 +177,18 @@ CONTRADICTING: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
         lambda d, mesh: d.redistribute(mesh, [Shard(0), Shard(1)]),
         "DTensor.redistribute: 2 placements for a mesh of 1 axes ('dp',)",
     ),
+    "a placement in place of a list": (
+        lambda d, mesh: d.redistribute(mesh, Shard(0)),
+        "placements of a DTensor: got Shard",
+    ),
+    "text among placements": (
+        lambda d, mesh: d.redistribute(mesh, ["dp"]),
+        "placements of a DTensor: got a list with a str",
+    ),
+    "a dim of a number": (
+        lambda d, mesh: d.sum().redistribute(mesh, [Shard(0)]),
+        "DTensor.redistribute: Shard(0) of a tensor with 0 dims, shape ()",
+    ),
     "no placements": (
         lambda d, mesh: d.redistribute(mesh),
         "DTensor.redistribute: without placements",

@@ -60,18 +60,19 @@ def _closed_over(mesh: Any, rank: int, around: Any = lambda fn: fn) -> Any:
     return around(lambda w: (d * 2, d.full_tensor() @ w))(w)
 
 
-def _in_shard(mesh: Any, rank: int, around: Any) -> Any:
-    """A global tensor of a DTensor on the last axis of the mesh."""
-    x, _ = own(rank)
+def _in_shard(mesh: Any, rank: int, around: Any, held: int = 1) -> Any:
+    """A global tensor of DTensors on the last axis of the mesh: an argument, and a closed-over
+    one of a rank.
+    """
     part = mesh[mesh.mesh_dim_names[-1]]
-    d = DTensor.from_local(x, part, [Shard(0)])
-    return around(lambda d: (d * 2).cos().sum(0))(d).full_tensor()
+    d, other = (DTensor.from_local(own(k)[0], part, [Shard(0)]) for k in (rank, held))
+    return around(lambda d: (d * 2 + other).cos().sum(0))(d).full_tensor()
 
 
-def _other_parts(mesh: Any, rank: int) -> str:
+def _other_parts(mesh: Any, rank: int, held: int) -> str:
     """Why `shard` refuses DTensors on parts of the mesh that hold other values."""
     try:
-        _in_shard(mesh, rank, lambda fn: sf.shard(fn, mesh, backend="aten"))
+        _in_shard(mesh, rank, lambda fn: sf.shard(fn, mesh, backend="aten"), held)
     except sf.DivergenceError as error:
         return str(error)
     return ""
@@ -110,7 +111,8 @@ def _on_a_rank(shape: tuple[int, ...], names: set[str]) -> dict[str, Any]:
     of_shard = [_in_shard(mesh, column, lambda fn: fn)]
     of_shard.append(_in_shard(mesh, column, by_shard))
     found["in shard"] = tuple(map(plain, of_shard))
-    found["of other parts"] = _other_parts(mesh, rank)
+    refusals = [_other_parts(mesh, rank, 1), _other_parts(mesh, column, rank)]
+    found["of other parts"] = refusals
     closed = _closed_over(mesh, rank), _closed_over(mesh, rank, sf.jit)
     found["closed over"] = tuple(map(plain, closed))
     found["compiled"] = plain(eager), plain(ours(*own(rank)))
@@ -173,8 +175,10 @@ def test_a_gradient_that_torch_would_have_wrong_is_refused(answers: Any) -> None
 def test_parts_that_hold_other_values_are_refused_in_shard(answers: Any) -> None:
     shape, ranks = answers
     for found in ranks:
-        text = found["of other parts"]
-        assert ("argument d: a DTensor on a part of the mesh" in text) is (len(shape) > 1)
+        names = "argument d", "tensor 0 that it closes over"
+        for name, text in zip(names, found["of other parts"], strict=True):
+            refusal = f"{name}: a DTensor on a part of the mesh"
+            assert (refusal in text) is (len(shape) > 1)
 
 
 def _compiled(shape: tuple[int, ...]) -> Any:

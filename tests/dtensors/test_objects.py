@@ -178,16 +178,7 @@ def added(held: Any, mesh: Any) -> Any:
     return sf.shard(lambda x: held + x, mesh)(X)
 
 
-ONE = "outside of the function, where all parts hold the same"
-WHOLE = f"sf.distribute(sf.full(x), mesh, [Shard(dim=0), Replicate()]), {ONE}"
 CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "a closed-over one, in shard": (
-        lambda mesh: added(part(mesh, "dp"), mesh),
-        f"""shard(<lambda>), a DTensor that it closes over: its mesh is (dp=2), that of the call \
-around it (dp=2, tp=2)
-  needed: one mesh
-  try: {WHOLE}""",
-    ),
     "two meshes in one op": (
         lambda mesh: sf.jit(
             lambda x: (
@@ -243,6 +234,29 @@ def test_in_shard_dtensors_on_parts_are_global_tensors(axes: Any) -> None:
         torch.testing.assert_close(total.full_tensor(), fn(x, w))
         with pytest.raises(sf.ShardError, match="a part of the mesh: it requires grad"):
             sharded(args[0].requires_grad_(), w)
+
+
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1), Replicate()])
+def test_in_shard_closed_over_dtensors_on_parts_are_global_tensors(placement: Any) -> None:
+    """With uneven shards; their gradients are on the part, as optimizers need them."""
+    x, w = (torch.arange(15.0, dtype=torch.float64).view(3, 5).sin() + k for k in (0, 1))
+    fn = lambda x, w: (x * w).cos().sum()
+    with sf.fake_world(6):
+        mesh = sf.make_mesh((2, 3), ("dp", "tp"))
+        held = distribute_tensor(w, mesh["tp"], [placement]).requires_grad_()
+        loss = sf.shard(lambda x: fn(x, held), mesh, P("dp"), backend="aten")
+        for _ in range(2):
+            loss(x).backward()
+            gradient: Any = held.grad
+            wanted = torch.func.grad(fn, argnums=1)(x, held.detach().full_tensor())
+            torch.testing.assert_close(gradient.full_tensor(), wanted)
+            assert gradient.device_mesh == mesh["tp"]
+            assert gradient.placements == (placement,)
+            torch.optim.SGD([held], 0.1).step()
+            held.grad = None
+        with torch.no_grad():
+            now = held.full_tensor()
+            torch.testing.assert_close(loss.compile(x)(x).full_tensor(), fn(x, now))
 
 
 @pytest.mark.parametrize("case", CASES)

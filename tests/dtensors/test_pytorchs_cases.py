@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from ranks import run_ranks
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import (
     DTensor,
     Partial,
@@ -286,8 +286,34 @@ def a_module_of_fully_shard(mesh: Any) -> None:
         close(gradient.full_tensor(), q.grad)
 
 
+def a_policy_of_mixed_precision(mesh: Any) -> None:
+    """Parameters in float32, computed with in float64; on real ranks also as FSDP computes it."""
+    policy = MixedPrecisionPolicy(torch.float64, torch.float64)
+    alone, net, eager = (_pair().float() for _ in range(3))
+    x = draw(8, 6).float()
+    cast = {name: p.double() for name, p in alone.named_parameters()}
+    torch.func.functional_call(alone, cast, x.double()).square().mean().backward()
+    for module in (net, eager):
+        fully_shard(module, mesh=mesh, mp_policy=policy)
+    mean = lambda x: net(x).square().mean()
+    value: Any = sf.shard(mean, mesh, sf.P("dp"), backend="aten")(x)
+    value.backward()
+    for p, q in zip(net.parameters(), alone.parameters(), strict=True):
+        gradient: Any = p.grad
+        assert gradient.dtype == torch.float32
+        close(gradient.full_tensor(), q.grad)
+    if torch.distributed.get_backend() != "gloo":
+        return
+    eager.set_force_sum_reduction_for_comms(True)  # Gloo has no mean
+    own = x.chunk(mesh.size())[mesh.get_local_rank()]
+    eager(own).square().mean().backward()
+    for p, q in zip(net.parameters(), eager.parameters(), strict=True):
+        close(p.grad.to_local(), q.grad.to_local())
+
+
 CASES = (
     a_module_of_fully_shard,
+    a_policy_of_mixed_precision,
     a_loss_of_sharded_classes,
     a_result_that_is_not_contiguous,
     terms_into_a_product,

@@ -10,6 +10,7 @@ import torch
 
 import shardfn as sf
 from shardfn import _compat
+from shardfn.errors import SAME_COLLECTIVES
 from shardfn.partition.emission.builder import Builder, Piece
 from shardfn.partition.emission.moves import apply_move
 from shardfn.partition.printing import local_text
@@ -96,6 +97,7 @@ def test_ranks_that_ask_for_different_reductions_are_named_with_their_lines() ->
         "axis a: ranks enter different collectives",
         "  rank 0: all_reduce over a of (3,) torch.float32, at model.py:3",
         "  rank 1: all_reduce over a of (3,) torch.float32, at model.py:7",
+        f"  try: {SAME_COLLECTIVES}",
     ])  # fmt: skip
 
 
@@ -108,6 +110,7 @@ def test_ranks_that_ask_for_different_shapes_are_named_with_their_lines() -> Non
         "axis a: ranks enter different collectives",
         "  rank 0: all_reduce over a of (3,) torch.float32, at model.py:3",
         "  rank 1: all_reduce over a of (2,) torch.float32, at model.py:3",
+        f"  try: {SAME_COLLECTIVES}",
     ])  # fmt: skip
 
 

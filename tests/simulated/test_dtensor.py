@@ -15,7 +15,6 @@ from versions import is_before, needs_torch
 
 import shardfn as sf
 from shardfn import P
-from shardfn.world import current_world
 from tests.simulated import eager
 
 MESHES = {(2,): ("dp",), (2, 2): ("dp", "tp")}
@@ -149,18 +148,15 @@ def test_a_checkpoint_of_terms_is_refused() -> None:
             x.__create_chunk_list__()
 
 
-def test_a_world_is_started_and_stopped_without_a_with() -> None:
-    world = sf.fake_world(8)
-    assert world.start().size == 8
-    try:
-        mesh = sf.make_mesh((8,), ("dp",))
-        x = sf.distribute(eager.X, mesh, P("dp"))
-        assert torch.equal(x.full_tensor(), eager.X)
-    finally:
-        world.stop()
-    assert current_world().size == 1
-    with pytest.raises(sf.ShardError, match="has been left already"):
-        world.stop()
+def test_after_its_world_it_is_read_and_what_communicates_is_refused_by_name() -> None:
+    with sf.fake_world(2):
+        x = sf.distribute(eager.X, sf.make_mesh((2,), ("dp",)), P("dp"))
+    assert torch.equal(sf.full(x * 2), eager.X * 2)
+    with pytest.raises(sf.ShardError) as caught:
+        x.full_tensor()
+    text = str(caught.value)
+    assert "a DTensor: this op communicates, and the world of the DTensor has ended" in text
+    assert "try: sf.full(x), which reads it" in text
 
 
 def test_nothing_of_torch_stays_replaced() -> None:

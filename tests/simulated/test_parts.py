@@ -8,7 +8,13 @@ import torch
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import shardfn as sf
-from shardfn.simulated import is_on_part, own_of_part, uneven_dim
+from shardfn.simulated import (
+    is_on_part,
+    on_mesh,
+    own_of_part,
+    placements_on,
+    uneven_dim,
+)
 
 R, S = Replicate(), Shard(0)
 W = torch.arange(8.0, dtype=torch.float64).reshape(4, 2).sin()
@@ -43,6 +49,18 @@ def test_every_rank_has_the_tensor_of_its_place_in_the_part() -> None:
                 halves = W.chunk(2)
                 for x, k in zip(every, rows, strict=True):
                     assert torch.equal(x, halves[k])
+
+
+def test_on_the_mesh_it_is_replicated_over_the_other_axes() -> None:
+    with sf.fake_world(4):
+        mesh = grid()
+        d = distribute_tensor(W[:3], mesh["tp"], [S])  # uneven
+        assert placements_on(d, mesh) == (R, S)
+        whole = on_mesh(d, mesh)
+        assert whole.device_mesh == mesh
+        assert torch.equal(whole.full_tensor(), W[:3])
+        assert on_mesh(whole, mesh) is whole
+        assert on_mesh(W, mesh) is W
 
 
 def test_a_dim_in_shards_of_different_sizes() -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import shardfn as sf
 from shardfn import P
@@ -81,6 +81,9 @@ HALF = torch.float16
 
 # A function that Dynamo reads, for each check; what it does wrong stands in one line of this file.
 TRIGGERS: dict[str, Callable[[Tensor], Any]] = {
+    "_calls._refuse_no_placements": lambda x: distribute_tensor(
+        x, MESHES[0], Shard(0)
+    ),
     "_accumulate.check_rows": lambda x: sf.accumulate(
         sf.grad(lambda w, y: (w * y).sum()), 2
     )(x[0], x),
@@ -284,7 +287,7 @@ LINEAR = torch.nn.Linear(2, 2)
 UNSUPPORTED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "new_group": (
         meets(lambda x: dist.new_group([0, 1])),
-        "outside of the function",
+        "make groups and meshes outside, and close over the mesh",
     ),
     "init_process_group": (
         meets(lambda x: dist.init_process_group("gloo")),

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from ...errors import PlacementError, ShardError
 from .subclasses import cache_forgotten
 
 FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param"
@@ -90,10 +91,22 @@ def values_per_rank(x: torch.Tensor) -> dict[int, torch.Tensor] | None:
 def fully_sharded(
     original: Callable[..., Any], record: Any, given: Any, *args: Any, **kwargs: Any
 ) -> None:
-    """FSDP's parameter of a module, with the shards of all ranks. torch makes that of one rank."""
-    if runs_on_all_ranks() or isinstance(given, DTensor):
-        original(record, given, *args, **kwargs)
-        return
+    """FSDP's parameter of a module, with the shards of all ranks. torch makes that of one rank.
+
+    Raises:
+        ShardError: the parameter is a DTensor already, on another axis.
+    """
+    try:
+        if runs_on_all_ranks() or isinstance(given, DTensor):
+            original(record, given, *args, **kwargs)
+            return
+    except PlacementError as error:
+        got = "a module of parallelize_module, in a simulated world"
+        fix = 'sf.shard with sf.fsdp(params, mesh, axis="dp", base=placements), where the '
+        fix += "placements are those of tensor parallelism; or real ranks"
+        raise ShardError.of(
+            "fully_shard", got, needed="plain parameters", fix=fix
+        ) from error
     whole = given.detach().clone()
     original(record, given, *args, **kwargs)
     spec = record._sharding_spec

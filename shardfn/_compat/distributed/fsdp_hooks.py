@@ -1,12 +1,24 @@
-"""The hooks of fully_shard, which gather the parameters of a module around its forward."""
+"""The hooks of fully_shard, which gather the parameters of a module around its forward, and what
+they say of it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import torch
+import torch.distributed.utils
 
 STATE = "torch.distributed.fsdp._fully_shard._fsdp_state"
 PRE_FORWARD = "FSDPState._pre_forward"
 POST_FORWARD = "FSDPState._post_forward"
+# the same hooks around those of fully_shard([a, b]), which find the state themselves
+OF_GROUPS = {
+    PRE_FORWARD: "of a group, before",
+    POST_FORWARD: "of a group, after",
+}
+RUNS = "_shardfn_runs"  # an attribute of the state while its modules run
 
 
 def key_of(called: Any) -> Any:
@@ -15,6 +27,79 @@ def key_of(called: Any) -> Any:
     """
     if getattr(called, "__hash__", None) is None:
         return None
-    if getattr(called, "__module__", None) == STATE:
-        return getattr(called, "__qualname__", None)
-    return called
+    if getattr(called, "__module__", None) != STATE:
+        return called
+    name = called.__qualname__
+    return OF_GROUPS.get(name, name) if _is_of_group(called) else name
+
+
+def takes_itself(key: Any) -> bool:
+    """Whether our function for a key takes the called function first."""
+    return key in OF_GROUPS.values()
+
+
+def _is_of_group(called: Any) -> bool:
+    """Whether a hook closes over its state, in place of being called with it."""
+    inner = called
+    while hasattr(inner, "__wrapped__"):
+        inner = inner.__wrapped__
+        if hasattr(inner, "__self__"):
+            return True
+    return False
+
+
+def state_of(hook: Any) -> Any:
+    """The state that a hook closes over: its wrappers refuse Dynamo, and count the modules. Dynamo
+    reads this.
+    """
+    inner = hook
+    while not hasattr(inner, "__self__"):
+        inner = inner.__wrapped__
+    return inner.__self__
+
+
+def policy_of(state: Any) -> Any:
+    """The MixedPrecisionPolicy of a module's state. Dynamo reads this."""
+    return state._mp_policy
+
+
+def groups_of(state: Any) -> Any:
+    """The groups of parameters of a module's state. Dynamo reads this."""
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is not None:
+        return groups
+    group = state._fsdp_param_group  # until torch 2.12
+    return [] if group is None else [group]
+
+
+def of_tensors(fn: Callable[[torch.Tensor], Any], tree: Any) -> Any:
+    """A tree with a function of each of its tensors, as FSDP goes through the arguments of a
+    module. Dynamo reads this.
+    """
+    return torch.distributed.utils._apply_to_tensors(fn, tree)
+
+
+def has_hook(group: Any) -> bool:
+    """Whether the user has set a hook for the reduced gradients. Dynamo reads this."""
+    return group._all_reduce_hook is not None
+
+
+def places_of(parameter: Any) -> list[tuple[Any, str]]:
+    """The modules that have a parameter, each with its name there. Dynamo reads this."""
+    info = parameter._module_info
+    shared = zip(info.shared_modules, info.shared_param_names, strict=True)
+    return [(info.module, info.param_name), *shared]
+
+
+def is_gathered(parameter: Any) -> bool:
+    """Whether the modules have the gathered tensor of a parameter now, as between a forward and a
+    backward outside of functions. Dynamo reads this.
+    """
+    return parameter.sharded_state.name != "SHARDED"
+
+
+def replaced(module: Any, name: str, x: Any) -> Any:
+    """The parameter of a module, which has a tensor in its place now. Dynamo reads this."""
+    before = module._parameters[name]
+    module._parameters[name] = x
+    return before

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from ...errors import is_ours
-from ..distributed.fsdp_hooks import key_of
+from ..distributed.fsdp_hooks import key_of, takes_itself
 from .refused import collective_refused, refuse_call, refuse_class_of_followed
 from .sizes import is_dense
 
@@ -195,15 +195,17 @@ def function_called(
     patch for both, since each is one more frame of every call that Dynamo reads inside another.
     """
     called = getattr(function, "fn", None) or getattr(function, "value", None)
-    ours = dtensors.functions.get(key_of(called))
+    key = key_of(called)
+    ours = dtensors.functions.get(key)
     if ours is not None:
-        return _read(tx, ours, args, kwargs)
+        own = [function] if takes_itself(key) else []
+        return _read(tx, ours, [*own, *args], kwargs)
     if called is overwrite:
         return _overwritten(dtensors, tx, args)
     if (method := _unbound(dtensors, called)) is not None:
         tensor, *rest = args
         return tensor.realize().call_method(tx, method, rest, kwargs)
-    if key_of(called) in dtensors.of_losses:
+    if key in dtensors.of_losses:
         args, kwargs = _with_labels(dtensors, tx, called, args, kwargs)
     refuse_call(called, args, kwargs)
     return call(function, tx, args, kwargs)

@@ -322,9 +322,7 @@ def _read_by(
 
 
 def _applied(fn_cls: Any) -> Callable[..., Any]:
-    """A function for the `apply` of an autograd.Function, which graphs cannot name from torch 2.15
-    on: it is a builtin.
-    """
+    """The `apply` of an autograd.Function, a builtin that no graph can name from torch 2.15 on."""
 
     def apply(*args: Any, **kwargs: Any) -> Any:
         return fn_cls.apply(*args, **kwargs)
@@ -345,7 +343,9 @@ def own_error_raised(run: Callable[..., Any], *args: Any) -> Any:
 def is_substituted(
     table: dict[Any, Any], known: Callable[[Any], bool], fn: Any
 ) -> bool:
-    """Dynamo's check whether a function, which has a hash, has a substitute."""
+    """Dynamo's check whether a function has a substitute. One of pybind11 has no hash."""
+    if getattr(fn, "__hash__", None) is None:
+        return False
     is_ours = fn in table and any(fn is original for original in table)
     return is_ours or known(fn)
 

@@ -201,7 +201,9 @@ def _settled(what: str, said: str, shape: Sequence[int]) -> str:
         dim = int(said[1:])
         if not -len(shape) <= dim < len(shape):
             got = f"Shard({dim}) of a tensor with {len(shape)} dims, shape {tuple(shape)}"
-            needed = f"a dim from {-len(shape)} to {len(shape) - 1}"
+            needed = "a tensor with dims"
+            if shape:
+                needed = f"a dim from {-len(shape)} to {len(shape) - 1}"
             fix = "Shard of a dim that the tensor has, or Replicate()"
             raise PlacementError.of(what, got, needed=needed, fix=fix, dim=dim)
         return f"S{dim % len(shape)}"

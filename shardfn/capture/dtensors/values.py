@@ -21,7 +21,7 @@ from ...ops import placement
 from ...ops.nodes import args_of
 from ...ops.prims import CALLS
 from ...ops.text_formats import parse_placed, print_placed
-from ...simulated import is_on_part
+from ...simulated import is_on_part, placements_on
 from ..control_flow import bodies
 from ..levels import dtensor_at
 from ..shard_map.axis_names import current_scope
@@ -186,7 +186,7 @@ class DTensors:
         """
         checks.check_closed_over(x.device_mesh)
         if checks.among_global_tensors():
-            return _constrained, text_of(x)
+            return _constrained, text_of(x, current_scope().mesh)
         if not is_on_part(x, current_scope().mesh):
             return placement.placed, text_of(x)
         checks.refuse_uneven_part("a DTensor that the function closes over", "", x)
@@ -368,10 +368,11 @@ def _mesh_of(names: tuple[str, ...]) -> Any:
     return mesh if axes_of(mesh).names == names else mesh[names]
 
 
-def text_of(x: DTensor) -> str:
-    """The placements of a DTensor as text."""
-    names = axes_of(x.device_mesh).names
-    return print_placed(zip(names, map(_said, x.placements), strict=True))
+def text_of(x: DTensor, mesh: Any = None) -> str:
+    """The placements of a DTensor as text, on its own mesh or on one that it is on a part of."""
+    names = axes_of(mesh or x.device_mesh).names
+    placements = placements_on(x, mesh) if mesh else x.placements
+    return print_placed(zip(names, map(_said, placements), strict=True))
 
 
 def _said(placement: Placement) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -181,6 +182,7 @@ def unsupported(frames: Sequence[Any], said: str) -> tuple[str, str] | None:
     rows += [row for row in (_row(frame) for frame in frames) if row is not None]
     rows += [row for name, row in TORCH.items() if f"function `{name}`" in said]
     rows += [row for sign, row in SIGNS.items() if sign in said]
+    rows += _called_by_line(frames)
     rows += [OTHER for frame in frames if _is_other(frame)]
     return rows[0] if rows else None
 
@@ -191,6 +193,17 @@ def _of_local_map(frames: Sequence[Any], said: str) -> list[tuple[str, str]]:
     if not users or users[-1].name != LOCAL_MAP_FRAME:
         return []
     return [row for sign, row in LOCAL_MAPS.items() if sign in said]
+
+
+def _called_by_line(frames: Sequence[Any]) -> list[tuple[str, str]]:
+    """The rows of functions that the user's line calls, where torch's own wrapper around them is
+    refused before their frame is there (torch 2.13).
+    """
+    others = [i for i, frame in enumerate(frames) if _is_other(frame)]
+    if not others or others[0] == 0:
+        return []
+    line = getattr(frames[others[0] - 1], "line", None) or ""
+    return [row for name, row in TORCH.items() if re.search(rf"\b{name}\(", line)]
 
 
 def _is_other(frame: Any) -> bool:

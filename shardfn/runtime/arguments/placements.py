@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Shard
 
-from ... import _compat, _tree, tree_pairs
+from ... import _tree, tree_pairs
 from ...errors import PlacementError, TreeError, call_site
 from ...mesh import axes_of, refuse_other
 from ...placement import (
@@ -19,6 +19,7 @@ from ...placement import (
     is_spec,
     marks_of,
 )
+from ...simulated import is_on_part, placements_on
 from ...types import Marks, MeshAxes
 from ..options import Request
 
@@ -153,9 +154,8 @@ def _marks(x: Any, spec: Any, mesh: Any, axes: MeshAxes) -> Marks:
         check_whole(spec, declared or ())
         return declared or ("R",) * len(axes.names)
     if x.device_mesh != mesh:
-        advice = f"; {way}" if (way := moved_to(x, mesh)) else ""
         got = f"it lives on another mesh, {axes_of(x.device_mesh)}"
-        raise ValueError(f"{got}, and the function's is {axes}{advice}")
+        raise ValueError(f"{got}, and the function's is {axes}")
     own = marks_of(list(x.placements), x.shape, axes)
     check_pending(own, x.dtype)
     if declared is not None and own != declared:
@@ -166,29 +166,12 @@ def _marks(x: Any, spec: Any, mesh: Any, axes: MeshAxes) -> Marks:
     return own
 
 
-def moved_to(x: DTensor, mesh: Any) -> str:
-    """The code that puts a DTensor of a part of a mesh on the mesh. Nothing for one of
-    another mesh.
-    """
-    part, axes = axes_of(x.device_mesh), axes_of(mesh)
-    is_root = _compat.root_mesh(x.device_mesh) == mesh
-    if not is_root or not {*part.names} <= {*axes.names}:
-        return ""
-    own = dict(zip(part.names, x.placements, strict=True))
-    placements = [own.get(name, Replicate()) for name in axes.names]
-    placements = [Replicate() if p.is_partial() else p for p in placements]
-    said = ", ".join(map(repr, placements))
-    return (
-        f"sf.distribute(sf.full(x), mesh, [{said}]), outside of the function, where all "
-        "parts hold the same"
-    )
-
-
 def marks_of_closed_over(
     name: str, x: torch.Tensor, node: torch.fx.Node, mesh: Any, axes: MeshAxes
 ) -> Marks:
     """The placements of a closed-over tensor, the input `node` of the program: a plain one is
-    replicated. A DTensor on a part of the mesh has one more dim there, of each rank's own tensors.
+    replicated. A DTensor on a part of the mesh is replicated over the other axes. In the code of
+    one rank it has one more dim, of each rank's own tensors.
 
     Raises:
         PlacementError: a DTensor of another mesh.
@@ -197,7 +180,9 @@ def marks_of_closed_over(
         return ("R",) * len(axes.names)
     if node.meta["val"].dim() > x.dim():
         return marks_of([Shard(0)] * len(axes.names), (mesh.size(),), axes)
+    if is_on_part(x, mesh):
+        return marks_of(list(placements_on(x, mesh)), x.shape, axes)
     if x.device_mesh != mesh:
         where = f"{name}, a DTensor that it closes over"
-        refuse_other(where, x.device_mesh, mesh, moved_to(x, mesh))
+        refuse_other(where, x.device_mesh, mesh)
     return marks_of(list(x.placements), x.shape, axes)

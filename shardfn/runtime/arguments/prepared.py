@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 import torch
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 
 from ... import _compat, _tree
 from ...errors import TreeError
@@ -17,7 +17,7 @@ from ...simulated import (
     SimulatedTensor,
     dtensors,
     is_on_part,
-    own_of_part,
+    on_mesh,
     shown,
 )
 from ...world import current_world
@@ -85,14 +85,7 @@ def _on_mesh(name: str, x: DTensor, mesh: Any) -> DTensor:
     where = f"{name}, a DTensor on a part of the mesh"
     refuse_lost_gradient(where, "", x)
     refuse_lost_tangent(where, x)
-    names = x.device_mesh.mesh_dim_names or ()
-    own = dict(zip(names, x.placements, strict=True))
-    placements = [own.get(axis, Replicate()) for axis in mesh.mesh_dim_names]
-    shape = tuple(x.shape)
-    stride = x.stride()
-    spec = _compat.dtensor_spec(mesh, tuple(placements), shape, stride, x.dtype)
-    local = own_of_part(x, mesh)
-    (made,) = dtensors([local], [spec])
+    made = on_mesh(x, mesh)
     setattr(made, OF_PART, True)
     return made
 

@@ -13,12 +13,21 @@ import attrs
 import torch
 from torch.distributed.tensor import DTensor
 
+from ... import _compat
 from ...capture import Captured
 from ...compile import Runner
 from ...mesh import all_coordinates
 from ...partition.halves import INPUT, SAVED, Halves
 from ...placement import torch_placements
-from ...simulated import SimulatedTensor, UnreadTensor, dtensors, shown
+from ...simulated import (
+    SimulatedTensor,
+    UnreadTensor,
+    dtensors,
+    is_on_part,
+    of_one_part,
+    on_mesh,
+    shown,
+)
 from ...types import LocalProgram
 from ..arguments import Placed, spec_of
 from ..layouts import Reader, laid_out, local_of_rank, readers
@@ -78,12 +87,24 @@ class Backward:
         kinds = dict(zip(self.placed.tensors, self.placed.dtensors, strict=True))
         closed = [isinstance(x, DTensor) for x in followed.closed_over]
         are_dtensors = [kinds[i] for i in followed.leaves] + closed
-        return [
+        specs = [
             spec_of(self.placed.mesh, slot.marks, slot.value)
             if is_dtensor
             else None
             for slot, is_dtensor in zip(slots, are_dtensors, strict=True)
         ]
+        last = zip(specs[len(followed.leaves) :], followed.closed_over, strict=True)
+        on_parts = [self._spec_like(spec, x) for spec, x in last]
+        return [*specs[: len(followed.leaves)], *on_parts]
+
+    def _spec_like(self, spec: Any, x: torch.Tensor) -> Any:
+        """The spec of the gradient of a closed-over tensor: on the mesh of the tensor."""
+        if not is_on_part(x, self.placed.mesh):
+            return spec
+        own: Any = x
+        return _compat.dtensor_spec(
+            own.device_mesh, own.placements, spec.shape, spec.stride, x.dtype
+        )
 
     @property
     def everyone(self) -> list[tuple[int, ...]]:
@@ -182,7 +203,7 @@ class Backward:
                 local = self.reads[i][1](next(feed))
                 yield local if isinstance(local, list) else [local]
             else:
-                x = next(feed)
+                x = on_mesh(next(feed), self.placed.mesh)
                 yield [local_of_rank(x, r) for r in range(len(self.everyone))]
 
     def _given(self, cotangents: Sequence[Any]) -> Iterator[Local]:
@@ -209,7 +230,8 @@ def _zeros(like: torch.Tensor) -> torch.Tensor:
 def _placed(out: Any, spec: Any) -> torch.Tensor:
     """A gradient as a DTensor, or as the global tensor that every rank has."""
     if spec is not None:
-        return dtensors([out], [spec])[0]
+        local = of_one_part(out, spec.mesh)
+        return dtensors([local], [spec])[0]
     return out.shards[out.shown] if isinstance(out, SimulatedTensor) else out
 
 

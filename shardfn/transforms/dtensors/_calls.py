@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import (
     DTensor,
     Partial,
+    Placement,
     Replicate,
     Shard,
     distribute_tensor,
@@ -24,6 +25,7 @@ from torch.distributed.tensor import (
 from ... import _compat
 from ...capture.dtensors import checks, table
 from ...capture.dtensors.contexts import in_mesh
+from ...errors import PlacementError
 from ...mesh import use_mesh
 from ...ops import placement
 from ...ops import shard_map as prims
@@ -251,16 +253,35 @@ def _placement(said: str) -> Any:
     return Partial(said[1:]) if said[0] == "P" else Replicate()
 
 
+@_compat.constant_in_graph
+def _refuse_no_placements(got: str) -> None:
+    """Refuse a value that is not a list of placements.
+
+    Raises:
+        PlacementError: always.
+    """
+    raise PlacementError.of(
+        "placements of a DTensor",
+        f"got {got}",
+        needed="a list of Shard, Replicate and Partial, one for each axis of the mesh",
+        fix="[Shard(0)]",
+    )
+
+
 @_compat.read_by_dynamo
 def _said(placements: Any) -> Any:
     """Placements as constants, as `S0`, `R` or `Psum`. None stays None."""
     if placements is None:
         return None
+    if not isinstance(placements, list | tuple):
+        _refuse_no_placements(type(placements).__name__)
     return tuple([_one(p) for p in placements])
 
 
 @_compat.read_by_dynamo
 def _one(p: Any) -> str:
+    if not isinstance(p, Placement):
+        _refuse_no_placements(f"a list with a {type(p).__name__}")
     if p.is_shard():
         return f"S{p.dim}"
     if p.is_partial():

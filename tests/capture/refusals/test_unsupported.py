@@ -17,6 +17,7 @@ C10D = "/site/torch/distributed/distributed_c10d.py"
 class Frame(NamedTuple):
     filename: str
     name: str
+    line: str = ""
 
 
 @pytest.mark.parametrize("name", ["barrier", "new_group", "isend", "broadcast"])
@@ -43,6 +44,14 @@ def test_without_frames_the_text_tells() -> None:
     assert unsupported([], "Skip calling function `barrier`") == table.WAITS
     for sign, row in table.SIGNS.items():
         assert unsupported([], f"Dynamo says: {sign} ...") == row
+
+
+def test_the_users_line_tells_where_torchs_wrapper_is_refused() -> None:
+    wrapper = Frame("/site/torch/distributed/c10d_logger.py", "wrapper")
+    frames = [Frame(USER, "step", "group = dist.new_group([0, 1])"), wrapper]
+    assert unsupported(frames, "") == table.GROUP
+    frames = [Frame(USER, "step", "my_new_group(1)"), wrapper]
+    assert unsupported(frames, "") == table.OTHER
 
 
 def test_any_other_function_of_torch_distributed_has_a_row_too() -> None:

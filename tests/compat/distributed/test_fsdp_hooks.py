@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
 from torch.distributed.fsdp._fully_shard import _fsdp_state
 
 from shardfn._compat.distributed.fsdp_hooks import (
@@ -11,6 +12,8 @@ from shardfn._compat.distributed.fsdp_hooks import (
     PRE_FORWARD,
     STATE,
     key_of,
+    state_of,
+    takes_itself,
 )
 
 
@@ -19,6 +22,21 @@ def test_the_hooks_of_fully_shard_have_names() -> None:
     assert _fsdp_state.__name__ == STATE
     assert key_of(state._pre_forward) == PRE_FORWARD
     assert key_of(state._post_forward) == POST_FORWARD
+    assert not takes_itself(PRE_FORWARD)
+
+
+def test_the_hooks_of_a_group_of_modules_take_themselves() -> None:
+    record: Any = _fsdp_state.FSDPState()
+    layers = [nn.Linear(1, 1), nn.Linear(1, 1)]
+    _fsdp_state._register_group_forward_hooks(
+        layers, record._pre_forward, record._post_forward, set(), record._cast_output_dtype
+    )
+    for layer in layers:
+        (before,), (after,) = layer._forward_pre_hooks.values(), layer._forward_hooks.values()
+        assert takes_itself(key_of(before))
+        assert takes_itself(key_of(after))
+        assert key_of(before) != key_of(after)
+        assert state_of(before) is record
 
 
 def test_other_functions_are_their_own_keys() -> None:

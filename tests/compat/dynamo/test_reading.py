@@ -85,6 +85,7 @@ def test_substitutes_are_found_by_identity() -> None:
 
     table = {torch.sin: ours}
     assert reading.is_substituted(table, lambda fn: False, torch.sin)
+    assert not reading.is_substituted(table, lambda fn: True, [])
     assert not reading.is_substituted(table, lambda fn: False, X)
     assert reading.is_substituted(table, lambda fn: fn == 3, 3)
     found = reading.substitutes(table, lambda: {torch.cos: "torch's"})

@@ -53,14 +53,142 @@ def test_in_jit_it_takes_dtensors() -> None:
             call(X)
 
 
-def test_a_policy_of_mixed_precision_is_refused() -> None:
+def _in_policy(mesh: Any, inner: MixedPrecisionPolicy, outer: MixedPrecisionPolicy) -> Any:
+    """A module of float32, with the two layers in one group."""
+    module: Any = net().float()
+    fully_shard([module[0], module[2]], mesh=mesh, mp_policy=inner)
+    fully_shard(module, mesh=mesh, mp_policy=outer)
+    return module
+
+
+@pytest.mark.parametrize("reduced", [torch.float64, torch.float32])
+def test_a_policy_casts_parameters_inputs_and_results(reduced: torch.dtype) -> None:
+    alone = net().float()
+    cast = {name: p.double() for name, p in alone.named_parameters()}
+    wanted = torch.func.functional_call(alone, cast, X).float()
+    wanted.square().mean().backward()
+    with sf.fake_world(3):
+        mesh = sf.make_mesh((3,), ("dp",))
+        inner = MixedPrecisionPolicy(torch.float64, reduced)
+        outer = MixedPrecisionPolicy(torch.float64, reduced, torch.float32)
+        module = _in_policy(mesh, inner, outer)
+        loss = sf.shard(
+            lambda x: (module(x), module(x).square().mean()), mesh, sf.P("dp"), backend="aten"
+        )
+        result, value = loss(X.float())
+        value.backward()
+        assert result.dtype == torch.float32
+        torch.testing.assert_close(result.full_tensor(), wanted, rtol=1e-6, atol=1e-6)
+        for p, q in zip(module.parameters(), alone.parameters(), strict=True):
+            assert (p.dtype, p.grad.dtype) == (torch.float32, torch.float32)
+            torch.testing.assert_close(p.grad.full_tensor(), q.grad)
+        assert not any("shardfn" in name for name in vars(module._get_fsdp_state()))
+
+
+@pytest.mark.parametrize(
+    ("own", "compute", "reduced", "sent"),
+    [
+        (torch.float32, torch.bfloat16, None, 2),
+        (torch.float32, torch.bfloat16, torch.float32, 4),
+        (torch.bfloat16, None, torch.float32, 4),
+    ],
+)
+def test_gradients_are_reduced_in_the_dtype_of_the_policy(
+    own: torch.dtype, compute: Any, reduced: Any, sent: int
+) -> None:
+    x = X.repeat(40, 1).to(own)
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
-        module = net()
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+        module: Any = nn.Linear(5, 6, bias=False).to(own)
+        policy = MixedPrecisionPolicy(compute, reduced)
         fully_shard(module, mesh=mesh, mp_policy=policy)
+        fn = sf.shard(lambda x: module(x).float().square().mean(), mesh, sf.P("dp"))
+        lowered = fn.lower(x)
+    _, forward, backward = str(lowered).split("shard(<lambda>)")
+    assert f"; 1 reduce_scatter over dp, {30 * sent} B" in backward
+    assert f"; 1 all_gather over dp, {30 * (compute or own).itemsize} B" in forward
+
+
+@pytest.mark.parametrize(
+    ("policy", "change", "refusal", "fix"),
+    [
+        (
+            MixedPrecisionPolicy(reduce_dtype=torch.bfloat16),
+            lambda module: None,
+            "mp_policy with reduce_dtype=torch.bfloat16, of parameters in torch.float32 that are "
+            "computed with in torch.float32",
+            "try: reduce_dtype=torch.float32; or sf.bucketed_grad(fn, reduce_dtype=torch.bfloat16)",
+        ),
+        (
+            MixedPrecisionPolicy(),
+            lambda module: module.set_gradient_divide_factor(3.0),
+            "a module with set_gradient_divide_factor(3.0)",
+            "try: the loss of all rows, divided in the function",
+        ),
+        (
+            MixedPrecisionPolicy(),
+            lambda module: module.set_all_reduce_hook(print),
+            "a module with set_all_reduce_hook",
+            "try: the gradients that sf.grad returns, changed after it",
+        ),
+    ],
+    ids=["reduce_dtype", "factor", "hook"],
+)
+def test_what_changes_gradients_otherwise_is_refused(
+    policy: Any, change: Any, refusal: str, fix: str
+) -> None:
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        module: Any = net().float()
+        fully_shard(module, mesh=mesh, mp_policy=policy)
+        change(module)
         with pytest.raises(sf.CaptureError) as caught:
-            sf.shard(module, mesh, backend="aten")(X)
+            sf.shard(module, mesh, backend="aten")(X.float())
     text = str(caught.value)
-    assert "fully_shard: a module with a policy of mixed precision" in text
-    assert "try: sf.mixed_precision(fn, compute=torch.bfloat16)" in text
+    assert f"fully_shard: {refusal}" in text
+    assert fix in text
+
+
+def test_without_casts_its_modules_run_in_bodies_of_loops_and_branches() -> None:
+    alone = net()[0]
+    square = nn.Linear(5, 5).double()
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        wanted = square(square(X)), alone(X)
+        module: Any = nn.ModuleList([square, alone])
+        for each in module:
+            fully_shard(each, mesh=mesh)
+
+        def fn(x: torch.Tensor) -> Any:
+            twice, _ = sf.scan(lambda c, _: (square(c), None), x, None, length=2)
+            other = lambda x: x.repeat(1, 2)[:, :7]
+            return twice, torch.cond(x.sum() > -9, lambda x: alone(x), other, (x,))
+
+        found = sf.shard(fn, mesh, sf.P("dp"), backend="aten")(X)
+        for a, b in zip(found, wanted, strict=True):
+            torch.testing.assert_close(a.full_tensor(), b)
+
+
+class _Nested(nn.Module):
+    """The first of a group of two modules, which calls the second one in the middle."""
+
+    def __init__(self, second: nn.Module) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(5, 5))
+        self.second = second
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(x @ self.weight) @ self.weight
+
+
+def test_a_module_of_a_group_inside_of_another_one_of_it() -> None:
+    second = nn.Linear(5, 5)
+    module: Any = _Nested(second)
+    cast = {name: p.double() for name, p in module.named_parameters()}
+    wanted = torch.func.functional_call(module, cast, X)
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        policy = MixedPrecisionPolicy(torch.float64)
+        fully_shard([module, second], mesh=mesh, mp_policy=policy)
+        out = sf.shard(module, mesh, sf.P("dp"), backend="aten")(X)
+        torch.testing.assert_close(out.full_tensor(), wanted)

@@ -35,9 +35,12 @@ def placed(
     (reader,) = node.users
     (value,) = values
     slots = value.readable(node.meta["phase"])
-    is_term = bool(slots) and is_partial(slots[0].marks)
-    is_gradient = getattr(reader.target, "_opname", "") == ALIGN
-    if not is_gradient or not is_term:
+    if not slots or not is_partial(slots[0].marks):
+        return None
+    if _is_there_and_back(node, reader, call):
+        marks = slots[0].marks
+        return Placed([marks], [marks])
+    if not _is_gradient(reader):
         return None
     _, parameter, wish = args_of(reader)
     is_after = reader in walk.later or _reduces_after(node, wish, call)
@@ -46,6 +49,22 @@ def placed(
     if marks is None:
         _, marks = aligned_to(walk, value, parameter, reader)
     return Placed([marks], [marks]) if walk.reaches(value, marks) else None
+
+
+def _is_gradient(reader: torch.fx.Node) -> bool:
+    """Whether an op places a gradient like its parameter."""
+    return getattr(reader.target, "_opname", "") == ALIGN
+
+
+def _is_there_and_back(
+    node: torch.fx.Node, reader: torch.fx.Node, call: OpCall
+) -> bool:
+    """Whether a gradient is cast to the dtype in which it is reduced, and then back: it is
+    reduced before the second cast.
+    """
+    if reader.target is not CAST or not all(map(_is_gradient, reader.users)):
+        return False
+    return widens(call) and _reduces_after(node, "", call)
 
 
 def _reduces_after(node: torch.fx.Node, wish: str, call: OpCall) -> bool:
