@@ -32,6 +32,7 @@ from .arguments import (
     whole_mesh,
 )
 from .arguments.alike import Check, check_of
+from .arguments.local_layouts import local_layouts
 from .arguments.mismatch import (
     other_constants,
     other_leaves,
@@ -285,18 +286,42 @@ def _executor(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
     straight = len(rows) == placed.treedef.num_leaves
     if straight and not compiled.captured.closed_over:
         if reads == {local_of}:
+            fitted = _fitting(compiled)
             return lambda leaves: run(
-                [*coords, *[x._local_tensor for x in leaves]]
+                [*coords, *fitted([x._local_tensor for x in leaves])]
             )
         if reads == {itself}:
             return lambda leaves: run([*coords, *leaves])
-    gather = gathering(rows, placed.treedef.num_leaves)
+    gather = _gathering(compiled, rows)
     if not compiled.captured.closed_over:
         if not coords:
             return lambda leaves: run(gather(leaves))
         return lambda leaves: run([*coords, *gather(leaves)])
     closed_now = closed_over(compiled.captured, [compiled.program])
     return lambda leaves: run([*coords, *gather(leaves), *closed_now()[0]])
+
+
+def _gathering(
+    compiled: Compiled, rows: Sequence[tuple[int, Any]]
+) -> Callable[[list[Any]], list[torch.Tensor]]:
+    """A function from all leaves to the tensors that the program reads of them."""
+    gather = gathering(rows, compiled.placed.treedef.num_leaves)
+    if not any(compiled.placed.dtensors):
+        return gather
+    fitted = _fitting(compiled)
+    return lambda leaves: fitted(gather(leaves))
+
+
+def _fitting(
+    compiled: Compiled,
+) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
+    """A function that gives local tensors the layouts of the program."""
+    placed = compiled.placed
+    holders = compiled.program.graph.find_nodes(op="placeholder")
+    fakes = [x.meta["val"] for x in holders[len(placed.axes.names) :]]
+    layouts = local_layouts(compiled.request.name, placed, fakes)
+    assert layouts is not None
+    return layouts.fitted
 
 
 def _simulated(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:

@@ -10,6 +10,8 @@ from typing import Any
 
 import attrs
 
+from .. import _compat
+
 
 @attrs.define(eq=False)
 class CallStore:
@@ -107,3 +109,18 @@ class Earlier:
             return self._calls.pop()
         except IndexError:
             return None
+
+
+@attrs.define(eq=False)
+class Layouts:
+    """A check that tensors have the layouts of those that were compared last."""
+
+    _check: Callable[..., bool] | None = attrs.field(default=None, init=False)
+
+    def put(self, tensors: Sequence[Any]) -> None:
+        """Compare with these from now on."""
+        self._check = _compat.same_tensors(tensors)
+
+    def are_same(self, tensors: Sequence[Any]) -> bool:
+        """Whether tensors have the layouts of those. False if only a comparison can tell."""
+        return self._check is not None and self._check(*tensors)

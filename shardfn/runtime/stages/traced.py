@@ -362,7 +362,9 @@ class Lowered:
             of_all=programs_of_all(self),
         )
 
-    def _runner(self, backend: str, *, warm: bool = False) -> Runner | None:
+    def _runner(
+        self, backend: str, *, warm: bool = False, is_backward: bool = False
+    ) -> Runner | None:
         """The compiled program. None in a simulated world, where nothing is compiled."""
         traced = self.traced
         if traced.placed.is_simulated:
@@ -380,6 +382,7 @@ class Lowered:
                 has_own_sizes=bool(traced.ranks),
                 may_have_own_sizes=traced.request.rank is not None,
                 warmup=traced.request.warmup if warm else None,
+                is_backward=is_backward,
             )
 
     def _backward(self, backend: str) -> Backward | None:
@@ -396,5 +399,5 @@ class Lowered:
             self.programs,
             self.backward.programs,
             tuple(floating_results(traced.program)),
-            self.backward._runner(backend),
+            self.backward._runner(backend, is_backward=True),
         )
