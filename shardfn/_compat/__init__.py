@@ -23,7 +23,6 @@ from .distributed.every_rank import (
 )
 from .distributed.groups import (
     FUNCTIONAL,
-    are_dtensors,
     dtensor_spec,
     dtensors,
     empty_dtensor,
@@ -64,7 +63,7 @@ from .distributed.strided_shards import is_in_order, span
 from .distributed.subclasses import shardings_forgotten
 from .dynamo.dtensor_calls import overwrite
 from .dynamo.generators import READS_GENERATOR
-from .dynamo.guards import Itself, Read, same_tensors
+from .dynamo.guards import Itself, Read
 from .dynamo.reading import (
     capture_python,
     constant_in_graph,
@@ -141,6 +140,20 @@ from .modules import (
     recurrent,
     settle,
 )
+from .native.calls import (
+    Leaves,
+    SameTensors,
+    are_dtensors,
+    exchanged,
+    locals_of,
+    placed_again,
+)
+from .native.library import (
+    compiled_library,
+    is_wanted,
+    library_name,
+    load_library,
+)
 from .patches import PATCHES, patched
 from .settings import (
     SETTINGS,
@@ -209,6 +222,7 @@ __all__ = [
     "FakeTensorMode",
     "Integer",
     "Itself",
+    "Leaves",
     "Level",
     "MADE",
     "MADE_OF_FOLLOWED",
@@ -223,6 +237,7 @@ __all__ = [
     "READS_GENERATOR",
     "Read",
     "SETTINGS",
+    "SameTensors",
     "Shell",
     "Sized",
     "Sizes",
@@ -248,6 +263,7 @@ __all__ = [
     "carries_tangent",
     "chunk",
     "class_name",
+    "compiled_library",
     "closed",
     "codegen_of",
     "constant_in_graph",
@@ -260,6 +276,7 @@ __all__ = [
     "empty_dtensor",
     "entered_meshes",
     "exchange",
+    "exchanged",
     "fake_mode",
     "fake_store",
     "flattened_meshes",
@@ -301,11 +318,15 @@ __all__ = [
     "is_symbol",
     "is_tracing",
     "is_unreduced",
+    "is_wanted",
     "is_wrapped",
     "jvp",
     "keep_in_graph",
     "kernels",
     "leave_groups",
+    "library_name",
+    "load_library",
+    "locals_of",
     "level",
     "level_of",
     "load_planned",
@@ -335,6 +356,7 @@ __all__ = [
     "paused_gc",
     "paused_tracing",
     "per_rank",
+    "placed_again",
     "prefixed",
     "put_first",
     "python_results",
@@ -348,7 +370,6 @@ __all__ = [
     "repr_context",
     "root_mesh",
     "runs_on_all_ranks",
-    "same_tensors",
     "save_planned",
     "schema",
     "sequence_number",

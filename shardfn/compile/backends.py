@@ -14,6 +14,7 @@ from ..ops import higher_order
 from ..schedule import copied
 from .collective_order import refuse_other_order
 from .loops import keep, outlined
+from .native import load_native
 from .once import compiled_once, key_of
 from .op_by_op import op_by_op
 from .separate import separate
@@ -59,6 +60,7 @@ def inductor(
         note: counts a compilation.
         checked: the inputs whose layout each call checks.
     """
+    load_native()
     loops = outlined(graph, _inner)
     has_own = any(x.is_own for x in loops)
     key = None if has_own else key_of(graph.graph, donated, checked)

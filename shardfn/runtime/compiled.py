@@ -87,9 +87,9 @@ class Compiled:
     execute: Callable[[list[Any]], list[Any]] = attrs.field(
         init=False
     )  # all leaves -> local results
-    wrap: Callable[[list[Any]], Any] = attrs.field(
+    wrap: Callable[..., Any] = attrs.field(
         init=False
-    )  # local results -> the result tree
+    )  # local results, and spare DTensors -> the result tree
     compared: Compared = attrs.field(factory=Compared, init=False)
 
     @execute.default
@@ -101,12 +101,12 @@ class Compiled:
         return Differentiable(execute, make, self.backward)
 
     @wrap.default
-    def _wrap(self) -> Callable[[list[Any]], Any]:
+    def _wrap(self) -> Callable[..., Any]:
         make = maker(self.placed, self.captured, self.partition)
         place = in_tree(self.captured)
         if make is None or self.backward is not None:
             return place
-        return lambda outs: place(make(outs))
+        return lambda outs, *spares: place(make(outs, *spares))
 
     def run(self, leaves: list[Any]) -> Any:
         """Run on the leaves of arguments that have been checked."""
@@ -114,7 +114,7 @@ class Compiled:
             self.alike.run(leaves)
         if self.donation is None:
             return self.wrap(self.execute(leaves))
-        return self.wrap(self.donation.run(leaves, self.execute))
+        return self.donation.run(leaves, self.execute, self.wrap)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         around = self.request.around
@@ -288,7 +288,7 @@ def _executor(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
         if reads == {local_of}:
             fitted = _fitting(compiled)
             return lambda leaves: run(
-                [*coords, *fitted([x._local_tensor for x in leaves])]
+                [*coords, *fitted(_compat.locals_of(leaves))]
             )
         if reads == {itself}:
             return lambda leaves: run([*coords, *leaves])

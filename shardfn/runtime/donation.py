@@ -13,6 +13,7 @@ from .. import _compat
 from ..capture.views import memory_of
 from ..errors import ShardError, call_site
 from ..partition.halves import INPUT
+from ..placement import torch_placements
 from ..simulated import (
     DonatedTensor,
     SimulatedTensor,
@@ -43,6 +44,8 @@ class Donation:
         writes: whether the program writes into donated memory.
         recorded: whether autograd records the call, and may refer to the arguments.
         viewed: whether a result is a view of a donated argument.
+        gone: for donated DTensors, the spec that each gets. None for other tensors.
+        is_mixed: whether only some of the donated are DTensors.
         kind: the class of an argument after the call.
         earlier: the arguments of the last call.
     """
@@ -56,6 +59,8 @@ class Donation:
     writes: bool
     recorded: bool
     viewed: bool
+    gone: tuple[Any, ...] | None
+    is_mixed: bool
     kind: type[DonatedTensor] = attrs.field(
         init=False,
         default=attrs.Factory(lambda x: remains_of(x.name), takes_self=True),
@@ -63,50 +68,114 @@ class Donation:
     earlier: Earlier = attrs.field(init=False, factory=Earlier)
 
     def run(
-        self, leaves: list[Any], execute: Callable[[Any], list[Any]]
-    ) -> list[Any]:
-        """Check, run, and invalidate the donated arguments. No other thread may donate one
-        meanwhile.
+        self,
+        leaves: list[Any],
+        execute: Callable[[Any], list[Any]],
+        wrap: Callable[..., Any],
+    ) -> Any:
+        """Check, run, invalidate the donated arguments, and wrap the results. No other thread may
+        donate one meanwhile.
 
         Raises:
             ShardError: a donated tensor that cannot be donated, or that was donated before.
         """
         mine = [leaves[i] for i in self.taken]
+        found = self.exchanged(leaves)
+        if found is not None:
+            return self.run_exchanged(mine, *found, execute, wrap)
         ids = set(map(id, mine))
         with cache.claimed(ids) as free:
             is_clear = free and self.is_clear(mine, ids, leaves)
-            if is_clear and not self.recorded and _compat.are_plain(mine):
-                return self.run_plain(mine, leaves, execute)
+            if is_clear and self.is_simple(mine):
+                holders = self.in_holders(mine)
+                given = list(leaves)
+                for i, holder in zip(self.taken, holders, strict=True):
+                    given[i] = holder
+                return self.run_exchanged(mine, given, holders, execute, wrap)
             if not is_clear:
                 gone = next(filter(None, map(_donated_to, mine)), None)
                 if gone is not None or not free:
                     raise used_after_donation(gone or self.name)
                 self.check(leaves)
             given = leaves if is_clear else self.owned(leaves)
-            return self.take(mine, execute(given))
+            return wrap(self.take(mine, execute(given)))
 
-    def run_plain(
+    def is_simple(self, mine: Sequence[Any]) -> bool:
+        """Whether the donated are plain tensors, or DTensors of such, that nothing else sees."""
+        if self.recorded or self.is_mixed or not self.writes:
+            return False
+        if self.gone is None:
+            return _compat.are_plain(mine)
+        are_dtensors = {DTensor}.issuperset(map(type, mine))
+        return are_dtensors and _compat.are_plain(_compat.locals_of(list(mine)))
+
+    def exchanged(
+        self, leaves: list[Any]
+    ) -> tuple[list[Any], Sequence[torch.Tensor]] | None:
+        """The leaves with the memory of the donated in the tensors of the last call, and those.
+        None where another way must be tried.
+        """
+        if self.recorded or self.is_mixed or cache.is_claimed():
+            return None
+        earlier = self.earlier.take()
+        if earlier is None:
+            return None
+        about = self.taken, self.others, self.closed_over
+        given = _compat.exchanged(leaves, *about, earlier, self.kind, self.gone)
+        if given is None:
+            self.earlier.put(earlier)
+            return None
+        return given, earlier
+
+    def in_holders(self, mine: Sequence[Any]) -> Sequence[torch.Tensor]:
+        """New objects with the memory of the donated: tensors, or DTensors of such."""
+        if self.gone is None:
+            holders = self.holders()
+            _compat.exchange(mine, holders)
+            return holders
+        locals_ = _compat.locals_of(list(mine))
+        rows = [layout_of_tensor(x) for x in locals_]
+        holders = _compat.without_memory(self.kind, rows)
+        specs = list(map(_compat.spec_of, mine))
+        _compat.exchange(locals_, holders)
+        for x, spec in zip(mine, self.gone, strict=True):
+            x._spec = spec
+        return _compat.dtensors(holders, specs)
+
+    def run_exchanged(
         self,
-        mine: Sequence[torch.Tensor],
-        leaves: Sequence[Any],
+        mine: Sequence[Any],
+        given: list[Any],
+        holders: Sequence[Any],
         execute: Callable[[Any], list[Any]],
-    ) -> list[Any]:
-        """Run on plain tensors that nothing else sees. Their memory passes to new objects before
-        the run, while it is at hand, and those may be the results.
+        wrap: Callable[..., Any],
+    ) -> Any:
+        """Run on tensors whose memory has passed to new objects, while it is at hand. Those may
+        be the results.
 
         An exception gives the memory back.
         """
-        given, holders = list(leaves), self.holders()
-        for i, holder in zip(self.taken, holders, strict=True):
-            given[i] = holder
-        _compat.exchange(mine, holders)
         try:
             outs = execute(given)
         except BaseException:
-            _compat.exchange(holders, mine)
+            self.give_back(holders, mine)
             raise
         self.earlier.put(mine)
-        return _without_views(holders, outs) if self.viewed else outs
+        if self.gone is None:
+            return wrap(_without_views(holders, outs) if self.viewed else outs)
+        if self.viewed:
+            outs = _without_views(_compat.locals_of(list(holders)), outs)
+        return wrap(outs, list(holders))
+
+    def give_back(self, holders: Sequence[Any], mine: Sequence[Any]) -> None:
+        """Undo the exchange."""
+        if self.gone is None:
+            _compat.exchange(holders, mine)
+            return
+        pairs = _compat.locals_of(list(holders)), _compat.locals_of(list(mine))
+        _compat.exchange(*pairs)
+        for x, holder in zip(mine, holders, strict=True):
+            x._spec = _compat.spec_of(holder)
 
     def holders(self) -> Sequence[torch.Tensor]:
         """Tensors without memory for a call to exchange with its arguments. They are the arguments
@@ -262,6 +331,31 @@ def layout_of(aval: Aval) -> Layout:
     }
 
 
+def layout_of_tensor(x: torch.Tensor) -> Layout:
+    """The layout of the remains of a tensor."""
+    return tuple(x.shape), {
+        "strides": x.stride(),
+        "dtype": x.dtype,
+        "device": x.device,
+    }
+
+
+def _gone(compiled: Any) -> tuple[Any, ...] | None:
+    """The specs of DTensors that were donated. None if one of the donated is another tensor."""
+    placed = compiled.placed
+    rows = zip(placed.tensors, placed.dtensors, placed.marks, placed.avals, strict=True)
+    mine = [row[1:] for row in rows if row[0] in placed.donated]
+    if not all(is_dtensor for is_dtensor, *_ in mine):
+        return None
+    specs = [
+        _compat.dtensor_spec(
+            placed.mesh, torch_placements(marks), x.shape, x.stride, x.dtype
+        )
+        for _, marks, x in mine
+    ]
+    return tuple(map(_compat.gone_spec, specs))
+
+
 def _ordinary(tensors: Sequence[Any]) -> Sequence[torch.Tensor] | None:
     """The local tensors of some tensors, if all are ordinary ones."""
     if _compat.ORDINARY.issuperset(map(type, tensors)):
@@ -346,6 +440,7 @@ def donation_of(compiled: Any) -> Donation | None:
         return None
     _refuse_saved(compiled)
     avals = dict(zip(placed.tensors, placed.avals, strict=True))
+    kinds = dict(zip(placed.tensors, placed.dtensors, strict=True))
     first = len(placed.axes.names)
     among = set(taken)
     inputs = {first + k for k, i in enumerate(placed.tensors) if i in among}
@@ -359,4 +454,6 @@ def donation_of(compiled: Any) -> Donation | None:
         writes=compiled.runner is not None,
         recorded=compiled.backward is not None,
         viewed=are_viewed(compiled.program.graph, inputs),
+        gone=_gone(compiled),
+        is_mixed=len({kinds[i] for i in taken}) > 1,
     )

@@ -115,12 +115,14 @@ class Earlier:
 class Layouts:
     """A check that tensors have the layouts of those that were compared last."""
 
-    _check: Callable[..., bool] | None = attrs.field(default=None, init=False)
+    _check: Callable[[list[Any]], bool] | None = attrs.field(
+        default=None, init=False
+    )
 
     def put(self, tensors: Sequence[Any]) -> None:
         """Compare with these from now on."""
-        self._check = _compat.same_tensors(tensors)
+        self._check = _compat.SameTensors(tensors)
 
-    def are_same(self, tensors: Sequence[Any]) -> bool:
+    def are_same(self, tensors: list[Any]) -> bool:
         """Whether tensors have the layouts of those. False if only a comparison can tell."""
-        return self._check is not None and self._check(*tensors)
+        return self._check is not None and self._check(tensors)

@@ -1,0 +1,1 @@
+"""What a repeated call asks of its arguments: in C++ where the machine has a compiler."""
