@@ -11,7 +11,6 @@ import torch
 from .patches import patched
 from .tracing import OpOverload
 
-
 CHECKED = "shardfn: inputs whose layout each call checks"  # a key of a graph's meta
 
 

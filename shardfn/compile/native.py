@@ -30,7 +30,7 @@ def load_native() -> threading.Thread | None:
     """Have the C++ functions loaded, once in a process, by a thread. Python's functions run
     until then, and where it fails. None where they are not wanted.
     """
-    if not _compat.is_wanted():
+    if not _compat.library.is_wanted():
         return None
     with _start.lock:
         if _start.thread is None:
@@ -56,12 +56,12 @@ def _stored_or_compiled() -> bool:
     where = own_folder()
     if where is None:
         return False
-    name = _compat.library_name()
+    name = _compat.library.library_name()
     binary = where.read(name)
     if binary is None:
         with where.alone(name):  # another process may be compiling it
             binary = where.read(name)
             if binary is None:
-                binary = _compat.compiled_library()
+                binary = _compat.library.compiled_library()
                 where.write(name, binary)
-    return _compat.load_library(binary)
+    return _compat.library.load_library(binary)

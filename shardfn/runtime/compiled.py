@@ -286,10 +286,7 @@ def _executor(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
     straight = len(rows) == placed.treedef.num_leaves
     if straight and not compiled.captured.closed_over:
         if reads == {local_of}:
-            fitted = _fitting(compiled)
-            return lambda leaves: run(
-                [*coords, *fitted(_compat.locals_of(leaves))]
-            )
+            return _of_locals(run, coords, _fitting(compiled))
         if reads == {itself}:
             return lambda leaves: run([*coords, *leaves])
     gather = _gathering(compiled, rows)
@@ -299,6 +296,16 @@ def _executor(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
         return lambda leaves: run([*coords, *gather(leaves)])
     closed_now = closed_over(compiled.captured, [compiled.program])
     return lambda leaves: run([*coords, *gather(leaves), *closed_now()[0]])
+
+
+def _of_locals(
+    run: Runner,
+    coords: list[torch.Tensor],
+    fitted: Callable[[list[torch.Tensor]], list[torch.Tensor]],
+) -> Callable[[list[Any]], list[Any]]:
+    """A function from DTensors to the local results."""
+    locals_of = _compat.calls.locals_of
+    return lambda leaves: run([*coords, *fitted(locals_of(leaves))])
 
 
 def _gathering(

@@ -320,9 +320,9 @@ class Entry:
         if self.alike is not None or not leaves or self.suspects:
             return
         if _compat.ORDINARY.issuperset(map(type, leaves)):
-            self.alike = _compat.SameTensors(leaves)
-        elif self.followed is None and _compat.are_dtensors(leaves, self.key):
-            self.alike = lambda xs: _compat.are_dtensors(xs, self.key)
+            self.alike = _compat.calls.SameTensors(leaves)
+        elif self.followed is None and _compat.calls.are_dtensors(leaves, self.key):
+            self.alike = lambda xs: _compat.calls.are_dtensors(xs, self.key)
         else:
             return
         self.is_grad_enabled = torch.is_grad_enabled()

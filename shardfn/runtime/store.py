@@ -121,7 +121,7 @@ class Layouts:
 
     def put(self, tensors: Sequence[Any]) -> None:
         """Compare with these from now on."""
-        self._check = _compat.SameTensors(tensors)
+        self._check = _compat.calls.SameTensors(tensors)
 
     def are_same(self, tensors: list[Any]) -> bool:
         """Whether tensors have the layouts of those. False if only a comparison can tell."""

@@ -20,7 +20,6 @@ import torch.distributed.nn  # its functions hold the group that they find when 
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
-
 # Private members of torch, each by a name of ours.
 local_tensor = operator.attrgetter("_local_tensor")  # of a DTensor
 spec_of = operator.attrgetter(

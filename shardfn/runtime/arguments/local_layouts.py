@@ -10,7 +10,6 @@ from typing import Any
 import attrs
 import torch
 
-from ... import _compat
 from ...errors import PlacementError, call_site
 from ..store import Layouts
 from .mismatch import said

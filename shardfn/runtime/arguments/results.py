@@ -42,7 +42,7 @@ def maker(placed: Placed, captured: Captured, partition: Plan) -> Maker | None:
     def made(outs: Any, spares: list[DTensor] | None = None) -> list[Any]:
         if spares is None:
             return make(outs, specs)
-        return _compat.placed_again(outs, specs, spares, places, make)
+        return _compat.calls.placed_again(outs, specs, spares, places, make)
 
     return made
 

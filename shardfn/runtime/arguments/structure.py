@@ -22,7 +22,7 @@ def leaves_like(
     None for a structure with other containers than dicts, lists and tuples.
     """
     walk = _walk(treedef)
-    return None if walk is None else _compat.Leaves(_said(treedef), walk)
+    return None if walk is None else _compat.calls.Leaves(_said(treedef), walk)
 
 
 def _said(treedef: _tree.TreeDef) -> Any:

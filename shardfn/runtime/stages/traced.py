@@ -232,9 +232,8 @@ class Lowered:
     traced: Traced
     partition: Plan
     agenda: passes.Agenda
-    programs: dict[
-        tuple[int, ...], LocalProgram
-    ]  # by coordinates; ranks may share a program
+    # by coordinates; ranks may share a program
+    programs: dict[tuple[int, ...], LocalProgram]
     # where autograd follows the call: the second program, and how the first one's values reach it
     backward: Lowered | None = None
     halves: Halves | None = attrs.field(default=None, repr=False)
@@ -276,9 +275,7 @@ class Lowered:
             ShardError: the hardware or an axis is unknown.
         """
         names = self.program.axes.names
-        return step_time(
-            self.program, hardware_of(hardware), links_of(links, names)
-        )
+        return step_time(self.program, hardware_of(hardware), links_of(links, names))
 
     @property
     def memory(self) -> Memory:

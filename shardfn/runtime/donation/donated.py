@@ -9,21 +9,18 @@ import attrs
 import torch
 from torch.distributed.tensor import DTensor
 
-from .. import _compat
-from ..capture.views import memory_of
-from ..errors import ShardError, call_site
-from ..partition.halves import INPUT
-from ..placement import torch_placements
-from ..simulated import (
+from ... import _compat
+from ...capture.views import memory_of
+from ...placement import torch_placements
+from ...simulated import (
     DonatedTensor,
-    SimulatedTensor,
-    UnreadTensor,
     remains_of,
     used_after_donation,
 )
-from ..types import Aval
-from . import cache
-from .store import Earlier
+from ...types import Aval
+from .. import cache
+from ..store import Earlier
+from .refusals import memory_tensors, refuse_saved, refused_held, refused_shared
 
 Layout = tuple[
     tuple[int, ...], dict[str, Any]
@@ -107,7 +104,7 @@ class Donation:
         if self.gone is None:
             return _compat.are_plain(mine)
         are_dtensors = {DTensor}.issuperset(map(type, mine))
-        return are_dtensors and _compat.are_plain(_compat.locals_of(list(mine)))
+        return are_dtensors and _compat.are_plain(_compat.calls.locals_of(list(mine)))
 
     def exchanged(
         self, leaves: list[Any]
@@ -121,7 +118,7 @@ class Donation:
         if earlier is None:
             return None
         about = self.taken, self.others, self.closed_over
-        given = _compat.exchanged(leaves, *about, earlier, self.kind, self.gone)
+        given = _compat.calls.exchanged(leaves, *about, earlier, self.kind, self.gone)
         if given is None:
             self.earlier.put(earlier)
             return None
@@ -133,7 +130,7 @@ class Donation:
             holders = self.holders()
             _compat.exchange(mine, holders)
             return holders
-        locals_ = _compat.locals_of(list(mine))
+        locals_ = _compat.calls.locals_of(list(mine))
         rows = [layout_of_tensor(x) for x in locals_]
         holders = _compat.without_memory(self.kind, rows)
         specs = list(map(_compat.spec_of, mine))
@@ -164,7 +161,7 @@ class Donation:
         if self.gone is None:
             return wrap(_without_views(holders, outs) if self.viewed else outs)
         if self.viewed:
-            outs = _without_views(_compat.locals_of(list(holders)), outs)
+            outs = _without_views(_compat.calls.locals_of(list(holders)), outs)
         return wrap(outs, list(holders))
 
     def give_back(self, holders: Sequence[Any], mine: Sequence[Any]) -> None:
@@ -172,7 +169,7 @@ class Donation:
         if self.gone is None:
             _compat.exchange(holders, mine)
             return
-        pairs = _compat.locals_of(list(holders)), _compat.locals_of(list(mine))
+        pairs = _compat.calls.locals_of(list(holders)), _compat.calls.locals_of(list(mine))
         _compat.exchange(*pairs)
         for x, holder in zip(mine, holders, strict=True):
             x._spec = _compat.spec_of(holder)
@@ -219,24 +216,24 @@ class Donation:
         """
         seen: dict[int, str] = {}
         for x in self.closed_over:
-            for local in _locals(x):
+            for local in memory_tensors(x):
                 said = f"a tensor that {self.name} closes over"
                 seen[_compat.storage_of(local)] = said
         for i in self.others:
-            for local in _locals(leaves[i]):
+            for local in memory_tensors(leaves[i]):
                 seen[_compat.storage_of(local)] = f"argument {self.paths[i]}"
         for i in self.taken:
-            mine = {_compat.storage_of(local) for local in _locals(leaves[i])}
+            mine = {_compat.storage_of(local) for local in memory_tensors(leaves[i])}
             twice = next(
                 (seen[storage] for storage in mine if storage in seen), None
             )
             if twice is not None:
-                raise _shared(self.name, self.paths[i], twice)
+                raise refused_shared(self.name, self.paths[i], twice)
             seen.update(dict.fromkeys(mine, f"argument {self.paths[i]}"))
             if not isinstance(leaves[i], DTensor) and not _compat.can_be_taken(
                 leaves[i]
             ):
-                raise _held(self.name, self.paths[i])
+                raise refused_held(self.name, self.paths[i])
 
     def owned(self, leaves: list[Any]) -> list[Any]:
         """The leaves, with a copy of each donated one whose memory something else sees."""
@@ -261,55 +258,6 @@ class Donation:
             else:
                 torch.utils.swap_tensors(x, DonatedTensor(x, self.name))
         return results
-
-
-Named = Sequence[tuple[str, torch.Tensor]]  # tensors with their paths
-
-
-def check_own(name: str, own: Named, others: Named) -> None:
-    """Refuse tensors of one rank that cannot be donated, before anything has run.
-
-    Raises:
-        ShardError: something else refers to one, or shares its memory.
-    """
-    gone = next((x for _, x in own if isinstance(x, DonatedTensor)), None)
-    if gone is not None:
-        raise used_after_donation(gone.call)
-    seen: dict[int, str] = {}
-    for path, x in (*others, *own):
-        is_own = any(x is y for _, y in own)
-        for memory in {_compat.storage_of(y) for y in _locals(x)}:
-            if is_own and memory in seen:
-                raise _shared(name, path, f"argument {seen[memory]}")
-            seen[memory] = path
-        if is_own and not _compat.can_be_taken(x):
-            raise _held(name, path)
-
-
-def _shared(name: str, path: str, of: str) -> ShardError:
-    got = f"it is donated, and shares memory with {of}"
-    fix = f"{path}.clone() in one of the two places, or leave it out of donate_argnums"
-    return _refused(name, path, got, "memory that the call gets once", fix)
-
-
-def take_own(name: str, own: Named) -> None:
-    """Invalidate tensors of one rank that a call took."""
-    for _, x in own:
-        torch.utils.swap_tensors(x, DonatedTensor(x, name))
-
-
-def _held(name: str, path: str) -> ShardError:
-    got = "it is donated, and something else refers to it: a weak reference, or an autograd graph"
-    needed = "a tensor that only the caller holds"
-    return _refused(name, path, got, needed, f"{path}.detach(), donated instead")
-
-
-def _refused(name: str, path: str, got: str, needed: str, fix: str) -> ShardError:
-    source = call_site()
-    where = f"{name}, argument {path}"
-    return ShardError.of(
-        where, got, needed=needed, fix=fix, source=source, arg_path=path
-    )
 
 
 def are_viewed(graph: torch.fx.Graph, donated: Collection[int]) -> bool:
@@ -379,16 +327,6 @@ def _donated_to(x: Any) -> str | None:
     )
 
 
-def _locals(x: Any) -> Sequence[torch.Tensor]:
-    """The local tensors that hold an argument's values in this process. Empty for an argument
-    without values or elements.
-    """
-    local = _compat.local_tensor(x) if isinstance(x, DTensor) else x
-    if isinstance(local, SimulatedTensor):
-        return [shard for shard in local.shards if shard.numel()]
-    return () if isinstance(local, UnreadTensor) or not local.numel() else (local,)
-
-
 def _free(x: torch.Tensor) -> torch.Tensor:
     """A result in a donated tensor's memory, without a reference to that tensor."""
     memory = x.untyped_storage()
@@ -413,32 +351,12 @@ def _own(x: Any) -> Any:
     return placed
 
 
-def _refuse_saved(compiled: Any) -> None:
-    """Refuse to donate an argument that autograd keeps for the backward of the call.
-
-    Raises:
-        ShardError: names the first such.
-    """
-    backward = compiled.backward
-    placed = compiled.placed
-    if backward is None:
-        return
-    for kind, number in backward.halves.residuals:
-        is_argument = kind == INPUT and number < len(placed.tensors)
-        if is_argument and placed.tensors[number] in placed.donated:
-            path = placed.paths[placed.tensors[number]]
-            got = "it is donated, and the backward of the call needs its value"
-            fix = "leave it out of donate_argnums; or call under torch.no_grad()"
-            needed = "an argument that only this call needs"
-            raise _refused(compiled.request.name, path, got, needed, fix)
-
-
 def donation_of(compiled: Any) -> Donation | None:
     """The donated arguments of a compiled program. None without such."""
     placed, taken = compiled.placed, compiled.placed.donated
     if not taken:
         return None
-    _refuse_saved(compiled)
+    refuse_saved(compiled)
     avals = dict(zip(placed.tensors, placed.avals, strict=True))
     kinds = dict(zip(placed.tensors, placed.dtensors, strict=True))
     first = len(placed.axes.names)
