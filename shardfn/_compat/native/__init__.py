@@ -1,1 +1,1 @@
-"""What a repeated call asks of its arguments: in C++ where the machine has a compiler."""
+"""The questions of a repeated call about its arguments, in C++ where the machine has a compiler."""

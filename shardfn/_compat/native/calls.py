@@ -87,6 +87,12 @@ def locals_of(tensors: list[Any]) -> list[torch.Tensor]:
     return list(map(_local, tensors)) if found is None else found
 
 
+def put_specs(tensors: Sequence[Any], specs: Sequence[Any]) -> None:
+    """Give DTensors other specs."""
+    for x, spec in zip(tensors, specs, strict=True):
+        x._spec = spec
+
+
 def exchanged(leaves: list[Any], *about: Any) -> list[Any] | None:
     """The leaves of a call with the memory of the donated in other objects. None if only Python
     can tell whether they can be donated; nothing has changed then.

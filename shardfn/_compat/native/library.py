@@ -59,8 +59,8 @@ def only_python() -> Iterator[None]:
 
 
 def is_wanted() -> bool:
-    """Whether C++ functions may be used: Python counts references exactly, and nobody has turned
-    them off.
+    """Whether C++ functions may be used: Python counts references exactly, and the
+    environment does not turn them off.
     """
     has_lock = getattr(sys, "_is_gil_enabled", lambda: True)()
     return has_lock and os.environ.get(SWITCH) != "0"

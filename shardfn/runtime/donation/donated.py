@@ -135,8 +135,7 @@ class Donation:
         holders = _compat.without_memory(self.kind, rows)
         specs = list(map(_compat.spec_of, mine))
         _compat.exchange(locals_, holders)
-        for x, spec in zip(mine, self.gone, strict=True):
-            x._spec = spec
+        _compat.calls.put_specs(mine, self.gone)
         return _compat.dtensors(holders, specs)
 
     def run_exchanged(
@@ -171,8 +170,8 @@ class Donation:
             return
         pairs = _compat.calls.locals_of(list(holders)), _compat.calls.locals_of(list(mine))
         _compat.exchange(*pairs)
-        for x, holder in zip(mine, holders, strict=True):
-            x._spec = _compat.spec_of(holder)
+        specs = list(map(_compat.spec_of, holders))
+        _compat.calls.put_specs(mine, specs)
 
     def holders(self) -> Sequence[torch.Tensor]:
         """Tensors without memory for a call to exchange with its arguments. They are the arguments

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.native import way, with_native
+from support.stages.native import way, with_native
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import shardfn as sf

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.native import with_native
+from support.stages.native import with_native
 
 from shardfn._compat.native import library
 

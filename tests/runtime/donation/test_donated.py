@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.stages.native import on_way, way
 
 import shardfn as sf
-from shardfn import P
-from support.native import on_way, way
+from shardfn import P, _compat
 
 __all__ = ["way"]
 pytestmark = pytest.mark.usefixtures("way")
@@ -241,7 +241,7 @@ def test_one_of_two_threads_donates_a_tensor() -> None:
         assert len(found) == 1 and found[0].equal(X + 1) and is_gone(x)
 
 
-def test_ten_thousand_calls_hold_no_more_than_ten(mesh: Any) -> None:
+def test_a_thousand_calls_hold_no_more_than_ten(mesh: Any) -> None:
     plain, state = donating(), (X.clone(), X.clone())
     placed, state_of_ranks = placed_step(mesh)
     shared = state_of_ranks[0]._spec
@@ -256,6 +256,25 @@ def test_ten_thousand_calls_hold_no_more_than_ten(mesh: Any) -> None:
     before = calls(10)
     after = calls(1000)
     assert after[0] - before[0] < 50 and after[1] == before[1]
+
+
+def test_later_calls_are_exchanged_by_cpp_where_it_is(
+    way: str, mesh: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[bool] = []
+    original = _compat.calls.exchanged
+
+    def noted(*given: Any) -> Any:
+        found = original(*given)
+        answers.append(found is not None)
+        return found
+
+    monkeypatch.setattr(_compat.calls, "exchanged", noted)
+    for fn, state in ((donating(), (X.clone(), X.clone())), placed_step(mesh)):
+        answers.clear()
+        for _ in range(4):
+            state = fn(*state)
+        assert answers[-1] is (way == "c++")
 
 
 def test_both_kinds_of_functions_take_turns() -> None:
