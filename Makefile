@@ -9,7 +9,8 @@ TORCH ?=
 VENV := .venv$(if $(TORCH),-$(TORCH))
 PINS := $(if $(TORCH),torch==$(TORCH),-c constraints.txt)
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install -q $(PINS)
+# Python compiles the modules that it imports; pip would compile all of torch first.
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install -q --no-compile $(PINS)
 # A worker that has run out of tests takes some of another worker's.
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 

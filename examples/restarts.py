@@ -3,7 +3,8 @@
 torchrun --nproc-per-node=2 --max-restarts=20 examples/restarts.py /tmp/run --kill 20
 
 With `--kill`, an alarm ends a random rank at a random moment of each of the first starts: while
-it compiles, in a step, in a save. torchrun ends the others, and starts all again.
+it compiles, in a step, in a save, after the last one. torchrun ends the others, and starts all
+again.
 """
 
 from __future__ import annotations
@@ -70,9 +71,14 @@ def trainer(mesh: Any) -> Any:
     return sf.shard(step, mesh, (places, P("dp")), places, backend="aten")
 
 
+def number_of_start() -> int:
+    """How often torchrun has started the job again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
 def die(starts: int, seed: int) -> None:
     """Have an alarm end one rank of each of the first starts at a random moment."""
-    start = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    start = number_of_start()
     chance = random.Random(f"{seed} {start}")
     rank = chance.randrange(int(os.environ["WORLD_SIZE"]))
     seconds = chance.uniform(0.1, 10.0)
@@ -97,12 +103,15 @@ def main() -> None:
     if any(options.folder.glob("step-*/shardfn.json")):
         saved = sf.load(options.folder, {"state": state, "next": 0})
         state, k = saved["state"], saved["next"]
-    print(f"rank {dist.get_rank()} begins at step {k}", flush=True)
+    rank, start = dist.get_rank(), number_of_start()
+    print(f"start {start}: rank {rank} begins at step {k}", flush=True)
     while k < options.steps:
         state, k = train(state, batch(k)), k + 1
         sf.save(options.folder, {"state": state, "next": k}, step=k, keep=2)
     text = digest(state)
-    if dist.get_rank() == 0:
+    if signal.getitimer(signal.ITIMER_REAL)[0] > 0:
+        signal.pause()  # an alarm is still to come
+    if rank == 0:
         print(f"parameters {text}", flush=True)
 
 

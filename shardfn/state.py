@@ -123,16 +123,6 @@ ONCE = (
         "_compat.distributed.groups", "_unreduced_class", "a class over torch's"
     ),
     State("_compat.distributed.groups", "_gone_class", "a class over torch's"),
-    State(
-        "_compat.distributed.checkpoint_plans",
-        "_writer_class",
-        "a class over torch's",
-    ),
-    State(
-        "_compat.distributed.checkpoint_plans",
-        "_reader_class",
-        "a class over torch's",
-    ),
     State("_compat.dynamo.reading", "_handler", "what Dynamo reads instead"),
     State("_compat.cpp_kernels.units", "_lines", "the compiler and its options"),
     State("_compat.cpp_kernels.units", "_processor", "what the processor can"),
@@ -140,6 +130,7 @@ ONCE = (
     State("_compat.compilations.caches", "_changed", "contexts of torch's settings"),
     State("compile.native", "_start", "whether those are loaded or on the way"),
     State("compile.once", "_know_compiler", "whether the folder has them"),
+    State("_compat.inductor", "_after_class", "a class over torch's"),
     State("_compat.inductor", "_lower_collective", "lowerings of our collectives"),
     State(
         "_compat.inductor", "_register_lowerings", "those of pack, and of formulas"

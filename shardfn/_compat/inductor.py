@@ -77,6 +77,28 @@ def _lower_pack(xs: Any) -> Any:
 
 
 @functools.cache
+def _after_class() -> Any:
+    from torch._inductor import ir
+
+    class After(ir.FallbackKernel):
+        """A value by another name, behind a second one in the order of the code: no op runs."""
+
+        def codegen(self, wrapper: Any) -> None:
+            x: Any = self.inputs[0]
+            wrapper.writeline(f"{self.get_name()} = {x.codegen_reference()}")
+
+    return After
+
+
+def _lower_after(x: Any, token: Any) -> Any:
+    """Inductor's lowering of `shardfn::after`."""
+    from torch._inductor import ir
+
+    op = torch.ops.shardfn.after.default
+    return ir.TensorBox.create(_after_class().create(op, x, token))
+
+
+@functools.cache
 def _lower_collective(op: Any) -> None:
     """Have Inductor's code start a collective of ours as it starts its own, so that what is sent
     stays as it is until the wait.
@@ -173,6 +195,9 @@ def _register_lowerings() -> None:
 
     register_lowering(torch.ops.shardfn.pack.default, type_promotion_kind=None)(
         _lower_pack
+    )
+    register_lowering(torch.ops.shardfn.after.default, type_promotion_kind=None)(
+        _lower_after
     )
     for op in _formulas:
         lower = functools.partial(_lower_formula, op)

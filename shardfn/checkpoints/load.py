@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from .. import _compat
+from .._compat.distributed.checkpoint_plans import Chunk
 from ..accepted import accept
 from ..errors import CheckpointError
 from ..ranks.beside import checkpointing
 from ..world import current_world
-from . import folders, manifest
+from . import agreed, folders, manifest
 from .contents import (
     is_stateful,
     listed,
@@ -193,15 +194,14 @@ def _read(
 ) -> None:
     opened = Files("load", folder)
 
-    def block(chunk: _compat.Chunk, slices: tuple[slice, ...]) -> torch.Tensor:
+    def block(chunk: Chunk, slices: tuple[slice, ...]) -> torch.Tensor:
         dtype = stored.tensors[chunk.name].dtype
         file = manifest.file_of(chunk.part)
         return opened.block(file, manifest.key_of(chunk), slices, dtype)
 
     chunks = {name: stored.tensors[name].chunks for name in targets}
-    is_alone = current_world().kind == "simulated"
     with checkpointing(current_world(), "load"):
-        _compat.load_planned(targets, chunks, block, is_alone=is_alone)
+        agreed.read("load", targets, chunks, block)
 
 
 def _filled(

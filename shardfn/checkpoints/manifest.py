@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import torch
 
-from .. import _compat
+from .._compat.distributed.checkpoint_plans import Chunk
 from ..errors import CheckpointError
 from ..stored.json_text import parsed
 from .folders import MANIFEST, sync
@@ -26,7 +26,7 @@ class Stored:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    chunks: tuple[_compat.Chunk, ...] = ()
+    chunks: tuple[Chunk, ...] = ()
 
 
 @attrs.frozen
@@ -49,7 +49,7 @@ def file_of(part: int) -> str:
     return f"part-{part:05d}.safetensors"
 
 
-def key_of(chunk: _compat.Chunk) -> str:
+def key_of(chunk: Chunk) -> str:
     """The name of a chunk in its file."""
     return f"{chunk.name}@{','.join(map(str, chunk.offsets))}"
 
@@ -72,7 +72,7 @@ def _as_json(manifest: Manifest) -> dict[str, Any]:
         "tensors": {
             name: {
                 "shape": x.shape,
-                "dtype": str(x.dtype).removeprefix("torch."),
+                "dtype": name_of(x.dtype),
                 "chunks": [[c.offsets, c.sizes, c.part] for c in x.chunks],
             }
             for name, x in manifest.tensors.items()
@@ -124,17 +124,36 @@ def _from_json(found: Any) -> Manifest:
 
 
 def _stored(name: str, x: Any) -> Stored:
-    dtype = getattr(torch, x["dtype"])
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{name} has dtype {x['dtype']!r}")
     chunks = tuple(
-        _compat.Chunk(name, _sizes(offsets), _sizes(sizes), int(part))
+        Chunk(name, sizes_of(offsets), sizes_of(sizes), int(part))
         for offsets, sizes, part in x["chunks"]
     )
-    return Stored(_sizes(x["shape"]), dtype, chunks)
+    return Stored(sizes_of(x["shape"]), dtype_of(x["dtype"]), chunks)
 
 
-def _sizes(x: Any) -> tuple[int, ...]:
+def name_of(dtype: torch.dtype) -> str:
+    """A dtype as text."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype of a text.
+
+    Raises:
+        ValueError: the text is the name of something else.
+    """
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name!r} in place of a dtype")
+    return dtype
+
+
+def sizes_of(x: Any) -> tuple[int, ...]:
+    """Numbers that are not negative.
+
+    Raises:
+        TypeError, ValueError: something else.
+    """
     if not all(type(n) is int and n >= 0 for n in x):
         raise ValueError(f"{x!r} in place of sizes")
     return tuple(x)

@@ -13,13 +13,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from .. import _compat
+from .._compat.distributed.checkpoint_plans import Chunk
 from ..accepted import accept
 from ..byte_sizes import bytes_of
 from ..errors import CheckpointError
 from ..stored.json_text import parsed
 from ..transforms import full
 from ..world import current_world
-from . import files
+from . import agreed, files
 from .contents import listed, named, shape_of, unsaved
 from .targets import (
     device_of,
@@ -99,16 +100,15 @@ def load_safetensors(
     }
     opened = files.Files("load_safetensors", folder)
 
-    def block(chunk: _compat.Chunk, slices: tuple[slice, ...]) -> torch.Tensor:
+    def block(chunk: Chunk, slices: tuple[slice, ...]) -> torch.Tensor:
         entry = entries[chunk.name]
         return opened.block(entry.file, chunk.name, slices)
 
     chunks = {
-        name: (_compat.Chunk(name, (0,) * x.dim(), tuple(x.shape), 0),)
+        name: (Chunk(name, (0,) * x.dim(), tuple(x.shape), 0),)
         for name, x in targets.items()
     }
-    is_alone = current_world().kind == "simulated"
-    _compat.load_planned(targets, chunks, block, is_alone=is_alone)
+    agreed.read("load_safetensors", targets, chunks, block)
     return refilled(like, targets)
 
 

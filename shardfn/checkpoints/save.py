@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 from weakref import WeakValueDictionary
 
-import torch
 import torch.distributed as dist
 
 from .. import _compat
 from ..accepted import accept
 from ..errors import CheckpointError
 from ..ranks.beside import checkpointing, connections_noted
+from ..ranks.texts import Texts
 from ..world import current_world
-from . import files, folders, manifest
+from .agreed import Steps, job_texts
 from .contents import Contents, contents
 from .targets import refuse_without_values
-
-Chunks = list[tuple[_compat.Chunk, torch.Tensor]]
+from .writing import Writing
 
 
 class Saving:
@@ -118,25 +117,25 @@ def save(
     root = os.path.abspath(os.fspath(path))
     refuse_without_values("save")
     found = contents(tree)
-    is_alone = current_world().kind == "simulated"
     before = _running.get(root)
     if not background:
         if before is not None:
             before.finish()
-        return _saved(root, found, step, keep, is_alone, None)
+        return _saved(root, found, step, keep, job_texts())
     copied = Contents(
         {name: x.detach().clone() for name, x in found.tensors.items()},
         found.constants,
     )
-    is_shared = dist.is_initialized() and not is_alone
     # Collectives of the job go on meanwhile, in their own group.
-    group = _group_of_its_own() if is_shared else None
+    group = None if job_texts().group is None else _group_of_its_own()
 
     def work() -> str:
         if before is not None:
             before.finish()
         try:
-            return _saved(root, copied, step, keep, is_alone, group)
+            return _saved(
+                root, copied, step, keep, Texts(group), is_background=True
+            )
         finally:
             if group is not None:
                 dist.destroy_process_group(group)
@@ -157,60 +156,24 @@ def _saved(
     found: Contents,
     step: int | None,
     keep: int | None,
-    is_alone: bool,
-    group: Any,
+    texts: Texts,
+    *,
+    is_background: bool = False,
 ) -> str:
     """The folder of the step that was written.
 
     Raises:
         CheckpointError: the folder cannot be written.
     """
-    number = step
-
-    def prepare() -> str:
-        nonlocal number
-        if number is None:
-            number = max(folders.steps(root), default=-1) + 1
-        return folders.begin(root, number)
-
-    def finish(folder: str, chunks: list[_compat.Chunk]) -> None:
-        assert number is not None
-        manifest.write(folder, _manifest(found, chunks, number))
-        folders.commit(root, number, keep)
-
-    writing = _compat.Writing(prepare, _write, finish)
+    writing = Writing(root, found, step, keep)
+    watched = checkpointing(
+        current_world(), "save", is_background=is_background
+    )
     try:
-        around = checkpointing(
-            current_world(), "save", is_background=group is not None
-        )
-        with around:
-            folder = _compat.save_planned(
-                found.tensors, writing, is_alone=is_alone, group=group
-            )
+        with watched:
+            return writing.run(Steps("save", texts))
     except OSError as error:
-        if number is not None:
-            folders.discard(root, number)
+        writing.discard()
         fix = "free space, or another folder; the steps before this one are unchanged"
         got = f"{root} cannot be written"
         raise CheckpointError.of("save", got, str(error), fix=fix) from None
-    return folder.removesuffix(folders.SAVING)
-
-
-def _write(folder: str, part: int, chunks: Chunks) -> None:
-    path = os.path.join(folder, manifest.file_of(part))
-    files.write(path, {manifest.key_of(chunk): x for chunk, x in chunks})
-
-
-def _manifest(
-    found: Contents, chunks: list[_compat.Chunk], step: int
-) -> manifest.Manifest:
-    of_tensor: dict[str, list[_compat.Chunk]] = {
-        name: [] for name in found.tensors
-    }
-    for chunk in chunks:
-        of_tensor[chunk.name].append(chunk)
-    tensors: Mapping[str, manifest.Stored] = {
-        name: manifest.Stored(tuple(x.shape), x.dtype, tuple(of_tensor[name]))
-        for name, x in found.tensors.items()
-    }
-    return manifest.Manifest(tensors, found.constants, step)

@@ -36,7 +36,7 @@ def _refused(path: Any, like: Any = TREE) -> str:
         (
             '{"format": 1, "step": 0, "constants": {}, "tensors": {"x": {"shape": '
             '[1], "dtype": "save", "chunks": []}}}',
-            "x has dtype 'save'",
+            "'save' in place of a dtype",
         ),
         (
             '{"format": 1, "step": 0, "constants": {}, "tensors": {"x": {"shape": '

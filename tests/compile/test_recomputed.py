@@ -128,6 +128,20 @@ def test_what_is_computed_again_waits_for_the_backward(
         assert token.meta["phase"] == "backward"
 
 
+def test_waiting_for_the_backward_is_no_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In compiled code a value has another name: nothing runs, and the values stay."""
+    monkeypatch.setattr(module, "LEAST_BYTES", 1 << 10)
+    params, x = arguments(2)
+    step = sf.jit(sf.value_and_grad(gated))
+    compiled = step.compile(params, x)
+    code = compiled.code
+    assert "extern_kernels.mm" in code and "after.default(" not in code
+    grads, loss = torch.func.grad_and_value(gated)(params, x)
+    torch.testing.assert_close(step(params, x), (loss, grads), rtol=1e-12, atol=1e-9)
+
+
 def test_a_program_that_spares_little_stays_as_it_is() -> None:
     with sf.fake_world(1):
         program = lowered(mlp, (1,), (P(), P("dp")), *arguments()).program

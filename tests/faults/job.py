@@ -18,6 +18,7 @@ import torch
 
 import shardfn as sf
 from shardfn import P
+from shardfn.checkpoints import files
 from shardfn.ranks import versions
 from shardfn.runtime import agreement, dispatch
 from shardfn.runtime.stages import compiling
@@ -144,11 +145,10 @@ class Job:
 
         dispatch.trace = self.around(dispatch.trace, CAPTURE)
         compiling.BACKENDS["aten"] = compiled
-        saving: Any = sys.modules[
-            "shardfn.checkpoints.save"
+        loading: Any = sys.modules[
+            "shardfn.checkpoints.load"
         ]  # no attribute: a function
-        loading: Any = sys.modules["shardfn.checkpoints.load"]
-        saving._write = self.around(saving._write, SAVE)
+        files.write = self.around(files.write, SAVE)
         loading._read = self.around(loading._read, LOAD)
 
     def sharded(self, fn: Callable[..., Any], *inputs: Any) -> Any:

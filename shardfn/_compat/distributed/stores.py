@@ -68,6 +68,11 @@ def timeout_of(group: Any) -> float | None:
     return None
 
 
+def device_of_group(group: Any) -> torch.device:
+    """The device of the tensors with which a process group exchanges bytes."""
+    return torch.device(_c10d._get_object_coll_device(group))
+
+
 def set_timeout(group: Any, seconds: float) -> None:
     """Change the timeout of a process group."""
     _c10d._set_pg_timeout(timedelta(seconds=seconds), group)

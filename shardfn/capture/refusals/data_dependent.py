@@ -111,6 +111,8 @@ SIGNS: tuple[tuple[str, tuple[str, str] | None], ...] = (
     ("Could not extract specialized integer", NUMBER),
     ("Pending unbacked symbols", NUMBER),
     ("operator `range` with argument types ['Tensor'", NUMBER),
+    # the same in torch 2.15
+    ("DelayGraphBreakVariable() does not implement python_type()", NUMBER),
 )
 # Patterns for the name of the call in torch's texts: the Python function, the operator, the
 # batched operator.
