@@ -81,7 +81,7 @@ def _after_class() -> Any:
     from torch._inductor import ir
 
     class After(ir.FallbackKernel):
-        """A value by another name, behind a second one in the order of the code: no op runs."""
+        """A value by another name, after a second one in the order of the code: no op runs."""
 
         def codegen(self, wrapper: Any) -> None:
             x: Any = self.inputs[0]
