@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bench import rivals
-from bench.rivals import DTENSOR, JAX, PLAIN, SHARDFN
+from bench.rivals import DONATED, DTENSOR, JAX, PLAIN, SHARDFN
 
 SIZES, QUICK = (1, 10, 100, 300), (1, 10)
 ROUNDS, QUICK_ROUNDS = 60, 5
@@ -53,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             pipes, QUICK if quick else SIZES, QUICK_ROUNDS if quick else ROUNDS
         )
     print(table(medians))
+    print(shares(medians))
     print(verdict(medians))
     return 0 if met(medians) else 1
 
@@ -76,9 +77,8 @@ def processes() -> Iterator[Pipes]:
 
     with tempfile.TemporaryDirectory() as folder:
         store = (pathlib.Path(folder) / "store").as_uri()
-        pipes[SHARDFN] = pipes[DTENSOR] = pipes[PLAIN] = start(
-            rivals.torch_rank, 0, store
-        )
+        first = start(rivals.torch_rank, 0, store)
+        pipes.update(dict.fromkeys((SHARDFN, DONATED, DTENSOR, PLAIN), first))
         pipes[""] = start(rivals.torch_rank, 1, store)
         if importlib.util.find_spec("jax"):
             pipes[JAX] = start(rivals.jax_process)
@@ -165,6 +165,25 @@ def verdict(medians: Medians) -> str:
         for n, us in over.items()
     )
     return f"Missed: {target}; {said}." if over else f"Met: {target}."
+
+
+def shares(medians: Medians) -> str:
+    """shardfn's time as a share of its rivals' on the largest tree, with fresh and with donated
+    results.
+
+    Example:
+        >>> times = {"shardfn": 5.0, "shardfn, donated": 2.5, "jax.jit, 2 devices": 10.0}
+        >>> print(shares({300: times}))
+        300 leaves, jax.jit, 2 devices: fresh 0.50, donated 0.25
+    """
+    leaves, times = max(medians.items())
+    mine = {"fresh": times[SHARDFN], "donated": times[DONATED]}
+    lines = []
+    for rival in (JAX, PLAIN):
+        if rival in times:
+            rows = (f"{name} {us / times[rival]:.2f}" for name, us in mine.items())
+            lines.append(f"{leaves} leaves, {rival}: {', '.join(rows)}")
+    return "\n".join(lines)
 
 
 def table(medians: Medians) -> str:

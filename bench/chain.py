@@ -42,7 +42,7 @@ class Chain:
         Returns:
             Microseconds a call.
         """
-        tree, step = self.tree, self.step
+        tree, self.tree, step = self.tree, {}, self.step
         start = time.perf_counter()
         for _ in range(calls):
             tree = step(tree)

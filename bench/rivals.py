@@ -16,10 +16,12 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import shardfn as sf
 from bench.chain import Chain, Tree, serve
 from shardfn import P
+from shardfn.compile.native import load_native
 from shardfn.runtime import cache
 from shardfn_demo.runs import LOOPBACK
 
 SHARDFN = "shardfn"
+DONATED = "shardfn, donated"
 DTENSOR = "torch.compile, the same DTensors"
 PLAIN = "torch.compile, plain tensors"
 JAX = "jax.jit, 2 devices"
@@ -48,6 +50,9 @@ def torch_rank(rank: int, store: str, pipe: Any) -> None:
         "gloo", init_method=store, rank=rank, world_size=2, timeout=PATIENCE
     )
     mesh = sf.make_mesh((2,), ("dp",), device_type="cpu")
+    loading = load_native()
+    if loading is not None:
+        loading.join()
     serve(pipe, lambda leaves: torch_chains(leaves, mesh, everyone=rank == 0))
     dist.barrier()
     dist.destroy_process_group()
@@ -61,10 +66,14 @@ def torch_chains(leaves: int, mesh: Any, *, everyone: bool) -> dict[str, Chain]:
     assert not step.lower(placed).collectives, (
         "the step sends nothing, so that rank 0 can run it alone"
     )
+    donating = sf.shard(
+        fresh(plus_one), mesh, (P("dp"),), donate_argnums=(0,)
+    )
+    other = sf.distribute(plain, mesh, P("dp"))
+    count = lambda: sum(cache.counts.values())
     chains = {
-        SHARDFN: Chain(
-            step, placed, lambda: sum(cache.counts.values()), local_arrays
-        )
+        SHARDFN: Chain(step, placed, count, local_arrays),
+        DONATED: Chain(donating, other, count, local_arrays),
     }
     return (
         chains | {DTENSOR: compiled(placed), PLAIN: compiled(plain)}

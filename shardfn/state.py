@@ -91,6 +91,7 @@ REGISTRIES = (
     State(
         "_compat.cpp_kernels.folder", "_named", "who needs the folder of kernels"
     ),
+    State("_compat.native.library", "_loaded", "the C++ functions of a call"),
     State(
         "_compat.threads", "_replaced", "attributes of torch that are replaced now"
     ),
@@ -127,6 +128,7 @@ ONCE = (
     State("_compat.cpp_kernels.units", "_processor", "what the processor can"),
     State("_compat.compilations.environment", "_fixed", "torch, the machine"),
     State("_compat.compilations.caches", "_changed", "contexts of torch's settings"),
+    State("compile.native", "_start", "whether those are loaded or on the way"),
     State("compile.once", "_know_compiler", "whether the folder has them"),
     State("_compat.inductor", "_after_class", "a class over torch's"),
     State("_compat.inductor", "_lower_collective", "lowerings of our collectives"),

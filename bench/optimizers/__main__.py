@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import shardfn as sf
+from shardfn.compile.native import load_native
 from shardfn.runtime import cache
 
 COUNT, ROUNDS = 300, 15
@@ -60,6 +61,9 @@ def main() -> None:
     parser.add_argument("width", type=int, nargs="?", default=256)
     width = parser.parse_args().width
     torch.set_num_threads(1)
+    loading = load_native()
+    if loading is not None:
+        loading.join()
     grads = tree(width, 1)
     fused = torchs(width, grads, lr=1e-3, fused=True)
     steps = {

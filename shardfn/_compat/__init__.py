@@ -17,7 +17,6 @@ from .distributed.every_rank import (
 )
 from .distributed.groups import (
     FUNCTIONAL,
-    are_dtensors,
     dtensor_spec,
     dtensors,
     empty_dtensor,
@@ -59,7 +58,7 @@ from .distributed.strided_shards import is_in_order, span
 from .distributed.subclasses import shardings_forgotten
 from .dynamo.dtensor_calls import overwrite
 from .dynamo.generators import READS_GENERATOR
-from .dynamo.guards import Itself, Read, same_tensors
+from .dynamo.guards import Itself, Read
 from .dynamo.reading import (
     capture_python,
     constant_in_graph,
@@ -136,6 +135,7 @@ from .modules import (
     recurrent,
     settle,
 )
+from .native import calls, library
 from .patches import PATCHES, patched
 from .settings import (
     SETTINGS,
@@ -228,7 +228,6 @@ __all__ = [
     "anomaly_off",
     "another_client",
     "are_alone",
-    "are_dtensors",
     "are_plain",
     "aten_ops",
     "autocast_off",
@@ -240,6 +239,7 @@ __all__ = [
     "cache_folder",
     "can_be_taken",
     "capture_python",
+    "calls",
     "carries_tangent",
     "chunk",
     "class_name",
@@ -300,6 +300,7 @@ __all__ = [
     "leave_groups",
     "level",
     "level_of",
+    "library",
     "local_tensor",
     "located",
     "lower_by_formula",
@@ -341,7 +342,6 @@ __all__ = [
     "repr_context",
     "root_mesh",
     "runs_on_all_ranks",
-    "same_tensors",
     "schema",
     "sequence_number",
     "set_timeout",

@@ -11,6 +11,8 @@ import torch
 from .patches import patched
 from .tracing import OpOverload
 
+CHECKED = "shardfn: inputs whose layout each call checks"  # a key of a graph's meta
+
 
 def trace_artifact(name: str, text: str) -> None:
     """Write a text to torch's structured trace, which TORCH_TRACE turns on."""
@@ -207,7 +209,7 @@ def inductor(
     inputs: Sequence[torch.Tensor],
     finish: Callable[[torch.fx.GraphModule], Any],
     collectives: Sequence[Any],
-    donated: Sequence[int] = (),
+    checked: Sequence[int] = (),
 ) -> Callable[[list[Any]], list[Any]]:
     """Compile what runs an ATen graph with Inductor. The result takes a list of inputs, empties
     it, and returns a list.
@@ -217,7 +219,7 @@ def inductor(
         inputs: fake tensors like its inputs. Sizes that are symbols stay such.
         finish: changes the graph when Inductor has simplified it, before it makes code of it.
         collectives: the ops of ours that start one.
-        donated: the inputs that a call's key describes, whose layout the code need not check.
+        checked: the inputs whose layout each call checks, so that the code need not.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import (
@@ -237,12 +239,14 @@ def inductor(
         mode,
         tracing(TracingContext(mode)),
         V.set_fake_mode(mode),
-        patched("compilation", donated=frozenset(donated)),
+        patched("compilation", checked=frozenset(checked)),
         torch.no_grad(),
     ):
         lowered = make_fx(run, decomposition_table=select_decomp_table())(*inputs)
         joint_graph_passes(lowered)
         finish(lowered)
+        # a part of the name under which Inductor finds code that it has written before
+        lowered.meta[CHECKED] = tuple(sorted(checked))
         output = next(iter(reversed(lowered.graph.nodes)))
         tensors = [
             i for i, x in enumerate(output.args[0]) if isinstance(x, torch.fx.Node)

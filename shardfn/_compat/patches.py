@@ -36,10 +36,10 @@ def _inductor_order() -> Iterator[None]:
         yield
 
 
-def _others_checked(donated: frozenset[int], original: Any, wrapper: Any) -> None:
-    """Write the checks of all inputs but the donated."""
+def _others_checked(checked: frozenset[int], original: Any, wrapper: Any) -> None:
+    """Write the checks of all inputs but those that each call checks."""
     inputs = wrapper.get_graph_inputs().items()
-    others = dict(row for k, row in enumerate(inputs) if k not in donated)
+    others = dict(row for k, row in enumerate(inputs) if k not in checked)
     wrapper.get_graph_inputs = lambda: others
     try:
         original(wrapper)
@@ -311,7 +311,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
             "code checks the layout of each input: a third of a microsecond at each call",
             NEVER,
             new=_others_checked,
-            takes="donated",
+            takes="checked",
             is_mine=lambda: True,
             optional=True,
         ),

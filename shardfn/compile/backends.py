@@ -14,6 +14,7 @@ from ..ops import higher_order
 from ..schedule import copied
 from .collective_order import refuse_other_order
 from .loops import keep, outlined
+from .native import load_native
 from .once import compiled_once, key_of
 from .op_by_op import op_by_op
 from .separate import separate
@@ -23,7 +24,9 @@ Runner = Callable[
 ]  # takes the inputs, empties the list
 
 
-def aten(graph: torch.fx.GraphModule, donated: Sequence[int] = ()) -> Runner:
+def aten(
+    graph: torch.fx.GraphModule, donated: Sequence[int] = (), *_: Any
+) -> Runner:
     """Run the graph op by op, without compilation. Results share memory only with donated
     inputs.
     """
@@ -44,6 +47,7 @@ def inductor(
     graph: torch.fx.GraphModule,
     donated: Sequence[int] = (),
     note: Callable[[], None] = lambda: None,
+    checked: Sequence[int] = (),
 ) -> Runner:
     """Compile the graph: C++ on CPU, Triton on CUDA. The body of each loop is compiled
     separately, once. Equal graphs are compiled once, also in other processes.
@@ -54,22 +58,27 @@ def inductor(
         graph: functional ATen, the inputs as placeholders.
         donated: the donated inputs.
         note: counts a compilation.
+        checked: the inputs whose layout each call checks.
     """
+    load_native()
     loops = outlined(graph, _inner)
-    key = None if any(x.is_own for x in loops) else key_of(graph.graph, donated)
-    runner = compiled_once(key, lambda: _compiled(graph, donated), note)
+    has_own = any(x.is_own for x in loops)
+    key = None if has_own else key_of(graph.graph, donated, checked)
+    runner = compiled_once(key, lambda: _compiled(graph, donated, checked), note)
     weakref.finalize(runner, keep, loops)
     return runner
 
 
-def _compiled(graph: torch.fx.GraphModule, donated: Sequence[int]) -> Runner:
+def _compiled(
+    graph: torch.fx.GraphModule, donated: Sequence[int], checked: Sequence[int]
+) -> Runner:
     fakes = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
     return _compat.inductor(
         torch.fx.Interpreter(higher_order.unfold(graph)).run,
         fakes,
         lambda lowered: separate(lowered, donated),
         our_ops(),
-        donated,
+        checked,
     )
 
 

@@ -44,10 +44,12 @@ def compiled_once(
     return runner
 
 
-def key_of(graph: torch.fx.Graph, donated: Sequence[int]) -> str | None:
+def key_of(
+    graph: torch.fx.Graph, donated: Sequence[int], checked: Sequence[int] = ()
+) -> str | None:
     """A name for a graph and all that its compilation depends on. None if no text describes it."""
     try:
-        said = json.dumps([text_of(graph), list(donated)])
+        said = json.dumps([text_of(graph), list(donated), list(checked)])
     except Unwritable as reason:
         log.info("the compilation is not shared: the program has %s", reason)
         return None

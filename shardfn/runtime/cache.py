@@ -116,6 +116,11 @@ def claimed(mine: set[int]) -> Iterator[bool]:
                 _taken[:] = [other for other in _taken if other is not mine]
 
 
+def is_claimed() -> bool:
+    """Whether a call at work, of any thread, has claimed donated tensors."""
+    return bool(_taken)
+
+
 def clear() -> None:
     """Drop all captures and compiled programs. The next call captures and compiles again."""
     state.clear()

@@ -32,6 +32,7 @@ from .arguments import (
     whole_mesh,
 )
 from .arguments.alike import Check, check_of
+from .arguments.local_layouts import local_layouts
 from .arguments.mismatch import (
     other_constants,
     other_leaves,
@@ -86,9 +87,9 @@ class Compiled:
     execute: Callable[[list[Any]], list[Any]] = attrs.field(
         init=False
     )  # all leaves -> local results
-    wrap: Callable[[list[Any]], Any] = attrs.field(
+    wrap: Callable[..., Any] = attrs.field(
         init=False
-    )  # local results -> the result tree
+    )  # local results, and spare DTensors -> the result tree
     compared: Compared = attrs.field(factory=Compared, init=False)
 
     @execute.default
@@ -100,12 +101,12 @@ class Compiled:
         return Differentiable(execute, make, self.backward)
 
     @wrap.default
-    def _wrap(self) -> Callable[[list[Any]], Any]:
+    def _wrap(self) -> Callable[..., Any]:
         make = maker(self.placed, self.captured, self.partition)
         place = in_tree(self.captured)
         if make is None or self.backward is not None:
             return place
-        return lambda outs: place(make(outs))
+        return lambda outs, *spares: place(make(outs, *spares))
 
     def run(self, leaves: list[Any]) -> Any:
         """Run on the leaves of arguments that have been checked."""
@@ -113,7 +114,7 @@ class Compiled:
             self.alike.run(leaves)
         if self.donation is None:
             return self.wrap(self.execute(leaves))
-        return self.wrap(self.donation.run(leaves, self.execute))
+        return self.donation.run(leaves, self.execute, self.wrap)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         around = self.request.around
@@ -285,18 +286,49 @@ def _executor(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
     straight = len(rows) == placed.treedef.num_leaves
     if straight and not compiled.captured.closed_over:
         if reads == {local_of}:
-            return lambda leaves: run(
-                [*coords, *[x._local_tensor for x in leaves]]
-            )
+            return _of_locals(run, coords, _fitting(compiled))
         if reads == {itself}:
             return lambda leaves: run([*coords, *leaves])
-    gather = gathering(rows, placed.treedef.num_leaves)
+    gather = _gathering(compiled, rows)
     if not compiled.captured.closed_over:
         if not coords:
             return lambda leaves: run(gather(leaves))
         return lambda leaves: run([*coords, *gather(leaves)])
     closed_now = closed_over(compiled.captured, [compiled.program])
     return lambda leaves: run([*coords, *gather(leaves), *closed_now()[0]])
+
+
+def _of_locals(
+    run: Runner,
+    coords: list[torch.Tensor],
+    fitted: Callable[[list[torch.Tensor]], list[torch.Tensor]],
+) -> Callable[[list[Any]], list[Any]]:
+    """A function from DTensors to the local results."""
+    locals_of = _compat.calls.locals_of
+    return lambda leaves: run([*coords, *fitted(locals_of(leaves))])
+
+
+def _gathering(
+    compiled: Compiled, rows: Sequence[tuple[int, Any]]
+) -> Callable[[list[Any]], list[torch.Tensor]]:
+    """A function from all leaves to the tensors that the program reads of them."""
+    gather = gathering(rows, compiled.placed.treedef.num_leaves)
+    if not any(compiled.placed.dtensors):
+        return gather
+    fitted = _fitting(compiled)
+    return lambda leaves: fitted(gather(leaves))
+
+
+def _fitting(
+    compiled: Compiled,
+) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
+    """A function that gives local tensors the layouts of the program."""
+    placed = compiled.placed
+    holders = compiled.program.graph.find_nodes(op="placeholder")
+    fakes = [x.meta["val"] for x in holders[len(placed.axes.names) :]]
+    layouts = local_layouts(compiled.request.name, placed, fakes)
+    assert layouts is not None
+    return layouts.fitted
 
 
 def _simulated(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:

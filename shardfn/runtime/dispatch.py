@@ -286,7 +286,7 @@ class Entry:
         tuple[bool, ...] | None
     )  # which of both it follows; None for none
     run: Callable[[list[Any]], Any]
-    alike: Callable[..., bool] | None = None  # whether tensors have this key
+    alike: Callable[[list[Any]], bool] | None = None  # whether tensors have this key
     leaves_of: Callable[[Any], list[Any] | None] | None = (
         None  # of this structure
     )
@@ -311,7 +311,7 @@ class Entry:
             return None
         leaves = self.leaves_of(arguments)
         # the check of tensors refuses a container in the place of a leaf
-        return leaves if leaves is not None and self.alike(*leaves) else None
+        return leaves if leaves is not None and self.alike(leaves) else None
 
     def remember(self, leaves: list[Any]) -> None:
         """Make the check of `repeated`, if the leaves are plain tensors, or DTensors that
@@ -320,9 +320,9 @@ class Entry:
         if self.alike is not None or not leaves or self.suspects:
             return
         if _compat.ORDINARY.issuperset(map(type, leaves)):
-            self.alike = _compat.same_tensors(leaves)
-        elif self.followed is None and _compat.are_dtensors(leaves, self.key):
-            self.alike = lambda *xs: _compat.are_dtensors(xs, self.key)
+            self.alike = _compat.calls.SameTensors(leaves)
+        elif self.followed is None and _compat.calls.are_dtensors(leaves, self.key):
+            self.alike = lambda xs: _compat.calls.are_dtensors(xs, self.key)
         else:
             return
         self.is_grad_enabled = torch.is_grad_enabled()

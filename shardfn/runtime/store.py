@@ -10,6 +10,8 @@ from typing import Any
 
 import attrs
 
+from .. import _compat
+
 
 @attrs.define(eq=False)
 class CallStore:
@@ -107,3 +109,20 @@ class Earlier:
             return self._calls.pop()
         except IndexError:
             return None
+
+
+@attrs.define(eq=False)
+class Layouts:
+    """A check that tensors have the layouts of those that were compared last."""
+
+    _check: Callable[[list[Any]], bool] | None = attrs.field(
+        default=None, init=False
+    )
+
+    def put(self, tensors: Sequence[Any]) -> None:
+        """Compare with these from now on."""
+        self._check = _compat.calls.SameTensors(tensors)
+
+    def are_same(self, tensors: list[Any]) -> bool:
+        """Whether tensors have the layouts of those. False if only a comparison can tell."""
+        return self._check is not None and self._check(tensors)

@@ -20,15 +20,12 @@ import torch.distributed.nn  # its functions hold the group that they find when 
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
-from ..memory import ORDINARY
-
 # Private members of torch, each by a name of ours.
 local_tensor = operator.attrgetter("_local_tensor")  # of a DTensor
 spec_of = operator.attrgetter(
     "_spec"
 )  # of a DTensor: mesh, placements, global shape
 
-DTENSOR = frozenset({DTensor})
 
 # the collectives that return their results
 FUNCTIONAL = torch.distributed._functional_collectives
@@ -213,18 +210,6 @@ def dtensors(
     assert len(locals_) == len(specs)
     # its last argument: requires_grad. A call of it in C takes 0.9 us, and one in Python 1.1
     return list(map(make, repeat(kind), locals_, specs, repeat(False)))
-
-
-def are_dtensors(tensors: Sequence[Any], specs: Sequence[Any]) -> bool:
-    """Whether so many tensors are DTensors of exactly these specs, over ordinary tensors, and
-    require no gradient. No Python runs for each.
-    """
-    return (
-        DTENSOR.issuperset(map(type, tensors))
-        and ORDINARY.issuperset(map(type, map(local_tensor, tensors)))
-        and all(map(operator.is_, map(spec_of, tensors), specs))
-        and not torch._C._any_requires_grad(*tensors)
-    )
 
 
 def empty_dtensor(

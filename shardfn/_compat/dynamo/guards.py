@@ -144,7 +144,7 @@ def _root(name: str, scope: dict[str, Any]) -> tuple[Step, ...] | None:
     return None
 
 
-def same_tensors(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+def tensor_guards(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     """A check that other tensors have the classes, shapes, strides, dtypes, devices and
     `requires_grad` of these, in the same order: one call of C++ for all of them, as Dynamo's.
     """

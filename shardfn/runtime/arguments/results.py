@@ -16,7 +16,8 @@ from ...types import TENSOR
 from .local_tensors import spec_of
 from .placed import Placed
 
-Maker = Callable[[list[Any]], list[Any]]
+# of local results, and of spare DTensors that they may be put into
+Maker = Callable[..., list[Any]]
 
 
 def maker(placed: Placed, captured: Captured, partition: Plan) -> Maker | None:
@@ -36,7 +37,29 @@ def maker(placed: Placed, captured: Captured, partition: Plan) -> Maker | None:
     ]
     kind = SimulatedDTensor if placed.is_simulated else DTensor
     make = functools.partial(_compat.dtensors, kind=kind)
-    return lambda outs: make(outs, specs)
+    places = _places(placed, specs)
+
+    def made(outs: Any, spares: list[DTensor] | None = None) -> list[Any]:
+        if spares is None:
+            return make(outs, specs)
+        return _compat.calls.placed_again(outs, specs, spares, places, make)
+
+    return made
+
+
+def _places(placed: Placed, specs: list[Any]) -> tuple[int, ...]:
+    """For each result, the donated DTensor that has its shape, strides and dtype, among the
+    donated; -1 without one.
+    """
+    avals = dict(zip(placed.tensors, placed.avals, strict=True))
+    rows = [avals[i] for i in placed.donated]
+    free: dict[Any, list[int]] = {}
+    for k, x in reversed([*enumerate(rows)]):
+        key = tuple(x.shape), tuple(x.stride), x.dtype
+        free.setdefault(key, []).append(k)
+    metas = [spec.tensor_meta for spec in specs]
+    keys = [(tuple(x.shape), tuple(x.stride), x.dtype) for x in metas]
+    return tuple(free[key].pop() if free.get(key) else -1 for key in keys)
 
 
 def in_tree(captured: Captured) -> Callable[[list[Any]], Any]:

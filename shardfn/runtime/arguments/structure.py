@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ... import _tree
+from ... import _compat, _tree
 
 # adds the leaves of a tree to a list; whether the tree has the structure
 Walk = Callable[[Any, list[Any]], bool]
@@ -22,14 +22,15 @@ def leaves_like(
     None for a structure with other containers than dicts, lists and tuples.
     """
     walk = _walk(treedef)
-    if walk is None:
+    return None if walk is None else _compat.calls.Leaves(_said(treedef), walk)
+
+
+def _said(treedef: _tree.TreeDef) -> Any:
+    """A structure as a value: None for a leaf, else its class, the keys of a dict, its children."""
+    if treedef.is_leaf():
         return None
-
-    def read(tree: Any) -> list[Any] | None:
-        leaves: list[Any] = []
-        return leaves if walk(tree, leaves) else None
-
-    return read
+    keys = list(treedef.entries()) if treedef.type is dict else None
+    return treedef.type, keys, list(map(_said, treedef.children()))
 
 
 def _walk(treedef: _tree.TreeDef) -> Walk | None:

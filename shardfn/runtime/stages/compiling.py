@@ -38,6 +38,7 @@ def runner(
     has_own_sizes: bool = False,
     may_have_own_sizes: bool = False,
     warmup: str | None = None,
+    is_backward: bool = False,
 ) -> Runner:
     """The compiled local program of this rank.
 
@@ -53,13 +54,20 @@ def runner(
         has_own_sizes: whether other ranks have programs of their own.
         may_have_own_sizes: whether they may, if it turns out that arguments differ in size.
         warmup: the backend that runs the first calls, while the other compiles.
+        is_backward: whether it is the backward of a call, whose inputs are residuals.
     """
     if has_others(placed) and has_own_sizes:
         agree_on_collectives(name, placed, program)
     elif has_others(placed):
         agree(name, plan, agenda, may_have_own_sizes=may_have_own_sizes)
     compile_now = functools.partial(
-        compiled_program, name, placed, program, backend, families
+        compiled_program,
+        name,
+        placed,
+        program,
+        backend,
+        families,
+        is_backward=is_backward,
     )
     is_warming = not (warmup is None or warmup == backend or has_own_sizes)
     switch = switch_of(name, placed) if is_warming else None
@@ -76,6 +84,8 @@ def compiled_program(
     program: LocalProgram,
     backend: str,
     families: Families | None = None,
+    *,
+    is_backward: bool = False,
 ) -> Runner:
     """The compiled local program of this rank, without a comparison of ranks.
 
@@ -85,6 +95,7 @@ def compiled_program(
         program: the program of this rank.
         backend: the backend that compiles it.
         families: the compiled programs of the function for other sizes.
+        is_backward: whether it is the backward of a call, whose inputs are residuals.
     """
     if placed.mesh is not None:
         _bind_groups(placed)
@@ -104,7 +115,8 @@ def compiled_program(
         _compat.autocast_off(),
         progress(name, ops, is_told=is_told),
     ):
-        compiled = _compiled(taking, donated, backend, families)
+        checked = donated if is_backward else _checked(placed)
+        compiled = _compiled(taking, donated, backend, families, checked)
     if code := _compat.generated_code(compiled):
         refuse_other_order(name, program.graph, code)
     return compiled
@@ -115,6 +127,7 @@ def _compiled(
     donated: list[int],
     backend: str,
     families: Families | None,
+    checked: Sequence[int],
 ) -> Runner:
     """The compiled graph: its own, or one for many sizes."""
 
@@ -122,7 +135,7 @@ def _compiled(
         cache.counts["compilations"] += 1
 
     def own() -> Runner:
-        return BACKENDS[backend](graph, donated, note)
+        return BACKENDS[backend](graph, donated, note, checked)
 
     if families is None:
         return own()
@@ -141,6 +154,13 @@ def _donated(placed: Placed) -> list[int]:
     return [
         skip + k for k, leaf in enumerate(placed.tensors) if leaf in placed.donated
     ]
+
+
+def _checked(placed: Placed) -> list[int]:
+    """Which placeholders have the layout of the program in each call: the coordinates, and the
+    arguments, by their key and by `layouts.LocalLayouts`.
+    """
+    return list(range(len(placed.axes.names) + len(placed.tensors)))
 
 
 def _donations(program: LocalProgram, donated: Sequence[int]) -> dict[int, int]:

@@ -232,9 +232,8 @@ class Lowered:
     traced: Traced
     partition: Plan
     agenda: passes.Agenda
-    programs: dict[
-        tuple[int, ...], LocalProgram
-    ]  # by coordinates; ranks may share a program
+    # by coordinates; ranks may share a program
+    programs: dict[tuple[int, ...], LocalProgram]
     # where autograd follows the call: the second program, and how the first one's values reach it
     backward: Lowered | None = None
     halves: Halves | None = attrs.field(default=None, repr=False)
@@ -276,9 +275,7 @@ class Lowered:
             ShardError: the hardware or an axis is unknown.
         """
         names = self.program.axes.names
-        return step_time(
-            self.program, hardware_of(hardware), links_of(links, names)
-        )
+        return step_time(self.program, hardware_of(hardware), links_of(links, names))
 
     @property
     def memory(self) -> Memory:
@@ -362,7 +359,9 @@ class Lowered:
             of_all=programs_of_all(self),
         )
 
-    def _runner(self, backend: str, *, warm: bool = False) -> Runner | None:
+    def _runner(
+        self, backend: str, *, warm: bool = False, is_backward: bool = False
+    ) -> Runner | None:
         """The compiled program. None in a simulated world, where nothing is compiled."""
         traced = self.traced
         if traced.placed.is_simulated:
@@ -380,6 +379,7 @@ class Lowered:
                 has_own_sizes=bool(traced.ranks),
                 may_have_own_sizes=traced.request.rank is not None,
                 warmup=traced.request.warmup if warm else None,
+                is_backward=is_backward,
             )
 
     def _backward(self, backend: str) -> Backward | None:
@@ -396,5 +396,5 @@ class Lowered:
             self.programs,
             self.backward.programs,
             tuple(floating_results(traced.program)),
-            self.backward._runner(backend),
+            self.backward._runner(backend, is_backward=True),
         )

@@ -7,9 +7,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 import shardfn as sf
-from shardfn import P
 from shardfn._compat.distributed.groups import (
-    are_dtensors,
     dtensor_spec,
     dtensors,
     empty_dtensor,
@@ -63,26 +61,3 @@ def test_dtensors_have_the_global_shape_of_their_spec() -> None:
 
 def test_a_result_that_has_not_arrived_is_known() -> None:
     assert not is_arriving(torch.ones(1)) and not dist.is_initialized()
-
-
-def test_dtensors_of_the_same_specs_are_told_from_all_others() -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("a",))
-        specs = [
-            dtensor_spec(mesh, (place,), (5, 3), (3, 1), torch.float32)
-            for place in (Shard(0), Replicate())
-        ]
-        locals_ = [torch.ones(3, 3), torch.ones(5, 3)]
-        same = dtensors(locals_, specs)
-        assert are_dtensors(same, specs)
-        assert not are_dtensors(same[::-1], specs)
-        assert not are_dtensors([same[0], locals_[1]], specs)
-        assert not are_dtensors([same[0], {"x": same[1]}], specs)
-        followed = dtensors(locals_, specs)[1].requires_grad_()
-        assert not are_dtensors([same[0], followed], specs)
-        equal = dtensor_spec(mesh, (Shard(0),), (5, 3), (3, 1), torch.float32)
-        assert equal == specs[0] and not are_dtensors(same, [equal, specs[1]])
-        meta = sf.distribute(torch.ones(5, 3), mesh, P("a"))
-        assert not are_dtensors([meta, same[1]], [meta._spec, specs[1]]), (
-            "its local tensor is no ordinary one"
-        )

@@ -11,7 +11,12 @@ import torch
 from torch._dynamo import source as of
 
 from shardfn._compat.dynamo import guards
-from shardfn._compat.dynamo.guards import Itself, Read, outside_reads, same_tensors
+from shardfn._compat.dynamo.guards import (
+    Itself,
+    Read,
+    outside_reads,
+    tensor_guards,
+)
 
 FN = of.LocalSource("fn")
 SCOPE = {"__import_math": SimpleNamespace(__name__="math"), "___unnamed_scope": {}}
@@ -106,7 +111,7 @@ def test_reads_have_the_kind_and_the_key_of_their_guard_once() -> None:
 
 def test_tensors_are_the_same_in_all_that_a_program_depends_on() -> None:
     x, y = torch.ones(2, 3), torch.ones(4)
-    check = same_tensors([x, y])
+    check = tensor_guards([x, y])
     assert check(x + 1, y * 2)
     others = [
         x.double(),

@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from support.stages.native import way
 
 import shardfn as sf
 from shardfn import _tree
 from shardfn.runtime import cache
 from shardfn.runtime.arguments import leaves_like
+
+__all__ = ["way"]
+pytestmark = pytest.mark.usefixtures("way")
 
 Pair = namedtuple("Pair", "a b")
 

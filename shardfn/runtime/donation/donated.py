@@ -9,20 +9,18 @@ import attrs
 import torch
 from torch.distributed.tensor import DTensor
 
-from .. import _compat
-from ..capture.views import memory_of
-from ..errors import ShardError, call_site
-from ..partition.halves import INPUT
-from ..simulated import (
+from ... import _compat
+from ...capture.views import memory_of
+from ...placement import torch_placements
+from ...simulated import (
     DonatedTensor,
-    SimulatedTensor,
-    UnreadTensor,
     remains_of,
     used_after_donation,
 )
-from ..types import Aval
-from . import cache
-from .store import Earlier
+from ...types import Aval
+from .. import cache
+from ..store import Earlier
+from .refusals import memory_tensors, refuse_saved, refused_held, refused_shared
 
 Layout = tuple[
     tuple[int, ...], dict[str, Any]
@@ -43,6 +41,8 @@ class Donation:
         writes: whether the program writes into donated memory.
         recorded: whether autograd records the call, and may refer to the arguments.
         viewed: whether a result is a view of a donated argument.
+        gone: for donated DTensors, the spec that each gets. None for other tensors.
+        is_mixed: whether only some of the donated are DTensors.
         kind: the class of an argument after the call.
         earlier: the arguments of the last call.
     """
@@ -56,6 +56,8 @@ class Donation:
     writes: bool
     recorded: bool
     viewed: bool
+    gone: tuple[Any, ...] | None
+    is_mixed: bool
     kind: type[DonatedTensor] = attrs.field(
         init=False,
         default=attrs.Factory(lambda x: remains_of(x.name), takes_self=True),
@@ -63,50 +65,113 @@ class Donation:
     earlier: Earlier = attrs.field(init=False, factory=Earlier)
 
     def run(
-        self, leaves: list[Any], execute: Callable[[Any], list[Any]]
-    ) -> list[Any]:
-        """Check, run, and invalidate the donated arguments. No other thread may donate one
-        meanwhile.
+        self,
+        leaves: list[Any],
+        execute: Callable[[Any], list[Any]],
+        wrap: Callable[..., Any],
+    ) -> Any:
+        """Check, run, invalidate the donated arguments, and wrap the results. No other thread may
+        donate one meanwhile.
 
         Raises:
             ShardError: a donated tensor that cannot be donated, or that was donated before.
         """
         mine = [leaves[i] for i in self.taken]
+        found = self.exchanged(leaves)
+        if found is not None:
+            return self.run_exchanged(mine, *found, execute, wrap)
         ids = set(map(id, mine))
         with cache.claimed(ids) as free:
             is_clear = free and self.is_clear(mine, ids, leaves)
-            if is_clear and not self.recorded and _compat.are_plain(mine):
-                return self.run_plain(mine, leaves, execute)
+            if is_clear and self.is_simple(mine):
+                holders = self.in_holders(mine)
+                given = list(leaves)
+                for i, holder in zip(self.taken, holders, strict=True):
+                    given[i] = holder
+                return self.run_exchanged(mine, given, holders, execute, wrap)
             if not is_clear:
                 gone = next(filter(None, map(_donated_to, mine)), None)
                 if gone is not None or not free:
                     raise used_after_donation(gone or self.name)
                 self.check(leaves)
             given = leaves if is_clear else self.owned(leaves)
-            return self.take(mine, execute(given))
+            return wrap(self.take(mine, execute(given)))
 
-    def run_plain(
+    def is_simple(self, mine: Sequence[Any]) -> bool:
+        """Whether the donated are plain tensors, or DTensors of such, that nothing else sees."""
+        if self.recorded or self.is_mixed or not self.writes:
+            return False
+        if self.gone is None:
+            return _compat.are_plain(mine)
+        are_dtensors = {DTensor}.issuperset(map(type, mine))
+        return are_dtensors and _compat.are_plain(_compat.calls.locals_of(list(mine)))
+
+    def exchanged(
+        self, leaves: list[Any]
+    ) -> tuple[list[Any], Sequence[torch.Tensor]] | None:
+        """The leaves with the memory of the donated in the tensors of the last call, and those.
+        None where another way must be tried.
+        """
+        if self.recorded or self.is_mixed or cache.is_claimed():
+            return None
+        earlier = self.earlier.take()
+        if earlier is None:
+            return None
+        about = self.taken, self.others, self.closed_over
+        given = _compat.calls.exchanged(leaves, *about, earlier, self.kind, self.gone)
+        if given is None:
+            self.earlier.put(earlier)
+            return None
+        return given, earlier
+
+    def in_holders(self, mine: Sequence[Any]) -> Sequence[torch.Tensor]:
+        """New objects with the memory of the donated: tensors, or DTensors of such."""
+        if self.gone is None:
+            holders = self.holders()
+            _compat.exchange(mine, holders)
+            return holders
+        locals_ = _compat.calls.locals_of(list(mine))
+        rows = [layout_of_tensor(x) for x in locals_]
+        holders = _compat.without_memory(self.kind, rows)
+        specs = list(map(_compat.spec_of, mine))
+        _compat.exchange(locals_, holders)
+        _compat.calls.put_specs(mine, self.gone)
+        return _compat.dtensors(holders, specs)
+
+    def run_exchanged(
         self,
-        mine: Sequence[torch.Tensor],
-        leaves: Sequence[Any],
+        mine: Sequence[Any],
+        given: list[Any],
+        holders: Sequence[Any],
         execute: Callable[[Any], list[Any]],
-    ) -> list[Any]:
-        """Run on plain tensors that nothing else sees. Their memory passes to new objects before
-        the run, while it is at hand, and those may be the results.
+        wrap: Callable[..., Any],
+    ) -> Any:
+        """Run on tensors whose memory has passed to new objects, while it is at hand. Those may
+        be the results.
 
         An exception gives the memory back.
         """
-        given, holders = list(leaves), self.holders()
-        for i, holder in zip(self.taken, holders, strict=True):
-            given[i] = holder
-        _compat.exchange(mine, holders)
         try:
             outs = execute(given)
         except BaseException:
-            _compat.exchange(holders, mine)
+            self.give_back(holders, mine)
             raise
         self.earlier.put(mine)
-        return _without_views(holders, outs) if self.viewed else outs
+        if self.gone is None:
+            return wrap(_without_views(holders, outs) if self.viewed else outs)
+        if self.viewed:
+            outs = _without_views(_compat.calls.locals_of(list(holders)), outs)
+        return wrap(outs, list(holders))
+
+    def give_back(self, holders: Sequence[Any], mine: Sequence[Any]) -> None:
+        """Undo the exchange."""
+        if self.gone is None:
+            _compat.exchange(holders, mine)
+            return
+        pairs = _compat.calls.locals_of(list(holders)), _compat.calls.locals_of(list(mine))
+        _compat.exchange(*pairs)
+        specs = list(map(_compat.spec_of, holders))
+        _compat.calls.put_specs(mine, specs)
 
     def holders(self) -> Sequence[torch.Tensor]:
         """Tensors without memory for a call to exchange with its arguments. They are the arguments
@@ -150,24 +215,24 @@ class Donation:
         """
         seen: dict[int, str] = {}
         for x in self.closed_over:
-            for local in _locals(x):
+            for local in memory_tensors(x):
                 said = f"a tensor that {self.name} closes over"
                 seen[_compat.storage_of(local)] = said
         for i in self.others:
-            for local in _locals(leaves[i]):
+            for local in memory_tensors(leaves[i]):
                 seen[_compat.storage_of(local)] = f"argument {self.paths[i]}"
         for i in self.taken:
-            mine = {_compat.storage_of(local) for local in _locals(leaves[i])}
+            mine = {_compat.storage_of(local) for local in memory_tensors(leaves[i])}
             twice = next(
                 (seen[storage] for storage in mine if storage in seen), None
             )
             if twice is not None:
-                raise _shared(self.name, self.paths[i], twice)
+                raise refused_shared(self.name, self.paths[i], twice)
             seen.update(dict.fromkeys(mine, f"argument {self.paths[i]}"))
             if not isinstance(leaves[i], DTensor) and not _compat.can_be_taken(
                 leaves[i]
             ):
-                raise _held(self.name, self.paths[i])
+                raise refused_held(self.name, self.paths[i])
 
     def owned(self, leaves: list[Any]) -> list[Any]:
         """The leaves, with a copy of each donated one whose memory something else sees."""
@@ -194,55 +259,6 @@ class Donation:
         return results
 
 
-Named = Sequence[tuple[str, torch.Tensor]]  # tensors with their paths
-
-
-def check_own(name: str, own: Named, others: Named) -> None:
-    """Refuse tensors of one rank that cannot be donated, before anything has run.
-
-    Raises:
-        ShardError: something else refers to one, or shares its memory.
-    """
-    gone = next((x for _, x in own if isinstance(x, DonatedTensor)), None)
-    if gone is not None:
-        raise used_after_donation(gone.call)
-    seen: dict[int, str] = {}
-    for path, x in (*others, *own):
-        is_own = any(x is y for _, y in own)
-        for memory in {_compat.storage_of(y) for y in _locals(x)}:
-            if is_own and memory in seen:
-                raise _shared(name, path, f"argument {seen[memory]}")
-            seen[memory] = path
-        if is_own and not _compat.can_be_taken(x):
-            raise _held(name, path)
-
-
-def _shared(name: str, path: str, of: str) -> ShardError:
-    got = f"it is donated, and shares memory with {of}"
-    fix = f"{path}.clone() in one of the two places, or leave it out of donate_argnums"
-    return _refused(name, path, got, "memory that the call gets once", fix)
-
-
-def take_own(name: str, own: Named) -> None:
-    """Invalidate tensors of one rank that a call took."""
-    for _, x in own:
-        torch.utils.swap_tensors(x, DonatedTensor(x, name))
-
-
-def _held(name: str, path: str) -> ShardError:
-    got = "it is donated, and something else refers to it: a weak reference, or an autograd graph"
-    needed = "a tensor that only the caller holds"
-    return _refused(name, path, got, needed, f"{path}.detach(), donated instead")
-
-
-def _refused(name: str, path: str, got: str, needed: str, fix: str) -> ShardError:
-    source = call_site()
-    where = f"{name}, argument {path}"
-    return ShardError.of(
-        where, got, needed=needed, fix=fix, source=source, arg_path=path
-    )
-
-
 def are_viewed(graph: torch.fx.Graph, donated: Collection[int]) -> bool:
     """Whether a result of a graph is a view of one of its donated inputs."""
     holders = graph.find_nodes(op="placeholder")
@@ -260,6 +276,31 @@ def layout_of(aval: Aval) -> Layout:
         "dtype": aval.dtype,
         "device": device,
     }
+
+
+def layout_of_tensor(x: torch.Tensor) -> Layout:
+    """The layout of the remains of a tensor."""
+    return tuple(x.shape), {
+        "strides": x.stride(),
+        "dtype": x.dtype,
+        "device": x.device,
+    }
+
+
+def _gone(compiled: Any) -> tuple[Any, ...] | None:
+    """The specs of DTensors that were donated. None if one of the donated is another tensor."""
+    placed = compiled.placed
+    rows = zip(placed.tensors, placed.dtensors, placed.marks, placed.avals, strict=True)
+    mine = [row[1:] for row in rows if row[0] in placed.donated]
+    if not all(is_dtensor for is_dtensor, *_ in mine):
+        return None
+    specs = [
+        _compat.dtensor_spec(
+            placed.mesh, torch_placements(marks), x.shape, x.stride, x.dtype
+        )
+        for _, marks, x in mine
+    ]
+    return tuple(map(_compat.gone_spec, specs))
 
 
 def _ordinary(tensors: Sequence[Any]) -> Sequence[torch.Tensor] | None:
@@ -283,16 +324,6 @@ def _donated_to(x: Any) -> str | None:
     return getattr(
         _compat.local_tensor(x) if isinstance(x, DTensor) else x, "call", None
     )
-
-
-def _locals(x: Any) -> Sequence[torch.Tensor]:
-    """The local tensors that hold an argument's values in this process. Empty for an argument
-    without values or elements.
-    """
-    local = _compat.local_tensor(x) if isinstance(x, DTensor) else x
-    if isinstance(local, SimulatedTensor):
-        return [shard for shard in local.shards if shard.numel()]
-    return () if isinstance(local, UnreadTensor) or not local.numel() else (local,)
 
 
 def _free(x: torch.Tensor) -> torch.Tensor:
@@ -319,33 +350,14 @@ def _own(x: Any) -> Any:
     return placed
 
 
-def _refuse_saved(compiled: Any) -> None:
-    """Refuse to donate an argument that autograd keeps for the backward of the call.
-
-    Raises:
-        ShardError: names the first such.
-    """
-    backward = compiled.backward
-    placed = compiled.placed
-    if backward is None:
-        return
-    for kind, number in backward.halves.residuals:
-        is_argument = kind == INPUT and number < len(placed.tensors)
-        if is_argument and placed.tensors[number] in placed.donated:
-            path = placed.paths[placed.tensors[number]]
-            got = "it is donated, and the backward of the call needs its value"
-            fix = "leave it out of donate_argnums; or call under torch.no_grad()"
-            needed = "an argument that only this call needs"
-            raise _refused(compiled.request.name, path, got, needed, fix)
-
-
 def donation_of(compiled: Any) -> Donation | None:
     """The donated arguments of a compiled program. None without such."""
     placed, taken = compiled.placed, compiled.placed.donated
     if not taken:
         return None
-    _refuse_saved(compiled)
+    refuse_saved(compiled)
     avals = dict(zip(placed.tensors, placed.avals, strict=True))
+    kinds = dict(zip(placed.tensors, placed.dtensors, strict=True))
     first = len(placed.axes.names)
     among = set(taken)
     inputs = {first + k for k, i in enumerate(placed.tensors) if i in among}
@@ -359,4 +371,6 @@ def donation_of(compiled: Any) -> Donation | None:
         writes=compiled.runner is not None,
         recorded=compiled.backward is not None,
         viewed=are_viewed(compiled.program.graph, inputs),
+        gone=_gone(compiled),
+        is_mixed=len({kinds[i] for i in taken}) > 1,
     )

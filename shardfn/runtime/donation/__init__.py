@@ -1,0 +1,6 @@
+"""Donated arguments: results take their memory."""
+
+from .donated import Donation, donation_of
+from .refusals import check_own, take_own
+
+__all__ = ["Donation", "check_own", "donation_of", "take_own"]
