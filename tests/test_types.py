@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import shardfn as sf
-from shardfn import _compat
+from shardfn.checkpoints import agreed
+from shardfn.ranks.texts import Texts
 from shardfn.types import Aval, MeshAxes
 
 
@@ -26,8 +27,8 @@ def test_records_print_also_where_their_module_has_a_compat_of_its_own() -> None
     """attrs 26 looks for its `_compat` among the names of the module of the class."""
     assert "shape=(2,)" in repr(sf.ShapeDtype((2,)))
     assert "('dp',)" in repr(MeshAxes(("dp",), (2,)))
-    chunk = _compat.Chunk("w", (0,), (2,), 0)
-    assert repr(chunk) == "Chunk(name='w', offsets=(0,), sizes=(2,), part=0)"
+    steps = agreed.Steps("save", Texts())
+    assert repr(steps) == "Steps(where='save', texts=Texts(group=None))"
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
         x = torch.ones(4)

@@ -84,8 +84,9 @@ def _after_class() -> Any:
         """A value by another name, after a second one in the order of the code: no op runs."""
 
         def codegen(self, wrapper: Any) -> None:
-            x: Any = self.inputs[0]
-            wrapper.writeline(f"{self.get_name()} = {x.codegen_reference()}")
+            inputs: list[Any] = list(self.inputs)
+            x, token = (value.codegen_reference() for value in inputs)
+            wrapper.writeline(f"{self.get_name()} = {x}  # after {token}")
 
     return After
 
