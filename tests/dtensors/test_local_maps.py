@@ -205,11 +205,6 @@ MISTAKES: dict[str, tuple[Callable[..., Any], str, str]] = {
         "placements for a value that is not a tensor",
         "None in its place",
     ),
-    "a placement without its list": (
-        one(double, (Shard(0),), (ROWS,)),
-        "a placement where a list of placements belongs",
-        "out_placements=([Shard(0)],)",
-    ),
     "a DTensor returned": (
         lambda x: one(lambda y: x, ROWS, (ROWS,))(x),
         "the function returns a DTensor",
@@ -230,6 +225,15 @@ def test_a_mistake_of_local_map_is_named_with_what_to_do(case: str) -> None:
             text = str(caught.value)
             assert f": local_map: {problem}\n" in text
             assert fix in text.split("\n  try: ")[1]
+
+
+def test_a_placement_without_its_list_is_refused() -> None:
+    fn = one(double, (Shard(0),), (ROWS,))
+    with sf.fake_world(2):
+        x = distribute_tensor(X, sf.make_mesh((2,), ("dp",)), ROWS)
+        with pytest.raises(sf.PlacementError, match="DTensor: got Shard") as caught:
+            staged(fn, x)
+    assert str(caught.value).endswith("try: [Shard(0)]")
 
 
 def test_a_value_that_it_reads_is_named_not_the_map() -> None:

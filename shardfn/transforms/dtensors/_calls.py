@@ -273,7 +273,7 @@ def _said(placements: Any) -> Any:
     """Placements as constants, as `S0`, `R` or `Psum`. None stays None."""
     if placements is None:
         return None
-    if not isinstance(placements, list | tuple):
+    if isinstance(placements, Placement | str):
         _refuse_no_placements(type(placements).__name__)
     return tuple([_one(p) for p in placements])
 
