@@ -273,9 +273,10 @@ def _said(placements: Any) -> Any:
     """Placements as constants, as `S0`, `R` or `Psum`. None stays None."""
     if placements is None:
         return None
+    rows: Any = placements
     if isinstance(placements, Placement | str):
         _refuse_no_placements(type(placements).__name__)
-    return tuple([_one(p) for p in placements])
+    return tuple([_one(p) for p in rows])
 
 
 @_compat.read_by_dynamo
