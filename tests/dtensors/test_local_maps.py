@@ -205,6 +205,16 @@ MISTAKES: dict[str, tuple[Callable[..., Any], str, str]] = {
         "placements for a value that is not a tensor",
         "None in its place",
     ),
+    "a placement without its list": (
+        one(double, ROWS, (Shard(0),)),
+        "a placement where a list of placements belongs",
+        "out_placements=([Shard(0)],)",
+    ),
+    "a placement in place of the arguments' lists": (
+        one(double, ROWS, Shard(0)),
+        "a placement where a list of placements belongs",
+        "out_placements=([Shard(0)],)",
+    ),
     "a DTensor returned": (
         lambda x: one(lambda y: x, ROWS, (ROWS,))(x),
         "the function returns a DTensor",

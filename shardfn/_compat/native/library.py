@@ -86,7 +86,7 @@ def compiled_library() -> bytes:
     """The library, compiled now.
 
     Raises:
-        OSError: there is no compiler, or no folder to write to.
+        OSError: the compiler, or a folder to write to, is missing.
         RuntimeError: the compiler fails.
     """
     with tempfile.TemporaryDirectory(prefix="shardfn-calls-") as folder:

@@ -75,6 +75,10 @@ LOCAL_MAP = (
     "local_map: a DTensor is placed otherwise than in_placements say",
     "redistribute_inputs=True of local_map, or x.redistribute before it",
 )
+NO_LIST = (
+    "local_map: a placement where a list of placements belongs",
+    "a list for each argument and result: out_placements=([Shard(0)],)",
+)
 OUT_PLACEMENTS = (
     "local_map: out_placements of another length than the results",
     "out_placements=([Shard(0)], None), one list for each result: None for a number",
@@ -102,10 +106,8 @@ LOCAL_MAPS = {
         "local_map: the function returns a DTensor",
         "x.to_local() of it",
     ),
-    "object is not iterable": (
-        "local_map: a placement where a list of placements belongs",
-        "a list for each argument and result: out_placements=([Shard(0)],)",
-    ),
+    "object is not iterable": NO_LIST,
+    "has no len()": NO_LIST,
     "ValueError": LOCAL_MAP,
     "IndexError": (
         "local_map: in_grad_placements of another length than the arguments",

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from support.stages.native import way
 from torch.distributed.tensor import Shard
 
 import shardfn as sf
 from shardfn import P
 from shardfn._compat.distributed.groups import dtensor_spec, dtensors
+from tests.support.stages.one_rank import mesh
 
-__all__ = ["way"]
+__all__ = ["mesh", "way"]
 pytestmark = pytest.mark.usefixtures("way")
 X = torch.arange(15.0).view(5, 3)
-
-
-@pytest.fixture
-def mesh() -> Iterator[Any]:
-    """A mesh of the one rank of a real world."""
-    store = dist.HashStore()
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield sf.make_mesh((1,), ("a",), device_type="cpu")
-    dist.destroy_process_group()
 
 
 def spec_of(mesh: Any) -> Any:

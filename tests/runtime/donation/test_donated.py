@@ -8,18 +8,17 @@ import gc
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from support.stages.native import on_way, way
 
 import shardfn as sf
 from shardfn import P, _compat
+from tests.support.stages.one_rank import mesh
 
-__all__ = ["way"]
+__all__ = ["mesh", "way"]
 pytestmark = pytest.mark.usefixtures("way")
 X = torch.arange(3.0, dtype=torch.float64)
 
@@ -141,15 +140,6 @@ def test_an_argument_that_the_backward_needs_is_refused_by_name() -> None:
     x = X.clone()
     other(x).backward()
     assert is_gone(x) and w.grad is not None
-
-
-@pytest.fixture
-def mesh() -> Iterator[Any]:
-    """A mesh of the one rank of a real world."""
-    store = dist.HashStore()
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield sf.make_mesh((1,), ("a",), device_type="cpu")
-    dist.destroy_process_group()
 
 
 def placed_step(mesh: Any, fn: Any = step) -> tuple[Any, Any]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 
 from shardfn.partition.propagation.sorted_rows.kinds import (
@@ -12,22 +9,8 @@ from shardfn.partition.propagation.sorted_rows.kinds import (
     Own,
     Rows,
 )
-from shardfn.partition.propagation.sorted_rows.proof import SortedRows, sorted_rows
-from tests.support.stages.graphs import graph_of, op_of
-
-X = torch.ones(4, 3)
-IDS = torch.zeros(8, dtype=torch.int64)
-
-
-def members(fn: Callable[..., Any]) -> SortedRows:
-    (found,) = sorted_rows(graph_of(fn, X, IDS), "f").values()
-    return found
-
-
-def member(fn: Callable[..., Any], name: str) -> Any:
-    """The last op of a name on sorted rows."""
-    rows = members(fn).members.items()
-    return [found for node, found in rows if op_of(node) == name][-1]
+from tests.support.stages.graphs import op_of
+from tests.support.stages.sorted_rows import member, members
 
 
 def read(x: torch.Tensor, ids: torch.Tensor) -> list[torch.Tensor]:
