@@ -4,8 +4,6 @@ ranks that run it.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import hashlib
 import json
 import logging
@@ -55,24 +53,7 @@ def key_of(
         return None
     if _compat.has_own_passes():
         return None
-    _know_compiler()
     return hashlib.sha256(f"{said}\n{_compat.environment()}".encode()).hexdigest()
-
-
-@functools.cache
-def _know_compiler() -> None:
-    """Find out the compiler's options, which takes a second, once on a machine."""
-    where = own_folder()
-    if where is None:
-        return
-    with contextlib.suppress(OSError, RuntimeError):  # no compiler
-        place = _compat.compiler_place()
-        name = f"compiler-{hashlib.sha256(place.encode()).hexdigest()}"
-        found = where.read(name)
-        if found is None:
-            where.write(name, _compat.compiler_line().encode())
-        else:
-            _compat.remember_line(place, found.decode())
 
 
 def _stored_or_compiled(
