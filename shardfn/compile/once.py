@@ -8,7 +8,7 @@ import hashlib
 import json
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,11 +43,15 @@ def compiled_once(
 
 
 def key_of(
-    graph: torch.fx.Graph, donated: Sequence[int], checked: Sequence[int] = ()
+    graph: torch.fx.Graph,
+    donated: Sequence[int],
+    checked: Sequence[int] = (),
+    pairs: Mapping[int, int] | None = None,
 ) -> str | None:
     """A name for a graph and all that its compilation depends on. None if no text describes it."""
     try:
-        said = json.dumps([text_of(graph), list(donated), list(checked)])
+        written = None if pairs is None else sorted(pairs.items())
+        said = json.dumps([text_of(graph), list(donated), list(checked), written])
     except Unwritable as reason:
         log.info("the compilation is not shared: the program has %s", reason)
         return None
