@@ -177,7 +177,7 @@ def _stage(
     key: list[Any],
     mesh: Any,
 ) -> Entry:
-    if _is_compiled_for_cpu(request, mesh, args, kwargs):
+    if _waits_for_kernels(request, mesh, args, kwargs):
         prepare_compiler()
     traced = trace(request, args, kwargs)
     placed, captured, entries = (
@@ -215,11 +215,11 @@ def _stage(
     return entry
 
 
-def _is_compiled_for_cpu(
+def _waits_for_kernels(
     request: Request, mesh: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> bool:
-    """Whether the call of a new signature ends in a compilation of C++ kernels."""
-    if request.backend != "inductor":
+    """Whether the call of a new signature waits for the compilation of C++ kernels."""
+    if request.backend != "inductor" or request.warmup is not None:
         return False
     if mesh is not None and current_world().kind == "simulated":
         return False
