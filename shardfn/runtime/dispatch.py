@@ -127,7 +127,7 @@ def _first_call(
         lambda: _tree.argument_paths(request.signature_of, args, kwargs),
     )
     key, _, _, mesh, *_ = signature
-    with _compat.staging():
+    with _compat.paused_gc(), _compat.staging():
         ready = _staged_meanwhile(request, leaves, *signature)
         entry = ready or _stage(request, args, kwargs, key, mesh)
     out = entry.run(leaves)
