@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterator
 
@@ -136,13 +137,14 @@ def _peak(
 ) -> tuple[int, torch.fx.Node | None, list[torch.fx.Node]]:
     """The most bytes that a graph holds at once, the op that runs then, and what it holds."""
     most, at, alive = 0, None, []
+    size = functools.cache(_nbytes)
     for node, held in moments(graph):
         inside = _inside(node, moments)
         # the results of a branch are those of its graph
         is_branch = isinstance(node.target, Branch)
         twice = {node, *_items(node)} if is_branch else set()
         now = [*(x for x in held if x not in twice), *inside]
-        nbytes = sum(map(_nbytes, now))
+        nbytes = sum(map(size, now))
         if nbytes > most:
             most, at, alive = nbytes, node, now
     return most, at, alive

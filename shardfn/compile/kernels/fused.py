@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import attrs
 from torch.fx import Node
 
@@ -12,6 +10,7 @@ from . import op_kinds
 from .stored import Kernel, Stored
 
 LARGEST, WIDEST, FARTHEST = 64, 16, 64  # kernels of a fused one; without a common result; apart
+NEAR = 64  # readers of a value after one that are tried with it
 ROUNDS = 10
 
 
@@ -55,7 +54,8 @@ class Fusion:
     def __init__(self, stored: Stored) -> None:
         self.stored = stored
         self.group: dict[Kernel, Group] = {}
-        before: list[int] = []
+        self.before: list[int] = []  # a bit for each kernel that a kernel waits for
+        before = self.before
         for kernel in stored.kernels:
             mask = 0
             for other in self.needed(kernel):
@@ -63,6 +63,7 @@ class Fusion:
             before.append(mask)
             number = 1 << kernel.number
             self.group[kernel] = Group([kernel], number, mask)
+        self.all = dict.fromkeys(self.group.values())
         for _ in range(ROUNDS):
             if not self.fuse_once():
                 break
@@ -107,8 +108,9 @@ class Fusion:
             loops = [self.group[x] for x in users if x.space is not None]
             near = sorted(dict.fromkeys(loops), key=lambda group: group.first)
             size = work.nbytes(value.meta.get("val"))
-            for pair in itertools.combinations(near, 2):
-                found[pair] = found.get(pair, 0) + size
+            for k, one in enumerate(near):
+                for other in near[k + 1 : k + 1 + NEAR]:
+                    found[one, other] = found.get((one, other), 0) + size
         return found
 
     def can_fuse(self, a: Group, b: Group) -> bool:
@@ -139,9 +141,12 @@ class Fusion:
         fused = Group(kernels, mask, before)
         for kernel in kernels:
             self.group[kernel] = fused
-        for group in self.groups():
-            if group is not fused and group.before & mask:
+        self.all.pop(a)
+        self.all.pop(b)
+        for group in self.all:
+            if group.before & mask:
                 group.before |= before | mask
+        self.all[fused] = None
 
     def ordered(self) -> list[Group]:
         """The groups as they run: by their first kernels, each after those that it needs."""
@@ -172,8 +177,8 @@ def _fit(a: Group, b: Group, is_vertical: bool) -> bool:
     (most,) = {max(total for _, total, _ in sums)}
     if len(rows) > 1 or len({total for _, total, _ in sums}) > 1:
         return False
-    is_sum_first = any(x in sums for x in ones) and is_vertical
-    if rows == {1} and is_sum_first and not others <= sums:
+    is_sum_first = bool(ones & sums) and not others <= sums
+    if is_sum_first and (rows == {1} or not is_vertical):
         return False
     return all(total in (most, *rows) for _, total, _ in ones | others)
 

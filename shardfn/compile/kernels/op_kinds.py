@@ -95,7 +95,9 @@ JOINED = {  # written part by part into one buffer
     aten.stack.default,
     torch.ops.shardfn.pack.default,
 }
-PRODUCTS = {"addmm", "baddbmm", "bmm", "mm"}  # into memory that they are given
+PRODUCTS = {"addmm", "mm"}  # into memory that they are given
+TURNS = {"numpy_T", "permute", "t", "transpose"}
+FIXED = {aten.mm.default, aten.convolution_backward.default}  # need an order of strides
 IN_PLACE = {c10d.all_reduce.default}
 WAIT = work.WAIT
 
@@ -117,7 +119,56 @@ def is_formula(node: Node) -> bool:
     is_ours = getattr(node.target, "namespace", "") == "shardfn"
     is_one = isinstance(node.meta.get("val"), torch.Tensor)
     is_random = is_ours and name(node).startswith("random")
-    return is_one and (is_pointwise or is_random or node.target in FORMULAS)
+    is_other = node.target in FORMULAS or _is_sum_of_one(node)
+    return is_one and (is_pointwise or is_random or is_other)
+
+
+def _is_sum_of_one(node: Node) -> bool:
+    """Whether a reduction is over dims of size 1."""
+    if name(node) not in REDUCTIONS or not node.all_input_nodes:
+        return False
+    x, value = node.all_input_nodes[0].meta["val"], node.meta["val"]
+    is_one = isinstance(value, torch.Tensor) and isinstance(x, torch.Tensor)
+    return is_one and x.shape.numel() == value.shape.numel()
+
+
+def turned(node: Node) -> Node:
+    """The value of which a node is the only reader's transposed view; else the node itself."""
+    first = node
+    while name(node) in TURNS and len(node.users) == 1:
+        node = node.all_input_nodes[0]
+    return node if len(node.users) == 1 else first
+
+
+def product_of(node: Node) -> Node | None:
+    """The product that a sum adds to another value, if one kernel computes both."""
+    if node.target is not aten.add.Tensor:
+        return None
+    products = map(turned, node.all_input_nodes)
+    return next((x for x in products if sum_of(x) is node), None)
+
+
+def sum_of(node: Node) -> Node | None:
+    """The sum that is computed by the kernel of a product."""
+    if node.target is not aten.mm.default:
+        return None
+    reader = view = node
+    while reader is node or name(reader) in TURNS:
+        if len(reader.users) != 1:
+            return None
+        view = reader
+        (reader,) = reader.users
+    others = [x for x in reader.all_input_nodes if x is not view]
+    is_sum = reader.target is aten.add.Tensor and not reader.kwargs
+    if not is_sum or len(others) != 1:
+        return None
+    is_second = reader.args[1] is view
+    if is_second and turned(others[0]).target is aten.mm.default:
+        return None
+    shape, given = view.meta["val"].shape, others[0].meta["val"].shape
+    pairs = zip(reversed(given), reversed(shape), strict=False)
+    fits = len(given) <= len(shape) and all(a in (1, b) for a, b in pairs)
+    return reader if fits else None
 
 
 def is_heavy(node: Node) -> bool:

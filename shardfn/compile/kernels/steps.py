@@ -8,7 +8,7 @@ from torch.fx import Graph, Node
 
 from ...inspect.memory import Moments
 from ...partition.planner import work
-from .copied_inputs import is_convolved
+from .copied_inputs import CHANNELS_LAST, COPY, is_convolved
 from .fused import Fusion, Group, values_of
 from .stored import Stored
 
@@ -27,7 +27,8 @@ def inductor_steps(graph: Graph, taken: Mapping[int, int] | None = None) -> Mome
 class _Steps:
     def __init__(self, graph: Graph, taken: Mapping[int, int]) -> None:
         self.stored = Stored(graph, taken)
-        self.order = Fusion(self.stored).order
+        fusion = Fusion(self.stored)
+        self.order, self.before = fusion.order, fusion.before
         self.given = dict.fromkeys(self.stored.holders)
         self.last = self.last_uses()
         self.inside = self.never_stored()
@@ -71,38 +72,47 @@ class _Steps:
     def run(self) -> Moments:
         """The memory of each call: it allocates all results first, and frees at its end."""
         alive: dict[Node, None] = {}
+        done = 0  # a bit for each kernel that has run
         for call in self.calls():
             for group in call:
                 made = [self.home(x) for x in values_of(group) if x not in self.inside]
                 new = [x for x in made if x not in alive and x not in self.given]
-                for x in self.in_place(group, new, alive):
-                    alive.pop(x)
+                for x in self.in_place(group, new, done):
+                    alive.pop(x, None)
                 alive |= dict.fromkeys(new)
+                done |= group.mask
             yield call[-1].kernels[-1].node, [*self.given, *alive]
             for x in [x for x in alive if self.last.get(x) in call]:
                 alive.pop(x)
 
-    def in_place(
-        self, group: Group, new: Iterable[Node], alive: Iterable[Node]
-    ) -> list[Node]:
-        """The values whose memory the results of a loop take."""
-        if not group.is_loop:
-            return []
-        found = []
-        sizes = [work.nbytes(x.meta["val"]) for x in new]
-        for x in alive:
-            size = work.nbytes(x.meta["val"])
-            is_dying = self.last.get(x) is group
-            if is_dying and size in sizes and self.can_be_replaced(x):
-                sizes.remove(size)
-                found.append(x)
+    def in_place(self, group: Group, new: Iterable[Node], done: int) -> list[Node]:
+        """The values whose memory the results of a loop take, some of which have none."""
+        found: list[Node] = []
+        for kernel in group.kernels if group.is_loop else ():
+            known = done | self.before[kernel.number] | 1 << kernel.number
+            for x in kernel.writes:
+                free = [y for y in kernel.reads if self.is_free(y, x, known)]
+                taken = [y for y in free if y not in found][:1]
+                found += taken if x in new else []
         return found
 
-    def can_be_replaced(self, value: Node) -> bool:
+    def is_free(self, value: Node, result: Node, known: int) -> bool:
+        """Whether a loop may write its result over a value that it reads: only known kernels
+        read that.
+        """
+        if self.last.get(value) is None or value in self.given:
+            return False
+        size, wanted = (work.nbytes(x.meta["val"]) for x in (value, result))
+        users = self.stored.readers.get(value, ())
+        is_done = all(known >> x.number & 1 for x in users)
+        return size == wanted and is_done and self.can_be_replaced(value, result)
+
+    def can_be_replaced(self, value: Node, result: Node) -> bool:
         """Whether a loop may write over a value that it reads: not if it has a second name or other
         strides, nor if its maker reads an argument that is overwritten later.
         """
-        if value in self.renamed or is_convolved(value):
+        is_alike = is_convolved(value) == (result.meta.get(COPY) == CHANNELS_LAST)
+        if value in self.renamed or not is_alike:
             return False
         makers = self.stored.makers.get(value, ())
         read = {self.home(x) for kernel in makers for x in kernel.reads}

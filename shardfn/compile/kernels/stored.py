@@ -93,9 +93,15 @@ class Stored:
             pass
         elif self.is_no_copy(node):
             self.same[node] = self.base(node.all_input_nodes[0])
+        elif op_kinds.sum_of(node) is not None:
+            pass  # computed with the sum
         elif node.target is getitem:
             if node not in self.home and node not in self.formulas:
                 self.home[node] = node
+        elif (product := op_kinds.product_of(node)) is not None:
+            others = node.all_input_nodes
+            rest = [x for x in others if op_kinds.turned(x) is not product]
+            self.call(node, [*rest, *product.all_input_nodes])
         elif op_kinds.is_formula(node):
             self.formulas[node] = self.formula(node)
         elif op_kinds.name(node) in op_kinds.REDUCTIONS:
@@ -183,9 +189,9 @@ class Stored:
             self.add(value, formula.values, [value], _flat(value))
         return value
 
-    def call(self, node: Node) -> None:
+    def call(self, node: Node, inputs: Iterable[Node] | None = None) -> None:
         """A kernel that is called, with stored inputs."""
-        reads = [self.store(x) for x in node.all_input_nodes]
+        reads = [self.store(x) for x in inputs or node.all_input_nodes]
         in_place = node.target in op_kinds.IN_PLACE
         if in_place and self.is_last(node, reads[0]):
             self.home[node] = self.home[reads[0]]
@@ -219,15 +225,17 @@ class Stored:
         first = next((x for x in items if _index(x) == 0), None)
         rest = [x for x in items if x is not first]
         space = _rows_of(node)
-        if rest:
-            self.add(node, reads, rest, space)
+        sums = [x for x in rest if _is_row_sum(x, space)]
+        if sums:
+            self.add(node, reads, sums, space)
+        for x in rest:
+            if x not in sums:
+                self.add(node, [*reads, *sums], [x], _column_of(x, space))
         if first is not None:
             inner = self.formula(node)
-            sums = {(x, None): None for x in rest if _is_row_sum(x, space)}
+            read = inner.reads | {(x, None): None for x in sums}
             length = inner.length + len(reads)
-            self.formulas[first] = Formula(
-                inner.reads | sums, length, inner.is_heavy
-            )
+            self.formulas[first] = Formula(read, length, inner.is_heavy)
 
     def joined(self, node: Node) -> None:
         """Parts that are written into one buffer."""
@@ -251,10 +259,8 @@ class Stored:
 
     def is_turned(self, node: Node) -> bool:
         """Whether a node is the only view of a product: that of the transposed factors."""
-        while op_kinds.is_alias(node) and len(node.users) == 1:
-            node = node.all_input_nodes[0]
-        is_product = op_kinds.name(node) in op_kinds.PRODUCTS
-        return is_product and len(node.users) == 1
+        product = op_kinds.turned(node)
+        return op_kinds.name(product) in op_kinds.PRODUCTS
 
     def is_fixed(self, value: Node) -> bool:
         """Whether the kernel of a value allocates it."""
@@ -276,8 +282,9 @@ class Stored:
         if len(node.users) > 1:
             is_result = any(x.op == "output" for x in node.users) and reads > 0
             is_input = reads > 1 and any(map(_is_call, node.users))
+            is_fixed = any(x.target in op_kinds.FIXED for x in _readers(node))
             is_dear = formula.is_heavy or is_long or reads > READS
-            if is_result or is_input or is_dear:
+            if is_result or is_input or is_fixed or is_dear:
                 self.store(value)
                 return
         is_too_long = (reads > MOST_READS or is_long) and reads > 1
@@ -353,15 +360,25 @@ def _rows_of(node: Node) -> Space:
     return count // max(x.shape[-1], 1), count, True
 
 
+def _column_of(node: Node, space: Space) -> Space:
+    """The loop of a sum over rows."""
+    return math.prod(node.meta["val"].shape), space[1], False
+
+
 def _is_row_sum(node: Node, space: Space) -> bool:
     return math.prod(node.meta["val"].shape) == space[0]
+
+
+def _readers(node: Node) -> list[Node]:
+    """The ops that read a value, also those that read a copy made for them."""
+    return [y for x in node.users for y in (x.users if COPY in x.meta else [x])]
 
 
 def _is_call(node: Node) -> bool:
     """Whether an op is a call, which needs its inputs stored."""
     if COPY in node.meta:
         (node,) = node.users
-    if node.target is AFTER:
+    if node.target in (AFTER, getitem):
         return False
     name = op_kinds.name(node)
     is_loop = name in op_kinds.REDUCTIONS or name in op_kinds.ROWWISE
