@@ -7,7 +7,7 @@ from torch.fx import Node
 
 from ...partition.planner import work
 from . import op_kinds
-from .stored import Kernel, Stored
+from .stored import Kernel, Stored, layout_of
 
 LARGEST, WIDEST, FARTHEST = 64, 16, 64  # kernels of a fused one; without a common result; apart
 NEAR = 64  # readers of a value after one that are tried with it
@@ -98,15 +98,19 @@ class Fusion:
         return is_any
 
     def shared(self) -> dict[tuple[Group, Group], int]:
-        """The bytes that each two groups share."""
+        """The bytes that each two groups share: of values that one makes and the other reads, or
+        that both read in one layout.
+        """
+        users: dict[tuple[Node, object], dict[Group, None]] = {}
+        for kernel in self.stored.kernels:
+            if kernel.space is None:
+                continue
+            made = [x for x in kernel.writes if x.target not in op_kinds.JOINED]
+            for key in (*kernel.layouts, *((x, layout_of(x)) for x in made)):
+                users.setdefault(key, {})[self.group[kernel]] = None
         found: dict[tuple[Group, Group], int] = {}
-        values = dict.fromkeys([*self.stored.makers, *self.stored.readers])
-        for value in values:
-            is_joined = value.target in op_kinds.JOINED
-            makers = [] if is_joined else self.stored.makers.get(value, [])
-            users = [*makers, *self.stored.readers.get(value, [])]
-            loops = [self.group[x] for x in users if x.space is not None]
-            near = sorted(dict.fromkeys(loops), key=lambda group: group.first)
+        for (value, _), groups in users.items():
+            near = sorted(groups, key=lambda group: group.first)
             size = work.nbytes(value.meta.get("val"))
             for k, one in enumerate(near):
                 for other in near[k + 1 : k + 1 + NEAR]:

@@ -30,6 +30,7 @@ class Kernel:
         reads: the stored values that it reads.
         writes: those that it stores.
         space: of a loop; None for a call, which is not fused.
+        layouts: the values that a loop reads, each with the layout in which it does.
         after: kernels that run before it for another reason than its reads.
     """
 
@@ -39,6 +40,7 @@ class Kernel:
     writes: tuple[Node, ...] = ()
     space: Space | None = None
     after: tuple[Kernel, ...] = ()
+    layouts: tuple[tuple[Node, object], ...] = ()
 
 
 @attrs.frozen
@@ -138,7 +140,7 @@ class Stored:
         for x in inputs:
             inner = self.formulas.get(self.base(x))
             if inner is None:
-                reads[self.base(x), _layout(x)] = None
+                reads[self.base(x), layout_of(x)] = None
                 length += 1
             else:
                 reads |= inner.reads
@@ -171,6 +173,7 @@ class Stored:
             tuple(writes),
             space,
             tuple(after),
+            self.layouts(node),
         )
         self.kernels.append(kernel)
         for x in kernel.reads:
@@ -180,6 +183,11 @@ class Stored:
             self.home.setdefault(x, x)
             self.formulas.pop(x, None)
         return kernel
+
+    def layouts(self, node: Node) -> tuple[tuple[Node, object], ...]:
+        """What a node reads, with the formulas of its inputs written into it."""
+        formula = self.formulas.get(self.base(node)) or self.formula(node)
+        return tuple((x, y or layout_of(x)) for x, y in formula.reads)
 
     def store(self, node: Node) -> Node:
         """Store the value that a node is a view of. Returns that value."""
@@ -329,7 +337,8 @@ def _outputs(node: Node) -> list[Node]:
     return [x for x in node.users if x.target is getitem]
 
 
-def _layout(node: Node) -> object:
+def layout_of(node: Node) -> object:
+    """The shape, strides and offset of a value."""
     x = node.meta.get("val")
     if not isinstance(x, torch.Tensor):
         return None
