@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from allocations import allocated
-from bench.remat import peak
 
 import shardfn as sf
+from bench.remat import peak
 from shardfn import P
 from shardfn._tree import leaves
 

@@ -203,9 +203,9 @@ def test_a_sequential_returns_what_its_last_layer_does_and_takes_what_its_first_
         sf.pin(net, {"1.1": SPLIT[0], "": SPLIT[1]})
     said = "outputs[''] is pinned as outputs['1.1'] to P('dp'), and to P(None, 'tp')"
     assert said in str(error.value).replace("\n ", "")
-    with sf.pin(net, inputs={"1": SPLIT[0]}):
-        with pytest.raises(sf.PlacementError, match="as inputs") as error:
-            sf.pin(net, inputs={"1.0": SPLIT[1]})
+    twice = pytest.raises(sf.PlacementError, match="as inputs")
+    with sf.pin(net, inputs={"1": SPLIT[0]}), twice:
+        sf.pin(net, inputs={"1.0": SPLIT[1]})
     sf.pin(net, {"1.0": SPLIT[0], "": SPLIT[1]}).remove()
     sf.pin(net, {"1.1": SPLIT[0], "": SPLIT[0]}).remove()
 
