@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from ...errors import is_ours
-from ..distributed.fsdp_hooks import key_of, takes_itself
-from .refused import collective_refused, refuse_call, refuse_class_of_followed
-from .sizes import is_dense
+from ....errors import is_ours
+from ...distributed.fsdp_hooks import key_of, takes_itself
+from ..refused import collective_refused, refuse_call, refuse_class_of_followed
+from ..sizes import is_dense
 
 
 def overwrite(x: torch.Tensor, value: torch.Tensor) -> None:
@@ -96,19 +96,19 @@ def method_called(
     """A call of a tensor's method, which may be one of DTensors."""
     if name == WAIT and not args:
         return tensor  # a value is available where it is read
-    if name == CONTIGUOUS and not (args or kwargs) and is_dense(_node(tensor)):
+    if name == CONTIGUOUS and not (args or kwargs) and is_dense(node_of(tensor)):
         return tensor
     if name not in dtensors.methods:
         return call(tensor, tx, name, args, kwargs)
-    placed = dtensors.placed(name, _node(tensor), _outer(tx))
-    return _read(tx, dtensors.methods[name], [tensor, placed, *args], kwargs)
+    placed = dtensors.placed(name, node_of(tensor), _outer(tx))
+    return read_ours(tx, dtensors.methods[name], [tensor, placed, *args], kwargs)
 
 
 def _overwritten(dtensors: DTensors, tx: Any, args: Any) -> Any:
     """A tensor with a new value. Every name of the tensor shows it."""
     tensor, value = args[0].realize(), args[1].realize()
     graph = tx.output.current_tracer.graph
-    if dtensors.is_replaceable(_node(tensor), _node(value), graph):
+    if dtensors.is_replaceable(node_of(tensor), node_of(value), graph):
         tensor.proxy = value.as_proxy()
         return tensor
     return tensor.call_method(tx, "copy_", [value], {})
@@ -130,14 +130,14 @@ def attribute_read(
     if name == "__class__" and _is_asked_for_class(dtensors, tensor, tx):
         return VariableTracker.build(tx, DTensor)
     if name == "device_mesh":
-        return _mesh(tx, dtensors.mesh(_node(tensor), _outer(tx)))
+        return _mesh(tx, dtensors.mesh(node_of(tensor), _outer(tx)))
     if name == "_local_tensor":
-        placed = dtensors.placed(name, _node(tensor), _outer(tx))
-        return _read(tx, dtensors.methods["to_local"], [tensor, placed], {})
+        placed = dtensors.placed(name, node_of(tensor), _outer(tx))
+        return read_ours(tx, dtensors.methods["to_local"], [tensor, placed], {})
     if name not in dtensors.attributes:
         return read(tensor, tx, name)
-    placed = dtensors.placed(name, _node(tensor), _outer(tx))
-    return _read(tx, dtensors.attributes[name], [placed], {})
+    placed = dtensors.placed(name, node_of(tensor), _outer(tx))
+    return read_ours(tx, dtensors.attributes[name], [placed], {})
 
 
 def declared_member(
@@ -179,7 +179,7 @@ def has_attribute(
     }
     if name not in own:
         return asked(tensor, tx, name)
-    found = dtensors.asked_for(_node(tensor), _outer(tx))
+    found = dtensors.asked_for(node_of(tensor), _outer(tx))
     return VariableTracker.build(tx, found)
 
 
@@ -199,7 +199,7 @@ def function_called(
     ours = dtensors.functions.get(key)
     if ours is not None:
         own = [function] if takes_itself(key) else []
-        return _read(tx, ours, [*own, *args], kwargs)
+        return read_ours(tx, ours, [*own, *args], kwargs)
     if called is overwrite:
         return _overwritten(dtensors, tx, args)
     if (method := _unbound(dtensors, called)) is not None:
@@ -219,7 +219,7 @@ def _with_labels(
     if not {"input", "target"} <= given.keys():
         return args, kwargs
     both = [given["input"], given["target"]]
-    target = _read(tx, dtensors.of_losses[called], both, {})
+    target = read_ours(tx, dtensors.of_losses[called], both, {})
     if "target" in kwargs:
         return args, {**kwargs, "target": target}
     return [args[0], target, *args[2:]], kwargs
@@ -244,7 +244,7 @@ def collective_called(
     ours = dtensors.functions.get(function.fn)
     if ours is None:
         return collective_refused(call, function, tx, args, kwargs)
-    return _read(tx, ours, args, kwargs)
+    return read_ours(tx, ours, args, kwargs)
 
 
 def node_created(
@@ -287,7 +287,7 @@ def mesh_method_called(
         return _mesh(tx, dtensors.flattened(held, *given))
     if name not in ours:
         return call(owner, tx, name, args, kwargs)
-    return _read(tx, ours[name], [owner, *args], kwargs)
+    return read_ours(tx, ours[name], [owner, *args], kwargs)
 
 
 def context_entered(
@@ -297,24 +297,8 @@ def context_entered(
     held = getattr(tx.stack[-1], "value", None)
     if isinstance(getattr(held, "real_obj", held), DeviceMesh):
         in_mesh = dtensors.functions[DeviceMesh.__enter__]
-        tx.push(_read(tx, in_mesh, [tx.pop()], {}))
+        tx.push(read_ours(tx, in_mesh, [tx.pop()], {}))
     return enter(tx, *args)
-
-
-def closed_over(
-    dtensors: DTensors, wrap: Callable[..., Any], builder: Any, x: Any
-) -> Any:
-    """Dynamo's handling of a new tensor, which may be a DTensor that the function closes over."""
-    if not isinstance(x, DTensor):
-        return wrap(builder, x)
-    tag, text = dtensors.closed_over(x)
-    like = dtensors.stand_in(x)
-    # Dynamo holds it weakly until the graph is done (torch 2.11)
-    builder.tx.output.__dict__.setdefault("stand_ins", []).append(like)
-    placed = _read(builder.tx, tag, [wrap(builder, like), text], {})
-    # Dynamo writes to it where it meets x again as a parameter of a module (torch 2.13)
-    _node(placed).meta.setdefault("tensor_dict", {})
-    return placed
 
 
 def is_instance(
@@ -332,9 +316,9 @@ def is_instance(
     asked = classes.as_python_constant()
     every = asked if isinstance(asked, tuple) else (asked,)
     if isinstance(x, TensorVariable):
-        refuse_class_of_followed(_node(x), every)
+        refuse_class_of_followed(node_of(x), every)
     is_asked = DTensor in every and isinstance(x, TensorVariable)
-    if is_asked and dtensors.asked_for(_node(x), _outer(tx)):
+    if is_asked and dtensors.asked_for(node_of(x), _outer(tx)):
         return VariableTracker.build(tx, True)
     return call(builtin, tx, x, classes)
 
@@ -357,10 +341,10 @@ def class_of(
 def _is_asked_for_class(dtensors: DTensors, tensor: Any, tx: Any) -> bool:
     """Whether user code asks for the class of a tensor that is a DTensor."""
     is_users = not is_ours(tx.f_code.co_filename)
-    return is_users and dtensors.has_class(_node(tensor), _outer(tx))
+    return is_users and dtensors.has_class(node_of(tensor), _outer(tx))
 
 
-def _read(
+def read_ours(
     tx: Any, fn: Callable[..., Any], args: list[Any], kwargs: Any
 ) -> Any:
     """Have Dynamo read a function of ours. Arguments may be constants."""
@@ -382,7 +366,7 @@ def _mesh(tx: Any, mesh: DeviceMesh) -> Any:
     return VariableBuilder(tx, GlobalSource(name))(mesh)
 
 
-def _node(tensor: Any) -> torch.fx.Node:
+def node_of(tensor: Any) -> torch.fx.Node:
     return tensor.as_proxy().node
 
 
