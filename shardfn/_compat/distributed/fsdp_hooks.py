@@ -91,11 +91,18 @@ def places_of(parameter: Any) -> list[tuple[Any, str]]:
     return [(info.module, info.param_name), *shared]
 
 
-def is_gathered(parameter: Any) -> bool:
-    """Whether the modules have the gathered tensor of a parameter now, as between a forward and a
-    backward outside of functions. Dynamo reads this.
+def sharded(parameter: Any, now: Any) -> Any:
+    """The tensor of a module for a parameter: another one that torch.func.functional_call gives
+    it, or the DTensor. After a forward outside of functions the module may still have the
+    gathered one. Dynamo reads this.
     """
-    return parameter.sharded_state.name != "SHARDED"
+    gathered = getattr(parameter, "_unsharded_param", None)
+    return parameter.sharded_param if now is gathered else now
+
+
+def parameter_at(module: Any, name: str) -> Any:
+    """The parameter of a module. Dynamo reads this."""
+    return module._parameters[name]
 
 
 def replaced(module: Any, name: str, x: Any) -> Any:

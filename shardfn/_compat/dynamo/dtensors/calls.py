@@ -25,6 +25,11 @@ def overwrite(x: torch.Tensor, value: torch.Tensor) -> None:
     x.copy_(value)
 
 
+def for_a_while(fn: Callable[..., Any], *args: Any) -> None:
+    """Call a function that changes objects. The body that Dynamo reads changes them back."""
+    fn(*args)
+
+
 WAIT = "wait"  # of a tensor that a functional collective returns
 CONTIGUOUS = "contiguous"  # the tensor itself where it is, which a collective may overwrite
 
@@ -112,6 +117,17 @@ def _overwritten(dtensors: DTensors, tx: Any, args: Any) -> Any:
         tensor.proxy = value.as_proxy()
         return tensor
     return tensor.call_method(tx, "copy_", [value], {})
+
+
+def _changed(call: Callable[..., Any], function: Any, tx: Any, args: Any) -> Any:
+    """Objects with other contents. Dynamo refuses changes in bodies of control flow."""
+    tracer = tx.output.current_tracer
+    before = tracer.unsafe_allow_externally_visible_side_effects
+    tracer.unsafe_allow_externally_visible_side_effects = True
+    try:
+        return call(function, tx, args, {})
+    finally:
+        tracer.unsafe_allow_externally_visible_side_effects = before
 
 
 def attribute_read(
@@ -202,6 +218,8 @@ def function_called(
         return read_ours(tx, ours, [*own, *args], kwargs)
     if called is overwrite:
         return _overwritten(dtensors, tx, args)
+    if called is for_a_while:
+        return _changed(call, function, tx, args)
     if (method := _unbound(dtensors, called)) is not None:
         tensor, *rest = args
         return tensor.realize().call_method(tx, method, rest, kwargs)
