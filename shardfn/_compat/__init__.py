@@ -262,6 +262,7 @@ __all__ = [
     "fake_mode",
     "fake_store",
     "flattened_meshes",
+    "for_a_while",
     "forward_hooks_of",
     "forward_pre_hooks_of",
     "generated",
