@@ -293,13 +293,8 @@ def mesh_method_called(
     held = getattr(held, "real_obj", held)
     is_mesh = isinstance(held, DeviceMesh)
     is_group = isinstance(held, dist.ProcessGroup)
-    ours = (
-        dtensors.of_meshes
-        if is_mesh
-        else dtensors.of_groups
-        if is_group
-        else {}
-    )
+    of_groups = dtensors.of_groups if is_group else {}
+    ours = dtensors.of_meshes if is_mesh else of_groups
     if is_mesh and name == "_flatten":
         given = [x.as_python_constant() for x in (*args, *kwargs.values())]
         return _mesh(tx, dtensors.flattened(held, *given))
