@@ -16,6 +16,7 @@ from ....errors import is_ours
 from ...distributed.fsdp_hooks import key_of, takes_itself
 from ..refused import collective_refused, refuse_call, refuse_class_of_followed
 from ..sizes import is_dense
+from . import arguments
 
 
 def overwrite(x: torch.Tensor, value: torch.Tensor) -> None:
@@ -50,9 +51,7 @@ class DTensors(Protocol):
         """The placements of a DTensor, as text; None for a plain tensor."""
         ...
 
-    def check(
-        self, node: torch.fx.Node, outer: Callable[[], Mapping[Any, Any]]
-    ) -> None:
+    def check(self, node: torch.fx.Node, outer: Callable[[], Mapping[Any, Any]]) -> None:
         """Refuse a new node that mixes DTensors and plain tensors."""
         ...
 
@@ -70,9 +69,7 @@ class DTensors(Protocol):
         """Whether a value may be read in place of a tensor that it overwrites."""
         ...
 
-    def mesh(
-        self, node: torch.fx.Node, outer: Mapping[Any, Any]
-    ) -> DeviceMesh:
+    def mesh(self, node: torch.fx.Node, outer: Mapping[Any, Any]) -> DeviceMesh:
         """The mesh of a DTensor."""
         ...
 
@@ -105,8 +102,11 @@ def method_called(
         return tensor
     if name not in dtensors.methods:
         return call(tensor, tx, name, args, kwargs)
+    ours = dtensors.methods[name]
+    method = getattr(DTensor, name)
+    arguments.check(method, ours, [tensor, *args], kwargs, own=[tensor, None])
     placed = dtensors.placed(name, node_of(tensor), _outer(tx))
-    return read_ours(tx, dtensors.methods[name], [tensor, placed, *args], kwargs)
+    return read_ours(tx, ours, [tensor, placed, *args], kwargs)
 
 
 def _overwritten(dtensors: DTensors, tx: Any, args: Any) -> Any:
@@ -215,6 +215,8 @@ def function_called(
     ours = dtensors.functions.get(key)
     if ours is not None:
         own = [function] if takes_itself(key) else []
+        if key is called:
+            arguments.check(called, ours, args, kwargs)
         return read_ours(tx, ours, [*own, *args], kwargs)
     if called is overwrite:
         return _overwritten(dtensors, tx, args)
@@ -262,6 +264,7 @@ def collective_called(
     ours = dtensors.functions.get(function.fn)
     if ours is None:
         return collective_refused(call, function, tx, args, kwargs)
+    arguments.check(function.fn, ours, args, kwargs)
     return read_ours(tx, ours, args, kwargs)
 
 
@@ -344,9 +347,8 @@ def class_of(
     from torch._dynamo.variables.tensor import TensorVariable
 
     held = x.realize()
-    if isinstance(held, TensorVariable) and _is_asked_for_class(
-        dtensors, held, tx
-    ):
+    is_tensor = isinstance(held, TensorVariable)
+    if is_tensor and _is_asked_for_class(dtensors, held, tx):
         return VariableTracker.build(tx, DTensor)
     return call(builtin, tx, x)
 
@@ -357,9 +359,7 @@ def _is_asked_for_class(dtensors: DTensors, tensor: Any, tx: Any) -> bool:
     return is_users and dtensors.has_class(node_of(tensor), _outer(tx))
 
 
-def read_ours(
-    tx: Any, fn: Callable[..., Any], args: list[Any], kwargs: Any
-) -> Any:
+def read_ours(tx: Any, fn: Callable[..., Any], args: list[Any], kwargs: Any) -> Any:
     """Have Dynamo read a function of ours. Arguments may be constants."""
     from torch._dynamo.variables.base import VariableTracker
 
