@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import shardfn as sf
@@ -217,6 +221,26 @@ def test_functional_call_gives_it_other_parameters(compute: Any) -> None:
         found = sf.shard(step, mesh, (None, sf.P("dp")), backend="aten")(placed, x)
         for name, g in found.items():
             torch.testing.assert_close(g.full_tensor(), wanted[name].float())
+
+
+@pytest.mark.parametrize("transform", ["shard", "jit"])
+def test_a_registered_method_is_called_as_the_forward(transform: str) -> None:
+    class Doubled(nn.Linear):
+        def generate(self, x: torch.Tensor) -> torch.Tensor:
+            return self(x) * 2
+
+    alone = Doubled(5, 3)
+    cast = {name: p.double() for name, p in alone.named_parameters()}
+    wanted = 2 * torch.func.functional_call(alone, cast, X)
+    with sf.fake_world(2), torch.no_grad():
+        mesh = sf.make_mesh((2,), ("dp",))
+        module: Any = alone
+        fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.float64))
+        register_fsdp_forward_method(module, "generate")
+        call = lambda x: module.generate(x)
+        x = distribute_tensor(X, mesh, [Shard(0)])
+        fn = sf.jit(call) if transform == "jit" else sf.shard(call, mesh)
+        torch.testing.assert_close(fn(x).full_tensor(), wanted)
 
 
 class _Nested(nn.Module):

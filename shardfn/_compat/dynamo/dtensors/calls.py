@@ -214,7 +214,8 @@ def function_called(
     key = key_of(called)
     ours = dtensors.functions.get(key)
     if ours is not None:
-        own = [function] if takes_itself(key) else []
+        owner = getattr(function, "obj", None)  # of a method
+        own = [function] if takes_itself(key) else [owner] if owner else []
         if key is called:
             arguments.check(called, ours, args, kwargs)
         return read_ours(tx, ours, [*own, *args], kwargs)
