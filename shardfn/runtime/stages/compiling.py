@@ -105,7 +105,7 @@ def compiled_program(
     if backend == "aten":
         graph = torch.fx.GraphModule(torch.nn.Module(), own)
         return BACKENDS[backend](graph, donated)
-    graph = torch.fx.GraphModule(torch.nn.Module(), own)
+    graph = _compat.graph_module(torch.nn.Module(), own)
     pairs = _donations(program, donated)
     ops = sum(node.op == "call_function" for node in own.nodes)
     is_told = placed.world.rank == 0
