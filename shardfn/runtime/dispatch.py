@@ -40,7 +40,7 @@ from .changing import note_changes
 from .key_use import keys_noted
 from .options import Request
 from .retraces import KNOWN, retrace
-from .stages import Traced, compiled_for, trace
+from .stages import Traced, compiled_for, prepare, trace
 
 log = logging.getLogger("shardfn")
 KEPT_SIGNATURES = 64
@@ -126,7 +126,7 @@ def _first_call(
         lambda: _tree.argument_paths(request.signature_of, args, kwargs),
     )
     key, _, _, mesh, *_ = signature
-    with _compat.staging():
+    with _compat.paused_gc(), _compat.staging():
         ready = _staged_meanwhile(request, leaves, *signature)
         entry = ready or _stage(request, args, kwargs, key, mesh)
     out = entry.run(leaves)
@@ -176,6 +176,7 @@ def _stage(
     key: list[Any],
     mesh: Any,
 ) -> Entry:
+    prepare(request, args, kwargs)
     traced = trace(request, args, kwargs)
     placed, captured, entries = (
         traced.placed,
