@@ -124,12 +124,11 @@ ONCE = (
     ),
     State("_compat.distributed.groups", "_gone_class", "a class over torch's"),
     State("_compat.dynamo.reading", "_handler", "what Dynamo reads instead"),
-    State("_compat.cpp_kernels.units", "_lines", "the compiler and its options"),
     State("_compat.cpp_kernels.units", "_processor", "what the processor can"),
     State("_compat.compilations.environment", "_fixed", "torch, the machine"),
     State("_compat.compilations.caches", "_changed", "contexts of torch's settings"),
     State("compile.native", "_start", "whether those are loaded or on the way"),
-    State("compile.once", "_know_compiler", "whether the folder has them"),
+    State("compile.ahead", "_start", "whether the header is compiled or on the way"),
     State("_compat.inductor", "_after_class", "a class over torch's"),
     State("_compat.inductor", "_lower_collective", "lowerings of our collectives"),
     State(

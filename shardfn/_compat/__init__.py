@@ -5,7 +5,7 @@ from attr._compat import repr_context  # reprs that attrs writes look for it her
 from .compilations.environment import environment, has_own_passes, machine
 from .compilations.modules import Generated, Rerun, generated
 from .cpp_kernels.folder import CACHE_DIR, cache_folder, not_own
-from .cpp_kernels.units import compiler_line, compiler_place, remember_line
+from .cpp_kernels.units import compiler_facts
 from .dispatch import aten_ops, ops_replaced, takes_context
 from .distributed.checkpoints import chunk, is_of_one_process, write_item
 from .distributed.every_rank import (
@@ -245,8 +245,7 @@ __all__ = [
     "class_name",
     "closed",
     "codegen_of",
-    "compiler_line",
-    "compiler_place",
+    "compiler_facts",
     "constant_in_graph",
     "core_decompositions",
     "custom_ops",
@@ -338,7 +337,6 @@ __all__ = [
     "recurrent",
     "register_group",
     "registered",
-    "remember_line",
     "repr_context",
     "root_mesh",
     "runs_on_all_ranks",

@@ -17,6 +17,7 @@ from .loops import keep, outlined
 from .native import load_native
 from .once import compiled_once, key_of
 from .op_by_op import op_by_op
+from .recomputed import recomputed
 from .separate import separate
 
 Runner = Callable[
@@ -48,6 +49,7 @@ def inductor(
     donated: Sequence[int] = (),
     note: Callable[[], None] = lambda: None,
     checked: Sequence[int] = (),
+    pairs: dict[int, int] | None = None,
 ) -> Runner:
     """Compile the graph: C++ on CPU, Triton on CUDA. The body of each loop is compiled
     separately, once. Equal graphs are compiled once, also in other processes.
@@ -59,14 +61,28 @@ def inductor(
         donated: the donated inputs.
         note: counts a compilation.
         checked: the inputs whose layout each call checks.
+        pairs: as of `donate`: cheap values are recomputed in the backward, and then results are
+            written into donated inputs. None for a graph that is compiled as it is.
     """
     load_native()
     loops = outlined(graph, _inner)
     has_own = any(x.is_own for x in loops)
-    key = None if has_own else key_of(graph.graph, donated, checked)
-    runner = compiled_once(key, lambda: _compiled(graph, donated, checked), note)
+    key = None if has_own else key_of(graph.graph, donated, checked, pairs)
+    runner = compiled_once(
+        key, lambda: _compiled(_finished(graph, pairs), donated, checked), note
+    )
     weakref.finalize(runner, keep, loops)
     return runner
+
+
+def _finished(
+    graph: torch.fx.GraphModule, pairs: dict[int, int] | None
+) -> torch.fx.GraphModule:
+    """The graph that is compiled. A stored compilation does not need it."""
+    if pairs is None:
+        return graph
+    own = recomputed(graph.graph)
+    return donate(torch.fx.GraphModule(torch.nn.Module(), own), pairs)
 
 
 def _compiled(

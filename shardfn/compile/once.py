@@ -4,13 +4,11 @@ ranks that run it.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import hashlib
 import json
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,34 +43,21 @@ def compiled_once(
 
 
 def key_of(
-    graph: torch.fx.Graph, donated: Sequence[int], checked: Sequence[int] = ()
+    graph: torch.fx.Graph,
+    donated: Sequence[int],
+    checked: Sequence[int] = (),
+    pairs: Mapping[int, int] | None = None,
 ) -> str | None:
     """A name for a graph and all that its compilation depends on. None if no text describes it."""
     try:
-        said = json.dumps([text_of(graph), list(donated), list(checked)])
+        written = None if pairs is None else sorted(pairs.items())
+        said = json.dumps([text_of(graph), list(donated), list(checked), written])
     except Unwritable as reason:
         log.info("the compilation is not shared: the program has %s", reason)
         return None
     if _compat.has_own_passes():
         return None
-    _know_compiler()
     return hashlib.sha256(f"{said}\n{_compat.environment()}".encode()).hexdigest()
-
-
-@functools.cache
-def _know_compiler() -> None:
-    """Find out the compiler's options, which takes a second, once on a machine."""
-    where = own_folder()
-    if where is None:
-        return
-    with contextlib.suppress(OSError, RuntimeError):  # no compiler
-        place = _compat.compiler_place()
-        name = f"compiler-{hashlib.sha256(place.encode()).hexdigest()}"
-        found = where.read(name)
-        if found is None:
-            where.write(name, _compat.compiler_line().encode())
-        else:
-            _compat.remember_line(place, found.decode())
 
 
 def _stored_or_compiled(

@@ -17,6 +17,7 @@ from .. import _compat, _tree
 from ..capture import Reads, Template, constant_key
 from ..capture.refusals.leaks import leaked
 from ..capture.rewrites.strides import refuse_unstrided
+from ..compile.ahead import prepare_compiler
 from ..mesh import current_mesh
 from ..partition.rule_api import registry
 from ..simulated import (
@@ -126,7 +127,7 @@ def _first_call(
         lambda: _tree.argument_paths(request.signature_of, args, kwargs),
     )
     key, _, _, mesh, *_ = signature
-    with _compat.staging():
+    with _compat.paused_gc(), _compat.staging():
         ready = _staged_meanwhile(request, leaves, *signature)
         entry = ready or _stage(request, args, kwargs, key, mesh)
     out = entry.run(leaves)
@@ -176,6 +177,8 @@ def _stage(
     key: list[Any],
     mesh: Any,
 ) -> Entry:
+    if _waits_for_kernels(request, mesh, args, kwargs):
+        prepare_compiler()
     traced = trace(request, args, kwargs)
     placed, captured, entries = (
         traced.placed,
@@ -210,6 +213,20 @@ def _stage(
     )
     request.store.entries = _with(entry, entries)
     return entry
+
+
+def _waits_for_kernels(
+    request: Request, mesh: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> bool:
+    """Whether the call of a new signature waits for the compilation of C++ kernels."""
+    if request.backend != "inductor" or request.warmup is not None:
+        return False
+    if mesh is not None and current_world().kind == "simulated":
+        return False
+    return any(
+        isinstance(x, torch.Tensor) and x.device.type == "cpu"
+        for x in _tree.leaves((args, kwargs))
+    )
 
 
 def _watched(run: Any, request: Request, placed: Placed, captured: Any) -> Any:

@@ -34,10 +34,8 @@ def added(xs: torch.Tensor) -> Any:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv(CACHE_DIR, str(tmp_path))
     _warned.clear()
-    once._know_compiler.cache_clear()
     yield tmp_path
     _warned.clear()
-    once._know_compiler.cache_clear()
 
 
 def compilations(call: Any) -> tuple[Any, int]:

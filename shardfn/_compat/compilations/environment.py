@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..cpp_kernels.units import compiler_line
+from ..cpp_kernels.units import compiler_facts
 from ..settings import settings
 
 PACKAGE = Path(__file__).resolve().parents[2]
@@ -72,7 +72,7 @@ def _devices() -> str:
 def _compiler() -> str:
     """The compiler and its options, which do not change while the process runs."""
     try:
-        return compiler_line()
+        return compiler_facts()
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         return f"none: {error}"
 

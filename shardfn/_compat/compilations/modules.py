@@ -5,7 +5,7 @@ place of compiling.
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -53,8 +53,6 @@ def generated(runner: Any) -> Generated | None:
     return Generated(code, to_align, written, constants)
 
 
-# Half a second of imports, for a namespace that holds mostly functions of torch itself.
-KERNELS = "from torch._inductor.select_algorithm import extern_kernels\n"
 OF_TORCH = ("mm", "addmm", "bmm", "baddbmm", "convolution")
 
 
@@ -74,6 +72,26 @@ def _of_inductor(name: str) -> Any:
     return getattr(extern_kernels, name)
 
 
+def _align(nbytes: Any) -> Any:
+    """As Inductor aligns the size of a pool of memory."""
+    from torch._inductor.utils import _align as align
+
+    return align(nbytes)
+
+
+# Imports of generated code that take half a second each, for what it may never call.
+SLOW_IMPORTS: dict[str, tuple[str, Callable[[], Any]]] = {
+    "from torch._inductor.select_algorithm import extern_kernels\n": (
+        "extern_kernels",
+        Kernels,
+    ),
+    "from torch._inductor.codegen.memory_planning import _align as align\n": (
+        "align",
+        lambda: _align,
+    ),
+}
+
+
 class Rerun:
     """A compilation that is run again: it takes a list of inputs, empties it, and returns a
     list.
@@ -90,8 +108,11 @@ class Rerun:
 def _call_of(made: Generated, name: str) -> Any:
     module = types.ModuleType(name)
     file = module.__file__ = f"<{name}>"
-    module.__dict__.update(made.constants, extern_kernels=Kernels())
-    code = made.code.replace(KERNELS, "")
+    module.__dict__.update(made.constants)
+    code = made.code
+    for line, (imported, make) in SLOW_IMPORTS.items():
+        code = code.replace(line, "", 1)
+        module.__dict__[imported] = make()
     with patched("loading"), torch.no_grad():
         exec(compile(code, file, "exec"), module.__dict__)
     call = module.__dict__["call"]

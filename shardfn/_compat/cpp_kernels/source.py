@@ -13,6 +13,7 @@ from typing import NamedTuple
 ENTRY = re.compile(r'extern\s+"C"\s+(?=void\s+kernel\s*\()')
 POINTER = re.compile(r"[\w: ]+\*")
 NUMBER = re.compile(r"(const )?(int64_t|long)")
+INCLUDE = "#include <torch/csrc/inductor/cpp_prefix.h>\n"  # the first line of every kernel
 
 CALLS = """
 #include <Python.h>

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import platform
-import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -23,13 +22,11 @@ from typing import Any
 import torch
 
 from .. import threads
-from .folder import own_kernels
 from .source import Kernel, can_join, name_of, unit
 
 Function = Callable[..., None]
 
 _kernels: dict[str, Function] = {}  # key -> compiled function
-_lines: dict[str, str] = {}  # the compiler and its options, by `compiler_place`
 FOLDER = (
     "shardfn-kernels"  # in Inductor's cache: the unit and the name of each kernel
 )
@@ -163,31 +160,24 @@ def _divided(kernels: dict[str, Kernel]) -> list[list[str]]:
     return units
 
 
-def compiler_line() -> str:
-    """The compiler and its options, with which kernels are compiled on this machine."""
-    place = compiler_place()
-    if place not in _lines:
-        _lines[place] = _asked_line()
-    return _lines[place]
+def compiler_facts() -> str:
+    """The compiler, its version and options, and the processor: what kernels depend on.
 
-
-def remember_line(place: str, line: str) -> None:
-    """Take a line that was found out by another process."""
-    _lines[place] = line
-
-
-def compiler_place() -> str:
-    """The facts that `compiler_line` depends on, found out without running anything."""
+    Torch finds the instruction set by compiling programs, which takes seconds. These facts
+    determine what it finds.
+    """
     from torch._inductor import config
-    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.cpp_builder import (
+        get_compiler_version_info,
+        get_cpp_compiler,
+    )
 
-    path = shutil.which(get_cpp_compiler()) or "none"
-    about = os.stat(path) if path != "none" else None
-    file = (about.st_size, about.st_mtime_ns, about.st_ino) if about else None
+    compiler = get_cpp_compiler()
+    version = get_compiler_version_info(compiler)
     options = config.save_config_portable(ignore_private_configs=False)
     cpp = [row for row in sorted(options.items()) if row[0].startswith("cpp")]
-    parts = torch.__version__, path, file, cpp, _processor(), torch.__file__
-    return repr((*parts, os.environ.get("ATEN_CPU_CAPABILITY")))
+    wanted = os.environ.get("ATEN_CPU_CAPABILITY")
+    return repr((compiler, version, cpp, _processor(), wanted, torch.__file__))
 
 
 @functools.cache
@@ -197,35 +187,16 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    kinds = ("flags", "Features", "model name")
+    kinds = ("flags", "Features")
     known = {line for line in lines if line.startswith(kinds)}
     found = [torch.backends.cpu.get_cpu_capability(), *sorted(known)]
     digest = hashlib.sha256(repr(found).encode()).hexdigest()
-    return f"{platform.machine()} {platform.node()} {digest}"
-
-
-@own_kernels()
-def _asked_line() -> str:
-    """The compiler's version, and its options: torch tries what the processor can run."""
-    from torch._inductor.cpp_builder import (
-        CppBuilder,
-        CppTorchDeviceOptions,
-        get_compiler_version_info,
-    )
-    from torch._inductor.cpu_vec_isa import pick_vec_isa
-
-    options = CppTorchDeviceOptions(
-        vec_isa=pick_vec_isa(), include_pytorch=False, device_type="cpu"
-    )
-    line = CppBuilder(
-        name="o", sources="i", BuildOption=options
-    ).get_command_line()
-    return f"{get_compiler_version_info(options.get_compiler())} {line}"
+    return f"{platform.machine()} {digest}"
 
 
 def _keys(kernels: Sequence[Kernel]) -> list[str]:
     """Names for the texts of kernels, with the compiler, its options and torch."""
-    same = torch.__version__, compiler_line()
+    same = torch.__version__, compiler_facts()
     said = [repr((same, kernel.types, kernel.text)) for kernel in kernels]
     return [hashlib.sha256(text.encode()).hexdigest() for text in said]
 

@@ -27,6 +27,13 @@ READING = (  # a captured function, by Dynamo
         enter=spared.files_asked_once,
     ),
     Patch(
+        ("torch._dynamo:lookup_backend",),
+        "it imports all backends, a third of a second, to see whether one is `eager`",
+        NEVER,
+        new=spared.backend_looked_up,
+        optional=True,
+    ),
+    Patch(
         ("torch._dynamo.trace_rules:is_callable_allowed",),
         "our own ops stay one op in the graph; allow_in_graph is for good",
         NEVER,

@@ -51,7 +51,7 @@ def load(path: str, mesh: Any = None, backend: str | None = None) -> Compiled:
         raise _refused(path, error) from None
     mesh = _found_mesh(path, axes, device, mesh)
     try:
-        with _compat.staging():
+        with _compat.staging(), _compat.paused_gc():
             compiled = _built(record, tensors, mesh, backend or record["backend"])
     except BROKEN as error:
         raise _refused(path, error) from None

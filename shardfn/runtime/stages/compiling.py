@@ -15,7 +15,6 @@ from ...capture.views import memory_of
 from ...compile import BACKENDS, Families
 from ...compile.backends import Runner, donate
 from ...compile.collective_order import refuse_other_order
-from ...compile.recomputed import recomputed
 from ...mesh import group_names
 from ...partition import Plan
 from ...types import LocalProgram
@@ -72,7 +71,9 @@ def runner(
     is_warming = not (warmup is None or warmup == backend or has_own_sizes)
     switch = switch_of(name, placed) if is_warming else None
     if warmup is None or switch is None:
-        return watched(compile_now(), name, placed, program)
+        with _compat.paused_gc():
+            compiled = compile_now()
+        return watched(compiled, name, placed, program)
     plain = compiled_program(name, placed, program, warmup)
     warming = Warming(plain, compile_now, switch)
     return watched(warming, name, placed, program)
@@ -104,11 +105,9 @@ def compiled_program(
     if backend == "aten":
         graph = torch.fx.GraphModule(torch.nn.Module(), own)
         return BACKENDS[backend](graph, donated)
-    if families is None:  # a program for many sizes has no bytes to compare
-        own = recomputed(own)
-    graph = torch.fx.GraphModule(torch.nn.Module(), own)
-    taking = donate(graph, _donations(program, donated))
-    ops = sum(node.op == "call_function" for node in taking.graph.nodes)
+    graph = _compat.graph_module(torch.nn.Module(), own)
+    pairs = _donations(program, donated)
+    ops = sum(node.op == "call_function" for node in own.nodes)
     is_told = placed.world.rank == 0
     with (
         _compat.staging(),
@@ -116,7 +115,7 @@ def compiled_program(
         progress(name, ops, is_told=is_told),
     ):
         checked = donated if is_backward else _checked(placed)
-        compiled = _compiled(taking, donated, backend, families, checked)
+        compiled = _compiled(graph, donated, pairs, backend, families, checked)
     if code := _compat.generated_code(compiled):
         refuse_other_order(name, program.graph, code)
     return compiled
@@ -125,21 +124,24 @@ def compiled_program(
 def _compiled(
     graph: torch.fx.GraphModule,
     donated: list[int],
+    pairs: dict[int, int],
     backend: str,
     families: Families | None,
     checked: Sequence[int],
 ) -> Runner:
-    """The compiled graph: its own, or one for many sizes."""
+    """The compiled graph: its own, or one for many sizes, which has no bytes to compare and
+    recomputes nothing.
+    """
 
     def note() -> None:
         cache.counts["compilations"] += 1
 
-    def own() -> Runner:
-        return BACKENDS[backend](graph, donated, note, checked)
-
+    compile_graph = BACKENDS[backend]
     if families is None:
-        return own()
-    return families.runner(graph, donated, own, note)
+        return compile_graph(graph, donated, note, checked, pairs)
+    taking = donate(graph, pairs)
+    own = lambda: compile_graph(taking, donated, note, checked)
+    return families.runner(taking, donated, own, note)
 
 
 def _bind_groups(placed: Placed) -> None:

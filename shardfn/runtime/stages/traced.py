@@ -58,7 +58,7 @@ def trace(
     request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Traced:
     """Stage 1 for one call's arguments. One thread runs it at a time."""
-    with _compat.staging():
+    with _compat.paused_gc(), _compat.staging():
         return _traced(request, *prepared_for(request, args, kwargs))
 
 

@@ -14,7 +14,8 @@ from .switch import Switch
 
 
 class Warming:
-    """Runs a program op by op, and from some call on its compiled code.
+    """Runs a program op by op, and from some call on its compiled code. The compilation starts
+    after the first call, which need not share the processors with it.
 
     Args:
         plain: runs the program op by op.
@@ -36,7 +37,13 @@ class Warming:
             name=f"shardfn compiles {switch.name}",
             daemon=False,  # a process that ends must not end in the middle of the compiler
         )
-        self.thread.start()
+        self.lock = threading.Lock()  # held by the call that starts it
+
+    def start(self) -> None:
+        """Start the compilation, unless it has started."""
+        with self.lock:
+            if self.thread.ident is None:
+                self.thread.start()
 
     def _compile(self, compile_now: Callable[[], Runner]) -> None:
         try:
@@ -57,7 +64,9 @@ class Warming:
         if self.error is not None:
             raise self.error
         if not self.switch.is_compiled():
-            return self.plain(inputs)
+            out = self.plain(inputs)
+            self.start()
+            return out
         assert self.compiled is not None, "a switch decides after the compilation"
         self.is_warm = True
         return self.compiled(inputs)

@@ -27,6 +27,7 @@ def test_calls_run_op_by_op_until_the_program_is_compiled() -> None:
         return lambda inputs: ["compiled"]
 
     warming = Warming(lambda inputs: ["op by op"], compile_now, Switch("f"))
+    assert warming.thread.ident is None, "the first call has the processors to itself"
     assert warming([]) == warming([]) == ["op by op"]
     go_on.set()
     warming.thread.join()
@@ -38,6 +39,7 @@ def test_an_error_of_the_compiler_is_raised_by_the_next_call() -> None:
         raise ShardError("no compiler")
 
     warming = Warming(lambda inputs: [], compile_now, Switch("f"))
+    assert warming([]) == []
     warming.thread.join()
     with pytest.raises(ShardError, match="no compiler"):
         warming([])

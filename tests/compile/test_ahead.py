@@ -1,0 +1,79 @@
+"""The compiler is prepared once in a process, and the header is compiled once on a machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import shardfn as sf
+from shardfn.compile import ahead
+from shardfn.runtime import dispatch
+
+
+@pytest.fixture
+def headers(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> list[str]:
+    """The headers compiled by a process that has prepared nothing yet."""
+    compiled: list[str] = []
+    monkeypatch.setattr(ahead, "_start", ahead.Start())
+    monkeypatch.setenv("SHARDFN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(ahead, "load_native", lambda: None)
+    monkeypatch.setattr(ahead, "compile_header", lambda: compiled.append("header"))
+    return compiled
+
+
+def test_the_header_is_compiled_once_on_a_machine(
+    headers: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thread = ahead.prepare_compiler()
+    assert ahead.prepare_compiler() is thread
+    thread.join()
+    assert headers == ["header"]
+    monkeypatch.setattr(ahead, "_start", ahead.Start())
+    ahead.prepare_compiler().join()
+    assert headers == ["header"], "the folder of compilations says that it is there"
+
+
+def test_a_compiler_that_fails_is_left_to_the_compilation_that_needs_it(
+    headers: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> None:
+        raise FileNotFoundError("a C++ compiler")
+
+    monkeypatch.setattr(ahead, "compile_header", missing)
+    ahead.prepare_compiler().join()
+    monkeypatch.setattr(ahead, "_start", ahead.Start())
+    monkeypatch.setattr(ahead, "compile_header", lambda: headers.append("header"))
+    ahead.prepare_compiler().join()
+    assert headers == ["header"], "a failure is not remembered"
+
+
+@pytest.mark.parametrize(
+    ("options", "times"),
+    [({}, 1), ({"backend": "aten"}, 0), ({"warmup": "aten"}, 0)],
+    ids=["inductor", "aten", "warming up"],
+)
+def test_only_a_call_that_waits_for_kernels_has_the_compiler_prepared(
+    options: dict[str, Any], times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared: list[int] = []
+    monkeypatch.setattr(dispatch, "prepare_compiler", lambda: prepared.append(1))
+    monkeypatch.setattr(dispatch, "trace", refuse)
+    with pytest.raises(ZeroDivisionError):
+        sf.jit(torch.sin, **options)(torch.ones(3))
+    assert len(prepared) == times
+
+
+def refuse(*_: Any) -> None:
+    """In place of a capture."""
+    raise ZeroDivisionError
+
+
+def test_a_fake_world_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[int] = []
+    monkeypatch.setattr(dispatch, "prepare_compiler", lambda: prepared.append(1))
+    with sf.fake_world(2):
+        step = sf.shard(torch.sin, sf.make_mesh((2,), ("dp",)), sf.P("dp"))
+        step(torch.ones(4))
+    assert not prepared
