@@ -1,6 +1,6 @@
 """Every example runs as a script, on one device, in a fake world and on real ranks, and its
-figures agree. Two of them run under torchrun; those of the tutorials run in processes that have
-imported torch, with the environment that torchrun gives.
+figures agree. Two of them run under torchrun; the others run in processes that have imported
+torch, with the environment that torchrun gives.
 """
 
 import contextlib
@@ -95,7 +95,8 @@ def test_both_spellings_of_the_pipeline_have_the_numbers_of_the_function_alone()
 def test_one_script_says_the_same_in_both_worlds(tmp_path):
     script = "examples/both_worlds.py"
     fake = run_here(script, "--fake", "2", "--folder", str(tmp_path / "fake"))
-    real = run(*TORCHRUN, script, "--folder", str(tmp_path / "real"))
+    folder = str(tmp_path / "real")
+    real = run_ranks(2, run_on_a_rank, script, "--folder", folder)[0]
     assert len(figures(fake)) == 6 and fake == real
 
 
