@@ -154,7 +154,8 @@ def answers(request: pytest.FixtureRequest) -> Any:
     """(shape of the mesh, the answers of each real rank)."""
     shape = request.param
     size = torch.Size(shape).numel()
-    names = asked(request, "name")
+    cases = asked(request, "answers", "name")
+    names = {name for mesh, name in cases if mesh == shape}
     return shape, run_ranks(size, _on_a_rank, shape, names)
 
 
