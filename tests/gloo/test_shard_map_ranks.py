@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from ranks import run_ranks
 from torch import Tensor

@@ -235,12 +235,7 @@ def fresh(
 
 
 def random_in_place(
-    call: Callable[..., Any],
-    tensor: Any,
-    tx: Any,
-    name: str,
-    args: Any,
-    kwargs: Any,
+    call: Callable[..., Any], tensor: Any, tx: Any, name: str, args: Any, kwargs: Any
 ) -> Any:
     """Dynamo's call of a tensor's method, of which it leaves out `random_`."""
     from torch._dynamo.utils import proxy_args_kwargs
@@ -254,12 +249,7 @@ def random_in_place(
 
 
 def grad_required(
-    call: Callable[..., Any],
-    tensor: Any,
-    tx: Any,
-    name: str,
-    args: Any,
-    kwargs: Any,
+    call: Callable[..., Any], tensor: Any, tx: Any, name: str, args: Any, kwargs: Any
 ) -> Any:
     """Dynamo's `requires_grad_` of a value that the function has made. torch.func refuses it,
     and its derivatives do not depend on the flag.
