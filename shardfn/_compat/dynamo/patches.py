@@ -117,11 +117,10 @@ READING = (  # a captured function, by Dynamo
         new=reading.random_in_place,
     ),
     Patch(
-        methods(VARIABLES + "TensorVariable", "method_requires_grad_"),
-        "torch.func refuses it, also for a value whose derivative does not depend on it",
+        methods(VARIABLES + "TensorVariable", "call_method"),
+        "torch.func refuses requires_grad_, also of a value whose derivative ignores it",
         NEVER,
         new=reading.grad_required,
-        optional=True,
     ),
     Patch(
         methods(VARIABLES + "AutogradFunctionVariable", "call_apply"),
