@@ -27,6 +27,10 @@ import pytest
 # Before torch is imported. The workers share the cores, and threads of torch that wait for each
 # other on a core that is not free spin: two threads took 2.5 times the processor time of one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Inductor compiles and loads a library for each instruction set to see whether the compiler knows
+# it, in every new cache, and starts a Python to load it again in every new process. Whether the
+# processor has it is still asked.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 TESTS = Path(__file__).resolve().parent
 OURS = f"{TESTS}{os.sep}"
@@ -181,8 +185,12 @@ def markers(item: pytest.Item, swept: Collection[str]) -> set[str]:
 
 def is_law(item: pytest.Item) -> bool:
     """Whether a test is one case of many, or stands in a folder of laws."""
-    in_folder = any(item.path.is_relative_to(folder) for folder in LAWS)
-    return in_folder or hasattr(item, "callspec")
+    return _is_in_laws(item.path) or hasattr(item, "callspec")
+
+
+@functools.cache  # all tests of a file stand in one folder
+def _is_in_laws(file: Path) -> bool:
+    return any(file.is_relative_to(folder) for folder in LAWS)
 
 
 def is_kept(nodeid: str) -> bool:
@@ -220,18 +228,25 @@ def needs(
         functions: the test and its fixtures.
         params: of the case.
     """
-    found: set[str] = set()
-    reached = _reached(tuple(functions))
-    named = [value for value in reached if isinstance(value, str)]
+    found = _needed(tuple(functions))
     asked = [value for value in params.values() if isinstance(value, str)]
     # A case of another backend names this one only to compare.
-    other = params.get("backend", "inductor") != "inductor"
-    if "inductor" in asked or ("inductor" in named and not other):
-        found.add("inductor")
-    for value in reached:
+    is_other = params.get("backend", "inductor") != "inductor"
+    if is_other and "inductor" not in asked:
+        return set(found - {"inductor"})
+    return found | {"inductor"} if "inductor" in asked else set(found)
+
+
+@functools.cache  # all cases of a test reach the same
+def _needed(functions: tuple[types.FunctionType, ...]) -> frozenset[str]:
+    """The markers of what functions reach."""
+    found: set[str] = set()
+    for value in _reached(functions):
         if isinstance(value, types.FunctionType | types.ModuleType):
             found |= {NEEDS[name] for name in [value.__name__] if name in NEEDS}
-    return found
+        elif isinstance(value, str) and value == "inductor":
+            found.add("inductor")
+    return frozenset(found)
 
 
 def _functions(item: pytest.Function) -> list[types.FunctionType]:
@@ -241,7 +256,6 @@ def _functions(item: pytest.Function) -> list[types.FunctionType]:
     return [f for f in map(inspect.unwrap, found) if _is_ours(f)]
 
 
-@functools.cache  # all cases of a test reach the same
 def _reached(functions: tuple[types.FunctionType, ...]) -> list[Any]:
     """The globals and string constants that functions name, and those that the tests' functions
     among these name.

@@ -38,11 +38,6 @@ optree.register_pytree_node(
 LEAVES = st.none() | st.integers(0, 9) | st.sampled_from(("a", 1.5))
 
 
-@st.composite
-def _trees(draw: st.DrawFn) -> Any:
-    return draw(st.recursive(LEAVES, _containers, max_leaves=8))
-
-
 def _containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     lists, keys = (
         st.lists(inner, max_size=3),
@@ -58,7 +53,7 @@ def _containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     )
 
 
-TREES = _trees()
+TREES = st.recursive(LEAVES, _containers, max_leaves=8)
 
 
 @given(TREES)

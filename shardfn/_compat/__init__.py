@@ -56,7 +56,7 @@ from .distributed.stores import (
 )
 from .distributed.strided_shards import is_in_order, span
 from .distributed.subclasses import shardings_forgotten
-from .dynamo.dtensor_calls import overwrite
+from .dynamo.dtensors.calls import for_a_while, overwrite
 from .dynamo.generators import READS_GENERATOR
 from .dynamo.guards import Itself, Read
 from .dynamo.reading import (
@@ -261,6 +261,7 @@ __all__ = [
     "fake_mode",
     "fake_store",
     "flattened_meshes",
+    "for_a_while",
     "forward_hooks_of",
     "forward_pre_hooks_of",
     "generated",

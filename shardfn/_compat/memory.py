@@ -1,4 +1,4 @@
-"""The memory of a tensor, and whether it is shared."""
+"""The memory of a tensor, whether it is shared, and tensors without values."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage
+from torch._subclasses.fake_tensor import FakeTensor
 
 # the use count of an unshared storage: the tensor, and the Python object that reads it
 OWNERS = 2
@@ -122,3 +123,19 @@ def exchange(xs: Sequence[torch.Tensor], ys: Sequence[torch.Tensor]) -> None:
         if done:
             exchange(xs[:done], ys[:done])
         raise
+
+
+def empty_strided(
+    shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: str
+) -> torch.Tensor:
+    """A tensor of this layout without values; a fake one in a fake mode.
+
+    The dispatcher takes five times as long to make a fake one.
+    """
+    key = torch._C._TorchDispatchModeKey.FAKE
+    mode = torch._C._get_dispatch_mode(key)
+    if mode is None:
+        return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+    with torch._C._DisableTorchDispatch():
+        like = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+        return FakeTensor(mode, like, torch.device(device))

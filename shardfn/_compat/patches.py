@@ -16,13 +16,14 @@ from .distributed import (
     checkpoints,
     eager_collectives,
     every_rank,
+    fsdp_hooks,
     groups,
     stores,
     subclasses,
 )
 from .dynamo import sizes, spared
 from .dynamo.patches import READING
-from .patching import NEVER, Patch, enter
+from .patching import NEVER, Patch, enter, methods
 
 
 @contextlib.contextmanager
@@ -259,21 +260,20 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
             "fully_shard makes the shards of one rank",
             NEVER,
             new=every_rank.fully_sharded,
+            takes="sharded",
             is_mine=lambda: True,
             optional=True,
         ),
         Patch(
-            (
-                f"{every_rank.FSDP}_group:FSDPParamGroup.lazy_init",
-                f"{every_rank.FSDP}_group:FSDPParamGroup.unshard",
-            ),
+            methods(f"{every_rank.FSDP}_group:FSDPParamGroup", "unshard"),
             "its collectives run outside of DTensor, and have one rank",
             NEVER,
-            new=lambda refused, _, *args, **kwargs: refused(),
+            new=lambda unsharded, _, group, *args, **kw: unsharded(group),
             takes="unsharded",
             is_mine=lambda: True,
             optional=True,
         ),
+        *fsdp_hooks.PATCHES,
         Patch(
             ("torch.distributed.checkpoint.utils._DistWrapper.__init__",),
             "a plan of one process has the shards of all ranks",

@@ -385,9 +385,10 @@ def custom_ops(*, of_torch: bool = True) -> list[Any]:
     """The records of all ops that torch.library.custom_op made, with torch's own or without."""
     from torch._library.custom_ops import OPDEFS
 
-    every = OPDEFS.values()
-    own = (r for r in every if not r._init_fn.__module__.startswith("torch."))
-    return list(every if of_torch else own)
+    # A list at once: another thread that imports may add ops.
+    every = [record for ref in OPDEFS.valuerefs() if (record := ref()) is not None]
+    own = [r for r in every if not r._init_fn.__module__.startswith("torch.")]
+    return every if of_torch else own
 
 
 def read_by_dynamo(fn: Function) -> Function:

@@ -1,5 +1,5 @@
-"""What the first compilation on a machine needs for any program, begun in the background while
-the first program is captured: the processor's instruction set, and the header of all kernels.
+"""The preparation of the compiler, in the background while the first program is captured: the
+processor's instruction set, and the header of all kernels. Every program needs them.
 """
 
 from __future__ import annotations

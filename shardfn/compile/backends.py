@@ -78,7 +78,7 @@ def inductor(
 def _finished(
     graph: torch.fx.GraphModule, pairs: dict[int, int] | None
 ) -> torch.fx.GraphModule:
-    """The graph that is compiled: what a stored compilation need not make again."""
+    """The graph that is compiled. A stored compilation does not need it."""
     if pairs is None:
         return graph
     own = recomputed(graph.graph)

@@ -90,7 +90,8 @@ def outlined(
             (list(node.args), number),
         )
         loops.append(compiled)
-    module.recompile()
+    if loops:
+        module.recompile()
     return loops
 
 

@@ -5,7 +5,7 @@ from .backward.followed import Followed
 from .compiled import Compiled
 from .dispatch import call, explain_retrace
 from .options import Around, Request
-from .stages import Lowered, Traced, compiled_for, trace
+from .stages import Lowered, Traced, compiled_for, prepare, trace
 
 __all__ = [
     "Around",
@@ -18,5 +18,6 @@ __all__ = [
     "call",
     "compiled_for",
     "explain_retrace",
+    "prepare",
     "trace",
 ]

@@ -17,7 +17,6 @@ from .. import _compat, _tree
 from ..capture import Reads, Template, constant_key
 from ..capture.refusals.leaks import leaked
 from ..capture.rewrites.strides import refuse_unstrided
-from ..compile.ahead import prepare_compiler
 from ..mesh import current_mesh
 from ..partition.rule_api import registry
 from ..simulated import (
@@ -41,7 +40,7 @@ from .changing import note_changes
 from .key_use import keys_noted
 from .options import Request
 from .retraces import KNOWN, retrace
-from .stages import Traced, compiled_for, trace
+from .stages import Traced, compiled_for, prepare, trace
 
 log = logging.getLogger("shardfn")
 KEPT_SIGNATURES = 64
@@ -177,8 +176,7 @@ def _stage(
     key: list[Any],
     mesh: Any,
 ) -> Entry:
-    if _waits_for_kernels(request, mesh, args, kwargs):
-        prepare_compiler()
+    prepare(request, args, kwargs)
     traced = trace(request, args, kwargs)
     placed, captured, entries = (
         traced.placed,
@@ -213,20 +211,6 @@ def _stage(
     )
     request.store.entries = _with(entry, entries)
     return entry
-
-
-def _waits_for_kernels(
-    request: Request, mesh: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> bool:
-    """Whether the call of a new signature waits for the compilation of C++ kernels."""
-    if request.backend != "inductor" or request.warmup is not None:
-        return False
-    if mesh is not None and current_world().kind == "simulated":
-        return False
-    return any(
-        isinstance(x, torch.Tensor) and x.device.type == "cpu"
-        for x in _tree.leaves((args, kwargs))
-    )
 
 
 def _watched(run: Any, request: Request, placed: Placed, captured: Any) -> Any:

@@ -13,8 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from .. import _compat, _tree
-from ..errors import ShardError
-from . import collectives
+from . import collectives, fully_sharded
 from .dtensor import AllRanks, SimulatedDTensor
 from .local_tensor import SimulatedTensor, UnreadTensor, of_one_part, shown
 
@@ -33,7 +32,8 @@ def constructors_simulated() -> Iterator[None]:
         made=made,
         on_all_ranks=on_all_ranks,
         dispatched=dispatched,
-        unsharded=unsharded,
+        sharded=fully_sharded.sharded,
+        unsharded=fully_sharded.unsharded,
         communicated=collectives.run,
     )
     classes: list[Any] = [SimulatedDTensor, SimulatedTensor]
@@ -142,21 +142,6 @@ def dispatched(func: Any, args: Any, kwargs: Any) -> Any:
     if not any(isinstance(x, SimulatedDTensor) for x in leaves):
         return NotImplemented
     return SimulatedDTensor.__torch_dispatch__(func, (), args, kwargs)
-
-
-def unsharded() -> None:
-    """FSDP's all-gather of parameters, which is refused.
-
-    Raises:
-        ShardError: always.
-    """
-    raise ShardError.of(
-        "fully_shard",
-        "its module is called in a simulated world, where FSDP has no other ranks",
-        needed="its parameters alone, as arguments",
-        fix="torch.func.functional_call(module, params, args) of a module without fully_shard, in "
-        'sf.shard or sf.jit; or sf.strategy("zero3", params, mesh)',
-    )
 
 
 def _as_torch_does() -> bool:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Placement
 
 from .. import _compat, _tree
-from ..errors import ShardError
+from ..errors import DivergenceError, ShardError
 from . import checkpoint
 from .local_tensor import (
     DonatedTensor,
@@ -41,9 +41,13 @@ class SimulatedDTensor(DTensor):
         )
 
     def __format__(self, form: str) -> str:
-        return (
-            super().__format__(form) if self.dim() else format(self.item(), form)
-        )
+        if self.dim():
+            return super().__format__(form)
+        if any(p.is_partial() for p in self.placements):
+            got = f"f'{{x:{form}}}' of a Partial DTensor: each rank holds a term of it"
+            fix = f"f'{{x.full_tensor().item():{form}}}'"
+            raise ShardError.of("a DTensor", got, fix=fix)
+        return format(self.item(), form)
 
     @classmethod
     def __torch_dispatch__(
@@ -51,7 +55,7 @@ class SimulatedDTensor(DTensor):
     ) -> Any:
         _refuse_views_in_place(func)
         if func is aten._local_scalar_dense.default:  # torch reads one rank's
-            return func(_compat.local_tensor(args[0]))
+            return _number(args[0])
         inputs = args, kwargs or {}
         with _compat.one_thread():
             ranks = AllRanks.of(_first(inputs))
@@ -255,6 +259,27 @@ def _running(x: DTensor) -> Iterator[AllRanks]:
         ranks = AllRanks.of(x)
         with ranks.running():
             yield ranks
+
+
+def _number(x: DTensor) -> Any:
+    """The number that all ranks hold, as float(x) reads it.
+
+    Raises:
+        DivergenceError: ranks hold others.
+    """
+    local: Any = _compat.local_tensor(x)
+    if not isinstance(local, SimulatedTensor):
+        return local.item()
+    numbers = [shard.item() for shard in local.shards]
+    if len({str(number) for number in numbers}) == 1:  # as text, in which nan equals nan
+        return numbers[0]
+    got = f"ranks hold different values: {numbers[:8]}, placed as {list(x.placements)}"
+    raise DivergenceError.of(
+        "float(x), x.item() or bool(x) of a DTensor",
+        got,
+        needed="one number: real ranks would go on, each with its own",
+        fix="x.full_tensor().item(), the same on all ranks of both worlds",
+    )
 
 
 def _shards(x: DTensor) -> list[torch.Tensor]:

@@ -26,6 +26,7 @@ from ..runtime import (
     call,
     compiled_for,
     explain_retrace,
+    prepare,
     trace,
 )
 from ..world import current_world
@@ -205,6 +206,7 @@ class Transformed:
 
     def compile(self, *args: Any, **kwargs: Any) -> Compiled:
         """Stages 1 to 4: ready to run."""
+        prepare(self.request, args, kwargs)
         return compiled_for(self.trace(*args, **kwargs))
 
     def explain_retrace(self, *args: Any, **kwargs: Any) -> str:

@@ -5,11 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
-import shardfn as sf
 from shardfn.compile import ahead
-from shardfn.runtime import dispatch
 
 
 @pytest.fixture
@@ -47,33 +44,3 @@ def test_a_compiler_that_fails_is_left_to_the_compilation_that_needs_it(
     monkeypatch.setattr(ahead, "compile_header", lambda: headers.append("header"))
     ahead.prepare_compiler().join()
     assert headers == ["header"], "a failure is not remembered"
-
-
-@pytest.mark.parametrize(
-    ("options", "times"),
-    [({}, 1), ({"backend": "aten"}, 0), ({"warmup": "aten"}, 0)],
-    ids=["inductor", "aten", "warming up"],
-)
-def test_only_a_call_that_waits_for_kernels_has_the_compiler_prepared(
-    options: dict[str, Any], times: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prepared: list[int] = []
-    monkeypatch.setattr(dispatch, "prepare_compiler", lambda: prepared.append(1))
-    monkeypatch.setattr(dispatch, "trace", refuse)
-    with pytest.raises(ZeroDivisionError):
-        sf.jit(torch.sin, **options)(torch.ones(3))
-    assert len(prepared) == times
-
-
-def refuse(*_: Any) -> None:
-    """In place of a capture."""
-    raise ZeroDivisionError
-
-
-def test_a_fake_world_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared: list[int] = []
-    monkeypatch.setattr(dispatch, "prepare_compiler", lambda: prepared.append(1))
-    with sf.fake_world(2):
-        step = sf.shard(torch.sin, sf.make_mesh((2,), ("dp",)), sf.P("dp"))
-        step(torch.ones(4))
-    assert not prepared

@@ -179,11 +179,11 @@ CONTRADICTING: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     ),
     "a placement in place of a list": (
         lambda d, mesh: d.redistribute(mesh, Shard(0)),
-        "placements of a DTensor: got Shard",
+        "DTensor.redistribute, placements: got Shard",
     ),
     "text among placements": (
         lambda d, mesh: d.redistribute(mesh, ["dp"]),
-        "placements of a DTensor: got a list with a str",
+        "DTensor.redistribute, placements: got a list with a str",
     ),
     "a dim of a number": (
         lambda d, mesh: d.sum().redistribute(mesh, [Shard(0)]),
@@ -270,19 +270,29 @@ def looks_up(x: Any, mesh: Any) -> Any:
     return {0: x, 1: x * 2}[mesh.get_local_rank("dp")]
 
 
+def slices(x: Any, mesh: Any) -> Any:
+    rank = dist.get_rank()
+    return x[2 * rank : 2 * rank + 2]
+
+
+BRANCHES = "it branches on the number of a rank, or slices by it"
+COUNTS = "it takes the number of a rank for a Python number"
+PART = "x.index_select(0, rank * n + torch.arange(n)), for this rank's part of x"
+ONE_OF = "torch.stack(values).index_select(0, rank.reshape(1)) for one of several values"
 RANKS = {
-    branches: ("it branches on a tensor's value", "torch.distributed.get_rank"),
-    counts: ("it takes a tensor's value for a number", "get_local_rank"),
-    picks: ("it takes a tensor's value for a number", "get_coordinate"),
-    converts: (".item() reads a tensor's value", "torch.distributed.get_rank"),
-    looks_up: ("it cannot be read as one graph", "get_local_rank"),
+    branches: (BRANCHES, "torch.distributed.get_rank", "torch.where(rank == 0, a, b)"),
+    slices: (BRANCHES, "torch.distributed.get_rank", PART),
+    counts: (COUNTS, "get_local_rank", PART),
+    picks: (COUNTS, "get_coordinate", ONE_OF),
+    converts: (".item() reads a tensor's value", "torch.distributed.get_rank", "no .item()"),
+    looks_up: ("the number of a rank for a key of a dict", "get_local_rank", ONE_OF),
 }
 
 
 @pytest.mark.parametrize("transform", ["jit", "shard_map"])
 @pytest.mark.parametrize("fn", RANKS, ids=lambda fn: fn.__name__)
 def test_the_number_of_a_rank_as_a_python_number(fn: Any, transform: str) -> None:
-    got, call = RANKS[fn]
+    got, call, fix = RANKS[fn]
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
         staging = staged(transform, lambda x: fn(x, mesh), mesh, 1)
@@ -290,6 +300,7 @@ def test_the_number_of_a_rank_as_a_python_number(fn: Any, transform: str) -> Non
     assert got in text
     shared = "the number of a rank is a tensor here, since ranks share one program"
     assert f"\n  {shared}: {call}\n" in text
+    assert fix in text.split("\n  try: ")[1]
 
 
 def test_shard_has_no_rank() -> None:
@@ -298,3 +309,18 @@ def test_shard_has_no_rank() -> None:
         call = staged("shard", lambda x: branches(x, mesh), mesh, 1)
         text = refused(sf.CaptureError, lambda: call(X))
     assert text.startswith("torch.distributed.get_rank: it is code of one rank")
+
+
+def test_what_a_refused_rank_is_to_write_instead() -> None:
+    def fn(x: Any) -> Any:
+        rank = dist.get_rank()
+        part = x.index_select(0, rank * 2 + torch.arange(2))
+        placed = distribute_tensor(x, mesh, S).to_local()
+        one = torch.stack([x, 3 * x]).index_select(0, rank.reshape(1)).squeeze(0)
+        return part, placed, one, torch.where(rank == 0, x, -x)
+
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        found = [y.shards for y in sf.jit(fn, backend="aten")(X)]
+    wanted = [(X[:2], X[2:]), (X[:2], X[2:]), (X, 3 * X), (X, -X)]
+    torch.testing.assert_close([tuple(y) for y in found], wanted)

@@ -241,7 +241,7 @@ def test_a_placement_without_its_list_is_refused() -> None:
     fn = one(double, (Shard(0),), (ROWS,))
     with sf.fake_world(2):
         x = distribute_tensor(X, sf.make_mesh((2,), ("dp",)), ROWS)
-        with pytest.raises(sf.PlacementError, match="DTensor: got Shard") as caught:
+        with pytest.raises(sf.PlacementError, match="placements: got Shard") as caught:
             staged(fn, x)
     assert str(caught.value).endswith("try: [Shard(0)]")
 

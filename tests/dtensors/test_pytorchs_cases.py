@@ -330,11 +330,19 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize("ranks", [2, 8])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_s2_2_a_case_of_pytorchs_tests(case: Any, ranks: int) -> None:
-    with sf.fake_world(ranks):
-        case(sf.make_mesh((ranks,), ("dp",)))
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+
+
+@every_case
+def test_s2_2_a_case_of_pytorchs_tests(case: Any) -> None:
+    with sf.fake_world(2):
+        case(sf.make_mesh((2,), ("dp",)))
+
+
+@every_case
+def test_s2_2_a_case_of_pytorchs_tests_on_eight_ranks(case: Any) -> None:
+    with sf.fake_world(8):
+        case(sf.make_mesh((8,), ("dp",)))
 
 
 @pytest.mark.parametrize("ranks", [3])
@@ -343,11 +351,10 @@ def test_s2_2_257_elements_over_3_ranks(ranks: int) -> None:
         shards_of_different_sizes(sf.make_mesh((ranks,), ("dp",)))
 
 
-def _on_a_rank() -> None:
-    mesh = sf.make_mesh((2,), ("dp",))
-    for case in CASES:
-        case(mesh)
+def _on_a_rank(case: Any) -> None:
+    case(sf.make_mesh((2,), ("dp",)))
 
 
-def test_s2_2_the_cases_on_real_ranks() -> None:
-    run_ranks(2, _on_a_rank)
+@every_case
+def test_s2_2_a_case_on_real_ranks(case: Any) -> None:
+    run_ranks(2, _on_a_rank, case)

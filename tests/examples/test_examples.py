@@ -1,8 +1,10 @@
-"""Every example runs as a script, on one device, in a fake world and under torchrun, and its
-figures agree.
+"""Every example runs as a script, on one device, in a fake world and on real ranks, and its
+figures agree. Two of them run under torchrun; the others run in processes that have imported
+torch, with the environment that torchrun gives.
 """
 
 import contextlib
+import functools
 import importlib
 import io
 import os
@@ -14,6 +16,7 @@ import sys
 from unittest import mock
 
 import pytest
+import torch
 from ranks import run_ranks
 
 import shardfn as sf
@@ -41,6 +44,19 @@ def run(*arguments):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def run_on_a_rank(*arguments):
+    """`run_here` in a process of a job, whose ranks are those of its process group."""
+    os.environ["RANK"] = str(torch.distributed.get_rank())
+    os.environ["WORLD_SIZE"] = str(torch.distributed.get_world_size())
+    return run_here(*arguments)
+
+
+@functools.cache
+def in_fake_world(*script, ranks):
+    """The figures that a script prints in a fake world of some ranks."""
+    return figures(run_here(*script, "--fake", str(ranks)))
 
 
 def run_here(script, *arguments):
@@ -79,25 +95,27 @@ def test_both_spellings_of_the_pipeline_have_the_numbers_of_the_function_alone()
 def test_one_script_says_the_same_in_both_worlds(tmp_path):
     script = "examples/both_worlds.py"
     fake = run_here(script, "--fake", "2", "--folder", str(tmp_path / "fake"))
-    real = run(*TORCHRUN, script, "--folder", str(tmp_path / "real"))
+    folder = str(tmp_path / "real")
+    real = run_ranks(2, run_on_a_rank, script, "--folder", folder)[0]
     assert len(figures(fake)) == 6 and fake == real
 
 
 @pytest.mark.parametrize("script", TUTORIALS, ids=lambda script: script[0])
 def test_a_loop_of_a_tutorial_has_the_losses_of_one_device(script):
-    one = figures(run_here(*script, "--fake", "1"))
-    fake = figures(run_here(*script, "--fake", "4"))
-    real = figures(run(*TORCHRUN, *script))
+    one = in_fake_world(*script, ranks=1)
+    fake = in_fake_world(*script, ranks=4)
+    real = figures(run_ranks(2, run_on_a_rank, *script)[0])
     assert len(one) >= 8 and one[-1] < one[0]
     assert fake == pytest.approx(one, rel=1e-4)
     assert real == pytest.approx(one, rel=1e-4)
 
 
 def test_the_ddp_tutorial_has_the_losses_of_plain_torch(monkeypatch):
-    script = ("examples/ddp_tutorial.py", "--fake", "4")
-    found = figures(run_here(*script))
+    (script,) = TUTORIALS[0]
+    found = in_fake_world(script, ranks=4)
     monkeypatch.setattr(sf, "shard", lambda fn, *_: fn)
-    assert found == pytest.approx(figures(run_here(*script)), rel=1e-5)
+    plain = figures(run_here(script, "--fake", "4"))
+    assert found == pytest.approx(plain, rel=1e-5)
 
 
 def test_gpt_trains_alike_on_one_device_in_a_fake_world_and_under_torchrun():

@@ -117,10 +117,6 @@ def run_case(case: Any, backend: str = "aten", rows: int | None = None) -> Any:
     return [d.to_local() for d in leaves(out)], sf.full(out), low.plan
 
 
-def every_case(cases: Any) -> Any:
-    return {name: run_case(case) for name, case in cases.items()}
-
-
 def wanted(case: Any, rows: int | None = None) -> Any:
     loss_fn, make_params, make_batch = LOSSES[case[0]]
     batch = [part[:rows] for part in make_batch()]
@@ -133,23 +129,26 @@ def equal_one_device(whole: Any, case: Any, rows: int | None = None) -> None:
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("n", [2, 4])
+NAMES = [(n, name) for n, cases in CASES.items() for name in cases]
+
+
+@pytest.mark.parametrize(("n", "name"), NAMES)
 def test_s9_2_buckets_on_gloo_equal_one_device_and_the_simulator_to_the_last_bit_and_have_its_plan(
-    n: int,
+    n: int, name: str
 ) -> None:
-    ranks = run_ranks(n, every_case, CASES[n])
+    case = CASES[n][name]
+    ranks = run_ranks(n, run_case, case)
     torch.set_num_threads(1)  # as the ranks have: some kernels add up per thread
     with sf.fake_world(n):
-        simulated = every_case(CASES[n])
-    for name, case in CASES[n].items():
-        for rank, got in enumerate(ranks):
-            equal_one_device(got[name][1], case)
-            for a, b in zip(got[name][0], simulated[name][0], strict=True):
-                assert torch.equal(a, b.shards[rank]), (
-                    f"{name}, rank {rank}: off by {(a - b.shards[rank]).abs().max()}"
-                )
-        plans = {simulated[name][2], *(got[name][2] for got in ranks)}
-        assert len(plans) == 1 and len(plans.pop().buckets) > 1
+        simulated = run_case(case)
+    for rank, got in enumerate(ranks):
+        equal_one_device(got[1], case)
+        for a, b in zip(got[0], simulated[0], strict=True):
+            assert torch.equal(a, b.shards[rank]), (
+                f"rank {rank}: off by {(a - b.shards[rank]).abs().max()}"
+            )
+    plans = {simulated[2], *(got[2] for got in ranks)}
+    assert len(plans) == 1 and len(plans.pop().buckets) > 1
 
 
 EVEN = 6  # rows over two ranks: most kernels of one rank are those of the other

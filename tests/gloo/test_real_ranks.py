@@ -4,13 +4,16 @@ computes, to the last bit.
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 import models
 import pytest
 import schemes
 import torch
+from effort import asked
 from ranks import run_ranks
 
 import shardfn as sf
@@ -65,35 +68,45 @@ def every_case(cases: Any) -> Any:
     return {name: run_case(case) for name, case in cases.items()}
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def world(request: pytest.FixtureRequest) -> Any:
-    """(n, what each of n gloo ranks got for every case)."""
-    n = request.param
-    return n, run_ranks(n, every_case, CASES[n])
+World = Callable[[int], list[Any]]
+NAMES = [(n, name) for n, cases in CASES.items() for name in cases]
 
 
-def test_gloo_equals_one_device(world: Any) -> None:
-    n, ranks = world
-    for name, (model, *_) in CASES[n].items():
-        loss_fn, make_params, make_batch = models.LOSSES[model]
-        first = models.oracle(loss_fn, make_params(), *make_batch())
-        wanted = models.oracle(loss_fn, first[0], *make_batch())
-        for rank in ranks:
-            for a, b in zip(leaves(rank[name][1]), leaves(wanted), strict=True):
-                torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+@pytest.fixture(scope="module")
+def world(request: pytest.FixtureRequest) -> World:
+    """What each of n gloo ranks got for the cases that are asked for."""
+    names = asked(request, "n", "name")
+
+    @functools.cache
+    def of(n: int) -> list[Any]:
+        cases = {k: case for k, case in CASES[n].items() if (n, k) in names}
+        return run_ranks(n, every_case, cases)
+
+    return of
 
 
-def test_gloo_equals_the_simulator_to_the_last_bit(world: Any) -> None:
-    n, ranks = world
+@pytest.mark.parametrize(("n", "name"), NAMES)
+def test_gloo_equals_one_device(n: int, name: str, world: World) -> None:
+    loss_fn, make_params, make_batch = models.LOSSES[CASES[n][name][0]]
+    first = models.oracle(loss_fn, make_params(), *make_batch())
+    wanted = models.oracle(loss_fn, first[0], *make_batch())
+    for rank in world(n):
+        for a, b in zip(leaves(rank[name][1]), leaves(wanted), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("n", "name"), NAMES)
+def test_gloo_equals_the_simulator_to_the_last_bit(
+    n: int, name: str, world: World
+) -> None:
     torch.set_num_threads(1)  # as the ranks have: some kernels add up per thread
-    for name, case in CASES[n].items():
-        with sf.fake_world(n):
-            simulated, _ = run_case(case)
-            for rank, got in enumerate(ranks):
-                for a, b in zip(got[name][0], simulated, strict=True):
-                    assert torch.equal(a, b.shards[rank]), (
-                        f"{name}, rank {rank}: off by {(a - b.shards[rank]).abs().max()}"
-                    )
+    with sf.fake_world(n):
+        simulated, _ = run_case(CASES[n][name])
+        for rank, got in enumerate(world(n)):
+            for a, b in zip(got[name][0], simulated, strict=True):
+                assert torch.equal(a, b.shards[rank]), (
+                    f"rank {rank}: off by {(a - b.shards[rank]).abs().max()}"
+                )
 
 
 EVEN = 6  # rows over two ranks: most kernels of one rank are those of the other

@@ -4,6 +4,8 @@ sample of `make long-runs`.
 
 from __future__ import annotations
 
+import gc
+
 import attrs
 import pytest
 import torch
@@ -14,6 +16,13 @@ from shardfn.runtime import cache, dispatch
 from tests.faults.long_runs import Run, Used, run
 
 SAMPLE = {"calls": 300, "functions": 30, "shapes": 30}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _only_new_objects_are_searched() -> None:
+    """A look at the process collects garbage, among all that earlier tests have left."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.mark.parametrize("kind", SAMPLE)

@@ -15,6 +15,7 @@ import torch.distributed.checkpoint as dcp
 import torch.distributed.tensor as dt
 from torch import nn
 from torch.distributed import _functional_collectives as functional
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -115,6 +116,42 @@ def _of_rank_0(text: str) -> str:
     box = [text]
     torch.distributed.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def _steps(net: nn.Module, batch: torch.Tensor) -> list[torch.Tensor]:
+    """Two steps of training, recomputed: the norm of the gradients, and the parameters."""
+    optimizer = torch.optim.AdamW(net.parameters(), 0.1)
+    norm = batch.new_zeros(())
+    for _ in range(2):
+        y: Any = torch.utils.checkpoint.checkpoint(net, batch, use_reentrant=False)
+        y.square().mean().backward()
+        norm = nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    parameters = [p.detach() for p in net.parameters()]
+    return [norm, *parameters]
+
+
+def _net() -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 4)).to(F64)
+
+
+def _fully_sharded(mesh: Any, x: DTensor, w: DTensor) -> Any:
+    net = _net()
+    fully_shard([net[0], net[2]], mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    return _steps(net, x.to_local()[:2])
+
+
+def _of_two_axes(mesh: Any, x: DTensor, w: DTensor) -> Any:
+    if mesh.ndim == 1:
+        return None
+    net = _net()
+    layers = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    parallelize_module(net, mesh["tp"], layers)
+    fully_shard(net, mesh=mesh["dp"])
+    return _steps(net, X)
 
 
 def _parallel(mesh: Any, x: DTensor, w: DTensor) -> Any:
@@ -284,6 +321,8 @@ SCRIPTS: dict[str, Script] = {
         (5, 3), 2.5, device_mesh=mesh, placements=_all(mesh, Shard(1))
     ),
     "tensor parallel": _parallel,
+    "fully_shard": _fully_sharded,
+    "fully_shard of tensor parallel": _of_two_axes,
     "a plain tensor beside it": lambda mesh, x, w: x + X,
     "numpy": lambda mesh, x, w: x.numpy(),
     "tolist": lambda mesh, x, w: x.tolist(),

@@ -12,7 +12,6 @@ from torch.distributed.tensor import (
     distribute_tensor,
     zeros,
 )
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import shardfn as sf
 from shardfn.simulated import SimulatedTensor, UnreadTensor
@@ -102,20 +101,6 @@ def test_s2_1_fully_shard_makes_the_shards_of_all_ranks(shape: tuple[int, ...]) 
         gradients = torch.func.grad(call)(wanted, batch)
         for name, x in out.items():
             torch.testing.assert_close(sf.full(x), gradients[name])
-        with pytest.raises(sf.ShardError, match="fully_shard: its module is called"):
-            net(batch)
-
-
-def test_fully_shard_of_a_module_of_parallelize_module_is_refused() -> None:
-    net = torch.nn.Sequential(torch.nn.Linear(4, 6))
-    with sf.fake_world(4):
-        mesh = sf.make_mesh((2, 2), ("dp", "tp"))
-        parallelize_module(net, mesh["tp"], {"0": ColwiseParallel()})
-        with pytest.raises(sf.ShardError) as caught:
-            fully_shard(net, mesh=mesh["dp"])
-    text = str(caught.value)
-    assert "fully_shard: a module of parallelize_module, in a simulated world" in text
-    assert 'try: sf.shard with sf.fsdp(params, mesh, axis="dp", base=placements)' in text
 
 
 MAKES = {

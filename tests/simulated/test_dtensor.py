@@ -124,10 +124,15 @@ def test_one_rank_is_shown() -> None:
 def test_terms_that_differ_between_ranks_are_not_read_as_one_number() -> None:
     with sf.fake_world(2):
         x = sf.distribute(eager.X, sf.make_mesh((2,), ("dp",)), P("dp"))
-        with pytest.raises(
-            sf.DivergenceError, match="ranks hold different values"
-        ):
+        with pytest.raises(sf.DivergenceError) as caught:
             float(x.sum())
+        assert str(caught.value).startswith(
+            "float(x), x.item() or bool(x) of a DTensor: ranks hold different values: ["
+        )
+        assert "placed as [Partial(sum)]" in str(caught.value)
+        assert caught.value.fix and caught.value.fix.startswith("x.full_tensor().item()")
+        with pytest.raises(sf.ShardError, match="of a Partial DTensor: each rank holds a term"):
+            f"{x.sum():.3f}"
         assert float(x.sum().full_tensor()) == pytest.approx(float(eager.X.sum()))
 
 

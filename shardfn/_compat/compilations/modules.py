@@ -74,7 +74,7 @@ def _of_inductor(name: str) -> Any:
 
 def _align(nbytes: Any) -> Any:
     """As Inductor aligns the size of a pool of memory."""
-    from torch._inductor.codegen.memory_planning import _align as align
+    from torch._inductor.utils import _align as align
 
     return align(nbytes)
 

@@ -11,9 +11,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
-from ...errors import PlacementError, ShardError
+from . import fsdp_hooks
+from .groups import dtensors, local_tensor, spec_of
 from .subclasses import cache_forgotten
 
 FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param"
@@ -89,28 +90,38 @@ def values_per_rank(x: torch.Tensor) -> dict[int, torch.Tensor] | None:
 
 
 def fully_sharded(
-    original: Callable[..., Any], record: Any, given: Any, *args: Any, **kwargs: Any
+    sharded: Callable[..., Any],
+    original: Callable[..., Any],
+    record: Any,
+    given: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> None:
     """FSDP's parameter of a module, with the shards of all ranks. torch makes that of one rank.
 
-    Raises:
-        ShardError: the parameter is a DTensor already, on another axis.
+    Args:
+        sharded: the shards of all ranks, of a parameter and its layout.
+        original: torch's method.
+        record: FSDP's record of the parameter.
+        given: the parameter before.
+        args: other arguments of the method.
+        kwargs: its keyword arguments.
     """
-    try:
-        if runs_on_all_ranks() or isinstance(given, DTensor):
-            original(record, given, *args, **kwargs)
-            return
-    except PlacementError as error:
-        got = "a module of parallelize_module, in a simulated world"
-        fix = 'sf.shard with sf.fsdp(params, mesh, axis="dp", base=placements), where the '
-        fix += "placements are those of tensor parallelism; or real ranks"
-        raise ShardError.of(
-            "fully_shard", got, needed="plain parameters", fix=fix
-        ) from error
-    whole = given.detach().clone()
-    original(record, given, *args, **kwargs)
-    spec = record._sharding_spec
-    placed = distribute_tensor(whole, spec.mesh, spec.placements, src_data_rank=None)
-    sharded = torch.nn.Parameter(placed, requires_grad=given.requires_grad)
-    record.sharded_param = sharded
-    record._setattr_on_modules(sharded)
+    if runs_on_all_ranks():
+        original(record, given, *args, **kwargs)
+        return
+    original(record, _of_one_rank(given), *args, **kwargs)
+    placed = sharded(given, fsdp_hooks.layout_of(record))
+    parameter = torch.nn.Parameter(placed, requires_grad=given.requires_grad)
+    record.sharded_param = parameter
+    record._setattr_on_modules(parameter)
+
+
+def _of_one_rank(x: Any) -> Any:
+    """A parameter without the local tensors of other ranks."""
+    if not isinstance(x, DTensor):
+        return x
+    local: Any = local_tensor(x)
+    own = local.shards[local.shown].detach()
+    (made,) = dtensors([own], [spec_of(x)], DTensor)
+    return made.requires_grad_(x.requires_grad)

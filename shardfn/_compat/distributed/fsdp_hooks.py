@@ -7,8 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import torch
 import torch.distributed.utils
+
+from ..patching import NEVER, Patch
 
 STATE = "torch.distributed.fsdp._fully_shard._fsdp_state"
 PRE_FORWARD = "FSDPState._pre_forward"
@@ -91,11 +94,18 @@ def places_of(parameter: Any) -> list[tuple[Any, str]]:
     return [(info.module, info.param_name), *shared]
 
 
-def is_gathered(parameter: Any) -> bool:
-    """Whether the modules have the gathered tensor of a parameter now, as between a forward and a
-    backward outside of functions. Dynamo reads this.
+def sharded(parameter: Any, now: Any) -> Any:
+    """The tensor of a module for a parameter: another one that torch.func.functional_call gives
+    it, or the DTensor. After a forward outside of functions the module may still have the
+    gathered one. Dynamo reads this.
     """
-    return parameter.sharded_state.name != "SHARDED"
+    gathered = getattr(parameter, "_unsharded_param", None)
+    return parameter.sharded_param if now is gathered else now
+
+
+def parameter_at(module: Any, name: str) -> Any:
+    """The parameter of a module. Dynamo reads this."""
+    return module._parameters[name]
 
 
 def replaced(module: Any, name: str, x: Any) -> Any:
@@ -103,3 +113,99 @@ def replaced(module: Any, name: str, x: Any) -> Any:
     before = module._parameters[name]
     module._parameters[name] = x
     return before
+
+
+@attrs.frozen(eq=False)
+class Layout:
+    """How FSDP places a parameter.
+
+    Args:
+        spec: of the DTensor.
+        part: the spec of the DTensor of parallelize_module that the module computes with, or None.
+        dim: the dim that it shards.
+        factor: that divides gradients, in place of the number of ranks.
+    """
+
+    spec: Any
+    part: Any
+    dim: int
+    factor: float | None = None
+
+    @property
+    def mesh(self) -> Any:
+        """The mesh: its axes replicate, shard, and belong to the part, in this order."""
+        return self.spec.mesh
+
+
+def layout_of(parameter: Any, group: Any = None) -> Layout:
+    """How FSDP places a parameter of a group."""
+    part = None
+    if parameter.is_dtensor:
+        part = getattr(parameter, "_unsharded_dtensor_spec", None) or parameter._tp_spec
+    factor = None if group is None else group.gradient_divide_factor
+    return Layout(parameter._sharding_spec, part, parameter.fsdp_placement.dim, factor)
+
+
+def dtypes_of(policy: Any, own: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
+    """The dtypes in which a module computes with a parameter, and reduces its gradient."""
+    if not own.is_floating_point:
+        return own, own
+    compute = policy.param_dtype or own
+    return compute, policy.reduce_dtype or compute
+
+
+def learned(_: Any, parameter: Any) -> None:
+    """FSDP's look at a parameter that the user may have replaced: it is what the module has."""
+    module, name = places_of(parameter)[0]
+    now = module._parameters[name]
+    parameter.sharded_param = now
+    parameter._setattr_on_modules(now)
+
+
+def all_learned(_: Any, group: Any) -> None:
+    """FSDP's first look at the parameters of a group."""
+    for parameter in group.fsdp_params:
+        learned(_, parameter)
+
+
+def resharded(_: Any, group: Any) -> None:
+    """Give the modules of a group their parameters back."""
+    for parameter in group.fsdp_params:
+        parameter._setattr_on_modules(parameter.sharded_param)
+
+
+def unsharded(group: Any, gathered: Callable[..., torch.Tensor]) -> None:
+    """Give the modules of a group the tensors that they compute with, until the forward ends. A
+    forward that a backward repeats may stop before its end.
+    """
+    for parameter in group.fsdp_params:
+        layout = layout_of(parameter, group)
+        x = gathered(parameter.sharded_param, layout, group.mp_policy)
+        for module, name in places_of(parameter):
+            module._parameters[name] = x
+    if torch._C._current_graph_task_id() != -1:
+        engine = torch.autograd.Variable._execution_engine
+        engine.queue_callback(lambda: resharded(None, group))
+
+
+FSDP_PARAMETER = "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam."
+FSDP_GROUP = "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup."
+ONE_RANK = "it prepares for collectives of real ranks"
+PATCHES = tuple(  # of a simulated world
+    Patch(
+        (place,), ONE_RANK, NEVER, new=new, is_mine=lambda: True, optional=True
+    )
+    for place, new in {
+        f"{FSDP_PARAMETER}reset_sharded_param": learned,
+        f"{FSDP_GROUP}lazy_init": all_learned,
+        f"{FSDP_GROUP}reshard": resharded,
+        f"{FSDP_GROUP}wait_for_unshard": lambda _, group: None,
+        f"{FSDP_GROUP}_record_post_forward": lambda _, group: None,
+        f"{FSDP_GROUP}_register_post_backward_hook": (
+            lambda _, group, args, kwargs: (args, kwargs)
+        ),
+        f"{STATE}:FSDPState._register_pre_backward_hook": (
+            lambda _, state, output: output
+        ),
+    }.items()
+)

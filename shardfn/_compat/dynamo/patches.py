@@ -5,7 +5,6 @@ from __future__ import annotations
 from .. import dispatch, loops
 from ..patching import NEVER, Patch, methods
 from . import (
-    dtensor_calls,
     generators,
     reading,
     refused,
@@ -14,6 +13,7 @@ from . import (
     spared,
     tree_functions,
 )
+from .dtensors import calls, closed_over
 
 VARIABLES = "torch._dynamo.variables:"
 BUILDER = "torch._dynamo.variables.builder:"
@@ -25,6 +25,13 @@ READING = (  # a captured function, by Dynamo
         "it goes through lists of folders for each function that is read",
         NEVER,
         enter=spared.files_asked_once,
+    ),
+    Patch(
+        ("torch._dynamo:lookup_backend",),
+        "it imports all backends, a third of a second, to see whether one is `eager`",
+        NEVER,
+        new=spared.backend_looked_up,
+        optional=True,
     ),
     Patch(
         ("torch._dynamo.trace_rules:is_callable_allowed",),
@@ -110,11 +117,10 @@ READING = (  # a captured function, by Dynamo
         new=reading.random_in_place,
     ),
     Patch(
-        methods(VARIABLES + "TensorVariable", "method_requires_grad_"),
-        "torch.func refuses it, also for a value whose derivative does not depend on it",
+        methods(VARIABLES + "TensorVariable", "call_method"),
+        "torch.func refuses requires_grad_, also of a value whose derivative ignores it",
         NEVER,
         new=reading.grad_required,
-        optional=True,
     ),
     Patch(
         methods(VARIABLES + "AutogradFunctionVariable", "call_apply"),
@@ -158,7 +164,7 @@ READING = (  # a captured function, by Dynamo
         "a call of DTensor: it reads ours; another one that makes a DTensor or communicates; "
         + REFUSED,
         NEVER,
-        new=dtensor_calls.function_called,
+        new=calls.function_called,
         takes="dtensors",
     ),
     Patch(
@@ -184,7 +190,7 @@ READING = (  # a captured function, by Dynamo
         ),
         "a collective of torch.distributed: it reads ours; " + REFUSED,
         NEVER,
-        new=dtensor_calls.collective_called,
+        new=calls.collective_called,
         takes="dtensors",
     ),
     Patch(
@@ -216,28 +222,28 @@ READING = (  # a captured function, by Dynamo
         methods(BUILDER + "VariableBuilder", "wrap_tensor"),
         "a DTensor that the function closes over, as a global tensor",
         NEVER,
-        new=dtensor_calls.closed_over,
+        new=closed_over.closed_over,
         takes="dtensors",
     ),
     Patch(
         methods(VARIABLES + "TensorVariable", "call_method"),
         "a method of DTensor, of a global tensor",
         NEVER,
-        new=dtensor_calls.method_called,
+        new=calls.method_called,
         takes="dtensors",
     ),
     Patch(
         methods(VARIABLES + "TensorVariable", "var_getattr"),
         "an attribute of DTensor, of a global tensor",
         NEVER,
-        new=dtensor_calls.attribute_read,
+        new=calls.attribute_read,
         takes="dtensors",
     ),
     Patch(
         methods(VARIABLES + "TensorVariable", "lookup_tp_getset_member"),
         "the class of a DTensor, which torch 2.15 reads from a table",
         NEVER,
-        new=dtensor_calls.declared_member,
+        new=calls.declared_member,
         takes="dtensors",
         optional=True,
     ),
@@ -245,7 +251,7 @@ READING = (  # a captured function, by Dynamo
         methods(VARIABLES + "TensorVariable", "call_obj_hasattr"),
         "the same, asked for by hasattr",
         NEVER,
-        new=dtensor_calls.has_attribute,
+        new=calls.has_attribute,
         takes="dtensors",
         optional=True,
     ),
@@ -253,7 +259,7 @@ READING = (  # a captured function, by Dynamo
         methods(VARIABLES + "BuiltinVariable", "call_type"),
         "the class of a global tensor that the code takes for a DTensor",
         NEVER,
-        new=dtensor_calls.class_of,
+        new=calls.class_of,
         takes="dtensors",
         optional=True,
     ),
@@ -261,7 +267,7 @@ READING = (  # a captured function, by Dynamo
         methods(VARIABLES + "BuiltinVariable", "call_isinstance"),
         "a global tensor that the code takes for a DTensor",
         NEVER,
-        new=dtensor_calls.is_instance,
+        new=calls.is_instance,
         takes="dtensors",
         optional=True,
     ),
@@ -269,7 +275,7 @@ READING = (  # a captured function, by Dynamo
         ("torch._dynamo.output_graph:SubgraphTracer.create_node",),
         "an op of a DTensor and a plain tensor; " + REFUSED,
         NEVER,
-        new=dtensor_calls.node_created,
+        new=calls.node_created,
         takes="dtensors",
     ),
     Patch(
@@ -279,7 +285,7 @@ READING = (  # a captured function, by Dynamo
         ),
         "a question for the rank, asked of a mesh: the answer is a tensor",
         NEVER,
-        new=dtensor_calls.mesh_method_called,
+        new=calls.mesh_method_called,
         takes="dtensors",
         optional=True,
     ),
@@ -290,7 +296,7 @@ READING = (  # a captured function, by Dynamo
         ),
         "a mesh that is entered inside: it is the current one there",
         NEVER,
-        new=dtensor_calls.context_entered,
+        new=calls.context_entered,
         takes="dtensors",
     ),
     Patch(

@@ -235,12 +235,7 @@ def fresh(
 
 
 def random_in_place(
-    call: Callable[..., Any],
-    tensor: Any,
-    tx: Any,
-    name: str,
-    args: Any,
-    kwargs: Any,
+    call: Callable[..., Any], tensor: Any, tx: Any, name: str, args: Any, kwargs: Any
 ) -> Any:
     """Dynamo's call of a tensor's method, of which it leaves out `random_`."""
     from torch._dynamo.utils import proxy_args_kwargs
@@ -254,16 +249,18 @@ def random_in_place(
 
 
 def grad_required(
-    asked: Callable[..., Any], tensor: Any, tx: Any, requires_grad: Any = True
+    call: Callable[..., Any], tensor: Any, tx: Any, name: str, args: Any, kwargs: Any
 ) -> Any:
     """Dynamo's `requires_grad_` of a value that the function has made. torch.func refuses it,
     and its derivatives do not depend on the flag.
     """
-    is_asked = requires_grad is True or requires_grad.as_python_constant()
     is_followed = torch._C._functorch.get_inplace_requires_grad_allowed()
-    if is_asked and not (tensor.source or is_followed) and inside_transform():
-        return tensor
-    return asked(tensor, tx, requires_grad)
+    is_made = not (tensor.source or is_followed)
+    if name == "requires_grad_" and is_made and inside_transform():
+        given = [*args, *kwargs.values()]
+        if all(value.as_python_constant() for value in given):
+            return tensor
+    return call(tensor, tx, name, args, kwargs)
 
 
 def intact(

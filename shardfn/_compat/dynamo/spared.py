@@ -1,5 +1,5 @@
-"""Work that a capture is spared: code of graphs that nothing runs, and what Dynamo asks of a file
-again for each call.
+"""Work that a capture is spared: code of graphs that nothing runs, what Dynamo asks of a file
+again for each call, and the import of backends that compile nothing of it.
 """
 
 from __future__ import annotations
@@ -45,3 +45,14 @@ def files_asked_once() -> Iterator[None]:
 
     with overridden(trace_rules, "check_file", asked, is_capturing):
         yield
+
+
+def backend_looked_up(look_up: Any, backend: Any) -> Any:
+    """A backend of torch.compile. Dynamo asks for `eager` to see whether it is the one that a
+    capture uses, which it can only be once it is imported.
+    """
+    from torch._dynamo.backends import registry
+
+    if backend == "eager" and backend not in registry._COMPILER_FNS:
+        return None
+    return look_up(backend)

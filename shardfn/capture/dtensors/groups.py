@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from ... import _compat
-from ...errors import CaptureError
+from ...errors import CaptureError, PlacementError
 from ...mesh import (
     EVERY,
     axes_of,
@@ -83,12 +83,27 @@ def axes_of_mesh(what: str, mesh: Any, dim: Any) -> tuple[str, ...]:
 
     Raises:
         NeedsRanks: outside of the code of one rank.
+        PlacementError: the mesh has no such dim.
     """
     mesh = real_mesh(mesh)
     names = axes_of(mesh).names
     if dim is not None:
-        names = (dim,) if isinstance(dim, str) else (names[dim],)
+        names = (_name_of(what, dim, names),)
     return _manual(what, names, mesh)
+
+
+def _name_of(what: str, dim: Any, names: tuple[str, ...]) -> str:
+    """The axis of a mesh that a name or a number says."""
+    if dim in names:
+        return dim
+    if isinstance(dim, int) and -len(names) <= dim < len(names):
+        return names[dim]
+    raise PlacementError.of(
+        f"{what}, mesh_dim",
+        f"got {dim!r}, of a mesh with axes {names}",
+        needed="an axis of the mesh: its name or its number",
+        fix=f"{what}({names[0]!r})",
+    )
 
 
 def _manual(what: str, names: tuple[str, ...], mesh: Any) -> tuple[str, ...]:

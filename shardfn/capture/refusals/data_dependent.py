@@ -95,6 +95,10 @@ NUMBER = (
     "it takes a tensor's value for a number: an index, a size or a count",
     "x.index_select(dim, i.reshape(1)), torch.gather, or a number that is an argument",
 )
+KEY = (
+    "it takes a tensor for a key of a dict",
+    "torch.stack(values).index_select(0, i.reshape(1)).squeeze(0), of values in a list",
+)
 
 # Texts of torch's errors for an op that needs a value, where torch has no exception class, and
 # the problem if the op has no row above.
@@ -110,6 +114,7 @@ SIGNS: tuple[tuple[str, tuple[str, str] | None], ...] = (
     ("Could not guard on data-dependent expression", BRANCH),
     ("Could not extract specialized integer", NUMBER),
     ("Pending unbacked symbols", NUMBER),
+    ("raised exception KeyError(Tensor(", KEY),
     ("operator `range` with argument types ['Tensor'", NUMBER),
     # the same in torch 2.15
     ("DelayGraphBreakVariable() does not implement python_type()", NUMBER),

@@ -28,9 +28,11 @@ UNREAD = "it cannot be read as one graph"
 OF_VALUES = (
     data_dependent.BRANCH[0],
     data_dependent.NUMBER[0],
+    data_dependent.KEY[0],
     ".item()",
     ".tolist()",
     UNREAD,
+    "it raises",
 )
 
 # torch's text -> the problem for the user, and the suggestion.
@@ -117,6 +119,21 @@ CAUSES = (
         "a new view: x = x.squeeze(0)",
     ),
     (
+        "_distributed.Shard(dim",
+        "it makes a placement Shard of something that is not the number of a tensor dim",
+        "Shard(0); a list has one placement for each mesh axis: [Shard(0), Replicate()]",
+    ),
+    (
+        "_distributed.Partial(reduce_op",
+        "it makes a placement Partial of something that is not the name of a reduction",
+        'Partial(), or Partial("avg"), "max" or "min"',
+    ),
+    (
+        "_distributed.Replicate()",
+        "it makes a placement Replicate with an argument",
+        "Replicate()",
+    ),
+    (
         "Shape mismatch with out=",
         "out= has another shape than the result",
         "out= of the result's shape, or the result itself",
@@ -195,6 +212,8 @@ def explained(
     got, fix = unsupported(frames, said) or _cause(error, said, paths, read or fn)
     is_of_value = got.startswith(OF_VALUES)
     ranks = rank_numbers.of(error) if is_of_value else ()
+    if ranks:
+        got, fix = rank_numbers.OF_RANKS.get(got, (got, fix))
     return CaptureError.of(
         name, got, *ranks, needed="one pure graph of tensor ops", fix=fix, source=source
     )

@@ -8,8 +8,28 @@ from collections.abc import Iterator
 from ... import _compat
 from ...errors import ShardError
 from ..shard_map.axis_names import Scope, current_scope
+from . import data_dependent
 
 SHARED = "a tensor here, since ranks share one program"
+PART = (
+    "distribute_tensor(x, mesh, [Shard(0)]).to_local(), or "
+    "x.index_select(0, rank * n + torch.arange(n)), for this rank's part of x"
+)
+ONE_OF = "torch.stack(values).index_select(0, rank.reshape(1)) for one of several values"
+BRANCH = (
+    "it branches on the number of a rank, or slices by it",
+    f"torch.where(rank == 0, a, b) for a branch; {PART}; sf.axis_index(axis_name) in shard_map",
+)
+NUMBER = (
+    "it takes the number of a rank for a Python number: an index, a size or a count",
+    f"{PART}; {ONE_OF}; sf.axis_index(axis_name) in shard_map",
+)
+KEY = ("it takes the number of a rank for a key of a dict", ONE_OF)
+OF_RANKS = {  # the problem of a value -> of the number of a rank, with the suggestion
+    data_dependent.BRANCH[0]: BRANCH,
+    data_dependent.NUMBER[0]: NUMBER,
+    data_dependent.KEY[0]: KEY,
+}
 
 
 @_compat.constant_in_graph

@@ -119,6 +119,10 @@ PINS = (
     "it pins activations of a module",
     "sf.pin outside of the function; inside, sf.constrain of the value",
 )
+AXIS = (
+    "it asks a mesh for an axis that the mesh does not have",
+    "one of the names in mesh.mesh_dim_names",
+)
 PROOF = ("it checks another function", "call it outside of the function")
 
 # (folder or file, name of a function) -> the problem, what to write instead.
@@ -164,6 +168,8 @@ SIGNS = {
     "opaque value type, got <class 'torch.distributed.distributed_c10d.P": RETURNED,
     "opaque constant type, got <class 'torch.distributed.distributed_c10d.P": RETURNED,
     "`torch.nn.Parameter()` constructor": PARAMETER,
+    "Invalid mesh_dim_name": AXIS,
+    "Mesh dimension '": AXIS,
 }
 
 

@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from ..._compat.memory import empty_strided
+
 TORCH = {
     "dtype": torch.dtype,
     "format": torch.memory_format,
@@ -144,7 +146,7 @@ def tensor_of(said: Any) -> torch.Tensor:
     ):
         raise ValueError(f"{said!r} must be a layout")
     kind = torch_value("dtype", dtype)
-    x = torch.empty_strided(shape, stride, dtype=kind, device=device)
+    x = empty_strided(shape, stride, kind, device)
     if offset:
         reach = sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) + 1
         memory = torch.empty(offset + max(reach, 0), dtype=kind, device=device)

@@ -2,7 +2,8 @@
 in compiled.py.
 """
 
+from .preparing import prepare
 from .reuse import compiled_for
 from .traced import Lowered, Traced, trace
 
-__all__ = ["Lowered", "Traced", "compiled_for", "trace"]
+__all__ = ["Lowered", "Traced", "compiled_for", "prepare", "trace"]

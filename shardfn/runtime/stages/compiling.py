@@ -101,11 +101,10 @@ def compiled_program(
     if placed.mesh is not None:
         _bind_groups(placed)
     own = passes.copied(program.graph)
+    graph = _compat.graph_module(torch.nn.Module(), own)
     donated = donated_places(placed)
     if backend == "aten":
-        graph = torch.fx.GraphModule(torch.nn.Module(), own)
         return BACKENDS[backend](graph, donated)
-    graph = torch.fx.GraphModule(torch.nn.Module(), own)
     pairs = donations(program, donated)
     ops = sum(node.op == "call_function" for node in own.nodes)
     is_told = placed.world.rank == 0

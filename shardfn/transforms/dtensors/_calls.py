@@ -30,6 +30,7 @@ from ...mesh import use_mesh
 from ...ops import placement
 from ...ops import shard_map as prims
 from ...ops.text_formats import print_axes
+from ...placement import P
 from .._paired import is_divided, kind, multiples, numbers
 from ._reduced import of_rank
 
@@ -49,10 +50,11 @@ def from_local(
     grad_placements: Any = None,
 ) -> torch.Tensor:
     """DTensor.from_local. A replicated placement says that all ranks have the same tensor."""
+    _check_tensor(FROM_LOCAL, local_tensor)
     # any local size makes shards of equal sizes
     local = multiples(local_tensor, 1) if shape is None else kind(local_tensor)[0]
     rows = checks.placed_on(
-        FROM_LOCAL, device_mesh, None, _said(placements), local
+        FROM_LOCAL, device_mesh, None, _said(FROM_LOCAL, placements), local
     )
     shards = checks.check_shape(
         FROM_LOCAL, rows, local, None if shape is None else tuple(shape)
@@ -102,12 +104,12 @@ def redistribute(
     if not is_constraint:
         checks.refuse_plain(what, placed)
     rows = checks.placed_on(
-        what, device_mesh, placed, _said(placements), kind(x)[0]
+        what, device_mesh, placed, _said(what, placements), kind(x)[0]
     )
     checks.refuse_partial(what, rows)
     if backward_dtype is not None:
         checks.refuse_option(
-            what, "backward_dtype", "forward_dtype, or x.to(dtype)"
+            what, "backward_dtype=", "forward_dtype=, or x.to(dtype)"
         )
     x = x if forward_dtype is None else x.to(forward_dtype)
     if is_constraint:
@@ -162,7 +164,8 @@ def _check_gradient(
 ) -> None:
     """Check the placements of a gradient, which change nothing otherwise."""
     if said is not None:
-        checks.placed_on(f"{what}, grad_placements", mesh, placed, _said(said), shape)
+        what = f"{what}, grad_placements"
+        checks.placed_on(what, mesh, placed, _said(what, said), shape)
 
 
 @_compat.read_by_dynamo
@@ -191,11 +194,12 @@ def distributed(
     """distribute_tensor: the tensor of one rank of the mesh, or of all if `src_data_rank` is
     None.
     """
+    _check_tensor(DISTRIBUTE, tensor)
     if isinstance(tensor, DTensor):
         return tensor.redistribute(device_mesh, placements)
     shape = kind(tensor)[0]
     rows = checks.placed_on(
-        DISTRIBUTE, device_mesh, None, _said(placements), shape
+        DISTRIBUTE, device_mesh, None, _said(DISTRIBUTE, placements), shape
     )
     checks.refuse_partial(DISTRIBUTE, rows)
     if checks.is_constraint():
@@ -254,14 +258,15 @@ def _placement(said: str) -> Any:
 
 
 @_compat.constant_in_graph
-def _refuse_no_placements(got: str) -> None:
+def _refuse_no_placements(what: str, got: str) -> None:
     """Refuse a value that is not a list of placements.
 
     Raises:
         PlacementError: always.
     """
+    name, _, argument = what.partition(", ")
     raise PlacementError.of(
-        "placements of a DTensor",
+        f"{name}, {argument or 'placements'}",
         f"got {got}",
         needed="a list of Shard, Replicate and Partial, one for each axis of the mesh",
         fix="[Shard(0)]",
@@ -269,25 +274,33 @@ def _refuse_no_placements(got: str) -> None:
 
 
 @_compat.read_by_dynamo
-def _said(placements: Any) -> Any:
+def _said(what: str, placements: Any) -> Any:
     """Placements as constants, as `S0`, `R` or `Psum`. None stays None."""
     if placements is None:
         return None
     rows: Any = placements
-    if isinstance(placements, Placement | str):
-        _refuse_no_placements(type(placements).__name__)
-    return tuple([_one(p) for p in rows])
+    if isinstance(placements, Placement | P | str | int | float):
+        _refuse_no_placements(what, type(placements).__name__)
+    return tuple([_one(what, p) for p in rows])
 
 
 @_compat.read_by_dynamo
-def _one(p: Any) -> str:
+def _one(what: str, p: Any) -> str:
     if not isinstance(p, Placement):
-        _refuse_no_placements(f"a list with a {type(p).__name__}")
+        _refuse_no_placements(what, f"a list with a {type(p).__name__}")
     if p.is_shard():
         return f"S{p.dim}"
     if p.is_partial():
         return f"P{p.reduce_op}"
     return "R" if p.is_replicate() else f"?{type(p).__name__}"
+
+
+@_compat.read_by_dynamo
+def _check_tensor(what: str, x: Any) -> None:
+    """Check that a tensor is one."""
+    if not isinstance(x, torch.Tensor):
+        kind_of = type(x).__name__
+        checks.refuse_option(what, f"its first argument is a {kind_of}", "a tensor")
 
 
 @_compat.read_by_dynamo
@@ -308,7 +321,7 @@ def _made(
     shape = tuple([int(n) for n in size])
     mesh = options.get("device_mesh")
     placements = options.get("placements")
-    rows = checks.placed_on(what, mesh, None, _said(placements), shape)
+    rows = checks.placed_on(what, mesh, None, _said(what, placements), shape)
     checks.refuse_partial(what, rows)
     x = make(shape, dtype=options.get("dtype"))
     return _placed(x, rows, checks.is_constraint())

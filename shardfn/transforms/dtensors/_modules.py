@@ -21,7 +21,7 @@ from ...capture.dtensors import checks, table
 def pre_forward(state: Any, module: Any, args: Any, kwargs: Any) -> Any:
     """The hook before the forward, which casts the inputs, and gathers the parameters."""
     policy = fsdp_hooks.policy_of(state)
-    _enter(state, policy)
+    _compat.for_a_while(_enter, state, policy)
     if policy.cast_forward_inputs and policy.param_dtype is not None:
         args = _cast(policy.param_dtype, args)
         kwargs = _cast(policy.param_dtype, kwargs)
@@ -32,7 +32,7 @@ def pre_forward(state: Any, module: Any, args: Any, kwargs: Any) -> Any:
 def post_forward(state: Any, module: Any, input: Any, output: Any) -> Any:
     """The hook after the forward, which frees the gathered parameters, and casts the results."""
     policy = fsdp_hooks.policy_of(state)
-    _leave(state)
+    _compat.for_a_while(_leave, state)
     if policy.output_dtype is not None:
         return _cast(policy.output_dtype, output)
     return output
@@ -69,12 +69,11 @@ def _replaced(state: Any, policy: Any) -> list[Any]:
     for group in fsdp_hooks.groups_of(state):
         _check(group.gradient_divide_factor, fsdp_hooks.has_hook(group))
         for parameter in group.fsdp_params:
-            x = parameter.sharded_param
-            is_cast = _is_cast(x.dtype, policy)
-            y = _computed_with(x, policy) if is_cast else x
-            # after a forward outside the modules may still have the gathered one
-            if is_cast or fsdp_hooks.is_gathered(parameter):
-                for owner, name in fsdp_hooks.places_of(parameter):
+            for owner, name in fsdp_hooks.places_of(parameter):
+                now = fsdp_hooks.parameter_at(owner, name)
+                x = fsdp_hooks.sharded(parameter, now)
+                y = _computed_with(x, policy) if _is_cast(x.dtype, policy) else x
+                if y is not now:
                     before.append((owner, name, fsdp_hooks.replaced(owner, name, y)))
     return before
 

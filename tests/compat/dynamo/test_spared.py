@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 
+import pytest
 import torch
 from torch._dynamo import trace_rules
 
 import shardfn as sf
 from shardfn._compat.dynamo.spared import (
+    backend_looked_up,
     code_on_demand,
     files_asked_once,
     graph_module,
@@ -69,3 +71,17 @@ def test_a_file_is_asked_about_once_in_the_capturing_thread(monkeypatch) -> None
 def test_a_program_prints_and_runs_its_graph() -> None:
     program = sf.jit(lambda x: x + x, backend="aten").trace(torch.ones(2)).program
     assert "add" in str(program) and "torch.ops.aten.add" in program.graph.code
+
+
+def test_a_capture_imports_no_backend_to_see_whether_it_is_the_one_named_eager(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch._dynamo.backends import registry
+
+    asked: list[str] = []
+    look_up = lambda name: asked.append(name) or name
+    monkeypatch.setattr(registry, "_COMPILER_FNS", {})
+    assert backend_looked_up(look_up, "eager") is None and not asked
+    monkeypatch.setitem(registry._COMPILER_FNS, "eager", look_up)
+    assert backend_looked_up(look_up, "eager") == "eager"
+    assert backend_looked_up(look_up, "inductor") == "inductor"

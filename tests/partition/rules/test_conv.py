@@ -311,24 +311,31 @@ def real(backend: str) -> tuple[Any, Any, str]:
     )
 
 
-@pytest.mark.parametrize("backend", ["aten", "inductor"])
-def test_gloo_equals_one_device_and_the_simulator(backend: str) -> None:
-    torch.set_num_threads(1)  # as the ranks have
+def checked(backend: str) -> list[Any]:
+    """The local results of each real rank, where all of them equal one device."""
     wanted = sf.value_and_grad(twice, argnums=(0, 1, 2))(*ARGS)
+    found = run_ranks(2, real, backend)
+    for whole, _, code in found:
+        equal(whole, wanted)
+        started = [kind for what, kind in events(code) if what == "start"]
+        count = started.count("halo")
+        assert count == 4, "one for each convolution and each gradient"
+    return [local for _, local, _ in found]
+
+
+def test_gloo_equals_one_device_and_the_simulator() -> None:
+    torch.set_num_threads(1)  # as the ranks have
     with sf.fake_world(2):
         simulated = leaves(
             on("2", sf.value_and_grad(twice, argnums=(0, 1, 2)))(*ARGS)
         )
-    for rank, (whole, local, code) in enumerate(run_ranks(2, real, backend)):
-        equal(whole, wanted)
-        assert [kind for what, kind in events(code) if what == "start"].count(
-            "halo"
-        ) == 4, "one for each convolution and each gradient"
-        if backend == "aten":
-            assert all(
-                torch.equal(a, b.to_local().shards[rank])
-                for a, b in zip(local, simulated, strict=True)
-            )
+    for rank, local in enumerate(checked("aten")):
+        for a, b in zip(local, simulated, strict=True):
+            assert torch.equal(a, b.to_local().shards[rank])
+
+
+def test_compiled_on_gloo_it_equals_one_device() -> None:
+    checked("inductor")
 
 
 @pytest.mark.parametrize(("name", "position"), family(convolutions))

@@ -334,14 +334,21 @@ def every_function(backend: str) -> Any:
     return {name: on_ranks(name, backend) for name in REAL[backend]}
 
 
-@pytest.mark.parametrize("backend", ["aten", "inductor"])
-def test_on_two_gloo_processes_it_is_right_and_compiled_once(backend: str) -> None:
+def right_on_ranks(backend: str) -> None:
     for found in run_ranks(2, every_function, backend):
         for name, (results, compilations) in found.items():
             wanted = with_gradient(torch.func, name, PLAIN[name])
             for xs, got in zip((XS, -XS), results, strict=True):
                 close(got, wanted(W, xs))
             assert compilations == (backend == "inductor")
+
+
+def test_on_two_gloo_processes_it_is_right() -> None:
+    right_on_ranks("aten")
+
+
+def test_on_two_gloo_processes_it_is_compiled_once() -> None:
+    right_on_ranks("inductor")
 
 
 def layers(params: Any, x: Tensor) -> Tensor:

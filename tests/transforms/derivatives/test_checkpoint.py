@@ -640,9 +640,7 @@ def test_a_second_call_captures_nothing() -> None:
 
 
 def on_ranks() -> Any:
-    """(results, products in the code, barriers in the code) of each step on this rank; and a
-    donated step's results.
-    """
+    """(results, products in the code, barriers in the code) of each step on this rank."""
     mesh, found = sf.make_mesh((2,), ("dp",)), {}
     for policy, backend in (
         ("nothing", "inductor"),
@@ -661,7 +659,7 @@ def on_ranks() -> Any:
             code.count(".mm(") + code.count(".addmm("),
             code.count("  # after buf"),
         )
-    return found, donated()
+    return found
 
 
 def donated() -> Any:
@@ -677,14 +675,8 @@ def donated() -> Any:
     return sf.full(made(made(w))), step(step(X))
 
 
-@pytest.fixture(scope="module")
-def ranks() -> list[Any]:
-    """What `on_ranks` found on each of two Gloo ranks."""
-    return run_ranks(2, on_ranks)
-
-
-def test_compiled_code_computes_again_on_real_ranks(ranks: list[Any]) -> None:
-    for found, _ in ranks:
+def test_compiled_code_computes_again_on_real_ranks() -> None:
+    for found in run_ranks(2, on_ranks):
         for got, _, _ in found.values():
             close(got, torch.func.grad_and_value(plain)(W_, X)[::-1])
         (_, again, barriers), (_, once, none) = (
@@ -695,10 +687,8 @@ def test_compiled_code_computes_again_on_real_ranks(ranks: list[Any]) -> None:
         assert (none, barriers) == (0, 3)
 
 
-def test_a_donated_argument_is_read_again_before_it_is_overwritten(
-    ranks: list[Any],
-) -> None:
-    for _, (got, wanted) in ranks:
+def test_a_donated_argument_is_read_again_before_it_is_overwritten() -> None:
+    for got, wanted in run_ranks(2, donated):
         close(got, wanted)
 
 

@@ -295,8 +295,7 @@ def of_one_rank(backend: str) -> list[Any]:
     return [trained(mesh, PLACED[name], backend) for name in names]
 
 
-@pytest.mark.parametrize("backend", ["aten", "inductor"])
-def test_on_two_gloo_processes_it_is_one_device(backend: str) -> None:
+def right_on_ranks(backend: str) -> None:
     params = {"w": B.clone().requires_grad_(), "b": C.clone().requires_grad_()}
     wanted = loss(params, A)
     wanted.backward()
@@ -306,6 +305,14 @@ def test_on_two_gloo_processes_it_is_one_device(backend: str) -> None:
             assert backend == "inductor" or same == (True, {"w": True, "b": True})
             torch.testing.assert_close(value, wanted.detach())
             torch.testing.assert_close(found, gradients)
+
+
+def test_on_two_gloo_processes_it_is_one_device() -> None:
+    right_on_ranks("aten")
+
+
+def test_compiled_on_two_gloo_processes_it_is_one_device() -> None:
+    right_on_ranks("inductor")
 
 
 PER_RANK: dict[str, Callable[..., torch.Tensor]] = {

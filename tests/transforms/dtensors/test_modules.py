@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import shardfn as sf
@@ -149,24 +153,94 @@ def test_what_changes_gradients_otherwise_is_refused(
     assert fix in text
 
 
-def test_without_casts_its_modules_run_in_bodies_of_loops_and_branches() -> None:
-    alone = net()[0]
-    square = nn.Linear(5, 5).double()
+@pytest.mark.parametrize("policy", [MixedPrecisionPolicy(), MixedPrecisionPolicy(torch.float64)])
+def test_its_modules_run_in_bodies_of_loops_and_branches(policy: Any) -> None:
+    square = nn.Linear(5, 5)
+    cast = {name: p.double() for name, p in square.named_parameters()}
+    alone = lambda x: torch.func.functional_call(square, cast, x)
+    wanted = alone(alone(X)), alone(X).sin()
+    leaves = list(square.parameters())
+    gradients = torch.autograd.grad(wanted[0].sum() + wanted[1].sum(), leaves)
+    if policy.param_dtype is None:
+        square = square.double()
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
-        wanted = square(square(X)), alone(X)
-        module: Any = nn.ModuleList([square, alone])
-        for each in module:
-            fully_shard(each, mesh=mesh)
+        module: Any = square
+        fully_shard(module, mesh=mesh, mp_policy=policy)
 
         def fn(x: torch.Tensor) -> Any:
-            twice, _ = sf.scan(lambda c, _: (square(c), None), x, None, length=2)
-            other = lambda x: x.repeat(1, 2)[:, :7]
-            return twice, torch.cond(x.sum() > -9, lambda x: alone(x), other, (x,))
+            twice, _ = sf.scan(lambda c, _: (module(c), None), x, None, length=2)
+            sin, cos = (lambda x: module(x).sin()), (lambda x: module(x).cos())
+            once: Any = torch.cond(x.sum() > -9, sin, cos, (x,))
+            return twice, once, twice.sum() + once.sum()
 
-        found = sf.shard(fn, mesh, sf.P("dp"), backend="aten")(X)
+        *found, loss = sf.shard(fn, mesh, sf.P("dp"), backend="aten")(X)
+        loss.backward()
         for a, b in zip(found, wanted, strict=True):
             torch.testing.assert_close(a.full_tensor(), b)
+        for p, g in zip(module.parameters(), gradients, strict=True):
+            torch.testing.assert_close(p.grad.full_tensor().to(g.dtype), g)
+
+
+def test_a_branch_reduces_gradients_in_the_dtype_of_the_policy() -> None:
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        module: Any = nn.Linear(5, 6, bias=False)
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+        fully_shard(module, mesh=mesh, mp_policy=policy)
+        cos = lambda x: module(x).cos()
+
+        def loss(w: torch.Tensor, x: torch.Tensor) -> Any:
+            call = lambda x: torch.func.functional_call(module, {"weight": w}, x)
+            return torch.cond(x.sum() > -9, call, cos, (x,)).float().sum()
+
+        x = X.float().repeat(40, 1)
+        step = sf.shard(sf.grad(loss), mesh, (None, sf.P("dp")), backend="aten")
+        lowered = step.lower(module.weight.detach(), x)
+        (sent,) = [c.nbytes for c in lowered.collectives if c.kind == "reduce_scatter"]
+    assert sent == 4 * 6 * 5
+
+
+@pytest.mark.parametrize("compute", [None, torch.float64])
+def test_functional_call_gives_it_other_parameters(compute: Any) -> None:
+    alone = nn.Linear(5, 3).to(compute or torch.float32)
+    x = X.to(alone.weight.dtype)
+    given = {name: torch.ones_like(p) / 4 for name, p in alone.named_parameters()}
+
+    def loss(module: Any, p: Any, x: torch.Tensor) -> Any:
+        return torch.func.functional_call(module, p, x).square().mean()
+
+    wanted = torch.func.grad(lambda p: loss(alone, p, x))(given)
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        module: Any = nn.Linear(5, 3)
+        fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(compute))
+        of = {name: p.float() for name, p in given.items()}
+        placed = sf.distribute(of, mesh, sf.P("dp"))
+        step = sf.grad(lambda p, x: loss(module, p, x))
+        found = sf.shard(step, mesh, (None, sf.P("dp")), backend="aten")(placed, x)
+        for name, g in found.items():
+            torch.testing.assert_close(g.full_tensor(), wanted[name].float())
+
+
+@pytest.mark.parametrize("transform", ["shard", "jit"])
+def test_a_registered_method_is_called_as_the_forward(transform: str) -> None:
+    class Doubled(nn.Linear):
+        def generate(self, x: torch.Tensor) -> torch.Tensor:
+            return self(x) * 2
+
+    alone = Doubled(5, 3)
+    cast = {name: p.double() for name, p in alone.named_parameters()}
+    wanted = 2 * torch.func.functional_call(alone, cast, X)
+    with sf.fake_world(2), torch.no_grad():
+        mesh = sf.make_mesh((2,), ("dp",))
+        module: Any = alone
+        fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.float64))
+        register_fsdp_forward_method(module, "generate")
+        call = lambda x: module.generate(x)
+        x = distribute_tensor(X, mesh, [Shard(0)])
+        fn = sf.jit(call) if transform == "jit" else sf.shard(call, mesh)
+        torch.testing.assert_close(fn(x).full_tensor(), wanted)
 
 
 class _Nested(nn.Module):

@@ -145,7 +145,9 @@ def test_the_first_state_of_dtensors_whose_step_torch_cannot_run(cls: Any) -> No
             opt.update(given, given, state)
     lines = str(error.value).splitlines()
     step = "torch's own step fails on DTensors"
-    assert lines[0].startswith(f"optim({cls.__name__}).update: {step}: aten.")
+    # An op without a rule, or, in torch 2.15 of Adafactor, the value of a DTensor.
+    reasons = tuple(f"optim({cls.__name__}).update: {step}: {x}" for x in ("aten.", "float(x)"))
+    assert lines[0].startswith(reasons)
     assert lines[-1].endswith("captured function: sf.shard(opt.update, mesh, ...)")
 
 

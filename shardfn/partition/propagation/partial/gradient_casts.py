@@ -37,7 +37,8 @@ def placed(
     slots = value.readable(node.meta["phase"])
     if not slots or not is_partial(slots[0].marks):
         return None
-    if _is_there_and_back(node, reader, call):
+    is_left = reader.op == "output" and _is_reduced_after(node, call)  # by a body
+    if is_left or _is_there_and_back(node, reader, call):
         marks = slots[0].marks
         return Placed([marks], [marks])
     if not _is_gradient(reader):
@@ -64,6 +65,11 @@ def _is_there_and_back(
     """
     if reader.target is not CAST or not all(map(_is_gradient, reader.users)):
         return False
+    return _is_reduced_after(node, call)
+
+
+def _is_reduced_after(node: torch.fx.Node, call: OpCall) -> bool:
+    """Whether a policy has the gradient reduced in the dtype that the cast makes."""
     return widens(call) and _reduces_after(node, "", call)
 
 

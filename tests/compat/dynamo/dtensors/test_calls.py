@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 import shardfn as sf
-from shardfn._compat.dynamo import dtensor_calls as calls
+from shardfn._compat.dynamo.dtensors import calls
 
 NODE = torch.fx.Graph().placeholder("x")
 TENSOR = SimpleNamespace(as_proxy=lambda: SimpleNamespace(node=NODE))
@@ -56,7 +56,8 @@ class Ours:
 @pytest.fixture(autouse=True)
 def _reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """What Dynamo would read, as a tuple."""
-    monkeypatch.setattr(calls, "_read", lambda tx, fn, args, kw: (fn, args, kw))
+    monkeypatch.setattr(calls, "read_ours", lambda tx, fn, args, kw: (fn, args, kw))
+    monkeypatch.setattr(calls.arguments, "check", lambda *args, **kw: None)
     monkeypatch.setattr(calls, "_mesh", lambda tx, mesh: ("variable", mesh))
 
 
@@ -155,20 +156,3 @@ def test_new_calls_are_checked_with_the_values_outside() -> None:
     assert ours.checked == [(made, {middle: outside, inside: middle})]
     calls.node_created(ours, create, two, inside)
     assert len(ours.checked) == 1, "an input is no call"
-
-
-def test_closed_over_dtensors_are_placed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "_node", lambda placed: NODE)
-    ours: Any = Ours()
-    ours.closed_over = lambda x: ("our tag", "dp=R")
-    ours.stand_in = lambda x: "stand-in"
-    builder = SimpleNamespace(tx=SimpleNamespace(output=SimpleNamespace()))
-    wrap = lambda builder, x: ("wrapped", x)
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
-        d = distribute_tensor(torch.ones(2), mesh, [Replicate()])
-        found = calls.closed_over(ours, wrap, builder, d)
-    assert found == ("our tag", [("wrapped", "stand-in"), "dp=R"], {})
-    assert builder.tx.output.stand_ins == ["stand-in"]
-    assert NODE.meta["tensor_dict"] == {}
-    assert calls.closed_over(ours, wrap, builder, 3) == ("wrapped", 3)

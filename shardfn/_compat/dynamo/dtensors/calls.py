@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from ...errors import is_ours
-from ..distributed.fsdp_hooks import key_of, takes_itself
-from .refused import collective_refused, refuse_call, refuse_class_of_followed
-from .sizes import is_dense
+from ....errors import is_ours
+from ...distributed.fsdp_hooks import key_of, takes_itself
+from ..refused import collective_refused, refuse_call, refuse_class_of_followed
+from ..sizes import is_dense
+from . import arguments
 
 
 def overwrite(x: torch.Tensor, value: torch.Tensor) -> None:
@@ -23,6 +24,11 @@ def overwrite(x: torch.Tensor, value: torch.Tensor) -> None:
     the tensor's memory.
     """
     x.copy_(value)
+
+
+def for_a_while(fn: Callable[..., Any], *args: Any) -> None:
+    """Call a function that changes objects. The body that Dynamo reads changes them back."""
+    fn(*args)
 
 
 WAIT = "wait"  # of a tensor that a functional collective returns
@@ -45,9 +51,7 @@ class DTensors(Protocol):
         """The placements of a DTensor, as text; None for a plain tensor."""
         ...
 
-    def check(
-        self, node: torch.fx.Node, outer: Callable[[], Mapping[Any, Any]]
-    ) -> None:
+    def check(self, node: torch.fx.Node, outer: Callable[[], Mapping[Any, Any]]) -> None:
         """Refuse a new node that mixes DTensors and plain tensors."""
         ...
 
@@ -65,9 +69,7 @@ class DTensors(Protocol):
         """Whether a value may be read in place of a tensor that it overwrites."""
         ...
 
-    def mesh(
-        self, node: torch.fx.Node, outer: Mapping[Any, Any]
-    ) -> DeviceMesh:
+    def mesh(self, node: torch.fx.Node, outer: Mapping[Any, Any]) -> DeviceMesh:
         """The mesh of a DTensor."""
         ...
 
@@ -96,22 +98,36 @@ def method_called(
     """A call of a tensor's method, which may be one of DTensors."""
     if name == WAIT and not args:
         return tensor  # a value is available where it is read
-    if name == CONTIGUOUS and not (args or kwargs) and is_dense(_node(tensor)):
+    if name == CONTIGUOUS and not (args or kwargs) and is_dense(node_of(tensor)):
         return tensor
     if name not in dtensors.methods:
         return call(tensor, tx, name, args, kwargs)
-    placed = dtensors.placed(name, _node(tensor), _outer(tx))
-    return _read(tx, dtensors.methods[name], [tensor, placed, *args], kwargs)
+    ours = dtensors.methods[name]
+    method = getattr(DTensor, name)
+    arguments.check(method, ours, [tensor, *args], kwargs, own=[tensor, None])
+    placed = dtensors.placed(name, node_of(tensor), _outer(tx))
+    return read_ours(tx, ours, [tensor, placed, *args], kwargs)
 
 
 def _overwritten(dtensors: DTensors, tx: Any, args: Any) -> Any:
     """A tensor with a new value. Every name of the tensor shows it."""
     tensor, value = args[0].realize(), args[1].realize()
     graph = tx.output.current_tracer.graph
-    if dtensors.is_replaceable(_node(tensor), _node(value), graph):
+    if dtensors.is_replaceable(node_of(tensor), node_of(value), graph):
         tensor.proxy = value.as_proxy()
         return tensor
     return tensor.call_method(tx, "copy_", [value], {})
+
+
+def _changed(call: Callable[..., Any], function: Any, tx: Any, args: Any) -> Any:
+    """Objects with other contents. Dynamo refuses changes in bodies of control flow."""
+    tracer = tx.output.current_tracer
+    before = tracer.unsafe_allow_externally_visible_side_effects
+    tracer.unsafe_allow_externally_visible_side_effects = True
+    try:
+        return call(function, tx, args, {})
+    finally:
+        tracer.unsafe_allow_externally_visible_side_effects = before
 
 
 def attribute_read(
@@ -130,14 +146,14 @@ def attribute_read(
     if name == "__class__" and _is_asked_for_class(dtensors, tensor, tx):
         return VariableTracker.build(tx, DTensor)
     if name == "device_mesh":
-        return _mesh(tx, dtensors.mesh(_node(tensor), _outer(tx)))
+        return _mesh(tx, dtensors.mesh(node_of(tensor), _outer(tx)))
     if name == "_local_tensor":
-        placed = dtensors.placed(name, _node(tensor), _outer(tx))
-        return _read(tx, dtensors.methods["to_local"], [tensor, placed], {})
+        placed = dtensors.placed(name, node_of(tensor), _outer(tx))
+        return read_ours(tx, dtensors.methods["to_local"], [tensor, placed], {})
     if name not in dtensors.attributes:
         return read(tensor, tx, name)
-    placed = dtensors.placed(name, _node(tensor), _outer(tx))
-    return _read(tx, dtensors.attributes[name], [placed], {})
+    placed = dtensors.placed(name, node_of(tensor), _outer(tx))
+    return read_ours(tx, dtensors.attributes[name], [placed], {})
 
 
 def declared_member(
@@ -179,7 +195,7 @@ def has_attribute(
     }
     if name not in own:
         return asked(tensor, tx, name)
-    found = dtensors.asked_for(_node(tensor), _outer(tx))
+    found = dtensors.asked_for(node_of(tensor), _outer(tx))
     return VariableTracker.build(tx, found)
 
 
@@ -198,10 +214,15 @@ def function_called(
     key = key_of(called)
     ours = dtensors.functions.get(key)
     if ours is not None:
-        own = [function] if takes_itself(key) else []
-        return _read(tx, ours, [*own, *args], kwargs)
+        owner = getattr(function, "obj", None)  # of a method
+        own = [function] if takes_itself(key) else [owner] if owner else []
+        if key is called:
+            arguments.check(called, ours, args, kwargs)
+        return read_ours(tx, ours, [*own, *args], kwargs)
     if called is overwrite:
         return _overwritten(dtensors, tx, args)
+    if called is for_a_while:
+        return _changed(call, function, tx, args)
     if (method := _unbound(dtensors, called)) is not None:
         tensor, *rest = args
         return tensor.realize().call_method(tx, method, rest, kwargs)
@@ -219,7 +240,7 @@ def _with_labels(
     if not {"input", "target"} <= given.keys():
         return args, kwargs
     both = [given["input"], given["target"]]
-    target = _read(tx, dtensors.of_losses[called], both, {})
+    target = read_ours(tx, dtensors.of_losses[called], both, {})
     if "target" in kwargs:
         return args, {**kwargs, "target": target}
     return [args[0], target, *args[2:]], kwargs
@@ -244,7 +265,8 @@ def collective_called(
     ours = dtensors.functions.get(function.fn)
     if ours is None:
         return collective_refused(call, function, tx, args, kwargs)
-    return _read(tx, ours, args, kwargs)
+    arguments.check(function.fn, ours, args, kwargs)
+    return read_ours(tx, ours, args, kwargs)
 
 
 def node_created(
@@ -275,19 +297,14 @@ def mesh_method_called(
     held = getattr(held, "real_obj", held)
     is_mesh = isinstance(held, DeviceMesh)
     is_group = isinstance(held, dist.ProcessGroup)
-    ours = (
-        dtensors.of_meshes
-        if is_mesh
-        else dtensors.of_groups
-        if is_group
-        else {}
-    )
+    of_groups = dtensors.of_groups if is_group else {}
+    ours = dtensors.of_meshes if is_mesh else of_groups
     if is_mesh and name == "_flatten":
         given = [x.as_python_constant() for x in (*args, *kwargs.values())]
         return _mesh(tx, dtensors.flattened(held, *given))
     if name not in ours:
         return call(owner, tx, name, args, kwargs)
-    return _read(tx, ours[name], [owner, *args], kwargs)
+    return read_ours(tx, ours[name], [owner, *args], kwargs)
 
 
 def context_entered(
@@ -297,24 +314,8 @@ def context_entered(
     held = getattr(tx.stack[-1], "value", None)
     if isinstance(getattr(held, "real_obj", held), DeviceMesh):
         in_mesh = dtensors.functions[DeviceMesh.__enter__]
-        tx.push(_read(tx, in_mesh, [tx.pop()], {}))
+        tx.push(read_ours(tx, in_mesh, [tx.pop()], {}))
     return enter(tx, *args)
-
-
-def closed_over(
-    dtensors: DTensors, wrap: Callable[..., Any], builder: Any, x: Any
-) -> Any:
-    """Dynamo's handling of a new tensor, which may be a DTensor that the function closes over."""
-    if not isinstance(x, DTensor):
-        return wrap(builder, x)
-    tag, text = dtensors.closed_over(x)
-    like = dtensors.stand_in(x)
-    # Dynamo holds it weakly until the graph is done (torch 2.11)
-    builder.tx.output.__dict__.setdefault("stand_ins", []).append(like)
-    placed = _read(builder.tx, tag, [wrap(builder, like), text], {})
-    # Dynamo writes to it where it meets x again as a parameter of a module (torch 2.13)
-    _node(placed).meta.setdefault("tensor_dict", {})
-    return placed
 
 
 def is_instance(
@@ -332,9 +333,9 @@ def is_instance(
     asked = classes.as_python_constant()
     every = asked if isinstance(asked, tuple) else (asked,)
     if isinstance(x, TensorVariable):
-        refuse_class_of_followed(_node(x), every)
+        refuse_class_of_followed(node_of(x), every)
     is_asked = DTensor in every and isinstance(x, TensorVariable)
-    if is_asked and dtensors.asked_for(_node(x), _outer(tx)):
+    if is_asked and dtensors.asked_for(node_of(x), _outer(tx)):
         return VariableTracker.build(tx, True)
     return call(builtin, tx, x, classes)
 
@@ -347,9 +348,8 @@ def class_of(
     from torch._dynamo.variables.tensor import TensorVariable
 
     held = x.realize()
-    if isinstance(held, TensorVariable) and _is_asked_for_class(
-        dtensors, held, tx
-    ):
+    is_tensor = isinstance(held, TensorVariable)
+    if is_tensor and _is_asked_for_class(dtensors, held, tx):
         return VariableTracker.build(tx, DTensor)
     return call(builtin, tx, x)
 
@@ -357,12 +357,10 @@ def class_of(
 def _is_asked_for_class(dtensors: DTensors, tensor: Any, tx: Any) -> bool:
     """Whether user code asks for the class of a tensor that is a DTensor."""
     is_users = not is_ours(tx.f_code.co_filename)
-    return is_users and dtensors.has_class(_node(tensor), _outer(tx))
+    return is_users and dtensors.has_class(node_of(tensor), _outer(tx))
 
 
-def _read(
-    tx: Any, fn: Callable[..., Any], args: list[Any], kwargs: Any
-) -> Any:
+def read_ours(tx: Any, fn: Callable[..., Any], args: list[Any], kwargs: Any) -> Any:
     """Have Dynamo read a function of ours. Arguments may be constants."""
     from torch._dynamo.variables.base import VariableTracker
 
@@ -382,7 +380,7 @@ def _mesh(tx: Any, mesh: DeviceMesh) -> Any:
     return VariableBuilder(tx, GlobalSource(name))(mesh)
 
 
-def _node(tensor: Any) -> torch.fx.Node:
+def node_of(tensor: Any) -> torch.fx.Node:
     return tensor.as_proxy().node
 
 

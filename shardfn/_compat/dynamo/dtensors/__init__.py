@@ -1,0 +1,1 @@
+"""DTensors that Dynamo meets in a captured function."""
