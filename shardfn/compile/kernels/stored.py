@@ -11,6 +11,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ...capture.checkpoint.recompute import SHAPE_ONLY
+from ...ops.nodes import args_of
 from ...ops.placement import AFTER
 from . import op_kinds
 from .copied_inputs import COPY, IF_FORMULA
@@ -355,7 +356,8 @@ def _space(node: Node) -> Space:
     x = node.all_input_nodes[0].meta["val"]
     value = node.meta["val"]
     first = value if isinstance(value, torch.Tensor) else value[0]
-    given = node.args[1] if len(node.args) > 1 else None
+    args = args_of(node)
+    given = args[1] if len(args) > 1 else None
     dims = [given] if isinstance(given, int) else given
     where = {d % x.ndim for d in dims} if dims and x.ndim else set()
     last = set(range(x.ndim - len(where), x.ndim))
