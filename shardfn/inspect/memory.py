@@ -151,7 +151,7 @@ def _peak(
 
 
 def op_by_op(graph: torch.fx.Graph) -> Moments:
-    """What a graph holds while it runs op by op, at each op that holds more than those before it,
+    """The nodes that are alive while a graph runs op by op, at each op that holds more than the last
     and at loops. A tensor of a tuple is owned by its getitem.
     """
     owner = owners(graph, elements=True)

@@ -1,4 +1,4 @@
-"""What Inductor makes of an op: a formula that it writes into the readers, a loop that reduces, a
+"""The kinds of ops to Inductor: a formula that it writes into the readers, a loop that reduces, a
 part of a larger buffer, or a call of a kernel.
 """
 

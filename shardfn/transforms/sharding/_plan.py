@@ -115,7 +115,7 @@ def _plan(
     """The best placements on one mesh."""
     with fake_world(math.prod(axes.sizes), numerics=False):
         mesh = make_mesh(axes.sizes, axes.names)
-        sharded = shard(fn, mesh, in_placements, backend="aten")
+        sharded = shard(fn, mesh, in_placements, backend="inductor")
         found = choose(sharded, args, {}, limit, hardware)
         lowered = found.fn.lower(*args)
         return MeshPlan(
