@@ -151,7 +151,7 @@ def _peak(
 
 
 def op_by_op(graph: torch.fx.Graph) -> Moments:
-    """The nodes that are alive while a graph runs op by op, at each op that holds more than the last
+    """The nodes that are alive while a graph runs op by op, where they hold more than before,
     and at loops. A tensor of a tuple is owned by its getitem.
     """
     owner = owners(graph, elements=True)
