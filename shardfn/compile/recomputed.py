@@ -18,7 +18,6 @@ from ..capture.checkpoint.recompute import SHAPE_ONLY, is_view, owner_of
 from ..capture.drawing import draws
 from ..ops.placement import AFTER
 from ..schedule import copied
-from ..types import LocalProgram
 from .minimum_cut import ENDLESS, minimum_cut
 
 aten = torch.ops.aten
@@ -54,18 +53,6 @@ def recomputed(graph: torch.fx.Graph) -> torch.fx.Graph:
         return graph
     names = {node.name for node in again}
     return _Copies(copied(graph), names, len(split.early)).graph
-
-
-def as_run(program: LocalProgram, backend: str) -> LocalProgram:
-    """A program as a backend runs it.
-
-    Args:
-        program: one rank's program.
-        backend: "inductor", which recomputes cheap values, or "aten".
-    """
-    if backend != "inductor":
-        return program
-    return attrs.evolve(program, graph=recomputed(program.graph))
 
 
 def _size(node: torch.fx.Node) -> int:

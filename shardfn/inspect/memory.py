@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import attrs
 import torch
@@ -22,6 +23,7 @@ COLLECTIVE = "collectives"
 TEMPORARY = "temporaries"
 KINDS = (ARGUMENT, RESULT, ACTIVATION, COLLECTIVE, TEMPORARY)
 SHOWN = 10  # tensors in the text
+PACK = torch.ops.shardfn.pack.default
 
 
 @attrs.frozen
@@ -87,13 +89,23 @@ class Memory:
         return "\n".join(lines)
 
 
-def memory(program: LocalProgram) -> Memory:
-    """The memory of one rank's program, run op by op in its order."""
+# an op, and the nodes that own the memory that is held while it runs, arguments among them
+Moments = Iterator[tuple[torch.fx.Node, list[torch.fx.Node]]]
+
+
+def memory(
+    program: LocalProgram,
+    moments: Callable[[torch.fx.Graph], Moments] | None = None,
+) -> Memory:
+    """The memory of one rank's program.
+
+    Args:
+        program: one rank's program.
+        moments: what is held while a graph runs, its own and those of loops; op by op in its
+            order by default.
+    """
     graph = program.graph
-    peak, at, alive = 0, None, []
-    for node, nbytes, held in _moments(graph):
-        if nbytes > peak:
-            peak, at, alive = nbytes, node, held
+    peak, at, alive = _peak(graph, moments or op_by_op)
     kinds = _kinds(graph, owners(graph, elements=True))
     paths = _paths(program)
     tensors = []
@@ -116,35 +128,45 @@ def _allocations(node: torch.fx.Node, kind: str, name: str) -> list[Allocation]:
 
 
 def peak_bytes(graph: torch.fx.Graph) -> int:
-    """The peak of live bytes of a graph."""
-    return max((nbytes for _, nbytes, _ in _moments(graph)), default=0)
+    """The peak of live bytes of a graph, run op by op."""
+    return _peak(graph, op_by_op)[0]
 
 
-def _moments(
-    graph: torch.fx.Graph,
-) -> Iterator[tuple[torch.fx.Node, int, list[torch.fx.Node]]]:
-    """For each node that holds more than the ones before it: the bytes that are alive while it
-    runs, and the nodes that own them. A tensor of a tuple is owned by its getitem.
+def _peak(
+    graph: torch.fx.Graph, moments: Callable[[torch.fx.Graph], Moments]
+) -> tuple[int, torch.fx.Node | None, list[torch.fx.Node]]:
+    """The most bytes that a graph holds at once, the op that runs then, and what it holds."""
+    most, at, alive = 0, None, []
+    size = functools.cache(_nbytes)
+    for node, held in moments(graph):
+        inside = _inside(node, moments)
+        # the results of a branch are those of its graph
+        is_branch = isinstance(node.target, Branch)
+        twice = {node, *_items(node)} if is_branch else set()
+        now = [*(x for x in held if x not in twice), *inside]
+        nbytes = sum(map(size, now))
+        if nbytes > most:
+            most, at, alive = nbytes, node, now
+    return most, at, alive
+
+
+def op_by_op(graph: torch.fx.Graph) -> Moments:
+    """What a graph holds while it runs op by op, at each op that holds more than those before it,
+    and at loops. A tensor of a tuple is owned by its getitem.
     """
     owner = owners(graph, elements=True)
     ends = ends_of(graph, owner)
     alive: dict[torch.fx.Node, int] = {}
-    held = 0
-    most = 0
+    held = most = 0
     nodes: list[torch.fx.Node] = list(graph.nodes)
     for node in nodes:
         made = [x for x in (node, *_items(node)) if owner[x] is x]
         if node.target is not operator.getitem:
             alive.update((x, _nbytes(x)) for x in made)
             held += sum(map(_nbytes, made))
-        inside = _inside(node)
-        # the results of a branch are those of its graph
-        twice = made if isinstance(node.target, Branch) else []
-        now = held + sum(map(_nbytes, inside)) - sum(map(_nbytes, twice))
-        if now > most:
-            most = now
-            rest = [x for x in alive if x not in twice]
-            yield node, now, [*rest, *inside]
+        if held > most or isinstance(node.target, Loop):
+            most = max(most, held)
+            yield node, list(alive)
         for dead in ends[node]:
             if dead.op != "placeholder":
                 held -= alive.pop(dead, 0)
@@ -155,21 +177,22 @@ def _items(node: torch.fx.Node) -> list[torch.fx.Node]:
     return [user for user in node.users if user.target is operator.getitem]
 
 
-def _inside(node: torch.fx.Node) -> list[torch.fx.Node]:
+def _inside(
+    node: torch.fx.Node, moments: Callable[[torch.fx.Graph], Moments]
+) -> list[torch.fx.Node]:
     """The nodes of the graphs of a loop that own the most bytes at once, beside their inputs."""
     if not isinstance(node.target, Loop):
         return []
-    every = [_alive_inside(graph) for graph in loop_of(node).graphs]
+    every = [_alive_inside(graph, moments) for graph in loop_of(node).graphs]
     return max(every, key=lambda alive: sum(map(_nbytes, alive)))
 
 
-def _alive_inside(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+def _alive_inside(
+    graph: torch.fx.Graph, moments: Callable[[torch.fx.Graph], Moments]
+) -> list[torch.fx.Node]:
     """The nodes of a graph that are alive at its peak, without its inputs."""
-    alive: list[torch.fx.Node] = []
-    for _, _, held in _moments(graph):
-        alive = held
-    holders = graph.find_nodes(op="placeholder")
-    return [node for node in alive if node not in holders]
+    _, _, alive = _peak(graph, moments)
+    return [node for node in alive if node.op != "placeholder"]
 
 
 def _nbytes(node: torch.fx.Node) -> int:
@@ -201,6 +224,8 @@ def _kinds(
                 found[owner[read]] = ACTIVATION
         if "collective" in node.meta:
             found[owner[node]] = COLLECTIVE
+            sent = [x for x in node.all_input_nodes if x.target is PACK]
+            found.update((x, COLLECTIVE) for x in sent)
     found.update((owner[x], RESULT) for x in output.all_input_nodes)
     found.update((x, ARGUMENT) for x in graph.find_nodes(op="placeholder"))
     return found

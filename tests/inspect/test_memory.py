@@ -58,7 +58,7 @@ def counted(graph: torch.fx.Graph, given: list[torch.Tensor]) -> int:
 def test_the_peak_is_within_5_percent_of_what_is_counted(model: str) -> None:
     loss, make_params, make_batch = models.LOSSES[model]
     params, (x, y) = make_params(), make_batch(6)
-    low = sf.jit(sf.value_and_grad(loss)).lower(params, x, y)
+    low = sf.jit(sf.value_and_grad(loss), backend="aten").lower(params, x, y)
     given = [*leaves(params), x, y]
     assert low.memory.peak == pytest.approx(
         counted(low.program.graph, given), rel=0.05
@@ -127,7 +127,7 @@ def test_the_peak_of_loops_is_within_5_percent_and_its_tensors_add_up_to_it(
     name: str,
 ) -> None:
     fn, params, x = WITH_LOOPS[name]
-    low = sf.jit(fn).lower(params, x)
+    low = sf.jit(fn, backend="aten").lower(params, x)
     found = low.memory
     assert sum(tensor.nbytes for tensor in found.alive) == found.peak
     holders = low.program.graph.find_nodes(op="placeholder")

@@ -9,10 +9,10 @@ import attrs
 
 from ... import schedule as passes
 from ...byte_sizes import human_bytes
-from ...compile.recomputed import as_run
+from ...compile.kernels import memory_as_run
 from ...errors import PlacementError
 from ...hardware import H100, Hardware
-from ...inspect.memory import KINDS, Memory, memory
+from ...inspect.memory import KINDS, Memory
 from ...mesh import group_names
 from ...partition import Plan
 from ...partition.auto.search import Candidate, Search, timed_on
@@ -21,6 +21,7 @@ from ...partition.planner import integer_program
 from ...partition.planner.flattened import flattened
 from ...placement import describe
 from ...types import Marks, Program
+from .compiling import donated_places
 from .lowering import backward_of, forward_of, local_program
 from .traced import Traced
 
@@ -180,4 +181,5 @@ def _peak(traced: Traced, plan: Plan, program: Program) -> Memory:
         first,
         names,
     )
-    return memory(as_run(own, traced.request.backend))
+    backend = traced.request.backend
+    return memory_as_run(own, backend, donated_places(placed))

@@ -11,10 +11,10 @@ import torch
 
 from ... import _compat
 from ... import schedule as passes
-from ...capture.views import memory_of
 from ...compile import BACKENDS, Families
 from ...compile.backends import Runner, donate
 from ...compile.collective_order import refuse_other_order
+from ...compile.donations import donations
 from ...mesh import group_names
 from ...partition import Plan
 from ...types import LocalProgram
@@ -102,10 +102,10 @@ def compiled_program(
         _bind_groups(placed)
     own = passes.copied(program.graph)
     graph = _compat.graph_module(torch.nn.Module(), own)
-    donated = _donated(placed)
+    donated = donated_places(placed)
     if backend == "aten":
         return BACKENDS[backend](graph, donated)
-    pairs = _donations(program, donated)
+    pairs = donations(program, donated)
     ops = sum(node.op == "call_function" for node in own.nodes)
     is_told = placed.world.rank == 0
     with (
@@ -149,7 +149,7 @@ def _bind_groups(placed: Placed) -> None:
         _compat.register_group(name, placed.mesh.get_group(k))
 
 
-def _donated(placed: Placed) -> list[int]:
+def donated_places(placed: Placed) -> list[int]:
     """Which placeholders are donated inputs."""
     skip = len(placed.axes.names)
     return [
@@ -162,38 +162,3 @@ def _checked(placed: Placed) -> list[int]:
     arguments, by their key and by `layouts.LocalLayouts`.
     """
     return list(range(len(placed.axes.names) + len(placed.tensors)))
-
-
-def _donations(program: LocalProgram, donated: Sequence[int]) -> dict[int, int]:
-    """Output position -> placeholder position of a donated input with the same local layout.
-
-    An output that already lies in the memory of an input gets no donated memory. Another output
-    might be written over it first.
-    """
-    free = list(donated)
-    holders = program.graph.find_nodes(op="placeholder")
-    results = program.graph.find_nodes(op="output")[0].args[0]
-    made_of = [memory_of(node) for node in results]
-    free = [i for i in free if holders[i] not in made_of]
-    pairs: dict[int, int] = {}
-    for o, node in enumerate(results):
-        match = next((i for i in free if _alike(holders[i], node)), None)
-        if (
-            match is not None
-            and made_of[o] not in holders
-            and made_of.index(made_of[o]) == o
-        ):
-            pairs[o] = match
-            free.remove(match)
-    return pairs
-
-
-def _alike(a: torch.fx.Node, b: torch.fx.Node) -> bool:
-    x = a.meta["val"]
-    y = b.meta["val"]
-    return (x.shape, x.stride(), x.dtype, x.device) == (
-        y.shape,
-        y.stride(),
-        y.dtype,
-        y.device,
-    )

@@ -12,12 +12,12 @@ from ... import _compat
 from ... import schedule as passes
 from ...buckets import BucketPlan
 from ...capture import Captured
-from ...compile.recomputed import as_run
+from ...compile.kernels import memory_as_run
 from ...hardware import H100, Hardware, Link, hardware_of, links_of
 from ...inspect.alternatives import considered
 from ...inspect.certificate import Certificate, certify
 from ...inspect.implicit import report_implicit
-from ...inspect.memory import Memory, memory
+from ...inspect.memory import Memory
 from ...inspect.step_time import StepTime, step_time
 from ...inspect.transfers import Fallback, Transfer, fallbacks, transfers
 from ...inspect.verbose import verbose_text
@@ -35,7 +35,7 @@ from ..arguments.placements import marks_of_closed_over
 from ..backward.second_half import Backward
 from ..compiled import Compiled
 from ..options import Request
-from .compiling import Runner, runner
+from .compiling import Runner, donated_places, runner
 from .costly import warn_of_expensive
 from .following import check_numbers, followed_capture
 from .kinds import kinds_of_ranks
@@ -282,7 +282,9 @@ class Lowered:
         """The peak of this rank's memory, and the tensors that are alive there. Recomputed at
         each access.
         """
-        return memory(as_run(self.program, self.traced.request.backend))
+        traced = self.traced
+        donated = donated_places(traced.placed)
+        return memory_as_run(self.program, traced.request.backend, donated)
 
     @property
     def placements(self) -> ArgumentPlacements:

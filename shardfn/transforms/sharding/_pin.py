@@ -138,27 +138,40 @@ HOOKS_OF = {
 def _refuse_contradictions(
     layers: Mapping[str, nn.Module], chosen: Sequence[tuple[str, str, Any]]
 ) -> None:
-    """Refuse two placements for one value. A layer may have several paths."""
+    """Refuse two placements for one value. A layer may have several paths, and a value may be
+    that of several layers: of a Sequential and of its last.
+    """
     wrong = []
-    given: dict[tuple[str, nn.Module], Any] = {}
+    rows: dict[tuple[str, nn.Module], list[tuple[str, Any]]] = {}
+    for verb in HOOKS_OF:
+        for path, layer in layers.items():
+            hooks = HOOKS_OF[verb](layer).values()
+            pins = [(path, getattr(hook, PINNED, None)) for hook in hooks]
+            rows.setdefault((verb, _same(verb, layer)), []).extend(pins)
     for verb, path, placement in chosen:
-        layer = layers[path]
-        hooks = HOOKS_OF[verb](layer).values()
-        earlier = [getattr(hook, PINNED, None) for hook in hooks]
-        earlier.append(given.get((verb, layer)))
+        given = rows[verb, _same(verb, layers[path])]
         takes = verb == "inputs" and not isinstance(placement, tuple)
         now = (placement,) if takes else placement
-        given[verb, layer] = now
-        for other in earlier:
+        for where, other in given:
             if _contradict(now, other):
-                wrong.append(f"{verb}[{path!r}] is pinned to {other}, and to {now}")
+                at = "" if layers[where] is layers[path] else f" as {verb}[{where!r}]"
+                wrong.append(f"{verb}[{path!r}] is pinned{at} to {other}, and to {now}")
+        given.append((path, now))
     if wrong:
         raise PlacementError.of(
             "pin",
-            *wrong,
+            *dict.fromkeys(wrong),
             needed="one placement for each value",
             fix="remove() of the earlier pins, or patterns without these layers",
         )
+
+
+def _same(verb: str, layer: nn.Module) -> nn.Module:
+    """The innermost layer that returns, or takes, the same value as a layer does."""
+    place = -1 if verb == "outputs" else 0
+    while type(layer).forward is nn.Sequential.forward and len(layer):
+        layer = layer[place]
+    return layer
 
 
 def _contradict(first: Any, second: Any) -> bool:

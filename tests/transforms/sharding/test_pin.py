@@ -196,6 +196,28 @@ def test_a_layer_of_two_paths_has_one_placement() -> None:
     sf.pin(net, inputs={"0": SPLIT[0], "1": SPLIT[:1]}).remove()
 
 
+def test_a_sequential_returns_what_its_last_layer_does_and_takes_what_its_first_takes() -> None:
+    inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    net = nn.Sequential(nn.Linear(2, 2), inner)
+    with pytest.raises(sf.PlacementError) as error:
+        sf.pin(net, {"1.1": SPLIT[0], "": SPLIT[1]})
+    said = "outputs[''] is pinned as outputs['1.1'] to P('dp'), and to P(None, 'tp')"
+    assert said in str(error.value).replace("\n ", "")
+    twice = pytest.raises(sf.PlacementError, match="as inputs")
+    with sf.pin(net, inputs={"1": SPLIT[0]}), twice:
+        sf.pin(net, inputs={"1.0": SPLIT[1]})
+    sf.pin(net, {"1.0": SPLIT[0], "": SPLIT[1]}).remove()
+    sf.pin(net, {"1.1": SPLIT[0], "": SPLIT[0]}).remove()
+
+
+def test_a_sequential_with_a_forward_of_its_own_is_another_value() -> None:
+    class Twice(nn.Sequential):
+        def forward(self, x: Any) -> Any:
+            return super().forward(super().forward(x)) * 2
+
+    sf.pin(Twice(nn.ReLU()), {"": SPLIT[0], "0": SPLIT[1]}).remove()
+
+
 def test_what_is_not_a_module_is_refused() -> None:
     with pytest.raises(sf.ShardError) as error:
         sf.pin(case, {"": P("dp")})  # type: ignore[arg-type]

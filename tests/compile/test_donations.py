@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from shardfn.runtime.stages.compiling import _donations
+from shardfn.compile.donations import donations
 from tests.support.stages.graphs import graph_of
 
 X, Y = torch.ones(4, 4), torch.ones(4, 4)
@@ -15,7 +15,7 @@ X, Y = torch.ones(4, 4), torch.ones(4, 4)
 
 def pairs(fn: Any, *args: torch.Tensor, donated: tuple[int, ...] = (0, 1)) -> Any:
     program: Any = SimpleNamespace(graph=graph_of(fn, *args))
-    return _donations(program, donated)
+    return donations(program, donated)
 
 
 def test_each_donated_input_takes_one_output_of_its_layout() -> None:

@@ -1,0 +1,5 @@
+"""What a compiler allocates for a program, without compiling it."""
+
+from .held import memory_as_run
+
+__all__ = ["memory_as_run"]

@@ -1,0 +1,196 @@
+"""The kernels that Inductor fuses into one, and the order in which they run."""
+
+from __future__ import annotations
+
+import attrs
+from torch.fx import Node
+
+from ...partition.planner import work
+from . import op_kinds
+from .stored import Kernel, Stored, layout_of
+
+LARGEST, WIDEST, FARTHEST = 64, 16, 64  # kernels of a fused one; without a common result; apart
+NEAR = 64  # readers of a value after one that are tried with it
+ROUNDS = 10
+
+
+@attrs.define(eq=False)
+class Group:
+    """Kernels that run as one.
+
+    Args:
+        kernels: in order.
+        mask: a bit for each.
+        before: a bit for each kernel that runs before them.
+    """
+
+    kernels: list[Kernel]
+    mask: int
+    before: int
+
+    @property
+    def first(self) -> int:
+        """The place of the first one in the order."""
+        return self.kernels[0].number
+
+    @property
+    def last(self) -> int:
+        """The place of the last one in the order."""
+        return self.kernels[-1].number
+
+    @property
+    def is_loop(self) -> bool:
+        """Whether they are loops."""
+        return self.kernels[0].space is not None
+
+
+class Fusion:
+    """The fused kernels of a graph.
+
+    Args:
+        stored: its kernels.
+    """
+
+    def __init__(self, stored: Stored) -> None:
+        self.stored = stored
+        self.group: dict[Kernel, Group] = {}
+        self.before: list[int] = []  # a bit for each kernel that a kernel waits for
+        before = self.before
+        for kernel in stored.kernels:
+            mask = 0
+            for other in self.needed(kernel):
+                mask |= before[other.number] | 1 << other.number
+            before.append(mask)
+            number = 1 << kernel.number
+            self.group[kernel] = Group([kernel], number, mask)
+        self.all = dict.fromkeys(self.group.values())
+        for _ in range(ROUNDS):
+            if not self.fuse_once():
+                break
+        self.order = self.ordered()
+
+    def groups(self) -> list[Group]:
+        """The groups, by their first kernels."""
+        return list(dict.fromkeys(self.group[x] for x in self.stored.kernels))
+
+    def needed(self, kernel: Kernel) -> list[Kernel]:
+        """The kernels that another one waits for."""
+        makers = self.stored.makers
+        given = [x for value in kernel.reads for x in makers.get(value, ())]
+        earlier = [x for x in given if x.number < kernel.number]
+        return [*earlier, *kernel.after]
+
+    def fuse_once(self) -> bool:
+        """Fuse pairs that share values, those that share most first."""
+        shared = self.shared()
+        place = {pair: k for k, pair in enumerate(shared)}
+        far = lambda pair: abs(pair[0].first - pair[1].first)
+        pairs = sorted(
+            shared, key=lambda pair: (-shared[pair], far(pair), place[pair])
+        )
+        is_any = False
+        for one, other in pairs:
+            a = self.group[one.kernels[0]]
+            b = self.group[other.kernels[0]]
+            if a is not b and self.can_fuse(a, b):
+                self.fuse(a, b)
+                is_any = True
+        return is_any
+
+    def shared(self) -> dict[tuple[Group, Group], int]:
+        """The bytes that each two groups share: of values that one makes and the other reads, or
+        that both read in one layout.
+        """
+        users: dict[tuple[Node, object], dict[Group, None]] = {}
+        for kernel in self.stored.kernels:
+            if kernel.space is None:
+                continue
+            made = [x for x in kernel.writes if x.target not in op_kinds.JOINED]
+            for key in (*kernel.layouts, *((x, layout_of(x)) for x in made)):
+                users.setdefault(key, {})[self.group[kernel]] = None
+        found: dict[tuple[Group, Group], int] = {}
+        for (value, _), groups in users.items():
+            near = sorted(groups, key=lambda group: group.first)
+            size = work.nbytes(value.meta.get("val"))
+            for k, one in enumerate(near):
+                for other in near[k + 1 : k + 1 + NEAR]:
+                    found[one, other] = found.get((one, other), 0) + size
+        return found
+
+    def can_fuse(self, a: Group, b: Group) -> bool:
+        """Whether two groups can run as one, the first one before the second."""
+        if b.mask & a.before:
+            a, b = b, a
+        count = len(a.kernels) + len(b.kernels)
+        is_vertical = bool(a.mask & b.before)
+        is_far = max(abs(a.first - b.last), abs(b.first - a.last)) > FARTHEST
+        if count > (LARGEST if is_vertical else WIDEST) or is_far:
+            return False
+        return _fit(a, b, is_vertical) and not self.is_between(a, b)
+
+    def is_between(self, a: Group, b: Group) -> bool:
+        """Whether a third kernel runs after the first group and before the second."""
+        for kernel in b.kernels:
+            for other in self.needed(kernel):
+                group = self.group[other]
+                if group is not a and group is not b and group.before & a.mask:
+                    return True
+        return False
+
+    def fuse(self, a: Group, b: Group) -> None:
+        """Make one group of two."""
+        kernels = sorted([*a.kernels, *b.kernels], key=lambda x: x.number)
+        mask = a.mask | b.mask
+        before = (a.before | b.before) & ~mask
+        fused = Group(kernels, mask, before)
+        for kernel in kernels:
+            self.group[kernel] = fused
+        self.all.pop(a)
+        self.all.pop(b)
+        for group in self.all:
+            if group.before & mask:
+                group.before |= before | mask
+        self.all[fused] = None
+
+    def ordered(self) -> list[Group]:
+        """The groups as they run: by their first kernels, each after those that it needs."""
+        order: dict[Group, None] = {}
+        for group in self.groups():
+            stack = [group]
+            while stack:
+                now = stack[-1]
+                needed = [self.group[y] for x in now.kernels for y in self.needed(x)]
+                missing = [x for x in needed if x not in order and x is not now]
+                if missing and now not in order:
+                    stack.append(missing[0])
+                else:
+                    order.setdefault(now)
+                    stack.pop()
+        return list(order)
+
+
+def _fit(a: Group, b: Group, is_vertical: bool) -> bool:
+    """Whether the loops of two groups are alike."""
+    ones, others = _loops(a), _loops(b)
+    sums = {x for x in (*ones, *others) if x[0] != x[1]}
+    rows = {x[0] for x in sums}
+    if any(not is_row for _, _, is_row in sums):
+        return ones == others
+    if not sums:
+        return ones == others
+    (most,) = {max(total for _, total, _ in sums)}
+    if len(rows) > 1 or len({total for _, total, _ in sums}) > 1:
+        return False
+    is_sum_first = bool(ones & sums) and not others <= sums
+    if is_sum_first and (rows == {1} or not is_vertical):
+        return False
+    return all(total in (most, *rows) for _, total, _ in ones | others)
+
+
+def _loops(group: Group) -> set[tuple[int, int, bool]]:
+    return {x.space for x in group.kernels if x.space is not None}
+
+
+def values_of(group: Group) -> list[Node]:
+    """The values that a group stores."""
+    return list(dict.fromkeys(x for kernel in group.kernels for x in kernel.writes))

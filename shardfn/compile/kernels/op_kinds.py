@@ -1,0 +1,182 @@
+"""What Inductor makes of an op: a formula that it writes into the readers, a loop that reduces, a
+part of a larger buffer, or a call of a kernel.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from ...capture.checkpoint.recompute import is_view
+from ...ops.placement import AFTER
+from ...partition.planner import work
+
+aten = torch.ops.aten
+c10d = torch.ops._c10d_functional
+FORMULAS = {  # element by element, beside the ops that torch tags so
+    aten._to_copy.default,
+    aten.arange.default,
+    aten.arange.start_step,
+    aten.clone.default,
+    aten.constant_pad_nd.default,
+    aten.copy.default,
+    aten.embedding.default,
+    aten.empty.memory_format,
+    aten.flip.default,
+    aten.full.default,
+    aten.full_like.default,
+    aten.gather.default,
+    aten.index.Tensor,
+    aten.index_select.default,
+    aten.new_full.default,
+    aten.new_ones.default,
+    aten.new_zeros.default,
+    aten.ones.default,
+    aten.ones_like.default,
+    aten.repeat.default,
+    aten.roll.default,
+    aten.scalar_tensor.default,
+    aten.scatter.value,
+    aten.select_backward.default,
+    aten.select_scatter.default,
+    aten.slice_backward.default,
+    aten.slice_scatter.default,
+    aten.tril.default,
+    aten.triu.default,
+    aten.zeros.default,
+    aten.zeros_like.default,
+}
+HEAVY = {  # formulas that are stored if two ops read them
+    "exp",
+    "gelu_backward",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "logaddexp",
+    "mish",
+    "sigmoid",
+    "silu",
+    "silu_backward",
+    "softplus",
+    "tanh",
+}
+LENGTHS = {"gelu": 9, "gelu_backward": 19, "silu": 3, "silu_backward": 8}
+REDUCTIONS = {
+    "all",
+    "amax",
+    "amin",
+    "any",
+    "argmax",
+    "argmin",
+    "cumsum",
+    "logsumexp",
+    "max",
+    "mean",
+    "min",
+    "prod",
+    "std",
+    "sum",
+    "var",
+    "var_mean",
+}
+ROWWISE = {  # sums over rows, and a formula of them
+    "_fused_rms_norm",
+    "_fused_rms_norm_backward",
+    "_log_softmax",
+    "_log_softmax_backward_data",
+    "_softmax",
+    "_softmax_backward_data",
+    "native_layer_norm",
+    "native_layer_norm_backward",
+}
+JOINED = {  # written part by part into one buffer
+    aten.cat.default,
+    aten.stack.default,
+    torch.ops.shardfn.pack.default,
+}
+PRODUCTS = {"addmm", "mm"}  # into memory that they are given
+TURNS = {"numpy_T", "permute", "t", "transpose"}
+FIXED = {aten.mm.default, aten.convolution_backward.default}  # need an order of strides
+IN_PLACE = {c10d.all_reduce.default}
+WAIT = work.WAIT
+
+
+def name(node: Node) -> str:
+    """The name of an op, without its overload."""
+    return getattr(node.target, "_opname", "")
+
+
+def is_alias(node: Node) -> bool:
+    """Whether a value lies in the memory of another, and no kernel makes it."""
+    is_ordered = node.target in (AFTER, WAIT)
+    return is_view(node) and not is_ordered
+
+
+def is_formula(node: Node) -> bool:
+    """Whether an op is computed where its result is read."""
+    is_pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
+    is_ours = getattr(node.target, "namespace", "") == "shardfn"
+    is_one = isinstance(node.meta.get("val"), torch.Tensor)
+    is_random = is_ours and name(node).startswith("random")
+    is_other = node.target in FORMULAS or _is_sum_of_one(node)
+    return is_one and (is_pointwise or is_random or is_other)
+
+
+def _is_sum_of_one(node: Node) -> bool:
+    """Whether a reduction is over dims of size 1."""
+    if name(node) not in REDUCTIONS or not node.all_input_nodes:
+        return False
+    x, value = node.all_input_nodes[0].meta["val"], node.meta["val"]
+    is_one = isinstance(value, torch.Tensor) and isinstance(x, torch.Tensor)
+    return is_one and x.shape.numel() == value.shape.numel()
+
+
+def turned(node: Node) -> Node:
+    """The value of which a node is the only reader's transposed view; else the node itself."""
+    first = node
+    while name(node) in TURNS and len(node.users) == 1:
+        node = node.all_input_nodes[0]
+    return node if len(node.users) == 1 else first
+
+
+def product_of(node: Node) -> Node | None:
+    """The product that a sum adds to another value, if one kernel computes both."""
+    if node.target is not aten.add.Tensor:
+        return None
+    products = map(turned, node.all_input_nodes)
+    return next((x for x in products if sum_of(x) is node), None)
+
+
+def sum_of(node: Node) -> Node | None:
+    """The sum that is computed by the kernel of a product."""
+    if node.target is not aten.mm.default:
+        return None
+    reader = view = node
+    while reader is node or name(reader) in TURNS:
+        if len(reader.users) != 1:
+            return None
+        view = reader
+        (reader,) = reader.users
+    others = [x for x in reader.all_input_nodes if x is not view]
+    is_sum = reader.target is aten.add.Tensor and not reader.kwargs
+    if not is_sum or len(others) != 1:
+        return None
+    is_second = reader.args[1] is view
+    if is_second and turned(others[0]).target is aten.mm.default:
+        return None
+    shape, given = view.meta["val"].shape, others[0].meta["val"].shape
+    pairs = zip(reversed(given), reversed(shape), strict=False)
+    fits = len(given) <= len(shape) and all(a in (1, b) for a, b in pairs)
+    return reader if fits else None
+
+
+def is_heavy(node: Node) -> bool:
+    """Whether a formula is costly to compute twice."""
+    is_tanh = node.kwargs.get("approximate") == "tanh"
+    return name(node) in HEAVY or is_tanh
+
+
+def length(node: Node) -> int:
+    """How many operations a formula adds, about."""
+    return LENGTHS.get(name(node), 1)

@@ -1,0 +1,119 @@
+"""What a compiled program holds at each of its kernels, without compiling it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from torch.fx import Graph, Node
+
+from ...inspect.memory import Moments
+from ...partition.planner import work
+from .copied_inputs import CHANNELS_LAST, COPY, is_convolved
+from .fused import Fusion, Group, values_of
+from .stored import Stored
+
+
+def inductor_steps(graph: Graph, taken: Mapping[int, int] | None = None) -> Moments:
+    """For each kernel, in the order in which Inductor's code runs them: the node that it belongs
+    to, and the nodes that own the memory that is held while it runs, arguments among them.
+
+    Args:
+        graph: one rank's program, with the values that it recomputes, and with copies of inputs.
+        taken: the placeholder into whose memory each of some results goes, by its position.
+    """
+    yield from _Steps(graph, taken or {}).run()
+
+
+class _Steps:
+    def __init__(self, graph: Graph, taken: Mapping[int, int]) -> None:
+        self.stored = Stored(graph, taken)
+        fusion = Fusion(self.stored)
+        self.order, self.before = fusion.order, fusion.before
+        self.given = dict.fromkeys(self.stored.holders)
+        self.last = self.last_uses()
+        self.inside = self.never_stored()
+        homes = self.stored.home.items()
+        self.renamed = {home for value, home in homes if value is not home}
+
+    def home(self, value: Node) -> Node:
+        return self.stored.home[value]
+
+    def last_uses(self) -> dict[Node, Group | None]:
+        """The last group that uses the memory of each value; None for a result."""
+        found: dict[Node, Group | None] = {}
+        for group in self.order:
+            for kernel in group.kernels:
+                for x in (*kernel.reads, *kernel.writes):
+                    found[self.home(x)] = group
+        return found | {self.home(x): None for x in self.stored.results}
+
+    def never_stored(self) -> set[Node]:
+        """The values that only the kernel reads that makes them."""
+        found = set()
+        for group in self.order:
+            kernels = set(group.kernels)
+            for x in values_of(group):
+                is_kept = self.home(x) is not x or self.last[x] is None
+                readers = self.stored.readers.get(x, ())
+                if group.is_loop and not is_kept and kernels.issuperset(readers):
+                    found.add(x)
+        return found
+
+    def calls(self) -> list[list[Group]]:
+        """The groups that the code runs in one call: loops that follow each other are one."""
+        found: list[list[Group]] = []
+        for group in self.order:
+            if found and group.is_loop and found[-1][-1].is_loop:
+                found[-1].append(group)
+            else:
+                found.append([group])
+        return found
+
+    def run(self) -> Moments:
+        """The memory of each call: it allocates all results first, and frees at its end."""
+        alive: dict[Node, None] = {}
+        done = 0  # a bit for each kernel that has run
+        for call in self.calls():
+            for group in call:
+                made = [self.home(x) for x in values_of(group) if x not in self.inside]
+                new = [x for x in made if x not in alive and x not in self.given]
+                for x in self.in_place(group, new, done):
+                    alive.pop(x, None)
+                alive |= dict.fromkeys(new)
+                done |= group.mask
+            yield call[-1].kernels[-1].node, [*self.given, *alive]
+            for x in [x for x in alive if self.last.get(x) in call]:
+                alive.pop(x)
+
+    def in_place(self, group: Group, new: Iterable[Node], done: int) -> list[Node]:
+        """The values whose memory the results of a loop take, some of which have none."""
+        found: list[Node] = []
+        for kernel in group.kernels if group.is_loop else ():
+            known = done | self.before[kernel.number] | 1 << kernel.number
+            for x in kernel.writes:
+                free = [y for y in kernel.reads if self.is_free(y, x, known)]
+                taken = [y for y in free if y not in found][:1]
+                found += taken if x in new else []
+        return found
+
+    def is_free(self, value: Node, result: Node, known: int) -> bool:
+        """Whether a loop may write its result over a value that it reads: only known kernels
+        read that.
+        """
+        if self.last.get(value) is None or value in self.given:
+            return False
+        size, wanted = (work.nbytes(x.meta["val"]) for x in (value, result))
+        users = self.stored.readers.get(value, ())
+        is_done = all(known >> x.number & 1 for x in users)
+        return size == wanted and is_done and self.can_be_replaced(value, result)
+
+    def can_be_replaced(self, value: Node, result: Node) -> bool:
+        """Whether a loop may write over a value that it reads: not if it has a second name or other
+        strides, nor if its maker reads an argument that is overwritten later.
+        """
+        is_alike = is_convolved(value) == (result.meta.get(COPY) == CHANNELS_LAST)
+        if value in self.renamed or not is_alike:
+            return False
+        makers = self.stored.makers.get(value, ())
+        read = {self.home(x) for kernel in makers for x in kernel.reads}
+        return not read & self.stored.mutated

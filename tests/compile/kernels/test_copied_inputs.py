@@ -1,0 +1,20 @@
+"""The inputs that Inductor copies for kernels that prescribe strides."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from shardfn.compile.kernels.copied_inputs import COPY, is_convolved, with_copies
+from tests.support.stages.graphs import graph_of
+
+
+def test_convolutions_read_copies_but_for_what_a_convolution_made() -> None:
+    fn = lambda x, w: [F.conv2d(F.conv2d(x, w), w)]
+    graph = graph_of(fn, torch.ones(1, 3, 9, 9), torch.ones(3, 3, 3, 3))
+    found = with_copies(graph)
+    copies = [node for node in found.nodes if COPY in node.meta]
+    assert [x.all_input_nodes[0].op for x in copies] == ["placeholder"] * 3
+    first, second = (x for x in found.nodes if "convolution" in str(x.target))
+    assert is_convolved(second.args[0]) and second.args[0] is first
+    assert not any(COPY in node.meta for node in graph.nodes)

@@ -1,0 +1,38 @@
+"""Which kernels Inductor fuses, and their order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from shardfn.compile.kernels import op_kinds
+from shardfn.compile.kernels.fused import Fusion, values_of
+from shardfn.compile.kernels.stored import Stored
+from tests.support.stages.graphs import graph_of
+
+X = torch.ones(4, 6)
+
+
+def fused(fn: Any, *args: torch.Tensor) -> list[list[str]]:
+    order = Fusion(Stored(graph_of(fn, *args), {})).order
+    return [[op_kinds.name(x) for x in values_of(group)] for group in order]
+
+
+def test_readers_of_one_value_and_its_maker_are_one_kernel() -> None:
+    found = fused(lambda x: [(y := torch.exp(x)) + 1, y * 2], X)
+    assert found == [["exp", "add", "mul"]]
+
+
+def test_a_row_sum_and_its_reader_are_one_kernel() -> None:
+    found = fused(lambda x: [torch.exp(x) / x.sum(-1, keepdim=True)], X)
+    assert found == [["sum", "div"]]
+
+
+def test_a_sum_of_all_and_its_reader_are_two() -> None:
+    assert fused(lambda x: [x / x.sum()], X) == [["sum"], ["div"]]
+
+
+def test_nothing_is_fused_across_a_product() -> None:
+    found = fused(lambda x: [(y := torch.exp(x)), torch.sin(y.t() @ y) @ y.t()], X)
+    assert found == [["exp"], ["mm"], ["sin"], ["mm"]]

@@ -1,0 +1,174 @@
+"""The memory that is stated for a program is that of the code that Inductor writes for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from allocations import allocated
+
+import shardfn as sf
+from bench.remat import peak
+from shardfn import P
+from shardfn._tree import leaves
+
+R = torch.randn
+CLOSE = 0.05
+
+
+def relu_mlp(w: Any, x: torch.Tensor) -> torch.Tensor:
+    for layer in w.values():
+        x = torch.relu(x @ layer)
+    return x.square().mean()
+
+
+def trained(loss: Callable[..., Any], w: Any, *batch: Any, where: Any = None) -> Any:
+    """A lowered step of AdamW, on one device, or with a strategy on two ranks."""
+    opt = sf.optim(torch.optim.AdamW, lr=1e-3)
+
+    def step(w: Any, state: Any, *batch: Any) -> Any:
+        value, grads = sf.bucketed_grad(loss)(w, *batch)
+        grads, _ = sf.clip_by_global_norm(grads, 1.0)
+        w, state = opt.update(w, grads, state)
+        return w, state, value
+
+    if where is None:
+        run = sf.jit(step, donate_argnums=(0, 1))
+    else:
+        mesh = sf.make_mesh((2,), ("dp",))
+        plan = sf.strategy(where, w, mesh)
+        state = opt.state_placements(plan.state, w)
+        places = (plan.params, state, *(plan.batch for _ in batch))
+        run = sf.shard(step, mesh, places, donate_argnums=(0, 1))
+    return run.lower(w, opt.init(w), *batch)
+
+
+def widths() -> dict[str, torch.Tensor]:
+    return {f"layers.{k}": R(256, 256) for k in range(3)}
+
+
+def residual(w: Any, x: torch.Tensor) -> torch.Tensor:
+    for up, down in w:
+        x = x + F.gelu(x @ up) @ down
+    return x.square().mean()
+
+
+def tensor_parallel() -> Any:
+    mesh = sf.make_mesh((2,), ("tp",))
+    w = [(R(128, 512), R(512, 128)) for _ in range(3)]
+    places = [(P(None, "tp"), P("tp"))] * 3, P()
+    return sf.shard(sf.value_and_grad(residual), mesh, places).lower(w, R(512, 128))
+
+
+def blocks(w: Any, tokens: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """A Llama of gated blocks with attention."""
+    h = F.embedding(tokens, w["emb"])
+    for layer in w["layers"]:
+        n = F.rms_norm(h, (64,), layer["n1"])
+        q, k, v = (
+            (n @ layer[x]).unflatten(-1, (4, 16)).transpose(1, 2) for x in "qkv"
+        )
+        a = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        h = h + a.transpose(1, 2).flatten(2) @ layer["o"]
+        n = F.rms_norm(h, (64,), layer["n2"])
+        h = h + (F.silu(n @ layer["gate"]) * (n @ layer["up"])) @ layer["down"]
+    return F.cross_entropy((h @ w["emb"].T).flatten(0, 1), y.flatten())
+
+
+def llama() -> tuple[Any, torch.Tensor, torch.Tensor]:
+    layer = lambda: {
+        **{x: R(64, 64) for x in "qkvo"},
+        **dict(gate=R(64, 256), up=R(64, 256), down=R(256, 64)),
+        **dict(n1=torch.ones(64), n2=torch.ones(64)),
+    }
+    x, y = torch.randint(0, 512, (2, 8, 128))
+    return dict(emb=R(512, 64), layers=[layer() for _ in range(2)]), x, y
+
+
+def pictures(w: Any, x: torch.Tensor) -> torch.Tensor:
+    for c in w:
+        x = F.relu(F.conv2d(x, c, padding=1))
+    return x.mean((2, 3)).square().mean()
+
+
+def normed(w: Any, x: torch.Tensor) -> torch.Tensor:
+    for up, down, g, b in w:
+        h = F.layer_norm(x, (128,), g, b) @ up
+        x = x + F.gelu(h, approximate="tanh") @ down
+    return x.square().mean()
+
+
+def attention(w: Any, x: torch.Tensor) -> torch.Tensor:
+    for layer in w:
+        q, k, v = (x @ layer).chunk(3, -1)
+        x = x + torch.softmax(q @ k.mT, -1) @ v
+    return x.square().mean()
+
+
+def graded(loss: Callable[..., Any], w: Any, x: torch.Tensor) -> Any:
+    return sf.jit(sf.value_and_grad(loss)).lower(w, x)
+
+
+PROGRAMS: dict[str, Callable[[], Any]] = {
+    "mlp": lambda: graded(relu_mlp, widths(), R(1024, 256)),
+    "adamw": lambda: trained(relu_mlp, widths(), R(1024, 256)),
+    "ddp": lambda: trained(relu_mlp, widths(), R(1024, 256), where="ddp"),
+    "zero3": lambda: trained(relu_mlp, widths(), R(1024, 256), where="zero3"),
+    "tensor parallel": tensor_parallel,
+    "llama": lambda: trained(blocks, *llama()),
+    "llama zero3": lambda: trained(blocks, *llama(), where="zero3"),
+    "llama forward": lambda: sf.jit(blocks).lower(*llama()),
+    "convolutions": lambda: graded(
+        pictures, [R(32, 3, 3, 3), R(64, 32, 3, 3)], R(8, 3, 32, 32)
+    ),
+    "layer norm": lambda: graded(
+        normed,
+        [(R(128, 512), R(512, 128), torch.ones(128), torch.zeros(128))] * 3,
+        R(512, 128),
+    ),
+    "attention": lambda: graded(
+        attention, [R(64, 192) for _ in range(3)], R(8, 128, 64)
+    ),
+    "bfloat16": lambda: graded(
+        lambda w, x: relu_mlp({k: y.bfloat16() for k, y in w.items()}, x),
+        widths(),
+        R(1024, 256).bfloat16(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_stated_peak_is_that_of_inductors_code(name: str) -> None:
+    with sf.fake_world(2):
+        lowered = PROGRAMS[name]()
+        found = lowered.memory
+        assert found.peak == pytest.approx(allocated(lowered), rel=CLOSE)
+        assert sum(tensor.nbytes for tensor in found.alive) == found.peak
+
+
+def scanned(w: Any, x: torch.Tensor) -> torch.Tensor:
+    step = lambda c, layer: (c + torch.relu(c @ layer["up"]) @ layer["down"], c.sum())
+    c, sums = sf.scan(step, x, w)
+    return c.square().mean() + sums.mean()
+
+
+RUN = {
+    "mlp": (relu_mlp, widths(), R(1024, 256)),
+    "scan": (scanned, dict(up=R(5, 128, 512), down=R(5, 512, 128)), R(512, 128)),
+}
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_the_stated_peak_is_what_the_compiled_program_is_seen_to_allocate(
+    name: str,
+) -> None:
+    loss, w, x = RUN[name]
+    step = sf.jit(sf.value_and_grad(loss))
+    step(w, x)
+    lowered = step.lower(w, x)
+    given = [*leaves((w, x)), *lowered.traced.captured.closed_over]
+    seen = peak(lambda: step(w, x)) + sum(y.nbytes for y in given)
+    assert lowered.memory.peak == pytest.approx(seen, rel=CLOSE)

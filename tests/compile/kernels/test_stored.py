@@ -1,0 +1,41 @@
+"""Which values Inductor stores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from shardfn.compile.kernels import op_kinds
+from shardfn.compile.kernels.stored import Stored
+from tests.support.stages.graphs import graph_of
+
+X = torch.ones(4, 4)
+
+
+def stored(fn: Any, *args: torch.Tensor) -> list[str]:
+    kernels = Stored(graph_of(fn, *args), {}).kernels
+    return [op_kinds.name(x) for kernel in kernels for x in kernel.writes]
+
+
+def test_a_formula_is_stored_for_a_product_and_not_for_another_formula() -> None:
+    assert stored(lambda x: [torch.relu(torch.sin(x))], X) == ["relu"]
+    assert stored(lambda x: [torch.relu(torch.sin(x)) @ x], X) == ["relu", "mm"]
+
+
+def test_what_two_formulas_read_is_stored_if_it_is_heavy() -> None:
+    both = lambda op: lambda x: [(y := op(x)) + 1, (y * 2).sum(0)]
+    assert stored(both(torch.relu), X) == ["sum", "add"]
+    assert stored(both(torch.exp), X) == ["exp", "sum", "add"]
+
+
+def test_a_result_that_a_donated_argument_takes_has_no_memory() -> None:
+    graph = graph_of(lambda x: [x + 1], X)
+    (kernel,) = Stored(graph, {0: 0}).kernels
+    assert kernel.writes == () and len(kernel.reads) == 1
+
+
+def test_parts_of_a_buffer_are_written_into_it() -> None:
+    found = Stored(graph_of(lambda x: [torch.cat([x @ x, torch.sin(x)])], X), {})
+    homes = {op_kinds.name(x): op_kinds.name(y) for x, y in found.home.items()}
+    assert homes["mm"] == homes["sin"] == homes["cat"] == "cat"

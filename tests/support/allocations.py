@@ -1,0 +1,135 @@
+"""What Inductor's code for a lowered program allocates, read from the code, which is not built."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._inductor import config, ir
+from torch._inductor.graph import GraphLowering
+
+from shardfn import _compat
+from shardfn.compile import backends
+from shardfn.compile.donations import donations
+from shardfn.compile.recomputed import recomputed
+from shardfn.runtime.stages.compiling import donated_places
+from shardfn.schedule import copied
+
+EMPTY = re.compile(r"(\w+) = empty_strided_cpu\(\((.*?)\), \((.*?)\), (torch\.\w+)\)")
+DELETED = re.compile(r"del (.+)")
+RENAMED = re.compile(r"(\w+) = (?:reinterpret_tensor\()?(\w+)(?:, .*\))?")
+MADE = re.compile(r"(\w+) = .+")
+
+
+@contextlib.contextmanager
+def _without_building(found: list[tuple[str, Any]]) -> Iterator[None]:
+    """A context in which Inductor writes code, and compiles none."""
+
+    def unbuilt(graph: Any) -> Any:
+        code, _ = graph.codegen()
+        found.append((code.value, graph))
+        return mock.Mock(__file__="none.py", key="none", call=lambda *args: None)
+
+    with (
+        mock.patch.object(GraphLowering, "compile_to_module", unbuilt),
+        mock.patch("torch._dynamo.repro.after_aot.save_graph_repro"),
+        mock.patch.object(backends, "key_of", lambda *args: None),
+        config.patch(fx_graph_cache=False),
+        _compat.staging(),
+        _compat.autocast_off(),
+    ):
+        yield
+
+
+def allocated(lowered: Any) -> int:
+    """The peak of a rank's memory in the code that Inductor writes for a lowered program, with
+    all arguments. A program with loops is refused.
+    """
+    program = lowered.program
+    donated = donated_places(lowered.traced.placed)
+    graph = torch.fx.GraphModule(
+        torch.nn.Module(), recomputed(copied(program.graph))
+    )
+    taking = backends.donate(graph, donations(program, donated))
+    found: list[tuple[str, Any]] = []
+    with _without_building(found):
+        backends.inductor(taking, donated)
+    ((code, inner),) = found
+    values = [x.meta["val"] for x in program.graph.find_nodes(op="placeholder")]
+    return sum(x.nbytes for x in values) + _peak(code, _sizes(inner))
+
+
+def _sizes(graph: Any) -> dict[str, int]:
+    """The bytes of each buffer that a kernel allocates itself."""
+    found = {}
+    for buffer in graph.buffers:
+        layout = buffer.maybe_get_output_spec()
+        if isinstance(layout, ir.Layout) and not isinstance(layout, ir.NoneLayout):
+            count = int(layout.storage_size())
+            found[buffer.get_name()] = count * layout.dtype.itemsize
+    return found
+
+
+class _Held:
+    """The memory that names refer to."""
+
+    def __init__(self) -> None:
+        self.memory: dict[str, int] = {}
+        self.nbytes: dict[int, int] = {}
+        self.held = self.peak = 0
+
+    def make(self, name: str, nbytes: int) -> None:
+        """A name for new memory."""
+        number = len(self.nbytes)
+        self.memory[name], self.nbytes[number] = number, nbytes
+        self.held += nbytes
+        self.peak = max(self.peak, self.held)
+
+    def drop(self, name: str) -> None:
+        """A name is gone, and its memory if it was the last."""
+        number = self.memory.pop(name, None)
+        if number is not None and number not in self.memory.values():
+            self.held -= self.nbytes[number]
+
+    def rename(self, name: str, base: str) -> None:
+        """A second name for the memory of a first."""
+        if base in self.memory:
+            self.memory[name] = self.memory[base]
+
+
+def _peak(code: str, sizes: dict[str, int]) -> int:
+    """The most bytes that a program's code holds at once."""
+    held = _Held()
+    for line in _lines(code):
+        if found := EMPTY.fullmatch(line):
+            name, shape, stride, dtype = found.groups()
+            pairs = zip(_numbers(shape), _numbers(stride), strict=True)
+            count = 1 + sum((n - 1) * s for n, s in pairs)
+            is_empty = math.prod(_numbers(shape)) == 0
+            size = getattr(torch, dtype.removeprefix("torch.")).itemsize
+            held.make(name, 0 if is_empty else count * size)
+        elif found := DELETED.fullmatch(line):
+            for name in found[1].split(","):
+                held.drop(name.strip())
+        elif (found := RENAMED.fullmatch(line)) and found[2] in held.memory:
+            held.rename(found[1], found[2])
+        elif (found := MADE.fullmatch(line)) and found[1] in sizes:
+            held.make(found[1], sizes[found[1]])
+    return held.peak
+
+
+def _lines(code: str) -> list[str]:
+    """The statements of the function that runs a program."""
+    _, _, body = code.partition("def call(")
+    body, _, _ = body.partition("\n        return (")
+    parts = [part for line in body.splitlines() for part in line.split(";")]
+    return [part.partition("#")[0].strip() for part in parts]
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(x) for x in text.split(",") if x.strip()]
