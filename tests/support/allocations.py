@@ -16,7 +16,6 @@ from torch._inductor.graph import GraphLowering
 from shardfn import _compat
 from shardfn.compile import backends
 from shardfn.compile.donations import donations
-from shardfn.compile.recomputed import recomputed
 from shardfn.runtime.stages.compiling import donated_places
 from shardfn.schedule import copied
 
@@ -52,13 +51,11 @@ def allocated(lowered: Any) -> int:
     """
     program = lowered.program
     donated = donated_places(lowered.traced.placed)
-    graph = torch.fx.GraphModule(
-        torch.nn.Module(), recomputed(copied(program.graph))
-    )
-    taking = backends.donate(graph, donations(program, donated))
+    graph = torch.fx.GraphModule(torch.nn.Module(), copied(program.graph))
+    pairs = donations(program, donated)
     found: list[tuple[str, Any]] = []
     with _without_building(found):
-        backends.inductor(taking, donated)
+        backends.inductor(graph, donated, pairs=pairs)
     ((code, inner),) = found
     values = [x.meta["val"] for x in program.graph.find_nodes(op="placeholder")]
     return sum(x.nbytes for x in values) + _peak(code, _sizes(inner))

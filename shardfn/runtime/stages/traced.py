@@ -279,12 +279,9 @@ class Lowered:
 
     @property
     def memory(self) -> Memory:
-        """The peak of this rank's memory, and the tensors that are alive there. Recomputed at
-        each access.
-        """
-        traced = self.traced
-        donated = donated_places(traced.placed)
-        return memory_as_run(self.program, traced.request.backend, donated)
+        """The peak of this rank's memory, and what is alive there. Recomputed at each access."""
+        donated = donated_places(self.traced.placed)
+        return memory_as_run(self.program, self.traced.request.backend, donated)
 
     @property
     def placements(self) -> ArgumentPlacements:

@@ -143,9 +143,9 @@ def _refuse_contradictions(
     """
     wrong = []
     rows: dict[tuple[str, nn.Module], list[tuple[str, Any]]] = {}
-    for verb in HOOKS_OF:
+    for verb, hooks_of in HOOKS_OF.items():
         for path, layer in layers.items():
-            hooks = HOOKS_OF[verb](layer).values()
+            hooks = hooks_of(layer).values()
             pins = [(path, getattr(hook, PINNED, None)) for hook in hooks]
             rows.setdefault((verb, _same(verb, layer)), []).extend(pins)
     for verb, path, placement in chosen:
