@@ -1,4 +1,4 @@
-"""What a compiler allocates for a program, without compiling it."""
+"""The memory that a compiler allocates for a program, without compiling it."""
 
 from .held import memory_as_run
 

@@ -169,7 +169,9 @@ def _refuse_contradictions(
 def _same(verb: str, layer: nn.Module) -> nn.Module:
     """The innermost layer that returns, or takes, the same value as a layer does."""
     place = -1 if verb == "outputs" else 0
-    while type(layer).forward is nn.Sequential.forward and len(layer):
+    while isinstance(layer, nn.Sequential) and len(layer):
+        if type(layer).forward is not nn.Sequential.forward:
+            break
         layer = layer[place]
     return layer
 

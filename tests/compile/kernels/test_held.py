@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from allocations import allocated
 
 import shardfn as sf
 from bench.remat import peak
 from shardfn import P
 from shardfn._tree import leaves
+from tests.support.stages.allocations import allocated
 
 R = torch.randn
 CLOSE = 0.05
