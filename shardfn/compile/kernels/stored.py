@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from operator import getitem
-from typing import Any
 
 import attrs
 import torch
 from torch.fx import Graph, Node
 
 from ...capture.checkpoint.recompute import SHAPE_ONLY
+from ...ops.nodes import args_of
 from ...ops.placement import AFTER
 from . import op_kinds
 from .copied_inputs import COPY, IF_FORMULA
@@ -23,7 +23,7 @@ Space = tuple[int, int, bool]  # results, elements, whether a result is a sum of
 
 @attrs.define(eq=False)
 class Kernel:
-    """The ops that run at once.
+    """What runs at once.
 
     Args:
         number: its place in the order.
@@ -186,7 +186,7 @@ class Stored:
         return kernel
 
     def layouts(self, node: Node) -> tuple[tuple[Node, object], ...]:
-        """The values that a node reads, with the formulas of its inputs written into it."""
+        """What a node reads, with the formulas of its inputs written into it."""
         formula = self.formulas.get(self.base(node)) or self.formula(node)
         return tuple((x, y or layout_of(x)) for x, y in formula.reads)
 
@@ -356,7 +356,8 @@ def _space(node: Node) -> Space:
     x = node.all_input_nodes[0].meta["val"]
     value = node.meta["val"]
     first = value if isinstance(value, torch.Tensor) else value[0]
-    given: Any = node.args[1] if len(node.args) > 1 else None
+    args = args_of(node)
+    given = args[1] if len(args) > 1 else None
     dims = [given] if isinstance(given, int) else given
     where = {d % x.ndim for d in dims} if dims and x.ndim else set()
     last = set(range(x.ndim - len(where), x.ndim))
