@@ -23,7 +23,7 @@ Space = tuple[int, int, bool]  # results, elements, whether a result is a sum of
 
 @attrs.define(eq=False)
 class Kernel:
-    """What runs at once.
+    """The ops that run at once.
 
     Args:
         number: its place in the order.
@@ -186,7 +186,7 @@ class Stored:
         return kernel
 
     def layouts(self, node: Node) -> tuple[tuple[Node, object], ...]:
-        """What a node reads, with the formulas of its inputs written into it."""
+        """The values that a node reads, with the formulas of its inputs written into it."""
         formula = self.formulas.get(self.base(node)) or self.formula(node)
         return tuple((x, y or layout_of(x)) for x, y in formula.reads)
 
