@@ -151,8 +151,8 @@ def _peak(
 
 
 def op_by_op(graph: torch.fx.Graph) -> Moments:
-    """The nodes that are alive while a graph runs op by op, where they hold more than before,
-    and at loops. A tensor of a tuple is owned by its getitem.
+    """The bytes that a graph holds while it runs op by op, at each op that holds more than those
+    before it, and at loops. A tensor of a tuple is owned by its getitem.
     """
     owner = owners(graph, elements=True)
     ends = ends_of(graph, owner)

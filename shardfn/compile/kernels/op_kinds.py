@@ -1,5 +1,5 @@
-"""The kinds of ops to Inductor: a formula that it writes into the readers, a loop that reduces, a
-part of a larger buffer, or a call of a kernel.
+"""The form that Inductor gives an op: a formula that it writes into the readers, a loop that
+reduces, a part of a larger buffer, or a call of a kernel.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The values that a compiled program holds at each of its kernels, without compiling it."""
+"""The bytes that a compiled program holds at each of its kernels, without compiling it."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ Space = tuple[int, int, bool]  # results, elements, whether a result is a sum of
 
 @attrs.define(eq=False)
 class Kernel:
-    """A loop, or loops that are fused, or a call.
+    """The ops that run at once.
 
     Args:
         number: its place in the order.

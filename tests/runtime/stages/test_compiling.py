@@ -1,21 +1,39 @@
-"""Stage 4 of one rank's program: which inputs are donated."""
+"""One rank's program is compiled for the backend: which inputs are donated, and what is checked."""
 
 from __future__ import annotations
 
+import gc
+from typing import Any
+
+import pytest
 import torch
 
 import shardfn as sf
-from shardfn import P
-from shardfn.runtime.stages.compiling import donated_places
-
-X = torch.ones(4, 4)
+from shardfn.runtime.stages import compiling
 
 
-def test_donated_inputs_are_counted_among_the_inputs_of_the_program() -> None:
-    one = sf.jit(lambda x, y: x + y, donate_argnums=1).lower(X, X)
-    assert donated_places(one.traced.placed) == [1]
+def test_coordinates_stand_before_the_donated_inputs() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
-        step = sf.shard(lambda x, y: x + y, mesh, (P(), P("dp")), donate_argnums=1)
-        placed = step.lower(X, X).traced.placed
-    assert donated_places(placed) == [2]  # after the coordinate of the rank
+        step = sf.shard(
+            lambda x, y: (x + y, y), mesh, sf.P("dp"), donate_argnums=(1,)
+        )
+        placed = step.trace(torch.ones(4), torch.ones(4)).placed
+    assert compiling.donated_places(placed) == [2]
+    assert compiling._checked(placed) == [0, 1, 2]
+
+
+def test_no_garbage_is_collected_while_a_call_waits_for_its_compilation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[bool] = []
+    compile_now = compiling.compiled_program
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        seen.append(gc.isenabled())
+        return compile_now(*args, **kwargs)
+
+    monkeypatch.setattr(compiling, "compiled_program", noted)
+    lowered = sf.jit(torch.sin, backend="aten").lower(torch.ones(3))
+    assert lowered.compile()(torch.zeros(3)).tolist() == [0.0] * 3
+    assert seen == [False] and gc.isenabled()
