@@ -120,7 +120,8 @@ KEYS: tuple[Key, ...] = (
     Key("val", GLOBAL, "capture", ("_compat", "ops", *READ_BY_ALL), FAKE, _is_value),
     # partition: one rank's ops and collectives.
     Key("val", LOCAL, "partition", ("ops", *READ_BY_ALL), FAKE, _is_value),
-    Key("source", LOCAL, "partition", ("capture", "schedule", "inspect"), SOURCE, LINE),
+    Key("source", LOCAL, "partition", ("capture", "schedule", "compile", "inspect"), SOURCE,
+        LINE),
     Key("phase", LOCAL, "partition", ("schedule", "compile"), PHASE, _is_a(str)),
     Key("origin", LOCAL, "partition", (), "the global node it does a part of", _is_a(str)),
     Key("step", LOCAL, "partition", ("schedule",), "its number in the plan", _is_a(int)),

@@ -236,8 +236,8 @@ of their own
         lambda x, mesh: from_local(x, mesh).redistribute(
             mesh, R, backward_dtype=torch.float16
         ),
-        """DTensor.redistribute: backward_dtype
-  try: forward_dtype, or x.to(dtype)""",
+        """DTensor.redistribute: backward_dtype=
+  try: forward_dtype=, or x.to(dtype)""",
     ),
     "a write to an argument": (
         lambda x, mesh: (dist.all_reduce(x), x)[1],
@@ -295,11 +295,13 @@ of their own
     ),
     "the rank as a number": (
         of_a_branch,
-        """jit(<lambda>): it branches on a tensor's value
+        """jit(<lambda>): it branches on the number of a rank, or slices by it
   the number of a rank is a tensor here, since ranks share one program: \
 torch.distributed.get_rank
   needed: one pure graph of tensor ops
-  try: torch.where(condition, a, b)""",
+  try: torch.where(rank == 0, a, b) for a branch; distribute_tensor(x, mesh, \
+[Shard(0)]).to_local(), or x.index_select(0, rank * n + torch.arange(n)), for this rank's part \
+of x; sf.axis_index(axis_name) in shard_map""",
     ),
 }
 
