@@ -35,15 +35,25 @@ def prepare_compiler() -> threading.Thread:
     """
     with _start.lock:
         if _start.thread is None:
-            place = header_place()  # imports here: this thread imports more
             _start.thread = threading.Thread(
                 target=_prepare,
-                args=(place,),
+                args=(_place(),),
                 name="shardfn prepares the compiler",
                 daemon=False,  # a process that ends must not leave a compiler at work
             )
             _start.thread.start()
     return _start.thread
+
+
+def _place() -> str | None:
+    """The folder of the header. It imports Inductor in the thread of the call, which imports more
+    of it meanwhile.
+    """
+    try:
+        return header_place()
+    except FAILURES as error:
+        log.info("the compiler is not prepared: %s", error)
+        return None
 
 
 def _prepare(place: str | None) -> None:

@@ -136,9 +136,9 @@ def _chunks(x: torch.Tensor, count: int, dim: int) -> list[torch.Tensor]:
 def _grid(layout: fsdp_hooks.Layout) -> Grid:
     """The places of a mesh whose axes replicate, shard, and belong to a part, in this order."""
     mesh = layout.mesh
-    behind = 0 if layout.part is None else layout.part.mesh.ndim
+    of_part = 0 if layout.part is None else layout.part.mesh.ndim
     places = torch.arange(mesh.size()).view(mesh.shape)
-    count = mesh.shape[mesh.ndim - behind - 1]
+    count = mesh.shape[mesh.ndim - of_part - 1]
     size = 1 if layout.part is None else layout.part.mesh.size()
     return places.view(-1, count, size).tolist()
 

@@ -38,9 +38,11 @@ def test_a_compiler_that_fails_is_left_to_the_compilation_that_needs_it(
     def missing() -> None:
         raise FileNotFoundError("a C++ compiler")
 
-    monkeypatch.setattr(ahead, "compile_header", missing)
-    ahead.prepare_compiler().join()
-    monkeypatch.setattr(ahead, "_start", ahead.Start())
-    monkeypatch.setattr(ahead, "compile_header", lambda: headers.append("header"))
+    for step in ("compile_header", "header_place"):
+        with monkeypatch.context() as patch:
+            patch.setattr(ahead, step, missing)
+            ahead.prepare_compiler().join()
+        monkeypatch.setattr(ahead, "_start", ahead.Start())
+    assert not headers
     ahead.prepare_compiler().join()
     assert headers == ["header"], "a failure is not remembered"
