@@ -156,16 +156,17 @@ class Fusion:
         """The groups as they run: by their first kernels, each after those that it needs."""
         order: dict[Group, None] = {}
         for group in self.groups():
-            stack = [group]
-            while stack:
-                now = stack[-1]
+            waiting = {group: None}
+            while waiting:
+                now = next(reversed(waiting))
                 needed = [self.group[y] for x in now.kernels for y in self.needed(x)]
                 missing = [x for x in needed if x not in order and x is not now]
                 if missing and now not in order:
-                    stack.append(missing[0])
+                    assert missing[0] not in waiting, f"{now} waits for itself"
+                    waiting[missing[0]] = None
                 else:
                     order.setdefault(now)
-                    stack.pop()
+                    waiting.pop(now)
         return list(order)
 
 
