@@ -39,3 +39,18 @@ def test_parts_of_a_buffer_are_written_into_it() -> None:
     found = Stored(graph_of(lambda x: [torch.cat([x @ x, torch.sin(x)])], X), {})
     homes = {op_kinds.name(x): op_kinds.name(y) for x, y in found.home.items()}
     assert homes["mm"] == homes["sin"] == homes["cat"] == "cat"
+
+
+def read_twice(xs: Any) -> Any:
+    y = sum(xs)
+    return [y + 1, (y * 2).sum(0)]
+
+
+def test_a_formula_of_many_values_is_stored_for_two_readers_and_of_more_for_one() -> None:
+    values = [X + k for k in range(14)]
+    kernels = lambda fn, n: stored(lambda *xs: fn(xs), *values[:n])
+    assert kernels(read_twice, 4) == ["sum", "add"]
+    assert kernels(read_twice, 5) == ["add", "sum", "add"]
+    once = lambda xs: [sum(xs) * 2]
+    assert kernels(once, 12) == ["mul"]
+    assert "add" in kernels(once, 14)
