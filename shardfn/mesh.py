@@ -24,6 +24,7 @@ from .ranks.mesh_arguments import (
     check_tuples,
     checked_timeout,
     checked_type,
+    refuse_unbuilt,
 )
 from .types import Cost, MeshAxes
 from .world import (
@@ -88,6 +89,7 @@ def make_mesh(
     known = _costs(names, links)
     seconds = checked_timeout(timeout)
     join_world(device_type, seconds)
+    refuse_unbuilt(device_type)
     asked = f"shape {shape}, axis names {names}, on {device_type}, links {links}"
     with groups_of("make_mesh", asked, seconds):
         _check_size(shape)

@@ -86,6 +86,22 @@ def refuse_absent(device_type: str) -> None:
     raise PlacementError.of("make_mesh, device_type", got, fix=fix)
 
 
+def refuse_unbuilt(device_type: str) -> None:
+    """Refuse a type of device that this torch is built without. A capture for it would end the
+    process, also in a fake world.
+
+    Raises:
+        PlacementError: torch is built without it.
+    """
+    built = torch.accelerator.current_accelerator()
+    known = ("cpu", "meta", built.type if built else "cpu")
+    if device_type in known:
+        return
+    fix = "a mesh without device_type in a fake world; a torch that is built with it elsewhere"
+    got = f"this torch is built without devices of type {device_type!r}"
+    raise PlacementError.of("make_mesh, device_type", got, fix=fix)
+
+
 def checked_timeout(timeout: Any) -> float | None:
     """A timeout in seconds.
 

@@ -72,7 +72,9 @@ def _traced(
     check_numbers(request, captured)
     if placed.mesh is None and captured.brought_mesh is not None:
         over = attrs.evolve(request, mesh=captured.brought_mesh)
-        placed = look(over, args, kwargs)
+        without, placed = placed, look(over, args, kwargs)
+        if placed.avals != without.avals:  # arguments without values take its device
+            return _traced(over, args, kwargs)
     return Traced(request=request, placed=placed, captured=captured)
 
 
