@@ -87,6 +87,7 @@ def _origin(compiled: Any) -> dict[str, Any]:
         "shardfn": VERSION,
         "name": compiled.request.name,
         "backend": compiled.backend,
+        "cuda_graphs": compiled.request.cuda_graphs,
         "mesh": [list(placed.axes.names), list(placed.axes.sizes), device],
         "settings": [[name, _constant(x)] for name, x in state],
     }
