@@ -170,8 +170,10 @@ PLACING: tuple[Patch, ...] = (
             "torch.distributed.tensor:Replicate._make_replicate_tensor",
             "torch.distributed.tensor.placement_types:_StridedShard._make_shard_tensor",
             "torch.distributed.tensor._api:_dtensor_init_helper",
+            # of the derivative of from_local
+            "torch.distributed.tensor._api:redistribute_local_tensor",
         ),
-        "the sizes of a shard depend on the rank",
+        "a shard, and its size, depend on the rank",
         NEVER,
         new=lambda on_all_ranks, fn, *args, **kwargs: on_all_ranks(
             fn, *args, **kwargs

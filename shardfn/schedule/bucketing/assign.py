@@ -61,17 +61,7 @@ def assign(flow: Flow, name: str) -> Assignment:
     ride = riders(flow)
     serves = _serving(flow, ride)
     anchors = _anchors(flow, serves)
-    ranks = [
-        _rank(flow, serves[i]) if anchor < i else 0
-        for i, anchor in enumerate(anchors)
-    ]
-    ready = _ready(flow)
-    order = tuple(
-        sorted(
-            range(len(anchors)),
-            key=lambda i: (anchors[i], ranks[i], ready[i], i),
-        )
-    )
+    order = _ordered(flow, serves, anchors)
     joiner = _Joiner(name, common_readers(flow))
     depends = [0] * len(anchors)
     for i in order:
@@ -131,6 +121,19 @@ def _anchors(flow: Flow, serves: Sequence[int | None]) -> list[int]:
             -1 if i in first else max(anchors[s] for s in sources) if early else i
         )
     return anchors
+
+
+def _ordered(
+    flow: Flow, serves: Sequence[int | None], anchors: Sequence[int]
+) -> tuple[int, ...]:
+    """The steps, by anchor."""
+    ranks = [
+        _rank(flow, serves[i]) if anchor < i else 0
+        for i, anchor in enumerate(anchors)
+    ]
+    ready = _ready(flow)
+    key = lambda i: (anchors[i], ranks[i], ready[i], i)
+    return tuple(sorted(range(len(anchors)), key=key))
 
 
 def _ready(flow: Flow) -> list[int]:
