@@ -18,6 +18,7 @@ from .distributed import (
     every_rank,
     fsdp_hooks,
     groups,
+    rank_sizes,
     stores,
     subclasses,
 )
@@ -180,6 +181,13 @@ PLACING: tuple[Patch, ...] = (
         ),
         takes="on_all_ranks",
         is_mine=lambda: True,
+    ),
+    Patch(
+        ("torch.distributed.tensor._api:compute_global_tensor_info",),
+        "a spec with strides that differ between ranks has no hash",
+        NEVER,
+        new=rank_sizes.global_sizes,
+        is_mine=every_rank.runs_on_all_ranks,
     ),
     Patch(
         (f"kernels of c10d, {eager_collectives.NAMES}, for {eager_collectives.KEYS}",),

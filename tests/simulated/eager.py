@@ -94,7 +94,10 @@ def _uneven_sums(mesh: Any, x: DTensor, w: DTensor) -> torch.Tensor:
     """A loss of local tensors of 3 and of 2 rows, which is each rank's own."""
     own, columns = x.to_local(), w.to_local()
     twice = torch.cat([own.sin(), own])
-    return twice.square().mean() + own[1:].sum() + columns.exp().sum()
+    by_columns = [Replicate()] * (mesh.ndim - 1) + [Shard(1)]
+    strided = x.redistribute(placements=by_columns).to_local()  # (5, 2), (5, 1)
+    sums = own[1:].sum() + columns.exp().sum() + strided.cos().sum()
+    return twice.square().mean() + sums
 
 
 def _made_of_own(mesh: Any, x: DTensor, w: DTensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["in_backward", "of_rank", "size_of_ranks"]
+__all__ = ["global_sizes", "in_backward", "of_rank", "size_of_ranks"]
 
 
 class _Number:
@@ -148,3 +148,19 @@ def of_rank(x: Any, rank: int) -> Any:
 def in_backward() -> bool:
     """Whether this thread runs the backward of autograd."""
     return torch._C._current_graph_task_id() != -1
+
+
+def global_sizes(
+    compute: Callable[..., Any], *args: Any, **kwargs: Any
+) -> tuple[list[int], list[int]]:
+    """The shape and strides of a DTensor of local tensors. Strides of uneven shards differ between
+    ranks, and are those of the first one.
+    """
+    shape, strides = compute(*args, **kwargs)
+    return [_of_first(n) for n in shape], [_of_first(n) for n in strides]
+
+
+def _of_first(x: Any) -> int:
+    """The number of the first rank, of torch's numbers of all ranks."""
+    own = getattr(getattr(x, "node", None), "_local_ints", None)
+    return int(x) if own is None else next(iter(own.values()))
