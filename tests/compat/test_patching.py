@@ -102,3 +102,23 @@ def test_a_context_of_ones_own_is_entered_with_the_argument() -> None:
     with entered(Patch(("in words",), "why", NEVER, enter=around), 5):
         assert seen == [5]
     assert seen == [5, "left"]
+
+
+def test_a_method_that_ends_in_a_patched_one_is_left_as_it_is(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Heir(Owner):
+        def f(self, x: int) -> int:
+            return super().f(x) + 1
+
+    module = __import__("made_for_patching")
+    module.Heir = Heir
+    heir = "made_for_patching:Heir"
+    twice = lambda old, owner, x: 2 * old(owner, x)
+    places = (*methods(place, "f"), *methods(heir, "f"))
+    row = Patch(places, "why", NEVER, new=twice, is_mine=lambda: True)
+    with entered(row):
+        assert Heir().f(3) == 14  # patched twice
+    monkeypatch.setitem(patching.INHERITED, f"{heir}.f", place)
+    with entered(row):
+        assert Heir().f(3) == 7

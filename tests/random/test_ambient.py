@@ -13,6 +13,7 @@ import torch.distributed.checkpoint as dcp
 import shardfn as sf
 from shardfn import P, random
 from shardfn.errors import ShardError
+from shardfn.random import ambient
 
 state = random.state
 X = torch.zeros(6, 2)
@@ -162,3 +163,11 @@ def test_the_call_after_two_to_the_32_has_numbers_of_its_own() -> None:
     assert state.get()["default"][2] == 1
     assert not torch.equal(after, first)
     assert not torch.equal(after, last)
+
+
+def test_a_draw_on_another_device_takes_the_state_there() -> None:
+    state = torch.zeros(3, dtype=torch.int64)
+    source = ambient.Traced(state)
+    assert source.next(torch.device("cpu"))[0] is state
+    there, number = source.next(torch.device("meta"))
+    assert there.device.type == "meta" and number == 1

@@ -81,6 +81,18 @@ def test_a_plan_as_lines_knows_shapes_placements_and_sources() -> None:
     assert any("all_reduce ('sum',) -> ('R',)" in line for line in lines)
 
 
+def test_ranks_of_one_machine_compare_devices_by_type() -> None:
+    def line(number: int) -> str:
+        graph = torch.fx.Graph()
+        device = torch.device("cuda", number)
+        where = {"device": device, "shape": [2, device]}
+        node = graph.call_function(torch.ops.aten.zeros.default, ([2],), where)
+        return agreement._line(SimpleNamespace(node=node, made=())).text
+
+    assert line(0) == line(3)
+    assert "cuda" in line(0)
+
+
 def row(x: torch.Tensor, what: str = "argument x") -> Any:
     return [[what, list(x.shape), str(x.dtype)], agreement.digest_of(x)]
 

@@ -35,6 +35,21 @@ def test_a_word_that_is_unknown_is_refused_with_those_that_exist(
     assert f"needed: one of {WORDS[option]}" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"cuda_graphs": 1, "backend": "inductor"}, "needed: True or False"),
+        ({"cuda_graphs": True, "backend": "aten"}, "backend='inductor'"),
+    ],
+    ids=["not a flag", "op by op"],
+)
+def test_only_compiled_code_is_recorded(options: Any, said: str) -> None:
+    with pytest.raises(sf.ShardError) as caught:
+        request(**options)
+    text = str(caught.value)
+    assert text.startswith("f: cuda_graphs") and said in text
+
+
 def test_a_request_is_frozen_and_has_a_store_of_its_own() -> None:
     first, second = request(), request()
     assert first != second and first.store is not second.store

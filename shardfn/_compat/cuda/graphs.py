@@ -14,7 +14,7 @@ def copy_all(
 ) -> None:
     """Copy tensors, those of one dtype with one kernel."""
     if sources:
-        torch._foreach_copy_(list(targets), list(sources))
+        torch.ops.aten._foreach_copy_.default(list(targets), list(sources))
 
 
 class CudaGraph:

@@ -131,7 +131,10 @@ def tensor_text(x: torch.Tensor) -> list[Any]:
     if any(type(n) is not int for n in flat):
         raise Unwritable("a tensor with symbols for sizes")
     bits = [name for name, (has, _) in BITS.items() if has(x)]
-    dtype, device = str(x.dtype).removeprefix("torch."), str(unnumbered(x.device))
+    dtype, device = (
+        str(x.dtype).removeprefix("torch."),
+        str(unnumbered(x.device)),
+    )
     return [*sizes, dtype, device, *bits]
 
 

@@ -32,7 +32,7 @@ class Recording:
         places: the inputs that it reads where they lie.
         addresses: of those.
         copies: its own memory for the other inputs.
-        sources: of each result, the input in whose memory it lies; the first one for others.
+        sources: of each result, the input in whose memory it lies, or None.
         fresh: the results in memory of the graph, by number.
         back: the results in its copy of an input, by number.
     """
@@ -41,7 +41,7 @@ class Recording:
     places: list[int]
     addresses: list[int]
     copies: dict[int, torch.Tensor]
-    sources: list[int]
+    sources: list[int | None]
     fresh: dict[int, torch.Tensor]
     back: dict[int, torch.Tensor]
 
@@ -65,11 +65,14 @@ class Recording:
 
     def _taken(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The results in memory that is not the graph's."""
-        out = [*map(inputs.__getitem__, self.sources)]
+        out: list[Any] = [
+            None if i is None else inputs[i] for i in self.sources
+        ]
         for k, x in self.fresh.items():
             out[k] = _empty_like(x)
         made = {**self.fresh, **self.back}
-        cuda.copy_all([*made.values()], [out[k] for k in made])
+        targets = [out[k] for k in made]
+        cuda.copy_all([*made.values()], targets)
         return out
 
 
@@ -136,7 +139,9 @@ def recorded(
     Raises:
         ShardError: it does something that a graph cannot hold.
     """
-    copies = {i: _empty_like(inputs[i]).copy_(inputs[i]) for i in sorted(moved)}
+    copies: dict[int, torch.Tensor] = {}
+    for i in sorted(moved):
+        copies[i] = _empty_like(inputs[i]).copy_(inputs[i])
     given = [copies.get(i, x) for i, x in enumerate(inputs)]
     try:
         graph = cuda.CudaGraph(run, given)
@@ -144,18 +149,19 @@ def recorded(
         got = f"cuda_graphs=True, and it cannot be recorded: {error}"
         raise ShardError.of(name, got.splitlines()[0], fix=FIX) from error
     known = {_place(x): i for i, x in enumerate(given) if x.numel()}
-    found = [known.get(_place(x)) for x in graph.results]
-    pairs = [*enumerate(zip(found, graph.results, strict=True))]
+    results = list(graph.results)
+    graph.results = []  # the caller's own tensors are among them
+    sources = [known.get(_place(x)) for x in results]
+    fresh: dict[int, torch.Tensor] = {}
+    back: dict[int, torch.Tensor] = {}
+    for k, i in enumerate(sources):
+        if i is None:
+            fresh[k] = results[k]
+        elif i in copies:
+            back[k] = copies[i]
     places = [i for i in range(len(given)) if i not in copies]
-    return Recording(
-        graph=graph,
-        places=places,
-        addresses=[given[i].data_ptr() for i in places],
-        copies=copies,
-        sources=[i or 0 for i in found],
-        fresh={k: x for k, (i, x) in pairs if i is None},
-        back={k: copies[i] for k, (i, _) in pairs if i in copies},
-    )
+    addresses = [given[i].data_ptr() for i in places]
+    return Recording(graph, places, addresses, copies, sources, fresh, back)
 
 
 def _place(x: torch.Tensor) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from shardfn.capture.optimizers import layout
 from shardfn.capture.optimizers.layout import First
 
 
@@ -22,3 +23,10 @@ def test_a_default_is_set_once() -> None:
     own = First({"step": 0})
     assert own.setdefault("step", 7) == 0 and own.setdefault("other", 3) == 3
     assert own.first == {"step": 0, "other": 3}
+
+
+def test_a_value_of_the_state_lives_where_its_parameter_does() -> None:
+    count = torch.tensor(1.0)
+    there = layout._as_tensor(count, torch.empty(2, device="meta"))
+    assert there.device.type == "meta"
+    assert layout._as_tensor(count, torch.ones(2)) is count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from torch import nn
@@ -12,6 +13,7 @@ from shardfn._compat.distributed.fsdp_hooks import (
     PRE_FORWARD,
     STATE,
     key_of,
+    own_policy,
     state_of,
     takes_itself,
 )
@@ -43,3 +45,10 @@ def test_other_functions_are_their_own_keys() -> None:
     assert key_of(len) is len
     assert key_of(None) is None
     assert key_of([]) is None
+
+
+def test_a_parameter_may_have_a_policy_of_its_own() -> None:
+    group = SimpleNamespace(mp_policy="the group's")
+    assert own_policy(SimpleNamespace(), group) == "the group's"
+    own = SimpleNamespace(mp_policy="its own")
+    assert own_policy(own, group) == "its own"

@@ -154,6 +154,11 @@ def test_the_first_call_records_nothing() -> None:
     assert FakeGraph.made == 0
 
 
+def test_a_program_without_inputs() -> None:
+    run = Recorded("ones", lambda _: [torch.ones(2)])
+    assert [run([])[0].tolist() for _ in range(3)] == [[1.0, 1.0]] * 3
+
+
 def test_empty_inputs_and_results() -> None:
     run = Recorded("step", lambda inputs: [inputs[0] * 2, inputs[1] + 1])
     for _ in range(3):

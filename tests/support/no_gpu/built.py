@@ -46,8 +46,8 @@ def run(folder: Path, *names: str) -> dict[str, Any]:
     """What `captures` says of the programs of these names; of all without names."""
     done = subprocess.run(
         [sys.executable, "-m", "no_gpu.captures", str(library(folder)), *names],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
+        check=False,
         text=True,
         timeout=600,
         cwd=HERE.parents[2],

@@ -75,6 +75,22 @@ def test_a_step_of_a_table_equals_one_device_and_gathers_nothing(
         assert kinds == {"all_reduce"}
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sums_of_which_torch_keeps_no_places_equal_one_device(
+    dtype: torch.dtype,
+) -> None:
+    table, _, at = inputs(6)
+    loss = lambda table, at: F.embedding_bag(at, table, mode="sum").square().sum()
+    fn, args = sf.value_and_grad(loss), (table.to(dtype), at)
+    with sf.fake_world(3):
+        mesh = sf.make_mesh((3,), ("dp",))
+        for spec in (P(), P("dp"), P(None, "dp")):
+            got = sf.shard(fn, mesh, (spec, P("dp")), backend="aten")(*args)
+            torch.testing.assert_close(
+                sf.full(got), fn(*args), rtol=0.02, atol=0.02
+            )
+
+
 def _on_two_ranks() -> Any:
     mesh = sf.make_mesh((2,), ("dp",))
     ins = (P("dp"), P("dp"), P("dp"))
