@@ -79,6 +79,7 @@ class Stored:
         self.readers: dict[Node, list[Kernel]] = {}
         self.formulas: dict[Node, Formula] = {}
         self.same: dict[Node, Node] = {}  # copies that are not made
+        self.views: set[Node] = set()  # views of a formula that are stored, and it is not
         self.mutated: set[Node] = set()
         self.place = {node: k for k, node in enumerate(graph.nodes)}
         self.holders = graph.find_nodes(op="placeholder")
@@ -92,7 +93,7 @@ class Stored:
 
     def visit(self, node: Node) -> None:
         """Add the kernels of a node."""
-        if op_kinds.is_alias(node) or _is_item_of_alias(node):
+        if _is_view(node):
             pass
         elif self.is_no_copy(node):
             self.same[node] = self.base(node.all_input_nodes[0])
@@ -128,7 +129,7 @@ class Stored:
 
     def base(self, node: Node) -> Node:
         """The value of which another is a view."""
-        while op_kinds.is_alias(node) or _is_item_of_alias(node):
+        while node not in self.views and _is_view(node):
             node = node.all_input_nodes[0]
         return self.same.get(node, node)
 
@@ -198,6 +199,11 @@ class Stored:
             self.add(value, formula.values, [value], _flat(value))
         return value
 
+    def store_view(self, node: Node, formula: Formula) -> None:
+        """Store a view of a formula for readers that need its strides. Others compute it."""
+        self.views.add(node)
+        self.add(node, formula.values, [node], _flat(node))
+
     def call(self, node: Node, inputs: Iterable[Node] | None = None) -> None:
         """A kernel that is called, with stored inputs."""
         reads = [self.store(x) for x in inputs or node.all_input_nodes]
@@ -254,7 +260,7 @@ class Stored:
             value = self.base(x)
             is_own = value is x or self.is_turned(x)
             is_free = is_own and self.home.get(value, value) is value
-            is_given = value.op == "placeholder" or self.is_fixed(value)
+            is_given = value.op == "placeholder" or self.is_fixed(value, node)
             is_shared = is_packed and len(x.users) > 1
             if is_free and not is_given and not is_shared:
                 self.home[value] = node
@@ -271,11 +277,24 @@ class Stored:
         product = op_kinds.turned(node)
         return op_kinds.name(product) in op_kinds.PRODUCTS
 
-    def is_fixed(self, value: Node) -> bool:
-        """Whether the kernel of a value allocates it."""
+    def is_fixed(self, value: Node, reader: Node) -> bool:
+        """Whether the kernel of a value allocates it, or an earlier reader needs its strides."""
         makers = self.makers.get(value, [])
         is_product = op_kinds.name(value) in op_kinds.PRODUCTS
-        return any(x.space is None for x in makers) and not is_product
+        is_own = any(x.space is None for x in makers) and not is_product
+        is_joined = value.target in op_kinds.JOINED
+        return is_own or is_joined or self.is_read_as_laid_out(value, reader)
+
+    def is_read_as_laid_out(self, value: Node, reader: Node) -> bool:
+        """Whether an op that comes before another one reads a stored value's strides."""
+        queue = [value] if value in self.home else []
+        while queue:
+            now = queue.pop()
+            earlier = [x for x in now.users if self.place[x] < self.place[reader]]
+            if any(x.target in op_kinds.FIXED for x in earlier):
+                return True
+            queue += [x for x in earlier if _is_view(x)]
+        return False
 
     def decide(self, node: Node) -> None:
         """Store the value of a node if its readers would compute it too often."""
@@ -293,7 +312,11 @@ class Stored:
             is_input = reads > 1 and any(map(_is_call, node.users))
             is_fixed = any(x.target in op_kinds.FIXED for x in _readers(node))
             is_dear = formula.is_heavy or is_long or reads > READS
-            if is_result or is_input or is_fixed or is_dear:
+            is_realized = is_result or is_input
+            if is_fixed and value is not node and not is_realized:
+                self.store_view(node, formula)
+                return
+            if is_realized or is_fixed or is_dear:
                 self.store(value)
                 return
         is_too_long = (reads > MOST_READS or is_long) and reads > 1
@@ -320,11 +343,11 @@ class Stored:
         return [self.store(x) for x in rest]
 
 
-def _is_item_of_alias(node: Node) -> bool:
-    """Whether a node is one of the views that an op returns."""
-    if node.target is not getitem:
-        return False
-    return op_kinds.is_alias(node.all_input_nodes[0])
+def _is_view(node: Node) -> bool:
+    """Whether a node is a view, or one of those that an op returns."""
+    if node.target is getitem:
+        return op_kinds.is_alias(node.all_input_nodes[0])
+    return op_kinds.is_alias(node)
 
 
 def _index(node: Node) -> object:
