@@ -46,8 +46,7 @@ class Group:
     @property
     def is_sum(self) -> bool:
         """Whether one of them is a sum."""
-        spaces = [x.space for x in self.kernels if x.space is not None]
-        return any(results != total for results, total, _ in spaces)
+        return any(x.is_sum for x in self.kernels)
 
 
 class Fusion:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from operator import getitem
 
@@ -10,15 +9,23 @@ import attrs
 import torch
 from torch.fx import Graph, Node
 
-from ...capture.checkpoint.recompute import SHAPE_ONLY
-from ...ops.nodes import args_of
 from ...ops.placement import AFTER
 from . import op_kinds
 from .copied_inputs import COPY, IF_FORMULA
+from .spaces import (
+    Space,
+    column_of,
+    flat,
+    index_of,
+    is_row_sum,
+    layout_of,
+    outputs_of,
+    reduced,
+    rows_of,
+)
 
 READS, LENGTH, LONGEST = 4, 50, 100  # of a formula that several ops read
 MOST_READS = 12  # of any
-Space = tuple[int, int, bool]  # results, elements, whether a result is a sum of a row
 
 
 @attrs.define(eq=False)
@@ -42,6 +49,11 @@ class Kernel:
     space: Space | None = None
     after: tuple[Kernel, ...] = ()
     layouts: tuple[tuple[Node, object], ...] = ()
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether it is a loop that adds."""
+        return self.space is not None and self.space[0] != self.space[1]
 
 
 @attrs.frozen
@@ -93,7 +105,7 @@ class Stored:
 
     def visit(self, node: Node) -> None:
         """Add the kernels of a node."""
-        if _is_view(node):
+        if op_kinds.is_view_or_item(node):
             pass
         elif self.is_no_copy(node):
             self.same[node] = self.base(node.all_input_nodes[0])
@@ -108,9 +120,11 @@ class Stored:
             self.call(node, [*rest, *product.all_input_nodes])
         elif op_kinds.is_formula(node):
             self.formulas[node] = self.formula(node)
+        elif op_kinds.is_window(node):
+            self.window(node)
         elif op_kinds.name(node) in op_kinds.REDUCTIONS:
             reads = self.read_by(node)
-            self.add(node, reads, _outputs(node), _space(node))
+            self.add(node, reads, outputs_of(node), reduced(node))
         elif op_kinds.name(node) in op_kinds.ROWWISE:
             self.rowwise(node)
         elif node.target in op_kinds.JOINED:
@@ -129,16 +143,22 @@ class Stored:
 
     def base(self, node: Node) -> Node:
         """The value of which another is a view."""
-        while node not in self.views and _is_view(node):
+        while node not in self.views and op_kinds.is_view_or_item(node):
             node = node.all_input_nodes[0]
         return self.same.get(node, node)
 
     def formula(self, node: Node) -> Formula:
         """The formula of a node, with those of its inputs written into it."""
+        inputs = op_kinds.read_by_formula(node)
+        inner = self.formula_of(inputs)
+        length = inner.length + op_kinds.length(node)
+        is_heavy = inner.is_heavy or op_kinds.is_heavy(node)
+        return Formula(inner.reads, length, is_heavy)
+
+    def formula_of(self, inputs: Iterable[Node]) -> Formula:
+        """The formulas of some inputs, written into one."""
         reads: dict[tuple[Node, object], None] = {}
-        length = op_kinds.length(node)
-        is_heavy = op_kinds.is_heavy(node)
-        inputs = [] if node.target in SHAPE_ONLY else node.all_input_nodes
+        length, is_heavy = 0, False
         for x in inputs:
             inner = self.formulas.get(self.base(x))
             if inner is None:
@@ -153,7 +173,7 @@ class Stored:
     def read_by(self, node: Node) -> tuple[Node, ...]:
         """The stored values that a loop over a node's inputs reads."""
         found: dict[Node, None] = {}
-        for x in node.all_input_nodes:
+        for x in op_kinds.read_by_formula(node):
             inner = self.formulas.get(self.base(x))
             values = (self.base(x),) if inner is None else inner.values
             found |= dict.fromkeys(values)
@@ -196,13 +216,13 @@ class Stored:
         value = self.base(node)
         formula = self.formulas.get(value)
         if formula is not None:
-            self.add(value, formula.values, [value], _flat(value))
+            self.add(value, formula.values, [value], flat(value))
         return value
 
     def store_view(self, node: Node, formula: Formula) -> None:
         """Store a view of a formula for readers that need its strides. Others compute it."""
         self.views.add(node)
-        self.add(node, formula.values, [node], _flat(node))
+        self.add(node, formula.values, [node], flat(node))
 
     def call(self, node: Node, inputs: Iterable[Node] | None = None) -> None:
         """A kernel that is called, with stored inputs."""
@@ -210,7 +230,7 @@ class Stored:
         in_place = node.target in op_kinds.IN_PLACE
         if in_place and self.is_last(node, reads[0]):
             self.home[node] = self.home[reads[0]]
-        self.add(node, reads, _outputs(node))
+        self.add(node, reads, outputs_of(node))
 
     def is_last(self, node: Node, value: Node) -> bool:
         """Whether a node is the last to read a value that no argument holds."""
@@ -236,21 +256,35 @@ class Stored:
     def rowwise(self, node: Node) -> None:
         """A norm or a softmax: sums over rows, and a formula of its inputs and those."""
         reads = self.read_by(node)
-        items = _outputs(node)
-        first = next((x for x in items if _index(x) == 0), None)
+        items = outputs_of(node)
+        first = next((x for x in items if index_of(x) == 0), None)
         rest = [x for x in items if x is not first]
-        space = _rows_of(node)
-        sums = [x for x in rest if _is_row_sum(x, space)]
+        space = rows_of(node)
+        sums = [x for x in rest if is_row_sum(x, space)]
         if sums:
             self.add(node, reads, sums, space)
         for x in rest:
             if x not in sums:
-                self.add(node, [*reads, *sums], [x], _column_of(x, space))
+                self.add(node, [*reads, *sums], [x], column_of(x, space))
         if first is not None:
             inner = self.formula(node)
+            if op_kinds.name(node) == op_kinds.GROUPED:
+                inner = self.formula_of(node.all_input_nodes[:1])
             read = inner.reads | {(x, None): None for x in sums}
             length = inner.length + len(reads)
             self.formulas[first] = Formula(read, length, inner.is_heavy)
+
+    def window(self, node: Node) -> None:
+        """A pool, each result a formula of its window; a sum over windows where they meet."""
+        first = self.base(node.all_input_nodes[0])
+        formula = self.formulas.get(first)
+        if formula is not None and len(formula.reads) > 1:
+            self.store(first)
+        if op_kinds.name(node) in op_kinds.SCATTERED:
+            self.add(node, self.read_by(node), [node], flat(first))
+        else:
+            inner = self.formula(node)
+            self.formulas.update((x, inner) for x in outputs_of(node))
 
     def joined(self, node: Node) -> None:
         """Parts that are written into one buffer."""
@@ -269,7 +303,7 @@ class Stored:
             else:
                 formula = self.formulas.get(value)
                 reads = [value] if formula is None else formula.values
-                self.add(node, reads, [node], _flat(x))
+                self.add(node, reads, [node], flat(x))
         self.makers.setdefault(node, [])
 
     def is_turned(self, node: Node) -> bool:
@@ -293,7 +327,7 @@ class Stored:
             earlier = [x for x in now.users if self.place[x] < self.place[reader]]
             if any(x.target in op_kinds.FIXED for x in earlier):
                 return True
-            queue += [x for x in earlier if _is_view(x)]
+            queue += [x for x in earlier if op_kinds.is_view_or_item(x)]
         return False
 
     def decide(self, node: Node) -> None:
@@ -309,8 +343,8 @@ class Stored:
         is_long = formula.length > LENGTH
         if len(node.users) > 1:
             is_result = any(x.op == "output" for x in node.users) and reads > 0
-            is_input = reads > 1 and any(map(_is_call, node.users))
-            is_fixed = any(x.target in op_kinds.FIXED for x in _readers(node))
+            is_input = reads > 1 and any(map(op_kinds.is_call, node.users))
+            is_fixed = any(x.target in op_kinds.FIXED for x in op_kinds.readers(node))
             is_dear = formula.is_heavy or is_long or reads > READS
             is_realized = is_result or is_input
             if is_fixed and value is not node and not is_realized:
@@ -334,88 +368,10 @@ class Stored:
             formula = self.formulas.get(value)
             reads = (value,) if formula is None else formula.values
             before = self.readers.get(holder, [])
-            self.add(results[k], reads, [], _flat(results[k]), before)
+            self.add(results[k], reads, [], flat(results[k]), before)
             for other in results[k + 1 :]:
                 inner = self.formulas.get(self.base(other))
                 if inner is not None and holder in inner.values:
                     self.store(other)
         rest = [x for k, x in enumerate(results) if k not in taken]
         return [self.store(x) for x in rest]
-
-
-def _is_view(node: Node) -> bool:
-    """Whether a node is a view, or one of those that an op returns."""
-    if node.target is getitem:
-        return op_kinds.is_alias(node.all_input_nodes[0])
-    return op_kinds.is_alias(node)
-
-
-def _index(node: Node) -> object:
-    return node.args[1] if node.target is getitem else 0
-
-
-def _outputs(node: Node) -> list[Node]:
-    """The tensors that a node computes: those of a tuple that are read."""
-    if isinstance(node.meta.get("val"), torch.Tensor):
-        return [node]
-    return [x for x in node.users if x.target is getitem]
-
-
-def layout_of(node: Node) -> object:
-    """The shape, strides and offset of a value."""
-    x = node.meta.get("val")
-    if not isinstance(x, torch.Tensor):
-        return None
-    return tuple(x.shape), x.stride(), x.storage_offset()
-
-
-def _flat(node: Node) -> Space:
-    count = math.prod(node.meta["val"].shape)
-    return count, count, True
-
-
-def _space(node: Node) -> Space:
-    """The loop of a reduction."""
-    x = node.all_input_nodes[0].meta["val"]
-    value = node.meta["val"]
-    first = value if isinstance(value, torch.Tensor) else value[0]
-    args = args_of(node)
-    given = args[1] if len(args) > 1 else None
-    dims = [given] if isinstance(given, int) else given
-    where = {d % x.ndim for d in dims} if dims and x.ndim else set()
-    last = set(range(x.ndim - len(where), x.ndim))
-    return math.prod(first.shape), math.prod(x.shape), where <= last
-
-
-def _rows_of(node: Node) -> Space:
-    """The loop of an op over the last dim."""
-    x = node.all_input_nodes[0].meta["val"]
-    count = math.prod(x.shape)
-    return count // max(x.shape[-1], 1), count, True
-
-
-def _column_of(node: Node, space: Space) -> Space:
-    """The loop of a sum over rows."""
-    return math.prod(node.meta["val"].shape), space[1], False
-
-
-def _is_row_sum(node: Node, space: Space) -> bool:
-    return math.prod(node.meta["val"].shape) == space[0]
-
-
-def _readers(node: Node) -> list[Node]:
-    """The ops that read a value, also those that read a copy made for them."""
-    return [y for x in node.users for y in (x.users if COPY in x.meta else [x])]
-
-
-def _is_call(node: Node) -> bool:
-    """Whether an op is a call, which needs its inputs stored."""
-    if COPY in node.meta:
-        (node,) = node.users
-    if node.target in (AFTER, getitem):
-        return False
-    name = op_kinds.name(node)
-    is_loop = name in op_kinds.REDUCTIONS or name in op_kinds.ROWWISE
-    is_joined = node.target in op_kinds.JOINED
-    is_other = op_kinds.is_formula(node) or op_kinds.is_alias(node)
-    return node.op == "call_function" and not (is_loop or is_joined or is_other)

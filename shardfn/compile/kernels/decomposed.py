@@ -1,0 +1,114 @@
+"""Softmaxes as the ops that Inductor makes of them: the sums of rows are values of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import torch
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+from ...ops.nodes import args_of
+
+aten = torch.ops.aten
+LOW = {torch.bfloat16, torch.float16}  # dtypes of which rows are added in float32
+
+
+@attrs.frozen
+class _Rows:
+    """Ops over the last or another dim of a value, added to a graph before a node.
+
+    Args:
+        graph: to which they are added.
+        node: in whose place they stand.
+        dim: of the rows.
+    """
+
+    graph: Graph
+    node: Node
+    dim: int
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
+        """An op, with its value."""
+        made = self.graph.call_function(target, args, kwargs)
+        given = map_arg((args, kwargs), lambda x: x.meta["val"])
+        value = target(*given[0], **given[1])
+        kept = {k: x for k, x in self.node.meta.items() if k != "val"}
+        made.meta = kept | {"val": value}
+        return made
+
+    def cast(self, x: Node, dtype: torch.dtype) -> Node:
+        """A value in another dtype."""
+        if x.meta["val"].dtype == dtype:
+            return x
+        return self.call(aten._to_copy.default, x, dtype=dtype)
+
+    def wide(self, x: Node) -> Node:
+        """A value in the dtype in which rows are added."""
+        is_low = x.meta["val"].dtype in LOW
+        return self.cast(x, torch.float32) if is_low else x
+
+    def most(self, x: Node) -> Node:
+        """The largest element of each row."""
+        return self.call(aten.amax.default, x, [self.dim], True)
+
+    def sum(self, x: Node) -> Node:
+        """The sum of each row."""
+        return self.call(aten.sum.dim_IntList, x, [self.dim], True)
+
+
+def _softmax(rows: _Rows, x: Node) -> Node:
+    x = rows.wide(x)
+    most = rows.most(x)
+    e = rows.call(aten.exp.default, rows.call(aten.sub.Tensor, x, most))
+    total = rows.sum(e)
+    return rows.call(aten.div.Tensor, e, total)
+
+
+def _softmax_backward(rows: _Rows, g: Node, y: Node) -> Node:
+    g, y = rows.wide(g), rows.wide(y)
+    product = rows.call(aten.mul.Tensor, g, y)
+    total = rows.sum(product)
+    return rows.call(aten.sub.Tensor, product, rows.call(aten.mul.Tensor, y, total))
+
+
+def _log_softmax(rows: _Rows, x: Node) -> Node:
+    x = rows.wide(x)
+    most = rows.most(x)
+    rest = rows.call(aten.sub.Tensor, x, most)
+    total = rows.sum(rows.call(aten.exp.default, rest))
+    return rows.call(aten.sub.Tensor, rest, rows.call(aten.log.default, total))
+
+
+def _log_softmax_backward(rows: _Rows, g: Node, y: Node) -> Node:
+    g, y = rows.wide(g), rows.wide(y)
+    total = rows.sum(g)
+    e = rows.call(aten.exp.default, y)
+    return rows.call(aten.sub.Tensor, g, rows.call(aten.mul.Tensor, e, total))
+
+
+# an op, and the number of its tensors, after which stands the dim
+DECOMPOSED: dict[object, tuple[Callable[..., Node], int]] = {
+    aten._softmax.default: (_softmax, 1),
+    aten._softmax_backward_data.default: (_softmax_backward, 2),
+    aten._log_softmax.default: (_log_softmax, 1),
+    aten._log_softmax_backward_data.default: (_log_softmax_backward, 2),
+}
+
+
+def decompose(graph: Graph) -> None:
+    """Write each softmax of a graph as these ops."""
+    for node in list(graph.nodes):
+        row = DECOMPOSED.get(node.target)
+        if row is None:
+            continue
+        fn, count = row
+        args = args_of(node)
+        with graph.inserting_before(node):
+            rows = _Rows(graph, node, args[count])
+            value = fn(rows, *args[:count])
+            value = rows.cast(value, node.meta["val"].dtype)
+        node.replace_all_uses_with(value)
+        graph.erase_node(node)
