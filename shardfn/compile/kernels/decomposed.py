@@ -33,10 +33,10 @@ class _Rows:
     def call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
         """An op, with its value."""
         made = self.graph.call_function(target, args, kwargs)
-        given = map_arg((args, kwargs), lambda x: x.meta["val"])
-        value = target(*given[0], **given[1])
-        kept = {k: x for k, x in self.node.meta.items() if k != "val"}
-        made.meta = kept | {"val": value}
+        given = map_arg(args, lambda x: x.meta["val"])
+        value = target(*given, **kwargs)
+        made.meta = dict(self.node.meta)
+        made.meta["val"] = value
         return made
 
     def cast(self, x: Node, dtype: torch.dtype) -> Node:
@@ -62,31 +62,38 @@ class _Rows:
 def _softmax(rows: _Rows, x: Node) -> Node:
     x = rows.wide(x)
     most = rows.most(x)
-    e = rows.call(aten.exp.default, rows.call(aten.sub.Tensor, x, most))
+    rest = rows.call(aten.sub.Tensor, x, most)
+    e = rows.call(aten.exp.default, rest)
     total = rows.sum(e)
     return rows.call(aten.div.Tensor, e, total)
 
 
 def _softmax_backward(rows: _Rows, g: Node, y: Node) -> Node:
-    g, y = rows.wide(g), rows.wide(y)
+    g = rows.wide(g)
+    y = rows.wide(y)
     product = rows.call(aten.mul.Tensor, g, y)
     total = rows.sum(product)
-    return rows.call(aten.sub.Tensor, product, rows.call(aten.mul.Tensor, y, total))
+    part = rows.call(aten.mul.Tensor, y, total)
+    return rows.call(aten.sub.Tensor, product, part)
 
 
 def _log_softmax(rows: _Rows, x: Node) -> Node:
     x = rows.wide(x)
     most = rows.most(x)
     rest = rows.call(aten.sub.Tensor, x, most)
-    total = rows.sum(rows.call(aten.exp.default, rest))
-    return rows.call(aten.sub.Tensor, rest, rows.call(aten.log.default, total))
+    e = rows.call(aten.exp.default, rest)
+    total = rows.sum(e)
+    log = rows.call(aten.log.default, total)
+    return rows.call(aten.sub.Tensor, rest, log)
 
 
 def _log_softmax_backward(rows: _Rows, g: Node, y: Node) -> Node:
-    g, y = rows.wide(g), rows.wide(y)
+    g = rows.wide(g)
+    y = rows.wide(y)
     total = rows.sum(g)
     e = rows.call(aten.exp.default, y)
-    return rows.call(aten.sub.Tensor, g, rows.call(aten.mul.Tensor, e, total))
+    part = rows.call(aten.mul.Tensor, e, total)
+    return rows.call(aten.sub.Tensor, g, part)
 
 
 # an op, and the number of its tensors, after which stands the dim

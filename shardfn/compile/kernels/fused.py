@@ -178,7 +178,9 @@ def _order(pair: tuple[Group, Group], shared: int) -> tuple[bool, int, int]:
 
 def _distance(a: Group, b: Group) -> int:
     """How far the kernels of two groups are apart at most."""
-    return max(abs(a.first - b.last), abs(b.first - a.last))
+    one = abs(a.first - b.last)
+    other = abs(b.first - a.last)
+    return max(one, other)
 
 
 def _fit(a: Group, b: Group, is_vertical: bool) -> bool:
