@@ -24,6 +24,7 @@ from .ranks.mesh_arguments import (
     check_tuples,
     checked_timeout,
     checked_type,
+    refuse_absent,
 )
 from .types import Cost, MeshAxes
 from .world import (
@@ -87,6 +88,7 @@ def make_mesh(
     device_type = checked_type(device_type or default_device_type())
     known = _costs(names, links)
     seconds = checked_timeout(timeout)
+    refuse_absent(device_type)
     join_world(device_type, seconds)
     asked = f"shape {shape}, axis names {names}, on {device_type}, links {links}"
     with groups_of("make_mesh", asked, seconds):

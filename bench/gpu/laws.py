@@ -1,32 +1,31 @@
-"""What `bench.gpu.check` runs: the demo's train step in three worlds, compared with the CPU in
-float64, then timed.
+"""What `bench.gpu.check` runs: small programs and the demo's train step in three worlds, compared
+with the CPU in float64, then timed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import math
 import platform
-import statistics
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
 import torch
-import torch.distributed as dist
 from torch._inductor.codecache import PyCodeCache
 
 import shardfn as sf
 from shardfn import P
-from shardfn_demo import adamw, gpt, train
+from shardfn_demo import gpt, train
 
-Step = Callable[..., tuple[Any, Any, Any]]
+from .jobs import CHECKED, LARGER, QUICK, Job, Step, plain_step
+from .programs import Found, found, references
+from .races import QUICK_ROUNDS, ROUNDS, Race, one_rank, raced, sharded_step
 
-STEPS, WARM, ROUNDS, QUICK_ROUNDS = 3, 5, 40, 5
+STEPS = 3
 KERNEL = {
     "cuda": "async_compile.triton(",
     "cpu": "async_compile.cpp_pybinding(",
@@ -45,42 +44,6 @@ LIMITS = {
 
 
 @attrs.frozen(kw_only=True)
-class Job:
-    """A model and a batch of tokens to train it on again and again."""
-
-    config: gpt.Config
-    batch: int
-
-    def start(
-        self, device: str, dtype: torch.dtype
-    ) -> tuple[Any, Any, torch.Tensor, torch.Tensor]:
-        """Parameters, optimizer state, tokens and the tokens that follow: the same on every
-        device, but for rounding.
-        """
-        params = gpt.init(self.config, dtype=dtype)
-        state = sf.tree_map(
-            lambda x: x.double() if dtype is torch.float64 else x,
-            adamw.init(params),
-        )
-        generator = torch.Generator().manual_seed(1)
-        x, y = torch.randint(
-            self.config.vocab,
-            (2, self.batch, self.config.context),
-            generator=generator,
-        )
-        return sf.tree_map(lambda t: t.to(device), (params, state, x, y))
-
-
-CHECKED = Job(config=gpt.Config(), batch=8)
-LARGER = Job(
-    config=gpt.Config(context=256, width=512, heads=8, layers=6), batch=16
-)
-QUICK = Job(
-    config=gpt.Config(vocab=16, context=8, width=16, heads=4, layers=1), batch=4
-)
-
-
-@attrs.frozen(kw_only=True)
 class Check:
     """How far one world was from the reference; NaN where it did not get so far."""
 
@@ -92,20 +55,6 @@ class Check:
     params: float
     seconds: float
     fault: str
-
-
-@attrs.frozen(kw_only=True)
-class Race:
-    """Median milliseconds of a train step."""
-
-    size: str
-    dtype: str
-    shardfn: float
-    plain: float
-
-    @property
-    def ratio(self) -> float:
-        return self.shardfn / self.plain
 
 
 def check(device: str, *, quick: bool) -> int:
@@ -122,6 +71,7 @@ def check(device: str, *, quick: bool) -> int:
     if device == "cpu":
         torch.set_num_threads(1)
     job, start = QUICK if quick else CHECKED, time.perf_counter()
+    small = programs(device)
     say("reference: cpu, float64, eager")
     reference = trained(plain_step(job.config), job.start("cpu", torch.float64))
     dtypes = list(LIMITS)[:2] if device == "cpu" else list(LIMITS)
@@ -130,41 +80,32 @@ def check(device: str, *, quick: bool) -> int:
         for world in WORLDS
         for dtype in dtypes
     ]
-    sizes = (
-        {"quick": QUICK}
-        if quick
-        else {"demo": CHECKED}
-        if device == "cpu"
-        else {"demo": CHECKED, "larger": LARGER}
-    )
-    races = [
-        raced(name, timed, device, QUICK_ROUNDS if quick else ROUNDS)
-        for name, timed in sizes.items()
-    ]
-    print(json.dumps(figures(device, checks, races, time.perf_counter() - start)))
-    print(table(device, checks, races))
-    return int(any(c.fault for c in checks) or None in races)
+    sizes = RACES["quick"] if quick else RACES[device]
+    rounds = QUICK_ROUNDS if quick else ROUNDS
+    races = [raced(name, job, device, dtype, rounds) for name, (job, dtype) in sizes]
+    seconds = time.perf_counter() - start
+    rows = [race for size in races if size for race in size]
+    print(json.dumps(figures(device, small, checks, rows, seconds)))
+    print(table(device, small, checks, rows))
+    faults = [x.fault for x in (*small, *checks) if x.fault]
+    return int(bool(faults) or None in races)
+
+
+def programs(device: str) -> list[Found]:
+    """The small programs, compared."""
+    say("small programs: cpu, float64, 2 simulated ranks")
+    wanted = references()
+    with one_rank(device) as mesh:
+        rows = []
+        for name, value in wanted.items():
+            say(f"{name}, {device}, float64")
+            rows.append(found(name, mesh, value))
+    return rows
 
 
 def say(text: str) -> None:
     """Where the run is, so that one that hangs can be understood."""
     print(f"... {text}", flush=True)
-
-
-def plain_step(config: gpt.Config) -> Step:
-    """The train step in plain PyTorch, without shardfn's transforms."""
-    grads_and_loss = torch.func.grad_and_value(
-        functools.partial(gpt.loss_fn, heads=config.heads)
-    )
-
-    def step(
-        params: Any, state: Any, x: torch.Tensor, y: torch.Tensor
-    ) -> tuple[Any, Any, torch.Tensor]:
-        grads, loss = grads_and_loss(params, x, y)
-        params, state = adamw.update(params, grads, state, lr=train.LR)
-        return params, state, loss
-
-    return step
 
 
 def trained(
@@ -180,19 +121,10 @@ def trained(
 
 
 @contextlib.contextmanager
-def one_rank(config: gpt.Config, device: str) -> Iterator[Any]:
+def compiled(config: gpt.Config, device: str, **options: Any) -> Iterator[Any]:
     """The step compiled with Inductor, in a real world of one rank."""
-    try:
-        mesh = sf.make_mesh((1,), ("dp",), device_type=device)
-        yield sf.shard(
-            train.step(config),
-            mesh,
-            (P(), P(), P("dp"), P("dp")),
-            backend="inductor",
-        )
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    with one_rank(device) as mesh:
+        yield sharded_step(config, mesh, **options)
 
 
 @contextlib.contextmanager
@@ -211,7 +143,26 @@ def eight_ranks(config: gpt.Config, device: str) -> Iterator[Any]:
         yield sf.shard(train.step(config), mesh, ins, outs, backend="aten")
 
 
-WORLDS = {"1 rank, inductor": one_rank, "8 simulated ranks, aten": eight_ranks}
+def recorded(config: gpt.Config, device: str) -> Any:
+    """The compiled step in the memory of its arguments, on a GPU as a CUDA graph."""
+    graphs = device == "cuda"
+    return compiled(config, device, donate_argnums=(0, 1), cuda_graphs=graphs)
+
+
+WORLDS = {
+    "1 rank, inductor": compiled,
+    "1 rank, CUDA graph": recorded,
+    "8 simulated ranks, aten": eight_ranks,
+}
+RACES = {
+    "cuda": (
+        ("demo", (CHECKED, torch.float32)),
+        ("larger", (LARGER, torch.float32)),
+        ("larger", (LARGER, torch.bfloat16)),
+    ),
+    "cpu": (("demo", (CHECKED, torch.float32)),),
+    "quick": (("quick", (QUICK, torch.float32)),),
+}
 
 
 def checked(
@@ -229,11 +180,11 @@ def checked(
     start, nan = time.perf_counter(), float("nan")
     attention, kernels, loss, params, fault = "?", None, nan, nan, ""
     try:
-        before, args = len(PyCodeCache.modules), job.start(device, dtype)
+        before = len(PyCodeCache.modules)
         with WORLDS[world](job.config, device) as step:
-            losses, got = trained(step, args)
-            attention = attention_of(step, args)
-        kernels = written(before, device) if "inductor" in world else None
+            losses, got = trained(step, job.start(device, dtype))
+            attention = attention_of(step, job.start(device, dtype))
+        kernels = None if "simulated" in world else written(before, device)
         loss = max(
             abs(a - b) / abs(b) for a, b in zip(losses, reference[0], strict=True)
         )
@@ -241,7 +192,7 @@ def checked(
             distance(a, b)
             for a, b in zip(leaves(got), leaves(reference[1]), strict=True)
         )
-        fault = found(dtype, loss, params, kernels)
+        fault = faults_of(dtype, loss, params, kernels)
     except Exception as error:
         traceback.print_exc()
         fault = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
@@ -258,7 +209,7 @@ def checked(
     )
 
 
-def found(
+def faults_of(
     dtype: torch.dtype, loss: float, params: float, kernels: int | None
 ) -> str:
     """What does not hold, if anything."""
@@ -313,73 +264,12 @@ def written(before: int, device: str) -> int:
     return sum(open(file).read().count(KERNEL[device]) for file in files if file)
 
 
-def raced(size: str, job: Job, device: str, rounds: int) -> Race | None:
-    """Time the compiled step of shardfn and of torch.compile in turn, each fed with its own
-    results.
-    """
-    say(f"timing {size}, {device}, float32")
-    try:
-        with one_rank(job.config, device) as step:
-            plain = torch.compile(
-                plain_step(job.config), fullgraph=True, dynamic=False
-            )
-            times = in_turn(
-                {"shardfn": step, "plain": plain},
-                job.start(device, torch.float32),
-                device,
-                rounds,
-            )
-    except Exception:
-        traceback.print_exc()
-        return None
-    return Race(
-        size=size,
-        dtype="float32",
-        **{name: statistics.median(found) for name, found in times.items()},
-    )
-
-
-def in_turn(
-    steps: dict[str, Step], args: tuple[Any, ...], device: str, rounds: int
-) -> dict[str, list[float]]:
-    """Milliseconds of each step in each round, after warm-up; all must tell the same last loss."""
-    x, y = args[2:]
-    at = dict.fromkeys(steps, args[:2])
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    last = {}
-    for turn in range(WARM + rounds):
-        for name, step in steps.items():
-            (*at[name], last[name]), took = clocked(
-                functools.partial(step, *at[name], x, y), device
-            )
-            if turn >= WARM:
-                times[name].append(took)
-    told = [float(sf.full(loss)) for loss in last.values()]
-    if max(told) - min(told) > 1e-2 * abs(told[0]):
-        raise ArithmeticError(
-            f"the steps that were timed end at different losses: {told}"
-        )
-    return times
-
-
-def clocked(run: Callable[[], Any], device: str) -> tuple[Any, float]:
-    """What a call returns, and its milliseconds: on the GPU between two events, from its start
-    to its last kernel.
-    """
-    if device == "cpu":
-        start = time.perf_counter()
-        return run(), (time.perf_counter() - start) * 1e3
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    begin.record()
-    out = run()
-    end.record()
-    torch.cuda.synchronize()
-    return out, begin.elapsed_time(end)
-
-
 def figures(
-    device: str, checks: list[Check], races: list[Race | None], seconds: float
+    device: str,
+    small: list[Found],
+    checks: list[Check],
+    races: list[Race],
+    seconds: float,
 ) -> dict[str, Any]:
     """Everything that was found, for a machine to read."""
     return {
@@ -390,8 +280,9 @@ def figures(
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
         "seconds": round(seconds, 1),
+        "programs": [attrs.asdict(x, value_serializer=sayable) for x in small],
         "checks": [attrs.asdict(c, value_serializer=sayable) for c in checks],
-        "milliseconds": [attrs.asdict(r) | {"ratio": r.ratio} for r in races if r],
+        "milliseconds": [attrs.asdict(r) | {"ratio": r.ratio} for r in races],
     }
 
 
@@ -400,16 +291,20 @@ def sayable(record: Any, field: Any, value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def table(device: str, checks: list[Check], races: list[Race | None]) -> str:
+def table(
+    device: str, small: list[Found], checks: list[Check], races: list[Race]
+) -> str:
     """What was found, for people."""
     kind = {"cuda": "Triton", "cpu": "C++"}[device]
-    lines = [
-        (
-            f"{'world':<25}{'dtype':<10}{'attention':<23}{kind:>7}"
-            f"{'loss off':>10}{'params off':>12}{'s':>7} "
-            " verdict"
-        )
+    lines = [f"{'program, float64':<35}{'off':>9}{'s':>7}  verdict"]
+    lines += [
+        f"{x.program:<35}{x.off:>9.1e}{x.seconds:>7.1f}  {x.fault or 'holds'}"
+        for x in small
     ]
+    lines.append(
+        f"{'world':<25}{'dtype':<10}{'attention':<23}{kind:>7}"
+        f"{'loss off':>10}{'params off':>12}{'s':>7}  verdict"
+    )
     for c in checks:
         kernels = "" if c.kernels is None else c.kernels
         numbers = f"{kernels:>7}{c.loss:>10.1e}{c.params:>12.1e}{c.seconds:>7.1f}"
@@ -417,12 +312,12 @@ def table(device: str, checks: list[Check], races: list[Race | None]) -> str:
             f"{c.world:<25}{c.dtype:<10}{c.attention:<23}{numbers}  {c.fault or 'holds'}"
         )
     lines.append(
-        f"{'train step, ms':<25}{'dtype':<10}{'':<23}{'shardfn':>17}{'torch.compile':>14}  ratio"
+        f"{'train step, ms':<25}{'dtype':<10}{'results in':<23}"
+        f"{'shardfn':>17}{'torch.compile':>14}  ratio"
     )
-    for r in races:
-        lines.append(
-            f"{r.size:<25}{r.dtype:<33}{r.shardfn:>17.2f}{r.plain:>14.2f}  {r.ratio:.2f}"
-            if r
-            else "not timed: it failed, see above"
-        )
+    lines += [
+        f"{r.size:<25}{r.dtype:<10}{r.form:<23}{r.shardfn:>17.2f}{r.plain:>14.2f}"
+        f"  {r.ratio:.3f}"
+        for r in races
+    ]
     return "\n".join(lines)

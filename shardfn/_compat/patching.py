@@ -21,6 +21,12 @@ RENAMED = {  # a place, and its name from torch 2.15 on
     ),
 }
 
+INHERITED = {  # a method, and the class whose method it ends in, before torch 2.15
+    "torch._dynamo.variables:UserMethodVariable.call_function": (
+        "torch._dynamo.variables:UserFunctionVariable"
+    ),
+}
+
 
 def methods(owner: str, *names: str) -> tuple[str, ...]:
     """The places of methods of a class."""
@@ -66,7 +72,13 @@ def enter(row: Patch, given: tuple[Any, ...], stack: contextlib.ExitStack) -> No
             owner, name = _place(RENAMED[place])
         if row.optional and not hasattr(owner, name):
             continue
+        if place in INHERITED and issubclass(owner, _class(INHERITED[place])):
+            continue
         stack.enter_context(threads.overridden(owner, name, new, row.is_mine))
+
+
+def _class(text: str) -> type:
+    return pkgutil.resolve_name(text)
 
 
 def _place(text: str) -> tuple[Any, str]:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+import torch
+
 from ..errors import ShardError
 
 _CAPTURING: contextvars.ContextVar[bool] = contextvars.ContextVar(
@@ -61,10 +63,15 @@ def is_capturing() -> bool:
 
 @contextlib.contextmanager
 def capturing() -> Iterator[None]:
-    """A context that marks this thread as capturing."""
+    """A context that marks this thread as capturing.
+
+    Derivatives are taken in this thread too. Autograd has a thread for each GPU, where the marks
+    of a capture would not be seen.
+    """
     token = _CAPTURING.set(True)
     try:
-        yield
+        with torch.autograd.set_multithreading_enabled(False):
+            yield
     finally:
         _CAPTURING.reset(token)
 

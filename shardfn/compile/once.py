@@ -51,13 +51,20 @@ def key_of(
     """A name for a graph and all that its compilation depends on. None if no text describes it."""
     try:
         written = None if pairs is None else sorted(pairs.items())
-        said = json.dumps([text_of(graph), list(donated), list(checked), written])
+        program = [text_of(graph), _devices(graph)]
+        said = json.dumps([*program, list(donated), list(checked), written])
     except Unwritable as reason:
         log.info("the compilation is not shared: the program has %s", reason)
         return None
     if _compat.has_own_passes():
         return None
     return hashlib.sha256(f"{said}\n{_compat.environment()}".encode()).hexdigest()
+
+
+def _devices(graph: torch.fx.Graph) -> list[str]:
+    """The devices of the values of a graph, with their numbers: compiled code has them too."""
+    values = (node.meta.get("val") for node in graph.nodes)
+    return sorted({str(x.device) for x in values if isinstance(x, torch.Tensor)})
 
 
 def _stored_or_compiled(

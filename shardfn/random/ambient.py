@@ -173,7 +173,9 @@ class Traced(Source):
 
     def next(self, device: torch.device) -> tuple[torch.Tensor, int]:
         self.calls += 1
-        return self.state, self.calls - 1
+        is_there = self.state.device.type == device.type
+        state = self.state if is_there else self.state.to(device)
+        return state, self.calls - 1
 
 
 class Eager(Source):

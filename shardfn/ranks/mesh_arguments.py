@@ -70,18 +70,20 @@ def checked_type(device_type: str) -> str:
 
 
 def refuse_absent(device_type: str) -> None:
-    """Refuse a type of device that this machine has none of.
+    """Refuse a type of device that this machine has none of: torch captures no program for it.
 
     Raises:
         PlacementError: torch sees no such device.
     """
+    if device_type == "meta":
+        return
     try:
         is_there = torch.get_device_module(device_type).is_available()
     except RuntimeError:  # no module for it
         is_there = False
     if is_there:
         return
-    fix = "device_type='cpu'; `python -m shardfn doctor` says what torch sees"
+    fix = "device_type='cpu', also in a fake world; `python -m shardfn doctor` says what torch sees"
     got = f"torch sees no device of type {device_type!r}"
     raise PlacementError.of("make_mesh, device_type", got, fix=fix)
 

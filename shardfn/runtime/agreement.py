@@ -218,12 +218,17 @@ def _line(step: Any) -> Line:
         return Line(f"%{step.node.name}: {text}", source)
     made = " ".join(f"{tuple(s.value.shape)} {s.marks}" for s in step.made)
     constants = [
-        x
+        torch.fx.node.map_aggregate(x, _without_number)
         for x in (*step.node.args, *step.node.kwargs.items())
         if not isinstance(x, torch.fx.Node)
     ]
     op = getattr(step.node.target, "__name__", step.node.target)
     return Line(f"%{step.node.name}: {op} {constants} -> {made}", source)
+
+
+def _without_number(x: Any) -> Any:
+    """A device by its type: those of ranks of one machine differ in number."""
+    return x.type if isinstance(x, torch.device) else x
 
 
 def checked(

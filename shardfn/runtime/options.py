@@ -30,6 +30,16 @@ def _known(kind: str, known: Any) -> Callable[[Any, Any, str], None]:
     return check
 
 
+def _recordable(request: Any, _: Any, value: bool) -> None:
+    """Check that what is to be recorded is compiled, for fixed sizes."""
+    if not isinstance(value, bool):
+        got, needed = f"cuda_graphs is {value!r}", "True or False"
+        raise ShardError.of(request.name, got, needed=needed)
+    if value and request.backend != "inductor":
+        got = f"cuda_graphs=True with backend={request.backend!r}, which runs op by op"
+        raise ShardError.of(request.name, got, fix="backend='inductor'")
+
+
 Differentiated = Callable[[Callable[..., Any], Followed], Callable[..., Any]]
 
 
@@ -66,6 +76,8 @@ class Request:
     warmup: str | None = attrs.field(
         default=None, validator=_known("warmup", WARMUPS)
     )
+    # whether the kernels of compiled code are recorded, and launched together
+    cuda_graphs: bool = attrs.field(default=False, validator=_recordable)
     # the dims of arguments that may change between calls: `arguments.dynamic`
     dynamic: Any = None
     seed: str = attrs.field(default="state", validator=_known("seed", SEEDS))

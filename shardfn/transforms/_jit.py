@@ -41,6 +41,7 @@ def jit(
     *,
     backend: str = "inductor",
     warmup: str | None = None,
+    cuda_graphs: bool = False,
     static_argnums: int | tuple[int, ...] = (),
     donate_argnums: int | tuple[int, ...] = (),
     seed: str = "state",
@@ -65,6 +66,11 @@ def jit(
         warmup: "aten": the first calls run op by op, while Inductor compiles in the background.
             All ranks run compiled code from the same call on. Results before and after it differ
             in rounding. A call that autograd follows is compiled at once.
+        cuda_graphs: whether a step's kernels are recorded in its second call, as a CUDA graph, and
+            then launched together. It needs a function whose work is all on the GPU. Arguments
+            whose memory moves from call to call are copied into memory of the graph, and results
+            out of it; donated ones that keep their place are not. It changes nothing in worlds
+            where nothing is compiled.
         static_argnums: positional arguments that are constants of the trace: any hashable
             object. An argument that is unequal to all earlier ones, or whose attributes have
             changed, triggers a retrace. A tensor is an error.
@@ -83,7 +89,7 @@ def jit(
     Raises:
         PlacementError, TreeError, CaptureError, RuleError: when called, naming the function and
             the argument.
-        ShardError: an unknown backend or warmup.
+        ShardError: an unknown backend or warmup; CUDA graphs of a program that they cannot hold.
 
     Source: jax.jit; torch.compile(fullgraph=True).
 
@@ -96,6 +102,7 @@ def jit(
     options = {
         "backend": backend,
         "warmup": warmup,
+        "cuda_graphs": cuda_graphs,
         "static_argnums": static_argnums,
         "donate_argnums": donate_argnums,
         "seed": seed,

@@ -172,6 +172,13 @@ def resharded(_: Any, group: Any) -> None:
     """Give the modules of a group their parameters back."""
     for parameter in group.fsdp_params:
         parameter._setattr_on_modules(parameter.sharded_param)
+        parameter.__dict__.pop("_unsharded_param", None)
+
+
+def own_policy(parameter: Any, group: Any) -> Any:
+    """How a parameter is cast. It has a policy of its own from torch 2.15 on."""
+    own = getattr(parameter, "mp_policy", None)
+    return own or group.mp_policy
 
 
 def unsharded(group: Any, gathered: Callable[..., torch.Tensor]) -> None:
@@ -180,7 +187,9 @@ def unsharded(group: Any, gathered: Callable[..., torch.Tensor]) -> None:
     """
     for parameter in group.fsdp_params:
         layout = layout_of(parameter, group)
-        x = gathered(parameter.sharded_param, layout, group.mp_policy)
+        policy = own_policy(parameter, group)
+        x = gathered(parameter.sharded_param, layout, policy)
+        parameter._unsharded_param = x  # torch 2.15 looks at it
         for module, name in places_of(parameter):
             module._parameters[name] = x
     if torch._C._current_graph_task_id() != -1:
@@ -197,6 +206,7 @@ PATCHES = tuple(  # of a simulated world
     )
     for place, new in {
         f"{FSDP_PARAMETER}reset_sharded_param": learned,
+        f"{FSDP_PARAMETER}_restore_spmd_types": lambda _, parameter, x: None,
         f"{FSDP_GROUP}lazy_init": all_learned,
         f"{FSDP_GROUP}reshard": resharded,
         f"{FSDP_GROUP}wait_for_unshard": lambda _, group: None,

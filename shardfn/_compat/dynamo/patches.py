@@ -157,6 +157,7 @@ READING = (  # a captured function, by Dynamo
         (
             VARIABLES + "TorchInGraphFunctionVariable.call_function",
             VARIABLES + "UserFunctionVariable.call_function",
+            VARIABLES + "UserMethodVariable.call_function",
             VARIABLES + "SkipFunctionVariable.call_function",
             VARIABLES + "UserDefinedClassVariable.call_function",
             BUILDER + "TensorSubclassVariable.call_function",

@@ -206,8 +206,9 @@ def _kind(recipe: Recipe, name: str, x: Any) -> type:
 
 
 def _as_tensor(x: Any, p: torch.Tensor) -> torch.Tensor:
+    """A value of the state where its parameter lives. Torch keeps counts of steps on the CPU."""
     if isinstance(x, torch.Tensor):
-        return x
+        return x.to(p.device)
     dtype = NUMBERS[type(x)]
     return torch.tensor(x, dtype=dtype, device=p.device)
 

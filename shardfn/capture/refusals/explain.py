@@ -35,6 +35,9 @@ OF_VALUES = (
     "it raises",
 )
 
+DEVICES = "tensors on different devices meet in one op"
+ONE_DEVICE = "device=x.device where it makes a tensor; x.to(device) before the call for others"
+
 # torch's text -> the problem for the user, and the suggestion.
 CAUSES = (
     (
@@ -56,6 +59,16 @@ CAUSES = (
         "torch.where(condition, a, b)",
     ),
     (_compat.MAKES_DTENSOR, tensor_classes.DTENSOR, tensor_classes.FIX),
+    (
+        "to be on the same device",
+        DEVICES,
+        ONE_DEVICE,
+    ),
+    (
+        "found two different devices",  # torch 2.11
+        DEVICES,
+        ONE_DEVICE,
+    ),
     (
         _compat.ASKS_RANK,
         "it asks which rank it runs on, and its answer would be the same on every rank",

@@ -9,7 +9,7 @@
 | `{"float": "0x1.8p+0"}` | a float, to the last bit |
 | `{"complex": ["0x0p+0", "0x1p+0"]}` | a complex number |
 | `{"dtype": "float32"}`, `{"format": ...}`, `{"layout": ...}` | torch's |
-| `{"device": "cpu"}` | a device |
+| `{"device": "cpu"}` | a device; that of this process is without its number |
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from ..._compat.cuda import numbered, unnumbered
 from ..._compat.memory import empty_strided
 
 TORCH = {
@@ -61,7 +62,7 @@ def value_text(x: Any, number: Callable[[torch.fx.Node], int]) -> Any:
     if isinstance(x, tuple):
         return {"tuple": [value_text(child, number) for child in x]}
     if isinstance(x, torch.device):
-        return {"device": str(x)}
+        return {"device": str(unnumbered(x))}
     for name, kind in TORCH.items():
         if isinstance(x, kind):
             return {name: str(x).removeprefix("torch.")}
@@ -88,7 +89,7 @@ def value_of(x: Any, nodes: Sequence[torch.fx.Node]) -> Any:
         "tuple": lambda row: tuple(value_of(child, nodes) for child in row),
         "float": float.fromhex,
         "complex": lambda row: complex(*map(float.fromhex, row)),
-        "device": torch.device,
+        "device": numbered,
     }
     if kind not in readers:
         raise ValueError(f"{x!r} must be an argument")
@@ -130,7 +131,8 @@ def tensor_text(x: torch.Tensor) -> list[Any]:
     if any(type(n) is not int for n in flat):
         raise Unwritable("a tensor with symbols for sizes")
     bits = [name for name, (has, _) in BITS.items() if has(x)]
-    return [*sizes, str(x.dtype).removeprefix("torch."), str(x.device), *bits]
+    dtype, device = str(x.dtype).removeprefix("torch."), str(unnumbered(x.device))
+    return [*sizes, dtype, device, *bits]
 
 
 def tensor_of(said: Any) -> torch.Tensor:
@@ -139,7 +141,8 @@ def tensor_of(said: Any) -> torch.Tensor:
     Raises:
         ValueError: no tensor has it.
     """
-    shape, stride, offset, dtype, device, *bits = said
+    shape, stride, offset, dtype, place, *bits = said
+    device = str(numbered(place))
     sizes = [*shape, *stride, offset]
     if len(shape) != len(stride) or any(
         type(n) is not int or n < 0 for n in sizes

@@ -11,7 +11,7 @@ from ...mesh import all_coordinates
 from ...partition import layout
 from ...simulated import shown
 from ...types import Aval, Marks, MeshAxes, ShapeDtype
-from ...world import World
+from ...world import World, default_device_type
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -44,6 +44,13 @@ class Placed:
         return self.world.kind == "simulated" and self.mesh is not None
 
     @property
+    def device(self) -> str:
+        """The type of the devices that the program runs on."""
+        if self.mesh is not None:
+            return self.mesh.device_type
+        return next((x.device for x in self.avals if x.device != "cpu"), "cpu")
+
+    @property
     def coordinate(self) -> tuple[int, ...]:
         """This rank's coordinate in the mesh, or that of the rank that is shown."""
         if self.is_simulated:
@@ -67,14 +74,14 @@ def aval_of(x: Any, mesh: Any) -> Aval:
             shape,
             layout.dense_strides(shape, range(len(shape))),
             x.dtype,
-            mesh.device_type if mesh is not None else "cpu",
+            device_of(torch.device("meta"), mesh),
         )
     device = device_of(x.device, mesh)
     return Aval(shape, x.stride(), x.dtype, device)
 
 
 def device_of(device: torch.device, mesh: Any) -> str:
-    """The device of an argument; for one without values that of the mesh, or the CPU."""
+    """The device of an argument; for one without values that of the mesh, or torch's default."""
     if device.type != "meta":
         return str(device)
-    return mesh.device_type if mesh is not None else "cpu"
+    return mesh.device_type if mesh is not None else default_device_type()

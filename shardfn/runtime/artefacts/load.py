@@ -132,12 +132,19 @@ def _built(
     )
     name = str(record["name"])
     request = Request(
-        name, records.unread, records.unread, mesh=mesh, backend=str(backend)
+        name,
+        records.unread,
+        records.unread,
+        mesh=mesh,
+        backend=str(backend),
+        cuda_graphs=record["cuda_graphs"] and backend == "inductor",
     )
     runner = None
     if not placed.is_simulated:
         program = programs[placed.coordinate]
-        runner = compiled_program(name, placed, program, request.backend)
+        runner = compiled_program(
+            name, placed, program, request.backend, cuda_graphs=request.cuda_graphs
+        )
         runner = watched(runner, name, placed, program)
     return Compiled(
         request, placed, captured, plan, programs, request.backend, runner

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from ... import _compat
+from ..._compat.cuda import numbered
 from ...capture import Captured, Reads, constant_key
 from ...capture.closure.closed_over import ClosedOver
 from ...capture.printing import program_text
@@ -74,7 +75,7 @@ def placed_of(
 
 def _aval(shape: Any, stride: Any, _: Any, dtype: Any, device: Any) -> Aval:
     kind = value_of({"dtype": dtype}, ())
-    return Aval(tuple(shape), tuple(stride), kind, str(device))
+    return Aval(tuple(shape), tuple(stride), kind, str(numbered(device)))
 
 
 def captured_of(record: dict[str, Any], tensors: Tensors) -> Captured:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ... import _compat
+from ..._compat.cuda import unnumbered
 from ...accepted.check import described
 from ...compile.text import Unwritable, tensor_text, text_of, value_text
 from ...errors import ArtefactError, call_site
@@ -86,6 +87,7 @@ def _origin(compiled: Any) -> dict[str, Any]:
         "shardfn": VERSION,
         "name": compiled.request.name,
         "backend": compiled.backend,
+        "cuda_graphs": compiled.request.cuda_graphs,
         "mesh": [list(placed.axes.names), list(placed.axes.sizes), device],
         "settings": [[name, _constant(x)] for name, x in state],
     }
@@ -102,7 +104,7 @@ def _arguments(placed: Any) -> dict[str, Any]:
         "tensors": list(placed.tensors),
         "dtensors": list(placed.dtensors),
         "avals": [
-            [list(x.shape), list(x.stride), 0, _dtype(x.dtype), x.device]
+            [list(x.shape), list(x.stride), 0, _dtype(x.dtype), _device(x.device)]
             for x in placed.avals
         ],
         "marks": [marks_text(marks) for marks in placed.marks],
@@ -114,6 +116,10 @@ def _arguments(placed: Any) -> dict[str, Any]:
 
 def _dtype(x: torch.dtype) -> str:
     return str(x).removeprefix("torch.")
+
+
+def _device(x: str) -> str:
+    return str(unnumbered(torch.device(x)))
 
 
 def marks_text(marks: Any) -> list[Any]:

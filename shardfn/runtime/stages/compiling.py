@@ -21,6 +21,7 @@ from ...types import LocalProgram
 from .. import cache
 from ..agreement import agree, agree_on_collectives, has_others
 from ..arguments import Placed, donated_places
+from ..recorded import Recorded, refuse_host_work
 from ..warmup import Warming, progress, switch_of
 from .watched import watched
 
@@ -38,6 +39,7 @@ def runner(
     may_have_own_sizes: bool = False,
     warmup: str | None = None,
     is_backward: bool = False,
+    cuda_graphs: bool = False,
 ) -> Runner:
     """The compiled local program of this rank.
 
@@ -54,6 +56,7 @@ def runner(
         may_have_own_sizes: whether they may, if it turns out that arguments differ in size.
         warmup: the backend that runs the first calls, while the other compiles.
         is_backward: whether it is the backward of a call, whose inputs are residuals.
+        cuda_graphs: whether its kernels are recorded, and launched together.
     """
     if has_others(placed) and has_own_sizes:
         agree_on_collectives(name, placed, program)
@@ -67,6 +70,7 @@ def runner(
         backend,
         families,
         is_backward=is_backward,
+        cuda_graphs=cuda_graphs,
     )
     is_warming = not (warmup is None or warmup == backend or has_own_sizes)
     switch = switch_of(name, placed) if is_warming else None
@@ -87,6 +91,7 @@ def compiled_program(
     families: Families | None = None,
     *,
     is_backward: bool = False,
+    cuda_graphs: bool = False,
 ) -> Runner:
     """The compiled local program of this rank, without a comparison of ranks.
 
@@ -97,7 +102,11 @@ def compiled_program(
         backend: the backend that compiles it.
         families: the compiled programs of the function for other sizes.
         is_backward: whether it is the backward of a call, whose inputs are residuals.
+        cuda_graphs: whether its kernels are recorded, and launched together.
     """
+    is_recorded = cuda_graphs and backend == "inductor" and _runs_here(placed)
+    if is_recorded:
+        refuse_host_work(name, placed, program)
     if placed.mesh is not None:
         _bind_groups(placed)
     own = passes.copied(program.graph)
@@ -117,7 +126,7 @@ def compiled_program(
         compiled = _compiled(graph, donated, pairs, backend, families, checked)
     if code := _compat.generated_code(compiled):
         refuse_other_order(name, program.graph, code)
-    return compiled
+    return Recorded(name, compiled) if is_recorded else compiled
 
 
 def _compiled(
@@ -141,6 +150,11 @@ def _compiled(
     taking = donate(graph, pairs)
     own = lambda: compile_graph(taking, donated, note, checked)
     return families.runner(taking, donated, own, note)
+
+
+def _runs_here(placed: Placed) -> bool:
+    """Whether calls run compiled code: not on a mesh of a world without real ranks."""
+    return placed.mesh is None or placed.world.kind == "real"
 
 
 def _bind_groups(placed: Placed) -> None:

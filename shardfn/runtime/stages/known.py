@@ -61,7 +61,7 @@ def _settings(
     """The settings of a capture."""
     return Settings(
         signature_of=request.signature_of,
-        device=placed.mesh.device_type if placed.mesh is not None else "cpu",
+        device=placed.device,
         undecomposed=undecomposed,
         mesh=placed.mesh,
         may_be_of_ranks=request.may_be_of_ranks,

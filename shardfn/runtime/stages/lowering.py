@@ -43,8 +43,8 @@ def local_program(
     names: tuple[str, ...],
 ) -> LocalProgram:
     """The scheduled program of the rank at a coordinate."""
-    device = placed.mesh.device_type if placed.mesh is not None else "cpu"
-    graphs = passes.schedule(emit(chosen, coordinate, names, device), agreed)
+    emitted = emit(chosen, coordinate, names, placed.device)
+    graphs = passes.schedule(emitted, agreed)
     sizes = dict(zip(placed.axes.names, placed.axes.sizes, strict=True))
     elided = [
         n.name

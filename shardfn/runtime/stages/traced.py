@@ -72,7 +72,9 @@ def _traced(
     check_numbers(request, captured)
     if placed.mesh is None and captured.brought_mesh is not None:
         over = attrs.evolve(request, mesh=captured.brought_mesh)
-        placed = look(over, args, kwargs)
+        without, placed = placed, look(over, args, kwargs)
+        if placed.avals != without.avals:  # those without values live there
+            return _traced(over, args, kwargs)
     return Traced(request=request, placed=placed, captured=captured)
 
 
@@ -338,9 +340,7 @@ class Lowered:
         programs = [half.program for half in self._halves()]
         return "\n".join(program.show(program, full=True) for program in programs)
 
-    def compile(
-        self, backend: str | None = None, *, warm: bool = False
-    ) -> Compiled:
+    def compile(self, backend: str | None = None, *, warm: bool = False) -> Compiled:
         """Stage 4: compile the program, with `warm` in the background where the request says so."""
         traced = self.traced
         every = traced, *traced.others
@@ -365,10 +365,10 @@ class Lowered:
         traced = self.traced
         if traced.placed.is_simulated:
             return None
-        template = traced.captured.template
+        template, request = traced.captured.template, traced.request
         with _compat.staging():
             return runner(
-                traced.request.name,
+                request.name,
                 traced.placed,
                 self.partition,
                 self.agenda,
@@ -376,9 +376,10 @@ class Lowered:
                 backend,
                 None if template is None else cache.families(template),
                 has_own_sizes=bool(traced.ranks),
-                may_have_own_sizes=traced.request.rank is not None,
-                warmup=traced.request.warmup if warm else None,
+                may_have_own_sizes=request.rank is not None,
+                warmup=request.warmup if warm else None,
                 is_backward=is_backward,
+                cuda_graphs=request.cuda_graphs,
             )
 
     def _backward(self, backend: str) -> Backward | None:

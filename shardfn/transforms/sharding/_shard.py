@@ -114,6 +114,7 @@ def shard(
     static_argnums: int | tuple[int, ...] = (),
     backend: str = "inductor",
     warmup: str | None = None,
+    cuda_graphs: bool = False,
     seed: str = "state",
     dynamic: Any = None,
 ) -> Any:
@@ -148,6 +149,11 @@ def shard(
         warmup: "aten": the first calls run op by op, while Inductor compiles in the background.
             All ranks run compiled code from the same call on. Results before and after it differ
             in rounding. A call that autograd follows is compiled at once.
+        cuda_graphs: whether a step's kernels are recorded in its second call, as a CUDA graph, and
+            then launched together. It needs a function whose work is all on the GPU. Arguments
+            whose memory moves from call to call are copied into memory of the graph, and results
+            out of it; donated ones that keep their place are not. It changes nothing in worlds
+            where nothing is compiled.
         seed: "state": torch's own random calls draw from `sf.random.state`; "required": they are
             an error, and every random number comes from a key.
         dynamic: the dims of arguments whose sizes may change between calls: fn is captured once
@@ -183,6 +189,7 @@ def shard(
         "memory": memory,
         "backend": backend,
         "warmup": warmup,
+        "cuda_graphs": cuda_graphs,
         "donate_argnums": donate_argnums,
         "static_argnums": static_argnums,
         "seed": seed,

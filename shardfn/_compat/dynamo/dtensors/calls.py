@@ -215,6 +215,7 @@ def function_called(
     ours = dtensors.functions.get(key)
     if ours is not None:
         owner = getattr(function, "obj", None)  # of a method
+        owner = owner or getattr(function, "im_self", None)  # from torch 2.15 on
         own = [function] if takes_itself(key) else [owner] if owner else []
         if key is called:
             arguments.check(called, ours, args, kwargs)

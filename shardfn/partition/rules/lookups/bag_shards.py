@@ -30,9 +30,29 @@ def lower_bags(target: Any) -> Any:
             return b.call(target, *args, **kwargs)
         values = named(target, args, kwargs)
         own = bags_of(b, values, indices, offsets)
-        return _lowered(own, table, weights, values)
+        out, *numbers = _lowered(own, table, weights, values)
+        kept = _kept(b, target, args, kwargs)
+        pairs = zip(numbers, kept, strict=True)
+        return [out, *(x if is_kept else _empty(b, x) for x, is_kept in pairs)]
 
     return lower
+
+
+def _empty(b: Builder, x: Any) -> Any:
+    return b.call(aten.new_empty.default, x, [0])
+
+
+def _kept(
+    b: Builder, target: Any, args: list[Any], kwargs: dict[str, Any]
+) -> list[bool]:
+    """Which of its results about the bags torch keeps on this device: for sums in float32 on the
+    CPU not which bag each index belongs to, for sums and means on GPUs no index of a maximum.
+    """
+    value = lambda x: x.meta["val"] if isinstance(x, torch.fx.Node) else x
+    options = {name: value(x) for name, x in kwargs.items()}
+    with b.mode:
+        _, *numbers = target(*map(value, args), **options)
+    return [tuple(x.shape) != (0,) for x in numbers]
 
 
 def _lowered(

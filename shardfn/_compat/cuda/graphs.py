@@ -1,0 +1,45 @@
+"""CUDA's graphs: the kernels of one run, which are launched again as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+
+
+def copy_all(
+    sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
+) -> None:
+    """Copy tensors, those of one dtype with one kernel."""
+    if sources:
+        torch._foreach_copy_(list(targets), list(sources))
+
+
+class CudaGraph:
+    """The kernels that a function launches, recorded without running them.
+
+    Args:
+        run: the function. It has run before, so that what is made once is made.
+        inputs: its inputs, whose memory each replay reads and writes.
+    """
+
+    def __init__(self, run: Run, inputs: Sequence[torch.Tensor]) -> None:
+        self.graph = torch.cuda.CUDAGraph()
+        self.done = torch.cuda.Event()
+        # other threads, such as NCCL's, go on asking CUDA what they ask
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            self.results = run(list(inputs))
+
+    def begin(self) -> None:
+        """Wait until the replay before, of any stream, has left the memory of the graph."""
+        torch.cuda.current_stream().wait_event(self.done)
+
+    def replay(self) -> None:
+        """Launch the kernels."""
+        self.graph.replay()
+
+    def end(self) -> None:
+        """The memory of the graph is free for the next replay."""
+        self.done.record()

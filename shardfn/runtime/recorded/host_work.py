@@ -1,0 +1,79 @@
+"""Work of the processor in a program, which a CUDA graph does not hold."""
+
+from __future__ import annotations
+
+import torch
+
+from ...errors import ShardError
+from ...ops.loops import Branch, While, inner_nodes
+from ...types import LocalProgram
+from ..arguments import Placed
+
+DECIDES = "the processor reads a value to decide what runs next"
+SHOWN = 4  # lines of an error
+
+
+def refuse_host_work(name: str, placed: Placed, program: LocalProgram) -> None:
+    """Refuse to record a program that does more than launch kernels of CUDA.
+
+    Args:
+        name: of the function.
+        placed: its arguments.
+        program: the local program.
+
+    Raises:
+        ShardError: names what runs on the processor.
+    """
+    if not placed.device.startswith("cuda"):
+        raise ShardError.of(
+            name,
+            f"cuda_graphs=True, and it runs on {placed.device}",
+            needed="tensors on a CUDA device",
+            fix='cuda_graphs=mesh.device_type == "cuda"',
+        )
+    lines = [*_inputs(placed, program), *_ops(program)]
+    if lines:
+        more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+        raise ShardError.of(
+            name,
+            "cuda_graphs=True, and the processor works in it",
+            *lines[:SHOWN],
+            *more,
+            needed="work that is all on the GPU",
+            fix="cuda_graphs=False, or x.to('cuda') outside, torch.where in place of cond",
+        )
+
+
+def _inputs(placed: Placed, program: LocalProgram) -> list[str]:
+    """Inputs on the CPU."""
+    holders = program.graph.find_nodes(op="placeholder")
+    own = holders[len(placed.axes.names) :]
+    rows = zip(program.in_paths, own, strict=True)
+    return [
+        f"{path} lives on the CPU" for path, node in rows if _is_on_cpu(node)
+    ]
+
+
+def _ops(program: LocalProgram) -> list[str]:
+    """Ops that run on the CPU, and loops and branches that it decides."""
+    found = []
+    for node in inner_nodes(program.graph, once=True):
+        if node.op != "call_function":
+            continue
+        reason = _reason(node)
+        if reason:
+            source = node.meta.get("source")
+            at = f", {source}" if source else ""
+            found.append(f"%{node.name}: {reason}{at}")
+    return found
+
+
+def _reason(node: torch.fx.Node) -> str | None:
+    if isinstance(node.target, (Branch, While)):
+        return DECIDES
+    return "it runs on the CPU" if _is_on_cpu(node) else None
+
+
+def _is_on_cpu(node: torch.fx.Node) -> bool:
+    x = node.meta.get("val")
+    return isinstance(x, torch.Tensor) and x.device.type == "cpu"

@@ -1,0 +1,157 @@
+"""A compiled program that is recorded as a CUDA graph, and replayed.
+
+A graph reads and writes fixed memory. An input whose address is the same in each call is read
+where it lies, and so is a donated one, into which a result is written. Any other input is copied
+into memory of the graph. A result in memory of the graph is copied out, so that the next call
+leaves it as it is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from ..._compat import cuda
+from ...compile import Runner
+from ...errors import ShardError
+
+FIX = "cuda_graphs=False, or a function whose work is all on the GPU"
+
+
+@attrs.frozen(eq=False)
+class Recording:
+    """A recorded program.
+
+    Args:
+        graph: replays it.
+        addresses: of the inputs that it reads where they lie.
+        copies: its own memory for the others.
+        results: each in memory of the graph, or the number of the input in whose memory it lies.
+    """
+
+    graph: Any
+    addresses: dict[int, int]
+    copies: dict[int, torch.Tensor]
+    results: list[torch.Tensor | int]
+
+    def moved(self, inputs: Sequence[torch.Tensor]) -> list[int]:
+        """The inputs that lie elsewhere than when they were recorded."""
+        return [
+            i for i, at in self.addresses.items() if inputs[i].data_ptr() != at
+        ]
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The results of a replay."""
+        self.graph.begin()
+        given = [inputs[i] for i in self.copies]
+        cuda.copy_all(given, [*self.copies.values()])
+        self.graph.replay()
+        out = self._taken(inputs)
+        self.graph.end()
+        return out
+
+    def _taken(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The results in memory that is not the graph's."""
+        out: list[torch.Tensor] = []
+        sources: list[torch.Tensor] = []
+        targets: list[torch.Tensor] = []
+        for x in self.results:
+            own = inputs[x] if isinstance(x, int) else _empty_like(x)
+            source = self.copies.get(x) if isinstance(x, int) else x
+            if source is not None:
+                sources.append(source)
+                targets.append(own)
+            out.append(own)
+        cuda.copy_all(sources, targets)
+        return out
+
+
+class Recorded:
+    """Runs a compiled program in its first call, records it in the second one, and replays it.
+
+    Args:
+        name: of the function, which errors name.
+        run: the compiled program.
+    """
+
+    def __init__(self, name: str, run: Runner) -> None:
+        self.name, self.compiled = name, run
+        self.recording: Recording | None = None
+        self.first: list[int] | None = None  # addresses of the first call
+        self.lock = threading.Lock()
+
+    @property
+    def source_code(self) -> str:
+        """The generated code."""
+        return getattr(self.compiled, "source_code", "")
+
+    def __call__(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        with self.lock:
+            if self.first is None:
+                self.first = [x.data_ptr() for x in inputs]
+                return self.compiled(inputs)
+            recording = self._recording(inputs)
+            out = recording.run(inputs)
+            inputs.clear()
+            return out
+
+    def _recording(self, inputs: Sequence[torch.Tensor]) -> Recording:
+        """The recording, made again if an input that it reads in place has moved."""
+        known = self.recording
+        if known is None:
+            assert self.first is not None
+            pairs = enumerate(zip(inputs, self.first, strict=True))
+            moved = [i for i, (x, at) in pairs if x.data_ptr() != at]
+        else:
+            moved = known.moved(inputs)
+            if not moved:
+                return known
+            moved += known.copies
+            self.recording = known = None  # its memory is free for the next one
+        self.recording = recorded(self.name, self.compiled, inputs, moved)
+        return self.recording
+
+
+def recorded(
+    name: str,
+    run: Runner,
+    inputs: Sequence[torch.Tensor],
+    moved: Collection[int],
+) -> Recording:
+    """Record a program.
+
+    Args:
+        name: of the function, which errors name.
+        run: the compiled program.
+        inputs: those of a call.
+        moved: the inputs that it has copies of.
+
+    Raises:
+        ShardError: it does something that a graph cannot hold.
+    """
+    copies = {i: _empty_like(inputs[i]).copy_(inputs[i]) for i in sorted(moved)}
+    given = [copies.get(i, x) for i, x in enumerate(inputs)]
+    try:
+        graph = cuda.CudaGraph(run, given)
+    except RuntimeError as error:
+        got = f"cuda_graphs=True, and it cannot be recorded: {error}"
+        raise ShardError.of(name, got.splitlines()[0], fix=FIX) from error
+    places = {_place(x): i for i, x in enumerate(given) if x.numel()}
+    results = [places.get(_place(x), x) for x in graph.results]
+    addresses = {i: x.data_ptr() for i, x in enumerate(given) if i not in copies}
+    return Recording(graph, addresses, copies, results)
+
+
+def _place(x: torch.Tensor) -> tuple[Any, ...]:
+    """Where a tensor lies, and how."""
+    return x.data_ptr(), x.dtype, x.shape, x.stride()
+
+
+def _empty_like(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(
+        x.shape, x.stride(), dtype=x.dtype, device=x.device
+    )
