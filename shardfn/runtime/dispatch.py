@@ -38,6 +38,7 @@ from .arguments import (
 )
 from .changing import note_changes
 from .key_use import keys_noted
+from .layouts import picking
 from .options import Request
 from .retraces import KNOWN, retrace
 from .stages import Traced, compiled_for, prepare, trace
@@ -315,19 +316,34 @@ class Entry:
         return leaves if leaves is not None and self.alike(leaves) else None
 
     def remember(self, leaves: list[Any]) -> None:
-        """Make the check of `repeated`, if the leaves are plain tensors, or DTensors that
+        """Make the check of `repeated`, if the leaves are plain tensors, and DTensors that
         autograd does not follow.
         """
         if self.alike is not None or not leaves or self.suspects:
             return
-        if _compat.ORDINARY.issuperset(map(type, leaves)):
-            self.alike = _compat.calls.SameTensors(leaves)
-        elif self.followed is None and _compat.calls.are_dtensors(leaves, self.key):
-            self.alike = lambda xs: _compat.calls.are_dtensors(xs, self.key)
-        else:
+        self.alike = self._check_of(leaves)
+        if self.alike is None:
             return
         self.is_grad_enabled = torch.is_grad_enabled()
         self.leaves_of = leaves_like(self.treedef) or self._flattened
+
+    def _check_of(self, leaves: list[Any]) -> Callable[[list[Any]], bool] | None:
+        """The check that tensors are like these. None if no check of all of them can tell."""
+        plain = [i for i, x in enumerate(leaves) if type(x) in _compat.ORDINARY]
+        if len(plain) == len(leaves):
+            return _compat.calls.SameTensors(leaves)
+        others = picking([i for i in range(len(leaves)) if i not in {*plain}])
+        is_known = _compat.calls.are_dtensors(others(leaves), others(self.key))
+        if self.followed is not None or not is_known:
+            return None
+        if not plain:
+            return lambda xs: _compat.calls.are_dtensors(xs, self.key)
+        own = picking(plain)
+        same = _compat.calls.SameTensors(own(leaves))
+        return lambda xs: (
+            _compat.calls.are_dtensors(others(xs), others(self.key))
+            and same(own(xs))
+        )
 
     def _flattened(self, arguments: Any) -> list[Any] | None:
         """The leaves of arguments of this structure, else None."""

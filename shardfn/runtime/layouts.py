@@ -19,7 +19,7 @@ from ..partition import layout
 from ..random import ambient
 from ..simulated import SimulatedTensor, on_mesh, own_of_part
 from ..types import LocalProgram
-from .arguments import Placed, itself, reader
+from .arguments import Placed, itself, local_of, reader
 
 Reader = Callable[
     [Any], Any
@@ -75,18 +75,23 @@ def gathering(
     for each that needs one.
     """
     places = [i for i, _ in rows]
-    pick = list if places == list(range(count)) else _picking(places)
+    pick = list if places == list(range(count)) else picking(places)
     reads = [read for _, read in rows]
     scalars = [k for k, read in enumerate(reads) if read is resolved]
-    quick = itself, resolved
+    quick = itself, resolved, local_of
     others = [(k, read) for k, read in enumerate(reads) if read not in quick]
-    pick_scalars = _picking(scalars)
+    pick_scalars = picking(scalars)
+    dtensors = [k for k, read in enumerate(reads) if read is local_of]
+    pick_dtensors = picking(dtensors)
 
     def gather(leaves: list[Any]) -> list[torch.Tensor]:
         given = pick(leaves)
         if any(map(torch.Tensor.is_neg, pick_scalars(given))):
             for k in scalars:
                 given[k] = resolved(given[k])
+        locals_ = _compat.calls.locals_of(pick_dtensors(given))
+        for k, local in zip(dtensors, locals_, strict=True):
+            given[k] = local
         for k, read in others:
             given[k] = read(given[k])
         return given
@@ -94,7 +99,7 @@ def gathering(
     return gather
 
 
-def _picking(places: list[int]) -> Callable[[list[Any]], list[Any]]:
+def picking(places: list[int]) -> Callable[[list[Any]], list[Any]]:
     """A function from a list to the list of some of its elements."""
     if len(places) < 2:
         return lambda leaves: [leaves[i] for i in places]

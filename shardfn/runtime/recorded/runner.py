@@ -19,6 +19,7 @@ from ..._compat import cuda
 from ...compile import Runner
 from ...errors import ShardError
 
+ADDRESS = torch.Tensor.data_ptr
 FIX = "cuda_graphs=False, or a function whose work is all on the GPU"
 
 
@@ -28,21 +29,29 @@ class Recording:
 
     Args:
         graph: replays it.
-        addresses: of the inputs that it reads where they lie.
-        copies: its own memory for the others.
-        results: each in memory of the graph, or the number of the input in whose memory it lies.
+        places: the inputs that it reads where they lie.
+        addresses: of those.
+        copies: its own memory for the other inputs.
+        sources: of each result, the input in whose memory it lies; the first one for others.
+        fresh: the results in memory of the graph, by number.
+        back: the results in its copy of an input, by number.
     """
 
     graph: Any
-    addresses: dict[int, int]
+    places: list[int]
+    addresses: list[int]
     copies: dict[int, torch.Tensor]
-    results: list[torch.Tensor | int]
+    sources: list[int]
+    fresh: dict[int, torch.Tensor]
+    back: dict[int, torch.Tensor]
 
     def moved(self, inputs: Sequence[torch.Tensor]) -> list[int]:
         """The inputs that lie elsewhere than when they were recorded."""
-        return [
-            i for i, at in self.addresses.items() if inputs[i].data_ptr() != at
-        ]
+        now = [*map(ADDRESS, map(inputs.__getitem__, self.places))]
+        if now == self.addresses:
+            return []
+        rows = zip(self.places, now, self.addresses, strict=True)
+        return [i for i, new, old in rows if new != old]
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The results of a replay."""
@@ -56,17 +65,11 @@ class Recording:
 
     def _taken(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The results in memory that is not the graph's."""
-        out: list[torch.Tensor] = []
-        sources: list[torch.Tensor] = []
-        targets: list[torch.Tensor] = []
-        for x in self.results:
-            own = inputs[x] if isinstance(x, int) else _empty_like(x)
-            source = self.copies.get(x) if isinstance(x, int) else x
-            if source is not None:
-                sources.append(source)
-                targets.append(own)
-            out.append(own)
-        cuda.copy_all(sources, targets)
+        out = [*map(inputs.__getitem__, self.sources)]
+        for k, x in self.fresh.items():
+            out[k] = _empty_like(x)
+        made = {**self.fresh, **self.back}
+        cuda.copy_all([*made.values()], [out[k] for k in made])
         return out
 
 
@@ -140,10 +143,19 @@ def recorded(
     except RuntimeError as error:
         got = f"cuda_graphs=True, and it cannot be recorded: {error}"
         raise ShardError.of(name, got.splitlines()[0], fix=FIX) from error
-    places = {_place(x): i for i, x in enumerate(given) if x.numel()}
-    results = [places.get(_place(x), x) for x in graph.results]
-    addresses = {i: x.data_ptr() for i, x in enumerate(given) if i not in copies}
-    return Recording(graph, addresses, copies, results)
+    known = {_place(x): i for i, x in enumerate(given) if x.numel()}
+    found = [known.get(_place(x)) for x in graph.results]
+    pairs = [*enumerate(zip(found, graph.results, strict=True))]
+    places = [i for i in range(len(given)) if i not in copies]
+    return Recording(
+        graph=graph,
+        places=places,
+        addresses=[given[i].data_ptr() for i in places],
+        copies=copies,
+        sources=[i or 0 for i in found],
+        fresh={k: x for k, (i, x) in pairs if i is None},
+        back={k: copies[i] for k, (i, _) in pairs if i in copies},
+    )
 
 
 def _place(x: torch.Tensor) -> tuple[Any, ...]:

@@ -96,7 +96,7 @@ def test_donated_memory_stays_where_it_is() -> None:
         assert got[0] is w
         torch.testing.assert_close(got, wanted)
     assert FakeGraph.made == 1
-    assert run.recording is not None and list(run.recording.addresses) == [0]
+    assert run.recording is not None and run.recording.places == [0]
 
 
 def test_results_are_left_as_they_are_by_later_calls() -> None:
