@@ -40,6 +40,7 @@ from .distributed.groups import (
     wait_later,
     with_own_masks,
 )
+from .distributed.rank_sizes import in_backward, of_rank, size_of_ranks
 from .distributed.sockets import shut_down, sockets_noted, tells_of_ranks
 from .distributed.stores import (
     TORCH_VERSION,
@@ -273,6 +274,7 @@ __all__ = [
     "has_own_passes",
     "has_tangent",
     "holds_tensors",
+    "in_backward",
     "in_body",
     "in_dual_level",
     "inductor",
@@ -316,6 +318,7 @@ __all__ = [
     "of_trees",
     "one_thread",
     "open_dual",
+    "of_rank",
     "opened",
     "ops_replaced",
     "outside_only",
@@ -351,6 +354,7 @@ __all__ = [
     "shut_down",
     "signs",
     "size_name",
+    "size_of_ranks",
     "sizes_named",
     "sockets_noted",
     "span",

@@ -18,6 +18,7 @@ from .distributed import (
     every_rank,
     fsdp_hooks,
     groups,
+    rank_sizes,
     stores,
     subclasses,
 )
@@ -170,14 +171,23 @@ PLACING: tuple[Patch, ...] = (
             "torch.distributed.tensor:Replicate._make_replicate_tensor",
             "torch.distributed.tensor.placement_types:_StridedShard._make_shard_tensor",
             "torch.distributed.tensor._api:_dtensor_init_helper",
+            # of the derivative of from_local
+            "torch.distributed.tensor._api:redistribute_local_tensor",
         ),
-        "the sizes of a shard depend on the rank",
+        "a shard, and its size, depend on the rank",
         NEVER,
         new=lambda on_all_ranks, fn, *args, **kwargs: on_all_ranks(
             fn, *args, **kwargs
         ),
         takes="on_all_ranks",
         is_mine=lambda: True,
+    ),
+    Patch(
+        ("torch.distributed.tensor._api:compute_global_tensor_info",),
+        "a spec with strides that differ between ranks has no hash",
+        NEVER,
+        new=rank_sizes.global_sizes,
+        is_mine=every_rank.runs_on_all_ranks,
     ),
     Patch(
         (f"kernels of c10d, {eager_collectives.NAMES}, for {eager_collectives.KEYS}",),

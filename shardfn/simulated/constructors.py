@@ -103,7 +103,8 @@ def on_all_ranks(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """A call of a function of torch's that depends on the rank, for all ranks of its mesh."""
     if _as_torch_does():
         return fn(*args, **kwargs)
-    meshes = (x for x in _tree.leaves((args, kwargs)) if isinstance(x, DeviceMesh))
+    leaves = _tree.leaves((args, kwargs))
+    meshes = (mesh for mesh in map(_mesh_of, leaves) if mesh is not None)
     with _compat.one_thread():
         mesh = next(meshes)
         ranks = AllRanks(mesh, shown(mesh))
@@ -112,6 +113,14 @@ def on_all_ranks(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         args, kwargs = ranks.entering(given)
         with ranks.running():
             return ranks.leaving(fn(*args, **kwargs))
+
+
+def _mesh_of(x: Any) -> DeviceMesh | None:
+    """The mesh that an argument is, or has, as a spec has one."""
+    if isinstance(x, DeviceMesh):
+        return x
+    mesh = getattr(x, "mesh", None)
+    return mesh if isinstance(mesh, DeviceMesh) else None
 
 
 def _from_source(fn: Any, mesh: DeviceMesh, args: Any, kwargs: Any) -> Any:

@@ -141,6 +141,7 @@ class AllRanks:
         self.mesh = mesh
         self.ranks = mesh.mesh.flatten().tolist()
         self.shown = shown
+        self.followed = False  # whether autograd follows what leaves
         # the id of a DTensor that has entered: itself, and the given one
         self.given: dict[int, tuple[DTensor, DTensor]] = {}
 
@@ -208,7 +209,8 @@ class AllRanks:
         values = _compat.values_per_rank(x)
         if values is None:
             return x
-        return SimulatedTensor([values[r] for r in self.ranks], self.shown)
+        own = [values[r] for r in self.ranks]
+        return SimulatedTensor(own, self.shown, self.followed)
 
 
 class _Called(torch.autograd.Function):
@@ -217,6 +219,7 @@ class _Called(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: SimulatedDTensor, call: Call) -> Any:
         with torch.enable_grad(), _running(x) as ctx.ranks:
+            ctx.ranks.followed = True
             ctx.x = ctx.ranks.entering(x.detach()).detach().requires_grad_()
             ctx.out = call(ctx.x)
             return ctx.ranks.leaving(ctx.out.detach())

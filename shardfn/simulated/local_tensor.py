@@ -33,22 +33,60 @@ class SimulatedTensor(torch.Tensor):
     Args:
         shards: one tensor for each rank, in the mesh's row-major order.
         shown: the index of the one that gives the shape.
+        followed: whether autograd follows it.
     """
 
     shards: list[torch.Tensor]
 
     @staticmethod
     def __new__(
-        cls, shards: Sequence[torch.Tensor], shown: int = 0
+        cls,
+        shards: Sequence[torch.Tensor],
+        shown: int = 0,
+        followed: bool = False,
     ) -> SimulatedTensor:
+        followed = followed or _compat.in_backward()
         x = shards[shown]
+        shape: Any = x.shape
+        strides: Any = x.stride()
+        if followed:
+            shape = _of_ranks([y.shape for y in shards])
+            strides = _of_ranks([y.stride() for y in shards])
         return torch.Tensor._make_wrapper_subclass(
-            cls, x.shape, strides=x.stride(), dtype=x.dtype, device=x.device
+            cls, shape, strides=strides, dtype=x.dtype, device=x.device
         )
 
-    def __init__(self, shards: Sequence[torch.Tensor], shown: int = 0) -> None:
+    def __init__(
+        self,
+        shards: Sequence[torch.Tensor],
+        shown: int = 0,
+        followed: bool = False,
+    ) -> None:
         self.shards = list(shards)
         self.shown = shown
+        self.followed = followed or _compat.in_backward()
+
+    # where sizes differ and autograd follows, its formulas have those of each rank;
+    # code reads those of one rank
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        return self.shards[self.shown].shape
+
+    def size(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+    def stride(self, dim: int | None = None) -> Any:  # type: ignore[override]
+        strides = self.shards[self.shown].stride()
+        return strides if dim is None else strides[dim]
+
+    def numel(self) -> int:
+        return self.shards[self.shown].numel()
+
+    def is_of_one_rank(self) -> bool:
+        """Whether autograd would take the sizes of one rank for those of all."""
+        shapes = {x.shape for x in self.shards}
+        return len(shapes) > 1 and not self.followed
 
     def wait(self) -> SimulatedTensor:
         """The tensor, as that of a functional collective. It has its values."""
@@ -81,24 +119,58 @@ class SimulatedTensor(torch.Tensor):
             )
         ]
         columns = [_tree.flatten(r, _tree.is_tensor) for r in results]
+        followed = _is_followed(leaves)
         stacked = [
-            _gathered(func, values, mine[0].shown)
+            _gathered(func, values, mine[0].shown, followed)
             for values in zip(*(c[0] for c in columns), strict=True)
         ]
         return _tree.unflatten(columns[0][1], stacked)
 
 
+def _is_followed(leaves: Sequence[Any]) -> bool:
+    """Whether autograd follows an op of these arguments.
+
+    Raises:
+        ShardError: one of them was made without autograd, and its sizes differ between ranks:
+            the formulas of derivatives would take those of one rank.
+    """
+    if not torch.is_grad_enabled():
+        return False
+    tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+    followed = [x for x in tensors if x.requires_grad]
+    for x in followed:
+        if isinstance(x, SimulatedTensor) and x.is_of_one_rank():
+            shapes = [tuple(shard.shape) for shard in x.shards[:8]]
+            raise ShardError.of(
+                "a local tensor of simulated ranks that requires grad",
+                f"its shapes on these ranks are {shapes}",
+                fix="requires_grad_() of the DTensor, before its to_local()",
+            )
+    return bool(followed)
+
+
+def _of_ranks(rows: Sequence[Sequence[int]]) -> list[Any]:
+    """Sizes, or strides, from those of each rank."""
+    return [_compat.size_of_ranks(column) for column in zip(*rows, strict=True)]
+
+
 def _of_rank(leaves: list[Any], treedef: Any, rank: int) -> tuple[Any, Any]:
-    return _tree.unflatten(
-        treedef,
-        [x.shards[rank] if isinstance(x, SimulatedTensor) else x for x in leaves],
-    )
+    """The arguments of one rank."""
+    own = [
+        x.shards[rank]
+        if isinstance(x, SimulatedTensor)
+        else _compat.of_rank(x, rank)
+        for x in leaves
+    ]
+    return _tree.unflatten(treedef, own)
 
 
-def _gathered(func: Any, values: tuple[Any, ...], shown: int) -> Any:
+def _gathered(
+    func: Any, values: tuple[Any, ...], shown: int, followed: bool
+) -> Any:
     """The tensors of all ranks as one. Other values must be equal on all ranks."""
     if isinstance(values[0], torch.Tensor):
-        return SimulatedTensor(values, shown)
+        return SimulatedTensor(values, shown, followed)
     if len({str(v) for v in values}) > 1:  # as text, in which nan equals nan
         text = problem(
             str(func),

@@ -99,6 +99,36 @@ placements) for one that all have; or b.to_local()"""
         assert torch.equal(both.shards[1], X[:2] + X[2:])
 
 
+def test_a_dtensor_that_a_shard_map_and_the_code_around_it_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        d = sf.distribute(X, mesh, P("dp"))
+        where = P("dp"), P("dp")
+
+        # one of a global name is read where it is first used, one of a cell where the body is made
+        monkeypatch.setitem(globals(), "GLOBAL", d)
+        of_cell = lambda x: x + d.to_local().sum()
+        of_global = lambda x: x + GLOBAL.to_local().sum()
+        for body in (of_cell, of_global):
+            of_ranks = sf.shard_map(body, mesh, P("dp"), P("dp"))
+            beside = {
+                of_cell: lambda x, f=of_ranks: f(x) + d,
+                of_global: lambda x, f=of_ranks: f(x) + GLOBAL,
+            }
+            call = sf.shard(beside[body], mesh, P("dp"))
+            text = refused(sf.CaptureError, lambda c=call: c(X))
+            assert "as an argument of the function and of shard_map" in text
+
+        mapped = sf.shard_map(lambda x, d: x + d.sum(), mesh, where, P("dp"))
+        given = lambda x, d: mapped(x, d) + d
+        out = sf.shard(given, mesh, where, backend="aten")(X, d)
+        sums = torch.stack([X[:2].sum(), X[2:].sum()])
+        wanted = 2 * X + sums.repeat_interleave(2)[:, None]
+        torch.testing.assert_close(sf.full(out), wanted)
+
+
 def test_a_closed_over_dtensor_and_a_plain_parameter_are_named() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
@@ -112,6 +142,7 @@ def test_a_closed_over_dtensor_and_a_plain_parameter_are_named() -> None:
         assert f"  bias, {closed_over}: a plain tensor of shape (4,)\n" in text
 
 
+GLOBAL: Any = None
 MESHES: dict[str, Callable[[Any], Any]] = {
     "jit": lambda mesh: sf.jit(
         lambda x: DTensor.from_local(x, mesh, S).full_tensor()

@@ -90,6 +90,26 @@ def _local_sum(mesh: Any, x: DTensor, w: DTensor) -> torch.Tensor:
     ).sum().full_tensor()
 
 
+def _uneven_sums(mesh: Any, x: DTensor, w: DTensor) -> torch.Tensor:
+    """A loss of local tensors of 3 and of 2 rows, which is each rank's own."""
+    own, columns = x.to_local(), w.to_local()
+    twice = torch.cat([own.sin(), own])
+    by_columns = [Replicate()] * (mesh.ndim - 1) + [Shard(1)]
+    strided = x.redistribute(placements=by_columns).to_local()  # (5, 2), (5, 1)
+    sums = own[1:].sum() + columns.exp().sum() + strided.cos().sum()
+    return twice.square().mean() + sums
+
+
+def _made_of_own(mesh: Any, x: DTensor, w: DTensor) -> torch.Tensor:
+    """DTensors made of local tensors, whose gradients arrive replicated."""
+    rows, columns = x.to_local() ** 2, w.to_local() * 2
+    made = DTensor.from_local(columns, mesh, w.placements).cumsum(1)
+    again = DTensor.from_local(
+        rows, mesh, x.placements, shape=x.shape, stride=x.stride()
+    )
+    return made.sin().sum().full_tensor() + again.sum().full_tensor()
+
+
 def _saved(x: DTensor) -> Any:
     file = io.BytesIO()
     torch.save(x, file)
@@ -297,6 +317,8 @@ SCRIPTS: dict[str, Script] = {
         lambda mesh, x, w: ((x @ w).full_tensor() ** 2).sum()
     ),
     "gradient through to_local": _gradient(_local_sum),
+    "gradient of uneven local tensors": _gradient(_uneven_sums),
+    "gradient of from_local": _gradient(_made_of_own),
     "sgd": _trained(lambda ps: torch.optim.SGD(ps, 0.1, momentum=0.9)),
     "adamw": _trained(lambda ps: torch.optim.AdamW(ps, 0.1)),
     "adamw, one by one": _trained(

@@ -13,6 +13,7 @@ import torch
 import torch.distributed._functional_collectives as functional_collectives
 
 import shardfn as sf
+from shardfn import P
 from shardfn.simulated import (
     DonatedTensor,
     SimulatedTensor,
@@ -225,3 +226,15 @@ def test_a_tensor_without_values_is_not_written_over_one_with_values(write: str)
         with pytest.raises(sf.FakeValueError, match="a value is read in a world"):
             WRITES[write](x, torch.ones(2))
         x.add_(torch.ones(2))
+
+
+def test_a_leaf_of_uneven_sizes_that_was_made_without_autograd_is_refused() -> None:
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        d = sf.distribute(torch.arange(7.0), mesh, P("dp"))
+        own = d.to_local().requires_grad_()
+        with pytest.raises(sf.ShardError) as caught:
+            own.sin()
+    text = str(caught.value)
+    assert "its shapes on these ranks are [(4,), (3,)]" in text
+    assert "try: requires_grad_() of the DTensor, before its to_local()" in text

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ... import _compat
-from . import bodies, cond_while, custom_derivatives
+from . import bodies, branches, custom_derivatives, while_loops
 from . import scan as scans
 
 
@@ -89,10 +89,10 @@ REPLAYED: dict[Any, Callable[..., Any]] = {
     bodies.inside: bodies.leaving,
     bodies.leave: bodies.leaving,
     scan: lambda replay, *args: scans.scanned(*args),
-    cond: lambda replay, *args: cond_while.branched(*args),
+    cond: lambda replay, *args: branches.branched(*args),
     custom_vjp: lambda replay, *args: custom_derivatives.reverse_ruled(*args),
     custom_jvp: lambda replay, *args: custom_derivatives.forward_ruled(*args),
-    while_loop: lambda replay, go_on, *args: cond_while.looped(go_on[0], *args),
+    while_loop: lambda replay, go_on, *args: while_loops.looped(go_on[0], *args),
 }
 
 

@@ -55,7 +55,7 @@ class Scanned:
         return list(xs[: self.consts]), list(xs[self.consts : end]), list(xs[end:])
 
 
-class _Scan(torch.autograd.Function):
+class ScanOp(torch.autograd.Function):
     """(consts, carries, stacked rows) -> (carries, stacked outputs, the stacked carries that
     entered each step).
     """
@@ -96,7 +96,7 @@ class _Scan(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
         tensors = ctx.saved_tensors[: ctx.count]
         entered = ctx.saved_tensors[ctx.count :]
-        return None, *_pulled(ctx.scan, tensors, entered, cotangents)
+        return None, *pulled(ctx.scan, tensors, entered, cotangents)
 
     @staticmethod
     def jvp(ctx: Any, _: Any, *tangents: torch.Tensor | None) -> Any:
@@ -203,7 +203,7 @@ class _Transposed:
         return run
 
 
-def _pulled(
+def pulled(
     scan: Scanned, tensors: Any, entered: Any, cotangents: Any
 ) -> list[torch.Tensor | None]:
     """The cotangents of a scan's inputs: a scan from the last step to the first."""
@@ -225,7 +225,7 @@ def _pulled(
     )
     sums = [torch.zeros_like(c) for c in floats_of(consts)]
     given = [g for g in (*of_ys, *of_entered) if g is not None]
-    outs = _Scan.apply(
+    outs = ScanOp.apply(
         step.transposed(), *consts, *sums, *last, *entered, *columns, *given
     )
     counts = step.counts(columns)
@@ -305,7 +305,7 @@ def _pushed(
         scan.reverse,
         derived=True,
     )
-    outs = _Scan.apply(both, *(x for part in inputs for x in part))
+    outs = ScanOp.apply(both, *(x for part in inputs for x in part))
     ends = outs[: scan.carries]
     of_ends = outs[scan.carries : both.carries]
     stacked = outs[both.carries : len(outs) - both.carries]
@@ -349,7 +349,7 @@ def _batched(scan: Scanned, info: Any, in_dims: Any, tensors: Any) -> Any:
         *[0] * len(init),
         *(d if d is None else 0 for d in row_dims),
     )
-    outs = _Scan.apply(
+    outs = ScanOp.apply(
         attrs.evolve(scan, body=mapped(scan.body, inner, size, info.randomness)),
         *consts,
         *init,
@@ -390,8 +390,8 @@ def _applied(
     count = len(region.free)
     body = lambda *xs: region(xs[count:], xs[:count])
     try:
-        return _Scan.apply(Scanned(body, count, carries, length, reverse), *inputs)
+        return ScanOp.apply(Scanned(body, count, carries, length, reverse), *inputs)
     except ambient.StateMissing:
         states = ambient.new_states([length], axis_names.device())  # one a step
         made = Scanned(drawing(body), count, carries, length, reverse)
-        return _Scan.apply(made, *inputs, states)
+        return ScanOp.apply(made, *inputs, states)

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import torch
 
-from ...ops.loops import Branch, Scan
+from ...ops.loops import Branch, Scan, While
 from ...ops.nodes import args_of
 
 
@@ -19,7 +19,7 @@ def trim(graph: torch.fx.Graph) -> None:
     nodes = list(graph.nodes)
     # trimming a loop may leave another loop's results unread
     for node in reversed(nodes):
-        if isinstance(node.target, (Scan, Branch)):
+        if type(node.target) in TRIM:
             used = {user.args[1] for user in node.users}
             trim_loop = TRIM[type(node.target)]
             trim_loop(graph, node, node.target, used)
@@ -109,9 +109,33 @@ def _needed_inputs(body: torch.fx.Graph, used: set[int]) -> list[int]:
     return [i for i, h in enumerate(holders) if h in needed]
 
 
+def _trim_while(
+    graph: torch.fx.Graph, node: torch.fx.Node, loop: While, used: set[int]
+) -> None:
+    test, body = loop.graphs
+    carries = range(loop.consts, loop.consts + loop.carries)
+    of_test = {*_needed_inputs(test, {0})}
+    live = used | {i - loop.consts for i in of_test if i in carries}
+    while True:
+        of_body = {*_needed_inputs(body, live)}
+        entering = {i - loop.consts for i in of_body if i in carries}
+        if entering <= live:
+            break
+        live |= entering
+    outs = sorted(live)
+    consts = sorted(i for i in of_test | of_body if i < loop.consts)
+    ins = [*consts, *(loop.consts + k for k in outs)]
+    trimmed = While(
+        (_cut(test, ins, [0]), _cut(body, ins, outs)), len(consts), len(outs)
+    )
+    args = args_of(node)
+    _swap(graph, node, trimmed, [args[i] for i in ins], outs)
+
+
 TRIM: dict[type, Callable[..., None]] = {
     Scan: _trim_scan,
     Branch: _trim_branch,
+    While: _trim_while,
 }
 
 

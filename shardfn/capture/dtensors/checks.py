@@ -340,6 +340,11 @@ def refuse_plain(what: str, text: str | None) -> None:
         if mesh is not None and not current_scope().manual:
             raise needs_ranks(what, mesh)
         fix = "DTensor.from_local(x, mesh, placements), or distribute_tensor"
+        if current_scope().closes_over:
+            fix = (
+                "a DTensor that the function closes over, and reads outside of shard_map too, "
+                "as an argument of the function and of shard_map"
+            )
         raise CaptureError.of(
             what, "of a plain tensor", needed="a DTensor", fix=fix
         )

@@ -92,6 +92,28 @@ def axes_of_mesh(what: str, mesh: Any, dim: Any) -> tuple[str, ...]:
     return _manual(what, names, mesh)
 
 
+@_compat.constant_in_graph
+def size_of_mesh(mesh: Any, dim: Any) -> int:
+    """The number of ranks of a mesh, or of one dim of it.
+
+    Raises:
+        PlacementError: the mesh has no such dim.
+    """
+    mesh = real_mesh(mesh)
+    if dim is None:
+        return mesh.size()
+    if isinstance(dim, int) and -mesh.ndim <= dim < mesh.ndim:
+        return mesh.size(dim)
+    names = axes_of(mesh).names
+    number = names.index(dim) if dim in names else 0
+    raise PlacementError.of(
+        "mesh.size, mesh_dim",
+        f"got {dim!r}, of a mesh with axes {names}",
+        needed=f"the number of an axis, below {mesh.ndim}",
+        fix=f"mesh.size({number})",
+    )
+
+
 def _name_of(what: str, dim: Any, names: tuple[str, ...]) -> str:
     """The axis of a mesh that a name or a number says."""
     if dim in names:

@@ -15,7 +15,7 @@ from ...errors import CaptureError
 from ...ops import placement
 from ...ops.nodes import args_of
 from ...ops.prims import CALLS
-from ...ops.shard_map import own_term, to_local
+from ...ops.shard_map import from_local, own_term, to_local
 from ...ops.text_formats import parse_placed
 from .. import annotations as sources
 from ..control_flow import bodies, endings
@@ -79,8 +79,24 @@ def refuse_mixed(
         f"distribute_tensor({plain}, mesh, placements) for one that all have; "
         f"or {placed}.to_local()"
     )
+    if any(_is_of_shard_map(x) for x, kind in kinds.items() if not kind):
+        names.append("the plain one is a result of shard_map, a global tensor")
+        fix = (
+            f"{placed} as an argument of the function and of shard_map, whose body reads it: "
+            "outside of shard_map both are global then"
+        )
     got = "of a DTensor and a plain tensor"
     raise CaptureError.of(name_of(node), got, *names, fix=fix)
+
+
+def _is_of_shard_map(node: torch.fx.Node) -> bool:
+    """Whether a value depends on a result of `shard_map`."""
+    queue = [node]
+    for x in queue:
+        if x.target is from_local:
+            return True
+        queue += [y for y in x.all_input_nodes if y not in queue]
+    return False
 
 
 def refuse_two_meshes(

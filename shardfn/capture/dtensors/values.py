@@ -186,6 +186,7 @@ class DTensors:
         """
         checks.check_closed_over(x.device_mesh)
         if checks.among_global_tensors():
+            current_scope().closes_over = True
             return _constrained, text_of(x, current_scope().mesh)
         if not is_on_part(x, current_scope().mesh):
             return placement.placed, text_of(x)

@@ -49,9 +49,8 @@ class Scope:
 
     mesh: Any  # the call's, or the first that a shard_map inside brings along
     device: str
-    may_be_of_ranks: bool = (
-        False  # it is refused as code of global tensors, and read again
-    )
+    # it is refused as code of global tensors, and read again
+    may_be_of_ranks: bool = False
     own: Any = None  # the first mesh that a transform inside names itself
     brought: Any = None  # the first mesh that a shard_map inside names itself
     uses_mesh: bool = (
@@ -67,6 +66,7 @@ class Scope:
     cuts: list[Any] = attrs.field(factory=list)
     are_dtensors: dict[Any, bool] = attrs.field(factory=dict)  # of `dtensors.values`
     parts: list[Any] = attrs.field(factory=list)  # closed-over DTensors on a part
+    closes_over: bool = False  # a DTensor, read as a global tensor
     # the calls that gave the number of a rank as a tensor
     rank_calls: list[str] = attrs.field(factory=list)
     losses: int = 0  # the `loss_parallel` contexts that are entered here

@@ -194,6 +194,7 @@ def _while(kinds: Varying, node: torch.fx.Node) -> Settled:
         free=every,
         result=carry,
         brought={2: carry},
+        left={test.node: [floor]},
     )
 
 

@@ -47,8 +47,9 @@ class _Rows:
 
     def wide(self, x: Node) -> Node:
         """A value in the dtype in which rows are added."""
-        is_low = x.meta["val"].dtype in LOW
-        return self.cast(x, torch.float32) if is_low else x
+        if x.meta["val"].dtype not in LOW:
+            return x
+        return self.cast(x, torch.float32)
 
     def most(self, x: Node) -> Node:
         """The largest element of each row."""
@@ -113,9 +114,12 @@ def decompose(graph: Graph) -> None:
             continue
         fn, count = row
         args = args_of(node)
+        tensors = args[:count]
+        dim = args[count]
+        dtype = node.meta["val"].dtype
         with graph.inserting_before(node):
-            rows = _Rows(graph, node, args[count])
-            value = fn(rows, *args[:count])
-            value = rows.cast(value, node.meta["val"].dtype)
+            rows = _Rows(graph, node, dim)
+            value = fn(rows, *tensors)
+            value = rows.cast(value, dtype)
         node.replace_all_uses_with(value)
         graph.erase_node(node)

@@ -123,15 +123,19 @@ def name(node: Node) -> str:
 def is_window(node: Node) -> bool:
     """Whether a pool is computed where its result is read."""
     place = WINDOWS.get(name(node))
-    return place is not None and _window(node, place) <= LARGEST_WINDOW
+    if place is None:
+        return False
+    return _window(node, place) <= LARGEST_WINDOW
 
 
 def _window(node: Node, place: int) -> int:
     """The elements of a window."""
     first = node.all_input_nodes[0].meta["val"]
     sizes = args_of(node)[place]
+    if len(sizes) > 1:
+        return math.prod(sizes)
     dims = first.ndim - 2
-    return math.prod(sizes) if len(sizes) > 1 else sizes[0] ** dims
+    return sizes[0] ** dims
 
 
 def read_by_formula(node: Node) -> list[Node]:
@@ -141,7 +145,8 @@ def read_by_formula(node: Node) -> list[Node]:
         return []
     if name(node) not in WINDOWS:
         return inputs
-    return [x for x in inputs if x not in args_of(node)[1:2]]
+    of_shape = args_of(node)[1]
+    return [x for x in inputs if x is not of_shape]
 
 
 def is_alias(node: Node) -> bool:

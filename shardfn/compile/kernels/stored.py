@@ -151,8 +151,9 @@ class Stored:
         """The formula of a node, with those of its inputs written into it."""
         inputs = op_kinds.read_by_formula(node)
         inner = self.formula_of(inputs)
-        length = inner.length + op_kinds.length(node)
+        own = op_kinds.length(node)
         is_heavy = inner.is_heavy or op_kinds.is_heavy(node)
+        length = inner.length + own
         return Formula(inner.reads, length, is_heavy)
 
     def formula_of(self, inputs: Iterable[Node]) -> Formula:
@@ -269,7 +270,8 @@ class Stored:
         if first is not None:
             inner = self.formula(node)
             if op_kinds.name(node) == op_kinds.GROUPED:
-                inner = self.formula_of(node.all_input_nodes[:1])
+                x = node.all_input_nodes[0]
+                inner = self.formula_of([x])
             read = inner.reads | {(x, None): None for x in sums}
             length = inner.length + len(reads)
             self.formulas[first] = Formula(read, length, inner.is_heavy)
@@ -324,7 +326,8 @@ class Stored:
         queue = [value] if value in self.home else []
         while queue:
             now = queue.pop()
-            earlier = [x for x in now.users if self.place[x] < self.place[reader]]
+            end = self.place[reader]
+            earlier = [x for x in now.users if self.place[x] < end]
             if any(x.target in op_kinds.FIXED for x in earlier):
                 return True
             queue += [x for x in earlier if op_kinds.is_view_or_item(x)]

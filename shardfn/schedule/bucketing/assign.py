@@ -61,13 +61,7 @@ def assign(flow: Flow, name: str) -> Assignment:
     ride = riders(flow)
     serves = _serving(flow, ride)
     anchors = _anchors(flow, serves)
-    ranks = [
-        _rank(flow, serves[i]) if anchor < i else 0
-        for i, anchor in enumerate(anchors)
-    ]
-    order = tuple(
-        sorted(range(len(anchors)), key=lambda i: (anchors[i], ranks[i], i))
-    )
+    order = _ordered(flow, serves, anchors)
     joiner = _Joiner(name, common_readers(flow))
     depends = [0] * len(anchors)
     for i in order:
@@ -127,6 +121,30 @@ def _anchors(flow: Flow, serves: Sequence[int | None]) -> list[int]:
             -1 if i in first else max(anchors[s] for s in sources) if early else i
         )
     return anchors
+
+
+def _ordered(
+    flow: Flow, serves: Sequence[int | None], anchors: Sequence[int]
+) -> tuple[int, ...]:
+    """The steps, by anchor."""
+    ranks = [
+        _rank(flow, serves[i]) if anchor < i else 0
+        for i, anchor in enumerate(anchors)
+    ]
+    ready = _ready(flow)
+    key = lambda i: (anchors[i], ranks[i], ready[i], i)
+    return tuple(sorted(range(len(anchors)), key=key))
+
+
+def _ready(flow: Flow) -> list[int]:
+    """The step after which each step can run, among those of one anchor. Reductions stand in
+    the order of the results, so each counts from the step that computes its value.
+    """
+    ready: list[int] = []
+    for i in range(len(flow.plan.steps)):
+        sources = flow.sources(i) if i in flow.transfers else []
+        ready.append(max((ready[s] for s in sources), default=i))
+    return ready
 
 
 def _rank(flow: Flow, served: int | None) -> int:

@@ -182,12 +182,12 @@ def while_loop(
         init_val: the carry that enters, a tree of tensors.
 
     Returns:
-        The first carry for which `cond_fun` is false. Works under `vmap` and `jvp`.
+        The first carry for which `cond_fun` is false. Works under every transform. In reverse
+        mode the loop runs again and saves 64 carries: a loop of n > 64 steps recomputes each
+        of the others from the last one before it, n * n / 128 steps in all.
 
     Raises:
         TreeError: a carry that changes its tree, a shape or a dtype.
-        CaptureError: it is differentiated in reverse mode, and the number of its steps is not
-            known.
 
     Source: jax.lax.while_loop.
 

@@ -84,6 +84,12 @@ def coordinate(mesh: Any) -> list[torch.Tensor]:
 
 
 @_compat.read_by_dynamo
+def size(mesh: Any, mesh_dim: Any = None) -> int:
+    """DeviceMesh.size, a number."""
+    return groups.size_of_mesh(mesh, mesh_dim)
+
+
+@_compat.read_by_dynamo
 def _index(axes: tuple[str, ...]) -> torch.Tensor:
     return linear_index(axis_names.bound("axis_index", axes))
 
@@ -104,6 +110,7 @@ table.OF_MESHES.update(
         "get_local_rank": local_rank,
         "get_rank": local_rank,
         "get_coordinate": coordinate,
+        "size": size,
         "_create_flatten_mesh": flatten,
     }
 )

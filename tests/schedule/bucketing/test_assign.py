@@ -513,6 +513,18 @@ def test_s9_9_a_10_5000_5000_5000_5_mlp_gives_three_buckets_with_a_cap_of_25MB()
     plan_is_what_runs(low)
 
 
+def test_s9_1_the_first_layer_without_a_bias_closes_a_bucket_of_its_own() -> None:
+    sizes = (10, 50, 50, 50, 5)
+    shapes = [S((b, a)) for a, b in itertools.pairwise(sizes)]
+    linear = lambda params, x: chain([w.T for w in params], x)
+    low = lowered(
+        linear, (shapes, S((20, 10))), axes={"dp": 2}, rank=0, cap="8KB"
+    )
+    held = [[b[-2] for b in bucket.leaves] for bucket in low.plan.buckets]
+    assert held == [["3", "2"], ["1"], ["0"]]
+    plan_is_what_runs(low)
+
+
 def test_s9_9_four_layers_of_2000_give_exactly_three_fused_all_reduces() -> None:
     low = lowered(
         chain,

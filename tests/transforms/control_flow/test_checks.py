@@ -15,15 +15,7 @@ from shardfn.transforms.control_flow import _checks as checks
 F64 = torch.float64
 G = torch.Generator().manual_seed(7)
 W = torch.randn(3, 3, generator=G, dtype=F64)
-XS = torch.randn(5, 4, 3, generator=G, dtype=F64)
 Q = torch.randn(5, 3, generator=G, dtype=F64)
-
-
-def growing(w: torch.Tensor, xs: torch.Tensor) -> torch.Tensor:
-    """A loop that runs as often as the values say."""
-    return sf.while_loop(
-        lambda c: c.abs().sum() < 50, lambda c: c * 1.7 + w[0], xs
-    )
 
 
 REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
@@ -106,12 +98,6 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "  needed: a function that only returns\n  try: return the new value, or write "
         "to a clone(); for the buffers of a module: fn, params, buffers = "
         "sf.functionalize(module), whose fn returns their new values",
-    ),
-    "a while loop in reverse": (
-        lambda: sf.grad(lambda x: growing(W, x).sum())(XS),
-        sf.CaptureError,
-        "while_loop: it is differentiated in reverse, and how often it runs is not known\n"
-        "  try: scan with a fixed length, and torch.where for conditional updates; or jvp",
     ),
 }
 

@@ -110,6 +110,11 @@ WRONG = {  # a call, and what its error says
         "get_local_rank, mesh_dim: got 'zz', of a mesh with axes ('dp',)",
         "needed: an axis of the mesh: its name or its number",
     ),
+    "a size": (
+        lambda x, mesh: x * mesh.size(3),
+        "mesh.size, mesh_dim: got 3, of a mesh with axes ('dp',)",
+        "needed: the number of an axis, below 1",
+    ),
     "a part": (
         lambda x, mesh: x * mesh["zz"].size(),
         "it asks a mesh for an axis that the mesh does not have",

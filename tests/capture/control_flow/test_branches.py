@@ -1,6 +1,4 @@
-"""The ops of cond and while_loop and of their derivatives, over bodies made without Dynamo, against
-Python's own.
-"""
+"""The op of cond and of its derivatives, over bodies made without Dynamo, against Python's own."""
 
 from __future__ import annotations
 
@@ -9,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-import shardfn as sf
-from shardfn.capture.control_flow.cond_while import branched, looped
-from shardfn.ops.loops import Branch, While
+from shardfn.capture.control_flow.branches import branched
+from shardfn.ops.loops import Branch
 from tests.support.stages.bodies import body, loops, lowered
 
 X = torch.tensor([0.3, 0.7, 1.1], dtype=torch.float64)
@@ -57,13 +54,6 @@ def test_each_body_has_constants_of_its_own() -> None:
     for truth, wanted in ((YES, X * A), (NO, X - B + A)):
         module = lowered(lambda t: branched(t, one, two), truth)
         torch.testing.assert_close(module(truth), [wanted])
-    go_on = body(lambda x, w: [(x * B).sum() < 200 * w], 1, 1, [W])
-    step = body(lambda x, w: [x * A * w * 2], 1, 1, [W])
-    module = lowered(lambda x: looped(go_on[0], step, [x]), X)
-    x = X
-    while float((x * B).sum()) < 200 * float(W):
-        x = x * A * W * 2
-    torch.testing.assert_close(module(X), [x])
 
 
 def of_list(fn: Any) -> Any:
@@ -106,60 +96,3 @@ def test_samples_of_one_condition_share_the_branch() -> None:
     module = lowered(lambda x: list(batched(x)), rows)
     torch.testing.assert_close(module(rows)[0], rows * W)
     assert len(loops(module.graph, Branch)) == 1
-
-
-def repeat(x: Any, w: Any, limit: Any) -> Any:
-    """Double x and count, while the sum of x is below a limit."""
-    go_on = body(lambda x, n, limit: [x.sum() < limit], 2, 1, [limit])
-    step = body(lambda x, n, w: [x * w * 2, n + 1], 2, 2, [w])
-    return looped(go_on[0], step, [x, torch.zeros((), dtype=torch.int64)])
-
-
-def repeated(x: Any, w: Any, limit: Any) -> Any:
-    n = torch.tensor(0)
-    while float(x.sum()) < float(limit):
-        x, n = x * w * 2, n + 1
-    return [x, n]
-
-
-LIMIT = torch.tensor(20.0, dtype=torch.float64)
-
-
-def test_a_while_loop_is_one_op_of_two_graphs() -> None:
-    module = lowered(repeat, X, W, LIMIT)
-    torch.testing.assert_close(module(X, W, LIMIT), repeated(X, W, LIMIT))
-    torch.testing.assert_close(module(X, W, W - W), [X, torch.tensor(0)])
-    (loop,) = loops(module.graph, While)
-    assert (loop.consts, loop.carries) == (2, 2)
-
-
-def test_tangents_of_a_while_loop() -> None:
-    def push(x: Any, w: Any) -> Any:
-        run = lambda x, w: repeat(x, w, LIMIT)[0]
-        return torch.func.jvp(run, (x, w), (x.cos(), w + 1))
-
-    value, dot = lowered(lambda x, w: list(push(x, w)), X, W)(X, W)
-    n = int(repeated(X, W, LIMIT)[1])
-    power = lambda x, w: x * (2 * w) ** n
-    wanted = torch.func.jvp(power, (X, W), (X.cos(), W + 1))
-    torch.testing.assert_close((value, dot), wanted)
-
-
-def test_a_sample_that_is_done_keeps_its_values() -> None:
-    rows = torch.stack([X, X * 100, X / 10])
-    batched = torch.func.vmap(lambda x: tuple(repeat(x, W, LIMIT)))
-    values, counts = lowered(lambda x: list(batched(x)), rows)(rows)
-    for k in range(3):
-        one, n = repeated(rows[k], W, LIMIT)
-        torch.testing.assert_close(values[k], one)
-        assert int(counts[k]) == int(n)
-
-
-def test_a_while_loop_has_no_reverse_derivative() -> None:
-    loss = lambda x: repeat(x, W, LIMIT)[0].sum()
-    with pytest.raises(sf.CaptureError) as caught:
-        lowered(lambda x: [torch.func.grad(loss)(x)], X)
-    assert str(caught.value).startswith(
-        "while_loop: it is differentiated in reverse, and how often it runs is not known"
-    )
-    assert "scan with a fixed length" in str(caught.value)

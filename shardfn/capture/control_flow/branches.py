@@ -1,0 +1,195 @@
+"""cond under every torch.func transform. A derivative of a cond is a cond."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from ... import _compat
+from ...ops.loops import Branch, Tensors
+from ...random import ambient
+from .. import annotations as sources
+from .. import trace
+from ..shard_map import axis_names
+from . import holders
+from .bodies import Left
+from .flat import (
+    Body,
+    add_inputs,
+    drawing,
+    filled,
+    floats_of,
+    is_float,
+    mapped,
+    spread,
+)
+
+
+@attrs.frozen(eq=False)
+class Branched:
+    """A cond that is not traced yet: two bodies of the same tensors with results of the same
+    shapes.
+    """
+
+    bodies: tuple[Body, Body]
+    # whether it is a derivative of another one, whose values it recomputes
+    derived: bool = False
+
+
+class _Branch(torch.autograd.Function):
+    """(truth, consts) -> results."""
+
+    @staticmethod
+    def forward(
+        branch: Branched, truth: torch.Tensor, *consts: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        (yes, first), (no, second) = (
+            trace.traced(body, consts, "cond", branch.derived)
+            for body in branch.bodies
+        )
+        add_inputs(yes, len(consts) + len(first), second)
+        add_inputs(no, len(consts), first)
+        inputs = [*consts, *first, *second]
+        branches = Branch((yes, no), len(inputs))
+        return tuple(trace.emitted(branches, [*inputs, truth]))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.branch = inputs[0]
+        ctx.save_for_backward(*inputs[1:])
+        ctx.save_for_forward(*inputs[1:])
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(x for x in output if not is_float(x)))
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
+        truth, *consts = ctx.saved_tensors
+        given = [k for k, g in enumerate(cotangents) if g is not None]
+        yes, no = (
+            transposed(body, len(consts), given) for body in ctx.branch.bodies
+        )
+        transpose = Branched((yes, no), derived=True)
+        incoming = [cotangents[k] for k in given]
+        of_consts = _Branch.apply(transpose, truth, *consts, *incoming)
+        return None, None, *spread(consts, of_consts)
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, __: Any, *tangents: torch.Tensor | None) -> Any:
+        truth, *consts = ctx.saved_tensors
+        dots = [
+            torch.zeros_like(x) if t is None else t
+            for x, t in zip(consts, tangents, strict=True)
+            if is_float(x)
+        ]
+        floating: list[bool] = []
+        yes, no = (
+            with_tangents(body, len(consts), floating)
+            for body in ctx.branch.bodies
+        )
+        pushforward = Branched((yes, no), derived=True)
+        outs = _Branch.apply(pushforward, truth, *consts, *dots)
+        of_floats = iter(outs)
+        return tuple(next(of_floats) if f else None for f in floating)
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: Any,
+        branch: Branched,
+        truth: torch.Tensor,
+        *consts: torch.Tensor,
+    ) -> Any:
+        dims = tuple(in_dims[2:])
+        size = info.batch_size
+        randomness = info.randomness
+        yes, no = (
+            mapped(body, dims, size, randomness) for body in branch.bodies
+        )
+        truth_dim = in_dims[1]
+        if truth_dim is None:
+            of_all = attrs.evolve(branch, bodies=(yes, no))
+            outs = _Branch.apply(of_all, truth, *consts)
+        else:
+            truth = truth.movedim(truth_dim, 0)  # (size,)
+            pairs = zip(yes(*consts), no(*consts), strict=True)
+            outs = tuple(chosen(truth, a, b) for a, b in pairs)
+        return outs, tuple([0] * len(outs))
+
+
+def chosen(
+    truth: torch.Tensor, a: torch.Tensor, b: torch.Tensor
+) -> torch.Tensor:
+    """Select a or b for each sample along dim 0."""
+    ones = [1] * (a.dim() - 1)
+    by_sample = truth.view(-1, *ones)  # (size, 1, ..)
+    return torch.where(by_sample, a, b)
+
+
+def transposed(body: Body, count: int, given: Sequence[int]) -> Body:
+    """The cotangents of a body's floating inputs, from its inputs and the cotangents of some
+    results.
+    """
+
+    def pulled(*xs: torch.Tensor) -> Sequence[torch.Tensor]:
+        consts = xs[:count]
+        cotangents = xs[count:]
+
+        def run(*floats: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            outs = body(*filled(consts, floats))
+            sources.follow_backward((outs[k].grad_fn for k in given), {})
+            return tuple(outs[k] for k in given)
+
+        floats = floats_of(consts)
+        with sources.kept():
+            pull = torch.func.vjp(run, *floats)[1]
+            return pull(tuple(cotangents))
+
+    return pulled
+
+
+def with_tangents(body: Body, count: int, floating: list[bool]) -> Body:
+    """The tangents of a body's floating results, from its inputs and their tangents."""
+
+    def pushed(*xs: torch.Tensor) -> Sequence[torch.Tensor]:
+        consts = xs[:count]
+        dots = xs[count:]
+
+        def run(*floats: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            outs = body(*filled(consts, floats))
+            floating[:] = [is_float(x) for x in outs]
+            return tuple(floats_of(outs))
+
+        floats = floats_of(consts)
+        _, of_outs = _compat.jvp(run, tuple(floats), tuple(dots))
+        return of_outs
+
+    return pushed
+
+
+def branched(
+    truth: torch.Tensor, yes: Sequence[Left], no: Sequence[Left]
+) -> Tensors:
+    """A cond of two bodies."""
+    yes_region = yes[0].region
+    no_region = no[0].region
+    frees = [*yes_region.free, *no_region.free]
+    holders.refuse_mixed("cond", frees)
+    first = holders.Opened("cond", yes_region, [])
+    second = holders.Opened("cond", no_region, [])
+    n = len(first.free)
+    end = n + len(second.free)
+    yes_body: Body = lambda *xs: first([], xs[:n])
+    no_body: Body = lambda *xs: second([], xs[n:end])
+    free = [*first.free, *second.free]
+    try:
+        outs = _Branch.apply(Branched((yes_body, no_body)), truth, *free)
+    except ambient.StateMissing:
+        state = ambient.new_states([], axis_names.device())
+        bodies = drawing(yes_body), drawing(no_body)
+        branch = Branched(bodies)
+        outs = _Branch.apply(branch, truth, *free, state)
+    holders.refuse_other("cond", first.left, second.left)
+    return list(holders.closed("cond", first.left, outs))

@@ -1,0 +1,357 @@
+"""while_loop under every torch.func transform.
+
+Every loop counts its steps. Reverse mode runs the loop again in chunks of equal length, as many
+as one scan has steps, and saves the carries that enter each chunk. The scan's transpose goes
+back over the chunks. Within a chunk each carry is recomputed from the first one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from ...ops.loops import Tensors, While
+from ...random import ambient
+from .. import trace
+from ..shard_map import axis_names
+from . import holders
+from . import scan as scans
+from .bodies import Left
+from .branches import chosen, transposed, with_tangents
+from .flat import (
+    Body,
+    add_inputs,
+    drawing,
+    floats_of,
+    is_float,
+    mapped,
+    move_constants,
+    split,
+    spread,
+)
+
+CHUNKS = 64  # a loop of at most so many steps recomputes no carry twice
+
+
+@attrs.frozen(eq=False)
+class Looped:
+    """A while loop that is not traced yet: go_on(*consts, *carries) and body(*consts, *carries).
+    The first carry counts the steps.
+    """
+
+    go_on: Body
+    body: Body
+    consts: int
+    derived: bool = False
+    # whether it is a chunk, or part of its derivative, of few steps
+    chunk: bool = False
+
+
+def _while_with_tangents(
+    loop: Looped, sizes: tuple[int, int, int, int]
+) -> Looped:
+    """The loop of values and tangents together. `sizes` counts its constants, their tangents,
+    its carries and their tangents.
+    """
+    n, tangents_of_consts, carries, _ = sizes
+    pushed = with_tangents(loop.body, n + carries, [])
+
+    def body(*xs: torch.Tensor) -> list[torch.Tensor]:
+        consts, of_consts, carries, of_carries = split(xs, sizes)
+        dots = pushed(*consts, *carries, *of_consts, *of_carries)
+        return [*loop.body(*consts, *carries), *dots]
+
+    def go_on(*xs: torch.Tensor) -> Sequence[torch.Tensor]:
+        consts, _, carries, _ = split(xs, sizes)
+        return loop.go_on(*consts, *carries)
+
+    consts = n + tangents_of_consts
+    return Looped(go_on, body, consts, derived=True, chunk=loop.chunk)
+
+
+class _While(torch.autograd.Function):
+    """(consts, carries) -> carries."""
+
+    @staticmethod
+    def forward(
+        loop: Looped, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        n = loop.consts
+        (go_on, first), (body, second) = (
+            trace.traced(f, tensors, "while_loop", loop.derived)
+            for f in (loop.go_on, loop.body)
+        )
+        move_constants(go_on, len(first), n)
+        move_constants(body, len(second), n)
+        add_inputs(go_on, n + len(first), second)
+        add_inputs(body, n, first)
+        consts = [*tensors[:n], *first, *second]
+        carries = tensors[n:]
+        target = While((go_on, body), len(consts), len(carries))
+        return tuple(trace.emitted(target, [*consts, *carries]))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.loop = inputs[0]
+        ctx.save_for_backward(*inputs[1:], output[0])
+        ctx.save_for_forward(*inputs[1:])
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(x for x in output if not is_float(x)))
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
+        loop = ctx.loop
+        *tensors, last = ctx.saved_tensors
+        first = tensors[loop.consts]
+        steps = (last - first).amax()  # of the sample that takes the most
+        ends = [
+            torch.zeros_like(c) if g is None and is_float(c) else g
+            for c, g in zip(tensors[loop.consts :], cotangents, strict=True)
+        ]
+        pulled = _pulled_back if loop.chunk else _pulled_by_chunks
+        return None, *pulled(loop, tensors, steps, ends)
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, *tangents: torch.Tensor | None) -> Any:
+        loop = ctx.loop
+        n = loop.consts
+        tensors = ctx.saved_tensors[: len(tangents)]
+        dots = [
+            torch.zeros_like(x) if t is None and is_float(x) else t
+            for x, t in zip(tensors, tangents, strict=True)
+        ]
+        consts = tensors[:n]
+        carries = tensors[n:]
+        # the tangents of floating tensors
+        of_consts = [t for t in dots[:n] if t is not None]
+        of_carries = [t for t in dots[n:] if t is not None]
+        sizes = (n, len(of_consts), len(carries), len(of_carries))
+        both = _while_with_tangents(loop, sizes)
+        outs = _While.apply(both, *consts, *of_consts, *carries, *of_carries)
+        of_outs = outs[len(carries) :]
+        return tuple(spread(carries, of_outs))
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Any, loop: Looped, *tensors: torch.Tensor
+    ) -> Any:
+        """Loop until no sample continues. A finished sample keeps its values."""
+        size = info.batch_size
+        n = loop.consts
+        carries = tensors[n:]
+        dims_of_consts = in_dims[1 : n + 1]
+        dims_of_carries = in_dims[n + 1 :]
+        init = [
+            x.expand(size, *x.shape) if d is None else x.movedim(d, 0)
+            for x, d in zip(carries, dims_of_carries, strict=True)
+        ]
+        dims = (*dims_of_consts, *[0] * len(carries))
+        go_on = mapped(loop.go_on, dims, size, info.randomness)
+        body = mapped(loop.body, dims, size, info.randomness)
+
+        def step(*xs: torch.Tensor) -> list[torch.Tensor]:
+            (truth,) = go_on(*xs)  # (size,)
+            before = xs[n:]
+            after = body(*xs)
+            pairs = zip(after, before, strict=True)
+            return [chosen(truth, new, old) for new, old in pairs]
+
+        any_goes_on = lambda *xs: [go_on(*xs)[0].any()]
+        of_all = Looped(any_goes_on, step, n, loop.derived, loop.chunk)
+        outs = _While.apply(of_all, *tensors[:n], *init)
+        return outs, tuple([0] * len(outs))
+
+
+@attrs.frozen(eq=False)
+class _Part:
+    """Some steps of a loop. Its last constant is the number of the step to stop before. Its
+    first carry is the number of the next step.
+    """
+
+    loop: Looped
+
+    def go_on(self, *xs: torch.Tensor) -> list[torch.Tensor]:
+        stop = xs[self.loop.consts]
+        k = xs[self.loop.consts + 1]
+        return [k < stop]
+
+    def body(self, *xs: torch.Tensor) -> list[torch.Tensor]:
+        consts = xs[: self.loop.consts]
+        _, k, *carries = xs[self.loop.consts :]
+        outs = self.loop.body(*consts, *carries)
+        return [k + 1, *outs]
+
+    def run(
+        self,
+        consts: Sequence[torch.Tensor],
+        start: torch.Tensor,
+        stop: torch.Tensor,
+        carries: Sequence[torch.Tensor],
+    ) -> tuple[torch.Tensor, ...]:
+        """The number of the next step and the carries, after the steps from `start` to `stop`."""
+        part = Looped(
+            self.go_on,
+            self.body,
+            self.loop.consts + 1,
+            derived=True,
+            chunk=True,
+        )
+        return _While.apply(part, *consts, stop, start, *carries)
+
+
+def _pulled_by_chunks(
+    loop: Looped,
+    tensors: Sequence[torch.Tensor],
+    steps: torch.Tensor,
+    cotangents: Sequence[torch.Tensor | None],
+) -> list[torch.Tensor | None]:
+    """The cotangents of a loop's inputs, by those of a scan over chunks of its steps."""
+    n = loop.consts
+    part = _Part(loop)
+
+    def chunk(*xs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        consts = xs[:n]
+        steps, stride, start, *carries = xs[n:]
+        stop = torch.minimum(start + stride, steps)
+        return part.run(consts, start, stop, carries)
+
+    rounded = steps + CHUNKS - 1
+    stride = rounded.div(CHUNKS, rounding_mode="floor")
+    start = torch.zeros_like(steps)
+    inputs = [*tensors[:n], steps, stride, start, *tensors[n:]]
+    carries = len(tensors) - n + 1
+    scan = scans.Scanned(
+        chunk,
+        n + 2,
+        carries,
+        CHUNKS,
+        reverse=False,
+        derived=True,
+    )
+    outs = scans.ScanOp.apply(scan, *inputs)
+    entered = outs[carries:]
+    of_outs = [None, *cotangents, *[None] * carries]
+    found = scans.pulled(scan, inputs, entered, of_outs)
+    return [*found[:n], *found[n + 3 :]]
+
+
+@attrs.frozen(eq=False)
+class _Back:
+    """The loop from the last step of a chunk to its first. Each step recomputes the carries that
+    entered it.
+
+    Its constants are the inputs of the chunk and the number of its steps. Its carries are the
+    number of steps so far, and the cotangents of the floating carries and constants.
+    """
+
+    loop: Looped
+    sizes: tuple[int, ...]  # of these five parts, the first one divided in two
+    pull: Body
+
+    def go_on(self, *xs: torch.Tensor) -> list[torch.Tensor]:
+        _, _, (steps,), (k,), _, _ = split(xs, self.sizes)
+        return [k < steps]
+
+    def body(self, *xs: torch.Tensor) -> list[torch.Tensor]:
+        consts, init, (steps,), (k,), of_after, sums = split(xs, self.sizes)
+        before = steps - 1 - k
+        start = torch.zeros_like(k)
+        part = _Part(self.loop)
+        _, *carries = part.run(consts, start, before, init)
+        found = self.pull(*consts, *carries, *of_after)
+        counts = len(sums), len(of_after)
+        of_consts, of_carries = split(found, counts)
+        pairs = zip(sums, of_consts, strict=True)
+        totals = [s + g for s, g in pairs]
+        return [k + 1, *of_carries, *totals]
+
+
+def _pulled_back(
+    loop: Looped,
+    tensors: Sequence[torch.Tensor],
+    steps: torch.Tensor,
+    cotangents: Sequence[torch.Tensor | None],
+) -> list[torch.Tensor | None]:
+    """The cotangents of the inputs of a chunk."""
+    n = loop.consts
+    count = len(tensors)
+    consts = tensors[:n]
+    init = tensors[n:]
+    ends = [g for g in cotangents if g is not None]
+    sums = [torch.zeros_like(c) for c in floats_of(consts)]
+    given = [k for k, c in enumerate(init) if is_float(c)]
+    pull = transposed(loop.body, count, given)
+    sizes = (n, len(init), 1, 1, len(ends), len(sums))
+    back = _Back(loop, sizes, pull)
+    reverse = Looped(
+        back.go_on,
+        back.body,
+        count + 1,
+        derived=True,
+        chunk=True,
+    )
+    zero = torch.zeros_like(steps)
+    outs = _While.apply(reverse, *tensors, steps, zero, *ends, *sums)
+    counts = 1, len(ends), len(sums)
+    _, of_init, of_consts = split(outs, counts)
+    return [*spread(consts, of_consts), *spread(init, of_init)]
+
+
+def looped(
+    go_on: Left, left: Sequence[Left], init: Sequence[torch.Tensor]
+) -> Tensors:
+    """A while loop of a condition and a body."""
+    frees = [*go_on.region.free, *left[0].region.free]
+    holders.refuse_mixed("while_loop", [*frees, *init])
+    init, carried = holders.opened(init)
+    test = holders.Opened("while_loop", go_on.region, carried)
+    body = holders.Opened("while_loop", left[0].region, carried)
+    outs = _applied(test, body, init)
+    holders.refuse_other("while_loop", carried, body.left)
+    return list(holders.closed("while_loop", body.left, outs))
+
+
+def _applied(
+    test: holders.Opened, body: holders.Opened, init: Sequence[torch.Tensor]
+) -> Sequence[torch.Tensor]:
+    """The carries after the last step. A loop whose functions draw has a state as its last
+    carry.
+    """
+    sizes = (len(test.free), len(body.free), 1, len(init))
+
+    def go_on(*xs: torch.Tensor) -> Sequence[torch.Tensor]:
+        free, _, _, carries = split(xs, sizes)
+        return test(carries, free)
+
+    def step(*xs: torch.Tensor) -> list[torch.Tensor]:
+        _, free, (count,), carries = split(xs, sizes)
+        outs = body(carries, free)
+        return [count + 1, *outs]
+
+    device = axis_names.device()
+    count = torch.zeros((), dtype=torch.int64, device=device)
+    inputs = [*test.free, *body.free, count, *init]
+    consts = len(test.free) + len(body.free)
+    try:
+        outs = _While.apply(Looped(go_on, step, consts), *inputs)
+    except ambient.StateMissing:
+        state = ambient.new_states([], device)
+        loop = Looped(drawing(go_on), _drawing_step(step), consts)
+        outs = _While.apply(loop, *inputs, state)
+    return outs[1 : len(init) + 1]
+
+
+def _drawing_step(step: Body) -> Body:
+    """A step whose last carry is the state that its random calls draw from."""
+
+    def run(*xs: torch.Tensor) -> list[torch.Tensor]:
+        *others, state = xs
+        source = ambient.Traced(state)
+        with ambient.drawing_from(source):
+            outs = step(*others)
+        return [*outs, ambient.after_calls(state, source.calls)]
+
+    return run
