@@ -13,7 +13,16 @@ from torch.fx.node import map_arg
 from ...ops.nodes import args_of
 
 aten = torch.ops.aten
+EXP = aten.exp.default
+LOG = aten.log.default
+SUB = aten.sub.Tensor
+MUL = aten.mul.Tensor
+DIV = aten.div.Tensor
 LOW = {torch.bfloat16, torch.float16}  # dtypes of which rows are added in float32
+
+
+def _value(node: Node) -> Any:
+    return node.meta["val"]
 
 
 @attrs.frozen
@@ -33,21 +42,20 @@ class _Rows:
     def call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
         """An op, with its value."""
         made = self.graph.call_function(target, args, kwargs)
-        given = map_arg(args, lambda x: x.meta["val"])
-        value = target(*given, **kwargs)
+        given = map_arg(args, _value)
         made.meta = dict(self.node.meta)
-        made.meta["val"] = value
+        made.meta["val"] = target(*given, **kwargs)
         return made
 
     def cast(self, x: Node, dtype: torch.dtype) -> Node:
         """A value in another dtype."""
-        if x.meta["val"].dtype == dtype:
+        if _value(x).dtype == dtype:
             return x
         return self.call(aten._to_copy.default, x, dtype=dtype)
 
     def wide(self, x: Node) -> Node:
         """A value in the dtype in which rows are added."""
-        if x.meta["val"].dtype not in LOW:
+        if _value(x).dtype not in LOW:
             return x
         return self.cast(x, torch.float32)
 
@@ -63,38 +71,38 @@ class _Rows:
 def _softmax(rows: _Rows, x: Node) -> Node:
     x = rows.wide(x)
     most = rows.most(x)
-    rest = rows.call(aten.sub.Tensor, x, most)
-    e = rows.call(aten.exp.default, rest)
+    rest = rows.call(SUB, x, most)
+    e = rows.call(EXP, rest)
     total = rows.sum(e)
-    return rows.call(aten.div.Tensor, e, total)
+    return rows.call(DIV, e, total)
 
 
 def _softmax_backward(rows: _Rows, g: Node, y: Node) -> Node:
     g = rows.wide(g)
     y = rows.wide(y)
-    product = rows.call(aten.mul.Tensor, g, y)
+    product = rows.call(MUL, g, y)
     total = rows.sum(product)
-    part = rows.call(aten.mul.Tensor, y, total)
-    return rows.call(aten.sub.Tensor, product, part)
+    part = rows.call(MUL, y, total)
+    return rows.call(SUB, product, part)
 
 
 def _log_softmax(rows: _Rows, x: Node) -> Node:
     x = rows.wide(x)
     most = rows.most(x)
-    rest = rows.call(aten.sub.Tensor, x, most)
-    e = rows.call(aten.exp.default, rest)
+    rest = rows.call(SUB, x, most)
+    e = rows.call(EXP, rest)
     total = rows.sum(e)
-    log = rows.call(aten.log.default, total)
-    return rows.call(aten.sub.Tensor, rest, log)
+    log = rows.call(LOG, total)
+    return rows.call(SUB, rest, log)
 
 
 def _log_softmax_backward(rows: _Rows, g: Node, y: Node) -> Node:
     g = rows.wide(g)
     y = rows.wide(y)
     total = rows.sum(g)
-    e = rows.call(aten.exp.default, y)
-    part = rows.call(aten.mul.Tensor, e, total)
-    return rows.call(aten.sub.Tensor, g, part)
+    e = rows.call(EXP, y)
+    part = rows.call(MUL, e, total)
+    return rows.call(SUB, g, part)
 
 
 # an op, and the number of its tensors, after which stands the dim
@@ -116,7 +124,7 @@ def decompose(graph: Graph) -> None:
         args = args_of(node)
         tensors = args[:count]
         dim = args[count]
-        dtype = node.meta["val"].dtype
+        dtype = _value(node).dtype
         with graph.inserting_before(node):
             rows = _Rows(graph, node, dim)
             value = fn(rows, *tensors)

@@ -173,7 +173,9 @@ class Fusion:
 def _order(pair: tuple[Group, Group], shared: int) -> tuple[bool, int, int]:
     """Pairs of one kind come first, then those that share most, then those that are near."""
     a, b = pair
-    return a.is_sum != b.is_sum, -shared, _distance(a, b)
+    is_mixed = a.is_sum != b.is_sum
+    far = _distance(a, b)
+    return is_mixed, -shared, far
 
 
 def _distance(a: Group, b: Group) -> int:

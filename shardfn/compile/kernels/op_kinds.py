@@ -96,8 +96,6 @@ GROUPED = "native_group_norm"  # whose weights are multiplied with the sums befo
 WINDOWS = {  # pools, and the place of the size of a window among the arguments
     "avg_pool2d": 1,
     "avg_pool2d_backward": 2,
-    "avg_pool3d": 1,
-    "avg_pool3d_backward": 2,
     "max_pool2d_with_indices": 1,
     "max_pool2d_with_indices_backward": 2,
 }
@@ -125,17 +123,11 @@ def is_window(node: Node) -> bool:
     place = WINDOWS.get(name(node))
     if place is None:
         return False
-    return _window(node, place) <= LARGEST_WINDOW
-
-
-def _window(node: Node, place: int) -> int:
-    """The elements of a window."""
-    first = node.all_input_nodes[0].meta["val"]
     sizes = args_of(node)[place]
-    if len(sizes) > 1:
-        return math.prod(sizes)
-    dims = first.ndim - 2
-    return sizes[0] ** dims
+    window = math.prod(sizes)
+    if len(sizes) == 1:
+        window = window**2
+    return window <= LARGEST_WINDOW
 
 
 def read_by_formula(node: Node) -> list[Node]:
@@ -227,7 +219,7 @@ def length(node: Node) -> int:
 def is_view_or_item(node: Node) -> bool:
     """Whether a node is a view, or one of those that an op returns."""
     if node.target is getitem:
-        return is_alias(node.all_input_nodes[0])
+        node = node.all_input_nodes[0]
     return is_alias(node)
 
 
@@ -242,7 +234,8 @@ def is_call(node: Node) -> bool:
         (node,) = node.users
     if node.target in (AFTER, getitem):
         return False
-    is_sum = name(node) in REDUCTIONS or name(node) in ROWWISE
+    own = name(node)
+    is_sum = own in REDUCTIONS or own in ROWWISE
     is_loop = is_sum or is_window(node)
     is_joined = node.target in JOINED
     is_other = is_formula(node) or is_alias(node)

@@ -30,7 +30,9 @@ def layout_of(node: Node) -> object:
     x = node.meta.get("val")
     if not isinstance(x, torch.Tensor):
         return None
-    return tuple(x.shape), x.stride(), x.storage_offset()
+    shape = tuple(x.shape)
+    strides = x.stride()
+    return shape, strides, x.storage_offset()
 
 
 def flat(node: Node) -> Space:
@@ -47,9 +49,14 @@ def reduced(node: Node) -> Space:
     args = args_of(node)
     given = args[1] if len(args) > 1 else None
     dims = [given] if isinstance(given, int) else given
-    where = {d % x.ndim for d in dims} if dims and x.ndim else set()
-    last = set(range(x.ndim - len(where), x.ndim))
-    return math.prod(first.shape), math.prod(x.shape), where <= last
+    where = set()
+    if dims and x.ndim:
+        where = {d % x.ndim for d in dims}
+    start = x.ndim - len(where)
+    last = set(range(start, x.ndim))
+    results = math.prod(first.shape)
+    elements = math.prod(x.shape)
+    return results, elements, where <= last
 
 
 def rows_of(node: Node) -> Space:
@@ -59,14 +66,17 @@ def rows_of(node: Node) -> Space:
     if node.target is torch.ops.aten.native_group_norm.default:
         rows = math.prod(node.meta["val"][1].shape)
         return rows, count, True
-    return count // max(x.shape[-1], 1), count, True
+    length = max(x.shape[-1], 1)
+    return count // length, count, True
 
 
 def column_of(node: Node, space: Space) -> Space:
     """The loop of a sum over rows."""
-    return math.prod(node.meta["val"].shape), space[1], False
+    count = math.prod(node.meta["val"].shape)
+    return count, space[1], False
 
 
 def is_row_sum(node: Node, space: Space) -> bool:
     """Whether a value has one element for each row of a loop."""
-    return math.prod(node.meta["val"].shape) == space[0]
+    count = math.prod(node.meta["val"].shape)
+    return count == space[0]

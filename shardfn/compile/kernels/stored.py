@@ -223,7 +223,8 @@ class Stored:
     def store_view(self, node: Node, formula: Formula) -> None:
         """Store a view of a formula for readers that need its strides. Others compute it."""
         self.views.add(node)
-        self.add(node, formula.values, [node], flat(node))
+        space = flat(node)
+        self.add(node, formula.values, [node], space)
 
     def call(self, node: Node, inputs: Iterable[Node] | None = None) -> None:
         """A kernel that is called, with stored inputs."""
@@ -283,10 +284,13 @@ class Stored:
         if formula is not None and len(formula.reads) > 1:
             self.store(first)
         if op_kinds.name(node) in op_kinds.SCATTERED:
-            self.add(node, self.read_by(node), [node], flat(first))
-        else:
-            inner = self.formula(node)
-            self.formulas.update((x, inner) for x in outputs_of(node))
+            reads = self.read_by(node)
+            space = flat(first)
+            self.add(node, reads, [node], space)
+            return
+        inner = self.formula(node)
+        for x in outputs_of(node):
+            self.formulas[x] = inner
 
     def joined(self, node: Node) -> None:
         """Parts that are written into one buffer."""
@@ -317,9 +321,11 @@ class Stored:
         """Whether the kernel of a value allocates it, or an earlier reader needs its strides."""
         makers = self.makers.get(value, [])
         is_product = op_kinds.name(value) in op_kinds.PRODUCTS
-        is_own = any(x.space is None for x in makers) and not is_product
+        is_called = any(x.space is None for x in makers)
+        is_own = is_called and not is_product
         is_joined = value.target in op_kinds.JOINED
-        return is_own or is_joined or self.is_read_as_laid_out(value, reader)
+        is_read = self.is_read_as_laid_out(value, reader)
+        return is_own or is_joined or is_read
 
     def is_read_as_laid_out(self, value: Node, reader: Node) -> bool:
         """Whether an op that comes before another one reads a stored value's strides."""
@@ -328,9 +334,11 @@ class Stored:
             now = queue.pop()
             end = self.place[reader]
             earlier = [x for x in now.users if self.place[x] < end]
-            if any(x.target in op_kinds.FIXED for x in earlier):
+            is_read = any(x.target in op_kinds.FIXED for x in earlier)
+            if is_read:
                 return True
-            queue += [x for x in earlier if op_kinds.is_view_or_item(x)]
+            views = [x for x in earlier if op_kinds.is_view_or_item(x)]
+            queue += views
         return False
 
     def decide(self, node: Node) -> None:
@@ -350,7 +358,8 @@ class Stored:
             is_fixed = any(x.target in op_kinds.FIXED for x in op_kinds.readers(node))
             is_dear = formula.is_heavy or is_long or reads > READS
             is_realized = is_result or is_input
-            if is_fixed and value is not node and not is_realized:
+            is_view = value is not node
+            if is_fixed and is_view and not is_realized:
                 self.store_view(node, formula)
                 return
             if is_realized or is_fixed or is_dear:

@@ -57,7 +57,7 @@ def test_a_formula_of_many_values_is_stored_for_two_readers_and_of_more_for_one(
 
 
 def test_of_a_formula_and_its_view_only_the_view_is_stored_for_products() -> None:
-    read = lambda x: (y := torch.relu(x)).view(2, 8)
+    read = lambda x: torch.relu(x).view(2, 8)
     assert stored(lambda x: [(v := read(x)) @ v.t(), v.t() @ v], X)[0] == "view"
 
 
