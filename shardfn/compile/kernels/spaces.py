@@ -37,7 +37,8 @@ def layout_of(node: Node) -> object:
 
 def flat(node: Node) -> Space:
     """The loop over the elements of a value."""
-    count = math.prod(node.meta["val"].shape)
+    x = node.meta["val"]
+    count = math.prod(x.shape)
     return count, count, True
 
 
