@@ -15,7 +15,9 @@ from torch.distributed.tensor import DTensor
 from .. import _compat, _tree
 from ..capture import Captured, name_of
 from ..compile import Runner
+from ..compile.kernels import memory_as_run
 from ..errors import ShardError, TreeError, call_site
+from ..inspect.memory import Memory
 from ..mesh import all_coordinates
 from ..partition import Plan
 from ..simulated import SimulatedTensor, UnreadTensor, shown
@@ -23,6 +25,7 @@ from ..types import LocalProgram
 from .agreement import compare_ranks
 from .arguments import (
     Placed,
+    donated_places,
     itself,
     local_of,
     prepared_for,
@@ -107,6 +110,13 @@ class Compiled:
         if make is None or self.backward is not None:
             return place
         return lambda outs, *spares: place(make(outs, *spares))
+
+    @property
+    def memory(self) -> Memory:
+        """The peak of this rank's memory, as `lowered.memory` states it."""
+        program = self.programs[self.placed.coordinate]
+        donated = donated_places(self.placed)
+        return memory_as_run(program, self.backend, donated)
 
     def run(self, leaves: list[Any]) -> Any:
         """Run on the leaves of arguments that have been checked."""

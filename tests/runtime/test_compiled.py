@@ -45,3 +45,9 @@ def test_results_are_memory_of_their_own() -> None:
     same = sf.jit(lambda x: (x, x), backend="aten").compile(X)
     first, second = same(X)
     assert len({x.data_ptr() for x in (X, first, second)}) == 3
+
+
+def test_it_states_the_memory_of_its_program() -> None:
+    fn = sf.jit(lambda w, x: torch.tanh(x @ w) @ w, donate_argnums=(1,), backend="aten")
+    args = torch.ones(3, 3), torch.ones(5, 3)
+    assert fn.compile(*args).memory == fn.lower(*args).memory

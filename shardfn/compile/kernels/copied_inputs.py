@@ -10,6 +10,7 @@ from torch.fx import Graph, Node
 from ...capture.checkpoint.recompute import owner_of
 from ...ops.placement import AFTER
 from ...schedule import copied
+from .decomposed import decompose
 
 aten = torch.ops.aten
 CONVOLUTIONS = {aten.convolution.default, aten.convolution_backward.default}
@@ -27,6 +28,7 @@ IF_FORMULA = "of a formula"
 def with_copies(graph: Graph) -> Graph:
     """The graph with these copies as nodes, whose meta says which kind they are under `COPY`."""
     own = copied(graph)
+    decompose(own)
     for node in own.nodes:
         if node.target in CONVOLUTIONS:
             given, rest = node.args[:TENSORS], node.args[TENSORS:]
@@ -55,8 +57,9 @@ def _copy(graph: Graph, reader: Node, x: Node, kind: str) -> Node:
 
 
 def is_convolved(node: Node) -> bool:
-    """Whether a convolution made a value, channels last."""
+    """Whether a convolution of images made a value, channels last."""
     maker = owner_of(node)
     if getattr(maker.target, "__name__", "") == "getitem":
         maker = maker.all_input_nodes[0]
-    return maker.target in CONVOLUTIONS
+    is_image = node.meta["val"].ndim == 4
+    return is_image and maker.target in CONVOLUTIONS

@@ -43,6 +43,11 @@ class Group:
         """Whether they are loops."""
         return self.kernels[0].space is not None
 
+    @property
+    def is_sum(self) -> bool:
+        """Whether one of them is a sum."""
+        return any(x.is_sum for x in self.kernels)
+
 
 class Fusion:
     """The fused kernels of a graph.
@@ -81,15 +86,10 @@ class Fusion:
         return [*earlier, *kernel.after]
 
     def fuse_once(self) -> bool:
-        """Fuse pairs that share values, those that share most first."""
+        """Fuse pairs that share values: those of one kind first, then those that share most."""
         shared = self.shared()
-        place = {pair: k for k, pair in enumerate(shared)}
-        far = lambda pair: abs(pair[0].first - pair[1].first)
-        pairs = sorted(
-            shared, key=lambda pair: (-shared[pair], far(pair), place[pair])
-        )
         is_any = False
-        for one, other in pairs:
+        for one, other in sorted(shared, key=lambda pair: _order(pair, shared[pair])):
             a = self.group[one.kernels[0]]
             b = self.group[other.kernels[0]]
             if a is not b and self.can_fuse(a, b):
@@ -123,7 +123,7 @@ class Fusion:
             a, b = b, a
         count = len(a.kernels) + len(b.kernels)
         is_vertical = bool(a.mask & b.before)
-        is_far = max(abs(a.first - b.last), abs(b.first - a.last)) > FARTHEST
+        is_far = _distance(a, b) > FARTHEST
         if count > (LARGEST if is_vertical else WIDEST) or is_far:
             return False
         return _fit(a, b, is_vertical) and not self.is_between(a, b)
@@ -168,6 +168,21 @@ class Fusion:
                     order.setdefault(now)
                     waiting.pop(now)
         return list(order)
+
+
+def _order(pair: tuple[Group, Group], shared: int) -> tuple[bool, int, int]:
+    """Pairs of one kind come first, then those that share most, then those that are near."""
+    a, b = pair
+    is_mixed = a.is_sum != b.is_sum
+    far = _distance(a, b)
+    return is_mixed, -shared, far
+
+
+def _distance(a: Group, b: Group) -> int:
+    """How far the kernels of two groups are apart at most."""
+    one = abs(a.first - b.last)
+    other = abs(b.first - a.last)
+    return max(one, other)
 
 
 def _fit(a: Group, b: Group, is_vertical: bool) -> bool:

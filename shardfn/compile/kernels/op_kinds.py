@@ -4,12 +4,17 @@ reduces, a part of a larger buffer, or a call of a kernel.
 
 from __future__ import annotations
 
+import math
+from operator import getitem
+
 import torch
 from torch.fx import Node
 
-from ...capture.checkpoint.recompute import is_view
+from ...capture.checkpoint.recompute import SHAPE_ONLY, is_view
+from ...ops.nodes import args_of
 from ...ops.placement import AFTER
 from ...partition.planner import work
+from .copied_inputs import COPY
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -83,13 +88,19 @@ REDUCTIONS = {
 ROWWISE = {  # sums over rows, and a formula of them
     "_fused_rms_norm",
     "_fused_rms_norm_backward",
-    "_log_softmax",
-    "_log_softmax_backward_data",
-    "_softmax",
-    "_softmax_backward_data",
+    "native_group_norm",
     "native_layer_norm",
     "native_layer_norm_backward",
 }
+GROUPED = "native_group_norm"  # whose weights are multiplied with the sums beforehand
+WINDOWS = {  # pools, and the place of the size of a window among the arguments
+    "avg_pool2d": 1,
+    "avg_pool2d_backward": 2,
+    "max_pool2d_with_indices": 1,
+    "max_pool2d_with_indices_backward": 2,
+}
+SCATTERED = {"max_pool2d_with_indices_backward"}  # sums of what several windows give
+LARGEST_WINDOW = 25  # of a formula; a larger one is a call
 JOINED = {  # written part by part into one buffer
     aten.cat.default,
     aten.stack.default,
@@ -105,6 +116,29 @@ WAIT = work.WAIT
 def name(node: Node) -> str:
     """The name of an op, without its overload."""
     return getattr(node.target, "_opname", "")
+
+
+def is_window(node: Node) -> bool:
+    """Whether a pool is computed where its result is read."""
+    place = WINDOWS.get(name(node))
+    if place is None:
+        return False
+    sizes = args_of(node)[place]
+    window = math.prod(sizes)
+    if len(sizes) == 1:
+        window = window**2
+    return window <= LARGEST_WINDOW
+
+
+def read_by_formula(node: Node) -> list[Node]:
+    """The inputs of which an op reads elements."""
+    inputs = list(node.all_input_nodes)
+    if node.target in SHAPE_ONLY:
+        return []
+    if name(node) not in WINDOWS:
+        return inputs
+    of_shape = args_of(node)[1]
+    return [x for x in inputs if x is not of_shape]
 
 
 def is_alias(node: Node) -> bool:
@@ -180,3 +214,29 @@ def is_heavy(node: Node) -> bool:
 def length(node: Node) -> int:
     """How many operations a formula adds, about."""
     return LENGTHS.get(name(node), 1)
+
+
+def is_view_or_item(node: Node) -> bool:
+    """Whether a node is a view, or one of those that an op returns."""
+    if node.target is getitem:
+        node = node.all_input_nodes[0]
+    return is_alias(node)
+
+
+def readers(node: Node) -> list[Node]:
+    """The ops that read a value, also those that read a copy made for them."""
+    return [y for x in node.users for y in (x.users if COPY in x.meta else [x])]
+
+
+def is_call(node: Node) -> bool:
+    """Whether an op is a call, which needs its inputs stored."""
+    if COPY in node.meta:
+        (node,) = node.users
+    if node.target in (AFTER, getitem):
+        return False
+    own = name(node)
+    is_sum = own in REDUCTIONS or own in ROWWISE
+    is_loop = is_sum or is_window(node)
+    is_joined = node.target in JOINED
+    is_other = is_formula(node) or is_alias(node)
+    return node.op == "call_function" and not (is_loop or is_joined or is_other)

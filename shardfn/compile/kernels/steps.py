@@ -48,12 +48,15 @@ class _Steps:
         return found | {self.home(x): None for x in self.stored.results}
 
     def never_stored(self) -> set[Node]:
-        """The values that only the kernel reads that makes them."""
+        """The values that only the kernel reads that makes them. A sum of rows is stored even so:
+        the loop of its readers is another one, inside of the same outer loop.
+        """
         found = set()
         for group in self.order:
             kernels = set(group.kernels)
             for x in values_of(group):
-                is_kept = self.home(x) is not x or self.last[x] is None
+                is_sum = any(y.is_sum for y in self.stored.makers[x])
+                is_kept = is_sum or self.home(x) is not x or self.last[x] is None
                 readers = self.stored.readers.get(x, ())
                 if group.is_loop and not is_kept and kernels.issuperset(readers):
                     found.add(x)

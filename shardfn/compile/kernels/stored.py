@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from operator import getitem
 
@@ -10,15 +9,23 @@ import attrs
 import torch
 from torch.fx import Graph, Node
 
-from ...capture.checkpoint.recompute import SHAPE_ONLY
-from ...ops.nodes import args_of
 from ...ops.placement import AFTER
 from . import op_kinds
 from .copied_inputs import COPY, IF_FORMULA
+from .spaces import (
+    Space,
+    column_of,
+    flat,
+    index_of,
+    is_row_sum,
+    layout_of,
+    outputs_of,
+    reduced,
+    rows_of,
+)
 
 READS, LENGTH, LONGEST = 4, 50, 100  # of a formula that several ops read
 MOST_READS = 12  # of any
-Space = tuple[int, int, bool]  # results, elements, whether a result is a sum of a row
 
 
 @attrs.define(eq=False)
@@ -42,6 +49,11 @@ class Kernel:
     space: Space | None = None
     after: tuple[Kernel, ...] = ()
     layouts: tuple[tuple[Node, object], ...] = ()
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether it is a loop that adds."""
+        return self.space is not None and self.space[0] != self.space[1]
 
 
 @attrs.frozen
@@ -79,6 +91,7 @@ class Stored:
         self.readers: dict[Node, list[Kernel]] = {}
         self.formulas: dict[Node, Formula] = {}
         self.same: dict[Node, Node] = {}  # copies that are not made
+        self.views: set[Node] = set()  # views of a formula that are stored, and it is not
         self.mutated: set[Node] = set()
         self.place = {node: k for k, node in enumerate(graph.nodes)}
         self.holders = graph.find_nodes(op="placeholder")
@@ -92,7 +105,7 @@ class Stored:
 
     def visit(self, node: Node) -> None:
         """Add the kernels of a node."""
-        if op_kinds.is_alias(node) or _is_item_of_alias(node):
+        if op_kinds.is_view_or_item(node):
             pass
         elif self.is_no_copy(node):
             self.same[node] = self.base(node.all_input_nodes[0])
@@ -107,9 +120,11 @@ class Stored:
             self.call(node, [*rest, *product.all_input_nodes])
         elif op_kinds.is_formula(node):
             self.formulas[node] = self.formula(node)
+        elif op_kinds.is_window(node):
+            self.window(node)
         elif op_kinds.name(node) in op_kinds.REDUCTIONS:
             reads = self.read_by(node)
-            self.add(node, reads, _outputs(node), _space(node))
+            self.add(node, reads, outputs_of(node), reduced(node))
         elif op_kinds.name(node) in op_kinds.ROWWISE:
             self.rowwise(node)
         elif node.target in op_kinds.JOINED:
@@ -128,16 +143,23 @@ class Stored:
 
     def base(self, node: Node) -> Node:
         """The value of which another is a view."""
-        while op_kinds.is_alias(node) or _is_item_of_alias(node):
+        while node not in self.views and op_kinds.is_view_or_item(node):
             node = node.all_input_nodes[0]
         return self.same.get(node, node)
 
     def formula(self, node: Node) -> Formula:
         """The formula of a node, with those of its inputs written into it."""
+        inputs = op_kinds.read_by_formula(node)
+        inner = self.formula_of(inputs)
+        own = op_kinds.length(node)
+        is_heavy = inner.is_heavy or op_kinds.is_heavy(node)
+        length = inner.length + own
+        return Formula(inner.reads, length, is_heavy)
+
+    def formula_of(self, inputs: Iterable[Node]) -> Formula:
+        """The formulas of some inputs, written into one."""
         reads: dict[tuple[Node, object], None] = {}
-        length = op_kinds.length(node)
-        is_heavy = op_kinds.is_heavy(node)
-        inputs = [] if node.target in SHAPE_ONLY else node.all_input_nodes
+        length, is_heavy = 0, False
         for x in inputs:
             inner = self.formulas.get(self.base(x))
             if inner is None:
@@ -152,7 +174,7 @@ class Stored:
     def read_by(self, node: Node) -> tuple[Node, ...]:
         """The stored values that a loop over a node's inputs reads."""
         found: dict[Node, None] = {}
-        for x in node.all_input_nodes:
+        for x in op_kinds.read_by_formula(node):
             inner = self.formulas.get(self.base(x))
             values = (self.base(x),) if inner is None else inner.values
             found |= dict.fromkeys(values)
@@ -195,8 +217,14 @@ class Stored:
         value = self.base(node)
         formula = self.formulas.get(value)
         if formula is not None:
-            self.add(value, formula.values, [value], _flat(value))
+            self.add(value, formula.values, [value], flat(value))
         return value
+
+    def store_view(self, node: Node, formula: Formula) -> None:
+        """Store a view of a formula for readers that need its strides. Others compute it."""
+        self.views.add(node)
+        space = flat(node)
+        self.add(node, formula.values, [node], space)
 
     def call(self, node: Node, inputs: Iterable[Node] | None = None) -> None:
         """A kernel that is called, with stored inputs."""
@@ -204,7 +232,7 @@ class Stored:
         in_place = node.target in op_kinds.IN_PLACE
         if in_place and self.is_last(node, reads[0]):
             self.home[node] = self.home[reads[0]]
-        self.add(node, reads, _outputs(node))
+        self.add(node, reads, outputs_of(node))
 
     def is_last(self, node: Node, value: Node) -> bool:
         """Whether a node is the last to read a value that no argument holds."""
@@ -230,21 +258,39 @@ class Stored:
     def rowwise(self, node: Node) -> None:
         """A norm or a softmax: sums over rows, and a formula of its inputs and those."""
         reads = self.read_by(node)
-        items = _outputs(node)
-        first = next((x for x in items if _index(x) == 0), None)
+        items = outputs_of(node)
+        first = next((x for x in items if index_of(x) == 0), None)
         rest = [x for x in items if x is not first]
-        space = _rows_of(node)
-        sums = [x for x in rest if _is_row_sum(x, space)]
+        space = rows_of(node)
+        sums = [x for x in rest if is_row_sum(x, space)]
         if sums:
             self.add(node, reads, sums, space)
         for x in rest:
             if x not in sums:
-                self.add(node, [*reads, *sums], [x], _column_of(x, space))
+                self.add(node, [*reads, *sums], [x], column_of(x, space))
         if first is not None:
             inner = self.formula(node)
+            if op_kinds.name(node) == op_kinds.GROUPED:
+                x = node.all_input_nodes[0]
+                inner = self.formula_of([x])
             read = inner.reads | {(x, None): None for x in sums}
             length = inner.length + len(reads)
             self.formulas[first] = Formula(read, length, inner.is_heavy)
+
+    def window(self, node: Node) -> None:
+        """A pool, each result a formula of its window; a sum over windows where they meet."""
+        first = self.base(node.all_input_nodes[0])
+        formula = self.formulas.get(first)
+        if formula is not None and len(formula.reads) > 1:
+            self.store(first)
+        if op_kinds.name(node) in op_kinds.SCATTERED:
+            reads = self.read_by(node)
+            space = flat(first)
+            self.add(node, reads, [node], space)
+            return
+        inner = self.formula(node)
+        for x in outputs_of(node):
+            self.formulas[x] = inner
 
     def joined(self, node: Node) -> None:
         """Parts that are written into one buffer."""
@@ -254,7 +300,7 @@ class Stored:
             value = self.base(x)
             is_own = value is x or self.is_turned(x)
             is_free = is_own and self.home.get(value, value) is value
-            is_given = value.op == "placeholder" or self.is_fixed(value)
+            is_given = value.op == "placeholder" or self.is_fixed(value, node)
             is_shared = is_packed and len(x.users) > 1
             if is_free and not is_given and not is_shared:
                 self.home[value] = node
@@ -263,7 +309,7 @@ class Stored:
             else:
                 formula = self.formulas.get(value)
                 reads = [value] if formula is None else formula.values
-                self.add(node, reads, [node], _flat(x))
+                self.add(node, reads, [node], flat(x))
         self.makers.setdefault(node, [])
 
     def is_turned(self, node: Node) -> bool:
@@ -271,11 +317,29 @@ class Stored:
         product = op_kinds.turned(node)
         return op_kinds.name(product) in op_kinds.PRODUCTS
 
-    def is_fixed(self, value: Node) -> bool:
-        """Whether the kernel of a value allocates it."""
+    def is_fixed(self, value: Node, reader: Node) -> bool:
+        """Whether the kernel of a value allocates it, or an earlier reader needs its strides."""
         makers = self.makers.get(value, [])
         is_product = op_kinds.name(value) in op_kinds.PRODUCTS
-        return any(x.space is None for x in makers) and not is_product
+        is_called = any(x.space is None for x in makers)
+        is_own = is_called and not is_product
+        is_joined = value.target in op_kinds.JOINED
+        is_read = self.is_read_as_laid_out(value, reader)
+        return is_own or is_joined or is_read
+
+    def is_read_as_laid_out(self, value: Node, reader: Node) -> bool:
+        """Whether an op that comes before another one reads a stored value's strides."""
+        queue = [value] if value in self.home else []
+        while queue:
+            now = queue.pop()
+            end = self.place[reader]
+            earlier = [x for x in now.users if self.place[x] < end]
+            is_read = any(x.target in op_kinds.FIXED for x in earlier)
+            if is_read:
+                return True
+            views = [x for x in earlier if op_kinds.is_view_or_item(x)]
+            queue += views
+        return False
 
     def decide(self, node: Node) -> None:
         """Store the value of a node if its readers would compute it too often."""
@@ -290,10 +354,15 @@ class Stored:
         is_long = formula.length > LENGTH
         if len(node.users) > 1:
             is_result = any(x.op == "output" for x in node.users) and reads > 0
-            is_input = reads > 1 and any(map(_is_call, node.users))
-            is_fixed = any(x.target in op_kinds.FIXED for x in _readers(node))
+            is_input = reads > 1 and any(map(op_kinds.is_call, node.users))
+            is_fixed = any(x.target in op_kinds.FIXED for x in op_kinds.readers(node))
             is_dear = formula.is_heavy or is_long or reads > READS
-            if is_result or is_input or is_fixed or is_dear:
+            is_realized = is_result or is_input
+            is_view = value is not node
+            if is_fixed and is_view and not is_realized:
+                self.store_view(node, formula)
+                return
+            if is_realized or is_fixed or is_dear:
                 self.store(value)
                 return
         is_too_long = (reads > MOST_READS or is_long) and reads > 1
@@ -311,88 +380,10 @@ class Stored:
             formula = self.formulas.get(value)
             reads = (value,) if formula is None else formula.values
             before = self.readers.get(holder, [])
-            self.add(results[k], reads, [], _flat(results[k]), before)
+            self.add(results[k], reads, [], flat(results[k]), before)
             for other in results[k + 1 :]:
                 inner = self.formulas.get(self.base(other))
                 if inner is not None and holder in inner.values:
                     self.store(other)
         rest = [x for k, x in enumerate(results) if k not in taken]
         return [self.store(x) for x in rest]
-
-
-def _is_item_of_alias(node: Node) -> bool:
-    """Whether a node is one of the views that an op returns."""
-    if node.target is not getitem:
-        return False
-    return op_kinds.is_alias(node.all_input_nodes[0])
-
-
-def _index(node: Node) -> object:
-    return node.args[1] if node.target is getitem else 0
-
-
-def _outputs(node: Node) -> list[Node]:
-    """The tensors that a node computes: those of a tuple that are read."""
-    if isinstance(node.meta.get("val"), torch.Tensor):
-        return [node]
-    return [x for x in node.users if x.target is getitem]
-
-
-def layout_of(node: Node) -> object:
-    """The shape, strides and offset of a value."""
-    x = node.meta.get("val")
-    if not isinstance(x, torch.Tensor):
-        return None
-    return tuple(x.shape), x.stride(), x.storage_offset()
-
-
-def _flat(node: Node) -> Space:
-    count = math.prod(node.meta["val"].shape)
-    return count, count, True
-
-
-def _space(node: Node) -> Space:
-    """The loop of a reduction."""
-    x = node.all_input_nodes[0].meta["val"]
-    value = node.meta["val"]
-    first = value if isinstance(value, torch.Tensor) else value[0]
-    args = args_of(node)
-    given = args[1] if len(args) > 1 else None
-    dims = [given] if isinstance(given, int) else given
-    where = {d % x.ndim for d in dims} if dims and x.ndim else set()
-    last = set(range(x.ndim - len(where), x.ndim))
-    return math.prod(first.shape), math.prod(x.shape), where <= last
-
-
-def _rows_of(node: Node) -> Space:
-    """The loop of an op over the last dim."""
-    x = node.all_input_nodes[0].meta["val"]
-    count = math.prod(x.shape)
-    return count // max(x.shape[-1], 1), count, True
-
-
-def _column_of(node: Node, space: Space) -> Space:
-    """The loop of a sum over rows."""
-    return math.prod(node.meta["val"].shape), space[1], False
-
-
-def _is_row_sum(node: Node, space: Space) -> bool:
-    return math.prod(node.meta["val"].shape) == space[0]
-
-
-def _readers(node: Node) -> list[Node]:
-    """The ops that read a value, also those that read a copy made for them."""
-    return [y for x in node.users for y in (x.users if COPY in x.meta else [x])]
-
-
-def _is_call(node: Node) -> bool:
-    """Whether an op is a call, which needs its inputs stored."""
-    if COPY in node.meta:
-        (node,) = node.users
-    if node.target in (AFTER, getitem):
-        return False
-    name = op_kinds.name(node)
-    is_loop = name in op_kinds.REDUCTIONS or name in op_kinds.ROWWISE
-    is_joined = node.target in op_kinds.JOINED
-    is_other = op_kinds.is_formula(node) or op_kinds.is_alias(node)
-    return node.op == "call_function" and not (is_loop or is_joined or is_other)

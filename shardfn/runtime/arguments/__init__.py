@@ -7,7 +7,7 @@ from .checks import (
 )
 from .local_tensors import cut, itself, join, local_of, reader, spec_of
 from .look import OWN, donated_tensors, look
-from .placed import Placed, aval_of
+from .placed import Placed, aval_of, donated_places
 from .prepared import OF_PART, is_prepared, prepared_for, whole_mesh
 from .structure import leaves_like
 
@@ -17,6 +17,7 @@ __all__ = [
     "Placed",
     "aval_of",
     "cut",
+    "donated_places",
     "donated_tensors",
     "is_prepared",
     "itself",

@@ -58,6 +58,14 @@ class Placed:
         return tuple(self.mesh.get_coordinate()) if self.mesh is not None else ()
 
 
+def donated_places(placed: Placed) -> list[int]:
+    """Which placeholders are donated inputs."""
+    skip = len(placed.axes.names)
+    return [
+        skip + k for k, leaf in enumerate(placed.tensors) if leaf in placed.donated
+    ]
+
+
 def aval_of(x: Any, mesh: Any) -> Aval:
     """The metadata of a tensor for capture."""
     shape = tuple(x.shape)

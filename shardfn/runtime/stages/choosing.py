@@ -21,7 +21,7 @@ from ...partition.planner import integer_program
 from ...partition.planner.flattened import flattened
 from ...placement import describe
 from ...types import Marks, Program
-from .compiling import donated_places
+from ..arguments import donated_places
 from .lowering import backward_of, forward_of, local_program
 from .traced import Traced
 

@@ -20,7 +20,7 @@ from ...partition import Plan
 from ...types import LocalProgram
 from .. import cache
 from ..agreement import agree, agree_on_collectives, has_others
-from ..arguments import Placed
+from ..arguments import Placed, donated_places
 from ..recorded import Recorded, refuse_host_work
 from ..warmup import Warming, progress, switch_of
 from .watched import watched
@@ -161,14 +161,6 @@ def _bind_groups(placed: Placed) -> None:
     """Bind the axes' names to this rank's process groups, once."""
     for k, name in enumerate(group_names(placed.mesh)):
         _compat.register_group(name, placed.mesh.get_group(k))
-
-
-def donated_places(placed: Placed) -> list[int]:
-    """Which placeholders are donated inputs."""
-    skip = len(placed.axes.names)
-    return [
-        skip + k for k, leaf in enumerate(placed.tensors) if leaf in placed.donated
-    ]
 
 
 def _checked(placed: Placed) -> list[int]:

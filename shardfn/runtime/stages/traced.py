@@ -30,12 +30,12 @@ from ...random import ambient
 from ...schedule.agenda import rewished
 from ...types import TENSOR, Collective, LocalProgram, Program
 from .. import cache
-from ..arguments import Placed, look, prepared_for
+from ..arguments import Placed, donated_places, look, prepared_for
 from ..arguments.placements import marks_of_closed_over
 from ..backward.second_half import Backward
 from ..compiled import Compiled
 from ..options import Request
-from .compiling import Runner, donated_places, runner
+from .compiling import Runner, runner
 from .costly import warn_of_expensive
 from .following import check_numbers, followed_capture
 from .kinds import kinds_of_ranks

@@ -36,3 +36,8 @@ def test_a_sum_of_all_and_its_reader_are_two() -> None:
 def test_nothing_is_fused_across_a_product() -> None:
     found = fused(lambda x: [(y := torch.exp(x)), torch.sin(y.t() @ y) @ y.t()], X)
     assert found == [["exp"], ["mm"], ["sin"], ["mm"]]
+
+
+def test_loops_of_one_kind_are_fused_before_a_sum_is() -> None:
+    both = lambda x: [(y := torch.exp(x)).sum(), y * 2]
+    assert fused(both, X) == [["exp", "sum", "mul"]]

@@ -108,8 +108,27 @@ def attention(w: Any, x: torch.Tensor) -> torch.Tensor:
     return x.square().mean()
 
 
-def graded(loss: Callable[..., Any], w: Any, x: torch.Tensor) -> Any:
-    return sf.jit(sf.value_and_grad(loss)).lower(w, x)
+def module(m: torch.nn.Module, *args: torch.Tensor) -> Any:
+    """A lowered gradient of a module, whose first result counts."""
+    fn, params, buffers = sf.functionalize(m)
+
+    def loss(params: Any, *args: torch.Tensor) -> torch.Tensor:
+        out = fn(params, buffers, *args)[0]
+        first = out if isinstance(out, torch.Tensor) else out[0]
+        return first.square().mean()
+
+    return sf.jit(sf.value_and_grad(loss)).lower(params, *args)
+
+
+def pooled() -> torch.nn.Module:
+    nn = torch.nn
+    first = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2)
+    second = nn.Conv2d(8, 8, 3), nn.ReLU(), nn.AvgPool2d(2)
+    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(72, 10))
+
+
+def graded(loss: Callable[..., Any], w: Any, *batch: torch.Tensor) -> Any:
+    return sf.jit(sf.value_and_grad(loss)).lower(w, *batch)
 
 
 PROGRAMS: dict[str, Callable[[], Any]] = {
@@ -131,6 +150,24 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     ),
     "attention": lambda: graded(
         attention, [R(64, 192) for _ in range(3)], R(8, 128, 64)
+    ),
+    "softmax": lambda: graded(
+        lambda w, x: torch.softmax(x @ w, -1).square().mean(), R(8, 8), R(8, 8)
+    ),
+    "cross entropy of logits": lambda: graded(
+        lambda w, x, y: F.binary_cross_entropy_with_logits(x @ w, y),
+        R(8, 3),
+        R(20, 8),
+        torch.rand(20, 3),
+    ),
+    "gru": lambda: module(torch.nn.GRU(16, 16), R(5, 8, 16)),
+    "linear layers on sequences": lambda: graded(
+        relu_mlp, {"a": R(16, 64), "b": R(64, 16), "c": R(16, 16)}, R(4, 8, 16)
+    ),
+    "pools": lambda: module(pooled(), R(2, 3, 18, 18)),
+    "group norm": lambda: module(
+        torch.nn.Sequential(torch.nn.Conv1d(4, 8, 3), torch.nn.GroupNorm(2, 8)),
+        R(2, 4, 50),
     ),
     "bfloat16": lambda: graded(
         lambda w, x: relu_mlp({k: y.bfloat16() for k, y in w.items()}, x),

@@ -54,3 +54,22 @@ def test_a_formula_of_many_values_is_stored_for_two_readers_and_of_more_for_one(
     once = lambda xs: [sum(xs) * 2]
     assert kernels(once, 12) == ["mul"]
     assert "add" in kernels(once, 14)
+
+
+def test_of_a_formula_and_its_view_only_the_view_is_stored_for_products() -> None:
+    read = lambda x: torch.relu(x).view(2, 8)
+    assert stored(lambda x: [(v := read(x)) @ v.t(), v.t() @ v], X)[0] == "view"
+
+
+def test_a_buffer_of_parts_is_no_part_of_another_one() -> None:
+    nested = lambda x: [torch.cat([torch.cat([x + 1, x]), x])]
+    found = Stored(graph_of(nested, X), {})
+    inner, outer = (x for x in found.home if op_kinds.name(x) == "cat")
+    assert found.home[inner] is inner and found.home[outer] is outer
+
+
+def test_a_pool_is_a_formula_unless_its_windows_are_large() -> None:
+    image = torch.ones(1, 1, 12, 12)
+    pool = lambda n: lambda x: [torch.nn.functional.avg_pool2d(x.sin(), n) + 1]
+    assert stored(pool(2), image) == ["add"]
+    assert stored(pool(6), image) == ["sin", "avg_pool2d", "add"]

@@ -1,0 +1,83 @@
+"""The loops of kernels: how many results and elements, and what a value looks like in one."""
+
+from __future__ import annotations
+
+import math
+from operator import getitem
+
+import torch
+from torch.fx import Node
+
+from ...ops.nodes import args_of
+
+Space = tuple[int, int, bool]  # results, elements, whether a result is a sum of a row
+
+
+def index_of(node: Node) -> object:
+    """The place of a tensor in the tuple that an op returns."""
+    return node.args[1] if node.target is getitem else 0
+
+
+def outputs_of(node: Node) -> list[Node]:
+    """The tensors that a node computes: those of a tuple that are read."""
+    if isinstance(node.meta.get("val"), torch.Tensor):
+        return [node]
+    return [x for x in node.users if x.target is getitem]
+
+
+def layout_of(node: Node) -> object:
+    """The shape, strides and offset of a value."""
+    x = node.meta.get("val")
+    if not isinstance(x, torch.Tensor):
+        return None
+    shape = tuple(x.shape)
+    strides = x.stride()
+    return shape, strides, x.storage_offset()
+
+
+def flat(node: Node) -> Space:
+    """The loop over the elements of a value."""
+    x = node.meta["val"]
+    count = math.prod(x.shape)
+    return count, count, True
+
+
+def reduced(node: Node) -> Space:
+    """The loop of a reduction."""
+    x = node.all_input_nodes[0].meta["val"]
+    value = node.meta["val"]
+    first = value if isinstance(value, torch.Tensor) else value[0]
+    args = args_of(node)
+    given = args[1] if len(args) > 1 else None
+    dims = [given] if isinstance(given, int) else given
+    where = set()
+    if dims and x.ndim:
+        where = {d % x.ndim for d in dims}
+    start = x.ndim - len(where)
+    last = set(range(start, x.ndim))
+    results = math.prod(first.shape)
+    elements = math.prod(x.shape)
+    return results, elements, where <= last
+
+
+def rows_of(node: Node) -> Space:
+    """The loop of an op over the last dim, or over the channels of a group."""
+    x = node.all_input_nodes[0].meta["val"]
+    count = math.prod(x.shape)
+    if node.target is torch.ops.aten.native_group_norm.default:
+        rows = math.prod(node.meta["val"][1].shape)
+        return rows, count, True
+    length = max(x.shape[-1], 1)
+    return count // length, count, True
+
+
+def column_of(node: Node, space: Space) -> Space:
+    """The loop of a sum over rows."""
+    count = math.prod(node.meta["val"].shape)
+    return count, space[1], False
+
+
+def is_row_sum(node: Node, space: Space) -> bool:
+    """Whether a value has one element for each row of a loop."""
+    count = math.prod(node.meta["val"].shape)
+    return count == space[0]
