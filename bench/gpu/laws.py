@@ -79,6 +79,7 @@ def check(device: str, *, quick: bool) -> int:
         checked(world, job, device, dtype, reference)
         for world in WORLDS
         for dtype in dtypes
+        if (world, dtype) != (GRAPH, torch.float64)  # small programs have it
     ]
     sizes = RACES["quick"] if quick else RACES[device]
     rounds = QUICK_ROUNDS if quick else ROUNDS
@@ -149,9 +150,10 @@ def recorded(config: gpt.Config, device: str) -> Any:
     return compiled(config, device, donate_argnums=(0, 1), cuda_graphs=graphs)
 
 
+GRAPH = "1 rank, CUDA graph"
 WORLDS = {
     "1 rank, inductor": compiled,
-    "1 rank, CUDA graph": recorded,
+    GRAPH: recorded,
     "8 simulated ranks, aten": eight_ranks,
 }
 RACES = {
