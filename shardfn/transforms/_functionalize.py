@@ -66,12 +66,11 @@ class Functional(Transformed):
     def inline(
         self, params: Any, buffers: Any, /, *args: Any, **kwargs: Any
     ) -> Any:
-        check_names(
-            self.pure.name, "params", tuple(params), self.names[0], self.names[1]
-        )
-        check_names(
-            self.pure.name, "buffers", tuple(buffers), self.names[1], self.names[0]
-        )
+        first, second = self.names
+        given = _names(self.pure.name, "params", params)
+        check_names(self.pure.name, "params", given, first, second)
+        given = _names(self.pure.name, "buffers", buffers)
+        check_names(self.pure.name, "buffers", given, second, first)
         if not _compat.is_tracing():
             return self.pure.run(params, buffers, args, kwargs)
         call = self.pure.number()
@@ -136,6 +135,30 @@ def _object(kind: str, cls: Any, names: Any, values: list[Any]) -> Any:
     for name, x in zip(names, values, strict=True):
         setattr(made, name, x)
     return made
+
+
+@_compat.read_by_dynamo
+def _names(name: str, what: str, values: Any) -> tuple[str, ...]:
+    """The names of the values that a call gives."""
+    if not isinstance(values, dict):
+        refuse_values(name, what, isinstance(values, torch.Tensor))
+    return tuple(values)
+
+
+@_compat.constant_in_graph
+def refuse_values(name: str, what: str, is_tensor: bool) -> None:
+    """Refuse something else in the place of the values of a module.
+
+    Raises:
+        TreeError: always.
+    """
+    raise TreeError.of(
+        f"{name}, argument {what}",
+        f"it is {'a tensor' if is_tensor else 'not a dict'}",
+        needed=f"the {what} that functionalize returned",
+        fix="fn(params, buffers, *args)",
+        arg_path=what,
+    )
 
 
 @_compat.constant_in_graph

@@ -128,6 +128,7 @@ TRIGGERS: dict[str, Callable[[Tensor], Any]] = {
     )(x),
     "_flattened.check_aux": lambda x: sf.grad(torch.sum, has_aux=True)(x),
     "_functionalize.check_names": of_module,
+    "_functionalize.refuse_values": lambda x: PURE(PARAMS, x, x),
     "_grad.refuse_loss": lambda x: sf.grad(torch.sin)(x),
     "_vjp_jvp.check_tuples": lambda x: sf.jvp(torch.sin, x, x),
     "_options.check_flag": lambda x: sf.grad(torch.sum, has_aux=1)(x),

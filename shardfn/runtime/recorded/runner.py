@@ -148,6 +148,19 @@ def recorded(
     except RuntimeError as error:
         got = f"cuda_graphs=True, and it cannot be recorded: {error}"
         raise ShardError.of(name, got.splitlines()[0], fix=FIX) from error
+    return _described(graph, given, copies)
+
+
+def _described(
+    graph: Any, given: Sequence[torch.Tensor], copies: dict[int, torch.Tensor]
+) -> Recording:
+    """A graph with where its inputs and results lie.
+
+    Args:
+        graph: recorded, with its results.
+        given: its inputs.
+        copies: those of its inputs that are its own.
+    """
     known = {_place(x): i for i, x in enumerate(given) if x.numel()}
     results = list(graph.results)
     graph.results = []  # the caller's own tensors are among them
