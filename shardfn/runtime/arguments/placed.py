@@ -84,4 +84,7 @@ def device_of(device: torch.device, mesh: Any) -> str:
     """The device of an argument; for one without values that of the mesh, or torch's default."""
     if device.type != "meta":
         return str(device)
-    return mesh.device_type if mesh is not None else default_device_type()
+    if mesh is not None:
+        return mesh.device_type
+    default = default_device_type()
+    return "cpu" if default == "meta" else default

@@ -9,6 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor, Shard
 
 from ... import _tree, tree_pairs
+from ..._compat.cuda import numbered, unnumbered
 from ...errors import PlacementError, TreeError, call_site
 from ...mesh import axes_of, refuse_other
 from ...placement import (
@@ -136,17 +137,26 @@ def _named(
     return out
 
 
-def _marks(x: Any, spec: Any, mesh: Any, axes: MeshAxes) -> Marks:
-    """The placements of one argument. Raises ValueError if they do not fit."""
-    if (
-        isinstance(x, torch.Tensor)
-        and mesh is not None
-        and x.device.type not in (mesh.device_type, "meta")
-    ):
+def _check_device(device: torch.device, device_type: str) -> None:
+    """Check that an argument lives on the device of this rank. Raises ValueError if not."""
+    if device.type == "meta":
+        return
+    if device.type != device_type:
         raise ValueError(
-            f"it lives on {x.device}, and the mesh is over {mesh.device_type} devices; "
+            f"it lives on {device}, and the mesh is over {device_type} devices; "
             "move it with x.to(...)"
         )
+    if unnumbered(device).index is not None:
+        raise ValueError(
+            f"it lives on {device}, and this rank's device is {numbered(device_type)}; "
+            f"torch.{device_type}.set_device(number) before, or x.to({device_type!r})"
+        )
+
+
+def _marks(x: Any, spec: Any, mesh: Any, axes: MeshAxes) -> Marks:
+    """The placements of one argument. Raises ValueError if they do not fit."""
+    if isinstance(x, torch.Tensor) and mesh is not None:
+        _check_device(x.device, mesh.device_type)
     declared = (
         None if spec is None or spec is AUTO else marks_of(spec, x.shape, axes)
     )

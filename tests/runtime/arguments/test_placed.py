@@ -43,3 +43,5 @@ def test_a_tensor_without_values_stands_for_one_on_the_device_of_the_mesh() -> (
     assert device_of(torch.device("meta"), CUDA) == "cuda"
     assert device_of(torch.device("meta"), None) == "cpu"
     assert device_of(torch.device("cpu"), CUDA) == "cpu"
+    with torch.device("meta"):  # of a module that is made without memory
+        assert device_of(torch.device("meta"), None) == "cpu"

@@ -9,7 +9,8 @@ import torch
 
 import shardfn as sf
 from shardfn import P
-from shardfn.runtime.arguments.placements import marks_of_arguments
+from shardfn._compat.cuda import devices
+from shardfn.runtime.arguments.placements import _check_device, marks_of_arguments
 from shardfn.runtime.options import Request
 
 X, Y = torch.ones(4, 6), torch.ones(6)
@@ -73,3 +74,18 @@ def test_a_prefix_of_another_tree_is_refused_by_parameter(mesh: Any) -> None:
     with pytest.raises(sf.TreeError) as caught:
         marks(mesh, ({"w": P()}, None), {"v": X}, Y)
     assert "in_placements does not match the arguments\n  x: " in str(caught.value)
+
+
+def test_an_argument_lives_on_the_device_of_its_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(devices, "_current", lambda: 1)
+    for fits in ("cuda:1", "meta"):
+        _check_device(torch.device(fits), "cuda")
+    with pytest.raises(ValueError, match="it lives on cpu, and the mesh is over cuda"):
+        _check_device(torch.device("cpu"), "cuda")
+    with pytest.raises(ValueError) as caught:
+        _check_device(torch.device("cuda:0"), "cuda")
+    said = "it lives on cuda:0, and this rank's device is cuda:1; "
+    assert str(caught.value).startswith(said)
+    assert "torch.cuda.set_device(number) before" in str(caught.value)
