@@ -8,8 +8,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+import torch
 from no_gpu import built
 
+pytestmark = pytest.mark.skipif(
+    torch.backends.cuda.is_built(), reason="this torch has a CUDA of its own"
+)
 SOME = (
     "scan",
     "dropout_in_a_scan",
