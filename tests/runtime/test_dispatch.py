@@ -98,6 +98,30 @@ def test_repeated_calls_with_dtensors_look_at_no_leaf_in_python() -> None:
         assert made[1:7] == [2, 0, 2, 0, 2, 0]
 
 
+def calls_of_parameters_and_a_batch() -> tuple[list[int], list[Any], list[Any]]:
+    """Calls of DTensors and a plain tensor: how many leaves each looks at, and the results."""
+    mesh = sf.make_mesh((1,), ("dp",))
+    fn = sf.shard(lambda w, x: (x @ w).sum(0), mesh, backend="aten")
+    whole = torch.arange(6.0).reshape(2, 3)
+    rows, copies = (sf.distribute(whole, mesh, P(p)) for p in ("dp", None))
+    batches = [torch.ones(n, 2) * n for n in (4, 4, 4, 4, 5, 4)]
+    params = [rows, rows, rows, copies, copies, copies]
+    looked, found, wanted = [], [], []
+    for w, x in zip(params, batches, strict=True):
+        with mock.patch.object(dispatch, "_spec", wraps=dispatch._spec) as spec:
+            found.append(sf.full(fn(w, x)))
+        looked.append(spec.call_count)
+        wanted.append((x @ whole).sum(0))
+    return looked, found, wanted
+
+
+def test_parameters_and_a_batch_are_checked_together_and_told_apart() -> None:
+    ((looked, found, wanted),) = run_ranks(1, calls_of_parameters_and_a_batch)
+    torch.testing.assert_close(found, wanted)
+    # the third call repeats the second one; another placement or batch size is looked at
+    assert looked == [1, 1, 0, 1, 1, 1]
+
+
 def donated_calls() -> None:
     mesh = sf.make_mesh((2,), ("dp",))
     step = lambda t: {k: x + 1 for k, x in t.items()}

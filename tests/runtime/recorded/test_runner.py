@@ -148,6 +148,15 @@ def test_a_result_that_is_a_view_of_a_donated_input() -> None:
         assert got.stride() == wanted.stride()
 
 
+def test_what_has_moved_once_is_copied_from_then_on() -> None:
+    run = Recorded("step", fresh)
+    ws = [torch.full((2, 2), float(k)) for k in range(2)]
+    xs = [torch.eye(2) * k for k in range(2)]
+    for i, j in ((0, 0), (0, 0), (1, 0), (1, 1), (0, 1), (1, 0), (0, 0), (1, 1)):
+        torch.testing.assert_close(called(run, ws[i], xs[j]), fresh([ws[i], xs[j]]))
+    assert FakeGraph.made == 3
+
+
 def test_the_first_call_records_nothing() -> None:
     run = Recorded("step", fresh)
     called(run, torch.ones(2, 2), torch.ones(2, 2))
