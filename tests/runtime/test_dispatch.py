@@ -104,8 +104,8 @@ def calls_of_parameters_and_a_batch() -> tuple[list[int], list[Any], list[Any]]:
     fn = sf.shard(lambda w, x: (x @ w).sum(0), mesh, backend="aten")
     whole = torch.arange(6.0).reshape(2, 3)
     rows, copies = (sf.distribute(whole, mesh, P(p)) for p in ("dp", None))
-    batches = [torch.ones(n, 2) * n for n in (4, 4, 4, 4, 5, 4)]
-    params = [rows, rows, rows, copies, copies, copies]
+    batches = [torch.ones(n, 2) * n for n in (4, 4, 4, 5, 4, 4)]
+    params = [rows, rows, rows, rows, rows, copies]
     looked, found, wanted = [], [], []
     for w, x in zip(params, batches, strict=True):
         with mock.patch.object(dispatch, "_spec", wraps=dispatch._spec) as spec:
