@@ -16,7 +16,7 @@ import torch
 
 from .. import _compat
 from ..ops.loops import Loop, apart, driven
-from .text import Unwritable, loop_text
+from .text import Unwritable, devices_of, loop_text
 
 Graphs = Sequence[Callable[..., Any]]
 # by the number in the compiled code; the programs that call them keep them alive
@@ -98,7 +98,9 @@ def outlined(
 def _number_of(node: torch.fx.Node) -> int:
     """The number of a loop: equal for equal ones, in every process."""
     try:
-        said = json.dumps([loop_text(node.target), len(node.args)])
+        text = loop_text(node.target)
+        devices = devices_of(node.all_input_nodes)
+        said = json.dumps([text, len(node.args), devices])
     except Unwritable:
         return next(_numbers)
     depends = f"{said}\n{_compat.environment()}"

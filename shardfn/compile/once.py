@@ -15,7 +15,7 @@ import torch
 
 from .. import _compat
 from ..stored import Folder, contents, own_folder
-from .text import Unwritable, text_of
+from .text import Unwritable, devices_of, text_of
 
 log = logging.getLogger("shardfn")
 _alive: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
@@ -51,7 +51,7 @@ def key_of(
     """A name for a graph and all that its compilation depends on. None if no text describes it."""
     try:
         written = None if pairs is None else sorted(pairs.items())
-        program = [text_of(graph), _devices(graph)]
+        program = [text_of(graph), devices_of(graph.nodes)]
         said = json.dumps([*program, list(donated), list(checked), written])
     except Unwritable as reason:
         log.info("the compilation is not shared: the program has %s", reason)
@@ -59,12 +59,6 @@ def key_of(
     if _compat.has_own_passes():
         return None
     return hashlib.sha256(f"{said}\n{_compat.environment()}".encode()).hexdigest()
-
-
-def _devices(graph: torch.fx.Graph) -> list[str]:
-    """The devices of the values of a graph, with their numbers: compiled code has them too."""
-    values = (node.meta.get("val") for node in graph.nodes)
-    return sorted({str(x.device) for x in values if isinstance(x, torch.Tensor)})
 
 
 def _stored_or_compiled(

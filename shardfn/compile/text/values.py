@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -136,6 +136,13 @@ def tensor_text(x: torch.Tensor) -> list[Any]:
         str(unnumbered(x.device)),
     )
     return [*sizes, dtype, device, *bits]
+
+
+def devices_of(nodes: Iterable[torch.fx.Node]) -> list[str]:
+    """The devices of the values of nodes, with their numbers: compiled code has them too."""
+    values = [node.meta.get("val") for node in nodes]
+    tensors = [x for x in values if isinstance(x, torch.Tensor)]
+    return sorted({str(x.device) for x in tensors})
 
 
 def tensor_of(said: Any) -> torch.Tensor:

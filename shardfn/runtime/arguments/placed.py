@@ -45,7 +45,7 @@ class Placed:
 
     @property
     def device(self) -> str:
-        """The type of the devices that the program runs on."""
+        """The type of the devices of the mesh, or the device of the arguments."""
         if self.mesh is not None:
             return self.mesh.device_type
         return next((x.device for x in self.avals if x.device != "cpu"), "cpu")

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from shardfn import _compat
+from shardfn._compat.cuda import devices
 from shardfn.compile.text import (
     Unwritable,
+    devices_of,
     tensor_of,
     tensor_text,
     value_of,
@@ -106,3 +108,21 @@ def test_the_metadata_of_a_tensor_comes_back(x: torch.Tensor) -> None:
 def test_metadata_that_no_tensor_has_is_refused(said: Any) -> None:
     with pytest.raises(ValueError):
         tensor_of(said)
+
+
+def test_the_devices_of_nodes_are_told_once() -> None:
+    graph = torch.fx.Graph()
+    for place in ("meta", "cpu", "meta"):
+        graph.placeholder("x").meta["val"] = torch.ones(2, device=place)
+    graph.placeholder("n").meta["val"] = 3
+    assert devices_of(graph.nodes) == ["cpu", "meta"]
+
+
+def test_a_device_of_this_process_is_written_without_its_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(devices, "_current", lambda: 1)
+    own, other = torch.device("cuda", 1), torch.device("cuda", 0)
+    written = [value_text(x, lambda node: 0) for x in (own, other)]
+    assert written == [{"device": "cuda"}, {"device": "cuda:0"}]
+    assert [value_of(x, ()) for x in written] == [own, other]
