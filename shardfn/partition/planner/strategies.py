@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from ...types import PENDING, Mark
+from ...types import Mark
 from .. import rules
 from ..propagation.choose import Chosen
 from ..propagation.units import in_units
-from ..propagation.values import Placed, Value
+from ..propagation.values import Placed, Value, is_numbered
 from ..propagation.walk import Walk
 from ..rule_api.checked import answered
 from ..rule_api.strategy import Choice, OpCall, replicated
@@ -85,7 +85,7 @@ def _can_read(values: Sequence[Value], placed: Placed, axis: int) -> bool:
         mark = marks[axis]
         if value.fill is not None and not rules.fill_fits(value.fill[1], mark):
             return False
-        if value.recipe is not None and mark in PENDING:
+        if value.recipe is not None and not is_numbered(mark):
             return False
     return True
 

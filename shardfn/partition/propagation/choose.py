@@ -19,7 +19,7 @@ from ..rule_api.checked import answered, failed
 from ..rule_api.strategy import Choice, OpCall, replicated
 from .lookahead import Ahead
 from .units import extended, in_units
-from .values import NO_ADVICE, Advice, Placed, Value
+from .values import NO_ADVICE, Advice, Placed, Value, is_numbered
 
 # A gather of an input can start early and overlap with compute. Other collectives cannot.
 EARLY = 0.25
@@ -227,7 +227,7 @@ class Chooser:
         if value.fill is not None:
             return 0.0 if rules.fill_fits(value.fill[1], wanted) else INFINITE
         if value.recipe is not None:
-            return INFINITE if wanted in PENDING else 0.0
+            return 0.0 if is_numbered(wanted) else INFINITE
         n = self.axes.sizes[axis]
         if n == 1:
             is_partial = any(slot.marks[axis] == wanted for slot in slots)
@@ -274,7 +274,7 @@ class Chooser:
         if value.fill is not None:
             return all(rules.fill_fits(value.fill[1], mark) for mark in marks)
         if value.recipe is not None:
-            return not any(mark in PENDING for mark in marks)
+            return all(map(is_numbered, marks))
         slots = value.readable("forward")
         return any(self.route(value, slot, marks) for slot in slots)
 

@@ -144,3 +144,8 @@ def in_plain_chunks(
         return given
     plain = [m if isinstance(m, str) else layout.cut_of(m)[0] for m in marks]
     return layout.fitted(shape, plain, axes.sizes)
+
+
+def is_numbered(mark: Mark) -> bool:
+    """Whether a rank can make its part of random numbers: the elements of one range."""
+    return mark not in PENDING and layout.is_plain(mark)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
+import shardfn as sf
+from shardfn import P
 from shardfn.random.continuous import uniform
 from tests.support.stages.plans import planned, told
 
@@ -53,3 +56,21 @@ def test_an_expanded_scalar_is_expanded_on_each_rank() -> None:
 def test_a_result_that_nothing_shards_is_replicated() -> None:
     plan = planned(lambda key: [uniform(key, (4, 6))], (KEY,), [("R",)])
     assert plan.outs[0].marks == ("R",)
+
+
+def test_random_numbers_of_blocks_of_a_dim_are_right() -> None:
+    def attention(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        """Two heads, of which the key of each sample has a last column of their own."""
+        keys = torch.cat([x, bias.expand(1, 2, 2)])  # (time, sample, heads)
+        scores = keys.reshape(4, 4, 1).permute(1, 0, 2) * 2
+        return F.dropout(scores, 0.5).sum((1, 2))
+
+    x, bias = (torch.randn(*n, dtype=torch.float64) for n in ((3, 2, 2), (1, 1, 2)))
+    sf.random.state.seed(3)
+    wanted = sf.jit(attention, backend="aten")(x, bias)
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("tp",))
+        sf.random.state.seed(3)
+        ins = (P(None, None, "tp"), P(None, None, "tp"))
+        got = sf.shard(attention, mesh, ins, backend="aten")(x, bias)
+        torch.testing.assert_close(sf.full(got), wanted)

@@ -31,7 +31,7 @@ def lower_bags(target: Any) -> Any:
         values = named(target, args, kwargs)
         own = bags_of(b, values, indices, offsets)
         out, *numbers = _lowered(own, table, weights, values)
-        kept = _kept(b, target, args, kwargs)
+        kept = _kept(b, target, args, kwargs, pieces)
         pairs = zip(numbers, kept, strict=True)
         return [out, *(x if is_kept else _empty(b, x) for x, is_kept in pairs)]
 
@@ -43,14 +43,24 @@ def _empty(b: Builder, x: Any) -> Any:
 
 
 def _kept(
-    b: Builder, target: Any, args: list[Any], kwargs: dict[str, Any]
+    b: Builder,
+    target: Any,
+    args: list[Any],
+    kwargs: dict[str, Any],
+    pieces: list[Piece],
 ) -> list[bool]:
     """Which of its results about the bags torch keeps on this device: for sums in float32 on the
     CPU not which bag each index belongs to, for sums and means on GPUs no index of a maximum.
+    A rank without bags asks for the global tensors too.
     """
-    value = lambda x: x.meta["val"] if isinstance(x, torch.fx.Node) else x
-    options = {name: value(x) for name, x in kwargs.items()}
+    shapes = {piece.node: piece.shape for piece in pieces}
+
+    def value(x: Any) -> Any:
+        known = shapes.get(x) if isinstance(x, torch.fx.Node) else None
+        return x if known is None else x.meta["val"].new_empty(known)
+
     with b.mode:
+        options = {name: value(x) for name, x in kwargs.items()}
         _, *numbers = target(*map(value, args), **options)
     return [tuple(x.shape) != (0,) for x in numbers]
 

@@ -91,6 +91,16 @@ def test_sums_of_which_torch_keeps_no_places_equal_one_device(
             )
 
 
+def test_a_rank_without_bags_has_the_results_of_the_others() -> None:
+    table, _, at = inputs(3)
+    loss = lambda table, at: F.embedding_bag(at, table, mode="mean").square().sum()
+    fn = sf.value_and_grad(loss)
+    with sf.fake_world(5):
+        mesh = sf.make_mesh((5,), ("dp",))
+        got = sf.shard(fn, mesh, (P(), P("dp")), backend="aten")(table, at)
+        equal(sf.full(got), fn(table, at))
+
+
 def _on_two_ranks() -> Any:
     mesh = sf.make_mesh((2,), ("dp",))
     ins = (P("dp"), P("dp"), P("dp"))
