@@ -22,7 +22,6 @@ from .errors import ShardError
 from .ranks.beside import connections_noted, watch_of
 from .ranks.compared import compare
 from .ranks.environment import launch
-from .ranks.mesh_arguments import refuse_absent
 from .ranks.rendezvous import met, unconnected
 from .simulated.constructors import constructors_simulated, constructors_unread
 
@@ -277,12 +276,10 @@ def join_world(device_type: str, seconds: float | None = None) -> None:
         seconds: the timeout of the rendezvous and of the group. None for torch's.
 
     Raises:
-        PlacementError: torch sees none of these devices.
         RendezvousError: the processes do not find each other.
     """
     if dist.is_initialized():
         return
-    refuse_absent(device_type)
     backend = "nccl" if device_type == "cuda" else "gloo"
     given = launch()
     if given is None:

@@ -49,7 +49,9 @@ def dropout(mesh: Any, device: str) -> Any:
     return [step(*args), step(*args), alone(*args)]
 
 
-def dropout_in_a_scan(mesh: Any, device: str) -> Any:
+def dropout_in_a_scan(
+    mesh: Any, device: str, *, cuda_graphs: bool = False
+) -> Any:
     sf.random.state.seed(6)
 
     def loss(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -57,7 +59,13 @@ def dropout_in_a_scan(mesh: Any, device: str) -> Any:
         return sf.scan(layer, x, w)[0].sum()
 
     args = numbers(device, 3, 4, 4), numbers(device, 6, 4)
-    return sf.shard(sf.value_and_grad(loss), mesh, (P(), P("dp")))(*args)
+    step = sf.shard(
+        sf.value_and_grad(loss),
+        mesh,
+        (P(), P("dp")),
+        cuda_graphs=cuda_graphs and device == "cuda",
+    )
+    return [step(*args) for _ in range(4)]  # each draws other numbers
 
 
 def branches(mesh: Any, device: str) -> Any:
@@ -133,6 +141,9 @@ def artefact(mesh: Any, device: str) -> Any:
 PROGRAMS: dict[str, Case] = {
     "dropout": dropout,
     "dropout in a scan": dropout_in_a_scan,
+    "dropout in a scan, CUDA graph": functools.partial(
+        dropout_in_a_scan, cuda_graphs=True
+    ),
     "cond": branches,
     "AdamW": adamw,
     "AdamW, CUDA graph": functools.partial(adamw, cuda_graphs=True),

@@ -192,14 +192,19 @@ class _Part:
         carries: Sequence[torch.Tensor],
     ) -> tuple[torch.Tensor, ...]:
         """The number of the next step and the carries, after the steps from `start` to `stop`."""
-        part = Looped(
-            self.go_on,
-            self.body,
-            self.loop.consts + 1,
-            derived=True,
-            chunk=True,
-        )
+        part = _short(self, self.loop.consts + 1)
         return _While.apply(part, *consts, stop, start, *carries)
+
+
+def _short(steps: _Part | _Back, consts: int) -> Looped:
+    """A loop of few steps, which belongs to a derivative."""
+    return Looped(
+        steps.go_on,
+        steps.body,
+        consts,
+        derived=True,
+        chunk=True,
+    )
 
 
 def _pulled_by_chunks(
@@ -286,13 +291,7 @@ def _pulled_back(
     pull = transposed(loop.body, count, given)
     sizes = (n, len(init), 1, 1, len(ends), len(sums))
     back = _Back(loop, sizes, pull)
-    reverse = Looped(
-        back.go_on,
-        back.body,
-        count + 1,
-        derived=True,
-        chunk=True,
-    )
+    reverse = _short(back, count + 1)
     zero = torch.zeros_like(steps)
     outs = _While.apply(reverse, *tensors, steps, zero, *ends, *sums)
     counts = 1, len(ends), len(sums)
