@@ -66,7 +66,13 @@ HEAVY = {  # formulas that are stored if two ops read them
     "softplus",
     "tanh",
 }
-LENGTHS = {"gelu": 9, "gelu_backward": 19, "silu": 3, "silu_backward": 8}
+LENGTHS = {
+    "gelu": 9,
+    "gelu_backward": 19,
+    "random_bits": 60,
+    "silu": 3,
+    "silu_backward": 8,
+}
 REDUCTIONS = {
     "all",
     "amax",

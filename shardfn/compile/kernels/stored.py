@@ -11,7 +11,7 @@ from torch.fx import Graph, Node
 
 from ...ops.placement import AFTER
 from . import op_kinds
-from .copied_inputs import COPY, IF_FORMULA
+from .copied_inputs import COPY, IF_FORMULA, OF_STORED
 from .spaces import (
     Space,
     column_of,
@@ -119,6 +119,8 @@ class Stored:
             rest = [x for x in others if op_kinds.turned(x) is not product]
             self.call(node, [*rest, *product.all_input_nodes])
         elif op_kinds.is_formula(node):
+            if node.meta.get(COPY) == OF_STORED:
+                self.store(node.all_input_nodes[0])
             self.formulas[node] = self.formula(node)
         elif op_kinds.is_window(node):
             self.window(node)
