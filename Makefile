@@ -115,7 +115,7 @@ bench-train: venv  ## time and peak memory of a step of the Llama example on two
 bench-checkpoints: venv  ## saving and loading of sharded state next to torch.distributed.checkpoint: SIZE=1GB
 	$(BIN)/python -m bench.training.checkpoints $(SIZE)
 
-bench-planner: venv  ## what planning a Llama of 70 billion parameters at once spares and takes: ARGS="80 --scan" stacks its layers
+bench-planner: venv  ## what planning a Llama of 70 billion parameters at once spares and takes: ARGS="80 --scan" stacks its layers, ARGS=--auto chooses placements
 	$(BIN)/python -m bench.planner $(ARGS)
 
 # No .venv: a GPU machine brings its own torch; missing packages may come by PYTHONPATH.

@@ -2,6 +2,8 @@
 one op at a time, at once, and by hand with a constraint after the embedding.
 
     python -m bench.planner [LAYERS] [--scan]
+
+With `--auto`, the placements that `sf.auto` chooses for smaller models instead.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from shardfn import P
 from shardfn.partition import GLOBAL, propagate
 from shardfn.partition.planner.price import plan_price
 
-from . import llama
+from . import chosen, llama
 
 GIB = 2**30
 SLOWEST = 60.0  # seconds of planning
@@ -48,7 +50,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("layers", type=int, nargs="?", default=80)
     parser.add_argument("--scan", action="store_true", help="stack the layers")
+    parser.add_argument("--auto", action="store_true", help="choose placements")
     given = parser.parse_args()
+    if given.auto:
+        chosen.main()
+        return
     layers, stacked = given.layers, given.scan
     by_hand = min(
         sent(layers, stacked, embedding, "greedy", P("dp"))[0]

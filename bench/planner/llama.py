@@ -1,19 +1,34 @@
-"""The training loss of a Llama of 70 billion parameters, as a function of shapes."""
+"""The training loss of a Llama, as a function of shapes; by default of 70 billion parameters."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import torch
 import torch.nn.functional as F
 
 import shardfn as sf
 from shardfn import P
 
-WIDTH, HEADS, GROUPS, INNER, WORDS = 8192, 64, 8, 28672, 128256
-HEAD = WIDTH // HEADS
-BATCH, CONTEXT = 256, 4096
+HEAD = 128  # features of a head
 Tensor = torch.Tensor
+
+
+@attrs.frozen
+class Sizes:
+    """The sizes of a Llama and of its batch."""
+
+    width: int = 8192
+    groups: int = 8  # heads of keys and values
+    inner: int = 28672
+    words: int = 128256
+    batch: int = 256
+    context: int = 4096
+    dtype: torch.dtype = torch.bfloat16
+
+
+SEVENTY = Sizes()
 
 
 def normed(x: Tensor, weight: Tensor) -> Tensor:
@@ -32,11 +47,12 @@ def turned(x: Tensor) -> Tensor:
 
 
 def attended(x: Tensor, p: dict[str, Tensor]) -> Tensor:
-    q = (x @ p["wq"]).unflatten(-1, (HEADS, HEAD)).transpose(1, 2)
-    k = (x @ p["wk"]).unflatten(-1, (GROUPS, HEAD)).transpose(1, 2)
-    v = (x @ p["wv"]).unflatten(-1, (GROUPS, HEAD)).transpose(1, 2)
-    k = k.repeat_interleave(HEADS // GROUPS, 1)
-    v = v.repeat_interleave(HEADS // GROUPS, 1)
+    heads, groups = (p[name].shape[-1] // HEAD for name in ("wq", "wk"))
+    q = (x @ p["wq"]).unflatten(-1, (heads, HEAD)).transpose(1, 2)
+    k = (x @ p["wk"]).unflatten(-1, (groups, HEAD)).transpose(1, 2)
+    v = (x @ p["wv"]).unflatten(-1, (groups, HEAD)).transpose(1, 2)
+    k = k.repeat_interleave(heads // groups, 1)
+    v = v.repeat_interleave(heads // groups, 1)
     out = F.scaled_dot_product_attention(turned(q), turned(k), v, is_causal=True)
     return out.transpose(1, 2).flatten(2) @ p["wo"]
 
@@ -61,29 +77,31 @@ def loss(params: Any, tokens: Tensor, pinned: P | None = None) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
 
 
-def shapes(layers: int, stacked: bool) -> tuple[Any, sf.ShapeDtype]:
+def shapes(
+    layers: int, stacked: bool, sizes: Sizes = SEVENTY
+) -> tuple[Any, sf.ShapeDtype]:
     """The parameters and the tokens. Stacked layers are run by a scan."""
-    of = lambda *shape: sf.ShapeDtype(shape, torch.bfloat16)
-    inner = GROUPS * HEAD
+    of = lambda *shape: sf.ShapeDtype(shape, sizes.dtype)
+    width, inner = sizes.width, sizes.groups * HEAD
     one = dict(
-        n1=of(WIDTH),
-        n2=of(WIDTH),
-        wq=of(WIDTH, WIDTH),
-        wk=of(WIDTH, inner),
-        wv=of(WIDTH, inner),
-        wo=of(WIDTH, WIDTH),
-        wg=of(WIDTH, INNER),
-        wu=of(WIDTH, INNER),
-        wd=of(INNER, WIDTH),
+        n1=of(width),
+        n2=of(width),
+        wq=of(width, width),
+        wk=of(width, inner),
+        wv=of(width, inner),
+        wo=of(width, width),
+        wg=of(width, sizes.inner),
+        wu=of(width, sizes.inner),
+        wd=of(sizes.inner, width),
     )
     rows = {name: of(layers, *w.shape) for name, w in one.items()}
     params = dict(
-        emb=of(WORDS, WIDTH),
-        n=of(WIDTH),
-        head=of(WIDTH, WORDS),
+        emb=of(sizes.words, width),
+        n=of(width),
+        head=of(width, sizes.words),
         layers=rows if stacked else [one] * layers,
     )
-    return params, sf.ShapeDtype((BATCH, CONTEXT), torch.int64)
+    return params, sf.ShapeDtype((sizes.batch, sizes.context), torch.int64)
 
 
 def placements(layers: int, stacked: bool, embedding: P) -> Any:

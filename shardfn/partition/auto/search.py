@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, product
 
 import attrs
 import torch
@@ -120,8 +120,8 @@ class Search:
         ones, or keep to the limit alone.
         """
         most = float("inf") if limit is None else limit
-        for limits in dict.fromkeys((self.hopeful(most), self.strict(most))):
-            start: tuple[Marks, ...] = tuple(data_parallel(self.unknowns))
+        rows = dict.fromkeys((self.hopeful(most), self.strict(most)))
+        for limits, start in product(rows, self.starts()):
             marks = self.solution(start, limits)
             if marks is not None:
                 yield marks
@@ -129,6 +129,30 @@ class Search:
                 # earlier axes know now what later ones shard
                 again = self.solution(marks, limits)
                 yield marks if again is None else again
+
+    def starts(self) -> list[tuple[Marks, ...]]:
+        """Placements from which integer programs begin. Ops on sorted rows that stay on their
+        rank have no strategies, so these programs begin with nothing sharded, too.
+        """
+        sharded = tuple(data_parallel(self.unknowns))
+        if not self.walked(sharded)[0].own_rows:
+            return [sharded]
+        nowhere = ("R",) * len(self.axes.sizes)
+        given = self.unknowns.given
+        return [sharded, tuple(given[x] or nowhere for x in self.unknowns.holders)]
+
+    def walked(self, start: tuple[Marks, ...]) -> tuple[Walk, plan.Plan]:
+        """The first walk, without scans, and its plan."""
+        walk = Walk(self.timed, self.program.name)
+        outs = self.unknowns.leaving
+        first = walked(
+            walk,
+            self.flat.program,
+            start,
+            outs,
+            self.unreduced,
+        )
+        return walk, first
 
     def least(self) -> Candidate | None:
         """The placements that need the least memory."""
@@ -158,15 +182,7 @@ class Search:
             start: placements, whose program the first walk observes.
             limits: bytes of a rank, for each axis. None: the least is looked for.
         """
-        walk = Walk(self.timed, self.program.name)
-        outs = self.unknowns.leaving
-        first = walked(
-            walk,
-            self.flat.program,
-            start,
-            outs,
-            self.unreduced,
-        )
+        walk, first = self.walked(start)
         observed = Observed(walk, self.flat.program, first, self.flat)
         moments = Moments(
             self.flat.program.graph.graph,

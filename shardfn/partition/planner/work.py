@@ -51,16 +51,15 @@ def traffic(node: Node) -> int:
 
 def flops(node: Node) -> float:
     """The floating-point operations of a product, a convolution or an attention; 0 for others."""
+    values = lambda x: torch.fx.node.map_arg(x, lambda n: n.meta["val"])
     own = OWN.get(rules.name_of(node.target))
-    formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
-    if own is None and formula is None:
-        return 0.0
-    args, kwargs = torch.fx.node.map_arg(
-        (node.args, node.kwargs), lambda n: n.meta["val"]
-    )
     if own is not None:
-        return own(*args)
-    return float(formula(*args, **kwargs, out_val=node.meta["val"]))
+        return own(*values(node.args))
+    formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
+    if formula is None:
+        return 0.0
+    kwargs = values(node.kwargs)
+    return float(formula(*values(node.args), **kwargs, out_val=node.meta["val"]))
 
 
 def _attention(q: Any, k: Any, v: Any, *_: Any) -> float:

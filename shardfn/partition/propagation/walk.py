@@ -139,9 +139,8 @@ class Walk(Chooser):
             nest(self, node)
         elif op == "getitem":
             source, number = args_of(node)
-            value = self.values[source][number]
-            value.users = ends.reducing(node, value.slots, self.ahead.choices)
-            self.values[node] = value
+            self.values[node] = x = self.values[source][number]
+            x.users = ends.reducing(node, x.slots, self.ahead.choices)
         elif node in self.own_rows:
             sorted_rows.place(self, node)
         elif op == CONSTRAIN:
