@@ -161,6 +161,7 @@ def in_turn(
     Raises:
         ArithmeticError: the losses differ.
     """
+    told: dict[Any, float] = {}
     for _ in range(WARM):
         told = {key: float(sf.full(run())) for key, run in contenders.items()}
     # the step that was recorded by hand has been trained once more, to compile it
