@@ -11,7 +11,7 @@ from torch.fx import Graph, Node
 
 from ...ops.placement import AFTER
 from . import op_kinds
-from .copied_inputs import COPY, IF_FORMULA
+from .copied_inputs import CHANNELS_LAST, COPY, IF_FORMULA, OF_STORED
 from .spaces import (
     Space,
     column_of,
@@ -118,6 +118,7 @@ class Stored:
             rest = [x for x in others if op_kinds.turned(x) is not product]
             self.call(node, [*rest, *product.all_input_nodes])
         elif op_kinds.is_formula(node):
+            self.copied(node)
             self.formulas[node] = self.formula(node)
         elif op_kinds.is_window(node):
             self.window(node)
@@ -139,6 +140,14 @@ class Stored:
         if node.meta.get(COPY) != IF_FORMULA:
             return False
         return self.base(node.all_input_nodes[0]) in self.home
+
+    def copied(self, node: Node) -> None:
+        """Store what a node copies, where Inductor copies a view of a stored value."""
+        kind = node.meta.get(COPY)
+        if kind in (OF_STORED, CHANNELS_LAST):
+            (x,) = node.all_input_nodes
+            if kind == OF_STORED or self.base(x) is not x:
+                self.store(x)
 
     def base(self, node: Node) -> Node:
         """The value of which another is a view."""

@@ -21,6 +21,7 @@ from shardfn.schedule import copied
 
 EMPTY = re.compile(r"(\w+) = empty_strided_cpu\(\((.*?)\), \((.*?)\), (torch\.\w+)\)")
 DELETED = re.compile(r"del (.+)")
+PART = re.compile(r"(\w+) = (\w+)\[\d+\]")
 RENAMED = re.compile(r"(\w+) = (?:reinterpret_tensor\()?(\w+)(?:, .*\))?")
 MADE = re.compile(r"(\w+) = .+")
 
@@ -106,6 +107,13 @@ class _Held:
         if number is not None and number not in self.memory.values():
             self.held -= self.nbytes[number]
 
+    def take(self, name: str, base: str, nbytes: int) -> None:
+        """A name for one of the results of a call, which are made together."""
+        if base in self.memory:
+            self.held -= nbytes
+            self.nbytes[self.memory[base]] -= nbytes
+        self.make(name, nbytes)
+
     def rename(self, name: str, base: str) -> None:
         """A second name for the memory of a first."""
         if base in self.memory:
@@ -115,7 +123,11 @@ class _Held:
 def _peak(code: str, sizes: dict[str, int]) -> int:
     """The most bytes that a program's code holds at once."""
     held = _Held()
-    for line in _lines(code):
+    lines = _lines(code)
+    together: dict[str, int] = {}  # the bytes of all results of a call
+    for name, base in (x.groups() for x in map(PART.fullmatch, lines) if x):
+        together[base] = together.get(base, 0) + sizes.get(name, 0)
+    for line in lines:
         if found := EMPTY.fullmatch(line):
             name, shape, stride, dtype = found.groups()
             pairs = zip(_numbers(shape), _numbers(stride), strict=True)
@@ -126,10 +138,14 @@ def _peak(code: str, sizes: dict[str, int]) -> int:
         elif found := DELETED.fullmatch(line):
             for name in found[1].split(","):
                 held.drop(name.strip())
+        elif found := PART.fullmatch(line):
+            name, base = found.groups()
+            held.take(name, base, sizes.get(name, 0))
         elif (found := RENAMED.fullmatch(line)) and found[2] in held.memory:
             held.rename(found[1], found[2])
-        elif (found := MADE.fullmatch(line)) and found[1] in sizes:
-            held.make(found[1], sizes[found[1]])
+        elif found := MADE.fullmatch(line):
+            name = found[1]
+            held.make(name, together.get(name, sizes.get(name, 0)))
     return held.peak
 
 
