@@ -92,7 +92,6 @@ class Stored:
         self.formulas: dict[Node, Formula] = {}
         self.same: dict[Node, Node] = {}  # copies that are not made
         self.views: set[Node] = set()  # views of a formula that are stored, and it is not
-        self.mutated: set[Node] = set()
         self.place = {node: k for k, node in enumerate(graph.nodes)}
         self.holders = graph.find_nodes(op="placeholder")
         for node in graph.nodes:
@@ -384,7 +383,6 @@ class Stored:
         """Store the results, in the memory of donated arguments where they are taken."""
         for k, into in taken.items():
             holder = self.holders[into]
-            self.mutated.add(holder)
             value = self.base(results[k])
             formula = self.formulas.get(value)
             reads = (value,) if formula is None else formula.values

@@ -50,6 +50,20 @@ def allocated(lowered: Any) -> int:
     """The peak of a rank's memory in the code that Inductor writes for a lowered program, with
     all arguments. A program with loops is refused.
     """
+    code, inner = written(lowered)
+    placeholders = lowered.program.graph.find_nodes(op="placeholder")
+    values = [x.meta["val"] for x in placeholders]
+    return sum(x.nbytes for x in values) + _peak(code, _sizes(inner))
+
+
+def allocations(lowered: Any) -> int:
+    """How often that code allocates memory that it does not take from a value before."""
+    code, _ = written(lowered)
+    return sum(EMPTY.fullmatch(line) is not None for line in _lines(code))
+
+
+def written(lowered: Any) -> tuple[str, Any]:
+    """The code that Inductor writes for a lowered program, and its own graph of that."""
     program = lowered.program
     donated = donated_places(lowered.traced.placed)
     graph = torch.fx.GraphModule(torch.nn.Module(), copied(program.graph))
@@ -57,9 +71,8 @@ def allocated(lowered: Any) -> int:
     found: list[tuple[str, Any]] = []
     with _without_building(found):
         backends.inductor(graph, donated, pairs=pairs)
-    ((code, inner),) = found
-    values = [x.meta["val"] for x in program.graph.find_nodes(op="placeholder")]
-    return sum(x.nbytes for x in values) + _peak(code, _sizes(inner))
+    (code_and_graph,) = found
+    return code_and_graph
 
 
 def _sizes(graph: Any) -> dict[str, int]:
