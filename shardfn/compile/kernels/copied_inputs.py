@@ -57,13 +57,18 @@ def _in_order(graph: Graph, reader: Node, x: object) -> object:
     """A factor whose elements stand next to each other along some dim: an expanded number is
     copied.
     """
-    value = x.meta.get("val") if isinstance(x, Node) else None
-    if not isinstance(x, Node) or not isinstance(value, torch.Tensor):
+    if not isinstance(x, Node):
         return x
-    if value.ndim < 2 or 1 in value.stride():
+    value = x.meta["val"]
+    strides = value.stride()
+    if len(strides) < 2 or 1 in strides:
         return x
     copy = _copy(graph, reader, x, OF_STORED)
-    copy.meta["val"] = torch.empty_like(value, memory_format=torch.contiguous_format)
+    order = torch.contiguous_format
+    copy.meta["val"] = torch.empty_like(
+        value,
+        memory_format=order,
+    )
     return copy
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from itertools import combinations, product
+from itertools import combinations
 
 import attrs
 import torch
@@ -120,15 +120,33 @@ class Search:
         ones, or keep to the limit alone.
         """
         most = float("inf") if limit is None else limit
-        rows = dict.fromkeys((self.hopeful(most), self.strict(most)))
-        for limits, start in product(rows, self.starts()):
-            marks = self.solution(start, limits)
-            if marks is not None:
-                yield marks
-            if marks is not None and len(limits) > 1:
-                # earlier axes know now what later ones shard
-                again = self.solution(marks, limits)
-                yield marks if again is None else again
+        start, *others = self.starts()
+        for limits in dict.fromkeys((self.hopeful(most), self.strict(most))):
+            found = list(self.solved_from(start, limits))
+            yield from found
+            least = min(map(self.total, found), default=float("inf"))
+            for other in others:
+                for marks in self.solved_from(other, limits):
+                    # what sends early may overlap, which these programs do not count
+                    if ABOUT * self.total(marks) < least:
+                        yield marks
+
+    def total(self, marks: tuple[Marks, ...]) -> float:
+        """The price of the program with such placements."""
+        return self.candidate(marks).price.total
+
+    def solved_from(
+        self, start: tuple[Marks, ...], limits: Sequence[float | None]
+    ) -> Iterator[tuple[Marks, ...]]:
+        """The solutions under a limit of each axis, from one start."""
+        marks = self.solution(start, limits)
+        if marks is None:
+            return
+        yield marks
+        if len(limits) > 1:
+            # earlier axes know now what later ones shard
+            again = self.solution(marks, limits)
+            yield marks if again is None else again
 
     def starts(self) -> list[tuple[Marks, ...]]:
         """Placements from which integer programs begin. Ops on sorted rows that stay on their

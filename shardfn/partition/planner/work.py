@@ -64,22 +64,34 @@ def flops(node: Node) -> float:
 
 def _attention(q: Any, k: Any, v: Any, *_: Any) -> float:
     """Two products: queries with keys, and their weights with values."""
-    rows = 2.0 * math.prod(q.shape[:-1]) * k.shape[-2]
-    return rows * (q.shape[-1] + v.shape[-1])
+    pairs = _pairs(q, k)
+    width = q.shape[-1]
+    of_values = v.shape[-1]
+    return 2 * pairs * (width + of_values)
 
 
 def _attention_backward(_: Any, q: Any, k: Any, v: Any, *others: Any) -> float:
     """The products of queries with keys again, and two for the gradient of each product."""
-    rows = 2.0 * math.prod(q.shape[:-1]) * k.shape[-2]
-    return rows * (3 * q.shape[-1] + 2 * v.shape[-1])
+    pairs = _pairs(q, k)
+    width = q.shape[-1]
+    of_values = v.shape[-1]
+    return 2 * pairs * (3 * width + 2 * of_values)
+
+
+def _pairs(q: Any, k: Any) -> float:
+    """How many pairs of a query and a key there are."""
+    queries = math.prod(q.shape[:-1])
+    keys = k.shape[-2]
+    return float(queries * keys)
 
 
 def _grouped(x: Any, w: Any, *_: Any) -> float:
     """A product whose rows, or columns, or terms are of one group each."""
+    columns = w.shape[-1]
     if x.dim() == w.dim() == 3:
-        return 2.0 * x.numel() * w.shape[-1]
+        return 2.0 * x.numel() * columns
     rows, terms = x.shape[-2:]
-    return 2.0 * rows * terms * w.shape[-1]
+    return 2.0 * rows * terms * columns
 
 
 def _fallback_backward(x: Any, w: Any, *_: Any) -> float:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import shardfn as sf
+from bench.planner import chosen
 from shardfn.hardware import H100
 from shardfn.partition.auto.search import (
     ABOUT,
@@ -36,10 +37,14 @@ def step(p: Any, x: torch.Tensor) -> Any:
 def search(rows: int, width: int, hidden: int, sizes: tuple[int, ...]) -> Search:
     shapes = {"up": (width, hidden), "down": (hidden, width)}
     params = {name: sf.ShapeDtype(shape) for name, shape in shapes.items()}
-    program = sf.jit(step).trace(params, sf.ShapeDtype((rows, width))).program
+    return search_of(step, params, sf.ShapeDtype((rows, width)), sizes)
+
+
+def search_of(fn: Any, params: Any, x: Any, sizes: tuple[int, ...]) -> Search:
+    program = sf.jit(fn).trace(params, x).program
     axes = MeshAxes(("dp", "tp")[: len(sizes)], sizes)
     outs = [None] * len(program.out_paths)
-    unknowns = unknowns_of(program, axes, [None] * 3, outs)
+    unknowns = unknowns_of(program, axes, [None] * len(program.in_paths), outs)
     flat = flattened(program)
     return Search(program, flat, unknowns, axes, timed_on(axes), (), "global")
 
@@ -67,6 +72,22 @@ def test_few_rows_and_wide_layers_are_tensor_parallel() -> None:
     best = search(*CASES["few rows"], (8,)).candidates(None)[0]
     up, down, _ = best.marks
     assert (up, down) == ((1,), (0,))
+
+
+def test_few_tokens_of_wide_experts_are_tensor_parallel() -> None:
+    """Sharded tokens stay on their ranks, where products of experts have no other strategy."""
+    half = lambda *shape: sf.ShapeDtype(shape, torch.bfloat16)
+    params = {
+        "router": half(1024, 8),
+        "up": half(8, 1024, 4096),
+        "down": half(8, 4096, 1024),
+    }
+    step = chosen.sgd(chosen.experts)
+    found = search_of(step, params, half(256, 1024), (4,))
+    _, up, down, tokens = found.candidates(None)[0].marks
+    assert (up, down, tokens) == ((2,), (1,), ("R",))
+    assert len(found.starts()) == 2
+    assert len(search(64, 8, 16, (4,)).starts()) == 1
 
 
 def test_on_two_axes_many_rows_are_data_parallel() -> None:

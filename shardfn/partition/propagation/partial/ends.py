@@ -37,17 +37,24 @@ def reducing(
     count = len(node.users)
     if count < 2 or not any(map(is_partial, placements)):
         return count
-    ends = [least(node, reader, choices) for reader in node.users]
-    return 1 if sum(ends) < work.nbytes(node.meta.get("val")) else count
+    ends = [
+        least(node, reader, choices)
+        for reader in node.users
+    ]
+    value = node.meta.get("val")
+    is_less = sum(ends) < work.nbytes(value)
+    return 1 if is_less else count
 
 
 def least(node: torch.fx.Node, reader: torch.fx.Node, choices: Choices) -> int:
     """The bytes of the smallest value that linear ops make of a Partial one, before they make a
     larger one, or one that several ops read.
     """
-    found = work.nbytes(node.meta.get("val"))
+    value = node.meta.get("val")
+    found = work.nbytes(value)
     while passes(node, reader, choices):
-        made = work.nbytes(reader.meta["val"])
+        value = reader.meta["val"]
+        made = work.nbytes(value)
         if made > found:
             break
         found = made
@@ -62,9 +69,14 @@ def passes(node: torch.fx.Node, reader: torch.fx.Node, choices: Choices) -> bool
     """Whether an op of a Partial sum, and of global values, is the sum of what it makes of the
     terms.
     """
-    for (ins, outs), nodes in choices(reader):
+    for choice, nodes in choices(reader):
+        ins, outs = choice
         pairs = zip(nodes, ins, strict=True)
-        if outs == (SUM,) and all(_fits(x, mark, node) for x, mark in pairs):
+        fits = all(
+            _fits(x, mark, node)
+            for x, mark in pairs
+        )
+        if fits and outs == (SUM,):
             return True
     return False
 
@@ -73,12 +85,18 @@ def _fits(x: torch.fx.Node, mark: object, node: torch.fx.Node) -> bool:
     """Whether an argument has a placement: the Partial value, zeros, or a global value."""
     if x is node:
         return mark == SUM
-    return mark == "R" or (mark == SUM and _is_zero(x))
+    if mark == SUM:
+        return _is_zero(x)
+    return mark == "R"
 
 
 def _is_zero(x: torch.fx.Node) -> bool:
     value = x.meta.get("val")
-    if not isinstance(value, torch.Tensor) or x.op != "call_function":
+    is_tensor = isinstance(value, torch.Tensor)
+    if not is_tensor or x.op != "call_function":
         return False
-    filled = rules.fill_value(x.target, x.args, value.dtype)
-    return filled is not None and not filled
+    dtype = value.dtype
+    filled = rules.fill_value(x.target, x.args, dtype)
+    if filled is None:
+        return False
+    return not filled
