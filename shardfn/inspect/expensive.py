@@ -283,15 +283,17 @@ class _Search:
     def together(
         self, i: int, near: Sequence[int], axis: int, blocks: int
     ) -> Iterator[Changes]:
-        """An argument in blocks, with those near it that are sharded as it is, such as the bias
-        of a weight.
+        """An argument in blocks, with those near it in the same layer that are sharded as it is,
+        such as the bias of a weight.
         """
+        layer = layer_of(self.program.in_paths[i])
+        beside = [k for k in near if layer_of(self.program.in_paths[k]) == layer]
         size_of = lambda k: self.chosen.ins[k].value.shape[
             self.chosen.ins[k].marks[axis]
         ]
         for marks in self.in_blocks(i, axis, blocks):
             changes = {i: marks}
-            for k in near:
+            for k in beside:
                 for other in self.in_blocks(k, axis, blocks):
                     if size_of(k) == size_of(i):
                         changes[k] = other
@@ -344,6 +346,12 @@ class _Search:
             fix=fix,
             source=source,
         )
+
+
+def layer_of(path: str) -> str:
+    """The path of an argument without its last name."""
+    end = max(path.rfind("."), path.rfind("["))
+    return path[: max(end, 0)]
 
 
 def equal_parts(node: torch.fx.Node) -> int:
