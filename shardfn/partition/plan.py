@@ -157,11 +157,13 @@ def moves(chosen: Plan) -> Iterator[tuple[Redistribute, Move]]:
 
 def on_one_rank(chosen: Plan) -> Iterator[str]:
     """The names of the nodes whose collectives are over axes of one rank, which send nothing."""
+    sizes = chosen.axes.sizes
     for step, move in moves(chosen):
-        if move.sends and chosen.axes.sizes[move.axis] == 1:
+        if move.sends and sizes[move.axis] == 1:
             yield step.node.name
     for step in chosen.steps:
-        for inner in step.plans if isinstance(step, Nested) else ():
+        plans = step.plans if isinstance(step, Nested) else ()
+        for inner in plans:
             yield from on_one_rank(inner)
 
 

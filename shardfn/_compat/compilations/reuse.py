@@ -25,9 +25,8 @@ def order_kept(_: Callable[..., Any], nodes: list[Any], *graph: Any) -> list[Any
 def in_place_decided(original: Callable[[Any], None], loop: Any) -> None:
     """Decide which values a loop writes over: those that no later one reads.
 
-    What overwrites an argument runs after all loops that read it. Inductor counts it as a reader
-    of their results, so that no loop could write over the result of a product with a donated
-    parameter.
+    An update of a donated parameter runs after all loops that read the parameter. Inductor counts
+    it as a reader of their results, so that no loop could write over those.
 
     Args:
         original: of torch.
@@ -45,12 +44,15 @@ def in_place_decided(original: Callable[[Any], None], loop: Any) -> None:
 def _only_readers(value: Any) -> Iterator[None]:
     """Hide the users of a value that only run later."""
     name, users = value.get_name(), value.users
-    value.users = [
-        user
-        for user in users
-        if not user.is_weak or name in user.node.used_or_aliased_buffer_names()
-    ]
+    value.users = [user for user in users if _reads(user, name)]
     try:
         yield
     finally:
         value.users = users
+
+
+def _reads(user: Any, name: str) -> bool:
+    """Whether a user of a value reads it, or an alias of it."""
+    if not user.is_weak:
+        return True
+    return name in user.node.used_or_aliased_buffer_names()

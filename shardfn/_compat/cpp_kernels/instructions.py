@@ -20,7 +20,7 @@ import torch
 from .. import threads
 
 PLACE = "Linux", "x86_64"
-# What vectors of so many bits call in torch's library, if torch was built for them.
+# The function of torch's library that vectors of so many bits call, if torch was built for them.
 EXP = {256: "Sleef_expf8_u10", 512: "Sleef_expf16_u10"}
 
 
@@ -48,17 +48,19 @@ def is_known(isa: Any, code: str) -> bool:
     """
     if (platform.system(), platform.machine()) != PLACE:
         return False
-    has_vectors = code == isa._avx_code
-    if has_vectors and not _is_exported(EXP.get(isa.bit_width())):
-        return False
-    return _compiles("" if has_vectors else code, isa.build_arch_flags().split())
+    flags = isa.build_arch_flags().split()
+    if code != isa._avx_code:
+        return _compiles(code, flags)
+    exp = EXP.get(isa.bit_width())
+    return _is_exported(exp) and _compiles("", flags)
 
 
 def _compiles(code: str, flags: list[str]) -> bool:
     from torch._inductor.cpp_builder import get_cpp_compiler
 
+    compiler = get_cpp_compiler()
     ends = "-x", "c++", "-S", "-o", os.devnull, "-"
-    command = [get_cpp_compiler(), *flags, *ends]
+    command = [compiler, *flags, *ends]
     try:
         done = subprocess.run(
             command, input=code.encode(), capture_output=True, check=False
@@ -70,5 +72,8 @@ def _compiles(code: str, flags: list[str]) -> bool:
 
 def _is_exported(name: str | None) -> bool:
     """Whether torch's library has a function."""
-    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    return name is not None and hasattr(ctypes.CDLL(str(library)), name)
+    if name is None:
+        return False
+    folder = Path(torch.__file__).parent / "lib"
+    library = ctypes.CDLL(str(folder / "libtorch_cpu.so"))
+    return hasattr(library, name)
