@@ -18,6 +18,7 @@ from ...capture import Captured
 from ...compile import Runner
 from ...mesh import all_coordinates
 from ...partition.halves import INPUT, SAVED, Halves
+from ...partition.plan import Slot
 from ...placement import torch_placements
 from ...simulated import (
     SimulatedTensor,
@@ -216,10 +217,17 @@ class Backward:
             if g is None:
                 yield [_zeros(fakes[at]) for fakes in self.inputs]
                 continue
-            placements = torch_placements(slot.marks)
-            if isinstance(g, DTensor) and g.placements != placements:
-                g = g.redistribute(placements=placements)
-            yield [local_of_rank(g, r) for r in range(len(self.everyone))]
+            yield self._locals(g, slot)
+
+    def _locals(self, g: torch.Tensor, slot: Slot) -> Local:
+        """The local tensors of a cotangent. That of a rank's own result is a row of a global one."""
+        numbers = range(len(self.everyone))
+        if g.dim() > len(slot.value.shape):
+            return [local_of_rank(g, r).squeeze(0) for r in numbers]
+        placements = torch_placements(slot.marks)
+        if isinstance(g, DTensor) and g.placements != placements:
+            g = g.redistribute(placements=placements)
+        return [local_of_rank(g, r) for r in numbers]
 
 
 def _zeros(like: torch.Tensor) -> torch.Tensor:
