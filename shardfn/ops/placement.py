@@ -254,6 +254,9 @@ def unmarked(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+HELD = "a tensor that the function closes over"  # of `shared`
+
+
 def shared(x: torch.Tensor, what: str, alike: str = "") -> torch.Tensor:
     """The tensor, whose memory is an argument's or that of a DTensor, as `what` says. Capture
     refuses to write to it. Over the axes `alike` the code takes its gradient for the same on all

@@ -244,7 +244,7 @@ class Values:
     def _shared(self, node: torch.fx.Node, before: Facts) -> Facts:
         if alike := _alike_of(node):
             return attrs.evolve(before, alike=before.alike | alike)
-        if args_of(node)[1] not in (ARGUMENT, PART):
+        if args_of(node)[1] not in (ARGUMENT, PART, placement.HELD):
             return before
         way = node
         while way.all_input_nodes:

@@ -163,8 +163,20 @@ class Backward:
         assert derivative is not None
         rows = zip(outs, self.specs, derivative.primals, strict=True)
         return [
-            _placed(out, spec) if reached else None for out, spec, reached in rows
+            self._placed(out, spec) if reached else None
+            for out, spec, reached in rows
         ]
+
+    def _placed(self, out: Any, spec: Any) -> torch.Tensor:
+        """A gradient as a DTensor; or as the global tensor that every rank has, in the code of one
+        rank its own.
+        """
+        if spec is not None:
+            local = of_one_part(out, spec.mesh)
+            return dtensors([local], [spec])[0]
+        if self.request.around is not None:
+            return out.squeeze(0)
+        return out.shards[out.shown] if isinstance(out, SimulatedTensor) else out
 
     def _unread(self) -> list[UnreadTensor]:
         """Gradients without values."""
@@ -233,14 +245,6 @@ class Backward:
 def _zeros(like: torch.Tensor) -> torch.Tensor:
     """Zeros for a fake tensor."""
     return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
-
-
-def _placed(out: Any, spec: Any) -> torch.Tensor:
-    """A gradient as a DTensor, or as the global tensor that every rank has."""
-    if spec is not None:
-        local = of_one_part(out, spec.mesh)
-        return dtensors([local], [spec])[0]
-    return out.shards[out.shown] if isinstance(out, SimulatedTensor) else out
 
 
 def _every(x: torch.Tensor) -> Sequence[torch.Tensor]:

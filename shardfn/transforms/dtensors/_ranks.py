@@ -15,11 +15,11 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ... import _compat, _tree
-from ...capture.dtensors import holders
+from ...capture.dtensors import checks, holders
 from ...capture.shard_map import axis_names
 from ...ops import placement
 from ...ops import shard_map as prims
-from ...ops.text_formats import parse_held, print_shards, print_spec
+from ...ops.text_formats import parse_held, print_axes, print_shards, print_spec
 from ...runtime import Around, Followed, Request
 from ...runtime.options import Differentiated
 from ..derivatives._outside import differentiated
@@ -93,11 +93,18 @@ def _with_gradients(fn: Callable[..., Any]) -> Differentiated:
 
     def made(inline: Any, followed: Followed) -> Callable[..., Any]:
         each = inline.__self__
-        own = differentiated(fn, followed)
+        own = differentiated(fn, followed, _each_ranks_own)
         code = OnRanks(each.name, (own,), each.mesh, each.placed, has_gradients=True)
         return code.inline
 
     return made
+
+
+@_compat.read_by_dynamo
+def _each_ranks_own(x: torch.Tensor) -> torch.Tensor:
+    """A plain tensor that the code closes over: the gradient of each rank is its own."""
+    names = [name for name, _ in checks.axes_here()]
+    return placement.shared(prims.vary(x, print_axes(names)), placement.HELD)
 
 
 @_compat.read_by_dynamo
