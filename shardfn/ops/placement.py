@@ -283,7 +283,9 @@ def unmarked(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-HELD = "a tensor that the function closes over"  # of `shared`
+# kinds of values, of `shared`
+HELD = "a tensor that the function closes over"
+GATHERED = "a gathered parameter"
 
 
 def shared(x: torch.Tensor, what: str, alike: str = "") -> torch.Tensor:

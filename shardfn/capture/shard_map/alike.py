@@ -24,7 +24,7 @@ from ...ops.nodes import args_of
 from ...ops.prims import CALLS, Axes
 from ...ops.text_formats import parse_axes, print_axes, print_paths
 from ..control_flow import bodies, endings
-from ..dtensors.mixing import RESULTS
+from ..dtensors.mixing import RESULTS, of_control_flow
 from ..dtensors.own_sizes import DIFFERS, RESULT
 from ..inputs import Inputs
 from . import varying
@@ -69,7 +69,8 @@ def settle(python: torch.fx.GraphModule, inputs: Inputs) -> None:
     """
     varying.settle(python, inputs.name)
     graphs = [*graphs_of(python)]
-    if any(_alike_of(node) for graph in graphs for node in graph.nodes):
+    every = [node for graph in graphs for node in graph.nodes]
+    if any(_alike_of(x) or x.target is shard_map.as_invariant for x in every):
         values = Values(python, _paths(python, inputs))
         values.read(python, [])
         for graph in graphs:
@@ -115,23 +116,29 @@ class Values:
         return self.of[output]
 
     def settle(self, node: torch.fx.Node) -> None:
-        """Change one `vary`, if all ranks use its value alike."""
+        """Change one `vary`, over the axes over which all ranks use its value alike."""
         x, text = args_of(node)
-        axes = frozenset(parse_axes(text))
-        if node not in self.of or not axes <= self.of[x].alike:
+        if node not in self.of or _is_gathered(x):
             return
-        reached = [*self._reached(node)]
-        may = _joined(self.of[n] for n in reached).may
-        paths = {
-            axis: print_paths(
-                sorted({path for path, over in may if over == axis})
-            )
-            for axis in sorted(axes)
-            if not any(self._is_certain(n, axis) for n in reached)
-        }
-        for axis, text in paths.items():
-            if text:
-                self._change(node, axis, text)
+        found = {axis: self._alike_over(node, axis) for axis in parse_axes(text)}
+        for axis, paths in sorted(found.items()):
+            if paths:
+                self._change(node, axis, paths)
+
+    def _alike_over(self, node: torch.fx.Node, axis: str) -> str:
+        """The arguments that must be the same on all ranks of an axis, so that they use a value
+        alike, as text. Empty if they do not: it meets a value that differs, or the code does not
+        say that the gradient is the same.
+        """
+        reached = [*self._reached(node, axis)]
+        if any(self._is_certain(x, axis) for x in reached):
+            return ""
+        is_said = axis in self.of[args_of(node)[0]].alike
+        if not is_said and not any(_makes_invariant(x, axis) for x in reached):
+            return ""
+        may = _joined(self.of[x] for x in reached).may
+        paths = {path for path, over in may if over == axis}
+        return print_paths(sorted(paths or {CLOSED_OVER}))
 
     def _change(self, node: torch.fx.Node, axis: str, paths: str) -> None:
         """Have a value vary over one axis alike, and over the others as before."""
@@ -198,7 +205,8 @@ class Values:
         """
         carries = self._carries(node)
         if node.target not in LOOPS:
-            return before if node.target is endings.cond else Facts(self.every)
+            is_known = node.target is endings.cond or not self._communicates(node)
+            return before if is_known else Facts(self.every)
         while True:
             now = [self.of[x] for x, _ in carries]
             for x, after in carries:
@@ -216,6 +224,11 @@ class Values:
                 self.of[node] = _joined(
                     (self.of[node], self._facts(module, node))
                 )
+
+    def _communicates(self, ending: torch.fx.Node) -> bool:
+        """Whether ranks communicate in the bodies of a control-flow op."""
+        every = [x for wrap in self._wraps(ending) for x in self.bodies[wrap].graph.nodes]
+        return any(x.target in CALLS and x.target not in CARRIED for x in every)
 
     def _wraps(self, loop: torch.fx.Node) -> list[torch.fx.Node]:
         items = [
@@ -266,22 +279,48 @@ class Values:
         self.bodies[node] = body
         return self.read(body, [self.of[x] for x in given])
 
-    def _reached(self, node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-        """The values that depend on one, bodies of checkpoints included."""
+    def _reached(self, node: torch.fx.Node, axis: str) -> Iterator[torch.fx.Node]:
+        """The values that depend on one, bodies included, up to those of which the code says that
+        all ranks of an axis have the same.
+        """
         seen = {node}
         queue = [node]
         while queue:
             here = queue.pop()
             if name_of(here) in BACKWARD:  # a gradient is another value
                 continue
-            after = [*here.users, *self.given.get(here, ())]
-            after += [x for x, _ in self._carries(here)]
-            if here.op == "output":
-                after = self.calls.get(here.graph, [])
-            elif here is not node:
+            if here is not node:
                 yield here
+            if _makes_invariant(here, axis):  # its cotangent is that of all ranks
+                continue
+            after = [*self._after(here), *self.given.get(here, ())]
             queue += [x for x in after if x not in seen]
             seen.update(after)
+
+    def _after(self, node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+        """The values that read one. Of several that enter or leave a body it is the one."""
+        for user in node.users:
+            if user.target in RESULTS:
+                yield from _standing_for(node, user)
+                yield from (x for x, after in self._carries(user) if after is node)
+            elif user.op == "output":
+                yield from self._results(node, user)
+            elif user not in self.bodies:
+                yield user
+
+    def _results(
+        self, node: torch.fx.Node, output: torch.fx.Node
+    ) -> Iterator[torch.fx.Node]:
+        """The results of the calls of a body that are one of its values."""
+        (returned,) = args_of(output)
+        for call in self.calls.get(output.graph, ()):
+            if not isinstance(returned, (list, tuple)):
+                yield call
+                continue
+            for item in call.users:
+                is_item = item.target is operator.getitem
+                if not is_item or returned[args_of(item)[1]] is node:
+                    yield item
 
     def _is_certain(self, node: torch.fx.Node, axis: str) -> bool:
         """Whether a value differs over an axis for certain, or ranks communicate it."""
@@ -310,6 +349,26 @@ def _axes_gone(node: torch.fx.Node) -> Axes:
     """The axes over which a prim makes one value of those of the ranks."""
     row = CALLS[node.target]
     return NONE if row.gives_varying else row.axes_of(node)
+
+
+def _standing_for(node: torch.fx.Node, every: torch.fx.Node) -> list[torch.fx.Node]:
+    """Of several values, those that one stands for; all, if it decides which they are."""
+    rows = [(item, of_control_flow(item)) for item in every.users]
+    mine = [item for item, values in rows if values is None or node in values]
+    is_truth = all(node is x for x in args_of(every)[:1])
+    return [*every.users] if is_truth else mine
+
+
+def _is_gathered(x: torch.fx.Node) -> bool:
+    """Whether ranks have terms of the gradient of a value, as the code says."""
+    return x.target is placement.shared and args_of(x)[1] == placement.GATHERED
+
+
+def _makes_invariant(node: torch.fx.Node, axis: str) -> bool:
+    """Whether the code says of a value that all ranks of an axis have the same."""
+    if node.target is not shard_map.as_invariant:
+        return False
+    return axis in parse_axes(args_of(node)[1])
 
 
 def _is_entering(x: Any) -> bool:

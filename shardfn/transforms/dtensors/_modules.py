@@ -102,6 +102,7 @@ def _gathered(x: Any, factor: float | None) -> torch.Tensor:
     count = math.prod([n for _, n in checks.axes_here()])
     whole = x.redistribute(placements=[Replicate()] * len(axes))
     own = whole.to_local(grad_placements=[Partial()] * len(axes))
+    own = placement.shared(own, placement.GATHERED)
     own = prims.vary(own, print_axes(axes))
     return placement.scaled(own, 1 / (count if factor is None else factor))
 
