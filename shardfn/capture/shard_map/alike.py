@@ -23,6 +23,7 @@ from ...ops import placement, shard_map
 from ...ops.nodes import args_of
 from ...ops.prims import CALLS, Axes
 from ...ops.text_formats import parse_axes, print_axes, print_paths
+from .. import annotations as sources
 from ..control_flow import bodies, endings
 from ..dtensors.mixing import RESULTS, of_control_flow
 from ..dtensors.own_sizes import DIFFERS, RESULT
@@ -47,7 +48,12 @@ PART = "a DTensor on a part of the mesh"
 CLOSED_OVER = "<closed over>"  # in place of the path of an argument
 # the place of the results of a step among the arguments of a loop; the first carries follow
 LOOPS = {endings.scan: 0, endings.while_loop: 1}
-CARRIED = shard_map.vary, shard_map.as_invariant, shard_map.vary_alike
+CARRIED = (
+    shard_map.vary,
+    shard_map.as_invariant,
+    shard_map.vary_alike,
+    shard_map.vary_undecided,
+)
 
 
 @attrs.frozen
@@ -120,39 +126,41 @@ class Values:
         x, text = args_of(node)
         if node not in self.of or _is_gathered(x):
             return
-        found = {axis: self._alike_over(node, axis) for axis in parse_axes(text)}
-        for axis, paths in sorted(found.items()):
-            if paths:
-                self._change(node, axis, paths)
+        found = {axis: self._way_over(node, axis) for axis in parse_axes(text)}
+        for axis, way in sorted(found.items()):
+            if way is not None:
+                self._change(node, axis, *way)
 
-    def _alike_over(self, node: torch.fx.Node, axis: str) -> str:
-        """The arguments that must be the same on all ranks of an axis, so that they use a value
-        alike, as text. Empty if they do not: it meets a value that differs, or the code does not
-        say that the gradient is the same.
+    def _way_over(self, node: torch.fx.Node, axis: str) -> tuple[Any, str] | None:
+        """The prim by which a value varies over an axis, and its text: `vary_alike` and the
+        arguments that must be the same on all ranks, so that they use the value alike. None if
+        they do not: it meets a value that differs, or the code does not say that the gradient is
+        the same.
         """
         reached = [*self._reached(node, axis)]
+        is_made_invariant = any(_makes_invariant(x, axis) for x in reached)
         if any(self._is_certain(x, axis) for x in reached):
-            return ""
-        is_said = axis in self.of[args_of(node)[0]].alike
-        if not is_said and not any(_makes_invariant(x, axis) for x in reached):
-            return ""
+            line = sources.line_of(node.meta.get("stack_trace")) or ""
+            return (shard_map.vary_undecided, line) if is_made_invariant else None
+        if not is_made_invariant and axis not in self.of[args_of(node)[0]].alike:
+            return None
         may = _joined(self.of[x] for x in reached).may
         paths = {path for path, over in may if over == axis}
-        return print_paths(sorted(paths or {CLOSED_OVER}))
+        return shard_map.vary_alike, print_paths(sorted(paths or {CLOSED_OVER}))
 
-    def _change(self, node: torch.fx.Node, axis: str, paths: str) -> None:
-        """Have a value vary over one axis alike, and over the others as before."""
-        x, text = args_of(node)
-        rest = [name for name in parse_axes(text) if name != axis]
+    def _change(self, node: torch.fx.Node, axis: str, prim: Any, text: str) -> None:
+        """Have a value vary over one axis by another prim, and over the others as before."""
+        x, axes = args_of(node)
+        rest = [name for name in parse_axes(axes) if name != axis]
         with node.graph.inserting_after(node):
-            made = node.graph.call_function(shard_map.vary_alike)
+            made = node.graph.call_function(prim)
         node.replace_all_uses_with(made)
-        made.args = (node, axis, paths)
+        made.args = (node, axis, text)
         made.meta = dict(node.meta)
         self.of[made] = self.of[node]
         node.args = (x, print_axes(rest))
         if not rest:
-            made.args = (x, axis, paths)
+            made.args = (x, axis, text)
             node.graph.erase_node(node)
 
     def _facts(
