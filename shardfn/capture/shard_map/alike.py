@@ -25,11 +25,21 @@ from ...ops.prims import CALLS, Axes
 from ...ops.text_formats import parse_axes, print_axes, print_paths
 from .. import annotations as sources
 from ..control_flow import bodies, endings
-from ..dtensors.mixing import RESULTS, of_control_flow
+from ..dtensors.mixing import RESULTS
 from ..dtensors.own_sizes import DIFFERS, RESULT
 from ..inputs import Inputs
 from . import varying
 from .axis_names import current_scope
+from .uses import (
+    NONE,
+    alike_of,
+    axes_gone,
+    is_differentiated,
+    is_gathered,
+    live,
+    makes_invariant,
+    standing_for,
+)
 from .varying_bodies import ENDINGS
 from .varying_nodes import (
     BACKWARD,
@@ -41,7 +51,6 @@ from .varying_nodes import (
     nodes_in,
 )
 
-NONE: Axes = frozenset()
 # the kinds of values that enter, of `placement.shared`
 ARGUMENT = "an argument"
 PART = "a DTensor on a part of the mesh"
@@ -76,7 +85,7 @@ def settle(python: torch.fx.GraphModule, inputs: Inputs) -> None:
     varying.settle(python, inputs.name)
     graphs = [*graphs_of(python)]
     every = [node for graph in graphs for node in graph.nodes]
-    if any(_alike_of(x) or x.target is shard_map.as_invariant for x in every):
+    if any(alike_of(x) or x.target is shard_map.as_invariant for x in every):
         values = Values(python, _paths(python, inputs))
         values.read(python, [])
         for graph in graphs:
@@ -100,6 +109,7 @@ class Values:
         self.given: dict[torch.fx.Node, list[torch.fx.Node]] = {}
         self.calls: dict[torch.fx.Graph, list[torch.fx.Node]] = {}
         self.bodies: dict[torch.fx.Node, torch.fx.GraphModule] = {}
+        self.live = {x for graph in graphs_of(python) for x in live(graph)}
         self.modules = {
             x.graph: x
             for x in python.modules()
@@ -124,7 +134,7 @@ class Values:
     def settle(self, node: torch.fx.Node) -> None:
         """Change one `vary`, over the axes over which all ranks use its value alike."""
         x, text = args_of(node)
-        if node not in self.of or _is_gathered(x):
+        if node not in self.of or is_gathered(x):
             return
         found = {axis: self._way_over(node, axis) for axis in parse_axes(text)}
         for axis, way in sorted(found.items()):
@@ -137,16 +147,31 @@ class Values:
         they do not: it meets a value that differs, or the code does not say that the gradient is
         the same.
         """
-        reached = [*self._reached(node, axis)]
-        is_made_invariant = any(_makes_invariant(x, axis) for x in reached)
-        if any(self._is_certain(x, axis) for x in reached):
+        reached = [x for x in self._reached(node, axis) if x in self.live]
+        certain = [x for x in reached if self._is_certain(x, axis)]
+        is_made_invariant = any(makes_invariant(x, axis) for x in reached)
+        if certain:
+            counts_once = is_made_invariant or self._ends_alike(reached, certain, axis)
             line = sources.line_of(node.meta.get("stack_trace")) or ""
-            return (shard_map.vary_undecided, line) if is_made_invariant else None
+            return (shard_map.vary_undecided, line) if counts_once else None
         if not is_made_invariant and axis not in self.of[args_of(node)[0]].alike:
             return None
         may = _joined(self.of[x] for x in reached).may
         paths = {path for path, over in may if over == axis}
         return shard_map.vary_alike, print_paths(sorted(paths or {CLOSED_OVER}))
+
+    def _ends_alike(
+        self,
+        reached: Sequence[torch.fx.Node],
+        certain: Sequence[torch.fx.Node],
+        axis: str,
+    ) -> bool:
+        """Whether a value that is differentiated is the same on all ranks, beside values that
+        differ.
+        """
+        if not any(axis in self.of[x].differs for x in certain):
+            return False  # they communicate, as ranks do that have batches of their own
+        return any(is_differentiated(x) for x in reached if x not in certain)
 
     def _change(self, node: torch.fx.Node, axis: str, prim: Any, text: str) -> None:
         """Have a value vary over one axis by another prim, and over the others as before."""
@@ -184,7 +209,7 @@ class Values:
             return before
         if node.target in CALLS:
             differs = CALLS[node.target].varies(node, before.differs)
-            gone = _axes_gone(node)
+            gone = axes_gone(node)
             may = {
                 (path, axis) for path, axis in before.may if axis not in gone
             }
@@ -263,7 +288,7 @@ class Values:
         return [(x, outs[k]) for x, k in rows if k < count]
 
     def _shared(self, node: torch.fx.Node, before: Facts) -> Facts:
-        if alike := _alike_of(node):
+        if alike := alike_of(node):
             return attrs.evolve(before, alike=before.alike | alike)
         if args_of(node)[1] not in (ARGUMENT, PART, placement.HELD):
             return before
@@ -288,8 +313,8 @@ class Values:
         return self.read(body, [self.of[x] for x in given])
 
     def _reached(self, node: torch.fx.Node, axis: str) -> Iterator[torch.fx.Node]:
-        """The values that depend on one, bodies included, up to those of which the code says that
-        all ranks of an axis have the same.
+        """The values that depend on one, bodies included, up to those that all ranks of an axis
+        have again.
         """
         seen = {node}
         queue = [node]
@@ -299,8 +324,8 @@ class Values:
                 continue
             if here is not node:
                 yield here
-            if _makes_invariant(here, axis):  # its cotangent is that of all ranks
-                continue
+            if here.target in CALLS and axis in axes_gone(here):
+                continue  # one value, whose cotangent is that of all ranks
             after = [*self._after(here), *self.given.get(here, ())]
             queue += [x for x in after if x not in seen]
             seen.update(after)
@@ -309,7 +334,7 @@ class Values:
         """The values that read one. Of several that enter or leave a body it is the one."""
         for user in node.users:
             if user.target in RESULTS:
-                yield from _standing_for(node, user)
+                yield from standing_for(node, user)
                 yield from (x for x, after in self._carries(user) if after is node)
             elif user.op == "output":
                 yield from self._results(node, user)
@@ -353,40 +378,8 @@ def _paths(
     return {node: path_of[x] for node, x in pairs if x in path_of}
 
 
-def _axes_gone(node: torch.fx.Node) -> Axes:
-    """The axes over which a prim makes one value of those of the ranks."""
-    row = CALLS[node.target]
-    return NONE if row.gives_varying else row.axes_of(node)
-
-
-def _standing_for(node: torch.fx.Node, every: torch.fx.Node) -> list[torch.fx.Node]:
-    """Of several values, those that one stands for; all, if it decides which they are."""
-    rows = [(item, of_control_flow(item)) for item in every.users]
-    mine = [item for item, values in rows if values is None or node in values]
-    is_truth = all(node is x for x in args_of(every)[:1])
-    return [*every.users] if is_truth else mine
-
-
-def _is_gathered(x: torch.fx.Node) -> bool:
-    """Whether ranks have terms of the gradient of a value, as the code says."""
-    return x.target is placement.shared and args_of(x)[1] == placement.GATHERED
-
-
-def _makes_invariant(node: torch.fx.Node, axis: str) -> bool:
-    """Whether the code says of a value that all ranks of an axis have the same."""
-    if node.target is not shard_map.as_invariant:
-        return False
-    return axis in parse_axes(args_of(node)[1])
-
-
 def _is_entering(x: Any) -> bool:
     return isinstance(x, torch.fx.Node) and x.target is bodies.enter
-
-
-def _alike_of(node: torch.fx.Node) -> Axes:
-    """The axes over which the code takes the gradient of a tensor for the same."""
-    text = node.args[2:3] if node.target is placement.shared else ()
-    return frozenset(parse_axes(str(*text))) if any(text) else NONE
 
 
 def _joined(every: Iterable[Facts]) -> Facts:

@@ -103,8 +103,10 @@ class Backward:
         if not is_on_part(x, self.placed.mesh):
             return spec
         own: Any = x
+        like = x if self.request.around is not None else spec
+        shape, stride = tuple(like.shape), _stride_of(like)
         return _compat.dtensor_spec(
-            own.device_mesh, own.placements, spec.shape, spec.stride, x.dtype
+            own.device_mesh, own.placements, shape, stride, x.dtype
         )
 
     @property
@@ -172,7 +174,9 @@ class Backward:
         rank its own.
         """
         if spec is not None:
-            local = of_one_part(out, spec.mesh)
+            is_row = out.dim() > len(spec.shape)
+            own = out.squeeze(0) if is_row else out
+            local = of_one_part(own, spec.mesh)
             return dtensors([local], [spec])[0]
         if self.request.around is not None:
             return out.squeeze(0)
@@ -232,7 +236,7 @@ class Backward:
             yield self._locals(g, slot)
 
     def _locals(self, g: torch.Tensor, slot: Slot) -> Local:
-        """The local tensors of a cotangent. That of a rank's own result is a row of a global one."""
+        """The local tensors of a cotangent: a row of a global one for a rank's own result."""
         numbers = range(len(self.everyone))
         if g.dim() > len(slot.value.shape):
             return [local_of_rank(g, r).squeeze(0) for r in numbers]
@@ -240,6 +244,11 @@ class Backward:
         if isinstance(g, DTensor) and g.placements != placements:
             g = g.redistribute(placements=placements)
         return [local_of_rank(g, r) for r in numbers]
+
+
+def _stride_of(like: Any) -> tuple[int, ...]:
+    """The strides of a tensor, or of a spec."""
+    return tuple(like.stride() if isinstance(like, torch.Tensor) else like.stride)
 
 
 def _zeros(like: torch.Tensor) -> torch.Tensor:
