@@ -106,6 +106,12 @@ def as_alike(x: torch.Tensor, axes: str, paths: str) -> torch.Tensor:
     return torch.empty_like(x)
 
 
+def _tangent_of_undecided(
+    t: Any, x: Any, y: Any, axes: str, source: str
+) -> torch.Tensor:
+    return vary_undecided(t, axes, source)
+
+
 def _undecided(g: Any, x: Any, y: Any, axes: str, source: str) -> torch.Tensor:
     """Refuse the cotangent of a value that ranks use in two ways.
 
@@ -129,7 +135,7 @@ def _undecided(g: Any, x: Any, y: Any, axes: str, source: str) -> torch.Tensor:
     takes_varying=False,
     gives_varying=True,
     communicates=False,
-    jvp=lambda t, x, y, axes, source: vary_undecided(t, axes, source),
+    jvp=_tangent_of_undecided,
     vjp=_undecided,
 )
 def vary_undecided(x: torch.Tensor, axes: str, source: str) -> torch.Tensor:

@@ -63,7 +63,7 @@ def _wrapped(marked: torch.fx.Node) -> torch.fx.Node:
         if _name(node) == WRAPS:
             return node
         queue += node.users
-    raise AssertionError(f"{marked} is no primal")
+    raise AssertionError(f"no derivative has {marked} as a primal")
 
 
 def _level_of(wrapped: torch.fx.Node) -> Iterator[torch.fx.Node]:

@@ -89,7 +89,7 @@ def on_ranks(
 
 
 def _with_gradients(fn: Callable[..., Any]) -> Differentiated:
-    """What makes of `inline` the function with its gradients: those of fn, on each rank."""
+    """The maker of the function with its gradients from `inline`: those of fn, on each rank."""
 
     def made(inline: Any, followed: Followed) -> Callable[..., Any]:
         each = inline.__self__
