@@ -156,32 +156,31 @@ CONTENDERS: dict[tuple[str, str], Callable[..., Advance]] = {
 def in_turn(
     contenders: dict[Any, Advance], device: str, rounds: int
 ) -> dict[Any, list[float]]:
-    """Milliseconds of each contender in each round, after warm-up; all must have equal losses.
+    """Milliseconds of each contender in each round, after warm-up of equal losses.
 
     Raises:
-        ArithmeticError: they have not.
+        ArithmeticError: the losses differ.
     """
-    times: dict[Any, list[float]] = {key: [] for key in contenders}
-    last = {}
-    for turn in range(WARM + rounds):
-        for key, advance in contenders.items():
-            last[key], took = clocked(advance, device)
-            if turn >= WARM:
-                times[key].append(took)
+    told: dict[Any, float] = {}
+    for _ in range(WARM):
+        told = {key: float(sf.full(run())) for key, run in contenders.items()}
     # the step that was recorded by hand has been trained once more, to compile it
-    told = [float(sf.full(loss)) for key, loss in last.items() if key != BY_HAND]
-    if max(told) - min(told) > 2e-2 * abs(told[0]):
-        raise ArithmeticError(
-            f"the steps that were timed end at different losses: {told}"
-        )
+    told.pop(BY_HAND, None)
+    low, high = min(told.values()), max(told.values())
+    if high - low > 2e-2 * abs(low):
+        raise ArithmeticError(f"the steps to be timed have different losses: {told}")
+    times: dict[Any, list[float]] = {key: [] for key in contenders}
+    for _ in range(rounds):
+        for key, advance in contenders.items():
+            times[key].append(clocked(advance, device))
     return times
 
 
-def clocked(run: Callable[[], Any], device: str) -> tuple[Any, float]:
-    """What a call returns, and its milliseconds, until the GPU has run its last kernel."""
+def clocked(run: Callable[[], Any], device: str) -> float:
+    """Milliseconds of a call, until the GPU has run its last kernel."""
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     wait()
     start = time.perf_counter()
-    out = run()
+    run()
     wait()
-    return out, (time.perf_counter() - start) * 1e3
+    return (time.perf_counter() - start) * 1e3

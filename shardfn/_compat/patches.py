@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import dispatch, known_sizes, modules, threads, tracing, zeros
-from .compilations import caches
+from .compilations import caches, reuse
 from .cpp_kernels.patches import KERNELS, RULES
 from .distributed import (
     checkpoints,
@@ -32,9 +32,7 @@ def _inductor_order() -> Iterator[None]:
     """Inductor's settings for a compilation. They are per thread (torch 2.13)."""
     from torch._inductor import config
 
-    with caches.settings(
-        config, reorder_for_peak_memory=False, reorder_for_locality=False
-    ):
+    with caches.settings(config, reorder_for_locality=False):
         yield
 
 
@@ -308,10 +306,17 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
         *KERNELS,
         RULES,
         Patch(
-            ("two settings of torch._inductor.config",),
-            "reordering for memory puts every reduction last",
+            ("a setting of torch._inductor.config",),
+            "reordering for locality puts every reduction last",
             "later than 2.13",
             enter=_inductor_order,
+        ),
+        Patch(
+            ("torch._inductor.memory:reorder_for_peak_memory",),
+            "it puts every reduction last",
+            "later than 2.13",
+            new=reuse.order_kept,
+            is_mine=lambda: True,
         ),
         Patch(
             (
@@ -324,6 +329,13 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
             takes="checked",
             is_mine=lambda: True,
             optional=True,
+        ),
+        Patch(
+            ("torch._inductor.scheduler:BaseSchedulerNode.decide_inplace_update",),
+            "what overwrites an argument counts as a reader of all made of that",
+            "later than 2.13",
+            new=reuse.in_place_decided,
+            is_mine=lambda: True,
         ),
     ),
 }

@@ -155,6 +155,16 @@ def moves(chosen: Plan) -> Iterator[tuple[Redistribute, Move]]:
                 yield step, move
 
 
+def on_one_rank(chosen: Plan) -> Iterator[str]:
+    """The names of the nodes whose collectives are over axes of one rank, which send nothing."""
+    for step, move in moves(chosen):
+        if move.sends and chosen.axes.sizes[move.axis] == 1:
+            yield step.node.name
+    for step in chosen.steps:
+        for inner in step.plans if isinstance(step, Nested) else ():
+            yield from on_one_rank(inner)
+
+
 def needed(planned: list[Step], outs: tuple[Slot, ...]) -> tuple[Step, ...]:
     """The steps that some result depends on, and those that only check; the same on every rank,
     so that all drop the same collectives.

@@ -26,6 +26,7 @@ class Dims:
     matrix: int | None = None  # of a parameter with two dims or more
     vector: int | None = None  # with one dim
     bias: int | None = None  # of the parameter named bias
+    blocks: int = 1  # the equal blocks of a packed dim, each of them sharded
 
     def spec(self, name: str, rank: int, axis: str | tuple[str, ...]) -> P:
         """The placement of a parameter of that name with so many dims."""
@@ -35,28 +36,40 @@ class Dims:
         if dim is None or rank == 0:
             return P()
         before = dim % rank
-        return P(*[None] * before, axis)
+        return P(*[None] * before, in_blocks(axis, self.blocks))
+
+
+def in_blocks(axis: str | tuple[str, ...], blocks: int) -> str | tuple[str, ...]:
+    """The part of a P that views its dim as so many blocks."""
+    if blocks == 1:
+        return axis
+    if isinstance(axis, str):
+        return f"{axis}*{blocks}"
+    first, *others = axis
+    return (f"{first}*{blocks}", *others)
 
 
 COLWISE = Dims(matrix=-2, vector=-1, bias=-1)  # a Linear's weight is (out, in)
 ROWWISE = Dims(matrix=-1, vector=-1)
 REPLICATED = Dims()
 EXPERTS = Dims(matrix=0, vector=0, bias=0)
+PACKED_COLUMNS = Dims(matrix=-2, vector=-1, bias=-1, blocks=2)
+PACKED_ROWS = Dims(matrix=-1, blocks=2)
 
 # transformers/distributed/tensor_parallel.py and expert_parallel.py of 5.23, with the names of 4.
-# A packed matrix (gate and up in one) is sharded in one chunk a rank; to split it sends its halves.
+# A packed matrix (gate and up in one) is viewed as two blocks, each of them sharded.
 HUGGING_FACE: dict[str, Dims] = {
     "colwise": COLWISE,
     "colwise_rep": COLWISE,
     "colwise_gather_output": COLWISE,
     "local_colwise": COLWISE,
-    "packed_colwise": COLWISE,
+    "packed_colwise": PACKED_COLUMNS,
     "rowwise": ROWWISE,
     "rowwise_rep": ROWWISE,
     "rowwise_split_input": ROWWISE,
     "local_rowwise": ROWWISE,
-    "packed_rowwise": Dims(matrix=-1),
-    "local_packed_rowwise": Dims(matrix=-1),
+    "packed_rowwise": PACKED_ROWS,
+    "local_packed_rowwise": PACKED_ROWS,
     "embedding_rowwise": Dims(matrix=0),
     "vocab_parallel_rowwise": Dims(matrix=0),
     "embedding_colwise": Dims(matrix=1),

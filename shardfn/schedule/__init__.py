@@ -18,14 +18,12 @@ from .agenda import Agenda, agenda
 from .check import check
 from .passes.bucket import bucket
 from .passes.drop_dead import drop_dead
-from .passes.elide_size_one import elide_size_one
 from .passes.merge_equal import merge_equal
 from .passes.overlap import overlap
 
 Pass = Callable[[torch.fx.Graph, Agenda], torch.fx.Graph]
 PIPELINE: tuple[Pass, ...] = (
     merge_equal,
-    elide_size_one,
     bucket,
     drop_dead,
     overlap,
@@ -39,7 +37,6 @@ __all__ = [
     "check",
     "copied",
     "drop_dead",
-    "elide_size_one",
     "merge_equal",
     "overlap",
     "schedule",

@@ -50,18 +50,26 @@ class Experts(nn.Module):
         self.gate_up_proj = nn.Parameter(torch.ones(2, 8, 6, device="meta"))
 
 
-def _of_torch(x: torch.Tensor) -> Placement | None:
-    """The placement of a parameter; of a strided shard the dim counts."""
-    if not isinstance(x, DTensor):
-        return None
-    (placement,) = x.placements
+Cut = tuple[int, int]  # the dim that is sharded, and its number of equal blocks
+
+
+def _cut_of(placement: Placement, x: torch.Tensor) -> Cut | None:
     dim = getattr(placement, "dim", None)
-    return placement if dim is None else Shard(dim % x.dim())
+    blocks = getattr(placement, "split_factor", 1)
+    return None if dim is None else (dim % x.dim(), blocks)
 
 
-def _replicated_is_none(spec: P, x: torch.Tensor) -> Placement | None:
-    (placement,) = torch_placements(marks_of(spec, x.shape, LINE))
-    return placement if isinstance(placement, Shard) else None
+def _of_torch(x: torch.Tensor, style: str = "") -> Cut | None:
+    """How transformers shards a parameter. Its packed bias is in one chunk, unlike its weight:
+    here both are in blocks.
+    """
+    cut = _cut_of(*x.placements, x) if isinstance(x, DTensor) else None
+    is_packed = "packed" in style and x.dim() == 1
+    return (cut[0], 2) if cut and is_packed else cut
+
+
+def _of_spec(spec: P, x: torch.Tensor) -> Cut | None:
+    return _cut_of(*torch_placements(marks_of(spec, x.shape, LINE)), x)
 
 
 @pytest.mark.skipif(
@@ -80,15 +88,14 @@ def test_every_style_of_transformers_is_read_as_it_shards(
     for name in shapes:
         if not (style.startswith("embedding") and name != "weight"):
             known.shard_param(module, name, mesh)
-    wanted = {name: _of_torch(x) for name, x in module.named_parameters()}
-    wanted = {n: p if isinstance(p, Shard) else None for n, p in wanted.items()}
+    wanted = {name: _of_torch(x, style) for name, x in module.named_parameters()}
     params = {f"layers.0.{name}": x for name, x in shapes.items()}
     plan = {"layers.*": style, **{f"layers.*.{n}": style for n in ["scale"]}}
     if style.startswith("embedding"):
         plan = {"layers.*.weight": style}
     found = sf.placements(params, plan, mesh=mesh)
     got = {
-        name: _replicated_is_none(found[f"layers.0.{name}"], x)
+        name: _of_spec(found[f"layers.0.{name}"], x)
         for name, x in shapes.items()
     }
     assert got == wanted
@@ -144,8 +151,8 @@ def test_torchs_styles_are_read_as_parallelize_module_applies_them(
         parallelize_module(net, mesh, torch_plan())
     for name, x in net.named_parameters():
         wanted = _of_torch(x)
-        got = _replicated_is_none(found[name], alone.get_parameter(name))
-        assert got == (wanted if isinstance(wanted, Shard) else None), name
+        got = _of_spec(found[name], alone.get_parameter(name))
+        assert got == wanted, name
 
 
 class Tied(nn.Module):
@@ -280,7 +287,7 @@ def test_a_plan_of_experts_goes_before_one_of_tensors() -> None:
     tp = sf.placements(params, model.tp_plan, axis="tp")
     where = sf.placements(params, model.ep_plan, axis="ep", default=tp)
     experts = "model.layers.0.mlp.experts"
-    assert tp[f"{experts}.gate_up_proj"] == P(None, "tp")
+    assert tp[f"{experts}.gate_up_proj"] == P(None, "tp*2")
     assert where[f"{experts}.gate_up_proj"] == P("ep")
     assert where["model.layers.0.self_attn.q_proj.weight"] == P("tp")
     assert "names no parameter here: 'model.layers.*.mlp.gate_proj'" in str(tp)

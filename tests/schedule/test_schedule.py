@@ -23,7 +23,6 @@ def test_the_schedule_runs_every_pass_and_checks_after_each(
     names = [run.__name__ for run in schedule.PIPELINE]
     assert names == [
         "merge_equal",
-        "elide_size_one",
         "bucket",
         "drop_dead",
         "overlap",
@@ -35,5 +34,5 @@ def test_the_schedule_runs_every_pass_and_checks_after_each(
 
 def test_a_pass_with_nothing_to_do_returns_the_graph_itself() -> None:
     graph = redistributed((0, "R"), [(("R", "R"), "forward")])
-    for run in (schedule.merge_equal, schedule.elide_size_one, schedule.drop_dead):
+    for run in (schedule.merge_equal, schedule.drop_dead):
         assert run(graph, nothing_agreed()) is graph

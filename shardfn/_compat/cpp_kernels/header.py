@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .folder import own_kernels
+from .instructions import instructions_known
 from .source import INCLUDE
 
 
@@ -25,5 +26,8 @@ def compile_header() -> None:
     """
     from torch._inductor.codecache import CppPythonBindingsCodeCache
 
-    with own_kernels():  # torch compiles the header before it submits a kernel
+    with (
+        own_kernels(),
+        instructions_known(),
+    ):  # torch compiles the header before it submits a kernel
         CppPythonBindingsCodeCache.load_async(INCLUDE, submit_fn=lambda _: None)

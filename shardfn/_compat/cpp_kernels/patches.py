@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..patching import NEVER, Patch, methods
 from .dtypes import rules_kept
 from .folder import own_kernels
+from .instructions import instructions_known
 from .units import kernels_joined
 
 KERNELS = (
@@ -23,6 +24,12 @@ KERNELS = (
         "torch keeps kernels in a folder of /tmp that others may read, or have made",
         NEVER,
         enter=own_kernels,
+    ),
+    Patch(
+        ("torch._inductor.cpu_vec_isa.VecISA.check_build",),
+        "it builds and loads a program for each set of instructions: eight seconds",
+        NEVER,
+        enter=instructions_known,
     ),
 )
 RULES = Patch(

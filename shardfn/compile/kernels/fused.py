@@ -7,7 +7,8 @@ from torch.fx import Node
 
 from ...partition.planner import work
 from . import op_kinds
-from .stored import Kernel, Stored, layout_of
+from .spaces import Space, layout_of
+from .stored import Kernel, Stored
 
 LARGEST, WIDEST, FARTHEST = 64, 16, 64  # kernels of a fused one; without a common result; apart
 NEAR = 64  # readers of a value after one that are tried with it
@@ -190,20 +191,22 @@ def _fit(a: Group, b: Group, is_vertical: bool) -> bool:
     ones, others = _loops(a), _loops(b)
     sums = {x for x in (*ones, *others) if x[0] != x[1]}
     rows = {x[0] for x in sums}
-    if any(not is_row for _, _, is_row in sums):
+    if any(not is_row for _, _, is_row, _ in sums):
         return ones == others
     if not sums:
         return ones == others
-    (most,) = {max(total for _, total, _ in sums)}
-    if len(rows) > 1 or len({total for _, total, _ in sums}) > 1:
+    if any(is_last for *_, is_last in ones | others):
+        return False
+    (most,) = {max(total for _, total, *_ in sums)}
+    if len(rows) > 1 or len({total for _, total, *_ in sums}) > 1:
         return False
     is_sum_first = bool(ones & sums) and not others <= sums
     if is_sum_first and (rows == {1} or not is_vertical):
         return False
-    return all(total in (most, *rows) for _, total, _ in ones | others)
+    return all(total in (most, *rows) for _, total, *_ in ones | others)
 
 
-def _loops(group: Group) -> set[tuple[int, int, bool]]:
+def _loops(group: Group) -> set[Space]:
     return {x.space for x in group.kernels if x.space is not None}
 
 

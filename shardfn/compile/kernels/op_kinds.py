@@ -66,7 +66,13 @@ HEAVY = {  # formulas that are stored if two ops read them
     "softplus",
     "tanh",
 }
-LENGTHS = {"gelu": 9, "gelu_backward": 19, "silu": 3, "silu_backward": 8}
+LENGTHS = {
+    "gelu": 9,
+    "gelu_backward": 19,
+    "random_bits": 60,
+    "silu": 3,
+    "silu_backward": 8,
+}
 REDUCTIONS = {
     "all",
     "amax",
@@ -196,9 +202,9 @@ def sum_of(node: Node) -> Node | None:
     is_sum = reader.target is aten.add.Tensor and not reader.kwargs
     if not is_sum or len(others) != 1:
         return None
-    is_second = reader.args[1] is view
-    if is_second and turned(others[0]).target is aten.mm.default:
-        return None
+    is_first = reader.args[0] is view
+    if is_first and turned(others[0]).target is aten.mm.default:
+        return None  # the second product is the one that a kernel adds to
     shape, given = view.meta["val"].shape, others[0].meta["val"].shape
     pairs = zip(reversed(given), reversed(shape), strict=False)
     fits = len(given) <= len(shape) and all(a in (1, b) for a, b in pairs)

@@ -9,8 +9,10 @@ import torch
 from torch.fx import Node
 
 from ...ops.nodes import args_of
+from .copied_inputs import CHANNELS_LAST, COPY
 
-Space = tuple[int, int, bool]  # results, elements, whether a result is a sum of a row
+# results, elements, whether a result is a sum of a row, whether channels come last
+Space = tuple[int, int, bool, bool]
 
 
 def index_of(node: Node) -> object:
@@ -39,7 +41,15 @@ def flat(node: Node) -> Space:
     """The loop over the elements of a value."""
     x = node.meta["val"]
     count = math.prod(x.shape)
-    return count, count, True
+    is_last = node.meta.get(COPY) == CHANNELS_LAST and is_image(x)
+    return count, count, True, is_last
+
+
+def is_image(x: torch.Tensor) -> bool:
+    """Whether channels may come before other dims or last: they have more than one element, and
+    so have the dims after them.
+    """
+    return x.ndim == 4 and x.shape[1] > 1 and x.shape[2] * x.shape[3] > 1
 
 
 def reduced(node: Node) -> Space:
@@ -57,7 +67,7 @@ def reduced(node: Node) -> Space:
     last = set(range(start, x.ndim))
     results = math.prod(first.shape)
     elements = math.prod(x.shape)
-    return results, elements, where <= last
+    return results, elements, where <= last, False
 
 
 def rows_of(node: Node) -> Space:
@@ -66,15 +76,15 @@ def rows_of(node: Node) -> Space:
     count = math.prod(x.shape)
     if node.target is torch.ops.aten.native_group_norm.default:
         rows = math.prod(node.meta["val"][1].shape)
-        return rows, count, True
+        return rows, count, True, False
     length = max(x.shape[-1], 1)
-    return count // length, count, True
+    return count // length, count, True, False
 
 
 def column_of(node: Node, space: Space) -> Space:
     """The loop of a sum over rows."""
     count = math.prod(node.meta["val"].shape)
-    return count, space[1], False
+    return count, space[1], False, False
 
 
 def is_row_sum(node: Node, space: Space) -> bool:

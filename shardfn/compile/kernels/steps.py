@@ -112,11 +112,7 @@ class _Steps:
 
     def can_be_replaced(self, value: Node, result: Node) -> bool:
         """Whether a loop may write over a value that it reads: not if it has a second name or other
-        strides, nor if its maker reads an argument that is overwritten later.
+        strides.
         """
         is_alike = is_convolved(value) == (result.meta.get(COPY) == CHANNELS_LAST)
-        if value in self.renamed or not is_alike:
-            return False
-        makers = self.stored.makers.get(value, ())
-        read = {self.home(x) for kernel in makers for x in kernel.reads}
-        return not read & self.stored.mutated
+        return value not in self.renamed and is_alike

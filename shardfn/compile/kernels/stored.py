@@ -11,7 +11,7 @@ from torch.fx import Graph, Node
 
 from ...ops.placement import AFTER
 from . import op_kinds
-from .copied_inputs import COPY, IF_FORMULA
+from .copied_inputs import CHANNELS_LAST, COPY, IF_FORMULA, OF_STORED
 from .spaces import (
     Space,
     column_of,
@@ -92,7 +92,6 @@ class Stored:
         self.formulas: dict[Node, Formula] = {}
         self.same: dict[Node, Node] = {}  # copies that are not made
         self.views: set[Node] = set()  # views of a formula that are stored, and it is not
-        self.mutated: set[Node] = set()
         self.place = {node: k for k, node in enumerate(graph.nodes)}
         self.holders = graph.find_nodes(op="placeholder")
         for node in graph.nodes:
@@ -119,6 +118,7 @@ class Stored:
             rest = [x for x in others if op_kinds.turned(x) is not product]
             self.call(node, [*rest, *product.all_input_nodes])
         elif op_kinds.is_formula(node):
+            self.copied(node)
             self.formulas[node] = self.formula(node)
         elif op_kinds.is_window(node):
             self.window(node)
@@ -140,6 +140,14 @@ class Stored:
         if node.meta.get(COPY) != IF_FORMULA:
             return False
         return self.base(node.all_input_nodes[0]) in self.home
+
+    def copied(self, node: Node) -> None:
+        """Store what a node copies, where Inductor copies a view of a stored value."""
+        kind = node.meta.get(COPY)
+        if kind in (OF_STORED, CHANNELS_LAST):
+            (x,) = node.all_input_nodes
+            if kind == OF_STORED or self.base(x) is not x:
+                self.store(x)
 
     def base(self, node: Node) -> Node:
         """The value of which another is a view."""
@@ -375,7 +383,6 @@ class Stored:
         """Store the results, in the memory of donated arguments where they are taken."""
         for k, into in taken.items():
             holder = self.holders[into]
-            self.mutated.add(holder)
             value = self.base(results[k])
             formula = self.formulas.get(value)
             reads = (value,) if formula is None else formula.values

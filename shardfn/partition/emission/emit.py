@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
 import torch
 
 from ... import _compat
+from ...collectives import HALO, PPERMUTE
 from ...ops.loops import loop_of
 from ...types import Marks
 from .. import layout, rules, strided
@@ -21,6 +23,8 @@ from .builder import Builder, Piece
 from .moves import apply_move
 
 aten = torch.ops.aten
+# Zeros around a chunk, and in place of a value that no rank sends.
+CHANGES_ON_ONE_RANK = (HALO, PPERMUTE)
 IDENTITY = {"sum": 0.0, "max": float("-inf"), "min": float("inf")}
 
 
@@ -132,6 +136,10 @@ def _redistribute(
 ) -> None:
     piece = pieces[step.source.number]
     for move in step.moves:
+        is_alone = b.axes.sizes[move.axis] == 1
+        if is_alone and move.kind not in CHANGES_ON_ONE_RANK:
+            piece = attrs.evolve(piece, marks=move.after)
+            continue
         key = b.about["transfer"] = transfer_key(step, move)
         piece = apply_move(b, piece, move, step.implicit)
         piece.node.meta["moved"] = key

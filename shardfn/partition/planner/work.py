@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from torch.utils.flop_counter import flop_registry
 
 from ...hardware import H100, Hardware
 from ...ops.loops import Loop, Scan, While
+from .. import rules
 
 # A while loop counts as so many turns: how many it takes depends on values.
 TURNS = 8
@@ -48,13 +51,58 @@ def traffic(node: Node) -> int:
 
 def flops(node: Node) -> float:
     """The floating-point operations of a product, a convolution or an attention; 0 for others."""
+    own = OWN.get(rules.name_of(node.target))
     formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
-    if formula is None:
+    if own is None and formula is None:
         return 0.0
     args, kwargs = torch.fx.node.map_arg(
         (node.args, node.kwargs), lambda n: n.meta["val"]
     )
+    if own is not None:
+        return own(*args)
     return float(formula(*args, **kwargs, out_val=node.meta["val"]))
+
+
+def _attention(q: Any, k: Any, v: Any, *_: Any) -> float:
+    """Two products: queries with keys, and their weights with values."""
+    rows = 2.0 * math.prod(q.shape[:-1]) * k.shape[-2]
+    return rows * (q.shape[-1] + v.shape[-1])
+
+
+def _attention_backward(_: Any, q: Any, k: Any, v: Any, *others: Any) -> float:
+    """The products of queries with keys again, and two for the gradient of each product."""
+    rows = 2.0 * math.prod(q.shape[:-1]) * k.shape[-2]
+    return rows * (3 * q.shape[-1] + 2 * v.shape[-1])
+
+
+def _grouped(x: Any, w: Any, *_: Any) -> float:
+    """A product whose rows, or columns, or terms are of one group each."""
+    if x.dim() == w.dim() == 3:
+        return 2.0 * x.numel() * w.shape[-1]
+    rows, terms = x.shape[-2:]
+    return 2.0 * rows * terms * w.shape[-1]
+
+
+def _fallback_backward(x: Any, w: Any, *_: Any) -> float:
+    """The gradients of both."""
+    return 2 * _grouped(x, w)
+
+
+def _vectors(x: Any, _: Any) -> float:
+    """A product with a vector."""
+    return 2.0 * x.numel()
+
+
+# by the names of ops that torch's own counter does not know
+OWN: dict[str, Callable[..., float]] = {
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+    "aten::_grouped_mm": _grouped,
+    "aten::mv": _vectors,
+    "aten::dot": _vectors,
+    "transformers::grouped_mm_fallback": _grouped,
+    "transformers::grouped_mm_fallback_backward": _fallback_backward,
+}
 
 
 def nbytes(value: Any) -> int:

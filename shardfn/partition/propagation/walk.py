@@ -20,7 +20,7 @@ from .choose import Chooser, Chosen
 from .constraints import ALIGN, add_unaligned, align, constrain
 from .decompose import is_cut, written_out
 from .loops.walk_loops import nest
-from .partial import gradient_casts, means, sums
+from .partial import ends, gradient_casts, means, sums
 from .sorted_rows import place as sorted_rows
 from .values import (
     NO_ADVICE,
@@ -139,8 +139,9 @@ class Walk(Chooser):
             nest(self, node)
         elif op == "getitem":
             source, number = args_of(node)
-            self.values[node] = self.values[source][number]
-            self.values[node].users = len(node.users)
+            value = self.values[source][number]
+            value.users = ends.reducing(node, value.slots, self.ahead.choices)
+            self.values[node] = value
         elif node in self.own_rows:
             sorted_rows.place(self, node)
         elif op == CONSTRAIN:
@@ -305,7 +306,7 @@ class Walk(Chooser):
                 out.value,
                 early=early,
                 slots={out.marks: (out, None)},
-                users=len(node.users),
+                users=ends.reducing(node, [out.marks], self.ahead.choices),
                 unreduced=gradient if is_partial(out.marks) else None,
                 varies=varies,
                 equal=equal,

@@ -17,6 +17,7 @@ from ...mesh import all_coordinates, group_names
 from ...ops.text_formats import is_part, parse_placed
 from ...partition import Plan, emit, local_sizes
 from ...partition.halves import INPUT, RESULT, Halves
+from ...partition.plan import on_one_rank
 from ...partition.printing import local_text
 from ...placement import check_pending, is_spec, marks_of
 from ...types import TENSOR, IfPartial, LocalProgram, Marks, Program
@@ -45,12 +46,6 @@ def local_program(
     """The scheduled program of the rank at a coordinate."""
     emitted = emit(chosen, coordinate, names, placed.device)
     graphs = passes.schedule(emitted, agreed)
-    sizes = dict(zip(placed.axes.names, placed.axes.sizes, strict=True))
-    elided = [
-        n.name
-        for n in graphs[0].nodes
-        if "collective" in n.meta and sizes[n.meta["collective"].axis] == 1
-    ]
     return LocalProgram(
         name=name,
         axes=placed.axes,
@@ -60,7 +55,7 @@ def local_program(
         in_marks=tuple(slot.marks for slot in chosen.ins),
         out_marks=tuple(slot.marks for slot in chosen.outs),
         out_paths=program.out_paths,
-        elided=tuple(sorted(elided)),
+        elided=tuple(sorted(on_one_rank(chosen))),
         show=local_text,
     )
 

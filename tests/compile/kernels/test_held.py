@@ -127,6 +127,37 @@ def pooled() -> torch.nn.Module:
     return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(72, 10))
 
 
+class UNet(torch.nn.Module):
+    """Two levels, joined along the channels of group norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn = torch.nn
+        self.first = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8))
+        self.down = nn.Conv2d(8, 16, 3, stride=2, padding=1)
+        self.norm = nn.GroupNorm(4, 16)
+        self.up = nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(16, 8, 1))
+        self.last = nn.Sequential(nn.GroupNorm(2, 16), nn.SiLU(), nn.Conv2d(16, 3, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.silu(self.first(x))
+        h = F.silu(self.norm(self.down(x)))
+        return self.last(torch.cat([self.up(h), x], 1))
+
+
+def heads(w: Any, x: torch.Tensor) -> torch.Tensor:
+    """Attention, by the kernel that takes and makes several tensors at once."""
+    q, k, v = (
+        (x @ w).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4).contiguous()
+    )
+    return F.scaled_dot_product_attention(q, k, v).square().mean()
+
+
+def tangent(w: Any, x: torch.Tensor, t: torch.Tensor) -> Any:
+    """The tangent of one matrix along another, whose product is added to a second one."""
+    return sf.jvp(lambda w: torch.tanh(x @ w).square().mean(), (w,), (t,))
+
+
 def graded(loss: Callable[..., Any], w: Any, *batch: torch.Tensor) -> Any:
     return sf.jit(sf.value_and_grad(loss)).lower(w, *batch)
 
@@ -168,6 +199,24 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "group norm": lambda: module(
         torch.nn.Sequential(torch.nn.Conv1d(4, 8, 3), torch.nn.GroupNorm(2, 8)),
         R(2, 4, 50),
+    ),
+    "u-net": lambda: module(UNet(), R(2, 3, 16, 16)),
+    "instance norm": lambda: module(
+        torch.nn.Sequential(torch.nn.Conv2d(3, 6, 3), torch.nn.InstanceNorm2d(6)),
+        R(2, 3, 12, 12),
+    ),
+    "heads": lambda: graded(heads, R(12, 36), R(3, 5, 12)),
+    "tangent": lambda: sf.jit(tangent).lower(R(16, 24), R(9, 16), R(16, 24)),
+    "an expanded number": lambda: graded(
+        lambda w, x: (x @ w).sum(), R(16, 9), R(10, 16)
+    ),
+    "every second column": lambda: graded(
+        lambda w, x: (x[:, ::2] @ w).square().sum(), R(8, 9), R(10, 16)
+    ),
+    "dropout": lambda: graded(
+        lambda w, x: (F.dropout(torch.relu(x @ w), 0.3) @ w.T).square().mean(),
+        R(32, 64),
+        R(50, 32),
     ),
     "bfloat16": lambda: graded(
         lambda w, x: relu_mlp({k: y.bfloat16() for k, y in w.items()}, x),

@@ -52,6 +52,8 @@ def of_config(kind: str, task: str, **config: Any) -> Callable[[Any], torch.nn.M
     )
 
 
+EXPERTS = dict(**GROUPED, num_experts_per_tok=2)
+SMALL_EXPERTS = dict(moe_intermediate_size=48, shared_expert_intermediate_size=64)
 WHISPER = {
     f"{part}_{key}": n
     for part in ("encoder", "decoder")
@@ -66,6 +68,20 @@ CASES = {
     ),
     "Qwen3": Case(
         of_config("Qwen3", "CausalLM", **GROUPED, head_dim=8),
+        words,
+        tokens,
+        4 * LAYERS + 2,
+        True,
+    ),
+    "Mixtral": Case(
+        of_config("Mixtral", "CausalLM", **EXPERTS, num_local_experts=4),
+        words,
+        tokens,
+        4 * LAYERS + 2,
+        True,
+    ),
+    "Qwen2-MoE": Case(
+        of_config("Qwen2Moe", "CausalLM", **EXPERTS, **SMALL_EXPERTS, num_experts=4),
         words,
         tokens,
         4 * LAYERS + 2,
@@ -121,6 +137,7 @@ CASES = {
         DECODED,
     ),
 }
+WITH_EXPERTS = [CASES[name].make for name in ("Mixtral", "Qwen2-MoE")]
 
 
 def textbook(name: str) -> P:
@@ -158,10 +175,12 @@ def test_a_step_reduces_activations_as_often_as_its_layers_say(name: str) -> Non
 
 def check(low: Any, case: Case, rows: int) -> None:
     """Activations of so many rows are reduced, and nothing else is sent but small sums: a number
-    of each word, for the loss over sharded words, and the gradients of norms.
+    of each word, for the loss over sharded words, and for each of its experts, and the gradients
+    of norms.
     """
     assert {c.kind for c in low.collectives} == {"all_reduce"}
     over_tp = [c.nbytes for c in low.collectives if c.axis == "tp"]
     activation = rows * WIDTH * 8
     assert over_tp.count(activation) == case.reduced
-    assert all(n <= rows * 4 for n in over_tp if n != activation)
+    small = rows * (16 if case.make in WITH_EXPERTS else 4)
+    assert all(n <= small for n in over_tp if n != activation)

@@ -21,6 +21,7 @@ from shardfn.schedule import copied
 
 EMPTY = re.compile(r"(\w+) = empty_strided_cpu\(\((.*?)\), \((.*?)\), (torch\.\w+)\)")
 DELETED = re.compile(r"del (.+)")
+PART = re.compile(r"(\w+) = (\w+)\[\d+\]")
 RENAMED = re.compile(r"(\w+) = (?:reinterpret_tensor\()?(\w+)(?:, .*\))?")
 MADE = re.compile(r"(\w+) = .+")
 
@@ -49,6 +50,20 @@ def allocated(lowered: Any) -> int:
     """The peak of a rank's memory in the code that Inductor writes for a lowered program, with
     all arguments. A program with loops is refused.
     """
+    code, inner = written(lowered)
+    placeholders = lowered.program.graph.find_nodes(op="placeholder")
+    values = [x.meta["val"] for x in placeholders]
+    return sum(x.nbytes for x in values) + _peak(code, _sizes(inner))
+
+
+def allocations(lowered: Any) -> int:
+    """How often that code allocates memory that it does not take from a value before."""
+    code, _ = written(lowered)
+    return sum(EMPTY.fullmatch(line) is not None for line in _lines(code))
+
+
+def written(lowered: Any) -> tuple[str, Any]:
+    """The code that Inductor writes for a lowered program, and its own graph of that."""
     program = lowered.program
     donated = donated_places(lowered.traced.placed)
     graph = torch.fx.GraphModule(torch.nn.Module(), copied(program.graph))
@@ -56,9 +71,8 @@ def allocated(lowered: Any) -> int:
     found: list[tuple[str, Any]] = []
     with _without_building(found):
         backends.inductor(graph, donated, pairs=pairs)
-    ((code, inner),) = found
-    values = [x.meta["val"] for x in program.graph.find_nodes(op="placeholder")]
-    return sum(x.nbytes for x in values) + _peak(code, _sizes(inner))
+    (code_and_graph,) = found
+    return code_and_graph
 
 
 def _sizes(graph: Any) -> dict[str, int]:
@@ -93,6 +107,13 @@ class _Held:
         if number is not None and number not in self.memory.values():
             self.held -= self.nbytes[number]
 
+    def take(self, name: str, base: str, nbytes: int) -> None:
+        """A name for one of the results of a call, which are made together."""
+        if base in self.memory:
+            self.held -= nbytes
+            self.nbytes[self.memory[base]] -= nbytes
+        self.make(name, nbytes)
+
     def rename(self, name: str, base: str) -> None:
         """A second name for the memory of a first."""
         if base in self.memory:
@@ -102,7 +123,11 @@ class _Held:
 def _peak(code: str, sizes: dict[str, int]) -> int:
     """The most bytes that a program's code holds at once."""
     held = _Held()
-    for line in _lines(code):
+    lines = _lines(code)
+    together: dict[str, int] = {}  # the bytes of all results of a call
+    for name, base in (x.groups() for x in map(PART.fullmatch, lines) if x):
+        together[base] = together.get(base, 0) + sizes.get(name, 0)
+    for line in lines:
         if found := EMPTY.fullmatch(line):
             name, shape, stride, dtype = found.groups()
             pairs = zip(_numbers(shape), _numbers(stride), strict=True)
@@ -113,10 +138,14 @@ def _peak(code: str, sizes: dict[str, int]) -> int:
         elif found := DELETED.fullmatch(line):
             for name in found[1].split(","):
                 held.drop(name.strip())
+        elif found := PART.fullmatch(line):
+            name, base = found.groups()
+            held.take(name, base, sizes.get(name, 0))
         elif (found := RENAMED.fullmatch(line)) and found[2] in held.memory:
             held.rename(found[1], found[2])
-        elif (found := MADE.fullmatch(line)) and found[1] in sizes:
-            held.make(found[1], sizes[found[1]])
+        elif found := MADE.fullmatch(line):
+            name = found[1]
+            held.make(name, together.get(name, sizes.get(name, 0)))
     return held.peak
 
 

@@ -1,0 +1,56 @@
+"""The memory of values that generated code writes over."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def order_kept(_: Callable[..., Any], nodes: list[Any], *graph: Any) -> list[Any]:
+    """Find out how much memory each kernel holds, and keep their order.
+
+    Inductor takes freed memory again where that does not raise the peak, which it must know.
+
+    Args:
+        nodes: of Inductor's scheduler.
+        graph: the names of its values, loops, inputs and results.
+    """
+    from torch._inductor.memory import prepare_planning_info
+
+    prepare_planning_info(nodes, *graph)
+    return nodes
+
+
+def in_place_decided(original: Callable[[Any], None], loop: Any) -> None:
+    """Decide which values a loop writes over: those that no later one reads.
+
+    What overwrites an argument runs after all loops that read it. Inductor counts it as a reader
+    of their results, so that no loop could write over the result of a product with a donated
+    parameter.
+
+    Args:
+        original: of torch.
+        loop: a node of Inductor's scheduler.
+    """
+    known = loop.scheduler.name_to_buf
+    read = {x.name for x in loop.read_writes.reads}
+    with contextlib.ExitStack() as stack:
+        for name in sorted(read & known.keys()):
+            stack.enter_context(_only_readers(known[name]))
+        original(loop)
+
+
+@contextlib.contextmanager
+def _only_readers(value: Any) -> Iterator[None]:
+    """Hide the users of a value that only run later."""
+    name, users = value.get_name(), value.users
+    value.users = [
+        user
+        for user in users
+        if not user.is_weak or name in user.node.used_or_aliased_buffer_names()
+    ]
+    try:
+        yield
+    finally:
+        value.users = users

@@ -1,0 +1,74 @@
+"""The instruction sets of the processor that kernels may use, found out without building programs.
+
+Inductor builds and loads a program for each set and each of its extensions: six, in eight seconds
+of a machine's first compilation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import threads
+
+PLACE = "Linux", "x86_64"
+# What vectors of so many bits call in torch's library, if torch was built for them.
+EXP = {256: "Sleef_expf8_u10", 512: "Sleef_expf16_u10"}
+
+
+@contextlib.contextmanager
+def instructions_known() -> Iterator[None]:
+    """A context in which Inductor asks the compiler and torch's library instead. Where they do not
+    say yes, it builds its programs.
+    """
+    from torch._inductor.cpu_vec_isa import VecISA
+
+    with threads.replaced(VecISA, "check_build", _asked_first):
+        yield
+
+
+def _asked_first(original: Callable[..., bool]) -> Callable[..., bool]:
+    return lambda isa, code: is_known(isa, code) or original(isa, code)
+
+
+def is_known(isa: Any, code: str) -> bool:
+    """Whether a program that uses a set certainly compiles and loads.
+
+    Args:
+        isa: the set, of Inductor.
+        code: the program, in C++: one with torch's vectors, or a few intrinsic functions.
+    """
+    if (platform.system(), platform.machine()) != PLACE:
+        return False
+    has_vectors = code == isa._avx_code
+    if has_vectors and not _is_exported(EXP.get(isa.bit_width())):
+        return False
+    return _compiles("" if has_vectors else code, isa.build_arch_flags().split())
+
+
+def _compiles(code: str, flags: list[str]) -> bool:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    ends = "-x", "c++", "-S", "-o", os.devnull, "-"
+    command = [get_cpp_compiler(), *flags, *ends]
+    try:
+        done = subprocess.run(
+            command, input=code.encode(), capture_output=True, check=False
+        )
+    except OSError:
+        return False
+    return done.returncode == 0
+
+
+def _is_exported(name: str | None) -> bool:
+    """Whether torch's library has a function."""
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    return name is not None and hasattr(ctypes.CDLL(str(library)), name)
