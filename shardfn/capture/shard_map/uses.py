@@ -19,22 +19,35 @@ NONE: Axes = frozenset()
 def axes_gone(node: torch.fx.Node) -> Axes:
     """The axes over which a prim makes one value of those of the ranks."""
     row = CALLS[node.target]
-    return NONE if row.gives_varying else row.axes_of(node)
+    if row.gives_varying:
+        return NONE
+    return row.axes_of(node)
 
 
 def standing_for(node: torch.fx.Node, every: torch.fx.Node) -> list[torch.fx.Node]:
     """Of several values, those that one stands for; all, if it decides which they are."""
-    rows = [(item, of_control_flow(item)) for item in every.users]
-    mine = [item for item, values in rows if values is None or node in values]
-    is_truth = all(node is x for x in args_of(every)[:1])
-    return [*every.users] if is_truth else mine
+    decides = all(
+        node is x
+        for x in args_of(every)[:1]
+    )
+    if decides:
+        return [*every.users]
+    mine = []
+    for item in every.users:
+        values = of_control_flow(item)
+        if values is None or node in values:
+            mine.append(item)
+    return mine
 
 
 def live(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     """The values that are read, or written to."""
     found: set[torch.fx.Node] = set()
     for node in reversed(graph.nodes):
-        is_read = any(user in found for user in node.users)
+        is_read = any(
+            user in found
+            for user in node.users
+        )
         if is_read or node.op == "output" or written_by(node):
             found.add(node)
     return found
@@ -42,9 +55,14 @@ def live(graph: torch.fx.Graph) -> set[torch.fx.Node]:
 
 def is_differentiated(node: torch.fx.Node) -> bool:
     """Whether a derivative of a value is taken."""
-    return any(
-        name_of(user) in BACKWARD and node in args_of(user)[0]
+    backwards = [
+        user
         for user in node.users
+        if name_of(user) in BACKWARD
+    ]
+    return any(
+        node in args_of(user)[0]
+        for user in backwards
     )
 
 

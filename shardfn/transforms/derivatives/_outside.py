@@ -82,11 +82,12 @@ def differentiated(
     def value_and_gradients(*args: Any, **kwargs: Any) -> Any:
         flat = Flat(fn, (args, kwargs), numbers)
         leaves = [flat.leaves[i] for i in numbers]
-        held = [
-            placement.primal(x) if is_placed else entering(placement.primal(x))
-            for x, is_placed in closed_over
+        held = [placement.primal(x) for x, _ in closed_over]
+        entered = [
+            x if is_placed else entering(x)
+            for x, (_, is_placed) in zip(held, closed_over, strict=True)
         ]
-        primals = leaves + held
+        primals = leaves + entered
         derivative: Any = torch.func.vjp(flat, *primals, has_aux=True)
         floating, pull, others = derivative
         cotangents = [placement.cotangent(x, i) for i, x in enumerate(floating)]

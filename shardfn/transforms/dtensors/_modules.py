@@ -59,7 +59,11 @@ def post_forward_of_group(hook: Any, module: Any, input: Any, output: Any) -> An
 @_compat.read_by_dynamo
 def _has_dtensors(args: Any, kwargs: Any) -> bool:
     """Whether a module is called with DTensors, so it computes with global tensors."""
-    found = [isinstance(x, DTensor) for x in _tree.quick_leaves((args, kwargs))]
+    leaves = _tree.quick_leaves((args, kwargs))
+    found = [
+        isinstance(x, DTensor)
+        for x in leaves
+    ]
     return any(found)
 
 
@@ -98,13 +102,17 @@ def _gathered(x: Any, factor: float | None) -> torch.Tensor:
     """A parameter as each rank computes with it. Its gradient is the mean over ranks, or their sum
     divided by a factor.
     """
-    axes = [name for name, _ in checks.axes_here()]
-    count = math.prod([n for _, n in checks.axes_here()])
-    whole = x.redistribute(placements=[Replicate()] * len(axes))
-    own = whole.to_local(grad_placements=[Partial()] * len(axes))
+    rows = checks.axes_here()
+    axes = [name for name, _ in rows]
+    sizes = [n for _, n in rows]
+    everywhere = [Replicate()] * len(axes)
+    terms = [Partial()] * len(axes)
+    whole = x.redistribute(placements=everywhere)
+    own = whole.to_local(grad_placements=terms)
     own = placement.shared(own, placement.GATHERED)
     own = prims.vary(own, print_axes(axes))
-    return placement.scaled(own, 1 / (count if factor is None else factor))
+    divisor = math.prod(sizes) if factor is None else factor
+    return placement.scaled(own, 1 / divisor)
 
 
 @_compat.read_by_dynamo

@@ -62,9 +62,14 @@ class OnRanks:
         found = _tree.quick_leaves(out)
         kinds = tuple([_said(x) for x in found])
         (result,) = _tree.refill(out, [_leaving(x, axes) for x in found])
-        gradients = [_leaving(x, axes) for x in gradients]
+        gradients = [
+            _leaving(x, axes)
+            for x in gradients
+        ]
         axis_names.leave(len(axes))
-        return ((result, kinds), gradients) if self.has_gradients else (result, kinds)
+        if self.has_gradients:
+            return (result, kinds), gradients
+        return result, kinds
 
 
 def on_ranks(
@@ -94,7 +99,13 @@ def _with_gradients(fn: Callable[..., Any]) -> Differentiated:
     def made(inline: Any, followed: Followed) -> Callable[..., Any]:
         each = inline.__self__
         own = differentiated(fn, followed, _each_ranks_own)
-        code = OnRanks(each.name, (own,), each.mesh, each.placed, has_gradients=True)
+        code = OnRanks(
+            each.name,
+            (own,),
+            each.mesh,
+            each.placed,
+            has_gradients=True,
+        )
         return code.inline
 
     return made
@@ -104,7 +115,8 @@ def _with_gradients(fn: Callable[..., Any]) -> Differentiated:
 def _each_ranks_own(x: torch.Tensor) -> torch.Tensor:
     """A plain tensor that the code closes over: the gradient of each rank is its own."""
     names = [name for name, _ in checks.axes_here()]
-    return placement.shared(prims.vary(x, print_axes(names)), placement.HELD)
+    own = prims.vary(x, print_axes(names))
+    return placement.shared(own, placement.HELD)
 
 
 @_compat.read_by_dynamo
