@@ -128,6 +128,30 @@ class _Moved(torch.autograd.Function):
         return _Moved.apply(x.movedim(in_dims[0], 0), "*;" + after, before), 0
 
 
+class _Scaled(torch.autograd.Function):
+    """The identity, whose cotangent is multiplied by a number."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, factor: float) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _, ctx.factor = inputs
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: torch.Tensor) -> Any:
+        return cotangent * ctx.factor, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor, _: Any) -> Any:
+        return tangent.view_as(tangent)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: torch.Tensor, factor: float) -> Any:
+        return _Scaled.apply(x, factor), in_dims[0]
+
+
 class _Align(torch.autograd.Function):
     """Derivatives of a gradient take its placements. Only the gradient itself is sent in a
     bucket.
@@ -244,6 +268,11 @@ def _spec(text: str, ndim: int) -> str | None:
     return print_spec(axes)
 
 
+def scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
+    """A tensor whose gradient is multiplied by a number."""
+    return _Scaled.apply(x, factor)
+
+
 def returned(x: torch.Tensor) -> torch.Tensor:
     """A DTensor that is a result of the code of one rank."""
     return x
@@ -252,6 +281,11 @@ def returned(x: torch.Tensor) -> torch.Tensor:
 def unmarked(x: torch.Tensor) -> torch.Tensor:
     """A global tensor that is not taken for a DTensor from here on."""
     return x
+
+
+# kinds of values, of `shared`
+HELD = "a tensor that the function closes over"
+GATHERED = "a gathered parameter"
 
 
 def shared(x: torch.Tensor, what: str, alike: str = "") -> torch.Tensor:
@@ -284,3 +318,4 @@ def install() -> None:
     _compat.keep_in_graph(shared)
     _compat.keep_in_graph(unmarked)
     _compat.keep_in_graph(returned)
+    _compat.keep_in_graph(scaled)

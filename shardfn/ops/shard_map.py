@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .. import _compat
+from ..errors import CaptureError
 from .prims import implement, named_axes, one_axis, prim, sharding_axes, uncaptured
 from .text_formats import (
     parse_pairs,
@@ -102,6 +103,45 @@ def vary_alike(x: torch.Tensor, axes: str, paths: str) -> torch.Tensor:
 )
 def as_alike(x: torch.Tensor, axes: str, paths: str) -> torch.Tensor:
     """A cotangent that all ranks have, if these arguments are the same on them."""
+    return torch.empty_like(x)
+
+
+def _tangent_of_undecided(
+    t: Any, x: Any, y: Any, axes: str, source: str
+) -> torch.Tensor:
+    return vary_undecided(t, axes, source)
+
+
+def _undecided(g: Any, x: Any, y: Any, axes: str, source: str) -> torch.Tensor:
+    """Refuse the cotangent of a value that ranks use in two ways.
+
+    Raises:
+        CaptureError: always.
+    """
+    raise CaptureError.of(
+        "a gradient in the code of one rank",
+        f"a value that all ranks of {axes} have meets each rank's own values, and these lead both "
+        "to a replicated DTensor, which counts the gradient once, and to values that differ, "
+        "which have terms of it",
+        needed="a value for each of both",
+        fix="two calls of to_local: d.to_local() for what becomes a replicated DTensor, and "
+        "d.to_local(grad_placements=[Partial()]) for the values that differ",
+        source=source or None,
+    )
+
+
+@prim(
+    axes=named_axes,
+    takes_varying=False,
+    gives_varying=True,
+    communicates=False,
+    jvp=_tangent_of_undecided,
+    vjp=_undecided,
+)
+def vary_undecided(x: torch.Tensor, axes: str, source: str) -> torch.Tensor:
+    """As `vary`, of a value that is used alike and not: its cotangent is refused, with the user's
+    line.
+    """
     return torch.empty_like(x)
 
 
@@ -237,7 +277,8 @@ implement(from_local, transpose=to_local)
 implement(vary, transpose=lambda g, axes: psum(g, axes, True))
 implement(vary_alike, transpose=as_alike)
 implement(as_alike, transpose=vary_alike)
-implement(as_invariant, transpose=vary)
+# of each rank: what all of them have counts once in further derivatives
+implement(as_invariant, transpose=lambda g, axes: vary_alike(g, axes, ""))
 implement(no_cotangent, transpose=vary)
 implement(vary_in_value, transpose=vary_in_value)
 implement(psum, transpose=lambda g, axes, pending: vary(g, axes))

@@ -22,6 +22,7 @@ import shardfn as sf
 from shardfn import P
 from shardfn.runtime.cache import counts
 from shardfn.simulated import SimulatedTensor
+from tests.dtensors.compared import assert_same, of_rank
 
 PLANS: dict[str, dict[str, Any]] = {
     "tensor parallel": {"0": ColwiseParallel(), "2": RowwiseParallel()},
@@ -63,24 +64,42 @@ def _on_a_rank(plan: str) -> Any:
     eager = (
         _local(net(x)).detach().clone()
     )  # of one that is still arriving, which waits
-    return eager, _local(_staged(net, x))
+    gradients = [_gradients(net, fn, x) for fn in (net, _jitted(net))]
+    return eager, _local(_staged(net, x)), gradients
+
+
+def _jitted(net: nn.Module) -> Any:
+    return sf.jit(lambda x: net(x), backend="aten")
+
+
+def _gradients(net: nn.Module, fn: Any, x: Any) -> list[Any]:
+    """The gradients of a module, and their placements: of this rank, by `backward()`."""
+    net.zero_grad()
+    for _ in range(2):  # they add up
+        fn(x).square().sum().backward()
+    grads: list[Any] = [p.grad for p in net.parameters()]
+    return [(_local(g), str(g.placements)) for g in grads]
 
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_s2_1_a_module_of_parallelize_module(plan: str) -> None:
     real = run_ranks(2, _on_a_rank, plan)
-    for eager, staged in real:
+    for eager, staged, (wanted, found) in real:
         torch.testing.assert_close(staged, eager, rtol=1e-12, atol=1e-12)
+        assert_same(found, wanted)
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("tp",))
         net = parallelize_module(_net(), mesh, copy.deepcopy(PLANS[plan]))
         out = _local(
             _staged(net, SimulatedTensor([_x(plan, r) for r in range(2)]))
         )
-        for rank, (eager, _) in enumerate(real):
+        own = SimulatedTensor([_x(plan, r) for r in range(2)])
+        found = _gradients(net, _jitted(net), own)
+        for rank, (eager, _, (wanted, _)) in enumerate(real):
             torch.testing.assert_close(
                 out.shards[rank], eager, rtol=1e-12, atol=1e-12
             )
+            assert_same(of_rank(found, rank), wanted)
 
 
 def test_a_pair_of_layers_sends_one_all_reduce() -> None:
@@ -136,9 +155,11 @@ def test_a_closed_over_dtensor_of_another_mesh_or_world_is_refused() -> None:
         sf.jit(lambda x: w * 2)(torch.ones(4))
 
 
-def test_its_gradient_would_be_lost() -> None:
+def test_its_gradient_comes_back_with_its_placements() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
-        w = distribute_tensor(torch.ones(4), mesh, [Shard(0)]).requires_grad_()
-        with pytest.raises(sf.CaptureError, match="w, which requires grad"):
-            sf.jit(lambda x: (w * 2).full_tensor() + x)(torch.ones(4))
+        w = distribute_tensor(torch.ones(5), mesh, [Shard(0)]).requires_grad_()
+        call = sf.jit(lambda x: (w * w).full_tensor() * x, backend="aten")
+        call(torch.ones(5) * 3).sum().backward()
+        assert w.grad is not None and w.grad.placements == (Shard(0),)
+        torch.testing.assert_close(w.grad.full_tensor(), torch.ones(5) * 6)

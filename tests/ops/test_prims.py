@@ -26,6 +26,7 @@ SAMPLES: dict[Callable[..., Tensor], tuple[Any, ...]] = {
     shard_map.no_cotangent: ("a",),
     shard_map.vary_in_value: ("a",),
     shard_map.vary_alike: ("a", "x"),
+    shard_map.vary_undecided: ("a", ""),
     shard_map.as_alike: ("a", "x"),
     shard_map.psum: ("a", False),
     shard_map.extremum: ("a", "max"),

@@ -49,11 +49,21 @@ def follow_primals(python: torch.fx.GraphModule) -> None:
         op="call_function", target=placement.primal
     ):
         (held,) = marked.all_input_nodes
-        wrapped = next(user for user in marked.users if _name(user) == WRAPS)
+        wrapped = _wrapped(marked)
         for node in _level_of(wrapped):
             node.replace_input_with(held, wrapped)
         marked.replace_all_uses_with(held)
         python.graph.erase_node(marked)
+
+
+def _wrapped(marked: torch.fx.Node) -> torch.fx.Node:
+    """The wrapped primal. In the code of one rank it varies before it is wrapped."""
+    queue = [marked]
+    for node in queue:
+        if _name(node) == WRAPS:
+            return node
+        queue += node.users
+    raise AssertionError(f"no derivative has {marked} as a primal")
 
 
 def _level_of(wrapped: torch.fx.Node) -> Iterator[torch.fx.Node]:

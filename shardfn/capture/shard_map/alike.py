@@ -23,12 +23,23 @@ from ...ops import placement, shard_map
 from ...ops.nodes import args_of
 from ...ops.prims import CALLS, Axes
 from ...ops.text_formats import parse_axes, print_axes, print_paths
+from .. import annotations as sources
 from ..control_flow import bodies, endings
 from ..dtensors.mixing import RESULTS
 from ..dtensors.own_sizes import DIFFERS, RESULT
 from ..inputs import Inputs
 from . import varying
 from .axis_names import current_scope
+from .uses import (
+    NONE,
+    alike_of,
+    axes_gone,
+    is_differentiated,
+    is_gathered,
+    live,
+    makes_invariant,
+    standing_for,
+)
 from .varying_bodies import ENDINGS
 from .varying_nodes import (
     BACKWARD,
@@ -40,14 +51,18 @@ from .varying_nodes import (
     nodes_in,
 )
 
-NONE: Axes = frozenset()
 # the kinds of values that enter, of `placement.shared`
 ARGUMENT = "an argument"
 PART = "a DTensor on a part of the mesh"
 CLOSED_OVER = "<closed over>"  # in place of the path of an argument
 # the place of the results of a step among the arguments of a loop; the first carries follow
 LOOPS = {endings.scan: 0, endings.while_loop: 1}
-CARRIED = shard_map.vary, shard_map.as_invariant, shard_map.vary_alike
+CARRIED = (
+    shard_map.vary,
+    shard_map.as_invariant,
+    shard_map.vary_alike,
+    shard_map.vary_undecided,
+)
 
 
 @attrs.frozen
@@ -69,7 +84,8 @@ def settle(python: torch.fx.GraphModule, inputs: Inputs) -> None:
     """
     varying.settle(python, inputs.name)
     graphs = [*graphs_of(python)]
-    if any(_alike_of(node) for graph in graphs for node in graph.nodes):
+    every = [node for graph in graphs for node in graph.nodes]
+    if any(alike_of(x) or x.target is shard_map.as_invariant for x in every):
         values = Values(python, _paths(python, inputs))
         values.read(python, [])
         for graph in graphs:
@@ -93,6 +109,7 @@ class Values:
         self.given: dict[torch.fx.Node, list[torch.fx.Node]] = {}
         self.calls: dict[torch.fx.Graph, list[torch.fx.Node]] = {}
         self.bodies: dict[torch.fx.Node, torch.fx.GraphModule] = {}
+        self.live = {x for graph in graphs_of(python) for x in live(graph)}
         self.modules = {
             x.graph: x
             for x in python.modules()
@@ -115,37 +132,63 @@ class Values:
         return self.of[output]
 
     def settle(self, node: torch.fx.Node) -> None:
-        """Change one `vary`, if all ranks use its value alike."""
+        """Change one `vary`, over the axes over which all ranks use its value alike."""
         x, text = args_of(node)
-        axes = frozenset(parse_axes(text))
-        if node not in self.of or not axes <= self.of[x].alike:
+        if node not in self.of or is_gathered(x):
             return
-        reached = [*self._reached(node)]
-        may = _joined(self.of[n] for n in reached).may
-        paths = {
-            axis: print_paths(
-                sorted({path for path, over in may if over == axis})
-            )
-            for axis in sorted(axes)
-            if not any(self._is_certain(n, axis) for n in reached)
+        found = {
+            axis: self._way_over(node, axis)
+            for axis in parse_axes(text)
         }
-        for axis, text in paths.items():
-            if text:
-                self._change(node, axis, text)
+        for axis, way in sorted(found.items()):
+            if way is not None:
+                self._change(node, axis, *way)
 
-    def _change(self, node: torch.fx.Node, axis: str, paths: str) -> None:
-        """Have a value vary over one axis alike, and over the others as before."""
-        x, text = args_of(node)
-        rest = [name for name in parse_axes(text) if name != axis]
+    def _way_over(self, node: torch.fx.Node, axis: str) -> tuple[Any, str] | None:
+        """The prim by which a value varies over an axis, and its text: `vary_alike` and the
+        arguments that must be the same on all ranks, so that they use the value alike. None if
+        they do not: it meets a value that differs, or the code does not say that the gradient is
+        the same.
+        """
+        reached = [x for x in self._reached(node, axis) if x in self.live]
+        certain = [x for x in reached if self._is_certain(x, axis)]
+        is_made_invariant = any(makes_invariant(x, axis) for x in reached)
+        if certain:
+            counts_once = is_made_invariant or self._ends_alike(reached, certain, axis)
+            line = sources.line_of(node.meta.get("stack_trace")) or ""
+            return (shard_map.vary_undecided, line) if counts_once else None
+        if not is_made_invariant and axis not in self.of[args_of(node)[0]].alike:
+            return None
+        may = _joined(self.of[x] for x in reached).may
+        paths = {path for path, over in may if over == axis}
+        return shard_map.vary_alike, print_paths(sorted(paths or {CLOSED_OVER}))
+
+    def _ends_alike(
+        self,
+        reached: Sequence[torch.fx.Node],
+        certain: Sequence[torch.fx.Node],
+        axis: str,
+    ) -> bool:
+        """Whether a value that is differentiated is the same on all ranks, beside values that
+        differ.
+        """
+        if not any(axis in self.of[x].differs for x in certain):
+            return False  # they communicate, as ranks do that have batches of their own
+        return any(is_differentiated(x) for x in reached if x not in certain)
+
+    def _change(self, node: torch.fx.Node, axis: str, prim: Any, text: str) -> None:
+        """Have a value vary over one axis by another prim, and over the others as before."""
+        x, axes = args_of(node)
+        rest = [name for name in parse_axes(axes) if name != axis]
         with node.graph.inserting_after(node):
-            made = node.graph.call_function(shard_map.vary_alike)
+            made = node.graph.call_function(prim)
         node.replace_all_uses_with(made)
-        made.args = (node, axis, paths)
+        made.args = (node, axis, text)
         made.meta = dict(node.meta)
         self.of[made] = self.of[node]
         node.args = (x, print_axes(rest))
         if not rest:
-            made.args = (x, axis, paths)
+            made.args = (x, axis, text)
             node.graph.erase_node(node)
 
     def _facts(
@@ -169,7 +212,7 @@ class Values:
             return before
         if node.target in CALLS:
             differs = CALLS[node.target].varies(node, before.differs)
-            gone = _axes_gone(node)
+            gone = axes_gone(node)
             may = {
                 (path, axis) for path, axis in before.may if axis not in gone
             }
@@ -198,7 +241,8 @@ class Values:
         """
         carries = self._carries(node)
         if node.target not in LOOPS:
-            return before if node.target is endings.cond else Facts(self.every)
+            is_known = node.target is endings.cond or not self._communicates(node)
+            return before if is_known else Facts(self.every)
         while True:
             now = [self.of[x] for x, _ in carries]
             for x, after in carries:
@@ -216,6 +260,11 @@ class Values:
                 self.of[node] = _joined(
                     (self.of[node], self._facts(module, node))
                 )
+
+    def _communicates(self, ending: torch.fx.Node) -> bool:
+        """Whether ranks communicate in the bodies of a control-flow op."""
+        every = [x for wrap in self._wraps(ending) for x in self.bodies[wrap].graph.nodes]
+        return any(x.target in CALLS and x.target not in CARRIED for x in every)
 
     def _wraps(self, loop: torch.fx.Node) -> list[torch.fx.Node]:
         items = [
@@ -242,9 +291,9 @@ class Values:
         return [(x, outs[k]) for x, k in rows if k < count]
 
     def _shared(self, node: torch.fx.Node, before: Facts) -> Facts:
-        if alike := _alike_of(node):
+        if alike := alike_of(node):
             return attrs.evolve(before, alike=before.alike | alike)
-        if args_of(node)[1] not in (ARGUMENT, PART):
+        if args_of(node)[1] not in (ARGUMENT, PART, placement.HELD):
             return before
         way = node
         while way.all_input_nodes:
@@ -266,22 +315,48 @@ class Values:
         self.bodies[node] = body
         return self.read(body, [self.of[x] for x in given])
 
-    def _reached(self, node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-        """The values that depend on one, bodies of checkpoints included."""
+    def _reached(self, node: torch.fx.Node, axis: str) -> Iterator[torch.fx.Node]:
+        """The values that depend on one, bodies included, up to those that all ranks of an axis
+        have again.
+        """
         seen = {node}
         queue = [node]
         while queue:
             here = queue.pop()
             if name_of(here) in BACKWARD:  # a gradient is another value
                 continue
-            after = [*here.users, *self.given.get(here, ())]
-            after += [x for x, _ in self._carries(here)]
-            if here.op == "output":
-                after = self.calls.get(here.graph, [])
-            elif here is not node:
+            if here is not node:
                 yield here
+            if here.target in CALLS and axis in axes_gone(here):
+                continue  # one value, whose cotangent is that of all ranks
+            after = [*self._after(here), *self.given.get(here, ())]
             queue += [x for x in after if x not in seen]
             seen.update(after)
+
+    def _after(self, node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+        """The values that read one. Of several that enter or leave a body it is the one."""
+        for user in node.users:
+            if user.target in RESULTS:
+                yield from standing_for(node, user)
+                yield from (x for x, after in self._carries(user) if after is node)
+            elif user.op == "output":
+                yield from self._results(node, user)
+            elif user not in self.bodies:
+                yield user
+
+    def _results(
+        self, node: torch.fx.Node, output: torch.fx.Node
+    ) -> Iterator[torch.fx.Node]:
+        """The results of the calls of a body that are one of its values."""
+        (returned,) = args_of(output)
+        for call in self.calls.get(output.graph, ()):
+            if not isinstance(returned, (list, tuple)):
+                yield call
+                continue
+            for item in call.users:
+                is_item = item.target is operator.getitem
+                if not is_item or returned[args_of(item)[1]] is node:
+                    yield item
 
     def _is_certain(self, node: torch.fx.Node, axis: str) -> bool:
         """Whether a value differs over an axis for certain, or ranks communicate it."""
@@ -306,20 +381,8 @@ def _paths(
     return {node: path_of[x] for node, x in pairs if x in path_of}
 
 
-def _axes_gone(node: torch.fx.Node) -> Axes:
-    """The axes over which a prim makes one value of those of the ranks."""
-    row = CALLS[node.target]
-    return NONE if row.gives_varying else row.axes_of(node)
-
-
 def _is_entering(x: Any) -> bool:
     return isinstance(x, torch.fx.Node) and x.target is bodies.enter
-
-
-def _alike_of(node: torch.fx.Node) -> Axes:
-    """The axes over which the code takes the gradient of a tensor for the same."""
-    text = node.args[2:3] if node.target is placement.shared else ()
-    return frozenset(parse_axes(str(*text))) if any(text) else NONE
 
 
 def _joined(every: Iterable[Facts]) -> Facts:

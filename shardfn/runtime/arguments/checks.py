@@ -291,6 +291,8 @@ def _instead(x: Any, path: str) -> str:
     """A suggestion of what to pass instead of an object."""
     kind = type(x).__name__
     if isinstance(x, torch.nn.Module):
+        if any(isinstance(p, DTensor) for p in x.parameters()):
+            return "a function that closes over the module; or static_argnums of jit"
         return (
             "fn, params, buffers = sf.functionalize(module), and its params and buffers as "
             "arguments"

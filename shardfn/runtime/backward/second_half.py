@@ -18,6 +18,7 @@ from ...capture import Captured
 from ...compile import Runner
 from ...mesh import all_coordinates
 from ...partition.halves import INPUT, SAVED, Halves
+from ...partition.plan import Slot
 from ...placement import torch_placements
 from ...simulated import (
     SimulatedTensor,
@@ -102,8 +103,10 @@ class Backward:
         if not is_on_part(x, self.placed.mesh):
             return spec
         own: Any = x
+        like = x if self.request.around is not None else spec
+        shape, stride = tuple(like.shape), _stride_of(like)
         return _compat.dtensor_spec(
-            own.device_mesh, own.placements, spec.shape, spec.stride, x.dtype
+            own.device_mesh, own.placements, shape, stride, x.dtype
         )
 
     @property
@@ -162,8 +165,22 @@ class Backward:
         assert derivative is not None
         rows = zip(outs, self.specs, derivative.primals, strict=True)
         return [
-            _placed(out, spec) if reached else None for out, spec, reached in rows
+            self._placed(out, spec) if reached else None
+            for out, spec, reached in rows
         ]
+
+    def _placed(self, out: Any, spec: Any) -> torch.Tensor:
+        """A gradient as a DTensor; or as the global tensor that every rank has, in the code of one
+        rank its own.
+        """
+        if spec is not None:
+            is_row = out.dim() > len(spec.shape)
+            own = out.squeeze(0) if is_row else out
+            local = of_one_part(own, spec.mesh)
+            return dtensors([local], [spec])[0]
+        if self.request.around is not None:
+            return out.squeeze(0)
+        return out.shards[out.shown] if isinstance(out, SimulatedTensor) else out
 
     def _unread(self) -> list[UnreadTensor]:
         """Gradients without values."""
@@ -216,23 +233,35 @@ class Backward:
             if g is None:
                 yield [_zeros(fakes[at]) for fakes in self.inputs]
                 continue
-            placements = torch_placements(slot.marks)
-            if isinstance(g, DTensor) and g.placements != placements:
-                g = g.redistribute(placements=placements)
-            yield [local_of_rank(g, r) for r in range(len(self.everyone))]
+            yield self._locals(g, slot)
+
+    def _locals(self, g: torch.Tensor, slot: Slot) -> Local:
+        """The local tensors of a cotangent: a row of a global one for a rank's own result."""
+        numbers = range(len(self.everyone))
+        if g.dim() > len(slot.value.shape):
+            return [
+                local_of_rank(g, r).squeeze(0)
+                for r in numbers
+            ]
+        placements = torch_placements(slot.marks)
+        if isinstance(g, DTensor) and g.placements != placements:
+            g = g.redistribute(placements=placements)
+        return [
+            local_of_rank(g, r)
+            for r in numbers
+        ]
+
+
+def _stride_of(like: Any) -> tuple[int, ...]:
+    """The strides of a tensor, or of a spec."""
+    if isinstance(like, torch.Tensor):
+        return tuple(like.stride())
+    return tuple(like.stride)
 
 
 def _zeros(like: torch.Tensor) -> torch.Tensor:
     """Zeros for a fake tensor."""
     return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
-
-
-def _placed(out: Any, spec: Any) -> torch.Tensor:
-    """A gradient as a DTensor, or as the global tensor that every rank has."""
-    if spec is not None:
-        local = of_one_part(out, spec.mesh)
-        return dtensors([local], [spec])[0]
-    return out.shards[out.shown] if isinstance(out, SimulatedTensor) else out
 
 
 def _every(x: torch.Tensor) -> Sequence[torch.Tensor]:

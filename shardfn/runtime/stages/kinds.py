@@ -36,7 +36,8 @@ def kinds_of_ranks(
     """The kinds of ranks, that of this rank first.
 
     Raises:
-        CaptureError, PlacementError: their programs do not fit each other.
+        CaptureError, PlacementError: their programs do not fit each other; a gradient would be
+            lost.
         TreeError: their results do not.
     """
     kinds = _captured(request, args, kwargs, placed)
@@ -47,6 +48,8 @@ def kinds_of_ranks(
         kinds = _captured(request, args, kwargs, placed)
     for other in kinds[1:]:
         _refuse_other_results(request.name, kinds[0].captured, other.captured)
+    for kind in kinds:
+        kind.captured.outside.refuse_lost(request.name)
     return kinds
 
 

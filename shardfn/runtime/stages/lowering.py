@@ -122,15 +122,23 @@ def floating_results(program: Program) -> list[int]:
 
 def gradient_marks(request: Request, placed: Placed) -> list[Marks | None]:
     """The placements of the gradients that a backward returns. That of a plain tensor is
-    replicated; that of a DTensor is placed as the DTensor.
+    replicated, and in the code of one rank a row of its own; that of a DTensor is placed as the
+    DTensor.
     """
     if request.followed is None:
         return []
     replicated = ("R",) * len(placed.axes.names)
     kinds = dict(zip(placed.tensors, placed.dtensors, strict=True))
     leaves = [kinds[i] for i in request.followed.leaves]
-    closed = [isinstance(x, DTensor) for x in request.followed.closed_over]
-    return [None if is_dtensor else replicated for is_dtensor in leaves + closed]
+    is_own = request.around is not None
+    closed = [
+        is_own or isinstance(x, DTensor)
+        for x in request.followed.closed_over
+    ]
+    return [
+        None if is_placed else replicated
+        for is_placed in leaves + closed
+    ]
 
 
 def out_marks(

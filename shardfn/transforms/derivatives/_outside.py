@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from ... import _tree
 from ...capture import annotations as sources
@@ -54,27 +55,39 @@ class Flat:
         return _tree.with_tensors(self.returned[0], tensors)
 
 
+def _as_it_is(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
 def differentiated(
-    fn: Callable[..., Any], followed: Followed
+    fn: Callable[..., Any],
+    followed: Followed,
+    entering: Callable[[torch.Tensor], torch.Tensor] = _as_it_is,
 ) -> Callable[..., Any]:
     """A function with the value of fn, and the gradients of the tensors that autograd follows.
 
     Args:
         fn: the function that is called.
         followed: these tensors.
+        entering: from a plain tensor that fn closes over to the one that is differentiated.
 
     Returns:
         A function of the same arguments, of (value, gradients): those of the leaves, then those
         of the tensors that fn closes over. Each has the placements of its tensor.
     """
     numbers = followed.leaves
-    closed_over = list(followed.closed_over)
+    closed_over = [(x, isinstance(x, DTensor)) for x in followed.closed_over]
     wishes = followed.wishes
 
     def value_and_gradients(*args: Any, **kwargs: Any) -> Any:
         flat = Flat(fn, (args, kwargs), numbers)
         leaves = [flat.leaves[i] for i in numbers]
-        primals = leaves + [placement.primal(x) for x in closed_over]
+        held = [placement.primal(x) for x, _ in closed_over]
+        entered = [
+            x if is_placed else entering(x)
+            for x, (_, is_placed) in zip(held, closed_over, strict=True)
+        ]
+        primals = leaves + entered
         derivative: Any = torch.func.vjp(flat, *primals, has_aux=True)
         floating, pull, others = derivative
         cotangents = [placement.cotangent(x, i) for i, x in enumerate(floating)]

@@ -7,21 +7,27 @@ Dynamo reads this.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from ... import _compat
+from ... import _compat, _tree
 from ..._compat.distributed import fsdp_hooks
 from ...capture import annotations
 from ...capture.dtensors import checks, table
+from ...ops import placement
+from ...ops import shard_map as prims
+from ...ops.text_formats import print_axes
 
 
 @_compat.read_by_dynamo
 def pre_forward(state: Any, module: Any, args: Any, kwargs: Any) -> Any:
     """The hook before the forward, which casts the inputs, and gathers the parameters."""
     policy = fsdp_hooks.policy_of(state)
-    _compat.for_a_while(_enter, state, policy)
+    is_own = not checks.is_constraint() and not _has_dtensors(args, kwargs)
+    _compat.for_a_while(_enter, state, policy, is_own)
     if policy.cast_forward_inputs and policy.param_dtype is not None:
         args = _cast(policy.param_dtype, args)
         kwargs = _cast(policy.param_dtype, kwargs)
@@ -51,31 +57,62 @@ def post_forward_of_group(hook: Any, module: Any, input: Any, output: Any) -> An
 
 
 @_compat.read_by_dynamo
-def _enter(state: Any, policy: Any) -> None:
-    """Give the modules their parameters in the dtype of the computation. A module of theirs that
-    runs meanwhile finds them there. Where nothing is cast nothing is written, as bodies of loops
-    and branches need it.
+def _has_dtensors(args: Any, kwargs: Any) -> bool:
+    """Whether a module is called with DTensors, so it computes with global tensors."""
+    leaves = _tree.quick_leaves((args, kwargs))
+    found = [
+        isinstance(x, DTensor)
+        for x in leaves
+    ]
+    return any(found)
+
+
+@_compat.read_by_dynamo
+def _enter(state: Any, policy: Any, is_own: bool) -> None:
+    """Give the modules their parameters in the dtype of the computation, of each rank's own
+    tensors gathered ones. A module of theirs that runs meanwhile finds them there. Where nothing
+    is changed nothing is written, as bodies of loops and branches need it.
     """
     runs = getattr(state, fsdp_hooks.RUNS, [])
-    before = _replaced(state, policy) if not runs else []
+    before = _replaced(state, policy, is_own) if not runs else []
     if runs or before:
         setattr(state, fsdp_hooks.RUNS, [*runs, before])
 
 
 @_compat.read_by_dynamo
-def _replaced(state: Any, policy: Any) -> list[Any]:
+def _replaced(state: Any, policy: Any, is_own: bool) -> list[Any]:
     """The parameters of modules before they are replaced: module, name, tensor."""
     before = []
     for group in fsdp_hooks.groups_of(state):
-        _check(group.gradient_divide_factor, fsdp_hooks.has_hook(group))
+        factor = group.gradient_divide_factor
+        _check(None if is_own else factor, fsdp_hooks.has_hook(group))
         for parameter in group.fsdp_params:
             for owner, name in fsdp_hooks.places_of(parameter):
                 now = fsdp_hooks.parameter_at(owner, name)
                 x = fsdp_hooks.sharded(parameter, now)
                 y = _computed_with(x, policy) if _is_cast(x.dtype, policy) else x
+                y = _gathered(y, factor) if is_own and isinstance(y, DTensor) else y
                 if y is not now:
                     before.append((owner, name, fsdp_hooks.replaced(owner, name, y)))
     return before
+
+
+@_compat.read_by_dynamo
+def _gathered(x: Any, factor: float | None) -> torch.Tensor:
+    """A parameter as each rank computes with it. Its gradient is the mean over ranks, or their sum
+    divided by a factor.
+    """
+    rows = checks.axes_here()
+    axes = [name for name, _ in rows]
+    sizes = [n for _, n in rows]
+    everywhere = [Replicate()] * len(axes)
+    terms = [Partial()] * len(axes)
+    whole = x.redistribute(placements=everywhere)
+    own = whole.to_local(grad_placements=terms)
+    own = placement.shared(own, placement.GATHERED)
+    own = prims.vary(own, print_axes(axes))
+    divisor = math.prod(sizes) if factor is None else factor
+    return placement.scaled(own, 1 / divisor)
 
 
 @_compat.read_by_dynamo

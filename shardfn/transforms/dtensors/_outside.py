@@ -76,9 +76,10 @@ def entering(request: Request, mesh: Any, args: Any, kwargs: Any) -> Any:
             if _holds_dtensors(request.name, where, x):
                 leaves.append(x)
                 continue
-            refuse_lost_gradient(f"{request.name}, argument {path}", path, x)
+            if request.differentiated is None:
+                refuse_lost_gradient(f"{request.name}, argument {path}", path, x)
             refuse_lost_tangent(f"{request.name}, argument {path}", x)
-            x = _with_marks(_global(x, mesh), marks.get(id(x)))
+            x = _with_marks(_Entering.apply(x, mesh), marks.get(id(x)))
             setattr(x, OWN, True)
         elif isinstance(x, ShapeDtype):
             x = _global(_unread(x, mesh.device_type), mesh)
@@ -149,7 +150,33 @@ def _own(x: Any, text: str) -> Any:
         tensors, shell = _compat.opened(x)
         shell = attrs.evolve(shell, shape=shell.shape[1:], stride=shell.stride[1:])
         return _compat.closed(shell, [_own(y, text) for y in tensors])
-    return _compat.local_tensor(x).squeeze(0) if isinstance(x, DTensor) else x
+    return _Leaving.apply(x) if isinstance(x, DTensor) else x
+
+
+class _Entering(torch.autograd.Function):
+    """A rank's own tensor as a row of a global one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, mesh: Any) -> torch.Tensor:
+        ctx.is_plain = type(x) not in OF_RANKS
+        return _global(x, mesh)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Any) -> Any:
+        return _compat.local_tensor(cotangent).squeeze(0), None
+
+
+class _Leaving(torch.autograd.Function):
+    """A rank's own tensor of a global one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> torch.Tensor:
+        ctx.mesh = x.device_mesh
+        return _compat.local_tensor(x).squeeze(0)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: torch.Tensor) -> Any:
+        return _global(cotangent, ctx.mesh)
 
 
 def calling(run: Any, request: Request, args: Any, kwargs: Any) -> Any:

@@ -15,12 +15,14 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ... import _compat, _tree
-from ...capture.dtensors import holders
+from ...capture.dtensors import checks, holders
 from ...capture.shard_map import axis_names
 from ...ops import placement
 from ...ops import shard_map as prims
-from ...ops.text_formats import parse_held, print_shards, print_spec
-from ...runtime import Around, Request
+from ...ops.text_formats import parse_held, print_axes, print_shards, print_spec
+from ...runtime import Around, Followed, Request
+from ...runtime.options import Differentiated
+from ..derivatives._outside import differentiated
 from . import _parts
 from ._outside import entering, leaving
 
@@ -39,21 +41,34 @@ class OnRanks:
     ]  # the function; bare, torch 2.11 cannot read it
     mesh: Any
     placed: tuple[str, ...]  # for each leaf: the text of a DTensor, or nothing
+    # whether the function returns its value, and gradients
+    has_gradients: bool = False
 
     @_compat.read_by_dynamo
     def inline(self, *args: Any, **kwargs: Any) -> Any:
         """The result, and for each leaf of it a text: empty for no DTensor, else a space, and the
-        placements if it is Partial; of a DTensor on a part of the mesh those of the part.
+        placements if it is Partial; of a DTensor on a part of the mesh those of the part. Beside
+        both the gradients, if there are any.
         """
         axes = axis_names.enter_mesh(self.name, self.mesh, None)
         rows = zip(_tree.quick_leaves((args, kwargs)), self.placed, strict=True)
         leaves = [_entering(x, text, axes) for x, text in rows]
         args, kwargs = _tree.refill((args, kwargs), leaves)
-        out = (self.held[0](*args, **kwargs),)
+        value = self.held[0](*args, **kwargs)
+        gradients = []
+        if self.has_gradients:
+            value, gradients = value
+        out = (value,)
         found = _tree.quick_leaves(out)
         kinds = tuple([_said(x) for x in found])
         (result,) = _tree.refill(out, [_leaving(x, axes) for x in found])
+        gradients = [
+            _leaving(x, axes)
+            for x in gradients
+        ]
         axis_names.leave(len(axes))
+        if self.has_gradients:
+            return (result, kinds), gradients
         return result, kinds
 
 
@@ -70,10 +85,38 @@ def on_ranks(
     around = Around(entering, leaving)
     options = {"fn": fn, "mesh": mesh, "needs_mesh": True, "around": around}
     options |= {"rank": (), "has_own_sizes": has_own_sizes, "layouts": layouts}
-    made = attrs.evolve(asks, **options, structure=None, differentiated=None)
+    # where ranks have programs of their own, each would have another derivative
+    gradients = None if has_own_sizes else _with_gradients(asks.fn)
+    made = attrs.evolve(asks, **options, structure=None, differentiated=gradients)
     made.store.kin = asks.store.kin
     made.store.kin.update((asks.store, made.store))
     return made
+
+
+def _with_gradients(fn: Callable[..., Any]) -> Differentiated:
+    """The maker of the function with its gradients from `inline`: those of fn, on each rank."""
+
+    def made(inline: Any, followed: Followed) -> Callable[..., Any]:
+        each = inline.__self__
+        own = differentiated(fn, followed, _each_ranks_own)
+        code = OnRanks(
+            each.name,
+            (own,),
+            each.mesh,
+            each.placed,
+            has_gradients=True,
+        )
+        return code.inline
+
+    return made
+
+
+@_compat.read_by_dynamo
+def _each_ranks_own(x: torch.Tensor) -> torch.Tensor:
+    """A plain tensor that the code closes over: the gradient of each rank is its own."""
+    names = [name for name, _ in checks.axes_here()]
+    own = prims.vary(x, print_axes(names))
+    return placement.shared(own, placement.HELD)
 
 
 @_compat.read_by_dynamo

@@ -26,7 +26,7 @@ def fn(x: Any) -> Any: ...
 
 
 def captured(cuts: Any = (), rows: int = 3, **facts: Any) -> Any:
-    outside = SimpleNamespace(draws=0, shared=())
+    outside = SimpleNamespace(draws=0, shared=(), refuse_lost=lambda name: None)
     made = {"program": TREE, "outside": outside, "cuts": cuts}
     traits = own_sizes.traits(graph(rows))
     return SimpleNamespace(**{**made, "traits": traits, **facts})

@@ -29,19 +29,27 @@ def said(call: Any, *args: Any) -> str:
 
 
 def in_rank_code(mesh: Any, read: Any) -> Any:
-    """The code of one rank, whose plain tensors are each rank's own."""
-    local = lambda x: DTensor.from_local(x, mesh, [sf.Shard(0)])
-    return sf.jit(lambda x: local(x).full_tensor() * read(), backend="aten")
+    """The code of one rank, whose shards are uneven: each kind of rank has its own program."""
+
+    def fn(d: Any) -> Any:
+        y = d.to_local() * read()
+        return DTensor.from_local(
+            y, mesh, d.placements, shape=d.shape, stride=d.stride()
+        )
+
+    return sf.jit(fn, backend="aten")
 
 
-def test_in_the_code_of_a_rank_a_closed_over_tensor_is_named_with_its_line_and_the_fix() -> (
+def test_in_code_of_uneven_ranks_a_closed_over_tensor_is_named_with_its_line_and_the_fix() -> (
     None
 ):
     w = W.detach().clone().requires_grad_()
     with sf.fake_world(2):
-        f = in_rank_code(sf.make_mesh((2,), ("dp",)), lambda: w.sum())
+        mesh = sf.make_mesh((2,), ("dp",))
+        x = sf.distribute(X, mesh, P("dp"))
+        f = in_rank_code(mesh, lambda: w.sum())
         text = (
-            "jit(<lambda>): it closes over w, which requires grad: its gradient would be lost\n"
+            "jit(fn): it closes over w, which requires grad: its gradient would be lost\n"
             "  at: HERE\n"
             "  needed: tensors that need no gradient, or arguments\n"
             "  try: pass it as an argument and differentiate inside with sf.grad; or "
@@ -49,21 +57,23 @@ def test_in_the_code_of_a_rank_a_closed_over_tensor_is_named_with_its_line_and_t
             "or call it under torch.no_grad()"
         )
         for _ in range(2):
-            assert said(f, X) == text
+            assert said(f, x) == text
         with torch.no_grad():
-            f(X)
+            f(x)
         with torch.inference_mode():
-            f(X)
-        assert said(f, X) == text
+            f(x)
+        assert said(f, x) == text
+        assert "argument d: it requires grad" in said(f, x.detach().requires_grad_())
 
 
 def test_a_module_in_the_code_of_a_rank_is_named_with_functionalize() -> None:
     layer = nn.Linear(3, 2).double()
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
-        text = said(in_rank_code(mesh, lambda: layer(X).sum()), X)
+        x = sf.distribute(X, mesh, P("dp"))
+        text = said(in_rank_code(mesh, lambda: layer(X).sum()), x)
     assert text.startswith(
-        "jit(<lambda>): it closes over layer.weight, layer.bias, which require grad: "
+        "jit(fn): it closes over layer.weight, layer.bias, which require grad: "
         "their gradients"
     )
     assert (

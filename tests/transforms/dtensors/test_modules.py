@@ -53,8 +53,29 @@ def test_in_jit_it_takes_dtensors() -> None:
         call = sf.jit(lambda x: module(x), backend="aten")
         out = call(distribute_tensor(X, mesh, [Shard(0)]))
         torch.testing.assert_close(out.full_tensor(), net()(X))
-        with pytest.raises(sf.CaptureError, match="of a DTensor and a plain tensor"):
-            call(X)
+
+
+@pytest.mark.parametrize("factor", [None, 1.0])
+def test_in_jit_each_rank_has_a_batch_of_its_own(factor: float | None) -> None:
+    with sf.fake_world(3):
+        mesh = sf.make_mesh((3,), ("dp",))
+        eager, module = net(), net()
+        for each in (eager, module):
+            fully_shard(each[0], mesh=mesh)
+            fully_shard(each, mesh=mesh)
+            if factor is not None:
+                each.set_gradient_divide_factor(factor)
+        own = distribute_tensor(X, mesh, [Shard(0)]).to_local()
+        loss = sf.jit(lambda x: module(x).square().mean(), backend="aten")
+        value, wanted = loss(own), eager(own).square().mean()
+        torch.testing.assert_close(value.shards, wanted.shards)
+        value.backward()
+        wanted.backward()
+        for p, q in zip(module.parameters(), eager.parameters(), strict=True):
+            assert p.grad.placements == p.placements == (Shard(0),)
+            torch.testing.assert_close(p.grad.full_tensor(), q.grad.full_tensor())
+        kinds = [c.kind for c in loss.lower(own).backward.collectives]
+        assert "reduce_scatter" in kinds and "all_reduce" not in kinds
 
 
 def _in_policy(mesh: Any, inner: MixedPrecisionPolicy, outer: MixedPrecisionPolicy) -> Any:
