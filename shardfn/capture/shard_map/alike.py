@@ -136,10 +136,7 @@ class Values:
         x, text = args_of(node)
         if node not in self.of or is_gathered(x):
             return
-        found = {
-            axis: self._way_over(node, axis)
-            for axis in parse_axes(text)
-        }
+        found = {axis: self._way_over(node, axis) for axis in parse_axes(text)}
         for axis, way in sorted(found.items()):
             if way is not None:
                 self._change(node, axis, *way)

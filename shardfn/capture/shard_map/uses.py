@@ -26,10 +26,7 @@ def axes_gone(node: torch.fx.Node) -> Axes:
 
 def standing_for(node: torch.fx.Node, every: torch.fx.Node) -> list[torch.fx.Node]:
     """Of several values, those that one stands for; all, if it decides which they are."""
-    decides = all(
-        node is x
-        for x in args_of(every)[:1]
-    )
+    decides = all(node is x for x in args_of(every)[:1])
     if decides:
         return [*every.users]
     mine = []
@@ -44,10 +41,7 @@ def live(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     """The values that are read, or written to."""
     found: set[torch.fx.Node] = set()
     for node in reversed(graph.nodes):
-        is_read = any(
-            user in found
-            for user in node.users
-        )
+        is_read = any(user in found for user in node.users)
         if is_read or node.op == "output" or written_by(node):
             found.add(node)
     return found
@@ -55,15 +49,8 @@ def live(graph: torch.fx.Graph) -> set[torch.fx.Node]:
 
 def is_differentiated(node: torch.fx.Node) -> bool:
     """Whether a derivative of a value is taken."""
-    backwards = [
-        user
-        for user in node.users
-        if name_of(user) in BACKWARD
-    ]
-    return any(
-        node in args_of(user)[0]
-        for user in backwards
-    )
+    backwards = [user for user in node.users if name_of(user) in BACKWARD]
+    return any(node in args_of(user)[0] for user in backwards)
 
 
 def is_gathered(x: torch.fx.Node) -> bool:

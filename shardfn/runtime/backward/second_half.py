@@ -239,17 +239,11 @@ class Backward:
         """The local tensors of a cotangent: a row of a global one for a rank's own result."""
         numbers = range(len(self.everyone))
         if g.dim() > len(slot.value.shape):
-            return [
-                local_of_rank(g, r).squeeze(0)
-                for r in numbers
-            ]
+            return [local_of_rank(g, r).squeeze(0) for r in numbers]
         placements = torch_placements(slot.marks)
         if isinstance(g, DTensor) and g.placements != placements:
             g = g.redistribute(placements=placements)
-        return [
-            local_of_rank(g, r)
-            for r in numbers
-        ]
+        return [local_of_rank(g, r) for r in numbers]
 
 
 def _stride_of(like: Any) -> tuple[int, ...]:

@@ -131,14 +131,8 @@ def gradient_marks(request: Request, placed: Placed) -> list[Marks | None]:
     kinds = dict(zip(placed.tensors, placed.dtensors, strict=True))
     leaves = [kinds[i] for i in request.followed.leaves]
     is_own = request.around is not None
-    closed = [
-        is_own or isinstance(x, DTensor)
-        for x in request.followed.closed_over
-    ]
-    return [
-        None if is_placed else replicated
-        for is_placed in leaves + closed
-    ]
+    closed = [is_own or isinstance(x, DTensor) for x in request.followed.closed_over]
+    return [None if is_placed else replicated for is_placed in leaves + closed]
 
 
 def out_marks(
