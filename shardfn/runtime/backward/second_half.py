@@ -103,7 +103,7 @@ class Backward:
         if not is_on_part(x, self.placed.mesh):
             return spec
         own: Any = x
-        like = x if self.request.around is not None else spec
+        like = x if self.request.rank is not None else spec
         shape, stride = tuple(like.shape), _stride_of(like)
         return _compat.dtensor_spec(
             own.device_mesh, own.placements, shape, stride, x.dtype
@@ -178,7 +178,7 @@ class Backward:
             own = out.squeeze(0) if is_row else out
             local = of_one_part(own, spec.mesh)
             return dtensors([local], [spec])[0]
-        if self.request.around is not None:
+        if self.request.rank is not None:
             return out.squeeze(0)
         return out.shards[out.shown] if isinstance(out, SimulatedTensor) else out
 

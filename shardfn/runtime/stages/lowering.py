@@ -130,7 +130,7 @@ def gradient_marks(request: Request, placed: Placed) -> list[Marks | None]:
     replicated = ("R",) * len(placed.axes.names)
     kinds = dict(zip(placed.tensors, placed.dtensors, strict=True))
     leaves = [kinds[i] for i in request.followed.leaves]
-    is_own = request.around is not None
+    is_own = request.rank is not None
     closed = [is_own or isinstance(x, DTensor) for x in request.followed.closed_over]
     return [None if is_placed else replicated for is_placed in leaves + closed]
 

@@ -362,12 +362,13 @@ def test_a_mesh_that_this_rank_is_not_in() -> None:
             )
 
 
-def test_an_argument_whose_gradient_would_be_lost() -> None:
+def test_an_argument_of_a_program_of_dtensors_has_its_gradient() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
         fn = sf.jit(lambda x: from_local(x, mesh).full_tensor())
-        with pytest.raises(sf.ShardError, match="argument x: it requires grad"):
-            fn(X.clone().requires_grad_())
+        x = X.clone().requires_grad_()
+        (fn(x) * 3).sum().backward()
+        torch.testing.assert_close(x.grad, torch.full_like(X, 3.0))
 
 
 def test_placements_that_torch_does_not_know() -> None:
