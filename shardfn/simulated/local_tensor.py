@@ -112,6 +112,11 @@ class SimulatedTensor(torch.Tensor):
             args[0].shape
         ):  # `to_local` inspects itself
             return SimulatedTensor(args[0].shards, args[0].shown)
+        written = _written(func, args, kwargs or {})
+        if any(_has_values(x) and not isinstance(x, SimulatedTensor) for x in written):
+            got = "ranks write their own values to a plain tensor, which all of them have"
+            fix = "a DTensor: DTensor.from_local(x, mesh), before the optimizer is made"
+            raise ShardError.of(f"{func}", got, fix=fix)
         results = [
             func(*a, **k)
             for a, k in (

@@ -238,3 +238,19 @@ def test_a_leaf_of_uneven_sizes_that_was_made_without_autograd_is_refused() -> N
     text = str(caught.value)
     assert "its shapes on these ranks are [(4,), (3,)]" in text
     assert "try: requires_grad_() of the DTensor, before its to_local()" in text
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+def test_ranks_do_not_write_their_own_values_to_a_plain_tensor(optimizer: Any) -> None:
+    own = SimulatedTensor([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])])
+    plain = torch.ones(2)
+    with pytest.raises(sf.ShardError, match="a plain tensor, which all of them have") as caught:
+        plain.add_(own)
+    assert "DTensor.from_local(x, mesh)" in (caught.value.fix or "")
+    w = torch.nn.Parameter(plain)
+    with torch.no_grad():
+        w.grad = own
+    with pytest.raises(sf.ShardError, match="a plain tensor"):
+        optimizer([w], lr=0.1, foreach=False).step()
+    torch.testing.assert_close(w.detach(), torch.ones(2))
+    own.add_(plain)  # theirs may be written with it

@@ -158,7 +158,6 @@ class _Entering(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, mesh: Any) -> torch.Tensor:
-        ctx.is_plain = type(x) not in OF_RANKS
         return _global(x, mesh)
 
     @staticmethod
