@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -108,15 +108,10 @@ class SimulatedTensor(torch.Tensor):
             return collectives.run(func, *args, **(kwargs or {}))
         if "c10d" in func.namespace:
             return collectives.functional(func, *args, **(kwargs or {}))
-        if func is aten.view.default and tuple(args[1]) == tuple(
-            args[0].shape
-        ):  # `to_local` inspects itself
+        if func is aten.view.default and tuple(args[1]) == tuple(args[0].shape):
+            # `to_local` inspects itself
             return SimulatedTensor(args[0].shards, args[0].shown)
-        written = _written(func, args, kwargs or {})
-        if any(_has_values(x) and not isinstance(x, SimulatedTensor) for x in written):
-            got = "ranks write their own values to a plain tensor, which all of them have"
-            fix = "a DTensor: DTensor.from_local(x, mesh), before the optimizer is made"
-            raise ShardError.of(f"{func}", got, fix=fix)
+        _writes_only_ranks_own(func, _written(func, args, kwargs or {}))
         results = [
             func(*a, **k)
             for a, k in (
@@ -130,6 +125,18 @@ class SimulatedTensor(torch.Tensor):
             for values in zip(*(c[0] for c in columns), strict=True)
         ]
         return _tree.unflatten(columns[0][1], stacked)
+
+
+def _writes_only_ranks_own(func: Any, written: Iterable[Any]) -> None:
+    """Raises where the values of each rank would be written to a tensor that all ranks have.
+
+    Raises:
+        ShardError: an argument that `func` writes to is a plain tensor with values.
+    """
+    if any(_has_values(x) and not isinstance(x, SimulatedTensor) for x in written):
+        got = "ranks write their own values to a plain tensor, which all of them have"
+        fix = "a DTensor: DTensor.from_local(x, mesh), before the optimizer is made"
+        raise ShardError.of(f"{func}", got, fix=fix)
 
 
 def _is_followed(leaves: Sequence[Any]) -> bool:
@@ -170,9 +177,7 @@ def _of_rank(leaves: list[Any], treedef: Any, rank: int) -> tuple[Any, Any]:
     return _tree.unflatten(treedef, own)
 
 
-def _gathered(
-    func: Any, values: tuple[Any, ...], shown: int, followed: bool
-) -> Any:
+def _gathered(func: Any, values: tuple[Any, ...], shown: int, followed: bool) -> Any:
     """The tensors of all ranks as one. Other values must be equal on all ranks."""
     if isinstance(values[0], torch.Tensor):
         return SimulatedTensor(values, shown, followed)

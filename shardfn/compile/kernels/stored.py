@@ -217,7 +217,9 @@ class Stored:
 
     def layouts(self, node: Node) -> tuple[tuple[Node, object], ...]:
         """The values that a node reads, with the formulas of its inputs written into it."""
-        formula = self.formulas.get(self.base(node)) or self.formula(node)
+        formula = self.formulas.get(self.base(node))
+        if formula is None:
+            formula = self.formula(node)
         return tuple((x, y or layout_of(x)) for x, y in formula.reads)
 
     def store(self, node: Node) -> Node:
@@ -361,8 +363,10 @@ class Stored:
         reads = len(formula.reads)
         is_long = formula.length > LENGTH
         if len(node.users) > 1:
-            is_result = any(x.op == "output" for x in node.users) and reads > 0
-            is_input = reads > 1 and any(map(op_kinds.is_call, node.users))
+            is_returned = any(x.op == "output" for x in node.users)
+            is_called = any(map(op_kinds.is_call, node.users))
+            is_result = is_returned and reads > 0
+            is_input = is_called and reads > 1
             is_fixed = any(x.target in op_kinds.FIXED for x in op_kinds.readers(node))
             is_dear = formula.is_heavy or is_long or reads > READS
             is_realized = is_result or is_input
