@@ -250,4 +250,6 @@ def _path_note(name: str, path: str) -> str:
 def _shortened(lines: list[str], what: str, full: bool) -> list[str]:
     if full or len(lines) <= 12:
         return lines
-    return [*lines[:6], f"  ...   {len(lines) - 8} more {what}", *lines[-2:]]
+    first, middle, last = lines[:6], lines[6:-2], lines[-2:]
+    left_out = f"  ...   {len(middle)} more {what}"
+    return [*first, left_out, *last]

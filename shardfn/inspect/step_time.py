@@ -66,7 +66,8 @@ class OpTime:
 
     def __str__(self) -> str:
         name = self.name if self.axis is None else f"{self.name} over {self.axis}"
-        line = f"{_ms(self.seconds)}  {self.count:>5} x {name:<28} {self.source or ''}"
+        source = self.source or ""
+        line = f"{_ms(self.seconds)}  {self.count:>5} x {name:<28} {source}"
         return line.rstrip()
 
 

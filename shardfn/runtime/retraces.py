@@ -67,9 +67,9 @@ def _differences(
         yield from _sizes(entry, placed)
     yield from _followed(entry, placed)
     states = zip(_compat.SETTINGS, placed.state, entry.state, strict=True)
-    yield from (
-        f"{name}: {a}, was {b}" for name, a, b in states if a != b and (a or b)
-    )
+    for name, now, before in states:
+        if now != before and (now or before):
+            yield f"{name}: {now}, was {before}"
     if entry.reads is not None and not entry.reads.same():
         for path, before, now in entry.reads.changed():
             yield f"{name_of(path)}, which it closes over: {_said(now)}, was {_said(before)}"

@@ -122,8 +122,9 @@ def _groups(
         if i in done:
             continue
         k = axes.names.index(asked[i].record.axis)
-        c = coordinates[i]
-        group = [at[(*c[:k], j, *c[k + 1 :])] for j in range(axes.sizes[k])]
+        before = coordinates[i][:k]
+        after = coordinates[i][k + 1 :]
+        group = [at[*before, j, *after] for j in range(axes.sizes[k])]
         if all(
             j in asked and asked[j].record.axis == asked[i].record.axis
             for j in group

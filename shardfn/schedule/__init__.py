@@ -44,7 +44,7 @@ __all__ = [
 
 
 def schedule(graph: torch.fx.Graph, agenda: Agenda) -> list[torch.fx.Graph]:
-    """Run every pass, and check the graph before the first and after each.
+    """Run every pass, and check the graph before the first and after each that changes it.
 
     Returns:
         The graph before the first pass and after each.
@@ -53,8 +53,10 @@ def schedule(graph: torch.fx.Graph, agenda: Agenda) -> list[torch.fx.Graph]:
     check(graph, agenda.axes)
     graphs = [graph]
     for run in PIPELINE:
-        graphs.append(run(graphs[-1], agenda))
-        check(graphs[-1], agenda.axes)
+        made = run(graphs[-1], agenda)
+        if made is not graphs[-1]:
+            check(made, agenda.axes)
+        graphs.append(made)
     return graphs
 
 

@@ -6,12 +6,14 @@ from collections.abc import Iterable
 
 import torch
 
+Nodes = list[torch.fx.Node]
+
 
 def ordered(
     graph: torch.fx.Graph, wanted: Iterable[torch.fx.Node]
 ) -> torch.fx.Graph:
-    """The graph with its nodes in this order. An input that does not precede its reader is
-    moved to right before it.
+    """A graph with the nodes of another in this order. An input that does not precede its reader
+    is moved to right before it.
 
     Args:
         graph: may be out of topological order.
@@ -19,26 +21,42 @@ def ordered(
     """
     fresh = torch.fx.Graph()
     env = dict[torch.fx.Node, torch.fx.Node]()
+    for node in _sequence(graph, wanted):
+        copy = env[node] = fresh.node_copy(node, env.__getitem__)
+        copy.name, copy.meta = node.name, dict(node.meta)
+    return fresh
+
+
+def sort(graph: torch.fx.Graph) -> None:
+    """Put a graph's nodes into order in place: an input that does not precede its reader is moved
+    to right before it.
+    """
+    nodes = _sequence(graph, graph.nodes)
+    for node in nodes[:-1]:
+        nodes[-1].prepend(node)
+
+
+def _sequence(graph: torch.fx.Graph, wanted: Iterable[torch.fx.Node]) -> Nodes:
+    """All nodes as `ordered` has them."""
+    (output,) = graph.find_nodes(op="output")
+    placed = dict[torch.fx.Node, None]()
 
     def place(node: torch.fx.Node) -> None:
         stack = [node]
         while stack:
             current = stack[-1]
-            missing = [x for x in current.all_input_nodes if x not in env]
-            if current in env:
+            missing = [x for x in current.all_input_nodes if x not in placed]
+            if current in placed:
                 stack.pop()
             elif missing:
                 stack += reversed(missing)
             else:
-                stack.pop()
-                copy = env[current] = fresh.node_copy(current, env.__getitem__)
-                copy.name, copy.meta = current.name, dict(current.meta)
+                placed[stack.pop()] = None
 
-    (output,) = graph.find_nodes(op="output")
     for node in graph.find_nodes(op="placeholder"):
         place(node)
     for node in wanted:
         if node is not output:
             place(node)
     place(output)
-    return fresh
+    return list(placed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from shardfn.schedule.order import ordered
+from shardfn.schedule.order import ordered, sort
 from tests.support.stages.graphs import graph_of, shown
 
 
@@ -50,3 +50,17 @@ def test_a_long_chain_needs_no_recursion() -> None:
         node = graph.call_function(torch.neg, (node,))
     graph.output([node])
     assert len(ordered(graph, []).nodes) == 3002
+
+
+def test_sort_moves_in_place_only_what_is_read_before_it_is_made() -> None:
+    graph = graph_of(lambda x: [(x + 1).sin(), (x + 2).cos()], torch.ones(3))
+    before = order(graph)
+    sort(graph)
+    assert order(graph) == before == ["add", "sin", "add_1", "cos"]
+    nodes = {node.name: node for node in graph.nodes}
+    nodes["cos"].append(nodes["add_1"])
+    nodes["cos"].append(nodes["add"])
+    sort(graph)
+    assert order(graph) == ["add", "sin", "add_1", "cos"]
+    assert all(nodes[node.name] is node for node in graph.nodes)
+    graph.lint()

@@ -289,7 +289,7 @@ def run_plan(
         ranks(plan.axes.sizes),
         tuple(f"group:{a}" for a in plan.axes.names),
     )
-    kinds = {c: local_sizes(plan, c) for c in everyone}
+    kinds = local_sizes(plan, everyone)
     programs: dict[Any, LocalProgram] = {}
     for c, kind in kinds.items():
         if kind not in programs:

@@ -52,7 +52,9 @@ class Scanned:
     def parts(self, xs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """Split one list into consts, carries and rows."""
         end = self.consts + self.carries
-        return list(xs[: self.consts]), list(xs[self.consts : end]), list(xs[end:])
+        consts = list(xs[: self.consts])
+        carries = list(xs[self.consts : end])
+        return consts, carries, list(xs[end:])
 
 
 class ScanOp(torch.autograd.Function):

@@ -173,11 +173,10 @@ class Place:
             else node.kwargs.get("storage_offset")
         )
         start = asked.meta["val"].storage_offset() if given is None else given
-        end = (
-            start + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
-            if 0 not in size
-            else start
-        )
+        end = start
+        if 0 not in size:
+            last = sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+            end = start + last + 1
         owner = asked
         while (source := viewed(owner)) is not None:
             owner = source

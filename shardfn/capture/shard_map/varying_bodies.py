@@ -165,7 +165,8 @@ def _cond(kinds: Varying, node: torch.fx.Node) -> Settled:
     bodies = [body_of(kinds, yes), body_of(kinds, no)]
     found = [fixed(kinds, body, [], [], floor) for body in bodies]
     _refuse_apart(bodies, floor, "cond")
-    left = [a | b | floor for a, b in zip(found[0][1], found[1][1], strict=True)]
+    left_by_body = [left for _, left, _ in found]
+    left = [a | b | floor for a, b in zip(*left_by_body, strict=True)]
     free = {
         key: axes
         for body, (_, _, own) in zip(bodies, found, strict=True)

@@ -207,7 +207,9 @@ def sum_of(node: Node) -> Node | None:
         return None  # the second product is the one that a kernel adds to
     shape, given = view.meta["val"].shape, others[0].meta["val"].shape
     pairs = zip(reversed(given), reversed(shape), strict=False)
-    fits = len(given) <= len(shape) and all(a in (1, b) for a, b in pairs)
+    if len(given) > len(shape):
+        return None
+    fits = all(a in (1, b) for a, b in pairs)
     return reader if fits else None
 
 

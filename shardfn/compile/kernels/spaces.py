@@ -49,7 +49,10 @@ def is_image(x: torch.Tensor) -> bool:
     """Whether channels may come before other dims or last: they have more than one element, and
     so have the dims after them.
     """
-    return x.ndim == 4 and x.shape[1] > 1 and x.shape[2] * x.shape[3] > 1
+    if x.ndim != 4:
+        return False
+    _, channels, height, width = x.shape
+    return channels > 1 and height * width > 1
 
 
 def reduced(node: Node) -> Space:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -60,42 +60,50 @@ def emit(
     return b.graph
 
 
-def local_sizes(plan: steps.Plan, coordinates: Sequence[int]) -> tuple[Any, ...]:
-    """The key of a local graph. Ranks with equal keys share one graph."""
-    sizes: dict[tuple[Any, Marks], tuple[int, ...]] = {}
+def local_sizes(
+    plan: steps.Plan, coordinates: Iterable[tuple[int, ...]]
+) -> dict[tuple[int, ...], tuple[Any, ...]]:
+    """The key of each rank's local graph, by coordinates. Ranks with equal keys share one graph."""
+    values = list(_placed_values(plan))
+    sizes = plan.axes.sizes
+    kinds: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # each key once, however many ranks
+    found = {}
+    for own in coordinates:
+        key = tuple(
+            (
+                *layout.local_shape(shape, marks, sizes, own),
+                *strided.strided_factors(shape, marks, sizes, own),
+            )
+            for shape, marks in values
+        )
+        found[own] = kinds.setdefault(key, key)
+    return found
 
-    def note(slot: steps.Slot, marks: Marks) -> None:
-        """Add the local shape, and the shapes before each axis sharded it, from which offsets
-        are computed.
-        """
+
+def _placed_values(plan: steps.Plan) -> dict[tuple[torch.Size, Marks], None]:
+    """The shapes of a plan's values with their placements, and with those before each axis sharded
+    them, from which offsets are computed.
+    """
+    found: dict[tuple[torch.Size, Marks], None] = {}
+
+    def note(value: torch.Tensor, marks: Marks) -> None:
         for level in range(len(marks), 0, -1):
-            key = (
-                tuple(slot.value.shape),
-                (*marks[:level], *["R"] * (len(marks) - level)),
-            )
-            if key in sizes:
-                return
-            sizes[key] = (
-                *layout.local_shape(*key, plan.axes.sizes, coordinates),
-                *strided.strided_factors(*key, plan.axes.sizes, coordinates),
-            )
+            rest = ["R"] * (len(marks) - level)
+            placements = (*marks[:level], *rest)
+            found[value.shape, placements] = None
 
-    nested = [
-        local_sizes(inner, coordinates)
-        for step in plan.steps
-        if isinstance(step, steps.Nested)
-        for inner in step.plans
-    ]
-    for slot in (
-        *plan.ins,
-        *plan.outs,
-        *(s for step in plan.steps for s in (*step.read, *step.made)),
-    ):
-        note(slot, slot.marks)
+    for slot in (*plan.ins, *plan.outs):
+        note(slot.value, slot.marks)
     for step in plan.steps:
-        for move in step.moves if isinstance(step, steps.Redistribute) else ():
-            note(step.source, move.after)
-    return (*sizes.values(), *nested)
+        for slot in (*step.read, *step.made):
+            note(slot.value, slot.marks)
+        if isinstance(step, steps.Redistribute):
+            for move in step.moves:
+                note(step.source.value, move.after)
+        if isinstance(step, steps.Nested):
+            for inner in step.plans:
+                found.update(_placed_values(inner))
+    return found
 
 
 def _about(step: steps.Step) -> dict[str, Any]:

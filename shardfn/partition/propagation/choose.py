@@ -191,9 +191,8 @@ class Chooser:
         passes_partial = False
         shared_partial = False
         was_sharded = False
-        counted: set[tuple[int, Mark]] = (
-            set()
-        )  # one value as two arguments moves once
+        # one value as two arguments moves once
+        counted: set[tuple[int, Mark]] = set()
         for value, slots, marks in zip(values, held, placed.ins, strict=True):
             wanted = marks[axis]
             if not was_sharded:
@@ -228,10 +227,11 @@ class Chooser:
             return 0.0 if rules.fill_fits(value.fill[1], wanted) else INFINITE
         if value.recipe is not None:
             return 0.0 if is_numbered(wanted) else INFINITE
+        if any(slot.marks[axis] == wanted for slot in slots):
+            return 0.0
         n = self.axes.sizes[axis]
         if n == 1:
-            is_partial = any(slot.marks[axis] == wanted for slot in slots)
-            return 0.0 if wanted not in PENDING or is_partial else INFINITE
+            return INFINITE if wanted in PENDING else 0.0
         nbytes = _nbytes(value.fake)
         shape = value.fake.shape
         sizes = self.axes.sizes

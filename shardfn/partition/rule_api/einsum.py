@@ -197,7 +197,10 @@ def _spelled(row: Row, dims: int) -> Row:
     """
     if row[:1] != (REST,):
         return row
-    return (*(f"{REST}{k}" for k in range(dims - len(row) + 1, 0, -1)), *row[1:])
+    others = row[1:]
+    rest = dims - len(others)
+    names = [f"{REST}{k}" for k in range(rest, 0, -1)]
+    return (*names, *others)
 
 
 def _other_dims(owner: str, row: Row, x: torch.Tensor) -> str:

@@ -76,8 +76,9 @@ def _only(i: int, mark: Mark, n: int) -> tuple[Mark, ...]:
 def solve(call: OpCall) -> list[Choice]:
     """A X = B, where B is a batch of vectors or of matrices."""
     a, b = call.ins
-    vectors = b.dim() == 1 or (b.dim() == a.dim() - 1 and b.shape == a.shape[:-1])
-    core = 1 if vectors else 2
+    is_vector = b.dim() == 1
+    is_batch_of_vectors = b.dim() == a.dim() - 1 and b.shape == a.shape[:-1]
+    core = 1 if is_vector or is_batch_of_vectors else 2
     return batched((2, core), (core, 2, 1, 0))(call)
 
 

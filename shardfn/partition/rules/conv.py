@@ -269,7 +269,8 @@ def _input_gradient(b: Builder, args: list[Any], g: Piece, x: Piece) -> Any:
     padding = []
     more = []
     sizes = _own_shape(x)[2:]
-    for d, window in enumerate(windows(args[2].meta["val"].shape, *args[4:7]), 2):
+    kernel = args[2].meta["val"].shape
+    for d, window in enumerate(windows(kernel, *args[4:7]), 2):
         padding.append(
             _halo(g, d)[0] * window.stride + window.padding
         )  # where this rank's part starts

@@ -74,10 +74,10 @@ def programs_of_all(
     names = group_names(placed.mesh)
 
     def programs() -> dict[tuple[int, ...], LocalProgram]:
-        by_size = {local_sizes(chosen, c): x for c, x in lowered.programs.items()}
+        sizes = local_sizes(chosen, all_coordinates(placed.axes))
+        by_size = {sizes[c]: x for c, x in lowered.programs.items()}
         found = {}
-        for c in all_coordinates(placed.axes):
-            size = local_sizes(chosen, c)
+        for c, size in sizes.items():
             if size not in by_size:
                 by_size[size] = local_program(
                     name, traced.program, placed, chosen, agreed, c, names

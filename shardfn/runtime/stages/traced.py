@@ -206,7 +206,7 @@ class Traced:
         names = group_names(self.placed.mesh)
         here = coordinates_here(self.placed)
         here = [c for c in here if c in self.ranks] if self.ranks else here
-        kinds = {c: local_sizes(chosen, c) for c in here}
+        kinds = local_sizes(chosen, here)
         programs: dict[tuple[Any, ...], LocalProgram] = {}
         agreed = passes.agenda(chosen, self.request.name)
         if agreed.plan.leaves:

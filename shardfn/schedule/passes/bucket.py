@@ -23,7 +23,7 @@ from ...collectives import (
 from ...ops.nodes import args_of
 from ...ops.pack import pack as _pack_op  # noqa: F401
 from ..agenda import Agenda
-from ..order import ordered
+from ..order import sort
 
 aten = torch.ops.aten
 WAIT = torch.ops._c10d_functional.wait_tensor.default
@@ -47,12 +47,15 @@ def bucket(graph: torch.fx.Graph, agenda: Agenda) -> torch.fx.Graph:
                 [starts[key] for key in agenda.members[index] if key in starts],
             )
         )
-    return ordered(_replaced(out, instead), out.nodes) if instead else out
+    _replace(out, instead)
+    if instead:
+        sort(out)
+    return out
 
 
-def _replaced(
+def _replace(
     graph: torch.fx.Graph, instead: dict[torch.fx.Node, torch.fx.Node]
-) -> torch.fx.Graph:
+) -> None:
     """Read the value of each wait from its bucket instead. One pass does all, since a program
     may return thousands.
     """
@@ -64,7 +67,6 @@ def _replaced(
         (start,) = wait.all_input_nodes
         graph.erase_node(wait)
         graph.erase_node(start)
-    return graph
 
 
 def join(

@@ -226,7 +226,7 @@ def run(
         columns: for each input, the local tensor of every rank.
     """
     everyone = all_coordinates(plan.axes)
-    kinds = {c: local_sizes(plan, c) for c in everyone}
+    kinds = local_sizes(plan, everyone)
     programs = {kind: _local(plan, c) for c, kind in kinds.items()}
     inputs = [[column[r] for column in columns] for r in range(len(everyone))]
     results = simulate([programs[kinds[c]] for c in everyone], inputs, everyone)

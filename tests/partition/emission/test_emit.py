@@ -42,10 +42,11 @@ def test_the_inputs_are_a_coordinate_for_each_axis_and_then_the_local_tensors() 
 
 def test_ranks_with_shards_of_equal_sizes_share_a_graph() -> None:
     plan = planned(lambda x: [x * 2], (X,), [(0,)], sizes=(3,))
-    keys = [local_sizes(plan, (c,)) for c in range(3)]
+    keys = [*local_sizes(plan, [(c,) for c in range(3)]).values()]
     assert keys[0] == keys[1] != keys[2], "5 rows over 3 ranks: 2, 2, 1"
     moved = planned(lambda x: [x.roll(1, 0)], (X,), [(0,)], sizes=(3,))
-    assert local_sizes(moved, (0,)) != local_sizes(moved, (2,))
+    first, _, last = local_sizes(moved, [(0,), (1,), (2,)]).values()
+    assert first != last
 
 
 def test_an_input_lies_in_memory_as_the_global_value_does() -> None:
