@@ -56,7 +56,8 @@ def refuse_flattened(what: str, mesh: Any, around: DeviceMesh) -> None:
     Raises:
         PlacementError: says how to write the placements.
     """
-    if home_of(mesh) is not around is _compat.root_mesh(around):
+    is_root = around is _compat.root_mesh(around)
+    if is_root and home_of(mesh) != around:  # an equal mesh may be another object
         axes = spread(axes_of(mesh).names, around)
         got = f"its mesh is {axes_of(mesh)}, flattened, and the code is that of {axes_of(around)}"
         fix = (

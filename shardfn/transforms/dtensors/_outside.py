@@ -158,10 +158,13 @@ class _Entering(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, mesh: Any) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
         return _global(x, mesh)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Any) -> Any:
+        if cotangent is None:  # no result depends on x
+            return None, None
         return _compat.local_tensor(cotangent).squeeze(0), None
 
 
