@@ -11,11 +11,13 @@ from typing import Any, ClassVar
 
 import attrs
 import torch
+from torch.utils.checkpoint import noop_context_fn
 
 from ... import _compat, _tree
 from ...capture import annotations as sources
 from ...capture.checkpoint import policies
-from ...errors import TreeError
+from ...capture.dtensors import table
+from ...errors import CaptureError, TreeError
 from ...ops import placement
 from .._options import check_function
 from .._transformed import Transformed
@@ -80,6 +82,43 @@ def checkpoint(
     return Checkpoint((fn,), text)
 
 
+@_compat.read_by_dynamo
+def of_torch(
+    function: Callable[..., Any],
+    *args: Any,
+    context_fn: Any = noop_context_fn,
+    use_reentrant: Any = None,
+    preserve_rng_state: Any = True,
+    determinism_check: Any = None,
+    debug: Any = None,
+    early_stop: Any = True,
+    **kwargs: Any,
+) -> Any:
+    """torch.utils.checkpoint: a call of `checkpoint` that saves nothing. Its options say how eager
+    torch computes the same.
+    """
+    if context_fn is not noop_context_fn:
+        refuse_context()
+    with sources.inside(sources.fresh_region(), nothing_saveable):
+        return function(*args, **kwargs)
+
+
+@_compat.constant_in_graph
+def refuse_context() -> None:
+    """Refuse a context_fn, which would choose what to save.
+
+    Raises:
+        CaptureError: says how to choose.
+    """
+    raise CaptureError.of(
+        "torch.utils.checkpoint",
+        "it has a context_fn",
+        needed="none",
+        fix="sf.checkpoint(fn, policy=...), with one of checkpoint_policies",
+    )
+
+
+table.FUNCTIONS[torch.ops.higher_order.tag_activation_checkpoint] = of_torch
 POLICY = "one of checkpoint_policies, such as dots_saveable"
 
 
