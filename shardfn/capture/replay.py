@@ -9,18 +9,15 @@ from typing import Any
 
 import torch
 
-from ..errors import CaptureError, ShardError
+from ..errors import ShardError
 from ..ops import placement
 from . import annotations as sources
 from . import levels
 from .control_flow import bodies, endings
-from .copying import copied
 from .rewrites.custom_op_gradients import refuse_dropped
 from .trace import note_derivative
 
 BACKWARD = ("_autograd_grad", "_vjp_grad")
-CHECKPOINT = "tag_activation_checkpoint"  # Dynamo's op for torch.utils.checkpoint
-CONTEXTS = "_checkpoint_context_fn"  # its key for the context_fn
 
 
 class Replay(torch.fx.Interpreter):
@@ -61,10 +58,6 @@ class Replay(torch.fx.Interpreter):
     def call_function(
         self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if getattr(target, "_name", None) == CHECKPOINT:
-            return Replay(_checkpointed(args[0]), self.nesting.depth).run(
-                *args[1:]
-            )
         if getattr(target, "_name", None) == "wrap":
             return bodies.wrap(
                 functools.partial(Replay, depth=self.nesting.depth), *args
@@ -87,37 +80,3 @@ def _of_one_dtype(
     if tangent is None or tangent.dtype == value.dtype:
         return value, tangent
     return value, tangent.to(value.dtype)
-
-
-def _checkpointed(called: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The call inside torch.utils.checkpoint, with its nodes annotated as one checkpointed call
-    that saves nothing.
-
-    Raises:
-        CaptureError: it has a context_fn, which would choose what to save.
-    """
-    if called.meta.get(CONTEXTS) is not None:
-        fix = "sf.checkpoint(fn, policy=...), with one of checkpoint_policies"
-        source = next(
-            (
-                line
-                for n in called.graph.nodes
-                if (line := sources.line_of(n.meta.get("stack_trace")))
-            ),
-            None,
-        )
-        raise CaptureError.of(
-            "torch.utils.checkpoint",
-            "it has a context_fn",
-            needed="none",
-            fix=fix,
-            source=source,
-        )
-    around = sources.regions(
-        torch.fx.traceback.get_current_meta().get("custom") or {}
-    )
-    noted = {**around, sources.fresh_region(): "nothing_saveable"}
-    graph = copied(called.graph)
-    for node in graph.nodes:
-        node.meta["custom"] = {**node.meta.get("custom", {}), **noted}
-    return torch.fx.GraphModule(called, graph)

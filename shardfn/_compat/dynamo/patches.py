@@ -16,9 +16,7 @@ from . import (
 from .dtensors import calls, closed_over
 
 VARIABLES = "torch._dynamo.variables:"
-CHECKPOINT = (
-    "torch._dynamo.variables.higher_order_ops:CheckpointHigherOrderVariable"
-)
+HIGHER_ORDER = "torch._dynamo.variables.higher_order_ops:"
 BUILDER = "torch._dynamo.variables.builder:"
 REFUSED = "a captured function may not do this: an error by name, in place of a wrong program"
 
@@ -164,10 +162,17 @@ READING = (  # a captured function, by Dynamo
             VARIABLES + "SkipFunctionVariable.call_function",
             VARIABLES + "UserDefinedClassVariable.call_function",
             BUILDER + "TensorSubclassVariable.call_function",
-            CHECKPOINT + "._call_function",
         ),
-        "a call of DTensor, or of torch's checkpoint: it reads ours; another one that makes a DTensor or communicates; "
+        "a call of DTensor: it reads ours; another one that makes a DTensor or communicates; "
         + REFUSED,
+        NEVER,
+        new=calls.function_called,
+        takes="dtensors",
+    ),
+    Patch(
+        methods(HIGHER_ORDER + "CheckpointHigherOrderVariable", "_call_function"),
+        "torch.utils.checkpoint becomes an op of a graph, whose results hide how DTensors are "
+        "placed and which are none: it reads ours",
         NEVER,
         new=calls.function_called,
         takes="dtensors",

@@ -45,7 +45,6 @@ from .varying_nodes import (
     BACKWARD,
     children_of,
     graphs_of,
-    is_checkpoint,
     is_wrap,
     name_of,
     nodes_in,
@@ -96,7 +95,7 @@ def settle(python: torch.fx.GraphModule, inputs: Inputs) -> None:
 
 
 class Values:
-    """The values of Dynamo's graph, and of the bodies of its checkpoints."""
+    """The values of Dynamo's graph, and of the bodies of its loops and branches."""
 
     def __init__(
         self, python: torch.fx.GraphModule, paths: dict[torch.fx.Node, str]
@@ -194,7 +193,7 @@ class Values:
         before = _joined(
             self.of[x] for x in nodes_in((node.args, node.kwargs))
         )
-        if is_checkpoint(node) or is_wrap(node):
+        if is_wrap(node):
             (body,) = children_of(module, node)
             return self._called(body, node)
         if children_of(module, node) or name_of(node) in BACKWARD:
@@ -303,7 +302,7 @@ class Values:
     def _called(
         self, body: torch.fx.GraphModule, node: torch.fx.Node
     ) -> Facts:
-        """The facts of the results of a checkpoint."""
+        """The facts of the results of a body."""
         given = [x for x in args_of(node)[1:] if isinstance(x, torch.fx.Node)]
         inputs = body.graph.find_nodes(op="placeholder")
         for x, inside in zip(given, inputs, strict=False):
@@ -357,8 +356,7 @@ class Values:
 
     def _is_certain(self, node: torch.fx.Node, axis: str) -> bool:
         """Whether a value differs over an axis for certain, or ranks communicate it."""
-        is_known = is_checkpoint(node) or is_wrap(node)
-        if children_of(self.modules[node.graph], node) and not is_known:
+        if children_of(self.modules[node.graph], node) and not is_wrap(node):
             return True
         if node.kwargs.get("where") == RESULT:
             return False

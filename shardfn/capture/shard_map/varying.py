@@ -31,7 +31,6 @@ from .varying_nodes import (
     VIEWS,
     children_of,
     graphs_of,
-    is_checkpoint,
     is_size,
     name_of,
     nodes_in,
@@ -66,7 +65,7 @@ def _refuse_inside(module: torch.fx.GraphModule, name: str) -> None:
     """Refuse collectives where ranks may not all come by, or not equally often."""
     for node in module.graph.nodes:
         for child in children_of(module, node):
-            if is_checkpoint(node) or varying_control_flow.is_wrap(node):
+            if varying_control_flow.is_wrap(node):
                 _refuse_inside(child, name)
                 continue
             inside = [
@@ -186,10 +185,6 @@ class Kinds:
             and isinstance(args[1], int)
         ):
             return self.of[args[0]][args[1]]
-        if is_checkpoint(node):
-            return Kinds(children_of(self.module, node)[0]).result(
-                [self.flat(x) for x in args[1:]]
-            )
         return self.flat((args, node.kwargs)) | node.meta.get(DIFFERS, NONE)
 
     def needs(self, node: torch.fx.Node) -> Axes:
@@ -200,7 +195,6 @@ class Kinds:
             return NONE
         apart = (
             node.target is placement.align
-            or is_checkpoint(node)
             or getattr(node.target, "__name__", "") in (*BACKWARD, *PLUMBING)
         )
         if apart or (
@@ -216,10 +210,6 @@ class Kinds:
             return
         if getattr(node.target, "__name__", "") in BACKWARD:
             self.bring_cotangents(node)
-        elif is_checkpoint(node):
-            Kinds(children_of(self.module, node)[0]).settle(
-                [self.flat(x) for x in node.args[1:]]
-            )
         elif node.target is shard_map.as_invariant:
             self.narrow(node)
         elif axes := self.needs(node):

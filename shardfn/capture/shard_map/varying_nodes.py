@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from ... import _compat
 
 BACKWARD = ("_autograd_grad", "_vjp_grad")
-CHECKPOINT = "tag_activation_checkpoint"
 REQUIRES_GRAD = "_set_tensor_requires_grad"
 VIEWS = {
     "view",
@@ -111,10 +110,6 @@ def nodes_in(x: Any) -> list[torch.fx.Node]:
 def is_size(node: torch.fx.Node) -> bool:
     """Whether a node is a size that Dynamo has read as a symbol. All ranks have the same."""
     return isinstance(node.meta.get("example_value"), SYMBOLS)
-
-
-def is_checkpoint(node: torch.fx.Node) -> bool:
-    return getattr(node.target, "_name", None) == CHECKPOINT
 
 
 def is_wrap(node: torch.fx.Node) -> bool:
