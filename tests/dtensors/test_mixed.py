@@ -78,6 +78,9 @@ def test_s2_4_equal_placements_and_meshes_never_retrace(mesh: Any) -> None:
     )
     fn(local(), again, 1)
     assert counts["captures"] == captures
+    d = distribute_tensor(X, again, S)
+    both = lambda x, d: moved(x, mesh, 0) + (d * 1).redistribute(mesh, S).full_tensor()
+    same(sf.jit(both, backend="aten")(local(), d), X * 2, X * 2)
 
 
 def test_s2_3_and_s2_5_the_program_of_the_pull_request(mesh: Any) -> None:
@@ -191,6 +194,24 @@ def test_checkpoint(mesh: Any, wrap: Any) -> None:
     # all ranks have one loss, which counts once
     wanted = [2 * x.sin() * x.cos() for x in ROWS]
     torch.testing.assert_close(gradient.shards, wanted)
+
+
+def test_torchs_checkpoint_of_a_block_between_others(mesh: Any) -> None:
+    w = distribute_tensor(X.T @ X, mesh, [Shard(1)]).requires_grad_()
+
+    def block(x: Any) -> Any:
+        y = DTensor.from_local(x, mesh, [Replicate()]) @ w
+        return y.full_tensor(), y
+
+    def loss(x: Any) -> Any:
+        x, first = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+        assert not isinstance(x, DTensor) and first.placements == (Shard(1),)
+        return block(x)[0].square().sum()
+
+    sf.jit(loss, backend="aten")(X).backward()
+    value = w.full_tensor().detach().requires_grad_()
+    (X @ value @ value).square().sum().backward()
+    torch.testing.assert_close(w.grad.full_tensor(), value.grad)
 
 
 def test_scan(mesh: Any) -> None:

@@ -155,6 +155,35 @@ def test_a_closed_over_dtensor_of_another_mesh_or_world_is_refused() -> None:
         sf.jit(lambda x: w * 2)(torch.ones(4))
 
 
+class Counted(nn.Linear):
+    """A layer that counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Any) -> Any:
+        self.calls.add_(1)
+        return super().forward(x)
+
+
+def test_buffers_that_code_of_one_rank_writes_are_refused_with_what_works() -> None:
+    with sf.fake_world(2):
+        net: Any = Counted()
+        parallelize_module(net, sf.make_mesh((2,), ("tp",)), ColwiseParallel())
+
+        def returned(x: Any) -> Any:
+            buffers = {name: b.clone() for name, b in net.named_buffers()}
+            return torch.func.functional_call(net, buffers, x).sum(), buffers
+
+        with pytest.raises(sf.CaptureError, match=r"functional_call\(module, buffers"):
+            sf.jit(net, backend="aten")(torch.ones(2, 3))
+        loss, buffers = sf.jit(returned, backend="aten")(torch.ones(2, 3))
+        loss.backward()
+        torch.testing.assert_close(sf.full(buffers["calls"]), torch.ones(()))
+        torch.testing.assert_close(sf.full(net.weight.grad), torch.full((4, 3), 2.0))
+
+
 def test_its_gradient_comes_back_with_its_placements() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))

@@ -13,6 +13,7 @@ from ...ops import placement, shard_map
 from ...ops.nodes import args_of
 from .. import annotations as sources
 from ..control_flow import bodies, endings
+from ..refusals.effects import BUFFERS
 from ..shard_map.varying_nodes import memories_of, name_of, root_of, written_by
 
 # the result shares memory with the first argument in eager torch
@@ -25,6 +26,7 @@ SHARING = (
     shard_map.to_local,
 )
 OF_DTENSORS = (*placement.PLACED, placement.shared)
+GIVEN = "an argument or a closed-over tensor"
 
 
 def refuse_writes(python: torch.fx.GraphModule, name: str) -> None:
@@ -102,7 +104,7 @@ def _refuse_writes(graph: torch.fx.Graph, name: str) -> None:
             root, *_ = memory = memory_of(x)
             is_shared = any(y.target in OF_DTENSORS for y in memory)
             if is_shared and memory[-1].op in ("placeholder", "get_attr"):
-                raise _refused(node, name, "an argument")
+                raise _refused(node, name, GIVEN, f"; {BUFFERS}")
             now = order[node]
             before = [y for y in sharing[memory[-1]] if order[y] <= now]
             others = [y for y in before if root_of(y) is not root]
@@ -118,11 +120,13 @@ def memory_of(x: torch.fx.Node) -> list[torch.fx.Node]:
     return found
 
 
-def _refused(node: torch.fx.Node, name: str, of: str) -> CaptureError:
+def _refused(
+    node: torch.fx.Node, name: str, of: str, also: str = ""
+) -> CaptureError:
     return CaptureError.of(
         name,
         f"{name_of(node)} writes to the memory of {of}",
         needed="a function that only returns",
-        fix="return the new value, or write to a copy: x.clone()",
+        fix=f"return the new value, or write to a copy: x.clone(){also}",
         source=sources.line_of(node.meta.get("stack_trace")),
     )

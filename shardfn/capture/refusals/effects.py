@@ -90,7 +90,8 @@ def refuse_collectives(graph: torch.fx.GraphModule, name: str) -> None:
 
 BUFFERS = (
     "for the buffers of a module: fn, params, buffers = sf.functionalize(module), whose fn "
-    "returns their new values"
+    "returns their new values, or where parameters are DTensors torch.func.functional_call("
+    "module, buffers, args) of clones, which the function returns"
 )
 
 # what the body of a loop may write to, of which it does not know the name

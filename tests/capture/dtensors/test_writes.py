@@ -39,7 +39,7 @@ def test_a_write_to_a_dtensor_of_an_argument_is_refused() -> None:
     g = Graph()
     placed = g.call(placement.placed, g.x, "a=S0")
     assert g.refused(g.method("add_", placed, 1)).startswith(
-        "f: add_ writes to the memory of an argument\n"
+        "f: add_ writes to the memory of an argument or a closed-over tensor\n"
     )
 
 
