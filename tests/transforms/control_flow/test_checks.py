@@ -97,7 +97,9 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "writes to it in place\n"
         "  needed: a function that only returns\n  try: return the new value, or write "
         "to a clone(); for the buffers of a module: fn, params, buffers = "
-        "sf.functionalize(module), whose fn returns their new values",
+        "sf.functionalize(module), whose fn returns their new values, or where parameters are "
+        "DTensors torch.func.functional_call(module, buffers, args) of clones, which the "
+        "function returns",
     ),
 }
 
