@@ -169,12 +169,15 @@ class _Entering(torch.autograd.Function):
 
 
 class _Leaving(torch.autograd.Function):
-    """A rank's own tensor of a global one."""
+    """A rank's own tensor of a global one. A loss is a copy, which may be changed in place: torch
+    refuses that for a view.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Any) -> torch.Tensor:
         ctx.mesh = x.device_mesh
-        return _compat.local_tensor(x).squeeze(0)
+        own = _compat.local_tensor(x).squeeze(0)
+        return own.clone() if own.numel() == 1 else own
 
     @staticmethod
     def backward(ctx: Any, cotangent: torch.Tensor) -> Any:
