@@ -50,7 +50,7 @@ def _fixed() -> tuple[str, ...]:
     """The part that stays as it is in a process."""
     return (
         f"torch {torch.__version__} {torch.version.git_version}",
-        f"shardfn {_sources()}",
+        f"shardfn {sources()}",
         f"python {platform.python_version()}",
         f"machine {machine()}",
         f"devices {_devices()}",
@@ -77,7 +77,8 @@ def _compiler() -> str:
         return f"none: {error}"
 
 
-def _sources() -> str:
+@functools.cache
+def sources() -> str:
     """A digest of shardfn's own code, which writes a part of the code that it compiles."""
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
