@@ -127,7 +127,6 @@ ONCE = (
     State("_compat.cpp_kernels.units", "_processor", "what the processor can"),
     State("_compat.cpp_kernels.products", "is_faster", "whether oneDNN is"),
     State("_compat.compilations.environment", "_fixed", "torch, the machine"),
-    State("_compat.compilations.environment", "sources", "a digest of our code"),
     State("_compat.compilations.caches", "_changed", "contexts of torch's settings"),
     State("compile.native", "_start", "whether those are loaded or on the way"),
     State("compile.ahead", "_start", "whether the header is compiled or on the way"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .compilations.environment import sources
+from .compilations.environment import environment
 from .patches import patched
 from .tracing import OpOverload
 
@@ -248,7 +248,7 @@ def inductor(
         joint_graph_passes(lowered)
         finish(lowered)
         # a part of the name under which Inductor finds code that it has written before
-        lowered.meta[OURS] = (sources(), *sorted(checked))
+        lowered.meta[OURS] = (environment(), *sorted(checked))
         output = next(iter(reversed(lowered.graph.nodes)))
         tensors = [
             i for i, x in enumerate(output.args[0]) if isinstance(x, torch.fx.Node)

@@ -50,7 +50,7 @@ def _fixed() -> tuple[str, ...]:
     """The part that stays as it is in a process."""
     return (
         f"torch {torch.__version__} {torch.version.git_version}",
-        f"shardfn {sources()}",
+        f"shardfn {_sources()}",
         f"python {platform.python_version()}",
         f"machine {machine()}",
         f"devices {_devices()}",
@@ -77,8 +77,7 @@ def _compiler() -> str:
         return f"none: {error}"
 
 
-@functools.cache
-def sources() -> str:
+def _sources() -> str:
     """A digest of shardfn's own code, which writes a part of the code that it compiles."""
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):

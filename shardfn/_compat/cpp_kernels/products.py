@@ -45,12 +45,13 @@ def product_lowered(
         kwargs: likewise.
     """
     is_product = target is aten.mm.default or target is aten.addmm.default
-    if not is_product or kwargs or not is_faster():
-        return original(graph, target, args, kwargs)
-    fakes = [node.meta["val"] for node in graph.current_node.args]
-    if not is_large(*fakes):
-        return original(graph, target, args, kwargs)
-    return _by_onednn(*args)
+    is_allowed = torch.backends.mkldnn.enabled  # by the user
+    if is_product and not kwargs and is_allowed and is_faster():
+        operands = graph.current_node.args
+        fakes = [node.meta["val"] for node in operands]
+        if is_large(*fakes):
+            return _by_onednn(*args)
+    return original(graph, target, args, kwargs)
 
 
 def is_large(*fakes: torch.Tensor) -> bool:

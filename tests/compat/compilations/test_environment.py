@@ -37,9 +37,9 @@ def test_another_source_of_shardfn_is_another_environment(
 ) -> None:
     (tmp_path / "a.py").write_text("x = 1")
     monkeypatch.setattr(module, "PACKAGE", tmp_path)
-    first = module.sources.__wrapped__()
+    first = module._sources()
     (tmp_path / "a.py").write_text("x = 2")
-    assert module.sources.__wrapped__() != first
+    assert module._sources() != first
 
 
 def test_passes_of_the_user_have_no_text() -> None:
