@@ -108,7 +108,8 @@ def _same_kind(a: Any, b: Any) -> bool:
 
 
 def _kinds_text(tree: Any, like: Any, names: tuple[str, str]) -> str:
-    return f"{names[0]} have {_said(tree)}, {names[1]} have {_said(like)}"
+    first, second = names
+    return f"{first} have {_said(tree)}, {second} have {_said(like)}"
 
 
 def _said(x: Any) -> str:

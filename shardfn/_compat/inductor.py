@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from .compilations.environment import environment
 from .patches import patched
 from .tracing import OpOverload
 
-CHECKED = "shardfn: inputs whose layout each call checks"  # a key of a graph's meta
+OURS = "shardfn: what its code depends on besides its ops"  # a key of a graph's meta
 
 
 def trace_artifact(name: str, text: str) -> None:
@@ -247,7 +248,7 @@ def inductor(
         joint_graph_passes(lowered)
         finish(lowered)
         # a part of the name under which Inductor finds code that it has written before
-        lowered.meta[CHECKED] = tuple(sorted(checked))
+        lowered.meta[OURS] = (environment(), *sorted(checked))
         output = next(iter(reversed(lowered.graph.nodes)))
         tensors = [
             i for i, x in enumerate(output.args[0]) if isinstance(x, torch.fx.Node)

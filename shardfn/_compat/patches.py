@@ -11,7 +11,7 @@ from typing import Any
 
 from . import dispatch, known_sizes, modules, threads, tracing, zeros
 from .compilations import caches, reuse
-from .cpp_kernels.patches import KERNELS, RULES
+from .cpp_kernels.patches import KERNELS, PRODUCTS, RULES
 from .distributed import (
     checkpoints,
     eager_collectives,
@@ -304,6 +304,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
     "compilation": (
         SIZES,
         *KERNELS,
+        PRODUCTS,
         RULES,
         Patch(
             ("a setting of torch._inductor.config",),

@@ -75,11 +75,12 @@ def transfer_line(t: Transfer) -> str:
     """One implicit transfer: the collective, the argument and the op, and placements that would
     send nothing.
     """
-    avoided = f"; {_said(t.native)}, it would need no transfer" if t.native else ""
-    return (
-        f"{t.kind} of {t.argument} over {t.axis} ({human_bytes(t.nbytes)}) for {t.op} at "
-        f"{t.source}: {t.argument} is {t.value}{avoided}"
-    )
+    size = human_bytes(t.nbytes)
+    sent = f"{t.kind} of {t.argument} over {t.axis} ({size}) for {t.op} at {t.source}"
+    placed = f"{t.argument} is {t.value}"
+    if t.native:
+        placed += f"; {_said(t.native)}, it would need no transfer"
+    return f"{sent}: {placed}"
 
 
 def whole_line(f: Fallback) -> str:

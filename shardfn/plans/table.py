@@ -60,9 +60,11 @@ class Placements(dict[str, Any]):
 
     def __str__(self) -> str:
         rows = _rows(dict(self), self._leaves, self._axes)
-        grid = [_heads(self._axes), *(_cells(row) for row in rows)]
-        lines = [*_aligned(grid), _total(rows, self._leaves, self._axes)]
-        return "\n".join([*lines, *self._notes])
+        head = _heads(self._axes)
+        grid = [head, *map(_cells, rows)]
+        total = _total(rows, self._leaves, self._axes)
+        lines = [*_aligned(grid), total, *self._notes]
+        return "\n".join(lines)
 
 
 @attrs.frozen
@@ -77,7 +79,8 @@ class Row:
 
     @property
     def path(self) -> str:
-        return self.paths[0] if len(self.paths) == 1 else general(self.paths[0])
+        first, *others = self.paths
+        return general(first) if others else first
 
 
 def _rows(

@@ -125,7 +125,8 @@ def _different(
     """The error for two ranks with different programs."""
     none: Any = ("(nothing)", None)
     pairs = itertools.zip_longest(first, others, fillvalue=none)
-    a, b = next((Line(*a), Line(*b)) for a, b in pairs if a[0] != b[0])
+    a, b = next((a, b) for a, b in pairs if a[0] != b[0])
+    a, b = Line(*a), Line(*b)
     fix = "make shapes, placements and branches the same on every rank"
     if a.text in VERSIONS or b.text in VERSIONS:
         fix = "one environment for all ranks"

@@ -162,9 +162,11 @@ def _deadlock(asked: dict[int, Request]) -> DivergenceError:
 
 
 def _said(rank: int, request: Request) -> str:
-    record = request.record
-    what = f"{record.kind} over {record.axis} of {tuple(request.value.shape)} {request.value.dtype}"
-    return f"rank {rank}: {what}, at {record.source or record.name}"
+    record, value = request.record, request.value
+    what = f"{record.kind} over {record.axis}"
+    sent = f"{tuple(value.shape)} {value.dtype}"
+    where = record.source or record.name
+    return f"rank {rank}: {what} of {sent}, at {where}"
 
 
 def combine(group: list[Request]) -> list[torch.Tensor]:
@@ -205,7 +207,9 @@ def _halo(group: list[Request]) -> list[torch.Tensor]:
     ends = torch.zeros_like(group[0].value)
     sent = [r.value for r in group]
     after = ends.numel() - before
-    neighbours = zip([ends, *sent[:-1]], [*sent[1:], ends], strict=True)
+    previous = [ends, *sent[:-1]]
+    following = [*sent[1:], ends]
+    neighbours = zip(previous, following, strict=True)
     return [torch.cat([left[after:], right[:after]]) for left, right in neighbours]
 
 

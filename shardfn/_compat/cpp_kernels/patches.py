@@ -6,6 +6,7 @@ from ..patching import NEVER, Patch, methods
 from .dtypes import rules_kept
 from .folder import own_kernels
 from .instructions import instructions_known
+from .products import product_lowered
 from .units import kernels_joined
 
 KERNELS = (
@@ -31,6 +32,13 @@ KERNELS = (
         NEVER,
         enter=instructions_known,
     ),
+)
+PRODUCTS = Patch(
+    ("torch._inductor.graph:GraphLowering.call_function",),
+    "it multiplies matrices by MKL, also where oneDNN is faster",
+    NEVER,
+    new=product_lowered,
+    is_mine=lambda: True,
 )
 RULES = Patch(
     ("torch._inductor.dtype_propagation:DtypePropagationOpsHandler.__init__",),
