@@ -5,6 +5,7 @@ line.
 from __future__ import annotations
 
 import ast
+import contextlib
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -89,6 +90,9 @@ TRIGGERS: dict[str, Callable[[Tensor], Any]] = {
     )(x[0], x),
     "_accumulate.check_microbatches": lambda x: sf.accumulate(torch.sum, 0)(x),
     "_checkpoint.check_text": lambda x: sf.checkpoint_name(x, 3),
+    "_checkpoint.refuse_context": lambda x: sf.jit(torch.utils.checkpoint.checkpoint)(
+        torch.sin, x, use_reentrant=False, context_fn=contextlib.nullcontext
+    ),
     "_mixed_precision._kept": lambda x: sf.mixed_precision(torch.sum, keep=["no"])(
         x
     ),
