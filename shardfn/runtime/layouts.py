@@ -161,7 +161,7 @@ def _of_parts(
     own = {}
     for i, (x, stride) in enumerate(zip(closed, strides, strict=True)):
         if len(stride) > x.dim():
-            own[i] = _own_of_part
+            own[i] = row_of_part
         elif isinstance(x, DTensor) and axes_of(x.device_mesh).names != names:
             own[i] = on_root
     return own
@@ -172,7 +172,7 @@ def on_root(x: DTensor) -> DTensor:
     return on_mesh(x, _compat.root_mesh(x.device_mesh))
 
 
-def _own_of_part(x: Any) -> torch.Tensor:
+def row_of_part(x: Any) -> torch.Tensor:
     """Each rank's own tensor of a DTensor on a part of a mesh, as a row of one of all ranks."""
     root = _compat.root_mesh(x.device_mesh)
     return own_of_part(x, root).unsqueeze(0)

@@ -31,7 +31,7 @@ from ...simulated import (
 )
 from ...types import LocalProgram
 from ..arguments import Placed, spec_of
-from ..layouts import Reader, laid_out, local_of_rank, readers
+from ..layouts import Reader, laid_out, local_of_rank, readers, row_of_part
 from ..options import Request
 from ..simulator import simulate
 
@@ -220,8 +220,14 @@ class Backward:
                 local = self.reads[i][1](next(feed))
                 yield local if isinstance(local, list) else [local]
             else:
-                x = on_mesh(next(feed), self.placed.mesh)
+                x = self._global(next(feed))
                 yield [local_of_rank(x, r) for r in range(len(self.everyone))]
+
+    def _global(self, x: Any) -> Any:
+        """A residual as one on the mesh: of a part, in the code of one rank a row for each."""
+        mesh = self.placed.mesh
+        is_row = self.request.rank is not None and is_on_part(x, mesh)
+        return row_of_part(x) if is_row else on_mesh(x, mesh)
 
     def _given(self, cotangents: Sequence[Any]) -> Iterator[Local]:
         """The local tensors of each cotangent: zeros where autograd has none."""

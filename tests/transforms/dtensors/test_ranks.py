@@ -170,10 +170,11 @@ def test_a_closed_over_dtensor_on_a_part_of_the_mesh_has_its_gradient_there() ->
         part = sf.make_mesh((2, 2), ("dp", "tp"))["tp"]
         w = distribute_tensor(OWN.T, part, [Shard(1)]).requires_grad_()
         x = OWN + 1
-        fn = lambda x: (DTensor.from_local(x, part, [Replicate()]) @ w).full_tensor()
+        # the backward reads w
+        fn = lambda x: (DTensor.from_local(x, part, [Replicate()]) @ w.sin()).full_tensor()
         (grad,) = torch.autograd.grad(sf.jit(fn, backend="aten")(x).square().sum(), w)
         value = OWN.T.clone().requires_grad_()
-        (wanted,) = torch.autograd.grad((x @ value).square().sum(), value)
+        (wanted,) = torch.autograd.grad((x @ value.sin()).square().sum(), value)
         assert grad.device_mesh == part and grad.placements == (Shard(1),)
         close(grad.full_tensor(), wanted)
 
