@@ -241,9 +241,13 @@ of their own
     ),
     "a write to an argument": (
         lambda x, mesh: (dist.all_reduce(x), x)[1],
-        """jit(<lambda>): copy_ writes to the memory of an argument
+        """jit(<lambda>): copy_ writes to the memory of an argument or a \
+closed-over tensor
   needed: a function that only returns
-  try: return the new value, or write to a copy: x.clone()""",
+  try: return the new value, or write to a copy: x.clone(); for the buffers of a module: fn, \
+params, buffers = sf.functionalize(module), whose fn returns their new values, or where \
+parameters are DTensors torch.func.functional_call(module, buffers, args) of clones, which the \
+function returns""",
     ),
     "a write to the local tensor of a DTensor": (
         written,
