@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 aten = torch.ops.aten
-LEAST = 1 << 23  # multiplications from which the start of a call of oneDNN does not count
+# multiplications of a thread from which the start of a call of oneDNN does not count
+LEAST = 1 << 23
 PROCESSORS = Path("/proc/cpuinfo")
 AMD = "AuthenticAMD"
 OP = "torch.ops.mkldnn._linear_pointwise.default"
@@ -73,8 +74,9 @@ def is_large(*fakes: torch.Tensor) -> bool:
         return False
     is_row_major = left.is_contiguous()
     is_dense = right.is_contiguous() or right.t().is_contiguous()
-    count = rows * inner * columns
-    return is_row_major and is_dense and count >= LEAST
+    least = LEAST * torch.get_num_threads()
+    is_worth_it = rows * inner * columns >= least
+    return is_row_major and is_dense and is_worth_it
 
 
 def _by_onednn(*operands: Any) -> Any:

@@ -33,9 +33,12 @@ X, W, B = torch.ones(300, 200), torch.ones(200, 150), torch.ones(150)
     ],
 )
 def test_it_takes_large_operands_as_they_lie(
-    operands: tuple[torch.Tensor, ...], large: bool
+    operands: tuple[torch.Tensor, ...], large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert products.is_large(*operands) is large
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert not products.is_large(*operands), "each thread has half of it"
 
 
 @needs_both

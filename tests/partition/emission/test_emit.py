@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pieces
+import pytest
 import torch
 
+import shardfn as sf
+from shardfn import P
 from shardfn.partition import Plan, emit, local_sizes
 from shardfn.types import Marks
 from tests.support.stages.graphs import op_of
@@ -47,6 +51,39 @@ def test_ranks_with_shards_of_equal_sizes_share_a_graph() -> None:
     moved = planned(lambda x: [x.roll(1, 0)], (X,), [(0,)], sizes=(3,))
     first, _, last = local_sizes(moved, [(0,), (1,), (2,)]).values()
     assert first != last
+
+
+def sized(graph: torch.fx.Graph) -> list[Any]:
+    """The ops of a graph, with their constants and the sizes of their values."""
+    constant = lambda x: torch.fx.node.map_arg(x, lambda n: n.name)
+    return [
+        (op_of(n), repr(constant((n.args, n.kwargs))), str(n.meta.get("val")))
+        for n in graph.nodes
+    ]
+
+
+MOVED = ((0, "R"), ("R", 0), (1, "R"), ("R", 1), (0, 1), (1, 0), (0, 0), ("R", "R"))
+
+
+@pytest.mark.parametrize("rows", [5, 6, 7])
+def test_ranks_with_equal_keys_have_equal_graphs(rows: int) -> None:
+    x = torch.ones(rows, 3)
+    ranks = list(itertools.product(range(2), range(2)))
+    for before, after in itertools.product(MOVED, MOVED):
+        plan = planned(lambda x: [x], (x,), [before], outs=[after], sizes=(2, 2))
+        keys = local_sizes(plan, ranks)
+        graphs = {c: sized(local(plan, *c)) for c in ranks}
+        for a, b in itertools.combinations(ranks, 2):
+            assert keys[a] != keys[b] or graphs[a] == graphs[b], (before, after, a, b)
+
+
+def test_sizes_that_neither_inputs_nor_results_have_are_in_the_keys() -> None:
+    inside = lambda x: sf.constrain(sf.constrain(x, P("a", "b")) * 2, P())
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((2, 2), ("a", "b"))
+        for x in (torch.rand(5, 4), torch.rand(4, 5), torch.rand(3, 3)):
+            step = sf.shard(inside, mesh, (P(),), backend="aten")
+            assert torch.equal(sf.full(step(x)), x * 2)
 
 
 def test_an_input_lies_in_memory_as_the_global_value_does() -> None:
