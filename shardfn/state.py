@@ -140,6 +140,9 @@ ONCE = (
 
 NUMBERS = (
     State(
+        "_compat.compilations.garbage", "_made", "of objects since garbage went"
+    ),
+    State(
         "ranks.rendezvous", "_joins", "of the jobs that this process has joined"
     ),
     State("capture.annotations", "_numbers", "of checkpointed calls"),

@@ -3,6 +3,7 @@
 from attr._compat import repr_context  # reprs that attrs writes look for it here
 
 from .compilations.environment import environment, has_own_passes, machine
+from .compilations.garbage import paused_gc
 from .compilations.modules import Generated, Rerun, generated
 from .cpp_kernels.folder import CACHE_DIR, cache_folder, not_own
 from .cpp_kernels.units import compiler_facts
@@ -177,7 +178,6 @@ from .tracing import (
     neutral,
     open_dual,
     overload_of,
-    paused_gc,
     paused_tracing,
     read_by_dynamo,
     schema,

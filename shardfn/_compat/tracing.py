@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import logging
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -45,20 +44,6 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 DATA_DEPENDENT = DataDependentOutputException
 
 DYNAMIC_SHAPE = DynamicOutputShapeException
-
-
-@contextlib.contextmanager
-def paused_gc() -> Iterator[None]:
-    """Pause garbage collection. Capture and partition make many long-lived objects, and
-    collecting among them takes an eighth of the time or more.
-    """
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def _is_other() -> bool:

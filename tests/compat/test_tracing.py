@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 
 import pytest
 import torch
@@ -57,18 +56,6 @@ def test_the_users_saved_tensor_hooks_are_off_inside_and_on_again() -> None:
             assert not packed
         X.clone().requires_grad_().exp()
         assert len(packed) == 1
-
-
-@pytest.mark.parametrize("was", [True, False])
-def test_the_garbage_collector_is_paused_and_as_before(was: bool) -> None:
-    before = gc.isenabled()
-    try:
-        (gc.enable if was else gc.disable)()
-        with tracing.paused_gc():
-            assert not gc.isenabled()
-        assert gc.isenabled() is was
-    finally:
-        (gc.enable if before else gc.disable)()
 
 
 def test_the_index_of_a_sample_is_its_number_in_the_mapped_dim() -> None:

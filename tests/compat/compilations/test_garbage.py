@@ -1,0 +1,70 @@
+"""Garbage: not collected while programs are made, and read once, not soon after."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from shardfn._compat.compilations import garbage
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    was, was_frozen = gc.isenabled(), gc.get_freeze_count()
+    gc.unfreeze()
+    gc.enable()
+    yield
+    (gc.enable if was else gc.disable)()
+    if was_frozen:
+        gc.freeze()
+
+
+class Tied:
+    """An object that only the collector frees."""
+
+    def __init__(self) -> None:
+        self.own = self
+
+
+@pytest.mark.parametrize("was", [True, False])
+def test_the_garbage_collector_is_paused_and_as_before(was: bool) -> None:
+    (gc.enable if was else gc.disable)()
+    with garbage.paused_gc():
+        assert not gc.isenabled()
+    assert gc.isenabled() is was
+
+
+def test_objects_of_a_pause_are_not_young_afterwards() -> None:
+    with garbage.paused_gc():
+        made: list[Any] = [[i] for i in range(50_000)]
+    young = gc.get_objects(generation=0)
+    assert len(young) < len(made) / 2
+
+
+def test_garbage_of_many_pauses_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(garbage, "MOST", 100_000)
+    monkeypatch.setattr(garbage, "_made", [0])
+    with garbage.paused_gc():
+        tied = Tied()
+        gone = weakref.ref(tied)
+        del tied
+    assert gone() is not None
+    with garbage.paused_gc():
+        kept = [[i] for i in range(garbage.MOST + 1)]
+    assert gone() is None
+    assert kept
+    assert garbage._made == [0]
+
+
+def test_what_the_user_has_frozen_stays_frozen() -> None:
+    gc.freeze()
+    try:
+        with garbage.paused_gc():
+            pass
+        assert gc.get_freeze_count()
+    finally:
+        gc.unfreeze()
