@@ -73,15 +73,20 @@ class AutoProblem(AxisProblem):
         self.hardware = hardware
         self.unknowns = unknowns
         self.decided = before
-        self.options: dict[Hashable, Options] = {}
-        self.outs: dict[int, Options] = {}
         super().__init__(observed, axis, before.ops)
         self.moments = moments
         self.add_memory(limit)
 
+    def state(self) -> None:
+        self.options: dict[Hashable, Options] = {}
+        self.outs: dict[int, Options] = {}
+        super().state()
+
     def choose(self) -> Axes | None:
-        """The placements on the axes up to this one; None if none is found in time."""
-        values = self.program.solve()
+        """The placements on the axes up to this one; None if none is found in time, or if the
+        program is too large.
+        """
+        values = None if self.is_too_large else self.program.solve()
         if values is None:
             return None
         ops = {

@@ -27,6 +27,14 @@ def advise(observed: Observed) -> Decided:
     for axis, name in enumerate(observed.walk.axes.names):
         problem = AxisProblem(observed, axis, decided)
         found = problem.solve()
+        if problem.is_too_large:
+            log.warning(
+                "%s: the program is too large to plan the placements on axis %s at once; each "
+                'op takes its cheapest strategy, as with planner="greedy"',
+                observed.walk.name,
+                name,
+            )
+            return {}
         if found is not None and problem.program.is_late:
             log.warning(
                 "%s: the placements on axis %s were not known to be the cheapest within %g s; "

@@ -8,13 +8,14 @@ made, or one to which it was moved; a move starts at a placement at which the va
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 from torch.fx import Node
 
 from ...types import Mark, Marks, MeshAxes
+from .. import layout
 from ..propagation.values import Placed
 from . import work
 from .alike import alike
@@ -24,6 +25,9 @@ from .starts import timed
 from .strategies import fitting, on_axis, share
 from .supplies import OneOf, Supplies, Supply
 
+# Ways of values between two placements. With more of them a solver takes minutes, so strided shards
+# are left out: views of windows of an image have dozens.
+MOST_WAYS = 150_000
 Decided = Mapping[Node, Placed]  # the placements of ops on the first axes
 
 
@@ -49,20 +53,29 @@ class AxisProblem:
         self.axes = observed.walk.axes
         self.axis = axis
         self.before = before
+        self.kinds = alike(observed, self.placed_before)
+        self.is_narrow = False  # without strided shards that the walk did not choose
+        self.state()
+        if self.is_too_large:
+            self.is_narrow = True
+            self.state()
+        if not self.is_too_large:
+            self.supplies.connect()
+
+    def state(self) -> None:
+        """State the problem, but for the moves of values."""
         self.program = IntegerProgram()
         self.supplies = Supplies(self.program)
         self.strategies: dict[Node, list[Strategy]] = {}
-        self.kinds = alike(observed, self.placed_before)
-        self.tied: dict[
-            Hashable, list[int]
-        ] = {}  # the variables of ops that are alike
+        # the variables of ops that are alike
+        self.tied: dict[Hashable, list[int]] = {}
         self.position = 0  # of the node that is added
-        for position, node in enumerate(observed.nodes):
+        for position, node in enumerate(self.observed.nodes):
             self.position = position
             self.add(node)
         self.read_results()
         self.tie_carries()
-        self.supplies.connect()
+        self.is_too_large = self.supplies.ways() > MOST_WAYS
 
     def tie_carries(self) -> None:
         """A carry enters each step as it leaves the one before. Carries of one shape are placed
@@ -95,8 +108,10 @@ class AxisProblem:
             self.read(key, "backward", {marks: None})
 
     def solve(self) -> Decided | None:
-        """The placements of each op, on the axes up to this one; None if time was up."""
-        values = self.program.solve()
+        """The placements of each op, on the axes up to this one; None if time was up, or if the
+        program is too large.
+        """
+        values = None if self.is_too_large else self.program.solve()
         if values is None:
             return None
         decided = {}
@@ -121,7 +136,12 @@ class AxisProblem:
         chosen = self.observed.chosen[node]
         keys = self.observed.inputs(node)
         held = [self.held(key) for key in keys]
-        return fitting(self.walk, node, chosen, self.before[node], held)
+        found = fitting(self.walk, node, chosen, self.before[node], held)
+        if not self.is_narrow:
+            return found
+        usual = on_axis(chosen.placed, self.axis)
+        known = {mark for marks in usual for mark in marks}
+        return [x for x in found if known.issuperset(_strided(x, self.axis))]
 
     def held(self, key: Key) -> set[Mark]:
         """The placements on this axis at which a value may be made."""
@@ -296,6 +316,12 @@ class AxisProblem:
     def here(self, marks: Marks) -> Marks:
         """The placements on the axes up to this one."""
         return marks[: self.axis + 1]
+
+
+def _strided(placed: Placed, axis: int) -> Iterator[Mark]:
+    """The strided shards of an op on one axis."""
+    for marks in on_axis(placed, axis):
+        yield from (mark for mark in marks if layout.outer_of(mark) > 1)
 
 
 def _hashable(placed: Placed) -> Hashable:

@@ -71,6 +71,10 @@ class Supply:
             reads,
         )
 
+    def places(self) -> int:
+        """The number of placements at which it is read."""
+        return len({marks for _, groups in self.reads for marks in groups})
+
     def price(self, source: Marks, target: Marks) -> float:
         """The price of the cheapest moves between two placements."""
         shape = tuple(self.fake.shape)
@@ -104,12 +108,20 @@ class Supplies:
         """A value. None for one that is made where it is read."""
         return self.found.get(key)
 
+    def equal(self) -> list[list[Supply]]:
+        """The values, together those that are made and read alike."""
+        found: dict[Any, list[Supply]] = defaultdict(list)
+        for supply in self.found.values():
+            found[supply.description()].append(supply)
+        return list(found.values())
+
+    def ways(self) -> int:
+        """How many ways there are from where values are made to where they are read."""
+        return sum(len(first.made) * first.places() for first, *_ in self.equal())
+
     def connect(self) -> None:
         """Add the moves of every value. Values that are made and read alike move alike."""
-        equal: dict[Any, list[Supply]] = defaultdict(list)
-        for supply in self.found.values():
-            equal[supply.description()].append(supply)
-        for first, *others in equal.values():
+        for first, *others in self.equal():
             first.times += sum(other.times for other in others)
             self.connect_one(first, [first, *others])
 

@@ -63,8 +63,8 @@ def chosen(
     first = search.candidates(limit)
     if search.is_late:
         log.warning(
-            "%s: sf.auto: the integer program had no solution within %g s; the cheapest "
-            "of data parallel and fully sharded placements are taken",
+            "%s: sf.auto: the integer program is too large, or had no solution within %g s; the "
+            "cheapest of data parallel and fully sharded placements are taken",
             traced.request.name,
             integer_program.SECONDS,
         )

@@ -19,6 +19,7 @@ from shardfn.partition.auto.search import (
     timed_on,
 )
 from shardfn.partition.auto.unknowns import shards, unknowns_of
+from shardfn.partition.planner import axis_problem
 from shardfn.partition.planner.flattened import flattened
 from shardfn.partition.planner.integer_program import IntegerProgram
 from shardfn.partition.planner.price import PlanPrice
@@ -101,10 +102,14 @@ def test_limits_leave_room_to_later_axes_or_do_not() -> None:
     assert found.strict(10.0) == (10.0, 10.0)
 
 
-def test_textbook_placements_are_compared_when_time_is_up(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("why", ["time is up", "too large"])
+def test_textbook_placements_are_compared_when_there_is_no_solution(
+    monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    monkeypatch.setattr(IntegerProgram, "solve", lambda program: None)
+    if why == "time is up":
+        monkeypatch.setattr(IntegerProgram, "solve", lambda program: None)
+    else:
+        monkeypatch.setattr(axis_problem, "MOST_WAYS", 1)
     found = search(64, 8, 16, (4,))
     rows = {candidate.marks for candidate in found.candidates(None)}
     assert rows == {(("R",), ("R",), (0,)), ((1,), (0,), (0,))}

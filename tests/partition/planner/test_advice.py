@@ -10,7 +10,7 @@ import pieces
 import pytest
 import torch
 
-from shardfn.partition.planner import integer_program
+from shardfn.partition.planner import axis_problem, integer_program
 from shardfn.partition.planner.advice import advise
 from shardfn.partition.planner.observed import Observed
 from shardfn.partition.propagate import walked
@@ -55,6 +55,17 @@ def test_when_time_is_up_there_is_no_advice_and_the_log_says_so(
     assert said == [
         "f: the placements on axis a were not planned within 60 s; each op takes its cheapest "
         'strategy, as with planner="greedy"'
+    ]
+
+
+def test_a_program_that_is_too_large_is_not_planned_and_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    monkeypatch.setattr(axis_problem, "MOST_WAYS", 1)
+    assert advise(seen()) == {}
+    assert said == [
+        "f: the program is too large to plan the placements on axis a at once; each op takes "
+        'its cheapest strategy, as with planner="greedy"'
     ]
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from shardfn.partition import layout
+from shardfn.partition.planner import axis_problem
 from shardfn.partition.planner.axis_problem import AxisProblem
 from shardfn.partition.planner.strategies import on_axis
 from shardfn.partition.propagation.values import Placed
@@ -50,3 +53,50 @@ def test_the_smaller_value_moves() -> None:
     fn = lambda x, w: [(x @ w).exp()]
     args = torch.ones(6400, 32), torch.ones(32, 32)
     assert solved(fn, args, [(0,), (1,)])["mm"] == ((0, "R"), (0,))
+
+
+def problem_of_a_merge() -> AxisProblem:
+    """Dims are merged, the later one sharded: the result may be a strided shard."""
+    fn = lambda x, w: [(x.reshape(32, 32) @ w).reshape(8, 4, 32).tanh()]
+    args = torch.ones(8, 4, 32), torch.ones(32, 32)
+    found = observed(fn, args, [("R",), ("R",)], (2,))
+    before = {
+        node: Placed([()] * len(chosen.call.ins), [()] * len(chosen.call.outs))
+        for node, chosen in found.chosen.items()
+    }
+    return AxisProblem(found, 0, before)
+
+
+def strided_shards(problem: AxisProblem) -> int:
+    return sum(
+        layout.outer_of(mark) > 1
+        for strategies in problem.strategies.values()
+        for _, placed in strategies
+        for marks in on_axis(placed, 0)
+        for mark in marks
+    )
+
+
+def test_a_large_problem_has_no_strided_shards_but_those_of_the_walk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = problem_of_a_merge()
+    assert strided_shards(whole)
+    ways = whole.supplies.ways()
+    monkeypatch.setattr(axis_problem, "MOST_WAYS", ways - 1)
+    narrow = problem_of_a_merge()
+    assert narrow.supplies.ways() < ways
+    assert not strided_shards(narrow)
+    assert list(map(str, narrow.strategies)) == list(map(str, whole.strategies))
+    found = [problem.solve() for problem in (whole, narrow)]
+    here, there = ([on_axis(x, 0) for x in each.values()] for each in found if each)
+    assert here == there
+
+
+def test_a_problem_that_stays_too_large_is_not_solved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(axis_problem, "MOST_WAYS", 1)
+    problem = problem_of_a_merge()
+    assert problem.is_too_large
+    assert problem.solve() is None
