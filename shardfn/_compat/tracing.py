@@ -326,9 +326,13 @@ def paused_tracing() -> Iterator[None]:
 @functools.cache
 def core_decompositions() -> dict[Any, Any]:
     """torch's decompositions into core ATen, and those of losses and batch norms, which core
-    ATen does not decompose.
+    ATen does not decompose. Ops that torch composes of others above autograd need none; listing
+    them would take a seventh of a second.
     """
-    from torch._decomp import core_aten_decompositions, decomposition_table
+    from torch._decomp import (
+        _core_aten_decompositions_post_autograd,
+        decomposition_table,
+    )
 
     aten = torch.ops.aten
     whole = (
@@ -345,7 +349,7 @@ def core_decompositions() -> dict[Any, Any]:
         aten._native_batch_norm_legit_no_training,
     )
     extra = [getattr(op, name) for op in whole for name in op.overloads()]
-    found = core_aten_decompositions()
+    found = _core_aten_decompositions_post_autograd()
     known = (op for op in extra if op in decomposition_table)
     return {**found, **{op: decomposition_table[op] for op in known}}
 

@@ -21,13 +21,13 @@ def paused_gc() -> Iterator[None]:
         yield
     finally:
         if was:
-            _grown_up()
+            grow_up()
             gc.enable()
 
 
-def _grown_up() -> None:
-    """Count the objects of a pause as old ones. As young ones the next collection, which comes
-    soon, would read them all.
+def grow_up() -> None:
+    """Count all objects as old ones. As young ones the next collection, which comes soon, would
+    read them all.
     """
     if gc.get_freeze_count():
         return  # objects that the user has frozen must stay so
