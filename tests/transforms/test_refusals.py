@@ -93,6 +93,9 @@ TRIGGERS: dict[str, Callable[[Tensor], Any]] = {
     "_checkpoint.refuse_context": lambda x: sf.jit(torch.utils.checkpoint.checkpoint)(
         torch.sin, x, use_reentrant=False, context_fn=contextlib.nullcontext
     ),
+    "_checkpoint.check_segments": lambda x: sf.jit(
+        torch.utils.checkpoint.checkpoint_sequential
+    )([torch.sin], 2, x, use_reentrant=False),
     "_mixed_precision._kept": lambda x: sf.mixed_precision(torch.sum, keep=["no"])(
         x
     ),
