@@ -234,10 +234,10 @@ of their own
     ),
     "a dtype of the gradient": (
         lambda x, mesh: from_local(x, mesh).redistribute(
-            mesh, R, backward_dtype=torch.float16
+            mesh, R, backward_dtype="float16"
         ),
-        """DTensor.redistribute: backward_dtype=
-  try: forward_dtype=, or x.to(dtype)""",
+        """DTensor.redistribute, backward_dtype: a str
+  try: a dtype, such as torch.bfloat16""",
     ),
     "a write to an argument": (
         lambda x, mesh: (dist.all_reduce(x), x)[1],
