@@ -69,6 +69,8 @@ class Scope:
     closes_over: bool = False  # a DTensor, read as a global tensor
     # the calls that gave the number of a rank as a tensor
     rank_calls: list[str] = attrs.field(factory=list)
+    # groups, each with the tensors that are its ranks
+    group_ranks: list[tuple[Any, tuple[Any, ...]]] = attrs.field(factory=list)
     losses: int = 0  # the `loss_parallel` contexts that are entered here
 
     def named_or_entered(self, mesh: Any) -> Any:
