@@ -88,6 +88,7 @@ from .dynamo.shells import Shell, closed, opened, registered
 from .dynamo.sizes import (
     Sizes,
     dim_hint,
+    is_reading,
     is_symbol,
     read_as_symbols,
     signs,
@@ -292,6 +293,7 @@ __all__ = [
     "is_in_order",
     "is_of_one_process",
     "is_sole_owner",
+    "is_reading",
     "is_symbol",
     "is_tracing",
     "is_unreduced",

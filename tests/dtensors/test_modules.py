@@ -203,6 +203,27 @@ def test_in_shard_it_is_a_global_tensor_with_placements() -> None:
         torch.testing.assert_close(sf.full(out), x * 3)
 
 
+@pytest.mark.parametrize("plan", PLANS)
+def test_in_shard_a_module_of_parallelize_module_is_refused_with_what_works(
+    plan: str,
+) -> None:
+    x, net = _x("", 0), _net()
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("tp",))
+        styles = copy.deepcopy(PLANS[plan])
+        module = parallelize_module(_net(), mesh, styles)
+        with pytest.raises(sf.ShardError) as caught:
+            sf.shard(lambda x: module(x), mesh, backend="aten")(x)
+        assert str(caught.value).startswith("a module of parallelize_module, DTensor.")
+        fix = "sf.placements(params, plan, axis='tp', module=module)"
+        assert fix in str(caught.value) and "try: sf.jit(fn)" in str(caught.value)
+        params = dict(net.named_parameters())
+        where = sf.placements(params, PLANS[plan], axis="tp", module=net)
+        call = lambda params, x: torch.func.functional_call(net, params, x)
+        out = sf.shard(call, mesh, (where, P()), backend="aten")(params, x)
+        torch.testing.assert_close(sf.full(out), net(x))
+
+
 def test_a_closed_over_dtensor_of_another_mesh_or_world_is_refused() -> None:
     with sf.fake_world(2):
         mesh, other = sf.make_mesh((2,), ("dp",)), sf.make_mesh((2,), ("tp",))

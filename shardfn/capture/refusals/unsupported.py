@@ -152,6 +152,15 @@ AXIS = (
 )
 PROOF = ("it checks another function", "call it outside of the function")
 
+IN_SHARD = (  # in place of code of one rank
+    "sf.jit(fn) or sf.shard_map, for code of one rank; in shard: global tensors, and "
+    "sf.constrain(x, placements)"
+)
+STYLES = "/torch/distributed/tensor/parallel/"
+MODULE_IN_SHARD = (
+    "sf.jit(fn) or sf.shard_map; in shard: the module without parallelize_module, its parameters "
+    "at sf.placements(params, plan, axis='tp', module=module)"
+)
 # (folder or file, name of a function) -> the problem, what to write instead.
 TORCH: dict[str, tuple[str, str]] = {
     **dict.fromkeys(
