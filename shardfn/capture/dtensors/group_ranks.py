@@ -132,7 +132,7 @@ def group_rank(what: str, group: Any, rank: int | None) -> int:
         CaptureError: it is another one on each rank.
     """
     every = of_all(group)
-    if every is not None and rank in every:
+    if rank is not None and every is not None and rank in every:
         return rank
     which = "the number of a rank, a tensor here," if rank is None else f"rank {rank}"
     got = f"{which} has another number on each rank, or none, in a group of a mesh axis"
@@ -161,20 +161,18 @@ def name_of_ranks(tag: str, *ranks: Any) -> str:
         CaptureError: there is none.
     """
     what = "torch.distributed._resolve_group_name_by_ranks_and_tag"
-    tags = dist.distributed_c10d._get_group_tag
     numbers = sorted(map(id, ranks))  # in any order, as torch has it
     for group, noted in current_scope().group_ranks:
-        if sorted(map(id, noted)) == numbers and tags(group) == tag:
+        if sorted(map(id, noted)) == numbers and _compat.group_tag(group) == tag:
             return group.group_name
     if any(isinstance(x, torch.Tensor) for x in ranks):
         got = "its ranks are tensors, and not those of a group with this tag"
         raise CaptureError.of(what, got, needed=OF_GROUP, fix=NAME)
-    try:
-        find = dist.distributed_c10d._resolve_group_name_by_ranks_and_tag
-        return find(list(ranks), tag)
-    except (ValueError, TypeError, RuntimeError) as error:
+    name = _compat.name_of_group(ranks, tag)
+    if name is None:
         got = f"no group of this rank has the ranks {list(ranks)} and the tag {tag!r}"
-        raise CaptureError.of(what, got, needed=OF_GROUP, fix=NAME) from error
+        raise CaptureError.of(what, got, needed=OF_GROUP, fix=NAME)
+    return name
 
 
 @_compat.constant_in_graph

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-import shardfn as sf
 from shardfn._compat.dynamo.dtensors import calls
 
 NODE = torch.fx.Graph().placeholder("x")

@@ -18,9 +18,10 @@ X = sf.random.normal(sf.random.key(0), (2,))
 class Ours:
     """Functions of ours, by name."""
 
-    of_meshes = {"get_rank": "our rank"}
-    of_groups = {"rank": "our group rank"}
-    functions = {DeviceMesh.__enter__: "in_mesh"}
+    def __init__(self) -> None:
+        self.of_meshes = {"get_rank": "our rank"}
+        self.of_groups = {"rank": "our group rank"}
+        self.functions = {DeviceMesh.__enter__: "in_mesh"}
 
 
 def torchs(*_: Any) -> str:
@@ -76,7 +77,7 @@ def test_a_mesh_and_a_group_have_their_own_texts_and_attributes() -> None:
         mesh = sf.make_mesh((2, 2), ("dp", "tp"))
         group = mesh.get_group("tp")
         facts = lambda: (
-            (repr(mesh), str(mesh), f"{mesh}", "%s, %r" % (mesh, mesh)),
+            (repr(mesh), str(mesh), f"{mesh}", f"{mesh!r}"),
             (repr(group), str(group), f"{group}"),
             (hasattr(mesh, "size"), hasattr(mesh, "nothing"), hasattr(group, "rank")),
             (getattr(mesh, "nothing", 3), getattr(mesh, "ndim", 3)),
