@@ -51,6 +51,7 @@ def prim_cotangent(x: torch.Tensor, number: int) -> torch.Tensor:
 
 prim_cotangent.register_fake(lambda x, number: torch.empty_like(x))
 NAME = torch.ops.shardfn.prim_name.default
+OF_TERMS = "casts terms"  # an annotation: a Partial value stays Partial through the cast
 ALIGN = torch.ops.shardfn.prim_align.default
 COTANGENT = torch.ops.shardfn.prim_cotangent.default
 REDISTRIBUTE = torch.ops.shardfn.prim_redistribute.default
@@ -126,6 +127,55 @@ class _Moved(torch.autograd.Function):
     ) -> Any:
         before = None if before is None else "*;" + before
         return _Moved.apply(x.movedim(in_dims[0], 0), "*;" + after, before), 0
+
+
+class _Retyped(torch.autograd.Function):
+    """A DTensor that is cast and redistributed. Its gradient is cast to `backward_dtype`, goes
+    back to the placements before, and is cast to the dtype before.
+    """
+
+    @staticmethod
+    def forward(
+        x: torch.Tensor,
+        after: str | None,
+        before: str | None,
+        forward_dtype: torch.dtype,
+        backward_dtype: torch.dtype,
+    ) -> torch.Tensor:
+        y = _cast_terms(x, forward_dtype)
+        return y.clone() if after is None else prim_redistribute(y, after)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, *ctx.options = inputs
+        ctx.dtype = x.dtype
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: torch.Tensor) -> Any:
+        _, before, _, backward_dtype = ctx.options
+        g = _cast_terms(cotangent, backward_dtype)
+        if before is not None:
+            g = _Redistribute.apply(g, before)
+        return g.to(ctx.dtype), None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor, *_: Any) -> Any:
+        return _Retyped.apply(tangent, *ctx.options)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: torch.Tensor, *options: Any) -> Any:
+        *specs, forward_dtype, backward_dtype = options
+        batched = [None if spec is None else "*;" + spec for spec in specs]
+        x = x.movedim(in_dims[0], 0)
+        return _Retyped.apply(x, *batched, forward_dtype, backward_dtype), 0
+
+
+def _cast_terms(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The tensor in the dtype in which it is redistributed. The terms of a Partial one are cast,
+    and reduced in this dtype.
+    """
+    with torch.fx.traceback.annotate({OF_TERMS: True}):
+        return x.to(dtype)
 
 
 class _Scaled(torch.autograd.Function):
@@ -244,10 +294,22 @@ def placed(x: torch.Tensor, text: str) -> torch.Tensor:
     return x if spec is None else redistribute(x, spec)
 
 
-def moved(x: torch.Tensor, text: str, before: str) -> torch.Tensor:
-    """A DTensor with other placements than before, each as text."""
+def moved(
+    x: torch.Tensor,
+    text: str,
+    before: str,
+    forward_dtype: torch.dtype | None = None,
+    backward_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """A DTensor with other placements than before, each as text. It is redistributed in the first
+    dtype, and its gradient in the second: by default in its own.
+    """
     spec = _spec(text, x.dim())
-    return x if spec is None else _Moved.apply(x, spec, _spec(before, x.dim()))
+    own = _spec(before, x.dim())
+    dtypes = forward_dtype or x.dtype, backward_dtype or x.dtype
+    if dtypes != (x.dtype, x.dtype):
+        return _Retyped.apply(x, spec, own, *dtypes)
+    return x if spec is None else _Moved.apply(x, spec, own)
 
 
 PLACED = (

@@ -403,6 +403,34 @@ def loss_of_own_terms(x: Any, w: Any, mesh: Any) -> Any:
     return d.to_local().square().sum()
 
 
+def loss_in_dtypes(x: Any, w: Any, mesh: Any) -> Any:
+    """Thirds are rounded where a gradient is redistributed, and sums of them are exact."""
+    total = 0.0
+    d = DTensor.from_local(x, mesh, every(mesh, Shard(0)))
+    own_third = (x.detach() > 99).to(x.dtype) + 1 / 3  # each rank's own
+    third = torch.cat([own_third] * mesh.size())
+    dtypes = None, torch.float32, torch.bfloat16
+    for first in dtypes:
+        for second in dtypes:
+            same = d.redistribute(
+                mesh,
+                every(mesh, Replicate()),
+                forward_dtype=first,
+                backward_dtype=second,
+            )
+            own = same.to_local(grad_placements=every(mesh, Partial()))
+            total = total + (own * third).sum()
+    return total + w.sum()
+
+
+def loss_in_one_dtype(x: Any, w: Any, mesh: Any) -> Any:
+    d = DTensor.from_local(x, mesh, every(mesh, Shard(0)))
+    to = last(mesh, Shard(1))
+    d = DTensor.redistribute(d * 3, mesh, to, backward_dtype=torch.float32)
+    e = DTensor.from_local(w, mesh, every(mesh, Shard(0)))
+    return ((d * d).sum() + e.sum()).full_tensor()
+
+
 LOSSES: dict[str, Program] = {
     fn.__name__: fn
     for fn in (
@@ -411,5 +439,7 @@ LOSSES: dict[str, Program] = {
         loss_of_own_terms,
         loss_of_shards,
         loss_of_replicas,
+        loss_in_dtypes,
+        loss_in_one_dtype,
     )
 }

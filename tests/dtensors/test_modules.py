@@ -102,6 +102,64 @@ def test_s2_1_a_module_of_parallelize_module(plan: str) -> None:
             assert_same(of_rank(found, rank), wanted)
 
 
+class TwoHeads(nn.Module):
+    """Each result depends on the trunk and on one head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.first, self.second = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: Any) -> Any:
+        y = self.trunk(x)
+        return self.first(y).square().sum(), self.second(y).floor().sum()
+
+
+def _heads_on_a_rank() -> Any:
+    """For each result: the gradients of eager torch and of `jit`, and the refusal of a second
+    derivative.
+    """
+    torch.manual_seed(0)
+    mesh = sf.make_mesh((2,), ("tp",))
+    pair = ColwiseParallel(output_layouts=Replicate())
+    styles = dict.fromkeys(("trunk", "first", "second"), pair)
+    net = parallelize_module(TwoHeads().double(), mesh, styles)
+    x = torch.randn(3, 4, dtype=torch.float64)
+    found = []
+    for k in range(2):
+        rows = []
+        for fn in (net, sf.jit(lambda x: net(x), backend="aten")):
+            loss = fn(x)[k]
+            refusal = _second_derivative(loss, net) if fn is not net else ""
+            net.zero_grad()
+            loss.backward()  # which the refusal has left as it was
+            grads: list[Any] = [p.grad for p in net.parameters()]
+            rows.append([g if g is None else _local(g).clone() for g in grads])
+        found.append((*rows, refusal))
+    return found
+
+
+def _second_derivative(loss: torch.Tensor, net: nn.Module) -> str:
+    try:
+        torch.autograd.grad(
+            loss, list(net.parameters()), create_graph=True, allow_unused=True
+        )
+    except sf.ShardError as error:
+        return str(error)
+    return ""
+
+
+def test_parameters_without_a_part_in_a_result_have_no_gradient() -> None:
+    for rank in run_ranks(2, _heads_on_a_rank):
+        for k, (eager, staged, refusal) in enumerate(rank):
+            other = range(4, 6) if k == 0 else range(2, 4)
+            assert [i for i, g in enumerate(eager) if g is None] == list(other)
+            assert [g is None for g in staged] == [g is None for g in eager]
+            for a, b in zip(staged, eager, strict=True):
+                torch.testing.assert_close(a, b) if b is not None else None
+            assert "its backward is differentiated, with create_graph" in refusal
+            assert "try: sf.grad or sf.hessian of the function inside" in refusal
+
+
 def test_a_pair_of_layers_sends_one_all_reduce() -> None:
     with sf.fake_world(2), torch.no_grad():
         mesh = sf.make_mesh((2,), ("tp",))
@@ -143,6 +201,27 @@ def test_in_shard_it_is_a_global_tensor_with_placements() -> None:
         w = distribute_tensor(x, mesh, [Shard(0)])
         out = sf.shard(lambda y: w * 2 + y, mesh, P("dp"), backend="aten")(x)
         torch.testing.assert_close(sf.full(out), x * 3)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_in_shard_a_module_of_parallelize_module_is_refused_with_what_works(
+    plan: str,
+) -> None:
+    x, net = _x("", 0), _net()
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("tp",))
+        styles = copy.deepcopy(PLANS[plan])
+        module = parallelize_module(_net(), mesh, styles)
+        with pytest.raises(sf.ShardError) as caught:
+            sf.shard(lambda x: module(x), mesh, backend="aten")(x)
+        assert str(caught.value).startswith("a module of parallelize_module, DTensor.")
+        fix = "sf.placements(params, plan, axis='tp', module=module)"
+        assert fix in str(caught.value) and "try: sf.jit(fn)" in str(caught.value)
+        params = dict(net.named_parameters())
+        where = sf.placements(params, PLANS[plan], axis="tp", module=net)
+        call = lambda params, x: torch.func.functional_call(net, params, x)
+        out = sf.shard(call, mesh, (where, P()), backend="aten")(params, x)
+        torch.testing.assert_close(sf.full(out), net(x))
 
 
 def test_a_closed_over_dtensor_of_another_mesh_or_world_is_refused() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from message import without_line
+from ranks import run_ranks
 from torch.distributed.distributed_c10d import (
     _get_group_size_by_name,
     _get_group_tag,
@@ -50,10 +51,15 @@ def test_s7_1_groups_of_the_world_and_of_nobody() -> None:
             dist.group.WORLD.size(),
             dist.GroupMember.WORLD is dist.group.WORLD,
             dist.get_world_size(dist.group.WORLD),
-            _rank_not_in_group(NOBODY),
-            dist.get_world_size(NOBODY),
+            (_rank_not_in_group(NOBODY), _rank_not_in_group(dist.group.WORLD)),
+            (dist.get_world_size(NOBODY), dist.get_rank(NOBODY)),
+            (NOBODY == dist.GroupMember.NON_GROUP_MEMBER, NOBODY == dist.group.WORLD),
+            dist.group.WORLD is not None,
         )
-        assert told(facts) == facts() == (4, True, 4, True, -1)
+        found = 4, True, 4, (True, False), (-1, -1), (True, False), True
+        assert told(facts) == facts() == found
+        assert told(lambda: dist.group.WORLD) is dist.group.WORLD
+        assert told(lambda: dist.GroupMember.NON_GROUP_MEMBER) is NOBODY
         staged = sf.jit(lambda x: dist.all_reduce(x * 1, group=NOBODY))
         with pytest.raises(sf.CaptureError, match="this rank is not in the group"):
             staged(X)
@@ -65,28 +71,90 @@ def test_s7_2_placements() -> None:
         (hash(Shard(0)) == hash(Shard(0)), {Shard(0): "rows"}[Shard(0)]),
         (Shard(-1).dim, Shard(0).is_shard(0), Shard(0).is_shard(1)),
         (Replicate().is_replicate(), Partial().is_partial()),
+        (Shard(0).is_shard(), Replicate().is_shard(), Partial().is_shard(dim=0)),
+        (Shard(-1).is_replicate(), Partial().is_replicate(), Shard(0).is_partial()),
+        (Partial("avg").is_partial("sum"), Partial("avg").is_partial(reduce_op="avg")),
+        (Shard(0) != Replicate(), Replicate() == Replicate(), Shard(0) in [Shard(0)]),
+        (hash(Replicate()), hash(Partial("avg")), {Partial(): 1, S: 2}[Shard(0)]),
+        (Shard(dim=1).dim, Partial(reduce_op="max").reduce_op, hasattr(Partial(), "dim")),
+        (repr(Shard(0)), str(Partial("avg")), f"{Replicate()}"),
         (Partial("avg").reduce_op, type(Shard(0)) is Shard),
         [Shard(1), Replicate(), Partial("avg")],
     )
     assert told(facts) == facts()
+    tree = {"w": Shard(-1), "b": (Partial("avg"), Replicate())}
+    assert told(lambda: {"w": Shard(-1), "b": (Partial("avg"), Replicate())}) == tree
     assert facts()[-1] == [Shard(1), Replicate(), Partial("avg")]
+
+
+def of_mesh(mesh: Any) -> Any:
+    """What a mesh of two axes says that all ranks share."""
+    return (
+        (mesh.ndim, mesh.device_type, mesh.mesh_dim_names),
+        (mesh.shape, tuple(mesh.shape), mesh.shape[-1], len(mesh.shape)),
+        (mesh.size(), mesh.size(1), mesh.size(-1), mesh.size(-2)),
+        (mesh.size(mesh_dim=0), mesh.size(None)),
+        (mesh["dp"].size(), mesh["dp"].ndim, mesh["dp"].mesh_dim_names),
+        (mesh["dp", "tp"] == mesh, mesh["dp"] == mesh["tp"], {mesh: 1}[mesh]),
+        mesh._is_current_rank_part_of_mesh(),
+        mesh["tp"]._is_current_rank_part_of_mesh(),
+        mesh["dp", "tp"]._flatten("both").size(),
+        mesh._flatten(mesh_dim_name="both").mesh_dim_names,
+        (mesh.get_group(0).size(), mesh.get_group(-1).size(), mesh["tp"].get_group().size()),
+        (mesh.get_group("tp").size(), mesh.get_group(mesh_dim="dp").size()),
+        mesh.get_group(-1) == mesh.get_group("tp"),
+        [group.size() for group in mesh.get_all_groups()],
+        [mesh[name].size() for name in mesh.mesh_dim_names],
+        (hasattr(mesh, "shape"), hasattr(mesh, "shapes"), str(mesh)),
+    )
+
+
+def of_each_rank(mesh: Any) -> list[Any]:
+    """What a mesh of two axes says to one rank."""
+    return [
+        *mesh.get_coordinate(),
+        (mesh.get_local_rank("dp"), mesh.get_local_rank(-1)),
+        (mesh.get_local_rank(mesh_dim=1), mesh["tp"].get_local_rank(), mesh["dp"].get_rank()),
+        (mesh.get_rank(), mesh._flatten("both").get_local_rank()),
+        (mesh.get_group("tp").rank(), mesh.get_group(0).rank(), dist.group.WORLD.rank()),
+        (dist.get_rank(), dist.get_rank(mesh.get_group("tp"))),
+    ]
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (2, 4)])
+def test_s7_3_all_that_a_mesh_says(shape: tuple[int, int]) -> None:
+    """Constants are constants, and the answers of a rank are those that it gets in its own world:
+    in `jit`, and constants in `shard_map` and `shard` too.
+    """
+    n = shape[0] * shape[1]
+    wanted = []
+    for rank in range(n):
+        with sf.fake_world(n, rank=rank):
+            mesh = sf.make_mesh(shape, ("dp", "tp"))
+            wanted.append(_numbers(of_each_rank(mesh)))
+    with sf.fake_world(n):
+        mesh = sf.make_mesh(shape, ("dp", "tp"))
+        constants = of_mesh(mesh)
+        assert told(lambda: of_mesh(mesh)) == constants
+        known = lambda x: x + 1 if of_mesh(mesh)[:6] == constants[:6] else x
+        for call in (
+            sf.shard_map(known, mesh, P(), P(), backend="aten"),
+            sf.shard(known, mesh, backend="aten"),
+        ):
+            torch.testing.assert_close(sf.full(call(X)), X + 1)
+        found = _numbers(told(lambda: of_each_rank(mesh)))
+        assert [[int(x.shards[k]) for x in found] for k in range(n)] == wanted
+
+
+def _numbers(rows: Any) -> list[Any]:
+    """The numbers of a tree of tuples."""
+    rows = [row if isinstance(row, tuple) else (row,) for row in rows]
+    return [x for row in rows for x in row]
 
 
 def test_s7_3_meshes() -> None:
     with sf.fake_world(4):
         mesh = grid()
-        facts = lambda: (
-            (mesh.ndim, mesh.device_type, mesh.mesh_dim_names, tuple(mesh.shape)),
-            (
-                mesh.size(),
-                mesh.size(1),
-                mesh["dp"].size(),
-                mesh["dp", "tp"] == mesh,
-            ),
-            mesh._is_current_rank_part_of_mesh(),
-            mesh["dp", "tp"]._flatten("both").size(),
-        )
-        assert told(facts) == facts()
 
         def numbers(x: Any) -> Any:
             first, second = mesh.get_coordinate()
@@ -102,7 +170,8 @@ def test_s7_3_meshes() -> None:
 
 def test_s7_4_process_groups() -> None:
     with sf.fake_world(4):
-        group = grid().get_group("tp")
+        mesh = grid()
+        group = mesh.get_group("tp")
         every = list(range(4))
         facts = lambda: (
             (group.size(), group.group_name == group.group_name),
@@ -112,8 +181,46 @@ def test_s7_4_process_groups() -> None:
             _resolve_group_name_by_ranks_and_tag(
                 every, _get_group_tag(dist.group.WORLD)
             ),
+            _resolve_group_name_by_ranks_and_tag(
+                ranks=dist.get_process_group_ranks(group), tag=_get_group_tag(group)
+            )
+            == group.group_name,
+            (_rank_not_in_group(group), _rank_not_in_group(group=None)),
         )
         assert told(facts) == facts()
+        tp = lambda x: dist.get_rank(group=group) + 10 * group.rank() + x
+        zero = torch.zeros((), dtype=torch.int64)
+        found = sf.jit(tp, backend="aten")(SimulatedTensor([zero] * 4))
+        assert [int(x) for x in found.shards] == [0, 11, 0, 11]
+
+
+def _facts_on_a_rank() -> Any:
+    """What eager torch says on this rank, and what a captured function says."""
+    mesh = sf.make_mesh((1, 2), ("dp", "tp"))
+    group = mesh.get_group("tp")
+    asks = lambda: (
+        of_mesh(mesh),
+        _numbers(of_each_rank(mesh)),
+        (group._get_backend_name(), _get_group_tag(group), group.group_name),
+        _get_group_size_by_name(group.group_name),
+        dist.get_process_group_ranks(group),
+        _resolve_group_name_by_ranks_and_tag(
+            dist.get_process_group_ranks(group), _get_group_tag(group)
+        ),
+        dist.get_global_rank(group, 1),
+        (_rank_not_in_group(group), _rank_not_in_group(NOBODY), dist.get_rank(NOBODY)),
+        [Shard(-1), Partial("avg"), Replicate()],
+    )
+    return [str(sf.tree_map(_plain, answer)) for answer in (asks(), told(asks))]
+
+
+def _plain(x: Any) -> Any:
+    return x.item() if isinstance(x, torch.Tensor) else x
+
+
+def test_s7_all_questions_on_real_ranks() -> None:
+    for eager, captured in run_ranks(2, _facts_on_a_rank):
+        assert captured == eager
 
 
 def classes(x: Any) -> Any:

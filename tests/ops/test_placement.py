@@ -52,6 +52,37 @@ def test_the_gradient_of_a_moved_dtensor_goes_back() -> None:
     assert specs(unknown) == ["a;"], "a Partial sum is not a place to go back to"
 
 
+HALF, SINGLE = torch.bfloat16, torch.float32
+
+
+def retyped(x: Tensor) -> Tensor:
+    return placement.moved(x, "a=S0", "a=S1", HALF, SINGLE)
+
+
+def test_a_moved_dtensor_is_cast_before_and_its_gradient_before_and_after() -> None:
+    loss = lambda x: (retyped(x) / 3).sum()
+    gradient = graph_of(torch.func.grad(loss), X)
+    casts = [n.kwargs["dtype"] for n in calls(gradient, "_to_copy")]
+    assert casts == [HALF, SINGLE, X.dtype]
+    assert specs(gradient) == ["a;", ";a"]
+    third = torch.tensor(1 / 3, dtype=HALF).to(X.dtype)
+    assert torch.equal(torch.func.grad(loss)(X), third.expand_as(X))
+
+
+def test_derivatives_and_batches_of_a_cast_dtensor() -> None:
+    assert torch.equal(torch.func.jvp(retyped, (X,), (X,))[1], X.to(HALF))
+    mapped = torch.func.vmap(retyped, in_dims=1)
+    assert torch.equal(mapped(X.view(3, 2, 1)), X.view(3, 2, 1).movedim(1, 0).to(HALF))
+    assert specs(graph_of(mapped, X.view(3, 2, 1))) == ["*;a;"]
+    first = torch.func.grad(lambda x: retyped(x).pow(2).sum())
+    second = torch.func.grad(lambda x: first(x).sum())
+    assert torch.equal(second(X), torch.full_like(X, 2.0))
+    kept = placement.moved(X, "a=S0", "a=S1", X.dtype)
+    assert kept.dtype == X.dtype
+    partial = placement.moved(X, "a=Psum", "a=Psum", HALF)
+    assert torch.equal(partial, X.to(HALF))
+
+
 def test_a_dtensor_that_is_partial_stays_where_it_is() -> None:
     assert placement.placed(X, "a=Psum,b=S0") is X
     assert placement.placed(X, "a=?") is X

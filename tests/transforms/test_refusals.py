@@ -15,7 +15,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import (
+    DTensor,
+    Shard,
+    distribute_module,
+    distribute_tensor,
+)
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import shardfn as sf
 from shardfn import P
@@ -93,6 +100,9 @@ TRIGGERS: dict[str, Callable[[Tensor], Any]] = {
     "_checkpoint.refuse_context": lambda x: sf.jit(torch.utils.checkpoint.checkpoint)(
         torch.sin, x, use_reentrant=False, context_fn=contextlib.nullcontext
     ),
+    "_checkpoint.check_segments": lambda x: sf.jit(
+        torch.utils.checkpoint.checkpoint_sequential
+    )([torch.sin], 2, x, use_reentrant=False),
     "_mixed_precision._kept": lambda x: sf.mixed_precision(torch.sum, keep=["no"])(
         x
     ),
@@ -301,6 +311,47 @@ UNSUPPORTED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "destroy_process_group": (
         meets(lambda x: dist.destroy_process_group()),
         "outside",
+    ),
+    "new_subgroups_by_enumeration": (
+        meets(lambda x: dist.new_subgroups_by_enumeration([[0, 1]])),
+        "make groups and meshes outside, and close over the mesh",
+    ),
+    "a store": (meets(lambda x: dist.FileStore("store")), "make it outside"),
+    "a group by its name": (
+        meets(
+            lambda x: dist.distributed_c10d._resolve_process_group(
+                MESHES[0].get_group("dp").group_name
+            )
+        ),
+        "mesh.get_group(axis)",
+    ),
+    "parallelize_module": (
+        meets(lambda x: parallelize_module(LINEAR, MESHES[0], ColwiseParallel())),
+        "outside of the function, which closes over the module",
+    ),
+    "distribute_module": (
+        meets(lambda x: distribute_module(LINEAR, MESHES[0])),
+        "outside of the function, which closes over the module",
+    ),
+    "fully_shard": (
+        meets(lambda x: fully_shard(LINEAR, mesh=MESHES[0])),
+        "outside of the function",
+    ),
+    "DistributedDataParallel": (
+        meets(lambda x: torch.nn.parallel.DistributedDataParallel(LINEAR)),
+        "sf.bucketed_grad in place of DistributedDataParallel",
+    ),
+    "barrier of a group": (
+        meets(lambda x: MESHES[0].get_group("dp").barrier()),
+        "ranks keep in step by their collectives",
+    ),
+    "a collective of a group": (
+        meets(lambda x: MESHES[0].get_group("dp").allreduce([x])),
+        "dist.all_reduce(x, group=group)",
+    ),
+    "get_future": (
+        meets(lambda x: dist.all_reduce(x * 1, async_op=True).get_future()),
+        "work.wait()",
     ),
     "barrier": (
         meets(lambda x: dist.barrier()),

@@ -40,6 +40,22 @@ def named(owner: Any, rows: Mapping[str, Any]) -> dict[Any, Any]:
     }
 
 
+def group_tag(group: Any) -> str:
+    """The tag of a process group."""
+    return dist.distributed_c10d._get_group_tag(group)
+
+
+def name_of_group(ranks: Sequence[int], tag: str) -> str | None:
+    """The name of the process group of these ranks, in any order, with a tag, if this rank is in
+    such a group.
+    """
+    find = dist.distributed_c10d._resolve_group_name_by_ranks_and_tag
+    try:
+        return find(list(ranks), tag)
+    except ValueError:  # without a text
+        return None
+
+
 def fake_store() -> Any:
     """The store of a process group without other processes."""
     from torch.testing._internal.distributed.fake_pg import FakeStore

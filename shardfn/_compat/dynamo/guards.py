@@ -156,3 +156,31 @@ def tensor_guards(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
         *tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides
     )
     return guards.check
+
+
+PLAIN = type(None), bool, int, float, str
+
+
+def without_source(
+    call: Callable[..., Any], tx: Any, fn: Callable[..., Any], *args: Any
+) -> Any:
+    """The result of a function that Dynamo runs on constants. Numbers, texts and tuples of them
+    have no source: Dynamo cannot make a guard of its own source, as type(x) of it asks for.
+    """
+    from torch._dynamo.variables.base import VariableTracker
+
+    results = []
+
+    def noted(*given: Any, **named: Any) -> Any:
+        results.append(fn(*given, **named))
+        return results[0]
+
+    variable = call(tx, noted, *args)
+    is_plain = _is_plain(results[0])
+    return VariableTracker.build(tx, results[0]) if is_plain else variable
+
+
+def _is_plain(x: Any) -> bool:
+    if type(x) is tuple:
+        return all(map(_is_plain, x))
+    return type(x) in PLAIN

@@ -6,6 +6,7 @@ from .. import dispatch, loops
 from ..patching import NEVER, Patch, methods
 from . import (
     generators,
+    guards,
     reading,
     refused,
     restored,
@@ -13,9 +14,10 @@ from . import (
     spared,
     tree_functions,
 )
-from .dtensors import calls, closed_over
+from .dtensors import calls, closed_over, objects
 
 VARIABLES = "torch._dynamo.variables:"
+OBJECT = "torch._dynamo.variables.script_object:TorchScriptObjectVariable"
 HIGHER_ORDER = "torch._dynamo.variables.higher_order_ops:"
 BUILDER = "torch._dynamo.variables.builder:"
 REFUSED = "a captured function may not do this: an error by name, in place of a wrong program"
@@ -69,6 +71,13 @@ READING = (  # a captured function, by Dynamo
         "an object that a global and a closure variable lead to has a guard for one of them",
         "later than 2.13",
         new=reading.guarded_twice,
+    ),
+    Patch(
+        ("torch._dynamo.variables.functions:invoke_and_store_as_constant",),
+        "type(x) of a number that a function of ours returns asks for a guard that cannot be made",
+        "later than 2.15",
+        new=guards.without_source,
+        optional=True,
     ),
     Patch(
         methods("torch.fx.experimental.symbolic_shapes:ShapeEnv", "_get_sloc"),
@@ -295,8 +304,37 @@ READING = (  # a captured function, by Dynamo
         ),
         "a question for the rank, asked of a mesh: the answer is a tensor",
         NEVER,
-        new=calls.mesh_method_called,
+        new=objects.method_called,
         takes="dtensors",
+        optional=True,
+    ),
+    Patch(
+        methods(OBJECT, "var_getattr"),
+        "methods of a mesh that Dynamo has no rows for, and its ranks inside of a derivative",
+        NEVER,
+        new=objects.attribute_read,
+        takes="dtensors",
+        optional=True,
+    ),
+    Patch(
+        methods(OBJECT, "call_obj_hasattr"),
+        "it is asked of the stand-in of a mesh or a group",
+        NEVER,
+        new=objects.has_attribute,
+        optional=True,
+    ),
+    Patch(
+        methods(OBJECT, "repr_impl"),
+        "the text is that of the stand-in of a mesh or a group",
+        NEVER,
+        new=objects.text_of,
+        optional=True,
+    ),
+    Patch(
+        methods(VARIABLES + "BuiltinVariable", "call_str"),
+        "the same, of str",
+        NEVER,
+        new=objects.str_of,
         optional=True,
     ),
     Patch(
@@ -306,7 +344,7 @@ READING = (  # a captured function, by Dynamo
         ),
         "a mesh that is entered inside: it is the current one there",
         NEVER,
-        new=calls.context_entered,
+        new=objects.context_entered,
         takes="dtensors",
     ),
     Patch(

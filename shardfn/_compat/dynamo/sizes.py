@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...errors import is_ours
+from ...errors import is_inside, is_ours
 from .tree_functions import of_trees
 
 _NOTED: contextvars.ContextVar[Noted | None] = contextvars.ContextVar(
@@ -123,12 +123,23 @@ def place_noted(place_of: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def user_line() -> str | None:
     """The innermost user line that Dynamo is tracing, or None."""
+    frames = [f for f in _frames() if not is_ours(f.filename)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
+
+
+def is_reading(folder: str) -> bool:
+    """Whether the innermost code that Dynamo is tracing, apart from ours, is in a folder."""
+    frames = [f for f in _frames() if not is_inside(f.filename)]
+    return bool(frames) and folder in frames[-1].filename
+
+
+def _frames() -> list[Any]:
+    """The lines that Dynamo is tracing, the innermost last."""
     from torch._guards import TracingContext
 
     if TracingContext.try_get() is None:
-        return None
-    frames = [f for f in TracingContext.extract_stack() if not is_ours(f.filename)]
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
+        return []
+    return list(TracingContext.extract_stack())
 
 
 @contextlib.contextmanager

@@ -199,21 +199,53 @@ def _can_require_grad(x: torch.Tensor) -> bool:
 
 def reached_from(results: Sequence[torch.Tensor]) -> set[int]:
     """The leaves that the gradient of any of the results would reach, by id."""
-    ends: set[int] = set()
-    seen: set[Any] = set()
-    queue: list[Any] = []
-    for x in results:
-        if x.requires_grad:
-            queue.append(x.grad_fn) if x.grad_fn is not None else ends.add(id(x))
-    while queue:
-        fn = queue.pop()
-        if fn is None or fn in seen:
-            continue
-        seen.add(fn)
+    return set(reaching(results))
+
+
+def reaching(results: Sequence[torch.Tensor]) -> dict[int, list[int]]:
+    """For each leaf that a gradient of the results would reach, by id: the numbers of the results
+    whose gradient would.
+    """
+    bits: dict[Any, int] = {}
+    leaves: dict[int, int] = {}
+    for k, x in enumerate(results):
+        if x.grad_fn is not None:
+            bits[x.grad_fn] = bits.get(x.grad_fn, 0) | 1 << k
+        elif x.requires_grad:
+            leaves[id(x)] = leaves.get(id(x), 0) | 1 << k
+    for fn in _in_order(list(bits)):
+        own = bits[fn]
         if hasattr(fn, "variable"):
-            ends.add(id(fn.variable))
-        queue += [after for after, _ in fn.next_functions]
-    return ends
+            leaf = id(fn.variable)
+            leaves[leaf] = leaves.get(leaf, 0) | own
+        for after in _after(fn):
+            bits[after] = bits.get(after, 0) | own
+    return {leaf: _set_bits(own) for leaf, own in leaves.items()}
+
+
+def _in_order(roots: list[Any]) -> list[Any]:
+    """The nodes of autograd's graph that roots lead to, each before those that follow it."""
+    order: list[Any] = []
+    seen: set[Any] = set()
+    stack = [(fn, False) for fn in roots]
+    while stack:
+        fn, is_done = stack.pop()
+        if is_done:
+            order.append(fn)
+        elif fn not in seen:
+            seen.add(fn)
+            stack.append((fn, True))
+            stack += [(after, False) for after in _after(fn)]
+    order.reverse()
+    return order
+
+
+def _after(fn: Any) -> list[Any]:
+    return [after for after, _ in fn.next_functions if after is not None]
+
+
+def _set_bits(own: int) -> list[int]:
+    return [k for k in range(own.bit_length()) if own >> k & 1]
 
 
 def names_of(tensors: Sequence[torch.Tensor], roots: dict[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ import attrs
 import torch
 
 from ...ops import placement
-from .closed_over import reached_from
+from .closed_over import reaching
 
 # functions of torch.func in Dynamo's graph
 WRAPS = "_wrap_for_grad"
@@ -21,21 +21,22 @@ class Derivative:
 
     Args:
         results: for each floating result, whether it has a derivative.
-        primals: for each tensor that autograd follows, whether a result depends on it.
+        primals: for each tensor that autograd follows, the numbers of the results that depend
+            on it.
     """
 
     results: tuple[bool, ...]
-    primals: tuple[bool, ...]
+    primals: tuple[tuple[int, ...], ...]
 
 
 def derivative_of(
     results: Sequence[torch.Tensor], primals: Sequence[torch.Tensor]
 ) -> Derivative:
     """The facts of a derivative that is about to be taken."""
-    ends = reached_from(results)
+    ends = reaching(results)
     return Derivative(
         tuple(x.requires_grad for x in results),
-        tuple(id(x) in ends for x in primals),
+        tuple(tuple(ends.get(id(x), ())) for x in primals),
     )
 
 

@@ -21,6 +21,7 @@ from ...mesh import (
 )
 from ...ops.text_formats import parse_placed, print_placed
 from ...simulated import uneven_dim
+from ..refusals.unsupported import IN_SHARD, MODULE_IN_SHARD, STYLES
 from ..shard_map.axis_names import current_scope
 from . import own_sizes
 from .flattened import home_of, refuse_flattened
@@ -128,10 +129,10 @@ def among_global_tensors() -> bool:
 def needs_ranks(what: str, mesh: Any) -> NeedsRanks:
     """The error for code of one rank, where values are global."""
     got = "it is code of one rank, and values are global tensors here"
-    fix = (
-        "sf.jit(fn) or sf.shard_map, for code of one rank; in shard: global tensors, and "
-        "sf.constrain(x, placements)"
-    )
+    fix = IN_SHARD
+    if _compat.is_reading(STYLES):
+        what = f"a module of parallelize_module, {what}"
+        fix = MODULE_IN_SHARD
     error = NeedsRanks.of(what, got, fix=fix)
     error.mesh = home_of(mesh) if mesh is not None else None
     return error

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from ... import _compat
@@ -17,6 +18,9 @@ from ...errors import CaptureError
 from ...mesh import axes_of, meshes_here, ranks_of, real_mesh
 from ..shard_map.axis_names import current_scope
 from .groups import axes_of_group, axes_with, is_every
+
+OF_GROUP = "dist.get_process_group_ranks(group), and the tag of this group"
+NAME = "group.group_name, of mesh.get_group(axis)"
 
 
 @_compat.constant_in_graph
@@ -121,18 +125,54 @@ def _repeated(k: int, sizes: Sequence[int], first: Sequence[int]) -> list[int]:
 
 
 @_compat.constant_in_graph
-def group_rank(what: str, group: Any, rank: int) -> int:
+def group_rank(what: str, group: Any, rank: int | None) -> int:
     """The number in a group of a rank of the world.
 
     Raises:
         CaptureError: it is another one on each rank.
     """
     every = of_all(group)
-    if every is not None and rank in every:
+    if rank is not None and every is not None and rank in every:
         return rank
-    got = f"rank {rank} has another number on each rank, or none, in a group of a mesh axis"
+    which = "the number of a rank, a tensor here," if rank is None else f"rank {rank}"
+    got = f"{which} has another number on each rank, or none, in a group of a mesh axis"
     fix = "group_src= and group_dst= of the collective, or dist.get_rank(group)"
     raise CaptureError.of(what, got, needed="one number for all", fix=fix)
+
+
+@_compat.constant_in_graph
+def is_nobody(group: Any) -> bool:
+    """Whether a group is that of no rank."""
+    return group == dist.GroupMember.NON_GROUP_MEMBER
+
+
+@_compat.constant_in_graph
+def note_ranks(group: Any, *ranks: Any) -> None:
+    """Note the tensors that are the ranks of a group, of which each rank has its own."""
+    current_scope().group_ranks.append((real_mesh(group), ranks))
+
+
+@_compat.constant_in_graph
+def name_of_ranks(tag: str, *ranks: Any) -> str:
+    """The name of the group of these ranks with a tag: numbers, or the tensors that
+    get_process_group_ranks gives.
+
+    Raises:
+        CaptureError: there is none.
+    """
+    what = "torch.distributed._resolve_group_name_by_ranks_and_tag"
+    numbers = sorted(map(id, ranks))  # in any order, as torch has it
+    for group, noted in current_scope().group_ranks:
+        if sorted(map(id, noted)) == numbers and _compat.group_tag(group) == tag:
+            return group.group_name
+    if any(isinstance(x, torch.Tensor) for x in ranks):
+        got = "its ranks are tensors, and not those of a group with this tag"
+        raise CaptureError.of(what, got, needed=OF_GROUP, fix=NAME)
+    name = _compat.name_of_group(ranks, tag)
+    if name is None:
+        got = f"no group of this rank has the ranks {list(ranks)} and the tag {tag!r}"
+        raise CaptureError.of(what, got, needed=OF_GROUP, fix=NAME)
+    return name
 
 
 @_compat.constant_in_graph

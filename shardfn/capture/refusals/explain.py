@@ -15,7 +15,7 @@ from ... import _compat
 from ...errors import CaptureError, call_site, is_ours
 from . import data_dependent, rank_numbers, tensor_classes
 from .effects import ALONE, BUFFERS
-from .unsupported import row_of, unsupported
+from .unsupported import of_attribute, row_of, unsupported
 
 HELD = (
     "it writes in place to an argument or a closed-over tensor",
@@ -317,11 +317,7 @@ def _foreign(said: str) -> tuple[str, str] | None:
         known = row_of(found[1])
         return known or (f"it communicates by itself: {found[1]}", ALONE)
     if found := re.search(r"unregistered member [\s\S]*?Member '(\w+)'", said):
-        got = f"it reads .{found[1]} of a mesh or a process group"
-        return (
-            got,
-            "read it outside of the function; mesh.get_group(axis) for a group",
-        )
+        return of_attribute(found[1])
     asked = (
         r"'\w*Tensor\w*' object has no attribute '(\w+)'",
         r"Tensor method `(\w+)` is not defined",

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from ... import _compat
 from ...errors import is_inside
 
 GROUP = (
@@ -19,7 +20,12 @@ MESH = (
 )
 RETURNED = (
     "it returns a process group, or passes one where a tensor belongs",
-    "return the mesh: mesh.get_group(axis) is its group",
+    "mesh.get_group(axis) outside of the function",
+)
+MESH_RETURNED = (
+    "it returns a mesh, in the code of one rank",
+    "use the mesh outside of the function: the one that it closes over, or x.device_mesh of a "
+    "DTensor that it returns",
 )
 WAITS = (
     "it waits for all ranks",
@@ -57,6 +63,27 @@ MODULE = (
 PARAMETER = (
     "it makes a module or a parameter",
     "make it outside; sf.functionalize(module) makes a function of it",
+)
+WRAPS = (
+    "it shards or wraps a module",
+    "parallelize_module, distribute_module and fully_shard outside of the function, which closes "
+    "over the module; sf.bucketed_grad in place of DistributedDataParallel",
+)
+DDP = (
+    "it calls a module of DistributedDataParallel, whose hooks reduce gradients",
+    "the module in it, model.module; sf.bucketed_grad(loss) reduces gradients in buckets",
+)
+COUNTS = (
+    "it counts collectives while it runs",
+    "sf.explain(fn, *args), or sf.jit(fn).lower(*args).collectives, outside of the function",
+)
+STORE = (
+    "it makes an object of C++, such as a store of torch.distributed",
+    "make it outside of the function",
+)
+BY_NAME = (
+    "it asks for a process group by its name",
+    "mesh.get_group(axis); the ops of torch.ops._c10d_functional take the name itself",
 )
 NODE = (
     "it asks for the number of this process on its machine",
@@ -125,11 +152,23 @@ AXIS = (
 )
 PROOF = ("it checks another function", "call it outside of the function")
 
+IN_SHARD = (  # in place of code of one rank
+    "sf.jit(fn) or sf.shard_map, for code of one rank; in shard: global tensors, and "
+    "sf.constrain(x, placements)"
+)
+STYLES = "/torch/distributed/tensor/parallel/"
+MODULE_IN_SHARD = (
+    "sf.jit(fn) or sf.shard_map; in shard: the module without parallelize_module, its parameters "
+    "at sf.placements(params, plan, axis='tp', module=module)"
+)
 # (folder or file, name of a function) -> the problem, what to write instead.
 TORCH: dict[str, tuple[str, str]] = {
     **dict.fromkeys(
         ("new_group", "new_subgroups", "split_group", "shrink_group"), GROUP
     ),
+    "new_subgroups_by_enumeration": GROUP,
+    **dict.fromkeys(("parallelize_module", "fully_shard", "distribute_module"), WRAPS),
+    "CommDebugMode": COUNTS,
     **dict.fromkeys(
         ("init_process_group", "destroy_process_group", "abort_process_group"),
         GROUP,
@@ -160,22 +199,43 @@ OURS: dict[str, tuple[str, str]] = {
     "functionalize": MODULE,
     "pin": PINS,
 }
-MESHES = ("device_mesh.py", "__init__")  # DeviceMesh(...)
+CLASSES = {  # the file and the method of a class of torch
+    ("device_mesh.py", "__init__"): MESH,  # DeviceMesh(...)
+    ("fully_sharded_data_parallel.py", "__init__"): WRAPS,
+    ("distributed.py", "__init__"): WRAPS,  # DistributedDataParallel(...)
+    ("distributed.py", "forward"): DDP,
+    ("distributed.py", "_pre_forward"): DDP,
+}
+FOLDERS = "/torch/distributed/", "/torch/nn/parallel/"
 # Dynamo's text, for errors without frames (torch 2.13 to 2.15).
 SIGNS = {
     "P2P compilation disabled": POINT,
     "Opaque object type: <class 'torch.distributed.device_mesh.DeviceMesh'>": MESH,
+    "opaque value type, got <class 'torch.distributed.device_mesh.DeviceMesh": MESH_RETURNED,
     "opaque value type, got <class 'torch.distributed.distributed_c10d.P": RETURNED,
     "opaque constant type, got <class 'torch.distributed.distributed_c10d.P": RETURNED,
     "`torch.nn.Parameter()` constructor": PARAMETER,
+    "._resolve_process_group": BY_NAME,
     "Invalid mesh_dim_name": AXIS,
     "Mesh dimension '": AXIS,
 }
+OBJECT = "pybind11_object.__new__"  # Dynamo's text of a class of C++ (torch 2.13)
 
 
 def row_of(name: str) -> tuple[str, str] | None:
     """The problem and the alternative of a function of torch.distributed, if the table has it."""
     return TORCH.get(name)
+
+
+def of_attribute(name: str) -> tuple[str, str]:
+    """The problem and the alternative of an attribute of a mesh or a process group."""
+    if name in TORCH:
+        return TORCH[name]
+    if re.match("_?all|_?reduce|gather|scatter", name):
+        got = f"it communicates by a method of a process group: .{name}"
+        return got, "a function of torch.distributed, such as dist.all_reduce(x, group=group)"
+    got = f"it reads .{name} of a mesh or a process group"
+    return got, "read it outside of the function; mesh.get_group(axis) for a group"
 
 
 def unsupported(frames: Sequence[Any], said: str) -> tuple[str, str] | None:
@@ -190,7 +250,8 @@ def unsupported(frames: Sequence[Any], said: str) -> tuple[str, str] | None:
     rows += [row for row in (_row(frame) for frame in frames) if row is not None]
     rows += [row for name, row in TORCH.items() if f"function `{name}`" in said]
     rows += [row for sign, row in SIGNS.items() if sign in said]
-    rows += _called_by_line(frames)
+    rows += _called_by_line(frames, said)
+    rows += [STORE] if OBJECT in said else []
     rows += [OTHER for frame in frames if _is_other(frame)]
     return rows[0] if rows else None
 
@@ -203,11 +264,13 @@ def _of_local_map(frames: Sequence[Any], said: str) -> list[tuple[str, str]]:
     return [row for sign, row in LOCAL_MAPS.items() if sign in said]
 
 
-def _called_by_line(frames: Sequence[Any]) -> list[tuple[str, str]]:
-    """The rows of functions that the user's line calls, where torch's own wrapper around them is
-    refused before their frame is there (torch 2.13).
+def _called_by_line(frames: Sequence[Any], said: str) -> list[tuple[str, str]]:
+    """The rows of functions that the user's line calls, where torch's own wrapper around them, or
+    the call itself, is refused before their frame is there (torch 2.13).
     """
     others = [i for i, frame in enumerate(frames) if _is_other(frame)]
+    if not others and frames and _compat.MAKES_DTENSOR in said:
+        others = [len(frames)]
     if not others or others[0] == 0:
         return []
     line = getattr(frames[others[0] - 1], "line", None) or ""
@@ -223,11 +286,11 @@ def _is_other(frame: Any) -> bool:
 
 def _row(frame: Any) -> tuple[str, str] | None:
     """The row of a frame's function."""
-    if "/torch/distributed/fsdp/" in frame.filename:
-        return FSDP
-    if "/torch/distributed/" in frame.filename:
-        is_mesh = (os.path.basename(frame.filename), frame.name) == MESHES
-        return MESH if is_mesh else TORCH.get(frame.name)
+    file = frame.filename
+    if any(folder in file for folder in FOLDERS):
+        known = CLASSES.get((os.path.basename(file), frame.name))
+        known = known or TORCH.get(frame.name)
+        return FSDP if known is None and "/torch/distributed/fsdp/" in file else known
     if is_inside(frame.filename):
         return (
             WORLD if frame.filename.endswith("world.py") else OURS.get(frame.name)

@@ -67,8 +67,8 @@ class Scope:
     are_dtensors: dict[Any, bool] = attrs.field(factory=dict)  # of `dtensors.values`
     parts: list[Any] = attrs.field(factory=list)  # closed-over DTensors on a part
     closes_over: bool = False  # a DTensor, read as a global tensor
-    # the calls that gave the number of a rank as a tensor
-    rank_calls: list[str] = attrs.field(factory=list)
+    rank_calls: list[str] = attrs.field(factory=list)  # which gave a number as a tensor
+    group_ranks: list[Any] = attrs.field(factory=list)  # (a group, its ranks)
     losses: int = 0  # the `loss_parallel` contexts that are entered here
 
     def named_or_entered(self, mesh: Any) -> Any:

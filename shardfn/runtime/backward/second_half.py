@@ -154,7 +154,9 @@ class Backward:
     def run(
         self, saved: Sequence[torch.Tensor], cotangents: Sequence[Any]
     ) -> list[torch.Tensor | None]:
-        """The gradients of the tensors that autograd follows."""
+        """The gradients of the tensors that autograd follows. None for a tensor that no result
+        with a cotangent depends on.
+        """
         if self.is_unread:
             outs: list[Any] = self._unread()
         else:
@@ -163,10 +165,12 @@ class Backward:
             )
         derivative = self.captured.derivative
         assert derivative is not None
+        numbers = enumerate(self.floating)
+        given = {k for k, i in numbers if cotangents[i] is not None}
         rows = zip(outs, self.specs, derivative.primals, strict=True)
         return [
-            self._placed(out, spec) if reached else None
-            for out, spec, reached in rows
+            None if given.isdisjoint(results) else self._placed(out, spec)
+            for out, spec, results in rows
         ]
 
     def _placed(self, out: Any, spec: Any) -> torch.Tensor:

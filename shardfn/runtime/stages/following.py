@@ -50,7 +50,7 @@ def followed_capture(
     count = len(placed.followed)
     reached = derivative.primals[count:] if derivative is not None else ()
     pairs = zip(closed, reached, strict=True)
-    known = [x for x, is_reached in pairs if is_reached]
+    known = [x for x, results in pairs if results]
     first.outside.refuse_lost(request.name, known)
     captured = _looking_at_all(captured, first)
     if derivative is not None and not any(derivative.results):

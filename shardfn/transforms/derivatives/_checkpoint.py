@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import attrs
 import torch
-from torch.utils.checkpoint import noop_context_fn
+from torch.utils.checkpoint import checkpoint_sequential, noop_context_fn
 
 from ... import _compat, _tree
 from ...capture import annotations as sources
@@ -118,7 +118,55 @@ def refuse_context() -> None:
     )
 
 
-table.FUNCTIONS[torch.ops.higher_order.tag_activation_checkpoint] = of_torch
+@_compat.read_by_dynamo
+def sequential_of_torch(
+    functions: Any,
+    segments: int,
+    input: Any,
+    use_reentrant: Any = None,
+    *,
+    preserve_rng_state: Any = True,
+) -> Any:
+    """torch.utils.checkpoint.checkpoint_sequential: each segment but the last is a call of
+    `checkpoint` that saves nothing.
+    """
+    is_module = isinstance(functions, torch.nn.Sequential)
+    steps = list(functions.children()) if is_module else list(functions)
+    check_segments(segments, len(steps))
+    size = len(steps) // segments
+    last = size * (segments - 1)
+    for start in range(0, last, size):
+        with sources.inside(sources.fresh_region(), nothing_saveable):
+            for step in steps[start : start + size]:
+                input = step(input)
+    for step in steps[last:]:
+        input = step(input)
+    return input
+
+
+@_compat.constant_in_graph
+def check_segments(segments: Any, count: int) -> None:
+    """Check the number of segments of so many functions.
+
+    Raises:
+        CaptureError: a segment would have no function.
+    """
+    if isinstance(segments, int) and 1 <= segments <= count:
+        return
+    raise CaptureError.of(
+        "torch.utils.checkpoint.checkpoint_sequential, segments",
+        f"got {segments!r}, for {count} functions",
+        needed="at least one function in each segment",
+        fix="segments=1, or as many segments as functions at most",
+    )
+
+
+table.FUNCTIONS.update(
+    {
+        torch.ops.higher_order.tag_activation_checkpoint: of_torch,
+        checkpoint_sequential: sequential_of_torch,
+    }
+)
 POLICY = "one of checkpoint_policies, such as dots_saveable"
 
 

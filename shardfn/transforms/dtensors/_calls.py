@@ -107,14 +107,21 @@ def redistribute(
         what, device_mesh, placed, _said(what, placements), kind(x)[0]
     )
     checks.refuse_partial(what, rows)
-    if backward_dtype is not None:
-        checks.refuse_option(
-            what, "backward_dtype=", "forward_dtype=, or x.to(dtype)"
-        )
-    x = x if forward_dtype is None else x.to(forward_dtype)
+    _check_dtype(f"{what}, forward_dtype", forward_dtype)
+    _check_dtype(f"{what}, backward_dtype", backward_dtype)
+    text = checks.text_of(rows)
     if is_constraint:
-        return _placed(x, rows, True)
-    return placement.moved(x, checks.text_of(rows), placed or "")
+        y = placement.moved(x, text, text, forward_dtype, backward_dtype)
+        return placement.unmarked(y)
+    return placement.moved(x, text, placed or "", forward_dtype, backward_dtype)
+
+
+@_compat.read_by_dynamo
+def _check_dtype(what: str, dtype: Any) -> None:
+    """Check the dtype in which a DTensor or its gradient is redistributed."""
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        got = f"a {type(dtype).__name__}"
+        checks.refuse_option(what, got, "a dtype, such as torch.bfloat16")
 
 
 @_compat.read_by_dynamo

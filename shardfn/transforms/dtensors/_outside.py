@@ -175,13 +175,14 @@ class _Leaving(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Any) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
         ctx.mesh = x.device_mesh
         own = _compat.local_tensor(x).squeeze(0)
         return own.clone() if own.numel() == 1 else own
 
     @staticmethod
-    def backward(ctx: Any, cotangent: torch.Tensor) -> Any:
-        return _global(cotangent, ctx.mesh)
+    def backward(ctx: Any, cotangent: Any) -> Any:
+        return None if cotangent is None else _global(cotangent, ctx.mesh)
 
 
 def calling(run: Any, request: Request, args: Any, kwargs: Any) -> Any:

@@ -20,9 +20,13 @@ from ._reduced import looked_up
 
 
 @_compat.read_by_dynamo
-def rank(group: Any = None) -> torch.Tensor:
-    """torch.distributed.get_rank, as a tensor: ranks share one program."""
+def rank(group: Any = None) -> Any:
+    """torch.distributed.get_rank, as a tensor: ranks share one program. -1 of a group that no
+    rank is in.
+    """
     what = "torch.distributed.get_rank"
+    if group_ranks.is_nobody(group):
+        return -1
     rank_numbers.note_call(what)
     axes = groups.axes_of_group(what, group)
     if group_ranks.in_order(axes):
@@ -40,24 +44,39 @@ def ranks_of_group(group: Any = None) -> Any:
         return list(every)
     what = "torch.distributed.get_process_group_ranks"
     axes = groups.axes_of_group(what, group)
-    return [looked_up(column) for column in group_ranks.columns(axes)]
+    found = [looked_up(column) for column in group_ranks.columns(axes)]
+    group_ranks.note_ranks(group, *found)
+    return found
 
 
 @_compat.read_by_dynamo
-def global_rank(group: Any, group_rank: int) -> Any:
+def name_of_ranks(ranks: Any, tag: str) -> str:
+    """torch.distributed.distributed_c10d._resolve_group_name_by_ranks_and_tag."""
+    return group_ranks.name_of_ranks(tag, *ranks)
+
+
+@_compat.read_by_dynamo
+def global_rank(group: Any, group_rank: Any) -> Any:
     """torch.distributed.get_global_rank: a number, or where ranks have other groups, a tensor."""
     if group_ranks.of_all(group) is not None:
         return group_rank
     what = "torch.distributed.get_global_rank"
     axes = groups.axes_of_group(what, group)
-    return looked_up(group_ranks.columns(axes)[group_rank])
+    columns = group_ranks.columns(axes)
+    if not isinstance(group_rank, torch.Tensor):
+        return looked_up(columns[group_rank])
+    every = torch.stack([looked_up(column) for column in columns])
+    return every.index_select(0, group_rank.reshape(1)).squeeze(0)
 
 
 @_compat.read_by_dynamo
-def group_rank(group: Any, global_rank: int) -> int:
+def group_rank(group: Any, global_rank: Any) -> Any:
     """torch.distributed.get_group_rank, of the group of all ranks."""
     what = "torch.distributed.get_group_rank"
-    return group_ranks.group_rank(what, group, global_rank)
+    is_tensor = isinstance(global_rank, torch.Tensor)
+    if is_tensor and group_ranks.of_all(group) is not None:
+        return global_rank
+    return group_ranks.group_rank(what, group, None if is_tensor else global_rank)
 
 
 @_compat.read_by_dynamo
@@ -68,10 +87,19 @@ def is_outside(group: Any) -> bool:
 
 @_compat.read_by_dynamo
 def local_rank(mesh: Any, mesh_dim: Any = None) -> torch.Tensor:
-    """DeviceMesh.get_local_rank and get_rank, as a tensor."""
+    """DeviceMesh.get_local_rank, as a tensor."""
     what = "get_local_rank"
     rank_numbers.note_call(what)
     return _index(groups.axes_of_mesh(what, mesh, mesh_dim))
+
+
+@_compat.read_by_dynamo
+def rank_of_world(mesh: Any) -> torch.Tensor:
+    """DeviceMesh.get_rank, as a tensor: the rank of the world, also of a part of a mesh."""
+    what = "get_rank"
+    rank_numbers.note_call(what)
+    groups.axes_of_mesh(what, mesh, None)
+    return looked_up(group_ranks.ranks_here())
 
 
 @_compat.read_by_dynamo
@@ -90,6 +118,12 @@ def size(mesh: Any, mesh_dim: Any = None) -> int:
 
 
 @_compat.read_by_dynamo
+def every_group(mesh: Any) -> list[Any]:
+    """DeviceMesh.get_all_groups."""
+    return [mesh.get_group(k) for k in range(mesh.ndim)]
+
+
+@_compat.read_by_dynamo
 def _index(axes: tuple[str, ...]) -> torch.Tensor:
     return linear_index(axis_names.bound("axis_index", axes))
 
@@ -102,15 +136,19 @@ table.FUNCTIONS.update(
         dist.get_group_rank: group_rank,
     }
 )
-PRIVATE = {"_rank_not_in_group": is_outside}
+PRIVATE = {
+    "_rank_not_in_group": is_outside,
+    "_resolve_group_name_by_ranks_and_tag": name_of_ranks,
+}
 table.FUNCTIONS.update(_compat.named(dist.distributed_c10d, PRIVATE))
 table.OF_GROUPS["rank"] = rank
 table.OF_MESHES.update(
     {
         "get_local_rank": local_rank,
-        "get_rank": local_rank,
+        "get_rank": rank_of_world,
         "get_coordinate": coordinate,
         "size": size,
+        "get_all_groups": every_group,
         "_create_flatten_mesh": flatten,
     }
 )

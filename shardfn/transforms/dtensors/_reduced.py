@@ -12,7 +12,7 @@ import torch
 
 from ... import _compat
 from ...capture import trace
-from ...capture.dtensors import group_ranks, groups
+from ...capture.dtensors import checks, group_ranks, groups
 from ...ops import shard_map as prims
 from ...ops.text_formats import print_axes
 from ..sharding import _collectives as ours
@@ -41,6 +41,18 @@ class Done:
     def is_completed(self) -> bool:
         """Whether the collective is done."""
         return True
+
+    @_compat.read_by_dynamo
+    def is_success(self) -> bool:
+        """Whether it is done without an error."""
+        return True
+
+    @_compat.read_by_dynamo
+    def get_future(self) -> Any:
+        """The future of the collective, which is refused."""
+        what = "get_future of a collective"
+        fix = "work.wait(), and then what the callback does"
+        checks.refuse_option(what, "callbacks run outside of the program", fix)
 
 
 @_compat.read_by_dynamo

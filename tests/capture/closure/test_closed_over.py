@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from shardfn.capture.closure.closed_over import names_of, reached_from
+from shardfn.capture.closure.closed_over import (
+    names_of,
+    reached_from,
+    reaching,
+)
 
 
 class Model:
@@ -16,6 +20,13 @@ def test_the_leaves_that_a_gradient_reaches() -> None:
     v, w, u = (torch.ones(2, requires_grad=True) for _ in range(3))
     ends = reached_from([(v * 2 + w.detach()).sum(), torch.ones(1), u])
     assert ends == {id(v), id(u)}
+
+
+def test_the_results_whose_gradient_reaches_a_leaf() -> None:
+    v, w, u = (torch.ones(2, requires_grad=True) for _ in range(3))
+    x = v.sin()
+    results = [x * w, torch.ones(2), (x.cos() + w.detach()).sum(), u, w * 2, x]
+    assert reaching(results) == {id(v): [0, 2, 5], id(w): [0, 4], id(u): [3]}
 
 
 def test_a_long_chain_needs_no_recursion() -> None:

@@ -41,6 +41,6 @@ def test_code_between_the_levels_reads_the_wrapped_tensor() -> None:
 
 def test_a_derivative_knows_which_results_and_primals_move() -> None:
     v, w = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
-    found = derivative_of([(v * 2).sum(), torch.ones(1)], [v, w])
-    assert found.results == (True, False)
-    assert found.primals == (True, False)
+    found = derivative_of([(v * 2).sum(), torch.ones(1), v + 1], [v, w])
+    assert found.results == (True, False, True)
+    assert found.primals == ((0, 2), ())

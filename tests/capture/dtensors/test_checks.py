@@ -138,7 +138,14 @@ not say its terms
         lambda x, mesh: (from_local(x, mesh).to_local(), mesh.get_group()),
         """jit(<lambda>): it returns a process group, or passes one where a tensor belongs
   needed: one pure graph of tensor ops
-  try: return the mesh: mesh.get_group(axis) is its group""",
+  try: mesh.get_group(axis) outside of the function""",
+    ),
+    "a mesh as a result": (
+        lambda x, mesh: (from_local(x, mesh).to_local(), mesh),
+        """jit(<lambda>): it returns a mesh, in the code of one rank
+  needed: one pure graph of tensor ops
+  try: use the mesh outside of the function: the one that it closes over, or x.device_mesh of a \
+DTensor that it returns""",
     ),
     "shards of two sizes in a shard_map": (
         lambda x, mesh: sf.shard_map(
@@ -234,10 +241,10 @@ of their own
     ),
     "a dtype of the gradient": (
         lambda x, mesh: from_local(x, mesh).redistribute(
-            mesh, R, backward_dtype=torch.float16
+            mesh, R, backward_dtype="float16"
         ),
-        """DTensor.redistribute: backward_dtype=
-  try: forward_dtype=, or x.to(dtype)""",
+        """DTensor.redistribute, backward_dtype: a str
+  try: a dtype, such as torch.bfloat16""",
     ),
     "a write to an argument": (
         lambda x, mesh: (dist.all_reduce(x), x)[1],

@@ -10,6 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 import shardfn as sf
 from shardfn import P
@@ -204,6 +209,36 @@ def test_s7_6_hooks_of_closed_over_modules_fire(name: str) -> None:
         sf.shard(loss, mesh, (P("a"), P()))(*leaves).backward()
         close([x.grad for x in leaves], wanted)
         close(module.inner.w.grad, by_name["inner.w"])
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@pytest.mark.parametrize("is_followed", [False, True])
+def test_s7_6_hooks_of_tensor_parallel_layers_fire(is_followed: bool) -> None:
+    """From outside, also when the input does not require grad."""
+
+    def net() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 5)).double()
+
+    def hooked(module: nn.Module) -> nn.Module:
+        times = lambda factor, gs: tuple(None if g is None else g * factor for g in gs)
+        for layer in (module[0], module[2]):  # type: ignore[index]
+            layer.register_full_backward_hook(lambda m, gs, _: times(2, gs))
+            layer.register_full_backward_pre_hook(lambda m, gs: times(3, gs))
+        return module
+
+    plain = hooked(net())
+    x, y = (POINT[0].clone().requires_grad_(is_followed) for _ in range(2))
+    plain(x).square().sum().backward()
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("tp",))
+        styles = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        module = hooked(parallelize_module(net(), mesh, styles))
+        sf.jit(lambda x: module(x).square().sum(), backend="aten")(y).backward()
+        wanted = [p.grad for p in plain.parameters()]
+        close([sf.full(p.grad) for p in module.parameters()], wanted)
+        assert (y.grad is None) is (x.grad is None) is not is_followed
+        close([y.grad] * is_followed, [x.grad] * is_followed)
 
 
 def test_a_hook_of_a_closed_over_module_is_read_again() -> None:

@@ -40,6 +40,39 @@ def test_a_mesh_is_known_by_its_constructor() -> None:
     assert unsupported(frames, "") == table.MESH
 
 
+@pytest.mark.parametrize(
+    ("file", "name", "row"),
+    [
+        ("/site/torch/nn/parallel/distributed.py", "__init__", table.WRAPS),
+        ("/site/torch/nn/parallel/distributed.py", "forward", table.DDP),
+        ("/site/torch/distributed/fsdp/_fully_shard/_api.py", "fully_shard", table.WRAPS),
+        ("/site/torch/distributed/fsdp/_fully_shard/_state.py", "forward", table.FSDP),
+        ("/site/torch/distributed/tensor/parallel/api.py", "parallelize_module", table.WRAPS),
+    ],
+)
+def test_what_wraps_a_module_is_told_from_a_call_of_it(
+    file: str, name: str, row: tuple[str, str]
+) -> None:
+    assert unsupported([Frame(USER, "step"), Frame(file, name)], "") == row
+
+
+def test_the_users_line_tells_where_a_call_is_refused_at_once() -> None:
+    frames = [Frame(USER, "step", "with CommDebugMode() as counts:")]
+    said = "makes a DTensor or takes one apart"
+    assert unsupported(frames, said) == table.COUNTS
+    assert unsupported(frames, "something else") is None
+    store = f"Dynamo does not know {table.OBJECT}."
+    assert unsupported([Frame(USER, "step")], store) == table.STORE
+
+
+def test_attributes_of_groups_have_functions_in_their_place() -> None:
+    assert table.of_attribute("barrier") == table.WAITS
+    assert table.of_attribute("send") == table.POINT
+    got, fix = table.of_attribute("allreduce")
+    assert got.endswith(": .allreduce") and "dist.all_reduce(x, group=group)" in fix
+    assert table.of_attribute("bound_device_id")[0].startswith("it reads .bound_device_id")
+
+
 def test_without_frames_the_text_tells() -> None:
     assert unsupported([], "Skip calling function `barrier`") == table.WAITS
     for sign, row in table.SIGNS.items():

@@ -12,8 +12,10 @@ from shardfn._compat.distributed.groups import (
     dtensors,
     empty_dtensor,
     gone_spec,
+    group_tag,
     is_arriving,
     is_unreduced,
+    name_of_group,
     named_group,
     register_group,
     root_mesh,
@@ -61,3 +63,14 @@ def test_dtensors_have_the_global_shape_of_their_spec() -> None:
 
 def test_a_result_that_has_not_arrived_is_known() -> None:
     assert not is_arriving(torch.ones(1)) and not dist.is_initialized()
+
+
+def test_a_group_has_a_tag_and_a_name_by_its_ranks() -> None:
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((2, 2), ("dp", "tp"))
+        for axis, ranks in (("dp", [2, 0]), ("tp", [0, 1])):
+            group = mesh.get_group(axis)
+            tag = group_tag(group)
+            assert name_of_group(ranks, tag) == group.group_name
+            assert name_of_group([0, 3], tag) is None
+            assert name_of_group(ranks, "other") is None

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch._dynamo import source as of
+from torch.distributed.tensor import Shard
 
+import shardfn as sf
 from shardfn._compat.dynamo import guards
 from shardfn._compat.dynamo.guards import (
     Itself,
@@ -121,3 +124,33 @@ def test_tensors_are_the_same_in_all_that_a_program_depends_on() -> None:
     ]
     assert [bool(check(other, y)) for other in others] == [False] * 4
     assert not check(y, x) and not check(x.to("meta"), y)
+
+
+@pytest.mark.parametrize("answer", [True, None, "name", 3, (1, (2, "a")), [1], object()])
+def test_constants_of_our_functions_have_no_source(answer: Any) -> None:
+    made: list[Any] = []
+
+    def call(tx: Any, fn: Any, *args: Any) -> str:
+        made.append(fn(*args))
+        return "torch's"
+
+    with pytest.MonkeyPatch.context() as patch:
+        build = lambda tx, x: ("ours", x)
+        patch.setattr("torch._dynamo.variables.base.VariableTracker.build", build)
+        found = guards.without_source(call, "tx", lambda n: answer, 1)
+    is_plain = not isinstance(answer, list) and type(answer) is not object
+    assert found == (("ours", answer) if is_plain else "torch's")
+    assert made == [answer]
+
+
+def test_s7_4_answers_of_our_functions_are_results_beside_placements() -> None:
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        outside = dist.distributed_c10d._rank_not_in_group
+        fn = lambda x: (
+            x * mesh.get_rank(),
+            [outside(None), mesh.size(), dist.get_process_group_ranks(None)],
+            Shard(0),
+        )
+        out = sf.jit(fn, backend="aten")(torch.ones(2))
+        assert out[1:] == ([False, 2, [0, 1]], Shard(0))

@@ -105,8 +105,46 @@ def test_without_values_gradients_have_their_shapes() -> None:
     with sf.fake_world(3, numerics=False):
         half, saved = called(sf.make_mesh((3,), ("dp",)))
         assert half.is_unread and half.everyone == [(0,)]
-        (grad,) = half.run(saved, [None, None, None])
+        (grad,) = half.run(saved, [None, None, W])
         assert grad.shape == W.shape and grad.placements == (Replicate(),)
+        assert half.run(saved, [None, None, None]) == [None]
+
+
+def several(a: Any, b: Any, c: Any) -> Any:
+    """Results that depend on a, on a and b, on b with a gradient of zeros, and on c alone."""
+    return a.sum(), (a * b).sum(), b.floor().sum(), c.sin().sum()
+
+
+CALLS: dict[str, Any] = {
+    "jit": lambda mesh: sf.jit(several, backend="aten"),
+    "shard": lambda mesh: sf.shard(several, mesh, backend="aten"),
+    "the code of one rank": lambda mesh: sf.jit(
+        lambda a, b, c: (*several(a, b, c), a.to_local()), backend="aten"
+    ),
+    "closed over": lambda mesh: lambda *held: sf.jit(
+        lambda: several(*held), backend="aten"
+    )(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("chosen", [(0,), (1,), (2,), (3,), (0, 3), (0, 1, 2)])
+def test_a_gradient_of_a_result_that_does_not_depend_on_it_is_none(
+    call: str, chosen: tuple[int, ...]
+) -> None:
+    values = [torch.randn(6, 2, generator=GENERATOR) for _ in range(3)]
+    plain = [x.clone().requires_grad_() for x in values]
+    torch.autograd.backward([several(*plain)[k] for k in chosen])
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        given = [sf.distribute(x, mesh, P("dp")).requires_grad_() for x in values]
+        outs = CALLS[call](mesh)(*given)
+        torch.autograd.backward([outs[k] for k in chosen])
+        for x, y in zip(given, plain, strict=True):
+            assert (x.grad is None) is (y.grad is None)
+            assert x.grad is None or sf.full(x.grad).count_nonzero() == (
+                y.grad.count_nonzero()
+            )
 
 
 def test_a_plain_tensor_has_a_plain_gradient() -> None:

@@ -96,7 +96,7 @@ def test_without_gradients_the_request_stays(monkeypatch: Any) -> None:
 
 
 def test_arguments_with_gradients_are_followed(monkeypatch: Any) -> None:
-    one = captured(Nothing(), Derivative((True,), (True,)))
+    one = captured(Nothing(), Derivative((True,), ((0,),)))
     made, result, _ = followed(monkeypatch, request(), [one], W)
     assert result is one and made.followed.leaves == (0,)
     assert made.followed.paths == ("w",) and made.followed.are_real == (True,)
@@ -108,7 +108,7 @@ def test_closed_over_tensors_are_followed_by_a_second_capture(
 ) -> None:
     first = Outside()
     one = captured(first, reads=["model.v"])
-    two = captured(Outside(), Derivative((True,), (True, True)), ["model"])
+    two = captured(Outside(), Derivative((True,), ((0,), (0,))), ["model"])
     made, result, asked = followed(monkeypatch, request(), [one, two], W)
     assert result.outside is two.outside and len(asked) == 2
     assert result.reads == ["model", "model.v"]
@@ -122,14 +122,14 @@ def test_a_closed_over_tensor_that_nothing_reaches_is_refused_as_lost(
     monkeypatch: Any,
 ) -> None:
     first = Outside()
-    two = captured(Outside(), Derivative((True,), (True, False)))
+    two = captured(Outside(), Derivative((True,), ((0,), ())))
     followed(monkeypatch, request(), [captured(first), two], W)
     assert first.refused == [("f", [])]
 
 
 def test_without_a_derivative_the_plain_program_runs(monkeypatch: Any) -> None:
     mine = request()
-    one = captured(Nothing(), Derivative((False,), (False,)))
+    one = captured(Nothing(), Derivative((False,), ((),)))
     two = captured(Nothing())
     made, result, asked = followed(monkeypatch, mine, [one, two], W)
     assert made is mine and result is two and asked[1] is mine
@@ -137,7 +137,7 @@ def test_without_a_derivative_the_plain_program_runs(monkeypatch: Any) -> None:
 
 def test_the_request_with_gradients_is_made_once(monkeypatch: Any) -> None:
     mine = request()
-    one = captured(Nothing(), Derivative((True,), (True,)))
+    one = captured(Nothing(), Derivative((True,), ((0,),)))
     first = followed(monkeypatch, mine, [one], W)[0]
     assert followed(monkeypatch, mine, [one], W)[0] is first
     assert len(mine.store.followed) == 1

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 from message import without_line
 from ranks import run_ranks
-from torch import Tensor
+from torch import Tensor, nn
 
 import shardfn as sf
 from shardfn import P, checkpoint_policies
@@ -710,6 +710,41 @@ def test_torchs_own_checkpoint_is_ours(transform: str) -> None:
     assert counts(sf.grad(theirs).trace(W_, X).program) == counts(
         sf.grad(remat()).trace(W_, X).program
     )
+
+
+@pytest.mark.parametrize("segments", [1, 2, 3, 5])
+def test_checkpoint_sequential_is_a_chain_of_calls(segments: int) -> None:
+    """All segments but the last compute again. By a module, by a list, and from outside."""
+    layers = [nn.Linear(3, 3).double() for _ in range(5)]
+    chain = nn.Sequential(*[nn.Sequential(layer, nn.Tanh()) for layer in layers])
+    x = torch.randn(2, 3, dtype=torch.float64)
+    of = torch.utils.checkpoint.checkpoint_sequential
+    by_module = lambda x: of(chain, segments, x, use_reentrant=False).sum()
+    by_list = lambda x: of(
+        functions=list(chain),
+        segments=segments,
+        input=x,
+        use_reentrant=True,
+        preserve_rng_state=False,
+    ).sum()
+    wanted = torch.func.grad(lambda x: chain(x).sum())(x)
+    again = 5 // segments * (segments - 1)
+    for fn in (by_module, by_list):
+        close(sf.jit(sf.grad(fn), backend="aten")(x), wanted)
+        assert counts(sf.grad(fn).trace(x).program)["tanh"] == 5 + again
+    found = torch.autograd.grad(sf.jit(by_module, backend="aten")(x), layers[0].weight)
+    close(found, torch.autograd.grad(by_module(x), layers[0].weight))
+
+
+@pytest.mark.parametrize("segments", [0, 3, "2"])
+def test_segments_without_functions_are_refused(segments: Any) -> None:
+    of = torch.utils.checkpoint.checkpoint_sequential
+    fn = sf.jit(lambda x: of([torch.sin] * 2, segments, x, use_reentrant=False))
+    with pytest.raises(sf.CaptureError) as caught:
+        fn(torch.ones(2))
+    text = f"checkpoint_sequential, segments: got {segments!r}, for 2 functions"
+    assert text in str(caught.value)
+    assert "try: segments=1, or as many" in str(caught.value)
 
 
 def test_torchs_own_checkpoint_nests_with_ours() -> None:

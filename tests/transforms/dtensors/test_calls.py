@@ -74,6 +74,8 @@ def test_redistribute_places_the_tensor(mesh: Any) -> None:
     )
     assert move() == ["prim_redistribute ;tp -> [6, 4]"]
     assert move(forward_dtype=torch.float64) == ["_to_copy -> [6, 4]", *move()]
+    assert move(backward_dtype=torch.float64) == move()
+    assert move(forward_dtype=X.dtype, backward_dtype=X.dtype) == move()
     same = lambda x: calls.redistribute(x, "dp=S0,tp=R", None, [R, R])
     assert ops(same, X) == ["prim_redistribute ; -> [6, 4]"]
 
@@ -101,10 +103,10 @@ REFUSED: dict[str, tuple[Any, type, str]] = {
     ),
     "a dtype of the backward": (
         lambda mesh: calls.redistribute(
-            X, "dp=R,tp=R", mesh, [R, R], backward_dtype=torch.float64
+            X, "dp=R,tp=R", mesh, [R, R], backward_dtype="bfloat16"
         ),
         sf.CaptureError,
-        "DTensor.redistribute: backward_dtype",
+        "DTensor.redistribute, backward_dtype: a str",
     ),
     "distributed to Partial": (
         lambda mesh: calls.distributed(X, mesh, [Partial(), R]),

@@ -39,8 +39,15 @@ def test_s7_4_the_ranks_of_a_group_are_each_ranks_own() -> None:
             lambda x: (x, dist.get_process_group_ranks(None)), backend="aten"
         )(ZERO)
         assert out[1] == [0, 1, 2, 3]
+        own = lambda x: x + dist.get_global_rank(dp, dist.get_rank(dp))
+        assert every(own, 4) == [0, 1, 2, 3]
+        mine = lambda x: x + dist.get_group_rank(None, dist.get_rank())
+        assert every(mine, 4) == [0, 1, 2, 3]
         with pytest.raises(sf.CaptureError, match="rank 1 has another number"):
             every(lambda x: x + dist.get_group_rank(tp, 1), 4)
+        with pytest.raises(sf.CaptureError, match="number of a rank, a tensor") as e:
+            every(lambda x: x + dist.get_group_rank(tp, dist.get_rank()), 4)
+        assert "FakeTensor" not in str(e.value)
         with pytest.raises(sf.ShardError):  # of global tensors
             sf.shard(first, mesh, backend="aten")(ZERO)
 
@@ -67,6 +74,8 @@ def test_s7_3_a_mesh_of_ranks_in_another_order() -> None:
 
         # rows of the mesh: rank 3 is the first on its axis, and the last in its group
         assert every(numbers, 4) == [31, 110, 0, 121]
+        world = lambda x: x + mesh.get_rank() * 10 + mesh["tp"].get_rank()
+        assert every(world, 4) == [33, 11, 0, 22]
 
         def total(x: Any) -> Any:
             y = x + dist.get_rank()

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
@@ -146,7 +145,7 @@ def attribute_read(
     if name == "__class__" and _is_asked_for_class(dtensors, tensor, tx):
         return VariableTracker.build(tx, DTensor)
     if name == "device_mesh":
-        return _mesh(tx, dtensors.mesh(node_of(tensor), _outer(tx)))
+        return mesh_variable(tx, dtensors.mesh(node_of(tensor), _outer(tx)))
     if name == "_local_tensor":
         placed = dtensors.placed(name, node_of(tensor), _outer(tx))
         return read_ours(tx, dtensors.methods["to_local"], [tensor, placed], {})
@@ -284,41 +283,6 @@ def node_created(
     return node
 
 
-def mesh_method_called(
-    dtensors: DTensors,
-    call: Callable[..., Any],
-    owner: Any,
-    tx: Any,
-    name: str,
-    args: Any,
-    kwargs: Any,
-) -> Any:
-    """A call of a method of a mesh or a group, which may ask for the rank."""
-    held = getattr(owner, "value", None)
-    held = getattr(held, "real_obj", held)
-    is_mesh = isinstance(held, DeviceMesh)
-    is_group = isinstance(held, dist.ProcessGroup)
-    of_groups = dtensors.of_groups if is_group else {}
-    ours = dtensors.of_meshes if is_mesh else of_groups
-    if is_mesh and name == "_flatten":
-        given = [x.as_python_constant() for x in (*args, *kwargs.values())]
-        return _mesh(tx, dtensors.flattened(held, *given))
-    if name not in ours:
-        return call(owner, tx, name, args, kwargs)
-    return read_ours(tx, ours[name], [owner, *args], kwargs)
-
-
-def context_entered(
-    dtensors: DTensors, enter: Callable[..., Any], tx: Any, *args: Any
-) -> Any:
-    """A `with`, which may enter a mesh."""
-    held = getattr(tx.stack[-1], "value", None)
-    if isinstance(getattr(held, "real_obj", held), DeviceMesh):
-        in_mesh = dtensors.functions[DeviceMesh.__enter__]
-        tx.push(read_ours(tx, in_mesh, [tx.pop()], {}))
-    return enter(tx, *args)
-
-
 def is_instance(
     dtensors: DTensors,
     call: Callable[..., Any],
@@ -372,7 +336,7 @@ def read_ours(tx: Any, fn: Callable[..., Any], args: list[Any], kwargs: Any) -> 
     return VariableTracker.build(tx, fn).call_function(tx, given, kwargs)
 
 
-def _mesh(tx: Any, mesh: DeviceMesh) -> Any:
+def mesh_variable(tx: Any, mesh: DeviceMesh) -> Any:
     """A mesh as a variable of Dynamo's."""
     from torch._dynamo.source import GlobalSource
     from torch._dynamo.variables.builder import VariableBuilder

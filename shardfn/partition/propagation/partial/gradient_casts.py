@@ -1,6 +1,7 @@
 """A cast that makes a gradient, as of parameters that are computed with in a smaller dtype: it is
 placed like the parameter. So the gradient is reduced once, to the shard that is kept, and in the
-smaller dtype unless the options of the gradient say otherwise.
+smaller dtype unless the options of the gradient say otherwise. A cast of `redistribute` is one of
+terms.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import torch
 from ....buckets import Wish
 from ....capture import annotations
 from ....ops.nodes import args_of
+from ....ops.placement import OF_TERMS
 from ...protocols import Walk
 from ...rule_api.strategy import OpCall
 from ...rules.pointwise import widens
@@ -37,6 +39,8 @@ def placed(
     slots = value.readable(node.meta["phase"])
     if not slots or not is_partial(slots[0].marks):
         return None
+    if OF_TERMS in (node.meta.get("custom") or {}):
+        return Placed([slots[0].marks], [slots[0].marks])
     is_left = reader.op == "output" and _is_reduced_after(node, call)  # by a body
     if is_left or _is_there_and_back(node, reader, call):
         marks = slots[0].marks

@@ -100,10 +100,10 @@ WRONG = {  # a call, and what its error says
         "DTensor.from_local: its first argument is a list",
         "try: a tensor",
     ),
-    "a dtype of the gradient": (
-        lambda x, mesh: local(x, mesh).redistribute(mesh, R, backward_dtype=torch.float32),
-        "DTensor.redistribute: backward_dtype=",
-        "try: forward_dtype=, or x.to(dtype)",
+    "a dtype": (
+        lambda x, mesh: local(x, mesh).redistribute(mesh, R, forward_dtype=32),
+        "DTensor.redistribute, forward_dtype: a int",
+        "try: a dtype, such as torch.bfloat16",
     ),
     "an axis": (
         lambda x, mesh: x * mesh.get_local_rank("zz"),

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-import shardfn as sf
 from shardfn._compat.dynamo.dtensors import calls
 
 NODE = torch.fx.Graph().placeholder("x")
@@ -58,7 +57,7 @@ def _reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """What Dynamo would read, as a tuple."""
     monkeypatch.setattr(calls, "read_ours", lambda tx, fn, args, kw: (fn, args, kw))
     monkeypatch.setattr(calls.arguments, "check", lambda *args, **kw: None)
-    monkeypatch.setattr(calls, "_mesh", lambda tx, mesh: ("variable", mesh))
+    monkeypatch.setattr(calls, "mesh_variable", lambda tx, mesh: ("variable", mesh))
 
 
 def torchs(*args: Any) -> Any:
@@ -104,38 +103,6 @@ def test_collectives_without_a_row_are_refused() -> None:
     assert call(distribute_tensor) == ("our distribute", [1], {})
     with pytest.raises(torch._dynamo.exc.UserError, match="all_reduce"):
         call(dist.all_reduce)
-
-
-def test_methods_of_meshes_and_groups_may_ask_for_the_rank() -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
-        of_mesh = SimpleNamespace(value=mesh)
-        held = SimpleNamespace(value=SimpleNamespace(real_obj=mesh))
-        group = SimpleNamespace(value=mesh.get_group("dp"))
-        call = lambda owner, name: calls.mesh_method_called(
-            Ours(), torchs, owner, TX, name, [], {}
-        )
-        assert call(of_mesh, "get_rank") == ("our rank", [of_mesh], {})
-        assert call(held, "get_rank") == ("our rank", [held], {})
-        assert call(group, "rank") == ("our group rank", [group], {})
-        assert call(of_mesh, "rank") == call(group, "get_rank") == "torch's"
-        assert call(SimpleNamespace(value=3), "rank") == "torch's"
-
-
-def test_a_with_may_enter_a_mesh() -> None:
-    class Stack:
-        def __init__(self, top: Any) -> None:
-            self.stack = [top]
-            self.push, self.pop = self.stack.append, self.stack.pop
-
-    with sf.fake_world(2):
-        tx: Any = Stack(SimpleNamespace(value=sf.make_mesh((2,), ("dp",))))
-        top = tx.stack[0]
-        assert calls.context_entered(Ours(), torchs, tx) == "torch's"
-        assert tx.stack == [("in_mesh", [top], {})]
-    tx = Stack(SimpleNamespace(value=3))
-    calls.context_entered(Ours(), torchs, tx)
-    assert tx.stack[0].value == 3
 
 
 def test_new_calls_are_checked_with_the_values_outside() -> None:

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import shardfn as sf
 from shardfn import P
+from shardfn.simulated import SimulatedTensor
 
 random = torch.Generator().manual_seed(0)
 W = {
@@ -89,3 +91,38 @@ def test_a_gradient_that_a_loop_adds_up_stays_partial_through_its_cast() -> None
         grad = sf.full(step(w, x))
         torch.testing.assert_close(grad, sf.grad(loss)(w, x), rtol=0.02, atol=0.1)
         assert step.lower(w, x).text().count("all_reduce[sum, dp]") == 1
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "reduced"),
+    [
+        ({}, "f64"),
+        ({"backward_dtype": torch.bfloat16}, "bf16"),
+        ({"forward_dtype": torch.bfloat16}, "f64"),  # the dtype of the input
+        ({"forward_dtype": torch.bfloat16, "backward_dtype": torch.float32}, "f32"),
+    ],
+)
+def test_redistribute_reduces_the_gradient_in_the_dtype_of_its_backward(
+    dtypes: Any, reduced: str
+) -> None:
+    with sf.fake_world(3):
+        mesh = sf.make_mesh((3,), ("dp",))
+
+        def loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            d = DTensor.from_local(x, mesh, [Shard(0)])
+            same = d.redistribute(mesh, [Replicate()], **dtypes)
+            own = same.to_local(grad_placements=[Partial()])
+            return (own * w).double().sum()
+
+        step = sf.jit(sf.grad(loss), backend="aten")
+        w = SimulatedTensor([torch.full((6,), k / 3).double() for k in range(1, 4)])
+        x = torch.ones(2, dtype=torch.float64)
+        (line,) = [
+            line
+            for line in step.lower(x, w).text().split("\n")
+            if " = reduce_scatter[sum, dp](" in line
+        ]
+        assert f"): {reduced}[2]" in line
+        gradient = step(x, w)
+        assert gradient.dtype == torch.float64
+        torch.testing.assert_close(gradient.shards[0], x * 2, rtol=0.01, atol=0)
