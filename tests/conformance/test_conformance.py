@@ -50,7 +50,7 @@ def test_an_operator_is_right_or_refused_however_it_is_cut(name: str) -> None:
 def test_cases_come_out_the_same_on_real_gloo_processes(n: int, part: int) -> None:
     names = [n for n in NAMES if n not in ONCE_FAILED][::3]
     results = run_ranks(n, checked, names[part::PARTS], 0.1, REAL_CALLS)
-    assert len({count for count, _ in results}) == 1 and results[0][0] > 3
+    assert len({count for count, _ in results}) == 1 and results[0][0] > 1
     assert not (wrong := [said for _, found in results for said in found]), (
         "\n".join(wrong[:5])
     )

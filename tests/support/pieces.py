@@ -66,7 +66,7 @@ def held_rows(
     strided shard of it: those that every axis says are its own.
 
     An axis views the dim as so many blocks, each of runs that a finer axis does not cut, and
-    holds a chunk of the runs of each block.
+    holds a chunk of the runs of each block. The last blocks may be short.
     """
     mine = [
         (*(mark if isinstance(mark, tuple) else (mark, 1)), 1)[1:3]
@@ -84,12 +84,25 @@ def held_rows(
                 continue
             unit, outer = cut_by
             finer = [o for o in outers if o > outer]
-            run = -(-size // finer[0]) if finer else 1  # uneven blocks: the last is short
-            runs = rows % -(-size // outer) // run
-            kept = chunks(runs.unique(), 0, max(unit // run, 1), sizes[k])[at[k]]
-            rows = rows[torch.isin(runs, kept)]
+            run = -(-size // finer[0]) if finer else 1
+            length = -(-size // outer)
+            blocks = [rows[rows // length == b] for b in range(outer)]
+            rows = torch.cat(
+                [
+                    _chunk(block, block % length // run, unit // run, sizes[k], at[k])
+                    for block in blocks
+                ]
+            )
         found[at] = rows
     return found
+
+
+def _chunk(
+    rows: torch.Tensor, runs: torch.Tensor, unit: int, n: int, coordinate: int
+) -> torch.Tensor:
+    """The rows whose runs are in a rank's chunk of them."""
+    kept = chunks(runs.unique(), 0, max(unit, 1), n)[coordinate]
+    return rows[torch.isin(runs, kept)]
 
 
 def is_strided(mark: Mark) -> bool:

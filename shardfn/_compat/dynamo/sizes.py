@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch._prims_common import make_contiguous_strides_for
 
 from ...errors import is_inside, is_ours
 from .tree_functions import of_trees
@@ -70,11 +71,13 @@ def is_symbol(n: Any) -> bool:
 
 
 def is_dense(node: torch.fx.Node) -> bool:
-    """Whether the value of a node is a contiguous tensor, of sizes that are numbers."""
+    """Whether the value of a node has the strides of a contiguous tensor, of sizes that are
+    numbers. Those of dims of size 1 count too, since they have other sizes on other ranks.
+    """
     x = node.meta.get("example_value")
     if not isinstance(x, torch.Tensor) or any(map(is_symbol, x.shape)):
         return False
-    return x.is_contiguous()
+    return x.stride() == make_contiguous_strides_for(x.shape)
 
 
 class Noted(NamedTuple):

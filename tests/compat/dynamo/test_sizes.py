@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.export import Dim
 
 from shardfn._compat.dynamo.sizes import (
     dim_hint,
+    is_dense,
     is_symbol,
     read_as_symbols,
     signs,
@@ -69,3 +71,15 @@ def test_a_relation_of_two_sizes_is_kept() -> None:
     names = {0: "x"}
     assert found.misfit({0: ((3, 6), (1, 1))}, names) is None
     assert found.misfit({0: ((3, 7), (1, 1))}, names) is not None
+
+
+@pytest.mark.parametrize("rows", [3, 1, 0])
+def test_whether_a_copy_is_needed_does_not_depend_on_the_number_of_rows(
+    rows: int,
+) -> None:
+    graph = torch.fx.Graph()
+    node, turned = graph.placeholder("x"), graph.placeholder("y")
+    node.meta["example_value"] = torch.ones(rows, 4)
+    turned.meta["example_value"] = torch.ones(rows, 4).t()
+    assert is_dense(node)
+    assert not is_dense(turned)
