@@ -318,7 +318,7 @@ READING = (  # a captured function, by Dynamo
     ),
     Patch(
         methods(OBJECT, "call_obj_hasattr"),
-        "it is asked of the stand-in of a mesh or a group",
+        "Dynamo asks the stand-in of a mesh or a group",
         NEVER,
         new=objects.has_attribute,
         optional=True,
