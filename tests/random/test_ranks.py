@@ -84,14 +84,16 @@ def ulps(got: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 def _assert_same(
-    got: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]
+    got: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], backend: str
 ) -> None:
+    """Equal, to the rounding of functions that compiled code computes by another library."""
+    rounded = 8 if backend == "inductor" else 2
     assert got.keys() == wanted.keys()
     for name, x in got.items():
         if name in EXACT:
             assert torch.equal(x, wanted[name]), name
         else:
-            most = 2 if name in ROUNDED else 16
+            most = rounded if name in ROUNDED else 16
             assert ulps(x, wanted[name]) <= most, name
 
 
@@ -105,7 +107,7 @@ def _on_ranks(names: tuple[str, ...], backend: str) -> dict[str, torch.Tensor]:
 def _draws_are_those_of_one_device(names: tuple[str, ...], backend: str) -> None:
     wanted = every(KEY, _weights(), names)
     for got in run_ranks(2, _on_ranks, names, backend):
-        _assert_same(got, wanted)
+        _assert_same(got, wanted, backend)
 
 
 @pytest.mark.parametrize("group", GROUPS)
