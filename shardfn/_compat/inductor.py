@@ -206,6 +206,38 @@ def _register_lowerings() -> None:
         register_lowering(op, type_promotion_kind=None)(lower)
 
 
+def as_inductor_writes(
+    op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
+) -> torch.fx.Graph | None:
+    """The ops into which Inductor decomposes an op, as a graph of its tensors; None if it does not.
+
+    Args:
+        op: of ATen.
+        args: of the op, with fake tensors.
+        kwargs: of the op.
+    """
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.utils import _pytree as pytree
+
+    table = select_decomp_table()
+    if op not in table:
+        return None
+    flat, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    places = [k for k, x in enumerate(flat) if isinstance(x, torch.Tensor)]
+
+    def run(*tensors: torch.Tensor) -> Any:
+        given = dict(zip(places, tensors, strict=True))
+        every = [given.get(k, x) for k, x in enumerate(flat)]
+        own, options = pytree.tree_unflatten(every, spec)
+        return op(*own, **options)
+
+    with torch.no_grad():
+        graph = make_fx(run, decomposition_table=table)(*(flat[k] for k in places)).graph
+    calls = graph.find_nodes(op="call_function", target=op)
+    return None if calls or graph.find_nodes(op="get_attr") else graph
+
+
 def inductor(
     run: Callable[..., Any],
     inputs: Sequence[torch.Tensor],

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from shardfn.compile.kernels.copied_inputs import COPY, is_convolved, with_copies
+from shardfn.compile.kernels.copied_inputs import is_convolved, with_copies
+from shardfn.compile.kernels.op_kinds import COPY, IN_DIMS
 from tests.support.stages.graphs import graph_of
 
 
@@ -14,7 +15,9 @@ def test_convolutions_read_copies_but_for_what_a_convolution_made() -> None:
     graph = graph_of(fn, torch.ones(1, 3, 9, 9), torch.ones(3, 3, 3, 3))
     found = with_copies(graph)
     copies = [node for node in found.nodes if COPY in node.meta]
-    assert [x.all_input_nodes[0].op for x in copies] == ["placeholder"] * 3
+    *inputs, result = copies
+    assert [x.all_input_nodes[0].op for x in inputs] == ["placeholder"] * 3
     first, second = (x for x in found.nodes if "convolution" in str(x.target))
     assert is_convolved(second.args[0]) and second.args[0] is first
+    assert result.all_input_nodes == [second] and result.meta[COPY] == IN_DIMS
     assert not any(COPY in node.meta for node in graph.nodes)
