@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import attrs
 from torch.fx import Graph, Node
@@ -99,9 +99,11 @@ class Kernels:
     def formula(self, node: Node) -> Formula:
         """The formula of a node, with those of its inputs written into it."""
         inputs = op_kinds.read_by_formula(node)
-        inner = self.formula_of(
-            inputs, op_kinds.moved_by(node)
+        moved = dict.fromkeys(
+            op_kinds.moved_by(node),
+            op_kinds.places_of(node),
         )
+        inner = self.formula_of(inputs, moved)
         own = op_kinds.length(node)
         is_heavy = inner.is_heavy or op_kinds.is_heavy(node)
         length = inner.length + own
@@ -110,13 +112,13 @@ class Kernels:
     def formula_of(
         self,
         inputs: Iterable[Node],
-        moved: Iterable[Node] = (),
+        moved: Mapping[Node, object] | None = None,
     ) -> Formula:
         """The formulas of some inputs, written into one.
 
         Args:
             inputs: of a formula.
-            moved: those of which it does not read the elements at the places of its own.
+            moved: those of which it reads the elements at other places than those of its own.
         """
         reads: dict[tuple[Node, object], None] = {}
         length, is_heavy = 0, False
@@ -136,9 +138,9 @@ class Kernels:
                         (y, (layout, where)): None
                         for y, layout in own
                     }
-            if x in moved:
+            if moved and x in moved:
                 own = {
-                    (y, (layout, x)): None
+                    (y, (layout, moved[x])): None
                     for y, layout in own
                 }
             reads |= own

@@ -83,7 +83,7 @@ HEAVY = {  # formulas that are stored if two ops read them
 LENGTHS = {
     "gelu": 9,
     "gelu_backward": 19,
-    "random_bits": 60,
+    "random_bits": 182,
     "silu": 3,
     "silu_backward": 8,
 }
@@ -199,6 +199,15 @@ def moved_by(node: Node) -> list[Node]:
     return [] if place is None else [args_of(node)[place]]
 
 
+def places_of(node: Node) -> tuple[object, str]:
+    """The places at which a formula reads another value's elements, as its other arguments say."""
+    moved = moved_by(node)
+    args = torch.fx.node.map_arg(
+        (node.args, node.kwargs), lambda x: None if x in moved else x
+    )
+    return node.target, repr(args)
+
+
 def is_alias(node: Node) -> bool:
     """Whether a value lies in the memory of another, and no kernel makes it."""
     is_ordered = node.target in (AFTER, WAIT)
@@ -309,7 +318,11 @@ def is_heavy(node: Node) -> bool:
 
 def length(node: Node) -> int:
     """How many operations a formula adds, about."""
-    return LENGTHS.get(name(node), 1)
+    own = name(node)
+    if own.startswith("avg_pool") and own.endswith("_backward"):
+        dims = int(own.partition("pool")[2][0])
+        return 8 * dims + (4 + 2 * dims) * window_of(node)
+    return LENGTHS.get(own, 1)
 
 
 def is_view_or_item(node: Node) -> bool:
