@@ -238,6 +238,24 @@ def as_inductor_writes(
     return None if calls or graph.find_nodes(op="get_attr") else graph
 
 
+def _decompositions() -> dict[Any, Any]:
+    """Inductor's table of decompositions, and ours of a sum with a factor."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    return {**select_decomp_table(), torch.ops.aten.add.Tensor: _add}
+
+
+def _add(a: Any, b: Any, *, alpha: Any = 1) -> Any:
+    """A sum whose factor is a product of its own. Inductor drops the factor where it makes one
+    call of the product of two matrices and a sum (torch 2.11 to 2.13).
+    """
+    is_one = isinstance(alpha, int | float) and alpha == 1
+    tensors = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+    if is_one or not tensors or torch.result_type(a, b) != b.dtype:
+        return NotImplemented
+    return torch.ops.aten.add.Tensor(a, torch.ops.aten.mul.Tensor(b, alpha))
+
+
 def inductor(
     run: Callable[..., Any],
     inputs: Sequence[torch.Tensor],
@@ -260,7 +278,6 @@ def inductor(
         compile_fx_inner,
         record_original_output_strides,
     )
-    from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
     from torch._inductor.virtualized import V
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -276,7 +293,7 @@ def inductor(
         patched("compilation", checked=frozenset(checked)),
         torch.no_grad(),
     ):
-        lowered = make_fx(run, decomposition_table=select_decomp_table())(*inputs)
+        lowered = make_fx(run, decomposition_table=_decompositions())(*inputs)
         joint_graph_passes(lowered)
         finish(lowered)
         # a part of the name under which Inductor finds code that it has written before
