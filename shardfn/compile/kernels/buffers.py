@@ -88,6 +88,9 @@ def scattered(known: Kernels, node: Node) -> None:
     others = [
         x for x in node.all_input_nodes if x is not first
     ]
+    if _is_scattered_in_place(known, node):
+        _scattered_in_place(known, node, others)
+        return
     values = known.values_of([first])
     copy = known.add(
         node, values, [node], flat(node), inputs=[first]
@@ -99,3 +102,42 @@ def scattered(known: Kernels, node: Node) -> None:
     values = known.values_of(others)
     space = flat(op_kinds.source_of(node))
     known.add(node, values, [node], space, [copy], others)
+
+
+def _is_scattered_in_place(
+    known: Kernels, node: Node
+) -> bool:
+    """Whether elements are written into a stored value itself, since nothing reads it later."""
+    value = known.base(args_of(node)[0])
+    is_known = op_kinds.name(node) in op_kinds.REPLACED
+    is_stored = value in known.home
+    return (
+        is_known and is_stored and known.is_last(node, value)
+    )
+
+
+def _scattered_in_place(
+    known: Kernels, node: Node, others: list[Node]
+) -> None:
+    value = known.base(args_of(node)[0])
+    for x, formula in list(known.formulas.items()):
+        if value in formula.values:
+            known.store(x)
+    before = known.readers.get(value, [])
+    known.home[node] = known.home[value]
+    if op_kinds.is_scattered_by_call(node):
+        stored = [known.store(x) for x in others]
+        known.add(
+            node, [value, *stored], [node], after=[*before]
+        )
+        return
+    values = known.values_of(others)
+    space = flat(op_kinds.source_of(node))
+    known.add(
+        node,
+        [value, *values],
+        [node],
+        space,
+        list(before),
+        others,
+    )

@@ -142,6 +142,12 @@ SCATTERS = {  # write elements into a copy of their first argument
     "scatter_add",
     "scatter_reduce",
 }
+REPLACED = {  # scatters into a value that nothing reads later
+    "_unsafe_index_put",
+    "as_strided_scatter",
+    "diagonal_scatter",
+    "index_put",
+}
 WHOLE = {torch.int64, torch.bool}  # dtypes that no loop adds to, as it would have to be atomic
 COPY = "shardfn: a copy for one reader"  # in the meta of a node, one of these
 CHANNELS_LAST = "channels last"
