@@ -84,13 +84,9 @@ def _copied_inside(graph: Graph, node: Node) -> None:
     the result with channels last.
     """
     (x, *_) = node.all_input_nodes
-    source = x
-    while op_kinds.is_formula(source) and source.all_input_nodes:
-        source = source.all_input_nodes[0]
     result = node.meta["val"]
-    if sum(
-        result.shape[2:]
-    ) > op_kinds.SMALL_IMAGE or is_convolved(source):
+    is_large = sum(result.shape[2:]) > op_kinds.SMALL_IMAGE
+    if is_large or _is_interpolated(node):
         return
     count = x.meta["val"].numel() + result.numel()
     with graph.inserting_before(node):
@@ -125,7 +121,7 @@ def _in_dims(graph: Graph, output: Node, x: object) -> object:
     """A result in the order of its dims: that of a convolution is channels last before."""
     if (
         not isinstance(x, Node)
-        or not is_convolved(x)
+        or not (is_convolved(x) or _is_interpolated(x))
         or not is_image(x.meta["val"])
     ):
         return x
@@ -185,3 +181,13 @@ def is_convolved(node: Node) -> bool:
         maker = maker.all_input_nodes[0]
     is_image = node.meta["val"].ndim == 4
     return is_image and maker.target in CONVOLUTIONS
+
+
+def _is_interpolated(node: Node) -> bool:
+    """Whether a value is interpolated from an image that a convolution made, channels last."""
+    if op_kinds.name(node) != "upsample_bilinear2d":
+        return False
+    (source, *_) = node.all_input_nodes
+    while op_kinds.is_formula(source) and source.all_input_nodes:
+        source = source.all_input_nodes[0]
+    return is_convolved(source)

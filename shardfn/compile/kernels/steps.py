@@ -11,7 +11,7 @@ from ...partition.planner import work
 from . import op_kinds
 from .copied_inputs import is_convolved
 from .fused import Fusion, Group, values_of
-from .op_kinds import CHANNELS_LAST, COPY
+from .op_kinds import CHANNELS_LAST, COPY, IN_DIMS
 from .spaces import layout_of
 from .stored import Stored
 
@@ -121,7 +121,9 @@ class _Steps:
         """Whether a loop may write over a value that it reads: not if it has a second name, was
         written part by part, or has other strides.
         """
-        is_alike = is_convolved(value) == (result.meta.get(COPY) == CHANNELS_LAST)
+        kind = result.meta.get(COPY)
+        is_last = kind == CHANNELS_LAST
+        is_alike = kind != IN_DIMS and is_convolved(value) == is_last
         is_joined = value.target in op_kinds.JOINED
         is_own = not (value in self.renamed or is_joined or op_kinds.is_scatter(value))
         return is_own and is_alike

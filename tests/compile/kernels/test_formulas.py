@@ -25,3 +25,8 @@ def test_a_view_that_merges_dims_is_read_as_the_value() -> None:
 def test_a_value_that_is_read_in_two_orders_counts_twice() -> None:
     assert len(layouts(lambda x: [x.sin() + x])) == 1
     assert len(layouts(lambda x: [x.flip(0) + x])) == 2
+
+
+def test_places_that_two_ops_move_alike_are_one_layout() -> None:
+    assert len(layouts(lambda x: [x.flip(0).sin() + x.flip(0)])) == 1
+    assert len(layouts(lambda x: [x.flip(0).sin() + x.flip(1)])) == 2
