@@ -128,7 +128,7 @@ class Fusion:
             a, b = b, a
         count = len(a.kernels) + len(b.kernels)
         is_vertical = bool(a.mask & b.before)
-        is_far = _distance(a, b) > FARTHEST
+        is_far = _distance(a, b) > FARTHEST and not is_vertical
         if count > (LARGEST if is_vertical else WIDEST) or is_far:
             return False
         if is_vertical and not _is_read_in_order(a, b):
