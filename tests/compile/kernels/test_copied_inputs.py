@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
@@ -21,3 +23,15 @@ def test_convolutions_read_copies_but_for_what_a_convolution_made() -> None:
     assert is_convolved(second.args[0]) and second.args[0] is first
     assert result.all_input_nodes == [second] and result.meta[COPY] == IN_DIMS
     assert not any(COPY in node.meta for node in graph.nodes)
+
+
+def test_an_image_interpolated_from_that_of_a_convolution_is_returned_as_a_copy() -> None:
+    larger = lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear")
+    args = torch.ones(1, 3, 9, 9), torch.ones(3, 3, 3, 3)
+
+    def copies(fn: Any) -> int:
+        nodes = with_copies(graph_of(fn, *args)).nodes
+        return sum(node.meta.get(COPY) == IN_DIMS for node in nodes)
+
+    assert copies(lambda x, w: [larger(F.conv2d(x, w).relu()), w + 1]) == 1
+    assert copies(lambda x, w: [larger(x), w + 1]) == 0
