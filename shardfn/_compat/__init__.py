@@ -110,6 +110,7 @@ from .dynamo.tensor_classes import (
 from .dynamo.tree_functions import of_trees, owned
 from .inductor import (
     Integer,
+    as_inductor_writes,
     generated_code,
     inductor,
     lower_by_formula,
@@ -281,6 +282,7 @@ __all__ = [
     "in_backward",
     "in_body",
     "in_dual_level",
+    "as_inductor_writes",
     "inductor",
     "inference_off",
     "innermost_level",

@@ -206,6 +206,67 @@ def _register_lowerings() -> None:
         register_lowering(op, type_promotion_kind=None)(lower)
 
 
+def as_inductor_writes(
+    op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
+) -> torch.fx.Graph | None:
+    """The ops into which Inductor decomposes an op, as a graph of its tensors; None if it does not.
+
+    Args:
+        op: of ATen.
+        args: of the op, with fake tensors.
+        kwargs: of the op.
+    """
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.utils import _pytree as pytree
+
+    table = select_decomp_table()
+    if op not in table:
+        return None
+    flat, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    places = [k for k, x in enumerate(flat) if isinstance(x, torch.Tensor)]
+
+    def run(*tensors: torch.Tensor) -> Any:
+        given = dict(zip(places, tensors, strict=True))
+        every = [given.get(k, x) for k, x in enumerate(flat)]
+        own, options = pytree.tree_unflatten(every, spec)
+        return op(*own, **options)
+
+    with torch.no_grad():
+        graph = make_fx(run, decomposition_table=table)(*(flat[k] for k in places)).graph
+    calls = graph.find_nodes(op="call_function", target=op)
+    return None if calls or graph.find_nodes(op="get_attr") else graph
+
+
+def _decompositions() -> dict[Any, Any]:
+    """Inductor's table of decompositions, and ours of calls with options that it drops."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    aten = torch.ops.aten
+    own = {aten.add.Tensor: _add, aten.cumsum.default: _cumsum}
+    return {**select_decomp_table(), **own}
+
+
+def _cumsum(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
+    """A cumulative sum in another dtype is one of cast values. Inductor drops the dtype where all
+    values are one number (torch 2.11 to 2.13).
+    """
+    if dtype is None or dtype == x.dtype:
+        return NotImplemented
+    return torch.ops.aten.cumsum.default(x.to(dtype), dim)
+
+
+def _add(a: Any, b: Any, *, alpha: Any = 1) -> Any:
+    """A sum whose factor is a product of its own. Inductor drops the factor where it makes one
+    call of the product of two matrices and a sum (torch 2.11 to 2.13).
+    """
+    is_one = isinstance(alpha, int | float) and alpha == 1
+    tensors = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+    if is_one or not tensors or torch.result_type(a, b) != b.dtype:
+        return NotImplemented
+    return torch.ops.aten.add.Tensor(a, torch.ops.aten.mul.Tensor(b, alpha))
+
+
 def inductor(
     run: Callable[..., Any],
     inputs: Sequence[torch.Tensor],
@@ -228,7 +289,6 @@ def inductor(
         compile_fx_inner,
         record_original_output_strides,
     )
-    from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
     from torch._inductor.virtualized import V
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -244,7 +304,7 @@ def inductor(
         patched("compilation", checked=frozenset(checked)),
         torch.no_grad(),
     ):
-        lowered = make_fx(run, decomposition_table=select_decomp_table())(*inputs)
+        lowered = make_fx(run, decomposition_table=_decompositions())(*inputs)
         joint_graph_passes(lowered)
         finish(lowered)
         # a part of the name under which Inductor finds code that it has written before

@@ -10,8 +10,10 @@ import torch
 from torch._inductor import compile_fx
 from torch._inductor.virtualized import V
 
+import shardfn as sf
 from shardfn import _compat
 from shardfn._compat.inductor import Integer, Loader, _number, generated_code
+from shardfn.compile import backends
 from shardfn.ops.pack import pack
 from tests.support.stages.graphs import calls
 
@@ -84,10 +86,47 @@ def test_what_inductor_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     mode = _compat.fake_mode()
     finished: list[Any] = []
     x = mode.from_tensor(X)
-    _compat.inductor(run, [x], finished.append, ())
+    _compat.inductor(run, [x], finished.append, backends.our_ops())
     ((graph, inputs, options),) = given
     assert finished == [graph] and inputs == [x]
     assert options == {"static_input_idxs": [], "is_inference": True}
     assert len(calls(graph.graph, "pack")) == 1 and not calls(graph.graph, "silu")
     (output,) = graph.graph.find_nodes(op="output")
     assert output.meta["user_visible_output_idxs"] == [0, 2], "None is no tensor"
+
+
+def test_a_factor_of_a_sum_stays_where_the_other_term_is_a_product() -> None:
+    def sums(w: Any, b: Any, x: Any, y: Any) -> Any:
+        return (
+            torch.add(w, x @ y, alpha=-0.25),
+            torch.add(x @ (2 * y), w, alpha=3),
+            torch.add(b, x @ (3 * y), alpha=0.5),
+        )
+
+    shapes = (3, 5), (5,), (3, 7), (7, 5)
+    args = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    for value, expected in zip(sf.jit(sums)(*args), sums(*args), strict=True):
+        torch.testing.assert_close(value, expected)
+
+
+def test_a_compiled_step_of_sgd_goes_down_the_gradient_of_a_product() -> None:
+    opt = sf.optim(torch.optim.SGD, lr=0.5)
+    loss = lambda w, x: (x @ w).square().sum()
+
+    def step(w: Any, state: Any, x: Any) -> Any:
+        return opt.update(w, sf.grad(loss)(w, x), state)[0]
+
+    w, x = torch.randn(5, 3, dtype=torch.float64), torch.randn(7, 5, dtype=torch.float64)
+    found = sf.jit(step)(w, opt.init(w), x)
+    torch.testing.assert_close(found, w - x.T @ (x @ w))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64, None])
+@pytest.mark.parametrize("value", [1.5, 3])
+def test_a_cumulative_sum_of_one_number_has_the_dtype_that_is_asked_for(
+    value: float, dtype: torch.dtype | None
+) -> None:
+    fn = lambda: torch.cumsum(torch.full((2, 5), value), 1, dtype=dtype)
+    found = sf.jit(fn)()
+    assert found.dtype == fn().dtype
+    assert torch.equal(found, fn())

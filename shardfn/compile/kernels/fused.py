@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import attrs
+import torch
 from torch.fx import Node
 
 from ...partition.planner import work
 from . import op_kinds
+from .formulas import Kernel
 from .spaces import Space, layout_of
-from .stored import Kernel, Stored
+from .stored import Stored
 
 LARGEST, WIDEST, FARTHEST = 64, 16, 64  # kernels of a fused one; without a common result; apart
 NEAR = 64  # readers of a value after one that are tried with it
@@ -110,9 +114,9 @@ class Fusion:
             for key in (*kernel.layouts, *((x, layout_of(x)) for x in made)):
                 users.setdefault(key, {})[self.group[kernel]] = None
         found: dict[tuple[Group, Group], int] = {}
-        for (value, _), groups in users.items():
+        for (value, layout), groups in users.items():
             near = sorted(groups, key=lambda group: group.first)
-            size = work.nbytes(value.meta.get("val"))
+            size = _bytes_read(value, layout)
             for k, one in enumerate(near):
                 for other in near[k + 1 : k + 1 + NEAR]:
                     found[one, other] = found.get((one, other), 0) + size
@@ -124,8 +128,10 @@ class Fusion:
             a, b = b, a
         count = len(a.kernels) + len(b.kernels)
         is_vertical = bool(a.mask & b.before)
-        is_far = _distance(a, b) > FARTHEST
+        is_far = _distance(a, b) > FARTHEST and not is_vertical
         if count > (LARGEST if is_vertical else WIDEST) or is_far:
+            return False
+        if is_vertical and not _is_read_in_order(a, b):
             return False
         return _fit(a, b, is_vertical) and not self.is_between(a, b)
 
@@ -179,11 +185,35 @@ def _order(pair: tuple[Group, Group], shared: int) -> tuple[bool, int, int]:
     return is_mixed, -shared, far
 
 
+def _bytes_read(value: Node, layout: object) -> int:
+    """The bytes of a value, or those of the part that a layout reads."""
+    x = value.meta.get("val")
+    whole = work.nbytes(x)
+    if not isinstance(x, torch.Tensor) or not isinstance(layout, tuple):
+        return whole
+    shape, *_ = layout
+    is_shape = isinstance(shape, tuple) and all(isinstance(n, int) for n in shape)
+    return min(whole, math.prod(shape) * x.itemsize) if is_shape else whole
+
+
 def _distance(a: Group, b: Group) -> int:
     """How far the kernels of two groups are apart at most."""
     one = abs(a.first - b.last)
     other = abs(b.first - a.last)
     return max(one, other)
+
+
+def _is_read_in_order(a: Group, b: Group) -> bool:
+    """Whether a group reads the elements that loops of another one make as those make them. The
+    sums of rows are read by all elements of a row.
+    """
+    loops = [kernel for kernel in a.kernels if not kernel.is_sum]
+    made = {x for kernel in loops for x in kernel.writes}
+    reads = [read for kernel in b.kernels for read in kernel.layouts]
+    pairs = [(x, layout) for x, layout in reads if x in made]
+    return all(
+        layout == layout_of(x) or x.target in op_kinds.JOINED for x, layout in pairs
+    )
 
 
 def _fit(a: Group, b: Group, is_vertical: bool) -> bool:

@@ -10,11 +10,11 @@ from operator import getitem
 import torch
 from torch.fx import Node
 
+from ..._compat.cpp_kernels import products
 from ...capture.checkpoint.recompute import SHAPE_ONLY, is_view
 from ...ops.nodes import args_of
 from ...ops.placement import AFTER
 from ...partition.planner import work
-from .copied_inputs import COPY
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -51,6 +51,20 @@ FORMULAS = {  # element by element, beside the ops that torch tags so
     aten.zeros.default,
     aten.zeros_like.default,
 }
+MOVED = {  # formulas, and the first argument that they do not read in order
+    "constant_pad_nd": 0,
+    "embedding": 0,
+    "flip": 0,
+    "gather": 0,
+    "index": 0,
+    "index_select": 0,
+    "repeat": 0,
+    "roll": 0,
+    "select_backward": 0,
+    "select_scatter": 1,
+    "slice_backward": 0,
+    "slice_scatter": 1,
+}
 HEAVY = {  # formulas that are stored if two ops read them
     "exp",
     "gelu_backward",
@@ -69,7 +83,7 @@ HEAVY = {  # formulas that are stored if two ops read them
 LENGTHS = {
     "gelu": 9,
     "gelu_backward": 19,
-    "random_bits": 60,
+    "random_bits": 182,
     "silu": 3,
     "silu_backward": 8,
 }
@@ -80,7 +94,6 @@ REDUCTIONS = {
     "any",
     "argmax",
     "argmin",
-    "cumsum",
     "logsumexp",
     "max",
     "mean",
@@ -94,19 +107,23 @@ REDUCTIONS = {
 ROWWISE = {  # sums over rows, and a formula of them
     "_fused_rms_norm",
     "_fused_rms_norm_backward",
-    "native_group_norm",
     "native_layer_norm",
     "native_layer_norm_backward",
 }
-GROUPED = "native_group_norm"  # whose weights are multiplied with the sums beforehand
 WINDOWS = {  # pools, and the place of the size of a window among the arguments
     "avg_pool2d": 1,
     "avg_pool2d_backward": 2,
+    "avg_pool3d": 1,
+    "avg_pool3d_backward": 2,
     "max_pool2d_with_indices": 1,
     "max_pool2d_with_indices_backward": 2,
+    "upsample_nearest2d_backward": 2,
 }
 SCATTERED = {"max_pool2d_with_indices_backward"}  # sums of what several windows give
+COMPARED = {"max_pool2d_with_indices"}  # a loop over the window, if that is not written out
+SMALL_IMAGE = 128  # height and width together, up to which torch interpolates channels last
 LARGEST_WINDOW = 25  # of a formula; a larger one is a call
+WRITTEN_OUT = 8  # elements of a window that a formula compares one by one
 JOINED = {  # written part by part into one buffer
     aten.cat.default,
     aten.stack.default,
@@ -115,6 +132,29 @@ JOINED = {  # written part by part into one buffer
 PRODUCTS = {"addmm", "mm"}  # into memory that they are given
 TURNS = {"numpy_T", "permute", "t", "transpose"}
 FIXED = {aten.mm.default, aten.convolution_backward.default}  # need an order of strides
+SCATTERS = {  # write elements into a copy of their first argument
+    "_unsafe_index_put",
+    "_unsafe_masked_index_put_accumulate",
+    "as_strided_scatter",
+    "diagonal_scatter",
+    "index_put",
+    "scatter",
+    "scatter_add",
+    "scatter_reduce",
+}
+REPLACED = {  # scatters into a value that nothing reads later
+    "_unsafe_index_put",
+    "as_strided_scatter",
+    "diagonal_scatter",
+    "index_put",
+}
+WHOLE = {torch.int64, torch.bool}  # dtypes that no loop adds to, as it would have to be atomic
+COPY = "shardfn: a copy for one reader"  # in the meta of a node, one of these
+CHANNELS_LAST = "channels last"
+IN_DIMS = "in the order of its dims"
+INSIDE = "shardfn: memory that a kernel takes while it runs"
+IF_FORMULA = "of a formula"
+OF_STORED = "of a stored value"
 IN_PLACE = {c10d.all_reduce.default}
 WAIT = work.WAIT
 
@@ -126,14 +166,26 @@ def name(node: Node) -> str:
 
 def is_window(node: Node) -> bool:
     """Whether a pool is computed where its result is read."""
+    return 0 < window_of(node) <= LARGEST_WINDOW
+
+
+def window_of(node: Node) -> int:
+    """The number of elements from which a pool computes one; 0 for other ops."""
     place = WINDOWS.get(name(node))
     if place is None:
-        return False
-    sizes = args_of(node)[place]
-    window = math.prod(sizes)
-    if len(sizes) == 1:
-        window = window**2
-    return window <= LARGEST_WINDOW
+        return 0
+    args = args_of(node)
+    sizes = args[place]
+    if name(node) == "upsample_nearest2d_backward":
+        pairs = zip(args[1], sizes[2:], strict=True)
+        return math.prod(-(-n // size) for n, size in pairs)
+    dims = int(name(node).partition("pool")[2][0])
+    sizes = list(sizes) * (dims if len(sizes) == 1 else 1)
+    if place == 1 or name(node) in SCATTERED:
+        return math.prod(sizes)
+    strides = args[3] or sizes
+    strides = list(strides) * (dims if len(strides) == 1 else 1)
+    return math.prod(-(-n // step) for n, step in zip(sizes, strides, strict=True))
 
 
 def read_by_formula(node: Node) -> list[Node]:
@@ -141,10 +193,25 @@ def read_by_formula(node: Node) -> list[Node]:
     inputs = list(node.all_input_nodes)
     if node.target in SHAPE_ONLY:
         return []
-    if name(node) not in WINDOWS:
+    if name(node) not in WINDOWS or len(inputs) == 1:
         return inputs
     of_shape = args_of(node)[1]
     return [x for x in inputs if x is not of_shape]
+
+
+def moved_by(node: Node) -> list[Node]:
+    """The inputs that a formula reads at other places than those of its own elements."""
+    place = MOVED.get(name(node))
+    return [] if place is None else [args_of(node)[place]]
+
+
+def places_of(node: Node) -> tuple[object, str]:
+    """The places at which a formula reads another value's elements, as its other arguments say."""
+    moved = moved_by(node)
+    args = torch.fx.node.map_arg(
+        (node.args, node.kwargs), lambda x: None if x in moved else x
+    )
+    return node.target, repr(args)
 
 
 def is_alias(node: Node) -> bool:
@@ -170,6 +237,42 @@ def _is_sum_of_one(node: Node) -> bool:
     x, value = node.all_input_nodes[0].meta["val"], node.meta["val"]
     is_one = isinstance(value, torch.Tensor) and isinstance(x, torch.Tensor)
     return is_one and x.shape.numel() == value.shape.numel()
+
+
+def allocates(node: Node) -> bool:
+    """Whether the kernel of a product allocates its result."""
+    operands = node.all_input_nodes
+    if name(node) not in PRODUCTS or len(operands) != len(args_of(node)):
+        return False
+    is_given = products.is_faster() and torch.backends.mkldnn.enabled
+    return is_given and products.is_large(*(x.meta["val"] for x in operands))
+
+
+def is_scatter(node: Node) -> bool:
+    """Whether an op writes elements into a copy of its first argument."""
+    return name(node) in SCATTERS and node.target not in FORMULAS
+
+
+def source_of(node: Node) -> Node:
+    """The tensor of which a scatter writes every element; of the indices, if that is a number."""
+    return [x for x in node.all_input_nodes if x is not args_of(node)[0]][-1]
+
+
+def is_scattered_by_call(node: Node) -> bool:
+    """Whether no loop scatters, but a kernel of torch."""
+    own = name(node)
+    args = list(args_of(node))
+    indices = args[1] if own.endswith("index_put") else ()
+    if any(x is not None and x.meta["val"].dtype == torch.bool for x in indices):
+        return True
+    is_added = own in ("scatter_add", "scatter_reduce") or "accumulate" in own
+    if own.endswith("index_put"):
+        is_added = len(args) > 3 and bool(args[3])
+    if not is_added:
+        return False
+    is_other = own == "scatter_reduce" and args[4] != "sum"
+    is_shared = own.startswith("scatter") and torch.get_num_threads() > 1
+    return is_other or is_shared or node.meta["val"].dtype in WHOLE
 
 
 def turned(node: Node) -> Node:
@@ -221,7 +324,11 @@ def is_heavy(node: Node) -> bool:
 
 def length(node: Node) -> int:
     """How many operations a formula adds, about."""
-    return LENGTHS.get(name(node), 1)
+    own = name(node)
+    if own.startswith("avg_pool") and own.endswith("_backward"):
+        dims = int(own.partition("pool")[2][0])
+        return 8 * dims + (4 + 2 * dims) * window_of(node)
+    return LENGTHS.get(own, 1)
 
 
 def is_view_or_item(node: Node) -> bool:
@@ -246,5 +353,7 @@ def is_call(node: Node) -> bool:
     is_sum = own in REDUCTIONS or own in ROWWISE
     is_loop = is_sum or is_window(node)
     is_joined = node.target in JOINED
+    if is_scatter(node):
+        return is_scattered_by_call(node)
     is_other = is_formula(node) or is_alias(node)
     return node.op == "call_function" and not (is_loop or is_joined or is_other)

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from ...ops.nodes import args_of
-from .copied_inputs import CHANNELS_LAST, COPY
+from .op_kinds import CHANNELS_LAST, COPY
 
 # results, elements, whether a result is a sum of a row, whether channels come last
 Space = tuple[int, int, bool, bool]
@@ -28,13 +28,20 @@ def outputs_of(node: Node) -> list[Node]:
 
 
 def layout_of(node: Node) -> object:
-    """The shape, strides and offset of a value."""
+    """The sizes, strides and offset of a value, with dims merged that are read as one."""
     x = node.meta.get("val")
     if not isinstance(x, torch.Tensor):
         return None
-    shape = tuple(x.shape)
-    strides = x.stride()
-    return shape, strides, x.storage_offset()
+    merged: list[tuple[int, int]] = []
+    for size, stride in zip(x.shape, x.stride(), strict=True):
+        if size == 1:
+            continue
+        if merged and merged[-1][1] == stride * size:
+            size *= merged.pop()[0]
+        merged.append((size, stride))
+    sizes = tuple(size for size, _ in merged)
+    strides = tuple(stride for _, stride in merged)
+    return sizes, strides, x.storage_offset()
 
 
 def flat(node: Node) -> Space:
@@ -66,20 +73,18 @@ def reduced(node: Node) -> Space:
     where = set()
     if dims and x.ndim:
         where = {d % x.ndim for d in dims}
-    start = x.ndim - len(where)
-    last = set(range(start, x.ndim))
+    long = [d for d in range(x.ndim) if x.shape[d] != 1]
+    where &= set(long)
+    last = set(long[len(long) - len(where) :])
     results = math.prod(first.shape)
     elements = math.prod(x.shape)
     return results, elements, where <= last, False
 
 
 def rows_of(node: Node) -> Space:
-    """The loop of an op over the last dim, or over the channels of a group."""
+    """The loop of an op over the last dim."""
     x = node.all_input_nodes[0].meta["val"]
     count = math.prod(x.shape)
-    if node.target is torch.ops.aten.native_group_norm.default:
-        rows = math.prod(node.meta["val"][1].shape)
-        return rows, count, True, False
     length = max(x.shape[-1], 1)
     return count // length, count, True, False
 

@@ -8,8 +8,11 @@ from torch.fx import Graph, Node
 
 from ...inspect.memory import Moments
 from ...partition.planner import work
-from .copied_inputs import CHANNELS_LAST, COPY, is_convolved
+from . import op_kinds
+from .copied_inputs import is_convolved
 from .fused import Fusion, Group, values_of
+from .op_kinds import CHANNELS_LAST, COPY, IN_DIMS
+from .spaces import layout_of
 from .stored import Stored
 
 
@@ -57,6 +60,7 @@ class _Steps:
             for x in values_of(group):
                 is_sum = any(y.is_sum for y in self.stored.makers[x])
                 is_kept = is_sum or self.home(x) is not x or self.last[x] is None
+                is_kept = is_kept or op_kinds.is_scatter(x)
                 readers = self.stored.readers.get(x, ())
                 if group.is_loop and not is_kept and kernels.issuperset(readers):
                     found.add(x)
@@ -94,7 +98,10 @@ class _Steps:
         for kernel in group.kernels if group.is_loop else ():
             known = done | self.before[kernel.number] | 1 << kernel.number
             for x in kernel.writes:
+                if self.stored.makers[x][0] is not kernel:
+                    continue
                 free = [y for y in kernel.reads if self.is_free(y, x, known)]
+                free = [y for y in free if _is_read_in_place(group, y, x)]
                 taken = [y for y in free if y not in found][:1]
                 found += taken if x in new else []
         return found
@@ -111,8 +118,20 @@ class _Steps:
         return size == wanted and is_done and self.can_be_replaced(value, result)
 
     def can_be_replaced(self, value: Node, result: Node) -> bool:
-        """Whether a loop may write over a value that it reads: not if it has a second name or other
-        strides.
+        """Whether a loop may write over a value that it reads: not if it has a second name, was
+        written part by part, or has other strides.
         """
-        is_alike = is_convolved(value) == (result.meta.get(COPY) == CHANNELS_LAST)
-        return value not in self.renamed and is_alike
+        kind = result.meta.get(COPY)
+        is_last = kind == CHANNELS_LAST
+        is_alike = kind != IN_DIMS and is_convolved(value) == is_last
+        is_joined = value.target in op_kinds.JOINED
+        is_own = not (value in self.renamed or is_joined or op_kinds.is_scatter(value))
+        return is_own and is_alike
+
+
+def _is_read_in_place(group: Group, value: Node, result: Node) -> bool:
+    """Whether all loops of a group that read a value do so in the order in which the result is
+    written.
+    """
+    every = [read for kernel in group.kernels for read in kernel.layouts]
+    return all(layout == layout_of(result) for x, layout in every if x is value)

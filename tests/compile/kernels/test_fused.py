@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from shardfn.compile.kernels import op_kinds
-from shardfn.compile.kernels.fused import Fusion, values_of
+from shardfn.compile.kernels.fused import FARTHEST, Fusion, values_of
 from shardfn.compile.kernels.stored import Stored
 from tests.support.stages.graphs import graph_of
 
@@ -41,3 +41,22 @@ def test_nothing_is_fused_across_a_product() -> None:
 def test_loops_of_one_kind_are_fused_before_a_sum_is() -> None:
     both = lambda x: [(y := torch.exp(x)).sum(), y * 2]
     assert fused(both, X) == [["exp", "sum", "mul"]]
+
+
+def products(x: torch.Tensor) -> torch.Tensor:
+    """As many products, one after the other, as set loops far apart."""
+    for _ in range(FARTHEST):
+        x = x @ x
+    return x
+
+
+def test_a_loop_is_fused_with_its_maker_however_far_that_is() -> None:
+    far = lambda x: [products((y := torch.exp(x)) @ x), y * 2]
+    assert fused(far, torch.ones(4, 4))[0] == ["exp", "mul"]
+
+
+def test_loops_that_read_the_same_are_fused_if_they_are_near() -> None:
+    near = lambda x: [torch.relu(x) @ x, x * 2]
+    assert fused(near, torch.ones(4, 4))[0] == ["relu", "mul"]
+    far = lambda x: [products(torch.relu(x) @ x), x * 2]
+    assert fused(far, torch.ones(4, 4))[0] == ["relu"]

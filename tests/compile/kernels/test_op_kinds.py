@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from shardfn.compile.kernels import op_kinds
+from shardfn.compile.kernels.stored import LENGTH
 from tests.support.stages.graphs import graph_of
 
 X = torch.ones(4, 4)
@@ -42,3 +43,17 @@ def test_exponentials_are_heavy() -> None:
     graph = graph_of(lambda x: [torch.exp(x), torch.relu(x)], X)
     exp, relu = (x for x in graph.nodes if x.op == "call_function")
     assert op_kinds.is_heavy(exp) and not op_kinds.is_heavy(relu)
+
+
+def test_the_gradient_of_a_pool_is_as_long_as_its_window_is_large() -> None:
+    image = torch.ones(1, 1, 12, 12)
+
+    def length(size: int) -> int:
+        pool = lambda x: torch.nn.functional.avg_pool2d(x, size, 1).sum()
+        graph = graph_of(lambda x: [torch.func.grad(pool)(x)], image)
+        (node,) = (
+            x for x in graph.nodes if op_kinds.name(x) == "avg_pool2d_backward"
+        )
+        return op_kinds.length(node)
+
+    assert length(2) < LENGTH < length(3)

@@ -73,3 +73,17 @@ def test_a_pool_is_a_formula_unless_its_windows_are_large() -> None:
     pool = lambda n: lambda x: [torch.nn.functional.avg_pool2d(x.sin(), n) + 1]
     assert stored(pool(2), image) == ["add"]
     assert stored(pool(6), image) == ["sin", "avg_pool2d", "add"]
+
+
+def test_a_pool_reads_every_element_of_its_window() -> None:
+    image, other = torch.ones(1, 1, 12, 12), torch.ones(1, 1, 6, 6)
+    pool = torch.nn.functional.avg_pool2d
+    fn = lambda x, y: read_twice([pool(x, 2), y])
+    assert stored(fn, image, other) == ["add", "add", "sum"]
+
+
+def test_random_bits_are_stored_as_they_are_long_to_compute() -> None:
+    bits = torch.ops.shardfn.random_bits.default
+    seed = torch.zeros(3, dtype=torch.int64)
+    fn = lambda seed: [bits(seed, None, [4, 4], [4, 1], 0, 0, torch.float32) + 1]
+    assert stored(fn, seed) == ["random_bits", "add"]

@@ -23,6 +23,8 @@ EMPTY = re.compile(r"(\w+) = empty_strided_cpu\(\((.*?)\), \((.*?)\), (torch\.\w
 DELETED = re.compile(r"del (.+)")
 PART = re.compile(r"(\w+) = (\w+)\[\d+\]")
 RENAMED = re.compile(r"(\w+) = (?:reinterpret_tensor\()?(\w+)(?:, .*\))?")
+ONLY = re.compile(r"(\w+) = (\w+)").fullmatch
+ARGUMENT = re.compile(r"arg\d+_\d+")
 MADE = re.compile(r"(\w+) = .+")
 
 
@@ -124,9 +126,13 @@ def _peak(code: str, sizes: dict[str, int]) -> int:
     """The most bytes that a program's code holds at once."""
     held = _Held()
     lines = _lines(code)
+    given: set[str] = set()  # names of memory of arguments
     together: dict[str, int] = {}  # the bytes of all results of a call
     for name, base in (x.groups() for x in map(PART.fullmatch, lines) if x):
         together[base] = together.get(base, 0) + sizes.get(name, 0)
+    for name, base in (x.groups() for x in map(ONLY, lines) if x):
+        if base not in sizes:  # a call of torch, and the name of its only result
+            together[base] = sizes.get(name, 0)
     for line in lines:
         if found := EMPTY.fullmatch(line):
             name, shape, stride, dtype = found.groups()
@@ -143,6 +149,8 @@ def _peak(code: str, sizes: dict[str, int]) -> int:
             held.take(name, base, sizes.get(name, 0))
         elif (found := RENAMED.fullmatch(line)) and found[2] in held.memory:
             held.rename(found[1], found[2])
+        elif found and (found[2] in given or ARGUMENT.fullmatch(found[2])):
+            given.add(found[1])
         elif found := MADE.fullmatch(line):
             name = found[1]
             held.make(name, together.get(name, sizes.get(name, 0)))

@@ -1,0 +1,252 @@
+"""Kernels, and the formulas that are written into them, as they are added one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import attrs
+from torch.fx import Graph, Node
+
+from . import op_kinds
+from .spaces import Space, flat, layout_of
+
+
+@attrs.define(eq=False)
+class Kernel:
+    """The ops that run at once.
+
+    Args:
+        number: its place in the order.
+        node: that it belongs to.
+        reads: the stored values that it reads.
+        writes: those that it stores.
+        space: of a loop; None for a call, which is not fused.
+        layouts: the values that a loop reads, each with the layout in which it does.
+        after: kernels that run before it for another reason than its reads.
+    """
+
+    number: int
+    node: Node
+    reads: tuple[Node, ...]
+    writes: tuple[Node, ...] = ()
+    space: Space | None = None
+    after: tuple[Kernel, ...] = ()
+    layouts: tuple[tuple[Node, object], ...] = ()
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether it is a loop that adds."""
+        return (
+            self.space is not None
+            and self.space[0] != self.space[1]
+        )
+
+
+@attrs.frozen
+class Formula:
+    """A value that its readers compute.
+
+    Args:
+        reads: the stored values, each with the layout in which it is read.
+        length: the number of operations.
+        is_heavy: whether it is costly to compute twice.
+    """
+
+    reads: dict[tuple[Node, object], None]
+    length: int
+    is_heavy: bool
+
+    @property
+    def values(self) -> tuple[Node, ...]:
+        """The stored values that it reads."""
+        return tuple(
+            dict.fromkeys(node for node, _ in self.reads)
+        )
+
+
+class Kernels:
+    """The kernels of a graph so far, and in whose memory each stored value lies.
+
+    Args:
+        graph: one rank's program.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.kernels: list[Kernel] = []
+        self.home: dict[Node, Node] = {}
+        self.makers: dict[Node, list[Kernel]] = {}
+        self.readers: dict[Node, list[Kernel]] = {}
+        self.formulas: dict[Node, Formula] = {}
+        self.same: dict[
+            Node, Node
+        ] = {}  # copies that are not made
+        self.views: set[Node] = (
+            set()
+        )  # views of a formula that are stored, and it is not
+        self.place = {
+            node: k for k, node in enumerate(graph.nodes)
+        }
+
+    def base(self, node: Node) -> Node:
+        """The value of which another is a view."""
+        while (
+            node not in self.views
+            and op_kinds.is_view_or_item(node)
+        ):
+            node = node.all_input_nodes[0]
+        return self.same.get(node, node)
+
+    def formula(self, node: Node) -> Formula:
+        """The formula of a node, with those of its inputs written into it."""
+        inputs = op_kinds.read_by_formula(node)
+        moved = dict.fromkeys(
+            op_kinds.moved_by(node),
+            op_kinds.places_of(node),
+        )
+        inner = self.formula_of(inputs, moved)
+        own = op_kinds.length(node)
+        is_heavy = inner.is_heavy or op_kinds.is_heavy(node)
+        length = inner.length + own
+        return Formula(inner.reads, length, is_heavy)
+
+    def formula_of(
+        self,
+        inputs: Iterable[Node],
+        moved: Mapping[Node, object] | None = None,
+    ) -> Formula:
+        """The formulas of some inputs, written into one.
+
+        Args:
+            inputs: of a formula.
+            moved: those of which it reads the elements at other places than those of its own.
+        """
+        reads: dict[tuple[Node, object], None] = {}
+        length, is_heavy = 0, False
+        for x in inputs:
+            base = self.base(x)
+            where = layout_of(x)
+            inner = self.formulas.get(base)
+            if inner is None:
+                own = {(base, where): None}
+                length += 1
+            else:
+                own = inner.reads
+                length += inner.length
+                is_heavy = is_heavy or inner.is_heavy
+                if where != layout_of(base):
+                    own = {
+                        (y, (layout, where)): None
+                        for y, layout in own
+                    }
+            if moved and x in moved:
+                own = {
+                    (y, (layout, moved[x])): None
+                    for y, layout in own
+                }
+            reads |= own
+        return Formula(reads, length, is_heavy)
+
+    def read_by(self, node: Node) -> tuple[Node, ...]:
+        """The stored values that a loop over a node's inputs reads."""
+        return self.values_of(op_kinds.read_by_formula(node))
+
+    def values_of(
+        self, inputs: Iterable[Node]
+    ) -> tuple[Node, ...]:
+        """The stored values from which a loop computes some inputs."""
+        found: dict[Node, None] = {}
+        for x in inputs:
+            inner = self.formulas.get(self.base(x))
+            values = (
+                (self.base(x),)
+                if inner is None
+                else inner.values
+            )
+            found |= dict.fromkeys(values)
+        return tuple(found)
+
+    def add(
+        self,
+        node: Node,
+        reads: Iterable[Node],
+        writes: Iterable[Node],
+        space: Space | None = None,
+        after: Iterable[Kernel] = (),
+        inputs: Iterable[Node] | None = None,
+    ) -> Kernel:
+        """Add a kernel.
+
+        Args:
+            node: that it belongs to.
+            reads: the stored values that it reads.
+            writes: those that it stores.
+            space: of a loop.
+            after: kernels that run before it for another reason than its reads.
+            inputs: of the node, those that it reads if not all.
+        """
+        if inputs is None:
+            layouts = self.layouts(node)
+        else:
+            layouts = tuple(self.formula_of(inputs).reads)
+        kernel = Kernel(
+            len(self.kernels),
+            node,
+            tuple(reads),
+            tuple(writes),
+            space,
+            tuple(after),
+            layouts,
+        )
+        self.kernels.append(kernel)
+        for x in kernel.reads:
+            self.readers.setdefault(x, []).append(kernel)
+        for x in kernel.writes:
+            self.makers.setdefault(x, []).append(kernel)
+            self.home.setdefault(x, x)
+            self.formulas.pop(x, None)
+        return kernel
+
+    def layouts(
+        self, node: Node
+    ) -> tuple[tuple[Node, object], ...]:
+        """The values that a node reads, with the formulas of its inputs written into it."""
+        formula = self.formulas.get(self.base(node))
+        if formula is None:
+            formula = self.formula(node)
+        return tuple(
+            (x, y or layout_of(x)) for x, y in formula.reads
+        )
+
+    def store(self, node: Node) -> Node:
+        """Store the value that a node is a view of. Returns that value."""
+        value = self.base(node)
+        formula = self.formulas.get(value)
+        if formula is not None:
+            self.add(
+                value, formula.values, [value], flat(value)
+            )
+        return value
+
+    def store_view(
+        self, node: Node, formula: Formula
+    ) -> None:
+        """Store a view of a formula for readers that need its strides. Others compute it."""
+        self.views.add(node)
+        space = flat(node)
+        self.add(node, formula.values, [node], space)
+
+    def is_last(self, node: Node, value: Node) -> bool:
+        """Whether a node is the last to read a value that no argument holds."""
+        home = self.home[value]
+        if home.op == "placeholder":
+            return False
+        queue, users = [value], set()
+        while queue:
+            now = queue.pop()
+            users |= set(now.users)
+            queue += [
+                x for x in now.users if op_kinds.is_alias(x)
+            ]
+        return all(
+            self.place[x] <= self.place[node] for x in users
+        )
