@@ -291,12 +291,14 @@ def inductor(
     )
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
     from torch._inductor.virtualized import V
+    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
     _register_lowerings()
     for op in collectives:
         _lower_collective(op)
-    mode = next(x.fake_mode for x in inputs if hasattr(x, "fake_mode"))
+    modes = [x.fake_mode for x in inputs if hasattr(x, "fake_mode")]
+    mode = modes[0] if modes else FakeTensorMode()  # a program without inputs
     with (
         mode,
         tracing(TracingContext(mode)),
