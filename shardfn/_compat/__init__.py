@@ -101,12 +101,7 @@ from .dynamo.sizes import (
 )
 from .dynamo.spared import graph_module
 from .dynamo.symbols import Sized, Symbols
-from .dynamo.tensor_classes import (
-    class_name,
-    holds_tensors,
-    is_foreign,
-    reads_calls,
-)
+from .dynamo.tensor_classes import class_name, holds_tensors, is_foreign, reads_calls
 from .dynamo.tree_functions import of_trees, owned
 from .inductor import (
     Integer,
