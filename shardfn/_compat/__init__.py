@@ -95,13 +95,17 @@ from .dynamo.sizes import (
     is_symbol,
     read_as_symbols,
     signs,
-    size_name,
     sizes_named,
     torch_marks,
 )
 from .dynamo.spared import graph_module
 from .dynamo.symbols import Sized, Symbols
-from .dynamo.tensor_classes import class_name, holds_tensors, is_foreign, reads_calls
+from .dynamo.tensor_classes import (
+    class_name,
+    holds_tensors,
+    is_foreign,
+    reads_calls,
+)
 from .dynamo.tree_functions import of_trees, owned
 from .inductor import (
     Integer,
@@ -356,7 +360,6 @@ __all__ = [
     "shardings_forgotten",
     "shut_down",
     "signs",
-    "size_name",
     "size_of_ranks",
     "sizes_named",
     "sockets_noted",
