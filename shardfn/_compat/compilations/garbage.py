@@ -6,6 +6,7 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
+LEAST = 100_000  # young objects, below which collecting takes less than counting
 MOST = 2_000_000  # objects that are made before garbage among them is collected
 _made = [0]  # objects that pauses have made since
 
@@ -29,9 +30,9 @@ def grow_up() -> None:
     """Count all objects as old ones. As young ones the next collection, which comes soon, would
     read them all.
     """
-    if gc.get_freeze_count():
-        return  # objects that the user has frozen must stay so
     young, *_ = gc.get_count()
+    if young < LEAST or gc.get_freeze_count():
+        return  # objects that the user has frozen must stay so
     _made[0] += young
     if _made[0] > MOST:
         _made[0] = 0

@@ -38,7 +38,10 @@ def test_the_garbage_collector_is_paused_and_as_before(was: bool) -> None:
     assert gc.isenabled() is was
 
 
-def test_objects_of_a_pause_are_not_young_afterwards() -> None:
+def test_objects_of_a_long_pause_are_not_young_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(garbage, "LEAST", 10_000)
     with garbage.paused_gc():
         made: list[Any] = [[i] for i in range(50_000)]
     young = gc.get_objects(generation=0)
@@ -46,6 +49,7 @@ def test_objects_of_a_pause_are_not_young_afterwards() -> None:
 
 
 def test_garbage_of_many_pauses_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(garbage, "LEAST", 0)
     monkeypatch.setattr(garbage, "MOST", 100_000)
     monkeypatch.setattr(garbage, "_made", [0])
     with garbage.paused_gc():
@@ -60,7 +64,18 @@ def test_garbage_of_many_pauses_is_collected(monkeypatch: pytest.MonkeyPatch) ->
     assert garbage._made == [0]
 
 
-def test_what_the_user_has_frozen_stays_frozen() -> None:
+def test_after_a_short_pause_frozen_objects_are_not_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: asked.append(1) or 0)
+    with garbage.paused_gc():
+        pass
+    assert not asked
+
+
+def test_what_the_user_has_frozen_stays_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(garbage, "LEAST", 0)
     gc.freeze()
     try:
         with garbage.paused_gc():
