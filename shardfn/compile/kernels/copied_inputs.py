@@ -50,31 +50,22 @@ def with_copies(graph: Graph) -> Graph:
                 node.args[:TENSORS],
                 node.args[TENSORS:],
             )
-            laid_out = [
-                _channels_last(own, node, x) for x in given
-            ]
+            laid_out = [_channels_last(own, node, x) for x in given]
             node.args = (*laid_out, *rest)
         elif op_kinds.name(node) in op_kinds.COMPARED:
             _number_in_windows(node)
         elif op_kinds.name(node) == "upsample_bilinear2d":
             _copied_inside(own, node)
         elif node.target in PRODUCTS:
-            node.args = tuple(
-                _in_order(own, node, x) for x in node.args
-            )
+            node.args = tuple(_in_order(own, node, x) for x in node.args)
         elif node.target in STRIDED:
             inputs = node.all_input_nodes
-            copies = {
-                x: _copy(own, node, x, IF_FORMULA)
-                for x in inputs
-            }
+            copies = {x: _copy(own, node, x, IF_FORMULA) for x in inputs}
             node.args, node.kwargs = torch.fx.node.map_arg(
                 (node.args, node.kwargs), copies.__getitem__
             )
     (output,) = own.find_nodes(op="output")
-    results = [
-        _in_dims(own, output, x) for x in output.args[0]
-    ]
+    results = [_in_dims(own, output, x) for x in output.args[0]]
     output.args = (results,)
     return own
 
@@ -90,9 +81,7 @@ def _copied_inside(graph: Graph, node: Node) -> None:
         return
     count = x.meta["val"].numel() + result.numel()
     with graph.inserting_before(node):
-        inside = graph.call_function(
-            aten.empty.memory_format, ([count],)
-        )
+        inside = graph.call_function(aten.empty.memory_format, ([count],))
     inside.meta = {
         **node.meta,
         "val": result.new_empty(count),
@@ -107,14 +96,9 @@ def _number_in_windows(pool: Node) -> None:
     """
     for item in pool.users:
         readers = list(item.users)
-        is_inner = all(
-            op_kinds.name(x) in op_kinds.SCATTERED
-            for x in readers
-        )
+        is_inner = all(op_kinds.name(x) in op_kinds.SCATTERED for x in readers)
         if item.args[1] == 1 and is_inner:
-            item.meta["val"] = torch.empty_like(
-                item.meta["val"], dtype=torch.int8
-            )
+            item.meta["val"] = torch.empty_like(item.meta["val"], dtype=torch.int8)
 
 
 def _in_dims(graph: Graph, output: Node, x: object) -> object:
@@ -128,21 +112,13 @@ def _in_dims(graph: Graph, output: Node, x: object) -> object:
     return _copy(graph, output, x, IN_DIMS)
 
 
-def _channels_last(
-    graph: Graph, reader: Node, x: object
-) -> object:
-    if (
-        not isinstance(x, Node)
-        or x.meta["val"].ndim != 4
-        or is_convolved(x)
-    ):
+def _channels_last(graph: Graph, reader: Node, x: object) -> object:
+    if not isinstance(x, Node) or x.meta["val"].ndim != 4 or is_convolved(x):
         return x
     return _copy(graph, reader, x, CHANNELS_LAST)
 
 
-def _in_order(
-    graph: Graph, reader: Node, x: object
-) -> object:
+def _in_order(graph: Graph, reader: Node, x: object) -> object:
     """A factor whose elements stand next to each other along some dim: an expanded number is
     copied.
     """
@@ -161,9 +137,7 @@ def _in_order(
     return copy
 
 
-def _copy(
-    graph: Graph, reader: Node, x: Node, kind: str
-) -> Node:
+def _copy(graph: Graph, reader: Node, x: Node, kind: str) -> Node:
     with graph.inserting_before(reader):
         copy = graph.call_function(aten.clone.default, (x,))
     copy.meta = {

@@ -44,9 +44,7 @@ class _Rows:
     node: Node
     dim: int
 
-    def call(
-        self, target: Any, *args: Any, **kwargs: Any
-    ) -> Node:
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
         """An op, with its value."""
         made = self.graph.call_function(target, args, kwargs)
         given = map_arg(args, _value)
@@ -58,9 +56,7 @@ class _Rows:
         """A value in another dtype."""
         if _value(x).dtype == dtype:
             return x
-        return self.call(
-            aten._to_copy.default, x, dtype=dtype
-        )
+        return self.call(aten._to_copy.default, x, dtype=dtype)
 
     def wide(self, x: Node) -> Node:
         """A value in the dtype in which rows are added."""
@@ -70,15 +66,11 @@ class _Rows:
 
     def most(self, x: Node) -> Node:
         """The largest element of each row."""
-        return self.call(
-            aten.amax.default, x, [self.dim], True
-        )
+        return self.call(aten.amax.default, x, [self.dim], True)
 
     def sum(self, x: Node) -> Node:
         """The sum of each row."""
-        return self.call(
-            aten.sum.dim_IntList, x, [self.dim], True
-        )
+        return self.call(aten.sum.dim_IntList, x, [self.dim], True)
 
 
 def _softmax(rows: _Rows, x: Node) -> Node:
@@ -109,9 +101,7 @@ def _log_softmax(rows: _Rows, x: Node) -> Node:
     return rows.call(SUB, rest, log)
 
 
-def _log_softmax_backward(
-    rows: _Rows, g: Node, y: Node
-) -> Node:
+def _log_softmax_backward(rows: _Rows, g: Node, y: Node) -> Node:
     g = rows.wide(g)
     y = rows.wide(y)
     total = rows.sum(g)
@@ -142,9 +132,7 @@ def decompose(graph: Graph) -> None:
     known: dict[object, Graph | None] = {}
     for node in list(graph.nodes):
         row = DECOMPOSED.get(node.target)
-        if op_kinds.name(
-            node
-        ) == "constant_pad_nd" and not any(args_of(node)[1]):
+        if op_kinds.name(node) == "constant_pad_nd" and not any(args_of(node)[1]):
             node.replace_all_uses_with(args_of(node)[0])
             graph.erase_node(node)
         elif op_kinds.name(node) in op_kinds.SCATTERED:
@@ -154,12 +142,8 @@ def decompose(graph: Graph) -> None:
         elif op_kinds.is_call(node):
             key = _signature(node)
             if key is not None and key not in known:
-                args, kwargs = map_arg(
-                    (node.args, node.kwargs), _value
-                )
-                known[key] = _compat.as_inductor_writes(
-                    node.target, args, kwargs
-                )
+                args, kwargs = map_arg((node.args, node.kwargs), _value)
+                known[key] = _compat.as_inductor_writes(node.target, args, kwargs)
             inner = known.get(key)
             if inner is not None:
                 _write_out(graph, node, inner)
@@ -196,9 +180,7 @@ def _add_in_float32(graph: Graph, node: Node) -> None:
             {"dtype": value.dtype},
         )
     cast.meta = dict(node.meta)
-    node.meta["val"] = torch.empty_like(
-        value, dtype=torch.float32
-    )
+    node.meta["val"] = torch.empty_like(value, dtype=torch.float32)
     for user in users:
         user.replace_input_with(node, cast)
 
@@ -221,12 +203,8 @@ def _signature(node: Node) -> object:
         )
         if not all(isinstance(n, int) for n in sizes):
             return None
-        layouts.append(
-            (value.dtype, tuple(value.shape), sizes)
-        )
-    places = {
-        x: k for k, x in enumerate(node.all_input_nodes)
-    }
+        layouts.append((value.dtype, tuple(value.shape), sizes))
+    places = {x: k for k, x in enumerate(node.all_input_nodes)}
     form = map_arg(
         (node.args, node.kwargs),
         lambda x: f"input {places[x]}",
@@ -234,15 +212,9 @@ def _signature(node: Node) -> object:
     return node.target, tuple(layouts), repr(form)
 
 
-def _write_out(
-    graph: Graph, node: Node, inner: Graph
-) -> None:
+def _write_out(graph: Graph, node: Node, inner: Graph) -> None:
     """Write the ops of a graph in place of a node, whose tensors are its inputs."""
-    tensors = [
-        x
-        for x in _flat(node.args, node.kwargs)
-        if isinstance(x, Node)
-    ]
+    tensors = [x for x in _flat(node.args, node.kwargs) if isinstance(x, Node)]
     holders = inner.find_nodes(op="placeholder")
     copies = dict(zip(holders, tensors, strict=True))
     with graph.inserting_before(node):
@@ -260,9 +232,7 @@ def _write_out(
         node.replace_all_uses_with(results)
     else:
         for item in list(node.users):
-            item.replace_all_uses_with(
-                results[args_of(item)[1]]
-            )
+            item.replace_all_uses_with(results[args_of(item)[1]])
             graph.erase_node(item)
     graph.erase_node(node)
     _erase_unread(graph, [*copies.values()])

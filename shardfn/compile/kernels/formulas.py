@@ -36,10 +36,7 @@ class Kernel:
     @property
     def is_sum(self) -> bool:
         """Whether it is a loop that adds."""
-        return (
-            self.space is not None
-            and self.space[0] != self.space[1]
-        )
+        return self.space is not None and self.space[0] != self.space[1]
 
 
 @attrs.frozen
@@ -59,9 +56,7 @@ class Formula:
     @property
     def values(self) -> tuple[Node, ...]:
         """The stored values that it reads."""
-        return tuple(
-            dict.fromkeys(node for node, _ in self.reads)
-        )
+        return tuple(dict.fromkeys(node for node, _ in self.reads))
 
 
 class Kernels:
@@ -77,22 +72,15 @@ class Kernels:
         self.makers: dict[Node, list[Kernel]] = {}
         self.readers: dict[Node, list[Kernel]] = {}
         self.formulas: dict[Node, Formula] = {}
-        self.same: dict[
-            Node, Node
-        ] = {}  # copies that are not made
+        self.same: dict[Node, Node] = {}  # copies that are not made
         self.views: set[Node] = (
             set()
         )  # views of a formula that are stored, and it is not
-        self.place = {
-            node: k for k, node in enumerate(graph.nodes)
-        }
+        self.place = {node: k for k, node in enumerate(graph.nodes)}
 
     def base(self, node: Node) -> Node:
         """The value of which another is a view."""
-        while (
-            node not in self.views
-            and op_kinds.is_view_or_item(node)
-        ):
+        while node not in self.views and op_kinds.is_view_or_item(node):
             node = node.all_input_nodes[0]
         return self.same.get(node, node)
 
@@ -134,15 +122,9 @@ class Kernels:
                 length += inner.length
                 is_heavy = is_heavy or inner.is_heavy
                 if where != layout_of(base):
-                    own = {
-                        (y, (layout, where)): None
-                        for y, layout in own
-                    }
+                    own = {(y, (layout, where)): None for y, layout in own}
             if moved and x in moved:
-                own = {
-                    (y, (layout, moved[x])): None
-                    for y, layout in own
-                }
+                own = {(y, (layout, moved[x])): None for y, layout in own}
             reads |= own
         return Formula(reads, length, is_heavy)
 
@@ -150,18 +132,12 @@ class Kernels:
         """The stored values that a loop over a node's inputs reads."""
         return self.values_of(op_kinds.read_by_formula(node))
 
-    def values_of(
-        self, inputs: Iterable[Node]
-    ) -> tuple[Node, ...]:
+    def values_of(self, inputs: Iterable[Node]) -> tuple[Node, ...]:
         """The stored values from which a loop computes some inputs."""
         found: dict[Node, None] = {}
         for x in inputs:
             inner = self.formulas.get(self.base(x))
-            values = (
-                (self.base(x),)
-                if inner is None
-                else inner.values
-            )
+            values = (self.base(x),) if inner is None else inner.values
             found |= dict.fromkeys(values)
         return tuple(found)
 
@@ -206,30 +182,22 @@ class Kernels:
             self.formulas.pop(x, None)
         return kernel
 
-    def layouts(
-        self, node: Node
-    ) -> tuple[tuple[Node, object], ...]:
+    def layouts(self, node: Node) -> tuple[tuple[Node, object], ...]:
         """The values that a node reads, with the formulas of its inputs written into it."""
         formula = self.formulas.get(self.base(node))
         if formula is None:
             formula = self.formula(node)
-        return tuple(
-            (x, y or layout_of(x)) for x, y in formula.reads
-        )
+        return tuple((x, y or layout_of(x)) for x, y in formula.reads)
 
     def store(self, node: Node) -> Node:
         """Store the value that a node is a view of. Returns that value."""
         value = self.base(node)
         formula = self.formulas.get(value)
         if formula is not None:
-            self.add(
-                value, formula.values, [value], flat(value)
-            )
+            self.add(value, formula.values, [value], flat(value))
         return value
 
-    def store_view(
-        self, node: Node, formula: Formula
-    ) -> None:
+    def store_view(self, node: Node, formula: Formula) -> None:
         """Store a view of a formula for readers that need its strides. Others compute it."""
         self.views.add(node)
         space = flat(node)
@@ -244,9 +212,5 @@ class Kernels:
         while queue:
             now = queue.pop()
             users |= set(now.users)
-            queue += [
-                x for x in now.users if op_kinds.is_alias(x)
-            ]
-        return all(
-            self.place[x] <= self.place[node] for x in users
-        )
+            queue += [x for x in now.users if op_kinds.is_alias(x)]
+        return all(self.place[x] <= self.place[node] for x in users)
