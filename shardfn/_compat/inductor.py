@@ -206,6 +206,32 @@ def _register_lowerings() -> None:
         register_lowering(op, type_promotion_kind=None)(lower)
 
 
+def _run_by_kernels(graph: torch.fx.Graph) -> None:
+    """Have Inductor call torch's kernels for interpolations and other ops that torch.compile
+    decomposes before their gradient, and Inductor does not lower.
+
+    It would do so itself, but refuses where the environment has the variable CI (torch 2.11 to
+    2.13), which GitHub sets.
+    """
+    from torch._decomp import decomposition_table
+    from torch._inductor.lowering import (
+        FALLBACK_ALLOW_LIST,
+        get_layout_constraint_tag,
+        lowerings,
+        make_fallback,
+        tag_to_layout_constraint,
+    )
+
+    for node in graph.nodes:
+        op = node.target
+        if op not in decomposition_table or op in lowerings:
+            continue
+        if op.name().split(".")[0] not in FALLBACK_ALLOW_LIST:
+            tag = get_layout_constraint_tag(op, with_default=True)
+            constraint = tag_to_layout_constraint(tag)
+            make_fallback(op, layout_constraint=constraint, warn=False)
+
+
 def as_inductor_writes(
     op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> torch.fx.Graph | None:
@@ -309,6 +335,7 @@ def inductor(
         lowered = make_fx(run, decomposition_table=_decompositions())(*inputs)
         joint_graph_passes(lowered)
         finish(lowered)
+        _run_by_kernels(lowered.graph)
         # a part of the name under which Inductor finds code that it has written before
         lowered.meta[OURS] = (environment(), *sorted(checked))
         output = next(iter(reversed(lowered.graph.nodes)))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch._inductor import compile_fx
+from torch._inductor.lowering import lowerings
 from torch._inductor.virtualized import V
 
 import shardfn as sf
@@ -130,3 +131,25 @@ def test_a_cumulative_sum_of_one_number_has_the_dtype_that_is_asked_for(
     found = sf.jit(fn)()
     assert found.dtype == fn().dtype
     assert torch.equal(found, fn())
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic", "trilinear"])
+def test_ops_without_a_lowering_compile_where_the_environment_has_the_variable_ci(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CI", "true")
+    for op in (
+        torch.ops.aten.upsample_bilinear2d.default,
+        torch.ops.aten.upsample_bicubic2d.default,
+        torch.ops.aten.upsample_trilinear3d.default,
+    ):
+        monkeypatch.delitem(lowerings, op, raising=False)
+    image = torch.randn(1, 2, 3, 5, dtype=torch.float64)
+    x, size = (image[:, :, None], (2, 4, 7)) if mode == "trilinear" else (image, (4, 7))
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.interpolate(x, size=size, mode=mode).square().sum()
+
+    leaf = x.clone().requires_grad_()
+    loss(leaf).backward()
+    torch.testing.assert_close(sf.jit(sf.grad(loss))(x), leaf.grad)
