@@ -1,5 +1,5 @@
 """What `bench.buckets` trains: an MLP and the demo's GPT, each as a pure function and as
-modules that compute the same.
+modules that compute the same, and the GPT as an unchanged module with an optimizer of torch's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import shardfn as sf
 from shardfn_demo import gpt
 
 Params = Any  # a tree of tensors: dicts and lists
@@ -23,7 +22,7 @@ RANKS = 2
 
 @attrs.frozen(kw_only=True)
 class Job:
-    """A model, a batch to train it on again and again, and plain SGD.
+    """A model, a batch to train it on again and again, and an optimizer.
 
     Args:
         name: mlp or gpt.
@@ -35,6 +34,8 @@ class Job:
         x: inputs of all ranks.
         y: targets of all ranks.
         lr: learning rate.
+        optimizer: a class of torch's, by which shardfn trains the unchanged module; None: shardfn
+            trains the pure function, and subtracts lr times the gradients.
     """
 
     name: str
@@ -44,6 +45,13 @@ class Job:
     x: Tensor
     y: Tensor
     lr: float
+    optimizer: type[torch.optim.Optimizer] | None = None
+
+    def torchs(self, module: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer of the module's parameters, by one fused kernel where it has moments."""
+        kind = self.optimizer or torch.optim.SGD
+        options = {"fused": True} if kind is torch.optim.AdamW else {}
+        return kind(module.parameters(), lr=self.lr, **options)
 
     def rows(self, rank: int) -> tuple[Tensor, Tensor]:
         """What one rank trains on."""
@@ -73,12 +81,20 @@ def mlp(width: int, depth: int, batch: int) -> Job:
     )
 
 
-def demo_gpt(config: gpt.Config, batch: int) -> Job:
+def demo_gpt(
+    config: gpt.Config,
+    batch: int,
+    *,
+    lr: float = 0.1,
+    optimizer: type[torch.optim.Optimizer] | None = None,
+) -> Job:
     """The demo's GPT on random tokens.
 
     Args:
         config: its sizes.
         batch: windows of all ranks.
+        lr: learning rate.
+        optimizer: as for `Job`.
     """
     generator = torch.Generator().manual_seed(1)
     x, y = torch.randint(
@@ -93,7 +109,8 @@ def demo_gpt(config: gpt.Config, batch: int) -> Job:
         module=module,
         x=x,
         y=y,
-        lr=0.1,
+        lr=lr,
+        optimizer=optimizer,
     )
 
 
@@ -214,20 +231,34 @@ def trained(job: Job, x: Tensor, y: Tensor, steps: int) -> dict[str, Tensor]:
         y: targets.
         steps: how many.
     """
-    params = job.params
+    module = job.module(job.params)
+    optimizer = job.torchs(module)
     for _ in range(steps):
-        grads = torch.func.grad(job.loss)(params, x, y)
-        params = sf.tree_map(lambda p, g: p - job.lr * g, params, grads)
-    return dict(named(params))
+        optimizer.zero_grad()
+        module(x, y).backward()
+        optimizer.step()
+    return {name: w.detach() for name, w in module.named_parameters()}
 
 
 SMALLEST = gpt.Config(vocab=16, context=8, width=16, heads=4, layers=2)
 JOBS: dict[str, Callable[[], Job]] = {
     "mlp": lambda: mlp(1024, 8, RANKS * 128),  # 34 MB of gradients
     "gpt": lambda: demo_gpt(gpt.Config(), RANKS * 16),  # 3.4 MB
+    "gpt module, SGD": lambda: demo_gpt(
+        gpt.Config(), RANKS * 16, optimizer=torch.optim.SGD
+    ),
+    "gpt module, AdamW": lambda: demo_gpt(
+        gpt.Config(), RANKS * 16, lr=1e-3, optimizer=torch.optim.AdamW
+    ),
     "slow": lambda: mlp(1024, 8, RANKS * 1536),
     "mlp, quick": lambda: mlp(256, 4, RANKS * 16),
     "gpt, quick": lambda: demo_gpt(SMALLEST, RANKS * 4),
+    "gpt module, SGD, quick": lambda: demo_gpt(
+        SMALLEST, RANKS * 4, optimizer=torch.optim.SGD
+    ),
+    "gpt module, AdamW, quick": lambda: demo_gpt(
+        SMALLEST, RANKS * 4, lr=1e-3, optimizer=torch.optim.AdamW
+    ),
     "slow, quick": lambda: mlp(256, 4, RANKS * 256),
 }
 

@@ -83,30 +83,46 @@ def shardfn_rival(
     collectives are taken out.
     """
     axis, mesh = mesh_of(alone)
-    loss_and_grads = sf.bucketed_grad(job.loss, **caps)
+    loss_fn, params, update, state = written(job)
+    loss_and_grads = sf.bucketed_grad(loss_fn, **caps)
 
-    def step(params: Any, x: Tensor, y: Tensor) -> Any:
+    def step(params: Any, state: Any, x: Tensor, y: Tensor) -> Any:
         loss, grads = loss_and_grads(params, x, y)
-        return sf.tree_map(lambda p, g: p - job.lr * g, params, grads), loss
+        return *update(params, grads, state), loss
 
-    train = sf.shard(step, mesh, (P(), P(axis), P(axis)), donate_argnums=0)
-    held = [sf.distribute(sf.tree_map(torch.clone, job.params), mesh, P())]
+    placements = (P(), P(), P(axis), P(axis))
+    train = sf.shard(step, mesh, placements, donate_argnums=(0, 1))
+    held = list(sf.distribute((sf.tree_map(torch.clone, params), state), mesh, P()))
     batch = [sf.from_local(rows, mesh, P(axis)) for rows in job.rows(rank)]
-    collectives = train.lower(held[0], *batch).collectives
+    collectives = train.lower(*held, *batch).collectives
     assert bool(collectives) != alone, collectives
 
     def run() -> None:
-        held[0], _ = train(held[0], *batch)
-
-    def params() -> dict[str, Tensor]:
-        return dict(named(sf.full(held[0])))
+        *held[:], _ = train(*held, *batch)
 
     return Rival(
         step=run,
-        params=params,
+        params=lambda: dict(named(sf.full(held[0]))),
         alone=alone,
         sent=tuple(c.nbytes for c in collectives),
     )
+
+
+def written(job: Job) -> tuple[Any, Any, Any, Any]:
+    """What shardfn trains: the loss (params, x, y), the parameters, the update (params, grads,
+    state) -> (params, state), and the optimizer's first state.
+    """
+    if job.optimizer is None:
+        descend = lambda p, g: p - job.lr * g
+        update = lambda params, grads, state: (
+            sf.tree_map(descend, params, grads),
+            state,
+        )
+        return job.loss, job.params, update, {}
+    fn, params, buffers = sf.functionalize(job.module(job.params))
+    opt = sf.optim(job.optimizer, lr=job.lr)
+    loss_fn = lambda params, x, y: fn(params, buffers, x, y)[0]
+    return loss_fn, params, opt.update, opt.init(params)
 
 
 def mesh_of(alone: bool) -> tuple[str, Any]:
@@ -166,7 +182,7 @@ def module_rival(
     """
     module = owned(job.module(job.params))
     model = wrap(module) if wrap else module
-    optimizer = torch.optim.SGD(module.parameters(), lr=job.lr)
+    optimizer = job.torchs(module)
     forward = torch.compile(model, dynamic=False) if compiled else model
     update = (
         torch.compile(optimizer.step, dynamic=False)
