@@ -37,6 +37,26 @@ READING = (  # a captured function, by Dynamo
         optional=True,
     ),
     Patch(
+        (
+            "torch._dynamo.output_graph:uninteresting_files",
+            "torch.fx.experimental.symbolic_shapes:uninteresting_files",
+        ),
+        "it imports torch.export, a sixth of a second, to ask where its file is",
+        NEVER,
+        new=spared.own_files_of_torch,
+        optional=True,
+    ),
+    Patch(
+        methods(
+            "torch._dynamo.output_graph:OutputGraph",
+            "get_replayed_side_effect_source_refs",
+        ),
+        "it imports torch.export to list what only torch.export reports",
+        NEVER,
+        new=spared.no_side_effects_listed,
+        optional=True,
+    ),
+    Patch(
         ("torch._dynamo.trace_rules:is_callable_allowed",),
         "our own ops stay one op in the graph; allow_in_graph is for good",
         NEVER,

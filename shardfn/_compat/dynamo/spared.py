@@ -1,17 +1,38 @@
 """Work that a capture is spared: code of graphs that nothing runs, what Dynamo asks of a file
-again for each call, and the import of backends that compile nothing of it.
+again for each call, and the imports of backends that compile nothing of it and of torch.export.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.fx import _lazy_graph_module as lazy
 
 from ..threads import is_capturing, overridden
+
+OWN_FILES = (
+    "__init__.py",
+    "_compile.py",
+    "_dynamo/eval_frame.py",
+    "_inductor/sizevars.py",
+    "_library/custom_ops.py",
+    "_library/fake_impl.py",
+    "_logging/_internal.py",
+    "_logging/structured.py",
+    "_subclasses/fake_tensor.py",
+    "_subclasses/meta_utils.py",
+    "export/_trace.py",
+    "fx/_symbolic_trace.py",
+    "fx/experimental/recording.py",
+    "fx/experimental/sym_node.py",
+    "fx/experimental/symbolic_shapes.py",
+    "fx/interpreter.py",
+)  # generic code, where no node of a program is from
 
 
 @contextlib.contextmanager
@@ -56,3 +77,21 @@ def backend_looked_up(look_up: Any, backend: Any) -> Any:
     if backend == "eager" and backend not in registry._COMPILER_FNS:
         return None
     return look_up(backend)
+
+
+@functools.cache
+def own_files_of_torch(asked: Any) -> set[str]:
+    """The files of torch that Dynamo leaves out where it says which line made a node. Those that
+    `asked` takes from modules are named here, so that torch.export is not imported.
+    """
+    from torch._dynamo import guards
+
+    folder = Path(torch.__file__).parent
+    operators = (folder / "_higher_order_ops").glob("*.py")
+    named = {str(folder / name) for name in OWN_FILES}
+    return named | {*map(str, operators)} | guards.uninteresting_files() | {"<string>"}
+
+
+def no_side_effects_listed(listed: Any, output: Any, **options: Any) -> list[str]:
+    """The sources of the objects that a function changes, which torch.export reports: none."""
+    return []

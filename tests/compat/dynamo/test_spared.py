@@ -1,7 +1,9 @@
-"""What a capture is spared: the code of graphs, and lookups of files."""
+"""A capture is spared the code of graphs, lookups of files, and imports."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -14,6 +16,7 @@ from shardfn._compat.dynamo.spared import (
     code_on_demand,
     files_asked_once,
     graph_module,
+    own_files_of_torch,
 )
 from shardfn._compat.threads import capturing
 
@@ -85,3 +88,18 @@ def test_a_capture_imports_no_backend_to_see_whether_it_is_the_one_named_eager(
     monkeypatch.setitem(registry._COMPILER_FNS, "eager", look_up)
     assert backend_looked_up(look_up, "eager") == "eager"
     assert backend_looked_up(look_up, "inductor") == "inductor"
+
+
+def test_torch_export_is_named_where_it_is_not_imported() -> None:
+    from torch.fx.experimental.symbolic_shapes import uninteresting_files
+
+    assert own_files_of_torch(None) == uninteresting_files()
+
+
+def test_a_first_capture_does_not_import_torch_export() -> None:
+    script = (
+        "import sys, torch, shardfn as sf\n"
+        "sf.jit(lambda x: x + x, backend='aten')(torch.ones(2))\n"
+        "assert 'torch.export._trace' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
