@@ -78,8 +78,8 @@ bench-capture: venv  ## what capture costs by node, on a ResNet and on Llamas of
 bench-schedule: venv  ## what placing and scheduling programs of up to 100,000 nodes costs
 	$(BIN)/python -m bench.schedule
 
-bench-buckets: venv  ## whole training steps on two ranks, next to DDP and FSDP, and over a slow link
-	$(BIN)/python -m bench.buckets
+bench-buckets: venv  ## whole training steps on two ranks, next to DDP and FSDP, and over a slow link: ARGS="--only mlp"
+	$(BIN)/python -m bench.buckets $(ARGS)
 
 bench-transforms: venv  ## scan over layers of any depth, and gradients of many samples next to torch.func
 	$(BIN)/python -m bench.transforms
