@@ -124,6 +124,7 @@ ONCE = (
     ),
     State("_compat.distributed.groups", "_gone_class", "a class over torch's"),
     State("_compat.dynamo.reading", "_handler", "what Dynamo reads instead"),
+    State("_compat.dynamo.spared", "own_files_of_torch", "their names"),
     State("_compat.cpp_kernels.units", "_processor", "what the processor can"),
     State("_compat.cpp_kernels.products", "is_faster", "whether oneDNN is"),
     State("_compat.compilations.environment", "_fixed", "torch, the machine"),

@@ -12,13 +12,16 @@ from typing import Any, NamedTuple
 from . import threads
 
 NEVER = "not known to end"
+OBJECT = "torch._dynamo.variables.script_object:TorchScriptObjectVariable"
+CUSTOM = "torch._dynamo.variables.script_object:CustomClassObjectVariable"
 RENAMED = {  # a place, and its name from torch 2.15 on
     "torch._dynamo.variables:TensorVariable.var_getattr": (
         "torch._dynamo.variables:TensorVariable.tp_getattro_impl"
     ),
-    "torch._dynamo.variables.script_object:TorchScriptObjectVariable.call_method": (
-        "torch._dynamo.variables.script_object:CustomClassObjectVariable.call_method"
-    ),
+    f"{OBJECT}.call_method": f"{CUSTOM}.call_method",
+    f"{OBJECT}.call_obj_hasattr": f"{CUSTOM}.call_obj_hasattr",
+    f"{OBJECT}.repr_impl": f"{CUSTOM}.tp_repr_impl",
+    f"{OBJECT}.var_getattr": f"{CUSTOM}.tp_getattro_impl",
 }
 
 INHERITED = {  # a method, and the class whose method it ends in, before torch 2.15

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .. import dispatch, loops
-from ..patching import NEVER, Patch, methods
+from ..patching import NEVER, OBJECT, Patch, methods
 from . import (
     generators,
     guards,
@@ -17,7 +17,6 @@ from . import (
 from .dtensors import calls, closed_over, objects
 
 VARIABLES = "torch._dynamo.variables:"
-OBJECT = "torch._dynamo.variables.script_object:TorchScriptObjectVariable"
 HIGHER_ORDER = "torch._dynamo.variables.higher_order_ops:"
 BUILDER = "torch._dynamo.variables.builder:"
 REFUSED = "a captured function may not do this: an error by name, in place of a wrong program"
@@ -51,9 +50,9 @@ READING = (  # a captured function, by Dynamo
             "torch._dynamo.output_graph:OutputGraph",
             "get_replayed_side_effect_source_refs",
         ),
-        "it imports torch.export to list what only torch.export reports",
+        "it imports torch.export, to leave out that one's own dicts",
         NEVER,
-        new=spared.no_side_effects_listed,
+        new=spared.side_effects_listed,
         optional=True,
     ),
     Patch(
@@ -175,7 +174,7 @@ READING = (  # a captured function, by Dynamo
     ),
     Patch(
         (
-            "torch._dynamo.variables.script_object:TorchScriptObjectVariable.call_method",
+            f"{OBJECT}.call_method",
             "torch._dynamo.variables.distributed:DeviceMeshVariable.call_method",
         ),
         "the same, asked of a mesh or of a group",
@@ -319,7 +318,7 @@ READING = (  # a captured function, by Dynamo
     ),
     Patch(
         (
-            "torch._dynamo.variables.script_object:TorchScriptObjectVariable.call_method",
+            f"{OBJECT}.call_method",
             "torch._dynamo.variables.distributed:DeviceMeshVariable.call_method",
         ),
         "a question for the rank, asked of a mesh: the answer is a tensor",

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,21 @@ def own_files_of_torch(asked: Any) -> set[str]:
     return named | {*map(str, operators)} | guards.uninteresting_files() | {"<string>"}
 
 
-def no_side_effects_listed(listed: Any, output: Any, **options: Any) -> list[str]:
-    """The sources of the objects that a function changes, which torch.export reports: none."""
-    return []
+def side_effects_listed(listed: Any, output: Any, **options: Any) -> list[str]:
+    """The sources of the objects that a function changes, for the error that refuses them. Torch
+    leaves out the dicts of torch.export: without it there are none.
+    """
+    if "torch.export._trace" in sys.modules:
+        return listed(output, **options)
+    from torch._dynamo import output_graph
+
+    outside = (
+        output_graph.AttributeMutationExisting,
+        output_graph.ValueMutationExisting,
+    )
+    changed = [
+        variable
+        for variable in output.side_effects._get_modified_vars()
+        if isinstance(getattr(variable, "mutation_type", None), outside)
+    ]
+    return [output_graph._get_source_debug_name(x.source) for x in changed]
