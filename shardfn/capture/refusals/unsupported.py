@@ -212,6 +212,7 @@ SIGNS = {
     "P2P compilation disabled": POINT,
     "Opaque object type: <class 'torch.distributed.device_mesh.DeviceMesh'>": MESH,
     "opaque value type, got <class 'torch.distributed.device_mesh.DeviceMesh": MESH_RETURNED,
+    "opaque constant type, got <class 'torch.distributed.device_mesh.Dev": MESH_RETURNED,
     "opaque value type, got <class 'torch.distributed.distributed_c10d.P": RETURNED,
     "opaque constant type, got <class 'torch.distributed.distributed_c10d.P": RETURNED,
     "`torch.nn.Parameter()` constructor": PARAMETER,
