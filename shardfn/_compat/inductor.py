@@ -216,11 +216,11 @@ def _run_by_kernels(graph: torch.fx.Graph) -> None:
     from torch._decomp import decomposition_table
     from torch._inductor.lowering import (
         FALLBACK_ALLOW_LIST,
-        get_layout_constraint_tag,
         lowerings,
         make_fallback,
         tag_to_layout_constraint,
     )
+    from torch._library.utils import get_layout_constraint_tag
 
     for node in graph.nodes:
         op = node.target

@@ -99,15 +99,13 @@ def side_effects_listed(listed: Any, output: Any, **options: Any) -> list[str]:
     """
     if "torch.export._trace" in sys.modules:
         return listed(output, **options)
-    from torch._dynamo import output_graph
+    from torch._dynamo.source import _get_source_debug_name
+    from torch._dynamo.variables import base
 
-    outside = (
-        output_graph.AttributeMutationExisting,
-        output_graph.ValueMutationExisting,
-    )
+    outside = base.AttributeMutationExisting, base.ValueMutationExisting
     changed = [
         variable
         for variable in output.side_effects._get_modified_vars()
         if isinstance(getattr(variable, "mutation_type", None), outside)
     ]
-    return [output_graph._get_source_debug_name(x.source) for x in changed]
+    return [_get_source_debug_name(variable.source) for variable in changed]
