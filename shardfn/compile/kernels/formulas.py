@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import attrs
+import torch
 from torch.fx import Graph, Node
 
-from . import op_kinds
-from .spaces import Space, flat, layout_of
+from . import loops, op_kinds
+from .copied_inputs import is_convolved
+from .loops import Breaks, Loop
+from .spaces import Space, flat, layout_of, reduced_dims
 
 
 @attrs.define(eq=False)
@@ -32,11 +35,17 @@ class Kernel:
     space: Space | None = None
     after: tuple[Kernel, ...] = ()
     layouts: tuple[tuple[Node, object], ...] = ()
+    loop: Loop = Loop((), ())
 
     @property
     def is_sum(self) -> bool:
         """Whether it is a loop that adds."""
         return self.space is not None and self.space[0] != self.space[1]
+
+    @property
+    def is_last(self) -> bool:
+        """Whether its loop has channels last."""
+        return self.space is not None and self.space[3]
 
 
 @attrs.frozen
@@ -47,11 +56,13 @@ class Formula:
         reads: the stored values, each with the layout in which it is read.
         length: the number of operations.
         is_heavy: whether it is costly to compute twice.
+        breaks: of the loop over its elements; None if all elements are alike.
     """
 
     reads: dict[tuple[Node, object], None]
     length: int
     is_heavy: bool
+    breaks: Breaks | None = None
 
     @property
     def values(self) -> tuple[Node, ...]:
@@ -91,25 +102,29 @@ class Kernels:
             op_kinds.moved_by(node),
             op_kinds.places_of(node),
         )
-        inner = self.formula_of(inputs, moved)
+        inner = self.formula_of(inputs, moved, loops.looped(node))
         own = op_kinds.length(node)
         is_heavy = inner.is_heavy or op_kinds.is_heavy(node)
         length = inner.length + own
-        return Formula(inner.reads, length, is_heavy)
+        breaks = inner.breaks if inner.breaks is not None else loops.of_places(node)
+        return Formula(inner.reads, length, is_heavy, breaks)
 
     def formula_of(
         self,
         inputs: Iterable[Node],
         moved: Mapping[Node, object] | None = None,
+        out: torch.Tensor | None = None,
     ) -> Formula:
         """The formulas of some inputs, written into one.
 
         Args:
             inputs: of a formula.
             moved: those of which it reads the elements at other places than those of its own.
+            out: over whose elements it runs.
         """
         reads: dict[tuple[Node, object], None] = {}
         length, is_heavy = 0, False
+        breaks: Breaks | None = None
         for x in inputs:
             base = self.base(x)
             where = layout_of(x)
@@ -126,7 +141,13 @@ class Kernels:
             if moved and x in moved:
                 own = {(y, (layout, moved[x])): None for y, layout in own}
             reads |= own
-        return Formula(reads, length, is_heavy)
+            is_placed = inner is None or inner.breaks is not None
+            if out is not None and is_placed:
+                within = inner.breaks or frozenset() if inner else frozenset()
+                is_moved = bool(moved) and x in moved
+                new = loops.breaks_of(x, base, out, within, is_moved)
+                breaks = new if breaks is None else breaks | new
+        return Formula(reads, length, is_heavy, breaks)
 
     def read_by(self, node: Node) -> tuple[Node, ...]:
         """The stored values that a loop over a node's inputs reads."""
@@ -149,6 +170,7 @@ class Kernels:
         space: Space | None = None,
         after: Iterable[Kernel] = (),
         inputs: Iterable[Node] | None = None,
+        loop: Loop | None = None,
     ) -> Kernel:
         """Add a kernel.
 
@@ -159,11 +181,14 @@ class Kernels:
             space: of a loop.
             after: kernels that run before it for another reason than its reads.
             inputs: of the node, those that it reads if not all.
+            loop: its dims, if not those of all elements that it writes.
         """
         if inputs is None:
             layouts = self.layouts(node)
         else:
             layouts = tuple(self.formula_of(inputs).reads)
+        if space is not None and loop is None:
+            loop = self.loop(node, space, inputs)
         kernel = Kernel(
             len(self.kernels),
             node,
@@ -172,6 +197,7 @@ class Kernels:
             space,
             tuple(after),
             layouts,
+            loop or Loop((), ()),
         )
         self.kernels.append(kernel)
         for x in kernel.reads:
@@ -181,6 +207,24 @@ class Kernels:
             self.home.setdefault(x, x)
             self.formulas.pop(x, None)
         return kernel
+
+    def loop(self, node: Node, space: Space, inputs: Iterable[Node] | None) -> Loop:
+        """The dims of a loop over a node's elements, or over those of the one input."""
+        results, elements, is_row, is_last = space
+        if inputs is None:
+            x, formula = loops.looped(node), self.formulas.get(self.base(node))
+            formula = formula or self.formula(node)
+            breaks = formula.breaks or frozenset()
+        else:
+            first, *_ = inputs
+            x = first.meta["val"]
+            breaks = self.formula_of([first], None, x).breaks or frozenset()
+            breaks |= loops.written(x, node.meta["val"]) if node.target in op_kinds.JOINED else frozenset()
+            formula = self.formula_of([first])
+        is_image = x is not None and x.ndim > 3 and any(map(is_convolved, formula.values))
+        if x is None or is_last or is_image or x.numel() != elements:
+            return loops.plain(results, elements)
+        return loops.loop_over(x, breaks, reduced_dims(node) if results != elements else ())
 
     def layouts(self, node: Node) -> tuple[tuple[Node, object], ...]:
         """The values that a node reads, with the formulas of its inputs written into it."""

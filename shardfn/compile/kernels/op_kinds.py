@@ -20,6 +20,7 @@ aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
 FORMULAS = {  # element by element, beside the ops that torch tags so
     aten._to_copy.default,
+    aten._unsafe_index.Tensor,
     aten.arange.default,
     aten.arange.start_step,
     aten.clone.default,
@@ -50,6 +51,7 @@ FORMULAS = {  # element by element, beside the ops that torch tags so
     aten.triu.default,
     aten.zeros.default,
     aten.zeros_like.default,
+    torch.ops.prims.iota.default,
 }
 MOVED = {  # formulas, and the first argument that they do not read in order
     "constant_pad_nd": 0,
