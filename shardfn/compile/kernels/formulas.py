@@ -102,7 +102,8 @@ class Kernels:
             op_kinds.moved_by(node),
             op_kinds.places_of(node),
         )
-        inner = self.formula_of(inputs, moved, loops.looped(node))
+        out = None if op_kinds.is_random(node) else loops.looped(node)
+        inner = self.formula_of(inputs, moved, out, node)
         own = op_kinds.length(node)
         is_heavy = inner.is_heavy or op_kinds.is_heavy(node)
         length = inner.length + own
@@ -114,6 +115,7 @@ class Kernels:
         inputs: Iterable[Node],
         moved: Mapping[Node, object] | None = None,
         out: torch.Tensor | None = None,
+        node: Node | None = None,
     ) -> Formula:
         """The formulas of some inputs, written into one.
 
@@ -121,6 +123,7 @@ class Kernels:
             inputs: of a formula.
             moved: those of which it reads the elements at other places than those of its own.
             out: over whose elements it runs.
+            node: that moves them.
         """
         reads: dict[tuple[Node, object], None] = {}
         length, is_heavy = 0, False
@@ -144,8 +147,10 @@ class Kernels:
             is_placed = inner is None or inner.breaks is not None
             if out is not None and is_placed:
                 within = inner.breaks or frozenset() if inner else frozenset()
-                is_moved = bool(moved) and x in moved
-                new = loops.breaks_of(x, base, out, within, is_moved)
+                if moved and x in moved:
+                    new = loops.moved_breaks(node, out)
+                else:
+                    new = loops.breaks_of(x, out, within)
                 breaks = new if breaks is None else breaks | new
         return Formula(reads, length, is_heavy, breaks)
 
@@ -214,13 +219,14 @@ class Kernels:
         if inputs is None:
             x, formula = loops.looped(node), self.formulas.get(self.base(node))
             formula = formula or self.formula(node)
-            breaks = formula.breaks or frozenset()
+            whole = self.home.get(self.base(node), node)
         else:
             first, *_ = inputs
-            x = first.meta["val"]
-            breaks = self.formula_of([first], None, x).breaks or frozenset()
-            breaks |= loops.written(x, node.meta["val"]) if node.target in op_kinds.JOINED else frozenset()
-            formula = self.formula_of([first])
+            x, whole = first.meta["val"], node
+            formula = self.formula_of([first], None, x)
+        breaks = formula.breaks or frozenset()
+        if x is not None and whole.target in op_kinds.JOINED:
+            breaks |= loops.written(x, whole.meta["val"])
         is_image = x is not None and x.ndim > 3 and any(map(is_convolved, formula.values))
         if x is None or is_last or is_image or x.numel() != elements:
             return loops.plain(results, elements)

@@ -12,10 +12,12 @@ import attrs
 import torch
 from torch.fx import Node
 
+from ...ops.nodes import args_of
 from . import op_kinds
 
 # strides of a value between whose elements the next dim cannot be merged with the one before
 Breaks = frozenset[int]
+INDEXED = {"_unsafe_index", "embedding", "index"}
 PLACES = {"arange", "iota"}  # ops whose elements differ, though they read none
 
 
@@ -65,27 +67,39 @@ def loop_over(x: torch.Tensor, breaks: Breaks, dims: Collection[int] = ()) -> Lo
     return Loop(tuple(x.shape), tuple(kept), tuple(reduced))
 
 
-def breaks_of(
-    node: Node, base: Node, out: torch.Tensor, inner: Breaks = frozenset(), is_moved: bool = False
-) -> Breaks:
+def breaks_of(node: Node, out: torch.Tensor, inner: Breaks = frozenset()) -> Breaks:
     """The strides of a result at which a loop cannot merge dims, as it reads a value.
 
     Args:
-        node: that is read, a view of a base.
-        base: whose elements are read.
+        node: that is read.
         out: the result.
-        inner: such strides of the base, where that is computed in the loop.
-        is_moved: whether elements are read at other places than those of the result.
+        inner: such strides of the value, where that is computed in the loop.
     """
-    order = _order(out)
     strides = _dense(out)
-    read = None if is_moved else _broadcast(node.meta["val"], out)
+    read = _broadcast(node.meta["val"], out)
     found = set()
-    for d, e in itertools.pairwise(order):
+    for d, e in itertools.pairwise(_order(out)):
         is_merged = read is not None and read[d] == read[e] * out.shape[e]
         if not is_merged or (read is not None and read[d] in inner):
             found.add(strides[d])
     return frozenset(found)
+
+
+def moved_breaks(node: Node | None, out: torch.Tensor) -> Breaks:
+    """The strides of a result at which a loop cannot merge dims, as an op reads elements at other
+    places: around the dims of indices, else all.
+    """
+    strides = _dense(out)
+    pairs = itertools.pairwise(_order(out))
+    own = "" if node is None else op_kinds.name(node)
+    if node is None or own not in INDEXED:
+        return frozenset(strides[d] for d, _ in pairs)
+    given = args_of(node)[1]
+    indices = list(given) if isinstance(given, (list, tuple)) else [given]
+    first = next((k for k, x in enumerate(indices) if x is not None), 0)
+    count = max((x.meta["val"].ndim for x in indices if x is not None), default=0)
+    edges = {first, first + count}
+    return frozenset(strides[d] for d, e in pairs if edges & set(range(d + 1, e + 1)))
 
 
 def written(x: torch.Tensor, whole: torch.Tensor) -> Breaks:
@@ -108,8 +122,7 @@ def looped(node: Node) -> torch.Tensor | None:
 
 def of_places(node: Node) -> Breaks | None:
     """The breaks of an op that reads no elements; None if all its elements are alike."""
-    own = op_kinds.name(node)
-    is_other = own in PLACES or own.startswith("random")
+    is_other = op_kinds.name(node) in PLACES or op_kinds.is_random(node)
     return frozenset() if is_other else None
 
 

@@ -148,7 +148,7 @@ class Stored(Kernels):
             inner = self.formula(node)
             read = inner.reads | {(x, None): None for x in sums}
             length = inner.length + len(reads)
-            breaks = loops.breaks_of(sums[0], sums[0], first.meta["val"]) if sums else frozenset()
+            breaks = loops.breaks_of(sums[0], first.meta["val"]) if sums else frozenset()
             breaks |= inner.breaks or frozenset()
             self.formulas[first] = Formula(read, length, inner.is_heavy, breaks)
 
@@ -161,7 +161,8 @@ class Stored(Kernels):
         if op_kinds.name(node) in op_kinds.SCATTERED:
             reads = self.read_by(node)
             space = flat(first)
-            self.add(node, reads, [node], space)
+            loop = None if formula is None else self.loop(first, space, None)
+            self.add(node, reads, [node], space, loop=loop)
             return
         count = op_kinds.window_of(node)
         if op_kinds.name(node) in op_kinds.COMPARED and count > op_kinds.WRITTEN_OUT:
