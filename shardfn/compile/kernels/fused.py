@@ -160,11 +160,14 @@ class Fusion:
     def fuse(self, a: Group, b: Group) -> None:
         """Make one group of two."""
         a, b = _ordered(a, b)
+        is_inside = _is_inside(a, b)
+        if not is_inside:
+            _align(a, b)
         kernels = sorted([*a.kernels, *b.kernels], key=lambda x: x.number)
         mask = a.mask | b.mask
         before = (a.before | b.before) & ~mask
         parts, depth = ((tuple(kernels),), 0)
-        if _is_inside(a, b):
+        if is_inside:
             parts, depth = (*a.parts, *b.parts), _depth(a, b)
         fused = Group(kernels, mask, before, parts, depth)
         for kernel in kernels:
@@ -271,10 +274,24 @@ def _fit(a: Group, b: Group) -> bool:
         return False
     if loops.fits(one.loop, other.loop):
         return True
-    few, ref = (a, b) if len(one.loop.kept) < len(other.loop.kept) else (b, a)
+    few, ref = _by_dims(a, b)
     is_alone = len(few.kernels) == 1
     is_shape = len({x.loop.shape for x in ref.kernels}) == 1
     return is_alone and is_shape and loops.is_reshaped(one.loop, other.loop)
+
+
+def _by_dims(a: Group, b: Group) -> tuple[Group, Group]:
+    """Two groups, the one whose loop has fewer dims first."""
+    one, other = _first_sum(a.kernels), _first_sum(b.kernels)
+    return (a, b) if len(one.loop.kept) < len(other.loop.kept) else (b, a)
+
+
+def _align(a: Group, b: Group) -> None:
+    """Have a loop of one dim run over the dims of another one of its shape."""
+    one, other = _first_sum(a.kernels), _first_sum(b.kernels)
+    if not loops.fits(one.loop, other.loop):
+        few, ref = _by_dims(a, b)
+        few.kernels[0].loop = _first_sum(ref.kernels).loop
 
 
 def _depth(a: Group, b: Group) -> int:
