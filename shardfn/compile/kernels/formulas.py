@@ -9,7 +9,7 @@ import torch
 from torch.fx import Graph, Node
 
 from . import loops, op_kinds
-from .copied_inputs import is_convolved
+from .copied_inputs import CONVOLUTIONS
 from .loops import Breaks, Loop
 from .spaces import Space, flat, layout_of, reduced_dims
 
@@ -88,6 +88,8 @@ class Kernels:
             set()
         )  # views of a formula that are stored, and it is not
         self.place = {node: k for k, node in enumerate(graph.nodes)}
+        # loops over images run in the order of channels last or of dims; these are not told apart
+        self.is_of_images = any(node.target in CONVOLUTIONS for node in graph.nodes)
 
     def base(self, node: Node) -> Node:
         """The value of which another is a view."""
@@ -227,7 +229,7 @@ class Kernels:
         breaks = formula.breaks or frozenset()
         if x is not None and whole.target in op_kinds.JOINED:
             breaks |= loops.written(x, whole.meta["val"])
-        is_image = x is not None and x.ndim > 3 and any(map(is_convolved, formula.values))
+        is_image = x is not None and x.ndim > 3 and self.is_of_images
         if x is None or is_last or is_image or x.numel() != elements:
             return loops.plain(results, elements)
         return loops.loop_over(x, breaks, reduced_dims(node) if results != elements else ())
