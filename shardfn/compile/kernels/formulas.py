@@ -217,7 +217,7 @@ class Kernels:
 
     def loop(self, node: Node, space: Space, inputs: Iterable[Node] | None) -> Loop:
         """The dims of a loop over a node's elements, or over those of the one input."""
-        results, elements, is_row, is_last = space
+        results, elements, _, is_last = space
         if inputs is None:
             x, formula = loops.looped(node), self.formulas.get(self.base(node))
             formula = formula or self.formula(node)
