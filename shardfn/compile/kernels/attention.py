@@ -108,7 +108,9 @@ def _fused(nodes: list[Node], inputs: list[Node], results: list[Node]) -> Graph 
     return _compat.with_fused_attention(run, values)
 
 
-def _put(graph: Graph, softmax: Node, inner: Graph, inputs: list[Node], results: list[Node]) -> None:
+def _put(
+    graph: Graph, softmax: Node, inner: Graph, inputs: list[Node], results: list[Node]
+) -> None:
     """Replace results by those of a graph of some inputs. Each op comes after its last input."""
     place = {x: k for k, x in enumerate(graph.nodes)}
     copies: dict[Node, Any] = dict(zip(inner.find_nodes(op="placeholder"), inputs, strict=True))
