@@ -119,7 +119,7 @@ def _put(
         if x.op != "call_function":
             continue
         read = [copies[y] for y in x.all_input_nodes]
-        anchor = max((after.get(y, y) for y in read), key=place.__getitem__, default=inputs[0])
+        anchor = max([after.get(y, y) for y in read] or inputs[:1], key=lambda y: place[y])
         with graph.inserting_after(_end(anchor, after)):
             copy = graph.node_copy(x, copies.__getitem__)
         copy.meta = {**softmax.meta, "val": x.meta["val"]}

@@ -58,8 +58,8 @@ def loop_over(x: torch.Tensor, breaks: Breaks, dims: Collection[int] = ()) -> Lo
     last = None
     for d in order:
         into = reduced if d in dims else kept
-        is_next = last is not None and (last in dims) == (d in dims)
-        if is_next and strides[last] not in breaks:
+        is_next = last is not None and (last in dims) == (d in dims) and strides[last] not in breaks
+        if is_next:
             into[-1] *= x.shape[d]
         else:
             into.append(x.shape[d])
