@@ -264,6 +264,32 @@ def as_inductor_writes(
     return None if calls or graph.find_nodes(op="get_attr") else graph
 
 
+def with_fused_attention(
+    run: Callable[..., Any], inputs: Sequence[torch.Tensor]
+) -> torch.fx.Graph | None:
+    """A program after Inductor's first passes, if one of them makes an attention kernel of a
+    softmax between products; else None.
+
+    Args:
+        run: the program, which returns a list.
+        inputs: fake tensors like its inputs.
+    """
+    from torch._guards import TracingContext, tracing
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch._inductor.virtualized import V
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    mode = getattr(inputs[0], "fake_mode", None)
+    if mode is None:
+        return None
+    with mode, tracing(TracingContext(mode)), V.set_fake_mode(mode), torch.no_grad():
+        lowered = make_fx(run, decomposition_table=_decompositions())(*inputs)
+        joint_graph_passes(lowered)
+    calls = lowered.graph.find_nodes
+    kernels = [x for x in lowered.graph.nodes if "_scaled_dot_product" in str(x.target)]
+    return lowered.graph if kernels and not calls(op="get_attr") else None
+
+
 def _decompositions() -> dict[Any, Any]:
     """Inductor's table of decompositions, and ours of calls with options that it drops."""
     from torch._inductor.decomposition import select_decomp_table

@@ -11,6 +11,7 @@ from ...capture.checkpoint.recompute import owner_of
 from ...ops.placement import AFTER
 from ...schedule import copied
 from . import op_kinds
+from .attention import fuse_attention
 from .decomposed import decompose
 from .op_kinds import (
     CHANNELS_LAST,
@@ -43,6 +44,7 @@ TENSORS = 3  # the first arguments of a convolution, of which none is a bias
 def with_copies(graph: Graph) -> Graph:
     """The graph with these copies as nodes, whose meta says which kind they are under `COPY`."""
     own = copied(graph)
+    fuse_attention(own)
     decompose(own)
     for node in own.nodes:
         if node.target in CONVOLUTIONS:

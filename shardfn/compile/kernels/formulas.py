@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import attrs
+import torch
 from torch.fx import Graph, Node
 
-from . import op_kinds
-from .spaces import Space, flat, layout_of
+from . import loops, op_kinds
+from .copied_inputs import CONVOLUTIONS
+from .loops import Breaks, Loop
+from .spaces import Space, flat, layout_of, reduced_dims
 
 
 @attrs.define(eq=False)
@@ -32,11 +35,17 @@ class Kernel:
     space: Space | None = None
     after: tuple[Kernel, ...] = ()
     layouts: tuple[tuple[Node, object], ...] = ()
+    loop: Loop = Loop((), ())
 
     @property
     def is_sum(self) -> bool:
         """Whether it is a loop that adds."""
         return self.space is not None and self.space[0] != self.space[1]
+
+    @property
+    def is_last(self) -> bool:
+        """Whether its loop has channels last."""
+        return self.space is not None and self.space[3]
 
 
 @attrs.frozen
@@ -47,11 +56,13 @@ class Formula:
         reads: the stored values, each with the layout in which it is read.
         length: the number of operations.
         is_heavy: whether it is costly to compute twice.
+        breaks: of the loop over its elements; None if all elements are alike.
     """
 
     reads: dict[tuple[Node, object], None]
     length: int
     is_heavy: bool
+    breaks: Breaks | None = None
 
     @property
     def values(self) -> tuple[Node, ...]:
@@ -77,6 +88,8 @@ class Kernels:
             set()
         )  # views of a formula that are stored, and it is not
         self.place = {node: k for k, node in enumerate(graph.nodes)}
+        # loops over images run in the order of channels last or of dims; these are not told apart
+        self.is_of_images = any(node.target in CONVOLUTIONS for node in graph.nodes)
 
     def base(self, node: Node) -> Node:
         """The value of which another is a view."""
@@ -91,25 +104,32 @@ class Kernels:
             op_kinds.moved_by(node),
             op_kinds.places_of(node),
         )
-        inner = self.formula_of(inputs, moved)
+        out = None if op_kinds.is_random(node) else loops.looped(node)
+        inner = self.formula_of(inputs, moved, out, node)
         own = op_kinds.length(node)
         is_heavy = inner.is_heavy or op_kinds.is_heavy(node)
         length = inner.length + own
-        return Formula(inner.reads, length, is_heavy)
+        breaks = inner.breaks if inner.breaks is not None else loops.of_places(node)
+        return Formula(inner.reads, length, is_heavy, breaks)
 
     def formula_of(
         self,
         inputs: Iterable[Node],
         moved: Mapping[Node, object] | None = None,
+        out: torch.Tensor | None = None,
+        node: Node | None = None,
     ) -> Formula:
         """The formulas of some inputs, written into one.
 
         Args:
             inputs: of a formula.
             moved: those of which it reads the elements at other places than those of its own.
+            out: over whose elements it runs.
+            node: that moves them.
         """
         reads: dict[tuple[Node, object], None] = {}
         length, is_heavy = 0, False
+        breaks: Breaks | None = None
         for x in inputs:
             base = self.base(x)
             where = layout_of(x)
@@ -126,7 +146,15 @@ class Kernels:
             if moved and x in moved:
                 own = {(y, (layout, moved[x])): None for y, layout in own}
             reads |= own
-        return Formula(reads, length, is_heavy)
+            is_placed = inner is None or inner.breaks is not None
+            if out is not None and is_placed:
+                within = inner.breaks or frozenset() if inner else frozenset()
+                if moved and x in moved:
+                    new = loops.moved_breaks(node, out)
+                else:
+                    new = loops.breaks_of(x, out, within)
+                breaks = new if breaks is None else breaks | new
+        return Formula(reads, length, is_heavy, breaks)
 
     def read_by(self, node: Node) -> tuple[Node, ...]:
         """The stored values that a loop over a node's inputs reads."""
@@ -149,6 +177,7 @@ class Kernels:
         space: Space | None = None,
         after: Iterable[Kernel] = (),
         inputs: Iterable[Node] | None = None,
+        loop: Loop | None = None,
     ) -> Kernel:
         """Add a kernel.
 
@@ -159,11 +188,14 @@ class Kernels:
             space: of a loop.
             after: kernels that run before it for another reason than its reads.
             inputs: of the node, those that it reads if not all.
+            loop: its dims, if not those of all elements that it writes.
         """
         if inputs is None:
             layouts = self.layouts(node)
         else:
             layouts = tuple(self.formula_of(inputs).reads)
+        if space is not None and loop is None:
+            loop = self.loop(node, space, inputs)
         kernel = Kernel(
             len(self.kernels),
             node,
@@ -172,6 +204,7 @@ class Kernels:
             space,
             tuple(after),
             layouts,
+            loop or Loop((), ()),
         )
         self.kernels.append(kernel)
         for x in kernel.reads:
@@ -181,6 +214,25 @@ class Kernels:
             self.home.setdefault(x, x)
             self.formulas.pop(x, None)
         return kernel
+
+    def loop(self, node: Node, space: Space, inputs: Iterable[Node] | None) -> Loop:
+        """The dims of a loop over a node's elements, or over those of the one input."""
+        results, elements, _, is_last = space
+        if inputs is None:
+            x, formula = loops.looped(node), self.formulas.get(self.base(node))
+            formula = formula or self.formula(node)
+            whole = self.home.get(self.base(node), node)
+        else:
+            first, *_ = inputs
+            x, whole = first.meta["val"], node
+            formula = self.formula_of([first], None, x)
+        breaks = formula.breaks or frozenset()
+        if x is not None and whole.target in op_kinds.JOINED:
+            breaks |= loops.written(x, whole.meta["val"])
+        is_image = x is not None and x.ndim > 3 and self.is_of_images
+        if x is None or is_last or is_image or x.numel() != elements:
+            return loops.plain(results, elements)
+        return loops.loop_over(x, breaks, reduced_dims(node) if results != elements else ())
 
     def layouts(self, node: Node) -> tuple[tuple[Node, object], ...]:
         """The values that a node reads, with the formulas of its inputs written into it."""

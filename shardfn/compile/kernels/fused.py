@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import attrs
 import torch
 from torch.fx import Node
 
 from ...partition.planner import work
-from . import op_kinds
+from . import loops, op_kinds
 from .formulas import Kernel
-from .spaces import Space, layout_of
+from .spaces import layout_of
 from .stored import Stored
 
 LARGEST, WIDEST, FARTHEST = 64, 16, 64  # kernels of a fused one; without a common result; apart
 NEAR = 64  # readers of a value after one that are tried with it
 ROUNDS = 10
+LEAST = 10  # bytes that loops share of which none reads the other
+TIMES = 16  # as many bytes as a pair that is fused later
 
 
 @attrs.define(eq=False)
@@ -27,11 +30,15 @@ class Group:
         kernels: in order.
         mask: a bit for each.
         before: a bit for each kernel that runs before them.
+        parts: the kernels of loops that follow each other inside of loops in common.
+        depth: the number of loops in common.
     """
 
     kernels: list[Kernel]
     mask: int
     before: int
+    parts: tuple[tuple[Kernel, ...], ...]
+    depth: int = 0
 
     @property
     def first(self) -> int:
@@ -72,7 +79,7 @@ class Fusion:
                 mask |= before[other.number] | 1 << other.number
             before.append(mask)
             number = 1 << kernel.number
-            self.group[kernel] = Group([kernel], number, mask)
+            self.group[kernel] = Group([kernel], number, mask, ((kernel,),))
         self.all = dict.fromkeys(self.group.values())
         for _ in range(ROUNDS):
             if not self.fuse_once():
@@ -91,10 +98,16 @@ class Fusion:
         return [*earlier, *kernel.after]
 
     def fuse_once(self) -> bool:
-        """Fuse pairs that share values: those of one kind first, then those that share most."""
+        """Fuse pairs that share values: those that share most first. Pairs of which one follows
+        the other inside of a loop wait until there are no others.
+        """
         shared = self.shared()
+        pairs = [pair for pair in shared if self.can_fuse(*pair, shared[pair])]
+        best = min((_is_inside(*pair) for pair in pairs), default=False)
+        pairs = [pair for pair in pairs if _is_inside(*pair) == best]
+        pairs.sort(key=lambda pair: _Score.of(pair, shared[pair]), reverse=True)
         is_any = False
-        for one, other in sorted(shared, key=lambda pair: _order(pair, shared[pair])):
+        for one, other in pairs:
             a = self.group[one.kernels[0]]
             b = self.group[other.kernels[0]]
             if a is not b and self.can_fuse(a, b):
@@ -122,18 +135,18 @@ class Fusion:
                     found[one, other] = found.get((one, other), 0) + size
         return found
 
-    def can_fuse(self, a: Group, b: Group) -> bool:
+    def can_fuse(self, a: Group, b: Group, shared: int = LEAST) -> bool:
         """Whether two groups can run as one, the first one before the second."""
-        if b.mask & a.before:
-            a, b = b, a
+        a, b = _ordered(a, b)
         count = len(a.kernels) + len(b.kernels)
-        is_vertical = bool(a.mask & b.before)
-        is_far = _distance(a, b) > FARTHEST and not is_vertical
-        if count > (LARGEST if is_vertical else WIDEST) or is_far:
+        if not a.mask & b.before:
+            is_far = _distance(a, b) > FARTHEST or shared < LEAST
+            is_one = not is_far and count <= WIDEST and _fit(a, b)
+            return is_one and not self.is_between(a, b)
+        if count > LARGEST or not _is_read_in_order(a, b):
             return False
-        if is_vertical and not _is_read_in_order(a, b):
-            return False
-        return _fit(a, b, is_vertical) and not self.is_between(a, b)
+        is_one = (_fit(a, b) and not a.is_sum) or _depth(a, b) > 0
+        return is_one and not self.is_between(a, b)
 
     def is_between(self, a: Group, b: Group) -> bool:
         """Whether a third kernel runs after the first group and before the second."""
@@ -146,10 +159,17 @@ class Fusion:
 
     def fuse(self, a: Group, b: Group) -> None:
         """Make one group of two."""
+        a, b = _ordered(a, b)
+        is_inside = _is_inside(a, b)
+        if not is_inside:
+            _align(a, b)
         kernels = sorted([*a.kernels, *b.kernels], key=lambda x: x.number)
         mask = a.mask | b.mask
         before = (a.before | b.before) & ~mask
-        fused = Group(kernels, mask, before)
+        parts, depth = ((tuple(kernels),), 0)
+        if is_inside:
+            parts, depth = (*a.parts, *b.parts), _depth(a, b)
+        fused = Group(kernels, mask, before, parts, depth)
         for kernel in kernels:
             self.group[kernel] = fused
         self.all.pop(a)
@@ -177,12 +197,31 @@ class Fusion:
         return list(order)
 
 
-def _order(pair: tuple[Group, Group], shared: int) -> tuple[bool, int, int]:
-    """Pairs of one kind come first, then those that share most, then those that are near."""
-    a, b = pair
-    is_mixed = a.is_sum != b.is_sum
-    far = _distance(a, b)
-    return is_mixed, -shared, far
+@attrs.frozen(order=False)
+class _Score:
+    """How early a pair is fused, as Inductor compares them.
+
+    Args:
+        is_alike: whether both are sums, or none.
+        shared: bytes that both read or write.
+        near: less the farther they are apart.
+    """
+
+    is_alike: bool
+    shared: int
+    near: int
+
+    @classmethod
+    def of(cls, pair: tuple[Group, Group], shared: int) -> _Score:
+        a, b = pair
+        return cls(a.is_sum == b.is_sum, shared, -_distance(a, b))
+
+    def __lt__(self, other: _Score) -> bool:
+        least, most = sorted((self.shared, other.shared))
+        if most > least * TIMES:
+            return self.shared < other.shared
+        mine = self.is_alike, self.shared, self.near
+        return mine < (other.is_alike, other.shared, other.near)
 
 
 def _bytes_read(value: Node, layout: object) -> int:
@@ -216,28 +255,68 @@ def _is_read_in_order(a: Group, b: Group) -> bool:
     )
 
 
-def _fit(a: Group, b: Group, is_vertical: bool) -> bool:
-    """Whether the loops of two groups are alike."""
-    ones, others = _loops(a), _loops(b)
-    sums = {x for x in (*ones, *others) if x[0] != x[1]}
-    rows = {x[0] for x in sums}
-    if any(not is_row for _, _, is_row, _ in sums):
-        return ones == others
-    if not sums:
-        return ones == others
-    if any(is_last for *_, is_last in ones | others):
-        return False
-    (most,) = {max(total for _, total, *_ in sums)}
-    if len(rows) > 1 or len({total for _, total, *_ in sums}) > 1:
-        return False
-    is_sum_first = bool(ones & sums) and not others <= sums
-    if is_sum_first and (rows == {1} or not is_vertical):
-        return False
-    return all(total in (most, *rows) for _, total, *_ in ones | others)
+def _ordered(a: Group, b: Group) -> tuple[Group, Group]:
+    """Two groups, the first one before the second where that waits for it."""
+    return (b, a) if b.mask & a.before else (a, b)
 
 
-def _loops(group: Group) -> set[Space]:
-    return {x.space for x in group.kernels if x.space is not None}
+def _first_sum(kernels: Sequence[Kernel]) -> Kernel:
+    """The first kernel of a loop that adds, or the first."""
+    return next((x for x in kernels if x.is_sum), kernels[0])
+
+
+def _fit(a: Group, b: Group) -> bool:
+    """Whether the loops of two groups are alike, so that one runs all."""
+    if len(a.parts) > 1 or len(b.parts) > 1:
+        return False
+    one, other = _first_sum(a.kernels), _first_sum(b.kernels)
+    if one.is_last != other.is_last:
+        return False
+    if loops.fits(one.loop, other.loop):
+        return True
+    few, ref = _by_dims(a, b)
+    is_alone = len(few.kernels) == 1
+    is_shape = len({x.loop.shape for x in ref.kernels}) == 1
+    return is_alone and is_shape and loops.is_reshaped(one.loop, other.loop)
+
+
+def _by_dims(a: Group, b: Group) -> tuple[Group, Group]:
+    """Two groups, the one whose loop has fewer dims first."""
+    one, other = _first_sum(a.kernels), _first_sum(b.kernels)
+    return (a, b) if len(one.loop.kept) < len(other.loop.kept) else (b, a)
+
+
+def _align(a: Group, b: Group) -> None:
+    """Have a loop of one dim run over the dims of another one of its shape."""
+    one, other = _first_sum(a.kernels), _first_sum(b.kernels)
+    if not loops.fits(one.loop, other.loop):
+        few, ref = _by_dims(a, b)
+        few.kernels[0].loop = _first_sum(ref.kernels).loop
+
+
+def _depth(a: Group, b: Group) -> int:
+    """The number of loops that two groups have in common, inside of which the second one follows
+    the first; 0 if there are none.
+    """
+    one, other = _first_sum(a.parts[-1]), _first_sum(b.parts[0])
+    if one.is_last or other.is_last:
+        return 0
+    if len(a.parts) > 1 and len(b.parts) > 1:
+        return a.depth if a.depth == b.depth else 0
+    mine, others = one.loop.kept, other.loop.kept
+    depth = min(len(mine), len(others))
+    if mine[:depth] != others[:depth]:
+        return 0
+    known = [x.depth for x in (a, b) if len(x.parts) > 1]
+    return 0 if known and known != [depth] else depth
+
+
+def _is_inside(a: Group, b: Group) -> bool:
+    """Whether the second of two groups would follow the first inside of loops in common."""
+    a, b = _ordered(a, b)
+    is_vertical = bool(a.mask & b.before)
+    is_one = _fit(a, b) and not a.is_sum
+    return is_vertical and not is_one and _depth(a, b) > 0
 
 
 def values_of(group: Group) -> list[Node]:

@@ -20,6 +20,7 @@ aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
 FORMULAS = {  # element by element, beside the ops that torch tags so
     aten._to_copy.default,
+    aten._unsafe_index.Tensor,
     aten.arange.default,
     aten.arange.start_step,
     aten.clone.default,
@@ -50,8 +51,10 @@ FORMULAS = {  # element by element, beside the ops that torch tags so
     aten.triu.default,
     aten.zeros.default,
     aten.zeros_like.default,
+    torch.ops.prims.iota.default,
 }
 MOVED = {  # formulas, and the first argument that they do not read in order
+    "_unsafe_index": 0,
     "constant_pad_nd": 0,
     "embedding": 0,
     "flip": 0,
@@ -223,11 +226,15 @@ def is_alias(node: Node) -> bool:
 def is_formula(node: Node) -> bool:
     """Whether an op is computed where its result is read."""
     is_pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
-    is_ours = getattr(node.target, "namespace", "") == "shardfn"
     is_one = isinstance(node.meta.get("val"), torch.Tensor)
-    is_random = is_ours and name(node).startswith("random")
     is_other = node.target in FORMULAS or _is_sum_of_one(node)
-    return is_one and (is_pointwise or is_random or is_other)
+    return is_one and (is_pointwise or is_random(node) or is_other)
+
+
+def is_random(node: Node) -> bool:
+    """Whether an op computes random numbers from a key."""
+    is_ours = getattr(node.target, "namespace", "") == "shardfn"
+    return is_ours and name(node).startswith("random")
 
 
 def _is_sum_of_one(node: Node) -> bool:

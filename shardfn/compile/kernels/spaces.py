@@ -9,6 +9,7 @@ import torch
 from torch.fx import Node
 
 from ...ops.nodes import args_of
+from . import op_kinds
 from .op_kinds import CHANNELS_LAST, COPY
 
 # results, elements, whether a result is a sum of a row, whether channels come last
@@ -67,18 +68,26 @@ def reduced(node: Node) -> Space:
     x = node.all_input_nodes[0].meta["val"]
     value = node.meta["val"]
     first = value if isinstance(value, torch.Tensor) else value[0]
-    args = args_of(node)
-    given = args[1] if len(args) > 1 else None
-    dims = [given] if isinstance(given, int) else given
-    where = set()
-    if dims and x.ndim:
-        where = {d % x.ndim for d in dims}
+    where = reduced_dims(node)
     long = [d for d in range(x.ndim) if x.shape[d] != 1]
-    where &= set(long)
     last = set(long[len(long) - len(where) :])
     results = math.prod(first.shape)
     elements = math.prod(x.shape)
     return results, elements, where <= last, False
+
+
+def reduced_dims(node: Node) -> set[int]:
+    """The dims over which a reduction adds, of more than one element; the last one of a norm."""
+    x = node.all_input_nodes[0].meta["val"]
+    long = {d for d in range(x.ndim) if x.shape[d] != 1}
+    if op_kinds.name(node) in op_kinds.ROWWISE:
+        return long & {x.ndim - 1}
+    args = args_of(node)
+    given = args[1] if len(args) > 1 else None
+    dims = [given] if isinstance(given, int) else given
+    if not dims or not x.ndim:
+        return long
+    return long & {d % x.ndim for d in dims}
 
 
 def rows_of(node: Node) -> Space:

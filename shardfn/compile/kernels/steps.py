@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 from torch.fx import Graph, Node
@@ -15,6 +16,7 @@ from .op_kinds import CHANNELS_LAST, COPY, IN_DIMS
 from .spaces import layout_of
 from .stored import Stored
 
+LONGEST_ROW = 300  # elements for each row of loops in common
 
 def inductor_steps(graph: Graph, taken: Mapping[int, int] | None = None) -> Moments:
     """For each kernel, in the order in which Inductor's code runs them: the node that it belongs
@@ -51,8 +53,8 @@ class _Steps:
         return found | {self.home(x): None for x in self.stored.results}
 
     def never_stored(self) -> set[Node]:
-        """The values that only the kernel reads that makes them. A sum of rows is stored even so:
-        the loop of its readers is another one, inside of the same outer loop.
+        """The values that only the loop reads that makes them, or others inside of the same outer
+        loops, for which a buffer of one row serves.
         """
         found = set()
         for group in self.order:
@@ -62,7 +64,10 @@ class _Steps:
                 is_kept = is_sum or self.home(x) is not x or self.last[x] is None
                 is_kept = is_kept or op_kinds.is_scatter(x)
                 readers = self.stored.readers.get(x, ())
-                if group.is_loop and not is_kept and kernels.issuperset(readers):
+                if not group.is_loop or is_kept or not kernels.issuperset(readers):
+                    continue
+                (own,) = (part for part in group.parts if self.stored.makers[x][0] in part)
+                if set(own).issuperset(readers) or _has_rows(group):
                     found.add(x)
         return found
 
@@ -127,6 +132,16 @@ class _Steps:
         is_joined = value.target in op_kinds.JOINED
         is_own = not (value in self.renamed or is_joined or op_kinds.is_scatter(value))
         return is_own and is_alike
+
+
+def _has_rows(group: Group) -> bool:
+    """Whether loops that follow each other run over rows, inside of loops in common."""
+    loops = [next((x.loop for x in part if x.is_sum), part[0].loop) for part in group.parts]
+    every = [(*loop.kept, *loop.reduced) for loop in loops]
+    is_one = all(len(dims) == group.depth + 1 for dims in every)
+    outer = [math.prod(dims[: group.depth]) for dims in every]
+    pairs = zip(outer, every, strict=True)
+    return is_one and all(count * LONGEST_ROW >= dims[-1] for count, dims in pairs)
 
 
 def _is_read_in_place(group: Group, value: Node, result: Node) -> bool:

@@ -11,7 +11,7 @@ import attrs
 from torch.fx import Graph, Node
 
 from ...ops.placement import AFTER
-from . import op_kinds
+from . import loops, op_kinds
 from .buffers import joined, scattered
 from .formulas import Formula, Kernels
 from .op_kinds import CHANNELS_LAST, COPY, IF_FORMULA, INSIDE, OF_STORED
@@ -141,12 +141,16 @@ class Stored(Kernels):
             self.add(node, reads, sums, space)
         for x in rest:
             if x not in sums:
-                self.add(node, [*reads, *sums], [x], column_of(x, space))
+                columns = column_of(x, space)
+                loop = loops.plain(*columns[:2])
+                self.add(node, [*reads, *sums], [x], columns, loop=loop)
         if first is not None:
             inner = self.formula(node)
             read = inner.reads | {(x, None): None for x in sums}
             length = inner.length + len(reads)
-            self.formulas[first] = Formula(read, length, inner.is_heavy)
+            breaks = loops.breaks_of(sums[0], first.meta["val"]) if sums else frozenset()
+            breaks |= inner.breaks or frozenset()
+            self.formulas[first] = Formula(read, length, inner.is_heavy, breaks)
 
     def window(self, node: Node) -> None:
         """A pool, each result a formula of its window; a sum over windows where they meet."""
@@ -157,7 +161,8 @@ class Stored(Kernels):
         if op_kinds.name(node) in op_kinds.SCATTERED:
             reads = self.read_by(node)
             space = flat(first)
-            self.add(node, reads, [node], space)
+            loop = None if formula is None else self.loop(first, space, None)
+            self.add(node, reads, [node], space, loop=loop)
             return
         count = op_kinds.window_of(node)
         if op_kinds.name(node) in op_kinds.COMPARED and count > op_kinds.WRITTEN_OUT:

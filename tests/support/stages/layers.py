@@ -215,6 +215,9 @@ ATTENTION = {
     "softmax attention": function(
         lambda q, k, v: torch.softmax(q @ k.mT / 5, -1) @ v, *[(8, 4, 64, 32)] * 3
     ),
+    "masked softmax attention": function(
+        lambda q, k, v, m: torch.softmax(q @ k.mT / 5 + m, -1) @ v, *[(8, 4, 64, 32)] * 3, (64, 64)
+    ),
     "transformer layer": module(
         lambda: nn.TransformerEncoderLayer(128, 4, 256, batch_first=True, dropout=0.0), SEQUENCE
     ),
