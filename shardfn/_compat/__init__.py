@@ -114,7 +114,6 @@ from .inductor import (
     inductor,
     lower_by_formula,
     trace_artifact,
-    with_fused_attention,
 )
 from .levels import Level, grad_and_value, jvp, stops_pulls
 from .loops import in_body, substitutes, torch_map, torch_scan, torch_while_loop
@@ -392,7 +391,6 @@ __all__ = [
     "wait_later",
     "with_own_masks",
     "without_autocast",
-    "with_fused_attention",
     "without_memory",
     "without_torch_functions",
     "world_store",

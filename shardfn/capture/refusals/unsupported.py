@@ -220,7 +220,8 @@ SIGNS = {
     "Invalid mesh_dim_name": AXIS,
     "Mesh dimension '": AXIS,
 }
-OBJECT = "pybind11_object.__new__"  # Dynamo's text of a class of C++ (torch 2.13)
+# Dynamo's texts of a class of C++ (torch 2.13, 2.15).
+OF_CPP = "pybind11_object.__new__", "pybind11_type.__new__"
 
 
 def row_of(name: str) -> tuple[str, str] | None:
@@ -252,7 +253,7 @@ def unsupported(frames: Sequence[Any], said: str) -> tuple[str, str] | None:
     rows += [row for name, row in TORCH.items() if f"function `{name}`" in said]
     rows += [row for sign, row in SIGNS.items() if sign in said]
     rows += _called_by_line(frames, said)
-    rows += [STORE] if OBJECT in said else []
+    rows += [STORE] if any(text in said for text in OF_CPP) else []
     rows += [OTHER for frame in frames if _is_other(frame)]
     return rows[0] if rows else None
 

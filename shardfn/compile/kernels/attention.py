@@ -12,7 +12,7 @@ import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 
-from ... import _compat
+from ..._compat.inductor import with_fused_attention
 from . import op_kinds
 
 aten = torch.ops.aten
@@ -33,7 +33,11 @@ def fuse_attention(graph: Graph) -> None:
         nodes = [x for x in graph.nodes if x in region]
         if sum(x.target is PRODUCT for x in nodes) < 2:
             continue
-        inputs = list(dict.fromkeys(y for x in nodes for y in x.all_input_nodes if y not in region))
+        inputs = list(
+            dict.fromkeys(
+                y for x in nodes for y in x.all_input_nodes if y not in region
+            )
+        )
         results = [x for x in nodes if any(y not in region for y in x.users)]
         key = _signature(nodes, inputs, results)
         if key not in known:
@@ -66,7 +70,9 @@ def _region(softmax: Node) -> set[Node]:
 
 def _beside(node: Node) -> list[Node]:
     """The ops whose values a node reads, and those that read its own."""
-    return [x for x in (*node.all_input_nodes, *node.users) if x.op == "call_function"]
+    return [
+        x for x in (*node.all_input_nodes, *node.users) if x.op == "call_function"
+    ]
 
 
 def _is_within(node: Node) -> bool:
@@ -83,55 +89,76 @@ def _is_around(node: Node) -> bool:
     return op_kinds.is_alias(node) or is_scaled
 
 
-def _signature(nodes: list[Node], inputs: list[Node], results: list[Node]) -> object:
+def _signature(
+    nodes: list[Node],
+    inputs: list[Node],
+    results: list[Node],
+) -> object:
     """All that the kernels depend on."""
     number = {x: f"%{k}" for k, x in enumerate((*inputs, *nodes))}
     form = [
-        (x.target, repr(map_arg((x.args, x.kwargs), lambda y: number[y]))) for x in nodes
+        (x.target, repr(map_arg((x.args, x.kwargs), lambda y: number[y])))
+        for x in nodes
     ]
     values = [x.meta["val"] for x in inputs]
     layouts = [(x.dtype, tuple(x.shape), x.stride()) for x in values]
     return tuple(form), tuple(layouts), tuple(number[x] for x in results)
 
 
-def _fused(nodes: list[Node], inputs: list[Node], results: list[Node]) -> Graph | None:
+def _fused(
+    nodes: list[Node],
+    inputs: list[Node],
+    results: list[Node],
+) -> Graph | None:
     """The ops after Inductor's passes, if they make a kernel; else None."""
     values = [x.meta["val"] for x in inputs]
     if not all(isinstance(x, torch.Tensor) for x in values):
         return None
     inner = Graph()
-    copies: dict[Node, Node] = {x: inner.placeholder(f"x{k}") for k, x in enumerate(inputs)}
+    copies: dict[Node, Node] = {
+        x: inner.placeholder(f"x{k}") for k, x in enumerate(inputs)
+    }
     for x in nodes:
         copies[x] = inner.node_copy(x, copies.__getitem__)
     inner.output([copies[x] for x in results])
     run = Interpreter(GraphModule(torch.nn.Module(), inner)).run
-    return _compat.with_fused_attention(run, values)
+    return with_fused_attention(run, values)
 
 
 def _put(
-    graph: Graph, softmax: Node, inner: Graph, inputs: list[Node], results: list[Node]
+    graph: Graph,
+    softmax: Node,
+    inner: Graph,
+    inputs: list[Node],
+    results: list[Node],
 ) -> None:
     """Replace results by those of a graph of some inputs. Each op comes after its last input."""
     place = {x: k for k, x in enumerate(graph.nodes)}
-    copies: dict[Node, Any] = dict(zip(inner.find_nodes(op="placeholder"), inputs, strict=True))
+    copies: dict[Node, Any] = dict(
+        zip(inner.find_nodes(op="placeholder"), inputs, strict=True)
+    )
     after: dict[Node, Node] = {}
     for x in inner.nodes:
         if x.op != "call_function":
             continue
-        read = [copies[y] for y in x.all_input_nodes]
-        anchor = max([after.get(y, y) for y in read] or inputs[:1], key=lambda y: place[y])
+        read: list[Node] = [copies[y] for y in x.all_input_nodes]
+        old = [after.get(y, y) for y in read] or inputs[:1]
+        anchor = max(old, key=lambda y: place[y])
         with graph.inserting_after(_end(anchor, after)):
             copy = graph.node_copy(x, copies.__getitem__)
         copy.meta = {**softmax.meta, "val": x.meta["val"]}
         copies[x], after[copy] = copy, anchor
     (output,) = inner.find_nodes(op="output")
     made = map_arg(output.args[0], copies.__getitem__)
-    for old, new in zip(results, made, strict=True):
-        old.replace_all_uses_with(new)
+    for result, new in zip(results, made, strict=True):
+        result.replace_all_uses_with(new)
     _erase(graph)
 
 
-def _end(anchor: Node, after: dict[Node, Node]) -> Node:
+def _end(
+    anchor: Node,
+    after: dict[Node, Node],
+) -> Node:
     """The last of the new ops that come after a node."""
     while after.get(anchor.next) is not None:
         anchor = anchor.next
@@ -141,6 +168,8 @@ def _end(anchor: Node, after: dict[Node, Node]) -> Node:
 def _erase(graph: Graph) -> None:
     """Erase ops that nothing reads, if they have no effect."""
     for node in list(reversed(graph.nodes)):
-        is_ours = node.target in SOFTMAXES or _is_within(node) or node.target is PRODUCT
+        is_ours = (
+            node.target in SOFTMAXES or _is_within(node) or node.target is PRODUCT
+        )
         if node.op == "call_function" and not node.users and is_ours:
             graph.erase_node(node)

@@ -89,7 +89,9 @@ class Kernels:
         )  # views of a formula that are stored, and it is not
         self.place = {node: k for k, node in enumerate(graph.nodes)}
         # loops over images run in the order of channels last or of dims; these are not told apart
-        self.is_of_images = any(node.target in CONVOLUTIONS for node in graph.nodes)
+        self.is_of_images = any(
+            node.target in CONVOLUTIONS for node in graph.nodes
+        )
 
     def base(self, node: Node) -> Node:
         """The value of which another is a view."""
@@ -109,7 +111,9 @@ class Kernels:
         own = op_kinds.length(node)
         is_heavy = inner.is_heavy or op_kinds.is_heavy(node)
         length = inner.length + own
-        breaks = inner.breaks if inner.breaks is not None else loops.of_places(node)
+        breaks = (
+            inner.breaks if inner.breaks is not None else loops.of_places(node)
+        )
         return Formula(inner.reads, length, is_heavy, breaks)
 
     def formula_of(
@@ -148,11 +152,8 @@ class Kernels:
             reads |= own
             is_placed = inner is None or inner.breaks is not None
             if out is not None and is_placed:
-                within = inner.breaks or frozenset() if inner else frozenset()
-                if moved and x in moved:
-                    new = loops.moved_breaks(node, out)
-                else:
-                    new = loops.breaks_of(x, out, within)
+                is_moved = moved is not None and x in moved
+                new = _breaks_of(x, inner, out, node if is_moved else None)
                 breaks = new if breaks is None else breaks | new
         return Formula(reads, length, is_heavy, breaks)
 
@@ -215,7 +216,12 @@ class Kernels:
             self.formulas.pop(x, None)
         return kernel
 
-    def loop(self, node: Node, space: Space, inputs: Iterable[Node] | None) -> Loop:
+    def loop(
+        self,
+        node: Node,
+        space: Space,
+        inputs: Iterable[Node] | None,
+    ) -> Loop:
         """The dims of a loop over a node's elements, or over those of the one input."""
         results, elements, _, is_last = space
         if inputs is None:
@@ -232,7 +238,9 @@ class Kernels:
         is_image = x is not None and x.ndim > 3 and self.is_of_images
         if x is None or is_last or is_image or x.numel() != elements:
             return loops.plain(results, elements)
-        return loops.loop_over(x, breaks, reduced_dims(node) if results != elements else ())
+        return loops.loop_over(
+            x, breaks, reduced_dims(node) if results != elements else ()
+        )
 
     def layouts(self, node: Node) -> tuple[tuple[Node, object], ...]:
         """The values that a node reads, with the formulas of its inputs written into it."""
@@ -249,13 +257,21 @@ class Kernels:
             self.add(value, formula.values, [value], flat(value))
         return value
 
-    def store_view(self, node: Node, formula: Formula) -> None:
+    def store_view(
+        self,
+        node: Node,
+        formula: Formula,
+    ) -> None:
         """Store a view of a formula for readers that need its strides. Others compute it."""
         self.views.add(node)
         space = flat(node)
         self.add(node, formula.values, [node], space)
 
-    def is_last(self, node: Node, value: Node) -> bool:
+    def is_last(
+        self,
+        node: Node,
+        value: Node,
+    ) -> bool:
         """Whether a node is the last to read a value that no argument holds."""
         home = self.home[value]
         if home.op == "placeholder":
@@ -266,3 +282,23 @@ class Kernels:
             users |= set(now.users)
             queue += [x for x in now.users if op_kinds.is_alias(x)]
         return all(self.place[x] <= self.place[node] for x in users)
+
+
+def _breaks_of(
+    node: Node,
+    inner: Formula | None,
+    out: torch.Tensor,
+    mover: Node | None,
+) -> Breaks:
+    """The strides of a result at which a loop cannot merge dims, as it computes an input.
+
+    Args:
+        node: the input.
+        inner: its formula, if it is not stored.
+        out: over whose elements the loop runs.
+        mover: the op that reads its elements at other places, if one does.
+    """
+    if mover is not None:
+        return loops.moved_breaks(mover, out)
+    within = inner.breaks if inner is not None else None
+    return loops.breaks_of(node, out, within or frozenset())

@@ -148,7 +148,11 @@ class Stored(Kernels):
             inner = self.formula(node)
             read = inner.reads | {(x, None): None for x in sums}
             length = inner.length + len(reads)
-            breaks = loops.breaks_of(sums[0], first.meta["val"]) if sums else frozenset()
+            breaks = (
+                loops.breaks_of(sums[0], first.meta["val"])
+                if sums
+                else frozenset()
+            )
             breaks |= inner.breaks or frozenset()
             self.formulas[first] = Formula(read, length, inner.is_heavy, breaks)
 
@@ -165,7 +169,10 @@ class Stored(Kernels):
             self.add(node, reads, [node], space, loop=loop)
             return
         count = op_kinds.window_of(node)
-        if op_kinds.name(node) in op_kinds.COMPARED and count > op_kinds.WRITTEN_OUT:
+        if (
+            op_kinds.name(node) in op_kinds.COMPARED
+            and count > op_kinds.WRITTEN_OUT
+        ):
             results = flat(node.all_input_nodes[0])
             of_window = math.prod(outputs_of(node)[0].meta["val"].shape)
             space = of_window, of_window * count, True, results[3]
@@ -194,7 +201,9 @@ class Stored(Kernels):
             is_called = any(map(op_kinds.is_call, node.users))
             is_result = is_returned and reads > 0
             is_input = is_called and reads > 1
-            is_fixed = any(x.target in op_kinds.FIXED for x in op_kinds.readers(node))
+            is_fixed = any(
+                x.target in op_kinds.FIXED for x in op_kinds.readers(node)
+            )
             is_dear = formula.is_heavy or is_long or reads > READS
             is_realized = is_result or is_input
             is_view = value is not node
@@ -208,9 +217,7 @@ class Stored(Kernels):
         if is_too_long or formula.length > LONGEST:
             self.store(value)
 
-    def finish(
-        self, results: list[Node], taken: Mapping[int, int]
-    ) -> list[Node]:
+    def finish(self, results: list[Node], taken: Mapping[int, int]) -> list[Node]:
         """Store the results, in the memory of donated arguments where they are taken."""
         for k, into in taken.items():
             holder = self.holders[into]

@@ -177,7 +177,7 @@ UPSAMPLINGS = {
     "bilinear by half": function(up("bilinear", 0.5), IMAGES),
     "bicubic": function(up("bicubic"), (4, 8, 32, 32)),
     "area": function(up("area", 0.5), IMAGES),
-    "linear": function(up("linear"), LINES),
+    "linear of lines": function(up("linear"), LINES),
     "nearest 1d": function(up("nearest"), LINES),
     "trilinear": function(up("trilinear"), BOXES),
     "nearest 3d": function(up("nearest"), BOXES),
