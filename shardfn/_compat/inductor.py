@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -210,8 +211,8 @@ def _run_by_kernels(graph: torch.fx.Graph) -> None:
     """Have Inductor call torch's kernels for interpolations and other ops that torch.compile
     decomposes before their gradient, and Inductor does not lower.
 
-    It would do so itself, but refuses where the environment has the variable CI (torch 2.11 to
-    2.13), which GitHub sets.
+    It would do so itself, but refuses where the environment has the variable CI, which GitHub
+    sets (torch 2.13).
     """
     from torch._decomp import decomposition_table
     from torch._inductor.lowering import (
@@ -264,6 +265,33 @@ def as_inductor_writes(
     return None if calls or graph.find_nodes(op="get_attr") else graph
 
 
+@contextlib.contextmanager
+def _faking(mode: Any) -> Iterator[None]:
+    """Inductor at work on the fake tensors of a mode."""
+    from torch._guards import TracingContext, tracing
+    from torch._inductor.virtualized import V
+
+    with (
+        mode,
+        tracing(TracingContext(mode)),
+        V.set_fake_mode(mode),
+        torch.no_grad(),
+    ):
+        yield
+
+
+def _after_joint_passes(
+    run: Callable[..., Any], inputs: Sequence[torch.Tensor]
+) -> torch.fx.GraphModule:
+    """The graph of a program after Inductor's decompositions and its first passes."""
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    lowered = make_fx(run, decomposition_table=_decompositions())(*inputs)
+    joint_graph_passes(lowered)
+    return lowered
+
+
 def with_fused_attention(
     run: Callable[..., Any], inputs: Sequence[torch.Tensor]
 ) -> torch.fx.Graph | None:
@@ -274,17 +302,11 @@ def with_fused_attention(
         run: the program, which returns a list.
         inputs: fake tensors like its inputs.
     """
-    from torch._guards import TracingContext, tracing
-    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
-    from torch._inductor.virtualized import V
-    from torch.fx.experimental.proxy_tensor import make_fx
-
     mode = getattr(inputs[0], "fake_mode", None)
     if mode is None:
         return None
-    with mode, tracing(TracingContext(mode)), V.set_fake_mode(mode), torch.no_grad():
-        lowered = make_fx(run, decomposition_table=_decompositions())(*inputs)
-        joint_graph_passes(lowered)
+    with _faking(mode):
+        lowered = _after_joint_passes(run, inputs)
     calls = lowered.graph.find_nodes
     kernels = [x for x in lowered.graph.nodes if "_scaled_dot_product" in str(x.target)]
     return lowered.graph if kernels and not calls(op="get_attr") else None
@@ -336,30 +358,19 @@ def inductor(
         collectives: the ops of ours that start one.
         checked: the inputs whose layout each call checks, so that the code need not.
     """
-    from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import (
         compile_fx_inner,
         record_original_output_strides,
     )
-    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
-    from torch._inductor.virtualized import V
     from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.proxy_tensor import make_fx
 
     _register_lowerings()
     for op in collectives:
         _lower_collective(op)
     modes = [x.fake_mode for x in inputs if hasattr(x, "fake_mode")]
     mode = modes[0] if modes else FakeTensorMode()  # a program without inputs
-    with (
-        mode,
-        tracing(TracingContext(mode)),
-        V.set_fake_mode(mode),
-        patched("compilation", checked=frozenset(checked)),
-        torch.no_grad(),
-    ):
-        lowered = make_fx(run, decomposition_table=_decompositions())(*inputs)
-        joint_graph_passes(lowered)
+    with _faking(mode), patched("compilation", checked=frozenset(checked)):
+        lowered = _after_joint_passes(run, inputs)
         finish(lowered)
         _run_by_kernels(lowered.graph)
         # a part of the name under which Inductor finds code that it has written before

@@ -227,14 +227,14 @@ class Kernels:
         if inputs is None:
             x, formula = loops.looped(node), self.formulas.get(self.base(node))
             formula = formula or self.formula(node)
-            whole = self.home.get(self.base(node), node)
+            home = self.home.get(self.base(node), node)
         else:
             first, *_ = inputs
-            x, whole = first.meta["val"], node
+            x, home = first.meta["val"], node
             formula = self.formula_of([first], None, x)
         breaks = formula.breaks or frozenset()
-        if x is not None and whole.target in op_kinds.JOINED:
-            breaks |= loops.written(x, whole.meta["val"])
+        if x is not None and home.target in op_kinds.JOINED:
+            breaks |= loops.written(x, home.meta["val"])
         is_image = x is not None and x.ndim > 3 and self.is_of_images
         if x is None or is_last or is_image or x.numel() != elements:
             return loops.plain(results, elements)

@@ -13,6 +13,7 @@ import torch
 from torch.fx import Node
 
 from ...ops.nodes import args_of
+from ...ops.random_bits import strides_of
 from . import op_kinds
 
 # strides of a value between whose elements the next dim cannot be merged with the one before
@@ -118,12 +119,14 @@ def moved_breaks(
 
 def written(
     x: torch.Tensor,
-    whole: torch.Tensor,
+    joined: torch.Tensor,
 ) -> Breaks:
-    """The strides of a part at which a loop cannot merge dims, as it writes it into a whole."""
-    if x.ndim != whole.ndim:
+    """The strides of a part at which a loop cannot merge dims, as it writes it into a joined
+    value.
+    """
+    if x.ndim != joined.ndim:
         return frozenset()
-    strides, outer = _dense(x), _dense(whole)
+    strides, outer = _dense(x), _dense(joined)
     pairs = itertools.pairwise(_order(x))
     return frozenset(
         strides[d] for d, e in pairs if outer[d] != outer[e] * x.shape[e]
@@ -186,14 +189,9 @@ def _dense(x: torch.Tensor) -> Sequence[int]:
     step = 1
     for stride, size in pairs:
         if stride != step:
-            return _contiguous(x.shape)
+            return strides_of(x.shape)
         step *= size
     return strides
-
-
-def _contiguous(shape: Sequence[int]) -> list[int]:
-    tails = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
-    return tails
 
 
 def _broadcast(
