@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from shardfn.compile.kernels import op_kinds
+from shardfn.compile.kernels import fused, op_kinds
 from shardfn.compile.kernels.fused import FARTHEST, Fusion, values_of
 from shardfn.compile.kernels.stored import Stored
 from tests.support.stages.graphs import graph_of
@@ -60,3 +60,10 @@ def test_loops_that_read_the_same_are_fused_if_they_are_near() -> None:
     assert fused(near, torch.ones(4, 4))[0] == ["relu", "mul"]
     far = lambda x: [products(torch.relu(x) @ x), x * 2]
     assert fused(far, torch.ones(4, 4))[0] == ["relu"]
+
+
+def test_many_more_shared_bytes_come_before_loops_of_one_kind() -> None:
+    alike, mixed = fused._Score(True, 100, 0), fused._Score(False, 1600, 0)
+    assert mixed < alike
+    assert alike < fused._Score(False, 1601, 0)
+    assert alike < fused._Score(True, 101, -9)
