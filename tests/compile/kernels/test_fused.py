@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from shardfn.compile.kernels import fused, op_kinds
-from shardfn.compile.kernels.fused import FARTHEST, Fusion, values_of
+from shardfn.compile.kernels import op_kinds
+from shardfn.compile.kernels.fused import FARTHEST, Fusion, _Score, values_of
 from shardfn.compile.kernels.stored import Stored
 from tests.support.stages.graphs import graph_of
 
@@ -63,7 +63,7 @@ def test_loops_that_read_the_same_are_fused_if_they_are_near() -> None:
 
 
 def test_many_more_shared_bytes_come_before_loops_of_one_kind() -> None:
-    alike, mixed = fused._Score(True, 100, 0), fused._Score(False, 1600, 0)
+    alike, mixed = _Score(True, 100, 0), _Score(False, 1600, 0)
     assert mixed < alike
-    assert alike < fused._Score(False, 1601, 0)
-    assert alike < fused._Score(True, 101, -9)
+    assert alike < _Score(False, 1601, 0)
+    assert alike < _Score(True, 101, -9)
