@@ -56,7 +56,7 @@ CONTEXTS = (
         "_compat.modules", "_HOOKED", "whether parameters' hooks run by our order"
     ),
     State("_compat.loops", "_IN_BODY", "whether the body of a loop is traced"),
-    State("_compat.known_sizes", "_KNOWN", "whether fake kernels of ours answer"),
+    State("_compat.fakes.known_sizes", "_KNOWN", "whether fake kernels of ours answer"),
     State(
         "_compat.distributed.every_rank",
         "_INSIDE",
@@ -112,6 +112,7 @@ CACHES = (
         "capture.rewrites.decompositions", "table", "decompositions", CLEAR_CACHE
     ),
     State("capture.rewrites.foreach", "table", "torch._foreach ops", CLEAR_CACHE),
+    State("_compat.fakes.answers", "_ANSWERS", "results of fake tensors", CLEAR),
     State("_compat.cpp_kernels.units", "_kernels", "compiled C++ kernels", CLEAR),
     State("compile.once", "_alive", "compiled programs in use, by key", CLEAR),
     State("capture.checkpoint.policies", "read", "policies, by text", CLEAR_CACHE),
@@ -136,7 +137,7 @@ ONCE = (
     State(
         "_compat.inductor", "_register_lowerings", "those of pack, and of formulas"
     ),
-    State("_compat.zeros", "_warn_of_overrides", "torch's warning of them"),
+    State("_compat.fakes.zeros", "_warn_of_overrides", "torch's warning of them"),
 )
 
 NUMBERS = (

@@ -107,6 +107,7 @@ from .dynamo.tensor_classes import (
     reads_calls,
 )
 from .dynamo.tree_functions import of_trees, owned
+from .fakes.zeros import write_out_zeros
 from .inductor import (
     Integer,
     as_inductor_writes,
@@ -193,7 +194,6 @@ from .tracing import (
     version_of,
     without_torch_functions,
 )
-from .zeros import write_out_zeros
 
 __all__ = [
     "ASKS_RANK",

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from . import dispatch, known_sizes, modules, threads, tracing, zeros
+from . import dispatch, modules, threads, tracing
 from .compilations import caches, reuse
 from .cpp_kernels.patches import KERNELS, PRODUCTS, RULES
 from .distributed import (
@@ -24,6 +24,7 @@ from .distributed import (
 )
 from .dynamo import sizes, spared
 from .dynamo.patches import READING
+from .fakes import answers, known_sizes, zeros
 from .patching import NEVER, Patch, enter, methods
 
 
@@ -65,6 +66,13 @@ TRACING = (  # the graph that Dynamo read, by make_fx
         "zeros that stand for no tangent: numbers added to them, and strides of theirs",
         "later than 2.13",
         new=zeros.zeros_dispatched,
+    ),
+    Patch(
+        ("torch.fx.experimental.proxy_tensor:set_meta",),
+        "it writes the metadata of each value a second time, for passes that nothing runs",
+        NEVER,
+        new=tracing.value_noted,
+        optional=True,
     ),
     Patch(
         (f"kernels of {(*zeros.VIEWS, *zeros.ARITHMETIC)} for key {zeros.KEY}",),
@@ -154,6 +162,14 @@ INDEXED = Patch(
     is_mine=known_sizes.is_known,
 )
 
+ANSWERS = Patch(
+    ("torch._subclasses.fake_tensor:FakeTensorMode._cached_dispatch_impl",),
+    "it remembers results by a key that takes four times as long as a result",
+    NEVER,
+    new=answers.remembered,
+    is_mine=known_sizes.is_known,
+)
+
 # a world of one process: torch's constructors of DTensors, and its collectives
 PLACING: tuple[Patch, ...] = (
     Patch(
@@ -197,8 +213,8 @@ PLACING: tuple[Patch, ...] = (
 )
 
 PATCHES: dict[str, tuple[Patch, ...]] = {
-    "capture": (*READING, *TRACING, SIZES, INDEXED),
-    "fakes": (SIZES, INDEXED),
+    "capture": (*READING, *TRACING, SIZES, INDEXED, ANSWERS),
+    "fakes": (SIZES, INDEXED, ANSWERS),
     "numbers": (),
     "symbols": (  # Dynamo, where sizes are symbols
         Patch(

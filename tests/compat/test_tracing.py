@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
+import shardfn as sf
 from shardfn._compat import tracing
 
 X = torch.ones(2)
@@ -66,3 +67,11 @@ def test_a_function_as_a_graph_of_aten_ops() -> None:
     module = tracing.trace_aten(lambda x: torch.nn.functional.relu(x) + 1, [X], {})
     ops = [n.name for n in module.graph.nodes if n.op == "call_function"]
     assert ops == ["relu", "add"]
+
+
+def test_a_captured_value_is_described_once() -> None:
+    fn = sf.jit(lambda x: (x.T @ x, x.max(0)), backend="aten")
+    nodes = fn.trace(X).program.graph.nodes
+    described = [node for node in nodes if node.op == "call_function"]
+    assert described
+    assert all("val" in n.meta and "tensor_meta" not in n.meta for n in described)

@@ -23,10 +23,13 @@ REFUSED = "a captured function may not do this: an error by name, in place of a 
 
 READING = (  # a captured function, by Dynamo
     Patch(
-        ("torch._dynamo.trace_rules:check_file",),
-        "it goes through lists of folders for each function that is read",
+        (
+            "torch._dynamo.trace_rules:check_file",
+            "torch._dynamo.output_graph.traceback",
+        ),
+        "it goes through lists of folders for each function, and writes each frame for each node",
         NEVER,
-        enter=spared.files_asked_once,
+        enter=spared.files_read_once,
     ),
     Patch(
         ("torch._dynamo:lookup_backend",),

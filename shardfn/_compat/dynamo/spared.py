@@ -7,6 +7,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import traceback
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import _lazy_graph_module as lazy
 
-from ..threads import is_capturing, overridden
+from ..threads import is_capturing, overridden, replaced
 
 OWN_FILES = (
     "__init__.py",
@@ -51,6 +53,13 @@ def graph_module(root: Any, graph: torch.fx.Graph) -> torch.fx.GraphModule:
 
 
 @contextlib.contextmanager
+def files_read_once() -> Iterator[None]:
+    """Have Dynamo ask once about a file, and write out each of its lines once."""
+    with files_asked_once(), frames_written_once():
+        yield
+
+
+@contextlib.contextmanager
 def files_asked_once() -> Iterator[None]:
     """Have Dynamo ask once whether it reads a file. It compares the name with its lists for each
     function.
@@ -66,6 +75,39 @@ def files_asked_once() -> Iterator[None]:
         return known[key]
 
     with overridden(trace_rules, "check_file", asked, is_capturing):
+        yield
+
+
+class _Stack(traceback.StackSummary):
+    """A stack of Python frames. The text of one that is known is not made again."""
+
+    known: dict[Any, str]
+
+    def format_frame_summary(self, frame: traceback.FrameSummary, **kwargs: Any) -> str:
+        names = "filename", "lineno", "name", "colno", "end_colno"
+        key = tuple(getattr(frame, name, None) for name in names)
+        if key not in self.known:
+            self.known[key] = super().format_frame_summary(frame, **kwargs)
+        return self.known[key]
+
+
+@contextlib.contextmanager
+def frames_written_once() -> Iterator[None]:
+    """Have Dynamo write out each frame once. Every node has the text of its stack, and most of
+    its frames are those of the node before it.
+    """
+    from torch._dynamo import output_graph
+
+    known: dict[Any, str] = {}
+
+    def stack(frames: Any) -> _Stack:
+        found = _Stack(frames)
+        found.known = known
+        return found
+
+    summary = types.SimpleNamespace(from_list=stack)
+    module = types.SimpleNamespace(**{**vars(traceback), "StackSummary": summary})
+    with replaced(output_graph, "traceback", lambda original: module):
         yield
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import traceback
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from shardfn._compat.dynamo.spared import (
     backend_looked_up,
     code_on_demand,
     files_asked_once,
+    frames_written_once,
     graph_module,
     own_files_of_torch,
 )
@@ -103,3 +105,29 @@ def test_a_first_capture_does_not_import_torch_export() -> None:
         "assert 'torch.export._trace' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_stack_of_a_node_is_that_of_python(monkeypatch) -> None:
+    from torch._dynamo import output_graph
+
+    def inner(depth: int) -> traceback.StackSummary:
+        if depth:
+            return inner(depth - 1)
+        return traceback.StackSummary.extract(traceback.walk_stack(sys._getframe()))
+
+    frames = list(inner(5))
+    asked: list[object] = []
+    write = traceback.StackSummary.format_frame_summary
+
+    def counted(summary: object, frame: object, **kwargs: object) -> str:
+        asked.append(frame)
+        return write(summary, frame, **kwargs)
+
+    wanted = traceback.StackSummary.from_list(frames).format()
+    with frames_written_once():
+        monkeypatch.setattr(traceback.StackSummary, "format_frame_summary", counted)
+        stack = output_graph.traceback.StackSummary.from_list(frames)
+        assert stack.format() == wanted and any("repeated" in s for s in wanted)
+        once = len(asked)
+        assert stack.format() == wanted and len(asked) == once
+    assert output_graph.traceback is traceback

@@ -75,6 +75,8 @@ def _lstsq(
 
 
 TABLE = {aten._ctc_loss.default: _ctc_loss, aten.linalg_lstsq.default: _lstsq}
+# ops whose results `indexed` changes: torch may remember another result of theirs
+CHANGED = frozenset({aten.index.Tensor})
 
 
 @contextlib.contextmanager

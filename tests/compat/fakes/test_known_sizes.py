@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from shardfn import _compat
-from shardfn._compat.known_sizes import TABLE, sizes_known
+from shardfn._compat.fakes.known_sizes import TABLE, sizes_known
 
 aten = torch.ops.aten
 A, B = torch.rand(5, 3), torch.rand(5, 2)
@@ -79,3 +79,16 @@ def test_the_strides_of_an_indexed_tensor_are_torchs(
     with _compat.patched("fakes"):
         fake = mode.from_tensor(x)[VIEWS[view](mode.from_tensor(I))]
     assert (fake.shape, fake.stride()) == (real.shape, real.stride())
+
+
+def test_strides_that_torch_remembers_are_not_taken_nor_changed() -> None:
+    x, i = torch.rand(4, 4, 4), I
+    mode = _compat.FakeTensorMode()
+
+    def strides() -> tuple[int, ...]:
+        return mode.from_tensor(x)[:, mode.from_tensor(i).T].stride()
+
+    before = strides()
+    with _compat.patched("fakes"):
+        assert strides() == x[:, i.T].stride() != before
+    assert strides() == before

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from .threads import is_capturing
+from ..threads import is_capturing
 
 ATEN = torch.ops.aten
 VIEWS = (

@@ -1,0 +1,208 @@
+"""Results of ops on fake tensors, remembered by what they depend on.
+
+torch remembers them too. Its key has eighteen fields for each tensor, of which a plain strided
+tensor needs seven, so most of the time of a capture's fake tensors went into keys. Only results
+that torch would remember are remembered here, and those of ops that shardfn changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import NoneType
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from . import known_sizes
+
+MOST = 4096  # results; all are dropped when there are more
+NUMBERS = frozenset(
+    {
+        bool,
+        complex,
+        float,
+        int,
+        str,
+        NoneType,
+        torch.device,
+        torch.dtype,
+        torch.layout,
+        torch.memory_format,
+    }
+)  # types whose values say all of an argument
+
+
+class Made(NamedTuple):
+    """One tensor of a result."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+
+
+class Answer(NamedTuple):
+    """The result of an op."""
+
+    tensors: tuple[Made, ...]
+    is_tuple: bool
+    viewed: int | None  # the argument of which the result is a view
+
+
+_ANSWERS: dict[tuple[Any, ...], Answer] = {}
+
+
+def remembered(
+    compute: Callable[..., Any],
+    mode: FakeTensorMode,
+    func: Any,
+    types: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Any:
+    """The result of an op on fake tensors.
+
+    Args:
+        compute: torch's own way to it.
+        mode: that of the fake tensors.
+        func: the op.
+        types: the classes of the tensors.
+        args: its arguments.
+        kwargs: those by name.
+    """
+    if func in known_sizes.CHANGED:
+        compute = FakeTensorMode._dispatch_impl
+    key = _key(mode, func, args, kwargs)
+    if key is None:
+        return compute(mode, func, types, args, kwargs)
+    answer = _ANSWERS.get(key)
+    if answer is not None:
+        return _made(mode, answer, args)
+    before = _not_kept()
+    result = compute(mode, func, types, args, kwargs)
+    if _not_kept() == before:
+        _remember(key, func, args, result)
+    return result
+
+
+def _not_kept() -> int:
+    """How many results torch has not remembered, for any reason."""
+    return sum(FakeTensorMode.cache_bypasses.values())
+
+
+def _key(
+    mode: FakeTensorMode, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, ...] | None:
+    """All that a result depends on. None if that is more than plain tensors and numbers."""
+    if type(func) is not torch._ops.OpOverload:
+        return None
+    parts: list[Any] = [
+        func,
+        torch.get_default_dtype(),
+        torch._C._get_default_device(),
+        torch.is_inference_mode_enabled(),
+    ]
+    if not _described(mode, args, parts):
+        return None
+    if kwargs:
+        parts.extend(kwargs)
+        if not _described(mode, kwargs.values(), parts):
+            return None
+    return tuple(parts)
+
+
+def _described(
+    mode: FakeTensorMode, args: Iterable[Any], parts: list[Any]
+) -> bool:
+    """Append what a result depends on. False if an argument is not plain."""
+    for x in args:
+        kind = type(x)
+        if kind is FakeTensor:
+            if x.fake_mode is not mode or not _is_plain(x):
+                return False
+            parts.append(x.shape)
+            parts.append(x.stride())
+            parts.append(x.storage_offset())
+            parts.append(x.dtype)
+            parts.append(x.fake_device)
+            parts.append(x.requires_grad)
+            parts.append(x.is_inference())
+        elif kind in NUMBERS:
+            parts.append(kind)  # 1 is equal to 1.0, and to True
+            parts.append(x)
+        elif kind is list or kind is tuple or kind is torch.Size:
+            parts.append(kind)
+            parts.append(len(x))
+            if not _described(mode, x, parts):
+                return False
+        else:
+            return False
+    return True
+
+
+def _is_plain(x: FakeTensor) -> bool:
+    """Whether a tensor is strided, of known sizes, and has neither a value nor a lazy bit."""
+    return not (
+        x._has_symbolic_sizes_strides
+        or x.constant is not None
+        or x.layout is not torch.strided
+        or x.is_conj()
+        or x.is_neg()
+    )
+
+
+def _remember(
+    key: tuple[Any, ...], func: Any, args: Sequence[Any], result: Any
+) -> None:
+    """Keep a result that torch had kept, if it is one or several new plain tensors."""
+    is_tuple = type(result) is tuple
+    tensors = result if is_tuple else (result,)
+    if any(type(x) is not FakeTensor or not _is_plain(x) for x in tensors):
+        return
+    if any(x is arg for x in tensors for arg in args):
+        return
+    viewed = None
+    if func.is_view:
+        (viewed,) = (k for k, x in enumerate(args) if isinstance(x, torch.Tensor))
+    if len(_ANSWERS) >= MOST:
+        _ANSWERS.clear()
+    made = tuple(
+        Made(
+            tuple(x.shape),
+            x.stride(),
+            x.storage_offset(),
+            x.dtype,
+            x.fake_device,
+            x.requires_grad,
+        )
+        for x in tensors
+    )
+    _ANSWERS[key] = Answer(made, is_tuple, viewed)
+
+
+def _made(mode: FakeTensorMode, answer: Answer, args: Sequence[Any]) -> Any:
+    """New tensors as an answer says."""
+    viewed = None if answer.viewed is None else args[answer.viewed]
+    tensors = [_tensor(mode, made, viewed) for made in answer.tensors]
+    return tuple(tensors) if answer.is_tuple else tensors[0]
+
+
+def _tensor(
+    mode: FakeTensorMode, made: Made, viewed: torch.Tensor | None
+) -> FakeTensor:
+    """One new tensor, in memory of its own or in that of the tensor that it views."""
+    with torch._C._DisableTorchDispatch():
+        empty = torch.empty_strided(
+            made.shape,
+            made.stride,
+            dtype=made.dtype,
+            device="meta",
+            requires_grad=made.requires_grad,
+        )
+        if viewed is not None:
+            memory = viewed.untyped_storage()
+            empty.set_(memory, made.offset, made.shape, made.stride)
+    return FakeTensor(mode, empty, made.device)
