@@ -17,6 +17,7 @@ from .. import plan, rules
 from ..redistribute import Move, local_bytes, mark_price, route
 from ..rule_api.checked import answered, failed
 from ..rule_api.strategy import Choice, OpCall, replicated
+from .alike import likeness
 from .lookahead import Ahead
 from .units import extended, in_units
 from .values import NO_ADVICE, Advice, Placed, Value, is_numbered
@@ -72,6 +73,8 @@ class Chooser:
         self.advice = advice
         self.values: dict[torch.fx.Node, Any] = {}
         self.ahead = Ahead(self)
+        # the placements of ops that were weighed, by `likeness`
+        self.alike: dict[tuple[Any, ...] | None, Placed] = {}
         # the placements of `out_placements`, by result
         self.leaving: dict[torch.fx.Node, Marks] = {}
 
@@ -82,7 +85,18 @@ class Chooser:
         advised = self.advice.ops.get(node)
         if advised is not None and all(map(self.reaches, values, advised.ins)):
             return advised
-        return self.weigh(call, values, node)
+        held = [v.held(node.meta["phase"]) for v in values]
+        axes = range(len(self.axes.sizes))
+        is_term = [self.stays_partial(node, axis) for axis in axes]
+        key = likeness(call, values, held, is_term)
+        if key in self.alike:
+            ins, outs = self.alike[key]
+            return Placed([*ins], [*outs])
+        times = self.ahead.times
+        placed = self.weigh(call, values, node)
+        if key is not None and self.ahead.times == times:
+            self.alike[key] = Placed([*placed.ins], [*placed.outs])
+        return placed
 
     def weigh(
         self,

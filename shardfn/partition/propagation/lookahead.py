@@ -30,6 +30,7 @@ class Ahead:
             torch.fx.Node, list[tuple[Choice, list[torch.fx.Node]]]
         ] = {}
         self.prices: dict[Any, float] = {}
+        self.times = 0  # how often a result was priced for its readers
 
     def price(self, node: torch.fx.Node, marks: Marks, axis: int) -> float:
         """The fewest bytes that the readers of an op's result move on one axis, given its
@@ -40,6 +41,7 @@ class Ahead:
             marks: the placements of the axes up to this one.
             axis: the current axis.
         """
+        self.times += 1
         if marks[axis] in PENDING:
             return 0.0  # its reduction is part of the cost of the strategy itself
         key = node, marks, axis

@@ -94,6 +94,17 @@ STRIDED = {
     AFTER,
 } - {*reduction.LOWER, *view.IN_ONE_RUN}
 
+# ops whose rules read neither where their arguments come from nor who reads the result
+OF_SIZES = {
+    *reduction.TABLE,
+    *matmul.TABLE,
+    *norm.TABLE,
+    *attention.TABLE,
+    *view.TABLE,
+    *conv.TABLE,
+    *pool.TABLE,
+}
+
 # the files whose tables decide how ops are placed
 FILES = (
     attention,
@@ -143,6 +154,16 @@ def contents() -> list[Any]:
     for names in (globals(), *map(vars, FILES)):
         tables += [x for name, x in names.items() if not name.startswith("__")]
     return [x.copy() for x in tables if isinstance(x, (dict, set))]
+
+
+def follows_sizes(target: object) -> bool:
+    """Whether the strategies of an op follow from the sizes, dtypes and numbers of a call. The
+    rules of lookups, and those of a user, may read the graph.
+    """
+    if registry.find(target) or registry.find(PUBLIC.get(target)):
+        return False
+    is_product = name_of(target) in BY_NAME
+    return target in OF_SIZES or is_product or pointwise.is_pointwise(target)
 
 
 def takes_strided(call: OpCall, choice: Choice) -> bool:
