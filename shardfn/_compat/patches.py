@@ -319,6 +319,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
     "loading": KERNELS,
     "compilation": (
         SIZES,
+        ANSWERS,
         *KERNELS,
         PRODUCTS,
         RULES,
