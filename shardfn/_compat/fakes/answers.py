@@ -1,8 +1,8 @@
 """Results of ops on fake tensors, remembered by what they depend on.
 
 torch remembers them too. Its key has eighteen fields for each tensor, of which a plain strided
-tensor needs seven, so most of the time of a capture's fake tensors went into keys. Only results
-that torch would remember are remembered here, and those of ops that shardfn changes.
+tensor needs seven, so most of the time of a capture's fake tensors went into keys. Results that
+torch would remember are remembered here, those of ops that shardfn changes, and of collectives.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from . import known_sizes
 
 MOST = 4096  # results; all are dropped when there are more
+COLLECTIVES = "_c10d_functional"  # ops that torch takes for a user's, so it computes each anew
 NUMBERS = frozenset(
     {
         bool,
@@ -83,7 +84,7 @@ def remembered(
         return _made(mode, answer, args)
     before = _not_kept()
     result = compute(mode, func, types, args, kwargs)
-    if _not_kept() == before:
+    if _not_kept() == before or func.namespace == COLLECTIVES:
         _remember(key, func, args, result)
     return result
 

@@ -79,6 +79,22 @@ def test_nothing_is_computed_a_second_time(monkeypatch: pytest.MonkeyPatch) -> N
             x.sin()
 
 
+def test_results_of_collectives_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    c10d = torch.ops._c10d_functional
+    mode = _compat.fake_mode()
+    x = mode.from_tensor(X)
+
+    def gathered() -> Any:
+        rows = c10d.all_gather_into_tensor(x, 3, "ranks")
+        return described([rows, c10d.wait_tensor(c10d.all_reduce(x, "sum", "ranks"))])
+
+    with _compat.patched("fakes"):
+        wanted = gathered()
+        monkeypatch.setattr(FakeTensorMode, "_cache_key", lambda *args: 1 / 0)
+        assert gathered() == wanted
+        assert [part[0] for part in wanted] == [(18, 4), (6, 4)]
+
+
 def test_a_view_has_the_memory_of_its_tensor() -> None:
     mode = _compat.fake_mode()
     x = mode.from_tensor(X)
