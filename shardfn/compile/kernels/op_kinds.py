@@ -139,6 +139,11 @@ JOINED = {  # written part by part into one buffer
     torch.ops.shardfn.pack.default,
 }
 PRODUCTS = {"addmm", "mm"}  # into memory that they are given
+SINGLE = {"addmm", "baddbmm", "bmm", "convolution", "mm"}  # calls that are scheduled as one op
+ROW_SUMS = {  # sums over rows that are scheduled one by one, stored or not
+    "native_layer_norm": 3,
+    "native_layer_norm_backward": 2,
+}
 TURNS = {"numpy_T", "permute", "t", "transpose"}
 FIXED = {
     aten.mm.default,
@@ -265,6 +270,13 @@ def allocates(node: Node) -> bool:
         return False
     is_given = products.is_faster() and torch.backends.mkldnn.enabled
     return is_given and products.is_large(*(x.meta["val"] for x in operands))
+
+
+def is_single(node: Node) -> bool:
+    """Whether Inductor schedules a call as one op, without one for each result."""
+    is_collective = "collective" in node.meta or node.target is WAIT
+    is_sum = node.target is aten.add.Tensor  # computed with a product
+    return name(node) in SINGLE or is_collective or is_sum
 
 
 def is_scatter(node: Node) -> bool:
