@@ -269,9 +269,15 @@ class Kernels:
         formula: Formula,
     ) -> None:
         """Store a view of a formula for readers that need its strides. Others compute it."""
+        value = node.meta["val"]
+        given = self.base(node).meta["val"]
         self.views.add(node)
         space = flat(node)
-        self.add(node, formula.values, [node], space)
+        loop = None
+        if value.is_contiguous() and given.is_contiguous():
+            breaks = formula.breaks or frozenset()
+            loop = loops.loop_over(value, breaks)
+        self.add(node, formula.values, [node], space, loop=loop)
 
     def is_last(
         self,

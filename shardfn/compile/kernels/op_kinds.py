@@ -107,12 +107,7 @@ REDUCTIONS = {
     "var",
     "var_mean",
 }
-ROWWISE = {  # sums over rows, and a formula of them
-    "_fused_rms_norm",
-    "_fused_rms_norm_backward",
-    "native_layer_norm",
-    "native_layer_norm_backward",
-}
+ROWWISE = {"none"}
 WINDOWS = {  # pools, and the place of the size of a window among the arguments
     "avg_pool2d": 1,
     "avg_pool2d_backward": 2,
