@@ -199,6 +199,8 @@ class Kernels:
             layouts = self.layouts(node)
         else:
             layouts = tuple(self.formula_of(inputs).reads)
+        if space is not None and not space[2]:
+            layouts = _of_columns(node, layouts)
         if space is not None and loop is None:
             loop = self.loop(node, space, inputs)
         kernel = Kernel(
@@ -294,6 +296,17 @@ class Kernels:
             users |= set(now.users)
             queue += [x for x in now.users if op_kinds.is_alias(x)]
         return all(self.place[x] <= self.place[node] for x in users)
+
+
+def _of_columns(
+    node: Node,
+    layouts: tuple[tuple[Node, object], ...],
+) -> tuple[tuple[Node, object], ...]:
+    """The layouts in which a sum reads values whose elements it does not add in the order of
+    memory: those of other sums over the same dims.
+    """
+    dims = tuple(sorted(reduced_dims(node)))
+    return tuple((x, (layout, dims)) for x, layout in layouts)
 
 
 def _scheduled(kernel: Kernel) -> int:
