@@ -13,6 +13,7 @@ from . import op_kinds
 from .copied_inputs import is_convolved
 from .fused import Fusion, Group, values_of
 from .op_kinds import CHANNELS_LAST, COPY, IN_DIMS
+from .reused import Call, Reused
 from .spaces import layout_of
 from .stored import Stored
 
@@ -90,25 +91,42 @@ class _Steps:
 
     def run(self) -> Moments:
         """The memory of each call: it allocates all results first, and frees at its end."""
+        calls = self.calls()
         alive: dict[Node, None] = {}
         done = 0  # a bit for each kernel that has run
-        for call in self.calls():
+        place = 0
+        held: list[list[Node]] = []
+        every: list[Call] = []
+        for call in calls:
+            own = Call()
             for group in call:
                 made = [
                     self.home(x) for x in values_of(group) if x not in self.inside
                 ]
                 new = [x for x in made if x not in alive and x not in self.given]
-                for x in self.in_place(group, new, done):
+                taken = self.in_place(group, new, done)
+                for x in taken:
                     alive.pop(x, None)
+                own.groups[place] = [x for x in dict.fromkeys(new) if x not in taken.values()]
                 alive |= dict.fromkeys(new)
                 done |= group.mask
-            yield call[-1].kernels[-1].node, [*self.given, *alive]
-            for x in [x for x in alive if self.last.get(x) in call]:
+                place += 1
+            held.append(list(alive))
+            own.freed = [x for x in alive if self.last.get(x) in call]
+            for x in own.freed:
                 alive.pop(x)
+            every.append(own)
+        reused = Reused(self.stored, self.order, self.last, every)
+        for call, values, kept in zip(calls, held, reused.kept, strict=True):
+            yield call[-1].kernels[-1].node, [*self.given, *values, *kept]
 
-    def in_place(self, group: Group, new: Iterable[Node], done: int) -> list[Node]:
-        """The values whose memory the results of a loop take, some of which have none."""
-        found: list[Node] = []
+    def in_place(
+        self, group: Group, new: Iterable[Node], done: int
+    ) -> dict[Node, Node]:
+        """The values whose memory the results of a loop take, some of which have none, and those
+        results.
+        """
+        found: dict[Node, Node] = {}
         for kernel in group.kernels if group.is_loop else ():
             known = done | self.before[kernel.number] | 1 << kernel.number
             for x in kernel.writes:
@@ -117,7 +135,8 @@ class _Steps:
                 free = [y for y in kernel.reads if self.is_free(y, x, known)]
                 free = [y for y in free if _is_read_in_place(group, y, x)]
                 taken = [y for y in free if y not in found][:1]
-                found += taken if x in new else []
+                if x in new:
+                    found |= dict.fromkeys(taken, x)
         return found
 
     def is_free(self, value: Node, result: Node, known: int) -> bool:

@@ -1,0 +1,171 @@
+"""Memory that is free, and kept for a later result of the same size.
+
+Inductor keeps it where that does not raise its own estimate of the peak. In that estimate, no
+result takes the memory of a value that its kernel reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import attrs
+import torch
+from torch.fx import Node
+
+from ...ops.placement import AFTER
+from ...partition.planner import work
+from . import op_kinds
+from .fused import Group, values_of
+from .stored import Stored
+
+GIVEN = {"addmm", "baddbmm", "bmm", "mm"}  # products into memory that they are given
+
+
+@attrs.define
+class Call:
+    """What one call of the code does with memory.
+
+    Args:
+        groups: the places of its kernels in the order, and the values for which each allocates.
+        freed: the values of which nothing is read later.
+    """
+
+    groups: dict[int, list[Node]] = attrs.field(factory=dict)
+    freed: list[Node] = attrs.field(factory=list)
+
+
+@attrs.frozen
+class _Free:
+    """Memory that nothing reads.
+
+    Args:
+        value: that lay in it.
+        call: the place of the last call that reads it.
+        group: the place of the last group of that call.
+    """
+
+    value: Node
+    call: int
+    group: int
+
+
+class Reused:
+    """For each call, the values whose memory is kept until a later one.
+
+    Args:
+        stored: the kernels.
+        order: the groups as they run.
+        last: the last group that uses the memory of each value; None for a result.
+        calls: what they allocate and free.
+    """
+
+    def __init__(
+        self,
+        stored: Stored,
+        order: Sequence[Group],
+        last: Mapping[Node, Group | None],
+        calls: Sequence[Call],
+    ) -> None:
+        self.stored = stored
+        self.held = _estimate(stored, order, last)
+        self.most = max(self.held, default=0)
+        self.kept: list[list[Node]] = [[] for _ in calls]
+        self.pool: dict[tuple[torch.dtype, int], list[_Free]] = {}
+        for place, call in enumerate(calls):
+            self.visit(place, call)
+
+    def visit(self, place: int, call: Call) -> None:
+        """Take free memory for what a call allocates, and note that which it frees."""
+        for group, values in call.groups.items():
+            for value in values:
+                if self.is_given(value):
+                    self.take(place, group, value)
+        last = max(call.groups)
+        for value in call.freed:
+            free = _Free(value, place, last)
+            self.pool.setdefault(_key(value), []).append(free)
+
+    def take(self, place: int, group: int, value: Node) -> None:
+        """Give a value the memory that was freed last, if that is as large and may be kept."""
+        free = self.pool.get(_key(value))
+        if not free:
+            return
+        known = free[-1]
+        between = self.held[known.group + 1 : group]
+        size = work.nbytes(value.meta["val"])
+        if between and size + max(between) > self.most:
+            return
+        free.pop()
+        for k in range(known.group + 1, group):
+            self.held[k] += size
+        for k in range(known.call + 1, place):
+            self.kept[k].append(known.value)
+
+    def is_given(self, value: Node) -> bool:
+        """Whether the code allocates memory for a value, rather than the kernel that makes it."""
+        (maker, *_) = self.stored.makers[value]
+        if maker.space is not None:
+            return True
+        is_product = op_kinds.name(maker.node) in GIVEN
+        is_sum = op_kinds.product_of(maker.node) is not None
+        return is_sum or (is_product and not op_kinds.allocates(maker.node))
+
+
+def _key(value: Node) -> tuple[torch.dtype, int]:
+    """The dtype and the bytes of a value."""
+    x = value.meta["val"]
+    return x.dtype, work.nbytes(x)
+
+
+def _estimate(
+    stored: Stored,
+    order: Sequence[Group],
+    last: Mapping[Node, Group | None],
+) -> list[int]:
+    """The bytes that Inductor expects to be held at each group, without arguments."""
+    change = [0] * (len(order) + 1)
+    place = {group: k for k, group in enumerate(order)}
+    found: dict[Node, None] = {}
+    for group in order:
+        for x in values_of(group):
+            if x in found or _is_same(stored, x):
+                continue
+            found[x] = None
+            size = work.nbytes(x.meta["val"])
+            change[place[group]] += size
+            end = _end(stored, x, place, last)
+            if end is not None:
+                change[max(end, place[group]) + 1] -= size
+    return list(_running(change[:-1]))
+
+
+def _running(change: Iterable[int]) -> Iterable[int]:
+    total = 0
+    for n in change:
+        total += n
+        yield total
+
+
+def _is_same(stored: Stored, value: Node) -> bool:
+    """Whether a value is another one's memory, as it is after a collective."""
+    is_other = stored.home[value] is not value
+    return is_other and not (value.target is AFTER or _is_part(stored, value))
+
+
+def _is_part(stored: Stored, value: Node) -> bool:
+    return stored.home[value].target in op_kinds.JOINED
+
+
+def _end(
+    stored: Stored,
+    value: Node,
+    place: Mapping[Group, int],
+    last: Mapping[Node, Group | None],
+) -> int | None:
+    """The place of the last group that reads a value; None for a result."""
+    if stored.home[value] is value:
+        group = last[value]
+        return None if group is None else place[group]
+    readers = set(stored.readers.get(value, ()))
+    ends = [k for group, k in place.items() if readers & set(group.kernels)]
+    return max(ends, default=0)
