@@ -314,7 +314,8 @@ def _scheduled(kernel: Kernel) -> int:
     one of its own.
     """
     if kernel.space is not None:
-        return 1 if kernel.writes else 2  # a value, and its copy into an argument
+        count = 1 if kernel.writes else 2  # a value, and its copy into an argument
+        return op_kinds.SUMS.get(op_kinds.name(kernel.node), count)
     is_one = op_kinds.is_single(kernel.node)
     return 1 if is_one else 1 + len(kernel.writes)
 

@@ -135,10 +135,7 @@ JOINED = {  # written part by part into one buffer
 }
 PRODUCTS = {"addmm", "mm"}  # into memory that they are given
 SINGLE = {"addmm", "baddbmm", "bmm", "convolution", "mm"}  # calls that are scheduled as one op
-ROW_SUMS = {  # sums over rows that are scheduled one by one, stored or not
-    "native_layer_norm": 3,
-    "native_layer_norm_backward": 2,
-}
+SUMS = {"std": 2, "var": 2, "var_mean": 3}  # sums and means that are scheduled one by one
 TURNS = {"numpy_T", "permute", "t", "transpose"}
 FIXED = {
     aten.mm.default,

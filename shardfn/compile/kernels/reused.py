@@ -6,7 +6,8 @@ result takes the memory of a value that its kernel reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Sequence
 
 import attrs
 import torch
@@ -55,7 +56,6 @@ class Reused:
     Args:
         stored: the kernels.
         order: the groups as they run.
-        last: the last group that uses the memory of each value; None for a result.
         calls: what they allocate and free.
     """
 
@@ -63,11 +63,10 @@ class Reused:
         self,
         stored: Stored,
         order: Sequence[Group],
-        last: Mapping[Node, Group | None],
         calls: Sequence[Call],
     ) -> None:
         self.stored = stored
-        self.held = _estimate(stored, order, last)
+        self.held = _estimate(stored, order)
         self.most = max(self.held, default=0)
         self.kept: list[list[Node]] = [[] for _ in calls]
         self.pool: dict[tuple[torch.dtype, int], list[_Free]] = {}
@@ -120,52 +119,29 @@ def _key(value: Node) -> tuple[torch.dtype, int]:
 def _estimate(
     stored: Stored,
     order: Sequence[Group],
-    last: Mapping[Node, Group | None],
 ) -> list[int]:
     """The bytes that Inductor expects to be held at each group, without arguments."""
     change = [0] * (len(order) + 1)
-    place = {group: k for k, group in enumerate(order)}
-    found: dict[Node, None] = {}
-    for group in order:
+    first: dict[Node, int] = {}
+    last: dict[Node, int] = {}
+    for k, group in enumerate(order):
         for x in values_of(group):
-            if x in found or _is_same(stored, x):
-                continue
-            found[x] = None
-            size = work.nbytes(x.meta["val"])
-            change[place[group]] += size
-            end = _end(stored, x, place, last)
-            if end is not None:
-                change[max(end, place[group]) + 1] -= size
-    return list(_running(change[:-1]))
+            first.setdefault(_owner(stored, x), k)
+        used = [x for y in group.kernels for x in (*y.reads, *y.writes)]
+        last |= {_owner(stored, x): k for x in used}
+    results = {_owner(stored, x) for x in stored.results}
+    for x, k in first.items():
+        size = work.nbytes(x.meta["val"])
+        change[k] += size
+        if x not in results:
+            change[last[x] + 1] -= size
+    return list(itertools.accumulate(change[:-1]))
 
 
-def _running(change: Iterable[int]) -> Iterable[int]:
-    total = 0
-    for n in change:
-        total += n
-        yield total
-
-
-def _is_same(stored: Stored, value: Node) -> bool:
-    """Whether a value is another one's memory, as it is after a collective."""
-    is_other = stored.home[value] is not value
-    return is_other and not (value.target is AFTER or _is_part(stored, value))
-
-
-def _is_part(stored: Stored, value: Node) -> bool:
-    return stored.home[value].target in op_kinds.JOINED
-
-
-def _end(
-    stored: Stored,
-    value: Node,
-    place: Mapping[Group, int],
-    last: Mapping[Node, Group | None],
-) -> int | None:
-    """The place of the last group that reads a value; None for a result."""
-    if stored.home[value] is value:
-        group = last[value]
-        return None if group is None else place[group]
-    readers = set(stored.readers.get(value, ()))
-    ends = [k for group, k in place.items() if readers & set(group.kernels)]
-    return max(ends, default=0)
+def _owner(stored: Stored, value: Node) -> Node:
+    """The value to whose memory another one's bytes are counted: what a collective writes over
+    counts once, a value by another name and each part of a joined one by itself.
+    """
+    home = stored.home[value]
+    is_own = value.target is AFTER or home.target in op_kinds.JOINED
+    return value if is_own else home

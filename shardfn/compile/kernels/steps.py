@@ -116,7 +116,7 @@ class _Steps:
             for x in own.freed:
                 alive.pop(x)
             every.append(own)
-        reused = Reused(self.stored, self.order, self.last, every)
+        reused = Reused(self.stored, self.order, every)
         for call, values, kept in zip(calls, held, reused.kept, strict=True):
             yield call[-1].kernels[-1].node, [*self.given, *values, *kept]
 

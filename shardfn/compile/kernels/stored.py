@@ -137,8 +137,6 @@ class Stored(Kernels):
         rest = [x for x in items if x is not first]
         space = rows_of(node)
         sums = [x for x in rest if is_row_sum(x, space)]
-        own = op_kinds.ROW_SUMS.get(op_kinds.name(node), 0)
-        self.scheduled += own - 1 if sums else own
         if sums:
             self.add(node, reads, sums, space)
         for x in rest:
