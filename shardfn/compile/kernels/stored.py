@@ -13,7 +13,7 @@ from torch.fx import Graph, Node
 from ...ops.placement import AFTER
 from . import loops, op_kinds
 from .buffers import joined, scattered
-from .formulas import Formula, Kernels
+from .formulas import Formula, Kernel, Kernels
 from .op_kinds import CHANNELS_LAST, COPY, IF_FORMULA, INSIDE, OF_STORED
 from .spaces import (
     column_of,
@@ -39,6 +39,7 @@ class Stored(Kernels):
 
     def __init__(self, graph: Graph, taken: Mapping[int, int]) -> None:
         super().__init__(graph)
+        self.collective: tuple[Kernel, ...] = ()  # the last one, and its wait if that is earlier
         self.holders = graph.find_nodes(op="placeholder")
         for node in graph.nodes:
             if node.op == "call_function":
@@ -118,7 +119,12 @@ class Stored(Kernels):
         if in_place and self.is_last(node, reads[0]):
             self.home[node] = self.home[reads[0]]
         inside = [node.meta[INSIDE]] if INSIDE in node.meta else []
-        self.add(node, reads, [*outputs_of(node), *inside])
+        is_collective = "collective" in node.meta
+        before = self.collective if is_collective else ()
+        made = [*outputs_of(node), *inside]
+        kernel = self.add(node, reads, made, after=before)
+        if is_collective:
+            self.collective = (kernel,)
 
     def renamed(self, node: Node) -> None:
         """A value by another name: after a token, or after a wait."""
@@ -127,7 +133,9 @@ class Stored(Kernels):
         is_apart = self.home[value] is value and "collective" in value.meta
         if node.target is op_kinds.WAIT and is_apart:
             others += [self.base(x) for x in value.all_input_nodes]
-        self.add(node, [value, *others], [node])
+        kernel = self.add(node, [value, *others], [node])
+        if any(x.node is value for x in self.collective):
+            self.collective = (*self.collective, kernel)
 
     def rowwise(self, node: Node) -> None:
         """A norm or a softmax: sums over rows, and a formula of its inputs and those."""
