@@ -107,7 +107,6 @@ REDUCTIONS = {
     "var",
     "var_mean",
 }
-ROWWISE = {"none"}
 WINDOWS = {  # pools, and the place of the size of a window among the arguments
     "avg_pool2d": 1,
     "avg_pool2d_backward": 2,
@@ -373,8 +372,7 @@ def is_call(node: Node) -> bool:
     if node.target in (AFTER, getitem):
         return False
     own = name(node)
-    is_sum = own in REDUCTIONS or own in ROWWISE
-    is_loop = is_sum or is_window(node)
+    is_loop = own in REDUCTIONS or is_window(node)
     is_joined = node.target in JOINED
     if is_scatter(node):
         return is_scattered_by_call(node)

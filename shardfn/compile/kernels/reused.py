@@ -19,7 +19,12 @@ from . import op_kinds
 from .fused import Group, values_of
 from .stored import Stored
 
-GIVEN = {"addmm", "baddbmm", "bmm", "mm"}  # products into memory that they are given
+GIVEN = {
+    "addmm",
+    "baddbmm",
+    "bmm",
+    "mm",
+}  # products into memory that they are given
 
 
 @attrs.define
@@ -27,11 +32,13 @@ class Call:
     """What one call of the code does with memory.
 
     Args:
-        groups: the places of its kernels in the order, and the values for which each allocates.
+        groups: the places of its groups in the order, and the values for which each allocates.
+        held: the values whose memory is held while it runs.
         freed: the values of which nothing is read later.
     """
 
     groups: dict[int, list[Node]] = attrs.field(factory=dict)
+    held: list[Node] = attrs.field(factory=list)
     freed: list[Node] = attrs.field(factory=list)
 
 
@@ -66,8 +73,8 @@ class Reused:
         calls: Sequence[Call],
     ) -> None:
         self.stored = stored
-        self.held = _estimate(stored, order)
-        self.most = max(self.held, default=0)
+        self.expected = _estimate(stored, order)
+        self.most = max(self.expected, default=0)
         self.kept: list[list[Node]] = [[] for _ in calls]
         self.pool: dict[tuple[torch.dtype, int], list[_Free]] = {}
         for place, call in enumerate(calls):
@@ -90,13 +97,13 @@ class Reused:
         if not free:
             return
         known = free[-1]
-        between = self.held[known.group + 1 : group]
+        between = self.expected[known.group + 1 : group]
         size = work.nbytes(value.meta["val"])
         if between and size + max(between) > self.most:
             return
         free.pop()
         for k in range(known.group + 1, group):
-            self.held[k] += size
+            self.expected[k] += size
         for k in range(known.call + 1, place):
             self.kept[k].append(known.value)
 
@@ -105,9 +112,9 @@ class Reused:
         (maker, *_) = self.stored.makers[value]
         if maker.space is not None:
             return True
-        is_product = op_kinds.name(maker.node) in GIVEN
-        is_sum = op_kinds.product_of(maker.node) is not None
-        return is_sum or (is_product and not op_kinds.allocates(maker.node))
+        product = op_kinds.product_of(maker.node) or maker.node
+        is_product = op_kinds.name(product) in GIVEN
+        return is_product and not op_kinds.allocates(product)
 
 
 def _key(value: Node) -> tuple[torch.dtype, int]:

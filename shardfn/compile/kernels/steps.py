@@ -42,6 +42,9 @@ class _Steps:
         self.last = self.last_uses()
         self.inside = self.never_stored()
         homes = self.stored.home.items()
+        self.alive: dict[Node, None] = {}
+        self.done = 0  # a bit for each kernel that has run
+        self.place = 0  # of the next group
         self.renamed = {home for value, home in homes if value is not home}
 
     def home(self, value: Node) -> Node:
@@ -90,35 +93,39 @@ class _Steps:
         return found
 
     def run(self) -> Moments:
-        """The memory of each call: it allocates all results first, and frees at its end."""
+        """The memory of each call: it allocates all results first, and frees at its end. What is
+        free may be kept for a later result.
+        """
         calls = self.calls()
-        alive: dict[Node, None] = {}
-        done = 0  # a bit for each kernel that has run
-        place = 0
-        held: list[list[Node]] = []
-        every: list[Call] = []
-        for call in calls:
-            own = Call()
-            for group in call:
-                made = [
-                    self.home(x) for x in values_of(group) if x not in self.inside
-                ]
-                new = [x for x in made if x not in alive and x not in self.given]
-                taken = self.in_place(group, new, done)
-                for x in taken:
-                    alive.pop(x, None)
-                own.groups[place] = [x for x in dict.fromkeys(new) if x not in taken.values()]
-                alive |= dict.fromkeys(new)
-                done |= group.mask
-                place += 1
-            held.append(list(alive))
-            own.freed = [x for x in alive if self.last.get(x) in call]
-            for x in own.freed:
-                alive.pop(x)
-            every.append(own)
+        every = [self.called(call) for call in calls]
         reused = Reused(self.stored, self.order, every)
-        for call, values, kept in zip(calls, held, reused.kept, strict=True):
-            yield call[-1].kernels[-1].node, [*self.given, *values, *kept]
+        for call, own, kept in zip(calls, every, reused.kept, strict=True):
+            last = call[-1].kernels[-1]
+            yield last.node, [*self.given, *own.held, *kept]
+
+    def called(self, call: list[Group]) -> Call:
+        """What the next call allocates, holds and frees."""
+        own = Call()
+        for group in call:
+            own.groups[self.place] = self.allocated(group)
+            self.done |= group.mask
+            self.place += 1
+        own.held = list(self.alive)
+        own.freed = [x for x in self.alive if self.last.get(x) in call]
+        for x in own.freed:
+            self.alive.pop(x)
+        return own
+
+    def allocated(self, group: Group) -> list[Node]:
+        """The results of a group that need memory, and take that of no value that it reads."""
+        made = [self.home(x) for x in values_of(group) if x not in self.inside]
+        new = [x for x in made if x not in self.alive and x not in self.given]
+        taken = self.in_place(group, new, self.done)
+        for x in taken:
+            self.alive.pop(x, None)
+        self.alive |= dict.fromkeys(new)
+        results = set(taken.values())
+        return [x for x in dict.fromkeys(new) if x not in results]
 
     def in_place(
         self, group: Group, new: Iterable[Node], done: int

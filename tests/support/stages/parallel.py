@@ -48,7 +48,9 @@ TENSOR = {  # the weights that are sharded over the axis of tensor parallelism
 
 def attention(w: Layer, x: torch.Tensor) -> torch.Tensor:
     """Causal attention of some heads."""
-    q, k, v = ((x @ w[n]).unflatten(-1, (HEADS, -1)).transpose(1, 2) for n in "qkv")
+    q, k, v = (
+        (x @ w[n]).unflatten(-1, (HEADS, -1)).transpose(1, 2) for n in "qkv"
+    )
     out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     return out.transpose(1, 2).flatten(2) @ w["o"]
 
@@ -138,9 +140,9 @@ class Model:
     def sharded(self, params: Any) -> Any:
         """The placements of the weights of a tensor parallel model."""
         own = {name: TENSOR.get(name, P()) for name in self.weights}
-        layers = {name: own for name in params["layers"]}
+        layers = dict.fromkeys(params["layers"], own)
         if self.is_scanned:
-            layers = {name: P(None, *place) for name, place in own.items()}
+            layers = {name: P(None, *place.parts) for name, place in own.items()}
         places: dict[str, Any] = {"layers": layers}
         if self.is_language:
             places["table"] = ROW
@@ -216,7 +218,13 @@ def lowered(model: str, strategy: str, step: str) -> Any:
 def planned(model: Model, strategy: str, params: Any) -> Any:
     """The placements of a strategy, and its mesh."""
     name, shape = STRATEGIES[strategy]
-    axes = ("dp", "tp") if len(shape) == 2 else ("tp",) if name == "tensor" else ("dp",)
+    axes = (
+        ("dp", "tp")
+        if len(shape) == 2
+        else ("tp",)
+        if name == "tensor"
+        else ("dp",)
+    )
     mesh = sf.make_mesh(shape, axes)
     base = model.sharded(params) if "tp" in axes else None
     return sf.strategy(name, params, mesh, base=base), mesh
