@@ -29,7 +29,7 @@ GIVEN = {
 
 @attrs.define
 class Call:
-    """What one call of the code does with memory.
+    """The memory that one call of the code allocates, holds and frees.
 
     Args:
         groups: the places of its groups in the order, and the values for which each allocates.
@@ -81,7 +81,7 @@ class Reused:
             self.visit(place, call)
 
     def visit(self, place: int, call: Call) -> None:
-        """Take free memory for what a call allocates, and note that which it frees."""
+        """Take free memory for what a call allocates, and note the values that it frees."""
         for group, values in call.groups.items():
             for value in values:
                 if self.is_given(value):

@@ -93,8 +93,8 @@ class _Steps:
         return found
 
     def run(self) -> Moments:
-        """The memory of each call: it allocates all results first, and frees at its end. What is
-        free may be kept for a later result.
+        """The memory of each call: it allocates all results first, and frees at its end. Free
+        memory may be kept for a later result.
         """
         calls = self.calls()
         every = [self.called(call) for call in calls]
@@ -104,7 +104,7 @@ class _Steps:
             yield last.node, [*self.given, *own.held, *kept]
 
     def called(self, call: list[Group]) -> Call:
-        """What the next call allocates, holds and frees."""
+        """The memory that the next call allocates, holds and frees."""
         own = Call()
         for group in call:
             own.groups[self.place] = self.allocated(group)

@@ -33,7 +33,6 @@ OPEN = {
     "one_hot, gradient, float32",
     "pad circular, gradient, bfloat16",
     "pad circular, gradient, float32",
-    "transformer layer with dropout, gradient, bfloat16",
     "triplet, gradient, bfloat16",
     "triplet, gradient, float32",
 }
