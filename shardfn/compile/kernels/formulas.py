@@ -26,6 +26,8 @@ class Kernel:
         space: of a loop; None for a call, which is not fused.
         layouts: the values that a loop reads, each with the layout in which it does.
         after: kernels that run before it for another reason than its reads.
+        loop: its dims.
+        place: the number of ops that Inductor schedules before it.
     """
 
     number: int
@@ -36,6 +38,7 @@ class Kernel:
     after: tuple[Kernel, ...] = ()
     layouts: tuple[tuple[Node, object], ...] = ()
     loop: Loop = Loop((), ())
+    place: int = 0
 
     @property
     def is_sum(self) -> bool:
@@ -79,6 +82,7 @@ class Kernels:
 
     def __init__(self, graph: Graph) -> None:
         self.kernels: list[Kernel] = []
+        self.scheduled = 0  # ops that Inductor schedules for these
         self.home: dict[Node, Node] = {}
         self.makers: dict[Node, list[Kernel]] = {}
         self.readers: dict[Node, list[Kernel]] = {}
@@ -195,6 +199,8 @@ class Kernels:
             layouts = self.layouts(node)
         else:
             layouts = tuple(self.formula_of(inputs).reads)
+        if space is not None and not space[2]:
+            layouts = _of_columns(node, layouts)
         if space is not None and loop is None:
             loop = self.loop(node, space, inputs)
         kernel = Kernel(
@@ -206,8 +212,10 @@ class Kernels:
             tuple(after),
             layouts,
             loop or Loop((), ()),
+            self.scheduled,
         )
         self.kernels.append(kernel)
+        self.scheduled += _scheduled(kernel)
         for x in kernel.reads:
             self.readers.setdefault(x, []).append(kernel)
         for x in kernel.writes:
@@ -263,9 +271,15 @@ class Kernels:
         formula: Formula,
     ) -> None:
         """Store a view of a formula for readers that need its strides. Others compute it."""
+        value = node.meta["val"]
+        given = self.base(node).meta["val"]
         self.views.add(node)
         space = flat(node)
-        self.add(node, formula.values, [node], space)
+        loop = None
+        if value.is_contiguous() and given.is_contiguous():
+            breaks = formula.breaks or frozenset()
+            loop = loops.loop_over(value, breaks)
+        self.add(node, formula.values, [node], space, loop=loop)
 
     def is_last(
         self,
@@ -282,6 +296,28 @@ class Kernels:
             users |= set(now.users)
             queue += [x for x in now.users if op_kinds.is_alias(x)]
         return all(self.place[x] <= self.place[node] for x in users)
+
+
+def _of_columns(
+    node: Node,
+    layouts: tuple[tuple[Node, object], ...],
+) -> tuple[tuple[Node, object], ...]:
+    """The layouts in which a sum reads values whose elements it does not add in the order of
+    memory: those of other sums over the same dims.
+    """
+    dims = tuple(sorted(reduced_dims(node)))
+    return tuple((x, (layout, dims)) for x, layout in layouts)
+
+
+def _scheduled(kernel: Kernel) -> int:
+    """The number of ops that Inductor schedules for a kernel: each result of a call of torch is
+    one of its own.
+    """
+    if kernel.space is not None:
+        count = 1 if kernel.writes else 2  # a value, and its copy into an argument
+        return op_kinds.SUMS.get(op_kinds.name(kernel.node), count)
+    is_one = op_kinds.is_single(kernel.node)
+    return 1 if is_one else 1 + len(kernel.writes)
 
 
 def _breaks_of(

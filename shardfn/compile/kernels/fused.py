@@ -268,8 +268,8 @@ def _distance(
     b: Group,
 ) -> int:
     """How far the kernels of two groups are apart at most."""
-    one = abs(a.first - b.last)
-    other = abs(b.first - a.last)
+    one = abs(a.kernels[0].place - b.kernels[-1].place)
+    other = abs(b.kernels[0].place - a.kernels[-1].place)
     return max(one, other)
 
 

@@ -135,7 +135,7 @@ def written(
 
 def looped(node: Node) -> torch.Tensor | None:
     """The value over whose elements the loop of an op runs."""
-    is_sum = op_kinds.name(node) in op_kinds.REDUCTIONS | op_kinds.ROWWISE
+    is_sum = op_kinds.name(node) in op_kinds.REDUCTIONS
     value = (
         node.all_input_nodes[0] if is_sum and node.all_input_nodes else node
     ).meta["val"]

@@ -107,12 +107,6 @@ REDUCTIONS = {
     "var",
     "var_mean",
 }
-ROWWISE = {  # sums over rows, and a formula of them
-    "_fused_rms_norm",
-    "_fused_rms_norm_backward",
-    "native_layer_norm",
-    "native_layer_norm_backward",
-}
 WINDOWS = {  # pools, and the place of the size of a window among the arguments
     "avg_pool2d": 1,
     "avg_pool2d_backward": 2,
@@ -139,6 +133,8 @@ JOINED = {  # written part by part into one buffer
     torch.ops.shardfn.pack.default,
 }
 PRODUCTS = {"addmm", "mm"}  # into memory that they are given
+SINGLE = {"addmm", "baddbmm", "bmm", "convolution", "mm"}  # calls that are scheduled as one op
+SUMS = {"std": 2, "var": 2, "var_mean": 3}  # sums and means that are scheduled one by one
 TURNS = {"numpy_T", "permute", "t", "transpose"}
 FIXED = {
     aten.mm.default,
@@ -267,6 +263,13 @@ def allocates(node: Node) -> bool:
     return is_given and products.is_large(*(x.meta["val"] for x in operands))
 
 
+def is_single(node: Node) -> bool:
+    """Whether Inductor schedules a call as one op, without one for each result."""
+    is_collective = "collective" in node.meta or node.target is WAIT
+    is_sum = node.target is aten.add.Tensor  # computed with a product
+    return name(node) in SINGLE or is_collective or is_sum
+
+
 def is_scatter(node: Node) -> bool:
     """Whether an op writes elements into a copy of its first argument."""
     return name(node) in SCATTERS and node.target not in FORMULAS
@@ -369,8 +372,7 @@ def is_call(node: Node) -> bool:
     if node.target in (AFTER, getitem):
         return False
     own = name(node)
-    is_sum = own in REDUCTIONS or own in ROWWISE
-    is_loop = is_sum or is_window(node)
+    is_loop = own in REDUCTIONS or is_window(node)
     is_joined = node.target in JOINED
     if is_scatter(node):
         return is_scattered_by_call(node)

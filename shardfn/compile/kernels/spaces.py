@@ -9,16 +9,10 @@ import torch
 from torch.fx import Node
 
 from ...ops.nodes import args_of
-from . import op_kinds
 from .op_kinds import CHANNELS_LAST, COPY
 
 # results, elements, whether a result is a sum of a row, whether channels come last
 Space = tuple[int, int, bool, bool]
-
-
-def index_of(node: Node) -> object:
-    """The place of a tensor in the tuple that an op returns."""
-    return node.args[1] if node.target is getitem else 0
 
 
 def outputs_of(node: Node) -> list[Node]:
@@ -77,34 +71,12 @@ def reduced(node: Node) -> Space:
 
 
 def reduced_dims(node: Node) -> set[int]:
-    """The dims over which a reduction adds, of more than one element; the last one of a norm."""
+    """The dims over which a reduction adds, of more than one element."""
     x = node.all_input_nodes[0].meta["val"]
     long = {d for d in range(x.ndim) if x.shape[d] != 1}
-    if op_kinds.name(node) in op_kinds.ROWWISE:
-        return long & {x.ndim - 1}
     args = args_of(node)
     given = args[1] if len(args) > 1 else None
     dims = [given] if isinstance(given, int) else given
     if not dims or not x.ndim:
         return long
     return long & {d % x.ndim for d in dims}
-
-
-def rows_of(node: Node) -> Space:
-    """The loop of an op over the last dim."""
-    x = node.all_input_nodes[0].meta["val"]
-    count = math.prod(x.shape)
-    length = max(x.shape[-1], 1)
-    return count // length, count, True, False
-
-
-def column_of(node: Node, space: Space) -> Space:
-    """The loop of a sum over rows."""
-    count = math.prod(node.meta["val"].shape)
-    return count, space[1], False, False
-
-
-def is_row_sum(node: Node, space: Space) -> bool:
-    """Whether a value has one element for each row of a loop."""
-    count = math.prod(node.meta["val"].shape)
-    return count == space[0]

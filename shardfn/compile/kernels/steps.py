@@ -13,6 +13,7 @@ from . import op_kinds
 from .copied_inputs import is_convolved
 from .fused import Fusion, Group, values_of
 from .op_kinds import CHANNELS_LAST, COPY, IN_DIMS
+from .reused import Call, Reused
 from .spaces import layout_of
 from .stored import Stored
 
@@ -41,6 +42,9 @@ class _Steps:
         self.last = self.last_uses()
         self.inside = self.never_stored()
         homes = self.stored.home.items()
+        self.alive: dict[Node, None] = {}
+        self.done = 0  # a bit for each kernel that has run
+        self.place = 0  # of the next group
         self.renamed = {home for value, home in homes if value is not home}
 
     def home(self, value: Node) -> Node:
@@ -89,26 +93,47 @@ class _Steps:
         return found
 
     def run(self) -> Moments:
-        """The memory of each call: it allocates all results first, and frees at its end."""
-        alive: dict[Node, None] = {}
-        done = 0  # a bit for each kernel that has run
-        for call in self.calls():
-            for group in call:
-                made = [
-                    self.home(x) for x in values_of(group) if x not in self.inside
-                ]
-                new = [x for x in made if x not in alive and x not in self.given]
-                for x in self.in_place(group, new, done):
-                    alive.pop(x, None)
-                alive |= dict.fromkeys(new)
-                done |= group.mask
-            yield call[-1].kernels[-1].node, [*self.given, *alive]
-            for x in [x for x in alive if self.last.get(x) in call]:
-                alive.pop(x)
+        """The memory of each call: it allocates all results first, and frees at its end. Free
+        memory may be kept for a later result.
+        """
+        calls = self.calls()
+        every = [self.called(call) for call in calls]
+        reused = Reused(self.stored, self.order, every)
+        for call, own, kept in zip(calls, every, reused.kept, strict=True):
+            last = call[-1].kernels[-1]
+            yield last.node, [*self.given, *own.held, *kept]
 
-    def in_place(self, group: Group, new: Iterable[Node], done: int) -> list[Node]:
-        """The values whose memory the results of a loop take, some of which have none."""
-        found: list[Node] = []
+    def called(self, call: list[Group]) -> Call:
+        """The memory that the next call allocates, holds and frees."""
+        own = Call()
+        for group in call:
+            own.groups[self.place] = self.allocated(group)
+            self.done |= group.mask
+            self.place += 1
+        own.held = list(self.alive)
+        own.freed = [x for x in self.alive if self.last.get(x) in call]
+        for x in own.freed:
+            self.alive.pop(x)
+        return own
+
+    def allocated(self, group: Group) -> list[Node]:
+        """The results of a group that need memory, and take that of no value that it reads."""
+        made = [self.home(x) for x in values_of(group) if x not in self.inside]
+        new = [x for x in made if x not in self.alive and x not in self.given]
+        taken = self.in_place(group, new, self.done)
+        for x in taken:
+            self.alive.pop(x, None)
+        self.alive |= dict.fromkeys(new)
+        results = set(taken.values())
+        return [x for x in dict.fromkeys(new) if x not in results]
+
+    def in_place(
+        self, group: Group, new: Iterable[Node], done: int
+    ) -> dict[Node, Node]:
+        """The values whose memory the results of a loop take, some of which have none, and those
+        results.
+        """
+        found: dict[Node, Node] = {}
         for kernel in group.kernels if group.is_loop else ():
             known = done | self.before[kernel.number] | 1 << kernel.number
             for x in kernel.writes:
@@ -117,7 +142,8 @@ class _Steps:
                 free = [y for y in kernel.reads if self.is_free(y, x, known)]
                 free = [y for y in free if _is_read_in_place(group, y, x)]
                 taken = [y for y in free if y not in found][:1]
-                found += taken if x in new else []
+                if x in new:
+                    found |= dict.fromkeys(taken, x)
         return found
 
     def is_free(self, value: Node, result: Node, known: int) -> bool:

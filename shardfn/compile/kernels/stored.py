@@ -11,19 +11,11 @@ import attrs
 from torch.fx import Graph, Node
 
 from ...ops.placement import AFTER
-from . import loops, op_kinds
+from . import op_kinds
 from .buffers import joined, scattered
-from .formulas import Formula, Kernels
+from .formulas import Kernel, Kernels
 from .op_kinds import CHANNELS_LAST, COPY, IF_FORMULA, INSIDE, OF_STORED
-from .spaces import (
-    column_of,
-    flat,
-    index_of,
-    is_row_sum,
-    outputs_of,
-    reduced,
-    rows_of,
-)
+from .spaces import flat, outputs_of, reduced
 
 READS, LENGTH, LONGEST = 4, 50, 100  # of a formula that several ops read
 MOST_READS = 12  # of any
@@ -39,6 +31,7 @@ class Stored(Kernels):
 
     def __init__(self, graph: Graph, taken: Mapping[int, int]) -> None:
         super().__init__(graph)
+        self.collective: tuple[Kernel, ...] = ()  # the last one, and its wait if that is earlier
         self.holders = graph.find_nodes(op="placeholder")
         for node in graph.nodes:
             if node.op == "call_function":
@@ -80,8 +73,6 @@ class Stored(Kernels):
         elif op_kinds.name(node) in op_kinds.REDUCTIONS:
             reads = self.read_by(node)
             self.add(node, reads, outputs_of(node), reduced(node))
-        elif op_kinds.name(node) in op_kinds.ROWWISE:
-            self.rowwise(node)
         elif node.target in op_kinds.JOINED:
             joined(self, node)
         elif op_kinds.is_scatter(node):
@@ -118,7 +109,12 @@ class Stored(Kernels):
         if in_place and self.is_last(node, reads[0]):
             self.home[node] = self.home[reads[0]]
         inside = [node.meta[INSIDE]] if INSIDE in node.meta else []
-        self.add(node, reads, [*outputs_of(node), *inside])
+        is_collective = "collective" in node.meta
+        before = self.collective if is_collective else ()
+        made = [*outputs_of(node), *inside]
+        kernel = self.add(node, reads, made, after=before)
+        if is_collective:
+            self.collective = (kernel,)
 
     def renamed(self, node: Node) -> None:
         """A value by another name: after a token, or after a wait."""
@@ -127,34 +123,9 @@ class Stored(Kernels):
         is_apart = self.home[value] is value and "collective" in value.meta
         if node.target is op_kinds.WAIT and is_apart:
             others += [self.base(x) for x in value.all_input_nodes]
-        self.add(node, [value, *others], [node])
-
-    def rowwise(self, node: Node) -> None:
-        """A norm or a softmax: sums over rows, and a formula of its inputs and those."""
-        reads = self.read_by(node)
-        items = outputs_of(node)
-        first = next((x for x in items if index_of(x) == 0), None)
-        rest = [x for x in items if x is not first]
-        space = rows_of(node)
-        sums = [x for x in rest if is_row_sum(x, space)]
-        if sums:
-            self.add(node, reads, sums, space)
-        for x in rest:
-            if x not in sums:
-                columns = column_of(x, space)
-                loop = loops.plain(*columns[:2])
-                self.add(node, [*reads, *sums], [x], columns, loop=loop)
-        if first is not None:
-            inner = self.formula(node)
-            read = inner.reads | {(x, None): None for x in sums}
-            length = inner.length + len(reads)
-            breaks = (
-                loops.breaks_of(sums[0], first.meta["val"])
-                if sums
-                else frozenset()
-            )
-            breaks |= inner.breaks or frozenset()
-            self.formulas[first] = Formula(read, length, inner.is_heavy, breaks)
+        kernel = self.add(node, [value, *others], [node])
+        if any(x.node is value for x in self.collective):
+            self.collective = (*self.collective, kernel)
 
     def window(self, node: Node) -> None:
         """A pool, each result a formula of its window; a sum over windows where they meet."""

@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+import weakref
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+import attrs
 import torch
 from torch._inductor import config, ir
 from torch._inductor.graph import GraphLowering
 
 from shardfn import _compat
-from shardfn.compile import backends
+from shardfn.compile import backends, loops
 from shardfn.compile.donations import donations
 from shardfn.runtime.stages.compiling import donated_places
 from shardfn.schedule import copied
@@ -28,19 +30,54 @@ ARGUMENT = re.compile(r"arg\d+_\d+")
 MADE = re.compile(r"(\w+) = .+")
 
 
+LOOP = re.compile(r"\w+ = torch\.ops\.shardfn\.run_loop\.default\(.*\], (\d+)\)")
+
+
+@attrs.define
+class _Written:
+    """Code that Inductor wrote, each with its own graph: of bodies of loops, then of what is
+    around them.
+
+    Args:
+        parts: the code of each graph.
+        loops: the most bytes that the bodies of each loop hold, beside their inputs.
+    """
+
+    parts: list[tuple[str, Any]] = attrs.field(factory=list)
+    loops: dict[int, int] = attrs.field(factory=dict)
+
+    def peak(self) -> int:
+        """The most bytes that the last part holds at once, beside its arguments."""
+        code, inner = self.parts[-1]
+        return _peak(code, _sizes(inner), self.loops)
+
+    def body(self, graph: torch.fx.Graph) -> Any:
+        """Write the code of a body. Its peak stands in the place of the function."""
+        backends.inductor(torch.fx.GraphModule(torch.nn.Module(), copied(graph)))
+        return self.peak()
+
+    def outlined(self, module: torch.fx.GraphModule, _: Any) -> list[Any]:
+        """Write the code of all bodies of a graph."""
+        every = loops.outlined(module, self.body)
+        self.loops |= {x.number: max(x.runners) for x in every}
+        return every
+
+
 @contextlib.contextmanager
-def _without_building(found: list[tuple[str, Any]]) -> Iterator[None]:
+def _without_building(written: _Written) -> Iterator[None]:
     """A context in which Inductor writes code, and compiles none."""
 
     def unbuilt(graph: Any) -> Any:
         code, _ = graph.codegen()
-        found.append((code.value, graph))
+        written.parts.append((code.value, graph))
         return mock.Mock(__file__="none.py", key="none", call=lambda *args: None)
 
     with (
         mock.patch.object(GraphLowering, "compile_to_module", unbuilt),
         mock.patch("torch._dynamo.repro.after_aot.save_graph_repro"),
         mock.patch.object(backends, "key_of", lambda *args: None),
+        mock.patch.object(backends, "outlined", written.outlined),
+        mock.patch.object(loops, "_compiled", weakref.WeakValueDictionary()),
         config.patch(fx_graph_cache=False),
         _compat.staging(),
         _compat.autocast_off(),
@@ -50,12 +87,11 @@ def _without_building(found: list[tuple[str, Any]]) -> Iterator[None]:
 
 def allocated(lowered: Any) -> int:
     """The peak of a rank's memory in the code that Inductor writes for a lowered program, with
-    all arguments. A program with loops is refused.
+    all arguments.
     """
-    code, inner = written(lowered)
     placeholders = lowered.program.graph.find_nodes(op="placeholder")
     values = [x.meta["val"] for x in placeholders]
-    return sum(x.nbytes for x in values) + _peak(code, _sizes(inner))
+    return sum(x.nbytes for x in values) + _all_written(lowered).peak()
 
 
 def allocations(lowered: Any) -> int:
@@ -66,15 +102,18 @@ def allocations(lowered: Any) -> int:
 
 def written(lowered: Any) -> tuple[str, Any]:
     """The code that Inductor writes for a lowered program, and its own graph of that."""
+    return _all_written(lowered).parts[-1]
+
+
+def _all_written(lowered: Any) -> _Written:
     program = lowered.program
     donated = donated_places(lowered.traced.placed)
     graph = torch.fx.GraphModule(torch.nn.Module(), copied(program.graph))
     pairs = donations(program, donated)
-    found: list[tuple[str, Any]] = []
-    with _without_building(found):
+    every = _Written()
+    with _without_building(every):
         backends.inductor(graph, donated, pairs=pairs)
-    (code_and_graph,) = found
-    return code_and_graph
+    return every
 
 
 def _sizes(graph: Any) -> dict[str, int]:
@@ -122,8 +161,14 @@ class _Held:
             self.memory[name] = self.memory[base]
 
 
-def _peak(code: str, sizes: dict[str, int]) -> int:
-    """The most bytes that a program's code holds at once."""
+def _peak(code: str, sizes: dict[str, int], inside: dict[int, int]) -> int:
+    """The most bytes that a program's code holds at once.
+
+    Args:
+        code: of the program.
+        sizes: of what kernels allocate themselves.
+        inside: the bytes that each loop holds beside its inputs, by its number.
+    """
     held = _Held()
     lines = _lines(code)
     given: set[str] = set()  # names of memory of arguments
@@ -154,6 +199,8 @@ def _peak(code: str, sizes: dict[str, int]) -> int:
         elif found := MADE.fullmatch(line):
             name = found[1]
             held.make(name, together.get(name, sizes.get(name, 0)))
+            if loop := LOOP.fullmatch(line):
+                held.peak = max(held.peak, held.held + inside[int(loop[1])])
     return held.peak
 
 
