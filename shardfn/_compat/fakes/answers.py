@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from . import known_sizes
 
 MOST = 4096  # results; all are dropped when there are more
-COLLECTIVES = "_c10d_functional"  # ops that torch takes for a user's, so each is computed again
+COLLECTIVES = "_c10d_functional"  # torch takes these ops for a user's, and remembers none
 NUMBERS = frozenset(
     {
         bool,
