@@ -2,7 +2,7 @@
 
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
     $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
-JOBS ?= 3
+JOBS ?= 2
 
 # make test TORCH=2.15.0 tests with another torch, in a venv of its own that no constraint pins.
 TORCH ?=

@@ -91,6 +91,7 @@ REGISTRIES = (
     State(
         "_compat.cpp_kernels.folder", "_named", "who needs the folder of kernels"
     ),
+    State("_compat.cpp_kernels.units", "started", "kernels in the compiler now"),
     State("_compat.native.library", "_loaded", "the C++ functions of a call"),
     State(
         "_compat.threads", "_replaced", "attributes of torch that are replaced now"

@@ -11,7 +11,7 @@ from typing import Any
 
 from . import dispatch, modules, threads, tracing
 from .compilations import caches, reuse
-from .cpp_kernels.patches import KERNELS, PRODUCTS, RULES
+from .cpp_kernels.patches import KERNELS, PRODUCTS, RULES, WRITTEN
 from .distributed import (
     checkpoints,
     eager_collectives,
@@ -323,6 +323,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
         *KERNELS,
         PRODUCTS,
         RULES,
+        *WRITTEN,
         Patch(
             ("a setting of torch._inductor.config",),
             "reordering for locality puts every reduction last",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from ..patching import NEVER, Patch, methods
 from .dtypes import rules_kept
+from .early import kernels_started
 from .folder import own_kernels
 from .instructions import instructions_known
 from .products import product_lowered
+from .spared import body_written, loops_written_once
 from .units import kernels_joined
 
 KERNELS = (
@@ -45,4 +47,32 @@ RULES = Patch(
     "it makes the same rules for each op of each kernel",
     NEVER,
     enter=rules_kept,
+)
+WRITTEN = (
+    Patch(
+        methods(
+            "torch._inductor.codegen.wrapper:PythonWrapperCodegen", "define_kernel"
+        ),
+        "it starts the compiler when all kernels are written",
+        NEVER,
+        enter=kernels_started,
+    ),
+    Patch(
+        ("torch._inductor.scheduler:SchedulerNode.codegen",),
+        "it writes the rests of loops that leave none: a third of all that it writes",
+        NEVER,
+        new=body_written,
+        is_mine=lambda: True,
+    ),
+    Patch(
+        (
+            *methods(
+                "torch._inductor.codegen.cpp:CppScheduling", "codegen_outer_loop_node"
+            ),
+            *methods("torch._inductor.codegen.cpp:CppKernelProxy", "codegen_nodes"),
+        ),
+        "it writes loops again that it cannot put under one outer loop",
+        NEVER,
+        enter=loops_written_once,
+    ),
 )

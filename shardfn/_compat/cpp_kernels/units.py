@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -107,13 +107,8 @@ class Batch:
     def functions(self) -> list[Function]:
         """The compiled functions, in the order of the kernels."""
         if self.compiled is None:
-            keys = _keys(self.kernels)
-            fresh = {
-                key: kernel
-                for key, kernel in zip(keys, self.kernels, strict=True)
-                if key not in _kernels and not _load(key)
-            }
-            _compile(fresh)
+            keys = keys_of(self.kernels)
+            _compile(missing(self.kernels))
             self.compiled = [
                 _kernels[key] if key in _kernels else alone()
                 for key, alone in zip(keys, self.alone, strict=True)
@@ -122,28 +117,56 @@ class Batch:
 
 
 def _compile(kernels: dict[str, Kernel]) -> None:
-    """Compile kernels, in as many units as there are compiler threads. Those of a unit that the
-    compiler refuses are left out.
+    """Compile kernels, in as many units as there are compiler threads, and load them with those
+    whose compilation has started. The kernels of a unit that the compiler refuses are left out.
     """
+    running = [x for x in started if not kernels.keys().isdisjoint(x.keys)]
+    begun = {key for x in running for key in x.keys}
+    divided = _divided({key: x for key, x in kernels.items() if key not in begun})
+    with ThreadPoolExecutor(max(1, len(divided))) as pool:
+        for keys in divided:
+            running.append(start({key: kernels[key] for key in keys}, pool))
+        for x in running:
+            _take(x)
+
+
+class Unit(NamedTuple):
+    """A unit that is being compiled: the keys of its kernels, and what waits for its module."""
+
+    keys: list[str]
+    load: Callable[[], Any]
+
+
+started: list[Unit] = []  # while Inductor writes the other kernels of their program
+
+
+def start(kernels: dict[str, Kernel], pool: Any) -> Unit:
+    """Compile kernels as one unit, in a thread of a pool."""
     from torch._inductor.codecache import CppPythonBindingsCodeCache
+
+    text = unit(list(kernels.values()))
+    load = CppPythonBindingsCodeCache.load_async(text, submit_fn=pool.submit)
+    return Unit(list(kernels), load)
+
+
+def _take(begun: Unit) -> None:
+    """Load a unit, when it is compiled."""
     from torch._inductor.exc import CppCompileError
 
-    units = _divided(kernels)
-    if not units:
-        return
-    with ThreadPoolExecutor(len(units)) as pool:
-        loading = [
-            CppPythonBindingsCodeCache.load_async(
-                unit([kernels[key] for key in keys]), submit_fn=pool.submit
-            )
-            for keys in units
-        ]
-        for keys, load in zip(units, loading, strict=True):
-            with contextlib.suppress(CppCompileError):
-                module = load()
-                for i, key in enumerate(keys):
-                    _kernels[key] = getattr(module, name_of(i))
-                    _remember(key, module, name_of(i))
+    with contextlib.suppress(CppCompileError):
+        module = begun.load()
+        for i, key in enumerate(begun.keys):
+            _kernels[key] = getattr(module, name_of(i))
+            _remember(key, module, name_of(i))
+
+
+def missing(kernels: Sequence[Kernel]) -> dict[str, Kernel]:
+    """Those of some kernels that this machine has not compiled before, by key."""
+    return {
+        key: kernel
+        for key, kernel in zip(keys_of(kernels), kernels, strict=True)
+        if key not in _kernels and not _load(key)
+    }
 
 
 def _divided(kernels: dict[str, Kernel]) -> list[list[str]]:
@@ -194,7 +217,7 @@ def _processor() -> str:
     return f"{platform.machine()} {digest}"
 
 
-def _keys(kernels: Sequence[Kernel]) -> list[str]:
+def keys_of(kernels: Sequence[Kernel]) -> list[str]:
     """Names for the texts of kernels, with the compiler, its options and torch."""
     same = torch.__version__, compiler_facts()
     said = [repr((same, kernel.types, kernel.text)) for kernel in kernels]
