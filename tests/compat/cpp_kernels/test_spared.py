@@ -21,7 +21,9 @@ from shardfn._compat.cpp_kernels.patches import WRITTEN
 from shardfn._compat.cpp_kernels.spared import is_empty
 
 X = torch.linspace(-2, 2, 32 * 48).reshape(32, 48)
+LONG = torch.linspace(-2, 2, 2 * 1024).reshape(2, 1024)  # no outer loop is shared
 ODD = torch.linspace(-2, 2, 7 * 35, dtype=torch.float64).reshape(7, 35)
+SHAPES = {"full vectors": X, "rests": ODD, "long rows": LONG}
 
 
 def normed(x: torch.Tensor) -> torch.Tensor:
@@ -90,7 +92,7 @@ def as_torch(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setitem(patches.PATCHES, "compilation", own)
 
 
-@pytest.mark.parametrize("x", [X, ODD], ids=["full vectors", "rests"])
+@pytest.mark.parametrize("x", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_code_is_inductors_to_the_letter(
     name: str, x: torch.Tensor, as_torch: Callable[[], None]
