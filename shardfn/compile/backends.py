@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .. import _compat
+from .._compat.strides import Relaid
 from ..collectives import our_ops
 from ..ops import higher_order
 from ..schedule import copied
@@ -90,7 +91,7 @@ def _compiled(
 ) -> Runner:
     fakes = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
     return _compat.inductor(
-        torch.fx.Interpreter(higher_order.unfold(graph)).run,
+        Relaid(higher_order.unfold(graph)).run,
         fakes,
         lambda lowered: separate(lowered, donated),
         our_ops(),

@@ -50,6 +50,20 @@ def t5() -> Any:
     return hub.T5ForConditionalGeneration(config)
 
 
+def gpt2() -> Any:
+    config = hub.GPT2Config(
+        vocab_size=64,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_positions=16,
+        attn_pdrop=0.0,
+        embd_pdrop=0.0,
+        resid_pdrop=0.0,
+    )
+    return hub.GPT2LMHeadModel(config)
+
+
 def vit() -> Any:
     sizes = {key: n for key, n in SIZES.items() if key != "vocab_size"}
     config = hub.ViTConfig(**sizes, image_size=16, patch_size=8, num_labels=3)
@@ -75,6 +89,7 @@ def images(model: Any, x: torch.Tensor) -> torch.Tensor:
 MODELS: dict[str, tuple[Callable[[], Any], Callable[..., Any], torch.Tensor]] = {
     "Llama": (llama, language, TOKENS),
     "Mixtral": (mixtral, language, TOKENS),
+    "GPT-2": (gpt2, language, TOKENS),
     "T5": (t5, language, TOKENS),
     "ViT": (vit, images, PIXELS),
     "Mamba": (mamba, language, TOKENS),
@@ -86,29 +101,48 @@ def _model(name: str) -> Any:
     return MODELS[name][0]().train()
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_a_model_trains_as_on_one_device(name: str) -> None:
+def _on_one_device(name: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The loss and the gradients, by torch."""
     _, loss_of, x = MODELS[name]
     model = _model(name)
-    wanted = loss_of(model, x)
-    wanted.backward()
-    gradients = {
-        k: p.grad for k, p in model.named_parameters() if p.grad is not None
-    }
+    loss = loss_of(model, x)
+    loss.backward()
+    named = model.named_parameters()
+    return loss.detach(), {k: p.grad for k, p in named if p.grad is not None}
 
+
+def _pure(name: str) -> tuple[Callable[..., Any], Any, Any]:
+    """(the loss and its gradients of parameters, buffers and an input; the first two of these)"""
+    _, loss_of, _ = MODELS[name]
     fn, params, buffers = sf.functionalize(_model(name))
     call = lambda p, b: lambda **given: fn(p, b, **given)[0]
     loss = lambda p, b, x: loss_of(call(p, b), x)
+    return sf.value_and_grad(loss), params, buffers
+
+
+def _assert_same(found: Any, wanted: Any) -> None:
+    loss, gradients = found
+    torch.testing.assert_close(loss, wanted[0])
+    gradients = {key: gradients[key] for key in wanted[1]}
+    torch.testing.assert_close(gradients, wanted[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_trains_as_on_one_device(name: str) -> None:
+    step, params, buffers = _pure(name)
     with sf.fake_world(4):
         mesh = sf.make_mesh((2, 2), ("dp", "tp"))
-        batch = P() if loss_of is images else P("dp")
-        step = sf.shard(
-            sf.value_and_grad(loss), mesh, (P("tp"), P(), batch), backend="aten"
-        )
-        found, got = sf.full(step(params, buffers, x))
-    torch.testing.assert_close(found, wanted.detach())
-    got = {key: got[key] for key in gradients}
-    torch.testing.assert_close(got, gradients, rtol=1e-4, atol=1e-5)
+        batch = P() if name == "ViT" else P("dp")
+        step = sf.shard(step, mesh, (P("tp"), P(), batch), backend="aten")
+        found = sf.full(step(params, buffers, MODELS[name][2]))
+    _assert_same(found, _on_one_device(name))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_compiled_model_trains_as_on_one_device(name: str) -> None:
+    step, params, buffers = _pure(name)
+    found = sf.jit(step, backend="inductor")(params, buffers, MODELS[name][2])
+    _assert_same(found, _on_one_device(name))
 
 
 def qwen2_moe() -> Any:

@@ -73,7 +73,7 @@ def loops_written_once() -> Iterator[None]:
 
 
 def _key(group: Any, nodes: Sequence[Any]) -> tuple[Any, ...]:
-    """What the code of loops depends on, within one kernel: the ops, and which of their buffers
+    """All that the code of loops depends on within one kernel: the ops, and which of their buffers
     share memory with others.
     """
     reads_and_writes = [node.read_writes.reads_and_writes() for node in nodes]

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..strides import is_laid_otherwise
 from ..tracing import FakeTensorMode
 from .sizes import Noted, Sizes, conditions_of
 
@@ -61,6 +62,17 @@ class Sized(torch.fx.Interpreter):
     ) -> None:
         super().__init__(graph)
         self.given = given
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        """The value of a node.
+
+        Raises:
+            ValueError: a trace gives it other strides than its op has.
+        """
+        result = super().run_node(n)
+        if is_laid_otherwise(result, n.meta.get("val")):
+            raise ValueError(f"{n} has other strides where it is decomposed")
+        return result
 
     def fetch_args_kwargs_from_env(self, n: torch.fx.Node) -> Any:
         args, kwargs = self.given(n)

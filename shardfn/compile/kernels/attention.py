@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from ..._compat.inductor import with_fused_attention
+from ..._compat.strides import Relaid
 from . import op_kinds
 
 aten = torch.ops.aten
@@ -121,7 +122,7 @@ def _fused(
     for x in nodes:
         copies[x] = inner.node_copy(x, copies.__getitem__)
     inner.output([copies[x] for x in results])
-    run = Interpreter(GraphModule(torch.nn.Module(), inner)).run
+    run = Relaid(GraphModule(torch.nn.Module(), inner)).run
     return with_fused_attention(run, values)
 
 
