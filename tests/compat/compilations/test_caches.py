@@ -12,6 +12,7 @@ from torch.fx import graph_module
 
 import shardfn as sf
 from shardfn._compat.compilations import caches
+from shardfn._compat.fakes import answers
 
 
 def _captured(rows: int) -> None:
@@ -19,7 +20,10 @@ def _captured(rows: int) -> None:
 
 
 def test_answers_of_fake_tensors_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "_ANSWERS", {})  # else torch is not asked
+    FakeTensorMode.cache_clear()
     _captured(3)
+    assert len(FakeTensorMode.cache) > 1
     monkeypatch.setattr(caches, "ANSWERS", len(FakeTensorMode.cache))
     for rows in range(50, 55):
         _captured(rows)
