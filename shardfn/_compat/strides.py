@@ -51,6 +51,13 @@ def _are_dense(dims: Sequence[tuple[Any, Any]]) -> bool:
     return True
 
 
+def are_laid_otherwise(result: Any, like: Any) -> bool:
+    """Whether a tensor of a result has other strides than that of another result."""
+    if isinstance(result, tuple | list):
+        return any(map(is_laid_otherwise, result, like or result))
+    return is_laid_otherwise(result, like)
+
+
 def is_laid_otherwise(x: Any, like: Any) -> bool:
     """Whether a tensor has other strides than another one of its shape, if sizes that are symbols
     are as in their example.

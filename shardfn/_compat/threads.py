@@ -76,6 +76,12 @@ def capturing() -> Iterator[None]:
         _CAPTURING.reset(token)
 
 
+def only_here() -> Callable[[], bool]:
+    """A function that says whether the thread that calls it is this one."""
+    thread = threading.get_ident()
+    return lambda: threading.get_ident() == thread
+
+
 @contextlib.contextmanager
 def overridden(
     owner: Any, name: str, new: Callable[..., Any], is_mine: Callable[[], bool]

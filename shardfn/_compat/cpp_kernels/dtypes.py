@@ -6,7 +6,6 @@ Inductor makes all of them again for each op of each kernel, which takes 0.1 ms 
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,11 +18,8 @@ def rules_kept() -> Iterator[None]:
     from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
     from torch._inductor.utils import op_dtype_propagation_rules
 
-    thread = threading.get_ident()
+    mine = threads.only_here()
     known: list[dict[str, Any]] = []
-
-    def mine() -> bool:
-        return threading.get_ident() == thread
 
     def made(original: Any, handler: Any) -> None:
         if known != [op_dtype_propagation_rules]:

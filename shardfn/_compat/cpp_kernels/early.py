@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -28,13 +27,10 @@ def kernels_started() -> Iterator[None]:
     from torch._inductor.async_compile import get_compile_threads
     from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 
-    if get_compile_threads() == 1:
+    if get_compile_threads() < 2:
         yield
         return
-    thread = threading.get_ident()
-
-    def mine() -> bool:
-        return threading.get_ident() == thread
+    mine = threads.only_here()
 
     with ThreadPoolExecutor(1) as pool:
         early = Early(pool)

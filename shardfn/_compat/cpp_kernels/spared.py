@@ -9,7 +9,6 @@ it writes all of them again. Together that is half of the code that it writes fo
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -45,11 +44,8 @@ def loops_written_once() -> Iterator[None]:
     """A context in which this thread writes loops once that cannot share an outer one."""
     from torch._inductor.codegen.cpp import CppKernelProxy, CppScheduling
 
-    thread = threading.get_ident()
+    mine = threads.only_here()
     known: dict[tuple[Any, ...], Any] = {}  # what code depends on -> what was written
-
-    def mine() -> bool:
-        return threading.get_ident() == thread
 
     def tried(original: Any, scheduling: Any, node: Any) -> None:
         known.clear()

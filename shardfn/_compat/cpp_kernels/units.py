@@ -13,7 +13,6 @@ import json
 import os
 import platform
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -47,10 +46,7 @@ def kernels_joined() -> Iterator[None]:
     """A context in which this thread compiles the C++ kernels of a module together."""
     from torch._inductor.async_compile import AsyncCompile
 
-    thread = threading.get_ident()
-
-    def mine() -> bool:
-        return threading.get_ident() == thread
+    mine = threads.only_here()
 
     with (
         threads.overridden(AsyncCompile, "cpp_pybinding", _noted, mine),

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..strides import is_laid_otherwise
+from ..strides import are_laid_otherwise
 from ..tracing import FakeTensorMode
 from .sizes import Noted, Sizes, conditions_of
 
@@ -70,7 +70,7 @@ class Sized(torch.fx.Interpreter):
             ValueError: a trace gives it other strides than its op has.
         """
         result = super().run_node(n)
-        if is_laid_otherwise(result, n.meta.get("val")):
+        if are_laid_otherwise(result, n.meta.get("val")):
             raise ValueError(f"{n} has other strides where it is decomposed")
         return result
 
