@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from . import errors as errors  # checks that torch has torch.distributed
-
 if TYPE_CHECKING:
+    from . import errors as errors
     from .public.names import *
 else:
     from .public import attribute as __getattr__
     from .public import attributes as __dir__
+    from .public import errors as errors  # checks that torch has torch.distributed
 
 __all__ = [
     "ArtefactError",

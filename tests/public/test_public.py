@@ -80,6 +80,36 @@ def _is_module(name: str) -> bool:
     return importlib.util.find_spec(f"shardfn.{name}") is not None
 
 
+GARBAGE = """
+import gc
+collected = []
+gc.callbacks.append(lambda phase, about: collected.append(phase))
+import shardfn as sf
+sf.jit
+assert len(collected) < 20, len(collected)  # some 700 where nothing pauses it
+assert gc.isenabled()
+assert len(gc.get_objects(generation=0)) < 20_000
+"""
+OFF = """
+import gc
+gc.disable()
+import torch
+gc.freeze()
+import shardfn as sf
+sf.jit
+assert not gc.isenabled() and gc.get_freeze_count()
+gc.enable()
+from shardfn import public
+public.module("public.names")
+assert gc.get_freeze_count()
+"""
+
+
+@pytest.mark.parametrize("source", [GARBAGE, OFF])
+def test_garbage_rests_while_names_are_imported_and_is_as_before(source: str) -> None:
+    subprocess.run([sys.executable, "-c", source], check=True)
+
+
 def test_names_are_the_same_after_submodules_and_in_threads() -> None:
     subprocess.run([sys.executable, "-c", FIRST], check=True)
 

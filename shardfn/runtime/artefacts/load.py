@@ -43,6 +43,14 @@ def load(path: str, mesh: Any = None, backend: str | None = None) -> Compiled:
         ArtefactError: the file is damaged, or made for another torch, machine or mesh.
         DivergenceError: ranks load other files.
     """
+    with _compat.paused_gc():
+        compiled, digest = _loaded(path, mesh, backend)
+    agree_on_digest(f"{WHERE}, {os.path.basename(path)}", compiled.placed, digest)
+    return compiled
+
+
+def _loaded(path: str, mesh: Any, backend: str | None) -> tuple[Compiled, str]:
+    """The compiled program of a file, and the file's digest."""
     record, tensors, digest = file.read(path)
     try:
         _refuse_other_versions(path, record)
@@ -51,12 +59,11 @@ def load(path: str, mesh: Any = None, backend: str | None = None) -> Compiled:
         raise _refused(path, error) from None
     mesh = _found_mesh(path, axes, device, mesh)
     try:
-        with _compat.staging(), _compat.paused_gc():
+        with _compat.staging():
             compiled = _built(record, tensors, mesh, backend or record["backend"])
     except BROKEN as error:
         raise _refused(path, error) from None
-    agree_on_digest(f"{WHERE}, {os.path.basename(path)}", compiled.placed, digest)
-    return compiled
+    return compiled, digest
 
 
 def _refused(path: str, error: Exception) -> ArtefactError:
