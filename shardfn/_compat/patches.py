@@ -215,7 +215,7 @@ PLACING: tuple[Patch, ...] = (
 PATCHES: dict[str, tuple[Patch, ...]] = {
     "capture": (*READING, *TRACING, SIZES, INDEXED, ANSWERS),
     "fakes": (SIZES, INDEXED, ANSWERS),
-    "numbers": (),
+    "numbers": spared.NUMBERS,
     "symbols": (  # Dynamo, where sizes are symbols
         Patch(
             ("the kernel of aten::linear for torch.func, in Python",),

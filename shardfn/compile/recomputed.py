@@ -16,6 +16,7 @@ import torch
 
 from ..capture.checkpoint.recompute import SHAPE_ONLY, is_view, owner_of
 from ..capture.drawing import draws
+from ..ops.nodes import remove_unread
 from ..ops.placement import AFTER
 from ..schedule import copied
 from .minimum_cut import ENDLESS, minimum_cut
@@ -217,7 +218,7 @@ class _Copies:
             if _is_token(node):
                 self.tokens.add(node)
                 token = node
-        graph.eliminate_dead_code()
+        remove_unread(graph)
         graph.lint()
 
     def token_of(

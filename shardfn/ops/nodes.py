@@ -12,3 +12,10 @@ def args_of(node: torch.fx.Node) -> tuple[Any, ...]:
     says that a node may have any argument that fx can hold.
     """
     return node.args
+
+
+def remove_unread(graph: torch.fx.Graph) -> None:
+    """Remove the nodes that nothing reads and that have no effect. torch asks of every node
+    whether it has one, which takes longer than all else here.
+    """
+    graph.eliminate_dead_code(lambda node: bool(node.users) or node.is_impure())

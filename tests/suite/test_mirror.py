@@ -16,7 +16,6 @@ from tests.support.reading.sizes import PACKAGE, ROOT, files
 
 # A source that needs no test file of its own, and why.
 EXEMPT: dict[str, str] = {
-    "ops/nodes.py": "gives a type to what torch leaves untyped",
 }
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

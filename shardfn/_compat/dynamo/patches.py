@@ -22,42 +22,7 @@ BUILDER = "torch._dynamo.variables.builder:"
 REFUSED = "a captured function may not do this: an error by name, in place of a wrong program"
 
 READING = (  # a captured function, by Dynamo
-    Patch(
-        (
-            "torch._dynamo.trace_rules:check_file",
-            "torch._dynamo.output_graph.traceback",
-        ),
-        "it goes through lists of folders for each function, and writes each frame for each node",
-        NEVER,
-        enter=spared.files_read_once,
-    ),
-    Patch(
-        ("torch._dynamo:lookup_backend",),
-        "it imports all backends, a third of a second, to see whether one is `eager`",
-        NEVER,
-        new=spared.backend_looked_up,
-        optional=True,
-    ),
-    Patch(
-        (
-            "torch._dynamo.output_graph:uninteresting_files",
-            "torch.fx.experimental.symbolic_shapes:uninteresting_files",
-        ),
-        "it imports torch.export, a sixth of a second, to ask where its file is",
-        NEVER,
-        new=spared.own_files_of_torch,
-        optional=True,
-    ),
-    Patch(
-        methods(
-            "torch._dynamo.output_graph:OutputGraph",
-            "get_replayed_side_effect_source_refs",
-        ),
-        "it imports torch.export, to leave out that one's own dicts",
-        NEVER,
-        new=spared.side_effects_listed,
-        optional=True,
-    ),
+    *spared.PATCHES,
     Patch(
         ("torch._dynamo.trace_rules:is_callable_allowed",),
         "our own ops stay one op in the graph; allow_in_graph is for good",

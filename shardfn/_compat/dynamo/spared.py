@@ -1,5 +1,5 @@
-"""Work that a capture is spared: code of graphs that nothing runs, what Dynamo asks of a file
-again for each call, and the imports of backends that compile nothing of it and of torch.export.
+"""Work that a capture is spared: code of graphs that nothing runs, what torch asks of a file or a
+node again and again, and the imports of backends that compile nothing of it and of torch.export.
 """
 
 from __future__ import annotations
@@ -7,15 +7,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import traceback
 import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch.fx import _lazy_graph_module as lazy
+from torch.fx import graph
 
+from ..compilations import caches
+from ..patching import NEVER, Patch, methods
 from ..threads import is_capturing, overridden, replaced
 
 OWN_FILES = (
@@ -47,16 +50,9 @@ def code_on_demand() -> Iterator[None]:
         yield
 
 
-def graph_module(root: Any, graph: torch.fx.Graph) -> torch.fx.GraphModule:
+def graph_module(root: Any, nodes: torch.fx.Graph) -> torch.fx.GraphModule:
     """A module of a graph, whose code is written when it is read or run."""
-    return lazy._LazyGraphModule(root, graph)
-
-
-@contextlib.contextmanager
-def files_read_once() -> Iterator[None]:
-    """Have Dynamo ask once about a file, and write out each of its lines once."""
-    with files_asked_once(), frames_written_once():
-        yield
+    return lazy._LazyGraphModule(root, nodes)
 
 
 @contextlib.contextmanager
@@ -78,36 +74,76 @@ def files_asked_once() -> Iterator[None]:
         yield
 
 
-class _Stack(traceback.StackSummary):
-    """A stack of Python frames. The text of one that is known is not made again."""
+@contextlib.contextmanager
+def stacks_written_once() -> Iterator[None]:
+    """Have Dynamo write out each stack once. Every node has the text of its stack, and many
+    nodes come from one line.
+    """
+    from torch._dynamo.output_graph import SubgraphTracer
 
-    known: dict[Any, str]
+    known: dict[Any, str] = {}
+    codes: set[Any] = set()  # kept, since their ids are in the keys
+    last: list[tuple[Any, torch.fx.Node]] = []  # torch writes its stack next
 
-    def format_frame_summary(self, frame: traceback.FrameSummary, **kwargs: Any) -> str:
-        names = "filename", "lineno", "name", "colno", "end_colno"
-        key = tuple(getattr(frame, name, None) for name in names)
-        if key not in self.known:
-            self.known[key] = super().format_frame_summary(frame, **kwargs)
-        return self.known[key]
+    def noted(note: Any, tracer: Any, tx: Any, node: torch.fx.Node) -> None:
+        note(tracer, tx, node)
+        while last:
+            key, before = last.pop()
+            known[key] = before.meta["stack_trace"]
+        if node.op == "output" or "stack_trace" in node.meta:
+            return
+        key = tuple(_frames(tx, codes))
+        if key in known:
+            node.meta["stack_trace"] = known[key]
+        else:
+            last.append((key, node))
+
+    name = "_maybe_preserve_original_meta"
+    with overridden(SubgraphTracer, name, noted, is_capturing):
+        yield
+
+
+def _frames(tx: Any, codes: set[Any]) -> Iterator[Any]:
+    """The frames of a stack, from the innermost on."""
+    while tx is not None:
+        codes.add(tx.f_code)
+        yield id(tx.f_code), tx.lineno, tx.current_instruction.positions
+        tx = getattr(tx, "parent", None)
 
 
 @contextlib.contextmanager
-def frames_written_once() -> Iterator[None]:
-    """Have Dynamo write out each frame once. Every node has the text of its stack, and most of
-    its frames are those of the node before it.
+def arguments_not_searched() -> Iterator[None]:
+    """Have a graph not search the arguments of each new node for symbolic numbers, of which it
+    would warn.
     """
-    from torch._dynamo import output_graph
 
-    known: dict[Any, str] = {}
+    def searched(tree: Any, *args: Any, **kwargs: Any) -> Any:
+        return () if is_capturing() else pytree.tree_iter(tree, *args, **kwargs)
 
-    def stack(frames: Any) -> _Stack:
-        found = _Stack(frames)
-        found.known = known
-        return found
+    module = types.SimpleNamespace(**{**vars(pytree), "tree_iter": searched})
+    with replaced(graph, "pytree", lambda original: module):
+        yield
 
-    summary = types.SimpleNamespace(from_list=stack)
-    module = types.SimpleNamespace(**{**vars(traceback), "StackSummary": summary})
-    with replaced(output_graph, "traceback", lambda original: module):
+
+def asked_where_unread(
+    eliminate: Any, nodes: torch.fx.Graph, is_impure_node: Any = None
+) -> bool:
+    """Dead nodes, removed. Whether a node has an effect is asked of those that nothing reads."""
+    if is_impure_node is None:
+        return eliminate(nodes)
+    return eliminate(nodes, lambda node: bool(node.users) or is_impure_node(node))
+
+
+def left_unwritten(write: Any, module: Any) -> None:
+    """Leave the code of a module for when it is run. Dynamo writes it, for it would run it."""
+
+
+@contextlib.contextmanager
+def no_sizes_sought() -> Iterator[None]:
+    """Have Dynamo not look for conditions on sizes in a program of numbers, for which it writes
+    the code of the graph.
+    """
+    with caches.settings(torch._dynamo.config, do_not_emit_runtime_asserts=True):
         yield
 
 
@@ -151,3 +187,72 @@ def side_effects_listed(listed: Any, output: Any, **options: Any) -> list[str]:
         if isinstance(getattr(variable, "mutation_type", None), outside)
     ]
     return [_get_source_debug_name(variable.source) for variable in changed]
+
+
+PATCHES = (
+    Patch(
+        ("torch._dynamo.trace_rules:check_file",),
+        "it goes through lists of folders for each function",
+        NEVER,
+        enter=files_asked_once,
+    ),
+    Patch(
+        ("torch._dynamo.output_graph:SubgraphTracer._maybe_preserve_original_meta",),
+        "it writes each frame of the stack for each node",
+        NEVER,
+        enter=stacks_written_once,
+    ),
+    Patch(
+        ("torch.fx.graph.pytree",),
+        "a new node's arguments are flattened to warn of symbolic numbers",
+        NEVER,
+        enter=arguments_not_searched,
+    ),
+    Patch(
+        ("torch.fx:Graph.eliminate_dead_code",),
+        "it asks of each node whether it has an effect, also of those that are read",
+        NEVER,
+        new=asked_where_unread,
+    ),
+    Patch(
+        ("torch.fx._lazy_graph_module:_LazyGraphModule.force_recompile",),
+        "it writes the code of the graph, which a capture interprets",
+        NEVER,
+        new=left_unwritten,
+    ),
+    Patch(
+        ("torch._dynamo:lookup_backend",),
+        "it imports all backends, a third of a second, to see whether one is `eager`",
+        NEVER,
+        new=backend_looked_up,
+        optional=True,
+    ),
+    Patch(
+        (
+            "torch._dynamo.output_graph:uninteresting_files",
+            "torch.fx.experimental.symbolic_shapes:uninteresting_files",
+        ),
+        "it imports torch.export, a sixth of a second, to ask where its file is",
+        NEVER,
+        new=own_files_of_torch,
+        optional=True,
+    ),
+    Patch(
+        methods(
+            "torch._dynamo.output_graph:OutputGraph",
+            "get_replayed_side_effect_source_refs",
+        ),
+        "it imports torch.export, to leave out that one's own dicts",
+        NEVER,
+        new=side_effects_listed,
+        optional=True,
+    ),
+)
+NUMBERS = (
+    Patch(
+        ("torch._dynamo.config.do_not_emit_runtime_asserts",),
+        "it writes the code of the graph to look for conditions on sizes, and there are none",
+        NEVER,
+        enter=no_sizes_sought,
+    ),
+)

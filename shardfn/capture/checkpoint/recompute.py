@@ -14,7 +14,7 @@ import attrs
 import torch
 
 from ...ops import placement
-from ...ops.nodes import args_of
+from ...ops.nodes import args_of, remove_unread
 from .. import annotations as sources
 from ..copying import copied
 from ..drawing import draws
@@ -57,7 +57,7 @@ def recompute(graph: torch.fx.Graph) -> torch.fx.Graph:
         removed, and recorded in `custom` as `names`.
     """
     graph = copied(graph)
-    graph.eliminate_dead_code()
+    remove_unread(graph)
     _note_names(graph)
     members: dict[str, list[torch.fx.Node]] = {}
     for node in graph.nodes:
@@ -84,7 +84,7 @@ def recompute(graph: torch.fx.Graph) -> torch.fx.Graph:
                 if depth[other] > depth[key]
             )
             _Region(graph, work, key, policy[key], around).recompute()
-        graph.eliminate_dead_code()
+        remove_unread(graph)
         graph.lint()
     return graph
 

@@ -11,7 +11,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ...ops.loops import Scan, results
-from ...ops.nodes import args_of
+from ...ops.nodes import args_of, remove_unread
 from .trim_loops import copy_node, reached, trim
 
 
@@ -330,5 +330,5 @@ def _reading(
             fresh.output([env[x] for x in n.args[0]])
         elif n not in env:
             env[n] = copy_node(fresh, n, env)
-    fresh.eliminate_dead_code()
+    remove_unread(fresh)
     return fresh

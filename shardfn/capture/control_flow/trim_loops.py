@@ -10,12 +10,12 @@ import attrs
 import torch
 
 from ...ops.loops import Branch, Scan, While
-from ...ops.nodes import args_of
+from ...ops.nodes import args_of, remove_unread
 
 
 def trim(graph: torch.fx.Graph) -> None:
     """Remove unread results of loops, and the nodes that only they need."""
-    graph.eliminate_dead_code()
+    remove_unread(graph)
     nodes = list(graph.nodes)
     # trimming a loop may leave another loop's results unread
     for node in reversed(nodes):
@@ -23,7 +23,7 @@ def trim(graph: torch.fx.Graph) -> None:
             used = {user.args[1] for user in node.users}
             trim_loop = TRIM[type(node.target)]
             trim_loop(graph, node, node.target, used)
-            graph.eliminate_dead_code()
+            remove_unread(graph)
 
 
 def _trim_scan(

@@ -10,6 +10,7 @@ import attrs
 import torch
 
 from ... import _compat, _tree
+from ...ops.nodes import remove_unread
 from .. import trace
 from ..modules.call import is_unbatched, spread
 from .layout import State, unhooked
@@ -115,7 +116,7 @@ def without_copies(graph: torch.fx.Graph) -> None:
         if _is_alike(source, node):
             node.replace_all_uses_with(source)
             graph.erase_node(node)
-    graph.eliminate_dead_code()
+    remove_unread(graph)
 
 
 def _is_alike(a: Any, b: torch.fx.Node) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import traceback
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,12 +14,14 @@ from torch._dynamo import trace_rules
 
 import shardfn as sf
 from shardfn._compat.dynamo.spared import (
+    arguments_not_searched,
+    asked_where_unread,
     backend_looked_up,
     code_on_demand,
     files_asked_once,
-    frames_written_once,
     graph_module,
     own_files_of_torch,
+    stacks_written_once,
 )
 from shardfn._compat.threads import capturing
 
@@ -107,27 +110,86 @@ def test_a_first_capture_does_not_import_torch_export() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_the_stack_of_a_node_is_that_of_python(monkeypatch) -> None:
-    from torch._dynamo import output_graph
+NORM = torch.nn.LayerNorm(3)
 
-    def inner(depth: int) -> traceback.StackSummary:
-        if depth:
-            return inner(depth - 1)
-        return traceback.StackSummary.extract(traceback.walk_stack(sys._getframe()))
 
-    frames = list(inner(5))
-    asked: list[object] = []
-    write = traceback.StackSummary.format_frame_summary
+def deep(x: torch.Tensor, depth: int) -> torch.Tensor:
+    """x, doubled and halved in a deeper frame."""
+    if depth:
+        return deep(x + x, depth - 1) / 2
+    return NORM(x) + x
 
-    def counted(summary: object, frame: object, **kwargs: object) -> str:
-        asked.append(frame)
-        return write(summary, frame, **kwargs)
 
-    wanted = traceback.StackSummary.from_list(frames).format()
-    with frames_written_once():
-        monkeypatch.setattr(traceback.StackSummary, "format_frame_summary", counted)
-        stack = output_graph.traceback.StackSummary.from_list(frames)
-        assert stack.format() == wanted and any("repeated" in s for s in wanted)
-        once = len(asked)
-        assert stack.format() == wanted and len(asked) == once
-    assert output_graph.traceback is traceback
+def stepped(x: torch.Tensor) -> torch.Tensor:
+    """Lines that are read once and lines that are read often, a deep stack and one of torch.nn."""
+    for _ in range(3):
+        x = deep(x, 5)
+        x, y = x * 2, x * 3
+    return sum([x, y])
+
+
+def stacks(fn: Callable[..., Any]) -> list[tuple[str, str | None]]:
+    """The nodes that Dynamo makes of a function, and their stacks."""
+    from torch._dynamo.functional_export import dynamo_graph_capture_for_export
+
+    with capturing():
+        graph = dynamo_graph_capture_for_export(fn)(torch.ones(2, 3)).graph
+    return [(node.name, node.stack_trace) for node in graph.nodes]
+
+
+def test_a_node_has_the_stack_that_torch_writes() -> None:
+    torch._dynamo.reset()
+    wanted = stacks(stepped)
+    torch._dynamo.reset()
+    with stacks_written_once():
+        found = stacks(stepped)
+    assert found == wanted and len(wanted) > 30
+    assert any("deep" in str(text) for _, text in wanted)
+
+
+def test_a_stack_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo.symbolic_convert import InstructionTranslatorBase as Reader
+
+    written: list[object] = []
+    ask = Reader.is_co_filename_from_nn_modules
+    asked = lambda reader: written.append(reader) or ask(reader)
+    monkeypatch.setattr(Reader, "is_co_filename_from_nn_modules", asked)
+    torch._dynamo.reset()
+    with stacks_written_once():
+        nodes = stacks(lambda x: [x := x + 1 for _ in range(50)][-1])
+    assert len(nodes) > 50 and 0 < len(written) < 10
+
+
+def test_dead_nodes_are_removed_and_torch_is_asked_of_the_unread() -> None:
+    graph = doubling()
+    (node,) = graph.find_nodes(op="call_function", target=torch.add)
+    with graph.inserting_after(node):
+        graph.call_function(torch.mul, (node, node))
+    asked: list[torch.fx.Node] = []
+    is_impure = lambda node: asked.append(node) or node.is_impure()
+    assert asked_where_unread(torch.fx.Graph.eliminate_dead_code, graph, is_impure)
+    assert [node.target for node in graph.nodes][1:-1] == [torch.add]
+    assert node not in asked and len(asked) == 2
+    assert not asked_where_unread(torch.fx.Graph.eliminate_dead_code, graph)
+
+
+def test_a_capture_writes_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+    write = torch.fx.Graph.python_code
+    monkeypatch.setattr(
+        torch.fx.Graph,
+        "python_code",
+        lambda graph, *a, **k: written.append(len(graph.nodes)) or write(graph, *a, **k),
+    )
+    step = lambda x: deep(x, 2) * 2
+    sf.jit(step, backend="aten").trace(torch.ones(2, 3))
+    assert not written
+
+
+def test_arguments_are_searched_for_symbolic_numbers_by_others_than_a_capture() -> None:
+    tree = ([1, 2], {"a": 3})
+    with arguments_not_searched():
+        assert list(torch.fx.graph.pytree.tree_iter(tree)) == [1, 2, 3]
+        with capturing():
+            assert not list(torch.fx.graph.pytree.tree_iter(tree))
+    assert torch.fx.graph.pytree is torch.utils._pytree
