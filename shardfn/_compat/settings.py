@@ -1,4 +1,6 @@
-"""torch's global settings that a program depends on, as one tuple. Each call compares it."""
+"""torch's global settings: those that a program depends on, as one tuple that each call compares,
+and those of the tracers, which a capture has its own of.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch._functorch.config
+import torch.fx.experimental._config
+
+from .compilations import caches
 
 _C = torch._C
 DEVICES = ("cpu", "cuda", "xpu", "mps")  # devices whose autocast state is read
@@ -137,3 +143,42 @@ def without_autocast(
             return run(leaves)
 
     return run_as_written
+
+
+@contextlib.contextmanager
+def of_captures() -> Iterator[None]:
+    """The tracers' settings for a capture, per thread (torch 2.13). With some of the user's, made
+    for torch.compile, no capture is possible: graphs of subgraphs, numbers of real tensors.
+
+    Shapes stay numbers. By default Dynamo makes symbols of them once it has traced two
+    functions of different shapes.
+    """
+    dynamo = caches.settings(
+        torch._dynamo.config,
+        replay_side_effects=False,
+        side_effect_replay_policy="error",
+        assume_static_by_default=True,
+        automatic_dynamic_shapes=False,
+        allow_rnn=True,
+        skip_fwd_side_effects_in_bwd_under_checkpoint=True,
+        enable_faithful_generator_behavior=True,
+        generate_pycode=False,
+        track_nodes_for_deduplication=False,
+        use_graph_deduplication=False,
+        verify_correctness=False,
+    )
+    with dynamo, of_fakes():
+        yield
+
+
+@contextlib.contextmanager
+def of_fakes() -> Iterator[None]:
+    """The settings with which fake tensors and symbols are made: nothing real beside them."""
+    real = caches.settings(
+        torch._functorch.config, fake_tensor_propagate_real_tensors=False
+    )
+    checked = caches.settings(
+        torch.fx.experimental._config, translation_validation=False
+    )
+    with real, checked:
+        yield

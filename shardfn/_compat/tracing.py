@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.autograd import forward_ad
 
+from .settings import of_fakes
 from .threads import is_capturing, overridden
 
 # Private members of torch, each by a name of ours.
@@ -32,9 +33,7 @@ setup_context_of = operator.attrgetter("_setup_context_fn")  # of a custom op
 name_of_op = operator.attrgetter("_opname")  # without namespace and overload
 codegen_of = operator.attrgetter("_codegen")  # of a graph
 sequence_number = operator.attrgetter("_sequence_nr")  # of an autograd node
-version_of = operator.attrgetter(
-    "_version"
-)  # of a tensor: the count of in-place writes
+version_of = operator.attrgetter("_version")  # of a tensor: how many in-place writes
 base_of = operator.attrgetter(
     "_base"
 )  # of a view: the tensor whose memory it shares
@@ -275,12 +274,13 @@ def fake_mode() -> FakeTensorMode:
     """
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    symbols = ShapeEnv(
-        allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False
-    )
-    return FakeTensorMode(
-        allow_non_fake_inputs=True, shape_env=symbols, static_shapes=True
-    )
+    with of_fakes():
+        symbols = ShapeEnv(
+            allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False
+        )
+        return FakeTensorMode(
+            allow_non_fake_inputs=True, shape_env=symbols, static_shapes=True
+        )
 
 
 @contextlib.contextmanager

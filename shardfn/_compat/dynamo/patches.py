@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .. import dispatch, loops
+from .. import dispatch, loops, settings
 from ..patching import NEVER, OBJECT, Patch, methods
 from . import (
     generators,
@@ -357,9 +357,10 @@ READING = (  # a captured function, by Dynamo
         optional=True,
     ),
     Patch(
-        ("settings of torch._dynamo.config",),
-        "shapes stay numbers, and what a function stores is left out",
+        ("settings of torch._dynamo.config and others",),
+        "shapes stay numbers, what a function stores is left out, and the user's are for "
+        "torch.compile",
         NEVER,
-        enter=reading.reading_settings,
+        enter=settings.of_captures,
     ),
 )

@@ -17,7 +17,6 @@ import torch
 from torch.autograd import forward_ad
 
 from ...errors import ShardError, call_site
-from ..compilations import caches
 from ..tracing import (
     has_tangent,
     in_dual_level,
@@ -154,24 +153,6 @@ def capture_python(
         reads = outside_reads(out, fn.__globals__)
     symbols = functools.partial(sizes.sizes_of, out, inputs, notes)
     return create_fx_graph_from_captured_output(out, fn, args, {}), reads, symbols
-
-
-@contextlib.contextmanager
-def reading_settings() -> Iterator[None]:
-    """Dynamo's settings for a capture. They are per thread (torch 2.13).
-
-    Shapes stay numbers. By default Dynamo makes symbols of them once it has traced two
-    functions of different shapes.
-    """
-    with caches.settings(
-        torch._dynamo.config,
-        replay_side_effects=False,
-        side_effect_replay_policy="error",
-        automatic_dynamic_shapes=False,
-        allow_rnn=True,
-        skip_fwd_side_effects_in_bwd_under_checkpoint=True,
-    ):
-        yield
 
 
 def _with_own_globals(fn: types.FunctionType) -> types.FunctionType:

@@ -21,6 +21,7 @@ from ..compilations import caches
 from ..patching import NEVER, Patch, methods
 from ..threads import is_capturing, overridden, replaced
 
+LOCAL_MAP = "torch.distributed.tensor.experimental._func_map"
 OWN_FILES = (
     "__init__.py",
     "_compile.py",
@@ -189,6 +190,17 @@ def side_effects_listed(listed: Any, output: Any, **options: Any) -> list[str]:
     return [_get_source_debug_name(variable.source) for variable in changed]
 
 
+def unmade(make: Any, pickler: Any) -> None:
+    """Nothing, in place of what tells nodes apart where Dynamo seeks equal ones, which a capture
+    does not have it do.
+    """
+
+
+def local_map_met(meet: Any, fn: Any) -> bool:
+    """Whether a function is local_map's, which it can only be once that is imported."""
+    return LOCAL_MAP in sys.modules and meet(fn)
+
+
 PATCHES = (
     Patch(
         ("torch._dynamo.trace_rules:check_file",),
@@ -245,6 +257,23 @@ PATCHES = (
         "it imports torch.export, to leave out that one's own dicts",
         NEVER,
         new=side_effects_listed,
+        optional=True,
+    ),
+    Patch(
+        ("torch._dynamo.graph_region_tracker:InputPickler.__init__",),
+        "it imports Inductor, a tenth of a second, for a search that a capture turns off",
+        NEVER,
+        new=unmade,
+        optional=True,
+    ),
+    Patch(
+        methods(
+            "torch._dynamo.variables.higher_order_ops:LocalMapWrappedHigherOrderVariable",
+            "should_wrap_in_hop",
+        ),
+        "it imports experimental parts of DTensor to ask whether a function is one of them",
+        NEVER,
+        new=local_map_met,
         optional=True,
     ),
 )

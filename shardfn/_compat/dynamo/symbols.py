@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..settings import of_fakes
 from ..strides import are_laid_otherwise
 from ..tracing import FakeTensorMode
 from .sizes import Noted, Sizes, conditions_of
@@ -23,8 +24,9 @@ class Symbols:
         from torch._dynamo.source import ConstantSource
         from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-        self.env = ShapeEnv()
-        self.mode = FakeTensorMode(shape_env=self.env)
+        with of_fakes():
+            self.env = ShapeEnv()
+            self.mode = FakeTensorMode(shape_env=self.env)
         self.sizes: list[Any] = []
         for k, hint in enumerate(hints):
             source = ConstantSource(f"size_{k}")

@@ -12,6 +12,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 import shardfn as sf
 from shardfn import _compat
 from shardfn._compat.dynamo import reading
+from shardfn._compat.settings import of_captures
 
 X = torch.arange(3.0)
 
@@ -97,7 +98,7 @@ def test_substitutes_are_found_by_identity() -> None:
 def test_settings_of_a_capture_end_with_it() -> None:
     config = torch._dynamo.config
     before = config.automatic_dynamic_shapes, config.allow_rnn
-    with reading.reading_settings():
+    with of_captures():
         assert (config.automatic_dynamic_shapes, config.allow_rnn) == (False, True)
     assert (config.automatic_dynamic_shapes, config.allow_rnn) == before
 

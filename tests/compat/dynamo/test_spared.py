@@ -14,12 +14,14 @@ from torch._dynamo import trace_rules
 
 import shardfn as sf
 from shardfn._compat.dynamo.spared import (
+    LOCAL_MAP,
     arguments_not_searched,
     asked_where_unread,
     backend_looked_up,
     code_on_demand,
     files_asked_once,
     graph_module,
+    local_map_met,
     own_files_of_torch,
     stacks_written_once,
 )
@@ -101,13 +103,29 @@ def test_torch_export_is_named_where_it_is_not_imported() -> None:
     assert own_files_of_torch(None) == uninteresting_files()
 
 
-def test_a_first_capture_does_not_import_torch_export() -> None:
+UNNEEDED = (
+    "torch.export._trace",
+    "torch._inductor.codecache",
+    "torch.distributed.tensor.experimental._func_map",
+)
+
+
+def test_a_first_capture_does_not_import_what_it_does_not_need() -> None:
     script = (
         "import sys, torch, shardfn as sf\n"
-        "sf.jit(lambda x: x + x, backend='aten')(torch.ones(2))\n"
-        "assert 'torch.export._trace' not in sys.modules\n"
+        "sf.jit(lambda x: (lambda y: y + y)(x), backend='aten')(torch.ones(2))\n"
+        f"assert not {{*{UNNEEDED}}} & {{*sys.modules}}\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_local_map_is_still_met_once_it_is_imported(monkeypatch) -> None:
+    met: list[object] = []
+    meet = lambda fn: met.append(fn) or True
+    monkeypatch.delitem(sys.modules, LOCAL_MAP, raising=False)
+    assert not local_map_met(meet, len) and not met
+    monkeypatch.setitem(sys.modules, LOCAL_MAP, torch)
+    assert local_map_met(meet, len) and met == [len]
 
 
 NORM = torch.nn.LayerNorm(3)
