@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from .. import dispatch, loops, settings
+from .. import dispatch, loops
 from ..patching import NEVER, OBJECT, Patch, methods
+from ..settings import of_captures
 from . import (
     generators,
     guards,
@@ -361,6 +362,6 @@ READING = (  # a captured function, by Dynamo
         "shapes stay numbers, what a function stores is left out, and the user's are for "
         "torch.compile",
         NEVER,
-        enter=settings.of_captures,
+        enter=of_captures,
     ),
 )
