@@ -15,7 +15,8 @@ from .. import threads
 from . import units
 from .source import Kernel, can_join
 
-LEAST = 40_000  # characters for which it is worth to start a compiler
+LEAST = 20_000  # characters for which it is worth to start a compiler
+MOST = 100_000  # characters of a unit, so that two compilers share those of the end
 CALL = "cpp_pybinding"  # of Inductor's AsyncCompile, in the code of a program
 
 
@@ -69,10 +70,17 @@ class Early:
             self._start()
 
     def _start(self) -> None:
-        """Compile those that wait. Where that fails now, it will say so at the end."""
+        """Compile the first that wait. Where that fails now, it will say so at the end."""
+        first: dict[str, Kernel] = {}
+        length = 0
+        for key, kernel in self.waiting.items():
+            length += len(kernel.text)
+            if length > MOST and first:
+                break
+            first[key] = kernel
         with contextlib.suppress(OSError, RuntimeError):
-            units.started.append(units.start(self.waiting, self))
-        self.waiting = {}
+            units.started.append(units.start(first, self))
+        self.waiting = {k: x for k, x in self.waiting.items() if k not in first}
 
     def submit(self, *work: Any) -> Future[Any]:
         """Have the pool do some work."""

@@ -14,7 +14,7 @@ import os
 import platform
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,7 +118,8 @@ def _compile(kernels: dict[str, Kernel]) -> None:
     """
     running = [x for x in started if not kernels.keys().isdisjoint(x.keys)]
     begun = {key for x in running for key in x.keys}
-    divided = _divided({key: x for key, x in kernels.items() if key not in begun})
+    rest = {key: x for key, x in kernels.items() if key not in begun}
+    divided = _divided(rest, sum(x.is_running() for x in running))
     with ThreadPoolExecutor(max(1, len(divided))) as pool:
         for keys in divided:
             running.append(start({key: kernels[key] for key in keys}, pool))
@@ -127,10 +128,17 @@ def _compile(kernels: dict[str, Kernel]) -> None:
 
 
 class Unit(NamedTuple):
-    """A unit that is being compiled: the keys of its kernels, and what waits for its module."""
+    """A unit that is being compiled: the keys of its kernels, what waits for its module, and the
+    work of the pool.
+    """
 
     keys: list[str]
     load: Callable[[], Any]
+    work: list[Future[Any]]
+
+    def is_running(self) -> bool:
+        """Whether a compiler is at it."""
+        return not all(x.done() for x in self.work)
 
 
 started: list[Unit] = []  # while Inductor writes the other kernels of their program
@@ -140,9 +148,15 @@ def start(kernels: dict[str, Kernel], pool: Any) -> Unit:
     """Compile kernels as one unit, in a thread of a pool."""
     from torch._inductor.codecache import CppPythonBindingsCodeCache
 
+    work: list[Future[Any]] = []
+
+    def submit(*job: Any) -> Future[Any]:
+        work.append(pool.submit(*job))
+        return work[-1]
+
     text = unit(list(kernels.values()))
-    load = CppPythonBindingsCodeCache.load_async(text, submit_fn=pool.submit)
-    return Unit(list(kernels), load)
+    load = CppPythonBindingsCodeCache.load_async(text, submit_fn=submit)
+    return Unit(list(kernels), load, work)
 
 
 def _take(begun: Unit) -> None:
@@ -165,11 +179,13 @@ def missing(kernels: Sequence[Kernel]) -> dict[str, Kernel]:
     }
 
 
-def _divided(kernels: dict[str, Kernel]) -> list[list[str]]:
-    """The keys of the kernels of each unit, of about equal lengths of text."""
+def _divided(kernels: dict[str, Kernel], running: int) -> list[list[str]]:
+    """The keys of the kernels of each unit, of about equal lengths of text. As many units as
+    there are compiler threads, less those that are running.
+    """
     from torch._inductor.async_compile import get_compile_threads
 
-    count = min(max(1, get_compile_threads()), len(kernels))
+    count = min(max(1, get_compile_threads() - running), len(kernels))
     units: list[list[str]] = [[] for _ in range(count)]
     lengths = [0] * count
     for key in sorted(kernels, key=lambda key: (-len(kernels[key].text), key)):
