@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -111,6 +112,73 @@ def test_one_compiler_thread_compiles_at_the_end(
     monkeypatch.setattr(async_compile, "get_compile_threads", lambda: 1)
     sf.jit(lambda x: several(x, 6), backend="inductor")(X)
     assert "early" not in events and "at the end" in events
+
+
+class Busy:
+    """A pool whose work ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.work: list[Future[Any]] = []
+
+    def submit(self, *job: Any) -> Future[Any]:
+        self.work.append(Future())
+        return self.work[-1]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The keys of the units for which a compiler is asked."""
+    said: list[list[str]] = []
+
+    def start(kernels: dict[str, Kernel], pool: Any) -> units.Unit:
+        said.append([*kernels])
+        return units.Unit([*kernels], lambda: None, [pool.submit(list)])
+
+    monkeypatch.setattr(units, "start", start)
+    monkeypatch.setattr(units, "_take", lambda unit: None)
+    monkeypatch.setattr(units, "missing", lambda kernels: {x.text[:1]: x for x in kernels})
+    monkeypatch.setattr(units, "started", [])
+    monkeypatch.setattr(async_compile, "get_compile_threads", lambda: 2)
+    return said
+
+
+def call(letter: str, length: int) -> str:
+    """The line that asks for a kernel of so many characters."""
+    text = letter * length + '\nextern "C" void kernel(float*)'
+    return f"async_compile.cpp_pybinding(['float*'], {text!r})"
+
+
+def test_a_unit_takes_the_first_kernels_up_to_a_length(
+    asked: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(early, "LEAST", 100)
+    monkeypatch.setattr(early, "MOST", 300)
+    pool = Busy()
+    begun = early.Early(pool)  # pyright: ignore[reportArgumentType]
+    begun.add(call("a", 50))
+    assert not asked
+    begun.add(call("b", 900))
+    assert asked == [["a"]], "what is longer than a unit may be is left for the end"
+    for letter, length in (("c", 100), ("d", 500)):
+        begun.add(call(letter, length))
+    assert len(asked) == 1, "a compiler is running"
+    pool.work[0].set_result(None)
+    begun.add(call("e", 10))
+    assert asked[1:] == [["b"]], "but it does not wait for ever"
+    assert [*begun.waiting] == ["c", "d", "e"]
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+def test_a_compiler_that_still_runs_counts_as_one(
+    asked: list[list[str]], is_done: bool
+) -> None:
+    job: Future[Any] = Future()
+    if is_done:
+        job.set_result(None)
+    units.started.append(units.Unit(["a"], lambda: None, [job]))
+    kernels = {name: Kernel((), name * k) for k, name in enumerate("abcd", 1)}
+    units._compile(kernels)
+    assert sorted(map(sorted, asked)) == ([["b", "c"], ["d"]] if is_done else [["b", "c", "d"]])
 
 
 @pytest.mark.parametrize(
