@@ -129,7 +129,7 @@ def arguments_not_searched() -> Iterator[None]:
 def asked_where_unread(
     eliminate: Any, nodes: torch.fx.Graph, is_impure_node: Any = None
 ) -> bool:
-    """Dead nodes, removed. Whether a node has an effect is asked of those that nothing reads."""
+    """Remove dead nodes. Of those alone that nothing reads torch finds out what effect they have."""
     if is_impure_node is None:
         return eliminate(nodes)
     return eliminate(nodes, lambda node: bool(node.users) or is_impure_node(node))
