@@ -129,7 +129,7 @@ def arguments_not_searched() -> Iterator[None]:
 def asked_where_unread(
     eliminate: Any, nodes: torch.fx.Graph, is_impure_node: Any = None
 ) -> bool:
-    """Remove dead nodes. Of those alone that nothing reads torch finds out what effect they have."""
+    """Remove dead nodes. torch looks for effects only of those that nothing reads."""
     if is_impure_node is None:
         return eliminate(nodes)
     return eliminate(nodes, lambda node: bool(node.users) or is_impure_node(node))
