@@ -6,7 +6,7 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
-LEAST = 10_000  # young objects; to count many frozen ones may take longer than to read fewer
+LEAST = 100_000  # young objects; garbage among fewer is found soon, and with it what it holds
 MOST = 2_000_000  # objects that are made before garbage among them is collected
 _made = [0]  # objects that pauses have made since
 

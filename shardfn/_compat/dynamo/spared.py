@@ -136,7 +136,9 @@ def asked_where_unread(
 
 
 def left_unwritten(write: Any, module: Any) -> None:
-    """Leave the code of a module for when it is run. Dynamo writes it, for it would run it."""
+    """Leave the code of Dynamo's own module for when it is run."""
+    if "dynamo_compile_id" not in module.meta:
+        write(module)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -83,3 +85,25 @@ def test_what_the_user_has_frozen_stays_frozen(monkeypatch: pytest.MonkeyPatch) 
         assert gc.get_freeze_count()
     finally:
         gc.unfreeze()
+
+
+TRIALS = """
+import weakref
+import torch
+import shardfn as sf
+
+def trial():
+    model = torch.nn.Linear(5, 3)
+    sf.jit(lambda x: model(x).sum(), backend="aten")(torch.ones(2, 5))
+    return weakref.ref(model.weight)
+
+held = [trial() for _ in range(40)]
+print(sum(x() is not None for x in held))
+"""
+
+
+def test_what_small_programs_held_is_free_soon() -> None:
+    """A capture makes cycles, and the program of a model holds its parameters."""
+    ran = [sys.executable, "-c", TRIALS]
+    done = subprocess.run(ran, check=True, capture_output=True, text=True)
+    assert int(done.stdout) < 25, "of 40"
