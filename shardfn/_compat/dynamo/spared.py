@@ -21,6 +21,7 @@ from ..compilations import caches
 from ..patching import NEVER, Patch, methods
 from ..threads import is_capturing, overridden, replaced
 
+MADE = "dynamo_compile_id"  # what Dynamo notes of the module that it makes
 LOCAL_MAP = "torch.distributed.tensor.experimental._func_map"
 OWN_FILES = (
     "__init__.py",
@@ -137,7 +138,7 @@ def asked_where_unread(
 
 def left_unwritten(write: Any, module: Any) -> None:
     """Leave the code of Dynamo's own module for when it is run."""
-    if "dynamo_compile_id" not in module.meta:
+    if MADE not in module.meta:
         write(module)
 
 
