@@ -84,14 +84,15 @@ def stacks_written_once() -> Iterator[None]:
     from torch._dynamo.output_graph import SubgraphTracer
 
     known: dict[Any, str] = {}
-    codes: set[Any] = set()  # kept, since their ids are in the keys
+    codes: dict[int, Any] = {}  # kept, since their ids are in the keys
     last: list[tuple[Any, torch.fx.Node]] = []  # torch writes its stack next
 
     def noted(note: Any, tracer: Any, tx: Any, node: torch.fx.Node) -> None:
         note(tracer, tx, node)
         while last:
             key, before = last.pop()
-            known[key] = before.meta["stack_trace"]
+            if text := before.meta.get("stack_trace"):  # none where torch then failed
+                known[key] = text
         if node.op == "output" or "stack_trace" in node.meta:
             return
         key = tuple(_frames(tx, codes))
@@ -105,10 +106,10 @@ def stacks_written_once() -> Iterator[None]:
         yield
 
 
-def _frames(tx: Any, codes: set[Any]) -> Iterator[Any]:
+def _frames(tx: Any, codes: dict[int, Any]) -> Iterator[Any]:
     """The frames of a stack, from the innermost on."""
     while tx is not None:
-        codes.add(tx.f_code)
+        codes[id(tx.f_code)] = tx.f_code
         yield id(tx.f_code), tx.lineno, tx.current_instruction.positions
         tx = getattr(tx, "parent", None)
 
