@@ -131,10 +131,15 @@ def _estimate(
     change = [0] * (len(order) + 1)
     first: dict[Node, int] = {}
     last: dict[Node, int] = {}
+    parts = _parts(stored)
     for k, group in enumerate(order):
         for x in values_of(group):
             first.setdefault(_owner(stored, x), k)
         used = [x for y in group.kernels for x in (*y.reads, *y.writes)]
+        for x in used[:]:
+            if x in parts:
+                first.setdefault(x, k)
+                used += parts.pop(x)
         last |= {_owner(stored, x): k for x in used}
     results = {_owner(stored, x) for x in stored.results}
     for x, k in first.items():
@@ -145,10 +150,28 @@ def _estimate(
     return list(itertools.accumulate(change[:-1]))
 
 
+def _parts(stored: Stored) -> dict[Node, list[Node]]:
+    """The parts of each joined value that are written where it lies. They count until it is first
+    read, as it does from then on.
+    """
+    found: dict[Node, list[Node]] = {}
+    for value, home in stored.home.items():
+        if _is_part(stored, value):
+            found.setdefault(home, []).append(value)
+    return found
+
+
+def _is_part(stored: Stored, value: Node) -> bool:
+    """Whether a value is one of those that a joined one is made of, and lies there."""
+    home = stored.home[value]
+    is_earlier = stored.place[value] < stored.place[home]
+    return home.target in op_kinds.JOINED and is_earlier
+
+
 def _owner(stored: Stored, value: Node) -> Node:
     """The value to whose memory another one's bytes are counted: what a collective writes over
     counts once, a value by another name and each part of a joined one by itself.
     """
     home = stored.home[value]
-    is_own = value.target is AFTER or home.target in op_kinds.JOINED
+    is_own = value.target is AFTER or _is_part(stored, value)
     return value if is_own else home

@@ -117,14 +117,20 @@ class _Steps:
         return own
 
     def allocated(self, group: Group) -> list[Node]:
-        """The results of a group that need memory, and take that of no value that it reads."""
+        """The results of a group that need memory, and take that of no value that it reads. A
+        result over a value that is never stored needs memory too.
+        """
         made = [self.home(x) for x in values_of(group) if x not in self.inside]
         new = [x for x in made if x not in self.alive and x not in self.given]
         taken = self.in_place(group, new, self.done)
+        results = {
+            result
+            for value, result in taken.items()
+            if value in self.alive or value in new
+        }
         for x in taken:
             self.alive.pop(x, None)
         self.alive |= dict.fromkeys(new)
-        results = set(taken.values())
         return [x for x in dict.fromkeys(new) if x not in results]
 
     def in_place(

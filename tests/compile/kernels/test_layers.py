@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import shardfn as sf
+from shardfn._compat.cpp_kernels import products
 from tests.support.stages import layers, parallel
 from tests.support.stages.allocations import allocated
 
@@ -87,10 +88,13 @@ def marked_step(case: str) -> Any:
     return pytest.param(case, marks=[MISS] if case in OPEN_STEPS else [])
 
 
+@pytest.mark.parametrize("is_faster", [False, True], ids=["MKL", "oneDNN"])
 @pytest.mark.parametrize("case", [marked_step(case) for case in PARALLEL])
 def test_the_stated_peak_of_a_parallel_step_is_that_of_inductors_code(
-    case: str,
+    case: str, is_faster: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It is so on all processors, whichever library multiplies."""
+    monkeypatch.setattr(products, "is_faster", lambda: is_faster)
     model, strategy, step = case.split(", ")
     with sf.fake_world(parallel.size(strategy)):
         lowered = parallel.lowered(model, strategy, step)
