@@ -9,6 +9,7 @@ import logging
 import os
 import time
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -300,6 +301,9 @@ def rank_process(rank: int, store: str, job: str, slow: bool, pipe: Any) -> None
     torch._logging.set_logs(
         all=logging.ERROR
     )  # Dynamo warns that it leaves out the optimizer's profiler record
+    warnings.filterwarnings(
+        "ignore", ".*are computed alike"
+    )  # by those who train alone, on purpose
     os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
     link = slow_link.register()
     dist.init_process_group(
