@@ -45,6 +45,11 @@ CONTEXTS = (
     State("capture.refusals.leaks", "_WATCHED", "what it may store elsewhere"),
     State("_compat.threads", "_CAPTURING", "whether this thread captures"),
     State(
+        "_compat.compilations.undisturbed",
+        "_known",
+        "torch's settings when this thread began to compile",
+    ),
+    State(
         "_compat.dynamo.reading",
         "_READING",
         "whether a module runs as part of a capture",
@@ -142,6 +147,9 @@ ONCE = (
 )
 
 NUMBERS = (
+    State(
+        "_compat.compilations.undisturbed", "_changes", "of torch's settings by others"
+    ),
     State(
         "_compat.compilations.garbage", "_made", "of objects since garbage went"
     ),

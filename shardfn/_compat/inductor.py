@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from . import decomposed
 from .compilations.environment import environment
 from .patches import patched
 from .tracing import OpOverload
@@ -287,7 +288,7 @@ def _after_joint_passes(
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    lowered = make_fx(run, decomposition_table=_decompositions())(*inputs)
+    lowered = make_fx(run, decomposition_table=decomposed.table())(*inputs)
     joint_graph_passes(lowered)
     return lowered
 
@@ -310,35 +311,6 @@ def with_fused_attention(
     calls = lowered.graph.find_nodes
     kernels = [x for x in lowered.graph.nodes if "_scaled_dot_product" in str(x.target)]
     return lowered.graph if kernels and not calls(op="get_attr") else None
-
-
-def _decompositions() -> dict[Any, Any]:
-    """Inductor's table of decompositions, and ours of calls with options that it drops."""
-    from torch._inductor.decomposition import select_decomp_table
-
-    aten = torch.ops.aten
-    own = {aten.add.Tensor: _add, aten.cumsum.default: _cumsum}
-    return {**select_decomp_table(), **own}
-
-
-def _cumsum(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
-    """A cumulative sum in another dtype is one of cast values. Inductor drops the dtype where all
-    values are one number (torch 2.11 to 2.13).
-    """
-    if dtype is None or dtype == x.dtype:
-        return NotImplemented
-    return torch.ops.aten.cumsum.default(x.to(dtype), dim)
-
-
-def _add(a: Any, b: Any, *, alpha: Any = 1) -> Any:
-    """A sum whose factor is a product of its own. Inductor drops the factor where it makes one
-    call of the product of two matrices and a sum (torch 2.11 to 2.13).
-    """
-    is_one = isinstance(alpha, int | float) and alpha == 1
-    tensors = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
-    if is_one or not tensors or torch.result_type(a, b) != b.dtype:
-        return NotImplemented
-    return torch.ops.aten.add.Tensor(a, torch.ops.aten.mul.Tensor(b, alpha))
 
 
 def inductor(

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .. import _compat
+from .._compat.compilations.undisturbed import check_settings
 from ..stored import Folder, contents, own_folder
 from .text import Unwritable, devices_of, text_of
 
@@ -31,10 +32,12 @@ def compiled_once(
         key: of the graph; None if it has none.
         compile_now: compiles it.
         note: counts a compilation.
+
+    Raises:
+        SettingsChanged: another thread has changed a setting of torch meanwhile. Nothing is kept.
     """
     if key is None:
-        note()
-        return compile_now()
+        return _compiled(compile_now, note)
     runner = _alive.get(key)
     if runner is None:
         runner = _stored_or_compiled(key, compile_now, note)
@@ -66,17 +69,22 @@ def _stored_or_compiled(
 ) -> Any:
     where = own_folder()
     if where is None:
-        note()
-        return compile_now()
+        return _compiled(compile_now, note)
     runner = _load(where, key)
     if runner is not None:
         return runner
     with where.alone(key):  # another process may be compiling it
         runner = _load(where, key)
         if runner is None:
-            note()
-            runner = compile_now()
+            runner = _compiled(compile_now, note)
             _store(where, key, runner)
+    return runner
+
+
+def _compiled(compile_now: Callable[[], Any], note: Callable[[], None]) -> Any:
+    note()
+    runner = compile_now()
+    check_settings()
     return runner
 
 

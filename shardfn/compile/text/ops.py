@@ -19,6 +19,10 @@ TENSORS = frozenset({"Tensor", "List[Tensor]", "Optional[Tensor]"})
 CHECKS = frozenset({"aten._assert_async.default", "aten._assert_async.msg"})
 WRITES = frozenset({"aten.copy_.default"})  # into donated inputs
 REFUSED = frozenset({"shardfn.run_loop.default", "aten.from_file.default"})
+CHECKED = {  # the op that checks its indices, in the place of one that does not
+    "aten._unsafe_index.Tensor": "aten.index.Tensor",
+    "aten._unsafe_index_put.default": "aten.index_put.default",
+}
 GETITEM = "getitem"
 
 
@@ -39,7 +43,8 @@ def op_of(name: Any) -> Callable[..., Any] | None:
     """The op of a name. None if there is none that a file may call."""
     if name == GETITEM:
         return operator.getitem
-    match = NAME.fullmatch(name) if isinstance(name, str) else None
+    name = CHECKED.get(name, name) if isinstance(name, str) else None
+    match = NAME.fullmatch(name) if name is not None else None
     if match is None or match[1] not in SPACES:
         return None
     op: Any = torch.ops

@@ -226,7 +226,9 @@ def _local(
 
 
 def _check_shapes(program: LocalProgram, plan: Plan, coordinate: Any) -> None:
-    """Check that a program takes and returns the shards of its rank: compiled code does not."""
+    """Check that a program takes and returns the shards of its rank, laid out as `shard` lays
+    them out: compiled code does not.
+    """
     holders = program.graph.find_nodes(op="placeholder")[
         len(plan.axes.names) :
     ]
@@ -242,3 +244,7 @@ def _check_shapes(program: LocalProgram, plan: Plan, coordinate: Any) -> None:
                 slot.value.dtype,
             ):
                 raise ValueError(f"{node}: a shape that no shard has")
+            order = layout.stride_order(slot.value.shape, slot.value.stride())
+            stride = layout.dense_strides(shape, order)
+            if nodes is holders and tuple(value.stride()) != tuple(stride):
+                raise ValueError(f"{node}: strides that no shard has")

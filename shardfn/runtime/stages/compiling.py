@@ -4,17 +4,26 @@ memory.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from ... import _compat
 from ... import schedule as passes
+from ..._compat.compilations.undisturbed import (
+    SettingsChanged,
+    process_settings,
+    random_state_kept,
+    undisturbed,
+)
 from ...compile import BACKENDS, Families
 from ...compile.backends import Runner, donate
 from ...compile.collective_order import refuse_other_order
 from ...compile.donations import donations
+from ...errors import ShardError
 from ...mesh import group_names
 from ...partition import Plan
 from ...types import LocalProgram
@@ -24,6 +33,8 @@ from ..arguments import Placed, donated_places
 from ..recorded import Recorded, refuse_host_work
 from ..warmup import Warming, progress, switch_of
 from .watched import watched
+
+ATTEMPTS = 3  # to compile while other threads change torch's settings
 
 
 def runner(
@@ -76,11 +87,26 @@ def runner(
     switch = switch_of(name, placed) if is_warming else None
     if warmup is None or switch is None:
         with _compat.paused_gc():
-            compiled = compile_now()
+            compiled = _settled(name, compile_now)
         return watched(compiled, name, placed, program)
     plain = compiled_program(name, placed, program, warmup)
-    warming = Warming(plain, compile_now, switch)
+    later = functools.partial(compile_now, wanted=process_settings())
+    warming = Warming(plain, later, switch)
     return watched(warming, name, placed, program)
+
+
+def _settled(name: str, compile_now: Callable[[], Runner]) -> Runner:
+    """The compiled program, from a compilation during which no other thread changed a setting.
+
+    Raises:
+        ShardError: other threads changed one each time.
+    """
+    for _ in range(ATTEMPTS):
+        with contextlib.suppress(SettingsChanged):
+            return compile_now()
+    got = "other threads changed torch's settings, such as its default dtype, each time"
+    fix = "call it before the other threads start"
+    raise ShardError.of(name, f"it was compiled {ATTEMPTS} times, and {got}", fix=fix)
 
 
 def compiled_program(
@@ -92,6 +118,7 @@ def compiled_program(
     *,
     is_backward: bool = False,
     cuda_graphs: bool = False,
+    wanted: tuple[Any, ...] | None = None,
 ) -> Runner:
     """The compiled local program of this rank, without a comparison of ranks.
 
@@ -103,6 +130,10 @@ def compiled_program(
         families: the compiled programs of the function for other sizes.
         is_backward: whether it is the backward of a call, whose inputs are residuals.
         cuda_graphs: whether its kernels are recorded, and launched together.
+        wanted: torch's settings at the call, if other threads may have changed them since.
+
+    Raises:
+        SettingsChanged: another thread changes torch's settings.
     """
     is_recorded = cuda_graphs and backend == "inductor" and _runs_here(placed)
     if is_recorded:
@@ -120,6 +151,8 @@ def compiled_program(
     with (
         _compat.staging(),
         _compat.autocast_off(),
+        undisturbed(wanted),
+        random_state_kept() if wanted else contextlib.nullcontext(),
         progress(name, ops, is_told=is_told),
     ):
         checked = donated if is_backward else _checked(placed)

@@ -9,17 +9,20 @@ from typing import Any
 
 import torch
 
+from ..._compat.compilations.undisturbed import SettingsChanged
 from ...compile import Runner
 from .switch import Switch
 
 
 class Warming:
     """Runs a program op by op, and from some call on its compiled code. The compilation starts
-    after the first call, which need not share the processors with it.
+    after the first call, which need not share the processors with it. If torch's settings are
+    others meanwhile, the next call compiles: its settings are those of the program.
 
     Args:
         plain: runs the program op by op.
-        compile_now: compiles it.
+        compile_now: compiles it. Raises SettingsChanged if torch's settings are not those of a
+            call.
         switch: says from which call on compiled code runs.
     """
 
@@ -28,12 +31,13 @@ class Warming:
     ) -> None:
         self.plain, self.switch = plain, switch
         self.compiled: Runner | None = None
-        self.is_warm = False
+        self.is_warm = self.is_disturbed = False
+        self.compile_now = compile_now
         self.error: BaseException | None = None
         context = contextvars.copy_context()
         self.thread = threading.Thread(
             target=context.run,
-            args=(self._compile, compile_now),
+            args=(self._in_background,),
             name=f"shardfn compiles {switch.name}",
             daemon=False,  # a process that ends must not end in the middle of the compiler
         )
@@ -45,13 +49,35 @@ class Warming:
             if self.thread.ident is None:
                 self.thread.start()
 
-    def _compile(self, compile_now: Callable[[], Runner]) -> None:
+    def _in_background(self) -> None:
+        self._compile()
+        if self.compiled is not None:
+            self._agree()
+
+    def _compile(self) -> None:
         try:
             with torch.no_grad():
-                self.compiled = compile_now()
+                self.compiled = self.compile_now()
+        except SettingsChanged:
+            self.is_disturbed = True
+        except BaseException as error:  # raised by the next call
+            self.error = error
+
+    def _agree(self) -> None:
+        try:
             self.switch.compiled()
         except BaseException as error:  # raised by the next call
             self.error = error
+
+    def _in_this_call(self) -> None:
+        """Compile while the call waits."""
+        with self.lock:
+            if self.is_disturbed:
+                self.is_disturbed = False
+                self._compile()
+                if self.compiled is not None:
+                    self.thread = threading.Thread(target=self._agree)
+                    self.thread.start()
 
     @property
     def source_code(self) -> str:
@@ -61,6 +87,8 @@ class Warming:
     def __call__(self, inputs: list[Any]) -> list[Any]:
         if self.is_warm and self.compiled is not None:
             return self.compiled(inputs)
+        if self.is_disturbed:
+            self._in_this_call()
         if self.error is not None:
             raise self.error
         if not self.switch.is_compiled():

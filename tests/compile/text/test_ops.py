@@ -62,3 +62,8 @@ def test_any_other_name_is_refused(name: Any) -> None:
 @pytest.mark.parametrize("target", [torch.add, len, aten.add, aten.add_.Tensor])
 def test_a_target_that_a_file_may_not_call_has_no_name(target: Any) -> None:
     assert ops.name_of(target) is None
+
+
+@pytest.mark.parametrize("name", ops.CHECKED)
+def test_indices_of_a_file_are_checked(name: str) -> None:
+    assert str(ops.op_of(name)) == ops.CHECKED[name]

@@ -219,6 +219,10 @@ def reshaped(record: Any) -> None:
     record["programs"][0]["graph"][0]["in"][0] = [70, 3]
 
 
+def restrided(record: Any) -> None:
+    record["programs"][0]["graph"][0]["in"][1] = [10**8, 10**4]
+
+
 def settled(name: str, value: Any) -> Callable[[Any], None]:
     return lambda record: record.__setitem__(name, value)
 
@@ -230,6 +234,7 @@ HOSTILE: dict[str, tuple[Callable[[Any], None], str]] = {
     "runs a method": (calling("aten.__class__.mro"), "the op aten.__class__.mro"),
     "jit": (calling("aten.save.default"), "the op aten.save.default"),
     "another shape": (reshaped, "a shape that no shard has"),
+    "other strides": (restrided, "strides that no shard has"),
     "another torch": (settled("torch", "2.11.0"), "it was made with torch 2.11.0"),
     "another shardfn": (settled("shardfn", "9.9"), "it was made with shardfn 9.9"),
     "no mesh": (settled("mesh", [["dp"], [-1], "cpu"]), "the sizes of a mesh"),

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import shardfn as sf
+from shardfn._compat.compilations.undisturbed import SettingsChanged
+from shardfn.errors import ShardError
 from shardfn.runtime.stages import compiling
 
 
@@ -37,3 +39,24 @@ def test_no_garbage_is_collected_while_a_call_waits_for_its_compilation(
     lowered = sf.jit(torch.sin, backend="aten").lower(torch.ones(3))
     assert lowered.compile()(torch.zeros(3)).tolist() == [0.0] * 3
     assert seen == [False] and gc.isenabled()
+
+
+def test_it_is_compiled_again_if_another_thread_changes_settings_and_refused_if_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compile_now, tries = compiling.compiled_program, []
+
+    def disturbed(*args: Any, **kwargs: Any) -> Any:
+        tries.append(None)
+        if len(tries) < 3:
+            raise SettingsChanged
+        return compile_now(*args, **kwargs)
+
+    monkeypatch.setattr(compiling, "compiled_program", disturbed)
+    x = torch.ones(3)
+    assert torch.equal(sf.jit(torch.sin, backend="aten")(x), x.sin())
+    tries[:] = []
+    monkeypatch.setattr(compiling, "ATTEMPTS", 2)
+    with pytest.raises(ShardError, match="jit.*compiled 2 times.*default dtype") as caught:
+        sf.jit(torch.cos, backend="aten")(x)
+    assert "before the other threads start" in str(caught.value)

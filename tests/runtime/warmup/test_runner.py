@@ -12,6 +12,7 @@ import torch
 
 import shardfn as sf
 from shardfn import P
+from shardfn._compat.compilations.undisturbed import SettingsChanged
 from shardfn.errors import ShardError
 from shardfn.runtime.warmup import Switch, Warming, runner, switch
 from tests.support.ranks import run_ranks
@@ -43,6 +44,54 @@ def test_an_error_of_the_compiler_is_raised_by_the_next_call() -> None:
     warming.thread.join()
     with pytest.raises(ShardError, match="no compiler"):
         warming([])
+
+
+def test_if_settings_change_meanwhile_the_next_call_compiles() -> None:
+    tries: list[bool] = []
+
+    def compile_now() -> Any:
+        tries.append(threading.current_thread() is threading.main_thread())
+        if len(tries) < 3:
+            raise SettingsChanged
+        return lambda inputs: ["compiled"]
+
+    warming = Warming(lambda inputs: ["op by op"], compile_now, Switch("f"))
+    assert warming([]) == ["op by op"]
+    warming.thread.join()
+    assert warming([]) == ["op by op"], "the second try was disturbed as well"
+    while warming([]) == ["op by op"]:
+        warming.thread.join()
+    assert tries == [False, True, True] and warming.is_warm
+
+
+def test_calls_under_a_default_dtype_of_their_own_keep_it_compiled() -> None:
+    fn = lambda i: i / 3 + i.sin()
+    warm, i = sf.jit(fn, warmup="aten"), torch.arange(5)
+
+    def called() -> torch.Tensor:
+        torch.set_default_dtype(torch.float64)
+        try:
+            return warm(i)
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    for _ in range(50):
+        found = called()
+        assert found.dtype == torch.float64
+        torch.testing.assert_close(found, i.double() / 3 + i.double().sin())
+
+
+def test_numbers_that_are_drawn_while_it_compiles_do_not_come_again() -> None:
+    warm = sf.jit(lambda x: x.sin() * 3, warmup="aten")
+    compiled = sf.jit(lambda x: x.sin() * 3)(X)
+    torch.manual_seed(3)
+    expected = [torch.rand(()) for _ in range(400)]
+    torch.manual_seed(3)
+    drawn = []
+    for _ in range(400):
+        drawn.append(torch.rand(()))
+        torch.testing.assert_close(warm(X), compiled)
+    assert drawn == expected
 
 
 def step(x: torch.Tensor) -> torch.Tensor:

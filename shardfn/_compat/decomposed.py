@@ -1,0 +1,135 @@
+"""Ops that Inductor compiles into other values than torch's, written as ops that it does not.
+
+Each of these is wrong under `torch.compile` as well (torch 2.11 to 2.13).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+aten = torch.ops.aten
+
+
+def table() -> dict[Any, Any]:
+    """Inductor's table of decompositions, with ours in place of those that change values."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    return {**select_decomp_table(), **OURS}
+
+
+def _cumsum(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
+    """A cumulative sum in a dtype is one of cast values, in int64 for integers, and cast again.
+    Inductor drops the dtype where all values are one number.
+    """
+    if dtype is None and x.dtype != torch.bool:
+        return NotImplemented
+    dtype = dtype or torch.int64
+    return aten.cumsum.default(x.to(dtype), dim).to(dtype)
+
+
+def _add(a: Any, b: Any, *, alpha: Any = 1) -> Any:
+    """A sum whose factor is a product of its own. Inductor drops the factor where it makes one
+    call of the product of two matrices and a sum.
+    """
+    is_one = isinstance(alpha, int | float) and alpha == 1
+    tensors = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+    if is_one or not tensors or torch.result_type(a, b) != b.dtype:
+        return NotImplemented
+    return aten.add.Tensor(a, aten.mul.Tensor(b, alpha))
+
+
+def _mul(a: torch.Tensor, b: Any) -> Any:
+    """A product with zero. Inductor takes that with an integer for zero, also where the other
+    factor is infinite or no number.
+    """
+    is_zero = isinstance(b, int) and b == 0
+    if not is_zero or not (a.is_floating_point() or a.is_complex()):
+        return NotImplemented
+    return aten.mul.Tensor(a, 0.0)
+
+
+def _divide(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
+    """A division that rounds down: 1.0 // 0.1 is 9, since 0.1 is a little more than a tenth.
+    Inductor rounds the quotient, which is 10.
+    """
+    if rounding_mode != "floor" or not _is_floating(a, b):
+        return NotImplemented
+    return _floor_divide(a, b)
+
+
+def _floor_divide(a: Any, b: Any) -> Any:
+    if not _is_floating(a, b):
+        return NotImplemented
+    a, b = _operands(a, b, is_rounded=False)
+    rest = torch.fmod(a, b)
+    is_below = _differ(rest, b)
+    whole = (a - rest) / b
+    whole = torch.where(is_below, whole - 1, whole)
+    floor = torch.floor(whole)
+    floor = torch.where(whole - floor > 0.5, floor + 1, floor)
+    quotient = a / b
+    floor = torch.where(whole != 0, floor, torch.copysign(torch.zeros_like(whole), quotient))
+    return torch.where(b != 0, floor, quotient)
+
+
+def _remainder(a: Any, b: Any) -> Any:
+    """The rest of a division that rounds down, from that of one toward zero, which is exact."""
+    if not _is_floating(a, b):
+        return NotImplemented
+    a, b = _operands(a, b)
+    rest = torch.fmod(a, b)
+    return torch.where(_differ(rest, b), rest + b, rest)
+
+
+def _differ(rest: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Where there is a rest whose sign is not that of the divisor."""
+    return (rest != 0) & ((rest < 0) != (b < 0))
+
+
+def _is_floating(a: Any, b: Any) -> bool:
+    return torch.result_type(a, b).is_floating_point
+
+
+def _rest(a: torch.Tensor, b: Any) -> Any:
+    """The rest of a division toward zero. torch rounds a number first."""
+    if not _is_floating(a, b):
+        return NotImplemented
+    return torch.fmod(*_operands(a, b))
+
+
+def _operands(
+    a: Any, b: Any, *, is_rounded: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both as tensors of the dtype of the result. Inductor computes with a number of 16 bits as
+    it stands, unless it is rounded.
+    """
+    dtype = torch.result_type(a, b)
+    first = next(x for x in (a, b) if isinstance(x, torch.Tensor))
+
+    def operand(x: Any) -> torch.Tensor:
+        if isinstance(x, torch.Tensor):
+            return x.to(dtype)
+        with _disable_current_modes():
+            number = torch.tensor(x, dtype=dtype).item() if is_rounded else x
+        return torch.full((), number, dtype=dtype, device=first.device)
+
+    return operand(a), operand(b)
+
+
+OURS = {
+    aten.add.Tensor: _add,
+    aten.cumsum.default: _cumsum,
+    aten.div.Scalar_mode: _divide,
+    aten.div.Tensor_mode: _divide,
+    aten.floor_divide.Scalar: _floor_divide,
+    aten.floor_divide.default: _floor_divide,
+    aten.fmod.Scalar: _rest,
+    aten.mul.Scalar: _mul,
+    aten.mul.Tensor: _mul,
+    aten.remainder.Scalar: _remainder,
+    aten.remainder.Scalar_Tensor: _remainder,
+    aten.remainder.Tensor: _remainder,
+}
