@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
@@ -14,7 +15,7 @@ from ...types import MeshAxes
 from ..agreement import agree_on_digest
 from ..compiled import Compiled
 from ..options import Request
-from ..stages.compiling import compiled_program
+from ..stages.compiling import compiled_program, settled
 from ..stages.watched import watched
 from . import file, records
 
@@ -149,9 +150,15 @@ def _built(
     runner = None
     if not placed.is_simulated:
         program = programs[placed.coordinate]
-        runner = compiled_program(
-            name, placed, program, request.backend, cuda_graphs=request.cuda_graphs
+        compile_now = functools.partial(
+            compiled_program,
+            name,
+            placed,
+            program,
+            request.backend,
+            cuda_graphs=request.cuda_graphs,
         )
+        runner = settled(name, compile_now)
         runner = watched(runner, name, placed, program)
     return Compiled(
         request, placed, captured, plan, programs, request.backend, runner

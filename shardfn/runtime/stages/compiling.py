@@ -87,7 +87,7 @@ def runner(
     switch = switch_of(name, placed) if is_warming else None
     if warmup is None or switch is None:
         with _compat.paused_gc():
-            compiled = _settled(name, compile_now)
+            compiled = settled(name, compile_now)
         return watched(compiled, name, placed, program)
     plain = compiled_program(name, placed, program, warmup)
     later = functools.partial(compile_now, wanted=process_settings())
@@ -95,7 +95,7 @@ def runner(
     return watched(warming, name, placed, program)
 
 
-def _settled(name: str, compile_now: Callable[[], Runner]) -> Runner:
+def settled(name: str, compile_now: Callable[[], Runner]) -> Runner:
     """The compiled program, from a compilation during which no other thread changed a setting.
 
     Raises:
