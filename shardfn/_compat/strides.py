@@ -7,23 +7,55 @@ then, and `as_strided` would read other elements.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+aten = torch.ops.aten
+BY_STRIDES = {
+    aten.as_strided.default,
+    aten.as_strided_copy.default,
+    aten.as_strided_scatter.default,
+}
+
 
 class Relaid(torch.fx.Interpreter):
     """Runs a graph. Each result has the strides of its node, also where a trace decomposes the
-    op.
+    op. A view by strides that leaves its tensor is a ValueError: compiled code would not check.
     """
 
     def run_node(self, n: torch.fx.Node) -> Any:
+        if n.target in BY_STRIDES:
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            check_reach(n.target, args, kwargs)
         result = super().run_node(n)
         like = n.meta.get("val")
         if isinstance(result, tuple | list):
             return type(result)(map(relaid, result, like or result))
         return relaid(result, like)
+
+
+def check_reach(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Check that an op that views a tensor by strides stays inside of its memory.
+
+    Raises:
+        ValueError: it does not. A graph of a file may say so.
+    """
+    names = [x.name for x in op._schema.arguments]
+    said = dict(zip(names, args, strict=False)) | kwargs
+    base, shape, stride = said["self"], said["size"], said["stride"]
+    offset = said.get("storage_offset")
+    if offset is None:
+        offset = base.storage_offset()
+    room = base.untyped_storage().nbytes()
+    numbers = (*shape, *stride, offset, room)
+    if any(isinstance(n, torch.SymInt) for n in numbers) or math.prod(shape) == 0:
+        return
+    last = offset + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+    if min(offset, *stride, 0) < 0 or (last + 1) * base.itemsize > room:
+        raise ValueError(f"{op}: elements outside of its tensor")
 
 
 def relaid(x: Any, like: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 import shardfn as sf
 from shardfn import P, _compat
 from shardfn._compat import CACHE_DIR
+from shardfn._compat.compilations.undisturbed import SettingsChanged, undisturbed
 from shardfn.compile import once
 from shardfn.runtime import cache
 from shardfn.stored import own_folder
@@ -163,3 +165,22 @@ def test_ranks_with_equal_programs_compile_once(tmp_path: Path) -> None:
     assert sum(count for count, _ in after) == 0
     for _, result in (*before, *after):
         assert torch.equal(result, cubed(torch.arange(8.0)))
+
+
+@pytest.mark.parametrize("key", [None, "a key"])
+def test_nothing_is_kept_of_a_compilation_during_which_a_setting_changed(
+    key: str | None, here: Path
+) -> None:
+    def there_and_back() -> None:
+        torch.set_default_dtype(torch.bfloat16)
+        torch.set_default_dtype(torch.float32)
+
+    def compile_now() -> Any:
+        thread = threading.Thread(target=there_and_back)
+        thread.start()
+        thread.join()
+        return cubed
+
+    with undisturbed(), pytest.raises(SettingsChanged):
+        once.compiled_once(key, compile_now, lambda: None)
+    assert not stored() and key not in once._alive

@@ -13,7 +13,6 @@ import torch
 from ... import _compat
 from ...ops.loops import Branch, Loop, Scan, While
 from ...types import Collective, Marks
-from .bounds import check_reach
 from .ops import name_of, op_of
 from .values import (
     Unwritable,
@@ -163,7 +162,6 @@ def _node(
         node.meta["type"] = tuple(shape), marks_of(marks)
     if "collective" in row:
         node.meta["collective"] = Collective(**row["collective"])
-    check_reach(node)
     return node
 
 

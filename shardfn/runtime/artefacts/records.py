@@ -244,7 +244,8 @@ def _check_shapes(program: LocalProgram, plan: Plan, coordinate: Any) -> None:
                 slot.value.dtype,
             ):
                 raise ValueError(f"{node}: a shape that no shard has")
-            order = layout.stride_order(slot.value.shape, slot.value.stride())
-            stride = layout.dense_strides(shape, order)
-            if nodes is holders and tuple(value.stride()) != tuple(stride):
-                raise ValueError(f"{node}: strides that no shard has")
+    for slot, node in zip(plan.ins, holders, strict=True):
+        value = node.meta["val"]
+        order = layout.stride_order(slot.value.shape, slot.value.stride())
+        if value.stride() != tuple(layout.dense_strides(value.shape, order)):
+            raise ValueError(f"{node}: strides that no shard has")

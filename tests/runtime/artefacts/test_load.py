@@ -253,6 +253,31 @@ def test_a_hostile_record_is_refused_by_name(kind: str, tmp_path: Path) -> None:
         sf.load_compiled(path)
 
 
+OUTSIDE = {"far": ([3], [1], 10**9), "one": ([3], [1], 10), "wide": ([3], [6], 0)}
+
+
+@pytest.mark.parametrize("sizes", OUTSIDE.values(), ids=OUTSIDE)
+def test_a_view_outside_of_its_tensor_is_refused_whatever_the_file_says_of_that(
+    sizes: Any, tmp_path: Path
+) -> None:
+    windows = lambda x: (x + 1).as_strided((5, 4), (2, 1), 0) * 2
+    x = torch.arange(12.0).view(3, 4)
+    path = tmp_path / "windows.sf"
+    sf.jit(windows).compile(x).save(path)
+    assert torch.equal(sf.load_compiled(path)(x), windows(x))
+
+    def change(record: Any) -> None:
+        rows = record["programs"][0]["graph"]
+        (view,) = (row for row in rows if "as_strided" in row.get("op", ""))
+        (made,) = (row for row in rows if "add" in row.get("op", ""))
+        made["val"][0], made["val"][1] = [3, 10**9], [10**9, 1]  # a lie
+        view["args"] = [view["args"][0], *sizes]
+
+    rewritten(path, change)
+    with pytest.raises(ArtefactError, match="elements outside of its tensor"):
+        sf.load_compiled(path)
+
+
 def test_another_mesh_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "step.sf"
     with sf.fake_world(4, numerics=False):

@@ -14,6 +14,7 @@ import shardfn as sf
 from shardfn import P
 from shardfn._compat.compilations.undisturbed import SettingsChanged
 from shardfn.errors import ShardError
+from shardfn.runtime import cache
 from shardfn.runtime.warmup import Switch, Warming, runner, switch
 from tests.support.ranks import run_ranks
 
@@ -64,7 +65,23 @@ def test_if_settings_change_meanwhile_the_next_call_compiles() -> None:
     assert tries == [False, True, True] and warming.is_warm
 
 
-def test_calls_under_a_default_dtype_of_their_own_keep_it_compiled() -> None:
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Warming]:
+    """Those that calls make in a test."""
+    found: list[Warming] = []
+
+    class Noted(Warming):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            found.append(self)
+
+    monkeypatch.setattr("shardfn.runtime.stages.compiling.Warming", Noted)
+    return found
+
+
+def test_calls_under_a_default_dtype_of_their_own_keep_it_compiled(
+    made: list[Warming],
+) -> None:
     fn = lambda i: i / 3 + i.sin()
     warm, i = sf.jit(fn, warmup="aten"), torch.arange(5)
 
@@ -75,23 +92,40 @@ def test_calls_under_a_default_dtype_of_their_own_keep_it_compiled() -> None:
         finally:
             torch.set_default_dtype(torch.float32)
 
-    for _ in range(50):
+    while not (made and made[0].is_warm):
         found = called()
         assert found.dtype == torch.float64
         torch.testing.assert_close(found, i.double() / 3 + i.double().sin())
+        made[0].thread.join()
+    assert called().dtype == torch.float64
 
 
-def test_numbers_that_are_drawn_while_it_compiles_do_not_come_again() -> None:
-    warm = sf.jit(lambda x: x.sin() * 3, warmup="aten")
-    compiled = sf.jit(lambda x: x.sin() * 3)(X)
+def test_nothing_is_compiled_under_settings_that_are_not_those_of_the_call(
+    made: list[Warming], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = "shardfn.runtime.stages.compiling.process_settings"
+    monkeypatch.setattr(settings, lambda: ("those of another call",))
+    warm = sf.jit(lambda x: x.tan() - 2, warmup="aten")
+    torch.testing.assert_close(warm(X), X.tan() - 2)
+    made[0].thread.join()
+    assert made[0].is_disturbed and made[0].compiled is None
+
+
+def test_numbers_that_are_drawn_while_it_compiles_do_not_come_again(
+    made: list[Warming],
+) -> None:
+    fn = lambda x: x.sin() * 3 - x.cos() * 5  # of no other test, so that Inductor compiles it
+    before = cache.counts["compilations"]
+    warm = sf.jit(fn, warmup="aten")
     torch.manual_seed(3)
-    expected = [torch.rand(()) for _ in range(400)]
-    torch.manual_seed(3)
-    drawn = []
-    for _ in range(400):
+    drawn = [torch.rand(())]
+    while not (made and made[0].is_warm):
+        torch.testing.assert_close(warm(X), fn(X))
+        made[0].thread.join(0.01)
         drawn.append(torch.rand(()))
-        torch.testing.assert_close(warm(X), compiled)
-    assert drawn == expected
+    assert cache.counts["compilations"] > before
+    torch.manual_seed(3)
+    assert drawn == [torch.rand(()) for _ in drawn]
 
 
 def step(x: torch.Tensor) -> torch.Tensor:
