@@ -45,6 +45,7 @@ quick: venv  ## ruff, then a few minutes of tests: no Inductor, no real ranks, a
 
 test: venv  ## ruff, then every law and docstring example, and pyright; TORCH=2.15.0 for another torch
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(PYTEST) -m "not sweep"
 
 sweeps: venv  ## the cases of the large sweeps that make test leaves out: tests/sweeps.txt
@@ -52,6 +53,7 @@ sweeps: venv  ## the cases of the large sweeps that make test leaves out: tests/
 
 lint: venv  ## ruff, and pyright with the pinned torch
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(if $(TORCH),,$(BIN)/pyright)
 
 conformance: venv  ## every operator of torch's database, sharded in every way: ARGS="--ops add sum --resume"
@@ -122,7 +124,7 @@ bench-planner: venv  ## what planning a Llama of 70 billion parameters at once s
 gpu-check:  ## the laws on a GPU, with the python3 and torch that are there
 	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" python3 -m bench.gpu.check
 
-sizes:  ## AST nodes a line of code; functions, files, lines and folders that are too long
+sizes:  ## what the code weighs, room by room: AST nodes, statements, packed bytes
 	$(PYTHON) -m tests.support.reading.sizes
 
 clean:  ## remove what was built, .venv included

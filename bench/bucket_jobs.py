@@ -76,9 +76,7 @@ def mlp(width: int, depth: int, batch: int) -> Job:
 
     params = {"layers": [layer() for _ in range(depth)]}
     x, y = torch.randn(2, batch, width, generator=generator)
-    return Job(
-        name="mlp", params=params, loss=mlp_loss, module=Mlp, x=x, y=y, lr=1.0
-    )
+    return Job(name="mlp", params=params, loss=mlp_loss, module=Mlp, x=x, y=y, lr=1.0)
 
 
 def demo_gpt(
@@ -97,9 +95,7 @@ def demo_gpt(
         optimizer: as for `Job`.
     """
     generator = torch.Generator().manual_seed(1)
-    x, y = torch.randint(
-        config.vocab, (2, batch, config.context), generator=generator
-    )
+    x, y = torch.randint(config.vocab, (2, batch, config.context), generator=generator)
     loss = functools.partial(gpt.loss_fn, heads=config.heads)
     module = functools.partial(Gpt, heads=config.heads)
     return Job(
@@ -135,10 +131,7 @@ class Held(nn.Module):
 
     def tree(self) -> dict[str, Any]:
         """The parameters as the dict that they came from."""
-        return {
-            **self._parameters,
-            **{name: child.tree() for name, child in self._modules.items()},
-        }
+        return {**self._parameters, **{name: child.tree() for name, child in self._modules.items()}}
 
 
 class Linear(Held):
@@ -171,9 +164,7 @@ class Block(Held):
     def forward(self, h: Tensor) -> Tensor:
         layer = self.tree()
         h = h + gpt.attention(layer, gpt.normed(h, layer["ln1"]), heads=self.heads)
-        return (
-            h + F.gelu(gpt.normed(h, layer["ln2"]) @ layer["up"]) @ layer["down"]
-        )
+        return h + F.gelu(gpt.normed(h, layer["ln2"]) @ layer["up"]) @ layer["down"]
 
 
 class Gpt(nn.Module):
@@ -185,13 +176,8 @@ class Gpt(nn.Module):
             nn.Parameter(params["tok"].clone()),
             nn.Parameter(params["pos"].clone()),
         )
-        self.layers = nn.ModuleList(
-            Block(layer, heads) for layer in params["layers"]
-        )
-        self.ln, self.head = (
-            Held(params["ln"]),
-            nn.Parameter(params["head"].clone()),
-        )
+        self.layers = nn.ModuleList(Block(layer, heads) for layer in params["layers"])
+        self.ln, self.head = (Held(params["ln"]), nn.Parameter(params["head"].clone()))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         h = F.embedding(x, self.tok) + self.pos[: x.shape[1]]  # (B, T, C)
@@ -206,12 +192,7 @@ def named(tree: Params, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     """The leaves of a tree with the names that a module would give them.
 
     Example:
-        >>> [
-        ...     name
-        ...     for name, _ in named(
-        ...         {"ln": {"w": torch.ones(1)}, "layers": [torch.ones(1)]}
-        ...     )
-        ... ]
+        >>> [name for name, _ in named({"ln": {"w": torch.ones(1)}, "layers": [torch.ones(1)]})]
         ['ln.w', 'layers.0']
     """
     if isinstance(tree, Tensor):
@@ -244,18 +225,14 @@ SMALLEST = gpt.Config(vocab=16, context=8, width=16, heads=4, layers=2)
 JOBS: dict[str, Callable[[], Job]] = {
     "mlp": lambda: mlp(1024, 8, RANKS * 128),  # 34 MB of gradients
     "gpt": lambda: demo_gpt(gpt.Config(), RANKS * 16),  # 3.4 MB
-    "gpt module, SGD": lambda: demo_gpt(
-        gpt.Config(), RANKS * 16, optimizer=torch.optim.SGD
-    ),
+    "gpt module, SGD": lambda: demo_gpt(gpt.Config(), RANKS * 16, optimizer=torch.optim.SGD),
     "gpt module, AdamW": lambda: demo_gpt(
         gpt.Config(), RANKS * 16, lr=1e-3, optimizer=torch.optim.AdamW
     ),
     "slow": lambda: mlp(1024, 8, RANKS * 1536),
     "mlp, quick": lambda: mlp(256, 4, RANKS * 16),
     "gpt, quick": lambda: demo_gpt(SMALLEST, RANKS * 4),
-    "gpt module, SGD, quick": lambda: demo_gpt(
-        SMALLEST, RANKS * 4, optimizer=torch.optim.SGD
-    ),
+    "gpt module, SGD, quick": lambda: demo_gpt(SMALLEST, RANKS * 4, optimizer=torch.optim.SGD),
     "gpt module, AdamW, quick": lambda: demo_gpt(
         SMALLEST, RANKS * 4, lr=1e-3, optimizer=torch.optim.AdamW
     ),
@@ -265,6 +242,4 @@ JOBS: dict[str, Callable[[], Job]] = {
 
 def layer_bytes(job: Job) -> list[int]:
     """Bytes of the parameters of each layer of an MLP."""
-    return [
-        sum(x.nbytes for x in layer.values()) for layer in job.params["layers"]
-    ]
+    return [sum(x.nbytes for x in layer.values()) for layer in job.params["layers"]]

@@ -39,10 +39,7 @@ DDP, DDP_SMALL, DDP_VIEWS = (
     "DDP eager, 4 MB buckets",
     "DDP eager, gradients as views",
 )
-DDP_COMPILED, DDP_ALL_COMPILED = (
-    "DDP compiled",
-    "DDP and optimizer compiled, views",
-)
+DDP_COMPILED, DDP_ALL_COMPILED = ("DDP compiled", "DDP and optimizer compiled, views")
 ALONE, ALONE_COMPILED, ALONE_ALL_COMPILED = (
     "modules, eager",
     "modules, compiled",
@@ -53,9 +50,7 @@ SMALL = 4  # MB of a small bucket
 
 CHECKED = 3  # steps before the parameters are compared
 TOLERANCE = 1e-3  # of how far each parameter has come since the start, in norm
-PATIENCE = datetime.timedelta(
-    minutes=10
-)  # one rank's wait for another, which may be compiling
+PATIENCE = datetime.timedelta(minutes=10)  # one rank's wait for another, which may be compiling
 
 
 @attrs.frozen(kw_only=True)
@@ -77,9 +72,7 @@ class Rival:
     sent: tuple[int, ...] = ()
 
 
-def shardfn_rival(
-    job: Job, rank: int, *, alone: bool = False, **caps: str
-) -> Rival:
+def shardfn_rival(job: Job, rank: int, *, alone: bool = False, **caps: str) -> Rival:
     """The step through `bucketed_grad`; on its own, over a mesh axis of one rank, where
     collectives are taken out.
     """
@@ -115,10 +108,7 @@ def written(job: Job) -> tuple[Any, Any, Any, Any]:
     """
     if job.optimizer is None:
         descend = lambda p, g: p - job.lr * g
-        update = lambda params, grads, state: (
-            sf.tree_map(descend, params, grads),
-            state,
-        )
+        update = lambda params, grads, state: (sf.tree_map(descend, params, grads), state)
         return job.loss, job.params, update, {}
     fn, params, buffers = sf.functionalize(job.module(job.params))
     opt = sf.optim(job.optimizer, lr=job.lr)
@@ -150,9 +140,7 @@ def prefix_rival(job: Job, rank: int, first: int) -> Rival:
 
     def prefix(tail: Any, head: Any, x: Tensor, y: Tensor) -> Any:
         value, grads = (
-            sf.value_and_grad(loss)(tail, head, x, y)
-            if tail
-            else (loss(tail, head, x, y), [])
+            sf.value_and_grad(loss)(tail, head, x, y) if tail else (loss(tail, head, x, y), [])
         )
         return value, sf.tree_map(lambda g: g[:1], grads)
 
@@ -185,11 +173,7 @@ def module_rival(
     model = wrap(module) if wrap else module
     optimizer = job.torchs(module)
     forward = torch.compile(model, dynamic=False) if compiled else model
-    update = (
-        torch.compile(optimizer.step, dynamic=False)
-        if compiled_update
-        else optimizer.step
-    )
+    update = torch.compile(optimizer.step, dynamic=False) if compiled_update else optimizer.step
     x, y = job.rows(rank)
 
     def run() -> None:
@@ -208,12 +192,8 @@ def owned(module: nn.Module) -> nn.Module:
     to search another's.
     """
     forward = type(module).forward
-    copy = types.FunctionType(
-        forward.__code__.replace(), forward.__globals__, forward.__name__
-    )
-    module.__class__ = type(
-        type(module).__name__, (type(module),), {"forward": copy}
-    )
+    copy = types.FunctionType(forward.__code__.replace(), forward.__globals__, forward.__name__)
+    module.__class__ = type(type(module).__name__, (type(module),), {"forward": copy})
     return module
 
 
@@ -243,10 +223,7 @@ def fsdp(module: nn.Module) -> nn.Module:
 def field(job: Job, rank: int) -> Iterator[tuple[str, Rival]]:
     """Everyone who races, made one after the other, in the same order on both ranks."""
     yield SHARDFN, shardfn_rival(job, rank)
-    yield (
-        SHARDFN_SMALL,
-        shardfn_rival(job, rank, cap=f"{SMALL}MB", first_cap="1MB"),
-    )
+    yield (SHARDFN_SMALL, shardfn_rival(job, rank, cap=f"{SMALL}MB", first_cap="1MB"))
     yield SHARDFN_ALONE, shardfn_rival(job, rank, alone=True)
     yield DDP, module_rival(job, rank, ddp)
     yield DDP_SMALL, module_rival(job, rank, ddp_small)
@@ -258,10 +235,7 @@ def field(job: Job, rank: int) -> Iterator[tuple[str, Rival]]:
         DDP_ALL_COMPILED,
         module_rival(job, rank, ddp_views, compiled=True, compiled_update=True),
     )
-    yield (
-        ALONE_ALL_COMPILED,
-        module_rival(job, rank, None, compiled=True, compiled_update=True),
-    )
+    yield (ALONE_ALL_COMPILED, module_rival(job, rank, None, compiled=True, compiled_update=True))
     yield FSDP, module_rival(job, rank, fsdp)
     yield FSDP_COMPILED, module_rival(job, rank, fsdp, compiled=True)
 
@@ -271,10 +245,7 @@ def slow_field(job: Job, rank: int) -> Iterator[tuple[str, Rival]]:
     gradients are ready.
     """
     yield SHARDFN, shardfn_rival(job, rank)
-    yield (
-        SHARDFN_SMALL,
-        shardfn_rival(job, rank, cap=f"{SMALL}MB", first_cap="1MB"),
-    )
+    yield (SHARDFN_SMALL, shardfn_rival(job, rank, cap=f"{SMALL}MB", first_cap="1MB"))
     yield SHARDFN_ALONE, shardfn_rival(job, rank, alone=True)
     yield DDP_SMALL, module_rival(job, rank, ddp_small)
     yield ALONE, module_rival(job, rank, None)
@@ -343,20 +314,13 @@ def ready(
         before = compilations()
         rival.step()
         if rival.compiled != (compilations() > before):
-            raise RuntimeError(
-                f"{name}: {compilations() - before} compilations at the first step"
-            )
+            raise RuntimeError(f"{name}: {compilations() - before} compilations at the first step")
         known[name] = rival
     expected = {
-        alone: trained(
-            job, *(job.rows(rank) if alone else (job.x, job.y)), CHECKED
-        )
+        alone: trained(job, *(job.rows(rank) if alone else (job.x, job.y)), CHECKED)
         for alone in (True, False)
     }
-    for (
-        name,
-        rival,
-    ) in known.items():  # not before all are made: one must not disturb another
+    for name, rival in known.items():  # not before all are made: one must not disturb another
         for _ in range(CHECKED - 1):
             rival.step()
         if rival.params is not None:
@@ -364,14 +328,10 @@ def ready(
     return known
 
 
-def check(
-    name: str, job: Job, found: dict[str, Tensor], expected: dict[str, Tensor]
-) -> None:
+def check(name: str, job: Job, found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     """Compare parameters by how far they have come since the start."""
     for path, start in named(job.params):
-        off = (found[path] - expected[path]).norm() / (
-            expected[path] - start
-        ).norm()
+        off = (found[path] - expected[path]).norm() / (expected[path] - start).norm()
         if not off <= TOLERANCE:
             raise RuntimeError(
                 f"{name}: after {CHECKED} steps, {path} is off by {off:.1e} of its change"

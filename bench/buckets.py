@@ -60,23 +60,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 if every target is met, 1 if not.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m bench.buckets",
-        description="Whole training steps on two ranks.",
+        prog="python -m bench.buckets", description="Whole training steps on two ranks."
     )
-    parser.add_argument(
-        "--quick", action="store_true", help="small models, few rounds"
-    )
+    parser.add_argument("--quick", action="store_true", help="small models, few rounds")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "--only", choices=MODELS, help="one model, over Gloo as it is"
-    )
-    which.add_argument(
-        "--slow-link", action="store_true", help="only the MLP over a slow link"
-    )
+    which.add_argument("--only", choices=MODELS, help="one model, over Gloo as it is")
+    which.add_argument("--slow-link", action="store_true", help="only the MLP over a slow link")
     parser.add_argument(
-        "--rounds",
-        type=int,
-        help=f"how often each rival has its turn, {ROUNDS} if not given",
+        "--rounds", type=int, help=f"how often each rival has its turn, {ROUNDS} if not given"
     )
     args = parser.parse_args(argv)
     rounds = args.rounds or (QUICK_ROUNDS if args.quick else ROUNDS)
@@ -93,9 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def ranks(
-    job: str, *, slow: bool
-) -> Iterator[tuple[Pipes, dict[str, tuple[int, ...]]]]:
+def ranks(job: str, *, slow: bool) -> Iterator[tuple[Pipes, dict[str, tuple[int, ...]]]]:
     """Two ranks with everyone compiled and found right, and what each rival sends.
 
     Raises:
@@ -143,12 +132,7 @@ def heard(pipes: Pipes) -> list[Any]:
 
 
 def timed(
-    pipes: Pipes,
-    names: Sequence[str],
-    rounds: int,
-    *,
-    steps: int = STEPS,
-    warm: int = 1,
+    pipes: Pipes, names: Sequence[str], rounds: int, *, steps: int = STEPS, warm: int = 1
 ) -> Medians:
     """Median milliseconds a step of each, from rounds in which everyone has a turn; a step
     takes as long as its slower rank.
@@ -181,13 +165,7 @@ def raced(job: str, rounds: int) -> bool:
     with ranks(job, slow=False) as (pipes, sent):
         medians = timed(pipes, list(sent), rounds)
     verdicts = [whole_verdict(medians), exposed_verdict(medians)]
-    print(
-        table(job, medians),
-        *(text for _, text in verdicts),
-        "",
-        sep="\n",
-        flush=True,
-    )
+    print(table(job, medians), *(text for _, text in verdicts), "", sep="\n", flush=True)
     return all(met for met, _ in verdicts)
 
 
@@ -213,15 +191,9 @@ def table(job: str, medians: Medians) -> str:
         DDP eager                          100.0          0.80          25.0
         modules, eager                      75.0
     """
-    lines = [
-        f"{job + ': median of a whole step':<34}{'ms':>6}{'shardfn/it':>14}{'exposed ms':>14}"
-    ]
+    lines = [f"{job + ': median of a whole step':<34}{'ms':>6}{'shardfn/it':>14}{'exposed ms':>14}"]
     for name, ms in medians.items():
-        share = (
-            f"{medians[rivals.SHARDFN] / ms:.2f}"
-            if name in ALONE and name not in OURS
-            else ""
-        )
+        share = f"{medians[rivals.SHARDFN] / ms:.2f}" if name in ALONE and name not in OURS else ""
         exposed = f"{ms - medians[ALONE[name]]:.1f}" if name in ALONE else ""
         lines.append(f"{name:<34}{ms:>6.1f}{share:>14}{exposed:>14}".rstrip())
     return "\n".join(lines)
@@ -231,19 +203,15 @@ def whole_verdict(medians: Medians) -> tuple[bool, str]:
     """Shardfn's step next to that of the fastest rival who trains on both ranks.
 
     Example:
-        >>> whole_verdict(
-        ...     {"shardfn": 80.0, "DDP eager": 100.0, "FSDP2 eager": 90.0}
-        ... )
+        >>> whole_verdict({"shardfn": 80.0, "DDP eager": 100.0, "FSDP2 eager": 90.0})
         (True, 'Met: a step takes 0.89 of the best, FSDP2 eager; the target is 0.97.')
     """
     best = min(
-        (name for name in medians if name in ALONE and name not in OURS),
-        key=medians.__getitem__,
+        (name for name in medians if name in ALONE and name not in OURS), key=medians.__getitem__
     )
     share = medians[rivals.SHARDFN] / medians[best]
     return judged(
-        share <= WHOLE,
-        f"a step takes {share:.2f} of the best, {best}; the target is {WHOLE:.2f}.",
+        share <= WHOLE, f"a step takes {share:.2f} of the best, {best}; the target is {WHOLE:.2f}."
     )
 
 
@@ -283,18 +251,11 @@ def over_slow_link(job: str, rounds: int) -> bool:
     layers = layer_bytes(JOBS[job]())
     with ranks(job, slow=True) as (pipes, sent):
         free = timed(pipes, list(sent), min(rounds, FREE_ROUNDS), steps=1, warm=0)
-        backward = (
-            free[rivals.prefix_name(0)] - free[rivals.prefix_name(len(layers))]
-        )
-        link = Link(
-            latency=LATENCY / 1e3,
-            bandwidth=sum(layers) / (LINK_SHARE * backward / 1e3),
-        )
+        backward = free[rivals.prefix_name(0)] - free[rivals.prefix_name(len(layers))]
+        link = Link(latency=LATENCY / 1e3, bandwidth=sum(layers) / (LINK_SHARE * backward / 1e3))
         for pipe in pipes:
             pipe.send(link)
-        medians = timed(
-            pipes, list(sent), min(rounds, SLOW_ROUNDS), steps=1, warm=0
-        )
+        medians = timed(pipes, list(sent), min(rounds, SLOW_ROUNDS), steps=1, warm=0)
     print(
         f"{job}: a link of {link.bandwidth / 1e6:.0f} MB/s and {LATENCY} ms each; the "
         f"backward takes {backward:.0f} ms"
@@ -307,18 +268,14 @@ def over_slow_link(job: str, rounds: int) -> bool:
     for name in (*OURS, rivals.DDP_SMALL):
         exposed = medians[name] - medians[ALONE[name]]
         of_free_link = free[name] - free[ALONE[name]]
-        line = (
-            f"{name:<26}{medians[name]:>8.1f}{exposed:>9.1f}{of_free_link:>16.1f}"
-        )
+        line = f"{name:<26}{medians[name]:>8.1f}{exposed:>9.1f}{of_free_link:>16.1f}"
         if name in OURS:
             total, ideal = (
                 sum(map(link.seconds, sent[name])) * 1e3,
                 ideal_exposed(sent[name], layers, link, medians),
             )
             shares.append(hidden_share(total, exposed, ideal))
-            line += (
-                f"{len(sent[name]):>9}{total:>9.1f}{ideal:>8.1f}{shares[-1]:>8.2f}"
-            )
+            line += f"{len(sent[name]):>9}{total:>9.1f}{ideal:>8.1f}{shares[-1]:>8.2f}"
         print(line)
     met, text = judged(
         min(shares) >= HIDDEN,
@@ -358,13 +315,9 @@ def ideal_exposed(
     tails = [sum(layers[first:]) for first in range(len(layers))]
     ready = []
     for filled in itertools.accumulate(sent):
-        first = max(
-            (k for k, tail in enumerate(tails) if tail + LOSS >= filled), default=0
-        )
+        first = max((k for k, tail in enumerate(tails) if tail + LOSS >= filled), default=0)
         ready.append(medians[rivals.prefix_name(first)] / 1e3)
-    return max(
-        0.0, ideal_end(sent, ready, link) * 1e3 - medians[rivals.SHARDFN_ALONE]
-    )
+    return max(0.0, ideal_end(sent, ready, link) * 1e3 - medians[rivals.SHARDFN_ALONE])
 
 
 if __name__ == "__main__":

@@ -44,14 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bench.calls", description="The price of one call."
     )
-    parser.add_argument(
-        "--quick", action="store_true", help="small trees, few rounds"
-    )
+    parser.add_argument("--quick", action="store_true", help="small trees, few rounds")
     quick = parser.parse_args(argv).quick
     with processes() as pipes:
-        medians = timed(
-            pipes, QUICK if quick else SIZES, QUICK_ROUNDS if quick else ROUNDS
-        )
+        medians = timed(pipes, QUICK if quick else SIZES, QUICK_ROUNDS if quick else ROUNDS)
     print(table(medians))
     print(shares(medians))
     print(verdict(medians))
@@ -68,9 +64,7 @@ def processes() -> Iterator[Pipes]:
 
     def start(target: Any, *args: Any) -> Any:
         mine, theirs = context.Pipe()
-        started.append(
-            context.Process(target=target, args=(*args, theirs), daemon=True)
-        )
+        started.append(context.Process(target=target, args=(*args, theirs), daemon=True))
         started[-1].start()
         theirs.close()  # so that recv fails when the process dies
         return mine
@@ -83,9 +77,7 @@ def processes() -> Iterator[Pipes]:
         if importlib.util.find_spec("jax"):
             pipes[JAX] = start(rivals.jax_process)
         else:
-            print(
-                "jax is not installed, so it is left out: pip install 'shardfn[bench]'"
-            )
+            print("jax is not installed, so it is left out: pip install 'shardfn[bench]'")
         yield pipes
         for process in started:
             process.join()
@@ -108,9 +100,7 @@ def timed(pipes: Pipes, sizes: Sequence[int], rounds: int) -> Medians:
     told(pipes, sizes)
     heard(pipes)
     names = [name for name in pipes if name]
-    found: dict[int, dict[str, list[float]]] = {
-        n: {name: [] for name in names} for n in sizes
-    }
+    found: dict[int, dict[str, list[float]]] = {n: {name: [] for name in names} for n in sizes}
     for turn in range(rounds):
         first = turn % len(names)
         for n, name in itertools.product(sizes, names[first:] + names[:first]):
@@ -155,14 +145,9 @@ def verdict(medians: Medians) -> str:
         'Missed: at most 60 us a call and 4 us a leaf; 10 leaves took 101 us, at most 100.'
     """
     target = f"at most {CALL:.0f} us a call and {LEAF:.0f} us a leaf"
-    over = {
-        n: times[SHARDFN]
-        for n, times in medians.items()
-        if times[SHARDFN] > limit(n)
-    }
+    over = {n: times[SHARDFN] for n, times in medians.items() if times[SHARDFN] > limit(n)}
     said = ", ".join(
-        f"{n} leaves took {us:.0f} us, at most {limit(n):.0f}"
-        for n, us in over.items()
+        f"{n} leaves took {us:.0f} us, at most {limit(n):.0f}" for n, us in over.items()
     )
     return f"Missed: {target}; {said}." if over else f"Met: {target}."
 

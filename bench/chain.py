@@ -71,14 +71,10 @@ def serve(pipe: Any, build: Callable[[int], dict[str, Chain]]) -> None:
         build: makes the chains of one size, by name.
     """
     chains = {
-        (leaves, name): chain
-        for leaves in pipe.recv()
-        for name, chain in build(leaves).items()
+        (leaves, name): chain for leaves in pipe.recv() for name, chain in build(leaves).items()
     }
     for chain in chains.values():
-        chain.run(
-            2
-        )  # on fresh arguments, then on results: neither may compile later
+        chain.run(2)  # on fresh arguments, then on results: neither may compile later
     for chain in chains.values():
         chain.compiled = chain.compilations()
     pipe.send("ready")

@@ -21,10 +21,7 @@ from shardfn.ops.random_bits import AMBIENT, DRAW, random_bits
 N, ROUNDS, RATE = 10**8, 9, 0.1
 BYTES = 4 * N  # of a result, in float32
 CHECKED = 1000  # elements at each place where values are compared
-UNIFORM, DROPOUT = (
-    1.0,
-    0.6,
-)  # the targets: of torch.rand, of torch's compiled dropout
+UNIFORM, DROPOUT = (1.0, 0.6)  # the targets: of torch.rand, of torch's compiled dropout
 SMALL = 1 << 20  # bytes that a call may hold besides its result
 OURS, EAGER = "sf.random.uniform, compiled", "torch.rand, eager"
 OUR_DROPOUT, COMPILED_DROPOUT = "F.dropout in sf.jit", "F.dropout, torch.compile"
@@ -65,9 +62,7 @@ def uniform_steps() -> Steps:
         "torch.rand, torch.compile": compiled(rand),
     }
     if not importlib.util.find_spec("jax"):
-        print(
-            "jax is not installed, so it is left out: pip install 'shardfn[bench]'"
-        )
+        print("jax is not installed, so it is left out: pip install 'shardfn[bench]'")
         return steps
     import jax
 
@@ -130,9 +125,7 @@ def near(mean: float, wanted: float, deviation: float, name: str) -> None:
 def show(taken: dict[str, float], peaks: dict[str, int], base: str) -> None:
     """A line for each step."""
     for name, seconds in taken.items():
-        memory = (
-            f"{peaks[name] / BYTES:5.2f} x the result" if name in peaks else ""
-        )
+        memory = f"{peaks[name] / BYTES:5.2f} x the result" if name in peaks else ""
         print(
             f"{name:<30}{seconds * 1e3:8.0f} ms ({seconds / N * 1e9:5.2f} ns an element, "
             f"{seconds / taken[base]:.2f})  {memory}".rstrip()
@@ -156,10 +149,7 @@ def main() -> None:
     )
     show({name: taken[name] for name in uniforms}, peaks, EAGER)
     show({name: taken[name] for name in dropouts}, peaks, COMPILED_DROPOUT)
-    ratios = (
-        taken[OURS] / taken[EAGER],
-        taken[OUR_DROPOUT] / taken[COMPILED_DROPOUT],
-    )
+    ratios = (taken[OURS] / taken[EAGER], taken[OUR_DROPOUT] / taken[COMPILED_DROPOUT])
     print(f"uniform {ratios[0]:.2f} x torch.rand (at most {UNIFORM})")
     print(f"dropout {ratios[1]:.2f} x torch's compiled one (at most {DROPOUT})")
     for name in (OURS, OUR_DROPOUT):

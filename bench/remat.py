@@ -35,9 +35,7 @@ def block(layer: Any, h: torch.Tensor) -> torch.Tensor:
     return h + F.gelu(gpt.normed(h, layer["ln2"]) @ layer["up"]) @ layer["down"]
 
 
-def loss_fn(
-    layers: Any, h: torch.Tensor, *, through: Callable[..., torch.Tensor]
-) -> torch.Tensor:
+def loss_fn(layers: Any, h: torch.Tensor, *, through: Callable[..., torch.Tensor]) -> torch.Tensor:
     """Blocks one after the other, and a mean."""
     for layer in layers:
         h = through(layer, h)
@@ -47,9 +45,7 @@ def loss_fn(
 def inputs() -> tuple[Any, torch.Tensor]:
     """Parameters and activations."""
     config = gpt.Config(context=CONTEXT, width=WIDTH, heads=HEADS, layers=BLOCKS)
-    h = torch.randn(
-        BATCH, CONTEXT, WIDTH, generator=torch.Generator().manual_seed(1)
-    )
+    h = torch.randn(BATCH, CONTEXT, WIDTH, generator=torch.Generator().manual_seed(1))
     return gpt.init(config)["layers"], h
 
 
@@ -58,16 +54,12 @@ def ours(
 ) -> tuple[Step, Any]:
     """A compiled step on a mesh of one rank, and its lowered program."""
     fn = sf.shard(
-        sf.value_and_grad(functools.partial(loss_fn, through=through)),
-        mesh,
-        (P(), P("dp")),
+        sf.value_and_grad(functools.partial(loss_fn, through=through)), mesh, (P(), P("dp"))
     )
     return (lambda: fn(layers, h)), fn.lower(layers, h)
 
 
-def eager(
-    through: Callable[..., torch.Tensor], layers: Any, h: torch.Tensor
-) -> Step:
+def eager(through: Callable[..., torch.Tensor], layers: Any, h: torch.Tensor) -> Step:
     """torch's own autograd, as it is."""
 
     def step() -> Any:
@@ -86,10 +78,7 @@ def theirs(layer: Any, h: torch.Tensor) -> torch.Tensor:
 
 def products(lowered: Any) -> int:
     """How many matrix products a program holds."""
-    return sum(
-        node.target is torch.ops.aten.mm.default
-        for node in lowered.program.graph.nodes
-    )
+    return sum(node.target is torch.ops.aten.mm.default for node in lowered.program.graph.nodes)
 
 
 def peak(step: Step) -> int:
@@ -111,16 +100,11 @@ def residual_bytes() -> dict[str, int]:
     """What one block keeps: its input and what it computes, without its parameters."""
     (layer, *_), h = inputs()
     kept = lambda fn: sum(
-        r.nbytes
-        for r in sf.saved_residuals(fn, layer, h)
-        if not r.why.startswith("argument layer")
+        r.nbytes for r in sf.saved_residuals(fn, layer, h) if not r.why.startswith("argument layer")
     )
     return {
         "kept": kept(block),
-        **{
-            name: kept(sf.checkpoint(block, policy=p))
-            for name, p in POLICIES.items()
-        },
+        **{name: kept(sf.checkpoint(block, policy=p)) for name, p in POLICIES.items()},
     }
 
 
@@ -147,17 +131,11 @@ def main() -> None:
     for name, step in steps.items():
         got = step() if name.startswith("eager") else sf.full(step())
         sf.tree_map(
-            functools.partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5),
-            got,
-            wanted,
+            functools.partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5), got, wanted
         )
     # of the seven products of a block, the last is of no use to the backward
-    assert counted["checkpoint, nothing kept"] == counted["kept"] + 5 * BLOCKS, (
-        counted
-    )
-    assert counted["checkpoint, dots_with_no_batch_dims"] == counted["kept"], (
-        counted
-    )
+    assert counted["checkpoint, nothing kept"] == counted["kept"] + 5 * BLOCKS, counted
+    assert counted["checkpoint, dots_with_no_batch_dims"] == counted["kept"], counted
     residuals, taken = residual_bytes(), times(steps, ROUNDS)
     print(
         f"{BLOCKS} blocks of B {BATCH}, T {CONTEXT}, C {WIDTH}; medians of {ROUNDS}, "
@@ -172,14 +150,10 @@ def main() -> None:
             else f"{kept / 2**20:6.2f} MiB a block ({1 - kept / residuals['kept']:4.0%} less)"
         )
         said = f"{taken[name] * 1e3:7.1f} ms ({taken[name] / taken[base]:.2f} x)"
-        print(
-            f"{name:<38} {said}  peak {peak(step) / 2**20:6.1f} MiB  {of_block}".rstrip()
-        )
+        print(f"{name:<38} {said}  peak {peak(step) / 2**20:6.1f} MiB  {of_block}".rstrip())
     saved = 1 - residuals["checkpoint, nothing kept"] / residuals["kept"]
     slower = taken["checkpoint, nothing kept"] / taken["kept"]
-    print(
-        f"saved {saved:.0%} (at least {SAVED:.0%}) at {slower:.2f} x the time (at most {SLOWER})"
-    )
+    print(f"saved {saved:.0%} (at least {SAVED:.0%}) at {slower:.2f} x the time (at most {SLOWER})")
     assert saved >= SAVED, saved
     assert slower <= SLOWER, slower
 

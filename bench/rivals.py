@@ -46,9 +46,7 @@ def torch_rank(rank: int, store: str, pipe: Any) -> None:
     """
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
-    dist.init_process_group(
-        "gloo", init_method=store, rank=rank, world_size=2, timeout=PATIENCE
-    )
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=PATIENCE)
     mesh = sf.make_mesh((2,), ("dp",), device_type="cpu")
     loading = load_native()
     if loading is not None:
@@ -66,28 +64,20 @@ def torch_chains(leaves: int, mesh: Any, *, everyone: bool) -> dict[str, Chain]:
     assert not step.lower(placed).collectives, (
         "the step sends nothing, so that rank 0 can run it alone"
     )
-    donating = sf.shard(
-        fresh(plus_one), mesh, (P("dp"),), donate_argnums=(0,)
-    )
+    donating = sf.shard(fresh(plus_one), mesh, (P("dp"),), donate_argnums=(0,))
     other = sf.distribute(plain, mesh, P("dp"))
     count = lambda: sum(cache.counts.values())
     chains = {
         SHARDFN: Chain(step, placed, count, local_arrays),
         DONATED: Chain(donating, other, count, local_arrays),
     }
-    return (
-        chains | {DTENSOR: compiled(placed), PLAIN: compiled(plain)}
-        if everyone
-        else chains
-    )
+    return chains | {DTENSOR: compiled(placed), PLAIN: compiled(plain)} if everyone else chains
 
 
 def compiled(tree: Tree) -> Chain:
     """The step under torch.compile."""
     counter = CompileCounterWithBackend("inductor")
-    step = torch.compile(
-        fresh(plus_one), fullgraph=True, dynamic=False, backend=counter
-    )
+    step = torch.compile(fresh(plus_one), fullgraph=True, dynamic=False, backend=counter)
     return Chain(step, tree, lambda: counter.frame_count, local_arrays)
 
 
@@ -122,10 +112,7 @@ def jax_chains(leaves: int) -> dict[str, Chain]:
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("dp",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("dp"))
     assert len(jax.devices()) == 2, jax.devices()
-    tree = {
-        f"w{i}": jax.device_put(np.zeros(SHAPE, np.float32), sharding)
-        for i in range(leaves)
-    }
+    tree = {f"w{i}": jax.device_put(np.zeros(SHAPE, np.float32), sharding) for i in range(leaves)}
     traced: list[int] = []
 
     def step(tree: Tree) -> Tree:
@@ -133,10 +120,7 @@ def jax_chains(leaves: int) -> dict[str, Chain]:
         return plus_one(tree)
 
     chain = Chain(
-        jax.jit(step),
-        tree,
-        lambda: len(traced),
-        lambda tree: map(np.asarray, tree.values()),
+        jax.jit(step), tree, lambda: len(traced), lambda tree: map(np.asarray, tree.values())
     )
     chain.wait = jax.block_until_ready
     return {JAX: chain}

@@ -64,12 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         1 if not.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m bench.schedule",
-        description="The cost of placing and scheduling.",
+        prog="python -m bench.schedule", description="The cost of placing and scheduling."
     )
-    parser.add_argument(
-        "--most", type=int, default=SIZES[-1], help="nodes of the largest program"
-    )
+    parser.add_argument("--most", type=int, default=SIZES[-1], help="nodes of the largest program")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
@@ -82,17 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     found: dict[int, Seconds] = {}
     for nodes in (n for n in SIZES if n <= options.most):
-        took = found[nodes] = timed(
-            nodes, options.repeats if nodes < SIZES[-1] else 1
-        )
+        took = found[nodes] = timed(nodes, options.repeats if nodes < SIZES[-1] else 1)
         shares = " ".join(
-            f"{1e6 * seconds / nodes:>9.1f}"
-            for seconds in (*attrs.astuple(took), took.whole)
+            f"{1e6 * seconds / nodes:>9.1f}" for seconds in (*attrs.astuple(took), took.whole)
         )
-        print(
-            f"{nodes:>10} {reductions(nodes):>11} {shares} {took.whole:>9.2f}",
-            flush=True,
-        )
+        print(f"{nodes:>10} {reductions(nodes):>11} {shares} {took.whole:>9.2f}", flush=True)
     met, verdicts = judged(found)
     print("\n".join(verdicts))
     return int(not met)
@@ -102,12 +93,7 @@ def judged(found: dict[int, Seconds]) -> tuple[bool, list[str]]:
     """Whether the limits are kept by the sizes that were measured, and a line for each.
 
     Example:
-        >>> judged(
-        ...     {
-        ...         1_000: Seconds(0.1, 0.1, 0.0, 0.1),
-        ...         20_000: Seconds(4.0, 4.0, 1.0, 3.0),
-        ...     }
-        ... )
+        >>> judged({1_000: Seconds(0.1, 0.1, 0.0, 0.1), 20_000: Seconds(4.0, 4.0, 1.0, 3.0)})
         (False, ['Missed: a node of 20,000 takes 2.00 of one of 1,000; the limit is 1.50.'])
     """
     verdicts: list[tuple[bool, str]] = []
@@ -151,9 +137,7 @@ def program(nodes: int) -> Program:
     with mode:
         batch, weight = torch.empty(ROWS, COLUMNS), torch.empty(COLUMNS)
         x = _holder(graph, "batch", batch)
-        weights = [
-            _holder(graph, f"w{i}", weight) for i in range(reductions(nodes))
-        ]
+        weights = [_holder(graph, f"w{i}", weight) for i in range(reductions(nodes))]
         aligned = []
         for i, w in enumerate(weights):
             for _ in range(8):
@@ -161,14 +145,7 @@ def program(nodes: int) -> Program:
             gradient = _call(graph, weight, aten.sum.dim_IntList, x, [0])
             wish = Wish(f"w{i}", cap=1600, first_cap=160).text
             aligned.append(
-                _call(
-                    graph,
-                    weight,
-                    torch.ops.shardfn.prim_align.default,
-                    gradient,
-                    w,
-                    wish,
-                )
+                _call(graph, weight, torch.ops.shardfn.prim_align.default, gradient, w, wish)
             )
         graph.output(aligned)
     module = torch.fx.GraphModule(torch.nn.Module(), graph)
@@ -176,9 +153,7 @@ def program(nodes: int) -> Program:
     return Program("chain", module, names, names[1:], (), None, str)
 
 
-def _holder(
-    graph: torch.fx.Graph, name: str, value: torch.Tensor
-) -> torch.fx.Node:
+def _holder(graph: torch.fx.Graph, name: str, value: torch.Tensor) -> torch.fx.Node:
     node = graph.placeholder(name)
     node.meta["val"] = value
     return node
@@ -189,10 +164,7 @@ def _call(
 ) -> torch.fx.Node:
     node = graph.call_function(target, args)
     node.meta.update(
-        val=value,
-        phase="backward",
-        source="chain.py:1",
-        custom={"gradients": "chain"},
+        val=value, phase="backward", source="chain.py:1", custom={"gradients": "chain"}
     )
     return node
 
@@ -205,9 +177,7 @@ def timed(nodes: int, repeats: int) -> Seconds:
     for _ in range(repeats):
         with _compat.paused_gc():  # as `lower` does
             clock = [time.process_time()]
-            chosen = propagate(
-                written, AXES, in_marks(nodes), [None] * reductions(nodes)
-            )
+            chosen = propagate(written, AXES, in_marks(nodes), [None] * reductions(nodes))
             clock.append(time.process_time())
             graph = emit(chosen, (0,), ("dp",), "cpu")
             clock.append(time.process_time())
@@ -217,10 +187,7 @@ def timed(nodes: int, repeats: int) -> Seconds:
             clock.append(time.process_time())
             found.append([end - start for start, end in itertools.pairwise(clock)])
         started = [n.meta["batch"] for n in done.nodes if "collective" in n.meta]
-        assert (
-            started == list(agreed.starts)
-            and len(started) == len(agreed.plan.buckets) > 1
-        )
+        assert started == list(agreed.starts) and len(started) == len(agreed.plan.buckets) > 1
     return Seconds(*map(statistics.median, zip(*found, strict=True)))
 
 

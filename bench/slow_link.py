@@ -30,10 +30,7 @@ class Link:
 
     Example:
         >>> link = Link(latency=1.0, bandwidth=10.0)
-        >>> (
-        ...     link.book(20, now=5.0),
-        ...     link.book(20, now=6.0),
-        ... )  # the second waits for the first
+        >>> (link.book(20, now=5.0), link.book(20, now=6.0))  # the second waits for the first
         (8.0, 11.0)
     """
 
@@ -56,16 +53,12 @@ class SlowWork(dist.Work):
     processor time.
     """
 
-    def __init__(
-        self, works: Sequence[Any], outputs: list[Tensor], due: float
-    ) -> None:
+    def __init__(self, works: Sequence[Any], outputs: list[Tensor], due: float) -> None:
         super().__init__()
         self.works, self.outputs, self.due = works, outputs, due
 
     def is_completed(self) -> bool:
-        return time.perf_counter() >= self.due and all(
-            work.is_completed() for work in self.works
-        )
+        return time.perf_counter() >= self.due and all(work.is_completed() for work in self.works)
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         for work in self.works:
@@ -97,11 +90,7 @@ class SlowGloo(dist.ProcessGroup):
 
     def __init__(self, gloo: dist.ProcessGroupGloo, link: Link) -> None:
         super().__init__(gloo.rank(), gloo.size())
-        self.gloo, self.link, self.share = (
-            gloo,
-            link,
-            (gloo.size() - 1) / gloo.size(),
-        )
+        self.gloo, self.link, self.share = (gloo, link, (gloo.size() - 1) / gloo.size())
         self._register_backend(
             torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo
         )  # what has no method here
@@ -110,16 +99,13 @@ class SlowGloo(dist.ProcessGroup):
         return NAME
 
     def allreduce(self, tensors: list[Tensor], opts: Any) -> SlowWork:
-        return self.slowed(
-            [self.gloo.allreduce(tensors, opts)], tensors, 2 * nbytes(tensors)
-        )
+        return self.slowed([self.gloo.allreduce(tensors, opts)], tensors, 2 * nbytes(tensors))
 
     def allgather_into_tensor_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any
     ) -> SlowWork:
         works = [
-            self.gloo._allgather_base(out, x, opts)
-            for out, x in zip(outputs, inputs, strict=True)
+            self.gloo._allgather_base(out, x, opts) for out, x in zip(outputs, inputs, strict=True)
         ]
         return self.slowed(works, outputs, nbytes(outputs))
 
@@ -132,9 +118,7 @@ class SlowGloo(dist.ProcessGroup):
         ]
         return self.slowed(works, outputs, nbytes(inputs))
 
-    def allgather(
-        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any
-    ) -> Any:
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Any:
         return self.gloo.allgather(outputs, inputs, opts)
 
     def broadcast(self, tensors: list[Tensor], opts: Any) -> Any:
@@ -143,13 +127,9 @@ class SlowGloo(dist.ProcessGroup):
     def barrier(self, opts: Any) -> Any:
         return self.gloo.barrier(opts)
 
-    def slowed(
-        self, works: Sequence[Any], outputs: list[Tensor], whole: int
-    ) -> SlowWork:
+    def slowed(self, works: Sequence[Any], outputs: list[Tensor], whole: int) -> SlowWork:
         """Put what has been started on the link, as one collective."""
-        return SlowWork(
-            works, outputs, self.link.book(whole * self.share, time.perf_counter())
-        )
+        return SlowWork(works, outputs, self.link.book(whole * self.share, time.perf_counter()))
 
 
 def nbytes(tensors: Sequence[Tensor]) -> int:
@@ -166,9 +146,7 @@ def register() -> Link:
     """
     link = Link()
 
-    def group(
-        store: dist.Store, rank: int, size: int, timeout: datetime.timedelta
-    ) -> SlowGloo:
+    def group(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> SlowGloo:
         return SlowGloo(dist.ProcessGroupGloo(store, rank, size, timeout), link)
 
     dist.Backend.register_backend(NAME, group, devices=["cpu"])

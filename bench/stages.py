@@ -41,26 +41,16 @@ def step_and_args() -> tuple[Callable[..., Any], tuple[Any, ...]]:
     return train.step(config), (params, adamw.init(params), x, y)
 
 
-def sharded(
-    step: Callable[..., Any], mesh: Any, args: tuple[Any, ...], batch: Any
-) -> Any:
+def sharded(step: Callable[..., Any], mesh: Any, args: tuple[Any, ...], batch: Any) -> Any:
     """The step, placed as Megatron does."""
     placed = gpt.placements(args[0])
     return sf.shard(
-        step,
-        mesh,
-        (placed, {"step": P(), "m": placed, "v": placed}, batch, batch),
-        backend="aten",
+        step, mesh, (placed, {"step": P(), "m": placed, "v": placed}, batch, batch), backend="aten"
     )
 
 
 def staging(
-    n: int,
-    shape: tuple[int, ...],
-    names: tuple[str, ...],
-    batch: Any,
-    *,
-    numerics: bool,
+    n: int, shape: tuple[int, ...], names: tuple[str, ...], batch: Any, *, numerics: bool
 ) -> dict[str, float]:
     """Seconds for the mesh, for capture, and for partition with the passes, in a world of n;
     and how many calls were captured.
@@ -74,9 +64,7 @@ def staging(
         traced: list[Any] = []
         capture = seconds(lambda: traced.append(fn.trace(*args)))
         partition = seconds(traced[0].lower)
-    nodes = sum(
-        node.op == "call_function" for node in traced[0].program.graph.graph.nodes
-    )
+    nodes = sum(node.op == "call_function" for node in traced[0].program.graph.graph.nodes)
     return {
         "mesh": mesh_seconds,
         "capture": capture,
@@ -102,9 +90,7 @@ def simulation() -> tuple[float, float]:
         for _ in range(3 * ROUNDS):
             alone.append(seconds(lambda: plain(*args)))
             eight.append(seconds(lambda: fn(*args)))
-        assert dict(cache.counts) == before, (
-            "a second call captures and compiles nothing"
-        )
+        assert dict(cache.counts) == before, "a second call captures and compiles nothing"
     return statistics.median(alone), statistics.median(eight)
 
 
@@ -136,9 +122,7 @@ def one_line() -> dict[str, Callable[[], Any]]:
         "vmap": lambda: sf.vmap(again(squares)).trace(torch.ones(2, 3)),
         "jvp": lambda: sf.jit(again(pushed), backend="aten").trace(x),
         "hessian": lambda: sf.hessian(again(squares)).trace(x),
-        "scan": lambda: sf.jit(again(stepped), backend="aten").trace(
-            x, torch.ones(4, 3)
-        ),
+        "scan": lambda: sf.jit(again(stepped), backend="aten").trace(x, torch.ones(4, 3)),
     }
 
 
@@ -181,19 +165,9 @@ def main() -> None:
     demo, small, large = [], [], []
     for _ in range(ROUNDS):
         demo.append(staging(8, (2, 4), ("dp", "tp"), P("dp"), numerics=True))
-        small.append(
-            staging(
-                8, (2, 2, 2), ("pp", "dp", "tp"), P(("pp", "dp")), numerics=False
-            )
-        )
+        small.append(staging(8, (2, 2, 2), ("pp", "dp", "tp"), P(("pp", "dp")), numerics=False))
         large.append(
-            staging(
-                2**20,
-                (64, 128, 128),
-                ("pp", "dp", "tp"),
-                P(("pp", "dp")),
-                numerics=False,
-            )
+            staging(2**20, (64, 128, 128), ("pp", "dp", "tp"), P(("pp", "dp")), numerics=False)
         )
     for label, rows in (
         ("dp 2 x tp 4, simulated", demo),

@@ -21,7 +21,5 @@ def times(steps: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
             start = time.process_time()
             step()
             taken[name].append(time.process_time() - start)
-    assert dict(cache.counts) == before, (
-        "something was captured or compiled while the clock ran"
-    )
+    assert dict(cache.counts) == before, "something was captured or compiled while the clock ran"
     return {name: statistics.median(t) for name, t in taken.items()}

@@ -70,9 +70,9 @@ def staging(depth: int) -> dict[str, float]:
     at.append(spent())
     compiled = lowered.compile()
     at.append(spent())
-    assert (
-        sum(isinstance(n.target, Scan) for n in lowered.program.graph.nodes) == 2
-    ), "the loops are not loops"
+    assert sum(isinstance(n.target, Scan) for n in lowered.program.graph.nodes) == 2, (
+        "the loops are not loops"
+    )
     h = x
     for up, down in zip(params["up"], params["down"], strict=True):
         h = h + torch.nn.functional.gelu(h @ up) @ down
@@ -80,12 +80,7 @@ def staging(depth: int) -> dict[str, float]:
         sf.full(compiled(params, x))[0], h.square().mean(), rtol=1e-4, atol=1e-5
     )
     capture, partition, compiling = (b - a for a, b in itertools.pairwise(at))
-    return {
-        "capture": capture,
-        "partition": partition,
-        "compile": compiling,
-        "all": at[-1] - at[0],
-    }
+    return {"capture": capture, "partition": partition, "compile": compiling, "all": at[-1] - at[0]}
 
 
 def apart(depth: int) -> dict[str, float]:
@@ -115,14 +110,8 @@ def sample_loss(p: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def per_sample() -> dict[str, Callable[[], Any]]:
     """The gradient of every sample: ours as captured, and torch.func as it is."""
     g = torch.Generator().manual_seed(0)
-    params = {
-        "a": torch.randn(64, 128, generator=g) / 8,
-        "b": torch.randn(128, 8, generator=g) / 8,
-    }
-    x, y = (
-        torch.randn(SAMPLES, 64, generator=g),
-        torch.randn(SAMPLES, 8, generator=g),
-    )
+    params = {"a": torch.randn(64, 128, generator=g) / 8, "b": torch.randn(128, 8, generator=g) / 8}
+    x, y = (torch.randn(SAMPLES, 64, generator=g), torch.randn(SAMPLES, 8, generator=g))
     ours = sf.vmap(sf.grad(sample_loss), in_axes=(None, 0, 0))
     theirs = torch.func.vmap(torch.func.grad(sample_loss), in_dims=(None, 0, 0))
     steps = {
@@ -141,10 +130,7 @@ def main() -> None:
     torch.set_num_threads(1)
     runs = [{depth: apart(depth) for depth in DEPTHS} for _ in range(REPEATS)]
     found = {
-        d: {
-            part: statistics.median(run[d][part] for run in runs)
-            for part in runs[0][d]
-        }
+        d: {part: statistics.median(run[d][part] for run in runs) for part in runs[0][d]}
         for d in DEPTHS
     }
     for depth, parts in found.items():
@@ -153,9 +139,7 @@ def main() -> None:
             + ", ".join(f"{name} {t:.2f} s" for name, t in parts.items())
         )
     whole = [parts["all"] for parts in found.values()]
-    print(
-        f"the slowest is {max(whole) / min(whole):.2f} x the fastest (at most {APART})"
-    )
+    print(f"the slowest is {max(whole) / min(whole):.2f} x the fastest (at most {APART})")
     taken = times(per_sample(), ROUNDS)
     ratio = taken["shardfn"] / taken["torch.func"]
     print(

@@ -42,9 +42,7 @@ def train(mesh: Any, say: Any) -> dict[str, torch.Tensor]:
         "down": torch.randn(36, 4, generator=random) / 6,
     }
     w = {k: torch.nn.Parameter(x) for k, x in sf.distribute(w, mesh, ROWS).items()}
-    step = sf.shard(
-        sf.value_and_grad(loss_fn), mesh, (ROWS, P("dp"), P("dp")), backend="aten"
-    )
+    step = sf.shard(sf.value_and_grad(loss_fn), mesh, (ROWS, P("dp"), P("dp")), backend="aten")
     optimizer = torch.optim.AdamW(w.values(), lr=0.05)
     for i in range(5):
         with torch.no_grad():
@@ -53,9 +51,7 @@ def train(mesh: Any, say: Any) -> dict[str, torch.Tensor]:
             w[name].grad = g
         norm = torch.nn.utils.clip_grad_norm_(w.values(), 0.1)
         optimizer.step()
-        say(
-            f"step {i}  loss {float(loss):.6f}  norm {float(norm.full_tensor()):.6f}"
-        )
+        say(f"step {i}  loss {float(loss):.6f}  norm {float(norm.full_tensor()):.6f}")
     return {name: x.detach() for name, x in w.items()}
 
 

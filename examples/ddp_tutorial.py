@@ -54,9 +54,7 @@ def demo_basic(ranks: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--fake", type=int, help="ranks of a world in this process"
-    )
+    parser.add_argument("--fake", type=int, help="ranks of a world in this process")
     fake = parser.parse_args().fake
     count = fake or int(os.environ.get("WORLD_SIZE", "1"))
     with sf.fake_world(fake) if fake else contextlib.nullcontext():

@@ -20,9 +20,7 @@ def loss_fn(params: Any, batch: Any) -> torch.Tensor:
 
 def step(params: Any, batch: Any) -> tuple[Any, torch.Tensor]:
     """One step of gradient descent."""
-    loss, grads = sf.bucketed_grad(loss_fn, cap="2KB", first_cap="1KB")(
-        params, batch
-    )
+    loss, grads = sf.bucketed_grad(loss_fn, cap="2KB", first_cap="1KB")(params, batch)
     return sf.tree_map(lambda p, g: p - 0.1 * g, params, grads), loss
 
 

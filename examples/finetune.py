@@ -50,14 +50,10 @@ def train(ranks: int, backend: str) -> None:
     sf.random.state.seed(0)
     model = BertForSequenceClassification(CONFIG)
     optimizer = AdamW(model.parameters(), lr=2e-3)
-    lr_scheduler = get_scheduler(
-        "linear", optimizer, num_warmup_steps=0, num_training_steps=STEPS
-    )
+    lr_scheduler = get_scheduler("linear", optimizer, num_warmup_steps=0, num_training_steps=STEPS)
     mesh = sf.make_mesh((ranks,), ("dp",))
     # new: the loss of a global batch, computed by all ranks
-    step = sf.shard(
-        lambda batch: model(**batch).loss, mesh, P("dp"), backend=backend
-    )
+    step = sf.shard(lambda batch: model(**batch).loss, mesh, P("dp"), backend=backend)
     model.train()
     for number, batch in enumerate(train_dataloader()):
         loss = step(batch)  # was: model(**batch).loss
@@ -71,9 +67,7 @@ def train(ranks: int, backend: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--fake", type=int, help="ranks of a world in this process"
-    )
+    parser.add_argument("--fake", type=int, help="ranks of a world in this process")
     parser.add_argument("--backend", default="inductor", help="or aten, op by op")
     args = parser.parse_args()
     count = args.fake or int(os.environ.get("WORLD_SIZE", "1"))

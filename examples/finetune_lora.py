@@ -35,9 +35,7 @@ def base_model() -> nn.Module:
     )
 
 
-def adapters(
-    params: dict[str, torch.Tensor],
-) -> dict[str, dict[str, torch.Tensor]]:
+def adapters(params: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
     """For each matrix a product of two narrow ones, which is zero at first."""
     random = torch.Generator().manual_seed(1)
     made = {}
@@ -110,9 +108,7 @@ def train(ranks: int, steps: int, backend: str) -> list[float]:
 def main(given: Sequence[str] | None = None) -> list[float]:
     """Train, and print the losses on rank 0."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--fake", type=int, help="ranks of a world in this process"
-    )
+    parser.add_argument("--fake", type=int, help="ranks of a world in this process")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--backend", default="inductor", help="or aten, op by op")
     args = parser.parse_args(given)

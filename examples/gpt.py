@@ -22,52 +22,31 @@ from shardfn_demo import adamw, gpt, text, train
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description="Train a small GPT, in any world."
+    parser = argparse.ArgumentParser(description="Train a small GPT, in any world.")
+    parser.add_argument(
+        "--fake", type=int, default=0, metavar="N", help="simulate N ranks in this process"
     )
     parser.add_argument(
-        "--fake",
-        type=int,
-        default=0,
-        metavar="N",
-        help="simulate N ranks in this process",
+        "--steps", type=int, default=train.STEPS, help="training steps (default %(default)s)"
     )
     parser.add_argument(
-        "--steps",
-        type=int,
-        default=train.STEPS,
-        help="training steps (default %(default)s)",
+        "--layers", type=int, default=4, help="blocks of the model (default %(default)s)"
     )
     parser.add_argument(
-        "--layers",
-        type=int,
-        default=4,
-        help="blocks of the model (default %(default)s)",
+        "--backend", choices=("inductor", "aten"), default="inductor", help="default: %(default)s"
     )
-    parser.add_argument(
-        "--backend",
-        choices=("inductor", "aten"),
-        default="inductor",
-        help="default: %(default)s",
-    )
-    parser.add_argument(
-        "--device", default="cpu", help="cpu or cuda (default %(default)s)"
-    )
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default %(default)s)")
     return parser.parse_args()
 
 
-def trained(
-    args: argparse.Namespace, n: int, say: Callable[[str], None]
-) -> list[float]:
+def trained(args: argparse.Namespace, n: int, say: Callable[[str], None]) -> list[float]:
     """The losses of a run on n ranks."""
     config = gpt.Config(layers=args.layers)
     # as many ranks share a layer as divide its heads; the rest share the batch
     tp = math.gcd(n, config.heads)
     mesh = sf.make_mesh((n // tp, tp), ("dp", "tp"), device_type=args.device)
     params = gpt.init(config)
-    params, state = sf.tree_map(
-        lambda w: w.to(args.device), (params, adamw.init(params))
-    )
+    params, state = sf.tree_map(lambda w: w.to(args.device), (params, adamw.init(params)))
     where = gpt.placements(params)
     where_state = {"step": P(), "m": where, "v": where}
     step = sf.shard(

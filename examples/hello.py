@@ -23,8 +23,6 @@ print(f"one device   loss {step(w, x, y)[1].item():.6f}")
 with sf.fake_world(8):
     mesh = sf.make_mesh((2, 4), ("dp", "tp"))
     placements = {"up": P(None, "tp"), "down": P("tp", None)}
-    train = sf.shard(
-        step, mesh, in_placements=(placements, P("dp"), P("dp")), backend="aten"
-    )
+    train = sf.shard(step, mesh, in_placements=(placements, P("dp"), P("dp")), backend="aten")
     w, loss = train(w, x, y)
     print(f"eight ranks  loss {sf.full(loss).item():.6f}")

@@ -26,9 +26,7 @@ WIDTH, BATCH = 16, 24
 def model() -> nn.Module:
     """The model, with the same first values on every rank."""
     torch.manual_seed(0)
-    net = nn.Sequential(
-        nn.Linear(WIDTH, 2 * WIDTH), nn.Tanh(), nn.Linear(2 * WIDTH, 1)
-    )
+    net = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.Tanh(), nn.Linear(2 * WIDTH, 1))
     return net.double()
 
 
@@ -72,9 +70,7 @@ def curvature(ranks: int, steps: int, backend: str) -> list[float]:
 def main(given: Sequence[str] | None = None) -> list[float]:
     """Estimate, and print on rank 0."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--fake", type=int, help="ranks of a world in this process"
-    )
+    parser.add_argument("--fake", type=int, help="ranks of a world in this process")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--backend", default="inductor", help="or aten, op by op")
     args = parser.parse_args(given)

@@ -27,9 +27,7 @@ WIDTH, CLASSES, BATCH, CLIP, NOISE, RATE = 16, 4, 24, 1.0, 0.3, 0.2
 def model() -> nn.Module:
     """The model, with the same first values on every rank."""
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Linear(WIDTH, 2 * WIDTH), nn.Tanh(), nn.Linear(2 * WIDTH, CLASSES)
-    )
+    return nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.Tanh(), nn.Linear(2 * WIDTH, CLASSES))
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -97,9 +95,7 @@ def train(ranks: int, steps: int, backend: str) -> list[float]:
 def main(given: Sequence[str] | None = None) -> list[float]:
     """Train, and print the losses on rank 0."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--fake", type=int, help="ranks of a world in this process"
-    )
+    parser.add_argument("--fake", type=int, help="ranks of a world in this process")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--backend", default="inductor", help="or aten, op by op")
     args = parser.parse_args(given)

@@ -10,9 +10,7 @@ import shardfn as sf
 from shardfn import P
 
 WEIGHTS = {"up": P(None, "tp"), "down": P("tp", None)}
-sharded = functools.partial(
-    sf.shard, in_placements=(WEIGHTS, P("dp"), P("dp")), backend="aten"
-)
+sharded = functools.partial(sf.shard, in_placements=(WEIGHTS, P("dp"), P("dp")), backend="aten")
 
 
 def loss_fn(w, x, y):
@@ -36,9 +34,7 @@ x, y = torch.randn(64, 16), torch.randn(64, 4)
 
 
 def tell(name, loss, grads):
-    print(
-        f"{name:<9} loss {loss.item():.6f}  gradient of down {grads['down'].norm().item():.6f}"
-    )
+    print(f"{name:<9} loss {loss.item():.6f}  gradient of down {grads['down'].norm().item():.6f}")
 
 
 tell(

@@ -81,12 +81,8 @@ def train(ranks: int, epochs: int, backend: str) -> list[float]:
         logits, buffers = fn(params, buffers, x)
         return nn.functional.cross_entropy(logits, y), buffers
 
-    def update(
-        params: Any, state: Any, buffers: Any, batch: Any, options: Any
-    ) -> Any:
-        found, grads = sf.bucketed_grad(loss_fn, has_aux=True)(
-            params, buffers, *batch
-        )
+    def update(params: Any, state: Any, buffers: Any, batch: Any, options: Any) -> Any:
+        found, grads = sf.bucketed_grad(loss_fn, has_aux=True)(params, buffers, *batch)
         loss, buffers = found
         params, state = opt.update(params, grads, state, **options)
         return params, state, buffers, loss
@@ -115,9 +111,7 @@ def train(ranks: int, epochs: int, backend: str) -> list[float]:
 def main(given: Sequence[str] | None = None) -> list[float]:
     """Train, and print the losses on rank 0."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--fake", type=int, help="ranks of a world in this process"
-    )
+    parser.add_argument("--fake", type=int, help="ranks of a world in this process")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--backend", default="inductor", help="or aten, op by op")
     args = parser.parse_args(given)

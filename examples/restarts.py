@@ -91,9 +91,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument(
-        "--kill", type=int, default=0, help="starts that are ended"
-    )
+    parser.add_argument("--kill", type=int, default=0, help="starts that are ended")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     die(options.kill, options.seed)

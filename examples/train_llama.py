@@ -26,11 +26,7 @@ from shardfn import P
 from shardfn_demo import text
 
 HEADS = 4
-DTYPES = {
-    "bfloat16": torch.bfloat16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-}
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
@@ -52,9 +48,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     add("--resume", action="store_true", help="go on from the newest checkpoint")
     add("--peak", type=float, help="TFLOP/s of a rank, for the model FLOPs in use")
     add("--tensorboard", metavar="FOLDER", help="write curves for TensorBoard")
-    add(
-        "--progress", action="store_true", help="a progress bar, in place of lines"
-    )
+    add("--progress", action="store_true", help="a progress bar, in place of lines")
     return parser.parse_args(given)
 
 
@@ -123,10 +117,7 @@ class Run:
         self.params = sf.distribute(params, self.mesh, plan.params)
         self.state = sf.distribute(self.opt.init(params), self.mesh, state)
         data = DataLoader(
-            Windows(args.context),
-            batch_size=args.batch,
-            shuffle=True,
-            drop_last=True,
+            Windows(args.context), batch_size=args.batch, shuffle=True, drop_last=True
         )
         self.batches = sf.loader(data, self.mesh, plan.batch)
         self.number = 0
@@ -167,9 +158,7 @@ class Run:
         while self.number < last:
             start = time.perf_counter()
             tokens, lr = next(feed), self.rates.lr
-            self.params, self.state, loss, norm = self.step(
-                self.params, self.state, tokens, lr
-            )
+            self.params, self.state, loss, norm = self.step(self.params, self.state, tokens, lr)
             self.rates.step()
             self.number += 1
             losses.append(sf.full(loss).item())
@@ -214,9 +203,7 @@ def reports(args: argparse.Namespace) -> Any:
 
         def report(number: int, figures: dict[str, float]) -> None:
             digits = 15 if args.dtype == "float64" else 6
-            words = "  ".join(
-                f"{name} {x:.{digits}g}" for name, x in figures.items()
-            )
+            words = "  ".join(f"{name} {x:.{digits}g}" for name, x in figures.items())
             if writer is not None:
                 for name, x in figures.items():
                     writer.add_scalar(name, x, number)

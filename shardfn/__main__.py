@@ -14,9 +14,7 @@ def main(argv: Sequence[str]) -> int:
     """Run one command, which reads the arguments after its name."""
     parser = argparse.ArgumentParser(prog="python -m shardfn")
     parser.add_argument(
-        "command",
-        choices=COMMANDS,
-        help="one GPT in three worlds; or what this machine can do",
+        "command", choices=COMMANDS, help="one GPT in three worlds; or what this machine can do"
     )
     name = parser.parse_args(argv[:1]).command
     return COMMANDS[name](argv[1:])

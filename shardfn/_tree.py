@@ -26,21 +26,15 @@ from .accepted import accept
 NAMESPACE = "shardfn"
 TreeDef = optree.PyTreeSpec
 Kind = TypeVar("Kind", bound=type)
-_ordered = optree.dict_insertion_ordered(
-    True, namespace=NAMESPACE
-)  # our namespace alone
+_ordered = optree.dict_insertion_ordered(True, namespace=NAMESPACE)  # our namespace alone
 _ordered.__enter__()  # and left when this module goes
 
 
-def flatten(
-    tree: Any, is_leaf: Callable[[Any], bool] | None = None
-) -> tuple[list[Any], TreeDef]:
+def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], TreeDef]:
     """The leaves of a tree, in order, and its structure; `None` is a leaf, and so is what
     `is_leaf` says.
     """
-    return optree.tree_flatten(
-        tree, is_leaf, none_is_leaf=True, namespace=NAMESPACE
-    )
+    return optree.tree_flatten(tree, is_leaf, none_is_leaf=True, namespace=NAMESPACE)
 
 
 def unflatten(treedef: TreeDef, leaves: Sequence[Any]) -> Any:
@@ -60,10 +54,7 @@ def leaves(tree: Any) -> list[Any]:
 
 
 def tree_map(
-    fn: Callable[..., Any],
-    tree: Any,
-    *rest: Any,
-    is_leaf: Callable[[Any], bool] | None = None,
+    fn: Callable[..., Any], tree: Any, *rest: Any, is_leaf: Callable[[Any], bool] | None = None
 ) -> Any:
     """Apply a function to every leaf of one tree, or of several of the same structure.
 
@@ -90,9 +81,7 @@ def tree_map(
         accept("tree_map", fn=fn, is_leaf=is_leaf)
         learn_registered((tree, rest))
     leaf = is_tensor if is_leaf is None else lambda x: is_tensor(x) or is_leaf(x)
-    return optree.tree_map(
-        fn, tree, *rest, is_leaf=leaf, none_is_leaf=True, namespace=NAMESPACE
-    )
+    return optree.tree_map(fn, tree, *rest, is_leaf=leaf, none_is_leaf=True, namespace=NAMESPACE)
 
 
 def map_held(fn: Callable[..., Any], tree: Any) -> Any:
@@ -112,9 +101,7 @@ def paths(tree: Any) -> list[str]:
     return [accessor.codify("") for accessor in accessors]
 
 
-def named_leaves(
-    tree: Any, is_leaf: Callable[[Any], bool] | None = None
-) -> list[tuple[str, Any]]:
+def named_leaves(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[tuple[str, Any]]:
     """The leaves of a tree, each with its path as a module writes it: `layers.0.weight`."""
     leaves, treedef = flatten(tree, is_leaf)
     ways = [".".join(map(str, way.path)) for way in treedef.accessors()]
@@ -124,11 +111,7 @@ def named_leaves(
 def dict_node(kind: Kind) -> Kind:
     """Make a subclass of dict a container; trees made from it hold a dict in its place."""
     optree.register_pytree_node(
-        kind,
-        _dict_opened,
-        _dict_closed,
-        path_entry_type=optree.MappingEntry,
-        namespace=NAMESPACE,
+        kind, _dict_opened, _dict_closed, path_entry_type=optree.MappingEntry, namespace=NAMESPACE
     )
     return kind
 
@@ -152,11 +135,7 @@ def argument_paths(
         names = [f"args[{i}]" for i in range(len(args))]
     else:
         names = _positional_names(bound, len(args))
-    out = [
-        name + path
-        for name, arg in zip(names, args, strict=True)
-        for path in paths(arg)
-    ]
+    out = [name + path for name, arg in zip(names, args, strict=True) for path in paths(arg)]
     return out + [name + path for name in kwargs for path in paths(kwargs[name])]
 
 
@@ -164,9 +143,7 @@ def _positional_names(bound: inspect.BoundArguments, count: int) -> list[str]:
     names: list[str] = []
     for name, parameter in bound.signature.parameters.items():
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            names += [
-                f"{name}[{i}]" for i in range(len(bound.arguments.get(name, ())))
-            ]
+            names += [f"{name}[{i}]" for i in range(len(bound.arguments.get(name, ())))]
         elif parameter.kind is not inspect.Parameter.VAR_KEYWORD:
             names.append(name)
     return names[:count]
@@ -231,13 +208,8 @@ def named_children(x: Any) -> list[tuple[str, Any]]:
     it.
     """
     one = optree.tree_flatten_one_level(x, none_is_leaf=True, namespace=NAMESPACE)
-    entries = [
-        one.path_entry_type(entry, one.type, one.kind) for entry in one.entries
-    ]
-    return [
-        (entry.codify(""), child)
-        for entry, child in zip(entries, one.children, strict=True)
-    ]
+    entries = [one.path_entry_type(entry, one.type, one.kind) for entry in one.entries]
+    return [(entry.codify(""), child) for entry, child in zip(entries, one.children, strict=True)]
 
 
 def is_leaf(x: Any) -> bool:
@@ -261,9 +233,7 @@ def quick_leaves(tree: Any) -> list[Any]:
         if is_plain(child):
             out += quick_leaves(child)
         elif (
-            isinstance(child, torch.Tensor)
-            or child is None
-            or isinstance(child, (int, float, str))
+            isinstance(child, torch.Tensor) or child is None or isinstance(child, (int, float, str))
         ):
             out.append(child)
         else:
@@ -279,11 +249,7 @@ def quick_paths(x: Any, path: str) -> list[str]:
     if not is_plain(x):
         count = len(leaves(x))
         return [path] if count == 1 else [f"{path}<{i}>" for i in range(count)]
-    return [
-        found
-        for way, child in children(x)
-        for found in quick_paths(child, path + way)
-    ]
+    return [found for way, child in children(x) for found in quick_paths(child, path + way)]
 
 
 def children(x: Any) -> list[tuple[str, Any]]:
@@ -291,9 +257,7 @@ def children(x: Any) -> list[tuple[str, Any]]:
     if isinstance(x, dict):
         return [(f"[{key!r}]", child) for key, child in x.items()]
     if hasattr(x, "_fields"):
-        return [
-            (f".{name}", child) for name, child in zip(x._fields, x, strict=True)
-        ]
+        return [(f".{name}", child) for name, child in zip(x._fields, x, strict=True)]
     if is_plain(x):
         return [(f"[{i}]", child) for i, child in enumerate(x)]
     return named_children(x)
@@ -324,9 +288,7 @@ def _refilled_child(child: Any, feed: Iterator[Any]) -> Any:
 @_compat.of_trees
 def is_floating(x: Any) -> bool:
     """Whether a leaf is a tensor that has derivatives."""
-    return isinstance(x, torch.Tensor) and (
-        x.is_floating_point() or x.is_complex()
-    )
+    return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
 
 
 @_compat.of_trees
@@ -336,9 +298,7 @@ def are_floating(tree: Any) -> bool:
 
 
 @_compat.of_trees
-def tensors(
-    tree: Any, chosen: Callable[[Any], bool] = is_tensor
-) -> list[torch.Tensor]:
+def tensors(tree: Any, chosen: Callable[[Any], bool] = is_tensor) -> list[torch.Tensor]:
     """The tensors among the leaves of a tree, in order, or the leaves that a predicate selects."""
     return [x for x in quick_leaves((tree,)) if chosen(x)]
 
@@ -353,20 +313,14 @@ def with_tensors(
     return _with_chosen((tree,), iter(others), chosen)[0]
 
 
-def _with_chosen(
-    tree: Any, feed: Iterator[Any], chosen: Callable[[Any], bool]
-) -> Any:
+def _with_chosen(tree: Any, feed: Iterator[Any], chosen: Callable[[Any], bool]) -> Any:
     """`with_tensors` of a container, in one walk: Dynamo reads this for every leaf."""
     if isinstance(tree, dict):
-        return _dict_like(
-            tree, {key: _chosen_child(x, feed, chosen) for key, x in tree.items()}
-        )
+        return _dict_like(tree, {key: _chosen_child(x, feed, chosen) for key, x in tree.items()})
     return _row_like(tree, [_chosen_child(x, feed, chosen) for x in tree])
 
 
-def _chosen_child(
-    child: Any, feed: Iterator[Any], chosen: Callable[[Any], bool]
-) -> Any:
+def _chosen_child(child: Any, feed: Iterator[Any], chosen: Callable[[Any], bool]) -> Any:
     if isinstance(child, torch.Tensor):
         return next(feed) if chosen(child) else child
     if is_plain(child):

@@ -46,9 +46,7 @@ def check_argnums(where: str, option: str, argnums: Any) -> tuple[int, ...]:
 
 
 @_compat.constant_in_graph
-def positions(
-    where: str, option: str, argnums: Any, count: int
-) -> tuple[int, ...]:
+def positions(where: str, option: str, argnums: Any, count: int) -> tuple[int, ...]:
     """The arguments that an option names, given the number of arguments. Negative positions
     count from the end.
 
@@ -57,11 +55,7 @@ def positions(
     """
     numbers = check_argnums(where, option, argnums)
     if any(not -count <= n < count for n in numbers):
-        fix = (
-            f"positions from {-count} to {count - 1}"
-            if count
-            else "arguments passed by position"
-        )
+        fix = f"positions from {-count} to {count - 1}" if count else "arguments passed by position"
         got = f"{option} is {argnums!r}, and the call has {count} positional arguments"
         raise TreeError.of(f"{where}, {option}", got, fix=fix)
     counted = tuple(n + count if n < 0 else n for n in numbers)
@@ -91,11 +85,7 @@ def _parameters(signature: inspect.Signature | None) -> list[str] | None:
     every = signature.parameters.values()
     if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in every):
         return None
-    return [
-        p.name
-        for p in every
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
+    return [p.name for p in every if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
 def of_signature(
@@ -110,22 +100,17 @@ def of_signature(
     numbers = {"static_argnums": check_argnums(where, "static_argnums", static)}
     numbers["donate_argnums"] = check_argnums(where, "donate_argnums", donated)
     for option, written in numbers.items():
-        if names is not None and any(
-            not -len(names) <= n < len(names) for n in written
-        ):
+        if names is not None and any(not -len(names) <= n < len(names) for n in written):
             fix = (
                 f"positions from {-len(names)} to {len(names) - 1}"
                 if names
                 else "a function with arguments"
             )
             got = (
-                f"{option} is {written!r}, and the function takes {len(names)} positional "
-                "arguments"
+                f"{option} is {written!r}, and the function takes {len(names)} positional arguments"
             )
             raise TreeError.of(f"{where}, {option}", got, fix=fix)
-    _refuse_both(
-        where, set(numbers["static_argnums"]) & set(numbers["donate_argnums"])
-    )
+    _refuse_both(where, set(numbers["static_argnums"]) & set(numbers["donate_argnums"]))
     return numbers
 
 
@@ -148,29 +133,18 @@ def of_call(
     if not written:
         return []
     names = _parameters(signature)
-    left = [
-        n for n in written if names is not None and len(args) <= n < len(names)
-    ]
-    by_keyword = next(
-        (names[n] for n in left if names is not None and names[n] in kwargs), None
-    )
+    left = [n for n in written if names is not None and len(args) <= n < len(names)]
+    by_keyword = next((names[n] for n in left if names is not None and names[n] in kwargs), None)
     if by_keyword is not None:
         source = call_site()
         fix = f"{by_keyword} by position"
         got = f"{option} is {tuple(written)!r}, and {by_keyword} is passed by keyword"
         raise TreeError.of(f"{where}, {option}", got, fix=fix, source=source)
-    return list(
-        positions(
-            where, option, tuple(n for n in written if n not in left), len(args)
-        )
-    )
+    return list(positions(where, option, tuple(n for n in written if n not in left), len(args)))
 
 
 def refuse_static(
-    where: str,
-    static: Sequence[int],
-    donated: Sequence[int],
-    args: tuple[Any, ...],
+    where: str, static: Sequence[int], donated: Sequence[int], args: tuple[Any, ...]
 ) -> None:
     """Refuse static arguments that are donated, hold tensors, or cannot be told apart by their
     hash.

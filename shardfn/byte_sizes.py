@@ -55,9 +55,7 @@ def checked_caps(name: str, caps: tuple[Any, Any, Any]) -> tuple[int, int, int]:
             else:
                 sizes.append(bytes_of(size))
         except ValueError as error:
-            raise ShardError.of(
-                f"{name}, {what}", str(error), fix=SIZE_FIX
-            ) from None
+            raise ShardError.of(f"{name}, {what}", str(error), fix=SIZE_FIX) from None
     if sizes[1] > sizes[0]:
         fix = "the first bucket is to close early: make first_cap at most cap"
         got = f"first_cap {caps[1]!r} is above cap {caps[0]!r}"

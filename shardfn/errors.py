@@ -112,11 +112,7 @@ class ShardError(Exception):
         if self.source is not None or source is None:
             return
         head, *lines = str(self).split("\n")
-        advice = [
-            i
-            for i, line in enumerate(lines)
-            if line.startswith(("  needed: ", "  try: "))
-        ]
+        advice = [i for i, line in enumerate(lines) if line.startswith(("  needed: ", "  try: "))]
         lines.insert(advice[0] if advice else len(lines), f"  at: {source}")
         self.args = ("\n".join([head, *lines]),)
         self.source = source

@@ -127,9 +127,7 @@ def hardware_of(given: Hardware | str, where: str = "Lowered.time") -> Hardware:
     )
 
 
-def links_of(
-    given: Mapping[str, Link] | None, axes: Sequence[str]
-) -> Mapping[str, Link]:
+def links_of(given: Mapping[str, Link] | None, axes: Sequence[str]) -> Mapping[str, Link]:
     """The links of some mesh axes, checked.
 
     Raises:

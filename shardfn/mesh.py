@@ -27,19 +27,13 @@ from .ranks.mesh_arguments import (
     refuse_absent,
 )
 from .types import Cost, MeshAxes
-from .world import (
-    World,
-    current_world,
-    default_device_type,
-    groups_of,
-    join_world,
-)
+from .world import World, current_world, default_device_type, groups_of, join_world
 
 SHOWN = 16  # ranks of a mesh in an error
 
 # each with the number of meshes that were entered by torch's `with mesh:` before
-_stack: contextvars.ContextVar[tuple[tuple[DeviceMesh, int], ...]] = (
-    contextvars.ContextVar("shardfn_meshes", default=())
+_stack: contextvars.ContextVar[tuple[tuple[DeviceMesh, int], ...]] = contextvars.ContextVar(
+    "shardfn_meshes", default=()
 )
 _known_meshes = WeakIdKeyDictionary()  # live mesh -> its axes and its world
 
@@ -121,23 +115,14 @@ def check_mesh(where: str, mesh: Any, *, or_none: bool = False) -> None:
     if not isinstance(mesh, DeviceMesh) and not (or_none and mesh is None):
         fix = "sf.make_mesh(shape, axis_names)"
         raise PlacementError.of(
-            f"{where}, mesh",
-            f"a {type(mesh).__name__}",
-            needed="a DeviceMesh",
-            fix=fix,
+            f"{where}, mesh", f"a {type(mesh).__name__}", needed="a DeviceMesh", fix=fix
         )
 
 
-def _costs(
-    names: tuple[str, ...], links: Mapping[str, Link] | None
-) -> tuple[Cost, ...]:
+def _costs(names: tuple[str, ...], links: Mapping[str, Link] | None) -> tuple[Cost, ...]:
     if links is None:
         return ()
-    fix = (
-        "links={"
-        + ", ".join(f"{x!r}: Link(latency=..., bandwidth=...)" for x in names)
-        + "}"
-    )
+    fix = "links={" + ", ".join(f"{x!r}: Link(latency=..., bandwidth=...)" for x in names) + "}"
     if not isinstance(links, Mapping) or set(links) != set(names):
         got = (
             f"links for {', '.join(map(str, links)) or 'no axis'}"
@@ -145,15 +130,10 @@ def _costs(
             else f"links is a {type(links).__name__}"
         )
         raise PlacementError.of(
-            "make_mesh, links",
-            got,
-            needed=f"one for each of {', '.join(names)}",
-            fix=fix,
+            "make_mesh, links", got, needed=f"one for each of {', '.join(names)}", fix=fix
         )
     for name, link in links.items():
-        if not isinstance(link, Link) or not (
-            link.latency >= 0 and 0 < link.bandwidth < math.inf
-        ):
+        if not isinstance(link, Link) or not (link.latency >= 0 and 0 < link.bandwidth < math.inf):
             raise PlacementError.of(
                 f"make_mesh, links[{name!r}]",
                 f"it is {link!r}",
@@ -303,9 +283,7 @@ def refuse_elsewhere(where: str, mesh: DeviceMesh) -> None:
     if mesh.size() != here.size:
         got = f"a mesh of {mesh.size()} ranks in a world of {here.size}"
     source, needed = call_site(), "a mesh over the current world"
-    raise PlacementError.of(
-        where, got, needed=needed, fix=fix, source=source, mesh=mesh
-    )
+    raise PlacementError.of(where, got, needed=needed, fix=fix, source=source, mesh=mesh)
 
 
 def real_mesh(mesh: Any) -> Any:
@@ -329,9 +307,7 @@ def _ranks(mesh: DeviceMesh) -> str:
     return f"ranks {', '.join(map(str, ranks))}{more}"
 
 
-def refuse_other(
-    where: str, mesh: DeviceMesh, around: DeviceMesh, fix: str = ""
-) -> None:
+def refuse_other(where: str, mesh: DeviceMesh, around: DeviceMesh, fix: str = "") -> None:
     """Refuse a mesh that differs from the mesh of the enclosing call.
 
     Equal names and sizes are not enough, since two meshes may order the same ranks differently.

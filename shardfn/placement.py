@@ -73,21 +73,15 @@ def marks_of(spec: Any, shape: Sequence[int], axes: MeshAxes) -> Marks:
     if isinstance(spec, P):
         return _from_names(spec, shape, axes)
     if spec is AUTO:
-        raise ValueError(
-            "sf.auto is for in_placements of shard; here nothing chooses"
-        )
+        raise ValueError("sf.auto is for in_placements of shard; here nothing chooses")
     if not isinstance(spec, (Placement, list, tuple)):
-        raise ValueError(
-            f"{spec!r} is not a placement; write P({spec!r}) or a torch Placement"
-        )
+        raise ValueError(f"{spec!r} is not a placement; write P({spec!r}) or a torch Placement")
     placements = [spec] if isinstance(spec, Placement) else list(spec)
     if len(placements) != len(axes.names):
         raise ValueError(
             f"{len(placements)} placements {placements} for a mesh of {len(axes.names)} axes {axes}"
         )
-    marks = tuple(
-        _mark(p, shape, n) for p, n in zip(placements, axes.sizes, strict=True)
-    )
+    marks = tuple(_mark(p, shape, n) for p, n in zip(placements, axes.sizes, strict=True))
     _check_strided(placements, marks, shape, axes)
     kinds = {"sum" if m == MEAN else m for m in marks if m in REDUCTIONS}
     if len(kinds) > 1:
@@ -114,9 +108,7 @@ def check_pending(marks: Marks, dtype: torch.dtype) -> None:
             "floating point"
         )
     if dtype.is_complex and {"max", "min"} & {*marks}:
-        raise ValueError(
-            f"a Partial maximum or minimum of {dtype}, which has no order"
-        )
+        raise ValueError(f"a Partial maximum or minimum of {dtype}, which has no order")
 
 
 def _from_names(spec: P, shape: Sequence[int], axes: MeshAxes) -> Marks:
@@ -133,9 +125,7 @@ def _from_names(spec: P, shape: Sequence[int], axes: MeshAxes) -> Marks:
     return named(rows_of(spec), shape, axes)
 
 
-def named(
-    rows: Sequence[Sequence[str]], shape: Sequence[int], axes: MeshAxes
-) -> Marks:
+def named(rows: Sequence[Sequence[str]], shape: Sequence[int], axes: MeshAxes) -> Marks:
     """The placements of the names of the axes that shard each dim, in their order.
 
     Raises:
@@ -159,9 +149,7 @@ def named(
             ranks *= axes.sizes[k]
         # uneven blocks must be those of DTensor
         is_uneven = outer > 1 and shape[dim] % outer > 0
-        if is_uneven and not _compat.is_in_order(
-            shape[dim], dim, marks, axes.sizes
-        ):
+        if is_uneven and not _compat.is_in_order(shape[dim], dim, marks, axes.sizes):
             raise ValueError(_undivided(dim, shape[dim], names, outer, axes))
     return tuple(marks)
 
@@ -188,9 +176,7 @@ def _checked(dim: int, size: int, names: Sequence[str], part: str) -> int:
     return blocks
 
 
-def _undivided(
-    dim: int, size: int, names: Sequence[str], ranks: int, axes: MeshAxes
-) -> str:
+def _undivided(dim: int, size: int, names: Sequence[str], ranks: int, axes: MeshAxes) -> str:
     in_order = tuple(sorted(names, key=lambda x: axes.names.index(blocks_of(x)[0])))
     return (
         f"P({tuple(names)}) shards dim {dim} of size {size} over axes in another order than the "
@@ -204,8 +190,7 @@ def names_in(dim: int, marks: Marks, axes: MeshAxes) -> tuple[str, ...]:
     found = [
         (mark[2] if isinstance(mark, tuple) and len(mark) == 3 else 1, k)
         for k, mark in enumerate(marks)
-        if not isinstance(mark, str)
-        and (mark[0] if isinstance(mark, tuple) else mark) == dim
+        if not isinstance(mark, str) and (mark[0] if isinstance(mark, tuple) else mark) == dim
     ]
     return tuple(axes.names[k] for _, k in sorted(found))
 
@@ -242,12 +227,7 @@ def in_some_order(marks: Marks, shape: Sequence[int], axes: MeshAxes) -> bool:
     return _are(marks, rows, shape, axes)
 
 
-def _are(
-    marks: Marks,
-    rows: Sequence[Sequence[str]],
-    shape: Sequence[int],
-    axes: MeshAxes,
-) -> bool:
+def _are(marks: Marks, rows: Sequence[Sequence[str]], shape: Sequence[int], axes: MeshAxes) -> bool:
     sharded = [m for m in marks if not isinstance(m, str)]
     try:
         plain = named(rows, shape, axes)
@@ -285,13 +265,7 @@ def rows_of(spec: P) -> list[tuple[str, ...]]:
     """
     rows = []
     for dim, part in enumerate(spec.parts):
-        names = (
-            ()
-            if part is None
-            else tuple(part)
-            if isinstance(part, (tuple, list))
-            else (part,)
-        )
+        names = () if part is None else tuple(part) if isinstance(part, (tuple, list)) else (part,)
         wrong = [name for name in names if not _is_part(name)]
         if wrong:
             raise ValueError(
@@ -380,16 +354,11 @@ def _placement(mark: Mark) -> Placement:
         return Partial(mark)
     if isinstance(mark, tuple) and len(mark) == 3 and mark[1] == 1:
         return _compat.strided_shard(mark[0], mark[2])
-    assert isinstance(mark, int), (
-        f"an inner layout {mark} cannot leave the program"
-    )
+    assert isinstance(mark, int), f"an inner layout {mark} cannot leave the program"
     return Shard(mark)
 
 
 def describe(marks: Marks, axes: MeshAxes) -> str:
     """Placements in the user's words: `Shard(0) on dp, Replicate() on tp`."""
-    said = [
-        f"{_placement(m)!r} on {name}"
-        for name, m in zip(axes.names, marks, strict=True)
-    ]
+    said = [f"{_placement(m)!r} on {name}" for name, m in zip(axes.names, marks, strict=True)]
     return ", ".join(said) or "one device"

@@ -38,9 +38,7 @@ class State(NamedTuple):
 
 CONTEXTS = (
     State("mesh", "_stack", "the meshes of `use_mesh`, the innermost last"),
-    State(
-        "capture.trace", "_recording", "the capture at work: its loops and hooks"
-    ),
+    State("capture.trace", "_recording", "the capture at work: its loops and hooks"),
     State("capture.shard_map.axis_names", "_scope", "its mesh and its axis names"),
     State("capture.refusals.leaks", "_WATCHED", "what it may store elsewhere"),
     State("_compat.threads", "_CAPTURING", "whether this thread captures"),
@@ -49,24 +47,12 @@ CONTEXTS = (
         "_known",
         "torch's settings when this thread began to compile",
     ),
-    State(
-        "_compat.dynamo.reading",
-        "_READING",
-        "whether a module runs as part of a capture",
-    ),
-    State(
-        "_compat.dynamo.sizes", "_NOTED", "inputs and guards of a run of Dynamo"
-    ),
-    State(
-        "_compat.modules", "_HOOKED", "whether parameters' hooks run by our order"
-    ),
+    State("_compat.dynamo.reading", "_READING", "whether a module runs as part of a capture"),
+    State("_compat.dynamo.sizes", "_NOTED", "inputs and guards of a run of Dynamo"),
+    State("_compat.modules", "_HOOKED", "whether parameters' hooks run by our order"),
     State("_compat.loops", "_IN_BODY", "whether the body of a loop is traced"),
     State("_compat.fakes.known_sizes", "_KNOWN", "whether fake kernels of ours answer"),
-    State(
-        "_compat.distributed.every_rank",
-        "_INSIDE",
-        "whether torch runs for all ranks",
-    ),
+    State("_compat.distributed.every_rank", "_INSIDE", "whether torch runs for all ranks"),
     State("random.ambient", "_source", "the source of torch's random calls"),
     State("random.ambient", "_tag", "the name of the random state in use"),
 )
@@ -88,19 +74,11 @@ REGISTRIES = (
     State("random.used", "_lines", "where keys were used, under SHARDFN_CHECK=1"),
     State("random.ambient", "state", "the user's random states, by name"),
     State("_compat.inductor", "_formulas", "ops that Inductor writes as formulas"),
-    State(
-        "_compat.distributed.every_rank",
-        "_one_thread",
-        "who runs torch for all ranks",
-    ),
-    State(
-        "_compat.cpp_kernels.folder", "_named", "who needs the folder of kernels"
-    ),
+    State("_compat.distributed.every_rank", "_one_thread", "who runs torch for all ranks"),
+    State("_compat.cpp_kernels.folder", "_named", "who needs the folder of kernels"),
     State("_compat.cpp_kernels.units", "started", "kernels in the compiler now"),
     State("_compat.native.library", "_loaded", "the C++ functions of a call"),
-    State(
-        "_compat.threads", "_replaced", "attributes of torch that are replaced now"
-    ),
+    State("_compat.threads", "_replaced", "attributes of torch that are replaced now"),
 )
 
 # A function carries its own store, as `_shardfn_kept`.
@@ -114,9 +92,7 @@ CACHES = (
     State("partition.propagation.units", "extended", "placements", CLEAR_CACHE),
     State("partition.redistribute", "_route", "the cheapest routes", CLEAR_CACHE),
     State("schedule.check", "sends", "the ops that communicate", CLEAR_CACHE),
-    State(
-        "capture.rewrites.decompositions", "table", "decompositions", CLEAR_CACHE
-    ),
+    State("capture.rewrites.decompositions", "table", "decompositions", CLEAR_CACHE),
     State("capture.rewrites.foreach", "table", "torch._foreach ops", CLEAR_CACHE),
     State("_compat.fakes.answers", "_ANSWERS", "results of fake tensors", CLEAR),
     State("_compat.cpp_kernels.units", "_kernels", "compiled C++ kernels", CLEAR),
@@ -126,9 +102,7 @@ CACHES = (
 
 ONCE = (
     State("_compat.tracing", "core_decompositions", "torch's decompositions"),
-    State(
-        "_compat.distributed.groups", "_unreduced_class", "a class over torch's"
-    ),
+    State("_compat.distributed.groups", "_unreduced_class", "a class over torch's"),
     State("_compat.distributed.groups", "_gone_class", "a class over torch's"),
     State("_compat.dynamo.reading", "_handler", "what Dynamo reads instead"),
     State("_compat.dynamo.spared", "own_files_of_torch", "their names"),
@@ -140,22 +114,14 @@ ONCE = (
     State("compile.ahead", "_start", "whether the header is compiled or on the way"),
     State("_compat.inductor", "_after_class", "a class over torch's"),
     State("_compat.inductor", "_lower_collective", "lowerings of our collectives"),
-    State(
-        "_compat.inductor", "_register_lowerings", "those of pack, and of formulas"
-    ),
+    State("_compat.inductor", "_register_lowerings", "those of pack, and of formulas"),
     State("_compat.fakes.zeros", "_warn_of_overrides", "torch's warning of them"),
 )
 
 NUMBERS = (
-    State(
-        "_compat.compilations.undisturbed", "_changes", "of torch's settings by others"
-    ),
-    State(
-        "_compat.compilations.garbage", "_made", "of objects since garbage went"
-    ),
-    State(
-        "ranks.rendezvous", "_joins", "of the jobs that this process has joined"
-    ),
+    State("_compat.compilations.undisturbed", "_changes", "of torch's settings by others"),
+    State("_compat.compilations.garbage", "_made", "of objects since garbage went"),
+    State("ranks.rendezvous", "_joins", "of the jobs that this process has joined"),
     State("capture.annotations", "_numbers", "of checkpointed calls"),
     State("compile.loops", "_numbers", "of compiled loops"),
     State("runtime.warmup.switch", "_numbers", "of switches to compiled code"),

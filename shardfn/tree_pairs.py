@@ -61,9 +61,7 @@ def _none_paired(like: Any) -> list[Any]:
     return [None] * len(quick_leaves((like,)))
 
 
-def broadcast_prefix(
-    prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]
-) -> list[Any]:
+def broadcast_prefix(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
     """One leaf of a tree of placements for every leaf of the arguments.
 
     Raises:
@@ -71,9 +69,7 @@ def broadcast_prefix(
     """
     if _tree.holders(tree):  # which `pair` takes for leaves
         tree = _tree.map_held(lambda _: None, tree)
-    found, wrong = pair(
-        prefix, tree, ("placements", "the arguments"), is_leaf=is_leaf
-    )
+    found, wrong = pair(prefix, tree, ("placements", "the arguments"), is_leaf=is_leaf)
     if wrong:
         raise ValueError(*wrong)
     return found
@@ -94,11 +90,7 @@ def classes(tree: Any, path: str) -> list[tuple[str, str]]:
         return []
     if not is_plain(tree) and _compat.registered(type(tree)) is None:
         return [(path, type(tree).__name__)]
-    return [
-        found
-        for way, child in children(tree)
-        for found in classes(child, path + way)
-    ]
+    return [found for way, child in children(tree) for found in classes(child, path + way)]
 
 
 def _same_kind(a: Any, b: Any) -> bool:
@@ -122,6 +114,4 @@ def _difference(mine: str, keys: list[str], wanted: list[str]) -> str:
     missing = [key for key in wanted if key not in keys]
     extra = [key for key in keys if key not in wanted]
     pairs = (("lack", missing), ("have also", extra))
-    return "; ".join(
-        [f"{mine} {verb} {', '.join(some)}" for verb, some in pairs if some]
-    )
+    return "; ".join([f"{mine} {verb} {', '.join(some)}" for verb, some in pairs if some])

@@ -23,9 +23,7 @@ from .accepted import accept
 #                               the axis
 #   "avg"                       Partial mean, of arguments and results only; inside a program it
 #                               is a sum of shares
-Mark = (
-    str | int | tuple[int, int] | tuple[int, int, int] | tuple[int, int, int, int]
-)
+Mark = str | int | tuple[int, int] | tuple[int, int, int] | tuple[int, int, int, int]
 Marks = tuple[Mark, ...]  # one for each mesh axis
 PENDING = ("sum", "max", "min")
 MEAN = "avg"
@@ -110,11 +108,7 @@ class MeshAxes:
 
     def __str__(self) -> str:
         return (
-            "("
-            + ", ".join(
-                f"{a}={n}" for a, n in zip(self.names, self.sizes, strict=True)
-            )
-            + ")"
+            "(" + ", ".join(f"{a}={n}" for a, n in zip(self.names, self.sizes, strict=True)) + ")"
         )
 
 
@@ -128,9 +122,7 @@ class Program:
     graph: torch.fx.GraphModule
     in_paths: tuple[str, ...]  # of the tensor arguments, one for each placeholder
     out_paths: tuple[str, ...]  # of the tensor results
-    out_leaves: tuple[
-        Any, ...
-    ]  # constants of the result tree; TENSOR where a tensor stands
+    out_leaves: tuple[Any, ...]  # constants of the result tree; TENSOR where a tensor stands
     out_tree: Any
     show: Callable[..., str] = attrs.field(repr=False)
 
@@ -180,19 +172,13 @@ class LocalProgram:
 
     name: str
     axes: MeshAxes
-    graph: (
-        torch.fx.Graph
-    )  # placeholders: one coordinate for each axis, then the local tensors
-    unordered: (
-        torch.fx.Graph
-    )  # the same nodes before the last pass put them in order
+    graph: torch.fx.Graph  # placeholders: one coordinate for each axis, then the local tensors
+    unordered: torch.fx.Graph  # the same nodes before the last pass put them in order
     in_paths: tuple[str, ...]
     in_marks: tuple[Marks, ...]
     out_marks: tuple[Marks, ...]
     out_paths: tuple[str, ...]
-    elided: tuple[
-        str, ...
-    ]  # collectives over axes of size 1 that were taken out, by node name
+    elided: tuple[str, ...]  # collectives over axes of size 1 that were taken out, by node name
     show: Callable[..., str] = attrs.field(repr=False)
 
     def __str__(self) -> str:

@@ -49,9 +49,7 @@ class _Entered:
     by: fake_world | None = None
     is_open: bool = False  # whether `start` has entered it
     thread: str = ""  # the name of the thread that entered it
-    torchs: contextlib.ExitStack = attrs.Factory(
-        contextlib.ExitStack
-    )  # torch, patched
+    torchs: contextlib.ExitStack = attrs.Factory(contextlib.ExitStack)  # torch, patched
 
 
 _ALONE = World("real", 1, 0)
@@ -91,19 +89,14 @@ def _joined(group: Any) -> tuple[World, int]:
     with _door:
         if group not in _real:
             _real.clear()
-            _real[group] = (
-                World("real", dist.get_world_size(), dist.get_rank()),
-                os.getpid(),
-            )
+            _real[group] = (World("real", dist.get_world_size(), dist.get_rank()), os.getpid())
         return _real[group]
 
 
 def _forked(world: World) -> ShardError:
     fix = "multiprocessing's spawn, or plain tensors in the forked process"
     got = f"it was forked from rank {world.rank} of {world.size}, whose connections are not its own"
-    return ShardError.of(
-        "this process", got, needed="a process that joined itself", fix=fix
-    )
+    return ShardError.of("this process", got, needed="a process that joined itself", fix=fix)
 
 
 def _is_count(n: Any) -> bool:
@@ -135,25 +128,17 @@ class fake_world(contextlib.ContextDecorator):
 
     def __init__(self, n: int, rank: int = 0, numerics: bool = True) -> None:
         if not _is_count(n) or not 1 <= n <= MAX_RANKS:
-            raise ShardError.of(
-                "fake_world", f"n is {n!r}", needed=f"1 to {MAX_RANKS} ranks"
-            )
+            raise ShardError.of("fake_world", f"n is {n!r}", needed=f"1 to {MAX_RANKS} ranks")
         if not _is_count(rank) or not 0 <= rank < n:
             raise ShardError.of(
-                "fake_world",
-                f"rank is {rank!r}",
-                needed=f"0 to {n - 1}, in a world of {n}",
+                "fake_world", f"rank is {rank!r}", needed=f"0 to {n - 1}, in a world of {n}"
             )
         if not isinstance(numerics, bool):
-            raise ShardError.of(
-                "fake_world", f"numerics is {numerics!r}", needed="True or False"
-            )
+            raise ShardError.of("fake_world", f"numerics is {numerics!r}", needed="True or False")
         self.world = World("simulated" if numerics else "fake", n, rank)
 
     def _recreate_cm(self) -> fake_world:
-        return fake_world(
-            self.world.size, self.world.rank, self.world.kind == "simulated"
-        )
+        return fake_world(self.world.size, self.world.rank, self.world.kind == "simulated")
 
     def __enter__(self) -> World:
         with _door:
@@ -169,18 +154,13 @@ class fake_world(contextlib.ContextDecorator):
                 torchs.enter_context(enter())
                 with _compat.patched("new world"):
                     dist.init_process_group(
-                        "fake",
-                        store=_compat.fake_store(),
-                        rank=rank,
-                        world_size=size,
+                        "fake", store=_compat.fake_store(), rank=rank, world_size=size
                     )
                 _entered.torchs = torchs.pop_all()
             sys.excepthook = hook  # torch adds the rank to every traceback
             _entered.thread = threading.current_thread().name
             _entered.by, _entered.is_open = self, False
-            self.world = _entered.world = attrs.evolve(
-                self.world
-            )  # a world ends when it is left
+            self.world = _entered.world = attrs.evolve(self.world)  # a world ends when it is left
         return self.world
 
     def start(self) -> fake_world:
@@ -285,11 +265,7 @@ def join_world(device_type: str, seconds: float | None = None) -> None:
     if given is None:
         store, rank, size = _compat.own_store(), 0, 1
     else:
-        store, rank, size = (
-            met(given, seconds or DEFAULT_WAIT),
-            given.rank,
-            given.size,
-        )
+        store, rank, size = (met(given, seconds or DEFAULT_WAIT), given.rank, given.size)
     timeout = None if seconds is None else timedelta(seconds=seconds)
     try:
         with connections_noted():

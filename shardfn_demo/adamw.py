@@ -65,15 +65,9 @@ def update(
     Example:
         >>> params = {"w": torch.tensor([1.0])}
         >>> params, state = update(
-        ...     params,
-        ...     {"w": torch.tensor([5.0])},
-        ...     init(params),
-        ...     lr=0.1,
-        ...     weight_decay=0.0,
+        ...     params, {"w": torch.tensor([5.0])}, init(params), lr=0.1, weight_decay=0.0
         ... )
-        >>> round(
-        ...     params["w"].item(), 4
-        ... )  # the first step is lr long, whatever the gradient
+        >>> round(params["w"].item(), 4)  # the first step is lr long, whatever the gradient
         0.9
     """
     step = state["step"] + 1
@@ -82,9 +76,7 @@ def update(
     c1, c2 = (correction(beta, step) for beta in betas)
 
     def moved(p: Tensor, m: Tensor, v: Tensor) -> Tensor:
-        return p * (1 - lr * weight_decay) - lr * (m / c1) / (
-            (v / c2).sqrt() + eps
-        )
+        return p * (1 - lr * weight_decay) - lr * (m / c1) / ((v / c2).sqrt() + eps)
 
     return sf.tree_map(moved, params, m, v), {"step": step, "m": m, "v": v}
 

@@ -38,9 +38,7 @@ class Config:
     dropout: float = 0.0
 
 
-def init(
-    config: Config, *, seed: int = 0, dtype: torch.dtype = torch.float32
-) -> Params:
+def init(config: Config, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Params:
     """Fresh parameters, the same for a seed on every machine and rank.
 
     Args:
@@ -68,10 +66,7 @@ def init(
         return (torch.randn(n, k, generator=generator) * std).to(dtype)
 
     def norm() -> Params:
-        return {
-            "w": torch.ones(width, dtype=dtype),
-            "b": torch.zeros(width, dtype=dtype),
-        }
+        return {"w": torch.ones(width, dtype=dtype), "b": torch.zeros(width, dtype=dtype)}
 
     def layer() -> Params:
         return {
@@ -94,9 +89,7 @@ def init(
     }
 
 
-def logits(
-    params: Params, x: Tensor, *, heads: int, dropout: float = 0.0
-) -> Tensor:
+def logits(params: Params, x: Tensor, *, heads: int, dropout: float = 0.0) -> Tensor:
     """The model's prediction after each token.
 
     Args:
@@ -133,9 +126,7 @@ def attention(layer: Params, h: Tensor, *, heads: int) -> Tensor:
     """Causal self-attention over h (B, T, C); q, k and v are separate matrices, so that heads
     are runs of columns.
     """
-    q, k, v = (
-        split_heads(h @ layer[name], heads) for name in ("q", "k", "v")
-    )  # (B, H, T, C / H)
+    q, k, v = (split_heads(h @ layer[name], heads) for name in ("q", "k", "v"))  # (B, H, T, C / H)
     mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     return mixed.transpose(1, 2).reshape(h.shape) @ layer["o"]
 
@@ -145,9 +136,7 @@ def split_heads(z: Tensor, heads: int) -> Tensor:
     return z.reshape(*z.shape[:2], heads, -1).transpose(1, 2)
 
 
-def loss_fn(
-    params: Params, x: Tensor, y: Tensor, *, heads: int, dropout: float = 0.0
-) -> Tensor:
+def loss_fn(params: Params, x: Tensor, y: Tensor, *, heads: int, dropout: float = 0.0) -> Tensor:
     """Mean cross-entropy of the next token, in nats.
 
     Args:

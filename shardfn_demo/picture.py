@@ -16,10 +16,7 @@ LINES = (  # wide to narrow, so that curves that coincide can all be seen
     {"color": "#1b4f9c", "linewidth": 2.6, "linestyle": "-"},
     {"color": "#f28e2b", "linewidth": 1.8, "linestyle": (0, (2.5, 2.5))},
 )
-DOTS = (
-    {"color": "#1b4f9c", "markersize": 6},
-    {"color": "#f28e2b", "markersize": 3.5},
-)
+DOTS = ({"color": "#1b4f9c", "markersize": 6}, {"color": "#f28e2b", "markersize": 3.5})
 FLOOR = 1e-9  # where a difference of zero is drawn
 
 
@@ -35,17 +32,11 @@ def draw(runs: list[Run], path: pathlib.Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(
-        figsize=(8, 6), dpi=160, layout="constrained", facecolor="white"
-    )
-    losses, gaps = figure.subplots(
-        2, 1, sharex=True, gridspec_kw={"height_ratios": [2.4, 1]}
-    )
+    figure = Figure(figsize=(8, 6), dpi=160, layout="constrained", facecolor="white")
+    losses, gaps = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [2.4, 1]})
     steps = range(1, len(runs[0].losses) + 1)
     for run, line in zip(runs, LINES, strict=True):
-        losses.plot(
-            steps, run.losses, label=run.name, solid_capstyle="round", **line
-        )
+        losses.plot(steps, run.losses, label=run.name, solid_capstyle="round", **line)
     for run, dot in zip(runs[1:], DOTS, strict=True):
         gaps.plot(
             steps,
@@ -56,15 +47,11 @@ def draw(runs: list[Run], path: pathlib.Path) -> None:
         )
     plain(losses, "loss (nats per byte)")
     losses.legend(frameon=False, labelcolor=INK)
-    losses.set_title(
-        "One training run in three worlds", loc="left", color=INK, weight="bold"
-    )
+    losses.set_title("One training run in three worlds", loc="left", color=INK, weight="bold")
     plain(gaps, "relative difference")
     gaps.set_yscale("log")
     gaps.set_ylim(bottom=FLOOR / 4)
-    gaps.set_yticks(
-        [FLOOR, 1e-7, 1e-5, 1e-3], labels=["0", "1e-7", "1e-5", "1e-3"]
-    )
+    gaps.set_yticks([FLOOR, 1e-7, 1e-5, 1e-3], labels=["0", "1e-7", "1e-5", "1e-3"])
     gaps.minorticks_off()
     gaps.axhline(LIMIT, color=QUIET, linewidth=1, linestyle=":")
     gaps.annotate(

@@ -28,14 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 if they agree, 1 if not.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m shardfn demo",
-        description="One GPT training run in three worlds.",
+        prog="python -m shardfn demo", description="One GPT training run in three worlds."
     )
     parser.add_argument(
-        "--steps",
-        type=positive,
-        default=train.STEPS,
-        help="training steps (default %(default)s)",
+        "--steps", type=positive, default=train.STEPS, help="training steps (default %(default)s)"
     )
     parser.add_argument(
         "--out",
@@ -75,9 +71,7 @@ def all_runs(job: runs.Job, watch: Watch) -> list[runs.Run]:
     return [
         runs.one_device(job, watch("one device")),
         runs.simulated(job, watch("8 simulated ranks, dp 2 x tp 4")),
-        runs.processes(
-            job, watch(f"2 Gloo processes, {backend}"), backend=backend
-        ),
+        runs.processes(job, watch(f"2 Gloo processes, {backend}"), backend=backend),
     ]
 
 
@@ -107,9 +101,7 @@ def watching(steps: int) -> Iterator[Watch]:
 
         def watch(name: str) -> runs.Progress:
             task = bars.add_task(f"{name:<32}", total=steps, loss="")
-            return lambda loss: bars.update(
-                task, advance=1, loss=f"loss {loss:.4f}"
-            )
+            return lambda loss: bars.update(task, advance=1, loss=f"loss {loss:.4f}")
 
         yield watch
 
@@ -142,35 +134,20 @@ def rows(done: list[runs.Run]) -> list[list[str]]:
     return [
         ["", *(run.name for run in done)],
         *(
-            [
-                f"loss at step {step}",
-                *(f"{run.losses[step - 1]:.6f}" for run in done),
-            ]
+            [f"loss at step {step}", *(f"{run.losses[step - 1]:.6f}" for run in done)]
             for step in marks
         ),
-        [
-            "largest difference",
-            "",
-            *(f"{max(differences(oracle, run)):.1e}" for run in done[1:]),
-        ],
+        ["largest difference", "", *(f"{max(differences(oracle, run)):.1e}" for run in done[1:])],
         ["first call", *(f"{run.first_call_seconds:.2f} s" for run in done)],
         ["each other step", *(f"{run.seconds * 1e3:.0f} ms" for run in done)],
-        *(
-            [f"{kind} a step", *(traffic(run, kind) for run in done)]
-            for kind in kinds
-        ),
+        *([f"{kind} a step", *(traffic(run, kind) for run in done)] for kind in kinds),
     ]
 
 
 def traffic(run: runs.Run, kind: str) -> str:
     """The collectives of one kind in one step: how many, and their bytes."""
     return next(
-        (
-            f"{one.count}, {size(one.nbytes)}"
-            for one in run.collectives
-            if one.kind == kind
-        ),
-        "none",
+        (f"{one.count}, {size(one.nbytes)}" for one in run.collectives if one.kind == kind), "none"
     )
 
 
@@ -195,19 +172,12 @@ def show(done: list[runs.Run]) -> None:
         from rich.console import Console
         from rich.table import Table
     except ImportError:
-        print(
-            *plain([head, *body]),
-            f"(a table with colours, and bars: {EXTRA})",
-            sep="\n",
-        )
+        print(*plain([head, *body]), f"(a table with colours, and bars: {EXTRA})", sep="\n")
         return
     table = Table(box=box.SIMPLE_HEAD)
     for i, name in enumerate(head):
         table.add_column(
-            name,
-            justify="right" if i else "left",
-            style="" if i else "dim",
-            overflow="fold",
+            name, justify="right" if i else "left", style="" if i else "dim", overflow="fold"
         )
     for cells in body:
         table.add_row(*cells)
@@ -223,9 +193,7 @@ def plain(table: list[list[str]]) -> list[str]:
     """
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
-        "  ".join(
-            [cells[0].ljust(widths[0]), *map(str.rjust, cells[1:], widths[1:])]
-        )
+        "  ".join([cells[0].ljust(widths[0]), *map(str.rjust, cells[1:], widths[1:])])
         for cells in table
     ]
 
@@ -250,7 +218,4 @@ def written(done: list[runs.Run], folder: pathlib.Path) -> list[str]:
             f"{program}: the program of one of the 8 ranks",
             f"no {loss.name}, which needs matplotlib: {EXTRA}",
         ]
-    return [
-        f"{program}: the program of one of the 8 ranks",
-        f"{loss}: the loss of each run",
-    ]
+    return [f"{program}: the program of one of the 8 ranks", f"{loss}: the loss of each run"]

@@ -28,9 +28,7 @@ from shardfn_demo import adamw, gpt, text, train
 Progress = Callable[[float], object]
 
 SIMULATED, REAL = {"dp": 2, "tp": 4}, {"dp": 2, "tp": 1}
-PATIENCE = datetime.timedelta(
-    minutes=10
-)  # one rank's wait for another, which may be compiling
+PATIENCE = datetime.timedelta(minutes=10)  # one rank's wait for another, which may be compiling
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
@@ -118,9 +116,7 @@ def simulated(job: Job, progress: Progress) -> Run:
         The run, with the program of one rank.
     """
     with sf.fake_world(8):
-        return sharded(
-            "8 simulated ranks", SIMULATED, job, progress, backend="aten"
-        )
+        return sharded("8 simulated ranks", SIMULATED, job, progress, backend="aten")
 
 
 def processes(job: Job, progress: Progress, *, backend: str = "inductor") -> Run:
@@ -140,9 +136,7 @@ def processes(job: Job, progress: Progress, *, backend: str = "inductor") -> Run
     results = mp.get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         store = (pathlib.Path(folder) / "store").as_uri()
-        context = spawn(
-            rank_main, (store, job, backend, results), nprocs=2, join=False
-        )
+        context = spawn(rank_main, (store, job, backend, results), nprocs=2, join=False)
         assert context is not None, "spawn was called with join=False"
         try:
             received, ended = [], False
@@ -169,9 +163,7 @@ def rank_main(rank: int, store: str, job: Job, backend: str, results: Any) -> No
     """
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
-    dist.init_process_group(
-        "gloo", init_method=store, rank=rank, world_size=2, timeout=PATIENCE
-    )
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=PATIENCE)
     tell = results.put if rank == 0 else lambda said: None
     tell(sharded("2 Gloo processes", REAL, job, tell, backend=backend))
     dist.barrier()
@@ -198,9 +190,7 @@ def stop(processes: Iterable[Any]) -> None:
         process.join()
 
 
-def sharded(
-    name: str, axes: dict[str, int], job: Job, progress: Progress, *, backend: str
-) -> Run:
+def sharded(name: str, axes: dict[str, int], job: Job, progress: Progress, *, backend: str) -> Run:
     """Train on a mesh over the current world: batch over "dp", heads, features and vocabulary
     over "tp".
     """
@@ -216,24 +206,14 @@ def sharded(
         out_placements=(where, where_state, P()),
         backend=backend,
     )
-    params, state = (
-        sf.distribute(params, mesh, where),
-        sf.distribute(state, mesh, where_state),
-    )
+    params, state = (sf.distribute(params, mesh, where), sf.distribute(state, mesh, where_state))
     run = timed(name, step, job, params, state, progress)
     lowered = step.lower(params, state, *next(batches(job)))
-    return attrs.evolve(
-        run, collectives=by_kind(lowered.collectives), program=lowered.text()
-    )
+    return attrs.evolve(run, collectives=by_kind(lowered.collectives), program=lowered.text())
 
 
 def timed(
-    name: str,
-    step: train.Step,
-    job: Job,
-    params: Any,
-    state: Any,
-    progress: Progress,
+    name: str, step: train.Step, job: Job, params: Any, state: Any, progress: Progress
 ) -> Run:
     """Train from the job's random state, and note when each step ended."""
     sf.random.state.seed(job.seed)
@@ -243,18 +223,14 @@ def timed(
         ends.append(time.perf_counter())
         progress(loss)
 
-    losses = train.train(
-        step, params, state, batches(job), steps=job.steps, progress=ended
-    )
+    losses = train.train(step, params, state, batches(job), steps=job.steps, progress=ended)
     first, *others = (after - before for before, after in itertools.pairwise(ends))
     return Run(name, tuple(losses), first, statistics.median(others or [first]))
 
 
 def batches(job: Job) -> train.Batches:
     """The text of the job, the same in every world."""
-    return text.batches(
-        text.corpus(), batch=job.batch, context=job.config.context, seed=job.seed
-    )
+    return text.batches(text.corpus(), batch=job.batch, context=job.config.context, seed=job.seed)
 
 
 def by_kind(collectives: Iterable[Any]) -> tuple[Traffic, ...]:
@@ -262,6 +238,4 @@ def by_kind(collectives: Iterable[Any]) -> tuple[Traffic, ...]:
     sizes = collections.defaultdict(list)
     for one in collectives:
         sizes[one.kind].append(one.nbytes)
-    return tuple(
-        Traffic(kind, len(sizes[kind]), sum(sizes[kind])) for kind in sorted(sizes)
-    )
+    return tuple(Traffic(kind, len(sizes[kind]), sum(sizes[kind])) for kind in sorted(sizes))

@@ -15,9 +15,7 @@ LIMIT = 4_000_000  # bytes
 def files() -> list[pathlib.Path]:
     """The library's public top-level modules, sorted by name."""
     folder = pathlib.Path(sysconfig.get_paths()["stdlib"])
-    return sorted(
-        path for path in folder.glob("*.py") if not path.name.startswith("_")
-    )
+    return sorted(path for path in folder.glob("*.py") if not path.name.startswith("_"))
 
 
 def corpus(limit: int = LIMIT) -> Tensor:
@@ -44,12 +42,8 @@ def corpus(limit: int = LIMIT) -> Tensor:
         size += len(pieces[-1])
     if not pieces:
         folder = sysconfig.get_paths()["stdlib"]
-        raise FileNotFoundError(
-            f"no .py files in {folder}: this Python carries no library source"
-        )
-    return torch.frombuffer(
-        bytearray(b"".join(pieces)[:limit]), dtype=torch.uint8
-    ).long()
+        raise FileNotFoundError(f"no .py files in {folder}: this Python carries no library source")
+    return torch.frombuffer(bytearray(b"".join(pieces)[:limit]), dtype=torch.uint8).long()
 
 
 def batches(

@@ -18,9 +18,7 @@ Batches = Iterator[tuple[Tensor, Tensor]]
 Step = Callable[..., tuple[Any, Any, Any]]
 
 
-def plain_value_and_grad(
-    fn: Callable[..., Tensor],
-) -> Callable[..., tuple[Tensor, Any]]:
+def plain_value_and_grad(fn: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Any]]:
     """`value_and_grad` in plain torch, for the single-device run."""
 
     def value_and_grad(*args: Any) -> tuple[Tensor, Any]:
@@ -31,9 +29,7 @@ def plain_value_and_grad(
 
 
 def step(
-    config: gpt.Config,
-    lr: float = LR,
-    value_and_grad: Callable[..., Any] = sf.bucketed_grad,
+    config: gpt.Config, lr: float = LR, value_and_grad: Callable[..., Any] = sf.bucketed_grad
 ) -> Step:
     """One training step of the model.
 
@@ -50,9 +46,7 @@ def step(
         >>> config = gpt.Config(width=8, heads=2, layers=1)
         >>> params = gpt.init(config)
         >>> tokens = torch.zeros(2, 4, dtype=torch.int64)
-        >>> params, state, loss = step(config)(
-        ...     params, adamw.init(params), tokens, tokens
-        ... )
+        >>> params, state, loss = step(config)(params, adamw.init(params), tokens, tokens)
         >>> state["step"].item()
         1.0
     """
@@ -60,9 +54,7 @@ def step(
         functools.partial(gpt.loss_fn, heads=config.heads, dropout=config.dropout)
     )
 
-    def train_step(
-        params: Any, state: Any, x: Tensor, y: Tensor
-    ) -> tuple[Any, Any, Tensor]:
+    def train_step(params: Any, state: Any, x: Tensor, y: Tensor) -> tuple[Any, Any, Tensor]:
         loss, grads = loss_and_grads(params, x, y)
         params, state = adamw.update(params, grads, state, lr=lr)
         return params, state, loss

@@ -52,26 +52,19 @@ def judge(runs: list[Run]) -> Verdict:
         relatively.
 
     Example:
-        >>> judge(
-        ...     [Run("one", (2.0,), 1.0, 1.0), Run("two", (2.2,), 1.0, 1.0)]
-        ... ).holds
+        >>> judge([Run("one", (2.0,), 1.0, 1.0), Run("two", (2.2,), 1.0, 1.0)]).holds
         False
     """
     oracle, *others = runs
     gaps = {run.name: differences(oracle, run) for run in others}
-    wrong = {
-        name: step
-        for name, gap in gaps.items()
-        if (step := first_wrong(gap)) is not None
-    }
+    wrong = {name: step for name, gap in gaps.items() if (step := first_wrong(gap)) is not None}
     if wrong:
         said = ", ".join(
             f"{name} from step {step} on, by {gaps[name][step - 1]:.1e}"
             for name, step in wrong.items()
         )
         return Verdict(
-            False,
-            f"Not proved: the loss is not that of {oracle.name}: {said} (limit {LIMIT:.0e}).",
+            False, f"Not proved: the loss is not that of {oracle.name}: {said} (limit {LIMIT:.0e})."
         )
     worlds, worst = " and ".join(gaps), max(max(gap) for gap in gaps.values())
     steps = len(oracle.losses)
@@ -88,6 +81,4 @@ def first_wrong(gaps: list[float]) -> int | None:
     """The first step, counted from 1, whose difference exceeds rounding. NaN counts as
     exceeding it.
     """
-    return next(
-        (step for step, gap in enumerate(gaps, start=1) if not gap <= LIMIT), None
-    )
+    return next((step for step, gap in enumerate(gaps, start=1) if not gap <= LIMIT), None)

@@ -38,15 +38,7 @@ TESTS = Path(__file__).resolve().parent
 OURS = f"{TESTS}{os.sep}"
 LAWS = [  # folders in which nearly every test captures a program
     TESTS / name
-    for name in (
-        "capture",
-        "conformance",
-        "laws",
-        "models",
-        "partition",
-        "schedule",
-        "transforms",
-    )
+    for name in ("capture", "conformance", "laws", "models", "partition", "schedule", "transforms")
 ]
 KEPT_OF_LAWS = 5  # make quick runs one law of so many
 KEPT_OF_SWEEPS = 20  # make test runs one case of a sweep of so many
@@ -70,20 +62,14 @@ LONG = listed("long.txt")
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 # No test finds what an earlier run has compiled. Those of the folder set one of their own.
 os.environ["SHARDFN_CACHE_DIR"] = ""
-collect_ignore = [
-    "runtime/warm.py"
-]  # it holds no test, and compiles when imported
+collect_ignore = ["runtime/warm.py"]  # it holds no test, and compiles when imported
 T = TypeVar("T")
 _made = pytest.StashKey[str]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if (
-        CACHE not in os.environ
-    ):  # set for the workers of this run, which inherit it
-        config.stash[_made] = os.environ[CACHE] = tempfile.mkdtemp(
-            prefix="kernels-"
-        )
+    if CACHE not in os.environ:  # set for the workers of this run, which inherit it
+        config.stash[_made] = os.environ[CACHE] = tempfile.mkdtemp(prefix="kernels-")
     if config.option.markexpr == "quick":
         _skip_inductor()
 
@@ -110,9 +96,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         files = [item.nodeid.partition("::")[0] for item in session.items]
         session.items[:] = spread(session.items, files, workers)
     gc.freeze()  # modules and collected tests live to the end: no need to search them
-    gc.set_threshold(
-        200_000, 20, 20
-    )  # graphs are large, and most live for one test
+    gc.set_threshold(200_000, 20, 20)  # graphs are large, and most live for one test
 
 
 def spread(items: list[T], files: list[str], workers: int) -> list[T]:
@@ -221,9 +205,7 @@ def _hash(nodeid: str) -> int:
     return zlib.crc32(nodeid.encode())
 
 
-def needs(
-    functions: list[types.FunctionType], params: Mapping[str, Any]
-) -> set[str]:
+def needs(functions: list[types.FunctionType], params: Mapping[str, Any]) -> set[str]:
     """Those of `ranks`, `inductor` and `slow` that a case of a test needs by what it reaches.
 
     Args:

@@ -26,9 +26,7 @@ def test_a_bool_is_no_position() -> None:
     assert is_number(3) and not is_number(True) and not is_number(3.0)
 
 
-@pytest.mark.parametrize(
-    ("given", "wanted"), [(1, (1,)), ((0, -1), (0, -1)), ([2], (2,))]
-)
+@pytest.mark.parametrize(("given", "wanted"), [(1, (1,)), ((0, -1), (0, -1)), ([2], (2,))])
 def test_positions_as_they_are_written(given: Any, wanted: Any) -> None:
     assert check_argnums("f", "argnums", given) == wanted
 
@@ -57,14 +55,9 @@ def test_other_positions_are_refused(given: Any, count: int, text: str) -> None:
 
 def test_positions_are_checked_against_the_signature_where_it_is_known() -> None:
     two = lambda x, y=1: x
-    assert of_signature("f", two, 1, ()) == {
-        "static_argnums": (1,),
-        "donate_argnums": (),
-    }
+    assert of_signature("f", two, 1, ()) == {"static_argnums": (1,), "donate_argnums": ()}
     assert of_signature("f", lambda *xs: xs, 7, ())["static_argnums"] == (7,)
-    with pytest.raises(
-        sf.TreeError, match="the function takes 2 positional arguments"
-    ):
+    with pytest.raises(sf.TreeError, match="the function takes 2 positional arguments"):
         of_signature("f", two, 2, ())
     with pytest.raises(sf.TreeError, match="argument 0 is static and donated"):
         of_signature("f", two, (0, 1), 0)

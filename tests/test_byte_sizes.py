@@ -39,8 +39,7 @@ def test_a_size_is_a_number_or_text_in_thousands_or_1024s(said: int | str) -> No
 
 
 @given(
-    st.integers(1, 10**15),
-    st.sampled_from(["KB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB"]),
+    st.integers(1, 10**15), st.sampled_from(["KB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB"])
 )
 @examples(50)
 def test_a_size_written_in_words_is_exact(n: int, unit: str) -> None:

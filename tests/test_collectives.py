@@ -79,26 +79,13 @@ def program() -> LocalProgram:
         result = moves.apply_move(b, term, MOVE, False)
     b.graph.output([result.node])
     return LocalProgram(
-        "f",
-        axes,
-        b.graph,
-        b.graph,
-        ("x",),
-        (("sum",),),
-        (("R",),),
-        ("result",),
-        (),
-        local_text,
+        "f", axes, b.graph, b.graph, ("x",), (("sum",),), (("R",),), ("result",), (), local_text
     )
 
 
 def test_a_new_kind_is_priced(row: CollectiveKind) -> None:
-    assert (
-        price("all_reduce_twice", 90.0, 3) == 2 * price("all_reduce", 90.0, 3) - 1
-    )
-    once, twice = (
-        H100.send(k, 900, 3) for k in ("all_reduce", "all_reduce_twice")
-    )
+    assert price("all_reduce_twice", 90.0, 3) == 2 * price("all_reduce", 90.0, 3) - 1
+    once, twice = (H100.send(k, 900, 3) for k in ("all_reduce", "all_reduce_twice"))
     assert twice - H100.latency == pytest.approx(2 * (once - H100.latency))
 
 
@@ -107,26 +94,18 @@ def test_the_bytes_of_a_new_kind_are_counted(row: CollectiveKind) -> None:
     assert payload.nbytes((2, 5), 8, MOVE, axes) == 80
 
 
-def test_a_new_kind_is_emitted_with_its_record_and_passes_the_check(
-    row: CollectiveKind,
-) -> None:
+def test_a_new_kind_is_emitted_with_its_record_and_passes_the_check(row: CollectiveKind) -> None:
     made = program()
     (start,) = (n for n in made.graph.nodes if "collective" in n.meta)
     record = start.meta["collective"]
     assert start.target is torch.ops.test_collectives.all_reduce_twice.default
-    assert (record.kind, record.op, record.nbytes) == (
-        "all_reduce_twice",
-        "sum",
-        80,
-    )
+    assert (record.kind, record.op, record.nbytes) == ("all_reduce_twice", "sum", 80)
     check(made.graph, made.axes)
     assert sends(start.target)
 
 
 def test_a_new_kind_is_simulated(row: CollectiveKind) -> None:
-    terms = [
-        torch.full((2, 5), 1.0 + rank, dtype=torch.float64) for rank in range(3)
-    ]
+    terms = [torch.full((2, 5), 1.0 + rank, dtype=torch.float64) for rank in range(3)]
     results = simulate([program()] * 3, [[x] for x in terms], pieces.ranks(SIZES))
     for (result,) in results:
         assert torch.equal(result, 3 * sum(terms))
@@ -152,16 +131,10 @@ def test_a_new_kind_of_ours_gets_a_lowering(row: CollectiveKind) -> None:
     }
 
 
-def test_a_new_kind_may_carry_a_step_of_a_redistribution(
-    row: CollectiveKind,
-) -> None:
+def test_a_new_kind_may_carry_a_step_of_a_redistribution(row: CollectiveKind) -> None:
     before = dict(STEPS)
     try:
-        add(
-            attrs.evolve(
-                row, carries=(PARTIAL, REPLICATED), priced_as="all_reduce"
-            )
-        )
+        add(attrs.evolve(row, carries=(PARTIAL, REPLICATED), priced_as="all_reduce"))
         assert kind_of("sum", "R") == kind_of("max", "R") == row.name
         assert kind_of("sum", 0) == "reduce_scatter"
         a, b = (mark_price("sum", x, 90.0, 3, (9,)) for x in ("R", 0))

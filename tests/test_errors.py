@@ -44,12 +44,7 @@ def test_the_family_is_complete_and_flat() -> None:
 
 def test_a_problem_says_where_what_at_needed_and_try_in_that_order() -> None:
     text = problem(
-        "shard(f), argument x",
-        "got this",
-        "and this",
-        needed="that",
-        fix="so",
-        source="model.py:3",
+        "shard(f), argument x", "got this", "and this", needed="that", fix="so", source="model.py:3"
     )
     assert text == "\n".join([
         "shard(f), argument x: got this",
@@ -69,10 +64,7 @@ def test_a_problem_leaves_out_what_it_does_not_know() -> None:
 def test_the_call_site_is_the_users_line() -> None:
     file, line = (call_site() or "").rsplit(":", 1)
     assert file == __file__
-    assert (
-        int(line)
-        == test_the_call_site_is_the_users_line.__code__.co_firstlineno + 1
-    )
+    assert int(line) == test_the_call_site_is_the_users_line.__code__.co_firstlineno + 1
 
 
 def test_an_error_is_caught_by_its_family_and_keeps_its_cause() -> None:

@@ -7,15 +7,7 @@ import pytest
 import torch
 
 import shardfn as sf
-from shardfn.hardware import (
-    H100,
-    HARDWARE,
-    Hardware,
-    Link,
-    costs,
-    hardware_of,
-    links_of,
-)
+from shardfn.hardware import H100, HARDWARE, Hardware, Link, costs, hardware_of, links_of
 from shardfn.types import MeshAxes
 
 NODE = Hardware(
@@ -79,7 +71,5 @@ def test_links_are_of_axes_of_the_mesh() -> None:
     assert links_of(given, ["dp", "tp"]) == given
     assert links_of(None, ["dp"]) == {}
     for wrong in ({"pp": Link(1.0, 1.0)}, {"dp": 3}):
-        with pytest.raises(
-            sf.ShardError, match="an sf.Link for one of the axes dp"
-        ):
+        with pytest.raises(sf.ShardError, match="an sf.Link for one of the axes dp"):
             links_of(wrong, ["dp"])

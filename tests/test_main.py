@@ -10,9 +10,7 @@ import shardfn.__main__ as command
 
 def test_each_command_gets_what_follows_its_name(monkeypatch):
     for name in command.COMMANDS:
-        monkeypatch.setitem(
-            command.COMMANDS, name, lambda argv, name=name: (name, argv)
-        )
+        monkeypatch.setitem(command.COMMANDS, name, lambda argv, name=name: (name, argv))
     assert command.main(["demo", "--steps", "3"]) == ("demo", ["--steps", "3"])
     assert command.main(["doctor"]) == ("doctor", [])
 
@@ -26,8 +24,6 @@ def test_no_command_or_an_unknown_one_is_refused(argv, capsys):
 
 def test_the_module_runs_as_a_program():
     command_line = [sys.executable, "-m", "shardfn", "doctor"]
-    done = subprocess.run(
-        command_line, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = subprocess.run(command_line, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert "shardfn works here." in done.stdout

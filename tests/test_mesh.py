@@ -18,9 +18,7 @@ def test_a_mesh_has_named_axes_in_row_major_order() -> None:
         assert (axes.names, axes.sizes) == (("dp", "tp"), (2, 3))
         assert str(axes) == "(dp=2, tp=3)"
         assert all_coordinates(axes)[:4] == [(0, 0), (0, 1), (0, 2), (1, 0)]
-    assert axes_of(None) == MeshAxes((), ()) and all_coordinates(
-        axes_of(None)
-    ) == [()]
+    assert axes_of(None) == MeshAxes((), ()) and all_coordinates(axes_of(None)) == [()]
 
 
 def test_the_innermost_mesh_is_the_current_one() -> None:

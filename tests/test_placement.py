@@ -53,23 +53,14 @@ REFUSED: dict[str, tuple[Any, str]] = {
         P(None, None, "dp"),
         "P(None, None, 'dp') names dim 2 of a tensor with 2 dims, shape (4, 5)",
     ),
-    "an unknown axis": (
-        P("data"),
-        "P('data') names axis 'data'; the mesh has (dp=2, tp=3)",
-    ),
+    "an unknown axis": (P("data"), "P('data') names axis 'data'; the mesh has (dp=2, tp=3)"),
     "an axis twice": (
         P("dp", ("dp", "tp")),
         "P('dp', ('dp', 'tp')) uses axis 'dp' twice, for dims 0 and 1",
     ),
-    "a string": (
-        "dp",
-        "'dp' is not a placement; write P('dp') or a torch Placement",
-    ),
+    "a string": ("dp", "'dp' is not a placement; write P('dp') or a torch Placement"),
     "a number": (3, "3 is not a placement; write P(3) or a torch Placement"),
-    "too few": (
-        [Shard(0)],
-        "1 placements [Shard(dim=0)] for a mesh of 2 axes (dp=2, tp=3)",
-    ),
+    "too few": ([Shard(0)], "1 placements [Shard(dim=0)] for a mesh of 2 axes (dp=2, tp=3)"),
     "a dim that is not there": (
         [Shard(2), Replicate()],
         "S(2) names dim 2 of a tensor with 2 dims, shape (4, 5)",
@@ -128,8 +119,7 @@ def test_torchs_placements_round_trip(marks: Marks) -> None:
 @examples(30)
 def test_p_says_what_torchs_placements_say(marks: Marks) -> None:
     parts: list[tuple[str, ...]] = [
-        tuple(n for n, m in zip(AXES.names, marks, strict=True) if m == d)
-        for d in range(3)
+        tuple(n for n, m in zip(AXES.names, marks, strict=True) if m == d) for d in range(3)
     ]
     plain = tuple("R" if m in ("sum", "avg") else m for m in marks)
     assert marks_of(P(*parts), (4, 5, 6), AXES) == plain
@@ -142,9 +132,7 @@ def test_marks_become_the_placements_that_dtensor_has() -> None:
         Shard(2),
         *map(Partial, ("sum", "avg", "max", "min")),
     )
-    with pytest.raises(
-        AssertionError, match=r"an inner layout \(0, 3\) cannot leave the program"
-    ):
+    with pytest.raises(AssertionError, match=r"an inner layout \(0, 3\) cannot leave the program"):
         torch_placements(((0, 3),))
 
 
@@ -161,12 +149,5 @@ def test_p_prints_compares_and_hashes_by_its_parts() -> None:
 
 
 def test_what_is_one_leaf_of_a_tree_of_placements() -> None:
-    assert all(
-        map(
-            is_spec,
-            (None, P(), P("dp"), Shard(0), Partial(), [Shard(0), Replicate()]),
-        )
-    )
-    assert not any(
-        map(is_spec, ("dp", [], [P()], (Shard(0),), {"w": P()}, [None], 3))
-    )
+    assert all(map(is_spec, (None, P(), P("dp"), Shard(0), Partial(), [Shard(0), Replicate()])))
+    assert not any(map(is_spec, ("dp", [], [P()], (Shard(0),), {"w": P()}, [None], 3)))

@@ -17,8 +17,7 @@ from shardfn import state
 from shardfn.partition import redistribute
 from shardfn.partition.rule_api import registry
 from shardfn.runtime import cache
-from tests.support.reading.sizes import ROOT
-from tests.support.reading.source import Module, imports, modules, parse
+from tests.support.reading.source import ROOT, Module, imports, modules, parse
 
 # Made to be written to, whether a write is seen or not.
 ALWAYS = {
@@ -69,9 +68,7 @@ def _definitions(module: Module) -> Iterator[tuple[str, ast.expr | None]]:
                 for part in ast.walk(target):
                     if isinstance(part, ast.Name):
                         yield part.id, statement.value
-        elif isinstance(statement, ast.AnnAssign) and isinstance(
-            statement.target, ast.Name
-        ):
+        elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             yield statement.target.id, statement.value
 
 
@@ -89,11 +86,7 @@ def _always(module: Module) -> Iterator[str]:
 def _last(expression: ast.expr) -> str:
     """The last name of `functools.lru_cache(maxsize=1)` or `itertools.count`."""
     if isinstance(expression, ast.Call | ast.Subscript):
-        inner = (
-            expression.func
-            if isinstance(expression, ast.Call)
-            else expression.value
-        )
+        inner = expression.func if isinstance(expression, ast.Call) else expression.value
         return _last(inner)
     if isinstance(expression, ast.Attribute):
         return expression.attr
@@ -110,9 +103,7 @@ def _written(module: Module) -> Iterator[str]:
 def _written_in(function: ast.AST, known: dict[str, str]) -> Iterator[str]:
     """The same for one function and those inside it; its locals hide names of the module."""
     own = list(_own(function))
-    rebound = {
-        name for node in own if isinstance(node, ast.Global) for name in node.names
-    }
+    rebound = {name for node in own if isinstance(node, ast.Global) for name in node.names}
     local = _locals(function, own) - rebound
     known = {name: place for name, place in known.items() if name not in local}
     for target in _targets(own, rebound):
@@ -144,13 +135,9 @@ def _own(parent: ast.AST) -> Iterator[ast.AST]:
 
 
 def _locals(function: ast.AST, own: list[ast.AST]) -> set[str]:
-    arguments = {
-        node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)
-    }
+    arguments = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
     stored = {
-        node.id
-        for node in own
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        node.id for node in own if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     }
     return arguments | stored
 
@@ -168,9 +155,7 @@ def _names(module: Module) -> dict[str, str]:
 def _targets(own: list[ast.AST], rebound: set[str]) -> Iterator[ast.expr]:
     """The objects that the nodes of a function write to."""
     for node in own:
-        if isinstance(node, ast.Subscript | ast.Attribute) and not isinstance(
-            node.ctx, ast.Load
-        ):
+        if isinstance(node, ast.Subscript | ast.Attribute) and not isinstance(node.ctx, ast.Load):
             yield node.value
             yield node
         elif (
@@ -191,9 +176,7 @@ def _resolved(target: ast.expr, known: dict[str, str]) -> str | None:
         return known.get(target.id)
     if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
         owner = known.get(target.value.id)
-        return (
-            None if owner is None else _place(owner.replace(":", "."), target.attr)
-        )
+        return None if owner is None else _place(owner.replace(":", "."), target.attr)
     return None
 
 
@@ -272,8 +255,7 @@ def filled(found: list[Module]) -> list[str]:
         for field in node.body
         if isinstance(field, ast.AnnAssign) and isinstance(field.value, ast.Call)
         for option in field.value.keywords
-        if option.arg == "factory"
-        and _last(option.value) in {"list", "dict", "set"}
+        if option.arg == "factory" and _last(option.value) in {"list", "dict", "set"}
     ]
 
 
@@ -284,9 +266,7 @@ def test_no_frozen_record_is_made_to_be_filled() -> None:
     assert line == "a.py:3: A is frozen, and x is filled"
 
 
-def test_clear_forgets_programs_and_prices_and_keeps_rules_worlds_and_links() -> (
-    None
-):
+def test_clear_forgets_programs_and_prices_and_keeps_rules_worlds_and_links() -> None:
     def double(x: torch.Tensor) -> torch.Tensor:
         return x * 2
 

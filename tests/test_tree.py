@@ -96,15 +96,9 @@ def params_and(params: Any, *batch: Any, k: int = 1, **rest: Any) -> None:
 
 CALLS = {
     "positional": ((({"w": 1},), {}), ["params['w']"]),
-    "variable": (
-        (([1], 2, (3, 4)), {}),
-        ["params[0]", "batch[0]", "batch[1][0]", "batch[1][1]"],
-    ),
+    "variable": ((([1], 2, (3, 4)), {}), ["params[0]", "batch[0]", "batch[1][0]", "batch[1][1]"]),
     "keywords": (((1,), {"k": 2}), ["params", "k"]),
-    "other keywords, as given": (
-        ((1,), {"z": {"a": 2}, "b": 3}),
-        ["params", "z['a']", "b"],
-    ),
+    "other keywords, as given": (((1,), {"z": {"a": 2}, "b": 3}), ["params", "z['a']", "b"]),
     "by keyword": (((), {"params": [1]}), ["params[0]"]),
 }
 
@@ -116,9 +110,7 @@ def test_argument_paths_use_the_names_of_parameters(case: str) -> None:
     assert len(wanted) == len(_tree.leaves((args, kwargs)))
 
 
-def test_argument_paths_of_defaults_methods_and_functions_without_a_signature() -> (
-    None
-):
+def test_argument_paths_of_defaults_methods_and_functions_without_a_signature() -> None:
     def with_default(a: Any, b: Any = 2, /, c: Any = 3) -> None:
         """Defaults that are not passed have no path."""
 
@@ -142,9 +134,7 @@ def test_argument_paths_of_defaults_methods_and_functions_without_a_signature() 
 @examples(60)
 def test_argument_paths_are_as_many_as_leaves(tree: Any) -> None:
     args, kwargs = (tree, [tree]), {"k": tree, "z": 1}
-    assert len(_tree.argument_paths(params_and, args, kwargs)) == len(
-        _tree.leaves((args, kwargs))
-    )
+    assert len(_tree.argument_paths(params_and, args, kwargs)) == len(_tree.leaves((args, kwargs)))
 
 
 def is_spec(x: Any) -> bool:
@@ -153,16 +143,12 @@ def is_spec(x: Any) -> bool:
 
 @given(TREES)
 @examples(60)
-def test_one_leaf_is_a_prefix_of_any_tree_and_a_tree_is_a_prefix_of_itself(
-    tree: Any,
-) -> None:
+def test_one_leaf_is_a_prefix_of_any_tree_and_a_tree_is_a_prefix_of_itself(tree: Any) -> None:
     n = len(_tree.leaves(tree))
     assert tree_pairs.broadcast_prefix("s", tree, is_spec) == ["s"] * n
     assert tree_pairs.broadcast_prefix(None, tree, is_spec) == [None] * n
     numbered = _tree.unflatten(_tree.flatten(tree)[1], [str(i) for i in range(n)])
-    assert tree_pairs.broadcast_prefix(numbered, tree, is_spec) == [
-        str(i) for i in range(n)
-    ]
+    assert tree_pairs.broadcast_prefix(numbered, tree, is_spec) == [str(i) for i in range(n)]
 
 
 def test_a_prefix_ends_where_it_likes() -> None:
@@ -185,16 +171,8 @@ class Spec:
 
 
 MISMATCHES = {
-    "a key too many": (
-        ({"w": "s", "v": "s"},),
-        ({"w": 1},),
-        ["[0]: placements have also ['v']"],
-    ),
-    "a key too few": (
-        ({"w": "s"},),
-        ({"w": 1, "v": 2},),
-        ["[0]: placements lack ['v']"],
-    ),
+    "a key too many": (({"w": "s", "v": "s"},), ({"w": 1},), ["[0]: placements have also ['v']"]),
+    "a key too few": (({"w": "s"},), ({"w": 1, "v": 2},), ["[0]: placements lack ['v']"]),
     "other keys": (
         {"a": "s"},
         {"b": 1},
@@ -243,49 +221,35 @@ def test_a_prefix_that_does_not_match_says_where_all_at_once(case: str) -> None:
 def reordered(tree: Any) -> Any:
     """The same tree with the keys of every dict in the opposite order."""
     if isinstance(tree, (dict, OrderedDict)):
-        return type(tree)(
-            (key, reordered(child)) for key, child in reversed(list(tree.items()))
-        )
+        return type(tree)((key, reordered(child)) for key, child in reversed(list(tree.items())))
     if isinstance(tree, Point):
         return Point(*map(reordered, tree))
-    return (
-        type(tree)(map(reordered, tree)) if type(tree) in (list, tuple) else tree
-    )
+    return type(tree)(map(reordered, tree)) if type(tree) in (list, tuple) else tree
 
 
 @given(TREES)
 @examples(80)
-def test_two_trees_are_paired_by_key_whatever_the_order_of_insertion(
-    tree: Any,
-) -> None:
+def test_two_trees_are_paired_by_key_whatever_the_order_of_insertion(tree: Any) -> None:
     leaves, wrong = tree_pairs.pair(reordered(tree), tree, ("a", "b"))
     assert not wrong and leaves == _tree.quick_leaves((tree,))
 
 
 @given(TREES, TREES)
 @examples(80)
-def test_pairing_other_trees_lists_a_mismatch_and_no_leaf_is_lost(
-    tree: Any, like: Any
-) -> None:
-    leaves, wrong = tree_pairs.pair(
-        tree, like, ("the tangents", "the primals"), "x"
-    )
+def test_pairing_other_trees_lists_a_mismatch_and_no_leaf_is_lost(tree: Any, like: Any) -> None:
+    leaves, wrong = tree_pairs.pair(tree, like, ("the tangents", "the primals"), "x")
     assert len(leaves) == len(_tree.quick_leaves((like,)))
     same = _tree.flatten(tree)[1] == _tree.flatten(reordered(like))[1]
     assert (
         wrong
         or same
-        or sorted(_tree.quick_paths(tree, "x"))
-        == sorted(_tree.quick_paths(like, "x"))
+        or sorted(_tree.quick_paths(tree, "x")) == sorted(_tree.quick_paths(like, "x"))
     )
     assert all(line.startswith("x") for line in wrong)
 
 
 def test_the_order_of_keys_is_part_of_a_structure() -> None:
-    first, second = (
-        _tree.flatten({"a": 1, "b": 2}),
-        _tree.flatten({"b": 2, "a": 1}),
-    )
+    first, second = (_tree.flatten({"a": 1, "b": 2}), _tree.flatten({"b": 2, "a": 1}))
     assert first[0] == [1, 2] and second[0] == [2, 1] and first[1] != second[1]
 
 
@@ -300,9 +264,7 @@ def test_refill_undoes_quick_leaves(tree: Any) -> None:
     leaves = _tree.quick_leaves(tree)
     assert sorted(map(str, leaves)) == sorted(map(str, _tree.leaves(tree)))
     assert _tree.refill(tree, leaves) == tree
-    assert _tree.quick_leaves(_tree.refill(tree, iter(["x"] * len(leaves)))) == [
-        "x"
-    ] * len(leaves)
+    assert _tree.quick_leaves(_tree.refill(tree, iter(["x"] * len(leaves)))) == ["x"] * len(leaves)
 
 
 @given(st.lists(TREES, max_size=3))
@@ -315,18 +277,12 @@ def test_quick_leaves_pass_tensors_through_every_container(tree: Any) -> None:
     wanted = _tree.tree_map(lambda x: x * 2, placed)
     assert _tree.flatten(doubled)[1] == _tree.flatten(wanted)[1]
     assert all(
-        torch.equal(a, b)
-        for a, b in zip(_tree.leaves(doubled), _tree.leaves(wanted), strict=True)
+        torch.equal(a, b) for a, b in zip(_tree.leaves(doubled), _tree.leaves(wanted), strict=True)
     )
 
 
 def test_refill_keeps_the_kind_of_every_container_and_the_order_of_keys() -> None:
-    tree = (
-        {"w": 1, "b": [2, None]},
-        Point(3, ()),
-        OrderedDict(z=4, a=5),
-        Box((6, {})),
-    )
+    tree = ({"w": 1, "b": [2, None]}, Point(3, ()), OrderedDict(z=4, a=5), Box((6, {})))
     out = _tree.refill(tree, iter(_tree.quick_leaves(tree)))
     assert out == tree
     assert [type(x) for x in out] == [dict, Point, OrderedDict, Box]
@@ -334,9 +290,10 @@ def test_refill_keeps_the_kind_of_every_container_and_the_order_of_keys() -> Non
 
 
 def test_tree_map_applies_to_every_leaf_of_several_trees() -> None:
-    assert _tree.tree_map(
-        lambda a, b: (a, b), {"w": 1, "n": None}, {"w": 2, "n": 3}
-    ) == {"w": (1, 2), "n": (None, 3)}
+    assert _tree.tree_map(lambda a, b: (a, b), {"w": 1, "n": None}, {"w": 2, "n": 3}) == {
+        "w": (1, 2),
+        "n": (None, 3),
+    }
     assert _tree.tree_map(str, Point(1, [2])) == Point("1", ["2"])
     with pytest.raises(ValueError):
         _tree.tree_map(lambda a, b: a, {"w": 1}, {"v": 2})

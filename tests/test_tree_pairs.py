@@ -29,27 +29,11 @@ def test_other_containers_are_paired_by_position() -> None:
 
 WRONG = {
     "lacks a key": ({"a": 1}, {"a": 1, "b": 2}, "x: tangents lack ['b']"),
-    "has a key": (
-        {"a": 1, "c": 2, "d": 3},
-        {"a": 1},
-        "x: tangents have also ['c'], ['d']",
-    ),
+    "has a key": ({"a": 1, "c": 2, "d": 3}, {"a": 1}, "x: tangents have also ['c'], ['d']"),
     "is shorter": ([1], [1, 2], "x: tangents lack [1]"),
-    "another container": (
-        (1,),
-        [1],
-        "x: tangents have a tuple, primals have a list",
-    ),
-    "a leaf for a tree": (
-        3,
-        [1],
-        "x: tangents have a leaf 3, primals have a list",
-    ),
-    "a tree for a tensor": (
-        [3],
-        X,
-        "x: tangents have a list, primals have a tensor",
-    ),
+    "another container": ((1,), [1], "x: tangents have a tuple, primals have a list"),
+    "a leaf for a tree": (3, [1], "x: tangents have a leaf 3, primals have a list"),
+    "a tree for a tensor": ([3], X, "x: tangents have a list, primals have a tensor"),
 }
 
 

@@ -47,27 +47,19 @@ def test_worlds_out_of_range_and_nested_worlds() -> None:
     assert str(error.value) == "fake_world: n is 0\n  needed: 1 to 1048576 ranks"
     with pytest.raises(sf.ShardError) as error:
         sf.fake_world(2, rank=2)
-    assert (
-        str(error.value)
-        == "fake_world: rank is 2\n  needed: 0 to 1, in a world of 2"
-    )
+    assert str(error.value) == "fake_world: rank is 2\n  needed: 0 to 1, in a world of 2"
     with sf.fake_world(8), pytest.raises(sf.ShardError) as error, sf.fake_world(2):
         pass
     assert (
-        str(error.value)
-        == "fake_world: a world of 8 ranks exists already\n"
+        str(error.value) == "fake_world: a world of 8 ranks exists already\n"
         "  try: leave the other fake_world first: the end of its `with`"
     )
 
 
 def test_a_mesh_does_not_outlive_its_world() -> None:
     with sf.fake_world(8):
-        double = sf.shard(
-            lambda x: x * 2, sf.make_mesh((8,), ("dp",)), backend="aten"
-        )
-    with pytest.raises(
-        sf.PlacementError, match="a mesh of 8 ranks in a world of 1"
-    ):
+        double = sf.shard(lambda x: x * 2, sf.make_mesh((8,), ("dp",)), backend="aten")
+    with pytest.raises(sf.PlacementError, match="a mesh of 8 ranks in a world of 1"):
         double(torch.ones(3))
 
 
@@ -80,28 +72,19 @@ def test_worlds_that_follow_each_other_may_show_different_ranks() -> None:
             assert torch.equal(x.sum().full_tensor(), whole.sum())
 
 
-def test_s6_1_meshes_nest_as_a_stack_unwind_on_exceptions_and_are_per_thread() -> (
-    None
-):
+def test_s6_1_meshes_nest_as_a_stack_unwind_on_exceptions_and_are_per_thread() -> None:
     with sf.fake_world(8):
-        outer, inner = (
-            sf.make_mesh((8,), ("dp",)),
-            sf.make_mesh((2, 4), ("dp", "tp")),
-        )
+        outer, inner = (sf.make_mesh((8,), ("dp",)), sf.make_mesh((2, 4), ("dp", "tp")))
         seen: list[object] = []
         with sf.use_mesh(outer):
             with pytest.raises(RuntimeError, match="boom"), sf.use_mesh(inner):
                 assert sf.current_mesh() is inner
                 raise RuntimeError("boom")
             assert sf.current_mesh() is outer
-            thread = threading.Thread(
-                target=lambda: seen.append(sf.current_mesh())
-            )
+            thread = threading.Thread(target=lambda: seen.append(sf.current_mesh()))
             thread.start()
             thread.join()
-            double = sf.shard(
-                lambda x: x * 2, in_placements=P("dp"), backend="aten"
-            )
+            double = sf.shard(lambda x: x * 2, in_placements=P("dp"), backend="aten")
             assert double(torch.ones(8)).device_mesh == outer
             with sf.use_mesh(inner):
                 assert double(torch.ones(8)).device_mesh == inner
@@ -139,10 +122,7 @@ def test_equal_ranks_in_meshes_of_other_shapes_have_groups_of_their_own() -> Non
 
     with sf.fake_world(2):
         line, again = sf.make_mesh((2,), ("dp",)), sf.make_mesh((2,), ("dp",))
-        column, other = (
-            sf.make_mesh((2, 1), ("dp", "tp")),
-            sf.make_mesh((2,), ("tp",)),
-        )
+        column, other = (sf.make_mesh((2, 1), ("dp", "tp")), sf.make_mesh((2,), ("tp",)))
         assert group_names(line) == group_names(again)
         assert len({group_names(m)[0] for m in (line, column, other)}) == 3
 
@@ -165,9 +145,7 @@ x = sf.distribute(dist.torch.ones(4), mesh, sf.P("dp"))
 y = sf.shard(lambda x: x.sum(), mesh, backend="aten")(x)
 {after}
 """
-OWN_GROUP = (
-    "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)"
-)
+OWN_GROUP = "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the names of threads")
@@ -186,10 +164,7 @@ def test_a_process_leaves_the_gloo_group_that_shardfn_joined_at_exit(
 ) -> None:
     program = AT_EXIT.format(before=before, after=after)
     done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert done.stdout == f"{at_exit}\n"
 

@@ -18,11 +18,7 @@ import shardfn as sf
 from bench.timing import times
 
 ROUNDS, LAYERS, ROWS = 40, 4, 128
-OURS, ONE, COMPILED = (
-    "loss.backward() through jit",
-    "bucketed_grad",
-    "torch.compile",
-)
+OURS, ONE, COMPILED = ("loss.backward() through jit", "bucketed_grad", "torch.compile")
 Step = Callable[[], Any]
 
 
@@ -45,10 +41,7 @@ def steps(width: int) -> dict[str, Step]:
     """The step of each, which returns the gradients."""
     generator = torch.Generator().manual_seed(0)
     scale = width**-0.5
-    weights = [
-        torch.randn(width, width, generator=generator) * scale
-        for _ in range(LAYERS)
-    ]
+    weights = [torch.randn(width, width, generator=generator) * scale for _ in range(LAYERS)]
     x = torch.randn(ROWS, width, generator=generator)
     leaves = [w.clone().requires_grad_() for w in weights]
     program: Any = sf.jit(sf.bucketed_grad(loss_fn))

@@ -41,18 +41,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="cpu walks the same path without a GPU",
     )
     parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="the smallest model, one size, few rounds",
+        "--quick", action="store_true", help="the smallest model, one size, few rounds"
     )
     args = parser.parse_args(argv)
     if args.device == "cuda" and (reason := no_gpu()):
         print(f"Nothing was checked: {reason}.")
         return 0
     missing = [
-        package
-        for module, package in PACKAGES.items()
-        if importlib.util.find_spec(module) is None
+        package for module, package in PACKAGES.items() if importlib.util.find_spec(module) is None
     ]
     if missing:
         print(
@@ -77,11 +73,7 @@ def no_gpu() -> str | None:
         return f"{card} {sys.executable} has no torch"
     import torch
 
-    return (
-        None
-        if torch.cuda.is_available()
-        else f"{card} torch {torch.__version__} finds none"
-    )
+    return None if torch.cuda.is_available() else f"{card} torch {torch.__version__} finds none"
 
 
 if __name__ == "__main__":

@@ -109,9 +109,7 @@ def say(text: str) -> None:
     print(f"... {text}", flush=True)
 
 
-def trained(
-    step: Step, args: tuple[Any, Any, Any, Any]
-) -> tuple[list[float], Any]:
+def trained(step: Step, args: tuple[Any, Any, Any, Any]) -> tuple[list[float], Any]:
     """The losses of STEPS steps and the parameters after them."""
     params, state, x, y = args
     losses = []
@@ -137,10 +135,7 @@ def eight_ranks(config: gpt.Config, device: str) -> Iterator[Any]:
     where_state = {"step": P(), "m": where, "v": where}
     with sf.fake_world(8):
         mesh = sf.make_mesh((2, 4), ("dp", "tp"), device_type=device)
-        ins, outs = (
-            (where, where_state, P("dp"), P("dp")),
-            (where, where_state, P()),
-        )
+        ins, outs = ((where, where_state, P("dp"), P("dp")), (where, where_state, P()))
         yield sf.shard(train.step(config), mesh, ins, outs, backend="aten")
 
 
@@ -151,11 +146,7 @@ def recorded(config: gpt.Config, device: str) -> Any:
 
 
 GRAPH = "1 rank, CUDA graph"
-WORLDS = {
-    "1 rank, inductor": compiled,
-    GRAPH: recorded,
-    "8 simulated ranks, aten": eight_ranks,
-}
+WORLDS = {"1 rank, inductor": compiled, GRAPH: recorded, "8 simulated ranks, aten": eight_ranks}
 RACES = {
     "cuda": (
         ("demo", (CHECKED, torch.float32)),
@@ -168,11 +159,7 @@ RACES = {
 
 
 def checked(
-    world: str,
-    job: Job,
-    device: str,
-    dtype: torch.dtype,
-    reference: tuple[list[float], Any],
+    world: str, job: Job, device: str, dtype: torch.dtype, reference: tuple[list[float], Any]
 ) -> Check:
     """Train in one world and compare; a failure is a result, since the others are still worth
     having.
@@ -187,13 +174,8 @@ def checked(
             losses, got = trained(step, job.start(device, dtype))
             attention = attention_of(step, job.start(device, dtype))
         kernels = None if "simulated" in world else written(before, device)
-        loss = max(
-            abs(a - b) / abs(b) for a, b in zip(losses, reference[0], strict=True)
-        )
-        params = max(
-            distance(a, b)
-            for a, b in zip(leaves(got), leaves(reference[1]), strict=True)
-        )
+        loss = max(abs(a - b) / abs(b) for a, b in zip(losses, reference[0], strict=True))
+        params = max(distance(a, b) for a, b in zip(leaves(got), leaves(reference[1]), strict=True))
         fault = faults_of(dtype, loss, params, kernels)
     except Exception as error:
         traceback.print_exc()
@@ -211,16 +193,10 @@ def checked(
     )
 
 
-def faults_of(
-    dtype: torch.dtype, loss: float, params: float, kernels: int | None
-) -> str:
+def faults_of(dtype: torch.dtype, loss: float, params: float, kernels: int | None) -> str:
     """What does not hold, if anything."""
     most_loss, most_params = LIMITS[dtype]
-    faults = (
-        []
-        if loss <= most_loss
-        else [f"loss off by {loss:.1e}, at most {most_loss:.0e}"]
-    )
+    faults = [] if loss <= most_loss else [f"loss off by {loss:.1e}, at most {most_loss:.0e}"]
     faults += (
         []
         if params <= most_params
@@ -239,25 +215,14 @@ def leaves(tree: Any) -> list[torch.Tensor]:
 
 def distance(got: torch.Tensor, wanted: torch.Tensor) -> float:
     """The norm of the difference, relative to the norm."""
-    return float(
-        (got.cpu().double() - wanted).norm() / wanted.norm().clamp(min=1e-30)
-    )
+    return float((got.cpu().double() - wanted).norm() / wanted.norm().clamp(min=1e-30))
 
 
 def attention_of(step: Any, args: tuple[Any, ...]) -> str:
     """Which attention kernels the captured program calls."""
-    targets = {
-        str(node.target) for node in step.trace(*args).program.graph.graph.nodes
-    }
-    names = [
-        t.split(".")[1]
-        for t in targets
-        if "attention" in t and "backward" not in t
-    ]
-    return (
-        ", ".join(sorted(n.removeprefix("_scaled_dot_product_") for n in names))
-        or "math"
-    )
+    targets = {str(node.target) for node in step.trace(*args).program.graph.graph.nodes}
+    names = [t.split(".")[1] for t in targets if "attention" in t and "backward" not in t]
+    return ", ".join(sorted(n.removeprefix("_scaled_dot_product_") for n in names)) or "math"
 
 
 def written(before: int, device: str) -> int:
@@ -267,11 +232,7 @@ def written(before: int, device: str) -> int:
 
 
 def figures(
-    device: str,
-    small: list[Found],
-    checks: list[Check],
-    races: list[Race],
-    seconds: float,
+    device: str, small: list[Found], checks: list[Check], races: list[Race], seconds: float
 ) -> dict[str, Any]:
     """Everything that was found, for a machine to read."""
     return {
@@ -293,16 +254,11 @@ def sayable(record: Any, field: Any, value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def table(
-    device: str, small: list[Found], checks: list[Check], races: list[Race]
-) -> str:
+def table(device: str, small: list[Found], checks: list[Check], races: list[Race]) -> str:
     """What was found, for people."""
     kind = {"cuda": "Triton", "cpu": "C++"}[device]
     lines = [f"{'program, float64':<35}{'off':>9}{'s':>7}  verdict"]
-    lines += [
-        f"{x.program:<35}{x.off:>9.1e}{x.seconds:>7.1f}  {x.fault or 'holds'}"
-        for x in small
-    ]
+    lines += [f"{x.program:<35}{x.off:>9.1e}{x.seconds:>7.1f}  {x.fault or 'holds'}" for x in small]
     lines.append(
         f"{'world':<25}{'dtype':<10}{'attention':<23}{kind:>7}"
         f"{'loss off':>10}{'params off':>12}{'s':>7}  verdict"
@@ -310,16 +266,13 @@ def table(
     for c in checks:
         kernels = "" if c.kernels is None else c.kernels
         numbers = f"{kernels:>7}{c.loss:>10.1e}{c.params:>12.1e}{c.seconds:>7.1f}"
-        lines.append(
-            f"{c.world:<25}{c.dtype:<10}{c.attention:<23}{numbers}  {c.fault or 'holds'}"
-        )
+        lines.append(f"{c.world:<25}{c.dtype:<10}{c.attention:<23}{numbers}  {c.fault or 'holds'}")
     lines.append(
         f"{'train step, ms':<25}{'dtype':<10}{'results in':<23}"
         f"{'shardfn':>17}{'torch.compile':>14}  ratio"
     )
     lines += [
-        f"{r.size:<25}{r.dtype:<10}{r.form:<23}{r.shardfn:>17.2f}{r.plain:>14.2f}"
-        f"  {r.ratio:.3f}"
+        f"{r.size:<25}{r.dtype:<10}{r.form:<23}{r.shardfn:>17.2f}{r.plain:>14.2f}  {r.ratio:.3f}"
         for r in races
     ]
     return "\n".join(lines)

@@ -49,9 +49,7 @@ def dropout(mesh: Any, device: str) -> Any:
     return [step(*args), step(*args), alone(*args)]
 
 
-def dropout_in_a_scan(
-    mesh: Any, device: str, *, cuda_graphs: bool = False
-) -> Any:
+def dropout_in_a_scan(mesh: Any, device: str, *, cuda_graphs: bool = False) -> Any:
     sf.random.state.seed(6)
 
     def loss(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -60,10 +58,7 @@ def dropout_in_a_scan(
 
     args = numbers(device, 3, 4, 4), numbers(device, 6, 4)
     step = sf.shard(
-        sf.value_and_grad(loss),
-        mesh,
-        (P(), P("dp")),
-        cuda_graphs=cuda_graphs and device == "cuda",
+        sf.value_and_grad(loss), mesh, (P(), P("dp")), cuda_graphs=cuda_graphs and device == "cuda"
     )
     return [step(*args) for _ in range(4)]  # each draws other numbers
 
@@ -111,9 +106,7 @@ def adamw(mesh: Any, device: str, *, cuda_graphs: bool = False) -> Any:
 def results_of_a_graph_stay(mesh: Any, device: str) -> Any:
     """Without donation all parameters move, and all results are copied out."""
     recorded = device == "cuda"
-    step = sf.shard(
-        sf.value_and_grad(_loss), mesh, (P(), P("dp")), cuda_graphs=recorded
-    )
+    step = sf.shard(sf.value_and_grad(_loss), mesh, (P(), P("dp")), cuda_graphs=recorded)
     params, kept = _params(device), []
     for k in range(6):
         loss, grads = step(params, numbers(device, 8 + k, 5)[:8])
@@ -141,9 +134,7 @@ def artefact(mesh: Any, device: str) -> Any:
 PROGRAMS: dict[str, Case] = {
     "dropout": dropout,
     "dropout in a scan": dropout_in_a_scan,
-    "dropout in a scan, CUDA graph": functools.partial(
-        dropout_in_a_scan, cuda_graphs=True
-    ),
+    "dropout in a scan, CUDA graph": functools.partial(dropout_in_a_scan, cuda_graphs=True),
     "cond": branches,
     "AdamW": adamw,
     "AdamW, CUDA graph": functools.partial(adamw, cuda_graphs=True),

@@ -61,9 +61,7 @@ def sharded_step(config: gpt.Config, mesh: Any, **options: Any) -> Any:
     return sf.shard(train.step(config), mesh, ins, backend="inductor", **options)
 
 
-def raced(
-    size: str, job: Job, device: str, dtype: torch.dtype, rounds: int
-) -> list[Race] | None:
+def raced(size: str, job: Job, device: str, dtype: torch.dtype, rounds: int) -> list[Race] | None:
     """Time the contenders in turn. None if one fails."""
     name = str(dtype).removeprefix("torch.")
     print(f"... timing {size}, {device}, {name}", flush=True)
@@ -153,9 +151,7 @@ CONTENDERS: dict[tuple[str, str], Callable[..., Advance]] = {
 }
 
 
-def in_turn(
-    contenders: dict[Any, Advance], device: str, rounds: int
-) -> dict[Any, list[float]]:
+def in_turn(contenders: dict[Any, Advance], device: str, rounds: int) -> dict[Any, list[float]]:
     """Milliseconds of each contender in each round, after warm-up of equal losses.
 
     Raises:

@@ -95,9 +95,7 @@ def captured(
     """(seconds of the processor, nodes of the program) of the first capture of a model."""
     fn, params, buffers = sf.functionalize(make().train())
 
-    def of_params(
-        params: Any, buffers: Any, *inputs: torch.Tensor
-    ) -> tuple[torch.Tensor, Any]:
+    def of_params(params: Any, buffers: Any, *inputs: torch.Tensor) -> tuple[torch.Tensor, Any]:
         after: list[Any] = []
 
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -33,9 +33,7 @@ def images() -> tuple[torch.Tensor, ...]:
 
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Mean cross-entropy over all but the last dim."""
-    return torch.nn.functional.cross_entropy(
-        logits.flatten(0, -2), labels.flatten()
-    )
+    return torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
 
 
 def classified(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

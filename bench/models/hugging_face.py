@@ -115,9 +115,7 @@ def whisper() -> Any:
 def clip() -> Any:
     text = {**WORDS, "max_position_embeddings": 16, **NAMES}
     vision = {**SIZES, "image_size": 32, "patch_size": 16}
-    config = hub.CLIPConfig(
-        text_config=text, vision_config=vision, projection_dim=16
-    )
+    config = hub.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
     return hub.CLIPModel(config)
 
 
@@ -130,13 +128,7 @@ MODELS = (
     Model("BERT", bert, language, tokens),
     Model("ViT", vit, pictures, images),
     Model("T5", t5, language, tokens),
-    Model(
-        "Mixtral",
-        causal("Mixtral", **EXPERTS, num_local_experts=4),
-        language,
-        tokens,
-        FLOAT,
-    ),
+    Model("Mixtral", causal("Mixtral", **EXPERTS, num_local_experts=4), language, tokens, FLOAT),
     Model(
         "Qwen2-MoE",
         causal(
@@ -152,13 +144,7 @@ MODELS = (
     ),
     Model(
         "Mamba",
-        causal(
-            "Mamba",
-            vocab_size=VOCAB,
-            hidden_size=32,
-            num_hidden_layers=2,
-            state_size=4,
-        ),
+        causal("Mamba", vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, state_size=4),
         language,
         tokens,
     ),

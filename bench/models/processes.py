@@ -40,9 +40,7 @@ def on_processes(training: Training) -> str:
             started[-1].start()
             theirs.close()  # so that recv fails when the process dies
         try:
-            texts = [
-                pipe.recv() if pipe.poll(SECONDS) else "silent" for pipe in pipes
-            ]
+            texts = [pipe.recv() if pipe.poll(SECONDS) else "silent" for pipe in pipes]
             for process in started:
                 process.join(SECONDS)
         except EOFError:

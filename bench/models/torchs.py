@@ -57,9 +57,7 @@ class Recommendation(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tables = nn.ModuleList(
-            [nn.EmbeddingBag(50, 8, mode="sum") for _ in range(3)]
-        )
+        self.tables = nn.ModuleList([nn.EmbeddingBag(50, 8, mode="sum") for _ in range(3)])
         self.bottom = nn.Sequential(nn.Linear(5, 8), nn.ReLU())
         self.top = nn.Linear(8 + 6, 1)
 

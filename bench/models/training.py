@@ -40,9 +40,7 @@ def net_of(model: Model) -> torch.nn.Module:
 def inputs_of(model: Model) -> tuple[torch.Tensor, ...]:
     """Its inputs, the same each time."""
     torch.manual_seed(1)
-    return tuple(
-        x.to(model.dtype) if x.is_floating_point() else x for x in model.inputs()
-    )
+    return tuple(x.to(model.dtype) if x.is_floating_point() else x for x in model.inputs())
 
 
 def on_one_device(model: Model) -> Step:
@@ -86,9 +84,7 @@ class Training:
 
         return self.model.loss(call, *inputs), after
 
-    def step(
-        self, params: Params, buffers: Params, state: Any, *inputs: Any
-    ) -> Any:
+    def step(self, params: Params, buffers: Params, state: Any, *inputs: Any) -> Any:
         """The fields of a `Step`."""
         derived = sf.value_and_grad(self.loss, has_aux=True)
         (loss, buffers), grads = derived(params, buffers, *inputs)
@@ -108,9 +104,7 @@ class Training:
         """
         placed, rows = self.placements(scheme)
         state = self.optimizer.state_placements(placed, self.params)
-        step = sf.shard(
-            self.whole, scheme.mesh(), (placed, P(), state, *rows), backend="aten"
-        )
+        step = sf.shard(self.whole, scheme.mesh(), (placed, P(), state, *rows), backend="aten")
         arguments = self.params, self.buffers, self.state, *self.inputs
         start = time.process_time()
         traced = step.trace(*arguments)

@@ -43,8 +43,6 @@ MODELS = (
     Model("ResNet-18", of_timm("resnet18"), classified, images),
     Model("EfficientNet-B0", of_timm("efficientnet_b0"), classified, images),
     Model("ConvNeXt", of_timm("convnext_atto"), classified, images),
-    Model(
-        "Swin", of_timm("swin_tiny_patch4_window7_224", **SWIN), classified, images
-    ),
+    Model("Swin", of_timm("swin_tiny_patch4_window7_224", **SWIN), classified, images),
     Model("U-Net of diffusers", unet, denoised, noise),
 )

@@ -25,18 +25,13 @@ def tree(width: int, seed: int) -> dict[str, torch.Tensor]:
     """Parameters: square and wide matrices, and vectors."""
     generator = torch.Generator().manual_seed(seed)
     shapes = [(width, width), (width,), (width, 4 * width)]
-    return {
-        f"p{i}": torch.randn(shapes[i % 3], generator=generator)
-        for i in range(COUNT)
-    }
+    return {f"p{i}": torch.randn(shapes[i % 3], generator=generator) for i in range(COUNT)}
 
 
 def ours(width: int, grads: dict[str, torch.Tensor]) -> Callable[[], None]:
     """A step of shardfn's."""
     opt, lr = sf.optim(torch.optim.AdamW, lr=1e-3), torch.tensor(1e-3).double()
-    step: Any = sf.jit(
-        lambda p, s, g, lr: opt.update(p, g, s, lr=lr), donate_argnums=(0, 1)
-    )
+    step: Any = sf.jit(lambda p, s, g, lr: opt.update(p, g, s, lr=lr), donate_argnums=(0, 1))
     params = tree(width, 0)
     held = [params, opt.init(params)]
     del params
@@ -69,9 +64,7 @@ def main() -> None:
     steps = {
         "sf.jit(optim(AdamW))": ours(width, grads),
         "torch.optim.AdamW(fused=True)": fused,
-        "the same, torch.compile": torch.compile(
-            torchs(width, grads, lr=1e-3, fused=True)
-        ),
+        "the same, torch.compile": torch.compile(torchs(width, grads, lr=1e-3, fused=True)),
     }
     for name, step in steps.items():
         start = time.perf_counter()
@@ -85,9 +78,7 @@ def main() -> None:
             start = time.process_time()
             step()
             taken[name].append(time.process_time() - start)
-    assert dict(cache.counts) == before, (
-        "something was captured while the clock ran"
-    )
+    assert dict(cache.counts) == before, "something was captured while the clock ran"
     base = statistics.median(taken["the same, torch.compile"])
     for name, seconds in taken.items():
         median = statistics.median(seconds)

@@ -57,8 +57,7 @@ def main() -> None:
         return
     layers, stacked = given.layers, given.scan
     by_hand = min(
-        sent(layers, stacked, embedding, "greedy", P("dp"))[0]
-        for embedding in LAYOUTS.values()
+        sent(layers, stacked, embedding, "greedy", P("dp"))[0] for embedding in LAYOUTS.values()
     )
     print(f"by hand, the best of {len(LAYOUTS)} layouts: {by_hand:.1f} GiB a step")
     for name, embedding in LAYOUTS.items():

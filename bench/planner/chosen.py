@@ -91,11 +91,7 @@ def cases() -> list[Case]:
     batch = lambda n: [sf.ShapeDtype((n, GPT.context), torch.int64)] * 2
     loss = functools.partial(gpt.loss_fn, heads=GPT.heads)
     of = lambda *shape: sf.ShapeDtype(shape, torch.bfloat16)
-    moe = dict(
-        router=of(512, EXPERTS),
-        up=of(EXPERTS, 512, 2048),
-        down=of(EXPERTS, 2048, 512),
-    )
+    moe = dict(router=of(512, EXPERTS), up=of(EXPERTS, 512, 2048), down=of(EXPERTS, 2048, 512))
     x = of(TOKENS, 512)
     many = llama.shapes(2, False, LLAMA)
     few = llama.shapes(2, False, attrs.evolve(LLAMA, batch=64))
@@ -117,10 +113,7 @@ def row(case: Case) -> str:
         models = case.args[: -case.batch]
         whole = sf.shard(case.step, mesh, (*(P() for _ in models), *data))
         places = (*(sf.fsdp(x, mesh) for x in models), *data)
-        by_hand = [
-            whole.lower(*case.args),
-            sf.shard(case.step, mesh, places).lower(*case.args),
-        ]
+        by_hand = [whole.lower(*case.args), sf.shard(case.step, mesh, places).lower(*case.args)]
         most, least = (x.memory.peak for x in by_hand)
         memory = (most + least) // 2 if case.is_limited else None
         start = time.process_time()

@@ -77,9 +77,7 @@ def loss(params: Any, tokens: Tensor, pinned: P | None = None) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
 
 
-def shapes(
-    layers: int, stacked: bool, sizes: Sizes = SEVENTY
-) -> tuple[Any, sf.ShapeDtype]:
+def shapes(layers: int, stacked: bool, sizes: Sizes = SEVENTY) -> tuple[Any, sf.ShapeDtype]:
     """The parameters and the tokens. Stacked layers are run by a scan."""
     of = lambda *shape: sf.ShapeDtype(shape, sizes.dtype)
     width, inner = sizes.width, sizes.groups * HEAD
@@ -108,15 +106,7 @@ def placements(layers: int, stacked: bool, embedding: P) -> Any:
     """Fully sharded over dp, tensor parallel over tp."""
     column, row = P("dp", "tp"), P("tp", "dp")
     one = dict(
-        n1=P(),
-        n2=P(),
-        wq=column,
-        wk=column,
-        wv=column,
-        wo=row,
-        wg=column,
-        wu=column,
-        wd=row,
+        n1=P(), n2=P(), wq=column, wk=column, wv=column, wo=row, wg=column, wu=column, wd=row
     )
     rows = {name: P(None, *place.parts) for name, place in one.items()}
     each = rows if stacked else [one] * layers

@@ -123,9 +123,7 @@ def child(name: str) -> None:
     taken = [resource.getrusage(who) for who in (0, resource.RUSAGE_CHILDREN)]
     spent = sum(x.ru_utime + x.ru_stime for x in taken)
     print(json.dumps({"at": now, "spent": spent, "loss": loss}), flush=True)
-    os._exit(
-        0
-    )  # a program that is still compiled in the background is not waited for
+    os._exit(0)  # a program that is still compiled in the background is not waited for
 
 
 def run(name: str, folder: str, given_by: str) -> Run:
@@ -142,9 +140,7 @@ def run(name: str, folder: str, given_by: str) -> Run:
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "BENCH_ARGUMENTS": given_by,
         "BENCH_ARTEFACT": f"{folder}/{ARTEFACT}",
-        "PYTHONPATH": os.pathsep.join(
-            [str(ROOT), os.environ.get("PYTHONPATH", "")]
-        ),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2"),
     }
     start = time.time()
@@ -210,9 +206,7 @@ def main(runs: int = RUNS, cold: int | None = None) -> None:
     if importlib.util.find_spec("jax"):
         rows = ROWS
     else:
-        print(
-            "jax is not installed, so it is left out: pip install 'shardfn[bench]'"
-        )
+        print("jax is not installed, so it is left out: pip install 'shardfn[bench]'")
     found: dict[str, list[Run]] = {name: [] for name in rows}
     with tempfile.TemporaryDirectory() as folder:
         write_arguments(folder)

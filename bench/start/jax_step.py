@@ -32,9 +32,7 @@ def loss_fn(params: Any, x: Any, y: Any, heads: int) -> Any:
     h = params["tok"][x] + params["pos"][: x.shape[1]]
     for layer in params["layers"]:
         h = h + attention(layer, normed(h, layer["ln1"]), heads)
-        hidden = jax.nn.gelu(
-            normed(h, layer["ln2"]) @ layer["up"], approximate=False
-        )
+        hidden = jax.nn.gelu(normed(h, layer["ln2"]) @ layer["up"], approximate=False)
         h = h + hidden @ layer["down"]
     z = normed(h, params["ln"]) @ params["head"]
     return -jnp.take_along_axis(jax.nn.log_softmax(z), y[..., None], -1).mean()
@@ -65,7 +63,5 @@ def first_loss(folder: str) -> float:
     """The first loss, from the arguments that another process has written."""
     said = json.loads(Path(folder, "tree.json").read_text())
     leaves = np.load(Path(folder, "leaves.npz"))
-    args = jax.tree.map(
-        lambda i: jnp.asarray(leaves[f"arr_{i}"]), said["arguments"]
-    )
+    args = jax.tree.map(lambda i: jnp.asarray(leaves[f"arr_{i}"]), said["arguments"])
     return float(step(*args, said["lr"], said["heads"])[2])

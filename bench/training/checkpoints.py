@@ -59,9 +59,7 @@ def state_of(own: Mapping[str, tuple[int, int]], mesh: Any) -> dict[str, Any]:
     return state
 
 
-def acts(
-    folder: str, state: dict[str, Any], mesh: Any
-) -> dict[tuple[str, str], Callable[[], Any]]:
+def acts(folder: str, state: dict[str, Any], mesh: Any) -> dict[tuple[str, str], Callable[[], Any]]:
     """Who does what. DCP loads into tensors that are there, shardfn into new ones."""
     ours, theirs = os.path.join(folder, "ours"), os.path.join(folder, "dcp")
     like = {name: sf.ShapeDtype(x.shape, x.dtype) for name, x in state.items()}
@@ -80,9 +78,7 @@ def acts(
     }
 
 
-def timed(
-    folder: str, state: dict[str, Any], mesh: Any, rounds: int
-) -> dict[str, list[float]]:
+def timed(folder: str, state: dict[str, Any], mesh: Any, rounds: int) -> dict[str, list[float]]:
     """Seconds of each on this rank, in turn; what is loaded is compared with what was saved."""
     found: dict[str, list[float]] = {}
     todo = acts(folder, state, mesh)
@@ -119,9 +115,7 @@ def check(name: str, found: Mapping[str, Any], state: Mapping[str, Any]) -> None
             raise RuntimeError(f"{name}: {key} was loaded with other values")
 
 
-def _rank(
-    rank: int, folder: str, nbytes: int, rounds: int, kept: str
-) -> None:
+def _rank(rank: int, folder: str, nbytes: int, rounds: int, kept: str) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
     store = (pathlib.Path(kept) / "store").as_uri()

@@ -77,10 +77,7 @@ def check_resumed() -> bool:
 def main() -> None:
     """Run all, or those that the command line names."""
     names = sys.argv[1:] or [*EXAMPLES, "resumed"]
-    rows = [
-        check_resumed() if name == "resumed" else check(name, EXAMPLES[name])
-        for name in names
-    ]
+    rows = [check_resumed() if name == "resumed" else check(name, EXAMPLES[name]) for name in names]
     sys.exit(0 if all(rows) else 1)
 
 

@@ -146,9 +146,7 @@ def shardfn_rival(args: argparse.Namespace, rank: int, name: str) -> Rival:
     return Rival(step=step, params=whole, held=size, planned=planned)
 
 
-def module_rival(
-    args: argparse.Namespace, rank: int, name: str, compiled: bool
-) -> Rival:
+def module_rival(args: argparse.Namespace, rank: int, name: str, compiled: bool) -> Rival:
     """The step through a module, autograd and torch's fused AdamW."""
     module = example().model(args)
     wrap = {"DDP": _ddp, "FSDP2": _fsdp}[name.partition(" ")[0]]
@@ -175,10 +173,7 @@ def module_rival(
 
     def held() -> int:
         moments = [
-            x
-            for state in optimizer.state.values()
-            for x in state.values()
-            if isinstance(x, Tensor)
+            x for state in optimizer.state.values() for x in state.values() if isinstance(x, Tensor)
         ]
         own = local_bytes([w.detach() for _, w in named] + moments)
         is_ddp = isinstance(model, DistributedDataParallel)

@@ -59,9 +59,7 @@ class Sent(TorchDispatchMode):
         super().__init__()
         self.bytes = Counter[str]()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         _, _, name = func.name().partition("c10d::")
         if name in KINDS:
             leaves = _pytree.tree_leaves((args, kwargs))

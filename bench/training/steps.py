@@ -145,10 +145,7 @@ def ready(args: argparse.Namespace, rank: int) -> dict[str, rivals.Rival]:
     wanted = known[rivals.DDP].params()
     for name, rival in known.items():
         off = distance(rival.params(), wanted, start)
-        far = max(
-            abs(x - y)
-            for x, y in zip(losses[name], losses[rivals.DDP], strict=True)
-        )
+        far = max(abs(x - y) for x, y in zip(losses[name], losses[rivals.DDP], strict=True))
         if not (off < CLOSE and far < SAME_LOSS):
             raise RuntimeError(f"{name}: parameters {off:.1e}, losses {far:.1e} off")
         if rank == 0:
@@ -163,20 +160,15 @@ def distance(
 ) -> float:
     """How far parameters are from the wanted ones, as a share of how far these have come."""
     norm = lambda xs, ys: sum(
-        (xs[name].detach() - ys[name].detach()).double().square().sum()
-        for name in wanted
+        (xs[name].detach() - ys[name].detach()).double().square().sum() for name in wanted
     )
     return (norm(found, wanted) / norm(wanted, start)).sqrt().item()
 
 
-def _rank(
-    rank: int, store: str, args: argparse.Namespace, kind: str, result: str
-) -> None:
+def _rank(rank: int, store: str, args: argparse.Namespace, kind: str, result: str) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
-    dist.init_process_group(
-        "gloo", init_method=store, rank=rank, world_size=rivals.RANKS
-    )
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=rivals.RANKS)
     known = ready(args, rank)
     found: Any
     if kind == "time":
@@ -241,9 +233,7 @@ def verdicts(rows: Mapping[str, Row]) -> list[tuple[bool, str]]:
             said = "Met" if share <= most else "Missed"
             text = f"{said}: {name} takes {share:.2f} {what}; the target is {most:.2f}."
             found.append((share <= most, text))
-    ours = min(
-        (name for name in rows if name in rivals.OURS), key=lambda n: rows[n].ms
-    )
+    ours = min((name for name in rows if name in rivals.OURS), key=lambda n: rows[n].ms)
     share = rows[ours].ms / rows[best].ms
     said = "Met" if share <= WHOLE else "Missed"
     text = f"{said}: {ours} takes {share:.2f} of the best step, {best}."

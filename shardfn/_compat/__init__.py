@@ -100,12 +100,7 @@ from .dynamo.sizes import (
 )
 from .dynamo.spared import graph_module
 from .dynamo.symbols import Sized, Symbols
-from .dynamo.tensor_classes import (
-    class_name,
-    holds_tensors,
-    is_foreign,
-    reads_calls,
-)
+from .dynamo.tensor_classes import class_name, holds_tensors, is_foreign, reads_calls
 from .dynamo.tree_functions import of_trees, owned
 from .fakes.zeros import write_out_zeros
 from .inductor import (
@@ -143,14 +138,7 @@ from .modules import (
 )
 from .native import calls, library
 from .patches import PATCHES, patched
-from .settings import (
-    SETTINGS,
-    anomaly_off,
-    autocast_off,
-    inference_off,
-    settings,
-    without_autocast,
-)
+from .settings import SETTINGS, anomaly_off, autocast_off, inference_off, settings, without_autocast
 from .threads import is_capturing, staging
 from .tracing import (
     DATA_DEPENDENT,

@@ -100,9 +100,7 @@ def _rest(a: torch.Tensor, b: Any) -> Any:
     return torch.fmod(*_operands(a, b))
 
 
-def _operands(
-    a: Any, b: Any, *, is_rounded: bool = True
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _operands(a: Any, b: Any, *, is_rounded: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
     """Both as tensors of the dtype of the result. Inductor computes with a number of 16 bits as
     it stands, unless it is rounded.
     """

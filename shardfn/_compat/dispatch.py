@@ -53,9 +53,7 @@ def aten_ops(*names: str) -> list[Any]:
 
 
 @contextlib.contextmanager
-def init_replaced(
-    replacement: tuple[Callable[..., Any], Callable[[], bool]],
-) -> Iterator[None]:
+def init_replaced(replacement: tuple[Callable[..., Any], Callable[[], bool]]) -> Iterator[None]:
     """The one function of torch.nn.init that draws until all numbers fit, replaced.
 
     Args:
@@ -114,16 +112,12 @@ class _SetupContext:
     def __get__(self, _: Any, owner: Any) -> Callable[..., Any]:
         if not is_capturing() or not inside_transform():
             return self.default
-        if not issubclass(
-            owner, torch.autograd.Function
-        ):  # of one level of torch.func
+        if not issubclass(owner, torch.autograd.Function):  # of one level of torch.func
             return self.default
         self.asked_for = owner
         return _defined
 
-    def bound(
-        self, bind: Callable[..., Any], forward: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def bound(self, bind: Callable[..., Any], forward: Any, args: Any, kwargs: Any) -> Any:
         """The arguments of a call, with the defaults of the forward filled in if it does not
         take the context.
         """
@@ -189,9 +183,7 @@ def hooks_read(
     from torch._dynamo.variables.builder import wrap_fx_proxy
 
     class Hooked(BackwardHookVariable):
-        def call_method(
-            self, tx: Any, name: str, args: Any, kwargs: Any
-        ) -> Any:
+        def call_method(self, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
             side = "in" if name == "setup_input_hook" else "out"
             (given,) = args
             given = given.realize()

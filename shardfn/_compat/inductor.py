@@ -22,9 +22,7 @@ def trace_artifact(name: str, text: str) -> None:
     from torch._logging._internal import trace_structured
 
     metadata = {"name": name, "encoding": "string"}
-    trace_structured(
-        "artifact", metadata_fn=lambda: metadata, payload_fn=lambda: text
-    )
+    trace_structured("artifact", metadata_fn=lambda: metadata, payload_fn=lambda: text)
 
 
 def generated_code(runner: Any) -> str:
@@ -47,18 +45,13 @@ def _lower_pack(xs: Any) -> Any:
     from torch._inductor.virtualized import V
 
     nodes: Any = V.graph.current_node.args[0]
-    xs = [
-        x if len(node.users) == 1 else clone(x)
-        for x, node in zip(xs, nodes, strict=True)
-    ]
+    xs = [x if len(node.users) == 1 else clone(x) for x, node in zip(xs, nodes, strict=True)]
     device = xs[0].get_device()
     dtype = xs[0].get_dtype()
     counts = [node.meta["val"].numel() for node in nodes]
     unit_stride: Any = [1]
     whole = ir.ConcatKernel(
-        name=None,
-        layout=ir.FixedLayout(device, dtype, [sum(counts)], unit_stride),
-        inputs=[],
+        name=None, layout=ir.FixedLayout(device, dtype, [sum(counts)], unit_stride), inputs=[]
     )
     storage = ir.StorageBox(whole)
     offset: Any = 0  # Inductor takes ints for its expressions
@@ -68,9 +61,7 @@ def _lower_pack(xs: Any) -> Any:
             device, dtype, size, ir.FlexibleLayout.contiguous_strides(size), offset
         )
         whole.inputs.append(
-            ir.ConcatKernel.realize_into(
-                x, ir.ReinterpretView(data=storage, layout=layout)
-            )
+            ir.ConcatKernel.realize_into(x, ir.ReinterpretView(data=storage, layout=layout))
         )
         offset += count
     whole.name = V.graph.register_buffer(whole)
@@ -197,12 +188,8 @@ def _lower_formula(op: OpOverload, *args: Any) -> Any:
 def _register_lowerings() -> None:
     from torch._inductor.lowering import register_lowering
 
-    register_lowering(torch.ops.shardfn.pack.default, type_promotion_kind=None)(
-        _lower_pack
-    )
-    register_lowering(torch.ops.shardfn.after.default, type_promotion_kind=None)(
-        _lower_after
-    )
+    register_lowering(torch.ops.shardfn.pack.default, type_promotion_kind=None)(_lower_pack)
+    register_lowering(torch.ops.shardfn.after.default, type_promotion_kind=None)(_lower_after)
     for op in _formulas:
         lower = functools.partial(_lower_formula, op)
         register_lowering(op, type_promotion_kind=None)(lower)
@@ -272,12 +259,7 @@ def _faking(mode: Any) -> Iterator[None]:
     from torch._guards import TracingContext, tracing
     from torch._inductor.virtualized import V
 
-    with (
-        mode,
-        tracing(TracingContext(mode)),
-        V.set_fake_mode(mode),
-        torch.no_grad(),
-    ):
+    with mode, tracing(TracingContext(mode)), V.set_fake_mode(mode), torch.no_grad():
         yield
 
 
@@ -330,10 +312,7 @@ def inductor(
         collectives: the ops of ours that start one.
         checked: the inputs whose layout each call checks, so that the code need not.
     """
-    from torch._inductor.compile_fx import (
-        compile_fx_inner,
-        record_original_output_strides,
-    )
+    from torch._inductor.compile_fx import compile_fx_inner, record_original_output_strides
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     _register_lowerings()
@@ -348,11 +327,7 @@ def inductor(
         # a part of the name under which Inductor finds code that it has written before
         lowered.meta[OURS] = (environment(), *sorted(checked))
         output = next(iter(reversed(lowered.graph.nodes)))
-        tensors = [
-            i for i, x in enumerate(output.args[0]) if isinstance(x, torch.fx.Node)
-        ]
+        tensors = [i for i, x in enumerate(output.args[0]) if isinstance(x, torch.fx.Node)]
         output.meta["user_visible_output_idxs"] = tensors
         record_original_output_strides(lowered)
-        return compile_fx_inner(
-            lowered, list(inputs), static_input_idxs=[], is_inference=True
-        )
+        return compile_fx_inner(lowered, list(inputs), static_input_idxs=[], is_inference=True)

@@ -58,16 +58,10 @@ class _Pulled(_SingleLevelFunction):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        level: Level,
-        outs: Sequence[torch.Tensor],
-        pull: Pull,
-        *args: torch.Tensor,
+        ctx: Any, level: Level, outs: Sequence[torch.Tensor], pull: Pull, *args: torch.Tensor
     ) -> Any:
         ctx.level, ctx.pull = level, pull
-        if (
-            level.kind is None
-        ):  # saved because torch's own autograd may differentiate again
+        if level.kind is None:  # saved because torch's own autograd may differentiate again
             ctx.save_for_backward(*args)
         ctx.set_materialize_grads(False)
         here = tuple(level.wrapped(x) for x in outs)
@@ -86,20 +80,14 @@ class Level:
     """The innermost active transform. Without one, torch's own autograd, of kind None."""
 
     def __init__(self) -> None:
-        from torch._functorch.pyfunctorch import (
-            retrieve_current_functorch_interpreter,
-        )
+        from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
         inside = _functorch.peek_interpreter_stack() is not None
-        self.interpreter = (
-            retrieve_current_functorch_interpreter() if inside else None
-        )
+        self.interpreter = retrieve_current_functorch_interpreter() if inside else None
         self.kind: str | None = None
         self.number: int | None = None
         if self.interpreter is not None:
-            self.kind = (
-                self.interpreter.key().name.lower()
-            )  # "grad", "jvp", "vmap"
+            self.kind = self.interpreter.key().name.lower()  # "grad", "jvp", "vmap"
             self.number = self.interpreter.level()
 
     @contextlib.contextmanager
@@ -119,25 +107,15 @@ class Level:
         if self.kind is None:
             return x.detach()
         x = _functorch.unwrap_if_dead(x)
-        return (
-            x
-            if self.kind == "vmap"
-            else steps._unwrap_for_grad(x, self.number)
-        )
+        return x if self.kind == "vmap" else steps._unwrap_for_grad(x, self.number)
 
     def wrapped(self, x: torch.Tensor) -> torch.Tensor:
         """A tensor of the level below, wrapped at this level."""
-        return (
-            x.view_as(x)
-            if self.kind is None
-            else steps._wrap_for_grad(x, self.number)
-        )
+        return x.view_as(x) if self.kind is None else steps._wrap_for_grad(x, self.number)
 
     def dual(self, x: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
         """A tensor with its tangent at this level, both of the level below."""
-        return torch._VF._make_dual(
-            self.wrapped(x), self.wrapped(tangent), level=0
-        )
+        return torch._VF._make_dual(self.wrapped(x), self.wrapped(tangent), level=0)
 
     def tangent(self, x: torch.Tensor) -> torch.Tensor | None:
         """The tangent of a tensor at this level, as a value of the level below."""
@@ -157,16 +135,10 @@ class Level:
         if self.kind is None:
             return True
         x = _functorch.unwrap_if_dead(x)
-        return (
-            _functorch.is_gradtrackingtensor(x)
-            and _functorch.maybe_get_level(x) == self.number
-        )
+        return _functorch.is_gradtrackingtensor(x) and _functorch.maybe_get_level(x) == self.number
 
     def pulled(
-        self,
-        outs: Sequence[torch.Tensor],
-        pull: Pull,
-        args: Sequence[torch.Tensor],
+        self, outs: Sequence[torch.Tensor], pull: Pull, args: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
         """Results of the level below, wrapped at this level with a function for their
         derivative.
@@ -187,10 +159,7 @@ class Level:
     ) -> tuple[list[torch.Tensor], tuple[int | None, ...], int]:
         """Under vmap: the batched tensors, the batch dim of each, and the batch size."""
         assert self.interpreter is not None, "under no vmap"
-        pairs = [
-            _functorch._unwrap_batched(_functorch.unwrap_if_dead(x), self.number)
-            for x in xs
-        ]
+        pairs = [_functorch._unwrap_batched(_functorch.unwrap_if_dead(x), self.number) for x in xs]
         return (
             [x for x, _ in pairs],
             tuple(dim for _, dim in pairs),
@@ -226,17 +195,11 @@ def jvp(
     if is_counted:
         close()
     with contextlib.nullcontext() if is_counted else patched("dual level"):
-        return _of_one_dtype(
-            *torch.func.jvp(fn, primals, tangents, has_aux=has_aux)
-        )
+        return _of_one_dtype(*torch.func.jvp(fn, primals, tangents, has_aux=has_aux))
 
 
 def _of_one_dtype(values: Any, tangents: Any, *aux: Any) -> Any:
     """Tangents cast to the dtypes of their values, since a number may raise a tangent's dtype
     (torch 2.13).
     """
-    return (
-        values,
-        tuple(t.to(x.dtype) for x, t in zip(values, tangents, strict=True)),
-        *aux,
-    )
+    return (values, tuple(t.to(x.dtype) for x, t in zip(values, tangents, strict=True)), *aux)

@@ -27,9 +27,7 @@ __all__ = [
 ]
 
 
-_IN_BODY: contextvars.ContextVar[bool] = contextvars.ContextVar(
-    "shardfn_in_body", default=False
-)
+_IN_BODY: contextvars.ContextVar[bool] = contextvars.ContextVar("shardfn_in_body", default=False)
 
 
 @contextlib.contextmanager
@@ -42,9 +40,7 @@ def in_body() -> Iterator[None]:
         _IN_BODY.reset(token)
 
 
-def differentiable_flex(
-    call: Callable[..., Any], op: Any, *args: Any, **kw: Any
-) -> Any:
+def differentiable_flex(call: Callable[..., Any], op: Any, *args: Any, **kw: Any) -> Any:
     """The op of flex attention, which no transform of torch.func takes, and no loop: there it is
     computed by the formula, score by score.
     """
@@ -61,9 +57,7 @@ def differentiable_index(call: Callable[..., Any], x: Any, indices: Any) -> Any:
     return torch.ops.aten.index(x, indices) if by_formula else call(x, indices)
 
 
-def fake_inputs(
-    collect: Callable[..., list[Any]], inputs: Sequence[Any]
-) -> list[Any]:
+def fake_inputs(collect: Callable[..., list[Any]], inputs: Sequence[Any]) -> list[Any]:
     """The fake tensors of nodes, also inside of those that torch.func follows."""
     found = []
     for x in inputs:
@@ -100,9 +94,7 @@ def _name_of(func: Any) -> str:
 
 @read_by_dynamo
 def _standard_basis(
-    tensors: Sequence[torch.Tensor],
-    sizes: Sequence[int],
-    chunk_size: int | None = None,
+    tensors: Sequence[torch.Tensor], sizes: Sequence[int], chunk_size: int | None = None
 ) -> list[tuple[torch.Tensor, ...]]:
     """The rows of an identity matrix in the shapes of these tensors, in chunks of rows."""
     total = sum(sizes)
@@ -113,9 +105,7 @@ def _standard_basis(
         basis.append(rows.view(total, *x.shape))
         start += n
     step = min(chunk_size or total, total) or 1
-    return [
-        tuple(rows[i : i + step] for rows in basis) for i in range(0, total, step)
-    ]
+    return [tuple(rows[i : i + step] for rows in basis) for i in range(0, total, step)]
 
 
 @read_by_dynamo

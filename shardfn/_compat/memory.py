@@ -15,9 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 # the use count of an unshared storage: the tensor, and the Python object that reads it
 OWNERS = 2
-ORDINARY = frozenset(
-    {torch.Tensor, torch.nn.Parameter}
-)  # classes without an override
+ORDINARY = frozenset({torch.Tensor, torch.nn.Parameter})  # classes without an override
 
 # whether each reference counts, and the count of an object that only a list refers to, read so
 _COUNTS = getattr(sys, "_is_gil_enabled", lambda: True)()
@@ -43,9 +41,7 @@ def is_sole_owner(x: torch.Tensor) -> bool:
     storage = x.untyped_storage()
     if torch._C._storage_Use_Count(storage._cdata) > OWNERS or x._use_count() > 1:
         return False
-    return storage.resizable() and not (
-        x.device.type == "cpu" and storage.is_shared()
-    )
+    return storage.resizable() and not (x.device.type == "cpu" and storage.is_shared())
 
 
 def can_be_taken(x: torch.Tensor) -> bool:
@@ -58,9 +54,7 @@ def are_alone(tensors: Sequence[torch.Tensor]) -> bool:
     One pass of C++ calls for each question costs less than the questions of each tensor.
     """
     storages = list(map(Tensor.untyped_storage, tensors))
-    if any(
-        map(UntypedStorage.is_shared, storages)
-    ):  # as every storage of a GPU says
+    if any(map(UntypedStorage.is_shared, storages)):  # as every storage of a GPU says
         return all(is_sole_owner(x) and can_be_taken(x) for x in tensors)
     return (
         max(map(_storage_uses, map(_number, storages)), default=0) <= OWNERS

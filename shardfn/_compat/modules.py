@@ -29,16 +29,12 @@ buffers_of = operator.attrgetter("_buffers")
 modules_of = operator.attrgetter("_modules")
 forward_hooks_of = operator.attrgetter("_forward_hooks")
 forward_pre_hooks_of = operator.attrgetter("_forward_pre_hooks")
-backward_hooks_of = operator.attrgetter(
-    "_backward_hooks"
-)  # of a module or a tensor
+backward_hooks_of = operator.attrgetter("_backward_hooks")  # of a module or a tensor
 backward_pre_hooks_of = operator.attrgetter("_backward_pre_hooks")
 
 AFTER = "_shardfn_after"  # of a parameter: the result of its conversion
 
-_HOOKED: contextvars.ContextVar[bool] = contextvars.ContextVar(
-    "hooked", default=False
-)
+_HOOKED: contextvars.ContextVar[bool] = contextvars.ContextVar("hooked", default=False)
 
 
 @contextlib.contextmanager
@@ -64,10 +60,7 @@ def hooked_by(cls: Any) -> Iterator[None]:
 
 
 def rank_asked(
-    asked: Callable[[str], None],
-    answer: Callable[..., int],
-    *args: Any,
-    **kwargs: Any,
+    asked: Callable[[str], None], answer: Callable[..., int], *args: Any, **kwargs: Any
 ) -> int:
     """Intercept a question for the rank. `asked` takes the file of the calling code."""
     asked(sys._getframe(2).f_code.co_filename)  # past the frame of the dispatch
@@ -133,10 +126,7 @@ def requires_grad_(x: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
 
 
 # Ops of modules that some torch.func transform cannot handle -> equivalent code.
-MODULE_OPS = {
-    torch._VF._weight_norm: weight_norm,
-    torch.Tensor.requires_grad_: requires_grad_,
-}
+MODULE_OPS = {torch._VF._weight_norm: weight_norm, torch.Tensor.requires_grad_: requires_grad_}
 
 
 def layer_of_lstm(choose: Callable[..., Any], *args: Any) -> Callable[..., Any]:
@@ -163,14 +153,7 @@ def layers_of_rnn(
         (the sequence that the last layer returns, the hidden states of all).
     """
     if not dropout or not train:
-        options = (
-            has_biases,
-            num_layers,
-            dropout,
-            train,
-            bidirectional,
-            batch_first,
-        )
+        options = (has_biases, num_layers, dropout, train, bidirectional, batch_first)
         return run(x, hidden, params, *options, layer)
     x = x.transpose(0, 1) if batch_first else x  # time first
     directions = 1 + bidirectional
@@ -198,9 +181,7 @@ def recurrent(op: Callable[..., Any]) -> Callable[..., Any] | None:
     return written.get(op)
 
 
-def with_numbers_as_tensors(
-    step: types.FunctionType, *args: Any, **kwargs: Any
-) -> Any:
+def with_numbers_as_tensors(step: types.FunctionType, *args: Any, **kwargs: Any) -> Any:
     """torch's step of Adafactor, which reads numbers from tensors and compares them, with `max`
     and `min` of tensors.
     """
@@ -219,9 +200,7 @@ def applied(original: Any, module: Any, fn: Any, **options: Any) -> Any:
         return original(module, fn, **options)
     own.clear()
     try:
-        return original(
-            module, fn, **options
-        )  # of its buffers, and of its children
+        return original(module, fn, **options)  # of its buffers, and of its children
     finally:
         own.update({name: _applied(x, fn) for name, x in before.items()})
 
@@ -316,9 +295,7 @@ PATCHES = (  # while a module runs that Dynamo does not trace
     Patch(
         (
             "torch.distributed:get_rank",
-            *methods(
-                "torch.distributed.device_mesh:DeviceMesh", *sorted(refused.RANK)
-            ),
+            *methods("torch.distributed.device_mesh:DeviceMesh", *sorted(refused.RANK)),
         ),
         "a program is for every rank",
         NEVER,
@@ -334,9 +311,7 @@ PATCHES = (  # while a module runs that Dynamo does not trace
         ),
         "it fails under torch.func",
         "later than 2.15",
-        new=lambda around, generator, *args, **kwargs: (
-            checkpointed_generator(around)
-        ),
+        new=lambda around, generator, *args, **kwargs: checkpointed_generator(around),
         takes="checkpointed",
         is_mine=reading.is_reading,
         optional=True,

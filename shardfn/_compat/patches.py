@@ -132,10 +132,7 @@ TRACING = (  # the graph that Dynamo read, by make_fx
         enter=tracing.without_saved_hooks,
     ),
     Patch(
-        (
-            "torch.fx.traceback.has_preserved_node_meta",
-            "torch.fx.traceback.set_current_meta",
-        ),
+        ("torch.fx.traceback.has_preserved_node_meta", "torch.fx.traceback.set_current_meta"),
         "notes on nodes are the process's: other threads' graphs would get them",
         NEVER,
         enter=tracing.notes_kept_apart,
@@ -190,9 +187,7 @@ PLACING: tuple[Patch, ...] = (
         ),
         "a shard, and its size, depend on the rank",
         NEVER,
-        new=lambda on_all_ranks, fn, *args, **kwargs: on_all_ranks(
-            fn, *args, **kwargs
-        ),
+        new=lambda on_all_ranks, fn, *args, **kwargs: on_all_ranks(fn, *args, **kwargs),
         takes="on_all_ranks",
         is_mine=lambda: True,
     ),
@@ -271,9 +266,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
     "simulated world": (  # all ranks in one process
         *PLACING,
         Patch(
-            (
-                "the handlers of ops, and the search for a sharding, of torch.distributed.tensor",
-            ),
+            ("the handlers of ops, and the search for a sharding, of torch.distributed.tensor",),
             "C++ code takes a subclass of DTensor for a DTensor",
             "2.12",
             enter=subclasses.subclass_called,
@@ -338,10 +331,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
             is_mine=lambda: True,
         ),
         Patch(
-            (
-                "torch._inductor.codegen.wrapper:"
-                "PythonWrapperCodegen.codegen_input_size_asserts",
-            ),
+            ("torch._inductor.codegen.wrapper:PythonWrapperCodegen.codegen_input_size_asserts",),
             "code checks the layout of each input: a third of a microsecond at each call",
             NEVER,
             new=_others_checked,

@@ -27,7 +27,7 @@ RENAMED = {  # a place, and its name from torch 2.15 on
 INHERITED = {  # a method, and the class whose method it ends in, before torch 2.15
     "torch._dynamo.variables:UserMethodVariable.call_function": (
         "torch._dynamo.variables:UserFunctionVariable"
-    ),
+    )
 }
 
 
@@ -49,9 +49,7 @@ class Patch(NamedTuple):
     until: str  # the torch version that ends it
     new: Callable[..., Any] | None = None
     enter: Callable[..., AbstractContextManager[Any]] | None = None
-    takes: str | None = (
-        None  # its argument of `patched`; None leaves the patch out
-    )
+    takes: str | None = None  # its argument of `patched`; None leaves the patch out
     is_mine: Callable[[], bool] = threads.is_capturing
     optional: bool = False  # some supported versions of torch do not have it
 

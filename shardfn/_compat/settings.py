@@ -24,11 +24,7 @@ REDUCED = "torch.backends.cuda.matmul.allow_..._reduced_precision_reduction"
 _COMMON = (
     ("torch.set_default_dtype", "get_default_dtype", torch),
     ("torch.autocast", "_is_any_autocast_enabled", _C),
-    (
-        "torch.device as a context, torch.set_default_device",
-        "_len_torch_function_stack",
-        _C,
-    ),
+    ("torch.device as a context, torch.set_default_device", "_len_torch_function_stack", _C),
     ("torch.use_deterministic_algorithms", "_get_deterministic_algorithms", _C),
     (
         "torch.utils.deterministic.fill_uninitialized_memory",
@@ -61,9 +57,7 @@ MODES = 2
 
 def _reader() -> Callable[[], tuple[Any, ...]]:
     """One function that calls every getter: a loop over them would take twice as long."""
-    names = {
-        f"g{i}": getattr(home, name) for i, (_, name, home) in enumerate(_ROWS)
-    }
+    names = {f"g{i}": getattr(home, name) for i, (_, name, home) in enumerate(_ROWS)}
     return eval(f"lambda: ({', '.join(f'{name}()' for name in names)},)", names)
 
 
@@ -77,11 +71,7 @@ def settings() -> tuple[Any, ...]:
 
 
 def _in_full(now: tuple[Any, ...]) -> tuple[Any, ...]:
-    casts = tuple(
-        (d, torch.get_autocast_dtype(d))
-        for d in DEVICES
-        if torch.is_autocast_enabled(d)
-    )
+    casts = tuple((d, torch.get_autocast_dtype(d)) for d in DEVICES if torch.is_autocast_enabled(d))
     modes = tuple(_mode(_C._get_function_stack_at(i)) for i in range(now[MODES]))
     full = list(now)
     full[AUTOCAST], full[MODES] = casts, modes
@@ -174,11 +164,7 @@ def of_captures() -> Iterator[None]:
 @contextlib.contextmanager
 def of_fakes() -> Iterator[None]:
     """The settings with which fake tensors and symbols are made: nothing real beside them."""
-    real = caches.settings(
-        torch._functorch.config, fake_tensor_propagate_real_tensors=False
-    )
-    checked = caches.settings(
-        torch.fx.experimental._config, translation_validation=False
-    )
+    real = caches.settings(torch._functorch.config, fake_tensor_propagate_real_tensors=False)
+    checked = caches.settings(torch.fx.experimental._config, translation_validation=False)
     with real, checked:
         yield

@@ -99,9 +99,7 @@ def is_laid_otherwise(x: Any, like: Any) -> bool:
     sizes, own, wanted = map(_numbers, (x.shape, x.stride(), like.stride()))
     if own == wanted or 0 in sizes:
         return False
-    return any(
-        n > 1 and a != b for n, a, b in zip(sizes, own, wanted, strict=True)
-    )
+    return any(n > 1 and a != b for n, a, b in zip(sizes, own, wanted, strict=True))
 
 
 def _numbers(sizes: Any) -> list[int]:

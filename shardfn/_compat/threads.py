@@ -16,9 +16,7 @@ import torch
 
 from ..errors import ShardError
 
-_CAPTURING: contextvars.ContextVar[bool] = contextvars.ContextVar(
-    "capturing", default=False
-)
+_CAPTURING: contextvars.ContextVar[bool] = contextvars.ContextVar("capturing", default=False)
 _table = threading.Lock()  # guards the next line
 _replaced: dict[
     tuple[int, str], tuple[int, Any]
@@ -41,9 +39,7 @@ def staging() -> Iterator[None]:
 
     if not compile_lock.acquire(blocking=not _is_lost()):
         fix = "fork before the first call, or multiprocessing's spawn"
-        got = (
-            "it was forked while a thread was compiling, which would never be done"
-        )
+        got = "it was forked while a thread was compiling, which would never be done"
         raise ShardError.of("this process", got, fix=fix)
     try:
         yield

@@ -34,9 +34,7 @@ name_of_op = operator.attrgetter("_opname")  # without namespace and overload
 codegen_of = operator.attrgetter("_codegen")  # of a graph
 sequence_number = operator.attrgetter("_sequence_nr")  # of an autograd node
 version_of = operator.attrgetter("_version")  # of a tensor: how many in-place writes
-base_of = operator.attrgetter(
-    "_base"
-)  # of a view: the tensor whose memory it shares
+base_of = operator.attrgetter("_base")  # of a view: the tensor whose memory it shares
 
 __all__ = ["FakeTensorMode", "OpOverload", "is_fake"]
 
@@ -133,9 +131,7 @@ def open_dual() -> Callable[[], None]:
 
 def is_wrapped(x: Any) -> bool:
     """Whether a transform of torch.func follows a tensor."""
-    return isinstance(
-        x, torch.Tensor
-    ) and torch._C._functorch.is_functorch_wrapped_tensor(x)
+    return isinstance(x, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def unwrapped(x: torch.Tensor) -> torch.Tensor:
@@ -261,9 +257,7 @@ def mapped_index(size: int, level: int, device: str) -> torch.Tensor:
     """The index of the sample of the vmap at this level: one scalar for each sample."""
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
-    with (
-        temporarily_clear_interpreter_stack()
-    ):  # else inner transforms take it for their own
+    with temporarily_clear_interpreter_stack():  # else inner transforms take it for their own
         numbers = torch.arange(size, device=device)
     return torch._C._functorch._add_batch_dim(numbers, 0, level)
 
@@ -275,12 +269,8 @@ def fake_mode() -> FakeTensorMode:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     with of_fakes():
-        symbols = ShapeEnv(
-            allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False
-        )
-        return FakeTensorMode(
-            allow_non_fake_inputs=True, shape_env=symbols, static_shapes=True
-        )
+        symbols = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+        return FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols, static_shapes=True)
 
 
 @contextlib.contextmanager
@@ -294,12 +284,7 @@ def notes_kept_apart() -> Iterator[None]:
         return
     with (
         overridden(notes, "has_preserved_node_meta", lambda _: False, _is_other),
-        overridden(
-            notes,
-            "set_current_meta",
-            lambda *_: contextlib.nullcontext(),
-            _is_other,
-        ),
+        overridden(notes, "set_current_meta", lambda *_: contextlib.nullcontext(), _is_other),
     ):
         yield
 
@@ -340,10 +325,7 @@ def core_decompositions() -> dict[Any, Any]:
     ATen does not decompose. Ops that torch composes of others above autograd need none; listing
     them would take a seventh of a second.
     """
-    from torch._decomp import (
-        _core_aten_decompositions_post_autograd,
-        decomposition_table,
-    )
+    from torch._decomp import _core_aten_decompositions_post_autograd, decomposition_table
 
     aten = torch.ops.aten
     whole = (
@@ -367,18 +349,8 @@ def core_decompositions() -> dict[Any, Any]:
 
 def kernels(op: OpOverload) -> set[str]:
     """The dispatch keys, of these, for which an op has kernels of its own."""
-    keys = (
-        "CPU",
-        "CUDA",
-        "Autograd",
-        "CompositeExplicitAutograd",
-        "CompositeImplicitAutograd",
-    )
-    return {
-        key
-        for key in keys
-        if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
-    }
+    keys = ("CPU", "CUDA", "Autograd", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+    return {key for key in keys if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)}
 
 
 def custom_ops(*, of_torch: bool = True) -> list[Any]:

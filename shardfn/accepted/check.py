@@ -25,15 +25,12 @@ def accept(function: str, **given: Any) -> None:
     if not wrong:
         return
     rows = [
-        f"{name} is {described(given[name])}, and must be {kinds[name].needed}"
-        for name in wrong
+        f"{name} is {described(given[name])}, and must be {kinds[name].needed}" for name in wrong
     ]
     first = kinds[wrong[0]]
     where = f"{function}, {wrong[0]}"
     fix, needed = first.fix, first.needed
-    raise ShardError.of(
-        where, *rows, needed=needed, fix=fix, source=call_site(), arg_path=wrong[0]
-    )
+    raise ShardError.of(where, *rows, needed=needed, fix=fix, source=call_site(), arg_path=wrong[0])
 
 
 def described(x: Any) -> str:

@@ -67,9 +67,7 @@ def _is_flag(x: Any) -> bool:
 
 
 FLAG = Kind(_is_flag, "True or False", "the default")
-FLAG_OR_NONE = Kind(
-    lambda x: x is None or _is_flag(x), "True, False or None", "None"
-)
+FLAG_OR_NONE = Kind(lambda x: x is None or _is_flag(x), "True, False or None", "None")
 ITERABLE = Kind(
     lambda x: isinstance(x, Iterable) and not isinstance(x, str | Mapping),
     "an iterable of batches",
@@ -77,66 +75,42 @@ ITERABLE = Kind(
 )
 SEED = Kind(_is_count, "an int from 0 up", "seed=0")
 FUNCTION = Kind(callable, "a function", "lambda x: x.sum()")
-FUNCTION_OR_NONE = Kind(
-    lambda x: x is None or callable(x), "a function, or None", "None"
-)
+FUNCTION_OR_NONE = Kind(lambda x: x is None or callable(x), "a function, or None", "None")
 PATTERNS = Kind(
     lambda x: x is None or isinstance(x, Mapping),
     "a dict of patterns and placements, or None",
     "{'layers.*.mlp': P('dp', 'tp')}",
 )
-WORLDS = Kind(
-    _are_worlds, "a tuple of sizes, or of dicts of axes and sizes", "(1, 2, 3)"
-)
+WORLDS = Kind(_are_worlds, "a tuple of sizes, or of dicts of axes and sizes", "(1, 2, 3)")
 SHAPE = Kind(_is_shape, "a tuple of sizes, 0 or more each", "ShapeDtype((2, 3))")
 SHAPES = Kind(
     _are_shapes,
     "a list of shapes of meshes, each a tuple of numbers of ranks",
     "meshes=[(8,), (4, 2)]",
 )
-NAMES = Kind(
-    _are_names, "a tuple of axis names, or None", "axis_names=('dp', 'tp')"
-)
+NAMES = Kind(_are_names, "a tuple of axis names, or None", "axis_names=('dp', 'tp')")
 DEVICE_TYPE = Kind(
-    lambda x: x is None or isinstance(x, str),
-    "the type of a device, or None",
-    "device_type='cpu'",
+    lambda x: x is None or isinstance(x, str), "the type of a device, or None", "device_type='cpu'"
 )
 DTYPE = Kind(lambda x: isinstance(x, torch.dtype), "a dtype", "torch.float32")
 LIMIT = Kind(_is_limit, "a real number, or a tensor of one", "max_norm=1.0")
 TOLERANCE = Kind(lambda x: _is_number(x) and x >= 0, "a number, 0 or more", "1e-6")
 
-SCALE = Kind(
-    lambda x: _is_number(x) and 0 < x < 2**127, "a positive number", "2.0**16"
-)
+SCALE = Kind(lambda x: _is_number(x) and 0 < x < 2**127, "a positive number", "2.0**16")
 GROWTH = Kind(lambda x: _is_number(x) and x >= 1, "a number, 1 or more", "2.0")
-BACKOFF = Kind(
-    lambda x: _is_number(x) and 0 < x <= 1, "a number above 0, at most 1", "0.5"
-)
+BACKOFF = Kind(lambda x: _is_number(x) and 0 < x <= 1, "a number above 0, at most 1", "0.5")
 INTERVAL = Kind(lambda x: _is_count(x) and x > 0, "an int from 1 up", "2000")
-STEP = Kind(
-    lambda x: x is None or _is_count(x), "an int from 0 up, or None", "step=0"
-)
-KEEP = Kind(
-    lambda x: x is None or (_is_count(x) and x > 0),
-    "an int from 1 up, or None",
-    "keep=3",
-)
+STEP = Kind(lambda x: x is None or _is_count(x), "an int from 0 up, or None", "step=0")
+KEEP = Kind(lambda x: x is None or (_is_count(x) and x > 0), "an int from 1 up, or None", "keep=3")
 POSITIONS = Kind(
     lambda x: x is None or _is_count(x) or _is_shape(x),
     "a position, a list of positions, or None",
     "argnums=0",
 )
-PATH = Kind(
-    lambda x: isinstance(x, str | os.PathLike),
-    "the path of a folder",
-    "'run/steps'",
-)
+PATH = Kind(lambda x: isinstance(x, str | os.PathLike), "the path of a folder", "'run/steps'")
 FILE = Kind(PATH.test, "the path of a file", "'run/step.artefact'")
 BYTES = Kind(
-    lambda x: isinstance(x, str) or (_is_count(x) and x > 0),
-    "a number of bytes, or text",
-    "'5GB'",
+    lambda x: isinstance(x, str) or (_is_count(x) and x > 0), "a number of bytes, or text", "'5GB'"
 )
 
 COUNTS = Kind(
@@ -150,19 +124,12 @@ COUNTS = Kind(
     "a dict of kinds and numbers, or None",
     "counts={'all_reduce': 2}",
 )
-NUMBER_OR_NONE = Kind(
-    lambda x: x is None or _is_count(x), "an int from 0 up, or None", "0"
-)
+NUMBER_OR_NONE = Kind(lambda x: x is None or _is_count(x), "an int from 0 up, or None", "0")
 
 # function -> parameter -> kind
 ARGUMENTS: dict[str, dict[str, Kind]] = {
     "assert_comms": {"counts": COUNTS, "max_implicit": NUMBER_OR_NONE},
-    "check": {
-        "fn": FUNCTION,
-        "worlds": WORLDS,
-        "rtol": TOLERANCE,
-        "atol": TOLERANCE,
-    },
+    "check": {"fn": FUNCTION, "worlds": WORLDS, "rtol": TOLERANCE, "atol": TOLERANCE},
     "clear_cache": {"stored": FLAG},
     "clip_by_global_norm": {"max_norm": LIMIT},
     "compose": {"transform": FUNCTION},
@@ -172,12 +139,7 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     "load_compiled": {"path": FILE},
     "load_safetensors": {"path": PATH, "strict": FLAG},
     "loader": {"data": ITERABLE, "seed": SEED, "rows": FLAG_OR_NONE},
-    "loss_scale": {
-        "initial": SCALE,
-        "growth": GROWTH,
-        "backoff": BACKOFF,
-        "interval": INTERVAL,
-    },
+    "loss_scale": {"initial": SCALE, "growth": GROWTH, "backoff": BACKOFF, "interval": INTERVAL},
     "make_mesh": {"device_type": DEVICE_TYPE},
     "mixed_precision": {"argnums": POSITIONS},
     "pin": {"outputs": PATTERNS, "inputs": PATTERNS},

@@ -55,9 +55,7 @@ class BucketPlan:
     @property
     def leaves(self) -> tuple[str, ...]:
         """Every leaf that the plan knows, each once."""
-        sent = (
-            leaf for b in (*self.buckets, *self.unbucketed) for leaf in b.leaves
-        )
+        sent = (leaf for b in (*self.buckets, *self.unbucketed) for leaf in b.leaves)
         return tuple(dict.fromkeys((*sent, *self._others)))
 
     @property
@@ -72,13 +70,9 @@ class BucketPlan:
             TreeError: a bucket that does not exist, or buckets that cannot be one collective.
         """
         if not indices:
-            raise TreeError.of(
-                "BucketPlan.merge", "no bucket is named", fix="plan.merge(0, 1)"
-            )
+            raise TreeError.of("BucketPlan.merge", "no bucket is named", fix="plan.merge(0, 1)")
         chosen = [self._bucket(i) for i in sorted(set(indices))]
-        kinds = {
-            (b.kind, b.axis, b.op, b.dtype, b.phase, b.region) for b in chosen
-        }
+        kinds = {(b.kind, b.axis, b.op, b.dtype, b.phase, b.region) for b in chosen}
         if len(kinds) != 1:
             lines = [
                 f"bucket {b.index}: {b.kind} over {b.axis}, {b.op}, {b.dtype}, {b.phase}"
@@ -86,10 +80,7 @@ class BucketPlan:
             ]
             fix = "buckets of one kind, axis, reduction, dtype and phase, and of one bucketed_grad"
             raise TreeError.of(
-                "BucketPlan.merge",
-                "these buckets cannot be one collective",
-                *lines,
-                fix=fix,
+                "BucketPlan.merge", "these buckets cannot be one collective", *lines, fix=fix
             )
         one = attrs.evolve(
             chosen[0],
@@ -99,9 +90,7 @@ class BucketPlan:
             riding=sum(b.riding for b in chosen),
         )
         rest = [
-            one if b is chosen[0] else b
-            for b in self.buckets
-            if b is chosen[0] or b not in chosen
+            one if b is chosen[0] else b for b in self.buckets if b is chosen[0] or b not in chosen
         ]
         return self.renumbered(rest)
 
@@ -119,29 +108,20 @@ class BucketPlan:
                 f"bucket {index} has {len(whole.leaves)} leaves, split at {at}",
                 fix=fix,
             )
-        front = attrs.evolve(
-            whole, leaves=whole.leaves[:at], sizes=whole.sizes[:at]
-        )
-        back = attrs.evolve(
-            whole, leaves=whole.leaves[at:], sizes=whole.sizes[at:], riding=0
-        )
-        return self.renumbered(
-            [*self.buckets[:index], front, back, *self.buckets[index + 1 :]]
-        )
+        front = attrs.evolve(whole, leaves=whole.leaves[:at], sizes=whole.sizes[:at])
+        back = attrs.evolve(whole, leaves=whole.leaves[at:], sizes=whole.sizes[at:], riding=0)
+        return self.renumbered([*self.buckets[:index], front, back, *self.buckets[index + 1 :]])
 
     def _bucket(self, index: int) -> Bucket:
         if not 0 <= index < len(self.buckets):
             fix = f"buckets 0 to {len(self.buckets) - 1}"
-            raise TreeError.of(
-                "BucketPlan", f"there is no bucket {index}", fix=fix
-            )
+            raise TreeError.of("BucketPlan", f"there is no bucket {index}", fix=fix)
         return self.buckets[index]
 
     def renumbered(self, buckets: Iterable[Bucket]) -> BucketPlan:
         """The plan with other buckets, counted from 0."""
         return attrs.evolve(
-            self,
-            buckets=tuple(attrs.evolve(b, index=i) for i, b in enumerate(buckets)),
+            self, buckets=tuple(attrs.evolve(b, index=i) for i, b in enumerate(buckets))
         )
 
     def to_json(self) -> str:
@@ -185,9 +165,7 @@ class BucketPlan:
         self._refuse_other_leaves(name, leaves, mine)
         numbers = dict.fromkeys(b.index for b in self.buckets)
         order = {index: i for i, index in enumerate(numbers)}
-        places = dict.fromkeys(
-            order, 0
-        )  # how many leaves of each bucket were seen
+        places = dict.fromkeys(order, 0)  # how many leaves of each bucket were seen
         rows: dict[str, list[Row]] = {leaf: [] for leaf in leaves}
         for b in mine:
             for leaf, size in zip(b.leaves, b.sizes, strict=True):
@@ -268,11 +246,7 @@ def table(plan: BucketPlan) -> str:
     """
     lines = [f"buckets of {plan.name} on mesh {plan.mesh}: {len(plan.buckets)}"]
     if plan.buckets or plan.unbucketed:
-        lines.append(
-            _columns(
-                "", "bytes", "collective", "dtype", "ready", "first use", "leaves"
-            )
-        )
+        lines.append(_columns("", "bytes", "collective", "dtype", "ready", "first use", "leaves"))
     for b in plan.buckets:
         size = human_bytes(b.nbytes) + ("+" if b.extended else "")
         leaves = _some(b.leaves) + _riding(b)
@@ -290,27 +264,18 @@ def table(plan: BucketPlan) -> str:
     for u in plan.unbucketed:
         size = human_bytes(u.nbytes)
         leaves = _some(u.leaves)
-        lines.append(
-            _columns(
-                "-", size, _collective(u), u.dtype, u.ready, "", leaves + _where(u)
-            )
-        )
+        lines.append(_columns("-", size, _collective(u), u.dtype, u.ready, "", leaves + _where(u)))
     if any(b.extended for b in plan.buckets):
         lines.append("  + over its cap: a leaf is never split")
     if plan.unbucketed:
-        lines.append(
-            "  - in no bucket: an ignored leaf, or sent on the way to the gradient"
-        )
+        lines.append("  - in no bucket: an ignored leaf, or sent on the way to the gradient")
     said = (
         ("reduced on their own", plan.ignored),
         ("gradient is zero, nothing sent", plan.unused),
         ("nothing to send", plan.local),
         ("returned unreduced", plan.unreduced),
     )
-    return "\n".join(
-        lines
-        + [f"  {label}: {_some(leaves, 8)}" for label, leaves in said if leaves]
-    )
+    return "\n".join(lines + [f"  {label}: {_some(leaves, 8)}" for label, leaves in said if leaves])
 
 
 def _columns(*cells: str) -> str:
@@ -330,9 +295,7 @@ def _where(sent: Bucket | Unbucketed) -> str:
 
 
 def _riding(bucket: Bucket) -> str:
-    return (
-        f", and {human_bytes(bucket.riding)} of results" if bucket.riding else ""
-    )
+    return f", and {human_bytes(bucket.riding)} of results" if bucket.riding else ""
 
 
 def _some(leaves: Sequence[str], most: int = 3) -> str:

@@ -21,17 +21,13 @@ class Check(NamedTuple):
 
 
 CHECKS: dict[Any, Check] = {
-    int: Check(
-        lambda x: type(x) is int and 0 <= x <= LARGEST, "an int from 0 to 2**63 - 1"
-    ),
+    int: Check(lambda x: type(x) is int and 0 <= x <= LARGEST, "an int from 0 to 2**63 - 1"),
     str: Check(lambda x: isinstance(x, str), "text"),
     str | None: Check(lambda x: x is None or isinstance(x, str), "text, or null"),
 }
 
 
-def read(
-    kind: type, text: str, required: Sequence[str] = ()
-) -> tuple[Any, list[str]]:
+def read(kind: type, text: str, required: Sequence[str] = ()) -> tuple[Any, list[str]]:
     """A record from JSON text.
 
     Args:
@@ -75,9 +71,7 @@ def _items(kind: Any, x: Any, path: str, wrong: list[str]) -> tuple[Any, ...]:
     if not isinstance(x, list):
         wrong.append(f"{path}: it is {_said(x)}, must be a list")
         return ()
-    return tuple(
-        _value(kind, item, f"{path}[{i}]", wrong) for i, item in enumerate(x)
-    )
+    return tuple(_value(kind, item, f"{path}[{i}]", wrong) for i, item in enumerate(x))
 
 
 def _record(kind: type, x: Any, path: str, wrong: list[str]) -> Any:

@@ -34,9 +34,7 @@ class Bucket:
     ready: str  # the op that makes its last gradient
     first_use: str  # the op that reads it first
     region: int = 0  # index of the bucketed_grad call in the program
-    riding: int = (
-        0  # bytes of the fused small reductions, such as that of the loss
-    )
+    riding: int = 0  # bytes of the fused small reductions, such as that of the loss
     inside: str = ""  # the loop or branch that sends it, with its line
     times: int = 1  # how often one call of the program sends it
 
@@ -56,9 +54,7 @@ class Unbucketed:
     one inside a loop or a branch.
     """
 
-    kind: (
-        str  # all_reduce, reduce_scatter, all_to_all, all_gather, halo or ppermute
-    )
+    kind: str  # all_reduce, reduce_scatter, all_to_all, all_gather, halo or ppermute
     axis: str
     op: str | None  # sum, max or min of a reduction
     dtype: str  # as it is sent
@@ -109,10 +105,7 @@ class Wish:
     def of(cls, text: str) -> Wish:
         """The options that the text of a prim holds."""
         *fields, rows = parse_record(text)
-        return cls(
-            *fields,
-            rows=None if rows is None else tuple(Row(*row) for row in rows),
-        )
+        return cls(*fields, rows=None if rows is None else tuple(Row(*row) for row in rows))
 
 
 def uneven(buckets: Sequence[Bucket]) -> str | None:

@@ -50,9 +50,7 @@ def follow_backward(roots: Iterable[Any], inside: dict[str, Any]) -> None:
         if fn in seen:
             continue
         seen.add(fn)
-        fn.register_prehook(
-            functools.partial(_note, _compat.sequence_number(fn)(), inside)
-        )
+        fn.register_prehook(functools.partial(_note, _compat.sequence_number(fn)(), inside))
         queue += [after for after, _ in fn.next_functions if after is not None]
 
 
@@ -71,11 +69,7 @@ def regions(noted: dict[str, Any]) -> dict[str, str]:
 
 def place(noted: dict[str, Any]) -> dict[str, Any]:
     """The checkpointed calls that contain a node, and whether it is in the outermost backward."""
-    return {
-        key: said
-        for key, said in noted.items()
-        if key.startswith(REGION) or key == OUTERMOST
-    }
+    return {key: said for key, said in noted.items() if key.startswith(REGION) or key == OUTERMOST}
 
 
 def is_checkpointed(noted: dict[str, Any]) -> bool:
@@ -165,30 +159,19 @@ def attach(graph: torch.fx.GraphModule) -> None:
             line is None and node.op == "call_function"
         ):  # a prim, such as one that places a gradient: annotated like its input
             line = next(
-                (
-                    x.meta["source"]
-                    for x in node.all_input_nodes
-                    if x.meta.get("source")
-                ),
-                None,
+                (x.meta["source"] for x in node.all_input_nodes if x.meta.get("source")), None
             )
         phase = noted.get("phase", "forward")
         module = _module(node, noted, owner)
         node.meta.update(
             phase=phase,
             source=line,
-            custom={
-                **noted,
-                **_inherited(owner),
-                "phase": phase,
-                "source": line,
-                **module,
-            },
+            custom={**noted, **_inherited(owner), "phase": phase, "source": line, **module},
         )
         if owner and phase == "backward" and "inside" not in noted:
-            node.meta["custom"]["inside"] = owner.meta["custom"].get(
-                "inside"
-            ) or tuple(regions(owner.meta["custom"]))
+            node.meta["custom"]["inside"] = owner.meta["custom"].get("inside") or tuple(
+                regions(owner.meta["custom"])
+            )
         is_known = line or reduced_in(node)
         newest = numbers[-1] if numbers else -1
         if is_known and node.meta.get("seq_nr", -1) > newest:
@@ -197,9 +180,7 @@ def attach(graph: torch.fx.GraphModule) -> None:
 
 
 def _module(
-    node: torch.fx.Node,
-    noted: dict[str, Any],
-    owner: torch.fx.Node | None,
+    node: torch.fx.Node, noted: dict[str, Any], owner: torch.fx.Node | None
 ) -> dict[str, str]:
     """The note of the submodule that an op, or the op of a backward, was in."""
     path = (
@@ -230,11 +211,7 @@ def _owner(
 
 def line_of(stack: str | None) -> str | None:
     """The innermost line of user code in a stack trace."""
-    frames = [
-        (file, line)
-        for file, line in _FRAME.findall(stack or "")
-        if not is_ours(file)
-    ]
+    frames = [(file, line) for file, line in _FRAME.findall(stack or "") if not is_ours(file)]
     return ":".join(frames[-1]) if frames else None
 
 

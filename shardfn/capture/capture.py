@@ -48,17 +48,11 @@ class Captured:
 
     program: Program
     outside: closed_over.ClosedOver
-    mesh: (
-        Any  # the mesh whose names and sizes the Program depends on; usually None
-    )
+    mesh: Any  # the mesh whose names and sizes the Program depends on; usually None
     own_mesh: Any  # the mesh that a transform inside names, which a call's must equal; usually None
-    brought_mesh: (
-        Any  # the mesh of a shard_map inside, which a call without a mesh uses
-    )
+    brought_mesh: Any  # the mesh of a shard_map inside, which a call without a mesh uses
     reads: Reads  # the function's reads outside of its arguments
-    strided: dict[
-        int, bool
-    ]  # inputs whose memory as_strided reads: `strided.settle`
+    strided: dict[int, bool]  # inputs whose memory as_strided reads: `strided.settle`
     derivative: Derivative | None = None  # of a function with its gradients
     # what captures it for other sizes; None if it is for these alone
     template: Template | None = None
@@ -184,9 +178,7 @@ class Reading(NamedTuple):
     traits: Any = None  # what is to be compared with that of other ranks
 
 
-def _constant(
-    given: Given, settings: Settings, handled: BaseException | None
-) -> Captured:
+def _constant(given: Given, settings: Settings, handled: BaseException | None) -> Captured:
     """The capture of a function, with sizes as numbers."""
     mode = _compat.fake_mode()
     inputs = given.inputs(mode, settings)
@@ -231,9 +223,7 @@ def _read(
     call = _called(fn, name, inputs.objects)
     with tracing(settings, mode, memo, inputs.named_tensors) as state:
         with _compat.patched("symbols" if settings.dynamic else "numbers"):
-            python, read, sizes_of = _compat.capture_python(
-                call, inputs.positional, inputs.tensors
-            )
+            python, read, sizes_of = _compat.capture_python(call, inputs.positional, inputs.tensors)
         state.watched.rewind()
         tensor_classes.refuse_made(python, name)
         refuse_writes(python, name)
@@ -273,10 +263,7 @@ def _called(fn: Callable[..., Any], name: str, how: Any) -> types.FunctionType:
 
 
 def _captured(
-    reading: Reading,
-    inputs: Inputs,
-    fn: Callable[..., Any],
-    gradients: tuple[str, ...] | None,
+    reading: Reading, inputs: Inputs, fn: Callable[..., Any], gradients: tuple[str, ...] | None
 ) -> Captured:
     """The record of a captured function."""
     graph, outside, out, names, reads, derivative, _, traits = reading
@@ -284,10 +271,7 @@ def _captured(
     outside = outside.named({"": fn, **dict(arguments)})
     sources.attach(graph)
     refuse_unscaled(graph, inputs.name)
-    in_paths = (
-        *inputs.tensor_paths,
-        *outside.paths(),
-    )
+    in_paths = (*inputs.tensor_paths, *outside.paths())
     memory = strides.settled(graph, inputs.name, in_paths, list(outside.tensors))
     graph = _compat.graph_module(graph, simplified(graph.graph))
     if gradients is None:
@@ -299,17 +283,13 @@ def _captured(
     return attrs.evolve(found, cuts=tuple(names.cuts), traits=traits)
 
 
-def _reads(
-    fn: Callable[..., Any], read: Iterable[_compat.Read], watched: leaks.Watched
-) -> Reads:
+def _reads(fn: Callable[..., Any], read: Iterable[_compat.Read], watched: leaks.Watched) -> Reads:
     """The reads of Dynamo, and the modes and constants of modules that it does not trace."""
     held = held_reads(held for _, held in watched.functions.values())
     return Reads(fn, (*read, *held, *watched.modes.values()))
 
 
-def _own(
-    error: BaseException | None, handled: BaseException | None
-) -> ShardError | None:
+def _own(error: BaseException | None, handled: BaseException | None) -> ShardError | None:
     """The ShardError that an error of Dynamo wraps, unless it was handled before."""
     while error is not None and error is not handled:
         if isinstance(error, ShardError):

@@ -21,9 +21,7 @@ def draws(node: torch.fx.Node) -> bool:
         return True
     position = names.index("dropout_p")
     return bool(
-        node.args[position]
-        if len(node.args) > position
-        else node.kwargs.get("dropout_p", 0.0)
+        node.args[position] if len(node.args) > position else node.kwargs.get("dropout_p", 0.0)
     )
 
 

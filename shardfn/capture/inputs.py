@@ -80,9 +80,7 @@ def _fake(mode: _compat.FakeTensorMode, leaf: Any, device: str) -> Any:
         return leaf
     place = device if leaf.is_meta else leaf.device
     with mode:
-        return torch.empty_strided(
-            leaf.shape, leaf.stride(), dtype=leaf.dtype, device=place
-        )
+        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=place)
 
 
 def holding(
@@ -97,10 +95,7 @@ def holding(
         return fn, args, kwargs
 
     def held(*given: Any, **others: Any) -> Any:
-        return fn(
-            *[odd.get(i, x) for i, x in enumerate(given)],
-            **{**others, **named},
-        )
+        return fn(*[odd.get(i, x) for i, x in enumerate(given)], **{**others, **named})
 
     return (
         held,
@@ -112,7 +107,5 @@ def holding(
 def _is_object(x: Any) -> bool:
     (leaf, *more), _ = _tree.flatten((x, None))
     return (
-        leaf is x
-        and len(more) == 1
-        and not isinstance(x, (torch.Tensor, ShapeDtype, *CONSTANTS))
+        leaf is x and len(more) == 1 and not isinstance(x, (torch.Tensor, ShapeDtype, *CONSTANTS))
     )

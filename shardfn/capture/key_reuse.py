@@ -21,9 +21,7 @@ aten = torch.ops.aten
 Lines = list[str | None]  # where a key is used
 
 
-def used_keys(
-    graph: torch.fx.Graph, name: str, constants: Sequence[torch.Tensor]
-) -> list[int]:
+def used_keys(graph: torch.fx.Graph, name: str, constants: Sequence[torch.Tensor]) -> list[int]:
     """The inputs of a program that it uses as keys, each once.
 
     Args:
@@ -104,15 +102,11 @@ class _Numbers:
         results: Any = graph.output_node().args[0]  # one may be there twice
         return found, [known.get(x, -1) for x in results]
 
-    def _value(
-        self, node: torch.fx.Node, known: dict[torch.fx.Node, int]
-    ) -> int:
+    def _value(self, node: torch.fx.Node, known: dict[torch.fx.Node, int]) -> int:
         """The number of what a call gives; that of its input if it changes nothing."""
         if _is_identity(node):
             return known[node.args[0]]  # type: ignore[index]
-        numbered = torch.fx.map_arg(
-            (node.args, node.kwargs), lambda x: f"%{known[x]}"
-        )
+        numbered = torch.fx.map_arg((node.args, node.kwargs), lambda x: f"%{known[x]}")
         try:
             return self.of(node.target, repr(numbered))
         except TypeError:  # a target without a hash
@@ -122,10 +116,7 @@ class _Numbers:
         """Where a loop or a branch uses keys. A key that is the same for all runs counts twice."""
         if isinstance(loop, Branch):
             either = [self.uses(graph, args[:-1])[0] for graph in loop.graphs]
-            return {
-                k: max((e.get(k, []) for e in either), key=len)
-                for k in _keys(either)
-            }
+            return {k: max((e.get(k, []) for e in either), key=len) for k in _keys(either)}
         if isinstance(loop, Scan) and (loop.transposes or not loop.length):
             return {}
         is_repeated = not isinstance(loop, Scan) or loop.length > 1
@@ -134,9 +125,7 @@ class _Numbers:
         for graph in loop.graphs:
             inputs = graph.find_nodes(op="placeholder")
             changing = [self.fresh() for _ in inputs[loop.consts :]]
-            inside, results = self.uses(
-                graph, [*args[: loop.consts], *changing]
-            )
+            inside, results = self.uses(graph, [*args[: loop.consts], *changing])
             before = changing[:carries]
             kept = {a for a, b in zip(before, results, strict=False) if a == b}
             same = kept.union(args[: loop.consts])
@@ -151,17 +140,11 @@ def _is_identity(node: torch.fx.Node) -> bool:
     if node.target is aten.permute.default:
         dims: Any = node.args[1]
         return list(dims) == list(range(len(dims)))
-    return node.target in (
-        aten.clone.default,
-        aten.alias.default,
-        aten.detach.default,
-    )
+    return node.target in (aten.clone.default, aten.alias.default, aten.detach.default)
 
 
 def _is_use(node: torch.fx.Node) -> bool:
-    return (
-        use_of(node) in (DRAW, SPLIT) and node.meta.get("phase") != "backward"
-    )
+    return use_of(node) in (DRAW, SPLIT) and node.meta.get("phase") != "backward"
 
 
 def _keys(found: Sequence[dict[int, Lines]]) -> set[int]:

@@ -15,16 +15,8 @@ LEVEL_AT = {
     "_remove_batch_dim": 1,
 }  # the position of the level argument
 SAME = ("_wrap_for_grad", "_unwrap_for_grad", "_set_tensor_requires_grad")
-ENTERS = (
-    "_grad_increment_nesting",
-    "_vmap_increment_nesting",
-    "_jvp_increment_nesting",
-)
-LEAVES = (
-    "_grad_decrement_nesting",
-    "_vmap_decrement_nesting",
-    "_jvp_decrement_nesting",
-)
+ENTERS = ("_grad_increment_nesting", "_vmap_increment_nesting", "_jvp_increment_nesting")
+LEAVES = ("_grad_decrement_nesting", "_vmap_decrement_nesting", "_jvp_decrement_nesting")
 DUAL = (
     "_enter_dual_level",
     "_exit_dual_level",
@@ -50,19 +42,14 @@ class Nesting:
         """The current number of levels, as Dynamo counts."""
         return self.base + len(self.levels)
 
-    def call(
-        self, target: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def call(self, target: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a node at the current levels."""
         if name in DUAL:
             return 0 if name == DUAL[0] else None
         if name in LEVEL_AT:
             at = LEVEL_AT[name]
             return target(
-                *args[:at],
-                self.levels[args[at] - self.base - 1],
-                *args[at + 1 :],
-                **kwargs,
+                *args[:at], self.levels[args[at] - self.base - 1], *args[at + 1 :], **kwargs
             )
         if name in ENTERS:
             self.levels.append(target(*args, **kwargs))

@@ -53,9 +53,7 @@ def dotted_names(paths: Iterable[str]) -> list[str]:
     return [free(dotted(path), taken) for path in paths]
 
 
-def printed_names(
-    graph: torch.fx.Graph, inputs: Mapping[torch.fx.Node, str]
-) -> Names:
+def printed_names(graph: torch.fx.Graph, inputs: Mapping[torch.fx.Node, str]) -> Names:
     """A name for each node of a graph and of the graphs of its loops.
 
     Args:
@@ -72,9 +70,7 @@ def op_name(node: torch.fx.Node) -> str:
     if record := node.meta.get("collective"):
         return record.kind
     target = node.target
-    return getattr(target, "_opname", None) or getattr(
-        target, "__name__", str(target)
-    )
+    return getattr(target, "_opname", None) or getattr(target, "__name__", str(target))
 
 
 def _add_ops(graph: torch.fx.Graph, names: Names, taken: set[str]) -> None:

@@ -36,10 +36,7 @@ LEGEND = {
 
 
 def tensor_type(
-    shape: Iterable[int],
-    dtype: torch.dtype,
-    marks: Marks = (),
-    names: tuple[str, ...] = (),
+    shape: Iterable[int], dtype: torch.dtype, marks: Marks = (), names: tuple[str, ...] = ()
 ) -> str:
     """`f32[8@dp, 64; sum@tp]`: global sizes with the axes that shard them. After a semicolon,
     the axes over which it is Partial.
@@ -55,9 +52,7 @@ def tensor_type(
                 + "".join(f"{blocks}{number}" for number in rest)
             )
     reductions = [
-        f"{mark}@{name}"
-        for name, mark in zip(names, marks, strict=True)
-        if mark in REDUCTIONS
+        f"{mark}@{name}" for name, mark in zip(names, marks, strict=True) if mark in REDUCTIONS
     ]
     partial = f"; {' '.join(reductions)}" if reductions else ""
     return f"{DTYPES.get(dtype, str(dtype))}[{', '.join(sizes)}{partial}]"
@@ -114,9 +109,7 @@ class Printer:
         (output,) = graph.find_nodes(op="output")
         results = [
             f"{name} = %{self.names[node]}: {self.type_of(node)}{_path_note(name, path)}"
-            for name, path, node in zip(
-                dotted_names(paths), paths, output.args[0], strict=True
-            )
+            for name, path, node in zip(dotted_names(paths), paths, output.args[0], strict=True)
         ]
         if len(results) <= 1:
             return [" ".join(["  return", *results])]
@@ -171,11 +164,7 @@ def graph_titles(loop: Loop) -> tuple[str, ...]:
     """The title of each graph of a loop."""
     if isinstance(loop, Scan):
         return (f"{loop.length} steps of body",)
-    return (
-        ("condition", "body")
-        if isinstance(loop, While)
-        else ("if true", "if false")
-    )
+    return ("condition", "body") if isinstance(loop, While) else ("if true", "if false")
 
 
 def value_type(value: Any) -> str:
@@ -201,9 +190,7 @@ def inputs(
 def legend(lines: Iterable[str]) -> list[str]:
     """One line that explains the notation of the placements that occur. Empty if none occur."""
     written = "\n".join(line.split("  # ")[0] for line in lines)
-    said = [
-        meaning for mark, meaning in LEGEND.items() if re.search(mark, written)
-    ]
+    said = [meaning for mark, meaning in LEGEND.items() if re.search(mark, written)]
     return [f"  legend: {'; '.join(said)}"] if said else []
 
 
@@ -211,19 +198,14 @@ def program_text(program: Program, full: bool = False) -> str:
     """A Program as text."""
     graph = program.graph.graph
     holders = graph.find_nodes(op="placeholder")
-    names = printed_names(
-        graph, dict(zip(holders, dotted_names(program.in_paths), strict=True))
-    )
+    names = printed_names(graph, dict(zip(holders, dotted_names(program.in_paths), strict=True)))
     printer = Printer(names, _global_type, _is_prim, full)
     count = sum(n.op == "call_function" for n in graph.nodes)
     return "\n".join(
         [
             f"{program.name}: {count} ops over global shapes",
             *inputs(
-                [names[h] for h in holders],
-                program.in_paths,
-                map(_global_type, holders),
-                full,
+                [names[h] for h in holders], program.in_paths, map(_global_type, holders), full
             ),
             *printer.body(graph),
             *printer.returned(graph, program.out_paths),

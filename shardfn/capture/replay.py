@@ -31,15 +31,9 @@ class Replay(torch.fx.Interpreter):
 
     def run_node(self, node: torch.fx.Node) -> Any:
         if node.target is placement.align:
-            node.meta["custom"] = {
-                **node.meta.get("custom", {}),
-                "gradients": node.name,
-            }
+            node.meta["custom"] = {**node.meta.get("custom", {}), "gradients": node.name}
         if getattr(node.target, "__name__", None) in BACKWARD:
-            node.meta["custom"] = {
-                **node.meta.get("custom", {}),
-                "phase": "backward",
-            }
+            node.meta["custom"] = {**node.meta.get("custom", {}), "phase": "backward"}
             outputs, primals, *_ = self.fetch_args_kwargs_from_env(node)[0]
             inside = sources.place(node.meta["custom"])
             if sources.OUTERMOST in inside:
@@ -55,13 +49,9 @@ class Replay(torch.fx.Interpreter):
             self.extra_traceback = False  # the error has the full text
             raise
 
-    def call_function(
-        self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if getattr(target, "_name", None) == "wrap":
-            return bodies.wrap(
-                functools.partial(Replay, depth=self.nesting.depth), *args
-            )
+            return bodies.wrap(functools.partial(Replay, depth=self.nesting.depth), *args)
         if (name := getattr(target, "__name__", "")) in levels.NAMES:
             return self.nesting.call(target, name, args, kwargs)
         if name == "_unpack_dual":

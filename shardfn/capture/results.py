@@ -13,10 +13,7 @@ from ..errors import CaptureError
 from ..types import CONSTANTS, TENSOR, Program
 from .printing import program_text
 
-PLACES = (
-    DeviceMesh,
-    ProcessGroup,
-)  # of torch.distributed: results that are constants
+PLACES = (DeviceMesh, ProcessGroup)  # of torch.distributed: results that are constants
 
 
 OF_FAKES = "FakeTensor("
@@ -73,8 +70,7 @@ def _refuse_results(leaves: list[Any], paths: list[str], name: str) -> None:
     wrong = [
         (p, x)
         for p, x in zip(paths, leaves, strict=True)
-        if (x is not TENSOR and not isinstance(x, (*CONSTANTS, *PLACES)))
-        or _untold(x)
+        if (x is not TENSOR and not isinstance(x, (*CONSTANTS, *PLACES))) or _untold(x)
     ]
     if wrong:
         fix = "return tensors and constants; make a class of yours a NamedTuple or a dict"

@@ -46,9 +46,7 @@ class Recording:
     derivative: Derivative | None = None
 
 
-_recording: contextvars.ContextVar[Recording] = contextvars.ContextVar(
-    "shardfn_recording"
-)
+_recording: contextvars.ContextVar[Recording] = contextvars.ContextVar("shardfn_recording")
 
 
 @contextlib.contextmanager
@@ -72,9 +70,7 @@ def hooked_values() -> dict[Any, Any]:
     return {} if at_work is None else at_work.hooked
 
 
-def note_derivative(
-    results: Sequence[torch.Tensor], primals: Sequence[torch.Tensor]
-) -> None:
+def note_derivative(results: Sequence[torch.Tensor], primals: Sequence[torch.Tensor]) -> None:
     """Record which results of the active capture have derivatives, and which primals they
     reach.
     """
@@ -93,25 +89,18 @@ def _(tensors: list[torch.Tensor], number: int) -> list[torch.Tensor]:
 
 
 def functional(
-    fn: Callable[..., Any],
-    inputs: Sequence[torch.Tensor],
-    name: str,
-    paths: Sequence[str],
+    fn: Callable[..., Any], inputs: Sequence[torch.Tensor], name: str, paths: Sequence[str]
 ) -> torch.fx.GraphModule:
     """Trace a function of fake tensors into one ATen graph without in-place writes."""
     table = _recording.get().table
     graph = _compat.trace_aten(fn, inputs, table)
     _drop_labels(graph.graph)
     _compat.write_out_zeros(graph)
-    sources.attach(
-        graph
-    )  # before the graph is traced again, which keeps the annotations
+    sources.attach(graph)  # before the graph is traced again, which keeps the annotations
     refuse_collectives(graph, name)
     writes = refuse_mutation(graph, name, paths)
     if writes and not without_writes(graph, writes, table):
-        pure = torch.func.functionalize(
-            torch.fx.Interpreter(graph).run, remove="mutations"
-        )
+        pure = torch.func.functionalize(torch.fx.Interpreter(graph).run, remove="mutations")
         graph = _compat.trace_aten(pure, inputs, table)
     fold(graph)
     return graph
@@ -125,10 +114,7 @@ def _drop_labels(graph: torch.fx.Graph) -> None:
 
 
 def traced(
-    fn: Callable[..., Any],
-    examples: Sequence[torch.Tensor],
-    name: str,
-    again: bool = False,
+    fn: Callable[..., Any], examples: Sequence[torch.Tensor], name: str, again: bool = False
 ) -> tuple[torch.fx.Graph, list[torch.Tensor]]:
     """Trace a function of tensors like these into a separate graph. Also returns its tensor
     constants, which are its last inputs.
@@ -149,14 +135,9 @@ def traced(
         _recording.get().mode,
         drawing_from(Missing()),
     ):
-        inputs = [
-            torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in examples
-        ]
+        inputs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in examples]
         graph = functional(
-            lambda *xs: [x.contiguous() for x in fn(*xs)],
-            inputs,
-            name,
-            [OF_BODY] * len(inputs),
+            lambda *xs: [x.contiguous() for x in fn(*xs)], inputs, name, [OF_BODY] * len(inputs)
         )
         sources.attach(graph)
         strides.settle(graph, name, [], inside=True)
@@ -179,12 +160,7 @@ def simplified(graph: torch.fx.Graph) -> torch.fx.Graph:
 
 def _refuse_random(graph: torch.fx.Graph, name: str) -> None:
     drawn = next(
-        (
-            n
-            for n in inner_nodes(graph, once=True)
-            if n.op == "call_function" and draws(n)
-        ),
-        None,
+        (n for n in inner_nodes(graph, once=True) if n.op == "call_function" and draws(n)), None
     )
     if drawn is not None:
         source = drawn.meta.get("source")
@@ -206,10 +182,7 @@ def emitted(loop: Loop, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 def fold(module: torch.fx.GraphModule) -> None:
     """Replace each loop's number in a graph by an op that holds the loop's graphs."""
     for node in list(module.graph.nodes):
-        if (
-            node.op == "call_function"
-            and node.target is torch.ops.shardfn.looped.default
-        ):
+        if node.op == "call_function" and node.target is torch.ops.shardfn.looped.default:
             tensors, number = node.args
             node.target, node.args = _recording.get().loops[number], tuple(tensors)
 
@@ -224,19 +197,12 @@ def lifted_constants(
     for node in graph.graph.find_nodes(op="get_attr"):
         value = getattr(graph, node.target)
         if not isinstance(value, torch.Tensor):
-            (user, *_), fix = (
-                node.users,
-                "torch.where, or a Python loop, over plain ops",
-            )
+            (user, *_), fix = (node.users, "torch.where, or a Python loop, over plain ops")
             raise CaptureError.of(
-                name,
-                f"it uses the higher-order op {user.target}, which has no rule yet",
-                fix=fix,
+                name, f"it uses the higher-order op {user.target}, which has no rule yet", fix=fix
             )
         last = graph.graph.find_nodes(op="placeholder")
-        with graph.graph.inserting_after(
-            last[-1] if last else next(iter(graph.graph.nodes)).prev
-        ):
+        with graph.graph.inserting_after(last[-1] if last else next(iter(graph.graph.nodes)).prev):
             holder = graph.graph.placeholder(f"constant_{len(found)}")
         holder.meta = {**node.meta, "val": mode.from_tensor(value)}
         node.replace_all_uses_with(holder)

@@ -24,17 +24,11 @@ def viewed(node: torch.fx.Node) -> torch.fx.Node | None:
     if node.target in SAME:
         return _node(node.args[0])
     schema = getattr(node.target, "_schema", None)
-    if schema is None or not any(
-        result.alias_info is not None for result in schema.returns
-    ):
+    if schema is None or not any(result.alias_info is not None for result in schema.returns):
         return None
     for k, argument in enumerate(schema.arguments):
         if argument.alias_info is not None:
-            return _node(
-                node.args[k]
-                if k < len(node.args)
-                else node.kwargs.get(argument.name)
-            )
+            return _node(node.args[k] if k < len(node.args) else node.kwargs.get(argument.name))
     return None
 
 

@@ -53,10 +53,7 @@ class Steps:
         if every:
             found, failed = _tried(lambda: joint(list(map(self._heard, every))))
             error = error or failed
-            answers = [
-                self._told(answer, failed)
-                for answer in found or [None] * len(every)
-            ]
+            answers = [self._told(answer, failed) for answer in found or [None] * len(every)]
         answer = self.texts.scatter(answers)
         if error is not None:
             raise error

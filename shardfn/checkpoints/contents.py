@@ -102,11 +102,7 @@ def unsaved(name: str, x: torch.Tensor) -> list[str]:
         f"is {x.layout}": x.layout is not torch.strided,
         f"is quantized, {x.dtype}": x.is_quantized,
     }
-    wrong = [
-        f"{name} {kind}"
-        for kind, is_one in kinds.items()
-        if is_one
-    ]
+    wrong = [f"{name} {kind}" for kind, is_one in kinds.items() if is_one]
     placements = _unsaved_placements(x) if isinstance(x, DTensor) else []
     return wrong + [f"{name} is placed as {p}" for p in placements]
 
@@ -146,10 +142,7 @@ def _skeleton(path: str, x: Any, tensors: dict[str, torch.Tensor]) -> Any:
         return {"tensor": path}
     if isinstance(x, dict) and all(type(key) in (str, int) for key in x):
         return {
-            "dict": [
-                [key, _skeleton(f"{path}.{key}", part, tensors)]
-                for key, part in x.items()
-            ]
+            "dict": [[key, _skeleton(f"{path}.{key}", part, tensors)] for key, part in x.items()]
         }
     if type(x) in (list, tuple):
         kind = type(x).__name__
@@ -183,12 +176,8 @@ REBUILD = {
     "tensor": lambda name, tensors: tensors[name],
     "value": lambda value, _: value,
     "list": lambda parts, tensors: [rebuilt(part, tensors) for part in parts],
-    "tuple": lambda parts, tensors: tuple(
-        rebuilt(part, tensors) for part in parts
-    ),
-    "dict": lambda parts, tensors: {
-        key: rebuilt(part, tensors) for key, part in parts
-    },
+    "tuple": lambda parts, tensors: tuple(rebuilt(part, tensors) for part in parts),
+    "dict": lambda parts, tensors: {key: rebuilt(part, tensors) for key, part in parts},
 }
 
 

@@ -17,9 +17,7 @@ AS_BYTES = frozenset({torch.complex64, torch.complex128, torch.complex32})
 
 
 def write(
-    path: str,
-    tensors: Mapping[str, torch.Tensor],
-    metadata: dict[str, str] | None = None,
+    path: str, tensors: Mapping[str, torch.Tensor], metadata: dict[str, str] | None = None
 ) -> None:
     """Write tensors to a file, and have it on disk.
 
@@ -64,11 +62,7 @@ class Files:
         self._opened: dict[str, Any] = {}
 
     def block(
-        self,
-        file: str,
-        key: str,
-        slices: tuple[slice, ...],
-        dtype: torch.dtype | None = None,
+        self, file: str, key: str, slices: tuple[slice, ...], dtype: torch.dtype | None = None
     ) -> torch.Tensor:
         """A block of a tensor in a file; only its bytes are read.
 
@@ -84,17 +78,11 @@ class Files:
         try:
             stored = self._file(file)
             whole = not slices  # of a tensor without dims
-            block = (
-                stored.get_tensor(key) if whole else stored.get_slice(key)[slices]
-            )
+            block = stored.get_tensor(key) if whole else stored.get_slice(key)[slices]
         except (SafetensorError, OSError) as error:
             got = f"{os.path.join(self.folder, file)} cannot be read"
-            fix = (
-                "another step: the file is damaged, or was not written to its end"
-            )
-            raise CheckpointError.of(
-                self.where, got, str(error), fix=fix
-            ) from None
+            fix = "another step: the file is damaged, or was not written to its end"
+            raise CheckpointError.of(self.where, got, str(error), fix=fix) from None
         if dtype not in AS_BYTES:
             return block
         # the file is aligned to 8 bytes, and torch's copy of complex128 crashes at less than 16

@@ -13,11 +13,7 @@ import shutil
 
 MANIFEST = "shardfn.json"
 SAVING, OLD = ".saving", ".old"
-ENDINGS = (
-    "",
-    SAVING,
-    OLD,
-)  # of the folder of a step: the first that is complete counts
+ENDINGS = ("", SAVING, OLD)  # of the folder of a step: the first that is complete counts
 _STEP = re.compile(r"step-(\d+)")
 
 

@@ -15,22 +15,9 @@ from ..errors import CheckpointError
 from ..ranks.beside import checkpointing
 from ..world import current_world
 from . import agreed, folders, manifest
-from .contents import (
-    is_stateful,
-    listed,
-    named,
-    rebuilt,
-    shape_of,
-    state_names,
-)
+from .contents import is_stateful, listed, named, rebuilt, shape_of, state_names
 from .files import Files
-from .targets import (
-    device_of,
-    empty,
-    placed_leaves,
-    refilled,
-    refuse_without_values,
-)
+from .targets import device_of, empty, placed_leaves, refilled, refuse_without_values
 
 
 @_compat.outside_only
@@ -87,9 +74,7 @@ def load(
     stored = manifest.read("load", folder)
     _check(folder, leaves, stored, strict)
     targets = {
-        name: empty(
-            x.shape, x.dtype, device_of(leaves.get(name)), placed.get(name)
-        )
+        name: empty(x.shape, x.dtype, device_of(leaves.get(name)), placed.get(name))
         for name, x in stored.tensors.items()
         if name in leaves or _is_of_state(name, leaves, stored)
     }
@@ -117,20 +102,13 @@ def _folder(path: str, step: int | None) -> str:
     return folder
 
 
-def _is_of_state(
-    name: str, leaves: Mapping[str, Any], stored: manifest.Manifest
-) -> bool:
+def _is_of_state(name: str, leaves: Mapping[str, Any], stored: manifest.Manifest) -> bool:
     """Whether a tensor belongs to the state of an object in the tree."""
     owners = (leaf for leaf in leaves if name.startswith(leaf + "."))
     return any("state" in stored.constants.get(owner, {}) for owner in owners)
 
 
-def _check(
-    folder: str,
-    leaves: Mapping[str, Any],
-    stored: manifest.Manifest,
-    strict: bool,
-) -> None:
+def _check(folder: str, leaves: Mapping[str, Any], stored: manifest.Manifest, strict: bool) -> None:
     """Check that a checkpoint holds the leaves of a tree.
 
     Raises:
@@ -138,16 +116,9 @@ def _check(
     """
     has = {**stored.tensors, **stored.constants}
     in_states = {
-        name
-        for x in stored.constants.values()
-        if "state" in x
-        for name in state_names(x["state"])
+        name for x in stored.constants.values() if "state" in x for name in state_names(x["state"])
     }
-    wrong = [
-        f"{name}: in the tree, not in the checkpoint"
-        for name in leaves
-        if name not in has
-    ]
+    wrong = [f"{name}: in the tree, not in the checkpoint" for name in leaves if name not in has]
     if strict:
         wrong += [
             f"{name}: in the checkpoint, not in the tree"
@@ -158,9 +129,7 @@ def _check(
         wrong += _difference(name, leaf, stored) if name in has else []
     if wrong:
         fix = "the tree that was saved; strict=False leaves out what it does not have"
-        raise CheckpointError.of(
-            "load", f"{folder} holds another tree", *listed(wrong), fix=fix
-        )
+        raise CheckpointError.of("load", f"{folder} holds another tree", *listed(wrong), fix=fix)
 
 
 def _difference(name: str, leaf: Any, stored: manifest.Manifest) -> list[str]:
@@ -171,11 +140,7 @@ def _difference(name: str, leaf: Any, stored: manifest.Manifest) -> list[str]:
         is_state = "state" in stored.constants[name]
         is_same = is_state == is_stateful(leaf)
         kinds = ("an object's state", "a constant")
-        return (
-            []
-            if is_same
-            else [f"{name}: {kinds[not is_state]}, and the tree has {leaf!r}"]
-        )
+        return [] if is_same else [f"{name}: {kinds[not is_state]}, and the tree has {leaf!r}"]
     if wanted is None or has is None:
         return [
             f"{name}: a {'constant' if has is None else 'tensor'} in the checkpoint, "
@@ -184,14 +149,11 @@ def _difference(name: str, leaf: Any, stored: manifest.Manifest) -> list[str]:
     if (has.shape, has.dtype) == wanted:
         return []
     return [
-        f"{name}: {has.dtype} {has.shape} in the checkpoint, "
-        f"{wanted[1]} {wanted[0]} in the tree"
+        f"{name}: {has.dtype} {has.shape} in the checkpoint, {wanted[1]} {wanted[0]} in the tree"
     ]
 
 
-def _read(
-    folder: str, targets: dict[str, torch.Tensor], stored: manifest.Manifest
-) -> None:
+def _read(folder: str, targets: dict[str, torch.Tensor], stored: manifest.Manifest) -> None:
     opened = Files("load", folder)
 
     def block(chunk: Chunk, slices: tuple[slice, ...]) -> torch.Tensor:

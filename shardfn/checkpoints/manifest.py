@@ -104,9 +104,7 @@ def read(where: str, folder: str) -> Manifest:
     try:
         return _from_json(found)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _unreadable(
-            where, path, f"{type(error).__name__}: {error}"
-        ) from None
+        raise _unreadable(where, path, f"{type(error).__name__}: {error}") from None
 
 
 def _unreadable(where: str, path: str, why: str) -> CheckpointError:
@@ -115,9 +113,7 @@ def _unreadable(where: str, path: str, why: str) -> CheckpointError:
 
 
 def _from_json(found: Any) -> Manifest:
-    tensors = {
-        str(name): _stored(str(name), x) for name, x in found["tensors"].items()
-    }
+    tensors = {str(name): _stored(str(name), x) for name, x in found["tensors"].items()}
     if found["format"] != FORMAT or not isinstance(found["constants"], dict):
         raise ValueError("format and constants")
     return Manifest(tensors, found["constants"], int(found["step"]))

@@ -14,8 +14,7 @@ from .manifest import dtype_of, name_of, sizes_of
 def told(chunks: Sequence[Held]) -> list[Any]:
     """The chunks that a rank holds, as JSON."""
     return [
-        [held.name, held.offsets, held.sizes, held.shape, name_of(held.dtype)]
-        for held in chunks
+        [held.name, held.offsets, held.sizes, held.shape, name_of(held.dtype)] for held in chunks
     ]
 
 
@@ -28,16 +27,12 @@ def heard(rows: Any) -> list[Held]:
     return [_held(*row) for row in rows]
 
 
-def _held(
-    name: str, offsets: Any, sizes: Any, shape: Any, dtype: str
-) -> Held:
+def _held(name: str, offsets: Any, sizes: Any, shape: Any, dtype: str) -> Held:
     of_block = sizes_of(offsets), sizes_of(sizes)
     return Held(str(name), *of_block, sizes_of(shape), dtype_of(dtype))
 
 
-def written(
-    chunks: Sequence[Sequence[Held]],
-) -> tuple[list[list[int]], list[Chunk]]:
+def written(chunks: Sequence[Sequence[Held]]) -> tuple[list[list[int]], list[Chunk]]:
     """Which rank writes which of its chunks.
 
     Args:

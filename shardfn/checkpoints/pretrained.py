@@ -22,13 +22,7 @@ from ..transforms import full
 from ..world import current_world
 from . import agreed, files
 from .contents import listed, named, shape_of, unsaved
-from .targets import (
-    device_of,
-    empty,
-    placed_leaves,
-    refilled,
-    refuse_without_values,
-)
+from .targets import device_of, empty, placed_leaves, refilled, refuse_without_values
 
 INDEX = "model.safetensors.index.json"
 ENDING = ".safetensors"
@@ -81,9 +75,7 @@ def load_safetensors(
         ...     sf.save_safetensors(folder, {"fc.weight": torch.eye(4)})
         ...     mesh = sf.make_mesh((2,), ("dp",))
         ...     like = {"fc.weight": sf.ShapeDtype((4, 4), torch.float64)}
-        ...     x = sf.load_safetensors(folder, like, mesh, sf.P("dp"))[
-        ...         "fc.weight"
-        ...     ]
+        ...     x = sf.load_safetensors(folder, like, mesh, sf.P("dp"))["fc.weight"]
         ...     x.to_local().shape, x.dtype
         (torch.Size([2, 4]), torch.float64)
     """
@@ -105,8 +97,7 @@ def load_safetensors(
         return opened.block(entry.file, chunk.name, slices)
 
     chunks = {
-        name: (Chunk(name, (0,) * x.dim(), tuple(x.shape), 0),)
-        for name, x in targets.items()
+        name: (Chunk(name, (0,) * x.dim(), tuple(x.shape), 0),) for name, x in targets.items()
     }
     agreed.read("load_safetensors", targets, chunks, block)
     return refilled(like, targets)
@@ -132,15 +123,11 @@ def _entries(folder: str) -> dict[str, Entry]:
         except (SafetensorError, OSError) as error:
             got = f"{os.path.join(folder, file)} cannot be read"
             fix = "another copy of the file: it is damaged, incomplete or missing"
-            raise CheckpointError.of(
-                "load_safetensors", got, str(error), fix=fix
-            ) from None
+            raise CheckpointError.of("load_safetensors", got, str(error), fix=fix) from None
     if wrong:
         got = f"{folder} has tensors twice"
         fix = f"a folder with the files of one model, or with their {INDEX}"
-        raise CheckpointError.of(
-            "load_safetensors", got, *listed(wrong), fix=fix
-        )
+        raise CheckpointError.of("load_safetensors", got, *listed(wrong), fix=fix)
     return out
 
 
@@ -158,9 +145,7 @@ def _files(folder: str) -> list[str]:
             if any(os.path.basename(name) != name for name in names):
                 raise ValueError("files outside of the folder")
             return names
-        names = sorted(
-            name for name in os.listdir(folder) if name.endswith(ENDING)
-        )
+        names = sorted(name for name in os.listdir(folder) if name.endswith(ENDING))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         got = f"{index if os.path.isfile(index) else folder} cannot be read"
         raise CheckpointError.of("load_safetensors", got, str(error)) from None
@@ -171,10 +156,7 @@ def _files(folder: str) -> list[str]:
 
 
 def _check(
-    folder: str,
-    leaves: Mapping[str, Any],
-    entries: Mapping[str, Entry],
-    strict: bool,
+    folder: str, leaves: Mapping[str, Any], entries: Mapping[str, Entry], strict: bool
 ) -> None:
     """Check that a folder holds the tensors of a tree.
 
@@ -186,28 +168,17 @@ def _check(
         for name, x in leaves.items()
         if shape_of(x) is None
     ]
-    wrong += [
-        f"{name}: in the tree, not in the files"
-        for name in leaves
-        if name not in entries
-    ]
+    wrong += [f"{name}: in the tree, not in the files" for name in leaves if name not in entries]
     extra = [name for name in entries if name not in leaves] if strict else []
     wrong += [f"{name}: in the files, not in the tree" for name in extra]
     for name, x in leaves.items():
         shape = shape_of(x)
         if name in entries and shape and shape[0] != entries[name].shape:
-            wrong.append(
-                f"{name}: {entries[name].shape} in the files, {shape[0]} in the tree"
-            )
+            wrong.append(f"{name}: {entries[name].shape} in the files, {shape[0]} in the tree")
     if wrong:
-        fix = (
-            "a tree with the names of the files; strict=False leaves out the rest"
-        )
+        fix = "a tree with the names of the files; strict=False leaves out the rest"
         raise CheckpointError.of(
-            "load_safetensors",
-            f"{folder} holds other tensors",
-            *listed(wrong),
-            fix=fix,
+            "load_safetensors", f"{folder} holds other tensors", *listed(wrong), fix=fix
         )
 
 
@@ -241,15 +212,9 @@ def save_safetensors(
     accept("save_safetensors", path=path, max_bytes=max_bytes)
     refuse_without_values("save_safetensors")
     leaves = named("save_safetensors", tree)
-    wrong = [
-        line
-        for name, x in leaves.items()
-        for line in _unsaved(name, x)
-    ]
+    wrong = [line for name, x in leaves.items() for line in _unsaved(name, x)]
     if wrong:
-        raise CheckpointError.of(
-            "save_safetensors", *listed(wrong), needed="tensors and DTensors"
-        )
+        raise CheckpointError.of("save_safetensors", *listed(wrong), needed="tensors and DTensors")
     groups = _groups(leaves, bytes_of(max_bytes))
     folder = os.path.abspath(os.fspath(path))
     world = current_world()
@@ -268,9 +233,7 @@ def save_safetensors(
     except OSError as error:
         got = f"{folder} cannot be written"
         fix = "free space, or another folder"
-        raise CheckpointError.of(
-            "save_safetensors", got, str(error), fix=fix
-        ) from None
+        raise CheckpointError.of("save_safetensors", got, str(error), fix=fix) from None
 
 
 def _unsaved(name: str, x: Any) -> list[str]:
@@ -313,9 +276,7 @@ def _file(number: int, count: int) -> str:
 
 
 def _write_index(
-    folder: str,
-    leaves: Mapping[str, torch.Tensor],
-    groups: Mapping[str, list[str]],
+    folder: str, leaves: Mapping[str, torch.Tensor], groups: Mapping[str, list[str]]
 ) -> None:
     total = sum(x.numel() * x.element_size() for x in leaves.values())
     where = {name: file for file, group in groups.items() for name in group}

@@ -123,8 +123,7 @@ def save(
             before.finish()
         return _saved(root, found, step, keep, job_texts())
     copied = Contents(
-        {name: x.detach().clone() for name, x in found.tensors.items()},
-        found.constants,
+        {name: x.detach().clone() for name, x in found.tensors.items()}, found.constants
     )
     # Collectives of the job go on meanwhile, in their own group.
     group = None if job_texts().group is None else _group_of_its_own()
@@ -133,9 +132,7 @@ def save(
         if before is not None:
             before.finish()
         try:
-            return _saved(
-                root, copied, step, keep, Texts(group), is_background=True
-            )
+            return _saved(root, copied, step, keep, Texts(group), is_background=True)
         finally:
             if group is not None:
                 dist.destroy_process_group(group)
@@ -166,9 +163,7 @@ def _saved(
         CheckpointError: the folder cannot be written.
     """
     writing = Writing(root, found, step, keep)
-    watched = checkpointing(
-        current_world(), "save", is_background=is_background
-    )
+    watched = checkpointing(current_world(), "save", is_background=is_background)
     try:
         with watched:
             return writing.run(Steps("save", texts))

@@ -20,9 +20,7 @@ from .contents import named, shape_of
 Placed = tuple[Any, Marks]  # a mesh, and a placement for each of its axes
 
 
-def placed_leaves(
-    where: str, like: Any, mesh: Any, placements: Any
-) -> dict[str, Placed | None]:
+def placed_leaves(where: str, like: Any, mesh: Any, placements: Any) -> dict[str, Placed | None]:
     """The mesh and the placements of each leaf; None for a plain tensor and for a constant.
 
     Args:
@@ -75,10 +73,7 @@ def _placed(x: Any, mesh: Any, spec: Any) -> Placed | None:
 
 
 def empty(
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-    placed: Placed | None,
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, placed: Placed | None
 ) -> torch.Tensor:
     """A tensor without values yet: a plain one, or a DTensor.
 
@@ -93,9 +88,7 @@ def empty(
     mesh, marks = placed
     axes = axes_of(mesh)
     strides = layout.dense_strides(shape, range(len(shape)))
-    spec = _compat.dtensor_spec(
-        mesh, torch_placements(marks), shape, strides, dtype
-    )
+    spec = _compat.dtensor_spec(mesh, torch_placements(marks), shape, strides, dtype)
 
     def local(coordinates: Any) -> torch.Tensor:
         own = layout.local_shape(shape, marks, axes.sizes, coordinates)

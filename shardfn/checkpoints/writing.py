@@ -84,15 +84,11 @@ class Writing:
         return folders.folder_of(self.root, self.number, folders.SAVING)
 
     def _manifest(self, number: int) -> manifest.Manifest:
-        of_tensor: dict[str, list[Chunk]] = {
-            name: [] for name in self.found.tensors
-        }
+        of_tensor: dict[str, list[Chunk]] = {name: [] for name in self.found.tensors}
         for chunk in self.chunks:
             of_tensor[chunk.name].append(chunk)
         tensors = {
-            name: manifest.Stored(
-                tuple(x.shape), x.dtype, tuple(of_tensor[name])
-            )
+            name: manifest.Stored(tuple(x.shape), x.dtype, tuple(of_tensor[name]))
             for name, x in self.found.tensors.items()
         }
         return manifest.Manifest(tensors, self.found.constants, number)

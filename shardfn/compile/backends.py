@@ -21,14 +21,10 @@ from .op_by_op import op_by_op
 from .recomputed import recomputed
 from .separate import separate
 
-Runner = Callable[
-    [list[torch.Tensor]], list[torch.Tensor]
-]  # takes the inputs, empties the list
+Runner = Callable[[list[torch.Tensor]], list[torch.Tensor]]  # takes the inputs, empties the list
 
 
-def aten(
-    graph: torch.fx.GraphModule, donated: Sequence[int] = (), *_: Any
-) -> Runner:
+def aten(graph: torch.fx.GraphModule, donated: Sequence[int] = (), *_: Any) -> Runner:
     """Run the graph op by op, without compilation. Results share memory only with donated
     inputs.
     """
@@ -69,16 +65,12 @@ def inductor(
     loops = outlined(graph, _inner)
     has_own = any(x.is_own for x in loops)
     key = None if has_own else key_of(graph.graph, donated, checked, pairs)
-    runner = compiled_once(
-        key, lambda: _compiled(_finished(graph, pairs), donated, checked), note
-    )
+    runner = compiled_once(key, lambda: _compiled(_finished(graph, pairs), donated, checked), note)
     weakref.finalize(runner, keep, loops)
     return runner
 
 
-def _finished(
-    graph: torch.fx.GraphModule, pairs: dict[int, int] | None
-) -> torch.fx.GraphModule:
+def _finished(graph: torch.fx.GraphModule, pairs: dict[int, int] | None) -> torch.fx.GraphModule:
     """The graph that is compiled. A stored compilation does not need it."""
     if pairs is None:
         return graph

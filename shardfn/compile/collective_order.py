@@ -43,17 +43,11 @@ def refuse_other_order(name: str, graph: torch.fx.Graph, code: str) -> None:
     Raises:
         DivergenceError: it does not.
     """
-    wanted = [
-        n.meta["collective"].kind for n in graph.nodes if "collective" in n.meta
-    ]
+    wanted = [n.meta["collective"].kind for n in graph.nodes if "collective" in n.meta]
     got = [kind for what, kind in events(code) if what == "start"]
     if got != wanted:
         first = next(
-            (
-                i
-                for i, (a, b) in enumerate(zip(wanted, got, strict=False))
-                if a != b
-            ),
+            (i for i, (a, b) in enumerate(zip(wanted, got, strict=False)) if a != b),
             min(len(wanted), len(got)),
         )
         said = (

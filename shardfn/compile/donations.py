@@ -24,11 +24,7 @@ def donations(program: LocalProgram, donated: Sequence[int]) -> dict[int, int]:
     pairs: dict[int, int] = {}
     for o, node in enumerate(results):
         match = next((i for i in free if _alike(holders[i], node)), None)
-        if (
-            match is not None
-            and made_of[o] not in holders
-            and made_of.index(made_of[o]) == o
-        ):
+        if match is not None and made_of[o] not in holders and made_of.index(made_of[o]) == o:
             pairs[o] = match
             free.remove(match)
     return pairs
@@ -37,9 +33,4 @@ def donations(program: LocalProgram, donated: Sequence[int]) -> dict[int, int]:
 def _alike(a: torch.fx.Node, b: torch.fx.Node) -> bool:
     x = a.meta["val"]
     y = b.meta["val"]
-    return (x.shape, x.stride(), x.dtype, x.device) == (
-        y.shape,
-        y.stride(),
-        y.dtype,
-        y.device,
-    )
+    return (x.shape, x.stride(), x.dtype, x.device) == (y.shape, y.stride(), y.dtype, y.device)

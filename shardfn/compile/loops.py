@@ -20,12 +20,8 @@ from .text import Unwritable, devices_of, loop_text
 
 Graphs = Sequence[Callable[..., Any]]
 # by the number in the compiled code; the programs that call them keep them alive
-_compiled: weakref.WeakValueDictionary[int, Compiled] = (
-    weakref.WeakValueDictionary()
-)
-OWN = (
-    2**62
-)  # the first number of loops without a text, which this process alone knows
+_compiled: weakref.WeakValueDictionary[int, Compiled] = weakref.WeakValueDictionary()
+OWN = 2**62  # the first number of loops without a text, which this process alone knows
 _numbers = itertools.count(OWN)
 
 
@@ -47,9 +43,7 @@ class Compiled:
         own = driven(
             self.loop,
             tensors,
-            lambda which, inputs: [
-                x.contiguous() for x in self.runners[which](list(inputs))
-            ],
+            lambda which, inputs: [x.contiguous() for x in self.runners[which](list(inputs))],
         )
         return apart(own, tensors)
 
@@ -85,10 +79,7 @@ def outlined(
             shapes = tuple(node.meta["val"])
             compiled = Compiled(number, node.target, runners, shapes)
             _compiled[number] = compiled
-        node.target, node.args = (
-            torch.ops.shardfn.run_loop.default,
-            (list(node.args), number),
-        )
+        node.target, node.args = (torch.ops.shardfn.run_loop.default, (list(node.args), number))
         loops.append(compiled)
     if loops:
         module.recompile()

@@ -10,9 +10,7 @@ ENDLESS = 1 << 62  # a capacity that no minimum cut includes
 LIMIT = 1 << 30  # of what scipy adds up in 32 bits
 
 
-def minimum_cut(
-    edges: Mapping[tuple[int, int], int], source: int, sink: int
-) -> set[int]:
+def minimum_cut(edges: Mapping[tuple[int, int], int], source: int, sink: int) -> set[int]:
     """The nodes below the minimum cut that is next to the sink.
 
     Args:
@@ -35,13 +33,8 @@ def minimum_cut(
     capacity = [min(-(-room // unit), LIMIT) for room in edges.values()]
     tails, heads = zip(*edges, strict=True)
     size = max(*tails, *heads, source, sink) + 1
-    network = csr_matrix(
-        (np.array(capacity, dtype=np.int32), (tails, heads)),
-        shape=(size, size),
-    )
+    network = csr_matrix((np.array(capacity, dtype=np.int32), (tails, heads)), shape=(size, size))
     left = network - maximum_flow(network, source, sink).flow
     left.eliminate_zeros()
-    below = breadth_first_order(
-        left.T.tocsr(), sink, return_predecessors=False
-    )
+    below = breadth_first_order(left.T.tocsr(), sink, return_predecessors=False)
     return {int(node) for node in below}

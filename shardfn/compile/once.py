@@ -22,9 +22,7 @@ log = logging.getLogger("shardfn")
 _alive: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
-def compiled_once(
-    key: str | None, compile_now: Callable[[], Any], note: Callable[[], None]
-) -> Any:
+def compiled_once(key: str | None, compile_now: Callable[[], Any], note: Callable[[], None]) -> Any:
     """The compiled program of a graph: of an equal graph in this process, or from the folder of
     compilations, or compiled now.
 
@@ -64,9 +62,7 @@ def key_of(
     return hashlib.sha256(f"{said}\n{_compat.environment()}".encode()).hexdigest()
 
 
-def _stored_or_compiled(
-    key: str, compile_now: Callable[[], Any], note: Callable[[], None]
-) -> Any:
+def _stored_or_compiled(key: str, compile_now: Callable[[], Any], note: Callable[[], None]) -> Any:
     where = own_folder()
     if where is None:
         return _compiled(compile_now, note)

@@ -17,10 +17,7 @@ from ..ops.loops import Loop
 from ..schedule import copied
 
 aten = torch.ops.aten
-RUN_AS = {
-    aten.view.default: aten.reshape.default,
-    aten._unsafe_view.default: aten.reshape.default,
-}
+RUN_AS = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
 
 
 def run_as(target: Any) -> Any:

@@ -22,10 +22,7 @@ from ..schedule import copied
 from .minimum_cut import ENDLESS, minimum_cut
 
 aten = torch.ops.aten
-CASTS = {
-    aten._to_copy.default,
-    aten.clone.default,
-}  # cheap, and not tagged as pointwise
+CASTS = {aten._to_copy.default, aten.clone.default}  # cheap, and not tagged as pointwise
 NORMS = {  # one pass over a value, which their own backward reads as well
     aten.native_layer_norm.default,
     aten._fused_rms_norm.default,
@@ -63,11 +60,7 @@ def _size(node: torch.fx.Node) -> int:
 
 def _peak(nodes: Sequence[torch.fx.Node]) -> int:
     """The place in an order of nodes before which most bytes are alive that they compute."""
-    last = {
-        x: k
-        for k, node in enumerate(nodes)
-        for x in map(owner_of, _reads(node))
-    }
+    last = {x: k for k, node in enumerate(nodes) for x in map(owner_of, _reads(node))}
     change = [0] * (len(nodes) + 1)
     for k, node in enumerate(nodes):
         if node in last and _is_tensor(node) and not _is_given(node):
@@ -198,14 +191,10 @@ class _Copies:
         place: that of the first node that may read copies.
     """
 
-    def __init__(
-        self, graph: torch.fx.Graph, names: set[str], place: int
-    ) -> None:
+    def __init__(self, graph: torch.fx.Graph, names: set[str], place: int) -> None:
         self.graph = graph
         self.again = {
-            node
-            for node in graph.nodes
-            if node.name in names and not _is_given(owner_of(node))
+            node for node in graph.nodes if node.name in names and not _is_given(owner_of(node))
         }
         self.copies: dict[torch.fx.Node, torch.fx.Node] = {}
         self.barred: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -221,13 +210,9 @@ class _Copies:
         remove_unread(graph)
         graph.lint()
 
-    def token_of(
-        self, node: torch.fx.Node, last: torch.fx.Node
-    ) -> torch.fx.Node:
+    def token_of(self, node: torch.fx.Node, last: torch.fx.Node) -> torch.fx.Node:
         """A late value that is there before a node: one that it reads, or the last."""
-        return next(
-            (x for x in node.all_input_nodes if x in self.tokens), last
-        )
+        return next((x for x in node.all_input_nodes if x in self.tokens), last)
 
     def serve(self, reader: torch.fx.Node, token: torch.fx.Node) -> None:
         """Have a node of the backward read copies, made right before it."""
@@ -243,8 +228,7 @@ class _Copies:
                 self.copy(node, token)
         if _reads(reader):
             reader.args, reader.kwargs = torch.fx.node.map_arg(
-                (reader.args, reader.kwargs),
-                self.late,
+                (reader.args, reader.kwargs), self.late
             )
 
     def late(self, x: torch.fx.Node) -> torch.fx.Node:
@@ -277,8 +261,6 @@ def _is_constant(node: torch.fx.Node) -> bool:
 def _is_token(node: torch.fx.Node) -> bool:
     """Whether a node computes a floating value from others, without waiting for other ranks."""
     value = node.meta.get("val")
-    is_own = (
-        node.target not in (getitem, WAIT) and "collective" not in node.meta
-    )
+    is_own = node.target not in (getitem, WAIT) and "collective" not in node.meta
     is_floating = isinstance(value, torch.Tensor) and value.is_floating_point()
     return is_own and is_floating and bool(node.all_input_nodes)

@@ -22,9 +22,7 @@ Reach = tuple[
 EVERYTHING: Reach = (-1, 2**63)
 
 
-def separate(
-    graph: torch.fx.GraphModule, donated: Sequence[int] = ()
-) -> torch.fx.GraphModule:
+def separate(graph: torch.fx.GraphModule, donated: Sequence[int] = ()) -> torch.fx.GraphModule:
     """Copy each output that shares memory with an input, a constant or an earlier output. The
     copies are part of the graph.
 
@@ -57,13 +55,9 @@ def separate(
     return graph
 
 
-def _own_what_as_strided_reads(
-    graph: torch.fx.Graph, holders: Sequence[torch.fx.Node]
-) -> None:
+def _own_what_as_strided_reads(graph: torch.fx.Graph, holders: Sequence[torch.fx.Node]) -> None:
     """Copy the input of an as_strided if a compiler has removed the op that made its memory."""
-    for node in graph.find_nodes(
-        op="call_function", target=aten.as_strided.default
-    ):
+    for node in graph.find_nodes(op="call_function", target=aten.as_strided.default):
         viewed_node, *layout = node.args
         if viewed(viewed_node) is not None:
             node.args = (_copied(graph, viewed_node, holders), *layout)
@@ -116,7 +110,5 @@ def _copied(
     with graph.inserting_after(holders[-1] if node.op == "placeholder" else node):
         copy = graph.call_function(aten.clone.default, (node,))
     about = {key: x for key, x in node.meta.items() if key in ("source", "phase")}
-    copy.meta.update(
-        about, val=node.meta["val"].clone()
-    )  # of a fake tensor: in memory of its own
+    copy.meta.update(about, val=node.meta["val"].clone())  # of a fake tensor: in memory of its own
     return copy

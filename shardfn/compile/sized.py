@@ -108,10 +108,7 @@ class Families:
 
 
 def _shared(
-    graph: torch.fx.GraphModule,
-    skeleton: Skeleton,
-    found: Formulas,
-    donated: Sequence[int],
+    graph: torch.fx.GraphModule, skeleton: Skeleton, found: Formulas, donated: Sequence[int]
 ) -> Shared | None:
     """A program for all graphs of a skeleton whose ints are formulas, compiled from one of them.
     None if the compiler takes no symbols there.
@@ -124,10 +121,7 @@ def _shared(
 
 
 def _compiled(
-    graph: torch.fx.GraphModule,
-    skeleton: Skeleton,
-    found: Formulas,
-    donated: Sequence[int],
+    graph: torch.fx.GraphModule, skeleton: Skeleton, found: Formulas, donated: Sequence[int]
 ) -> Shared:
     """A graph, compiled with symbols in place of the sizes that formulas start from."""
     symbols = _compat.Symbols([skeleton.ints[i] for i in found.bases])

@@ -56,9 +56,7 @@ def skeleton_of(graph: torch.fx.Graph) -> Skeleton | None:
     return Skeleton(tuple(key), tuple(ints), places)
 
 
-def _emptied(
-    x: Any, ints: list[int], numbers: dict[torch.fx.Node, int]
-) -> Any:
+def _emptied(x: Any, ints: list[int], numbers: dict[torch.fx.Node, int]) -> Any:
     """Arguments without ints, which are added to a list. Equal only if the rest is equal."""
     if isinstance(x, torch.fx.Node):
         return "node", numbers[x]
@@ -68,9 +66,7 @@ def _emptied(
     if isinstance(x, (tuple, list)):
         return "row", *(_emptied(child, ints, numbers) for child in x)
     if isinstance(x, dict):
-        named = (
-            (name, _emptied(child, ints, numbers)) for name, child in x.items()
-        )
+        named = ((name, _emptied(child, ints, numbers)) for name, child in x.items())
         return "dict", *named
     return type(x), repr(x)
 
@@ -145,9 +141,7 @@ def formulas(rows: Sequence[Row], places: Sequence[int]) -> Formulas | None:
     found = [_formula(column, symbols) for column in columns]
     if None in found or not symbols:
         return None
-    return Formulas(
-        tuple(bases.values()), tuple(f for f in found if f is not None)
-    )
+    return Formulas(tuple(bases.values()), tuple(f for f in found if f is not None))
 
 
 def _sizes(places: Sequence[int]) -> Iterator[int]:
@@ -184,9 +178,7 @@ def _product(symbols: Sequence[Row], numbers: Sequence[int], i: int) -> int:
     return value
 
 
-def _divided(
-    column: Row, values: Sequence[int]
-) -> tuple[int, int, int] | None:
+def _divided(column: Row, values: Sequence[int]) -> tuple[int, int, int] | None:
     """The term and the divisor that give a column, and a factor of 1."""
     for divisor in DIVISORS:
         for term in range(divisor):
@@ -218,9 +210,7 @@ def _shifted(column: Row, values: Sequence[int]) -> tuple[int, int] | None:
 Given = Callable[[torch.fx.Node], tuple[Any, Any]]
 
 
-def arguments_at(
-    graph: torch.fx.Graph, skeleton: Skeleton, ints: Sequence[Any]
-) -> Given:
+def arguments_at(graph: torch.fx.Graph, skeleton: Skeleton, ints: Sequence[Any]) -> Given:
     """The arguments of each node of a graph, with other ints."""
     feed = iter(ints)
     for _ in range(2 * sum(skeleton.places)):

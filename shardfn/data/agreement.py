@@ -67,9 +67,7 @@ def ranks_that_compare(mesh: Any) -> Ranks | None:
     if current_world().kind != "real" or mesh.size() == 1:
         return None
     ranks = tuple(ranks_of(mesh))
-    group = dist.new_group(
-        list(ranks), backend="gloo", use_local_synchronization=True
-    )
+    group = dist.new_group(list(ranks), backend="gloo", use_local_synchronization=True)
     return Ranks(ranks, group)
 
 
@@ -102,10 +100,7 @@ def different(
 
 
 def _of_values(
-    where: str,
-    ranks: Sequence[int],
-    rows: Sequence[Sequence[int]],
-    texts: Sequence[str],
+    where: str, ranks: Sequence[int], rows: Sequence[Sequence[int]], texts: Sequence[str]
 ) -> DivergenceError:
     """The error for ranks whose batches differ."""
     other = next(i for i, row in enumerate(rows) if row != rows[0])
@@ -114,8 +109,5 @@ def _of_values(
     if texts[0] == texts[other]:
         lines = [f"ranks {first} and {second} read other values: {texts[0]}"]
     needed = "the same global batch on every rank"
-    fix = (
-        "the same seed on every rank; no DistributedSampler; a collate_fn that pads to "
-        "one length"
-    )
+    fix = "the same seed on every rank; no DistributedSampler; a collate_fn that pads to one length"
     return DivergenceError.of(where, *lines, needed=needed, fix=fix)

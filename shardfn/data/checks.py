@@ -14,13 +14,7 @@ from ..mesh import axes_of
 from ..placement import P, is_spec, names_of
 from .sources import is_indexed
 
-STATE = {
-    "epoch": int,
-    "batch": int,
-    "sample": int,
-    "seed": int,
-    "generators": list,
-}
+STATE = {"epoch": int, "batch": int, "sample": int, "seed": int, "generators": list}
 
 
 def check_data(data: Any) -> None:
@@ -56,9 +50,7 @@ def check_axes(placements: Any, mesh: Any) -> None:
             named = [name for names in names_of(spec) for name in names]
             unknown = [repr(name) for name in named if name not in axes.names]
             if unknown:
-                got = (
-                    f"{spec} names axis {', '.join(unknown)}; the mesh has {axes}"
-                )
+                got = f"{spec} names axis {', '.join(unknown)}; the mesh has {axes}"
                 wrong.append(got)
     if wrong:
         raise PlacementError.of(
@@ -111,9 +103,7 @@ def check_state(state: Any, generators: int, is_stateful: bool) -> None:
         ]
     if not lines and len(state["generators"]) != generators:
         count = len(state["generators"])
-        lines.append(
-            f"it is of {count} generators, and the data have {generators}"
-        )
+        lines.append(f"it is of {count} generators, and the data have {generators}")
     if not lines and state.get("data") is not None and not is_stateful:
         lines.append("it has a state of the data, and these data take none")
     if lines:

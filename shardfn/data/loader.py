@@ -13,15 +13,7 @@ from ..mesh import check_mesh, refuse_elsewhere
 from . import checks, placing
 from .agreement import BATCH, END, FAILED, ranks_that_compare
 from .draws import Draws
-from .sources import (
-    Batch,
-    Indexed,
-    Whole,
-    generators_of,
-    is_by_rows,
-    is_indexed,
-    set_epoch,
-)
+from .sources import Batch, Indexed, Whole, generators_of, is_by_rows, is_indexed, set_epoch
 
 
 class Loader:
@@ -36,9 +28,7 @@ class Loader:
             reads all.
     """
 
-    def __init__(
-        self, data: Any, mesh: Any, placements: Any, seed: int, rows: Any
-    ) -> None:
+    def __init__(self, data: Any, mesh: Any, placements: Any, seed: int, rows: Any) -> None:
         self.data, self.mesh, self.placements = data, mesh, placements
         self.seed = seed
         self.ranks = ranks_that_compare(mesh)
@@ -126,9 +116,7 @@ class Loader:
             >>> import torch, shardfn as sf
             >>> batches = [torch.full((2,), float(i)) for i in range(3)]
             >>> with sf.fake_world(2):
-            ...     loader = sf.loader(
-            ...         batches, sf.make_mesh((2,), ("dp",)), sf.P("dp")
-            ...     )
+            ...     loader = sf.loader(batches, sf.make_mesh((2,), ("dp",)), sf.P("dp"))
             ...     first = next(iter(loader))
             ...     state = loader.state_dict()
             ...     loader.load_state_dict(state)
@@ -184,12 +172,7 @@ class Loader:
 
 @_compat.outside_only
 def loader(
-    data: Iterable[Any],
-    mesh: Any,
-    placements: Any,
-    *,
-    seed: int = 0,
-    rows: bool | None = None,
+    data: Iterable[Any], mesh: Any, placements: Any, *, seed: int = 0, rows: bool | None = None
 ) -> Loader:
     """Read batches of the host as DTensors, each rank its rows where the data allow it.
 

@@ -142,9 +142,7 @@ def _dtensor(
     local: Any, shape: Sequence[int], dtype: torch.dtype, marks: Marks, mesh: Any
 ) -> DTensor:
     strides = layout.dense_strides(shape, range(len(shape)))
-    spec = _compat.dtensor_spec(
-        mesh, torch_placements(marks), tuple(shape), strides, dtype
-    )
+    spec = _compat.dtensor_spec(mesh, torch_placements(marks), tuple(shape), strides, dtype)
     return dtensors([local], [spec])[0]
 
 

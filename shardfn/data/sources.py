@@ -89,9 +89,7 @@ class Shares:
             check_resumed(number, self.skip, self.sample, self.expected)
 
     def _mine(self, indices: list[Any]) -> list[Any]:
-        rows = (
-            range(len(indices)) if self.share is None else self.share(len(indices))
-        )
+        rows = range(len(indices)) if self.share is None else self.share(len(indices))
         self.ahead.append((self.sample, len(indices), len(rows)))
         # a rank without rows reads one, for the shapes and dtypes
         return [indices[i] for i in rows] or indices[:1]
@@ -108,9 +106,7 @@ class Indexed:
     def __init__(self, data: DataLoader[Any], share: Share | None) -> None:
         self.shares = Shares(data.batch_sampler or (), share)
         options = {name: getattr(data, name) for name in OPTIONS}
-        self.reader = DataLoader(
-            data.dataset, batch_sampler=self.shares, **options
-        )
+        self.reader = DataLoader(data.dataset, batch_sampler=self.shares, **options)
 
     def read(self, draws: Draws, skip: int, sample: int) -> Iterator[Batch]:
         """The batches of a pass, after those that are skipped, which are not read."""

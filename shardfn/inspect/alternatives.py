@@ -59,22 +59,13 @@ class _Noting(Walk):
         super().take(node, call, values, placed, local)
         made = self.steps[-1].made
         for axis, found in self.weighed.items() if made else ():
-            ranked = sorted(
-                (a for a in found if a.price != float("inf")),
-                key=lambda a: a.price,
-            )
+            ranked = sorted((a for a in found if a.price != float("inf")), key=lambda a: a.price)
             self.noted[made[0].number, axis] = tuple(ranked)
         self.weighed.clear()
 
-    def choose(
-        self, call: OpCall, values: list[Any], node: torch.fx.Node
-    ) -> Placed:
+    def choose(self, call: OpCall, values: list[Any], node: torch.fx.Node) -> Placed:
         found = self.weigh(call, values, node)
-        return (
-            super().choose(call, values, node)
-            if node in self.advice.ops
-            else found
-        )
+        return super().choose(call, values, node) if node in self.advice.ops else found
 
     def price(
         self,
@@ -92,17 +83,12 @@ class _Noting(Walk):
             for v, slots, m in zip(values, held, ins, strict=True)
         )
         alternative = Alternative(
-            tuple(m[axis] for m in ins),
-            tuple(m[axis] for m in outs),
-            sends,
-            found[0],
+            tuple(m[axis] for m in ins), tuple(m[axis] for m in outs), sends, found[0]
         )
         self.weighed[axis].append(alternative)
         return found
 
-    def sent(
-        self, value: Any, slots: list[plan.Slot], wanted: Mark, axis: int
-    ) -> float:
+    def sent(self, value: Any, slots: list[plan.Slot], wanted: Mark, axis: int) -> float:
         """The bytes that an argument sends. Sharding a replicated value sends nothing."""
         held = {slot.marks[axis] for slot in slots}
         if wanted in held or ("R" in held and wanted not in PENDING):

@@ -115,8 +115,7 @@ def over_budget(
     wrong = [
         f"{len(of_kind)} {kind}, and {wanted} in the budget{_places(of_kind)}"
         for kind, wanted in counts.items()
-        if len(of_kind := [c for c in found.collectives if c.kind == kind])
-        != wanted
+        if len(of_kind := [c for c in found.collectives if c.kind == kind]) != wanted
     ]
     if most_bytes is not None and found.nbytes > most_bytes:
         total, most = human_bytes(found.nbytes), human_bytes(most_bytes)
@@ -125,9 +124,7 @@ def over_budget(
     if most_implicit is not None and len(implicit) > most_implicit:
         what = "implicit collectives, and at most"
         places = _places(implicit)
-        wrong.append(
-            f"{len(implicit)} {what} {most_implicit} in the budget{places}"
-        )
+        wrong.append(f"{len(implicit)} {what} {most_implicit} in the budget{places}")
     return wrong
 
 

@@ -73,10 +73,7 @@ class Certificate:
                     "local program)"
                 ),
             ),
-            (
-                self.waits_hold,
-                "each wait stands after its start and before the first use",
-            ),
+            (self.waits_hold, "each wait stands after its start and before the first use"),
         )
         lines = [
             f"schedule of {self.name}",
@@ -101,10 +98,7 @@ def _said(t: Timeline) -> str:
 
 
 def certify(
-    programs: Sequence[LocalProgram],
-    mine: LocalProgram,
-    agenda: Agenda,
-    hardware: Hardware,
+    programs: Sequence[LocalProgram], mine: LocalProgram, agenda: Agenda, hardware: Hardware
 ) -> Certificate:
     """Check the local programs of a schedule.
 
@@ -119,9 +113,7 @@ def certify(
         name=mine.name,
         kinds=len(programs),
         nodes=len(mine.graph.nodes),
-        same_nodes=all(
-            _multiset(p.unordered) == _multiset(p.graph) for p in programs
-        ),
+        same_nodes=all(_multiset(p.unordered) == _multiset(p.graph) for p in programs),
         same_order=all(_starts(p.graph) == list(agenda.starts) for p in programs),
         waits_hold=all(_waits_hold(p.graph) for p in programs),
         peak_before=peak_bytes(mine.unordered),
@@ -135,8 +127,7 @@ def certify(
 
 def _multiset(graph: torch.fx.Graph) -> collections.Counter[Any]:
     return collections.Counter(
-        (n.op, str(n.target), n.name, str(n.args), str(n.kwargs))
-        for n in graph.nodes
+        (n.op, str(n.target), n.name, str(n.args), str(n.kwargs)) for n in graph.nodes
     )
 
 
@@ -144,16 +135,11 @@ def _starts(graph: torch.fx.Graph) -> list[int]:
     return [n.meta["batch"] for n in graph.nodes if "collective" in n.meta]
 
 
-def _order(
-    graph: torch.fx.Graph, axes: MeshAxes
-) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def _order(graph: torch.fx.Graph, axes: MeshAxes) -> tuple[tuple[str, tuple[str, ...]], ...]:
     records: list[Collective] = [
         n.meta["collective"] for n in graph.nodes if "collective" in n.meta
     ]
-    return tuple(
-        (axis, tuple(r.name for r in records if r.axis == axis))
-        for axis in axes.names
-    )
+    return tuple((axis, tuple(r.name for r in records if r.axis == axis)) for axis in axes.names)
 
 
 def _waits_hold(graph: torch.fx.Graph) -> bool:
@@ -163,10 +149,6 @@ def _waits_hold(graph: torch.fx.Graph) -> bool:
             waits = list(node.users)
             if len(waits) != 1 or waits[0].target is not work.WAIT:
                 return False
-            if (
-                not at[node]
-                < at[waits[0]]
-                < min((at[u] for u in waits[0].users), default=len(at))
-            ):
+            if not at[node] < at[waits[0]] < min((at[u] for u in waits[0].users), default=len(at)):
                 return False
     return True

@@ -69,10 +69,7 @@ def torch_version() -> Finding:
     oldest, newest = (".".join(map(str, bound)) for bound in (OLDEST, NEWEST))
     if OLDEST <= release(found) <= NEWEST:
         return Finding(
-            "torch",
-            True,
-            f"torch {found}, one of the supported {oldest} to {newest}.",
-            needed=True,
+            "torch", True, f"torch {found}, one of the supported {oldest} to {newest}.", needed=True
         )
     sentence = f"torch {found} is outside the supported {oldest} to {newest}."
     return Finding(
@@ -86,19 +83,12 @@ def torch_version() -> Finding:
 
 def optree() -> Finding:
     """Can trees of arguments be read?"""
-    return package(
-        "optree",
-        "reads trees of arguments",
-        "pip install 'optree>=0.20'",
-        needed=True,
-    )
+    return package("optree", "reads trees of arguments", "pip install 'optree>=0.20'", needed=True)
 
 
 def attrs_package() -> Finding:
     """Can records be made?"""
-    return package(
-        "attrs", "makes the records", "pip install 'attrs>=23.2'", needed=True
-    )
+    return package("attrs", "makes the records", "pip install 'attrs>=23.2'", needed=True)
 
 
 def scipy() -> Finding:
@@ -114,24 +104,18 @@ def scipy() -> Finding:
 def rich() -> Finding:
     """Will the demonstration show bars and a table?"""
     return package(
-        "rich",
-        "draws the tables of the demonstration; without it they are plain text",
-        VIZ,
+        "rich", "draws the tables of the demonstration; without it they are plain text", VIZ
     )
 
 
 def matplotlib() -> Finding:
     """Will the demonstration draw its picture?"""
-    return package(
-        "matplotlib", "draws the pictures; without it there are none", VIZ
-    )
+    return package("matplotlib", "draws the pictures; without it there are none", VIZ)
 
 
 def compiler() -> Finding:
     """Can Inductor build code for the CPU here? It takes $CXX, or the platform's usual compiler."""
-    command = os.environ.get("CXX") or (
-        "clang++" if sys.platform == "darwin" else "g++"
-    )
+    command = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     fix = (
         "install g++ and Python's headers (such as: apt install g++ python3-dev), or name a "
         "compiler in CXX"
@@ -142,10 +126,7 @@ def compiler() -> Finding:
     fault = build_fault(command)
     if fault:
         return Finding(
-            "C++ compiler",
-            False,
-            f"{command} cannot build Inductor's code ({fault}): {lost}.",
-            fix,
+            "C++ compiler", False, f"{command} cannot build Inductor's code ({fault}): {lost}.", fix
         )
     return Finding(
         "C++ compiler",
@@ -157,44 +138,28 @@ def compiler() -> Finding:
 def gloo() -> Finding:
     """Can processes of this machine talk?"""
     if dist.is_available() and dist.is_gloo_available():
-        return Finding(
-            "Gloo", True, "Real processes on CPUs can talk: torchrun works."
-        )
-    return Finding(
-        "Gloo", False, "No real processes on CPUs; fake_world works.", DISTRIBUTED
-    )
+        return Finding("Gloo", True, "Real processes on CPUs can talk: torchrun works.")
+    return Finding("Gloo", False, "No real processes on CPUs; fake_world works.", DISTRIBUTED)
 
 
 def nccl() -> Finding:
     """Can GPUs talk?"""
     if dist.is_available() and dist.is_nccl_available():
         return Finding("NCCL", True, "GPUs of different processes can talk.")
-    sentence = (
-        "No real processes on GPUs; CPUs and fake_world are not touched by that."
-    )
+    sentence = "No real processes on GPUs; CPUs and fake_world are not touched by that."
     return Finding("NCCL", False, sentence, "install a CUDA build of torch")
 
 
 def gpu() -> Finding:
     """Is there a GPU, and can Inductor compile for it?"""
     if not torch.cuda.is_available():
-        return Finding(
-            "GPU", False, "No GPU that torch can use: everything runs on the CPU."
-        )
+        return Finding("GPU", False, "No GPU that torch can use: everything runs on the CPU.")
     n = torch.cuda.device_count()
-    found = (
-        f"{n} x {torch.cuda.get_device_name(0)}"
-        if n > 1
-        else torch.cuda.get_device_name(0)
-    )
+    found = f"{n} x {torch.cuda.get_device_name(0)}" if n > 1 else torch.cuda.get_device_name(0)
     if version("triton") is None:
         lost = 'backend="inductor" cannot compile for it; backend="aten" works'
-        return Finding(
-            "GPU", False, f"{found}, but no Triton: {lost}.", "pip install triton"
-        )
-    return Finding(
-        "GPU", True, f'{found}, with Triton: backend="inductor" compiles for it.'
-    )
+        return Finding("GPU", False, f"{found}, but no Triton: {lost}.", "pip install triton")
+    return Finding("GPU", True, f'{found}, with Triton: backend="inductor" compiles for it.')
 
 
 def stored_compilations() -> Finding:
@@ -206,9 +171,7 @@ def stored_compilations() -> Finding:
         warnings.simplefilter("always")
         where = own_folder()
     if where is None:
-        said = (
-            "; ".join(str(x.message) for x in problems) or f"{place()} is unusable"
-        )
+        said = "; ".join(str(x.message) for x in problems) or f"{place()} is unusable"
         fix = f"name a folder of your own in {CACHE_DIR}"
         return Finding(name, False, said.removeprefix("shardfn: ") + ".", fix)
     rows = where.entries()
@@ -257,8 +220,7 @@ def main(argv: Sequence[str] = ()) -> int:
     """
     if argv:
         print(
-            f"python -m shardfn doctor: takes no arguments, got {' '.join(argv)}",
-            file=sys.stderr,
+            f"python -m shardfn doctor: takes no arguments, got {' '.join(argv)}", file=sys.stderr
         )
         return 2
     findings = examine()
@@ -276,9 +238,7 @@ def told(findings: Sequence[Finding]) -> str:
         The text.
 
     Example:
-        >>> missing = Finding(
-        ...     "optree", False, "Not installed.", "install it", needed=True
-        ... )
+        >>> missing = Finding("optree", False, "Not installed.", "install it", needed=True)
         >>> print(told([Finding("Gloo", True, "It works."), missing]))
         ok        Gloo    It works.
         MISSING   optree  Not installed.
@@ -292,9 +252,7 @@ def told(findings: Sequence[Finding]) -> str:
         lines.append(f"{state:<9} {finding.name:<{width}}  {finding.sentence}")
         if finding.fix and not finding.ok:
             lines.append(f"{'':<{width + 12}}to fix: {finding.fix}")
-    missing = [
-        finding.name for finding in findings if finding.needed and not finding.ok
-    ]
+    missing = [finding.name for finding in findings if finding.needed and not finding.ok]
     end = (
         f"Something that shardfn needs is missing: {', '.join(missing)}."
         if missing
@@ -308,9 +266,7 @@ def package(name: str, purpose: str, fix: str, *, needed: bool = False) -> Findi
     found = version(name)
     if found is None:
         return Finding(name, False, f"Not installed: it {purpose}.", fix, needed)
-    return Finding(
-        name, True, f"{name} {found} {purpose.partition(';')[0]}.", needed=needed
-    )
+    return Finding(name, True, f"{name} {found} {purpose.partition(';')[0]}.", needed=needed)
 
 
 def version(name: str) -> str | None:
@@ -325,41 +281,25 @@ def release(found: str) -> tuple[int, ...]:
     """Major and minor of a version.
 
     Example:
-        >>> (
-        ...     release("2.13.0+cpu"),
-        ...     release("2.15.0.dev20260101"),
-        ...     release("unknown"),
-        ... )
+        >>> (release("2.13.0+cpu"), release("2.15.0.dev20260101"), release("unknown"))
         ((2, 13), (2, 15), ())
     """
     parts = found.split(".")[:2]
-    return (
-        tuple(int(part) for part in parts)
-        if all(part.isdecimal() for part in parts)
-        else ()
-    )
+    return tuple(int(part) for part in parts) if all(part.isdecimal() for part in parts) else ()
 
 
 def build_fault(command: str) -> str:
     """Build a small library as Inductor does, with OpenMP and Python's headers. Returns the
     first error, or "".
     """
-    flags = (
-        ["-undefined", "dynamic_lookup"]
-        if sys.platform == "darwin"
-        else ["-fopenmp"]
-    )
+    flags = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-fopenmp"]
     program = (
         PROGRAM if sys.platform != "darwin" else "#include <Python.h>\n"
     )  # there, OpenMP comes with torch
     with tempfile.TemporaryDirectory() as folder:
         source = pathlib.Path(folder) / "small.cpp"
         source.write_text(program)
-        flags += [
-            f"-I{sysconfig.get_paths()['include']}",
-            "-o",
-            f"{folder}/small.so",
-        ]
+        flags += [f"-I{sysconfig.get_paths()['include']}", "-o", f"{folder}/small.so"]
         try:
             done = subprocess.run(
                 [command, "-shared", "-fPIC", *flags, str(source)],
@@ -371,8 +311,4 @@ def build_fault(command: str) -> str:
         except (OSError, subprocess.TimeoutExpired) as error:
             return str(error)
     said = [text.strip() for text in done.stderr.splitlines() if "error" in text]
-    return (
-        ""
-        if done.returncode == 0
-        else (said or [f"exit status {done.returncode}"])[0]
-    )
+    return "" if done.returncode == 0 else (said or [f"exit status {done.returncode}"])[0]

@@ -14,9 +14,7 @@ from ..partition.planner.price import bodies_of
 from ..partition.planner.share import share_of
 from ..partition.planner.starts import parameter_slots
 
-Sent = tuple[
-    plan.Redistribute, int
-]  # a redistribution, and an axis over which it sends
+Sent = tuple[plan.Redistribute, int]  # a redistribution, and an axis over which it sends
 Around = dict[torch.fx.Node, list[torch.fx.Node]]
 
 
@@ -35,9 +33,7 @@ def outside(graph: torch.fx.Graph) -> Around:
     return found
 
 
-def work_of(
-    chosen: plan.Plan,
-) -> Iterator[tuple[plan.Apply, torch.fx.Node, float]]:
+def work_of(chosen: plan.Plan) -> Iterator[tuple[plan.Apply, torch.fx.Node, float]]:
     """The ops of a plan with FLOPs, and those of one rank."""
     sizes = chosen.axes.sizes
     for step in chosen.steps:
@@ -61,9 +57,7 @@ def largest_unasked(chosen: plan.Plan, graph: torch.fx.Graph) -> list[Sent]:
     return [sent for _, sent in rows]
 
 
-def _unasked(
-    chosen: plan.Plan, graph: torch.fx.Graph
-) -> Iterator[tuple[float, Sent]]:
+def _unasked(chosen: plan.Plan, graph: torch.fx.Graph) -> Iterator[tuple[float, Sent]]:
     """The redistributions that no placement asks for, each with the bytes of its value."""
     ahead = parameter_slots(chosen, graph)
     for step, move in plan.moves(chosen):

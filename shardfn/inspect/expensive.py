@@ -32,10 +32,7 @@ LESS = 0.9  # of the bytes, or of the time, below which another placement mends 
 TRIES = 6  # placements that are tried for one finding
 AHEAD = 3  # ops from the sum with a bias to the split of its result
 LARGE = 2000  # ops of a program for which fewer are tried
-SPLITS = {
-    torch.ops.aten.split.Tensor,
-    torch.ops.aten.split_with_sizes.default,
-}
+SPLITS = {torch.ops.aten.split.Tensor, torch.ops.aten.split_with_sizes.default}
 Placing = Callable[[Sequence[Marks]], plan.Plan]
 Changes = dict[int, Marks]  # of arguments, by their number
 
@@ -54,17 +51,11 @@ class Mend:
 
     def __str__(self) -> str:
         return " and ".join(
-            f"{path} at {after} in place of {before}"
-            for path, before, after in self.rows
+            f"{path} at {after} in place of {before}" for path, before, after in self.rows
         )
 
 
-def expensive(
-    program: Program,
-    chosen: plan.Plan,
-    place: Placing,
-    arguments: int,
-) -> list[str]:
+def expensive(program: Program, chosen: plan.Plan, place: Placing, arguments: int) -> list[str]:
     """Warnings of the expensive parts of a plan.
 
     Args:
@@ -99,11 +90,7 @@ class _Search:
     def price(self, chosen: plan.Plan) -> PlanPrice:
         """The price of a plan, as `sf.auto` weighs it."""
         over = attrs.evolve(chosen, axes=timed_on(chosen.axes))
-        return plan_price(
-            over,
-            self.graph,
-            fused.in_bytes,
-        )
+        return plan_price(over, self.graph, fused.in_bytes)
 
     def sent(self) -> Iterator[str]:
         """Activations that are sent, where an equally sharded program sends fewer."""
@@ -125,9 +112,7 @@ class _Search:
                 yield self.sent_by(step, axis, mend, how_many)
                 return
 
-    def sent_by(
-        self, step: plan.Redistribute, axis: int, mend: Mend, how_many: str
-    ) -> str:
+    def sent_by(self, step: plan.Redistribute, axis: int, mend: Mend, how_many: str) -> str:
         """A warning of activations that are sent, with how many of them one step sends."""
         before = unasked_bytes(self.chosen, self.graph)
         after = unasked_bytes(mend.plan, self.graph)
@@ -147,9 +132,7 @@ class _Search:
         def is_less(other: plan.Plan) -> bool:
             after = unasked_bytes(other, self.graph)
             price = self.price(other)
-            return (
-                after < min(LESS * before, before - WORTH) and price.nbytes < total
-            )
+            return after < min(LESS * before, before - WORTH) and price.nbytes < total
 
         return is_less
 
@@ -157,22 +140,13 @@ class _Search:
         """Ops that all ranks of an axis compute alike, where another placement computes less."""
         every = sum(flops for _, _, flops in everywhere.work_of(self.chosen))
         for axis, name in enumerate(self.chosen.axes.names):
-            rows = [
-                row
-                for row in everywhere.work_of(self.chosen)
-                if self.is_alike(row[0], axis)
-            ]
+            rows = [row for row in everywhere.work_of(self.chosen) if self.is_alike(row[0], axis)]
             alike = sum(flops for _, _, flops in rows)
             if alike < max(FLOOR, SHARE * every):
                 continue
             _, node, _ = max(rows, key=lambda row: row[2])
             near = [*self.data(), *self.nearest(node)]
-            mend = self.best(
-                near,
-                axis,
-                self.is_faster(),
-                is_sharded=False,
-            )
+            mend = self.best(near, axis, self.is_faster(), is_sharded=False)
             if mend is None:
                 continue
             n = self.chosen.axes.sizes[axis]
@@ -280,17 +254,13 @@ class _Search:
             if marks != slot.marks and is_plain and size and size % count == 0:
                 yield {i: marks}
 
-    def together(
-        self, i: int, near: Sequence[int], axis: int, blocks: int
-    ) -> Iterator[Changes]:
+    def together(self, i: int, near: Sequence[int], axis: int, blocks: int) -> Iterator[Changes]:
         """An argument in blocks, with those near it in the same layer that are sharded as it is,
         such as the bias of a weight.
         """
         layer = layer_of(self.program.in_paths[i])
         beside = [k for k in near if layer_of(self.program.in_paths[k]) == layer]
-        size_of = lambda k: self.chosen.ins[k].value.shape[
-            self.chosen.ins[k].marks[axis]
-        ]
+        size_of = lambda k: self.chosen.ins[k].value.shape[self.chosen.ins[k].marks[axis]]
         for marks in self.in_blocks(i, axis, blocks):
             changes = {i: marks}
             for k in beside:
@@ -340,12 +310,7 @@ class _Search:
         source = node.meta.get("source")
         module = (node.meta.get("custom") or {}).get("module")
         where = f", in {module}" if module else ""
-        return problem(
-            self.program.name,
-            f"{got}{where}",
-            fix=fix,
-            source=source,
-        )
+        return problem(self.program.name, f"{got}{where}", fix=fix, source=source)
 
 
 def layer_of(path: str) -> str:

@@ -39,10 +39,7 @@ def report_implicit(
     Raises:
         PlacementError: with setting error. Lists every implicit collective and every fallback.
     """
-    if all(
-        not step.implicit or strictest(step.node, setting) == "allow"
-        for step, _ in sent(plan)
-    ):
+    if all(not step.implicit or strictest(step.node, setting) == "allow" for step, _ in sent(plan)):
         if log.isEnabledFor(logging.INFO):
             for fallback in fallbacks(transfers(plan, setting, {})):
                 log.info("%s: %s", name, whole_line(fallback))
@@ -63,11 +60,7 @@ def report(name: str, found: tuple[Transfer, ...]) -> str:
     plural = "" if len(found) == 1 else "s"
     head = f"{len(found)} implicit collective{plural}, {human_bytes(sum(t.nbytes for t in found))}"
     return problem(
-        name,
-        head,
-        *map(transfer_line, found),
-        *map(whole_line, fallbacks(found)),
-        fix=FIX,
+        name, head, *map(transfer_line, found), *map(whole_line, fallbacks(found)), fix=FIX
     )
 
 

@@ -41,15 +41,11 @@ def measure_hardware(link: Link | None = None) -> Hardware:
         1000000000.0
     """
     device = torch.get_default_device()
-    flops16, flops32 = (
-        _flops(torch.bfloat16, device),
-        _flops(torch.float32, device),
-    )
+    flops16, flops32 = (_flops(torch.bfloat16, device), _flops(torch.float32, device))
     memory = _memory(device)
     found = link or _link(device)
     figures = torch.tensor(
-        [flops16, flops32, memory, -found.latency, found.bandwidth],
-        dtype=torch.float64,
+        [flops16, flops32, memory, -found.latency, found.bandwidth], dtype=torch.float64
     )
     if _others():
         slowest = figures.to(device)

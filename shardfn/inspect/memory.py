@@ -94,8 +94,7 @@ Moments = Iterator[tuple[torch.fx.Node, list[torch.fx.Node]]]
 
 
 def memory(
-    program: LocalProgram,
-    moments: Callable[[torch.fx.Graph], Moments] | None = None,
+    program: LocalProgram, moments: Callable[[torch.fx.Graph], Moments] | None = None
 ) -> Memory:
     """The memory of one rank's program.
 
@@ -205,11 +204,7 @@ def _tensors(node: torch.fx.Node) -> list[torch.Tensor]:
     value = node.meta.get("val")
     values = value if isinstance(value, (tuple, list)) else (value,)
     read = {args_of(item)[1] for item in _items(node)}
-    return [
-        x
-        for i, x in enumerate(values)
-        if isinstance(x, torch.Tensor) and i not in read
-    ]
+    return [x for i, x in enumerate(values) if isinstance(x, torch.Tensor) and i not in read]
 
 
 def _kinds(

@@ -82,9 +82,7 @@ class MeshPlans:
             lines.append(f"  {'  '.join(cells)}".rstrip())
         lines += [f"  {axes}: {why}" for axes, why in self.refused]
         for plan in self.plans:
-            lines.append(
-                f"on {plan.axes}: in_placements = {plan.placements.text()}"
-            )
+            lines.append(f"on {plan.axes}: in_placements = {plan.placements.text()}")
         return "\n".join(lines)
 
 

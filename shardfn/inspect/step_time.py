@@ -35,11 +35,7 @@ class Timeline:
     @property
     def hidden(self) -> float:
         """The share of communication that overlaps with compute."""
-        return (
-            1.0
-            if self.communication == 0
-            else max(0.0, 1 - self.exposed / self.communication)
-        )
+        return 1.0 if self.communication == 0 else max(0.0, 1 - self.exposed / self.communication)
 
     def times(self, n: int) -> Timeline:
         """The timeline of n steps, one after the other."""
@@ -117,9 +113,7 @@ class StepTime:
 
 
 def step_time(
-    program: LocalProgram,
-    hardware: Hardware,
-    links: Mapping[str, Link] | None = None,
+    program: LocalProgram, hardware: Hardware, links: Mapping[str, Link] | None = None
 ) -> StepTime:
     """The time of one rank's program, in the order of its schedule.
 
@@ -161,9 +155,7 @@ class Clock:
         links: of axes, in place of the hardware's.
     """
 
-    def __init__(
-        self, hardware: Hardware, axes: MeshAxes, links: Mapping[str, Link]
-    ) -> None:
+    def __init__(self, hardware: Hardware, axes: MeshAxes, links: Mapping[str, Link]) -> None:
         self.hardware = hardware
         self.sizes = dict(zip(axes.names, axes.sizes, strict=True))
         self.links = {**hardware.links(axes), **links}
@@ -214,9 +206,7 @@ class Clock:
             sum(times.exposed for times in steps),
         )
 
-    def entries(
-        self, graph: torch.fx.Graph, times: int = 1
-    ) -> Iterator[tuple[Key, int, float]]:
+    def entries(self, graph: torch.fx.Graph, times: int = 1) -> Iterator[tuple[Key, int, float]]:
         """The ops of a graph that runs so often: the op, axis and line; how often it runs; the
         seconds of one run.
         """
@@ -237,9 +227,7 @@ class Clock:
     def _run(self, loop: Loop) -> tuple[torch.fx.Graph, ...]:
         """The graphs of a loop that count: of a cond the longer one."""
         if isinstance(loop, Branch):
-            return (
-                max(loop.graphs, key=lambda graph: self.timeline(graph).total),
-            )
+            return (max(loop.graphs, key=lambda graph: self.timeline(graph).total),)
         return loop.graphs
 
 

@@ -52,9 +52,7 @@ class Transfer:
     arguments: tuple[str, ...]
     value: str  # its type and placement before
     wanted: str  # its type and placement after
-    whole: (
-        str | None
-    )  # the reason for the fallback on this axis, if the transfer belongs to one
+    whole: str | None  # the reason for the fallback on this axis, if the transfer belongs to one
     native: Marks
     alternatives: tuple[
         Alternative, ...
@@ -74,9 +72,7 @@ class Fallback:
     arguments: tuple[str, ...]
 
 
-def transfers(
-    plan: steps.Plan, setting: str, weighed: Considered
-) -> tuple[Transfer, ...]:
+def transfers(plan: steps.Plan, setting: str, weighed: Considered) -> tuple[Transfer, ...]:
     """Every collective of a plan, explicit or implicit, in order.
 
     Args:
@@ -91,9 +87,7 @@ def transfers(
     ):  # ops of loops are considered again for each placement of the carries, so they are left out
         readers = _readers(inner)
         found += [
-            _transfer(
-                inner, step, move, readers, setting, {} if number else weighed
-            )
+            _transfer(inner, step, move, readers, setting, {} if number else weighed)
             for step, move in _sent(inner)
         ]
     return tuple(found)
@@ -122,9 +116,7 @@ def _sent(plan: steps.Plan) -> Iterator[tuple[steps.Redistribute, Move]]:
 def strictest(node: torch.fx.Node, setting: str) -> str:
     """The setting of an op: the program's, or a stricter one of a shard inside it."""
     noted = node.meta.get("custom") or {}
-    return max(
-        [setting, *(s for s in SETTINGS if ASKS + s in noted)], key=SETTINGS.index
-    )
+    return max([setting, *(s for s in SETTINGS if ASKS + s in noted)], key=SETTINGS.index)
 
 
 def fallbacks(found: tuple[Transfer, ...]) -> tuple[Fallback, ...]:
@@ -134,9 +126,7 @@ def fallbacks(found: tuple[Transfer, ...]) -> tuple[Fallback, ...]:
         if transfer.whole and transfer.implicit:
             groups.setdefault((transfer.op, transfer.source), []).append(transfer)
     return tuple(
-        Fallback(
-            *key, sum(t.nbytes for t in ts), ts[0].whole or "", ts[0].arguments
-        )
+        Fallback(*key, sum(t.nbytes for t in ts), ts[0].whole or "", ts[0].arguments)
         for key, ts in groups.items()
     )
 
@@ -229,16 +219,11 @@ def argument_names(node: torch.fx.Node) -> list[str]:
         else [""] * len(node.args)
     )
     names: list[str] = []
-    for name, given in (
-        *zip(schema, node.args, strict=False),
-        *node.kwargs.items(),
-    ):
+    for name, given in (*zip(schema, node.args, strict=False), *node.kwargs.items()):
         inside = given if isinstance(given, (list, tuple)) else [given]
         for i, x in enumerate(inside):
             names += (
-                [name if given is x else f"{name}[{i}]"]
-                if isinstance(x, torch.fx.Node)
-                else []
+                [name if given is x else f"{name}[{i}]"] if isinstance(x, torch.fx.Node) else []
             )
     return names
 
@@ -256,9 +241,7 @@ def _why_whole(
         return NO_RULE
     return (
         CHEAPEST
-        if any(
-            layout.split(a.ins[k]) == layout.split(before) for a in alternatives
-        )
+        if any(layout.split(a.ins[k]) == layout.split(before) for a in alternatives)
         else NO_CHOICE
     )
 
@@ -268,8 +251,7 @@ def _native(alternatives: tuple[Alternative, ...], k: int, before: Mark) -> Mark
     free = [
         a
         for a in alternatives
-        if not sum(a.sends) - a.sends[k]
-        and not any(m in PENDING for m in (a.ins[k], *a.outs))
+        if not sum(a.sends) - a.sends[k] and not any(m in PENDING for m in (a.ins[k], *a.outs))
     ]
     marks = dict.fromkeys(a.ins[k] for a in free if a.ins[k] != before)
     return tuple(sorted(marks, key=lambda m: (m == "R", str(m))))

@@ -26,49 +26,29 @@ def verbose_text(plan: steps.Plan, name: str, coordinates: Sequence[int]) -> str
         name: of the function.
         coordinates: the coordinates of the rank.
     """
-    at = ", ".join(
-        f"{axis}={c}" for axis, c in zip(plan.axes.names, coordinates, strict=True)
-    )
+    at = ", ".join(f"{axis}={c}" for axis, c in zip(plan.axes.names, coordinates, strict=True))
     header = f"{name} on mesh {plan.axes}, rank at ({at}): {len(plan.steps)} steps"
     lines = [
-        line
-        for step in plan.steps
-        for line in LINES[type(step)](step, plan.axes, coordinates)
+        line for step in plan.steps for line in LINES[type(step)](step, plan.axes, coordinates)
     ]
     return "\n".join([header, *legend(lines), *lines])
 
 
 def _placed(slot: steps.Slot, axes: MeshAxes, coordinates: Sequence[int]) -> str:
-    local = layout.local_shape(
-        slot.value.shape, slot.marks, axes.sizes, coordinates
-    )
+    local = layout.local_shape(slot.value.shape, slot.marks, axes.sizes, coordinates)
     return f"{tensor_type(slot.value.shape, slot.value.dtype, slot.marks, axes.names)} {local}"
 
 
-def _applied(
-    step: steps.Apply, axes: MeshAxes, coordinates: Sequence[int]
-) -> list[str]:
+def _applied(step: steps.Apply, axes: MeshAxes, coordinates: Sequence[int]) -> list[str]:
     pairs = zip(argument_names(step.node), step.ins, strict=True)
-    ins = ", ".join(
-        f"{name} {_placed(slot, axes, coordinates)}" for name, slot in pairs
-    )
+    ins = ", ".join(f"{name} {_placed(slot, axes, coordinates)}" for name, slot in pairs)
     outs = ", ".join(_placed(slot, axes, coordinates) for slot in step.outs)
-    return [
-        _line(f"{step.node.target}({ins})" + (f" -> {outs}" if outs else ""), step)
-    ]
+    return [_line(f"{step.node.target}({ins})" + (f" -> {outs}" if outs else ""), step)]
 
 
-def _nested(
-    step: steps.Nested, axes: MeshAxes, coordinates: Sequence[int]
-) -> list[str]:
-    placed = lambda slots: ", ".join(
-        _placed(slot, axes, coordinates) for slot in slots
-    )
-    lines = [
-        _line(
-            f"{step.node.target}({placed(step.ins)}) -> {placed(step.outs)}", step
-        )
-    ]
+def _nested(step: steps.Nested, axes: MeshAxes, coordinates: Sequence[int]) -> list[str]:
+    placed = lambda slots: ", ".join(_placed(slot, axes, coordinates) for slot in slots)
+    lines = [_line(f"{step.node.target}({placed(step.ins)}) -> {placed(step.outs)}", step)]
     titles = graph_titles(loop_of(step.node))
     for title, plan in zip(titles, step.plans, strict=True):
         lines.append(f"    {title}:")
@@ -80,17 +60,11 @@ def _nested(
     return lines
 
 
-def _filled(
-    step: steps.Fill, axes: MeshAxes, coordinates: Sequence[int]
-) -> list[str]:
-    return [
-        _line(f"fill {step.value} -> {_placed(step.out, axes, coordinates)}", step)
-    ]
+def _filled(step: steps.Fill, axes: MeshAxes, coordinates: Sequence[int]) -> list[str]:
+    return [_line(f"fill {step.value} -> {_placed(step.out, axes, coordinates)}", step)]
 
 
-def _moved(
-    step: steps.Redistribute, axes: MeshAxes, coordinates: Sequence[int]
-) -> list[str]:
+def _moved(step: steps.Redistribute, axes: MeshAxes, coordinates: Sequence[int]) -> list[str]:
     lines = []
     for move in step.moves:
         before, after = (
@@ -99,9 +73,7 @@ def _moved(
         )
         free = not move.sends or axes.sizes[move.axis] == 1
         itemsize = step.source.value.element_size()
-        price = (
-            0 if free else nbytes(step.source.value.shape, itemsize, move, axes)
-        )
+        price = 0 if free else nbytes(step.source.value.shape, itemsize, move, axes)
         origin = "implicit" if step.implicit else "explicit"
         where = f"{move.kind} over {axes.names[move.axis]}, {human_bytes(price)}, {origin}"
         lines.append(_line(f"{where}: {before} -> {after}", step))
@@ -117,9 +89,7 @@ def _renamed(
     step: steps.Relabel | steps.Rescale, axes: MeshAxes, coordinates: Sequence[int]
 ) -> list[str]:
     verb = "rescale" if isinstance(step, steps.Rescale) else "relabel"
-    before, after = (
-        _placed(slot, axes, coordinates) for slot in (step.source, step.target)
-    )
+    before, after = (_placed(slot, axes, coordinates) for slot in (step.source, step.target))
     return [_line(f"{verb} {before} -> {after}", step)]
 
 

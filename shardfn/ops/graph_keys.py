@@ -76,15 +76,7 @@ def _anything(value: Any) -> bool:
     return True
 
 
-READ_BY_ALL = (
-    "capture",
-    "partition",
-    "schedule",
-    "inspect",
-    "compile",
-    "runtime",
-    "transforms",
-)
+READ_BY_ALL = ("capture", "partition", "schedule", "inspect", "compile", "runtime", "transforms")
 LINE = _is_a(str, type(None))
 FAKE = "the fake tensor, or a list of them"
 SOURCE = "file:line of the user's code, or None"
@@ -160,9 +152,7 @@ def wrong_keys(nodes: Iterable[torch.fx.Node], graph: str) -> list[str]:
             if key is None:
                 wrong.append(f"{node}: {name!r} is not a key of a {graph} graph")
             elif not key.fits(value):
-                wrong.append(
-                    f"{node}: {name!r} must be {key.holds}; got {value!r}"
-                )
+                wrong.append(f"{node}: {name!r} must be {key.holds}; got {value!r}")
     return wrong
 
 

@@ -38,14 +38,9 @@ def halo(x: torch.Tensor, before: int, group: str) -> torch.Tensor:
     if rank < n - 1:
         sent[rank + 1], taken[rank + 1] = before, head
     source = x[0 if rank > 0 else head : x.numel() if rank < n - 1 else head]
-    target = out[
-        0 if rank > 0 else before : out.numel() if rank < n - 1 else before
-    ]
+    target = out[0 if rank > 0 else before : out.numel() if rank < n - 1 else before]
     _compat.wait_later(
-        out,
-        dist.all_to_all_single(
-            target, source, taken, sent, group=members, async_op=True
-        ),
+        out, dist.all_to_all_single(target, source, taken, sent, group=members, async_op=True)
     )
     return out
 

@@ -11,14 +11,7 @@ from .random_bits import RANDOM_BITS
 
 RANDOM = torch.Tag.nondeterministic_seeded
 POINTWISE = torch.Tag.pointwise
-OPS = (
-    "cond",
-    "scan",
-    "while_loop",
-    "map_impl",
-    "associative_scan",
-    "flex_attention",
-)
+OPS = ("cond", "scan", "while_loop", "map_impl", "associative_scan", "flex_attention")
 
 
 class _Hole:
@@ -75,10 +68,7 @@ class HigherOrder:
         found: list[torch.fx.GraphModule] = []
         _filled(self.template, (), found)
         return [
-            m
-            for graph in found
-            for m in graph.modules()
-            if isinstance(m, torch.fx.GraphModule)
+            m for graph in found for m in graph.modules() if isinstance(m, torch.fx.GraphModule)
         ]
 
 
@@ -130,9 +120,7 @@ def _plain(tree: Any) -> Any:
         return [_plain(t) for t in tree]
     if isinstance(tree, tuple):
         return tuple(_plain(t) for t in tree)
-    return (
-        {k: _plain(t) for k, t in tree.items()} if isinstance(tree, dict) else tree
-    )
+    return {k: _plain(t) for k, t in tree.items()} if isinstance(tree, dict) else tree
 
 
 def unfold(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
@@ -162,8 +150,4 @@ def _swapped(tree: Any, held: dict[int, torch.fx.Node]) -> Any:
         return held[id(tree)]
     if isinstance(tree, (list, tuple)):
         return type(tree)([_swapped(t, held) for t in tree])
-    return (
-        {k: _swapped(t, held) for k, t in tree.items()}
-        if isinstance(tree, dict)
-        else tree
-    )
+    return {k: _swapped(t, held) for k, t in tree.items()} if isinstance(tree, dict) else tree

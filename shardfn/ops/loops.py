@@ -34,13 +34,8 @@ class Loop:
         raise NotImplementedError
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
-        modules = [
-            torch.fx.GraphModule(torch.nn.Module(), graph) for graph in self.graphs
-        ]
-        return apart(
-            driven(self, tensors, lambda which, inputs: modules[which](*inputs)),
-            tensors,
-        )
+        modules = [torch.fx.GraphModule(torch.nn.Module(), graph) for graph in self.graphs]
+        return apart(driven(self, tensors, lambda which, inputs: modules[which](*inputs)), tensors)
 
     def __repr__(self) -> str:
         return type(self).__name__.lower()
@@ -135,9 +130,7 @@ def loop_of(node: torch.fx.Node) -> Loop:
 
 
 def driven(
-    loop: Loop,
-    tensors: Sequence[torch.Tensor],
-    call: Callable[[int, Tensors], Tensors],
+    loop: Loop, tensors: Sequence[torch.Tensor], call: Callable[[int, Tensors], Tensors]
 ) -> Tensors:
     """Run a loop, with a function that runs each graph."""
     driver: Any = loop.drive(tensors)
@@ -151,9 +144,7 @@ def driven(
         outs = call(which, inputs)
 
 
-def apart(
-    outs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
-) -> Tensors:
+def apart(outs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Tensors:
     """Results in memory of their own. Copies a result that shares memory with an argument or
     another result.
     """
@@ -185,19 +176,13 @@ def shapes_of(loop: Loop) -> list[torch.Tensor]:
     return [*carries, *(_like(x, loop.length) for x in values[loop.carries :])]
 
 
-def inner_nodes(
-    graph: torch.fx.Graph, *, once: bool = False
-) -> Generator[torch.fx.Node]:
+def inner_nodes(graph: torch.fx.Graph, *, once: bool = False) -> Generator[torch.fx.Node]:
     """Every node that runs, in order. Nodes of a scan are repeated for each step, or listed
     once. Nodes of other loops are listed once for each graph.
     """
     for node in graph.nodes:
         yield node
         if isinstance(node.target, Loop):
-            for _ in range(
-                node.target.length
-                if isinstance(node.target, Scan) and not once
-                else 1
-            ):
+            for _ in range(node.target.length if isinstance(node.target, Scan) and not once else 1):
                 for inner in node.target.graphs:
                     yield from inner_nodes(inner, once=once)

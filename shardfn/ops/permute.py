@@ -43,12 +43,7 @@ def permute(
     _compat.wait_later(
         out,
         dist.all_to_all_single(
-            out[: sum(taken)],
-            x[: sum(sent)],
-            taken,
-            sent,
-            group=members,
-            async_op=True,
+            out[: sum(taken)], x[: sum(sent)], taken, sent, group=members, async_op=True
         ),
     )
     return out

@@ -58,14 +58,8 @@ REDISTRIBUTE = torch.ops.shardfn.prim_redistribute.default
 
 _own = torch.library.Library("shardfn", "FRAGMENT")
 _own.define("after(Tensor(a) x, Tensor token) -> Tensor(a)")
-_own.impl(
-    "after",
-    lambda x, token: torch.ops.aten.alias.default(x),
-    "CompositeExplicitAutograd",
-)
-AFTER = (
-    torch.ops.shardfn.after.default
-)  # x, but not before the token is available
+_own.impl("after", lambda x, token: torch.ops.aten.alias.default(x), "CompositeExplicitAutograd")
+AFTER = torch.ops.shardfn.after.default  # x, but not before the token is available
 
 
 class _Redistribute(torch.autograd.Function):
@@ -87,9 +81,7 @@ class _Redistribute(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: torch.Tensor, placements: str) -> Any:
-        return _Redistribute.apply(
-            x.movedim(in_dims[0], 0), "*;" + placements
-        ), 0
+        return _Redistribute.apply(x.movedim(in_dims[0], 0), "*;" + placements), 0
 
 
 class _Moved(torch.autograd.Function):
@@ -98,9 +90,7 @@ class _Moved(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        x: torch.Tensor, after: str, before: str | None
-    ) -> torch.Tensor:
+    def forward(x: torch.Tensor, after: str, before: str | None) -> torch.Tensor:
         return prim_redistribute(x, after)
 
     @staticmethod
@@ -118,13 +108,7 @@ class _Moved(torch.autograd.Function):
         return _Moved.apply(tangent, ctx.after, ctx.before)
 
     @staticmethod
-    def vmap(
-        info: Any,
-        in_dims: Any,
-        x: torch.Tensor,
-        after: str,
-        before: str | None,
-    ) -> Any:
+    def vmap(info: Any, in_dims: Any, x: torch.Tensor, after: str, before: str | None) -> Any:
         before = None if before is None else "*;" + before
         return _Moved.apply(x.movedim(in_dims[0], 0), "*;" + after, before), 0
 
@@ -208,9 +192,7 @@ class _Align(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        x: torch.Tensor, like: torch.Tensor, wish: str
-    ) -> torch.Tensor:
+    def forward(x: torch.Tensor, like: torch.Tensor, wish: str) -> torch.Tensor:
         return prim_align(x, like, wish)
 
     @staticmethod
@@ -227,15 +209,9 @@ class _Align(torch.autograd.Function):
         return _Align.apply(tangent, ctx.saved_tensors[0], "")
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: Any, x: torch.Tensor, like: torch.Tensor, wish: str
-    ) -> Any:
+    def vmap(info: Any, in_dims: Any, x: torch.Tensor, like: torch.Tensor, wish: str) -> Any:
         x_dim, like_dim, _ = in_dims
-        like = (
-            like.unsqueeze(0)
-            if like_dim is None
-            else like.movedim(like_dim, 0)
-        )
+        like = like.unsqueeze(0) if like_dim is None else like.movedim(like_dim, 0)
         if x_dim is None:
             return _Align.apply(x, like[0], wish), None
         return _Align.apply(x.movedim(x_dim, 0), like, wish), 0
@@ -280,10 +256,7 @@ def align(
     """`prim_align` for several tensors, for use under any transform. Dynamo traces all of them
     as one call.
     """
-    return [
-        _Align.apply(x, like, wish)
-        for x, like, wish in zip(xs, likes, wishes, strict=True)
-    ]
+    return [_Align.apply(x, like, wish) for x, like, wish in zip(xs, likes, wishes, strict=True)]
 
 
 def placed(x: torch.Tensor, text: str) -> torch.Tensor:
@@ -312,10 +285,7 @@ def moved(
     return x if spec is None else _Moved.apply(x, spec, own)
 
 
-PLACED = (
-    placed,
-    moved,
-)  # the calls in Dynamo's graph that make DTensors, and say how they lie
+PLACED = (placed, moved)  # the calls in Dynamo's graph that make DTensors, and say how they lie
 
 
 def _spec(text: str, ndim: int) -> str | None:
@@ -323,10 +293,7 @@ def _spec(text: str, ndim: int) -> str | None:
     rows = parse_placed(text)
     if any(said[0] in "P?" for _, said in rows):
         return None
-    axes = [
-        [axis for axis, said in rows if said == f"S{dim}"]
-        for dim in range(ndim)
-    ]
+    axes = [[axis for axis, said in rows if said == f"S{dim}"] for dim in range(ndim)]
     return print_spec(axes)
 
 

@@ -126,9 +126,7 @@ def _defined(name: str, fake: Callable[..., torch.Tensor]) -> Any:
     """The op of our namespace that has this fake kernel, and no other."""
     signature = inspect.signature(fake)
     positional = [
-        p
-        for p in signature.parameters.values()
-        if p.kind is not inspect.Parameter.KEYWORD_ONLY
+        p for p in signature.parameters.values() if p.kind is not inspect.Parameter.KEYWORD_ONLY
     ]
 
     def body(*args: Any) -> torch.Tensor:
@@ -140,9 +138,7 @@ def _defined(name: str, fake: Callable[..., torch.Tensor]) -> Any:
 
     body.__signature__ = signature.replace(parameters=positional)
     schema = torch.library.infer_schema(body, mutates_args=())
-    definition = torch.library.custom_op(
-        f"shardfn::{name}", body, mutates_args=(), schema=schema
-    )
+    definition = torch.library.custom_op(f"shardfn::{name}", body, mutates_args=(), schema=schema)
     definition.register_fake(fake)
     return definition
 
@@ -151,11 +147,7 @@ def uncaptured(*_: Any) -> torch.Tensor:
     """Refuse to run a prim outside a capture."""
     fix = "shardfn's transforms around it (vmap, grad, ...), which read the function first"
     raise CaptureError(
-        problem(
-            "shard_map",
-            "it is called inside a transform of torch.func itself",
-            fix=fix,
-        ),
+        problem("shard_map", "it is called inside a transform of torch.func itself", fix=fix),
         fix=fix,
     )
 
@@ -200,9 +192,7 @@ class _Applied(torch.autograd.Function):
         return _Applied.apply(tangent, row.op, *constants)
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: Any, x: torch.Tensor, op: Any, *given: Any
-    ) -> Any:
+    def vmap(info: Any, in_dims: Any, x: torch.Tensor, op: Any, *given: Any) -> Any:
         constants = PRIMS[op].batched(*given)
         return _Applied.apply(x.movedim(in_dims[0], 0), op, *constants), 0
 
@@ -219,6 +209,4 @@ def one_axis(axis: str, *_: Any) -> Axes:
 
 def sharding_axes(text: str, *_: Any) -> Axes:
     """The axes that shard a dim, of a prim whose first constant says how axes shard a tensor."""
-    return frozenset(
-        name for name, _, dim in parse_shards(text) if dim is not None
-    )
+    return frozenset(name for name, _, dim in parse_shards(text) if dim is not None)

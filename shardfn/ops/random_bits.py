@@ -18,10 +18,7 @@ from .. import _compat
 
 WORD = 0xFFFFFFFF  # the bits of one word
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-WEYL = (
-    0x9E3779B9,
-    0xBB67AE85,
-)  # what is added to the two words of a key in each round
+WEYL = (0x9E3779B9, 0xBB67AE85)  # what is added to the two words of a key in each round
 ROUNDS = 10
 CHUNK = 1 << 14  # elements that are made at a time, so that temporaries stay small
 
@@ -50,9 +47,7 @@ WIDTH = {  # of an integer, in bits
 DTYPES = (*SIGNIFICANT, *WIDTH)
 
 
-def philox(
-    counter: Sequence[Any], key: Sequence[Any]
-) -> tuple[Any, Any, Any, Any]:
+def philox(counter: Sequence[Any], key: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
     """One block of Philox-4x32-10, of whatever has the operators of 64-bit integers.
 
     Args:
@@ -133,9 +128,7 @@ def random_bits(
         first = None if starts is None else starts[i]
         for begin in range(0, row.numel(), CHUNK):
             part = row[begin : begin + CHUNK]
-            flat = torch.arange(
-                begin, begin + part.numel(), dtype=torch.int64, device=key.device
-            )
+            flat = torch.arange(begin, begin + part.numel(), dtype=torch.int64, device=key.device)
             part.copy_(_made(keys[i], first, flat, size, stride, use, call, dtype))
     return out
 
@@ -157,9 +150,7 @@ def _made(
         flat = flat // size[d]
     first_call = torch.zeros_like(key[0]) if len(key) == 2 else key[2]
     calls = ((first_call + call) & WORD).expand(number.shape)
-    words = philox(
-        (number & WORD, (number >> 32) & WORD, calls, use), (key[0], key[1])
-    )
+    words = philox((number & WORD, (number >> 32) & WORD, calls, use), (key[0], key[1]))
     bits = bits_of(words, dtype)
     return bits.to(dtype) * scale_of(dtype) if dtype in SIGNIFICANT else bits
 

@@ -16,12 +16,7 @@ import torch
 from .. import _compat
 from ..errors import CaptureError
 from .prims import implement, named_axes, one_axis, prim, sharding_axes, uncaptured
-from .text_formats import (
-    parse_pairs,
-    parse_sized_shards,
-    print_pairs,
-    print_sized_shards,
-)
+from .text_formats import parse_pairs, parse_sized_shards, print_pairs, print_sized_shards
 
 
 def _one_dim_deeper(text: str) -> str:
@@ -98,17 +93,13 @@ def vary_alike(x: torch.Tensor, axes: str, paths: str) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-@prim(
-    axes=named_axes, takes_varying=False, gives_varying=False, communicates=False
-)
+@prim(axes=named_axes, takes_varying=False, gives_varying=False, communicates=False)
 def as_alike(x: torch.Tensor, axes: str, paths: str) -> torch.Tensor:
     """A cotangent that all ranks have, if these arguments are the same on them."""
     return torch.empty_like(x)
 
 
-def _tangent_of_undecided(
-    t: Any, x: Any, y: Any, axes: str, source: str
-) -> torch.Tensor:
+def _tangent_of_undecided(t: Any, x: Any, y: Any, axes: str, source: str) -> torch.Tensor:
     return vary_undecided(t, axes, source)
 
 
@@ -155,9 +146,7 @@ def _tangent_of_term(t: Any, x: Any, y: Any, axes: str, kind: str) -> torch.Tens
     return own_term(t, axes, kind)
 
 
-def _cotangent_of_term(
-    g: Any, x: Any, y: Any, axes: str, kind: str
-) -> torch.Tensor:
+def _cotangent_of_term(g: Any, x: Any, y: Any, axes: str, kind: str) -> torch.Tensor:
     return no_cotangent(g, axes)
 
 
@@ -182,9 +171,7 @@ def no_cotangent(x: torch.Tensor, axes: str) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-@prim(
-    axes=named_axes, takes_varying=False, gives_varying=False, communicates=False
-)
+@prim(axes=named_axes, takes_varying=False, gives_varying=False, communicates=False)
 def as_invariant(x: torch.Tensor, axes: str, *, where: str = "") -> torch.Tensor:
     """A value that varies in name, and is the same on all ranks, as an invariant one. With
     `where`, the call that takes it, a value that varies is refused.
@@ -248,9 +235,7 @@ def own_piece(x: torch.Tensor, axis: str, n: int, dim: int) -> torch.Tensor:
     gives_varying=True,
     batched=lambda axis, n, split, concat: (axis, n, split + 1, concat + 1),
 )
-def all_to_all(
-    x: torch.Tensor, axis: str, n: int, split: int, concat: int
-) -> torch.Tensor:
+def all_to_all(x: torch.Tensor, axis: str, n: int, split: int, concat: int) -> torch.Tensor:
     """Each rank's chunk along `split` of what all ranks have, one after the other along
     `concat`.
     """
@@ -284,12 +269,8 @@ implement(vary_in_value, transpose=vary_in_value)
 implement(psum, transpose=lambda g, axes, pending: vary(g, axes))
 implement(all_gather, transpose=own_piece)
 implement(own_piece, transpose=all_gather)
-implement(
-    all_to_all, transpose=lambda g, axis, n, s, c: all_to_all(g, axis, n, c, s)
-)
-implement(
-    ppermute, transpose=lambda g, axis, perm: ppermute(g, axis, _reversed(perm))
-)
+implement(all_to_all, transpose=lambda g, axis, n, s, c: all_to_all(g, axis, n, c, s))
+implement(ppermute, transpose=lambda g, axis, perm: ppermute(g, axis, _reversed(perm)))
 
 
 class _MappedGather(torch.autograd.Function):
@@ -320,15 +301,9 @@ class _MappedGather(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: torch.Tensor, index: torch.Tensor) -> Any:
         x_dim, index_dim = in_dims
-        if (
-            index_dim is None
-        ):  # another vmap than the one that the name is bound to
+        if index_dim is None:  # another vmap than the one that the name is bound to
             return _MappedGather.apply(x.movedim(x_dim, 0), index), 1
-        every = (
-            x.expand(info.batch_size, *x.shape)
-            if x_dim is None
-            else x.movedim(x_dim, 0)
-        )
+        every = x.expand(info.batch_size, *x.shape) if x_dim is None else x.movedim(x_dim, 0)
         return every.clone(), None  # it may be written to, and x is not meant then
 
 

@@ -81,12 +81,7 @@ def print_shards(shards: Iterable[Shard]) -> str:
         >>> print_shards([("dp", 2, 0), ("tp", 4, None)])
         'dp:2=0,tp:4='
     """
-    return ",".join(
-        [
-            f"{name}:{size}={'' if dim is None else dim}"
-            for name, size, dim in shards
-        ]
-    )
+    return ",".join([f"{name}:{size}={'' if dim is None else dim}" for name, size, dim in shards])
 
 
 def parse_shards(text: str) -> list[Shard]:
@@ -108,8 +103,7 @@ def print_sized_shards(cuts: Iterable[Cut]) -> str:
     """
     return ",".join(
         [
-            print_shards([(name, n, dim)])
-            + ("" if sizes is None else f"@{sizes[0]}/{sizes[1]}")
+            print_shards([(name, n, dim)]) + ("" if sizes is None else f"@{sizes[0]}/{sizes[1]}")
             for name, n, dim, sizes in cuts
         ]
     )

@@ -59,12 +59,7 @@ def halves(plan: Plan, results: int, drawn: Collection[int] = ()) -> Halves:
     checked = [slot for step in checks for slot in step.read]
     early = flow.behind((*outs, *checked)) | {*checks}
     numbers, cotangents = tuple(zip(*plan.cotangents, strict=True)) or ((), ())
-    forward = attrs.evolve(
-        plan,
-        steps=_some(plan, early),
-        outs=outs,
-        cotangents=(),
-    )
+    forward = attrs.evolve(plan, steps=_some(plan, early), outs=outs, cotangents=())
     backward = attrs.evolve(
         plan,
         steps=_some(plan, late),

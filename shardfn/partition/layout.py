@@ -31,9 +31,7 @@ def cut_of(mark: Mark) -> tuple[int, int]:
     return found
 
 
-def joined(
-    dim: int, unit: int, halo: tuple[int, int] = (0, 0), outer: int = 1
-) -> Mark:
+def joined(dim: int, unit: int, halo: tuple[int, int] = (0, 0), outer: int = 1) -> Mark:
     """The placement of a dim, a unit, and a halo or a number of blocks."""
     if outer > 1:
         assert not any(halo), "a strided shard has no halo"
@@ -97,11 +95,7 @@ def chunk(size: int, unit: int, n: int, coordinate: int) -> tuple[int, int]:
 
 
 def grain(
-    size: int,
-    dim: int,
-    marks: Sequence[Mark],
-    sizes: Sequence[int],
-    outer: int = 1,
+    size: int, dim: int, marks: Sequence[Mark], sizes: Sequence[int], outer: int = 1
 ) -> tuple[int, bool]:
     """The size of which every chunk of a block of a dim is a multiple, after the axes that view
     the dim as so many blocks have sharded it, and whether all chunks have that size.
@@ -126,10 +120,7 @@ def shards(mark: Mark, dim: int) -> bool:
 
 
 def canonical(
-    shape: Sequence[int],
-    marks: Sequence[Mark],
-    sizes: Sequence[int],
-    later: Sequence[int] = (),
+    shape: Sequence[int], marks: Sequence[Mark], sizes: Sequence[int], later: Sequence[int] = ()
 ) -> Marks | None:
     """The same sharding in the simplest placements, or None if a unit does not fit the chunks
     that it shards.
@@ -185,11 +176,7 @@ def levels(dim: int, marks: Sequence[Mark]) -> list[int]:
 
 
 def _is_product(
-    size: int,
-    dim: int,
-    marks: Sequence[Mark],
-    sizes: Sequence[int],
-    later: Sequence[int],
+    size: int, dim: int, marks: Sequence[Mark], sizes: Sequence[int], later: Sequence[int]
 ) -> bool:
     """Whether axes with different numbers of blocks shard different factors of a dim: the
     chunks of one consist of blocks of the next. Uneven blocks are the chunks themselves.
@@ -206,11 +193,7 @@ def _is_product(
 
 
 def _are_chunks(
-    blocks: int,
-    dim: int,
-    marks: Sequence[Mark],
-    sizes: Sequence[int],
-    later: Sequence[int],
+    blocks: int, dim: int, marks: Sequence[Mark], sizes: Sequence[int], later: Sequence[int]
 ) -> bool:
     """Whether so many blocks are the chunks of axes that view the dim as fewer ones, or may be
     once later axes shard it too.
@@ -228,9 +211,7 @@ def _are_chunks(
     return in_elements and blocks in possible
 
 
-def fitted(
-    shape: Sequence[int], marks: Sequence[Mark], sizes: Sequence[int]
-) -> Marks:
+def fitted(shape: Sequence[int], marks: Sequence[Mark], sizes: Sequence[int]) -> Marks:
     """`canonical` of placements that always fit: in plain chunks, without halos."""
     plain = canonical(shape, marks, sizes)
     assert plain is not None, f"{marks} on {tuple(shape)}"
@@ -238,10 +219,7 @@ def fitted(
 
 
 def local_shape(
-    shape: Sequence[int],
-    marks: Sequence[Mark],
-    sizes: Sequence[int],
-    coordinates: Sequence[int],
+    shape: Sequence[int], marks: Sequence[Mark], sizes: Sequence[int], coordinates: Sequence[int]
 ) -> tuple[int, ...]:
     """The shape of one rank's local tensor."""
     out = list(shape)
@@ -314,9 +292,7 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
     return all(n == 1 or s == t for n, s, t in dims)
 
 
-def can_view(
-    shape: Sequence[int], stride: Sequence[int], new: Sequence[int]
-) -> bool:
+def can_view(shape: Sequence[int], stride: Sequence[int], new: Sequence[int]) -> bool:
     """Whether a tensor of these strides can be viewed as another shape of as many elements:
     none of its dims crosses a gap.
     """

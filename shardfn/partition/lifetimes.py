@@ -10,9 +10,7 @@ import torch
 from .planner import work
 
 
-def owners(
-    graph: torch.fx.Graph, *, elements: bool = False
-) -> dict[torch.fx.Node, torch.fx.Node]:
+def owners(graph: torch.fx.Graph, *, elements: bool = False) -> dict[torch.fx.Node, torch.fx.Node]:
     """For each node the one whose memory it has: a view has that of its base.
 
     Args:
@@ -44,9 +42,7 @@ def ends_of(
         last[owner[node]] = node
         for read in node.all_input_nodes:
             last[owner.get(read, read)] = node
-    ends: dict[torch.fx.Node, list[torch.fx.Node]] = collections.defaultdict(
-        list
-    )
+    ends: dict[torch.fx.Node, list[torch.fx.Node]] = collections.defaultdict(list)
     for node, end in last.items():
         ends[end].append(node)
     return ends

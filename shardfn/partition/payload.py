@@ -41,9 +41,7 @@ class Sender:
 
     def opened(self, marks: Marks) -> strided.Open:
         """How the axis shards its dim, at one of the placements of the move."""
-        return strided.opened(
-            self.shape, marks, self.move.axis, self.axes.sizes, self.coordinates
-        )
+        return strided.opened(self.shape, marks, self.move.axis, self.axes.sizes, self.coordinates)
 
     def padded(self, cut: strided.Open, chunks: int) -> int:
         """The size of a dim with so many full chunks of the axis, to which shorter ones are
@@ -53,9 +51,7 @@ class Sender:
         return cut.outer * full * chunks * cut.inner
 
     def _local_shape(self, marks: tuple) -> tuple[int, ...]:
-        return layout.local_shape(
-            self.shape, marks, self.axes.sizes, self.coordinates
-        )
+        return layout.local_shape(self.shape, marks, self.axes.sizes, self.coordinates)
 
 
 def nbytes(

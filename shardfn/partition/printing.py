@@ -27,10 +27,7 @@ def local_text(program: LocalProgram, full: bool = False) -> str:
     type_of = functools.partial(_type, axes=axes)
     printer = Printer(printed_names(graph, called), type_of, _is_notable, full)
     lines = inputs(
-        [called[h] for h in tensors],
-        program.in_paths,
-        [type_of(h) for h in tensors],
-        full,
+        [called[h] for h in tensors], program.in_paths, [type_of(h) for h in tensors], full
     )
     lines += [
         f"  coord %{called[coord]}: this rank's index on {axis}"
@@ -62,16 +59,12 @@ def _header(program: LocalProgram) -> list[str]:
     where = f"{program.name} on mesh {program.axes}"
     lines = [f"{where}: {count} ops of one rank; {summary(program.graph)}"]
     if program.elided:
-        lines.append(
-            f"  {len(program.elided)} collectives over axes of size 1 were taken out"
-        )
+        lines.append(f"  {len(program.elided)} collectives over axes of size 1 were taken out")
     return lines
 
 
 def _input_names(
-    program: LocalProgram,
-    coords: list[torch.fx.Node],
-    tensors: list[torch.fx.Node],
+    program: LocalProgram, coords: list[torch.fx.Node], tensors: list[torch.fx.Node]
 ) -> dict[torch.fx.Node, str]:
     """The names of inputs: paths for tensors, axes for coordinates."""
     names = dotted_names(program.in_paths)

@@ -156,13 +156,8 @@ def walked(
     """The plan that a walk over a Program makes. The arguments are those of `propagate`."""
     graph = program.graph.graph
     holders = graph.find_nodes(op="placeholder")
-    forgotten = [
-        path if i in unreduced else None for i, path in enumerate(program.in_paths)
-    ]
-    ins = tuple(
-        walk.enter(*entry)
-        for entry in zip(holders, in_marks, forgotten, strict=True)
-    )
+    forgotten = [path if i in unreduced else None for i, path in enumerate(program.in_paths)]
+    ins = tuple(walk.enter(*entry) for entry in zip(holders, in_marks, forgotten, strict=True))
     (output,) = graph.find_nodes(op="output")
     leaving = zip(output.args[0], out_marks, strict=True)
     walk.leaving = {node: marks for node, marks in leaving if marks is not None}
@@ -171,9 +166,7 @@ def walked(
             walk.visit(node)
     outs = tuple(
         walk.leave(*leaving, output)
-        for leaving in zip(
-            output.args[0], out_marks, program.out_paths, strict=True
-        )
+        for leaving in zip(output.args[0], out_marks, program.out_paths, strict=True)
     )
     gradients = [gradient.slot for gradient in walk.gradients.values()]
     steps = accumulated(walk.steps, gradients, walk.axes, walk.slot)

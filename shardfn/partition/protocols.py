@@ -25,9 +25,7 @@ class Prices(Protocol):
         """The weight of a byte of a value."""
         ...
 
-    def input_price(
-        self, value: Value, slots: list[plan.Slot], wanted: Mark, axis: int
-    ) -> float:
+    def input_price(self, value: Value, slots: list[plan.Slot], wanted: Mark, axis: int) -> float:
         """The price of one input at a placement on one axis."""
         ...
 
@@ -40,9 +38,7 @@ class Walk(Prices, Protocol):
     advice: Advice
     carried: dict[tuple[int, ...], Marks]  # of loops, by shape
     merged: set[torch.fx.Node]  # gradients that are added before they are placed
-    within: dict[
-        torch.fx.Node, torch.fx.Node
-    ]  # of ops that stand for one: that one
+    within: dict[torch.fx.Node, torch.fx.Node]  # of ops that stand for one: that one
     summed: dict[torch.fx.Node, list[torch.fx.Node]]  # the terms of sums
     left: set[torch.fx.Node]  # sums whose terms a later sum adds
     later: Collection[torch.fx.Node]  # gradients that stay Partial in their loop
@@ -60,9 +56,7 @@ class Walk(Prices, Protocol):
         """A new slot."""
         ...
 
-    def enter(
-        self, node: torch.fx.Node, marks: Marks, unreduced: str | None
-    ) -> plan.Slot:
+    def enter(self, node: torch.fx.Node, marks: Marks, unreduced: str | None) -> plan.Slot:
         """The slot of an input."""
         ...
 

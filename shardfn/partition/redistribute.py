@@ -79,20 +79,13 @@ def _lies(mark: Mark) -> str:
 def kind_of(src: Mark, dst: Mark) -> str | None:
     """The step from one mark to another on one axis, None where there is none."""
     step = _lies(src), _lies(dst)
-    if src == dst or (
-        step == (SHARDED, SHARDED_WITH_HALO) and src != layout.without_halo(dst)
-    ):
+    if src == dst or (step == (SHARDED, SHARDED_WITH_HALO) and src != layout.without_halo(dst)):
         return None
     return SLICE if step == (REPLICATED, SHARDED) else STEPS.get(step)
 
 
 def mark_price(
-    src: Mark,
-    dst: Mark,
-    nbytes: float,
-    n: int,
-    shape: Sequence[int],
-    cost: Cost = EVEN,
+    src: Mark, dst: Mark, nbytes: float, n: int, shape: Sequence[int], cost: Cost = EVEN
 ) -> float:
     """The price of one axis alone: an estimate that ignores how axes stack."""
     if src == dst:
@@ -117,9 +110,7 @@ def mark_price(
     return price(priced_as, nbytes, n, cost) + cost.start
 
 
-def local_bytes(
-    nbytes: float, marks: Sequence[Mark], sizes: Sequence[int], without: int
-) -> float:
+def local_bytes(nbytes: float, marks: Sequence[Mark], sizes: Sequence[int], without: int) -> float:
     """The bytes of a rank's local tensor if the axis `without` did not shard it."""
     for k, (mark, n) in enumerate(zip(marks, sizes, strict=True)):
         if k != without and not isinstance(mark, str):
@@ -165,29 +156,19 @@ def _route(
             continue
         seen.add(marks)
         for move in _moves(shape, marks, dst, axes, later):
-            share = (
-                layout.halo_share(shape, move.after[move.axis])
-                if move.kind == HALO
-                else 1.0
-            )
+            share = layout.halo_share(shape, move.after[move.axis]) if move.kind == HALO else 1.0
             step = price(
                 move.kind,
                 share * local_bytes(nbytes, marks, axes.sizes, move.axis),
                 axes.sizes[move.axis],
                 axes.cost(move.axis),
             )
-            heapq.heappush(
-                queue, (cost + step, next(ticket), move.after, (*moves, move))
-            )
+            heapq.heappush(queue, (cost + step, next(ticket), move.after, (*moves, move)))
     return None
 
 
 def _moves(
-    shape: tuple[int, ...],
-    marks: Marks,
-    dst: Marks,
-    axes: MeshAxes,
-    later: tuple[int, ...],
+    shape: tuple[int, ...], marks: Marks, dst: Marks, axes: MeshAxes, later: tuple[int, ...]
 ) -> Iterator[Move]:
     for k, mark in enumerate(marks):
         if not _innermost(marks, k, mark):
@@ -199,8 +180,7 @@ def _moves(
         ):
             kind = kind_of(mark, wanted)
             if kind is None or (
-                kind == ALL_TO_ALL
-                and layout.cut_of(mark)[0] == layout.cut_of(wanted)[0]
+                kind == ALL_TO_ALL and layout.cut_of(mark)[0] == layout.cut_of(wanted)[0]
             ):
                 continue
             after = (*marks[:k], wanted, *marks[k + 1 :])
@@ -219,7 +199,5 @@ def _innermost(marks: Marks, k: int, mark: Mark) -> bool:
     )
 
 
-def _fits(
-    shape: tuple[int, ...], marks: Marks, axes: MeshAxes, later: tuple[int, ...]
-) -> bool:
+def _fits(shape: tuple[int, ...], marks: Marks, axes: MeshAxes, later: tuple[int, ...]) -> bool:
     return layout.canonical(shape, marks, axes.sizes, later) == marks

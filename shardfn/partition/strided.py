@@ -16,10 +16,7 @@ from .layout import chunk, cut_of, factors, is_plain, levels, outer_of, shards
 
 
 def strided_factors(
-    shape: Sequence[int],
-    marks: Sequence[Mark],
-    sizes: Sequence[int],
-    coordinates: Sequence[int],
+    shape: Sequence[int], marks: Sequence[Mark], sizes: Sequence[int], coordinates: Sequence[int]
 ) -> tuple[int, ...]:
     """The factors of the local sizes of all dims that have strided shards, and the sizes of the
     uneven blocks of which a rank holds a chunk.
@@ -30,10 +27,7 @@ def strided_factors(
         found += factors(size, dim, marks, sizes, coordinates)
         for outer in levels(dim, marks):
             if size % outer:
-                coarser = [
-                    m if shards(m, dim) and outer_of(m) < outer else "R"
-                    for m in marks
-                ]
+                coarser = [m if shards(m, dim) and outer_of(m) < outer else "R" for m in marks]
                 found += factors(size, dim, coarser, sizes, coordinates)
     return tuple(found)
 
@@ -44,11 +38,7 @@ def strided_dims(marks: Sequence[Mark]) -> list[int]:
 
 
 def elements(
-    size: int,
-    dim: int,
-    marks: Sequence[Mark],
-    sizes: Sequence[int],
-    coordinates: Sequence[int],
+    size: int, dim: int, marks: Sequence[Mark], sizes: Sequence[int], coordinates: Sequence[int]
 ) -> torch.Tensor:
     """The numbers of the elements of a dim that a rank holds."""
     held = torch.arange(size)

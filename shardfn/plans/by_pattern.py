@@ -15,16 +15,7 @@ from ..types import MeshAxes
 from . import styles
 from .leaves import Leaf, Params, check_fit, checked_axes, params_of
 from .mismatches import gaps, unmatched, unreachable
-from .rules import (
-    Choice,
-    Reader,
-    Rule,
-    is_of_styles,
-    notes_of,
-    of_base_model,
-    rules_of,
-    winner,
-)
+from .rules import Choice, Reader, Rule, is_of_styles, notes_of, of_base_model, rules_of, winner
 from .table import Placements
 
 
@@ -76,13 +67,9 @@ def placements(
 
     Example:
         >>> import torch, shardfn as sf
-        >>> module = torch.nn.Sequential(
-        ...     torch.nn.Linear(4, 6), torch.nn.Linear(6, 4)
-        ... )
+        >>> module = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 4))
         >>> fn, params, _ = sf.functionalize(module)
-        >>> where = sf.placements(
-        ...     params, {"0.*": P("tp"), "1.weight": P(None, "tp")}, default=P()
-        ... )
+        >>> where = sf.placements(params, {"0.*": P("tp"), "1.weight": P(None, "tp")}, default=P())
         >>> print(where)
         path      tensors  shape  dtype    placement      bytes
         0.weight  1        6x4    float32  P('tp')        96 B
@@ -90,9 +77,7 @@ def placements(
         1.weight  1        4x6    float32  P(None, 'tp')  96 B
         1.bias    1        4      float32  P()            16 B
         4 tensors, 232 B
-        >>> sf.placements(
-        ...     params, {"0": "colwise", "1": "rowwise"}, axis="tp"
-        ... ) == where
+        >>> sf.placements(params, {"0": "colwise", "1": "rowwise"}, axis="tp") == where
         True
     """
     check_mesh("placements", mesh, or_none=True)

@@ -73,11 +73,7 @@ def fsdp(
 
 
 def placed(
-    tree: Params,
-    before: dict[str, Dims],
-    names: tuple[str, ...],
-    smallest: int,
-    axes: MeshAxes,
+    tree: Params, before: dict[str, Dims], names: tuple[str, ...], smallest: int, axes: MeshAxes
 ) -> Placements:
     """Placements with these mesh axes on a free dim of each parameter that is large enough.
 
@@ -97,9 +93,7 @@ def placed(
     return Placements(tree.filled(specs), tree.tensors, axes)
 
 
-def sharded(
-    dims: Dims, shape: tuple[int, ...], names: tuple[str, ...], axes: MeshAxes
-) -> Dims:
+def sharded(dims: Dims, shape: tuple[int, ...], names: tuple[str, ...], axes: MeshAxes) -> Dims:
     """The axes of each dim, with these axes on the largest free dim that they divide."""
     used = axes_in(dims)
     added = tuple(name for name in names if name not in used)
@@ -158,9 +152,7 @@ def _axes(axis: Any, axes: MeshAxes, before: dict[str, Dims]) -> tuple[str, ...]
     return free
 
 
-def base_of(
-    where: str, base: Any, params: Any, tree: Params, axes: MeshAxes
-) -> dict[str, Dims]:
+def base_of(where: str, base: Any, params: Any, tree: Params, axes: MeshAxes) -> dict[str, Dims]:
     """The mesh axes over which `base` shards each dim of each parameter, by path.
 
     Raises:
@@ -186,21 +178,13 @@ def base_of(
         except ValueError as error:
             wrong.append(f"{leaf.path if leaf else ''}: {error}")
     if wrong:
-        raise PlacementError.of(
-            f"{where}, base",
-            *wrong,
-            fix="placements that fit each parameter",
-        )
+        raise PlacementError.of(f"{where}, base", *wrong, fix="placements that fit each parameter")
     return found
 
 
 def _dims(leaf: Leaf, spec: Any, axes: MeshAxes) -> Dims:
     """The mesh axes over which a placement shards each dim."""
-    marks = (
-        ("R",) * len(axes.names)
-        if spec is None
-        else marks_of(spec, leaf.shape, axes)
-    )
+    marks = ("R",) * len(axes.names) if spec is None else marks_of(spec, leaf.shape, axes)
     if set(marks) & {*REDUCTIONS}:
         raise ValueError(f"{spec} is Partial, and a parameter is a global value")
     return [row_of(dim, marks, axes) for dim in range(len(leaf.shape))]

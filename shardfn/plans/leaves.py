@@ -45,9 +45,7 @@ class Params:
 
     def filled(self, specs: Mapping[str, Any]) -> Any:
         """The tree with the placement of each parameter, given by path."""
-        found = [
-            None if leaf is None else specs[leaf.path] for leaf in self.leaves
-        ]
+        found = [None if leaf is None else specs[leaf.path] for leaf in self.leaves]
         return _tree.unflatten(self.treedef, found)
 
 
@@ -105,22 +103,16 @@ def _ties(module: torch.nn.Module | None) -> dict[str, tuple[str, ...]]:
     }
 
 
-def checked_axes(
-    where: str, mesh_axes: MeshAxes | None, axis: Any
-) -> tuple[str, ...]:
+def checked_axes(where: str, mesh_axes: MeshAxes | None, axis: Any) -> tuple[str, ...]:
     """The mesh axes that an `axis` names, in the order of the mesh.
 
     Raises:
         PlacementError: the mesh lacks one, or they are not names.
     """
     names = (axis,) if isinstance(axis, str) else axis
-    if not isinstance(names, (tuple, list)) or not all(
-        isinstance(name, str) for name in names
-    ):
+    if not isinstance(names, (tuple, list)) or not all(isinstance(name, str) for name in names):
         raise PlacementError.of(
-            f"{where}, axis",
-            f"it is {axis!r}",
-            needed="a name, or a tuple of names",
+            f"{where}, axis", f"it is {axis!r}", needed="a name, or a tuple of names"
         )
     if mesh_axes is None:
         return tuple(names)
@@ -135,10 +127,7 @@ def checked_axes(
 
 
 def check_fit(
-    where: str,
-    leaves: Sequence[Leaf],
-    specs: Mapping[str, Any],
-    axes: MeshAxes | None,
+    where: str, leaves: Sequence[Leaf], specs: Mapping[str, Any], axes: MeshAxes | None
 ) -> None:
     """Check that each placement fits its parameter, and the mesh where it is known.
 
@@ -154,9 +143,7 @@ def check_fit(
         except ValueError as error:
             wrong.append(f"{leaf.path}: {error}")
     if wrong:
-        raise PlacementError.of(
-            where, *wrong, fix="placements that fit each parameter"
-        )
+        raise PlacementError.of(where, *wrong, fix="placements that fit each parameter")
 
 
 def assumed_axes(spec: Any) -> MeshAxes:
@@ -165,9 +152,7 @@ def assumed_axes(spec: Any) -> MeshAxes:
         names = [f"axis {i}" for i in range(len(spec))]
     else:
         parts = getattr(spec, "parts", ("axis 0",))
-        rows = [
-            (part,) if isinstance(part, str) else part for part in parts if part
-        ]
+        rows = [(part,) if isinstance(part, str) else part for part in parts if part]
         named = [part for row in rows if isinstance(row, tuple) for part in row]
         # without a number of blocks; other parts than names are refused later
         names = [str(part).partition("*")[0] for part in named]

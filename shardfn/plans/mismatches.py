@@ -10,9 +10,7 @@ from .patterns import compiled, general, near, parent
 from .rules import Choice, Rule, winner
 
 
-def unmatched(
-    rules: Sequence[Rule], used: Set[Rule], leaves: Sequence[Leaf]
-) -> list[str]:
+def unmatched(rules: Sequence[Rule], used: Set[Rule], leaves: Sequence[Leaf]) -> list[str]:
     """A line for each rule that matches nothing, with names that are near. Names of Hugging Face
     count together: their plans name layers that only some configurations have.
     """
@@ -69,9 +67,7 @@ def unreachable(chosen: Mapping[str, Sequence[Choice]]) -> list[str]:
     return list(lines.values())
 
 
-def gaps(
-    chosen: Mapping[str, Sequence[Choice]], rules: Sequence[Rule]
-) -> list[str]:
+def gaps(chosen: Mapping[str, Sequence[Choice]], rules: Sequence[Rule]) -> list[str]:
     """A line for each kind of parameter that nothing matches, with patterns that are near."""
     lost = [path for path, choices in chosen.items() if not choices]
     kinds = {general(path): path for path in reversed(lost)}

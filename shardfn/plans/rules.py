@@ -129,9 +129,7 @@ def rules_of(plan: Any) -> list[Rule]:
     if strange:
         lines = [f"{key!r} is not a pattern" for key in strange]
         needed = "globs such as '**.weight', or re.compile(...)"
-        raise TreeError.of(
-            "placements, plan", *lines, needed=needed, arg_path="plan"
-        )
+        raise TreeError.of("placements, plan", *lines, needed=needed, arg_path="plan")
     _check_values(plan)
     return [Rule(key, value) for key, value in plan.items()]
 

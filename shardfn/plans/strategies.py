@@ -12,14 +12,7 @@ from ..errors import PlacementError
 from ..mesh import axes_of, check_mesh
 from ..placement import P
 from ..types import MeshAxes
-from .fully_sharded import (
-    Dims,
-    axes_in,
-    base_of,
-    placed,
-    smallest_of,
-    spec_of,
-)
+from .fully_sharded import Dims, axes_in, base_of, placed, smallest_of, spec_of
 from .leaves import checked_axes, params_of
 from .patterns import near
 from .table import Placements
@@ -79,9 +72,7 @@ class Strategy:
     activations: P
 
     def __str__(self) -> str:
-        texts = [
-            f"{kind} {human_bytes(getattr(self, kind).nbytes)}" for kind in KINDS
-        ]
+        texts = [f"{kind} {human_bytes(getattr(self, kind).nbytes)}" for kind in KINDS]
         head = f"{self.name}: batch {self.batch}, activations {self.activations}"
         return "\n".join([head, f"  bytes a rank: {', '.join(texts)}"])
 
@@ -191,9 +182,7 @@ def _axes(name: str, kind: Kind, axis: Any, axes: MeshAxes) -> tuple[str, ...]:
     return names
 
 
-def _check_base(
-    where: str, before: dict[str, Dims], names: tuple[str, ...]
-) -> None:
+def _check_base(where: str, before: dict[str, Dims], names: tuple[str, ...]) -> None:
     """Check that placements shard some parameter over the axes of tensor parallelism.
 
     Raises:
@@ -218,9 +207,7 @@ def flattened(parts: Any) -> list[str]:
     return [axis for row in rows for axis in row]
 
 
-def _of_batch(
-    kind: Kind, names: tuple[str, ...], base: Any, axes: MeshAxes
-) -> tuple[P, P]:
+def _of_batch(kind: Kind, names: tuple[str, ...], base: Any, axes: MeshAxes) -> tuple[P, P]:
     """The placements of the inputs, and of values between layers."""
     batch: list[str] = []
     sequence: list[str] = []
@@ -229,7 +216,5 @@ def _of_batch(
         sequence = flattened(base.activations.parts[1:])
     batch += names if kind.batch else ()
     sequence += names if kind.sequence else ()
-    rows = [
-        [axis for axis in axes.names if axis in row] for row in (batch, sequence)
-    ]
+    rows = [[axis for axis in axes.names if axis in row] for row in (batch, sequence)]
     return spec_of([tuple(rows[0])]), spec_of([*map(tuple, rows)])

@@ -92,11 +92,7 @@ OF_ACTIVATIONS = {
     "moe_identity_expert",
     "moe_tp_experts",
 }
-TORCHS_OF_ACTIVATIONS = (
-    PrepareModuleInput,
-    PrepareModuleInputOutput,
-    PrepareModuleOutput,
-)
+TORCHS_OF_ACTIVATIONS = (PrepareModuleInput, PrepareModuleInputOutput, PrepareModuleOutput)
 
 # torch/distributed/tensor/parallel/style.py
 TORCH: dict[type[ParallelStyle], dict[type[nn.Module], Dims]] = {
@@ -145,10 +141,7 @@ def dims_of(style: Any, layer: type[nn.Module]) -> Dims | None:
 
 
 def layer_of(
-    style: Any,
-    path: str,
-    layers: dict[str, type[nn.Module]],
-    paths: frozenset[str],
+    style: Any, path: str, layers: dict[str, type[nn.Module]], paths: frozenset[str]
 ) -> type[nn.Module] | None:
     """The class of the layer at a path. None where only the module could tell: torch shards a
     Linear and an Embedding in different dims, and without a bias they look alike.

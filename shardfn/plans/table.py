@@ -83,9 +83,7 @@ class Row:
         return general(first) if others else first
 
 
-def _rows(
-    tree: dict[str, Any], leaves: Mapping[str, Leaf], axes: MeshAxes | None
-) -> list[Row]:
+def _rows(tree: dict[str, Any], leaves: Mapping[str, Leaf], axes: MeshAxes | None) -> list[Row]:
     """The rows of a tree, those of equal layers as one."""
     groups = defaultdict[tuple[str, str, str, str], list[tuple[str, int]]](list)
     for path, spec in _tree.named_leaves(tree, is_spec):
@@ -139,16 +137,12 @@ def _aligned(grid: Sequence[tuple[str, ...]]) -> list[str]:
     """Lines with columns of one width."""
     widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
     return [
-        "  ".join(
-            cell.ljust(width) for cell, width in zip(row, widths, strict=True)
-        ).rstrip()
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in grid
     ]
 
 
-def _total(
-    rows: Sequence[Row], leaves: Mapping[str, Leaf], axes: MeshAxes | None
-) -> str:
+def _total(rows: Sequence[Row], leaves: Mapping[str, Leaf], axes: MeshAxes | None) -> str:
     """The last line: bytes of all parameters, on one device and on a rank."""
     every = human_bytes(sum(leaf.nbytes for leaf in leaves.values()))
     count = sum(len(row.paths) for row in rows)

@@ -3,13 +3,7 @@
 from .. import random
 from .._tree import tree_map
 from ..buckets import Bucket, BucketPlan
-from ..checkpoints import (
-    Saving,
-    load,
-    load_safetensors,
-    save,
-    save_safetensors,
-)
+from ..checkpoints import Saving, load, load_safetensors, save, save_safetensors
 from ..data import Loader, loader
 from ..errors import (
     ArtefactError,

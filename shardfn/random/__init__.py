@@ -4,15 +4,7 @@ every mesh.
 
 from .ambient import state
 from .arrays import choice, dropout, permutation
-from .continuous import (
-    beta,
-    exponential,
-    gamma,
-    gumbel,
-    normal,
-    truncated_normal,
-    uniform,
-)
+from .continuous import beta, exponential, gamma, gumbel, normal, truncated_normal, uniform
 from .discrete import bernoulli, bits, categorical, randint
 from .keys import fold_in, key, split
 from .plain import plain

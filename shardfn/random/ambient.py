@@ -17,22 +17,13 @@ from typing import Any
 import torch
 
 from ..errors import ShardError, problem
-from ..ops.random_bits import (
-    AMBIENT,
-    AMBIENT_KEY,
-    STATE,
-    WORD,
-    random_bits,
-    strides_of,
-)
+from ..ops.random_bits import AMBIENT, AMBIENT_KEY, STATE, WORD, random_bits, strides_of
 from .keys import words_of
 
 DEFAULT = "default"
 WORDS = 3  # of a state: the two of its key, the number of the next call
 MOST_CALLS = WORD + 1  # of one key: the number of a call is one word of a counter
-PLACE = torch.zeros(
-    WORDS, dtype=torch.int64
-)  # stands for the state in what is captured
+PLACE = torch.zeros(WORDS, dtype=torch.int64)  # stands for the state in what is captured
 
 _tag: contextvars.ContextVar[str] = contextvars.ContextVar("tag", default=DEFAULT)
 
@@ -74,9 +65,7 @@ class States:
             For each tag an int64 tensor of shape (3,): the key's words, the number of calls.
         """
         with self._lock:
-            return {
-                tag: torch.tensor(state) for tag, state in self._states.items()
-            }
+            return {tag: torch.tensor(state) for tag, state in self._states.items()}
 
     def set(self, states: Mapping[str, torch.Tensor]) -> None:
         """Take states back that `get` gave; other states stay.
@@ -138,16 +127,11 @@ def _state_from(state: Sequence[int], name: str) -> list[int]:
 
 
 def _is_state(x: Any) -> bool:
-    return isinstance(x, torch.Tensor) and (tuple(x.shape), x.dtype) == (
-        (WORDS,),
-        torch.int64,
-    )
+    return isinstance(x, torch.Tensor) and (tuple(x.shape), x.dtype) == ((WORDS,), torch.int64)
 
 
 def _described(x: Any) -> str:
-    return (
-        f"{tuple(x.shape)} {x.dtype}" if isinstance(x, torch.Tensor) else repr(x)
-    )
+    return f"{tuple(x.shape)} {x.dtype}" if isinstance(x, torch.Tensor) else repr(x)
 
 
 state = States()
@@ -198,9 +182,7 @@ class Missing(Source):
         raise StateMissing
 
 
-_source: contextvars.ContextVar[Source | None] = contextvars.ContextVar(
-    "source", default=None
-)
+_source: contextvars.ContextVar[Source | None] = contextvars.ContextVar("source", default=None)
 
 
 @contextlib.contextmanager
@@ -218,9 +200,7 @@ def is_drawing() -> bool:
     return _source.get() is not None
 
 
-def draw(
-    shape: Sequence[int], dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
+def draw(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """The numbers of one call: uniform in [0, 1) for a floating dtype, else all bits."""
     source = _source.get()
     assert source is not None, "no capture is at work"
@@ -229,17 +209,13 @@ def draw(
     return random_bits(state, None, size, strides_of(size), AMBIENT, call, dtype)
 
 
-def _key_words(
-    shape: Sequence[int], device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _key_words(shape: Sequence[int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """The two words of new keys that one call makes."""
     source = _source.get()
     assert source is not None, "no capture is at work"
     state, call = source.next(device)
     size = list(shape)
-    bits = random_bits(
-        state, None, size, strides_of(size), AMBIENT_KEY, call, torch.int64
-    )
+    bits = random_bits(state, None, size, strides_of(size), AMBIENT_KEY, call, torch.int64)
     return bits & WORD, (bits >> 32) & WORD
 
 

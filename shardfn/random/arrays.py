@@ -12,10 +12,7 @@ from .keys import draw
 
 
 def permutation(
-    key: torch.Tensor,
-    x: int | torch.Tensor,
-    axis: int = 0,
-    independent: bool = False,
+    key: torch.Tensor, x: int | torch.Tensor, axis: int = 0, independent: bool = False
 ) -> torch.Tensor:
     """An array in random order.
 
@@ -41,9 +38,7 @@ def permutation(
     if isinstance(x, int):
         return torch.argsort(bits(key, (x,), torch.int64), stable=True)
     if independent:
-        order = torch.argsort(
-            bits(key, tuple(x.shape), torch.int64), dim=axis, stable=True
-        )
+        order = torch.argsort(bits(key, tuple(x.shape), torch.int64), dim=axis, stable=True)
         return torch.gather(x, axis, order)
     order = torch.argsort(bits(key, (x.shape[axis],), torch.int64), stable=True)
     return torch.index_select(x, axis, order)
@@ -92,11 +87,7 @@ def choice(
 
 
 def _chosen(
-    key: torch.Tensor,
-    n: int,
-    shape: tuple[int, ...],
-    replace: bool,
-    p: torch.Tensor | None,
+    key: torch.Tensor, n: int, shape: tuple[int, ...], replace: bool, p: torch.Tensor | None
 ) -> torch.Tensor:
     """The positions that are chosen, of n."""
     count = 1
@@ -106,9 +97,7 @@ def _chosen(
         if p is None:
             order = permutation(key, n)
         else:
-            order = torch.argsort(
-                gumbel(key, (n,), p.dtype) + torch.log(p), descending=True
-            )
+            order = torch.argsort(gumbel(key, (n,), p.dtype) + torch.log(p), descending=True)
         return order[:count].reshape(shape)
     if p is None:
         return randint(key, shape, 0, n)

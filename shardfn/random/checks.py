@@ -69,13 +69,9 @@ def check_shape(where: str, shape: tuple[int, ...]) -> None:
     Raises:
         ShardError: a size that is negative or no int.
     """
-    if not all(
-        isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape
-    ):
+    if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape):
         fix = "sizes of 0 or more"
-        text = problem(
-            where, f"shape is {tuple(shape)}", needed="a shape", fix=fix
-        )
+        text = problem(where, f"shape is {tuple(shape)}", needed="a shape", fix=fix)
         raise ShardError(text, arg_path="shape", fix=fix)
 
 
@@ -92,9 +88,7 @@ def check_dtype(where: str, dtype: Any, allowed: tuple[torch.dtype, ...]) -> Non
         raise ShardError(text, arg_path="dtype", fix=fix)
 
 
-RULES: dict[
-    str, tuple[Callable[[Any], bool], str]
-] = {  # what a number must be, and the fix
+RULES: dict[str, tuple[Callable[[Any], bool], str]] = {  # what a number must be, and the fix
     "a probability": (lambda x: 0 <= x <= 1, "from 0 to 1"),
     "a probability between 0 and 1": (lambda x: 0 < x < 1, "above 0 and below 1"),
     "a number above 0": (lambda x: x > 0, "> 0"),
@@ -118,9 +112,7 @@ def check_number(where: str, name: str, value: Any, needed: str) -> None:
     holds, range_ = RULES[needed]
     if not isinstance(value, torch.Tensor) and not _holds(holds, value):
         fix = f"{name} {range_}"
-        raise ShardError.of(
-            where, f"{name} is {value!r}", needed=needed, fix=fix, arg_path=name
-        )
+        raise ShardError.of(where, f"{name} is {value!r}", needed=needed, fix=fix, arg_path=name)
 
 
 def _holds(rule: Callable[..., Any], *values: Any) -> bool:
@@ -191,16 +183,12 @@ def check_device(where: str, key: str, other: str) -> None:
     """
     if key != other:
         fix = f"key.to({other!r})"
-        text = problem(
-            where, f"key is on {key}", needed=f"a key on {other}", fix=fix
-        )
+        text = problem(where, f"key is on {key}", needed=f"a key on {other}", fix=fix)
         raise ShardError(text, arg_path="key", fix=fix)
 
 
 @_compat.constant_in_graph
-def check_ends(
-    where: str, shape: tuple[int, ...], needed: tuple[int, ...]
-) -> None:
+def check_ends(where: str, shape: tuple[int, ...], needed: tuple[int, ...]) -> None:
     """Check that a shape ends in the shape of a parameter.
 
     Raises:
@@ -208,12 +196,7 @@ def check_ends(
     """
     if shape[len(shape) - len(needed) :] != needed:
         fix = f"shape=(..., {', '.join(map(str, needed))})"
-        text = problem(
-            where,
-            f"shape is {shape}",
-            needed=f"one that ends in {needed}",
-            fix=fix,
-        )
+        text = problem(where, f"shape is {shape}", needed=f"one that ends in {needed}", fix=fix)
         raise ShardError(text, arg_path="shape", fix=fix)
 
 

@@ -61,9 +61,7 @@ def uniform(
 
 
 def normal(
-    key: torch.Tensor,
-    shape: int | tuple[int, ...] = (),
-    dtype: torch.dtype | None = None,
+    key: torch.Tensor, shape: int | tuple[int, ...] = (), dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """Numbers with mean 0 and variance 1, normally distributed.
 
@@ -116,12 +114,7 @@ def truncated_normal(
 
     Example:
         >>> import shardfn as sf
-        >>> bool(
-        ...     (
-        ...         sf.random.truncated_normal(sf.random.key(0), -1.0, 2.0, (9,))
-        ...         >= -1
-        ...     ).all()
-        ... )
+        >>> bool((sf.random.truncated_normal(sf.random.key(0), -1.0, 2.0, (9,)) >= -1).all())
         True
     """
     dtype = floating(dtype)
@@ -138,9 +131,7 @@ def truncated_normal(
 
 
 def exponential(
-    key: torch.Tensor,
-    shape: int | tuple[int, ...] = (),
-    dtype: torch.dtype | None = None,
+    key: torch.Tensor, shape: int | tuple[int, ...] = (), dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """Exponentially distributed numbers with mean 1.
 
@@ -168,9 +159,7 @@ def exponential(
 
 
 def gumbel(
-    key: torch.Tensor,
-    shape: int | tuple[int, ...] = (),
-    dtype: torch.dtype | None = None,
+    key: torch.Tensor, shape: int | tuple[int, ...] = (), dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """Numbers with the standard Gumbel distribution.
 
@@ -231,9 +220,7 @@ def gamma(
     parameter = torch.as_tensor(a, dtype=computed, device=key.device)
     own = tuple(parameter.shape)
     shape = own if shape is None else dims_of(shape)
-    check_ends(
-        "random.gamma", _compat.sizes_named(shape), _compat.sizes_named(own)
-    )
+    check_ends("random.gamma", _compat.sizes_named(shape), _compat.sizes_named(own))
     dims = checked_draw("random.gamma", key, shape, dtype, FLOATING)
     parameter = parameter.expand(dims)
     fixed = parameter.detach()
@@ -242,9 +229,7 @@ def gamma(
     return (value + (parameter - fixed) * slope).to(dtype)
 
 
-def _gamma(
-    key: torch.Tensor, a: torch.Tensor, shape: tuple[int, ...]
-) -> torch.Tensor:
+def _gamma(key: torch.Tensor, a: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """Marsaglia's and Tsang's method; the first of several attempts that is accepted counts.
 
     All attempts are one tensor: written one after the other, they are code that takes a compiler
@@ -252,9 +237,7 @@ def _gamma(
     """
     keys = split(key, 2 * ATTEMPTS + 1)  # (2 * ATTEMPTS + 1, 2)
     d = torch.where(a < 1, a + 1, a) - 1 / 3  # shape
-    x = from_uniform.normal(
-        draw(keys[0:-1:2], shape, a.dtype)
-    )  # (ATTEMPTS, *shape)
+    x = from_uniform.normal(draw(keys[0:-1:2], shape, a.dtype))  # (ATTEMPTS, *shape)
     u = positive(draw(keys[1:-1:2], shape, a.dtype))
     cube = (1 + x / torch.sqrt(9 * d)) ** 3
     accepted = (cube > 0) & (torch.log(u) < _bound(x, d, cube))

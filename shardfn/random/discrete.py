@@ -6,14 +6,7 @@ import torch
 
 from .. import _compat
 from ..ops.random_bits import WIDTH
-from .checks import (
-    check_ends,
-    check_number,
-    check_range,
-    checked_draw,
-    dims_of,
-    floating,
-)
+from .checks import check_ends, check_number, check_range, checked_draw, dims_of, floating
 from .continuous import gumbel
 from .keys import draw
 
@@ -22,9 +15,7 @@ LARGEST = 2**63 - 1
 
 
 def bits(
-    key: torch.Tensor,
-    shape: int | tuple[int, ...] = (),
-    dtype: torch.dtype = torch.int32,
+    key: torch.Tensor, shape: int | tuple[int, ...] = (), dtype: torch.dtype = torch.int32
 ) -> torch.Tensor:
     """Integers of which all bits are random.
 
@@ -51,9 +42,7 @@ def bits(
 
 
 def bernoulli(
-    key: torch.Tensor,
-    p: float | torch.Tensor = 0.5,
-    shape: int | tuple[int, ...] | None = None,
+    key: torch.Tensor, p: float | torch.Tensor = 0.5, shape: int | tuple[int, ...] | None = None
 ) -> torch.Tensor:
     """Truth values that are True with some probability.
 
@@ -82,9 +71,7 @@ def bernoulli(
         check_number("random.bernoulli", "p", p, "a probability")
         dtype = floating(None)
         own = ()
-    dims = checked_draw(
-        "random.bernoulli", key, own if shape is None else shape, dtype
-    )
+    dims = checked_draw("random.bernoulli", key, own if shape is None else shape, dtype)
     return draw(key, dims, dtype) < p
 
 
@@ -119,9 +106,7 @@ def randint(
         True
     """
     dims = checked_draw("random.randint", key, shape, dtype, INTEGERS)
-    if not isinstance(minval, torch.Tensor) and not isinstance(
-        maxval, torch.Tensor
-    ):
+    if not isinstance(minval, torch.Tensor) and not isinstance(maxval, torch.Tensor):
         check_range("random.randint", minval, maxval, dtype)
     number = draw(key, dims, torch.int64) & LARGEST
     return (number % (maxval - minval) + minval).to(dtype)
@@ -159,9 +144,7 @@ def categorical(
     own = tuple(logits.shape)
     batch = own[:dim] + own[dim + 1 :]
     dims = batch if shape is None else dims_of(shape)
-    check_ends(
-        "random.categorical", _compat.sizes_named(dims), _compat.sizes_named(batch)
-    )
+    check_ends("random.categorical", _compat.sizes_named(dims), _compat.sizes_named(batch))
     prefix = dims[: len(dims) - len(batch)]
     noise = gumbel(key, (*prefix, *own), logits.dtype)
     return torch.argmax(logits + noise, dim=len(prefix) + dim)

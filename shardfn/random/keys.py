@@ -43,9 +43,7 @@ def words_of(seed: object) -> list[int]:
         ShardError: the seed is not an int.
     """
     if not isinstance(seed, int) or isinstance(seed, bool):
-        fix = (
-            "sf.random.key(0); sf.random.fold_in(key, n) for a number in a tensor"
-        )
+        fix = "sf.random.key(0); sf.random.fold_in(key, n) for a number in a tensor"
         text = problem("random.key", f"seed is {seed!r}", needed="an int", fix=fix)
         raise ShardError(text, arg_path="seed", fix=fix)
     return [seed & WORD, (seed >> 32) & WORD]
@@ -76,11 +74,7 @@ def split(key: torch.Tensor, num: int | tuple[int, ...] = 2) -> torch.Tensor:
         note_use("random.split", key)
     shape = dims_of(num)
     check_shape("random.split", _compat.signs(shape))
-    return _keys(
-        random_bits(
-            key, None, list(shape), strides_of(shape), SPLIT, 0, torch.int64
-        )
-    )
+    return _keys(random_bits(key, None, list(shape), strides_of(shape), SPLIT, 0, torch.int64))
 
 
 def fold_in(key: torch.Tensor, data: int | torch.Tensor) -> torch.Tensor:
@@ -117,9 +111,7 @@ def _keys(bits: torch.Tensor) -> torch.Tensor:
     return torch.stack([bits & WORD, (bits >> 32) & WORD], -1)
 
 
-def draw(
-    key: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype
-) -> torch.Tensor:
+def draw(key: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Uniform in [0, 1) for a floating dtype, else all bits of a dtype."""
     if not _compat.is_tracing():
         note_use("random", key)

@@ -32,9 +32,5 @@ def plain() -> Iterator[None]:
         >>> torch.equal(once, again)
         True
     """
-    with (
-        drawing_from(Eager()),
-        _compat.ops_replaced(TABLE),
-        initialised(),
-    ):
+    with drawing_from(Eager()), _compat.ops_replaced(TABLE), initialised():
         yield

@@ -16,13 +16,7 @@ import torch
 from .. import _compat
 from ..errors import ShardError, problem
 from . import ambient, from_uniform
-from .checks import (
-    FLOATING,
-    check_dtype,
-    check_interval,
-    check_number,
-    check_range,
-)
+from .checks import FLOATING, check_dtype, check_interval, check_number, check_range
 from .continuous import gamma as gamma_of
 from .discrete import LARGEST
 from .from_uniform import wide
@@ -41,9 +35,7 @@ def _normal_like(x: torch.Tensor) -> torch.Tensor:
     return from_uniform.normal(_unit(x))
 
 
-def _made(
-    size: Any, like: torch.Tensor | None = None, **kwargs: Any
-) -> torch.Tensor:
+def _made(size: Any, like: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
     """A tensor of the shape, dtype and device that a factory call asks for; it is not read."""
     given = {k: kwargs.get(k) for k in ("dtype", "device")}
     if like is not None:
@@ -56,9 +48,7 @@ def _no_generator(op: str, generator: Any) -> None:
     if generator is not None:
         fix = "sf.random.state.seed(seed) before the call, or sf.random with a key"
         got = "it is given a torch.Generator, whose numbers depend on the device"
-        raise ShardError(
-            problem(f"torch.{op}", got, fix=fix), arg_path="generator", fix=fix
-        )
+        raise ShardError(problem(f"torch.{op}", got, fix=fix), arg_path="generator", fix=fix)
 
 
 def rand(size: Any, **kwargs: Any) -> torch.Tensor:
@@ -101,9 +91,7 @@ def randint_like(x: torch.Tensor, high: int, **kwargs: Any) -> torch.Tensor:
     return randint_like_low(x, 0, high, **kwargs)
 
 
-def randint_like_low(
-    x: torch.Tensor, low: int, high: int, **kwargs: Any
-) -> torch.Tensor:
+def randint_like_low(x: torch.Tensor, low: int, high: int, **kwargs: Any) -> torch.Tensor:
     return _integers(_made(x.shape, like=x, **kwargs), low, high)
 
 
@@ -118,9 +106,7 @@ def bernoulli(x: torch.Tensor, generator: Any = None) -> torch.Tensor:
     return bernoulli_p(x, x, generator=generator)
 
 
-def bernoulli_p(
-    x: torch.Tensor, p: Any = 0.5, generator: Any = None
-) -> torch.Tensor:
+def bernoulli_p(x: torch.Tensor, p: Any = 0.5, generator: Any = None) -> torch.Tensor:
     _no_generator("bernoulli", generator)
     check_number("torch.bernoulli", "p", p, "a probability")
     if not isinstance(p, torch.Tensor):
@@ -157,24 +143,18 @@ def normal(
     return (_normal_like(x) * std + mean).to(x.dtype)
 
 
-def normal_of_tensors(
-    mean: Any, std: Any = 1.0, generator: Any = None
-) -> torch.Tensor:
+def normal_of_tensors(mean: Any, std: Any = 1.0, generator: Any = None) -> torch.Tensor:
     _no_generator("normal", generator)
     check_number("torch.normal", "std", std, "a number of 0 or more")
     x = mean if isinstance(mean, torch.Tensor) else std
     if isinstance(mean, torch.Tensor) and isinstance(std, torch.Tensor):
         x = torch.empty(
-            torch.broadcast_shapes(mean.shape, std.shape),
-            dtype=x.dtype,
-            device=x.device,
+            torch.broadcast_shapes(mean.shape, std.shape), dtype=x.dtype, device=x.device
         )
     return (_normal_like(x) * std + mean).to(x.dtype)
 
 
-def normal_of_numbers(
-    mean: float, std: float, size: Any, **kwargs: Any
-) -> torch.Tensor:
+def normal_of_numbers(mean: float, std: float, size: Any, **kwargs: Any) -> torch.Tensor:
     _no_generator("normal", kwargs.pop("generator", None))
     return normal(_made(size, **kwargs), mean, std)
 
@@ -203,9 +183,7 @@ def initialised() -> AbstractContextManager[None]:
     return _compat.patched("initialisation", truncated_normal=replacement)
 
 
-def exponential(
-    x: torch.Tensor, lambd: float = 1.0, generator: Any = None
-) -> torch.Tensor:
+def exponential(x: torch.Tensor, lambd: float = 1.0, generator: Any = None) -> torch.Tensor:
     _no_generator("exponential", generator)
     check_number("torch.Tensor.exponential_", "lambd", lambd, "a number above 0")
     return (from_uniform.exponential(_unit(x)) / lambd).to(x.dtype)
@@ -229,9 +207,7 @@ def log_normal(
 
 def geometric(x: torch.Tensor, p: float, generator: Any = None) -> torch.Tensor:
     _no_generator("geometric", generator)
-    check_number(
-        "torch.Tensor.geometric_", "p", p, "a probability between 0 and 1"
-    )
+    check_number("torch.Tensor.geometric_", "p", p, "a probability between 0 and 1")
     return (
         torch.ceil(torch.log(from_uniform.positive(_unit(x))) / math.log1p(-p))
         .clamp_min(1)
@@ -247,9 +223,7 @@ def random_to(x: torch.Tensor, high: int, generator: Any = None) -> torch.Tensor
     return random_from(x, 0, high, generator=generator)
 
 
-def random_from(
-    x: torch.Tensor, low: int, high: int | None, generator: Any = None
-) -> torch.Tensor:
+def random_from(x: torch.Tensor, low: int, high: int | None, generator: Any = None) -> torch.Tensor:
     _no_generator("random_", generator)
     return _integers(x, low, _end(x.dtype) if high is None else high)
 
@@ -270,13 +244,9 @@ def multinomial(
     if replacement or count == 1:
         size = [*shape[:-1], count, shape[-1]]
         u = ambient.draw(size, wide(p.dtype), p.device)
-        return torch.argmax(
-            from_uniform.gumbel(u) + torch.log(p).unsqueeze(dim), -1
-        )
+        return torch.argmax(from_uniform.gumbel(u) + torch.log(p).unsqueeze(dim), -1)
     u = ambient.draw(shape, wide(p.dtype), p.device)
-    order = torch.argsort(
-        from_uniform.gumbel(u) + torch.log(p), descending=True, stable=True
-    )
+    order = torch.argsort(from_uniform.gumbel(u) + torch.log(p), descending=True, stable=True)
     return order.narrow(dim, 0, count)
 
 
@@ -297,9 +267,7 @@ def rrelu(
     return x * slope, slope
 
 
-def rrelu_writing(
-    x: torch.Tensor, noise: torch.Tensor, *args: Any, **kwargs: Any
-) -> Any:
+def rrelu_writing(x: torch.Tensor, noise: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     out, slope = rrelu(x, noise, *args, **kwargs)
     noise.copy_(slope)
     return out
@@ -342,10 +310,7 @@ FACTORIES: dict[Any, Op] = {
 }
 TABLE: dict[Any, Op] = {
     **{packet.default: fn for packet, fn in FACTORIES.items()},
-    **{
-        packet.generator: _refusing_generator(fn)
-        for packet, fn in FACTORIES.items()
-    },
+    **{packet.generator: _refusing_generator(fn) for packet, fn in FACTORIES.items()},
     aten.randint.low: randint_low,
     aten.randint.low_generator: _refusing_generator(randint_low),
     aten.rand_like.default: rand_like,

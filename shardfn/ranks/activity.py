@@ -37,9 +37,7 @@ def stage() -> tuple[str | None, str | None]:
     return None, None
 
 
-def running(
-    code: CodeType, sends: Mapping[str, str]
-) -> tuple[str | None, str | None]:
+def running(code: CodeType, sends: Mapping[str, str]) -> tuple[str | None, str | None]:
     """The user's line, and the collective, of the thread that runs a program.
 
     Args:
@@ -74,9 +72,7 @@ def _folder(frame: FrameType) -> str | None:
 
 def _users(frames: list[FrameType]) -> str | None:
     """The user's line: the innermost one outside of shardfn's own frames."""
-    first = next(
-        (k for k, x in enumerate(frames) if is_inside(x.f_code.co_filename)), 0
-    )
+    first = next((k for k, x in enumerate(frames) if is_inside(x.f_code.co_filename)), 0)
     for frame in frames[first:]:
         if not is_ours(frame.f_code.co_filename):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"

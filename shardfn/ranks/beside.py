@@ -52,17 +52,13 @@ def _started(world: Any) -> Watch:
         if world not in _watches:
             timeout = _compat.timeout_of(dist.group.WORLD) or UNLIMITED
             store = _compat.world_store()
-            _watches[world] = Watch(
-                store, world.rank, world.size, timeout, _connections
-            )
+            _watches[world] = Watch(store, world.rank, world.size, timeout, _connections)
             atexit.register(_end, _watches[world])
         return _watches[world]
 
 
 @contextmanager
-def checkpointing(
-    world: Any, where: str, *, is_background: bool = False
-) -> Iterator[None]:
+def checkpointing(world: Any, where: str, *, is_background: bool = False) -> Iterator[None]:
     """A context in which all processes of a world write or read a checkpoint.
 
     Args:
@@ -87,9 +83,7 @@ def checkpointing(
         if reason is not None:
             raise reason from error
         if not is_background:
-            watch.enter(
-                Event(watch.everyone, RAISED, f"{where}, which raised", {})
-            )
+            watch.enter(Event(watch.everyone, RAISED, f"{where}, which raised", {}))
             watch.enter(None)
         raise
     if not is_background:

@@ -27,13 +27,9 @@ class Lane:
     ranks: tuple[int, ...]
     count: int = 0  # of events that have begun
     digest: int = 0  # of all of them
-    numbers: itertools.count[int] = attrs.Factory(
-        lambda: itertools.count(PROGRAMS)
-    )
+    numbers: itertools.count[int] = attrs.Factory(lambda: itertools.count(PROGRAMS))
     gathers: itertools.count[int] = attrs.Factory(itertools.count)
-    recent: deque[tuple[int, int, str]] = attrs.Factory(
-        lambda: deque(maxlen=SHOWN)
-    )
+    recent: deque[tuple[int, int, str]] = attrs.Factory(lambda: deque(maxlen=SHOWN))
     # for each power of two the last two positions that it divides, with their digests
     marks: dict[int, tuple[tuple[int, int], ...]] = attrs.field(factory=dict)
 
@@ -52,11 +48,7 @@ class Lane:
     def shown(self) -> dict[str, Any]:
         """The lane as JSON."""
         marks = {at: digest for pair in self.marks.values() for at, digest in pair}
-        return {
-            "count": self.count,
-            "marks": sorted(marks.items()),
-            "recent": list(self.recent),
-        }
+        return {"count": self.count, "marks": sorted(marks.items()), "recent": list(self.recent)}
 
 
 class Event(NamedTuple):
@@ -80,9 +72,7 @@ def first_difference(mine: Any, other: Any) -> tuple[int, str, str] | None:
         Its number and the text of both. None if they agree as far as both have come.
     """
     own = {at: (digest, text) for at, digest, text in mine["recent"]}
-    rows = [
-        (at, digest, text) for at, digest, text in other["recent"] if at in own
-    ]
+    rows = [(at, digest, text) for at, digest, text in other["recent"] if at in own]
     for at, digest, text in sorted(rows):
         if own[at][0] != digest:
             return at, own[at][1], text

@@ -11,12 +11,7 @@ from .rendezvous import listed
 
 
 def compare(
-    where: str,
-    store: Any,
-    prefix: str,
-    ranks: tuple[int, int],
-    mine: str,
-    seconds: float,
+    where: str, store: Any, prefix: str, ranks: tuple[int, int], mine: str, seconds: float
 ) -> None:
     """Check that all processes have the same text.
 
@@ -37,15 +32,11 @@ def compare(
     deadline = time.monotonic() + seconds
     keys = [f"{prefix}/{r}" for r in range(size)]
     for key in keys:
-        if not _compat.has_come(
-            store, key, max(deadline - time.monotonic(), 0.001)
-        ):
+        if not _compat.has_come(store, key, max(deadline - time.monotonic(), 0.001)):
             absent = [r for r in range(size) if not store.check([keys[r]])]
             got = f"rank {rank} waited {seconds:g} s for the others"
             fix = "the same calls of make_mesh on all ranks; the first error of theirs"
-            raise RendezvousError.of(
-                where, got, f"missing: {listed(absent)}", fix=fix
-            )
+            raise RendezvousError.of(where, got, f"missing: {listed(absent)}", fix=fix)
     texts = [store.get(key).decode() for key in keys]
     other = next((r for r, text in enumerate(texts) if text != texts[0]), None)
     if other is None:

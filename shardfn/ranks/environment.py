@@ -20,9 +20,7 @@ class Launch:
     port: int
     rank: int
     size: int
-    is_server: (
-        bool  # whether this process serves the store; else the launcher, or rank 0
-    )
+    is_server: bool  # whether this process serves the store; else the launcher, or rank 0
     attempt: str  # number of the restart
 
     @property
@@ -58,9 +56,7 @@ def launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
     )
 
 
-def _number(
-    environment: Mapping[str, str], name: str, least: int, most: int | None
-) -> int:
+def _number(environment: Mapping[str, str], name: str, least: int, most: int | None) -> int:
     text = environment[name]
     try:
         number = int(text)

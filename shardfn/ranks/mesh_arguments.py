@@ -18,10 +18,7 @@ def check_tuples(shape: Any, axis_names: Any) -> None:
     Raises:
         PlacementError: one of them is not a sequence.
     """
-    if all(
-        isinstance(x, Sequence) and not isinstance(x, str)
-        for x in (shape, axis_names)
-    ):
+    if all(isinstance(x, Sequence) and not isinstance(x, str) for x in (shape, axis_names)):
         return
     fix = "make_mesh((2, 4), ('dp', 'tp'))"
     got = f"shape {shape!r}, axis names {axis_names!r}"
@@ -36,18 +33,13 @@ def check_shape(shape: tuple[Any, ...], names: tuple[Any, ...]) -> None:
         PlacementError: they do not.
     """
     if any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in shape):
-        raise PlacementError.of(
-            "make_mesh", f"shape {shape}", needed="positive ints"
-        )
+        raise PlacementError.of("make_mesh", f"shape {shape}", needed="positive ints")
     bad = [n for n in names if not (isinstance(n, str) and n.isidentifier())]
     if bad:
         got, needed = f"axis names {bad}", "names like dp or tp"
         raise PlacementError.of("make_mesh", got, needed=needed)
     if len(shape) != len(names) or len(set(names)) != len(names):
-        got, needed = (
-            f"shape {shape}, axis names {names}",
-            "one distinct name for each axis",
-        )
+        got, needed = (f"shape {shape}, axis names {names}", "one distinct name for each axis")
         raise PlacementError.of("make_mesh", got, needed=needed)
 
 
@@ -64,9 +56,7 @@ def checked_type(device_type: str) -> str:
         pass
     fix = "device_type='cpu' or 'cuda', without a number"
     got = f"device_type is {device_type!r}"
-    raise PlacementError.of(
-        "make_mesh, device_type", got, needed="the type of a device", fix=fix
-    )
+    raise PlacementError.of("make_mesh, device_type", got, needed="the type of a device", fix=fix)
 
 
 def refuse_absent(device_type: str) -> None:
@@ -96,16 +86,11 @@ def checked_timeout(timeout: Any) -> float | None:
     """
     if timeout is None:
         return None
-    seconds = (
-        timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    )
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if is_number and 0 < seconds < math.inf:
         return float(seconds)
     needed = "a positive number of seconds, or a timedelta"
     raise PlacementError.of(
-        "make_mesh, timeout",
-        f"timeout is {timeout!r}",
-        needed=needed,
-        fix="timeout=60",
+        "make_mesh, timeout", f"timeout is {timeout!r}", needed=needed, fix="timeout=60"
     )

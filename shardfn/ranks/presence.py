@@ -45,10 +45,7 @@ def state_of(place: dict[str, Any]) -> str | None:
         place: what `here` has returned there.
     """
     mine = _space()
-    if mine is None or (place["space"], place["host"]) != (
-        mine,
-        socket.gethostname(),
-    ):
+    if mine is None or (place["space"], place["host"]) != (mine, socket.gethostname()):
         return None
     state, start = _stat(place["process"])
     if state is None or state in ENDED or start != place["start"]:

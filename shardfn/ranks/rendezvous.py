@@ -24,9 +24,7 @@ WHERE = "make_mesh, rendezvous"
 SHOWN = 16  # ranks in an error
 RETRY = 0.2  # seconds between two attempts at an address
 PORT = "another MASTER_PORT, or torchrun --standalone, which finds a free one"
-GRACE = (
-    2.0  # seconds that the process with the store stays for the others to read it
-)
+GRACE = 2.0  # seconds that the process with the store stays for the others to read it
 _joins = itertools.count()  # how often this process has joined a job
 
 
@@ -62,11 +60,7 @@ def met(launch: Launch, seconds: float) -> Any:
 
 def _who(launch: Launch) -> dict[str, Any]:
     """The description of this process, for the others."""
-    return {
-        "host": socket.gethostname(),
-        "process": os.getpid(),
-        "size": launch.size,
-    }
+    return {"host": socket.gethostname(), "process": os.getpid(), "size": launch.size}
 
 
 def _connected(launch: Launch, seconds: float) -> Any:
@@ -81,9 +75,7 @@ def _connected(launch: Launch, seconds: float) -> Any:
     def connect() -> None:
         left = max(deadline - time.monotonic(), 1.0)
         try:
-            found.put(
-                _compat.tcp_store(launch.host, launch.port, launch.is_server, left)
-            )
+            found.put(_compat.tcp_store(launch.host, launch.port, launch.is_server, left))
         except Exception as error:
             found.put(error)
 
@@ -184,18 +176,14 @@ def listed(ranks: Iterable[int]) -> str:
     first = list(itertools.islice(ranks, SHOWN + 1))
     more = ", ..." if len(first) > SHOWN else ""
     word = "rank" if len(first) == 1 else "ranks"
-    return (
-        f"{word} {', '.join(map(str, first[:SHOWN]))}{more}" if first else "none"
-    )
+    return f"{word} {', '.join(map(str, first[:SHOWN]))}{more}" if first else "none"
 
 
 def _first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def unconnected(
-    backend: str, rank: int, size: int, error: Exception
-) -> RendezvousError:
+def unconnected(backend: str, rank: int, size: int, error: Exception) -> RendezvousError:
     """The error for processes that have met and cannot connect to each other."""
     got = f"{backend} of rank {rank} of {size} does not connect: {_first_line(error)}"
     fix = "the first error of the other ranks; GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME="

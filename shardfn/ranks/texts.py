@@ -33,10 +33,7 @@ class Texts:
         mine, lengths = self._packed(text)
         every = self._rows(max(lengths)) if self.rank == 0 else None
         dist.gather(mine, every, group=self.group, group_dst=0)
-        return [
-            _text(row[:n])
-            for row, n in zip(every or [], lengths, strict=False)
-        ]
+        return [_text(row[:n]) for row, n in zip(every or [], lengths, strict=False)]
 
     def scatter(self, texts: list[str]) -> str:
         """The text that the first rank has for this one.

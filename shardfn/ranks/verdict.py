@@ -19,9 +19,7 @@ QUIET = 4.0  # beats after which a process counts as unheard
 LOST, DIFFERENT = "lost", "different"
 AGAIN = "the first error of rank {}; torchrun --max-restarts=3 starts a job again"
 ALIKE = "the same calls in the same order on every rank"
-LATE = (
-    "make_mesh(..., timeout=) above what the slowest rank takes between two calls"
-)
+LATE = "make_mesh(..., timeout=) above what the slowest rank takes between two calls"
 
 
 @attrs.frozen
@@ -71,9 +69,7 @@ class Verdict:
             source: the user's line.
         """
         if self.kind == DIFFERENT:
-            return DivergenceError.of(
-                where, *self.lines, fix=self.fix, source=source
-            )
+            return DivergenceError.of(where, *self.lines, fix=self.fix, source=source)
         return RankLostError.of(
             where,
             *self.lines,
@@ -215,8 +211,7 @@ def _lost(other: Heard, reason: str) -> Verdict:
         other.rank,
         (
             f"rank {other.rank} is lost: {reason}",
-            f"host {place['host']}, process {place['process']}, "
-            f"last heard {other.age:.1f} s ago",
+            f"host {place['host']}, process {place['process']}, last heard {other.age:.1f} s ago",
             f"it was {does}",
         ),
         AGAIN.format(other.rank),

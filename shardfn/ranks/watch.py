@@ -22,17 +22,7 @@ from .. import _compat
 from ..errors import ShardError, call_site
 from . import activity, presence
 from .calls import COMPARING, Event, Lane
-from .verdict import (
-    DECIDED,
-    PATIENT,
-    WAITING,
-    WORLD,
-    Heard,
-    Verdict,
-    judged,
-    unheard_of,
-    unserved,
-)
+from .verdict import DECIDED, PATIENT, WAITING, WORLD, Heard, Verdict, judged, unheard_of, unserved
 
 BEAT = 0.5  # seconds between two heartbeats, in a job of few processes
 FEW = 64  # processes of such a job
@@ -64,9 +54,7 @@ class Watch:
     log: deque[Event | None] = attrs.Factory(deque)
     lanes: dict[str, Lane] = attrs.Factory(dict)
     now: Event | None = None  # the call that this process is in
-    changed: float = attrs.Factory(
-        time.monotonic
-    )  # when it last began or ended one
+    changed: float = attrs.Factory(time.monotonic)  # when it last began or ended one
     number: itertools.count[int] = attrs.Factory(itertools.count)  # of heartbeats
     place: dict[str, Any] = attrs.Factory(presence.here)
     left: dict[str, Any] | None = None  # how it ended
@@ -173,10 +161,7 @@ class Watch:
             if text is None:
                 continue
             status = json.loads(text)
-            if (
-                rank not in self.heard
-                or self.heard[rank][1]["beat"] != status["beat"]
-            ):
+            if rank not in self.heard or self.heard[rank][1]["beat"] != status["beat"]:
                 self.heard[rank] = time.monotonic(), status
 
     def _others(self) -> list[Heard]:
@@ -227,9 +212,7 @@ class Watch:
             "place": self.place,
             "at": time.time(),
             "beat": next(self.number),
-            "lanes": {
-                name: x.shown() for name, x in self.lanes.items() if x.count
-            },
+            "lanes": {name: x.shown() for name, x in self.lanes.items() if x.count},
             "now": now,
             "stage": stage,
             "line": line,
@@ -293,16 +276,11 @@ class Watch:
         """The verdict of a process that does not reach the store."""
         now = time.monotonic()
         at, status = self.heard.get(0, (now, self.status()))
-        mine, server = (
-            Heard(self.rank, self.status(), 0.0),
-            Heard(0, status, now - at),
-        )
+        mine, server = (Heard(self.rank, self.status(), 0.0), Heard(0, status, now - at))
         known = judged(mine, self._others(), patience=PATIENT)
         return known or unserved(server, "the store of the job")
 
-    def gathered(
-        self, where: str, mine: str, lane: Lane | None = None
-    ) -> list[str]:
+    def gathered(self, where: str, mine: str, lane: Lane | None = None) -> list[str]:
         """The texts of all ranks, by which they compare what they hold.
 
         Args:
@@ -358,17 +336,13 @@ class Watch:
         if self.is_unserved:
             return True
         others = [r for r in range(self.size) if r != self.rank]
-        return all(
-            presence.is_done(self.settled.get(r), serves=serves) for r in others
-        )
+        return all(presence.is_done(self.settled.get(r), serves=serves) for r in others)
 
 
 KEY = "shardfn/watch/"
 
 
-def _gathered(
-    watch: Watch, lane: Lane, number: int, rank: int, mine: str
-) -> list[str]:
+def _gathered(watch: Watch, lane: Lane, number: int, rank: int, mine: str) -> list[str]:
     """The texts of all ranks. The first rank collects them, so that each rank reads one key. A
     rank that sets its next text has read the last answer, which can be deleted then.
     """

@@ -42,11 +42,7 @@ class Line(NamedTuple):
     source: str | None = None
 
     def __str__(self) -> str:
-        return (
-            self.text
-            if self.source is None
-            else f"{self.text}, at {self.source}"
-        )
+        return self.text if self.source is None else f"{self.text}, at {self.source}"
 
 
 def gathered(name: str, kind: str, mine: Any) -> list[Any]:
@@ -64,21 +60,15 @@ def gathered(name: str, kind: str, mine: Any) -> list[Any]:
     watch = watch_of(current_world())
     texts = watch.gathered(name, json.dumps([kind, mine]))
     rows = [json.loads(text) for text in texts]
-    other = next(
-        (r for r, row in enumerate(rows) if row[0] != rows[0][0]), None
-    )
+    other = next((r for r, row in enumerate(rows) if row[0] != rows[0][0]), None)
     if other is None:
         return [value for _, value in rows]
     lines = [f"rank {r} compares {rows[r][0]}" for r in (0, other)]
     fix = "the same calls in the same order on every rank"
-    raise DivergenceError.of(
-        name, "ranks are in different calls", *lines, fix=fix
-    )
+    raise DivergenceError.of(name, "ranks are in different calls", *lines, fix=fix)
 
 
-def agree(
-    name: str, plan: Plan, agenda: Agenda, *, may_have_own_sizes: bool = False
-) -> None:
+def agree(name: str, plan: Plan, agenda: Agenda, *, may_have_own_sizes: bool = False) -> None:
     """Compare this rank's plan, order of collectives, and versions of torch and shardfn with the
     others'.
 
@@ -86,10 +76,7 @@ def agree(
         DivergenceError: quotes the first line that differs.
         NeedsOwnSizes: arguments differ in size, and may.
     """
-    others = [
-        *str(agenda.plan).splitlines(),
-        f"the order of collectives {agenda.starts}",
-    ]
+    others = [*str(agenda.plan).splitlines(), f"the order of collectives {agenda.starts}"]
     lines = [*map(Line, VERSIONS), *_lines(plan), *map(Line, others)]
     mine = hashlib.sha256("\n".join(x.text for x in lines).encode()).hexdigest()
     digests = gathered(name, "a digest of programs", mine)
@@ -119,9 +106,7 @@ def agree_on_digest(name: str, placed: Placed, digest: str) -> None:
         raise DivergenceError.of(name, got, fix="one file for all ranks")
 
 
-def _different(
-    name: str, first: list[Any], others: list[Any], rank: int
-) -> DivergenceError:
+def _different(name: str, first: list[Any], others: list[Any], rank: int) -> DivergenceError:
     """The error for two ranks with different programs."""
     none: Any = ("(nothing)", None)
     pairs = itertools.zip_longest(first, others, fillvalue=none)
@@ -131,17 +116,11 @@ def _different(
     if a.text in VERSIONS or b.text in VERSIONS:
         fix = "one environment for all ranks"
     return DivergenceError.of(
-        name,
-        "ranks hold different programs",
-        f"rank 0: {a}",
-        f"rank {rank}: {b}",
-        fix=fix,
+        name, "ranks hold different programs", f"rank 0: {a}", f"rank {rank}: {b}", fix=fix
     )
 
 
-def agree_on_collectives(
-    name: str, placed: Placed, program: LocalProgram
-) -> None:
+def agree_on_collectives(name: str, placed: Placed, program: LocalProgram) -> None:
     """Compare the collectives of this rank's program with those of the ranks that it
     communicates with. Ranks whose shards are uneven have programs of their own.
 
@@ -186,13 +165,8 @@ def _first_other(a: Any, b: Any) -> list[str] | None:
 
 
 def _lines(plan: Plan) -> list[Line]:
-    ins = [
-        f"in {tuple(slot.value.shape)} {slot.value.dtype} {slot.marks}"
-        for slot in plan.ins
-    ]
-    steps = [
-        line for step in plan.steps for line in (_line(step), *_inside(step))
-    ]
+    ins = [f"in {tuple(slot.value.shape)} {slot.value.dtype} {slot.marks}" for slot in plan.ins]
+    steps = [line for step in plan.steps for line in (_line(step), *_inside(step))]
     return [Line(str(plan.axes)), *map(Line, ins), *steps]
 
 
@@ -200,15 +174,8 @@ def _inside(step: Any) -> list[Line]:
     if not isinstance(step, Nested):
         return []
     loop = step.node.target
-    settings = [
-        x
-        for x in attrs.astuple(loop, recurse=False)
-        if isinstance(x, (int, bool))
-    ]
-    return [
-        Line(f"{loop} of {settings}"),
-        *(line for plan in step.plans for line in _lines(plan)),
-    ]
+    settings = [x for x in attrs.astuple(loop, recurse=False) if isinstance(x, (int, bool))]
+    return [Line(f"{loop} of {settings}"), *(line for plan in step.plans for line in _lines(plan))]
 
 
 def _line(step: Any) -> Line:
@@ -250,11 +217,7 @@ def has_others(placed: Placed) -> bool:
     """Whether all processes take part in a call, and can be compared. A call without a mesh is
     local, and one on a mesh of a part of the ranks is not called by the others.
     """
-    if (
-        placed.world.kind != "real"
-        or placed.world.size == 1
-        or placed.mesh is None
-    ):
+    if placed.world.kind != "real" or placed.world.size == 1 or placed.mesh is None:
         return False
     return _compat.root_mesh(placed.mesh).size() == placed.world.size
 
@@ -282,25 +245,16 @@ def compare_ranks(
     """
     if not has_others(placed):
         return
-    rows = [
-        (f"argument {p}", x) for p, x in zip(placed.paths, leaves, strict=True)
-    ]
-    rows += [
-        (f"tensor {i} that it closes over", x)
-        for i, x in enumerate(closed_over)
-    ]
+    rows = [(f"argument {p}", x) for p, x in zip(placed.paths, leaves, strict=True)]
+    rows += [(f"tensor {i} that it closes over", x) for i, x in enumerate(closed_over)]
     parts_of = whole_mesh(request)
     mine = [
-        [_kind(what, x), _digest(x, parts_of)]
-        for what, x in rows
-        if isinstance(x, torch.Tensor)
+        [_kind(what, x), _digest(x, parts_of)] for what, x in rows if isinstance(x, torch.Tensor)
     ]
     kind = "tensors" if staging else f"tensors of {request.name}"
     everyone = gathered(request.name, kind, (staging, mine))
     kinds = [[kind for kind, _ in theirs] for _, theirs in everyone]
-    if all(is_staging for is_staging, _ in everyone) and any(
-        other != kinds[0] for other in kinds
-    ):
+    if all(is_staging for is_staging, _ in everyone) and any(other != kinds[0] for other in kinds):
         return  # the ranks' programs differ, which `agree` reports line by line
     _compare(request, [rows for _, rows in everyone])
 
@@ -327,11 +281,7 @@ def _by_path(rows: Sequence[Any]) -> dict[str, Any]:
 
 def _kind(what: str, x: torch.Tensor) -> list[Any]:
     """The facts of a tensor that ranks compare while they stage: plans tell DTensors apart."""
-    return (
-        [what, list(x.shape), str(x.dtype)]
-        if _is_plain(x)
-        else [what, None, ""]
-    )
+    return [what, list(x.shape), str(x.dtype)] if _is_plain(x) else [what, None, ""]
 
 
 def _digest(x: torch.Tensor, mesh: Any) -> str:
@@ -346,9 +296,7 @@ def _digest(x: torch.Tensor, mesh: Any) -> str:
     return digest_of(whole.full_tensor())
 
 
-def _differing(
-    request: Request, what: str, rows: tuple[Any, Any], rank: int
-) -> DivergenceError:
+def _differing(request: Request, what: str, rows: tuple[Any, Any], rank: int) -> DivergenceError:
     """The error for a tensor that is another one on rank 0 than on a rank.
 
     Args:
@@ -371,12 +319,7 @@ def _differing(
         fix = "sf.distribute or sf.from_local on every rank, or on none"
     needed = "a global value, the same on every rank"
     return DivergenceError.of(
-        where,
-        got,
-        needed=needed,
-        fix=fix,
-        source=source,
-        arg_path=what.removeprefix("argument "),
+        where, got, needed=needed, fix=fix, source=source, arg_path=what.removeprefix("argument ")
     )
 
 
@@ -394,6 +337,4 @@ def _is_plain(x: Any) -> bool:
 def digest_of(x: torch.Tensor) -> str:
     """A digest of the values of a tensor."""
     plain = x.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return hashlib.sha256(
-        plain.view(-1).view(torch.uint8).numpy().data
-    ).hexdigest()
+    return hashlib.sha256(plain.view(-1).view(torch.uint8).numpy().data).hexdigest()

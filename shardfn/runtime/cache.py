@@ -33,21 +33,15 @@ PROGRAMS = 64  # programs kept for one function; the oldest are dropped first
 ALIVE = 128
 
 
-_writing = (
-    threading.RLock()
-)  # any thread may add a request; only the staging thread adds captures
+_writing = threading.RLock()  # any thread may add a request; only the staging thread adds captures
 _taken: list[set[int]] = []  # donated arguments of each call at work, by id
 _alive: collections.OrderedDict[int, FunctionStore] = collections.OrderedDict()
 _stores: weakref.WeakSet[CallStore | FunctionStore] = weakref.WeakSet()
 _prepared: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-_families: weakref.WeakKeyDictionary[Template, Families] = (
-    weakref.WeakKeyDictionary()
-)
+_families: weakref.WeakKeyDictionary[Template, Families] = weakref.WeakKeyDictionary()
 
 
-def request(
-    kind: Any, fn: Any, options: Any, make: Callable[[], Request]
-) -> Request:
+def request(kind: Any, fn: Any, options: Any, make: Callable[[], Request]) -> Request:
     """The request for one transform of one function. All applications with equal options share
     it.
     """
@@ -139,9 +133,7 @@ def _store_of(fn: Any) -> FunctionStore:
 
 def _store_alive(fn: Any) -> FunctionStore:
     if id(fn) not in _alive:
-        _alive[id(fn)] = FunctionStore(
-            lambda: fn
-        )  # kept alive, so that its id is not reused
+        _alive[id(fn)] = FunctionStore(lambda: fn)  # kept alive, so that its id is not reused
         _stores.add(_alive[id(fn)])
     _alive.move_to_end(id(fn))
     while len(_alive) > ALIVE:

@@ -17,9 +17,7 @@ from .options import Request
 OFTEN = {float: 1, complex: 1, int: 2, types.FunctionType: 2}
 
 
-def note_changes(
-    request: Request, entries: Sequence[Any], key: list[Any], placed: Placed
-) -> None:
+def note_changes(request: Request, entries: Sequence[Any], key: list[Any], placed: Placed) -> None:
     """Warn, once for each argument and closed-over value, of a constant that keeps changing.
 
     Args:
@@ -48,25 +46,12 @@ def _note_arguments(
     for entry in entries:
         if entry.treedef != placed.treedef or entry.state != placed.state:
             continue
-        changed = [
-            i
-            for i, (a, b) in enumerate(zip(key, entry.key, strict=True))
-            if a != b
-        ]
-        if all(
-            i in given and _kind(given[i]) and key[i][0] == entry.key[i][0]
-            for i in changed
-        ):
+        changed = [i for i, (a, b) in enumerate(zip(key, entry.key, strict=True)) if a != b]
+        if all(i in given and _kind(given[i]) and key[i][0] == entry.key[i][0] for i in changed):
             for i in changed:
                 if i not in placed.static:
                     path = placed.paths[i]
-                    _note(
-                        request,
-                        f"argument {path}",
-                        path,
-                        _before(entry.key[i]),
-                        given[i],
-                    )
+                    _note(request, f"argument {path}", path, _before(entry.key[i]), given[i])
             return
 
 
@@ -93,9 +78,7 @@ def _note(request: Request, where: str, path: str, old: Any, new: Any) -> None:
     changes = request.store.changes
     count = changes[where] = changes.get(where, 0) + 1
     if count == OFTEN[kind]:
-        warnings.warn(
-            _text(request, where, path, old, new), stacklevel=_users_level()
-        )
+        warnings.warn(_text(request, where, path, old, new), stacklevel=_users_level())
 
 
 def _text(request: Request, where: str, path: str, old: Any, new: Any) -> str:

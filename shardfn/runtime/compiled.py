@@ -36,12 +36,7 @@ from .arguments import (
 )
 from .arguments.alike import Check, check_of
 from .arguments.local_layouts import local_layouts
-from .arguments.mismatch import (
-    other_constants,
-    other_leaves,
-    other_tensors,
-    said,
-)
+from .arguments.mismatch import other_constants, other_leaves, other_tensors, said
 from .arguments.results import in_tree, maker
 from .artefacts.save import save_compiled
 from .backward.op import Differentiable
@@ -70,9 +65,7 @@ class Compiled:
     partition: Plan
     programs: dict[tuple[int, ...], LocalProgram]
     backend: str
-    runner: (
-        Runner | None
-    )  # None in simulated and fake worlds, where nothing is compiled
+    runner: Runner | None  # None in simulated and fake worlds, where nothing is compiled
     backward: Backward | None = None  # where autograd follows the call
     # where ranks have programs of their own: the captures of those that run here
     captures: Mapping[tuple[int, ...], Captured] | None = None
@@ -83,8 +76,7 @@ class Compiled:
     )
     alike: Check | None = attrs.field(  # of arguments that all ranks have
         default=attrs.Factory(
-            lambda self: check_of(self.request, self.placed, self.captured),
-            takes_self=True,
+            lambda self: check_of(self.request, self.placed, self.captured), takes_self=True
         )
     )
     execute: Callable[[list[Any]], list[Any]] = attrs.field(
@@ -149,9 +141,7 @@ class Compiled:
         tensors = [leaves[i] for i in self.placed.tensors]
         kinds = tuple(isinstance(x, DTensor) for x in tensors)
         pairs = zip(self.placed.avals, tensors, strict=True)
-        avals = tuple(
-            attrs.evolve(aval, stride=tuple(x.stride())) for aval, x in pairs
-        )
+        avals = tuple(attrs.evolve(aval, stride=tuple(x.stride())) for aval, x in pairs)
         if kinds == self.placed.dtensors and avals == self.placed.avals:
             return self.run(leaves)
         # a global tensor and a DTensor of the same placements are the same value, in any memory
@@ -197,19 +187,14 @@ class Compiled:
         fake worlds.
         """
         generated = _compat.generated_code(self.runner)
-        return (
-            generated
-            or torch.fx.GraphModule(torch.nn.Module(), self.program.graph).code
-        )
+        return generated or torch.fx.GraphModule(torch.nn.Module(), self.program.graph).code
 
     def text(self) -> str:
         """The full text of the program."""
         return self.program.show(self.program, full=True)
 
 
-def _refuse_other_signature(
-    compiled: Compiled, leaves: list[Any], treedef: Any
-) -> None:
+def _refuse_other_signature(compiled: Compiled, leaves: list[Any], treedef: Any) -> None:
     """Refuse arguments and settings of another signature.
 
     Raises:
@@ -219,10 +204,7 @@ def _refuse_other_signature(
     if treedef != placed.treedef:
         wrong = other_leaves(compiled.request, placed, leaves, treedef)
     else:
-        wrong = [
-            *other_tensors(placed, leaves),
-            *other_constants(placed, leaves),
-        ]
+        wrong = [*other_tensors(placed, leaves), *other_constants(placed, leaves)]
     wrong += _other_settings(compiled)
     if not wrong:
         return
@@ -248,10 +230,7 @@ def _refuse_transforms(compiled: Compiled, leaves: list[Any]) -> None:
     """
     name, placed = f"compiled {compiled.request.name}", compiled.placed
     if _compat.inside_transform():
-        fix, source = (
-            "the transformed function itself, which the transform reads",
-            call_site(),
-        )
+        fix, source = ("the transformed function itself, which the transform reads", call_site())
         got = "it is called inside a transform of torch.func"
         raise ShardError.of(name, got, fix=fix, source=source)
     for i in placed.tensors:
@@ -265,14 +244,8 @@ def _other_settings(compiled: Compiled) -> list[str]:
     """Lines for the reads of the function outside of its arguments that have changed."""
     now, before = _compat.settings(), compiled.placed.state
     rows = zip(_compat.SETTINGS, now, before, strict=True)
-    wrong = [
-        f"{name}: {new}, the program is for {old}"
-        for name, new, old in rows
-        if new != old
-    ]
-    changed = (
-        [] if compiled.captured.reads.same() else compiled.captured.reads.changed()
-    )
+    wrong = [f"{name}: {new}, the program is for {old}" for name, new, old in rows if new != old]
+    changed = [] if compiled.captured.reads.same() else compiled.captured.reads.changed()
     for path, old, new in changed:
         where = f"{name_of(path)}, which it closes over"
         wrong.append(f"{where}: {said(new)}, the program is for {said(old)}")
@@ -289,9 +262,7 @@ def _executor(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
     assert run is not None
     device = placed.mesh.device_type if placed.mesh is not None else None
     coords = [torch.tensor(c, device=device) for c in placed.coordinate]
-    rows = readers(
-        compiled.request.name, placed, compiled.captured, [compiled.program]
-    )
+    rows = readers(compiled.request.name, placed, compiled.captured, [compiled.program])
     reads = {read for _, read in rows}
     straight = len(rows) == placed.treedef.num_leaves
     if straight and not compiled.captured.closed_over:
@@ -329,9 +300,7 @@ def _gathering(
     return lambda leaves: fitted(gather(leaves))
 
 
-def _fitting(
-    compiled: Compiled,
-) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
+def _fitting(compiled: Compiled) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
     """A function that gives local tensors the layouts of the program."""
     placed = compiled.placed
     holders = compiled.program.graph.find_nodes(op="placeholder")
@@ -346,11 +315,7 @@ def _simulated(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
     everyone = all_coordinates(placed.axes)
     programs = [compiled.programs[c] for c in everyone]
     rows = readers(
-        compiled.request.name,
-        placed,
-        compiled.captured,
-        programs,
-        are_alike=not compiled.captures,
+        compiled.request.name, placed, compiled.captured, programs, are_alike=not compiled.captures
     )
     if compiled.captures:
         captures = [compiled.captures[c] for c in everyone]
@@ -363,17 +328,10 @@ def _simulated(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
     def execute(leaves: list[Any]) -> list[Any]:
         columns = [read(leaves[i]) for i, read in rows]
         closed = closed_now()
-        inputs = [
-            [*(column[r] for column in columns), *closed[r]]
-            for r in range(len(everyone))
-        ]
+        inputs = [[*(column[r] for column in columns), *closed[r]] for r in range(len(everyone))]
         known = {_compat.storage_of(x) for row in inputs for x in row}
-        results = [
-            _apart(outs, known) for outs in simulate(programs, inputs, everyone)
-        ]
-        return [
-            SimulatedTensor(shards, at) for shards in zip(*results, strict=True)
-        ]
+        results = [_apart(outs, known) for outs in simulate(programs, inputs, everyone)]
+        return [SimulatedTensor(shards, at) for shards in zip(*results, strict=True)]
 
     return execute
 

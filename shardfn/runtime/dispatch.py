@@ -19,12 +19,7 @@ from ..capture.refusals.leaks import leaked
 from ..capture.rewrites.strides import refuse_unstrided
 from ..mesh import current_mesh
 from ..partition.rule_api import registry
-from ..simulated import (
-    DonatedTensor,
-    SimulatedDTensor,
-    SimulatedTensor,
-    UnreadTensor,
-)
+from ..simulated import DonatedTensor, SimulatedDTensor, SimulatedTensor, UnreadTensor
 from ..world import World, current_world
 from .agreement import checked, compare_ranks
 from .arguments import (
@@ -50,9 +45,7 @@ PLAIN = {torch.Tensor, torch.nn.Parameter, UnreadTensor, DonatedTensor}
 REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
 
-def call(
-    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a transformed function on arguments, staging it first if their signature is new."""
     world, mesh = current_world(), request.mesh or current_mesh()
     rules, state = registry.active(), _compat.settings()
@@ -64,9 +57,7 @@ def call(
     leaves, treedef = _tree.flatten((args, kwargs))
     around = (treedef, world, mesh, rules, state)
     try:
-        key = [
-            _spec(x) if type(x) in DTENSORS else _signature(x) for x in leaves
-        ]
+        key = [_spec(x) if type(x) in DTENSORS else _signature(x) for x in leaves]
     except (RuntimeError, NotImplementedError):  # for a tensor without strides
         paths = _tree.argument_paths(request.signature_of, args, kwargs)
         refuse_unstrided(request.name, leaves, paths)
@@ -86,26 +77,15 @@ def call(
     return _first_call(request, args, kwargs, leaves, (key, *around))
 
 
-def explain_retrace(
-    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> str:
+def explain_retrace(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Whether a call with these arguments would be staged, and why."""
     args, kwargs = prepared_for(request, args, kwargs)
     leaves, treedef = _tree.flatten((args, kwargs))
     key = [_spec(x) if type(x) in DTENSORS else _signature(x) for x in leaves]
     world, mesh = current_world(), request.mesh or current_mesh()
-    signature = (
-        key,
-        treedef,
-        world,
-        mesh,
-        registry.active(),
-        _compat.settings(),
-    )
+    signature = (key, treedef, world, mesh, registry.active(), _compat.settings())
     entries = request.store.entries
-    if any(
-        entry.fits(*signature) and entry.follows(leaves) for entry in entries
-    ):
+    if any(entry.fits(*signature) and entry.follows(leaves) for entry in entries):
         return f"{request.name}: {KNOWN}"
     placed = look(request, args, kwargs)
     return retrace(request.name, request.store.every(), key, placed, mesh)
@@ -122,9 +102,7 @@ def _first_call(
     if not is_prepared(leaves, whole_mesh(request)):
         return call(request, *prepared_for(request, args, kwargs))
     refuse_without_values(
-        request.name,
-        leaves,
-        lambda: _tree.argument_paths(request.signature_of, args, kwargs),
+        request.name, leaves, lambda: _tree.argument_paths(request.signature_of, args, kwargs)
     )
     key, _, _, mesh, *_ = signature
     with _compat.paused_gc(), _compat.staging():
@@ -132,16 +110,13 @@ def _first_call(
         entry = ready or _stage(request, args, kwargs, key, mesh)
     out = entry.run(leaves)
     if ready is None and any(
-        isinstance(x, torch.Tensor) and _compat.is_fake(x)
-        for x in _tree.leaves(out)
+        isinstance(x, torch.Tensor) and _compat.is_fake(x) for x in _tree.leaves(out)
     ):
         raise leaked(f"{request.name}, its result")
     return out
 
 
-def _staged_meanwhile(
-    request: Request, leaves: list[Any], *signature: Any
-) -> Entry | None:
+def _staged_meanwhile(request: Request, leaves: list[Any], *signature: Any) -> Entry | None:
     """The entry that another thread has staged for this signature while this thread waited for
     the lock.
     """
@@ -171,19 +146,11 @@ def _signature(x: Any) -> Any:
 
 
 def _stage(
-    request: Request,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    key: list[Any],
-    mesh: Any,
+    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], key: list[Any], mesh: Any
 ) -> Entry:
     prepare(request, args, kwargs)
     traced = trace(request, args, kwargs)
-    placed, captured, entries = (
-        traced.placed,
-        traced.captured,
-        request.store.entries,
-    )
+    placed, captured, entries = (traced.placed, traced.captured, request.store.entries)
     outside = captured.outside
     _note_retrace(request, key, placed, mesh)
     leaves = _tree.leaves((args, kwargs))
@@ -224,13 +191,7 @@ def _compare_constants(traced: Traced, leaves: list[Any]) -> None:
     """Compare the constants of a program between ranks. Those of uneven ranks may differ."""
     outside = traced.captured.outside
     if outside.constants and not traced.ranks:
-        compare_ranks(
-            traced.request,
-            traced.placed,
-            leaves,
-            outside.tensors,
-            staging=True,
-        )
+        compare_ranks(traced.request, traced.placed, leaves, outside.tensors, staging=True)
 
 
 def _with(entry: Entry, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
@@ -245,9 +206,7 @@ def _followed(tensors: list[Any]) -> tuple[bool, ...] | None:
     return flags if torch.is_grad_enabled() and any(flags) else None
 
 
-def _note_retrace(
-    request: Request, key: list[Any], placed: Placed, mesh: Any
-) -> None:
+def _note_retrace(request: Request, key: list[Any], placed: Placed, mesh: Any) -> None:
     """Log and keep the reason why a new signature is staged, and warn of what keeps changing."""
     store = request.store
     explained = retrace(request.name, store.every(), key, placed, mesh)
@@ -269,36 +228,24 @@ class Entry:
     paths: tuple[str, ...]  # of the leaves
     world: World
     mesh: Any
-    rules: tuple[
-        registry.Registered, ...
-    ]  # the sharding rules of the partition
+    rules: tuple[registry.Registered, ...]  # the sharding rules of the partition
     state: tuple[Any, ...]  # of torch's settings
     reads: Reads | None  # of its closed-over values; None if it has none
     outside: Any  # its closed-over tensors, if some hold others; else None
     # the function as it was read for other sizes too, and why it could not be
     template: Template | None
     fixed: str
-    tensors: (
-        tuple[int, ...] | None
-    )  # positions of the tensor leaves; None for all
-    suspects: list[
-        torch.Tensor
-    ]  # closed-over tensors that autograd may follow
-    followed: (
-        tuple[bool, ...] | None
-    )  # which of both it follows; None for none
+    tensors: tuple[int, ...] | None  # positions of the tensor leaves; None for all
+    suspects: list[torch.Tensor]  # closed-over tensors that autograd may follow
+    followed: tuple[bool, ...] | None  # which of both it follows; None for none
     run: Callable[[list[Any]], Any]
     alike: Callable[[list[Any]], bool] | None = None  # whether tensors have this key
-    leaves_of: Callable[[Any], list[Any] | None] | None = (
-        None  # of this structure
-    )
+    leaves_of: Callable[[Any], list[Any] | None] | None = None  # of this structure
     is_grad_enabled: bool = False  # where they have
 
     def fits(self, key: Any, treedef: Any, *rest: Any) -> bool:
         """Whether a call matches this signature, in the same world and with the same settings."""
-        return (
-            self.key == key and self.treedef == treedef and self.is_in(*rest)
-        )
+        return self.key == key and self.treedef == treedef and self.is_in(*rest)
 
     def repeated(self, arguments: Any, *rest: Any) -> list[Any] | None:
         """The leaves, if `fits` and `follows` hold, found in one check of all tensors. None if
@@ -340,10 +287,7 @@ class Entry:
             return lambda xs: _compat.calls.are_dtensors(xs, self.key)
         own = picking(plain)
         same = _compat.calls.SameTensors(own(leaves))
-        return lambda xs: (
-            _compat.calls.are_dtensors(others(xs), others(self.key))
-            and same(own(xs))
-        )
+        return lambda xs: _compat.calls.are_dtensors(others(xs), others(self.key)) and same(own(xs))
 
     def _flattened(self, arguments: Any) -> list[Any] | None:
         """The leaves of arguments of this structure, else None."""
@@ -372,9 +316,5 @@ class Entry:
 
     def watched(self, leaves: list[Any]) -> list[Any]:
         """The tensors that autograd may follow: arguments and closed-over tensors."""
-        tensors = (
-            leaves
-            if self.tensors is None
-            else [leaves[i] for i in self.tensors]
-        )
+        tensors = leaves if self.tensors is None else [leaves[i] for i in self.tensors]
         return tensors + self.suspects if self.suspects else tensors

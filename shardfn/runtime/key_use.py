@@ -15,9 +15,7 @@ from .options import Request
 Run = Callable[[list[Any]], Any]
 
 
-def keys_noted(
-    run: Run, request: Request, placed: Placed, captured: Captured
-) -> Run:
+def keys_noted(run: Run, request: Request, placed: Placed, captured: Captured) -> Run:
     """`run`, which under SHARDFN_CHECK=1 refuses a key that an earlier call has used."""
     if os.environ.get("SHARDFN_CHECK") != "1":
         return run

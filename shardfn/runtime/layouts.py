@@ -21,9 +21,7 @@ from ..simulated import SimulatedTensor, on_mesh, own_of_part
 from ..types import LocalProgram
 from .arguments import Placed, itself, local_of, reader
 
-Reader = Callable[
-    [Any], Any
-]  # an argument -> its local tensor, or a list of all ranks'
+Reader = Callable[[Any], Any]  # an argument -> its local tensor, or a list of all ranks'
 
 
 def readers(
@@ -47,9 +45,7 @@ def readers(
     traced = _values(captured.program.graph.graph)
     simulated = placed.is_simulated
     out = []
-    rows = zip(
-        placed.tensors, placed.dtensors, placed.marks, placed.avals, strict=True
-    )
+    rows = zip(placed.tensors, placed.dtensors, placed.marks, placed.avals, strict=True)
     for k, (i, is_dtensor, marks, aval) in enumerate(rows):
         read = reader(is_dtensor, marks, placed)
         is_dense = are_alike and aval.stride == traced[k].stride()
@@ -126,24 +122,16 @@ def closed_over(
     read = _with_state(captured, closed, take) if draws else lambda: closed
     numbers = range(len(programs)) if ranks is None else ranks
     are_placed = any(isinstance(x, DTensor) for x in closed)
-    if not are_placed and not any(
-        _is_odd(x.shape, x.stride(), x.dtype) for x in closed
-    ):
+    if not are_placed and not any(_is_odd(x.shape, x.stride(), x.dtype) for x in closed):
         return lambda: [read()] * len(programs)
     columns = _strides(programs)[-len(closed) :]
     rows = list(zip(*columns, strict=True))
     kinds = _of_parts(closed, rows[0], programs[0].axes.names)
 
     def laid() -> list[list[torch.Tensor]]:
-        now = [
-            kinds[i](x) if i in kinds else x
-            for i, x in enumerate(read())
-        ]
+        now = [kinds[i](x) if i in kinds else x for i, x in enumerate(read())]
         return [
-            [
-                laid_out(local_of_rank(x, rank), stride)
-                for x, stride in zip(now, row, strict=True)
-            ]
+            [laid_out(local_of_rank(x, rank), stride) for x, stride in zip(now, row, strict=True)]
             for rank, row in zip(numbers, rows, strict=True)
         ]
 
@@ -151,9 +139,7 @@ def closed_over(
 
 
 def _of_parts(
-    closed: Sequence[torch.Tensor],
-    strides: Sequence[Sequence[int]],
-    names: tuple[str, ...],
+    closed: Sequence[torch.Tensor], strides: Sequence[Sequence[int]], names: tuple[str, ...]
 ) -> dict[int, Callable[[Any], torch.Tensor]]:
     """The positions of DTensors on a part of the mesh of these axes, and how a program takes them.
     In the code of one rank they have one more dim.
@@ -196,13 +182,10 @@ def closed_over_of_kinds(
 
     kinds = {id(captured): captured for captured in captures}
     ranks = {
-        key: [r for r, captured in enumerate(captures) if id(captured) == key]
-        for key in kinds
+        key: [r for r, captured in enumerate(captures) if id(captured) == key] for key in kinds
     }
     reads = {
-        key: closed_over(
-            kinds[key], [programs[r] for r in ranks[key]], ranks[key], take
-        )
+        key: closed_over(kinds[key], [programs[r] for r in ranks[key]], ranks[key], take)
         for key in kinds
     }
 
@@ -217,9 +200,7 @@ def closed_over_of_kinds(
 
 
 def _with_state(
-    captured: Captured,
-    closed: list[torch.Tensor],
-    take: Callable[[int], torch.Tensor] | None,
+    captured: Captured, closed: list[torch.Tensor], take: Callable[[int], torch.Tensor] | None
 ) -> Callable[[], list[torch.Tensor]]:
     """The readers of closed-over tensors for a program with random calls, which takes a state."""
     (at,) = (i for i, x in enumerate(closed) if x is ambient.PLACE)
@@ -238,9 +219,7 @@ def laid_out(x: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
     """
     if x.stride() == stride and not x.is_neg() and not x.is_conj():
         return x
-    return torch.empty_strided(
-        x.shape, stride, dtype=x.dtype, device=x.device
-    ).copy_(x)
+    return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
 
 
 def resolved(x: torch.Tensor) -> torch.Tensor:
@@ -248,9 +227,7 @@ def resolved(x: torch.Tensor) -> torch.Tensor:
     return x.resolve_neg()
 
 
-def _is_odd(
-    shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype
-) -> bool:
+def _is_odd(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> bool:
     """Whether the layout of a tensor may differ from the program's: it has gaps or overlaps, or
     may have a neg bit.
 
@@ -265,16 +242,12 @@ def _values(graph: torch.fx.Graph) -> list[torch.Tensor]:
     return [node.meta["val"] for node in graph.find_nodes(op="placeholder")]
 
 
-def _strides(
-    programs: Sequence[LocalProgram],
-) -> list[tuple[tuple[int, ...], ...]]:
+def _strides(programs: Sequence[LocalProgram]) -> list[tuple[tuple[int, ...], ...]]:
     """For each input of the programs, its strides in each program. Leaves out the coordinates,
     which come first.
     """
     skip = len(programs[0].axes.names)
-    rows = [
-        [x.stride() for x in _values(program.graph)[skip:]] for program in programs
-    ]
+    rows = [[x.stride() for x in _values(program.graph)[skip:]] for program in programs]
     return list(zip(*rows, strict=True))
 
 
@@ -284,14 +257,11 @@ def _laid_out(read: Reader, stride: Sequence[int]) -> Reader:
 
 def _all_laid_out(read: Reader, strides: Sequence[Sequence[int]]) -> Reader:
     return lambda x: [
-        laid_out(local, stride)
-        for local, stride in zip(read(x), strides, strict=True)
+        laid_out(local, stride) for local, stride in zip(read(x), strides, strict=True)
     ]
 
 
-def _from_the_start(
-    read: Reader, is_refused: bool, name: str, path: str
-) -> Reader:
+def _from_the_start(read: Reader, is_refused: bool, name: str, path: str) -> Reader:
     """A reader of local tensors that start their memory, for as_strided. A view is copied, or
     refused.
     """
@@ -303,10 +273,6 @@ def _from_the_start(
         if is_refused:
             refuse_view(name, x, path)
         local = read(x)
-        return (
-            [start(shard) for shard in local]
-            if isinstance(local, list)
-            else start(local)
-        )
+        return [start(shard) for shard in local] if isinstance(local, list) else start(local)
 
     return own

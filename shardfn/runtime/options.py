@@ -22,9 +22,7 @@ def _known(kind: str, known: Any) -> Callable[[Any, Any, str], None]:
     def check(request: Any, attribute: Any, value: str) -> None:
         if value not in known:
             raise ShardError.of(
-                request.name,
-                f"{kind} is {value!r}",
-                needed=f"one of {', '.join(map(str, known))}",
+                request.name, f"{kind} is {value!r}", needed=f"one of {', '.join(map(str, known))}"
             )
 
     return check
@@ -61,21 +59,13 @@ class Request:
     needs_mesh: bool = False
     in_placements: Any = None
     out_placements: Any = None
-    implicit_comm: str = attrs.field(
-        default="allow", validator=_known("implicit_comm", IMPLICIT)
-    )
-    planner: str = attrs.field(
-        default=GLOBAL, validator=_known("planner", PLANNERS)
-    )
+    implicit_comm: str = attrs.field(default="allow", validator=_known("implicit_comm", IMPLICIT))
+    planner: str = attrs.field(default=GLOBAL, validator=_known("planner", PLANNERS))
     donate_argnums: tuple[int, ...] = ()
     static_argnums: tuple[int, ...] = ()
-    backend: str = attrs.field(
-        default="aten", validator=_known("backend", tuple(BACKENDS))
-    )
+    backend: str = attrs.field(default="aten", validator=_known("backend", tuple(BACKENDS)))
     # the backend of the first calls, while the other compiles in the background
-    warmup: str | None = attrs.field(
-        default=None, validator=_known("warmup", WARMUPS)
-    )
+    warmup: str | None = attrs.field(default=None, validator=_known("warmup", WARMUPS))
     # whether the kernels of compiled code are recorded, and launched together
     cuda_graphs: bool = attrs.field(default=False, validator=_recordable)
     # the dims of arguments that may change between calls: `arguments.dynamic`

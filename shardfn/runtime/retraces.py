@@ -20,13 +20,7 @@ KNOWN = "a program for these arguments is staged already: nothing is retraced"
 SHOWN = 8  # differences that are printed
 
 
-def retrace(
-    name: str,
-    entries: Sequence[Any],
-    key: list[Any],
-    placed: Placed,
-    mesh: Any,
-) -> str:
+def retrace(name: str, entries: Sequence[Any], key: list[Any], placed: Placed, mesh: Any) -> str:
     """The closest earlier signature of a function, and where a call differs from it.
 
     Args:
@@ -41,21 +35,13 @@ def retrace(
     ordered = sorted(entries, key=_is_for_one_size)
     found = [list(_differences(entry, key, placed, mesh)) for entry in ordered]
     closest = min(found, key=len)
-    count = (
-        f"{len(entries)} earlier signature{'s' if len(entries) > 1 else ''}"
-    )
-    more = (
-        [f"  ... {len(closest) - SHOWN} more"] if len(closest) > SHOWN else []
-    )
+    count = f"{len(entries)} earlier signature{'s' if len(entries) > 1 else ''}"
+    more = [f"  ... {len(closest) - SHOWN} more"] if len(closest) > SHOWN else []
     lines = [f"{name}: another signature; the closest of {count} differs in"]
-    return "\n".join(
-        [*lines, *(f"  {line}" for line in closest[:SHOWN]), *more]
-    )
+    return "\n".join([*lines, *(f"  {line}" for line in closest[:SHOWN]), *more])
 
 
-def _differences(
-    entry: Any, key: list[Any], placed: Placed, mesh: Any
-) -> Iterator[str]:
+def _differences(entry: Any, key: list[Any], placed: Placed, mesh: Any) -> Iterator[str]:
     """A line for each difference of a call from an earlier one."""
     if entry.treedef != placed.treedef:
         yield _trees(entry, placed)
@@ -101,13 +87,9 @@ def _sizes(entry: Any, placed: Placed) -> Iterator[str]:
 
 def _followed(entry: Any, placed: Placed) -> Iterator[str]:
     """Lines for the arguments that autograd follows now or did before, but not both."""
-    tensors = (
-        range(len(entry.paths)) if entry.tensors is None else entry.tensors
-    )
+    tensors = range(len(entry.paths)) if entry.tensors is None else entry.tensors
     flags = entry.followed or (False,) * len(tensors)
-    before = {
-        entry.paths[i] for i, flag in zip(tensors, flags, strict=False) if flag
-    }
+    before = {entry.paths[i] for i, flag in zip(tensors, flags, strict=False) if flag}
     now = {placed.paths[i] for i in placed.followed}
     yield from (
         f"{path}: autograd follows it, and did not before"

@@ -105,9 +105,7 @@ def _lockstep(
                 results[i] = stop.value
         ready = {}
         for group in _groups(asked, coordinates, at, axes):
-            ready.update(
-                zip(group, combine([asked.pop(i) for i in group]), strict=True)
-            )
+            ready.update(zip(group, combine([asked.pop(i) for i in group]), strict=True))
         if asked and not ready:
             raise _deadlock(asked)
     return results
@@ -125,10 +123,7 @@ def _groups(
         before = coordinates[i][:k]
         after = coordinates[i][k + 1 :]
         group = [at[*before, j, *after] for j in range(axes.sizes[k])]
-        if all(
-            j in asked and asked[j].record.axis == asked[i].record.axis
-            for j in group
-        ):
+        if all(j in asked and asked[j].record.axis == asked[i].record.axis for j in group):
             _same_request(group, asked)
             done.update(group)
             yield group
@@ -241,9 +236,7 @@ def _rank(
             step.call, lambda a: values[a.index] if isinstance(a, _Register) else a
         )
         if step.record is not None:
-            values[step.out] = yield Request(
-                step.record, (step.run, *args[1:]), args[0]
-            )
+            values[step.out] = yield Request(step.record, (step.run, *args[1:]), args[0])
         elif isinstance(step.run, Loop):
             values[step.out] = yield from _looping(step.run, args)
         else:
@@ -274,8 +267,7 @@ class _Register:
 
 def _prepare(graph: torch.fx.Graph) -> tuple[list[_Step], int, list[_Register]]:
     number = {
-        node: _Register(i)
-        for i, node in enumerate(n for n in graph.nodes if n.op != "output")
+        node: _Register(i) for i, node in enumerate(n for n in graph.nodes if n.op != "output")
     }
     last = {read: node for node in graph.nodes for read in node.all_input_nodes}
     steps = []
@@ -285,19 +277,9 @@ def _prepare(graph: torch.fx.Graph) -> tuple[list[_Step], int, list[_Register]]:
         if node.op == "output":
             output = list(call[0][0])
         elif node.op == "call_function":
-            free = tuple(
-                number[r].index for r in node.all_input_nodes if last[r] is node
-            )
+            free = tuple(number[r].index for r in node.all_input_nodes if last[r] is node)
             run = _identity if node.target is WAIT else run_as(node.target)
-            steps.append(
-                _Step(
-                    run,
-                    call,
-                    number[node].index,
-                    free,
-                    node.meta.get("collective"),
-                )
-            )
+            steps.append(_Step(run, call, number[node].index, free, node.meta.get("collective")))
     return steps, len(number), output
 
 

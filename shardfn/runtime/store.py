@@ -40,9 +40,7 @@ class CallStore:
 
     def every(self) -> tuple[Any, ...]:
         """The cached entries, and those of its kin."""
-        others = [
-            e for store in self.kin if store is not self for e in store.entries
-        ]
+        others = [e for store in self.kin if store is not self for e in store.entries]
         return (*self.entries, *others)
 
     def put_first(self, entry: Any) -> None:
@@ -95,9 +93,7 @@ class Compared:
 class Earlier:
     """The donated arguments of the last call of a program, without memory."""
 
-    _calls: list[Sequence[Any]] = attrs.field(
-        factory=list, init=False
-    )  # at most one
+    _calls: list[Sequence[Any]] = attrs.field(factory=list, init=False)  # at most one
 
     def put(self, tensors: Sequence[Any]) -> None:
         """Keep those of a call instead."""
@@ -115,9 +111,7 @@ class Earlier:
 class Layouts:
     """A check that tensors have the layouts of those that were compared last."""
 
-    _check: Callable[[list[Any]], bool] | None = attrs.field(
-        default=None, init=False
-    )
+    _check: Callable[[list[Any]], bool] | None = attrs.field(default=None, init=False)
 
     def put(self, tensors: Sequence[Any]) -> None:
         """Compare with these from now on."""

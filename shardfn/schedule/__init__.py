@@ -22,12 +22,7 @@ from .passes.merge_equal import merge_equal
 from .passes.overlap import overlap
 
 Pass = Callable[[torch.fx.Graph, Agenda], torch.fx.Graph]
-PIPELINE: tuple[Pass, ...] = (
-    merge_equal,
-    bucket,
-    drop_dead,
-    overlap,
-)
+PIPELINE: tuple[Pass, ...] = (merge_equal, bucket, drop_dead, overlap)
 
 __all__ = [
     "PIPELINE",

@@ -39,9 +39,7 @@ class Agenda:
     members: tuple[tuple[Any, ...], ...]  # the keys of each batch's transfers
     batch_of: dict[Any, int]  # a transfer's key -> its batch
     dtypes: dict[int, torch.dtype]  # for batches that are reduced in another dtype
-    bucket_of: dict[
-        int, int
-    ]  # the batches that are buckets, by their number in the plan
+    bucket_of: dict[int, int]  # the batches that are buckets, by their number in the plan
     starts: tuple[int, ...]  # batches, in the order in which they start
     sequence: tuple[Item, ...]
     inside: dict[Plan, Agenda]  # the agenda of each graph of a loop or a branch
@@ -71,10 +69,7 @@ def _regions(plan: Plan) -> dict[str, int]:
     come first.
     """
     return {
-        region: i
-        for i, region in enumerate(
-            dict.fromkeys(g.region for g in all_gradients(plan))
-        )
+        region: i for i, region in enumerate(dict.fromkeys(g.region for g in all_gradients(plan)))
     }
 
 
@@ -105,16 +100,12 @@ def _level(
         inside: the loop or branch that runs it.
         times: how often one call of the program runs it.
     """
-    steps = flow(
-        attrs.evolve(plan, gradients=tuple(_own_rows(plan, regions))), outs
-    )
+    steps = flow(attrs.evolve(plan, gradients=tuple(_own_rows(plan, regions))), outs)
     inner = []
     for step in plan.steps:
         if isinstance(step, Nested):
             loop = step.node.target
-            where = line_of(str(loop), step.node) + (
-                f" in {inside}" if inside else ""
-            )
+            where = line_of(str(loop), step.node) + (f" in {inside}" if inside else "")
             runs = times * (loop.length if isinstance(loop, Scan) else 1)
             inner += [
                 _level(p, name, regions, o, where, runs)
@@ -130,39 +121,27 @@ def _all(level: Level) -> Iterator[Level]:
         yield from _all(inner)
 
 
-def _settled(
-    level: Level, told: BucketPlan, numbers: Mapping[tuple[Plan, int], int]
-) -> Agenda:
+def _settled(level: Level, told: BucketPlan, numbers: Mapping[tuple[Plan, int], int]) -> Agenda:
     """The agenda of a graph and of the graphs inside it."""
     assignment = level.assignment
     starts, items = sequence(level.flow, assignment)
     batches = assignment.batches
     first = {b.index: b.members[0] for b in batches}
-    casts = {
-        i: t.dtype
-        for i, t in first.items()
-        if t.wish is not None and t.wish.reduce_dtype
-    }
+    casts = {i: t.dtype for i, t in first.items() if t.wish is not None and t.wish.reduce_dtype}
     return Agenda(
         axes=level.plan.axes,
         plan=told,
         members=tuple(tuple(t.key for t in b.members) for b in batches),
         batch_of={key: b.index for key, b in assignment.of.items()},
         dtypes={i: dtype for i, dtype in casts.items() if batches[i].reduces},
-        bucket_of={
-            b.index: numbers[level.plan, b.index] for b in batches if b.bucketed
-        },
+        bucket_of={b.index: numbers[level.plan, b.index] for b in batches if b.bucketed},
         starts=starts,
         sequence=items,
-        inside={
-            inner.plan: _settled(inner, told, numbers) for inner in level.inner
-        },
+        inside={inner.plan: _settled(inner, told, numbers) for inner in level.inner},
     )
 
 
-def rewished(
-    plan: Plan, name: str, cap: Any, first_cap: Any, wanted: BucketPlan | None
-) -> Plan:
+def rewished(plan: Plan, name: str, cap: Any, first_cap: Any, wanted: BucketPlan | None) -> Plan:
     """The plan of a partition with other caps or buckets than those of bucketed_grad."""
     has_caps = cap is not None or first_cap is not None
     if not has_caps and wanted is None:
@@ -201,25 +180,19 @@ def _other_caps(wish: Wish, name: str, cap: Any, first_cap: Any) -> Wish:
     stays.
     """
     own_cap = wish.cap if cap is None else cap
-    cap, first_cap, *_ = checked_caps(
-        name, (own_cap, first_cap, wish.max_in_flight)
-    )
+    cap, first_cap, *_ = checked_caps(name, (own_cap, first_cap, wish.max_in_flight))
     return attrs.evolve(wish, cap=cap, first_cap=first_cap, rows=None)
 
 
 def _with_wishes(plan: Plan, wishes: Mapping[Gradient, Gradient]) -> Plan:
     """The plan, and the plans inside it, with other gradients in place of their own."""
     steps = tuple(
-        attrs.evolve(
-            step, plans=tuple(_with_wishes(inner, wishes) for inner in step.plans)
-        )
+        attrs.evolve(step, plans=tuple(_with_wishes(inner, wishes) for inner in step.plans))
         if isinstance(step, Nested)
         else step
         for step in plan.steps
     )
-    return attrs.evolve(
-        plan, steps=steps, gradients=tuple(wishes[g] for g in plan.gradients)
-    )
+    return attrs.evolve(plan, steps=steps, gradients=tuple(wishes[g] for g in plan.gradients))
 
 
 def _own_rows(plan: Plan, regions: Mapping[str, int]) -> Iterator[Gradient]:
@@ -236,9 +209,7 @@ def _own_rows(plan: Plan, regions: Mapping[str, int]) -> Iterator[Gradient]:
         yield attrs.evolve(g, wish=attrs.evolve(g.wish, rows=rows))
 
 
-def _refuse_unused_rows(
-    told: BucketPlan, levels: Sequence[Level], name: str
-) -> None:
+def _refuse_unused_rows(told: BucketPlan, levels: Sequence[Level], name: str) -> None:
     """Refuse a given plan with rows that the program does not send."""
     found = collections.Counter(
         (leaf, b.kind, b.axis, b.phase) for b in told.buckets for leaf in b.leaves

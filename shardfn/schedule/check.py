@@ -19,9 +19,7 @@ def sends(target: _compat.OpOverload) -> bool:
     """Whether a call of this op starts a collective."""
     if target.namespace == "_c10d_functional":
         return target is not WAIT  # also ops that we never emit
-    return (
-        started_by(f"{target.namespace}.{_compat.name_of_op(target)}") is not None
-    )
+    return started_by(f"{target.namespace}.{_compat.name_of_op(target)}") is not None
 
 
 def check(graph: torch.fx.Graph, axes: MeshAxes) -> None:
@@ -42,9 +40,7 @@ def check(graph: torch.fx.Graph, axes: MeshAxes) -> None:
             continue
         assert "val" in node.meta, f"{node} has no value"
         record = node.meta.get("collective")
-        started = isinstance(node.target, _compat.OpOverload) and sends(
-            node.target
-        )
+        started = isinstance(node.target, _compat.OpOverload) and sends(node.target)
         assert started == isinstance(record, Collective), (
             f"{node} is a collective without a record, or the other way round"
         )

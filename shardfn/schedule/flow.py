@@ -25,18 +25,14 @@ class Transfer:
     """One collective that a step needs, before bucketing."""
 
     key: Any  # the key that nodes of the local graph carry
-    kind: (
-        str  # all_reduce, reduce_scatter, all_gather, all_to_all, halo or ppermute
-    )
+    kind: str  # all_reduce, reduce_scatter, all_gather, all_to_all, halo or ppermute
     axis: str
     op: str | None
     dtype: torch.dtype  # dtype on the wire
     nbytes: int  # bytes of a rank with full shards
     phase: str
     step: int
-    wish: (
-        Wish | None
-    )  # the options of the gradient that it reduces, or whose parameter it gathers
+    wish: Wish | None  # the options of the gradient that it reduces, or whose parameter it gathers
     region: str
 
     @property
@@ -58,9 +54,7 @@ class Flow:
     def sources(self, step: int) -> list[int]:
         """The steps that make a step's inputs."""
         return [
-            self.made_by[s.number]
-            for s in self.plan.steps[step].read
-            if s.number in self.made_by
+            self.made_by[s.number] for s in self.plan.steps[step].read if s.number in self.made_by
         ]
 
     def rearranges_input(self, step: int) -> bool:
@@ -75,9 +69,7 @@ class Flow:
 def flow(plan: steps.Plan, outs: Outs) -> Flow:
     """Read a plan, given the gradients that its results are terms of."""
     served = terms_of(plan, outs)
-    made_by = {
-        slot.number: i for i, step in enumerate(plan.steps) for slot in step.made
-    }
+    made_by = {slot.number: i for i, step in enumerate(plan.steps) for slot in step.made}
     readers: dict[int, list[int]] = {i: [] for i in range(len(plan.steps))}
     for i, step in enumerate(plan.steps):
         for slot in step.read:
@@ -95,9 +87,7 @@ def flow(plan: steps.Plan, outs: Outs) -> Flow:
             )
             if sent:
                 transfers[i] = sent
-    returned = frozenset(
-        made_by[slot.number] for slot in plan.outs if slot.number in made_by
-    )
+    returned = frozenset(made_by[slot.number] for slot in plan.outs if slot.number in made_by)
     return Flow(plan, made_by, transfers, readers, returned, served)
 
 
@@ -106,11 +96,7 @@ def _terms(plan: steps.Plan, served: Served) -> dict[int, steps.Gradient]:
     own = set(plan.gradients)
     found = {}
     for i, step in enumerate(plan.steps):
-        mine = (
-            served.get(step.target.number)
-            if isinstance(step, steps.Redistribute)
-            else None
-        )
+        mine = served.get(step.target.number) if isinstance(step, steps.Redistribute) else None
         if mine and len(mine) == 1 and mine <= own:
             (found[i],) = mine
     return found
@@ -129,9 +115,7 @@ def _reductions(
     If the parameter is cast or constrained, its gradient is reduced before the cast or the
     constraint is undone.
     """
-    found = {
-        i: g for g in plan.gradients for i in _lineage(plan, made_by, readers, g)
-    }
+    found = {i: g for g in plan.gradients for i in _lineage(plan, made_by, readers, g)}
     by_node = {g.node: g for g in plan.gradients}
     leaving = {
         _as_sum(plan, made_by, slot).number: by_node[node]
@@ -142,17 +126,11 @@ def _reductions(
         if isinstance(step, steps.Redistribute) and (
             step.node in by_node or step.target.number in leaving
         ):
-            found[i] = (
-                by_node[step.node]
-                if step.node in by_node
-                else leaving[step.target.number]
-            )
+            found[i] = by_node[step.node] if step.node in by_node else leaving[step.target.number]
     return found
 
 
-def _as_sum(
-    plan: steps.Plan, made_by: dict[int, int], slot: steps.Slot
-) -> steps.Slot:
+def _as_sum(plan: steps.Plan, made_by: dict[int, int], slot: steps.Slot) -> steps.Slot:
     """A result before it is relabelled as a Partial mean."""
     step = plan.steps[made_by[slot.number]] if slot.number in made_by else None
     return step.source if isinstance(step, steps.Rescale) else slot
@@ -190,9 +168,7 @@ def _parameters(plan: steps.Plan) -> dict[int, steps.Gradient]:
             and step.ins
             and step.ins[0].number in found
         ):
-            found.update(
-                (slot.number, found[step.ins[0].number]) for slot in step.outs
-            )
+            found.update((slot.number, found[step.ins[0].number]) for slot in step.outs)
     return found
 
 

@@ -9,9 +9,7 @@ import torch
 Nodes = list[torch.fx.Node]
 
 
-def ordered(
-    graph: torch.fx.Graph, wanted: Iterable[torch.fx.Node]
-) -> torch.fx.Graph:
+def ordered(graph: torch.fx.Graph, wanted: Iterable[torch.fx.Node]) -> torch.fx.Graph:
     """A graph with the nodes of another in this order. An input that does not precede its reader
     is moved to right before it.
 

@@ -26,9 +26,7 @@ Item = tuple[str, int]  # ("run", step), ("start", batch) or ("wait", batch)
 DEFAULT_IN_FLIGHT = 2**30
 
 
-def sequence(
-    flow: Flow, assignment: Assignment
-) -> tuple[tuple[int, ...], tuple[Item, ...]]:
+def sequence(flow: Flow, assignment: Assignment) -> tuple[tuple[int, ...], tuple[Item, ...]]:
     """The order in which batches start, and the order of all steps, starts and waits."""
     timing = _Timing(flow, assignment)
     items = tuple(_walk(timing, timing.starts()))
@@ -94,14 +92,11 @@ class _Timing:
             if i in flow.transfers:
                 effective[i] = -1  # payloads are computed as written
             elif flow.readers[i] and i not in flow.returned:
-                effective[i] = max(
-                    tails[i], min(effective[r] for r in flow.readers[i])
-                )
+                effective[i] = max(tails[i], min(effective[r] for r in flow.readers[i]))
                 late[i] = effective[i] > tails[i]
         for i in self.assignment.order:
             ready = all(
-                late[s] or isinstance(flow.plan.steps[s], plan.Fill)
-                for s in flow.sources(i)
+                late[s] or isinstance(flow.plan.steps[s], plan.Fill) for s in flow.sources(i)
             )
             late[i] = ready and (late[i] or flow.rearranges_input(i))
         return late
@@ -113,11 +108,7 @@ class _Timing:
         after = [0] * len(self.flow.plan.steps)
         for i in self.assignment.order:
             sources = (after[s] for s in self.flow.sources(i))
-            after[i] = (
-                self.position[i] + 1
-                if i in self.position
-                else max(sources, default=0)
-            )
+            after[i] = self.position[i] + 1 if i in self.position else max(sources, default=0)
         return [
             max(self.source_position(t.step, after) for t in b.members)
             for b in self.assignment.batches
@@ -137,9 +128,7 @@ class _Timing:
         for i, sent in self.flow.transfers.items():
             for t in sent:
                 batch = self.assignment.of[t.key].index
-                uses[batch] = min(
-                    uses[batch], *(used[r] for r in self.flow.readers[i]), end
-                )
+                uses[batch] = min(uses[batch], *(used[r] for r in self.flow.readers[i]), end)
         return uses
 
     def starts(self) -> list[tuple[int, Batch]]:
@@ -151,33 +140,18 @@ class _Timing:
             (b for b in batches if self.is_prefetched(b)),
             key=lambda b: (self.first_use[b.index], b.index),
         )
-        issue = {
-            b.index: min(self.ready[b.index], self.first_use[b.index])
-            for b in batches
-        }
-        issue.update(
-            (b.index, self.first_use[a.index])
-            for a, b in itertools.pairwise(early)
-        )
+        issue = {b.index: min(self.ready[b.index], self.first_use[b.index]) for b in batches}
+        issue.update((b.index, self.first_use[a.index]) for a, b in itertools.pairwise(early))
         for i, before in self.chained():
             issue[i] = max(
                 issue[i],
-                min(
-                    self.first_use[i],
-                    max(issue[before], self.next_ready(batches[before])),
-                ),
+                min(self.first_use[i], max(issue[before], self.next_ready(batches[before]))),
             )
-        keys = {
-            b.index: (issue[b.index], self.first_use[b.index], b.index, 0)
-            for b in batches
-        }
+        keys = {b.index: (issue[b.index], self.first_use[b.index], b.index, 0) for b in batches}
         if self.assignment.after:
             self.hold_order(keys)
         return self.bounded(
-            [
-                (keys[b.index][0], b)
-                for b in sorted(batches, key=lambda b: keys[b.index])
-            ]
+            [(keys[b.index][0], b) for b in sorted(batches, key=lambda b: keys[b.index])]
         )
 
     def hold_order(self, keys: dict[int, tuple[int, int, int, int]]) -> None:
@@ -216,18 +190,11 @@ class _Timing:
         for i in self.assignment.order:
             sent = flow.transfers.get(i, ())
             before = (
-                [
-                    flow.transfers[s][-1]
-                    for s in flow.sources(i)
-                    if s in flow.transfers
-                ]
+                [flow.transfers[s][-1] for s in flow.sources(i) if s in flow.transfers]
                 if sent
                 else []
             )
-            for first, second in [
-                *((a, sent[0]) for a in before),
-                *itertools.pairwise(sent),
-            ]:
+            for first, second in [*((a, sent[0]) for a in before), *itertools.pairwise(sent)]:
                 yield of[second.key].index, of[first.key].index
 
     def next_ready(self, batch: Batch) -> int:
@@ -247,12 +214,7 @@ class _Timing:
         waits for an older one.
         """
         limit = min(
-            (
-                t.wish.max_in_flight
-                for _, b in planned
-                for t in b.members
-                if t.wish is not None
-            ),
+            (t.wish.max_in_flight for _, b in planned for t in b.members if t.wish is not None),
             default=DEFAULT_IN_FLIGHT,
         )
         flying: list[tuple[int, int, Batch]] = []  # by first use
@@ -262,8 +224,7 @@ class _Timing:
         for issue, batch in planned:
             reached, use = max(reached, issue), self.first_use[batch.index]
             while flying and (
-                flying[0][0] < reached
-                or total + batch.nbytes + batch.riding > limit
+                flying[0][0] < reached or total + batch.nbytes + batch.riding > limit
             ):
                 over, _, oldest = flying.pop(0)
                 total -= oldest.nbytes + oldest.riding
@@ -271,9 +232,7 @@ class _Timing:
                     reached = over + 1
                 elif over >= reached and not self.depends(oldest, batch):
                     self.forced.setdefault(batch.index, []).append(oldest.index)
-            bisect.insort(
-                flying, (use, batch.index, batch), key=lambda entry: entry[:2]
-            )
+            bisect.insort(flying, (use, batch.index, batch), key=lambda entry: entry[:2])
             total += batch.nbytes + batch.riding
             out.append((reached, batch))
         return out
@@ -320,9 +279,7 @@ class _Order:
                 self.placed.add(current)
                 yield current
             else:
-                assert missing not in waiting, (
-                    f"{missing} and {current} need each other"
-                )
+                assert missing not in waiting, f"{missing} and {current} need each other"
                 waiting.add(missing)
                 stack.append((missing, iter(self.needs(missing))))
 
@@ -350,9 +307,7 @@ class _Order:
         previous batch of a given plan, and the payload of each member.
         """
         assignment = self.timing.assignment
-        needs: list[Item] = [
-            ("wait", older) for older in self.timing.forced.get(index, ())
-        ]
+        needs: list[Item] = [("wait", older) for older in self.timing.forced.get(index, ())]
         if index in assignment.after:
             needs.append(("start", assignment.after[index]))
         for transfer in assignment.batches[index].members:

@@ -22,9 +22,7 @@ def chunks(x: DTensor) -> list[Any]:
     """
     if not _compat.is_of_one_process():
         fix = "import torch.distributed.checkpoint before the world is entered"
-        raise ShardError.of(
-            "a checkpoint", "it would wait for other processes", fix=fix
-        )
+        raise ShardError.of("a checkpoint", "it would wait for other processes", fix=fix)
     everyone = itertools.product(*(range(n) for n in x.device_mesh.shape))
     return [_chunk(x, coordinates) for coordinates in everyone]
 
@@ -47,9 +45,7 @@ def _chunk(x: DTensor, coordinates: Sequence[int]) -> Any:
     return _compat.chunk(offsets, [end - start for start, end in spans])
 
 
-def _spans(
-    x: DTensor, coordinates: Sequence[int]
-) -> list[tuple[int, int]] | None:
+def _spans(x: DTensor, coordinates: Sequence[int]) -> list[tuple[int, int]] | None:
     """The start and the end of a rank's shard in each dim, or None if it is not one block."""
     sizes = x.device_mesh.shape
     rows = [*zip(x.placements, sizes, coordinates, strict=True)]

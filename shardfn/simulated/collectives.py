@@ -151,15 +151,9 @@ COLLECTIVES = {
     "allgather_coalesced_": Collective("output_lists", "input_list", _listed),
     "gather_": Collective("output_tensors", "input_tensors", _of_root),
     "scatter_": Collective("output_tensors", "input_tensors", _of_list),
-    "_reduce_scatter_base_": Collective(
-        "output_tensor", "input_tensor", _scattered
-    ),
-    "reduce_scatter_tensor_coalesced_": Collective(
-        "outputs", "inputs", _scattered
-    ),
-    "reduce_scatter_": Collective(
-        "output_tensors", "input_tensors", _scattered_list
-    ),
+    "_reduce_scatter_base_": Collective("output_tensor", "input_tensor", _scattered),
+    "reduce_scatter_tensor_coalesced_": Collective("outputs", "inputs", _scattered),
+    "reduce_scatter_": Collective("output_tensors", "input_tensors", _scattered_list),
     "alltoall_": Collective("output_tensors", "input_tensors", _exchanged_lists),
     "alltoall_base_": Collective("output", "input", _exchanged),
 }

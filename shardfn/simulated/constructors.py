@@ -46,19 +46,12 @@ def constructors_unread() -> AbstractContextManager[None]:
     refused.
     """
     return _compat.patched(
-        "world of shapes",
-        made=unread,
-        on_all_ranks=on_one_rank,
-        communicated=collectives.refused,
+        "world of shapes", made=unread, on_all_ranks=on_one_rank, communicated=collectives.refused
     )
 
 
 def unread(
-    construct: Callable[..., Any],
-    cls: Any,
-    local_tensor: Any,
-    spec: Any,
-    **options: Any,
+    construct: Callable[..., Any], cls: Any, local_tensor: Any, spec: Any, **options: Any
 ) -> Any:
     """DTensor's constructor, with its names. Of a plain local tensor the shape alone counts."""
     local = local_tensor
@@ -81,11 +74,7 @@ def on_one_rank(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def made(
-    construct: Callable[..., Any],
-    cls: Any,
-    local_tensor: Any,
-    spec: Any,
-    **options: Any,
+    construct: Callable[..., Any], cls: Any, local_tensor: Any, spec: Any, **options: Any
 ) -> Any:
     """DTensor's constructor, with its names. A plain local tensor is that of each rank."""
     local = local_tensor

@@ -13,12 +13,7 @@ from torch.distributed.tensor import DTensor, Placement
 from .. import _compat, _tree
 from ..errors import DivergenceError, ShardError
 from . import checkpoint
-from .local_tensor import (
-    DonatedTensor,
-    SimulatedTensor,
-    of_one_part,
-    used_after_donation,
-)
+from .local_tensor import DonatedTensor, SimulatedTensor, of_one_part, used_after_donation
 
 aten = torch.ops.aten
 NO_GROUP = "process group"  # in torch's error
@@ -30,11 +25,7 @@ class SimulatedDTensor(DTensor):
 
     def __repr__(self, **_: Any) -> str:
         local: Any = _compat.local_tensor(self)
-        shown = (
-            local
-            if isinstance(local, DonatedTensor)
-            else local.shards[local.shown]
-        )
+        shown = local if isinstance(local, DonatedTensor) else local.shards[local.shown]
         return (
             f"DTensor(local_tensor={shown}, "
             f"device_mesh={self.device_mesh}, placements={self.placements})"
@@ -50,9 +41,7 @@ class SimulatedDTensor(DTensor):
         return format(self.item(), form)
 
     @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         _refuse_views_in_place(func)
         if func is aten._local_scalar_dense.default:  # torch reads one rank's
             return _number(args[0])
@@ -69,10 +58,7 @@ class SimulatedDTensor(DTensor):
         return _called(self, lambda x: x.redistribute(*args, **kwargs))
 
     def to_local(
-        self,
-        *,
-        grad_placements: Sequence[Placement] | None = None,
-        rank: int | None = None,
+        self, *, grad_placements: Sequence[Placement] | None = None, rank: int | None = None
     ) -> torch.Tensor:
         """DTensor.to_local, for all ranks.
 
@@ -87,9 +73,7 @@ class SimulatedDTensor(DTensor):
             ShardError: the mesh has no such rank.
         """
         if rank is None:
-            return _called(
-                self, lambda x: x.to_local(grad_placements=grad_placements)
-            )
+            return _called(self, lambda x: x.to_local(grad_placements=grad_placements))
         ranks = AllRanks.of(self).ranks
         if rank not in ranks:
             got = f"rank is {rank!r}"
@@ -97,13 +81,9 @@ class SimulatedDTensor(DTensor):
             raise ShardError.of("to_local", got, needed=needed, arg_path="rank")
         return _shards(self)[ranks.index(rank)].detach()
 
-    def full_tensor(
-        self, *, grad_placements: Sequence[Placement] | None = None
-    ) -> torch.Tensor:
+    def full_tensor(self, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor:
         """DTensor.full_tensor, a plain tensor."""
-        everywhere: Any = _called(
-            self, lambda x: x.full_tensor(grad_placements=grad_placements)
-        )
+        everywhere: Any = _called(self, lambda x: x.full_tensor(grad_placements=grad_placements))
         return _OfOneRank.apply(everywhere)
 
     def __create_write_items__(self, fqn: str, _: Any) -> Any:
@@ -116,9 +96,7 @@ class SimulatedDTensor(DTensor):
         return checkpoint.shard(self, index)
 
 
-def dtensors(
-    locals_: Sequence[torch.Tensor], specs: Sequence[Any]
-) -> list[DTensor]:
+def dtensors(locals_: Sequence[torch.Tensor], specs: Sequence[Any]) -> list[DTensor]:
     """DTensors of local tensors, without torch's checks: simulated ones of simulated tensors."""
     kinds = {type(x) for x in locals_}
     kind = SimulatedDTensor if SimulatedTensor in kinds else DTensor
@@ -228,9 +206,7 @@ class _Called(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, cotangent: Any) -> Any:
         with ctx.ranks.running():
-            (found,) = torch.autograd.grad(
-                ctx.out, ctx.x, ctx.ranks.entering(cotangent)
-            )
+            (found,) = torch.autograd.grad(ctx.out, ctx.x, ctx.ranks.entering(cotangent))
             return ctx.ranks.leaving(found), None
 
 
@@ -297,9 +273,7 @@ def _first(tree: Any) -> SimulatedDTensor:
 def _refuse_views_in_place(func: Any) -> None:
     if torch.Tag.inplace_view in func.tags:
         fix = "the op without the underscore"
-        raise ShardError.of(
-            str(func), "it changes the shape of a DTensor in place", fix=fix
-        )
+        raise ShardError.of(str(func), "it changes the shape of a DTensor in place", fix=fix)
 
 
 def _refuse_larger(mesh: Any) -> None:

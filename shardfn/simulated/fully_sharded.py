@@ -16,9 +16,7 @@ from .dtensor import SimulatedDTensor, dtensors
 from .local_tensor import SimulatedTensor, of_one_part, shown
 from .parts import on_mesh
 
-Grid = list[
-    list[list[int]]
-]  # of places in a mesh: by replica, shard, and place in a part
+Grid = list[list[list[int]]]  # of places in a mesh: by replica, shard, and place in a part
 
 
 def sharded(given: torch.Tensor, layout: fsdp_hooks.Layout) -> torch.Tensor:
@@ -52,9 +50,7 @@ def unsharded(group: Any) -> None:
     """
     if fsdp_hooks.has_hook(group):
         fix = "real ranks; or gradients that are changed after backward()"
-        raise ShardError.of(
-            "fully_shard", "set_all_reduce_hook in a simulated world", fix=fix
-        )
+        raise ShardError.of("fully_shard", "set_all_reduce_hook in a simulated world", fix=fix)
     fsdp_hooks.unsharded(group, gathered)
 
 
@@ -62,9 +58,7 @@ class _Gathered(torch.autograd.Function):
     """The parameter of a module while it runs. Its gradient is the mean over ranks."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: SimulatedDTensor, layout: Any, policy: Any
-    ) -> torch.Tensor:
+    def forward(ctx: Any, x: SimulatedDTensor, layout: Any, policy: Any) -> torch.Tensor:
         ctx.layout, ctx.own = layout, x.dtype
         compute, ctx.reduce = fsdp_hooks.dtypes_of(policy, x.dtype)
         shards = _locals(x)
@@ -120,9 +114,7 @@ def _from_parts(parts: list[torch.Tensor], layout: fsdp_hooks.Layout) -> DTensor
         for i, row in enumerate(rows)
         for k, place in enumerate(row)
     }
-    local = SimulatedTensor(
-        [shards[k] for k in range(len(shards))], shown(layout.mesh)
-    )
+    local = SimulatedTensor([shards[k] for k in range(len(shards))], shown(layout.mesh))
     return dtensors([local], [layout.spec])[0]
 
 

@@ -10,21 +10,11 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from .. import _compat, _tree
-from ..errors import (
-    DivergenceError,
-    FakeValueError,
-    PlacementError,
-    ShardError,
-    problem,
-)
+from ..errors import DivergenceError, FakeValueError, PlacementError, ShardError, problem
 from . import collectives
 
 aten = torch.ops.aten
-READS = (
-    aten._local_scalar_dense.default,
-    aten.equal.default,
-    aten.is_nonzero.default,
-)
+READS = (aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default)
 
 
 class SimulatedTensor(torch.Tensor):
@@ -40,10 +30,7 @@ class SimulatedTensor(torch.Tensor):
 
     @staticmethod
     def __new__(
-        cls,
-        shards: Sequence[torch.Tensor],
-        shown: int = 0,
-        followed: bool = False,
+        cls, shards: Sequence[torch.Tensor], shown: int = 0, followed: bool = False
     ) -> SimulatedTensor:
         followed = followed or _compat.in_backward()
         x = shards[shown]
@@ -57,10 +44,7 @@ class SimulatedTensor(torch.Tensor):
         )
 
     def __init__(
-        self,
-        shards: Sequence[torch.Tensor],
-        shown: int = 0,
-        followed: bool = False,
+        self, shards: Sequence[torch.Tensor], shown: int = 0, followed: bool = False
     ) -> None:
         self.shards = list(shards)
         self.shown = shown
@@ -99,9 +83,7 @@ class SimulatedTensor(torch.Tensor):
         )
 
     @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         leaves, treedef = _tree.flatten((args, kwargs or {}), _tree.is_tensor)
         mine = [x for x in leaves if isinstance(x, SimulatedTensor)]
         if func.namespace == "c10d":
@@ -114,9 +96,7 @@ class SimulatedTensor(torch.Tensor):
         _writes_only_ranks_own(func, _written(func, args, kwargs or {}))
         results = [
             func(*a, **k)
-            for a, k in (
-                _of_rank(leaves, treedef, r) for r in range(len(mine[0].shards))
-            )
+            for a, k in (_of_rank(leaves, treedef, r) for r in range(len(mine[0].shards)))
         ]
         columns = [_tree.flatten(r, _tree.is_tensor) for r in results]
         followed = _is_followed(leaves)
@@ -169,9 +149,7 @@ def _of_ranks(rows: Sequence[Sequence[int]]) -> list[Any]:
 def _of_rank(leaves: list[Any], treedef: Any, rank: int) -> tuple[Any, Any]:
     """The arguments of one rank."""
     own = [
-        x.shards[rank]
-        if isinstance(x, SimulatedTensor)
-        else _compat.of_rank(x, rank)
+        x.shards[rank] if isinstance(x, SimulatedTensor) else _compat.of_rank(x, rank)
         for x in leaves
     ]
     return _tree.unflatten(treedef, own)
@@ -243,11 +221,7 @@ def _parts(mesh: DeviceMesh, count: int) -> list[list[int]]:
     if root.size() != count or not {*names} < {*every}:
         return []
     dims = [every.index(name) for name in names]
-    others = [
-        dim
-        for dim in range(root.ndim)
-        if dim not in dims
-    ]
+    others = [dim for dim in range(root.ndim) if dim not in dims]
     order = root.mesh.permute(*others, *dims)
     rows = order.reshape(-1, mesh.size())
     return rows.tolist()
@@ -257,17 +231,13 @@ class UnreadTensor(torch.Tensor):
     """A local tensor without values: shapes and dtypes only, in `fake_world(n, numerics=False)`."""
 
     @staticmethod
-    def __new__(
-        cls, like: torch.Tensor, device: torch.device | None = None
-    ) -> UnreadTensor:
+    def __new__(cls, like: torch.Tensor, device: torch.device | None = None) -> UnreadTensor:
         device = device or like.device
         return torch.Tensor._make_wrapper_subclass(
             cls, like.shape, strides=like.stride(), dtype=like.dtype, device=device
         )
 
-    def __init__(
-        self, like: torch.Tensor, device: torch.device | None = None
-    ) -> None:
+    def __init__(self, like: torch.Tensor, device: torch.device | None = None) -> None:
         self.like = like.to("meta")
 
     def __repr__(self, **_: Any) -> str:
@@ -280,9 +250,7 @@ class UnreadTensor(torch.Tensor):
         raise _unread("numpy")
 
     @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in READS:
             raise _unread(func)
         kwargs = dict(kwargs or {})
@@ -290,9 +258,7 @@ class UnreadTensor(torch.Tensor):
             raise _unread(func)  # it would be written to a tensor that has values
         asked = kwargs.pop("device", None)
         leaves = _tree.leaves((args, kwargs))
-        device = asked or next(
-            x.device for x in leaves if isinstance(x, UnreadTensor)
-        )
+        device = asked or next(x.device for x in leaves if isinstance(x, UnreadTensor))
         args, kwargs = _tree.tree_map(_to_meta, (args, kwargs))
         try:
             out = func(*args, **kwargs)
@@ -301,10 +267,7 @@ class UnreadTensor(torch.Tensor):
                 raise _unread(func) from error
             raise
         return _tree.tree_map(
-            lambda x: (
-                UnreadTensor(x, device) if isinstance(x, torch.Tensor) else x
-            ),
-            out,
+            lambda x: UnreadTensor(x, device) if isinstance(x, torch.Tensor) else x, out
         )
 
 
@@ -336,9 +299,7 @@ def _to_meta(x: Any) -> Any:
 def _unread(what: Any) -> FakeValueError:
     fix = "fake_world(n, numerics=True) computes true values"
     return FakeValueError.of(
-        str(what),
-        "a value is read in a world with numerics=False, which computes none",
-        fix=fix,
+        str(what), "a value is read in a world with numerics=False, which computes none", fix=fix
     )
 
 
@@ -352,11 +313,7 @@ class DonatedTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, like: torch.Tensor, call: str) -> DonatedTensor:
         return torch.Tensor._make_wrapper_subclass(
-            cls,
-            like.shape,
-            strides=like.stride(),
-            dtype=like.dtype,
-            device=like.device,
+            cls, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device
         )
 
     def __init__(self, like: torch.Tensor, call: str) -> None:
@@ -366,15 +323,9 @@ class DonatedTensor(torch.Tensor):
         return f"DonatedTensor(to {self.call})"
 
     @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise used_after_donation(
-            next(
-                x
-                for x in _tree.leaves((args, kwargs or {}))
-                if isinstance(x, DonatedTensor)
-            ).call
+            next(x for x in _tree.leaves((args, kwargs or {})) if isinstance(x, DonatedTensor)).call
         )
 
 
@@ -394,7 +345,5 @@ def used_after_donation(call: str) -> ShardError:
     """The error for a donated argument that is used afterwards."""
     fix = "use the call's results, or leave the argument out of donate_argnums"
     return ShardError.of(
-        call,
-        "this tensor was donated to that call and its memory is gone",
-        fix=fix,
+        call, "this tensor was donated to that call and its memory is gone", fix=fix
     )

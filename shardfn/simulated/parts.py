@@ -38,10 +38,7 @@ def placements_on(x: DTensor, mesh: Any) -> tuple[Placement, ...]:
     """The placements on a mesh of a DTensor on a part of it: replicated over the other axes."""
     names = x.device_mesh.mesh_dim_names or ()
     own = dict(zip(names, x.placements, strict=True))
-    return tuple(
-        own.get(axis, Replicate())
-        for axis in mesh.mesh_dim_names
-    )
+    return tuple(own.get(axis, Replicate()) for axis in mesh.mesh_dim_names)
 
 
 def on_mesh(x: Any, mesh: Any) -> Any:
@@ -51,9 +48,7 @@ def on_mesh(x: Any, mesh: Any) -> Any:
     if not is_on_part(x, mesh):
         return x
     placements = placements_on(x, mesh)
-    spec = _compat.dtensor_spec(
-        mesh, placements, tuple(x.shape), x.stride(), x.dtype
-    )
+    spec = _compat.dtensor_spec(mesh, placements, tuple(x.shape), x.stride(), x.dtype)
     (made,) = dtensors([own_of_part(x, mesh)], [spec])
     return made
 
@@ -66,14 +61,9 @@ def own_of_part(x: DTensor, mesh: Any) -> torch.Tensor:
     if not isinstance(local, SimulatedTensor):
         return local
     here = _ranks(x.device_mesh)
-    of_rank = dict(
-        zip(here, local.shards, strict=True)
-    )
+    of_rank = dict(zip(here, local.shards, strict=True))
     names = x.device_mesh.mesh_dim_names or ()
-    peers = [
-        _peer(mesh, names, rank, here)
-        for rank in _ranks(mesh)
-    ]
+    peers = [_peer(mesh, names, rank, here) for rank in _ranks(mesh)]
     every = [of_rank[rank] for rank in peers]
     return SimulatedTensor(every, shown(mesh))
 
@@ -85,19 +75,11 @@ def _ranks(mesh: Any) -> list[int]:
 def _peer(mesh: Any, names: tuple[str, ...], rank: int, here: list[int]) -> int:
     """The rank of a part that has the coordinates of another rank on the axes of the part."""
     at = _coordinates(mesh, names, rank)
-    peers = (
-        other
-        for other in here
-        if _coordinates(mesh, names, other) == at
-    )
+    peers = (other for other in here if _coordinates(mesh, names, other) == at)
     return next(peers)
 
 
 def _coordinates(mesh: Any, names: tuple[str, ...], rank: int) -> list[int]:
     (place,) = (mesh.mesh == rank).nonzero().tolist()
     rows = zip(mesh.mesh_dim_names or (), place, strict=True)
-    return [
-        k
-        for axis, k in rows
-        if axis in names
-    ]
+    return [k for axis, k in rows if axis in names]

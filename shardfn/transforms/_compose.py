@@ -27,10 +27,7 @@ class Composed:
         return fn
 
     def __repr__(self) -> str:
-        names = [
-            repr(t) if isinstance(t, Composed) else name_of(t)
-            for t in self.transforms
-        ]
+        names = [repr(t) if isinstance(t, Composed) else name_of(t) for t in self.transforms]
         return f"compose({', '.join(names)})"
 
 

@@ -71,20 +71,12 @@ def _check(x: Any, dims: tuple[Any, ...]) -> None:
     fix, source = "mark_dynamic(x, 0), for the first dim of a tensor", call_site()
     if not isinstance(x, torch.Tensor):
         got = f"a {type(x).__name__}"
-        raise ShardError.of(
-            "mark_dynamic", got, needed="a tensor", fix=fix, source=source
-        )
+        raise ShardError.of("mark_dynamic", got, needed="a tensor", fix=fix, source=source)
     wrong = [d for d in dims if not (is_number(d) and -x.dim() <= d < x.dim())]
     if wrong:
         got = f"there is no dim {', '.join(map(repr, wrong))} in shape {tuple(x.shape)}"
-        needed = (
-            f"ints from {-x.dim()} to {x.dim() - 1}"
-            if x.dim()
-            else "a tensor with dims"
-        )
-        raise ShardError.of(
-            "mark_dynamic, dim", got, needed=needed, fix=fix, source=source
-        )
+        needed = f"ints from {-x.dim()} to {x.dim() - 1}" if x.dim() else "a tensor with dims"
+        raise ShardError.of("mark_dynamic, dim", got, needed=needed, fix=fix, source=source)
 
 
 @_compat.constant_in_graph
@@ -94,8 +86,6 @@ def refuse_inside() -> None:
     Raises:
         CaptureError: always.
     """
-    got = (
-        "it is called inside of a captured function, whose sizes are known by then"
-    )
+    got = "it is called inside of a captured function, whose sizes are known by then"
     fix = "mark the argument before the call, or dynamic= of jit and shard"
     raise CaptureError.of("mark_dynamic", got, fix=fix)

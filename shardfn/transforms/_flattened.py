@@ -99,11 +99,7 @@ class Flattened:
             if not all(map(_tree.is_floating, leaves)):
                 paths = _tree.quick_paths(value[0], "result")
                 check_leaves(
-                    self.where,
-                    "a result has no derivative",
-                    paths,
-                    kinds(leaves),
-                    "results",
+                    self.where, "a result has no derivative", paths, kinds(leaves), "results"
                 )
         self.returned.append((value, aux))
         flat = tuple(_tree.tensors(value))
@@ -134,10 +130,7 @@ class Flattened:
         for every constant.
         """
         feed = iter(leaves)
-        filled = [
-            next(feed) if self.moving(x) else None
-            for x in _tree.quick_leaves(self.chosen)
-        ]
+        filled = [next(feed) if self.moving(x) else None for x in _tree.quick_leaves(self.chosen)]
         return _tree.refill(self.chosen, filled)
 
 
@@ -159,13 +152,7 @@ def check_moving(verb: str, flat: Flattened) -> None:
     roots = [names[n] if n < len(names) else f"args[{n}]" for n in flat.numbers]
     rows = zip(flat.chosen, roots, strict=True)
     paths = [path for x, root in rows for path in _tree.quick_paths(x, root)]
-    check_leaves(
-        where,
-        "an argument cannot be differentiated",
-        paths,
-        kinds(leaves),
-        "floating",
-    )
+    check_leaves(where, "an argument cannot be differentiated", paths, kinds(leaves), "floating")
 
 
 @_compat.constant_in_graph
@@ -178,8 +165,5 @@ def check_aux(name: str, is_pair: bool, got: str) -> None:
     if not is_pair:
         fix = "return (value, aux), or has_aux=False"
         raise CaptureError.of(
-            name,
-            f"it returns a {got}",
-            needed="a pair (value, aux): has_aux=True",
-            fix=fix,
+            name, f"it returns a {got}", needed="a pair (value, aux): has_aux=True", fix=fix
         )

@@ -30,9 +30,7 @@ class Shown:
 
     def __get__(self, instance: Any, owner: Any = None) -> inspect.Signature:
         if instance is None:
-            raise AttributeError(
-                "__signature__"
-            )  # of the class, it is that of its constructor
+            raise AttributeError("__signature__")  # of the class, it is that of its constructor
         positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
         mine = [
             inspect.Parameter(name, positional, annotation="dict[str, Tensor]")
@@ -56,16 +54,12 @@ class Functional(Transformed):
     leading: ClassVar[tuple[str, ...]] = ("params", "buffers")
     held: tuple[torch.nn.Module]
     pure: PureModule
-    names: tuple[
-        tuple[str, ...], tuple[str, ...]
-    ]  # names of the parameters, names of the buffers
+    names: tuple[tuple[str, ...], tuple[str, ...]]  # names of the parameters, names of the buffers
 
     __signature__: ClassVar[Any] = Shown()
 
     @_compat.read_by_dynamo
-    def inline(
-        self, params: Any, buffers: Any, /, *args: Any, **kwargs: Any
-    ) -> Any:
+    def inline(self, params: Any, buffers: Any, /, *args: Any, **kwargs: Any) -> Any:
         first, second = self.names
         given = _names(self.pure.name, "params", params)
         check_names(self.pure.name, "params", given, first, second)
@@ -163,11 +157,7 @@ def refuse_values(name: str, what: str, is_tensor: bool) -> None:
 
 @_compat.constant_in_graph
 def check_names(
-    name: str,
-    what: str,
-    got: tuple[str, ...],
-    wanted: tuple[str, ...],
-    others: tuple[str, ...],
+    name: str, what: str, got: tuple[str, ...], wanted: tuple[str, ...], others: tuple[str, ...]
 ) -> None:
     """Check that there is a value for each parameter or buffer, and no others.
 
@@ -242,9 +232,7 @@ def functionalize(
 
     Example:
         >>> import torch, shardfn as sf
-        >>> fn, params, buffers = sf.functionalize(
-        ...     torch.nn.Linear(2, 1, bias=False)
-        ... )
+        >>> fn, params, buffers = sf.functionalize(torch.nn.Linear(2, 1, bias=False))
         >>> grads = sf.grad(lambda p, x: fn(p, buffers, x)[0].sum())(
         ...     params, torch.tensor([[1.0, 2.0]])
         ... )
@@ -299,16 +287,11 @@ def _refuse(module: Any) -> None:
     kind = type(module).__name__
     if not isinstance(module, torch.nn.Module):
         fix = "functionalize(model); a function is one already"
-        raise TreeError.of(
-            "functionalize", f"a {kind}", needed="an nn.Module", fix=fix
-        )
+        raise TreeError.of("functionalize", f"a {kind}", needed="an nn.Module", fix=fix)
     if isinstance(module, torch.jit.ScriptModule):
         fix = "the Python module that it was made from"
         raise TreeError.of(
-            f"functionalize({kind})",
-            "a TorchScript module",
-            needed="a module in Python",
-            fix=fix,
+            f"functionalize({kind})", "a TorchScript module", needed="a module in Python", fix=fix
         )
     tensors = (
         *module.named_parameters(remove_duplicate=False),

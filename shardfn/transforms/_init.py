@@ -109,10 +109,7 @@ def refuse_inside() -> None:
 
 
 def _placements(
-    name: str,
-    names: tuple[tuple[str, ...], tuple[str, ...]],
-    given: Any,
-    mesh: Any,
+    name: str, names: tuple[tuple[str, ...], tuple[str, ...]], given: Any, mesh: Any
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The placement of each parameter and of each buffer."""
     if given is not None and mesh is None:

@@ -117,9 +117,7 @@ def jit(
         (fn,),
         {
             **options,
-            **argnums.of_signature(
-                f"jit({name_of(fn)})", fn, static_argnums, donate_argnums
-            ),
+            **argnums.of_signature(f"jit({name_of(fn)})", fn, static_argnums, donate_argnums),
         },
     )
     made.request  # noqa: B018

@@ -51,8 +51,7 @@ class MixedPrecision(Transformed):
             dtypes = tuple(str(x.dtype) for x in floats)
             _check_params(name_of(self.fn), paths, dtypes, str(self.params))
         lower = [
-            x if is_kept else x.to(self.compute)
-            for x, is_kept in zip(floats, kept, strict=True)
+            x if is_kept else x.to(self.compute) for x, is_kept in zip(floats, kept, strict=True)
         ]
         return _tree.with_tensors((arg,), lower, _tree.is_floating)[0]
 
@@ -76,9 +75,7 @@ def _dotted(path: str) -> str:
 
 
 @_compat.constant_in_graph
-def _kept(
-    name: str, paths: tuple[str, ...], keep: tuple[str, ...]
-) -> tuple[bool, ...]:
+def _kept(name: str, paths: tuple[str, ...], keep: tuple[str, ...]) -> tuple[bool, ...]:
     """Which of some parameters keep their dtype.
 
     Raises:
@@ -95,19 +92,12 @@ def _kept(
             f"{text!r} matches no parameter; near are {', '.join(near(text, paths))}"
             for text in unused
         ]
-        raise ShardError.of(
-            f"mixed_precision({name}), keep", *lines, fix="the paths of parameters"
-        )
-    return tuple(
-        any(pattern.fullmatch(path) for pattern in patterns.values())
-        for path in paths
-    )
+        raise ShardError.of(f"mixed_precision({name}), keep", *lines, fix="the paths of parameters")
+    return tuple(any(pattern.fullmatch(path) for pattern in patterns.values()) for path in paths)
 
 
 @_compat.constant_in_graph
-def _check_params(
-    name: str, paths: tuple[str, ...], dtypes: tuple[str, ...], wanted: str
-) -> None:
+def _check_params(name: str, paths: tuple[str, ...], dtypes: tuple[str, ...], wanted: str) -> None:
     """Check the dtype of the parameters.
 
     Raises:
@@ -120,9 +110,7 @@ def _check_params(
     ]
     if wrong:
         fix = f"x.to({wanted}), or params="
-        raise ShardError.of(
-            f"mixed_precision({name})", *wrong, needed=wanted, fix=fix
-        )
+        raise ShardError.of(f"mixed_precision({name})", *wrong, needed=wanted, fix=fix)
 
 
 def mixed_precision(
@@ -201,9 +189,7 @@ def _patterns(keep: Iterable[str]) -> tuple[str, ...]:
     if not is_row or not all(isinstance(text, str) for text in keep):
         got = f"keep is {keep!r}"
         fix = 'keep=["**.norm.weight"]'
-        raise ShardError.of(
-            "mixed_precision", got, needed="a list of patterns", fix=fix
-        )
+        raise ShardError.of("mixed_precision", got, needed="a list of patterns", fix=fix)
     return tuple(keep)
 
 
@@ -216,8 +202,7 @@ def _check_dtypes(compute: str, params: str, reduce: str) -> None:
     """
     names = {"compute": compute, "params": params, "reduce": reduce}
     dtypes = {
-        name: getattr(torch, text.removeprefix("torch."), None)
-        for name, text in names.items()
+        name: getattr(torch, text.removeprefix("torch."), None) for name, text in names.items()
     }
     wrong = [
         f"{name} is {names[name]}"
@@ -226,11 +211,7 @@ def _check_dtypes(compute: str, params: str, reduce: str) -> None:
     ]
     if wrong:
         fix = "torch.bfloat16, torch.float16, torch.float32 or torch.float64"
-        raise ShardError.of(
-            "mixed_precision", *wrong, needed="floating dtypes", fix=fix
-        )
+        raise ShardError.of("mixed_precision", *wrong, needed="floating dtypes", fix=fix)
     if reduce not in (compute, params):
         needed = f"compute ({compute}) or params ({params})"
-        raise ShardError.of(
-            "mixed_precision", f"reduce is {reduce}", needed=needed
-        )
+        raise ShardError.of("mixed_precision", f"reduce is {reduce}", needed=needed)

@@ -19,9 +19,7 @@ def check_flag(where: str, option: str, x: Any) -> None:
     """
     if not isinstance(x, bool):
         fix = f"{option}=True or {option}=False"
-        raise ShardError.of(
-            f"{where}, {option}", f"{option} is {x!r}", needed="a bool", fix=fix
-        )
+        raise ShardError.of(f"{where}, {option}", f"{option} is {x!r}", needed="a bool", fix=fix)
 
 
 @_compat.read_by_dynamo

@@ -22,9 +22,7 @@ def kind(x: Any) -> Any:
     is read as a symbol is a text.
     """
     return (
-        (_compat.sizes_named(x.shape), x.dtype)
-        if isinstance(x, torch.Tensor)
-        else type(x).__name__
+        (_compat.sizes_named(x.shape), x.dtype) if isinstance(x, torch.Tensor) else type(x).__name__
     )
 
 
@@ -37,9 +35,7 @@ def compare_sizes(leaves: Sequence[Any], dims: Sequence[int | None]) -> bool:
     sizes = [
         x.shape[d]
         for x, d in pairs
-        if isinstance(x, torch.Tensor)
-        and d is not None
-        and -x.dim() <= d < x.dim()
+        if isinstance(x, torch.Tensor) and d is not None and -x.dim() <= d < x.dim()
     ]
     return all(n == sizes[0] for n in sizes)
 
@@ -144,25 +140,14 @@ def check_alike(
     lines, (first, second) = list(wrong), names
     for path, other, mine, theirs in zip(*rows, strict=True) if not lines else ():
         if not (_fits(mine, theirs) or (has_zeros and mine == "NoneType")):
-            lines.append(
-                f"{path} is {described(mine)}, {other} is {described(theirs)}"
-            )
+            lines.append(f"{path} is {described(mine)}, {other} is {described(theirs)}")
     if lines:
         fix = fix or (
-            f"make {first} with tree_map over {second}, such as "
-            "sf.tree_map(torch.zeros_like, ...)"
+            f"make {first} with tree_map over {second}, such as sf.tree_map(torch.zeros_like, ...)"
         )
-        got, needed = (
-            f"{first} do not match {second}",
-            "one tree, shapes and dtypes",
-        )
+        got, needed = (f"{first} do not match {second}", "one tree, shapes and dtypes")
         raise TreeError.of(
-            where,
-            got,
-            *lines,
-            needed=needed,
-            fix=fix,
-            arg_path=rows[0][0] if rows[0] else None,
+            where, got, *lines, needed=needed, fix=fix, arg_path=rows[0][0] if rows[0] else None
         )
 
 
@@ -170,9 +155,7 @@ def _fits(got: Any, wanted: Any) -> bool:
     """Whether a leaf fits another. A leaf without a derivative fits None."""
     if isinstance(wanted, str):
         numbers = CONSTANTS["numbers"]
-        return got in (wanted, "NoneType") or (
-            wanted in numbers and got in numbers
-        )
+        return got in (wanted, "NoneType") or (wanted in numbers and got in numbers)
     _, dtype = wanted
     without = not (dtype.is_floating_point or dtype.is_complex)
     return got == wanted or (without and got == "NoneType")
@@ -189,20 +172,14 @@ def zero_like(x: Any) -> Any:
     return type(x)(0) if isinstance(x, NUMBERS) else None
 
 
-def scalar(
-    x: Any, device: torch.device | str, dtype: torch.dtype | None = None
-) -> torch.Tensor:
+def scalar(x: Any, device: torch.device | str, dtype: torch.dtype | None = None) -> torch.Tensor:
     """A number as a tensor without dims."""
     return torch.full((), x, device=device, dtype=dtype)
 
 
 @_compat.constant_in_graph
 def check_leaves(
-    where: str,
-    verb: str,
-    paths: Sequence[str],
-    leaves: Sequence[Any],
-    allowed: str,
+    where: str, verb: str, paths: Sequence[str], leaves: Sequence[Any], allowed: str
 ) -> None:
     """Check that leaves are tensors, numbers or None, as a row of `NEEDED` allows.
 
@@ -224,12 +201,7 @@ def check_leaves(
     if lines:
         needed, fix = NEEDED[allowed]
         raise TreeError.of(
-            where,
-            verb,
-            *lines,
-            needed=needed,
-            fix=fix,
-            arg_path=lines[0].split(" is ")[0],
+            where, verb, *lines, needed=needed, fix=fix, arg_path=lines[0].split(" is ")[0]
         )
 
 
@@ -245,10 +217,7 @@ NEEDED = {
             "aux) otherwise"
         ),
     ),
-    "primals": (
-        "tensors; a float only as a tensor",
-        "torch.tensor(x) for a float",
-    ),
+    "primals": ("tensors; a float only as a tensor", "torch.tensor(x) for a float"),
     "numbers": (
         "tensors, numbers or None",
         "return values other than tensors outside of the function",

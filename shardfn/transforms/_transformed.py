@@ -89,9 +89,7 @@ class Transformed:
         """The request, with what all transforms say of themselves."""
         asked = self.asked()
         may_be = self.may_be_of_ranks
-        return attrs.evolve(
-            asked, may_be_of_ranks=may_be, differentiated=differentiated
-        )
+        return attrs.evolve(asked, may_be_of_ranks=may_be, differentiated=differentiated)
 
     def options(self) -> Any:
         """The transform's arguments except the function. Equal options of one function share
@@ -139,9 +137,7 @@ class Transformed:
                 if mesh is None:
                     return self.stage_of_all(stage, args, kwargs)
                 request = self.on_ranks(mesh, args, kwargs)
-                run = functools.partial(
-                    self.on_a_rank, stage, request, args, kwargs, unwrap
-                )
+                run = functools.partial(self.on_a_rank, stage, request, args, kwargs, unwrap)
                 is_call = stage is call and request.donate_argnums
                 return calling(run, request, args, kwargs) if is_call else run()
             except NeedsOwnSizes:
@@ -157,10 +153,7 @@ class Transformed:
                     self.__dict__["_ranks"] = current_world(), mesh
 
     def stage_of_all(
-        self,
-        stage: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, stage: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """A stage of this function of global tensors, which may write to buffers of modules."""
         known = self.__dict__.get("_writes")
@@ -173,9 +166,7 @@ class Transformed:
             known = self.__dict__["_writes"] = Writes(self.fn, [])
         return known.staged(stage, self.request, args, kwargs, error)
 
-    def on_a_rank(
-        self, stage: Any, request: Request, args: Any, kwargs: Any, unwrap: Any
-    ) -> Any:
+    def on_a_rank(self, stage: Any, request: Request, args: Any, kwargs: Any, unwrap: Any) -> Any:
         """A stage of the code of one rank, with its own tensors."""
         given = entering(request, request.mesh, args, kwargs)
         return unwrap(stage(request, *given))
@@ -191,9 +182,7 @@ class Transformed:
         is_own = "_has_own_sizes" in self.__dict__ or have_own_sizes(args, kwargs)
         layouts = own_layouts(mesh, args, kwargs) if is_own else ()
         options = type(self), self.options(), mesh, texts, is_own, layouts
-        make = lambda: on_ranks(
-            self.request, mesh, texts, has_own_sizes=is_own, layouts=layouts
-        )
+        make = lambda: on_ranks(self.request, mesh, texts, has_own_sizes=is_own, layouts=layouts)
         return cache.request(OnRanks, self.fn, options, make)
 
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
@@ -251,11 +240,7 @@ class Transformed:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
             return self
-        return (
-            functools.partial(self, instance)
-            if _compat.is_tracing()
-            else Bound(self, instance)
-        )
+        return functools.partial(self, instance) if _compat.is_tracing() else Bound(self, instance)
 
     def __getstate__(self) -> dict[str, Any]:
         """The state that is copied and pickled: without staged programs."""
@@ -269,9 +254,7 @@ class Transformed:
         found: Any = sys.modules.get(self.__module__)
         for part in self.__qualname__.split("."):
             found = getattr(found, part, None)
-        return (
-            self.__qualname__ if found is self else super().__reduce_ex__(protocol)
-        )
+        return self.__qualname__ if found is self else super().__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A copy with a copy of the function. The transform's arguments are values, and shared."""

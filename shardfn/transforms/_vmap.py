@@ -41,20 +41,14 @@ class Vmap(Transformed):
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
         where = f"vmap({name_of(self.fn)})"
-        mapped = Mapped(
-            self.fn, args, tuple(range(len(args))), kwargs, False, _tree.is_tensor
-        )
+        mapped = Mapped(self.fn, args, tuple(range(len(args))), kwargs, False, _tree.is_tensor)
         mapped.outs, mapped.name = self.out_axes, where
         axes = spread(where, "in_axes", self.in_axes, args, "args")
         leaves = _tree.quick_leaves(args)
         paths = tuple(_tree.quick_paths(args, "args"))
         compare_sizes(leaves, axes)
         size = batch_size(where, paths, kinds(leaves), tuple(axes), self.axis_size)
-        pairs = [
-            (x, d)
-            for x, d in zip(leaves, axes, strict=True)
-            if isinstance(x, torch.Tensor)
-        ]
+        pairs = [(x, d) for x, d in zip(leaves, axes, strict=True) if isinstance(x, torch.Tensor)]
         if isinstance(size, str):  # of a symbol
             sizes = [x.shape[d] for x, d in pairs if d is not None]
             size = sizes[0]
@@ -75,11 +69,7 @@ class Vmap(Transformed):
         return [x if d is None else cut(x, d, self.spmd_axis) for x, d in pairs]
 
     def batched(
-        self,
-        mapped: Mapped,
-        tensors: list[torch.Tensor],
-        dims: tuple[int | None, ...],
-        size: int,
+        self, mapped: Mapped, tensors: list[torch.Tensor], dims: tuple[int | None, ...], size: int
     ) -> Any:
         """(results of all samples, stacked along dim 0; results that all samples share)."""
         flat: Callable[..., Any] = mapped
@@ -128,26 +118,14 @@ class Mapped(Flattened):
         # in a list: Dynamo drops an attribute that is set after an op with graphs (torch 2.13)
         self.returned.append(axes)
         leaves = _tree.quick_leaves((value,))
-        check_outs(
-            self.name,
-            tuple(_tree.quick_paths(value, "result")),
-            kinds(leaves),
-            tuple(axes),
-        )
-        pairs = [
-            (x, d)
-            for x, d in zip(leaves, axes, strict=True)
-            if isinstance(x, torch.Tensor)
-        ]
+        check_outs(self.name, tuple(_tree.quick_paths(value, "result")), kinds(leaves), tuple(axes))
+        pairs = [(x, d) for x, d in zip(leaves, axes, strict=True) if isinstance(x, torch.Tensor)]
         return tuple([x for x, d in pairs if d is not None]), tuple(
             [x for x, d in pairs if d is None]
         )
 
     def batched(
-        self,
-        size: int,
-        stacked: Iterator[torch.Tensor],
-        shared: Iterator[torch.Tensor],
+        self, size: int, stacked: Iterator[torch.Tensor], shared: Iterator[torch.Tensor]
     ) -> Any:
         """The result, with the mapped dim where `out_axes` puts it. A number that gets it
         becomes a tensor.
@@ -157,9 +135,7 @@ class Mapped(Flattened):
         filled = []
         for x, d in zip(_tree.quick_leaves((value,)), axes, strict=True):
             if isinstance(x, torch.Tensor):
-                filled.append(
-                    next(shared) if d is None else next(stacked).movedim(0, d)
-                )
+                filled.append(next(shared) if d is None else next(stacked).movedim(0, d))
             elif x is None or d is None:
                 filled.append(x)
             else:
@@ -199,21 +175,11 @@ def _key(axes: Any) -> Any:
 
 
 @_compat.of_trees
-def spread(
-    where: str, what: str, prefix: Any, tree: Any, path: str
-) -> list[int | None]:
+def spread(where: str, what: str, prefix: Any, tree: Any, path: str) -> list[int | None]:
     """One axis for every leaf of a tree, from a prefix of it."""
-    prefix = (
-        tuple(prefix)
-        if isinstance(prefix, list) and isinstance(tree, tuple)
-        else prefix
-    )
-    axes, wrong = tree_pairs.pair(
-        prefix, tree, ("the axes", "the leaves"), path, is_axis
-    )
-    strangers = [
-        f"{axis}, which is not an axis" for axis in axes if not is_axis(axis)
-    ]
+    prefix = tuple(prefix) if isinstance(prefix, list) and isinstance(tree, tuple) else prefix
+    axes, wrong = tree_pairs.pair(prefix, tree, ("the axes", "the leaves"), path, is_axis)
+    strangers = [f"{axis}, which is not an axis" for axis in axes if not is_axis(axis)]
     check_prefix(f"{where}, {what}", str(prefix), tuple(wrong or strangers))
     return axes
 
@@ -233,9 +199,7 @@ def check_prefix(where: str, prefix: str, wrong: tuple[str, ...]) -> None:
     """
     if wrong:
         fix = "one int or None for all of it, or the same structure"
-        raise TreeError.of(
-            where, prefix, *wrong, needed="a prefix tree of axes", fix=fix
-        )
+        raise TreeError.of(where, prefix, *wrong, needed="a prefix tree of axes", fix=fix)
 
 
 @_compat.constant_in_graph
@@ -279,10 +243,7 @@ def batch_size(
 
 @_compat.constant_in_graph
 def check_outs(
-    name: str,
-    paths: tuple[str, ...],
-    leaves: tuple[Any, ...],
-    axes: tuple[int | None, ...],
+    name: str, paths: tuple[str, ...], leaves: tuple[Any, ...], axes: tuple[int | None, ...]
 ) -> None:
     """Check that each result can get the mapped dim where `out_axes` puts it.
 
@@ -312,16 +273,11 @@ def check_settings(name: str, axis_size: Any, axis_name: Any) -> None:
     if axis_size is not None and not (is_number(axis_size) and axis_size > 0):
         fix = "axis_size=None where an argument is mapped"
         got = f"axis_size is {axis_size!r}"
-        raise TreeError.of(
-            f"vmap({name}), axis_size", got, needed="a positive int", fix=fix
-        )
+        raise TreeError.of(f"vmap({name}), axis_size", got, needed="a positive int", fix=fix)
     if axis_name is not None and not (isinstance(axis_name, str) and axis_name):
         fix = "axis_name='batch'"
         raise TreeError.of(
-            f"vmap({name}), axis_name",
-            f"axis_name is {axis_name!r}",
-            needed="a name",
-            fix=fix,
+            f"vmap({name}), axis_name", f"axis_name is {axis_name!r}", needed="a name", fix=fix
         )
 
 
@@ -381,6 +337,4 @@ def vmap(
     check_function("vmap", fn)
     check_settings(name_of(fn), axis_size, axis_name)
     check_randomness(name_of(fn), randomness)
-    return Vmap(
-        (fn,), in_axes, out_axes, axis_size, axis_name, spmd_axis, randomness
-    )
+    return Vmap((fn,), in_axes, out_axes, axis_size, axis_name, spmd_axis, randomness)

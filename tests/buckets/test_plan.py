@@ -45,9 +45,7 @@ PLAN = plan(
 )
 
 
-def test_s9_7_the_table_prints_a_line_for_each_bucket_and_marks_those_over_their_cap() -> (
-    None
-):
+def test_s9_7_the_table_prints_a_line_for_each_bucket_and_marks_those_over_their_cap() -> None:
     gather = bucket(
         1,
         *"bcdef",
@@ -58,12 +56,7 @@ def test_s9_7_the_table_prints_a_line_for_each_bucket_and_marks_those_over_their
         ready="start",
         first_use="mm, net.py:3",
     )
-    told = {
-        "ignored": ("g",),
-        "unused": tuple("uvwxyzUVWX"),
-        "local": ("l",),
-        "unreduced": ("r",),
-    }
+    told = {"ignored": ("g",), "unused": tuple("uvwxyzUVWX"), "local": ("l",), "unreduced": ("r",)}
     said = plan(bucket(0, "p['a']", sizes=(1536,), cap=1024), gather, **told)
     lines = str(said).splitlines()
     assert [" ".join(line.split()) for line in lines] == [
@@ -83,15 +76,9 @@ def test_s9_7_the_table_prints_a_line_for_each_bucket_and_marks_those_over_their
         ("leaves", "p['a']", "b, c"),
     )
     for words in columns:
-        assert (
-            len(
-                {
-                    line.index(word)
-                    for line, word in zip(lines[1:4], words, strict=True)
-                }
-            )
-            == 1
-        ), "columns stand under each other"
+        assert len({line.index(word) for line, word in zip(lines[1:4], words, strict=True)}) == 1, (
+            "columns stand under each other"
+        )
 
 
 def test_s9_7_a_plan_without_buckets_prints_one_line() -> None:
@@ -102,9 +89,7 @@ def test_s9_7_a_plan_without_buckets_prints_one_line() -> None:
     )
 
 
-def test_bytes_of_a_bucket_are_those_of_its_leaves_and_over_the_cap_is_extended() -> (
-    None
-):
+def test_bytes_of_a_bucket_are_those_of_its_leaves_and_over_the_cap_is_extended() -> None:
     whole = bucket(0, "a", "b", sizes=(60, 40))
     assert (whole.nbytes, whole.extended) == (100, False), (
         "a bucket as large as its cap is not over it"
@@ -113,11 +98,7 @@ def test_bytes_of_a_bucket_are_those_of_its_leaves_and_over_the_cap_is_extended(
 
 
 def test_equal_plans_are_equal_and_hash_equally_and_others_do_not() -> None:
-    again = plan(
-        *(attrs.evolve(b) for b in PLAN.buckets),
-        ignored=("p['e']",),
-        local=("p['f']",),
-    )
+    again = plan(*(attrs.evolve(b) for b in PLAN.buckets), ignored=("p['e']",), local=("p['f']",))
     assert (
         again is not PLAN
         and again == PLAN
@@ -129,9 +110,7 @@ def test_equal_plans_are_equal_and_hash_equally_and_others_do_not() -> None:
         attrs.evolve(PLAN, unused=("z",)),
         PLAN.merge(0, 1),
         PLAN.split(1, 1),
-        attrs.evolve(
-            PLAN, buckets=(attrs.evolve(PLAN.buckets[0], cap=7), *PLAN.buckets[1:])
-        ),
+        attrs.evolve(PLAN, buckets=(attrs.evolve(PLAN.buckets[0], cap=7), *PLAN.buckets[1:])),
     ]
     assert len({PLAN, *others}) == len(others) + 1
 
@@ -144,17 +123,8 @@ def test_a_plan_cannot_be_changed_in_place() -> None:
 
 
 def test_leaves_are_listed_once_each() -> None:
-    assert PLAN.leaves == (
-        "p['a']",
-        "p['b']",
-        "p['c']",
-        "p['d']",
-        "p['e']",
-        "p['f']",
-    )
-    twice = plan(
-        bucket(0, "a"), bucket(1, "a", "b"), unused=("c",), unreduced=("c", "a")
-    )
+    assert PLAN.leaves == ("p['a']", "p['b']", "p['c']", "p['d']", "p['e']", "p['f']")
+    twice = plan(bucket(0, "a"), bucket(1, "a", "b"), unused=("c",), unreduced=("c", "a"))
     assert twice.leaves == ("a", "b", "c")
 
 
@@ -171,9 +141,9 @@ def test_json_round_trip_keeps_everything(tmp_path: Path) -> None:
         assert sf.BucketPlan.load(tmp_path / "plan.json") == p
         p.save(str(tmp_path / "again.json"))
         assert sf.BucketPlan.load(str(tmp_path / "again.json")) == p
-        assert (
-            json.loads((tmp_path / "plan.json").read_text())["mesh"] == "(dp=2)"
-        ), "plain JSON, for other tools to read"
+        assert json.loads((tmp_path / "plan.json").read_text())["mesh"] == "(dp=2)", (
+            "plain JSON, for other tools to read"
+        )
 
 
 BROKEN: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -187,9 +157,7 @@ BROKEN: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a strange field of a bucket": lambda d: json.dumps(
         {**d, "buckets": [{**d["buckets"][0], "colour": 1}]}
     ),
-    "a bucket that lacks a field": lambda d: json.dumps(
-        {**d, "buckets": [{"index": 0}]}
-    ),
+    "a bucket that lacks a field": lambda d: json.dumps({**d, "buckets": [{"index": 0}]}),
     "a bucket that is a number": lambda d: json.dumps({**d, "buckets": [3]}),
     "leaves without sizes": lambda d: json.dumps(
         {**d, "buckets": [{**d["buckets"][0], "sizes": []}]}
@@ -213,20 +181,15 @@ def test_text_that_is_no_plan_is_refused(case: str) -> None:
 
 def test_merge_makes_one_bucket_in_place_of_the_first() -> None:
     merged = PLAN.merge(0, 2)
-    assert [b.leaves for b in merged.buckets] == [
-        ("p['a']", "p['d']"),
-        ("p['b']", "p['c']"),
-    ]
+    assert [b.leaves for b in merged.buckets] == [("p['a']", "p['d']"), ("p['b']", "p['c']")]
     assert [b.sizes for b in merged.buckets] == [(10, 10), (10, 20)]
     assert [b.index for b in merged.buckets] == [0, 1]
-    assert merged.buckets[0].ready == PLAN.buckets[2].ready, (
-        "it is ready when its last member is"
+    assert merged.buckets[0].ready == PLAN.buckets[2].ready, "it is ready when its last member is"
+    assert PLAN.merge(1) == PLAN and (merged.ignored, merged.local, merged.leaves[-1]) == (
+        PLAN.ignored,
+        PLAN.local,
+        "p['f']",
     )
-    assert PLAN.merge(1) == PLAN and (
-        merged.ignored,
-        merged.local,
-        merged.leaves[-1],
-    ) == (PLAN.ignored, PLAN.local, "p['f']")
     assert [b.leaves for b in PLAN.merge(0, 1, 2).buckets] == [
         ("p['a']", "p['b']", "p['c']", "p['d']")
     ]
@@ -235,9 +198,7 @@ def test_merge_makes_one_bucket_in_place_of_the_first() -> None:
 
 def test_merge_does_not_ask_for_an_order() -> None:
     merged = PLAN.merge(2, 0)
-    assert merged.buckets[0].ready == PLAN.buckets[2].ready, (
-        "it is ready when its last member is"
-    )
+    assert merged.buckets[0].ready == PLAN.buckets[2].ready, "it is ready when its last member is"
     assert {frozenset(b.leaves) for b in merged.buckets} == {
         frozenset({"p['a']", "p['d']"}),
         frozenset({"p['b']", "p['c']"}),
@@ -252,9 +213,7 @@ def test_split_cuts_one_bucket_in_two() -> None:
         (2, ("p['c']",), (20,)),
         (3, ("p['d']",), (10,)),
     ]
-    assert [b.leaves for b in cut.merge(1, 2).buckets] == [
-        b.leaves for b in PLAN.buckets
-    ]
+    assert [b.leaves for b in cut.merge(1, 2).buckets] == [b.leaves for b in PLAN.buckets]
 
 
 def test_merging_a_bucket_with_itself_doubles_nothing() -> None:
@@ -287,9 +246,7 @@ def test_merging_what_one_collective_cannot_do_is_refused() -> None:
     [lambda: PLAN.merge(0, 9), PLAN.merge, lambda: PLAN.split(9, 1)],
     ids=["merge", "merge nothing", "split"],
 )
-def test_a_bucket_that_does_not_exist_is_refused_in_words(
-    edit: Callable[[], Any],
-) -> None:
+def test_a_bucket_that_does_not_exist_is_refused_in_words(edit: Callable[[], Any]) -> None:
     with pytest.raises(sf.ShardError):
         edit()
 
@@ -302,33 +259,15 @@ def test_a_split_that_leaves_nothing_on_one_side_is_refused(at: int) -> None:
 
 @st.composite
 def plans(draw: st.DrawFn) -> sf.BucketPlan:
-    sizes = draw(
-        st.lists(
-            st.lists(st.integers(1, 2**40), min_size=1, max_size=4), max_size=5
-        )
-    )
+    sizes = draw(st.lists(st.lists(st.integers(1, 2**40), min_size=1, max_size=4), max_size=5))
     names = iter(
-        draw(
-            st.lists(
-                st.text(min_size=1, max_size=5),
-                min_size=20,
-                max_size=20,
-                unique=True,
-            )
-        )
+        draw(st.lists(st.text(min_size=1, max_size=5), min_size=20, max_size=20, unique=True))
     )
     made = [
-        bucket(
-            i,
-            *(next(names) for _ in row),
-            sizes=tuple(row),
-            cap=draw(st.integers(1, 2**41)),
-        )
+        bucket(i, *(next(names) for _ in row), sizes=tuple(row), cap=draw(st.integers(1, 2**41)))
         for i, row in enumerate(sizes)
     ]
-    return plan(
-        *made, ignored=tuple(draw(st.lists(st.text(max_size=3), max_size=3)))
-    )
+    return plan(*made, ignored=tuple(draw(st.lists(st.text(max_size=3), max_size=3))))
 
 
 @given(plans(), st.data())
@@ -341,28 +280,21 @@ def test_edits_keep_every_leaf_and_byte_and_survive_json(
         cuttable = [b.index for b in edited.buckets if len(b.leaves) > 1]
         if cuttable and data.draw(st.booleans()):
             i = data.draw(st.sampled_from(cuttable))
-            edited = edited.split(
-                i, data.draw(st.integers(1, len(edited.buckets[i].leaves) - 1))
-            )
+            edited = edited.split(i, data.draw(st.integers(1, len(edited.buckets[i].leaves) - 1)))
         elif len(edited.buckets) > 1:
             edited = edited.merge(
                 *data.draw(
                     st.lists(
-                        st.integers(0, len(edited.buckets) - 1),
-                        min_size=2,
-                        max_size=3,
-                        unique=True,
+                        st.integers(0, len(edited.buckets) - 1), min_size=2, max_size=3, unique=True
                     )
                 )
             )
     pairs = lambda q: sorted(
-        (leaf, n)
-        for b in q.buckets
-        for leaf, n in zip(b.leaves, b.sizes, strict=True)
+        (leaf, n) for b in q.buckets for leaf, n in zip(b.leaves, b.sizes, strict=True)
     )
-    assert pairs(edited) == pairs(p) and sum(
-        b.nbytes for b in edited.buckets
-    ) == sum(b.nbytes for b in p.buckets)
+    assert pairs(edited) == pairs(p) and sum(b.nbytes for b in edited.buckets) == sum(
+        b.nbytes for b in p.buckets
+    )
     assert [b.index for b in edited.buckets] == list(range(len(edited.buckets)))
     assert sf.BucketPlan.from_json(edited.to_json()) == edited
     assert str(edited).splitlines()[0].endswith(f": {len(edited.buckets)}")

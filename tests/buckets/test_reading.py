@@ -33,9 +33,9 @@ WRONG_FIELDS: list[tuple[str, Any, str]] = [
     ("cap", None, "plan.buckets[0].cap: it is null, must be an int"),
     ("axis", 3, "plan.buckets[0].axis: it is 3, must be text"),
     ("op", ["sum"], "plan.buckets[0].op: it is ["),
-    ("leaves", "w", "plan.buckets[0].leaves: it is \"w\", must be a list"),
+    ("leaves", "w", 'plan.buckets[0].leaves: it is "w", must be a list'),
     ("leaves", [["w"]], "plan.buckets[0].leaves[0]: it is ["),
-    ("sizes", ["8"], "plan.buckets[0].sizes[0]: it is \"8\", must be an int"),
+    ("sizes", ["8"], 'plan.buckets[0].sizes[0]: it is "8", must be an int'),
     ("sizes", {"0": 8}, "plan.buckets[0].sizes: it is {"),
 ]
 

@@ -54,33 +54,21 @@ def test_an_op_without_a_line_takes_that_of_its_input() -> None:
 
 
 def test_a_backward_belongs_to_the_checkpointed_calls_of_its_forward() -> None:
-    forward = {
-        "seq_nr": 5,
-        "stack_trace": STACK,
-        "custom": {"checkpoint=0": "nothing_saveable"},
-    }
+    forward = {"seq_nr": 5, "stack_trace": STACK, "custom": {"checkpoint=0": "nothing_saveable"}}
     backward = {"custom": {"phase": "backward", "belongs_to": 5}}
     _, second = attached(forward, backward)
     assert second.meta["custom"]["inside"] == ("checkpoint=0",)
 
 
 def test_a_backward_inherits_the_setting_of_implicit_comm() -> None:
-    forward = {
-        "seq_nr": 5,
-        "stack_trace": STACK,
-        "custom": {"implicit_comm=error": True},
-    }
+    forward = {"seq_nr": 5, "stack_trace": STACK, "custom": {"implicit_comm=error": True}}
     backward = {"custom": {"phase": "backward", "belongs_to": 5}}
     _, second = attached(forward, backward)
     assert second.meta["custom"]["implicit_comm=error"]
 
 
 def test_regions_and_places_of_a_node() -> None:
-    noted = {
-        "checkpoint=1": "nothing_saveable",
-        "outermost": True,
-        "phase": "backward",
-    }
+    noted = {"checkpoint=1": "nothing_saveable", "outermost": True, "phase": "backward"}
     assert annotations.regions(noted) == {"checkpoint=1": "nothing_saveable"}
     assert set(annotations.place(noted)) == {"checkpoint=1", "outermost"}
     assert annotations.is_checkpointed(noted)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from shardfn import schedule
-from tests.support.stages.local_graphs import (
-    redistributed,
-    text,
-)
+from tests.support.stages.local_graphs import redistributed, text
 
 
 def test_a_copy_has_the_same_text_and_shares_no_metadata() -> None:

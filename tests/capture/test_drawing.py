@@ -19,9 +19,7 @@ def node(target: object, *args: object, **kwargs: object) -> torch.fx.Node:
 
 
 def test_torchs_random_ops_draw_and_others_do_not() -> None:
-    assert draws(node(aten.rand.default, [2])) and draws(
-        node(aten.bernoulli.p, Q, 0.5)
-    )
+    assert draws(node(aten.rand.default, [2])) and draws(node(aten.bernoulli.p, Q, 0.5))
     assert not draws(node(aten.exp.default, Q))
 
 
@@ -43,9 +41,7 @@ def test_the_use_of_random_bits() -> None:
     assert use_of(node(aten.exp.default, Q)) is None
 
 
-def test_with_required_keys_a_draw_from_the_state_is_refused_with_its_line() -> (
-    None
-):
+def test_with_required_keys_a_draw_from_the_state_is_refused_with_its_line() -> None:
     refuse_state(bits(DRAW).graph, "f")
     with pytest.raises(sf.ShardError) as caught:
         refuse_state(bits(AMBIENT).graph, "f")

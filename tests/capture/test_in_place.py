@@ -16,10 +16,7 @@ from shardfn import P
 from shardfn._tree import leaves
 
 DTYPE = torch.float64
-X, Y = (
-    torch.randn(5, 4, dtype=DTYPE, generator=torch.Generator().manual_seed(k))
-    for k in (1, 2)
-)
+X, Y = (torch.randn(5, 4, dtype=DTYPE, generator=torch.Generator().manual_seed(k)) for k in (1, 2))
 PLACED = (
     ((2,), ("a",), (P("a"), P("a"))),
     ((3,), ("a",), (P(None, "a"), P("a"))),
@@ -60,9 +57,7 @@ def assigned(name: str, index: Any, value: Callable[[torch.Tensor], Any]) -> Non
     PROGRAMS[name] = run
 
 
-def out(
-    name: str, call: Callable[..., Any], *shape: int, dtype: torch.dtype = DTYPE
-) -> None:
+def out(name: str, call: Callable[..., Any], *shape: int, dtype: torch.dtype = DTYPE) -> None:
     """A program that has an op write to a tensor of its own, and reads it there."""
 
     def run(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -91,9 +86,7 @@ changed("index_add_", 0, torch.tensor([0, 4, 0]), lambda y: y[:3])
 changed("index_copy_", 0, torch.tensor([0, 4]), lambda y: y[:2])
 changed("index_fill_", 0, torch.tensor([0, 4]), 3.0)
 changed("scatter_", 0, torch.tensor([[0, 1, 2, 4]]), lambda y: y[:1])
-changed(
-    "scatter_add_", 0, torch.tensor([[0, 1, 2, 4], [0, 0, 0, 0]]), lambda y: y[:2]
-)
+changed("scatter_add_", 0, torch.tensor([[0, 1, 2, 4], [0, 0, 0, 0]]), lambda y: y[:2])
 assigned("row", 1, lambda y: y[2])
 assigned("slices", (slice(1, 3), slice(None, None, 2)), lambda y: y[2:4, :2])
 assigned("indices", torch.tensor([0, 3]), lambda y: y[:2])
@@ -208,31 +201,21 @@ def both(fn: Program) -> Callable[..., Any]:
 
     def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         found = fn(x, y)
-        return sum(
-            (k + 1.3) * v.double().sin().sum()
-            for k, v in enumerate(floating(found))
-        )
+        return sum((k + 1.3) * v.double().sin().sum() for k, v in enumerate(floating(found)))
 
     return lambda x, y: (fn(x, y), sf.grad(loss, argnums=(0, 1))(x, y))
 
 
 def floating(found: Any) -> list[torch.Tensor]:
     every = [found] if isinstance(found, torch.Tensor) else list(found)
-    return [
-        v for v in every if isinstance(v, torch.Tensor) and v.is_floating_point()
-    ]
+    return [v for v in every if isinstance(v, torch.Tensor) and v.is_floating_point()]
 
 
 def wanted_of(fn: Program) -> Any:
     x, y = X.clone().requires_grad_(), Y.clone().requires_grad_()
-    loss = sum(
-        (k + 1.3) * v.double().sin().sum()
-        for k, v in enumerate(floating(fn(x, y)))
-    )
+    loss = sum((k + 1.3) * v.double().sin().sum() for k, v in enumerate(floating(fn(x, y))))
     grads = torch.autograd.grad(loss, (x, y), allow_unused=True)
-    return fn(X.clone(), Y.clone()), tuple(
-        torch.zeros_like(X) if g is None else g for g in grads
-    )
+    return fn(X.clone(), Y.clone()), tuple(torch.zeros_like(X) if g is None else g for g in grads)
 
 
 def assert_same(got: Any, wanted: Any) -> None:
@@ -252,33 +235,21 @@ def differentiable(name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", list(PROGRAMS))
-def test_s8_3_what_is_written_in_place_is_what_plain_torch_writes(
-    name: str,
-) -> None:
+def test_s8_3_what_is_written_in_place_is_what_plain_torch_writes(name: str) -> None:
     fn = PROGRAMS[name]
     run, wanted = (
-        (both(fn), wanted_of(fn))
-        if differentiable(name)
-        else (fn, fn(X.clone(), Y.clone()))
+        (both(fn), wanted_of(fn)) if differentiable(name) else (fn, fn(X.clone(), Y.clone()))
     )
     x, y = X.clone(), Y.clone()
     for shape, axes, placed in PLACED:
         with sf.fake_world(torch.Size(shape).numel()):
-            got = sf.full(
-                sf.shard(run, sf.make_mesh(shape, axes), placed, backend="aten")(
-                    x, y
-                )
-            )
+            got = sf.full(sf.shard(run, sf.make_mesh(shape, axes), placed, backend="aten")(x, y))
             assert_same(got, wanted)
-    assert torch.equal(x, X) and torch.equal(y, Y), (
-        "and the arguments are as they were"
-    )
+    assert torch.equal(x, X) and torch.equal(y, Y), "and the arguments are as they were"
 
 
 def test_s8_3_the_answer_never_depends_on_earlier_calls() -> None:
-    def product(
-        x: torch.Tensor, y: torch.Tensor, like: torch.Tensor
-    ) -> torch.Tensor:
+    def product(x: torch.Tensor, y: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         c = torch.empty_like(like)
         torch.mm(x, y.t(), out=c)
         return c
@@ -287,8 +258,7 @@ def test_s8_3_the_answer_never_depends_on_earlier_calls() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("a",))
         cut, whole = (
-            sf.shard(product, mesh, (P("a"), P(), out), backend="aten")
-            for out in (P("a"), P())
+            sf.shard(product, mesh, (P("a"), P(), out), backend="aten") for out in (P("a"), P())
         )
         for order in ((cut, whole), (whole, cut), (cut, cut, whole, whole)):
             sf.runtime.cache.clear()
@@ -298,9 +268,7 @@ def test_s8_3_the_answer_never_depends_on_earlier_calls() -> None:
             fn: r.placements for fn, r in results[0].items()
         }
         for r in found.values():
-            torch.testing.assert_close(
-                sf.full(r), X @ Y.t(), rtol=1e-12, atol=1e-12
-            )
+            torch.testing.assert_close(sf.full(r), X @ Y.t(), rtol=1e-12, atol=1e-12)
 
 
 WRITES: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -311,9 +279,9 @@ WRITES: dict[str, Callable[[torch.Tensor], Any]] = {
     "several outs": lambda x: torch.sort(
         x * 2, dim=0, out=(x, torch.empty(5, 4, dtype=torch.int64))
     ),
-    "a slice of what out= returned": lambda x: torch.mul(
-        x, 2, out=torch.empty_like(x)
-    ).add_(x.relu_()),
+    "a slice of what out= returned": lambda x: torch.mul(x, 2, out=torch.empty_like(x)).add_(
+        x.relu_()
+    ),
 }
 
 

@@ -20,15 +20,11 @@ def test_a_fake_has_the_shape_the_strides_and_the_dtype_of_its_tensor() -> None:
     (fake, number) = found.fakes
     assert (fake.shape, fake.stride(), number) == ((3, 2), (1, 3), 5)
     assert _compat.is_fake(fake)
-    assert found.tensor_paths == ["args[0]"] and found.tensor_names == {
-        0: "args[0]"
-    }
+    assert found.tensor_paths == ["args[0]"] and found.tensor_names == {0: "args[0]"}
 
 
 def test_a_shape_stands_for_a_tensor_on_the_device_of_the_program() -> None:
-    found = inputs(
-        sf.ShapeDtype((2, 3), torch.float16), torch.ones(2, device="meta")
-    )
+    found = inputs(sf.ShapeDtype((2, 3), torch.float16), torch.ones(2, device="meta"))
     assert [(x.shape, x.dtype, str(x.device)) for x in found.tensors] == [
         ((2, 3), torch.float16, "cpu"),
         ((2,), torch.float32, "cpu"),
@@ -45,9 +41,7 @@ class Config:
 
 
 def test_objects_are_closed_over_and_their_places_are_empty() -> None:
-    fn, args, kwargs = holding(
-        lambda x, c, *, other: (x, c, other), (1, Config), {"other": Config}
-    )
+    fn, args, kwargs = holding(lambda x, c, *, other: (x, c, other), (1, Config), {"other": Config})
     assert args == (1, None) and kwargs == {"other": None}
     assert fn(*args, **kwargs) == (1, Config, Config)
 

@@ -53,9 +53,7 @@ def _carried(key: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return sf.scan(step, (key, x[0]), x)[0][1]
 
 
-def _carried_after_two_equal_carries(
-    key: torch.Tensor, x: torch.Tensor
-) -> torch.Tensor:
+def _carried_after_two_equal_carries(key: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     def step(c: Any, r: torch.Tensor) -> Any:
         one, _, key = c
         total = one + random.dropout(key, r)
@@ -89,14 +87,8 @@ WRONG = [
 
 def _split(key: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     a, b, c = random.split(key, 3)
-    y = (
-        random.dropout(a, x)
-        + random.gamma(b, 2.0, (3,))
-        + random.beta(c, 1.0, 2.0)
-    )
-    return y + random.normal(random.fold_in(key, 7)) * random.uniform(
-        random.fold_in(key, 8)
-    )
+    y = random.dropout(a, x) + random.gamma(b, 2.0, (3,)) + random.beta(c, 1.0, 2.0)
+    return y + random.normal(random.fold_in(key, 7)) * random.uniform(random.fold_in(key, 8))
 
 
 def _split_in_each_step(key: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -115,10 +107,7 @@ def _keys_of_steps(key: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 def _in_either_branch(key: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return sf.cond(
-        x.sum() > 0,
-        lambda x: random.dropout(key, x),
-        lambda x: x * random.uniform(key, (3,)),
-        x,
+        x.sum() > 0, lambda x: random.dropout(key, x), lambda x: x * random.uniform(key, (3,)), x
     )
 
 
@@ -126,21 +115,12 @@ def _recomputed(key: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return sf.checkpoint(lambda x: random.dropout(key, x).tanh().sum())(x)
 
 
-RIGHT = [
-    _split,
-    _split_in_each_step,
-    _keys_of_steps,
-    _in_either_branch,
-    _recomputed,
-]
+RIGHT = [_split, _split_in_each_step, _keys_of_steps, _in_either_branch, _recomputed]
 AROUND: dict[str, Callable[[Any], Any]] = {
     "jit": lambda f: sf.jit(f, backend="aten"),
-    "grad": lambda f: sf.jit(
-        sf.grad(lambda key, x: f(key, x).sum(), argnums=1), backend="aten"
-    ),
+    "grad": lambda f: sf.jit(sf.grad(lambda key, x: f(key, x).sum(), argnums=1), backend="aten"),
     "vmap": lambda f: sf.jit(
-        lambda key, x: sf.vmap(f, in_axes=(0, None))(random.split(key, 2), x),
-        backend="aten",
+        lambda key, x: sf.vmap(f, in_axes=(0, None))(random.split(key, 2), x), backend="aten"
     ),
 }
 
@@ -152,12 +132,8 @@ def _lines(fn: Callable[..., Any]) -> range:
 
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize("fn", WRONG, ids=lambda f: f.__name__[1:])
-def test_a_key_used_twice_is_an_error_with_both_lines(
-    fn: Any, around: str
-) -> None:
-    with pytest.raises(
-        ShardError, match=r"a key is used twice: at .* and at"
-    ) as e:
+def test_a_key_used_twice_is_an_error_with_both_lines(fn: Any, around: str) -> None:
+    with pytest.raises(ShardError, match=r"a key is used twice: at .* and at") as e:
         AROUND[around](fn)(KEY, X)
     places = str(e.value).split("twice: at ")[1].split("\n")[0].split(" and at ")
     for place in places:
@@ -176,9 +152,7 @@ def test_two_calls_of_a_program_need_two_keys() -> None:
     step = sf.jit(_split, backend="aten")
     key = random.key(9)
     step(key, X)
-    with pytest.raises(
-        ShardError, match=r"jit\(_split\): a key is used twice: at"
-    ) as e:
+    with pytest.raises(ShardError, match=r"jit\(_split\): a key is used twice: at") as e:
         step(key, X)
     assert str(e.value).count("test_key_reuse.py:") == 3
     keys = random.split(random.key(10))
@@ -202,9 +176,7 @@ def test_under_shard() -> None:
         sf.shard(_split, mesh, (P(), P("dp")))(random.key(12), X)
 
 
-def test_without_the_setting_it_is_allowed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_the_setting_it_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SHARDFN_CHECK")
     sf.jit(lambda key, x: _twice(key, x), backend="aten")(KEY, X)
 
@@ -214,9 +186,7 @@ def test_outside_of_a_captured_function() -> None:
     random.uniform(key)
     with pytest.raises(ShardError, match="random: a key is used twice") as caught:
         random.normal(key)
-    assert (
-        str(caught.value).count("test_key_reuse.py:") == 3
-    )  # both lines, and "at"
+    assert str(caught.value).count("test_key_reuse.py:") == 3  # both lines, and "at"
     keys = random.split(random.key(6))
     random.uniform(keys[0])
     random.uniform(keys[1])

@@ -25,9 +25,7 @@ def test_a_written_level_is_the_current_one_of_its_place() -> None:
 
 def test_levels_end_in_the_order_in_which_they_began() -> None:
     nesting = Nesting(base=0)
-    for level, name in enumerate(
-        ("_grad_increment_nesting", "_vmap_increment_nesting"), 1
-    ):
+    for level, name in enumerate(("_grad_increment_nesting", "_vmap_increment_nesting"), 1):
         nesting.call(lambda *_, n=level: n, name, (), {})
     nesting.call(lambda: None, "_vmap_decrement_nesting", (), {})
     assert nesting.levels == [1]
@@ -42,11 +40,7 @@ def test_there_is_one_level_of_dual_numbers() -> None:
 
 
 def test_every_way_in_has_a_way_out() -> None:
-    assert (
-        {n.replace("increment", "decrement") for n in ENTERS}
-        == set(LEAVES)
-        < NAMES
-    )
+    assert {n.replace("increment", "decrement") for n in ENTERS} == set(LEAVES) < NAMES
 
 
 def test_a_dtensor_of_one_sample_and_of_all() -> None:

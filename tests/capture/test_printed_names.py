@@ -5,14 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardfn.capture.printed_names import (
-    dotted,
-    dotted_names,
-    free,
-    op_name,
-    printed_names,
-    tells,
-)
+from shardfn.capture.printed_names import dotted, dotted_names, free, op_name, printed_names, tells
 from shardfn.ops.loops import Scan
 from shardfn.types import Collective
 from tests.support.stages.graphs import graph_of
@@ -42,23 +35,15 @@ def test_a_name_tells_its_path_if_nothing_was_lost() -> None:
 
 def test_a_taken_name_gets_the_first_free_number() -> None:
     taken = {"mm", "mm_1"}
-    assert [free("mm", taken), free("mm", taken), free("x", taken)] == [
-        "mm_2",
-        "mm_3",
-        "x",
-    ]
+    assert [free("mm", taken), free("mm", taken), free("x", taken)] == ["mm_2", "mm_3", "x"]
     assert dotted_names(["a b", "a-b", "c"]) == ["a_b", "a_b_1", "c"]
 
 
-def test_an_op_has_its_name_without_an_overload_and_a_collective_that_of_its_kind() -> (
-    None
-):
+def test_an_op_has_its_name_without_an_overload_and_a_collective_that_of_its_kind() -> None:
     graph = graph_of(lambda x: (x + 1) * 2, torch.ones(3))
     add, mul = (n for n in graph.nodes if n.op == "call_function")
     assert (op_name(add), op_name(mul)) == ("add", "mul")
-    mul.meta["collective"] = Collective(
-        "all_reduce", "a", 8, "sum", "mul", None, False
-    )
+    mul.meta["collective"] = Collective("all_reduce", "a", 8, "sum", "mul", None, False)
     assert op_name(mul) == "all_reduce"
 
 
@@ -75,9 +60,7 @@ def test_inputs_of_a_loop_are_named_by_their_role() -> None:
     body = graph_of(lambda w, c, x: [w @ c + x, c], w, c, rows[0])
     graph = graph_with_loop(Scan((body,), 1, 1, 3), w, c, rows)
     holders = graph.find_nodes(op="placeholder")
-    names = printed_names(
-        graph, dict(zip(holders, ("w", "c", "rows"), strict=True))
-    )
+    names = printed_names(graph, dict(zip(holders, ("w", "c", "rows"), strict=True)))
     inner = [names[n] for n in body.find_nodes(op="placeholder")]
     assert inner == ["w", "carry", "step_input"]
     assert len(set(names.values())) == len(names) - 1, "w alone is named twice"

@@ -111,25 +111,16 @@ def test_a_shard_map_is_printed_with_its_collective() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
         summed = lambda x: sf.psum(x * sf.axis_index("dp"), "dp")
-        text = str(
-            sf.shard_map(summed, mesh, P("dp"), P()).trace(torch.ones(6, 3))
-        )
+        text = str(sf.shard_map(summed, mesh, P("dp"), P()).trace(torch.ones(6, 3)))
     assert "%mul = mul(%prim_to_local, %axis_index): f32[3, 3]" in text
     assert "%psum = psum(%mul, dp, False): f32[3, 3]" in text
     assert text.splitlines()[-1] == "  return result = %prim_from_local: f32[3, 3]"
 
 
-def test_many_inputs_and_results_are_shortened_and_the_whole_text_has_them_all() -> (
-    None
-):
-    traced = sf.jit(lambda *xs: [x + 1 for x in xs], backend="aten").trace(
-        *[torch.ones(2)] * 20
-    )
+def test_many_inputs_and_results_are_shortened_and_the_whole_text_has_them_all() -> None:
+    traced = sf.jit(lambda *xs: [x + 1 for x in xs], backend="aten").trace(*[torch.ones(2)] * 20)
     short, whole = str(traced), traced.text()
-    assert (
-        "  ...   12 more inputs\n" in short
-        and "  ...   12 more results\n" in short
-    )
+    assert "  ...   12 more inputs\n" in short and "  ...   12 more results\n" in short
     assert "more" not in whole
     assert all(f"result.{i} = %add" in whole for i in range(20))
 

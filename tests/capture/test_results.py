@@ -28,11 +28,7 @@ def test_constants_are_kept_and_tensors_have_paths() -> None:
 def test_gradients_stand_beside_the_value() -> None:
     out = Result.of(({"loss": X, "k": 1}, [X, X])).beside(("w", "b"))
     found = program_of("f", GRAPH, (), out)
-    assert found.out_paths == (
-        "result['loss']",
-        "gradient of w",
-        "gradient of b",
-    )
+    assert found.out_paths == ("result['loss']", "gradient of w", "gradient of b")
     assert len(found.out_leaves) == 2
 
 
@@ -47,10 +43,7 @@ def test_an_object_cannot_be_a_result() -> None:
     [
         (lambda x: (x, f"a sum of {x.sum()}"), "result[1]"),
         (lambda x: {"a": {f"{x}": x}}, "result['a']"),
-        (
-            lambda x: (x, sf.grad(lambda x: (x.sum(), f"{x}"), has_aux=True)(x)),
-            "result[1][1]",
-        ),
+        (lambda x: (x, sf.grad(lambda x: (x.sum(), f"{x}"), has_aux=True)(x)), "result[1][1]"),
     ],
 )
 def test_a_text_of_a_tensor_is_refused(fn: Any, place: str) -> None:
@@ -58,6 +51,4 @@ def test_a_text_of_a_tensor_is_refused(fn: Any, place: str) -> None:
         sf.jit(fn, backend="aten")(X)
     said = f"jit(<lambda>): {place} is a text of a tensor's value"
     assert str(caught.value).splitlines()[0] == said
-    assert (
-        caught.value.fix == "return the tensor, and write the text outside: f'{x}'"
-    )
+    assert caught.value.fix == "return the tensor, and write the text outside: f'{x}'"

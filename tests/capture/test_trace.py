@@ -37,10 +37,7 @@ def test_a_graph_has_no_writes_in_place(mode) -> None:
         return [y]
 
     graph = trace.functional(fn, [mode.from_tensor(X)], "f", ["x"])
-    ops = [
-        line.split(" = ")[1].split("(")[0]
-        for line in shown(graph.graph).splitlines()[:-1]
-    ]
+    ops = [line.split(" = ")[1].split("(")[0] for line in shown(graph.graph).splitlines()[:-1]]
     assert ops[-1] == "add" and not any(op.endswith("_") for op in ops)
 
 
@@ -58,24 +55,18 @@ def test_a_loop_stands_in_the_graph_with_its_graphs(mode) -> None:
 
     inputs = [mode.from_tensor(X), mode.from_tensor(torch.tensor(True))]
     graph = trace.functional(fn, inputs, "f", ["x", "t"]).graph
-    assert [n.target for n in graph.nodes if isinstance(n.target, Branch)] == [
-        branch
-    ]
+    assert [n.target for n in graph.nodes if isinstance(n.target, Branch)] == [branch]
 
 
 def test_constants_of_the_function_become_its_last_inputs() -> None:
     module = torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())
     module.c = X + 1
     x = module.graph.placeholder("x")
-    module.graph.output(
-        [module.graph.call_function(torch.add, (x, module.graph.get_attr("c")))]
-    )
+    module.graph.output([module.graph.call_function(torch.add, (x, module.graph.get_attr("c")))])
     (constant,) = trace.lifted_constants(module, _compat.FakeTensorMode(), "f")
     assert constant.tolist() == [2, 2, 2]
     names = [n.name for n in module.graph.find_nodes(op="placeholder")]
-    assert names == ["x", "constant_0"] and not module.graph.find_nodes(
-        op="get_attr"
-    )
+    assert names == ["x", "constant_0"] and not module.graph.find_nodes(op="get_attr")
     assert calls(module.graph, "add")[0].args[1].meta["val"].shape == (3,)
 
 

@@ -31,16 +31,12 @@ def test_items_of_views_share_and_items_of_results_do_not() -> None:
     found = nodes(lambda x: x.split(2)[1] + x.max(0)[0])
     split = next(n for n in found.values() if n.args and str(n.args[0]) == "split")
     assert memory_of(split) is found["x_1"]
-    item = next(
-        n for n in found.values() if n.args and str(n.args[0]).startswith("max")
-    )
+    item = next(n for n in found.values() if n.args and str(n.args[0]).startswith("max"))
     assert memory_of(item) == item.args, "the op, and which of its results"
 
 
 def test_a_wait_returns_its_argument() -> None:
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
-    wait = graph.call_function(
-        torch.ops._c10d_functional.wait_tensor.default, (x,)
-    )
+    wait = graph.call_function(torch.ops._c10d_functional.wait_tensor.default, (x,))
     assert viewed(wait) is x

@@ -35,9 +35,7 @@ def test_an_object_takes_its_state_only_when_all_was_read(tmp_path: Path) -> Non
     assert other.count == 0
     loaded = sf.load(folder, {"c": other, "x": torch.ones(2)})
     assert loaded["c"] is other and other.count == 4
-    with pytest.raises(
-        sf.CheckpointError, match="c: an object's state, and the tree"
-    ):
+    with pytest.raises(sf.CheckpointError, match="c: an object's state, and the tree"):
         sf.load(folder, {"c": 3, "x": torch.ones(2)})
 
 
@@ -46,9 +44,7 @@ def test_a_state_that_is_no_json_is_refused(tmp_path: Path) -> None:
         def state_dict(self) -> dict[str, Any]:
             return {"deep": [object()]}
 
-    with pytest.raises(
-        sf.CheckpointError, match=r"c\.deep\.0, in an object's state, is a object"
-    ):
+    with pytest.raises(sf.CheckpointError, match=r"c\.deep\.0, in an object's state, is a object"):
         sf.save(tmp_path, {"c": Strange()})
 
 
@@ -69,9 +65,7 @@ def test_the_state_of_an_optimizer_and_of_a_scheduler(tmp_path: Path) -> None:
     run(w, 3, optimizer, scheduler)
     sf.save(tmp_path, {"w": w, "optimizer": optimizer, "scheduler": scheduler})
     other, *its = fresh()
-    loaded = sf.load(
-        tmp_path, {"w": other, "optimizer": its[0], "scheduler": its[1]}
-    )
+    loaded = sf.load(tmp_path, {"w": other, "optimizer": its[0], "scheduler": its[1]})
     other.data.copy_(loaded["w"])
     for pair in ((w, optimizer, scheduler), (other, *its)):
         run(pair[0], 3, *pair[1:])
@@ -94,11 +88,7 @@ def test_the_state_of_random_calls_is_a_tree(tmp_path: Path) -> None:
 def test_leaves_that_cannot_be_saved_are_named_at_once(tmp_path: Path) -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
-        tree = {
-            "a": object(),
-            "b": sf.from_local(torch.ones(2), mesh, [sf.Partial()]),
-            "c": {1},
-        }
+        tree = {"a": object(), "b": sf.from_local(torch.ones(2), mesh, [sf.Partial()]), "c": {1}}
         with pytest.raises(sf.CheckpointError) as error:
             sf.save(tmp_path, tree)
     assert str(error.value) == (
@@ -120,16 +110,12 @@ UNSAVED = {
     "x is on the meta device": torch.ones(2, device="meta"),
     "x is torch.sparse_coo": torch.eye(2).to_sparse(),
     "x is torch.sparse_csr": torch.eye(2).to_sparse_csr(),
-    "x is quantized, torch.qint8": torch.quantize_per_tensor(
-        torch.ones(2), 0.1, 0, torch.qint8
-    ),
+    "x is quantized, torch.qint8": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
 }
 
 
 @pytest.mark.parametrize("text", UNSAVED)
-def test_a_tensor_without_strided_values_is_refused(
-    text: str, tmp_path: Path
-) -> None:
+def test_a_tensor_without_strided_values_is_refused(text: str, tmp_path: Path) -> None:
     x = UNSAVED[text]
     for save in (sf.save, sf.save_safetensors):
         with pytest.raises(sf.CheckpointError, match=text):
@@ -161,7 +147,5 @@ def test_tensors_of_one_name_are_refused(tmp_path: Path) -> None:
         {"s": _Held({"a.b": x}), "s.a.b": y},
         {"s.a.b": y, "s": _Held({"a.b": x})},
     ):
-        with pytest.raises(
-            sf.CheckpointError, match=r"two tensors are called s\.a\.b"
-        ):
+        with pytest.raises(sf.CheckpointError, match=r"two tensors are called s\.a\.b"):
             sf.save(tmp_path, tree)

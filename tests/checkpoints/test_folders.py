@@ -74,9 +74,7 @@ def test_a_crash_between_any_two_operations_on_the_disk(
         count = 0
         with monkeypatch.context() as patch:
             for module, name in operations:
-                patch.setattr(
-                    module, name, counted(getattr(module, name), allowed)
-                )
+                patch.setattr(module, name, counted(getattr(module, name), allowed))
             try:
                 sf.save(path, _tree(9), step=step)
                 finished = True

@@ -32,9 +32,7 @@ def test_a_model_of_hugging_face_is_read_in_shards_and_written_back(
     read: list[int] = []
     block = Files.block
     monkeypatch.setattr(
-        Files,
-        "block",
-        lambda *args: read.append((out := block(*args)).nbytes) or out,
+        Files, "block", lambda *args: read.append((out := block(*args)).nbytes) or out
     )
     with torch.device("meta"):
         _, params, _ = sf.functionalize(BertModel(BertConfig(**CONFIG)))
@@ -62,9 +60,7 @@ def _refused(path: Path, like: Any) -> str:
 
 def test_what_does_not_match_is_listed(tmp_path: Path) -> None:
     sf.save_safetensors(tmp_path, {"a": torch.ones(2), "b": torch.ones(3)})
-    assert _refused(
-        tmp_path, {"a": torch.ones(3), "c": torch.ones(1), "d": 1}
-    ) == (
+    assert _refused(tmp_path, {"a": torch.ones(3), "c": torch.ones(1), "d": 1}) == (
         f"load_safetensors: {tmp_path} holds other tensors\n"
         "  d: a int in the tree, in place of a tensor\n"
         "  c: in the tree, not in the files\n"
@@ -80,9 +76,7 @@ def test_what_does_not_match_is_listed(tmp_path: Path) -> None:
 def test_folders_that_cannot_be_read(tmp_path: Path) -> None:
     like = {"a": torch.ones(2)}
     name = "load_safetensors"
-    assert _refused(tmp_path, like).startswith(
-        f"{name}: {tmp_path} has no .safetensors files"
-    )
+    assert _refused(tmp_path, like).startswith(f"{name}: {tmp_path} has no .safetensors files")
     missing = tmp_path / "missing"
     assert _refused(missing, like).startswith(f"{name}: {missing} cannot be read")
     (tmp_path / "model.safetensors").write_bytes(b"garbage")
@@ -119,15 +113,12 @@ def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
     one = tmp_path / "one" / "model.safetensors"
     one.rename(tmp_path / "consolidated.safetensors")
     with pytest.raises(
-        sf.CheckpointError,
-        match="w: in consolidated.safetensors and in model.safetensors",
+        sf.CheckpointError, match="w: in consolidated.safetensors and in model.safetensors"
     ):
         sf.load_safetensors(tmp_path, {"w": torch.ones(3)})
 
 
-def test_complex_numbers_are_read_from_real_ones_and_not_written(
-    tmp_path: Path,
-) -> None:
+def test_complex_numbers_are_read_from_real_ones_and_not_written(tmp_path: Path) -> None:
     x = torch.arange(6.0).reshape(3, 2)
     sf.save_safetensors(tmp_path, {"w": x})
     like = {"w": sf.ShapeDtype((3, 2), torch.complex64)}

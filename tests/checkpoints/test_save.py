@@ -16,13 +16,7 @@ from safetensors.torch import load_file
 import shardfn as sf
 from shardfn import P
 from shardfn.checkpoints import files, folders
-from tests.support.checkpoint_trees import (
-    MESHES,
-    TREE,
-    assert_equal,
-    mesh_of,
-    shapes,
-)
+from tests.support.checkpoint_trees import MESHES, TREE, assert_equal, mesh_of, shapes
 
 
 def _world(shape: tuple[int, ...]) -> sf.fake_world:
@@ -63,9 +57,7 @@ def _on_a_rank(folder: str) -> Any:
 
 def test_ranks_write_their_own_parts_and_agree_on_the_step(tmp_path: Path) -> None:
     for first, second, whole, plain in run_ranks(2, _on_a_rank, str(tmp_path)):
-        assert (first, second) == tuple(
-            folders.folder_of(str(tmp_path), i) for i in (0, 1)
-        )
+        assert (first, second) == tuple(folders.folder_of(str(tmp_path), i) for i in (0, 1))
         assert torch.equal(whole, torch.arange(7.0) * 2)
         assert torch.equal(plain, torch.arange(7.0).bfloat16())
     parts = ["part-00000.safetensors", "part-00001.safetensors", "shardfn.json"]
@@ -147,15 +139,12 @@ def test_saves_to_one_folder_are_written_one_after_another(
 
     monkeypatch.setattr(files, "write", noted)
     begun = [
-        sf.save(tmp_path, {"x": torch.full((5,), float(k))}, background=True)
-        for k in range(4)
+        sf.save(tmp_path, {"x": torch.full((5,), float(k))}, background=True) for k in range(4)
     ]
     last = sf.save(tmp_path, {"x": torch.zeros(5)}, background=last_in_background)
     folders = [saving.wait() for saving in begun]
     folders.append(last.wait() if last_in_background else last)
-    assert [Path(folder).name for folder in folders] == [
-        f"step-{k:08d}" for k in range(5)
-    ]
+    assert [Path(folder).name for folder in folders] == [f"step-{k:08d}" for k in range(5)]
     assert written == [0, 5, 10, 15, 0]
 
 
@@ -209,16 +198,12 @@ def test_a_full_disk_is_said_and_the_step_before_is_whole(
     sf.save(tmp_path, {"x": torch.ones(2)}, step=0)
     monkeypatch.setattr(files, "write", full)
     with pytest.raises(sf.CheckpointError) as error:
-        made = sf.save(
-            tmp_path, {"x": torch.zeros(2)}, step=1, background=background
-        )
+        made = sf.save(tmp_path, {"x": torch.zeros(2)}, step=1, background=background)
         made.wait()
     assert str(error.value) == (
         f"save: {tmp_path} cannot be written\n"
         "  [Errno 28] No space left on device\n"
         "  try: free space, or another folder; the steps before this one are unchanged"
     )
-    assert torch.equal(
-        sf.load(tmp_path, {"x": torch.zeros(2)})["x"], torch.ones(2)
-    )
+    assert torch.equal(sf.load(tmp_path, {"x": torch.zeros(2)})["x"], torch.ones(2))
     assert os.listdir(tmp_path) == ["step-00000000"]

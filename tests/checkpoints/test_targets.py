@@ -27,10 +27,7 @@ def test_placements_that_do_not_fit(folder: str) -> None:
             sf.load(folder, TREE, mesh, {"w": P()})
         with pytest.raises(sf.PlacementError, match="and no mesh"):
             sf.load(folder, TREE, None, P())
-    with (
-        sf.fake_world(2, numerics=False),
-        pytest.raises(sf.FakeValueError, match="no values"),
-    ):
+    with sf.fake_world(2, numerics=False), pytest.raises(sf.FakeValueError, match="no values"):
         sf.load(folder, TREE)
 
 

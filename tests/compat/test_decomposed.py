@@ -77,9 +77,7 @@ SUMS: dict[str, Callable[[torch.dtype], Any]] = {
 
 
 @pytest.mark.parametrize("dtype", [*INTEGERS, torch.bfloat16, torch.float64], ids=str)
-def test_cumulative_sums_have_the_dtype_and_the_values_of_torch(
-    dtype: torch.dtype,
-) -> None:
+def test_cumulative_sums_have_the_dtype_and_the_values_of_torch(dtype: torch.dtype) -> None:
     fn = lambda: [make(dtype) for make in SUMS.values()]
     for found, expected in zip(sf.jit(fn)(), fn(), strict=True):
         assert found.dtype == expected.dtype and torch.equal(found, expected)

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from shardfn._compat.dispatch import (
-    aten_ops,
-    init_replaced,
-    ops_replaced,
-    takes_context,
-)
+from shardfn._compat.dispatch import aten_ops, init_replaced, ops_replaced, takes_context
 from shardfn._compat.threads import capturing
 
 aten = torch.ops.aten
@@ -28,9 +23,7 @@ def test_an_op_is_replaced_by_a_function_of_the_same_arguments() -> None:
 
 
 def test_ops_that_this_torch_lacks_are_left_out() -> None:
-    assert aten_ops(
-        "add.Tensor", "no_such_op.default", "add.no_such_overload"
-    ) == [aten.add.Tensor]
+    assert aten_ops("add.Tensor", "no_such_op.default", "add.no_such_overload") == [aten.add.Tensor]
 
 
 def test_truncated_numbers_are_replaced_where_they_are_ours() -> None:

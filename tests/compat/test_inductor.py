@@ -58,9 +58,7 @@ def test_integers_have_the_operators_of_a_tensor() -> None:
 
 
 def test_a_loader_has_sizes_as_ints_and_reads_elements() -> None:
-    held: Any = SimpleNamespace(
-        get_size=lambda: [torch.tensor(2), 3], make_loader=lambda: sum
-    )
+    held: Any = SimpleNamespace(get_size=lambda: [torch.tensor(2), 3], make_loader=lambda: sum)
     loader = Loader(held)
     assert loader.sizes == [2, 3] and type(loader.sizes[0]) is int
     assert loader.at([1, 2]) == 3
@@ -76,9 +74,7 @@ def test_code_that_was_not_kept_is_an_empty_text() -> None:
 
 def test_what_inductor_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
-    record = lambda graph, inputs, **options: given.append(
-        (graph, inputs, options)
-    )
+    record = lambda graph, inputs, **options: given.append((graph, inputs, options))
     monkeypatch.setattr(compile_fx, "compile_fx_inner", record)
 
     def run(x: torch.Tensor) -> Any:

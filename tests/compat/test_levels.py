@@ -61,9 +61,7 @@ def test_what_moves_at_a_level() -> None:
         inner = lambda x: torch.func.grad(lambda y: fn(x) + y.sum())(X).sum()
         return torch.func.grad(inner)(X)
 
-    assert seen(nested, lambda level, x: level.moves(x)) is False, (
-        "it moves outside"
-    )
+    assert seen(nested, lambda level, x: level.moves(x)) is False, "it moves outside"
 
 
 def test_tangents_of_a_level() -> None:
@@ -96,9 +94,7 @@ def test_a_lowered_level_does_not_differentiate_and_the_others_do() -> None:
         return (x + level.wrapped(y)).sum()
 
     assert torch.func.grad(fn)(X).tolist() == [1.0, 1.0]
-    outer = torch.func.grad(lambda x: torch.func.grad(lambda z: fn(x) * z)(X[0]))(
-        X
-    )
+    outer = torch.func.grad(lambda x: torch.func.grad(lambda z: fn(x) * z)(X[0]))(X)
     assert outer.tolist() == [4.0, 4.0], "the outer level follows both"
 
 
@@ -108,9 +104,7 @@ def pulled(x: Any) -> Any:
     below = level.below(x)
     with level.lowered():
         outs = [below * 3]
-    pull = lambda cotangents, again: [
-        cotangents[0] * 10 * (below if again is None else again[0])
-    ]
+    pull = lambda cotangents, again: [cotangents[0] * 10 * (below if again is None else again[0])]
     return level.pulled(outs, pull, [x])[0]
 
 
@@ -161,9 +155,7 @@ def test_gradients_are_those_of_torch_func_at_every_level() -> None:
         return torch.func.grad_and_value(cubed, has_aux=True)((x, T))[0][0]
 
     grads, value, aux = grad_and_value(cubed, (X, T))
-    expected, (scalar, extra) = torch.func.grad_and_value(cubed, has_aux=True)(
-        (X, T)
-    )
+    expected, (scalar, extra) = torch.func.grad_and_value(cubed, has_aux=True)((X, T))
     assert all(map(torch.equal, grads, expected)) and value == scalar
     assert torch.equal(aux[0], extra[0]) and not aux[0].requires_grad
     for around in (torch.func.jacrev, torch.func.jacfwd):

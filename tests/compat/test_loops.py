@@ -18,9 +18,7 @@ from shardfn._compat.loops import (
 X = torch.arange(6.0).view(2, 3)
 
 
-def test_the_basis_of_a_jacobian_is_an_identity_in_the_shapes_of_the_tensors() -> (
-    None
-):
+def test_the_basis_of_a_jacobian_is_an_identity_in_the_shapes_of_the_tensors() -> None:
     tensors = [torch.ones(2), torch.ones(1, 3)]
     ((a, b),) = _standard_basis(tensors, [2, 3])
     assert torch.equal(torch.cat([a, b.view(5, 3)], 1), torch.eye(5))
@@ -46,9 +44,7 @@ def test_fakes_are_found_inside_of_tensors_that_a_transform_follows() -> None:
     def look(x: torch.Tensor) -> torch.Tensor:
         node = SimpleNamespace(meta={"example_value": x})
         plain = SimpleNamespace(meta={"example_value": fake})
-        found.extend(
-            fake_inputs(lambda xs: [xs[0].meta["example_value"]], [node, plain])
-        )
+        found.extend(fake_inputs(lambda xs: [xs[0].meta["example_value"]], [node, plain]))
         return x.sum()
 
     with mode:
@@ -57,8 +53,6 @@ def test_fakes_are_found_inside_of_tensors_that_a_transform_follows() -> None:
 
 
 def test_names_and_the_table_of_substitutes() -> None:
-    assert _name_of(test_names_and_the_table_of_substitutes).startswith(
-        "test_names"
-    )
+    assert _name_of(test_names_and_the_table_of_substitutes).startswith("test_names")
     assert _name_of(3) == "a function"
     assert substitutes() and all(map(callable, substitutes().values()))

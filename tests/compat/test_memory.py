@@ -66,9 +66,7 @@ def test_two_tensors_exchange_memory_and_class_and_keep_attributes() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0", "meta"])
-def test_an_empty_tensor_of_a_layout_is_as_the_dispatcher_makes_it(
-    device: str,
-) -> None:
+def test_an_empty_tensor_of_a_layout_is_as_the_dispatcher_makes_it(device: str) -> None:
     mode = _compat.fake_mode()
     with mode:
         ours = empty_strided([3, 2], [1, 5], torch.float16, device)

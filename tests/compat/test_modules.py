@@ -25,9 +25,7 @@ def test_weight_norm_is_torchs(dim: int) -> None:
     size = [1, 1]
     size[dim] = v.shape[dim]
     g = torch.rand(size, dtype=torch.float64)
-    torch.testing.assert_close(
-        weight_norm(v, g, dim), torch._weight_norm(v, g, dim)
-    )
+    torch.testing.assert_close(weight_norm(v, g, dim), torch._weight_norm(v, g, dim))
 
 
 def test_weight_norm_over_all_dims() -> None:
@@ -38,18 +36,13 @@ def test_weight_norm_over_all_dims() -> None:
 
 
 def test_recurrent_ops_have_a_decomposition_and_others_none() -> None:
-    assert all(
-        map(recurrent, (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu))
-    )
+    assert all(map(recurrent, (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)))
     assert recurrent(torch.add) is None
 
 
 def test_a_number_and_a_tensor_are_compared_by_a_clamp() -> None:
     x = torch.tensor([1.0, 5.0])
-    assert _maximum(3, x).tolist() == [3.0, 5.0] and _minimum(x, 3).tolist() == [
-        1.0,
-        3.0,
-    ]
+    assert _maximum(3, x).tolist() == [3.0, 5.0] and _minimum(x, 3).tolist() == [1.0, 3.0]
     assert _maximum(x, x.flip(0)).tolist() == [5.0, 5.0]
     assert (_maximum(2, 3), _minimum(2, 3)) == (3, 2)
 
@@ -63,22 +56,10 @@ def test_dropout_stands_between_layers_and_not_after_the_last() -> None:
 
     x = torch.ones(50, 2, 3)
     options = (True, 3, 0.5, True, False, False)
-    out, states = layers_of_rnn(
-        run, x, ["h0", "h1", "h2"], "abc", *options, layer=None
-    )
-    assert seen == [(1, False), (1, True), (1, True)] and states == [
-        "h0",
-        "h1",
-        "h2",
-    ]
-    plain = layers_of_rnn(
-        run, x, ["h"], "a", True, 3, 0.0, True, False, False, layer=None
-    )
-    assert (
-        seen[-1] == (3, False)
-        and torch.equal(plain[0], x)
-        and out.shape == x.shape
-    )
+    out, states = layers_of_rnn(run, x, ["h0", "h1", "h2"], "abc", *options, layer=None)
+    assert seen == [(1, False), (1, True), (1, True)] and states == ["h0", "h1", "h2"]
+    plain = layers_of_rnn(run, x, ["h"], "a", True, 3, 0.0, True, False, False, layer=None)
+    assert seen[-1] == (3, False) and torch.equal(plain[0], x) and out.shape == x.shape
 
 
 def test_another_class_of_hooks_counts_inside_alone() -> None:

@@ -30,9 +30,7 @@ def exists(place: str) -> bool:
 
 
 def test_every_place_that_must_exist_does() -> None:
-    places = [
-        p for _, row in ROWS if row.new and not row.optional for p in row.what
-    ]
+    places = [p for _, row in ROWS if row.new and not row.optional for p in row.what]
     gone = [p for p in places if not exists(p) and not exists(RENAMED.get(p, p))]
     assert not gone
 
@@ -46,13 +44,7 @@ def value(place: str) -> Any:
 def test_torch_is_as_before_after_a_stage(stage: str) -> None:
     rows = PATCHES[stage]
     given = dict.fromkeys((row.takes for row in rows if row.takes), None)
-    places = [
-        p
-        for row in rows
-        if row.new and not row.takes
-        for p in row.what
-        if exists(p)
-    ]
+    places = [p for row in rows if row.new and not row.takes for p in row.what if exists(p)]
     before = [value(place) for place in places]
     with patched(stage, **given):
         pass

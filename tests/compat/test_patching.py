@@ -44,16 +44,12 @@ def test_a_method_is_replaced_for_the_time_of_a_context(place: str) -> None:
 
 
 def test_other_threads_and_calls_get_torchs_own(place: str) -> None:
-    row = Patch(
-        methods(place, "f"), "why", NEVER, new=lambda *_: 0, is_mine=lambda: False
-    )
+    row = Patch(methods(place, "f"), "why", NEVER, new=lambda *_: 0, is_mine=lambda: False)
     with entered(row):
         assert Owner().f(3) == 3
 
 
-def test_an_argument_of_the_patch_comes_first_and_a_static_method_stays_one(
-    place: str,
-) -> None:
+def test_an_argument_of_the_patch_comes_first_and_a_static_method_stays_one(place: str) -> None:
     new = lambda extra, old, x: old(x) + extra
     row = Patch(methods(place, "s"), "why", NEVER, new=new, is_mine=lambda: True)
     with entered(row, 10):
@@ -61,31 +57,19 @@ def test_an_argument_of_the_patch_comes_first_and_a_static_method_stays_one(
     assert Owner.s(3) == 3
 
 
-def test_a_place_that_is_gone_is_an_error_unless_it_is_optional(
-    place: str,
-) -> None:
+def test_a_place_that_is_gone_is_an_error_unless_it_is_optional(place: str) -> None:
     missing = Patch(methods(place, "gone"), "why", NEVER, new=lambda *_: 0)
     with pytest.raises(AttributeError):
         entered(missing)
     optional = Patch(missing.what, "why", NEVER, new=missing.new, optional=True)
     entered(optional).close()
-    nowhere = Patch(
-        ("no_such_module:A.b",), "why", NEVER, new=missing.new, optional=True
-    )
+    nowhere = Patch(("no_such_module:A.b",), "why", NEVER, new=missing.new, optional=True)
     entered(nowhere).close()
 
 
-def test_a_place_is_found_under_its_later_name(
-    place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_place_is_found_under_its_later_name(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(patching.RENAMED, f"{place}.old_name", f"{place}.f")
-    row = Patch(
-        (f"{place}.old_name",),
-        "why",
-        NEVER,
-        new=lambda *_: 7,
-        is_mine=lambda: True,
-    )
+    row = Patch((f"{place}.old_name",), "why", NEVER, new=lambda *_: 7, is_mine=lambda: True)
     with entered(row):
         assert Owner().f(3) == 7
 

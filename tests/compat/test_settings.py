@@ -44,9 +44,7 @@ CHANGES: dict[str, Callable[[], AbstractContextManager]] = {
     "autocast": lambda: torch.autocast("cpu"),
     "autocast to another dtype": lambda: torch.autocast("cpu", torch.float16),
     "a default device": lambda: torch.device("meta"),
-    "attention": lambda: torch.nn.attention.sdpa_kernel(
-        torch.nn.attention.SDPBackend.MATH
-    ),
+    "attention": lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
 }
 
 

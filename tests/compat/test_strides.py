@@ -55,9 +55,7 @@ def test_its_gradient_is_torchs(alone: str) -> None:
         return READS["attention"](ALONE[alone](x).sin()).square().sum()
 
     wanted = torch.func.grad(loss)(X)
-    torch.testing.assert_close(
-        sf.jit(sf.grad(loss), backend="inductor")(X), wanted
-    )
+    torch.testing.assert_close(sf.jit(sf.grad(loss), backend="inductor")(X), wanted)
 
 
 def of_shards(x: torch.Tensor) -> torch.Tensor:

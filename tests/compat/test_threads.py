@@ -9,13 +9,7 @@ import pytest
 
 import shardfn as sf
 from shardfn._compat import threads
-from shardfn._compat.threads import (
-    capturing,
-    is_capturing,
-    overridden,
-    replaced,
-    staging,
-)
+from shardfn._compat.threads import capturing, is_capturing, overridden, replaced, staging
 
 
 def elsewhere(fn):
@@ -35,10 +29,7 @@ def test_a_capture_is_of_one_thread() -> None:
 
 def test_a_function_is_overridden_for_the_calls_that_are_ours() -> None:
     home = SimpleNamespace(f=lambda x: x)
-    with (
-        overridden(home, "f", lambda old, x: old(x) + 1, is_capturing),
-        capturing(),
-    ):
+    with overridden(home, "f", lambda old, x: old(x) + 1, is_capturing), capturing():
         assert home.f(1) == 2 and elsewhere(lambda: home.f(1)) == 1
     assert home.f(1) == 1
 
@@ -70,16 +61,11 @@ def test_staging_is_re_entrant_and_keeps_other_threads_out() -> None:
     assert order == ["mine", "other"]
 
 
-def test_a_lock_that_nobody_will_release_is_an_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_lock_that_nobody_will_release_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._dynamo import convert_frame
 
     taken = SimpleNamespace(acquire=lambda blocking: not blocking and False)
     monkeypatch.setattr(convert_frame, "compile_lock", taken)
     monkeypatch.setattr(threads, "_is_lost", lambda: True)
-    with (
-        pytest.raises(sf.ShardError, match="this process: it was forked"),
-        staging(),
-    ):
+    with pytest.raises(sf.ShardError, match="this process: it was forked"), staging():
         pass

@@ -33,9 +33,7 @@ def test_a_tangent_is_seen_at_any_level() -> None:
         assert tracing.has_tangent(dual) and tracing.carries_tangent(dual)
         assert tracing.in_dual_level() and not tracing.has_tangent(X)
     found: list[bool] = []
-    torch.func.jvp(
-        lambda x: (found.append(tracing.carries_tangent(x)), x)[1], (X,), (X,)
-    )
+    torch.func.jvp(lambda x: (found.append(tracing.carries_tangent(x)), x)[1], (X,), (X,))
     assert found == [True]
 
 

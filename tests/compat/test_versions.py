@@ -41,6 +41,4 @@ def test_a_write_through_a_transposed_view_is_seen(name: str) -> None:
         mesh = sf.make_mesh((2,), ("dp",))
         mapped = sf.shard_map(body, mesh, (P(), P("dp")), P("dp"), backend="aten")
         found = sf.full(mapped(w, x))
-    torch.testing.assert_close(
-        found, torch.cat([body(w, half) for half in x.chunk(2)])
-    )
+    torch.testing.assert_close(found, torch.cat([body(w, half) for half in x.chunk(2)]))

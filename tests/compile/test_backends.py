@@ -38,9 +38,7 @@ def test_an_output_is_written_into_a_donated_input() -> None:
     assert second.tolist() == [2.0] * 4 and kept.tolist() == [1.0] * 4
 
 
-def test_outputs_that_read_a_donated_input_are_computed_before_it_is_written() -> (
-    None
-):
+def test_outputs_that_read_a_donated_input_are_computed_before_it_is_written() -> None:
     graph = donate(module(lambda x: [x + 1, x * 10, x], X), {0: 0})
     run = aten(graph, donated=[0])
     first, second, third = run([X.clone()])

@@ -74,9 +74,7 @@ def test_s9_4_a_bucket_starts_before_the_backward_goes_on_and_is_waited_for_afte
     assert max(products) < min(waits), "no wait stands in the way of the backward"
 
 
-def test_s9_4_the_update_of_a_bucket_runs_while_the_next_is_on_its_way(
-    world: Any,
-) -> None:
+def test_s9_4_the_update_of_a_bucket_runs_while_the_next_is_on_its_way(world: Any) -> None:
     params, batch = shapes(6)
     order = calls(
         sf.shard(sgd(2 * WIDTH * WIDTH * 4, 1000), world, (P(), P("dp")))
@@ -85,54 +83,36 @@ def test_s9_4_the_update_of_a_bucket_runs_while_the_next_is_on_its_way(
     )
     tail = [
         call.split()[0]
-        for call in order[
-            next(i for i, c in enumerate(order) if c.startswith("wait_tensor")) :
-        ]
+        for call in order[next(i for i, c in enumerate(order) if c.startswith("wait_tensor")) :]
     ]
     assert re.fullmatch(r"(wait_tensor (cpp_fused\w* ?)+)+", " ".join(tail)), tail
     buffers = [call.split()[1] for call in order if call.startswith("all_reduce_")]
-    assert [
-        call.split()[1] for call in order if call.startswith("wait_tensor")
-    ] == buffers
+    assert [call.split()[1] for call in order if call.startswith("wait_tensor")] == buffers
 
 
-def test_s9_4_an_optimizer_that_shares_a_step_count_waits_bucket_by_bucket_too(
-    world: Any,
-) -> None:
+def test_s9_4_an_optimizer_that_shares_a_step_count_waits_bucket_by_bucket_too(world: Any) -> None:
     params, batch = shapes(4)
 
     def step(params: Any, state: Any, batch: Any) -> Any:
-        loss, grads = sf.bucketed_grad(loss_fn, 2 * WIDTH * WIDTH * 4, 1000)(
-            params, batch
-        )
+        loss, grads = sf.bucketed_grad(loss_fn, 2 * WIDTH * WIDTH * 4, 1000)(params, batch)
         return *adamw.update(params, grads, state), loss
 
     state = {"step": sf.ShapeDtype(()), "m": params, "v": params}
-    order = calls(
-        sf.shard(step, world, (P(), P(), P("dp")))
-        .compile(params, state, batch)
-        .code
-    )
+    order = calls(sf.shard(step, world, (P(), P(), P("dp"))).compile(params, state, batch).code)
     tail = " ".join(
         call.split()[0]
-        for call in order[
-            next(i for i, c in enumerate(order) if c.startswith("wait_tensor")) :
-        ]
+        for call in order[next(i for i, c in enumerate(order) if c.startswith("wait_tensor")) :]
     )
-    assert (
-        len(re.findall(r"wait_tensor cpp_fused", tail))
-        == tail.count("wait_tensor")
-        == 3
-    )
+    assert len(re.findall(r"wait_tensor cpp_fused", tail)) == tail.count("wait_tensor") == 3
 
 
 def test_s9_9_four_layers_of_2000_start_three_all_reduces_and_then_wait_for_three_in_the_code(
     world: Any,
 ) -> None:
     params, batch = shapes(4, 2000)
-    compiled = sf.shard(
-        sf.bucketed_grad(loss_fn, "25MB"), world, (P(), P("dp"))
-    ).compile(params, batch)
+    compiled = sf.shard(sf.bucketed_grad(loss_fn, "25MB"), world, (P(), P("dp"))).compile(
+        params, batch
+    )
     assert [what for what, _ in events(compiled.code)] == ["start"] * 3 + [
         "wait"
     ] * 3  # the loss rides in the first
@@ -153,23 +133,15 @@ def test_s9_5_caps_of_1_and_of_100_mb_capture_once_and_compile_the_same_compute_
 
 def kernels(code: str) -> list[str]:
     """The bodies of the fused kernels, and the calls of library kernels, in order."""
-    fused = re.findall(
-        r"async_compile\.cpp_pybinding\(.*?'''(.*?)'''", code, re.DOTALL
-    )
+    fused = re.findall(r"async_compile\.cpp_pybinding\(.*?'''(.*?)'''", code, re.DOTALL)
     assert fused
     return [
         *fused,
-        *(
-            call
-            for call in calls(code)
-            if not call.startswith(("all_reduce_", "wait_tensor"))
-        ),
+        *(call for call in calls(code) if not call.startswith(("all_reduce_", "wait_tensor"))),
     ]
 
 
-def test_gradients_are_written_where_they_are_sent_from_without_a_copy(
-    world: Any,
-) -> None:
+def test_gradients_are_written_where_they_are_sent_from_without_a_copy(world: Any) -> None:
     params, batch = shapes(5)
     code = (
         sf.shard(sf.bucketed_grad(loss_fn, "1MB"), world, (P(), P("dp")))
@@ -177,14 +149,9 @@ def test_gradients_are_written_where_they_are_sent_from_without_a_copy(
         .code
     )
     (whole,) = re.findall(
-        rf"(buf\d+) = empty_strided_cpu\(\({5 * (WIDTH * WIDTH + WIDTH) + 1}, \)",
-        code,
+        rf"(buf\d+) = empty_strided_cpu\(\({5 * (WIDTH * WIDTH + WIDTH) + 1}, \)", code
     )
-    into = dict(
-        re.findall(
-            rf"(buf\d+) = reinterpret_tensor\({whole}, .*?, (\d+)\)  # alias", code
-        )
-    )
+    into = dict(re.findall(rf"(buf\d+) = reinterpret_tensor\({whole}, .*?, (\d+)\)  # alias", code))
     products = re.findall(r"extern_kernels\.mm\(.*out=(buf\d+)\)", code)
     assert sum(name in into for name in products) == 5, (
         "each weight's gradient is computed in its place"
@@ -195,9 +162,9 @@ def test_a_compiler_that_changes_the_order_is_refused() -> None:
     with sf.fake_world(2, numerics=False):
         mesh = sf.make_mesh((2,), ("dp",), device_type="cpu")
         params, batch = shapes(2)
-        lowered = sf.shard(
-            sf.bucketed_grad(loss_fn, 1), mesh, (P("dp"), P("dp"))
-        ).lower(params, batch)
+        lowered = sf.shard(sf.bucketed_grad(loss_fn, 1), mesh, (P("dp"), P("dp"))).lower(
+            params, batch
+        )
     with pytest.raises(sf.DivergenceError) as error:
         refuse_other_order(
             "f",

@@ -24,10 +24,7 @@ def test_each_donated_input_takes_one_output_of_its_layout() -> None:
 
 
 def test_an_output_of_another_shape_dtype_or_stride_does_not_fit() -> None:
-    assert (
-        pairs(lambda x: [x.sum(0), (x + 1).double(), (x + 1).t()], X, donated=(0,))
-        == {}
-    )
+    assert pairs(lambda x: [x.sum(0), (x + 1).double(), (x + 1).t()], X, donated=(0,)) == {}
 
 
 def test_an_input_that_is_returned_is_not_written_over() -> None:

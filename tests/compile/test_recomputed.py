@@ -42,9 +42,7 @@ def dropping(params: Any, x: torch.Tensor) -> torch.Tensor:
 def arguments(layers: int = 3) -> Any:
     torch.manual_seed(0)
     draw = lambda *size: torch.randn(*size, dtype=torch.float64)
-    return [(draw(WIDTH, INNER), draw(INNER, WIDTH)) for _ in range(layers)], draw(
-        ROWS, WIDTH
-    )
+    return [(draw(WIDTH, INNER), draw(INNER, WIDTH)) for _ in range(layers)], draw(ROWS, WIDTH)
 
 
 def lowered(fn: Any, shape: tuple[int, ...], placements: Any, *args: Any) -> Any:
@@ -74,9 +72,7 @@ def values_of(graph: torch.fx.Graph) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("fn", [mlp, gated, dropping])
-def test_fewer_bytes_live_on_and_the_values_stay(
-    fn: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fewer_bytes_live_on_and_the_values_stay(fn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEAST_BYTES", 1 << 10)
     with sf.fake_world(1):
         program = lowered(fn, (1,), (P(), P("dp")), *arguments()).program
@@ -86,17 +82,13 @@ def test_fewer_bytes_live_on_and_the_values_stay(
     assert alive(after) <= 0.75 * alive(before)
     for got, wanted in zip(values_of(after), values_of(before), strict=True):
         assert torch.equal(got, wanted)
-    drawn = [
-        sum("random" in str(node.target) for node in graph.nodes)
-        for graph in (before, after)
-    ]
+    drawn = [sum("random" in str(node.target) for node in graph.nodes) for graph in (before, after)]
     assert drawn[0] == drawn[1]
     assert fn is not dropping or drawn[0]
 
 
 @pytest.mark.parametrize(
-    ("shape", "placements"),
-    [((2,), (P(), P("dp"))), ((2, 2), (P(None, "tp"), P("dp")))],
+    ("shape", "placements"), [((2,), (P(), P("dp"))), ((2, 2), (P(None, "tp"), P("dp")))]
 )
 def test_collectives_keep_their_order(
     shape: tuple[int, ...], placements: Any, monkeypatch: pytest.MonkeyPatch
@@ -114,9 +106,7 @@ def test_collectives_keep_their_order(
     assert inputs(after) == inputs(program.graph)
 
 
-def test_what_is_computed_again_waits_for_the_backward(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_computed_again_waits_for_the_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEAST_BYTES", 1 << 10)
     with sf.fake_world(1):
         program = lowered(gated, (1,), (P(), P("dp")), *arguments()).program
@@ -128,9 +118,7 @@ def test_what_is_computed_again_waits_for_the_backward(
         assert token.meta["phase"] == "backward"
 
 
-def test_waiting_for_the_backward_is_no_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_waiting_for_the_backward_is_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """In compiled code a value has another name: nothing runs, and the values stay."""
     monkeypatch.setattr(module, "LEAST_BYTES", 1 << 10)
     params, x = arguments(2)
@@ -159,9 +147,7 @@ def on_two_ranks() -> tuple[Any, int]:
     """A compiled step of this rank, and how many values it computes again."""
     module.LEAST_BYTES = 1 << 10
     mesh = sf.make_mesh((2,), ("dp",))
-    step = sf.shard(
-        sf.value_and_grad(gated), mesh, (P(), P("dp")), backend="inductor"
-    )
+    step = sf.shard(sf.value_and_grad(gated), mesh, (P(), P("dp")), backend="inductor")
     params, x = arguments(1)
     program = step.lower(params, x).program.graph
     added = len(recomputed(program).nodes) - len(program.nodes)

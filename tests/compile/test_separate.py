@@ -12,9 +12,7 @@ from tests.support.stages.graphs import graph_of, shown
 X = torch.arange(12.0).view(3, 4)
 
 
-def separated(
-    fn: Any, *args: torch.Tensor, donated: Any = ()
-) -> torch.fx.GraphModule:
+def separated(fn: Any, *args: torch.Tensor, donated: Any = ()) -> torch.fx.GraphModule:
     graph = graph_of(fn, *(args or (X,)))
     return separate(torch.fx.GraphModule(torch.nn.Module(), graph), donated)
 

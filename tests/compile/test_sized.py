@@ -12,12 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import shardfn as sf
 from shardfn import _compat
-from shardfn.compile.skeletons import (
-    Formula,
-    arguments_at,
-    formulas,
-    skeleton_of,
-)
+from shardfn.compile.skeletons import Formula, arguments_at, formulas, skeleton_of
 from shardfn.runtime import cache
 
 D = torch.float64
@@ -30,11 +25,7 @@ def graph_of(fn: Callable[..., Any], *shapes: tuple[int, ...]) -> torch.fx.Graph
 
 def padded(x: Tensor) -> Tensor:
     n = x.shape[0]
-    return (
-        torch.cat([x, x.new_zeros(n + 1, 3)])
-        .reshape(-1, 3)
-        .expand(2, 2 * n + 1, 3)
-    )
+    return torch.cat([x, x.new_zeros(n + 1, 3)]).reshape(-1, 3).expand(2, 2 * n + 1, 3)
 
 
 def test_graphs_of_other_sizes_have_one_skeleton() -> None:

@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardfn.compile.skeletons import (
-    Formula,
-    arguments_at,
-    formulas,
-    refilled,
-    skeleton_of,
-)
+from shardfn.compile.skeletons import Formula, arguments_at, formulas, refilled, skeleton_of
 from shardfn.ops.loops import Scan
 from tests.support.stages.graphs import graph_of
 
@@ -25,20 +19,14 @@ def test_graphs_of_other_sizes_have_one_skeleton_and_other_ops_another() -> None
     assert first is not None and second is not None
     assert first.key == second.key and first.ints != second.ints
     assert first.places == (2,) and first.ints[:4] == (5, 6, 6, 1)
-    other = skeleton_of(
-        graph_of(lambda x: x.view(10, 3)[1:6].sum(1), torch.ones(5, 6))
-    )
+    other = skeleton_of(graph_of(lambda x: x.view(10, 3)[1:6].sum(1), torch.ones(5, 6)))
     assert other is not None and other.key == first.key, "a dim is an int too"
-    dtype = skeleton_of(
-        graph_of(lambda x: x.view(10, 3), torch.ones(5, 6).double())
-    )
+    dtype = skeleton_of(graph_of(lambda x: x.view(10, 3), torch.ones(5, 6).double()))
     assert dtype is not None and dtype.key != first.key
 
 
 def test_a_bool_and_a_float_are_no_sizes() -> None:
-    keep = lambda flag: skeleton_of(
-        graph_of(lambda x: x.sum(0, flag), torch.ones(5, 6))
-    )
+    keep = lambda flag: skeleton_of(graph_of(lambda x: x.sum(0, flag), torch.ones(5, 6)))
     assert keep(True).key != keep(False).key
     scaled = lambda f: skeleton_of(graph_of(lambda x: x * f, torch.ones(5, 6)))
     assert scaled(2.0).key != scaled(3.0).key

@@ -36,8 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 if nothing is wrong and nothing crashed, else 1.
     """
     parser = argparse.ArgumentParser(
-        prog="make conformance",
-        description="Every operator, sharded in every way.",
+        prog="make conformance", description="Every operator, sharded in every way."
     )
     parser.add_argument(
         "--ops",
@@ -50,9 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=1,
         help="only one operator in so many, chosen by the hash of its name",
     )
-    parser.add_argument(
-        "--calls", type=int, default=calls.MOST, help="sample calls of an operator"
-    )
+    parser.add_argument("--calls", type=int, default=calls.MOST, help="sample calls of an operator")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument(
         "--gloo",
@@ -60,9 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="N",
         help=f"run {SHARE:.0%} of the cases again on N real gloo processes instead",
     )
-    parser.add_argument(
-        "--resume", action="store_true", help=f"keep what {KEPT} holds"
-    )
+    parser.add_argument("--resume", action="store_true", help=f"keep what {KEPT} holds")
     options = parser.parse_args(argv)
     names = [n for n in chosen(options.ops) if in_sample(n, options.sample)]
     if options.gloo:
@@ -71,9 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not options.resume:
         KEPT.unlink(missing_ok=True)
     done = {f.name: f for f in kept() if f.name in names}
-    for found in judged_all(
-        [n for n in names if n not in done], options.calls, options.jobs
-    ):
+    for found in judged_all([n for n in names if n not in done], options.calls, options.jobs):
         with KEPT.open("a") as out:
             out.write(json.dumps(attrs.asdict(found)) + "\n")
         done[found.name] = found
@@ -116,8 +109,7 @@ def kept() -> list[Found]:
         return []
     rows = [json.loads(line) for line in KEPT.read_text().splitlines()]
     return [
-        Found(r["name"], r["seconds"], tuple(Verdict(**v) for v in r["verdicts"]))
-        for r in rows
+        Found(r["name"], r["seconds"], tuple(Verdict(**v) for v in r["verdicts"])) for r in rows
     ]
 
 

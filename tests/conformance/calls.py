@@ -47,8 +47,7 @@ class Call:
 
     def __str__(self) -> str:
         shapes = ", ".join(
-            f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
-            for x in self.tensors
+            f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}" for x in self.tensors
         )
         return f"{self.name}#{self.number}({shapes})"
 
@@ -63,13 +62,10 @@ def entries() -> dict[str, Any]:
         core,
     ):  # it seeds random operators by state that a pure function does not see
         if hasattr(module, "wrapper_set_seed"):
-            module.wrapper_set_seed = lambda op, *args, **kwargs: op(
-                *args, **kwargs
-            )
+            module.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
     op_db = database.op_db
     return {
-        op.name + (f".{op.variant_test_name}" if op.variant_test_name else ""): op
-        for op in op_db
+        op.name + (f".{op.variant_test_name}" if op.variant_test_name else ""): op for op in op_db
     }
 
 
@@ -86,32 +82,17 @@ def calls(name: str, op: Any, most: int = MOST) -> Iterator[Call]:
     if dtype is None:
         return
     seeded()
-    differentiable = (
-        op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
-    )
-    samples = spread(
-        list(op.sample_inputs("cpu", dtype, requires_grad=differentiable)), most
-    )
+    differentiable = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
+    samples = spread(list(op.sample_inputs("cpu", dtype, requires_grad=differentiable)), most)
     for number, sample in enumerate(samples):
         yield call(name, number, op.op, sample)
     if op.inplace_variant is not None:
-        plain = [
-            s
-            for s in samples
-            if isinstance(s.input, torch.Tensor) and not s.broadcasts_input
-        ]
+        plain = [s for s in samples if isinstance(s.input, torch.Tensor) and not s.broadcasts_input]
         for number, sample in enumerate(plain[:2]):
             mine = call(
-                name,
-                len(samples) + number,
-                functools.partial(in_place, op.inplace_variant),
-                sample,
+                name, len(samples) + number, functools.partial(in_place, op.inplace_variant), sample
             )
-            yield (
-                mine
-                if op.supports_inplace_autograd
-                else attrs.evolve(mine, active=())
-            )
+            yield (mine if op.supports_inplace_autograd else attrs.evolve(mine, active=()))
 
 
 def spread(found: list[Any], most: int) -> list[Any]:
@@ -133,9 +114,7 @@ def seeded() -> None:
         pass
 
 
-def in_place(
-    op: Callable[..., Any], x: torch.Tensor, *args: Any, **kwargs: Any
-) -> torch.Tensor:
+def in_place(op: Callable[..., Any], x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """An in-place operator on a value of the function's own."""
     x = x.clone()
     op(x, *args, **kwargs)
@@ -167,11 +146,7 @@ def call(name: str, number: int, op: Callable[..., Any], sample: Any) -> Call:
         return flat(finish(op(*filled(args, xs), **filled(kwargs, xs))))
 
     return Call(
-        name,
-        number,
-        fn if _is_identity(finish) else processed,
-        tuple(tensors),
-        tuple(active),
+        name, number, fn if _is_identity(finish) else processed, tuple(tensors), tuple(active)
     )
 
 
@@ -182,27 +157,17 @@ def kept_pure(
     its arguments alone.
     """
     tensors = [
-        x.detach()
-        for x in pytree.tree_leaves((args, kwargs))
-        if isinstance(x, torch.Tensor)
+        x.detach() for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)
     ]
     own = [x.clone() for x in tensors]
     feed = iter(own)
-    own_args, own_kwargs = pytree.tree_map_only(
-        torch.Tensor, lambda _: next(feed), (args, kwargs)
-    )
+    own_args, own_kwargs = pytree.tree_map_only(torch.Tensor, lambda _: next(feed), (args, kwargs))
     try:
         op(*own_args, **own_kwargs)
     except Exception:
         return op  # whoever runs it says why
-    pairs = [
-        (x, y)
-        for x, y in zip(tensors, own, strict=True)
-        if x.layout == torch.strided
-    ]
-    unwritten = all(
-        x.isclose(y, rtol=0, atol=0, equal_nan=True).all() for x, y in pairs
-    )
+    pairs = [(x, y) for x, y in zip(tensors, own, strict=True) if x.layout == torch.strided]
+    unwritten = all(x.isclose(y, rtol=0, atol=0, equal_nan=True).all() for x, y in pairs)
     return op if unwritten else functools.partial(on_copies, op)
 
 
@@ -238,9 +203,7 @@ def filled(tree: Any, xs: tuple[torch.Tensor, ...]) -> Any:
     if type(tree) is dict:
         return {k: filled(t, xs) for k, t in tree.items()}
     if type(tree) is slice:
-        return slice(
-            filled(tree.start, xs), filled(tree.stop, xs), filled(tree.step, xs)
-        )
+        return slice(filled(tree.start, xs), filled(tree.stop, xs), filled(tree.step, xs))
     return tree
 
 
@@ -252,8 +215,4 @@ def flat(result: Any) -> list[torch.Tensor]:
         return [x for r in result.values() for x in flat(r)]
     if isinstance(result, (tuple, list)):
         return [x for r in result for x in flat(r)]
-    return (
-        [torch.tensor(result)]
-        if isinstance(result, (bool, int, float, complex))
-        else []
-    )
+    return [torch.tensor(result)] if isinstance(result, (bool, int, float, complex)) else []

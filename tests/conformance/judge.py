@@ -66,9 +66,7 @@ class Ready:
     wanted: tuple[torch.Tensor, ...]
 
 
-def verdicts(
-    call: Call, meshes: Sequence[tuple[int, ...]] = MESHES
-) -> Iterator[Verdict]:
+def verdicts(call: Call, meshes: Sequence[tuple[int, ...]] = MESHES) -> Iterator[Verdict]:
     """Everything about one call: its value and its gradient, under every placement, on every
     mesh.
     """
@@ -82,13 +80,7 @@ def verdicts(
         if true is None:
             return
         try:
-            ready = Ready(
-                call,
-                what,
-                captured(true.fn, call, *true.args),
-                true.ins,
-                true.wanted,
-            )
+            ready = Ready(call, what, captured(true.fn, call, *true.args), true.ins, true.wanted)
         except ShardError as error:
             yield Verdict(REFUSED, what, name, str(error))
             continue
@@ -132,20 +124,14 @@ def value(call: Call) -> Truth:
 
 def gradient(call: Call) -> Truth | None:
     """The gradients of a weighted sum of the results of a call; None if it has none."""
-    xs = [
-        x.clone().requires_grad_(i in call.active)
-        for i, x in enumerate(call.tensors)
-    ]
+    xs = [x.clone().requires_grad_(i in call.active) for i, x in enumerate(call.tensors)]
     outs = on_one_device(call.fn, *xs) if call.active else []
     kept = [i for i, y in enumerate(outs) if y.requires_grad]
     if not kept:
         return None
     generator = torch.Generator().manual_seed(3)
     weights = tuple(
-        torch.randn(
-            outs[i].shape, generator=generator, dtype=weighed(outs[i].dtype)
-        )
-        for i in kept
+        torch.randn(outs[i].shape, generator=generator, dtype=weighed(outs[i].dtype)) for i in kept
     )
 
     def loss(
@@ -188,10 +174,7 @@ def merged(
 ) -> list[torch.Tensor]:
     """The tensors of a call in their order again."""
     feed, other = iter(active), iter(rest)
-    return [
-        next(feed) if i in call.active else next(other)
-        for i in range(len(call.tensors))
-    ]
+    return [next(feed) if i in call.active else next(other) for i in range(len(call.tensors))]
 
 
 def captured(fn: Callable[..., Any], call: Call, *args: Any) -> Captured:
@@ -211,12 +194,7 @@ def placements(ready: Ready, sizes: tuple[int, ...]) -> Iterator[list[Marks]]:
     if not ways:
         yield from results_cut(ready, sizes)
     for n, way in enumerate(ways):
-        yield marked(
-            ready,
-            [(way,)]
-            if len(sizes) == 1
-            else [(way,), (ways[(n + 1) % len(ways)],)],
-        )
+        yield marked(ready, [(way,)] if len(sizes) == 1 else [(way,), (ways[(n + 1) % len(ways)],)])
 
 
 def results_cut(ready: Ready, sizes: tuple[int, ...]) -> Iterator[list[Marks]]:
@@ -228,29 +206,20 @@ def results_cut(ready: Ready, sizes: tuple[int, ...]) -> Iterator[list[Marks]]:
             yield [*marked(ready, [()] * len(sizes)), *outs]
 
 
-def marked(
-    ready: Ready, per_axis: Sequence[Sequence[tuple[int, Any]]]
-) -> list[Marks]:
+def marked(ready: Ready, per_axis: Sequence[Sequence[tuple[int, Any]]]) -> list[Marks]:
     """The marks of every input, from what is placed on each axis."""
-    found = [
-        ["R"] * len(per_axis) for _ in (*ready.ins, *ready.captured.closed_over)
-    ]
+    found = [["R"] * len(per_axis) for _ in (*ready.ins, *ready.captured.closed_over)]
     for axis, placed in enumerate(per_axis):
         for i, mark in placed:
             found[i][axis] = mark
     return [tuple(m) for m in found]
 
 
-def judged(
-    ready: Ready, marks: list[Marks], sizes: tuple[int, ...], name: str
-) -> Verdict:
+def judged(ready: Ready, marks: list[Marks], sizes: tuple[int, ...], name: str) -> Verdict:
     """Partition, run on every rank, compare."""
     xs = (*ready.ins, *ready.captured.closed_over)
     outs = marks[len(xs) :] or [None] * len(ready.wanted)
-    marks = [
-        layout.canonical(x.shape, m, sizes)
-        for x, m in zip(xs, marks, strict=False)
-    ]
+    marks = [layout.canonical(x.shape, m, sizes) for x, m in zip(xs, marks, strict=False)]
     case = f"{name} on {sizes}: " + ", ".join(
         f"{list(x.shape)} {m}" for x, m in zip(xs, marks, strict=True)
     )
@@ -301,45 +270,21 @@ def tolerance(ready: Ready, whole: torch.Tensor) -> float:
 
 
 def compared_piece(
-    ready: Ready,
-    got: torch.Tensor,
-    whole: torch.Tensor,
-    marks: Marks,
-    n: int,
-    rank: int,
+    ready: Ready, got: torch.Tensor, whole: torch.Tensor, marks: Marks, n: int, rank: int
 ) -> None:
     """Compare one rank's results with its piece of the true ones."""
     if ready.call.name.split(".")[0] in UNSET:
         got, whole = torch.zeros_like(got), torch.zeros_like(whole)
-    pieces.same(
-        got,
-        pieces.cut(whole, marks, (n,))[rank],
-        "a piece",
-        tolerance(ready, whole),
-    )
+    pieces.same(got, pieces.cut(whole, marks, (n,))[rank], "a piece", tolerance(ready, whole))
 
 
 def kind(chosen: Plan) -> tuple[str, str]:
     """Whether something is cut at the door, and for which ops what was cut is made whole."""
-    cut = any(
-        not isinstance(m, str)
-        for slot in (*chosen.ins, *chosen.outs)
-        for m in slot.marks
-    )
-    moved = [
-        s for s in chosen.steps if isinstance(s, plan.Redistribute) and s.implicit
-    ]
+    cut = any(not isinstance(m, str) for slot in (*chosen.ins, *chosen.outs) for m in slot.marks)
+    moved = [s for s in chosen.steps if isinstance(s, plan.Redistribute) and s.implicit]
     ops = ", ".join(
         dict.fromkeys(
-            str(s.node.target)
-            for s in moved
-            if any(m.kind in MAKE_WHOLE for m in s.moves)
+            str(s.node.target) for s in moved if any(m.kind in MAKE_WHOLE for m in s.moves)
         )
     )
-    return (
-        (WHOLE, "")
-        if not cut
-        else (GATHERED, f"made whole for {ops}")
-        if ops
-        else (NATIVE, "")
-    )
+    return (WHOLE, "") if not cut else (GATHERED, f"made whole for {ops}") if ops else (NATIVE, "")

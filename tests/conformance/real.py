@@ -25,10 +25,7 @@ SHARE = 0.03
 
 def is_chosen(text: str, share: float) -> bool:
     """Whether a case is in the part that is run, which is the same in every run."""
-    return (
-        int(hashlib.sha256(text.encode()).hexdigest(), 16) % 10_000
-        < 10_000 * share
-    )
+    return int(hashlib.sha256(text.encode()).hexdigest(), 16) % 10_000 < 10_000 * share
 
 
 def cases(
@@ -38,10 +35,7 @@ def cases(
     known = calls.entries()
     for name in names:
         for call in calls.calls(name, known[name], most):
-            for what, truth in (
-                ("value", judge.value),
-                ("gradient", judge.gradient),
-            ):
+            for what, truth in (("value", judge.value), ("gradient", judge.gradient)):
                 if not is_chosen(
                     f"{call} {what} {n}", 4 * share
                 ):  # a quarter of the cases of four times as many calls
@@ -50,15 +44,9 @@ def cases(
                     if (true := truth(call)) is None:
                         continue
                     ready = Ready(
-                        call,
-                        what,
-                        judge.captured(true.fn, call, *true.args),
-                        true.ins,
-                        true.wanted,
+                        call, what, judge.captured(true.fn, call, *true.args), true.ins, true.wanted
                     )
-                except (
-                    Exception
-                ):  # torch cannot, or it is refused: `judge` counts those
+                except Exception:  # torch cannot, or it is refused: `judge` counts those
                     continue
                 for marks in judge.placements(ready, (n,)):
                     if is_chosen(f"{call} {what} {marks}", 0.25):
@@ -91,25 +79,17 @@ def ran(ready: Ready, marks: list[Marks], n: int, rank: int) -> list[str]:
     xs = (*ready.ins, *ready.captured.closed_over)
     program, axes = ready.captured.program, pieces.mesh_axes((n,))
     outs = marks[len(xs) :] or [None] * len(ready.wanted)
-    placed = [
-        layout.canonical(x.shape, m, (n,)) for x, m in zip(xs, marks, strict=False)
-    ]
+    placed = [layout.canonical(x.shape, m, (n,)) for x, m in zip(xs, marks, strict=False)]
     chosen = propagate(program, axes, placed, outs)
-    graph = schedule(
-        emit(chosen, (rank,), ("conformance",), "cpu"), agenda(chosen, "case")
-    )[-1]
+    graph = schedule(emit(chosen, (rank,), ("conformance",), "cpu"), agenda(chosen, "case"))[-1]
     mine = [
         pieces.cut(x, m, (n,), seed, exact=True)[rank]
         for seed, (x, m) in enumerate(zip(xs, placed, strict=True))
     ]
     with torch.no_grad():
-        got = torch.fx.GraphModule(torch.nn.Module(), graph)(
-            torch.tensor(rank), *mine
-        )
+        got = torch.fx.GraphModule(torch.nn.Module(), graph)(torch.tensor(rank), *mine)
     wrong = []
-    for k, (x, whole, slot) in enumerate(
-        zip(got, ready.wanted, chosen.outs, strict=True)
-    ):
+    for k, (x, whole, slot) in enumerate(zip(got, ready.wanted, chosen.outs, strict=True)):
         try:
             judge.compared_piece(ready, x, whole, slot.marks, n, rank)
         except AssertionError as error:

@@ -15,10 +15,7 @@ from conformance.workers import judged
 CALLS = 1  # of each operator; make conformance tries all
 REAL_CALLS = 3
 PARTS = 6  # of the operators that real processes try
-SLOW = {
-    "grid_sampler_3d",
-    "nn.functional.max_unpool3d",
-}  # minutes; judged by make conformance
+SLOW = {"grid_sampler_3d", "nn.functional.max_unpool3d"}  # minutes; judged by make conformance
 ONCE_FAILED = {  # and why
     "H": "a result that is an attribute of an argument was lost",
     "T": "the same",
@@ -30,18 +27,12 @@ ONCE_FAILED = {  # and why
     "nn.functional.silu.complex": "a complex number without dims could not be reduced",
     "sparse.sampled_addmm": "sparse tensors have no strides",
 }
-NAMES = sorted(
-    {n for n in chosen(None) if in_sample(n, SAMPLE)} - SLOW | ONCE_FAILED.keys()
-)
+NAMES = sorted({n for n in chosen(None) if in_sample(n, SAMPLE)} - SLOW | ONCE_FAILED.keys())
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_operator_is_right_or_refused_however_it_is_cut(name: str) -> None:
-    bad = [
-        v
-        for v in judged(name, CALLS).verdicts
-        if v.what in (judge.WRONG, judge.CRASHED)
-    ]
+    bad = [v for v in judged(name, CALLS).verdicts if v.what in (judge.WRONG, judge.CRASHED)]
     assert not bad, "\n".join(f"{v.what} {v.case}\n  {v.said}" for v in bad[:5])
 
 
@@ -51,6 +42,4 @@ def test_cases_come_out_the_same_on_real_gloo_processes(n: int, part: int) -> No
     names = [n for n in NAMES if n not in ONCE_FAILED][::3]
     results = run_ranks(n, checked, names[part::PARTS], 0.1, REAL_CALLS)
     assert len({count for count, _ in results}) == 1 and results[0][0] > 1
-    assert not (wrong := [said for _, found in results for said in found]), (
-        "\n".join(wrong[:5])
-    )
+    assert not (wrong := [said for _, found in results for said in found]), "\n".join(wrong[:5])

@@ -35,14 +35,8 @@ def judged(name: str, most: int) -> Found:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            found = [
-                v
-                for call in calls.calls(name, op, most)
-                for v in judge.verdicts(call)
-            ]
-        except (
-            Exception
-        ) as error:  # the database itself may need what is not installed
+            found = [v for call in calls.calls(name, op, most) for v in judge.verdicts(call)]
+        except Exception as error:  # the database itself may need what is not installed
             found = [Verdict(judge.CRASHED, "value", name, judge.said(error))]
     return Found(name, time.perf_counter() - began, tuple(found))
 
@@ -61,9 +55,7 @@ class Worker:
         if self.process is None:
             context = multiprocessing.get_context("spawn")
             self.pipe, theirs = context.Pipe()
-            self.process = context.Process(
-                target=serve, args=(theirs, self.most), daemon=True
-            )
+            self.process = context.Process(target=serve, args=(theirs, self.most), daemon=True)
             self.process.start()
             theirs.close()
         self.name, self.began = name, time.monotonic()
@@ -109,9 +101,7 @@ def judged_all(names: Sequence[str], most: int, jobs: int) -> Iterator[Found]:
             for worker in [w for w in busy if w.pipe in ready]:
                 busy.remove(worker)
                 yield worker.taken()
-            for worker in [
-                w for w in busy if time.monotonic() - w.began > PATIENCE
-            ]:
+            for worker in [w for w in busy if time.monotonic() - w.began > PATIENCE]:
                 worker.process.kill()  # its pipe then says so
     finally:
         for worker in workers:

@@ -86,13 +86,11 @@ STATES: dict[str, tuple[Any, str]] = {
     ),
     "of other data": (
         {**GOOD, "generators": [1]},
-        "loader.load_state_dict: it is of 1 generators, and the data have 0"
-        + NEEDED,
+        "loader.load_state_dict: it is of 1 generators, and the data have 0" + NEEDED,
     ),
     "of data with a state": (
         {**GOOD, "data": {}},
-        "loader.load_state_dict: it has a state of the data, and these data take none"
-        + NEEDED,
+        "loader.load_state_dict: it has a state of the data, and these data take none" + NEEDED,
     ),
 }
 

@@ -124,9 +124,7 @@ DATA = {
 
 @pytest.mark.parametrize("after", [0, 1, 3, 4], ids=lambda n: f"after {n}")
 @pytest.mark.parametrize("kind", DATA)
-def test_it_resumes_on_another_number_of_ranks(
-    tmp_path: Path, kind: str, after: int
-) -> None:
+def test_it_resumes_on_another_number_of_ranks(tmp_path: Path, kind: str, after: int) -> None:
     with sf.fake_world(3):
         loader = sf.loader(DATA[kind](), mesh_of(3), P("dp"))
         feed = endless(loader)
@@ -181,9 +179,7 @@ def _unequal() -> Any:
     def padded(rows: Any) -> Any:
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
-    ragged = DataLoader(
-        [torch.ones(n) for n in (1, 2, 3, 4)], 4, collate_fn=padded
-    )  # type: ignore[arg-type]
+    ragged = DataLoader([torch.ones(n) for n in (1, 2, 3, 4)], 4, collate_fn=padded)  # type: ignore[arg-type]
     cases = {
         "fewer": [torch.ones(2)] * (3 - rank),
         "other values": [torch.ones(2), torch.full((2,), float(rank))],
@@ -213,8 +209,7 @@ def test_ranks_that_read_other_batches_are_named() -> None:
         "fewer": "loader, batch 2: it exists on rank 0, and not on rank 1\n"
         "  needed: as many batches on every rank\n"
         "  try: a loader of global batches, the same on every rank",
-        "other values": "loader, batch 1: ranks 0 and 1 read other values: batch float32[2]"
-        + fix,
+        "other values": "loader, batch 1: ranks 0 and 1 read other values: batch float32[2]" + fix,
         "other shapes": "loader, batch 0: rank 0: batch float32[2]\n"
         "  rank 1: batch float32[3]" + fix,
         "failing": "loader, batch 1: rank 1: OSError: the disk is gone\n"

@@ -22,11 +22,7 @@ def mesh() -> Any:
 
 
 def test_a_batch_is_sharded_as_distribute_shards_it(mesh: Any) -> None:
-    tree = {
-        "x": torch.arange(28.0).view(7, 4).t().t(),
-        "n": 3,
-        "s": torch.ones(()),
-    }
+    tree = {"x": torch.arange(28.0).view(7, 4).t().t(), "n": 3, "s": torch.ones(())}
     where = {"x": P("dp", "tp"), "n": None, "s": P()}
     found = placing.placed(Batch(tree, 0), mesh, where)
     wanted = sf.distribute(tree, mesh, where)
@@ -46,18 +42,14 @@ def test_rows_of_one_rank_become_the_global_batch() -> None:
         batch = Batch(torch.ones(3, 4), 0, rows=7, mine=3)
         x = placing.placed(batch, mesh, P("dp", "tp"))
         assert x.shape == (7, 4) and x.to_local().shape == (3, 2)
-        none = placing.placed(
-            Batch(torch.ones(1, 4), 0, rows=1, mine=0), mesh, P("dp")
-        )
+        none = placing.placed(Batch(torch.ones(1, 4), 0, rows=1, mine=0), mesh, P("dp"))
         assert none.shape == (1, 4) and none.to_local().shape == (0, 4)
         assert placing.share_of(7, P("dp"), mesh) == [0, 1, 2]
 
 
 def test_the_placement_of_rows() -> None:
     assert placing.rows_of(P("dp", "tp")) == P("dp")
-    assert placing.rows_of(
-        {"x": P(("dp", "tp")), "y": P(("dp", "tp"), None)}
-    ) == P(("dp", "tp"))
+    assert placing.rows_of({"x": P(("dp", "tp")), "y": P(("dp", "tp"), None)}) == P(("dp", "tp"))
     for where in (P(), P(None, "tp"), {"x": P("dp"), "y": P()}, None, {}):
         assert placing.rows_of(where) is None
 

@@ -27,9 +27,7 @@ def test_trees_that_differ(other: object) -> None:
     assert samples.of_tree(ONE, 0) != samples.of_tree(ONE, 1)
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.bool, torch.bfloat16, torch.complex64, torch.int64]
-)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.complex64, torch.int64])
 def test_every_dtype(dtype: torch.dtype) -> None:
     large = torch.ones(5000, dtype=dtype)
     one = large.clone()

@@ -7,22 +7,13 @@ import shardfn as sf
 from shardfn._tree import leaves
 from shardfn_demo import adamw
 
-OPTIONS = (
-    {"lr": 1e-2},
-    {"lr": 0.3, "betas": (0.7, 0.999), "eps": 1e-3, "weight_decay": 0.5},
-)
+OPTIONS = ({"lr": 1e-2}, {"lr": 0.3, "betas": (0.7, 0.999), "eps": 1e-3, "weight_decay": 0.5})
 
 
 def trees(seed):
     generator = torch.Generator().manual_seed(seed)
-    new = lambda *shape: torch.randn(
-        shape, generator=generator, dtype=torch.float64
-    )
-    return {
-        "w": new(3, 5),
-        "layers": [{"b": new(7)}, {"b": new(2)}],
-        "scale": new(),
-    }
+    new = lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float64)
+    return {"w": new(3, 5), "layers": [{"b": new(7)}, {"b": new(2)}], "scale": new()}
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -56,15 +47,14 @@ def test_update_changes_none_of_its_arguments():
 def test_state_and_params_keep_their_dtype():
     params = {"w": torch.ones(3)}
     after, state = adamw.update(params, params, adamw.init(params))
-    assert {
-        x.dtype
-        for x in (after["w"], state["step"], state["m"]["w"], state["v"]["w"])
-    } == {torch.float32}
+    assert {x.dtype for x in (after["w"], state["step"], state["m"]["w"], state["v"]["w"])} == {
+        torch.float32
+    }
 
 
 @pytest.mark.parametrize("step", [1, 10, 1000])
 def test_the_correction_keeps_its_digits_in_float32(step):
     right = 1 - 0.999**step
-    assert adamw.correction(
-        0.999, torch.tensor(float(step))
-    ).item() == pytest.approx(right, rel=3e-7)
+    assert adamw.correction(0.999, torch.tensor(float(step))).item() == pytest.approx(
+        right, rel=3e-7
+    )

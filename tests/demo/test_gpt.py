@@ -25,9 +25,7 @@ def tokens():
 
 def test_a_new_model_knows_nothing(params, tokens):
     loss = gpt.loss_fn(params, *tokens, heads=3)
-    assert loss.shape == () and loss.item() == pytest.approx(
-        math.log(11), rel=0.02
-    )
+    assert loss.shape == () and loss.item() == pytest.approx(math.log(11), rel=0.02)
 
 
 def test_logits_have_a_number_for_each_token_of_the_vocabulary(params, tokens):
@@ -38,10 +36,7 @@ def test_a_prediction_does_not_see_the_future(params, tokens):
     x = tokens[0]
     changed = x.clone()
     changed[:, 3:] = (x[:, 3:] + 1) % 11
-    before, after = (
-        gpt.logits(params, x, heads=3),
-        gpt.logits(params, changed, heads=3),
-    )
+    before, after = (gpt.logits(params, x, heads=3), gpt.logits(params, changed, heads=3))
     torch.testing.assert_close(before[:, :3], after[:, :3], rtol=0, atol=0)
     assert not torch.allclose(before[:, 3:], after[:, 3:])
 
@@ -49,24 +44,16 @@ def test_a_prediction_does_not_see_the_future(params, tokens):
 def test_a_shorter_text_than_the_context_is_a_prefix_of_it(params, tokens):
     x = tokens[0]
     torch.testing.assert_close(
-        gpt.logits(params, x[:, :2], heads=3),
-        gpt.logits(params, x, heads=3)[:, :2],
+        gpt.logits(params, x[:, :2], heads=3), gpt.logits(params, x, heads=3)[:, :2]
     )
 
 
 def test_init_is_the_same_for_a_seed_and_its_sizes_follow_the_config():
-    first, again, other = (
-        gpt.init(CONFIG),
-        gpt.init(CONFIG),
-        gpt.init(CONFIG, seed=1),
-    )
+    first, again, other = (gpt.init(CONFIG), gpt.init(CONFIG), gpt.init(CONFIG, seed=1))
     torch.testing.assert_close(first, again, rtol=0, atol=0)
     assert not torch.equal(first["tok"], other["tok"])
     assert first["pos"].shape == (5, 6) and len(first["layers"]) == 2
-    assert first["layers"][0]["down"].shape == (24, 6) and first["head"].shape == (
-        6,
-        11,
-    )
+    assert first["layers"][0]["down"].shape == (24, 6) and first["head"].shape == (6, 11)
 
 
 def test_value_and_grad_equals_autograd(params, tokens):
@@ -89,10 +76,7 @@ def test_gradients_equal_finite_differences(params, tokens, name):
     )
 
     def along(t):
-        layer = {
-            **params["layers"][1],
-            name: params["layers"][1][name] + t * direction,
-        }
+        layer = {**params["layers"][1], name: params["layers"][1][name] + t * direction}
         return loss_fn({**params, "layers": [params["layers"][0], layer]}, *tokens)
 
     slope = (along(1e-4) - along(-1e-4)) / 2e-4
@@ -108,10 +92,7 @@ def test_every_parameter_has_a_placement_that_divides_it_by_the_heads():
     assert where["layers"][3]["o"] == where["tok"] == P("tp", None)
 
     def divides(p, spec):
-        return all(
-            axis is None or n % 4 == 0
-            for axis, n in zip(spec.parts, p.shape, strict=False)
-        )
+        return all(axis is None or n % 4 == 0 for axis, n in zip(spec.parts, p.shape, strict=False))
 
     assert walk(divides, params, where)
 

@@ -24,11 +24,7 @@ TWO = Run("2 Gloo processes", (4.0, 3.0, 2.0002), 20.0, 0.05, FEW)
 @pytest.fixture
 def without(monkeypatch):
     """A machine without the optional packages."""
-    for name in [
-        name
-        for name in sys.modules
-        if name.split(".")[0] in ("rich", "matplotlib")
-    ]:
+    for name in [name for name in sys.modules if name.split(".")[0] in ("rich", "matplotlib")]:
         monkeypatch.delitem(sys.modules, name)
     for name in ("rich", "matplotlib"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -70,19 +66,13 @@ def test_the_table_fits_a_terminal_of_80_columns():
     assert max(map(len, report.plain(report.rows([ONE, EIGHT, TWO])))) < 80
 
 
-def test_main_returns_zero_and_writes_both_files_when_the_worlds_agree(
-    canned, tmp_path, capsys
-):
+def test_main_returns_zero_and_writes_both_files_when_the_worlds_agree(canned, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     canned(ONE, EIGHT, agreeing(TWO))
     assert report.main(["--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "local_program.txt").read_text() == "the program"
     assert (tmp_path / "out" / "loss.png").stat().st_size > 1000
-    assert (
-        capsys.readouterr()
-        .out.splitlines()[-1]
-        .startswith("Proved: over 3 steps ")
-    )
+    assert capsys.readouterr().out.splitlines()[-1].startswith("Proved: over 3 steps ")
 
 
 def test_main_returns_one_when_a_world_disagrees(canned, tmp_path, capsys):
@@ -102,10 +92,7 @@ def test_without_the_optional_packages_the_report_is_plain_and_names_the_extra(
     assert report.main(["--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "a world: 2 steps\na world: loss 2.5000\n" in said
-    assert (
-        "all_reduce a step         none         13, 4.2 MB          2, 999 B\n"
-        in said
-    )
+    assert "all_reduce a step         none         13, 4.2 MB          2, 999 B\n" in said
     assert said.count("pip install 'shardfn[viz]'") == 2
     assert not (tmp_path / "loss.png").exists()
 
@@ -118,14 +105,10 @@ def test_with_rich_each_run_has_a_bar(capsys):
     assert "a world" in said and "loss 2.5000" in said
 
 
-def test_without_a_compiler_the_processes_run_uncompiled_and_it_says_so(
-    monkeypatch, capsys
-):
+def test_without_a_compiler_the_processes_run_uncompiled_and_it_says_so(monkeypatch, capsys):
     asked = {}
     monkeypatch.setattr(
-        doctor,
-        "compiler",
-        lambda: doctor.Finding("C++ compiler", False, "No g++."),
+        doctor, "compiler", lambda: doctor.Finding("C++ compiler", False, "No g++.")
     )
     monkeypatch.setattr(report.runs, "one_device", lambda job, progress: ONE)
     monkeypatch.setattr(report.runs, "simulated", lambda job, progress: EIGHT)
@@ -134,11 +117,7 @@ def test_without_a_compiler_the_processes_run_uncompiled_and_it_says_so(
         "processes",
         lambda job, progress, backend: asked.update(backend=backend) or TWO,
     )
-    assert report.all_runs(Job(steps=3), lambda name: lambda loss: None) == [
-        ONE,
-        EIGHT,
-        TWO,
-    ]
+    assert report.all_runs(Job(steps=3), lambda name: lambda loss: None) == [ONE, EIGHT, TWO]
     assert asked == {"backend": "aten"} and "No g++." in capsys.readouterr().out
 
 
@@ -150,6 +129,4 @@ def test_a_wrong_number_of_steps_is_refused(steps, capsys):
 
 
 def agreeing(run):
-    return Run(
-        run.name, ONE.losses, run.first_call_seconds, run.seconds, run.collectives
-    )
+    return Run(run.name, ONE.losses, run.first_call_seconds, run.seconds, run.collectives)

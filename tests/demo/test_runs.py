@@ -8,9 +8,7 @@ import torch.multiprocessing as mp
 from shardfn_demo import gpt, runs
 from shardfn_demo.verdict import judge
 
-JOB = runs.Job(
-    config=gpt.Config(context=7, width=16, heads=4, layers=1), steps=3, batch=2
-)
+JOB = runs.Job(config=gpt.Config(context=7, width=16, heads=4, layers=1), steps=3, batch=2)
 
 JOB64 = attrs.evolve(JOB, dtype=torch.float64)
 
@@ -46,21 +44,14 @@ def test_the_demo_trains_with_dropout_and_other_users_of_the_model_ask_for_it():
 
 
 def test_a_rank_that_fails_ends_the_run_with_its_traceback():
-    with pytest.raises(
-        mp.ProcessRaisedException, match=r"in rank_main(.|\n)*negative dimension"
-    ):
+    with pytest.raises(mp.ProcessRaisedException, match=r"in rank_main(.|\n)*negative dimension"):
         runs.processes(attrs.evolve(JOB, batch=-1), print, backend="aten")
     assert not mp.active_children()
 
 
 def test_traffic_is_counted_by_kind():
-    record = lambda kind, nbytes: type(
-        "Record", (), {"kind": kind, "nbytes": nbytes}
-    )
+    record = lambda kind, nbytes: type("Record", (), {"kind": kind, "nbytes": nbytes})
     traffic = runs.by_kind(
         [record("all_reduce", 3), record("all_gather", 5), record("all_reduce", 4)]
     )
-    assert traffic == (
-        runs.Traffic("all_gather", 1, 5),
-        runs.Traffic("all_reduce", 2, 7),
-    )
+    assert traffic == (runs.Traffic("all_gather", 1, 5), runs.Traffic("all_reduce", 2, 7))

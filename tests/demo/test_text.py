@@ -31,20 +31,13 @@ def test_a_python_without_library_source_is_refused_by_name(monkeypatch):
 def test_batches_are_windows_whose_targets_come_one_token_later():
     data = torch.arange(1000)
     for x, y in itertools.islice(text.batches(data, batch=3, context=7), 5):
-        assert (
-            x.shape == y.shape == (3, 7)
-            and x.is_contiguous()
-            and y.is_contiguous()
-        )
+        assert x.shape == y.shape == (3, 7) and x.is_contiguous() and y.is_contiguous()
         assert torch.equal(y, x + 1) and torch.equal(x[:, 1:], x[:, :-1] + 1)
 
 
 def test_batches_reach_the_last_token_and_no_further():
     data = torch.arange(9)
-    ends = {
-        int(y[0, -1])
-        for _, y in itertools.islice(text.batches(data, batch=1, context=7), 30)
-    }
+    ends = {int(y[0, -1]) for _, y in itertools.islice(text.batches(data, batch=1, context=7), 30)}
     assert ends == {7, 8}
 
 
@@ -53,12 +46,7 @@ def test_a_seed_gives_the_same_batches_and_another_seed_others():
 
     def take(seed):
         return torch.stack(
-            [
-                x
-                for x, _ in itertools.islice(
-                    text.batches(data, batch=2, context=5, seed=seed), 3
-                )
-            ]
+            [x for x, _ in itertools.islice(text.batches(data, batch=2, context=5, seed=seed), 3)]
         )
 
     assert torch.equal(take(3), take(3))

@@ -17,9 +17,7 @@ def test_differences_are_relative_and_one_for_each_step():
 
 
 def test_rounding_is_proof():
-    verdict = judge(
-        [run("one", 4.0, 2.0), run("two", 4.0, 2.0 + 2e-6), run("three", 4.0, 2.0)]
-    )
+    verdict = judge([run("one", 4.0, 2.0), run("two", 4.0, 2.0 + 2e-6), run("three", 4.0, 2.0)])
     assert verdict.holds
     assert (
         verdict.sentence
@@ -29,9 +27,7 @@ def test_rounding_is_proof():
 
 @pytest.mark.parametrize("last", [2.1, math.nan, math.inf])
 def test_a_different_loss_is_no_proof(last):
-    verdict = judge(
-        [run("one", 4.0, 2.0), run("two", 4.0, 2.0), run("three", 4.0, last)]
-    )
+    verdict = judge([run("one", 4.0, 2.0), run("two", 4.0, 2.0), run("three", 4.0, last)])
     assert not verdict.holds
     assert verdict.sentence.startswith(
         "Not proved: the loss is not that of one: three from step 2 on, by "

@@ -18,15 +18,10 @@ def session() -> list[tuple[str, str]]:
     page = (ROOT / "docs" / "debug-bucketing.md").read_text()
     blocks = re.findall(r"```pdb\n(.*?)```", page, re.DOTALL)
     entries = [entry for block in blocks for entry in block.split(PROMPT)[1:]]
-    return [
-        (command, shown)
-        for command, _, shown in (entry.partition("\n") for entry in entries)
-    ]
+    return [(command, shown) for command, _, shown in (entry.partition("\n") for entry in entries)]
 
 
-def test_s1_3_pdb_stops_inside_the_bucketing_pass_in_a_fake_world_of_8_as_the_page_shows() -> (
-    None
-):
+def test_s1_3_pdb_stops_inside_the_bucketing_pass_in_a_fake_world_of_8_as_the_page_shows() -> None:
     commands, shown = zip(*session(), strict=True)
     done = subprocess.run(
         [sys.executable, "-m", "pdb", "examples/debug_bucketing.py"],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.reading.sizes import ROOT
+from tests.support.reading.source import ROOT
 
 EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 PAGES = [
@@ -23,9 +23,7 @@ PAGES = [
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_examples_of_a_page_run(
-    page: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_examples_of_a_page_run(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = Path(ROOT, "docs", page).read_text()
     program = "\n".join(EXAMPLE.findall(text))
     assert program

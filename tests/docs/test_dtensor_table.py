@@ -15,23 +15,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.nn import functional as forms
-from torch.distributed.tensor import (
-    DTensor,
-    Replicate,
-    Shard,
-    distribute_tensor,
-)
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import local_map
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    loss_parallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, loss_parallel, parallelize_module
 
 import shardfn as sf
 from shardfn import P
 from shardfn.simulated import SimulatedTensor
-from tests.support.reading.sizes import ROOT
+from tests.support.reading.source import ROOT
 from tests.transforms.test_flattened import Pair
 
 ROWS = [torch.arange(8.0).view(4, 2), torch.arange(8.0).view(4, 2) + 10]
@@ -90,23 +81,17 @@ class Summed(torch.autograd.Function):
 def as_constants(x: Any, mesh: Any) -> Any:
     d = DTensor.from_local(x, mesh, S)
     is_right = d.placements[0].is_shard(0) and type(d) is DTensor
-    return x + (
-        1 if is_right and isinstance(d, DTensor) and d.device_mesh == mesh else 0
-    )
+    return x + (1 if is_right and isinstance(d, DTensor) and d.device_mesh == mesh else 0)
 
 
 def mapped(x: Any, mesh: Any) -> Any:
-    double = local_map(
-        lambda y: y * 2, out_placements=(S,), in_placements=(S,), device_mesh=mesh
-    )
+    double = local_map(lambda y: y * 2, out_placements=(S,), in_placements=(S,), device_mesh=mesh)
     return double(DTensor.from_local(x, mesh, S)).to_local()
 
 
 def filled(x: Any, mesh: Any) -> Any:
     d = placed.ones(4, 2, device_mesh=mesh, placements=S)
-    return (
-        d + placed.full((4, 2), 2.0, device_mesh=mesh, placements=S)
-    ).full_tensor()
+    return (d + placed.full((4, 2), 2.0, device_mesh=mesh, placements=S)).full_tensor()
 
 
 def drawn(x: Any, mesh: Any) -> Any:
@@ -125,9 +110,7 @@ def called(mesh: Any, is_parallel: bool) -> Any:
 
 def ranked(x: Any, mesh: Any) -> Any:
     numbers = dist.get_rank() + mesh.get_group().rank() * 10
-    return (
-        x + numbers + mesh.get_local_rank() * 100 + mesh.get_coordinate()[0] * 1000
-    )
+    return x + numbers + mesh.get_local_rank() * 100 + mesh.get_coordinate()[0] * 1000
 
 
 def sized(x: Any, mesh: Any) -> Any:
@@ -165,30 +148,22 @@ def on_parts(x: Any, mesh: Any) -> Any:
 
 BOTH = ROWS[0] + ROWS[1]
 TABLE: dict[str, Row] = {
-    "`DTensor.from_local`": Row(
-        lambda x, m: DTensor.from_local(x, m, S).full_tensor(), same(X)
-    ),
+    "`DTensor.from_local`": Row(lambda x, m: DTensor.from_local(x, m, S).full_tensor(), same(X)),
     "`x.redistribute`": Row(
-        lambda x, m: distribute_tensor(x, m, R).redistribute(m, C).full_tensor(),
-        same(ROWS[0]),
-        X,
+        lambda x, m: distribute_tensor(x, m, R).redistribute(m, C).full_tensor(), same(ROWS[0]), X
     ),
     "`x.to_local`": Row(
-        lambda x, m: distribute_tensor(x, m, S).to_local(),
-        [ROWS[0][:2], ROWS[0][2:]],
+        lambda x, m: distribute_tensor(x, m, S).to_local(), [ROWS[0][:2], ROWS[0][2:]]
     ),
     "`x._local_tensor`": Row(
-        lambda x, m: distribute_tensor(x, m, S)._local_tensor,
-        [ROWS[0][:2], ROWS[0][2:]],
+        lambda x, m: distribute_tensor(x, m, S)._local_tensor, [ROWS[0][:2], ROWS[0][2:]]
     ),
     "`x.placements`": Row(as_constants, [x + 1 for x in ROWS]),
     "`local_map`": Row(mapped, [x * 2 for x in ROWS]),
     "`torch.distributed.tensor.zeros`": Row(
         filled, same(torch.full((4, 2), 3.0)), torch.full((4, 2), 3.0)
     ),
-    "`torch.distributed.tensor.rand`": Row(
-        drawn, same(torch.ones(4, 2)), torch.ones(4, 2)
-    ),
+    "`torch.distributed.tensor.rand`": Row(drawn, same(torch.ones(4, 2)), torch.ones(4, 2)),
     "ops of DTensors": Row(
         lambda x, m: (distribute_tensor(x, m, S) * 2 + 1).full_tensor(),
         same(ROWS[0] * 2 + 1),
@@ -198,12 +173,9 @@ TABLE: dict[str, Row] = {
         lambda x, m: in_place(x, m)[0],
         [BOTH * 2 + ROWS[0] + ROWS[1][2 * k :][:2].sum() for k in range(2)],
     ),
-    "their functional forms": Row(
-        returned, [BOTH * 2 + ROWS[1 - k] for k in range(2)]
-    ),
+    "their functional forms": Row(returned, [BOTH * 2 + ROWS[1 - k] for k in range(2)]),
     "a `torch.autograd.Function`": Row(
-        lambda x, m: sf.grad(lambda x: (Summed.apply(x) ** 2).sum())(x),
-        same(2 * BOTH),
+        lambda x, m: sf.grad(lambda x: (Summed.apply(x) ** 2).sum())(x), same(2 * BOTH)
     ),
     "`dist.get_rank`": Row(ranked, [ROWS[0], ROWS[1] + 1111]),
     "`dist.get_process_group_ranks`": Row(
@@ -239,9 +211,7 @@ GOES += (
 def rows() -> list[list[str]]:
     text = Path(ROOT, "docs", "dtensor.md").read_text()
     lines = text[text.index(HEAD) :].split("\n\n")[0].splitlines()[2:]
-    return [
-        [cell.strip() for cell in line.strip("|").split(" | ")] for line in lines
-    ]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 
 def cells(name: str) -> list[str]:
@@ -279,9 +249,7 @@ def test_a_row_says_what_happens(name: str) -> None:
             return
         assert by_jit.startswith(GOES) and by_map.startswith(GOES)
         found = staged[0](SimulatedTensor(ROWS))
-        shards = (
-            found.shards if isinstance(found, SimulatedTensor) else same(found)
-        )
+        shards = found.shards if isinstance(found, SimulatedTensor) else same(found)
         torch.testing.assert_close(shards, row.wanted)
         whole = sf.full(staged[1](X))
         torch.testing.assert_close(whole, torch.cat(row.wanted))

@@ -78,9 +78,7 @@ def coalesced(x: Any, w: Any, mesh: Any) -> Any:
         functional.all_reduce_coalesced([x, w], "sum", group),
         functional.all_gather_into_tensor_coalesced([x, w], group),
         functional.reduce_scatter_tensor_coalesced([x, w], "sum", [0, 1], group),
-        functional.permute_tensor(
-            x[0], list(reversed(range(_count(mesh)))), group
-        ),
+        functional.permute_tensor(x[0], list(reversed(range(_count(mesh)))), group),
     )
 
 
@@ -134,15 +132,7 @@ def by_ops_of_names(x: Any, w: Any, mesh: Any) -> Any:
 
 BY_HAND: dict[str, Program] = {
     fn.__name__: fn
-    for fn in (
-        listed,
-        by_ops,
-        by_ops_of_names,
-        on_one,
-        coalesced,
-        autograd_forms,
-        queried,
-    )
+    for fn in (listed, by_ops, by_ops_of_names, on_one, coalesced, autograd_forms, queried)
 }
 
 

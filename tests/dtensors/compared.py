@@ -29,9 +29,7 @@ def of_rank(out: Any, rank: int) -> Any:
         return out.shards[rank]
     if isinstance(out, dict):
         return {key: of_rank(x, rank) for key, x in out.items()}
-    return (
-        [of_rank(x, rank) for x in out] if isinstance(out, list | tuple) else out
-    )
+    return [of_rank(x, rank) for x in out] if isinstance(out, list | tuple) else out
 
 
 def assert_same(got: Any, wanted: Any) -> None:

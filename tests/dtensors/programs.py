@@ -13,13 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed import _functional_collectives as functional
-from torch.distributed.tensor import (
-    DTensor,
-    Partial,
-    Replicate,
-    Shard,
-    distribute_tensor,
-)
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import local_map
 
 Program = Callable[[torch.Tensor, torch.Tensor, Any], Any]
@@ -49,10 +43,7 @@ def positional(x: Any, w: Any, mesh: Any) -> Any:
 
 def keywords(x: Any, w: Any, mesh: Any) -> Any:
     d = DTensor.from_local(
-        local_tensor=x,
-        device_mesh=mesh,
-        placements=every(mesh, Shard(1)),
-        run_check=False,
+        local_tensor=x, device_mesh=mesh, placements=every(mesh, Shard(1)), run_check=False
     )
     d = d.redistribute(device_mesh=mesh, placements=every(mesh, Replicate()))
     return d.to_local(grad_placements=every(mesh, Replicate())) + 2
@@ -80,9 +71,7 @@ def of_first(x: Any, w: Any, mesh: Any) -> Any:
 
 def with_sizes(x: Any, w: Any, mesh: Any) -> Any:
     shape = (4 * mesh.size(), 6)
-    d = DTensor.from_local(
-        x, mesh, every(mesh, Shard(0)), shape=torch.Size(shape), stride=(6, 1)
-    )
+    d = DTensor.from_local(x, mesh, every(mesh, Shard(0)), shape=torch.Size(shape), stride=(6, 1))
     return d.to_local() * d.shape[0] + d.stride()[0]
 
 
@@ -94,9 +83,7 @@ def asynchronous(x: Any, w: Any, mesh: Any) -> Any:
 
 def transposed(x: Any, w: Any, mesh: Any) -> Any:
     d = DTensor.from_local(x, mesh, every(mesh, Shard(0)))
-    return d.t().to_local(), d.redistribute(
-        mesh, last(mesh, Shard(1))
-    ).t().to_local()
+    return d.t().to_local(), d.redistribute(mesh, last(mesh, Shard(1))).t().to_local()
 
 
 def moved(x: Any, w: Any, mesh: Any) -> Any:
@@ -132,17 +119,12 @@ def attributes(x: Any, w: Any, mesh: Any) -> Any:
 
 def distributed(x: Any, w: Any, mesh: Any) -> Any:
     d = distribute_tensor(x, mesh, last(mesh, Shard(1)))
-    return d.to_local(), distribute_tensor(
-        w, mesh, every(mesh, Replicate())
-    ).sum().to_local()
+    return d.to_local(), distribute_tensor(w, mesh, every(mesh, Replicate())).sum().to_local()
 
 
 def returned(x: Any, w: Any, mesh: Any) -> Any:
     d = DTensor.from_local(x, mesh, every(mesh, Shard(0)))
-    return {
-        "sharded": d * 2,
-        "replicated": d.redistribute(mesh, every(mesh, Replicate())),
-    }
+    return {"sharded": d * 2, "replicated": d.redistribute(mesh, every(mesh, Replicate()))}
 
 
 def of_a_part(x: Any, w: Any, mesh: Any) -> Any:
@@ -186,9 +168,7 @@ def checkpointed(x: Any, w: Any, mesh: Any) -> Any:
 def all_reduced(x: Any, w: Any, mesh: Any) -> Any:
     total, largest = x * 2, x.clone()
     dist.all_reduce(total)
-    dist.all_reduce(
-        largest, op=dist.ReduceOp.MAX, group=mesh.get_group(mesh.ndim - 1)
-    )
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=mesh.get_group(mesh.ndim - 1))
     return total, largest
 
 
@@ -288,16 +268,7 @@ def terms(x: Any, w: Any, mesh: Any) -> Any:
         DTensor.from_local(x.clone(), mesh, last(mesh, Partial(k)), run_check=True)
         for k in ("avg", "max")
     ]
-    both = [
-        d,
-        d * 3,
-        rows.sum(),
-        rows.sum(0),
-        rows.amax(0),
-        a @ b,
-        (a @ b).t(),
-        *kinds,
-    ]
+    both = [d, d * 3, rows.sum(), rows.sum(0), rows.amax(0), a @ b, (a @ b).t(), *kinds]
     return [y.to_local() for y in both]
 
 
@@ -306,9 +277,7 @@ def partial_results(x: Any, w: Any, mesh: Any) -> Any:
     rows = DTensor.from_local(x, mesh, every(mesh, Shard(0)))
     a = DTensor.from_local(x.clone(), mesh, last(mesh, Shard(1)), run_check=True)
     b = DTensor.from_local(w.clone(), mesh, last(mesh, Shard(0)), run_check=True)
-    mean = DTensor.from_local(
-        x.clone(), mesh, last(mesh, Partial("avg")), run_check=True
-    )
+    mean = DTensor.from_local(x.clone(), mesh, last(mesh, Partial("avg")), run_check=True)
     return {
         "term": d,
         "scaled": d / 2,
@@ -364,11 +333,7 @@ PROGRAMS: dict[str, Program] = {
 def loss_of_rows(x: Any, w: Any, mesh: Any) -> Any:
     d = DTensor.from_local(x, mesh, every(mesh, Shard(0)))
     same = d.redistribute(mesh, every(mesh, Replicate()))
-    return (
-        (same.to_local(grad_placements=every(mesh, Partial()))[:6] @ w)
-        .square()
-        .sum()
-    )
+    return (same.to_local(grad_placements=every(mesh, Partial()))[:6] @ w).square().sum()
 
 
 def loss_of_rows_unsaid(x: Any, w: Any, mesh: Any) -> Any:
@@ -413,10 +378,7 @@ def loss_in_dtypes(x: Any, w: Any, mesh: Any) -> Any:
     for first in dtypes:
         for second in dtypes:
             same = d.redistribute(
-                mesh,
-                every(mesh, Replicate()),
-                forward_dtype=first,
-                backward_dtype=second,
+                mesh, every(mesh, Replicate()), forward_dtype=first, backward_dtype=second
             )
             own = same.to_local(grad_placements=every(mesh, Partial()))
             total = total + (own * third).sum()

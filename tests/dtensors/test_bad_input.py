@@ -11,13 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from message import without_line
-from torch.distributed.tensor import (
-    DTensor,
-    Partial,
-    Replicate,
-    Shard,
-    distribute_tensor,
-)
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import shardfn as sf
 from shardfn import P
@@ -33,9 +27,7 @@ def staged(transform: str, fn: Callable[..., Any], mesh: Any, args: int) -> Any:
     if transform == "shard":
         return sf.shard(fn, mesh, (P("dp"),) * args, backend="aten")
     places = P("dp")
-    return sf.shard_map(
-        fn, mesh, in_placements=(places,) * args, out_placements=places
-    )
+    return sf.shard_map(fn, mesh, in_placements=(places,) * args, out_placements=places)
 
 
 def refused(kind: type[sf.ShardError], call: Callable[[], Any]) -> str:
@@ -60,9 +52,7 @@ def swapped(weights: Any, batch: Any, mesh: Any) -> Any:
 
 @pytest.mark.parametrize("transform", ["jit", "shard_map"])
 @pytest.mark.parametrize(("fn", "plain"), [(both, "b['x']"), (swapped, "w['w']")])
-def test_of_equal_shapes_the_plain_tensor_is_named(
-    fn: Any, plain: str, transform: str
-) -> None:
+def test_of_equal_shapes_the_plain_tensor_is_named(fn: Any, plain: str, transform: str) -> None:
     """Both have one shape, so only names tell them apart."""
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
@@ -144,9 +134,7 @@ def test_a_closed_over_dtensor_and_a_plain_parameter_are_named() -> None:
 
 GLOBAL: Any = None
 MESHES: dict[str, Callable[[Any], Any]] = {
-    "jit": lambda mesh: sf.jit(
-        lambda x: DTensor.from_local(x, mesh, S).full_tensor()
-    ),
+    "jit": lambda mesh: sf.jit(lambda x: DTensor.from_local(x, mesh, S).full_tensor()),
     "shard": lambda mesh: sf.shard(lambda x: x * 2, mesh, P("dp")),
     "shard, inside": lambda mesh: sf.shard(
         lambda x: distribute_tensor(x, mesh, S), sf.make_mesh((2,), ("dp",))
@@ -229,9 +217,7 @@ CONTRADICTING: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
         "DTensor.redistribute: Partial over dp",
     ),
     "strides": (
-        lambda d, mesh: DTensor.from_local(
-            d.to_local(), mesh, S, shape=d.shape, stride=(1, 4)
-        ),
+        lambda d, mesh: DTensor.from_local(d.to_local(), mesh, S, shape=d.shape, stride=(1, 4)),
         "DTensor.from_local: stride (1, 4), of a DTensor of shape (4, 2)",
     ),
     "of a gradient": (

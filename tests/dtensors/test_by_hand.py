@@ -13,12 +13,7 @@ from ranks import run_ranks
 
 import shardfn as sf
 from shardfn.simulated import SimulatedTensor
-from tests.dtensors.by_hand import (
-    BY_HAND,
-    loss_of_forms,
-    loss_of_lists,
-    loss_of_lists_by_sums,
-)
+from tests.dtensors.by_hand import BY_HAND, loss_of_forms, loss_of_lists, loss_of_lists_by_sums
 from tests.dtensors.compared import assert_same, of_rank, plain
 from tests.dtensors.programs import own
 
@@ -52,10 +47,7 @@ def _on_a_rank(names: set[str]) -> dict[str, Any]:
     """For each program what eager torch returns here, and what `jit` does."""
     mesh, rank = _mesh(), torch.distributed.get_rank()
     return {
-        name: (
-            plain(_eager(name, mesh, *own(rank))),
-            plain(_staged(name, mesh)(*own(rank))),
-        )
+        name: (plain(_eager(name, mesh, *own(rank))), plain(_staged(name, mesh)(*own(rank))))
         for name in (*BY_HAND, *LOSSES)
         if name in names
     }
@@ -68,9 +60,7 @@ def answers(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.mark.parametrize("name", [*BY_HAND, *LOSSES])
-def test_s7_3_collectives_by_hand_answer_as_eager_torch(
-    name: str, answers: Any
-) -> None:
+def test_s7_3_collectives_by_hand_answer_as_eager_torch(name: str, answers: Any) -> None:
     with sf.fake_world(4):
         columns = zip(*map(own, range(4)), strict=True)
         out = plain(_staged(name, _mesh())(*map(SimulatedTensor, columns)))

@@ -15,13 +15,7 @@ from torch.distributed.tensor import DTensor, Shard
 import shardfn as sf
 from shardfn.simulated import SimulatedTensor
 from tests.dtensors.compared import assert_same, of_rank, plain
-from tests.dtensors.programs import (
-    LOSSES,
-    PROGRAMS,
-    Program,
-    loss_of_rows_unsaid,
-    own,
-)
+from tests.dtensors.programs import LOSSES, PROGRAMS, Program, loss_of_rows_unsaid, own
 
 MESHES = {(2,): ("dp",), (2, 2): ("dp", "tp")}
 
@@ -110,15 +104,9 @@ def _of_shard(mesh: Any, rank: int) -> tuple[Any, Any]:
 # calls of another form: (what eager torch returns, what a staged function does)
 CALLED: dict[str, Callable[[Any, int], tuple[Any, Any]]] = {
     "compiled": _of_compiled,
-    "part": lambda mesh, rank: (
-        _on_part(mesh, rank),
-        _on_part(mesh, rank, sf.jit),
-    ),
+    "part": lambda mesh, rank: (_on_part(mesh, rank), _on_part(mesh, rank, sf.jit)),
     "in shard": _of_shard,
-    "closed over": lambda mesh, rank: (
-        _closed_over(mesh, rank),
-        _closed_over(mesh, rank, sf.jit),
-    ),
+    "closed over": lambda mesh, rank: (_closed_over(mesh, rank), _closed_over(mesh, rank, sf.jit)),
     "unsaid": _of_unsaid,
 }
 
@@ -127,10 +115,7 @@ def _on_a_rank(shape: tuple[int, ...], names: set[str]) -> dict[str, Any]:
     """For each program what eager torch returns here, and what `jit` does."""
     mesh, rank = _mesh(shape), torch.distributed.get_rank()
     found = {
-        name: (
-            plain(program(*own(rank), mesh)),
-            plain(_staged(program, mesh, "aten")(*own(rank))),
-        )
+        name: (plain(program(*own(rank), mesh)), plain(_staged(program, mesh, "aten")(*own(rank))))
         for name, program in PROGRAMS.items()
         if name in names
     }
@@ -163,9 +148,7 @@ NAMES = [*PROGRAMS, *LOSSES, *CALLED]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_s2_2_a_program_answers_as_eager_torch_on_real_ranks(
-    name: str, answers: Any
-) -> None:
+def test_s2_2_a_program_answers_as_eager_torch_on_real_ranks(name: str, answers: Any) -> None:
     _, ranks = answers
     for eager, staged in (found[name] for found in ranks):
         assert_same(staged, eager)
@@ -223,9 +206,7 @@ def _arriving() -> Any:
     total = functional.all_reduce(x, "sum", mesh.get_group())
     assert type(total) is not torch.Tensor
     wanted = sum(own(rank)[0] for rank in range(2)) + 1
-    return [
-        sf.jit(lambda x: x + 1, backend="aten")(total) for _ in range(2)
-    ], wanted
+    return [sf.jit(lambda x: x + 1, backend="aten")(total) for _ in range(2)], wanted
 
 
 def test_s2_2_an_argument_that_is_still_arriving_is_awaited() -> None:

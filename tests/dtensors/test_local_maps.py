@@ -11,13 +11,7 @@ import pytest
 import torch
 from ranks import run_ranks
 from torch.distributed import _functional_collectives as functional
-from torch.distributed.tensor import (
-    DTensor,
-    Partial,
-    Replicate,
-    Shard,
-    distribute_tensor,
-)
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import local_map
 
 import shardfn as sf
@@ -48,9 +42,7 @@ def product(mesh: Any, a: Any, b: Any) -> Any:
     return functional.all_reduce(a @ b, "sum", mesh).wait()
 
 
-decorated = local_map(
-    out_placements=R, in_placements=(None, COLUMNS, ROWS)
-)(product)
+decorated = local_map(out_placements=R, in_placements=(None, COLUMNS, ROWS))(product)
 
 
 def factors(mesh: Any, a: Any = COLUMNS, b: Any = ROWS) -> Any:
@@ -109,10 +101,7 @@ def numbers_and_trees(mesh: Any) -> None:
 def plain_tensors_stay_plain(mesh: Any) -> None:
     for placements in ((None, None), (R, ROWS)):
         mapped = local_map(
-            torch.mm,
-            out_placements=ROWS,
-            in_placements=placements,
-            device_mesh=mesh,
+            torch.mm, out_placements=ROWS, in_placements=placements, device_mesh=mesh
         )
         out = staged(mapped, X, A)
         assert not isinstance(out, DTensor)

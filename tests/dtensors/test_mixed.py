@@ -11,13 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
-from torch.distributed.tensor import (
-    DTensor,
-    Partial,
-    Replicate,
-    Shard,
-    distribute_tensor,
-)
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import shardfn as sf
 from shardfn import P
@@ -72,10 +66,7 @@ def test_s2_4_equal_placements_and_meshes_never_retrace(mesh: Any) -> None:
     assert dict(counts) == before
     same(fn(local(), mesh, 1), *[torch.cat(ROWS, 1)] * 2)
     captures, partitions = counts["captures"], counts["partitions"]
-    assert (captures, partitions) == (
-        before["captures"] + 1,
-        before["partitions"] + 1,
-    )
+    assert (captures, partitions) == (before["captures"] + 1, before["partitions"] + 1)
     fn(local(), again, 1)
     assert counts["captures"] == captures
     d = distribute_tensor(X, again, S)
@@ -90,9 +81,7 @@ def test_s2_3_and_s2_5_the_program_of_the_pull_request(mesh: Any) -> None:
 
     traced = str(sf.jit(fn).trace(torch.ones(4, 2)))
     names = [
-        line.split(" = ")[1].split("(")[0]
-        for line in traced.splitlines()
-        if " = prim_" in line
+        line.split(" = ")[1].split("(")[0] for line in traced.splitlines() if " = prim_" in line
     ]
     first = names.index("prim_from_local")
     assert names[first : first + 4] == [
@@ -112,9 +101,7 @@ def test_s4_a_local_program_has_no_copies_of_dtensors(mesh: Any) -> None:
         return ((d + 1).sin() * d).to_local()
 
     ops = [str(n.target) for n in sf.jit(fn).lower(local()).program.graph.nodes]
-    assert not [
-        op for op in ops if "detach" in op or "clone" in op or "copy" in op
-    ]
+    assert not [op for op in ops if "detach" in op or "clone" in op or "copy" in op]
 
 
 def test_a_gradient_of_dtensors_has_their_placements(mesh: Any) -> None:
@@ -229,9 +216,7 @@ def test_scan(mesh: Any) -> None:
 
 def test_uneven_dtensors_inside_and_as_results(mesh: Any) -> None:
     d = distribute_tensor(torch.arange(257.0), mesh, S)
-    out, total = sf.jit(lambda d: (d * 2, d.sum().full_tensor()), backend="aten")(
-        d
-    )
+    out, total = sf.jit(lambda d: (d * 2, d.sum().full_tensor()), backend="aten")(d)
     torch.testing.assert_close(sf.full(out), torch.arange(257.0) * 2)
     same(total, torch.arange(257.0).sum(), torch.arange(257.0).sum())
 
@@ -274,13 +259,7 @@ def test_replicas_of_what_all_ranks_have_count_once(mesh: Any) -> None:
 def test_in_shard_placements_are_constraints(mesh: Any) -> None:
     def fn(x: Any) -> Any:
         a = distribute_tensor(x * 2, mesh, [Shard(1)])
-        return (
-            a,
-            a.redistribute(mesh, S),
-            a.full_tensor(),
-            a + x,
-            isinstance(a, DTensor),
-        )
+        return (a, a.redistribute(mesh, S), a.full_tensor(), a + x, isinstance(a, DTensor))
 
     *out, is_dtensor = sf.shard(fn, mesh, P("dp"), backend="aten")(X)
     placed = [x.placements for x in out[:3]]
@@ -293,9 +272,7 @@ def test_in_shard_placements_are_constraints(mesh: Any) -> None:
 def test_the_mesh_of_a_dtensor(mesh: Any) -> None:
     def fn(d: Any) -> Any:
         here = d.device_mesh
-        return d.redistribute(here, R).to_local() * here.size(), isinstance(
-            d, DTensor
-        )
+        return d.redistribute(here, R).to_local() * here.size(), isinstance(d, DTensor)
 
     every, is_dtensor = sf.jit(fn, backend="aten")(distribute_tensor(X, mesh, S))
     same(every, X * 2, X * 2)
@@ -303,9 +280,7 @@ def test_the_mesh_of_a_dtensor(mesh: Any) -> None:
 
 
 def test_s6_1_the_current_mesh_serves_where_none_is_named(mesh: Any) -> None:
-    fn = sf.jit(
-        lambda x: DTensor.from_local(x, None, S).full_tensor(), backend="aten"
-    )
+    fn = sf.jit(lambda x: DTensor.from_local(x, None, S).full_tensor(), backend="aten")
     with sf.use_mesh(mesh):
         same(fn(local()), X, X)
     with mesh:
@@ -416,10 +391,7 @@ def test_s7_2_and_s7_3_queries_are_constants(mesh: Any) -> None:
         return x + len(facts), facts
 
     _, facts = sf.jit(fn, backend="aten")(torch.ones(2))
-    assert facts == (
-        *(1, 2, 2, (2,), ("dp",), "cpu", 2, 2, 2, 2),
-        *(-1, True, True, "avg", True),
-    )
+    assert facts == (*(1, 2, 2, (2,), ("dp",), "cpu", 2, 2, 2, 2), *(-1, True, True, "avg", True))
 
 
 def test_a_second_world_is_found_out_anew() -> None:
@@ -455,9 +427,7 @@ def test_branches_and_loops_over_dtensors(mesh: Any) -> None:
     def fn(x: Any) -> Any:
         d = DTensor.from_local(x, mesh, S)
         doubled = sf.while_loop(
-            lambda c: c[0] < 3,
-            lambda c: (c[0] + 1, c[1] * 2),
-            (torch.tensor(0), d),
+            lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * 2), (torch.tensor(0), d)
         )[1]
         positive = d.sum().full_tensor() > 0
         chosen = sf.cond(positive, lambda d: d + 1, lambda d: d - 1, d)
@@ -466,9 +436,7 @@ def test_branches_and_loops_over_dtensors(mesh: Any) -> None:
         return [y.full_tensor() for y in (doubled, chosen, total, rows)]
 
     wanted = X * 8, X + 1, X.sum(0), X * 2
-    for got, expected in zip(
-        sf.jit(fn, backend="aten")(local()), wanted, strict=True
-    ):
+    for got, expected in zip(sf.jit(fn, backend="aten")(local()), wanted, strict=True):
         same(got, expected, expected)
 
 
@@ -480,9 +448,7 @@ def test_derivatives_of_derivatives(mesh: Any) -> None:
     hessian = sf.jit(sf.hessian(loss), backend="aten")(local())
     wanted = torch.func.hessian(plain)(X).reshape(2, 4, 2, 2, 4, 2)
     same(hessian, wanted[0, :, :, 0], wanted[1, :, :, 1])
-    value, tangent = sf.jit(lambda x: sf.jvp(loss, (x,), (x,)), backend="aten")(
-        local()
-    )
+    value, tangent = sf.jit(lambda x: sf.jvp(loss, (x,), (x,)), backend="aten")(local())
     expected = torch.func.jvp(plain, (X,), (X,))
     same(value, *[expected[0]] * 2)
     same(tangent, *[expected[1]] * 2)
@@ -565,11 +531,7 @@ def test_s2_2_random_dtensors_are_those_of_one_device(mesh: Any) -> None:
 
 def test_a_plain_function_of_each_ranks_own_tensor(mesh: Any) -> None:
     d = distribute_tensor(X, mesh, S)
-    for fn in (
-        sf.jit(torch.sin),
-        sf.jit(torch.sin, donate_argnums=0),
-        sf.vmap(torch.sin),
-    ):
+    for fn in (sf.jit(torch.sin), sf.jit(torch.sin, donate_argnums=0), sf.vmap(torch.sin)):
         same(fn(d.to_local()), *[x.sin() for x in ROWS])
         assert type(fn(X.clone())) is torch.Tensor  # whatever was called before
 

@@ -12,11 +12,7 @@ import torch
 from ranks import run_ranks
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import shardfn as sf
 from shardfn import P
@@ -61,9 +57,7 @@ def _on_a_rank(plan: str) -> Any:
     mesh, rank = sf.make_mesh((2,), ("tp",)), torch.distributed.get_rank()
     net = parallelize_module(_net(), mesh, copy.deepcopy(PLANS[plan]))
     x = _x(plan, rank)
-    eager = (
-        _local(net(x)).detach().clone()
-    )  # of one that is still arriving, which waits
+    eager = _local(net(x)).detach().clone()  # of one that is still arriving, which waits
     gradients = [_gradients(net, fn, x) for fn in (net, _jitted(net))]
     return eager, _local(_staged(net, x)), gradients
 
@@ -90,15 +84,11 @@ def test_s2_1_a_module_of_parallelize_module(plan: str) -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("tp",))
         net = parallelize_module(_net(), mesh, copy.deepcopy(PLANS[plan]))
-        out = _local(
-            _staged(net, SimulatedTensor([_x(plan, r) for r in range(2)]))
-        )
+        out = _local(_staged(net, SimulatedTensor([_x(plan, r) for r in range(2)])))
         own = SimulatedTensor([_x(plan, r) for r in range(2)])
         found = _gradients(net, _jitted(net), own)
         for rank, (eager, _, (wanted, _)) in enumerate(real):
-            torch.testing.assert_close(
-                out.shards[rank], eager, rtol=1e-12, atol=1e-12
-            )
+            torch.testing.assert_close(out.shards[rank], eager, rtol=1e-12, atol=1e-12)
             assert_same(of_rank(found, rank), wanted)
 
 
@@ -140,9 +130,7 @@ def _heads_on_a_rank() -> Any:
 
 def _second_derivative(loss: torch.Tensor, net: nn.Module) -> str:
     try:
-        torch.autograd.grad(
-            loss, list(net.parameters()), create_graph=True, allow_unused=True
-        )
+        torch.autograd.grad(loss, list(net.parameters()), create_graph=True, allow_unused=True)
     except sf.ShardError as error:
         return str(error)
     return ""
@@ -204,9 +192,7 @@ def test_in_shard_it_is_a_global_tensor_with_placements() -> None:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_in_shard_a_module_of_parallelize_module_is_refused_with_what_works(
-    plan: str,
-) -> None:
+def test_in_shard_a_module_of_parallelize_module_is_refused_with_what_works(plan: str) -> None:
     x, net = _x("", 0), _net()
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("tp",))

@@ -18,13 +18,7 @@ from torch.distributed.distributed_c10d import (
     _rank_not_in_group,
     _resolve_group_name_by_ranks_and_tag,
 )
-from torch.distributed.tensor import (
-    DTensor,
-    Partial,
-    Replicate,
-    Shard,
-    distribute_tensor,
-)
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import shardfn as sf
 from shardfn import P
@@ -178,9 +172,7 @@ def test_s7_4_process_groups() -> None:
             (group._get_backend_name(), _get_group_tag(group)),
             _get_group_size_by_name(group.group_name),
             dist.get_process_group_ranks(dist.group.WORLD) == every,
-            _resolve_group_name_by_ranks_and_tag(
-                every, _get_group_tag(dist.group.WORLD)
-            ),
+            _resolve_group_name_by_ranks_and_tag(every, _get_group_tag(dist.group.WORLD)),
             _resolve_group_name_by_ranks_and_tag(
                 ranks=dist.get_process_group_ranks(group), tag=_get_group_tag(group)
             )
@@ -288,10 +280,7 @@ def added(held: Any, mesh: Any) -> Any:
 CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "two meshes in one op": (
         lambda mesh: sf.jit(
-            lambda x: (
-                DTensor.from_local(x, mesh["dp"], [S])
-                + DTensor.from_local(x, mesh, [S, R])
-            )
+            lambda x: DTensor.from_local(x, mesh["dp"], [S]) + DTensor.from_local(x, mesh, [S, R])
         )(X),
         """add: of DTensors on the axes (dp) and (dp, tp)
   needed: one mesh
@@ -299,9 +288,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "redistributed to the whole mesh": (
         lambda mesh: sf.jit(
-            lambda x: DTensor.from_local(x, mesh["dp"], [S]).redistribute(
-                mesh, [S, R]
-            )
+            lambda x: DTensor.from_local(x, mesh["dp"], [S]).redistribute(mesh, [S, R])
         )(X),
         """DTensor.redistribute: the DTensor is on dp=S0, and the call names a mesh of axes \
 ('dp', 'tp')
@@ -327,8 +314,7 @@ def test_in_shard_dtensors_on_parts_are_global_tensors(axes: Any) -> None:
         mesh = sf.make_mesh((2, 3), ("dp", "tp"))
         parts = [mesh[axis] for axis in axes]
         args = [
-            distribute_tensor(y, part, [Shard(1)])
-            for y, part in zip((x, w), parts, strict=True)
+            distribute_tensor(y, part, [Shard(1)]) for y, part in zip((x, w), parts, strict=True)
         ]
         sharded = sf.shard(sf.grad(fn), mesh, backend="aten")
         for call in (sharded, sharded, sharded.compile(*args)):
@@ -382,9 +368,7 @@ def test_what_the_refusals_say_to_write_works() -> None:
         total = sf.jit(lambda a, b: a + b, backend="aten")(a, b)
         torch.testing.assert_close(sf.full(total), 2 * X)
         inside = lambda x: (
-            DTensor.from_local(
-                DTensor.from_local(x, mesh["dp"], [S]).to_local(), mesh, [S, R]
-            )
+            DTensor.from_local(DTensor.from_local(x, mesh["dp"], [S]).to_local(), mesh, [S, R])
             + DTensor.from_local(x, mesh, [S, R])
         )
         total = sf.jit(inside, backend="aten")(X)

@@ -13,13 +13,7 @@ import torch.nn.functional as F
 from ranks import run_ranks
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import (
-    DTensor,
-    Partial,
-    Replicate,
-    Shard,
-    distribute_tensor,
-)
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -233,10 +227,7 @@ def fully_sharded_tensor_parallel_checkpoint(mesh: Any) -> None:
     x = draw(8, 6)
 
     def block(x: Any, up: Any, down: Any) -> Any:
-        whole = [
-            up.redistribute(grid, [R, Shard(1)]),
-            down.redistribute(grid, [R, Shard(0)]),
-        ]
+        whole = [up.redistribute(grid, [R, Shard(1)]), down.redistribute(grid, [R, Shard(0)])]
         return torch.tanh(x @ whole[0]) @ whole[1]
 
     def loss(p: Any, x: Any) -> Any:

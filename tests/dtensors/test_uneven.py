@@ -14,14 +14,7 @@ from ranks import run_ranks
 import shardfn as sf
 from shardfn.simulated import SimulatedTensor
 from tests.dtensors.compared import assert_same, of_rank, plain
-from tests.dtensors.uneven import (
-    LOSSES,
-    ON_TWO_AXES,
-    PROGRAMS,
-    Program,
-    argument,
-    same,
-)
+from tests.dtensors.uneven import LOSSES, ON_TWO_AXES, PROGRAMS, Program, argument, same
 
 MESHES = {(3,): ("dp",), (2, 2): ("dp", "tp")}
 
@@ -101,9 +94,7 @@ def test_a_simulated_world_answers_as_real_ranks(
     with sf.fake_world(len(ranks)):
         mesh = _mesh(shape)
         staged = (
-            _staged(PROGRAMS[name], mesh)
-            if name in PROGRAMS
-            else _gradients(LOSSES[name], mesh)
+            _staged(PROGRAMS[name], mesh) if name in PROGRAMS else _gradients(LOSSES[name], mesh)
         )
         every = lambda own: SimulatedTensor(list(map(own, range(len(ranks)))))
         out = plain(staged(argument(name, mesh, every), same()[1]))

@@ -10,13 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch.distributed.tensor import (
-    DTensor,
-    Partial,
-    Replicate,
-    Shard,
-    distribute_tensor,
-)
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import local_map
 
 Program = Callable[[Any, Any, Any], Any]
@@ -38,9 +32,7 @@ def rows(mesh: Any, placement: Any) -> list[Any]:
 def again(y: Any, like: Any) -> Any:
     """The DTensor of local tensors."""
     shape, stride = like.shape, like.stride()
-    return DTensor.from_local(
-        y, like.device_mesh, like.placements, shape=shape, stride=stride
-    )
+    return DTensor.from_local(y, like.device_mesh, like.placements, shape=shape, stride=stride)
 
 
 def taken_apart(x: Any, w: Any, mesh: Any) -> Any:
@@ -201,12 +193,7 @@ def loss_of_argument(d: Any, w: Any, mesh: Any) -> Any:
 
 LOSSES: dict[str, Program] = {
     fn.__name__: fn
-    for fn in (
-        loss_there_and_back,
-        loss_of_shards,
-        loss_of_own_rows,
-        loss_of_argument,
-    )
+    for fn in (loss_there_and_back, loss_of_shards, loss_of_own_rows, loss_of_argument)
 }
 ON_TWO_AXES = (
     "every_axis",

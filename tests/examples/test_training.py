@@ -33,9 +33,7 @@ def test_an_example_has_the_figures_of_one_device_in_a_fake_world(
     assert fake == pytest.approx(one, rel=1e-5)
 
 
-def test_adapters_learn_on_a_frozen_base(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_adapters_learn_on_a_frozen_base(capsys: pytest.CaptureFixture[str]) -> None:
     losses = example("finetune_lora").main([*ATEN, "--fake", "8"])
     assert losses[-1] < 0.8 * losses[0]
     assert "1428 of 8581 parameters are trained" in capsys.readouterr().out

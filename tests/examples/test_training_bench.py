@@ -70,9 +70,7 @@ def test_a_distance_is_a_share_of_the_way() -> None:
     assert math.isclose(steps.distance(found, wanted, start), 0.1)
 
 
-def test_growth_is_the_peak_since_the_call_began(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_growth_is_the_peak_since_the_call_began(monkeypatch: pytest.MonkeyPatch) -> None:
     peak, held = 70, 50  # the peak of an earlier call
     calls: list[str] = []
 
@@ -133,12 +131,7 @@ def test_a_checkpoint_loaded_with_another_value_is_an_error() -> None:
 
 
 def test_a_load_is_judged_next_to_that_of_dcp() -> None:
-    medians = {
-        "shardfn save": 0.110,
-        "DCP save": 0.100,
-        "shardfn load": 0.111,
-        "DCP load": 0.100,
-    }
+    medians = {"shardfn save": 0.110, "DCP save": 0.100, "shardfn load": 0.111, "DCP load": 0.100}
     (saved, text), (loaded, _) = checkpoints.verdicts(medians)
     assert saved and not loaded
     assert text.startswith("Met: save takes 110 ms, 1.10 of DCP's 100 ms")

@@ -55,23 +55,10 @@ def row(outcome: Outcome) -> str:
         if rank not in fault.ranks or fault.told
     }
     check = ", SHARDFN_CHECK=1" if "SHARDFN_CHECK" in fault.variables else ""
-    seconds = (
-        ""
-        if outcome.seconds is None or "right" in said
-        else f"{outcome.seconds:.1f}"
-    )
+    seconds = "" if outcome.seconds is None or "right" in said else f"{outcome.seconds:.1f}"
     names = ", ".join(sorted(said))
-    names = (
-        f"{names} ({outcome.verdict})" if outcome.verdict not in GOOD else names
-    )
-    cells = (
-        f"{fault.what}{check}",
-        fault.when,
-        ranks,
-        f"{fault.timeout:g}",
-        names,
-        seconds,
-    )
+    names = f"{names} ({outcome.verdict})" if outcome.verdict not in GOOD else names
+    cells = (f"{fault.what}{check}", fault.when, ranks, f"{fault.timeout:g}", names, seconds)
     return f"| {' | '.join(cells)} |"
 
 

@@ -51,11 +51,7 @@ FUNCTIONS = {
 # these take no argument, change the process, or run for long
 LEFT_OUT = {
     *("rule", "measure_hardware", "optim"),
-    *(
-        "save",
-        "save_safetensors",
-        "Saving",
-    ),  # would write wherever a bad path says
+    *("save", "save_safetensors", "Saving"),  # would write wherever a bad path says
 }
 
 
@@ -128,10 +124,7 @@ def calls(
 
 
 def _arguments(
-    parameters: list[inspect.Parameter],
-    bad: inspect.Parameter,
-    value: Any,
-    good: dict[str, Any],
+    parameters: list[inspect.Parameter], bad: inspect.Parameter, value: Any, good: dict[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
     args, kwargs = [], {}
     for p in parameters:
@@ -148,9 +141,7 @@ def _arguments(
     return args, kwargs
 
 
-def called(
-    fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
-) -> None:
+def called(fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> None:
     """Call a function, and the function that it returns."""
     out = fn(*args, **kwargs)
     is_ours = type(out).__module__.startswith("shardfn")
@@ -174,9 +165,7 @@ def failure_of(name: str, call: Callable[[], Any]) -> str | None:
     return None
 
 
-def failures(
-    seed: int, count: int, names: list[str] | None = None
-) -> tuple[int, list[Failure]]:
+def failures(seed: int, count: int, names: list[str] | None = None) -> tuple[int, list[Failure]]:
     """How many bad values were tried, `count` for each parameter, and the refusals in somebody
     else's words.
     """

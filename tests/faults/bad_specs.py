@@ -139,9 +139,7 @@ def doors(mesh: Any, specs: Specs) -> dict[str, Callable[[Any], Any]]:
         "distribute": lambda: sf.distribute(PARAMS, mesh, near(in_specs[0])),
         "from_local": lambda: sf.from_local(W, mesh, tree()),
         "constrain": lambda: sf.jit(lambda x: sf.constrain(x, tree()))(X),
-        "vmap": lambda: sf.vmap(loss, near(({"w": 0, "b": 0}, (0, None))), near(0))(
-            PARAMS, BATCH
-        ),
+        "vmap": lambda: sf.vmap(loss, near(({"w": 0, "b": 0}, (0, None))), near(0))(PARAMS, BATCH),
         "grad": lambda: sf.grad(loss, near((0, 1)))(PARAMS, BATCH),
         "value_and_grad": lambda: sf.value_and_grad(loss, tree(1))(PARAMS, BATCH),
         "hessian": lambda: sf.hessian(loss, tree(1))(PARAMS, BATCH),
@@ -150,16 +148,14 @@ def doors(mesh: Any, specs: Specs) -> dict[str, Callable[[Any], Any]]:
         "scan": lambda: sf.scan(PAIR, near(torch.zeros(())), near({"x": X})),
         "map": lambda: sf.map(ANY, tree()),
         "make_mesh": lambda: sf.make_mesh(near((2, 2)), near(("dp", "tp"))),
-        "shard(static)": lambda: sf.shard(
-            _step, mesh, backend="aten", static_argnums=tree(1)
-        )(PARAMS, BATCH),
-        "shard(donate)": lambda: sf.shard(
-            _step, mesh, backend="aten", donate_argnums=tree(1)
-        )(PARAMS, BATCH),
+        "shard(static)": lambda: sf.shard(_step, mesh, backend="aten", static_argnums=tree(1))(
+            PARAMS, BATCH
+        ),
+        "shard(donate)": lambda: sf.shard(_step, mesh, backend="aten", donate_argnums=tree(1))(
+            PARAMS, BATCH
+        ),
         "bucketed_grad": lambda: sf.bucketed_grad(loss, ignore=tree())(PARAMS, BATCH),
-        "accumulate": lambda: sf.accumulate(
-            sf.grad(loss), 2, batch_argnums=tree(1)
-        )(PARAMS, BATCH),
+        "accumulate": lambda: sf.accumulate(sf.grad(loss), 2, batch_argnums=tree(1))(PARAMS, BATCH),
         "placements": lambda: sf.placements(PARAMS, near({"w": P("dp"), "b": P()}), mesh=mesh),
         "strategy": lambda: sf.strategy("zero1", near(PARAMS), mesh, axis=tree(1)),
         "fsdp": lambda: sf.fsdp(near(PARAMS), mesh, axis=tree(1)),
@@ -168,9 +164,7 @@ def doors(mesh: Any, specs: Specs) -> dict[str, Callable[[Any], Any]]:
         "P": lambda: P(*[specs.leaf() for _ in range(3)]),
         "ShapeDtype": lambda: sf.ShapeDtype(tree(), specs.leaf()),
         "cond": lambda: sf.cond(tree(1), ANY, ANY, near({"x": X})),
-        "while_loop": lambda: sf.while_loop(
-            lambda c: specs.leaf(), lambda c: tree(), X
-        ),
+        "while_loop": lambda: sf.while_loop(lambda c: specs.leaf(), lambda c: tree(), X),
         "ppermute": lambda: sf.shard_map(
             lambda x: sf.ppermute(x, specs.part(), near(((0, 1), (1, 0)))),
             mesh,
@@ -184,9 +178,7 @@ def doors(mesh: Any, specs: Specs) -> dict[str, Callable[[Any], Any]]:
     }
 
 
-def failures(
-    seed: int, count: int, names: list[str] | None = None
-) -> list[Failure]:
+def failures(seed: int, count: int, names: list[str] | None = None) -> list[Failure]:
     """The refusals in somebody else's words, of so many random trees."""
     specs, found = Specs(seed), []
     with sf.fake_world(4), warnings.catch_warnings(action="ignore"):

@@ -20,9 +20,7 @@ from tests.faults.launched import free_port
 from tests.support.ranks import _place, _serve
 
 SLACK = 5.0  # seconds after its timeout within which a fault is told
-START = (
-    20.0  # seconds for processes to start, and for what they do without a fault
-)
+START = 20.0  # seconds for processes to start, and for what they do without a fault
 
 
 @attrs.frozen
@@ -49,9 +47,7 @@ def injected(fault: Fault) -> Outcome:
         context = mp.get_context("forkserver")
         port = str(free_port())
         processes = [
-            context.Process(
-                target=_process, args=(rank, fault, folder, port, _place())
-            )
+            context.Process(target=_process, args=(rank, fault, folder, port, _place()))
             for rank in range(fault.size)
         ]
         for process in processes:
@@ -87,21 +83,14 @@ def _seconds(fault: Fault, folder: str) -> float | None:
     """The seconds from the fault to the last error of another rank."""
     faults = [float(x.read_text()) for x in Path(folder).glob("fault *")]
     starts = [float(x.read_text()) for x in Path(folder).glob("start *")]
-    raised = {
-        int(x.name.split()[1]): float(x.read_text())
-        for x in Path(folder).glob("raised *")
-    }
+    raised = {int(x.name.split()[1]): float(x.read_text()) for x in Path(folder).glob("raised *")}
     others = [at for r, at in raised.items() if r not in fault.ranks or fault.told]
     first = min(faults or starts, default=None)
     return None if first is None or not others else max(others) - first
 
 
 def _verdict(fault: Fault, texts: list[str], seconds: float | None) -> str:
-    told = [
-        text
-        for rank, text in enumerate(texts)
-        if rank not in fault.ranks or fault.told
-    ]
+    told = [text for rank, text in enumerate(texts) if rank not in fault.ranks or fault.told]
     if any(text == "hung" for text in told):
         return "hung"
     if fault.expected == "right":
@@ -115,9 +104,7 @@ def _verdict(fault: Fault, texts: list[str], seconds: float | None) -> str:
     return "late" if seconds is not None and seconds > limit else "named"
 
 
-def _process(
-    rank: int, fault: Fault, folder: str, port: str, place: str | None
-) -> None:
+def _process(rank: int, fault: Fault, folder: str, port: str, place: str | None) -> None:
     """One rank: as Python runs a script, with its exit."""
     import shardfn
 

@@ -145,20 +145,14 @@ class Job:
 
         dispatch.trace = self.around(dispatch.trace, CAPTURE)
         compiling.BACKENDS["aten"] = compiled
-        loading: Any = sys.modules[
-            "shardfn.checkpoints.load"
-        ]  # no attribute: a function
+        loading: Any = sys.modules["shardfn.checkpoints.load"]  # no attribute: a function
         files.write = self.around(files.write, SAVE)
         loading._read = self.around(loading._read, LOAD)
 
     def sharded(self, fn: Callable[..., Any], *inputs: Any) -> Any:
         """A function over the mesh, whose result is replicated."""
         return sf.shard(
-            fn,
-            mesh=self.mesh,
-            in_placements=inputs,
-            out_placements=P(),
-            backend="aten",
+            fn, mesh=self.mesh, in_placements=inputs, out_placements=P(), backend="aten"
         )
 
 
@@ -277,22 +271,13 @@ CALLS: dict[str, Callable[..., Any]] = {
     "another closed-over tensor": _with_closed_over,
     "a local call more": _local,
     "the call in another thread, twice": _in_background,
-    "saves alone": lambda job, train, w, x: (
-        sf.save(job.folder / "own", {"w": w}),
-        train(w, x),
-    )[1],
+    "saves alone": lambda job, train, w, x: (sf.save(job.folder / "own", {"w": w}), train(w, x))[1],
     "makes a mesh more": lambda job, train, w, x: (
         sf.make_mesh((job.fault.size,), ("a",)),
         train(w, x),
     )[1],
-    "reads a wrong path": lambda job, train, w, x: sf.load(
-        job.folder / "nothing", {"w": w}
-    ),
-    "a refused placement": lambda job, train, w, x: job.sharded(
-        step, P("q"), P("a")
-    )(w, x),
+    "reads a wrong path": lambda job, train, w, x: sf.load(job.folder / "nothing", {"w": w}),
+    "a refused placement": lambda job, train, w, x: job.sharded(step, P("q"), P("a"))(w, x),
 }
 # what a rank does before it makes a mesh
-EARLY: dict[str, Callable[[Job], None]] = {
-    "other versions": _other_versions,
-}
+EARLY: dict[str, Callable[[Job], None]] = {"other versions": _other_versions}

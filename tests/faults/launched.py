@@ -30,12 +30,7 @@ def free_port() -> int:
 
 def variables(n: int, port: int, **others: str) -> list[Variables]:
     """What a launcher sets for n processes of this machine."""
-    common = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(n),
-        **others,
-    }
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(n), **others}
     return [{**common, "RANK": str(rank)} for rank in range(n)]
 
 
@@ -56,9 +51,7 @@ def outcomes(
         files = [Path(folder, str(k)) for k in range(len(ranks))]
         context = mp.get_context("forkserver")
         processes = [
-            context.Process(
-                target=_process, args=(str(file), row, _place(), fn, args)
-            )
+            context.Process(target=_process, args=(str(file), row, _place(), fn, args))
             for file, row in zip(files, ranks, strict=True)
         ]
         for process in processes:
@@ -66,10 +59,7 @@ def outcomes(
         deadline = time.monotonic() + seconds
         for process in processes:
             process.join(max(deadline - time.monotonic(), 0))
-        found = [
-            _outcome(process, file)
-            for process, file in zip(processes, files, strict=True)
-        ]
+        found = [_outcome(process, file) for process, file in zip(processes, files, strict=True)]
         for process in processes:
             if process.is_alive():
                 process.kill()
@@ -87,11 +77,7 @@ def _outcome(process: Any, file: Path) -> str:
 
 
 def _process(
-    file: str,
-    row: Variables,
-    place: str | None,
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
+    file: str, row: Variables, place: str | None, fn: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
     import shardfn
 

@@ -121,9 +121,7 @@ KINDS: dict[str, Callable[[Any], Iterator[None]]] = {
 }
 
 
-def run(
-    kind: str, count: int, mesh: Any, shares: Sequence[float] = SHARES
-) -> Run:
+def run(kind: str, count: int, mesh: Any, shares: Sequence[float] = SHARES) -> Run:
     """Do it so many times.
 
     Args:

@@ -147,9 +147,7 @@ def _scan_plainly(f: Fn, at: At) -> Fn:
 
 
 def _scaled(xs: tuple[Any, ...], at: At, share: Any) -> list[Any]:
-    return [
-        (x * share).to(x.dtype) if i in at else x for i, x in enumerate(xs)
-    ]
+    return [(x * share).to(x.dtype) if i in at else x for i, x in enumerate(xs)]
 
 
 def _map(over: Fn) -> Callable[[Fn, At], Fn]:
@@ -230,9 +228,7 @@ def _custom_vjp(f: Fn, at: At) -> Fn:
     def backward(xs: Any, cotangent: Any) -> Any:
         grads = sf.grad(f, argnums=at)(*xs)
         given = dict(zip(at, grads, strict=True))
-        return tuple(
-            given[i] * cotangent if i in at else None for i in range(len(xs))
-        )
+        return tuple(given[i] * cotangent if i in at else None for i in range(len(xs)))
 
     own.defvjp(forward, backward)
     return lambda *xs: own(*xs)

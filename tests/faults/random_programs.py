@@ -85,9 +85,7 @@ class Case:
         """How far a result may be off, by the least exact dtype of the inputs."""
         return max(RTOL[dtype] for dtype in self.dtypes)
 
-    def inputs(
-        self, scale: float = 1.0, is_exact: bool = False
-    ) -> tuple[torch.Tensor, ...]:
+    def inputs(self, scale: float = 1.0, is_exact: bool = False) -> tuple[torch.Tensor, ...]:
         """Values of the inputs, scaled, in their dtypes, or floats of the same value in float64."""
         rows = zip(self.drawn.arguments(), self.dtypes, strict=True)
         return tuple(_value(x, dtype, scale, is_exact) for x, dtype in rows)
@@ -111,9 +109,7 @@ class Case:
         return step(*self.inputs(scale, is_exact))
 
 
-def _value(
-    x: torch.Tensor, dtype: torch.dtype, scale: float, is_exact: bool
-) -> torch.Tensor:
+def _value(x: torch.Tensor, dtype: torch.dtype, scale: float, is_exact: bool) -> torch.Tensor:
     if not dtype.is_floating_point:
         return (x * 2).to(dtype)
     x = x.to(dtype)
@@ -146,9 +142,7 @@ def cases(draw: st.DrawFn) -> Case:
     floats = [i for i, dtype in enumerate(dtypes) if dtype.is_floating_point]
     at = draw(st.sets(st.sampled_from(floats or [0]), min_size=1))
     shapes = [shape for shape, _ in drawn.inputs.values()]
-    hypothesis.assume(
-        floats and elements(tuple(nest), sum(math.prod(s) for s in shapes)) <= WIDEST
-    )
+    hypothesis.assume(floats and elements(tuple(nest), sum(math.prod(s) for s in shapes)) <= WIDEST)
     own = Layout(drawn.mesh, tuple(spec for _, spec in drawn.inputs.values()))
     others = [_layout(draw, drawn) for _ in range(draw(st.integers(2, 15)))]
     layouts = [_without_partial(row, dtypes) for row in (own, *others)]
@@ -169,8 +163,7 @@ def _without_partial(layout: Layout, dtypes: list[torch.dtype]) -> Layout:
     """The layout, with P() for what is Partial and not in float64: its terms are not exact."""
     rows = zip(layout.placements, dtypes, strict=True)
     placements = tuple(
-        spec if isinstance(spec, P) or dtype == torch.float64 else P()
-        for spec, dtype in rows
+        spec if isinstance(spec, P) or dtype == torch.float64 else P() for spec, dtype in rows
     )
     return attrs.evolve(layout, placements=placements)
 
@@ -233,9 +226,7 @@ def _is_stable(case: Case, wanted: list[torch.Tensor]) -> bool:
     )
 
 
-def run(
-    seconds: float, seed: int, clock: Clock = time.monotonic
-) -> collections.Counter[str]:
+def run(seconds: float, seed: int, clock: Clock = time.monotonic) -> collections.Counter[str]:
     """Try programs for so many seconds of a clock.
 
     Returns:
@@ -254,9 +245,7 @@ def run(
     return counts
 
 
-def _batch(
-    seed: int, counts: collections.Counter[str], is_over: Callable[[], bool]
-) -> None:
+def _batch(seed: int, counts: collections.Counter[str], is_over: Callable[[], bool]) -> None:
     failed: list[Case] = []  # then time does not count: a failure must fail again
 
     @hypothesis.seed(seed)
@@ -293,5 +282,3 @@ def _tried(case: Case, seed: int, counts: collections.Counter[str]) -> None:
             counts["right"] += 1
     except sf.ShardError:
         counts["refused by name"] += 1
-
-

@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from tests.faults.job import (
-    CALL,
-    CAPTURE,
-    COMPILE,
-    LOAD,
-    MET,
-    SAVE,
-    START,
-    STEP,
-    Fault,
-)
+from tests.faults.job import CALL, CAPTURE, COMPILE, LOAD, MET, SAVE, START, STEP, Fault
 
 LOST, DIFFER, MEET = "RankLostError", "DivergenceError", "RendezvousError"
 CHECK = {"SHARDFN_CHECK": "1"}
@@ -76,9 +66,7 @@ FAULTS = (
     Fault("a batch of one row", STEP, DIFFER, told=True),
     Fault("a batch of another dtype", CAPTURE, DIFFER, told=True),
     Fault("another batch of the same shape", CAPTURE, DIFFER, told=True),
-    Fault(
-        "another batch of the same shape", STEP, DIFFER, variables=CHECK, told=True
-    ),
+    Fault("another batch of the same shape", STEP, DIFFER, variables=CHECK, told=True),
     Fault("other parameters", STEP, DIFFER, variables=CHECK, told=True),
     Fault("other parameters", CAPTURE, DIFFER, told=True),
     Fault("another function", CAPTURE, DIFFER, told=True),
@@ -95,21 +83,11 @@ FAULTS = (
     # processes do not meet
     Fault("another mesh", START, DIFFER, told=True),
     Fault("WORLD_SIZE too large", START, MEET, variables={"WORLD_SIZE": "3"}),
-    Fault(
-        "WORLD_SIZE of its own", START, MEET, own={"WORLD_SIZE": "3"}, told=True
-    ),
+    Fault("WORLD_SIZE of its own", START, MEET, own={"WORLD_SIZE": "3"}, told=True),
     Fault("RANK of another", START, MEET, size=3, own={"RANK": "2"}),
     Fault("RANK is no number", START, MEET, own={"RANK": "one"}, told=True),
-    Fault(
-        "port where nobody listens",
-        START,
-        MEET,
-        own={"MASTER_PORT": "9"},
-        told=True,
-    ),
-    Fault(
-        "no such host", START, MEET, own={"MASTER_ADDR": "no.such.host"}, told=True
-    ),
+    Fault("port where nobody listens", START, MEET, own={"MASTER_PORT": "9"}, told=True),
+    Fault("no such host", START, MEET, own={"MASTER_ADDR": "no.such.host"}, told=True),
     # no faults: nothing is raised
     Fault("nothing", START, "right"),
     Fault("nothing", SAVE, "right", size=4),
@@ -120,7 +98,5 @@ FAULTS = (
     Fault("is late by 1 s", SAVE, "right"),
     Fault("a local call more", STEP, "right"),
     Fault("is late by twice the timeout", STEP, f"{DIFFER} or {LOST}", told=True),
-    Fault(
-        "is late by twice the timeout", COMPILE, f"{LOST} or {DIFFER}", told=True
-    ),
+    Fault("is late by twice the timeout", COMPILE, f"{LOST} or {DIFFER}", told=True),
 )

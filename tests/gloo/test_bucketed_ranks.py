@@ -26,9 +26,7 @@ LOSSES = {
     ),
 }
 # (model, mesh, scheme, batch placement, options of bucketed_grad)
-CASES: dict[
-    int, dict[str, tuple[str, dict[str, int], str, Any, dict[str, Any]]]
-] = {
+CASES: dict[int, dict[str, tuple[str, dict[str, int], str, Any, dict[str, Any]]]] = {
     2: {
         "gpt data parallel": (
             "gpt",
@@ -88,9 +86,7 @@ CASES: dict[
 def step_of(model: str, options: dict[str, Any]) -> Any:
     """(params, x, y) -> (new params, gradients, loss), with bucketed_grad."""
     name = options.get("ignore")
-    told = options | (
-        {"ignore": lambda path: path.endswith(f"[{name!r}]")} if name else {}
-    )
+    told = options | ({"ignore": lambda path: path.endswith(f"[{name!r}]")} if name else {})
 
     def step(params: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
         loss, grads = sf.bucketed_grad(LOSSES[model][0], **told)(params, x, y)
@@ -109,9 +105,9 @@ def run_case(case: Any, backend: str = "aten", rows: int | None = None) -> Any:
     mesh = sf.make_mesh(tuple(axes.values()), tuple(axes))
     placed = getattr(schemes, scheme)(params)
     params = sf.distribute(params, mesh, placed)
-    low = sf.shard(
-        step_of(model, options), mesh, (placed, batch, batch), backend=backend
-    ).lower(params, x, y)
+    low = sf.shard(step_of(model, options), mesh, (placed, batch, batch), backend=backend).lower(
+        params, x, y
+    )
     step = low.compile()
     out = step(step(params, x, y)[0], x, y)
     return [d.to_local() for d in leaves(out)], sf.full(out), low.plan

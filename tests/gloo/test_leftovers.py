@@ -84,9 +84,7 @@ def _files(folder: Path) -> set[str]:
         (signal.SIGKILL, (1,)),
     ],
 )
-def test_a_job_leaves_nothing(
-    sent: signal.Signals, to: tuple[int, ...], tmp_path: Path
-) -> None:
+def test_a_job_leaves_nothing(sent: signal.Signals, to: tuple[int, ...], tmp_path: Path) -> None:
     _serve()
     (tmp_path / "tmp").mkdir()
     port = free_port()

@@ -35,12 +35,7 @@ CASES: dict[int, dict[str, tuple[str, dict[str, int], str, Any]]] = {
         "gpt fully sharded": ("gpt", {"dp": 4}, "fully_sharded", P("dp")),
         "gpt dp x tp": ("gpt", {"dp": 2, "tp": 2}, "tensor_parallel", P("dp")),
         "gpt mixed": ("gpt", {"dp": 2, "tp": 2}, "mixed", P("dp")),
-        "conv fully sharded": (
-            "conv",
-            {"dp": 2, "tp": 2},
-            "fully_sharded",
-            P(("dp", "tp")),
-        ),
+        "conv fully sharded": ("conv", {"dp": 2, "tp": 2}, "fully_sharded", P(("dp", "tp"))),
     },
 }
 
@@ -56,9 +51,7 @@ def run_case(
     params, (x, y) = make_params(), (part[:rows] for part in make_batch())
     mesh = sf.make_mesh(tuple(axes.values()), tuple(axes))
     placed = getattr(schemes, scheme)(params)
-    step = sf.shard(
-        models.STEPS[model], mesh, (placed, batch, batch), backend=backend
-    )
+    step = sf.shard(models.STEPS[model], mesh, (placed, batch, batch), backend=backend)
     out = step(params, x, y)
     out = step(out[0], x, y)
     return [d.to_local() for d in leaves(out)], sf.full(out)
@@ -96,9 +89,7 @@ def test_gloo_equals_one_device(n: int, name: str, world: World) -> None:
 
 
 @pytest.mark.parametrize(("n", "name"), NAMES)
-def test_gloo_equals_the_simulator_to_the_last_bit(
-    n: int, name: str, world: World
-) -> None:
+def test_gloo_equals_the_simulator_to_the_last_bit(n: int, name: str, world: World) -> None:
     torch.set_num_threads(1)  # as the ranks have: some kernels add up per thread
     with sf.fake_world(n):
         simulated, _ = run_case(CASES[n][name])
@@ -122,9 +113,7 @@ def test_inductor_on_gloo_equals_one_device() -> None:
     ranks = run_ranks(2, compiled, CASES[2]["gpt fully sharded"])
     loss_fn, make_params, make_batch = models.LOSSES["gpt"]
     batch = [part[:EVEN] for part in make_batch()]
-    wanted = models.oracle(
-        loss_fn, models.oracle(loss_fn, make_params(), *batch)[0], *batch
-    )
+    wanted = models.oracle(loss_fn, models.oracle(loss_fn, make_params(), *batch)[0], *batch)
     for (_, whole), _ in ranks:
         for a, b in zip(leaves(whole), leaves(wanted), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
@@ -134,9 +123,7 @@ def differing(check: str) -> str:
     os.environ["SHARDFN_CHECK"] = check
     mesh = sf.make_mesh((2,), ("dp",))
     double = sf.shard(lambda x: x * 2, mesh, P("dp"), backend="aten")
-    double(
-        torch.arange(4.0)
-    )  # the same on both: no error, and the signature is ready
+    double(torch.arange(4.0))  # the same on both: no error, and the signature is ready
     try:
         double(torch.arange(4.0) + mesh.get_rank())
     except sf.DivergenceError as error:
@@ -162,17 +149,13 @@ def disagreeing() -> str:
     mesh = sf.make_mesh((2,), ("dp",))
     width = 3 + mesh.get_rank()
     try:
-        sf.shard(lambda x: x * 2, mesh, P("dp"), backend="aten")(
-            torch.ones(4, width)
-        )
+        sf.shard(lambda x: x * 2, mesh, P("dp"), backend="aten")(torch.ones(4, width))
     except sf.DivergenceError as error:
         return str(error)
     return "no error"
 
 
-def test_ranks_with_different_programs_are_told_the_first_line_that_differs() -> (
-    None
-):
+def test_ranks_with_different_programs_are_told_the_first_line_that_differs() -> None:
     said = run_ranks(2, disagreeing)
     assert said[0] == said[1]
     assert "ranks hold different programs" in said[0]
@@ -210,17 +193,13 @@ def agreeing() -> list[str]:
     return [*found, str(error.value)]
 
 
-def test_ranks_compare_constants_by_value_and_versions_but_not_the_paths_of_files() -> (
-    None
-):
+def test_ranks_compare_constants_by_value_and_versions_but_not_the_paths_of_files() -> None:
     first, second = run_ranks(2, agreeing)
     assert first == second
     tensor, number, body, versions = first
     assert "tensor 0 that it closes over: a plain tensor that differs" in tensor
     assert "rank 0: %mul: mul.Tensor [5.0]" in number
-    assert (
-        "rank 1: %mul: mul.Tensor [6.0]" in number and f"at {__file__}:" in number
-    )
+    assert "rank 1: %mul: mul.Tensor [6.0]" in number and f"at {__file__}:" in number
     assert "rank 0: " in body and "[0]" in body and "[1]" in body
     assert f"rank 0: torch {torch.__version__}\n  rank 1: torch 1.0" in versions
     assert "try: one environment for all ranks" in versions

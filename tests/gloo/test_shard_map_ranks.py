@@ -57,9 +57,7 @@ def squares(f: Any) -> Any:
 def run(backend: str) -> Any:
     mesh = sf.make_mesh((2,), ("dp",))
     fn = sf.shard_map(every_collective, mesh, P("dp"), OUTS, backend=backend)
-    step = sf.shard_map(
-        sf.bucketed_grad(loss), mesh, (P(), P("dp")), P(), backend=backend
-    )
+    step = sf.shard_map(sf.bucketed_grad(loss), mesh, (P(), P("dp")), P(), backend=backend)
     derived = sf.shard(
         sf.grad(squares(sf.shard_map(every_collective, None, P("dp"), OUTS))),
         mesh,
@@ -71,11 +69,7 @@ def run(backend: str) -> Any:
 
 def wanted() -> Any:
     plain = lambda w: (X @ w).tanh().square().mean()
-    return (
-        whole(X),
-        torch.func.grad_and_value(plain)(W)[::-1],
-        torch.func.grad(squares(whole))(X),
-    )
+    return (whole(X), torch.func.grad_and_value(plain)(W)[::-1], torch.func.grad(squares(whole))(X))
 
 
 def checked(backend: str) -> list[Any]:

@@ -38,9 +38,7 @@ def test_a_slice_sends_nothing() -> None:
     assert {row.sends for row in rows if "sum" not in row.ins} == {(0.0, 0.0)}
 
 
-def test_there_is_a_list_for_each_op_and_axis_by_the_number_of_its_result() -> (
-    None
-):
+def test_there_is_a_list_for_each_op_and_axis_by_the_number_of_its_result() -> None:
     plan = planned(FN, (X, W), [(0, "R"), ("R", 1)], sizes=(2, 3))
     number = plan.steps[0].made[0].number
     assert set(found([(0, "R"), ("R", 1)], (2, 3))) == {(number, 0), (number, 1)}

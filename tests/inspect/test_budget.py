@@ -9,9 +9,7 @@ from shardfn.types import Collective
 
 GATHER = Collective("all_gather", "dp", 256, None, "mm_2", "model.py:3", True)
 REDUCE = Collective("all_reduce", "dp", 4, "sum", "output", None, False)
-ALIGN = Collective(
-    "all_reduce", "dp", 128, "sum", "prim_align_1", "model.py:7", False, 0
-)
+ALIGN = Collective("all_reduce", "dp", 128, "sum", "prim_align_1", "model.py:7", False, 0)
 FOUND = Explanation("shard(f)", "(dp=2)", (GATHER, REDUCE, ALIGN), elided=2)
 
 
@@ -27,10 +25,7 @@ def test_a_table_and_its_sums() -> None:
         "  2 over axes of one rank were removed",
     ]
     assert FOUND.nbytes == 388 and FOUND.implicit == (GATHER,)
-    assert (
-        str(Explanation("f", "(a=2)", ()))
-        == "f on mesh (a=2): 0 collectives, 0 B a rank"
-    )
+    assert str(Explanation("f", "(a=2)", ())) == "f on mesh (a=2): 0 collectives, 0 B a rank"
 
 
 def _over(**options: Any) -> list[str]:
@@ -42,9 +37,7 @@ def test_a_budget_counts_kinds_bytes_and_implicit_collectives() -> None:
     assert _over() == []
     counts = {"all_gather": 1, "all_reduce": 2, "all_to_all": 0}
     assert _over(counts=counts, most_bytes=388, most_implicit=1) == []
-    assert _over(
-        counts={"all_gather": 0, "all_to_all": 1}, most_bytes=387, most_implicit=0
-    ) == [
+    assert _over(counts={"all_gather": 0, "all_to_all": 1}, most_bytes=387, most_implicit=0) == [
         "1 all_gather, and 0 in the budget: for mm_2 over dp, 256 B, at model.py:3",
         "0 all_to_all, and 1 in the budget",
         "388 B a rank, and at most 387 B in the budget",

@@ -54,17 +54,13 @@ def test_overlap_hides_communication_that_the_order_as_written_exposes() -> None
     certificate = lowered().certify(SLOW)
     assert certificate.after.exposed < 0.6 * certificate.before.exposed
     assert certificate.after.compute == pytest.approx(certificate.before.compute)
-    assert certificate.after.communication == pytest.approx(
-        certificate.before.communication
-    )
+    assert certificate.after.communication == pytest.approx(certificate.before.communication)
     assert certificate.exposed_ms == pytest.approx(1e3 * certificate.after.exposed)
 
 
 def test_every_axis_lists_its_collectives_in_the_order_of_the_program() -> None:
     made = lowered()
-    assert made.schedule.order == (
-        ("dp", tuple(c.name for c in made.collectives)),
-    )
+    assert made.schedule.order == (("dp", tuple(c.name for c in made.collectives)),)
 
 
 def broken(change: Any) -> Any:
@@ -127,10 +123,7 @@ def test_peak_memory_counts_views_once_and_frees_what_is_dead() -> None:
 
     x = add(graph.placeholder("x"), value)
     a = add(graph.call_function(torch.ops.aten.neg.default, (x,)), value)
-    b = add(
-        graph.call_function(torch.ops.aten.view.default, (a, [100])),
-        value.view(100),
-    )
+    b = add(graph.call_function(torch.ops.aten.view.default, (a, [100])), value.view(100))
     c = add(graph.call_function(torch.ops.aten.neg.default, (b,)), value.view(100))
     d = add(graph.call_function(torch.ops.aten.neg.default, (c,)), value.view(100))
     graph.output([d])

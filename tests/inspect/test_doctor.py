@@ -22,12 +22,8 @@ def test_a_machine_that_runs_these_tests_has_what_is_needed(capsys):
     assert capsys.readouterr().out.endswith("shardfn works here.\n")
 
 
-def test_the_exit_code_is_one_when_something_needed_is_missing(
-    monkeypatch, capsys
-):
-    missing = Finding(
-        "optree", False, "Not installed.", "pip install optree", needed=True
-    )
+def test_the_exit_code_is_one_when_something_needed_is_missing(monkeypatch, capsys):
+    missing = Finding("optree", False, "Not installed.", "pip install optree", needed=True)
     monkeypatch.setattr(doctor, "CHECKS", (lambda: missing,))
     assert doctor.main() == 1
     said = capsys.readouterr().out
@@ -35,13 +31,9 @@ def test_the_exit_code_is_one_when_something_needed_is_missing(
     assert said.endswith("Something that shardfn needs is missing: optree.\n")
 
 
-def test_the_exit_code_is_zero_when_something_optional_is_missing(
-    monkeypatch, capsys
-):
+def test_the_exit_code_is_zero_when_something_optional_is_missing(monkeypatch, capsys):
     monkeypatch.setattr(
-        doctor,
-        "CHECKS",
-        (lambda: Finding("rich", False, "Not installed.", "pip install rich"),),
+        doctor, "CHECKS", (lambda: Finding("rich", False, "Not installed.", "pip install rich"),)
     )
     assert doctor.main() == 0
     assert "MISSING" not in capsys.readouterr().out
@@ -57,8 +49,7 @@ BAD = ("2.10.1", "2.16.0", "3.1", "main")
 
 
 @pytest.mark.parametrize(
-    ("found", "ok"),
-    [*((found, True) for found in GOOD), *((found, False) for found in BAD)],
+    ("found", "ok"), [*((found, True) for found in GOOD), *((found, False) for found in BAD)]
 )
 def test_torch_versions_from_2_11_to_2_15_are_supported(monkeypatch, found, ok):
     monkeypatch.setattr(doctor, "version", lambda name: found)
@@ -110,13 +101,9 @@ def test_no_gpu_is_no_fault(monkeypatch):
 def test_a_gpu_without_triton_runs_but_does_not_compile(monkeypatch):
     monkeypatch.setattr(doctor.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(doctor.torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(
-        doctor.torch.cuda, "get_device_name", lambda index: "Some GPU"
-    )
+    monkeypatch.setattr(doctor.torch.cuda, "get_device_name", lambda index: "Some GPU")
     monkeypatch.setattr(doctor, "version", lambda name: None)
     finding = doctor.gpu()
-    assert not finding.ok and finding.sentence.startswith(
-        "2 x Some GPU, but no Triton"
-    )
+    assert not finding.ok and finding.sentence.startswith("2 x Some GPU, but no Triton")
     monkeypatch.setattr(doctor, "version", lambda name: "3.5")
     assert doctor.gpu().ok

@@ -25,20 +25,13 @@ from tests.transforms.sharding.test_auto import (
 
 STEP = sgd(loss)
 GRAD = sf.grad(language_model)
-LANGUAGE = shapes(
-    emb=(1000, 512), up=(512, 2048), down=(2048, 512), head=(512, 1000)
-)
+LANGUAGE = shapes(emb=(1000, 512), up=(512, 2048), down=(2048, 512), head=(512, 1000))
 TOKENS = sf.ShapeDtype((128, 128), torch.int64)
 
 
-def said(
-    fn: Any, args: Any, shape: Any, names: Any, places: Any, **options: Any
-) -> list[str]:
+def said(fn: Any, args: Any, shape: Any, names: Any, places: Any, **options: Any) -> list[str]:
     """The warnings of two lowerings."""
-    with (
-        sf.fake_world(8, numerics=False),
-        warnings.catch_warnings(record=True) as seen,
-    ):
+    with sf.fake_world(8, numerics=False), warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         sharded = sf.shard(fn, sf.make_mesh(shape, names), places, **options)
         sharded.lower(*args)
@@ -54,11 +47,7 @@ TEXTBOOK: dict[str, tuple[Any, Any, Any]] = {
     "data parallel": ((8,), ("dp",), (P(), P("dp"))),
     "fully sharded": ((8,), ("dp",), (P("dp"), P("dp"))),
     "tensor parallel": ((8,), ("tp",), (layers(P(None, "tp"), P("tp")), P())),
-    "data and tensor parallel": (
-        (4, 2),
-        ("dp", "tp"),
-        (layers(P(None, "tp"), P("tp")), P("dp")),
-    ),
+    "data and tensor parallel": ((4, 2), ("dp", "tp"), (layers(P(None, "tp"), P("tp")), P("dp"))),
     "fully sharded and tensor parallel": (
         (4, 2),
         ("dp", "tp"),
@@ -127,9 +116,7 @@ def test_activations_that_another_placement_does_not_send_are_said() -> None:
     assert first.startswith("shard(grad(language_model)): a rank sends 1")
     assert "MiB of activations that no placement asks for" in first
     assert "test_auto.py:" in source
-    assert fix.startswith(
-        "  try: p['emb'] at P('dp') in place of P(None, 'dp'), with which"
-    )
+    assert fix.startswith("  try: p['emb'] at P('dp') in place of P(None, 'dp'), with which")
     assert said(GRAD, args, (8,), ("dp",), places) == []  # planned
 
 

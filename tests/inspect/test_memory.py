@@ -36,9 +36,7 @@ class Counting(TorchDispatchMode):
             weakref.finalize(storage, self.alive.pop, key, None)
         self.peak = max(self.peak, sum(self.alive.values()))
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for x in leaves(out):
             if isinstance(x, torch.Tensor):
@@ -60,9 +58,7 @@ def test_the_peak_is_within_5_percent_of_what_is_counted(model: str) -> None:
     params, (x, y) = make_params(), make_batch(6)
     low = sf.jit(sf.value_and_grad(loss), backend="aten").lower(params, x, y)
     given = [*leaves(params), x, y]
-    assert low.memory.peak == pytest.approx(
-        counted(low.program.graph, given), rel=0.05
-    )
+    assert low.memory.peak == pytest.approx(counted(low.program.graph, given), rel=0.05)
 
 
 def layers(w: Any, x: torch.Tensor) -> torch.Tensor:
@@ -102,11 +98,7 @@ def chunks(p: Any, x: torch.Tensor) -> torch.Tensor:
 
 R = torch.randn
 WITH_LOOPS = {
-    "scan": (
-        sf.value_and_grad(layers),
-        dict(up=R(5, 31, 127), down=R(5, 127, 31)),
-        R(129, 31),
-    ),
+    "scan": (sf.value_and_grad(layers), dict(up=R(5, 31, 127), down=R(5, 127, 31)), R(129, 31)),
     "experts": (
         sf.value_and_grad(experts),
         dict(gate=R(33, 4), experts=[(R(33, 65), R(65, 33)) for _ in range(4)]),
@@ -123,9 +115,7 @@ WITH_LOOPS = {
 
 
 @pytest.mark.parametrize("name", WITH_LOOPS)
-def test_the_peak_of_loops_is_within_5_percent_and_its_tensors_add_up_to_it(
-    name: str,
-) -> None:
+def test_the_peak_of_loops_is_within_5_percent_and_its_tensors_add_up_to_it(name: str) -> None:
     fn, params, x = WITH_LOOPS[name]
     low = sf.jit(fn, backend="aten").lower(params, x)
     found = low.memory

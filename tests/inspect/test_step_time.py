@@ -80,10 +80,7 @@ def test_a_scan_takes_as_long_as_its_steps() -> None:
     shapes = [(5, K, K), (M, K)]
     where = (P(None, "dp"), P("dp"))
     for mesh in ((1,), (3,)):
-        loop, written = (
-            lowered(fn, shapes, where, mesh).time(TOY)
-            for fn in (scanned, unrolled)
-        )
+        loop, written = (lowered(fn, shapes, where, mesh).time(TOY) for fn in (scanned, unrolled))
         for name in ("mm", "tanh", *(("all_gather",) if mesh == (3,) else ())):
             assert _of(loop, name) == pytest.approx(_of(written, name))
         assert loop.total >= sum(_of(loop, name)[1] for name in ("mm", "tanh"))

@@ -8,13 +8,7 @@ import pieces
 import torch
 
 from shardfn.inspect.alternatives import considered
-from shardfn.inspect.transfers import (
-    NO_RULE,
-    argument_names,
-    fallbacks,
-    strictest,
-    transfers,
-)
+from shardfn.inspect.transfers import NO_RULE, argument_names, fallbacks, strictest, transfers
 from tests.support.stages.plans import planned, program_of
 
 X, W = torch.ones(8, 4), torch.ones(4, 6)
@@ -29,11 +23,7 @@ def told(fn: Any, args: Any, ins: Any) -> Any:
 def test_an_implicit_transfer_names_its_op_and_argument() -> None:
     (found,) = told(lambda x, w: [x @ w], (torch.ones(80, 4), W), [(0,), (1,)])
     assert (found.kind, found.axis, found.implicit) == ("all_gather", "a", True)
-    assert (found.op, found.argument, found.source) == (
-        "aten.mm.default",
-        "mat2",
-        "model.py:mm",
-    )
+    assert (found.op, found.argument, found.source) == ("aten.mm.default", "mat2", "model.py:mm")
     assert found.arguments == ("self f32[80@a, 4]", "mat2 f32[4, 6@a]")
     assert found.value == "f32[4, 6@a]" and found.wanted == "f32[4, 6]"
     assert found.native == ("R",), "with the rows sharded"
@@ -49,19 +39,13 @@ def test_an_op_without_a_rule_is_a_fallback_once_for_its_line() -> None:
     found = told(lambda x: [x.roll(1, 0)], (X,), [(1,)])
     assert found[0].whole == NO_RULE
     (fallback,) = fallbacks(found)
-    assert (fallback.op, fallback.nbytes, fallback.why) == (
-        "aten.roll.default",
-        8 * 4 * 4,
-        NO_RULE,
-    )
+    assert (fallback.op, fallback.nbytes, fallback.why) == ("aten.roll.default", 8 * 4 * 4, NO_RULE)
 
 
 def test_the_stricter_setting_counts() -> None:
     node = torch.fx.Graph().placeholder("x")
     node.meta["custom"] = {"implicit_comm=warn": True}
-    assert (
-        strictest(node, "allow") == "warn" and strictest(node, "error") == "error"
-    )
+    assert strictest(node, "allow") == "warn" and strictest(node, "error") == "error"
 
 
 def test_arguments_have_the_names_of_the_schema() -> None:

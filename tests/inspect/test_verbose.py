@@ -15,9 +15,7 @@ def lines(plan, *coordinates: int) -> list[str]:
 
 
 def test_a_line_has_global_types_and_local_shapes() -> None:
-    plan = planned(
-        lambda x, w: [x @ w], (X, W), [(0, "R"), ("R", 1)], sizes=(2, 3)
-    )
+    plan = planned(lambda x, w: [x @ w], (X, W), [(0, "R"), ("R", 1)], sizes=(2, 3))
     said = lines(plan, 1, 0)
     assert said[0] == "f on mesh (a=2, b=3), rank at (a=1, b=0): 1 steps"
     assert said[-1].startswith("  aten.mm.default(")
@@ -32,9 +30,7 @@ def test_a_transfer_says_its_price_and_who_asked_for_it() -> None:
         in (lines(plan, 0)[-1])
     )
     rolled = planned(lambda x: [x.roll(1, 0)], (X,), [(0,)])
-    assert any(
-        "all_gather over a, 96 B, implicit: " in line for line in lines(rolled, 0)
-    )
+    assert any("all_gather over a, 96 B, implicit: " in line for line in lines(rolled, 0))
 
 
 def test_a_constant_and_a_mean_send_nothing() -> None:

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.reading.sizes import PACKAGE
-from tests.support.reading.source import Module, modules, parse
+from tests.support.reading.source import PACKAGE, Module, modules, parse
 
 # The state that the parts of a stage hand to each other, and the folders where a name means it.
 # In _compat a `builder` is torch's own, which has no type.

@@ -33,9 +33,7 @@ def close(got: Any, wanted: Any, drawn: Drawn) -> None:
     for a, b in zip(mine, theirs, strict=True):
         assert a.shape == b.shape and a.dtype == b.dtype
         scale = 1 + float(b.double().abs().max()) if b.numel() else 1.0
-        torch.testing.assert_close(
-            a.double() / scale, b.double() / scale, rtol=0, atol=coarsest
-        )
+        torch.testing.assert_close(a.double() / scale, b.double() / scale, rtol=0, atol=coarsest)
 
 
 @given(draws())
@@ -49,47 +47,31 @@ def test_bucketed_grad_equals_value_and_grad_and_autograd(drawn: Drawn) -> None:
         placed = fn(params, *batch)
         low = fn.lower(params, *batch)
         got = sf.full(placed)
-        where = sf.distribute(
-            params, mesh, drawn.tree([x.placed for x in drawn.leaves])
-        )
-        assert [g.placements for g in leaves(placed[1])] == [
-            p.placements for p in leaves(where)
-        ]
+        where = sf.distribute(params, mesh, drawn.tree([x.placed for x in drawn.leaves]))
+        assert [g.placements for g in leaves(placed[1])] == [p.placements for p in leaves(where)]
         same = sf.full(drawn.sharded(mesh, sf.value_and_grad)(params, *batch))
     close(got, wanted, drawn)
     close(got, same, drawn)
     if max(drawn.mesh.values()) <= 2:  # two terms have one sum
         for a, b in zip(leaves(got), leaves(same), strict=True):
-            assert torch.equal(a, b), (
-                "a bucket changes no bit where the order of terms is the same"
-            )
+            assert torch.equal(a, b), "a bucket changes no bit where the order of terms is the same"
     plan_is_what_runs(low)
     plan_obeys_its_rules(
         low.plan,
-        {
-            f"params{path}"
-            for path, x in zip(drawn.paths(), drawn.leaves, strict=True)
-            if x.ignored
-        },
+        {f"params{path}" for path, x in zip(drawn.paths(), drawn.leaves, strict=True) if x.ignored},
     )
 
 
 @given(draws())
 @examples(4)
-def test_a_plan_passed_back_gives_the_same_buckets_and_values(
-    drawn: Drawn,
-) -> None:
+def test_a_plan_passed_back_gives_the_same_buckets_and_values(drawn: Drawn) -> None:
     params, batch = drawn.params(), drawn.batch()
     with world_of(drawn.mesh):
         mesh = mesh_of(drawn.mesh)
         first = drawn.sharded(mesh)
         plan = first.lower(params, *batch).plan
         again = Drawn(
-            drawn.mesh,
-            drawn.leaves,
-            drawn.shape,
-            drawn.rows,
-            (*drawn.options, ("plan", plan)),
+            drawn.mesh, drawn.leaves, drawn.shape, drawn.rows, (*drawn.options, ("plan", plan))
         ).sharded(mesh)
         low = again.lower(params, *batch)
         assert [(b.kind, b.axis, b.leaves, b.sizes) for b in low.plan.buckets] == [
@@ -106,14 +88,9 @@ def test_a_plan_passed_back_gives_the_same_buckets_and_values(
 
 @given(draws())
 @examples(4)
-def test_bucketed_grad_alone_equals_value_and_grad_to_the_last_bit(
-    drawn: Drawn,
-) -> None:
+def test_bucketed_grad_alone_equals_value_and_grad_to_the_last_bit(drawn: Drawn) -> None:
     params, batch = drawn.params(), drawn.batch()
-    got, wanted = (
-        drawn.step()(params, *batch),
-        sf.value_and_grad(drawn.loss)(params, *batch),
-    )
+    got, wanted = (drawn.step()(params, *batch), sf.value_and_grad(drawn.loss)(params, *batch))
     assert flatten(got)[1] == flatten(wanted)[1]
     assert all(
         torch.equal(a, b) and a.dtype == b.dtype

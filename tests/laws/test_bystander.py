@@ -13,7 +13,7 @@ import pytest
 from bystander import run
 
 from shardfn import _compat
-from tests.support.reading.sizes import ROOT
+from tests.support.reading.source import ROOT
 
 PHASES = (
     "imported",
@@ -26,9 +26,7 @@ PHASES = (
 
 
 @pytest.fixture(scope="module")
-def seen(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, dict[str, str]]:
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
     """The answers of a new interpreter, by phase and program.
 
     Inductor's cache is new too: its first real compilation starts a thread of its own.
@@ -39,11 +37,7 @@ def seen(
         [sys.executable, "-m", "bystander.run"],
         capture_output=True,
         text=True,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(paths),
-            "TORCHINDUCTOR_CACHE_DIR": cached,
-        },
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TORCHINDUCTOR_CACHE_DIR": cached},
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -59,16 +53,11 @@ def test_torch_answers_the_same_before_during_and_after_us(
     assert answers == dict.fromkeys(answers, wanted)
 
 
-def test_the_table_holds_what_it_is_to_hold(
-    seen: dict[str, dict[str, str]],
-) -> None:
+def test_the_table_holds_what_it_is_to_hold(seen: dict[str, dict[str, str]]) -> None:
     on_demand = () if os.environ.get(run.RACES) else ("beside captures",)
     assert [*seen] == ["before", *(p for p in PHASES if p not in on_demand)]
     assert len(run.ALL) >= 80 and len(run.BESIDE) >= 60 and len(run.HELD) >= 40
-    assert (
-        "ValueError: ['var has negative"
-        in seen["at last"]["compiled, negative variance"]
-    )
+    assert "ValueError: ['var has negative" in seen["at last"]["compiled, negative variance"]
 
 
 def test_every_change_to_torch_says_what_why_and_until_when() -> None:

@@ -30,10 +30,7 @@ DRAWN = Drawn(
     out=None,
 )
 WITHOUT = attrs.evolve(DRAWN, lines=("z = torch.tanh(x0) @ x1",))
-LAYOUTS = (
-    Layout({"a": 2}, (P("a"), P(None, "a"))),
-    Layout({"a": 3}, (P(None, "a"), P("a"))),
-)
+LAYOUTS = (Layout({"a": 2}, (P("a"), P(None, "a"))), Layout({"a": 3}, (P(None, "a"), P("a"))))
 PLAIN = Case(DRAWN, ("checkpoint",), (0, 1), (torch.float64,) * 2, LAYOUTS)
 REFUSED = {"custom_vjp", "while_loop"}  # in the other mode of differentiation
 
@@ -49,8 +46,7 @@ def test_each_row_equals_torch(row: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "dtypes",
-    [(torch.float32,) * 2, (torch.bfloat16,) * 2, (torch.float64, torch.float32)],
+    "dtypes", [(torch.float32,) * 2, (torch.bfloat16,) * 2, (torch.float64, torch.float32)]
 )
 def test_rows_nest_in_any_dtype(dtypes: tuple[torch.dtype, ...]) -> None:
     lines = ("y = torch.tanh(x0.to(x1.dtype)) @ x1", "z = y.sum(0)")
@@ -69,9 +65,7 @@ def test_a_wrong_value_is_noticed(monkeypatch: pytest.MonkeyPatch, change: Any) 
     assert "{'a': 3}" in said and "result 0 is" in said
 
 
-def test_a_program_without_a_stable_value_says_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_program_without_a_stable_value_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = ("y = torch.sin(1e13 * (x0 @ x1))",)
     drawn = attrs.evolve(DRAWN, lines=lines, result="y")
     case = attrs.evolve(PLAIN, drawn=drawn, layouts=LAYOUTS[:1])
@@ -107,9 +101,7 @@ def test_a_run_counts_its_programs() -> None:
     assert random_programs.run(0.0, 1) == {}
 
 
-def test_a_failure_at_the_end_of_its_time_is_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_failure_at_the_end_of_its_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = itertools.chain([0.0] * 4, itertools.repeat(9.0))
     monkeypatch.setattr(random_programs, "differences", lambda *_: ["wrong"])
     monkeypatch.setattr(Case, "plain", lambda case: None)
@@ -117,9 +109,7 @@ def test_a_failure_at_the_end_of_its_time_is_told(
         random_programs.run(1.0, 7, clock=lambda: next(ticks))
 
 
-def test_an_unnamed_error_of_a_random_tree_is_noticed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_unnamed_error_of_a_random_tree_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Any:
         raise AttributeError("'list' object has no attribute 'parts'")
 

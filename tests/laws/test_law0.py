@@ -33,38 +33,23 @@ def _cases() -> list[Any]:
     cases = []
     for mesh, axes in MESHES.items():
         if "dp" in axes:
-            cases += [
-                (mesh, "replicated", P("dp")),
-                (mesh, "fully_sharded", P("dp")),
-            ]
+            cases += [(mesh, "replicated", P("dp")), (mesh, "fully_sharded", P("dp"))]
         if "tp" in axes:
-            cases.append(
-                (mesh, "tensor_parallel", P("dp") if "dp" in axes else P())
-            )
+            cases.append((mesh, "tensor_parallel", P("dp") if "dp" in axes else P()))
         if len(axes) > 1:
-            cases += [
-                (mesh, "mixed", P("dp")),
-                (mesh, "fully_sharded", P(("dp", "tp"))),
-            ]
+            cases += [(mesh, "mixed", P("dp")), (mesh, "fully_sharded", P(("dp", "tp")))]
         if len(axes) > 2:
             cases += [(mesh, "mixed", P(("pp", "dp")))]
     return cases
 
 
-def run(
-    model: str, axes: dict[str, int], params_placed: Any, batch: P, args: Any
-) -> Any:
+def run(model: str, axes: dict[str, int], params_placed: Any, batch: P, args: Any) -> Any:
     size = 1
     for n in axes.values():
         size *= n
     with sf.fake_world(size):
         mesh = sf.make_mesh(tuple(axes.values()), tuple(axes))
-        step = sf.shard(
-            models.STEPS[model],
-            mesh,
-            (params_placed, batch, batch),
-            backend="aten",
-        )
+        step = sf.shard(models.STEPS[model], mesh, (params_placed, batch, batch), backend="aten")
         return sf.full(step(*args))
 
 
@@ -85,9 +70,7 @@ def test_sharded_step_equals_autograd_on_one_device(
     assert worst(got, models.oracle(loss_fn, params, x, y)) < 1e-10
     assert all(
         a.shape == b.shape
-        for a, b in zip(
-            sf._tree.leaves(got[0]), sf._tree.leaves(params), strict=True
-        )
+        for a, b in zip(sf._tree.leaves(got[0]), sf._tree.leaves(params), strict=True)
     )
 
 

@@ -40,9 +40,7 @@ def test_growth_is_noticed(more: dict[str, float]) -> None:
     assert not Run("calls", 10, (before, attrs.evolve(before, **more))).is_flat
 
 
-def test_the_programs_of_one_function_are_bounded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_programs_of_one_function_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "PROGRAMS", 3)
     monkeypatch.setattr(dispatch, "KEPT_SIGNATURES", 3)
     fn = lambda x: (x * 2).sum()

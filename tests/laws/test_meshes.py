@@ -67,9 +67,7 @@ def nested(outer: Any, inner: Any) -> Any:
         one = sf.shard_map(lambda x: x * 2, inner, P("j"), P("j"), axis_names="j")
         return one(x) + sf.axis_index("i")
 
-    return jit(
-        lambda x: sf.shard_map(over_j, outer, P("i"), P("i"), axis_names="i")(x)
-    )
+    return jit(lambda x: sf.shard_map(over_j, outer, P("i"), P("i"), axis_names="i")(x))
 
 
 def switching(first: Any, second: Any) -> Any:
@@ -87,41 +85,34 @@ def switching(first: Any, second: Any) -> Any:
 
 WAYS: dict[str, Callable[[Any], Any]] = {
     "shard_map alone": lambda m: mapped(m)(values()),
-    "shard_map written out inside jit": lambda m: jit(lambda x: mapped(m)(x))(
-        values()
-    ),
+    "shard_map written out inside jit": lambda m: jit(lambda x: mapped(m)(x))(values()),
     "shard_map made before jit": lambda m: jit(mapped(m))(values()),
     "shard_map in the gradient of a jit": lambda m: jit(
         sf.grad(lambda x: (mapped(m)(x) * EXPECTED / 2).sum())
     )(values()),
-    "shard_map under vmap": lambda m: jit(
-        sf.vmap(lambda x: mapped(m)(x), in_axes=1, out_axes=1)
-    )(values().reshape(8, 1)),
-    "nested shard_maps": lambda m: nested(m, m)(values()),
-    "a mesh as a static argument": lambda m: jit(
-        lambda x, mesh: mapped(mesh)(x), static_argnums=1
-    )(values(), m),
-    "a mesh in a default": lambda m: jit(lambda x, *, mesh=m: mapped(mesh)(x))(
-        values()
+    "shard_map under vmap": lambda m: jit(sf.vmap(lambda x: mapped(m)(x), in_axes=1, out_axes=1))(
+        values().reshape(8, 1)
     ),
+    "nested shard_maps": lambda m: nested(m, m)(values()),
+    "a mesh as a static argument": lambda m: jit(lambda x, mesh: mapped(mesh)(x), static_argnums=1)(
+        values(), m
+    ),
+    "a mesh in a default": lambda m: jit(lambda x, *, mesh=m: mapped(mesh)(x))(values()),
     "use_mesh around shard_map": lambda m: inside_use_mesh(
         m, lambda: jit(lambda x: mapped(None)(x))(values())
     ),
     "use_mesh around the same mesh inside": lambda m: inside_use_mesh(
         m, lambda: jit(lambda x: mapped(m)(x))(values())
     ),
-    "shard around shard_map": lambda m: shard(lambda x: mapped(None)(x), m)(
+    "shard around shard_map": lambda m: shard(lambda x: mapped(None)(x), m)(values()),
+    "shard around the same mesh inside": lambda m: shard(lambda x: mapped(m)(x), m, P("i"))(
         values()
     ),
-    "shard around the same mesh inside": lambda m: shard(
-        lambda x: mapped(m)(x), m, P("i")
-    )(values()),
-    "shard and constrain": lambda m: shard(
-        lambda x: sf.constrain(mapped(None)(x), P("j")), m
-    )(values()),
+    "shard and constrain": lambda m: shard(lambda x: sf.constrain(mapped(None)(x), P("j")), m)(
+        values()
+    ),
     "use_mesh and constrain": lambda m: inside_use_mesh(
-        m,
-        lambda: shard(lambda x: sf.constrain(mapped(None)(x), P("j")))(values()),
+        m, lambda: shard(lambda x: sf.constrain(mapped(None)(x), P("j")))(values())
     ),
     "nested shard": lambda m: shard(shard(mapped(None), m, P("i")), m)(values()),
     "an argument that is a DTensor": lambda m: jit(lambda x: mapped(None)(x))(
@@ -134,9 +125,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_result_lies_on_the_mesh_that_the_program_names(
-    meshes: Meshes, way: str
-) -> None:
+def test_the_result_lies_on_the_mesh_that_the_program_names(meshes: Meshes, way: str) -> None:
     for mesh in (meshes.named, meshes.twin):
         result = WAYS[way](mesh)
         assert result.device_mesh is mesh
@@ -150,9 +139,7 @@ def test_another_mesh_in_the_closure_is_another_program(meshes: Meshes) -> None:
 
 def test_a_slice_of_a_mesh_is_itself(meshes: Meshes) -> None:
     row = meshes.named["i"]
-    result = jit(lambda x: sf.shard_map(per_rank, row, P("i"), P("i"))(x))(
-        values()
-    )
+    result = jit(lambda x: sf.shard_map(per_rank, row, P("i"), P("i"))(x))(values())
     assert result.device_mesh == row
     assert torch.equal(sf.full(result), EXPECTED)
 
@@ -162,28 +149,25 @@ MIXED: dict[str, Callable[[Any, Any], Any]] = {
     "use_mesh around shard_map": lambda outer, inner: inside_use_mesh(
         outer, lambda: jit(lambda x: mapped(inner)(x))(values())
     ),
-    "use_mesh around a shard_map made before": lambda outer, inner: (
-        inside_use_mesh(outer, lambda: jit(mapped(inner))(values()))
+    "use_mesh around a shard_map made before": lambda outer, inner: inside_use_mesh(
+        outer, lambda: jit(mapped(inner))(values())
     ),
-    "shard around shard_map": lambda outer, inner: shard(
-        lambda x: mapped(inner)(x), outer
-    )(values()),
-    "shard around shard": lambda outer, inner: shard(
-        shard(lambda x: x + 1, inner, P("i")), outer
-    )(values()),
+    "shard around shard_map": lambda outer, inner: shard(lambda x: mapped(inner)(x), outer)(
+        values()
+    ),
+    "shard around shard": lambda outer, inner: shard(shard(lambda x: x + 1, inner, P("i")), outer)(
+        values()
+    ),
     "nested shard_maps": lambda outer, inner: nested(outer, inner)(values()),
-    "two shard_maps": lambda outer, inner: jit(
-        lambda x: mapped(inner)(mapped(outer)(x))
-    )(values()),
+    "two shard_maps": lambda outer, inner: jit(lambda x: mapped(inner)(mapped(outer)(x)))(values()),
     "a shard and a shard_map": lambda outer, inner: jit(
         lambda x: mapped(inner)(shard(lambda x: x + 1, outer)(x))
     )(values()),
-    "a DTensor as an argument": lambda outer, inner: jit(
-        lambda x: mapped(inner)(x)
-    )(sf.distribute(values(), outer, P("i"))),
+    "a DTensor as an argument": lambda outer, inner: jit(lambda x: mapped(inner)(x))(
+        sf.distribute(values(), outer, P("i"))
+    ),
     "DTensors on two meshes": lambda outer, inner: jit(torch.add)(
-        sf.distribute(values(), outer, P("i")),
-        sf.distribute(values(), inner, P("i")),
+        sf.distribute(values(), outer, P("i")), sf.distribute(values(), inner, P("i"))
     ),
 }
 
@@ -209,9 +193,7 @@ def test_the_refusal_tells_both_meshes_apart(meshes: Meshes) -> None:
     ]
 
 
-def test_a_program_that_is_known_is_not_run_on_a_mesh_that_it_does_not_name(
-    meshes: Meshes,
-) -> None:
+def test_a_program_that_is_known_is_not_run_on_a_mesh_that_it_does_not_name(meshes: Meshes) -> None:
     for inside in (
         lambda x: mapped(meshes.named)(x),
         lambda x: shard(lambda x: x + 1, meshes.named, P("i"))(x),
@@ -222,9 +204,7 @@ def test_a_program_that_is_known_is_not_run_on_a_mesh_that_it_does_not_name(
             shard(inside, meshes.twin)(values())
 
 
-def test_programs_that_name_no_mesh_are_captured_once_for_all(
-    meshes: Meshes,
-) -> None:
+def test_programs_that_name_no_mesh_are_captured_once_for_all(meshes: Meshes) -> None:
     from shardfn.runtime import cache
 
     def fn(x: torch.Tensor) -> torch.Tensor:
@@ -236,22 +216,15 @@ def test_programs_that_name_no_mesh_are_captured_once_for_all(
     assert cache.counts["captures"] == 1
 
 
-def test_an_object_that_is_no_mesh_is_refused_inside_as_outside(
-    meshes: Meshes,
-) -> None:
-    for fn in (
-        lambda x: mapped(4)(x),
-        lambda x: shard(lambda x: x + 1, 4)(x),
-    ):
+def test_an_object_that_is_no_mesh_is_refused_inside_as_outside(meshes: Meshes) -> None:
+    for fn in (lambda x: mapped(4)(x), lambda x: shard(lambda x: x + 1, 4)(x)):
         with pytest.raises(sf.PlacementError, match="mesh: a int"):
             jit(fn)(values())
 
 
 ENDED: dict[str, Callable[[Any, Any], Any]] = {
     "shard_map alone": lambda over, here: mapped(over)(values()),
-    "shard_map written out inside jit": lambda over, here: jit(
-        lambda x: mapped(over)(x)
-    )(values()),
+    "shard_map written out inside jit": lambda over, here: jit(lambda x: mapped(over)(x))(values()),
     "shard_map made before jit": lambda over, here: jit(mapped(over))(values()),
     "shard": lambda over, here: shard(lambda x: x + 1, over)(values()),
     "use_mesh": lambda over, here: inside_use_mesh(
@@ -260,9 +233,9 @@ ENDED: dict[str, Callable[[Any, Any], Any]] = {
     "inside a mesh that looks alike": lambda over, here: inside_use_mesh(
         here, lambda: jit(lambda x: mapped(over)(x))(values())
     ),
-    "shard inside shard": lambda over, here: shard(
-        shard(lambda x: x + 1, over, P("i")), here
-    )(values()),
+    "shard inside shard": lambda over, here: shard(shard(lambda x: x + 1, over, P("i")), here)(
+        values()
+    ),
 }
 
 
@@ -285,10 +258,7 @@ def test_a_program_of_an_ended_world_is_not_run_in_the_next() -> None:
         here = sf.make_mesh((2, 2), AXES)
         with pytest.raises(sf.PlacementError, match="a world that has ended"):
             compiled(values())
-        with (
-            sf.use_mesh(here),
-            pytest.raises(sf.PlacementError, match="a world that has ended"),
-        ):
+        with sf.use_mesh(here), pytest.raises(sf.PlacementError, match="a world that has ended"):
             compiled(values())
 
 
@@ -299,11 +269,7 @@ def test_a_mesh_is_an_argument_and_equal_ones_share_a_program() -> None:
     with sf.fake_world(4):
         first, equal, other = (
             sf.make_mesh(shape, names)
-            for shape, names in (
-                ((4,), ("dp",)),
-                ((4,), ("dp",)),
-                ((2, 2), ("dp", "tp")),
-            )
+            for shape, names in (((4,), ("dp",)), ((4,), ("dp",)), ((2, 2), ("dp", "tp")))
         )
         before = counts["captures"]
         assert torch.equal(f(first, x), x * 4) and torch.equal(f(equal, x), x * 4)
@@ -329,9 +295,7 @@ def test_torchs_with_mesh_is_the_current_mesh() -> None:
                 _ = 1 / 0
             assert sf.current_mesh() is outer
             seen: list[Any] = []
-            thread = threading.Thread(
-                target=lambda: seen.append(sf.current_mesh())
-            )
+            thread = threading.Thread(target=lambda: seen.append(sf.current_mesh()))
             thread.start()
             thread.join()
             assert seen == [None]

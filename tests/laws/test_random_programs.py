@@ -28,9 +28,9 @@ def sharded(drawn: Drawn) -> Any:
         )
         grads = tuple(spec if isinstance(spec, P) else None for spec in placed)
         step = sf.value_and_grad(drawn.function(), argnums=numbers, has_aux=True)
-        out = sf.shard(
-            step, mesh, placed, ((None, drawn.out), grads), backend="aten"
-        )(*drawn.placed_arguments(mesh))
+        out = sf.shard(step, mesh, placed, ((None, drawn.out), grads), backend="aten")(
+            *drawn.placed_arguments(mesh)
+        )
         return sf.full(out)
 
 
@@ -44,8 +44,7 @@ def plain(drawn: Drawn, scale: float = 1.0) -> Any:
         else [None] * len(inputs)
     )
     return (loss.detach(), result.detach()), tuple(
-        torch.zeros_like(x) if g is None else g
-        for x, g in zip(inputs, grads, strict=True)
+        torch.zeros_like(x) if g is None else g for x, g in zip(inputs, grads, strict=True)
     )
 
 
@@ -113,17 +112,13 @@ def checked(drawn: Drawn) -> None:
 
 @given(programs())
 @examples(25)
-def test_a_sharded_program_and_its_gradients_equal_the_plain_ones(
-    drawn: Drawn,
-) -> None:
+def test_a_sharded_program_and_its_gradients_equal_the_plain_ones(drawn: Drawn) -> None:
     checked(drawn)
 
 
 @given(programs(kinds=MIXING))
 @examples(25)
-def test_programs_that_merge_and_split_dims_equal_the_plain_ones(
-    drawn: Drawn,
-) -> None:
+def test_programs_that_merge_and_split_dims_equal_the_plain_ones(drawn: Drawn) -> None:
     checked(drawn)
 
 
@@ -135,11 +130,6 @@ def test_a_program_without_a_gradient_says_nothing() -> None:
     ):
         inputs = {"x0": ((4, 3, 4), P())}
         drawn = Drawn(
-            mesh={"a": 2},
-            inputs=inputs,
-            indices={},
-            lines=(f"v0 = {line}",),
-            result="v0",
-            out=None,
+            mesh={"a": 2}, inputs=inputs, indices={}, lines=(f"v0 = {line}",), result="v0", out=None
         )
         assert has_gradient(drawn) == tells

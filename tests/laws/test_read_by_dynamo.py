@@ -17,15 +17,12 @@ from torch._dynamo import symbolic_convert
 
 import shardfn as sf
 from shardfn import P
-from tests.support.reading.sizes import PACKAGE, ROOT
+from tests.support.reading.source import PACKAGE, ROOT
 
 SENTENCE, DECORATOR = "Dynamo reads this.", "read_by_dynamo"
 Read = set[tuple[Path, str]]  # (file, qualified name) of each function
 
-X, W = (
-    torch.linspace(-1, 1, 6).reshape(2, 3),
-    torch.linspace(0, 1, 9).reshape(3, 3),
-)
+X, W = (torch.linspace(-1, 1, 6).reshape(2, 3), torch.linspace(0, 1, 9).reshape(3, 3))
 
 
 def loss(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -106,9 +103,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "_custom_jvp": lambda: sf.jit(lambda x: sf.jvp(tripled, (x,), (x,))).trace(X),
     "_checkpoint": lambda: sf.jit(sf.grad(kept)).trace(W, X),
     "_bucketed_grad": lambda: sf.jit(sf.bucketed_grad(loss)).trace(W, X),
-    "_accumulate": lambda: sf.jit(sf.accumulate(sf.value_and_grad(loss), 2)).trace(
-        W, X
-    ),
+    "_accumulate": lambda: sf.jit(sf.accumulate(sf.value_and_grad(loss), 2)).trace(W, X),
     "_functionalize": lambda: sf.jit(sf.grad(modules)).trace(W, X),
     "_optim": lambda: sf.jit(stepped).trace({"w": W}),
     "_ema": lambda: sf.jit(averaged).trace({"w": W}),
@@ -226,11 +221,7 @@ def test_per_rank_code_that_dynamo_reads_is_marked():
         ("'''Title.\n\nDynamo reads this.\n'''\ndef f(): ...", "f", True),
         ("@_compat.read_by_dynamo\ndef f(): ...", "f", True),
         ("@_compat.read_by_dynamo\ndef f(): ...", "f.<locals>.<listcomp>", True),
-        (
-            "class A:\n    @_compat.read_by_dynamo\n    def f(self): ...",
-            "A.f",
-            True,
-        ),
+        ("class A:\n    @_compat.read_by_dynamo\n    def f(self): ...", "A.f", True),
         ("@_compat.read_by_dynamo\ndef f(): ...", "fg", False),
         ("@_compat.constant_in_graph\ndef f(): ...", "f", False),
     ],

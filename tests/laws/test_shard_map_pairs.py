@@ -23,14 +23,10 @@ WORLDS: dict[str, tuple[tuple[int, ...], Any]] = {
 
 # name: per-rank code of (rows, axes); the same of all rows, a row for each sample of each rank
 FUNCTIONS: dict[str, tuple[Callable[[Tensor, Any], Tensor], Shaped]] = {
-    "sum": (
-        lambda x, a: x.sin() * sf.psum((x * x).sum(0), a),
-        lambda x: x.sin() * (x * x).sum(0),
-    ),
+    "sum": (lambda x, a: x.sin() * sf.psum((x * x).sum(0), a), lambda x: x.sin() * (x * x).sum(0)),
     "gather": (
         lambda x, a: (
-            (x @ sf.all_gather(x, a, tiled=True).T).cos()
-            @ sf.all_gather(x.tanh(), a, tiled=True)
+            (x @ sf.all_gather(x, a, tiled=True).T).cos() @ sf.all_gather(x.tanh(), a, tiled=True)
         ),
         lambda x: (x @ x.T).cos() @ x.tanh(),
     ),
@@ -45,9 +41,7 @@ def softmax(x: Tensor, a: Any) -> Tensor:
 
 OURS: dict[str, Callable[[Shaped], Shaped]] = {
     "grad": lambda f: sf.grad(lambda x: f(x).square().sum()),
-    "bucketed_grad": lambda f: (
-        lambda x: sf.bucketed_grad(lambda x: f(x).square().sum())(x)[1]
-    ),
+    "bucketed_grad": lambda f: lambda x: sf.bucketed_grad(lambda x: f(x).square().sum())(x)[1],
     "jvp": lambda f: lambda x: sf.jvp(f, (x,), (x + 1,))[1],
     "vjp": lambda f: lambda x: sf.vjp(f, x)[1](x + 1)[0],
     "vmap": lambda f: sf.vmap(f, 1, 1),
@@ -68,11 +62,7 @@ THEIRS: dict[str, Callable[[Shaped], Shaped]] = {
 def as_rows(name: str, f: Shaped) -> Shaped:
     """A function of rows; under vmap, of two such at once: (rows, samples, columns)."""
     return (
-        (
-            lambda x: (
-                f(torch.stack([x, x.cos()], 1)) * torch.tensor([[1], [2]])
-            ).sum(1)
-        )
+        (lambda x: (f(torch.stack([x, x.cos()], 1)) * torch.tensor([[1], [2]])).sum(1))
         if name == "vmap"
         else f
     )
@@ -81,14 +71,10 @@ def as_rows(name: str, f: Shaped) -> Shaped:
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize("side", ["outside", "inside"])
-def test_a_transform_and_shard_map_in_either_order(
-    side: str, name: str, world: str
-) -> None:
+def test_a_transform_and_shard_map_in_either_order(side: str, name: str, world: str) -> None:
     shape, over = WORLDS[world]
     n = torch.Size(shape).numel()
-    x = torch.randn(
-        2 * n, 3, generator=torch.Generator().manual_seed(n), dtype=torch.float64
-    )
+    x = torch.randn(2 * n, 3, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
     names = (over,) if isinstance(over, str) else over
     with sf.fake_world(n):
         mesh = sf.make_mesh(shape, names)
@@ -96,47 +82,28 @@ def test_a_transform_and_shard_map_in_either_order(
             local = lambda x, body=body: body(x, over)
             if side == "outside":
                 fn = sf.shard(
-                    as_rows(
-                        name,
-                        OURS[name](sf.shard_map(local, mesh, P(over), P(over))),
-                    ),
+                    as_rows(name, OURS[name](sf.shard_map(local, mesh, P(over), P(over)))),
                     mesh,
                     backend="aten",
                 )
             else:
                 fn = sf.shard_map(
-                    as_rows(name, OURS[name](local)),
-                    mesh,
-                    P(over),
-                    P(over),
-                    backend="aten",
+                    as_rows(name, OURS[name](local)), mesh, P(over), P(over), backend="aten"
                 )
             torch.testing.assert_close(
-                sf.full(fn(x)),
-                as_rows(name, THEIRS[name](whole))(x),
-                rtol=1e-11,
-                atol=1e-11,
+                sf.full(fn(x)), as_rows(name, THEIRS[name](whole))(x), rtol=1e-11, atol=1e-11
             )
 
 
 @pytest.mark.parametrize("inner", OURS)
 @pytest.mark.parametrize("outer", OURS)
 def test_transforms_on_both_sides_of_shard_map(outer: str, inner: str) -> None:
-    x = torch.randn(
-        4, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64
-    )
+    x = torch.randn(4, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     body, whole = FUNCTIONS["softmax"]
     with sf.fake_world(2), sf.use_mesh(sf.make_mesh((2,), ("a",))):
         mapped = sf.shard_map(
-            as_rows(inner, OURS[inner](lambda x: body(x, "a"))),
-            None,
-            P("a"),
-            P("a"),
+            as_rows(inner, OURS[inner](lambda x: body(x, "a"))), None, P("a"), P("a")
         )
         fn = sf.shard(as_rows(outer, OURS[outer](mapped)), backend="aten")
-        wanted = as_rows(
-            outer, THEIRS[outer](as_rows(inner, THEIRS[inner](whole)))
-        )
-        torch.testing.assert_close(
-            sf.full(fn(x)), wanted(x), rtol=1e-10, atol=1e-10
-        )
+        wanted = as_rows(outer, THEIRS[outer](as_rows(inner, THEIRS[inner](whole))))
+        torch.testing.assert_close(sf.full(fn(x)), wanted(x), rtol=1e-10, atol=1e-10)

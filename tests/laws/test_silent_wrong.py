@@ -24,22 +24,14 @@ ROWS = P("a")
 
 
 def values(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(
-        shape, dtype=DTYPE, generator=torch.Generator().manual_seed(seed)
-    )
+    return torch.randn(shape, dtype=DTYPE, generator=torch.Generator().manual_seed(seed))
 
 
-def sharded(
-    fn: Callable[..., Any], placed: Any, n: int = 2, **options: Any
-) -> Any:
-    return sf.shard(
-        fn, sf.make_mesh((n,), ("a",)), placed, backend="aten", **options
-    )
+def sharded(fn: Callable[..., Any], placed: Any, n: int = 2, **options: Any) -> Any:
+    return sf.shard(fn, sf.make_mesh((n,), ("a",)), placed, backend="aten", **options)
 
 
-def run(
-    fn: Callable[..., Any], args: tuple[Any, ...], placed: Any = ROWS, n: int = 2
-) -> Any:
+def run(fn: Callable[..., Any], args: tuple[Any, ...], placed: Any = ROWS, n: int = 2) -> Any:
     with sf.fake_world(n):
         return sf.full(sharded(fn, placed, n)(*args))
 
@@ -50,11 +42,9 @@ def assert_close(got: Any, wanted: Any) -> None:
 
 LOSSES: dict[str, Callable[..., torch.Tensor]] = {
     "mse_loss": F.mse_loss,
-    "binary_cross_entropy": lambda x, y: F.binary_cross_entropy(
-        x.sigmoid(), y.sigmoid()
-    ),
-    "binary_cross_entropy_with_logits": lambda x, y: (
-        F.binary_cross_entropy_with_logits(x, y.sigmoid())
+    "binary_cross_entropy": lambda x, y: F.binary_cross_entropy(x.sigmoid(), y.sigmoid()),
+    "binary_cross_entropy_with_logits": lambda x, y: F.binary_cross_entropy_with_logits(
+        x, y.sigmoid()
     ),
     "smooth_l1_loss": F.smooth_l1_loss,
     "huber_loss": lambda x, y: F.huber_loss(x, y, delta=0.7),
@@ -73,11 +63,7 @@ def test_s1_s2_mean_losses_and_their_gradients_on_even_and_uneven_shards(
     leaf = [v.clone().requires_grad_() for v in (w, x)]
     value = fn(*leaf, y)
     wanted = (value.detach(), torch.autograd.grad(value, leaf))
-    for placed in (
-        (P(), P("a"), P("a")),
-        (P("a"), P(), P()),
-        (P(None, "a"), P("a"), P(None, "a")),
-    ):
+    for placed in ((P(), P("a"), P("a")), (P("a"), P(), P()), (P(None, "a"), P("a"), P(None, "a"))):
         assert_close(run(both, (w, x, y), placed, n), wanted)
 
 
@@ -86,17 +72,11 @@ def test_s1_a_linear_module_with_sharded_parameters(n: int) -> None:
     model, x, y = nn.Linear(4, 5, dtype=DTYPE), values(7, 4), values(7, 5, seed=1)
     params = {name: p.detach() for name, p in model.named_parameters()}
     step = sf.grad(
-        lambda params, x, y: F.mse_loss(
-            torch.func.functional_call(model, params, (x,)), y
-        )
+        lambda params, x, y: F.mse_loss(torch.func.functional_call(model, params, (x,)), y)
     )
     F.mse_loss(model(x), y).backward()
     wanted = {name: p.grad for name, p in model.named_parameters()}
-    for placed in (
-        (P(), P("a"), P("a")),
-        (P("a"), P(), P()),
-        (P("a"), P("a"), P("a")),
-    ):
+    for placed in ((P(), P("a"), P("a")), (P("a"), P(), P()), (P("a"), P("a"), P("a"))):
         assert_close(run(step, (params, x, y), placed, n), wanted)
 
 
@@ -133,14 +113,10 @@ def test_s3_tangents_through_a_reduction_over_ranks_are_not_zero() -> None:
     x, t = values(5, 4), values(5, 4, seed=1)
     for n in (2, 3):
         assert_close(run(tangent_of(cube), (x, t), n=n), (3 * x**2 * t).sum(0))
-        assert_close(
-            run(torch.func.jacfwd(cube), (x,), n=n), torch.func.jacfwd(cube)(x)
-        )
+        assert_close(run(torch.func.jacfwd(cube), (x,), n=n), torch.func.jacfwd(cube)(x))
         with sf.fake_world(n):
             assert_close(
-                sf.full(
-                    sharded(tangent_of(sharded(cube, P("a"), n)), P("a"), n)(x, t)
-                ),
+                sf.full(sharded(tangent_of(sharded(cube, P("a"), n)), P("a"), n)(x, t)),
                 (3 * x**2 * t).sum(0),
             )
 
@@ -149,16 +125,9 @@ def test_s4_the_derivatives_that_an_autograd_function_gives_are_used() -> None:
     x, t = values(5, 4), values(5, 4, seed=1)
     total = lambda x: Tripled.apply(x).sum(0)
     assert_close(run(tangent_of(total), (x, t)), 3 * t.sum(0))
+    assert_close(run(sf.grad(lambda x: total(x).sum()), (x,)), torch.full_like(x, 3))
     assert_close(
-        run(sf.grad(lambda x: total(x).sum()), (x,)), torch.full_like(x, 3)
-    )
-    assert_close(
-        run(
-            torch.func.vmap(
-                torch.func.grad(lambda row: Tripled.apply(row).sin().sum())
-            ),
-            (x,),
-        ),
+        run(torch.func.vmap(torch.func.grad(lambda row: Tripled.apply(row).sin().sum())), (x,)),
         3 * torch.cos(2 * x),
     )
 
@@ -171,16 +140,12 @@ RANDOM: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "bernoulli": lambda x: torch.bernoulli(x.sigmoid()),
     "randperm": lambda x: x[torch.randperm(5)],
     "multinomial": lambda x: torch.multinomial(x.sigmoid(), 2),
-    "attention": lambda x: F.scaled_dot_product_attention(
-        x[None], x[None], x[None], dropout_p=0.5
-    ),
+    "attention": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None], dropout_p=0.5),
 }
 
 
 @pytest.mark.parametrize("op", list(RANDOM))
-def test_s5_random_numbers_are_those_of_one_device_and_never_repeat_per_shard(
-    op: str,
-) -> None:
+def test_s5_random_numbers_are_those_of_one_device_and_never_repeat_per_shard(op: str) -> None:
     x = values(5, 4)
     sf.random.state.seed(3)
     with sf.random.plain():
@@ -189,13 +154,10 @@ def test_s5_random_numbers_are_those_of_one_device_and_never_repeat_per_shard(
         sf.random.state.seed(3)
         torch.testing.assert_close(run(RANDOM[op], (x,), placed), wanted)
     with pytest.raises(
-        sf.CaptureError,
-        match="it makes an object that is not a tensor, such as a generator",
+        sf.CaptureError, match="it makes an object that is not a tensor, such as a generator"
     ):
         run(
-            lambda x: (
-                x + torch.rand(5, 4, generator=torch.Generator().manual_seed(1))
-            ),
+            lambda x: x + torch.rand(5, 4, generator=torch.Generator().manual_seed(1)),
             (values(5, 4),),
         )
 
@@ -244,9 +206,7 @@ def test_s7_a_backward_hook_fires_or_is_refused() -> None:
 
 def test_s8_a_function_that_asks_for_its_rank_is_refused() -> None:
     asks = {
-        "get_rank": lambda mesh: (
-            lambda x: x + 1 if dist.get_rank() == 0 else x - 1
-        ),
+        "get_rank": lambda mesh: lambda x: x + 1 if dist.get_rank() == 0 else x - 1,
         "get_local_rank": lambda mesh: lambda x: x + mesh.get_local_rank("a"),
         "get_coordinate": lambda mesh: lambda x: x + mesh.get_coordinate()[0],
         "mesh.get_rank": lambda mesh: lambda x: x + mesh.get_rank(),
@@ -255,16 +215,11 @@ def test_s8_a_function_that_asks_for_its_rank_is_refused() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("a",))
         for name, make in asks.items():
-            with pytest.raises(
-                sf.CaptureError, match="it is code of one rank"
-            ) as caught:
+            with pytest.raises(sf.CaptureError, match="it is code of one rank") as caught:
                 sf.shard(make(mesh), mesh, P("a"), backend="aten")(values(5, 4))
             assert __file__ in caught.value.source, name
         sizes = sf.shard(
-            lambda x: x * mesh.size() * dist.get_world_size(),
-            mesh,
-            P("a"),
-            backend="aten",
+            lambda x: x * mesh.size() * dist.get_world_size(), mesh, P("a"), backend="aten"
         )
         assert torch.equal(sf.full(sizes(values(5, 4))), values(5, 4) * 4)
 
@@ -272,10 +227,7 @@ def test_s8_a_function_that_asks_for_its_rank_is_refused() -> None:
 def branching(by: str) -> str:
     mesh = sf.make_mesh((2,), ("a",))
     rank = mesh.get_rank()
-    fns = {
-        "branch": lambda x: x + 1 if rank == 0 else x * 2,
-        "constant": lambda x: x + rank,
-    }
+    fns = {"branch": lambda x: x + 1 if rank == 0 else x * 2, "constant": lambda x: x + rank}
     try:
         sf.shard(fns[by], mesh, P("a"), backend="aten")(torch.ones(4))
     except sf.DivergenceError as error:
@@ -284,9 +236,7 @@ def branching(by: str) -> str:
 
 
 @pytest.mark.parametrize("by", ["branch", "constant"])
-def test_s8_real_ranks_that_took_other_branches_or_constants_are_told(
-    by: str,
-) -> None:
+def test_s8_real_ranks_that_took_other_branches_or_constants_are_told(by: str) -> None:
     first, second = run_ranks(2, branching, by)
     assert first == second and "ranks hold different programs" in first
     assert first.count(f"{__file__}:") == 2, "and the line of each"
@@ -296,8 +246,7 @@ def test_s8_a_permutation_of_simulated_shards_has_its_values() -> None:
     x, order = values(5, 4), torch.tensor([3, 1, 4, 0, 2])
     for n in (2, 3, 5):
         assert torch.equal(
-            run(lambda x: x[order].flip(0).roll(1, 0), (x,), n=n),
-            x[order].flip(0).roll(1, 0),
+            run(lambda x: x[order].flip(0).roll(1, 0), (x,), n=n), x[order].flip(0).roll(1, 0)
         )
 
 
@@ -327,10 +276,7 @@ def test_s10_a_mesh_is_printed_as_itself_or_refused() -> None:
         mesh = sf.make_mesh((2,), ("a",))
         for text in (lambda: f"{mesh}", lambda: str(mesh)):
             fn = sf.shard(
-                lambda x, text=text: {"x": x, "mesh": text()},
-                mesh,
-                P("a"),
-                backend="aten",
+                lambda x, text=text: {"x": x, "mesh": text()}, mesh, P("a"), backend="aten"
             )
             try:
                 assert fn(values(5, 4))["mesh"] == f"{mesh}"
@@ -356,9 +302,7 @@ def test_s11_a_module_that_is_called_inside_is_captured_whole() -> None:
         assert_close(sf.full(fn(x)), model(x))
 
 
-def test_s12_where_an_out_tensor_ends_up_does_not_depend_on_earlier_calls() -> (
-    None
-):
+def test_s12_where_an_out_tensor_ends_up_does_not_depend_on_earlier_calls() -> None:
     def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         out = torch.empty(4, 2, dtype=DTYPE)
         torch.mm(x, y, out=out)
@@ -367,13 +311,7 @@ def test_s12_where_an_out_tensor_ends_up_does_not_depend_on_earlier_calls() -> (
     x, y, found = values(4, 3), values(3, 2, seed=1), []
     with sf.fake_world(2):
         fns = {
-            spec: sf.shard(
-                product,
-                sf.make_mesh((2,), ("a",)),
-                (P("a"), P()),
-                spec,
-                backend="aten",
-            )
+            spec: sf.shard(product, sf.make_mesh((2,), ("a",)), (P("a"), P()), spec, backend="aten")
             for spec in (P("a"), P())
         }
         for order in ((P("a"), P()), (P(), P("a")), (P("a"), P("a"), P())):
@@ -388,14 +326,11 @@ def strict_sort(x: torch.Tensor) -> torch.Tensor:
     return x.sort(0)[0]
 
 
-def test_s13_forbidden_communication_is_forbidden_inside_another_shard_too() -> (
-    None
-):
+def test_s13_forbidden_communication_is_forbidden_inside_another_shard_too() -> None:
     x = values(6, 4)
     with sf.fake_world(2):
         strict, warns = (
-            sharded(strict_sort, P("a"), implicit_comm=setting)
-            for setting in ("error", "warn")
+            sharded(strict_sort, P("a"), implicit_comm=setting) for setting in ("error", "warn")
         )
         middle = sharded(strict, P("a"), implicit_comm="warn")
         loose = sharded(lambda x: x * 2, P("a"))
@@ -408,13 +343,11 @@ def test_s13_forbidden_communication_is_forbidden_inside_another_shard_too() -> 
             "loose": sharded(lambda x: strict(loose(x)), P("a")),
         }
         for name, fn in around.items():
-            with pytest.raises(
-                sf.PlacementError, match="implicit collective"
-            ) as caught:
+            with pytest.raises(sf.PlacementError, match="implicit collective") as caught:
                 fn(x)
-            assert f"{__file__}:{strict_sort.__code__.co_firstlineno + 1}" in str(
-                caught.value
-            ), name
+            assert f"{__file__}:{strict_sort.__code__.co_firstlineno + 1}" in str(caught.value), (
+                name
+            )
         with pytest.warns(UserWarning, match="1 implicit collective"):
             sharded(lambda x: warns(x) + 1, P("a"))(x)
         outside = sharded(lambda x: calm(x).sort(0)[0], P("a"))
@@ -427,9 +360,7 @@ def test_s13_the_backward_of_a_strict_function_is_strict() -> None:
     x, w = values(6, 4), values(4, 4, seed=1)
     with sf.fake_world(2):
         forward = sharded(
-            lambda x, w: torch.cumprod(x @ w, 1),
-            (P("a"), P()),
-            implicit_comm="error",
+            lambda x, w: torch.cumprod(x @ w, 1), (P("a"), P()), implicit_comm="error"
         )
         assert_close(sf.full(forward(x, w)), torch.cumprod(x @ w, 1))
         step = sharded(sf.grad(lambda x, w: forward(x, w).sum()), (P("a"), P()))
@@ -446,18 +377,14 @@ SMALLER: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "gather": lambda x, at: x.gather(0, at),
     "scatter_add": lambda x, at: x.scatter_add(0, at, x.new_ones(at.shape)),
     **{
-        kind: lambda x, at, kind=kind: x.scatter_reduce(
-            0, at, 0.5 * x[:2, :17], kind
-        )
+        kind: lambda x, at, kind=kind: x.scatter_reduce(0, at, 0.5 * x[:2, :17], kind)
         for kind in ("sum", "amax", "mean")
     },
 }
 
 
 @pytest.mark.parametrize("op", list(SMALLER))
-def test_an_index_that_repeats_itself_and_is_smaller_than_the_table(
-    op: str,
-) -> None:
+def test_an_index_that_repeats_itself_and_is_smaller_than_the_table(op: str) -> None:
     """torch adds to columns that the index does not have, also in the gradient of gather."""
     x, row = values(3, 20), torch.tensor([2, 0])
     index = lambda: row.reshape(2, 1).expand(2, 17)

@@ -22,13 +22,8 @@ RTOL = 1e-9
 def arguments(drawn: Drawn, more: int) -> list[torch.Tensor]:
     """Inputs whose sizes of 2 and more have grown."""
     g = torch.Generator().manual_seed(more)
-    shapes = [
-        [n + more if n > 1 else n for n in shape]
-        for shape, _ in drawn.inputs.values()
-    ]
-    return [
-        torch.randn(shape, generator=g, dtype=torch.float64) for shape in shapes
-    ]
+    shapes = [[n + more if n > 1 else n for n in shape] for shape, _ in drawn.inputs.values()]
+    return [torch.randn(shape, generator=g, dtype=torch.float64) for shape in shapes]
 
 
 def tried(fn: Any, args: list[torch.Tensor]) -> Any:
@@ -43,19 +38,11 @@ def tried(fn: Any, args: list[torch.Tensor]) -> Any:
 @examples(8)
 def test_symbols_for_sizes_change_no_value(drawn: Drawn, more: int) -> None:
     program = drawn.function()
-    placed = [
-        spec if isinstance(spec, P) else None for _, spec in drawn.inputs.values()
-    ]
+    placed = [spec if isinstance(spec, P) else None for _, spec in drawn.inputs.values()]
     with sf.fake_world(math.prod(drawn.mesh.values())):
         mesh = sf.make_mesh(tuple(drawn.mesh.values()), tuple(drawn.mesh))
         many, alone = (
-            sf.shard(
-                lambda *xs: program(*xs),
-                mesh,
-                tuple(placed),
-                backend="aten",
-                dynamic=d,
-            )
+            sf.shard(lambda *xs: program(*xs), mesh, tuple(placed), backend="aten", dynamic=d)
             for d in (True, None)
         )
         for args in (drawn.arguments(), arguments(drawn, more)):
@@ -63,6 +50,4 @@ def test_symbols_for_sizes_change_no_value(drawn: Drawn, more: int) -> None:
             if wanted is sf.ShardError or got is sf.ShardError:
                 assert got is wanted
                 continue
-            torch.testing.assert_close(
-                got, wanted, rtol=RTOL, atol=RTOL, equal_nan=True
-            )
+            torch.testing.assert_close(got, wanted, rtol=RTOL, atol=RTOL, equal_nan=True)

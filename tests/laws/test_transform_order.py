@@ -36,21 +36,15 @@ OURS: dict[str, Callable[[Shaped], Shaped]] = {
     "checkpoint": sf.checkpoint,
     "scan": lambda f: (
         lambda x: sf.scan(
-            lambda c, k: (f(c) * k / 4, c[0]),
-            x,
-            torch.tensor([1.0, 2.0], dtype=F64),
+            lambda c, k: (f(c) * k / 4, c[0]), x, torch.tensor([1.0, 2.0], dtype=F64)
         )[0]
     ),
     "shard_map": lambda f: (
         lambda x: sf.shard_map(
-            lambda y: y + sf.psum(y, "a"),
-            in_placements=P(None, None),
-            out_placements=P(),
+            lambda y: y + sf.psum(y, "a"), in_placements=P(None, None), out_placements=P()
         )(f(x))
     ),
-    "bucketed_grad": lambda f: (
-        lambda x: sf.bucketed_grad(lambda x: f(x).square().sum())(x)[1]
-    ),
+    "bucketed_grad": lambda f: lambda x: sf.bucketed_grad(lambda x: f(x).square().sum())(x)[1],
 }
 
 
@@ -65,9 +59,7 @@ PLAIN: dict[str, Callable[[Shaped, int], Shaped]] = {
     "jvp": lambda f, n: lambda x: torch.func.jvp(f, (x,), (x + 1,))[1],
     "checkpoint": lambda f, n: f,
     "scan": lambda f, n: repeated(f),
-    "shard_map": lambda f, n: (
-        lambda x: (n + 1) * f(x)
-    ),  # the ranks of axis a, and the value itself
+    "shard_map": lambda f, n: lambda x: (n + 1) * f(x),  # the ranks of axis a, and the value itself
     "bucketed_grad": lambda f, n: torch.func.grad(lambda x: f(x).square().sum()),
 }
 FUNCTIONS: dict[str, Shaped] = {
@@ -75,9 +67,7 @@ FUNCTIONS: dict[str, Shaped] = {
     "normalised": lambda x: torch.log_softmax(x, -1) * torch.tanh(x) / 4,
     "attending": lambda x: torch.softmax(x @ x.mT, -1) @ x / 4,
 }
-PAIRS = [
-    (*pair, name) for pair in itertools.product(OURS, OURS) for name in FUNCTIONS
-]
+PAIRS = [(*pair, name) for pair in itertools.product(OURS, OURS) for name in FUNCTIONS]
 
 
 def by_hash(text: Any) -> str:
@@ -95,33 +85,20 @@ def composed(table: Any, order: tuple[str, ...], fn: Shaped, *rest: Any) -> Shap
     return fn
 
 
-def check(
-    order: tuple[str, ...], function: str, sizes: tuple[int, ...], placement: Any
-) -> None:
+def check(order: tuple[str, ...], function: str, sizes: tuple[int, ...], placement: Any) -> None:
     wanted = composed(PLAIN, order, FUNCTIONS[function], sizes[0])(X)
     mesh = sf.make_mesh(sizes, ("a", "b")[: len(sizes)])
     got = sf.full(
-        sf.shard(
-            composed(OURS, order, FUNCTIONS[function]),
-            mesh,
-            placement,
-            backend="aten",
-        )(X)
+        sf.shard(composed(OURS, order, FUNCTIONS[function]), mesh, placement, backend="aten")(X)
     )
     torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize(
-    ("order", "function"),
-    COMBINED,
-    ids=lambda x: x if isinstance(x, str) else " of ".join(x),
+    ("order", "function"), COMBINED, ids=lambda x: x if isinstance(x, str) else " of ".join(x)
 )
-def test_any_order_equals_torch_func(
-    order: tuple[str, ...], function: str
-) -> None:
-    sizes, placement = WORLDS[
-        list(WORLDS)[int(by_hash((order, function)), 16) % len(WORLDS)]
-    ]
+def test_any_order_equals_torch_func(order: tuple[str, ...], function: str) -> None:
+    sizes, placement = WORLDS[list(WORLDS)[int(by_hash((order, function)), 16) % len(WORLDS)]]
     with sf.fake_world(torch.Size(sizes).numel()):
         check(order, function, sizes, placement)
 

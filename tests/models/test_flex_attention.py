@@ -13,9 +13,7 @@ import shardfn as sf
 from shardfn import P
 
 DRAW = torch.Generator().manual_seed(3)
-Q, K, V = (
-    torch.randn(2, 4, 7, 5, generator=DRAW, dtype=torch.float64) for _ in range(3)
-)
+Q, K, V = (torch.randn(2, 4, 7, 5, generator=DRAW, dtype=torch.float64) for _ in range(3))
 SLOPE = torch.tensor([0.5, 0.25, 0.125, 0.0], dtype=torch.float64)
 AT = torch.arange(7)
 CAUSAL = AT[:, None] >= AT
@@ -41,9 +39,7 @@ def sloped(slope: Any) -> Any:
 
 
 def with_slope(q: Any, k: Any, v: Any, slope: Any) -> Any:
-    return flex_attention(
-        q, k, v, score_mod=lambda s, b, h, i, j: s + slope[h] * (i - j)
-    )
+    return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + slope[h] * (i - j))
 
 
 def of_two_heads(q: Any, k: Any, v: Any, slope: Any) -> Any:
@@ -55,19 +51,14 @@ PAIRS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
         lambda q, k, v, slope: flex_attention(q, k, v),
         lambda q, k, v, slope: written(q, k, v),
     ),
-    "a learned bias": (
-        with_slope,
-        lambda q, k, v, slope: written(q, k, v, sloped(slope)),
-    ),
+    "a learned bias": (with_slope, lambda q, k, v, slope: written(q, k, v, sloped(slope))),
     "a block mask": (
         lambda q, k, v, slope: flex_attention(q, k, v, block_mask=BLOCKS),
         lambda q, k, v, slope: written(q, k, v, mask=CAUSAL),
     ),
     "grouped heads": (
         of_two_heads,
-        lambda q, k, v, slope: written(
-            q, *(x[:, :2].repeat_interleave(2, 1) for x in (k, v))
-        ),
+        lambda q, k, v, slope: written(q, *(x[:, :2].repeat_interleave(2, 1) for x in (k, v))),
     ),
 }
 
@@ -83,9 +74,7 @@ def written_scale(q: Any, k: Any, v: Any, slope: Any) -> Any:
 
 
 PAIRS["the logarithm of the sums"] = of_scale, written_scale
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:flex_attention called without torch.compile"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
 
 def loss_of(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -113,9 +102,7 @@ def test_forward_mode_second_derivatives_and_vmap() -> None:
         .square()
         .sum()
     )
-    torch.testing.assert_close(
-        sf.hessian(steep)(SLOPE), torch.func.hessian(hand)(SLOPE)
-    )
+    torch.testing.assert_close(sf.hessian(steep)(SLOPE), torch.func.hessian(hand)(SLOPE))
     got = sf.jit(lambda x: sf.jvp(steep, (x,), (x,)), backend="aten")(SLOPE)
     torch.testing.assert_close(got, torch.func.jvp(hand, (SLOPE,), (SLOPE,)))
     rows = sf.vmap(lambda q, k, v: with_slope(q[None], k[None], v[None], SLOPE))
@@ -127,9 +114,7 @@ def test_forward_mode_second_derivatives_and_vmap() -> None:
 def test_in_shard(spec: Any) -> None:
     fn, plain = PAIRS["a block mask"]
     gradient = sf.grad(lambda q, k, v: loss_of(fn)(q, k, v, SLOPE), (0, 1, 2))
-    wanted = torch.func.grad(
-        lambda q, k, v: loss_of(plain)(q, k, v, SLOPE), (0, 1, 2)
-    )(Q, K, V)
+    wanted = torch.func.grad(lambda q, k, v: loss_of(plain)(q, k, v, SLOPE), (0, 1, 2))(Q, K, V)
     with sf.fake_world(3):
         mesh = sf.make_mesh((3,), ("dp",))
         out = sf.shard(gradient, mesh, spec, backend="aten")(Q, K, V)
@@ -139,11 +124,7 @@ def test_in_shard(spec: Any) -> None:
 def test_s9_6_in_a_loop_and_in_a_branch() -> None:
     def step(x: Any, _: Any) -> Any:
         y = flex_attention(
-            x,
-            x,
-            x,
-            score_mod=lambda s, b, h, i, j: s + SLOPE[h] * (i - j),
-            block_mask=BLOCKS,
+            x, x, x, score_mod=lambda s, b, h, i, j: s + SLOPE[h] * (i - j), block_mask=BLOCKS
         )
         return x + y, y.sum()
 

@@ -9,11 +9,7 @@ import torch
 from ranks import run_ranks
 from torch import nn
 from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.func import functional_call
 
 import shardfn as sf
@@ -58,10 +54,7 @@ def test_it_is_torchs_under_every_derivative() -> None:
         (sf.jit, lambda fn: fn),
         (sf.grad, torch.func.grad),
         (lambda fn: sf.jit(sf.grad(fn)), torch.func.grad),
-        (
-            lambda fn: sf.jacfwd(sf.grad(fn, 1), 1),
-            lambda f: torch.func.hessian(f, 1),
-        ),
+        (lambda fn: sf.jacfwd(sf.grad(fn, 1), 1), lambda f: torch.func.hessian(f, 1)),
         (
             lambda fn: sf.vmap(sf.grad(fn), (None, 0)),
             lambda fn: torch.func.vmap(torch.func.grad(fn), (None, 0)),
@@ -91,9 +84,7 @@ def test_its_mode_is_part_of_the_signature() -> None:
     torch.testing.assert_close(fn(params, X), wanted)
     net.train()
     assert not torch.allclose(fn(params, X), wanted)
-    assert (
-        "training, which it closes over: True, was False" in fn.explain_retrace()
-    )
+    assert "training, which it closes over: True, was False" in fn.explain_retrace()
     net.eval()
     torch.testing.assert_close(fn(params, X), wanted)
 
@@ -128,17 +119,13 @@ def _parallel_gradients() -> Any:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 8), nn.GELU(), nn.Linear(8, 5)).double()
     fn = lambda p, x: functional_call(net, p, (x,)).square().sum()
-    wanted = torch.func.grad(fn)(
-        {k: p.detach() for k, p in net.named_parameters()}, X
-    )
+    wanted = torch.func.grad(fn)({k: p.detach() for k, p in net.named_parameters()}, X)
     parallelize_module(net, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
     params = {name: p.detach() for name, p in net.named_parameters()}
     got = sf.jit(sf.grad(fn), backend="aten")(params, X)
     placements = {name: p.placements for name, p in params.items()}
     assert {name: g.placements for name, g in got.items()} == placements
-    torch.testing.assert_close(
-        {k: g.full_tensor() for k, g in got.items()}, wanted
-    )
+    torch.testing.assert_close({k: g.full_tensor() for k, g in got.items()}, wanted)
     return placements["0.weight"], placements["2.bias"]
 
 

@@ -32,9 +32,7 @@ def llama(**settings: Any) -> Any:
 
 def classifier() -> Any:
     torch.manual_seed(0)
-    config = hub.LlamaConfig(
-        num_hidden_layers=1, num_labels=3, pad_token_id=0, **SIZES
-    )
+    config = hub.LlamaConfig(num_hidden_layers=1, num_labels=3, pad_token_id=0, **SIZES)
     return hub.LlamaForSequenceClassification(config)
 
 
@@ -47,9 +45,7 @@ def gradients(model: Any) -> list[torch.Tensor]:
 def test_a_compute_loss_that_pops_its_labels_and_returns_outputs() -> None:
     model = classifier()
 
-    def compute_loss(
-        inputs: dict[str, torch.Tensor], return_outputs: bool = False
-    ) -> Any:
+    def compute_loss(inputs: dict[str, torch.Tensor], return_outputs: bool = False) -> Any:
         labels = inputs.pop("labels")
         outputs = model(**inputs, use_cache=False)
         loss = F.cross_entropy(outputs["logits"], labels)
@@ -83,9 +79,7 @@ def test_gradient_checkpointing_that_a_model_enables(is_closed_over: bool) -> No
         return model(input_ids=words, labels=words, use_cache=False).loss
 
     def pure(params: Any, words: torch.Tensor) -> torch.Tensor:
-        called, _ = fn(
-            params, buffers, input_ids=words, labels=words, use_cache=False
-        )
+        called, _ = fn(params, buffers, input_ids=words, labels=words, use_cache=False)
         return called.loss
 
     with sf.fake_world(2):

@@ -71,9 +71,7 @@ def vit() -> Any:
 
 
 def mamba() -> Any:
-    config = hub.MambaConfig(
-        vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=4
-    )
+    config = hub.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=4)
     return hub.MambaForCausalLM(config)
 
 

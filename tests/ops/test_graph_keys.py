@@ -13,18 +13,10 @@ from pieces import mesh_axes
 
 import shardfn as sf
 from shardfn import P, _compat, schedule
-from shardfn.ops.graph_keys import (
-    BY_GRAPH,
-    GLOBAL,
-    KEYS,
-    LOCAL,
-    TORCH,
-    check_keys,
-    wrong_keys,
-)
+from shardfn.ops.graph_keys import BY_GRAPH, GLOBAL, KEYS, LOCAL, TORCH, check_keys, wrong_keys
 from shardfn.ops.loops import inner_nodes
 from shardfn.types import Collective
-from tests.support.reading.sizes import PACKAGE
+from tests.support.reading.source import PACKAGE
 
 X = torch.ones(6, 4)
 
@@ -57,9 +49,7 @@ def per_rank() -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("program", [gpt, loop, branch, per_rank])
-def test_every_graph_carries_only_keys_of_the_list(
-    program: Callable[[], Any],
-) -> None:
+def test_every_graph_carries_only_keys_of_the_list(program: Callable[[], Any]) -> None:
     fn, placements, args = program()
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
@@ -84,9 +74,7 @@ def test_a_key_that_the_list_does_not_know_is_noticed_after_a_pass() -> None:
     next(iter(graph.nodes)).meta["note"] = 1
     with pytest.raises(AssertionError) as caught:
         schedule.check(graph, mesh_axes((2, 3)))
-    assert (
-        str(caught.value) == "node.meta: x: 'note' is not a key of a local graph"
-    )
+    assert str(caught.value) == "node.meta: x: 'note' is not a key of a local graph"
 
 
 BAD = {
@@ -145,16 +133,12 @@ def _key_of(node: ast.AST) -> str | None:
         case ast.Subscript(ast.Attribute(attr="meta"), ast.Constant(str(key))):
             return key
         case ast.Call(
-            ast.Attribute(
-                ast.Attribute(attr="meta"), "get" | "pop" | "setdefault"
-            ),
+            ast.Attribute(ast.Attribute(attr="meta"), "get" | "pop" | "setdefault"),
             [ast.Constant(str(key)), *_],
         ):
             return key
         case ast.Compare(
-            ast.Constant(str(key)),
-            [ast.In() | ast.NotIn()],
-            [ast.Attribute(attr="meta")],
+            ast.Constant(str(key)), [ast.In() | ast.NotIn()], [ast.Attribute(attr="meta")]
         ):
             return key
     return None
@@ -162,15 +146,10 @@ def _key_of(node: ast.AST) -> str | None:
 
 def test_each_stage_uses_the_keys_that_the_list_gives_to_it() -> None:
     used = keys_used()
-    given = {
-        (stage, key.name) for key in KEYS for stage in (key.owner, *key.readers)
-    }
+    given = {(stage, key.name) for key in KEYS for stage in (key.owner, *key.readers)}
     assert used <= given, "a stage uses a key that the list does not give to it"
     unread = {
-        (stage, key.name)
-        for key in KEYS
-        for stage in key.readers
-        if (stage, key.name) not in used
+        (stage, key.name) for key in KEYS for stage in key.readers if (stage, key.name) not in used
     }
     assert not unread, "the list names a reader that does not read"
 

@@ -5,14 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardfn.ops.loops import (
-    Branch,
-    Scan,
-    While,
-    inner_nodes,
-    loop_of,
-    shapes_of,
-)
+from shardfn.ops.loops import Branch, Scan, While, inner_nodes, loop_of, shapes_of
 from tests.support.stages.graphs import graph_of
 
 F64 = torch.float64
@@ -51,9 +44,7 @@ def test_a_while_loop_runs_until_its_condition_fails() -> None:
 
 
 def test_a_branch_runs_one_graph() -> None:
-    branch = Branch(
-        (graph_of(lambda x: [x + 1], C), graph_of(lambda x: [x - 1], C)), 1
-    )
+    branch = Branch((graph_of(lambda x: [x + 1], C), graph_of(lambda x: [x - 1], C)), 1)
     assert branch(C, torch.tensor(True))[0].tolist() == [2.0, 3.0]
     assert branch(C, torch.tensor(False))[0].tolist() == [0.0, 1.0]
 
@@ -82,8 +73,4 @@ def test_inner_nodes_repeat_the_steps_of_a_scan() -> None:
 
 
 def test_loops_print_as_what_they_are() -> None:
-    assert [repr(scan()), repr(Branch((), 0)), repr(While((), 0, 0))] == [
-        "scan",
-        "cond",
-        "while",
-    ]
+    assert [repr(scan()), repr(Branch((), 0)), repr(While((), 0, 0))] == ["scan", "cond", "while"]

@@ -24,9 +24,7 @@ def test_a_rank_receives_from_its_source_or_zeros(
     sources = [source for source, _ in PAIRS[name]]
     targets = [target for _, target in PAIRS[name]]
     mine = lambda rank: torch.tensor([1.0, 2.0]) + 10 * rank
-    got = exchanged(
-        monkeypatch, lambda rank: permute(mine(rank), sources, targets, "g"), 3
-    )
+    got = exchanged(monkeypatch, lambda rank: permute(mine(rank), sources, targets, "g"), 3)
     source_of = dict(zip(targets, sources, strict=True))
     for rank, value in enumerate(got):
         source = source_of.get(rank)

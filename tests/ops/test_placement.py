@@ -27,9 +27,7 @@ def test_every_prim_returns_the_value_in_memory_of_its_own() -> None:
         assert torch.equal(y, X) and y.data_ptr() != X.data_ptr()
 
 
-def test_the_gradient_and_the_tangent_of_a_redistribution_are_placed_alike() -> (
-    None
-):
+def test_the_gradient_and_the_tangent_of_a_redistribution_are_placed_alike() -> None:
     placed = lambda x: placement.redistribute(x * 2, "a;b").sin().sum()
     backward = graph_of(torch.func.grad(placed), X)
     assert specs(backward) == ["a;b", "a;b"]
@@ -86,9 +84,7 @@ def test_derivatives_and_batches_of_a_cast_dtensor() -> None:
 def test_a_dtensor_that_is_partial_stays_where_it_is() -> None:
     assert placement.placed(X, "a=Psum,b=S0") is X
     assert placement.placed(X, "a=?") is X
-    assert specs(graph_of(lambda x: placement.placed(x, "a=S1,b=S1"), X)) == [
-        ";a,b"
-    ]
+    assert specs(graph_of(lambda x: placement.placed(x, "a=S1,b=S1"), X)) == [";a,b"]
     assert specs(graph_of(lambda x: placement.placed(x, "a=R"), X)) == [";"]
 
 
@@ -103,9 +99,7 @@ def test_only_the_gradient_itself_has_bucketing_options() -> None:
 
 def test_a_batch_of_gradients_is_aligned_with_one_parameter() -> None:
     aligned = lambda x, like: placement.align([x], [like], ["w"])[0]
-    graph = graph_of(
-        torch.func.vmap(aligned, in_dims=(0, None)), torch.ones(5, 3, 2), X
-    )
+    graph = graph_of(torch.func.vmap(aligned, in_dims=(0, None)), torch.ones(5, 3, 2), X)
     (node,) = calls(graph, "prim_align")
     x, like = (arg.meta["val"].shape for arg in node.args[:2])
     assert (x, like) == ((5, 3, 2), (1, 3, 2))

@@ -58,9 +58,7 @@ def test_every_prim_of_a_tensor_has_a_transpose_or_two_derivatives(
     call: Callable[..., Tensor],
 ) -> None:
     row = CALLS[call]
-    assert (
-        (row.transpose is None) == (row.jvp is not None) == (row.vjp is not None)
-    )
+    assert (row.transpose is None) == (row.jvp is not None) == (row.vjp is not None)
 
 
 # left out: capture narrows as_invariant to the axes over which its tensor varies, and the others
@@ -89,9 +87,7 @@ def test_a_transpose_has_the_shape_of_the_tensor_and_varies_the_other_way_round(
 
 
 @pytest.mark.parametrize("call", SAMPLES)
-def test_batching_commutes_with_the_fake_kernel(
-    call: Callable[..., Tensor],
-) -> None:
+def test_batching_commutes_with_the_fake_kernel(call: Callable[..., Tensor]) -> None:
     row, constants = CALLS[call], SAMPLES[call]
     x = torch.empty(4, 6, device="meta")
     batched = torch.empty(3, 4, 6, device="meta")
@@ -111,11 +107,7 @@ def rotate() -> Iterator[Callable[..., Tensor]]:
     """A prim that only this file knows: what the rank has that is `by` ranks before this one."""
 
     @prims.prim(
-        name="test_rotate",
-        axes=prims.one_axis,
-        takes_varying=True,
-        gives_varying=True,
-        place=place,
+        name="test_rotate", axes=prims.one_axis, takes_varying=True, gives_varying=True, place=place
     )
     def rotate(x: torch.Tensor, axis: str, n: int, by: int) -> torch.Tensor:
         return torch.empty_like(x)
@@ -137,9 +129,7 @@ def sharded(body: Callable[..., Tensor], spec: P) -> Callable[..., Tensor]:
         with sf.fake_world(3):
             mesh = sf.make_mesh((3,), ("a",))
             ins = tuple(spec for _ in args)
-            return sf.full(
-                sf.shard_map(body, mesh, ins, spec, backend="aten")(*args)
-            )
+            return sf.full(sf.shard_map(body, mesh, ins, spec, backend="aten")(*args))
 
     return run
 

@@ -10,30 +10,14 @@ import torch
 
 import shardfn as sf
 from shardfn import P
-from shardfn.ops.random_bits import (
-    DRAW,
-    DTYPES,
-    FOLD_IN,
-    SPLIT,
-    philox,
-    random_bits,
-    strides_of,
-)
+from shardfn.ops.random_bits import DRAW, DTYPES, FOLD_IN, SPLIT, philox, random_bits, strides_of
 
 KEY = torch.tensor([7, 9])
 
 # Random123 1.14, tests/kat_vectors, philox4x32 with 10 rounds: counter, key, answer.
 KNOWN = [
-    (
-        (0, 0, 0, 0),
-        (0, 0),
-        (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8),
-    ),
-    (
-        (0xFFFFFFFF,) * 4,
-        (0xFFFFFFFF,) * 2,
-        (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD),
-    ),
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
     (
         (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
         (0xA4093822, 0x299F31D0),
@@ -43,12 +27,8 @@ KNOWN = [
 
 
 @pytest.mark.parametrize("counter, key, answer", KNOWN)
-def test_philox_gives_its_published_answers(
-    counter: Any, key: Any, answer: Any
-) -> None:
-    words = philox(
-        [torch.tensor(w) for w in counter], [torch.tensor(w) for w in key]
-    )
+def test_philox_gives_its_published_answers(counter: Any, key: Any, answer: Any) -> None:
+    words = philox([torch.tensor(w) for w in counter], [torch.tensor(w) for w in key])
     assert tuple(int(w) for w in words) == answer
 
 
@@ -60,17 +40,14 @@ def _drawn(key: torch.Tensor, shape: tuple[int, ...], dtype: Any) -> torch.Tenso
 def test_a_number_is_of_its_element_alone(dtype: torch.dtype) -> None:
     whole = _drawn(KEY, (6, 5), dtype)
     assert torch.equal(whole, _drawn(KEY, (30,), dtype).view(6, 5))
-    part = random_bits(
-        KEY, torch.tensor(2 * 5 + 1), [3, 2], [5, 1], DRAW, 0, dtype
-    )
+    part = random_bits(KEY, torch.tensor(2 * 5 + 1), [3, 2], [5, 1], DRAW, 0, dtype)
     assert torch.equal(part, whole[2:5, 1:3])
     assert whole.unique().numel() > 1
 
 
 def test_uses_of_a_key_do_not_share_blocks() -> None:
     made = [
-        random_bits(KEY, None, [1000], [1], use, 0, torch.int64)
-        for use in (DRAW, SPLIT, FOLD_IN)
+        random_bits(KEY, None, [1000], [1], use, 0, torch.int64) for use in (DRAW, SPLIT, FOLD_IN)
     ]
     assert torch.cat(made).unique().numel() == 3000
 
@@ -82,9 +59,7 @@ def test_elements_beyond_two_to_the_32_get_numbers_of_their_own() -> None:
 
 @pytest.mark.parametrize("backend", ["aten", "inductor"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-def test_every_placement_holds_the_same_numbers(
-    backend: str, dtype: torch.dtype
-) -> None:
+def test_every_placement_holds_the_same_numbers(backend: str, dtype: torch.dtype) -> None:
     x = torch.zeros(5, 7, dtype=dtype)
     wanted = _drawn(KEY, (5, 7), dtype)
     specs = [P("a"), P(None, ("a", "b")), P("b", "a"), P(("b", "c"), "a")]
@@ -92,10 +67,7 @@ def test_every_placement_holds_the_same_numbers(
         mesh = sf.make_mesh((2, 2, 2), ("a", "b", "c"))
         for spec in specs if backend == "aten" else specs[-1:]:
             draw = sf.shard(
-                lambda key, x: x + _drawn(key, (5, 7), dtype),
-                mesh,
-                (P(), spec),
-                backend=backend,
+                lambda key, x: x + _drawn(key, (5, 7), dtype), mesh, (P(), spec), backend=backend
             )
             assert "no communication" in str(draw.lower(KEY, x))
             assert torch.equal(sf.full(draw(KEY, x)), wanted), spec
@@ -105,9 +77,7 @@ def test_empty_shards_and_empty_tensors() -> None:
     with sf.fake_world(8):
         mesh = sf.make_mesh((8,), ("a",))
         draw = sf.shard(
-            lambda key, x: x + _drawn(key, tuple(x.shape), x.dtype),
-            mesh,
-            (P(), P("a")),
+            lambda key, x: x + _drawn(key, tuple(x.shape), x.dtype), mesh, (P(), P("a"))
         )
         for n in (0, 1, 3):
             wanted = _drawn(KEY, (n, 2), torch.float64)
@@ -124,9 +94,7 @@ def test_vmap_equals_a_loop(batched: str) -> None:
     def draw(key: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
         return random_bits(key, start, [3, 2], [2, 1], DRAW, 0, torch.float32)
 
-    args = [
-        a if d == 0 else a[0] for a, d in zip((keys, starts), dims, strict=True)
-    ]
+    args = [a if d == 0 else a[0] for a, d in zip((keys, starts), dims, strict=True)]
     got = sf.jit(sf.vmap(draw, in_axes=dims))(*args)
     for i in range(3):
         own = [a[i] if d == 0 else a for a, d in zip(args, dims, strict=True)]

@@ -9,18 +9,14 @@ from shardfn.ops import shard_map
 from shardfn.ops.prims import CALLS
 
 
-def on_fakes(
-    call: object, shape: tuple[int, ...], *constants: object
-) -> torch.Tensor:
+def on_fakes(call: object, shape: tuple[int, ...], *constants: object) -> torch.Tensor:
     """The result of a prim of a transposed fake tensor."""
     with _compat.FakeTensorMode():
         x = torch.empty(shape[::-1]).permute(*reversed(range(len(shape))))
         return CALLS[call].op(x, *constants)
 
 
-def test_a_local_tensor_divides_the_sharded_dims_and_a_global_one_multiplies() -> (
-    None
-):
+def test_a_local_tensor_divides_the_sharded_dims_and_a_global_one_multiplies() -> None:
     text = "a:2=0,b:3=0,c:5="
     local = on_fakes(shard_map.to_local, (12, 7), text)
     assert local.shape == (2, 7)
@@ -74,9 +70,7 @@ def test_the_transpose_of_a_gather_over_a_vmap_sums_over_samples() -> None:
     weights = torch.arange(1.0, 10.0, dtype=torch.float64).view(3, 3, 1)
 
     def loss(x: torch.Tensor) -> torch.Tensor:
-        mapped = torch.func.vmap(
-            lambda row, w: (shard_map.mapped_gather(row, 3, 2) * w).sum()
-        )
+        mapped = torch.func.vmap(lambda row, w: (shard_map.mapped_gather(row, 3, 2) * w).sum())
         return mapped(x, weights).sum()
 
     got = torch.func.grad(loss)(x)

@@ -18,19 +18,14 @@ SHARDS = st.lists(st.tuples(NAMES, NUMBERS, st.none() | NUMBERS), max_size=4)
 SIZES = st.none() | st.tuples(NUMBERS, NUMBERS)
 CUTS = st.lists(st.tuples(NAMES, NUMBERS, st.none() | NUMBERS, SIZES), max_size=4)
 PLACED = st.lists(
-    st.tuples(NAMES, st.sampled_from(["R", "S0", "S12", "Psum", "Pavg"])),
-    max_size=4,
+    st.tuples(NAMES, st.sampled_from(["R", "S0", "S12", "Psum", "Pavg"])), max_size=4
 ).map(tuple)
 HELD = st.lists(PLACED.filter(len).map(texts.print_placed), max_size=3).map(tuple)
-PARTS = st.tuples(
-    PLACED.map(texts.print_placed), st.lists(NUMBERS, max_size=3).map(tuple)
-)
+PARTS = st.tuples(PLACED.map(texts.print_placed), st.lists(NUMBERS, max_size=3).map(tuple))
 PAIRS = st.lists(st.tuples(NUMBERS, NUMBERS), max_size=4).map(tuple)
 SPECS = st.lists(AXES | st.just((texts.KEEP,)), min_size=2, max_size=4).map(tuple)
 PLAIN = st.none() | st.booleans() | NUMBERS | st.text(max_size=4)
-RECORDS = st.lists(st.recursive(PLAIN, lambda x: st.lists(x).map(tuple))).map(
-    tuple
-)
+RECORDS = st.lists(st.recursive(PLAIN, lambda x: st.lists(x).map(tuple))).map(tuple)
 PATHS = st.lists(st.sampled_from(["x", "w['b']", "<closed over>"])).map(tuple)
 FORMATS: dict[str, tuple[Any, Any, Any]] = {
     "axes": (AXES, texts.print_axes, texts.parse_axes),
@@ -39,11 +34,7 @@ FORMATS: dict[str, tuple[Any, Any, Any]] = {
     "paths": (PATHS, texts.print_paths, texts.parse_paths),
     "placed": (PLACED, texts.print_placed, texts.parse_placed),
     "held": (HELD, texts.print_held, texts.parse_held),
-    "part": (
-        PARTS,
-        lambda part: texts.print_part(*part),
-        texts.parse_part,
-    ),
+    "part": (PARTS, lambda part: texts.print_part(*part), texts.parse_part),
     "pairs": (PAIRS, texts.print_pairs, texts.parse_pairs),
     "spec": (SPECS, texts.print_spec, texts.parse_spec),
     "record": (RECORDS, texts.print_record, texts.parse_record),
@@ -63,15 +54,7 @@ def test_a_printed_text_is_parsed_to_the_same_value(name: str) -> None:
 
 
 def test_the_page_lists_every_format() -> None:
-    listed = {
-        line.split("|")[1].strip()
-        for line in texts.__doc__.splitlines()
-        if "| `" in line
-    }
+    listed = {line.split("|")[1].strip() for line in texts.__doc__.splitlines() if "| `" in line}
     assert listed == set(FORMATS)
-    printers = {
-        name.removeprefix("print_")
-        for name in vars(texts)
-        if name.startswith("print_")
-    }
+    printers = {name.removeprefix("print_") for name in vars(texts) if name.startswith("print_")}
     assert printers == set(FORMATS)

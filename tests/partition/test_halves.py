@@ -91,6 +91,4 @@ def test_each_half_prints_and_the_whole_prints_both() -> None:
     lowered = sf.jit(loss, backend="aten").lower(W.clone().requires_grad_(), X)
     text = str(lowered)
     assert text == f"{lowered.program}\n{lowered.backward}"
-    assert (
-        "saved_0 = %tanh" in text and "in    %cotangent_of_result: f64[]" in text
-    )
+    assert "saved_0 = %tanh" in text and "in    %cotangent_of_result: f64[]" in text

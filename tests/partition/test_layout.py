@@ -24,10 +24,7 @@ def cuts(draw: st.DrawFn) -> tuple[tuple[int, ...], Marks, tuple[int, ...]]:
     shape, sizes = draw(SHAPES), draw(SIZES)
     marks: list[Mark] = []
     for k in range(len(sizes)):
-        dim, unit = (
-            draw(st.integers(0, len(shape) - 1)),
-            draw(st.sampled_from((1, 1, 2, 3, 4))),
-        )
+        dim, unit = (draw(st.integers(0, len(shape) - 1)), draw(st.sampled_from((1, 1, 2, 3, 4))))
         outer = draw(st.sampled_from((2, 3, 4, 6))) if sizes[k] > 1 else 1
         mark = draw(
             st.sampled_from(
@@ -61,9 +58,7 @@ def test_a_chunk_is_torch_chunks_full_ones_then_one_remainder_then_empty_ones(
     assert [list(range(start, start + length)) for start, length in got] == wanted
     full, lengths = layout.full_chunk(size, unit, n), [length for _, length in got]
     assert sorted(lengths, reverse=True) == lengths
-    assert sum(length not in (full, 0) for length in lengths) <= 1, (
-        "at most one remainder"
-    )
+    assert sum(length not in (full, 0) for length in lengths) <= 1, "at most one remainder"
 
 
 @given(cuts())
@@ -98,19 +93,14 @@ def test_canonical_marks_cut_the_same_and_are_canonical(
     assert plain is not None
     assert layout.canonical(shape, plain, sizes) == plain
     x = numbered(shape)
-    for a, b in zip(
-        pieces.cut(x, marks, sizes), pieces.cut(x, plain, sizes), strict=True
-    ):
+    for a, b in zip(pieces.cut(x, marks, sizes), pieces.cut(x, plain, sizes), strict=True):
         assert torch.equal(a, b)
 
 
 @given(cuts(), st.integers(0, 2), st.integers(1, 6), st.integers(1, 5))
 @examples(200)
 def test_canonical_refuses_a_unit_that_some_chunk_is_no_multiple_of(
-    case: tuple[tuple[int, ...], Marks, tuple[int, ...]],
-    dim: int,
-    unit: int,
-    n: int,
+    case: tuple[tuple[int, ...], Marks, tuple[int, ...]], dim: int, unit: int, n: int
 ) -> None:
     shape, marks, sizes = case
     assume(dim < len(shape) and all(map(layout.is_plain, marks)))
@@ -135,27 +125,16 @@ def test_every_chunk_is_a_multiple_of_the_grain(
 
 
 def test_two_axes_on_one_dim_cut_in_mesh_order() -> None:
-    shapes = [
-        layout.local_shape((7, 2), (0, 0), (2, 3), c) for c in pieces.ranks((2, 3))
-    ]
+    shapes = [layout.local_shape((7, 2), (0, 0), (2, 3), c) for c in pieces.ranks((2, 3))]
     assert shapes == [(2, 2), (2, 2), (0, 2), (1, 2), (1, 2), (1, 2)]
-    assert layout.canonical((12,), ((0, 3), (0, 3)), (2, 2)) == (0, 0), (
-        "even cuts need no units"
-    )
+    assert layout.canonical((12,), ((0, 3), (0, 3)), (2, 2)) == (0, 0), "even cuts need no units"
     assert layout.canonical((9,), ((0, 3), 0), (2, 3)) == ((0, 3), 0)
-    assert layout.canonical((9,), (0, (0, 3)), (2, 3)) is None, (
-        "5 and 4 are no multiples of 3"
-    )
+    assert layout.canonical((9,), (0, (0, 3)), (2, 3)) is None, "5 and 4 are no multiples of 3"
     assert layout.canonical((8,), ((0, 3),), (2,)) is None
 
 
 def test_the_words_for_marks() -> None:
-    assert [layout.split(m) for m in ("R", "sum", 2, (1, 3))] == [
-        None,
-        None,
-        (2, 1),
-        (1, 3),
-    ]
+    assert [layout.split(m) for m in ("R", "sum", 2, (1, 3))] == [None, None, (2, 1), (1, 3)]
     assert (layout.joined(2, 1), layout.joined(1, 3)) == (2, (1, 3))
     assert [layout.cut_of(m) for m in (2, (1, 3))] == [(2, 1), (1, 3)]
 
@@ -167,14 +146,11 @@ def test_dense_strides_are_those_of_a_permuted_contiguous_tensor(
 ) -> None:
     order = list(range(len(shape)))
     random.shuffle(order)
-    x = torch.empty([shape[d] for d in order]).permute(
-        [order.index(d) for d in range(len(shape))]
-    )
+    x = torch.empty([shape[d] for d in order]).permute([order.index(d) for d in range(len(shape))])
     assert layout.dense_strides(x.shape, order) == x.stride()
     assert layout.is_dense(x.shape, x.stride())
     same = torch.empty_strided(
-        x.shape,
-        layout.dense_strides(x.shape, layout.stride_order(x.shape, x.stride())),
+        x.shape, layout.dense_strides(x.shape, layout.stride_order(x.shape, x.stride()))
     )
     wide = [d for d in range(x.dim()) if x.shape[d] > 1]
     assert [same.stride(d) for d in wide] == [x.stride(d) for d in wide]
@@ -209,11 +185,7 @@ def laid_out(draw: st.DrawFn) -> tuple[torch.Tensor, tuple[int, ...]]:
             x = x.narrow(d, 0, x.shape[d] - 1)
     total, new = x.numel(), []
     while total > 1 or draw(st.booleans()):
-        new.append(
-            draw(
-                st.sampled_from([n for n in range(1, total + 1) if total % n == 0])
-            )
-        )
+        new.append(draw(st.sampled_from([n for n in range(1, total + 1) if total % n == 0])))
         total //= new[-1]
     return x, tuple(new)
 

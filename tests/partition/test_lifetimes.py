@@ -8,9 +8,7 @@ from shardfn.partition.lifetimes import ends_of, owners
 from tests.support.stages.graphs import graph_of
 
 
-def test_views_have_the_memory_of_their_base_until_the_last_of_them_is_read() -> (
-    None
-):
+def test_views_have_the_memory_of_their_base_until_the_last_of_them_is_read() -> None:
     def fn(x: torch.Tensor) -> list[torch.Tensor]:
         a = x.exp()
         b = a.t()
@@ -32,9 +30,7 @@ def test_each_tensor_of_a_tuple_may_have_memory_of_its_own() -> None:
         return [values.t(), places.sin()]
 
     graph = graph_of(fn, torch.ones(3, 4))
-    first, second = (
-        node for node in graph.nodes if node.name.startswith("getitem")
-    )
+    first, second = (node for node in graph.nodes if node.name.startswith("getitem"))
     (source,) = first.all_input_nodes
     together = owners(graph)
     assert together[first] is together[second] is source

@@ -11,26 +11,11 @@ from shardfn.types import Marks
 
 HALO = (0, 1, 1, 2)  # one row from the rank before, two from the rank after
 CASES: dict[str, tuple[str, Marks, Marks, int]] = {
-    "an all-reduce sends the value": (
-        "all_reduce",
-        ("sum", "R"),
-        ("R", "R"),
-        5 * 3,
-    ),
+    "an all-reduce sends the value": ("all_reduce", ("sum", "R"), ("R", "R"), 5 * 3),
     "of a shard of another axis": ("all_reduce", ("sum", 0), ("R", 0), 2 * 3),
-    "an all-gather fills up the last chunk": (
-        "all_gather",
-        (0, "R"),
-        ("R", "R"),
-        6 * 3,
-    ),
+    "an all-gather fills up the last chunk": ("all_gather", (0, "R"), ("R", "R"), 6 * 3),
     "the inner axis gathers a chunk": ("all_gather", (0, 0), (0, "R"), 3 * 3),
-    "a reduce-scatter fills up too": (
-        "reduce_scatter",
-        ("sum", "R"),
-        (0, "R"),
-        6 * 3,
-    ),
+    "a reduce-scatter fills up too": ("reduce_scatter", ("sum", "R"), (0, "R"), 6 * 3),
     "an all-to-all fills up both dims": ("all_to_all", (0, "R"), (1, "R"), 3 * 4),
     "in units": ("all_gather", ((1, 3), "R"), ("R", "R"), 5 * 6),
     "a halo sends edges": ("halo", (0, "R"), (HALO, "R"), 3 * 3),
@@ -48,9 +33,7 @@ def test_the_payload_is_counted_in_elements(name: str) -> None:
     assert nbytes((5, 3), 2, move, axes) == 2 * wanted
 
 
-def test_a_rank_with_a_shorter_shard_sends_less_of_a_value_and_as_much_of_a_chunk() -> (
-    None
-):
+def test_a_rank_with_a_shorter_shard_sends_less_of_a_value_and_as_much_of_a_chunk() -> None:
     axes = pieces.mesh_axes((2, 3))
     reduce = Move("all_reduce", 0, ("sum", 0), ("R", 0))
     assert nbytes((5, 3), 1, reduce, axes, (0, 2)) == 1 * 3

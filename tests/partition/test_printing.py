@@ -37,9 +37,7 @@ def test_a_training_step_is_printed_whole(mesh: Any) -> None:
 
     where = {"w1": P(None, "tp"), "w2": P("tp", None)}
     params = {"w1": torch.ones(4, 6), "w2": torch.ones(6, 2)}
-    low = sf.shard(step, mesh, (where, P("dp")), backend="aten").lower(
-        params, torch.ones(8, 4)
-    )
+    low = sf.shard(step, mesh, (where, P("dp")), backend="aten").lower(params, torch.ones(8, 4))
     same_text(
         low.text(),
         """
@@ -82,9 +80,7 @@ def test_a_training_step_is_printed_whole(mesh: Any) -> None:
     )
 
 
-def test_a_loop_is_printed_with_its_body_and_the_collectives_in_it(
-    mesh: Any,
-) -> None:
+def test_a_loop_is_printed_with_its_body_and_the_collectives_in_it(mesh: Any) -> None:
     def f(xs: torch.Tensor) -> torch.Tensor:
         def body(c: torch.Tensor, x: torch.Tensor) -> Any:
             c = torch.tanh(c + x.sum())
@@ -92,9 +88,7 @@ def test_a_loop_is_printed_with_its_body_and_the_collectives_in_it(
 
         return sf.scan(body, torch.zeros(()), xs)[0]
 
-    low = sf.shard(f, mesh, (P(None, "dp"),), backend="aten").lower(
-        torch.ones(3, 4)
-    )
+    low = sf.shard(f, mesh, (P(None, "dp"),), backend="aten").lower(torch.ones(3, 4))
     same_text(
         low.text(),
         """
@@ -125,9 +119,7 @@ def test_a_loop_is_printed_with_its_body_and_the_collectives_in_it(
 def test_a_shard_map_introduces_the_coordinate_that_it_reads(mesh: Any) -> None:
     summed = lambda x: sf.psum(x * sf.axis_index("dp"), "dp")
     mapped = sf.shard_map(summed, in_placements=P("dp"), out_placements=P())
-    low = sf.shard(mapped, mesh, (P("dp"),), backend="aten").lower(
-        torch.ones(6, 3)
-    )
+    low = sf.shard(mapped, mesh, (P("dp"),), backend="aten").lower(torch.ones(6, 3))
     same_text(
         str(low),
         """
@@ -157,15 +149,13 @@ def test_an_input_called_as_a_coordinate_keeps_its_name(mesh: Any) -> None:
     assert "_default" not in text
 
 
-def test_names_are_unique_and_every_name_is_introduced_before_its_use(
-    mesh: Any,
-) -> None:
+def test_names_are_unique_and_every_name_is_introduced_before_its_use(mesh: Any) -> None:
     def loss(params: Any, x: torch.Tensor) -> torch.Tensor:
         return (torch.tanh(x @ params["w"]) ** 2).mean()
 
-    low = sf.shard(
-        sf.bucketed_grad(loss), mesh, (P(None, "tp"), P("dp")), backend="aten"
-    ).lower({"w": torch.ones(4, 6)}, torch.ones(8, 4))
+    low = sf.shard(sf.bucketed_grad(loss), mesh, (P(None, "tp"), P("dp")), backend="aten").lower(
+        {"w": torch.ones(4, 6)}, torch.ones(8, 4)
+    )
     introduced: set[str] = set()
     for line in low.text().splitlines():
         made, _, used = line.partition(" = ")

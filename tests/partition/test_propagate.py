@@ -25,9 +25,7 @@ def test_results_are_brought_to_the_placements_that_are_asked_for() -> None:
     ]
 
 
-def test_an_unreduced_gradient_stays_so_through_linear_ops_and_is_refused_by_others() -> (
-    None
-):
+def test_an_unreduced_gradient_stays_so_through_linear_ops_and_is_refused_by_others() -> None:
     linear = program_of(lambda x: [x * 2], X)
     plan = propagate(linear, AXES, [("sum",)], [("sum",)], unreduced=[0])
     assert plan.outs[0].marks == ("sum",)
@@ -36,9 +34,7 @@ def test_an_unreduced_gradient_stays_so_through_linear_ops_and_is_refused_by_oth
         propagate(other, AXES, [("sum",)], [None], unreduced=[0])
 
 
-def embedded(
-    x: torch.Tensor, w: torch.Tensor, v: torch.Tensor
-) -> list[torch.Tensor]:
+def embedded(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
     """Features that are sharded, where rows would be better from the start."""
     h = torch.nn.functional.embedding(x, w)
     for _ in range(3):
@@ -50,11 +46,7 @@ def embedded(
 def test_a_global_plan_is_taken_where_it_sends_clearly_less(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    args = (
-        torch.zeros(64, 32, dtype=torch.int64),
-        torch.ones(50, 64),
-        torch.ones(64, 64),
-    )
+    args = (torch.zeros(64, 32, dtype=torch.int64), torch.ones(50, 64), torch.ones(64, 64))
     ins: list[Marks] = [(0,), (1,), ("R",)]
     program = program_of(embedded, *args)
     sent = lambda plan: sum("by all_reduce" in line for line in told(plan))

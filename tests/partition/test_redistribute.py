@@ -27,43 +27,29 @@ SHAPES = st.lists(SIZES, max_size=3).map(tuple)
 Case = tuple[tuple[int, ...], tuple[int, ...], Marks, Marks]
 
 
-def moves(
-    shape: Sequence[int], src: Marks, dst: Marks, sizes: Sequence[int]
-) -> tuple[Move, ...]:
+def moves(shape: Sequence[int], src: Marks, dst: Marks, sizes: Sequence[int]) -> tuple[Move, ...]:
     found = route(tuple(shape), 8, src, dst, pieces.mesh_axes(sizes))
-    assert found is not None, (
-        f"no way from {src} to {dst} for {tuple(shape)} on {tuple(sizes)}"
-    )
+    assert found is not None, f"no way from {src} to {dst} for {tuple(shape)} on {tuple(sizes)}"
     return found[1]
 
 
-def kinds(
-    shape: Sequence[int], src: Marks, dst: Marks, sizes: Sequence[int]
-) -> list[str]:
+def kinds(shape: Sequence[int], src: Marks, dst: Marks, sizes: Sequence[int]) -> list[str]:
     return [m.kind for m in moves(shape, src, dst, sizes)]
 
 
-def moved(
-    x: torch.Tensor, src: Marks, dst: Marks, sizes: Sequence[int]
-) -> list[torch.Tensor]:
+def moved(x: torch.Tensor, src: Marks, dst: Marks, sizes: Sequence[int]) -> list[torch.Tensor]:
     """Every rank's piece after a redistribution."""
     mode = _compat.FakeTensorMode()
     fake = mode.from_tensor(x)
     source, target = steps.Slot(0, fake, src), steps.Slot(1, fake, dst)
     node = torch.fx.Graph().placeholder("x")
-    step = steps.Redistribute(
-        node, source, target, moves(x.shape, src, dst, sizes), False
-    )
-    plan = Plan(
-        axes=pieces.mesh_axes(sizes), steps=(step,), ins=(source,), outs=(target,)
-    )
+    step = steps.Redistribute(node, source, target, moves(x.shape, src, dst, sizes), False)
+    plan = Plan(axes=pieces.mesh_axes(sizes), steps=(step,), ins=(source,), outs=(target,))
     return pieces.run_plan(plan, [pieces.cut(x, src, sizes)])[0]
 
 
 @st.composite
-def marks(
-    draw: st.DrawFn, shape: tuple[int, ...], sizes: tuple[int, ...], pending: Marks
-) -> Marks:
+def marks(draw: st.DrawFn, shape: tuple[int, ...], sizes: tuple[int, ...], pending: Marks) -> Marks:
     """Marks that fit a shape; `pending` says for each axis which pending reduction it may have."""
     out: list[Mark] = []
     for k in range(len(sizes)):
@@ -103,11 +89,7 @@ def test_a_route_turns_the_pieces_of_the_source_into_those_of_the_target(
     case: Case, turned: bool
 ) -> None:
     shape, sizes, src, dst = case
-    x = torch.randn(
-        shape,
-        generator=torch.Generator().manual_seed(len(shape)),
-        dtype=torch.float64,
-    )
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)), dtype=torch.float64)
     back = tuple(reversed(range(x.dim())))
     x = x.permute(back).contiguous().permute(back) if turned else x
     got = moved(x, src, dst, sizes)
@@ -119,17 +101,13 @@ def test_a_route_turns_the_pieces_of_the_source_into_those_of_the_target(
 
 @given(cases())
 @examples(300)
-def test_only_the_innermost_axis_of_a_dim_is_gathered_cut_or_exchanged(
-    case: Case,
-) -> None:
+def test_only_the_innermost_axis_of_a_dim_is_gathered_cut_or_exchanged(case: Case) -> None:
     shape, sizes, src, dst = case
     at = src
     for move in moves(shape, src, dst, sizes):
         assert move.before == at
         touched = [
-            m
-            for m in (move.before[move.axis], move.after[move.axis])
-            if not isinstance(m, str)
+            m for m in (move.before[move.axis], move.after[move.axis]) if not isinstance(m, str)
         ]
         for one in touched:
             dim, outer = layout.cut_of(one)[0], layout.outer_of(one)
@@ -142,18 +120,14 @@ def test_only_the_innermost_axis_of_a_dim_is_gathered_cut_or_exchanged(
                 f"{move} works on dim {dim} under an inner axis"
             )
         others = [k for k in range(len(sizes)) if k != move.axis]
-        assert all(move.before[k] == move.after[k] for k in others), (
-            "one axis at a time"
-        )
+        assert all(move.before[k] == move.after[k] for k in others), "one axis at a time"
         at = move.after
     assert at == dst
 
 
 @given(cases())
 @examples(200)
-def test_the_price_of_a_route_is_that_of_its_moves_and_staying_is_free(
-    case: Case,
-) -> None:
+def test_the_price_of_a_route_is_that_of_its_moves_and_staying_is_free(case: Case) -> None:
     shape, sizes, src, dst = case
     axes = pieces.mesh_axes(sizes)
     assert route(shape, 8, src, src, axes) == (0.0, ())
@@ -165,29 +139,18 @@ def test_the_price_of_a_route_is_that_of_its_moves_and_staying_is_free(
             whole /= n if k != move.axis and not isinstance(mark, str) else 1
         total += price(move.kind, whole, sizes[move.axis])
     assert cost == pytest.approx(total)
-    assert len({m.before for m in found}) == len(found), (
-        "no placement is visited twice"
-    )
+    assert len({m.before for m in found}) == len(found), "no placement is visited twice"
 
 
 def test_reduce_scatter_and_gather_cost_as_much_as_an_all_reduce() -> None:
     for n, nbytes in itertools.product((2, 3, 8), (0.0, 8.0, 1e6)):
         both = price("reduce_scatter", nbytes, n) + price("all_gather", nbytes, n)
-        assert both == pytest.approx(
-            price("all_reduce", nbytes, n) + Cost().start
-        ), "but for the latency of one more collective"
-        assert price("all_to_all", nbytes, n) <= price("all_gather", nbytes, n)
-        assert (
-            price("slice", nbytes, n) <= price("all_gather", nbytes, n)
-            or nbytes == 0
+        assert both == pytest.approx(price("all_reduce", nbytes, n) + Cost().start), (
+            "but for the latency of one more collective"
         )
-    for kind in (
-        "all_gather",
-        "slice",
-        "all_reduce",
-        "reduce_scatter",
-        "all_to_all",
-    ):
+        assert price("all_to_all", nbytes, n) <= price("all_gather", nbytes, n)
+        assert price("slice", nbytes, n) <= price("all_gather", nbytes, n) or nbytes == 0
+    for kind in ("all_gather", "slice", "all_reduce", "reduce_scatter", "all_to_all"):
         assert price(kind, 1e6, 1) == 0.0, "one rank has nobody to send to"
 
 
@@ -200,16 +163,8 @@ DIRECT = {
     "pending to cut": (("sum",), (1,), ["reduce_scatter"]),
     "a maximum to whole": (("max",), ("R",), ["all_reduce"]),
     "units to plain chunks": (((0, 3),), (0,), ["all_gather", "slice"]),
-    "both axes pending": (
-        ("sum", "sum"),
-        ("R", "R"),
-        ["all_reduce", "all_reduce"],
-    ),
-    "both axes on one dim, gathered": (
-        (0, 0),
-        ("R", "R"),
-        ["all_gather", "all_gather"],
-    ),
+    "both axes pending": (("sum", "sum"), ("R", "R"), ["all_reduce", "all_reduce"]),
+    "both axes on one dim, gathered": ((0, 0), ("R", "R"), ["all_gather", "all_gather"]),
     "both axes on one dim, cut": (("R", "R"), (0, 0), ["slice", "slice"]),
     "the inner axis to another dim": ((0, 0), (0, 1), ["all_to_all"]),
     "reduced where it is smallest": (("sum", 1), (0, 1), ["reduce_scatter"]),
@@ -223,20 +178,8 @@ def test_the_moves_that_are_taken(case: str) -> None:
 
 
 def test_gathers_start_with_the_inner_axis_and_cuts_with_the_outer() -> None:
-    assert [
-        m.axis for m in moves((12,), (0, 0, 0), ("R", "R", "R"), (2, 2, 2))
-    ] == [
-        2,
-        1,
-        0,
-    ]
-    assert [
-        m.axis for m in moves((12,), ("R", "R", "R"), (0, 0, 0), (2, 2, 2))
-    ] == [
-        0,
-        1,
-        2,
-    ]
+    assert [m.axis for m in moves((12,), (0, 0, 0), ("R", "R", "R"), (2, 2, 2))] == [2, 1, 0]
+    assert [m.axis for m in moves((12,), ("R", "R", "R"), (0, 0, 0), (2, 2, 2))] == [0, 1, 2]
 
 
 def test_there_is_no_way_to_a_pending_reduction() -> None:
@@ -251,9 +194,7 @@ def test_an_uneven_exchange_sends_padded_chunks_of_equal_length() -> None:
         pieces.check_pieces(moved(x, (src,), (dst,), (3,)), x, (dst,), (3,))
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.bool, torch.int32, torch.bfloat16, torch.complex64]
-)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.bfloat16, torch.complex64])
 def test_moves_keep_every_dtype(dtype: torch.dtype) -> None:
     x = torch.arange(15).view(5, 3).to(dtype)
     for src, dst in itertools.permutations((0, 1, "R"), 2):

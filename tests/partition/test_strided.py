@@ -53,30 +53,20 @@ def _in_parts(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 CARRIED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[P, ...]]] = {
     "x @ w": (torch.matmul, ((3, 5, 4), (4, 7)), (P("b", "a"), P())),
     "eager attention": (_attend, ((3, 5, 2, 3),) * 2, (P("b", "a"),) * 2),
-    "grouped heads": (
-        _grouped,
-        ((5, 12, 2, 3), (5, 6, 2, 3)),
-        (P("b", "a"),) * 2,
-    ),
+    "grouped heads": (_grouped, ((5, 12, 2, 3), (5, 6, 2, 3)), (P("b", "a"),) * 2),
     "einsum": (
         lambda q, k: torch.einsum("bhqd,bhkd->bhqk", q, k),
         ((3, 5, 2, 3),) * 2,
         (P("b", "a"),) * 2,
     ),
-    "norms, parts and maxima": (
-        _in_parts,
-        ((3, 5, 4), (4, 2)),
-        (P("b", "a"), P()),
-    ),
+    "norms, parts and maxima": (_in_parts, ((3, 5, 4), (4, 2)), (P("b", "a"), P())),
     "cross entropy": (_likelihood, ((3, 5, 4), (4, 3)), (P("b", "a"), P())),
 }
 
 
 @pytest.mark.parametrize("sizes", [(2, 1), (3, 2)], ids=str)
 @pytest.mark.parametrize("case", CARRIED)
-def test_an_inner_factor_of_a_dim_stays_sharded(
-    case: str, sizes: tuple[int, int]
-) -> None:
+def test_an_inner_factor_of_a_dim_stays_sharded(case: str, sizes: tuple[int, int]) -> None:
     """Uneven shards. Only sums are sent, of scalars and of the gradients of replicated weights."""
     fn, shapes, specs = CARRIED[case]
     args = [drawn(*shape) for shape in shapes]
@@ -106,9 +96,7 @@ def test_a_result_leaves_in_plain_chunks() -> None:
     x = drawn(3, 5, 4)
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("a",))
-        fn = sf.shard(
-            lambda x: x.flatten(0, 1), mesh, P(None, "a"), backend="aten"
-        )
+        fn = sf.shard(lambda x: x.flatten(0, 1), mesh, P(None, "a"), backend="aten")
         out = fn(x)
         assert out.placements == (Shard(0),)
         assert torch.equal(sf.full(out), x.flatten(0, 1))
@@ -139,20 +127,14 @@ def test_axes_on_one_dim_go_in_any_order(case: tuple[int, int, int]) -> None:
             assert marks_of(list(gradient.placements), x.shape, axes_of(mesh)) == (
                 marks_of(spec, x.shape, axes_of(mesh))
             )
-            torch.testing.assert_close(
-                sf.full((loss, gradient)), wanted, rtol=1e-12, atol=1e-12
-            )
-        for spec, out in itertools.product(
-            (ORDERED, None), (ORDERED, P("b", "a"))
-        ):
+            torch.testing.assert_close(sf.full((loss, gradient)), wanted, rtol=1e-12, atol=1e-12)
+        for spec, out in itertools.product((ORDERED, None), (ORDERED, P("b", "a"))):
             moved = sf.shard(lambda x: x + 1, mesh, spec, out, backend="aten")
             assert torch.equal(sf.full(moved(placed)), x + 1)
 
 
 @pytest.mark.parametrize("case", SIZES, ids=str)
-def test_an_order_of_axes_is_torchs_strided_shard(
-    case: tuple[int, int, int],
-) -> None:
+def test_an_order_of_axes_is_torchs_strided_shard(case: tuple[int, int, int]) -> None:
     """torch splits the dim, and then what that gives, as our ranks hold it."""
     a, b, n = case
     x = torch.arange(n)
@@ -165,9 +147,7 @@ def test_an_order_of_axes_is_torchs_strided_shard(
         local = _compat.local_tensor(sf.distribute(x, mesh, ORDERED)).shards
     outer, _ = strided._split_tensor(x, a, with_padding=False)
     wanted = [
-        inner
-        for part in outer
-        for inner in plain._split_tensor(part, b, with_padding=False)[0]
+        inner for part in outer for inner in plain._split_tensor(part, b, with_padding=False)[0]
     ]
     for got, part in zip(local, wanted, strict=True):
         assert torch.equal(got, part)
@@ -203,16 +183,12 @@ def test_a_strided_shard_that_no_order_gives_is_refused_by_name() -> None:
 
 def _on_two_ranks() -> tuple[torch.Tensor, torch.Tensor]:
     mesh = sf.make_mesh((2,), ("a",))
-    step = sf.value_and_grad(
-        lambda x, w: ((x @ w).sin() ** 2).sum(), argnums=(0, 1)
-    )
+    step = sf.value_and_grad(lambda x, w: ((x @ w).sin() ** 2).sum(), argnums=(0, 1))
     sharded = sf.shard(step, mesh, (P(None, "a"), P()), backend="aten")
     x, w = drawn(3, 5, 4), drawn(4, 7)
     low = sharded.lower(x, w)
     assert {c.kind for c in low.collectives} == {"all_reduce"}
-    flat = sf.shard(
-        lambda x: x.flatten(0, 1) * 2, mesh, P(None, "a"), backend="aten"
-    )
+    flat = sf.shard(lambda x: x.flatten(0, 1) * 2, mesh, P(None, "a"), backend="aten")
     out = flat(x)
     assert isinstance(out, DTensor)
     return sf.full((sharded(x, w), out))

@@ -20,10 +20,7 @@ X = torch.ones(8)
 @pytest.mark.parametrize(
     ("places", "text"),
     [
-        (
-            ({"a": P("dp"), "b": P()}, None, P("dp")),
-            "({'a': P('dp'), 'b': P()}, None, P('dp'))",
-        ),
+        (({"a": P("dp"), "b": P()}, None, P("dp")), "({'a': P('dp'), 'b': P()}, None, P('dp'))"),
         ((P("dp"), None, P()), "(P('dp'), None, P())"),
         (
             ({"a": [P("dp"), P()], "b": P(None, "dp")}, None, None),
@@ -37,9 +34,7 @@ def test_the_text_is_the_placements(places, text: str) -> None:
         found = sf.shard(double, mesh, places).lower(TREE, 3, X).placements
         assert found.text() == text
         again = sf.shard(double, mesh, eval(text))
-        assert (
-            again.lower(TREE, 3, X).placements.in_placements == found.in_placements
-        )
+        assert again.lower(TREE, 3, X).placements.in_placements == found.in_placements
 
 
 def test_the_table_has_a_row_for_each_argument() -> None:

@@ -76,19 +76,14 @@ def test_values_may_be_torchs_placements() -> None:
 
 
 def refused(
-    plan: Any,
-    params: Any = None,
-    kind: type[sf.ShardError] = sf.TreeError,
-    **more: Any,
+    plan: Any, params: Any = None, kind: type[sf.ShardError] = sf.TreeError, **more: Any
 ) -> str:
     with pytest.raises(kind) as caught:
         sf.placements(PARAMS if params is None else params, plan, **more)
     return str(caught.value)
 
 
-def test_all_patterns_and_parameters_without_counterpart_are_listed_with_near_names() -> (
-    None
-):
+def test_all_patterns_and_parameters_without_counterpart_are_listed_with_near_names() -> None:
     text = refused({"layers.*.up.wieght": P("tp"), "layers.*.up.bias": P()})
     assert text == (
         "placements, plan: 'layers.*.up.wieght' matches nothing; near it: "
@@ -103,15 +98,9 @@ def test_all_patterns_and_parameters_without_counterpart_are_listed_with_near_na
 
 def test_a_star_that_is_meant_to_match_more_is_told_how() -> None:
     text = refused({"*.bias": P()}, default=P())
-    assert (
-        "'*.bias' matches nothing; * stays within one name; '**.bias' matches"
-        in text
-    )
+    assert "'*.bias' matches nothing; * stays within one name; '**.bias' matches" in text
     text = refused({re.compile("bias"): P()}, default=P())
-    assert (
-        "re.compile('bias') matches nothing; a regular expression has to match"
-        in text
-    )
+    assert "re.compile('bias') matches nothing; a regular expression has to match" in text
     text = refused({re.compile("bais"): P()}, default=P())
     assert "near it: " in text
     text = refused({"embed.*": P(), "*.weight": P()})
@@ -141,10 +130,7 @@ MISFITS: dict[str, tuple[Any, str]] = {
         "layers.0.up.bias: P('pp') names axis 'pp'; the mesh has (dp=2, tp=2)",
     ),
     "an axis twice": (P(("tp", "tp")), "uses axis 'tp' twice"),
-    "another number of placements": (
-        [Shard(0)],
-        "1 placements [Shard(dim=0)] for a",
-    ),
+    "another number of placements": ([Shard(0)], "1 placements [Shard(dim=0)] for a"),
 }
 
 
@@ -168,25 +154,16 @@ def test_placements_are_checked_without_a_mesh_too() -> None:
 
 
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
-    "params": (
-        lambda: sf.placements(torch.ones(2), {}),
-        "placements, params: a Tensor",
-    ),
+    "params": (lambda: sf.placements(torch.ones(2), {}), "placements, params: a Tensor"),
     "plan": (lambda: sf.placements(PARAMS, P()), "placements, plan: a P"),
     "key": (lambda: sf.placements(PARAMS, {3: P()}), "3 is not a pattern"),
-    "value": (
-        lambda: sf.placements(PARAMS, {"**": ("tp",)}),
-        "'**': ('tp',) is not a placement",
-    ),
+    "value": (lambda: sf.placements(PARAMS, {"**": ("tp",)}), "'**': ('tp',) is not a placement"),
     "no patterns": (
         lambda: sf.placements(PARAMS, {}),
         "nothing matches layers.*.up.weight; the plan is empty",
     ),
     "mesh": (lambda: sf.placements(PARAMS, {}, mesh=3), "placements, mesh: a int"),
-    "module": (
-        lambda: sf.placements(PARAMS, {}, module=3),
-        "placements, module: a int",
-    ),
+    "module": (lambda: sf.placements(PARAMS, {}, module=3), "placements, module: a int"),
     "default": (
         lambda: sf.placements(PARAMS, {}, default={"embed.weight": P()}),
         "placements, default: it does not match the parameters",
@@ -211,6 +188,4 @@ def test_bad_arguments_are_named(case: str) -> None:
 
 def test_it_is_refused_inside_a_captured_function() -> None:
     with pytest.raises(sf.CaptureError, match="placements"):
-        sf.jit(lambda x: sf.placements({"x": x}, {"x": P()}), backend="aten")(
-            torch.ones(2)
-        )
+        sf.jit(lambda x: sf.placements({"x": x}, {"x": P()}), backend="aten")(torch.ones(2))

@@ -35,12 +35,7 @@ CASES: dict[str, tuple[tuple[int, ...], Any, Any, P]] = {
     "no free dim": ((8,), "dp", P("tp"), P("tp")),
     "the axis is taken": ((6, 6), "dp", P(None, "dp"), P(None, "dp")),
     "one of the axes is taken": ((6, 9), ("dp", "tp"), P("tp"), P("tp", "dp")),
-    "torch's placements": (
-        (6, 9),
-        "dp",
-        [Replicate(), Shard(1)],
-        P("dp", "tp"),
-    ),
+    "torch's placements": ((6, 9), "dp", [Replicate(), Shard(1)], P("dp", "tp")),
     "the free axes": ((6, 9), None, P("tp"), P("tp", "dp")),
     "blocks": ((6, 9), "dp", P("tp*3"), P("tp*3", "dp")),
     "blocks, and the free axes": ((6, 9), None, P("tp*3"), P("tp*3", "dp")),
@@ -86,10 +81,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"base": P("dp", "tp", None)},
         "fsdp, base: w: P('dp', 'tp', None) names dim 2",
     ),
-    "a base of other names": (
-        {"base": {"v": P()}},
-        "fsdp, base: it does not match the parameters",
-    ),
+    "a base of other names": ({"base": {"v": P()}}, "fsdp, base: it does not match the parameters"),
     "a Partial base": (
         {"base": [Partial(), Replicate()]},
         "w: [Partial(sum), Replicate()] is Partial, and a parameter is a global value",

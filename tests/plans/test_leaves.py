@@ -9,27 +9,15 @@ from torch.distributed.tensor import Shard
 
 import shardfn as sf
 from shardfn import P
-from shardfn.plans.leaves import (
-    assumed_axes,
-    check_fit,
-    checked_axes,
-    params_of,
-)
+from shardfn.plans.leaves import assumed_axes, check_fit, checked_axes, params_of
 
 AXES = pieces.mesh_axes((2, 3))
-TREE = {
-    "w": torch.ones(4, 6, dtype=torch.float16),
-    "n": 3,
-    "l": [sf.ShapeDtype((5,))],
-}
+TREE = {"w": torch.ones(4, 6, dtype=torch.float16), "n": 3, "l": [sf.ShapeDtype((5,))]}
 
 
 def test_constants_have_no_leaf_and_trees_are_filled_by_path() -> None:
     params = params_of("f", TREE)
-    assert [(leaf.path, leaf.shape) for leaf in params.tensors] == [
-        ("w", (4, 6)),
-        ("l.0", (5,)),
-    ]
+    assert [(leaf.path, leaf.shape) for leaf in params.tensors] == [("w", (4, 6)), ("l.0", (5,))]
     assert params.tensors[0].nbytes == 48
     assert params.filled({"w": 1, "l.0": 2}) == {"w": 1, "n": None, "l": [2]}
 
@@ -38,9 +26,7 @@ def test_a_tied_parameter_has_all_of_its_names() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     module[1].weight = module[0].weight
     tree = dict(module.named_parameters())
-    leaves = {
-        leaf.path: leaf.names for leaf in params_of("f", tree, module).tensors
-    }
+    leaves = {leaf.path: leaf.names for leaf in params_of("f", tree, module).tensors}
     assert leaves["0.weight"] == ("0.weight", "1.weight")
     assert leaves["1.bias"] == ("1.bias",)
 

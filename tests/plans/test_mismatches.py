@@ -28,10 +28,7 @@ def test_a_pattern_that_is_too_narrow_says_the_wider_one() -> None:
 
 def test_an_expression_has_to_match_the_full_path() -> None:
     (line,) = unmatched([Rule(re.compile("weight"), P())], set(), LEAVES)
-    assert (
-        "a regular expression has to match a full path, such as layers.0.weight"
-        in line
-    )
+    assert "a regular expression has to match a full path, such as layers.0.weight" in line
 
 
 def test_a_misspelt_name_says_what_is_near() -> None:
@@ -58,7 +55,5 @@ def test_a_rule_behind_another_never_counts() -> None:
 def test_parameters_of_a_kind_are_one_gap() -> None:
     chosen = {x.path: [] for x in LEAVES}
     lines = gaps(chosen, [Rule("layers.*.wieght", P())])
-    assert len(lines) == 2 and lines[0].startswith(
-        "nothing matches layers.*.weight; near it: "
-    )
+    assert len(lines) == 2 and lines[0].startswith("nothing matches layers.*.weight; near it: ")
     assert gaps({"a": []}, []) == ["nothing matches a; the plan is empty"]

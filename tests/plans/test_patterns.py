@@ -8,14 +8,7 @@ import pytest
 
 from shardfn.plans.patterns import compiled, general, near, parent
 
-PATHS = [
-    "w",
-    "0.w",
-    "layers.0.w",
-    "layers.10.w",
-    "layers.0.mlp.w",
-    "layers.0.mlp.w2",
-]
+PATHS = ["w", "0.w", "layers.0.w", "layers.10.w", "layers.0.mlp.w", "layers.0.mlp.w2"]
 
 # pattern -> the paths that it matches, by number
 GLOBS: dict[str, list[int]] = {

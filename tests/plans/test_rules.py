@@ -45,8 +45,7 @@ def test_a_rule_of_the_base_model_stands_under_its_name() -> None:
     rule = Rule("w", "colwise", under="model")
     assert rule.matches("model.w") and not rule.matches("w")
     (moved,) = of_base_model(
-        [Rule("h.*.q", "colwise")],
-        [leaf("transformer.h.0.q.weight"), leaf("head.weight")],
+        [Rule("h.*.q", "colwise")], [leaf("transformer.h.0.q.weight"), leaf("head.weight")]
     )
     assert moved.under == "transformer"
 
@@ -57,9 +56,7 @@ def test_a_plan_that_fits_in_two_places_is_refused() -> None:
         of_base_model([Rule("h.*.q", "colwise")], leaves)
 
 
-def test_the_first_choice_counts_unless_a_style_names_the_parameter_itself() -> (
-    None
-):
+def test_the_first_choice_counts_unless_a_style_names_the_parameter_itself() -> None:
     module = Choice(Rule("q", "colwise"), 1, of_module=True)
     closer = Choice(Rule("q.weight", "rowwise"), 2, of_module=False)
     placed = Choice(Rule("q.weight", P()), 3, of_module=False)
@@ -69,9 +66,7 @@ def test_the_first_choice_counts_unless_a_style_names_the_parameter_itself() -> 
 
 
 def test_a_style_places_a_layer_by_its_class() -> None:
-    reader = Reader(
-        "tp", {"q": torch.nn.Linear}, frozenset({"q.weight", "q.bias"})
-    )
+    reader = Reader("tp", {"q": torch.nn.Linear}, frozenset({"q.weight", "q.bias"}))
     rule = Rule("q", "colwise")
     weight, bias = (
         reader.choice(rule, leaf("q.weight")),
@@ -86,10 +81,7 @@ WRONG: list[tuple[Any, str]] = [
     ([1], "placements, plan: a list"),
     ({3: P()}, "3 is not a pattern"),
     ({"w": 5}, "'w': 5 is not a placement"),
-    (
-        {"w": "colwize"},
-        "the style 'colwize' has no reading as placements of parameters; near it: ",
-    ),
+    ({"w": "colwize"}, "the style 'colwize' has no reading as placements of parameters; near it: "),
 ]
 
 

@@ -139,16 +139,12 @@ def placed_step(plan: sf.Strategy, mesh: Any, p: Any) -> Any:
 
 def assert_close(found: Any, wanted: Any) -> None:
     sf.tree_map(
-        lambda x, y: torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12),
-        found,
-        wanted,
+        lambda x, y: torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12), found, wanted
     )
 
 
 @pytest.mark.parametrize("name", TEXTBOOK)
-def test_a_step_sends_what_the_textbook_says_and_computes_the_same(
-    name: str,
-) -> None:
+def test_a_step_sends_what_the_textbook_says_and_computes_the_same(name: str) -> None:
     sizes, wanted = TEXTBOOK[name]
     p = params()
     with sf.fake_world(4):
@@ -205,17 +201,13 @@ def peak_of(layers: int) -> tuple[Any, int]:
     return memory, (shards + activations) * 4
 
 
-def test_zero3_holds_the_gathered_parameters_of_as_many_layers_however_deep() -> (
-    None
-):
+def test_zero3_holds_the_gathered_parameters_of_as_many_layers_however_deep() -> None:
     (small, layer), (large, _) = peak_of(3), peak_of(6)
     assert large.of("collectives") == small.of("collectives")
     assert large.peak - small.peak <= 3 * layer
 
 
-def test_a_run_goes_on_with_another_strategy_on_another_mesh(
-    tmp_path: Path,
-) -> None:
+def test_a_run_goes_on_with_another_strategy_on_another_mesh(tmp_path: Path) -> None:
     p = params()
     with sf.fake_world(4):
         mesh = sf.make_mesh((4,), ("dp",))

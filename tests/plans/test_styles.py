@@ -26,7 +26,7 @@ from shardfn import P, ShapeDtype
 from shardfn.placement import marks_of, torch_placements
 from shardfn.plans.styles import HUGGING_FACE, OF_ACTIVATIONS, known_names
 from shardfn.types import MeshAxes
-from tests.support.reading.sizes import ROOT
+from tests.support.reading.source import ROOT
 
 LINE = MeshAxes(("tp",), (2,))
 hub = pytest.importorskip("transformers")
@@ -77,9 +77,7 @@ def _of_spec(spec: P, x: torch.Tensor) -> Cut | None:
     reason="this transformers shards parameters elsewhere",
 )
 @pytest.mark.parametrize("style", sorted(hubs_styles.ALL_PARALLEL_STYLES))
-def test_every_style_of_transformers_is_read_as_it_shards(
-    style: str, mesh: Any
-) -> None:
+def test_every_style_of_transformers_is_read_as_it_shards(style: str, mesh: Any) -> None:
     """Its own code shards the parameters of a module on the meta device."""
     assert style in {*HUGGING_FACE, *OF_ACTIVATIONS}
     module = Experts()
@@ -94,10 +92,7 @@ def test_every_style_of_transformers_is_read_as_it_shards(
     if style.startswith("embedding"):
         plan = {"layers.*.weight": style}
     found = sf.placements(params, plan, mesh=mesh)
-    got = {
-        name: _of_spec(found[f"layers.0.{name}"], x)
-        for name, x in shapes.items()
-    }
+    got = {name: _of_spec(found[f"layers.0.{name}"], x) for name, x in shapes.items()}
     assert got == wanted
 
 
@@ -130,19 +125,13 @@ def torch_plan() -> dict[str, ParallelStyle]:
         "down": RowwiseParallel(),
         "last": RowwiseParallel(),
         "norm": SequenceParallel(),
-        "head": PrepareModuleInput(
-            input_layouts=Shard(0), desired_input_layouts=Shard(0)
-        ),
+        "head": PrepareModuleInput(input_layouts=Shard(0), desired_input_layouts=Shard(0)),
         "layers.[1]": ColwiseParallel(),
-        "layers.*": PrepareModuleOutput(
-            output_layouts=Shard(0), desired_output_layouts=Shard(0)
-        ),
+        "layers.*": PrepareModuleOutput(output_layouts=Shard(0), desired_output_layouts=Shard(0)),
     }
 
 
-def test_torchs_styles_are_read_as_parallelize_module_applies_them(
-    mesh: Any,
-) -> None:
+def test_torchs_styles_are_read_as_parallelize_module_applies_them(mesh: Any) -> None:
     alone, net = Net(), Net()
     _, params, _ = sf.functionalize(alone)
     found = sf.placements(params, torch_plan(), mesh=mesh, module=alone)
@@ -169,9 +158,7 @@ def test_the_module_tells_the_names_of_a_tied_parameter() -> None:
     plan = {"head": ColwiseParallel()}
     where = sf.placements(params, plan, axis="tp", module=module)
     assert where == {"embed.weight": P("tp")}
-    with pytest.raises(
-        sf.TreeError, match="'head' matches nothing; near it: embed"
-    ):
+    with pytest.raises(sf.TreeError, match="'head' matches nothing; near it: embed"):
         sf.placements(params, plan, axis="tp")
     both = {"embed": ColwiseParallel(), "head": ColwiseParallel()}
     with pytest.raises(sf.TreeError, match="'head' never counts: 'embed' stands"):
@@ -193,8 +180,7 @@ UNREADABLE: dict[str, tuple[Any, nn.Module | None, str]] = {
     "a name": (
         {"up": "columnwise"},
         None,
-        "'up': the style 'columnwise' has no reading as placements of parameters; near it: "
-        "colwise",
+        "'up': the style 'columnwise' has no reading as placements of parameters; near it: colwise",
     ),
     "a class of a user": (
         {"up": type("Mine", (ColwiseParallel,), {})()},
@@ -263,13 +249,9 @@ def test_a_plan_of_the_base_model_is_read_below_it() -> None:
 
 def test_a_plan_of_two_base_models_is_refused_and_one_of_none() -> None:
     params = {f"{top}.up.weight": ShapeDtype((4, 3)) for top in ("text", "vision")}
-    with pytest.raises(
-        sf.TreeError, match="its names stand in text, vision, and it"
-    ):
+    with pytest.raises(sf.TreeError, match="its names stand in text, vision, and it"):
         sf.placements(params, {"up": "colwise"}, axis="tp")
-    with pytest.raises(
-        sf.TreeError, match="'upp' matches nothing; near it: text.up"
-    ):
+    with pytest.raises(sf.TreeError, match="'upp' matches nothing; near it: text.up"):
         sf.placements(params, {"upp": "colwise"}, axis="tp")
 
 

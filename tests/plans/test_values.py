@@ -38,9 +38,7 @@ def loss(params: Params, x: torch.Tensor) -> torch.Tensor:
 
 
 def tensor_parallel(mesh: Any) -> Any:
-    return sf.placements(
-        PARAMS, {"0": "colwise", "2": "rowwise"}, mesh=mesh, axis="tp"
-    )
+    return sf.placements(PARAMS, {"0": "colwise", "2": "rowwise"}, mesh=mesh, axis="tp")
 
 
 def by_hand(mesh: Any) -> Any:
@@ -61,16 +59,12 @@ CHOICES: list[Callable[[Any], Any]] = [tensor_parallel, by_hand, all_sharded, bo
 
 @pytest.mark.parametrize("shape", [(2, 2), (1, 3)], ids=str)
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda f: f.__name__)
-def test_a_step_is_that_of_one_device(
-    choice: Callable[[Any], Any], shape: tuple[int, int]
-) -> None:
+def test_a_step_is_that_of_one_device(choice: Callable[[Any], Any], shape: tuple[int, int]) -> None:
     gradients, value = torch.func.grad_and_value(loss)(PARAMS, X)
     with sf.fake_world(shape[0] * shape[1]):
         mesh = sf.make_mesh(shape, ("dp", "tp"))
         where = choice(mesh)
-        step = sf.shard(
-            sf.bucketed_grad(loss), mesh, (where, P("dp")), backend="aten"
-        )
+        step = sf.shard(sf.bucketed_grad(loss), mesh, (where, P("dp")), backend="aten")
         found, got = step(PARAMS, X)
         _assert_placed(got, where, mesh)
         torch.testing.assert_close(sf.full(found), value, rtol=1e-10, atol=1e-12)
@@ -120,9 +114,7 @@ def _on_ranks() -> tuple[Any, Any]:
     mesh = sf.make_mesh((2,), ("tp",))
     where = sf.fsdp(PARAMS, mesh, min_bytes=100)
     placed = sf.distribute(PARAMS, mesh, where)
-    step = sf.shard(
-        sf.value_and_grad(loss), mesh, (where, P("tp")), backend="aten"
-    )
+    step = sf.shard(sf.value_and_grad(loss), mesh, (where, P("tp")), backend="aten")
     return sf.full(step(placed, X))
 
 
@@ -155,9 +147,7 @@ def mixtral(hub: Any) -> nn.Module:
 
 
 @pytest.mark.parametrize("make", [llama, mixtral], ids=lambda f: f.__name__)
-def test_a_model_of_hugging_face_trains_under_its_own_plan(
-    make: Callable[[Any], Any],
-) -> None:
+def test_a_model_of_hugging_face_trains_under_its_own_plan(make: Callable[[Any], Any]) -> None:
     """Parts of these models compute in float32, whatever their parameters are."""
     hub = pytest.importorskip("transformers")
     torch.manual_seed(0)

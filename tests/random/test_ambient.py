@@ -60,9 +60,7 @@ def test_s5_1_a_state_in_a_checkpoint_goes_on_where_it_was(tmp_path: Path) -> No
     model = {"weight": torch.ones(3)}
     torch.save({"model": model, "random": state.get()}, tmp_path / "file")
     dcp.save(
-        {"model": model, "random": state.get()},
-        checkpoint_id=tmp_path / "folder",
-        no_dist=True,
+        {"model": model, "random": state.get()}, checkpoint_id=tmp_path / "folder", no_dist=True
     )
     wanted = draw(X), *_drawn()
 
@@ -93,9 +91,7 @@ def test_s5_1_seed_inside_a_fork_is_that_of_the_fork() -> None:
     assert state.get()["default"].tolist() == [0, 0, 0]
 
 
-def test_s5_2_shards_draw_apart_replicas_alike_and_all_of_it_as_one_device() -> (
-    None
-):
+def test_s5_2_shards_draw_apart_replicas_alike_and_all_of_it_as_one_device() -> None:
     wanted = draw(X)
     with sf.fake_world(6):
         mesh = sf.make_mesh((2, 3), ("a", "b"))
@@ -116,8 +112,7 @@ def test_s5_4_threads_never_take_the_same_call() -> None:
     draw(X)
     drawn: list[torch.Tensor] = []
     threads = [
-        threading.Thread(target=lambda: drawn.extend(draw(X) for _ in range(20)))
-        for _ in range(4)
+        threading.Thread(target=lambda: drawn.extend(draw(X) for _ in range(20))) for _ in range(4)
     ]
     for thread in threads:
         thread.start()

@@ -17,9 +17,7 @@ def test_a_permutation_has_every_row_once() -> None:
     assert sorted(rows[:, 0].tolist()) == [0.0, 4.0, 8.0]
     columns = random.permutation(KEY, X, axis=1)
     assert torch.equal(columns.sort(1).values, X)
-    assert torch.equal(columns - columns[:1], (X - X[:1])[:, :1].expand(3, 4)), (
-        "alike"
-    )
+    assert torch.equal(columns - columns[:1], (X - X[:1])[:, :1].expand(3, 4)), "alike"
     assert random.permutation(KEY, 7).sort().values.tolist() == list(range(7))
 
 

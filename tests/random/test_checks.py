@@ -38,10 +38,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: random.bits(KEY, (2,), torch.float32),
         "random.bits: dtype is torch.float32",
     ),
-    "a probability above 1": (
-        lambda: random.bernoulli(KEY, 1.5),
-        "random.bernoulli: p is 1.5",
-    ),
+    "a probability above 1": (lambda: random.bernoulli(KEY, 1.5), "random.bernoulli: p is 1.5"),
     "a negative rate": (
         lambda: random.dropout(KEY, torch.ones(2), -0.1),
         "random.dropout: rate is -0.1",
@@ -75,10 +72,7 @@ def test_bad_input_is_refused_by_name(name: str, wrap: str) -> None:
 
 X = torch.linspace(-1, 1, 6)
 OF_TORCH: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
-    "bernoulli_": (
-        lambda x: x.clone().bernoulli_(1.5),
-        "torch.bernoulli: p is 1.5",
-    ),
+    "bernoulli_": (lambda x: x.clone().bernoulli_(1.5), "torch.bernoulli: p is 1.5"),
     "bernoulli": (lambda x: x.bernoulli(-0.1), "torch.bernoulli: p is -0.1"),
     "uniform_": (
         lambda x: x.clone().uniform_(2, 1),
@@ -94,28 +88,20 @@ OF_TORCH: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
         lambda x: torch.randint(0, 300, (3,), dtype=torch.uint8),
         "torch.randint: 0 to 300 are not all of torch.uint8",
     ),
-    "randint_like": (
-        lambda x: torch.randint_like(x, 0),
-        "minval is 0, maxval is 0",
-    ),
+    "randint_like": (lambda x: torch.randint_like(x, 0), "minval is 0, maxval is 0"),
     "random_": (lambda x: x.clone().random_(5, 5), "minval is 5, maxval is 5"),
     "rand of integers": (
         lambda x: torch.rand(3, dtype=torch.int64),
         "torch.rand: dtype is torch.int64",
     ),
-    "randn of integers": (
-        lambda x: torch.randn(3, dtype=torch.int64),
-        "dtype|float",
-    ),
+    "randn of integers": (lambda x: torch.randn(3, dtype=torch.int64), "dtype|float"),
     "dropout": (lambda x: torch.nn.functional.dropout(x, 1.5), "probability"),
     "rrelu": (lambda x: torch.rrelu(x, 0.5, 0.1, True), "bound|range"),
 }
 
 
 @pytest.mark.parametrize("name", OF_TORCH)
-def test_what_torch_refuses_of_a_random_call_is_refused_everywhere(
-    name: str,
-) -> None:
+def test_what_torch_refuses_of_a_random_call_is_refused_everywhere(name: str) -> None:
     fn, text = OF_TORCH[name]
     with pytest.raises((RuntimeError, ValueError)):  # so does torch
         fn(X)

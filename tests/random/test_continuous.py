@@ -38,14 +38,8 @@ CONTINUOUS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
         lambda k, d: random.truncated_normal(k, -1.0, 2.0, (N,), d),
         _truncated_cdf,
     ),
-    "exponential": (
-        lambda k, d: random.exponential(k, (N,), d),
-        lambda x: -torch.expm1(-x),
-    ),
-    "gumbel": (
-        lambda k, d: random.gumbel(k, (N,), d),
-        lambda x: torch.exp(-torch.exp(-x)),
-    ),
+    "exponential": (lambda k, d: random.exponential(k, (N,), d), lambda x: -torch.expm1(-x)),
+    "gumbel": (lambda k, d: random.gumbel(k, (N,), d), lambda x: torch.exp(-torch.exp(-x))),
     "gamma 0.3": (
         lambda k, d: random.gamma(k, 0.3, (N,), d),
         lambda x: torch.special.gammainc(torch.tensor(0.3, dtype=x.dtype), x),
@@ -63,17 +57,13 @@ CONTINUOUS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", CONTINUOUS)
-def test_a_million_draws_pass_kolmogorov_smirnov(
-    name: str, dtype: torch.dtype
-) -> None:
+def test_a_million_draws_pass_kolmogorov_smirnov(name: str, dtype: torch.dtype) -> None:
     draw, cdf = CONTINUOUS[name]
     drawn = draw(KEY, dtype)
     assert drawn.dtype == dtype and drawn.isfinite().all()
     below = cdf(drawn.double().sort().values)
     steps = torch.arange(N + 1, dtype=torch.float64) / N
-    distance = max(
-        (below - steps[:-1]).abs().max(), (steps[1:] - below).abs().max()
-    )
+    distance = max((below - steps[:-1]).abs().max(), (steps[1:] - below).abs().max())
     assert distance < KS_LIMIT
 
 
@@ -82,9 +72,7 @@ EVERY: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "bits": lambda k, w: random.bits(k, (6, 5)) + 0 * w.to(torch.int32),
     "uniform": lambda k, w: w + random.uniform(k, (6, 5), torch.float64),
     "normal": lambda k, w: w * random.normal(k, (6, 5), torch.float64),
-    "truncated_normal": lambda k, w: random.truncated_normal(
-        k, -w, w, dtype=torch.float64
-    ),
+    "truncated_normal": lambda k, w: random.truncated_normal(k, -w, w, dtype=torch.float64),
     "bernoulli": lambda k, w: random.bernoulli(k, w / 3),
     "randint": lambda k, w: w * random.randint(k, (6, 5), 0, 9),
     "categorical": lambda k, w: random.categorical(k, w),
@@ -95,30 +83,16 @@ EVERY: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "beta": lambda k, w: random.beta(k, w, 2 * w, dtype=torch.float64),
     "permutation": random.permutation,
     "permutation of columns": lambda k, w: random.permutation(k, w, axis=1),
-    "permutation of each row": lambda k, w: random.permutation(
-        k, w, axis=1, independent=True
-    ),
+    "permutation of each row": lambda k, w: random.permutation(k, w, axis=1, independent=True),
     "choice": lambda k, w: random.choice(k, w, (3, 2)),
     "choice without replacement": lambda k, w: random.choice(
         k, w, (4,), replace=False, p=w[:, 0] / w[:, 0].sum()
     ),
     "dropout": lambda k, w: random.dropout(k, w, 0.3),
-    "split": lambda k, w: (
-        w * random.uniform(random.split(k, 3)[1], (6, 5), w.dtype)
-    ),
-    "fold_in": lambda k, w: (
-        w * random.normal(random.fold_in(k, 3), (6, 5), w.dtype)
-    ),
+    "split": lambda k, w: w * random.uniform(random.split(k, 3)[1], (6, 5), w.dtype),
+    "fold_in": lambda k, w: w * random.normal(random.fold_in(k, 3), (6, 5), w.dtype),
 }
-EXACT = {
-    "bits",
-    "uniform",
-    "bernoulli",
-    "randint",
-    "dropout",
-    "split",
-    "categorical",
-}
+EXACT = {"bits", "uniform", "bernoulli", "randint", "dropout", "split", "categorical"}
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -205,8 +179,5 @@ def test_ranks_draw_apart_by_axis_index() -> None:
             return random.uniform(own, (2,), torch.float64)
 
         f = sf.shard_map(body, mesh, (P(),), P("a"))
-        wanted = [
-            random.uniform(random.fold_in(KEY, i), (2,), torch.float64)
-            for i in range(3)
-        ]
+        wanted = [random.uniform(random.fold_in(KEY, i), (2,), torch.float64) for i in range(3)]
         assert torch.equal(sf.full(f(KEY)), torch.cat(wanted))

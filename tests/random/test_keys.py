@@ -21,9 +21,7 @@ def test_streams_of_one_key_are_uncorrelated() -> None:
         random.fold_in(KEY, torch.tensor(2)),
         KEY,
     ]
-    draws = torch.stack(
-        [random.normal(k, (100_000,), torch.float64) for k in keys]
-    )
+    draws = torch.stack([random.normal(k, (100_000,), torch.float64) for k in keys])
     others = torch.corrcoef(draws) - torch.eye(len(keys), dtype=torch.float64)
     assert others.abs().max() < 5 / math.sqrt(100_000)
 
@@ -48,15 +46,12 @@ def test_keys_are_words_and_all_of_a_split_differ() -> None:
     assert keys.shape == (2, 3, 2) and keys.dtype == torch.int64
     assert keys.min() >= 0 and keys.max() < 2**32
     assert len({tuple(k) for k in keys.view(6, 2).tolist()}) == 6
-    assert torch.equal(random.split(KEY, 6).view(2, 3, 2), keys), (
-        "by position alone"
-    )
+    assert torch.equal(random.split(KEY, 6).view(2, 3, 2), keys), "by position alone"
 
 
 def test_a_number_is_folded_in_whether_it_is_in_a_tensor_or_not() -> None:
     assert torch.equal(
-        random.fold_in(KEY, 5),
-        random.fold_in(KEY, torch.tensor(5, dtype=torch.int32)),
+        random.fold_in(KEY, 5), random.fold_in(KEY, torch.tensor(5, dtype=torch.int32))
     )
     folded = [tuple(random.fold_in(KEY, i).tolist()) for i in range(5)]
     assert len(set(folded)) == 5

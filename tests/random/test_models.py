@@ -26,12 +26,7 @@ CALLS = 7  # of dropout: the embedding's, and three in each of two layers
 
 def gpt2() -> torch.nn.Module:
     config = transformers.GPT2Config(
-        n_layer=2,
-        n_embd=32,
-        n_head=4,
-        vocab_size=VOCAB,
-        n_positions=12,
-        **NAMES,
+        n_layer=2, n_embd=32, n_head=4, vocab_size=VOCAB, n_positions=12, **NAMES
     )
     return transformers.GPT2LMHeadModel(config)
 
@@ -88,16 +83,12 @@ def sharded(
     """Loss and gradients on a mesh over the current world."""
     fn, params, buffers = sf.functionalize(module(name))
 
-    def loss(
-        params: Any, buffers: Any, x: torch.Tensor, y: torch.Tensor
-    ) -> torch.Tensor:
+    def loss(params: Any, buffers: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         out, _ = fn(params, buffers, x)
         return loss_of(out, y)
 
     mesh = sf.make_mesh(tuple(axes.values()), tuple(axes))
-    step = sf.shard(
-        sf.value_and_grad(loss), mesh, (placed, P(), batch, batch), backend="aten"
-    )
+    step = sf.shard(sf.value_and_grad(loss), mesh, (placed, P(), batch, batch), backend="aten")
     random.state.seed(3)
     out = sf.tree_map(sf.full, step(params, buffers, TOKENS, WANTED))
     assert random.state.get()["default"].tolist() == [3, 0, CALLS]
@@ -110,9 +101,7 @@ def close(got: Any, wanted: Any) -> None:
 
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("name", MODELS)
-def test_eight_simulated_ranks_train_with_the_dropout_of_one_device(
-    name: str, mesh: str
-) -> None:
+def test_eight_simulated_ranks_train_with_the_dropout_of_one_device(name: str, mesh: str) -> None:
     axes, placed, batch = MESHES[mesh]
     with sf.fake_world(8):
         found = sharded(name, axes, placed, batch)

@@ -8,9 +8,7 @@ import shardfn as sf
 
 
 def drawn() -> torch.Tensor:
-    return torch.stack(
-        [torch.rand(3), torch.nn.functional.dropout(torch.ones(3), 0.5)]
-    )
+    return torch.stack([torch.rand(3), torch.nn.functional.dropout(torch.ones(3), 0.5)])
 
 
 def test_numbers_follow_from_the_seed_and_the_number_of_the_call() -> None:

@@ -17,10 +17,7 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool)
 Draw = Callable[..., torch.Tensor]
 EXACT: dict[str, Draw] = {  # bit for bit
-    **{
-        f"uniform {d}": lambda k, w, d=d: random.uniform(k, (N, M), d)
-        for d in DTYPES
-    },
+    **{f"uniform {d}": lambda k, w, d=d: random.uniform(k, (N, M), d) for d in DTYPES},
     **{f"bits {d}": lambda k, w, d=d: random.bits(k, (N, M), d) for d in INTEGERS},
     "bernoulli": lambda k, w: random.bernoulli(k, w / 4),
     "randint": lambda k, w: random.randint(k, (N, M), -3, 9),
@@ -37,9 +34,7 @@ ROUNDED: dict[str, Draw] = {  # to two units in the last place
         for fn in (random.normal, random.exponential, random.gumbel)
         for d in DTYPES
     },
-    "truncated_normal": lambda k, w: random.truncated_normal(
-        k, -w, w, (N, M), w.dtype
-    ),
+    "truncated_normal": lambda k, w: random.truncated_normal(k, -w, w, (N, M), w.dtype),
 }
 COMPOSED: dict[str, Draw] = {  # several rounded steps
     "gamma": lambda k, w: random.gamma(k, w, dtype=w.dtype),
@@ -63,9 +58,7 @@ COMPILED = (  # one of each formula that Inductor writes
 GROUPS = {"exact": EXACT, "rounded": ROUNDED, "composed": COMPOSED}
 
 
-def every(
-    key: torch.Tensor, w: torch.Tensor, names: tuple[str, ...]
-) -> dict[str, torch.Tensor]:
+def every(key: torch.Tensor, w: torch.Tensor, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
     """Draws of some kinds, each from a key of its own."""
     keys = random.split(key, len(names))
     return {name: ALL[name](keys[i], w) for i, name in enumerate(names)}

@@ -114,9 +114,7 @@ def test_gradients_are_those_of_the_same_draw(name: str) -> None:
             torch.testing.assert_close(sf.full(got), wanted)
 
 
-def test_two_calls_draw_apart_and_a_rerun_draws_the_same_without_a_capture() -> (
-    None
-):
+def test_two_calls_draw_apart_and_a_rerun_draws_the_same_without_a_capture() -> None:
     def noisy(x: torch.Tensor) -> torch.Tensor:
         return torch.rand_like(x) + 10 * torch.rand_like(x)
 
@@ -144,9 +142,7 @@ def _walk(x: torch.Tensor) -> torch.Tensor:
         return carry, carry * torch.rand_like(carry)
 
     carry, rows = sf.scan(step, x[0], x)
-    chosen = sf.cond(
-        x.sum() > -1e9, lambda c: F.dropout(c, 0.4), lambda c: c * 2, carry
-    )
+    chosen = sf.cond(x.sum() > -1e9, lambda c: F.dropout(c, 0.4), lambda c: c * 2, carry)
     end, _ = sf.while_loop(
         lambda s: s[1] < 3,
         lambda s: (s[0] + torch.rand_like(s[0]), s[1] + 1),
@@ -202,9 +198,7 @@ WAYS = {
 
 @pytest.mark.parametrize("wrap", [lambda f: f, sf.checkpoint], ids=["", "remat"])
 @pytest.mark.parametrize("way", WAYS)
-def test_loops_and_branches_draw_the_same_in_every_derivative(
-    way: str, wrap: Any
-) -> None:
+def test_loops_and_branches_draw_the_same_in_every_derivative(way: str, wrap: Any) -> None:
     value, grad = _by_ops(sf.value_and_grad(_walk))
     found, tangent = WAYS[way](wrap(_walk))
     if found is not None:
@@ -243,19 +237,14 @@ def test_vmap_says_how_random_calls_are_to_be_taken() -> None:
 def test_in_a_shard_map_an_unvarying_draw_is_equal_on_all_ranks() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("a",))
-        f = sf.shard_map(
-            lambda x: x * 0 + torch.rand(3, 5), mesh, (P("a"),), P("a")
-        )
+        f = sf.shard_map(lambda x: x * 0 + torch.rand(3, 5), mesh, (P("a"),), P("a"))
         drawn = sf.full(_again(f, X.float()))
         assert torch.equal(drawn[:3], drawn[3:])
 
 
 def test_a_generator_is_refused_by_name() -> None:
     generator = torch.Generator()
-    with (
-        random.plain(),
-        pytest.raises(ShardError, match="given a torch.Generator"),
-    ):
+    with random.plain(), pytest.raises(ShardError, match="given a torch.Generator"):
         torch.rand(3, generator=generator)
     for fn in (
         lambda x: x.bernoulli(0.5, generator=generator),
@@ -285,12 +274,8 @@ STATE = torch.get_rng_state()
 
 
 @pytest.mark.parametrize("name", SEEDS)
-@pytest.mark.parametrize(
-    "options", [{}, {"seed": "required"}], ids=["", "required"]
-)
-def test_what_reads_a_generator_is_refused_by_name(
-    name: str, options: Any
-) -> None:
+@pytest.mark.parametrize("options", [{}, {"seed": "required"}], ids=["", "required"])
+def test_what_reads_a_generator_is_refused_by_name(name: str, options: Any) -> None:
     with pytest.raises(ShardError, match="reads or seeds a generator") as caught:
         sf.jit(SEEDS[name], **options)(X)
     assert "sf.random.state.seed(seed)" in str(caught.value)

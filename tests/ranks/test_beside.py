@@ -64,24 +64,16 @@ class Told:
         self.entered.append(event)
 
 
-def test_a_checkpoint_that_other_ranks_prevent_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_checkpoint_that_other_ranks_prevent_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     world: Any = type("World", (), {"kind": "real", "size": 2})()
     watch = Told(Told.verdict)
     monkeypatch.setattr(beside, "watch_of", lambda _: watch)
     with (
-        pytest.raises(
-            sf.DivergenceError, match="save: ranks are in different calls"
-        ),
+        pytest.raises(sf.DivergenceError, match="save: ranks are in different calls"),
         beside.checkpointing(world, "save"),
     ):
         raise RuntimeError("gloo")
     watch = Told(None)
     with pytest.raises(OSError), beside.checkpointing(world, "save"):
         raise OSError("no space")
-    assert [x and x.text for x in watch.entered] == [
-        "save",
-        "save, which raised",
-        None,
-    ]
+    assert [x and x.text for x in watch.entered] == ["save", "save, which raised", None]

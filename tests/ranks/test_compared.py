@@ -13,9 +13,7 @@ def test_a_comparison_names_who_does_not_come_and_what_differs() -> None:
     store = _compat.own_store()
     with pytest.raises(sf.RendezvousError) as late:
         compared.compare("f", store, "a", (0, 3), "x", 0.05)
-    assert "f: rank 0 waited 0.05 s for the others\n  missing: ranks 1, 2" in str(
-        late.value
-    )
+    assert "f: rank 0 waited 0.05 s for the others\n  missing: ranks 1, 2" in str(late.value)
     for rank, text in enumerate("xxy"):
         store.set(f"a/{rank}", text)
     with pytest.raises(sf.DivergenceError) as other:
@@ -33,7 +31,5 @@ def test_equal_texts_pass_and_each_comparison_has_its_keys() -> None:
     compared.compare("f", store, "a", (0, 2), "x", 0.05)
     assert store.get("a/0") == b"x"
     store.set("b/1", "y")
-    with pytest.raises(
-        sf.DivergenceError, match="the same arguments on every rank"
-    ):
+    with pytest.raises(sf.DivergenceError, match="the same arguments on every rank"):
         compared.compare("f", store, "b", (0, 2), "x", 0.05)

@@ -15,11 +15,7 @@ WRONG = {
     "RANK is '2'": {"RANK": "2"},
     "RANK is 'one'": {"RANK": "one"},
     "MASTER_PORT is '70000'": {"MASTER_PORT": "70000"},
-    "MASTER_ADDR, RANK missing": {
-        "MASTER_ADDR": "",
-        "RANK": "",
-        "TORCHELASTIC_RUN_ID": "7",
-    },
+    "MASTER_ADDR, RANK missing": {"MASTER_ADDR": "", "RANK": "", "TORCHELASTIC_RUN_ID": "7"},
 }
 
 

@@ -12,14 +12,9 @@ import shardfn as sf
 from shardfn.ranks import mesh_arguments as checks
 
 
-@pytest.mark.parametrize(
-    "timeout", [0, -1, "8", True, float("nan"), torch.ones(1)]
-)
+@pytest.mark.parametrize("timeout", [0, -1, "8", True, float("nan"), torch.ones(1)])
 def test_a_timeout_is_a_positive_number(timeout: Any) -> None:
-    with (
-        sf.fake_world(2),
-        pytest.raises(sf.PlacementError, match="make_mesh, timeout"),
-    ):
+    with sf.fake_world(2), pytest.raises(sf.PlacementError, match="make_mesh, timeout"):
         sf.make_mesh((2,), ("a",), timeout=timeout)
 
 

@@ -15,9 +15,7 @@ def test_this_process_runs() -> None:
 
 
 def test_stopped_and_ended_processes_are_seen() -> None:
-    sleeper = subprocess.Popen(
-        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE
-    )
+    sleeper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     start = presence._stat(sleeper.pid)[1]
     place = {**presence.here(), "process": sleeper.pid, "start": start}
     os.kill(sleeper.pid, signal.SIGSTOP)

@@ -60,9 +60,7 @@ def test_a_port_that_is_taken() -> None:
         assert "what listens there is no store: it said nothing in 1 s" in text
 
 
-def test_fewer_processes_than_the_world_size(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_fewer_processes_than_the_world_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "GRACE", 0.0)
     port = free_port()
     assert refused(place(0, 5, port), 0.5) == (
@@ -87,9 +85,7 @@ def together(*launches: Any) -> list[str]:
         except sf.ShardError as error:
             found[k] = str(error)
 
-    threads = [
-        threading.Thread(target=run, args=row) for row in enumerate(launches)
-    ]
+    threads = [threading.Thread(target=run, args=row) for row in enumerate(launches)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -153,9 +149,7 @@ def _meshes(rank: int) -> str:
     return text
 
 
-def test_four_processes_join_by_torchs_variables_and_compare_their_meshes() -> (
-    None
-):
+def test_four_processes_join_by_torchs_variables_and_compare_their_meshes() -> None:
     texts = outcomes(variables(4, free_port()), _meshes)
     differ = (
         "make_mesh: ranks differ\n"

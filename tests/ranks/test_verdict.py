@@ -26,12 +26,7 @@ ENDED = {**HERE, "start": "0"}
 
 
 def process(
-    rank: int,
-    keys: list[int],
-    *,
-    waits: bool = False,
-    age: float = 0.0,
-    **changes: Any,
+    rank: int, keys: list[int], *, waits: bool = False, age: float = 0.0, **changes: Any
 ) -> Heard:
     """A process that has begun these calls, and is in the last one if it waits."""
     lane = Lane("dp", (0, 1))
@@ -117,12 +112,7 @@ def test_an_error_that_follows_that_of_another_rank_is_no_reason() -> None:
 def test_calls_that_cross_are_a_divergence() -> None:
     lane = Lane("world", (0, 1))
     lane.add(Event(lane, 0, "a comparison of g", {}))
-    now = {
-        **MINE.status["now"],
-        "lane": "world",
-        "call": 1,
-        "text": "a comparison of g",
-    }
+    now = {**MINE.status["now"], "lane": "world", "call": 1, "text": "a comparison of g"}
     lanes = {"world": lane.shown(), **process(1, [3]).status["lanes"]}
     found = verdict(MINE, process(1, [3], lanes=lanes, now=now))
     assert found and found.lines[0] == "ranks are in different calls"
@@ -155,9 +145,7 @@ def test_a_lost_rank_is_an_error_with_fields() -> None:
 def test_what_a_rank_did_has_its_call_its_collective_and_its_line() -> None:
     other = process(1, [3], waits=True, line="train.py:8", place=ENDED)
     found = verdict(MINE, other)
-    assert (
-        found and found.doing == "in call 1, f3: all_reduce over dp, at train.py:8"
-    )
+    assert found and found.doing == "in call 1, f3: all_reduce over dp, at train.py:8"
 
 
 def test_a_rank_that_was_never_heard_and_a_store_that_is_gone() -> None:

@@ -60,18 +60,12 @@ def told(watch: Watch) -> Any:
 
 def test_ranks_exchange_texts_any_number_of_times(watches: list[Watch]) -> None:
     for k in range(3):
-        calls = [
-            lambda w=w, k=k: w.gathered("f", f"{k} {w.rank}") for w in watches
-        ]
+        calls = [lambda w=w, k=k: w.gathered("f", f"{k} {w.rank}") for w in watches]
         assert together(*calls) == [[f"{k} 0", f"{k} 1"]] * 2
 
 
-def test_a_rank_that_does_not_compare_is_lost_within_the_timeout(
-    watches: list[Watch],
-) -> None:
-    with pytest.raises(
-        sf.RankLostError, match="rank 1 did not|rank 1 is lost"
-    ) as caught:
+def test_a_rank_that_does_not_compare_is_lost_within_the_timeout(watches: list[Watch]) -> None:
+    with pytest.raises(sf.RankLostError, match="rank 1 did not|rank 1 is lost") as caught:
         watches[0].gathered("f", "mine")
     assert caught.value.rank == 1
 
@@ -107,9 +101,7 @@ def test_an_error_of_ones_own_asks_nobody(watches: list[Watch]) -> None:
     assert watches[0].why("f", RuntimeError("mine")) is None
 
 
-def test_the_end_of_a_job_waits_for_those_who_are_behind(
-    watches: list[Watch],
-) -> None:
+def test_the_end_of_a_job_waits_for_those_who_are_behind(watches: list[Watch]) -> None:
     assert not watches[0].is_alone(serves=True)
     for watch in watches:
         watch.leave(None, follows=False)

@@ -59,9 +59,7 @@ def test_equal_plans_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     agree("f", plan, agenda(plan, "f"))
 
 
-def test_the_first_line_that_differs_is_quoted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_first_line_that_differs_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = data_parallel()
     mine = [*map(agreement.Line, VERSIONS), *agreement._lines(plan)]
     at = len(VERSIONS) + 3
@@ -97,9 +95,7 @@ def row(x: torch.Tensor, what: str = "argument x") -> Any:
     return [[what, list(x.shape), str(x.dtype)], agreement.digest_of(x)]
 
 
-def test_a_plain_tensor_that_differs_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_plain_tensor_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.ones(2)
     gathers(monkeypatch, (False, [row(x)]))
     compare_ranks(REQUEST, PLACED, [x, 3])
@@ -107,15 +103,11 @@ def test_a_plain_tensor_that_differs_is_named(
     with pytest.raises(sf.DivergenceError) as caught:
         compare_ranks(REQUEST, PLACED, [x, 3])
     text = str(caught.value)
-    assert text.startswith(
-        "f, argument x: a plain tensor that differs between rank 0 and rank 1"
-    )
+    assert text.startswith("f, argument x: a plain tensor that differs between rank 0 and rank 1")
     assert caught.value.arg_path == "x"
 
 
-def test_a_dtensor_on_one_rank_alone_is_named_where_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_dtensor_on_one_rank_alone_is_named_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other argument, which is equal, was named when only plain tensors were paired."""
     x, y = torch.ones(2), torch.zeros(2)
     mine: Any = SimpleNamespace(paths=("x", "y"))
@@ -144,9 +136,7 @@ def test_other_shapes_are_left_to_the_comparison_of_plans_while_staging(
         compare_ranks(REQUEST, PLACED, [x, 3], staging=True)
 
 
-def test_calls_are_compared_under_shardfn_check_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_calls_are_compared_under_shardfn_check_only(monkeypatch: pytest.MonkeyPatch) -> None:
     run = lambda leaves: "ran"
     monkeypatch.delenv("SHARDFN_CHECK", raising=False)
     assert checked(run, REQUEST, PLACED) is run
@@ -160,18 +150,12 @@ def test_calls_are_compared_under_shardfn_check_only(
 def test_lazy_bits_do_not_count_and_values_do() -> None:
     z = torch.tensor([1 + 2j])
     assert agreement.digest_of(z.conj()) == agreement.digest_of(torch.tensor([1 - 2j]))
-    assert agreement.digest_of(torch.tensor(0.0)) != agreement.digest_of(
-        torch.tensor(-0.0)
-    )
+    assert agreement.digest_of(torch.tensor(0.0)) != agreement.digest_of(torch.tensor(-0.0))
 
 
 @pytest.mark.parametrize(
     ("kind", "size", "mesh"), [("fake", 2, 1), ("real", 1, 1), ("real", 2, None)]
 )
-def test_a_call_without_other_ranks_compares_nothing(
-    kind: str, size: int, mesh: Any
-) -> None:
-    placed: Any = SimpleNamespace(
-        world=SimpleNamespace(kind=kind, size=size), mesh=mesh
-    )
+def test_a_call_without_other_ranks_compares_nothing(kind: str, size: int, mesh: Any) -> None:
+    placed: Any = SimpleNamespace(world=SimpleNamespace(kind=kind, size=size), mesh=mesh)
     assert not has_others(placed)

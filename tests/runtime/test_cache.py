@@ -24,24 +24,14 @@ def staged(fn: Any) -> torch.Tensor:
     """The gradient of fn over two ranks."""
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
-        return sf.full(
-            sf.shard(sf.grad(fn), mesh, (sf.P("dp"),), backend="aten")(
-                torch.ones(3)
-            )
-        )
+        return sf.full(sf.shard(sf.grad(fn), mesh, (sf.P("dp"),), backend="aten")(torch.ones(3)))
 
 
+@pytest.mark.parametrize("make", [lambda fn: fn, functools.partial], ids=["function", "partial"])
 @pytest.mark.parametrize(
-    "make", [lambda fn: fn, functools.partial], ids=["function", "partial"]
+    "use", [lambda fn: sf.grad(fn)(torch.ones(3)), staged], ids=["alone", "sharded"]
 )
-@pytest.mark.parametrize(
-    "use",
-    [lambda fn: sf.grad(fn)(torch.ones(3)), staged],
-    ids=["alone", "sharded"],
-)
-def test_what_was_staged_for_a_function_goes_when_it_goes(
-    make: Any, use: Any
-) -> None:
+def test_what_was_staged_for_a_function_goes_when_it_goes(make: Any, use: Any) -> None:
     def local(x: torch.Tensor) -> torch.Tensor:
         return (3 * x).sum()
 
@@ -62,9 +52,7 @@ def test_twenty_functions_leave_nothing_behind() -> None:
     for i in range(1, 21):
         once(i)
     gc.collect()
-    assert (
-        len(gc.get_objects()) - before < 20 * 200
-    )  # one small program is more than 2,000 objects
+    assert len(gc.get_objects()) - before < 20 * 200  # one small program is more than 2,000 objects
 
 
 def test_equal_transforms_of_one_function_are_staged_once() -> None:
@@ -82,9 +70,7 @@ def test_clear_forgets_functions_that_live_on() -> None:
     assert cache.counts["captures"] == 1
 
 
-def test_a_wrapper_that_takes_over_attributes_does_not_take_over_programs() -> (
-    None
-):
+def test_a_wrapper_that_takes_over_attributes_does_not_take_over_programs() -> None:
     sf.grad(doubled)(torch.ones(3))
 
     @functools.wraps(doubled)
@@ -117,16 +103,12 @@ class Model(torch.nn.Module):
         return (2 * x).sum()
 
 
-def test_methods_stay_alive_up_to_a_number(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_methods_stay_alive_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "ALIVE", 2)
 
     def used() -> weakref.ref[Model]:
         model = Model()
-        assert torch.equal(
-            sf.grad(model.loss)(torch.ones(3)), torch.full((3,), 2.0)
-        )
+        assert torch.equal(sf.grad(model.loss)(torch.ones(3)), torch.full((3,), 2.0))
         return weakref.ref(model)
 
     seen = [used() for _ in range(4)]
@@ -142,9 +124,7 @@ class Slim:
 
 
 @pytest.mark.parametrize(
-    "fn",
-    [Slim(), torch.sum, Model().loss],
-    ids=["no weak references", "built in", "method"],
+    "fn", [Slim(), torch.sum, Model().loss], ids=["no weak references", "built in", "method"]
 )
 def test_a_callable_that_cannot_carry_a_record_is_staged_once_too(fn: Any) -> None:
     sf.grad(fn)(torch.ones(3))
@@ -176,18 +156,10 @@ def with_attribute(fn: Any) -> Any:
 MADE: dict[str, tuple[Any, Any, int]] = {
     "grad": (sf.grad, sf.grad, 1),
     "value_and_grad": (sf.value_and_grad, sf.value_and_grad, 1),
-    "vmap of jacrev": (
-        lambda f: sf.vmap(sf.jacrev(f)),
-        lambda f: sf.vmap(sf.jacrev(f)),
-        1,
-    ),
+    "vmap of jacrev": (lambda f: sf.vmap(sf.jacrev(f)), lambda f: sf.vmap(sf.jacrev(f)), 1),
     "other transforms": (sf.jacrev, sf.jacfwd, 2),
     "a transform more": (sf.grad, lambda f: sf.vmap(sf.grad(f)), 2),
-    "other options": (
-        lambda f: sf.vmap(f, out_axes=0),
-        lambda f: sf.vmap(f, out_axes=-1),
-        2,
-    ),
+    "other options": (lambda f: sf.vmap(f, out_axes=0), lambda f: sf.vmap(f, out_axes=-1), 2),
     "options that Python takes for equal": (
         lambda f: sf.grad(f, argnums=0),
         lambda f: sf.grad(f, argnums=(0,)),
@@ -218,9 +190,7 @@ class Sub(type(sf.grad(doubled))):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_equal_transforms_inside_shard_share_the_captures_of_their_function(
-    name: str,
-) -> None:
+def test_equal_transforms_inside_shard_share_the_captures_of_their_function(name: str) -> None:
     first, second, count = MADE[name]
 
     def local(x: torch.Tensor) -> torch.Tensor:

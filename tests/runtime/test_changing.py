@@ -23,9 +23,7 @@ class Shifted(torch.Tensor):
 
     @staticmethod
     def __new__(cls, held: torch.Tensor, told: dict[str, Any]) -> Shifted:
-        return torch.Tensor._make_wrapper_subclass(
-            cls, held.shape, dtype=held.dtype
-        )
+        return torch.Tensor._make_wrapper_subclass(cls, held.shape, dtype=held.dtype)
 
     def __init__(self, held: torch.Tensor, told: dict[str, Any]) -> None:
         self.held, self.told = held, told
@@ -34,18 +32,14 @@ class Shifted(torch.Tensor):
         return ["held"], self.told
 
     @staticmethod
-    def __tensor_unflatten__(
-        held: Any, told: Any, size: Any, stride: Any
-    ) -> Shifted:
+    def __tensor_unflatten__(held: Any, told: Any, size: Any, stride: Any) -> Shifted:
         return Shifted(held["held"], told)
 
     def __repr__(self, **_: Any) -> str:
         return f"Shifted({self.held}, {self.told})"
 
     @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (torch.ops.aten.view.default, torch.ops.aten.detach.default):
             return Shifted(func(args[0].held, *args[1:]), args[0].told)
         told = [x.told["by"] for x in args if isinstance(x, Shifted)]
@@ -118,9 +112,7 @@ def afterwards() -> Any:
     return fn(A)
 
 
-@pytest.mark.parametrize(
-    "call", [lost(Pair(A, B).requires_grad_()), of_a_module, afterwards]
-)
+@pytest.mark.parametrize("call", [lost(Pair(A, B).requires_grad_()), of_a_module, afterwards])
 def test_the_gradient_of_a_closed_over_one_is_not_lost(call: Any) -> None:
     with pytest.raises(sf.CaptureError, match="a Pair, which requires grad"):
         call()
@@ -134,9 +126,7 @@ class Renaming(Pair):
         return Renaming(held["a"], held["b"])
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         func = torch.cos if func in (torch.sin, torch.Tensor.sin) else func
         return super().__torch_function__(func, types, args, kwargs or {})
 
@@ -166,17 +156,15 @@ REFUSED = {
     "a DTensor of tensors that differ by rank": (
         lambda mesh: staged(lambda x: x * 2)(
             DTensor.from_local(
-                SimulatedTensor([Shifted(ONES, {"by": k}) for k in range(2)]),
-                mesh,
-                [Shard(0)],
+                SimulatedTensor([Shifted(ONES, {"by": k}) for k in range(2)]), mesh, [Shard(0)]
             )
         ),
         "differ by rank",
     ),
     "a pair of a DTensor and a tensor in the code of one rank": (
-        lambda mesh: staged(
-            lambda x, p: (DTensor.from_local(x, mesh, [Shard(0)]), p)
-        )(A, Pair(sf.distribute(A, mesh, P("dp")), B)),
+        lambda mesh: staged(lambda x, p: (DTensor.from_local(x, mesh, [Shard(0)]), p))(
+            A, Pair(sf.distribute(A, mesh, P("dp")), B)
+        ),
         "argument p.a: a Pair of DTensors and other tensors, in the code of one rank",
     ),
     "a tensor that is told and not held": (
@@ -184,9 +172,9 @@ REFUSED = {
         "tells a tensor and does not hold it",
     ),
     "the class of a followed one": (
-        lambda mesh: sf.grad(
-            lambda x: ((x * 2) if isinstance(x, Pair) else x * 3).sum()
-        )(Pair(A, B)),
+        lambda mesh: sf.grad(lambda x: ((x * 2) if isinstance(x, Pair) else x * 3).sum())(
+            Pair(A, B)
+        ),
         "it reads its .__class__",
     ),
 }
@@ -261,9 +249,7 @@ def test_a_mesh_that_is_entered_inside_is_the_mesh_of_transforms_inside() -> Non
 
         def fn(x: Any) -> Any:
             with sf.use_mesh(part):
-                return sf.shard_map(
-                    lambda z: sf.psum(z, "dp"), None, P("dp"), P()
-                )(x)
+                return sf.shard_map(lambda z: sf.psum(z, "dp"), None, P("dp"), P())(x)
 
         out = sf.jit(fn, backend="aten")(x)
         torch.testing.assert_close(sf.full(out), x[:2] + x[2:])

@@ -17,12 +17,7 @@ def test_it_runs_with_other_values() -> None:
 
 @pytest.mark.parametrize(
     ("args", "text"),
-    [
-        ((X[:2], 2), "x"),
-        ((X.double(), 2), "x"),
-        ((X, 3), "by"),
-        (([X], 2), "x: missing"),
-    ],
+    [((X[:2], 2), "x"), ((X.double(), 2), "x"), ((X, 3), "by"), (([X], 2), "x: missing")],
     ids=["shape", "dtype", "constant", "tree"],
 )
 def test_another_signature_is_refused(args: tuple, text: str) -> None:

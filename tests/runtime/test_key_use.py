@@ -27,17 +27,13 @@ def run(leaves: list[Any]) -> str:
     return "ran"
 
 
-def test_without_the_setting_a_run_is_as_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_the_setting_a_run_is_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SHARDFN_CHECK", raising=False)
     draws = captured(lambda key, x: [x + uniform(key, (3,))])
     assert keys_noted(run, REQUEST, PLACED, draws) is run
 
 
-def test_a_key_of_an_earlier_call_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_key_of_an_earlier_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDFN_CHECK", "1")
     draws = captured(lambda key, x: [x + uniform(key, (3,))])
     noted = keys_noted(run, REQUEST, PLACED, draws)
@@ -48,10 +44,6 @@ def test_a_key_of_an_earlier_call_is_refused(
     assert noted([torch.tensor([9, 0]), X]) == "ran", "another key of equal words"
 
 
-def test_a_program_that_draws_nothing_notes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_program_that_draws_nothing_notes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDFN_CHECK", "1")
-    assert (
-        keys_noted(run, REQUEST, PLACED, captured(lambda key, x: [x + 1])) is run
-    )
+    assert keys_noted(run, REQUEST, PLACED, captured(lambda key, x: [x + 1])) is run

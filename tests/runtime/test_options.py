@@ -24,9 +24,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("option", WORDS)
-def test_a_word_that_is_unknown_is_refused_with_those_that_exist(
-    option: str,
-) -> None:
+def test_a_word_that_is_unknown_is_refused_with_those_that_exist(option: str) -> None:
     for word in WORDS[option].split(", "):
         assert getattr(request(**{option: word}), option) == word
     with pytest.raises(sf.ShardError) as caught:

@@ -77,9 +77,7 @@ def test_values_that_it_closes_over_and_settings() -> None:
     fn = staged(lambda x: x * scale)
     fn(X)
     scale = 3.0
-    assert differences(fn.explain_retrace(X)) == [
-        "scale, which it closes over: 3.0, was 2.0"
-    ]
+    assert differences(fn.explain_retrace(X)) == ["scale, which it closes over: 3.0, was 2.0"]
     fn(X)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         lines = differences(fn.explain_retrace(X), "2 earlier signatures")
@@ -88,10 +86,7 @@ def test_values_that_it_closes_over_and_settings() -> None:
 
 def test_s2_4_placements_and_meshes() -> None:
     with sf.fake_world(4):
-        mesh, other = (
-            sf.make_mesh((4,), ("dp",)),
-            sf.make_mesh((2, 2), ("dp", "tp")),
-        )
+        mesh, other = (sf.make_mesh((4,), ("dp",)), sf.make_mesh((2, 2), ("dp", "tp")))
         fn = staged(lambda d: d * 2)
         x = torch.ones(8, 2)
         fn(distribute_tensor(x, mesh, [Shard(0)]))
@@ -135,9 +130,7 @@ def test_s2_4_the_code_of_one_rank() -> None:
 def test_any_transform_and_a_plain_function() -> None:
     fn = sf.grad(lambda x: x.sum())
     fn(X)
-    assert differences(sf.explain_retrace(fn, X[:1])) == [
-        "x: f32[1, 2], was f32[4, 2]"
-    ]
+    assert differences(sf.explain_retrace(fn, X[:1])) == ["x: f32[1, 2], was f32[4, 2]"]
     with pytest.raises(sf.ShardError, match="sin is not a transformed function"):
         sf.explain_retrace(torch.sin, X)
 

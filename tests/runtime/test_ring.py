@@ -14,33 +14,24 @@ COUNTS = st.integers(0, 40) | st.integers(0, 3_000_000)
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64)
 
 
-def values(
-    n: int, count: int, dtype: torch.dtype = torch.float64
-) -> list[torch.Tensor]:
+def values(n: int, count: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
     """Numbers of very different sizes, whose sum depends on its order."""
     g = torch.Generator().manual_seed(n)
     size = lambda: 10.0 ** torch.randint(-6, 6, (count,), generator=g)
     return [
-        (torch.randn(count, generator=g, dtype=torch.float64) * size()).to(dtype)
-        for _ in range(n)
+        (torch.randn(count, generator=g, dtype=torch.float64) * size()).to(dtype) for _ in range(n)
     ]
 
 
-@given(
-    count=COUNTS, itemsize=st.sampled_from((1, 2, 4, 8, 16)), n=st.integers(1, 8)
-)
+@given(count=COUNTS, itemsize=st.sampled_from((1, 2, 4, 8, 16)), n=st.integers(1, 8))
 @examples(300)
-def test_chunks_cover_everything_in_whole_segments(
-    count: int, itemsize: int, n: int
-) -> None:
+def test_chunks_cover_everything_in_whole_segments(count: int, itemsize: int, n: int) -> None:
     length = chunk_length(count, itemsize, n)
     assert length * n >= count, "every element is in some chunk"
     segment = _segment_bytes(count, itemsize, n)
     assert segment % itemsize == 0 and segment <= SEGMENT_BYTES + itemsize
     assert (length * itemsize) % segment == 0 if segment else length == 0
-    assert not segment or length * itemsize // segment >= 2, (
-        "two or more segments a rank"
-    )
+    assert not segment or length * itemsize // segment >= 2, "two or more segments a rank"
 
 
 def _segment_bytes(count: int, itemsize: int, n: int) -> int:
@@ -48,9 +39,7 @@ def _segment_bytes(count: int, itemsize: int, n: int) -> int:
     each at most the largest.
     """
     segments = 2 * n
-    while -(-count * itemsize // segments) > max(
-        itemsize, SEGMENT_BYTES // itemsize * itemsize
-    ):
+    while -(-count * itemsize // segments) > max(itemsize, SEGMENT_BYTES // itemsize * itemsize):
         segments += n
     bytes_each = -(-count * itemsize // segments)
     return -(-bytes_each // itemsize) * itemsize
@@ -91,9 +80,7 @@ def reference(found: list[torch.Tensor]) -> torch.Tensor:
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 17, 33])
-def test_sums_are_taken_in_the_order_of_the_ring_to_the_last_bit(
-    n: int, count: int
-) -> None:
+def test_sums_are_taken_in_the_order_of_the_ring_to_the_last_bit(n: int, count: int) -> None:
     for dtype in DTYPES:
         found = values(n, count, dtype)
         assert torch.equal(ring_reduce(found, torch.add), reference(found))
@@ -123,9 +110,7 @@ def test_a_ring_sum_is_the_plain_sum_up_to_rounding_and_a_maximum_is_exact(
     n: int, shape: list[int]
 ) -> None:
     g = torch.Generator().manual_seed(n)
-    found = [
-        torch.randn(shape, generator=g, dtype=torch.float64) for _ in range(n)
-    ]
+    found = [torch.randn(shape, generator=g, dtype=torch.float64) for _ in range(n)]
     stacked = torch.stack(found)
     torch.testing.assert_close(
         ring_reduce(found, torch.add), stacked.sum(0), rtol=1e-12, atol=1e-12

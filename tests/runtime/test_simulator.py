@@ -22,47 +22,28 @@ SUM, MAX = ("sum", "R"), ("max", "R")
 Step = tuple[str, int, str]  # what is pending, over which axis, at which line
 
 
-def program(
-    sizes: Sequence[int], shape: tuple[int, ...], steps: Sequence[Step]
-) -> LocalProgram:
+def program(sizes: Sequence[int], shape: tuple[int, ...], steps: Sequence[Step]) -> LocalProgram:
     """A program of one rank that reduces its one input once for each step."""
-    axes, names = (
-        pieces.mesh_axes(sizes),
-        [f"group:{k}" for k in range(len(sizes))],
-    )
-    b = Builder(
-        axes, (0,) * len(sizes), _compat.FakeTensorMode(), "cpu", tuple(names)
-    )
+    axes, names = (pieces.mesh_axes(sizes), [f"group:{k}" for k in range(len(sizes))])
+    b = Builder(axes, (0,) * len(sizes), _compat.FakeTensorMode(), "cpu", tuple(names))
     with b.mode:
         value = torch.empty(shape)
         piece = b.piece(b.placeholder("x", value), value, ("R",) * len(sizes))
         for op, axis, line in steps:
             b.about = {"origin": "mm", "source": line}
             before = tuple(op if k == axis else "R" for k in range(len(sizes)))
-            pending = Piece(
-                piece.node, piece.shape, piece.stride, before, piece.local_shape
-            )
+            pending = Piece(piece.node, piece.shape, piece.stride, before, piece.local_shape)
             piece = apply_move(
-                b,
-                pending,
-                Move("all_reduce", axis, before, ("R",) * len(sizes)),
-                False,
+                b, pending, Move("all_reduce", axis, before, ("R",) * len(sizes)), False
             )
     b.graph.output([piece.node])
-    return LocalProgram(
-        "f", axes, b.graph, b.graph, ("x",), (), ((),), ("result",), (), local_text
-    )
+    return LocalProgram("f", axes, b.graph, b.graph, ("x",), (), ((),), ("result",), (), local_text)
 
 
 def run(
     sizes: Sequence[int], programs: Sequence[LocalProgram], *values: torch.Tensor
 ) -> list[torch.Tensor]:
-    return [
-        result[0]
-        for result in simulate(
-            programs, [[v] for v in values], pieces.ranks(sizes)
-        )
-    ]
+    return [result[0] for result in simulate(programs, [[v] for v in values], pieces.ranks(sizes))]
 
 
 def divergence(
@@ -77,18 +58,14 @@ X = torch.arange(3.0)
 
 
 def test_ranks_with_the_same_program_meet_at_each_collective() -> None:
-    same = program(
-        (2, 2), (3,), [("sum", 0, "model.py:1"), ("max", 1, "model.py:2")]
-    )
+    same = program((2, 2), (3,), [("sum", 0, "model.py:1"), ("max", 1, "model.py:2")])
     got = run((2, 2), [same] * 4, X, X + 10, X * 9, -X)
     assert [g.tolist() for g in got] == [[10.0, 10.0, 20.0]] * 4, (
         "sums over a are 10x and 10; over b the larger counts"
     )
 
 
-def test_ranks_that_ask_for_different_reductions_are_named_with_their_lines() -> (
-    None
-):
+def test_ranks_that_ask_for_different_reductions_are_named_with_their_lines() -> None:
     a, b = (
         program((2,), (3,), [("sum", 0, "model.py:3")]),
         program((2,), (3,), [("max", 0, "model.py:7")]),
@@ -138,29 +115,20 @@ def test_ranks_that_take_the_axes_in_another_order_wait_for_ever() -> None:
 def test_groups_go_on_without_waiting_for_other_groups() -> None:
     """Ranks of different rows may be in different collectives, as long as each group agrees."""
     once = program((2, 2), (3,), [("sum", 1, "model.py:1")])
-    twice = program(
-        (2, 2), (3,), [("sum", 1, "model.py:1"), ("sum", 1, "model.py:2")]
-    )
+    twice = program((2, 2), (3,), [("sum", 1, "model.py:1"), ("sum", 1, "model.py:2")])
     got = run((2, 2), [once, once, twice, twice], X, X, X, X)
-    assert [g.tolist() for g in got] == [(2 * X).tolist()] * 2 + [
-        (4 * X).tolist()
-    ] * 2
+    assert [g.tolist() for g in got] == [(2 * X).tolist()] * 2 + [(4 * X).tolist()] * 2
 
 
 def test_only_eight_waiting_ranks_are_listed() -> None:
-    waits, ends = (
-        program((11,), (3,), [("sum", 0, "model.py:3")]),
-        program((11,), (3,), []),
-    )
+    waits, ends = (program((11,), (3,), [("sum", 0, "model.py:3")]), program((11,), (3,), []))
     text = divergence((11,), [ends, *[waits] * 10], *[X] * 11)
     assert [line.split(":")[0] for line in text.splitlines()[1:]] == [
         f"  rank {r}" for r in range(1, 9)
     ]
 
 
-def asked(
-    kind: str, values: Sequence[torch.Tensor], op: str | None = None
-) -> list[torch.Tensor]:
+def asked(kind: str, values: Sequence[torch.Tensor], op: str | None = None) -> list[torch.Tensor]:
     """What each rank receives that asks for this with its value."""
     record = Collective(kind, "a", 0, op, "node", None, False)
     return combine([Request(record, (), v) for v in values])
@@ -174,16 +142,13 @@ STACKED = torch.stack(VALUES)
 
 
 @pytest.mark.parametrize(
-    ("op", "reduce"),
-    [("sum", torch.sum), ("max", torch.amax), ("min", torch.amin)],
+    ("op", "reduce"), [("sum", torch.sum), ("max", torch.amax), ("min", torch.amin)]
 )
 def test_reductions_equal_torchs(op: str, reduce: object) -> None:
     whole = reduce(STACKED, 0)
     for got in asked("all_reduce", VALUES, op):
         torch.testing.assert_close(got, whole, rtol=1e-14, atol=0)
-    for got, wanted in zip(
-        asked("reduce_scatter", VALUES, op), whole.chunk(3), strict=True
-    ):
+    for got, wanted in zip(asked("reduce_scatter", VALUES, op), whole.chunk(3), strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-14, atol=0)
 
 
@@ -196,21 +161,15 @@ def test_an_all_to_all_is_a_transpose() -> None:
     got = torch.stack(asked("all_to_all", VALUES)).view(3, 3, 2)
     assert torch.equal(got, STACKED.view(3, 3, 2).transpose(0, 1))
     back = asked("all_to_all", asked("all_to_all", VALUES))
-    assert all(torch.equal(a, b) for a, b in zip(back, VALUES, strict=True)), (
-        "and its own inverse"
-    )
+    assert all(torch.equal(a, b) for a, b in zip(back, VALUES, strict=True)), "and its own inverse"
 
 
 def test_a_gather_of_scattered_parts_is_the_reduction() -> None:
     parts = asked("reduce_scatter", VALUES, "sum")
-    assert torch.equal(
-        asked("all_gather", parts)[0], asked("all_reduce", VALUES, "sum")[0]
-    )
+    assert torch.equal(asked("all_gather", parts)[0], asked("all_reduce", VALUES, "sum")[0])
 
 
-@pytest.mark.parametrize(
-    "kind", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
-)
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
 def test_what_ranks_receive_shares_no_memory(kind: str) -> None:
     got = asked(kind, VALUES, "sum" if "reduce" in kind else None)
     addresses = {g.untyped_storage().data_ptr() for g in (*got, *VALUES)}

@@ -35,14 +35,8 @@ def test_clear_forgets_programs_and_no_warnings() -> None:
 
 
 def test_a_copy_of_a_function_has_no_programs_of_the_original() -> None:
-    store = FunctionStore(
-        lambda: "fn", requests=[("jit", (), "r")], programs=["p"]
-    )
-    for made in (
-        copy.copy(store),
-        copy.deepcopy(store),
-        pickle.loads(pickle.dumps(store)),
-    ):
+    store = FunctionStore(lambda: "fn", requests=[("jit", (), "r")], programs=["p"])
+    for made in (copy.copy(store), copy.deepcopy(store), pickle.loads(pickle.dumps(store))):
         assert (made.owner(), made.requests, made.programs) == (None, [], [])
     store.clear()
     assert (store.requests, store.programs) == ([], [])

@@ -22,9 +22,7 @@ def warm() -> None:
     x = torch.ones(4, 3, dtype=torch.float64)
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
-        sf.shard(lambda x: (x.sin() @ x.T).sum(0), mesh, P("dp"), backend="aten")(
-            x
-        )
+        sf.shard(lambda x: (x.sin() @ x.T).sum(0), mesh, P("dp"), backend="aten")(x)
     with inductor.patch(compile_threads=1):
         sf.jit(lambda x: x.sin() + 1, backend="inductor")(x)
     state.clear()

@@ -23,9 +23,7 @@ def test_the_cap_closes_buckets() -> None:
     assert leaves(data_parallel(cap=64)) == [("w",), ("v",)]
 
 
-def test_every_transfer_is_in_one_batch_that_starts_and_is_waited_for_once() -> (
-    None
-):
+def test_every_transfer_is_in_one_batch_that_starts_and_is_waited_for_once() -> None:
     told = agenda(data_parallel(cap=1), "f")
     members = [key for batch in told.members for key in batch]
     assert sorted(map(str, members)) == sorted(map(str, told.batch_of))
@@ -64,10 +62,7 @@ REFUSED = {
     "a size that is none": (("big", None, None), "'big' is not a number of bytes"),
     "a first cap above": ((10, 20, None), "first_cap 20 is above cap 10"),
     "no plan": ((None, None, "plan"), "f, plan: a str"),
-    "caps and a plan": (
-        (1, None, agenda(PLAN, "f").plan),
-        "lower is given caps and a plan",
-    ),
+    "caps and a plan": ((1, None, agenda(PLAN, "f").plan), "lower is given caps and a plan"),
 }
 
 
@@ -79,9 +74,7 @@ def test_options_that_do_not_fit_are_refused(case: str) -> None:
     assert text in str(caught.value)
 
 
-def test_a_plan_with_collectives_that_the_program_does_not_send_is_refused() -> (
-    None
-):
+def test_a_plan_with_collectives_that_the_program_does_not_send_is_refused() -> None:
     given = agenda(PLAN, "f").plan
     rows = [attrs.evolve(bucket, axis="z") for bucket in given.buckets]
     other = attrs.evolve(given, buckets=tuple(rows))

@@ -7,11 +7,7 @@ import pytest
 import torch
 
 from shardfn import schedule
-from tests.support.stages.local_graphs import (
-    AXES,
-    add,
-    redistributed,
-)
+from tests.support.stages.local_graphs import AXES, add, redistributed
 
 aten = torch.ops.aten
 
@@ -48,20 +44,13 @@ def test_check_refuses_a_node_without_a_value() -> None:
     refuses(graph, f"{wait} has no value")
 
 
-def test_check_refuses_a_collective_without_a_record_and_a_record_without_a_collective() -> (
-    None
-):
+def test_check_refuses_a_collective_without_a_record_and_a_record_without_a_collective() -> None:
     graph, started, _ = gathering()
     record = started.meta.pop("collective")
-    refuses(
-        graph,
-        f"{started} is a collective without a record, or the other way round",
-    )
+    refuses(graph, f"{started} is a collective without a record, or the other way round")
     graph, _, wait = gathering()
     wait.meta["collective"] = record
-    refuses(
-        graph, f"{wait} is a collective without a record, or the other way round"
-    )
+    refuses(graph, f"{wait} is a collective without a record, or the other way round")
 
 
 def refuses(graph: torch.fx.Graph, said: str) -> None:

@@ -6,12 +6,7 @@ import torch
 
 from shardfn.schedule.flow import flow
 from shardfn.types import Marks
-from tests.support.stages.plans import (
-    LOSS_ARGS,
-    data_parallel,
-    gradient_step,
-    planned,
-)
+from tests.support.stages.plans import LOSS_ARGS, data_parallel, gradient_step, planned
 
 
 def read(plan):
@@ -34,14 +29,10 @@ def test_a_reduction_belongs_to_its_gradient_and_any_other_to_none() -> None:
 def test_a_gather_belongs_to_its_parameter_even_where_it_is_transposed() -> None:
     ins: list[Marks] = [(0,), (0,), (0,)]
     backward = ["t", "mm_2", "t_1", "t_2", "mm_3", "mm_4"]
-    plan = planned(
-        gradient_step(), LOSS_ARGS, ins, [("R",), (0,), (0,)], backward=backward
-    )
+    plan = planned(gradient_step(), LOSS_ARGS, ins, [("R",), (0,), (0,)], backward=backward)
     found = read(plan)
     sent = [t for ts in found.transfers.values() for t in ts]
-    gathers = [
-        (t.wish and t.wish.leaf, t.phase) for t in sent if t.kind == "all_gather"
-    ]
+    gathers = [(t.wish and t.wish.leaf, t.phase) for t in sent if t.kind == "all_gather"]
     assert gathers == [("v", "forward"), ("w", "forward"), ("w", "backward")]
 
 

@@ -17,23 +17,15 @@ from torch import nn
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import shardfn as sf
 from shardfn import P
 
 F64 = torch.float64
-X = torch.linspace(-1, 2, 15, dtype=F64).view(
-    5, 3
-)  # rows are uneven over 2 and over 4
+X = torch.linspace(-1, 2, 15, dtype=F64).view(5, 3)  # rows are uneven over 2 and over 4
 W = torch.linspace(2, -1, 12, dtype=F64).view(3, 4)
-Script = Callable[
-    [Any, DTensor, DTensor], Any
-]  # of a mesh, X over rows, W over columns
+Script = Callable[[Any, DTensor, DTensor], Any]  # of a mesh, X over rows, W over columns
 
 
 def inputs(mesh: Any) -> tuple[DTensor, DTensor]:
@@ -85,9 +77,7 @@ def _trained(make: Callable[[list[Any]], torch.optim.Optimizer]) -> Script:
 
 def _local_sum(mesh: Any, x: DTensor, w: DTensor) -> torch.Tensor:
     placed = x.redistribute(placements=[Replicate()] * mesh.ndim)
-    return (placed.to_local() * torch.arange(3.0, dtype=F64)).sum() + (
-        w * w
-    ).sum().full_tensor()
+    return (placed.to_local() * torch.arange(3.0, dtype=F64)).sum() + (w * w).sum().full_tensor()
 
 
 def _uneven_sums(mesh: Any, x: DTensor, w: DTensor) -> torch.Tensor:
@@ -104,9 +94,7 @@ def _made_of_own(mesh: Any, x: DTensor, w: DTensor) -> torch.Tensor:
     """DTensors made of local tensors, whose gradients arrive replicated."""
     rows, columns = x.to_local() ** 2, w.to_local() * 2
     made = DTensor.from_local(columns, mesh, w.placements).cumsum(1)
-    again = DTensor.from_local(
-        rows, mesh, x.placements, shape=x.shape, stride=x.stride()
-    )
+    again = DTensor.from_local(rows, mesh, x.placements, shape=x.shape, stride=x.stride())
     return made.sin().sum().full_tensor() + again.sum().full_tensor()
 
 
@@ -269,9 +257,7 @@ SCRIPTS: dict[str, Script] = {
     "rows to all": _moved(Replicate()),
     "all to rows": _moved(Replicate(), Shard(0)),
     "a sum to all": lambda mesh, x, w: x.sum(0).full_tensor(),
-    "a sum to rows": lambda mesh, x, w: x.sum(0).redistribute(
-        placements=_all(mesh, Shard(0))
-    ),
+    "a sum to rows": lambda mesh, x, w: x.sum(0).redistribute(placements=_all(mesh, Shard(0))),
     "add": lambda mesh, x, w: x + x,
     "a number": lambda mesh, x, w: 2 * x - 1,
     "relu": lambda mesh, x, w: torch.relu(x),
@@ -313,20 +299,14 @@ SCRIPTS: dict[str, Script] = {
     "checkpoint": _checkpointed,
     "gradient of a sum": _gradient(lambda mesh, x, w: (x * x).sum()),
     "gradient of a matmul": _gradient(lambda mesh, x, w: (x @ w).exp().sum()),
-    "gradient of full_tensor": _gradient(
-        lambda mesh, x, w: ((x @ w).full_tensor() ** 2).sum()
-    ),
+    "gradient of full_tensor": _gradient(lambda mesh, x, w: ((x @ w).full_tensor() ** 2).sum()),
     "gradient through to_local": _gradient(_local_sum),
     "gradient of uneven local tensors": _gradient(_uneven_sums),
     "gradient of from_local": _gradient(_made_of_own),
     "sgd": _trained(lambda ps: torch.optim.SGD(ps, 0.1, momentum=0.9)),
     "adamw": _trained(lambda ps: torch.optim.AdamW(ps, 0.1)),
-    "adamw, one by one": _trained(
-        lambda ps: torch.optim.AdamW(ps, 0.1, foreach=False)
-    ),
-    "from_local": lambda mesh, x, w: DTensor.from_local(
-        X, mesh, _all(mesh, Shard(0))
-    ),
+    "adamw, one by one": _trained(lambda ps: torch.optim.AdamW(ps, 0.1, foreach=False)),
+    "from_local": lambda mesh, x, w: DTensor.from_local(X, mesh, _all(mesh, Shard(0))),
     "from_local of a term": lambda mesh, x, w: DTensor.from_local(
         X, mesh, _all(mesh, Partial())
     ).full_tensor(),
@@ -336,9 +316,7 @@ SCRIPTS: dict[str, Script] = {
     "distribute_tensor to all": lambda mesh, x, w: dt.distribute_tensor(
         X, mesh, _all(mesh, Replicate())
     ),
-    "zeros": lambda mesh, x, w: dt.zeros(
-        5, 3, device_mesh=mesh, placements=_all(mesh, Shard(0))
-    ),
+    "zeros": lambda mesh, x, w: dt.zeros(5, 3, device_mesh=mesh, placements=_all(mesh, Shard(0))),
     "full": lambda mesh, x, w: dt.full(
         (5, 3), 2.5, device_mesh=mesh, placements=_all(mesh, Shard(1))
     ),
@@ -367,9 +345,7 @@ def of_rank(found: Any, rank: int) -> Any:
         local = found.detach().to_local()
         return str(found.placements), tuple(found.shape), of_rank(local, rank)
     if isinstance(found, torch.Tensor):
-        shards = getattr(
-            found, "shards", [found]
-        )  # of a submesh: as many as it has ranks
+        shards = getattr(found, "shards", [found])  # of a submesh: as many as it has ranks
         return shards[rank % len(shards)].detach().clone()
     if isinstance(found, list | tuple):
         return [of_rank(x, rank) for x in found]

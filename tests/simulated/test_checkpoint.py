@@ -19,18 +19,13 @@ def placed(spec: P, shape: tuple[int, ...] = (2, 3)) -> DTensor:
     return sf.distribute(X, mesh, spec)
 
 
-@pytest.mark.parametrize(
-    "spec", [P("a"), P("b", "a"), P(("a", "b")), P(("b", "a")), P(None, "b")]
-)
+@pytest.mark.parametrize("spec", [P("a"), P("b", "a"), P(("a", "b")), P(("b", "a")), P(None, "b")])
 def test_every_element_stands_in_the_shard_at_its_place(spec: P) -> None:
     with sf.fake_world(6):
         x = placed(spec)
         shards = x._local_tensor.shards
         for chunk, local in zip(chunks(x), shards, strict=True):
-            slices = tuple(
-                slice(o, o + n)
-                for o, n in zip(chunk.offsets, chunk.sizes, strict=True)
-            )
+            slices = tuple(slice(o, o + n) for o, n in zip(chunk.offsets, chunk.sizes, strict=True))
             assert torch.equal(X[slices], local)
 
 
@@ -49,9 +44,7 @@ def test_an_item_finds_its_shard_by_number_or_place() -> None:
         x = placed(P("a"))
         for item in write_items("w", x):
             index = item.index
-            assert torch.equal(
-                shard(x, index), X[index.offset[0] :][: len(shard(x, index))]
-            )
+            assert torch.equal(shard(x, index), X[index.offset[0] :][: len(shard(x, index))])
 
 
 def test_a_partial_value_is_refused() -> None:

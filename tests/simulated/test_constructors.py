@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import (
-    DTensor,
-    Replicate,
-    Shard,
-    distribute_tensor,
-    zeros,
-)
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, zeros
 
 import shardfn as sf
 from shardfn.simulated import SimulatedTensor, UnreadTensor
@@ -29,9 +23,7 @@ def test_a_local_tensor_is_that_of_each_rank() -> None:
 
 def test_ranks_share_no_memory() -> None:
     with sf.fake_world(2):
-        x = DTensor.from_local(
-            X.clone(), sf.make_mesh((2,), ("a",)), [Replicate()]
-        )
+        x = DTensor.from_local(X.clone(), sf.make_mesh((2,), ("a",)), [Replicate()])
         first, second = x._local_tensor.shards
         assert first.data_ptr() != second.data_ptr()
 

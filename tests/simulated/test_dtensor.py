@@ -25,10 +25,7 @@ def _everything(shape: tuple[int, ...]) -> dict[str, Any]:
     """The answers of all scripts, as this rank sees them."""
     mesh = sf.make_mesh(shape, MESHES[shape])
     rank = torch.distributed.get_rank()
-    return {
-        name: eager.of_rank(eager.answer(name, mesh), rank)
-        for name in eager.SCRIPTS
-    }
+    return {name: eager.of_rank(eager.answer(name, mesh), rank) for name in eager.SCRIPTS}
 
 
 @pytest.fixture(scope="module", params=MESHES, ids=str)
@@ -61,11 +58,7 @@ def _assert_same(got: Any, wanted: Any) -> None:
         for a, b in zip(got, wanted, strict=True):
             _assert_same(a, b)
     else:
-        assert (
-            got == pytest.approx(wanted)
-            if isinstance(got, float)
-            else got == wanted
-        )
+        assert got == pytest.approx(wanted) if isinstance(got, float) else got == wanted
 
 
 def test_most_scripts_are_not_refused(answers: Any) -> None:
@@ -86,12 +79,8 @@ def test_values_are_those_of_one_device_on_more_ranks(ranks: int) -> None:
         mesh = sf.make_mesh((ranks,), ("dp",))
         x, w = eager.inputs(mesh)
         torch.testing.assert_close((x @ w).full_tensor(), eager.X @ eager.W)
-        torch.testing.assert_close(
-            torch.softmax(x, 0).full_tensor(), eager.X.softmax(0)
-        )
-        moved = x.redistribute(placements=[Shard(1)]).redistribute(
-            mesh, [Shard(0)]
-        )
+        torch.testing.assert_close(torch.softmax(x, 0).full_tensor(), eager.X.softmax(0))
+        moved = x.redistribute(placements=[Shard(1)]).redistribute(mesh, [Shard(0)])
         assert torch.equal(moved.full_tensor(), eager.X)
         assert torch.equal(sf.full(moved), eager.X)
 
@@ -112,9 +101,7 @@ def test_one_rank_is_shown() -> None:
         x = sf.distribute(eager.X, sf.make_mesh((4,), ("dp",)), P("dp"))
         shards = [x.to_local(rank=r) for r in range(4)]
         assert torch.equal(torch.cat(shards), eager.X)
-        with pytest.raises(
-            sf.ShardError, match=r"to_local: rank is 4\n  needed: one of"
-        ):
+        with pytest.raises(sf.ShardError, match=r"to_local: rank is 4\n  needed: one of"):
             x.to_local(rank=4)
     with sf.fake_world(4, rank=2):
         x = sf.distribute(eager.X, sf.make_mesh((4,), ("dp",)), P("dp"))
@@ -139,9 +126,7 @@ def test_terms_that_differ_between_ranks_are_not_read_as_one_number() -> None:
 def test_a_view_in_place_is_refused() -> None:
     with sf.fake_world(2):
         x = sf.distribute(eager.X, sf.make_mesh((2,), ("dp",)), P("dp"))
-        with pytest.raises(
-            sf.ShardError, match="changes the shape of a DTensor in place"
-        ):
+        with pytest.raises(sf.ShardError, match="changes the shape of a DTensor in place"):
             x.t_()
 
 
@@ -165,18 +150,10 @@ def test_after_its_world_it_is_read_and_what_communicates_is_refused_by_name() -
 
 
 def test_nothing_of_torch_stays_replaced() -> None:
-    before = (
-        DTensor.__new__,
-        Shard._make_shard_tensor,
-        Replicate._make_replicate_tensor,
-    )
+    before = (DTensor.__new__, Shard._make_shard_tensor, Replicate._make_replicate_tensor)
     with sf.fake_world(2):
         assert DTensor.__new__ is not before[0]
-    after = (
-        DTensor.__new__,
-        Shard._make_shard_tensor,
-        Replicate._make_replicate_tensor,
-    )
+    after = (DTensor.__new__, Shard._make_shard_tensor, Replicate._make_replicate_tensor)
     assert before == after
 
 
@@ -186,9 +163,7 @@ def test_threads_compute_beside_each_other() -> None:
         found: list[torch.Tensor] = []
 
         def work() -> None:
-            found.append(
-                torch.stack([(x * i).sum(0).full_tensor() for i in range(5)])
-            )
+            found.append(torch.stack([(x * i).sum(0).full_tensor() for i in range(5)]))
 
         threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
@@ -206,10 +181,7 @@ def test_a_tensor_of_another_world_is_refused_by_name() -> None:
         x = sf.distribute(eager.X, sf.make_mesh((4,), ("dp",)), P("dp"))
     assert torch.equal((x + x).to_local(rank=0), eager.X[:2] * 2)
     assert torch.equal(sf.full(x), eager.X)
-    with (
-        sf.fake_world(2),
-        pytest.raises(sf.ShardError, match="in a world of 2"),
-    ):
+    with sf.fake_world(2), pytest.raises(sf.ShardError, match="in a world of 2"):
         x.full_tensor()
 
 

@@ -53,9 +53,7 @@ def test_the_gradient_is_the_mean_over_ranks(mesh: Any) -> None:
     again = gradients(module, module(X).square().mean())  # the same on all ranks
     torch.testing.assert_close(again, [2 * g for g in wanted])
     module.zero_grad()
-    module.set_gradient_divide_factor(
-        1.0
-    )  # of its own parameters, not of those of module[0]
+    module.set_gradient_divide_factor(1.0)  # of its own parameters, not of those of module[0]
     added = gradients(module, module(own(mesh)).square().mean())
     torch.testing.assert_close(added[2:], [3 * g for g in wanted[2:]])
 
@@ -69,9 +67,7 @@ def test_a_policy_casts_and_frozen_parameters_have_no_gradient(mesh: Any) -> Non
     assert loss.dtype == F64
     found = gradients(module, loss)
     cast = {name: p.double() for name, p in alone.named_parameters()}
-    wanted = (
-        torch.func.functional_call(alone, cast, X.float().double()).square().mean()
-    )
+    wanted = torch.func.functional_call(alone, cast, X.float().double()).square().mean()
     assert found[0] is None and found[1].dtype == torch.float32
     torch.testing.assert_close(found, gradients(alone, wanted))
 
@@ -103,9 +99,7 @@ def test_what_changes_gradients_on_real_ranks_alone_is_refused(mesh: Any) -> Non
     module = net()
     fully_shard(module, mesh=mesh)
     module.set_all_reduce_hook(print)
-    with pytest.raises(
-        sf.ShardError, match="set_all_reduce_hook in a simulated world"
-    ):
+    with pytest.raises(sf.ShardError, match="set_all_reduce_hook in a simulated world"):
         module(X)
 
 

@@ -14,18 +14,9 @@ import torch.distributed._functional_collectives as functional_collectives
 
 import shardfn as sf
 from shardfn import P
-from shardfn.simulated import (
-    DonatedTensor,
-    SimulatedTensor,
-    UnreadTensor,
-    used_after_donation,
-)
+from shardfn.simulated import DonatedTensor, SimulatedTensor, UnreadTensor, used_after_donation
 
-SHARDS = [
-    torch.tensor([[1.0, 2.0], [3.0, 4.0]]),
-    torch.tensor([[5.0, 6.0]]),
-    torch.empty(0, 2),
-]
+SHARDS = [torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[5.0, 6.0]]), torch.empty(0, 2)]
 
 
 def uneven(shown: int = 0) -> SimulatedTensor:
@@ -132,15 +123,11 @@ UNREAD: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("case", list(UNREAD))
-def test_a_tensor_without_values_has_the_shapes_dtypes_and_device_of_results(
-    case: str,
-) -> None:
+def test_a_tensor_without_values_has_the_shapes_dtypes_and_device_of_results(case: str) -> None:
     like = torch.ones(3, 2)
     got, wanted = UNREAD[case](UnreadTensor(like)), UNREAD[case](like)
     pairs = (
-        [(got, wanted)]
-        if isinstance(wanted, torch.Tensor)
-        else list(zip(got, wanted, strict=True))
+        [(got, wanted)] if isinstance(wanted, torch.Tensor) else list(zip(got, wanted, strict=True))
     )
     for a, b in pairs:
         assert isinstance(a, UnreadTensor)
@@ -169,10 +156,7 @@ def test_reading_a_tensor_without_values_says_why_there_is_none(case: str) -> No
         "  try: fake_world(n, numerics=True) computes true values"
     )
     assert where
-    assert (
-        repr(UnreadTensor(torch.ones(3, 2)))
-        == "UnreadTensor(shape=(3, 2), dtype=torch.float32)"
-    )
+    assert repr(UnreadTensor(torch.ones(3, 2))) == "UnreadTensor(shape=(3, 2), dtype=torch.float32)"
 
 
 USES = (
@@ -185,9 +169,7 @@ USES = (
 
 
 @pytest.mark.parametrize("use", USES)
-def test_every_use_of_a_donated_tensor_says_which_call_took_it(
-    use: Callable[[Any], Any],
-) -> None:
+def test_every_use_of_a_donated_tensor_says_which_call_took_it(use: Callable[[Any], Any]) -> None:
     x = DonatedTensor(torch.ones(3), "shard(step)")
     with pytest.raises(sf.ShardError) as error:
         use(x)
@@ -196,10 +178,7 @@ def test_every_use_of_a_donated_tensor_says_which_call_took_it(
         "shard(step): this tensor was donated to that call and its memory is gone\n"
         "  try: use the call's results, or leave the argument out of donate_argnums"
     )
-    assert (
-        error.value.fix
-        == "use the call's results, or leave the argument out of donate_argnums"
-    )
+    assert error.value.fix == "use the call's results, or leave the argument out of donate_argnums"
 
 
 def test_a_donated_tensor_can_still_be_looked_at() -> None:

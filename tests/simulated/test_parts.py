@@ -8,13 +8,7 @@ import torch
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import shardfn as sf
-from shardfn.simulated import (
-    is_on_part,
-    on_mesh,
-    own_of_part,
-    placements_on,
-    uneven_dim,
-)
+from shardfn.simulated import is_on_part, on_mesh, own_of_part, placements_on, uneven_dim
 
 R, S = Replicate(), Shard(0)
 W = torch.arange(8.0, dtype=torch.float64).reshape(4, 2).sin()

@@ -12,10 +12,7 @@ from shardfn.stored import contents
 
 
 def test_a_compilation_comes_back() -> None:
-    constants = {
-        "a": torch.arange(3),
-        "b": torch.tensor(0.5, dtype=torch.bfloat16),
-    }
+    constants = {"a": torch.arange(3), "b": torch.tensor(0.5, dtype=torch.bfloat16)}
     made = _compat.Generated("def call(x): ...", (1,), (0, 2), constants)
     back = contents.from_bytes(contents.to_bytes(made))
     assert (back.code, back.to_align, back.written) == (made.code, (1,), (0, 2))
@@ -33,8 +30,7 @@ def test_a_constant_that_the_format_cannot_hold_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "found",
-    [b"", b"\0" * 8, pickle.dumps([1]), b"\2\0\0\0\0\0\0\0[]", b"\xff" * 40],
+    "found", [b"", b"\0" * 8, pickle.dumps([1]), b"\2\0\0\0\0\0\0\0[]", b"\xff" * 40]
 )
 def test_other_bytes_are_refused(found: bytes) -> None:
     with pytest.raises(ValueError):

@@ -57,9 +57,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("kind", sorted(DAMAGE))
-def test_a_damaged_file_is_dropped_with_one_warning(
-    here: Folder, kind: str
-) -> None:
+def test_a_damaged_file_is_dropped_with_one_warning(here: Folder, kind: str) -> None:
     here.write("a", b"text")
     path = here.path / f"a{SUFFIX}"
     path.write_bytes(DAMAGE[kind](path.read_bytes()))
@@ -68,16 +66,12 @@ def test_a_damaged_file_is_dropped_with_one_warning(
     assert not path.exists()
 
 
-def test_a_file_of_another_folder_or_name_is_not_read(
-    here: Folder, tmp_path: Path
-) -> None:
+def test_a_file_of_another_folder_or_name_is_not_read(here: Folder, tmp_path: Path) -> None:
     other = Folder(tmp_path / "other")
     other.path.mkdir(mode=0o700)
     other.write("a", b"foreign")
     here.write("b", b"text")
-    (here.path / f"a{SUFFIX}").write_bytes(
-        (other.path / f"a{SUFFIX}").read_bytes()
-    )
+    (here.path / f"a{SUFFIX}").write_bytes((other.path / f"a{SUFFIX}").read_bytes())
     (here.path / f"c{SUFFIX}").write_bytes((here.path / f"b{SUFFIX}").read_bytes())
     with pytest.warns(UserWarning, match="was not stored by you"):
         assert here.read("a") is None and here.read("c") is None
@@ -93,9 +87,7 @@ def test_a_broken_key_is_made_again(here: Folder) -> None:
     assert here.read("a") == b"text"
 
 
-def test_the_files_used_last_stay(
-    here: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_files_used_last_stay(here: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LIMIT, "2500B")
     for k, name in enumerate("abc"):
         here.write(name, bytes(1000))
@@ -106,9 +98,7 @@ def test_the_files_used_last_stay(
     assert {path.stem for *_, path in here.entries()} == {"b", "d"}
 
 
-def test_a_limit_that_is_no_size_is_a_warning(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_limit_that_is_no_size_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LIMIT, "much")
     with pytest.warns(UserWarning, match="SHARDFN_CACHE_SIZE is 'much'"):
         assert limit() == 10**9
@@ -160,9 +150,7 @@ def test_a_full_disk_and_a_folder_that_is_only_read_are_a_warning(
     assert here.read("a") == b"text", "a folder that is only read is read"
 
 
-def test_two_threads_that_write_at_once_leave_one_of_the_texts(
-    here: Folder,
-) -> None:
+def test_two_threads_that_write_at_once_leave_one_of_the_texts(here: Folder) -> None:
     texts = [bytes([k]) * 10_000 for k in range(8)]
     threads = [threading.Thread(target=here.write, args=("a", x)) for x in texts]
     for thread in threads:

@@ -1,6 +1,4 @@
-"""The shape of the code: imports point down the stages, private torch has one home, files and
-functions stay small.
-"""
+"""The shape of the code: imports point down the stages, and private torch has one home."""
 
 from __future__ import annotations
 
@@ -8,28 +6,14 @@ import ast
 import json
 import subprocess
 import sys
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
 
 import pytest
 
-from tests.support.reading.sizes import (
-    MAX_FILE_LINES,
-    MAX_FOLDER_FILES,
-    MAX_FUNCTION_NODES,
+from tests.support.reading.source import (
     PACKAGE,
     ROOT,
-    WATCHED,
-    Sized,
-    density,
-    file_sizes,
-    folder_sizes,
-    function_sizes,
-    over,
-    wide_lines,
-)
-from tests.support.reading.source import (
     Module,
     imports,
     modules,
@@ -67,9 +51,7 @@ LAYERS: dict[str, int] = {
 }  # fmt: skip
 
 ONLY_HOME = {"optree": "_tree"}  # package: the one module that imports it
-TORCH_HOME = (
-    "_compat"  # may touch private torch modules and ask for torch's version
-)
+TORCH_HOME = "_compat"  # may touch private torch modules and ask for torch's version
 MAX_PRIVATE_MEMBERS = 10
 OPTIONAL = {
     "rich",
@@ -78,9 +60,7 @@ OPTIONAL = {
     "triton",
     "scipy",  # not optional, but slow to import
 }  # may be imported inside a function
-LATE = {
-    "_compat"
-}  # may import torch late: torch._dynamo changes os.environ when it is imported
+LATE = {"_compat"}  # may import torch late: torch._dynamo changes os.environ when it is imported
 DOOR = "public"  # imports the public names at the first use of one of them
 SAY_NOTHING = {"utils", "helpers", "common", "manager", "handler", "base", "misc"}
 HEAVY = ["matplotlib", "scipy", "rich", "jax", "torch._dynamo", "torch._inductor"]
@@ -93,11 +73,6 @@ AT_FIRST_USE = [
     "safetensors",
     "shardfn.public.names",
 ]
-MAX_DENSITY = 9.0  # AST nodes a line of code
-
-# What is still too large. These lists only shrink: an entry that is small enough must be removed.
-LARGE_FUNCTIONS: set[tuple[str, str]] = set()
-LONG_FILES: set[str] = set()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -187,8 +162,7 @@ def private_members(found: list[Module]) -> list[str]:
         for module, nodes in trees.items()
         if module.unit == TORCH_HOME
         for node in nodes
-        if isinstance(node, ast.Call)
-        and ast.unparse(node.func) == "operator.attrgetter"
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "operator.attrgetter"
     ]
     names = {*getters, "_make_wrapper_subclass"}
     return [
@@ -219,31 +193,6 @@ def unplaced(found: list[Module]) -> list[str]:
     ]
 
 
-def oversized(
-    sizes: list[Sized], limit: int, unit: str, allowed: Container[Any] = ()
-) -> list[str]:
-    """What is larger than the limit and not allowed to be, largest first."""
-    return [
-        f"{sized}: {sized.size} {unit}, at most {limit}"
-        for sized in over(limit, sizes)
-        if _key(sized) not in allowed
-    ]
-
-
-def outgrown(sizes: list[Sized], limit: int, allowed: Iterable[Any]) -> list[str]:
-    """Entries of a list of large things that are small by now, or gone."""
-    large = {_key(sized) for sized in over(limit, sizes)}
-    return [
-        f"{entry}: remove it from the list"
-        for entry in allowed
-        if entry not in large
-    ]
-
-
-def _key(sized: Sized) -> Any:
-    return (sized.path, sized.name) if sized.name else sized.path
-
-
 def untitled(found: list[Module]) -> list[str]:
     """Files that do not say in their first line what they are for."""
     return [
@@ -263,18 +212,13 @@ def busy_door(found: list[Module]) -> list[str]:
         for statement in module.tree.body
         for node in _branches(statement)
         if not isinstance(node, names)
-        and not (
-            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        )
+        and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
     ]
 
 
 def _branches(statement: ast.stmt) -> list[ast.stmt]:
     """What pyright reads and what Python runs, or the statement."""
-    if (
-        isinstance(statement, ast.If)
-        and ast.unparse(statement.test) == "TYPE_CHECKING"
-    ):
+    if isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING":
         return [*statement.body, *statement.orelse]
     return [statement]
 
@@ -326,37 +270,6 @@ def test_the_door_is_a_list_of_names():
     assert not (bad := busy_door(modules())), said(bad)
 
 
-def test_no_file_has_more_than_400_lines():
-    sizes = file_sizes()
-    bad = oversized(sizes, MAX_FILE_LINES, "lines", LONG_FILES)
-    bad += outgrown(sizes, MAX_FILE_LINES, LONG_FILES)
-    assert not bad, said(bad)
-
-
-def test_no_function_has_more_than_350_nodes():
-    sizes = function_sizes()
-    bad = oversized(sizes, MAX_FUNCTION_NODES, "AST nodes", LARGE_FUNCTIONS)
-    bad += outgrown(sizes, MAX_FUNCTION_NODES, LARGE_FUNCTIONS)
-    assert not bad, said(bad)
-
-
-def test_a_line_of_code_has_at_most_nine_nodes():
-    assert density().per_line <= MAX_DENSITY
-
-
-@pytest.mark.parametrize("folder", WATCHED)
-def test_no_line_has_more_than_100_columns(folder):
-    assert not (bad := [str(line) for line in wide_lines(ROOT / folder)]), said(
-        bad
-    )
-
-
-@pytest.mark.parametrize("folder", ["shardfn", "shardfn_demo", "tests"])
-def test_no_folder_has_more_than_14_files(folder):
-    sizes = folder_sizes(ROOT / folder)
-    assert not (bad := oversized(sizes, MAX_FOLDER_FILES, "files")), said(bad)
-
-
 LOOK = f"""
 import json, os, sys
 import torch
@@ -384,16 +297,10 @@ print(json.dumps({{
 def fresh() -> dict:
     """What a new interpreter saw of `import shardfn`, and of the first use of a name."""
     run = subprocess.run(
-        [sys.executable, "-c", LOOK],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
+        [sys.executable, "-c", LOOK], capture_output=True, text=True, cwd=ROOT, check=False
     )
     assert run.returncode == 0, run.stderr
-    printed, _, rest = run.stdout.partition("--- shardfn\n")[2].partition(
-        "--- end\n"
-    )
+    printed, _, rest = run.stdout.partition("--- shardfn\n")[2].partition("--- end\n")
     return {"printed": printed + run.stderr, **json.loads(rest)}
 
 
@@ -448,11 +355,7 @@ FINE = [
         "from ..capture import Program\nfrom . import simulate\nfrom .simulate import run",
     ),
     (upward, "mesh", "from shardfn.world import World"),
-    (
-        late,
-        "inspect.picture",
-        "def f():\n    from matplotlib import pyplot\n    import rich.table",
-    ),
+    (late, "inspect.picture", "def f():\n    from matplotlib import pyplot\n    import rich.table"),
     (late, "_compat", "def f():\n    import torch._dynamo"),
     (strays, "_tree", "import optree.integrations.attrs"),
     (private_torch, "_compat", "import torch._dynamo\ntorch.__version__"),
@@ -467,11 +370,7 @@ FINE = [
 
 
 def _sample(dotted: str, text: str) -> list[Module]:
-    return [
-        parse(
-            f"shardfn.{dotted}", PACKAGE / (dotted.replace(".", "/") + ".py"), text
-        )
-    ]
+    return [parse(f"shardfn.{dotted}", PACKAGE / (dotted.replace(".", "/") + ".py"), text)]
 
 
 @pytest.mark.parametrize(("find", "dotted", "text"), SAMPLES)
@@ -485,19 +384,13 @@ def test_a_kept_rule_is_not_reported(find, dotted, text):
 
 
 def test_a_cycle_is_noticed_and_printed():
-    found = _sample("mesh", "from . import world") + _sample(
-        "world", "from .mesh import Mesh"
-    )
+    found = _sample("mesh", "from . import world") + _sample("world", "from .mesh import Mesh")
     (shown,) = cycle(found)
     assert sorted(set(shown.split(" -> "))) == ["shardfn.mesh", "shardfn.world"]
 
 
 def test_a_busy_door_is_noticed():
-    door = parse(
-        "shardfn",
-        PACKAGE / "__init__.py",
-        "'''Door.'''\nimport torch\ndef f(): ...",
-    )
+    door = parse("shardfn", PACKAGE / "__init__.py", "'''Door.'''\nimport torch\ndef f(): ...")
     assert busy_door([door]) == ["shardfn/__init__.py:3: def f():"]
 
 
@@ -505,24 +398,3 @@ def test_a_door_is_as_busy_as_its_branches():
     text = "if TYPE_CHECKING:\n    import a\nelse:\n    import b\n    f()"
     door = parse("shardfn", PACKAGE / "__init__.py", text)
     assert busy_door([door]) == ["shardfn/__init__.py:5: f()"]
-
-
-def test_an_oversized_function_is_noticed():
-    sizes = [Sized(350, "a.py", "f", 1), Sized(351, "a.py", "g", 9)]
-    told = ["a.py:9 g: 351 AST nodes, at most 350"]
-    assert oversized(sizes, MAX_FUNCTION_NODES, "AST nodes") == told
-    assert not oversized(sizes, MAX_FUNCTION_NODES, "AST nodes", {("a.py", "g")})
-
-
-def test_an_entry_that_is_small_enough_is_noticed():
-    sizes = [Sized(350, "a.py", "f", 1), Sized(351, "a.py", "g", 9)]
-    told = ["('a.py', 'f'): remove it from the list"]
-    assert outgrown(sizes, 350, [("a.py", "f"), ("a.py", "g")]) == told
-
-
-def test_density_does_not_count_docstrings_comments_and_blank_lines(tmp_path):
-    text = '"""Two\nlines."""\n\n# a comment\nx = 1\n'
-    (tmp_path / "a.py").write_text(text)
-    found = density(tmp_path)
-    # Module, Expr, Constant; Assign, Name, Store, Constant
-    assert (found.nodes, found.lines) == (7, 1)

@@ -31,18 +31,12 @@ def raising(folder: str) -> None:
 
 
 def test_ranks_that_crash_once_run_again_and_say_so(tmp_path: Path) -> None:
-    with pytest.warns(
-        UserWarning,
-        match=r"ranks \[1\] of 2 crashed; they run once more: crashing",
-    ):
+    with pytest.warns(UserWarning, match=r"ranks \[1\] of 2 crashed; they run once more: crashing"):
         assert run_ranks(2, crashing, str(tmp_path), 1) == [6, 6]
 
 
 def test_ranks_that_crash_again_fail(tmp_path: Path) -> None:
-    with (
-        pytest.warns(UserWarning),
-        pytest.raises(CrashedError, match=r"ranks \[1\] of 2 crashed"),
-    ):
+    with pytest.warns(UserWarning), pytest.raises(CrashedError, match=r"ranks \[1\] of 2 crashed"):
         run_ranks(2, crashing, str(tmp_path), 2)
 
 

@@ -9,17 +9,7 @@ from typing import Any
 import pytest
 from ranks import run_ranks
 
-from tests.conftest import (
-    LONG,
-    SLOW,
-    SWEEPS,
-    TESTS,
-    function_of,
-    is_kept,
-    left_out,
-    needs,
-    spread,
-)
+from tests.conftest import LONG, SLOW, SWEEPS, TESTS, function_of, is_kept, left_out, needs, spread
 
 
 def plain() -> None: ...

@@ -51,11 +51,7 @@ def _reflectors(*batch: int) -> tuple[torch.Tensor, torch.Tensor]:
 def _distances_back(*batch: int) -> Sample:
     x, y = f(*batch, 4, 2), f(*batch, 3, 2)
     return call(
-        f(*batch, 4, 3),
-        x,
-        y,
-        2.0,
-        torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist"),
+        f(*batch, 4, 3), x, y, 2.0, torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
     )
 
 
@@ -71,9 +67,7 @@ def _resized(*rest: Any) -> list[Callable[[], Sample]]:
 
 def _resized_back(*rest: Any) -> list[Callable[[], Sample]]:
     size = list(rest[0])
-    return [
-        lambda: call(f(3, 5, *size), size, [3, 5, *(4 for _ in size)], *rest[1:])
-    ]
+    return [lambda: call(f(3, 5, *size), size, [3, 5, *(4 for _ in size)], *rest[1:])]
 
 
 def _nearest(n: int, back: str) -> list[Callable[[], Sample]]:
@@ -82,9 +76,7 @@ def _nearest(n: int, back: str) -> list[Callable[[], Sample]]:
     return _resized_back(size) if back else _resized(size)
 
 
-def _matrices(
-    make: Callable[..., torch.Tensor], *rest: Any
-) -> list[Callable[[], Sample]]:
+def _matrices(make: Callable[..., torch.Tensor], *rest: Any) -> list[Callable[[], Sample]]:
     return [
         lambda: call(make(5), *rest),
         lambda: call(make(3, 2), *rest),
@@ -93,9 +85,7 @@ def _matrices(
 
 
 MATRICES: dict[str, list[Callable[[], Sample]]] = {
-    **dict.fromkeys(
-        map(str, _compat.aten_ops("cholesky.default")), _matrices(spd)
-    ),
+    **dict.fromkeys(map(str, _compat.aten_ops("cholesky.default")), _matrices(spd)),
     "aten.cholesky_inverse.default": _matrices(lower),
     "aten.cholesky_solve.default": [
         lambda: call(f(5, 3, 2), lower(5)),
@@ -105,16 +95,10 @@ MATRICES: dict[str, list[Callable[[], Sample]]] = {
     "aten.linalg_cholesky_ex.default": _matrices(spd),
     "aten.linalg_eig.default": _matrices(regular),
     "aten.linalg_eigvals.default": _matrices(regular),
-    "aten._linalg_eigh.default": [
-        *_matrices(spd),
-        lambda: call(spd(5), "L", False),
-    ],
+    "aten._linalg_eigh.default": [*_matrices(spd), lambda: call(spd(5), "L", False)],
     "aten._linalg_det.default": _matrices(regular),
     "aten._linalg_slogdet.default": _matrices(regular),
-    "aten._linalg_svd.default": [
-        *_matrices(regular),
-        lambda: call(f(5, 3, 2), False, False),
-    ],
+    "aten._linalg_svd.default": [*_matrices(regular), lambda: call(f(5, 3, 2), False, False)],
     "aten._linalg_solve_ex.default": [
         lambda: call(regular(5), f(5, 3, 2)),
         lambda: call(regular(5), f(5, 3)),
@@ -129,10 +113,7 @@ MATRICES: dict[str, list[Callable[[], Sample]]] = {
     "aten.linalg_ldl_solve.default": [lambda: _solved_by_ldl(5)],
     "aten.linalg_lu.default": _matrices(regular),
     "aten.linalg_lu_factor_ex.default": _matrices(regular),
-    "aten.linalg_lu_solve.default": [
-        lambda: _solved_by_lu(5),
-        lambda: _solved_by_lu(3, 2),
-    ],
+    "aten.linalg_lu_solve.default": [lambda: _solved_by_lu(5), lambda: _solved_by_lu(3, 2)],
     "aten.linalg_matrix_exp.default": _matrices(regular),
     "aten.linalg_pinv.atol_rtol_tensor": [
         lambda: call(f(5, 3, 2), atol=f() * 0, rtol=f() * 0 + 1e-9)
@@ -152,27 +133,15 @@ MATRICES: dict[str, list[Callable[[], Sample]]] = {
     "aten._cdist_backward.default": [lambda: _distances_back(5), _distances_back],
 }
 IMAGES: dict[str, list[Callable[[], Sample]]] = {
-    "aten.grid_sampler_2d.default": [
-        lambda: call(f(3, 5, 4, 4), f(3, 2, 3, 2), 0, 0, False)
-    ],
+    "aten.grid_sampler_2d.default": [lambda: call(f(3, 5, 4, 4), f(3, 2, 3, 2), 0, 0, False)],
     "aten.grid_sampler_2d_backward.default": [
-        lambda: call(
-            f(3, 5, 2, 3), f(3, 5, 4, 4), f(3, 2, 3, 2), 0, 0, False, [True, True]
-        ),
+        lambda: call(f(3, 5, 2, 3), f(3, 5, 4, 4), f(3, 2, 3, 2), 0, 0, False, [True, True])
     ],
-    "aten.grid_sampler_3d.default": [
-        lambda: call(f(3, 5, 2, 2, 2), f(3, 2, 1, 2, 3), 0, 0, False)
-    ],
+    "aten.grid_sampler_3d.default": [lambda: call(f(3, 5, 2, 2, 2), f(3, 2, 1, 2, 3), 0, 0, False)],
     "aten.grid_sampler_3d_backward.default": [
         lambda: call(
-            f(3, 5, 2, 1, 2),
-            f(3, 5, 2, 2, 2),
-            f(3, 2, 1, 2, 3),
-            0,
-            0,
-            False,
-            [True, True],
-        ),
+            f(3, 5, 2, 1, 2), f(3, 5, 2, 2, 2), f(3, 2, 1, 2, 3), 0, 0, False, [True, True]
+        )
     ],
     "aten._upsample_bilinear2d_aa.default": _resized((3, 7), False),
     "aten._upsample_bilinear2d_aa_backward.default": _resized_back((3, 7), False),
@@ -215,9 +184,7 @@ REST: dict[str, list[Callable[[], Sample]]] = {
         lambda: call(f(5, 8), [5, 3, 4], [8, 2, 1]),
         lambda: call(f(6), [3, 2], [2, 1]),
     ],
-    "aten.as_strided_scatter.default": [
-        lambda: call(f(5, 6), f(5, 3), [5, 3], [6, 2])
-    ],
+    "aten.as_strided_scatter.default": [lambda: call(f(5, 6), f(5, 3), [5, 3], [6, 2])],
     "aten.bucketize.Tensor": [lambda: call(f(5, 3), f(4).sort().values)],
     "aten.searchsorted.Tensor": [
         lambda: call(f(4).sort().values, f(5, 3)),
@@ -226,10 +193,7 @@ REST: dict[str, list[Callable[[], Sample]]] = {
     ],
     "aten.cummax.default": [lambda: call(f(5, 3), 1), lambda: call(f(5, 3), 0)],
     "aten.cummin.default": [lambda: call(f(5, 3), 1), lambda: call(f(5, 3), -2)],
-    "aten.logcumsumexp.default": [
-        lambda: call(f(5, 3), 1),
-        lambda: call(f(5, 3), 0),
-    ],
+    "aten.logcumsumexp.default": [lambda: call(f(5, 3), 1), lambda: call(f(5, 3), 0)],
     "aten.sort.stable": [
         lambda: call(f(5, 3), stable=True, dim=1),
         lambda: call(f(5, 3), stable=True, dim=0),
@@ -240,18 +204,9 @@ REST: dict[str, list[Callable[[], Sample]]] = {
         lambda: call(f(3, 5), 2),
     ],
     "aten.median.dim": [lambda: call(f(5, 3), 1), lambda: call(f(5, 3), 0, True)],
-    "aten.nanmedian.dim": [
-        lambda: call(f(5, 3), 1),
-        lambda: call(f(5, 3), 0, True),
-    ],
-    "aten.mode.default": [
-        lambda: call(i(3, 5, 3).double(), 1),
-        lambda: call(i(3, 3, 5).double()),
-    ],
-    "aten.histc.default": [
-        lambda: call(f(5, 3), 4, -2, 2),
-        lambda: call(f(5, 3), 4),
-    ],
+    "aten.nanmedian.dim": [lambda: call(f(5, 3), 1), lambda: call(f(5, 3), 0, True)],
+    "aten.mode.default": [lambda: call(i(3, 5, 3).double(), 1), lambda: call(i(3, 3, 5).double())],
+    "aten.histc.default": [lambda: call(f(5, 3), 4, -2, 2), lambda: call(f(5, 3), 4)],
     "aten.diagonal.default": [
         lambda: call(f(5, 3, 4), 0, 1, 2),
         lambda: call(f(5, 3, 4), 1, 0, 2),
@@ -269,10 +224,7 @@ REST: dict[str, list[Callable[[], Sample]]] = {
         lambda: call(f(5, 3, 2), f(5, 2), 1, 2),
         lambda: call(f(3, 5), f(5), 0, -1),
     ],
-    "aten.unfold.default": [
-        lambda: call(f(5, 7, 3), 1, 3, 2),
-        lambda: call(f(7, 3), 0, 2, 1),
-    ],
+    "aten.unfold.default": [lambda: call(f(5, 7, 3), 1, 3, 2), lambda: call(f(7, 3), 0, 2, 1)],
     "aten.repeat.default": [
         lambda: call(f(5, 3), [1, 2]),
         lambda: call(f(5, 3), [2, 1, 1]),

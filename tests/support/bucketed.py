@@ -105,32 +105,24 @@ class Drawn:
             "tuple": lambda x: x[0],
             "pair": lambda x: x.left,
         }
-        return [
-            inner[kind](child)
-            for kind, child in zip(self.shape, tree.values(), strict=True)
-        ]
+        return [inner[kind](child) for kind, child in zip(self.shape, tree.values(), strict=True)]
 
     def params(self) -> Any:
         g = torch.Generator().manual_seed(3)
         return self.tree(
             [
-                (
-                    torch.randn(SHAPES[x.use], generator=g, dtype=torch.float64)
-                    * 0.5
-                ).to(x.dtype)
+                (torch.randn(SHAPES[x.use], generator=g, dtype=torch.float64) * 0.5).to(x.dtype)
                 for x in self.leaves
             ]
         )
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         g = torch.Generator().manual_seed(4)
-        return torch.randn(
-            ROWS, WIDTH, generator=g, dtype=torch.float64
-        ), torch.randint(0, WORDS, (ROWS,), generator=g)
+        return torch.randn(ROWS, WIDTH, generator=g, dtype=torch.float64), torch.randint(
+            0, WORDS, (ROWS,), generator=g
+        )
 
-    def loss(
-        self, params: Any, x: torch.Tensor, words: torch.Tensor
-    ) -> torch.Tensor:
+    def loss(self, params: Any, x: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
         h, total, first = x, x.sum() * 0, None
         for leaf, w in zip(self.leaves, self.flat(params), strict=True):
             y = h.to(leaf.dtype)
@@ -161,34 +153,18 @@ class Drawn:
         ignored = [i for i, x in enumerate(self.leaves) if x.ignored]
         names = {f"params{path}" for i in ignored for path in [self.paths()[i]]}
         return sf.bucketed_grad(
-            self.loss,
-            ignore=names.__contains__ if names else None,
-            **dict(self.options),
+            self.loss, ignore=names.__contains__ if names else None, **dict(self.options)
         )
 
     def paths(self) -> list[str]:
         """How each leaf is reached, from the root of the tree."""
-        inner = {
-            "leaf": "",
-            "dict": "['b']",
-            "list": "[0]",
-            "tuple": "[0]",
-            "pair": ".left",
-        }
+        inner = {"leaf": "", "dict": "['b']", "list": "[0]", "tuple": "[0]", "pair": ".left"}
         keys = self.tree([None] * len(self.leaves))
-        return [
-            f"[{key!r}]{inner[kind]}"
-            for key, kind in zip(keys, self.shape, strict=True)
-        ]
+        return [f"[{key!r}]{inner[kind]}" for key, kind in zip(keys, self.shape, strict=True)]
 
     def sharded(self, mesh: Any, transform: Any = None) -> Any:
         placed = self.tree([x.placed for x in self.leaves])
-        return sf.shard(
-            self.step(transform),
-            mesh,
-            (placed, self.rows, self.rows),
-            backend="aten",
-        )
+        return sf.shard(self.step(transform), mesh, (placed, self.rows, self.rows), backend="aten")
 
 
 def _placements(axes: list[str], dims: int) -> list[sf.P]:
@@ -235,9 +211,7 @@ def draws(draw: st.DrawFn) -> Drawn:
         )
     )
     rows = draw(
-        st.sampled_from(
-            [P(axes[0]), P(axes[-1]), P(tuple(axes)) if len(axes) > 1 else P()]
-        )
+        st.sampled_from([P(axes[0]), P(axes[-1]), P(tuple(axes)) if len(axes) > 1 else P()])
     )
     cap = draw(st.sampled_from(CAPS))
     options = {"cap": cap}
@@ -268,10 +242,7 @@ def autograd(loss: Any, params: Any, *batch: Any) -> Any:
         else [None] * len(flat)
     )
     grads = iter(
-        [
-            torch.zeros_like(p) if g is None else g
-            for p, g in zip(flat, found, strict=True)
-        ]
+        [torch.zeros_like(p) if g is None else g for p, g in zip(flat, found, strict=True)]
     )
     return value.detach(), sf.tree_map(lambda p: next(grads), own)
 
@@ -286,9 +257,7 @@ def plan_is_what_runs(low: Any) -> None:
         records = [n.meta["collective"] for n in sent]
         orders.add(tuple((r.kind, r.axis, r.op, r.bucket) for r in records))
         numbered = [r.bucket for r in records if r.bucket is not None]
-        assert sorted(numbered) == list(range(len(plan.buckets))), (
-            f"{numbered}\n{plan}"
-        )
+        assert sorted(numbered) == list(range(len(plan.buckets))), f"{numbered}\n{plan}"
         for node, r in zip(sent, records, strict=True):
             if r.bucket is not None:
                 b = plan.buckets[r.bucket]
@@ -306,19 +275,9 @@ def plan_obeys_its_rules(plan: sf.BucketPlan, ignored: set[str]) -> None:
         assert not ignored & set(b.leaves)
         assert sum(b.sizes[:-1]) < b.cap, "a bucket closes when it reaches its cap"
     reduced = collections.Counter(
-        (leaf, b.axis)
-        for b in plan.buckets
-        if b.kind != "all_gather"
-        for leaf in b.leaves
+        (leaf, b.axis) for b in plan.buckets if b.kind != "all_gather" for leaf in b.leaves
     )
-    assert all(n == 1 for n in reduced.values()), (
-        "a gradient is reduced once over an axis"
-    )
-    told = [
-        set(plan.unused),
-        set(plan.local),
-        set(plan.ignored),
-        {leaf for leaf, _ in reduced},
-    ]
+    assert all(n == 1 for n in reduced.values()), "a gradient is reduced once over an axis"
+    told = [set(plan.unused), set(plan.local), set(plan.ignored), {leaf for leaf, _ in reduced}]
     for a, b in itertools.combinations(told, 2):
         assert not a & b, f"{a & b} is said to be two things\n{plan}"

@@ -17,19 +17,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 ASKED = Fraction(os.environ.get("SHARDFN_EFFORT", "1"))
-EFFORT = max(
-    1, math.floor(ASKED)
-)  # of tests that are no property of drawn examples
+EFFORT = max(1, math.floor(ASKED))  # of tests that are no property of drawn examples
 EXPLORE = os.environ.get("SHARDFN_EXPLORE") == "1"
 
 
 def examples(n: int) -> settings:
     """Hypothesis settings: n examples, more with more effort."""
-    slow = [
-        HealthCheck.too_slow,
-        HealthCheck.data_too_large,
-        HealthCheck.filter_too_much,
-    ]
+    slow = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
     return settings(
         max_examples=math.ceil(n * ASKED),
         derandomize=not EXPLORE,

@@ -10,8 +10,6 @@ TESTS = os.path.dirname(os.path.dirname(__file__))
 def without_line(error: BaseException) -> str:
     """An error's text without its `at:` line, which must name a line of the tests."""
     lines = str(error).split("\n")
-    places = [
-        line.removeprefix("  at: ") for line in lines if line.startswith("  at: ")
-    ]
+    places = [line.removeprefix("  at: ") for line in lines if line.startswith("  at: ")]
     assert all(place.startswith(TESTS) for place in places), places
     return "\n".join([line for line in lines if not line.startswith("  at: ")])

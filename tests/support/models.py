@@ -19,20 +19,14 @@ WIDTH = HEADS * HEAD
 def _weights(seed: int, dtype: torch.dtype = torch.float64) -> Any:
     generator = torch.Generator().manual_seed(seed)
     return lambda *shape: (
-        torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
-        * 0.3
+        torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype) * 0.3
     )
 
 
-def gpt_params(
-    layers: int = LAYERS, dtype: torch.dtype = torch.float64
-) -> dict[str, Any]:
+def gpt_params(layers: int = LAYERS, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
     w, one = (
         _weights(0, dtype),
-        lambda: {
-            "w": torch.ones(WIDTH, dtype=dtype),
-            "b": torch.zeros(WIDTH, dtype=dtype),
-        },
+        lambda: {"w": torch.ones(WIDTH, dtype=dtype), "b": torch.zeros(WIDTH, dtype=dtype)},
     )
     layer = lambda: {
         "ln1": one(),
@@ -55,9 +49,7 @@ def gpt_params(
 
 
 def _heads(x: torch.Tensor) -> torch.Tensor:
-    return x.reshape(x.shape[0], x.shape[1], -1, HEAD).transpose(
-        1, 2
-    )  # (B, H, T, D)
+    return x.reshape(x.shape[0], x.shape[1], -1, HEAD).transpose(1, 2)  # (B, H, T, D)
 
 
 def _norm(x: torch.Tensor, ln: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -69,24 +61,16 @@ def gpt_loss(params: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     for layer in params["layers"]:
         n = _norm(h, layer["ln1"])
         a = F.scaled_dot_product_attention(
-            _heads(n @ layer["q"]),
-            _heads(n @ layer["k"]),
-            _heads(n @ layer["v"]),
-            is_causal=True,
+            _heads(n @ layer["q"]), _heads(n @ layer["k"]), _heads(n @ layer["v"]), is_causal=True
         )
         h = h + a.transpose(1, 2).reshape(h.shape) @ layer["o"]
         h = h + F.gelu(_norm(h, layer["ln2"]) @ layer["up"]) @ layer["down"]
-    return F.cross_entropy(
-        (_norm(h, params["ln"]) @ params["head"]).flatten(0, 1), y.flatten()
-    )
+    return F.cross_entropy((_norm(h, params["ln"]) @ params["head"]).flatten(0, 1), y.flatten())
 
 
 def tokens(batch: int = BATCH, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
     x, y = torch.randint(
-        0,
-        VOCAB,
-        (2, batch, CONTEXT),
-        generator=torch.Generator().manual_seed(seed),
+        0, VOCAB, (2, batch, CONTEXT), generator=torch.Generator().manual_seed(seed)
     )
     return x, y
 
@@ -119,9 +103,7 @@ def _rotary(x: torch.Tensor) -> torch.Tensor:  # (B, H, T, D)
         torch.arange(half, dtype=x.dtype) / half
     )
     a, b = x.chunk(2, -1)
-    return torch.cat(
-        [a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1
-    )
+    return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1)
 
 
 def _repeat(x: torch.Tensor, times: int) -> torch.Tensor:
@@ -166,18 +148,11 @@ def conv_params() -> dict[str, Any]:
 
 def conv_loss(params: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     h = F.conv2d(x, params["c1"], params["b1"], padding=1)  # (B, 6, 8, 8)
-    mean, var = (
-        h.mean((0, 2, 3), keepdim=True),
-        h.var((0, 2, 3), unbiased=False, keepdim=True),
-    )
+    mean, var = (h.mean((0, 2, 3), keepdim=True), h.var((0, 2, 3), unbiased=False, keepdim=True))
     h = F.relu((h - mean) * torch.rsqrt(var + 1e-5) * params["g"][:, None, None])
     h = F.max_pool2d(h, 2)  # (B, 6, 4, 4)
-    h = F.avg_pool2d(
-        F.relu(F.conv2d(h, params["c2"], params["b2"], padding=1)), 2
-    )  # (B, 5, 2, 2)
-    return F.cross_entropy(
-        F.linear(h.flatten(1), params["fc"].t(), params["bias"]), y
-    )
+    h = F.avg_pool2d(F.relu(F.conv2d(h, params["c2"], params["b2"], padding=1)), 2)  # (B, 5, 2, 2)
+    return F.cross_entropy(F.linear(h.flatten(1), params["fc"].t(), params["bias"]), y)
 
 
 def images(batch: int = BATCH) -> tuple[torch.Tensor, torch.Tensor]:
@@ -186,9 +161,7 @@ def images(batch: int = BATCH) -> tuple[torch.Tensor, torch.Tensor]:
     )
 
 
-def mlp_params(
-    widths: tuple[int, ...] = (6, 8, 5, 3),
-) -> list[dict[str, torch.Tensor]]:
+def mlp_params(widths: tuple[int, ...] = (6, 8, 5, 3)) -> list[dict[str, torch.Tensor]]:
     w = _weights(7)
     return [{"w": w(a, b), "b": w(b)} for a, b in itertools.pairwise(widths)]
 
@@ -225,8 +198,4 @@ def oracle(loss_fn: Any, params: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
     loss = loss_fn(leaves, x, y)
     loss.backward()
     grads = sf.tree_map(lambda p: p.grad, leaves)
-    return (
-        sf.tree_map(lambda p, g: p - 0.1 * g, params, grads),
-        grads,
-        loss.detach(),
-    )
+    return (sf.tree_map(lambda p, g: p - 0.1 * g, params, grads), grads, loss.detach())

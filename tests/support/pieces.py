@@ -48,9 +48,7 @@ def with_halo(
     """Chunks with what lies on either side of them, zeros beyond the ends; an empty chunk stays
     empty.
     """
-    wide = torch.nn.functional.pad(
-        x, [0, 0] * (x.dim() - 1 - dim) + [before, after]
-    )
+    wide = torch.nn.functional.pad(x, [0, 0] * (x.dim() - 1 - dim) + [before, after])
     sizes = [c.shape[dim] for c in found]
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     return [
@@ -70,8 +68,7 @@ def held_rows(
     """
     mine = [
         (*(mark if isinstance(mark, tuple) else (mark, 1)), 1)[1:3]
-        if not isinstance(mark, str)
-        and (mark if isinstance(mark, int) else mark[0]) == dim
+        if not isinstance(mark, str) and (mark if isinstance(mark, int) else mark[0]) == dim
         else None
         for mark in marks
     ]
@@ -110,11 +107,7 @@ def is_strided(mark: Mark) -> bool:
 
 
 def split(
-    x: torch.Tensor,
-    mark: Mark,
-    n: int,
-    generator: torch.Generator,
-    exact: bool = False,
+    x: torch.Tensor, mark: Mark, n: int, generator: torch.Generator, exact: bool = False
 ) -> list[torch.Tensor]:
     """What each of n ranks on one axis holds of x: a chunk, all of it, or a random term of the
     pending reduction.
@@ -132,11 +125,7 @@ def split(
         return [x & (owner == r) for r in range(n)]
     if mark == "sum" and exact:
         finite = torch.where(x.isfinite(), x, 0)
-        terms = (
-            [x + finite, -finite, *[torch.zeros_like(x)] * (n - 2)][:n]
-            if n > 1
-            else [x]
-        )
+        terms = [x + finite, -finite, *[torch.zeros_like(x)] * (n - 2)][:n] if n > 1 else [x]
         return [terms[i] for i in torch.randperm(n, generator=generator).tolist()]
     noise = [_noise(x, generator) for _ in range(n - 1)]
     if mark == "sum":
@@ -154,32 +143,19 @@ def _noise(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def cut(
-    x: torch.Tensor,
-    marks: Marks,
-    sizes: Sequence[int],
-    seed: int = 0,
-    *,
-    exact: bool = False,
+    x: torch.Tensor, marks: Marks, sizes: Sequence[int], seed: int = 0, *, exact: bool = False
 ) -> list[torch.Tensor]:
     """Every rank's piece of x; the first axis cuts first."""
     generator = torch.Generator().manual_seed(seed)
     level = [x]
     strided = {m[0] for m in marks if is_strided(m)}
-    plain = [
-        "R" if not isinstance(m, str) and layout.cut_of(m)[0] in strided else m
-        for m in marks
-    ]
+    plain = ["R" if not isinstance(m, str) and layout.cut_of(m)[0] in strided else m for m in marks]
     for mark, n in zip(plain, sizes, strict=True):
-        level = [
-            piece
-            for whole in level
-            for piece in split(whole, mark, n, generator, exact)
-        ]
+        level = [piece for whole in level for piece in split(whole, mark, n, generator, exact)]
     for dim in strided:
         rows = held_rows(x.shape[dim], dim, marks, sizes)
         level = [
-            piece.index_select(dim, rows[at])
-            for piece, at in zip(level, ranks(sizes), strict=True)
+            piece.index_select(dim, rows[at]) for piece, at in zip(level, ranks(sizes), strict=True)
         ]
     return [_ordered(piece, x) for piece in level]
 
@@ -188,11 +164,7 @@ def _ordered(piece: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """The piece in memory of its own, its dims in the order of `like`'s."""
     order = sorted(range(like.dim()), key=lambda d: (-like.stride(d), d))
     back = [order.index(d) for d in range(like.dim())]
-    return (
-        piece.permute(order)
-        .clone(memory_format=torch.contiguous_format)
-        .permute(back)
-    )
+    return piece.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
 
 
 def joined(
@@ -204,10 +176,7 @@ def joined(
     """The whole value that pieces stand for; replicas must agree."""
     level = list(pieces)
     for mark, n in reversed(list(zip(marks, sizes, strict=True))):
-        level = [
-            _join(level[i : i + n], mark, tolerance)
-            for i in range(0, len(level), n)
-        ]
+        level = [_join(level[i : i + n], mark, tolerance) for i in range(0, len(level), n)]
     (whole,) = level
     for dim in {m[0] for m in marks if is_strided(m)}:
         rows = held_rows(whole.shape[dim], dim, marks, sizes)
@@ -215,17 +184,13 @@ def joined(
         once = [
             rows[at]
             for at in ranks(sizes)
-            if not any(
-                c for c, is_other in zip(at, shards, strict=True) if is_other
-            )
+            if not any(c for c, is_other in zip(at, shards, strict=True) if is_other)
         ]
         whole = whole.index_select(dim, torch.cat(once).argsort())
     return whole
 
 
-def _join(
-    group: list[torch.Tensor], mark: Mark, tolerance: float | None
-) -> torch.Tensor:
+def _join(group: list[torch.Tensor], mark: Mark, tolerance: float | None) -> torch.Tensor:
     if not isinstance(mark, str):
         return torch.cat(group, mark[0] if isinstance(mark, tuple) else mark)
     if mark == "R":
@@ -248,10 +213,7 @@ TOLERANCE = {
 
 
 def same(
-    got: torch.Tensor,
-    wanted: torch.Tensor,
-    what: str,
-    tolerance: float | None = None,
+    got: torch.Tensor, wanted: torch.Tensor, what: str, tolerance: float | None = None
 ) -> None:
     """Equal in shape and dtype, and in value up to the rounding of the dtype, or up to the
     tolerance.
@@ -260,14 +222,10 @@ def same(
         f"{what}: {got.shape} {got.dtype}, not {wanted.shape} {wanted.dtype}"
     )
     tolerance = max(tolerance or 0.0, TOLERANCE.get(wanted.dtype, 0.0))
-    wrong = ~torch.isclose(
-        got, wanted, rtol=tolerance, atol=tolerance, equal_nan=True
-    )
+    wrong = ~torch.isclose(got, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
     if wrong.any():
         at = tuple(wrong.nonzero()[0].tolist())
-        raise AssertionError(
-            f"{what}, at {at}: {got[at].item()}, not {wanted[at].item()}"
-        )
+        raise AssertionError(f"{what}, at {at}: {got[at].item()}, not {wanted[at].item()}")
 
 
 def check_pieces(
@@ -279,18 +237,14 @@ def check_pieces(
 ) -> None:
     """Pieces have the shapes of torch.chunk, and together they are the whole."""
     plain = tuple("R" if isinstance(m, str) else m for m in marks)
-    for rank, piece, wanted in zip(
-        ranks(sizes), pieces, cut(whole, plain, sizes), strict=True
-    ):
+    for rank, piece, wanted in zip(ranks(sizes), pieces, cut(whole, plain, sizes), strict=True):
         assert piece.shape == wanted.shape, (
             f"rank {rank} holds {tuple(piece.shape)}, not {tuple(wanted.shape)}"
         )
     same(joined(pieces, marks, sizes, tolerance), whole, "the whole", tolerance)
 
 
-def run_plan(
-    plan: Plan, columns: Sequence[Sequence[torch.Tensor]]
-) -> list[list[torch.Tensor]]:
+def run_plan(plan: Plan, columns: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
     """Every result's pieces by rank; ranks whose sizes are equal share a program, as they do in
     a real run.
 
@@ -298,10 +252,7 @@ def run_plan(
         plan: what to run.
         columns: for each input, every rank's piece.
     """
-    everyone, names = (
-        ranks(plan.axes.sizes),
-        tuple(f"group:{a}" for a in plan.axes.names),
-    )
+    everyone, names = (ranks(plan.axes.sizes), tuple(f"group:{a}" for a in plan.axes.names))
     kinds = local_sizes(plan, everyone)
     programs: dict[Any, LocalProgram] = {}
     for c, kind in kinds.items():
@@ -312,12 +263,8 @@ def run_plan(
     return [list(column) for column in zip(*results, strict=True)]
 
 
-def _local(
-    plan: Plan, coordinates: tuple[int, ...], names: tuple[str, ...]
-) -> LocalProgram:
-    graphs = schedule(
-        emit(plan, coordinates, names, "cpu"), agenda(plan, "one op")
-    )
+def _local(plan: Plan, coordinates: tuple[int, ...], names: tuple[str, ...]) -> LocalProgram:
+    graphs = schedule(emit(plan, coordinates, names, "cpu"), agenda(plan, "one op"))
     return LocalProgram(
         name="one op",
         axes=plan.axes,
@@ -335,9 +282,7 @@ def _local(
 class OneOp:
     """One call of an op: its fake call as rules see it, its tensors, its true results."""
 
-    def __init__(
-        self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def __init__(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.mode = _compat.FakeTensorMode()
         self.tensors: list[torch.Tensor] = []
         graph = torch.fx.Graph()
@@ -347,9 +292,7 @@ class OneOp:
         self.node = graph.call_function(target, *replaced)
         fake = torch.fx.node.map_arg(replaced, lambda n: n.meta["val"])
         with self.mode:
-            self.node.meta.update(
-                val=target(*fake[0], **fake[1]), phase="forward", source=None
-            )
+            self.node.meta.update(val=target(*fake[0], **fake[1]), phase="forward", source=None)
         with torch.no_grad():
             self.results = tensors_of(target(*args, **kwargs))
         ins = tuple(n.meta["val"] for n in graph.nodes if n.op == "placeholder")
@@ -367,9 +310,7 @@ class OneOp:
         self.tensors.append(x)
         return node
 
-    def plan(
-        self, ins: Sequence[Marks], outs: Sequence[Marks], sizes: Sequence[int]
-    ) -> Plan:
+    def plan(self, ins: Sequence[Marks], outs: Sequence[Marks], sizes: Sequence[int]) -> Plan:
         """The plan that runs the op on inputs cut like this, and claims results cut like that."""
         slots = [
             steps.Slot(i, x, m)
@@ -379,15 +320,10 @@ class OneOp:
         ]
         mine, made = tuple(slots[: len(ins)]), tuple(slots[len(ins) :])
         return Plan(
-            axes=mesh_axes(sizes),
-            steps=(steps.Apply(self.node, mine, made),),
-            ins=mine,
-            outs=made,
+            axes=mesh_axes(sizes), steps=(steps.Apply(self.node, mine, made),), ins=mine, outs=made
         )
 
-    def prove(
-        self, ins: Sequence[Marks], outs: Sequence[Marks], sizes: Sequence[int]
-    ) -> None:
+    def prove(self, ins: Sequence[Marks], outs: Sequence[Marks], sizes: Sequence[int]) -> None:
         """Run the op on pieces, and compare the pieces that come out with those of the true
         results.
         """
@@ -396,9 +332,7 @@ class OneOp:
             for seed, (x, m) in enumerate(zip(self.tensors, ins, strict=True))
         ]
         found = run_plan(self.plan(ins, outs, sizes), columns)
-        tolerance = max(
-            TOLERANCE.get(x.dtype, 0.0) for x in (*self.tensors, *self.results)
-        )
+        tolerance = max(TOLERANCE.get(x.dtype, 0.0) for x in (*self.tensors, *self.results))
         for pieces, whole, marks in zip(found, self.results, outs, strict=True):
             check_pieces(pieces, whole, marks, sizes, tolerance)
 

@@ -26,20 +26,9 @@ SHARES = {  # what rank k of n holds of a pending value
     "max": lambda x, k, n: x - k,
     "min": lambda x, k, n: x + k,
 }
-MESHES: tuple[dict[str, int], ...] = (
-    {"a": 2},
-    {"a": 3},
-    {"a": 2, "b": 2},
-    {"a": 2, "b": 3},
-)
+MESHES: tuple[dict[str, int], ...] = ({"a": 2}, {"a": 3}, {"a": 2, "b": 2}, {"a": 2, "b": 3})
 if EFFORT > 1:
-    MESHES = (
-        *MESHES,
-        {"a": 4},
-        {"a": 3, "b": 2},
-        {"a": 2, "b": 2, "c": 2},
-        {"a": 1, "b": 2},
-    )
+    MESHES = (*MESHES, {"a": 4}, {"a": 3, "b": 2}, {"a": 2, "b": 2, "c": 2}, {"a": 1, "b": 2})
 UNARY = (
     "torch.relu({})",
     "torch.tanh({})",
@@ -121,22 +110,9 @@ class Drawn:
     out: sf.P | None
 
     def __repr__(self) -> str:
-        said = [
-            f"# {name}: f64{list(shape)} {spec}"
-            for name, (shape, spec) in self.inputs.items()
-        ]
-        said += [
-            f"{name} = torch.tensor({values})"
-            for name, values in self.indices.items()
-        ]
-        return "\n".join(
-            [
-                "",
-                f"# mesh {self.mesh}, result placed {self.out}",
-                *said,
-                self.text(),
-            ]
-        )
+        said = [f"# {name}: f64{list(shape)} {spec}" for name, (shape, spec) in self.inputs.items()]
+        said += [f"{name} = torch.tensor({values})" for name, values in self.indices.items()]
+        return "\n".join(["", f"# mesh {self.mesh}, result placed {self.out}", *said, self.text()])
 
     def text(self) -> str:
         """The function's source."""
@@ -147,9 +123,7 @@ class Drawn:
     def function(self) -> Any:
         """(inputs) -> (sum of squares, result)."""
         scope: dict[str, Any] = {"torch": torch, "F": F, "sf": sf, "P": sf.P}
-        scope |= {
-            name: torch.tensor(values) for name, values in self.indices.items()
-        }
+        scope |= {name: torch.tensor(values) for name, values in self.indices.items()}
         exec(compile(self.text(), "<program>", "exec"), scope)
         return scope["program"]
 
@@ -213,9 +187,7 @@ class Writer:
             ranks = self.mesh[axis]
             is_first = shape[dim] % ranks == 0 and self.draw(st.booleans())
             mine = parts[dim]
-            parts[dim] = (
-                (axis, *mine) if is_first and len(mine) < 2 else (*mine, axis)
-            )
+            parts[dim] = (axis, *mine) if is_first and len(mine) < 2 else (*mine, axis)
         return sf.P(*(p[0] if len(p) == 1 else p or None for p in parts))
 
     def input(self, shape: Shape) -> str:
@@ -232,28 +204,18 @@ class Writer:
         its ranks hold.
         """
         kinds = self.pick(("sum", "avg"), ("sum",), ("avg",), ("max",), ("min",))
-        options = [
-            Replicate(),
-            *map(Shard, range(len(shape))),
-            *map(Partial, kinds * 2),
-        ]
+        options = [Replicate(), *map(Shard, range(len(shape))), *map(Partial, kinds * 2)]
         return [self.pick(*options) for _ in self.mesh]
 
     def index(self, size: int) -> tuple[str, int]:
-        values = self.draw(
-            st.lists(st.integers(0, size - 1), min_size=1, max_size=5)
-        )
+        values = self.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=5))
         name = f"i{len(self.indices)}"
         self.indices[name] = values
         return name, len(values)
 
     def other(self, shape: Shape) -> str:
         """A value that broadcasts with this shape: an old one, or a new input."""
-        old = [
-            name
-            for name, other in self.shapes.items()
-            if _broadcasts(other, shape)
-        ]
+        old = [name for name, other in self.shapes.items() if _broadcasts(other, shape)]
         if old and self.draw(st.booleans()):
             return self.pick(*old)
         drop = self.draw(st.integers(0, len(shape)))
@@ -271,8 +233,7 @@ class Writer:
         kinds = [
             k
             for k in self.kinds
-            if (shape or k in SCALAR_KINDS)
-            and (len(shape) < 4 or k not in GROWING)
+            if (shape or k in SCALAR_KINDS) and (len(shape) < 4 or k not in GROWING)
         ]
         KINDS[self.pick(*kinds)](self, x, shape)
 
@@ -359,10 +320,7 @@ def _cat(w: Writer, x: str, shape: Shape) -> None:
         *[n for n, s in w.shapes.items() if s == shape],
         w.input((*shape[:d], w.draw(st.integers(1, 3)), *shape[d + 1 :])),
     )
-    w.write(
-        f"torch.cat([{x}, {y}], {d})",
-        (*shape[:d], shape[d] + w.shapes[y][d], *shape[d + 1 :]),
-    )
+    w.write(f"torch.cat([{x}, {y}], {d})", (*shape[:d], shape[d] + w.shapes[y][d], *shape[d + 1 :]))
 
 
 def _stack(w: Writer, x: str, shape: Shape) -> None:
@@ -376,9 +334,7 @@ def _slice(w: Writer, x: str, shape: Shape) -> None:
     start, step = w.draw(st.integers(0, shape[d] - 1)), w.pick(1, 1, 2)
     stop = w.draw(st.integers(start + 1, shape[d]))
     at = ", ".join([":"] * d + [f"{start}:{stop}:{step}"])
-    w.write(
-        f"{x}[{at}]", (*shape[:d], len(range(start, stop, step)), *shape[d + 1 :])
-    )
+    w.write(f"{x}[{at}]", (*shape[:d], len(range(start, stop, step)), *shape[d + 1 :]))
 
 
 def _select(w: Writer, x: str, shape: Shape) -> None:
@@ -399,22 +355,15 @@ def _index(w: Writer, x: str, shape: Shape) -> None:
     d = w.dim(shape)
     name, n = w.index(shape[d])
     form = w.pick("{x}.index_select({d}, {i})", "{x}[{dots}{i}]")
-    w.write(
-        form.format(x=x, d=d, i=name, dots=":, " * d),
-        (*shape[:d], n, *shape[d + 1 :]),
-    )
+    w.write(form.format(x=x, d=d, i=name, dots=":, " * d), (*shape[:d], n, *shape[d + 1 :]))
 
 
 def _gather(w: Writer, x: str, shape: Shape) -> None:
     d = w.dim(shape)
     name, n = w.index(shape[d])
-    spread = tuple(
-        n if k == d else w.pick(size, size, 1) for k, size in enumerate(shape)
-    )
+    spread = tuple(n if k == d else w.pick(size, size, 1) for k, size in enumerate(shape))
     own = (
-        ".contiguous()"
-        if any(spread[k] != shape[k] for k in range(len(shape)) if k != d)
-        else ""
+        ".contiguous()" if any(spread[k] != shape[k] for k in range(len(shape)) if k != d) else ""
     )  # else the plain one is wrong
     ones = tuple(n if k == d else 1 for k in range(len(shape)))
     index = f"{name}.reshape{ones}.expand{spread}{own}"
@@ -424,10 +373,7 @@ def _gather(w: Writer, x: str, shape: Shape) -> None:
         "{x}.scatter_add({d}, {i}, {y})",
     )
     y = w.input(spread) if "{y}" in form else ""
-    w.write(
-        form.format(x=x, d=d, i=index, n=spread, y=y),
-        spread if "gather" in form else shape,
-    )
+    w.write(form.format(x=x, d=d, i=index, n=spread, y=y), spread if "gather" in form else shape)
 
 
 def _embedding(w: Writer, x: str, shape: Shape) -> None:
@@ -461,10 +407,7 @@ def _convolution(w: Writer, x: str, shape: Shape) -> None:
     if len(shape) != 3:
         return _unary(w, x, shape)
     weight = w.input((w.draw(st.integers(1, 3)), shape[1], 3))
-    w.write(
-        f"F.conv1d({x}, {weight}, padding=1)",
-        (shape[0], w.shapes[weight][0], shape[2]),
-    )
+    w.write(f"F.conv1d({x}, {weight}, padding=1)", (shape[0], w.shapes[weight][0], shape[2]))
 
 
 def _attention(w: Writer, x: str, shape: Shape) -> None:
@@ -474,18 +417,11 @@ def _attention(w: Writer, x: str, shape: Shape) -> None:
 
 
 def _pad(w: Writer, x: str, shape: Shape) -> None:
-    d, before, after = (
-        w.dim(shape),
-        w.draw(st.integers(-1, 2)),
-        w.draw(st.integers(-1, 2)),
-    )
+    d, before, after = (w.dim(shape), w.draw(st.integers(-1, 2)), w.draw(st.integers(-1, 2)))
     if shape[d] + before + after < 1:
         before = after = 1
     pads = [0, 0] * (len(shape) - 1 - d) + [before, after]
-    w.write(
-        f"F.pad({x}, {pads})",
-        (*shape[:d], shape[d] + before + after, *shape[d + 1 :]),
-    )
+    w.write(f"F.pad({x}, {pads})", (*shape[:d], shape[d] + before + after, *shape[d + 1 :]))
 
 
 def _norm(w: Writer, x: str, shape: Shape) -> None:
@@ -533,9 +469,7 @@ GROWING = {"split", "stack", "expand"}
 
 
 @st.composite
-def programs(
-    draw: st.DrawFn, most: int = 12, kinds: tuple[str, ...] = ()
-) -> Drawn:
+def programs(draw: st.DrawFn, most: int = 12, kinds: tuple[str, ...] = ()) -> Drawn:
     """A program of 3 to 12 lines, of these kinds, over shapes of 1 to 7."""
     w = Writer(draw, kinds)
     dims = 3 if kinds else 1

@@ -50,10 +50,7 @@ def run_ranks(n: int, fn: Callable[..., Any], *args: Any) -> list[Any]:
     try:
         return _forked(n, fn, args)
     except CrashedError as crash:
-        warnings.warn(
-            f"{crash}; they run once more: {getattr(fn, '__name__', fn)}",
-            stacklevel=2,
-        )
+        warnings.warn(f"{crash}; they run once more: {getattr(fn, '__name__', fn)}", stacklevel=2)
     return _forked(n, fn, args)
 
 
@@ -79,17 +76,12 @@ def _forked(n: int, fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
             mp.ProcessRaisedException,
         ) as error:  # whichever rank was seen first
             died = [
-                rank
-                for rank, process in enumerate(ranks.processes)
-                if process.exitcode in CRASHES
+                rank for rank, process in enumerate(ranks.processes) if process.exitcode in CRASHES
             ]
             if died:
                 raise CrashedError(f"ranks {died} of {n} crashed") from error
             raise
-        return [
-            torch.load(Path(folder, f"{rank}.pt"), weights_only=False)
-            for rank in range(n)
-        ]
+        return [torch.load(Path(folder, f"{rank}.pt"), weights_only=False) for rank in range(n)]
 
 
 def _serve() -> None:

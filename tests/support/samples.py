@@ -16,15 +16,11 @@ from sample_values import G, Sample, b, call, f, i, positive
 def distinct(n: int, *shape: int) -> torch.Tensor:
     """Indices along dim 0 without repeats."""
     rest = shape[1:]
-    columns = [
-        torch.randperm(n, generator=G)[: shape[0]] for _ in range(math.prod(rest))
-    ]
+    columns = [torch.randperm(n, generator=G)[: shape[0]] for _ in range(math.prod(rest))]
     return torch.stack(columns, 1).view(shape)
 
 
-def _grouped(
-    x: tuple[int, ...], w: tuple[int, ...], ends: list[int] | None
-) -> Sample:
+def _grouped(x: tuple[int, ...], w: tuple[int, ...], ends: list[int] | None) -> Sample:
     """A product for each group, of small integers, which its dtype adds exactly."""
     offsets = None if ends is None else torch.tensor(ends, dtype=torch.int32)
     return call(i(3, *x).bfloat16(), i(3, *w).bfloat16(), offsets)
@@ -40,25 +36,10 @@ def _layer_norm_backward(weight: bool, mask: list[bool], *shape: int) -> Sample:
     return call(f(*shape), x, [shape[-1]], mean, rstd, w, w, mask)
 
 
-def _group_norm_backward(
-    weight: bool, n: int, c: int, space: int, group: int
-) -> Sample:
+def _group_norm_backward(weight: bool, n: int, c: int, space: int, group: int) -> Sample:
     x, w = f(n, c, space), f(c) if weight else None
-    _, mean, rstd = torch.ops.aten.native_group_norm(
-        x, w, w, n, c, space, group, 1e-5
-    )
-    return call(
-        f(n, c, space),
-        x,
-        mean,
-        rstd,
-        w,
-        n,
-        c,
-        space,
-        group,
-        [True, weight, weight],
-    )
+    _, mean, rstd = torch.ops.aten.native_group_norm(x, w, w, n, c, space, group, 1e-5)
+    return call(f(n, c, space), x, mean, rstd, w, n, c, space, group, [True, weight, weight])
 
 
 def _conv(
@@ -82,42 +63,18 @@ def _conv_backward(
     transposed: bool = False,
 ) -> Sample:
     ones, zeros = [1] * len(pad), [0] * len(pad)
-    out = torch.ops.aten.convolution(
-        x, w, None, ones, pad, ones, transposed, zeros, 1
-    )
+    out = torch.ops.aten.convolution(x, w, None, ones, pad, ones, transposed, zeros, 1)
     return call(
-        f(*out.shape),
-        x,
-        w,
-        [bias] if bias else None,
-        ones,
-        pad,
-        ones,
-        transposed,
-        zeros,
-        1,
-        mask,
+        f(*out.shape), x, w, [bias] if bias else None, ones, pad, ones, transposed, zeros, 1, mask
     )
 
 
 def _walk(
-    w: torch.Tensor,
-    stride: int,
-    pad: int,
-    dilation: int,
-    groups: int,
-    transposed: bool = False,
+    w: torch.Tensor, stride: int, pad: int, dilation: int, groups: int, transposed: bool = False
 ) -> tuple[Any, ...]:
     """The settings of a convolution, the same along each dim of space."""
     space = w.dim() - 2
-    return (
-        [stride] * space,
-        [pad] * space,
-        [dilation] * space,
-        transposed,
-        [0] * space,
-        groups,
-    )
+    return ([stride] * space, [pad] * space, [dilation] * space, transposed, [0] * space, groups)
 
 
 def _walked(x: torch.Tensor, w: torch.Tensor, bias: Any, *walk: Any) -> Sample:
@@ -128,16 +85,12 @@ def _walked_backward(
     x: torch.Tensor, w: torch.Tensor, bias: int, mask: list[bool], *walk: Any
 ) -> Sample:
     out = torch.ops.aten.convolution(x, w, None, *_walk(w, *walk))
-    return call(
-        f(*out.shape), x, w, [bias] if bias else None, *_walk(w, *walk), mask
-    )
+    return call(f(*out.shape), x, w, [bias] if bias else None, *_walk(w, *walk), mask)
 
 
 def _pool_backward(dims: int, *shape: int) -> Sample:
     x, two, one, zero = f(*shape), [2] * dims, [1] * dims, [0] * dims
-    out, index = getattr(torch.ops.aten, f"max_pool{dims}d_with_indices")(
-        x, two, two
-    )
+    out, index = getattr(torch.ops.aten, f"max_pool{dims}d_with_indices")(x, two, two)
     return call(f(*out.shape), x, two, two, zero, one, False, index)
 
 
@@ -192,20 +145,11 @@ REDUCTIONS = {
         lambda: call(f(3, 5, 2), [1], True),
         lambda: call(i(99, 3, 5)),
     ],
-    "aten.prod.dim_int": [
-        lambda: call(f(5, 3), 0),
-        lambda: call(f(3, 5), -1, True),
-    ],
+    "aten.prod.dim_int": [lambda: call(f(5, 3), 0), lambda: call(f(3, 5), -1, True)],
     "aten.any.dim": [lambda: call(b(5, 3), 0), lambda: call(b(3, 5), -1, True)],
-    "aten.any.dims": [
-        lambda: call(b(5, 3), [0]),
-        lambda: call(b(3, 5, 2), [-1, 0], True),
-    ],
+    "aten.any.dims": [lambda: call(b(5, 3), [0]), lambda: call(b(3, 5, 2), [-1, 0], True)],
     "aten.all.dim": [lambda: call(b(5, 3), 0), lambda: call(b(3, 5), -1, True)],
-    "aten.all.dims": [
-        lambda: call(b(5, 3), [0]),
-        lambda: call(b(3, 5, 2), [-1, 0], True),
-    ],
+    "aten.all.dims": [lambda: call(b(5, 3), [0]), lambda: call(b(3, 5, 2), [-1, 0], True)],
     "aten.max.dim": [lambda: call(f(5, 3), 0), lambda: call(f(3, 5), -1, True)],
     "aten.min.dim": [lambda: call(f(5, 3), 1), lambda: call(f(3, 5, 2), -2, True)],
     "aten.argmax.default": [
@@ -219,10 +163,7 @@ REDUCTIONS = {
         lambda: call(f(3, 5)),
         lambda: call(f(3, 5), -1, True),
     ],
-    "aten._softmax.default": [
-        lambda: call(f(5, 3), -1, False),
-        lambda: call(f(3, 5, 2), 1, False),
-    ],
+    "aten._softmax.default": [lambda: call(f(5, 3), -1, False), lambda: call(f(3, 5, 2), 1, False)],
     "aten._log_softmax.default": [
         lambda: call(f(5, 3), -1, False),
         lambda: call(f(3, 5, 2), 1, False),
@@ -239,10 +180,7 @@ REDUCTIONS = {
         lambda: call(f(3, 5, 2), -1),
         lambda: call(i(9, 7), 0),
     ],
-    "aten.cumprod.default": [
-        lambda: call(f(5, 3), 0),
-        lambda: call(f(3, 5, 2), 1),
-    ],
+    "aten.cumprod.default": [lambda: call(f(5, 3), 0), lambda: call(f(3, 5, 2), 1)],
     "aten.sort.default": [
         lambda: call(f(5, 3)),
         lambda: call(f(5, 3), 0, True),
@@ -277,10 +215,7 @@ VIEWS = {
         lambda: call(f(3, 5, 2), [15, 2]),
         lambda: call(f(15, 2), [3, 5, 2]),
     ],
-    "aten.reshape.default": [
-        lambda: call(f(3, 5, 2), [3, 10]),
-        lambda: call(f(5, 4).t(), [4, 5]),
-    ],
+    "aten.reshape.default": [lambda: call(f(3, 5, 2), [3, 10]), lambda: call(f(5, 4).t(), [4, 5])],
     "aten.unsqueeze.default": [
         lambda: call(f(5, 3), 0),
         lambda: call(f(5, 3), -1),
@@ -288,19 +223,9 @@ VIEWS = {
     ],
     "aten.squeeze.default": [lambda: call(f(5, 1, 3, 1)), lambda: call(f(1))],
     "aten.squeeze.dim": [lambda: call(f(5, 1, 3), 1), lambda: call(f(5, 3), 0)],
-    "aten.squeeze.dims": [
-        lambda: call(f(5, 1, 3, 1), [1, 3]),
-        lambda: call(f(1, 5), [0, 1]),
-    ],
-    "aten.t.default": [
-        lambda: call(f(5, 3)),
-        lambda: call(f(3)),
-        lambda: call(f()),
-    ],
-    "aten.permute.default": [
-        lambda: call(f(5, 3, 2), [2, 0, 1]),
-        lambda: call(f(5, 3), [-1, 0]),
-    ],
+    "aten.squeeze.dims": [lambda: call(f(5, 1, 3, 1), [1, 3]), lambda: call(f(1, 5), [0, 1])],
+    "aten.t.default": [lambda: call(f(5, 3)), lambda: call(f(3)), lambda: call(f())],
+    "aten.permute.default": [lambda: call(f(5, 3, 2), [2, 0, 1]), lambda: call(f(5, 3), [-1, 0])],
     "aten.transpose.int": [
         lambda: call(f(5, 3, 2), 0, -1),
         lambda: call(f(5, 3), 1, 1),
@@ -358,10 +283,7 @@ VIEWS = {
         lambda: call([f(5), f(5)], 1),
         lambda: call([f(), f()]),
     ],
-    "aten.select.int": [
-        lambda: call(f(5, 3), 0, 2),
-        lambda: call(f(5, 3, 2), -2, -1),
-    ],
+    "aten.select.int": [lambda: call(f(5, 3), 0, 2), lambda: call(f(5, 3, 2), -2, -1)],
     "aten.select_backward.default": [
         lambda: call(f(3), [5, 3], 0, 2),
         lambda: call(f(5, 2), [5, 3, 2], -2, -1),
@@ -433,39 +355,17 @@ CONVOLUTIONS = {
         lambda: _walked(f(1, 2, 3, 4, 5), f(3, 2, 3, 3, 3), None, 1, 1, 1, 1),
     ],
     "aten.convolution_backward.default": [
-        lambda: _conv_backward(
-            f(5, 3, 4, 5), f(2, 3, 3, 3), 2, [1, 1], [True, True, True]
-        ),
-        lambda: _conv_backward(
-            f(3, 2, 7), f(5, 2, 3), 0, [0], [True, True, False]
-        ),
-        lambda: _conv_backward(
-            f(3, 2, 7), f(5, 2, 3), 5, [0], [False, True, True]
-        ),
-        lambda: _conv_backward(
-            f(3, 2, 5), f(2, 3, 3), 3, [1], [True, True, True], transposed=True
-        ),
-        lambda: _walked_backward(
-            f(2, 3, 6, 12), f(4, 3, 3, 3), 4, [True, True, True], 2, 1, 1, 1
-        ),
-        lambda: _walked_backward(
-            f(2, 3, 14), f(5, 3, 3), 5, [True, False, True], 1, 2, 2, 1
-        ),
-        lambda: _walked_backward(
-            f(2, 6, 15), f(9, 2, 5), 9, [True, True, True], 3, 1, 1, 3
-        ),
-        lambda: _walked_backward(
-            f(2, 4, 6), f(4, 3, 3), 6, [True, True, True], 2, 1, 1, 2, True
-        ),
-        lambda: _walked_backward(
-            f(2, 3, 8), f(2, 3, 2), 0, [True, True, False], 2, 0, 1, 1
-        ),
-        lambda: _walked_backward(
-            f(2, 3, 6), f(2, 3, 1), 2, [False, False, True], 2, 0, 1, 1
-        ),
-        lambda: _walked_backward(
-            f(2, 3, 9), f(2, 3, 3), 2, [False, True, True], 1, 1, 1, 1
-        ),
+        lambda: _conv_backward(f(5, 3, 4, 5), f(2, 3, 3, 3), 2, [1, 1], [True, True, True]),
+        lambda: _conv_backward(f(3, 2, 7), f(5, 2, 3), 0, [0], [True, True, False]),
+        lambda: _conv_backward(f(3, 2, 7), f(5, 2, 3), 5, [0], [False, True, True]),
+        lambda: _conv_backward(f(3, 2, 5), f(2, 3, 3), 3, [1], [True, True, True], transposed=True),
+        lambda: _walked_backward(f(2, 3, 6, 12), f(4, 3, 3, 3), 4, [True, True, True], 2, 1, 1, 1),
+        lambda: _walked_backward(f(2, 3, 14), f(5, 3, 3), 5, [True, False, True], 1, 2, 2, 1),
+        lambda: _walked_backward(f(2, 6, 15), f(9, 2, 5), 9, [True, True, True], 3, 1, 1, 3),
+        lambda: _walked_backward(f(2, 4, 6), f(4, 3, 3), 6, [True, True, True], 2, 1, 1, 2, True),
+        lambda: _walked_backward(f(2, 3, 8), f(2, 3, 2), 0, [True, True, False], 2, 0, 1, 1),
+        lambda: _walked_backward(f(2, 3, 6), f(2, 3, 1), 2, [False, False, True], 2, 0, 1, 1),
+        lambda: _walked_backward(f(2, 3, 9), f(2, 3, 3), 2, [False, True, True], 1, 1, 1, 1),
         lambda: _walked_backward(
             f(1, 2, 3, 4, 5), f(3, 2, 3, 3, 3), 3, [True, True, True], 1, 1, 1, 1
         ),
@@ -479,31 +379,17 @@ CONVOLUTIONS = {
         lambda: _pool_backward(2, 3, 4, 6),
     ],
     "aten.avg_pool2d.default": [lambda: call(f(5, 3, 4, 6), [2, 2], [2, 2])],
-    "aten.avg_pool2d_backward.default": [
-        lambda: _avg_pool_backward(2, 5, 3, 4, 6)
-    ],
+    "aten.avg_pool2d_backward.default": [lambda: _avg_pool_backward(2, 5, 3, 4, 6)],
     "aten._adaptive_avg_pool2d.default": [
         lambda: call(f(5, 3, 5, 7), [2, 3]),
         lambda: call(f(2, 3, 6, 7), [3, 7]),
     ],
-    "aten._adaptive_avg_pool2d_backward.default": [
-        lambda: call(f(5, 3, 2, 3), f(5, 3, 5, 7))
-    ],
-    "aten.max_pool3d_with_indices.default": [
-        lambda: call(f(5, 3, 2, 4, 6), [2, 2, 2], [2, 2, 2])
-    ],
-    "aten.max_pool3d_with_indices_backward.default": [
-        lambda: _pool_backward(3, 5, 3, 2, 4, 6)
-    ],
-    "aten.avg_pool3d.default": [
-        lambda: call(f(5, 3, 2, 4, 6), [2, 2, 2], [2, 2, 2])
-    ],
-    "aten.avg_pool3d_backward.default": [
-        lambda: _avg_pool_backward(3, 5, 3, 2, 4, 6)
-    ],
-    "aten._adaptive_avg_pool3d.default": [
-        lambda: call(f(5, 3, 3, 5, 7), [2, 2, 3])
-    ],
+    "aten._adaptive_avg_pool2d_backward.default": [lambda: call(f(5, 3, 2, 3), f(5, 3, 5, 7))],
+    "aten.max_pool3d_with_indices.default": [lambda: call(f(5, 3, 2, 4, 6), [2, 2, 2], [2, 2, 2])],
+    "aten.max_pool3d_with_indices_backward.default": [lambda: _pool_backward(3, 5, 3, 2, 4, 6)],
+    "aten.avg_pool3d.default": [lambda: call(f(5, 3, 2, 4, 6), [2, 2, 2], [2, 2, 2])],
+    "aten.avg_pool3d_backward.default": [lambda: _avg_pool_backward(3, 5, 3, 2, 4, 6)],
+    "aten._adaptive_avg_pool3d.default": [lambda: call(f(5, 3, 3, 5, 7), [2, 2, 3])],
     "aten._adaptive_avg_pool3d_backward.default": [
         lambda: call(f(5, 3, 2, 2, 3), f(5, 3, 3, 5, 7))
     ],
@@ -531,20 +417,14 @@ ATTENTION = {
 STARTS = (0, 2, 2, 5)  # of bags, the second of which is empty
 
 
-def _bag(
-    mode: int, *, weights: torch.Tensor | None = None, padding: int = -1
-) -> Sample:
+def _bag(mode: int, *, weights: torch.Tensor | None = None, padding: int = -1) -> Sample:
     starts = torch.tensor(STARTS)
     rest = (False, mode, False, weights, False, padding)
     return call(f(7, 3), i(7, 11), starts, *rest)
 
 
 def _bag_backward(
-    mode: int,
-    *,
-    weights: torch.Tensor | None = None,
-    padding: int = -1,
-    by_freq: bool = False,
+    mode: int, *, weights: torch.Tensor | None = None, padding: int = -1, by_freq: bool = False
 ) -> Sample:
     args, _ = _bag(mode, weights=weights, padding=padding)
     _, *made = torch.ops.aten._embedding_bag.default(*args)
@@ -658,52 +538,31 @@ EDGES = {
         lambda: call(b(5, 3), [0]),
         lambda: call(f(5, 0), [0]),
     ],
-    "aten.amin.default": [
-        lambda: call(b(5, 3), [0]),
-        lambda: call(i(9, 5, 3).int(), [0]),
-    ],
+    "aten.amin.default": [lambda: call(b(5, 3), [0]), lambda: call(i(9, 5, 3).int(), [0])],
     "aten.any.dims": [lambda: call(b(), [0]), lambda: call(b(5, 3), [])],
     "aten.any.dim": [lambda: call(b(), 0), lambda: call(f(5, 3), 0)],
     "aten.prod.dim_int": [lambda: call(f(), 0)],
     "aten.max.dim": [lambda: call(f(), 0)],
     "aten.argmax.default": [lambda: call(f(), 0), lambda: call(f())],
-    "aten.cumsum.default": [
-        lambda: call(f(), 0),
-        lambda: call(f(5, 3) * 9, 0, dtype=torch.int64),
-    ],
+    "aten.cumsum.default": [lambda: call(f(), 0), lambda: call(f(5, 3) * 9, 0, dtype=torch.int64)],
     "aten.sort.default": [lambda: call(f())],
     "aten.topk.default": [lambda: call(f(), 1)],
-    "aten._softmax.default": [
-        lambda: call(f(), 0, False),
-        lambda: call(f(0, 3), 1, False),
-    ],
+    "aten._softmax.default": [lambda: call(f(), 0, False), lambda: call(f(0, 3), 1, False)],
     "aten.view.default": [
         lambda: call(f(0, 3), [3, 0]),
         lambda: call(f(), [1, 1]),
         lambda: call(f(2, 2, 2, 2), [4, 4]),
     ],
-    "aten.mm.default": [
-        lambda: call(f(0, 3), f(3, 2)),
-        lambda: call(f(3, 0), f(0, 2)),
-    ],
-    "aten.cat.default": [
-        lambda: call([f(5, 3), i(9, 5, 3)], 0),
-        lambda: call([f(0, 3), f(5, 3)]),
-    ],
+    "aten.mm.default": [lambda: call(f(0, 3), f(3, 2)), lambda: call(f(3, 0), f(0, 2))],
+    "aten.cat.default": [lambda: call([f(5, 3), i(9, 5, 3)], 0), lambda: call([f(0, 3), f(5, 3)])],
     "aten.expand.default": [lambda: call(f(1, 3), [0, 3])],
-    "aten.slice.Tensor": [
-        lambda: call(f(5, 3), 0, 3, 3),
-        lambda: call(f(5, 3), -1, -100, 100),
-    ],
+    "aten.slice.Tensor": [lambda: call(f(5, 3), 0, 3, 3), lambda: call(f(5, 3), -1, -100, 100)],
     "aten.split.Tensor": [lambda: call(f(5, 3), 100)],
     "aten.constant_pad_nd.default": [
         lambda: call(f(5, 3), []),
         lambda: call(b(5, 3), [1, 0], True),
     ],
-    "aten.embedding.default": [
-        lambda: call(i(9, 5, 3), i(5, 4)),
-        lambda: call(f(5, 3), i(5, 0)),
-    ],
+    "aten.embedding.default": [lambda: call(i(9, 5, 3), i(5, 4)), lambda: call(f(5, 3), i(5, 0))],
     "aten.gather.default": [
         lambda: call(f(), 0, i(1, 3)),
         lambda: call(f(5, 3).to(torch.complex128), 0, i(5, 5, 3)),
@@ -733,10 +592,7 @@ EDGES = {
         lambda: call(f(5, 3, 4), [i(5, 6), None, i(4, 6)], f(6, 3), True),
         lambda: call(f(5, 3), [i(5, 4), i(3, 4)], f(), True),
     ],
-    "aten.index_select.default": [
-        lambda: call(f(), 0, i(1, 1)),
-        lambda: call(b(5, 3), 0, i(5, 4)),
-    ],
+    "aten.index_select.default": [lambda: call(f(), 0, i(1, 1)), lambda: call(b(5, 3), 0, i(5, 4))],
     "aten.native_layer_norm.default": [lambda: call(f(3), [3], None, None, 1e-5)],
 }
 
@@ -746,7 +602,7 @@ RANDOM: dict[str, list[Callable[[], Sample]]] = {
         lambda: call(i(9, 4, 2), None, [3], [1], 1, 0, torch.int64),
         lambda: call(i(9, 3), None, [2, 5], [5, 1], 3, 2, torch.float32),
         lambda: call(i(9, 2), i(9), [7], [1], 0, 0, torch.bool),
-    ],
+    ]
 }
 IN_TABLES: dict[str, list[Callable[[], Sample]]] = {
     **RANDOM,
@@ -761,9 +617,7 @@ IN_TABLES: dict[str, list[Callable[[], Sample]]] = {
     **batch_samples.IMAGES,
     **batch_samples.REST,
 }
-IN_TABLES = {
-    name: [*found, *EDGES.get(name, ())] for name, found in IN_TABLES.items()
-}
+IN_TABLES = {name: [*found, *EDGES.get(name, ())] for name, found in IN_TABLES.items()}
 
 _UNARY = (
     "abs acos angle asin asinh atan atanh ceil cos cosh deg2rad digamma erf erfc erfinv "
@@ -807,19 +661,11 @@ def _pointwise() -> dict[str, list[Callable[[], Sample]]]:
             lambda: call(f(1, 3), f(1, 3)),
         ]
         if op != "copy":
-            out[_name(op)] += [
-                lambda: call(f(3), f(5, 1)),
-                lambda: call(f(5, 3), f()),
-            ]
+            out[_name(op)] += [lambda: call(f(3), f(5, 1)), lambda: call(f(5, 3), f())]
     for op in _GRADIENTS.split():
-        out[_name(op)] = [
-            lambda: call(f(5, 3), f(5, 3)),
-            lambda: call(f(2, 1, 3), f(2, 1, 3)),
-        ]
+        out[_name(op)] = [lambda: call(f(5, 3), f(5, 3)), lambda: call(f(2, 1, 3), f(2, 1, 3))]
     for op in _INTEGERS.split():
-        out.setdefault(_name(op), []).append(
-            lambda: call(i(9, 5, 3) + 1, i(9, 3) + 1)
-        )
+        out.setdefault(_name(op), []).append(lambda: call(i(9, 5, 3) + 1, i(9, 3) + 1))
     return out
 
 
@@ -833,9 +679,7 @@ POINTWISE: dict[str, list[Callable[[], Sample]]] = {
     "aten.rsub.Scalar": [lambda: call(f(5, 3), 2)],
     "aten.mul.Scalar": [lambda: call(f(5, 3), 2.5), lambda: call(i(9, 5), 2.5)],
     "aten.div.Scalar": [lambda: call(f(5, 3), 2.5), lambda: call(i(9, 5), 2)],
-    "aten.div.Tensor_mode": [
-        lambda: call(f(5, 3), f(5, 1), rounding_mode="floor")
-    ],
+    "aten.div.Tensor_mode": [lambda: call(f(5, 3), f(5, 1), rounding_mode="floor")],
     "aten.div.Scalar_mode": [lambda: call(f(5, 3), 0.3, rounding_mode="trunc")],
     "aten.add.Tensor": [
         lambda: call(f(5, 3), f(3), alpha=2),
@@ -844,10 +688,7 @@ POINTWISE: dict[str, list[Callable[[], Sample]]] = {
         lambda: call(f(5, 3), i(9, 3)),
         lambda: call(f(5, 1), f(1, 3)),
     ],
-    "aten.sub.Tensor": [
-        lambda: call(f(5, 3), f(3), alpha=2),
-        lambda: call(f(1, 3), f(5, 1)),
-    ],
+    "aten.sub.Tensor": [lambda: call(f(5, 3), f(3), alpha=2), lambda: call(f(1, 3), f(5, 1))],
     "aten.mul.Tensor": [
         lambda: call(f(5, 3), f(5, 1)),
         lambda: call(f(5, 3), 2.0),
@@ -883,20 +724,14 @@ POINTWISE: dict[str, list[Callable[[], Sample]]] = {
     ],
     "aten.masked_fill.Tensor": [lambda: call(f(5, 3), b(5, 1), f())],
     "aten.addcmul.default": [lambda: call(f(5, 3), f(3), f(5, 1), value=0.5)],
-    "aten.addcdiv.default": [
-        lambda: call(f(5, 3), f(3), positive(5, 1), value=0.5)
-    ],
+    "aten.addcdiv.default": [lambda: call(f(5, 3), f(3), positive(5, 1), value=0.5)],
     "aten.lerp.Scalar": [lambda: call(f(5, 3), f(3), 0.3)],
     "aten.lerp.Tensor": [lambda: call(f(5, 3), f(3), f(5, 1))],
     "aten.threshold_backward.default": [lambda: call(f(5, 3), f(5, 3), 0)],
-    "aten.leaky_relu_backward.default": [
-        lambda: call(f(5, 3), f(5, 3), 0.1, False)
-    ],
+    "aten.leaky_relu_backward.default": [lambda: call(f(5, 3), f(5, 3), 0.1, False)],
     "aten.hardtanh_backward.default": [lambda: call(f(5, 3), f(5, 3), -1, 1)],
     "aten.softplus_backward.default": [lambda: call(f(5, 3), f(5, 3), 1, 20)],
-    "aten.elu_backward.default": [
-        lambda: call(f(5, 3), 1.0, 1.0, 1.0, False, f(5, 3))
-    ],
+    "aten.elu_backward.default": [lambda: call(f(5, 3), 1.0, 1.0, 1.0, False, f(5, 3))],
     "aten.gelu.default": [lambda: call(f(5, 3), approximate="tanh")],
     "aten.threshold.default": [lambda: call(f(5, 3), 0.1, 7.0)],
     "aten.xlogy.Tensor": [lambda: call(f(5, 3), positive(3))],

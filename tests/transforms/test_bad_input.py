@@ -41,9 +41,7 @@ def sharded(fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
     return sf.shard(fn, mesh(), *args, backend="aten", **options)
 
 
-def refusal(
-    kind: type[sf.ShardError], call: Callable[[], Any]
-) -> tuple[sf.ShardError, str]:
+def refusal(kind: type[sf.ShardError], call: Callable[[], Any]) -> tuple[sf.ShardError, str]:
     """The error and its text, with HERE for lines of this file."""
     with pytest.raises(kind) as caught:
         call()
@@ -60,18 +58,12 @@ def scale(params: Any, batch: Any) -> Any:
 
 
 PLACEMENTS = {
-    "unknown axis": (
-        P("data"),
-        "P('data') names axis 'data'; the mesh has (dp=2, tp=4)",
-    ),
+    "unknown axis": (P("data"), "P('data') names axis 'data'; the mesh has (dp=2, tp=4)"),
     "missing dim": (
         P(None, None, "dp"),
         "P(None, None, 'dp') names dim 2 of a tensor with 2 dims, shape (6, 4)",
     ),
-    "axis twice": (
-        P("dp", "dp"),
-        "P('dp', 'dp') uses axis 'dp' twice, for dims 0 and 1",
-    ),
+    "axis twice": (P("dp", "dp"), "P('dp', 'dp') uses axis 'dp' twice, for dims 0 and 1"),
     "blocks that do not fit": (
         P("tp*4"),
         "'tp*4' views dim 0 of size 6 as 4 equal blocks, so 4 must divide it; pad it by 2",
@@ -80,14 +72,8 @@ PLACEMENTS = {
         [Shard(5), Replicate()],
         "S(5) names dim 5 of a tensor with 2 dims, shape (6, 4)",
     ),
-    "too few": (
-        Shard(0),
-        "1 placements [Shard(dim=0)] for a mesh of 2 axes (dp=2, tp=4)",
-    ),
-    "no placement": (
-        "dp",
-        "'dp' is not a placement; write P('dp') or a torch Placement",
-    ),
+    "too few": (Shard(0), "1 placements [Shard(dim=0)] for a mesh of 2 axes (dp=2, tp=4)"),
+    "no placement": ("dp", "'dp' is not a placement; write P('dp') or a torch Placement"),
     "pending": (
         [Partial(), Replicate()],
         (
@@ -101,18 +87,14 @@ PLACEMENTS = {
 @pytest.mark.parametrize("case", list(PLACEMENTS))
 def test_a_placement_that_does_not_fit(case: str) -> None:
     placement, said = PLACEMENTS[case]
-    error, text = refusal(
-        sf.PlacementError, lambda: sharded(double, (placement,))(X)
-    )
+    error, text = refusal(sf.PlacementError, lambda: sharded(double, (placement,))(X))
     assert text == f"shard(double), argument x: {said}\n  at: HERE\n{FIT}"
     assert error.arg_path == "x" and error.fix and HERE.match(error.source or "")
 
 
 def test_all_placements_that_do_not_fit_are_listed_at_once() -> None:
     placements = ({"w": P("zz")}, {"x": P("dp", None, "tp")})
-    error, text = refusal(
-        sf.PlacementError, lambda: sharded(scale, placements)({"w": X}, {"x": X})
-    )
+    error, text = refusal(sf.PlacementError, lambda: sharded(scale, placements)({"w": X}, {"x": X}))
     assert text == "\n".join([
         "shard(scale), 2 arguments: placements that do not fit",
         "  params['w']: P('zz') names axis 'zz'; the mesh has (dp=2, tp=4)",
@@ -125,9 +107,7 @@ def test_all_placements_that_do_not_fit_are_listed_at_once() -> None:
 
 def test_a_tree_that_is_no_prefix_is_answered_with_a_diff() -> None:
     placements = ({"w": P(), "v": P()}, {"y": P("dp")})
-    _, text = refusal(
-        sf.TreeError, lambda: sharded(scale, placements)({"w": X}, {"x": X})
-    )
+    _, text = refusal(sf.TreeError, lambda: sharded(scale, placements)({"w": X}, {"x": X}))
     assert text == "\n".join([
         "shard(scale): in_placements does not match the arguments",
         "  params: placements have also ['v']",
@@ -139,25 +119,19 @@ def test_a_tree_that_is_no_prefix_is_answered_with_a_diff() -> None:
 
 def test_out_placements_that_do_not_fit() -> None:
     fix = "  try: a prefix of the result's tree, with placements that fit each tensor"
-    _, text = refusal(
-        sf.TreeError, lambda: sharded(lambda x: (x, x), P(), (P(), P(), P()))(X)
-    )
+    _, text = refusal(sf.TreeError, lambda: sharded(lambda x: (x, x), P(), (P(), P(), P()))(X))
     assert text == (
         "shard(<lambda>), out_placements: the whole tree: placements have also [2]\n  "
         f"at: HERE\n{fix}"
     )
-    _, text = refusal(
-        sf.PlacementError, lambda: sharded(lambda x: (x, x), P(), (P(), P("q")))(X)
-    )
+    _, text = refusal(sf.PlacementError, lambda: sharded(lambda x: (x, x), P(), (P(), P("q")))(X))
     assert text == (
         "shard(<lambda>), out_placements: P('q') names axis 'q'; the mesh has (dp=2, "
         f"tp=4)\n  at: HERE\n{fix}"
     )
 
 
-def test_a_dtensor_with_another_placement_than_declared_is_never_resharded() -> (
-    None
-):
+def test_a_dtensor_with_another_placement_than_declared_is_never_resharded() -> None:
     x = sf.distribute(X, mesh(), P("dp"))
     _, text = refusal(sf.PlacementError, lambda: sharded(double, P("tp"))(x))
     own, declared = (
@@ -289,9 +263,7 @@ def test_a_function_that_changes_its_argument_tree() -> None:
 
 def test_a_trace_that_fails_inside_grad_leaves_nothing_behind() -> None:
     refusal(sf.CaptureError, lambda: sharded(sf.grad(lambda x: reads(x).sum()))(X))
-    assert torch.equal(
-        sf.full(sharded(sf.grad(lambda x: (x * x).sum()))(X)), 2 * X
-    )
+    assert torch.equal(sf.full(sharded(sf.grad(lambda x: (x * x).sum()))(X)), 2 * X)
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
         torch.ones(2, requires_grad=True).sum().backward()
 
@@ -302,15 +274,10 @@ class Thing:
 
 
 def test_a_result_that_is_neither_tensor_nor_constant() -> None:
-    error, text = refusal(
-        sf.CaptureError, lambda: sharded(lambda x: (x, {"t": Thing(x + 1)}))(X)
-    )
+    error, text = refusal(sf.CaptureError, lambda: sharded(lambda x: (x, {"t": Thing(x + 1)}))(X))
     fix = "return tensors and constants; make a class of yours a NamedTuple or a dict"
     needed = "a tree of tensors and constants"
-    assert (
-        text
-        == f"shard(<lambda>): result[1]['t'] is a Thing\n  needed: {needed}\n  try: {fix}"
-    )
+    assert text == f"shard(<lambda>): result[1]['t'] is a Thing\n  needed: {needed}\n  try: {fix}"
     assert error.arg_path == "result[1]['t']"
 
 
@@ -339,9 +306,7 @@ def test_a_tensor_that_is_said_to_be_static() -> None:
         "shard(double): static argument 0 holds a tensor\n  at: HERE\n  needed: "
         f"constants\n  try: {fix}"
     )
-    assert torch.equal(
-        sf.full(sharded(lambda x, k: x * k, static_argnums=1)(X, 3)), X * 3
-    )
+    assert torch.equal(sf.full(sharded(lambda x, k: x * k, static_argnums=1)(X, 3)), X * 3)
 
 
 def test_what_is_not_covered_yet_is_refused_by_name() -> None:
@@ -349,8 +314,7 @@ def test_what_is_not_covered_yet_is_refused_by_name() -> None:
         x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,)
     )
     _, text = refusal(
-        sf.CaptureError,
-        lambda: sharded(sf.bucketed_grad(lambda x: branch(x).sum()))(X),
+        sf.CaptureError, lambda: sharded(sf.bucketed_grad(lambda x: branch(x).sum()))(X)
     )
     assert "it uses torch.cond or another higher-order op under a gradient" in text
 
@@ -358,9 +322,7 @@ def test_what_is_not_covered_yet_is_refused_by_name() -> None:
 def test_s9_6_a_checkpointed_layer_is_captured_and_its_gradient_bucketed() -> None:
     layer = lambda w, x: torch.tanh(x @ w)
     kept = lambda w, x: (
-        torch.utils.checkpoint.checkpoint(layer, w, x, use_reentrant=False)
-        .square()
-        .mean()
+        torch.utils.checkpoint.checkpoint(layer, w, x, use_reentrant=False).square().mean()
     )
     w = torch.linspace(-1, 1, 16).reshape(4, 4)
     step = sharded(sf.bucketed_grad(kept), (P(), P("dp")))
@@ -372,9 +334,7 @@ def test_s9_6_a_checkpointed_layer_is_captured_and_its_gradient_bucketed() -> No
 def test_a_checkpointed_function_of_torchs_warns_of_nothing(
     recwarn: pytest.WarningsRecorder,
 ) -> None:
-    inner = lambda x: torch.utils.checkpoint.checkpoint(
-        torch.sin, x, use_reentrant=False
-    ).sum()
+    inner = lambda x: torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False).sum()
     assert torch.equal(sf.full(sharded(sf.grad(inner))(X)), X.cos())
     assert not [w for w in recwarn if "checkpoint" in str(w.message)]
 
@@ -392,38 +352,23 @@ def test_an_argument_that_requires_grad_is_not_cut_off_silently() -> None:
 def test_a_world_that_does_not_match_the_mesh() -> None:
     fix = "a shape whose product is 8, or fake_world(3)"
     _, text = refusal(sf.PlacementError, lambda: sf.make_mesh((3,), ("dp",)))
-    assert (
-        text
-        == f"make_mesh: shape (3,) needs 3 ranks, the world has 8\n  try: {fix}"
-    )
-    _, text = refusal(
-        sf.PlacementError, lambda: sf.make_mesh((2, 4), ("dp", "dp"))
-    )
+    assert text == f"make_mesh: shape (3,) needs 3 ranks, the world has 8\n  try: {fix}"
+    _, text = refusal(sf.PlacementError, lambda: sf.make_mesh((2, 4), ("dp", "dp")))
     assert text == (
         "make_mesh: shape (2, 4), axis names ('dp', 'dp')\n  needed: one distinct name "
         "for each axis"
     )
-    _, text = refusal(
-        sf.PlacementError, lambda: sf.make_mesh((2, 4), ("dp", "t-p"))
-    )
+    _, text = refusal(sf.PlacementError, lambda: sf.make_mesh((2, 4), ("dp", "t-p")))
     assert text == "make_mesh: axis names ['t-p']\n  needed: names like dp or tp"
 
 
 def test_differentiating_integers() -> None:
     _, text = refusal(
-        sf.TreeError,
-        lambda: sf.grad(lambda x: x.sum())(torch.ones(3, dtype=torch.int64)),
+        sf.TreeError, lambda: sf.grad(lambda x: x.sum())(torch.ones(3, dtype=torch.int64))
     )
-    fix = (
-        "torch.tensor(x) for a number; argnums, or a closure, for all other values"
-    )
-    got = (
-        "an argument cannot be differentiated\n  x is (3,) torch.int64\n  at: HERE"
-    )
-    assert (
-        text
-        == f"grad(<lambda>): {got}\n  needed: floating tensors, or None\n  try: {fix}"
-    )
+    fix = "torch.tensor(x) for a number; argnums, or a closure, for all other values"
+    got = "an argument cannot be differentiated\n  x is (3,) torch.int64\n  at: HERE"
+    assert text == f"grad(<lambda>): {got}\n  needed: floating tensors, or None\n  try: {fix}"
 
 
 def test_differentiating_what_is_not_a_scalar() -> None:
@@ -434,9 +379,7 @@ def test_differentiating_what_is_not_a_scalar() -> None:
 
 
 def test_random_numbers_are_refused_where_ranks_would_differ() -> None:
-    _, text = refusal(
-        sf.RuleError, lambda: sharded(lambda x: torch.poisson(x.exp()))(X)
-    )
+    _, text = refusal(sf.RuleError, lambda: sharded(lambda x: torch.poisson(x.exp()))(X))
     said = "it draws random numbers, which ranks would draw differently"
     assert text == (
         f"shard(<lambda>), op aten.poisson.default: {said}\n  at: HERE\n  try: pass random "
@@ -447,20 +390,14 @@ def test_random_numbers_are_refused_where_ranks_would_differ() -> None:
 def test_constraints_that_do_not_fit() -> None:
     fix = "P with axes of the mesh, one part for each dim"
     _, text = refusal(
-        sf.PlacementError,
-        lambda: sharded(lambda x: sf.constrain(x, P(None, None, "dp")))(X),
+        sf.PlacementError, lambda: sharded(lambda x: sf.constrain(x, P(None, None, "dp")))(X)
     )
     assert text == (
         "constrain: a placement of 3 dims for a tensor of 2, shape (6, 4)\n  at: HERE\n "
         f" try: {fix}"
     )
-    _, text = refusal(
-        sf.PlacementError, lambda: sharded(lambda x: sf.constrain(x, P("zz")))(X)
-    )
-    assert (
-        text
-        == f"constrain: no axis zz; the mesh has (dp=2, tp=4)\n  at: HERE\n  try: {fix}"
-    )
+    _, text = refusal(sf.PlacementError, lambda: sharded(lambda x: sf.constrain(x, P("zz")))(X))
+    assert text == f"constrain: no axis zz; the mesh has (dp=2, tp=4)\n  at: HERE\n  try: {fix}"
 
 
 def test_implicit_communication_when_it_is_forbidden() -> None:
@@ -490,32 +427,18 @@ def test_implicit_communication_when_it_is_forbidden() -> None:
 
 
 def test_unknown_options() -> None:
-    _, text = refusal(
-        sf.ShardError, lambda: sf.shard(double, mesh(), backend="xla")
-    )
-    assert (
-        text == "shard(double): backend is 'xla'\n  needed: one of aten, inductor"
-    )
-    _, text = refusal(
-        sf.ShardError, lambda: sf.shard(double, mesh(), implicit_comm="maybe")
-    )
-    assert (
-        text
-        == "shard(double): implicit_comm is 'maybe'\n  needed: one of allow, warn, error"
-    )
+    _, text = refusal(sf.ShardError, lambda: sf.shard(double, mesh(), backend="xla"))
+    assert text == "shard(double): backend is 'xla'\n  needed: one of aten, inductor"
+    _, text = refusal(sf.ShardError, lambda: sf.shard(double, mesh(), implicit_comm="maybe"))
+    assert text == "shard(double): implicit_comm is 'maybe'\n  needed: one of allow, warn, error"
     _, text = refusal(sf.TreeError, lambda: sf.shard(3, mesh()))
-    assert (
-        text
-        == "shard: a int\n  at: HERE\n  needed: a function\n  try: shard(fn, mesh, ...)"
-    )
+    assert text == "shard: a int\n  at: HERE\n  needed: a function\n  try: shard(fn, mesh, ...)"
 
 
 def test_distribute_and_from_local_name_every_leaf_that_does_not_fit() -> None:
     _, text = refusal(
         sf.PlacementError,
-        lambda: sf.distribute(
-            {"a": X, "b": X}, mesh(), {"a": P("q"), "b": P(None, None, "dp")}
-        ),
+        lambda: sf.distribute({"a": X, "b": X}, mesh(), {"a": P("q"), "b": P(None, None, "dp")}),
     )
     assert text == "\n".join([
         "distribute: ['a']: P('q') names axis 'q'; the mesh has (dp=2, tp=4)",
@@ -523,33 +446,22 @@ def test_distribute_and_from_local_name_every_leaf_that_does_not_fit() -> None:
         "  try: placements that fit each tensor",
     ])  # fmt: skip
     _, text = refusal(
-        sf.PlacementError,
-        lambda: sf.distribute(X, mesh(), [Partial(), Replicate()]),
+        sf.PlacementError, lambda: sf.distribute(X, mesh(), [Partial(), Replicate()])
     )  # it would be twice X
     said = (
         "a plain tensor is a global value and cannot be [Partial(sum), Replicate()]; use "
         "sf.from_local"
     )
-    assert (
-        text
-        == f"distribute: the tensor: {said}\n  try: placements that fit each tensor"
-    )
-    _, text = refusal(
-        sf.TreeError, lambda: sf.distribute({"a": X}, mesh(), {"b": P()})
-    )
+    assert text == f"distribute: the tensor: {said}\n  try: placements that fit each tensor"
+    _, text = refusal(sf.TreeError, lambda: sf.distribute({"a": X}, mesh(), {"b": P()}))
     assert text == (
         "distribute: placements does not match the tree\n  the whole tree: placements "
         "lack ['a']; placements have also ['b']"
     )
     _, text = refusal(sf.PlacementError, lambda: sf.from_local(X, mesh(), P("zz")))
     assert text == "from_local: P('zz') names axis 'zz'; the mesh has (dp=2, tp=4)"
-    _, text = refusal(
-        sf.PlacementError, lambda: sf.from_local([X] * 3, mesh(), P("dp"))
-    )
-    assert (
-        text
-        == "from_local: 3 tensors\n  needed: one, or one for each rank of a simulated mesh"
-    )
+    _, text = refusal(sf.PlacementError, lambda: sf.from_local([X] * 3, mesh(), P("dp")))
+    assert text == "from_local: 3 tensors\n  needed: one, or one for each rank of a simulated mesh"
 
 
 def test_values_of_simulated_ranks_that_differ_are_not_read_as_one() -> None:

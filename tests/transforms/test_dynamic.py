@@ -23,9 +23,7 @@ W = torch.randn(3, 2, dtype=D, generator=torch.Generator().manual_seed(0))
 
 
 def batch(n: int, seed: int = 1) -> Tensor:
-    return torch.randn(
-        n, 3, dtype=D, generator=torch.Generator().manual_seed(seed)
-    )
+    return torch.randn(n, 3, dtype=D, generator=torch.Generator().manual_seed(seed))
 
 
 def captures(fn: Callable[[], Any]) -> int:
@@ -91,21 +89,8 @@ def of_module(w: Tensor, x: Tensor) -> Tensor:
 
 
 MODULE, *_ = sf.functionalize(torch.nn.Linear(3, 2, bias=False))
-LOSSES = [
-    of_module,
-    mean_loss,
-    masked,
-    scanned,
-    mapped,
-    checkpointed,
-    branched,
-    normed,
-    attended,
-]
-AROUND = {
-    "value": lambda fn: fn,
-    "bucketed_grad": lambda fn: sf.bucketed_grad(fn),
-}
+LOSSES = [of_module, mean_loss, masked, scanned, mapped, checkpointed, branched, normed, attended]
+AROUND = {"value": lambda fn: fn, "bucketed_grad": lambda fn: sf.bucketed_grad(fn)}
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda fn: fn.__name__)
@@ -129,18 +114,12 @@ def test_a_function_is_captured_once_for_even_and_uneven_sizes(
 
 
 @pytest.mark.parametrize("shape", [(2,), (8,), (2, 4)])
-def test_gradients_are_right_on_other_worlds_and_meshes(
-    shape: tuple[int, ...],
-) -> None:
+def test_gradients_are_right_on_other_worlds_and_meshes(shape: tuple[int, ...]) -> None:
     with sf.fake_world(torch.Size(shape).numel()):
         mesh = sf.make_mesh(shape, ("dp", "tp")[: len(shape)])
         weights = P(None, "tp") if len(shape) == 2 else P()
         step = sf.shard(
-            sf.bucketed_grad(mean_loss),
-            mesh,
-            (weights, P("dp")),
-            backend="aten",
-            dynamic=(None, 0),
+            sf.bucketed_grad(mean_loss), mesh, (weights, P("dp")), backend="aten", dynamic=(None, 0)
         )
         step(W, batch(8))
         for n in (5, 16, 7):
@@ -152,9 +131,7 @@ def test_gradients_are_right_on_other_worlds_and_meshes(
 def test_backward_from_outside() -> None:
     with sf.fake_world(3):
         mesh = sf.make_mesh((3,), ("dp",))
-        loss_fn = sf.shard(
-            masked, mesh, (None, P("dp")), backend="aten", dynamic=(None, 0)
-        )
+        loss_fn = sf.shard(masked, mesh, (None, P("dp")), backend="aten", dynamic=(None, 0))
         counts = []
         for n in (6, 4, 9):
             w = W.clone().requires_grad_()
@@ -200,9 +177,7 @@ def test_other_transforms_and_worlds_without_values() -> None:
     check_equal(fn(W, batch(5)), sf.grad(mean_loss)(W, batch(5)))
     with sf.fake_world(1024, numerics=False):
         mesh = sf.make_mesh((1024,), ("dp",))
-        step = sf.shard(
-            fn, mesh, (None, P("dp")), backend="aten", dynamic=(None, 0)
-        )
+        step = sf.shard(fn, mesh, (None, P("dp")), backend="aten", dynamic=(None, 0))
         step.lower(W, sf.ShapeDtype((2048, 3), D))
         lower = lambda: step.lower(W, sf.ShapeDtype((4099, 3), D))
         assert not captures(lower) and "4099" in lower().traced.text()
@@ -271,9 +246,7 @@ def test_two_dims_of_equal_and_unequal_sizes() -> None:
     outer(batch(4), batch(4))
     for n, m in ((4, 5), (5, 4), (6, 6)):
         assert not captures(lambda n=n, m=m: outer(batch(n), batch(m)))
-        check_equal(
-            outer(batch(n), batch(m)), batch(n)[:, 0, None] * batch(m)[:, 0]
-        )
+        check_equal(outer(batch(n), batch(m)), batch(n)[:, 0, None] * batch(m)[:, 0])
     added = sf.jit(lambda a, b: a + b, backend="aten", dynamic=0)
     added(batch(4), batch(4))
     assert not captures(lambda: added(batch(5), batch(5, 2)))
@@ -283,14 +256,9 @@ def test_two_dims_of_equal_and_unequal_sizes() -> None:
 
 
 def test_both_dims_of_one_tensor_and_a_transposed_argument() -> None:
-    fn = sf.jit(
-        lambda x: x.t().reshape(-1) * x.numel(), backend="aten", dynamic=True
-    )
+    fn = sf.jit(lambda x: x.t().reshape(-1) * x.numel(), backend="aten", dynamic=True)
     fn(torch.arange(12.0).reshape(3, 4))
-    for x in (
-        torch.arange(10.0).reshape(5, 2),
-        torch.arange(12.0).reshape(3, 4).t(),
-    ):
+    for x in (torch.arange(10.0).reshape(5, 2), torch.arange(12.0).reshape(3, 4).t()):
         check_equal(fn(x), x.t().reshape(-1) * x.numel())
     assert not captures(lambda: fn(torch.arange(14.0).reshape(7, 2)))
 
@@ -325,18 +293,14 @@ def test_vmap_and_shard_map_around() -> None:
         for n in (6, 8, 10):
             assert not captures(lambda n=n: (many(batch(n)), mean(batch(n))))
             check_equal(many(batch(n)), (batch(n) ** 2).sum(1))
-            check_equal(
-                sf.full(mean(batch(n))), (batch(n).mean(0), batch(n) * (n // 2))
-            )
+            check_equal(sf.full(mean(batch(n))), (batch(n).mean(0), batch(n) * (n // 2)))
         with pytest.raises(sf.PlacementError, match="dim 0 has size 7"):
             mean(batch(7))
 
 
 def test_a_closed_over_tensor_with_a_mark_is_followed() -> None:
     held = {"x": sf.mark_dynamic(batch(4), 0)}
-    fn = sf.jit(
-        lambda w: (held["x"] @ w).sum() / held["x"].shape[0], backend="aten"
-    )
+    fn = sf.jit(lambda w: (held["x"] @ w).sum() / held["x"].shape[0], backend="aten")
     for n in (4, 5, 6):
         held["x"] = sf.mark_dynamic(batch(n), 0)
         check_equal(fn(W), (batch(n) @ W).sum() / n)
@@ -401,14 +365,8 @@ def test_what_cannot_be_read_with_symbols_is_captured_for_each_size() -> None:
 BAD_MARKS = {
     "a number": (lambda: sf.mark_dynamic(3, 0), "mark_dynamic: a int"),
     "a list": (lambda: sf.mark_dynamic([batch(2)], 0), "mark_dynamic: a list"),
-    "a dim": (
-        lambda: sf.mark_dynamic(batch(2), 2),
-        "there is no dim 2 in shape (2, 3)",
-    ),
-    "no dims": (
-        lambda: sf.mark_dynamic(torch.ones(()), 0),
-        "there is no dim 0 in shape ()",
-    ),
+    "a dim": (lambda: sf.mark_dynamic(batch(2), 2), "there is no dim 2 in shape (2, 3)"),
+    "no dims": (lambda: sf.mark_dynamic(torch.ones(()), 0), "there is no dim 0 in shape ()"),
     "not a dim": (lambda: sf.mark_dynamic(batch(2), "x"), "there is no dim 'x'"),
     "strict": (lambda: sf.mark_dynamic(batch(2), 0, strict=1), "strict is 1"),
 }
@@ -451,11 +409,7 @@ def on_two_ranks() -> list[Any]:
     """Results, gradients and the number of captures on a real rank."""
     mesh = sf.make_mesh((2,), ("dp",))
     step = sf.shard(
-        sf.bucketed_grad(mean_loss),
-        mesh,
-        (None, P("dp")),
-        backend="aten",
-        dynamic=(None, 0),
+        sf.bucketed_grad(mean_loss), mesh, (None, P("dp")), backend="aten", dynamic=(None, 0)
     )
     outs = [sf.full(step(W, batch(n))) for n in (4, 7, 6, 3)]
     return [outs, cache.counts["captures"]]
@@ -478,9 +432,7 @@ def test_a_size_that_the_function_refuses_has_the_users_error() -> None:
     assert not captures(lambda: fn(batch(6)))
     for n in (3, 5):
         with pytest.raises(sf.CaptureError) as caught:
-            sf.jit(lambda x: x.reshape(4, -1, 3), backend="aten", dynamic=0)(
-                batch(n)
-            )
+            sf.jit(lambda x: x.reshape(4, -1, 3), backend="aten", dynamic=0)(batch(n))
         assert "jit(<lambda>)" in str(caught.value)
     with pytest.raises(sf.CaptureError):
         sf.jit(lambda x: x.reshape(2, 6), backend="aten", dynamic=0)(batch(5))

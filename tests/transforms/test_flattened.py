@@ -46,12 +46,8 @@ class Pair(torch.Tensor):
         return f"Pair({self.a}, {self.b})"
 
     @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        first, second = (
-            func(*half(args, name), **half(kwargs or {}, name)) for name in "ab"
-        )
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        first, second = (func(*half(args, name), **half(kwargs or {}, name)) for name in "ab")
         if isinstance(first, (list, tuple)):
             out: Any = [Pair(x, y) for x, y in zip(first, second, strict=True)]
         else:
@@ -79,9 +75,7 @@ class Quantized(torch.Tensor):
     """A weight as small integers, a scale and the number of bits."""
 
     @staticmethod
-    def __new__(
-        cls, data: torch.Tensor, scale: torch.Tensor, bits: int
-    ) -> Quantized:
+    def __new__(cls, data: torch.Tensor, scale: torch.Tensor, bits: int) -> Quantized:
         return torch.Tensor._make_wrapper_subclass(
             cls, data.shape, dtype=scale.dtype, device=data.device
         )
@@ -93,9 +87,7 @@ class Quantized(torch.Tensor):
         return ["numbers", "scale"], {"bits": self.bits}
 
     @staticmethod
-    def __tensor_unflatten__(
-        held: Any, meta: Any, size: Any, stride: Any
-    ) -> Quantized:
+    def __tensor_unflatten__(held: Any, meta: Any, size: Any, stride: Any) -> Quantized:
         return Quantized(held["numbers"], held["scale"], meta["bits"])
 
     def __repr__(self, **_: Any) -> str:
@@ -105,9 +97,7 @@ class Quantized(torch.Tensor):
         return self.numbers.to(self.scale.dtype) * self.scale
 
     @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in AS_IT_IS:
             x, *others = args
             return Quantized(func(x.numbers, *others), x.scale.detach(), x.bits)
@@ -117,12 +107,9 @@ class Quantized(torch.Tensor):
 
 DRAW = torch.Generator().manual_seed(0)
 A, B, W = (
-    torch.randn(shape, generator=DRAW, dtype=torch.float64)
-    for shape in ((5, 3), (5, 3), (3, 3))
+    torch.randn(shape, generator=DRAW, dtype=torch.float64) for shape in ((5, 3), (5, 3), (3, 3))
 )
-Q = Quantized(
-    torch.arange(-4, 5, dtype=torch.int8).view(3, 3), torch.tensor(0.5).double(), 4
-)
+Q = Quantized(torch.arange(-4, 5, dtype=torch.int8).view(3, 3), torch.tensor(0.5).double(), 4)
 QW = Q.plain()
 
 
@@ -171,9 +158,7 @@ OF_PAIRS: dict[str, Callable[[Any], Any]] = {
     "cond": staged(lambda x: sf.cond(torch.tensor(True), torch.sin, torch.cos, x)),
     "while_loop": staged(
         lambda x: sf.while_loop(
-            lambda c: c[0] < 3,
-            lambda c: (c[0] + 1, c[1] * 2),
-            (torch.tensor(0), x),
+            lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * 2), (torch.tensor(0), x)
         )[1]
     ),
     "custom_vjp": sf.grad(lambda x: tripled(x).sum()),
@@ -184,9 +169,7 @@ OF_PAIRS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", OF_PAIRS)
-def test_s3_1_a_transform_of_a_pair_is_the_pair_of_the_transform(
-    name: str,
-) -> None:
+def test_s3_1_a_transform_of_a_pair_is_the_pair_of_the_transform(name: str) -> None:
     fn = OF_PAIRS[name]
     out = fn(Pair(A, B))
     for key, x in (("a", A), ("b", B)):
@@ -213,9 +196,7 @@ OF_WEIGHTS: dict[str, Callable[..., Any]] = {
     "checkpoint": lambda x, q: sf.checkpoint(linear)(x, q),
     "vmap": lambda x, q: sf.vmap(linear, in_axes=(0, None))(x, q),
     "a carry of scan": over_rows,
-    "closed over by scan": lambda x, q: sf.scan(
-        lambda c, row: (c, linear(row, q)), x[0], x
-    )[1],
+    "closed over by scan": lambda x, q: sf.scan(lambda c, row: (c, linear(row, q)), x[0], x)[1],
     "cond": branch,
 }
 
@@ -233,9 +214,7 @@ def test_s3_1_a_quantized_weight_answers_as_its_values(name: str) -> None:
 
 
 def test_s3_1_results_made_inside() -> None:
-    out = sf.jit(lambda n, s: Quantized(n, s * 2, 3), backend="aten")(
-        Q.numbers, Q.scale
-    )
+    out = sf.jit(lambda n, s: Quantized(n, s * 2, 3), backend="aten")(Q.numbers, Q.scale)
     assert isinstance(out, Quantized) and out.bits == 3
     torch.testing.assert_close(out.plain(), QW * 2)
     rows = staged(lambda x: sf.scan(lambda c, r: (c, Pair(r, r + 1)), x[0], x)[1])
@@ -290,11 +269,7 @@ def mesh() -> Any:
 def test_s3_1_in_shard(mesh: Any) -> None:
     pair = Pair(A, B)
     placed = lambda x: sf.constrain(wave(x), P(None, "dp"))
-    for fn, plain in (
-        (wave, wave),
-        (sf.grad(loss), torch.func.grad(loss)),
-        (placed, wave),
-    ):
+    for fn, plain in ((wave, wave), (sf.grad(loss), torch.func.grad(loss)), (placed, wave)):
         out = sf.full(sf.shard(fn, mesh, P("dp"))(pair))
         assert isinstance(out, Pair)
         torch.testing.assert_close([out.a, out.b], [plain(A), plain(B)])
@@ -390,9 +365,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "branches that say other things of themselves": (
         lambda: staged(
-            lambda n, s: sf.cond(
-                s > 9, lambda: Quantized(n, s, 4), lambda: Quantized(n, s, 2)
-            )
+            lambda n, s: sf.cond(s > 9, lambda: Quantized(n, s, 4), lambda: Quantized(n, s, 2))
         )(Q.numbers, Q.scale),
         """cond: its results are a Quantized(numbers, scale; {'bits': 4}), and in the other case \
 a Quantized(numbers, scale; {'bits': 2})

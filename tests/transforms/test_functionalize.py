@@ -22,9 +22,7 @@ F64 = torch.float64
 
 
 def rand(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(
-        *shape, generator=torch.Generator().manual_seed(seed), dtype=F64
-    )
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
 class MLP(nn.Module):
@@ -57,18 +55,14 @@ class Trees(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.parts = nn.ModuleDict(
-            {"a": nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])}
-        )
+        self.parts = nn.ModuleDict({"a": nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])})
         self.again, self.rates, self.scale = (
             self.parts["a"][0],
             [0.5, {"k": 2}],
             torch.tensor(3.0, dtype=F64),
         )
         self.alias = [self.again.weight]
-        self.register_buffer(
-            "shift", torch.tensor(0.25, dtype=F64), persistent=False
-        )
+        self.register_buffer("shift", torch.tensor(0.25, dtype=F64), persistent=False)
 
     def forward(self, x: Tensor, *, k: float = 1.0) -> Any:
         for part in self.parts["a"]:
@@ -122,10 +116,7 @@ class Itself(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.attention(
-            x,
-            x,
-            x,
-            attn_mask=torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1),
+            x, x, x, attn_mask=torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
         )[0]
 
 
@@ -140,10 +131,7 @@ def encoder() -> nn.Module:
 
 MODULES: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "MLP": (MLP, rand(8, 3)),
-    "Sequential": (
-        lambda: nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.LayerNorm(5)),
-        rand(8, 3),
-    ),
+    "Sequential": (lambda: nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.LayerNorm(5)), rand(8, 3)),
     "tied": (Tied, torch.arange(8) % 7),
     "trees": (lambda: Taken(Trees(), first), rand(8, 3)),
     "BatchNorm": (
@@ -151,16 +139,11 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
         rand(8, 3),
     ),
     "Conv and BatchNorm": (
-        lambda: nn.Sequential(
-            nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten()
-        ),
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten()),
         rand(8, 2, 4, 4),
     ),
     "Ema": (Ema, rand(8, 3)),
-    "LSTM": (
-        lambda: Taken(nn.LSTM(3, 4, 2, batch_first=True), first),
-        rand(8, 5, 3),
-    ),
+    "LSTM": (lambda: Taken(nn.LSTM(3, 4, 2, batch_first=True), first), rand(8, 5, 3)),
     "GRU": (lambda: Taken(nn.GRU(3, 4, batch_first=True), first), rand(8, 5, 3)),
     "RNN": (
         lambda: Taken(nn.RNN(3, 4, bidirectional=True, batch_first=True), first),
@@ -188,10 +171,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
         ),
         rand(8, 3),
     ),
-    "GroupNorm": (
-        lambda: nn.Sequential(nn.Conv1d(2, 4, 2), nn.GroupNorm(2, 4)),
-        rand(8, 2, 5),
-    ),
+    "GroupNorm": (lambda: nn.Sequential(nn.Conv1d(2, 4, 2), nn.GroupNorm(2, 4)), rand(8, 2, 5)),
     "InstanceNorm": (
         lambda: nn.InstanceNorm1d(2, affine=True, track_running_stats=True),
         rand(8, 2, 5),
@@ -217,21 +197,14 @@ def made(name: str, training: bool = True) -> nn.Module:
 
 
 def close(got: Any, wanted: Any) -> None:
-    torch.testing.assert_close(
-        got, wanted, rtol=1e-12, atol=1e-12, check_device=False
-    )
+    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12, check_device=False)
 
 
 def state(module: nn.Module) -> dict[str, Tensor]:
-    return {
-        k: x.detach().clone()
-        for k, x in (*module.named_parameters(), *module.named_buffers())
-    }
+    return {k: x.detach().clone() for k, x in (*module.named_parameters(), *module.named_buffers())}
 
 
-def judged(
-    name: str, training: bool
-) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+def judged(name: str, training: bool) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """(loss, gradients, buffers afterwards), of the plain module with plain autograd."""
     module, x = made(name, training), MODULES[name][1]
     loss = module(x).square().sum()
@@ -252,9 +225,7 @@ def loss_of(fn: Any) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(("name", "training"), NAMES)
-def test_the_function_equals_the_module_and_leaves_it_alone(
-    name: str, training: bool
-) -> None:
+def test_the_function_equals_the_module_and_leaves_it_alone(name: str, training: bool) -> None:
     module, x = made(name, training), MODULES[name][1]
     before, given = state(module), x.clone()
     fn, params, buffers = sf.functionalize(module)
@@ -267,15 +238,11 @@ def test_the_function_equals_the_module_and_leaves_it_alone(
 
 
 @pytest.mark.parametrize(("name", "training"), NAMES)
-def test_gradients_and_new_buffers_equal_autograds(
-    name: str, training: bool
-) -> None:
+def test_gradients_and_new_buffers_equal_autograds(name: str, training: bool) -> None:
     module, x = made(name, training), MODULES[name][1]
     fn, params, buffers = sf.functionalize(module)
     loss, grads, new = judged(name, training)
-    (value, after), found = sf.value_and_grad(loss_of(fn), has_aux=True)(
-        params, buffers, x
-    )
+    (value, after), found = sf.value_and_grad(loss_of(fn), has_aux=True)(params, buffers, x)
     close((value, found, after), (loss, grads, new))
 
 
@@ -332,22 +299,13 @@ def test_vmap_over_parameters_is_an_ensemble(name: str) -> None:
     x = MODULES[name][1]
     fn, params, buffers = sf.functionalize(made(name))
     scaled = [
-        sf.tree_map(
-            lambda p, k=k: p * k if p.is_floating_point() else p, (params, buffers)
-        )
+        sf.tree_map(lambda p, k=k: p * k if p.is_floating_point() else p, (params, buffers))
         for k in (1.0, 0.75, 0.5)
     ]
     stacked = sf.tree_map(lambda *ps: torch.stack(ps), *scaled)
     got = sf.vmap(fn, in_axes=(0, 0, None))(*stacked, x)
-    close(
-        got,
-        sf.tree_map(
-            lambda *outs: torch.stack(outs), *[fn(*ps, x) for ps in scaled]
-        ),
-    )
-    grads = sf.vmap(sf.grad(loss_of(fn), has_aux=True), in_axes=(0, 0, None))(
-        *stacked, x
-    )
+    close(got, sf.tree_map(lambda *outs: torch.stack(outs), *[fn(*ps, x) for ps in scaled]))
+    grads = sf.vmap(sf.grad(loss_of(fn), has_aux=True), in_axes=(0, 0, None))(*stacked, x)
     wanted = [sf.grad(loss_of(fn), has_aux=True)(*ps, x) for ps in scaled]
     close(grads, sf.tree_map(lambda *outs: torch.stack(outs), *wanted))
 
@@ -367,16 +325,7 @@ def test_vmap_over_inputs_gives_each_sample_its_own_new_buffers(name: str) -> No
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "MLP",
-        "tied",
-        "BatchNorm",
-        "Conv and BatchNorm",
-        "weight_norm",
-        "GRUCell",
-        "LSTM",
-    ],
+    "name", ["MLP", "tied", "BatchNorm", "Conv and BatchNorm", "weight_norm", "GRUCell", "LSTM"]
 )
 def test_jvp_and_grad_agree(name: str) -> None:
     x = MODULES[name][1]
@@ -384,9 +333,7 @@ def test_jvp_and_grad_agree(name: str) -> None:
     loss = lambda p: loss_of(fn)(p, buffers, x)[0]
     direction = sf.tree_map(torch.cos, params)
     _, tangent = sf.jvp(loss, (params,), (direction,))
-    wanted = sum(
-        (g * direction[k]).sum() for k, g in judged(name, True)[1].items()
-    )
+    wanted = sum((g * direction[k]).sum() for k, g in judged(name, True)[1].items())
     torch.testing.assert_close(tangent, wanted, rtol=1e-11, atol=1e-11)
 
 
@@ -394,9 +341,7 @@ def test_second_derivatives_and_jacobians_pass_through() -> None:
     module, x = made("MLP"), MODULES["MLP"][1]
     fn, params, buffers = sf.functionalize(module)
     loss = lambda w: loss_of(fn)({**params, "second.weight": w}, buffers, x)[0]
-    plain = lambda w: (
-        torch.func.functional_call(module, {"second.weight": w}, x).square().sum()
-    )
+    plain = lambda w: torch.func.functional_call(module, {"second.weight": w}, x).square().sum()
     w = params["second.weight"]
     close(sf.hessian(loss)(w), torch.func.hessian(plain)(w))
     close(sf.jacrev(loss)(w), torch.func.jacrev(plain)(w))
@@ -406,9 +351,7 @@ def test_torch_func_takes_it_too() -> None:
     fn, params, buffers = sf.functionalize(made("BatchNorm"))
     _, grads, new = judged("BatchNorm", True)
     close(
-        torch.func.grad(loss_of(fn), has_aux=True)(
-            params, buffers, MODULES["BatchNorm"][1]
-        ),
+        torch.func.grad(loss_of(fn), has_aux=True)(params, buffers, MODULES["BatchNorm"][1]),
         (grads, new),
     )
 
@@ -427,9 +370,7 @@ def test_trees_of_arguments_and_results_keep_their_kind() -> None:
     assert (got.rest["n"], got.rest["none"]) == (3, None)
     close(
         (got.y, got.rest["list"], got.rest["o"]["z"]),
-        sf.tree_map(
-            torch.detach, (wanted.y, wanted.rest["list"], wanted.rest["o"]["z"])
-        ),
+        sf.tree_map(torch.detach, (wanted.y, wanted.rest["list"], wanted.rest["o"]["z"])),
     )
 
 
@@ -476,9 +417,7 @@ def test_two_calls_capture_once() -> None:
     ids=["copy", "deepcopy", "pickle"],
 )
 @pytest.mark.parametrize("name", ["MLP", "BatchNorm", "LSTM", "tied"])
-def test_it_survives_copies_and_pickle(
-    name: str, again: Callable[[Any], Any]
-) -> None:
+def test_it_survives_copies_and_pickle(name: str, again: Callable[[Any], Any]) -> None:
     fn, params, buffers = sf.functionalize(made(name))
     x = MODULES[name][1]
     wanted = fn(params, buffers, x)
@@ -517,9 +456,7 @@ def test_it_can_be_differentiated_itself_and_its_arguments_are_named() -> None:
         (_, new), grads = step(params, buffers, x)
         close(sf.full((grads, new)), (wanted, dict(module.named_buffers())))
         leaves = [
-            leaf
-            for bucket in step.lower(params, buffers, x).plan.buckets
-            for leaf in bucket.leaves
+            leaf for bucket in step.lower(params, buffers, x).plan.buckets for leaf in bucket.leaves
         ]
     assert sorted(leaves) == ["params['norm.bias']", "params['norm.weight']"]
     with pytest.raises(sf.TreeError, match="missing a required argument: 'x'"):

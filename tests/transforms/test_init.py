@@ -36,10 +36,7 @@ OF_TORCH: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-ROUNDED = (
-    "orthogonal_",
-    "trunc_normal_",
-)  # by kernels whose rounding depends on the shape
+ROUNDED = ("orthogonal_", "trunc_normal_")  # by kernels whose rounding depends on the shape
 MESHES = (
     ((8,), ("dp",), P("dp")),
     ((2, 2, 2), ("a", "b", "c"), P(("a", "c"), "b")),
@@ -64,8 +61,7 @@ class Model(nn.Module):
         self.embed = nn.Embedding(7, 6, padding_idx=2)
         rates = [x.item() for x in torch.linspace(0, 0.3, 2)]
         self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(6, 2, 9, rate, batch_first=True)
-            for rate in rates
+            nn.TransformerEncoderLayer(6, 2, 9, rate, batch_first=True) for rate in rates
         )
         self.norm = nn.BatchNorm1d(6)
         self.head = nn.Linear(6, 7, bias=False)
@@ -94,9 +90,7 @@ def _values_of(module: nn.Module) -> dict[str, torch.Tensor]:
     return dict(module.named_parameters()) | dict(module.named_buffers())
 
 
-def _assert_same(
-    made: dict[str, Any], module: nn.Module, rounded: float = 0.0
-) -> None:
+def _assert_same(made: dict[str, Any], module: nn.Module, rounded: float = 0.0) -> None:
     expected = _values_of(module)
     assert made.keys() == expected.keys()
     for name, x in made.items():
@@ -110,9 +104,7 @@ def _assert_same(
 
 
 @pytest.mark.parametrize("name", OF_TORCH)
-def test_initialisations_of_torch_make_shards_of_what_one_device_draws(
-    name: str,
-) -> None:
+def test_initialisations_of_torch_make_shards_of_what_one_device_draws(name: str) -> None:
     def build() -> nn.Module:
         return One(OF_TORCH[name])
 
@@ -163,9 +155,7 @@ def test_a_module_on_a_mesh_is_placed_by_the_first_pattern_that_fits() -> None:
         assert placed["embed.weight"] == (sf.Shard(0), sf.Replicate())
         assert placed["table"] == (sf.Shard(0), sf.Replicate())
         assert placed["blocks.0.self_attn.in_proj_weight"] == whole
-        loss = sf.shard(
-            lambda p, b, t: fn(p, b, t)[0].sum(), mesh, (None, None, P("dp"))
-        )
+        loss = sf.shard(lambda p, b, t: fn(p, b, t)[0].sum(), mesh, (None, None, P("dp")))
         tokens = torch.tensor([[1, 2, 0], [3, 4, 5]])
         assert sf.full(loss(params, buffers, tokens)).isfinite()
 
@@ -178,12 +168,7 @@ def test_a_rank_makes_no_more_than_its_shard_and_sends_nothing() -> None:
         mesh = sf.make_mesh((8,), ("dp",))
         _, params, _ = sf.init(build, mesh, P("dp"), KEY)
         assert params["weight"].to_local().shape == (8, 64)
-        drawn = sf.shard(
-            lambda key: random.uniform(key, (64, 64)),
-            mesh,
-            (P(),),
-            P("dp"),
-        )
+        drawn = sf.shard(lambda key: random.uniform(key, (64, 64)), mesh, (P(),), P("dp"))
         text = drawn.lower(KEY).text()
         assert "no communication" in text
 
@@ -221,13 +206,9 @@ def test_bad_input_is_refused_by_name() -> None:
         mesh = sf.make_mesh((2,), ("dp",))
         with pytest.raises(ShardError, match="init: key is a NoneType"):
             sf.init(build, mesh, P())
-        with pytest.raises(
-            TreeError, match=r"init\(_holding\): scale is a tensor"
-        ):
+        with pytest.raises(TreeError, match=r"init\(_holding\): scale is a tensor"):
             sf.init(_holding, mesh, P(), KEY)
-        with pytest.raises(
-            TreeError, match="'bias2' fits no parameter and no buffer"
-        ):
+        with pytest.raises(TreeError, match="'bias2' fits no parameter and no buffer"):
             sf.init(build, mesh, {"bias2": P("dp")}, KEY)
         with pytest.raises(TreeError, match="it returns a list"):
             sf.init(lambda: [1], mesh, P(), KEY)  # type: ignore[arg-type, return-value]

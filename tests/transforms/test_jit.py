@@ -48,10 +48,7 @@ def test_it_equals_the_function_and_is_compiled_once(backend: str) -> None:
     fn = sf.jit(sf.value_and_grad(loss), backend=backend)
     cache.clear()  # both backends share one capture
     for k in (1.0, 2.0, 3.0):
-        close(
-            fn({"w": W * k}, X),
-            torch.func.grad_and_value(loss)({"w": W * k}, X)[::-1],
-        )
+        close(fn({"w": W * k}, X), torch.func.grad_and_value(loss)({"w": W * k}, X)[::-1])
     made = {name: cache.counts[name] for name in ("captures", "compilations")}
     assert made == {"captures": 1, "compilations": backend == "inductor"}
     assert fn.compile({"w": W}, X).backend == backend
@@ -59,10 +56,7 @@ def test_it_equals_the_function_and_is_compiled_once(backend: str) -> None:
 
 def test_results_keep_their_tree_and_constants() -> None:
     got = sf.jit(layer, backend="aten")({"w": W}, X, k=0.5)
-    assert list(got) == ["y", "mean", "k", "none"] and (got["k"], got["none"]) == (
-        0.5,
-        None,
-    )
+    assert list(got) == ["y", "mean", "k", "none"] and (got["k"], got["none"]) == (0.5, None)
     close(got["y"], layer({"w": W}, X, k=0.5)["y"])
 
 
@@ -89,9 +83,7 @@ ORDERS: dict[str, Callable[[], Any]] = {
     "jit of grad": lambda: sf.jit(sf.grad(loss), backend="aten"),
     "jit of jit": lambda: sf.jit(sf.jit(sf.grad(sf.jit(loss))), backend="aten"),
     "vmap inside": lambda: sf.jit(
-        lambda p, x: sf.grad(
-            lambda p: sf.vmap(sf.jit(loss), in_axes=(None, 0))(p, x).sum()
-        )(p),
+        lambda p, x: sf.grad(lambda p: sf.vmap(sf.jit(loss), in_axes=(None, 0))(p, x).sum())(p),
         backend="aten",
     ),
 }
@@ -111,16 +103,11 @@ def test_dtensors_keep_their_placements_and_the_program_is_cut_around_them(
         mesh = sf.make_mesh(shape, names)
         x, p = (
             sf.distribute(X, mesh, P("a")),
-            sf.distribute(
-                {"w": W}, mesh, P(None, names[-1]) if len(shape) == 2 else None
-            ),
+            sf.distribute({"w": W}, mesh, P(None, names[-1]) if len(shape) == 2 else None),
         )
         step = sf.jit(sf.value_and_grad(loss), backend="aten")
         value, grads = step(p, x)
-        assert (
-            isinstance(value, DTensor)
-            and grads["w"].placements == p["w"].placements
-        )
+        assert isinstance(value, DTensor) and grads["w"].placements == p["w"].placements
         wanted = torch.func.grad_and_value(loss)({"w": W}, X)[::-1]
         close(sf.full((value, grads)), wanted)
         assert {c.axis for c in step.lower(p, x).collectives} <= set(names)
@@ -138,9 +125,7 @@ def test_dtensors_of_two_meshes_are_refused_by_name() -> None:
             "argument's own"
         )
         text = refusal(lambda: sf.jit(torch.add)(x, y), sf.PlacementError)
-        assert (
-            text == f"jit(add), argument args[1]: {said}\n  at: HERE\n  try: {fix}"
-        )
+        assert text == f"jit(add), argument args[1]: {said}\n  at: HERE\n  try: {fix}"
 
 
 class Config:
@@ -162,21 +147,17 @@ def test_static_arguments_may_be_objects_and_are_compared() -> None:
     for n in (2, 2, 3, 2):
         close(fn(Config(n), X), X * n)
     assert cache.counts["captures"] == before + 2
-    last = sf.jit(
-        lambda x, c, s: x * c.n + len(s), static_argnums=(1, 2), backend="aten"
-    )
+    last = sf.jit(lambda x, c, s: x * c.n + len(s), static_argnums=(1, 2), backend="aten")
     close(last(X, Config(3), ("a", "b")), X * 3 + 2)
 
 
 def test_a_tensor_is_no_static_argument() -> None:
     text = refusal(
-        lambda: sf.jit(torch.add, static_argnums=(0,), backend="aten")(X, X),
-        sf.TreeError,
+        lambda: sf.jit(torch.add, static_argnums=(0,), backend="aten")(X, X), sf.TreeError
     )
     fix = "leave it out of static_argnums: tensors are never constants"
     assert text == (
-        "jit(add): static argument 0 holds a tensor\n  at: HERE\n  needed: constants\n  "
-        f"try: {fix}"
+        f"jit(add): static argument 0 holds a tensor\n  at: HERE\n  needed: constants\n  try: {fix}"
     )
 
 
@@ -185,8 +166,7 @@ def test_a_donated_argument_is_gone() -> None:
     close(sf.jit(lambda x: x * 2, donate_argnums=0)(x), X * 2)
     fix = "use the call's results, or leave the argument out of donate_argnums"
     said = (
-        "jit(<lambda>): this tensor was donated to that call and its memory is gone\n  try: "
-        f"{fix}"
+        f"jit(<lambda>): this tensor was donated to that call and its memory is gone\n  try: {fix}"
     )
     assert refusal(lambda: x + 1, sf.ShardError) == said
 

@@ -20,11 +20,7 @@ def _randn(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=random, dtype=DOUBLE)
 
 
-W = {
-    "up": {"w": _randn(17, 33)},
-    "down": _randn(33, 7),
-    "norm": torch.ones(33).double(),
-}
+W = {"up": {"w": _randn(17, 33)}, "down": _randn(33, 7), "norm": torch.ones(33).double()}
 X, Y = _randn(65, 17), _randn(65, 7)
 SINGLE = sf.tree_map(torch.Tensor.float, W)
 
@@ -47,9 +43,7 @@ TP = {"up": {"w": P(None, "tp")}, "down": P("tp"), "norm": P()}
 
 
 def _close(a: Any, b: Any) -> None:
-    sf.tree_map(
-        lambda x, y: torch.testing.assert_close(x, y, rtol=2e-5, atol=1e-6), a, b
-    )
+    sf.tree_map(lambda x, y: torch.testing.assert_close(x, y, rtol=2e-5, atol=1e-6), a, b)
 
 
 @pytest.mark.parametrize("reduce", [DOUBLE, torch.float32], ids=str)
@@ -97,10 +91,7 @@ def _sent(f: Any, where: Any) -> dict[str, set[str]]:
         _, _, call = line.partition(" = ")
         name, _, rest = call.partition("[")
         dtype = rest.partition("): ")[2].partition("[")[0]
-        if (
-            name in ("all_gather", "reduce_scatter", "all_reduce")
-            and dtype != "f64"
-        ):
+        if name in ("all_gather", "reduce_scatter", "all_reduce") and dtype != "f64":
             found.setdefault(name, set()).add(dtype)
     return found
 
@@ -120,9 +111,7 @@ def test_the_options_of_bucketed_grad_go_before() -> None:
     assert sent == {"all_reduce": {"f32"}}
 
 
-def test_parameters_that_match_a_pattern_and_other_arguments_are_left_alone() -> (
-    None
-):
+def test_parameters_that_match_a_pattern_and_other_arguments_are_left_alone() -> None:
     def dtypes(w: Any, n: torch.Tensor, x: torch.Tensor) -> Any:
         return sf.tree_map(lambda a: a[..., :1] * 1, (w, n, x))
 
@@ -150,9 +139,7 @@ def test_a_module_computes_in_the_smaller_dtype() -> None:
 def _on_a_rank() -> Any:
     mesh = sf.make_mesh((2,), ("dp",))
     f = sf.mixed_precision(_loss, **FLOAT)
-    step = sf.shard(
-        sf.bucketed_grad(f), mesh, (P("dp"), P("dp"), P("dp")), backend="aten"
-    )
+    step = sf.shard(sf.bucketed_grad(f), mesh, (P("dp"), P("dp"), P("dp")), backend="aten")
     value, grads = step(W, X, Y)
     return sf.full((grads, value))
 
@@ -202,9 +189,7 @@ def test_bad_parameters() -> None:
     )
     with pytest.raises(sf.ShardError) as error:
         sf.mixed_precision(_loss)(W, X, Y)
-    assert "mixed_precision(_loss): up.w is torch.float64\n  down is" in str(
-        error.value
-    )
+    assert "mixed_precision(_loss): up.w is torch.float64\n  down is" in str(error.value)
     with pytest.raises(sf.TreeError, match="mixed_precision: a int"):
         sf.mixed_precision(3)
 
@@ -226,19 +211,10 @@ def test_autocast_inside_of_a_function_casts_before_the_gather() -> None:
     where = {"up": P("dp", "tp"), "down": P(None, "tp")}
     with sf.fake_world(4):
         mesh = sf.make_mesh((2, 2), ("dp", "tp"))
-        step = sf.shard(
-            sf.bucketed_grad(loss_fn),
-            mesh,
-            (where, P("dp"), P("dp")),
-            backend="aten",
-        )
+        step = sf.shard(sf.bucketed_grad(loss_fn), mesh, (where, P("dp"), P("dp")), backend="aten")
         args = {"up": up, "down": down}, x, y
-        gathers = [
-            c for c in step.lower(*args).collectives if c.kind == "all_gather"
-        ]
-        assert (
-            sum(c.nbytes for c in gathers) == 8 * 8 * 2
-        )  # half of `up`, in bfloat16
+        gathers = [c for c in step.lower(*args).collectives if c.kind == "all_gather"]
+        assert sum(c.nbytes for c in gathers) == 8 * 8 * 2  # half of `up`, in bfloat16
         value, grads = sf.full(step(*args))
     torch.testing.assert_close(value, loss.detach(), rtol=1e-3, atol=0)
     for found, leaf in zip(grads.values(), leaves, strict=True):

@@ -43,17 +43,13 @@ MISMATCHES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("tree", "like", "text"), MISMATCHES, ids=lambda x: str(x)[:20]
-)
+@pytest.mark.parametrize(("tree", "like", "text"), MISMATCHES, ids=lambda x: str(x)[:20])
 def test_a_mismatch_names_both_leaves(tree: Any, like: Any, text: str) -> None:
     with pytest.raises(sf.TreeError) as caught:
         match(tree, like)
     said = str(caught.value)
     assert said.startswith("jvp(f): the tangents do not match the primals\n")
-    assert (
-        text in said and caught.value.arg_path.startswith("tangents")
-    ) or "also" in text
+    assert (text in said and caught.value.arg_path.startswith("tangents")) or "also" in text
 
 
 def test_numbers_fit_each_other_and_none_fits_what_has_no_derivative() -> None:
@@ -63,34 +59,18 @@ def test_numbers_fit_each_other_and_none_fits_what_has_no_derivative() -> None:
 
 def test_the_kind_of_a_leaf_is_a_constant() -> None:
     assert kind(X) == ((2, 3), torch.float32) and kind(3.0) == "float"
-    assert (
-        described(kind(X)) == "(2, 3) torch.float32"
-        and described("int") == "a int"
-    )
+    assert described(kind(X)) == "(2, 3) torch.float32" and described("int") == "a int"
 
 
 def test_sizes_of_dims_are_compared_where_they_exist() -> None:
-    assert compare_sizes([X, INTS], [1, 0]) and not compare_sizes(
-        [X, INTS], [0, 0]
-    )
-    assert compare_sizes([X, INTS, 3], [1, None, 0]) and compare_sizes(
-        [X, X], [1, 7]
-    )
+    assert compare_sizes([X, INTS], [1, 0]) and not compare_sizes([X, INTS], [0, 0])
+    assert compare_sizes([X, INTS, 3], [1, None, 0]) and compare_sizes([X, X], [1, 7])
     assert compare_sizes([], [])
 
 
 def test_numbers_as_tensors_and_zeros() -> None:
-    assert (scalar(3, "cpu").shape, scalar(3, "cpu", torch.half).dtype) == (
-        (),
-        torch.half,
-    )
-    assert [zero_like(x) for x in (3, 2.5, True, "a", None)] == [
-        0,
-        0.0,
-        False,
-        None,
-        None,
-    ]
+    assert (scalar(3, "cpu").shape, scalar(3, "cpu", torch.half).dtype) == ((), torch.half)
+    assert [zero_like(x) for x in (3, 2.5, True, "a", None)] == [0, 0.0, False, None, None]
     assert is_divided(X, "a:2=0") and is_divided(X, "")
     assert _paired.multiples(X, 6) == (2, 3) == _paired.numbers(X)
 
@@ -105,9 +85,7 @@ LEAVES = [
 
 @pytest.mark.parametrize(("row", "leaf", "is_allowed"), LEAVES, ids=str)
 def test_which_leaves_a_row_allows(row: str, leaf: Any, is_allowed: bool) -> None:
-    call = lambda: check_leaves(
-        "f", "cannot be differentiated", ["x"], [leaf], row
-    )
+    call = lambda: check_leaves("f", "cannot be differentiated", ["x"], [leaf], row)
     if is_allowed:
         return call()
     with pytest.raises(sf.TreeError) as caught:

@@ -16,12 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import (
-    DTensor,
-    Shard,
-    distribute_module,
-    distribute_tensor,
-)
+from torch.distributed.tensor import DTensor, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import shardfn as sf
@@ -36,10 +31,7 @@ def raising() -> Iterator[tuple[str, bool]]:
     """(function, whether Dynamo runs it as it is) for every function of the transforms that
     raises.
     """
-    for file in (
-        *sorted((PACKAGE / "transforms").rglob("*.py")),
-        PACKAGE / "argnums.py",
-    ):
+    for file in (*sorted((PACKAGE / "transforms").rglob("*.py")), PACKAGE / "argnums.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.FunctionDef) and any(
                 isinstance(n, ast.Raise) for n in ast.walk(node)
@@ -89,54 +81,38 @@ HALF = torch.float16
 
 # A function that Dynamo reads, for each check; what it does wrong stands in one line of this file.
 TRIGGERS: dict[str, Callable[[Tensor], Any]] = {
-    "_calls._refuse_no_placements": lambda x: distribute_tensor(
-        x, MESHES[0], Shard(0)
+    "_calls._refuse_no_placements": lambda x: distribute_tensor(x, MESHES[0], Shard(0)),
+    "_accumulate.check_rows": lambda x: sf.accumulate(sf.grad(lambda w, y: (w * y).sum()), 2)(
+        x[0], x
     ),
-    "_accumulate.check_rows": lambda x: sf.accumulate(
-        sf.grad(lambda w, y: (w * y).sum()), 2
-    )(x[0], x),
     "_accumulate.check_microbatches": lambda x: sf.accumulate(torch.sum, 0)(x),
     "_checkpoint.check_text": lambda x: sf.checkpoint_name(x, 3),
     "_checkpoint.refuse_context": lambda x: sf.jit(torch.utils.checkpoint.checkpoint)(
         torch.sin, x, use_reentrant=False, context_fn=contextlib.nullcontext
     ),
-    "_checkpoint.check_segments": lambda x: sf.jit(
-        torch.utils.checkpoint.checkpoint_sequential
-    )([torch.sin], 2, x, use_reentrant=False),
-    "_mixed_precision._kept": lambda x: sf.mixed_precision(torch.sum, keep=["no"])(
+    "_checkpoint.check_segments": lambda x: sf.jit(torch.utils.checkpoint.checkpoint_sequential)(
+        [torch.sin], 2, x, use_reentrant=False
+    ),
+    "_mixed_precision._kept": lambda x: sf.mixed_precision(torch.sum, keep=["no"])(x),
+    "_mixed_precision._check_params": lambda x: sf.mixed_precision(torch.sum)(x.double()),
+    "_mixed_precision._patterns": lambda x: sf.mixed_precision(torch.sum, keep="no")(x),
+    "_mixed_precision._check_dtypes": lambda x: sf.mixed_precision(torch.sum, compute=torch.int8)(
         x
     ),
-    "_mixed_precision._check_params": lambda x: sf.mixed_precision(torch.sum)(
-        x.double()
-    ),
-    "_mixed_precision._patterns": lambda x: sf.mixed_precision(
-        torch.sum, keep="no"
-    )(x),
-    "_mixed_precision._check_dtypes": lambda x: sf.mixed_precision(
-        torch.sum, compute=torch.int8
-    )(x),
     "_dynamic.refuse_inside": lambda x: sf.mark_dynamic(x, 0),
     "_constrain.check_placements": lambda x: sf.constrain(x, {"a": P()}),
-    "_checks.rows_of": lambda x: sf.scan(
-        lambda c, r: (c, r), x, {"a": x, "b": x[:2]}
-    ),
+    "_checks.rows_of": lambda x: sf.scan(lambda c, r: (c, r), x, {"a": x, "b": x[:2]}),
     "_checks.check_carry": lambda x: sf.scan(lambda c, r: (c, r), 1.0, x),
     "_checks.check_step": lambda x: sf.scan(lambda c, r: c + r, x[0], x),
     "_checks.check_after": lambda x: sf.scan(lambda c, r: (c[:1], r), x[0], x),
     "_checks.check_choice": lambda x: sf.cond(x > 0, torch.sin, torch.cos, x),
-    "_checks.check_branch_trees": lambda x: sf.cond(
-        x.sum() > 0, lambda: x, lambda: (x,)
-    ),
-    "_checks.branch_dtypes": lambda x: sf.cond(
-        x.sum() > 0, lambda: x, lambda: x.double()
-    ),
+    "_checks.check_branch_trees": lambda x: sf.cond(x.sum() > 0, lambda: x, lambda: (x,)),
+    "_checks.branch_dtypes": lambda x: sf.cond(x.sum() > 0, lambda: x, lambda: x.double()),
     "_custom.check_unruled": ruled_twice,
     "_custom.check_rules": unruled,
     "_custom.check_pair": no_pair,
     "_functions.check_count": too_few,
-    "_scatter.check_size": lambda x: sf.vmap(
-        lambda r: sf.psum_scatter(r, "i"), axis_name="i"
-    )(x),
+    "_scatter.check_size": lambda x: sf.vmap(lambda r: sf.psum_scatter(r, "i"), axis_name="i")(x),
     "_scatter.check_perm": lambda x: sf.vmap(
         lambda r: sf.ppermute(r, "i", [(0, 9)]), axis_name="i"
     )(x),
@@ -149,9 +125,7 @@ TRIGGERS: dict[str, Callable[[Tensor], Any]] = {
     "_options.refuse_function": lambda x: sf.vmap(3)(x),
     "_paired.check_alike": lambda x: sf.jvp(torch.sin, (x,), (x[0],)),
     "_paired.check_leaves": lambda x: sf.grad(lambda n: x.sum() * n)(2),
-    "_shard_map.check_given": lambda x: sf.shard_map(
-        torch.sin, MESHES[0], out_placements=P()
-    )(x),
+    "_shard_map.check_given": lambda x: sf.shard_map(torch.sin, MESHES[0], out_placements=P())(x),
     "_shard_map.check_axis_names": lambda x: sf.shard_map(
         torch.sin, MESHES[0], P(), P(), axis_names=3
     )(x),
@@ -160,18 +134,14 @@ TRIGGERS: dict[str, Callable[[Tensor], Any]] = {
     "_vmap.check_outs": lambda x: sf.vmap(lambda r: "text")(x),
     "_vmap.check_settings": lambda x: sf.vmap(torch.sin, axis_size=-1)(x),
     "_vmap.check_randomness": lambda x: sf.vmap(torch.sin, randomness="some")(x),
-    "_bucket_options.wishes_text": lambda x: sf.bucketed_grad(
-        torch.sum, reduce_dtype=torch.int32
-    )(x),
+    "_bucket_options.wishes_text": lambda x: sf.bucketed_grad(torch.sum, reduce_dtype=torch.int32)(
+        x
+    ),
     "_init.refuse_inside": lambda x: sf.init(torch.nn.Identity),
     "_optim_checks.refuse_inside": lambda x: sf.optim(torch.optim.SGD),
-    "_optim_checks.check_average": lambda x: sf.ema(0.5).update(
-        x, sf.ema(0.5).init({"w": x})
-    ),
+    "_optim_checks.check_average": lambda x: sf.ema(0.5).update(x, sf.ema(0.5).init({"w": x})),
     "_optim_checks.check_decay": lambda x: sf.ema(2.0),
-    "_optim_checks.check_unscaled": lambda x: SCALER.unscale(
-        x.half(), {"scale": x.sum()}
-    ),
+    "_optim_checks.check_unscaled": lambda x: SCALER.unscale(x.half(), {"scale": x.sum()}),
     "argnums.check_argnums": lambda x: sf.grad(torch.sum, argnums="x")(x),
     "argnums.positions": lambda x: sf.grad(torch.sum, argnums=4)(x),
 }
@@ -234,13 +204,9 @@ ELSEWHERE = {
 MODULES_ELSEWHERE = ("_rule", "_proof", "_sample")
 
 
-def test_every_raise_of_the_transforms_is_a_check_with_a_trigger_or_is_told_why_not() -> (
-    None
-):
+def test_every_raise_of_the_transforms_is_a_check_with_a_trigger_or_is_told_why_not() -> None:
     found = dict(raising())
-    checks = {
-        name for name, checked in found.items() if checked
-    } - ELSEWHERE.keys()
+    checks = {name for name, checked in found.items() if checked} - ELSEWHERE.keys()
     others = {name for name, checked in found.items() if not checked}
     assert checks == TRIGGERS.keys()
     assert {
@@ -252,9 +218,7 @@ def test_every_raise_of_the_transforms_is_a_check_with_a_trigger_or_is_told_why_
 def lines_of(fn: Any) -> range:
     """The lines of a function of this file."""
     code = fn.__code__
-    return range(
-        code.co_firstlineno, max(line for *_, line in code.co_lines() if line) + 1
-    )
+    return range(code.co_firstlineno, max(line for *_, line in code.co_lines() if line) + 1)
 
 
 @pytest.mark.parametrize("check", TRIGGERS)
@@ -275,9 +239,7 @@ def test_a_check_under_dynamo_arrives_in_our_words_with_the_users_line(
     error = caught.value
     file, _, line = (error.source or "").rpartition(":")
     assert file == __file__ and int(line) in lines_of(fn)
-    assert "cannot be read as one graph" not in str(
-        error
-    ) and "it raises" not in str(error)
+    assert "cannot be read as one graph" not in str(error) and "it raises" not in str(error)
     assert f"at: {error.source}" in str(error)
 
 
@@ -304,14 +266,8 @@ UNSUPPORTED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
         meets(lambda x: dist.new_group([0, 1])),
         "make groups and meshes outside, and close over the mesh",
     ),
-    "init_process_group": (
-        meets(lambda x: dist.init_process_group("gloo")),
-        "outside",
-    ),
-    "destroy_process_group": (
-        meets(lambda x: dist.destroy_process_group()),
-        "outside",
-    ),
+    "init_process_group": (meets(lambda x: dist.init_process_group("gloo")), "outside"),
+    "destroy_process_group": (meets(lambda x: dist.destroy_process_group()), "outside"),
     "new_subgroups_by_enumeration": (
         meets(lambda x: dist.new_subgroups_by_enumeration([[0, 1]])),
         "make groups and meshes outside, and close over the mesh",
@@ -353,22 +309,10 @@ UNSUPPORTED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
         meets(lambda x: dist.all_reduce(x * 1, async_op=True).get_future()),
         "work.wait()",
     ),
-    "barrier": (
-        meets(lambda x: dist.barrier()),
-        "ranks keep in step by their collectives",
-    ),
-    "init_device_mesh": (
-        meets(lambda x: init_device_mesh("cpu", (2,))),
-        "make the mesh outside",
-    ),
-    "DeviceMesh": (
-        meets(lambda x: DeviceMesh("cpu", [0, 1])),
-        "make the mesh outside",
-    ),
-    "make_mesh": (
-        meets(lambda x: sf.make_mesh((2,), ("q",))),
-        "make the mesh outside",
-    ),
+    "barrier": (meets(lambda x: dist.barrier()), "ranks keep in step by their collectives"),
+    "init_device_mesh": (meets(lambda x: init_device_mesh("cpu", (2,))), "make the mesh outside"),
+    "DeviceMesh": (meets(lambda x: DeviceMesh("cpu", [0, 1])), "make the mesh outside"),
+    "make_mesh": (meets(lambda x: sf.make_mesh((2,), ("q",))), "make the mesh outside"),
     "current_mesh": (meets(lambda x: sf.current_mesh()), "close over the mesh"),
     "fake_world": (inside_world, "enter the world outside"),
     "send": (meets(lambda x: dist.send(x, 1)), "sf.ppermute"),
@@ -379,10 +323,7 @@ UNSUPPORTED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     ),
     "distribute": (lambda x: sf.distribute(x, MESHES[0], P("dp")), "sf.constrain"),
     "from_local": (lambda x: sf.from_local(x, MESHES[0], P("dp")), "sf.constrain"),
-    "functionalize": (
-        meets(lambda x: sf.functionalize(torch.nn.Linear(2, 2))),
-        "make it outside",
-    ),
+    "functionalize": (meets(lambda x: sf.functionalize(torch.nn.Linear(2, 2))), "make it outside"),
     "pin": (meets(lambda x: sf.pin(LINEAR, {"": P("dp")})), "sf.constrain"),
     "init": (lambda x: sf.init(torch.nn.Identity), "outside of the function"),
     "lower": (meets(lambda x: sf.jit(torch.sin).lower(x)), "call the function"),
@@ -408,9 +349,7 @@ def test_code_of_one_rank_is_refused_among_global_tensors(call: str) -> None:
         mesh = sf.make_mesh((2,), ("dp",))
         MESHES[:] = [mesh]
         staged = sf.shard(OF_ONE_RANK[call], mesh, P("dp"), backend="aten")
-        with pytest.raises(
-            sf.CaptureError, match="it is code of one rank"
-        ) as caught:
+        with pytest.raises(sf.CaptureError, match="it is code of one rank") as caught:
             staged(X)
     assert "sf.jit(fn) or sf.shard_map" in (caught.value.fix or "")
     assert (caught.value.source or "").startswith(__file__)
@@ -418,9 +357,7 @@ def test_code_of_one_rank_is_refused_among_global_tensors(call: str) -> None:
 
 @pytest.mark.parametrize("call", UNSUPPORTED)
 @pytest.mark.parametrize("outer", ["jit", "shard_map"])
-def test_s7_5_what_cannot_be_captured_says_what_to_write_instead(
-    call: str, outer: str
-) -> None:
+def test_s7_5_what_cannot_be_captured_says_what_to_write_instead(call: str, outer: str) -> None:
     fn, instead = UNSUPPORTED[call]
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))

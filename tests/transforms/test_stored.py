@@ -50,9 +50,7 @@ def test_a_path_that_is_none_is_named() -> None:
         sf.load_compiled("step", mesh=(2, 2))
 
 
-def test_a_function_that_loads_while_it_is_captured_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_a_function_that_loads_while_it_is_captured_is_refused(tmp_path: Path) -> None:
     path = str(tmp_path / "step")
     sf.jit(lambda x: x * 2, backend="aten").compile(X).save(path)
     with pytest.raises(CaptureError):
@@ -60,9 +58,7 @@ def test_a_function_that_loads_while_it_is_captured_is_refused(
     assert torch.equal(sf.load_compiled(path)(X), X * 2)
 
 
-def test_a_loaded_program_takes_one_device_or_a_mesh_of_one_rank(
-    tmp_path: Path,
-) -> None:
+def test_a_loaded_program_takes_one_device_or_a_mesh_of_one_rank(tmp_path: Path) -> None:
     path = str(tmp_path / "step")
     sf.jit(lambda x: x * 2, backend="aten").compile(X).save(path)
     loaded = sf.load_compiled(path)

@@ -23,10 +23,7 @@ from shardfn.runtime import cache
 
 F64 = torch.float64
 G = torch.Generator().manual_seed(4)
-W, X = (
-    torch.randn(4, generator=G, dtype=F64),
-    torch.randn(4, generator=G, dtype=F64),
-)
+W, X = (torch.randn(4, generator=G, dtype=F64), torch.randn(4, generator=G, dtype=F64))
 HERE = re.compile(re.escape(__file__) + r":\d+")
 PURE = "  needed: one pure graph of tensor ops"
 
@@ -50,15 +47,11 @@ def judge_accumulate(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def value_first(fn: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args, **kwargs: torch.func.grad_and_value(fn)(*args, **kwargs)[
-        ::-1
-    ]
+    return lambda *args, **kwargs: torch.func.grad_and_value(fn)(*args, **kwargs)[::-1]
 
 
 def with_keywords(transform: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda fn: (
-        lambda *args, **kwargs: transform(functools.partial(fn, **kwargs))(*args)
-    )
+    return lambda fn: lambda *args, **kwargs: transform(functools.partial(fn, **kwargs))(*args)
 
 
 def mean(w: Tensor, x: Any = 2.0, *, k: Any = 2.0, b: float = 1.0) -> Tensor:
@@ -70,9 +63,7 @@ aten_shard = functools.partial(sf.shard, backend="aten")
 aten_jit = functools.partial(sf.jit, backend="aten")
 halved = functools.partial(sf.accumulate, microbatches=2)
 
-TABLE: dict[
-    str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any], str]
-] = {
+TABLE: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any], str]] = {
     # name: the transform, a function for it, the judge, how it prints
     "grad": (sf.grad, loss, torch.func.grad, "grad"),
     "value_and_grad": (sf.value_and_grad, loss, value_first, "value_and_grad"),
@@ -141,28 +132,17 @@ def test_it_takes_partials_and_callable_objects(row: Any) -> None:
         def __call__(self, w: Tensor, x: Any) -> Tensor:
             return fn(w, x, k=self.k)
 
-    found = (
-        transform(functools.partial(fn, k=torch.tensor(0.5, dtype=F64))),
-        transform(Scaled()),
-    )
+    found = (transform(functools.partial(fn, k=torch.tensor(0.5, dtype=F64))), transform(Scaled()))
     for made in found:
         close(made(W, second), judge(fn)(W, second, k=0.5))
-    assert [repr(made) for made in found] == [
-        f"{verb}({fn.__name__})",
-        f"{verb}(Scaled)",
-    ]
+    assert [repr(made) for made in found] == [f"{verb}({fn.__name__})", f"{verb}(Scaled)"]
     assert found[1].__doc__ == "An object that is called."
 
 
 def test_it_prints_and_is_named_as_its_function(row: Any) -> None:
     transform, fn, _, verb, _ = row
     made = transform(transform(fn))
-    assert (
-        repr(made)
-        == str(made)
-        == made.__name__
-        == f"{verb}({verb}({fn.__name__}))"
-    )
+    assert repr(made) == str(made) == made.__name__ == f"{verb}({verb}({fn.__name__}))"
     assert made.__wrapped__.__wrapped__ is fn
     assert (made.__doc__, made.__module__, made.__qualname__) == (
         fn.__doc__,
@@ -198,11 +178,7 @@ def test_copies_give_equal_results_and_capture_nothing_anew(
 def test_a_copy_of_a_nest_is_a_nest(row: Any) -> None:
     transform, fn, _, verb, second = row
     nest = aten_jit(transform(fn))
-    for other in (
-        copy.copy(nest),
-        copy.deepcopy(nest),
-        pickle.loads(pickle.dumps(nest)),
-    ):
+    for other in (copy.copy(nest), copy.deepcopy(nest), pickle.loads(pickle.dumps(nest))):
         assert repr(other) == f"jit({verb}({fn.__name__}))"
         close(other(W, second), sf.full(nest(W, second)))
 
@@ -303,10 +279,7 @@ def test_methods_of_trees_take_self_as_their_first_argument() -> None:
 def test_methods_inside_another_transform_are_bound_too() -> None:
     plain, point = Plain(3.0), Point(W, 0.5)
     fn = sf.jit(
-        lambda x: (
-            plain.of_x(x) + point.value(x) + plain.value(x) + Holder.inside(x)
-        ),
-        backend="aten",
+        lambda x: plain.of_x(x) + point.value(x) + plain.value(x) + Holder.inside(x), backend="aten"
     )
     close(fn(X), 6 * X + W * X * 0.5 + W * X * 3 + 3 * X**2)
     compiled = point.value.compile(X)
@@ -317,13 +290,9 @@ def test_methods_inside_another_transform_are_bound_too() -> None:
 def test_a_gradient_by_self_needs_a_tree_of_floating_tensors_only() -> None:
     with pytest.raises(sf.TreeError) as caught:
         Point(W, 3.0).of_self(X)
-    fix = (
-        "torch.tensor(x) for a number; argnums, or a closure, for all other values"
-    )
+    fix = "torch.tensor(x) for a number; argnums, or a closure, for all other values"
     got = "an argument cannot be differentiated\n  self.c is a float"
-    text = (
-        f"grad(of_self): {got}\n  needed: floating tensors, or None\n  try: {fix}"
-    )
+    text = f"grad(of_self): {got}\n  needed: floating tensors, or None\n  try: {fix}"
     assert without_line(caught.value) == text
 
 
@@ -374,17 +343,11 @@ def test_compose_prints_compares_and_pickles() -> None:
     assert repr(both(loss)) == "jit(grad(loss))"
     assert repr(sf.compose(both, sf.vmap)) == "compose(compose(jit, grad), vmap)"
     assert (
-        sf.compose(sf.grad, sf.vmap)
-        == sf.compose(sf.grad, sf.vmap)
-        != sf.compose(sf.vmap, sf.grad)
+        sf.compose(sf.grad, sf.vmap) == sf.compose(sf.grad, sf.vmap) != sf.compose(sf.vmap, sf.grad)
     )
     again = pickle.loads(pickle.dumps(sf.compose(sf.shard, sf.grad)))
-    assert repr(again) == "compose(shard, grad)" and again == sf.compose(
-        sf.shard, sf.grad
-    )
-    close(
-        pickle.loads(pickle.dumps(both))(loss)(W, X), torch.func.grad(loss)(W, X)
-    )
+    assert repr(again) == "compose(shard, grad)" and again == sf.compose(sf.shard, sf.grad)
+    close(pickle.loads(pickle.dumps(both))(loss)(W, X), torch.func.grad(loss)(W, X))
 
 
 def test_decorators_with_arguments_print_and_pickle() -> None:
@@ -449,21 +412,10 @@ LEAKS = {
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "grad",
-        "value_and_grad",
-        "bucketed_grad",
-        "jacrev",
-        "jacfwd",
-        "hessian",
-        "jit",
-        "shard",
-    ],
+    ["grad", "value_and_grad", "bucketed_grad", "jacrev", "jacfwd", "hessian", "jit", "shard"],
 )
 @pytest.mark.parametrize("where", LEAKS)
-def test_storing_a_traced_value_is_refused_when_it_happens(
-    where: str, name: str
-) -> None:
+def test_storing_a_traced_value_is_refused_when_it_happens(where: str, name: str) -> None:
     fn, (transform, *_, verb) = LEAKS[where], TABLE[name]
     with (
         sf.fake_world(1),
@@ -474,10 +426,7 @@ def test_storing_a_traced_value_is_refused_when_it_happens(
     place = {"nonlocal": "kept", "last": "an attribute of Keeps"}.get(where, where)
     said = HERE.sub("HERE", str(caught.value)).splitlines()
     called = getattr(fn, "__name__", "Keeps")
-    assert (
-        said[0]
-        == f"{verb}({called}): it changes something outside of itself: {place}"
-    )
+    assert said[0] == f"{verb}({called}): it changes something outside of itself: {place}"
     assert said[-2:] == [PURE, "  try: return the new value instead of storing it"]
     assert not LEAKED and not STATE and LEAKS["last"].last is None
 
@@ -492,9 +441,7 @@ LOSSES: dict[str, tuple[Callable[..., Any], str]] = {
 
 
 @pytest.mark.parametrize(
-    "transform",
-    [sf.grad, sf.value_and_grad, sf.bucketed_grad],
-    ids=lambda t: t.__name__,
+    "transform", [sf.grad, sf.value_and_grad, sf.bucketed_grad], ids=lambda t: t.__name__
 )
 @pytest.mark.parametrize("kind", LOSSES)
 def test_a_loss_that_has_no_gradient_is_refused_by_name(
@@ -505,27 +452,21 @@ def test_a_loss_that_has_no_gradient_is_refused_by_name(
         transform(fn)(W)
     fix = "return loss.sum() or loss.mean() of floating values; has_aux=True for (scalar, aux)"
     text = (
-        f"the gradient of <lambda>: its value is {what}\n  needed: a floating scalar\n  try: "
-        f"{fix}"
+        f"the gradient of <lambda>: its value is {what}\n  needed: a floating scalar\n  try: {fix}"
     )
     assert without_line(caught.value) == text
 
 
 @pytest.mark.parametrize(
-    "transform",
-    [sf.grad, sf.value_and_grad, sf.bucketed_grad],
-    ids=lambda t: t.__name__,
+    "transform", [sf.grad, sf.value_and_grad, sf.bucketed_grad], ids=lambda t: t.__name__
 )
-def test_a_loss_that_is_no_scalar_is_refused_by_name(
-    transform: Callable[..., Any],
-) -> None:
+def test_a_loss_that_is_no_scalar_is_refused_by_name(transform: Callable[..., Any]) -> None:
     with pytest.raises(sf.CaptureError) as caught:
         transform(lambda w: w * w)(W)
     fix = "return loss.sum() or loss.mean() of floating values; has_aux=True for (scalar, aux)"
     shape = f"of shape {tuple(W.shape)}"
     text = (
-        f"the gradient of <lambda>: its value is {shape}\n  needed: a floating scalar\n  "
-        f"try: {fix}"
+        f"the gradient of <lambda>: its value is {shape}\n  needed: a floating scalar\n  try: {fix}"
     )
     assert without_line(caught.value) == text
 
@@ -535,7 +476,6 @@ def test_auxiliary_data_that_is_not_there_is_refused_by_name() -> None:
         sf.grad(lambda w: w.sum(), has_aux=True)(W)
     fix = "return (value, aux), or has_aux=False"
     text = (
-        "<lambda>: it returns a Tensor\n  needed: a pair (value, aux): has_aux=True\n  try: "
-        f"{fix}"
+        f"<lambda>: it returns a Tensor\n  needed: a pair (value, aux): has_aux=True\n  try: {fix}"
     )
     assert without_line(caught.value) == text

@@ -24,17 +24,14 @@ def test_vmap_takes_prefixes_negative_axes_and_shared_arguments() -> None:
     )
     close(
         got,
-        torch.func.vmap(
-            fn, in_dims=({"w": -1}, 1, None), out_dims={"a": 1, "b": 0}
-        )(TREE, Y, torch.tensor(2.0)),
+        torch.func.vmap(fn, in_dims=({"w": -1}, 1, None), out_dims={"a": 1, "b": 0})(
+            TREE, Y, torch.tensor(2.0)
+        ),
     )
 
 
 def test_vmap_of_nothing_mapped_repeats_axis_size_times() -> None:
-    close(
-        sf.vmap(lambda x: x + 1, in_axes=None, axis_size=3)(X[0]),
-        (X[0] + 1).expand(3, 3),
-    )
+    close(sf.vmap(lambda x: x + 1, in_axes=None, axis_size=3)(X[0]), (X[0] + 1).expand(3, 3))
 
 
 def test_closed_over_mapped_values_keep_their_shape() -> None:

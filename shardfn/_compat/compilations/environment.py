@@ -40,9 +40,7 @@ def has_own_passes() -> bool:
     from torch._inductor import config
 
     known = config.get_config_copy()
-    return any(
-        x for name, x in known.items() if "custom" in name and "pass" in name
-    )
+    return any(x for name, x in known.items() if "custom" in name and "pass" in name)
 
 
 @functools.cache

@@ -81,10 +81,7 @@ def _align(nbytes: Any) -> Any:
 
 # Imports of generated code that take half a second each, for what it may never call.
 SLOW_IMPORTS: dict[str, tuple[str, Callable[[], Any]]] = {
-    "from torch._inductor.select_algorithm import extern_kernels\n": (
-        "extern_kernels",
-        Kernels,
-    ),
+    "from torch._inductor.select_algorithm import extern_kernels\n": ("extern_kernels", Kernels),
     "from torch._inductor.codegen.memory_planning import _align as align\n": (
         "align",
         lambda: _align,
@@ -121,6 +118,4 @@ def _call_of(made: Generated, name: str) -> Any:
     from torch._inductor.utils import align_inputs_from_check_idxs
     from torch.utils._ordered_set import OrderedSet
 
-    return align_inputs_from_check_idxs(
-        call, made.to_align, OrderedSet(made.written)
-    )
+    return align_inputs_from_check_idxs(call, made.to_align, OrderedSet(made.written))

@@ -81,9 +81,7 @@ class _Named:
         from torch._inductor import codecache
 
         self.headers = {
-            name: getattr(codecache, name)
-            for name in HEADERS
-            if hasattr(codecache, name)
+            name: getattr(codecache, name) for name in HEADERS if hasattr(codecache, name)
         }
         for name, path in zip(HEADERS, (place, place / "locks"), strict=True):
             if name in self.headers:

@@ -62,9 +62,7 @@ def _compiles(code: str, flags: list[str]) -> bool:
     ends = "-x", "c++", "-S", "-o", os.devnull, "-"
     command = [compiler, *flags, *ends]
     try:
-        done = subprocess.run(
-            command, input=code.encode(), capture_output=True, check=False
-        )
+        done = subprocess.run(command, input=code.encode(), capture_output=True, check=False)
     except OSError:
         return False
     return done.returncode == 0

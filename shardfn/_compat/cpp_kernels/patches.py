@@ -13,11 +13,7 @@ from .units import kernels_joined
 
 KERNELS = (
     Patch(
-        methods(
-            "torch._inductor.async_compile:AsyncCompile",
-            "cpp_pybinding",
-            "wait",
-        ),
+        methods("torch._inductor.async_compile:AsyncCompile", "cpp_pybinding", "wait"),
         "it compiles a file for each kernel, and mostly reads the same header",
         NEVER,
         enter=kernels_joined,
@@ -50,9 +46,7 @@ RULES = Patch(
 )
 WRITTEN = (
     Patch(
-        methods(
-            "torch._inductor.codegen.wrapper:PythonWrapperCodegen", "define_kernel"
-        ),
+        methods("torch._inductor.codegen.wrapper:PythonWrapperCodegen", "define_kernel"),
         "it starts the compiler when all kernels are written",
         NEVER,
         enter=kernels_started,
@@ -66,9 +60,7 @@ WRITTEN = (
     ),
     Patch(
         (
-            *methods(
-                "torch._inductor.codegen.cpp:CppScheduling", "codegen_outer_loop_node"
-            ),
+            *methods("torch._inductor.codegen.cpp:CppScheduling", "codegen_outer_loop_node"),
             *methods("torch._inductor.codegen.cpp:CppKernelProxy", "codegen_nodes"),
         ),
         "it writes loops again that it cannot put under one outer loop",

@@ -75,12 +75,8 @@ def can_join(kernel: Kernel) -> bool:
     """Whether a kernel may stand in a namespace: it defines one function, no macro, and takes
     pointers and integers.
     """
-    directives = [
-        line for line in kernel.text.splitlines() if line.lstrip().startswith("#")
-    ]
-    plain = all(
-        line.lstrip().startswith(("#include", "#pragma")) for line in directives
-    )
+    directives = [line for line in kernel.text.splitlines() if line.lstrip().startswith("#")]
+    plain = all(line.lstrip().startswith(("#include", "#pragma")) for line in directives)
     known = all(POINTER.fullmatch(t) or NUMBER.fullmatch(t) for t in kernel.types)
     return plain and known and len(ENTRY.findall(kernel.text)) == 1
 

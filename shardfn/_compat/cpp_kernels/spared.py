@@ -17,9 +17,7 @@ from .. import threads
 RESTS = ("tail_size", "outer_tail_size")  # of a kernel: in its inner and outer loop
 
 
-def body_written(
-    original: Callable[..., None], node: Any, places: Sequence[Any]
-) -> None:
+def body_written(original: Callable[..., None], node: Any, places: Sequence[Any]) -> None:
     """Write the body of an op into the kernel that Inductor writes, unless that never runs.
 
     Args:

@@ -26,18 +26,8 @@ from .source import Kernel, can_join, name_of, unit
 Function = Callable[..., None]
 
 _kernels: dict[str, Function] = {}  # key -> compiled function
-FOLDER = (
-    "shardfn-kernels"  # in Inductor's cache: the unit and the name of each kernel
-)
-UNREADABLE = (
-    OSError,
-    ValueError,
-    KeyError,
-    TypeError,
-    ImportError,
-    AttributeError,
-    RecursionError,
-)
+FOLDER = "shardfn-kernels"  # in Inductor's cache: the unit and the name of each kernel
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, ImportError, AttributeError, RecursionError)
 PLACE = "shardfn_batch"  # the attribute of Inductor's AsyncCompile
 
 
@@ -202,10 +192,7 @@ def compiler_facts() -> str:
     determine what it finds.
     """
     from torch._inductor import config
-    from torch._inductor.cpp_builder import (
-        get_compiler_version_info,
-        get_cpp_compiler,
-    )
+    from torch._inductor.cpp_builder import get_compiler_version_info, get_cpp_compiler
 
     compiler = get_cpp_compiler()
     version = get_compiler_version_info(compiler)

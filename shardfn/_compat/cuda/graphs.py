@@ -9,9 +9,7 @@ import torch
 Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 
-def copy_all(
-    sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
-) -> None:
+def copy_all(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
     """Copy tensors, those of one dtype with one kernel."""
     if sources:
         torch.ops.aten._foreach_copy_.default(list(targets), list(sources))

@@ -48,9 +48,7 @@ class Held:
     dtype: torch.dtype
 
 
-def held_chunks(
-    state: Mapping[str, torch.Tensor],
-) -> list[tuple[Held, torch.Tensor]]:
+def held_chunks(state: Mapping[str, torch.Tensor]) -> list[tuple[Held, torch.Tensor]]:
     """The chunks of tensors that this rank holds, with their values.
 
     Args:
@@ -132,9 +130,7 @@ def blocks_read(
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
     chunks = {
-        (chunk.name, chunk.offsets): chunk
-        for of_tensor in stored.values()
-        for chunk in of_tensor
+        (chunk.name, chunk.offsets): chunk for of_tensor in stored.values() for chunk in of_tensor
     }
     planner = DefaultLoadPlanner(flatten_state_dict=False)
     planner.set_up_planner(dict(state), _metadata(state, stored))
@@ -149,9 +145,7 @@ def blocks_read(
     return out
 
 
-def _metadata(
-    state: Mapping[str, torch.Tensor], stored: Mapping[str, Sequence[Chunk]]
-) -> Any:
+def _metadata(state: Mapping[str, torch.Tensor], stored: Mapping[str, Sequence[Chunk]]) -> Any:
     from torch.distributed.checkpoint.metadata import (
         Metadata,
         TensorProperties,

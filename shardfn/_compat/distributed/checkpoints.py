@@ -45,19 +45,10 @@ def chunk(offsets: Sequence[int], sizes: Sequence[int]) -> Any:
 
 def write_item(fqn: str, x: torch.Tensor, chunk: Any) -> Any:
     """An item of a checkpoint's plan: a chunk of a DTensor is written."""
-    from torch.distributed.checkpoint.metadata import (
-        MetadataIndex,
-        TensorProperties,
-    )
-    from torch.distributed.checkpoint.planner import (
-        TensorWriteData,
-        WriteItem,
-        WriteItemType,
-    )
+    from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
+    from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-    kind = TensorProperties.create_from_tensor(
-        torch.empty(0, dtype=x.dtype, device=x.device)
-    )
+    kind = TensorProperties.create_from_tensor(torch.empty(0, dtype=x.dtype, device=x.device))
     data = TensorWriteData(chunk=chunk, properties=kind, size=x.size())
     index = MetadataIndex(fqn, chunk.offsets)
     return WriteItem(index=index, type=WriteItemType.SHARD, tensor_data=data)

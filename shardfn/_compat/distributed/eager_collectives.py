@@ -92,9 +92,7 @@ def groups_like(group: Any) -> list[list[int]]:
 
     if isinstance(group, str):
         group = torch._C._distributed_c10d._resolve_process_group(group)
-    ranks, offsets, *_ = _c10d._prepare_collective_groups(
-        group
-    )  # torch 2.15 leaves out the third
+    ranks, offsets, *_ = _c10d._prepare_collective_groups(group)  # torch 2.15 leaves out the third
     assert ranks == sorted(ranks)
     return [[first + rank for rank in ranks] for first in offsets]
 

@@ -19,9 +19,7 @@ from .subclasses import cache_forgotten
 
 FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param"
 _one_thread = threading.RLock()
-_INSIDE: contextvars.ContextVar[bool] = contextvars.ContextVar(
-    "inside", default=False
-)
+_INSIDE: contextvars.ContextVar[bool] = contextvars.ContextVar("inside", default=False)
 
 
 @contextlib.contextmanager

@@ -17,10 +17,7 @@ STATE = "torch.distributed.fsdp._fully_shard._fsdp_state"
 PRE_FORWARD = "FSDPState._pre_forward"
 POST_FORWARD = "FSDPState._post_forward"
 # the same hooks around those of fully_shard([a, b]), which find the state themselves
-OF_GROUPS = {
-    PRE_FORWARD: "of a group, before",
-    POST_FORWARD: "of a group, after",
-}
+OF_GROUPS = {PRE_FORWARD: "of a group, before", POST_FORWARD: "of a group, after"}
 RUNS = "_shardfn_runs"  # an attribute of the state while its modules run
 
 
@@ -201,9 +198,7 @@ FSDP_PARAMETER = "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam."
 FSDP_GROUP = "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup."
 ONE_RANK = "it prepares for collectives of real ranks"
 PATCHES = tuple(  # of a simulated world
-    Patch(
-        (place,), ONE_RANK, NEVER, new=new, is_mine=lambda: True, optional=True
-    )
+    Patch((place,), ONE_RANK, NEVER, new=new, is_mine=lambda: True, optional=True)
     for place, new in {
         f"{FSDP_PARAMETER}reset_sharded_param": learned,
         f"{FSDP_PARAMETER}_restore_spmd_types": lambda _, parameter, x: None,
@@ -214,8 +209,6 @@ PATCHES = tuple(  # of a simulated world
         f"{FSDP_GROUP}_register_post_backward_hook": (
             lambda _, group, args, kwargs: (args, kwargs)
         ),
-        f"{STATE}:FSDPState._register_pre_backward_hook": (
-            lambda _, state, output: output
-        ),
+        f"{STATE}:FSDPState._register_pre_backward_hook": (lambda _, state, output: output),
     }.items()
 )

@@ -22,9 +22,7 @@ from torch.distributed.tensor import DTensor, Placement
 
 # Private members of torch, each by a name of ours.
 local_tensor = operator.attrgetter("_local_tensor")  # of a DTensor
-spec_of = operator.attrgetter(
-    "_spec"
-)  # of a DTensor: mesh, placements, global shape
+spec_of = operator.attrgetter("_spec")  # of a DTensor: mesh, placements, global shape
 
 
 # the collectives that return their results
@@ -33,11 +31,7 @@ FUNCTIONAL = torch.distributed._functional_collectives
 
 def named(owner: Any, rows: Mapping[str, Any]) -> dict[Any, Any]:
     """A table whose keys are the functions of a module by these names, as far as it has them."""
-    return {
-        getattr(owner, name): row
-        for name, row in rows.items()
-        if hasattr(owner, name)
-    }
+    return {getattr(owner, name): row for name, row in rows.items() if hasattr(owner, name)}
 
 
 def group_tag(group: Any) -> str:
@@ -75,11 +69,7 @@ def rules_kept() -> Iterator[None]:
     """
     rules: Any = sys.modules.get("torch._dynamo.trace_rules")
     table: Any = getattr(rules, "get_torch_obj_rule_map", None)
-    if (
-        table is None
-        or not table.cache_info().currsize
-        or dist.get_rank not in table()
-    ):
+    if table is None or not table.cache_info().currsize or dist.get_rank not in table():
         yield
         return
     with mock.patch.object(rules, "clear_lru_cache", lambda: None):
@@ -139,18 +129,12 @@ def wait_later(out: torch.Tensor, work: Any) -> None:
 
 
 def dtensor_spec(
-    mesh: Any,
-    placements: tuple[Placement, ...],
-    shape: Any,
-    stride: Any,
-    dtype: torch.dtype,
+    mesh: Any, placements: tuple[Placement, ...], shape: Any, stride: Any, dtype: torch.dtype
 ) -> Any:
     """DTensor's record of a mesh, placements and global metadata."""
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-    return DTensorSpec(
-        mesh, placements, TensorMeta(torch.Size(shape), tuple(stride), dtype)
-    )
+    return DTensorSpec(mesh, placements, TensorMeta(torch.Size(shape), tuple(stride), dtype))
 
 
 def split_factor(placement: Placement) -> int | None:
@@ -219,10 +203,7 @@ def dtensors(
     """Make DTensors of local tensors, of a class, without torch's checks."""
     make = getattr(torch.Tensor, "_dtensor__new__", None)
     if make is None:
-        return [
-            kind(x, spec, requires_grad=False)
-            for x, spec in zip(locals_, specs, strict=True)
-        ]
+        return [kind(x, spec, requires_grad=False) for x, spec in zip(locals_, specs, strict=True)]
     assert len(locals_) == len(specs)
     # its last argument: requires_grad. A call of it in C takes 0.9 us, and one in Python 1.1
     return list(map(make, repeat(kind), locals_, specs, repeat(False)))
@@ -236,9 +217,7 @@ def empty_dtensor(
     dtype: torch.dtype,
 ) -> DTensor:
     """A DTensor of this rank without values, on the meta device."""
-    from torch.distributed.tensor._utils import (
-        compute_local_shape_and_global_offset,
-    )
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     sizes, _ = compute_local_shape_and_global_offset(shape, mesh, placements)
     local = torch.empty(sizes, dtype=dtype, device="meta")
@@ -261,9 +240,7 @@ def with_own_masks(x: DTensor) -> DTensor:
             mask = shared.mask_buffer
             object.__setattr__(own, "mask_buffer", copy.copy(mask))
             mask.data, mask.refcount = None, 0
-    spec = dtensor_spec(
-        spec.mesh, placements, tuple(spec.shape), tuple(spec.stride), x.dtype
-    )
+    spec = dtensor_spec(spec.mesh, placements, tuple(spec.shape), tuple(spec.stride), x.dtype)
     return dtensors([local_tensor(x)], [spec])[0]
 
 
@@ -271,6 +248,4 @@ def is_arriving(x: torch.Tensor) -> bool:
     """Whether a tensor is the result of one of torch's collectives that has not been waited
     for. Reading it waits.
     """
-    return isinstance(
-        x, torch.distributed._functional_collectives.AsyncCollectiveTensor
-    )
+    return isinstance(x, torch.distributed._functional_collectives.AsyncCollectiveTensor)

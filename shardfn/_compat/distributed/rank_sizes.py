@@ -61,9 +61,7 @@ class _Number:
         """The number that all ranks have."""
         first, *others = self.values
         if any(x != first for x in others):
-            raise RuntimeError(
-                f"a size of {[*self.values]} on these ranks is read as one number"
-            )
+            raise RuntimeError(f"a size of {[*self.values]} on these ranks is read as one number")
         return first
 
     guard_bool = guard_int = bool_ = int_ = expect_true = expect_size = one
@@ -74,11 +72,7 @@ def _pairwise(fn: Callable[..., Any]) -> Callable[..., _Number]:
     """A method of two numbers."""
 
     def method(self: _Number, other: Any) -> _Number:
-        others = (
-            other.values
-            if isinstance(other, _Number)
-            else [_plain(other)] * len(self.values)
-        )
+        others = other.values if isinstance(other, _Number) else [_plain(other)] * len(self.values)
         pairs = zip(self.values, others, strict=True)
         return _Number([fn(a, b) for a, b in pairs])
 

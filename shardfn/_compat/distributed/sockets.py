@@ -15,12 +15,7 @@ import torch.distributed as dist
 
 FOLDER = "/proc/self/fd"
 # what Gloo and torch's stores say of a rank that does not answer, in lower case
-TOLD = (
-    "gloo/transport",
-    "gloo::",
-    "connection closed by peer",
-    "timed out waiting",
-)
+TOLD = ("gloo/transport", "gloo::", "connection closed by peer", "timed out waiting")
 
 
 def _open() -> set[tuple[int, int]]:
@@ -54,10 +49,7 @@ def shut_down(sockets: set[tuple[int, int]], store: Any) -> None:
     """
     port = _port(store)
     for number, _ in sockets & _open():
-        with (
-            contextlib.suppress(OSError),
-            socket.socket(fileno=os.dup(number)) as s,
-        ):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as s:
             # a socket that listens has no peer; Gloo would abort the process without it
             if port not in (s.getpeername()[1], s.getsockname()[1]):
                 s.shutdown(socket.SHUT_RDWR)

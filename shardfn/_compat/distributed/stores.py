@@ -53,9 +53,7 @@ def has_come(store: Any, key: str, seconds: float) -> bool:
 def groups_time_out(seconds: float) -> Iterator[None]:
     """A context in which new process groups have this timeout, unless they are given one."""
     timeout = timedelta(seconds=seconds)
-    with replaced(
-        _c10d, "_get_default_timeout", lambda _: lambda backend: timeout
-    ):
+    with replaced(_c10d, "_get_default_timeout", lambda _: lambda backend: timeout):
         yield
 
 

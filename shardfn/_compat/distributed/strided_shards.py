@@ -9,9 +9,7 @@ from typing import Any
 Runs = list[tuple[int, int]]  # of elements, each from its start to its end
 
 
-def is_in_order(
-    size: int, dim: int, marks: Sequence[Any], sizes: Sequence[int]
-) -> bool:
+def is_in_order(size: int, dim: int, marks: Sequence[Any], sizes: Sequence[int]) -> bool:
     """Whether the shards that DTensor makes of a dim are those of axes that shard it one after
     the other, the ones with the fewest blocks first.
 
@@ -34,9 +32,7 @@ def is_in_order(
     return True
 
 
-def span(
-    size: int, axes: Sequence[tuple[int, int]], at: Sequence[int]
-) -> tuple[int, int] | None:
+def span(size: int, axes: Sequence[tuple[int, int]], at: Sequence[int]) -> tuple[int, int] | None:
     """The start and the end of the elements of a dim that DTensor gives a rank, or None if others
     lie between them.
 
@@ -49,9 +45,7 @@ def span(
     return (ends[0], ends[1]) if len(ends) == 2 else None
 
 
-def _runs_of(
-    size: int, axes: Sequence[tuple[int, int]], at: Sequence[int]
-) -> Runs:
+def _runs_of(size: int, axes: Sequence[tuple[int, int]], at: Sequence[int]) -> Runs:
     """The elements of a dim that DTensor gives a rank."""
     mine = [(0, size)]
     for (n, blocks), c in zip(axes, at, strict=True):

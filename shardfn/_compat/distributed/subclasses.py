@@ -31,9 +31,7 @@ def subclass_called(dispatch: Dispatch) -> Iterator[None]:
         yield
         return
 
-    def first(
-        torchs: Dispatch, func: Any, args: Any, kwargs: Any, *rest: Any
-    ) -> Any:
+    def first(torchs: Dispatch, func: Any, args: Any, kwargs: Any, *rest: Any) -> Any:
         out = dispatch(func, args, kwargs)
         if out is not NotImplemented:
             return out

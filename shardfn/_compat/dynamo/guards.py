@@ -115,14 +115,10 @@ def _path(source: Any, scope: dict[str, Any]) -> tuple[Step, ...] | None:
     if kind not in STEPS:
         return None
     step, where = STEPS[kind]
-    return _stepped(
-        before, step, getattr(source, where) if where else None, source
-    )
+    return _stepped(before, step, getattr(source, where) if where else None, source)
 
 
-def _stepped(
-    before: tuple[Step, ...], step: str, to: Any, source: Any
-) -> tuple[Step, ...] | None:
+def _stepped(before: tuple[Step, ...], step: str, to: Any, source: Any) -> tuple[Step, ...] | None:
     if step == "item" and getattr(source, "index_is_slice", False):
         return (*before, ("item", source.unpack_slice()))
     if (
@@ -152,18 +148,14 @@ def tensor_guards(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
 
     shapes: Any = [list(x.shape) for x in tensors]
     strides: Any = [list(x.stride()) for x in tensors]
-    guards = TensorGuards(
-        *tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides
-    )
+    guards = TensorGuards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides)
     return guards.check
 
 
 PLAIN = type(None), bool, int, float, str
 
 
-def without_source(
-    call: Callable[..., Any], tx: Any, fn: Callable[..., Any], *args: Any
-) -> Any:
+def without_source(call: Callable[..., Any], tx: Any, fn: Callable[..., Any], *args: Any) -> Any:
     """The result of a function that Dynamo runs on constants. Numbers, texts and tuples of them
     have no source: Dynamo cannot make a guard of its own source, as type(x) of it asks for.
     """

@@ -5,16 +5,7 @@ from __future__ import annotations
 from .. import dispatch, loops
 from ..patching import NEVER, OBJECT, Patch, methods
 from ..settings import of_captures
-from . import (
-    generators,
-    guards,
-    reading,
-    refused,
-    restored,
-    sizes,
-    spared,
-    tree_functions,
-)
+from . import generators, guards, reading, refused, restored, sizes, spared, tree_functions
 from .dtensors import calls, closed_over, objects
 
 VARIABLES = "torch._dynamo.variables:"
@@ -38,9 +29,7 @@ READING = (  # a captured function, by Dynamo
         takes="substitutes",
     ),
     Patch(
-        methods(
-            VARIABLES + "PolyfilledFunctionVariable", "_get_polyfill_handlers"
-        ),
+        methods(VARIABLES + "PolyfilledFunctionVariable", "_get_polyfill_handlers"),
         "what it reads in their place",
         NEVER,
         new=reading.substitutes,
@@ -75,12 +64,7 @@ READING = (  # a captured function, by Dynamo
         optional=True,
     ),
     Patch(
-        methods(
-            VARIABLES + "TensorVariable",
-            "var_getattr",
-            "call_method",
-            "unpack_var_sequence",
-        ),
+        methods(VARIABLES + "TensorVariable", "var_getattr", "call_method", "unpack_var_sequence"),
         "it answers with a shape from before squeeze_, t_ and their kin",
         "later than 2.13",
         new=reading.fresh,
@@ -176,8 +160,7 @@ READING = (  # a captured function, by Dynamo
     ),
     Patch(
         methods(VARIABLES + "TensorVariable", "call_method"),
-        "a generator of random numbers given to a method, a cast to a class of tensors; "
-        + REFUSED,
+        "a generator of random numbers given to a method, a cast to a class of tensors; " + REFUSED,
         NEVER,
         new=refused.method_refused,
     ),
@@ -191,10 +174,7 @@ READING = (  # a captured function, by Dynamo
         new=generators.refused_random,
     ),
     Patch(
-        (
-            "torch._dynamo.variables.functions:"
-            "CollectiveFunctionRewriteVariable.call_function",
-        ),
+        ("torch._dynamo.variables.functions:CollectiveFunctionRewriteVariable.call_function",),
         "a collective of torch.distributed: it reads ours; " + REFUSED,
         NEVER,
         new=calls.collective_called,
@@ -326,19 +306,14 @@ READING = (  # a captured function, by Dynamo
         optional=True,
     ),
     Patch(
-        methods(
-            "torch._dynamo.symbolic_convert:InstructionTranslatorBase",
-            "setup_or_before_with",
-        ),
+        methods("torch._dynamo.symbolic_convert:InstructionTranslatorBase", "setup_or_before_with"),
         "a mesh that is entered inside: it is the current one there",
         NEVER,
         new=objects.context_entered,
         takes="dtensors",
     ),
     Patch(
-        methods(
-            "torch._higher_order_ops.flex_attention:FlexAttentionHOP", "__call__"
-        ),
+        methods("torch._higher_order_ops.flex_attention:FlexAttentionHOP", "__call__"),
         "flex attention under torch.func is refused; by its formula it is not",
         "later than 2.13",
         new=loops.differentiable_flex,

@@ -17,21 +17,13 @@ import torch
 from torch.autograd import forward_ad
 
 from ...errors import ShardError, call_site
-from ..tracing import (
-    has_tangent,
-    in_dual_level,
-    inside_transform,
-    is_fake,
-    read_by_dynamo,
-)
+from ..tracing import has_tangent, in_dual_level, inside_transform, is_fake, read_by_dynamo
 from . import sizes
 from .guards import Read, outside_reads
 from .refused import refuse_attribute
 from .tensor_classes import holds_tensors
 
-_READING: contextvars.ContextVar[bool] = contextvars.ContextVar(
-    "reading", default=False
-)
+_READING: contextvars.ContextVar[bool] = contextvars.ContextVar("reading", default=False)
 
 
 @read_by_dynamo
@@ -42,9 +34,7 @@ def is_tracing() -> bool:
     return torch.compiler.is_dynamo_compiling() or _READING.get()
 
 
-is_in_dynamo = (
-    torch.compiler.is_dynamo_compiling
-)  # whether Dynamo itself traces this call
+is_in_dynamo = torch.compiler.is_dynamo_compiling  # whether Dynamo itself traces this call
 
 
 def is_reading() -> bool:
@@ -69,9 +59,7 @@ def reading() -> Iterator[Any]:
     try:
         if symbols and was:
             symbols.settings = dataclasses.replace(
-                was,
-                allow_scalar_outputs=False,
-                allow_dynamic_output_shape_ops=False,
+                was, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False
             )
         yield mode
     finally:
@@ -140,9 +128,7 @@ def capture_python(
     symbols for sizes of these inputs, once all that looks at the graph has done so.
     """
     from torch._dynamo.convert_frame import fullgraph_capture
-    from torch._dynamo.functional_export import (
-        create_fx_graph_from_captured_output,
-    )
+    from torch._dynamo.functional_export import create_fx_graph_from_captured_output
     from torch._dynamo.utils import get_metrics_context
 
     # torch.compiler.is_compiling() stays False: it is global to the process, and optimizers in
@@ -158,17 +144,11 @@ def capture_python(
 def _with_own_globals(fn: types.FunctionType) -> types.FunctionType:
     """The function over a copy of its globals, since Dynamo leaves its own objects among them."""
     return types.FunctionType(
-        fn.__code__,
-        dict(fn.__globals__),
-        fn.__name__,
-        fn.__defaults__,
-        fn.__closure__,
+        fn.__code__, dict(fn.__globals__), fn.__name__, fn.__defaults__, fn.__closure__
     )
 
 
-def faked(
-    device: str, make_fake: Callable[..., Any], x: Any, *args: Any, **kwargs: Any
-) -> Any:
+def faked(device: str, make_fake: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
     """How Dynamo makes fake tensors, also of views, of results of autograd and of tensors that
     hold others.
 
@@ -202,9 +182,7 @@ def dual_wrapped(wrap: Callable[..., Any], builder: Any, x: Any) -> Any:
         return wrap(builder, x)
 
 
-def fresh(
-    read: Callable[..., Any], tensor: Any, tx: Any, *args: Any, **kwargs: Any
-) -> Any:
+def fresh(read: Callable[..., Any], tensor: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
     """Dynamo's handling of a tensor whose shape and strides may have changed in place."""
     fake = tensor.proxy.node.meta.get("example_value")
     refuse_attribute(fake, args[0] if args else None)
@@ -264,18 +242,14 @@ def intact(
     if not inside_transform():
         return apply(function, tx, args, kwargs)
     given = proxy_args_kwargs(args, kwargs)
-    proxy = tx.output.create_proxy(
-        "call_function", _applied(function.fn_cls), *given
-    )
+    proxy = tx.output.create_proxy("call_function", _applied(function.fn_cls), *given)
     return builder.wrap_fx_proxy(tx, proxy)
 
 
 ONCE = torch.autograd.function.once_differentiable(len).__code__
 
 
-def _read_by(
-    ours: Callable[..., Any], function: Any, tx: Any, args: Any, kwargs: Any
-) -> Any:
+def _read_by(ours: Callable[..., Any], function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
     """A call of an autograd.Function, by a function of ours of its methods."""
     from torch._dynamo.source import AttrSource
     from torch._dynamo.variables.base import VariableTracker
@@ -318,9 +292,7 @@ def own_error_raised(run: Callable[..., Any], *args: Any) -> Any:
         raise
 
 
-def is_substituted(
-    table: dict[Any, Any], known: Callable[[Any], bool], fn: Any
-) -> bool:
+def is_substituted(table: dict[Any, Any], known: Callable[[Any], bool], fn: Any) -> bool:
     """Dynamo's check whether a function has a substitute. One of pybind11 has no hash."""
     if getattr(fn, "__hash__", None) is None:
         return False
@@ -328,9 +300,7 @@ def is_substituted(
     return is_ours or known(fn)
 
 
-def substitutes(
-    table: dict[Any, Any], known: Callable[[], dict[Any, Any]]
-) -> dict[Any, Any]:
+def substitutes(table: dict[Any, Any], known: Callable[[], dict[Any, Any]]) -> dict[Any, Any]:
     """Functions that Dynamo traces in place of others. Eager calls are unchanged."""
     return {**known(), **{fn: _handler(ours) for fn, ours in table.items()}}
 

@@ -65,10 +65,7 @@ def refusal(fn: Any) -> str | None:
         return MAKES_DTENSOR
     if is_foreign_class(fn):
         return f"{MADE} {fn.__name__};"
-    collective = (
-        getattr(fn, "__module__", None)
-        == "torch.distributed._functional_collectives"
-    )
+    collective = getattr(fn, "__module__", None) == "torch.distributed._functional_collectives"
     return f"{COMMUNICATES} {fn.__name__};" if collective else None
 
 
@@ -99,9 +96,7 @@ def _refuse(text: str | None) -> None:
         raise exc.UserError(exc.UserErrorType.ANTI_PATTERN, text)
 
 
-def rank_call_refused(
-    call: Callable[..., Any], function: Any, *args: Any, **kwargs: Any
-) -> Any:
+def rank_call_refused(call: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
     """A call of a function of torch, which may ask for the rank."""
     _refuse(ASKS_RANK if function.value is dist.get_rank else None)
     return call(function, *args, **kwargs)
@@ -115,9 +110,7 @@ def rank_method_refused(
     return call(owner, tx, name, *args, **kw)
 
 
-def context_refused(
-    read: Callable[..., Any], variable: Any, tx: Any, *args: Any
-) -> Any:
+def context_refused(read: Callable[..., Any], variable: Any, tx: Any, *args: Any) -> Any:
     """A read of a context variable, whose value torch 2.15 takes for a constant. Those of torch's
     settings are in the key of a capture.
     """
@@ -149,11 +142,7 @@ def refuse_call(called: Any, args: Any, kwargs: Any) -> None:
     _refuse(refusal(called) or generators.seeds(called, kwargs))
     if isinstance(called, type) and hasattr(called, "__tensor_flatten__"):
         given = [*args, *kwargs.values()]
-        held = [
-            x.proxy.node.meta.get("example_value")
-            for x in given
-            if hasattr(x, "proxy")
-        ]
+        held = [x.proxy.node.meta.get("example_value") for x in given if hasattr(x, "proxy")]
         if any(map(is_wrapped, held)):
             _refuse(f"{MADE_OF_FOLLOWED} {called.__name__};")
 
@@ -164,12 +153,7 @@ def collective_refused(_: Any, function: Any, *args: Any, **kwargs: Any) -> None
 
 
 def method_refused(
-    call: Callable[..., Any],
-    tensor: Any,
-    tx: Any,
-    name: str,
-    args: Any,
-    kwargs: Any,
+    call: Callable[..., Any], tensor: Any, tx: Any, name: str, args: Any, kwargs: Any
 ) -> Any:
     """A call of a tensor's method, which may be given a generator, or make a tensor of another
     class: tensor.as_subclass(cls).
@@ -183,8 +167,6 @@ def method_refused(
 
 def class_refused(wrap: Callable[..., Any], builder: Any, value: Any) -> Any:
     """Dynamo's handling of a new tensor, which may be of a subclass."""
-    is_refused = is_foreign(value) and not (
-        isinstance(value, DTensor) or holds_tensors(value)
-    )
+    is_refused = is_foreign(value) and not (isinstance(value, DTensor) or holds_tensors(value))
     _refuse(f"{FOREIGN} {class_name(value)};" if is_refused else None)
     return wrap(builder, value)

@@ -22,14 +22,10 @@ class Memo:
     long as the attributes stay as they are: they are reads of the captured function.
     """
 
-    constants: dict[tuple[int, str], tuple[Any, str, Any]] = attrs.field(
-        factory=dict
-    )
+    constants: dict[tuple[int, str], tuple[Any, str, Any]] = attrs.field(factory=dict)
     before: list[tuple[Any, str, Any]] = attrs.field(factory=list)
     is_all: bool = True  # whether the function writes nothing else
-    reads: list[Read] = attrs.field(
-        factory=list
-    )  # attributes that stay as they are
+    reads: list[Read] = attrs.field(factory=list)  # attributes that stay as they are
 
     def note(self, owner: Any, attributes: dict[str, Any]) -> None:
         """Add the writes to one object."""
@@ -40,9 +36,7 @@ class Memo:
         """Add attributes of an object that the function stores as they are."""
         scope = "scope", Itself(owner)
         for name in attributes:
-            self.reads.append(
-                Read((scope, ("attr", name)), "CONSTANT_MATCH", None)
-            )
+            self.reads.append(Read((scope, ("attr", name)), "CONSTANT_MATCH", None))
 
     def write(self, error: Exception) -> bool:
         """Do the writes, if they are the reason why a function was refused, and the only one."""
@@ -59,9 +53,7 @@ class Memo:
             setattr(owner, name, value)
 
 
-def is_changed(
-    memo: Memo, asked: Callable[..., Any], effects: Any, variable: Any
-) -> bool:
+def is_changed(memo: Memo, asked: Callable[..., Any], effects: Any, variable: Any) -> bool:
     """Dynamo's check whether a variable has changed, without what was restored."""
     if not asked(effects, variable) or _is_restored(variable):
         return False
@@ -83,9 +75,7 @@ def _existed(variable: Any) -> bool:
     return "New" not in type(variable.mutation_type).__name__
 
 
-def _constants(
-    effects: Any, variable: Any
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _constants(effects: Any, variable: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """The attributes of an object that existed before, and those that were stored in it, if
     all are constants.
     """
@@ -96,10 +86,7 @@ def _constants(
         return {}, {}
     own = getattr(getattr(variable, "value", None), "__dict__", {})
     stored = effects.store_attr_mutations.get(variable, {})
-    is_plain = all(
-        isinstance(x, ConstantVariable) and name in own
-        for name, x in stored.items()
-    )
+    is_plain = all(isinstance(x, ConstantVariable) and name in own for name, x in stored.items())
     return own, {name: x.value for name, x in stored.items()} if is_plain else {}
 
 

@@ -171,9 +171,7 @@ def _record(kind: Any) -> Class:
     return Class(opened, closed, has_names=True)
 
 
-def _attributes(
-    x: Any, place: str | None
-) -> tuple[list[Any], list[str], list[tuple[str, Any]]]:
+def _attributes(x: Any, place: str | None) -> tuple[list[Any], list[str], list[tuple[str, Any]]]:
     """(the attributes of an object other than constants, their names, the constants), without
     that in which it holds its items.
     """

@@ -14,17 +14,10 @@ from torch._prims_common import make_contiguous_strides_for
 from ...errors import is_inside, is_ours
 from .tree_functions import of_trees
 
-_NOTED: contextvars.ContextVar[Noted | None] = contextvars.ContextVar(
-    "noted", default=None
-)
+_NOTED: contextvars.ContextVar[Noted | None] = contextvars.ContextVar("noted", default=None)
 MARKS = "_dynamo_weak_dynamic_indices"  # torch's attribute of a tensor
-Given = tuple[
-    Sequence[int], Sequence[int]
-]  # the shape and the strides of an input
-TORCHS = (
-    "_dynamo_dynamic_indices",
-    MARKS,
-)  # of mark_dynamic, of maybe_mark_dynamic
+Given = tuple[Sequence[int], Sequence[int]]  # the shape and the strides of an input
+TORCHS = ("_dynamo_dynamic_indices", MARKS)  # of mark_dynamic, of maybe_mark_dynamic
 
 
 def read_as_symbols(x: torch.Tensor, dims: Sequence[int]) -> None:
@@ -189,9 +182,7 @@ class Sizes(NamedTuple):
     fixed: Mapping[Any, Any]
     guards: tuple[Guard, ...]
 
-    def misfit(
-        self, given: Mapping[int, Given], names: Mapping[int, str]
-    ) -> str | None:
+    def misfit(self, given: Mapping[int, Given], names: Mapping[int, str]) -> str | None:
         """The first condition that sizes break, in words. None if they keep all.
 
         Args:
@@ -214,9 +205,7 @@ class Sizes(NamedTuple):
             for dim, expr in enumerate(shape):
                 if _at(expr, values) != sizes[dim]:
                     return f"{names[number]}.shape[{dim}] == {expr}"
-            if any(
-                _at(e, values) != n for e, n in zip(stride, strides, strict=True)
-            ):
+            if any(_at(e, values) != n for e, n in zip(stride, strides, strict=True)):
                 return f"another order of the strides of {names[number]}"
         return None
 
@@ -247,18 +236,14 @@ class Sizes(NamedTuple):
         """The value of each symbol."""
         values: dict[Any, int] = {}
         for number, (shape, stride) in self.rows.items():
-            for expr, n in zip(
-                (*shape, *stride), _flat(given[number]), strict=True
-            ):
+            for expr, n in zip((*shape, *stride), _flat(given[number]), strict=True):
                 if is_unknown(expr):
                     values.setdefault(expr, n)
         return values
 
     def _said(self, condition: Any, names: Mapping[int, str]) -> str:
         """A condition with the user's names."""
-        said = {
-            s: f"{names[i]}.shape[{dim}]" for s, (i, dim) in self._places().items()
-        }
+        said = {s: f"{names[i]}.shape[{dim}]" for s, (i, dim) in self._places().items()}
         text = printed(condition)
         for symbol, name in said.items():
             text = re.sub(rf"\b{symbol.name}\b", name, text)

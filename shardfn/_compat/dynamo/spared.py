@@ -128,9 +128,7 @@ def arguments_not_searched() -> Iterator[None]:
         yield
 
 
-def asked_where_unread(
-    eliminate: Any, nodes: torch.fx.Graph, is_impure_node: Any = None
-) -> bool:
+def asked_where_unread(eliminate: Any, nodes: torch.fx.Graph, is_impure_node: Any = None) -> bool:
     """Remove dead nodes. torch looks for effects only of those that nothing reads."""
     if is_impure_node is None:
         return eliminate(nodes)
@@ -254,10 +252,7 @@ PATCHES = (
         optional=True,
     ),
     Patch(
-        methods(
-            "torch._dynamo.output_graph:OutputGraph",
-            "get_replayed_side_effect_source_refs",
-        ),
+        methods("torch._dynamo.output_graph:OutputGraph", "get_replayed_side_effect_source_refs"),
         "it imports torch.export, to leave out that one's own dicts",
         NEVER,
         new=side_effects_listed,

@@ -39,9 +39,7 @@ class Symbols:
     ) -> torch.Tensor:
         """A fake tensor of these sizes, with the dtype and device of another."""
         with self.mode:
-            return torch.empty_strided(
-                shape, stride, dtype=like.dtype, device=like.device
-            )
+            return torch.empty_strided(shape, stride, dtype=like.dtype, device=like.device)
 
     def conditions(self, inputs: Sequence[torch.Tensor]) -> Sizes:
         """The conditions on sizes under which code is right that was compiled for inputs."""
@@ -58,9 +56,7 @@ class Sized(torch.fx.Interpreter):
     """
 
     def __init__(
-        self,
-        graph: torch.fx.GraphModule,
-        given: Callable[[torch.fx.Node], tuple[Any, Any]],
+        self, graph: torch.fx.GraphModule, given: Callable[[torch.fx.Node], tuple[Any, Any]]
     ) -> None:
         super().__init__(graph)
         self.given = given

@@ -55,9 +55,7 @@ def owned(tree: Any) -> Any:
     return tree
 
 
-def run_as_it_is(
-    read: Callable[..., Any], function: Any, tx: Any, args: Any, kwargs: Any
-) -> Any:
+def run_as_it_is(read: Callable[..., Any], function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
     """Dynamo's call of a Python function: one that is marked `of_trees` is run, not read."""
     fn = function.fn
     run = _mapped if fn is _pytree.tree_map else _run if is_of_trees(fn) else read
@@ -100,10 +98,7 @@ def _mapped(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         raise UnknownVariable
     values = Values()
     leaves, treedef = _pytree.tree_flatten(values.of(args[1]))
-    mapped = [
-        args[0].call_function(tx, [values.variable(x)], {}).realize()
-        for x in leaves
-    ]
+    mapped = [args[0].call_function(tx, [values.variable(x)], {}).realize() for x in leaves]
     return values.variable(_pytree.tree_unflatten(mapped, treedef))
 
 
@@ -203,9 +198,7 @@ class Values:
             return variables.UserDefinedObjectVariable(value)
         if kind is dict:
             items = {self.variable(k): self.variable(x) for k, x in value.items()}
-            return variables.ConstDictVariable(
-                items, mutation_type=ValueMutationNew()
-            )
+            return variables.ConstDictVariable(items, mutation_type=ValueMutationNew())
         make = {list: variables.ListVariable, tuple: variables.TupleVariable}[kind]
         children = [self.variable(x) for x in value]
         return make(children, mutation_type=ValueMutationNew())

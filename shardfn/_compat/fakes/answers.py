@@ -115,9 +115,7 @@ def _key(
     return tuple(parts)
 
 
-def _described(
-    mode: FakeTensorMode, args: Iterable[Any], parts: list[Any]
-) -> bool:
+def _described(mode: FakeTensorMode, args: Iterable[Any], parts: list[Any]) -> bool:
     """Append what a result depends on. False if an argument is not plain."""
     for x in args:
         kind = type(x)
@@ -155,9 +153,7 @@ def _is_plain(x: FakeTensor) -> bool:
     )
 
 
-def _remember(
-    key: tuple[Any, ...], func: Any, args: Sequence[Any], result: Any
-) -> None:
+def _remember(key: tuple[Any, ...], func: Any, args: Sequence[Any], result: Any) -> None:
     """Keep a result that torch had kept, if it is one or several new plain tensors."""
     is_tuple = type(result) is tuple
     tensors = result if is_tuple else (result,)
@@ -172,12 +168,7 @@ def _remember(
         _ANSWERS.clear()
     made = tuple(
         Made(
-            tuple(x.shape),
-            x.stride(),
-            x.storage_offset(),
-            x.dtype,
-            x.fake_device,
-            x.requires_grad,
+            tuple(x.shape), x.stride(), x.storage_offset(), x.dtype, x.fake_device, x.requires_grad
         )
         for x in tensors
     )
@@ -191,9 +182,7 @@ def _made(mode: FakeTensorMode, answer: Answer, args: Sequence[Any]) -> Any:
     return tuple(tensors) if answer.is_tuple else tensors[0]
 
 
-def _tensor(
-    mode: FakeTensorMode, made: Made, viewed: torch.Tensor | None
-) -> FakeTensor:
+def _tensor(mode: FakeTensorMode, made: Made, viewed: torch.Tensor | None) -> FakeTensor:
     """One new tensor, in memory of its own or in that of the tensor that it views."""
     with torch._C._DisableTorchDispatch():
         empty = torch.empty_strided(

@@ -22,9 +22,7 @@ SETTLED = (
     # on CUDA
 )
 
-_KNOWN: contextvars.ContextVar[bool] = contextvars.ContextVar(
-    "sizes_known", default=False
-)
+_KNOWN: contextvars.ContextVar[bool] = contextvars.ContextVar("sizes_known", default=False)
 
 
 def _ctc_loss(
@@ -55,9 +53,7 @@ def _lstsq(
 ) -> Any:
     if driver not in SETTLED:
         raise DynamicOutputShapeException(op)
-    with (
-        torch._C._DisableTorchDispatch()
-    ):  # its result for any matrices of these shapes
+    with torch._C._DisableTorchDispatch():  # its result for any matrices of these shapes
         draws = torch.Generator()  # the user's fake kernel stays
         real = op(
             torch.rand(a.shape, dtype=a.dtype, generator=draws),
@@ -67,10 +63,7 @@ def _lstsq(
         )
     with mode:
         return tuple(
-            torch.empty_strided(
-                x.shape, x.stride(), dtype=x.dtype, device=a.device
-            )
-            for x in real
+            torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=a.device) for x in real
         )
 
 
@@ -85,9 +78,7 @@ def sizes_known() -> Iterator[None]:
     from torch._subclasses.fake_impls import op_implementations_dict as known
 
     token = _KNOWN.set(True)
-    missing = {
-        op: _asking(sizes) for op, sizes in TABLE.items() if op not in known
-    }
+    missing = {op: _asking(sizes) for op, sizes in TABLE.items() if op not in known}
     known.update(missing)
     try:
         yield
@@ -112,9 +103,7 @@ def is_known() -> bool:
 
 
 def indexed(
-    original: Callable[..., torch.Tensor],
-    x: torch.Tensor,
-    indices: list[torch.Tensor | None],
+    original: Callable[..., torch.Tensor], x: torch.Tensor, indices: list[torch.Tensor | None]
 ) -> torch.Tensor:
     """The fake result of x[indices]. Its strides follow from those of x and, where they leave a
     choice, from those of the indices, which torch leaves out (2.13).
@@ -127,9 +116,7 @@ def indexed(
     operands = _over_result(x, given, out.shape)
     dims, _ = prims.compute_elementwise_output_logical_to_physical_perm(*operands)
     shape = [out.shape[d] for d in dims]
-    strides = dict(
-        zip(dims, prims.make_contiguous_strides_for(shape), strict=True)
-    )
+    strides = dict(zip(dims, prims.make_contiguous_strides_for(shape), strict=True))
     return out.as_strided(out.shape, [strides[d] for d in range(out.dim())])
 
 
@@ -153,6 +140,5 @@ def _over_result(
     around = [0] * before, [0] * (len(kept) - before)
     own = x.as_strided(shape, [*kept[:before], *inner, *kept[before:]])
     return [own] + [
-        index.as_strided(shape, [*around[0], *index.stride(), *around[1]])
-        for index in indices
+        index.as_strided(shape, [*around[0], *index.stride(), *around[1]]) for index in indices
     ]

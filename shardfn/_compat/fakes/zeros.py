@@ -53,9 +53,7 @@ def _is_zero(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and x._is_zerotensor()
 
 
-def _zero(
-    shape: torch.Size, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
+def _zero(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return torch._VF._efficientzerotensor(shape, dtype=dtype, device=device)
 
 
@@ -69,16 +67,10 @@ def _cross(a: torch.Tensor, b: torch.Tensor, *, dim: int = -1) -> torch.Tensor:
 
 def _div(a: Any, b: Any) -> torch.Tensor:
     shape, dtype, device = _result(a, b)
-    dtype = (
-        dtype
-        if dtype.is_floating_point or dtype.is_complex
-        else torch.get_default_dtype()
-    )
+    dtype = dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
     if not _is_zero(b):
         return _zero(shape, dtype, device)
-    return a * torch.full(
-        shape, math.nan if _is_zero(a) else math.inf, dtype=dtype, device=device
-    )
+    return a * torch.full(shape, math.nan if _is_zero(a) else math.inf, dtype=dtype, device=device)
 
 
 def _add(a: Any, b: Any, *, alpha: Any = 1) -> torch.Tensor:
@@ -123,10 +115,7 @@ def zeros_dispatched(
         args[0], torch.Tensor
     ):  # a number that was added to a zero tensor
         args = (torch.scalar_tensor(args[0]), *args[1:])
-    if (
-        func is ATEN._has_same_storage_numel.default
-        and args[0].stride() != args[1].stride()
-    ):
+    if func is ATEN._has_same_storage_numel.default and args[0].stride() != args[1].stride():
         # a zero tensor arrives here as one expanded number; if strides differ, torch checks them
         # next
         return True

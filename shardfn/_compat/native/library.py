@@ -93,9 +93,7 @@ def compiled_library() -> bytes:
         out = Path(folder, f"{NAME}.so")
         line = _command(out)
         log.info("compiling: %s", " ".join(line))
-        done = subprocess.run(
-            line, capture_output=True, text=True, timeout=SECONDS, check=False
-        )
+        done = subprocess.run(line, capture_output=True, text=True, timeout=SECONDS, check=False)
         if done.returncode:
             raise RuntimeError(f"{line[0]}: {done.stderr[-2000:]}")
         return out.read_bytes()

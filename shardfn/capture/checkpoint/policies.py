@@ -57,15 +57,9 @@ PLAIN: dict[str, Policy] = {
     "checkpoint_dots_with_no_batch_dims": _is_dot_without_batch,
 }
 NAMED: dict[str, Callable[[Names], Policy]] = {
-    "save_only_these_names": lambda wanted: (
-        lambda node, names: bool(names & wanted)
-    ),
-    "save_anything_except_these_names": lambda unwanted: (
-        lambda node, names: not names & unwanted
-    ),
-    "save_any_names_but_these": lambda unwanted: (
-        lambda node, names: bool(names - unwanted)
-    ),
+    "save_only_these_names": lambda wanted: lambda node, names: bool(names & wanted),
+    "save_anything_except_these_names": lambda unwanted: lambda node, names: not names & unwanted,
+    "save_any_names_but_these": lambda unwanted: lambda node, names: bool(names - unwanted),
 }
 BOTH = "save_from_both_policies"
 
@@ -100,10 +94,7 @@ def check(where: str, text: str) -> None:
     except (SyntaxError, ValueError):
         fix = f"one of {', '.join(PLAIN)}; {', '.join(NAMED)}, with names; {BOTH}, of two"
         raise ShardError.of(
-            where,
-            f"the policy is {text}",
-            needed="one of checkpoint_policies",
-            fix=fix,
+            where, f"the policy is {text}", needed="one of checkpoint_policies", fix=fix
         ) from None
 
 
@@ -115,11 +106,7 @@ def _meaning(tree: ast.expr) -> Policy:
     """
     if isinstance(tree, ast.Name) and tree.id in PLAIN:
         return PLAIN[tree.id]
-    if (
-        isinstance(tree, ast.Call)
-        and isinstance(tree.func, ast.Name)
-        and not tree.keywords
-    ):
+    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and not tree.keywords:
         if tree.func.id in NAMED:
             return NAMED[tree.func.id](frozenset(_text(x) for x in tree.args))
         if tree.func.id == BOTH and len(tree.args) == 2:

@@ -66,22 +66,13 @@ def recompute(graph: torch.fx.Graph) -> torch.fx.Graph:
     if members:
         work = _Work(members, _tokens(graph))
         inner_first = sorted(
-            members,
-            key=lambda key: (
-                len(members[key]),
-                -int(key.removeprefix(sources.REGION)),
-            ),
+            members, key=lambda key: (len(members[key]), -int(key.removeprefix(sources.REGION)))
         )
-        policy = {
-            key: policies.read(_regions(nodes[0])[key])
-            for key, nodes in members.items()
-        }
+        policy = {key: policies.read(_regions(nodes[0])[key]) for key, nodes in members.items()}
         depth = {key: i for i, key in enumerate(inner_first)}
         for key in inner_first:
             around = tuple(
-                other
-                for other in _regions(members[key][0])
-                if depth[other] > depth[key]
+                other for other in _regions(members[key][0]) if depth[other] > depth[key]
             )
             _Region(graph, work, key, policy[key], around).recompute()
         remove_unread(graph)
@@ -100,9 +91,7 @@ def residuals(graph: torch.fx.Graph) -> list[torch.fx.Node]:
         In order, each once: the nodes that own the memory. For a view, that is its base.
     """
     backward = [node for node in graph.nodes if _is_backward(node)]
-    late = {
-        node for node in backward if _noted(node).get(sources.OUTERMOST)
-    } or set(backward)
+    late = {node for node in backward if _noted(node).get(sources.OUTERMOST)} or set(backward)
     kept = {
         owner_of(x)
         for node in late
@@ -132,19 +121,13 @@ def _note_names(graph: torch.fx.Graph) -> None:
         node.replace_all_uses_with(value)
         graph.erase_node(node)
         while value is not None:
-            value.meta["custom"] = {
-                **_noted(value),
-                "names": (*names_of(value), name),
-            }
+            value.meta["custom"] = {**_noted(value), "names": (*names_of(value), name)}
             under = (
-                value.all_input_nodes[0]
-                if value.op == "call_function" and is_view(value)
-                else None
+                value.all_input_nodes[0] if value.op == "call_function" and is_view(value) else None
             )
             value = (
                 under
-                if under is not None
-                and under.meta["val"].numel() == value.meta["val"].numel()
+                if under is not None and under.meta["val"].numel() == value.meta["val"].numel()
                 else None
             )
 
@@ -190,20 +173,12 @@ def _tokens(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node | None]:
             fixed.add(node)
         if _is_backward(node):
             around = frozenset(_regions(node))
-            near = (
-                x
-                for x in node.all_input_nodes
-                if x in good and around.issuperset(_regions(x))
-            )
+            near = (x for x in node.all_input_nodes if x in good and around.issuperset(_regions(x)))
             found[node] = next(near, None) or next(
                 (x for calls, x in reversed(last.items()) if calls <= around), None
             )
             value = node.meta.get("val")
-            if (
-                node not in fixed
-                and isinstance(value, torch.Tensor)
-                and value.is_floating_point()
-            ):
+            if node not in fixed and isinstance(value, torch.Tensor) and value.is_floating_point():
                 good.add(node)
                 if node.target is not placement.ALIGN:
                     last.pop(around, None)
@@ -249,22 +224,13 @@ class _Region:
         members = self.work.members[self.key]
         inputs = {x for node in members for x in node.all_input_nodes}
         for reader in sorted(
-            {
-                user
-                for x in inputs.union(members)
-                for user in x.users
-                if self.reads(user)
-            }
+            {user for x in inputs.union(members) for user in x.users if self.reads(user)}
         ):
             self.serve(reader)
 
     def reads(self, node: torch.fx.Node) -> bool:
         """Whether a node belongs to this call's backward. A node without annotations does."""
-        if (
-            not _is_backward(node)
-            or node.target in SHAPE_ONLY
-            or self.key in _noted(node)
-        ):
+        if not _is_backward(node) or node.target in SHAPE_ONLY or self.key in _noted(node):
             return False
         return self.key in _noted(node).get("inside", (self.key,))
 
@@ -276,11 +242,7 @@ class _Region:
         queue = list(reader.all_input_nodes)
         while queue:
             node = queue.pop()
-            if (
-                node not in needed
-                and node not in self.copies
-                and self.is_lost(node)
-            ):
+            if node not in needed and node not in self.copies and self.is_lost(node):
                 needed.add(node)
                 queue += node.all_input_nodes
         with self.graph.inserting_before(reader):
@@ -296,9 +258,7 @@ class _Region:
             return False
         names = frozenset(names_of(node))
         if _is_item(node):
-            return self.is_lost(args_of(node)[0]) and not (
-                names and self.keeps(node, names)
-            )
+            return self.is_lost(args_of(node)[0]) and not (names and self.keeps(node, names))
         return not draws(node) and not self.keeps(node, names)
 
     def current(self, node: torch.fx.Node) -> torch.fx.Node:
@@ -311,11 +271,7 @@ class _Region:
         for x in node.all_input_nodes if token else ():
             if x not in self.copies and x not in self.barred and not _is_early(x):
                 self.bar(x, reader)
-        computes = (
-            not is_view(node)
-            and not _is_item(node)
-            and node.target not in SHAPE_ONLY
-        )
+        computes = not is_view(node) and not _is_item(node) and node.target not in SHAPE_ONLY
         if (
             token
             and computes
@@ -348,27 +304,17 @@ class _Region:
         plain = {
             key: said
             for key, said in noted.items()
-            if key not in sources.place(noted)
-            and key not in ("names", "belongs_to")
+            if key not in sources.place(noted) and key not in ("names", "belongs_to")
         }
         there = sources.place(_noted(reader))
         return {
             **node.meta,
             "phase": "backward",
-            "custom": {
-                **plain,
-                **there,
-                "phase": "backward",
-                "inside": self.around,
-            },
+            "custom": {**plain, **there, "phase": "backward", "inside": self.around},
         }
 
 
 def _is_early(node: torch.fx.Node) -> bool:
     """Whether a value is an input, a constant, or a view of one. Such values need not be saved."""
     node = owner_of(node)
-    return (
-        node.op != "call_function"
-        or not node.all_input_nodes
-        or node.target in SHAPE_ONLY
-    )
+    return node.op != "call_function" or not node.all_input_nodes or node.target in SHAPE_ONLY

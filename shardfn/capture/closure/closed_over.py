@@ -73,18 +73,13 @@ class ClosedOver:
         ]
 
     def traced(
-        self,
-        stand_ins: Sequence[torch.Tensor],
-        ends: set[int],
-        constants: Sequence[torch.Tensor],
+        self, stand_ins: Sequence[torch.Tensor], ends: set[int], constants: Sequence[torch.Tensor]
     ) -> ClosedOver:
         """The record after a trace: the stand-ins of the tensors, the ids of those that
         gradients reach, and the constants.
         """
         followed = [
-            i
-            for i, x in enumerate(stand_ins)
-            if x.requires_grad and torch.is_grad_enabled()
+            i for i, x in enumerate(stand_ins) if x.requires_grad and torch.is_grad_enabled()
         ]
         return attrs.evolve(
             self,
@@ -100,8 +95,7 @@ class ClosedOver:
         tensors.
         """
         return attrs.evolve(
-            self,
-            names=tuple(names_of(self.tensors, roots)) if self.tensors else (),
+            self, names=tuple(names_of(self.tensors, roots)) if self.tensors else ()
         )
 
     def suspects(self) -> tuple[torch.Tensor, ...]:
@@ -153,21 +147,15 @@ class ClosedOver:
         if lost := self.lost(known):
             raise self._lost(name, lost)
         if _compat.in_dual_level():
-            dual = [
-                i for i, x in enumerate(self.tensors) if _compat.has_tangent(x)
-            ]
+            dual = [i for i, x in enumerate(self.tensors) if _compat.has_tangent(x)]
             if dual:
-                raise lost_tangent(
-                    f"{name}, {self.names[dual[0]]} that it closes over"
-                )
+                raise lost_tangent(f"{name}, {self.names[dual[0]]} that it closes over")
 
     def _lost(self, name: str, lost: list[int]) -> CaptureError:
         names = list(dict.fromkeys(self.names[i] for i in lost))
         more = f" and {len(names) - 4} more" if len(names) > 4 else ""
         verb, its = (
-            ("requires", "its gradient")
-            if len(names) == 1
-            else ("require", "their gradients")
+            ("requires", "its gradient") if len(names) == 1 else ("require", "their gradients")
         )
         got = f"it closes over {', '.join(names[:4])}{more}, which {verb} grad: {its} would be lost"
         fixes = FIXES
@@ -180,9 +168,7 @@ class ClosedOver:
         fix = "; or ".join(fixes)
         source = self.lines[lost[0]] or call_site()
         needed = "tensors that need no gradient, or arguments"
-        return CaptureError.of(
-            name, got, needed=needed, fix=fix, source=source, arg_path=names[0]
-        )
+        return CaptureError.of(name, got, needed=needed, fix=fix, source=source, arg_path=names[0])
 
 
 def lost_tangent(where: str) -> ShardError:
@@ -297,21 +283,13 @@ def _parts(name: str, x: Any) -> Iterator[tuple[str, Any]]:
         yield "", x.__func__
     elif isinstance(x, functools.partial):
         names = getattr(getattr(x.func, "__code__", None), "co_varnames", ())
-        yield from (
-            (names[i] if i < len(names) else f"args[{i}]", y)
-            for i, y in enumerate(x.args)
-        )
+        yield from ((names[i] if i < len(names) else f"args[{i}]", y) for i, y in enumerate(x.args))
         yield from x.keywords.items()
         yield "", x.func
     elif isinstance(x, (list, tuple)):
-        yield from (
-            (f"{name}[{i}]" if name else "", child)
-            for i, child in enumerate(x[:MANY])
-        )
+        yield from ((f"{name}[{i}]" if name else "", child) for i, child in enumerate(x[:MANY]))
     elif isinstance(x, dict):
-        yield from (
-            (f"{name}[{key!r}]", child) for key, child in list(x.items())[:MANY]
-        )
+        yield from ((f"{name}[{key!r}]", child) for key, child in list(x.items())[:MANY])
     elif isinstance(x, torch.nn.Module):
         yield from _of_module(name or "self", x)
     elif not isinstance(x, (torch.Tensor, type, types.ModuleType)):
@@ -326,11 +304,7 @@ def _of_function(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
         except ValueError:
             continue  # empty
     defaults = fn.__defaults__ or ()
-    yield from zip(
-        code.co_varnames[: code.co_argcount][-len(defaults) :],
-        defaults,
-        strict=False,
-    )
+    yield from zip(code.co_varnames[: code.co_argcount][-len(defaults) :], defaults, strict=False)
     yield from (fn.__kwdefaults__ or {}).items()
     if sources.is_ours(code.co_filename):
         return
@@ -339,13 +313,9 @@ def _of_function(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
         if isinstance(value, types.ModuleType) and not sources.is_ours(
             getattr(value, "__file__", None) or "<frozen"
         ):
-            known = (
-                (other, getattr(value, other, None)) for other in _names(code)
-            )
+            known = ((other, getattr(value, other, None)) for other in _names(code))
             yield from (
-                (f"{variable}.{other}", child)
-                for other, child in known
-                if child is not None
+                (f"{variable}.{other}", child) for other, child in known if child is not None
             )
         elif value is not None:
             yield variable, value
@@ -358,22 +328,9 @@ def _names(code: types.CodeType) -> list[str]:
 
 
 def _of_module(name: str, module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    held = (
-        _compat.parameters_of(module),
-        _compat.buffers_of(module),
-        _compat.modules_of(module),
-    )
-    yield from (
-        (f"{name}.{key}", x)
-        for table in held
-        for key, x in table.items()
-        if x is not None
-    )
-    yield from (
-        (f"{name}.{key}", x)
-        for key, x in vars(module).items()
-        if not key.startswith("_")
-    )
+    held = (_compat.parameters_of(module), _compat.buffers_of(module), _compat.modules_of(module))
+    yield from ((f"{name}.{key}", x) for table in held for key, x in table.items() if x is not None)
+    yield from ((f"{name}.{key}", x) for key, x in vars(module).items() if not key.startswith("_"))
     yield "", type(module).forward
 
 
@@ -383,15 +340,10 @@ def _of_object(name: str, x: Any) -> Iterator[tuple[str, Any]]:
     """
     ours = type(x).__module__.startswith(__name__.partition(".")[0])
     slots = [
-        s
-        for kind in type(x).__mro__
-        for s in getattr(kind, "__slots__", ())
-        if isinstance(s, str)
+        s for kind in type(x).__mro__ for s in getattr(kind, "__slots__", ()) if isinstance(s, str)
     ]
     held = {
         **{s: getattr(x, s, None) for s in slots if not s.startswith("__")},
         **getattr(x, "__dict__", {}),
     }
-    yield from (
-        ("" if ours else f"{name}.{key}", child) for key, child in held.items()
-    )
+    yield from (("" if ours else f"{name}.{key}", child) for key, child in held.items())

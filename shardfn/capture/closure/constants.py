@@ -79,10 +79,7 @@ def constant_key(x: Any, depth: int = DEPTH) -> tuple[Any, ...]:
     """The key of a constant: its type, and its value bit for bit.
 
     Example:
-        >>> (
-        ...     constant_key(0.0) == constant_key(-0.0),
-        ...     constant_key(1) == constant_key(True),
-        ... )
+        >>> (constant_key(0.0) == constant_key(-0.0), constant_key(1) == constant_key(True))
         (False, False)
     """
     kind = type(x)
@@ -102,24 +99,16 @@ def is_constant(x: Any) -> bool:
     """Whether x is an immutable value."""
     if isinstance(x, tuple):
         return all(map(is_constant, x))
-    simple = isinstance(
-        x, (*EXACT, float, complex, *VALUES, slice, range, frozenset)
-    )
+    simple = isinstance(x, (*EXACT, float, complex, *VALUES, slice, range, frozenset))
     return simple or (
-        type(x).__module__ == "numpy"
-        and hasattr(x, "dtype")
-        and not hasattr(x, "__len__")
+        type(x).__module__ == "numpy" and hasattr(x, "dtype") and not hasattr(x, "__len__")
     )
 
 
 def _of_object(x: Any, depth: int) -> Any:
-    if callable(x) and (
-        hasattr(x, "__wrapped__") or type(x).__module__.startswith("torch._ops")
-    ):
+    if callable(x) and (hasattr(x, "__wrapped__") or type(x).__module__.startswith("torch._ops")):
         return Same(x)
-    if hasattr(x, "tobytes") and hasattr(
-        x, "dtype"
-    ):  # an array or a scalar of NumPy
+    if hasattr(x, "tobytes") and hasattr(x, "dtype"):  # an array or a scalar of NumPy
         return str(x.dtype), x.shape, x.tobytes()
     return Alike(x, _state(x, depth))
 
@@ -130,19 +119,9 @@ def _state(x: Any, depth: int) -> Any:
     for cls in type(x).__mro__:
         slots = cls.__dict__.get("__slots__", ())
         slots = (slots,) if isinstance(slots, str) else slots
-        names |= {
-            name: getattr(x, name)
-            for name in slots
-            if hasattr(x, name) and name[:2] != "__"
-        }
-    names = {
-        name: child
-        for name, child in names.items()
-        if not name.startswith("_shardfn")
-    }
-    return tuple(
-        (name, constant_key(child, depth)) for name, child in sorted(names.items())
-    )
+        names |= {name: getattr(x, name) for name in slots if hasattr(x, name) and name[:2] != "__"}
+    names = {name: child for name, child in names.items() if not name.startswith("_shardfn")}
+    return tuple((name, constant_key(child, depth)) for name, child in sorted(names.items()))
 
 
 def _of_partial(x: Any, depth: int) -> Any:
@@ -159,10 +138,7 @@ def _of_items(x: Any, depth: int) -> Any:
 
 
 def _of_dict(x: Any, depth: int) -> Any:
-    return tuple(
-        (constant_key(key, depth), constant_key(child, depth))
-        for key, child in x.items()
-    )
+    return tuple((constant_key(key, depth), constant_key(child, depth)) for key, child in x.items())
 
 
 def _of_set(x: Any, depth: int) -> Any:
@@ -171,9 +147,7 @@ def _of_set(x: Any, depth: int) -> Any:
 
 def _with_state(value: Callable[[Any], Any]) -> Callable[[Any, int], Any]:
     """The key of a value that may be of a class of the user's, with attributes of its own."""
-    return lambda x, depth: (
-        (value(x), _state(x, depth)) if hasattr(x, "__dict__") else value(x)
-    )
+    return lambda x, depth: (value(x), _state(x, depth)) if hasattr(x, "__dict__") else value(x)
 
 
 KEYS: tuple[tuple[Any, Callable[[Any, int], Any]], ...] = (

@@ -23,10 +23,7 @@ def refuse_closed_over(tensors: Sequence[torch.Tensor], name: str) -> None:
     wrong = [
         x
         for x in tensors
-        if (
-            type(x) not in (torch.Tensor, torch.nn.Parameter)
-            and not isinstance(x, DTensor)
-        )
+        if (type(x) not in (torch.Tensor, torch.nn.Parameter) and not isinstance(x, DTensor))
         or _is_around_others(x)
     ]
     if wrong:
@@ -83,12 +80,7 @@ def entering(
         and not known.add(id(x))
     ]
     lines = tuple(
-        next(
-            filter(
-                None, (sources.line_of(u.meta.get("stack_trace")) for u in n.users)
-            ),
-            None,
-        )
+        next(filter(None, (sources.line_of(u.meta.get("stack_trace")) for u in n.users)), None)
         for _, n in mine
     )
     found = tuple(x for x, _ in mine)

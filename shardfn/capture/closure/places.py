@@ -43,18 +43,14 @@ def name_of(path: Path) -> str:
     """The user's name of a place: `scale[0]`, `cfg.k`, `f.__defaults__[0]`."""
     text = ""
     for kind, to in path:
-        if kind == "attr" and not (
-            to in ("__self__", "held", "fn", "func") or (to == "__dict__")
-        ):
+        if kind == "attr" and not (to in ("__self__", "held", "fn", "func") or (to == "__dict__")):
             text += f".{to}" if text else str(to)
         elif kind == "cell":
             text = str(to)
         elif kind == "training":
             text = f"submodules of {to} that train"
         elif kind in ("item", "value"):
-            text += (
-                f"[{to!r}]" if text else (str(to) if isinstance(to, str) else "")
-            )
+            text += f"[{to!r}]" if text else (str(to) if isinstance(to, str) else "")
     return text.strip(".") or "something that it closes over"
 
 
@@ -78,9 +74,7 @@ def is_closed(x: Any) -> bool:
     settings.
     """
     return (
-        isinstance(x, types.ModuleType)
-        and is_library(x)
-        and not x.__name__.startswith("torch.nn.")
+        isinstance(x, types.ModuleType) and is_library(x) and not x.__name__.startswith("torch.nn.")
     )
 
 
@@ -149,9 +143,7 @@ def is_fixed(x: Any, kind: str, to: Any, value: Any) -> bool:
     if kind == "attr" and "_hooks" in to and isinstance(x, torch.nn.Module):
         return True  # torch puts hooks into the dict, and never replaces the dict
     ours = (type(x).__module__ or "").startswith("shardfn.")
-    unstable = (
-        kind == "attr" and to not in own_names(x) and getattr(x, to) is not value
-    )  # a method
+    unstable = kind == "attr" and to not in own_names(x) and getattr(x, to) is not value  # a method
     return (ours and not isinstance(x, types.ModuleType)) or unstable
 
 

@@ -29,14 +29,11 @@ class Derivative:
     primals: tuple[tuple[int, ...], ...]
 
 
-def derivative_of(
-    results: Sequence[torch.Tensor], primals: Sequence[torch.Tensor]
-) -> Derivative:
+def derivative_of(results: Sequence[torch.Tensor], primals: Sequence[torch.Tensor]) -> Derivative:
     """The facts of a derivative that is about to be taken."""
     ends = reaching(results)
     return Derivative(
-        tuple(x.requires_grad for x in results),
-        tuple(tuple(ends.get(id(x), ())) for x in primals),
+        tuple(x.requires_grad for x in results), tuple(tuple(ends.get(id(x), ())) for x in primals)
     )
 
 
@@ -46,9 +43,7 @@ def follow_primals(python: torch.fx.GraphModule) -> None:
     Dynamo wraps a closed-over tensor for the derivative that has it as a primal. The function
     inside reads the tensor itself, which the derivative would not see.
     """
-    for marked in python.graph.find_nodes(
-        op="call_function", target=placement.primal
-    ):
+    for marked in python.graph.find_nodes(op="call_function", target=placement.primal):
         (held,) = marked.all_input_nodes
         wrapped = _wrapped(marked)
         for node in _level_of(wrapped):

@@ -42,9 +42,7 @@ SOFT = {  # guards that any object of the same type passes if the reads from it 
     "EQUALS_MATCH",
 }
 LONG = 100  # a longer list or dict is data
-SETTINGS = (
-    torch.is_grad_enabled,
-)  # functions whose result is a constant of the program
+SETTINGS = (torch.is_grad_enabled,)  # functions whose result is a constant of the program
 
 
 class Reads:
@@ -55,9 +53,7 @@ class Reads:
         reads: the reads from `_compat.capture_python`.
     """
 
-    def __init__(
-        self, fn: Callable[..., Any], reads: Iterable[_compat.Read]
-    ) -> None:
+    def __init__(self, fn: Callable[..., Any], reads: Iterable[_compat.Read]) -> None:
         self.fn = fn
         self.asks_world = False
         self.values: dict[Path, Any] = {}
@@ -75,12 +71,8 @@ class Reads:
             if path not in self.values and not self._found(path):
                 return
         x = self.values[read.path]
-        kind = (
-            "SETTING" if any(x is setting for setting in SETTINGS) else read.kind
-        )
-        self.answers.setdefault(read.path, []).append(
-            (kind, read.key, _answer(x, kind, read.key))
-        )
+        kind = "SETTING" if any(x is setting for setting in SETTINGS) else read.kind
+        self.answers.setdefault(read.path, []).append((kind, read.key, _answer(x, kind, read.key)))
 
     def _found(self, path: Path) -> bool:
         """Look up a place. Returns whether it exists and is not inside a library."""
@@ -121,8 +113,7 @@ class Reads:
             if path not in self.fixed:
                 owner, kind, to = home_of(self.values[path[:-1]], *path[-1])
                 terms.setdefault(
-                    (id(owner), kind, repr(to)),
-                    _identity(owner, kind, to, value, bound),
+                    (id(owner), kind, repr(to)), _identity(owner, kind, to, value, bound)
                 )
             for kind, key, answer in self.answers.get(path, ()):
                 if answer is not None:
@@ -180,9 +171,7 @@ class Reads:
                 new = step_to(now[before], *path[-1]) if before else old
                 answers = self.answers.get(path, ())
                 alike = _alike(old, new, {kind for kind, _, _ in answers})
-                alike = alike and all(
-                    _answer(new, kind, key) == x for kind, key, x in answers
-                )
+                alike = alike and all(_answer(new, kind, key) == x for kind, key, x in answers)
             except MISSING:
                 new = None
                 alike = False
@@ -242,18 +231,13 @@ def _held(fn: types.FunctionType) -> list[Path]:
     paths: list[Path] = [
         (scope, ("item", name)) for name in code.co_names if name in fn.__globals__
     ]
-    paths += [
-        (*cells, ("item", i), ("cell", name))
-        for i, name in enumerate(code.co_freevars)
-    ]
+    paths += [(*cells, ("item", i), ("cell", name)) for i, name in enumerate(code.co_freevars)]
     kinds = (list, dict)
     values = [(path, value_at(path)) for path in paths]
     return [path for path, x in values if is_constant(x) or isinstance(x, kinds)]
 
 
-def _identity(
-    x: Any, kind: str, to: Any, value: Any, bound: Callable[[Any], str]
-) -> str:
+def _identity(x: Any, kind: str, to: Any, value: Any, bound: Callable[[Any], str]) -> str:
     """The test that a place holds the identical object."""
     owner = bound(x)
     expected = bound(value)
@@ -263,11 +247,7 @@ def _identity(
         return f"getattr({owner}, {to!r}) is {expected}"
     if kind == "item":
         plain = not isinstance(x, dict) or type(x).__getitem__ is dict.__getitem__
-        found = (
-            f"{owner}[{bound(to)}]"
-            if plain
-            else f"dict.__getitem__({owner}, {bound(to)})"
-        )
+        found = f"{owner}[{bound(to)}]" if plain else f"dict.__getitem__({owner}, {bound(to)})"
         return f"{found} is {expected}"
     return f"{bound(step_to)}({owner}, {kind!r}, {to!r}) is {expected}"
 
@@ -292,17 +272,10 @@ def _answer(x: Any, kind: str, key: Any) -> Any:
 
 
 LENGTH = ("SEQUENCE_LENGTH", "EMPTY_NN_MODULE_HOOKS_DICT")
-CONTAINS = (
-    "DICT_CONTAINS",
-    "DICT_NOT_CONTAINS",
-    "SET_CONTAINS",
-    "SET_NOT_CONTAINS",
-)
+CONTAINS = ("DICT_CONTAINS", "DICT_NOT_CONTAINS", "SET_CONTAINS", "SET_NOT_CONTAINS")
 
 
-def _test(
-    x: Any, kind: str, key: Any, answer: Any, bound: Callable[[Any], str]
-) -> str:
+def _test(x: Any, kind: str, key: Any, answer: Any, bound: Callable[[Any], str]) -> str:
     """The test that a guard's value is unchanged."""
     name = bound(x)
     if kind == "TENSOR_MATCH":
@@ -332,9 +305,7 @@ def _alike(old: Any, new: Any, kinds: set[str]) -> bool:
         return False
     if is_constant(old):
         return constant_key(old) == constant_key(new)
-    if isinstance(
-        old, types.FunctionType
-    ):  # its defaults and closure are separate places
+    if isinstance(old, types.FunctionType):  # its defaults and closure are separate places
         return old.__code__ is new.__code__ and old.__globals__ is new.__globals__
     hard = isinstance(old, (torch.Tensor, types.ModuleType, type)) or not kinds
     return not hard and kinds <= SOFT

@@ -27,15 +27,10 @@ class Region:
     """
 
     def __init__(
-        self,
-        graph: torch.fx.GraphModule,
-        given: Sequence[Any],
-        replay: Callable[..., Any],
+        self, graph: torch.fx.GraphModule, given: Sequence[Any], replay: Callable[..., Any]
     ) -> None:
         self.graph, self.replay = graph, replay
-        self.entered = {
-            i: x.number for i, x in enumerate(given) if isinstance(x, Entered)
-        }
+        self.entered = {i: x.number for i, x in enumerate(given) if isinstance(x, Entered)}
         # the sizes that Dynamo has read as symbols
         self.sizes = {i: x for i, x in enumerate(given) if isinstance(x, int)}
         self.free = [x for x in given if not isinstance(x, (Entered, int))]
@@ -56,12 +51,7 @@ class Region:
         # needs it
         with torch.enable_grad():
             outs = self.replay(self.graph).run(*inputs)
-        return [
-            x
-            for _, x in sorted(
-                zip(self.order, outs, strict=True), key=lambda pair: pair[0]
-            )
-        ]
+        return [x for _, x in sorted(zip(self.order, outs, strict=True), key=lambda pair: pair[0])]
 
 
 class Entered:
@@ -109,9 +99,7 @@ def region(fn: Callable[..., Any], xs: list[torch.Tensor]) -> Any:
     )
 
 
-def wrap(
-    replay: Callable[..., Any], graph: torch.fx.GraphModule, *given: Any
-) -> tuple[Left, ...]:
+def wrap(replay: Callable[..., Any], graph: torch.fx.GraphModule, *given: Any) -> tuple[Left, ...]:
     """Returns a body instead of its results, when Dynamo's graph is replayed."""
     made = Region(graph, given, replay)
     return tuple(Left(made, k) for k in made.order)

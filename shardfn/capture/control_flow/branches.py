@@ -16,16 +16,7 @@ from .. import trace
 from ..shard_map import axis_names
 from . import holders
 from .bodies import Left
-from .flat import (
-    Body,
-    add_inputs,
-    drawing,
-    filled,
-    floats_of,
-    is_float,
-    mapped,
-    spread,
-)
+from .flat import Body, add_inputs, drawing, filled, floats_of, is_float, mapped, spread
 
 
 @attrs.frozen(eq=False)
@@ -47,8 +38,7 @@ class _Branch(torch.autograd.Function):
         branch: Branched, truth: torch.Tensor, *consts: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         (yes, first), (no, second) = (
-            trace.traced(body, consts, "cond", branch.derived)
-            for body in branch.bodies
+            trace.traced(body, consts, "cond", branch.derived) for body in branch.bodies
         )
         add_inputs(yes, len(consts) + len(first), second)
         add_inputs(no, len(consts), first)
@@ -68,9 +58,7 @@ class _Branch(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
         truth, *consts = ctx.saved_tensors
         given = [k for k, g in enumerate(cotangents) if g is not None]
-        yes, no = (
-            transposed(body, len(consts), given) for body in ctx.branch.bodies
-        )
+        yes, no = (transposed(body, len(consts), given) for body in ctx.branch.bodies)
         transpose = Branched((yes, no), derived=True)
         incoming = [cotangents[k] for k in given]
         of_consts = _Branch.apply(transpose, truth, *consts, *incoming)
@@ -85,10 +73,7 @@ class _Branch(torch.autograd.Function):
             if is_float(x)
         ]
         floating: list[bool] = []
-        yes, no = (
-            with_tangents(body, len(consts), floating)
-            for body in ctx.branch.bodies
-        )
+        yes, no = (with_tangents(body, len(consts), floating) for body in ctx.branch.bodies)
         pushforward = Branched((yes, no), derived=True)
         outs = _Branch.apply(pushforward, truth, *consts, *dots)
         of_floats = iter(outs)
@@ -96,18 +81,12 @@ class _Branch(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any,
-        in_dims: Any,
-        branch: Branched,
-        truth: torch.Tensor,
-        *consts: torch.Tensor,
+        info: Any, in_dims: Any, branch: Branched, truth: torch.Tensor, *consts: torch.Tensor
     ) -> Any:
         dims = tuple(in_dims[2:])
         size = info.batch_size
         randomness = info.randomness
-        yes, no = (
-            mapped(body, dims, size, randomness) for body in branch.bodies
-        )
+        yes, no = (mapped(body, dims, size, randomness) for body in branch.bodies)
         truth_dim = in_dims[1]
         if truth_dim is None:
             of_all = attrs.evolve(branch, bodies=(yes, no))
@@ -119,9 +98,7 @@ class _Branch(torch.autograd.Function):
         return outs, tuple([0] * len(outs))
 
 
-def chosen(
-    truth: torch.Tensor, a: torch.Tensor, b: torch.Tensor
-) -> torch.Tensor:
+def chosen(truth: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Select a or b for each sample along dim 0."""
     ones = [1] * (a.dim() - 1)
     by_sample = truth.view(-1, *ones)  # (size, 1, ..)
@@ -169,9 +146,7 @@ def with_tangents(body: Body, count: int, floating: list[bool]) -> Body:
     return pushed
 
 
-def branched(
-    truth: torch.Tensor, yes: Sequence[Left], no: Sequence[Left]
-) -> Tensors:
+def branched(truth: torch.Tensor, yes: Sequence[Left], no: Sequence[Left]) -> Tensors:
     """A cond of two bodies."""
     yes_region = yes[0].region
     no_region = no[0].region

@@ -42,10 +42,7 @@ class Rule:
         raise NotImplementedError
 
     def pushed(
-        self,
-        level: _compat.Level,
-        tensors: Tensors,
-        tangents: list[torch.Tensor | None],
+        self, level: _compat.Level, tensors: Tensors, tangents: list[torch.Tensor | None]
     ) -> list[torch.Tensor]:
         """The results at a level of forward mode, of tensors and tangents of the level below."""
         raise NotImplementedError
@@ -72,26 +69,18 @@ def ruled(rule: Rule, tensors: Tensors) -> list[torch.Tensor]:
         return list(rule.fn(*tensors))
     with level.lowered():
         outs = ruled(rule, [level.below(x) for x in tensors])
-    if level.kind == "jvp" and any(
-        level.tangent(x) is not None for x in tensors[: rule.count]
-    ):
-        return [
-            level.dual(x, torch.zeros_like(x)) if is_float(x) else x for x in outs
-        ]
+    if level.kind == "jvp" and any(level.tangent(x) is not None for x in tensors[: rule.count]):
+        return [level.dual(x, torch.zeros_like(x)) if is_float(x) else x for x in outs]
     return outs
 
 
-def _differentiated(
-    rule: Rule, level: _compat.Level, tensors: Tensors
-) -> list[torch.Tensor]:
+def _differentiated(rule: Rule, level: _compat.Level, tensors: Tensors) -> list[torch.Tensor]:
     """The results at a level that differentiates with respect to some argument."""
     if level.kind is None:
         return rule.pulled(level, tensors)
     below = [level.below(x) for x in tensors]
     if level.kind == "jvp":
-        return rule.pushed(
-            level, below, [level.tangent(x) for x in tensors[: rule.count]]
-        )
+        return rule.pushed(level, below, [level.tangent(x) for x in tensors[: rule.count]])
     return rule.pulled(level, tensors)
 
 
@@ -99,18 +88,11 @@ def _refuse_closed_over(rule: Rule, level: _compat.Level, free: Tensors) -> None
     """Refuse closed-over values that are differentiated: the rule has no gradient for them."""
     if any(level.moves(x) for x in free):
         fix = "pass it as an argument, for which the rule gives a derivative"
-        raise CaptureError.of(
-            rule.name, "it closes over a value that is differentiated", fix=fix
-        )
+        raise CaptureError.of(rule.name, "it closes over a value that is differentiated", fix=fix)
 
 
-def _or_zeros(
-    like: Tensors, xs: Sequence[torch.Tensor | None]
-) -> list[torch.Tensor]:
-    return [
-        torch.zeros_like(x) if t is None else t
-        for x, t in zip(like, xs, strict=True)
-    ]
+def _or_zeros(like: Tensors, xs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+    return [torch.zeros_like(x) if t is None else t for x, t in zip(like, xs, strict=True)]
 
 
 @attrs.frozen(eq=False)
@@ -139,18 +121,13 @@ class Reverse(Rule):
             made = outs if again is None else self.forward(*again, *free)
             results = made[: self.results]
             residuals = made[self.results :]
-            feed = iter(
-                self.back(*residuals, *_or_zeros(results, cotangents), *free)
-            )
+            feed = iter(self.back(*residuals, *_or_zeros(results, cotangents), *free))
             return [next(feed) if has else None for has in self.given]
 
         return level.pulled(outs[: self.results], pull, xs)
 
     def pushed(
-        self,
-        level: _compat.Level,
-        tensors: Tensors,
-        tangents: list[torch.Tensor | None],
+        self, level: _compat.Level, tensors: Tensors, tangents: list[torch.Tensor | None]
     ) -> list[torch.Tensor]:
         fix = "custom_jvp, whose rule serves both modes"
         got = "it has a rule for reverse mode only, and is differentiated in forward mode"
@@ -185,16 +162,12 @@ class Forward(Rule):
         free = [level.below(x) for x in tensors[self.count :]]
         below = [level.below(x) for x in xs]
         with level.lowered():
-            outs = self.push(*below, *(torch.zeros_like(x) for x in below), *free)[
-                : self.results
-            ]
+            outs = self.push(*below, *(torch.zeros_like(x) for x in below), *free)[: self.results]
 
         def pull(
             cotangents: Sequence[torch.Tensor | None], again: Tensors | None
         ) -> list[torch.Tensor | None]:
-            return self.transposed(
-                below if again is None else again, free, cotangents
-            )
+            return self.transposed(below if again is None else again, free, cotangents)
 
         return level.pulled(outs, pull, xs)
 
@@ -218,19 +191,14 @@ class Forward(Rule):
         return [next(feed) if is_float(x) else None for x in xs]
 
     def pushed(
-        self,
-        level: _compat.Level,
-        tensors: Tensors,
-        tangents: list[torch.Tensor | None],
+        self, level: _compat.Level, tensors: Tensors, tangents: list[torch.Tensor | None]
     ) -> list[torch.Tensor]:
         xs = tensors[: self.count]
         free = tensors[self.count :]
         with level.lowered():
             outs = self.push(*xs, *_or_zeros(xs, tangents), *free)
         pairs = zip(outs[: self.results], outs[self.results :], strict=True)
-        return [
-            level.dual(x, t) if is_float(x) else level.wrapped(x) for x, t in pairs
-        ]
+        return [level.dual(x, t) if is_float(x) else level.wrapped(x) for x, t in pairs]
 
     def mapped(self, dims: tuple[int | None, ...], size: int) -> Rule:
         xs = dims[: self.count]
@@ -282,9 +250,7 @@ def reverse_ruled(
         pull,
         tuple(given),
     )
-    return ruled(
-        rule, [*xs, *plain.free, *forward.free, *(back.free if back else [])]
-    )
+    return ruled(rule, [*xs, *plain.free, *forward.free, *(back.free if back else [])])
 
 
 def forward_ruled(

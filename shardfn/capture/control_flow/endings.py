@@ -27,20 +27,14 @@ def scan(
     """The carries after the last step and the stacked outputs, from those of one step."""
     n = len(init)
     outs = _mingled(outs, [*outs, *init, *columns])
-    return [
-        *outs[:n],
-        *(x.unsqueeze(0).expand(length, *x.shape).clone() for x in outs[n:]),
-    ]
+    return [*outs[:n], *(x.unsqueeze(0).expand(length, *x.shape).clone() for x in outs[n:])]
 
 
 def cond(
     truth: torch.Tensor, yes: list[torch.Tensor], no: list[torch.Tensor]
 ) -> list[torch.Tensor]:
     """The results of one of two bodies."""
-    return _mingled(
-        [torch.where(truth, a, b) for a, b in zip(yes, no, strict=True)],
-        [*yes, *no],
-    )
+    return _mingled([torch.where(truth, a, b) for a, b in zip(yes, no, strict=True)], [*yes, *no])
 
 
 def while_loop(
@@ -63,18 +57,13 @@ def custom_vjp(
 
 
 def custom_jvp(
-    name: str,
-    outs: list[torch.Tensor],
-    pushed: list[torch.Tensor],
-    xs: list[torch.Tensor],
+    name: str, outs: list[torch.Tensor], pushed: list[torch.Tensor], xs: list[torch.Tensor]
 ) -> list[torch.Tensor]:
     """The results of a function with a rule for forward mode."""
     return _mingled(outs, [*outs, *xs])
 
 
-def _mingled(
-    outs: list[torch.Tensor], reads: list[torch.Tensor]
-) -> list[torch.Tensor]:
+def _mingled(outs: list[torch.Tensor], reads: list[torch.Tensor]) -> list[torch.Tensor]:
     """Make each result depend on every input, as it may after the last step. Dynamo looks at
     one run to see whether a result has a tangent.
     """

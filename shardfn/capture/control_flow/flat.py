@@ -21,9 +21,7 @@ def floats_of(xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [x for x in xs if is_float(x)]
 
 
-def filled(
-    like: Sequence[torch.Tensor], floats: Sequence[torch.Tensor]
-) -> list[torch.Tensor]:
+def filled(like: Sequence[torch.Tensor], floats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """A list of tensors with the floating ones replaced."""
     feed = iter(floats)
     return [next(feed) if is_float(x) else x for x in like]
@@ -50,21 +48,15 @@ def split(
 def move_constants(graph: torch.fx.Graph, count: int, at: int) -> None:
     """Move the constants, which are the last inputs, to after the first `count` inputs."""
     holders = graph.find_nodes(op="placeholder")
-    for holder in (
-        holders[len(holders) - count :] if at < len(holders) - count else ()
-    ):
+    for holder in holders[len(holders) - count :] if at < len(holders) - count else ():
         holders[at].prepend(holder)
 
 
-def add_inputs(
-    graph: torch.fx.Graph, at: int, examples: Sequence[torch.Tensor]
-) -> None:
+def add_inputs(graph: torch.fx.Graph, at: int, examples: Sequence[torch.Tensor]) -> None:
     """Add unread inputs to a graph."""
     holders = graph.find_nodes(op="placeholder")
     before = (
-        holders[at]
-        if at < len(holders)
-        else next(n for n in graph.nodes if n.op != "placeholder")
+        holders[at] if at < len(holders) else next(n for n in graph.nodes if n.op != "placeholder")
     )
     for x in examples:
         with graph.inserting_before(before):
@@ -84,12 +76,8 @@ def drawing(body: Body) -> Body:
     return run
 
 
-def mapped(
-    body: Body, dims: tuple[int | None, ...], size: int, randomness: str = "error"
-) -> Body:
+def mapped(body: Body, dims: tuple[int | None, ...], size: int, randomness: str = "error") -> Body:
     """A batched body, with the batch dim first in every result."""
     if all(d is None for d in dims):
         return lambda *xs: [x.expand(size, *x.shape) for x in body(*xs)]
-    return torch.func.vmap(
-        lambda *xs: tuple(body(*xs)), in_dims=dims, randomness=randomness
-    )
+    return torch.func.vmap(lambda *xs: tuple(body(*xs)), in_dims=dims, randomness=randomness)

@@ -18,21 +18,13 @@ Shells = list[_compat.Shell | None]  # None for a plain tensor
 FIX = "its tensors as plain ones, and the class inside of the body"
 
 
-def opened(
-    xs: Iterable[torch.Tensor],
-) -> tuple[list[torch.Tensor], Shells]:
+def opened(xs: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], Shells]:
     """The tensors that each tensor holds, or itself."""
-    rows = [
-        _compat.opened(x) if _compat.holds_tensors(x) else ([x], None) for x in xs
-    ]
-    return [x for tensors, _ in rows for x in tensors], [
-        shell for _, shell in rows
-    ]
+    rows = [_compat.opened(x) if _compat.holds_tensors(x) else ([x], None) for x in xs]
+    return [x for tensors, _ in rows for x in tensors], [shell for _, shell in rows]
 
 
-def closed(
-    name: str, shells: Shells, tensors: Sequence[torch.Tensor]
-) -> Iterator[torch.Tensor]:
+def closed(name: str, shells: Shells, tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
     """Tensors made of those that they hold.
 
     Raises:
@@ -58,9 +50,7 @@ def of_rows(name: str, xs: Sequence[torch.Tensor]) -> Shells:
     """
     held = map(_compat.holds_tensors, xs)
     rows = zip(xs, held, strict=True)
-    return [
-        _opened_alike(name, x, x[0]) if is_held else None for x, is_held in rows
-    ]
+    return [_opened_alike(name, x, x[0]) if is_held else None for x, is_held in rows]
 
 
 def refuse_unstackable(name: str, xs: Iterable[torch.Tensor]) -> None:
@@ -74,9 +64,7 @@ def refuse_unstackable(name: str, xs: Iterable[torch.Tensor]) -> None:
             _opened_alike(name, x.unsqueeze(0), x)
 
 
-def _opened_alike(
-    name: str, x: torch.Tensor, row: torch.Tensor
-) -> _compat.Shell | None:
+def _opened_alike(name: str, x: torch.Tensor, row: torch.Tensor) -> _compat.Shell | None:
     """A row without what it holds, if x holds the stacked tensors of it."""
     if not _compat.holds_tensors(row) and not _compat.holds_tensors(x):
         return None
@@ -92,9 +80,7 @@ def _opened_alike(
 
 def stacked(shells: Shells, length: int) -> Shells:
     """For the rows of tensors, what the stacked tensors are besides their tensors."""
-    return [
-        s and _shaped(s, (length, *s.shape), (_size(s), *s.stride)) for s in shells
-    ]
+    return [s and _shaped(s, (length, *s.shape), (_size(s), *s.stride)) for s in shells]
 
 
 def refuse_other(name: str, one: Shells, other: Shells) -> None:
@@ -119,9 +105,7 @@ def _size(shell: _compat.Shell) -> int:
     return max(torch.Size(shell.shape).numel(), 1)
 
 
-def _shaped(
-    shell: _compat.Shell, shape: tuple[int, ...], stride: tuple[int, ...]
-) -> _compat.Shell:
+def _shaped(shell: _compat.Shell, shape: tuple[int, ...], stride: tuple[int, ...]) -> _compat.Shell:
     return attrs.evolve(shell, shape=shape, stride=stride)
 
 
@@ -136,11 +120,7 @@ class Opened:
     """
 
     def __init__(
-        self,
-        name: str,
-        region: Region,
-        entered: Shells,
-        carries: int | None = None,
+        self, name: str, region: Region, entered: Shells, carries: int | None = None
     ) -> None:
         self.carries = carries
         self.name, self.region, self.entered = name, region, entered
@@ -155,9 +135,7 @@ class Opened:
             for x, shell in zip(free, self._owners(), strict=True)
         )
         given = closed(self.name, self.entered, entered)
-        outs = self.region(
-            [*given], [*closed(self.name, self.closed_over, [*constant])]
-        )
+        outs = self.region([*given], [*closed(self.name, self.closed_over, [*constant])])
         if self.carries is not None:
             refuse_unstackable(self.name, outs[self.carries :])
         tensors, self.left = opened(outs)
@@ -165,11 +143,7 @@ class Opened:
 
     def _owners(self) -> Shells:
         """For each closed-over tensor, what holds it."""
-        return [
-            s
-            for s in self.closed_over
-            for _ in (s.names if s is not None else [s])
-        ]
+        return [s for s in self.closed_over for _ in (s.names if s is not None else [s])]
 
 
 def refuse_mixed(name: str, xs: Iterable[torch.Tensor]) -> None:
@@ -179,9 +153,7 @@ def refuse_mixed(name: str, xs: Iterable[torch.Tensor]) -> None:
         CaptureError: names the class.
     """
     values = list(xs)
-    followed = [
-        x for x in map(_compat.unwrapped, values) if _compat.holds_tensors(x)
-    ]
+    followed = [x for x in map(_compat.unwrapped, values) if _compat.holds_tensors(x)]
     if followed and 0 < sum(map(_compat.holds_tensors, values)) < len(followed):
         kind = _compat.class_name(followed[0])
         got = f"a derivative or vmap follows one {kind} in it, and not another"

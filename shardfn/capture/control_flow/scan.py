@@ -21,17 +21,7 @@ from .. import trace
 from ..shard_map import axis_names
 from . import holders
 from .bodies import Left
-from .flat import (
-    Body,
-    drawing,
-    filled,
-    floats_of,
-    is_float,
-    mapped,
-    move_constants,
-    split,
-    spread,
-)
+from .flat import Body, drawing, filled, floats_of, is_float, mapped, move_constants, split, spread
 
 
 @attrs.frozen(eq=False)
@@ -65,10 +55,7 @@ class ScanOp(torch.autograd.Function):
     @staticmethod
     def forward(scan: Scanned, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         consts, carries, columns = scan.parts(tensors)
-        row = [
-            torch.empty(x.shape[1:], dtype=x.dtype, device=x.device)
-            for x in columns
-        ]
+        row = [torch.empty(x.shape[1:], dtype=x.dtype, device=x.device) for x in columns]
         examples = [*consts, *carries, *row]
         run = lambda *xs: [*scan.body(*xs), *scan.parts(xs)[1]]
         graph, constants = trace.traced(run, examples, "scan", scan.derived)
@@ -81,9 +68,7 @@ class ScanOp(torch.autograd.Function):
             scan.reverse,
             scan.transposes,
         )
-        return tuple(
-            trace.emitted(loop, [*consts, *constants, *carries, *columns])
-        )
+        return tuple(trace.emitted(loop, [*consts, *constants, *carries, *columns]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -105,9 +90,7 @@ class ScanOp(torch.autograd.Function):
         return _pushed(ctx.scan, ctx.saved_tensors[: ctx.count], tangents)
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: Any, scan: Scanned, *tensors: torch.Tensor
-    ) -> Any:
+    def vmap(info: Any, in_dims: Any, scan: Scanned, *tensors: torch.Tensor) -> Any:
         return _batched(scan, info, in_dims[1:], tensors)
 
 
@@ -162,9 +145,7 @@ class _Transposed:
         with sources.kept():
             results = self.results_of(primals)
             pull = torch.func.vjp(results, *floats_of(primals))[1]
-            of_consts, of_carries, of_rows = split(
-                pull((*of_after, *of_ys)), self.counts(rows)
-            )
+            of_consts, of_carries, of_rows = split(pull((*of_after, *of_ys)), self.counts(rows))
             for k, g in zip(self.entered, of_entered, strict=True):
                 position = len(floats_of(carries[:k]))
                 of_carries[position] = of_carries[position] + g
@@ -205,9 +186,7 @@ class _Transposed:
         return run
 
 
-def pulled(
-    scan: Scanned, tensors: Any, entered: Any, cotangents: Any
-) -> list[torch.Tensor | None]:
+def pulled(scan: Scanned, tensors: Any, entered: Any, cotangents: Any) -> list[torch.Tensor | None]:
     """The cotangents of a scan's inputs: a scan from the last step to the first."""
     consts, init, columns = scan.parts(tensors)
     of_ends, of_ys, of_entered = _of_results(scan, cotangents)
@@ -227,16 +206,10 @@ def pulled(
     )
     sums = [torch.zeros_like(c) for c in floats_of(consts)]
     given = [g for g in (*of_ys, *of_entered) if g is not None]
-    outs = ScanOp.apply(
-        step.transposed(), *consts, *sums, *last, *entered, *columns, *given
-    )
+    outs = ScanOp.apply(step.transposed(), *consts, *sums, *last, *entered, *columns, *given)
     counts = step.counts(columns)
     of_consts, of_init, of_columns = split(outs, counts, loose=True)
-    return [
-        *spread(consts, of_consts),
-        *spread(init, of_init),
-        *spread(columns, of_columns),
-    ]
+    return [*spread(consts, of_consts), *spread(init, of_init), *spread(columns, of_columns)]
 
 
 @attrs.frozen(eq=False)
@@ -249,9 +222,7 @@ class _WithTangents:
     sizes: tuple[int, ...]  # the sizes of the six parts
 
     def __call__(self, *xs: torch.Tensor) -> list[torch.Tensor]:
-        consts, of_consts, carries, of_carries, rows, of_rows = split(
-            xs, self.sizes
-        )
+        consts, of_consts, carries, of_carries, rows, of_rows = split(xs, self.sizes)
         primals = [*consts, *carries, *rows]
         tangents = (*of_consts, *of_carries, *of_rows)
         outs, dots = self.pushed(primals, tangents)
@@ -268,33 +239,23 @@ class _WithTangents:
         def run(*floats: torch.Tensor) -> Any:
             outs = self.scan.body(*filled(primals, floats))
             floating[:] = [is_float(x) for x in outs]
-            return tuple(floats_of(outs)), tuple(
-                x for x in outs if not is_float(x)
-            )
+            return tuple(floats_of(outs)), tuple(x for x in outs if not is_float(x))
 
-        values, dots, others = _compat.jvp(
-            run, tuple(floats_of(primals)), tangents, has_aux=True
-        )
+        values, dots, others = _compat.jvp(run, tuple(floats_of(primals)), tangents, has_aux=True)
         feeds = iter(others), iter(values)
         return [next(feeds[f]) for f in floating], dots
 
 
-def _tangents_of(
-    scan: Scanned, tensors: Any, tangents: Any
-) -> list[list[torch.Tensor]]:
+def _tangents_of(scan: Scanned, tensors: Any, tangents: Any) -> list[list[torch.Tensor]]:
     """The tangents of the floating constants, carries and rows, with zeros for None."""
     dots = [
         torch.zeros_like(x) if t is None and is_float(x) else t
         for x, t in zip(tensors, tangents, strict=True)
     ]
-    return [
-        floats_of([t for t in part if t is not None]) for part in scan.parts(dots)
-    ]
+    return [floats_of([t for t in part if t is not None]) for part in scan.parts(dots)]
 
 
-def _pushed(
-    scan: Scanned, tensors: Any, tangents: Any
-) -> tuple[torch.Tensor | None, ...]:
+def _pushed(scan: Scanned, tensors: Any, tangents: Any) -> tuple[torch.Tensor | None, ...]:
     """The tangents of a scan's results: a scan of the values and the tangents together."""
     consts, init, columns = scan.parts(tensors)
     of_consts, of_init, of_columns = _tangents_of(scan, tensors, tangents)
@@ -312,16 +273,10 @@ def _pushed(
     of_ends = outs[scan.carries : both.carries]
     stacked = outs[both.carries : len(outs) - both.carries]
     of_entered = outs[len(outs) - len(of_init) :]
-    return (
-        *spread(ends, of_ends),
-        *_stacked_tangents(stacked),
-        *spread(init, of_entered),
-    )
+    return (*spread(ends, of_ends), *_stacked_tangents(stacked), *spread(init, of_entered))
 
 
-def _stacked_tangents(
-    stacked: Sequence[torch.Tensor],
-) -> list[torch.Tensor | None]:
+def _stacked_tangents(stacked: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
     """The tangents of stacked results, from the results and the tangents of the floating ones."""
     floats = len(floats_of(stacked))
     assert floats % 2 == 0
@@ -334,18 +289,12 @@ def _batched(scan: Scanned, info: Any, in_dims: Any, tensors: Any) -> Any:
     size = info.batch_size
     dims, init_dims, row_dims = scan.parts(in_dims)
     consts, init, columns = scan.parts(tensors)
-    consts = [
-        c if d is None else c.movedim(d, 0)
-        for c, d in zip(consts, dims, strict=True)
-    ]
+    consts = [c if d is None else c.movedim(d, 0) for c, d in zip(consts, dims, strict=True)]
     init = [
         c.expand(size, *c.shape) if d is None else c.movedim(d, 0)
         for c, d in zip(init, init_dims, strict=True)
     ]
-    columns = [
-        x if d is None else x.movedim(d, 1)
-        for x, d in zip(columns, row_dims, strict=True)
-    ]
+    columns = [x if d is None else x.movedim(d, 1) for x, d in zip(columns, row_dims, strict=True)]
     inner = (
         *(d if d is None else 0 for d in dims),
         *[0] * len(init),
@@ -382,11 +331,7 @@ def scanned(
 
 
 def _applied(
-    region: holders.Opened,
-    carries: int,
-    length: int,
-    reverse: bool,
-    inputs: Sequence[torch.Tensor],
+    region: holders.Opened, carries: int, length: int, reverse: bool, inputs: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
     """The results of a scan, which draws random numbers if its body does."""
     count = len(region.free)

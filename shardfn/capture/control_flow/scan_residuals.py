@@ -51,11 +51,7 @@ def _primal_of(node: Node, scan: Scan) -> Node | None:
     args = args_of(node)
     rows = args[scan.consts + scan.carries :]
     if carries:
-        candidates = {
-            x.all_input_nodes[0]
-            for x in rows[:carries]
-            if x.target is operator.getitem
-        }
+        candidates = {x.all_input_nodes[0] for x in rows[:carries] if x.target is operator.getitem}
     else:
         inputs = (*args[:consts], *rows)
         candidates = {user for x in inputs for user in x.users}
@@ -84,8 +80,7 @@ def _is_primal(candidate: Node, node: Node, scan: Scan) -> bool:
     rows = args_of(node)[scan.consts + scan.carries :]
     own_rows = candidate.args[consts + carries :]
     return (
-        _are_stacked_carries(rows[:carries], primal)
-        and rows[carries : carries + count] == own_rows
+        _are_stacked_carries(rows[:carries], primal) and rows[carries : carries + count] == own_rows
     )
 
 
@@ -101,9 +96,7 @@ def _are_stacked_carries(rows: Sequence[Node], primal: Scan) -> bool:
     )
 
 
-def _keep(
-    graph: Graph, primal: Node, node: Node, scan: Scan
-) -> bool:
+def _keep(graph: Graph, primal: Node, node: Node, scan: Scan) -> bool:
     """Have a scan save the residuals of its transpose. Returns whether there are any."""
     body = scan.graphs[0]
     own_inputs = _inputs_of_primal(scan)
@@ -115,13 +108,8 @@ def _keep(
     holders = forward.find_nodes(op="placeholder")
     env = dict(zip(own_inputs, holders, strict=True))
     wider, values = _widened(forward, env, residuals)
-    node.args = (
-        *node.args,
-        *_stacked_residuals(graph, primal, node, wider, values),
-    )
-    node.target = attrs.evolve(
-        scan, graphs=(_reading(body, residuals),), transposes=None
-    )
+    node.args = (*node.args, *_stacked_residuals(graph, primal, node, wider, values))
+    node.target = attrs.evolve(scan, graphs=(_reading(body, residuals),), transposes=None)
     return True
 
 
@@ -134,9 +122,7 @@ def _inputs_of_primal(scan: Scan) -> list[Node]:
     return [*holders[:consts], *holders[start : start + carries + rows]]
 
 
-def _computed_by_primal(
-    scan: Scan, own_inputs: list[Node]
-) -> dict[Node, bool]:
+def _computed_by_primal(scan: Scan, own_inputs: list[Node]) -> dict[Node, bool]:
     """The nodes of a transposed scan's body that its scan computes too -> whether they depend
     on a per-step input or a carry.
     """
@@ -154,11 +140,7 @@ def _computed_by_primal(
 
 
 def _stacked_residuals(
-    graph: Graph,
-    primal: Node,
-    node: Node,
-    wider: Graph,
-    values: list[torch.Tensor],
+    graph: Graph, primal: Node, node: Node, wider: Graph, values: list[torch.Tensor]
 ) -> list[Node]:
     """Add outputs to a scan, and read them, stacked, before its transpose.
 
@@ -184,15 +166,10 @@ def _stacked_residuals(
 
 
 def _is_kept(n: Node, known: dict[Node, bool]) -> bool:
-    if (
-        n.op == "placeholder"
-        or not known[n]
-        or not isinstance(n.meta.get("val"), torch.Tensor)
-    ):
+    if n.op == "placeholder" or not known[n] or not isinstance(n.meta.get("val"), torch.Tensor):
         return False
     return not (
-        all(user in known and user.op != "output" for user in n.users)
-        or _is_view_of_input(n)
+        all(user in known and user.op != "output" for user in n.users) or _is_view_of_input(n)
     )
 
 
@@ -217,9 +194,7 @@ def _viewed(n: Node) -> Node:
 
 
 def _widened(
-    graph: Graph,
-    env: dict[Node, Node],
-    wanted: list[Node],
+    graph: Graph, env: dict[Node, Node], wanted: list[Node]
 ) -> tuple[Graph, list[torch.Tensor]]:
     """A graph with added results, and their values. They are nodes of another graph on a subset
     of its inputs. Nodes that both graphs have are computed once.
@@ -232,20 +207,14 @@ def _widened(
     for n in graph.nodes:
         if n.op != "output":
             copies[n] = copy_node(fresh, n, copies)
-    added = _copied_once(
-        fresh, {theirs: copies[mine] for theirs, mine in env.items()}, wanted
-    )
+    added = _copied_once(fresh, {theirs: copies[mine] for theirs, mine in env.items()}, wanted)
     residuals = [_turned(fresh, added[n], _order(n.meta["val"])) for n in wanted]
     (output,) = graph.find_nodes(op="output")
     fresh.output([*(copies[x] for x in output.args[0]), *residuals])
     return fresh, [x.meta["val"] for x in residuals]
 
 
-def _copied_once(
-    graph: Graph,
-    env: dict[Node, Node],
-    wanted: list[Node],
-) -> dict[Node, Node]:
+def _copied_once(graph: Graph, env: dict[Node, Node], wanted: list[Node]) -> dict[Node, Node]:
     """Copy some nodes of another graph, with the nodes that they need, unless the graph
     computes them already.
 
@@ -276,9 +245,7 @@ def _order(x: torch.Tensor) -> list[int]:
     return sorted(range(x.dim()), key=lambda d: (-x.stride(d), d))
 
 
-def _turned(
-    graph: Graph, node: Node, order: list[int]
-) -> Node:
+def _turned(graph: Graph, node: Node, order: list[int]) -> Node:
     """A value with its dims in another order. The value itself if the order is the same."""
     if order == sorted(order):
         return node
@@ -287,9 +254,7 @@ def _turned(
     return made
 
 
-def _key(
-    node: Node, first: dict[Node, Node]
-) -> Any:
+def _key(node: Node, first: dict[Node, Node]) -> Any:
     """A key that is equal for nodes that compute the same.
 
     Args:
@@ -298,15 +263,11 @@ def _key(
     """
     if node.op != "call_function":
         return node
-    given = torch.fx.node.map_arg(
-        (node.args, node.kwargs), lambda x: first.get(x, x)
-    )
+    given = torch.fx.node.map_arg((node.args, node.kwargs), lambda x: first.get(x, x))
     return node.op, node.target, str(given)
 
 
-def _reading(
-    body: Graph, residuals: list[Node]
-) -> Graph:
+def _reading(body: Graph, residuals: list[Node]) -> Graph:
     """A copy of a graph that takes some of its values as inputs, after its other inputs."""
     fresh = Graph()
     env = dict[Node, Node]()
@@ -316,15 +277,10 @@ def _reading(
     for n in residuals:
         held[n] = fresh.placeholder(f"kept_{n.name}")
         x = n.meta["val"]
-        held[n].meta = {
-            **n.meta,
-            "val": x.new_empty([x.shape[d] for d in _order(x)]),
-        }
+        held[n].meta = {**n.meta, "val": x.new_empty([x.shape[d] for d in _order(x)])}
     for n, holder in held.items():
         order = _order(n.meta["val"])
-        env[n] = _turned(
-            fresh, holder, [order.index(d) for d in range(len(order))]
-        )
+        env[n] = _turned(fresh, holder, [order.index(d) for d in range(len(order))])
     for n in body.nodes:
         if n.op == "output":
             fresh.output([env[x] for x in n.args[0]])

@@ -26,18 +26,14 @@ def trim(graph: torch.fx.Graph) -> None:
             remove_unread(graph)
 
 
-def _trim_scan(
-    graph: torch.fx.Graph, node: torch.fx.Node, scan: Scan, used: set[int]
-) -> None:
+def _trim_scan(graph: torch.fx.Graph, node: torch.fx.Node, scan: Scan, used: set[int]) -> None:
     body = scan.graphs[0]
     holders = body.find_nodes(op="placeholder")
     live, needed = _live_results(scan, used)
     outs = sorted(live)
     ins: list[int] = []
     for i, h in enumerate(holders):
-        is_read = (
-            i - scan.consts in live if _is_carry(scan, i) else h in needed
-        )
+        is_read = i - scan.consts in live if _is_carry(scan, i) else h in needed
         if is_read:
             ins.append(i)
     # all inputs stay, since those of the primal scan are identified by position
@@ -55,9 +51,7 @@ def _trim_scan(
     _swap(graph, node, trimmed, inputs, outs)
 
 
-def _live_results(
-    scan: Scan, used: set[int]
-) -> tuple[set[int], set[torch.fx.Node]]:
+def _live_results(scan: Scan, used: set[int]) -> tuple[set[int], set[torch.fx.Node]]:
     """The results of a scan that are used, with the carries that they depend on, and the nodes
     of its body that these need.
     """
@@ -91,9 +85,7 @@ def _trim_branch(
     ins = sorted({i for g in branch.graphs for i in _needed_inputs(g, used)})
     outs = sorted(used)
     trimmed = attrs.evolve(
-        branch,
-        graphs=tuple(_cut(g, ins, outs) for g in branch.graphs),
-        consts=len(ins),
+        branch, graphs=tuple(_cut(g, ins, outs) for g in branch.graphs), consts=len(ins)
     )
     args = args_of(node)
     truth = args[-1]
@@ -109,9 +101,7 @@ def _needed_inputs(body: torch.fx.Graph, used: set[int]) -> list[int]:
     return [i for i, h in enumerate(holders) if h in needed]
 
 
-def _trim_while(
-    graph: torch.fx.Graph, node: torch.fx.Node, loop: While, used: set[int]
-) -> None:
+def _trim_while(graph: torch.fx.Graph, node: torch.fx.Node, loop: While, used: set[int]) -> None:
     test, body = loop.graphs
     carries = range(loop.consts, loop.consts + loop.carries)
     of_test = {*_needed_inputs(test, {0})}
@@ -125,18 +115,12 @@ def _trim_while(
     outs = sorted(live)
     consts = sorted(i for i in of_test | of_body if i < loop.consts)
     ins = [*consts, *(loop.consts + k for k in outs)]
-    trimmed = While(
-        (_cut(test, ins, [0]), _cut(body, ins, outs)), len(consts), len(outs)
-    )
+    trimmed = While((_cut(test, ins, [0]), _cut(body, ins, outs)), len(consts), len(outs))
     args = args_of(node)
     _swap(graph, node, trimmed, [args[i] for i in ins], outs)
 
 
-TRIM: dict[type, Callable[..., None]] = {
-    Scan: _trim_scan,
-    Branch: _trim_branch,
-    While: _trim_while,
-}
+TRIM: dict[type, Callable[..., None]] = {Scan: _trim_scan, Branch: _trim_branch, While: _trim_while}
 
 
 def reached(roots: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
@@ -151,9 +135,7 @@ def reached(roots: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
     return seen
 
 
-def _cut(
-    body: torch.fx.Graph, ins: list[int], outs: list[int]
-) -> torch.fx.Graph:
+def _cut(body: torch.fx.Graph, ins: list[int], outs: list[int]) -> torch.fx.Graph:
     """A copy of a graph with some of its inputs and results."""
     fresh = torch.fx.Graph()
     env = dict[torch.fx.Node, torch.fx.Node]()
@@ -171,9 +153,7 @@ def _cut(
 
 
 def copy_node(
-    graph: torch.fx.Graph,
-    node: torch.fx.Node,
-    env: dict[torch.fx.Node, torch.fx.Node],
+    graph: torch.fx.Graph, node: torch.fx.Node, env: dict[torch.fx.Node, torch.fx.Node]
 ) -> torch.fx.Node:
     """A node in another graph, with its metadata."""
     made = graph.node_copy(node, env.__getitem__)

@@ -50,9 +50,7 @@ class Looped:
     chunk: bool = False
 
 
-def _while_with_tangents(
-    loop: Looped, sizes: tuple[int, int, int, int]
-) -> Looped:
+def _while_with_tangents(loop: Looped, sizes: tuple[int, int, int, int]) -> Looped:
     """The loop of values and tangents together. `sizes` counts its constants, their tangents,
     its carries and their tangents.
     """
@@ -76,13 +74,10 @@ class _While(torch.autograd.Function):
     """(consts, carries) -> carries."""
 
     @staticmethod
-    def forward(
-        loop: Looped, *tensors: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
+    def forward(loop: Looped, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         n = loop.consts
         (go_on, first), (body, second) = (
-            trace.traced(f, tensors, "while_loop", loop.derived)
-            for f in (loop.go_on, loop.body)
+            trace.traced(f, tensors, "while_loop", loop.derived) for f in (loop.go_on, loop.body)
         )
         move_constants(go_on, len(first), n)
         move_constants(body, len(second), n)
@@ -135,9 +130,7 @@ class _While(torch.autograd.Function):
         return tuple(spread(carries, of_outs))
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: Any, loop: Looped, *tensors: torch.Tensor
-    ) -> Any:
+    def vmap(info: Any, in_dims: Any, loop: Looped, *tensors: torch.Tensor) -> Any:
         """Loop until no sample continues. A finished sample keeps its values."""
         size = info.batch_size
         n = loop.consts
@@ -198,13 +191,7 @@ class _Part:
 
 def _short(steps: _Part | _Back, consts: int) -> Looped:
     """A loop of few steps, which belongs to a derivative."""
-    return Looped(
-        steps.go_on,
-        steps.body,
-        consts,
-        derived=True,
-        chunk=True,
-    )
+    return Looped(steps.go_on, steps.body, consts, derived=True, chunk=True)
 
 
 def _pulled_by_chunks(
@@ -228,14 +215,7 @@ def _pulled_by_chunks(
     start = torch.zeros_like(steps)
     inputs = [*tensors[:n], steps, stride, start, *tensors[n:]]
     carries = len(tensors) - n + 1
-    scan = scans.Scanned(
-        chunk,
-        n + 2,
-        carries,
-        CHUNKS,
-        reverse=False,
-        derived=True,
-    )
+    scan = scans.Scanned(chunk, n + 2, carries, CHUNKS, reverse=False, derived=True)
     outs = scans.ScanOp.apply(scan, *inputs)
     entered = outs[carries:]
     of_outs = [None, *cotangents, *[None] * carries]
@@ -299,9 +279,7 @@ def _pulled_back(
     return [*spread(consts, of_consts), *spread(init, of_init)]
 
 
-def looped(
-    go_on: Left, left: Sequence[Left], init: Sequence[torch.Tensor]
-) -> Tensors:
+def looped(go_on: Left, left: Sequence[Left], init: Sequence[torch.Tensor]) -> Tensors:
     """A while loop of a condition and a body."""
     frees = [*go_on.region.free, *left[0].region.free]
     holders.refuse_mixed("while_loop", [*frees, *init])

@@ -10,15 +10,7 @@ from typing import Any
 
 from ... import _compat
 from ...errors import CaptureError, PlacementError
-from ...mesh import (
-    EVERY,
-    axes_of,
-    check_mesh,
-    current_mesh,
-    living,
-    real_mesh,
-    refuse_elsewhere,
-)
+from ...mesh import EVERY, axes_of, check_mesh, current_mesh, living, real_mesh, refuse_elsewhere
 from ...ops.text_formats import parse_placed, print_placed
 from ...simulated import uneven_dim
 from ..refusals.unsupported import IN_SHARD, MODULE_IN_SHARD, STYLES
@@ -44,18 +36,12 @@ class NeedsRanks(CaptureError):
     """A function that is the code of one rank, read as one of global tensors."""
 
     mesh: Any
-    is_for_good: bool = (
-        True  # found out by reading the function, not by the arguments of a call
-    )
+    is_for_good: bool = True  # found out by reading the function, not by the arguments of a call
 
 
 @_compat.constant_in_graph
 def placed_on(
-    what: str,
-    mesh: Any,
-    before: str | None,
-    said: tuple[Any, ...] | None,
-    shape: tuple[int, ...],
+    what: str, mesh: Any, before: str | None, said: tuple[Any, ...] | None, shape: tuple[int, ...]
 ) -> Any:
     """The placements that a call names, as rows.
 
@@ -82,9 +68,7 @@ def placed_on(
     return tuple((name, n, _settled(what, p, shape)) for name, n, p in rows)
 
 
-def _axes(
-    what: str, mesh: Any, before: str | None
-) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def _axes(what: str, mesh: Any, before: str | None) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """The names and sizes of the axes that a call works over, which are manual here."""
     here, mesh = current_scope(), real_mesh(mesh)
     if mesh is None and before is not None:
@@ -101,9 +85,7 @@ def _axes(
     free = [name for name in names if name not in here.manual]
     if free and not (what in CONSTRAINTS and among_global_tensors()):
         raise needs_ranks(what, mesh)
-    known = dict(
-        zip(axes_of(here.mesh).names, axes_of(here.mesh).sizes, strict=True)
-    )
+    known = dict(zip(axes_of(here.mesh).names, axes_of(here.mesh).sizes, strict=True))
     if before is not None and names != tuple(a for a, _ in parse_placed(before)):
         got = f"the DTensor is on {before}, and the call names a mesh of axes {names}"
         fix = (
@@ -227,9 +209,7 @@ def shards_of(what: str, rows: tuple[Any, ...], shape: tuple[int, ...]) -> str:
 
 
 @_compat.constant_in_graph
-def check_shape(
-    what: str, rows: tuple[Any, ...], local: tuple[int, ...], shape: Any
-) -> str:
+def check_shape(what: str, rows: tuple[Any, ...], local: tuple[int, ...], shape: Any) -> str:
     """Check the global shape that `from_local` is given, if it is. Returns the shards as text.
 
     Raises:
@@ -290,9 +270,7 @@ def rows_of(what: str, text: str | None) -> Any:
     rows = meshed(what, text)
     wrong = [f"{said[1:]} over {name}" for name, _, said in rows if said[0] == "?"]
     if wrong:
-        fix = (
-            "x.redistribute(mesh, placements) with Replicate() or Shard(dim) first"
-        )
+        fix = "x.redistribute(mesh, placements) with Replicate() or Shard(dim) first"
         got = f"torch has placed the DTensor as {', '.join(wrong)}"
         raise PlacementError.of(what, got, needed="Shard or Replicate", fix=fix)
     return rows
@@ -307,9 +285,7 @@ def meshed(what: str, text: str | None) -> tuple[tuple[str, int, str], ...]:
     refuse_plain(what, text)
     axes = axes_of(current_scope().mesh)
     sizes = dict(zip(axes.names, axes.sizes, strict=True))
-    return tuple(
-        (name, sizes[name], said) for name, said in parse_placed(text or "")
-    )
+    return tuple((name, sizes[name], said) for name, said in parse_placed(text or ""))
 
 
 @_compat.constant_in_graph
@@ -346,9 +322,7 @@ def refuse_plain(what: str, text: str | None) -> None:
                 "a DTensor that the function closes over, and reads outside of shard_map too, "
                 "as an argument of the function and of shard_map"
             )
-        raise CaptureError.of(
-            what, "of a plain tensor", needed="a DTensor", fix=fix
-        )
+        raise CaptureError.of(what, "of a plain tensor", needed="a DTensor", fix=fix)
 
 
 @_compat.constant_in_graph
@@ -360,12 +334,8 @@ def refuse_term(what: str, rows: tuple[Any, ...]) -> None:
     """
     wrong = [name for name, _, said in rows if said[0] == "P"]
     if wrong:
-        got = (
-            f"the DTensor is Partial over {', '.join(wrong)}: each rank has a term"
-        )
-        fix = (
-            "x.redistribute(mesh, placements) with Replicate() or Shard(dim) first"
-        )
+        got = f"the DTensor is Partial over {', '.join(wrong)}: each rank has a term"
+        fix = "x.redistribute(mesh, placements) with Replicate() or Shard(dim) first"
         raise PlacementError.of(what, got, needed="a value", fix=fix)
 
 
@@ -380,9 +350,7 @@ def refuse_partial(what: str, rows: tuple[Any, ...]) -> None:
     if wrong:
         got = f"Partial over {', '.join(wrong)}"
         fix = "DTensor.from_local(x, mesh, placements) of terms that each rank has"
-        raise PlacementError.of(
-            what, got, needed="Shard or Replicate", fix=fix
-        )
+        raise PlacementError.of(what, got, needed="Shard or Replicate", fix=fix)
 
 
 @_compat.constant_in_graph

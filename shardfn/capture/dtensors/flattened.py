@@ -60,9 +60,7 @@ def refuse_flattened(what: str, mesh: Any, around: DeviceMesh) -> None:
     if is_root and home_of(mesh) != around:  # an equal mesh may be another object
         axes = spread(axes_of(mesh).names, around)
         got = f"its mesh is {axes_of(mesh)}, flattened, and the code is that of {axes_of(around)}"
-        fix = (
-            f"a placement for each of {', '.join(axes)}, on the mesh of these axes"
-        )
+        fix = f"a placement for each of {', '.join(axes)}, on the mesh of these axes"
         raise PlacementError.of(what, got, needed="one mesh", fix=fix, mesh=around)
 
 
@@ -71,9 +69,7 @@ def spread(names: tuple[str, ...], around: DeviceMesh) -> tuple[str, ...]:
     own = axes_of(around).names
     known = _compat.flattened_meshes(around)
     groups = [
-        _axes(known[name], around)
-        if name in known and name not in own
-        else (name,)
+        _axes(known[name], around) if name in known and name not in own else (name,)
         for name in names
     ]
     return tuple(itertools.chain.from_iterable(groups))

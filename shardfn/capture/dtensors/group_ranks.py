@@ -57,13 +57,9 @@ def ordered_axes(what: str, group: Any) -> tuple[str, ...]:
     if not in_order(axes):
         mesh = current_scope().mesh
         names = ", ".join(axes)
-        got = (
-            f"the ranks of {axes_of(mesh)} over {names} are not in ascending order"
-        )
+        got = f"the ranks of {axes_of(mesh)} over {names} are not in ascending order"
         needed = "an order of ranks that group and mesh share"
-        fix = (
-            f"the collectives by axis name, such as sf.all_gather(x, {axes[0]!r})"
-        )
+        fix = f"the collectives by axis name, such as sf.all_gather(x, {axes[0]!r})"
         raise CaptureError.of(what, got, needed=needed, fix=fix)
     return axes
 
@@ -119,9 +115,7 @@ def _repeated(k: int, sizes: Sequence[int], first: Sequence[int]) -> list[int]:
     """Numbers that are the same at all places on dim k, in row-major order."""
     inner = math.prod(sizes[k + 1 :])
     starts = range(0, len(first), inner)
-    return [
-        x for start in starts for x in [*first[start : start + inner]] * sizes[k]
-    ]
+    return [x for start in starts for x in [*first[start : start + inner]] * sizes[k]]
 
 
 @_compat.constant_in_graph

@@ -16,15 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ... import _compat
 from ...errors import CaptureError, PlacementError
-from ...mesh import (
-    EVERY,
-    axes_of,
-    current_mesh,
-    mesh_of_world,
-    meshes_here,
-    ranks_of,
-    real_mesh,
-)
+from ...mesh import EVERY, axes_of, current_mesh, mesh_of_world, meshes_here, ranks_of, real_mesh
 from ..shard_map.axis_names import current_scope
 from .checks import needs_ranks
 from .flattened import spread, stands_for
@@ -57,11 +49,7 @@ def axes_of_group(what: str, group: Any) -> tuple[str, ...]:
         CaptureError: the mesh has no axis with this group.
     """
     group = real_mesh(group)
-    if (
-        isinstance(group, tuple)
-        and group
-        and isinstance(real_mesh(group[0]), DeviceMesh)
-    ):
+    if isinstance(group, tuple) and group and isinstance(real_mesh(group[0]), DeviceMesh):
         return axes_of_mesh(what, group[0], group[1])
     if isinstance(group, DeviceMesh):
         return axes_of_mesh(what, group, None)
@@ -149,9 +137,7 @@ def _mesh(what: str, group: Any) -> Any:
         wanted = wanted if wanted in fitting else _only(what, group, fitting)
     if here.manual and wanted is here.mesh:
         return wanted
-    raise needs_ranks(
-        what, wanted if wanted is not None else mesh_of_world(here.device)
-    )
+    raise needs_ranks(what, wanted if wanted is not None else mesh_of_world(here.device))
 
 
 def _only(what: str, group: Any, fitting: list[Any]) -> Any:
@@ -228,9 +214,7 @@ def reduction(what: str, op: Any, dtype: torch.dtype) -> str:
 
 
 @_compat.constant_in_graph
-def check_parts(
-    what: str, argument: str, parts: Sequence[Any], like: Any, n: int
-) -> None:
+def check_parts(what: str, argument: str, parts: Sequence[Any], like: Any, n: int) -> None:
     """Check the tensors of a list: one for each rank of a group, all alike.
 
     Args:
@@ -295,9 +279,7 @@ def check_splits(what: str, *sizes: Any) -> None:
 
 
 @_compat.constant_in_graph
-def source_of(
-    what: str, group: Any, src: Any, group_src: Any, name: str = "src"
-) -> int:
+def source_of(what: str, group: Any, src: Any, group_src: Any, name: str = "src") -> int:
     """The number in its group of the rank that sends or receives.
 
     Args:

@@ -19,12 +19,7 @@ from ...ops.shard_map import from_local, own_term, to_local
 from ...ops.text_formats import parse_placed
 from .. import annotations as sources
 from ..control_flow import bodies, endings
-from ..shard_map.varying_nodes import (
-    BACKWARD,
-    PLUMBING,
-    name_of,
-    nodes_in,
-)
+from ..shard_map.varying_nodes import BACKWARD, PLUMBING, name_of, nodes_in
 
 
 class Origin(NamedTuple):
@@ -114,17 +109,13 @@ def refuse_two_meshes(
     every = nodes_in((node.args, node.kwargs))
     meshes = [axes_of(x) for x in every if is_dtensor(x)]
     if len(set(meshes)) > 1:
-        names = " and ".join(
-            f"({', '.join(axes)})" for axes in dict.fromkeys(meshes)
-        )
+        names = " and ".join(f"({', '.join(axes)})" for axes in dict.fromkeys(meshes))
         fix = "DTensor.from_local(x.to_local(), mesh, placements), one for each axis of the mesh"
         got = f"of DTensors on the axes {names}"
         raise CaptureError.of(name_of(node), got, needed="one mesh", fix=fix)
 
 
-def _refuse_global(
-    node: torch.fx.Node, is_dtensor: Callable[[torch.fx.Node], bool]
-) -> None:
+def _refuse_global(node: torch.fx.Node, is_dtensor: Callable[[torch.fx.Node], bool]) -> None:
     """Refuse a DTensor where each rank's own tensor is needed.
 
     Raises:

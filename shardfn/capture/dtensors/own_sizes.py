@@ -23,9 +23,7 @@ from ..shard_map import varying_control_flow
 from ..shard_map.axis_names import current_scope
 from ..shard_map.varying_nodes import name_of
 
-DIFFERS = (
-    "differs"  # in the meta of a node: the axes over which its constants differ
-)
+DIFFERS = "differs"  # in the meta of a node: the axes over which its constants differ
 ENTRIES = shard_map.to_local, shard_map.from_local  # their texts have sizes
 RESULT = "jit: result"  # `where` of each rank's own result
 CONSTANTS = bool, int, float, complex, str, torch.dtype, torch.device
@@ -78,9 +76,7 @@ def shards_of(what: str, rows: Rows, shape: Sequence[int]) -> str:
     return print_sized_shards(cuts)
 
 
-def local_shape(
-    rows: Rows, shape: Sequence[int], at: dict[str, int]
-) -> tuple[int, ...]:
+def local_shape(rows: Rows, shape: Sequence[int], at: dict[str, int]) -> tuple[int, ...]:
     """The shape of the local tensor of a rank."""
     left = list(shape)
     for name, n, said in rows:
@@ -134,8 +130,7 @@ def fits(cuts: Sequence[Any], names: Sequence[str], rank: Sequence[int]) -> bool
 def traits(python: torch.fx.GraphModule) -> tuple[tuple[Trait, ...], ...]:
     """The traits of each node of Dynamo's graph, and of those in it."""
     return tuple(
-        tuple(_trait(module, node) for node in module.graph.nodes)
-        for module in _modules(python)
+        tuple(_trait(module, node) for node in module.graph.nodes) for module in _modules(python)
     )
 
 
@@ -198,9 +193,7 @@ def differing(name: str, readings: Sequence[Any]) -> frozenset[Position]:
 def _first_other(first: Any, other: Any) -> tuple[Trait, Trait]:
     """The first nodes that are not the same op."""
     pairs = [
-        (a, b)
-        for graphs in zip(first, other, strict=False)
-        for a, b in zip(*graphs, strict=False)
+        (a, b) for graphs in zip(first, other, strict=False) for a, b in zip(*graphs, strict=False)
     ]
     return next(((a, b) for a, b in pairs if a.op != b.op), pairs[-1])
 
@@ -237,9 +230,7 @@ def _other_ops(name: str, a: Trait, b: Trait) -> CaptureError:
     return CaptureError.of(name, got, *lines, fix=fix, source=a.line or b.line)
 
 
-def mark(
-    python: torch.fx.GraphModule, name: str, positions: frozenset[Position]
-) -> None:
+def mark(python: torch.fx.GraphModule, name: str, positions: frozenset[Position]) -> None:
     """Mark the nodes whose constants differ between ranks.
 
     Raises:

@@ -17,9 +17,7 @@ REDUCED = shard_map.psum, shard_map.extremum
 def settle(python: torch.fx.GraphModule) -> None:
     """Read the tensor in place of its term, which has a derivative. Changes the graph in place."""
     for graph in graphs_of(python):
-        for node in graph.find_nodes(
-            op="call_function", target=shard_map.own_term
-        ):
+        for node in graph.find_nodes(op="call_function", target=shard_map.own_term):
             _settle(node)
 
 

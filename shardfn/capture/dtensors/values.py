@@ -49,9 +49,7 @@ class DTensors:
     of_groups = table.OF_GROUPS
 
     def __init__(
-        self,
-        mode: _compat.FakeTensorMode,
-        arguments: Sequence[tuple[str, Any]] = (),
+        self, mode: _compat.FakeTensorMode, arguments: Sequence[tuple[str, Any]] = ()
     ) -> None:
         self.mode = mode
         self.arguments = arguments  # the path and the fake tensor of each
@@ -80,9 +78,7 @@ class DTensors:
             around = outer()
             self._note_result(node, around)
             is_placed = lambda x: self.is_dtensor(x, around)
-            refuse_mixed(
-                node, is_placed, lambda x: origin(x, around, self.arguments)
-            )
+            refuse_mixed(node, is_placed, lambda x: origin(x, around, self.arguments))
             if len(self.meshes) > 1:
                 refuse_two_meshes(node, is_placed, lambda x: _axes_of(x, around))
 
@@ -140,11 +136,7 @@ class DTensors:
             NeedsRanks: it may be, and is read as a global tensor: no mesh is entered, so there is
                 one by a DTensor that is an argument.
         """
-        return (
-            self.asked_for(node, outer)
-            if not entered()
-            else self.is_dtensor(node, outer)
-        )
+        return self.asked_for(node, outer) if not entered() else self.is_dtensor(node, outer)
 
     @_compat.located
     def placed(self, name: str, node: torch.fx.Node, outer: Outer) -> str | None:
@@ -170,9 +162,7 @@ class DTensors:
         if not isinstance(found, DTensor) and name in table.OURS:
             return None
         if not isinstance(found, DTensor):
-            raise CaptureError.of(
-                f"DTensor.{name}", "the placements are not known here", fix=FIX
-            )
+            raise CaptureError.of(f"DTensor.{name}", "the placements are not known here", fix=FIX)
         return text_of(found)
 
     @_compat.located
@@ -194,9 +184,7 @@ class DTensors:
         current_scope().parts.append(x)
         return table.CLOSED_OVER[table.PART], text_of(x)
 
-    def is_replaceable(
-        self, x: torch.fx.Node, value: torch.fx.Node, graph: torch.fx.Graph
-    ) -> bool:
+    def is_replaceable(self, x: torch.fx.Node, value: torch.fx.Node, graph: torch.fx.Graph) -> bool:
         """Whether a value may be read in place of a tensor that it overwrites."""
         return is_replaceable(x, value, graph)
 
@@ -294,9 +282,7 @@ def stand_in(x: DTensor, mode: Any) -> torch.Tensor:
         return made.requires_grad_(x.requires_grad)
 
 
-def is_dtensor(
-    node: torch.fx.Node, outer: Outer, known: dict[torch.fx.Node, bool]
-) -> bool:
+def is_dtensor(node: torch.fx.Node, outer: Outer, known: dict[torch.fx.Node, bool]) -> bool:
     """Whether the value of a node of Dynamo's graph is a DTensor.
 
     Args:
@@ -382,9 +368,7 @@ def _said(placement: Placement) -> str:
         return f"S{placement.dim}"
     if isinstance(placement, Partial):
         return f"P{placement.reduce_op}"
-    return (
-        "R" if isinstance(placement, Replicate) else f"?{type(placement).__name__}"
-    )
+    return "R" if isinstance(placement, Replicate) else f"?{type(placement).__name__}"
 
 
 def placement_of(text: str) -> Placement:

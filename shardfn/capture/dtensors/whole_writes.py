@@ -13,9 +13,7 @@ from ..shard_map.varying_nodes import memories_of
 from .writes import memory_of
 
 
-def is_replaceable(
-    x: torch.fx.Node, value: torch.fx.Node, graph: torch.fx.Graph
-) -> bool:
+def is_replaceable(x: torch.fx.Node, value: torch.fx.Node, graph: torch.fx.Graph) -> bool:
     """Whether nothing but a node shows the memory that a new value of the same kind overwrites.
 
     Args:

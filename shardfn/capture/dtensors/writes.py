@@ -40,9 +40,7 @@ def refuse_writes(python: torch.fx.GraphModule, name: str) -> None:
             continue
         if any(node.target in OF_DTENSORS for node in module.graph.nodes):
             _refuse_writes(module.graph, name)
-        for node in module.graph.find_nodes(
-            op="call_function", target=endings.custom_vjp
-        ):
+        for node in module.graph.find_nodes(op="call_function", target=endings.custom_vjp):
             _refuse_in_rule(module, node)
 
 
@@ -73,9 +71,7 @@ def _refuse_in_rule(module: torch.fx.GraphModule, rule: torch.fx.Node) -> None:
             )
 
 
-def _written(
-    module: torch.fx.GraphModule, left: list[torch.fx.Node]
-) -> list[int]:
+def _written(module: torch.fx.GraphModule, left: list[torch.fx.Node]) -> list[int]:
     """The numbers of the arguments that a body writes to."""
     wrap = args_of(left[0])[0]
     body = getattr(module, args_of(wrap)[0].target).graph
@@ -120,9 +116,7 @@ def memory_of(x: torch.fx.Node) -> list[torch.fx.Node]:
     return found
 
 
-def _refused(
-    node: torch.fx.Node, name: str, of: str, also: str = ""
-) -> CaptureError:
+def _refused(node: torch.fx.Node, name: str, of: str, also: str = "") -> CaptureError:
     return CaptureError.of(
         name,
         f"{name_of(node)} writes to the memory of {of}",

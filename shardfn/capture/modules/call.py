@@ -48,11 +48,7 @@ class PureModule:
     """
 
     def __init__(
-        self,
-        name: str,
-        shadow: torch.nn.Module,
-        hooks: dict[str, tuple[Hook, ...]],
-        modes: Modes,
+        self, name: str, shadow: torch.nn.Module, hooks: dict[str, tuple[Hook, ...]], modes: Modes
     ) -> None:
         self.name, self.shadow, self.hooks = name, shadow, hooks
         self.modes = modes
@@ -98,12 +94,7 @@ class PureModule:
         self.__init__(**state)
 
     def batched_if_needed(
-        self,
-        found: dict[str, Any],
-        params: Any,
-        buffers: Any,
-        args: Any,
-        kwargs: Any,
+        self, found: dict[str, Any], params: Any, buffers: Any, args: Any, kwargs: Any
     ) -> Any:
         """Under vmap, batch a shared buffer if the module writes to it."""
         if "batched" not in found:
@@ -121,11 +112,7 @@ class PureModule:
         return self.run(params, buffers, args, kwargs)
 
     def run(
-        self,
-        params: dict[str, Any],
-        buffers: dict[str, Any],
-        args: Any,
-        kwargs: Any,
+        self, params: dict[str, Any], buffers: dict[str, Any], args: Any, kwargs: Any
     ) -> tuple[Any, dict[str, Any]]:
         """(result of the module, its buffers and frozen parameters afterwards)."""
         module = self.module_with(params, buffers)
@@ -137,19 +124,14 @@ class PureModule:
             leaks.watch(self.name, fn)
         with _compat.patched("backward hooks", hook=HookedCall):
             out = module(*args, **kwargs)
-        self.refuse_changes(
-            copies.changes(before, copies.snapshot(module), module), module
-        )
+        self.refuse_changes(copies.changes(before, copies.snapshot(module), module), module)
         return out, {name: _held(module, name) for name in buffers}
 
-    def module_with(
-        self, params: dict[str, Any], buffers: dict[str, Any]
-    ) -> torch.nn.Module:
+    def module_with(self, params: dict[str, Any], buffers: dict[str, Any]) -> torch.nn.Module:
         """A copy of the module with these values."""
         known = hooked_values()
         seen_by_hooks = {
-            name: hooked(params[name], hooks, known)
-            for name, hooks in self.hooks.items()
+            name: hooked(params[name], hooks, known) for name, hooks in self.hooks.items()
         }
         own_buffers = {name: x.clone() for name, x in buffers.items()}
         values = {**params, **seen_by_hooks, **own_buffers}
@@ -159,19 +141,14 @@ class PureModule:
         self.modes.set_on(memo)
         return module
 
-    def refuse_changes(
-        self, changes: list[str], module: torch.nn.Module
-    ) -> None:
+    def refuse_changes(self, changes: list[str], module: torch.nn.Module) -> None:
         """Refuse a module that changes anything besides its buffers.
 
         Raises:
             CaptureError: lists the changes.
         """
         if changes:
-            fix = (
-                "self.register_buffer(...) for state that changes, or return the new "
-                "value"
-            )
+            fix = "self.register_buffer(...) for state that changes, or return the new value"
             raise CaptureError.of(
                 self.name,
                 f"it changes something outside of itself: {', '.join(changes)}",
@@ -192,9 +169,7 @@ def _held(module: torch.nn.Module, path: str) -> Any:
 
 def frozen_names(module: torch.nn.Module) -> frozenset[str]:
     """The parameters that do not require grad. They are passed with the buffers."""
-    return frozenset(
-        name for name, p in module.named_parameters() if not p.requires_grad
-    )
+    return frozenset(name for name, p in module.named_parameters() if not p.requires_grad)
 
 
 def is_unbatched(error: RuntimeError) -> bool:
@@ -215,9 +190,7 @@ def spread(
     def expanded(x: torch.Tensor) -> torch.Tensor:
         return x | (zero != 0) if x.dtype == torch.bool else x + zero.to(x.dtype)
 
-    return {
-        name: x if name in frozen else expanded(x) for name, x in buffers.items()
-    }
+    return {name: x if name in frozen else expanded(x) for name, x in buffers.items()}
 
 
 def _refuse_rank(file: str) -> None:
@@ -245,10 +218,7 @@ def _refuse_dtensor() -> None:
 def _plain_modules() -> contextlib.AbstractContextManager[None]:
     """The context in which a module runs."""
     return _compat.patched(
-        "module",
-        asked=_refuse_rank,
-        checkpointed=_checkpointed,
-        making=_refuse_dtensor,
+        "module", asked=_refuse_rank, checkpointed=_checkpointed, making=_refuse_dtensor
     )
 
 
@@ -260,11 +230,7 @@ def running(name: str) -> Iterator[bool]:
     Raises:
         CaptureError: the code is not one pure graph. Its errors are explained under this name.
     """
-    with (
-        _compat.reading() as mode,
-        _plain_modules(),
-        Traced(mode, name) as traced,
-    ):
+    with _compat.reading() as mode, _plain_modules(), Traced(mode, name) as traced:
         try:
             yield mode is not None
         except ShardError:
@@ -292,9 +258,7 @@ class Traced(TorchFunctionMode):
             int, tuple[Any, Any, int]
         ] = {}  # held tensors by id, with their counts of in-place writes
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         line = self.paths.running_line(sys._getframe(1), PureModule.run.__code__)
         if line:
@@ -303,9 +267,7 @@ class Traced(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if any(issubclass(t, DTensor) for t in types):
             raise RuntimeError(_compat.MAKES_DTENSOR)
-        if (reads := data_dependent.read_by(name)) and isinstance(
-            args[0], torch.Tensor
-        ):
+        if (reads := data_dependent.read_by(name)) and isinstance(args[0], torch.Tensor):
             return self.read(func, args, reads, line)
         if self.mode is not None:
             args, kwargs = _tree.map_held(self.fake, (args, kwargs))
@@ -313,19 +275,13 @@ class Traced(TorchFunctionMode):
             return _written_out(func)(*args, **kwargs)
         except (_compat.DATA_DEPENDENT, _compat.DYNAMIC_SHAPE) as error:
             raise self.refused(
-                data_dependent.needed_by(name)
-                or data_dependent.cause(error, str(error)),
-                line,
+                data_dependent.needed_by(name) or data_dependent.cause(error, str(error)), line
             ) from error
 
     def read(self, method: Any, args: Any, reads: Any, line: str | None) -> Any:
         """A tensor's value, if it has one: it is held by the module, or was made from numbers."""
         try:
-            with (
-                contextlib.nullcontext()
-                if _compat.is_fake(args[0])
-                else _compat.values()
-            ):
+            with contextlib.nullcontext() if _compat.is_fake(args[0]) else _compat.values():
                 return method(*args)
         except (RuntimeError, _compat.DATA_DEPENDENT) as error:
             raise self.refused(reads, line) from error
@@ -334,11 +290,7 @@ class Traced(TorchFunctionMode):
         """The error for a call that needs a value."""
         (got, fix), source = found, sources.line_of(line)
         return CaptureError.of(
-            self.name,
-            got,
-            needed="one pure graph of tensor ops",
-            fix=fix,
-            source=source,
+            self.name, got, needed="one pure graph of tensor ops", fix=fix, source=source
         )
 
     def fake(self, x: Any) -> Any:
@@ -358,19 +310,12 @@ class Traced(TorchFunctionMode):
         Raises:
             CaptureError: there was one.
         """
-        if any(
-            _compat.version_of(fake) > version
-            for _, fake, version in self.fakes.values()
-        ):
+        if any(_compat.version_of(fake) > version for _, fake, version in self.fakes.values()):
             got, fix = explain.HELD
-            raise CaptureError.of(
-                self.name, got, needed="one pure graph of tensor ops", fix=fix
-            )
+            raise CaptureError.of(self.name, got, needed="one pure graph of tensor ops", fix=fix)
 
 
 def _written_out(func: Any) -> Any:
     """The substitute of a function."""
     found = python_calls.TABLE.get(func) or _compat.MODULE_OPS.get(func)
-    return (
-        found or (_compat.inside_transform() and _compat.recurrent(func)) or func
-    )
+    return found or (_compat.inside_transform() and _compat.recurrent(func)) or func

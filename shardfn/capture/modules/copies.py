@@ -43,12 +43,8 @@ def copied(x: Any, memo: dict[int, Any]) -> Any:
 
 
 def _module(module: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
-    if "_orig_mod" in _compat.modules_of(
-        module
-    ):  # the result of torch.compile for a module
-        made = memo[id(module)] = copied(
-            _compat.modules_of(module)["_orig_mod"], memo
-        )
+    if "_orig_mod" in _compat.modules_of(module):  # the result of torch.compile for a module
+        made = memo[id(module)] = copied(_compat.modules_of(module)["_orig_mod"], memo)
         return made
     made = memo[id(module)] = object.__new__(type(module))
     state = {name: copied(x, memo) for name, x in module.__dict__.items()}
@@ -61,9 +57,7 @@ def _module(module: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
 def _container(x: Any, memo: dict[int, Any]) -> Any:
     if isinstance(x, dict):
         made = memo[id(x)] = type(x)()
-        made.update(
-            (copied(key, memo), copied(value, memo)) for key, value in x.items()
-        )
+        made.update((copied(key, memo), copied(value, memo)) for key, value in x.items())
     elif isinstance(x, list):
         made = memo[id(x)] = []
         made.extend(copied(child, memo) for child in x)
@@ -83,9 +77,7 @@ def snapshot(module: torch.nn.Module) -> dict[str, Any]:
             if name == "_buffers":
                 found[path] = tuple(x)
             elif name in ("_parameters", "_modules"):
-                found |= {
-                    path.replace(name, key): id(child) for key, child in x.items()
-                }
+                found |= {path.replace(name, key): id(child) for key, child in x.items()}
             else:
                 found[path] = _identity(x)
     return found
@@ -119,9 +111,7 @@ def code(module: torch.nn.Module) -> list[Any]:
     return found
 
 
-def changes(
-    before: dict[str, Any], after: dict[str, Any], module: torch.nn.Module
-) -> list[str]:
+def changes(before: dict[str, Any], after: dict[str, Any], module: torch.nn.Module) -> list[str]:
     """The attributes that a call changed, except weights that torch's hooks recompute each time
     (old weight_norm, pruning).
     """

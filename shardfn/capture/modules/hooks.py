@@ -27,10 +27,7 @@ class HookedCall:
     """
 
     def __init__(
-        self,
-        module: torch.nn.Module,
-        after: Sequence[Hook],
-        before: Sequence[Hook],
+        self, module: torch.nn.Module, after: Sequence[Hook], before: Sequence[Hook]
     ) -> None:
         self.module, self.after, self.before = module, list(after), list(before)
         self.floating: dict[
@@ -40,9 +37,7 @@ class HookedCall:
         self.tracked: dict[
             Any, bool
         ] = {}  # by level of torch.func: whether an input has a gradient
-        self.arriving: dict[
-            Any, tuple[Any, ...]
-        ] = {}  # by level: the gradients of the results
+        self.arriving: dict[Any, tuple[Any, ...]] = {}  # by level: the gradients of the results
         self.below: HookedCall | None = None
 
     def setup_input_hook(self, args: Any) -> Any:
@@ -60,18 +55,11 @@ class HookedCall:
         at = [
             i
             for i, x in enumerate(values)
-            if isinstance(x, torch.Tensor)
-            and (x.is_floating_point() or x.is_complex())
+            if isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
         ]
         self.floating[side], self.count[side] = at, len(values)
         passed = (
-            dict(
-                zip(
-                    at, function.apply(self, *(values[i] for i in at)), strict=True
-                )
-            )
-            if at
-            else {}
+            dict(zip(at, function.apply(self, *(values[i] for i in at)), strict=True)) if at else {}
         )
         filled = [passed.get(i, x) for i, x in enumerate(values)]
         return tuple(filled) if type(values) is tuple else type(values)(*filled)
@@ -103,9 +91,7 @@ class HookedCall:
         """The same call under one more level of vmap: each hook takes one sample."""
         if self.below is None:
             self.below = HookedCall(
-                self.module,
-                [_each(h) for h in self.after],
-                [_each(h) for h in self.before],
+                self.module, [_each(h) for h in self.after], [_each(h) for h in self.before]
             )
         self.below.floating, self.below.count = self.floating, self.count
         return self.below
@@ -157,10 +143,7 @@ def _each(hook: Hook) -> Hook:
 
         def one(*xs: torch.Tensor) -> tuple[torch.Tensor, ...]:
             feed = iter(xs)
-            given = [
-                tuple(None if x is None else next(feed) for x in group)
-                for group in groups
-            ]
+            given = [tuple(None if x is None else next(feed) for x in group) for group in groups]
             found = hook(module, *given)
             found = (
                 given[0]
@@ -178,13 +161,10 @@ def _each(hook: Hook) -> Hook:
     return run
 
 
-def _batched(
-    function: Any, info: Any, in_dims: Any, call: HookedCall, xs: Any
-) -> Any:
+def _batched(function: Any, info: Any, in_dims: Any, call: HookedCall, xs: Any) -> Any:
     pairs = zip(xs, in_dims[1:], strict=True)
     moved = [
-        x.expand(info.batch_size, *x.shape) if d is None else x.movedim(d, 0)
-        for x, d in pairs
+        x.expand(info.batch_size, *x.shape) if d is None else x.movedim(d, 0) for x, d in pairs
     ]
     return function.apply(call.batched(), *moved), (0,) * len(moved)
 

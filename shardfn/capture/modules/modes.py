@@ -23,10 +23,7 @@ class Modes:
     """
 
     def __init__(
-        self,
-        name: str,
-        parts: dict[str, torch.nn.Module],
-        origins: Sequence[Origin] | None = None,
+        self, name: str, parts: dict[str, torch.nn.Module], origins: Sequence[Origin] | None = None
     ) -> None:
         self.name = name
         self.parts = parts
@@ -36,9 +33,7 @@ class Modes:
         self.known: dict[tuple[bool, ...], tuple[str, ...]] = {}
 
     @classmethod
-    def following(
-        cls, name: str, module: torch.nn.Module, copies: dict[int, Any]
-    ) -> Modes:
+    def following(cls, name: str, module: torch.nn.Module, copies: dict[int, Any]) -> Modes:
         """The modes of a copy of a module.
 
         Args:

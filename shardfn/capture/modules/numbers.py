@@ -33,9 +33,7 @@ class Numbers(TorchFunctionMode):
         # (value, count of in-place writes when it was known) of a tensor
         self.known: Any = WeakIdKeyDictionary()
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
         tensors = list(filter(_tree.is_tensor, _tree.leaves((args, kwargs))))
         reads = READ.fullmatch(name)

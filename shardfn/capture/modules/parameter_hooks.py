@@ -27,9 +27,7 @@ def hooks_of(where: str, path: str, x: torch.Tensor) -> tuple[Hook, ...]:
     after = getattr(x, "_post_accumulate_grad_hooks", None)
     several = any(map(_is_of_several, found))
     if after or several:
-        kind = (
-            "a post-accumulate-grad hook" if after else "a hook of several tensors"
-        )
+        kind = "a post-accumulate-grad hook" if after else "a hook of several tensors"
         fix = "p.register_hook(fn), or apply the hook to the gradients that sf.grad returns"
         got = f"it has {kind}, and a pure function accumulates no .grad"
         raise CaptureError.of(
@@ -48,9 +46,7 @@ def _is_of_several(hook: Any) -> bool:
     return code is not None and code.co_filename == torch.autograd.graph.__file__
 
 
-def hooked(
-    x: torch.Tensor, hooks: Sequence[Hook], known: dict[Any, Any]
-) -> torch.Tensor:
+def hooked(x: torch.Tensor, hooks: Sequence[Hook], known: dict[Any, Any]) -> torch.Tensor:
     """The value of a parameter. The hooks take its gradient, and may replace it.
 
     Args:
@@ -89,9 +85,7 @@ class _Hooked(torch.autograd.Function):
                 not isinstance(found, torch.Tensor) or found.shape != g.shape
             ):
                 got = (
-                    tuple(found.shape)
-                    if isinstance(found, torch.Tensor)
-                    else type(found).__name__
+                    tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
                 )
                 raise RuntimeError(
                     f"a hook on a parameter returned {got} for a gradient of shape {tuple(g.shape)}"
@@ -104,9 +98,7 @@ class _Hooked(torch.autograd.Function):
         return tangent.clone()
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: Any, hooks: tuple[Hook, ...], x: torch.Tensor
-    ) -> Any:
+    def vmap(info: Any, in_dims: Any, hooks: tuple[Hook, ...], x: torch.Tensor) -> Any:
         return _Hooked.apply(tuple(map(_each, hooks)), x.movedim(in_dims[1], 0)), 0
 
 

@@ -33,10 +33,7 @@ class Paths:
         while frame is not None and frame.f_code is not until:
             code = frame.f_code
             if line is None and not is_ours(code.co_filename):
-                line = (
-                    f'  File "{code.co_filename}", line {frame.f_lineno}, in '
-                    f"{code.co_name}"
-                )
+                line = f'  File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}'
             if inner is None and code.co_varnames[:1] == ("self",):
                 owner = frame.f_locals.get("self")
                 inner = owner if isinstance(owner, torch.nn.Module) else None
@@ -48,9 +45,7 @@ class Paths:
         path = self.path_in(frame.f_locals["module"], inner)
         return f"{line}{MODULE}{path}\n" if path else f"{line}\n"
 
-    def path_in(
-        self, root: torch.nn.Module, inner: torch.nn.Module | None
-    ) -> str:
+    def path_in(self, root: torch.nn.Module, inner: torch.nn.Module | None) -> str:
         """The path of a submodule, empty for the module itself and for others."""
         if id(root) not in self.known:
             paths = {id(part): name for name, part in root.named_modules()}

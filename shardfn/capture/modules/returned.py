@@ -19,14 +19,7 @@ from ..refusals import tensor_classes
 Shape = tuple[str, Any, tuple[Any, ...]]
 PLAIN = ("dict", "OrderedDict", "list", "tuple")
 # methods of a class by which its objects would be more than their attributes
-OWN = (
-    "__new__",
-    "__reduce__",
-    "__reduce_ex__",
-    "__getattribute__",
-    "__setattr__",
-    "__delattr__",
-)
+OWN = ("__new__", "__reduce__", "__reduce_ex__", "__getattribute__", "__setattr__", "__delattr__")
 
 
 class Returned:
@@ -41,11 +34,7 @@ class Returned:
         return "tuple", (), tuple(self.shape(x, tensors, known) for x in out)
 
     def shape(
-        self,
-        x: Any,
-        tensors: list[torch.Tensor],
-        known: dict[int, int],
-        path: str = "",
+        self, x: Any, tensors: list[torch.Tensor], known: dict[int, int], path: str = ""
     ) -> Shape:
         """A result as literals.
 
@@ -72,11 +61,7 @@ class Returned:
         if id(x) in known:
             return "same", known[id(x)], ()
         kind, names, children = self.parts(x, path)
-        ways = (
-            [f".{name}" for name in names]
-            if names
-            else map(_item, range(len(children)))
-        )
+        ways = [f".{name}" for name in names] if names else map(_item, range(len(children)))
         shapes = tuple(
             self.shape(child, tensors, known, path + way)
             for way, child in zip(ways, children, strict=True)
@@ -157,9 +142,7 @@ def _is_record(x: Any) -> bool:
     return (
         isinstance(names, dict)
         and not has_slots
-        and not any(
-            hasattr(getattr(kind, name, None), "__set__") for name in names
-        )
+        and not any(hasattr(getattr(kind, name, None), "__set__") for name in names)
     )
 
 
@@ -171,9 +154,7 @@ def _holds_itself(x: Any) -> bool:
         child = queue.pop()
         if child is x:
             return True
-        if id(child) in inside or isinstance(
-            child, (torch.Tensor, type, *CONSTANTS)
-        ):
+        if id(child) in inside or isinstance(child, (torch.Tensor, type, *CONSTANTS)):
             continue
         inside.add(id(child))
         if isinstance(child, dict):

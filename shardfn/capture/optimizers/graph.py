@@ -19,10 +19,7 @@ from .recipe import PURE, Options, Recipe, set_present
 from .rows import Row
 
 # ops that copy -> the position of the value
-COPIES: dict[Any, int] = {
-    torch.ops.aten.clone.default: 0,
-    torch.ops.aten.copy.default: 1,
-}
+COPIES: dict[Any, int] = {torch.ops.aten.clone.default: 0, torch.ops.aten.copy.default: 1}
 
 
 Stepped = list[tuple[torch.Tensor, State]]  # of each row: the parameter, its state
@@ -87,9 +84,7 @@ class Program:
             param, *values = run(*inputs, *self.constants)
         return param, dict(zip(self.names, values, strict=True))
 
-    def trace(
-        self, row: Row, options: Options, inputs: Sequence[torch.Tensor]
-    ) -> None:
+    def trace(self, row: Row, options: Options, inputs: Sequence[torch.Tensor]) -> None:
         """Trace the step of a row, as a function of these inputs."""
         names = list(row.tensors)
 
@@ -178,9 +173,7 @@ def _copied(state: State) -> State:
     return found
 
 
-def _numbers(
-    recipe: Recipe, optimizer: torch.optim.Optimizer
-) -> list[torch.Tensor]:
+def _numbers(recipe: Recipe, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """The numbers in a state that torch's step reads by `.item()` outside of a graph."""
     if not recipe.is_over_torchs:
         return []

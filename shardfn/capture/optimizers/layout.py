@@ -69,9 +69,7 @@ class Layout:
         return [*self.kinds, *mark]
 
 
-def layout_of(
-    recipe: Recipe, path: str, shape: Sequence[int], dtype: torch.dtype
-) -> Layout:
+def layout_of(recipe: Recipe, path: str, shape: Sequence[int], dtype: torch.dtype) -> Layout:
     """The layout of a parameter's state, found by two steps of a small stand-in.
 
     Raises:
@@ -141,9 +139,7 @@ def first_state(
     return values
 
 
-def _run_until_known(
-    optimizer: torch.optim.Optimizer, own: First, layout: Layout
-) -> None:
+def _run_until_known(optimizer: torch.optim.Optimizer, own: First, layout: Layout) -> None:
     """A step, for the first values of its state. An error of a DTensor after the last of these
     does not matter.
     """
@@ -164,9 +160,7 @@ def unhooked(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
     return lambda: step(optimizer)
 
 
-def _with_state(
-    optimizer: torch.optim.Optimizer, p: torch.Tensor, state: State
-) -> First:
+def _with_state(optimizer: torch.optim.Optimizer, p: torch.Tensor, state: State) -> First:
     """The state of an optimizer's one parameter, with these values in it."""
     own = First(state)
     optimizer.state = defaultdict(First, {p: own})

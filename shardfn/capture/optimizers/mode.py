@@ -10,10 +10,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-COMPARED: dict[str, Callable[[Any, Any], bool]] = {
-    "ne": operator.ne,
-    "gt": operator.gt,
-}
+COMPARED: dict[str, Callable[[Any, Any], bool]] = {"ne": operator.ne, "gt": operator.gt}
 IN_PLACE = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"}
 
 
@@ -29,19 +26,14 @@ class Stepping(TorchFunctionMode):
     """
 
     def __init__(
-        self,
-        numbers: Sequence[torch.Tensor],
-        is_torchs: bool,
-        replaced: Mapping[int, Any],
+        self, numbers: Sequence[torch.Tensor], is_torchs: bool, replaced: Mapping[int, Any]
     ) -> None:
         super().__init__()
         self.numbers = {id(x): x for x in numbers}
         self.is_torchs = is_torchs
         self.replaced = replaced if is_torchs else {}
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         plain = name.strip("_")
         kwargs = dict(kwargs or {})

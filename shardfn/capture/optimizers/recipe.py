@@ -13,11 +13,7 @@ from ...errors import CaptureError, TreeError
 from ...plans.patterns import compiled
 
 Options = Mapping[str, Any]
-PURE = {
-    "foreach": False,
-    "fused": False,
-    "capturable": True,
-}  # of a group, in a graph
+PURE = {"foreach": False, "fused": False, "capturable": True}  # of a group, in a graph
 
 
 @attrs.frozen
@@ -73,9 +69,7 @@ class Recipe:
                 return i + 1
         return 0
 
-    def made(
-        self, groups: Sequence[Sequence[torch.Tensor]]
-    ) -> torch.optim.Optimizer:
+    def made(self, groups: Sequence[Sequence[torch.Tensor]]) -> torch.optim.Optimizer:
         """The optimizer over these parameters, by group.
 
         Raises:
@@ -107,9 +101,7 @@ class Recipe:
             found[self.group_of(path)].append(x)
         return found
 
-    def over(
-        self, paths: Sequence[str], params: Sequence[torch.Tensor]
-    ) -> torch.optim.Optimizer:
+    def over(self, paths: Sequence[str], params: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
         """The optimizer over these parameters, without state. It is made over tensors without
         values, so that nothing is allocated.
         """
@@ -123,9 +115,7 @@ class Recipe:
         self.check_kept(made, set(map(id, stand_ins)))
         return made
 
-    def check_kept(
-        self, optimizer: torch.optim.Optimizer, ids: set[int]
-    ) -> None:
+    def check_kept(self, optimizer: torch.optim.Optimizer, ids: set[int]) -> None:
         """Check that an optimizer has its parameters in its groups only: a step is of others.
 
         Raises:
@@ -150,9 +140,7 @@ class Recipe:
             made = self.made([[x], *([] for _ in self.groups)])
         return [name for name in made.param_groups[0] if name != "params"]
 
-    def set_options(
-        self, optimizer: torch.optim.Optimizer, options: Options
-    ) -> dict[int, Any]:
+    def set_options(self, optimizer: torch.optim.Optimizer, options: Options) -> dict[int, Any]:
         """Set options of all groups. A list has one value for each group; any other value is for
         the groups without one of their own. Returns the values before, by the ids of those now.
         """

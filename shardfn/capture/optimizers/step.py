@@ -37,11 +37,7 @@ class Step:
         self.layouts: dict[Any, Layout] = {}
 
         def updated(
-            paths: Sequence[str],
-            params: Tensors,
-            grads: Grads,
-            state: States,
-            options: Options,
+            paths: Sequence[str], params: Tensors, grads: Grads, state: States, options: Options
         ) -> tuple[torch.Tensor, ...]:
             with _compat.staging(), running(recipe.name) as is_for_shapes:
                 if is_for_shapes:
@@ -60,9 +56,7 @@ class Step:
         self.updated = _compat.keep_in_graph(updated)
         self.first_in_graph = _compat.keep_in_graph(first)
 
-    def layout(
-        self, path: str, shape: Sequence[int], dtype: torch.dtype
-    ) -> Layout:
+    def layout(self, path: str, shape: Sequence[int], dtype: torch.dtype) -> Layout:
         """The layout of a parameter's state, found once for each kind of parameter."""
         small = tuple(min(max(1, size), LARGEST) for size in shape)
         key = self.recipe.group_of(path), small, dtype
@@ -83,9 +77,7 @@ class Step:
             found.append(tuple(layout.names))
         return tuple(found)
 
-    def first(
-        self, paths: Sequence[str], params: Tensors, options: Options
-    ) -> States:
+    def first(self, paths: Sequence[str], params: Tensors, options: Options) -> States:
         """The state before the first step."""
         is_graph = _compat.is_tracing()
         given = options if is_graph else as_numbers(options)
@@ -95,23 +87,13 @@ class Step:
             found[path] = first_state(self.recipe, layout, path, x, given)
         return found
 
-    def shapes(
-        self, paths: Sequence[str], params: Sequence[tuple[Any, torch.dtype]]
-    ) -> States:
+    def shapes(self, paths: Sequence[str], params: Sequence[tuple[Any, torch.dtype]]) -> States:
         """The state before the first step without values: fake tensors."""
-        with (
-            _compat.staging(),
-            _compat.fake_mode(),
-            running(self.recipe.name),
-        ):
-            stand_ins = [
-                torch.empty(shape, dtype=dtype) for shape, dtype in params
-            ]
+        with _compat.staging(), _compat.fake_mode(), running(self.recipe.name):
+            stand_ins = [torch.empty(shape, dtype=dtype) for shape, dtype in params]
             return self.first(paths, stand_ins, {})
 
-    def rows(
-        self, paths: Sequence[str], params: Tensors, grads: Grads, state: States
-    ) -> list[Row]:
+    def rows(self, paths: Sequence[str], params: Tensors, grads: Grads, state: States) -> list[Row]:
         """A row for each parameter."""
         layouts = []
         for path, x in zip(paths, params, strict=True):
@@ -121,12 +103,7 @@ class Step:
         return list(map(Row, paths, params, grads, states, layouts))
 
     def eager(
-        self,
-        paths: Sequence[str],
-        params: Tensors,
-        grads: Grads,
-        state: States,
-        options: Options,
+        self, paths: Sequence[str], params: Tensors, grads: Grads, state: States, options: Options
     ) -> tuple[torch.Tensor, ...]:
         """The new parameters, and the new state as a flat list, by torch's own step."""
         rows = self.rows(paths, params, grads, state)
@@ -164,12 +141,7 @@ class Step:
         return grad.detach() if self.recipe.is_torchs else grad.detach().clone()
 
     def in_graph(
-        self,
-        paths: Sequence[str],
-        params: Tensors,
-        grads: Grads,
-        state: States,
-        options: Options,
+        self, paths: Sequence[str], params: Tensors, grads: Grads, state: States, options: Options
     ) -> tuple[torch.Tensor, ...]:
         """As `eager`, by pure functions of tensors."""
         rows = self.rows(paths, params, grads, state)
@@ -185,9 +157,7 @@ class Step:
             after[row.path] = row.state if row.grad is None else own
         return (*new, *_flat(state, after))
 
-    def check_state(
-        self, paths: Sequence[str], layouts: Sequence[Layout], state: States
-    ) -> None:
+    def check_state(self, paths: Sequence[str], layouts: Sequence[Layout], state: States) -> None:
         """Check that a state has an entry for each parameter, as `init` makes it.
 
         Raises:
@@ -217,9 +187,7 @@ class Step:
 
 
 def _chosen(
-    has_started: torch.Tensor,
-    later: tuple[torch.Tensor, State],
-    first: tuple[torch.Tensor, State],
+    has_started: torch.Tensor, later: tuple[torch.Tensor, State], first: tuple[torch.Tensor, State]
 ) -> tuple[torch.Tensor, State]:
     """(the parameter, its state) of a first or of a later step."""
     state: State = {}

@@ -30,18 +30,13 @@ class _Flat:
     """
 
     def __init__(
-        self,
-        python: torch.fx.GraphModule,
-        inputs: Inputs,
-        outside: closed_over.ClosedOver,
+        self, python: torch.fx.GraphModule, inputs: Inputs, outside: closed_over.ClosedOver
     ) -> None:
         self.python, self.inputs = python, inputs
         self.positional = inputs.positional
         self.entering = (*inputs.tensors, *outside.tensors)
         self.result: Result | None = None
-        self.ends: set[int] = (
-            set()
-        )  # the leaves that a gradient of a result reaches
+        self.ends: set[int] = set()  # the leaves that a gradient of a result reaches
         self.calls = 0  # random calls
 
     def __call__(self, *values: torch.Tensor) -> list[torch.Tensor]:
@@ -96,8 +91,6 @@ def _replayed(
         return _tree.map_held(lambda x: values.get(id(x), x), tree)
 
     entering = _compat.codegen_of(python.graph).process_inputs(*valued(positional))
-    outputs = Replay(python).run(
-        *map(valued, entering), enable_io_processing=False
-    )
+    outputs = Replay(python).run(*map(valued, entering), enable_io_processing=False)
     out, _ = _compat.python_results(python, outputs)
     return out

@@ -69,9 +69,7 @@ def tracing(
 ) -> Iterator[Tracing]:
     """The context of a capture, whose errors name these arguments."""
     table = decompositions.table(settings.undecomposed)
-    scope = named.scope(
-        settings.mesh, settings.device, settings.may_be_of_ranks, settings.rank
-    )
+    scope = named.scope(settings.mesh, settings.device, settings.may_be_of_ranks, settings.rank)
     recorder = recording(settings.name, table, mode)
     with (
         _torchs(mode, settings.device, memo, arguments),

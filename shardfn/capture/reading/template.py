@@ -91,9 +91,7 @@ def refuse_strict(settings: Settings, paths: Sequence[str], reason: str) -> None
                 raise not_dynamic(settings, paths[i], got)
 
 
-def not_dynamic(
-    settings: Settings, path: str, got: str, line: str | None = None
-) -> CaptureError:
+def not_dynamic(settings: Settings, path: str, got: str, line: str | None = None) -> CaptureError:
     """The error for a function that needs a strict dim constant."""
     fix = "strict=False, which captures the function again for each size"
     return CaptureError.of(

@@ -17,21 +17,9 @@ STATIC = "torch.nonzero_static(x, size=n), which pads to a size that you choose"
 FUNCTIONS: dict[str, tuple[str, str, str]] = {
     "nonzero": (SHAPE, "nonzero", STATIC),
     "argwhere": (SHAPE, "argwhere", STATIC),
-    "where": (
-        SHAPE,
-        "torch.where(condition)",
-        f"torch.where(condition, a, b), or {STATIC}",
-    ),
-    "getitem": (
-        SHAPE,
-        "x[mask]",
-        f"torch.where(mask, x, 0), x * mask, or {STATIC}",
-    ),
-    "masked_select": (
-        SHAPE,
-        "masked_select",
-        "torch.where(mask, x, 0), or x * mask",
-    ),
+    "where": (SHAPE, "torch.where(condition)", f"torch.where(condition, a, b), or {STATIC}"),
+    "getitem": (SHAPE, "x[mask]", f"torch.where(mask, x, 0), x * mask, or {STATIC}"),
+    "masked_select": (SHAPE, "masked_select", "torch.where(mask, x, 0), or x * mask"),
     "unique": (
         SHAPE,
         "unique",
@@ -59,22 +47,10 @@ FUNCTIONS: dict[str, tuple[str, str, str]] = {
     ),
     "one_hot": (SHAPE, "one_hot", "one_hot(x, num_classes=n)"),
     "_ctc_loss": (SHAPE, "ctc_loss", "lengths that are tuples of numbers"),
-    "item": (
-        READ,
-        ".item()",
-        "keep the value a tensor: no .item(), bool() or int()",
-    ),
-    "tolist": (
-        READ,
-        ".tolist()",
-        "keep the value a tensor, or pass the list as an argument",
-    ),
+    "item": (READ, ".item()", "keep the value a tensor: no .item(), bool() or int()"),
+    "tolist": (READ, ".tolist()", "keep the value a tensor, or pass the list as an argument"),
     "equal": (READ, "torch.equal", "(a == b).all(), which stays a tensor"),
-    "allclose": (
-        READ,
-        "allclose",
-        "torch.isclose(a, b).all(), which stays a tensor",
-    ),
+    "allclose": (READ, "allclose", "torch.isclose(a, b).all(), which stays a tensor"),
 }
 SAME = {
     "_unique2": "unique",
@@ -135,9 +111,7 @@ NAMED = (
 def read_by(method: str) -> tuple[str, str] | None:
     """The problem and the suggestion, if a tensor method reads a value. None otherwise."""
     kind = READERS.get(method)
-    return {"branch": BRANCH, "number": NUMBER}.get(kind or "") or needed_by(
-        kind or ""
-    )
+    return {"branch": BRANCH, "number": NUMBER}.get(kind or "") or needed_by(kind or "")
 
 
 def needed_by(function: str) -> tuple[str, str] | None:
@@ -176,7 +150,5 @@ def cause(error: BaseException, said: str) -> tuple[str, str] | None:
 
 
 def _name(said: str) -> str:
-    found = next(
-        (m[1] for m in (re.search(pattern, said) for pattern in NAMED) if m), ""
-    )
+    found = next((m[1] for m in (re.search(pattern, said) for pattern in NAMED) if m), "")
     return SAME.get(found, found)

@@ -35,9 +35,7 @@ def _memory_of(node: torch.fx.Node) -> list[torch.fx.Node]:
     """The arguments whose memory a node's result shares."""
     if _mutates(node):
         return _written(node)
-    shares = getattr(node.target, "is_view", False) or "getitem" in str(
-        node.target
-    )
+    shares = getattr(node.target, "is_view", False) or "getitem" in str(node.target)
     return [x for x in node.args[:1] if shares and isinstance(x, torch.fx.Node)]
 
 
@@ -49,19 +47,14 @@ def _written(node: torch.fx.Node) -> list[torch.fx.Node]:
     for position, argument in enumerate(_compat.schema(node.target).arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = (
-                node.args[position]
-                if position < len(node.args)
-                else node.kwargs.get(argument.name)
+                node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
             )
             torch.fx.node.map_arg(given, found.append)
     return found
 
 
 def _mutates(node: torch.fx.Node) -> bool:
-    return (
-        isinstance(node.target, _compat.OpOverload)
-        and _compat.schema(node.target).is_mutable
-    )
+    return isinstance(node.target, _compat.OpOverload) and _compat.schema(node.target).is_mutable
 
 
 def refuse_collectives(graph: torch.fx.GraphModule, name: str) -> None:
@@ -72,19 +65,11 @@ def refuse_collectives(graph: torch.fx.GraphModule, name: str) -> None:
         CaptureError: names the op and the line.
     """
     for node in graph.graph.nodes:
-        if (
-            str(getattr(node.target, "namespace", ""))
-            .strip("_")
-            .startswith("c10d")
-        ):
+        if str(getattr(node.target, "namespace", "")).strip("_").startswith("c10d"):
             source, fix = node.meta.get("source"), ALONE
             got = f"it communicates by itself: {node.target}"
             raise CaptureError.of(
-                name,
-                got,
-                needed="a function of global tensors",
-                fix=fix,
-                source=source,
+                name, got, needed="a function of global tensors", fix=fix, source=source
             )
 
 
@@ -107,9 +92,7 @@ def refuse_mutation(
         CaptureError: names the argument and the line.
     """
     holders = graph.graph.find_nodes(op="placeholder")
-    writes = [
-        n for n in graph.graph.nodes if n.op == "call_function" and _mutates(n)
-    ]
+    writes = [n for n in graph.graph.nodes if n.op == "call_function" and _mutates(n)]
     for node in writes:
         hit = written_input(node)
         if hit is None:

@@ -53,17 +53,9 @@ CAUSES = (
         "it changes something outside of itself: {places}",
         "return the new value instead of storing it",
     ),
-    (
-        "Data-dependent branching",
-        "it branches on a tensor's value",
-        "torch.where(condition, a, b)",
-    ),
+    ("Data-dependent branching", "it branches on a tensor's value", "torch.where(condition, a, b)"),
     (_compat.MAKES_DTENSOR, tensor_classes.DTENSOR, tensor_classes.FIX),
-    (
-        "to be on the same device",
-        DEVICES,
-        ONE_DEVICE,
-    ),
+    ("to be on the same device", DEVICES, ONE_DEVICE),
     (
         "found two different devices",  # torch 2.11
         DEVICES,
@@ -106,11 +98,7 @@ CAUSES = (
         "the function to differentiate does not return a scalar",
         "return loss.sum() or loss.mean()",
     ),
-    (
-        "Expected FakeTensor",
-        HIGHER_ORDER,
-        "shardfn.cond, scan or while_loop",
-    ),
+    ("Expected FakeTensor", HIGHER_ORDER, "shardfn.cond, scan or while_loop"),
     (
         "got KeyError(<TransformType",  # torch has no rule for it under the transform
         HIGHER_ORDER,
@@ -141,11 +129,7 @@ CAUSES = (
         "it makes a placement Partial of something that is not the name of a reduction",
         'Partial(), or Partial("avg"), "max" or "min"',
     ),
-    (
-        "_distributed.Replicate()",
-        "it makes a placement Replicate with an argument",
-        "Replicate()",
-    ),
+    ("_distributed.Replicate()", "it makes a placement Replicate with an argument", "Replicate()"),
     (
         "Shape mismatch with out=",
         "out= has another shape than the result",
@@ -202,20 +186,12 @@ CAUSES = (
         f"return the new value from the body; {BUFFERS}",
     ),
     ("a leaf Variable that requires grad is being used in an in-place", *HELD),
-    (
-        "Tensor.resize_()",
-        "it resizes a tensor in place",
-        "x.reshape(shape), or torch.empty(shape)",
-    ),
+    ("Tensor.resize_()", "it resizes a tensor in place", "x.reshape(shape), or torch.empty(shape)"),
 )
 
 
 def explained(
-    error: BaseException,
-    fn: Callable[..., Any],
-    name: str,
-    paths: Sequence[str],
-    read: Any = None,
+    error: BaseException, fn: Callable[..., Any], name: str, paths: Sequence[str], read: Any = None
 ) -> CaptureError:
     """The CaptureError for an error of Dynamo or make_fx in a user's function. Dynamo may have
     traced a wrapper around it.
@@ -242,25 +218,16 @@ def raised(error: BaseException, name: str) -> CaptureError:
     ]
     source = frames[-1] if frames else None
     known = next(
-        (
-            (got, fix)
-            for sign, got, fix in CAUSES
-            if sign in said and "{" not in got
-        ),
-        None,
+        ((got, fix) for sign, got, fix in CAUSES if sign in said and "{" not in got), None
     ) or data_dependent.cause(error, said)
     got, fix = known or (
         f"it raises {type(error).__name__}: {said.splitlines()[0] if said else ''}",
         "a call that works on plain tensors",
     )
-    return CaptureError.of(
-        name, got, needed="one pure graph of tensor ops", fix=fix, source=source
-    )
+    return CaptureError.of(name, got, needed="one pure graph of tensor ops", fix=fix, source=source)
 
 
-def _cause(
-    error: BaseException, said: str, paths: Sequence[str], read: Any
-) -> tuple[str, str]:
+def _cause(error: BaseException, said: str, paths: Sequence[str], read: Any) -> tuple[str, str]:
     for sign, got, fix in CAUSES:
         if sign in said:
             return got.format(places=_places(said, paths, read)), fix
@@ -269,21 +236,13 @@ def _cause(
     raised = _raised(said, "got") or _raised(said, "raised exception")
     if raised:
         return f"it raises {raised}", "a call that works on plain tensors"
-    first, *rest = [
-        line.strip() for line in said.splitlines() if line.strip()
-    ] or [type(error).__name__]
+    first, *rest = [line.strip() for line in said.splitlines() if line.strip()] or [
+        type(error).__name__
+    ]
     why = next(
-        (
-            line.removeprefix("Explanation: ")
-            for line in rest
-            if line.startswith("Explanation")
-        ),
-        "",
+        (line.removeprefix("Explanation: ") for line in rest if line.startswith("Explanation")), ""
     )
-    return (
-        f"{UNREAD}: {first}. {why}".rstrip(),
-        "a pure function of tensors",
-    )
+    return (f"{UNREAD}: {first}. {why}".rstrip(), "a pure function of tensors")
 
 
 def _raised(said: str, after: str) -> str | None:
@@ -302,17 +261,12 @@ def _foreign(said: str) -> tuple[str, str] | None:
     if found := re.search(_compat.MADE + r" (\w+);", said):
         return f"it makes a {found[1]}", tensor_classes.PLAIN
     if found := re.search(_compat.FOLLOWED + r" (\w+) for its (\.\w+);", said):
-        fix = (
-            f"read {found[2]} outside of the transform, and pass it as an argument"
-        )
+        fix = f"read {found[2]} outside of the transform, and pass it as an argument"
         got = f"a derivative or vmap follows a {found[1]}, and it reads its {found[2]}"
         return got, fix
     if found := re.search(_compat.MADE_OF_FOLLOWED + r" (\w+);", said):
         fix = f"the {found[1]} as an argument; or the tensors alone"
-        return (
-            f"it makes a {found[1]} of tensors that a derivative or vmap follows",
-            fix,
-        )
+        return (f"it makes a {found[1]} of tensors that a derivative or vmap follows", fix)
     if found := re.search(_compat.COMMUNICATES + r" (\w+);", said):
         known = row_of(found[1])
         return known or (f"it communicates by itself: {found[1]}", ALONE)
@@ -331,9 +285,7 @@ def _foreign(said: str) -> tuple[str, str] | None:
 
 def _places(said: str, paths: Sequence[str], read: Any) -> str:
     """Dynamo's names of changed objects, as the user's names."""
-    found = re.findall(
-        r"([LG]\[['\"](\w+)['\"]\](?:\[(\d+)\])?(?:\.(\w+))?)([\w.\[\]]*)", said
-    )
+    found = re.findall(r"([LG]\[['\"](\w+)['\"]\](?:\[(\d+)\])?(?:\.(\w+))?)([\w.\[\]]*)", said)
     roots = list(dict.fromkeys(re.split(r"[\[.]", p)[0] for p in paths))
     places = []
     for whole, name, position, attribute, rest in found:
@@ -346,9 +298,7 @@ def _places(said: str, paths: Sequence[str], read: Any) -> str:
         elif name == "fn":  # the function itself, and its attributes
             places.append(_reached(read, whole.removeprefix("L['fn']") + rest))
         else:
-            places.append(
-                attribute or (name if not name.startswith("__import") else whole)
-            )
+            places.append(attribute or (name if not name.startswith("__import") else whole))
     return ", ".join(dict.fromkeys(places)) or "something that it closes over"
 
 
@@ -370,18 +320,12 @@ def _reached(x: Any, way: str) -> str:
 
 def _line(error: BaseException) -> str | None:
     """The innermost line of user code in an error's traceback or text."""
-    frames = [
-        (f.filename, f.lineno) for f in getattr(error, "real_stack", None) or ()
-    ]
+    frames = [(f.filename, f.lineno) for f in getattr(error, "real_stack", None) or ()]
     frames += [
-        (file, int(line))
-        for file, line in re.findall(r'File "([^"]+)", line (\d+)', str(error))
+        (file, int(line)) for file, line in re.findall(r'File "([^"]+)", line (\d+)', str(error))
     ]
     if not frames:
-        frames = [
-            (f.filename, f.lineno)
-            for f in traceback.extract_tb(error.__traceback__)
-        ]
+        frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
     mine = [f"{file}:{line}" for file, line in frames if not is_ours(file)]
     return mine[-1] if mine else None
 

@@ -17,9 +17,7 @@ import torch
 from ... import _compat, _tree
 from ...errors import CaptureError
 
-_WATCHED: contextvars.ContextVar[Watched | None] = contextvars.ContextVar(
-    "watched", default=None
-)
+_WATCHED: contextvars.ContextVar[Watched | None] = contextvars.ContextVar("watched", default=None)
 
 
 class Watched:
@@ -27,9 +25,7 @@ class Watched:
 
     def __init__(self) -> None:
         self.functions: dict[int, tuple[str, Any]] = {}
-        self.before: list[
-            tuple[Any, Any]
-        ] = []  # a list, a dict or a cell, and its content
+        self.before: list[tuple[Any, Any]] = []  # a list, a dict or a cell, and its content
         self.modes: dict[int, _compat.Read] = {}  # of the modules that run
 
     def add(self, owner: str, fn: Any) -> None:
@@ -96,21 +92,15 @@ class LeakedTensor(torch.Tensor):
         return f"LeakedTensor(from {self.owner})"
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in KNOWN:
             return super().__torch_function__(func, types, args, kwargs or {})
         return cls.__torch_dispatch__(func, types, args, kwargs)
 
     @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         owners = [
-            x.owner
-            for x in _tree.leaves((args, kwargs or {}))
-            if isinstance(x, LeakedTensor)
+            x.owner for x in _tree.leaves((args, kwargs or {})) if isinstance(x, LeakedTensor)
         ]
         raise leaked(owners[0])
 
@@ -201,19 +191,13 @@ def _places(fn: Any) -> list[Any]:
     cells = [cell.cell_contents for cell in _cells(fn)]
     return [
         *cells,
-        *(
-            fn.__globals__[name]
-            for name in fn.__code__.co_names
-            if name in fn.__globals__
-        ),
+        *(fn.__globals__[name] for name in fn.__code__.co_names if name in fn.__globals__),
     ]
 
 
 def _cells(fn: Any) -> list[Any]:
     """The non-empty cells of a function."""
-    return [
-        cell for cell in getattr(fn, "__closure__", None) or () if _filled(cell)
-    ]
+    return [cell for cell in getattr(fn, "__closure__", None) or () if _filled(cell)]
 
 
 def _filled(cell: Any) -> bool:
@@ -226,21 +210,10 @@ def _filled(cell: Any) -> bool:
 def _held(place: Any) -> Any:
     """The list or dict in which an object stores, or None."""
     if isinstance(
-        place,
-        (
-            type,
-            types.ModuleType,
-            types.FunctionType,
-            torch.nn.Module,
-            torch.Tensor,
-        ),
+        place, (type, types.ModuleType, types.FunctionType, torch.nn.Module, torch.Tensor)
     ):
         return None
-    held = (
-        place
-        if isinstance(place, (list, dict))
-        else getattr(place, "__dict__", None)
-    )
+    held = place if isinstance(place, (list, dict)) else getattr(place, "__dict__", None)
     return held if isinstance(held, (list, dict)) else None
 
 

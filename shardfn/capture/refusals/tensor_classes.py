@@ -27,21 +27,13 @@ PLAIN = "x.as_subclass(torch.Tensor); or a class that says what it holds: __tens
 FOLLOWS = ("_wrap_for_grad", "_add_batch_dim", "_make_dual", "make_dual")
 
 # the namespaces of ops of torch that communicate; those that shardfn knows are its own by now
-SENDING = (
-    "symm_mem",
-    "c10d",
-    "_c10d_functional",
-    "_c10d_functional_autograd",
-    "_dtensor",
-)
+SENDING = ("symm_mem", "c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 
 
 def refused(where: str, got: str, source: str | None) -> CaptureError:
     """The error for a tensor subclass."""
     fix = FIX if "DTensor" in got else PLAIN
-    return CaptureError.of(
-        where, got, needed="plain tensors", fix=fix, source=source
-    )
+    return CaptureError.of(where, got, needed="plain tensors", fix=fix, source=source)
 
 
 def refuse_made(python: torch.fx.GraphModule, name: str) -> None:
@@ -102,9 +94,7 @@ def refuse_results(out: Any, name: str) -> None:
     wrong = [(path, x) for path, x in pairs if _is_refused(x)]
     if wrong:
         path, x = wrong[0]
-        error = refused(
-            f"{name}, result{path}", f"a {_compat.class_name(x)}", None
-        )
+        error = refused(f"{name}, result{path}", f"a {_compat.class_name(x)}", None)
         error.arg_path = "result" + path
         raise error
 

@@ -14,10 +14,7 @@ GROUP = (
     "it makes or ends a process group",
     "make groups and meshes outside, and close over the mesh",
 )
-MESH = (
-    "it makes a mesh",
-    "make the mesh outside of the function, and close over it",
-)
+MESH = ("it makes a mesh", "make the mesh outside of the function, and close over it")
 RETURNED = (
     "it returns a process group, or passes one where a tensor belongs",
     "mesh.get_group(axis) outside of the function",
@@ -52,10 +49,7 @@ STAGES = (
     "call the function; .trace, .lower and .compile are for outside",
 )
 WORLD = ("it enters a world", "enter the world outside of the function")
-CONTEXT = (
-    "it asks for the current mesh",
-    "close over the mesh",
-)
+CONTEXT = ("it asks for the current mesh", "close over the mesh")
 MODULE = (
     "it makes a function of a module",
     "call functionalize outside, and close over the function",
@@ -96,7 +90,7 @@ OTHER = (
 FSDP = (
     "it calls a module of fully_shard, whose hooks gather its parameters",
     "torch.func.functional_call(module, params, args) of a module without fully_shard, with "
-    "params as arguments: those of fully_shard, or of sf.strategy(\"zero3\", params, mesh)",
+    'params as arguments: those of fully_shard, or of sf.strategy("zero3", params, mesh)',
 )
 LOCAL_MAP = (
     "local_map: a DTensor is placed otherwise than in_placements say",
@@ -163,29 +157,16 @@ MODULE_IN_SHARD = (
 )
 # (folder or file, name of a function) -> the problem, what to write instead.
 TORCH: dict[str, tuple[str, str]] = {
-    **dict.fromkeys(
-        ("new_group", "new_subgroups", "split_group", "shrink_group"), GROUP
-    ),
+    **dict.fromkeys(("new_group", "new_subgroups", "split_group", "shrink_group"), GROUP),
     "new_subgroups_by_enumeration": GROUP,
     **dict.fromkeys(("parallelize_module", "fully_shard", "distribute_module"), WRAPS),
     "CommDebugMode": COUNTS,
-    **dict.fromkeys(
-        ("init_process_group", "destroy_process_group", "abort_process_group"),
-        GROUP,
-    ),
-    **dict.fromkeys(
-        ("init_device_mesh", "_flatten", "_unflatten", "from_group"), MESH
-    ),
+    **dict.fromkeys(("init_process_group", "destroy_process_group", "abort_process_group"), GROUP),
+    **dict.fromkeys(("init_device_mesh", "_flatten", "_unflatten", "from_group"), MESH),
     **dict.fromkeys(("barrier", "monitored_barrier"), WAITS),
-    **dict.fromkeys(
-        ("send", "recv", "isend", "irecv", "batch_isend_irecv"), POINT
-    ),
-    **dict.fromkeys(
-        ("all_gather_object", "gather_object", "broadcast_object_list"), OBJECTS
-    ),
-    **dict.fromkeys(
-        ("scatter_object_list", "send_object_list", "recv_object_list"), OBJECTS
-    ),
+    **dict.fromkeys(("send", "recv", "isend", "irecv", "batch_isend_irecv"), POINT),
+    **dict.fromkeys(("all_gather_object", "gather_object", "broadcast_object_list"), OBJECTS),
+    **dict.fromkeys(("scatter_object_list", "send_object_list", "recv_object_list"), OBJECTS),
     **dict.fromkeys(("broadcast", "reduce", "gather", "scatter"), ONE_RANK),
     "get_node_local_rank": NODE,
 }
@@ -281,9 +262,7 @@ def _called_by_line(frames: Sequence[Any], said: str) -> list[tuple[str, str]]:
 
 def _is_other(frame: Any) -> bool:
     """Whether a frame is of torch.distributed, other than of a function that calls the user's."""
-    return (
-        "/torch/distributed/" in frame.filename and frame.name != LOCAL_MAP_FRAME
-    )
+    return "/torch/distributed/" in frame.filename and frame.name != LOCAL_MAP_FRAME
 
 
 def _row(frame: Any) -> tuple[str, str] | None:
@@ -294,7 +273,5 @@ def _row(frame: Any) -> tuple[str, str] | None:
         known = known or TORCH.get(frame.name)
         return FSDP if known is None and "/torch/distributed/fsdp/" in file else known
     if is_inside(frame.filename):
-        return (
-            WORLD if frame.filename.endswith("world.py") else OURS.get(frame.name)
-        )
+        return WORLD if frame.filename.endswith("world.py") else OURS.get(frame.name)
     return None

@@ -48,9 +48,7 @@ def is_composite(op: Any) -> bool:
     } and "CompositeImplicitAutograd" in _compat.kernels(op)
 
 
-def refuse_dropped(
-    node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+def refuse_dropped(node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Refuse an op without a derivative if it is needed: torch would drop that term.
 
     Raises:
@@ -60,9 +58,7 @@ def refuse_dropped(
     refuse_dropped_call(node.target, given, node.meta.get("stack_trace"))
 
 
-def refuse_dropped_call(
-    target: Any, args: tuple[Any, ...], stack: str | None
-) -> None:
+def refuse_dropped_call(target: Any, args: tuple[Any, ...], stack: str | None) -> None:
     """The same check for one call, with the stack trace that has its line."""
     op = getattr(target, "default", target)
     if not isinstance(op, _compat.OpOverload) or op.namespace in TORCHS:
@@ -98,9 +94,7 @@ def differentiated() -> Callable[..., Any] | None:
         if record is None or not _compat.is_differentiating():
             return call(op, *args, **kwargs)
         args, kwargs = _positional(_compat.overload_of(record), args, kwargs)
-        if _compat.backward_of(record) is None and not any(
-            map(REQUIRES_GRAD, args)
-        ):
+        if _compat.backward_of(record) is None and not any(map(REQUIRES_GRAD, args)):
             return call(op, *args, **kwargs)
         return _function(record, len(args), kwargs).apply(*args)
 
@@ -141,11 +135,7 @@ def _function(record: Any, count: int, kwargs: dict[str, Any]) -> Any:
                 count:
             ]  # the dispatcher drops arguments that equal their defaults
             args = (*inputs, *(a.default_value for a in left if not a.kwarg_only))
-            named = {
-                a.name: kwargs.get(a.name, a.default_value)
-                for a in left
-                if a.kwarg_only
-            }
+            named = {a.name: kwargs.get(a.name, a.default_value) for a in left if a.kwarg_only}
             if setup is not None:
                 setup(
                     ctx=ctx,

@@ -80,9 +80,7 @@ def _mean_dim(
     if not count:
         return NotImplemented
     x, result = wide(x, dtype)
-    return narrow(
-        aten.div.Scalar(aten.sum.dim_IntList(x, dim, keepdim), count), result
-    )
+    return narrow(aten.div.Scalar(aten.sum.dim_IntList(x, dim, keepdim), count), result)
 
 
 def _var_mean(
@@ -101,8 +99,7 @@ def _var_mean(
     mean = aten.div.Scalar(aten.sum.dim_IntList(x, dim, True), count)
     apart = x - mean
     var = aten.div.Scalar(
-        aten.sum.dim_IntList(aten.mul.Tensor(apart, apart), dim, keepdim),
-        count - correction,
+        aten.sum.dim_IntList(aten.mul.Tensor(apart, apart), dim, keepdim), count - correction
     )
     mean = mean if keepdim else mean.reshape(var.shape)
     return narrow(var, result), narrow(mean, result)
@@ -142,19 +139,12 @@ def _product_then_add(product: Any) -> Callable[..., torch.Tensor]:
     """
 
     def decomposed(
-        bias: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        *,
-        beta: float = 1,
-        alpha: float = 1,
+        bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float = 1, alpha: float = 1
     ) -> torch.Tensor:
         out = product(a, b)
         out = out if alpha == 1 else aten.mul.Scalar(out, alpha)
         return (
-            aten.add.Tensor(
-                out, bias if beta == 1 else aten.mul.Scalar(bias, beta)
-            )
+            aten.add.Tensor(out, bias if beta == 1 else aten.mul.Scalar(bias, beta))
             if beta
             else out
         )
@@ -182,11 +172,8 @@ def table(undecomposed: frozenset[Any] = frozenset()) -> dict[Any, Any]:
     """The decompositions that capture applies, except those of ops with user rules."""
     if undecomposed:
         return {op: fn for op, fn in table().items() if op not in undecomposed}
-    kept = {
-        getattr(packet, name) for packet in KEPT for name in packet.overloads()
+    kept = {getattr(packet, name) for packet in KEPT for name in packet.overloads()}
+    return {op: fn for op, fn in _compat.core_decompositions().items() if op not in kept} | {
+        **OWN,
+        **foreach.table(),
     }
-    return {
-        op: fn
-        for op, fn in _compat.core_decompositions().items()
-        if op not in kept
-    } | {**OWN, **foreach.table()}

@@ -59,21 +59,15 @@ def _norm(x: torch.Tensor, ord: float = 2, dtype: Any = None) -> torch.Tensor:
     return aten.linalg_vector_norm.default(x, ord, dtype=dtype)
 
 
-def _addcmul(
-    x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, value: float = 1
-) -> torch.Tensor:
+def _addcmul(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, value: float = 1) -> torch.Tensor:
     return torch.addcmul(x, a, b, value=value)
 
 
-def _addcdiv(
-    x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, value: float = 1
-) -> torch.Tensor:
+def _addcdiv(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, value: float = 1) -> torch.Tensor:
     return torch.addcdiv(x, a, b, value=value)
 
 
-def _copy(
-    x: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
-) -> torch.Tensor:
+def _copy(x: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     return aten.copy.default(x, source)
 
 
@@ -116,14 +110,8 @@ def of_each(op: Any, fn: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     def decomposed(*args: Any, **kwargs: Any) -> Any:
         rows = list(zip(args, is_list, strict=False))
         count = next(len(x) for x, is_one in rows if is_one)
-        columns = [
-            x if is_one else [x] * count
-            for x, is_one in rows
-        ]
-        return [
-            fn(*row, **kwargs)
-            for row in zip(*columns, strict=True)
-        ]
+        columns = [x if is_one else [x] * count for x, is_one in rows]
+        return [fn(*row, **kwargs) for row in zip(*columns, strict=True)]
 
     return decomposed
 

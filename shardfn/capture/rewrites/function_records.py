@@ -77,9 +77,7 @@ class Record:
     materializes: bool
 
     @classmethod
-    def of(
-        cls, context: Context, tensors: Sequence[torch.Tensor], out: Any
-    ) -> Record:
+    def of(cls, context: Context, tensors: Sequence[torch.Tensor], out: Any) -> Record:
         """The record of a forward.
 
         Args:

@@ -21,10 +21,7 @@ from .function_records import Context, Place, Record, is_tensor, moves
 
 Function = type[torch.autograd.Function]
 # reasons to refuse a call: the problem, and the suggestion
-WRITES = (
-    "its forward writes in place to an argument",
-    "a forward that returns a new tensor",
-)
+WRITES = ("its forward writes in place to an argument", "a forward that returns a new tensor")
 INTERMEDIATE = (
     "its derivative is differentiated, and uses a value of its forward that is neither an "
     "argument nor a result",
@@ -37,9 +34,7 @@ MARKED_ONCE = (
 ONCE = torch.autograd.function.once_differentiable(len).__code__
 
 
-def applied(
-    call: Callable[..., Any], function: Function, *args: Any, **kwargs: Any
-) -> Any:
+def applied(call: Callable[..., Any], function: Function, *args: Any, **kwargs: Any) -> Any:
     """Call a Function under torch.func. The constants that its code reads are in the key of the
     capture.
 
@@ -150,9 +145,7 @@ class Call:
                     "a forward that returns a tuple of tensors",
                 )
 
-    def save(
-        self, ctx: Any, inputs: Sequence[Any], results: Sequence[Any]
-    ) -> None:
+    def save(self, ctx: Any, inputs: Sequence[Any], results: Sequence[Any]) -> None:
         """Save the tensors in torch's context, at one level of torch.func."""
         record = self.record
         values = [place.value(inputs, results) for place in record.places]
@@ -207,9 +200,7 @@ class Call:
             found.append(None if number is None else gradients[number])
         return tuple(found)
 
-    def _gradients(
-        self, context: Context, cotangents: list[Any]
-    ) -> tuple[Any, ...]:
+    def _gradients(self, context: Context, cotangents: list[Any]) -> tuple[Any, ...]:
         """The results of the user's backward, which may be differentiable once only."""
         backward: Any = self.function.backward
         if getattr(backward, "__code__", None) is not ONCE:
@@ -264,9 +255,7 @@ class Final(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        x: torch.Tensor, call: Call, reason: tuple[str, str]
-    ) -> torch.Tensor:
+    def forward(x: torch.Tensor, call: Call, reason: tuple[str, str]) -> torch.Tensor:
         return x.view_as(x)
 
     @staticmethod

@@ -34,11 +34,7 @@ def _refuse(function: str, got: str) -> None:
 
 
 def cov(
-    input: torch.Tensor,
-    *,
-    correction: int = 1,
-    fweights: Any = None,
-    aweights: Any = None,
+    input: torch.Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any = None
 ) -> torch.Tensor:
     """torch.cov, which checks the values of weights."""
     if input.dim() > 2:
@@ -46,11 +42,7 @@ def cov(
     x = input.reshape(1, -1) if input.dim() < 2 else input  # (variables, samples)
     _refuse_weighting(fweights, aweights, x.shape[1])
     weights = (
-        fweights
-        if aweights is None
-        else aweights
-        if fweights is None
-        else fweights * aweights
+        fweights if aweights is None else aweights if fweights is None else fweights * aweights
     )
     total = x.shape[1] if weights is None else weights.sum()
     mean = (x if weights is None else x * weights).sum(1) / total
@@ -92,9 +84,7 @@ def _refuse_weights(name: str, weights: torch.Tensor, samples: int) -> None:
 def corrcoef(input: torch.Tensor) -> torch.Tensor:
     """torch.corrcoef, by `cov`."""
     if input.dim() > 2:
-        _refuse(
-            "torch.corrcoef", f"input has {input.dim()} dims; it has at most 2"
-        )
+        _refuse("torch.corrcoef", f"input has {input.dim()} dims; it has at most 2")
     c = cov(input)
     if c.dim() == 0:
         return c / c
@@ -108,9 +98,7 @@ def corrcoef(input: torch.Tensor) -> torch.Tensor:
     )
 
 
-def combinations(
-    input: torch.Tensor, r: int = 2, with_replacement: bool = False
-) -> torch.Tensor:
+def combinations(input: torch.Tensor, r: int = 2, with_replacement: bool = False) -> torch.Tensor:
     """torch.combinations, which uses a boolean mask although the result size depends on the
     input size alone.
     """
@@ -123,11 +111,7 @@ def combinations(
     tuples = itertools.product(
         range(input.shape[0]), repeat=r
     )  # Dynamo does not know itertools' combinations
-    rows = [
-        list(row)
-        for row in tuples
-        if all(follows(row[k], row[k + 1]) for k in range(r - 1))
-    ]
+    rows = [list(row) for row in tuples if all(follows(row[k], row[k + 1]) for k in range(r - 1))]
     if not rows:
         return input.new_empty(0, r)
     return input[torch.tensor(rows, device=input.device)]
@@ -151,25 +135,15 @@ def gaussian_nll_loss(
         if input.shape[:-1] == var.shape:
             var = var.unsqueeze(-1)
         elif not _is_one_short(tuple(input.shape), tuple(var.shape)):
-            shapes = (
-                f"{tuple(var.shape)}, of an input of shape {tuple(input.shape)}"
-            )
+            shapes = f"{tuple(var.shape)}, of an input of shape {tuple(input.shape)}"
             _refuse(where, f"var is of incorrect size: {shapes}")
     _refuse_reduction(where, reduction)
     var = torch.where(var < 0, math.nan, var)  # where torch stops
-    var = (
-        var + (var.clamp(min=eps) - var).detach()
-    )  # the gradient passes through the clamp at eps
+    var = var + (var.clamp(min=eps) - var).detach()  # the gradient passes through the clamp at eps
     loss = 0.5 * (torch.log(var) + (input - target) ** 2 / var)
     if full:
         loss = loss + 0.5 * math.log(2 * math.pi)
-    return (
-        loss.mean()
-        if reduction == "mean"
-        else loss.sum()
-        if reduction == "sum"
-        else loss
-    )
+    return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
 
 
 def _is_one_short(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
@@ -251,9 +225,7 @@ def istft(
     return out if input.dim() == 3 else out.squeeze(0)
 
 
-def _trimmed(
-    signal: torch.Tensor, weight: torch.Tensor, start: int, end: int
-) -> torch.Tensor:
+def _trimmed(signal: torch.Tensor, weight: torch.Tensor, start: int, end: int) -> torch.Tensor:
     """The signal from start to end over the weight of its windows, NaN in a gap between them."""
     total = weight.shape[0]
     inside = slice(start, min(end, total))
@@ -268,9 +240,7 @@ def _padded(window: torch.Tensor, width: int, n_fft: int) -> torch.Tensor:
     return F.pad(window, (margin, n_fft - width - margin))
 
 
-def _frames(
-    spectra: torch.Tensor, n_fft: int, norm: str, is_complex: bool
-) -> torch.Tensor:
+def _frames(spectra: torch.Tensor, n_fft: int, norm: str, is_complex: bool) -> torch.Tensor:
     """The signal of each frame, (batch, frames, n_fft), from its spectrum."""
     if is_complex:
         return torch.fft.ifft(spectra, dim=2, norm=norm)
@@ -345,8 +315,6 @@ TABLE = {
     F.gaussian_nll_loss: gaussian_nll_loss,
     torch.nn.init.trunc_normal_: truncated_normal_,
     **(
-        {F.linear_cross_entropy: linear_cross_entropy}
-        if hasattr(F, "linear_cross_entropy")
-        else {}
+        {F.linear_cross_entropy: linear_cross_entropy} if hasattr(F, "linear_cross_entropy") else {}
     ),
 }

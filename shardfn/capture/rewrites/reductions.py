@@ -11,19 +11,13 @@ aten = torch.ops.aten
 INF = float("inf")
 
 
-def wide(
-    x: torch.Tensor, dtype: torch.dtype | None = None
-) -> tuple[torch.Tensor, torch.dtype]:
+def wide(x: torch.Tensor, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, torch.dtype]:
     """x in torch's accumulation dtype, and the dtype of the result. Half precision is summed in
     single precision.
     """
     result = dtype or x.dtype
-    accumulate = (
-        torch.float32 if result in (torch.float16, torch.bfloat16) else result
-    )
-    return (
-        x if x.dtype == accumulate else aten._to_copy.default(x, dtype=accumulate)
-    ), result
+    accumulate = torch.float32 if result in (torch.float16, torch.bfloat16) else result
+    return (x if x.dtype == accumulate else aten._to_copy.default(x, dtype=accumulate)), result
 
 
 def narrow(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -31,20 +25,12 @@ def narrow(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return x if x.dtype == dtype else aten._to_copy.default(x, dtype=dtype)
 
 
-def _true_somewhere(
-    x: torch.Tensor, dims: list[int], keepdim: bool
-) -> torch.Tensor:
-    return aten.gt.Scalar(
-        aten.sum.dim_IntList(aten.ne.Scalar(x, 0), dims, keepdim), 0
-    )
+def _true_somewhere(x: torch.Tensor, dims: list[int], keepdim: bool) -> torch.Tensor:
+    return aten.gt.Scalar(aten.sum.dim_IntList(aten.ne.Scalar(x, 0), dims, keepdim), 0)
 
 
-def _true_everywhere(
-    x: torch.Tensor, dims: list[int], keepdim: bool
-) -> torch.Tensor:
-    return aten.eq.Scalar(
-        aten.sum.dim_IntList(aten.eq.Scalar(x, 0), dims, keepdim), 0
-    )
+def _true_everywhere(x: torch.Tensor, dims: list[int], keepdim: bool) -> torch.Tensor:
+    return aten.eq.Scalar(aten.sum.dim_IntList(aten.eq.Scalar(x, 0), dims, keepdim), 0)
 
 
 def _truth(
@@ -54,74 +40,36 @@ def _truth(
     backend can all-reduce.
     """
 
-    def over(
-        x: torch.Tensor, dim: Any = None, keepdim: bool = False
-    ) -> torch.Tensor:
-        dims = (
-            list(range(x.dim()))
-            if dim is None
-            else [dim]
-            if isinstance(dim, int)
-            else list(dim)
-        )
-        out = (
-            count(x, dims, keepdim)
-            if x.dim()
-            else count(aten.view.default(x, [1]), [0], False)
-        )
-        return (
-            aten._to_copy.default(out, dtype=torch.uint8)
-            if x.dtype == torch.uint8
-            else out
-        )
+    def over(x: torch.Tensor, dim: Any = None, keepdim: bool = False) -> torch.Tensor:
+        dims = list(range(x.dim())) if dim is None else [dim] if isinstance(dim, int) else list(dim)
+        out = count(x, dims, keepdim) if x.dim() else count(aten.view.default(x, [1]), [0], False)
+        return aten._to_copy.default(out, dtype=torch.uint8) if x.dtype == torch.uint8 else out
 
-    def dims(
-        x: torch.Tensor, dim: Any = None, keepdim: bool = False
-    ) -> torch.Tensor:
-        return (
-            NotImplemented
-            if dim is not None and not len(dim)
-            else over(x, dim, keepdim)
-        )
+    def dims(x: torch.Tensor, dim: Any = None, keepdim: bool = False) -> torch.Tensor:
+        return NotImplemented if dim is not None and not len(dim) else over(x, dim, keepdim)
 
     return {"default": over, "dim": over, "dims": dims}
 
 
 def vector_norm(
-    x: torch.Tensor,
-    ord: float = 2,
-    dim: Any = None,
-    keepdim: bool = False,
-    *,
-    dtype: Any = None,
+    x: torch.Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> torch.Tensor:
     """The norms that are a sum, a maximum or a minimum of a pointwise function."""
-    dims = (
-        list(range(x.dim()))
-        if dim is None
-        else [dim]
-        if isinstance(dim, int)
-        else list(dim)
-    )
+    dims = list(range(x.dim())) if dim is None else [dim] if isinstance(dim, int) else list(dim)
     if not x.numel() or not x.dim():
         return NotImplemented
     size, result = wide(aten.abs.default(x if dtype is None else narrow(x, dtype)))
     if abs(ord) == INF:
         out = (aten.amax if ord > 0 else aten.amin).default(size, dims, keepdim)
     elif ord == 0:
-        out = aten.sum.dim_IntList(
-            narrow(aten.ne.Scalar(size, 0), size.dtype), dims, keepdim
-        )
+        out = aten.sum.dim_IntList(narrow(aten.ne.Scalar(size, 0), size.dtype), dims, keepdim)
     elif ord == 1:
         out = aten.sum.dim_IntList(size, dims, keepdim)
     elif ord == 2:
-        out = aten.sqrt.default(
-            aten.sum.dim_IntList(aten.mul.Tensor(size, size), dims, keepdim)
-        )
+        out = aten.sqrt.default(aten.sum.dim_IntList(aten.mul.Tensor(size, size), dims, keepdim))
     else:
         out = aten.pow.Tensor_Scalar(
-            aten.sum.dim_IntList(aten.pow.Tensor_Scalar(size, ord), dims, keepdim),
-            1.0 / ord,
+            aten.sum.dim_IntList(aten.pow.Tensor_Scalar(size, ord), dims, keepdim), 1.0 / ord
         )
     return narrow(out, result)
 
@@ -131,20 +79,11 @@ def _dist(x: torch.Tensor, y: torch.Tensor, p: float = 2) -> torch.Tensor:
 
 
 def _addbmm(
-    bias: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    *,
-    beta: float = 1,
-    alpha: float = 1,
+    bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float = 1, alpha: float = 1
 ) -> torch.Tensor:
     out = aten.sum.dim_IntList(aten.bmm.default(a, b), [0])
     out = out if alpha == 1 else aten.mul.Scalar(out, alpha)
-    return (
-        aten.add.Tensor(out, bias if beta == 1 else aten.mul.Scalar(bias, beta))
-        if beta
-        else out
-    )
+    return aten.add.Tensor(out, bias if beta == 1 else aten.mul.Scalar(bias, beta)) if beta else out
 
 
 def _copied(view: Any) -> Callable[..., Any]:
@@ -175,13 +114,8 @@ COPIES = (
     "unsqueeze",
 )
 TABLE: dict[Any, Callable[..., Any]] = {
-    **{
-        getattr(aten.any, name): fn for name, fn in _truth(_true_somewhere).items()
-    },
-    **{
-        getattr(aten.all, name): fn
-        for name, fn in _truth(_true_everywhere).items()
-    },
+    **{getattr(aten.any, name): fn for name, fn in _truth(_true_somewhere).items()},
+    **{getattr(aten.all, name): fn for name, fn in _truth(_true_everywhere).items()},
     aten.linalg_vector_norm.default: vector_norm,
     aten.dist.default: _dist,
     aten.addbmm.default: _addbmm,

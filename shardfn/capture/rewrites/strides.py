@@ -23,23 +23,14 @@ def kind_without_strides(x: torch.Tensor) -> str | None:
     return f"quantized, {x.dtype}" if x.is_quantized else None
 
 
-def refuse_unstrided(
-    where: str, leaves: Sequence[Any], paths: Sequence[str]
-) -> None:
+def refuse_unstrided(where: str, leaves: Sequence[Any], paths: Sequence[str]) -> None:
     """Refuse sparse, quantized, nested and mkldnn tensors.
 
     Raises:
         CaptureError: names each of them.
     """
-    kinds = [
-        kind_without_strides(x) if isinstance(x, torch.Tensor) else None
-        for x in leaves
-    ]
-    wrong = [
-        (path, kind)
-        for path, kind in zip(paths, kinds, strict=True)
-        if kind is not None
-    ]
+    kinds = [kind_without_strides(x) if isinstance(x, torch.Tensor) else None for x in leaves]
+    wrong = [(path, kind) for path, kind in zip(paths, kinds, strict=True) if kind is not None]
     if wrong:
         path = wrong[0][0]
         source = call_site()
@@ -49,12 +40,7 @@ def refuse_unstrided(
         )
         lines = [f"{path} is {kind}" for path, kind in wrong]
         raise CaptureError.of(
-            where,
-            *lines,
-            needed="tensors with strides",
-            fix=fix,
-            source=source,
-            arg_path=path,
+            where, *lines, needed="tensors with strides", fix=fix, source=source, arg_path=path
         )
 
 
@@ -73,11 +59,7 @@ PLACING = (
 
 
 def settle(
-    graph: torch.fx.GraphModule,
-    name: str,
-    paths: Sequence[str],
-    *,
-    inside: bool = False,
+    graph: torch.fx.GraphModule, name: str, paths: Sequence[str], *, inside: bool = False
 ) -> dict[int, bool]:
     """Have each as_strided read the value that made the memory, with an offset from its start.
 
@@ -106,22 +88,13 @@ def settle(
         place = Place.of(node)
         wrong = _wrong(place, inside)
         if wrong is not None:
-            number = (
-                holders.index(place.owner)
-                if place.owner in holders
-                else len(paths)
-            )
-            raise _refused(
-                name, node, paths[number] if number < len(paths) else None, wrong
-            )
+            number = holders.index(place.owner) if place.owner in holders else len(paths)
+            raise _refused(name, node, paths[number] if number < len(paths) else None, wrong)
         if place.origin in holders:
             number = holders.index(place.origin)
             read[number] = read.get(number, False) or place.is_given
         first = AS_STRIDED[node.target]
-        node.args, node.kwargs = (
-            (place.owner, *node.args[1 : first + 2], place.start),
-            {},
-        )
+        node.args, node.kwargs = ((place.owner, *node.args[1 : first + 2], place.start), {})
     return read
 
 
@@ -167,11 +140,7 @@ class Place:
         first = AS_STRIDED[node.target]
         args = args_of(node)
         asked, (size, stride) = args[0], args[first : first + 2]
-        given: Any = (
-            args[first + 2]
-            if len(args) > first + 2
-            else node.kwargs.get("storage_offset")
-        )
+        given: Any = args[first + 2] if len(args) > first + 2 else node.kwargs.get("storage_offset")
         start = asked.meta["val"].storage_offset() if given is None else given
         end = start
         if 0 not in size:
@@ -190,9 +159,7 @@ def _wrong(place: Place, inside: bool) -> str | None:
     is_placed = place.owner.target in PLACING
     before = place.origin
     if is_placed and (
-        place.is_given
-        or viewed(before)
-        or before.meta["val"].stride() != value.stride()
+        place.is_given or viewed(before) or before.meta["val"].stride() != value.stride()
     ):
         return "it reads the memory of a value that was given a placement or a name on the way"
     if inside and place.owner.op == "placeholder":
@@ -212,18 +179,14 @@ def _wrong(place: Place, inside: bool) -> str | None:
 def _is_dense(x: torch.Tensor) -> bool:
     """Whether a tensor's elements lie in memory without gaps or overlaps."""
     step = 1
-    for stride, n in sorted(
-        (s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n != 1
-    ):
+    for stride, n in sorted((s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n != 1):
         if stride != step:
             return False
         step *= n
     return True
 
 
-def _refused(
-    name: str, node: torch.fx.Node, path: str | None, wrong: str
-) -> CaptureError:
+def _refused(name: str, node: torch.fx.Node, path: str | None, wrong: str) -> CaptureError:
     source = node.meta.get("source")
     fix = VALUES
     where = f"{name}, argument {path}" if path is not None else name

@@ -98,11 +98,7 @@ def _without_write(op: Any, table: dict[Any, Any]) -> Any:
     found = next((x for x in overloads if _takes(x) == _takes(op)), None)
     if found is None or found in table or _compat.schema(found).is_mutable:
         return None
-    return (
-        found
-        if "CompositeImplicitAutograd" not in _compat.kernels(found)
-        else None
-    )
+    return found if "CompositeImplicitAutograd" not in _compat.kernels(found) else None
 
 
 def _takes(op: Any) -> list[tuple[str, str]]:
@@ -112,9 +108,7 @@ def _takes(op: Any) -> list[tuple[str, str]]:
 
 def _value(node: torch.fx.Node, op: Any) -> torch.Tensor | None:
     """The fake result of an op for the arguments of a node. None if it is not like the node's."""
-    args, kwargs = torch.fx.node.map_arg(
-        (node.args, node.kwargs), lambda n: n.meta["val"]
-    )
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     was = node.meta["val"]
     with torch.no_grad():
         value = op(*args, **kwargs)

@@ -41,14 +41,7 @@ from .uses import (
     standing_for,
 )
 from .varying_bodies import ENDINGS
-from .varying_nodes import (
-    BACKWARD,
-    children_of,
-    graphs_of,
-    is_wrap,
-    name_of,
-    nodes_in,
-)
+from .varying_nodes import BACKWARD, children_of, graphs_of, is_wrap, name_of, nodes_in
 
 # the kinds of values that enter, of `placement.shared`
 ARGUMENT = "an argument"
@@ -56,12 +49,7 @@ PART = "a DTensor on a part of the mesh"
 CLOSED_OVER = "<closed over>"  # in place of the path of an argument
 # the place of the results of a step among the arguments of a loop; the first carries follow
 LOOPS = {endings.scan: 0, endings.while_loop: 1}
-CARRIED = (
-    shard_map.vary,
-    shard_map.as_invariant,
-    shard_map.vary_alike,
-    shard_map.vary_undecided,
-)
+CARRIED = (shard_map.vary, shard_map.as_invariant, shard_map.vary_alike, shard_map.vary_undecided)
 
 
 @attrs.frozen
@@ -71,9 +59,7 @@ class Facts:
     """
 
     differs: Axes = NONE
-    may: frozenset[tuple[str, str]] = (
-        frozenset()
-    )  # the path of an argument, and an axis
+    may: frozenset[tuple[str, str]] = frozenset()  # the path of an argument, and an axis
     alike: Axes = NONE
 
 
@@ -88,18 +74,14 @@ def settle(python: torch.fx.GraphModule, inputs: Inputs) -> None:
         values = Values(python, _paths(python, inputs))
         values.read(python, [])
         for graph in graphs:
-            for node in graph.find_nodes(
-                op="call_function", target=shard_map.vary
-            ):
+            for node in graph.find_nodes(op="call_function", target=shard_map.vary):
                 values.settle(node)
 
 
 class Values:
     """The values of Dynamo's graph, and of the bodies of its loops and branches."""
 
-    def __init__(
-        self, python: torch.fx.GraphModule, paths: dict[torch.fx.Node, str]
-    ) -> None:
+    def __init__(self, python: torch.fx.GraphModule, paths: dict[torch.fx.Node, str]) -> None:
         self.paths = paths
         mesh = current_scope().mesh
         self.every: Axes = frozenset(axes_of(mesh).names) if mesh else NONE
@@ -109,22 +91,14 @@ class Values:
         self.calls: dict[torch.fx.Graph, list[torch.fx.Node]] = {}
         self.bodies: dict[torch.fx.Node, torch.fx.GraphModule] = {}
         self.live = {x for graph in graphs_of(python) for x in live(graph)}
-        self.modules = {
-            x.graph: x
-            for x in python.modules()
-            if isinstance(x, torch.fx.GraphModule)
-        }
+        self.modules = {x.graph: x for x in python.modules() if isinstance(x, torch.fx.GraphModule)}
 
-    def read(
-        self, module: torch.fx.GraphModule, inputs: Sequence[Facts]
-    ) -> Facts:
+    def read(self, module: torch.fx.GraphModule, inputs: Sequence[Facts]) -> Facts:
         """The facts of the results of a graph."""
         feed = iter(inputs)
         for node in module.graph.nodes:
             is_input = node.op == "placeholder"
-            facts = (
-                next(feed, Facts()) if is_input else self._facts(module, node)
-            )
+            facts = next(feed, Facts()) if is_input else self._facts(module, node)
             known = self.of.get(node, Facts())  # of another call of a body
             self.of[node] = _joined((known, facts))
         (output,) = module.graph.find_nodes(op="output")
@@ -160,10 +134,7 @@ class Values:
         return shard_map.vary_alike, print_paths(sorted(paths or {CLOSED_OVER}))
 
     def _ends_alike(
-        self,
-        reached: Sequence[torch.fx.Node],
-        certain: Sequence[torch.fx.Node],
-        axis: str,
+        self, reached: Sequence[torch.fx.Node], certain: Sequence[torch.fx.Node], axis: str
     ) -> bool:
         """Whether a value that is differentiated is the same on all ranks, beside values that
         differ.
@@ -187,12 +158,8 @@ class Values:
             made.args = (x, axis, text)
             node.graph.erase_node(node)
 
-    def _facts(
-        self, module: torch.fx.GraphModule, node: torch.fx.Node
-    ) -> Facts:
-        before = _joined(
-            self.of[x] for x in nodes_in((node.args, node.kwargs))
-        )
+    def _facts(self, module: torch.fx.GraphModule, node: torch.fx.Node) -> Facts:
+        before = _joined(self.of[x] for x in nodes_in((node.args, node.kwargs)))
         if is_wrap(node):
             (body,) = children_of(module, node)
             return self._called(body, node)
@@ -209,9 +176,7 @@ class Values:
         if node.target in CALLS:
             differs = CALLS[node.target].varies(node, before.differs)
             gone = axes_gone(node)
-            may = {
-                (path, axis) for path, axis in before.may if axis not in gone
-            }
+            may = {(path, axis) for path, axis in before.may if axis not in gone}
             return Facts(differs, frozenset(may))
         differs = before.differs | node.meta.get(DIFFERS, NONE)
         return attrs.evolve(before, differs=differs)
@@ -229,9 +194,7 @@ class Values:
         values = [self.of[xs[k]] for xs in given if k < len(xs)]
         return _joined(values) if rows else before
 
-    def _ended(
-        self, module: torch.fx.GraphModule, node: torch.fx.Node, before: Facts
-    ) -> Facts:
+    def _ended(self, module: torch.fx.GraphModule, node: torch.fx.Node, before: Facts) -> Facts:
         """The facts of the results of a loop or a branch. A loop is read until its carries do not
         change.
         """
@@ -247,15 +210,11 @@ class Values:
                 return before
             self._read_again(module, node)
 
-    def _read_again(
-        self, module: torch.fx.GraphModule, loop: torch.fx.Node
-    ) -> None:
+    def _read_again(self, module: torch.fx.GraphModule, loop: torch.fx.Node) -> None:
         """Read the bodies of a loop again."""
         for wrap in self._wraps(loop):
             for node in (wrap, *wrap.users):
-                self.of[node] = _joined(
-                    (self.of[node], self._facts(module, node))
-                )
+                self.of[node] = _joined((self.of[node], self._facts(module, node)))
 
     def _communicates(self, ending: torch.fx.Node) -> bool:
         """Whether ranks communicate in the bodies of a control-flow op."""
@@ -263,13 +222,9 @@ class Values:
         return any(x.target in CALLS and x.target not in CARRIED for x in every)
 
     def _wraps(self, loop: torch.fx.Node) -> list[torch.fx.Node]:
-        items = [
-            x for x in loop.all_input_nodes if x.target is operator.getitem
-        ]
+        items = [x for x in loop.all_input_nodes if x.target is operator.getitem]
         sources = dict.fromkeys(args_of(x)[0] for x in items)
-        return [
-            x for x in sources if isinstance(x, torch.fx.Node) and is_wrap(x)
-        ]
+        return [x for x in sources if isinstance(x, torch.fx.Node) and is_wrap(x)]
 
     def _carries(self, loop: torch.fx.Node) -> list[tuple[torch.fx.Node, Any]]:
         """The carries of a loop as they enter its bodies, each with its next value."""
@@ -299,9 +254,7 @@ class Values:
         path = self.paths.get(way, CLOSED_OVER)
         return Facts(may=frozenset((path, axis) for axis in self.every))
 
-    def _called(
-        self, body: torch.fx.GraphModule, node: torch.fx.Node
-    ) -> Facts:
+    def _called(self, body: torch.fx.GraphModule, node: torch.fx.Node) -> Facts:
         """The facts of the results of a body."""
         given = [x for x in args_of(node)[1:] if isinstance(x, torch.fx.Node)]
         inputs = body.graph.find_nodes(op="placeholder")
@@ -340,9 +293,7 @@ class Values:
             elif user not in self.bodies:
                 yield user
 
-    def _results(
-        self, node: torch.fx.Node, output: torch.fx.Node
-    ) -> Iterator[torch.fx.Node]:
+    def _results(self, node: torch.fx.Node, output: torch.fx.Node) -> Iterator[torch.fx.Node]:
         """The results of the calls of a body that are one of its values."""
         (returned,) = args_of(output)
         for call in self.calls.get(output.graph, ()):
@@ -365,9 +316,7 @@ class Values:
         return axis in self.of[node].differs
 
 
-def _paths(
-    python: torch.fx.GraphModule, inputs: Inputs
-) -> dict[torch.fx.Node, str]:
+def _paths(python: torch.fx.GraphModule, inputs: Inputs) -> dict[torch.fx.Node, str]:
     """The paths of the arguments, by the nodes of Dynamo's graph."""
     path_of = {id(x): path for path, x in inputs.named_tensors}
     given = _compat.codegen_of(python.graph).process_inputs(*inputs.positional)

@@ -53,13 +53,9 @@ class Scope:
     may_be_of_ranks: bool = False
     own: Any = None  # the first mesh that a transform inside names itself
     brought: Any = None  # the first mesh that a shard_map inside names itself
-    uses_mesh: bool = (
-        False  # whether the Program depends on the mesh's names and sizes
-    )
+    uses_mesh: bool = False  # whether the Program depends on the mesh's names and sizes
     names: list[Bound] = attrs.field(factory=list)  # the innermost last
-    before: tuple[Any, ...] = attrs.field(
-        factory=entered
-    )  # the meshes entered outside
+    before: tuple[Any, ...] = attrs.field(factory=entered)  # the meshes entered outside
     # the coordinate of the rank whose code is read, or nothing as long as all share a program
     rank: tuple[int, ...] | None = None
     # the local shapes that its program depends on: `dtensors.own_sizes`
@@ -98,17 +94,12 @@ class Scope:
         return here
 
 
-_scope: contextvars.ContextVar[Scope | None] = contextvars.ContextVar(
-    "shardfn_names", default=None
-)
+_scope: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("shardfn_names", default=None)
 
 
 @contextlib.contextmanager
 def scope(
-    mesh: Any,
-    device: str,
-    may_be_of_ranks: bool = False,
-    rank: tuple[int, ...] | None = None,
+    mesh: Any, device: str, may_be_of_ranks: bool = False, rank: tuple[int, ...] | None = None
 ) -> Iterator[Scope]:
     """The scope of one capture."""
     made = Scope(mesh, device, may_be_of_ranks, rank=rank)
@@ -218,9 +209,7 @@ def _check_wanted(where: str, wanted: Sequence[str], axes: MeshAxes) -> None:
             raise PlacementError.of(f"{where}, axis_names", got, fix=fix)
 
 
-def _refuse_manual(
-    where: str, wanted: Sequence[str], taken: Sequence[str], axes: MeshAxes
-) -> None:
+def _refuse_manual(where: str, wanted: Sequence[str], taken: Sequence[str], axes: MeshAxes) -> None:
     """Refuse axes that are manual already, and a shard_map without any axis left.
 
     Raises:
@@ -233,9 +222,7 @@ def _refuse_manual(
     fix = "axis_names with the axes that are left"
     if is_full:
         fix = "one shard_map over these axes"
-    got = (
-        f"{', '.join(again or taken)} is manual already, in a shard_map around it"
-    )
+    got = f"{', '.join(again or taken)} is manual already, in a shard_map around it"
     raise PlacementError.of(where, got, fix=fix)
 
 
@@ -290,59 +277,40 @@ def bound(what: str, axis_name: Any) -> Any:
     )
     if wanted is None or not wanted or not all(isinstance(n, str) for n in wanted):
         raise CaptureError.of(
-            what,
-            f"axis_name is {axis_name!r}",
-            needed="a name, or a tuple of names",
+            what, f"axis_name is {axis_name!r}", needed="a name, or a tuple of names"
         )
     for name in wanted:
         if name not in known:
             raise _unbound(what, name, here, tuple(known.values()))
     if len(set(wanted)) < len(wanted):
         raise CaptureError.of(
-            what,
-            f"axis_name is {axis_name!r}, which names an axis twice",
-            needed="each name once",
+            what, f"axis_name is {axis_name!r}, which names an axis twice", needed="each name once"
         )
-    return tuple(
-        (b.name, b.size, b.level) for b in (known[name] for name in wanted)
-    )
+    return tuple((b.name, b.size, b.level) for b in (known[name] for name in wanted))
 
 
-def _unbound(
-    what: str, name: str, here: Scope, known: tuple[Bound, ...]
-) -> CaptureError:
+def _unbound(what: str, name: str, here: Scope, known: tuple[Bound, ...]) -> CaptureError:
     if not known:
         fix = "call it inside shard_map, or inside vmap(fn, axis_name=...)"
         return CaptureError.of(
-            f"{what} over {name!r}",
-            "it is outside of any shard_map, and no axis is bound",
-            fix=fix,
+            f"{what} over {name!r}", "it is outside of any shard_map, and no axis is bound", fix=fix
         )
     kind = lambda b: "mesh axis" if b.level == MESH else "mapped by vmap"
     listed = ", ".join(f"{b.name!r} ({kind(b)}, size {b.size})" for b in known)
     if here.mesh is not None and name in axes_of(here.mesh).names:
         fix = f"axis_names with {name!r} in the shard_map around it"
         return CaptureError.of(
-            what,
-            f"{name!r} is a mesh axis that is not manual here",
-            f"bound are {listed}",
-            fix=fix,
+            what, f"{name!r} is a mesh axis that is not manual here", f"bound are {listed}", fix=fix
         )
     fix = near(name, [b.name for b in known])
-    return CaptureError.of(
-        what, f"no axis is called {name!r}", f"bound are {listed}", fix=fix
-    )
+    return CaptureError.of(what, f"no axis is called {name!r}", f"bound are {listed}", fix=fix)
 
 
 def near(name: str, known: Iterable[str]) -> str:
     """A suggestion: the known name most similar to another one, or all of them."""
     known = list(known)
     found = difflib.get_close_matches(str(name), known, 1, 0.4)
-    return (
-        f"did you mean {found[0]!r}?"
-        if found
-        else f"one of {', '.join(map(repr, known))}"
-    )
+    return f"did you mean {found[0]!r}?" if found else f"one of {', '.join(map(repr, known))}"
 
 
 @_compat.constant_in_graph
@@ -365,9 +333,7 @@ def check_placed(what: str, path: str, parts: tuple[Any, ...]) -> None:
         check_axes(P(*parts))
     except ValueError as error:
         fix = "each axis once, by its name"
-        raise PlacementError.of(
-            where, str(error), fix=fix, placements=P(*parts)
-        ) from None
+        raise PlacementError.of(where, str(error), fix=fix, placements=P(*parts)) from None
     wrong = [name for name in every if name in current_scope().manual]
     if wrong:
         fix = "leave it to in_placements and out_placements, or to axis_names without it"
@@ -376,9 +342,7 @@ def check_placed(what: str, path: str, parts: tuple[Any, ...]) -> None:
 
 
 @_compat.constant_in_graph
-def check_dims(
-    what: str, path: str, parts: tuple[Any, ...], shape: tuple[int, ...]
-) -> None:
+def check_dims(what: str, path: str, parts: tuple[Any, ...], shape: tuple[int, ...]) -> None:
     """Check that a placement has no more parts than a tensor has dims, where partition cannot
     check it.
 
@@ -395,6 +359,4 @@ def check_dims(
             f"{P(*parts)} names dim {len(parts) - 1} of a tensor with {len(shape)} dims, "
             f"shape {shape}"
         )
-        raise PlacementError.of(
-            where, got, fix=fix, placements=P(*parts), dim=len(parts) - 1
-        )
+        raise PlacementError.of(where, got, fix=fix, placements=P(*parts), dim=len(parts) - 1)

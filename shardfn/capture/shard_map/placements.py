@@ -20,11 +20,7 @@ from ...types import MEAN, MeshAxes
 from .axis_names import current_scope, near
 
 SUMS = ("sum", MEAN)  # the Partial placements of a result
-PLACED = {
-    "S": Shard,
-    "R": Replicate,
-    "P": Partial,
-}  # the form in which Dynamo passes placements
+PLACED = {"S": Shard, "R": Replicate, "P": Partial}  # the form in which Dynamo passes placements
 
 
 @_compat.constant_in_graph
@@ -58,16 +54,12 @@ def cuts(
     """
     if wrong:
         fix = "one placement for each leaf, or one P for all leaves of a subtree"
-        raise TreeError.of(
-            f"{where}, {what}", "it does not match the tree", *wrong, fix=fix
-        )
+        raise TreeError.of(f"{where}, {what}", "it does not match the tree", *wrong, fix=fix)
     found = []
     lines = []
     for path, shape, spec in zip(paths, shapes, specs, strict=True):
         try:
-            found.append(
-                ("", "", 0) if shape is None else _cut(what, axes, shape, spec)
-            )
+            found.append(("", "", 0) if shape is None else _cut(what, axes, shape, spec))
         except ValueError as error:
             lines.append(f"{path}: {error}")
     if lines:
@@ -82,17 +74,12 @@ def cuts(
     return tuple(found)
 
 
-def _cut(
-    what: str, axes: Sequence[Any], shape: Sequence[int], spec: Any
-) -> tuple[str, str, int]:
+def _cut(what: str, axes: Sequence[Any], shape: Sequence[int], spec: Any) -> tuple[str, str, int]:
     """One leaf, as `cuts` returns it. Raises ValueError if it does not fit."""
     marks = _marks(axes, shape, spec)
     _check_marks(what, axes, shape, marks)
     rows = [(name, n, mark) for (name, n), mark in zip(axes, marks, strict=True)]
-    texts = [
-        f"{name}:{n}={mark if isinstance(mark, int) else ''}"
-        for name, n, mark in rows
-    ]
+    texts = [f"{name}:{n}={mark if isinstance(mark, int) else ''}" for name, n, mark in rows]
     partial = [name for name, _, mark in rows if mark in SUMS]
     means = [n for _, n, mark in rows if mark == MEAN]
     return ",".join(texts), ",".join(partial), math.prod(means) if means else 0
@@ -132,11 +119,7 @@ def _check_divides(
     size = shape[dim]
     if not local % n:
         return
-    text = (
-        f"size {local}"
-        if local == size
-        else f"size {size}, {local} of it on a rank"
-    )
+    text = f"size {local}" if local == size else f"size {size}, {local} of it on a rank"
     more = (n - local % n) * (size // local)
     raise ValueError(
         f"dim {dim} has {text}, which axis {name} cannot shard into {n} equal "
@@ -160,9 +143,7 @@ def _marks(axes: Sequence[Any], shape: Sequence[int], spec: Any) -> Sequence[Any
     marks = dict(zip(mesh_axes.names, every, strict=True))
     others = [n for n, m in marks.items() if n not in manual.names and m != "R"]
     if others:
-        raise ValueError(
-            f"it is placed on axis {others[0]!r}, which is not one of its axis_names"
-        )
+        raise ValueError(f"it is placed on axis {others[0]!r}, which is not one of its axis_names")
     return [marks[n] for n in manual.names]
 
 

@@ -54,9 +54,7 @@ def settle(python: torch.fx.GraphModule, name: str) -> None:
         PlacementError: a varying result is declared invariant.
         CaptureError: a collective inside a branch or a loop.
     """
-    if any(
-        node.target in CALLS for graph in graphs_of(python) for node in graph.nodes
-    ):
+    if any(node.target in CALLS for graph in graphs_of(python) for node in graph.nodes):
         _refuse_inside(python, name)
         Kinds(python).settle([])
 
@@ -68,12 +66,7 @@ def _refuse_inside(module: torch.fx.GraphModule, name: str) -> None:
             if varying_control_flow.is_wrap(node):
                 _refuse_inside(child, name)
                 continue
-            inside = [
-                n
-                for graph in graphs_of(child)
-                for n in graph.nodes
-                if n.target in CALLS
-            ]
+            inside = [n for graph in graphs_of(child) for n in graph.nodes if n.target in CALLS]
             if inside:
                 source = sources.line_of(inside[0].meta.get("stack_trace"))
                 fix = "the collective before or after it, or a Python loop"
@@ -87,9 +80,7 @@ class Kinds:
     def __init__(self, module: torch.fx.GraphModule) -> None:
         self.module, self.graph = module, module.graph
         self.of: dict[torch.fx.Node, Any] = {}
-        self.written = {
-            root_of(x) for node in self.graph.nodes for x in written_by(node)
-        }
+        self.written = {root_of(x) for node in self.graph.nodes for x in written_by(node)}
         # for values written in place: the varying axes from their creation on
         self.floor: dict[torch.fx.Node, Axes] = {}
         # what some op needs as each rank's own
@@ -111,11 +102,7 @@ class Kinds:
 
     def ask(self) -> list[torch.fx.Node]:
         """Record the values that some op needs as varying. Returns the ops."""
-        nodes = [
-            node
-            for node in self.graph.nodes
-            if node.op in ("call_function", "call_method")
-        ]
+        nodes = [node for node in self.graph.nodes if node.op in ("call_function", "call_method")]
         for node in nodes:
             needs = self.needs(node)
             self.asked.update(
@@ -159,9 +146,7 @@ class Kinds:
                 axes = self.needs(node)
                 for x in nodes_in((node.args, node.kwargs)) if axes else ():
                     root = root_of(x)
-                    if root in self.written and axes - _union(
-                        self.of.get(x, NONE)
-                    ):
+                    if root in self.written and axes - _union(self.of.get(x, NONE)):
                         self.floor[root] = self.floor.get(root, NONE) | axes
         return before != self.floor
 
@@ -193,13 +178,12 @@ class Kinds:
             return varying_prims.needed(node)
         if varying_control_flow.is_part(node):
             return NONE
-        apart = (
-            node.target is placement.align
-            or getattr(node.target, "__name__", "") in (*BACKWARD, *PLUMBING)
+        apart = node.target is placement.align or getattr(node.target, "__name__", "") in (
+            *BACKWARD,
+            *PLUMBING,
         )
         if apart or (
-            node.target is operator.getitem
-            and isinstance(self.of.get(args_of(node)[0]), list)
+            node.target is operator.getitem and isinstance(self.of.get(args_of(node)[0]), list)
         ):
             return NONE
         return self.flat((node.args, node.kwargs)) | node.meta.get(DIFFERS, NONE)
@@ -276,17 +260,12 @@ class Kinds:
         unchanged.
         """
         outs, ins, *rest = args_of(node)
-        cotangents = (
-            rest[0] if rest and rest[0] is not None else [None] * len(outs)
-        )
+        cotangents = rest[0] if rest and rest[0] is not None else [None] * len(outs)
         kinds = [self.flat([y, g]) for y, g in zip(outs, cotangents, strict=True)]
-        outs = type(outs)(
-            self.vary(y, k) for y, k in zip(outs, kinds, strict=True)
-        )
+        outs = type(outs)(self.vary(y, k) for y, k in zip(outs, kinds, strict=True))
         if rest and rest[0]:
             rest[0] = [
-                g if g is None else self.vary(g, k)
-                for g, k in zip(cotangents, kinds, strict=True)
+                g if g is None else self.vary(g, k) for g, k in zip(cotangents, kinds, strict=True)
             ]
         node.args = (outs, ins, *rest)
 
@@ -306,9 +285,7 @@ class Kinds:
                     x.op,
                 )
             else:
-                made = self.after(
-                    x, shard_map.vary, (x, print_axes(sorted(missing)))
-                )
+                made = self.after(x, shard_map.vary, (x, print_axes(sorted(missing))))
             self.varied[x, missing] = made
             self.of[made] = self.of.get(x, NONE) | missing
         return self.varied[x, missing]
@@ -347,12 +324,7 @@ class Kinds:
     ) -> torch.fx.Node:
         """Insert a call right after the creation of a value, inside the same transforms."""
         born = next(
-            (
-                user
-                for user in x.users
-                if getattr(user.target, "__name__", "") == REQUIRES_GRAD
-            ),
-            x,
+            (user for user in x.users if getattr(user.target, "__name__", "") == REQUIRES_GRAD), x
         )
         if x.op == "placeholder":
             born = self.graph.find_nodes(op="placeholder")[-1]

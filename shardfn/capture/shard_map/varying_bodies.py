@@ -44,8 +44,7 @@ class Body:
         x = self.given[k]
         return (
             args_of(x)[1]
-            if x.target is operator.getitem
-            and args_of(x)[0].target is regions.enter
+            if x.target is operator.getitem and args_of(x)[0].target is regions.enter
             else None
         )
 
@@ -137,10 +136,7 @@ def free_of(
     body: Body, kinds: Varying, free: dict[int, Axes]
 ) -> dict[tuple[torch.fx.Node, int], Axes]:
     """The axes of the values that a body closes over, by its node and their index."""
-    return {
-        (body.node, k): axes | kinds.flat(body.given[k])
-        for k, axes in free.items()
-    }
+    return {(body.node, k): axes | kinds.flat(body.given[k]) for k, axes in free.items()}
 
 
 def _scan(kinds: Varying, node: torch.fx.Node) -> Settled:

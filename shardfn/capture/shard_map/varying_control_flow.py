@@ -28,9 +28,7 @@ def is_part(node: torch.fx.Node) -> bool:
 def is_apart(module: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
     """Whether a node runs another graph, or belongs to one that does, or takes a derivative."""
     has_graph = bool(children_of(module, node))
-    return (
-        has_graph or is_part(node) or name_of(node) in (*BACKWARD, *PLUMBING)
-    )
+    return has_graph or is_part(node) or name_of(node) in (*BACKWARD, *PLUMBING)
 
 
 def kind(kinds: Varying, node: torch.fx.Node) -> list[Axes] | None:
@@ -51,11 +49,7 @@ def kind(kinds: Varying, node: torch.fx.Node) -> list[Axes] | None:
         return agreed.result
     if node.target is regions.enter:
         known = [w for w in _regions_of(node) if w in agreed.entering]
-        return (
-            agreed.entering[known[0]]
-            if known
-            else [NONE] * len(args_of(node)[0])
-        )
+        return agreed.entering[known[0]] if known else [NONE] * len(args_of(node)[0])
     region = getattr(kinds.module, args_of(node)[0].target)
     (output,) = region.graph.find_nodes(op="output")
     positions = [args_of(x)[1] for x in args_of(output)[0]]
@@ -85,9 +79,7 @@ def rewrite(kinds: Varying, node: torch.fx.Node) -> bool:
     ending = ending_of(node)
     if ending is None:
         return is_wrap(node)
-    agreed = kinds.known.setdefault(
-        ending, ENDINGS[ending.target](kinds, ending)
-    )
+    agreed = kinds.known.setdefault(ending, ENDINGS[ending.target](kinds, ending))
     if node.target in ENDINGS:
         _vary_arguments(kinds, node, agreed)
     else:
@@ -99,14 +91,10 @@ def _varied(
     kinds: Varying, values: Sequence[torch.fx.Node], wanted: Sequence[Axes]
 ) -> list[torch.fx.Node]:
     """The values, made to vary over these axes too."""
-    return [
-        kinds.vary(x, axes) for x, axes in zip(values, wanted, strict=True)
-    ]
+    return [kinds.vary(x, axes) for x, axes in zip(values, wanted, strict=True)]
 
 
-def _vary_arguments(
-    kinds: Varying, ending: torch.fx.Node, agreed: Settled
-) -> None:
+def _vary_arguments(kinds: Varying, ending: torch.fx.Node, agreed: Settled) -> None:
     """Raise the arguments of a control-flow op to the varying axes on which it and its bodies
     agree.
     """

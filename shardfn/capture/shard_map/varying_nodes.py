@@ -86,9 +86,7 @@ def graphs_of(module: torch.fx.GraphModule) -> Iterator[torch.fx.Graph]:
             yield child.graph
 
 
-def children_of(
-    module: torch.fx.GraphModule, node: torch.fx.Node
-) -> list[torch.fx.GraphModule]:
+def children_of(module: torch.fx.GraphModule, node: torch.fx.Node) -> list[torch.fx.GraphModule]:
     """The graphs among the arguments of a higher-order op."""
     if node.op != "call_function":
         return []
@@ -118,11 +116,7 @@ def is_wrap(node: torch.fx.Node) -> bool:
 
 
 def name_of(node: torch.fx.Node) -> str:
-    return (
-        node.target
-        if isinstance(node.target, str)
-        else getattr(node.target, "__name__", "")
-    )
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
 def root_of(x: torch.fx.Node) -> torch.fx.Node:

@@ -40,9 +40,7 @@ class Rule:
         given: for each argument, whether the backward gives a cotangent.
     """
 
-    def __init__(
-        self, kinds: Varying, bodies: Sequence[Body], given: Sequence[bool]
-    ) -> None:
+    def __init__(self, kinds: Varying, bodies: Sequence[Body], given: Sequence[bool]) -> None:
         self.kinds = kinds
         self.bodies = bodies
         self.given = given
@@ -51,9 +49,7 @@ class Rule:
         self.left: dict[torch.fx.Node, list[Axes]] = {}
         self.free: dict[tuple[torch.fx.Node, int], Axes] = {}
 
-    def step(
-        self, ins: list[Axes], terms: list[Axes]
-    ) -> tuple[list[Axes], list[Axes]]:
+    def step(self, ins: list[Axes], terms: list[Axes]) -> tuple[list[Axes], list[Axes]]:
         """One pass over the bodies.
 
         Args:
@@ -76,11 +72,7 @@ class Rule:
         return ins, terms
 
     def backward(
-        self,
-        body: Body,
-        ins: list[Axes],
-        terms: list[Axes],
-        residuals: list[Axes],
+        self, body: Body, ins: list[Axes], terms: list[Axes], residuals: list[Axes]
     ) -> tuple[list[Axes], list[Axes]]:
         """As `step`, over the backward alone."""
         entering = [*residuals, *self.results]
@@ -100,13 +92,9 @@ class Rule:
             _refuse_written(self.kinds, body, entering, closed, own)
         return wider, terms
 
-    def run(
-        self, body: Body, entering: list[Axes]
-    ) -> tuple[list[Axes], dict[int, Axes]]:
+    def run(self, body: Body, entering: list[Axes]) -> tuple[list[Axes], dict[int, Axes]]:
         """The axes of the results of a body, and of the values that it closes over."""
-        _, results, closed = fixed(
-            self.kinds, body, entering, [], NONE, feeds=False
-        )
+        _, results, closed = fixed(self.kinds, body, entering, [], NONE, feeds=False)
         self.entering[body.node] = entering
         self.free |= free_of(body, self.kinds, closed)
         return results, closed
@@ -141,9 +129,7 @@ def _of_one_rank() -> Axes:
     return frozenset(axes_of(scope.mesh).names) if is_own else NONE
 
 
-def _inside(
-    kinds: Varying, body: Body, entering: Sequence[Axes], free: dict[int, Axes]
-) -> Varying:
+def _inside(kinds: Varying, body: Body, entering: Sequence[Axes], free: dict[int, Axes]) -> Varying:
     """The axes of the values of a body."""
     at = [body.entered(k) for k in range(len(body.given))]
     inner = type(kinds)(body.graph)
@@ -152,11 +138,7 @@ def _inside(
 
 
 def _refuse_written(
-    kinds: Varying,
-    body: Body,
-    entering: Sequence[Axes],
-    free: dict[int, Axes],
-    axes: Axes,
+    kinds: Varying, body: Body, entering: Sequence[Axes], free: dict[int, Axes], axes: Axes
 ) -> None:
     """Refuse a backward that writes what a collective gives to all ranks into a part of a tensor of
     each: its gradient may be summed already, or not.
@@ -279,11 +261,7 @@ def _refuse_collectives(body: Body) -> None:
 
 
 def _is_left(x: object) -> bool:
-    return (
-        isinstance(x, torch.fx.Node)
-        and x.target is operator.getitem
-        and is_wrap(args_of(x)[0])
-    )
+    return isinstance(x, torch.fx.Node) and x.target is operator.getitem and is_wrap(args_of(x)[0])
 
 
 ENDINGS.update({endings.custom_vjp: reverse, endings.custom_jvp: alike})

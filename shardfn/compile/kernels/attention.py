@@ -34,11 +34,7 @@ def fuse_attention(graph: Graph) -> None:
         nodes = [x for x in graph.nodes if x in region]
         if sum(x.target is PRODUCT for x in nodes) < 2:
             continue
-        inputs = list(
-            dict.fromkeys(
-                y for x in nodes for y in x.all_input_nodes if y not in region
-            )
-        )
+        inputs = list(dict.fromkeys(y for x in nodes for y in x.all_input_nodes if y not in region))
         results = [x for x in nodes if any(y not in region for y in x.users)]
         key = _signature(nodes, inputs, results)
         if key not in known:
@@ -71,9 +67,7 @@ def _region(softmax: Node) -> set[Node]:
 
 def _beside(node: Node) -> list[Node]:
     """The ops whose values a node reads, and those that read its own."""
-    return [
-        x for x in (*node.all_input_nodes, *node.users) if x.op == "call_function"
-    ]
+    return [x for x in (*node.all_input_nodes, *node.users) if x.op == "call_function"]
 
 
 def _is_within(node: Node) -> bool:
@@ -90,35 +84,22 @@ def _is_around(node: Node) -> bool:
     return op_kinds.is_alias(node) or is_scaled
 
 
-def _signature(
-    nodes: list[Node],
-    inputs: list[Node],
-    results: list[Node],
-) -> object:
+def _signature(nodes: list[Node], inputs: list[Node], results: list[Node]) -> object:
     """All that the kernels depend on."""
     number = {x: f"%{k}" for k, x in enumerate((*inputs, *nodes))}
-    form = [
-        (x.target, repr(map_arg((x.args, x.kwargs), lambda y: number[y])))
-        for x in nodes
-    ]
+    form = [(x.target, repr(map_arg((x.args, x.kwargs), lambda y: number[y]))) for x in nodes]
     values = [x.meta["val"] for x in inputs]
     layouts = [(x.dtype, tuple(x.shape), x.stride()) for x in values]
     return tuple(form), tuple(layouts), tuple(number[x] for x in results)
 
 
-def _fused(
-    nodes: list[Node],
-    inputs: list[Node],
-    results: list[Node],
-) -> Graph | None:
+def _fused(nodes: list[Node], inputs: list[Node], results: list[Node]) -> Graph | None:
     """The ops after Inductor's passes, if they make a kernel; else None."""
     values = [x.meta["val"] for x in inputs]
     if not all(isinstance(x, torch.Tensor) for x in values):
         return None
     inner = Graph()
-    copies: dict[Node, Node] = {
-        x: inner.placeholder(f"x{k}") for k, x in enumerate(inputs)
-    }
+    copies: dict[Node, Node] = {x: inner.placeholder(f"x{k}") for k, x in enumerate(inputs)}
     for x in nodes:
         copies[x] = inner.node_copy(x, copies.__getitem__)
     inner.output([copies[x] for x in results])
@@ -127,17 +108,11 @@ def _fused(
 
 
 def _put(
-    graph: Graph,
-    softmax: Node,
-    inner: Graph,
-    inputs: list[Node],
-    results: list[Node],
+    graph: Graph, softmax: Node, inner: Graph, inputs: list[Node], results: list[Node]
 ) -> None:
     """Replace results by those of a graph of some inputs. Each op comes after its last input."""
     place = {x: k for k, x in enumerate(graph.nodes)}
-    copies: dict[Node, Any] = dict(
-        zip(inner.find_nodes(op="placeholder"), inputs, strict=True)
-    )
+    copies: dict[Node, Any] = dict(zip(inner.find_nodes(op="placeholder"), inputs, strict=True))
     after: dict[Node, Node] = {}
     for x in inner.nodes:
         if x.op != "call_function":
@@ -156,10 +131,7 @@ def _put(
     _erase(graph)
 
 
-def _end(
-    anchor: Node,
-    after: dict[Node, Node],
-) -> Node:
+def _end(anchor: Node, after: dict[Node, Node]) -> Node:
     """The last of the new ops that come after a node."""
     while after.get(anchor.next) is not None:
         anchor = anchor.next
@@ -169,8 +141,6 @@ def _end(
 def _erase(graph: Graph) -> None:
     """Erase ops that nothing reads, if they have no effect."""
     for node in list(reversed(graph.nodes)):
-        is_ours = (
-            node.target in SOFTMAXES or _is_within(node) or node.target is PRODUCT
-        )
+        is_ours = node.target in SOFTMAXES or _is_within(node) or node.target is PRODUCT
         if node.op == "call_function" and not node.users and is_ours:
             graph.erase_node(node)

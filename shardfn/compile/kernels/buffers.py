@@ -103,11 +103,4 @@ def _scattered_in_place(known: Kernels, node: Node, others: list[Node]) -> None:
         return
     values = known.values_of(others)
     space = flat(op_kinds.source_of(node))
-    known.add(
-        node,
-        [value, *values],
-        [node],
-        space,
-        list(before),
-        others,
-    )
+    known.add(node, [value, *values], [node], space, list(before), others)

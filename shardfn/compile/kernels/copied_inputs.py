@@ -13,31 +13,17 @@ from ...schedule import copied
 from . import op_kinds
 from .attention import fuse_attention
 from .decomposed import decompose
-from .op_kinds import (
-    CHANNELS_LAST,
-    COPY,
-    IF_FORMULA,
-    IN_DIMS,
-    INSIDE,
-    OF_STORED,
-)
+from .op_kinds import CHANNELS_LAST, COPY, IF_FORMULA, IN_DIMS, INSIDE, OF_STORED
 from .spaces import is_image
 
 aten = torch.ops.aten
-CONVOLUTIONS = {
-    aten.convolution.default,
-    aten.convolution_backward.default,
-}
+CONVOLUTIONS = {aten.convolution.default, aten.convolution_backward.default}
 STRIDED = {
     AFTER,
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
 }
-PRODUCTS = {
-    aten.mm.default,
-    aten.bmm.default,
-    aten.addmm.default,
-}
+PRODUCTS = {aten.mm.default, aten.bmm.default, aten.addmm.default}
 TENSORS = 3  # the first arguments of a convolution, of which none is a bias
 
 
@@ -48,10 +34,7 @@ def with_copies(graph: Graph) -> Graph:
     decompose(own)
     for node in own.nodes:
         if node.target in CONVOLUTIONS:
-            given, rest = (
-                node.args[:TENSORS],
-                node.args[TENSORS:],
-            )
+            given, rest = (node.args[:TENSORS], node.args[TENSORS:])
             laid_out = [_channels_last(own, node, x) for x in given]
             node.args = (*laid_out, *rest)
         elif op_kinds.name(node) in op_kinds.COMPARED:
@@ -84,11 +67,7 @@ def _copied_inside(graph: Graph, node: Node) -> None:
     count = x.meta["val"].numel() + result.numel()
     with graph.inserting_before(node):
         inside = graph.call_function(aten.empty.memory_format, ([count],))
-    inside.meta = {
-        **node.meta,
-        "val": result.new_empty(count),
-        COPY: INSIDE,
-    }
+    inside.meta = {**node.meta, "val": result.new_empty(count), COPY: INSIDE}
     node.meta[INSIDE] = inside
 
 
@@ -132,21 +111,14 @@ def _in_order(graph: Graph, reader: Node, x: object) -> object:
         return x
     copy = _copy(graph, reader, x, OF_STORED)
     order = torch.contiguous_format
-    copy.meta["val"] = torch.empty_like(
-        value,
-        memory_format=order,
-    )
+    copy.meta["val"] = torch.empty_like(value, memory_format=order)
     return copy
 
 
 def _copy(graph: Graph, reader: Node, x: Node, kind: str) -> Node:
     with graph.inserting_before(reader):
         copy = graph.call_function(aten.clone.default, (x,))
-    copy.meta = {
-        "val": x.meta["val"],
-        "source": x.meta.get("source"),
-        COPY: kind,
-    }
+    copy.meta = {"val": x.meta["val"], "source": x.meta.get("source"), COPY: kind}
     return copy
 
 

@@ -20,10 +20,7 @@ LOG = aten.log.default
 SUB = aten.sub.Tensor
 MUL = aten.mul.Tensor
 DIV = aten.div.Tensor
-LOW = {
-    torch.bfloat16,
-    torch.float16,
-}  # dtypes of which rows are added in float32
+LOW = {torch.bfloat16, torch.float16}  # dtypes of which rows are added in float32
 
 
 def _value(node: Node) -> Any:
@@ -113,15 +110,9 @@ def _log_softmax_backward(rows: _Rows, g: Node, y: Node) -> Node:
 # an op, and the number of its tensors, after which stands the dim
 DECOMPOSED: dict[object, tuple[Callable[..., Node], int]] = {
     aten._softmax.default: (_softmax, 1),
-    aten._softmax_backward_data.default: (
-        _softmax_backward,
-        2,
-    ),
+    aten._softmax_backward_data.default: (_softmax_backward, 2),
     aten._log_softmax.default: (_log_softmax, 1),
-    aten._log_softmax_backward_data.default: (
-        _log_softmax_backward,
-        2,
-    ),
+    aten._log_softmax_backward_data.default: (_log_softmax_backward, 2),
 }
 
 
@@ -149,12 +140,7 @@ def decompose(graph: Graph) -> None:
                 _write_out(graph, node, inner)
 
 
-def _decompose_rows(
-    graph: Graph,
-    node: Node,
-    fn: Callable[..., Node],
-    count: int,
-) -> None:
+def _decompose_rows(graph: Graph, node: Node, fn: Callable[..., Node], count: int) -> None:
     args = args_of(node)
     tensors = args[:count]
     dim = args[count]
@@ -174,11 +160,7 @@ def _add_in_float32(graph: Graph, node: Node) -> None:
         return
     users = list(node.users)
     with graph.inserting_after(node):
-        cast = graph.call_function(
-            aten._to_copy.default,
-            (node,),
-            {"dtype": value.dtype},
-        )
+        cast = graph.call_function(aten._to_copy.default, (node,), {"dtype": value.dtype})
     cast.meta = dict(node.meta)
     node.meta["val"] = torch.empty_like(value, dtype=torch.float32)
     for user in users:
@@ -196,19 +178,12 @@ def _signature(node: Node) -> object:
         value = _value(x)
         if not isinstance(value, torch.Tensor):
             return None
-        sizes = (
-            *value.shape,
-            *value.stride(),
-            value.storage_offset(),
-        )
+        sizes = (*value.shape, *value.stride(), value.storage_offset())
         if not all(isinstance(n, int) for n in sizes):
             return None
         layouts.append((value.dtype, tuple(value.shape), sizes))
     places = {x: k for k, x in enumerate(node.all_input_nodes)}
-    form = map_arg(
-        (node.args, node.kwargs),
-        lambda x: f"input {places[x]}",
-    )
+    form = map_arg((node.args, node.kwargs), lambda x: f"input {places[x]}")
     return node.target, tuple(layouts), repr(form)
 
 
@@ -221,10 +196,7 @@ def _write_out(graph: Graph, node: Node, inner: Graph) -> None:
         for x in inner.nodes:
             if x.op == "call_function":
                 copy = graph.node_copy(x, copies.__getitem__)
-                copy.meta = {
-                    **node.meta,
-                    "val": x.meta["val"],
-                }
+                copy.meta = {**node.meta, "val": x.meta["val"]}
                 copies[x] = copy
     (output,) = inner.find_nodes(op="output")
     results = map_arg(output.args[0], copies.__getitem__)

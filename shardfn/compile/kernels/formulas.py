@@ -88,14 +88,10 @@ class Kernels:
         self.readers: dict[Node, list[Kernel]] = {}
         self.formulas: dict[Node, Formula] = {}
         self.same: dict[Node, Node] = {}  # copies that are not made
-        self.views: set[Node] = (
-            set()
-        )  # views of a formula that are stored, and it is not
+        self.views: set[Node] = set()  # views of a formula that are stored, and it is not
         self.place = {node: k for k, node in enumerate(graph.nodes)}
         # loops over images run in the order of channels last or of dims; these are not told apart
-        self.is_of_images = any(
-            node.target in CONVOLUTIONS for node in graph.nodes
-        )
+        self.is_of_images = any(node.target in CONVOLUTIONS for node in graph.nodes)
 
     def base(self, node: Node) -> Node:
         """The value of which another is a view."""
@@ -106,18 +102,13 @@ class Kernels:
     def formula(self, node: Node) -> Formula:
         """The formula of a node, with those of its inputs written into it."""
         inputs = op_kinds.read_by_formula(node)
-        moved = dict.fromkeys(
-            op_kinds.moved_by(node),
-            op_kinds.places_of(node),
-        )
+        moved = dict.fromkeys(op_kinds.moved_by(node), op_kinds.places_of(node))
         out = None if op_kinds.is_random(node) else loops.looped(node)
         inner = self.formula_of(inputs, moved, out, node)
         own = op_kinds.length(node)
         is_heavy = inner.is_heavy or op_kinds.is_heavy(node)
         length = inner.length + own
-        breaks = (
-            inner.breaks if inner.breaks is not None else loops.of_places(node)
-        )
+        breaks = inner.breaks if inner.breaks is not None else loops.of_places(node)
         return Formula(inner.reads, length, is_heavy, breaks)
 
     def formula_of(
@@ -224,12 +215,7 @@ class Kernels:
             self.formulas.pop(x, None)
         return kernel
 
-    def loop(
-        self,
-        node: Node,
-        space: Space,
-        inputs: Iterable[Node] | None,
-    ) -> Loop:
+    def loop(self, node: Node, space: Space, inputs: Iterable[Node] | None) -> Loop:
         """The dims of a loop over a node's elements, or over those of the one input."""
         results, elements, _, is_last = space
         if inputs is None:
@@ -246,9 +232,7 @@ class Kernels:
         is_image = x is not None and x.ndim > 3 and self.is_of_images
         if x is None or is_last or is_image or x.numel() != elements:
             return loops.plain(results, elements)
-        return loops.loop_over(
-            x, breaks, reduced_dims(node) if results != elements else ()
-        )
+        return loops.loop_over(x, breaks, reduced_dims(node) if results != elements else ())
 
     def layouts(self, node: Node) -> tuple[tuple[Node, object], ...]:
         """The values that a node reads, with the formulas of its inputs written into it."""
@@ -265,11 +249,7 @@ class Kernels:
             self.add(value, formula.values, [value], flat(value))
         return value
 
-    def store_view(
-        self,
-        node: Node,
-        formula: Formula,
-    ) -> None:
+    def store_view(self, node: Node, formula: Formula) -> None:
         """Store a view of a formula for readers that need its strides. Others compute it."""
         value = node.meta["val"]
         given = self.base(node).meta["val"]
@@ -281,11 +261,7 @@ class Kernels:
             loop = loops.loop_over(value, breaks)
         self.add(node, formula.values, [node], space, loop=loop)
 
-    def is_last(
-        self,
-        node: Node,
-        value: Node,
-    ) -> bool:
+    def is_last(self, node: Node, value: Node) -> bool:
         """Whether a node is the last to read a value that no argument holds."""
         home = self.home[value]
         if home.op == "placeholder":
@@ -299,8 +275,7 @@ class Kernels:
 
 
 def _of_columns(
-    node: Node,
-    layouts: tuple[tuple[Node, object], ...],
+    node: Node, layouts: tuple[tuple[Node, object], ...]
 ) -> tuple[tuple[Node, object], ...]:
     """The layouts in which a sum reads values whose elements it does not add in the order of
     memory: those of other sums over the same dims.
@@ -320,12 +295,7 @@ def _scheduled(kernel: Kernel) -> int:
     return 1 if is_one else 1 + len(kernel.writes)
 
 
-def _breaks_of(
-    node: Node,
-    inner: Formula | None,
-    out: torch.Tensor,
-    mover: Node | None,
-) -> Breaks:
+def _breaks_of(node: Node, inner: Formula | None, out: torch.Tensor, mover: Node | None) -> Breaks:
     """The strides of a result at which a loop cannot merge dims, as it computes an input.
 
     Args:

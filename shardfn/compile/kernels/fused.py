@@ -15,11 +15,7 @@ from .formulas import Kernel
 from .spaces import layout_of
 from .stored import Stored
 
-LARGEST, WIDEST, FARTHEST = (
-    64,
-    16,
-    64,
-)  # kernels of a fused one; without a common result; apart
+LARGEST, WIDEST, FARTHEST = (64, 16, 64)  # kernels of a fused one; without a common result; apart
 NEAR = 64  # readers of a value after one that are tried with it
 ROUNDS = 10
 LEAST = 10  # bytes that loops share of which none reads the other
@@ -75,9 +71,7 @@ class Fusion:
     def __init__(self, stored: Stored) -> None:
         self.stored = stored
         self.group: dict[Kernel, Group] = {}
-        self.before: list[
-            int
-        ] = []  # a bit for each kernel that a kernel waits for
+        self.before: list[int] = []  # a bit for each kernel that a kernel waits for
         before = self.before
         for kernel in stored.kernels:
             mask = 0
@@ -141,12 +135,7 @@ class Fusion:
                     found[one, other] = found.get((one, other), 0) + size
         return found
 
-    def can_fuse(
-        self,
-        a: Group,
-        b: Group,
-        shared: int = LEAST,
-    ) -> bool:
+    def can_fuse(self, a: Group, b: Group, shared: int = LEAST) -> bool:
         """Whether two groups can run as one, the first one before the second."""
         a, b = _ordered(a, b)
         count = len(a.kernels) + len(b.kernels)
@@ -159,11 +148,7 @@ class Fusion:
         is_one = (_fit(a, b) and not a.is_sum) or _depth(a, b) > 0
         return is_one and not self.is_between(a, b)
 
-    def is_between(
-        self,
-        a: Group,
-        b: Group,
-    ) -> bool:
+    def is_between(self, a: Group, b: Group) -> bool:
         """Whether a third kernel runs after the first group and before the second."""
         for kernel in b.kernels:
             for other in self.needed(kernel):
@@ -172,11 +157,7 @@ class Fusion:
                     return True
         return False
 
-    def fuse(
-        self,
-        a: Group,
-        b: Group,
-    ) -> None:
+    def fuse(self, a: Group, b: Group) -> None:
         """Make one group of two."""
         a, b = _ordered(a, b)
         is_inside = _is_inside(a, b)
@@ -205,9 +186,7 @@ class Fusion:
             waiting = {group: None}
             while waiting:
                 now = next(reversed(waiting))
-                needed = [
-                    self.group[y] for x in now.kernels for y in self.needed(x)
-                ]
+                needed = [self.group[y] for x in now.kernels for y in self.needed(x)]
                 missing = [x for x in needed if x not in order and x is not now]
                 if missing and now not in order:
                     assert missing[0] not in waiting, f"{now} waits for itself"
@@ -233,11 +212,7 @@ class _Score:
     near: int
 
     @classmethod
-    def of(
-        cls,
-        pair: tuple[Group, Group],
-        shared: int,
-    ) -> _Score:
+    def of(cls, pair: tuple[Group, Group], shared: int) -> _Score:
         a, b = pair
         return cls(a.is_sum == b.is_sum, shared, -_distance(a, b))
 
@@ -249,10 +224,7 @@ class _Score:
         return mine < (other.is_alike, other.shared, other.near)
 
 
-def _bytes_read(
-    value: Node,
-    layout: object,
-) -> int:
+def _bytes_read(value: Node, layout: object) -> int:
     """The bytes of a value, or those of the part that a layout reads."""
     x = value.meta.get("val")
     whole = work.nbytes(x)
@@ -263,20 +235,14 @@ def _bytes_read(
     return min(whole, math.prod(shape) * x.itemsize) if is_shape else whole
 
 
-def _distance(
-    a: Group,
-    b: Group,
-) -> int:
+def _distance(a: Group, b: Group) -> int:
     """How far the kernels of two groups are apart at most."""
     one = abs(a.kernels[0].place - b.kernels[-1].place)
     other = abs(b.kernels[0].place - a.kernels[-1].place)
     return max(one, other)
 
 
-def _is_read_in_order(
-    a: Group,
-    b: Group,
-) -> bool:
+def _is_read_in_order(a: Group, b: Group) -> bool:
     """Whether a group reads the elements that loops of another one make as those make them. The
     sums of rows are read by all elements of a row.
     """
@@ -284,16 +250,10 @@ def _is_read_in_order(
     made = {x for kernel in loops for x in kernel.writes}
     reads = [read for kernel in b.kernels for read in kernel.layouts]
     pairs = [(x, layout) for x, layout in reads if x in made]
-    return all(
-        layout == layout_of(x) or x.target in op_kinds.JOINED
-        for x, layout in pairs
-    )
+    return all(layout == layout_of(x) or x.target in op_kinds.JOINED for x, layout in pairs)
 
 
-def _ordered(
-    a: Group,
-    b: Group,
-) -> tuple[Group, Group]:
+def _ordered(a: Group, b: Group) -> tuple[Group, Group]:
     """Two groups, the first one before the second where that waits for it."""
     return (b, a) if b.mask & a.before else (a, b)
 
@@ -303,10 +263,7 @@ def _first_sum(kernels: Sequence[Kernel]) -> Kernel:
     return next((x for x in kernels if x.is_sum), kernels[0])
 
 
-def _fit(
-    a: Group,
-    b: Group,
-) -> bool:
+def _fit(a: Group, b: Group) -> bool:
     """Whether the loops of two groups are alike, so that one runs all."""
     if len(a.parts) > 1 or len(b.parts) > 1:
         return False
@@ -321,19 +278,13 @@ def _fit(
     return is_alone and is_shape and loops.is_reshaped(one.loop, other.loop)
 
 
-def _by_dims(
-    a: Group,
-    b: Group,
-) -> tuple[Group, Group]:
+def _by_dims(a: Group, b: Group) -> tuple[Group, Group]:
     """Two groups, the one whose loop has fewer dims first."""
     one, other = _first_sum(a.kernels), _first_sum(b.kernels)
     return (a, b) if len(one.loop.kept) < len(other.loop.kept) else (b, a)
 
 
-def _align(
-    a: Group,
-    b: Group,
-) -> None:
+def _align(a: Group, b: Group) -> None:
     """Have a loop of one dim run over the dims of another one of its shape."""
     one, other = _first_sum(a.kernels), _first_sum(b.kernels)
     if not loops.fits(one.loop, other.loop):
@@ -341,10 +292,7 @@ def _align(
         few.kernels[0].loop = _first_sum(ref.kernels).loop
 
 
-def _depth(
-    a: Group,
-    b: Group,
-) -> int:
+def _depth(a: Group, b: Group) -> int:
     """The number of loops that two groups have in common, inside of which the second one follows
     the first; 0 if there are none.
     """
@@ -361,10 +309,7 @@ def _depth(
     return 0 if known and known != [depth] else depth
 
 
-def _is_inside(
-    a: Group,
-    b: Group,
-) -> bool:
+def _is_inside(a: Group, b: Group) -> bool:
     """Whether the second of two groups would follow the first inside of loops in common."""
     a, b = _ordered(a, b)
     is_vertical = bool(a.mask & b.before)
@@ -374,6 +319,4 @@ def _is_inside(
 
 def values_of(group: Group) -> list[Node]:
     """The values that a group stores."""
-    return list(
-        dict.fromkeys(x for kernel in group.kernels for x in kernel.writes)
-    )
+    return list(dict.fromkeys(x for kernel in group.kernels for x in kernel.writes))

@@ -15,9 +15,7 @@ from .copied_inputs import with_copies
 from .steps import inductor_steps
 
 
-def memory_as_run(
-    program: LocalProgram, backend: str, donated: Sequence[int] = ()
-) -> Memory:
+def memory_as_run(program: LocalProgram, backend: str, donated: Sequence[int] = ()) -> Memory:
     """The memory of one rank's program.
 
     Args:

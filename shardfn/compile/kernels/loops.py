@@ -37,10 +37,7 @@ class Loop:
     reduced: tuple[int, ...] = ()
 
 
-def plain(
-    results: int,
-    elements: int,
-) -> Loop:
+def plain(results: int, elements: int) -> Loop:
     """A loop over elements, which it adds up to fewer results."""
     every = elements // max(results, 1)
     reduced = (every,) if every != 1 else ()
@@ -62,11 +59,7 @@ def loop_over(x: torch.Tensor, breaks: Breaks, dims: Collection[int] = ()) -> Lo
     last = None
     for d in order:
         into = reduced if d in dims else kept
-        is_next = (
-            last is not None
-            and (last in dims) == (d in dims)
-            and strides[last] not in breaks
-        )
+        is_next = last is not None and (last in dims) == (d in dims) and strides[last] not in breaks
         if is_next:
             into[-1] *= x.shape[d]
         else:
@@ -75,9 +68,7 @@ def loop_over(x: torch.Tensor, breaks: Breaks, dims: Collection[int] = ()) -> Lo
     return Loop(tuple(x.shape), tuple(kept), tuple(reduced))
 
 
-def breaks_of(
-    node: Node, out: torch.Tensor, inner: Breaks = frozenset()
-) -> Breaks:
+def breaks_of(node: Node, out: torch.Tensor, inner: Breaks = frozenset()) -> Breaks:
     """The strides of a result at which a loop cannot merge dims, as it reads a value.
 
     Args:
@@ -95,10 +86,7 @@ def breaks_of(
     return frozenset(found)
 
 
-def moved_breaks(
-    node: Node | None,
-    out: torch.Tensor,
-) -> Breaks:
+def moved_breaks(node: Node | None, out: torch.Tensor) -> Breaks:
     """The strides of a result at which a loop cannot merge dims, as an op reads elements at other
     places: around the dims of indices, else all.
     """
@@ -112,15 +100,10 @@ def moved_breaks(
     first = next((k for k, x in enumerate(indices) if x is not None), 0)
     count = max((x.meta["val"].ndim for x in indices if x is not None), default=0)
     edges = {first, first + count}
-    return frozenset(
-        strides[d] for d, e in pairs if edges & set(range(d + 1, e + 1))
-    )
+    return frozenset(strides[d] for d, e in pairs if edges & set(range(d + 1, e + 1)))
 
 
-def written(
-    x: torch.Tensor,
-    joined: torch.Tensor,
-) -> Breaks:
+def written(x: torch.Tensor, joined: torch.Tensor) -> Breaks:
     """The strides of a part at which a loop cannot merge dims, as it writes it into a joined
     value.
     """
@@ -128,17 +111,13 @@ def written(
         return frozenset()
     strides, outer = _dense(x), _dense(joined)
     pairs = itertools.pairwise(_order(x))
-    return frozenset(
-        strides[d] for d, e in pairs if outer[d] != outer[e] * x.shape[e]
-    )
+    return frozenset(strides[d] for d, e in pairs if outer[d] != outer[e] * x.shape[e])
 
 
 def looped(node: Node) -> torch.Tensor | None:
     """The value over whose elements the loop of an op runs."""
     is_sum = op_kinds.name(node) in op_kinds.REDUCTIONS
-    value = (
-        node.all_input_nodes[0] if is_sum and node.all_input_nodes else node
-    ).meta["val"]
+    value = (node.all_input_nodes[0] if is_sum and node.all_input_nodes else node).meta["val"]
     if isinstance(value, (tuple, list)):
         value = next((x for x in value if isinstance(x, torch.Tensor)), None)
     return value if isinstance(value, torch.Tensor) else None
@@ -150,10 +129,7 @@ def of_places(node: Node) -> Breaks | None:
     return frozenset() if is_other else None
 
 
-def fits(
-    a: Loop,
-    b: Loop,
-) -> bool:
+def fits(a: Loop, b: Loop) -> bool:
     """Whether the second loop may follow the first inside of one loop: both are alike, or the
     first one adds nothing and runs over all that the other one does.
     """
@@ -162,10 +138,7 @@ def fits(
     return not a.reduced and a.kept == b.kept + b.reduced
 
 
-def is_reshaped(
-    a: Loop,
-    b: Loop,
-) -> bool:
+def is_reshaped(a: Loop, b: Loop) -> bool:
     """Whether two loops without sums, of which one has a single dim, run over one shape."""
     is_plain = not (a.reduced or b.reduced)
     is_single = len(a.kept) == 1 or len(b.kept) == 1
@@ -183,9 +156,7 @@ def _order(x: torch.Tensor) -> list[int]:
 def _dense(x: torch.Tensor) -> Sequence[int]:
     """The strides of a value, without gaps."""
     strides = x.stride()
-    pairs = sorted(
-        (n, size) for n, size in zip(strides, x.shape, strict=True) if size != 1
-    )
+    pairs = sorted((n, size) for n, size in zip(strides, x.shape, strict=True) if size != 1)
     step = 1
     for stride, size in pairs:
         if stride != step:
@@ -194,10 +165,7 @@ def _dense(x: torch.Tensor) -> Sequence[int]:
     return strides
 
 
-def _broadcast(
-    x: torch.Tensor,
-    out: torch.Tensor,
-) -> list[int] | None:
+def _broadcast(x: torch.Tensor, out: torch.Tensor) -> list[int] | None:
     """The strides with which a value is read at the places of a result."""
     missing = out.ndim - x.ndim
     if missing < 0:

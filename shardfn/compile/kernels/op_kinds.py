@@ -83,13 +83,7 @@ HEAVY = {  # formulas that are stored if two ops read them
     "softplus",
     "tanh",
 }
-LENGTHS = {
-    "gelu": 9,
-    "gelu_backward": 19,
-    "random_bits": 182,
-    "silu": 3,
-    "silu_backward": 8,
-}
+LENGTHS = {"gelu": 9, "gelu_backward": 19, "random_bits": 182, "silu": 3, "silu_backward": 8}
 REDUCTIONS = {
     "all",
     "amax",
@@ -116,15 +110,9 @@ WINDOWS = {  # pools, and the place of the size of a window among the arguments
     "max_pool2d_with_indices_backward": 2,
     "upsample_nearest2d_backward": 2,
 }
-SCATTERED = {
-    "max_pool2d_with_indices_backward"
-}  # sums of what several windows give
-COMPARED = {
-    "max_pool2d_with_indices"
-}  # a loop over the window, if that is not written out
-SMALL_IMAGE = (
-    128  # height and width together, up to which torch interpolates channels last
-)
+SCATTERED = {"max_pool2d_with_indices_backward"}  # sums of what several windows give
+COMPARED = {"max_pool2d_with_indices"}  # a loop over the window, if that is not written out
+SMALL_IMAGE = 128  # height and width together, up to which torch interpolates channels last
 LARGEST_WINDOW = 25  # of a formula; a larger one is a call
 WRITTEN_OUT = 8  # elements of a window that a formula compares one by one
 JOINED = {  # written part by part into one buffer
@@ -136,10 +124,7 @@ PRODUCTS = {"addmm", "mm"}  # into memory that they are given
 SINGLE = {"addmm", "baddbmm", "bmm", "convolution", "mm"}  # calls that are scheduled as one op
 SUMS = {"std": 2, "var": 2, "var_mean": 3}  # sums and means that are scheduled one by one
 TURNS = {"numpy_T", "permute", "t", "transpose"}
-FIXED = {
-    aten.mm.default,
-    aten.convolution_backward.default,
-}  # need an order of strides
+FIXED = {aten.mm.default, aten.convolution_backward.default}  # need an order of strides
 SCATTERS = {  # write elements into a copy of their first argument
     "_unsafe_index_put",
     "_unsafe_masked_index_put_accumulate",
@@ -156,10 +141,7 @@ REPLACED = {  # scatters into a value that nothing reads later
     "diagonal_scatter",
     "index_put",
 }
-WHOLE = {
-    torch.int64,
-    torch.bool,
-}  # dtypes that no loop adds to, as it would have to be atomic
+WHOLE = {torch.int64, torch.bool}  # dtypes that no loop adds to, as it would have to be atomic
 COPY = "shardfn: a copy for one reader"  # in the meta of a node, one of these
 CHANNELS_LAST = "channels last"
 IN_DIMS = "in the order of its dims"
@@ -219,9 +201,7 @@ def moved_by(node: Node) -> list[Node]:
 def places_of(node: Node) -> tuple[object, str]:
     """The places at which a formula reads another value's elements, as its other arguments say."""
     moved = moved_by(node)
-    args = torch.fx.node.map_arg(
-        (node.args, node.kwargs), lambda x: None if x in moved else x
-    )
+    args = torch.fx.node.map_arg((node.args, node.kwargs), lambda x: None if x in moved else x)
     return node.target, repr(args)
 
 

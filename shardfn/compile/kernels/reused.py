@@ -19,12 +19,7 @@ from . import op_kinds
 from .fused import Group, values_of
 from .stored import Stored
 
-GIVEN = {
-    "addmm",
-    "baddbmm",
-    "bmm",
-    "mm",
-}  # products into memory that they are given
+GIVEN = {"addmm", "baddbmm", "bmm", "mm"}  # products into memory that they are given
 
 
 @attrs.define
@@ -66,12 +61,7 @@ class Reused:
         calls: what they allocate and free.
     """
 
-    def __init__(
-        self,
-        stored: Stored,
-        order: Sequence[Group],
-        calls: Sequence[Call],
-    ) -> None:
+    def __init__(self, stored: Stored, order: Sequence[Group], calls: Sequence[Call]) -> None:
         self.stored = stored
         self.expected = _estimate(stored, order)
         self.most = max(self.expected, default=0)
@@ -123,10 +113,7 @@ def _key(value: Node) -> tuple[torch.dtype, int]:
     return x.dtype, work.nbytes(x)
 
 
-def _estimate(
-    stored: Stored,
-    order: Sequence[Group],
-) -> list[int]:
+def _estimate(stored: Stored, order: Sequence[Group]) -> list[int]:
     """The bytes that Inductor expects to be held at each group, without arguments."""
     change = [0] * (len(order) + 1)
     first: dict[Node, int] = {}

@@ -20,9 +20,7 @@ from .stored import Stored
 LONGEST_ROW = 300  # elements for each row of loops in common
 
 
-def inductor_steps(
-    graph: Graph, taken: Mapping[int, int] | None = None
-) -> Moments:
+def inductor_steps(graph: Graph, taken: Mapping[int, int] | None = None) -> Moments:
     """For each kernel, in the order in which Inductor's code runs them: the node that it belongs
     to, and the nodes that own the memory that is held while it runs, arguments among them.
 
@@ -73,11 +71,7 @@ class _Steps:
                 readers = self.stored.readers.get(x, ())
                 if not group.is_loop or is_kept or not kernels.issuperset(readers):
                     continue
-                (own,) = (
-                    part
-                    for part in group.parts
-                    if self.stored.makers[x][0] in part
-                )
+                (own,) = (part for part in group.parts if self.stored.makers[x][0] in part)
                 if set(own).issuperset(readers) or _has_rows(group):
                     found.add(x)
         return found
@@ -123,19 +117,13 @@ class _Steps:
         made = [self.home(x) for x in values_of(group) if x not in self.inside]
         new = [x for x in made if x not in self.alive and x not in self.given]
         taken = self.in_place(group, new, self.done)
-        results = {
-            result
-            for value, result in taken.items()
-            if value in self.alive or value in new
-        }
+        results = {result for value, result in taken.items() if value in self.alive or value in new}
         for x in taken:
             self.alive.pop(x, None)
         self.alive |= dict.fromkeys(new)
         return [x for x in dict.fromkeys(new) if x not in results]
 
-    def in_place(
-        self, group: Group, new: Iterable[Node], done: int
-    ) -> dict[Node, Node]:
+    def in_place(self, group: Group, new: Iterable[Node], done: int) -> dict[Node, Node]:
         """The values whose memory the results of a loop take, some of which have none, and those
         results.
         """
@@ -171,18 +159,13 @@ class _Steps:
         is_last = kind == CHANNELS_LAST
         is_alike = kind != IN_DIMS and is_convolved(value) == is_last
         is_joined = value.target in op_kinds.JOINED
-        is_own = not (
-            value in self.renamed or is_joined or op_kinds.is_scatter(value)
-        )
+        is_own = not (value in self.renamed or is_joined or op_kinds.is_scatter(value))
         return is_own and is_alike
 
 
 def _has_rows(group: Group) -> bool:
     """Whether loops that follow each other run over rows, inside of loops in common."""
-    loops = [
-        next((x.loop for x in part if x.is_sum), part[0].loop)
-        for part in group.parts
-    ]
+    loops = [next((x.loop for x in part if x.is_sum), part[0].loop) for part in group.parts]
     every = [(*loop.kept, *loop.reduced) for loop in loops]
     is_one = all(len(dims) == group.depth + 1 for dims in every)
     outer = [math.prod(dims[: group.depth]) for dims in every]

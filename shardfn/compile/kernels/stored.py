@@ -140,10 +140,7 @@ class Stored(Kernels):
             self.add(node, reads, [node], space, loop=loop)
             return
         count = op_kinds.window_of(node)
-        if (
-            op_kinds.name(node) in op_kinds.COMPARED
-            and count > op_kinds.WRITTEN_OUT
-        ):
+        if op_kinds.name(node) in op_kinds.COMPARED and count > op_kinds.WRITTEN_OUT:
             results = flat(node.all_input_nodes[0])
             of_window = math.prod(outputs_of(node)[0].meta["val"].shape)
             space = of_window, of_window * count, True, results[3]
@@ -172,9 +169,7 @@ class Stored(Kernels):
             is_called = any(map(op_kinds.is_call, node.users))
             is_result = is_returned and reads > 0
             is_input = is_called and reads > 1
-            is_fixed = any(
-                x.target in op_kinds.FIXED for x in op_kinds.readers(node)
-            )
+            is_fixed = any(x.target in op_kinds.FIXED for x in op_kinds.readers(node))
             is_dear = formula.is_heavy or is_long or reads > READS
             is_realized = is_result or is_input
             is_view = value is not node

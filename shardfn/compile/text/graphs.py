@@ -14,15 +14,7 @@ from ... import _compat
 from ...ops.loops import Branch, Loop, Scan, While
 from ...types import Collective, Marks
 from .ops import name_of, op_of
-from .values import (
-    Unwritable,
-    index,
-    record_text,
-    tensor_of,
-    tensor_text,
-    value_of,
-    value_text,
-)
+from .values import Unwritable, index, record_text, tensor_of, tensor_text, value_of, value_text
 
 LOOPS: dict[str, type[Loop]] = {"Scan": Scan, "While": While, "Branch": Branch}
 NOTES = ("source", "phase")  # metadata that printed programs read
@@ -47,9 +39,7 @@ def text_of(graph: torch.fx.Graph, *, notes: bool = False) -> list[Any]:
     return rows
 
 
-def _row(
-    node: torch.fx.Node, numbers: dict[torch.fx.Node, int], notes: bool
-) -> dict[str, Any]:
+def _row(node: torch.fx.Node, numbers: dict[torch.fx.Node, int], notes: bool) -> dict[str, Any]:
     """One node."""
     if node.op == "placeholder":
         return {"in": tensor_text(node.meta["val"])}
@@ -105,9 +95,7 @@ def _meta_text(value: Any) -> Any:
 
 
 def _notes(node: torch.fx.Node) -> dict[str, Any]:
-    found = {
-        key: node.meta[key] for key in NOTES if node.meta.get(key) is not None
-    }
+    found = {key: node.meta[key] for key in NOTES if node.meta.get(key) is not None}
     notes: dict[str, Any] = {"name": node.name}
     if found:
         notes["notes"] = record_text(found)
@@ -154,9 +142,7 @@ def _node(
     kwargs = {str(k): value_of(x, nodes) for k, x in row.get("kwargs", {}).items()}
     node = graph.call_function(_target_of(row), args, kwargs)
     node.meta["val"] = _meta_of(row["val"])
-    node.meta.update(
-        {k: row["notes"][k] for k in NOTES if k in row.get("notes", {})}
-    )
+    node.meta.update({k: row["notes"][k] for k in NOTES if k in row.get("notes", {})})
     if "type" in row:
         shape, marks = row["type"]
         node.meta["type"] = tuple(shape), marks_of(marks)

@@ -32,9 +32,7 @@ def name_of(target: Any) -> str | None:
         return GETITEM
     if not isinstance(target, _compat.OpOverload):
         return None
-    if (
-        target is torch.ops.shardfn.run_loop.default
-    ):  # of a compiled program, not of a file
+    if target is torch.ops.shardfn.run_loop.default:  # of a compiled program, not of a file
         return str(target)
     return str(target) if is_allowed(target) else None
 

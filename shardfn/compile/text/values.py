@@ -22,11 +22,7 @@ import torch
 from ..._compat.cuda import numbered, unnumbered
 from ..._compat.memory import empty_strided
 
-TORCH = {
-    "dtype": torch.dtype,
-    "format": torch.memory_format,
-    "layout": torch.layout,
-}
+TORCH = {"dtype": torch.dtype, "format": torch.memory_format, "layout": torch.layout}
 
 # of a view: whether a tensor has the bit, and the view that has
 BITS: dict[str, tuple[Callable[..., bool], Callable[..., torch.Tensor]]] = {
@@ -131,10 +127,7 @@ def tensor_text(x: torch.Tensor) -> list[Any]:
     if any(type(n) is not int for n in flat):
         raise Unwritable("a tensor with symbols for sizes")
     bits = [name for name, (has, _) in BITS.items() if has(x)]
-    dtype, device = (
-        str(x.dtype).removeprefix("torch."),
-        str(unnumbered(x.device)),
-    )
+    dtype, device = (str(x.dtype).removeprefix("torch."), str(unnumbered(x.device)))
     return [*sizes, dtype, device, *bits]
 
 
@@ -154,9 +147,7 @@ def tensor_of(said: Any) -> torch.Tensor:
     shape, stride, offset, dtype, place, *bits = said
     device = str(numbered(place))
     sizes = [*shape, *stride, offset]
-    if len(shape) != len(stride) or any(
-        type(n) is not int or n < 0 for n in sizes
-    ):
+    if len(shape) != len(stride) or any(type(n) is not int or n < 0 for n in sizes):
         raise ValueError(f"{said!r} must be a layout")
     kind = torch_value("dtype", dtype)
     x = empty_strided(shape, stride, kind, device)

@@ -151,14 +151,7 @@ class AutoProblem(AxisProblem):
             return self.before_of(node)
         return super().placed_before(node)
 
-    def align(
-        self,
-        node: Node,
-        gradient: Key,
-        key: Key,
-        fake: torch.Tensor,
-        marks: Marks,
-    ) -> None:
+    def align(self, node: Node, gradient: Key, key: Key, fake: torch.Tensor, marks: Marks) -> None:
         """A gradient is read at the placement of its parameter, and made at it."""
         parameter = self.parameter(node)
         options = self.options_of(parameter)
@@ -203,9 +196,7 @@ class AutoProblem(AxisProblem):
         before = self.decided.results.get(position, ())
         found: Options = {}
         for marks in [(*before, "R"), *supply.made]:
-            is_plain = (
-                isinstance(marks[-1], (str, int)) and marks[-1] not in PENDING
-            )
+            is_plain = isinstance(marks[-1], (str, int)) and marks[-1] not in PENDING
             if is_plain and marks[:-1] == before and marks not in found:
                 found[marks] = self.program.variable(0.0)
         self.program.one_of(found.values())

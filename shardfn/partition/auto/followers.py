@@ -29,9 +29,7 @@ class Followers:
     def __init__(self, graph: Graph) -> None:
         self.roots: dict[Node, Node] = {}
         self.aligned = [
-            node
-            for node in graph.nodes
-            if node.op == "call_function" and op_name(node) == ALIGN
+            node for node in graph.nodes if node.op == "call_function" and op_name(node) == ALIGN
         ]
         self.parameters = {
             parameter

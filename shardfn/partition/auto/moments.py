@@ -21,9 +21,7 @@ class Moments:
         nodes: its nodes, in the order of the positions.
     """
 
-    def __init__(
-        self, graph: Graph, nodes: Sequence[Node]
-    ) -> None:
+    def __init__(self, graph: Graph, nodes: Sequence[Node]) -> None:
         self.owner = owners(graph)
         self.position = _positions(graph, nodes)
         end = len(nodes)
@@ -66,21 +64,15 @@ class Moments:
     def readers(self, nodes: Sequence[Node]) -> set[int]:
         """The first readers of the largest arguments, in the forward and after it."""
         holders = [node for node in nodes if node.op == "placeholder"]
-        largest = sorted(holders, key=lambda x: -work.nbytes(x.meta.get("val")))[
-            :GATHERED
-        ]
+        largest = sorted(holders, key=lambda x: -work.nbytes(x.meta.get("val")))[:GATHERED]
         found = set()
         for node in largest:
-            positions = sorted(
-                self.position[x] for x in node.users if x.op != "output"
-            )
+            positions = sorted(self.position[x] for x in node.users if x.op != "output")
             found.update((*positions[:1], *positions[-1:]))
         return found
 
 
-def _positions(
-    graph: Graph, nodes: Sequence[Node]
-) -> dict[Node, int]:
+def _positions(graph: Graph, nodes: Sequence[Node]) -> dict[Node, int]:
     """The position of each node; of one that is not counted, that of the one before it."""
     counted = {node: i for i, node in enumerate(nodes)}
     found = {}

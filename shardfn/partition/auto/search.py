@@ -86,31 +86,17 @@ class Search:
         if marks in self.known:
             return self.known[marks]
         outs = self.unknowns.leaving
-        chosen = shared_plan(
-            self.program, self.axes, marks, outs, self.unreduced, self.planner
-        )
+        chosen = shared_plan(self.program, self.axes, marks, outs, self.unreduced, self.planner)
         graph = self.program.graph.graph
         over = attrs.evolve(chosen, axes=self.timed)
-        price = plan_price(
-            over,
-            graph,
-            functools.partial(fused.in_bytes, hardware=self.hardware),
-        )
-        self.known[marks] = Candidate(
-            marks,
-            chosen,
-            price,
-        )
+        price = plan_price(over, graph, functools.partial(fused.in_bytes, hardware=self.hardware))
+        self.known[marks] = Candidate(marks, chosen, price)
         return self.known[marks]
 
     def textbook(self) -> list[tuple[Marks, ...]]:
         """Data parallel, and fully sharded over some of the axes."""
         count = len(self.axes.sizes)
-        every = [
-            over
-            for size in range(1, count + 1)
-            for over in combinations(range(count), size)
-        ]
+        every = [over for size in range(1, count + 1) for over in combinations(range(count), size)]
         rows = [data_parallel(self.unknowns)]
         rows += [fully_sharded(self.unknowns, over) for over in every]
         return [tuple(row) for row in rows]
@@ -163,13 +149,7 @@ class Search:
         """The first walk, without scans, and its plan."""
         walk = Walk(self.timed, self.program.name)
         outs = self.unknowns.leaving
-        first = walked(
-            walk,
-            self.flat.program,
-            start,
-            outs,
-            self.unreduced,
-        )
+        first = walked(walk, self.flat.program, start, outs, self.unreduced)
         return walk, first
 
     def least(self) -> Candidate | None:
@@ -202,20 +182,11 @@ class Search:
         """
         walk, first = self.walked(start)
         observed = Observed(walk, self.flat.program, first, self.flat)
-        moments = Moments(
-            self.flat.program.graph.graph,
-            observed.nodes,
-        )
+        moments = Moments(self.flat.program.graph.graph, observed.nodes)
         decided = Axes(_undecided(observed), {}, {})
         for axis, limit in enumerate(limits):
             problem = AutoProblem(
-                observed,
-                axis,
-                decided,
-                self.unknowns,
-                moments,
-                limit,
-                self.hardware,
+                observed, axis, decided, self.unknowns, moments, limit, self.hardware
             )
             found = problem.choose()
             if found is None:

@@ -114,9 +114,7 @@ def unknowns_of(
     return Unknowns(holders, placed, followers, axes, leaving, rows)
 
 
-def shards(
-    x: torch.Tensor, before: Marks, sizes: Sequence[int], first: int = 0
-) -> list[Marks]:
+def shards(x: torch.Tensor, before: Marks, sizes: Sequence[int], first: int = 0) -> list[Marks]:
     """A tensor replicated on the next axis, and sharded on each dim that is long enough, from the
     first that an axis may shard.
     """
@@ -146,9 +144,7 @@ def fully_sharded(unknowns: Unknowns, over: Collection[int]) -> list[Marks]:
     return _textbook(unknowns, fully_sharded_over=over)
 
 
-def _textbook(
-    unknowns: Unknowns, fully_sharded_over: Collection[int]
-) -> list[Marks]:
+def _textbook(unknowns: Unknowns, fully_sharded_over: Collection[int]) -> list[Marks]:
     sizes = unknowns.axes.sizes
     found = []
     for node in unknowns.holders:
@@ -170,24 +166,16 @@ def _textbook(
     return found
 
 
-def _on_largest(
-    x: torch.Tensor, over: Collection[int], sizes: Sequence[int], first: int
-) -> Marks:
+def _on_largest(x: torch.Tensor, over: Collection[int], sizes: Sequence[int], first: int) -> Marks:
     """A tensor sharded over some axes on its largest dim that they divide, from the first that
     they may shard.
     """
     n = math.prod(sizes[axis] for axis in over)
-    dims = [
-        dim
-        for dim in range(first, x.dim())
-        if x.shape[dim] % n == 0 and x.shape[dim]
-    ]
+    dims = [dim for dim in range(first, x.dim()) if x.shape[dim] % n == 0 and x.shape[dim]]
     if n == 1 or not dims:
         return ("R",) * len(sizes)
     best = max(dims, key=lambda dim: (x.shape[dim], -dim))
-    marks: list[Mark] = [
-        best if axis in over else "R" for axis in range(len(sizes))
-    ]
+    marks: list[Mark] = [best if axis in over else "R" for axis in range(len(sizes))]
     return tuple(marks)
 
 

@@ -58,10 +58,7 @@ class Builder:
         self.offsets: dict[Any, torch.fx.Node] = {}
         with mode:
             self.coords = [
-                self.placeholder(
-                    f"coord_{name}",
-                    torch.empty((), dtype=torch.int64, device=device),
-                )
+                self.placeholder(f"coord_{name}", torch.empty((), dtype=torch.int64, device=device))
                 for name in axes.names
             ]
 
@@ -89,9 +86,7 @@ class Builder:
         """The shape of these ranks' shard."""
         return layout.local_shape(shape, marks, self.axes.sizes, self.coordinates)
 
-    def piece(
-        self, node: torch.fx.Node, value: torch.Tensor, marks: Marks
-    ) -> Piece:
+    def piece(self, node: torch.fx.Node, value: torch.Tensor, marks: Marks) -> Piece:
         """A node as a shard of a global value."""
         piece = Piece(
             node,
@@ -109,18 +104,12 @@ class Builder:
         """
         size = piece.shape[dim]
         total = None
-        for k, (mark, n) in enumerate(
-            zip(piece.marks, self.axes.sizes, strict=True)
-        ):
+        for k, (mark, n) in enumerate(zip(piece.marks, self.axes.sizes, strict=True)):
             cut = layout.split(mark)
             if cut is None or cut[0] != dim:
                 continue
             start = self.start(k, size, cut[1])
-            total = (
-                start
-                if total is None
-                else self.call(aten.add.Tensor, total, start)
-            )
+            total = start if total is None else self.call(aten.add.Tensor, total, start)
             assert layout.is_plain(mark), "a strided shard has no offset"
             size = layout.chunk(size, cut[1], n, self.coordinates[k])[1]
         assert total is not None
@@ -131,24 +120,16 @@ class Builder:
         n = self.axes.sizes[axis]
         key = (axis, size, unit)
         if key not in self.offsets:
-            start = self.call(
-                aten.mul.Tensor,
-                self.coords[axis],
-                layout.full_chunk(size, unit, n),
-            )
+            start = self.call(aten.mul.Tensor, self.coords[axis], layout.full_chunk(size, unit, n))
             even = (size // unit) % n == 0
-            self.offsets[key] = (
-                start if even else self.call(aten.clamp.default, start, None, size)
-            )
+            self.offsets[key] = start if even else self.call(aten.clamp.default, start, None, size)
         return self.offsets[key]
 
     def contiguous(self, node: torch.fx.Node) -> torch.fx.Node:
         """The value in row-major memory."""
         if node.meta["val"].is_contiguous():
             return node
-        return self.call(
-            aten.clone.default, node, memory_format=torch.contiguous_format
-        )
+        return self.call(aten.clone.default, node, memory_format=torch.contiguous_format)
 
     def restride(
         self, node: torch.fx.Node, shape: Sequence[int], stride: Sequence[int]

@@ -29,10 +29,7 @@ IDENTITY = {"sum": 0.0, "max": float("-inf"), "min": float("inf")}
 
 
 def emit(
-    plan: steps.Plan,
-    coordinates: Sequence[int],
-    group_names: tuple[str, ...],
-    device: str,
+    plan: steps.Plan, coordinates: Sequence[int], group_names: tuple[str, ...], device: str
 ) -> torch.fx.Graph:
     """The local graph of all ranks whose shards have the sizes of the rank at these
     coordinates.
@@ -118,9 +115,7 @@ def _about(step: steps.Step) -> dict[str, Any]:
 def _input(b: Builder, slot: steps.Slot) -> Piece:
     value = slot.value
     shape = b.local_shape(value.shape, slot.marks)
-    stride = layout.dense_strides(
-        shape, layout.stride_order(value.shape, value.stride())
-    )
+    stride = layout.dense_strides(shape, layout.stride_order(value.shape, value.stride()))
     node = b.placeholder(
         f"x{slot.number}",
         torch.empty_strided(shape, stride, dtype=value.dtype, device=value.device),
@@ -139,9 +134,7 @@ def transfer_key(step: steps.Redistribute, move: Move) -> tuple[Any, ...]:
     )
 
 
-def _redistribute(
-    b: Builder, step: steps.Redistribute, pieces: dict[int, Piece]
-) -> None:
+def _redistribute(b: Builder, step: steps.Redistribute, pieces: dict[int, Piece]) -> None:
     piece = pieces[step.source.number]
     for move in step.moves:
         is_alone = b.axes.sizes[move.axis] == 1
@@ -174,11 +167,7 @@ def _fill(b: Builder, step: steps.Fill, pieces: dict[int, Piece]) -> None:
     out = step.out
     shape = b.local_shape(out.value.shape, out.marks)
     node = b.call(
-        aten.full.default,
-        list(shape),
-        step.value,
-        dtype=out.value.dtype,
-        device=out.value.device,
+        aten.full.default, list(shape), step.value, dtype=out.value.dtype, device=out.value.device
     )
     node = b.restride(node, out.value.shape, out.value.stride())
     pieces[out.number] = b.piece(node, out.value, out.marks)
@@ -197,11 +186,7 @@ def _apply(b: Builder, step: steps.Apply, pieces: dict[int, Piece]) -> None:
         shape = tuple(node.meta["val"].shape)
         if shape != piece.local_shape and registry.find(step.node.target):
             raise refusals.wrong_piece(
-                step.node,
-                [p.marks for p in mine],
-                slot.marks,
-                shape,
-                piece.local_shape,
+                step.node, [p.marks for p in mine], slot.marks, shape, piece.local_shape
             )
         assert shape == piece.local_shape, (
             f"{step.node} gives {shape} on a rank, its placement {piece.local_shape}"
@@ -210,16 +195,10 @@ def _apply(b: Builder, step: steps.Apply, pieces: dict[int, Piece]) -> None:
 
 def _nested(b: Builder, step: steps.Nested, pieces: dict[int, Piece]) -> None:
     device = str(b.coords[0].meta["val"].device) if b.coords else "cpu"
-    graphs = [
-        emit(plan, b.coordinates, b.group_names, device) for plan in step.plans
-    ]
+    graphs = [emit(plan, b.coordinates, b.group_names, device) for plan in step.plans]
     loop = nested.evolved(loop_of(step.node), graphs, len(b.coords))
     node = b.graph.call_function(
-        loop,
-        (
-            *b.coords,
-            *(b.contiguous(pieces[slot.number].node) for slot in step.ins),
-        ),
+        loop, (*b.coords, *(b.contiguous(pieces[slot.number].node) for slot in step.ins))
     )
     shapes = [b.local_shape(slot.value.shape, slot.marks) for slot in step.outs]
     values = [
@@ -233,8 +212,7 @@ def _nested(b: Builder, step: steps.Nested, pieces: dict[int, Piece]) -> None:
 
 def _emptied(piece: Piece) -> bool:
     return any(
-        mine == 0 != whole
-        for mine, whole in zip(piece.local_shape, piece.shape, strict=True)
+        mine == 0 != whole for mine, whole in zip(piece.local_shape, piece.shape, strict=True)
     )
 
 
@@ -271,11 +249,7 @@ def _run(b: Builder, step: steps.Apply, mine: list[Piece]) -> list[torch.fx.Node
 
 
 def _by_rule(
-    b: Builder,
-    step: steps.Apply,
-    mine: list[Piece],
-    args: list[Any],
-    kwargs: dict[str, Any],
+    b: Builder, step: steps.Apply, mine: list[Piece], args: list[Any], kwargs: dict[str, Any]
 ) -> Any:
     """The op on shards, as the tables of its family have it."""
     target = step.node.target
@@ -291,11 +265,7 @@ def _by_rule(
     if (lower := rules.lowering(target)) is not None:
         return lower(b, args, kwargs, mine)
     if target in rules.AS_VIEW:
-        return _view(
-            b,
-            args[0],
-            list(b.local_shape(step.outs[0].value.shape, step.outs[0].marks)),
-        )
+        return _view(b, args[0], list(b.local_shape(step.outs[0].value.shape, step.outs[0].marks)))
     return b.call(target, *args, **kwargs)
 
 
@@ -314,9 +284,7 @@ def _view(b: Builder, x: torch.fx.Node, shape: list[int]) -> torch.fx.Node:
     value = x.meta["val"]
     return b.call(
         aten.view.default,
-        x
-        if layout.can_view(value.shape, value.stride(), shape)
-        else b.contiguous(x),
+        x if layout.can_view(value.shape, value.stride(), shape) else b.contiguous(x),
         shape,
     )
 
@@ -325,11 +293,7 @@ def _results(b: Builder, node: torch.fx.Node) -> list[torch.fx.Node]:
     value = node.meta["val"]
     if isinstance(value, torch.Tensor):
         return [node]
-    return [
-        b.item(node, i)
-        for i, v in enumerate(value or ())
-        if isinstance(v, torch.Tensor)
-    ]
+    return [b.item(node, i) for i, v in enumerate(value or ()) if isinstance(v, torch.Tensor)]
 
 
 def _result(b: Builder, piece: Piece) -> torch.fx.Node:

@@ -51,12 +51,7 @@ def _ranks(b: Builder, move: Move) -> int:
 
 
 def _communicate(
-    b: Builder,
-    piece: Piece,
-    move: Move,
-    implicit: bool,
-    x: torch.fx.Node,
-    *constants: object,
+    b: Builder, piece: Piece, move: Move, implicit: bool, x: torch.fx.Node, *constants: object
 ) -> torch.fx.Node:
     """Start the collective of a move and wait for it. Returns the received value.
 
@@ -83,9 +78,7 @@ def _communicate(
     return back(received)
 
 
-def _record(
-    b: Builder, piece: Piece, move: Move, implicit: bool
-) -> Collective:
+def _record(b: Builder, piece: Piece, move: Move, implicit: bool) -> Collective:
     kind = move.collective
     itemsize = piece.node.meta["val"].dtype.itemsize
     op = str(move.before[move.axis]) if kind.reduces else None
@@ -100,18 +93,12 @@ def _record(
     )
 
 
-def _opened(
-    b: Builder, piece: Piece, move: Move, marks: Marks
-) -> strided.Open:
+def _opened(b: Builder, piece: Piece, move: Move, marks: Marks) -> strided.Open:
     """How the axis of a move shards its dim, at one of its placements."""
-    return strided.opened(
-        piece.shape, marks, move.axis, b.axes.sizes, b.coordinates
-    )
+    return strided.opened(piece.shape, marks, move.axis, b.axes.sizes, b.coordinates)
 
 
-def _open(
-    b: Builder, x: torch.fx.Node, cut: strided.Open, size: int
-) -> torch.fx.Node:
+def _open(b: Builder, x: torch.fx.Node, cut: strided.Open, size: int) -> torch.fx.Node:
     """A value with its dim, of which the axis has so many elements, viewed as three."""
     if cut.is_dim:
         return x
@@ -121,9 +108,7 @@ def _open(
     return b.call(aten.view.default, b.contiguous(x), opened_shape)
 
 
-def _closed(
-    b: Builder, x: torch.fx.Node, piece: Piece, move: Move
-) -> torch.fx.Node:
+def _closed(b: Builder, x: torch.fx.Node, piece: Piece, move: Move) -> torch.fx.Node:
     """A value whose opened dims are one again."""
     local_shape = b.local_shape(piece.shape, move.after)
     if tuple(_shape(x)) == local_shape:
@@ -143,9 +128,7 @@ def _own_size(b: Builder, move: Move, cut: strided.Open) -> int:
     return mine
 
 
-def _padded(
-    b: Builder, x: torch.fx.Node, dim: int, size: int
-) -> torch.fx.Node:
+def _padded(b: Builder, x: torch.fx.Node, dim: int, size: int) -> torch.fx.Node:
     """Pad with zeros at the end of a dim, so that chunks of unequal size are sent as equal
     ones.
     """
@@ -164,19 +147,13 @@ def _first(b: Builder, x: torch.fx.Node, dim: int, size: int) -> torch.fx.Node:
     return b.call(aten.slice.Tensor, x, dim, 0, size)
 
 
-def _split_dim(
-    b: Builder, x: torch.fx.Node, dim: int, n: int
-) -> torch.fx.Node:
+def _split_dim(b: Builder, x: torch.fx.Node, dim: int, n: int) -> torch.fx.Node:
     """(.., n * m, ..) -> contiguous (n, .., m, ..): the chunks for the ranks, in order."""
     shape = list(_shape(x))
     split_shape = [*shape[:dim], n, shape[dim] // n, *shape[dim + 1 :]]
-    parts = b.call(
-        aten.view.default, b.contiguous(x), split_shape
-    )  # (.., n, m, ..)
+    parts = b.call(aten.view.default, b.contiguous(x), split_shape)  # (.., n, m, ..)
     others = [d for d in range(len(split_shape)) if d != dim]
-    chunks = b.call(
-        aten.permute.default, parts, [dim, *others]
-    )  # (n, .., m, ..)
+    chunks = b.call(aten.permute.default, parts, [dim, *others])  # (n, .., m, ..)
     return b.contiguous(chunks)
 
 
@@ -198,9 +175,7 @@ def _flat(b: Builder, x: torch.fx.Node) -> torch.fx.Node:
     return b.call(aten.view.default, b.contiguous(x), flat_shape)
 
 
-def gather(
-    b: Builder, piece: Piece, move: Move, implicit: bool
-) -> torch.fx.Node:
+def gather(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
     """All-gather: pad chunks to the full size, join them, and remove the padding at the end."""
     cut = _opened(b, piece, move, move.before)
     dim = _place(cut)
@@ -230,18 +205,14 @@ def cut(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
     return _closed(b, out, piece, move)
 
 
-def reduce(
-    b: Builder, piece: Piece, move: Move, implicit: bool
-) -> torch.fx.Node:
+def reduce(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
     """All-reduce."""
     op = str(move.before[move.axis])
     x = b.contiguous(piece.node)
     return _communicate(b, piece, move, implicit, x, op)
 
 
-def reduce_scatter(
-    b: Builder, piece: Piece, move: Move, implicit: bool
-) -> torch.fx.Node:
+def reduce_scatter(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
     """Reduce-scatter along a dim."""
     op = str(move.before[move.axis])
     cut = _opened(b, piece, move, move.after)
@@ -259,9 +230,7 @@ def reduce_scatter(
     return _closed(b, out, piece, move)
 
 
-def all_to_all(
-    b: Builder, piece: Piece, move: Move, implicit: bool
-) -> torch.fx.Node:
+def all_to_all(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
     """All-to-all from one dim to another."""
     src = _opened(b, piece, move, move.before)
     dst = _opened(b, piece, move, move.after)
@@ -284,11 +253,7 @@ def all_to_all(
 
 
 def _opened_twice(
-    b: Builder,
-    x: torch.fx.Node,
-    move: Move,
-    src: strided.Open,
-    dst: strided.Open,
+    b: Builder, x: torch.fx.Node, move: Move, src: strided.Open, dst: strided.Open
 ) -> tuple[torch.fx.Node, int, int]:
     """A value opened at the dim that is gathered and at the one that is sharded, and the numbers
     of the two dims.
@@ -296,11 +261,7 @@ def _opened_twice(
     sides = [(src, _own_size(b, move, src)), (dst, dst.size)]
     for side, size in sorted(sides, key=lambda s: -s[0].dim):
         x = _open(b, x, side, size)
-    return (
-        x,
-        _place(src) + _inserted(dst, src),
-        _place(dst) + _inserted(src, dst),
-    )
+    return (x, _place(src) + _inserted(dst, src), _place(dst) + _inserted(src, dst))
 
 
 def _inserted(other: strided.Open, own: strided.Open) -> int:
@@ -308,9 +269,7 @@ def _inserted(other: strided.Open, own: strided.Open) -> int:
     return 2 if other.dim < own.dim and not other.is_dim else 0
 
 
-def halo(
-    b: Builder, piece: Piece, move: Move, implicit: bool
-) -> torch.fx.Node:
+def halo(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
     """Exchange edges with the neighbours, and put the chunk between theirs. A short chunk is
     followed by zeros.
     """
@@ -350,11 +309,7 @@ def _edges(
 
 
 def _between(
-    b: Builder,
-    x: torch.fx.Node,
-    received: torch.fx.Node,
-    dim: int,
-    halo: tuple[int, int],
+    b: Builder, x: torch.fx.Node, received: torch.fx.Node, dim: int, halo: tuple[int, int]
 ) -> torch.fx.Node:
     """A chunk between the rows that its neighbours sent. They arrive flat: those before it,
     then those after it.
@@ -373,9 +328,7 @@ def _between(
     return b.call(aten.cat.default, [before, x, after], dim)
 
 
-def ppermute(
-    b: Builder, piece: Piece, move: Move, implicit: bool
-) -> torch.fx.Node:
+def ppermute(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
     """Permute: send each rank's value to another. Zeros without a source."""
     x = b.contiguous(piece.node)
     if _ranks(b, move) == 1:

@@ -49,13 +49,9 @@ def packed(b: Builder, x: torch.fx.Node, *, reduces: bool) -> Packed:
         return b.call(aten._to_copy.default, x, dtype=wide), lambda y: b.call(
             aten._to_copy.default, y, dtype=dtype
         )
-    parts = b.call(
-        aten.view.dtype, b.call(aten.view.default, x, [*shape, 1]), torch.uint8
-    )
+    parts = b.call(aten.view.dtype, b.call(aten.view.default, x, [*shape, 1]), torch.uint8)
     return parts, lambda y: b.call(
-        aten.view.default,
-        b.call(aten.view.dtype, _rows(b, y, dtype.itemsize), dtype),
-        [-1],
+        aten.view.default, b.call(aten.view.dtype, _rows(b, y, dtype.itemsize), dtype), [-1]
     )
 
 
@@ -81,6 +77,4 @@ def _as_pairs(b: Builder, x: torch.fx.Node, ndim: int) -> Packed:
     if x.meta["val"].is_conj():
         x = b.call(aten.resolve_conj.default, x)
     pairs = b.call(aten.view_as_real.default, x)
-    return pairs, lambda y: b.call(
-        aten.view_as_complex.default, _pairs(b, y, ndim)
-    )
+    return pairs, lambda y: b.call(aten.view_as_complex.default, _pairs(b, y, ndim))

@@ -17,9 +17,7 @@ Descriptions = dict[Node, Hashable]
 HOPS = 4  # how far the surroundings of an op reach
 
 
-def alike(
-    observed: Observed, before: Callable[[Node], Hashable]
-) -> dict[Node, int]:
+def alike(observed: Observed, before: Callable[[Node], Hashable]) -> dict[Node, int]:
     """A number for each node of a program, the same for nodes that look alike.
 
     Args:
@@ -45,9 +43,7 @@ def alike(
     return colours
 
 
-def _users(
-    inputs: Mapping[Node, Sequence[Key]],
-) -> dict[Node, list[tuple[Node, int]]]:
+def _users(inputs: Mapping[Node, Sequence[Key]]) -> dict[Node, list[tuple[Node, int]]]:
     """For each node its readers, each with the position at which it reads."""
     users: dict[Node, list[tuple[Node, int]]] = defaultdict(list)
     for node, read in inputs.items():
@@ -77,7 +73,5 @@ def _own(node: Node) -> Hashable:
         call = node.target, repr(given)
     value = node.meta.get("val")
     values = value if isinstance(value, (tuple, list)) else (value,)
-    results = tuple(
-        (tuple(x.shape), x.dtype) for x in values if isinstance(x, torch.Tensor)
-    )
+    results = tuple((tuple(x.shape), x.dtype) for x in values if isinstance(x, torch.Tensor))
     return call, results, node.meta.get("phase")

@@ -92,9 +92,7 @@ class AxisProblem:
                 first = known.setdefault(shape, here)
                 self.tie(first, here)
 
-    def tie(
-        self, first: Mapping[Marks, list[int]], here: Mapping[Marks, list[int]]
-    ) -> None:
+    def tie(self, first: Mapping[Marks, list[int]], here: Mapping[Marks, list[int]]) -> None:
         """Two ops give the same placement."""
         for marks in dict.fromkeys((*first, *here)):
             others = first.get(marks, ())
@@ -221,9 +219,7 @@ class AxisProblem:
         if len(keys) == 1:
             self.let_pass(node, keys[0], strategies)
 
-    def let_pass(
-        self, node: Node, key: Key, strategies: list[Strategy]
-    ) -> None:
+    def let_pass(self, node: Node, key: Key, strategies: list[Strategy]) -> None:
         """In a large program, move the input of an op after the op, where nothing else reads it
         and the result is not larger.
         """
@@ -253,14 +249,7 @@ class AxisProblem:
             unaligned, _ = results[0]
             self.align(node, unaligned, key, fake, marks)
 
-    def align(
-        self,
-        node: Node,
-        gradient: Key,
-        key: Key,
-        fake: torch.Tensor,
-        marks: Marks,
-    ) -> None:
+    def align(self, node: Node, gradient: Key, key: Key, fake: torch.Tensor, marks: Marks) -> None:
         """Add a gradient that is placed as its parameter."""
         self.read(gradient, _phase(node), {marks: None})
         self.add_fixed(key, fake, marks)
@@ -282,11 +271,7 @@ class AxisProblem:
                 of_others /= n
         source, _ = key
         made = Supply(
-            fake,
-            upto,
-            of_others,
-            later=axes.sizes[end:],
-            times=self.observed.flat.made(source),
+            fake, upto, of_others, later=axes.sizes[end:], times=self.observed.flat.made(source)
         )
         self.supplies.found[key] = made
         return made
@@ -308,9 +293,7 @@ class AxisProblem:
         supply.reads.append((when, here))
         for marks in here:
             place = (marks, when)
-            first, _ = supply.spans.setdefault(
-                place, (self.position, self.position)
-            )
+            first, _ = supply.spans.setdefault(place, (self.position, self.position))
             supply.spans[place] = first, self.position
 
     def here(self, marks: Marks) -> Marks:

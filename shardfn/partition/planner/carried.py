@@ -19,9 +19,7 @@ LARGEST = 2  # shapes that are searched
 ROUNDS = 3  # over all axes: the best on one depends on the others
 
 
-def searched(
-    carried: Carries, axes: MeshAxes, price: Callable[[Carries], PlanPrice]
-) -> Carries:
+def searched(carried: Carries, axes: MeshAxes, price: Callable[[Carries], PlanPrice]) -> Carries:
     """The cheapest placements of the largest carries.
 
     Args:
@@ -61,9 +59,7 @@ def is_better(found: PlanPrice, least: PlanPrice) -> bool:
     return (found.nbytes, found.total) < (least.nbytes, least.total)
 
 
-def _others(
-    shape: tuple[int, ...], now: Marks, axis: int, axes: MeshAxes
-) -> Iterator[Marks]:
+def _others(shape: tuple[int, ...], now: Marks, axis: int, axes: MeshAxes) -> Iterator[Marks]:
     """The other placements on one axis, of dims with at least one element for each rank."""
     marks: list[Mark] = ["R"]
     for dim, size in enumerate(shape):

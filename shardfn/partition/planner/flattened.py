@@ -88,13 +88,7 @@ def flattened(program: Program) -> Flattened:
     return found
 
 
-def _copy(
-    fresh: Graph,
-    nodes: Iterable[Node],
-    env: Env,
-    times: int,
-    found: Flattened,
-) -> None:
+def _copy(fresh: Graph, nodes: Iterable[Node], env: Env, times: int, found: Flattened) -> None:
     """Copy nodes that run so many times, loops and branches as their bodies."""
     stepped: dict[Node, list[Node]] = {}
     for node in nodes:
@@ -115,11 +109,7 @@ def _copy(
 
 
 def _body(
-    fresh: Graph,
-    body: Graph,
-    given: Iterable[Node],
-    times: int,
-    found: Flattened,
+    fresh: Graph, body: Graph, given: Iterable[Node], times: int, found: Flattened
 ) -> list[Node]:
     """Copy a body that runs so many times on some values. Returns copies of its results."""
     holders = body.find_nodes(op="placeholder")
@@ -130,13 +120,7 @@ def _body(
     return [within[x] for x in returned]
 
 
-def _step(
-    fresh: Graph,
-    node: Node,
-    env: Env,
-    times: int,
-    found: Flattened,
-) -> list[Node]:
+def _step(fresh: Graph, node: Node, env: Env, times: int, found: Flattened) -> list[Node]:
     """Copy one step of a scan. Returns copies of its results."""
     scan = node.target
     assert isinstance(scan, Scan)
@@ -158,13 +142,7 @@ def _step(
     return [*leaving, *stacked]
 
 
-def _turn(
-    fresh: Graph,
-    node: Node,
-    env: Env,
-    times: int,
-    found: Flattened,
-) -> list[Node]:
+def _turn(fresh: Graph, node: Node, env: Env, times: int, found: Flattened) -> list[Node]:
     """Copy one turn of a while loop: its test, and its step. Returns copies of its results."""
     loop = node.target
     assert isinstance(loop, While)
@@ -184,13 +162,7 @@ def _turn(
     return [around.edge(x) for x in joints]
 
 
-def _branches(
-    fresh: Graph,
-    node: Node,
-    env: Env,
-    times: int,
-    found: Flattened,
-) -> list[Node]:
+def _branches(fresh: Graph, node: Node, env: Env, times: int, found: Flattened) -> list[Node]:
     """Copy both branches of a cond. Returns copies of its results."""
     *read, truth = [env[x] for x in args_of(node)]
     ends = _Ends(fresh, node, times, found)
@@ -204,11 +176,7 @@ def _branches(
     return results
 
 
-INLINE: dict[type[Loop], Callable[..., list[Node]]] = {
-    Scan: _step,
-    While: _turn,
-    Branch: _branches,
-}
+INLINE: dict[type[Loop], Callable[..., list[Node]]] = {Scan: _step, While: _turn, Branch: _branches}
 
 
 @attrs.frozen(eq=False)
@@ -227,9 +195,7 @@ class _Ends:
     times: int
     found: Flattened
 
-    def call(
-        self, op: Any, args: Sequence[Any], value: torch.Tensor
-    ) -> Node:
+    def call(self, op: Any, args: Sequence[Any], value: torch.Tensor) -> Node:
         made = self.fresh.call_function(op, tuple(args))
         made.meta = {**self.loop.meta, "val": value}
         self.found.times[made] = self.times
@@ -241,13 +207,7 @@ class _Ends:
         self.found.edges.append(made)
         return made
 
-    def joint(
-        self,
-        truth: Node,
-        a: Node,
-        b: Node,
-        result: tuple[Node, int] | None = None,
-    ) -> Node:
+    def joint(self, truth: Node, a: Node, b: Node, result: tuple[Node, int] | None = None) -> Node:
         """One of two values, which are placed alike."""
         made = self.call(ATEN.where.self, (truth, a, b), a.meta["val"])
         self.found.joined[made] = result

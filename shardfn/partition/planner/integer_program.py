@@ -38,9 +38,7 @@ class IntegerProgram:
     sizes: set[int] = attrs.field(factory=set)  # the variables that are 0 or more
     choices: list[int] = attrs.field(factory=list)  # those of which one is 1
     is_impossible: bool = False  # whether the last solution found a contradiction
-    is_late: bool = (
-        False  # whether time was up before it was known to be the cheapest
-    )
+    is_late: bool = False  # whether time was up before it was known to be the cheapest
 
     def variable(self, cost: float) -> int:
         """A new variable, by its number."""
@@ -69,9 +67,7 @@ class IntegerProgram:
         self.choices += several
         self.between(1.0, ((v, 1.0) for v in several), 1.0)
 
-    def at_most(
-        self, variables: Iterable[int], others: Iterable[int], constant: float
-    ) -> None:
+    def at_most(self, variables: Iterable[int], others: Iterable[int], constant: float) -> None:
         """Require that the sum of some variables is at most that of others and a constant."""
         terms = [(v, 1.0) for v in variables] + [(v, -1.0) for v in others]
         self.between(float("-inf"), terms, constant)
@@ -170,15 +166,10 @@ class _Minimum:
             constraints=(matrix, np.array(program.low), np.array(program.high)),
             integrality=integral.astype(int) * (gap is not None),
             bounds=Bounds(low, high),
-            options={
-                "time_limit": SECONDS,
-                "mip_rel_gap": gap or 0.0,
-            },
+            options={"time_limit": SECONDS, "mip_rel_gap": gap or 0.0},
         )
         self.is_impossible = found.status == IMPOSSIBLE
-        self.values: np.ndarray | None = (
-            found.x if found.status == SOLVED else None
-        )
+        self.values: np.ndarray | None = found.x if found.status == SOLVED else None
         self.cost = np.inf if self.values is None else float(found.fun)
 
     @property

@@ -38,11 +38,7 @@ class Observed:
     """
 
     def __init__(
-        self,
-        walk: Walk,
-        program: Program,
-        chosen: plan.Plan,
-        flat: Flattened | None = None,
+        self, walk: Walk, program: Program, chosen: plan.Plan, flat: Flattened | None = None
     ) -> None:
         self.walk = walk
         self.flat = flat or Flattened(program)
@@ -133,15 +129,9 @@ class Observed:
             return [((node, SUM), self.walk.unaligned[node].value)]
         made = self.walk.values.get(node)  # none of an op that only checks
         several = made if isinstance(made, list) else [made]
-        return [
-            ((node, i), value)
-            for i, value in enumerate(several)
-            if isinstance(value, Value)
-        ]
+        return [((node, i), value) for i, value in enumerate(several) if isinstance(value, Value)]
 
-    def aligned(
-        self, node: Node
-    ) -> list[tuple[Key, torch.Tensor, Marks]]:
+    def aligned(self, node: Node) -> list[tuple[Key, torch.Tensor, Marks]]:
         """The sum of gradients that a node makes, placed as its parameter."""
         if not self.is_sum(node) or node in self.walk.merged:
             return []
@@ -151,16 +141,11 @@ class Observed:
     def needs(self, node: Node) -> Iterator[tuple[Key, Marks]]:
         """The placements at which a node whose placements stay reads its inputs."""
         if op_name(node) in (ALIGN, CONSTRAIN):
-            yield (
-                self.key(args_of(node)[0]),
-                next(iter(self.walk.values[node].slots)),
-            )
+            yield (self.key(args_of(node)[0]), next(iter(self.walk.values[node].slots)))
             return
         mine = {self.key(x) for x in self.terms(node)}
         slots = [slot for step in self.steps[node] for slot in _needed(step)]
-        slots += [
-            slot for _, v in self.results(node) for slot, _ in v.slots.values()
-        ]
+        slots += [slot for _, v in self.results(node) for slot, _ in v.slots.values()]
         for slot in slots:
             owner = self.owners.get(slot.number)
             if owner in mine:

@@ -63,9 +63,7 @@ class PlanPrice:
         )
 
 
-def plan_price(
-    chosen: plan.Plan, graph: Graph, of_op: OpPrice = work.in_bytes
-) -> PlanPrice:
+def plan_price(chosen: plan.Plan, graph: Graph, of_op: OpPrice = work.in_bytes) -> PlanPrice:
     """The price of a plan of a graph. The steps of a scan count as often as they run.
 
     Args:
@@ -116,9 +114,7 @@ def gathered_alike_bytes(chosen: plan.Plan, graph: Graph) -> float:
     compute alike.
     """
     ahead = parameter_slots(chosen, graph)
-    applied = {
-        step.node: step for step in chosen.steps if isinstance(step, plan.Apply)
-    }
+    applied = {step.node: step for step in chosen.steps if isinstance(step, plan.Apply)}
     total = 0.0
     for step, move in plan.moves(chosen):
         is_gathered = step.implicit and move.sends and step.source.number in ahead
@@ -149,16 +145,10 @@ def _reads_part(node: Node, value: torch.Tensor) -> bool:
     """Whether an op may read less than half of a value: it makes no more."""
     made = work.nbytes(node.meta.get("val"))
     is_product = work.flops(node) > 0
-    return (
-        not work.is_alias(node)
-        and not is_product
-        and 2 * made < work.nbytes(value)
-    )
+    return not work.is_alias(node) and not is_product and 2 * made < work.nbytes(value)
 
 
-def bodies_of(
-    chosen: plan.Plan,
-) -> Iterator[tuple[plan.Plan, Graph, int]]:
+def bodies_of(chosen: plan.Plan) -> Iterator[tuple[plan.Plan, Graph, int]]:
     """The plans inside a plan, with their graphs and how often they run."""
     for step in chosen.steps:
         if isinstance(step, plan.Nested):
@@ -168,9 +158,7 @@ def bodies_of(
                 yield inner, body, times
 
 
-def _sent(
-    axes: MeshAxes, step: plan.Redistribute, move: Move, ahead: set[int]
-) -> float:
+def _sent(axes: MeshAxes, step: plan.Redistribute, move: Move, ahead: set[int]) -> float:
     """The price of one move, with the time that it takes to start."""
     if not move.sends:
         return _price(axes, step, move)

@@ -28,7 +28,5 @@ def share_of(
             earlier = marks[:axis]
             length, _ = layout.grain(x.shape[dim], dim, earlier, sizes, outer)
             length = max(length, 1)
-            return (
-                min(layout.full_chunk(length, unit, sizes[axis]), length) / length
-            )
+            return min(layout.full_chunk(length, unit, sizes[axis]), length) / length
     return 1.0

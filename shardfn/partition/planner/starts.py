@@ -40,9 +40,7 @@ def parameters(graph: torch.fx.Graph) -> set[torch.fx.Node]:
         if node.op == "call_function" and op_name(node) == ALIGN
     }
     for node in graph.nodes:
-        if node.target in rules.REARRANGES and found.issuperset(
-            node.all_input_nodes
-        ):
+        if node.target in rules.REARRANGES and found.issuperset(node.all_input_nodes):
             found.add(node)
     return found
 

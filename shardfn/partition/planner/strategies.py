@@ -67,9 +67,7 @@ def share(walk: Walk, call: OpCall, placed: Placed, axis: int) -> float:
     return share_of(zip(tensors, marks, strict=True), walk.axes.sizes, axis)
 
 
-def _rows(
-    walk: Walk, node: torch.fx.Node, chosen: Chosen, axis: int
-) -> Iterator[Choice]:
+def _rows(walk: Walk, node: torch.fx.Node, chosen: Chosen, axis: int) -> Iterator[Choice]:
     """The strategies of an op's rule. Values that vary between ranks are computed by each."""
     varies = frozenset().union(*(v.varies for v in chosen.values))
     if walk.axes.names[axis] in varies:

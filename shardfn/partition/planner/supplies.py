@@ -42,9 +42,7 @@ class Supply:
     axes: MeshAxes
     share: float
     made: dict[Marks, list[int] | None] = attrs.field(factory=dict)
-    reads: list[tuple[str, Reads]] = attrs.field(
-        factory=list
-    )  # each with its phase
+    reads: list[tuple[str, Reads]] = attrs.field(factory=list)  # each with its phase
     # the placements from which its only reader can go on, so that no move starts there
     passes: Collection[Marks] = ()
     later: tuple[int, ...] = ()  # the sizes of the axes after that one
@@ -60,16 +58,8 @@ class Supply:
     def description(self) -> Any:
         """Equal for values that are made and read alike."""
         made = tuple((marks, self.made_at(marks)) for marks in self.made)
-        reads = frozenset(
-            (phase, tuple(groups.items())) for phase, groups in self.reads
-        )
-        return (
-            tuple(self.fake.shape),
-            self.fake.dtype,
-            self.axes.costs,
-            made,
-            reads,
-        )
+        reads = frozenset((phase, tuple(groups.items())) for phase, groups in self.reads)
+        return (tuple(self.fake.shape), self.fake.dtype, self.axes.costs, made, reads)
 
     def places(self) -> int:
         """The number of placements at which it is read."""
@@ -133,9 +123,7 @@ class Supplies:
             # equal readers read what is moved for one of them
             readers[phase, before].setdefault(tuple(groups.items()), groups)
         for (phase, before), several in readers.items():
-            targets = dict.fromkeys(
-                m for groups in several.values() for m in groups
-            )
+            targets = dict.fromkeys(m for groups in several.values() for m in groups)
             moves = self.moves_to(supply, alike, targets, (*before, "R"), phase)
             for groups in several.values():
                 self.satisfy(supply, groups, moves)
@@ -163,18 +151,12 @@ class Supplies:
         return found
 
     def note(
-        self,
-        moves: Iterable[int],
-        alike: Sequence[Supply],
-        target: Marks,
-        phase: str,
+        self, moves: Iterable[int], alike: Sequence[Supply], target: Marks, phase: str
     ) -> None:
         """Note the moves of some values to a placement."""
         self.moved += [Moved(move, alike, target, phase) for move in moves]
 
-    def satisfy(
-        self, supply: Supply, groups: Mapping[Marks, OneOf], moves: Moves
-    ) -> None:
+    def satisfy(self, supply: Supply, groups: Mapping[Marks, OneOf], moves: Moves) -> None:
         """A reader finds the placement that it needs made, or moved to: it takes one way from
         where the value is made to where it is read.
         """
@@ -197,9 +179,7 @@ class Supplies:
             available, most = ((), 1.0) if made is None else (made, 0.0)
             self.program.at_most(ways, available, most)
 
-    def moves(
-        self, supply: Supply, target: Marks, but: Marks | None = None
-    ) -> dict[Marks, int]:
+    def moves(self, supply: Supply, target: Marks, but: Marks | None = None) -> dict[Marks, int]:
         """The variables of the moves to a placement, by the placement where each starts: any
         other one at which the value is made.
         """
@@ -212,11 +192,7 @@ class Supplies:
         return found
 
     def sliced(
-        self,
-        supply: Supply,
-        target: Marks,
-        replicated: Marks,
-        gathered: Mapping[Marks, int],
+        self, supply: Supply, target: Marks, replicated: Marks, gathered: Mapping[Marks, int]
     ) -> dict[Marks, int]:
         """The variables of the slices of a replicated value, made so or gathered, by the
         placement where the value is made.

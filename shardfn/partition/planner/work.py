@@ -119,9 +119,7 @@ OWN: dict[str, Callable[..., float]] = {
 def nbytes(value: Any) -> int:
     """The bytes of a tensor, or of a tuple of them."""
     values = value if isinstance(value, (tuple, list)) else (value,)
-    return sum(
-        x.numel() * x.element_size() for x in values if isinstance(x, torch.Tensor)
-    )
+    return sum(x.numel() * x.element_size() for x in values if isinstance(x, torch.Tensor))
 
 
 def turns(loop: Loop) -> int:

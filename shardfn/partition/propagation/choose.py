@@ -32,9 +32,7 @@ class Price(NamedTuple):
     """The sort key of a strategy on one mesh axis: bytes first."""
 
     nbytes: float  # bytes moved, each weighted by how much of it is exposed
-    shared_partial: (
-        float  # 1 where a Partial stays unreduced that other ops read too
-    )
+    shared_partial: float  # 1 where a Partial stays unreduced that other ops read too
     resharded: float  # outputs whose sharding appears or disappears
 
     @property
@@ -63,12 +61,7 @@ class Chooser:
         advice: the placements that a plan of all ops has for its ops.
     """
 
-    def __init__(
-        self,
-        axes: MeshAxes,
-        name: str,
-        advice: Advice = NO_ADVICE,
-    ) -> None:
+    def __init__(self, axes: MeshAxes, name: str, advice: Advice = NO_ADVICE) -> None:
         self.axes, self.name = axes, name
         self.advice = advice
         self.values: dict[torch.fx.Node, Any] = {}
@@ -78,9 +71,7 @@ class Chooser:
         # the placements of `out_placements`, by result
         self.leaving: dict[torch.fx.Node, Marks] = {}
 
-    def choose(
-        self, call: OpCall, values: list[Value], node: torch.fx.Node
-    ) -> Placed:
+    def choose(self, call: OpCall, values: list[Value], node: torch.fx.Node) -> Placed:
         """The advice for an op if its inputs can be placed so, else its cheapest strategies."""
         advised = self.advice.ops.get(node)
         if advised is not None and all(map(self.reaches, values, advised.ins)):
@@ -137,16 +128,11 @@ class Chooser:
                     node,
                 )
             is_term = self.stays_partial(node, axis)
-            priced = [
-                (self.price(call, values, held, fit, axis, is_term), fit)
-                for fit in fitting
-            ]
+            priced = [(self.price(call, values, held, fit, axis, is_term), fit) for fit in fitting]
             placed = self.best(node, priced, axis)
         return placed
 
-    def fitting(
-        self, call: OpCall, strategies: Iterable[Choice], placed: Placed
-    ) -> list[Placed]:
+    def fitting(self, call: OpCall, strategies: Iterable[Choice], placed: Placed) -> list[Placed]:
         """The placements of the axes so far with one more, for each strategy that fits."""
         found = [self.fit(call, strategy, placed) for strategy in strategies]
         return [fit for fit in found if fit is not None]
@@ -213,9 +199,7 @@ class Chooser:
                 was_sharded = any(slot.marks[axis] != "R" for slot in slots)
             if wanted in PENDING:
                 passes_partial = True
-                shared_partial = not is_term and (
-                    shared_partial or value.users > 1
-                )
+                shared_partial = not is_term and (shared_partial or value.users > 1)
             if (id(value), wanted) not in counted:
                 counted.add((id(value), wanted))
                 price = self.input_price(value, slots, wanted, axis)
@@ -233,9 +217,7 @@ class Chooser:
             return 1.0
         return EARLY
 
-    def input_price(
-        self, value: Value, slots: list[plan.Slot], wanted: Mark, axis: int
-    ) -> float:
+    def input_price(self, value: Value, slots: list[plan.Slot], wanted: Mark, axis: int) -> float:
         """The cost of one input at a placement on one axis."""
         if value.fill is not None:
             return 0.0 if rules.fill_fits(value.fill[1], wanted) else INFINITE
@@ -302,10 +284,7 @@ class Chooser:
 
 
 def _in_units(
-    call: OpCall,
-    rows: Iterable[Choice],
-    held: Iterable[Iterable[plan.Slot]],
-    axis: int,
+    call: OpCall, rows: Iterable[Choice], held: Iterable[Iterable[plan.Slot]], axis: int
 ) -> Iterable[Choice]:
     """Strategies, in the units in which the inputs are sharded on an axis."""
     marks = [{slot.marks[axis] for slot in slots} for slots in held]

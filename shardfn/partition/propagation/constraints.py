@@ -11,16 +11,7 @@ from ...buckets import Wish
 from ...errors import PlacementError
 from ...ops.nodes import args_of
 from ...ops.text_formats import KEEP, parse_spec
-from ...placement import (
-    P,
-    blocks_of,
-    check_axes,
-    is_said,
-    named,
-    names_in,
-    names_of,
-    row_of,
-)
+from ...placement import P, blocks_of, check_axes, is_said, named, names_in, names_of, row_of
 from ...types import PENDING, Mark, Marks, MeshAxes
 from .. import layout, plan
 from ..protocols import Walk
@@ -42,11 +33,7 @@ def constrain(walk: Walk, node: torch.fx.Node) -> None:
         source = node.meta.get("source")
         fix = "P with axes of the mesh, one part for each dim"
         raise PlacementError.of(
-            "constrain",
-            str(error),
-            fix=fix,
-            source=source,
-            placements=text_of_spec,
+            "constrain", str(error), fix=fix, source=source, placements=text_of_spec
         ) from None
     walk.note_given(value.fake.shape, marks)
     slot = walk.redistribute(value, marks, node, implicit=False)
@@ -67,11 +54,7 @@ def align(walk: Walk, node: torch.fx.Node) -> None:
 
 
 def align_to(
-    walk: Walk,
-    node: torch.fx.Node,
-    value: Value,
-    parameter: torch.fx.Node,
-    wish: str,
+    walk: Walk, node: torch.fx.Node, value: Value, parameter: torch.fx.Node, wish: str
 ) -> None:
     """Redistribute a gradient to the placement of its parameter.
 
@@ -144,9 +127,7 @@ def add_unaligned(walk: Walk, node: torch.fx.Node) -> bool:
     return True
 
 
-def constrained(
-    text: str, axes: MeshAxes, shape: Sequence[int], current: Marks
-) -> Marks:
+def constrained(text: str, axes: MeshAxes, shape: Sequence[int], current: Marks) -> Marks:
     """The placements of a constraint's text. Dims with `*` keep their sharding."""
     if not axes.names:
         return ()
@@ -155,9 +136,7 @@ def constrained(
     axes_named = {name for names in names_of(P(*parts)) for name in names}
     unknown = axes_named - {*axes.names}
     if unknown:
-        raise ValueError(
-            f"no axis {', '.join(sorted(unknown))}; the mesh has {axes}"
-        )
+        raise ValueError(f"no axis {', '.join(sorted(unknown))}; the mesh has {axes}")
     if any(entries[len(shape) :]):
         raise ValueError(
             f"a placement of {len(entries)} dims for a tensor of {len(shape)}, shape {tuple(shape)}"
@@ -173,9 +152,7 @@ def constrained(
     return layout.fitted(shape, named(rows, shape, axes), axes.sizes)
 
 
-def aligned(
-    shape: Sequence[int], like: Sequence[int], wanted: Marks, axes: MeshAxes
-) -> Marks:
+def aligned(shape: Sequence[int], like: Sequence[int], wanted: Marks, axes: MeshAxes) -> Marks:
     """The placements of `like` where its dims have the same size; replicated elsewhere."""
     marks = tuple("R" if _differs(m, shape, like) else m for m in wanted)
     if is_said(marks, shape, axes):

@@ -23,9 +23,7 @@ ALONG = {
 }  # op -> the position of its dim argument
 
 
-def is_cut(
-    call: OpCall, held: Sequence[Sequence[Slot]], sizes: Sequence[int]
-) -> bool:
+def is_cut(call: OpCall, held: Sequence[Sequence[Slot]], sizes: Sequence[int]) -> bool:
     """Whether an op works along a dim on which some input is sharded in all its slots.
 
     Args:
@@ -50,19 +48,13 @@ def written_out(call: OpCall, node: torch.fx.Node) -> torch.fx.Graph:
 
     def whole(*tensors: torch.Tensor) -> torch.Tensor:
         feed = iter(tensors)
-        args, kwargs = torch.fx.node.map_arg(
-            (call.args, call.kwargs), lambda n: next(feed)
-        )
+        args, kwargs = torch.fx.node.map_arg((call.args, call.kwargs), lambda n: next(feed))
         return call.target(*args, **kwargs)
 
     graph = _compat.trace_aten(
         whole, call.ins, {call.target: _compat.core_decompositions()[call.target]}
     ).graph
-    about = {
-        key: node.meta[key]
-        for key in ("source", "phase", "custom")
-        if key in node.meta
-    }
+    about = {key: node.meta[key] for key in ("source", "phase", "custom") if key in node.meta}
     for inner in graph.nodes:
         inner.meta.update(about)
     return graph

@@ -26,9 +26,7 @@ class Ahead:
 
     def __init__(self, walk: Prices) -> None:
         self.walk = walk
-        self.known: dict[
-            torch.fx.Node, list[tuple[Choice, list[torch.fx.Node]]]
-        ] = {}
+        self.known: dict[torch.fx.Node, list[tuple[Choice, list[torch.fx.Node]]]] = {}
         self.prices: dict[Any, float] = {}
         self.times = 0  # how often a result was priced for its readers
 
@@ -52,9 +50,7 @@ class Ahead:
             )
         return self.prices[key]
 
-    def best(
-        self, node: torch.fx.Node, reader: torch.fx.Node, marks: Marks, axis: int
-    ) -> float:
+    def best(self, node: torch.fx.Node, reader: torch.fx.Node, marks: Marks, axis: int) -> float:
         node = _past_copy(node)
         prices = (
             self.paid(node, reader, choice, nodes, marks, axis)
@@ -93,18 +89,10 @@ class Ahead:
             fake = other.meta["val"]
             if other is node:
                 nbytes = local_bytes(
-                    float(fake.numel() * fake.element_size()),
-                    marks,
-                    sizes[: len(marks)],
-                    axis,
+                    float(fake.numel() * fake.element_size()), marks, sizes[: len(marks)], axis
                 )
                 total += mark_price(
-                    marks[axis],
-                    wanted,
-                    nbytes,
-                    n,
-                    fake.shape,
-                    walk.axes.cost(axis),
+                    marks[axis], wanted, nbytes, n, fake.shape, walk.axes.cost(axis)
                 )
             elif isinstance(value := walk.values.get(other), Value) and (
                 held := value.held(node.meta["phase"])
@@ -114,9 +102,7 @@ class Ahead:
                 )
         return total
 
-    def choices(
-        self, reader: torch.fx.Node
-    ) -> list[tuple[Choice, list[torch.fx.Node]]]:
+    def choices(self, reader: torch.fx.Node) -> list[tuple[Choice, list[torch.fx.Node]]]:
         """The strategies of a reader, and its tensor arguments. None for a node that is not an
         op with a rule.
         """
@@ -124,13 +110,10 @@ class Ahead:
             self.known[reader] = list(self.asked(reader))
         return self.known[reader]
 
-    def asked(
-        self, reader: torch.fx.Node
-    ) -> list[tuple[Choice, list[torch.fx.Node]]]:
+    def asked(self, reader: torch.fx.Node) -> list[tuple[Choice, list[torch.fx.Node]]]:
         result = reader.meta.get("val")
         is_op = (
-            isinstance(reader.target, _compat.OpOverload)
-            and reader.target.namespace != "shardfn"
+            isinstance(reader.target, _compat.OpOverload) and reader.target.namespace != "shardfn"
         )
         if not is_op or not isinstance(result, torch.Tensor):
             return []
@@ -147,9 +130,7 @@ class Ahead:
         )
         return [
             (choice, nodes)
-            for choice in answered(
-                rules.find(call.target), call, self.walk.name, reader
-            )
+            for choice in answered(rules.find(call.target), call, self.walk.name, reader)
         ]
 
 

@@ -19,10 +19,7 @@ from ..rule_api.strategy import OpCall
 from .values import Value
 
 EXPAND = torch.ops.aten.expand.default
-READ_ANYWHERE = {
-    RANDOM_BITS,
-    REDISTRIBUTE,
-}  # prims that read a value at any placement
+READ_ANYWHERE = {RANDOM_BITS, REDISTRIBUTE}  # prims that read a value at any placement
 
 
 def reads_slots(node: torch.fx.Node) -> bool:
@@ -37,16 +34,10 @@ def is_made_anywhere(call: OpCall, values: list[Value]) -> bool:
     if any(v.varies for v in values) or len(call.outs) != 1:
         return False
     if call.target is RANDOM_BITS:
-        return (
-            len(values) == 1
-            and call.ins[0].dim() == 1
-            and _is_replicated(values[0])
-        )
+        return len(values) == 1 and call.ins[0].dim() == 1 and _is_replicated(values[0])
     if call.target is EXPAND:
         value = values[0]
-        return not value.fake.dim() and (
-            value.fill is not None or _is_replicated(value)
-        )
+        return not value.fake.dim() and (value.fill is not None or _is_replicated(value))
     if not rules.is_pointwise(call.target) or not any(v.recipe for v in values):
         return False
     return all(_follows(v, call.outs[0]) for v in values)
@@ -89,10 +80,7 @@ def make(walk: Walk, value: Value, marks: Marks) -> plan.Slot:
     is_random = node.target is RANDOM_BITS
     ins = tuple(
         walk.redistribute(
-            v,
-            replicated if is_random or not v.fake.dim() else marks,
-            node,
-            implicit=False,
+            v, replicated if is_random or not v.fake.dim() else marks, node, implicit=False
         )
         for v in values
     )

@@ -15,9 +15,7 @@ from ...types import REDUCTIONS, Marks, MeshAxes
 
 def pending_over(marks: Marks, axes: MeshAxes) -> str:
     return ", ".join(
-        f"{m} over {a}"
-        for m, a in zip(marks, axes.names, strict=True)
-        if m in REDUCTIONS
+        f"{m} over {a}" for m, a in zip(marks, axes.names, strict=True) if m in REDUCTIONS
     )
 
 
@@ -52,8 +50,7 @@ def cannot_stay_pending(
         "return the gradient itself, as grad gives it, or drop Partial from out_placements",
     )
     got = (
-        "it is reduced already, or was never Partial, and cannot stay "
-        f"{pending_over(marks, axes)}"
+        f"it is reduced already, or was never Partial, and cannot stay {pending_over(marks, axes)}"
     )
     return PlacementError.of(
         f"{name}, {path}",
@@ -67,11 +64,7 @@ def cannot_stay_pending(
 
 
 def wrong_piece(
-    node: torch.fx.Node,
-    ins: list[Marks],
-    out: Marks,
-    got: tuple[int, ...],
-    wanted: tuple[int, ...],
+    node: torch.fx.Node, ins: list[Marks], out: Marks, got: tuple[int, ...], wanted: tuple[int, ...]
 ) -> RuleError:
     """The error for an unproved user rule whose local result has another shape than its
     placement gives.
@@ -85,12 +78,7 @@ def wrong_piece(
         f"inputs placed {', '.join(map(str, ins))}, the result {out}",
     )
     return RuleError.of(
-        f"rule({node.target})",
-        *lines,
-        needed=f"{wanted}",
-        fix=fix,
-        source=source,
-        placements=out,
+        f"rule({node.target})", *lines, needed=f"{wanted}", fix=fix, source=source, placements=out
     )
 
 
@@ -113,9 +101,7 @@ def refuse_random(node: torch.fx.Node, name: str, axes: MeshAxes) -> None:
     raise RuleError.of(where, got, fix=fix, source=source)
 
 
-def without_terms(
-    node: torch.fx.Node, axes: Sequence[str], kind: str
-) -> PlacementError:
+def without_terms(node: torch.fx.Node, axes: Sequence[str], kind: str) -> PlacementError:
     """The error for `to_local` of a Partial DTensor that is reduced already."""
     over = ", ".join(axes)
     got = f"its terms over {over}, a Partial {kind}, are reduced already: another op needs it"

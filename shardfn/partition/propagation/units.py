@@ -30,8 +30,7 @@ def in_units(
     if len(scales) == 1:
         return [choice]
     return [
-        (_scaled(choice[0], u, o), _scaled(choice[1], u, o))
-        for u, o in sorted(scales)
+        (_scaled(choice[0], u, o), _scaled(choice[1], u, o)) for u, o in sorted(scales)
     ]  # in one order: all ranks break ties alike
 
 

@@ -51,13 +51,9 @@ class Value:
     recipe: tuple[torch.fx.Node, tuple[Value, ...]] | None = None
     slots: dict[Marks, tuple[plan.Slot, str | None]] = attrs.field(factory=dict)
     users: int = 1
-    unreduced: str | None = (
-        None  # the unreduced gradient that this is, or is linear in
-    )
+    unreduced: str | None = None  # the unreduced gradient that this is, or is linear in
     like: Value | None = None  # for a constant: the value whose shape it takes
-    varies: frozenset[str] = (
-        frozenset()
-    )  # the mesh axes over which it varies, in a shard_map
+    varies: frozenset[str] = frozenset()  # the mesh axes over which it varies, in a shard_map
     equal: frozenset[str] = (
         frozenset()
     )  # those of them over which it is known to be equal on all ranks
@@ -68,14 +64,10 @@ class Value:
     @property
     def is_unmade(self) -> bool:
         """Whether it can be made at any placement, and has not been made yet."""
-        return not self.slots and (
-            self.fill is not None or self.recipe is not None
-        )
+        return not self.slots and (self.fill is not None or self.recipe is not None)
 
     def readable(self, phase: str) -> list[plan.Slot]:
-        return [
-            slot for slot, only in self.slots.values() if only in (None, phase)
-        ]
+        return [slot for slot, only in self.slots.values() if only in (None, phase)]
 
     def held(self, phase: str) -> list[plan.Slot]:
         """The slots that a strategy may read. A constant made like another value has the slots
@@ -84,9 +76,7 @@ class Value:
         if self.slots or self.like is None:
             return self.readable(phase)
         return [
-            slot
-            for slot in self.like.readable(phase)
-            if not any(m in PENDING for m in slot.marks)
+            slot for slot in self.like.readable(phase) if not any(m in PENDING for m in slot.marks)
         ]
 
 
@@ -113,11 +103,7 @@ def is_partial(marks: Marks) -> bool:
     return any(m in PENDING for m in marks)
 
 
-def settled(
-    value: Value,
-    axes: MeshAxes,
-    given: Collection[Marks] = (),
-) -> Marks:
+def settled(value: Value, axes: MeshAxes, given: Collection[Marks] = ()) -> Marks:
     """The default placements of a value: its own, with Partial reduced and in plain chunks, or in
     blocks as some given placement.
     """
@@ -130,15 +116,11 @@ def settled(
     return in_plain_chunks(value.fake.shape, reduced, axes)
 
 
-def in_plain_chunks(
-    shape: Sequence[int], marks: Sequence[Mark], axes: MeshAxes
-) -> Marks:
+def in_plain_chunks(shape: Sequence[int], marks: Sequence[Mark], axes: MeshAxes) -> Marks:
     """The placements in plain chunks: as they are if a P says so, else in mesh order."""
     given = layout.canonical(shape, marks, axes.sizes)
     is_given = given is not None and all(
-        isinstance(m, str)
-        or (layout.cut_of(m)[1] == 1 and not any(layout.halo(m)))
-        for m in given
+        isinstance(m, str) or (layout.cut_of(m)[1] == 1 and not any(layout.halo(m))) for m in given
     )
     if given is not None and is_given and in_some_order(given, shape, axes):
         return given

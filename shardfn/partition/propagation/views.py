@@ -61,12 +61,7 @@ def follow(walk: Walk, value: Value, phase: str) -> None:
 
 
 def gathered(
-    walk: Walk,
-    value: Value,
-    marks: Marks,
-    node: torch.fx.Node,
-    *,
-    implicit: bool,
+    walk: Walk, value: Value, marks: Marks, node: torch.fx.Node, *, implicit: bool
 ) -> plan.Slot | None:
     """A view at a placement that replicates it on more axes, by its source at such a placement.
     None where that costs more, or does not exist.
@@ -86,9 +81,7 @@ def gathered(
         reduces = [seen in PENDING and wanted == "R" for _, seen, wanted in pairs]
         if any(reduces):
             continue
-        before = tuple(
-            mark if seen == wanted else wanted for mark, seen, wanted in pairs
-        )
+        before = tuple(mark if seen == wanted else wanted for mark, seen, wanted in pairs)
         if _image(walk, view, before) != marks:
             continue
         walk.redistribute(view.source, before, node, implicit=implicit)
@@ -123,12 +116,9 @@ def _imaged(walk: Walk, view: View, marks: Marks) -> Marks | None:
             fit
             for row in rows
             for strategy in in_units(
-                row,
-                [{mark}],
-                strided=functools.partial(rules.takes_strided, call, row),
+                row, [{mark}], strided=functools.partial(rules.takes_strided, call, row)
             )
-            if strategy[0] == (mark,)
-            and (fit := walk.fit(call, strategy, placed)) is not None
+            if strategy[0] == (mark,) and (fit := walk.fit(call, strategy, placed)) is not None
         ]
         if not fitting:
             return None

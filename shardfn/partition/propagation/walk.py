@@ -22,16 +22,7 @@ from .decompose import is_cut, written_out
 from .loops.walk_loops import nest
 from .partial import ends, gradient_casts, means, sums
 from .sorted_rows import place as sorted_rows
-from .values import (
-    NO_ADVICE,
-    Advice,
-    Placed,
-    Unaligned,
-    Value,
-    is_made_again,
-    is_partial,
-    settled,
-)
+from .values import NO_ADVICE, Advice, Placed, Unaligned, Value, is_made_again, is_partial, settled
 
 CONSTRAIN = "prim_redistribute"
 AFTER = "after"
@@ -46,12 +37,7 @@ def op_name(node: torch.fx.Node) -> str:
 class Walk(Chooser):
     """The state of one walk: the values so far and the steps that made them."""
 
-    def __init__(
-        self,
-        axes: MeshAxes,
-        name: str,
-        advice: Advice = NO_ADVICE,
-    ) -> None:
+    def __init__(self, axes: MeshAxes, name: str, advice: Advice = NO_ADVICE) -> None:
         super().__init__(axes, name, advice)
         # the placements of inputs and of constraints
         self.given: set[Marks] = set()
@@ -81,9 +67,7 @@ class Walk(Chooser):
         self.count += 1
         return plan.Slot(self.count, fake, marks)
 
-    def enter(
-        self, node: torch.fx.Node, marks: Marks, unreduced: str | None
-    ) -> plan.Slot:
+    def enter(self, node: torch.fx.Node, marks: Marks, unreduced: str | None) -> plan.Slot:
         """Add an input. Returns its slot."""
         fake = node.meta["val"]
         slot = self.slot(fake, marks)
@@ -104,11 +88,7 @@ class Walk(Chooser):
             self.given.add(marks)
 
     def leave(
-        self,
-        node: torch.fx.Node,
-        marks: Marks | None,
-        path: str,
-        output: torch.fx.Node,
+        self, node: torch.fx.Node, marks: Marks | None, path: str, output: torch.fx.Node
     ) -> plan.Slot:
         """The slot of a result, at the placements of `out_placements`."""
         value = self.values[node]
@@ -120,9 +100,7 @@ class Walk(Chooser):
             if not self.reaches(value, as_sums):
                 if isinstance(marks, IfPartial):
                     return self.leave(node, None, path, output)
-                raise refusals.cannot_stay_pending(
-                    self.name, path, node, wanted, self.axes
-                )
+                raise refusals.cannot_stay_pending(self.name, path, node, wanted, self.axes)
         as_sum = self.redistribute(value, as_sums, output, implicit=False)
         slot = means.rescaled(self, output, as_sum, wanted)
         if stays_partial and (node in self.unaligned or value.unreduced):
@@ -187,12 +165,7 @@ class Walk(Chooser):
 
     def valued(self, slot: plan.Slot, varies: frozenset[str]) -> Value:
         """A new value, at one placement."""
-        return Value(
-            slot.value,
-            early=False,
-            slots={slot.marks: (slot, None)},
-            varies=varies,
-        )
+        return Value(slot.value, early=False, slots={slot.marks: (slot, None)}, varies=varies)
 
     def place_as(self, node: torch.fx.Node, value: Value, slot: plan.Slot) -> None:
         """Make a prim's result its argument, at one placement."""
@@ -204,9 +177,7 @@ class Walk(Chooser):
             varies=value.varies,
         )
 
-    def write_out(
-        self, node: torch.fx.Node, call: OpCall, values: list[Value]
-    ) -> None:
+    def write_out(self, node: torch.fx.Node, call: OpCall, values: list[Value]) -> None:
         """Place an op by its decomposition into smaller ones."""
         graph = written_out(call, node)
         holders = graph.find_nodes(op="placeholder")
@@ -254,8 +225,7 @@ class Walk(Chooser):
             for value, marks in zip(values, in_marks, strict=True)
         )
         outs = tuple(
-            self.slot(fake, marks)
-            for fake, marks in zip(call.outs, out_marks, strict=True)
+            self.slot(fake, marks) for fake, marks in zip(call.outs, out_marks, strict=True)
         )
         self.steps.append(plan.Apply(node, ins, outs, local))
         results = self.results(node, values, outs)
@@ -263,9 +233,7 @@ class Walk(Chooser):
             self.rearrange(node, call, values[0], results[0])
         self.assign(node, results)
 
-    def choose(
-        self, call: OpCall, values: list[Value], node: torch.fx.Node
-    ) -> Placed:
+    def choose(self, call: OpCall, values: list[Value], node: torch.fx.Node) -> Placed:
         """A cast that makes a gradient is placed like the parameter; else the cheapest."""
         cast = gradient_casts.placed(self, node, call, values)
         return cast or super().choose(call, values, node)
@@ -296,9 +264,7 @@ class Walk(Chooser):
         gradient = next((v.unreduced for v in values if v.unreduced), None)
         varies = frozenset().union(*(v.varies for v in values))
         equal = frozenset(
-            axis
-            for axis in varies
-            if all(axis in v.equal or axis not in v.varies for v in values)
+            axis for axis in varies if all(axis in v.equal or axis not in v.varies for v in values)
         )
         return [
             Value(
@@ -324,9 +290,7 @@ class Walk(Chooser):
                 next(feed) if isinstance(r, torch.Tensor) else None for r in result
             ]
 
-    def rearrange(
-        self, node: torch.fx.Node, call: OpCall, value: Value, result: Value
-    ) -> None:
+    def rearrange(self, node: torch.fx.Node, call: OpCall, value: Value, result: Value) -> None:
         """Rearrange a parameter at each of its placements, so that it is gathered once. A view
         of another value has those of its source.
         """
@@ -379,9 +343,7 @@ class Walk(Chooser):
         source, moves = self.cheapest(value, marks, phase)
         reduces = any(move.sends and move.collective.reduces for move in moves)
         if implicit and value.unreduced and reduces:
-            raise refusals.not_reduced(
-                self.name, value.unreduced, node, source.marks, self.axes
-            )
+            raise refusals.not_reduced(self.name, value.unreduced, node, source.marks, self.axes)
         slot = self.slot(value.fake, marks)
         unasked = implicit and not value.asked
         self.steps.append(plan.Redistribute(node, source, slot, moves, unasked))

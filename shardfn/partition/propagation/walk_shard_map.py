@@ -39,25 +39,15 @@ def visit(walk: Walk, node: torch.fx.Node) -> None:
 def to_local(walk: Walk, node: torch.fx.Node) -> None:
     cuts = parse_shards(constants_of(node)[0])
     wanted = {name: "R" if dim is None else dim for name, _, dim in cuts}
-    slot = _brought(
-        walk, node, wanted, {d for _, _, d in cuts if d is not None}, ("sum",)
-    )
+    slot = _brought(walk, node, wanted, {d for _, _, d in cuts if d is not None}, ("sum",))
     made = _relabelled(
-        walk,
-        node,
-        slot,
-        node.meta["val"],
-        _with(walk, slot.marks, dict.fromkeys(wanted, "R")),
+        walk, node, slot, node.meta["val"], _with(walk, slot.marks, dict.fromkeys(wanted, "R"))
     )
     _make(walk, node, made)
 
 
 def from_local(walk: Walk, node: torch.fx.Node) -> None:
-    cuts = [
-        (name, dim)
-        for name, _, dim in parse_shards(constants_of(node)[0])
-        if dim is not None
-    ]
+    cuts = [(name, dim) for name, _, dim in parse_shards(constants_of(node)[0]) if dim is not None]
     slot = _brought(
         walk,
         node,
@@ -65,9 +55,7 @@ def from_local(walk: Walk, node: torch.fx.Node) -> None:
         {dim for _, dim in cuts},
         PENDING,
     )
-    made = _relabelled(
-        walk, node, slot, node.meta["val"], _with(walk, slot.marks, dict(cuts))
-    )
+    made = _relabelled(walk, node, slot, node.meta["val"], _with(walk, slot.marks, dict(cuts)))
     _make(walk, node, made)
 
 
@@ -84,10 +72,7 @@ def vary(walk: Walk, node: torch.fx.Node) -> None:
         )
         return
     held = value.readable(node.meta["phase"])
-    marks = next(
-        (s.marks for s in held if all(_at(walk, s.marks, a) == "R" for a in axes)),
-        None,
-    )
+    marks = next((s.marks for s in held if all(_at(walk, s.marks, a) == "R" for a in axes)), None)
     marks = marks or _with(walk, held[0].marks, dict.fromkeys(axes, "R"))
     slot = walk.redistribute(value, marks, node, implicit=False)
     _make(walk, node, slot, value.equal.union(axes))
@@ -110,9 +95,7 @@ def own_term(walk: Walk, node: torch.fx.Node) -> None:
     value = walk.values[args_of(node)[0]]
     held = value.readable(node.meta["phase"])
     sums = dict.fromkeys(axes, "sum" if kind == MEAN else kind)
-    wanted = _with(
-        walk, held[0].marks if held else ("R",) * len(walk.axes.names), sums
-    )
+    wanted = _with(walk, held[0].marks if held else ("R",) * len(walk.axes.names), sums)
     if not walk.reaches(value, wanted):
         raise refusals.without_terms(node, axes, kind)
     slot = walk.redistribute(value, wanted, node, implicit=False)
@@ -141,9 +124,7 @@ def _reduced(
     walk: Walk, node: torch.fx.Node, axes: Sequence[str], kind: str, pending: bool
 ) -> None:
     value = walk.values[args_of(node)[0]]
-    slot = _brought(
-        walk, node, dict.fromkeys(axes, "R"), (), ("sum",) if kind == "sum" else ()
-    )
+    slot = _brought(walk, node, dict.fromkeys(axes, "R"), (), ("sum",) if kind == "sum" else ())
     if value.equal.issuperset(
         axes
     ):  # nothing is sent: a sum of equal terms is a product, their max is each of them
@@ -152,11 +133,7 @@ def _reduced(
         _make(walk, node, made, value.equal.difference(axes))
         return
     named = _relabelled(
-        walk,
-        node,
-        slot,
-        node.meta["val"],
-        _with(walk, slot.marks, dict.fromkeys(axes, kind)),
+        walk, node, slot, node.meta["val"], _with(walk, slot.marks, dict.fromkeys(axes, kind))
     )
     _make(walk, node, named)
     walk.values[node].asked = True
@@ -173,22 +150,16 @@ def _reduced(
 def all_gather(walk: Walk, node: torch.fx.Node) -> None:
     axis, _, dim = constants_of(node)
     slot = _brought(walk, node, {axis: "R"}, {dim}, ())
-    whole = _relabelled(
-        walk, node, slot, node.meta["val"], _with(walk, slot.marks, {axis: dim})
-    )
+    whole = _relabelled(walk, node, slot, node.meta["val"], _with(walk, slot.marks, {axis: dim}))
     _make(walk, node, whole)
-    gathered = walk.redistribute(
-        walk.values[node], slot.marks, node, implicit=False
-    )
+    gathered = walk.redistribute(walk.values[node], slot.marks, node, implicit=False)
     _make(walk, node, gathered)
 
 
 def own_piece(walk: Walk, node: torch.fx.Node) -> None:
     axis, _, dim = constants_of(node)
     slot = _brought(walk, node, {axis: dim}, {dim}, ())
-    mine = _relabelled(
-        walk, node, slot, node.meta["val"], _with(walk, slot.marks, {axis: "R"})
-    )
+    mine = _relabelled(walk, node, slot, node.meta["val"], _with(walk, slot.marks, {axis: "R"}))
     _make(walk, node, mine)
 
 
@@ -196,16 +167,10 @@ def all_to_all(walk: Walk, node: torch.fx.Node) -> None:
     axis, n, split, concat = constants_of(node)
     slot = _brought(walk, node, {axis: "R"}, {split, concat}, (), alone=True)
     local = walk.values[args_of(node)[0]].fake
-    shape = [
-        size * n if d == concat else size for d, size in enumerate(local.shape)
-    ]
-    stride = layout.dense_strides(
-        shape, layout.stride_order(local.shape, local.stride())
-    )
+    shape = [size * n if d == concat else size for d, size in enumerate(local.shape)]
+    stride = layout.dense_strides(shape, layout.stride_order(local.shape, local.stride()))
     whole = torch.empty_strided(shape, stride, dtype=local.dtype, device="meta")
-    cut = _relabelled(
-        walk, node, slot, whole, _with(walk, slot.marks, {axis: concat})
-    )
+    cut = _relabelled(walk, node, slot, whole, _with(walk, slot.marks, {axis: concat}))
     moved = _moved(
         walk,
         node,
@@ -217,9 +182,7 @@ def all_to_all(walk: Walk, node: torch.fx.Node) -> None:
             _with(walk, cut.marks, {axis: split}),
         ),
     )
-    mine = _relabelled(
-        walk, node, moved, node.meta["val"], _with(walk, moved.marks, {axis: "R"})
-    )
+    mine = _relabelled(walk, node, moved, node.meta["val"], _with(walk, moved.marks, {axis: "R"}))
     _make(walk, node, mine)
 
 
@@ -228,9 +191,7 @@ def ppermute(walk: Walk, node: torch.fx.Node) -> None:
     permute(walk, node, axis, parse_pairs(perm))
 
 
-def permute(
-    walk: Walk, node: torch.fx.Node, axis: str, pairs: tuple[tuple[int, int], ...]
-) -> None:
+def permute(walk: Walk, node: torch.fx.Node, axis: str, pairs: tuple[tuple[int, int], ...]) -> None:
     """Place a prim by which the first rank of each pair sends all it has to the second."""
     k = walk.axes.names.index(axis)
     slot = _brought(walk, node, {axis: "R"}, (), ())
@@ -244,12 +205,7 @@ def axis_index(walk: Walk, node: torch.fx.Node) -> None:
     _make(walk, node, slot)
 
 
-def _make(
-    walk: Walk,
-    node: torch.fx.Node,
-    slot: plan.Slot,
-    equal: Axes = NONE,
-) -> None:
+def _make(walk: Walk, node: torch.fx.Node, slot: plan.Slot, equal: Axes = NONE) -> None:
     """The result of a prim, at one placement; over the axes `equal` it varies in name only."""
     slots: dict[Marks, tuple[plan.Slot, str | None]] = {slot.marks: (slot, None)}
     walk.values[node] = Value(
@@ -269,11 +225,7 @@ def _varies(walk: Walk, node: torch.fx.Node) -> Axes:
 
 
 def _relabelled(
-    walk: Walk,
-    node: torch.fx.Node,
-    slot: plan.Slot,
-    fake: torch.Tensor,
-    marks: Marks,
+    walk: Walk, node: torch.fx.Node, slot: plan.Slot, fake: torch.Tensor, marks: Marks
 ) -> plan.Slot:
     """A slot as another value at other placements: nothing is computed."""
     plain = layout.canonical(fake.shape, marks, walk.axes.sizes)
@@ -283,9 +235,7 @@ def _relabelled(
     return made
 
 
-def _moved(
-    walk: Walk, node: torch.fx.Node, slot: plan.Slot, move: Move
-) -> plan.Slot:
+def _moved(walk: Walk, node: torch.fx.Node, slot: plan.Slot, move: Move) -> plan.Slot:
     """One explicit move."""
     made = walk.slot(slot.value, move.after)
     walk.steps.append(plan.Redistribute(node, slot, made, (move,), False))
@@ -298,10 +248,7 @@ def _at(walk: Walk, marks: Marks, axis: str) -> Mark:
 
 def _with(walk: Walk, marks: Marks, wanted: dict[str, Mark]) -> Marks:
     """The placements with others on some axes."""
-    return tuple(
-        wanted.get(name, mark)
-        for name, mark in zip(walk.axes.names, marks, strict=True)
-    )
+    return tuple(wanted.get(name, mark) for name, mark in zip(walk.axes.names, marks, strict=True))
 
 
 def _brought(

@@ -19,9 +19,7 @@ FIX = (
 )
 
 
-def answered(
-    rule: Rule | None, call: OpCall, name: str, node: torch.fx.Node
-) -> list[Choice]:
+def answered(rule: Rule | None, call: OpCall, name: str, node: torch.fx.Node) -> list[Choice]:
     """The strategies of a rule for a call. Without a rule: everything replicated.
 
     Args:
@@ -65,9 +63,7 @@ def failed(
     )
     source = node.meta.get("source")
     return RuleError(
-        problem(
-            f"{name}, op {call.target}", who, schema, needed=FIX, source=source
-        ),
+        problem(f"{name}, op {call.target}", who, schema, needed=FIX, source=source),
         source=source,
         fix=FIX,
     )

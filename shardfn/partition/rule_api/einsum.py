@@ -36,9 +36,7 @@ class Factors:
         return [
             f
             for f in names
-            if f not in self.whole
-            and f != ONE
-            and any(f not in row for row in self.outs)
+            if f not in self.whole and f != ONE and any(f not in row for row in self.outs)
         ]
 
     def choices(self, call: OpCall) -> list[Choice]:
@@ -48,11 +46,7 @@ class Factors:
     def cuts(self, ins: Sequence[Row], outs: Sequence[Row]) -> list[Choice]:
         """One strategy for each factor of these tensors that may be sharded."""
         names = dict.fromkeys(f for row in (*outs, *ins) for f in row)
-        return [
-            _cut(f, ins, outs)
-            for f in names
-            if f != ONE and _family(f) not in self.whole
-        ]
+        return [_cut(f, ins, outs) for f in names if f != ONE and _family(f) not in self.whole]
 
     def named(self, call: OpCall) -> tuple[list[Row], list[Row]]:
         """The factors of each tensor of a call.
@@ -100,9 +94,7 @@ class Factors:
                 f"it names {len(self.ins)} inputs, and the op takes {tensors} tensor arguments"
             )
         if len(self.outs) != returns:
-            wrong.append(
-                f"it names {len(self.outs)} results, and the op returns {returns}"
-            )
+            wrong.append(f"it names {len(self.outs)} results, and the op returns {returns}")
         return wrong
 
 
@@ -119,10 +111,7 @@ def parsed(text: str, whole: tuple[str, ...]) -> Factors:
     outs = _rows(right)
     known = {f for row in ins for f in row}
     wrong = []
-    for row, kind in (
-        *((r, "input") for r in ins),
-        *((r, "result") for r in outs),
-    ):
+    for row, kind in (*((r, "input") for r in ins), *((r, "result") for r in outs)):
         said = f"{kind} {' '.join(row)!r}"
         wrong += [
             f"{said}: {f!r} is not a name"
@@ -134,22 +123,14 @@ def parsed(text: str, whole: tuple[str, ...]) -> Factors:
             for f in dict.fromkeys(row)
             if f != ONE and row.count(f) > 1
         ]
-        wrong += (
-            [f"{said}: ... stands for leading dims and comes first"]
-            if REST in row[1:]
-            else []
-        )
+        wrong += [f"{said}: ... stands for leading dims and comes first"] if REST in row[1:] else []
     wrong += [
         f"factor {f} of the result is in no input"
         for row in outs
         for f in row
         if f not in known and f != ONE
     ]
-    wrong += [
-        f"need_whole names {f}, which is not a factor"
-        for f in whole
-        if f not in known
-    ]
+    wrong += [f"need_whole names {f}, which is not a factor" for f in whole if f not in known]
     if wrong:
         raise ValueError(*dict.fromkeys(wrong))
     return Factors(text, ins, outs, frozenset(whole))
@@ -157,9 +138,7 @@ def parsed(text: str, whole: tuple[str, ...]) -> Factors:
 
 def tensor_arguments(op: _compat.OpOverload) -> list[str]:
     """The names of an op's tensor arguments, including optional ones and lists."""
-    return [
-        a.name for a in _compat.schema(op).arguments if "Tensor" in str(a.type)
-    ]
+    return [a.name for a in _compat.schema(op).arguments if "Tensor" in str(a.type)]
 
 
 def in_owners(call: OpCall) -> list[int]:
@@ -186,9 +165,7 @@ def out_owners(call: OpCall) -> list[int]:
 
 
 def _rows(text: str) -> tuple[Row, ...]:
-    return tuple(
-        tuple(part.replace(REST, f" {REST} ").split()) for part in text.split(",")
-    )
+    return tuple(tuple(part.replace(REST, f" {REST} ").split()) for part in text.split(","))
 
 
 def _spelled(row: Row, dims: int) -> Row:
@@ -224,10 +201,6 @@ def _family(factor: str) -> str:
 
 
 def _cut(factor: str, ins: Sequence[Row], outs: Sequence[Row]) -> Choice:
-    place: Iterator[Mark] = (
-        row.index(factor) if factor in row else "R" for row in ins
-    )
-    made: Iterator[Mark] = (
-        row.index(factor) if factor in row else "sum" for row in outs
-    )
+    place: Iterator[Mark] = (row.index(factor) if factor in row else "R" for row in ins)
+    made: Iterator[Mark] = (row.index(factor) if factor in row else "sum" for row in outs)
     return tuple(place), tuple(made)

@@ -35,17 +35,14 @@ class OpCall:
     def __getitem__(self, name: str) -> Any:
         """An argument by its name in the op's schema, or its default. Tensors are fake."""
         arguments = arguments_of(self.target)
-        position = next(
-            (i for i, a in enumerate(arguments) if a.name == name), None
-        )
+        position = next((i for i, a in enumerate(arguments) if a.name == name), None)
         if position is None:
             raise KeyError(
                 f"{self.target} has no argument {name!r}, only "
                 f"{', '.join(a.name for a in arguments)}"
             )
         return torch.fx.node.map_arg(
-            self.arg(position, name, arguments[position].default_value),
-            lambda n: n.meta["val"],
+            self.arg(position, name, arguments[position].default_value), lambda n: n.meta["val"]
         )
 
     @property
@@ -70,11 +67,7 @@ def named(target: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     values = {a.name: a.default_value for a in arguments}
     names = [a.name for a in arguments]
     given = zip(names, args, strict=False)
-    return {
-        **values,
-        **dict(given),
-        **kwargs,
-    }
+    return {**values, **dict(given), **kwargs}
 
 
 Rule = Callable[[OpCall], list[Choice]]

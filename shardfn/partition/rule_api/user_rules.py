@@ -27,10 +27,7 @@ def from_function(fn: Callable[[OpCall], Any]) -> Rule:
         said = fn(call)
         if isinstance(said, str):
             return parsed(said, ()).choices(call)
-        return [
-            replicated(call),
-            *((_marks(ins), _marks(outs)) for ins, outs in said),
-        ]
+        return [replicated(call), *((_marks(ins), _marks(outs)) for ins, outs in said)]
 
     choices.__module__, choices.__qualname__ = (
         getattr(fn, "__module__", ""),

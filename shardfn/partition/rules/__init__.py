@@ -48,12 +48,7 @@ RULES: dict[object, Rule] = {
 VIEWS = view.VIEWS
 SIZES = view.SIZES  # op -> the position of the argument with the result's shape
 # op -> the function that makes local arguments of global ones
-LOCAL_ARGS = {
-    **norm.LOCAL_ARGS,
-    **conv.LOCAL_ARGS,
-    **view.LOCAL_ARGS,
-    **batch.LOCAL_ARGS,
-}
+LOCAL_ARGS = {**norm.LOCAL_ARGS, **conv.LOCAL_ARGS, **view.LOCAL_ARGS, **batch.LOCAL_ARGS}
 DECIDED_BY_FIRST = {
     *writes.ADDS_TO_FIRST,
     *conv.DECIDED_BY_FIRST,
@@ -85,14 +80,10 @@ PUBLIC: dict[object, object] = {
 
 # Ops of which a strategy for a chunk of a dim is one for any elements of it. The others read
 # where a shard is, or neighbours.
-STRIDED = {
-    *reduction.TABLE,
-    *matmul.TABLE,
-    *norm.TABLE,
-    *attention.TABLE,
-    *view.TABLE,
-    AFTER,
-} - {*reduction.LOWER, *view.IN_ONE_RUN}
+STRIDED = {*reduction.TABLE, *matmul.TABLE, *norm.TABLE, *attention.TABLE, *view.TABLE, AFTER} - {
+    *reduction.LOWER,
+    *view.IN_ONE_RUN,
+}
 
 # ops whose rules read neither where their arguments come from nor who reads the result
 OF_SIZES = {

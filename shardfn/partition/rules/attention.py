@@ -41,30 +41,20 @@ def attention(call: OpCall) -> list[Choice]:
     return [replicated(call), by_batch, by_head]
 
 
-def _marks(
-    tensors: tuple[torch.Tensor, ...], d: int, units: dict[int, int]
-) -> tuple[Mark, ...]:
+def _marks(tensors: tuple[torch.Tensor, ...], d: int, units: dict[int, int]) -> tuple[Mark, ...]:
     """Shards a dim in the unit of its size; replicates tensors where it has another size."""
     return tuple(
-        layout.joined(d, units[x.shape[d]])
-        if x.dim() >= 3 and x.shape[d] in units
-        else "R"
+        layout.joined(d, units[x.shape[d]]) if x.dim() >= 3 and x.shape[d] in units else "R"
         for x in tensors
     )
 
 
 def _position(call: OpCall, *names: str) -> int:
-    return next(
-        i
-        for i, a in enumerate(_compat.schema(call.target).arguments)
-        if a.name in names
-    )
+    return next(i for i, a in enumerate(_compat.schema(call.target).arguments) if a.name in names)
 
 
 def _mask(call: OpCall) -> torch.Tensor | None:
-    names = {"attn_mask", "attn_bias"} & {
-        a.name for a in _compat.schema(call.target).arguments
-    }
+    names = {"attn_mask", "attn_bias"} & {a.name for a in _compat.schema(call.target).arguments}
     found = [call.arg(_position(call, name), name) for name in names]
     return found[0].meta["val"] if found and found[0] is not None else None
 

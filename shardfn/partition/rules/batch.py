@@ -16,9 +16,7 @@ from ..rule_api.strategy import Choice, OpCall, Rule, replicated
 aten = torch.ops.aten
 
 
-def batched(
-    ins: Sequence[int], outs: Sequence[int], linear: Sequence[int] = ()
-) -> Rule:
+def batched(ins: Sequence[int], outs: Sequence[int], linear: Sequence[int] = ()) -> Rule:
     """Shards batch dims.
 
     Args:
@@ -28,13 +26,8 @@ def batched(
     """
 
     def rule(call: OpCall) -> list[Choice]:
-        cores_in = (
-            ins[: len(call.ins)] if len(ins) > 1 else tuple(ins) * len(call.ins)
-        )
-        rank = max(
-            (x.dim() - n for x, n in zip(call.ins, cores_in, strict=True)),
-            default=0,
-        )
+        cores_in = ins[: len(call.ins)] if len(ins) > 1 else tuple(ins) * len(call.ins)
+        rank = max((x.dim() - n for x, n in zip(call.ins, cores_in, strict=True)), default=0)
         choices = [replicated(call)]
         for d in range(rank):
             found = [
@@ -44,9 +37,7 @@ def batched(
             if found[0] is not None and found[1] is not None:
                 choices.append((found[0], found[1]))
         for i in linear:
-            choices.append(
-                (_only(i, "sum", len(call.ins)), ("sum",) * len(call.outs))
-            )
+            choices.append((_only(i, "sum", len(call.ins)), ("sum",) * len(call.outs)))
         return choices
 
     return rule
@@ -64,8 +55,7 @@ def _batch_dims(
     if sizes - {1, size}:
         return None
     return tuple(
-        p if p >= 0 and x.shape[p] == size else "R"
-        for x, p in zip(tensors, places, strict=False)
+        p if p >= 0 and x.shape[p] == size else "R" for x, p in zip(tensors, places, strict=False)
     )
 
 
@@ -95,16 +85,8 @@ def transform(call: OpCall) -> list[Choice]:
 
 def distances(call: OpCall) -> list[Choice]:
     """(B, P, M) and (B, R, M) -> (B, P, R). Also shards the points of either set."""
-    choices, (x, y), out = (
-        batched((2, 2), (2,))(call),
-        call.ins,
-        call.outs[0].dim(),
-    )
-    return [
-        *choices,
-        ((x.dim() - 2, "R"), (out - 2,)),
-        (("R", y.dim() - 2), (out - 1,)),
-    ]
+    choices, (x, y), out = (batched((2, 2), (2,))(call), call.ins, call.outs[0].dim())
+    return [*choices, ((x.dim() - 2, "R"), (out - 2,)), (("R", y.dim() - 2), (out - 1,))]
 
 
 def distances_backward(call: OpCall) -> list[Choice]:
@@ -125,12 +107,7 @@ def sampled(call: OpCall) -> list[Choice]:
     """Grid sampling: shards images or, with the grid replicated, channels. Linear in the
     pixels.
     """
-    return [
-        replicated(call),
-        ((0, 0), (0,)),
-        ((1, "R"), (1,)),
-        (("sum", "R"), ("sum",)),
-    ]
+    return [replicated(call), ((0, 0), (0,)), ((1, "R"), (1,)), (("sum", "R"), ("sum",))]
 
 
 def sampled_backward(call: OpCall) -> list[Choice]:
@@ -166,10 +143,7 @@ def reduced_segments(call: OpCall) -> list[Choice]:
         return [replicated(call)]
     return [
         replicated(call),
-        *(
-            ((d,) * data + ("R",) * ends, (d,))
-            for d in range(1, call.ins[0].dim())
-        ),
+        *(((d,) * data + ("R",) * ends, (d,)) for d in range(1, call.ins[0].dim())),
     ]
 
 
@@ -203,14 +177,9 @@ MATRICES: dict[object, Rule] = {
     aten.triangular_solve.default: batched((2, 2), (2, 2)),
 }
 IMAGES: dict[object, Rule] = {
+    **dict.fromkeys((aten.grid_sampler_2d.default, aten.grid_sampler_3d.default), sampled),
     **dict.fromkeys(
-        (aten.grid_sampler_2d.default, aten.grid_sampler_3d.default), sampled
-    ),
-    **dict.fromkeys(
-        (
-            aten.grid_sampler_2d_backward.default,
-            aten.grid_sampler_3d_backward.default,
-        ),
+        (aten.grid_sampler_2d_backward.default, aten.grid_sampler_3d_backward.default),
         sampled_backward,
     ),
     **{
@@ -239,8 +208,7 @@ TABLE: dict[object, Rule] = {
     **MATRICES,
     **IMAGES,
     **dict.fromkeys(
-        (aten._fft_c2c.default, aten._fft_r2c.default, aten._fft_c2r.default),
-        transform,
+        (aten._fft_c2c.default, aten._fft_r2c.default, aten._fft_c2r.default), transform
     ),
     aten._cdist_forward.default: distances,
     aten._cdist_backward.default: distances_backward,
@@ -255,8 +223,4 @@ def _image_sizes(args: list[Any], shapes: list[tuple[int, ...]]) -> list[Any]:
     return args
 
 
-LOCAL_ARGS = {
-    op: _image_sizes
-    for op in IMAGES
-    if "upsample" in str(op) and "backward" in str(op)
-}
+LOCAL_ARGS = {op: _image_sizes for op in IMAGES if "upsample" in str(op) and "backward" in str(op)}

@@ -41,9 +41,7 @@ class Window:
         """The elements that the gradient of a chunk of the input reads before and after its
         chunk of the result's gradient.
         """
-        return (self.reach - self.padding) // self.stride, -(
-            -self.padding // self.stride
-        )
+        return (self.reach - self.padding) // self.stride, -(-self.padding // self.stride)
 
 
 def windows(weight: Any, stride: Any, padding: Any, dilation: Any) -> list[Window]:
@@ -53,10 +51,7 @@ def windows(weight: Any, stride: Any, padding: Any, dilation: Any) -> list[Windo
         [*values] * (len(kernel) if len(values) == 1 else 1)
         for values in (stride, padding, dilation)
     )
-    return [
-        Window(s, p, d * (k - 1))
-        for k, s, p, d in zip(kernel, *settings, strict=True)
-    ]
+    return [Window(s, p, d * (k - 1)) for k, s, p, d in zip(kernel, *settings, strict=True)]
 
 
 def _over_space(
@@ -64,9 +59,7 @@ def _over_space(
 ) -> Iterator[tuple[int, Window]]:
     """The dims along which the chunks of input and result line up for any number of chunks."""
     stride, padding, dilation, transposed = settings
-    for d, window in enumerate(
-        windows(weight.shape, stride, padding, dilation), 2
-    ):
+    for d, window in enumerate(windows(weight.shape, stride, padding, dilation), 2):
         if not transposed and x.shape[d] == window.stride * y.shape[d]:
             yield d, window
 
@@ -82,12 +75,7 @@ def _other_cuts(
         weight = layout.joined(0, read if transposed else made)
         return [
             batch,
-            (
-                layout.joined(1, read),
-                weight,
-                layout.joined(0, made),
-                layout.joined(1, made),
-            ),
+            (layout.joined(1, read), weight, layout.joined(0, made), layout.joined(1, made)),
         ]
     makes, reads = (1, 0) if transposed else (0, 1)
     return [batch, ("R", makes, 0, 1), (1, reads, "R", "sum")]
@@ -100,13 +88,10 @@ def convolution(call: OpCall) -> list[Choice]:
     groups = call.args[8]
     choices = [replicated(call)]
     choices += [
-        ((a, w, bias)[:n], (out,))
-        for a, w, bias, out in _other_cuts(x, y, transposed, groups)
+        ((a, w, bias)[:n], (out,)) for a, w, bias, out in _other_cuts(x, y, transposed, groups)
     ]
     for d, window in _over_space(x, y, weight, call.args[3:7]):
-        choices.append(
-            ((layout.joined(d, window.stride, window.halo), "R", "R")[:n], (d,))
-        )
+        choices.append(((layout.joined(d, window.stride, window.halo), "R", "R")[:n], (d,)))
     return choices
 
 
@@ -116,31 +101,20 @@ def convolution_backward(call: OpCall) -> list[Choice]:
     """
     (g, x, weight), mask = call.ins, call.args[10]
     transpose = lambda mark: {"R": "sum", "sum": "R"}.get(mark, mark)
-    some = lambda *marks: tuple(
-        m for m, wanted in zip(marks, mask, strict=True) if wanted
-    )
+    some = lambda *marks: tuple(m for m, wanted in zip(marks, mask, strict=True) if wanted)
     choices = [replicated(call), (("sum", "R", "R"), some("sum", "sum", "sum"))]
     for a, w, bias, out in _other_cuts(x, g, call.args[7], call.args[9]):
-        whole = (
-            out == "sum"
-        )  # then g is replicated, and so is the gradient of the bias
+        whole = out == "sum"  # then g is replicated, and so is the gradient of the bias
         choices.append(
             (
                 (transpose(out), a, w),
-                some(
-                    transpose(a), transpose(w), "R" if whole else transpose(bias)
-                ),
+                some(transpose(a), transpose(w), "R" if whole else transpose(bias)),
             )
         )
     for d, window in _over_space(x, g, weight, call.args[4:8]):
         made = layout.joined(d, 1, window.gradient_halo if mask[0] else (0, 0))
         read = layout.joined(d, window.stride, window.halo if mask[1] else (0, 0))
-        choices.append(
-            (
-                (made, read, "R"),
-                some(layout.joined(d, window.stride), "sum", "sum"),
-            )
-        )
+        choices.append(((made, read, "R"), some(layout.joined(d, window.stride), "sum", "sum")))
     return choices
 
 
@@ -165,11 +139,7 @@ DECIDED_BY_FIRST = {aten.convolution_backward.default}
 def _halo(piece: Piece, dim: int) -> tuple[int, int]:
     """The halo of a shard along a dim."""
     return next(
-        (
-            layout.halo(m)
-            for m in piece.marks
-            if any(layout.halo(m)) and layout.cut_of(m)[0] == dim
-        ),
+        (layout.halo(m) for m in piece.marks if any(layout.halo(m)) and layout.cut_of(m)[0] == dim),
         (0, 0),
     )
 
@@ -183,11 +153,7 @@ def _local_padding(padding: Any, x: Piece) -> list[int]:
     space = range(2, len(x.shape))
     return [
         0 if x.cuts(d) else p
-        for d, p in zip(
-            space,
-            [*padding] * (len(space) if len(padding) == 1 else 1),
-            strict=True,
-        )
+        for d, p in zip(space, [*padding] * (len(space) if len(padding) == 1 else 1), strict=True)
     ]
 
 
@@ -203,12 +169,7 @@ def lower_convolution(
     groups = args[8]
     if args[2] is not None and groups == 1 and x.cuts(1):
         first = b.call(aten.eq.Scalar, b.offset(x, 1), 0)
-        args[2] = b.call(
-            aten.where.self,
-            first,
-            args[2],
-            b.call(aten.zeros_like.default, args[2]),
-        )
+        args[2] = b.call(aten.where.self, first, args[2], b.call(aten.zeros_like.default, args[2]))
     args[4], args[8] = _local_padding(args[4], x), _local_groups(groups, x)
     return b.call(aten.convolution.default, *args)
 
@@ -228,23 +189,11 @@ def lower_convolution_backward(
         aten.full.default, list(shape), 0.0, dtype=like.dtype, device=like.device
     )
     gradients = (
-        lambda: (
-            nothing(_own_shape(x)) if empty else _input_gradient(b, args, g, x)
-        ),
-        lambda: (
-            nothing(weight.local_shape)
-            if empty
-            else _weight_gradient(b, args, own, x)
-        ),
-        lambda: b.call(
-            aten.sum.dim_IntList, own, [d for d in range(len(g.shape)) if d != 1]
-        ),
+        lambda: nothing(_own_shape(x)) if empty else _input_gradient(b, args, g, x),
+        lambda: nothing(weight.local_shape) if empty else _weight_gradient(b, args, own, x),
+        lambda: b.call(aten.sum.dim_IntList, own, [d for d in range(len(g.shape)) if d != 1]),
     )
-    return [
-        gradient()
-        for gradient, wanted in zip(gradients, args[10], strict=True)
-        if wanted
-    ]
+    return [gradient() for gradient, wanted in zip(gradients, args[10], strict=True) if wanted]
 
 
 def _own_shape(piece: Piece) -> list[int]:
@@ -258,9 +207,7 @@ def _without_halo(b: Builder, piece: Piece) -> Any:
     for d in range(2, len(piece.shape)):
         before, after = _halo(piece, d)
         if before or after:
-            node = b.call(
-                aten.slice.Tensor, node, d, before, piece.local_shape[d] - after
-            )
+            node = b.call(aten.slice.Tensor, node, d, before, piece.local_shape[d] - after)
     return b.restride(node, piece.shape, piece.stride)
 
 
@@ -274,12 +221,7 @@ def _input_gradient(b: Builder, args: list[Any], g: Piece, x: Piece) -> Any:
         padding.append(
             _halo(g, d)[0] * window.stride + window.padding
         )  # where this rank's part starts
-        made = (
-            (g.local_shape[d] - 1) * window.stride
-            + window.reach
-            + 1
-            - 2 * padding[-1]
-        )
+        made = (g.local_shape[d] - 1) * window.stride + window.reach + 1 - 2 * padding[-1]
         more.append(max(0, sizes[d - 2] - made))
     node = b.call(
         aten.convolution.default,

@@ -18,8 +18,7 @@ def product(text: str) -> Rule:
     mapping = parsed(text, ())
     operands = range(len(mapping.ins))
     linear: list[Choice] = [
-        (tuple("sum" if i == j else "R" for j in operands), ("sum",))
-        for i in operands
+        (tuple("sum" if i == j else "R" for j in operands), ("sum",)) for i in operands
     ]
     choices = [*mapping.cuts(mapping.ins, mapping.outs), *linear]
 

@@ -76,11 +76,7 @@ def group_norm_backward(call: OpCall) -> list[Choice]:
     n = len(call.ins) - 4
     mask = call.args[9]
     gradients = _some(mask, [0, "sum", "sum"])
-    choices = [
-        replicated(call),
-        ((0, 0, 0, 0, *("R",) * n), gradients),
-        _linear_in_gradient(call),
-    ]
+    choices = [replicated(call), ((0, 0, 0, 0, *("R",) * n), gradients), _linear_in_gradient(call)]
     channels, _, groups = call.args[6:9]
     if groups > 1:
         weight, x = _in_groups(channels, groups)

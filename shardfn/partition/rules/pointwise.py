@@ -9,11 +9,7 @@ from ..rule_api.strategy import Choice, OpCall, replicated
 aten = torch.ops.aten
 
 # A Partial sum passes through where the op is linear:
-ADDS = {
-    aten.add.Tensor,
-    aten.sub.Tensor,
-    aten.complex.default,
-}  # in all operands at once
+ADDS = {aten.add.Tensor, aten.sub.Tensor, aten.complex.default}  # in all operands at once
 SCALES = {aten.mul.Tensor}  # in either operand
 LINEAR_IN_FIRST = {  # in the first operand, with the others replicated
     aten.mul.Tensor,
@@ -115,7 +111,4 @@ def widens(call: OpCall) -> bool:
     worse.
     """
     (x,), (out,) = call.ins, call.outs
-    return (
-        x.dtype.is_floating_point
-        and torch.promote_types(x.dtype, out.dtype) == out.dtype
-    )
+    return x.dtype.is_floating_point and torch.promote_types(x.dtype, out.dtype) == out.dtype

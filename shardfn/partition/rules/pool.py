@@ -47,17 +47,9 @@ MAX = {target: kind for target, kind in POOLS.items() if "max_pool" in str(targe
 def pool(call: OpCall) -> list[Choice]:
     """Shards batch and channels, and also space if windows do not overlap."""
     kind = POOLS.get(call.target) or ADAPTIVE[call.target]
-    x, y = (
-        (call.ins[1], call.ins[0])
-        if kind.backward
-        else (call.ins[0], call.outs[0])
-    )
+    x, y = (call.ins[1], call.ins[0]) if kind.backward else (call.ins[0], call.outs[0])
     first = x.dim() - kind.space
-    sizes = (
-        _adaptive_windows(x, y, first)
-        if call.target in ADAPTIVE
-        else _windows(call, kind)
-    )
+    sizes = _adaptive_windows(x, y, first) if call.target in ADAPTIVE else _windows(call, kind)
     choices = [replicated(call)]
     for d in range(x.dim()):
         size = 1 if d < first else sizes[d - first]
@@ -79,9 +71,7 @@ def _windows(call: OpCall, kind: Pool) -> list[int]:
     kernel = each(call.arg(at, "kernel_size"))
     stride = each(call.arg(at + 1, "stride") or kernel)
     padding = each(call.arg(at + 2, "padding", [0]))
-    dilation = each(
-        call.arg(at + 3, "dilation", [1]) if call.target in MAX else [1]
-    )
+    dilation = each(call.arg(at + 3, "dilation", [1]) if call.target in MAX else [1])
     return [
         k if (k, 0) == (s, p) and 1 in (d, k) else 0
         for k, s, p, d in zip(kernel, stride, padding, dilation, strict=True)
@@ -89,10 +79,7 @@ def _windows(call: OpCall, kind: Pool) -> list[int]:
 
 
 def _adaptive_windows(x: torch.Tensor, y: torch.Tensor, first: int) -> list[int]:
-    return [
-        n // m if m else 0
-        for n, m in zip(x.shape[first:], y.shape[first:], strict=True)
-    ]
+    return [n // m if m else 0 for n, m in zip(x.shape[first:], y.shape[first:], strict=True)]
 
 
 TABLE: dict[object, Rule] = dict.fromkeys((*POOLS, *ADAPTIVE), pool)
@@ -110,11 +97,7 @@ def _moved(b: Builder, index: Any, x: Piece, space: int, to_global: bool) -> Any
         at = b.call(aten.remainder.Scalar, index, a[d])
         index = b.call(aten.div.Tensor_mode, index, a[d], rounding_mode="floor")
         if x.cuts(d):
-            at = b.call(
-                aten.add.Tensor if to_global else aten.sub.Tensor,
-                at,
-                b.offset(x, d),
-            )
+            at = b.call(aten.add.Tensor if to_global else aten.sub.Tensor, at, b.offset(x, d))
         at = b.call(aten.mul.Tensor, at, stride)
         total = at if total is None else b.call(aten.add.Tensor, total, at)
         stride *= z[d]
@@ -122,26 +105,15 @@ def _moved(b: Builder, index: Any, x: Piece, space: int, to_global: bool) -> Any
 
 
 def lower_max(
-    b: Builder,
-    args: list[Any],
-    kwargs: dict[str, Any],
-    pieces: list[Piece],
-    target: Any,
+    b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece], target: Any
 ) -> Any:
     """Max pooling returns indices into the global image."""
     out = b.call(target, *args, **kwargs)
-    return [
-        b.item(out, 0),
-        _moved(b, b.item(out, 1), pieces[0], MAX[target].space, True),
-    ]
+    return [b.item(out, 0), _moved(b, b.item(out, 1), pieces[0], MAX[target].space, True)]
 
 
 def lower_max_backward(
-    b: Builder,
-    args: list[Any],
-    kwargs: dict[str, Any],
-    pieces: list[Piece],
-    target: Any,
+    b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece], target: Any
 ) -> Any:
     """The backward of max pooling takes indices into the local image."""
     args[-1] = _moved(b, args[-1], pieces[1], MAX[target].space, False)
@@ -149,27 +121,19 @@ def lower_max_backward(
 
 
 def lower_adaptive(
-    b: Builder,
-    args: list[Any],
-    kwargs: dict[str, Any],
-    pieces: list[Piece],
-    target: Any,
+    b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece], target: Any
 ) -> Any:
     """The sizes of the result are an argument: a rank passes its local ones."""
     (x,), space = pieces, ADAPTIVE[target].space
     sizes = zip(args[1], x.local_shape[-space:], x.shape[-space:], strict=True)
     return b.call(
-        target,
-        args[0],
-        [n * mine // whole if mine != whole else n for n, mine, whole in sizes],
+        target, args[0], [n * mine // whole if mine != whole else n for n, mine, whole in sizes]
     )
 
 
 LOWER: dict[object, Any] = {
     **{
-        op: functools.partial(
-            lower_max_backward if kind.backward else lower_max, target=op
-        )
+        op: functools.partial(lower_max_backward if kind.backward else lower_max, target=op)
         for op, kind in MAX.items()
     },
     **{

@@ -20,10 +20,7 @@ def random_bits(call: OpCall) -> list[Choice]:
     dims = call.outs[0].dim()
     choices = [replicated(call)]
     for d in range(dims):
-        own = tuple(
-            d if d < batch and x.dim() > d and x.shape[d] > 1 else "R"
-            for x in starts
-        )
+        own = tuple(d if d < batch and x.dim() > d and x.shape[d] > 1 else "R" for x in starts)
         choices.append(((d if d < batch else "R", *own), (d,)))
     return choices
 
@@ -35,9 +32,7 @@ def make_shard(b: Builder, args: list[Any], out: Piece) -> Any:
     for d, step in enumerate(stride, batch):
         if out.cuts(d):
             offset = b.call(aten.mul.Tensor, b.offset(out, d), step)
-            start = (
-                offset if start is None else b.call(aten.add.Tensor, start, offset)
-            )
+            start = offset if start is None else b.call(aten.add.Tensor, start, offset)
     local = list(out.local_shape[batch:])
     return b.call(RANDOM_BITS, key, start, local, stride, *rest)
 

@@ -26,9 +26,7 @@ def _reduced(call: OpCall, position: int, default: int | None) -> set[int]:
     return {d % max(x.dim(), 1) for d in dims} if dims else set(range(x.dim()))
 
 
-def reduction(
-    pending: str | None, position: int = 1, default: int | None = None
-) -> Rule:
+def reduction(pending: str | None, position: int = 1, default: int | None = None) -> Rule:
     """A sharded reduced dim gives a Partial result, if the op has a Partial reduction. Other
     dims stay sharded.
     """
@@ -53,9 +51,7 @@ def reduction(
     return rule
 
 
-def along(
-    position: int, name: str = "dim", default: int = -1, linear: Sequence[int] = ()
-) -> Rule:
+def along(position: int, name: str = "dim", default: int = -1, linear: Sequence[int] = ()) -> Rule:
     """Shards every dim except the one that the op works along. Linear in each of the inputs at
     these positions.
     """
@@ -63,19 +59,11 @@ def along(
     def rule(call: OpCall) -> list[Choice]:
         n = call.ins[0].dim()
         dim = call.arg(position, name, default) % max(n, 1)
-        choices = [
-            replicated(call),
-            *together(call, [d for d in range(n) if d != dim]),
-        ]
+        choices = [replicated(call), *together(call, [d for d in range(n) if d != dim])]
         pending = ("sum",) * len(call.outs)
-        linear_in = (
-            linear if keeps_values(call.ins[0].dtype, call.outs[0].dtype) else ()
-        )
+        linear_in = linear if keeps_values(call.ins[0].dtype, call.outs[0].dtype) else ()
         return choices + [
-            (
-                tuple("sum" if i == j else "R" for j in range(len(call.ins))),
-                pending,
-            )
+            (tuple("sum" if i == j else "R" for j in range(len(call.ins))), pending)
             for i in linear_in
         ]
 
@@ -128,9 +116,7 @@ def _between_fixed_ends(call: OpCall) -> range:
     """A histogram of shards is a Partial sum, unless its ends are the least and the greatest
     value.
     """
-    return range(
-        call.ins[0].dim() if call.arg(2, "min", 0) != call.arg(3, "max", 0) else 0
-    )
+    return range(call.ins[0].dim() if call.arg(2, "min", 0) != call.arg(3, "max", 0) else 0)
 
 
 def _unflipped(call: OpCall) -> list[int]:
@@ -143,17 +129,10 @@ def lower_median(target: Any) -> Any:
     bounds (2.13).
     """
 
-    def lower(
-        b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
-    ) -> Any:
+    def lower(b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]) -> Any:
         value = args[0].meta["val"]
         repeats = value.dim() > 0 and value.stride(args[1]) == 0
-        return b.call(
-            target,
-            b.contiguous(args[0]) if repeats else args[0],
-            *args[1:],
-            **kwargs,
-        )
+        return b.call(target, b.contiguous(args[0]) if repeats else args[0], *args[1:], **kwargs)
 
     return lower
 

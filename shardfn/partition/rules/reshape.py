@@ -14,11 +14,7 @@ from ..rule_api.strategy import Choice, OpCall, replicated
 def linear(choices: list[Choice], call: OpCall) -> list[Choice]:
     sums_in = ("sum",) * len(call.ins)
     sums_out = ("sum",) * len(call.outs)
-    return [
-        replicated(call),
-        (sums_in, sums_out),
-        *choices,
-    ]
+    return [replicated(call), (sums_in, sums_out), *choices]
 
 
 def reshape(call: OpCall) -> list[Choice]:
@@ -56,9 +52,7 @@ def _in_common(a: Part, b: Part) -> tuple[Mark, Mark] | None:
     for part in (a, b):
         unit = inner // part.inner
         blocks = outer // part.outer
-        if part.size % (unit * blocks) or (
-            outer > 1 and part.size == unit * blocks
-        ):
+        if part.size % (unit * blocks) or (outer > 1 and part.size == unit * blocks):
             return None
         marks.append(layout.joined(part.dim, unit, outer=blocks))
     return marks[0], marks[1]
@@ -69,10 +63,7 @@ def groups(a: list[int], b: list[int]) -> list[tuple[list[Part], list[Part]]]:
     are in no group.
 
     Example:
-        >>> [
-        ...     [[p.dim for p in dims] for dims in group]
-        ...     for group in groups([6, 4], [2, 3, 4])
-        ... ]
+        >>> [[[p.dim for p in dims] for dims in group] for group in groups([6, 4], [2, 3, 4])]
         [[[0], [0, 1]], [[1], [2]]]
     """
     found = []
@@ -105,11 +96,6 @@ def groups(a: list[int], b: list[int]) -> list[tuple[list[Part], list[Part]]]:
 def _parts(shape: list[int], start: int, end: int) -> list[Part]:
     """Some dims of a shape, as a group."""
     return [
-        Part(
-            dim,
-            math.prod(shape[start:dim]),
-            shape[dim],
-            math.prod(shape[dim + 1 : end]),
-        )
+        Part(dim, math.prod(shape[start:dim]), shape[dim], math.prod(shape[dim + 1 : end]))
         for dim in range(start, end)
     ]

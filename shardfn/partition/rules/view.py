@@ -117,12 +117,7 @@ def _joined(call: OpCall) -> list[Choice]:
 def lower_split(target: Any) -> Any:
     """Equal parts of a strided shard: each is as large as the rank's share of it."""
 
-    def lower(
-        b: Builder,
-        args: list[Any],
-        kwargs: dict[str, Any],
-        pieces: list[Piece],
-    ) -> Any:
+    def lower(b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]) -> Any:
         (x,) = pieces
         dim = kwargs.get("dim", args[2] if len(args) > 2 else 0) % len(x.shape)
         if x.cuts(dim):
@@ -262,10 +257,7 @@ def strided_scatter(call: OpCall) -> list[Choice]:
 
 
 def _rows_apart(
-    x: torch.Tensor,
-    size: list[int],
-    stride: list[int],
-    offset: int | None = None,
+    x: torch.Tensor, size: list[int], stride: list[int], offset: int | None = None
 ) -> int:
     """How many indices of dim 0 make a row, if each row reads or writes within its own: 0 if some
     do not.
@@ -303,9 +295,7 @@ TABLE: dict[object, Rule] = {
     aten.squeeze.dim: reshape,
     aten.squeeze.dims: reshape,
     aten.t.default: permuted(lambda call, n: list(range(n))[::-1]),
-    aten.permute.default: permuted(
-        lambda call, n: [d % n for d in call.args[1]]
-    ),
+    aten.permute.default: permuted(lambda call, n: [d % n for d in call.args[1]]),
     aten.transpose.int: permuted(_swapped),
     aten.expand.default: expand,
     aten.slice.Tensor: all_but(1),
@@ -365,8 +355,5 @@ def _written_size(args: list[Any], shapes: list[tuple[int, ...]]) -> list[Any]:
     return args
 
 
-LOWER = {
-    op: lower_split(op)
-    for op in (aten.split.Tensor, aten.split_with_sizes.default)
-}
+LOWER = {op: lower_split(op) for op in (aten.split.Tensor, aten.split_with_sizes.default)}
 LOCAL_ARGS = {aten.as_strided_scatter.default: _written_size}

@@ -1,10 +1,6 @@
 """Arguments: checked, placed, and read as the local tensors of each rank."""
 
-from .checks import (
-    refuse_lost_gradient,
-    refuse_lost_tangent,
-    refuse_without_values,
-)
+from .checks import refuse_lost_gradient, refuse_lost_tangent, refuse_without_values
 from .local_tensors import cut, itself, join, local_of, reader, spec_of
 from .look import OWN, donated_tensors, look
 from .placed import Placed, aval_of, donated_places

@@ -58,9 +58,7 @@ class Check:
         self.compared.is_done = is_real and is_once
 
 
-def check_of(
-    request: Request, placed: Placed, captured: Captured
-) -> Check | None:
+def check_of(request: Request, placed: Placed, captured: Captured) -> Check | None:
     """The check of a program's arguments. Nothing if none must be the same on all ranks."""
     rows = _rows(captured.program.graph.graph, placed)
     is_simulated = placed.world.kind == "simulated"
@@ -79,19 +77,12 @@ def _rows(graph: torch.fx.Graph, placed: Placed) -> list[Alike]:
         axes, paths = constants_of(node)
         known = [path for path in parse_paths(paths) if path in placed.paths]
         for path in known:
-            row = Alike(
-                path,
-                placed.paths.index(path),
-                parse_axes(axes),
-                node.meta.get("source"),
-            )
+            row = Alike(path, placed.paths.index(path), parse_axes(axes), node.meta.get("source"))
             found.setdefault((row.path, row.axes), row)
     return [*found.values()]
 
 
-def _check(
-    request: Request, placed: Placed, rows: Sequence[Alike], leaves: list[Any]
-) -> None:
+def _check(request: Request, placed: Placed, rows: Sequence[Alike], leaves: list[Any]) -> None:
     """Compare the arguments of all ranks."""
     locals_ = [_compat.local_tensor(leaves[row.position]) for row in rows]
     if placed.world.kind == "real":
@@ -120,9 +111,7 @@ def _groups(mesh: Any, axes: tuple[str, ...]) -> list[list[int]]:
     return places.reshape(-1, count).tolist()
 
 
-def _compare(
-    request: Request, row: Alike, group: Sequence[int], values: Sequence[Any]
-) -> None:
+def _compare(request: Request, row: Alike, group: Sequence[int], values: Sequence[Any]) -> None:
     """Compare an argument of the ranks of a group.
 
     Raises:

@@ -18,12 +18,7 @@ from ...capture.dtensors.flattened import home_of
 from ...capture.refusals.leaks import LeakedTensor, leaked
 from ...errors import ShardError, TreeError, call_site
 from ...mesh import current_mesh, mesh_of_world
-from ...simulated import (
-    DonatedTensor,
-    SimulatedTensor,
-    UnreadTensor,
-    used_after_donation,
-)
+from ...simulated import DonatedTensor, SimulatedTensor, UnreadTensor, used_after_donation
 from ...types import CONSTANTS, ShapeDtype
 from ..options import Request
 
@@ -46,34 +41,19 @@ def check_call(
             signature.bind(*args, **kwargs)
     except TypeError as error:
         source, fix = call_site(), f"the arguments of {signature}"
-        raise TreeError.of(
-            request.name, str(error), fix=fix, source=source
-        ) from None
+        raise TreeError.of(request.name, str(error), fix=fix, source=source) from None
     static = argnums.of_call(
-        request.name,
-        "static_argnums",
-        request.static_argnums,
-        args,
-        kwargs,
-        signature,
+        request.name, "static_argnums", request.static_argnums, args, kwargs, signature
     )
     donated = argnums.of_call(
-        request.name,
-        "donate_argnums",
-        request.donate_argnums,
-        args,
-        kwargs,
-        signature,
+        request.name, "donate_argnums", request.donate_argnums, args, kwargs, signature
     )
     argnums.refuse_static(request.name, static, donated, args)
     return static, donated
 
 
 def refuse_classes(
-    request: Request,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    static: Sequence[int],
+    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], static: Sequence[int]
 ) -> None:
     """Refuse containers of user classes that are registered as pytrees but unknown to Dynamo.
 
@@ -83,40 +63,23 @@ def refuse_classes(
     roots, every = _roots(request, args, kwargs), (*args, *kwargs.values())
     rows = enumerate(zip(roots, every, strict=True))
     given = [(root, x) for i, (root, x) in rows if i not in static]
-    wrong = [
-        (path, kind)
-        for root, x in given
-        for path, kind in tree_pairs.classes(x, root)
-    ]
+    wrong = [(path, kind) for root, x in given for path, kind in tree_pairs.classes(x, root)]
     if wrong:
-        source, fix = (
-            call_site(),
-            "a dict, list, tuple or NamedTuple of its tensors",
-        )
+        source, fix = (call_site(), "a dict, list, tuple or NamedTuple of its tensors")
         lines = [f"{path} is a {kind}" for path, kind in wrong]
         needed = "dict, OrderedDict, defaultdict, list, tuple, NamedTuple or deque"
         raise TreeError.of(
-            request.name,
-            *lines,
-            needed=needed,
-            fix=fix,
-            source=source,
-            arg_path=wrong[0][0],
+            request.name, *lines, needed=needed, fix=fix, source=source, arg_path=wrong[0][0]
         )
 
 
-def check_leaves(
-    request: Request, leaves: list[Any], paths: list[str], static: set[int]
-) -> None:
+def check_leaves(request: Request, leaves: list[Any], paths: list[str], static: set[int]) -> None:
     for i, (x, path) in enumerate(zip(leaves, paths, strict=True)):
         where = f"{request.name}, argument {path}"
         if isinstance(x, DonatedTensor) or (
-            isinstance(x, DTensor)
-            and isinstance(_compat.local_tensor(x), DonatedTensor)
+            isinstance(x, DTensor) and isinstance(_compat.local_tensor(x), DonatedTensor)
         ):
-            raise used_after_donation(
-                getattr(x, "call", None) or _compat.local_tensor(x).call
-            )
+            raise used_after_donation(getattr(x, "call", None) or _compat.local_tensor(x).call)
         if isinstance(x, torch.Tensor):
             if isinstance(x, LeakedTensor) or _compat.is_fake(x):
                 raise leaked(where)
@@ -134,14 +97,10 @@ def check_leaves(
             fix, source = _instead(x, path), call_site()
             module = "numpy." if type(x).__module__ == "numpy" else ""
             got, needed = f"a {module}{type(x).__name__}", "a tensor or a constant"
-            raise TreeError.of(
-                where, got, needed=needed, fix=fix, source=source, arg_path=path
-            )
+            raise TreeError.of(where, got, needed=needed, fix=fix, source=source, arg_path=path)
 
 
-def check_holders(
-    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+def check_holders(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Refuse a tensor that holds others if its gradient would be lost."""
     given = (*args, *kwargs.values())
     for root, arg in zip(_roots(request, args, kwargs), given, strict=True):
@@ -152,9 +111,7 @@ def check_holders(
             refuse_lost_tangent(where, x)
 
 
-def _roots(
-    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[str]:
+def _roots(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
     """The path of each argument."""
     marks = (0,) * len(args), dict.fromkeys(kwargs, 0)
     return _tree.argument_paths(request.signature_of, *marks)
@@ -171,10 +128,7 @@ def refuse_lost_gradient(where: str, path: str, x: torch.Tensor) -> None:
             "differentiate inside with shardfn's grad, and pass x.detach(), or call it under "
             "torch.no_grad()"
         )
-        got, source = (
-            "it requires grad, and autograd would not see through the call",
-            call_site(),
-        )
+        got, source = ("it requires grad, and autograd would not see through the call", call_site())
         raise ShardError.of(where, got, fix=fix, source=source, arg_path=path)
 
 
@@ -233,10 +187,7 @@ def _of_each_rank(
     request: Request, where: str, path: str, x: torch.Tensor, leaves: list[Any]
 ) -> ShardError:
     """The error for each rank's own tensor, which only the code of one rank takes."""
-    meshes = [
-        request.mesh,
-        *(y.device_mesh for y in leaves if isinstance(y, DTensor)),
-    ]
+    meshes = [request.mesh, *(y.device_mesh for y in leaves if isinstance(y, DTensor))]
     mesh = next((m for m in (*meshes, current_mesh()) if m is not None), None)
     mesh = mesh_of_world(x.device.type) if mesh is None else mesh
     count = len(x.shards) if isinstance(x, SimulatedTensor) else mesh.size()
@@ -257,12 +208,7 @@ def _refuse_foreign(where: str, path: str, x: torch.Tensor) -> None:
     fix, source = f"{path}.as_subclass(torch.Tensor)", call_site()
     got = f"a {type(x).__name__}, a subclass of torch.Tensor"
     raise TreeError.of(
-        where,
-        got,
-        needed="a plain tensor or a DTensor",
-        fix=fix,
-        source=source,
-        arg_path=path,
+        where, got, needed="a plain tensor or a DTensor", fix=fix, source=source, arg_path=path
     )
 
 
@@ -270,20 +216,11 @@ def _is_function(x: Any) -> bool:
     """Whether x is code. An object with `__call__` is not, since it may change between calls."""
     known = isinstance(
         x,
-        (
-            types.FunctionType,
-            types.BuiltinFunctionType,
-            types.MethodType,
-            functools.partial,
-            type,
-        ),
+        (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial, type),
     )
     return known or (
         callable(x)
-        and (
-            hasattr(x, "__wrapped__")
-            or (type(x).__module__ or "").startswith("torch._ops")
-        )
+        and (hasattr(x, "__wrapped__") or (type(x).__module__ or "").startswith("torch._ops"))
     )
 
 
@@ -298,9 +235,7 @@ def _instead(x: Any, path: str) -> str:
             "arguments"
         )
     if path == "self":
-        bound = (
-            "the transform of the bound method, which is read when it is captured"
-        )
+        bound = "the transform of the bound method, which is read when it is captured"
         return f"{bound}; static_argnums=0 of jit or shard; or {kind} a NamedTuple"
     if isinstance(x, (slice, range, set, frozenset, type(...))):
         return f"static_argnums of jit or shard; or close over the {kind}"

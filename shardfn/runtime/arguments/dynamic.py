@@ -15,9 +15,7 @@ from ...types import ShapeDtype
 from ..options import Request
 
 ATTRIBUTE = "_shardfn_dynamic"  # of a marked tensor: its Dims
-Dims = dict[
-    int, bool
-]  # dim -> whether it is an error if its size must be constant
+Dims = dict[int, bool]  # dim -> whether it is an error if its size must be constant
 FORM = (
     "a prefix tree over the arguments, or a dict of them by name; a leaf is a dim, a set of "
     "dims, True for all dims, a dict {dim: torch.export.Dim.AUTO or Dim.DYNAMIC}, or None"
@@ -33,10 +31,7 @@ def marked(x: Any) -> Dims:
 
 
 def dims_of(
-    request: Request,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    paths: Sequence[str],
+    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], paths: Sequence[str]
 ) -> dict[int, Dims]:
     """By leaf of the arguments, the dims whose sizes may change between calls.
 
@@ -47,13 +42,10 @@ def dims_of(
     specs = _specs(request, args, kwargs, leaves)
     if request.around is not None:  # a rank's own tensors have their marks by now
         specs = [
-            None if hasattr(x, ATTRIBUTE) else spec
-            for x, spec in zip(leaves, specs, strict=True)
+            None if hasattr(x, ATTRIBUTE) else spec for x, spec in zip(leaves, specs, strict=True)
         ]
     rows = list(zip(specs, leaves, paths, strict=True))
-    wrong = [
-        f"{path}: {got}" for spec, x, path in rows for got in _misfits(spec, x)
-    ]
+    wrong = [f"{path}: {got}" for spec, x, path in rows for got in _misfits(spec, x)]
     if wrong:
         needed = "dims of tensors"
         path = wrong[0].split(":")[0]
@@ -67,20 +59,13 @@ def _with_marks(spec: Any, x: Any) -> Dims:
     return {**marked(x), **_dims(spec, x)}
 
 
-def _misfit(
-    request: Request, lines: Sequence[str], needed: str, **fields: Any
-) -> TreeError:
+def _misfit(request: Request, lines: Sequence[str], needed: str, **fields: Any) -> TreeError:
     where, source = f"{request.name}, dynamic", call_site()
-    return TreeError.of(
-        where, *lines, needed=needed, fix=FORM, source=source, **fields
-    )
+    return TreeError.of(where, *lines, needed=needed, fix=FORM, source=source, **fields)
 
 
 def _specs(
-    request: Request,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    leaves: list[Any],
+    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]
 ) -> list[Any]:
     """The leaf of `dynamic` for each leaf of the arguments."""
     if request.dynamic is None:
@@ -120,18 +105,14 @@ def _for_tensor(spec: Any, x: Any) -> Any:
     return spec if isinstance(x, (torch.Tensor, ShapeDtype)) else None
 
 
-def _names(
-    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[str]:
+def _names(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
     """The names of the positional arguments."""
     leaves = (0,) * len(args), dict.fromkeys(kwargs, 0)
     paths = _tree.argument_paths(request.signature_of, *leaves)
     return paths[: len(args)]
 
 
-def _refuse_unknown(
-    request: Request, prefix: dict[Any, Any], given: Sequence[str]
-) -> None:
+def _refuse_unknown(request: Request, prefix: dict[Any, Any], given: Sequence[str]) -> None:
     """Refuse a name that is not an argument's.
 
     Raises:
@@ -178,11 +159,7 @@ def _given(spec: Any) -> list[Any]:
 
 def _dims(spec: Any, x: Any) -> Dims:
     """A leaf of `dynamic` for one argument."""
-    if (
-        spec is None
-        or spec is False
-        or not isinstance(x, (torch.Tensor, ShapeDtype))
-    ):
+    if spec is None or spec is False or not isinstance(x, (torch.Tensor, ShapeDtype)):
         return {}
     rank = len(x.shape)
     if spec is True:

@@ -52,22 +52,16 @@ class LocalLayouts:
             self.known.put(mine)
         return fitted
 
-    def _fitted(
-        self, k: int, x: torch.Tensor, like: torch.Tensor
-    ) -> torch.Tensor:
+    def _fitted(self, k: int, x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         """A local tensor with the program's strides."""
         if (x.shape, x.dtype) != (like.shape, like.dtype):
             raise self._refused(k, x, like)
         if _has_strides(x, like):
             return x
-        copy = torch.empty_strided(
-            like.shape, like.stride(), dtype=x.dtype, device=x.device
-        )
+        copy = torch.empty_strided(like.shape, like.stride(), dtype=x.dtype, device=x.device)
         return copy.copy_(x)
 
-    def _refused(
-        self, k: int, x: torch.Tensor, like: torch.Tensor
-    ) -> PlacementError:
+    def _refused(self, k: int, x: torch.Tensor, like: torch.Tensor) -> PlacementError:
         path = self.placed.paths[self.placed.tensors[k]]
         return PlacementError.of(
             f"{self.name}, argument {path}",
@@ -79,9 +73,7 @@ class LocalLayouts:
         )
 
 
-def local_layouts(
-    name: str, placed: Placed, inputs: Sequence[torch.Tensor]
-) -> LocalLayouts | None:
+def local_layouts(name: str, placed: Placed, inputs: Sequence[torch.Tensor]) -> LocalLayouts | None:
     """The layouts of the DTensors among the arguments. None without one.
 
     Args:

@@ -23,11 +23,7 @@ def reader(is_dtensor: bool, marks: Marks, placed: Placed) -> Callable[[Any], An
     """
     simulated = placed.is_simulated
     if is_dtensor:
-        return (
-            _all_shards(len(all_coordinates(placed.axes)))
-            if simulated
-            else local_of
-        )
+        return _all_shards(len(all_coordinates(placed.axes))) if simulated else local_of
     if simulated:
         everyone = all_coordinates(placed.axes)
         if all(m == "R" for m in marks):
@@ -57,9 +53,7 @@ def _all_shards(n: int) -> Callable[[Any], list[torch.Tensor]]:
     return read
 
 
-def cut(
-    x: torch.Tensor, marks: Marks, axes: MeshAxes, coordinate: Sequence[int]
-) -> torch.Tensor:
+def cut(x: torch.Tensor, marks: Marks, axes: MeshAxes, coordinate: Sequence[int]) -> torch.Tensor:
     """One rank's shard of a global tensor, in new memory, with the order of dims in memory of
     the global tensor.
     """
@@ -78,19 +72,13 @@ def cut(
         return x
     order = layout.stride_order(x.shape, x.stride())
     fresh = torch.empty_strided(
-        out.shape,
-        layout.dense_strides(out.shape, order),
-        dtype=x.dtype,
-        device=x.device,
+        out.shape, layout.dense_strides(out.shape, order), dtype=x.dtype, device=x.device
     )
     return fresh.copy_(out)
 
 
 def join(
-    shards: Sequence[torch.Tensor],
-    shape: Sequence[int],
-    marks: Marks,
-    axes: MeshAxes,
+    shards: Sequence[torch.Tensor], shape: Sequence[int], marks: Marks, axes: MeshAxes
 ) -> torch.Tensor:
     """The global tensor from the local tensors of all ranks."""
     values = dict(zip(all_coordinates(axes), shards, strict=True))
@@ -108,9 +96,7 @@ def join(
 
 def _stored(size: int, dim: int, marks: Marks, axes: MeshAxes) -> torch.Tensor:
     """The numbers of the elements of a dim in the order of the ranks that hold them."""
-    shards = [
-        layout.split(m) is not None and layout.cut_of(m)[0] == dim for m in marks
-    ]
+    shards = [layout.split(m) is not None and layout.cut_of(m)[0] == dim for m in marks]
     held = [
         elements(size, dim, marks, axes.sizes, c)
         for c in all_coordinates(axes)
@@ -125,15 +111,8 @@ def _joined(group: list[torch.Tensor], mark: Any) -> torch.Tensor:
         return torch.cat(group, found[0])
     if mark == "R":
         return group[0]
-    reduce = {
-        "sum": torch.sum,
-        MEAN: torch.mean,
-        "max": torch.amax,
-        "min": torch.amin,
-    }[mark]
-    return reduce(torch.stack(group), 0).to(
-        group[0].dtype
-    )  # torch sums integers in 64 bits
+    reduce = {"sum": torch.sum, MEAN: torch.mean, "max": torch.amax, "min": torch.amin}[mark]
+    return reduce(torch.stack(group), 0).to(group[0].dtype)  # torch sums integers in 64 bits
 
 
 def spec_of(mesh: Any, marks: Marks, value: torch.Tensor) -> Any:
@@ -141,6 +120,4 @@ def spec_of(mesh: Any, marks: Marks, value: torch.Tensor) -> Any:
     stride = value.stride()
     if not layout.is_dense(value.shape, stride):
         stride = layout.dense_strides(value.shape, range(value.dim()))
-    return _compat.dtensor_spec(
-        mesh, torch_placements(marks), value.shape, stride, value.dtype
-    )
+    return _compat.dtensor_spec(mesh, torch_placements(marks), value.shape, stride, value.dtype)

@@ -17,12 +17,7 @@ from ...mesh import axes_of, current_mesh, refuse_elsewhere
 from ...types import ShapeDtype
 from ...world import current_world
 from ..options import Request
-from .checks import (
-    check_call,
-    check_holders,
-    check_leaves,
-    refuse_classes,
-)
+from .checks import check_call, check_holders, check_leaves, refuse_classes
 from .dynamic import dims_of
 from .placed import Placed, aval_of
 from .placements import marks_of_arguments
@@ -30,9 +25,7 @@ from .placements import marks_of_arguments
 OWN = "_of_one_rank"  # set on a DTensor that stands for each rank's own tensors
 
 
-def look(
-    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Placed:
+def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Placed:
     """Check the arguments of a call, and determine the placements of each.
 
     Raises:
@@ -73,9 +66,7 @@ def look(
     )
 
 
-def _donated(
-    donated: set[int], leaves: list[Any], tensors: list[int]
-) -> tuple[int, ...]:
+def _donated(donated: set[int], leaves: list[Any], tensors: list[int]) -> tuple[int, ...]:
     """Which of the tensors are donated. Each rank's own are views of the user's tensors, which
     the caller takes away.
     """
@@ -105,12 +96,8 @@ def _unreduced(values: Sequence[Any]) -> tuple[int, ...]:
     )
 
 
-def _constants(
-    leaves: list[Any], tensors: set[int]
-) -> tuple[tuple[int, Any, Any], ...]:
-    return tuple(
-        (i, constant_key(x), x) for i, x in enumerate(leaves) if i not in tensors
-    )
+def _constants(leaves: list[Any], tensors: set[int]) -> tuple[tuple[int, Any, Any], ...]:
+    return tuple((i, constant_key(x), x) for i, x in enumerate(leaves) if i not in tensors)
 
 
 def _mesh(request: Request, leaves: list[Any]) -> Any:
@@ -120,9 +107,7 @@ def _mesh(request: Request, leaves: list[Any]) -> Any:
     if mesh is None and request.needs_mesh:
         fix = "shard(fn, mesh=...) or call it inside `with use_mesh(mesh)`"
         source = call_site()
-        raise PlacementError.of(
-            request.name, "there is no mesh", fix=fix, source=source
-        )
+        raise PlacementError.of(request.name, "there is no mesh", fix=fix, source=source)
     if mesh is not None:
         refuse_elsewhere(request.name, mesh)
     return mesh
@@ -134,15 +119,8 @@ def _refuse_parts(leaves: list[Any], mesh: Any) -> None:
     Raises:
         NeedsRanks: always, if there is one.
     """
-    others = [
-        x.device_mesh
-        for x in leaves
-        if isinstance(x, DTensor) and x.device_mesh != mesh
-    ]
-    if any(
-        _compat.root_mesh(other) == mesh
-        for other in others
-    ):
+    others = [x.device_mesh for x in leaves if isinstance(x, DTensor) and x.device_mesh != mesh]
+    if any(_compat.root_mesh(other) == mesh for other in others):
         error = needs_ranks("a DTensor on a part of the mesh", mesh)
         error.is_for_good = False
         raise error
@@ -151,9 +129,7 @@ def _refuse_parts(leaves: list[Any], mesh: Any) -> None:
 def _leaves_of(numbers: Sequence[int], treedef: Any) -> set[int]:
     """The leaves of some positional arguments."""
     counts = [child.num_leaves for child in treedef.children()[0].children()]
-    return {
-        i for n in numbers for i in range(sum(counts[:n]), sum(counts[: n + 1]))
-    }
+    return {i for n in numbers for i in range(sum(counts[:n]), sum(counts[: n + 1]))}
 
 
 def donated_tensors(

@@ -15,15 +15,10 @@ from ...simulated import SimulatedTensor, UnreadTensor
 from ..options import Request
 from .placed import Placed
 
-OF_RANKS = (
-    SimulatedTensor,
-    UnreadTensor,
-)  # each rank's own, which no program takes
+OF_RANKS = (SimulatedTensor, UnreadTensor)  # each rank's own, which no program takes
 
 
-def other_leaves(
-    request: Request, placed: Placed, leaves: list[Any], treedef: Any
-) -> list[str]:
+def other_leaves(request: Request, placed: Placed, leaves: list[Any], treedef: Any) -> list[str]:
     """Lines for the leaves of two trees of arguments that have no counterpart."""
     now, before = _tree.unflatten(treedef, leaves), _indices(placed.treedef)
     names = _tree.argument_paths(request.signature_of, *now)
@@ -47,9 +42,7 @@ def _lacking(tree: Any, names: Sequence[str], other: Any) -> list[str]:
     """The names of the leaves of a tree that another tree has no leaf for."""
     known = set(_tree.paths(other))
     places = _tree.paths(tree)
-    return [
-        n for place, n in zip(places, names, strict=True) if place not in known
-    ]
+    return [n for place, n in zip(places, names, strict=True) if place not in known]
 
 
 def other_tensors(placed: Placed, leaves: list[Any]) -> Iterator[str]:
@@ -77,6 +70,4 @@ def other_constants(placed: Placed, leaves: list[Any]) -> Iterator[str]:
 
 def said(x: Any) -> str:
     """A leaf in an error: a tensor by its shape and dtype."""
-    return (
-        f"{tuple(x.shape)} {x.dtype}" if isinstance(x, torch.Tensor) else repr(x)
-    )
+    return f"{tuple(x.shape)} {x.dtype}" if isinstance(x, torch.Tensor) else repr(x)

@@ -31,9 +31,7 @@ class Placed:
     donated: tuple[int, ...]  # which leaves are tensors of donated arguments
     followed: tuple[int, ...]  # which leaves are tensors that autograd follows
     static: frozenset[int]  # which leaves are of static arguments
-    constants: tuple[
-        tuple[int, Any, Any], ...
-    ]  # for the other leaves: position, key, value
+    constants: tuple[tuple[int, Any, Any], ...]  # for the other leaves: position, key, value
     state: tuple[Any, ...]  # torch's settings at the call
     # by leaf, the dims that may change between calls: `dynamic.dims_of`
     dynamic: dict[int, dict[int, bool]]
@@ -61,9 +59,7 @@ class Placed:
 def donated_places(placed: Placed) -> list[int]:
     """Which placeholders are donated inputs."""
     skip = len(placed.axes.names)
-    return [
-        skip + k for k, leaf in enumerate(placed.tensors) if leaf in placed.donated
-    ]
+    return [skip + k for k, leaf in enumerate(placed.tensors) if leaf in placed.donated]
 
 
 def aval_of(x: Any, mesh: Any) -> Aval:

@@ -12,14 +12,7 @@ from ... import _tree, tree_pairs
 from ..._compat.cuda import numbered, unnumbered
 from ...errors import PlacementError, TreeError, call_site
 from ...mesh import axes_of, refuse_other
-from ...placement import (
-    AUTO,
-    check_pending,
-    check_whole,
-    describe,
-    is_spec,
-    marks_of,
-)
+from ...placement import AUTO, check_pending, check_whole, describe, is_spec, marks_of
 from ...simulated import is_on_part, placements_on
 from ...types import Marks, MeshAxes
 from ..options import Request
@@ -61,9 +54,7 @@ def marks_of_arguments(
     return tuple(marks)
 
 
-def _misfit(
-    request: Request, mesh: Any, wrong: list[tuple[str, str]]
-) -> PlacementError:
+def _misfit(request: Request, mesh: Any, wrong: list[tuple[str, str]]) -> PlacementError:
     """The error for placements that do not fit."""
     path, first = wrong[0]
     where, lines = f"{request.name}, argument {path}", [first]
@@ -87,10 +78,7 @@ def _misfit(
 
 
 def _specs(
-    request: Request,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    leaves: list[Any],
+    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]
 ) -> list[Any]:
     """One placement leaf for each argument leaf. Keyword arguments keep their own placements."""
     prefix = request.in_placements
@@ -101,10 +89,7 @@ def _specs(
     try:
         specs = tree_pairs.broadcast_prefix(prefix, args, is_spec)
     except ValueError as error:
-        lines = [
-            "in_placements does not match the arguments",
-            *_named(request, args, error.args),
-        ]
+        lines = ["in_placements does not match the arguments", *_named(request, args, error.args)]
         fix = "one placement for each leaf, or one P for all leaves of a subtree"
         source = call_site()
         raise TreeError.of(
@@ -113,9 +98,7 @@ def _specs(
     return specs + [None] * (len(leaves) - len(specs))
 
 
-def _named(
-    request: Request, args: tuple[Any, ...], lines: Sequence[str]
-) -> list[str]:
+def _named(request: Request, args: tuple[Any, ...], lines: Sequence[str]) -> list[str]:
     """The mismatches with parameter names in place of `[0]`."""
     names = [
         p
@@ -123,16 +106,12 @@ def _named(
         for p in _tree.argument_paths(request.signature_of, args, {})[i : i + 1]
     ]
     roots = (
-        _tree.argument_paths(request.signature_of, tuple(0 for _ in args), {})
-        if args
-        else names
+        _tree.argument_paths(request.signature_of, tuple(0 for _ in args), {}) if args else names
     )
     out = []
     for line in lines:
         for i, root in enumerate(roots):
-            line = (
-                root + line[len(f"[{i}]") :] if line.startswith(f"[{i}]") else line
-            )
+            line = root + line[len(f"[{i}]") :] if line.startswith(f"[{i}]") else line
         out.append(line)
     return out
 
@@ -157,9 +136,7 @@ def _marks(x: Any, spec: Any, mesh: Any, axes: MeshAxes) -> Marks:
     """The placements of one argument. Raises ValueError if they do not fit."""
     if isinstance(x, torch.Tensor) and mesh is not None:
         _check_device(x.device, mesh.device_type)
-    declared = (
-        None if spec is None or spec is AUTO else marks_of(spec, x.shape, axes)
-    )
+    declared = None if spec is None or spec is AUTO else marks_of(spec, x.shape, axes)
     if not isinstance(x, DTensor):
         check_whole(spec, declared or ())
         return declared or ("R",) * len(axes.names)

@@ -13,13 +13,7 @@ from torch.distributed.tensor import DTensor
 from ... import _compat, _tree
 from ...errors import TreeError
 from ...mesh import current_mesh
-from ...simulated import (
-    SimulatedTensor,
-    dtensors,
-    is_on_part,
-    on_mesh,
-    shown,
-)
+from ...simulated import SimulatedTensor, dtensors, is_on_part, on_mesh, shown
 from ...world import current_world
 from ..options import Request
 from .checks import refuse_lost_gradient, refuse_lost_tangent
@@ -39,9 +33,7 @@ def is_prepared(leaves: list[Any], mesh: Any = None) -> bool:
     return not any(is_on_part(x, mesh) for x in leaves)
 
 
-def prepared(
-    name: str, args: Any, kwargs: Any, mesh: Any = None
-) -> tuple[Any, Any]:
+def prepared(name: str, args: Any, kwargs: Any, mesh: Any = None) -> tuple[Any, Any]:
     """Arguments in the form that programs take.
 
     Args:
@@ -111,9 +103,7 @@ def _prepared(name: str, x: Any) -> Any:
 def _shown(x: torch.Tensor) -> torch.Tensor:
     """A tensor, or the local tensor of a DTensor, of the rank that is shown."""
     local: Any = _compat.local_tensor(x) if isinstance(x, DTensor) else x
-    return (
-        local.shards[local.shown] if isinstance(local, SimulatedTensor) else local
-    )
+    return local.shards[local.shown] if isinstance(local, SimulatedTensor) else local
 
 
 def _turned(name: str, x: DTensor) -> torch.Tensor:
@@ -122,28 +112,18 @@ def _turned(name: str, x: DTensor) -> torch.Tensor:
     refuse_lost_tangent(f"{name}, a DTensor", x)
     local: Any = _compat.local_tensor(x)
     is_simulated = current_world().kind == "simulated"
-    shards = getattr(
-        local, "shards", [local] * (x.device_mesh.size() if is_simulated else 1)
-    )
+    shards = getattr(local, "shards", [local] * (x.device_mesh.size() if is_simulated else 1))
     kind = type(_shown(x)).__name__
     rows = [_compat.opened(shard)[0] for shard in shards]
-    if any(
-        y.shape != x.shape
-        for row, x in zip(rows, shards, strict=True)
-        for y in row
-    ):
+    if any(y.shape != x.shape for row, x in zip(rows, shards, strict=True) for y in row):
         got = f"a DTensor of a {kind}, whose tensors have other shapes than it has"
         raise TreeError.of(
-            name,
-            got,
-            fix=f"a {kind} of DTensors: sf.distribute(x, mesh, placements)",
+            name, got, fix=f"a {kind} of DTensors: sf.distribute(x, mesh, placements)"
         )
     shells = {_compat.opened(shard)[1].said for shard in shards}
     if len(shells) > 1:
         got = f"a DTensor of {kind}s that differ by rank: {', '.join(sorted(shells))}"
-        raise TreeError.of(
-            name, got, fix=f"{kind}s that say the same on all ranks"
-        )
+        raise TreeError.of(name, got, fix=f"{kind}s that say the same on all ranks")
     held = [_global(list(column), x) for column in zip(*rows, strict=True)]
     shell = _compat.opened(_shown(x))[1]
     shell = attrs.evolve(shell, shape=tuple(x.shape), stride=x.stride())
@@ -154,9 +134,7 @@ def _global(locals_: list[torch.Tensor], like: DTensor) -> DTensor:
     """The DTensor of local tensors, placed like another."""
     x = locals_[0]
     is_simulated = current_world().kind == "simulated"
-    local = (
-        SimulatedTensor(locals_, shown(like.device_mesh)) if is_simulated else x
-    )
+    local = SimulatedTensor(locals_, shown(like.device_mesh)) if is_simulated else x
     spec = _compat.dtensor_spec(
         like.device_mesh, like.placements, like.shape, like.stride(), x.dtype
     )

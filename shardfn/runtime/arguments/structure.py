@@ -13,9 +13,7 @@ from ... import _compat, _tree
 Walk = Callable[[Any, list[Any]], bool]
 
 
-def leaves_like(
-    treedef: _tree.TreeDef,
-) -> Callable[[Any], list[Any] | None] | None:
+def leaves_like(treedef: _tree.TreeDef) -> Callable[[Any], list[Any] | None] | None:
     """A function of a tree: its leaves if it has this structure, else None. Where the structure
     has a leaf, a tree may have a container, which then stands among the leaves.
 

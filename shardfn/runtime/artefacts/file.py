@@ -23,9 +23,7 @@ LENGTH = 8  # bytes that say how long the header is
 DAMAGED = "another copy, or save it again: it is damaged, or something else"
 
 
-def write(
-    path: str, record: Mapping[str, Any], tensors: Mapping[str, Any]
-) -> None:
+def write(path: str, record: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
     """Write a file that appears complete, or not at all.
 
     Raises:

@@ -109,35 +109,25 @@ def _found_mesh(path: str, axes: MeshAxes, device: str | None, mesh: Any) -> Any
         return None
     if axes.names:
         mesh = mesh if mesh is not None else current_mesh()
-        mesh = (
-            mesh if mesh is not None else make_mesh(axes.sizes, axes.names, device)
-        )
+        mesh = mesh if mesh is not None else make_mesh(axes.sizes, axes.names, device)
     mine = axes_of(mesh)
     wrong = []
     if (mine.names, mine.sizes) != (axes.names, axes.sizes):
         wrong.append(f"it was made for the mesh {axes}, this is {mine}")
     if axes.names and mesh.device_type != device:
-        wrong.append(
-            f"it was made for {device}, the mesh is of {mesh.device_type}"
-        )
+        wrong.append(f"it was made for {device}, the mesh is of {mesh.device_type}")
     if wrong:
         fix = f"sf.make_mesh({axes.sizes}, {axes.names}, {device!r})"
         where = f"{WHERE}, {path}"
-        raise ArtefactError.of(
-            where, *wrong, fix=fix, source=call_site(), mesh=mesh
-        )
+        raise ArtefactError.of(where, *wrong, fix=fix, source=call_site(), mesh=mesh)
     return mesh
 
 
-def _built(
-    record: dict[str, Any], tensors: Any, mesh: Any, backend: str
-) -> Compiled:
+def _built(record: dict[str, Any], tensors: Any, mesh: Any, backend: str) -> Compiled:
     captured = records.captured_of(record, tensors)
     plan = records.plan_of(record, axes_of(mesh), captured)
     programs = records.programs_of(record, plan, captured, mesh)
-    placed = records.placed_of(
-        record["arguments"], mesh, _state(record["settings"])
-    )
+    placed = records.placed_of(record["arguments"], mesh, _state(record["settings"]))
     name = str(record["name"])
     request = Request(
         name,
@@ -160,9 +150,7 @@ def _built(
         )
         runner = settled(name, compile_now)
         runner = watched(runner, name, placed, program)
-    return Compiled(
-        request, placed, captured, plan, programs, request.backend, runner
-    )
+    return Compiled(request, placed, captured, plan, programs, request.backend, runner)
 
 
 def _state(rows: Any) -> tuple[Any, ...]:

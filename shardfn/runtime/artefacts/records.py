@@ -37,17 +37,11 @@ def unread(*_: Any, **__: Any) -> NoReturn:
     raise AssertionError("the program was loaded without its function")
 
 
-def placed_of(
-    said: dict[str, Any], mesh: Any, state: tuple[Any, ...]
-) -> Placed:
+def placed_of(said: dict[str, Any], mesh: Any, state: tuple[Any, ...]) -> Placed:
     """The arguments of a program."""
     count = len(said["paths"])
     positions = ("tensors", "donated")
-    if any(
-        type(i) is not int or not 0 <= i < count
-        for k in positions
-        for i in said[k]
-    ):
+    if any(type(i) is not int or not 0 <= i < count for k in positions for i in said[k]):
         raise ValueError("positions of tensors")
     constants = [(int(i), value_of(x, ())) for i, x in said["constants"]]
     tree = tree_of(said["tree"])
@@ -81,9 +75,7 @@ def _aval(shape: Any, stride: Any, _: Any, dtype: Any, device: Any) -> Aval:
 def captured_of(record: dict[str, Any], tensors: Tensors) -> Captured:
     """The capture of a program: only its inputs and its results."""
     said, results = record["outside"], record["results"]
-    leaves = [
-        TENSOR if _is_tensor(x) else value_of(x, ()) for x in results["leaves"]
-    ]
+    leaves = [TENSOR if _is_tensor(x) else value_of(x, ()) for x in results["leaves"]]
     tree = tree_of(results["tree"])
     if tree.num_leaves != len(leaves):
         raise ValueError("the number of results")
@@ -114,9 +106,7 @@ def _is_tensor(x: Any) -> bool:
 def _outside(said: dict[str, Any], tensors: Tensors) -> ClosedOver:
     """The closed-over tensors, with their values."""
     closed = [
-        ambient.PLACE
-        if like is None
-        else filled(tensor_of(like), tensors[str(i)])
+        ambient.PLACE if like is None else filled(tensor_of(like), tensors[str(i)])
         for i, like in enumerate(said["tensors"])
     ]
     draws = int(said["draws"])
@@ -125,14 +115,10 @@ def _outside(said: dict[str, Any], tensors: Tensors) -> ClosedOver:
     names = tuple(map(str, said["names"]))
     lines = (None,) * len(closed)
     count = int(said["constants"])
-    return ClosedOver(
-        tuple(closed), names, lines, draws=draws, constants=count
-    )
+    return ClosedOver(tuple(closed), names, lines, draws=draws, constants=count)
 
 
-def _signature(
-    inputs: Sequence[Any], values: Sequence[Any]
-) -> torch.fx.GraphModule:
+def _signature(inputs: Sequence[Any], values: Sequence[Any]) -> torch.fx.GraphModule:
     """A graph of inputs and results, without what is between them."""
     graph = torch.fx.Graph()
     with _compat.fake_mode():
@@ -142,18 +128,14 @@ def _signature(
         for like in values:
             value = tensor_of(like)
             layout_of = (list(value.shape), list(value.stride()))
-            node = graph.call_function(
-                torch.ops.aten.empty_strided.default, layout_of
-            )
+            node = graph.call_function(torch.ops.aten.empty_strided.default, layout_of)
             node.meta["val"] = value
             results.append(node)
     graph.output(tuple(results))
     return torch.fx.GraphModule(torch.nn.Module(), graph)
 
 
-def plan_of(
-    record: dict[str, Any], axes: MeshAxes, captured: Captured
-) -> Plan:
+def plan_of(record: dict[str, Any], axes: MeshAxes, captured: Captured) -> Plan:
     """The placements of the inputs and the results, without the steps between them."""
     graph = captured.program.graph.graph
     (output,) = graph.find_nodes(op="output")
@@ -185,13 +167,9 @@ def programs_of(
     made = []
     for said, graph in zip(record["programs"], graphs, strict=True):
         for node in graph.nodes:
-            node.args = torch.fx.node.map_aggregate(
-                node.args, lambda x: _renamed(x, names)
-            )
+            node.args = torch.fx.node.map_aggregate(node.args, lambda x: _renamed(x, names))
         check(graph, plan.axes)
-        made.append(
-            _local(captured, plan, graph, tuple(map(str, said["elided"])))
-        )
+        made.append(_local(captured, plan, graph, tuple(map(str, said["elided"]))))
     found = {c: made[k] for c, k in zip(everyone, record["of"], strict=True)}
     for coordinate, program in found.items():
         _check_shapes(program, plan, coordinate)
@@ -205,10 +183,7 @@ def _renamed(x: Any, names: Mapping[str, str]) -> Any:
 
 
 def _local(
-    captured: Captured,
-    plan: Plan,
-    graph: torch.fx.Graph,
-    elided: tuple[str, ...],
+    captured: Captured, plan: Plan, graph: torch.fx.Graph, elided: tuple[str, ...]
 ) -> LocalProgram:
     program = captured.program
     return LocalProgram(
@@ -229,20 +204,13 @@ def _check_shapes(program: LocalProgram, plan: Plan, coordinate: Any) -> None:
     """Check that a program takes and returns the shards of its rank, laid out as `shard` lays
     them out: compiled code does not.
     """
-    holders = program.graph.find_nodes(op="placeholder")[
-        len(plan.axes.names) :
-    ]
+    holders = program.graph.find_nodes(op="placeholder")[len(plan.axes.names) :]
     (output,) = program.graph.find_nodes(op="output")
     for slots, nodes in ((plan.ins, holders), (plan.outs, output.args[0])):
         for slot, node in zip(slots, nodes, strict=True):
-            shape = layout.local_shape(
-                slot.value.shape, slot.marks, plan.axes.sizes, coordinate
-            )
+            shape = layout.local_shape(slot.value.shape, slot.marks, plan.axes.sizes, coordinate)
             value = node.meta["val"]
-            if (tuple(value.shape), value.dtype) != (
-                tuple(shape),
-                slot.value.dtype,
-            ):
+            if (tuple(value.shape), value.dtype) != (tuple(shape), slot.value.dtype):
                 raise ValueError(f"{node}: a shape that no shard has")
     for slot, node in zip(plan.ins, holders, strict=True):
         value = node.meta["val"]

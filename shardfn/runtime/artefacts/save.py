@@ -24,9 +24,7 @@ FIX = "call it in a process that has the source, or leave it out of the function
 TENSOR_TEXT = {"tensor": True}
 
 
-def save_compiled(
-    path: Any, compiled: Any, programs: Mapping[Coordinate, LocalProgram]
-) -> None:
+def save_compiled(path: Any, compiled: Any, programs: Mapping[Coordinate, LocalProgram]) -> None:
     """Write a compiled program to a file.
 
     Args:
@@ -56,11 +54,7 @@ def save_compiled(
         got = f"it has {found}, which a file cannot hold"
         raise ArtefactError.of(where, got, fix=FIX, source=call_site()) from None
     closed = enumerate(compiled.captured.closed_over)
-    file.write(
-        os.fspath(path),
-        record,
-        {str(i): x for i, x in closed if x is not ambient.PLACE},
-    )
+    file.write(os.fspath(path), record, {str(i): x for i, x in closed if x is not ambient.PLACE})
 
 
 def _unfit(compiled: Any) -> str:
@@ -131,17 +125,13 @@ def _outside(captured: Any) -> dict[str, Any]:
     """The closed-over tensors, and how the program takes its inputs."""
     outside = captured.outside
     return {
-        "tensors": [
-            None if x is ambient.PLACE else tensor_text(x) for x in outside.tensors
-        ],
+        "tensors": [None if x is ambient.PLACE else tensor_text(x) for x in outside.tensors],
         "names": list(outside.names),
         "draws": outside.draws,
         "constants": outside.constants,
         "strided": [[k, is_own] for k, is_own in captured.strided.items()],
         "paths": list(captured.program.in_paths),
-        "inputs": _metas(
-            captured.program.graph.graph.find_nodes(op="placeholder")
-        ),
+        "inputs": _metas(captured.program.graph.graph.find_nodes(op="placeholder")),
     }
 
 
@@ -156,15 +146,10 @@ def _results(compiled: Any) -> dict[str, Any]:
     return {
         "tree": tree_text(program.out_tree),
         "paths": list(program.out_paths),
-        "leaves": [
-            TENSOR_TEXT if x is TENSOR else _constant(x)
-            for x in program.out_leaves
-        ],
+        "leaves": [TENSOR_TEXT if x is TENSOR else _constant(x) for x in program.out_leaves],
         "values": _metas(output.args[0]),
         "marks": [marks_text(slot.marks) for slot in plan.outs],
-        "unreduced": [
-            k for k, slot in enumerate(plan.outs) if slot.number in unreduced
-        ],
+        "unreduced": [k for k, slot in enumerate(plan.outs) if slot.number in unreduced],
         "inputs": [marks_text(slot.marks) for slot in plan.ins],
     }
 
@@ -175,8 +160,7 @@ def _programs(programs: Mapping[Coordinate, LocalProgram]) -> dict[str, Any]:
     numbers = {program: k for k, program in enumerate(distinct)}
     return {
         "programs": [
-            {"graph": text_of(x.graph, notes=True), "elided": list(x.elided)}
-            for x in distinct
+            {"graph": text_of(x.graph, notes=True), "elided": list(x.elided)} for x in distinct
         ],
         "of": [numbers[program] for program in programs.values()],
     }

@@ -31,9 +31,7 @@ class Followed:
         cap, first_cap, in_flight = checked_caps("backward", CAPS)
         rows = zip(self.paths, self.are_real, strict=True)
         return [
-            Wish(path, cap, first_cap, max_in_flight=in_flight).text
-            if real
-            else ""
+            Wish(path, cap, first_cap, max_in_flight=in_flight).text if real else ""
             for path, real in rows
         ]
 

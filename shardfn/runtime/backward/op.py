@@ -53,9 +53,7 @@ class Differentiable:
 
 class _Op(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, call: Differentiable, leaves: list[Any], *_: torch.Tensor
-    ) -> Any:
+    def forward(ctx: Any, call: Differentiable, leaves: list[Any], *_: torch.Tensor) -> Any:
         ctx.set_materialize_grads(False)
         ctx.call = call
         results, saved = call.forward(leaves)
@@ -69,13 +67,9 @@ class _Op(torch.autograd.Function):
         half = ctx.call.backward
         name = half.request.name
         if torch.is_grad_enabled() or _compat.inside_transform():
-            got = (
-                "its backward is differentiated, with create_graph or a transform"
-            )
+            got = "its backward is differentiated, with create_graph or a transform"
             needed = "a first derivative from outside of the call"
-            raise ShardError.of(
-                name, got, needed=needed, fix=SECOND, source=call_site()
-            )
+            raise ShardError.of(name, got, needed=needed, fix=SECOND, source=call_site())
         saved = _saved(name, ctx)
         with _compat.autocast_off():  # which may be on around loss.backward()
             return None, None, *half.run(saved, cotangents)

@@ -35,9 +35,7 @@ from ..layouts import Reader, laid_out, local_of_rank, readers, row_of_part
 from ..options import Request
 from ..simulator import simulate
 
-Local = list[
-    torch.Tensor
-]  # one value's local tensors, of each rank that runs here
+Local = list[torch.Tensor]  # one value's local tensors, of each rank that runs here
 
 
 @attrs.frozen(eq=False)
@@ -64,12 +62,8 @@ class Backward:
     floating: tuple[int, ...]
     runner: Runner | None
     reads: list[tuple[int, Reader]] = attrs.field(init=False)  # of the arguments
-    inputs: list[list[torch.Tensor]] = attrs.field(
-        init=False
-    )  # fake ones, by rank
-    specs: list[Any] = attrs.field(
-        init=False
-    )  # of gradients; None for a plain tensor
+    inputs: list[list[torch.Tensor]] = attrs.field(init=False)  # fake ones, by rank
+    specs: list[Any] = attrs.field(init=False)  # of gradients; None for a plain tensor
 
     @reads.default
     def _reads(self) -> list[tuple[int, Reader]]:
@@ -89,9 +83,7 @@ class Backward:
         closed = [isinstance(x, DTensor) for x in followed.closed_over]
         are_dtensors = [kinds[i] for i in followed.leaves] + closed
         specs = [
-            spec_of(self.placed.mesh, slot.marks, slot.value)
-            if is_dtensor
-            else None
+            spec_of(self.placed.mesh, slot.marks, slot.value) if is_dtensor else None
             for slot, is_dtensor in zip(slots, are_dtensors, strict=True)
         ]
         last = zip(specs[len(followed.leaves) :], followed.closed_over, strict=True)
@@ -105,9 +97,7 @@ class Backward:
         own: Any = x
         like = x if self.request.rank is not None else spec
         shape, stride = tuple(like.shape), _stride_of(like)
-        return _compat.dtensor_spec(
-            own.device_mesh, own.placements, shape, stride, x.dtype
-        )
+        return _compat.dtensor_spec(own.device_mesh, own.placements, shape, stride, x.dtype)
 
     @property
     def everyone(self) -> list[tuple[int, ...]]:
@@ -139,10 +129,7 @@ class Backward:
             results: of the call.
             values: the local values that the first half saves.
         """
-        every = [
-            *(leaves[i] for i in self.placed.tensors),
-            *self.captured.closed_over,
-        ]
+        every = [*(leaves[i] for i in self.placed.tensors), *self.captured.closed_over]
         kept: list[torch.Tensor] = []
         for kind, i in self.halves.residuals:
             if kind == SAVED:
@@ -160,9 +147,7 @@ class Backward:
         if self.is_unread:
             outs: list[Any] = self._unread()
         else:
-            outs = self._executed(
-                [*self._residuals(saved), *self._given(cotangents)]
-            )
+            outs = self._executed([*self._residuals(saved), *self._given(cotangents)])
         derivative = self.captured.derivative
         assert derivative is not None
         numbers = enumerate(self.floating)
@@ -188,9 +173,7 @@ class Backward:
 
     def _unread(self) -> list[UnreadTensor]:
         """Gradients without values."""
-        (output,) = self.programs[self.placed.coordinate].graph.find_nodes(
-            op="output"
-        )
+        (output,) = self.programs[self.placed.coordinate].graph.find_nodes(op="output")
         return [UnreadTensor(node.meta["val"]) for node in output.args[0]]
 
     def _count(self, kind: str) -> int:

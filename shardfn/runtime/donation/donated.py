@@ -12,19 +12,13 @@ from torch.distributed.tensor import DTensor
 from ... import _compat
 from ...capture.views import memory_of
 from ...placement import torch_placements
-from ...simulated import (
-    DonatedTensor,
-    remains_of,
-    used_after_donation,
-)
+from ...simulated import DonatedTensor, remains_of, used_after_donation
 from ...types import Aval
 from .. import cache
 from ..store import Earlier
 from .refusals import memory_tensors, refuse_saved, refused_held, refused_shared
 
-Layout = tuple[
-    tuple[int, ...], dict[str, Any]
-]  # shape; strides, dtype and device by name
+Layout = tuple[tuple[int, ...], dict[str, Any]]  # shape; strides, dtype and device by name
 
 
 @attrs.frozen(eq=False)
@@ -59,16 +53,12 @@ class Donation:
     gone: tuple[Any, ...] | None
     is_mixed: bool
     kind: type[DonatedTensor] = attrs.field(
-        init=False,
-        default=attrs.Factory(lambda x: remains_of(x.name), takes_self=True),
+        init=False, default=attrs.Factory(lambda x: remains_of(x.name), takes_self=True)
     )
     earlier: Earlier = attrs.field(init=False, factory=Earlier)
 
     def run(
-        self,
-        leaves: list[Any],
-        execute: Callable[[Any], list[Any]],
-        wrap: Callable[..., Any],
+        self, leaves: list[Any], execute: Callable[[Any], list[Any]], wrap: Callable[..., Any]
     ) -> Any:
         """Check, run, invalidate the donated arguments, and wrap the results. No other thread may
         donate one meanwhile.
@@ -106,9 +96,7 @@ class Donation:
         are_dtensors = {DTensor}.issuperset(map(type, mine))
         return are_dtensors and _compat.are_plain(_compat.calls.locals_of(list(mine)))
 
-    def exchanged(
-        self, leaves: list[Any]
-    ) -> tuple[list[Any], Sequence[torch.Tensor]] | None:
+    def exchanged(self, leaves: list[Any]) -> tuple[list[Any], Sequence[torch.Tensor]] | None:
         """The leaves with the memory of the donated in the tensors of the last call, and those.
         None where another way must be tried.
         """
@@ -183,9 +171,7 @@ class Donation:
             return earlier
         return _compat.without_memory(self.kind, self.layouts)
 
-    def is_clear(
-        self, mine: Sequence[Any], ids: set[int], leaves: Sequence[Any]
-    ) -> bool:
+    def is_clear(self, mine: Sequence[Any], ids: set[int], leaves: Sequence[Any]) -> bool:
         """Whether `check` refuses nothing and `owned` copies nothing, found in few steps a leaf.
         False if only they can tell.
 
@@ -223,15 +209,11 @@ class Donation:
                 seen[_compat.storage_of(local)] = f"argument {self.paths[i]}"
         for i in self.taken:
             mine = {_compat.storage_of(local) for local in memory_tensors(leaves[i])}
-            twice = next(
-                (seen[storage] for storage in mine if storage in seen), None
-            )
+            twice = next((seen[storage] for storage in mine if storage in seen), None)
             if twice is not None:
                 raise refused_shared(self.name, self.paths[i], twice)
             seen.update(dict.fromkeys(mine, f"argument {self.paths[i]}"))
-            if not isinstance(leaves[i], DTensor) and not _compat.can_be_taken(
-                leaves[i]
-            ):
+            if not isinstance(leaves[i], DTensor) and not _compat.can_be_taken(leaves[i]):
                 raise refused_held(self.name, self.paths[i])
 
     def owned(self, leaves: list[Any]) -> list[Any]:
@@ -271,20 +253,12 @@ def are_viewed(graph: torch.fx.Graph, donated: Collection[int]) -> bool:
 def layout_of(aval: Aval) -> Layout:
     """The layout of the remains of a donated argument."""
     device = torch.device(aval.device)
-    return aval.shape, {
-        "strides": aval.stride,
-        "dtype": aval.dtype,
-        "device": device,
-    }
+    return aval.shape, {"strides": aval.stride, "dtype": aval.dtype, "device": device}
 
 
 def layout_of_tensor(x: torch.Tensor) -> Layout:
     """The layout of the remains of a tensor."""
-    return tuple(x.shape), {
-        "strides": x.stride(),
-        "dtype": x.dtype,
-        "device": x.device,
-    }
+    return tuple(x.shape), {"strides": x.stride(), "dtype": x.dtype, "device": x.device}
 
 
 def _gone(compiled: Any) -> tuple[Any, ...] | None:
@@ -295,9 +269,7 @@ def _gone(compiled: Any) -> tuple[Any, ...] | None:
     if not all(is_dtensor for is_dtensor, *_ in mine):
         return None
     specs = [
-        _compat.dtensor_spec(
-            placed.mesh, torch_placements(marks), x.shape, x.stride, x.dtype
-        )
+        _compat.dtensor_spec(placed.mesh, torch_placements(marks), x.shape, x.stride, x.dtype)
         for _, marks, x in mine
     ]
     return tuple(map(_compat.gone_spec, specs))
@@ -307,9 +279,7 @@ def _ordinary(tensors: Sequence[Any]) -> Sequence[torch.Tensor] | None:
     """The local tensors of some tensors, if all are ordinary ones."""
     if _compat.ORDINARY.issuperset(map(type, tensors)):
         return tensors
-    locals_ = [
-        _compat.local_tensor(x) if isinstance(x, DTensor) else x for x in tensors
-    ]
+    locals_ = [_compat.local_tensor(x) if isinstance(x, DTensor) else x for x in tensors]
     return locals_ if _compat.ORDINARY.issuperset(map(type, locals_)) else None
 
 
@@ -321,9 +291,7 @@ def _without_views(memory: Sequence[torch.Tensor], outs: list[Any]) -> list[Any]
 
 def _donated_to(x: Any) -> str | None:
     """The call that a tensor was donated to."""
-    return getattr(
-        _compat.local_tensor(x) if isinstance(x, DTensor) else x, "call", None
-    )
+    return getattr(_compat.local_tensor(x) if isinstance(x, DTensor) else x, "call", None)
 
 
 def _free(x: torch.Tensor) -> torch.Tensor:

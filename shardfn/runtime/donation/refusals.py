@@ -11,12 +11,7 @@ from torch.distributed.tensor import DTensor
 from ... import _compat
 from ...errors import ShardError, call_site
 from ...partition.halves import INPUT
-from ...simulated import (
-    DonatedTensor,
-    SimulatedTensor,
-    UnreadTensor,
-    used_after_donation,
-)
+from ...simulated import DonatedTensor, SimulatedTensor, UnreadTensor, used_after_donation
 
 Named = Sequence[tuple[str, torch.Tensor]]  # tensors with their paths
 
@@ -62,9 +57,7 @@ def refused_held(name: str, path: str) -> ShardError:
 def _refused(name: str, path: str, got: str, needed: str, fix: str) -> ShardError:
     source = call_site()
     where = f"{name}, argument {path}"
-    return ShardError.of(
-        where, got, needed=needed, fix=fix, source=source, arg_path=path
-    )
+    return ShardError.of(where, got, needed=needed, fix=fix, source=source, arg_path=path)
 
 
 def memory_tensors(x: Any) -> Sequence[torch.Tensor]:

@@ -49,9 +49,7 @@ def _inputs(placed: Placed, program: LocalProgram) -> list[str]:
     holders = program.graph.find_nodes(op="placeholder")
     own = holders[len(placed.axes.names) :]
     rows = zip(program.in_paths, own, strict=True)
-    return [
-        f"{path} lives on the CPU" for path, node in rows if _is_on_cpu(node)
-    ]
+    return [f"{path} lives on the CPU" for path, node in rows if _is_on_cpu(node)]
 
 
 def _ops(program: LocalProgram) -> list[str]:

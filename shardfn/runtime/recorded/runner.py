@@ -65,9 +65,7 @@ class Recording:
 
     def _taken(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The results in memory that is not the graph's."""
-        out: list[Any] = [
-            None if i is None else inputs[i] for i in self.sources
-        ]
+        out: list[Any] = [None if i is None else inputs[i] for i in self.sources]
         for k, x in self.fresh.items():
             out[k] = _empty_like(x)
         made = {**self.fresh, **self.back}
@@ -123,10 +121,7 @@ class Recorded:
 
 
 def recorded(
-    name: str,
-    run: Runner,
-    inputs: Sequence[torch.Tensor],
-    moved: Collection[int],
+    name: str, run: Runner, inputs: Sequence[torch.Tensor], moved: Collection[int]
 ) -> Recording:
     """Record a program.
 
@@ -183,6 +178,4 @@ def _place(x: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _empty_like(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(
-        x.shape, x.stride(), dtype=x.dtype, device=x.device
-    )
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)

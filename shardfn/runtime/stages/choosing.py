@@ -43,10 +43,7 @@ class Choice:
 
 
 def chosen(
-    traced: Traced,
-    is_free: Sequence[bool],
-    limit: int | None = None,
-    hardware: Hardware = H100,
+    traced: Traced, is_free: Sequence[bool], limit: int | None = None, hardware: Hardware = H100
 ) -> Choice:
     """The placements of the arguments under which a step takes the least time.
 
@@ -109,8 +106,7 @@ def _nothing_fits(traced: Traced, least: Memory, limit: int) -> PlacementError:
         f"{traced.request.name}, memory",
         f"no placements found on {traced.placed.axes} fit in {human_bytes(limit)} a rank",
         f"the least is {human_bytes(least.peak)}{at}: {', '.join(shown)}",
-        fix="more ranks, a smaller batch, sf.checkpoint, sf.accumulate, or "
-        f"memory={least.peak}",
+        fix=f"more ranks, a smaller batch, sf.checkpoint, sf.accumulate, or memory={least.peak}",
         mesh=traced.placed.mesh,
         arg_path="memory",
     )
@@ -140,16 +136,7 @@ def _search(traced: Traced, is_free: Sequence[bool], hardware: Hardware) -> Sear
         ) from None
     timed = timed_on(axes, hardware)
     planner = traced.request.planner
-    return Search(
-        traced.program,
-        flat,
-        unknowns,
-        axes,
-        timed,
-        unreduced,
-        planner,
-        hardware,
-    )
+    return Search(traced.program, flat, unknowns, axes, timed, unreduced, planner, hardware)
 
 
 def peak_of(traced: Traced, plan: Plan) -> Memory:
@@ -172,14 +159,6 @@ def _peak(traced: Traced, plan: Plan, program: Program) -> Memory:
     agreed = passes.agenda(plan, name)
     names = group_names(traced.placed.mesh)
     placed = traced.placed
-    own = local_program(
-        name,
-        program,
-        placed,
-        plan,
-        agreed,
-        first,
-        names,
-    )
+    own = local_program(name, program, placed, plan, agreed, first, names)
     backend = traced.request.backend
     return memory_as_run(own, backend, donated_places(placed))

@@ -25,9 +25,7 @@ class Staged(Protocol):
     def program(self) -> Program: ...
 
 
-def warn_of_expensive(
-    traced: Staged, chosen: Plan, wanted: tuple[Any, ...]
-) -> None:
+def warn_of_expensive(traced: Staged, chosen: Plan, wanted: tuple[Any, ...]) -> None:
     """Warn once of what is expensive in a plan, with a placement that mends it.
 
     Args:

@@ -30,9 +30,7 @@ class Kind:
     captured: Captured
 
 
-def kinds_of_ranks(
-    request: Request, args: Any, kwargs: Any, placed: Placed
-) -> list[Kind]:
+def kinds_of_ranks(request: Request, args: Any, kwargs: Any, placed: Placed) -> list[Kind]:
     """The kinds of ranks, that of this rank first.
 
     Raises:
@@ -53,9 +51,7 @@ def kinds_of_ranks(
     return kinds
 
 
-def _captured(
-    request: Request, args: Any, kwargs: Any, placed: Placed
-) -> list[Kind]:
+def _captured(request: Request, args: Any, kwargs: Any, placed: Placed) -> list[Kind]:
     everyone = all_coordinates(placed.axes)
     number = {c: r for r, c in enumerate(everyone)}
     mine = placed.coordinate
@@ -89,9 +85,7 @@ def _layouts_of(request: Request, rank: int) -> list[Any]:
     return [every and every[rank] for every in request.layouts]
 
 
-def _arguments_of(
-    request: Request, args: Any, kwargs: Any, rank: int
-) -> tuple[Any, Any]:
+def _arguments_of(request: Request, args: Any, kwargs: Any, rank: int) -> tuple[Any, Any]:
     """The arguments as those of another rank: its own ones have its sizes."""
     if not request.layouts:
         return args, kwargs
@@ -105,9 +99,7 @@ def _like(x: Any, shape: Any, stride: Any) -> Any:
     spec = _compat.spec_of(x)
     whole = (x.shape[0], *shape)
     strides = (max(math.prod(shape), 1), *stride)
-    made = _compat.dtensor_spec(
-        spec.mesh, spec.placements, whole, strides, x.dtype
-    )
+    made = _compat.dtensor_spec(spec.mesh, spec.placements, whole, strides, x.dtype)
     return _compat.dtensors([_compat.local_tensor(x)], [made], kind=type(x))[0]
 
 
@@ -122,10 +114,7 @@ def _asking(request: Request, **changes: Any) -> Request:
 
 def _refuse_other_results(name: str, a: Captured, b: Captured) -> None:
     """Refuse results of another structure on each rank."""
-    rows = [
-        (x.program.out_tree, [leaf is TENSOR for leaf in x.program.out_leaves])
-        for x in (a, b)
-    ]
+    rows = [(x.program.out_tree, [leaf is TENSOR for leaf in x.program.out_leaves]) for x in (a, b)]
     if rows[0] != rows[1]:
         got = "ranks whose shards have other sizes return other trees"
         fix = "one tree of tensors for every size"

@@ -8,14 +8,7 @@ import attrs
 import torch
 
 from ... import _tree
-from ...capture import (
-    Captured,
-    Settings,
-    Template,
-    capture,
-    capture_again,
-    constant_key,
-)
+from ...capture import Captured, Settings, Template, capture, capture_again, constant_key
 from ...capture.rewrites import decompositions
 from ...mesh import axes_of, is_over
 from ...partition.rule_api import registry
@@ -55,9 +48,7 @@ def captured_for(
     return captured
 
 
-def _settings(
-    request: Request, placed: Placed, undecomposed: frozenset[Any]
-) -> Settings:
+def _settings(request: Request, placed: Placed, undecomposed: frozenset[Any]) -> Settings:
     """The settings of a capture."""
     return Settings(
         signature_of=request.signature_of,
@@ -90,9 +81,7 @@ def _replayed(
     return captured
 
 
-def _template(
-    known: list[Made], signature: Any, placed: Placed
-) -> Template | None:
+def _template(known: list[Made], signature: Any, placed: Placed) -> Template | None:
     """The function as it has been read for sizes like a call's."""
     rest, leaves = signature
     misfits: dict[int, str | None] = {}  # by template, which many captures share
@@ -113,11 +102,7 @@ def _fixed(known: list[Made], signature: Any, placed: Placed) -> str:
     """Why the function cannot be read with symbols, if an earlier capture has found that, and no
     dim is strict.
     """
-    if any(
-        is_strict
-        for dims in placed.dynamic.values()
-        for is_strict in dims.values()
-    ):
+    if any(is_strict for dims in placed.dynamic.values() for is_strict in dims.values()):
         return ""
     same = (made for made in known if made.signature[0] == signature[0])
     reasons = (made.captured.fixed for made in same if _is_for(made, placed))
@@ -132,14 +117,10 @@ def _with_paths(captured: Captured) -> Captured:
     return attrs.evolve(captured, program=named)
 
 
-def _avals(
-    args: tuple[Any, ...], kwargs: dict[str, Any], placed: Placed
-) -> list[Any]:
+def _avals(args: tuple[Any, ...], kwargs: dict[str, Any], placed: Placed) -> list[Any]:
     """The leaves of a call in the key of its capture: metadata of tensors, keys of constants."""
     return [
-        aval_of(x, placed.mesh)
-        if isinstance(x, (torch.Tensor, ShapeDtype))
-        else constant_key(x)
+        aval_of(x, placed.mesh) if isinstance(x, (torch.Tensor, ShapeDtype)) else constant_key(x)
         for x in _tree.leaves((args, kwargs))
     ]
 

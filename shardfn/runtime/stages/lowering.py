@@ -60,9 +60,7 @@ def local_program(
     )
 
 
-def programs_of_all(
-    lowered: Any,
-) -> Callable[[], dict[tuple[int, ...], LocalProgram]] | None:
+def programs_of_all(lowered: Any) -> Callable[[], dict[tuple[int, ...], LocalProgram]] | None:
     """A function that makes the programs of all ranks, also of those that run elsewhere. None
     for code of one rank, of which each kind of rank has a capture of its own.
     """
@@ -100,16 +98,11 @@ def backward_of(program: Program, both: Halves) -> Program:
     count = program.out_leaves.count(TENSOR)
     results = program.out_paths[:count]
     names = {INPUT: program.in_paths, RESULT: results}
-    residuals = [
-        names[kind][i] if kind in names else f"saved {i}"
-        for kind, i in both.residuals
-    ]
+    residuals = [names[kind][i] if kind in names else f"saved {i}" for kind, i in both.residuals]
     floating = floating_results(program)
     cotangents = [f"cotangent of {results[floating[i]]}" for i in both.cotangents]
     paths = (*residuals, *cotangents)
-    return attrs.evolve(
-        program, in_paths=paths, out_paths=program.out_paths[count:]
-    )
+    return attrs.evolve(program, in_paths=paths, out_paths=program.out_paths[count:])
 
 
 def floating_results(program: Program) -> list[int]:
@@ -135,9 +128,7 @@ def gradient_marks(request: Request, placed: Placed) -> list[Marks | None]:
     return [None if is_placed else replicated for is_placed in leaves + closed]
 
 
-def out_marks(
-    request: Request, program: Program, placed: Placed
-) -> list[Marks | None]:
+def out_marks(request: Request, program: Program, placed: Placed) -> list[Marks | None]:
     """The placements that out_placements asks for, for each tensor of the result."""
     (output,) = program.graph.graph.find_nodes(op="output")
     count = program.out_leaves.count(TENSOR)
@@ -148,13 +139,9 @@ def out_marks(
         return [None] * len(values)
     result = _tree.unflatten(program.out_tree, program.out_leaves)
     try:
-        specs = tree_pairs.broadcast_prefix(
-            request.out_placements, result, is_spec
-        )
+        specs = tree_pairs.broadcast_prefix(request.out_placements, result, is_spec)
         pairs = [
-            spec
-            for spec, leaf in zip(specs, program.out_leaves, strict=True)
-            if leaf is TENSOR
+            spec for spec, leaf in zip(specs, program.out_leaves, strict=True) if leaf is TENSOR
         ]
         asked = [
             None if s is None else marks_of(s, v.shape, placed.axes)
@@ -164,22 +151,13 @@ def out_marks(
             check_pending(marks or (), v.dtype)
         return asked
     except ValueError as error:
-        kind = (
-            TreeError
-            if len(error.args) > 1 or "placements" in str(error)
-            else PlacementError
-        )
+        kind = TreeError if len(error.args) > 1 or "placements" in str(error) else PlacementError
         fix = "a prefix of the result's tree, with placements that fit each tensor"
         source = call_site()
         text = problem(
-            f"{request.name}, out_placements",
-            *map(str, error.args),
-            fix=fix,
-            source=source,
+            f"{request.name}, out_placements", *map(str, error.args), fix=fix, source=source
         )
-        raise kind(
-            text, placements=request.out_placements, source=source, fix=fix
-        ) from None
+        raise kind(text, placements=request.out_placements, source=source, fix=fix) from None
 
 
 def _partial_marks(
@@ -192,9 +170,7 @@ def _partial_marks(
     none: list[Marks | None] = [None] * len(values)
     if len(leaves) != 2 * half or not all(isinstance(x, str) for x in texts):
         return none
-    said = [
-        x for x, leaf in zip(texts, leaves[:half], strict=True) if leaf is TENSOR
-    ]
+    said = [x for x, leaf in zip(texts, leaves[:half], strict=True) if leaf is TENSOR]
     if len(said) != len(values):
         return none
     rows = zip(said, values, strict=True)

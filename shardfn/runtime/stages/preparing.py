@@ -16,9 +16,7 @@ from ...world import current_world
 from ..options import Request
 
 
-def prepare(
-    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+def prepare(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Have the compiler prepared, if a call waits for kernels of the CPU."""
     mesh = request.mesh or current_mesh()
     is_simulated = mesh is not None and current_world().kind == "simulated"

@@ -54,17 +54,13 @@ from .lowering import (
 log = logging.getLogger("shardfn")
 
 
-def trace(
-    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Traced:
+def trace(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
     """Stage 1 for one call's arguments. One thread runs it at a time."""
     with _compat.paused_gc(), _compat.staging():
         return _traced(request, *prepared_for(request, args, kwargs))
 
 
-def _traced(
-    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Traced:
+def _traced(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
     placed = look(request, args, kwargs)
     if request.has_own_sizes:
         return _traced_kinds(request, args, kwargs, placed)
@@ -78,16 +74,13 @@ def _traced(
     return Traced(request=request, placed=placed, captured=captured)
 
 
-def _traced_kinds(
-    request: Request, args: Any, kwargs: Any, placed: Placed
-) -> Traced:
+def _traced_kinds(request: Request, args: Any, kwargs: Any, placed: Placed) -> Traced:
     """The programs of code of one rank, one for each kind of rank."""
     kinds = kinds_of_ranks(request, args, kwargs, placed)
     for kind in kinds:
         check_numbers(request, kind.captured)
     mine, *others = [
-        Traced(request, kind.placed, kind.captured, ranks=kind.ranks)
-        for kind in kinds
+        Traced(request, kind.placed, kind.captured, ranks=kind.ranks) for kind in kinds
     ]
     return attrs.evolve(mine, others=tuple(others))
 
@@ -98,11 +91,7 @@ class Traced:
 
     Example:
         >>> import torch, shardfn as sf
-        >>> print(
-        ...     sf.value_and_grad(lambda w: (w * w).sum())
-        ...     .trace(torch.ones(3))
-        ...     .program.name
-        ... )
+        >>> print(sf.value_and_grad(lambda w: (w * w).sum()).trace(torch.ones(3)).program.name)
         value_and_grad(<lambda>)
     """
 
@@ -169,10 +158,7 @@ class Traced:
             return beside(mine, others)
 
     def _lowered(
-        self,
-        cap: int | str | None,
-        first_cap: int | str | None,
-        plan: BucketPlan | None,
+        self, cap: int | str | None, first_cap: int | str | None, plan: BucketPlan | None
     ) -> Lowered:
         wanted, planner = self.placements(), self.request.planner
         planned = shared_plan(self.program, *wanted, planner=planner)
@@ -215,13 +201,7 @@ class Traced:
         for coordinate, size in kinds.items():
             if size not in programs:
                 programs[size] = local_program(
-                    self.request.name,
-                    paths,
-                    self.placed,
-                    chosen,
-                    agreed,
-                    coordinate,
-                    names,
+                    self.request.name, paths, self.placed, chosen, agreed, coordinate, names
                 )
         by_rank = {c: programs[size] for c, size in kinds.items()}
         return Lowered(self, chosen, agreed, by_rank)
@@ -261,9 +241,7 @@ class Lowered:
         return certify(programs, self.program, self.agenda, hardware)
 
     def time(
-        self,
-        hardware: Hardware | str = H100,
-        links: Mapping[str, Link] | None = None,
+        self, hardware: Hardware | str = H100, links: Mapping[str, Link] | None = None
     ) -> StepTime:
         """The time of this rank's step, before it runs. Each op takes its arithmetic or its
         memory traffic, whichever is longer; each collective its latency and its bytes. They
@@ -294,9 +272,7 @@ class Lowered:
     def collectives(self) -> tuple[Collective, ...]:
         """Every collective, as they start. Those of a scan are repeated for each step."""
         return tuple(
-            n.meta["collective"]
-            for n in inner_nodes(self.program.graph)
-            if "collective" in n.meta
+            n.meta["collective"] for n in inner_nodes(self.program.graph) if "collective" in n.meta
         )
 
     @property
@@ -306,9 +282,7 @@ class Lowered:
         """
         traced, advice = self.traced, self.partition.advice
         weighed = considered(traced.program, *traced.placements(), advice=advice)
-        return transfers(
-            self.partition, self.traced.request.implicit_comm, weighed
-        )
+        return transfers(self.partition, self.traced.request.implicit_comm, weighed)
 
     @property
     def implicit(self) -> tuple[Transfer, ...]:

@@ -16,9 +16,7 @@ from ..arguments import Placed
 SHOWN = 4  # arguments in an error
 
 
-def watched(
-    compiled: Runner, name: str, placed: Placed, program: LocalProgram
-) -> Runner:
+def watched(compiled: Runner, name: str, placed: Placed, program: LocalProgram) -> Runner:
     """A compiled program that says when it begins and ends, where it waits for other processes.
     Any other program is returned as it is.
 

@@ -26,9 +26,7 @@ class Warming:
         switch: says from which call on compiled code runs.
     """
 
-    def __init__(
-        self, plain: Runner, compile_now: Callable[[], Runner], switch: Switch
-    ) -> None:
+    def __init__(self, plain: Runner, compile_now: Callable[[], Runner], switch: Switch) -> None:
         self.plain, self.switch = plain, switch
         self.compiled: Runner | None = None
         self.is_warm = self.is_disturbed = False

@@ -66,9 +66,7 @@ class Switch:
         with self._lock:
             call = self.calls
             self.calls += 1
-            waits = (
-                self.first is None and self.bound is not None and call > self.bound
-            )
+            waits = self.first is None and self.bound is not None and call > self.bound
         if waits:
             self._wait()
         return self.first is not None and call >= self.first

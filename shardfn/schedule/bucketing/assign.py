@@ -78,9 +78,7 @@ def assign(flow: Flow, name: str) -> Assignment:
         joiner.join(transfer, bits)
     for batch in joiner.batches:
         if batch.bucketed and batch.wanted is None:
-            sort_leaves(
-                batch, lambda t: (anchors[t.step], t.step)
-            )  # as they are computed
+            sort_leaves(batch, lambda t: (anchors[t.step], t.step))  # as they are computed
     batches, after = follow(joiner.batches, joiner.places, name)
     return Assignment(batches, joiner.of, tuple(anchors), order, after)
 
@@ -94,9 +92,7 @@ def _serving(flow: Flow, ride: frozenset[Any]) -> list[int | None]:
         if i in flow.transfers:
             t = flow.transfers[i][0]
             serves[i] = (
-                i
-                if (t.wish is not None and t.kind != ALL_GATHER) or t.key in ride
-                else None
+                i if (t.wish is not None and t.kind != ALL_GATHER) or t.key in ride else None
             )
         elif i not in flow.returned:
             served = {serves[r] for r in flow.readers[i]}
@@ -112,25 +108,14 @@ def _anchors(flow: Flow, serves: Sequence[int | None]) -> list[int]:
     anchors: list[int] = []
     for i, served in enumerate(serves):
         sources = flow.sources(i)
-        early = (
-            served is not None
-            and sources
-            and not any(s in flow.transfers for s in sources)
-        )
-        anchors.append(
-            -1 if i in first else max(anchors[s] for s in sources) if early else i
-        )
+        early = served is not None and sources and not any(s in flow.transfers for s in sources)
+        anchors.append(-1 if i in first else max(anchors[s] for s in sources) if early else i)
     return anchors
 
 
-def _ordered(
-    flow: Flow, serves: Sequence[int | None], anchors: Sequence[int]
-) -> tuple[int, ...]:
+def _ordered(flow: Flow, serves: Sequence[int | None], anchors: Sequence[int]) -> tuple[int, ...]:
     """The steps, by anchor."""
-    ranks = [
-        _rank(flow, serves[i]) if anchor < i else 0
-        for i, anchor in enumerate(anchors)
-    ]
+    ranks = [_rank(flow, serves[i]) if anchor < i else 0 for i, anchor in enumerate(anchors)]
     ready = _ready(flow)
     key = lambda i: (anchors[i], ranks[i], ready[i], i)
     return tuple(sorted(range(len(anchors)), key=key))
@@ -196,9 +181,7 @@ class _Joiner:
         )  # how often each leaf was sent so far
         self.chained = 0  # bits: the batches that depend on others
         self.reductions = 0  # bits: the batches that reduce gradients
-        self.places: dict[
-            Any, int
-        ] = {}  # the position of a transfer in its bucket of a given plan
+        self.places: dict[Any, int] = {}  # the position of a transfer in its bucket of a given plan
         self.waiting: list[
             tuple[Transfer, int]
         ] = []  # small reductions that may share a bucket, with the batches that they depend on
@@ -227,11 +210,7 @@ class _Joiner:
             self.reductions |= 1 << batch.index
         if batch.bucketed:
             self.board(batch)
-        if (
-            batch.nbytes >= limit
-            and stream in self.open
-            and not isinstance(stream, _Wanted)
-        ):
+        if batch.nbytes >= limit and stream in self.open and not isinstance(stream, _Wanted):
             del self.open[stream]
             self.started.add(stream)
         return batch
@@ -266,14 +245,7 @@ class _Joiner:
         if t.wish.rows is not None:
             row = self.wanted(t, t.wish)
             return _Wanted(t.region, row.bucket), row.cap
-        key = (
-            t.region,
-            t.kind,
-            t.axis,
-            t.op,
-            t.dtype,
-            t.phase if t.kind == ALL_GATHER else "",
-        )
+        key = (t.region, t.kind, t.axis, t.op, t.dtype, t.phase if t.kind == ALL_GATHER else "")
         return key, t.wish.cap if key in self.started else t.wish.first_cap
 
     def wanted(self, t: Transfer, wish: Wish) -> Row:
@@ -297,9 +269,7 @@ class _Joiner:
                 f"{wish.leaf} has an {t.kind} over {t.axis} in the {t.phase}, and the plan "
                 f"has {more}"
             )
-        raise TreeError.of(
-            f"{self.name}, plan", got, fix=SAME_PROGRAM, arg_path=wish.leaf
-        )
+        raise TreeError.of(f"{self.name}, plan", got, fix=SAME_PROGRAM, arg_path=wish.leaf)
 
     def reaches(self, depends: int, target: Batch) -> bool:
         return reaches(self.batches, self.chained, depends, target)
@@ -363,6 +333,4 @@ def _refuse_mixed(name: str, transfer: Transfer, batch: Batch) -> None:
         assert transfer.wish is not None and first.wish is not None
         fix = "one bucket for each axis, dtype, reduction and phase"
         got = f"{transfer.wish.leaf} and {first.wish.leaf} share a bucket"
-        raise TreeError.of(
-            f"{name}, plan", got, *wrong, fix=fix, arg_path=transfer.wish.leaf
-        )
+        raise TreeError.of(f"{name}, plan", got, *wrong, fix=fix, arg_path=transfer.wish.leaf)

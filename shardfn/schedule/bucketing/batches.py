@@ -30,9 +30,7 @@ class Batch:
     @property
     def bucketed(self) -> bool:
         """Whether it is a bucket of bucketed_grad."""
-        return (
-            self.members[0].wish is not None and not self.members[0].wish.ignored
-        )
+        return self.members[0].wish is not None and not self.members[0].wish.ignored
 
     @property
     def leaves(self) -> list[Transfer]:
@@ -50,9 +48,7 @@ class Batch:
         return self.members[0].reduces
 
 
-def reaches(
-    batches: Sequence[Batch], chained: int, depends: int, target: Batch
-) -> bool:
+def reaches(batches: Sequence[Batch], chained: int, depends: int, target: Batch) -> bool:
     """Whether a transfer that depends on some batches also depends on the target, directly or
     through other batches.
 
@@ -97,11 +93,7 @@ def follow(
         for i, batch in zip(slots, wanted, strict=True):
             listed[i] = batch
             sort_leaves(batch, lambda t: places[t.key])
-    chains = [
-        (b, a)
-        for slots in _slots(batches)
-        for b, a in _chains(batches, listed, slots)
-    ]
+    chains = [(b, a) for slots in _slots(batches) for b, a in _chains(batches, listed, slots)]
     _renumber(listed)
     after = {b.index: a.index for b, a in chains}
     if after:
@@ -125,9 +117,7 @@ def _slots(batches: Sequence[Batch]) -> list[list[int]]:
 def sort_leaves(batch: Batch, place: Callable[[Transfer], Any]) -> None:
     """Sort the leaves of a batch. Fused small reductions keep their positions."""
     ordered = iter(sorted(batch.leaves, key=place))
-    batch.members = [
-        next(ordered) if t.wish is not None else t for t in batch.members
-    ]
+    batch.members = [next(ordered) if t.wish is not None else t for t in batch.members]
 
 
 def _chains(
@@ -145,11 +135,7 @@ def _chains(
 
 def _stream(batch: Batch) -> str:
     """Groups of batches within which order matters."""
-    return (
-        "reductions"
-        if batch.reduces
-        else f"{batch.members[0].kind} {batch.members[0].phase}"
-    )
+    return "reductions" if batch.reduces else f"{batch.members[0].kind} {batch.members[0].phase}"
 
 
 def _renumber(listed: Sequence[Batch]) -> None:
@@ -171,15 +157,10 @@ def _ones(bits: int) -> Iterator[int]:
         bits ^= lowest
 
 
-def _refuse_circles(
-    listed: Sequence[Batch], after: Mapping[int, int], name: str
-) -> None:
+def _refuse_circles(listed: Sequence[Batch], after: Mapping[int, int], name: str) -> None:
     """Refuse an order that makes a batch wait for itself."""
     edges = {
-        b.index: [
-            *_ones(b.depends),
-            *([after[b.index]] if b.index in after else []),
-        ]
+        b.index: [*_ones(b.depends), *([after[b.index]] if b.index in after else [])]
         for b in listed
     }
     for later, earlier in after.items():

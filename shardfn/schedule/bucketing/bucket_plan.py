@@ -35,29 +35,17 @@ def numbered(levels: Sequence[Level]) -> Numbers:
     """The number of each bucket. They are numbered in the order in which they are filled, those
     of the main graph first, or in the order of a given plan.
     """
-    pairs = [
-        (level, b)
-        for level in levels
-        for b in level.assignment.batches
-        if b.bucketed
-    ]
+    pairs = [(level, b) for level in levels for b in level.assignment.batches if b.bucketed]
     planned = [i for i, (_, b) in enumerate(pairs) if b.wanted is not None]
     if len({pairs[i][1].wanted for i in planned}) == len(planned):
-        wanted = sorted(
-            (pairs[i] for i in planned), key=lambda pair: pair[1].planned
-        )
+        wanted = sorted((pairs[i] for i in planned), key=lambda pair: pair[1].planned)
         for i, pair in zip(planned, wanted, strict=True):
             pairs[i] = pair
-    return {
-        (level.plan, b.index): number for number, (level, b) in enumerate(pairs)
-    }
+    return {(level.plan, b.index): number for number, (level, b) in enumerate(pairs)}
 
 
 def bucket_plan(
-    levels: Sequence[Level],
-    numbers: Numbers,
-    regions: Mapping[str, int],
-    name: str,
+    levels: Sequence[Level], numbers: Numbers, regions: Mapping[str, int], name: str
 ) -> BucketPlan:
     """The bucket plan of a program."""
     buckets = {
@@ -106,9 +94,7 @@ def _grouped(levels: Sequence[Level], unbucketed: Sequence[Unbucketed]) -> Group
         if t.reduces and t.wish is not None
     }
     leaving = {node for level in levels for _, node in level.plan.unreduced}
-    ignored = [
-        g.wish.leaf for g in gradients if g.wish.ignored and g.wish.leaf in reduced
-    ]
+    ignored = [g.wish.leaf for g in gradients if g.wish.ignored and g.wish.leaf in reduced]
     unused = [g.wish.leaf for g in gradients if g.unused]
     unreduced = [g.wish.leaf for g in gradients if g.node in leaving]
     on_the_way = [leaf for sent in unbucketed for leaf in sent.leaves]
@@ -140,30 +126,19 @@ def _unbucketed(level: Level, t: Transfer) -> Unbucketed:
         axis=t.axis,
         op=t.op,
         dtype=_dtype(t.dtype),
-        leaves=tuple(
-            sorted({g.wish.leaf for g in level.flow.served[made.number] or ()})
-        ),
+        leaves=tuple(sorted({g.wish.leaf for g in level.flow.served[made.number] or ()})),
         nbytes=t.nbytes,
-        ready=_said(
-            level.flow, max(level.flow.sources(t.step), default=None), "start"
-        ),
+        ready=_said(level.flow, max(level.flow.sources(t.step), default=None), "start"),
         inside=level.inside,
         times=level.times,
     )
 
 
-def _bucket(
-    level: Level, number: int, batch: Batch, regions: Mapping[str, int]
-) -> Bucket:
+def _bucket(level: Level, number: int, batch: Batch, regions: Mapping[str, int]) -> Bucket:
     steps = level.flow
     members = batch.leaves
     first = members[0]
-    sources = [
-        s
-        for t in members
-        for s in steps.sources(t.step)
-        if not steps.rearranges_input(s)
-    ]
+    sources = [s for t in members for s in steps.sources(t.step) if not steps.rearranges_input(s)]
     readers = [r for t in members for r in steps.readers[t.step]]
     return Bucket(
         index=number,

@@ -57,10 +57,7 @@ def served(plan: steps.Plan, outs: Outs) -> Served:
     fixed = {g.slot.number: frozenset({g}) for g in plan.gradients}
     found: dict[int, Gradients | None] = {}
     fills = {
-        slot.number
-        for step in plan.steps
-        if isinstance(step, steps.Fill)
-        for slot in step.made
+        slot.number for step in plan.steps if isinstance(step, steps.Fill) for slot in step.made
     }
     for slot, terms in zip(plan.outs, outs, strict=True):
         _note(found, fixed, slot, terms)
@@ -83,11 +80,7 @@ def _note(
 
 
 def _union(parts: Sequence[Gradients | None]) -> Gradients | None:
-    return (
-        None
-        if None in parts
-        else frozenset().union(*(p for p in parts if p is not None))
-    )
+    return None if None in parts else frozenset().union(*(p for p in parts if p is not None))
 
 
 def _read(
@@ -95,9 +88,7 @@ def _read(
 ) -> Iterator[tuple[steps.Slot, Gradients | None]]:
     """The gradient for which a step uses each of its inputs."""
     made = (
-        _union([found.get(slot.number, frozenset()) for slot in step.made])
-        if step.made
-        else None
+        _union([found.get(slot.number, frozenset()) for slot in step.made]) if step.made else None
     )
     if isinstance(step, steps.Nested):
         yield from zip(step.ins, _entering(step, found), strict=True)
@@ -122,19 +113,14 @@ def inside(step: steps.Nested, found: Served) -> list[tuple[steps.Plan, Outs]]:
     loop = step.node.target
     if not isinstance(loop, Scan):
         return [
-            (
-                plan,
-                after if len(plan.outs) == len(after) else [None] * len(plan.outs),
-            )
+            (plan, after if len(plan.outs) == len(after) else [None] * len(plan.outs))
             for plan in step.plans
         ]
     (plan,) = step.plans
     carries = slice(loop.consts, loop.consts + loop.carries)
     for _ in range(loop.carries + 1):  # the next step reads a carry
         within = served(plan, after)
-        next_run = [
-            within.get(slot.number, frozenset()) for slot in plan.ins[carries]
-        ]
+        next_run = [within.get(slot.number, frozenset()) for slot in plan.ins[carries]]
         pairs = itertools.zip_longest(after, next_run, fillvalue=frozenset())
         joined = [_union(pair) for pair in pairs]
         if joined == list(after):

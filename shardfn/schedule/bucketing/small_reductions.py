@@ -21,15 +21,9 @@ def riders(flow: Flow) -> frozenset[Any]:
     if not flow.plan.gradients:
         return frozenset()
     light = {
-        i: sent[0]
-        for i, sent in flow.transfers.items()
-        if len(sent) == 1 and _is_light(sent[0])
+        i: sent[0] for i, sent in flow.transfers.items() if len(sent) == 1 and _is_light(sent[0])
     }
-    return frozenset(
-        t.key
-        for i, t in light.items()
-        if not _is_term(flow, i) and _is_last(flow, i)
-    )
+    return frozenset(t.key for i, t in light.items() if not _is_term(flow, i) and _is_last(flow, i))
 
 
 def common_readers(flow: Flow) -> dict[Any, int]:
@@ -77,9 +71,7 @@ def _is_last(flow: Flow, step: int) -> bool:
         reader = queue.pop()
         if reader in seen:
             continue
-        if reader in flow.transfers or isinstance(
-            flow.plan.steps[reader], plan.Nested
-        ):
+        if reader in flow.transfers or isinstance(flow.plan.steps[reader], plan.Nested):
             return False
         seen.add(reader)
         queue += flow.readers[reader]

@@ -13,13 +13,7 @@ import attrs
 import torch
 
 from ...capture.copying import copied
-from ...collectives import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    COLLECTIVES,
-    REDUCE_SCATTER,
-    implement,
-)
+from ...collectives import ALL_GATHER, ALL_REDUCE, COLLECTIVES, REDUCE_SCATTER, implement
 from ...ops.nodes import args_of
 from ...ops.pack import pack as _pack_op  # noqa: F401
 from ..agenda import Agenda
@@ -41,10 +35,7 @@ def bucket(graph: torch.fx.Graph, agenda: Agenda) -> torch.fx.Graph:
     for index, starts in sorted(found.items()):
         instead.update(
             join(
-                out,
-                agenda,
-                index,
-                [starts[key] for key in agenda.members[index] if key in starts],
+                out, agenda, index, [starts[key] for key in agenda.members[index] if key in starts]
             )
         )
     _replace(out, instead)
@@ -53,9 +44,7 @@ def bucket(graph: torch.fx.Graph, agenda: Agenda) -> torch.fx.Graph:
     return out
 
 
-def _replace(
-    graph: torch.fx.Graph, instead: dict[torch.fx.Node, torch.fx.Node]
-) -> None:
+def _replace(graph: torch.fx.Graph, instead: dict[torch.fx.Node, torch.fx.Node]) -> None:
     """Read the value of each wait from its bucket instead. One pass does all, since a program
     may return thousands.
     """
@@ -86,9 +75,7 @@ def join(
     number = agenda.bucket_of.get(index)
     for node in starts:
         node.meta["batch"] = index
-        node.meta["collective"] = attrs.evolve(
-            node.meta["collective"], bucket=number
-        )
+        node.meta["collective"] = attrs.evolve(node.meta["collective"], bucket=number)
     first = starts[0]
     own_dtype: torch.dtype = args_of(first)[0].meta["val"].dtype
     dtype = agenda.dtypes.get(index, own_dtype)
@@ -103,16 +90,11 @@ def join(
         parts = [pack.cast(packing.payload(node), dtype) for node in starts]
         wait = _sent(pack, packing, first, parts)
         wait.meta["batch"] = index
-        return _unpacked(
-            pack, packing, wait, dict(zip(starts, parts, strict=True))
-        )
+        return _unpacked(pack, packing, wait, dict(zip(starts, parts, strict=True)))
 
 
 def _sent(
-    pack: _Pack,
-    packing: _Packing,
-    first: torch.fx.Node,
-    parts: list[torch.fx.Node],
+    pack: _Pack, packing: _Packing, first: torch.fx.Node, parts: list[torch.fx.Node]
 ) -> torch.fx.Node:
     """The wait for one collective with several payloads. It takes the record of the first one
     joined.
@@ -127,19 +109,12 @@ def _sent(
         name=pack.about["origin"],
         source=pack.about["source"],
     )
-    start.meta.update(
-        collective=record,
-        batch=first.meta["batch"],
-        transfer=first.meta["transfer"],
-    )
+    start.meta.update(collective=record, batch=first.meta["batch"], transfer=first.meta["transfer"])
     return wait
 
 
 def _unpacked(
-    pack: _Pack,
-    packing: _Packing,
-    wait: torch.fx.Node,
-    parts: dict[torch.fx.Node, torch.fx.Node],
+    pack: _Pack, packing: _Packing, wait: torch.fx.Node, parts: dict[torch.fx.Node, torch.fx.Node]
 ) -> dict[torch.fx.Node, torch.fx.Node]:
     """The leaves of a bucket's result, each as it would have arrived alone.
 
@@ -161,9 +136,7 @@ def _unpacked(
         result = packing.unpack(pack, wait, offset, size, n)
         result = pack.viewed(result, list(old.meta["val"].shape))
         result = pack.cast(result, args_of(start)[0].meta["val"].dtype)
-        result.meta.update(
-            {key: old.meta[key] for key in ("type", "moved") if key in old.meta}
-        )
+        result.meta.update({key: old.meta[key] for key in ("type", "moved") if key in old.meta})
         instead[old] = result
         offset += size
     return instead
@@ -188,9 +161,7 @@ class _Pack:
     about: dict[str, Any]
 
     @classmethod
-    def beside(
-        cls, node: torch.fx.Node, origin: str, source: str | None = None
-    ) -> _Pack:
+    def beside(cls, node: torch.fx.Node, origin: str, source: str | None = None) -> _Pack:
         """Adds calls of the same phase and step as a node."""
         about = {
             "source": source,
@@ -208,9 +179,7 @@ class _Pack:
 
     def cast(self, x: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
         return (
-            x
-            if x.meta["val"].dtype == dtype
-            else self.call(aten._to_copy.default, x, dtype=dtype)
+            x if x.meta["val"].dtype == dtype else self.call(aten._to_copy.default, x, dtype=dtype)
         )
 
     def viewed(self, x: torch.fx.Node, shape: list[int]) -> torch.fx.Node:
@@ -220,28 +189,19 @@ class _Pack:
 
 
 def _pack_flat(pack: _Pack, parts: list[torch.fx.Node], n: int) -> torch.fx.Node:
-    return (
-        parts[0]
-        if len(parts) == 1
-        else pack.call(torch.ops.shardfn.pack.default, parts)
-    )
+    return parts[0] if len(parts) == 1 else pack.call(torch.ops.shardfn.pack.default, parts)
 
 
 def _pack_rows(pack: _Pack, parts: list[torch.fx.Node], n: int) -> torch.fx.Node:
     """The chunks of every part for each rank, ordered by rank."""
     if len(parts) == 1:
         return parts[0]
-    rows = [
-        pack.call(aten.view.default, x, [n, x.meta["val"].numel() // n])
-        for x in parts
-    ]
+    rows = [pack.call(aten.view.default, x, [n, x.meta["val"].numel() // n]) for x in parts]
     whole = pack.call(aten.cat.default, rows, 1)
     return pack.call(aten.view.default, whole, [whole.meta["val"].numel()])
 
 
-def _cut_flat(
-    pack: _Pack, whole: torch.fx.Node, offset: int, size: int, n: int
-) -> torch.fx.Node:
+def _cut_flat(pack: _Pack, whole: torch.fx.Node, offset: int, size: int, n: int) -> torch.fx.Node:
     return (
         whole
         if whole.meta["val"].numel() == size
@@ -257,9 +217,7 @@ def _cut_columns(
         return whole
     rows = pack.call(aten.view.default, whole, [n, whole.meta["val"].numel() // n])
     mine = pack.call(aten.slice.Tensor, rows, 1, offset, offset + size)
-    return pack.call(
-        aten.clone.default, mine, memory_format=torch.contiguous_format
-    )
+    return pack.call(aten.clone.default, mine, memory_format=torch.contiguous_format)
 
 
 @attrs.frozen
@@ -295,11 +253,5 @@ class _Packing:
 
 
 implement(ALL_REDUCE, packing=_Packing(_pack_flat, _cut_flat, any_shape=True))
-implement(
-    ALL_GATHER,
-    packing=_Packing(_pack_flat, _cut_columns, ranks_at=1, gathers=True),
-)
-implement(
-    REDUCE_SCATTER,
-    packing=_Packing(_pack_rows, _cut_flat, ranks_at=2, scatters=True),
-)
+implement(ALL_GATHER, packing=_Packing(_pack_flat, _cut_columns, ranks_at=1, gathers=True))
+implement(REDUCE_SCATTER, packing=_Packing(_pack_rows, _cut_flat, ranks_at=2, scatters=True))

@@ -16,9 +16,7 @@ def overlap(graph: torch.fx.Graph, agenda: Agenda) -> torch.fx.Graph:
     """The same nodes in the agenda's order. A node that only a start or a reader needs is
     placed right before it.
     """
-    nodes: dict[tuple[str, int], list[torch.fx.Node]] = collections.defaultdict(
-        list
-    )
+    nodes: dict[tuple[str, int], list[torch.fx.Node]] = collections.defaultdict(list)
     for node in graph.nodes:
         if "collective" in node.meta:
             nodes["start", node.meta["batch"]].append(node)
@@ -31,9 +29,5 @@ def overlap(graph: torch.fx.Graph, agenda: Agenda) -> torch.fx.Graph:
         ):
             nodes["run", node.meta["step"]].append(node)
     return ordered(
-        graph,
-        [
-            *(node for item in agenda.sequence for node in nodes[item]),
-            *graph.nodes,
-        ],
+        graph, [*(node for item in agenda.sequence for node in nodes[item]), *graph.nodes]
     )

@@ -15,9 +15,7 @@ from .._paired import CONSTANTS, described
 
 
 @_compat.constant_in_graph
-def rows_of(
-    name: str, paths: tuple[str, ...], leaves: tuple[Any, ...], length: int | None
-) -> Any:
+def rows_of(name: str, paths: tuple[str, ...], leaves: tuple[Any, ...], length: int | None) -> Any:
     """The number of slices that a scan runs over, or the text of a symbol.
 
     Raises:
@@ -26,23 +24,15 @@ def rows_of(
     if length is not None and not (is_number(length) and length >= 0):
         got = f"length is {length!r}"
         fix = "length=None if xs is given"
-        raise TreeError.of(
-            f"{name}, length", got, needed="an int, 0 or more", fix=fix
-        )
-    rows = [
-        (p, leaf)
-        for p, leaf in zip(paths, leaves, strict=True)
-        if leaf != "NoneType"
-    ]
+        raise TreeError.of(f"{name}, length", got, needed="an int, 0 or more", fix=fix)
+    rows = [(p, leaf) for p, leaf in zip(paths, leaves, strict=True) if leaf != "NoneType"]
     shapes = [(p, None if isinstance(leaf, str) else leaf[0]) for p, leaf in rows]
     wrong = [
         f"{p} has no rows: it is {'not a tensor' if s is None else 'a scalar'}"
         for p, s in shapes
         if not s
     ]
-    counts = {s[0] for _, s in shapes if s} | (
-        {length} if length is not None else set()
-    )
+    counts = {s[0] for _, s in shapes if s} | ({length} if length is not None else set())
     if not wrong and len(counts) > 1:
         wrong = [f"{p} has {s[0]} rows" for p, s in shapes if s]
         wrong += [] if length is None else [f"length is {length}"]
@@ -56,10 +46,7 @@ def rows_of(
 
 @_compat.constant_in_graph
 def check_carry(
-    name: str,
-    paths: tuple[str, ...],
-    leaves: tuple[Any, ...],
-    needs_one: bool = False,
+    name: str, paths: tuple[str, ...], leaves: tuple[Any, ...], needs_one: bool = False
 ) -> None:
     """Check that a carry is made of tensors and None.
 
@@ -93,10 +80,7 @@ def check_step(name: str, is_pair: bool, got: str) -> None:
     if not is_pair:
         fix = "return carry, result; None for a result that is not needed"
         raise TreeError.of(
-            name,
-            f"the function returns a {got}",
-            needed="a pair (carry, result)",
-            fix=fix,
+            name, f"the function returns a {got}", needed="a pair (carry, result)", fix=fix
         )
 
 
@@ -132,9 +116,7 @@ def check_after(
 
 
 def _described(leaf: Any) -> str:
-    return (
-        f"a {leaf}, and not a tensor" if isinstance(leaf, str) else described(leaf)
-    )
+    return f"a {leaf}, and not a tensor" if isinstance(leaf, str) else described(leaf)
 
 
 def _stays(before: Any, after: Any) -> bool:
@@ -169,10 +151,7 @@ def check_choice(where: str, leaf: Any) -> None:
     if isinstance(leaf, str) or any(n != 1 for n in leaf[0]):
         fix = "torch.where(pred, a, b), which chooses element by element, or vmap"
         raise TreeError.of(
-            where,
-            described(leaf),
-            needed="a bool, or a tensor with one element",
-            fix=fix,
+            where, described(leaf), needed="a bool, or a tensor with one element", fix=fix
         )
 
 
@@ -185,9 +164,7 @@ def check_branch_trees(name: str, wrong: tuple[str, ...]) -> None:
     """
     if wrong:
         fix = "return the same tree from both branches"
-        raise TreeError.of(
-            name, *wrong, needed="branches with the same results", fix=fix
-        )
+        raise TreeError.of(name, *wrong, needed="branches with the same results", fix=fix)
 
 
 @_compat.constant_in_graph
@@ -222,9 +199,7 @@ def branch_dtypes(
     ]
     if wrong:
         fix = "cast, or expand, the result of one branch; torch.tensor(x) for a number"
-        raise TreeError.of(
-            name, *wrong, needed="branches with the same results", fix=fix
-        )
+        raise TreeError.of(name, *wrong, needed="branches with the same results", fix=fix)
     return tuple(_dtype(yes, no) for _, yes, no, _, _ in rows)
 
 

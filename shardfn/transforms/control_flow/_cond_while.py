@@ -15,20 +15,12 @@ from ...capture.control_flow import bodies, endings
 from ...capture.shard_map import axis_names
 from .._paired import kind, kinds, scalar
 from .._transformed import name_of
-from ._checks import (
-    branch_dtypes,
-    check_branch_trees,
-    check_carry,
-    check_choice,
-)
+from ._checks import branch_dtypes, check_branch_trees, check_carry, check_choice
 from ._controlled import Controlled, carried, leaf_kinds
 
 
 def cond(
-    pred: Any,
-    true_fn: Callable[..., Any],
-    false_fn: Callable[..., Any],
-    *operands: Any,
+    pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], *operands: Any
 ) -> Any:
     """Call one of two functions, chosen by a value when the program runs. Only the chosen one
     is computed.
@@ -62,9 +54,7 @@ def cond(
     return Controlled((true_fn,), _cond, (false_fn,))(pred, *operands)
 
 
-def _cond(
-    true_fn: Any, settings: tuple[Any, ...], pred: torch.Tensor, *operands: Any
-) -> Any:
+def _cond(true_fn: Any, settings: tuple[Any, ...], pred: torch.Tensor, *operands: Any) -> Any:
     (false_fn,) = settings
     name = f"cond({name_of(true_fn)}, {name_of(false_fn)})"
     check_choice(f"{name}, pred", kind(pred))
@@ -96,18 +86,12 @@ def _branch_region(
 
     def run() -> Any:
         out = fn(*operands)
-        leaves = (
-            _tree.quick_leaves((out,))
-            if like is None
-            else _branch(name, out, like)
-        )
+        leaves = _tree.quick_leaves((out,)) if like is None else _branch(name, out, like)
         if dtypes is not None:
             leaves = _as_tensors(leaves, dtypes)
         tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
         feed = iter(bodies.leave(tensors or [torch.zeros(())]))
-        results = [
-            next(feed) if isinstance(x, torch.Tensor) else x for x in leaves
-        ]
+        results = [next(feed) if isinstance(x, torch.Tensor) else x for x in leaves]
         return _tree.refill((out if like is None else like,), results)[0]
 
     return bodies.region(run, [])
@@ -134,22 +118,16 @@ def _dtypes(name: str, yes: Any, no: Any) -> tuple[torch.dtype | None, ...]:
     return branch_dtypes(name, paths, kinds(first), kinds(second), *constants)
 
 
-def _as_tensors(
-    leaves: list[Any], dtypes: tuple[torch.dtype | None, ...]
-) -> list[Any]:
+def _as_tensors(leaves: list[Any], dtypes: tuple[torch.dtype | None, ...]) -> list[Any]:
     """Leaves with tensors for numbers, of these dtypes."""
     pairs = zip(leaves, dtypes, strict=True)
     return [
-        x
-        if d is None or isinstance(x, torch.Tensor)
-        else scalar(x, axis_names.device(), d)
+        x if d is None or isinstance(x, torch.Tensor) else scalar(x, axis_names.device(), d)
         for x, d in pairs
     ]
 
 
-def _cond_eagerly(
-    true_fn: Any, false_fn: Any, pred: torch.Tensor, *operands: Any
-) -> Any:
+def _cond_eagerly(true_fn: Any, false_fn: Any, pred: torch.Tensor, *operands: Any) -> Any:
     """cond for calls that Dynamo does not trace: computes both branches, and selects one
     result.
     """
@@ -160,14 +138,9 @@ def _cond_eagerly(
     others = _branch(name, false_fn(*operands), yes)
     dtypes = _dtypes(name, yes, _tree.refill((yes,), others)[0])
     pairs = zip(
-        _as_tensors(_tree.quick_leaves((yes,)), dtypes),
-        _as_tensors(others, dtypes),
-        strict=True,
+        _as_tensors(_tree.quick_leaves((yes,)), dtypes), _as_tensors(others, dtypes), strict=True
     )
-    chosen = [
-        torch.where(truth, a, b) if isinstance(a, torch.Tensor) else a
-        for a, b in pairs
-    ]
+    chosen = [torch.where(truth, a, b) if isinstance(a, torch.Tensor) else a for a, b in pairs]
     return _tree.refill((yes,), chosen)[0]
 
 
@@ -210,18 +183,12 @@ def _while_loop(body_fun: Any, settings: tuple[Any, ...], init: Any) -> Any:
     check_carry(name, *leaf_kinds(init, "init_val"), needs_one=True)
 
     def test(*tensors: torch.Tensor) -> Any:
-        return bodies.leave(
-            [_truth(name, cond_fun(_tree.with_tensors(init, tensors)))]
-        )
+        return bodies.leave([_truth(name, cond_fun(_tree.with_tensors(init, tensors)))])
 
     def run(*tensors: torch.Tensor) -> Any:
-        return bodies.leave(
-            carried(name, body_fun(_tree.with_tensors(init, tensors)), init)
-        )
+        return bodies.leave(carried(name, body_fun(_tree.with_tensors(init, tensors)), init))
 
-    outs = endings.while_loop(
-        bodies.region(test, carries), bodies.region(run, carries), carries
-    )
+    outs = endings.while_loop(bodies.region(test, carries), bodies.region(run, carries), carries)
     return _tree.with_tensors(init, outs)
 
 

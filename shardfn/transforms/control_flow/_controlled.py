@@ -37,9 +37,7 @@ class Controlled(Transformed):
 
     def asked(self) -> Request:
         return Request(
-            self.__name__,
-            self.inline,
-            functools.partial(self.body, self.fn, self.settings),
+            self.__name__, self.inline, functools.partial(self.body, self.fn, self.settings)
         )
 
     def options(self) -> Any:
@@ -56,15 +54,8 @@ def carried(name: str, after: Any, init: Any) -> list[torch.Tensor]:
     entered = _tree.quick_leaves((init,))
     paths = _tree.quick_paths(init, "carry")
     check_after(name, tuple(wrong), tuple(paths), kinds(entered), kinds(leaves))
-    pairs = [
-        (x, c)
-        for x, c in zip(leaves, entered, strict=True)
-        if isinstance(c, torch.Tensor)
-    ]
-    return [
-        x if isinstance(x, torch.Tensor) else scalar(x, c.device, c.dtype)
-        for x, c in pairs
-    ]
+    pairs = [(x, c) for x, c in zip(leaves, entered, strict=True) if isinstance(c, torch.Tensor)]
+    return [x if isinstance(x, torch.Tensor) else scalar(x, c.device, c.dtype) for x, c in pairs]
 
 
 def leaf_kinds(tree: Any, path: str) -> tuple[tuple[str, ...], tuple[Any, ...]]:

@@ -60,12 +60,7 @@ class Context:
 
 
 @_compat.read_by_dynamo
-def applied(
-    key: int,
-    name: str,
-    methods: tuple[Callable[..., Any], ...],
-    *args: Any,
-) -> Any:
+def applied(key: int, name: str, methods: tuple[Callable[..., Any], ...], *args: Any) -> Any:
     """A call of a Function.
 
     Args:
@@ -93,10 +88,7 @@ def applied(
 
 @_compat.read_by_dynamo
 def _forward_read(
-    methods: tuple[Callable[..., Any], ...],
-    args: Sequence[Any],
-    needs: Any,
-    xs: list[torch.Tensor],
+    methods: tuple[Callable[..., Any], ...], args: Sequence[Any], needs: Any, xs: list[torch.Tensor]
 ) -> Any:
     """(the result, what is saved in tensors, the other attributes) of the forward as a body."""
     body = _forward_body(methods, args, needs)
@@ -110,11 +102,7 @@ def _forward_read(
 
 @_compat.read_by_dynamo
 def _backward_body(
-    name: str,
-    methods: tuple[Callable[..., Any], ...],
-    args: Sequence[Any],
-    needs: Any,
-    read: Any,
+    name: str, methods: tuple[Callable[..., Any], ...], args: Sequence[Any], needs: Any, read: Any
 ) -> Callable[..., Any]:
     """The backward of the saved tensors and the cotangents: for each tensor among the arguments
     its gradient, or None.
@@ -180,9 +168,7 @@ def _forward_body(
 
 
 @_compat.read_by_dynamo
-def _forward(
-    methods: tuple[Callable[..., Any], ...], args: Sequence[Any], needs: Any
-) -> Any:
+def _forward(methods: tuple[Callable[..., Any], ...], args: Sequence[Any], needs: Any) -> Any:
     """(the result of the forward, its context)."""
     context = Context((), needs)
     if len(methods) == 2:

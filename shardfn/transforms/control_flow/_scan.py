@@ -92,9 +92,7 @@ def _scan(f: Any, settings: tuple[Any, Any], init: Any, xs: Any) -> Any:
     return carry, results
 
 
-def _step_region(
-    name: str, f: Any, init: Any, xs: Any, inputs: list[torch.Tensor]
-) -> Any:
+def _step_region(name: str, f: Any, init: Any, xs: Any, inputs: list[torch.Tensor]) -> Any:
     """One step as a body: from the tensors of the carry and of the per-step input to (the
     tensors of the new carry, the per-step output).
     """
@@ -137,18 +135,13 @@ def _step(name: str, out: Any, init: Any) -> tuple[list[torch.Tensor], Any]:
     check_step(name, is_pair, type(out).__name__)
     after, y = out
     leaves = _tree.quick_leaves((y,))
-    filled = [
-        scalar(x, axis_names.device()) if isinstance(x, NUMBERS) else x
-        for x in leaves
-    ]
+    filled = [scalar(x, axis_names.device()) if isinstance(x, NUMBERS) else x for x in leaves]
     carry = carried(name, after, init)
     (y,) = _tree.refill((y,), filled)
     return carry, y
 
 
-def _scan_eagerly(
-    f: Any, init: Any, xs: Any, length: int | None, reverse: bool
-) -> Any:
+def _scan_eagerly(f: Any, init: Any, xs: Any, length: int | None, reverse: bool) -> Any:
     """scan for calls that Dynamo does not trace: under a torch.func transform, or in a module
     that it leaves as one call.
     """

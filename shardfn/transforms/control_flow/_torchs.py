@@ -30,15 +30,11 @@ def torchs_cond(
 
 @_compat.read_by_dynamo
 def torchs_while_loop(
-    cond_fn: Callable[..., Any],
-    body_fn: Callable[..., Any],
-    carried_inputs: Sequence[Any],
+    cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried_inputs: Sequence[Any]
 ) -> Any:
     """torch's while_loop, by `while_loop`. Its functions take the carries one by one."""
     return while_loop(
-        lambda carry: cond_fn(*carry),
-        lambda carry: tuple(body_fn(*carry)),
-        tuple(carried_inputs),
+        lambda carry: cond_fn(*carry), lambda carry: tuple(body_fn(*carry)), tuple(carried_inputs)
     )
 
 
@@ -50,12 +46,7 @@ def torchs_map(f: Callable[..., Any], xs: Any, *args: Any) -> Any:
 
 @_compat.read_by_dynamo
 def torchs_scan(
-    combine_fn: Callable[..., Any],
-    init: Any,
-    xs: Any,
-    *,
-    dim: int = 0,
-    reverse: bool = False,
+    combine_fn: Callable[..., Any], init: Any, xs: Any, *, dim: int = 0, reverse: bool = False
 ) -> Any:
     """torch's scan, by `scan`."""
     columns = _tree.tensors(xs)
@@ -70,10 +61,7 @@ def torchs_scan(
 
 def _moved(tree: Any, source: int, to: int) -> Any:
     """A tree with a dim of its tensors moved. A tensor without the second dim stays as it is."""
-    moved = [
-        torch.movedim(x, source, to) if to < x.dim() else x
-        for x in _tree.tensors(tree)
-    ]
+    moved = [torch.movedim(x, source, to) if to < x.dim() else x for x in _tree.tensors(tree)]
     return _tree.with_tensors(tree, moved)
 
 

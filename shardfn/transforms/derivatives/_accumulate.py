@@ -32,9 +32,7 @@ class Accumulate(Transformed):
     batch_argnums: tuple[int, ...] | None
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
-        return _accumulated(
-            self.fn, self.microbatches, self.batch_argnums, args, kwargs
-        )
+        return _accumulated(self.fn, self.microbatches, self.batch_argnums, args, kwargs)
 
     def options(self) -> Any:
         return self.microbatches, self.batch_argnums
@@ -50,9 +48,7 @@ def _accumulated(
     """The result of a function for the full batch, computed one microbatch at a time."""
     if isinstance(fn, Shard):
         with fn.asking():
-            return fn.leaving(
-                _accumulated(fn.fn, k, batch_argnums, fn.entering(args), kwargs)
-            )
+            return fn.leaving(_accumulated(fn.fn, k, batch_argnums, fn.entering(args), kwargs))
     batches = _microbatches(fn, k, batch_argnums, args)
     if isinstance(fn, ValueAndGrad):
         return _gradients(fn, k, args, batches, kwargs)
@@ -76,9 +72,7 @@ def _microbatches(
     check_rows(where, k, paths, rows)
     batches = []
     for i in range(k):
-        batch = [
-            _microbatch(x, k, i) if n in numbers else x for n, x in enumerate(args)
-        ]
+        batch = [_microbatch(x, k, i) if n in numbers else x for n, x in enumerate(args)]
         batches.append(tuple(batch))
     return batches
 
@@ -99,14 +93,7 @@ def _columns(fn: Any, outs: Sequence[Any]) -> list[list[torch.Tensor]]:
     names = ("the results of a microbatch", "those of the first")
     paths = ("result", "result")
     rows = [
-        paired(
-            where,
-            out,
-            outs[0],
-            names,
-            paths,
-            "return one tree for every microbatch",
-        )
+        paired(where, out, outs[0], names, paths, "return one tree for every microbatch")
         for out in outs
     ]
     return [[x for x in row if isinstance(x, torch.Tensor)] for row in rows]
@@ -134,15 +121,11 @@ def _gradients(
     wishes = fn.wishes(args)
     found = [fn.found(batch, kwargs) for batch in batches]
     value = _total([one for one, _, _ in found]) / k
-    gradients = [
-        _total(parts) / k for parts in zip(*[g for _, _, g in found], strict=True)
-    ]
+    gradients = [_total(parts) / k for parts in zip(*[g for _, _, g in found], strict=True)]
     auxes = [aux for _, aux, _ in found]
     stacked = None
     if fn.has_aux:
-        columns = zip(
-            *_columns(fn, [_as_tensors(aux) for aux in auxes]), strict=True
-        )
+        columns = zip(*_columns(fn, [_as_tensors(aux) for aux in auxes]), strict=True)
         stacked = _tree.with_tensors(
             _as_tensors(auxes[0]), [torch.stack(column) for column in columns]
         )
@@ -159,10 +142,7 @@ def _total(xs: Sequence[torch.Tensor]) -> torch.Tensor:
 def _as_tensors(tree: Any) -> Any:
     """A tree with tensors for its numbers."""
     leaves = _tree.quick_leaves((tree,))
-    filled = [
-        scalar(x, axis_names.device()) if isinstance(x, NUMBERS) else x
-        for x in leaves
-    ]
+    filled = [scalar(x, axis_names.device()) if isinstance(x, NUMBERS) else x for x in leaves]
     return _tree.refill((tree,), filled)[0]
 
 
@@ -170,9 +150,7 @@ def _microbatch(arg: Any, k: int, i: int) -> Any:
     """Rows i, i + k, i + 2k, ... Every rank holds a share of each microbatch, so splitting
     sends nothing.
     """
-    return _tree.with_tensors(
-        arg, [_every(x, k, i) if x.dim() else x for x in _tree.tensors(arg)]
-    )
+    return _tree.with_tensors(arg, [_every(x, k, i) if x.dim() else x for x in _tree.tensors(arg)])
 
 
 def _every(x: torch.Tensor, k: int, i: int) -> torch.Tensor:
@@ -180,18 +158,14 @@ def _every(x: torch.Tensor, k: int, i: int) -> torch.Tensor:
 
 
 @_compat.constant_in_graph
-def check_rows(
-    name: str, k: int, paths: Sequence[str], rows: Sequence[int | None]
-) -> None:
+def check_rows(name: str, k: int, paths: Sequence[str], rows: Sequence[int | None]) -> None:
     """Check that every batch leaf can be split into k microbatches.
 
     Raises:
         TreeError: names the leaves that cannot.
     """
     wrong = [
-        f"{p} has {n} rows"
-        for p, n in zip(paths, rows, strict=True)
-        if n is not None and n % k
+        f"{p} has {n} rows" for p, n in zip(paths, rows, strict=True) if n is not None and n % k
     ]
     if wrong or not any(n is not None for n in rows):
         fix = (
@@ -200,10 +174,7 @@ def check_rows(
         )
         lines = wrong or ["no batch argument holds a tensor with rows"]
         raise TreeError.of(
-            name,
-            f"the batch cannot be split into {k} equal microbatches",
-            *lines,
-            fix=fix,
+            name, f"the batch cannot be split into {k} equal microbatches", *lines, fix=fix
         )
 
 
@@ -216,18 +187,12 @@ def check_microbatches(name: str, is_count: bool, got: str) -> None:
     """
     if not is_count:
         raise ShardError.of(
-            name,
-            f"microbatches is {got}",
-            needed="a positive int",
-            fix="1 or more",
+            name, f"microbatches is {got}", needed="a positive int", fix="1 or more"
         )
 
 
 def accumulate(
-    fn: Callable[..., Any],
-    microbatches: int,
-    *,
-    batch_argnums: int | tuple[int, ...] | None = None,
+    fn: Callable[..., Any], microbatches: int, *, batch_argnums: int | tuple[int, ...] | None = None
 ) -> Accumulate:
     """Apply a function to a batch in microbatches, and reduce its gradients once, after the
     last one.
@@ -264,12 +229,6 @@ def accumulate(
     """
     check_function("accumulate", fn)
     name = f"accumulate({name_of(fn)})"
-    check_microbatches(
-        name, is_number(microbatches) and microbatches >= 1, repr(microbatches)
-    )
-    numbers = (
-        None
-        if batch_argnums is None
-        else check_argnums(name, "batch_argnums", batch_argnums)
-    )
+    check_microbatches(name, is_number(microbatches) and microbatches >= 1, repr(microbatches))
+    numbers = None if batch_argnums is None else check_argnums(name, "batch_argnums", batch_argnums)
     return Accumulate((fn,), microbatches, numbers)

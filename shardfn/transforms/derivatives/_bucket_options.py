@@ -51,18 +51,11 @@ def wishes_text(
     cap, first_cap, in_flight = checked_caps(name, caps)
     _refuse_kinds(name, paths, kinds)
     dtype = _dtype_name(name, reduce_dtype)
-    ignored = (
-        list(by_path)
-        if by_path is not None
-        else _ignored(name, by_tree, roots, paths)
-    )
+    ignored = list(by_path) if by_path is not None else _ignored(name, by_tree, roots, paths)
     if (by_path is not None or by_tree is not None) and not any(ignored):
         fix = "a predicate of paths such as those, or a tree of bools with a True in it"
         raise TreeError.of(
-            f"{name}, ignore",
-            "it matches no leaf",
-            f"the leaves are {_listed(paths)}",
-            fix=fix,
+            f"{name}, ignore", "it matches no leaf", f"the leaves are {_listed(paths)}", fix=fix
         )
     rows = {} if plan is None else BucketPlan.from_json(plan).rows(name, paths)
     wishes = [
@@ -108,15 +101,11 @@ def _dtype_name(name: str, dtype: torch.dtype | None) -> str | None:
         return None
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         fix = "a floating dtype such as torch.float32"
-        raise ShardError.of(
-            f"{name}, reduce_dtype", f"{dtype!r} is not a floating dtype", fix=fix
-        )
+        raise ShardError.of(f"{name}, reduce_dtype", f"{dtype!r} is not a floating dtype", fix=fix)
     return str(dtype).removeprefix("torch.")
 
 
-def _ignored(
-    name: str, tree: Any, roots: Sequence[str], paths: Sequence[str]
-) -> list[bool]:
+def _ignored(name: str, tree: Any, roots: Sequence[str], paths: Sequence[str]) -> list[bool]:
     """The bool that a prefix tree gives to each leaf."""
     if tree is None:
         return [False] * len(paths)
@@ -130,11 +119,7 @@ def _answers(tree: Any, roots: Sequence[str]) -> dict[str, Any]:
     """The leaves of a prefix tree by path. With several differentiated arguments, there is a
     tree for each.
     """
-    is_one_each = (
-        len(roots) > 1
-        and isinstance(tree, (tuple, list))
-        and len(tree) == len(roots)
-    )
+    is_one_each = len(roots) > 1 and isinstance(tree, (tuple, list)) and len(tree) == len(roots)
     trees = tree if is_one_each else (tree,) * len(roots)
     answers = {}
     for root, part in zip(roots, trees, strict=True):
@@ -145,16 +130,11 @@ def _answers(tree: Any, roots: Sequence[str]) -> dict[str, Any]:
 
 def _is_prefix(prefix: str, path: str) -> bool:
     """Whether a path is that of a leaf, or of a tree that holds it."""
-    return path == prefix or (
-        path.startswith(prefix) and path[len(prefix)] in "[.<"
-    )
+    return path == prefix or (path.startswith(prefix) and path[len(prefix)] in "[.<")
 
 
 def _refuse_unfit(
-    name: str,
-    answers: dict[str, Any],
-    paths: Sequence[str],
-    prefixes: Sequence[Sequence[str]],
+    name: str, answers: dict[str, Any], paths: Sequence[str], prefixes: Sequence[Sequence[str]]
 ) -> None:
     """Refuse a prefix tree unless it gives a bool to every leaf and has no other leaves.
 
@@ -163,9 +143,7 @@ def _refuse_unfit(
     """
     used = {prefix for of_leaf in prefixes for prefix in of_leaf}
     strangers = [prefix for prefix in answers if prefix not in used]
-    missing = [
-        p for p, of_leaf in zip(paths, prefixes, strict=True) if not of_leaf
-    ]
+    missing = [p for p, of_leaf in zip(paths, prefixes, strict=True) if not of_leaf]
     wrong = [p for p, x in answers.items() if not isinstance(x, bool)]
     lines = [
         *(f"no leaf is at {p}" for p in strangers),
@@ -177,12 +155,8 @@ def _refuse_unfit(
             "a prefix tree of bools, as the differentiated argument is built, or a predicate "
             "of the leaf's path"
         )
-        raise TreeError.of(
-            f"{name}, ignore", "it does not fit the leaves", *lines, fix=fix
-        )
+        raise TreeError.of(f"{name}, ignore", "it does not fit the leaves", *lines, fix=fix)
 
 
 def _listed(paths: Sequence[str]) -> str:
-    return ", ".join(paths[:6]) + (
-        f", and {len(paths) - 6} more" if len(paths) > 6 else ""
-    )
+    return ", ".join(paths[:6]) + (f", and {len(paths) - 6} more" if len(paths) > 6 else "")

@@ -39,9 +39,7 @@ class BucketedGrad(ValueAndGrad):
     held: tuple[Callable[..., Any]]
     argnums: Argnums
     has_aux: bool
-    caps: tuple[
-        Any, Any, Any
-    ]  # cap, first_cap (None: 1MiB, or cap if that is less), max_in_flight
+    caps: tuple[Any, Any, Any]  # cap, first_cap (None: 1MiB, or cap if that is less), max_in_flight
     ignore: Ignore
     reduce_dtype: torch.dtype | None
     plan: BucketPlan | None
@@ -53,10 +51,7 @@ class BucketedGrad(ValueAndGrad):
         return self.returned(*self.placed(self.found(args, kwargs), args, wishes))
 
     def wishes(self, args: tuple[Any, ...]) -> list[str]:
-        names, numbers = (
-            parameter_names(self.fn, len(args)),
-            self.numbers(len(args)),
-        )
+        names, numbers = (parameter_names(self.fn, len(args)), self.numbers(len(args)))
         roots = [names[n] if n < len(names) else f"args[{n}]" for n in numbers]
         paths = [
             p
@@ -66,28 +61,13 @@ class BucketedGrad(ValueAndGrad):
         every = _tree.quick_leaves(tuple(args[n] for n in numbers))
         paths = [p for p, x in zip(paths, every, strict=True) if x is not None]
         leaves = [x for x in every if x is not None]
-        kinds = [
-            x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
-            for x in leaves
-        ]
-        by_path = (
-            [bool(self.ignore(p)) for p in paths]
-            if callable(self.ignore)
-            else None
-        )
+        kinds = [x.dtype if isinstance(x, torch.Tensor) else type(x).__name__ for x in leaves]
+        by_path = [bool(self.ignore(p)) for p in paths] if callable(self.ignore) else None
         by_tree = None if callable(self.ignore) else self.ignore
         rows = None if self.plan is None else self.plan.as_constant()
         name = f"bucketed_grad({name_of(self.fn)})"
         text = wishes_text(
-            name,
-            self.caps,
-            roots,
-            paths,
-            kinds,
-            by_path,
-            by_tree,
-            self.reduce_dtype,
-            rows,
+            name, self.caps, roots, paths, kinds, by_path, by_tree, self.reduce_dtype, rows
         )
         return text.split("\n") if text else []
 
@@ -95,14 +75,7 @@ class BucketedGrad(ValueAndGrad):
         said = (
             self.ignore if callable(self.ignore) else repr(self.ignore)
         )  # 1 == True in Python, but 1 is not a bool
-        return (
-            self.argnums,
-            self.has_aux,
-            repr(self.caps),
-            said,
-            self.reduce_dtype,
-            self.plan,
-        )
+        return (self.argnums, self.has_aux, repr(self.caps), said, self.reduce_dtype, self.plan)
 
 
 def bucketed_grad(
@@ -153,9 +126,7 @@ def bucketed_grad(
 
     Example:
         >>> import torch, shardfn as sf
-        >>> sf.bucketed_grad(lambda w: (w * w).sum(), cap="25MB")(
-        ...     torch.tensor([1.0, 2.0])
-        ... )
+        >>> sf.bucketed_grad(lambda w: (w * w).sum(), cap="25MB")(torch.tensor([1.0, 2.0]))
         (tensor(5.), tensor([2., 4.]))
     """
     check_derivative("bucketed_grad", fn, argnums, has_aux)

@@ -41,9 +41,7 @@ class Checkpoint(Transformed):
         return self.policy
 
 
-def checkpoint(
-    fn: Callable[..., Any] | None = None, *, policy: str | None = None
-) -> Any:
+def checkpoint(fn: Callable[..., Any] | None = None, *, policy: str | None = None) -> Any:
     """Rematerialize a function: its backward recomputes residuals instead of saving them.
 
     Values are unchanged. The backward repeats the function's all-gathers. Random numbers are
@@ -72,9 +70,7 @@ def checkpoint(
         tensor([1., 1.])
     """
     text = nothing_saveable if policy is None else policy
-    check_text(
-        "checkpoint, policy", isinstance(text, str), type(text).__name__, POLICY
-    )
+    check_text("checkpoint, policy", isinstance(text, str), type(text).__name__, POLICY)
     policies.check("checkpoint, policy", text)
     if fn is None:
         return functools.partial(checkpoint, policy=text)

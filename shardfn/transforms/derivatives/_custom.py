@@ -63,9 +63,7 @@ class Custom(Transformed):
         """
         raise NotImplementedError
 
-    def split(
-        self, args: tuple[Any, ...]
-    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def split(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """(arguments that are not differentiated, arguments that are)."""
         numbers = self.numbers(len(args))
         still = tuple([args[n] for n in numbers])
@@ -75,9 +73,7 @@ class Custom(Transformed):
         """The positions of the arguments that are not differentiated, given the number of
         arguments.
         """
-        return positions(
-            self.__name__, "nondiff_argnums", self.nondiff_argnums, count
-        )
+        return positions(self.__name__, "nondiff_argnums", self.nondiff_argnums, count)
 
     def joined(self, still: tuple[Any, ...], moving: tuple[Any, ...]) -> list[Any]:
         """All arguments, in their order."""
@@ -85,10 +81,7 @@ class Custom(Transformed):
             zip(self.numbers(len(still) + len(moving)), still, strict=True)
         )
         feed = iter(moving)
-        return [
-            every[n] if n in every else next(feed)
-            for n in range(len(still) + len(moving))
-        ]
+        return [every[n] if n in every else next(feed) for n in range(len(still) + len(moving))]
 
     def flat(
         self, still: tuple[Any, ...], moving: tuple[Any, ...]
@@ -103,12 +96,7 @@ class Custom(Transformed):
 
         return run
 
-    def plain(
-        self,
-        still: tuple[Any, ...],
-        moving: tuple[Any, ...],
-        xs: list[torch.Tensor],
-    ) -> Any:
+    def plain(self, still: tuple[Any, ...], moving: tuple[Any, ...], xs: list[torch.Tensor]) -> Any:
         """The function itself, as a body."""
 
         def run(*tensors: torch.Tensor) -> Any:
@@ -122,9 +110,7 @@ def cotangent_of(out: Any, tensors: Sequence[torch.Tensor]) -> Any:
     """The cotangent of a result: the given cotangents for its tensors, zeros for its constants."""
     feed = iter(tensors)
     leaves = _tree.quick_leaves((out,))
-    filled = [
-        next(feed) if isinstance(x, torch.Tensor) else zero_like(x) for x in leaves
-    ]
+    filled = [next(feed) if isinstance(x, torch.Tensor) else zero_like(x) for x in leaves]
     return _tree.refill((out,), filled)[0]
 
 
@@ -149,8 +135,7 @@ def check_rules(name: str, count: int, call: str) -> None:
     """
     if not count:
         raise ShardError(
-            problem(name, "it has no rule", fix=f"f.{call} before it is called"),
-            fix=call,
+            problem(name, "it has no rule", fix=f"f.{call} before it is called"), fix=call
         )
 
 

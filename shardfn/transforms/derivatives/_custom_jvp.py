@@ -57,9 +57,7 @@ class CustomJvp(Custom):
             return bodies.leave(self.pushed(rule(*still, primals, tangents), out))
 
         both = bodies.region(pushed, [*xs, *xs])
-        outs = endings.custom_jvp(
-            self.__name__, _tree.tensors(out), list(both), xs
-        )
+        outs = endings.custom_jvp(self.__name__, _tree.tensors(out), list(both), xs)
         return _tree.with_tensors(out, outs)
 
     def pushed(self, found: Any, out: Any) -> list[torch.Tensor]:
@@ -67,18 +65,10 @@ class CustomJvp(Custom):
         tangents.
         """
         is_pair = isinstance(found, tuple) and len(found) == 2
-        check_pair(
-            self.__name__, is_pair, "the rule", "(result, tangent of the result)"
-        )
+        check_pair(self.__name__, is_pair, "the rule", "(result, tangent of the result)")
         theirs = "those of the function"
         paths = ("result", "result")
-        after = paired(
-            self.__name__,
-            found[0],
-            out,
-            ("the results of the rule", theirs),
-            paths,
-        )
+        after = paired(self.__name__, found[0], out, ("the results of the rule", theirs), paths)
         names = ("the tangents of the rule", "the results")
         paths = ("tangent", "result")
         dots = paired(self.__name__, found[1], out, names, paths)
@@ -98,15 +88,11 @@ class CustomJvp(Custom):
             return self.pushed(rule(*still, primals, tangents), out)
 
         count = len(_tree.tensors(out))
-        forward = Forward(
-            self.__name__, self.flat(still, moving), len(xs), count, push
-        )
+        forward = Forward(self.__name__, self.flat(still, moving), len(xs), count, push)
         return _tree.with_tensors(out, ruled(forward, xs))
 
 
-def custom_jvp(
-    fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = ()
-) -> CustomJvp:
+def custom_jvp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = ()) -> CustomJvp:
     """Give a function your own derivative, set with `.defjvp(rule)`. Reverse mode transposes it.
 
     Args:
@@ -127,16 +113,11 @@ def custom_jvp(
         >>> import torch, shardfn as sf
         >>> step = sf.custom_jvp(lambda x: (x > 0).to(x.dtype))
         >>> rule = step.defjvp(
-        ...     lambda primals, tangents: (
-        ...         (primals[0] > 0).float(),
-        ...         tangents[0] * 0.5,
-        ...     )
+        ...     lambda primals, tangents: ((primals[0] > 0).float(), tangents[0] * 0.5)
         ... )
         >>> sf.grad(step)(torch.tensor(2.0))
         tensor(0.5000)
     """
     check_function("custom_jvp", fn)
-    numbers = check_argnums(
-        f"custom_jvp({name_of(fn)})", "nondiff_argnums", nondiff_argnums
-    )
+    numbers = check_argnums(f"custom_jvp({name_of(fn)})", "nondiff_argnums", nondiff_argnums)
     return CustomJvp((fn,), numbers, [])

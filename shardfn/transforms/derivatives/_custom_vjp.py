@@ -51,21 +51,15 @@ class CustomVjp(Custom):
         back = self.backward_region(still, moving, out, residuals)
         given = [g is not None for g in back]
         gradients = [g for g in back if g is not None]
-        outs = endings.custom_vjp(
-            self.__name__, results, [*after, *saved], gradients, xs, given
-        )
+        outs = endings.custom_vjp(self.__name__, results, [*after, *saved], gradients, xs, given)
         return _tree.with_tensors(out, outs)
 
-    def forward_region(
-        self, still: tuple[Any, ...], moving: tuple[Any, ...], out: Any
-    ) -> Any:
+    def forward_region(self, still: tuple[Any, ...], moving: tuple[Any, ...], out: Any) -> Any:
         """fwd as a body: (the tensors of its result, its residuals)."""
         fwd, _ = self.rules
 
         def forward(*tensors: torch.Tensor) -> Any:
-            returned = fwd(
-                *self.joined(still, _tree.with_tensors(moving, tensors))
-            )
+            returned = fwd(*self.joined(still, _tree.with_tensors(moving, tensors)))
             after, residuals = self.forward_results(returned, out)
             left = bodies.leave([*after, *_tree.tensors(residuals)])
             count = len(after)
@@ -74,11 +68,7 @@ class CustomVjp(Custom):
         return bodies.region(forward, _tree.tensors(moving))
 
     def backward_region(
-        self,
-        still: tuple[Any, ...],
-        moving: tuple[Any, ...],
-        out: Any,
-        residuals: Any,
+        self, still: tuple[Any, ...], moving: tuple[Any, ...], out: Any, residuals: Any
     ) -> Any:
         """bwd as a body: for each tensor of the arguments its cotangent, or None."""
         _, bwd = self.rules
@@ -95,9 +85,7 @@ class CustomVjp(Custom):
 
         return bodies.region(backward, [*saved, *_tree.tensors(out)])
 
-    def forward_results(
-        self, found: Any, out: Any
-    ) -> tuple[list[torch.Tensor], Any]:
+    def forward_results(self, found: Any, out: Any) -> tuple[list[torch.Tensor], Any]:
         """(the tensors of the result that fwd returns, in the order of the function's result;
         the residuals).
         """
@@ -106,23 +94,14 @@ class CustomVjp(Custom):
         names = ("the results of fwd", "those of the function")
         paths = ("result", "result")
         leaves = paired(
-            self.__name__,
-            found[0],
-            out,
-            names,
-            paths,
-            "return the same result as the function",
+            self.__name__, found[0], out, names, paths, "return the same result as the function"
         )
         return [x for x in leaves if isinstance(x, torch.Tensor)], found[1]
 
-    def cotangents(
-        self, back: Any, moving: tuple[Any, ...]
-    ) -> list[torch.Tensor | None]:
+    def cotangents(self, back: Any, moving: tuple[Any, ...]) -> list[torch.Tensor | None]:
         """The cotangent of each tensor of the arguments, as bwd returns it. None for zero."""
         is_tuple = isinstance(back, tuple) and len(back) == len(moving)
-        check_pair(
-            self.__name__, is_tuple, "bwd", f"a tuple of {len(moving)} cotangents"
-        )
+        check_pair(self.__name__, is_tuple, "bwd", f"a tuple of {len(moving)} cotangents")
         names = ("the cotangents of bwd", "the arguments")
         paths = ("cotangent", "args")
         fix = "return for each argument a tree like it, or None for zero"
@@ -182,9 +161,7 @@ def is_zero(x: Any) -> bool:
     return x is None
 
 
-def custom_vjp(
-    fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = ()
-) -> CustomVjp:
+def custom_vjp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = ()) -> CustomVjp:
     """Give a function your own reverse-mode derivative, set with `.defvjp(fwd, bwd)`.
 
     Args:
@@ -210,7 +187,5 @@ def custom_vjp(
         tensor(1.)
     """
     check_function("custom_vjp", fn)
-    numbers = check_argnums(
-        f"custom_vjp({name_of(fn)})", "nondiff_argnums", nondiff_argnums
-    )
+    numbers = check_argnums(f"custom_vjp({name_of(fn)})", "nondiff_argnums", nondiff_argnums)
     return CustomVjp((fn,), numbers, [])

@@ -31,28 +31,18 @@ class ValueAndGrad(Transformed):
     has_aux: bool
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
-        return self.returned(
-            *self.placed(self.found(args, kwargs), args, self.wishes(args))
-        )
+        return self.returned(*self.placed(self.found(args, kwargs), args, self.wishes(args)))
 
     def found(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Any, list[torch.Tensor]]:
         """(value, aux or None, gradients); the gradients are not placed yet."""
         return differentiate(
-            self.verb,
-            self.held[0],
-            self.numbers(len(args)),
-            self.has_aux,
-            args,
-            kwargs,
+            self.verb, self.held[0], self.numbers(len(args)), self.has_aux, args, kwargs
         )
 
     def placed(
-        self,
-        found: tuple[Any, Any, list[torch.Tensor]],
-        args: tuple[Any, ...],
-        wishes: list[str],
+        self, found: tuple[Any, Any, list[torch.Tensor]], args: tuple[Any, ...], wishes: list[str]
     ) -> tuple[Any, Any, Any]:
         """(value, aux, gradients in the tree of their arguments, each placed as its argument
         is).
@@ -150,10 +140,7 @@ def refuse_loss(name: str, what: str) -> None:
     """
     fix = "return loss.sum() or loss.mean() of floating values; has_aux=True for (scalar, aux)"
     raise CaptureError.of(
-        f"the gradient of {name}",
-        f"its value is {what}",
-        needed="a floating scalar",
-        fix=fix,
+        f"the gradient of {name}", f"its value is {what}", needed="a floating scalar", fix=fix
     )
 
 
@@ -188,9 +175,7 @@ def value_and_grad(
     return ValueAndGrad((fn,), argnums, has_aux)
 
 
-def grad(
-    fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False
-) -> Grad:
+def grad(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Grad:
     """A function that returns the gradient of a scalar function.
 
     Args:

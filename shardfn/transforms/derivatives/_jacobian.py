@@ -18,9 +18,7 @@ from .._transformed import Transformed, name_of
 from ._grad import check_derivative
 
 
-def _reverse(
-    flat: Flattened, numbers: tuple[int, ...], has_aux: bool
-) -> Callable[..., Any]:
+def _reverse(flat: Flattened, numbers: tuple[int, ...], has_aux: bool) -> Callable[..., Any]:
     jacobian = torch.func.jacrev(flat, argnums=numbers, has_aux=has_aux)
     return lambda *primals: pulled_back(jacobian, *primals)
 
@@ -56,18 +54,14 @@ class Jacobian(Transformed):
         """The derivatives of one result. A number has zeros."""
         if x is None:
             return None
-        row = (
-            next(rows) if isinstance(x, torch.Tensor) else self.zeros(flat.primals)
-        )
+        row = next(rows) if isinstance(x, torch.Tensor) else self.zeros(flat.primals)
         return self.nested(flat, row)
 
     def zeros(self, primals: tuple[torch.Tensor, ...]) -> Any:
         """The derivatives of a number."""
         return [torch.zeros_like(x) for x in primals]
 
-    def derived(
-        self, flat: Flattened, numbers: tuple[int, ...]
-    ) -> Callable[..., Any]:
+    def derived(self, flat: Flattened, numbers: tuple[int, ...]) -> Callable[..., Any]:
         """The Jacobian of a flat function: a list of results, each with a list of arguments."""
         return _reverse(flat, numbers, self.has_aux)
 
@@ -87,9 +81,7 @@ class Forward(Jacobian):
     verb: ClassVar[str] = "jacfwd"
     by_fields: ClassVar[bool] = True
 
-    def derived(
-        self, flat: Flattened, numbers: tuple[int, ...]
-    ) -> Callable[..., Any]:
+    def derived(self, flat: Flattened, numbers: tuple[int, ...]) -> Callable[..., Any]:
         return torch.func.jacfwd(flat, argnums=numbers, has_aux=self.has_aux)
 
 
@@ -100,26 +92,18 @@ class Hessian(Jacobian):
     verb: ClassVar[str] = "hessian"
     by_fields: ClassVar[bool] = True
 
-    def derived(
-        self, flat: Flattened, numbers: tuple[int, ...]
-    ) -> Callable[..., Any]:
+    def derived(self, flat: Flattened, numbers: tuple[int, ...]) -> Callable[..., Any]:
         inner = _reverse(flat, numbers, self.has_aux)
         return torch.func.jacfwd(inner, argnums=numbers, has_aux=self.has_aux)
 
     def zeros(self, primals: tuple[torch.Tensor, ...]) -> Any:
-        return [
-            [x.new_zeros((*x.shape, *y.shape)) for y in primals] for x in primals
-        ]
+        return [[x.new_zeros((*x.shape, *y.shape)) for y in primals] for x in primals]
 
     def nested(self, flat: Flattened, row: Any) -> Any:
-        return Jacobian.nested(
-            self, flat, [Jacobian.nested(self, flat, column) for column in row]
-        )
+        return Jacobian.nested(self, flat, [Jacobian.nested(self, flat, column) for column in row])
 
 
-def jacrev(
-    fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False
-) -> Jacobian:
+def jacrev(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Jacobian:
     """A function that returns the Jacobian, computed row by row in reverse mode. For functions
     of more inputs than outputs.
 
@@ -151,9 +135,7 @@ def jacrev(
     return Jacobian((fn,), argnums, has_aux)
 
 
-def jacfwd(
-    fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False
-) -> Forward:
+def jacfwd(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Forward:
     """A function that returns the Jacobian, computed column by column in forward mode. For
     functions of more outputs than inputs.
 
@@ -183,9 +165,7 @@ def jacfwd(
     return Forward((fn,), argnums, has_aux)
 
 
-def hessian(
-    fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False
-) -> Hessian:
+def hessian(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Hessian:
     """A function that returns the matrix of second derivatives, forward over reverse.
 
     Args:

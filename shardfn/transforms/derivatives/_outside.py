@@ -22,10 +22,7 @@ class Flat:
     """A function as one of the tensors that autograd follows. It keeps its last result."""
 
     def __init__(
-        self,
-        fn: Callable[..., Any],
-        given: tuple[Any, Any],
-        numbers: tuple[int, ...],
+        self, fn: Callable[..., Any], given: tuple[Any, Any], numbers: tuple[int, ...]
     ) -> None:
         self.fn, self.given, self.numbers = fn, given, numbers
         self.leaves = _tree.quick_leaves(given)

@@ -107,29 +107,17 @@ class _Backward(Transformed):
     def inline(self, *args: Any, **kwargs: Any) -> Any:
         leaves = _tree.quick_leaves(args)
         numbers = [
-            i
-            for i, x in enumerate(leaves)
-            if isinstance(x, torch.Tensor) and x.is_floating_point()
+            i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and x.is_floating_point()
         ]
-        refuse_none(
-            f"saved_residuals({name_of(self.fn)})", "argument", len(numbers)
-        )
+        refuse_none(f"saved_residuals({name_of(self.fn)})", "argument", len(numbers))
 
         def flat(*primals: torch.Tensor) -> Any:
             filled = list(leaves)
             for i, x in zip(numbers, primals, strict=True):
                 filled[i] = x
-            out = _tree.quick_leaves(
-                (self.fn(*_tree.refill(args, filled), **kwargs),)
-            )
-            floating = [
-                x
-                for x in out
-                if isinstance(x, torch.Tensor) and x.is_floating_point()
-            ]
-            refuse_none(
-                f"saved_residuals({name_of(self.fn)})", "result", len(floating)
-            )
+            out = _tree.quick_leaves((self.fn(*_tree.refill(args, filled), **kwargs),))
+            floating = [x for x in out if isinstance(x, torch.Tensor) and x.is_floating_point()]
+            refuse_none(f"saved_residuals({name_of(self.fn)})", "result", len(floating))
             return tuple(floating)
 
         values, pull, *_ = torch.func.vjp(flat, *[leaves[i] for i in numbers])
@@ -154,9 +142,7 @@ def refuse_none(name: str, what: str, count: int) -> None:
         )
 
 
-def saved_residuals(
-    fn: Callable[..., Any], *args: Any, **kwargs: Any
-) -> Residuals:
+def saved_residuals(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Residuals:
     """List the residuals that a function's forward saves for its backward, with bytes, reason and
     line.
 
@@ -192,12 +178,8 @@ def saved_residuals(
 
 def _records(program: Program) -> Iterator[Residual]:
     graph = program.graph.graph
-    paths = dict(
-        zip(graph.find_nodes(op="placeholder"), program.in_paths, strict=True)
-    )
-    named = {
-        owner_of(node): names_of(node) for node in graph.nodes if names_of(node)
-    }
+    paths = dict(zip(graph.find_nodes(op="placeholder"), program.in_paths, strict=True))
+    named = {owner_of(node): names_of(node) for node in graph.nodes if names_of(node)}
     for node in residuals(graph):
         why = (
             _argument(paths[node])
@@ -210,10 +192,7 @@ def _records(program: Program) -> Iterator[Residual]:
         values = value if isinstance(value, (tuple, list)) else [value]
         for x in values:
             yield Residual(
-                tuple(x.shape),
-                x.dtype,
-                why,
-                None if node in paths else node.meta["source"],
+                tuple(x.shape), x.dtype, why, None if node in paths else node.meta["source"]
             )
 
 

@@ -96,18 +96,14 @@ def flattened(
     return Flattened(fn, primals, tuple(range(len(primals))), {}, has_aux)
 
 
-def pulled(
-    name: str, flat: Flattened, pull: Callable[..., Any], cotangent: Any
-) -> Any:
+def pulled(name: str, flat: Flattened, pull: Callable[..., Any], cotangent: Any) -> Any:
     """The cotangents of the primals, in their trees. None for a leaf without a derivative."""
     value = flat.returned[0][0][0]
     names = ("the cotangents", "the results")
     paths = ("cotangent", "result")
     given = paired(f"vjp({name})", cotangent, value, names, paths)
     pairs = zip(given, _tree.quick_leaves((value,)), strict=True)
-    cotangents = [
-        _materialized(g, x) for g, x in pairs if isinstance(x, torch.Tensor)
-    ]
+    cotangents = [_materialized(g, x) for g, x in pairs if isinstance(x, torch.Tensor)]
     found = list(pulled_back(pull, tuple(cotangents)))
     primals = list(flat.primals)
     return flat.derivatives(placement.align(found, primals, [""] * len(primals)))
@@ -128,9 +124,7 @@ def check_tuples(name: str, primals: str, tangents: str) -> None:
     if primals not in ("tuple", "list") or tangents not in ("tuple", "list"):
         fix = "jvp(fn, (x,), (dx,))"
         got = f"primals are a {primals}, tangents a {tangents}"
-        raise TreeError.of(
-            f"jvp({name})", got, needed="tuples of arguments", fix=fix
-        )
+        raise TreeError.of(f"jvp({name})", got, needed="tuples of arguments", fix=fix)
 
 
 def jvp(
@@ -185,9 +179,7 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
 
     Example:
         >>> import torch, shardfn as sf
-        >>> value, pull = sf.vjp(
-        ...     lambda x, y: x * y, torch.tensor(3.0), torch.tensor(4.0)
-        ... )
+        >>> value, pull = sf.vjp(lambda x, y: x * y, torch.tensor(3.0), torch.tensor(4.0))
         >>> value, pull(torch.tensor(1.0))
         (tensor(12.), (tensor(4.), tensor(3.)))
     """
@@ -195,11 +187,7 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
         flat = flattened("vjp", fn, primals, has_aux)
         value, pull, *aux = torch.func.vjp(flat, *flat.primals, has_aux=has_aux)
         back = lambda cotangent: pulled(name_of(fn), flat, pull, cotangent)
-        return (
-            (flat.value(value), back, flat.aux(aux[0]))
-            if has_aux
-            else (flat.value(value), back)
-        )
+        return (flat.value(value), back, flat.aux(aux[0])) if has_aux else (flat.value(value), back)
     accept("vjp", fn=fn, has_aux=has_aux)
     value = Evaluated((fn,))(*primals)
     if has_aux:
@@ -233,6 +221,4 @@ def linearize(fn: Callable[..., Any], *primals: Any) -> Any:
     """
     if not _compat.is_tracing():
         accept("linearize", fn=fn)
-    return Evaluated((fn,))(*primals), lambda *tangents: Forward((fn,), False)(
-        primals, tangents
-    )[1]
+    return Evaluated((fn,))(*primals), lambda *tangents: Forward((fn,), False)(primals, tangents)[1]

@@ -53,9 +53,7 @@ def scatter(tensors: Any, src: Any = 0, group: Any = None) -> torch.Tensor:
 
 
 @_compat.read_by_dynamo
-def reduce(
-    tensor: torch.Tensor, dst: Any, op: Any = "sum", group: Any = None
-) -> torch.Tensor:
+def reduce(tensor: torch.Tensor, dst: Any, op: Any = "sum", group: Any = None) -> torch.Tensor:
     """The reduction, on one rank. The others keep their values, as constants."""
     what = f"{NAME}.reduce"
     axes, target = chosen(what, group, dst, None, "dst")
@@ -89,9 +87,7 @@ def all_gather_base(
 
 
 @_compat.read_by_dynamo
-def all_to_all(
-    output_tensor_list: Any, input_tensor_list: Any, group: Any = None
-) -> Any:
+def all_to_all(output_tensor_list: Any, input_tensor_list: Any, group: Any = None) -> Any:
     """A tensor from each rank, for one to each."""
     lists.all_to_all_lists(output_tensor_list, input_tensor_list, group)
     return tuple(output_tensor_list)
@@ -106,16 +102,12 @@ def all_to_all_single(
     group: Any = None,
 ) -> torch.Tensor:
     """A part from each rank, for one to each."""
-    plain.all_to_all_single(
-        output, input, output_split_sizes, input_split_sizes, group
-    )
+    plain.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group)
     return output
 
 
 @_compat.read_by_dynamo
-def all_reduce(
-    tensor: torch.Tensor, op: Any = "sum", group: Any = None
-) -> torch.Tensor:
+def all_reduce(tensor: torch.Tensor, op: Any = "sum", group: Any = None) -> torch.Tensor:
     """The reduction, on all ranks."""
     what = f"{NAME}.all_reduce"
     return reduced(what, tensor, op, groups.axes_of_group(what, group))

@@ -53,12 +53,8 @@ def from_local(
     _check_tensor(FROM_LOCAL, local_tensor)
     # any local size makes shards of equal sizes
     local = multiples(local_tensor, 1) if shape is None else kind(local_tensor)[0]
-    rows = checks.placed_on(
-        FROM_LOCAL, device_mesh, None, _said(FROM_LOCAL, placements), local
-    )
-    shards = checks.check_shape(
-        FROM_LOCAL, rows, local, None if shape is None else tuple(shape)
-    )
+    rows = checks.placed_on(FROM_LOCAL, device_mesh, None, _said(FROM_LOCAL, placements), local)
+    shards = checks.check_shape(FROM_LOCAL, rows, local, None if shape is None else tuple(shape))
     _check_gradient(FROM_LOCAL, device_mesh, None, grad_placements, local)
     x = placement.shared(local_tensor, "a DTensor")
     same = tuple([name for name, _, said in rows if said == "R"])
@@ -97,15 +93,11 @@ def redistribute(
     """DTensor.redistribute. Of an asynchronous one the result is awaited where it is read."""
     what = "DTensor.redistribute"
     if placements is None:
-        checks.refuse_option(
-            what, "without placements", "x.redistribute(mesh, [Replicate()])"
-        )
+        checks.refuse_option(what, "without placements", "x.redistribute(mesh, [Replicate()])")
     is_constraint = checks.is_constraint()
     if not is_constraint:
         checks.refuse_plain(what, placed)
-    rows = checks.placed_on(
-        what, device_mesh, placed, _said(what, placements), kind(x)[0]
-    )
+    rows = checks.placed_on(what, device_mesh, placed, _said(what, placements), kind(x)[0])
     checks.refuse_partial(what, rows)
     _check_dtype(f"{what}, forward_dtype", forward_dtype)
     _check_dtype(f"{what}, backward_dtype", backward_dtype)
@@ -133,9 +125,7 @@ def _placed(x: torch.Tensor, rows: Any, is_constraint: bool) -> torch.Tensor:
 
 
 @_compat.read_by_dynamo
-def to_local(
-    x: torch.Tensor, placed: str | None, *, grad_placements: Any = None
-) -> torch.Tensor:
+def to_local(x: torch.Tensor, placed: str | None, *, grad_placements: Any = None) -> torch.Tensor:
     """DTensor.to_local. Its gradient is summed over ranks where that is due. Of a replicated one
     that meets plain arguments alone it is that of each rank, unless `grad_placements` says that
     ranks have terms.
@@ -205,9 +195,7 @@ def distributed(
     if isinstance(tensor, DTensor):
         return tensor.redistribute(device_mesh, placements)
     shape = kind(tensor)[0]
-    rows = checks.placed_on(
-        DISTRIBUTE, device_mesh, None, _said(DISTRIBUTE, placements), shape
-    )
+    rows = checks.placed_on(DISTRIBUTE, device_mesh, None, _said(DISTRIBUTE, placements), shape)
     checks.refuse_partial(DISTRIBUTE, rows)
     if checks.is_constraint():
         return _placed(tensor, rows, True)
@@ -319,9 +307,7 @@ def _reduced(x: torch.Tensor, axis: str, n: int, kind: str) -> torch.Tensor:
 
 
 @_compat.read_by_dynamo
-def _made(
-    make: Any, name: str, size: tuple[Any, ...], options: Any
-) -> torch.Tensor:
+def _made(make: Any, name: str, size: tuple[Any, ...], options: Any) -> torch.Tensor:
     """A DTensor that a function of a shape and a dtype makes."""
     what = f"torch.distributed.tensor.{name}"
     size = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
@@ -352,11 +338,7 @@ def full(size: Any, fill_value: Any, **options: Any) -> torch.Tensor:
 
 
 table.METHODS.update(
-    {
-        "redistribute": redistribute,
-        "to_local": to_local,
-        "full_tensor": full_tensor,
-    }
+    {"redistribute": redistribute, "to_local": to_local, "full_tensor": full_tensor}
 )
 table.ATTRIBUTES["placements"] = placements_of
 table.ATTRIBUTES["_spec"] = spec_of

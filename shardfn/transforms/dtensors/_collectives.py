@@ -22,10 +22,7 @@ REDUCE_SCATTER = "torch.distributed.reduce_scatter_tensor"
 
 @_compat.read_by_dynamo
 def all_reduce(
-    tensor: torch.Tensor,
-    op: Any = "sum",
-    group: Any = None,
-    async_op: bool = False,
+    tensor: torch.Tensor, op: Any = "sum", group: Any = None, async_op: bool = False
 ) -> Any:
     """torch.distributed.all_reduce."""
     what = "torch.distributed.all_reduce"

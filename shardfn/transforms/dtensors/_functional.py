@@ -18,18 +18,14 @@ from ._reduced import chosen, of_rank, reduced, scattered, written
 
 
 @_compat.read_by_dynamo
-def all_reduce(
-    self: torch.Tensor, reduceOp: str, group: Any, tag: str = ""
-) -> Any:
+def all_reduce(self: torch.Tensor, reduceOp: str, group: Any, tag: str = "") -> Any:
     """The functional all_reduce."""
     what = "all_reduce"
     return reduced(what, self, reduceOp, groups.axes_of_group(what, group))
 
 
 @_compat.read_by_dynamo
-def all_gather(
-    self: torch.Tensor, gather_dim: int, group: Any, tag: str = ""
-) -> Any:
+def all_gather(self: torch.Tensor, gather_dim: int, group: Any, tag: str = "") -> Any:
     """The functional all_gather_tensor."""
     axes = group_ranks.ordered_axes("all_gather_tensor", group)
     return ours.all_gather(self, axes, axis=gather_dim, tiled=True)
@@ -47,11 +43,7 @@ def reduce_scatter(
 
 @_compat.read_by_dynamo
 def all_to_all_single(
-    self: torch.Tensor,
-    output_split_sizes: Any,
-    input_split_sizes: Any,
-    group: Any,
-    tag: str = "",
+    self: torch.Tensor, output_split_sizes: Any, input_split_sizes: Any, group: Any, tag: str = ""
 ) -> Any:
     """The functional all_to_all_single, of equal splits."""
     what = "all_to_all_single"
@@ -68,21 +60,15 @@ def broadcast(self: torch.Tensor, src: Any, group: Any, tag: str = "") -> Any:
 
 
 @_compat.read_by_dynamo
-def permute_tensor(
-    self: torch.Tensor, src_dst: Any, group: Any, tag: str = ""
-) -> torch.Tensor:
+def permute_tensor(self: torch.Tensor, src_dst: Any, group: Any, tag: str = "") -> torch.Tensor:
     """The functional permute_tensor: rank k sends to rank `src_dst[k]`."""
     axes = group_ranks.ordered_axes("permute_tensor", group)
-    groups.check_length(
-        "permute_tensor", "src_dst", len(src_dst), ours.axis_size(axes)
-    )
+    groups.check_length("permute_tensor", "src_dst", len(src_dst), ours.axis_size(axes))
     return ppermute(self, axes, list(enumerate(src_dst)))
 
 
 @_compat.read_by_dynamo
-def all_reduce_coalesced(
-    self: Any, reduceOp: str, group: Any, tag: str = ""
-) -> Any:
+def all_reduce_coalesced(self: Any, reduceOp: str, group: Any, tag: str = "") -> Any:
     """The functional all_reduce_coalesced."""
     return [all_reduce(x, reduceOp, group) for x in self]
 
@@ -101,8 +87,7 @@ def reduce_scatter_coalesced(
     what = "reduce_scatter_tensor_coalesced"
     groups.check_length(what, "scatter_dim", len(scatter_dim), len(inputs))
     return [
-        reduce_scatter(x, reduceOp, dim, group)
-        for x, dim in zip(inputs, scatter_dim, strict=True)
+        reduce_scatter(x, reduceOp, dim, group) for x, dim in zip(inputs, scatter_dim, strict=True)
     ]
 
 
@@ -113,9 +98,7 @@ def all_gather_op(x: torch.Tensor, group_size: int, group_name: Any) -> Any:
 
 
 @_compat.read_by_dynamo
-def reduce_scatter_op(
-    x: torch.Tensor, reduce_op: str, group_size: int, group_name: Any
-) -> Any:
+def reduce_scatter_op(x: torch.Tensor, reduce_op: str, group_size: int, group_name: Any) -> Any:
     """The op reduce_scatter_tensor."""
     return reduce_scatter(x, reduce_op, 0, group_name)
 
@@ -127,17 +110,13 @@ def all_gather_coalesced_op(xs: Any, group_size: int, group_name: Any) -> Any:
 
 
 @_compat.read_by_dynamo
-def reduce_scatter_coalesced_op(
-    xs: Any, reduce_op: str, group_size: int, group_name: Any
-) -> Any:
+def reduce_scatter_coalesced_op(xs: Any, reduce_op: str, group_size: int, group_name: Any) -> Any:
     """The op reduce_scatter_tensor_coalesced."""
     return [reduce_scatter(x, reduce_op, 0, group_name) for x in xs]
 
 
 @_compat.read_by_dynamo
-def all_reduce_in_place(
-    x: torch.Tensor, reduce_op: str, group_name: Any
-) -> torch.Tensor:
+def all_reduce_in_place(x: torch.Tensor, reduce_op: str, group_name: Any) -> torch.Tensor:
     """The op all_reduce_."""
     written(x, all_reduce(x, reduce_op, group_name), False)
     return x
@@ -199,11 +178,7 @@ OPS = {
 }
 OF_AUTOGRAD = {
     name: OPS[name]
-    for name in (
-        "all_gather_into_tensor",
-        "reduce_scatter_tensor",
-        "all_to_all_single",
-    )
+    for name in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
 }
 table.FUNCTIONS.update(_compat.named(_compat.FUNCTIONAL, FUNCTIONAL))
 for space, rows in (
@@ -212,6 +187,4 @@ for space, rows in (
 ):
     packets = _compat.named(space, rows)
     table.FUNCTIONS.update(packets)
-    table.FUNCTIONS.update(
-        {packet.default: row for packet, row in packets.items()}
-    )
+    table.FUNCTIONS.update({packet.default: row for packet, row in packets.items()})

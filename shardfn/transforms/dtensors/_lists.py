@@ -22,10 +22,7 @@ ALL_GATHER = "torch.distributed.all_gather"
 
 @_compat.read_by_dynamo
 def all_gather(
-    tensor_list: Any,
-    tensor: torch.Tensor,
-    group: Any = None,
-    async_op: bool = False,
+    tensor_list: Any, tensor: torch.Tensor, group: Any = None, async_op: bool = False
 ) -> Any:
     """torch.distributed.all_gather."""
     axes = group_ranks.ordered_axes(ALL_GATHER, group)
@@ -56,10 +53,7 @@ def reduce_scatter(
 
 @_compat.read_by_dynamo
 def all_to_all_lists(
-    output_tensor_list: Any,
-    input_tensor_list: Any,
-    group: Any = None,
-    async_op: bool = False,
+    output_tensor_list: Any, input_tensor_list: Any, group: Any = None, async_op: bool = False
 ) -> Any:
     """torch.distributed.all_to_all, of tensors of one size."""
     what = "torch.distributed.all_to_all"
@@ -76,9 +70,7 @@ def all_to_all_lists(
 
 
 @_compat.read_by_dynamo
-def stacked(
-    what: str, argument: str, tensors: Any, axes: tuple[str, ...]
-) -> torch.Tensor:
+def stacked(what: str, argument: str, tensors: Any, axes: tuple[str, ...]) -> torch.Tensor:
     """The tensors of a list, one for each rank of some axes, along a new first dim."""
     n = ours.axis_size(axes)
     groups.check_parts(what, argument, kinds(tensors), None, n)
@@ -100,10 +92,7 @@ def all_reduce_coalesced(
 
 @_compat.read_by_dynamo
 def all_gather_coalesced(
-    output_tensor_lists: Any,
-    input_tensor_list: Any,
-    group: Any = None,
-    async_op: bool = False,
+    output_tensor_lists: Any, input_tensor_list: Any, group: Any = None, async_op: bool = False
 ) -> Any:
     """torch.distributed.all_gather_coalesced: for each rank, the list of its tensors."""
     what = "torch.distributed.all_gather_coalesced"

@@ -60,10 +60,7 @@ def post_forward_of_group(hook: Any, module: Any, input: Any, output: Any) -> An
 def _has_dtensors(args: Any, kwargs: Any) -> bool:
     """Whether a module is called with DTensors, so it computes with global tensors."""
     leaves = _tree.quick_leaves((args, kwargs))
-    found = [
-        isinstance(x, DTensor)
-        for x in leaves
-    ]
+    found = [isinstance(x, DTensor) for x in leaves]
     return any(found)
 
 
@@ -166,8 +163,7 @@ def _check_reduced(own: str, compute: str, reduce: str) -> None:
     if reduce in (own, compute):
         return
     sizes = [
-        getattr(torch, name.removeprefix("torch.")).itemsize
-        for name in (own, compute, reduce)
+        getattr(torch, name.removeprefix("torch.")).itemsize for name in (own, compute, reduce)
     ]
     if own == compute and sizes[2] > sizes[0]:
         return
@@ -204,14 +200,10 @@ def _check(factor: float | None, has_hook: bool) -> None:
 @_compat.read_by_dynamo
 def _cast(dtype: torch.dtype, tree: Any) -> Any:
     """A tree with its floating tensors in a dtype."""
-    return fsdp_hooks.of_tensors(
-        lambda x: x.to(dtype) if x.is_floating_point() else x, tree
-    )
+    return fsdp_hooks.of_tensors(lambda x: x.to(dtype) if x.is_floating_point() else x, tree)
 
 
 table.FUNCTIONS[fsdp_hooks.PRE_FORWARD] = pre_forward
 table.FUNCTIONS[fsdp_hooks.POST_FORWARD] = post_forward
 table.FUNCTIONS[fsdp_hooks.OF_GROUPS[fsdp_hooks.PRE_FORWARD]] = pre_forward_of_group
-table.FUNCTIONS[fsdp_hooks.OF_GROUPS[fsdp_hooks.POST_FORWARD]] = (
-    post_forward_of_group
-)
+table.FUNCTIONS[fsdp_hooks.OF_GROUPS[fsdp_hooks.POST_FORWARD]] = post_forward_of_group

@@ -15,20 +15,9 @@ from ...errors import TreeError
 from ...mesh import axes_of
 from ...ops.text_formats import is_part, print_held
 from ...runtime import Request, donation
-from ...runtime.arguments import (
-    OWN,
-    donated_tensors,
-    refuse_lost_gradient,
-    refuse_lost_tangent,
-)
+from ...runtime.arguments import OWN, donated_tensors, refuse_lost_gradient, refuse_lost_tangent
 from ...runtime.arguments.dynamic import ATTRIBUTE, Dims, dims_of, marked
-from ...simulated import (
-    SimulatedTensor,
-    UnreadTensor,
-    dtensors,
-    is_on_part,
-    shown,
-)
+from ...simulated import SimulatedTensor, UnreadTensor, dtensors, is_on_part, shown
 from ...types import ShapeDtype
 from ...world import current_world
 from ._parts import of_part, own_of
@@ -87,9 +76,7 @@ def entering(request: Request, mesh: Any, args: Any, kwargs: Any) -> Any:
     return _tree.refill((args, kwargs), leaves)
 
 
-def _marks(
-    request: Request, args: Any, kwargs: Any, paths: Sequence[str]
-) -> dict[int, Dims]:
+def _marks(request: Request, args: Any, kwargs: Any, paths: Sequence[str]) -> dict[int, Dims]:
     """The dims of tensors, by id, whose sizes may change between calls: of all, if of one."""
     leaves = _tree.leaves((args, kwargs))
     if request.dynamic is None and not any(map(marked, leaves)):

@@ -39,10 +39,7 @@ def rows_of_part(text: str, axes: Any) -> Any:
     the mesh; else nothing.
     """
     sizes = dict(axes)
-    rows = tuple(
-        (name, sizes[name], said)
-        for name, said in parse_placed(text)
-    )
+    rows = tuple((name, sizes[name], said) for name, said in parse_placed(text))
     is_on_part_alone = len(rows) < len(sizes)
     return rows if is_on_part_alone else ()
 
@@ -87,18 +84,10 @@ def of_part(x: torch.Tensor, text: str, mesh: Any) -> DTensor:
     placed, shape = parse_part(text)
     rows = parse_placed(placed)
     part = mesh[tuple(name for name, _ in rows)]
-    order = sorted(
-        range(len(shape)),
-        key=lambda dim: -x.stride(dim),
-    )
+    order = sorted(range(len(shape)), key=lambda dim: -x.stride(dim))
     strides = dense_strides(shape, order)
-    placements = tuple(
-        placement_of(said)
-        for _, said in rows
-    )
-    spec = _compat.dtensor_spec(
-        part, placements, shape, strides, x.dtype
-    )
+    placements = tuple(placement_of(said) for _, said in rows)
+    spec = _compat.dtensor_spec(part, placements, shape, strides, x.dtype)
     local = of_one_part(x, part)
     (made,) = dtensors([local], [spec])
     return made

@@ -136,10 +136,7 @@ table.FUNCTIONS.update(
         dist.get_group_rank: group_rank,
     }
 )
-PRIVATE = {
-    "_rank_not_in_group": is_outside,
-    "_resolve_group_name_by_ranks_and_tag": name_of_ranks,
-}
+PRIVATE = {"_rank_not_in_group": is_outside, "_resolve_group_name_by_ranks_and_tag": name_of_ranks}
 table.FUNCTIONS.update(_compat.named(dist.distributed_c10d, PRIVATE))
 table.OF_GROUPS["rank"] = rank
 table.OF_MESHES.update(

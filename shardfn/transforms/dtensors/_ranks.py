@@ -36,9 +36,7 @@ class OnRanks:
     """
 
     name: str
-    held: tuple[
-        Callable[..., Any]
-    ]  # the function; bare, torch 2.11 cannot read it
+    held: tuple[Callable[..., Any]]  # the function; bare, torch 2.11 cannot read it
     mesh: Any
     placed: tuple[str, ...]  # for each leaf: the text of a DTensor, or nothing
     # whether the function returns its value, and gradients
@@ -62,10 +60,7 @@ class OnRanks:
         found = _tree.quick_leaves(out)
         kinds = tuple([_said(x) for x in found])
         (result,) = _tree.refill(out, [_leaving(x, axes) for x in found])
-        gradients = [
-            _leaving(x, axes)
-            for x in gradients
-        ]
+        gradients = [_leaving(x, axes) for x in gradients]
         axis_names.leave(len(axes))
         if self.has_gradients:
             return (result, kinds), gradients
@@ -99,13 +94,7 @@ def _with_gradients(fn: Callable[..., Any]) -> Differentiated:
     def made(inline: Any, followed: Followed) -> Callable[..., Any]:
         each = inline.__self__
         own = differentiated(fn, followed, _each_ranks_own)
-        code = OnRanks(
-            each.name,
-            (own,),
-            each.mesh,
-            each.placed,
-            has_gradients=True,
-        )
+        code = OnRanks(each.name, (own,), each.mesh, each.placed, has_gradients=True)
         return code.inline
 
     return made
@@ -127,10 +116,7 @@ def _entering(x: Any, text: str, axes: Any) -> Any:
     names = holders.held(x)
     if names and text:
         texts = parse_held(text)
-        own = [
-            placement.placed(getattr(x, k), t)
-            for k, t in zip(names, texts, strict=True)
-        ]
+        own = [placement.placed(getattr(x, k), t) for k, t in zip(names, texts, strict=True)]
         return _compat.closed(holders.shell(x, tuple(x.shape)), own)
     if text:
         rows = _parts.rows_of_part(text, axes)

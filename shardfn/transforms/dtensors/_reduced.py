@@ -18,11 +18,7 @@ from ...ops.text_formats import print_axes
 from ..sharding import _collectives as ours
 from ..sharding._scatter import all_to_all, psum_scatter
 
-BITWISE = {
-    "band": torch.bitwise_and,
-    "bor": torch.bitwise_or,
-    "bxor": torch.bitwise_xor,
-}
+BITWISE = {"band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor}
 
 
 class Done:
@@ -84,9 +80,7 @@ def reduced(what: str, x: torch.Tensor, op: Any, axes: tuple[str, ...]) -> Any:
 
 
 @_compat.read_by_dynamo
-def scattered(
-    what: str, x: torch.Tensor, op: Any, axes: tuple[str, ...], dim: int
-) -> torch.Tensor:
+def scattered(what: str, x: torch.Tensor, op: Any, axes: tuple[str, ...], dim: int) -> torch.Tensor:
     """Each rank's chunk along a dim of the reduction over axes."""
     kind = groups.reduction(what, op, x.dtype)
     if kind in ("sum", "avg") and x.dtype != torch.bool:

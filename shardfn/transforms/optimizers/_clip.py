@@ -86,8 +86,7 @@ def _refuse_integers(grads: Any) -> None:
     wrong = [
         f"{path or 'the tensor'} is {x.dtype}"
         for path, x in rows
-        if isinstance(x, torch.Tensor)
-        and not (x.is_floating_point() or x.is_complex())
+        if isinstance(x, torch.Tensor) and not (x.is_floating_point() or x.is_complex())
     ]
     if wrong:
         needed = "floating or complex tensors"

@@ -66,9 +66,7 @@ class Ema:
             {'w': tensor([0.5000])}
         """
         average = state["average"]
-        paired, wrong = tree_pairs.pair(
-            average, params, ("the average", "the parameters")
-        )
+        paired, wrong = tree_pairs.pair(average, params, ("the average", "the parameters"))
         checks.check_average(tuple(wrong))
         leaves = _tree.quick_leaves((params,))
         new: list[torch.Tensor] = []
@@ -76,10 +74,7 @@ class Ema:
             if isinstance(x, torch.Tensor):
                 way = x - old
                 new.append(old + way * (1 - self.decay))
-        return {
-            "count": state["count"] + 1,
-            "average": _tree.with_tensors(params, new),
-        }
+        return {"count": state["count"] + 1, "average": _tree.with_tensors(params, new)}
 
     @_compat.read_by_dynamo
     def average(self, state: dict[str, Any]) -> Any:

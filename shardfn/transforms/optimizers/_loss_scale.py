@@ -163,11 +163,7 @@ class LossScale:
 
 @_compat.read_by_dynamo
 def loss_scale(
-    initial: float = 2.0**16,
-    *,
-    growth: float = 2.0,
-    backoff: float = 0.5,
-    interval: int = 2000,
+    initial: float = 2.0**16, *, growth: float = 2.0, backoff: float = 0.5, interval: int = 2000
 ) -> LossScale:
     """A scale of the loss, for gradients in float16: `scaler = sf.loss_scale()`, `state =
     scaler.init()`; `scaler.scale(loss, state)` in the function that is differentiated, then
@@ -199,11 +195,5 @@ def loss_scale(
         (tensor([2.0266e-06]), tensor(True))
     """
     if not _compat.is_tracing():
-        accept(
-            "loss_scale",
-            initial=initial,
-            growth=growth,
-            backoff=backoff,
-            interval=interval,
-        )
+        accept("loss_scale", initial=initial, growth=growth, backoff=backoff, interval=interval)
     return LossScale(initial, growth, backoff, interval)

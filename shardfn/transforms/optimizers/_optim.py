@@ -26,9 +26,7 @@ class Optim:
         self.recipe, self.name = recipe, recipe.name
         self.step = Step(recipe)
 
-        def check(
-            paths: Any, shapes: Any, of_grads: Any, wrong: Any, options: Any
-        ) -> Any:
+        def check(paths: Any, shapes: Any, of_grads: Any, wrong: Any, options: Any) -> Any:
             checks.check_options(recipe, options)
             checks.check_trees(recipe.name, paths, shapes, of_grads, wrong)
             return self.step.names(paths, shapes)
@@ -85,9 +83,7 @@ class Optim:
         return state
 
     @_compat.read_by_dynamo
-    def update(
-        self, params: Any, grads: Any, state: State, **options: Any
-    ) -> tuple[Any, State]:
+    def update(self, params: Any, grads: Any, state: State, **options: Any) -> tuple[Any, State]:
         """One step: `params, state = opt.update(params, grads, state, lr=lr)`.
 
         Args:
@@ -123,9 +119,7 @@ class Optim:
         leaves = _tree.tensors(params)
         paths = dotted_paths(params)
         paired, wrong = beside(params, grads, BESIDE)
-        self.checked(
-            paths, described(leaves), described(paired), wrong, list(options)
-        )
+        self.checked(paths, described(leaves), described(paired), wrong, list(options))
         run = self.step.updated
         if not is_captured():
             checks.check_meshes(self.recipe.name, paths, leaves, paired)
@@ -161,9 +155,7 @@ class Optim:
         """
         return placed_like(self.recipe.name, self.step, placements, params)
 
-    def schedule(
-        self, make: Callable[..., Any], *args: Any, **options: Any
-    ) -> Schedule:
+    def schedule(self, make: Callable[..., Any], *args: Any, **options: Any) -> Schedule:
         """A scheduler of torch for this optimizer, whose values are tensors.
 
         Args:
@@ -230,11 +222,7 @@ def optim(
 
     Example:
         >>> import torch, shardfn as sf
-        >>> opt = sf.optim(
-        ...     torch.optim.AdamW,
-        ...     lr=0.1,
-        ...     groups={"b": dict(weight_decay=0.0)},
-        ... )
+        >>> opt = sf.optim(torch.optim.AdamW, lr=0.1, groups={"b": dict(weight_decay=0.0)})
         >>> params = {"w": torch.ones(2), "b": torch.ones(2)}
         >>> params, state = opt.update(params, params, opt.init(params))
         >>> params["b"], state["b"]["step"]

@@ -11,13 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from ... import _compat
 from ...capture.optimizers.recipe import Recipe
-from ...errors import (
-    CaptureError,
-    PlacementError,
-    ShardError,
-    TreeError,
-    call_site,
-)
+from ...errors import CaptureError, PlacementError, ShardError, TreeError, call_site
 from ...mesh import axes_of
 
 # A class of torch whose step is not a function of gradients: why, and another way.
@@ -55,29 +49,20 @@ def check_class(cls: Any) -> None:
         CaptureError: a step that needs more.
     """
     if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
-        got = (
-            f"a {type(cls).__name__}"
-            if not isinstance(cls, type)
-            else cls.__name__
-        )
+        got = f"a {type(cls).__name__}" if not isinstance(cls, type) else cls.__name__
         fix = "optim(torch.optim.AdamW, lr=1e-3)"
         if isinstance(cls, torch.optim.Optimizer):
             fix = f"the class: optim({type(cls).__name__}, ...)"
-        raise TreeError.of(
-            "optim", got, needed="a subclass of torch.optim.Optimizer", fix=fix
-        )
+        raise TreeError.of("optim", got, needed="a subclass of torch.optim.Optimizer", fix=fix)
     name = f"optim({cls.__name__})"
     reasons = [reason for kind, reason in REFUSED.items() if issubclass(cls, kind)]
     if reasons:
         got, fix = reasons[0]
-        raise CaptureError.of(
-            name, got, needed="a step that is one pure function", fix=fix
-        )
+        raise CaptureError.of(name, got, needed="a step that is one pure function", fix=fix)
     needed = [
         p.name
         for p in list(inspect.signature(cls.step).parameters.values())[1:]
-        if p.default is p.empty
-        and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
     ]
     if needed:
         raise CaptureError.of(
@@ -96,10 +81,7 @@ def check_numbers(recipe: Recipe) -> None:
     """
     every = [recipe.options, *(own for _, own in recipe.groups)]
     tensors = [
-        name
-        for options in every
-        for name, x in options.items()
-        if isinstance(x, torch.Tensor)
+        name for options in every for name, x in options.items() if isinstance(x, torch.Tensor)
     ]
     if tensors:
         raise TreeError.of(
@@ -260,10 +242,7 @@ def check_decay(decay: Any) -> None:
     """
     if not isinstance(decay, (int, float)) or not 0 <= decay <= 1:
         raise ShardError.of(
-            "ema",
-            f"decay is {decay!r}",
-            needed="a number from 0 to 1",
-            fix="ema(0.999)",
+            "ema", f"decay is {decay!r}", needed="a number from 0 to 1", fix="ema(0.999)"
         )
 
 

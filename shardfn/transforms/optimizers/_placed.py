@@ -14,9 +14,7 @@ from ...tree_pairs import broadcast_prefix
 from ._trees import dotted_paths
 
 
-def placed_like(
-    name: str, step: Step, placements: Any, params: Any
-) -> dict[str, Any]:
+def placed_like(name: str, step: Step, placements: Any, params: Any) -> dict[str, Any]:
     """The placements of a state: a `P` for each of its tensors.
 
     Raises:

@@ -20,11 +20,7 @@ def dotted_paths(tree: Any, path: str = "") -> list[str]:
     if not tree_pairs.is_node(tree):
         return []
     start = f"{path}." if path else ""
-    return [
-        found
-        for name, child in _named(tree)
-        for found in dotted_paths(child, start + name)
-    ]
+    return [found for name, child in _named(tree) for found in dotted_paths(child, start + name)]
 
 
 @_compat.of_trees
@@ -36,17 +32,11 @@ def _named(tree: Any) -> list[tuple[str, Any]]:
 
 
 @_compat.of_trees
-def beside(
-    params: Any, tree: Any, names: tuple[str, str]
-) -> tuple[list[Any], list[str]]:
+def beside(params: Any, tree: Any, names: tuple[str, str]) -> tuple[list[Any], list[str]]:
     """The leaf of a tree for each tensor of the parameters, and the mismatches of the two."""
     leaves = _tree.quick_leaves((params,))
     found, wrong = tree_pairs.pair(tree, params, names)
-    chosen = [
-        x
-        for p, x in zip(leaves, found, strict=True)
-        if isinstance(p, torch.Tensor)
-    ]
+    chosen = [x for p, x in zip(leaves, found, strict=True) if isinstance(p, torch.Tensor)]
     return chosen, wrong
 
 
@@ -54,8 +44,5 @@ def beside(
 def described(leaves: list[Any]) -> list[Any]:
     """(shape, dtype) of each leaf that is a tensor."""
     return [
-        (tuple(map(int, x.shape)), x.dtype)
-        if isinstance(x, torch.Tensor)
-        else None
-        for x in leaves
+        (tuple(map(int, x.shape)), x.dtype) if isinstance(x, torch.Tensor) else None for x in leaves
     ]

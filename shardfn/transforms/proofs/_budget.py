@@ -105,9 +105,7 @@ def assert_comms(
         raise ShardError.of("assert_comms", got, needed=needed, arg_path="counts")
     most_bytes = None if max_bytes is None else _bytes(max_bytes)
     found = explain(fn, *args, **kwargs)
-    wrong = over_budget(
-        found, wanted, most_bytes=most_bytes, most_implicit=max_implicit
-    )
+    wrong = over_budget(found, wanted, most_bytes=most_bytes, most_implicit=max_implicit)
     if wrong:
         fix = f"print(sf.explain({name_of(fn)}, ...)), which lists all collectives"
         raise BudgetError.of(found.name, *wrong, fix=fix, source=call_site())
@@ -121,6 +119,4 @@ def _bytes(size: int | str) -> int:
         return bytes_of(size)
     except ValueError as error:
         fix = "a number of bytes, or text such as '1MB'"
-        raise ShardError.of(
-            "assert_comms, max_bytes", str(error), fix=fix
-        ) from None
+        raise ShardError.of("assert_comms, max_bytes", str(error), fix=fix) from None

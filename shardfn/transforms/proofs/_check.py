@@ -53,8 +53,7 @@ def check(
     accept("check", fn=fn, worlds=worlds, rtol=rtol, atol=atol)
     wanted = _tree.flatten(fn(*args))
     return {
-        _name(world): _differ(fn, args, world, placements, wanted, (rtol, atol))
-        for world in worlds
+        _name(world): _differ(fn, args, world, placements, wanted, (rtol, atol)) for world in worlds
     }
 
 
@@ -63,12 +62,7 @@ def _name(world: Any) -> Any:
 
 
 def _differ(
-    fn: Any,
-    args: Any,
-    world: Any,
-    placements: Any,
-    wanted: Any,
-    tolerance: tuple[float, float],
+    fn: Any, args: Any, world: Any, placements: Any, wanted: Any, tolerance: tuple[float, float]
 ) -> float:
     axes = {"dp": world} if isinstance(world, int) else dict(world)
     size = 1
@@ -83,20 +77,13 @@ def _differ(
         )
         got = full(shard(fn, mesh, specs, backend="aten")(*args))
     worst = 0.0
-    for path, a, b in zip(
-        _tree.paths(got), _tree.leaves(got), wanted[0], strict=True
-    ):
+    for path, a, b in zip(_tree.paths(got), _tree.leaves(got), wanted[0], strict=True):
         if not isinstance(b, torch.Tensor):
             continue
         worst = max(
-            worst,
-            float((a - b).abs().max())
-            if b.numel() and b.dtype != torch.bool
-            else 0.0,
+            worst, float((a - b).abs().max()) if b.numel() and b.dtype != torch.bool else 0.0
         )
-        if not torch.allclose(
-            a, b, rtol=tolerance[0], atol=tolerance[1], equal_nan=True
-        ):
+        if not torch.allclose(a, b, rtol=tolerance[0], atol=tolerance[1], equal_nan=True):
             raise DivergenceError.of(
                 f"check, world {_name(world)}, result{path}",
                 f"sharded differs from plain by up to {worst:.3g}",

@@ -23,11 +23,7 @@ from ...types import PENDING, TENSOR, LocalProgram, Mark, MeshAxes
 from ..derivatives._grad import grad
 from ._sample import Sample, filled, mapped, tensors_of
 
-WORLDS = (
-    2,
-    3,
-    5,
-)  # a size that is not a multiple of 30 is sharded unevenly by one of them
+WORLDS = (2, 3, 5)  # a size that is not a multiple of 30 is sharded unevenly by one of them
 TOLERANCE = {
     torch.float64: 1e-10,
     torch.complex128: 1e-10,
@@ -49,9 +45,7 @@ FIX = (
 )
 
 
-def prove_values(
-    rule: Rule, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+def prove_values(rule: Rule, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Prove every strategy of a rule for these arguments.
 
     Raises:
@@ -73,10 +67,7 @@ def _prove_choice(sample: Sample, choice: Choice, n: int) -> None:
         # either
         return
     ins, outs = slots
-    shards = [
-        _pieces(x, slot.marks, axes)
-        for x, slot in zip(sample.tensors, ins, strict=True)
-    ]
+    shards = [_pieces(x, slot.marks, axes) for x, slot in zip(sample.tensors, ins, strict=True)]
     plan = Plan(axes, (steps.Apply(sample.node, ins, outs),), ins, outs)
     try:
         results = run(plan, shards)
@@ -110,9 +101,7 @@ def _slots(
     return tuple(slots[:count]), tuple(slots[count:])
 
 
-def prove_gradient(
-    rule: Rule, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+def prove_gradient(rule: Rule, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Prove that the gradient of a custom op is right for the first strategy of its rule that
     shards an input.
 
@@ -120,19 +109,12 @@ def prove_gradient(
         RuleError: the gradient differs from autograd's, or cannot be captured.
     """
     sample = Sample(target, args, kwargs)
-    floating = tuple(
-        i for i, x in enumerate(sample.tensors) if x.is_floating_point()
-    )
+    floating = tuple(i for i, x in enumerate(sample.tensors) if x.is_floating_point())
     if not floating or not any(x.is_floating_point() for x in sample.results):
         return
     loss = _sum_of_squares(target, args, kwargs)
-    leaves = [
-        x.clone().requires_grad_(i in floating)
-        for i, x in enumerate(sample.tensors)
-    ]
-    wanted = torch.autograd.grad(
-        loss(*leaves), [leaves[i] for i in floating], allow_unused=True
-    )
+    leaves = [x.clone().requires_grad_(i in floating) for i, x in enumerate(sample.tensors)]
+    wanted = torch.autograd.grad(loss(*leaves), [leaves[i] for i in floating], allow_unused=True)
     captured = _captured_gradient(sample, loss, floating)
     cutting = [c for c in sample.choices(rule) if _is_sharded(c)]
     for choice in cutting[:1]:
@@ -150,9 +132,7 @@ def _sum_of_squares(
     def loss(*tensors: torch.Tensor) -> torch.Tensor:
         args, kwargs = filled(empty, iter(tensors))
         squares = [
-            (x * x).sum()
-            for x in tensors_of(target(*args, **kwargs))
-            if x.is_floating_point()
+            (x * x).sum() for x in tensors_of(target(*args, **kwargs)) if x.is_floating_point()
         ]
         return sum(squares[1:], start=squares[0])
 
@@ -189,36 +169,20 @@ def _prove_captured(
 ) -> None:
     axes = MeshAxes(("axis",), (n,))
     tensors = [*sample.tensors, *captured.closed_over]
-    marks = [
-        _fit(x, m, n) or ("R",)
-        for x, m in zip(sample.call.ins, choice[0], strict=True)
-    ]
+    marks = [_fit(x, m, n) or ("R",) for x, m in zip(sample.call.ins, choice[0], strict=True)]
     marks += [("R",)] * len(captured.closed_over)
     chosen = propagate(captured.program, axes, marks, [None] * len(wanted))
-    found = run(
-        chosen, [_pieces(x, m, axes) for x, m in zip(tensors, marks, strict=True)]
-    )
+    found = run(chosen, [_pieces(x, m, axes) for x, m in zip(tensors, marks, strict=True)])
     tolerance = max(_tolerance(x) for x in tensors)
-    for i, (column, gradient, slot) in enumerate(
-        zip(found, wanted, chosen.outs, strict=True)
-    ):
-        whole = (
-            torch.zeros_like(slot.value, device="cpu")
-            if gradient is None
-            else gradient
-        )
+    for i, (column, gradient, slot) in enumerate(zip(found, wanted, chosen.outs, strict=True)):
+        whole = torch.zeros_like(slot.value, device="cpu") if gradient is None else gradient
         if wrong := _difference(column, whole, slot.marks, axes, tolerance):
             raise _refuted(
-                sample.call,
-                choice,
-                n,
-                f"gradient {i}, shape {tuple(whole.shape)}: {wrong}",
+                sample.call, choice, n, f"gradient {i}, shape {tuple(whole.shape)}: {wrong}"
             )
 
 
-def run(
-    plan: Plan, columns: Sequence[Sequence[torch.Tensor]]
-) -> list[list[torch.Tensor]]:
+def run(plan: Plan, columns: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
     """The local tensors of every result, by rank, in a simulated world.
 
     Args:
@@ -234,9 +198,7 @@ def run(
 
 
 def _local(plan: Plan, coordinates: tuple[int, ...]) -> LocalProgram:
-    graphs = schedule(
-        emit(plan, coordinates, plan.axes.names, "cpu"), agenda(plan, "proof")
-    )
+    graphs = schedule(emit(plan, coordinates, plan.axes.names, "cpu"), agenda(plan, "proof"))
     return LocalProgram(
         name="proof",
         axes=plan.axes,
@@ -251,9 +213,7 @@ def _local(plan: Plan, coordinates: tuple[int, ...]) -> LocalProgram:
     )
 
 
-def _pieces(
-    x: torch.Tensor, marks: Sequence[Mark], axes: MeshAxes
-) -> list[torch.Tensor]:
+def _pieces(x: torch.Tensor, marks: Sequence[Mark], axes: MeshAxes) -> list[torch.Tensor]:
     """The local tensor of each rank: its chunk, the global value, or a term of a Partial value."""
     if marks[0] not in PENDING:
         return [cut(x, tuple(marks), axes, c) for c in all_coordinates(axes)]
@@ -278,24 +238,17 @@ def _difference(
 ) -> str | None:
     """Where the local tensors of a result differ from those of the expected value."""
     if marks == ("R",):
-        return next(
-            (wrong for x in column if (wrong := _first(x, wanted, tolerance))),
-            None,
-        )
+        return next((wrong for x in column if (wrong := _first(x, wanted, tolerance))), None)
     return _first(join(column, wanted.shape, marks, axes), wanted, tolerance)
 
 
-def _first(
-    got: torch.Tensor, wanted: torch.Tensor, tolerance: float
-) -> str | None:
+def _first(got: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> str | None:
     if (got.shape, got.dtype) != (wanted.shape, wanted.dtype):
         return (
             f"the shards make {tuple(got.shape)} {got.dtype}, wanted {tuple(wanted.shape)} "
             f"{wanted.dtype}"
         )
-    wrong = ~torch.isclose(
-        got, wanted, rtol=tolerance, atol=tolerance, equal_nan=True
-    )
+    wrong = ~torch.isclose(got, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
     if not wrong.any():
         return None
     at = tuple(wrong.nonzero()[0].tolist())
@@ -306,9 +259,7 @@ def _first(
 
 
 def _tolerance(x: torch.Tensor) -> float:
-    return TOLERANCE.get(
-        x.dtype, INEXACT if x.is_floating_point() or x.is_complex() else 0.0
-    )
+    return TOLERANCE.get(x.dtype, INEXACT if x.is_floating_point() or x.is_complex() else 0.0)
 
 
 def _fit(x: torch.Tensor, mark: Mark, n: int) -> Any:
@@ -323,8 +274,5 @@ def _refuted(call: OpCall, choice: Choice, n: int, wrong: str) -> RuleError:
         wrong,
     )
     return RuleError.of(
-        f"rule({call.target})",
-        *lines,
-        needed="the result of the op on global inputs",
-        fix=FIX,
+        f"rule({call.target})", *lines, needed="the result of the op on global inputs", fix=FIX
     )

@@ -103,10 +103,7 @@ def rule(
         >>> import torch, shardfn as sf
         >>> x = torch.rand(5, 3, 3)
         >>> with sf.rule(
-        ...     torch.ops.aten.tril.default,
-        ...     "b i j -> b i j",
-        ...     need_whole=("i", "j"),
-        ...     example=(x,),
+        ...     torch.ops.aten.tril.default, "b i j -> b i j", need_whole=("i", "j"), example=(x,)
         ... ) as tril:
         ...     print(tril, sf.check(torch.tril, x, worlds=[2]))
         rule(aten.tril.default): b i j -> b i j {2: 0.0}
@@ -122,10 +119,7 @@ def rule(
 
 
 def _registered(
-    target: Any,
-    mapping: Any,
-    whole: tuple[str, ...],
-    example: Sequence[Any] | None,
+    target: Any, mapping: Any, whole: tuple[str, ...], example: Sequence[Any] | None
 ) -> Rule:
     """Make, prove and register the rule."""
     _refuse_arguments(target, mapping, whole, example)
@@ -150,9 +144,7 @@ def _registered(
     return made
 
 
-def _refuse_arguments(
-    target: Any, mapping: Any, whole: tuple[str, ...], example: Any
-) -> None:
+def _refuse_arguments(target: Any, mapping: Any, whole: tuple[str, ...], example: Any) -> None:
     causes = (
         (
             not isinstance(mapping, str) and not callable(mapping),
@@ -175,9 +167,7 @@ def _refuse_arguments(
             raise RuleError.of(f"rule({target})", got, fix=fix)
 
 
-def _from_text(
-    target: Any, text: str, whole: tuple[str, ...], example: Any
-) -> Choices:
+def _from_text(target: Any, text: str, whole: tuple[str, ...], example: Any) -> Choices:
     where = f"rule({target}), {text!r}"
     factors, wrong = None, []
     try:
@@ -210,18 +200,13 @@ def _overload(op: Any) -> Any:
         found = [
             o
             for o in known
-            if tensor_arguments(o)
-            and not any(a.is_out for a in _compat.schema(o).arguments)
+            if tensor_arguments(o) and not any(a.is_out for a in _compat.schema(o).arguments)
         ]
     elif isinstance(op, _compat.OpOverload):
         found = [op]
     if len(found) == 1:
         return found[0]
-    what = (
-        ""
-        if op is None or isinstance(op, str)
-        else f": it is a {type(op).__name__}"
-    )
+    what = "" if op is None or isinstance(op, str) else f": it is a {type(op).__name__}"
     got = (
         f"it has {len(found)} overloads: {', '.join(map(str, found))}"
         if found
@@ -272,7 +257,5 @@ def _parts(target: Any, example: Sequence[Any] | None) -> str:
     if example is None or not is_composite(target):
         return f"{said}, which `fn.trace(*args)` shows"
     graph = _compat.trace_aten(target, list(example), decompositions.table())
-    names = dict.fromkeys(
-        str(n.target) for n in graph.graph.nodes if n.op == "call_function"
-    )
+    names = dict.fromkeys(str(n.target) for n in graph.graph.nodes if n.op == "call_function")
     return f"{said}: {', '.join(names)}"

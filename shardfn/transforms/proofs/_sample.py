@@ -21,9 +21,7 @@ class Sample:
         RuleError: the op does not run on such arguments, or has no fake implementation.
     """
 
-    def __init__(
-        self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def __init__(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.mode = _compat.FakeTensorMode()
         self.tensors: list[torch.Tensor] = []
         self.graph = torch.fx.Graph()
@@ -34,9 +32,7 @@ class Sample:
             with torch.no_grad():
                 self.results = tensors_of(target(*args, **kwargs))
             with self.mode:
-                self.node.meta.update(
-                    val=target(*fake[0], **fake[1]), phase="forward", source=None
-                )
+                self.node.meta.update(val=target(*fake[0], **fake[1]), phase="forward", source=None)
         except Exception as error:
             fix = (
                 "arguments that the op takes, and a fake implementation: "
@@ -44,9 +40,7 @@ class Sample:
             )
             first = str(error).strip().split("\n", maxsplit=1)[0]
             raise RuleError.of(
-                f"rule({target}), example",
-                f"the op does not run: {first}",
-                fix=fix,
+                f"rule({target}), example", f"the op does not run: {first}", fix=fix
             ) from error
         ins = tuple(n.meta["val"] for n in self.graph.find_nodes(op="placeholder"))
         self.call = OpCall(
@@ -82,11 +76,7 @@ def mapped(tree: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
         return fn(tree)
     if isinstance(tree, tuple | list):
         return type(tree)([mapped(x, fn) for x in tree])
-    return (
-        {k: mapped(x, fn) for k, x in tree.items()}
-        if isinstance(tree, dict)
-        else tree
-    )
+    return {k: mapped(x, fn) for k, x in tree.items()} if isinstance(tree, dict) else tree
 
 
 def filled(tree: Any, feed: Iterator[torch.Tensor]) -> Any:
@@ -95,8 +85,4 @@ def filled(tree: Any, feed: Iterator[torch.Tensor]) -> Any:
         return next(feed)
     if isinstance(tree, tuple | list):
         return type(tree)([filled(x, feed) for x in tree])
-    return (
-        {k: filled(x, feed) for k, x in tree.items()}
-        if isinstance(tree, dict)
-        else tree
-    )
+    return {k: filled(x, feed) for k, x in tree.items()} if isinstance(tree, dict) else tree

@@ -44,8 +44,7 @@ class Resolved:
         """Whether the DTensors of a call have these placements."""
         rows = zip(leaves, self.marks, strict=False)
         return all(
-            marks is None or not isinstance(x, DTensor) or self.has(x, marks)
-            for x, marks in rows
+            marks is None or not isinstance(x, DTensor) or self.has(x, marks) for x, marks in rows
         )
 
     def has(self, x: DTensor, marks: Marks) -> bool:
@@ -115,9 +114,7 @@ def choose(
     asked = _asked(request, args)
     _refuse_no_tensor(request.name, placed.paths, asked, leaves)
     free = {i for i, spec in enumerate(asked) if spec is AUTO}
-    is_free = [
-        i in free and not isinstance(leaves[i], DTensor) for i in placed.tensors
-    ]
+    is_free = [i in free and not isinstance(leaves[i], DTensor) for i in placed.tensors]
     found = chosen(traced, is_free, limit, hardware)
     marks: list[Marks | None] = [None] * len(asked)
     specs = [None if spec is AUTO else spec for spec in asked]
@@ -126,22 +123,13 @@ def choose(
             marks[i] = now
             specs[i] = spec_of(now, len(leaves[i].shape), placed.axes)
     fn = sharded.placed_so(_like(args, specs))
-    return Resolved(
-        placed.mesh,
-        tuple(specs),
-        tuple(marks),
-        fn,
-    )
+    return Resolved(placed.mesh, tuple(specs), tuple(marks), fn)
 
 
 def _asked(request: Request, args: tuple[Any, ...]) -> list[Any]:
     """The leaf of `in_placements` for each leaf of the positional arguments."""
     prefix = per_argument(request.in_placements, len(args))
-    return tree_pairs.broadcast_prefix(
-        prefix,
-        args,
-        is_spec,
-    )
+    return tree_pairs.broadcast_prefix(prefix, args, is_spec)
 
 
 def _like(args: tuple[Any, ...], specs: Sequence[Any]) -> Any:

@@ -39,9 +39,7 @@ def count(names: Names) -> int:
 
 def leafwise(fn: Callable[[Any], Any], tree: Any) -> Any:
     """Apply a function of one tensor or number to every leaf of a tree."""
-    return _tree.refill(
-        (tree,), iter([fn(x) for x in _tree.quick_leaves((tree,))])
-    )[0]
+    return _tree.refill((tree,), iter([fn(x) for x in _tree.quick_leaves((tree,))]))[0]
 
 
 def tensor(x: Any) -> torch.Tensor:

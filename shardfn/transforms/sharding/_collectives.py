@@ -45,9 +45,7 @@ def psum(x: Any, axis_name: AxisName) -> Any:
 
     Example:
         >>> import torch, shardfn as sf
-        >>> sf.vmap(lambda x: x / psum(x, "i"), axis_name="i")(
-        ...     torch.tensor([1.0, 3.0])
-        ... )
+        >>> sf.vmap(lambda x: x / psum(x, "i"), axis_name="i")(torch.tensor([1.0, 3.0]))
         tensor([0.2500, 0.7500])
     """
     names = axis_names.bound("psum", axis_name)
@@ -81,9 +79,7 @@ def pmean(x: Any, axis_name: AxisName) -> Any:
 
     Example:
         >>> import torch, shardfn as sf
-        >>> sf.vmap(lambda x: x - pmean(x, "i"), axis_name="i")(
-        ...     torch.tensor([1.0, 3.0])
-        ... )
+        >>> sf.vmap(lambda x: x - pmean(x, "i"), axis_name="i")(torch.tensor([1.0, 3.0]))
         tensor([-1.,  1.])
     """
     names = axis_names.bound("pmean", axis_name)
@@ -108,9 +104,7 @@ def pmax(x: Any, axis_name: AxisName) -> Any:
 
     Example:
         >>> import torch, shardfn as sf
-        >>> sf.vmap(lambda x: x - pmax(x, "i"), axis_name="i")(
-        ...     torch.tensor([1.0, 3.0])
-        ... )
+        >>> sf.vmap(lambda x: x - pmax(x, "i"), axis_name="i")(torch.tensor([1.0, 3.0]))
         tensor([-2.,  0.])
     """
     names = axis_names.bound("pmax", axis_name)
@@ -135,9 +129,7 @@ def pmin(x: Any, axis_name: AxisName) -> Any:
 
     Example:
         >>> import torch, shardfn as sf
-        >>> sf.vmap(lambda x: x - pmin(x, "i"), axis_name="i")(
-        ...     torch.tensor([1.0, 3.0])
-        ... )
+        >>> sf.vmap(lambda x: x - pmin(x, "i"), axis_name="i")(torch.tensor([1.0, 3.0]))
         tensor([0., 2.])
     """
     names = axis_names.bound("pmin", axis_name)
@@ -154,9 +146,7 @@ def _extremum(x: Any, names: Names, kind: str) -> Any:
     return shard_map.extremum(x, axes, kind) if axes else x
 
 
-def all_gather(
-    x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = False
-) -> Any:
+def all_gather(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = False) -> Any:
     """Gather the tensors of all ranks or samples along a new dim, or join them along an old one.
 
     Args:
@@ -175,9 +165,7 @@ def all_gather(
 
     Example:
         >>> import torch, shardfn as sf
-        >>> sf.vmap(lambda x: all_gather(x, "i"), axis_name="i")(
-        ...     torch.tensor([1.0, 3.0])
-        ... )
+        >>> sf.vmap(lambda x: all_gather(x, "i"), axis_name="i")(torch.tensor([1.0, 3.0]))
         tensor([[1., 3.],
                 [1., 3.]])
     """
@@ -185,9 +173,7 @@ def all_gather(
     return leafwise(lambda leaf: _gathered(tensor(leaf), names, axis, tiled), x)
 
 
-def _gathered(
-    x: torch.Tensor, names: Names, axis: int, tiled: bool
-) -> torch.Tensor:
+def _gathered(x: torch.Tensor, names: Names, axis: int, tiled: bool) -> torch.Tensor:
     dim = axis % (x.dim() + (not tiled))
     out = stacked(x, names).movedim(0, dim)
     return out.flatten(dim, dim + 1) if tiled else out
@@ -209,9 +195,7 @@ def axis_index(axis_name: AxisName) -> torch.Tensor:
 
     Example:
         >>> import torch, shardfn as sf
-        >>> sf.vmap(lambda x: x * axis_index("i"), axis_name="i")(
-        ...     torch.tensor([1.0, 2.0, 3.0])
-        ... )
+        >>> sf.vmap(lambda x: x * axis_index("i"), axis_name="i")(torch.tensor([1.0, 2.0, 3.0]))
         tensor([0., 2., 6.])
     """
     bound = axis_names.bound("axis_index", axis_name)
@@ -235,9 +219,7 @@ def axis_size(axis_name: AxisName) -> int:
 
     Example:
         >>> import torch, shardfn as sf
-        >>> sf.vmap(lambda x: x / axis_size("i"), axis_name="i")(
-        ...     torch.tensor([1.0, 3.0])
-        ... )
+        >>> sf.vmap(lambda x: x / axis_size("i"), axis_name="i")(torch.tensor([1.0, 3.0]))
         tensor([0.5000, 1.5000])
     """
     return count(axis_names.bound("axis_size", axis_name))

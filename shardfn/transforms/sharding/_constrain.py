@@ -47,16 +47,11 @@ def pinned(x: Any, placements: Any, what: str) -> Any:
     """A tree, with each tensor constrained by a prefix tree of placements. `what` is for
     errors.
     """
-    specs, wrong = tree_pairs.pair(
-        placements, x, ("placements", "the values"), "", is_constraint
-    )
+    specs, wrong = tree_pairs.pair(placements, x, ("placements", "the values"), "", is_constraint)
     check_placements(what, tuple(wrong), tuple([_unknown(spec) for spec in specs]))
     leaves = _tree.quick_leaves((x,))
     paths = _tree.quick_paths(x, "")
-    rows = [
-        (leaf, spec, path)
-        for leaf, spec, path in zip(leaves, specs, paths, strict=True)
-    ]
+    rows = [(leaf, spec, path) for leaf, spec, path in zip(leaves, specs, paths, strict=True)]
     for leaf, spec, path in rows:
         if spec is not None:
             axis_names.check_placed(what, path, spec.parts)
@@ -78,9 +73,7 @@ def _unknown(spec: Any) -> str | None:
 
 
 @_compat.constant_in_graph
-def check_placements(
-    where: str, wrong: tuple[str, ...], unknown: tuple[str | None, ...]
-) -> None:
+def check_placements(where: str, wrong: tuple[str, ...], unknown: tuple[str | None, ...]) -> None:
     """Check that placements fit a tree of values.
 
     Raises:
@@ -91,31 +84,19 @@ def check_placements(
     fix = "P('axis', None), or a tree of them that is a prefix of the value's tree"
     if wrong:
         got = "placements does not match the values"
-        raise TreeError.of(
-            where, got, *wrong, needed="a P, or a tree of them", fix=fix
-        )
+        raise TreeError.of(where, got, *wrong, needed="a P, or a tree of them", fix=fix)
     if repr(AUTO) in strangers:
         got = "sf.auto is for in_placements of the outermost shard; here nothing chooses"
-        raise PlacementError.of(
-            where, got, needed="a P, or a tree of them", fix=fix
-        )
+        raise PlacementError.of(where, got, needed="a P, or a tree of them", fix=fix)
     if strangers:
-        raise PlacementError.of(
-            where, *strangers, needed="a P, or a tree of them", fix=fix
-        )
+        raise PlacementError.of(where, *strangers, needed="a P, or a tree of them", fix=fix)
 
 
 def _pin(x: Any, spec: P) -> Any:
-    return (
-        placement.redistribute(x, text_of(spec, x.dim()))
-        if isinstance(x, torch.Tensor)
-        else x
-    )
+    return placement.redistribute(x, text_of(spec, x.dim())) if isinstance(x, torch.Tensor) else x
 
 
 def text_of(spec: P, rank: int) -> str:
     """A spec as the text of the prim: the axis names of each dim."""
     parts = [*spec.parts, *[None] * (rank - len(spec.parts))]
-    return print_spec(
-        [() if p is None else (p,) if isinstance(p, str) else p for p in parts]
-    )
+    return print_spec([() if p is None else (p,) if isinstance(p, str) else p for p in parts])

@@ -17,14 +17,7 @@ from ...errors import PlacementError, TreeError
 from ...mesh import all_coordinates, axes_of, check_mesh, refuse_elsewhere
 from ...partition import layout
 from ...partition.emission import wire
-from ...placement import (
-    P,
-    check_pending,
-    check_whole,
-    is_spec,
-    marks_of,
-    torch_placements,
-)
+from ...placement import P, check_pending, check_whole, is_spec, marks_of, torch_placements
 from ...runtime.arguments import cut, join
 from ...simulated import SimulatedTensor, UnreadTensor, dtensors, shown
 from ...types import Marks
@@ -63,12 +56,8 @@ def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
     refuse_elsewhere("distribute", mesh)
     _tree.learn(tree)
     leaves, treedef = _tree.flatten(tree)
-    _refuse_dtensors(
-        "distribute", leaves, [path or "the tensor" for path in _tree.paths(tree)]
-    )
-    refuse_unstrided(
-        "distribute", leaves, [path or "the tensor" for path in _tree.paths(tree)]
-    )
+    _refuse_dtensors("distribute", leaves, [path or "the tensor" for path in _tree.paths(tree)])
+    refuse_unstrided("distribute", leaves, [path or "the tensor" for path in _tree.paths(tree)])
     try:
         specs = tree_pairs.broadcast_prefix(placements, tree, is_spec)
     except ValueError as error:
@@ -85,11 +74,7 @@ def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
             out.append(x)
             continue
         try:
-            marks = (
-                ("R",) * len(axes.names)
-                if spec is None
-                else marks_of(spec, x.shape, axes)
-            )
+            marks = ("R",) * len(axes.names) if spec is None else marks_of(spec, x.shape, axes)
             check_whole(spec, marks)
             out.append(_placed(x.detach(), mesh, marks))
         except ValueError as error:
@@ -109,62 +94,41 @@ def _placed(x: torch.Tensor, mesh: Any, marks: Marks) -> DTensor:
     axes = axes_of(mesh)
     world = current_world()
     x = x if layout.is_dense(x.shape, x.stride()) else x.contiguous()
-    spec = _compat.dtensor_spec(
-        mesh, torch_placements(marks), x.shape, x.stride(), x.dtype
-    )
+    spec = _compat.dtensor_spec(mesh, torch_placements(marks), x.shape, x.stride(), x.dtype)
     if world.kind == "fake":
         local = UnreadTensor(cut(x, marks, axes, mesh.get_coordinate()))
     elif world.kind == "simulated":
         local = SimulatedTensor(
-            [_own(cut(x, marks, axes, c), x) for c in all_coordinates(axes)],
-            shown(mesh),
+            [_own(cut(x, marks, axes, c), x) for c in all_coordinates(axes)], shown(mesh)
         )
     else:
         local = _own(cut(x, marks, axes, mesh.get_coordinate()), x)
     return dtensors([local], [spec])[0]
 
 
-def _refuse_dtensors(
-    where: str, leaves: Sequence[Any], paths: Sequence[str]
-) -> None:
-    wrong = [
-        path
-        for path, x in zip(paths, leaves, strict=True)
-        if isinstance(x, DTensor)
-    ]
+def _refuse_dtensors(where: str, leaves: Sequence[Any], paths: Sequence[str]) -> None:
+    wrong = [path for path, x in zip(paths, leaves, strict=True) if isinstance(x, DTensor)]
     if wrong:
         fix = (
             "sf.full(x), or sf.shard(lambda x: x, mesh, None, placements)(x), which "
             "redistributes it"
         )
-        lines = [
-            f"{path} is a DTensor, which has placements already" for path in wrong
-        ]
-        raise PlacementError.of(
-            where, *lines, needed="plain tensors", fix=fix, arg_path=wrong[0]
-        )
+        lines = [f"{path} is a DTensor, which has placements already" for path in wrong]
+        raise PlacementError.of(where, *lines, needed="plain tensors", fix=fix, arg_path=wrong[0])
 
 
 def _check_shards(shards: Sequence[Any], paths: Sequence[str]) -> None:
     """Check that shards are tensors of one dtype on one device."""
     kinds = [
-        f"a {type(s).__name__}"
-        if not isinstance(s, torch.Tensor)
-        else f"{s.dtype} on {s.device}"
+        f"a {type(s).__name__}" if not isinstance(s, torch.Tensor) else f"{s.dtype} on {s.device}"
         for s in shards
     ]
-    if (
-        not shards
-        or len(set(kinds)) > 1
-        or not isinstance(shards[0], torch.Tensor)
-    ):
-        lines = [
-            f"{path} is {kind}" for path, kind in zip(paths, kinds, strict=True)
-        ] or ["no tensors"]
+    if not shards or len(set(kinds)) > 1 or not isinstance(shards[0], torch.Tensor):
+        lines = [f"{path} is {kind}" for path, kind in zip(paths, kinds, strict=True)] or [
+            "no tensors"
+        ]
         needed = "tensors of one dtype on one device"
-        raise PlacementError.of(
-            "from_local", *lines, needed=needed, fix="torch.as_tensor(x)"
-        )
+        raise PlacementError.of("from_local", *lines, needed=needed, fix="torch.as_tensor(x)")
     _refuse_dtensors("from_local", shards, paths)
     refuse_unstrided("from_local", shards, paths)
 
@@ -172,11 +136,7 @@ def _check_shards(shards: Sequence[Any], paths: Sequence[str]) -> None:
 def _own(x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
     """The tensor, or a copy if it shares memory with one of the others."""
     mine = _compat.storage_of(x)
-    return (
-        x.clone()
-        if any(mine == _compat.storage_of(other) for other in others)
-        else x
-    )
+    return x.clone() if any(mine == _compat.storage_of(other) for other in others) else x
 
 
 @_compat.outside_only
@@ -202,9 +162,7 @@ def from_local(x: Any, mesh: Any, placements: Any) -> DTensor:
     Example:
         >>> import torch, shardfn as sf
         >>> with sf.fake_world(2):
-        ...     sf.from_local(
-        ...         torch.zeros(2, 3), sf.make_mesh((2,), ("dp",)), sf.P("dp")
-        ...     ).shape
+        ...     sf.from_local(torch.zeros(2, 3), sf.make_mesh((2,), ("dp",)), sf.P("dp")).shape
         torch.Size([4, 3])
     """
     check_mesh("from_local", mesh)
@@ -216,9 +174,7 @@ def from_local(x: Any, mesh: Any, placements: Any) -> DTensor:
     first = shards[0]
     marks = _checked_marks(first, mesh, placements)
     shape = _whole_shape(shards, marks, axes)
-    shards = [
-        s.detach().clone(memory_format=torch.contiguous_format) for s in shards
-    ]
+    shards = [s.detach().clone(memory_format=torch.contiguous_format) for s in shards]
     spec = _compat.dtensor_spec(
         mesh,
         torch_placements(marks),
@@ -274,9 +230,7 @@ def _checked_marks(shard: torch.Tensor, mesh: Any, placements: Any) -> Marks:
     return marks
 
 
-def _whole_shape(
-    shards: list[torch.Tensor], marks: Marks, axes: Any
-) -> tuple[int, ...]:
+def _whole_shape(shards: list[torch.Tensor], marks: Marks, axes: Any) -> tuple[int, ...]:
     """The global shape: that of the given shards, or of shards that all have the shape of this
     one.
     """
@@ -334,11 +288,7 @@ def full(tree: Any) -> Any:
     Example:
         >>> import torch, shardfn as sf
         >>> with sf.fake_world(2):
-        ...     sf.full(
-        ...         sf.distribute(
-        ...             torch.arange(3), sf.make_mesh((2,), ("dp",)), sf.P("dp")
-        ...         )
-        ...     )
+        ...     sf.full(sf.distribute(torch.arange(3), sf.make_mesh((2,), ("dp",)), sf.P("dp")))
         tensor([0, 1, 2])
     """
     _tree.learn(tree)
@@ -383,9 +333,7 @@ def _whole(x: Any) -> Any:
     return _own(_joined(x, shards, is_simulated), *shards)
 
 
-def _joined(
-    x: DTensor, shards: list[torch.Tensor], is_simulated: bool
-) -> torch.Tensor:
+def _joined(x: DTensor, shards: list[torch.Tensor], is_simulated: bool) -> torch.Tensor:
     """The global tensor of local tensors. Autograd follows torch's own way of making it."""
     if x.requires_grad and torch.is_grad_enabled():
         return x.full_tensor()

@@ -77,9 +77,7 @@ def pin(
 
     Example:
         >>> import torch, shardfn as sf
-        >>> model = torch.nn.Sequential(
-        ...     torch.nn.Linear(4, 6), torch.nn.Linear(6, 4)
-        ... )
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 4))
         >>> sf.pin(model, {"0": sf.P("dp", "tp")}, inputs={"0": sf.P("dp")}).paths
         ('0', '0')
     """
@@ -129,10 +127,7 @@ def _input(layer: nn.Module, placement: Any, where: str) -> Any:
     return layer.register_forward_pre_hook(hook)
 
 
-HOOKS_OF = {
-    "outputs": _compat.forward_hooks_of,
-    "inputs": _compat.forward_pre_hooks_of,
-}
+HOOKS_OF = {"outputs": _compat.forward_hooks_of, "inputs": _compat.forward_pre_hooks_of}
 
 
 def _refuse_contradictions(
@@ -202,15 +197,10 @@ def _part(tree: Any, key: Any) -> Any:
     return tree[key] if is_number else None
 
 
-HOOKS: dict[str, Callable[[nn.Module, Any, str], Any]] = {
-    "outputs": _output,
-    "inputs": _input,
-}
+HOOKS: dict[str, Callable[[nn.Module, Any, str], Any]] = {"outputs": _output, "inputs": _input}
 
 
-def _layers(
-    module: nn.Module, verb: str, patterns: Mapping[Pattern, Any]
-) -> list[tuple[str, Any]]:
+def _layers(module: nn.Module, verb: str, patterns: Mapping[Pattern, Any]) -> list[tuple[str, Any]]:
     """The layers that patterns match, each with the placement of the first that does."""
     paths = [path for path, _ in module.named_modules(remove_duplicate=False)]
     found: dict[str, Any] = {}
@@ -221,9 +211,7 @@ def _layers(
         if not matched:
             text = pattern if isinstance(pattern, str) else pattern.pattern
             close = ", ".join(near(text, map(general, paths[1:])))
-            idle.append(
-                f"{verb}[{written(pattern)}] matches no layer; near it: {close}"
-            )
+            idle.append(f"{verb}[{written(pattern)}] matches no layer; near it: {close}")
         for path in matched:
             found.setdefault(path, placement)
     if idle:
@@ -241,6 +229,4 @@ def _check(placement: Any, where: str) -> None:
         if isinstance(row, (tuple, list, dict)):
             _check(row, where)
         elif not is_constraint(row):
-            raise PlacementError.of(
-                where, f"{row!r}", needed="a P, a tree of them, or None"
-            )
+            raise PlacementError.of(where, f"{row!r}", needed="a P, a tree of them, or None")

@@ -119,11 +119,7 @@ def _plan(
         found = choose(sharded, args, {}, limit, hardware)
         lowered = found.fn.lower(*args)
         return MeshPlan(
-            axes,
-            lowered.time(hardware),
-            lowered.memory,
-            lowered.collectives,
-            lowered.placements,
+            axes, lowered.time(hardware), lowered.memory, lowered.collectives, lowered.placements
         )
 
 

@@ -61,14 +61,10 @@ def psum_scatter(
         tensor([4., 6.])
     """
     names = axis_names.bound("psum_scatter", axis_name)
-    return leafwise(
-        lambda leaf: _scattered(tensor(leaf), names, scatter_dimension, tiled), x
-    )
+    return leafwise(lambda leaf: _scattered(tensor(leaf), names, scatter_dimension, tiled), x)
 
 
-def _scattered(
-    x: torch.Tensor, names: Names, dim: int, tiled: bool
-) -> torch.Tensor:
+def _scattered(x: torch.Tensor, names: Names, dim: int, tiled: bool) -> torch.Tensor:
     x = _parts("psum_scatter", "scatter_dimension", x, names, dim, tiled)
     for _, n, level in mapped(names):
         x = shard_map.mapped_gather(x, n, level).sum(0)
@@ -104,22 +100,12 @@ def _parts(
         tiled,
     )
     dim = dim % x.dim()
-    return (
-        x.unflatten(dim, (n, x.shape[dim] // n)).movedim(dim, 0)
-        if tiled
-        else x.movedim(dim, 0)
-    )
+    return x.unflatten(dim, (n, x.shape[dim] // n)).movedim(dim, 0) if tiled else x.movedim(dim, 0)
 
 
 @_compat.constant_in_graph
 def check_size(
-    what: str,
-    argument: str,
-    shape: tuple[int, ...],
-    dim: int,
-    n: int,
-    names: str,
-    tiled: bool,
+    what: str, argument: str, shape: tuple[int, ...], dim: int, n: int, names: str, tiled: bool
 ) -> None:
     """Check that a dim can be sharded over the axes.
 
@@ -127,23 +113,13 @@ def check_size(
         PlacementError: the dim does not exist, or the axes do not divide its size.
     """
     if not -len(shape) <= dim < len(shape):
-        fix = (
-            f"a dim from {-len(shape)} to {len(shape) - 1}"
-            if shape
-            else "a tensor with dims"
-        )
+        fix = f"a dim from {-len(shape)} to {len(shape) - 1}" if shape else "a tensor with dims"
         raise PlacementError.of(
-            f"{what} over {names}",
-            f"{argument} is {dim}, and the value has shape {shape}",
-            fix=fix,
+            f"{what} over {names}", f"{argument} is {dim}, and the value has shape {shape}", fix=fix
         )
     size = shape[dim]
     if size % n if tiled else size != n:
-        needed = (
-            f"a multiple of {n}"
-            if tiled
-            else f"size {n}; or tiled=True, and a multiple of it"
-        )
+        needed = f"a multiple of {n}" if tiled else f"size {n}; or tiled=True, and a multiple of it"
         fix = "pad it, or shard another dim"
         raise PlacementError.of(
             f"{what} over {names}",
@@ -155,12 +131,7 @@ def check_size(
 
 
 def all_to_all(
-    x: Any,
-    axis_name: AxisName,
-    split_axis: int,
-    concat_axis: int,
-    *,
-    tiled: bool = False,
+    x: Any, axis_name: AxisName, split_axis: int, concat_axis: int, *, tiled: bool = False
 ) -> Any:
     """Split a dim into chunks, send chunk i to rank i, and join the received ones along a dim.
 
@@ -191,17 +162,10 @@ def all_to_all(
                 [2., 4.]])
     """
     names = axis_names.bound("all_to_all", axis_name)
-    return leafwise(
-        lambda leaf: _exchanged(
-            tensor(leaf), names, split_axis, concat_axis, tiled
-        ),
-        x,
-    )
+    return leafwise(lambda leaf: _exchanged(tensor(leaf), names, split_axis, concat_axis, tiled), x)
 
 
-def _exchanged(
-    x: torch.Tensor, names: Names, split: int, concat: int, tiled: bool
-) -> torch.Tensor:
+def _exchanged(x: torch.Tensor, names: Names, split: int, concat: int, tiled: bool) -> torch.Tensor:
     concat = concat % x.dim()
     x = _parts("all_to_all", "split_axis", x, names, split, tiled)
     rest = x.shape[1:]
@@ -211,9 +175,7 @@ def _exchanged(
         if level == axis_names.MESH:
             x = shard_map.all_to_all(x.unsqueeze(1), name, n, 0, 1).squeeze(0)
         else:
-            x = chosen(
-                shard_map.mapped_gather(x, n, level), 1, index(name, n, level)
-            ).squeeze(1)
+            x = chosen(shard_map.mapped_gather(x, n, level), 1, index(name, n, level)).squeeze(1)
         x = x.movedim(0, k)
     x = x.reshape(count(names), *rest).movedim(0, concat)
     return x.flatten(concat, concat + 1) if tiled else x
@@ -259,33 +221,21 @@ def check_perm(pairs: tuple[tuple[int, int], ...], n: int, names: str) -> None:
         PlacementError: it does not. Lists every violation.
     """
     wrong = []
-    for what, column in (
-        ("source", [a for a, _ in pairs]),
-        ("target", [b for _, b in pairs]),
-    ):
+    for what, column in (("source", [a for a, _ in pairs]), ("target", [b for _, b in pairs])):
         wrong += [
             f"{k} is a {what} {column.count(k)} times"
             for k in sorted(set(column))
             if column.count(k) > 1
         ]
-        wrong += [
-            f"{what} {k} is not on the axis"
-            for k in sorted(set(column))
-            if not 0 <= k < n
-        ]
+        wrong += [f"{what} {k} is not on the axis" for k in sorted(set(column)) if not 0 <= k < n]
     if wrong:
         fix = "pairs (source, target) with each number once at most on either side"
         raise PlacementError.of(
-            f"ppermute over {names}",
-            *wrong,
-            needed=f"numbers from 0 to {n - 1}",
-            fix=fix,
+            f"ppermute over {names}", *wrong, needed=f"numbers from 0 to {n - 1}", fix=fix
         )
 
 
-def _permuted(
-    x: torch.Tensor, names: Names, pairs: tuple[tuple[int, int], ...]
-) -> torch.Tensor:
+def _permuted(x: torch.Tensor, names: Names, pairs: tuple[tuple[int, int], ...]) -> torch.Tensor:
     if len(names) == 1 and names[0][2] == axis_names.MESH:
         return shard_map.ppermute(x, names[0][0], print_pairs(pairs))
     n = count(names)

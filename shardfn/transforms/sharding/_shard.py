@@ -44,11 +44,7 @@ class Shard(Transformed):
     def asking(self) -> AbstractContextManager[Any]:
         """A context that annotates the ops captured inside it with `implicit_comm`."""
         setting = self.arguments["implicit_comm"]
-        return (
-            contextlib.nullcontext()
-            if setting == "allow"
-            else sources.asking(setting)
-        )
+        return contextlib.nullcontext() if setting == "allow" else sources.asking(setting)
 
     def entering(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments, constrained to `in_placements`."""
@@ -174,9 +170,7 @@ def shard(
     Example:
         >>> import torch, shardfn as sf
         >>> with sf.fake_world(4):
-        ...     double = sf.shard(
-        ...         lambda x: x * 2, sf.make_mesh((4,), ("dp",)), sf.P("dp")
-        ...     )
+        ...     double = sf.shard(lambda x: x * 2, sf.make_mesh((4,), ("dp",)), sf.P("dp"))
         ...     sf.full(double(torch.arange(8)))
         tensor([ 0,  2,  4,  6,  8, 10, 12, 14])
     """
@@ -195,11 +189,7 @@ def shard(
         "seed": seed,
         "dynamic": dynamic,
     }
-    return (
-        functools.partial(shard, **options)
-        if fn is None
-        else _sharded(fn, options)
-    )
+    return functools.partial(shard, **options) if fn is None else _sharded(fn, options)
 
 
 def _sharded(fn: Callable[..., Any], arguments: dict[str, Any]) -> Shard:
@@ -208,10 +198,7 @@ def _sharded(fn: Callable[..., Any], arguments: dict[str, Any]) -> Shard:
         return Shard((fn,), arguments)
     check_mesh("shard", arguments["mesh"], or_none=True)
     numbers = argnums.of_signature(
-        f"shard({name_of(fn)})",
-        fn,
-        arguments["static_argnums"],
-        arguments["donate_argnums"],
+        f"shard({name_of(fn)})", fn, arguments["static_argnums"], arguments["donate_argnums"]
     )
     name = f"shard({name_of(fn)})"
     limit = checked_memory(name, arguments["memory"], arguments["in_placements"])

@@ -58,14 +58,9 @@ class ShardMap(Transformed):
 
     def asked(self) -> Request:
         every = self.axis_names is None or (
-            self.mesh is not None
-            and set(self.axis_names) >= set(axes_of(self.mesh).names)
+            self.mesh is not None and set(self.axis_names) >= set(axes_of(self.mesh).names)
         )
-        placements = (
-            {"in_placements": self.ins, "out_placements": self.outs}
-            if every
-            else {}
-        )
+        placements = {"in_placements": self.ins, "out_placements": self.outs} if every else {}
         fn = innermost(self.fn)
         return Request(
             self.__name__,
@@ -79,14 +74,7 @@ class ShardMap(Transformed):
         )
 
     def options(self) -> Any:
-        return (
-            self.mesh,
-            self.axis_names,
-            self.ins,
-            self.outs,
-            self.backend,
-            self.dynamic,
-        )
+        return (self.mesh, self.axis_names, self.ins, self.outs, self.backend, self.dynamic)
 
 
 @_compat.constant_in_graph
@@ -99,9 +87,7 @@ def check_given(where: str, count: int, is_given: bool) -> None:
     if count and not is_given:
         fix = "in_placements=P('axis') for a sharded argument, P() for a replicated one"
         got = f"in_placements is missing, and the call has {count} arguments"
-        raise TreeError.of(
-            f"{where}, in_placements", got, needed="a placement for each", fix=fix
-        )
+        raise TreeError.of(f"{where}, in_placements", got, needed="a placement for each", fix=fix)
 
 
 @_compat.constant_in_graph
@@ -112,26 +98,19 @@ def check_axis_names(where: str, names: tuple[Any, ...] | None) -> None:
         PlacementError: they are not.
     """
     if names is not None and (
-        not all(isinstance(n, str) for n in names)
-        or len(set(names)) < len(names)
-        or not names
+        not all(isinstance(n, str) for n in names) or len(set(names)) < len(names) or not names
     ):
         fix = "axis_names=('dp',), or None for all axes"
         got = f"axis_names is {names!r}"
         raise PlacementError.of(
-            f"{where}, axis_names",
-            got,
-            needed="names of mesh axes, each once",
-            fix=fix,
+            f"{where}, axis_names", got, needed="names of mesh axes, each once", fix=fix
         )
 
 
 def _roots(fn: Any, count: int) -> tuple[str, ...]:
     """The name of each positional argument in errors."""
     names = parameter_names(fn, count)
-    return tuple(
-        [names[i] if i < len(names) else f"args[{i}]" for i in range(count)]
-    )
+    return tuple([names[i] if i < len(names) else f"args[{i}]" for i in range(count)])
 
 
 def _to_local(args: tuple[Any, ...], texts: Any) -> tuple[Any, ...]:
@@ -158,23 +137,14 @@ def _from_local(where: str, out: tuple[Any, ...], texts: Any) -> tuple[Any, ...]
 
 
 def _texts(
-    where: str,
-    what: str,
-    axes: Any,
-    roots: tuple[str, ...],
-    tree: tuple[Any, ...],
-    specs: Any,
+    where: str, what: str, axes: Any, roots: tuple[str, ...], tree: tuple[Any, ...], specs: Any
 ) -> Any:
     """For each leaf, how the manual axes shard it, and over which it is Partial, as `cuts`
     returns it.
     """
     wrong: list[str] = []
     paths = tuple(
-        [
-            p
-            for root, x in zip(roots, tree, strict=True)
-            for p in _tree.quick_paths(x, root)
-        ]
+        [p for root, x in zip(roots, tree, strict=True) for p in _tree.quick_paths(x, root)]
     )
     if _is_leaf(specs):
         specs = [specs] * len(tree)
@@ -185,17 +155,13 @@ def _texts(
         names = ("placements", "the values")
         for s, x, root in zip(specs, tree, roots, strict=True):
             leaves, more = tree_pairs.pair(s, x, names, root, _is_leaf)
-            found += [
-                _constant(leaf) if _is_leaf(leaf) else None for leaf in leaves
-            ]
+            found += [_constant(leaf) if _is_leaf(leaf) else None for leaf in leaves]
             wrong += more
     rest = (tuple(found), tuple(wrong))
     return _cuts((where, what, axes, paths), _tree.quick_leaves(tree), rest)
 
 
-def _cuts(
-    place: tuple[Any, ...], leaves: list[Any], placements: tuple[Any, ...]
-) -> Any:
+def _cuts(place: tuple[Any, ...], leaves: list[Any], placements: tuple[Any, ...]) -> Any:
     """How the manual axes shard leaves, as `cuts` returns it. The sizes that Dynamo has read as
     symbols stay such if the axes divide them.
     """
@@ -226,9 +192,7 @@ def _said(tree: Any) -> str:
 
 def _is_leaf(spec: Any) -> bool:
     listed = (
-        isinstance(spec, list)
-        and len(spec) > 0
-        and all(isinstance(p, Placement) for p in spec)
+        isinstance(spec, list) and len(spec) > 0 and all(isinstance(p, Placement) for p in spec)
     )
     return spec is None or isinstance(spec, (P, Placement)) or listed
 
@@ -244,13 +208,7 @@ def _constant(spec: Any) -> Any:
 
 
 def _placement(p: Placement) -> tuple[Any, ...]:
-    return (
-        ("S", p.dim)
-        if p.is_shard()
-        else ("P", p.reduce_op)
-        if p.is_partial()
-        else ("R",)
-    )
+    return ("S", p.dim) if p.is_shard() else ("P", p.reduce_op) if p.is_partial() else ("R",)
 
 
 def shard_map(
@@ -309,11 +267,7 @@ def shard_map(
         tensor(3.5000)
     """
     arguments = (mesh, in_placements, out_placements, axis_names, backend, dynamic)
-    return (
-        functools.partial(_mapped, arguments=arguments)
-        if fn is None
-        else _mapped(fn, arguments)
-    )
+    return functools.partial(_mapped, arguments=arguments) if fn is None else _mapped(fn, arguments)
 
 
 def _mapped(fn: Callable[..., Any], arguments: tuple[Any, ...]) -> ShardMap:
@@ -321,8 +275,7 @@ def _mapped(fn: Callable[..., Any], arguments: tuple[Any, ...]) -> ShardMap:
     check_function("shard_map", fn, ", mesh, ...")
     wanted = (
         axis_names
-        if axis_names is None
-        or isinstance(axis_names, (tuple, list, set, frozenset))
+        if axis_names is None or isinstance(axis_names, (tuple, list, set, frozenset))
         else (axis_names,)
     )
     wanted = None if wanted is None else tuple(wanted)

@@ -54,9 +54,7 @@ class Writes:
         modules: these modules.
     """
 
-    def __init__(
-        self, fn: Callable[..., Any], modules: list[torch.nn.Module]
-    ) -> None:
+    def __init__(self, fn: Callable[..., Any], modules: list[torch.nn.Module]) -> None:
         self.fn, self.modules = fn, modules
         self.requests: dict[tuple[bool, ...], tuple[Places, Request]] = {}
 
@@ -180,9 +178,7 @@ def _as_they_are(request: Request, mesh: Any, args: Any, kwargs: Any) -> Any:
     return args, kwargs
 
 
-def _returning(
-    fn: Callable[..., Any], places: Places, weights: Weights
-) -> Callable[..., Any]:
+def _returning(fn: Callable[..., Any], places: Places, weights: Weights) -> Callable[..., Any]:
     tables = [(_compat.buffers_of(module), name) for module, name in places]
 
     @_compat.read_by_dynamo
@@ -299,9 +295,7 @@ def written(places: Places, out: tuple[Any, Sequence[torch.Tensor]]) -> Any:
     return result
 
 
-def _check(
-    module: torch.nn.Module, name: str, buffer: Any, x: torch.Tensor
-) -> None:
+def _check(module: torch.nn.Module, name: str, buffer: Any, x: torch.Tensor) -> None:
     """Refuse a new value that does not fit the buffer.
 
     Raises:

@@ -23,9 +23,7 @@ def saved(policy: str, names: tuple[str, ...] = ()) -> list[str]:
     return [n.name for n in nodes if keep(n, frozenset(names))]
 
 
-def test_products_are_told_from_other_ops_and_those_with_batch_dims_from_others() -> (
-    None
-):
+def test_products_are_told_from_other_ops_and_those_with_batch_dims_from_others() -> None:
     assert {"bmm", "mm"} <= set(saved("dots_saveable"))
     assert "tanh" not in saved("dots_saveable")
     plain = saved("dots_with_no_batch_dims_saveable")
@@ -51,9 +49,7 @@ def test_everything_and_nothing() -> None:
         ("save_any_names_but_these('q')", ("q", "k"), True),
     ],
 )
-def test_policies_by_name(
-    policy: str, names: tuple[str, ...], wanted: bool
-) -> None:
+def test_policies_by_name(policy: str, names: tuple[str, ...], wanted: bool) -> None:
     assert bool(saved(policy, names)) is wanted
 
 

@@ -23,9 +23,7 @@ class Joint:
 
     def __init__(self) -> None:
         self.graph, self.number = torch.fx.Graph(), 0
-        self.x, self.g = (
-            self.made(self.graph.placeholder(name), "forward") for name in "xg"
-        )
+        self.x, self.g = (self.made(self.graph.placeholder(name), "forward") for name in "xg")
 
     def made(self, node: torch.fx.Node, phase: str, **noted: Any) -> torch.fx.Node:
         node.meta = {
@@ -37,11 +35,7 @@ class Joint:
         return node
 
     def forward(
-        self,
-        op: Any,
-        *args: Any,
-        regions: tuple[int, ...] = (),
-        policy: str = "nothing_saveable",
+        self, op: Any, *args: Any, regions: tuple[int, ...] = (), policy: str = "nothing_saveable"
     ) -> torch.fx.Node:
         return self.made(
             self.graph.call_function(op, args),
@@ -50,20 +44,10 @@ class Joint:
         )
 
     def backward(
-        self,
-        op: Any,
-        *args: Any,
-        inside: tuple[int, ...] | None = None,
-        **noted: Any,
+        self, op: Any, *args: Any, inside: tuple[int, ...] | None = None, **noted: Any
     ) -> torch.fx.Node:
-        known = (
-            {}
-            if inside is None
-            else {"inside": tuple(f"checkpoint={n}" for n in inside)}
-        )
-        return self.made(
-            self.graph.call_function(op, args), "backward", **known, **noted
-        )
+        known = {} if inside is None else {"inside": tuple(f"checkpoint={n}" for n in inside)}
+        return self.made(self.graph.call_function(op, args), "backward", **known, **noted)
 
     def out(self, *nodes: torch.fx.Node) -> torch.fx.Graph:
         self.graph.output(list(nodes))
@@ -77,9 +61,7 @@ def text(graph: torch.fx.Graph) -> str:
         if node.op == "call_function":
             name = getattr(node.target, "_opname", node.target.__name__)
             mark = "< " if node.meta["phase"] == "backward" else ""
-            lines.append(
-                f"{mark}{node.name} = {name}({', '.join(map(str, node.args))})"
-            )
+            lines.append(f"{mark}{node.name} = {name}({', '.join(map(str, node.args))})")
     return "\n".join(lines)
 
 
@@ -101,9 +83,7 @@ def chain(policy: str = "nothing_saveable") -> torch.fx.Graph:
     return j.out(j.backward(aten.mul.Tensor, d, e, inside=(1,)))
 
 
-def test_what_is_lost_is_computed_before_its_first_reader_from_what_went_in() -> (
-    None
-):
+def test_what_is_lost_is_computed_before_its_first_reader_from_what_went_in() -> None:
     same(recompute(chain()), """
         exp_default = exp(x)
         sin_default = sin(exp_default)
@@ -135,15 +115,9 @@ def test_once_recomputed_a_graph_stays_as_it_is() -> None:
 
 def test_copies_know_their_value_phase_and_line() -> None:
     graph = chain()
-    next(n for n in graph.nodes if n.name == "exp_default").meta["source"] = (
-        "model.py:3"
-    )
+    next(n for n in graph.nodes if n.name == "exp_default").meta["source"] = "model.py:3"
     copy = next(n for n in recompute(graph).nodes if n.name == "exp_default_1")
-    assert (
-        copy.meta["phase"],
-        copy.meta["source"],
-        tuple(copy.meta["val"].shape),
-    ) == (
+    assert (copy.meta["phase"], copy.meta["source"], tuple(copy.meta["val"].shape)) == (
         "backward",
         "model.py:3",
         (2, 2),
@@ -182,9 +156,7 @@ def test_kept_values_are_read_behind_the_barrier_too() -> None:
     """)  # fmt: skip
 
 
-def test_what_the_next_call_reads_is_kept_for_it_and_not_made_by_the_one_before() -> (
-    None
-):
+def test_what_the_next_call_reads_is_kept_for_it_and_not_made_by_the_one_before() -> None:
     j = Joint()
     one = j.forward(aten.exp.default, j.x, regions=(1,))
     two = j.forward(aten.exp.default, one, regions=(2,))
@@ -205,9 +177,7 @@ def test_what_the_next_call_reads_is_kept_for_it_and_not_made_by_the_one_before(
     """)  # fmt: skip
 
 
-def test_of_nested_calls_the_outer_one_makes_what_the_inner_one_starts_from() -> (
-    None
-):
+def test_of_nested_calls_the_outer_one_makes_what_the_inner_one_starts_from() -> None:
     j = Joint()
     one = j.forward(aten.exp.default, j.x, regions=(1,))
     two = j.forward(aten.sin.default, one, regions=(1, 2))
@@ -238,9 +208,7 @@ def test_random_values_and_items_of_random_ops_are_kept() -> None:
     j = Joint()
     drop = j.forward(aten.native_dropout.default, j.x, 0.5, True, regions=(1,))
     item = j.forward(operator.getitem, drop, 0, regions=(1,))
-    b = j.backward(
-        aten.mul.Tensor, j.backward(aten.neg.default, j.g), item, inside=(1,)
-    )
+    b = j.backward(aten.mul.Tensor, j.backward(aten.neg.default, j.g), item, inside=(1,))
     graph = j.out(item, b)
     assert text(recompute(graph)) == text(graph)
 
@@ -258,31 +226,25 @@ def test_a_constant_of_the_backward_is_nothing_to_wait_for() -> None:
     j = Joint()
     one = j.forward(aten.exp.default, j.x, regions=(1,))
     ones = j.backward(aten.full.default, [2, 2], 1, inside=())
-    graph = recompute(
-        j.out(one, j.backward(aten.mul.Tensor, ones, one, inside=(1,)))
-    )
+    graph = recompute(j.out(one, j.backward(aten.mul.Tensor, ones, one, inside=(1,))))
     assert "after" not in text(graph) and "exp_default_1 = exp(x)" in text(graph)
 
 
-def test_names_are_noted_and_taken_out_also_where_nothing_is_checkpointed() -> (
-    None
-):
+def test_names_are_noted_and_taken_out_also_where_nothing_is_checkpointed() -> None:
     j = Joint()
     e = j.forward(aten.exp.default, j.x)
     v = j.forward(aten.view.default, e, [2, 2])
-    graph = recompute(
-        j.out(j.forward(aten.sin.default, j.forward(placement.NAME, v, "h")))
-    )
+    graph = recompute(j.out(j.forward(aten.sin.default, j.forward(placement.NAME, v, "h"))))
     same(graph, """
         exp_default = exp(x)
         view_default = view(exp_default, [2, 2])
         sin_default = sin(view_default)
     """)  # fmt: skip
-    assert [
-        n.meta["custom"].get("names")
-        for n in graph.nodes
-        if n.op == "call_function"
-    ] == [("h",), ("h",), None]
+    assert [n.meta["custom"].get("names") for n in graph.nodes if n.op == "call_function"] == [
+        ("h",),
+        ("h",),
+        None,
+    ]
 
 
 def test_residuals_are_what_owns_the_memory_once_each() -> None:
@@ -293,9 +255,7 @@ def test_residuals_are_what_owns_the_memory_once_each() -> None:
     assert residuals(j.out(j.backward(aten.mul.Tensor, b, two))) == [j.x, e]
 
 
-def test_residuals_of_a_backward_that_is_differentiated_are_those_of_the_outer_one() -> (
-    None
-):
+def test_residuals_of_a_backward_that_is_differentiated_are_those_of_the_outer_one() -> None:
     j = Joint()
     e = j.forward(aten.exp.default, j.x)
     inner = j.backward(aten.mul.Tensor, e, j.g)
@@ -303,21 +263,12 @@ def test_residuals_of_a_backward_that_is_differentiated_are_those_of_the_outer_o
     assert residuals(j.out(outer)) == [j.g, inner]
 
 
-@pytest.mark.parametrize(
-    "policy", ["nothing_saveable", "dots_saveable", "everything_saveable"]
-)
+@pytest.mark.parametrize("policy", ["nothing_saveable", "dots_saveable", "everything_saveable"])
 def test_a_captured_graph_computes_the_same_before_and_after(policy: str) -> None:
     generator = torch.Generator().manual_seed(3)
-    w, x = (
-        torch.randn(3, 3, generator=generator, dtype=torch.float64)
-        for _ in range(2)
-    )
+    w, x = (torch.randn(3, 3, generator=generator, dtype=torch.float64) for _ in range(2))
     fn = sf.checkpoint(lambda w, x: (x @ w).tanh() @ w, policy=policy)
-    graph = (
-        sf.grad(lambda w, x: fn(w, fn(w, x)).square().sum())
-        .trace(w, x)
-        .program.graph
-    )
+    graph = sf.grad(lambda w, x: fn(w, fn(w, x)).square().sum()).trace(w, x).program.graph
     again = torch.fx.GraphModule(torch.nn.Module(), recompute(graph.graph))
     torch.testing.assert_close(again(w, x), graph(w, x), rtol=0, atol=0)
 
@@ -339,11 +290,7 @@ def test_a_tower_of_thousands_of_calls_computes_each_once_more() -> None:
         line.partition("= ")[2].partition("(")[0]
         for line in text(recompute(tower(2000))).split("\n")
     ]
-    assert (ops.count("exp"), ops.count("sin"), ops.count("after")) == (
-        4000,
-        2000,
-        2000,
-    )
+    assert (ops.count("exp"), ops.count("sin"), ops.count("after")) == (4000, 2000, 2000)
 
 
 def test_a_call_of_thousands_of_ops_is_computed_again_as_one() -> None:
@@ -351,7 +298,5 @@ def test_a_call_of_thousands_of_ops_is_computed_again_as_one() -> None:
     values = [j.x]
     for _ in range(2000):
         values.append(j.forward(aten.exp.default, values[-1], regions=(1,)))
-    b = j.backward(
-        aten.mul.Tensor, j.backward(aten.neg.default, j.g), values[-1], inside=(1,)
-    )
+    b = j.backward(aten.mul.Tensor, j.backward(aten.neg.default, j.g), values[-1], inside=(1,))
     assert text(recompute(j.out(values[-1], b))).count("= exp(") == 4000

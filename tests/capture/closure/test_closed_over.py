@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from shardfn.capture.closure.closed_over import (
-    names_of,
-    reached_from,
-    reaching,
-)
+from shardfn.capture.closure.closed_over import names_of, reached_from, reaching
 
 
 class Model:

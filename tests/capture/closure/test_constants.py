@@ -116,8 +116,6 @@ def test_tensors_functions_and_methods_are_told_by_identity() -> None:
 
 
 def test_immutable_values_are_constants() -> None:
-    assert all(
-        map(is_constant, (1, "a", (1, (2.0,)), torch.float32, Shard(0), range(2)))
-    )
+    assert all(map(is_constant, (1, "a", (1, (2.0,)), torch.float32, Shard(0), range(2))))
     assert is_constant(np.float32(1)) and not is_constant(np.array([1]))
     assert not any(map(is_constant, ([1], (1, [2]), {}, torch.ones(1), Config(1))))

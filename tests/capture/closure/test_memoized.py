@@ -47,16 +47,12 @@ def test_a_pure_function_is_read_once(log: list[str]) -> None:
     assert log == ["read"]
 
 
-def test_a_lazy_default_is_stored_and_the_function_read_again(
-    log: list[str],
-) -> None:
+def test_a_lazy_default_is_stored_and_the_function_read_again(log: list[str]) -> None:
     assert memoized(reading(log, Stored(), "graph")) == "graph"
     assert log == ["read", "write", "read"]
 
 
-def test_a_function_that_stores_again_is_refused_and_nothing_stays(
-    log: list[str],
-) -> None:
+def test_a_function_that_stores_again_is_refused_and_nothing_stays(log: list[str]) -> None:
     with pytest.raises(Stored):
         memoized(reading(log, Stored(), Stored()))
     assert log == ["read", "write", "read", "undo"]

@@ -37,9 +37,7 @@ def test_steps_lead_to_a_value() -> None:
     tree = {"a": [10, (20, Config())]}
     path = (scope(tree), ("item", "a"), ("item", 1), ("item", 1), ("attr", "k"))
     assert value_at(path) == 2, "the instance's, not the class's"
-    assert (
-        step_to(tree, "key", 0) == "a" and step_to(tree, "value", 0) == tree["a"]
-    )
+    assert step_to(tree, "key", 0) == "a" and step_to(tree, "value", 0) == tree["a"]
     assert step_to(Config(), "type", None) is Config
 
 
@@ -51,10 +49,7 @@ def test_a_missing_place_is_no_constant() -> None:
 def test_closures_and_cells() -> None:
     scale = 3
     fn = lambda: scale
-    assert (
-        value_at((scope(fn), ("closure", None), ("item", 0), ("cell", "scale")))
-        == 3
-    )
+    assert value_at((scope(fn), ("closure", None), ("item", 0), ("cell", "scale"))) == 3
 
 
 NAMES = [
@@ -72,9 +67,7 @@ def test_the_name_is_what_the_user_wrote(path: Any, wanted: str) -> None:
 
 
 def test_libraries_are_constant_and_scripts_of_the_same_name_are_not() -> None:
-    assert all(
-        map(is_library, (torch, torch.add, types, max, len, torch.nn.Linear))
-    )
+    assert all(map(is_library, (torch, torch.add, types, max, len, torch.nn.Linear)))
     assert not is_library(Config) and not is_library(Config())
     assert not is_library(test_closures_and_cells)
     assert is_closed(torch) and not is_closed(torch.nn.functional)
@@ -83,11 +76,7 @@ def test_libraries_are_constant_and_scripts_of_the_same_name_are_not() -> None:
 def test_which_steps_always_lead_to_the_same_object() -> None:
     fixed = ((1, 2), "item", 0, 1), (Config, "type", None, type)
     assert all(is_fixed(*step) for step in fixed)
-    loose = (
-        ([1], "item", 0, 1),
-        (Config(), "attr", "k", 2),
-        (Config(), "training", 0, 0),
-    )
+    loose = (([1], "item", 0, 1), (Config(), "attr", "k", 2), (Config(), "training", 0, 0))
     assert not any(is_fixed(*step) for step in loose)
 
 
@@ -103,6 +92,4 @@ def test_functions_of_the_world_are_known() -> None:
 
     assert places.asks_world(torch.distributed.get_rank)
     assert places.asks_world(current_mesh)
-    assert not places.asks_world(torch.add) and not places.asks_world(
-        torch.distributed
-    )
+    assert not places.asks_world(torch.add) and not places.asks_world(torch.distributed)

@@ -17,9 +17,7 @@ class Config:
         self.k = k
 
 
-def reads(
-    holder: dict[str, Any], *steps: Any, kind: str = "CONSTANT_MATCH", key=None
-):
+def reads(holder: dict[str, Any], *steps: Any, kind: str = "CONSTANT_MATCH", key=None):
     """A record of one read from a dict."""
     path = (("scope", _compat.Itself(holder)), *steps)
     return Reads(lambda: None, [_compat.Read(path, kind, key)])

@@ -47,10 +47,7 @@ B = torch.tensor([70.0, 50.0, 30.0], dtype=torch.float64)
 
 
 def test_each_body_has_constants_of_its_own() -> None:
-    one, two = (
-        body(lambda x: [x * A], 0, 1, [X]),
-        body(lambda x: [x - B + A], 0, 1, [X]),
-    )
+    one, two = (body(lambda x: [x * A], 0, 1, [X]), body(lambda x: [x - B + A], 0, 1, [X]))
     for truth, wanted in ((YES, X * A), (NO, X - B + A)):
         module = lowered(lambda t: branched(t, one, two), truth)
         torch.testing.assert_close(module(truth), [wanted])

@@ -70,9 +70,7 @@ class TestBoth:
         assert torch.equal(gx, 2 * Y.expand(3, 2))
         assert torch.equal(gy, 10 * xs.T)
 
-    def test_a_gradient_of_what_all_samples_share_is_their_sum(
-        self, rule: Any
-    ) -> None:
+    def test_a_gradient_of_what_all_samples_share_is_their_sum(self, rule: Any) -> None:
         xs = torch.stack([X, X + 1, X * 3])
         mapped = torch.func.vmap(of(rule), (0, None))
         gy = torch.func.grad(lambda y: mapped(xs, y).sum())(Y)
@@ -82,9 +80,7 @@ class TestBoth:
         run = lambda k: ruled(rule, [X, Y, k])[0].sum()
         with pytest.raises(sf.CaptureError) as caught:
             torch.func.grad(run)(K)
-        assert "f: it closes over a value that is differentiated" in str(
-            caught.value
-        )
+        assert "f: it closes over a value that is differentiated" in str(caught.value)
 
 
 def test_tangents_are_those_of_the_rule() -> None:

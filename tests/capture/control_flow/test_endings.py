@@ -28,10 +28,7 @@ def test_values_are_those_of_one_run() -> None:
     yes, no = [C, torch.tensor(1)], [C * 2, torch.tensor(2)]
     first, second = endings.cond(torch.tensor(False), yes, no)
     assert first.tolist() == [2.0, 2.0] and int(second) == 2
-    assert endings.custom_vjp("f", [C], [], [], [X], [True])[0].tolist() == [
-        1.0,
-        1.0,
-    ]
+    assert endings.custom_vjp("f", [C], [], [], [X], [True])[0].tolist() == [1.0, 1.0]
     assert endings.custom_jvp("f", [C], [C], [X])[0].tolist() == [1.0, 1.0]
 
 

@@ -19,20 +19,15 @@ def test_floating_tensors_are_taken_apart_and_put_back() -> None:
         torch.complex64,
     ]
     a, b, c = torch.zeros(1), torch.zeros(2), torch.zeros(3)
-    assert [
-        x is y
-        for x, y in zip(flat.filled(like, [a, b, c]), [a, I, b, c], strict=True)
-    ] == [True] * 4
+    assert [x is y for x, y in zip(flat.filled(like, [a, b, c]), [a, I, b, c], strict=True)] == [
+        True
+    ] * 4
     assert flat.spread(like, [a, b, c]) == [a, None, b, c]
 
 
 def test_a_list_is_split_into_all_of_its_parts() -> None:
     xs = [torch.tensor(i) for i in range(4)]
-    assert [[int(x) for x in part] for part in flat.split(xs, [1, 0, 3])] == [
-        [0],
-        [],
-        [1, 2, 3],
-    ]
+    assert [[int(x) for x in part] for part in flat.split(xs, [1, 0, 3])] == [[0], [], [1, 2, 3]]
     with pytest.raises(AssertionError):
         flat.split(xs, [1, 2])
     assert len(flat.split(xs, [1, 2], loose=True)) == 2

@@ -31,9 +31,7 @@ def test_a_transform_around_what_a_carry_holds_is_refused() -> None:
 
     with pytest.raises(sf.CaptureError) as caught:
         torch.func.grad(look)(X)
-    assert "scan: a derivative or vmap follows a Scaled in its carry" in str(
-        caught.value
-    )
+    assert "scan: a derivative or vmap follows a Scaled in its carry" in str(caught.value)
 
 
 def test_stacked_tensors_have_one_more_dim_and_plain_ones_no_shell() -> None:

@@ -71,9 +71,7 @@ def test_the_reverse_derivative_is_a_scan_the_other_way() -> None:
 def test_the_forward_derivative_carries_the_tangents() -> None:
     def push(fn: Any) -> Any:
         floats = lambda *xs: (fn(*xs)[0], fn(*xs)[2])
-        return lambda *xs: torch.func.jvp(floats, xs, (W.cos(), C + 1, XS.exp()))[
-            1
-        ]
+        return lambda *xs: torch.func.jvp(floats, xs, (W.cos(), C + 1, XS.exp()))[1]
 
     every = loops(agree(push, W, C, XS), Scan)
     assert 3 in {s.carries for s in every}, "the carry, the count and a tangent"

@@ -54,15 +54,11 @@ def test_stacked_residuals_have_a_row_for_each_step() -> None:
     module = gradients(step)
     simplify(module.graph)
     (first,) = [
-        n
-        for n in module.graph.nodes
-        if isinstance(n.target, Scan) and not n.target.reverse
+        n for n in module.graph.nodes if isinstance(n.target, Scan) and not n.target.reverse
     ]
     added = first.meta["val"][first.target.carries :]
     assert added and all(len(x) == 3 for x in added)
-    assert len(first.target.graphs[0].find_nodes(op="output")[0].args[0]) == len(
-        first.meta["val"]
-    )
+    assert len(first.target.graphs[0].find_nodes(op="output")[0].args[0]) == len(first.meta["val"])
 
 
 def test_a_residual_with_permuted_dims_keeps_its_values() -> None:
@@ -118,9 +114,7 @@ def test_views_alone_are_not_saved() -> None:
         return [(c.view(2, 1) * w).sum(0) + x, x]
 
     module = gradients(turned)
-    views = [
-        op for s in loops(module.graph, Scan) for op in ops(s) if op == "view"
-    ]
+    views = [op for s in loops(module.graph, Scan) for op in ops(s) if op == "view"]
     assert views, "the transpose multiplies by a view of the carry"
     scans = loops(module.graph, Scan)
     assert not keep_residuals(module.graph)
@@ -130,9 +124,7 @@ def test_views_alone_are_not_saved() -> None:
 def test_a_scan_of_other_rows_keeps_what_it_has() -> None:
     module = gradients(step)
     (primal,) = [
-        n
-        for n in module.graph.nodes
-        if isinstance(n.target, Scan) and not n.target.reverse
+        n for n in module.graph.nodes if isinstance(n.target, Scan) and not n.target.reverse
     ]
     holder = primal.args[-1]
     with module.graph.inserting_before(primal):

@@ -16,9 +16,7 @@ ROWS = torch.arange(6.0).view(3, 2)
 BODY = graph_of(lambda w, c, d, x: [c + x, d * w, x * 2, d + 1], W, C, D, ROWS[0])
 
 
-def kept(
-    loop: Any, args: Any, results: list[int]
-) -> tuple[Any, list[torch.Tensor]]:
+def kept(loop: Any, args: Any, results: list[int]) -> tuple[Any, list[torch.Tensor]]:
     """A loop after only some of its results were read, and those results."""
     graph = graph_with_loop(loop, *args)
     (output,) = graph.find_nodes(op="output")

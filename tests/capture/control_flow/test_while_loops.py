@@ -159,8 +159,7 @@ def test_samples_with_steps_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outer", "inner"),
-    [("jacrev", "grad"), ("jacfwd", "grad"), ("jacrev", "jacfwd")],
+    ("outer", "inner"), [("jacrev", "grad"), ("jacfwd", "grad"), ("jacrev", "jacfwd")]
 )
 def test_second_derivatives(outer: str, inner: str) -> None:
     limit = LIMITS[1]

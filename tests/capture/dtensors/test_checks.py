@@ -11,13 +11,7 @@ import torch
 import torch.distributed as dist
 from message import without_line
 from torch.distributed import _functional_collectives as functional
-from torch.distributed.tensor import (
-    DTensor,
-    Partial,
-    Replicate,
-    Shard,
-    distribute_tensor,
-)
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import local_map
 
 import shardfn as sf
@@ -95,17 +89,15 @@ shard, DTensor.from_local(x.to_local() * number, mesh, x.placements)""",
 shard, DTensor.from_local(x.to_local() * number, mesh, x.placements)""",
     ),
     "a condition of each rank, for a result": (
-        lambda x, mesh: sf.cond(
-            x.sum() > 0, lambda d: d + 1, lambda d: d - 1, from_local(x, mesh)
-        ),
+        lambda x, mesh: sf.cond(x.sum() > 0, lambda d: d + 1, lambda d: d - 1, from_local(x, mesh)),
         """a DTensor: of a DTensor and a number or a condition that differs over dp
   try: a number that all ranks have: dist.all_reduce or sf.psum it first; or, of each rank's \
 shard, DTensor.from_local(x.to_local() * number, mesh, x.placements)""",
     ),
     "a derivative of a term": (
-        lambda x, mesh: sf.grad(
-            lambda x: (from_local(x, mesh, [Partial()]) * 2).to_local().sum()
-        )(x),
+        lambda x, mesh: sf.grad(lambda x: (from_local(x, mesh, [Partial()]) * 2).to_local().sum())(
+            x
+        ),
         """DTensor.to_local: of a Partial DTensor that ops made, under a derivative: a value does \
 not say its terms
   needed: a DTensor that is not Partial, or that from_local made
@@ -125,10 +117,7 @@ not say its terms
     ),
     "other placements than those of local_map": (
         lambda x, mesh: local_map(
-            torch.sin,
-            out_placements=S,
-            in_placements=(S,),
-            device_mesh=mesh,
+            torch.sin, out_placements=S, in_placements=(S,), device_mesh=mesh
         )(from_local(x, mesh, R)),
         """jit(<lambda>): local_map: a DTensor is placed otherwise than in_placements say
   needed: one pure graph of tensor ops
@@ -195,10 +184,7 @@ shard, DTensor.from_local(x.to_local() * number, mesh, x.placements)""",
     ),
     "a loop of a size of each rank": (
         lambda x, mesh: sf.scan(
-            lambda c, i: (c + 1, c),
-            torch.zeros(2),
-            None,
-            length=of_three_rows(x, mesh).shape[0],
+            lambda c, i: (c + 1, c), torch.zeros(2), None, length=of_three_rows(x, mesh).shape[0]
         ),
         """jit(<lambda>): scan: a loop, a branch or a collective depends on a size that ranks \
 have of their own
@@ -240,9 +226,7 @@ of their own
   try: DTensor.from_local(x, mesh, placements), or distribute_tensor""",
     ),
     "a dtype of the gradient": (
-        lambda x, mesh: from_local(x, mesh).redistribute(
-            mesh, R, backward_dtype="float16"
-        ),
+        lambda x, mesh: from_local(x, mesh).redistribute(mesh, R, backward_dtype="float16"),
         """DTensor.redistribute, backward_dtype: a str
   try: a dtype, such as torch.bfloat16""",
     ),
@@ -403,7 +387,5 @@ def test_a_write_to_a_dtensor_of_the_caller(is_closed_over: bool) -> None:
         d = distribute_tensor(X, mesh, S)
         held = (lambda x: d.add_(1).full_tensor()) if is_closed_over else None
         fn = held or (lambda x: x.add_(1).to_local())
-        with pytest.raises(
-            sf.CaptureError, match="add_ writes to the memory of an arg"
-        ):
+        with pytest.raises(sf.CaptureError, match="add_ writes to the memory of an arg"):
             sf.jit(fn)(d)

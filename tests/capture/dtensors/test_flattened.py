@@ -63,10 +63,7 @@ def _plain(out: Any) -> list[Any]:
 def _on_a_rank(indices: list[int]) -> Any:
     mesh, x = _mesh(), own(dist.get_rank())
     return {
-        index: (
-            _plain(PROGRAMS[index](x.clone(), mesh)),
-            _plain(_staged(index, mesh)(x)),
-        )
+        index: (_plain(PROGRAMS[index](x.clone(), mesh)), _plain(_staged(index, mesh)(x)))
         for index in indices
     }
 
@@ -82,9 +79,7 @@ def answers(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.mark.parametrize("index", range(len(PROGRAMS)))
-def test_s7_3_a_flattened_mesh_answers_as_eager_torch(
-    index: int, answers: Any
-) -> None:
+def test_s7_3_a_flattened_mesh_answers_as_eager_torch(index: int, answers: Any) -> None:
     for rank in answers:
         eager, staged = rank[index]
         torch.testing.assert_close(_numbers(staged), _numbers(eager))
@@ -129,17 +124,15 @@ def test_in_shard_map_and_shard() -> None:
         mapped = sf.shard_map(fn, mesh, sf.P(), sf.P(("dp", "tp")), backend="aten")
         assert sf.full(mapped(torch.zeros(1))).tolist() == [0, 1, 2, 3]
         flat = mesh["dp_tp"]
-        placed = sf.shard(
-            lambda x: distribute_tensor(x, flat, [S]) * 2, flat, backend="aten"
-        )(torch.arange(8.0))
+        placed = sf.shard(lambda x: distribute_tensor(x, flat, [S]) * 2, flat, backend="aten")(
+            torch.arange(8.0)
+        )
         assert placed.placements == (S,)
         torch.testing.assert_close(sf.full(placed), torch.arange(8.0) * 2)
 
 
 @pytest.mark.parametrize("first", ["the mesh", "the flattened mesh"])
-def test_dtensors_on_a_mesh_and_on_it_flattened_are_refused_together(
-    first: str,
-) -> None:
+def test_dtensors_on_a_mesh_and_on_it_flattened_are_refused_together(first: str) -> None:
     with sf.fake_world(4):
         mesh = _mesh()
         flat = mesh["dp_tp"]

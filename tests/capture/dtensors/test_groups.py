@@ -35,9 +35,7 @@ def test_axes_of_groups_by_all_of_their_names(inside: Any) -> None:
     axes = lambda group: groups.axes_of_group("f", group)
     assert axes(None) == axes(dist.group.WORLD) == axes(inside) == BOTH
     assert axes(list(range(6))) == BOTH
-    assert (
-        axes(inside["tp"]) == axes((inside, "tp")) == axes((inside, 1)) == ("tp",)
-    )
+    assert axes(inside["tp"]) == axes((inside, "tp")) == axes((inside, 1)) == ("tp",)
     for name in BOTH:
         group = inside.get_group(name)
         assert axes(group) == axes(group.group_name) == (name,)
@@ -80,13 +78,7 @@ def test_an_axis_that_is_not_manual_is_refused(mesh: Any) -> None:
 
 def test_reductions_by_torchs_names_and_ours() -> None:
     ops = dist.ReduceOp
-    pairs = {
-        "sum": ops.SUM,
-        "avg": ops.AVG,
-        "max": ops.MAX,
-        "min": ops.MIN,
-        "product": ops.PRODUCT,
-    }
+    pairs = {"sum": ops.SUM, "avg": ops.AVG, "max": ops.MAX, "min": ops.MIN, "product": ops.PRODUCT}
     for name, op in pairs.items():
         for spelling in (op, name, name.upper()):
             assert groups.reduction("f", spelling, torch.float32) == name

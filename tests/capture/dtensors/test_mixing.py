@@ -10,12 +10,7 @@ import pytest
 import torch
 
 import shardfn as sf
-from shardfn.capture.dtensors.mixing import (
-    Origin,
-    origin,
-    refuse_mixed,
-    refuse_varying,
-)
+from shardfn.capture.dtensors.mixing import Origin, origin, refuse_mixed, refuse_varying
 from shardfn.ops import placement, shard_map
 
 PLACED, PLAIN = "dp=S0", "plain"
@@ -76,10 +71,7 @@ def test_nodes_that_only_carry_values_on_are_right() -> None:
 
 def test_a_dtensor_where_a_ranks_own_tensor_is_needed_is_refused() -> None:
     nodes = Nodes()
-    for target, name in (
-        (shard_map.psum, "psum"),
-        (placement.shared, "DTensor.from_local"),
-    ):
+    for target, name in ((shard_map.psum, "psum"), (placement.shared, "DTensor.from_local")):
         with pytest.raises(sf.CaptureError) as caught:
             nodes.check(target, nodes.d, "dp")
         text = str(caught.value)
@@ -104,10 +96,7 @@ def test_a_dtensor_that_varies_over_an_axis_of_its_mesh_is_refused() -> None:
     with pytest.raises(sf.CaptureError) as caught:
         varying(nodes, y)
     text = str(caught.value)
-    assert (
-        "mul: of a DTensor and a number or a condition that differs over dp"
-        in text
-    )
+    assert "mul: of a DTensor and a number or a condition that differs over dp" in text
     assert "dist.all_reduce or sf.psum it first" in text
 
 
@@ -138,9 +127,7 @@ def test_the_line_is_that_of_the_nearest_node_that_has_one() -> None:
 def test_the_origin_of_a_value_is_an_argument_or_the_line_that_made_it() -> None:
     nodes = Nodes()
     fake = torch.empty(4, 2)
-    argument = lambda name: SimpleNamespace(
-        example=fake, source=SimpleNamespace(name=name)
-    )
+    argument = lambda name: SimpleNamespace(example=fake, source=SimpleNamespace(name=name))
     nodes.x.meta["grapharg"] = argument("L['args'][0]['w']")
     given = [("params['w']", fake)]
     want = Origin("argument params['w']", "params['w']")

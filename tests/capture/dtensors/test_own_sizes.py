@@ -48,9 +48,7 @@ def test_equal_shards_need_no_rank(mesh: Any) -> None:
 @pytest.mark.parametrize(
     ("rank", "kind"), [(None, sf.PlacementError), ((), own_sizes.NeedsOwnSizes)]
 )
-def test_uneven_shards_of_one_program_are_refused(
-    mesh: Any, rank: Any, kind: Any
-) -> None:
+def test_uneven_shards_of_one_program_are_refused(mesh: Any, rank: Any, kind: Any) -> None:
     with axis_names.scope(mesh, "cpu", rank=rank), pytest.raises(kind) as caught:
         own_sizes.shards_of("x.to_local", ROWS, (8, 4))
     text = str(caught.value)
@@ -85,9 +83,7 @@ def test_constants_that_differ_are_found() -> None:
 
 
 def test_other_ops_are_refused() -> None:
-    readings = [
-        own_sizes.traits(graph(3, op)) for op in (torch.narrow, torch.roll)
-    ]
+    readings = [own_sizes.traits(graph(3, op)) for op in (torch.narrow, torch.roll)]
     with pytest.raises(sf.CaptureError) as caught:
         own_sizes.differing("f", readings)
     text = str(caught.value)
@@ -109,9 +105,7 @@ def test_another_number_of_ops_is_refused() -> None:
 def of_local(rows: int, where: str) -> Any:
     made = torch.fx.Graph()
     x = made.placeholder("x")
-    y = made.call_function(
-        shard_map.from_local, (x, f"dp:2=0@{rows}/5"), {"where": where}
-    )
+    y = made.call_function(shard_map.from_local, (x, f"dp:2=0@{rows}/5"), {"where": where})
     y.meta["example_value"] = torch.empty(rows, 2)
     made.output(y)
     return own_sizes.traits(torch.fx.GraphModule(torch.nn.Module(), made))
@@ -152,6 +146,4 @@ def test_marks_name_all_axes_and_refuse_what_ranks_do_together(mesh: Any) -> Non
         nodes[1].target = shard_map.psum
         with pytest.raises(sf.CaptureError) as caught:
             own_sizes.mark(module, "f", frozenset({(0, 1)}))
-    assert "psum: a loop, a branch or a collective depends on a size" in str(
-        caught.value
-    )
+    assert "psum: a loop, a branch or a collective depends on a size" in str(caught.value)

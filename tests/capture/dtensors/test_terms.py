@@ -13,9 +13,7 @@ from shardfn.ops import placement, shard_map
 Rows = list[tuple[str, str]]
 
 
-def made(
-    graph: torch.fx.Graph, x: Any, rows: Rows, shards: str = "dp:2=,tp:2="
-) -> Any:
+def made(graph: torch.fx.Graph, x: Any, rows: Rows, shards: str = "dp:2=,tp:2=") -> Any:
     """A DTensor as from_local makes it of x."""
     for axis, kind in rows:
         if kind in ("max", "min"):
@@ -24,9 +22,7 @@ def made(
         if kind == "avg":
             x = graph.call_function(operator.truediv, (x, 2))
         x = graph.call_function(shard_map.psum, (x, axis, True))
-    x = graph.call_function(
-        shard_map.from_local, (x, shards), {"where": "DTensor.from_local"}
-    )
+    x = graph.call_function(shard_map.from_local, (x, shards), {"where": "DTensor.from_local"})
     return graph.call_function(placement.placed, (x, "dp=Psum,tp=R"))
 
 
@@ -37,9 +33,7 @@ def terms(graph: torch.fx.Graph, x: Any, rows: Rows) -> Any:
     return x
 
 
-def read(
-    rows: Rows, asked: Rows, shards: str = "dp:2=,tp:2=", between: Any = None
-) -> str:
+def read(rows: Rows, asked: Rows, shards: str = "dp:2=,tp:2=", between: Any = None) -> str:
     """The name of the value that is read in place of the terms."""
     graph = torch.fx.Graph()
     x = made(graph, graph.placeholder("x"), rows, shards)

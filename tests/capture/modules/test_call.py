@@ -32,9 +32,7 @@ def loss_of(module: nn.Module) -> tuple[Callable[..., Any], dict[str, Tensor]]:
     return lambda p, x: fn(p, buffers, x)[0].sum(), params
 
 
-def refusal(
-    call: Callable[[], Any], kind: type[sf.ShardError] = sf.CaptureError
-) -> str:
+def refusal(call: Callable[[], Any], kind: type[sf.ShardError] = sf.CaptureError) -> str:
     with pytest.raises(kind) as caught:
         call()
     assert type(caught.value) is kind
@@ -79,15 +77,12 @@ def test_placements_asked_for_inside_a_module_are_kept() -> None:
     fn, params, buffers = sf.functionalize(Pinned())
     with sf.fake_world(2):
         step = sf.shard(
-            lambda x: fn(params, buffers, x)[0],
-            sf.make_mesh((2,), ("a",)),
-            P("a"),
-            backend="aten",
+            lambda x: fn(params, buffers, x)[0], sf.make_mesh((2,), ("a",)), P("a"), backend="aten"
         )
         out = step(X)
-        assert [c.kind for c in step.lower(X).collectives] == [
-            "all_to_all"
-        ] and str(out.placements) == "(Shard(dim=1),)"
+        assert [c.kind for c in step.lower(X).collectives] == ["all_to_all"] and str(
+            out.placements
+        ) == "(Shard(dim=1),)"
         close(sf.full(out), X * 2 + 1)
 
 
@@ -105,10 +100,7 @@ def test_transforms_inside_a_module_are_part_of_it() -> None:
     loss, params = loss_of(module)
     judge = lambda p: (p["line.weight"] * X.cos() - X.sin() * X).sum()
     close(loss(params, X), judge(params))
-    close(
-        sf.grad(loss)(params, X)["line.weight"],
-        torch.func.grad(judge)(params)["line.weight"],
-    )
+    close(sf.grad(loss)(params, X)["line.weight"], torch.func.grad(judge)(params)["line.weight"])
 
 
 def test_a_pure_function_inside_a_module_is_part_of_it() -> None:
@@ -128,15 +120,12 @@ class Held(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scale, self.w = (
-            torch.tensor(2.0, dtype=F64),
-            nn.Parameter(torch.ones(3, dtype=F64)),
-        )
+        self.scale, self.w = (torch.tensor(2.0, dtype=F64), nn.Parameter(torch.ones(3, dtype=F64)))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale * MASK * self.w + torch.tensor(
-            [1.0, 2.0, 3.0], dtype=F64
-        ) * int(self.scale.item())
+        return x * self.scale * MASK * self.w + torch.tensor([1.0, 2.0, 3.0], dtype=F64) * int(
+            self.scale.item()
+        )
 
 
 def test_tensors_that_a_module_holds_are_read_anew_at_each_call() -> None:
@@ -144,9 +133,7 @@ def test_tensors_that_a_module_holds_are_read_anew_at_each_call() -> None:
     fn, params, buffers = sf.functionalize(module)
     plain = lambda: (
         module(X).detach(),
-        torch.func.grad(lambda p: torch.func.functional_call(module, p, X).sum())(
-            params
-        ),
+        torch.func.grad(lambda p: torch.func.functional_call(module, p, X).sum())(params),
     )
     call = lambda: (fn(params, buffers, X)[0], grad(params))
     grad = sf.grad(lambda p: fn(p, buffers, X)[0].sum())
@@ -161,14 +148,11 @@ def test_tensors_that_a_module_holds_are_read_anew_at_each_call() -> None:
 def test_functions_that_capture_writes_otherwise_are_so_in_modules() -> None:
     class Checks(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return torch.cov(x.T, aweights=x[:, 0] ** 2) + nn.GaussianNLLLoss()(
-                x, x * 2, x**2
-            )
+            return torch.cov(x.T, aweights=x[:, 0] ** 2) + nn.GaussianNLLLoss()(x, x * 2, x**2)
 
     loss, _ = loss_of(Checks())
     judge = lambda x: (
-        torch.cov(x.T, aweights=x[:, 0] ** 2)
-        + nn.GaussianNLLLoss()(x, x * 2, x**2)
+        torch.cov(x.T, aweights=x[:, 0] ** 2) + nn.GaussianNLLLoss()(x, x * 2, x**2)
     ).sum()
     x = X.clone().requires_grad_()
     judge(x).backward()
@@ -246,11 +230,9 @@ def test_dropout_is_random_in_training_and_nothing_in_eval() -> None:
         mesh = sf.make_mesh((2,), ("a",))
         fn, params, buffers = sf.functionalize(nn.Dropout(0.5).eval())
         close(
-            sf.full(
-                sf.shard(fn, mesh, (None, None, P("a")), backend="aten")(
-                    params, buffers, X
-                )
-            )[0],
+            sf.full(sf.shard(fn, mesh, (None, None, P("a")), backend="aten")(params, buffers, X))[
+                0
+            ],
             X,
         )
         fn, params, buffers = sf.functionalize(nn.Dropout(0.5))
@@ -291,9 +273,7 @@ HELD = (
     "it writes in place to an argument or a closed-over tensor",
     "a new value; in a module, register_buffer for state that changes",
 )
-BUFFER = (
-    "self.register_buffer(...) for state that changes, or return the new value"
-)
+BUFFER = "self.register_buffer(...) for state that changes, or return the new value"
 FIXED = (
     "torch.where(mask, x, 0), x * mask, or torch.nonzero_static(x, size=n), which pads to a "
     "size that you choose"
@@ -381,15 +361,7 @@ def test_a_refused_module_and_what_it_holds_stay_as_they_were() -> None:
     kept = Keeps()
     fn, params, buffers = sf.functionalize(kept)
     refusal(lambda: fn(params, buffers, X))
-    assert module.count == 0 and (
-        kept.calls,
-        kept.seen,
-        hasattr(kept, "last"),
-    ) == (
-        0,
-        [0],
-        False,
-    )
+    assert module.count == 0 and (kept.calls, kept.seen, hasattr(kept, "last")) == (0, [0], False)
 
 
 def test_names_that_do_not_fit_are_all_listed() -> None:
@@ -401,10 +373,7 @@ def test_names_that_do_not_fit_are_all_listed() -> None:
     )
     said += "  needed: the params of the module"
     wrong = {"bias": params["bias"], "w": X, "v": X}
-    assert (
-        refusal(lambda: fn(wrong, buffers, X), sf.TreeError)
-        == f"{said}\n  try: {fix}"
-    )
+    assert refusal(lambda: fn(wrong, buffers, X), sf.TreeError) == f"{said}\n  try: {fix}"
     assert refusal(
         lambda: sf.grad(lambda p: fn(p, {}, X)[0].sum())(params), sf.TreeError
     ).splitlines()[0] == (
@@ -475,14 +444,9 @@ def test_counts_of_integers_get_a_batch_of_their_own() -> None:
             return self.n.sum()
 
     fn, params, buffers = sf.functionalize(Counts())
-    out, new = sf.vmap(fn, in_axes=(None, None, 0))(
-        params, buffers, torch.tensor([3, 0])
-    )
+    out, new = sf.vmap(fn, in_axes=(None, None, 0))(params, buffers, torch.tensor([3, 0]))
     eye = torch.eye(5, dtype=torch.int64)[[3, 0]]
-    close(
-        (out, new["n"], new["seen"]),
-        (torch.ones(2, dtype=torch.int64), eye, eye.bool()),
-    )
+    close((out, new["n"], new["seen"]), (torch.ones(2, dtype=torch.int64), eye, eye.bool()))
 
 
 class Compilable(nn.Module):

@@ -10,20 +10,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import shardfn as sf
 from shardfn import P
 
 
 def rand(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(
-        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    )
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def close(got: Any, wanted: Any) -> None:
@@ -117,11 +111,7 @@ def test_hooks_see_one_sample_under_vmap(hooked: Any) -> None:
     each = sf.grad(loss, argnums=(0, 1, 2))
     close(sf.vmap(each, in_axes=(None, 0, None))(params, xs, POINT[1]), stacked)
     total = lambda p, x, k: sf.vmap(loss, in_axes=(None, 0, None))(p, x, k).sum()
-    summed = (
-        sf.tree_map(lambda g: g.sum(0), stacked[0]),
-        stacked[1],
-        stacked[2].sum(0),
-    )
+    summed = (sf.tree_map(lambda g: g.sum(0), stacked[0]), stacked[1], stacked[2].sum(0))
     close(sf.grad(total, argnums=(0, 1, 2))(params, xs, POINT[1]), summed)
 
 
@@ -129,9 +119,7 @@ def test_hooks_hold_under_shard_and_in_buckets(hooked: Any) -> None:
     module, loss, params = hooked
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("a",))
-        step = sf.shard(
-            sf.bucketed_grad(loss), mesh, (None, P("a"), None), backend="aten"
-        )
+        step = sf.shard(sf.bucketed_grad(loss), mesh, (None, P("a"), None), backend="aten")
         close(sf.full(step(params, *POINT)[1]), eager(module, *POINT, 0)[0])
 
 
@@ -141,9 +129,7 @@ def test_hooks_let_second_derivatives_and_jvp_through() -> None:
         HOOKS[name](module.inner)
     fn, params, buffers = sf.functionalize(module)
     x, k = POINT
-    inner = lambda x: (
-        sf.grad(lambda x: fn(params, buffers, x, k)[0].sum())(x).square().sum()
-    )
+    inner = lambda x: sf.grad(lambda x: fn(params, buffers, x, k)[0].sum())(x).square().sum()
 
     def judge(x: Tensor) -> Tensor:
         x = x.clone().requires_grad_()
@@ -156,9 +142,7 @@ def test_hooks_let_second_derivatives_and_jvp_through() -> None:
     bare = Around().double()
     bare.inner.register_forward_hook(shifted, with_kwargs=True)
     wanted = torch.func.jvp(
-        lambda x: torch.func.functional_call(bare, params, (x, k)).sum(),
-        (x,),
-        (x.cos(),),
+        lambda x: torch.func.functional_call(bare, params, (x, k)).sum(), (x,), (x.cos(),)
     )[1]
     close(tangent, wanted)
 
@@ -171,19 +155,14 @@ def test_a_hook_on_a_tensor_inside_fires() -> None:
             return y
 
     fn, params, buffers = sf.functionalize(Inside())
-    close(
-        sf.grad(lambda x: fn(params, buffers, x)[0].sum())(POINT[0]),
-        3 * POINT[0].cos(),
-    )
+    close(sf.grad(lambda x: fn(params, buffers, x)[0].sum())(POINT[0]), 3 * POINT[0].cos())
 
 
 @pytest.mark.filterwarnings("ignore:Using a non-full backward hook")
 def test_old_hooks_on_the_backward_fire_too() -> None:
     module = nn.Linear(3, 2).double()
     module.register_backward_hook(
-        lambda m, inputs, outputs: tuple(
-            None if g is None else g * 2 for g in inputs
-        )
+        lambda m, inputs, outputs: tuple(None if g is None else g * 2 for g in inputs)
     )
     fn, params, buffers = sf.functionalize(module)
     x = rand(4, 3)

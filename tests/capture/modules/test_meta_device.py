@@ -31,12 +31,8 @@ def as_shapes(tree: Any) -> Any:
     return sf.tree_map(lambda x: sf.ShapeDtype(tuple(x.shape), x.dtype), tree)
 
 
-@pytest.mark.parametrize(
-    "given", [lambda tree: tree, as_shapes], ids=["meta", "shapes"]
-)
-def test_programs_are_those_of_a_module_with_values(
-    given: Callable[[Any], Any],
-) -> None:
+@pytest.mark.parametrize("given", [lambda tree: tree, as_shapes], ids=["meta", "shapes"])
+def test_programs_are_those_of_a_module_with_values(given: Callable[[Any], Any]) -> None:
     texts = []
     for device in ("cpu", "meta"):
         fn, params, buffers = small(device)
@@ -45,15 +41,9 @@ def test_programs_are_those_of_a_module_with_values(
             params = given(params)
         x = sf.ShapeDtype((4 * RANKS, 6))
         with sf.fake_world(RANKS, numerics=False):
-            step = sf.shard(
-                sf.bucketed_grad(loss),
-                sf.make_mesh((RANKS,), ("dp",)),
-                (P(), P("dp")),
-            )
+            step = sf.shard(sf.bucketed_grad(loss), sf.make_mesh((RANKS,), ("dp",)), (P(), P("dp")))
             lowered = step.lower(params, x)
-            texts.append(
-                (str(step.trace(params, x)), str(lowered), str(lowered.plan))
-            )
+            texts.append((str(step.trace(params, x)), str(lowered), str(lowered.plan)))
     assert texts[0] == texts[1]
 
 
@@ -77,9 +67,7 @@ def run_arguments() -> Any:
 def run_closed_over() -> Any:
     fn, _, buffers = small("meta")
     _, values, _ = small("cpu")
-    return sf.grad(lambda p, x: fn(p, buffers, x)[0].sum())(
-        values, torch.ones(4, 6)
-    )
+    return sf.grad(lambda p, x: fn(p, buffers, x)[0].sum())(values, torch.ones(4, 6))
 
 
 def run_compiled() -> Any:

@@ -80,9 +80,7 @@ def test_the_modes_are_those_of_the_call_on_simulated_ranks() -> None:
     loss = lambda p, x: fn(p, buffers, x)[0].square().sum()
     with sf.fake_world(3):
         mesh = sf.make_mesh((3,), ("dp",))
-        step = sf.shard(
-            sf.value_and_grad(loss), mesh, (None, sf.P("dp")), backend="aten"
-        )
+        step = sf.shard(sf.value_and_grad(loss), mesh, (None, sf.P("dp")), backend="aten")
         step(params, X)
         module.eval()
         torch.testing.assert_close(sf.full(step(params, X)), of_eval(module))
@@ -99,10 +97,7 @@ def test_a_retrace_names_the_submodules_that_train() -> None:
     )
 
 
-AGAIN = {
-    "copy.deepcopy": copy.deepcopy,
-    "pickle": lambda fn: pickle.loads(pickle.dumps(fn)),
-}
+AGAIN = {"copy.deepcopy": copy.deepcopy, "pickle": lambda fn: pickle.loads(pickle.dumps(fn))}
 
 
 @pytest.mark.parametrize("way", AGAIN)

@@ -56,6 +56,4 @@ def test_hooks_that_cannot_fire_are_refused() -> None:
     p.register_post_accumulate_grad_hook(lambda p: None)
     with pytest.raises(sf.CaptureError) as caught:
         hooks_of("f", "w", p)
-    assert str(caught.value).startswith(
-        "f, parameter w: it has a post-accumulate-grad hook"
-    )
+    assert str(caught.value).startswith("f, parameter w: it has a post-accumulate-grad hook")

@@ -125,23 +125,14 @@ def written_in_one_place(out: Any) -> Any:
 READS = {
     "an attribute": (output, lambda out: out.loss),
     "an item": (output, lambda out: out["logits"].sum() * out["loss"]),
-    "an object": (
-        output,
-        lambda out: (out.cache.keys * out.cache.count).sum() * out.loss,
-    ),
-    "an object in it": (
-        output,
-        lambda out: out.cache.below[0].keys.square().sum(),
-    ),
+    "an object": (output, lambda out: (out.cache.keys * out.cache.count).sum() * out.loss),
+    "an object in it": (output, lambda out: out.cache.below[0].keys.square().sum()),
     "a named tuple of one": (
         lambda x, y: Pair(x, {"out": output(x, y)}),
         lambda out: out.b["out"].loss + out.a.sum(),
     ),
     "an object in two places": (shared, written_in_one_place),
-    "its class": (
-        output,
-        lambda out: out.loss * (2 if isinstance(out.cache, Cache) else 3),
-    ),
+    "its class": (output, lambda out: out.loss * (2 if isinstance(out.cache, Cache) else 3)),
 }
 
 
@@ -165,9 +156,7 @@ def test_what_a_function_reads_of_a_result(case: str) -> None:
     torch.testing.assert_close(sf.value_and_grad(loss)(params, X), wanted)
     with sf.fake_world(3):
         mesh = sf.make_mesh((3,), ("dp",))
-        step = sf.shard(
-            sf.value_and_grad(loss), mesh, (P(), P("dp")), backend="aten"
-        )
+        step = sf.shard(sf.value_and_grad(loss), mesh, (P(), P("dp")), backend="aten")
         torch.testing.assert_close(sf.full(step(params, X)), wanted)
 
 
@@ -235,9 +224,7 @@ def test_it_is_a_tree_from_the_first_time_on() -> None:
     ],
     ids=["a set", "slots", "slots inside", "changes", "a circle", "constructed"],
 )
-def test_what_is_more_than_its_attributes_is_refused(
-    returns: Any, said: str
-) -> None:
+def test_what_is_more_than_its_attributes_is_refused(returns: Any, said: str) -> None:
     fn, params, buffers = sf.functionalize(Net(returns))
     with pytest.raises(sf.CaptureError) as caught:
         sf.jit(lambda p, x: fn(p, buffers, x)[0], backend="aten")(params, X)

@@ -56,9 +56,7 @@ def torchs(cls: Any, **options: Any) -> list[torch.Tensor]:
 def test_parameters_of_one_kind_share_a_trace(monkeypatch: Any) -> None:
     traced: list[str] = []
     of = trace.traced
-    monkeypatch.setattr(
-        steps.trace, "traced", lambda *args: traced.append(args[2]) or of(*args)
-    )
+    monkeypatch.setattr(steps.trace, "traced", lambda *args: traced.append(args[2]) or of(*args))
     found = in_graph(lambda *xs: after(ADAM, *xs), *XS)(*XS)
     assert traced == ["optim(Adam)"] * 2, "of two and of one element"
     torch.testing.assert_close(found, torchs(torch.optim.Adam, lr=0.1))

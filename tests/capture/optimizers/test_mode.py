@@ -13,9 +13,7 @@ X, Y, Z = (torch.tensor([a, b]) for a, b in ((1.0, 2.0), (3.0, 5.0), (2.0, 4.0))
 ALPHA = torch.tensor(0.25, dtype=torch.float64)
 
 
-def stepping(
-    *numbers: torch.Tensor, is_torchs: bool = True, replaced: Any = None
-) -> Stepping:
+def stepping(*numbers: torch.Tensor, is_torchs: bool = True, replaced: Any = None) -> Stepping:
     return Stepping(numbers, is_torchs, replaced or {})
 
 

@@ -28,27 +28,18 @@ def test_a_pattern_that_fits_nothing_is_refused() -> None:
     with pytest.raises(sf.TreeError) as caught:
         recipe().check_patterns(PATHS[:1])
     text = str(caught.value)
-    assert (
-        "'**.bias' fits no parameter" in text
-        and "'head.*' fits no parameter" in text
-    )
+    assert "'**.bias' fits no parameter" in text and "'head.*' fits no parameter" in text
 
 
 def test_the_optimizer_has_the_parameters_and_no_state() -> None:
     made = recipe(momentum=0.9).over(PATHS, VALUES)
-    assert [group["params"] for group in made.param_groups] == [
-        VALUES[:1],
-        VALUES[1:],
-        [],
-    ]
+    assert [group["params"] for group in made.param_groups] == [VALUES[:1], VALUES[1:], []]
     assert [group["weight_decay"] for group in made.param_groups] == [0, 0.0, 0]
     assert made.state == {} and recipe().is_torchs
 
 
 def test_arguments_that_the_class_refuses_are_an_error_of_ours() -> None:
-    with pytest.raises(
-        sf.TreeError, match="SGD refuses its arguments: Invalid learning rate"
-    ):
+    with pytest.raises(sf.TreeError, match="SGD refuses its arguments: Invalid learning rate"):
         recipe(lr=-1.0).over(PATHS, VALUES)
 
 
@@ -64,6 +55,4 @@ def test_options_are_set_for_groups_without_one_of_their_own() -> None:
 
 def test_the_names_of_options_are_those_of_a_group() -> None:
     names = recipe().option_names()
-    assert {"lr", "momentum", "weight_decay"} <= set(
-        names
-    ) and "params" not in names
+    assert {"lr", "momentum", "weight_decay"} <= set(names) and "params" not in names

@@ -34,7 +34,5 @@ def test_a_row_of_other_tensors_has_the_same_path() -> None:
     others = {name: x + 1 for name, x in row().tensors.items()}
     made = row().like(others)
     assert made.path == "w" and torch.equal(made.param, X + 1)
-    assert torch.equal(made.grad, G + 1) and torch.equal(
-        made.state["moment"], M + 1
-    )
+    assert torch.equal(made.grad, G + 1) and torch.equal(made.state["moment"], M + 1)
     assert row().fresh().state == {}

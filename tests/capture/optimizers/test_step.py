@@ -153,7 +153,5 @@ def test_a_state_of_other_parameters_is_refused(text: str) -> None:
     state = WRONG[text](step.first(PATHS, [W, B], {}))
     with pytest.raises(sf.TreeError) as caught:
         step.eager(PATHS, [W, B], GRADS, state, {})
-    assert text in str(caught.value) and "state = opt.init(params)" in str(
-        caught.value
-    )
+    assert text in str(caught.value) and "state = opt.init(params)" in str(caught.value)
     assert caught.value.arg_path == "state"

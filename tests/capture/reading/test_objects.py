@@ -76,9 +76,7 @@ def test_a_cache_and_a_batch_of_hugging_face_enter_and_leave() -> None:
         keys = sf.full(after.past_key_values.layers[1].keys)
         torch.testing.assert_close(keys, again.past_key_values.layers[1].keys)
         lost = lambda x, cache: goes_on(x, cache).logits
-        with pytest.raises(
-            sf.CaptureError, match="a DynamicCache, and the caller"
-        ):
+        with pytest.raises(sf.CaptureError, match="a DynamicCache, and the caller"):
             shard(lost, P("dp"), None)(WORDS[:, :1], cache)
 
 

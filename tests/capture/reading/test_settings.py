@@ -31,11 +31,7 @@ def test_a_capture_has_a_recording_a_scope_and_fake_tensors() -> None:
         return at_work.names
 
     scope = inside(Settings(name="f", device="meta", rank=(1,)), look)
-    assert (scope.device, scope.rank, scope.may_be_of_ranks) == (
-        "meta",
-        (1,),
-        False,
-    )
+    assert (scope.device, scope.rank, scope.may_be_of_ranks) == ("meta", (1,), False)
     assert not trace.is_recording() and not _compat.is_fake(torch.ones(2))
     assert axis_names.current_scope() is not scope
 

@@ -35,12 +35,8 @@ def test_calls_that_differ_in_dynamic_dims_are_alike() -> None:
     assert template().is_alike(one, two)
     assert not template().is_alike(one, [aval(4, 5), "k", aval(2)])
     assert not template().is_alike(one, [aval(6, 3), "other", aval(2)])
-    assert not template().is_alike(one, [aval(6, 3), "k", aval(4)]), (
-        "y is not dynamic"
-    )
-    assert not template().is_alike(
-        one, [aval(6, 3, dtype=torch.float64), "k", aval(2)]
-    )
+    assert not template().is_alike(one, [aval(6, 3), "k", aval(4)]), "y is not dynamic"
+    assert not template().is_alike(one, [aval(6, 3, dtype=torch.float64), "k", aval(2)])
 
 
 def test_a_condition_that_sizes_break_is_named() -> None:

@@ -64,26 +64,14 @@ REFUSED: dict[str, tuple[Call, str, str]] = {
         "torch.where(mask, x, 0), or x * mask",
     ),
     "unique": (lambda x, i: torch.unique(i), SHAPE.format("unique"), SORTED),
-    "unique counts": (
-        lambda x, i: i.unique(return_counts=True)[1],
-        SHAPE.format("unique"),
-        SORTED,
-    ),
-    "unique rows": (
-        lambda x, i: torch.unique(x, dim=0),
-        SHAPE.format("unique"),
-        SORTED,
-    ),
+    "unique counts": (lambda x, i: i.unique(return_counts=True)[1], SHAPE.format("unique"), SORTED),
+    "unique rows": (lambda x, i: torch.unique(x, dim=0), SHAPE.format("unique"), SORTED),
     "unique_consecutive": (
         lambda x, i: torch.unique_consecutive(i),
         SHAPE.format("unique_consecutive"),
         "x[1:] != x[:-1], which marks where a new run begins",
     ),
-    "bincount": (
-        lambda x, i: torch.bincount(i),
-        SHAPE.format("bincount"),
-        COUNTED,
-    ),
+    "bincount": (lambda x, i: torch.bincount(i), SHAPE.format("bincount"), COUNTED),
     "bincount minlength": (
         lambda x, i: torch.bincount(i, minlength=5),
         SHAPE.format("bincount"),
@@ -99,11 +87,7 @@ REFUSED: dict[str, tuple[Call, str, str]] = {
         SHAPE.format("tensor_split"),
         "sections, or a tuple of numbers, instead of a tensor of indices",
     ),
-    "one_hot": (
-        lambda x, i: F.one_hot(i),
-        SHAPE.format("one_hot"),
-        "one_hot(x, num_classes=n)",
-    ),
+    "one_hot": (lambda x, i: F.one_hot(i), SHAPE.format("one_hot"), "one_hot(x, num_classes=n)"),
     "item": (lambda x, i: x * x.sum().item(), READ.format(".item()"), KEEP),
     "int": (lambda x, i: x * int(i.sum()), READ.format(".item()"), KEEP),
     "tolist": (
@@ -121,27 +105,15 @@ REFUSED: dict[str, tuple[Call, str, str]] = {
         READ.format("allclose"),
         "torch.isclose(a, b).all(), which stays a tensor",
     ),
-    "bool": (
-        lambda x, i: x if bool(x.sum()) else -x,
-        BRANCH,
-        "torch.where(condition, a, b)",
-    ),
-    "if": (
-        lambda x, i: x if x.sum() > 0 else -x,
-        BRANCH,
-        "torch.where(condition, a, b)",
-    ),
+    "bool": (lambda x, i: x if bool(x.sum()) else -x, BRANCH, "torch.where(condition, a, b)"),
+    "if": (lambda x, i: x if x.sum() > 0 else -x, BRANCH, "torch.where(condition, a, b)"),
     "is_nonzero": (
         lambda x, i: x if torch.is_nonzero(x.sum()) else -x,
         BRANCH,
         "torch.where(condition, a, b)",
     ),
     "index without dims": (lambda x, i: x[i[1]], f"it {NUMBER}", INDEX),
-    "range": (
-        lambda x, i: sum(x for _ in range(int(i.sum()))),
-        f"it {NUMBER}",
-        INDEX,
-    ),
+    "range": (lambda x, i: sum(x for _ in range(int(i.sum()))), f"it {NUMBER}", INDEX),
     "size": (lambda x, i: torch.zeros(i.sum()), f"zeros {NUMBER}", INDEX),
     "count": (lambda x, i: x.topk(i[0])[0], f"topk {NUMBER}", INDEX),
 }
@@ -149,31 +121,22 @@ REFUSED: dict[str, tuple[Call, str, str]] = {
 
 def run(fn: Callable[..., Any], n: int = 2, placed: Any = ROWS) -> Any:
     with sf.fake_world(n):
-        return sf.full(
-            sf.shard(fn, sf.make_mesh((n,), ("a",)), placed, backend="aten")(X, I)
-        )
+        return sf.full(sf.shard(fn, sf.make_mesh((n,), ("a",)), placed, backend="aten")(X, I))
 
 
 @pytest.mark.parametrize("name", list(REFUSED))
-def test_a_function_that_needs_a_value_is_refused_with_what_to_write_instead(
-    name: str,
-) -> None:
+def test_a_function_that_needs_a_value_is_refused_with_what_to_write_instead(name: str) -> None:
     fn, said, fix = REFUSED[name]
     with pytest.raises(sf.CaptureError) as caught:
         run(fn)
-    error, text = (
-        caught.value,
-        re.sub(re.escape(__file__) + r":\d+", "HERE", str(caught.value)),
-    )
+    error, text = (caught.value, re.sub(re.escape(__file__) + r":\d+", "HERE", str(caught.value)))
     assert text == (
-        f"shard(<lambda>): {said}\n  at: HERE\n  needed: one pure graph of tensor ops\n  "
-        f"try: {fix}"
+        f"shard(<lambda>): {said}\n  at: HERE\n  needed: one pure graph of tensor ops\n  try: {fix}"
     )
     first = fn.__code__.co_firstlineno
-    assert (
-        error.fix == fix
-        and first <= int(error.source.rsplit(":", 1)[1]) <= first + 2
-    ), "the line that calls it"
+    assert error.fix == fix and first <= int(error.source.rsplit(":", 1)[1]) <= first + 2, (
+        "the line that calls it"
+    )
 
 
 UNSAID = needs_torch("2.13", "it says no more than 'Expected FakeTensor'")
@@ -185,19 +148,14 @@ def test_they_are_refused_by_name_inside_other_transforms(around: str) -> None:
         "grad": lambda row: lambda x, i: sf.grad(lambda x: row(x).sum())(x),
         "vmap": lambda row: lambda x, i: torch.func.vmap(row)(x),
     }
-    for row, said in (
-        (lambda x: x[x > 0], "x[mask]"),
-        (lambda x: x * x.sum().item(), ".item()"),
-    ):
+    for row, said in ((lambda x: x[x > 0], "x[mask]"), (lambda x: x * x.sum().item(), ".item()")):
         with pytest.raises(sf.CaptureError, match=re.escape(said)):
             run(fns[around](row))
 
 
 def first_of_each(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
     s = torch.sort(i).values
-    return torch.cat(
-        [torch.ones_like(s[:1], dtype=torch.bool), s[1:] != s[:-1]]
-    ).sum()
+    return torch.cat([torch.ones_like(s[:1], dtype=torch.bool), s[1:] != s[:-1]]).sum()
 
 
 # name: what the errors say to write, and what it stands for
@@ -210,14 +168,8 @@ INSTEAD: dict[str, tuple[Call, Call]] = {
         lambda x, i: torch.nonzero_static(x > 1, size=20, fill_value=-1)[-1],
         lambda x, i: torch.tensor([-1, -1]),
     ),
-    "mask": (
-        lambda x, i: torch.where(x > 0, x, 0).sum(),
-        lambda x, i: x[x > 0].sum(),
-    ),
-    "product": (
-        lambda x, i: (x * (x > 0)).sum(),
-        lambda x, i: x.masked_select(x > 0).sum(),
-    ),
+    "mask": (lambda x, i: torch.where(x > 0, x, 0).sum(), lambda x, i: x[x > 0].sum()),
+    "product": (lambda x, i: (x * (x > 0)).sum(), lambda x, i: x.masked_select(x > 0).sum()),
     "assignment": (
         lambda x, i: x.index_put((x > 0,), x.new_tensor(7)),
         lambda x, i: torch.where(x > 0, 7.0, x),
@@ -228,9 +180,7 @@ INSTEAD: dict[str, tuple[Call, Call]] = {
         lambda x, i: torch.tensor(len(torch.unique_consecutive(i))),
     ),
     "bincount": (
-        lambda x, i: torch.zeros(6, dtype=i.dtype).scatter_add(
-            0, i, torch.ones_like(i)
-        ),
+        lambda x, i: torch.zeros(6, dtype=i.dtype).scatter_add(0, i, torch.ones_like(i)),
         lambda x, i: torch.bincount(i, minlength=6),
     ),
     "one_hot": (
@@ -245,22 +195,13 @@ INSTEAD: dict[str, tuple[Call, Call]] = {
         lambda x, i: x.tensor_split((1, 3))[1],
         lambda x, i: x.tensor_split(torch.tensor([1, 3]))[1],
     ),
-    "equal": (
-        lambda x, i: (x == x + 0).all(),
-        lambda x, i: torch.tensor(torch.equal(x, x + 0)),
-    ),
+    "equal": (lambda x, i: (x == x + 0).all(), lambda x, i: torch.tensor(torch.equal(x, x + 0))),
     "allclose": (
         lambda x, i: torch.isclose(x, x + 1).all(),
         lambda x, i: torch.tensor(torch.allclose(x, x + 1)),
     ),
-    "branch": (
-        lambda x, i: torch.where(x.sum() > 0, x, -x),
-        lambda x, i: x if x.sum() > 0 else -x,
-    ),
-    "index": (
-        lambda x, i: x.index_select(0, i[1].reshape(1))[0],
-        lambda x, i: x[i[1]],
-    ),
+    "branch": (lambda x, i: torch.where(x.sum() > 0, x, -x), lambda x, i: x if x.sum() > 0 else -x),
+    "index": (lambda x, i: x.index_select(0, i[1].reshape(1))[0], lambda x, i: x[i[1]]),
     "count_nonzero": (
         lambda x, i: torch.count_nonzero(x > 0),
         lambda x, i: torch.tensor(len(x[x > 0])),
@@ -272,12 +213,7 @@ INSTEAD: dict[str, tuple[Call, Call]] = {
 def test_what_the_errors_say_to_write_works(name: str) -> None:
     instead, meant = INSTEAD[name]
     wanted = meant(X, I)
-    for n, placed in (
-        (2, P("a")),
-        (3, P("a")),
-        (3, (P(None, "a"), P())),
-        (2, P()),
-    ):
+    for n, placed in ((2, P("a")), (3, P("a")), (3, (P(None, "a"), P())), (2, P())):
         got = run(instead, n, placed)
         assert got.dtype == wanted.dtype
         torch.testing.assert_close(got, wanted)

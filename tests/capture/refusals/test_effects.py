@@ -91,9 +91,7 @@ def test_a_counter_is_refused_and_stays_as_it_was() -> None:
         return x * box.count
 
     for _ in range(2):
-        with pytest.raises(
-            sf.CaptureError, match="changes something outside of itself"
-        ):
+        with pytest.raises(sf.CaptureError, match="changes something outside of itself"):
             jitted(fn)(X)
         assert box.count == 0
 
@@ -106,9 +104,7 @@ def test_a_tensor_beside_a_constant_is_refused_and_nothing_is_stored() -> None:
         box.kept = x
         return x
 
-    with pytest.raises(
-        sf.CaptureError, match="changes something outside of itself"
-    ):
+    with pytest.raises(sf.CaptureError, match="changes something outside of itself"):
         jitted(fn)(X)
     assert box.mode == "x" and box.kept is None
 

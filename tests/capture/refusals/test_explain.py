@@ -107,9 +107,7 @@ def test_other_texts_are_quoted_with_their_explanation() -> None:
 
 def test_the_line_is_the_innermost_of_the_users() -> None:
     inside = torch.__file__
-    text = told(
-        f'File "a.py", line 3\nFile "model.py", line 7\nFile "{inside}", line 9'
-    )
+    text = told(f'File "a.py", line 3\nFile "model.py", line 7\nFile "{inside}", line 9')
     assert "at: model.py:7" in text
     error: Any = RuntimeError('File "a.py", line 3')
     error.real_stack = [FrameSummary("user.py", 5, "f")]
@@ -139,11 +137,7 @@ def test_an_error_of_a_module_that_dynamo_does_not_trace() -> None:
             return raised(error, "module")
 
     assert "module: it raises KeyError: 'k'" in str(fails("k"))
-    assert "it branches on a tensor's value" in str(
-        fails("Data-dependent branching")
-    )
+    assert "it branches on a tensor's value" in str(fails("Data-dependent branching"))
     text = str(fails("side effects happened"))
-    assert "it raises RuntimeError: side effects happened" in text, (
-        "no place is known"
-    )
+    assert "it raises RuntimeError: side effects happened" in text, "no place is known"
     assert f"at: {__file__}:" in text

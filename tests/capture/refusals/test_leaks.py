@@ -15,9 +15,7 @@ from torch import Tensor, nn
 
 import shardfn as sf
 
-X = torch.randn(
-    4, 3, generator=torch.Generator().manual_seed(6), dtype=torch.float64
-)
+X = torch.randn(4, 3, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
 HERE = re.compile(re.escape(__file__) + r":\d+")
 
 
@@ -67,11 +65,7 @@ def test_what_a_hook_stores_says_where_it_comes_from_when_it_is_used() -> None:
     step = sf.grad(loss)
     for _ in range(2):
         step(params, X)
-    assert (len(saver.outs), len(fired), count) == (
-        1,
-        1,
-        1,
-    )  # once for each capture
+    assert (len(saver.outs), len(fired), count) == (1, 1, 1)  # once for each capture
     said = (
         "a traced value that was stored, and has no value after the trace\n  "
         "needed: a tensor with a value"
@@ -86,9 +80,7 @@ def test_what_a_hook_stores_says_where_it_comes_from_when_it_is_used() -> None:
         torch.func.grad(torch.sum),
     ]
     for x in stored:
-        assert repr(
-            x
-        ) == "LeakedTensor(from functionalize(Linear))" and x.shape in ((4, 2),)
+        assert repr(x) == "LeakedTensor(from functionalize(Linear))" and x.shape in ((4, 2),)
         for use in uses:
             assert (
                 refusal(lambda x=x, use=use: use(x))

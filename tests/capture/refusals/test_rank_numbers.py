@@ -21,10 +21,7 @@ def test_an_error_of_torch_is_noted_once_for_each_call() -> None:
         assert raised(here, ValueError("x")) == []
         rank_numbers.note_call("get_rank")
         rank_numbers.note_call("get_rank")
-        note = (
-            "the number of a rank is a tensor here, since ranks share one program: "
-            "get_rank"
-        )
+        note = "the number of a rank is a tensor here, since ranks share one program: get_rank"
         assert raised(here, ValueError("x")) == [note]
         assert raised(here, sf.CaptureError("x")) == []
 

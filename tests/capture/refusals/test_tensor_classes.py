@@ -37,10 +37,7 @@ def test_a_tensor_in_the_context_is_not_held() -> None:
     refusals.refuse_told([Scaled(X, X, {"n": 3})], "f")
     with pytest.raises(sf.CaptureError) as caught:
         refusals.refuse_told([Scaled(X, X, {"t": X})], "f")
-    assert (
-        "f, result[0]: a Scaled, which tells a tensor and does not hold it"
-        in str(caught.value)
-    )
+    assert "f, result[0]: a Scaled, which tells a tensor and does not hold it" in str(caught.value)
 
 
 def test_a_constant_without_a_value_has_leaked() -> None:

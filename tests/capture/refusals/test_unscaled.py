@@ -40,9 +40,7 @@ def test_gradients_of_a_loss_that_is_not_scaled_are_refused(case: str) -> None:
     assert (
         without_line(error.value)
         .split("\n")[0]
-        .endswith(
-            "gradients in float16 of a loss that is not scaled: small ones become 0"
-        )
+        .endswith("gradients in float16 of a loss that is not scaled: small ones become 0")
     )
     assert "sf.loss_scale()" in (error.value.fix or "")
 
@@ -51,9 +49,7 @@ def test_what_is_not_refused() -> None:
     state = SCALER.init()
     scaled = sf.grad(lambda w, x: SCALER.scale(in_a_loop(w, x), state))(W, X)
     assert torch.equal(SCALER.unscale(scaled, state)[0], torch.full((3,), 2.0))
-    assert torch.equal(
-        sf.grad(in_dtype(torch.bfloat16))(W, X), torch.full((3,), 2.0)
-    )
+    assert torch.equal(sf.grad(in_dtype(torch.bfloat16))(W, X), torch.full((3,), 2.0))
     assert sf.jit(LOW, backend="aten")(W, X) == 6
     assert sf.jvp(LOW, (W, X), (W, X * 0))[1] == 6
     w = W.clone().requires_grad_()

@@ -12,9 +12,7 @@ from shardfn import CaptureError
 
 
 @torch.library.custom_op("custom::power", mutates_args=())
-def power(
-    x: torch.Tensor, c: torch.Tensor, k: float = 2.0, *, shift: float = 0.0
-) -> torch.Tensor:
+def power(x: torch.Tensor, c: torch.Tensor, k: float = 2.0, *, shift: float = 0.0) -> torch.Tensor:
     return c * x**k + shift
 
 
@@ -72,9 +70,7 @@ C = torch.tensor([5.0, 7.0, 11.0], dtype=torch.float64)
 
 def test_the_op_stands_whole_in_the_program() -> None:
     program = sf.grad(lambda x: power(x, C, shift=1.5).sum()).trace(X).program
-    assert str(program).count("power(") == 2, (
-        "the op, and the one that its derivative calls"
-    )
+    assert str(program).count("power(") == 2, "the op, and the one that its derivative calls"
 
 
 def test_the_gradient_is_the_registered_one_with_defaults_and_keywords() -> None:
@@ -124,9 +120,7 @@ def test_torch_itself_is_as_before_once_the_function_is_captured() -> None:
 def test_vmap_of_the_op_inside_a_function_is_as_torch_has_it() -> None:
     fn = torch.vmap(lambda x: power(x, C))
     with sf.fake_world(2):
-        sharded = sf.shard(
-            fn, sf.make_mesh((2,), ("dp",)), sf.P("dp"), backend="aten"
-        )
+        sharded = sf.shard(fn, sf.make_mesh((2,), ("dp",)), sf.P("dp"), backend="aten")
         assert torch.equal(sf.full(sharded(X[None])), power(X, C)[None])
 
 
@@ -149,14 +143,8 @@ def test_an_op_whose_part_of_a_gradient_torch_would_leave_out_is_refused() -> No
     with pytest.raises(CaptureError) as error:
         sf.grad(lambda x: (torch.ops.custom.triple(x) * x).sum())(X)
     first, *_, fix = str(error.value).splitlines()
-    assert (
-        first
-        == "op custom.triple.default: it has no derivative, and is differentiated"
-    )
-    assert (
-        fix
-        == "  try: torch.library.custom_op with register_autograd, or x.detach()"
-    )
+    assert first == "op custom.triple.default: it has no derivative, and is differentiated"
+    assert fix == "  try: torch.library.custom_op with register_autograd, or x.detach()"
     found = sf.grad(lambda x: (torch.ops.custom.triple(x.detach()) * x).sum())(X)
     assert torch.equal(found, 3 * X)
 
@@ -180,31 +168,21 @@ FORWARD = {
     "by name": lambda: sf.jvp(lambda x: power(C, c=x), (X,), (X,)),
     "jacfwd": lambda: sf.jacfwd(flat)(X),
     "linearize": lambda: sf.linearize(flat, X)[1](X),
-    "vmap outside": lambda: sf.vmap(lambda x: sf.jvp(flat, (x,), (x,))[1])(
-        X[:, None]
-    ),
+    "vmap outside": lambda: sf.vmap(lambda x: sf.jvp(flat, (x,), (x,))[1])(X[:, None]),
     "vmap inside": lambda: sf.jvp(sf.vmap(flat), (X[:, None],), (X[:, None],)),
     "a loop": lambda: sf.jvp(
-        lambda x: sf.scan(lambda c, _: (flat(c), None), x, None, length=2)[0],
-        (X,),
-        (X,),
+        lambda x: sf.scan(lambda c, _: (flat(c), None), x, None, length=2)[0], (X,), (X,)
     ),
-    "a branch": lambda: sf.jvp(
-        lambda x: sf.cond(x.sum() > 0, flat, flat, x), (X,), (X,)
-    ),
+    "a branch": lambda: sf.jvp(lambda x: sf.cond(x.sum() > 0, flat, flat, x), (X,), (X,)),
     "a module": lambda: sf.jvp(_in_a_module, (X,), (X,)),
 }
 
 
 @pytest.mark.parametrize("case", FORWARD)
 def test_a_tangent_that_torch_would_leave_out_is_refused(case: str) -> None:
-    with pytest.raises(
-        CaptureError, match="no derivative in forward mode"
-    ) as caught:
+    with pytest.raises(CaptureError, match="no derivative in forward mode") as caught:
         FORWARD[case]()
-    assert caught.value.fix == (
-        "reverse mode: sf.vjp, sf.jacrev; or sf.custom_jvp around the op"
-    )
+    assert caught.value.fix == ("reverse mode: sf.vjp, sf.jacrev; or sf.custom_jvp around the op")
 
 
 def test_a_constant_has_no_tangent_and_no_gradient() -> None:

@@ -13,9 +13,7 @@ from tests.support.stages.graphs import graph_of, op_of
 aten = torch.ops.aten
 G = torch.Generator().manual_seed(0)
 X = torch.randn(3, 5, generator=G, dtype=torch.float64)
-A, B = (
-    torch.randn(*s, generator=G, dtype=torch.float64) for s in ((3, 2), (2, 5))
-)
+A, B = (torch.randn(*s, generator=G, dtype=torch.float64) for s in ((3, 2), (2, 5)))
 CASES: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
     (aten.mean.default, (X,), {}),
     (aten.mean.dim, (X, [-1], True), {}),
@@ -32,9 +30,7 @@ CASES: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("op", "args", "kwargs"), CASES, ids=lambda x: str(x)[:24]
-)
+@pytest.mark.parametrize(("op", "args", "kwargs"), CASES, ids=lambda x: str(x)[:24])
 def test_a_decomposition_equals_its_op(op: Any, args: Any, kwargs: Any) -> None:
     got, wanted = OWN[op](*args, **kwargs), op(*args, **kwargs)
     torch.testing.assert_close(got, wanted)
@@ -58,9 +54,7 @@ def test_what_it_cannot_say_is_left_to_torch(op: Any, args: Any) -> None:
 
 def test_a_product_is_reduced_before_the_bias_is_added() -> None:
     fn = lambda x, a, b: OWN[aten.addmm.default](x, a, b)
-    calls = [
-        op_of(n) for n in graph_of(fn, X, A, B).nodes if n.op == "call_function"
-    ]
+    calls = [op_of(n) for n in graph_of(fn, X, A, B).nodes if n.op == "call_function"]
     assert calls == ["mm", "add"]
 
 

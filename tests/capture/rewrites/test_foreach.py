@@ -15,8 +15,7 @@ F64 = torch.float64
 TORCH: Any = torch
 G = torch.Generator().manual_seed(0)
 A, B, C = (
-    [torch.rand(*s, generator=G, dtype=F64) + 0.1 for s in ((3, 3), (5, 5))]
-    for _ in range(3)
+    [torch.rand(*s, generator=G, dtype=F64) + 0.1 for s in ((3, 3), (5, 5))] for _ in range(3)
 )
 
 
@@ -61,9 +60,7 @@ def test_options_count() -> None:
         (torch.ops.aten._foreach_addcmul.Scalar, (A, B, C, 0.5), {}),
         (torch.ops.aten._foreach_copy.default, (A, B), {}),
     ):
-        torch.testing.assert_close(
-            table()[op](*args, **options), op(*args, **options)
-        )
+        torch.testing.assert_close(table()[op](*args, **options), op(*args, **options))
 
 
 def test_a_norm_of_shards_gathers_nothing() -> None:
@@ -93,9 +90,7 @@ def test_writing_to_lists_keeps_their_placements() -> None:
 
 
 @pytest.mark.parametrize("value", [1.0, float("inf"), float("nan")])
-def test_unscaling_says_whether_any_element_of_any_shard_is_not_finite(
-    value: float,
-) -> None:
+def test_unscaling_says_whether_any_element_of_any_shard_is_not_finite(value: float) -> None:
     op = torch.ops.aten._amp_foreach_non_finite_check_and_unscale.default
     grads = [x.clone() for x in A]
     grads[1][4, 4] = value

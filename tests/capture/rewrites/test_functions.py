@@ -213,9 +213,7 @@ def silent(a: Tensor, b: Tensor) -> Tensor:
 
 
 class Case(NamedTuple):
-    fn: Callable[
-        ..., Any
-    ]  # of A and B, or of a row of each, to a tensor of that many rows
+    fn: Callable[..., Any]  # of A and B, or of a row of each, to a tensor of that many rows
     twice: bool = True  # whether it can be differentiated twice
 
 
@@ -224,22 +222,14 @@ CASES = {
     "one input twice": Case(lambda a, b: Inputs.apply(a, a) * b),
     "a stored apply": Case(lambda a, b: stored(a, b.sin())),
     "a saved result": Case(lambda a, b: Result.apply(a * b)),
-    "saved intermediates": Case(
-        lambda a, b: Intermediate.apply(a) * b, twice=False
-    ),
-    "attributes": Case(
-        lambda a, b: Attributes.apply(a, 3.0) + Attributes.apply(b), twice=False
-    ),
-    "several results": Case(
-        lambda a, b: Several.apply(a, b, 3)[0] * Several.apply(b, a, 2)[2]
-    ),
+    "saved intermediates": Case(lambda a, b: Intermediate.apply(a) * b, twice=False),
+    "attributes": Case(lambda a, b: Attributes.apply(a, 3.0) + Attributes.apply(b), twice=False),
+    "several results": Case(lambda a, b: Several.apply(a, b, 3)[0] * Several.apply(b, a, 2)[2]),
     "a number among the results": Case(
         lambda a, b: Several.apply(a, b, 3)[0] * Several.apply(b, a, 2)[1]
     ),
     "gradients of None": Case(lambda a, b: Nones.apply(a, b)[0].sin() * b),
-    "an input without a gradient": Case(
-        lambda a, b: Nones.apply(a.detach(), b)[1] * a
-    ),
+    "an input without a gradient": Case(lambda a, b: Nones.apply(a.detach(), b)[1] * a),
     "a result without a derivative": Case(silent),
     "its own input": Case(lambda a, b: Itself.apply(a, 0.5) * b),
     "one inside another": Case(lambda a, b: Outer.apply(a) * b),
@@ -276,9 +266,7 @@ def test_backward_from_outside_is_eager_torchs(name: str) -> None:
     leaves = A.clone().requires_grad_(), B.clone().requires_grad_()
     found = sf.jit(total(case), backend="aten")(*leaves)
     found.backward()
-    torch.testing.assert_close(
-        (found.detach(), leaves[0].grad, leaves[1].grad), (value, *wanted)
-    )
+    torch.testing.assert_close((found.detach(), leaves[0].grad, leaves[1].grad), (value, *wanted))
 
 
 class Called(torch.nn.Module):
@@ -308,9 +296,7 @@ def test_vmap_of_the_gradient_is_the_gradient_of_each_sample(name: str) -> None:
     torch.testing.assert_close(mapped(A, B), wanted)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, case in CASES.items() if case.twice]
-)
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.twice])
 def test_derivatives_of_derivatives_are_eager_torchs(name: str) -> None:
     loss = total(CASES[name])
     a, b = A.clone().requires_grad_(), B.clone().requires_grad_()
@@ -335,9 +321,7 @@ def test_a_vjp_whose_pullback_is_called_twice() -> None:
 def test_tangents_are_those_of_its_jvp() -> None:
     found = sf.jvp(lambda x: Tangent.apply(x, 5.0), (A,), (B,))
     torch.testing.assert_close(found, (5 * A**2, 15 * A * B))
-    mapped = sf.vmap(
-        lambda x, t: sf.jvp(lambda x: Tangent.apply(x, 5.0), (x,), (t,))
-    )
+    mapped = sf.vmap(lambda x, t: sf.jvp(lambda x: Tangent.apply(x, 5.0), (x,), (t,)))
     torch.testing.assert_close(mapped(A, B), found)
 
 

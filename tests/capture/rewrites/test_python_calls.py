@@ -33,50 +33,29 @@ TARGETS = torch.randint(1, 5, (2, 3), generator=G)
 CASES: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
     "cov": (torch.cov, X),
     "cov of a row": (lambda x: torch.cov(x[0]), X),
-    "cov weighted": (
-        lambda x: torch.cov(x, correction=0, fweights=COUNTS, aweights=WEIGHTS),
-        X,
-    ),
+    "cov weighted": (lambda x: torch.cov(x, correction=0, fweights=COUNTS, aweights=WEIGHTS), X),
     "corrcoef": (torch.corrcoef, X),
     "combinations": (lambda x: torch.combinations(x[0], 3), X),
-    "combinations with replacement": (
-        lambda x: torch.combinations(x[0], 2, True),
-        X,
-    ),
-    "combinations of none": (
-        lambda x: torch.combinations(x[0], 0).sum() + x.sum(),
-        X,
-    ),
-    "gaussian_nll_loss": (
-        lambda x: F.gaussian_nll_loss(x, Y, Y * Y, full=True),
-        X,
-    ),
+    "combinations with replacement": (lambda x: torch.combinations(x[0], 2, True), X),
+    "combinations of none": (lambda x: torch.combinations(x[0], 0).sum() + x.sum(), X),
+    "gaussian_nll_loss": (lambda x: F.gaussian_nll_loss(x, Y, Y * Y, full=True), X),
     "gaussian_nll_loss, one variance a row": (
         lambda x: F.gaussian_nll_loss(x, Y, Y[:, 0], reduction="sum"),
         X,
     ),
     "gaussian_nll_loss, held at eps": (
-        lambda x: F.gaussian_nll_loss(
-            Y, X, x * x * 1e-9, eps=1e-3, reduction="none"
-        ),
+        lambda x: F.gaussian_nll_loss(Y, X, x * x * 1e-9, eps=1e-3, reduction="none"),
         X,
     ),
     "istft": (
         lambda x: torch.istft(
-            torch.stft(x, 8, 2, window=WINDOW, return_complex=True),
-            8,
-            2,
-            window=WINDOW,
+            torch.stft(x, 8, 2, window=WINDOW, return_complex=True), 8, 2, window=WINDOW
         ),
         X.repeat(1, 4),
     ),
     "istft, longer": (
         lambda x: torch.istft(
-            torch.stft(x, 8, 2, window=WINDOW, return_complex=True),
-            8,
-            2,
-            window=WINDOW,
-            length=26,
+            torch.stft(x, 8, 2, window=WINDOW, return_complex=True), 8, 2, window=WINDOW, length=26
         ),
         X.repeat(1, 4),
     ),
@@ -85,10 +64,7 @@ CASES: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
         torch.randn(6, 2, 5, generator=G, dtype=torch.float64),
     ),
     "lstsq": (lambda a: torch.linalg.lstsq(a, B).solution, A),
-    "lstsq by gels": (
-        lambda a: torch.linalg.lstsq(a, B, driver="gels").residuals,
-        A,
-    ),
+    "lstsq by gels": (lambda a: torch.linalg.lstsq(a, B, driver="gels").residuals, A),
 }
 
 
@@ -101,18 +77,13 @@ def test_a_substitute_equals_the_function_in_value_and_gradient(case: str) -> No
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("a",))
         torch.testing.assert_close(
-            sf.full(sf.shard(fn, mesh, P("a"), backend="aten")(x)),
-            fn(x),
-            rtol=1e-10,
-            atol=1e-10,
+            sf.full(sf.shard(fn, mesh, P("a"), backend="aten")(x)), fn(x), rtol=1e-10, atol=1e-10
         )
         got = sf.full(sf.shard(sf.grad(loss), mesh, P("a"), backend="aten")(x))
     torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.skipif(
-    not hasattr(F, "linear_cross_entropy"), reason="not in this torch"
-)
+@pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="not in this torch")
 def test_chunked_linear_cross_entropy_has_its_gradient() -> None:
     options = (
         torch.nn.LinearCrossEntropyOptions(batch_chunk_size=2)
@@ -148,9 +119,7 @@ STOPPED: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("case", STOPPED)
-def test_where_torch_stops_at_a_value_the_result_and_its_gradient_are_nan(
-    case: str,
-) -> None:
+def test_where_torch_stops_at_a_value_the_result_and_its_gradient_are_nan(case: str) -> None:
     fn = STOPPED[case]
     with pytest.raises((ValueError, RuntimeError)):
         fn(X)
@@ -179,10 +148,7 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
         lambda x: torch.cov(x, aweights=WEIGHTS[:3]),
         r"torch.cov: aweights have shape \(3,\), of 7 samples",
     ),
-    "a matrix": (
-        lambda x: torch.combinations(x),
-        "torch.combinations: input has 2",
-    ),
+    "a matrix": (lambda x: torch.combinations(x), "torch.combinations: input has 2"),
     "a window": (
         lambda x: torch.istft(
             torch.stft(x.repeat(1, 4), 8, 2, window=WINDOW, return_complex=True),
@@ -196,17 +162,12 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
         lambda x: torch.istft(torch.complex(x, x)[:4], 8, window=WINDOW),
         "torch.istft: 4 frequencies for n_fft 8",
     ),
-    "a spectrum": (
-        lambda x: torch.istft(x, 8),
-        "torch.istft: input is torch.float64",
-    ),
+    "a spectrum": (lambda x: torch.istft(x, 8), "torch.istft: input is torch.float64"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_torch_refuses_and_is_known_at_capture_is_an_error_by_name(
-    case: str,
-) -> None:
+def test_what_torch_refuses_and_is_known_at_capture_is_an_error_by_name(case: str) -> None:
     fn, text = REFUSED[case]
     with pytest.raises((ValueError, RuntimeError, TypeError)):
         fn(X)

@@ -11,9 +11,7 @@ import torch
 import shardfn as sf
 from shardfn.capture import trace
 
-X, Y = (
-    torch.randn(3, 3, generator=torch.Generator().manual_seed(k)) for k in (1, 2)
-)
+X, Y = (torch.randn(3, 3, generator=torch.Generator().manual_seed(k)) for k in (1, 2))
 Program = Callable[[torch.Tensor, torch.Tensor], Any]
 
 
@@ -73,23 +71,17 @@ def test_a_graph_is_traced_again_only_for_writes_that_other_names_see(
 ) -> None:
     found: list[bool] = []
     without = trace.without_writes
-    monkeypatch.setattr(
-        trace, "without_writes", lambda *a: found.append(without(*a)) or found[-1]
-    )
+    monkeypatch.setattr(trace, "without_writes", lambda *a: found.append(without(*a)) or found[-1])
     torch.testing.assert_close(sf.jit(fn, backend="aten")(X, Y), fn(X, Y))
     assert found == [is_enough]
 
 
-def test_the_graph_is_the_one_that_functionalization_makes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_graph_is_the_one_that_functionalization_makes(monkeypatch: pytest.MonkeyPatch) -> None:
     def ops(fn: Program) -> list[Any]:
         traced = sf.grad(lambda x, y: fn(x, y).sum()).trace(X, Y)
         nodes = traced.program.graph.graph.nodes
         called = [n for n in nodes if n.op == "call_function"]
-        return [
-            (n.target, n.meta["phase"], n.meta["val"].stride()) for n in called
-        ]
+        return [(n.target, n.meta["phase"], n.meta["val"].stride()) for n in called]
 
     for fn in (chained, moving_average):
         found = ops(fn)

@@ -8,13 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import (
-    DTensor,
-    Partial,
-    Replicate,
-    Shard,
-    distribute_tensor,
-)
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import shardfn as sf
 from shardfn.simulated import SimulatedTensor
@@ -106,9 +100,7 @@ def test_labels_that_differ_are_refused_and_named(mesh: Any) -> None:
     assert "needed: the same on all ranks of tp" in text
     assert "try: to_local(grad_placements=[Partial()])" in text
     assert error.source is not None and "test_alike.py" in error.source
-    value = sf.jit(loss(mesh), backend="aten")(
-        w, X, other
-    )  # no gradient, no check
+    value = sf.jit(loss(mesh), backend="aten")(w, X, other)  # no gradient, no check
     close(value.shards[1], of_one(W, X, T + 1))
 
 

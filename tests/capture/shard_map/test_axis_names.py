@@ -34,12 +34,7 @@ def refused(kind: type, call: Any, *args: Any) -> str:
 
 def test_without_a_capture_the_scope_is_empty() -> None:
     here = names.current_scope()
-    assert (here.mesh, here.names, here.manual, names.device()) == (
-        None,
-        [],
-        (),
-        "cpu",
-    )
+    assert (here.mesh, here.names, here.manual, names.device()) == (None, [], (), "cpu")
     here.names.append(names.Bound("dp", 2, MESH))
     assert names.current_scope().names == [], "nothing is kept"
 
@@ -69,9 +64,7 @@ def test_the_first_mesh_inside_is_that_of_a_call_without_one(mesh: Any) -> None:
 def test_axes_that_cannot_be_manual_are_refused(here: Any, mesh: Any) -> None:
     enter = lambda wanted: names.enter_mesh("f", None, wanted)
     text = refused(sf.PlacementError, enter, ("dpp",))
-    assert text.startswith(
-        "f, axis_names: there is no axis 'dpp'; the mesh has (dp=2"
-    )
+    assert text.startswith("f, axis_names: there is no axis 'dpp'; the mesh has (dp=2")
     assert "did you mean 'dp'?" in text
     enter(("dp",))
     text = refused(sf.PlacementError, enter, ("dp",))
@@ -102,10 +95,7 @@ def test_names_are_bound_to_axes_and_mapped_dims(here: Any) -> None:
     def inner(x: Any) -> Any:
         names.enter_mapped("i", 4)
         level = torch._C._functorch.maybe_get_level(x)
-        assert names.bound("psum", ("i", "dp")) == (
-            ("i", 4, level),
-            ("dp", 2, MESH),
-        )
+        assert names.bound("psum", ("i", "dp")) == (("i", 4, level), ("dp", 2, MESH))
         names.leave(1)
         return x
 
@@ -159,9 +149,7 @@ def test_a_placement_has_no_more_parts_than_dims() -> None:
 
 def test_where_partition_sees_the_placement_it_checks_it(here: Any) -> None:
     names.check_dims("constrain", "x", (None, None, "dp"), (2, 3))
-    text = refused(
-        sf.PlacementError, names.check_dims, "f", "", (None, None, None), (2, 3)
-    )
+    text = refused(sf.PlacementError, names.check_dims, "f", "", (None, None, None), (2, 3))
     assert text.startswith("f: P(None, None, None) names dim 2")
 
 

@@ -15,16 +15,11 @@ AXES = (("dp", 2), ("tp", 3))
 
 @pytest.fixture(autouse=True)
 def _scope():
-    with (
-        sf.fake_world(6),
-        axis_names.scope(sf.make_mesh((2, 3), ("dp", "tp")), "cpu", False),
-    ):
+    with sf.fake_world(6), axis_names.scope(sf.make_mesh((2, 3), ("dp", "tp")), "cpu", False):
         yield
 
 
-def cut(
-    shape: Any, spec: Any, what: str = "in_placements", axes: Any = AXES
-) -> Any:
+def cut(shape: Any, spec: Any, what: str = "in_placements", axes: Any = AXES) -> Any:
     return cuts("shard_map(f)", what, axes, ("x",), (shape,), (spec,), ())[0]
 
 
@@ -53,9 +48,7 @@ def test_a_result_may_be_partial() -> None:
     assert cut((4,), means, "out_placements") == ("dp:2=,tp:3=", "dp,tp", 6)
     with pytest.raises(sf.PlacementError, match="only a result can be Partial"):
         cut((4,), sums)
-    with pytest.raises(
-        sf.PlacementError, match="only a sum or a mean can be Partial"
-    ):
+    with pytest.raises(sf.PlacementError, match="only a sum or a mean can be Partial"):
         cut((4,), ("placements", (("P", "max"), ("R",))), "out_placements")
 
 
@@ -76,9 +69,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("shape", "spec", "text"), WRONG, ids=str)
-def test_a_placement_that_does_not_fit_is_refused(
-    shape: Any, spec: Any, text: str
-) -> None:
+def test_a_placement_that_does_not_fit_is_refused(shape: Any, spec: Any, text: str) -> None:
     with pytest.raises(sf.PlacementError) as caught:
         cut(shape, spec)
     assert text in str(caught.value) and caught.value.arg_path == "x"

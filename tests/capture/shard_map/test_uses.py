@@ -10,18 +10,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.tensor import (
-    DTensor,
-    Partial,
-    Replicate,
-    Shard,
-    distribute_tensor,
-)
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import shardfn as sf
 
@@ -96,9 +86,7 @@ def of_a_derivative(call: Call, x: Any, t: Any) -> Any:
 
 def by_a_rule(call: Call, x: Any, t: Any) -> Any:
     mean = sf.custom_vjp(lambda h: h.square().mean())
-    mean.defvjp(
-        lambda h: (h.square().mean(), h), lambda h, g: (g * 2 * h / h.numel(),)
-    )
+    mean.defvjp(lambda h: (h.square().mean(), h), lambda h, g: (g * 2 * h / h.numel(),))
     return mean(call(x) - t)
 
 
@@ -148,9 +136,7 @@ def test_a_value_that_is_used_alike_and_not_is_refused_where_it_is_differentiate
         terms = d.full_tensor(grad_placements=[Partial()])
         return loss(d.full_tensor(), terms, x, v)
 
-    of_one = lambda w, v: (
-        ((w * x) @ v).square().mean() + (v * (w * x).mean()).square().mean()
-    )
+    of_one = lambda w, v: ((w * x) @ v).square().mean() + (v * (w * x).mean()).square().mean()
     d, v = (distribute_tensor(w, mesh, [Shard(dim)]) for dim in (1, 0))
     staged = lambda fn: sf.jit(sf.grad(fn, argnums=(0, 1)), backend="aten")(d, v, x)
     sf.jit(in_one, backend="aten")(d, v, x)  # without a gradient

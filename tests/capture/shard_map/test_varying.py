@@ -20,11 +20,7 @@ def ops(body: Any, ins: Any = None, outs: Any = None) -> list[str]:
     with sf.fake_world(4):
         mesh = sf.make_mesh((2, 2), ("dp", "tp"))
         traced = sf.shard_map(
-            body,
-            mesh,
-            ins or (P(), P("dp")),
-            P("dp") if outs is None else outs,
-            backend="aten",
+            body, mesh, ins or (P(), P("dp")), P("dp") if outs is None else outs, backend="aten"
         ).trace(W, X)
     found = [
         n
@@ -32,9 +28,7 @@ def ops(body: Any, ins: Any = None, outs: Any = None) -> list[str]:
         if getattr(n.target, "namespace", "") == "shardfn"
     ]
     return [
-        f"{n.target._opname} {n.args[1]}"
-        for n in found
-        if not n.target._opname.startswith("prim_")
+        f"{n.target._opname} {n.args[1]}" for n in found if not n.target._opname.startswith("prim_")
     ]
 
 
@@ -45,9 +39,7 @@ def test_what_all_share_meets_a_ranks_own_once() -> None:
 
 def test_what_all_share_stays_so_among_itself() -> None:
     assert ops(lambda w, x: (w @ w).sin(), outs=P()) == []
-    assert ops(lambda w, x: w @ w + sf.psum(x.sum(), "dp"), outs=P()) == [
-        "psum dp"
-    ]
+    assert ops(lambda w, x: w @ w + sf.psum(x.sum(), "dp"), outs=P()) == ["psum dp"]
 
 
 def test_a_view_of_what_varies_anyhow_shares_its_sum() -> None:
@@ -66,10 +58,7 @@ def test_axes_are_told_apart() -> None:
 
 
 def test_the_transpose_of_vary_is_a_sum_and_of_a_sum_vary() -> None:
-    assert ops(sf.grad(lambda w, x: (x @ w).sum()), outs=P()) == [
-        "vary dp",
-        "psum dp",
-    ]
+    assert ops(sf.grad(lambda w, x: (x @ w).sum()), outs=P()) == ["vary dp", "psum dp"]
     assert ops(sf.grad(lambda w, x: sf.psum((x @ w).sum(), "dp")), outs=P()) == [
         "vary dp",
         "psum dp",

@@ -10,12 +10,7 @@ import torch
 import shardfn as sf
 from shardfn.capture.control_flow import endings
 from shardfn.capture.shard_map.varying import Kinds
-from shardfn.capture.shard_map.varying_bodies import (
-    ENDINGS,
-    Body,
-    ending_of,
-    is_wrap,
-)
+from shardfn.capture.shard_map.varying_bodies import ENDINGS, Body, ending_of, is_wrap
 from shardfn.ops import shard_map
 from tests.support.stages.loop_code import Code, varied
 
@@ -80,9 +75,7 @@ def test_a_branch_varies_if_either_side_or_the_condition_does() -> None:
     assert agreed(*cond(TP, DP)).result == [DP | TP]
     assert agreed(*cond(NONE, NONE)).result == [NONE]
     module = cond(NONE, DP)[0].settled()
-    assert varied(module.no) == ["sin over dp"], (
-        "its result is as that of the other"
-    )
+    assert varied(module.no) == ["sin over dp"], "its result is as that of the other"
 
 
 def test_under_a_varying_condition_all_that_is_read_varies() -> None:
@@ -96,9 +89,7 @@ def test_a_collective_that_not_all_ranks_reach_is_refused() -> None:
     with pytest.raises(sf.CaptureError) as caught:
         agreed(*cond(TP, DP, send))
     text = str(caught.value)
-    assert text.startswith(
-        "cond: psum inside it, and its condition varies over tp"
-    )
+    assert text.startswith("cond: psum inside it, and its condition varies over tp")
     assert "psum or pmax it" in text
     assert agreed(*cond(NONE, DP, send)).result == [NONE]
 
@@ -124,9 +115,7 @@ def test_a_loop_whose_condition_varies_varies() -> None:
 def custom(x: Any, w: Any, rule: Any = None) -> tuple[Code, Any]:
     code = Code(x=x, w=w)
     x, w = code.inputs
-    outs = code.body(
-        "fn", rule or (lambda g, x, w: [g(torch.mul, x, w)]), [x], [w]
-    )
+    outs = code.body("fn", rule or (lambda g, x, w: [g(torch.mul, x, w)]), [x], [w])
     push = code.body("push", lambda g, x, d: [x, d], [x, x], [])
     return code, code.ending(endings.custom_jvp, "f", outs, push, [x])
 

@@ -45,19 +45,13 @@ def test_the_result_of_a_prim(target, constants, before, after) -> None:
     assert varying_prims.result(Kinds(*before), node) == frozenset(after)
 
 
-def test_a_sum_needs_terms_of_its_axes_and_a_view_of_the_global_value_nothing() -> (
-    None
-):
+def test_a_sum_needs_terms_of_its_axes_and_a_view_of_the_global_value_nothing() -> None:
     assert varying_prims.needed(call(shard_map.psum, "a,b", False)) == {"a", "b"}
-    assert (
-        varying_prims.needed(call(shard_map.own_piece, "a", 2, 0)) == frozenset()
-    )
+    assert varying_prims.needed(call(shard_map.own_piece, "a", 2, 0)) == frozenset()
 
 
 def test_a_result_that_varies_where_it_must_not_is_refused() -> None:
-    node = call(
-        shard_map.from_local, "a:2=0,b:3=", where="shard_map(f): result[1]"
-    )
+    node = call(shard_map.from_local, "a:2=0,b:3=", where="shard_map(f): result[1]")
     assert varying_prims.result(Kinds("a"), node) == frozenset()
     with pytest.raises(sf.PlacementError) as caught:
         varying_prims.result(Kinds("a", "b"), node)
@@ -66,6 +60,4 @@ def test_a_result_that_varies_where_it_must_not_is_refused() -> None:
         "shard_map(f): result[1] varies over b, and its out_placements require it to be "
         "invariant over it"
     )
-    assert (
-        "psum or pmean it over b" in text and caught.value.arg_path == "result[1]"
-    )
+    assert "psum or pmean it over b" in text and caught.value.arg_path == "result[1]"

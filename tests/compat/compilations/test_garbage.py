@@ -40,9 +40,7 @@ def test_the_garbage_collector_is_paused_and_as_before(was: bool) -> None:
     assert gc.isenabled() is was
 
 
-def test_objects_of_a_long_pause_are_not_young_afterwards(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_objects_of_a_long_pause_are_not_young_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(garbage, "LEAST", 10_000)
     with garbage.paused_gc():
         made: list[Any] = [[i] for i in range(50_000)]

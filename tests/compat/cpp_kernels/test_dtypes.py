@@ -41,9 +41,7 @@ def test_rules_are_made_once_a_context(made: list[str]) -> None:
     assert len(made) == 4, "outside it is as before"
 
 
-def test_an_op_that_is_added_has_a_rule(
-    made: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_op_that_is_added_has_a_rule(made: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with rules_kept():
         DtypePropagationOpsHandler()
         utils.register_op_dtype_propagation_rules("asinh_of_ours", FLOAT, None)

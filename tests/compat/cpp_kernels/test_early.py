@@ -29,9 +29,7 @@ def several(x: torch.Tensor, seed: int) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.fixture
-def events(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> list[str]:
+def events(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """What happens in a compilation in which each kernel is worth a compiler."""
     said: list[str] = []
     folder = str(tmp_path_factory.mktemp("kernels"))
@@ -169,9 +167,7 @@ def test_a_unit_takes_the_first_kernels_up_to_a_length(
 
 
 @pytest.mark.parametrize("is_done", [False, True])
-def test_a_compiler_that_still_runs_counts_as_one(
-    asked: list[list[str]], is_done: bool
-) -> None:
+def test_a_compiler_that_still_runs_counts_as_one(asked: list[list[str]], is_done: bool) -> None:
     job: Future[Any] = Future()
     if is_done:
         job.set_result(None)

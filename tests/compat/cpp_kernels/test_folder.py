@@ -32,9 +32,7 @@ def named() -> str | None:
     return os.environ.get(HERE)
 
 
-def test_a_compiled_call_keeps_its_kernels_in_a_folder_of_mode_0700(
-    home: Path,
-) -> None:
+def test_a_compiled_call_keeps_its_kernels_in_a_folder_of_mode_0700(home: Path) -> None:
     import_module("torch._inductor.codecache")  # which names one
     before = named()
     fn = sf.jit(lambda x: (x * 0.2468).sin() + 3, backend="inductor")
@@ -52,9 +50,7 @@ def test_precompiled_headers_are_there_too(home: Path) -> None:
     assert before == codecache._HEADER_DIR
 
 
-def test_a_folder_that_the_user_names_is_taken(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_the_user_names_is_taken(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HERE, "/of/mine")
     with folder.own_kernels():
         assert named() == "/of/mine"
@@ -103,8 +99,7 @@ def a_file(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
-    [(open_to_all, "yours alone, mode 0700"), (a_file, "File exists")],
+    ("spoil", "said"), [(open_to_all, "yours alone, mode 0700"), (a_file, "File exists")]
 )
 def test_a_folder_that_is_not_the_users_is_left_with_one_warning(
     spoil: object, said: str, home: Path

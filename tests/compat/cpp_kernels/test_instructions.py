@@ -20,9 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 def of(flags: str, bits: int = 256) -> Any:
     return SimpleNamespace(
-        _avx_code=sets.VecISA._avx_code,
-        bit_width=lambda: bits,
-        build_arch_flags=lambda: flags,
+        _avx_code=sets.VecISA._avx_code, bit_width=lambda: bits, build_arch_flags=lambda: flags
     )
 
 
@@ -38,9 +36,7 @@ def of(flags: str, bits: int = 256) -> Any:
         (of("-mavx2", 128), sets.VecISA._avx_code, False),
     ],
 )
-def test_a_set_is_known_if_the_compiler_and_torch_know_it(
-    isa: Any, code: str, known: bool
-) -> None:
+def test_a_set_is_known_if_the_compiler_and_torch_know_it(isa: Any, code: str, known: bool) -> None:
     assert instructions.is_known(isa, code) is known
 
 

@@ -42,9 +42,7 @@ def test_it_takes_large_operands_as_they_lie(
 
 
 @needs_both
-def test_the_processor_decides(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
-) -> None:
+def test_the_processor_decides(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     told = tmp_path / "cpuinfo"
     monkeypatch.setattr(products, "PROCESSORS", told)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
@@ -57,9 +55,7 @@ def test_the_processor_decides(
 
 
 @needs_both
-def test_values_and_gradients_are_those_of_plain_torch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_values_and_gradients_are_those_of_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "is_faster", lambda: True)
     monkeypatch.setattr(products, "LEAST", 1)
 

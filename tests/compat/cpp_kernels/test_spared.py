@@ -128,7 +128,5 @@ def test_a_third_of_the_bodies_is_spared_where_vectors_leave_no_rest(
         ({"tail_size": sympy.Symbol("s0") % 16}, False),
     ],
 )
-def test_a_kernel_is_empty_for_a_rest_of_no_elements(
-    rests: dict[str, Any], wanted: bool
-) -> None:
+def test_a_kernel_is_empty_for_a_rest_of_no_elements(rests: dict[str, Any], wanted: bool) -> None:
     assert is_empty(SimpleNamespace(**rests)) is wanted

@@ -109,9 +109,7 @@ def test_a_record_that_is_broken_or_foreign_is_written_again(
 def test_a_unit_that_the_compiler_refuses_is_compiled_one_by_one(
     built: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        units, "unit", lambda kernels: f"{HEADER} broken {kernels!r}"
-    )
+    monkeypatch.setattr(units, "unit", lambda kernels: f"{HEADER} broken {kernels!r}")
     found = sf.jit(lambda x: several(x, 9), backend="inductor")(X)
     plain = several(X, 9)
     for a, b in zip(found, plain, strict=True):
@@ -145,9 +143,6 @@ def test_two_processes_that_compile_at_once_agree(
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     command = [sys.executable, "-c", TWO]
-    both = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     said = [process.communicate()[0] for process in both]
     assert said[0] == said[1] and said[0].startswith("[")

@@ -14,9 +14,7 @@ from shardfn import P
 from shardfn.checkpoints.files import Files
 
 
-def test_each_rank_reads_its_own_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_rank_reads_its_own_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In all, each byte once for each rank that holds it."""
     read: list[int] = []
     block = Files.block

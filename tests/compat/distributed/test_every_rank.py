@@ -22,10 +22,7 @@ def test_an_op_runs_on_the_tensor_of_each_rank() -> None:
         x = per_rank({0: torch.ones(2), 1: torch.zeros(2)}) + 1
         found = values_per_rank(x)
     assert found is not None and not runs_on_all_ranks()
-    assert {rank: y.tolist() for rank, y in found.items()} == {
-        0: [2, 2],
-        1: [1, 1],
-    }
+    assert {rank: y.tolist() for rank, y in found.items()} == {0: [2, 2], 1: [1, 1]}
     assert values_per_rank(torch.ones(1)) is None
 
 

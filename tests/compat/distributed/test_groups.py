@@ -40,11 +40,7 @@ def test_specs_of_unreduced_and_of_donated_tensors_equal_no_other() -> None:
         unreduced, gone = unreduced_spec(spec), gone_spec(spec)
         assert is_unreduced(unreduced) and not is_unreduced(spec)
         assert unreduced == unreduced_spec(spec) != spec and spec != unreduced
-        assert (
-            gone != spec
-            and gone != gone_spec(spec)
-            and hash(unreduced) == hash(spec)
-        )
+        assert gone != spec and gone != gone_spec(spec) and hash(unreduced) == hash(spec)
 
 
 def test_dtensors_have_the_global_shape_of_their_spec() -> None:
@@ -54,11 +50,7 @@ def test_dtensors_have_the_global_shape_of_their_spec() -> None:
         (x,) = dtensors([torch.ones(3, 3)], [spec])
         assert x.shape == (5, 3) and x._local_tensor.shape == (3, 3)
         empty = empty_dtensor(mesh, [Replicate()], (5, 3), (3, 1), torch.float64)
-        assert (
-            empty.is_meta
-            and empty.dtype == torch.float64
-            and empty.shape == (5, 3)
-        )
+        assert empty.is_meta and empty.dtype == torch.float64 and empty.shape == (5, 3)
 
 
 def test_a_result_that_has_not_arrived_is_known() -> None:

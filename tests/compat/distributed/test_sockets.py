@@ -18,9 +18,7 @@ def test_a_connection_that_is_shut_down_ends_a_wait() -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         a = socket.create_connection(listener.getsockname())
         b, _ = listener.accept()
-    assert {x.fileno() for x in (listener, a, b)} == {
-        number for number, _ in found
-    }
+    assert {x.fileno() for x in (listener, a, b)} == {number for number, _ in found}
     store = SimpleNamespace(port=listener.getsockname()[1])
     shut_down(found, SimpleNamespace(underlying_store=store))  # left alone
     b.send(b"x")
@@ -29,9 +27,7 @@ def test_a_connection_that_is_shut_down_ends_a_wait() -> None:
     assert a.recv(1) == b""
     others[0].send(b"x")
     assert others[1].recv(1) == b"x"
-    socket.create_connection(
-        listener.getsockname()
-    ).close()  # it listens as before
+    socket.create_connection(listener.getsockname()).close()  # it listens as before
     for each in (listener, a, b, *others):
         each.close()
     shut_down(found, None)  # numbers of sockets that are closed are left alone

@@ -15,13 +15,9 @@ UNLIKE = {(3, 2): {7, 13, 19}, (2, 3): set(), (4, 2): {9, 17}, (2, 2): set()}
 
 def by_torch(size: int, a: int, b: int) -> list[list[int]]:
     """The elements of each rank of a mesh (a, b) whose second axis shards the dim first."""
-    outer, _ = _compat.strided_shard(0, b)._split_tensor(
-        torch.arange(size), a, with_padding=False
-    )
+    outer, _ = _compat.strided_shard(0, b)._split_tensor(torch.arange(size), a, with_padding=False)
     return [
-        part.tolist()
-        for x in outer
-        for part in Shard(0)._split_tensor(x, b, with_padding=False)[0]
+        part.tolist() for x in outer for part in Shard(0)._split_tensor(x, b, with_padding=False)[0]
     ]
 
 
@@ -41,9 +37,7 @@ def in_turn(size: int, a: int, b: int) -> list[list[int]]:
 def test_it_is_what_torch_does(mesh: tuple[int, int]) -> None:
     a, b = mesh
     marks = ((0, 1, b), 0)
-    unlike = {
-        n for n in range(1, 20) if not _compat.is_in_order(n, 0, marks, mesh)
-    }
+    unlike = {n for n in range(1, 20) if not _compat.is_in_order(n, 0, marks, mesh)}
     assert unlike == UNLIKE[mesh]
     for size in range(1, 20):
         is_equal = by_torch(size, a, b) == in_turn(size, a, b)

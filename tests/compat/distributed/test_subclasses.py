@@ -19,9 +19,7 @@ def _dispatcher(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     class Dispatcher:
         def __init__(self) -> None:
-            self._custom_op_handlers = {
-                "op": lambda *args: ("torch's handler", args)
-            }
+            self._custom_op_handlers = {"op": lambda *args: ("torch's handler", args)}
 
         def _propagate_op_sharding_dispatch_slow_path(self, *args: Any) -> Any:
             return "torch", args
@@ -46,10 +44,7 @@ def test_ops_of_the_subclass_reach_it_inside_alone(dispatcher: Any) -> None:
         assert slow("op", ("ours",), {}, 7) == ("ours", "op")
         assert handlers["op"]("op", ("ours",), {}) == ("ours", "op")
         assert slow("op", (1,), {}, 7) == ("torch", ("op", (1,), {}, 7))
-        assert handlers["op"]("op", (1,), {}) == (
-            "torch's handler",
-            ("op", (1,), {}),
-        )
+        assert handlers["op"]("op", (1,), {}) == ("torch's handler", ("op", (1,), {}))
         assert dispatcher.forgotten
     assert slow("op", ("ours",), {}) == ("torch", ("op", ("ours",), {}))
     assert handlers["op"](1) == ("torch's handler", (1,))

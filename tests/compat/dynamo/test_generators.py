@@ -8,18 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from shardfn._compat.dynamo.generators import (
-    READS_GENERATOR,
-    is_given,
-    refused_random,
-    seeds,
-)
+from shardfn._compat.dynamo.generators import READS_GENERATOR, is_given, refused_random, seeds
 
 
 def variable(value: object, is_constant: bool = True) -> SimpleNamespace:
-    made = SimpleNamespace(
-        is_python_constant=lambda: is_constant, as_python_constant=lambda: value
-    )
+    made = SimpleNamespace(is_python_constant=lambda: is_constant, as_python_constant=lambda: value)
     made.realize = lambda: made
     return made
 
@@ -33,8 +26,7 @@ def test_a_call_of_a_generator_is_known(called: object) -> None:
 
 def test_another_call_is_refused_only_if_it_is_given_a_generator() -> None:
     assert (
-        seeds(torch.rand, {}) is None
-        and seeds(torch.rand, {"generator": variable(None)}) is None
+        seeds(torch.rand, {}) is None and seeds(torch.rand, {"generator": variable(None)}) is None
     )
     assert seeds(torch.rand, {"generator": variable(object())}) == READS_GENERATOR
     assert is_given("generator", {"generator": variable(None, False)})

@@ -14,12 +14,7 @@ from torch.distributed.tensor import Shard
 
 import shardfn as sf
 from shardfn._compat.dynamo import guards
-from shardfn._compat.dynamo.guards import (
-    Itself,
-    Read,
-    outside_reads,
-    tensor_guards,
-)
+from shardfn._compat.dynamo.guards import Itself, Read, outside_reads, tensor_guards
 
 FN = of.LocalSource("fn")
 SCOPE = {"__import_math": SimpleNamespace(__name__="math"), "___unnamed_scope": {}}
@@ -31,19 +26,10 @@ def path(source: Any) -> Any:
 
 PATHS: dict[str, tuple[Any, Any]] = {
     "an attribute": (of.AttrSource(FN, "scale"), [("attr", "scale")]),
-    "an item": (
-        of.GetItemSource(of.AttrSource(FN, "xs"), 2),
-        [("attr", "xs"), ("item", 2)],
-    ),
-    "a default": (
-        of.DefaultsSource(FN, 1),
-        [("attr", "__defaults__"), ("item", 1)],
-    ),
+    "an item": (of.GetItemSource(of.AttrSource(FN, "xs"), 2), [("attr", "xs"), ("item", 2)]),
+    "a default": (of.DefaultsSource(FN, 1), [("attr", "__defaults__"), ("item", 1)]),
     "the class": (of.TypeSource(FN), [("type", None)]),
-    "an array": (
-        of.NumpyTensorSource(of.AttrSource(FN, "a")),
-        [("attr", "a"), ("array", None)],
-    ),
+    "an array": (of.NumpyTensorSource(of.AttrSource(FN, "a")), [("attr", "a"), ("array", None)]),
     "a value by its number": (
         of.DictGetItemSource(FN, of.ConstDictKeySource(FN, 3)),
         [("value", 3)],
@@ -116,12 +102,7 @@ def test_tensors_are_the_same_in_all_that_a_program_depends_on() -> None:
     x, y = torch.ones(2, 3), torch.ones(4)
     check = tensor_guards([x, y])
     assert check(x + 1, y * 2)
-    others = [
-        x.double(),
-        torch.ones(3, 2),
-        torch.ones(3, 2).t(),
-        x.clone().requires_grad_(),
-    ]
+    others = [x.double(), torch.ones(3, 2), torch.ones(3, 2).t(), x.clone().requires_grad_()]
     assert [bool(check(other, y)) for other in others] == [False] * 4
     assert not check(y, x) and not check(x.to("meta"), y)
 

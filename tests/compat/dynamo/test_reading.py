@@ -31,12 +31,7 @@ def test_inside_dynamos_mode_makes_no_symbols_of_values() -> None:
     mode = torch._subclasses.FakeTensorMode(shape_env=env)
     before = env.settings
     context = torch._guards.tracing(torch._guards.TracingContext(mode))
-    with (
-        mode,
-        context,
-        pytest.raises(ZeroDivisionError),
-        reading.reading() as found,
-    ):
+    with mode, context, pytest.raises(ZeroDivisionError), reading.reading() as found:
         assert found is mode
         assert not env.settings.allow_scalar_outputs
         assert not env.settings.allow_dynamic_output_shape_ops
@@ -106,10 +101,7 @@ def test_settings_of_a_capture_end_with_it() -> None:
 def test_a_tensor_on_the_meta_device_is_of_the_programs_device() -> None:
     mode = _compat.fake_mode()
     make = mode.from_tensor
-    assert (
-        reading.faked("cpu", make, torch.empty(2, device="meta")).device.type
-        == "cpu"
-    )
+    assert reading.faked("cpu", make, torch.empty(2, device="meta")).device.type == "cpu"
     fake = reading.faked("meta", make, X)
     assert fake.device.type == "cpu" and fake.shape == (3,)
     view = X.view(3, 1)
@@ -132,9 +124,7 @@ def test_dynamos_graph_gives_the_results_of_the_function() -> None:
     graph, reads, _ = reading.capture_python(fn, (X,), [X])
     assert reads == ()
     codegen: Any = graph.graph._codegen
-    outs = torch.fx.Interpreter(graph).run(
-        *codegen.process_inputs(X), enable_io_processing=False
-    )
+    outs = torch.fx.Interpreter(graph).run(*codegen.process_inputs(X), enable_io_processing=False)
     found = reading.python_results(graph, outs)
     assert found["y"].tolist() == [0, 2, 4] and found["n"] == 3
     assert torch.equal(found["same"], X)

@@ -113,24 +113,18 @@ def test_a_class_made_of_followed_tensors_is_refused(followed: Any) -> None:
         proxy=SimpleNamespace(node=SimpleNamespace(meta={"example_value": x}))
     )
     refused.refuse_call(Scaled, [given(X), given(S)], {})
-    text = stops(
-        refused.refuse_call, Scaled, [given(X)], {"scale": given(followed)}
-    )
+    text = stops(refused.refuse_call, Scaled, [given(X)], {"scale": given(followed)})
     assert text.startswith(f"{refused.MADE_OF_FOLLOWED} Scaled;")
 
 
 def test_methods_that_take_a_generator_or_make_another_class() -> None:
     call = lambda tensor, tx, name, args, kwargs: name
-    method = lambda name, args=(), **kw: refused.method_refused(
-        call, None, None, name, args, kw
-    )
+    method = lambda name, args=(), **kw: refused.method_refused(call, None, None, name, args, kw)
     as_odd = SimpleNamespace(realize=lambda: SimpleNamespace(value=Odd))
     plain = SimpleNamespace(realize=lambda: SimpleNamespace(value=torch.Tensor))
     assert refused.MADE in stops(method, "as_subclass", [as_odd])
     assert method("as_subclass", [plain]) == "as_subclass"
-    given = SimpleNamespace(
-        is_python_constant=lambda: False, as_python_constant=lambda: None
-    )
+    given = SimpleNamespace(is_python_constant=lambda: False, as_python_constant=lambda: None)
     given.realize = lambda: given
     assert stops(method, "random_", generator=given)
     assert method("random_") == "random_"

@@ -28,9 +28,7 @@ def test_a_function_that_writes_more_than_constants_is_not_excused() -> None:
     assert not memo.write(EFFECTS) and owner.k is None
 
 
-def test_the_last_write_to_an_attribute_counts_and_one_that_stays_is_a_read() -> (
-    None
-):
+def test_the_last_write_to_an_attribute_counts_and_one_that_stays_is_a_read() -> None:
     owner = SimpleNamespace(k=None)
     memo = Memo()
     memo.note(owner, {"k": 3})

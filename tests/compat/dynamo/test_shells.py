@@ -16,9 +16,7 @@ class Scaled(torch.Tensor):
 
     @staticmethod
     def __new__(cls, data: torch.Tensor, scale: torch.Tensor, note: Any) -> Any:
-        made = torch.Tensor._make_wrapper_subclass(
-            cls, data.shape, dtype=data.dtype
-        )
+        made = torch.Tensor._make_wrapper_subclass(cls, data.shape, dtype=data.dtype)
         made.data_, made.scale, made.note = data, scale, note
         return made
 

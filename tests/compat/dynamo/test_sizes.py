@@ -74,9 +74,7 @@ def test_a_relation_of_two_sizes_is_kept() -> None:
 
 
 @pytest.mark.parametrize("rows", [3, 1, 0])
-def test_whether_a_copy_is_needed_does_not_depend_on_the_number_of_rows(
-    rows: int,
-) -> None:
+def test_whether_a_copy_is_needed_does_not_depend_on_the_number_of_rows(rows: int) -> None:
     graph = torch.fx.Graph()
     node, turned = graph.placeholder("x"), graph.placeholder("y")
     node.meta["example_value"] = torch.ones(rows, 4)

@@ -61,18 +61,14 @@ def test_modules_are_torchs_own_again_afterwards() -> None:
 
 def test_a_file_is_asked_about_once_in_the_capturing_thread(monkeypatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(
-        trace_rules, "check_file", lambda file, inlined=False: asked.append(file)
-    )
+    monkeypatch.setattr(trace_rules, "check_file", lambda file, inlined=False: asked.append(file))
     with capturing(), files_asked_once():
         for _ in range(3):
             trace_rules.check_file("a.py", True)
         trace_rules.check_file("a.py", False)
         assert asked == ["a.py", "a.py"]
         for _ in range(2):
-            other = threading.Thread(
-                target=trace_rules.check_file, args=("b.py",)
-            )
+            other = threading.Thread(target=trace_rules.check_file, args=("b.py",))
             other.start()
             other.join()
     assert asked[2:] == ["b.py", "b.py"]

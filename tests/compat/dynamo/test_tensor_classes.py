@@ -40,9 +40,7 @@ def test_other_classes_are() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("a",))
         x = sf.distribute(torch.ones(2), mesh, sf.P())
-        assert (
-            is_foreign(x) and class_name(x) == "DTensor" and not holds_tensors(x)
-        )
+        assert is_foreign(x) and class_name(x) == "DTensor" and not holds_tensors(x)
     assert class_name(HELD) == "Scaled"
 
 
@@ -54,6 +52,4 @@ def test_a_class_that_holds_tensors_is_no_foreign_class() -> None:
 
 def test_a_torch_function_of_its_own_is_seen() -> None:
     assert reads_calls(torch.ones(2).as_subclass(Reading))
-    assert not reads_calls(torch.ones(2)) and not reads_calls(
-        torch.nn.Parameter(torch.ones(2))
-    )
+    assert not reads_calls(torch.ones(2)) and not reads_calls(torch.nn.Parameter(torch.ones(2)))

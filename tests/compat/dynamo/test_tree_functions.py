@@ -6,11 +6,7 @@ import torch
 from torch.utils import _pytree
 
 import shardfn as sf
-from shardfn._compat.dynamo.tree_functions import (
-    is_of_trees,
-    of_trees,
-    run_as_it_is,
-)
+from shardfn._compat.dynamo.tree_functions import is_of_trees, of_trees, run_as_it_is
 
 X = torch.arange(3.0)
 SEEN: list[str] = []

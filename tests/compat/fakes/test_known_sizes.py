@@ -20,17 +20,13 @@ def test_the_sizes_are_those_of_the_op() -> None:
     with sizes_known():
         fake = aten.linalg_lstsq.default(mode.from_tensor(A), mode.from_tensor(B))
     real = aten.linalg_lstsq.default(A, B)
-    assert [(x.shape, x.stride()) for x in fake] == [
-        (x.shape, x.stride()) for x in real
-    ]
+    assert [(x.shape, x.stride()) for x in fake] == [(x.shape, x.stride()) for x in real]
 
 
 def test_a_driver_that_depends_on_values_is_refused() -> None:
     mode = _compat.FakeTensorMode()
     with sizes_known(), pytest.raises(DynamicOutputShapeException):
-        aten.linalg_lstsq.default(
-            mode.from_tensor(A), mode.from_tensor(B), driver="gelsd"
-        )
+        aten.linalg_lstsq.default(mode.from_tensor(A), mode.from_tensor(B), driver="gelsd")
 
 
 def test_drawing_an_example_leaves_the_users_generator_alone() -> None:
@@ -46,9 +42,7 @@ def test_other_threads_and_later_calls_have_torchs_own() -> None:
     before = set(known)
     with sizes_known():
         asked = known[aten.linalg_lstsq.default]
-        thread = threading.Thread(
-            target=lambda: answers.append(asked(None, None, A, B))
-        )
+        thread = threading.Thread(target=lambda: answers.append(asked(None, None, A, B)))
         thread.start()
         thread.join()
     assert answers == [NotImplemented]
@@ -70,9 +64,7 @@ VIEWS = {
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (0, 2, 1)])
-def test_the_strides_of_an_indexed_tensor_are_torchs(
-    view: str, order: tuple[int, ...]
-) -> None:
+def test_the_strides_of_an_indexed_tensor_are_torchs(view: str, order: tuple[int, ...]) -> None:
     x = torch.rand(4, 4, 4).permute(order)
     real = x[VIEWS[view](I)]
     mode = _compat.FakeTensorMode()

@@ -15,10 +15,7 @@ from shardfn import _compat
 
 F64 = torch.float64
 G = torch.Generator().manual_seed(3)
-W, X = (
-    torch.randn(3, 3, generator=G, dtype=F64),
-    torch.randn(5, 3, generator=G, dtype=F64),
-)
+W, X = (torch.randn(3, 3, generator=G, dtype=F64), torch.randn(5, 3, generator=G, dtype=F64))
 
 
 @pytest.fixture(autouse=True)
@@ -78,9 +75,7 @@ def test_outside_torch_is_as_it_was() -> None:
 
 # functions of (3, 3) and (5, 3) whose tangents are zero in places
 FUNCTIONS = {
-    "a number over": lambda w, x: torch.func.jvp(
-        lambda c: (x @ c / 9).sin(), (w,), (w.cos(),)
-    )[1],
+    "a number over": lambda w, x: torch.func.jvp(lambda c: (x @ c / 9).sin(), (w,), (w.cos(),))[1],
     "a number added": lambda w, x: torch.func.jvp(
         lambda c: (torch.zeros_like(c) * c).T.reshape(9) + 2, (w,), (w,)
     )[1],
@@ -88,20 +83,14 @@ FUNCTIONS = {
         lambda c: torch.log_softmax(c, -1) * torch.tanh(c), (x,), (x + 1,)
     )[1],
     "constant": lambda w, x: torch.func.jvp(
-        lambda c: torch.ones(9, dtype=F64).view(3, 3) @ c + x.detach()[:3],
-        (w,),
-        (w,),
+        lambda c: torch.ones(9, dtype=F64).view(3, 3) @ c + x.detach()[:3], (w,), (w,)
     )[1],
 }
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.parametrize(
-    "placement", [sf.P(), sf.P("a")], ids=["replicated", "sharded"]
-)
-def test_gradients_and_tangents_through_such_zeros(
-    function: str, placement: sf.P
-) -> None:
+@pytest.mark.parametrize("placement", [sf.P(), sf.P("a")], ids=["replicated", "sharded"])
+def test_gradients_and_tangents_through_such_zeros(function: str, placement: sf.P) -> None:
     f = FUNCTIONS[function]
 
     def loss(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -114,12 +103,9 @@ def test_gradients_and_tangents_through_such_zeros(
     )
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("a",))
-        got = sf.shard(
-            sf.vmap(sf.grad(loss), (0, None)),
-            mesh,
-            (None, placement),
-            backend="aten",
-        )(both, X)
+        got = sf.shard(sf.vmap(sf.grad(loss), (0, None)), mesh, (None, placement), backend="aten")(
+            both, X
+        )
         torch.testing.assert_close(sf.full(got), wanted[0], rtol=1e-12, atol=1e-12)
         tangent = sf.shard(
             lambda w, x: sf.jvp(sf.grad(loss, 1), (w, x), (w, x))[1],
@@ -127,9 +113,7 @@ def test_gradients_and_tangents_through_such_zeros(
             (None, placement),
             backend="aten",
         )(W, X)
-        torch.testing.assert_close(
-            sf.full(tangent), wanted[1], rtol=1e-12, atol=1e-12
-        )
+        torch.testing.assert_close(sf.full(tangent), wanted[1], rtol=1e-12, atol=1e-12)
 
 
 def test_no_program_holds_such_a_zero() -> None:
@@ -140,13 +124,9 @@ def test_no_program_holds_such_a_zero() -> None:
     torch.testing.assert_close(f(X), torch.func.vmap(torch.func.hessian(loss))(X))
 
 
-@pytest.mark.parametrize(
-    "op", [torch.add, torch.sub, torch.mul, torch.div, torch.linalg.cross]
-)
+@pytest.mark.parametrize("op", [torch.add, torch.sub, torch.mul, torch.div, torch.linalg.cross])
 def test_arithmetic_of_such_a_zero_is_as_torch_has_it(op: object) -> None:
-    x = (
-        torch.rand(2, 3, generator=G, dtype=torch.float32) + 1
-    )  # x / 0 is inf in torch, for -1 too
+    x = torch.rand(2, 3, generator=G, dtype=torch.float32) + 1  # x / 0 is inf in torch, for -1 too
     zero = lambda *shape, dtype=F64: torch._efficientzerotensor(shape, dtype=dtype)
     pairs = [(zero(3), x), (x, zero(2, 3))]
     if op is torch.linalg.cross:
@@ -157,6 +137,4 @@ def test_arithmetic_of_such_a_zero_is_as_torch_has_it(op: object) -> None:
             got = op(a, b)
         assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
         assert got._is_zerotensor() == wanted._is_zerotensor()
-        torch.testing.assert_close(
-            got.to("cpu") + 0, wanted.to("cpu") + 0, equal_nan=True
-        )
+        torch.testing.assert_close(got.to("cpu") + 0, wanted.to("cpu") + 0, equal_nan=True)

@@ -114,14 +114,10 @@ def like(x: torch.Tensor) -> Any:
     return _compat.without_memory(KIND, [(tuple(x.shape), about)])[0]
 
 
-def exchanged(
-    mine: list[Any], rest: list[Any], earlier: list[Any], outside: Any = ()
-) -> Any:
+def exchanged(mine: list[Any], rest: list[Any], earlier: list[Any], outside: Any = ()) -> Any:
     count = len(mine)
     taken, others = tuple(range(count)), tuple(range(count, count + len(rest)))
-    return calls.exchanged(
-        [*mine, *rest], taken, others, outside, earlier, KIND, None
-    )
+    return calls.exchanged([*mine, *rest], taken, others, outside, earlier, KIND, None)
 
 
 def test_the_memory_goes_to_the_tensors_of_an_earlier_call() -> None:
@@ -175,11 +171,7 @@ def test_a_tensor_that_something_else_sees_is_left_to_python(name: str) -> None:
 def test_a_tensor_that_is_passed_twice_is_left_to_python() -> None:
     with_native()
     x = torch.ones(3)
-    for mine, rest, outside in (
-        ([x, x], [], ()),
-        ([x], [x], ()),
-        ([x], [], (x,)),
-    ):
+    for mine, rest, outside in (([x, x], [], ()), ([x], [x], ()), ([x], [], (x,))):
         earlier = [like(x) for _ in mine]
         assert exchanged(mine, rest, earlier, outside) is None
         assert type(x) is torch.Tensor and x.equal(torch.ones(3))

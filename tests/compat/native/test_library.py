@@ -39,9 +39,7 @@ def test_the_switch_turns_them_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not library.is_wanted()
 
 
-def test_a_compiler_that_fails_says_why(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
+def test_a_compiler_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     with_native()  # skips without a compiler
     (tmp_path / "calls.cpp").write_text("no C++")
     monkeypatch.setattr(library, "SOURCES", tmp_path)
@@ -56,9 +54,7 @@ def test_a_library_that_is_none_is_not_loaded() -> None:
     assert library.native() is before
 
 
-def test_a_library_that_does_not_find_its_way_is_not_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_library_that_does_not_find_its_way_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     class Module:
         """A library that says yes to every tensor."""
 

@@ -10,9 +10,7 @@ from shardfn.schedule import copied
 
 
 def kernels(scale: float) -> list[str]:
-    fn = lambda q, k, v: (
-        torch.softmax(q @ k.mT / scale if scale else q @ k.mT, -1) @ v
-    )
+    fn = lambda q, k, v: torch.softmax(q @ k.mT / scale if scale else q @ k.mT, -1) @ v
     lowered = sf.jit(fn).lower(*[torch.ones(2, 3, 5, 7)] * 3)
     graph = copied(lowered.program.graph)
     fuse_attention(graph)

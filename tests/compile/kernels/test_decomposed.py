@@ -28,7 +28,5 @@ def test_the_ops_compute_what_the_softmax_does(op: Any) -> None:
     graph = graph_of(lambda *xs: [op(*xs, *rest)], *tensors)
     decompose(graph)
     assert not graph.find_nodes(op="call_function", target=op)
-    (result,) = torch.fx.Interpreter(
-        torch.fx.GraphModule(torch.nn.Module(), graph)
-    ).run(*tensors)
+    (result,) = torch.fx.Interpreter(torch.fx.GraphModule(torch.nn.Module(), graph)).run(*tensors)
     torch.testing.assert_close(result, op(*args))

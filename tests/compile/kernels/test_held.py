@@ -68,9 +68,7 @@ def blocks(w: Any, tokens: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     h = F.embedding(tokens, w["emb"])
     for layer in w["layers"]:
         n = F.rms_norm(h, (64,), layer["n1"])
-        q, k, v = (
-            (n @ layer[x]).unflatten(-1, (4, 16)).transpose(1, 2) for x in "qkv"
-        )
+        q, k, v = ((n @ layer[x]).unflatten(-1, (4, 16)).transpose(1, 2) for x in "qkv")
         a = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         h = h + a.transpose(1, 2).flatten(2) @ layer["o"]
         n = F.rms_norm(h, (64,), layer["n2"])
@@ -147,9 +145,7 @@ class UNet(torch.nn.Module):
 
 def heads(w: Any, x: torch.Tensor) -> torch.Tensor:
     """Attention, by the kernel that takes and makes several tensors at once."""
-    q, k, v = (
-        (x @ w).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4).contiguous()
-    )
+    q, k, v = (x @ w).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4).contiguous()
     return F.scaled_dot_product_attention(q, k, v).square().mean()
 
 
@@ -171,17 +167,11 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "llama": lambda: trained(blocks, *llama()),
     "llama zero3": lambda: trained(blocks, *llama(), where="zero3"),
     "llama forward": lambda: sf.jit(blocks).lower(*llama()),
-    "convolutions": lambda: graded(
-        pictures, [R(32, 3, 3, 3), R(64, 32, 3, 3)], R(8, 3, 32, 32)
-    ),
+    "convolutions": lambda: graded(pictures, [R(32, 3, 3, 3), R(64, 32, 3, 3)], R(8, 3, 32, 32)),
     "layer norm": lambda: graded(
-        normed,
-        [(R(128, 512), R(512, 128), torch.ones(128), torch.zeros(128))] * 3,
-        R(512, 128),
+        normed, [(R(128, 512), R(512, 128), torch.ones(128), torch.zeros(128))] * 3, R(512, 128)
     ),
-    "attention": lambda: graded(
-        attention, [R(64, 192) for _ in range(3)], R(8, 128, 64)
-    ),
+    "attention": lambda: graded(attention, [R(64, 192) for _ in range(3)], R(8, 128, 64)),
     "softmax": lambda: graded(
         lambda w, x: torch.softmax(x @ w, -1).square().mean(), R(8, 8), R(8, 8)
     ),
@@ -197,26 +187,20 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     ),
     "pools": lambda: module(pooled(), R(2, 3, 18, 18)),
     "group norm": lambda: module(
-        torch.nn.Sequential(torch.nn.Conv1d(4, 8, 3), torch.nn.GroupNorm(2, 8)),
-        R(2, 4, 50),
+        torch.nn.Sequential(torch.nn.Conv1d(4, 8, 3), torch.nn.GroupNorm(2, 8)), R(2, 4, 50)
     ),
     "u-net": lambda: module(UNet(), R(2, 3, 16, 16)),
     "instance norm": lambda: module(
-        torch.nn.Sequential(torch.nn.Conv2d(3, 6, 3), torch.nn.InstanceNorm2d(6)),
-        R(2, 3, 12, 12),
+        torch.nn.Sequential(torch.nn.Conv2d(3, 6, 3), torch.nn.InstanceNorm2d(6)), R(2, 3, 12, 12)
     ),
     "heads": lambda: graded(heads, R(12, 36), R(3, 5, 12)),
     "tangent": lambda: sf.jit(tangent).lower(R(16, 24), R(9, 16), R(16, 24)),
-    "an expanded number": lambda: graded(
-        lambda w, x: (x @ w).sum(), R(16, 9), R(10, 16)
-    ),
+    "an expanded number": lambda: graded(lambda w, x: (x @ w).sum(), R(16, 9), R(10, 16)),
     "every second column": lambda: graded(
         lambda w, x: (x[:, ::2] @ w).square().sum(), R(8, 9), R(10, 16)
     ),
     "dropout": lambda: graded(
-        lambda w, x: (F.dropout(torch.relu(x @ w), 0.3) @ w.T).square().mean(),
-        R(32, 64),
-        R(50, 32),
+        lambda w, x: (F.dropout(torch.relu(x @ w), 0.3) @ w.T).square().mean(), R(32, 64), R(50, 32)
     ),
     "bfloat16": lambda: graded(
         lambda w, x: relu_mlp({k: y.bfloat16() for k, y in w.items()}, x),
@@ -248,9 +232,7 @@ RUN = {
 
 
 @pytest.mark.parametrize("name", RUN)
-def test_the_stated_peak_is_what_the_compiled_program_is_seen_to_allocate(
-    name: str,
-) -> None:
+def test_the_stated_peak_is_what_the_compiled_program_is_seen_to_allocate(name: str) -> None:
     loss, w, x = RUN[name]
     step = sf.jit(sf.value_and_grad(loss))
     step(w, x)

@@ -83,9 +83,7 @@ def test_the_stated_peak_of_a_layer_is_that_of_inductors_code(
 PARALLEL = [
     f"{model}, {strategy}, {step}"
     for (i, model), (j, strategy), (k, step) in itertools.product(
-        enumerate(parallel.MODELS),
-        enumerate(parallel.STRATEGIES),
-        enumerate(parallel.STEPS),
+        enumerate(parallel.MODELS), enumerate(parallel.STRATEGIES), enumerate(parallel.STEPS)
     )
     if (i + j + k) % len(parallel.STEPS) == 0
 ]

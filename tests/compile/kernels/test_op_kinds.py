@@ -51,9 +51,7 @@ def test_the_gradient_of_a_pool_is_as_long_as_its_window_is_large() -> None:
     def length(size: int) -> int:
         pool = lambda x: torch.nn.functional.avg_pool2d(x, size, 1).sum()
         graph = graph_of(lambda x: [torch.func.grad(pool)(x)], image)
-        (node,) = (
-            x for x in graph.nodes if op_kinds.name(x) == "avg_pool2d_backward"
-        )
+        (node,) = (x for x in graph.nodes if op_kinds.name(x) == "avg_pool2d_backward")
         return op_kinds.length(node)
 
     assert length(2) < LENGTH < length(3)

@@ -18,9 +18,7 @@ def held(fn: Any, *args: torch.Tensor) -> list[int]:
     """How many numbers each kernel holds beside the arguments."""
     inputs = sum(x.numel() for x in args)
     steps = inductor_steps(graph_of(fn, *args))
-    return [
-        sum(x.meta["val"].numel() for x in nodes) - inputs for _, nodes in steps
-    ]
+    return [sum(x.meta["val"].numel() for x in nodes) - inputs for _, nodes in steps]
 
 
 def between(x: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
@@ -35,9 +33,7 @@ def test_memory_is_not_kept_where_that_would_raise_the_peak() -> None:
 
 
 def test_memory_is_kept_below_the_peak() -> None:
-    def fn(
-        x: torch.Tensor, b: torch.Tensor, w: torch.Tensor
-    ) -> list[torch.Tensor]:
+    def fn(x: torch.Tensor, b: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
         square = w.T @ w
         return [square.sum(), *between(x, b)]
 

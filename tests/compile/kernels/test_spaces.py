@@ -18,7 +18,6 @@ def test_a_sum_over_the_last_dims_is_a_sum_of_rows() -> None:
     assert spaces.reduced(columns) == (4, 12, False, False)
 
 
-
 def test_channels_last_are_another_loop_where_they_differ() -> None:
     graph = graph_of(lambda x: [x.clone()], torch.ones(2, 3, 4, 5))
     (copy,) = (x for x in graph.nodes if "clone" in str(x.target))

@@ -30,9 +30,7 @@ def _raising(x: torch.Tensor) -> torch.Tensor:
 # calls that fail, each in its own way
 FAILURES: dict[str, Callable[[], Any]] = {
     "argnums is a tensor": lambda: sf.grad(loss, argnums=torch.tensor(0))(X),
-    "the same while it is read": lambda: sf.jit(
-        lambda x: sf.hessian(loss, argnums=x[0, 0])(x)
-    )(X),
+    "the same while it is read": lambda: sf.jit(lambda x: sf.hessian(loss, argnums=x[0, 0])(x))(X),
     "axes are a tensor": lambda: sf.vmap(loss, in_axes=torch.tensor(0))(X),
     "a branch on a value": lambda: sf.jit(lambda x: x if x.sum() > 0 else -x)(X),
     "shapes do not fit": lambda: sf.grad(lambda x: (x @ x).sum())(X),
@@ -68,9 +66,7 @@ def test_an_error_inside_an_except_block_is_its_own() -> None:
     names = [*FAILURES]
     alone = {name: refusal(FAILURES[name]) for name in names}
     for shift in (1, 4):
-        for first, second in zip(
-            names, names[shift:] + names[:shift], strict=True
-        ):
+        for first, second in zip(names, names[shift:] + names[:shift], strict=True):
             try:
                 FAILURES[first]()
             except sf.ShardError:
@@ -89,10 +85,7 @@ HESSIANS = {
 def test_a_hessian_read_without_grad_mode_is_right_in_both(name: str) -> None:
     f = lambda x: HESSIANS[name](x.float())  # captured nowhere else
     wanted = torch.func.hessian(f)(X)
-    second = {
-        torch.no_grad: sf.hessian(f),
-        torch.inference_mode: sf.jacrev(sf.jacrev(f)),
-    }
+    second = {torch.no_grad: sf.hessian(f), torch.inference_mode: sf.jacrev(sf.jacrev(f))}
     for mode, transformed in second.items():
         with mode():
             torch.testing.assert_close(transformed(X), wanted)
@@ -180,9 +173,7 @@ def test_the_tangent_of_a_gradient_of_loops_keeps_its_dtype() -> None:
 
     got = sf.jvp(sf.grad(scanned, (0, 1)), (w, x), (w, x))
     _, pull = torch.func.vjp(torch.func.grad(unrolled, (0, 1)), w, x)
-    for value, wanted in zip(
-        got[0], torch.func.grad(unrolled, (0, 1))(w, x), strict=True
-    ):
+    for value, wanted in zip(got[0], torch.func.grad(unrolled, (0, 1))(w, x), strict=True):
         torch.testing.assert_close(value, wanted)
     # the hessian is symmetric, so its product with a vector is that from the other side
     for tangent, wanted in zip(got[1], pull((w, x)), strict=True):

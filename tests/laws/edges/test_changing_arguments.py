@@ -36,8 +36,7 @@ def caught(call: Callable[[], Any]) -> list[warnings.WarningMessage]:
     return [
         w
         for w in seen
-        if "a Python number that changes" in str(w.message)
-        or "made at each call" in str(w.message)
+        if "a Python number that changes" in str(w.message) or "made at each call" in str(w.message)
     ]
 
 
@@ -47,9 +46,7 @@ def first_number(tree: Any) -> Any:
     return tree
 
 
-def step(
-    x: torch.Tensor, lr: Any, flag: bool = True, name: str = ""
-) -> torch.Tensor:
+def step(x: torch.Tensor, lr: Any, flag: bool = True, name: str = "") -> torch.Tensor:
     return x * first_number(lr) + flag + len(name)
 
 
@@ -72,15 +69,8 @@ def test_a_float_that_changes_is_warned_of_once_and_by_name(
     def run() -> None:
         with sf.fake_world(2):
             mesh = sf.make_mesh((2,), ("a",))
-            make = {
-                "jit": sf.jit,
-                "shard": functools.partial(sf.shard, mesh=mesh),
-            }.get(kind)
-            fn = (
-                make(step, backend="aten")
-                if make
-                else sf.vmap(step, in_axes=(0, None))
-            )
+            make = {"jit": sf.jit, "shard": functools.partial(sf.shard, mesh=mesh)}.get(kind)
+            fn = make(step, backend="aten") if make else sf.vmap(step, in_axes=(0, None))
             for v in values:
                 torch.testing.assert_close(
                     sf.full(fn(X, PLACES[path](v))), step(X, PLACES[path](v))
@@ -107,10 +97,7 @@ def test_the_warning_says_which_values_and_where() -> None:
     )
     assert rest[0].startswith(f"  at: {__file__}:")
     static = "or static_argnums of jit or shard, where there are few"
-    assert (
-        rest[1]
-        == f"  try: torch.tensor(lr), an input of one program for all values; {static}"
-    )
+    assert rest[1] == f"  try: torch.tensor(lr), an input of one program for all values; {static}"
 
 
 def test_a_counter_is_warned_of_at_its_third_value() -> None:
@@ -121,27 +108,17 @@ def test_a_counter_is_warned_of_at_its_third_value() -> None:
 
 
 QUIET: dict[str, Callable[[], Any]] = {
-    "a flag": lambda: [
-        sf.jit(step, backend="aten")(X, 1.0, v) for v in (True, False, True)
-    ],
-    "a name": lambda: [
-        sf.jit(step, backend="aten")(X, 1.0, True, v) for v in ("a", "b", "c")
-    ],
+    "a flag": lambda: [sf.jit(step, backend="aten")(X, 1.0, v) for v in (True, False, True)],
+    "a name": lambda: [sf.jit(step, backend="aten")(X, 1.0, True, v) for v in ("a", "b", "c")],
     "a type": lambda: [sf.jit(step, backend="aten")(X, v) for v in (1, 1.0, True)],
     "a shape": lambda: [
-        sf.jit(step, backend="aten")(torch.ones(n), v)
-        for n, v in ((1, 1.0), (2, 2.0))
+        sf.jit(step, backend="aten")(torch.ones(n), v) for n, v in ((1, 1.0), (2, 2.0))
     ],
     "static": lambda: [
-        sf.jit(step, backend="aten", static_argnums=1)(X, v)
-        for v in (1.0, 2.0, 3.0)
+        sf.jit(step, backend="aten", static_argnums=1)(X, v) for v in (1.0, 2.0, 3.0)
     ],
-    "a tensor": lambda: [
-        sf.jit(step, backend="aten")(X, torch.tensor(v)) for v in (1.0, 2.0, 3.0)
-    ],
-    "the same": lambda: [
-        sf.jit(step, backend="aten")(X, v) for v in (0.25, 0.25, 0.25)
-    ],
+    "a tensor": lambda: [sf.jit(step, backend="aten")(X, torch.tensor(v)) for v in (1.0, 2.0, 3.0)],
+    "the same": lambda: [sf.jit(step, backend="aten")(X, v) for v in (0.25, 0.25, 0.25)],
 }
 
 
@@ -178,9 +155,7 @@ def test_a_function_made_at_each_call_is_warned_of() -> None:
 
 MODULES: dict[str, Callable[[], nn.Module]] = {
     "Linear": lambda: nn.Linear(3, 3, dtype=torch.float64),
-    "Sequential": lambda: nn.Sequential(
-        nn.ReLU(), nn.LayerNorm(3, dtype=torch.float64)
-    ),
+    "Sequential": lambda: nn.Sequential(nn.ReLU(), nn.LayerNorm(3, dtype=torch.float64)),
 }
 GIVEN: dict[str, Callable[[nn.Module], Any]] = {
     "itself": lambda m: m,
@@ -201,11 +176,7 @@ MAKE: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 
 
 @examples(12)
-@given(
-    st.sampled_from(list(MODULES)),
-    st.sampled_from(list(GIVEN)),
-    st.sampled_from(list(MAKE)),
-)
+@given(st.sampled_from(list(MODULES)), st.sampled_from(list(GIVEN)), st.sampled_from(list(MAKE)))
 def test_a_module_is_a_function_whose_parameters_have_gradients(
     module: str, given: str, make: str
 ) -> None:
@@ -235,9 +206,7 @@ def test_a_module_that_writes_to_its_parameters_is_refused_by_name() -> None:
 def test_a_module_without_parameters_is_a_function() -> None:
     with sf.fake_world(2):
         for make in ("shard", "jit"):
-            assert torch.equal(
-                sf.full(MAKE[make][0](nn.ReLU())(X - 2)), (X - 2).relu()
-            )
+            assert torch.equal(sf.full(MAKE[make][0](nn.ReLU())(X - 2)), (X - 2).relu())
 
 
 def test_a_frozen_module_is_read_by_reference() -> None:
@@ -270,9 +239,7 @@ FAILING: dict[str, Callable[[], Any]] = {
     "cond": lambda: sf.jit(
         lambda x: sf.cond(x.sum() > 0, lambda: x, lambda: (x, x)), backend="aten"
     )(X),
-    "not floating|integers|floating": lambda: sf.grad(lambda n: n.sum())(
-        torch.arange(3)
-    ),
+    "not floating|integers|floating": lambda: sf.grad(lambda n: n.sum())(torch.arange(3)),
 }
 
 
@@ -301,13 +268,8 @@ def generated(rng: random.Random, rank: int) -> tuple[Any, str | None]:
     differs = rng.choice([None, *names])
     values = {name: torch.full((4,), 1.0 + rng.randrange(5)) for name in names}
     if differs:
-        values[differs] = values[differs] + (
-            rank if rng.random() < 0.5 else rank * 2.0**-20
-        )
-    return (
-        values["x"],
-        {"a": values["tree['a']"], "b": [values["tree['b'][0]"]]},
-    ), differs
+        values[differs] = values[differs] + (rank if rng.random() < 0.5 else rank * 2.0**-20)
+    return (values["x"], {"a": values["tree['a']"], "b": [values["tree['b'][0]"]]}), differs
 
 
 def total(x: torch.Tensor, tree: Any) -> torch.Tensor:
@@ -340,48 +302,28 @@ def checked() -> list[Any]:
     os.environ["SHARDFN_CHECK"] = "1"
     fn = sf.shard(lambda x: x.sum(), mesh, P("a"), backend="aten")
     same, own = torch.ones(4), torch.ones(4) + rank
-    found += [
-        said(lambda: fn(same)),
-        said(lambda: fn(own)),
-        said(lambda: fn(same)),
-    ]
+    found += [said(lambda: fn(same)), said(lambda: fn(own)), said(lambda: fn(same))]
     os.environ["SHARDFN_CHECK"] = "0"
     found.append(
-        said(
-            lambda: sf.shard(
-                lambda x: (x * own).sum(), mesh, P("a"), backend="aten"
-            )(same)
-        )
+        said(lambda: sf.shard(lambda x: (x * own).sum(), mesh, P("a"), backend="aten")(same))
     )
     local = sf.from_local(own[:2], mesh, P("a"))
-    found.append(
-        said(
-            lambda: sf.shard(lambda x: x.sum(), mesh, P("a"), backend="aten")(
-                local
-            )
-        )
-    )
+    found.append(said(lambda: sf.shard(lambda x: x.sum(), mesh, P("a"), backend="aten")(local)))
     compiled = sf.shard(lambda x: x.sum(), mesh, P("a"), backend="aten").compile(
         sf.ShapeDtype((4,))
     )
     found.append(said(lambda: compiled(own)))
     if rank == 0:  # without a mesh a call is of one rank: nobody is waited for
-        found.append(
-            torch.equal(sf.jit(lambda x: x * 2, backend="aten")(own), own * 2)
-        )
+        found.append(torch.equal(sf.jit(lambda x: x * 2, backend="aten")(own), own * 2))
     return found
 
 
-def test_a_plain_tensor_that_differs_between_ranks_is_refused_where_it_is_staged() -> (
-    None
-):
+def test_a_plain_tensor_that_differs_between_ranks_is_refused_where_it_is_staged() -> None:
     seeds = [seed for seed, _ in CASES]
     first, second = run_ranks(2, staging, seeds)
     assert any(differs for differs, _ in first)
     assert any(not differs for differs, _ in first)
-    for seed, (differs, told), (_, other) in zip(
-        seeds, first, second, strict=True
-    ):
+    for seed, (differs, told), (_, other) in zip(seeds, first, second, strict=True):
         assert told == other
         if differs:
             assert (
@@ -404,10 +346,7 @@ def test_calls_closures_and_compiled_programs_are_compared_too() -> None:
         (first[3], "tensor 0 that it closes over"),
         (first[5], "argument x"),
     ):
-        assert (
-            f"{what}: a plain tensor that differs between rank 0 and rank 1"
-            in told[0]
-        )
+        assert f"{what}: a plain tensor that differs between rank 0 and rank 1" in told[0]
         assert "sf.from_local for a rank's own shard" in told[2]
     assert first[4] == 2 * 1.0 + 2 * 2.0
     assert first[6] is True

@@ -52,9 +52,7 @@ def stacked(trees: list[Any]) -> Any:
     if isinstance(first, dict):
         return {key: stacked([tree[key] for tree in trees]) for key in first}
     if isinstance(first, tuple):
-        return tuple(
-            stacked([tree[i] for tree in trees]) for i in range(len(first))
-        )
+        return tuple(stacked([tree[i] for tree in trees]) for i in range(len(first)))
     if first is None:
         return None
     if isinstance(first, Tensor):
@@ -85,9 +83,7 @@ LOOPS: dict[str, Callable[[Any], Any]] = {
     )[1],
     "map": lambda shape: sf.map(lambda x: filled(shape, x), X),
     "vmap": lambda shape: sf.vmap(lambda x: filled(shape, x))(X),
-    "vmap by name": lambda shape: sf.vmap(
-        lambda x: filled(shape, x), axis_name="i"
-    )(X),
+    "vmap by name": lambda shape: sf.vmap(lambda x: filled(shape, x), axis_name="i")(X),
 }
 
 
@@ -99,9 +95,9 @@ def test_constants_of_each_row_are_stacked(loop: str, shape: Any) -> None:
 
 
 def test_constants_of_each_row_are_stacked_in_code_that_runs_as_it_is() -> None:
-    got = torch.func.vmap(
-        lambda y: sf.scan(lambda c, x: (c + x, (x, 1)), y.sum() * 0, y)[1]
-    )(X.expand(2, 3))
+    got = torch.func.vmap(lambda y: sf.scan(lambda c, x: (c + x, (x, 1)), y.sum() * 0, y)[1])(
+        X.expand(2, 3)
+    )
     assert_equal(got, (X.expand(2, 3), torch.ones(2, 3, dtype=torch.int64)))
 
 
@@ -121,53 +117,35 @@ def as_tensors(tree: Any) -> Any:
         return {key: as_tensors(child) for key, child in tree.items()}
     if isinstance(tree, tuple):
         return tuple([as_tensors(child) for child in tree])
-    return (
-        torch.tensor(tree, dtype=DTYPES[type(tree)])
-        if isinstance(tree, (int, float))
-        else tree
-    )
+    return torch.tensor(tree, dtype=DTYPES[type(tree)]) if isinstance(tree, (int, float)) else tree
 
 
 @given(SHAPES, st.booleans())
 @examples(8)
 def test_a_branch_chooses_its_numbers(shape: Any, choice: bool) -> None:
     got = sf.cond(
-        torch.tensor(choice),
-        lambda: filled(shape, X),
-        lambda: filled(other(shape), 2 * X),
+        torch.tensor(choice), lambda: filled(shape, X), lambda: filled(other(shape), 2 * X)
     )
-    wanted = as_tensors(
-        filled(shape, X) if choice else filled(other(shape), 2 * X)
-    )
-    assert_equal(
-        got,
-        {key: wanted[key] for key in got} if isinstance(wanted, dict) else wanted,
-    )
+    wanted = as_tensors(filled(shape, X) if choice else filled(other(shape), 2 * X))
+    assert_equal(got, {key: wanted[key] for key in got} if isinstance(wanted, dict) else wanted)
 
 
 @pytest.mark.parametrize("backend", ["aten", "inductor"])
 def test_a_branch_chooses_its_numbers_on_every_rank(backend: str) -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
-        fn = lambda x: sf.cond(
-            x.sum() > 100, lambda: (x, 1, 2.0), lambda: (2 * x, 2, 3.0)
-        )
+        fn = lambda x: sf.cond(x.sum() > 100, lambda: (x, 1, 2.0), lambda: (2 * x, 2, 3.0))
         got = sf.full(sf.shard(fn, mesh, P("dp"), backend=backend)(X))
     assert_equal(got, (2 * X, torch.tensor(2), torch.tensor(3.0)))
 
 
 def test_a_number_takes_the_dtype_of_the_tensor_beside_it() -> None:
     assert_equal(
-        sf.cond(torch.tensor(False), lambda: X.sum(), lambda: 1),
-        torch.tensor(1.0, dtype=F64),
+        sf.cond(torch.tensor(False), lambda: X.sum(), lambda: 1), torch.tensor(1.0, dtype=F64)
     )
-    assert_equal(
-        sf.scan(lambda c, x: (0, x), X[0], X)[0], torch.tensor(0.0, dtype=F64)
-    )
+    assert_equal(sf.scan(lambda c, x: (0, x), X[0], X)[0], torch.tensor(0.0, dtype=F64))
     carry = {"i": torch.tensor(0), "x": X[0]}
-    got = sf.while_loop(
-        lambda c: c["i"] < 2, lambda c: {"x": 7, "i": c["i"] + 1}, carry
-    )
+    got = sf.while_loop(lambda c: c["i"] < 2, lambda c: {"x": 7, "i": c["i"] + 1}, carry)
     assert_equal(got, {"i": torch.tensor(2), "x": torch.tensor(7.0, dtype=F64)})
 
 
@@ -175,26 +153,16 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "texts of two branches": lambda: sf.cond(
         torch.tensor(True), lambda: (X, "a"), lambda: (X, "b")
     ),
-    "numbers of two kinds": lambda: sf.cond(
-        torch.tensor(True), lambda: (X, 1), lambda: (X, 1.5)
-    ),
-    "a number and None": lambda: sf.cond(
-        torch.tensor(True), lambda: (X, 1), lambda: (X, None)
-    ),
-    "a number for a vector": lambda: sf.cond(
-        torch.tensor(True), lambda: X, lambda: 1.0
-    ),
+    "numbers of two kinds": lambda: sf.cond(torch.tensor(True), lambda: (X, 1), lambda: (X, 1.5)),
+    "a number and None": lambda: sf.cond(torch.tensor(True), lambda: (X, 1), lambda: (X, None)),
+    "a number for a vector": lambda: sf.cond(torch.tensor(True), lambda: X, lambda: 1.0),
     "a text of each sample": lambda: sf.vmap(lambda x: (x, "a"))(X),
-    "a float for an integer carry": lambda: sf.scan(
-        lambda c, x: (0.5, x), torch.tensor(1), X
-    ),
+    "a float for an integer carry": lambda: sf.scan(lambda c, x: (0.5, x), torch.tensor(1), X),
     "a number to differentiate": lambda: sf.grad(lambda p: p["a"].sum() * p["n"])(
         {"a": X, "n": 2.0}
     ),
     "a float to push": lambda: sf.jvp(lambda x, n: x * n, (X, 2.0), (X, 1.0)),
-    "a whole number to differentiate": lambda: sf.grad(lambda p: p.sum())(
-        torch.arange(3)
-    ),
+    "a whole number to differentiate": lambda: sf.grad(lambda p: p.sum())(torch.arange(3)),
     "a Jacobian of a count": lambda: sf.jacrev(lambda x: (x, 3))(X),
     "a Jacobian of whole numbers": lambda: sf.jacfwd(lambda x: x.long())(X),
 }
@@ -217,24 +185,15 @@ def loss(p: Any) -> Tensor:
 def test_none_leaves_pass_every_derivative() -> None:
     assert_equal(sf.grad(loss)(TREE), {"a": 3 * X**2, "none": None})
     assert_equal(sf.bucketed_grad(loss)(TREE)[1], {"a": 3 * X**2, "none": None})
-    assert_equal(
-        sf.value_and_grad(loss)(TREE), (loss(TREE), {"a": 3 * X**2, "none": None})
-    )
+    assert_equal(sf.value_and_grad(loss)(TREE), (loss(TREE), {"a": 3 * X**2, "none": None}))
     assert_equal(sf.jvp(loss, (TREE,), (TREE,)), (loss(TREE), (3 * X**3).sum()))
-    assert_equal(
-        sf.vjp(loss, TREE)[1](torch.ones((), dtype=F64)),
-        ({"a": 3 * X**2, "none": None},),
-    )
+    assert_equal(sf.vjp(loss, TREE)[1](torch.ones((), dtype=F64)), ({"a": 3 * X**2, "none": None},))
     assert_equal(sf.jacrev(loss)(TREE), {"a": 3 * X**2, "none": None})
-    assert_equal(
-        sf.hessian(loss)(TREE)["a"], {"a": torch.diag(6 * X), "none": None}
-    )
+    assert_equal(sf.hessian(loss)(TREE)["a"], {"a": torch.diag(6 * X), "none": None})
     assert_equal(sf.vmap(lambda p: (p["a"], p["none"]))(TREE), (X, None))
     with sf.fake_world(3):
         mesh = sf.make_mesh((3,), ("dp",))
-        got = sf.full(
-            sf.shard(sf.bucketed_grad(loss), mesh, P("dp"), backend="aten")(TREE)
-        )
+        got = sf.full(sf.shard(sf.bucketed_grad(loss), mesh, P("dp"), backend="aten")(TREE))
     assert_equal(got[1], {"a": 3 * X**2, "none": None})
 
 
@@ -247,9 +206,7 @@ def test_the_derivatives_of_constants_are_zeros() -> None:
         sf.jacfwd(lambda x: (x, 2.5, None))(X),
         (torch.eye(3, dtype=F64), torch.zeros(3, dtype=F64), None),
     )
-    _, aux = sf.grad(
-        lambda x: (x.sum(), {"n": 3, "s": "text", "none": None}), has_aux=True
-    )(X)
+    _, aux = sf.grad(lambda x: (x.sum(), {"n": 3, "s": "text", "none": None}), has_aux=True)(X)
     assert aux == {"n": 3, "s": "text", "none": None}
 
 
@@ -290,10 +247,7 @@ ARGUMENTS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "numpy bool": (scaled, (X, np.bool_(True))),
     "numpy text": (lambda x, n: x * len(n), (X, np.str_("ab"))),
     "numpy array": (lambda x, n: x * torch.as_tensor(n), (X, np.arange(3.0))),
-    "numpy scalar array": (
-        lambda x, n: x * torch.as_tensor(n),
-        (X, np.array(2.0)),
-    ),
+    "numpy scalar array": (lambda x, n: x * torch.as_tensor(n), (X, np.array(2.0))),
     "torch.Size": (lambda x, n: x.reshape(n), (X, torch.Size([3, 1]))),
     "a size that is returned": (lambda x: (x, x.shape, tuple(x.shape)), (X,)),
     "a dtype": (lambda x, n: x.to(n), (X, torch.float32)),
@@ -301,10 +255,7 @@ ARGUMENTS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "a range": (lambda x, n: x * len(n), (X, range(2))),
     "a set": (lambda x, n: x * len(n), (X, {1, 2})),
     "a NamedTuple": (lambda p: Pair(p.x * p.n, p.n), (Pair(X, 3),)),
-    "an OrderedDict": (
-        lambda d: OrderedDict(b=d["a"], a=d["b"]),
-        (OrderedDict(b=X, a=2 * X),),
-    ),
+    "an OrderedDict": (lambda d: OrderedDict(b=d["a"], a=d["b"]), (OrderedDict(b=X, a=2 * X),)),
     "a defaultdict": (lambda d: d["a"] * 2, (defaultdict(int, a=X),)),
     "a deque": (lambda d: d[0] * 2, (deque([X, X]),)),
     "a dataclass": (lambda p: p.x * p.n, (Plain(X),)),
@@ -318,17 +269,13 @@ ARGUMENTS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 
 @pytest.mark.parametrize("outer", ["jit", "shard", "vmap", "jvp"])
 @pytest.mark.parametrize("case", ARGUMENTS)
-def test_an_argument_of_any_kind_is_right_or_refused_by_name(
-    case: str, outer: str
-) -> None:
+def test_an_argument_of_any_kind_is_right_or_refused_by_name(case: str, outer: str) -> None:
     fn, args = ARGUMENTS[case]
     wanted = fn(*args)
     try:
         got = through(outer, fn, args)
     except sf.ShardError as error:
-        assert (
-            error.fix or error.arg_path
-        ) and "cannot be read as one graph" not in str(error)
+        assert (error.fix or error.arg_path) and "cannot be read as one graph" not in str(error)
         assert case not in MUST_PASS or outer == "jvp"
     else:
         sf.tree_map(assert_value, got, wanted)
@@ -366,6 +313,4 @@ def through(outer: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         one = sf.vmap(fn, in_axes=None, out_axes=None, axis_size=2)
         return one(*args)
     with sf.fake_world(2):
-        return sf.full(
-            sf.shard(fn, sf.make_mesh((2,), ("dp",)), backend="aten")(*args)
-        )
+        return sf.full(sf.shard(fn, sf.make_mesh((2,), ("dp",)), backend="aten")(*args))

@@ -33,9 +33,7 @@ class Named(torch.Tensor):
     """A tensor with a class of its own."""
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
@@ -63,12 +61,7 @@ class Distributing(Redistributing):
 
 class Factory(Redistributing):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (
-            x
-            + dt.ones(
-                1, device_mesh=self.mesh, placements=[Replicate()]
-            ).to_local()
-        )
+        return x + dt.ones(1, device_mesh=self.mesh, placements=[Replicate()]).to_local()
 
 
 def members(mesh: Any) -> dict[str, tuple[Callable[[Any], Any], str | None]]:
@@ -79,96 +72,45 @@ def members(mesh: Any) -> dict[str, tuple[Callable[[Any], Any], str | None]]:
     named = X.clone().as_subclass(Named)
     local = lambda x, p: DTensor.from_local(x, mesh, [p])
     doubled = local_map(
-        lambda x: 2 * x,
-        out_placements=[Shard(0)],
-        in_placements=([Shard(0)],),
-        device_mesh=mesh,
+        lambda x: 2 * x, out_placements=[Shard(0)], in_placements=([Shard(0)],), device_mesh=mesh
     )
     modules = {
-        m.__name__: sf.functionalize(m(mesh))
-        for m in (Redistributing, Distributing, Factory)
+        m.__name__: sf.functionalize(m(mesh)) for m in (Redistributing, Distributing, Factory)
     }
     of_modules = {
-        name: (lambda x, m=m: m[0](m[1], m[2], x)[0], INSIDE)
-        for name, m in modules.items()
+        name: (lambda x, m=m: m[0](m[1], m[2], x)[0], INSIDE) for name, m in modules.items()
     }
     factories = {
         f"tensor.{f.__name__}": (
-            lambda x, f=f: (
-                x + f(4, 2, device_mesh=mesh, placements=[Replicate()]).to_local()
-            ),
+            lambda x, f=f: x + f(4, 2, device_mesh=mesh, placements=[Replicate()]).to_local(),
             INSIDE if f in (dt.rand, dt.randn) else None,
         )
         for f in (dt.zeros, dt.ones, dt.empty, dt.rand, dt.randn)
     }
     return {
         "from_local, redistribute, to_local": (
-            lambda x: (
-                local(x, Replicate()).redistribute(mesh, [Shard(0)]).to_local()
-            ),
+            lambda x: local(x, Replicate()).redistribute(mesh, [Shard(0)]).to_local(),
             None,
         ),
-        "from_local, full_tensor": (
-            lambda x: local(x, Shard(0)).full_tensor(),
-            None,
-        ),
+        "from_local, full_tensor": (lambda x: local(x, Shard(0)).full_tensor(), None),
         "from_local, returned": (lambda x: local(x, Replicate()), None),
         "from_local, not used": (lambda x: (local(x, Replicate()), x)[1], None),
-        "distribute_tensor": (
-            lambda x: distribute_tensor(x, mesh, [Shard(0)]).to_local(),
-            None,
-        ),
-        "tensor.full": (
-            lambda x: x + dt.full((4, 2), 1.0, device_mesh=mesh).to_local(),
-            None,
-        ),
+        "distribute_tensor": (lambda x: distribute_tensor(x, mesh, [Shard(0)]).to_local(), None),
+        "tensor.full": (lambda x: x + dt.full((4, 2), 1.0, device_mesh=mesh).to_local(), None),
         "local_map": (doubled, None),
-        "sf.from_local": (
-            lambda x: sf.full(sf.from_local(x, mesh, [Shard(0)])),
-            INSIDE,
-        ),
-        "sf.distribute": (
-            lambda x: sf.full(sf.distribute(x, mesh, P("dp"))),
-            INSIDE,
-        ),
-        "a closed-over DTensor": (
-            lambda x: x + placed.full_tensor(),
-            None,
-        ),
-        "a closed-over DTensor, returned": (
-            lambda x: (x, placed),
-            None,
-        ),
-        "redistribute of an argument": (
-            lambda x: x.redistribute(mesh, [Replicate()]),
-            None,
-        ),
-        "to_local of an argument": (
-            lambda x: x.to_local(),
-            None,
-        ),
+        "sf.from_local": (lambda x: sf.full(sf.from_local(x, mesh, [Shard(0)])), INSIDE),
+        "sf.distribute": (lambda x: sf.full(sf.distribute(x, mesh, P("dp"))), INSIDE),
+        "a closed-over DTensor": (lambda x: x + placed.full_tensor(), None),
+        "a closed-over DTensor, returned": (lambda x: (x, placed), None),
+        "redistribute of an argument": (lambda x: x.redistribute(mesh, [Replicate()]), None),
+        "to_local of an argument": (lambda x: x.to_local(), None),
         "a subclass": (lambda x: x.as_subclass(Named), "it makes a Named"),
         "a subclass, called": (lambda x: Named(x), "it makes a Named"),
-        "a subclass, in a tree": (
-            lambda x: {"a": (x, x.as_subclass(Named))},
-            "it makes a Named",
-        ),
-        "a subclass, closed over": (
-            lambda x: (x, named),
-            "it closes over a Named",
-        ),
-        "the rank": (
-            lambda x: x + mesh.get_local_rank(),
-            None,
-        ),
-        "the coordinate": (
-            lambda x: x + mesh.get_coordinate()[0],
-            None,
-        ),
-        "dist.all_reduce": (
-            lambda x: (dist.all_reduce(y := x.clone()), y)[1],
-            None,
-        ),
+        "a subclass, in a tree": (lambda x: {"a": (x, x.as_subclass(Named))}, "it makes a Named"),
+        "a subclass, closed over": (lambda x: (x, named), "it closes over a Named"),
+        "the rank": (lambda x: x + mesh.get_local_rank(), None),
+        "the coordinate": (lambda x: x + mesh.get_coordinate()[0], None),
+        "dist.all_reduce": (lambda x: (dist.all_reduce(y := x.clone()), y)[1], None),
         "all_reduce over a group": (
             lambda x: functional.all_reduce(x, "sum", mesh.get_group()),
             None,
@@ -181,17 +123,11 @@ def members(mesh: Any) -> dict[str, tuple[Callable[[Any], Any], str | None]]:
 def outer(mesh: Any) -> dict[str, Callable[[Any], Any]]:
     """What captures a function."""
     rows = P("dp")
-    total = lambda fn: (
-        lambda x: sum(
-            t.sum() for t in leaves(fn(x)) if isinstance(t, torch.Tensor)
-        )
-    )
+    total = lambda fn: lambda x: sum(t.sum() for t in leaves(fn(x)) if isinstance(t, torch.Tensor))
     per_rank = lambda fn: sf.shard_map(fn, mesh, (rows,), rows)
     return {
         "jit": lambda fn: sf.jit(fn, backend="aten")(X),
-        "jit of a DTensor": lambda fn: sf.jit(fn, backend="aten")(
-            sf.distribute(X, mesh, rows)
-        ),
+        "jit of a DTensor": lambda fn: sf.jit(fn, backend="aten")(sf.distribute(X, mesh, rows)),
         "shard": lambda fn: sf.shard(fn, mesh, (rows,), backend="aten")(X),
         "shard_map": lambda fn: per_rank(fn)(X),
         "jit of shard_map": lambda fn: sf.jit(per_rank(fn), backend="aten")(X),
@@ -242,16 +178,8 @@ def test_what_is_no_plain_tensor_inside_has_a_result_or_is_refused_by_name(
     tried(member, around)
 
 
-@pytest.mark.parametrize(
-    "around", ["jit", "shard", "shard_map", "grad", "vmap", "scan"]
-)
-@pytest.mark.parametrize(
-    "member",
-    [
-        "from_local, redistribute, to_local",
-        "from_local, returned",
-    ],
-)
+@pytest.mark.parametrize("around", ["jit", "shard", "shard_map", "grad", "vmap", "scan"])
+@pytest.mark.parametrize("member", ["from_local, redistribute, to_local", "from_local, returned"])
 def test_the_seen_ones_are_tried(member: str, around: str) -> None:
     tried(member, around)
 
@@ -271,10 +199,7 @@ def test_the_error_has_the_line_of_the_user() -> None:
         f"shard_map(fn): {INSIDE}",
         f"  at: {__file__}:{line}",
     ]
-    assert (
-        "sf.constrain(x, placements)" in error.value.fix
-        and "sf.psum" in error.value.fix
-    )
+    assert "sf.constrain(x, placements)" in error.value.fix and "sf.psum" in error.value.fix
 
 
 ARGUMENTS = {
@@ -306,9 +231,7 @@ def test_an_argument_of_another_class_is_refused_before_and_after_a_plain_one(
                 fn(argument)
             fn(plain)
     path = "x['a'][0]" if isinstance(argument, dict) else "x"
-    assert f"argument {path}: a Named, a subclass of torch.Tensor\n" in str(
-        error.value
-    )
+    assert f"argument {path}: a Named, a subclass of torch.Tensor\n" in str(error.value)
     assert error.value.arg_path == path and f"at: {__file__}:" in str(error.value)
 
 
@@ -322,11 +245,7 @@ RIGHT = {
 
 @pytest.mark.parametrize("case", list(RIGHT))
 def test_parameters_buffers_and_dtensors_are_arguments_like_any(case: str) -> None:
-    fn = lambda x: {
-        "a": x * 2,
-        "kind": isinstance(x, DTensor),
-        "asks": hasattr(x, "placements"),
-    }
+    fn = lambda x: {"a": x * 2, "kind": isinstance(x, DTensor), "asks": hasattr(x, "placements")}
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
         kinds = {
@@ -345,13 +264,9 @@ def test_sizes_of_a_mesh_and_full_of_a_plain_tensor_stay_right() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
         fn = lambda x: sf.full(x) * mesh.size() + dist.get_world_size()
-        torch.testing.assert_close(
-            sf.full(sf.shard(fn, mesh, backend="aten")(X)), 2 * X + 2
-        )
+        torch.testing.assert_close(sf.full(sf.shard(fn, mesh, backend="aten")(X)), 2 * X + 2)
         closed = torch.nn.Parameter(X.clone(), requires_grad=False)
-        torch.testing.assert_close(
-            sf.jit(lambda x: x + closed, backend="aten")(X), 2 * X
-        )
+        torch.testing.assert_close(sf.jit(lambda x: x + closed, backend="aten")(X), 2 * X)
 
 
 def test_another_thread_makes_dtensors_while_a_module_is_captured() -> None:
@@ -368,9 +283,7 @@ def test_another_thread_makes_dtensors_while_a_module_is_captured() -> None:
         def outside() -> Any:
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
                 return pool.submit(
-                    lambda: type(
-                        DTensor.from_local(torch.ones(2), mesh, [Replicate()])
-                    )
+                    lambda: type(DTensor.from_local(torch.ones(2), mesh, [Replicate()]))
                 ).result()
 
         fn, params, buffers = sf.functionalize(Asking())

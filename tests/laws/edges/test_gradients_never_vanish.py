@@ -19,9 +19,7 @@ from shardfn import P
 
 F64 = torch.float64
 X = torch.tensor([0.5, -1.5, 2.0, 0.25], dtype=F64)
-Held = Callable[
-    [torch.Tensor], Callable[[], torch.Tensor]
-]  # a tensor -> how a function reads it
+Held = Callable[[torch.Tensor], Callable[[], torch.Tensor]]  # a tensor -> how a function reads it
 
 
 class Box:
@@ -101,9 +99,7 @@ USES["under no_grad"] = without
 
 
 def fold(f: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda x: sf.scan(
-        lambda c, row: (f(c) + row, c), x, torch.stack([x, x])
-    )[0]
+    return lambda x: sf.scan(lambda c, row: (f(c) + row, c), x, torch.stack([x, x]))[0]
 
 
 TRANSFORMS: dict[
@@ -123,10 +119,7 @@ TRANSFORMS: dict[
         lambda f: lambda x: torch.func.jvp(f, (x,), (x,))[1],
     ),
     "checkpoint": (lambda f, mesh: sf.checkpoint(f), lambda f: f),
-    "shard": (
-        lambda f, mesh: sf.shard(f, mesh, P("a"), backend="aten"),
-        lambda f: f,
-    ),
+    "shard": (lambda f, mesh: sf.shard(f, mesh, P("a"), backend="aten"), lambda f: f),
     "shard of grad": (
         lambda f, mesh: sf.shard(
             sf.grad(lambda x: f(x).square().sum()), mesh, P("a"), backend="aten"
@@ -134,9 +127,7 @@ TRANSFORMS: dict[
         lambda f: torch.func.grad(lambda x: f(x).square().sum()),
     ),
     "bucketed_grad": (
-        lambda f, mesh: (
-            lambda x: sf.bucketed_grad(lambda x: f(x).square().sum())(x)[1]
-        ),
+        lambda f, mesh: lambda x: sf.bucketed_grad(lambda x: f(x).square().sum())(x)[1],
         lambda f: torch.func.grad(lambda x: f(x).square().sum()),
     ),
 }
@@ -154,9 +145,7 @@ def test_a_call_is_right_and_followed_whatever_was_called_before(
     held: str, use: str, transform: str, made: bool, calls: list[tuple[bool, bool]]
 ) -> None:
     leaf = torch.tensor([1.5, -0.5, 3.0, 2.0], dtype=F64)
-    w = (
-        (leaf.clone().requires_grad_() * 2) if made else leaf
-    )  # a result of autograd, or a leaf
+    w = (leaf.clone().requires_grad_() * 2) if made else leaf  # a result of autograd, or a leaf
     read = HELD[held](w)
     ours, theirs = TRANSFORMS[transform]
 
@@ -175,8 +164,7 @@ def test_a_call_is_right_and_followed_whatever_was_called_before(
                     got = sf.full(call(X))
                     torch.testing.assert_close(got, wanted)
                     gradients = [
-                        torch.autograd.grad(y.sum(), w, retain_graph=True)
-                        for y in (got, wanted)
+                        torch.autograd.grad(y.sum(), w, retain_graph=True) for y in (got, wanted)
                     ]
                     torch.testing.assert_close(*gradients)
                 else:
@@ -193,13 +181,9 @@ def tied() -> nn.Module:
 
 MODULES: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)),
-    "norm": lambda: nn.Sequential(
-        nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)
-    ),
+    "norm": lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)),
     "tied": tied,
-    "scaled": lambda: nn.Sequential(
-        Scaled(torch.tensor([0.5, 1.0, 1.5, 2.0])), nn.Linear(4, 2)
-    ),
+    "scaled": lambda: nn.Sequential(Scaled(torch.tensor([0.5, 1.0, 1.5, 2.0])), nn.Linear(4, 2)),
 }
 HOOKS: dict[str, Callable[[torch.Tensor], Any]] = {
     "scaled": lambda g: g * 3,
@@ -231,25 +215,19 @@ WAYS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
 }
 
 
-def judged(
-    module: nn.Module, way: str, x: torch.Tensor
-) -> dict[str, torch.Tensor]:
+def judged(module: nn.Module, way: str, x: torch.Tensor) -> dict[str, torch.Tensor]:
     """The gradients of plain autograd."""
     parts = (x[:4], x[4:]) if way in ("twice", "vmap") else (x,)
     total = sum(module(part).square().sum() for part in parts)
     total.backward() if total.requires_grad else None
-    return {
-        name: p.grad for name, p in module.named_parameters() if p.grad is not None
-    }
+    return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
 
 
 @effort.examples(20)
 @given(
     st.sampled_from(list(MODULES)),
     st.sampled_from(list(WAYS)),
-    st.lists(
-        st.sampled_from(["free", "free", "frozen", *HOOKS]), min_size=6, max_size=6
-    ),
+    st.lists(st.sampled_from(["free", "free", "frozen", *HOOKS]), min_size=6, max_size=6),
 )
 def test_functionalize_keeps_to_frozen_parameters_and_hooks(
     name: str, way: str, marks: list[str]
@@ -264,9 +242,7 @@ def test_functionalize_keeps_to_frozen_parameters_and_hooks(
     fn, params, buffers = sf.functionalize(module)
     with sf.fake_world(2):
         grads = sf.full(WAYS[way](loss_of(fn, buffers))(params, x))
-    torch.testing.assert_close(
-        grads, judged(module, way, x), rtol=1e-10, atol=1e-12
-    )
+    torch.testing.assert_close(grads, judged(module, way, x), rtol=1e-10, atol=1e-12)
     stepped = sf.tree_map(lambda p, g: p - 0.1 * g, params, grads)
     assert (
         list(stepped)

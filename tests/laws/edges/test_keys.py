@@ -57,9 +57,7 @@ def told(k: Any) -> float:
     if isinstance(k, bool):
         return 10.0 + k
     if isinstance(k, float):
-        return (
-            20.0 if math.isnan(k) else 22.0 + math.copysign(1.0, k) * (1 + abs(k))
-        )
+        return 20.0 if math.isnan(k) else 22.0 + math.copysign(1.0, k) * (1 + abs(k))
     if isinstance(k, int):
         return 30.0 + k
     if isinstance(k, torch.dtype):
@@ -117,9 +115,7 @@ def same(got: Any, wanted: Any) -> None:
 TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "jit": lambda f: sf.jit(f, backend="aten"),
     "vmap": lambda f: sf.vmap(f, in_axes=(0, None)),
-    "jit of grad": lambda f: sf.jit(
-        sf.grad(lambda x, k: f(x, k).sum()), backend="aten"
-    ),
+    "jit of grad": lambda f: sf.jit(sf.grad(lambda x, k: f(x, k).sum()), backend="aten"),
 }
 PLAINLY: dict[str, Callable[[Any], Any]] = {
     "jit": lambda f: f,
@@ -145,16 +141,10 @@ def test_a_constant_counts_to_its_type_and_its_sign(
 
 @examples(8)
 @given(st.lists(st.sampled_from(STATIC), min_size=2, max_size=4), st.booleans())
-def test_a_static_argument_or_a_partial_counts_so_too(
-    values: list[Any], partial: bool
-) -> None:
+def test_a_static_argument_or_a_partial_counts_so_too(values: list[Any], partial: bool) -> None:
     fn = sf.jit(scaled, backend="aten", static_argnums=1)
     for k in values:
-        got = (
-            sf.jit(functools.partial(scaled, k=k), backend="aten")(X)
-            if partial
-            else fn(X, k)
-        )
+        got = sf.jit(functools.partial(scaled, k=k), backend="aten")(X) if partial else fn(X, k)
         same(got, scaled(X, k))
 
 
@@ -164,14 +154,10 @@ def test_a_static_argument_or_a_partial_counts_so_too(
 def test_each_pair_that_python_takes_for_equal(pair: tuple[Any, Any]) -> None:
     assert pair[0] == pair[1]
     fn = sf.jit(
-        lambda x, k: x * (told(k) + 100 * isinstance(k, Name)),
-        backend="aten",
-        static_argnums=1,
+        lambda x, k: x * (told(k) + 100 * isinstance(k, Name)), backend="aten", static_argnums=1
     )
     other = sf.jit(
-        lambda x, k: x * (told(k) + 100 * isinstance(k, Name)),
-        backend="aten",
-        static_argnums=1,
+        lambda x, k: x * (told(k) + 100 * isinstance(k, Name)), backend="aten", static_argnums=1
     )
     assert not torch.equal(fn(X, pair[0]), fn(X, pair[1]))
     assert torch.equal(fn(X, pair[1]), other(X, pair[1]))
@@ -208,9 +194,7 @@ def test_a_compiled_program_takes_its_own_constants_and_refuses_others(
     if repr(a) == repr(b):
         same(compiled(*args, **kwargs), scaled(*args, **kwargs))
         return
-    with pytest.raises(
-        sf.TreeError, match="other arguments\n  k.*, the program is for "
-    ) as caught:
+    with pytest.raises(sf.TreeError, match="other arguments\n  k.*, the program is for ") as caught:
         compiled(*args, **kwargs)
     assert "call the transformed function itself" in caught.value.fix
 
@@ -415,27 +399,17 @@ WAYS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
         lambda f: sf.grad(lambda x: f(x).sum()),
         lambda f: torch.func.grad(lambda x: f(x).sum()),
     ),
-    "jit of jit": (
-        lambda f: sf.jit(sf.jit(lambda x: f(x)), backend="aten"),
-        lambda f: f,
-    ),
-    "checkpoint": (
-        lambda f: sf.jit(sf.checkpoint(lambda x: f(x)), backend="aten"),
-        lambda f: f,
-    ),
+    "jit of jit": (lambda f: sf.jit(sf.jit(lambda x: f(x)), backend="aten"), lambda f: f),
+    "checkpoint": (lambda f: sf.jit(sf.checkpoint(lambda x: f(x)), backend="aten"), lambda f: f),
     "cond": (
-        lambda f: sf.jit(
-            lambda x: sf.cond(x.sum() > 0, lambda: f(x), lambda: x), backend="aten"
-        ),
+        lambda f: sf.jit(lambda x: sf.cond(x.sum() > 0, lambda: f(x), lambda: x), backend="aten"),
         lambda f: f,
     ),
 }
 
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
-def test_what_a_function_closes_over_is_read_at_each_call(
-    place: Callable[[], Place],
-) -> None:
+def test_what_a_function_closes_over_is_read_at_each_call(place: Callable[[], Place]) -> None:
     fn, put = place()
     staged = sf.jit(fn, backend="aten")
     same(staged(X), fn(X))
@@ -503,9 +477,7 @@ def test_a_program_is_for_what_it_closed_over() -> None:
     k = 2.0
     compiled = sf.jit(lambda x: x * k, backend="aten").compile(X)
     k = 3.0
-    with pytest.raises(
-        sf.TreeError, match="k, which it closes over: 3.0, the program is for 2.0"
-    ):
+    with pytest.raises(sf.TreeError, match="k, which it closes over: 3.0, the program is for 2.0"):
         compiled(X)
 
 
@@ -552,21 +524,11 @@ def reads_settings(x: torch.Tensor) -> torch.Tensor:
 
 
 @examples(7)
-@given(
-    st.lists(st.sampled_from(list(SETTINGS)), min_size=2, max_size=4),
-    st.booleans(),
-)
-def test_torchs_settings_are_those_of_the_call(
-    names: list[str], placed: bool
-) -> None:
+@given(st.lists(st.sampled_from(list(SETTINGS)), min_size=2, max_size=4), st.booleans())
+def test_torchs_settings_are_those_of_the_call(names: list[str], placed: bool) -> None:
     with sf.fake_world(2) if placed else contextlib.nullcontext():
         if placed:
-            staged = sf.shard(
-                reads_settings,
-                sf.make_mesh((2,), ("a",)),
-                sf.P("a"),
-                backend="aten",
-            )
+            staged = sf.shard(reads_settings, sf.make_mesh((2,), ("a",)), sf.P("a"), backend="aten")
         else:
             staged = sf.jit(reads_settings, backend="aten")
         for name in names:
@@ -598,15 +560,11 @@ def test_a_compiled_program_names_the_setting_that_is_another() -> None:
     with (
         default_dtype(torch.float64),
         pytest.raises(
-            sf.TreeError,
-            match="torch.set_default_dtype: torch.float64, the program is for",
+            sf.TreeError, match="torch.set_default_dtype: torch.float64, the program is for"
         ),
     ):
         compiled(W)
-    with (
-        SETTINGS["bfloat16"](),
-        pytest.raises(sf.TreeError, match="torch.autocast: .*bfloat16"),
-    ):
+    with SETTINGS["bfloat16"](), pytest.raises(sf.TreeError, match="torch.autocast: .*bfloat16"):
         compiled(W)
 
 
@@ -620,10 +578,7 @@ def test_the_world_is_that_of_the_call(sizes: list[int]) -> None:
     for n in sizes:
         with sf.fake_world(n):
             mesh = sf.make_mesh((n,), ("a",))
-            same(
-                sf.full(sf.shard(asks_size, mesh, sf.P("a"), backend="aten")(X)),
-                X * n,
-            )
+            same(sf.full(sf.shard(asks_size, mesh, sf.P("a"), backend="aten")(X)), X * n)
 
 
 def test_equal_meshes_of_two_worlds_are_two() -> None:
@@ -631,25 +586,16 @@ def test_equal_meshes_of_two_worlds_are_two() -> None:
     for _ in range(2):
         with sf.fake_world(2):
             mesh = sf.make_mesh((2,), ("a",))
-            assert (
-                sf.shard(fn, mesh, sf.P("a"), backend="aten")(X).device_mesh
-                is mesh
-            )
+            assert sf.shard(fn, mesh, sf.P("a"), backend="aten")(X).device_mesh is mesh
 
 
-def test_a_function_that_asks_nothing_of_the_world_is_captured_once_for_all() -> (
-    None
-):
+def test_a_function_that_asks_nothing_of_the_world_is_captured_once_for_all() -> None:
     fn = lambda x: x * 2
     before = cache.counts["captures"]
     for n in (1, 2, 3):
         with sf.fake_world(n):
             same(
-                sf.full(
-                    sf.shard(
-                        fn, sf.make_mesh((n,), ("a",)), sf.P("a"), backend="aten"
-                    )(X)
-                ),
+                sf.full(sf.shard(fn, sf.make_mesh((n,), ("a",)), sf.P("a"), backend="aten")(X)),
                 X * 2,
             )
     assert cache.counts["captures"] == before + 1

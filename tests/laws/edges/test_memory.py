@@ -41,9 +41,7 @@ RESULTS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "constant": lambda x, y: torch.tensor([1.0, 2.0], dtype=DTYPE),
     "halves": lambda x, y: (x * y).split(1),
     "cond": lambda x, y: sf.cond(y.sum() < 100, lambda: x, lambda: y),
-    "while_loop": lambda x, y: sf.while_loop(
-        lambda c: c.sum() > 100, lambda c: c * 0.5, x
-    ),
+    "while_loop": lambda x, y: sf.while_loop(lambda c: c.sum() > 100, lambda c: c * 0.5, x),
     "scan": lambda x, y: sf.scan(lambda c, row: (c, row), y, x),
     "no rows": lambda x, y: sf.scan(lambda c, row: (c + row, row), y[0], x[:0])[0],
     "gradient": lambda x, y: sf.grad(lambda x: (x * y).sum())(x),
@@ -71,18 +69,12 @@ plain = lambda x: sf.full(x) if isinstance(x, DTensor) else x
 
 def memory(tree: Any) -> list[torch.Tensor]:
     """Every tensor of this process behind the leaves of a tree."""
-    return [
-        local
-        for x in sf.tree_map(lambda x: x, _leaves(tree))
-        for local in _locals(x)
-    ]
+    return [local for x in sf.tree_map(lambda x: x, _leaves(tree)) for local in _locals(x)]
 
 
 def _leaves(tree: Any) -> list[Any]:
     return (
-        [x for part in tree for x in _leaves(part)]
-        if isinstance(tree, (tuple, list))
-        else [tree]
+        [x for part in tree for x in _leaves(part)] if isinstance(tree, (tuple, list)) else [tree]
     )
 
 
@@ -91,9 +83,7 @@ def _locals(x: Any) -> list[torch.Tensor]:
     return list(getattr(local, "shards", [local]))
 
 
-def called(
-    way: str, fn: Callable[..., Any], backend: str = "aten"
-) -> Callable[..., Any]:
+def called(way: str, fn: Callable[..., Any], backend: str = "aten") -> Callable[..., Any]:
     """A function under a transform, on a mesh of two ranks where it has one."""
     if way in ("jit", "compiled"):
         made = sf.jit(fn, backend=backend)
@@ -107,9 +97,7 @@ def check_separate(
 ) -> None:
     """Values as the plain function's; a write into one result is seen nowhere else."""
     fn = lambda x, y: [RESULTS[name](x, y) for name in names]
-    args = tuple(
-        LAYOUTS[layout](VALUES * k) for k, layout in enumerate(layouts, 1)
-    )
+    args = tuple(LAYOUTS[layout](VALUES * k) for k, layout in enumerate(layouts, 1))
     with sf.fake_world(2):
         made = called(way, fn, backend)
         wanted = sf.tree_map(torch.clone, fn(*args))
@@ -122,27 +110,21 @@ def check_separate(
         for k, x in enumerate(locals_):
             others = [o.clone() for o in locals_]
             x.fill_(77.0 + k)
-            assert all(
-                o.equal(locals_[i]) for i, o in enumerate(others) if i != k
-            ), f"result {k} of {names} is seen in another"
-        assert all(
-            a.equal(b) for a, b in zip((*args, CLOSED), before, strict=True)
-        ), f"a result of {names} is an argument's memory"
+            assert all(o.equal(locals_[i]) for i, o in enumerate(others) if i != k), (
+                f"result {k} of {names} is seen in another"
+            )
+        assert all(a.equal(b) for a, b in zip((*args, CLOSED), before, strict=True)), (
+            f"a result of {names} is an argument's memory"
+        )
         torch.testing.assert_close(
-            sf.tree_map(plain, made(*args)),
-            wanted,
-            rtol=0,
-            atol=0,
-            check_stride=False,
+            sf.tree_map(plain, made(*args)), wanted, rtol=0, atol=0, check_stride=False
         )
 
 
 @given(
     way=st.sampled_from(WAYS),
     names=st.lists(st.sampled_from(list(RESULTS)), min_size=1, max_size=4),
-    layouts=st.tuples(
-        st.sampled_from(list(LAYOUTS)), st.sampled_from(list(LAYOUTS))
-    ),
+    layouts=st.tuples(st.sampled_from(list(LAYOUTS)), st.sampled_from(list(LAYOUTS))),
 )
 @examples(22)
 def test_a_write_into_a_result_is_seen_nowhere_else(
@@ -163,10 +145,7 @@ def test_values_at_the_door_share_nothing(layout: str, placement: P) -> None:
     x = LAYOUTS[layout](VALUES)
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("a",))
-        placed, local = (
-            sf.distribute(x, mesh, placement),
-            sf.from_local(x, mesh, placement),
-        )
+        placed, local = (sf.distribute(x, mesh, placement), sf.from_local(x, mesh, placement))
         seen = [
             x,
             *memory(placed),
@@ -218,17 +197,9 @@ GIVEN = [own, half, other_shape, detached, of_numpy, seen_by_numpy, row_block]
 
 @pytest.mark.parametrize("backend", ["aten", "inductor"])
 @pytest.mark.parametrize("given_as", GIVEN, ids=lambda f: f.__name__)
-def test_a_donated_tensor_that_others_see_is_not_written_to(
-    given_as: Any, backend: str
-) -> None:
+def test_a_donated_tensor_that_others_see_is_not_written_to(given_as: Any, backend: str) -> None:
     x, base = given_as(VALUES)
-    before = (
-        None
-        if base is None
-        else base.copy()
-        if isinstance(base, np.ndarray)
-        else base.clone()
-    )
+    before = None if base is None else base.copy() if isinstance(base, np.ndarray) else base.clone()
     made = sf.jit(lambda x: (x * 2 + 1, x.T, x), backend=backend, donate_argnums=0)
     out = made(x)
     for got, wanted in zip(out, (VALUES * 2 + 1, VALUES.T, VALUES), strict=True):
@@ -253,30 +224,20 @@ def test_a_donated_tensor_that_others_see_is_not_written_to(
 def test_results_that_trade_donated_memory(swap: Any) -> None:
     a, b = VALUES.clone(), VALUES * 3
     wanted = swap(VALUES, VALUES * 3)
-    for got, right in zip(
-        sf.jit(swap, donate_argnums=(0, 1))(a, b), wanted, strict=True
-    ):
+    for got, right in zip(sf.jit(swap, donate_argnums=(0, 1))(a, b), wanted, strict=True):
         assert got.equal(right)
 
 
 def refusal(kind: type, call: Callable[[], Any]) -> str:
     with pytest.raises(kind) as caught:
         call()
-    lines = [
-        line
-        for line in str(caught.value).splitlines()
-        if not line.startswith("  at: ")
-    ]
-    assert len(lines) < len(str(caught.value).splitlines()), (
-        "it does not name the user's line"
-    )
+    lines = [line for line in str(caught.value).splitlines() if not line.startswith("  at: ")]
+    assert len(lines) < len(str(caught.value).splitlines()), "it does not name the user's line"
     return "\n".join(lines)
 
 
 @pytest.mark.parametrize("way", ["jit", "shard"])
-@pytest.mark.parametrize(
-    "case", ["twice", "as another", "a view of another", "inside a tree"]
-)
+@pytest.mark.parametrize("case", ["twice", "as another", "a view of another", "inside a tree"])
 def test_a_tensor_donated_and_passed_in_another_place_is_refused_before_anything_runs(
     case: str, way: str
 ) -> None:
@@ -296,25 +257,16 @@ def test_a_tensor_donated_and_passed_in_another_place_is_refused_before_anything
         text = refusal(sf.ShardError, lambda: made(*args))
     assert "it is donated, and shares memory with argument" in text
     assert "needed: memory that the call gets once" in text
-    assert (
-        ".clone() in one of the two places, or leave it out of donate_argnums"
-        in text
-    )
+    assert ".clone() in one of the two places, or leave it out of donate_argnums" in text
     assert x.equal(VALUES)
 
 
 def test_a_donated_dtensor_passed_twice_is_refused_and_stays() -> None:
     with sf.fake_world(2):
         placed = sf.distribute(VALUES, sf.make_mesh((2,), ("a",)), P("a"))
-        fn = sf.shard(
-            lambda a, b: a + b,
-            placed.device_mesh,
-            donate_argnums=0,
-            backend="aten",
-        )
-        assert (
-            "argument a: it is donated, and shares memory with argument b"
-            in refusal(sf.ShardError, lambda: fn(placed, placed))
+        fn = sf.shard(lambda a, b: a + b, placed.device_mesh, donate_argnums=0, backend="aten")
+        assert "argument a: it is donated, and shares memory with argument b" in refusal(
+            sf.ShardError, lambda: fn(placed, placed)
         )
         assert sf.full(placed).equal(VALUES)
 
@@ -353,12 +305,7 @@ def test_a_compiled_function_takes_arguments_in_another_layout() -> None:
     compiled = sf.jit(lambda x: (x * 2, x.T)).compile(VALUES)
     for make in LAYOUTS.values():
         x = make(VALUES)
-        assert [
-            a.equal(b) for a, b in zip(compiled(x), (x * 2, x.T), strict=True)
-        ] == [
-            True,
-            True,
-        ]
+        assert [a.equal(b) for a, b in zip(compiled(x), (x * 2, x.T), strict=True)] == [True, True]
 
 
 # as_strided, which is defined by memory
@@ -370,32 +317,22 @@ PLACES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "of a part": lambda x: x[2:].as_strided((2,), (1,)),
     "before a part": lambda x: x[2:].as_strided((2,), (1,), 0),
     "of a value": lambda x: (x + 1)[2:].as_strided((2,), (1,), 0),
-    "of a sum with zeros": lambda x: (
-        x[1:] + torch.zeros(3, dtype=DTYPE)
-    ).as_strided((2,), (1,), 0),
-    "of a transposed value": lambda x: (
-        (x + 1).reshape(2, 2).T.as_strided((2,), (2,))
+    "of a sum with zeros": lambda x: (x[1:] + torch.zeros(3, dtype=DTYPE)).as_strided(
+        (2,), (1,), 0
     ),
+    "of a transposed value": lambda x: (x + 1).reshape(2, 2).T.as_strided((2,), (2,)),
     "of a copy of a part": lambda x: x[1:].clone().as_strided((2,), (1,), 0),
     "of a placed value": lambda x: sf.constrain(x, P("a")).as_strided((2,), (1,)),
-    "of a placed part": lambda x: sf.constrain(x[1:3], P("a")).as_strided(
-        (2,), (1,)
-    ),
-    "of pairs": lambda x: torch.view_as_real(torch.complex(x, x)).as_strided(
-        (3,), (1,)
-    ),
+    "of a placed part": lambda x: sf.constrain(x[1:3], P("a")).as_strided((2,), (1,)),
+    "of pairs": lambda x: torch.view_as_real(torch.complex(x, x)).as_strided((3,), (1,)),
     "closed over": lambda x: CLOSED.as_strided((2,), (1,), 1) + x[0],
     "unfold": lambda x: x.unfold(0, 2, 1),
     "its gradient": sf.grad(lambda x: (x.as_strided((3, 2), (1, 1)) ** 2).sum()),
     "written": lambda x: torch.as_strided_scatter(
         x * 1, torch.zeros(2, dtype=DTYPE), (2,), (1,), 1
     ),
-    "in a scan": lambda x: sf.scan(
-        lambda c, r: (c + (c * 2).as_strided((), (), 1), r), x, x
-    )[0],
-    "of a carry": lambda x: sf.scan(
-        lambda c, r: (c + c.as_strided((), (), 1), r), x, x
-    )[0],
+    "in a scan": lambda x: sf.scan(lambda c, r: (c + (c * 2).as_strided((), (), 1), r), x, x)[0],
+    "of a carry": lambda x: sf.scan(lambda c, r: (c + c.as_strided((), (), 1), r), x, x)[0],
 }
 STARTS = {
     "own": BASE[3:7].clone(),
@@ -419,9 +356,7 @@ def test_as_strided_is_right_or_refused(name: str, start: str) -> None:
             made = (
                 made
                 if way != "sharded rows"
-                else sf.shard(
-                    fn, sf.make_mesh((2,), ("a",)), P("a"), backend="aten"
-                )
+                else sf.shard(fn, sf.make_mesh((2,), ("a",)), P("a"), backend="aten")
             )
             try:
                 got = plain(made(x))
@@ -437,30 +372,20 @@ def test_as_strided_is_right_or_refused(name: str, start: str) -> None:
 
 
 def test_as_strided_says_what_it_reads() -> None:
-    text = refusal(
-        sf.CaptureError,
-        lambda: sf.jit(PLACES["at a place"], backend="aten")(BASE[3:7]),
-    )
+    text = refusal(sf.CaptureError, lambda: sf.jit(PLACES["at a place"], backend="aten")(BASE[3:7]))
     said = (
         "argument x: as_strided reads its memory at a given place, and it is a view that "
         "starts elsewhere"
     )
-    assert (
-        said in text and "x.clone(), or slicing, x.unfold(dim, size, step)" in text
-    )
+    assert said in text and "x.clone(), or slicing, x.unfold(dim, size, step)" in text
     text = refusal(
-        sf.CaptureError,
-        lambda: sf.jit(PLACES["past the end"], backend="aten")(BASE[3:7]),
+        sf.CaptureError, lambda: sf.jit(PLACES["past the end"], backend="aten")(BASE[3:7])
     )
-    assert (
-        "argument x: as_strided\n  it reads up to element 4 of a tensor that has 4"
-        in text
-    )
+    assert "argument x: as_strided\n  it reads up to element 4 of a tensor that has 4" in text
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["of a sum with zeros", "from the start", "of a value", "of a copy of a part"],
+    "name", ["of a sum with zeros", "from the start", "of a value", "of a copy of a part"]
 )
 def test_as_strided_with_the_default_backend(name: str) -> None:
     made = sf.jit(PLACES[name])
@@ -470,9 +395,7 @@ def test_as_strided_with_the_default_backend(name: str) -> None:
 
 def unstrided() -> dict[str, tuple[torch.Tensor, str]]:
     eye = torch.eye(4)
-    jagged = torch.nested.nested_tensor(
-        [torch.ones(2), torch.ones(3)], layout=torch.jagged
-    )
+    jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
     return {
         "csr": (eye.to_sparse_csr(), "torch.sparse_csr"),
         "csc": (eye.to_sparse_csc(), "torch.sparse_csc"),
@@ -484,10 +407,7 @@ def unstrided() -> dict[str, tuple[torch.Tensor, str]]:
             "quantized, torch.qint8",
         ),
         "jagged": (jagged, "torch.jagged"),
-        "nested": (
-            torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
-            "a nested tensor",
-        ),
+        "nested": (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "a nested tensor"),
     }
 
 
@@ -511,16 +431,11 @@ def test_a_tensor_without_strides_is_refused_with_its_path(kind: str) -> None:
         ]
         for call in calls:
             text = refusal(sf.CaptureError, lambda call=call: call({"w": x}))
-            assert (
-                f"d['w'] is {said}\n  needed: tensors with strides\n  try: x.to_dense()"
-                in text
-            )
+            assert f"d['w'] is {said}\n  needed: tensors with strides\n  try: x.to_dense()" in text
         assert f"['w'] is {said}" in refusal(
             sf.CaptureError, lambda: sf.distribute({"w": x}, mesh, P())
         )
-        assert f"x is {said}" in refusal(
-            sf.CaptureError, lambda: sf.from_local(x, mesh, P())
-        )
+        assert f"x is {said}" in refusal(sf.CaptureError, lambda: sf.from_local(x, mesh, P()))
 
 
 def test_a_dtensor_made_by_torch_shares_nothing_with_its_results() -> None:

@@ -19,9 +19,7 @@ import shardfn as sf
 from shardfn import P
 
 DTYPE = torch.float64
-A, B, C = (
-    torch.tensor(x, dtype=DTYPE) for x in ([1.0, 2.0], [3.0, 5.0], [7.0, 11.0])
-)
+A, B, C = (torch.tensor(x, dtype=DTYPE) for x in ([1.0, 2.0], [3.0, 5.0], [7.0, 11.0]))
 ARGS = (A, B, C)
 
 
@@ -32,11 +30,7 @@ def product(a: Any, b: Any, c: Any) -> Any:
 number = st.integers(-5, 5)
 odd = st.sampled_from([True, False, 1.0, 0.0, "0", None, "ab"])
 argnums = st.one_of(
-    number,
-    odd,
-    st.lists(st.one_of(number, number, number, odd), min_size=1, max_size=3).map(
-        tuple
-    ),
+    number, odd, st.lists(st.one_of(number, number, number, odd), min_size=1, max_size=3).map(tuple)
 )
 
 
@@ -51,9 +45,7 @@ def legal(numbers: Any, count: int) -> tuple[int, ...] | None:
 
 def within(nested: bool, call: Callable[[], Any]) -> Any:
     """The call on its own, or inside a jit."""
-    return (
-        sf.jit(lambda x: (call(), x), backend="aten")(A)[0] if nested else call()
-    )
+    return sf.jit(lambda x: (call(), x), backend="aten")(A)[0] if nested else call()
 
 
 def check(nested: bool, call: Callable[[], Any], wanted: Any) -> None:
@@ -89,11 +81,7 @@ def test_argnums(verb: str, numbers: Any, nested: bool) -> None:
 def test_argnums_of_hessian(numbers: Any, nested: bool) -> None:
     found = legal(numbers, 3)
     trace = lambda: sf.hessian(product, argnums=numbers)(*ARGS)
-    flat = lambda: (
-        [x for row in trace() for x in row]
-        if isinstance(numbers, tuple)
-        else [trace()]
-    )
+    flat = lambda: [x for row in trace() for x in row] if isinstance(numbers, tuple) else [trace()]
     wanted = None
     if found is not None:
         pairs = torch.func.hessian(product, argnums=found)(*ARGS)
@@ -109,23 +97,15 @@ def test_nondiff_argnums(numbers: Any, nested: bool) -> None:
 
     def call() -> Any:
         fn = sf.custom_jvp(
-            lambda *args: args[0] * 2 + args[1] * 3 + args[2] * 5,
-            nondiff_argnums=numbers,
+            lambda *args: args[0] * 2 + args[1] * 3 + args[2] * 5, nondiff_argnums=numbers
         )
-        rule = lambda *rest: (
-            fn(*rest[0]) if len(rest) == 2 else rest[-2][0] * 0,
-            rest[-1][0] * 7,
-        )
+        rule = lambda *rest: (fn(*rest[0]) if len(rest) == 2 else rest[-2][0] * 0, rest[-1][0] * 7)
         fn.defjvp(rule)
         args = [2.0 if n in still else x for n, x in enumerate(ARGS)]
         return fn(*args)
 
     args = [2.0 if n in still else x for n, x in enumerate(ARGS)]
-    wanted = (
-        None
-        if found is None or len(found) == 3
-        else args[0] * 2 + args[1] * 3 + args[2] * 5
-    )
+    wanted = None if found is None or len(found) == 3 else args[0] * 2 + args[1] * 3 + args[2] * 5
     if found is None or len(found) < 3:
         check(nested, call, wanted)
 
@@ -134,11 +114,7 @@ def test_nondiff_argnums(numbers: Any, nested: bool) -> None:
 @examples(25)
 def test_batch_argnums(numbers: Any) -> None:
     loss = lambda w, x, y: ((x @ w - y) ** 2).mean()
-    w, x, y = (
-        A,
-        torch.arange(8.0, dtype=DTYPE).reshape(4, 2),
-        torch.arange(4.0, dtype=DTYPE),
-    )
+    w, x, y = (A, torch.arange(8.0, dtype=DTYPE).reshape(4, 2), torch.arange(4.0, dtype=DTYPE))
     if numbers is None:
         return  # the default
     call = lambda: sf.accumulate(sf.grad(loss), 2, batch_argnums=numbers)(w, x, y)
@@ -155,9 +131,7 @@ def test_static_and_donated_argnums(static: Any, donated: Any) -> None:
     wrong = legal(static, 3) is None or legal(donated, 3) is None
     frozen, given_away = set(legal(static, 3) or ()), set(legal(donated, 3) or ())
     args = [2.0 if n in frozen else x.clone() for n, x in enumerate(ARGS)]
-    call = lambda: sf.jit(
-        fn, backend="aten", static_argnums=static, donate_argnums=donated
-    )(*args)
+    call = lambda: sf.jit(fn, backend="aten", static_argnums=static, donate_argnums=donated)(*args)
     if wrong or frozen & given_away:
         with pytest.raises(sf.ShardError):
             call()
@@ -195,9 +169,7 @@ parts = st.sampled_from(
 def fits(spec: P) -> bool:
     """Whether a P places a tensor of two dims on a mesh with the axes x and y."""
     names = [
-        n
-        for p in spec.parts
-        for n in (p if isinstance(p, tuple) else () if p is None else (p,))
+        n for p in spec.parts for n in (p if isinstance(p, tuple) else () if p is None else (p,))
     ]
     known = all(type(n) is str and n in ("x", "y") for n in names)
     return known and len(set(names)) == len(names) and len(spec.parts) <= 2
@@ -205,29 +177,17 @@ def fits(spec: P) -> bool:
 
 X = torch.arange(16.0, dtype=DTYPE).reshape(4, 4)
 PLACE: dict[str, Callable[[Any, P], Any]] = {
-    "in_placements": lambda m, p: sf.shard(lambda x: x + 1, m, p, backend="aten")(
+    "in_placements": lambda m, p: sf.shard(lambda x: x + 1, m, p, backend="aten")(X),
+    "out_placements": lambda m, p: sf.shard(lambda x: x + 1, m, None, p, backend="aten")(X),
+    "constrain": lambda m, p: sf.shard(lambda x: sf.constrain(x + 1, p), m, backend="aten")(X),
+    "constrain under grad": lambda m, p: sf.shard(
+        sf.grad(lambda x: (sf.constrain(x, p) ** 2 / 2 + x).sum()), m, backend="aten"
+    )(X),
+    "nested in": lambda m, p: sf.shard(sf.shard(lambda x: x + 1, m, p), m, backend="aten")(X),
+    "nested out": lambda m, p: sf.shard(sf.shard(lambda x: x + 1, m, None, p), m, backend="aten")(
         X
     ),
-    "out_placements": lambda m, p: sf.shard(
-        lambda x: x + 1, m, None, p, backend="aten"
-    )(X),
-    "constrain": lambda m, p: sf.shard(
-        lambda x: sf.constrain(x + 1, p), m, backend="aten"
-    )(X),
-    "constrain under grad": lambda m, p: sf.shard(
-        sf.grad(lambda x: (sf.constrain(x, p) ** 2 / 2 + x).sum()),
-        m,
-        backend="aten",
-    )(X),
-    "nested in": lambda m, p: sf.shard(
-        sf.shard(lambda x: x + 1, m, p), m, backend="aten"
-    )(X),
-    "nested out": lambda m, p: sf.shard(
-        sf.shard(lambda x: x + 1, m, None, p), m, backend="aten"
-    )(X),
-    "shard_map in": lambda m, p: sf.shard_map(
-        lambda x: x + 1, m, p, p, backend="aten"
-    )(X),
+    "shard_map in": lambda m, p: sf.shard_map(lambda x: x + 1, m, p, p, backend="aten")(X),
     "shard_map nested": lambda m, p: sf.shard(
         sf.shard_map(lambda x: x + 1, m, p, p), m, backend="aten"
     )(X),
@@ -238,18 +198,13 @@ PLACE: dict[str, Callable[[Any, P], Any]] = {
 }
 
 
-@given(
-    where=st.sampled_from(list(PLACE)),
-    spec=st.lists(parts, max_size=3).map(lambda p: P(*p)),
-)
+@given(where=st.sampled_from(list(PLACE)), spec=st.lists(parts, max_size=3).map(lambda p: P(*p)))
 @examples(50)
 def test_axes_of_a_placement(where: str, spec: P) -> None:
     with sf.fake_world(4):
         mesh = sf.make_mesh((2, 2), ("x", "y"))
         call = lambda: sf.full(PLACE[where](mesh, spec))
-        in_order = ("y", "x") not in spec.parts or not where.startswith(
-            "shard_map"
-        )
+        in_order = ("y", "x") not in spec.parts or not where.startswith("shard_map")
         check(False, call, X + 1 if fits(spec) and in_order else None)
 
 
@@ -259,39 +214,30 @@ def test_spmd_axis(axis: Any) -> None:
     with sf.fake_world(4):
         mesh = sf.make_mesh((2, 2), ("x", "y"))
         call = lambda: sf.full(
-            sf.shard(
-                sf.vmap(lambda r: r + 1, spmd_axis=axis), mesh, backend="aten"
-            )(X)
+            sf.shard(sf.vmap(lambda r: r + 1, spmd_axis=axis), mesh, backend="aten")(X)
         )
         check(False, call, X + 1 if fits(P(axis)) else None)
 
 
-@pytest.mark.parametrize(
-    "spec", [P(("x", "x")), P("x", "x"), P(3), P("z")], ids=repr
-)
+@pytest.mark.parametrize("spec", [P(("x", "x")), P("x", "x"), P(3), P("z")], ids=repr)
 def test_from_local_and_the_other_doors_say_the_same(spec: P) -> None:
     with sf.fake_world(4):
         mesh = sf.make_mesh((2, 2), ("x", "y"))
         said = []
-        for call in (
-            lambda: sf.from_local(X, mesh, spec),
-            lambda: sf.distribute(X, mesh, spec),
-        ):
+        for call in (lambda: sf.from_local(X, mesh, spec), lambda: sf.distribute(X, mesh, spec)):
             with pytest.raises(sf.PlacementError) as caught:
                 call()
             said.append(str(caught.value))
         assert all(repr(spec) in text for text in said)
 
 
-def test_axes_in_another_order_than_the_meshs_have_shards_that_dtensor_has() -> (
-    None
-):
+def test_axes_in_another_order_than_the_meshs_have_shards_that_dtensor_has() -> None:
     with sf.fake_world(6):
         mesh = sf.make_mesh((3, 2), ("x", "y"))
         with pytest.raises(sf.PlacementError) as caught:
-            sf.shard(
-                lambda x: sf.constrain(x, P(("y", "x"))), mesh, backend="aten"
-            )(torch.ones(7, 2))
+            sf.shard(lambda x: sf.constrain(x, P(("y", "x"))), mesh, backend="aten")(
+                torch.ones(7, 2)
+            )
     assert without_line(caught.value) == (
         "constrain: P(('y', 'x')) shards dim 0 of size 7 over axes in another order than the "
         "mesh's (x=3, y=2), in shards that DTensor cannot describe; pad it by 1, so that 2 divides "
@@ -320,18 +266,10 @@ def test_a_tree_of_placements_that_does_not_fit(case: str) -> None:
         calls = [
             lambda: sf.shard(twice, mesh, (placed,), backend="aten")(both),
             lambda: sf.shard(twice, mesh, None, placed, backend="aten")(both),
-            lambda: sf.shard(
-                lambda d: sf.constrain(twice(d), placed), mesh, backend="aten"
-            )(both),
-            lambda: sf.shard(
-                sf.shard(twice, mesh, (placed,)), mesh, backend="aten"
-            )(both),
-            lambda: sf.shard(
-                sf.shard(twice, mesh, None, placed), mesh, backend="aten"
-            )(both),
-            lambda: sf.shard_map(twice, mesh, (placed,), P(), backend="aten")(
-                both
-            ),
+            lambda: sf.shard(lambda d: sf.constrain(twice(d), placed), mesh, backend="aten")(both),
+            lambda: sf.shard(sf.shard(twice, mesh, (placed,)), mesh, backend="aten")(both),
+            lambda: sf.shard(sf.shard(twice, mesh, None, placed), mesh, backend="aten")(both),
+            lambda: sf.shard_map(twice, mesh, (placed,), P(), backend="aten")(both),
             lambda: sf.distribute(both, mesh, placed),
             lambda: sf.constrain(both, placed),
         ]
@@ -352,18 +290,11 @@ def test_shard_map_asks_for_in_placements() -> None:
         with pytest.raises(sf.TreeError) as caught:
             sf.shard_map(lambda x: x, mesh, out_placements=P(), backend="aten")(X)
         assert without_line(caught.value) == said
-        inner = sf.shard(
-            sf.shard_map(lambda x: x, mesh, None, P()),
-            mesh,
-            P("x"),
-            backend="aten",
-        )
+        inner = sf.shard(sf.shard_map(lambda x: x, mesh, None, P()), mesh, P("x"), backend="aten")
         with pytest.raises(sf.TreeError) as caught:
             inner(X)
         assert without_line(caught.value) == said
-        assert sf.full(
-            sf.shard_map(lambda x: x, mesh, P(), P(), backend="aten")(X)
-        ).equal(X)
+        assert sf.full(sf.shard_map(lambda x: x, mesh, P(), P(), backend="aten")(X)).equal(X)
 
 
 class Named:
@@ -380,13 +311,10 @@ class Named:
 def test_a_static_argument_without_a_hash_is_refused(x: Any) -> None:
     with pytest.raises(sf.TreeError) as caught:
         sf.jit(lambda a, b: a * 2, backend="aten", static_argnums=1)(A, x)
-    assert (
-        f"jit(<lambda>): static argument 1 is a {type(x).__name__}, which has no hash"
-        in str(caught.value)
-    )
-    assert "needed: a hashable constant\n  try: a tuple for a list" in str(
+    assert f"jit(<lambda>): static argument 1 is a {type(x).__name__}, which has no hash" in str(
         caught.value
     )
+    assert "needed: a hashable constant\n  try: a tuple for a list" in str(caught.value)
 
 
 def test_static_and_donated_positions_that_do_not_fit_say_so() -> None:
@@ -455,18 +383,14 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "shard mesh": lambda x: sf.shard(lambda a: a, x if x is not None else 3)(A),
     "shard backend": lambda x: sf.shard(lambda a: a, backend=x),
     "shard implicit_comm": lambda x: sf.shard(lambda a: a, implicit_comm=x),
-    "shard_map mesh": lambda x: sf.shard_map(
-        lambda a: a, x if x is not None else 3, P(), P()
-    )(A),
+    "shard_map mesh": lambda x: sf.shard_map(lambda a: a, x if x is not None else 3, P(), P())(A),
     "shard_map axis_names": lambda x: sf.shard_map(
         lambda a: a, sf.make_mesh((2,), ("x",)), P(), P(), axis_names=x or 3
     )(A),
     "distribute mesh": lambda x: sf.distribute(A, x, P()),
     "from_local mesh": lambda x: sf.from_local(A, x, P()),
     "from_local x": lambda x: sf.from_local(x, sf.make_mesh((2,), ("x",)), P()),
-    "vmap axis_size": lambda x: sf.vmap(
-        lambda a: a + 1, axis_size=x if x is not None else 0
-    )(A),
+    "vmap axis_size": lambda x: sf.vmap(lambda a: a + 1, axis_size=x if x is not None else 0)(A),
     "vmap in_axes": lambda x: sf.vmap(lambda a: a + 1, in_axes=x)(A),
     "vmap out_axes": lambda x: sf.vmap(lambda a: a + 1, out_axes=x)(A),
     "vmap axis_name": lambda x: sf.vmap(
@@ -475,22 +399,14 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "scan length": lambda x: scanned(length=x),
     "scan reverse": lambda x: scanned(reverse=x if not isinstance(x, bool) else 1),
     "accumulate microbatches": lambda x: sf.accumulate(sf.grad(product), x),
-    "checkpoint policy": lambda x: sf.checkpoint(
-        lambda a: a, policy=x if x is not None else 3
-    ),
+    "checkpoint policy": lambda x: sf.checkpoint(lambda a: a, policy=x if x is not None else 3),
     "bucketed_grad cap": lambda x: sf.bucketed_grad(product, cap=x),
-    "bucketed_grad max_in_flight": lambda x: sf.bucketed_grad(
-        product, max_in_flight=x
-    ),
+    "bucketed_grad max_in_flight": lambda x: sf.bucketed_grad(product, max_in_flight=x),
     "bucketed_grad reduce_dtype": lambda x: sf.bucketed_grad(
         product, reduce_dtype=x if x is not None else 3
     )(*ARGS),
-    "grad has_aux": lambda x: sf.grad(
-        product, has_aux=x if not isinstance(x, bool) else 1
-    ),
-    "jacrev has_aux": lambda x: sf.jacrev(
-        product, has_aux=x if not isinstance(x, bool) else 1
-    ),
+    "grad has_aux": lambda x: sf.grad(product, has_aux=x if not isinstance(x, bool) else 1),
+    "jacrev has_aux": lambda x: sf.jacrev(product, has_aux=x if not isinstance(x, bool) else 1),
     "grad fn": sf.grad,
     "vmap fn": sf.vmap,
     "jit fn": lambda x: sf.jit(x if x is not None else 3),
@@ -527,11 +443,8 @@ def test_a_dtensor_is_not_placed_a_second_time() -> None:
         placed = sf.distribute(X, mesh, P("x"))
         for call in (sf.distribute, sf.from_local):
             with pytest.raises(
-                sf.PlacementError,
-                match="is a DTensor, which has placements already",
+                sf.PlacementError, match="is a DTensor, which has placements already"
             ):
                 call(placed, mesh, Shard(0))
-        with pytest.raises(
-            sf.PlacementError, match=r"x\[1\] is torch.float32 on cpu"
-        ):
+        with pytest.raises(sf.PlacementError, match=r"x\[1\] is torch.float32 on cpu"):
             sf.from_local([X, X.float()], mesh, Shard(0))

@@ -14,9 +14,7 @@ import torch
 from effort import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed import (
-    _compute_bucket_assignment_by_size as assigned_by_torch,
-)
+from torch.distributed import _compute_bucket_assignment_by_size as assigned_by_torch
 
 import shardfn as sf
 from shardfn import P
@@ -31,9 +29,7 @@ def dense(x: Any, w: Any) -> Any:
 
 
 def branched(x: Any, w: Any) -> Any:
-    return sf.cond(
-        x.sum() > 0, lambda x, w: torch.tanh(x @ w), lambda x, w: x * w.sum(), x, w
-    )
+    return sf.cond(x.sum() > 0, lambda x, w: torch.tanh(x @ w), lambda x, w: x * w.sum(), x, w)
 
 
 def one_sided(x: Any, w: Any) -> Any:
@@ -57,8 +53,7 @@ def recomputed(x: Any, w: Any) -> Any:
 
 
 LAYERS = {
-    f.__name__: f
-    for f in (dense, branched, one_sided, looped, over_rows, nested, recomputed)
+    f.__name__: f for f in (dense, branched, one_sided, looped, over_rows, nested, recomputed)
 }
 
 
@@ -75,9 +70,7 @@ def loss_of(layers: tuple[str, ...]) -> Any:
 
 def values(count: int) -> tuple[list[torch.Tensor], torch.Tensor]:
     g = torch.Generator().manual_seed(count)
-    params = [
-        torch.randn(WIDTH, WIDTH, generator=g, dtype=F64) / 2 for _ in range(count)
-    ]
+    params = [torch.randn(WIDTH, WIDTH, generator=g, dtype=F64) / 2 for _ in range(count)]
     return params, torch.randn(ROWS, WIDTH, generator=g, dtype=F64)
 
 
@@ -85,19 +78,13 @@ def told(plan: sf.BucketPlan) -> list[tuple[str, str, int]]:
     """Every reduction of gradients that a plan tells, as often as it is sent."""
     buckets = [(b, b.nbytes + b.riding) for b in plan.buckets]
     sent = [*buckets, *((u, u.nbytes) for u in plan.unbucketed)]
-    pairs = [
-        ((x.kind, x.axis, n), x.times) for x, n in sent if x.kind in REDUCTIONS
-    ]
-    return sorted(
-        itertools.chain.from_iterable([what] * times for what, times in pairs)
-    )
+    pairs = [((x.kind, x.axis, n), x.times) for x, n in sent if x.kind in REDUCTIONS]
+    return sorted(itertools.chain.from_iterable([what] * times for what, times in pairs))
 
 
 def sent(low: Any, metrics: int = 8) -> list[tuple[str, str, int]]:
     """Every reduction of a program that is larger than its metrics."""
-    found = [
-        c for c in low.collectives if c.kind in REDUCTIONS and c.nbytes > metrics
-    ]
+    found = [c for c in low.collectives if c.kind in REDUCTIONS and c.nbytes > metrics]
     return sorted((c.kind, c.axis, c.nbytes) for c in found)
 
 
@@ -108,9 +95,7 @@ def large(reductions: list[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
 @st.composite
 def drawn(draw: st.DrawFn) -> tuple[tuple[str, ...], int, Any]:
     """Layers, ranks, options."""
-    layers = tuple(
-        draw(st.lists(st.sampled_from(list(LAYERS)), min_size=1, max_size=3))
-    )
+    layers = tuple(draw(st.lists(st.sampled_from(list(LAYERS)), min_size=1, max_size=3)))
     options = {"cap": draw(st.sampled_from((1, 300, "25MB")))}
     if draw(st.booleans()):
         options["ignore"] = lambda path: path == "params[0]"
@@ -130,25 +115,13 @@ def test_a_plan_lists_exactly_the_reductions_of_gradients(
         fn = sf.bucketed_grad(loss, **options)
         step = sf.shard(fn, mesh, (P(), P("dp")), backend="aten")
         low, got = step.lower(params, x), sf.full(step(params, x))
-    torch.testing.assert_close(
-        got, sf.value_and_grad(loss)(params, x), rtol=1e-10, atol=1e-10
-    )
+    torch.testing.assert_close(got, sf.value_and_grad(loss)(params, x), rtol=1e-10, atol=1e-10)
     assert large(told(low.plan)) == sent(low), f"{low.plan}\n{low.collectives}"
-    reduced = {
-        leaf
-        for b in (*low.plan.buckets, *low.plan.unbucketed)
-        for leaf in b.leaves
-    }
+    reduced = {leaf for b in (*low.plan.buckets, *low.plan.unbucketed) for leaf in b.leaves}
     silent = {*low.plan.local, *low.plan.unused}
-    assert not reduced & silent and reduced | silent >= {
-        f"params[{i}]" for i in range(len(layers))
-    }
+    assert not reduced & silent and reduced | silent >= {f"params[{i}]" for i in range(len(layers))}
     for leaf in reduced:
-        lines = [
-            line
-            for line in str(low.plan).splitlines()
-            if "nothing to send" in line
-        ]
+        lines = [line for line in str(low.plan).splitlines() if "nothing to send" in line]
         assert not any(leaf in line for line in lines)
 
 
@@ -156,10 +129,7 @@ def test_a_loss_with_cond_is_bucketed_and_never_said_to_send_nothing() -> None:
     params, x = values(2)
 
     def loss(params: Any, x: Any) -> Any:
-        yes, no = (
-            (lambda w, x: ((x @ w[0]) ** 2).sum()),
-            (lambda w, x: ((x @ w[1]) ** 3).sum()),
-        )
+        yes, no = ((lambda w, x: ((x @ w[0]) ** 2).sum()), (lambda w, x: ((x @ w[1]) ** 3).sum()))
         return sf.cond(params[0].sum() > 0, yes, no, params, x)
 
     with sf.fake_world(2):
@@ -168,36 +138,24 @@ def test_a_loss_with_cond_is_bucketed_and_never_said_to_send_nothing() -> None:
         low, got = fn.lower(params, x), sf.full(fn(params, x))
     torch.testing.assert_close(got, sf.value_and_grad(loss)(params, x))
     assert "nothing to send" not in str(low.plan)
-    assert large(told(low.plan)) == sent(low) == [("all_reduce", "dp", 408)], (
-        "both, and the loss"
-    )
+    assert large(told(low.plan)) == sent(low) == [("all_reduce", "dp", 408)], "both, and the loss"
 
 
 def test_what_a_loop_scatters_in_each_run_is_told_with_how_often() -> None:
     params, x = values(2)
 
     def loss(params: Any, x: Any) -> Any:
-        return sf.scan(
-            lambda h, w: (torch.tanh(h @ w), None), x, torch.stack(params)
-        )[0].sum()
+        return sf.scan(lambda h, w: (torch.tanh(h @ w), None), x, torch.stack(params))[0].sum()
 
     with sf.fake_world(5):
         mesh = sf.make_mesh((5,), ("dp",))
-        fn = sf.shard(
-            sf.bucketed_grad(loss), mesh, (P("dp"), P("dp")), backend="aten"
-        )
+        fn = sf.shard(sf.bucketed_grad(loss), mesh, (P("dp"), P("dp")), backend="aten")
         low = fn.lower(params, x)
     (row,) = low.plan.unbucketed
-    assert (row.kind, row.leaves, row.times) == (
-        "reduce_scatter",
-        ("params[0]", "params[1]"),
-        2,
-    )
+    assert (row.kind, row.leaves, row.times) == ("reduce_scatter", ("params[0]", "params[1]"), 2)
     assert row.inside.startswith("scan, test_plans.py:") and not low.plan.local
     assert large(told(low.plan)) == sent(low)
-    assert "(inside scan, test_plans.py:" in str(low.plan) and "2 times)" in str(
-        low.plan
-    )
+    assert "(inside scan, test_plans.py:" in str(low.plan) and "2 times)" in str(low.plan)
 
 
 def test_a_train_step_inside_a_scan_tells_its_buckets_and_follows_caps() -> None:
@@ -219,9 +177,7 @@ def test_a_train_step_inside_a_scan_tells_its_buckets_and_follows_caps() -> None
         one, two = traced.lower(), traced.lower(cap=1)
         got = sf.full(fn(params, batches))
     torch.testing.assert_close(got, steps(params, batches))
-    assert [(b.leaves, b.times) for b in one.plan.buckets] == [
-        (("params[1]", "params[0]"), 3)
-    ]
+    assert [(b.leaves, b.times) for b in one.plan.buckets] == [(("params[1]", "params[0]"), 3)]
     assert [(b.leaves, b.times) for b in two.plan.buckets] == [
         (("params[1]",), 3),
         (("params[0]",), 3),
@@ -233,9 +189,7 @@ def test_a_train_step_inside_a_scan_tells_its_buckets_and_follows_caps() -> None
 
 
 def linear_stack(sizes: list[int]) -> Any:
-    layers = [
-        torch.nn.Linear(a, b, device="meta") for a, b in itertools.pairwise(sizes)
-    ]
+    layers = [torch.nn.Linear(a, b, device="meta") for a, b in itertools.pairwise(sizes)]
     return torch.nn.Sequential(*layers)
 
 
@@ -247,9 +201,7 @@ def plan_of(module: Any, width: int, cap: Any) -> sf.BucketPlan:
     with sf.fake_world(2, numerics=False):
         mesh = sf.make_mesh((2,), ("dp",))
         loss = lambda params, x: fn(params, buffers, x)[0].square().mean()
-        step = sf.shard(
-            sf.bucketed_grad(loss, cap), mesh, (P(), P("dp")), backend="aten"
-        )
+        step = sf.shard(sf.bucketed_grad(loss, cap), mesh, (P(), P("dp")), backend="aten")
         return step.lower(shapes, sf.ShapeDtype((4, width))).plan
 
 
@@ -258,11 +210,7 @@ def torchs(module: Any, cap: int) -> list[list[str]]:
     layer's bias first.
     """
     named = list(module.named_parameters())
-    ready = [
-        pair
-        for i in reversed(range(0, len(named), 2))
-        for pair in (named[i + 1], named[i])
-    ]
+    ready = [pair for i in reversed(range(0, len(named), 2)) for pair in (named[i + 1], named[i])]
     first = min(cap, 2**20)
     params = [p for _, p in ready]
     buckets, _ = assigned_by_torch(
@@ -297,13 +245,10 @@ def test_s9_9_linear_layers_have_three_buckets(sizes: list[int]) -> None:
     module = linear_stack(sizes)
     plan = plan_of(module, sizes[0], "25MB")
     assert len(plan.buckets) == 3
-    assert [set(b) for b in names(plan)] == [
-        set(b) for b in torchs(module, 25 * 10**6)
-    ]
+    assert [set(b) for b in names(plan)] == [set(b) for b in torchs(module, 25 * 10**6)]
     for bucket in names(plan):
         assert all(
-            x.replace("bias", "weight") in bucket
-            and x.replace("weight", "bias") in bucket
+            x.replace("bias", "weight") in bucket and x.replace("weight", "bias") in bucket
             for x in bucket
         )
 
@@ -345,9 +290,7 @@ def test_an_edited_plan_is_followed_in_contents_and_order(
     placed = P("dp") if sharded else P()
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
-        step = sf.shard(
-            sf.bucketed_grad(LOSS), mesh, (placed, P("dp")), backend="aten"
-        )
+        step = sf.shard(sf.bucketed_grad(LOSS), mesh, (placed, P("dp")), backend="aten")
         traced = step.trace(*ARGS)
         plan = traced.lower(cap=1).plan
         wanted = edited(plan, order, cuts)
@@ -362,9 +305,7 @@ def test_an_edited_plan_is_followed_in_contents_and_order(
                 if c.bucket is not None and c.kind != "all_gather"
             ]
             assert started == sorted(started), "they start in the plan's order"
-    torch.testing.assert_close(
-        got, sf.value_and_grad(LOSS)(*ARGS), rtol=1e-12, atol=1e-12
-    )
+    torch.testing.assert_close(got, sf.value_and_grad(LOSS)(*ARGS), rtol=1e-12, atol=1e-12)
 
 
 def opened(plan: sf.BucketPlan) -> list[int]:
@@ -373,14 +314,11 @@ def opened(plan: sf.BucketPlan) -> list[int]:
     """
     reductions = (b for b in plan.buckets if b.kind != "all_gather")
     return [
-        min(COUNT - 1 - int(leaf[len("params[") : -1]) for leaf in b.leaves)
-        for b in reductions
+        min(COUNT - 1 - int(leaf[len("params[") : -1]) for leaf in b.leaves) for b in reductions
     ]
 
 
-def edited(
-    plan: sf.BucketPlan, order: list[int], cuts: list[int]
-) -> sf.BucketPlan:
+def edited(plan: sf.BucketPlan, order: list[int], cuts: list[int]) -> sf.BucketPlan:
     """The plan with its leaves in another order, and in other buckets of other caps."""
     (kind,) = {b.kind for b in plan.buckets if b.kind != "all_gather"}
     reductions = [b for b in plan.buckets if b.kind == kind]
@@ -412,25 +350,15 @@ def test_buckets_in_another_order_start_in_that_order() -> None:
         attrs.evolve(plan, buckets=plan.buckets[::-1]),
     ):
         low, _ = followed(wanted)
-        assert [b.leaves for b in low.plan.buckets] == [
-            b.leaves for b in wanted.buckets
-        ]
-        assert [c.bucket for c in low.collectives] == [
-            0,
-            1,
-            2,
-            3,
-        ] and low.schedule.holds
+        assert [b.leaves for b in low.plan.buckets] == [b.leaves for b in wanted.buckets]
+        assert [c.bucket for c in low.collectives] == [0, 1, 2, 3] and low.schedule.holds
 
 
 def test_an_order_that_no_program_can_have_is_refused() -> None:
     with sf.fake_world(4):
         mesh = sf.make_mesh((2, 2), ("dp", "tp"))
         step = lambda plan: sf.shard(
-            sf.bucketed_grad(LOSS, plan=plan),
-            mesh,
-            (P(), P(("dp", "tp"))),
-            backend="aten",
+            sf.bucketed_grad(LOSS, plan=plan), mesh, (P(), P(("dp", "tp"))), backend="aten"
         )
         plan = step(None).lower(*ARGS).plan
         assert [b.axis for b in plan.buckets] == ["dp", "tp"]
@@ -438,17 +366,12 @@ def test_an_order_that_no_program_can_have_is_refused() -> None:
             step(plan.renumbered(plan.buckets[::-1])).lower(*ARGS)
     got = "the bucket of params[3] stands before that of params[3], on which it depends"
     fix = "each bucket after those on which it depends, as in fn.lower(...).plan"
-    assert (
-        str(error.value)
-        == f"shard(bucketed_grad(loss)), plan: {got}\n  try: {fix}"
-    )
+    assert str(error.value) == f"shard(bucketed_grad(loss)), plan: {got}\n  try: {fix}"
 
 
 def first(plan: sf.BucketPlan, **fields: Any) -> sf.BucketPlan:
     """The plan with other fields of its first bucket."""
-    return plan.renumbered(
-        [attrs.evolve(plan.buckets[0], **fields), *plan.buckets[1:]]
-    )
+    return plan.renumbered([attrs.evolve(plan.buckets[0], **fields), *plan.buckets[1:]])
 
 
 def without_first(plan: sf.BucketPlan, **fields: Any) -> sf.BucketPlan:
@@ -457,24 +380,16 @@ def without_first(plan: sf.BucketPlan, **fields: Any) -> sf.BucketPlan:
 
 WRONG = {
     "an empty bucket": (
-        lambda p: p.renumbered(
-            [*p.buckets, attrs.evolve(p.buckets[0], leaves=(), sizes=())]
-        ),
+        lambda p: p.renumbered([*p.buckets, attrs.evolve(p.buckets[0], leaves=(), sizes=())]),
         "bucket 4 has no leaves",
     ),
-    "leaves without sizes": (
-        lambda p: first(p, sizes=()),
-        "bucket 0 has 1 leaves and 0 sizes",
-    ),
+    "leaves without sizes": (lambda p: first(p, sizes=()), "bucket 0 has 1 leaves and 0 sizes"),
     "a missing leaf": (without_first, "the plan lacks params[3]"),
     "a leaf twice": (
         lambda p: p.renumbered([*p.buckets, p.buckets[0]]),
         "the plan has params[3] in an all_reduce over dp",
     ),
-    "a strange leaf": (
-        lambda p: first(p, leaves=("params[9]",)),
-        "the plan has also params[9]",
-    ),
+    "a strange leaf": (lambda p: first(p, leaves=("params[9]",)), "the plan has also params[9]"),
     "another reduction": (
         lambda p: first(p, op="max"),
         "the all_reduce of params[3] is by sum, in the plan by max",
@@ -506,14 +421,10 @@ def test_an_edit_that_no_program_can_follow_is_refused_by_name(case: str) -> Non
 def test_caps_beside_a_plan_are_refused_where_a_program_is_lowered() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
-        traced = sf.shard(
-            sf.bucketed_grad(LOSS), mesh, (P(), P("dp")), backend="aten"
-        ).trace(*ARGS)
+        traced = sf.shard(sf.bucketed_grad(LOSS), mesh, (P(), P("dp")), backend="aten").trace(*ARGS)
         plan = traced.lower(cap=1).plan
         for caps in ({"cap": 1}, {"first_cap": 1}):
-            with pytest.raises(
-                sf.TreeError, match="lower is given caps and a plan"
-            ):
+            with pytest.raises(sf.TreeError, match="lower is given caps and a plan"):
                 traced.lower(plan=plan, **caps)
         assert contents(traced.lower(plan=plan).plan) == contents(plan)
 

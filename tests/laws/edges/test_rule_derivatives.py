@@ -39,9 +39,7 @@ def slope(x: Tensor) -> Tensor:
 forward_rule = sf.custom_jvp(wavy)
 forward_rule.defjvp(lambda xs, ts: (wavy(*xs), slope(*xs) * ts[0]))
 forward_again = sf.custom_jvp(torch.exp)
-forward_again.defjvp(
-    lambda xs, ts: (forward_again(*xs), forward_again(*xs) * ts[0])
-)
+forward_again.defjvp(lambda xs, ts: (forward_again(*xs), forward_again(*xs) * ts[0]))
 reverse_rule = sf.custom_vjp(wavy)
 reverse_rule.defvjp(lambda x: (wavy(x), x), lambda x, g: (slope(x) * g,))
 reverse_again = sf.custom_vjp(wavy)
@@ -49,9 +47,7 @@ reverse_again.defvjp(lambda x: (reverse_again(x), x), lambda x, g: (slope(x) * g
 
 
 def scanned(x: Tensor) -> Tensor:
-    return sf.scan(
-        lambda c, r: (torch.sin(c) * r + x, c * r), x, torch.stack([x, x * 2])
-    )[0]
+    return sf.scan(lambda c, r: (torch.sin(c) * r + x, c * r), x, torch.stack([x, x * 2]))[0]
 
 
 def chosen(x: Tensor) -> Tensor:
@@ -72,20 +68,12 @@ FUNCTIONS: dict[str, tuple[Fn, Fn]] = {  # ours, and the plain one
     "custom_vjp": (reverse_rule, wavy),
     "custom_vjp that calls itself": (reverse_again, wavy),
     "custom_jvp in scan": (
-        lambda x: sf.scan(
-            lambda c, r: (forward_rule(c) * r, None), x, torch.stack([x, x])
-        )[0],
+        lambda x: sf.scan(lambda c, r: (forward_rule(c) * r, None), x, torch.stack([x, x]))[0],
         lambda x: wavy(wavy(x) * x) * x,
     ),
     "scan": (scanned, lambda x: torch.sin(torch.sin(x) * x + x) * x * 2 + x),
-    "map": (
-        lambda x: sf.map(lambda r: torch.sin(r) * x[0], x),
-        lambda x: torch.sin(x) * x[0],
-    ),
-    "cond": (
-        chosen,
-        lambda x: torch.where(x.sum() > 0, wavy(x), torch.cos(x) * x),
-    ),
+    "map": (lambda x: sf.map(lambda r: torch.sin(r) * x[0], x), lambda x: torch.sin(x) * x[0]),
+    "cond": (chosen, lambda x: torch.where(x.sum() > 0, wavy(x), torch.cos(x) * x)),
     "solve": (solved, solved),
     "norm": (normed, normed),
     "checkpoint": (sf.checkpoint(wavy), wavy),
@@ -112,22 +100,10 @@ TRANSFORMS: dict[str, Callable[[Any, Fn], Fn]] = {
     "hessian": lambda m, f: m.hessian(f),
     "vmap": vmap,
     "jit": lambda m, f: sf.jit(f, backend="aten") if m is sf else f,
-    "shard": lambda m, f: (
-        sf.shard(f, in_placements=P("a"), backend="aten") if m is sf else f
-    ),
+    "shard": lambda m, f: sf.shard(f, in_placements=P("a"), backend="aten") if m is sf else f,
 }
-MODES = {
-    "grad": "r",
-    "jvp": "f",
-    "jacfwd": "f",
-    "jacrev": "r",
-    "hessian": "fr",
-}  # outermost first
-NESTS = [
-    nest
-    for depth in (1, 2, 3)
-    for nest in itertools.product(TRANSFORMS, repeat=depth)
-]
+MODES = {"grad": "r", "jvp": "f", "jacfwd": "f", "jacrev": "r", "hessian": "fr"}  # outermost first
+NESTS = [nest for depth in (1, 2, 3) for nest in itertools.product(TRANSFORMS, repeat=depth)]
 
 
 def modes(nest: tuple[str, ...]) -> str:
@@ -147,17 +123,11 @@ def by_hash(case: Any) -> str:
 
 def sampled(each: int) -> list[tuple[str, tuple[str, ...]]]:
     """So many nests of each function."""
-    small = [
-        nest
-        for nest in NESTS
-        if 2 <= len(modes(nest)) <= (3 if effort.EFFORT == 1 else 6)
-    ]
+    small = [nest for nest in NESTS if 2 <= len(modes(nest)) <= (3 if effort.EFFORT == 1 else 6)]
     return [
         (name, nest)
         for name in FUNCTIONS
-        for nest in sorted(small, key=lambda n: by_hash((name, n)))[
-            : each * effort.EFFORT
-        ]
+        for nest in sorted(small, key=lambda n: by_hash((name, n)))[: each * effort.EFFORT]
     ]
 
 
@@ -176,13 +146,9 @@ def called(f: Fn, nest: tuple[str, ...], x: Tensor, placed: bool) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("name", "nest"),
-    sampled(2),
-    ids=lambda x: x if isinstance(x, str) else " of ".join(x),
+    ("name", "nest"), sampled(2), ids=lambda x: x if isinstance(x, str) else " of ".join(x)
 )
-def test_any_nest_equals_torch_func_on_the_plain_function(
-    name: str, nest: tuple[str, ...]
-) -> None:
+def test_any_nest_equals_torch_func_on_the_plain_function(name: str, nest: tuple[str, ...]) -> None:
     ours, plain = FUNCTIONS[name]
     placed = int(by_hash((nest, name)), 16) % 3 == 0
     if is_refused(name, nest):
@@ -195,9 +161,7 @@ def test_any_nest_equals_torch_func_on_the_plain_function(
     try:
         wanted = composed(torch.func, nest, plain)(X)
     except RuntimeError:  # the third derivative of a norm (torch 2.13)
-        with pytest.raises(
-            sf.CaptureError, match="modified by an inplace operation"
-        ):
+        with pytest.raises(sf.CaptureError, match="modified by an inplace operation"):
             called(composed(sf, nest, ours), nest, X, placed)
         return
     got = called(composed(sf, nest, ours), nest, X, placed)
@@ -208,9 +172,7 @@ def scalar(x: Tensor) -> Tensor:
     """Python's numbers beside scalars: torch makes zero tangents of another dtype of them."""
     total = torch.zeros((), dtype=x.dtype)
     return sf.scan(
-        lambda c, r: (torch.sin(c * x) + r * 2.0, c / 3),
-        total,
-        torch.stack([x, x * 0.5]).detach(),
+        lambda c, r: (torch.sin(c * x) + r * 2.0, c / 3), total, torch.stack([x, x * 0.5]).detach()
     )[0]
 
 
@@ -219,15 +181,10 @@ SECOND: dict[str, Callable[[Fn], Fn]] = {
     "jacfwd of jacfwd": lambda f: sf.jacfwd(sf.jacfwd(f)),
     "hessian": sf.hessian,
 }
-KEPT = [
-    (dtype, "jvp of grad")
-    for dtype in (torch.float32, torch.bfloat16, torch.float64)
-]
+KEPT = [(dtype, "jvp of grad") for dtype in (torch.float32, torch.bfloat16, torch.float64)]
 KEPT += [(torch.float32, "jacfwd of jacfwd"), (torch.float32, "hessian")]
 
 
 @pytest.mark.parametrize(("dtype", "second"), KEPT)
-def test_a_derivative_has_the_dtype_of_its_primal(
-    dtype: torch.dtype, second: str
-) -> None:
+def test_a_derivative_has_the_dtype_of_its_primal(dtype: torch.dtype, second: str) -> None:
     assert SECOND[second](scalar)(torch.tensor(0.4, dtype=dtype)).dtype == dtype

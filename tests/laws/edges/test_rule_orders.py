@@ -46,10 +46,7 @@ SECOND: dict[str, Callable[[Any], Any]] = {
     "grad of jit of grad": lambda f: sf.grad(sf.jit(sf.grad(f), backend="aten")),
     "vmap of hessian": lambda f: lambda x: sf.vmap(sf.hessian(f))(x.expand(2))[1],
 }
-FORWARD_INSIDE = (
-    "jacfwd of jacfwd",
-    "jacrev of jacfwd",
-)  # where forward mode meets the rule
+FORWARD_INSIDE = ("jacfwd of jacfwd", "jacrev of jacfwd")  # where forward mode meets the rule
 ONLY_REVERSE = ("grad of grad", "grad of jit of grad")
 
 
@@ -62,12 +59,7 @@ def expected(again: bool) -> tuple[float, float]:
 @pytest.mark.parametrize("second", SECOND)
 @pytest.mark.parametrize(
     ("kind", "again"),
-    [
-        ("custom_jvp", False),
-        ("custom_jvp", True),
-        ("custom_vjp", False),
-        ("custom_vjp", True),
-    ],
+    [("custom_jvp", False), ("custom_jvp", True), ("custom_vjp", False), ("custom_vjp", True)],
 )
 def test_second_derivatives_of_a_rule_that_is_not_the_derivative(
     kind: str, again: bool, second: str
@@ -87,9 +79,7 @@ def test_second_derivatives_of_a_rule_that_is_not_the_derivative(
 
 
 @pytest.mark.parametrize("kind", ["custom_jvp", "custom_vjp"])
-def test_a_derivative_by_something_else_leaves_the_rule_to_the_next_one(
-    kind: str,
-) -> None:
+def test_a_derivative_by_something_else_leaves_the_rule_to_the_next_one(kind: str) -> None:
     f = made(kind, again=False)
     inner = lambda x: sf.grad(lambda y: f(x) * y)(torch.ones_like(x))
     torch.testing.assert_close(sf.grad(inner)(TWO), torch.tensor(4.0, dtype=F64))
@@ -100,32 +90,25 @@ def test_a_clipped_gradient_has_the_second_derivative_of_what_clips_it() -> None
     clipped.defvjp(lambda x: (x, None), lambda _, g: (g.clamp(-1, 1),))
     half_square = lambda x: (clipped(x) ** 2 / 2).sum()
     x = torch.tensor([0.5, 3.0], dtype=F64)
-    torch.testing.assert_close(
-        sf.grad(half_square)(x), torch.tensor([0.5, 1.0], dtype=F64)
-    )
+    torch.testing.assert_close(sf.grad(half_square)(x), torch.tensor([0.5, 1.0], dtype=F64))
     torch.testing.assert_close(
         sf.hessian(half_square)(x), torch.diag(torch.tensor([1.0, 0.0], dtype=F64))
     )
 
 
-def test_a_closed_over_value_of_an_outer_derivative_counts_by_the_code_of_the_rule() -> (
-    None
-):
+def test_a_closed_over_value_of_an_outer_derivative_counts_by_the_code_of_the_rule() -> None:
     def outer(w: Tensor, x: Tensor) -> Tensor:
         scaled = sf.custom_vjp(lambda x: w * x**2)
         scaled.defvjp(lambda x: (w * x**2, x), lambda x, g: (2 * w * x * g,))
         return sf.grad(scaled)(x)
 
     torch.testing.assert_close(
-        sf.grad(outer)(torch.tensor(3.0, dtype=F64), TWO),
-        torch.tensor(4.0, dtype=F64),
+        sf.grad(outer)(torch.tensor(3.0, dtype=F64), TWO), torch.tensor(4.0, dtype=F64)
     )
 
 
 @pytest.mark.parametrize("kind", ["custom_jvp", "custom_vjp"])
-def test_under_torch_func_and_under_torch_autograd_the_same_rule_counts(
-    kind: str,
-) -> None:
+def test_under_torch_func_and_under_torch_autograd_the_same_rule_counts(kind: str) -> None:
     f = made(kind, again=False)
     second = torch.func.grad(torch.func.grad(lambda x: f(x) ** 2))
     torch.testing.assert_close(second(TWO), torch.tensor(128.0, dtype=F64))

@@ -47,19 +47,14 @@ def copied(f: Any) -> Any:
 
 
 PLAIN = {"square": square, "waves": waves}
-WAYS: dict[
-    str, tuple[Callable[..., Any], Callable[..., Any]]
-] = {  # ours, and torch's
+WAYS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {  # ours, and torch's
     "jit": (lambda f, mesh: sf.jit(f, backend="aten"), lambda f: f),
     "grad": (lambda f, mesh: sf.grad(f), torch.func.grad),
     "jvp": (
         lambda f, mesh: lambda x: sf.jvp(f, (x,), (x,))[1],
         lambda f: lambda x: torch.func.jvp(f, (x,), (x,))[1],
     ),
-    "shard": (
-        lambda f, mesh: sf.shard(f, mesh, P("a"), backend="aten"),
-        lambda f: f,
-    ),
+    "shard": (lambda f, mesh: sf.shard(f, mesh, P("a"), backend="aten"), lambda f: f),
     "shard of grad": (
         lambda f, mesh: sf.shard(sf.grad(f), mesh, P("a"), backend="aten"),
         torch.func.grad,
@@ -70,17 +65,12 @@ WAYS: dict[
     ),
 }
 CALLS = st.tuples(
-    st.sampled_from(list(PLAIN)),
-    st.sampled_from(list(WAYS)),
-    st.sampled_from([2, 3, 5]),
+    st.sampled_from(list(PLAIN)), st.sampled_from(list(WAYS)), st.sampled_from([2, 3, 5])
 )
 
 
 @effort.examples(12)
-@given(
-    st.lists(st.lists(CALLS, min_size=1, max_size=2), min_size=2, max_size=4),
-    st.booleans(),
-)
+@given(st.lists(st.lists(CALLS, min_size=1, max_size=2), min_size=2, max_size=4), st.booleans())
 def test_threads_that_stage_and_call_at_once_get_what_one_thread_gets(
     plan: list[list[Any]], shared: bool
 ) -> None:
@@ -104,17 +94,10 @@ def test_threads_that_stage_and_call_at_once_get_what_one_thread_gets(
     with sf.fake_world(3):
         mesh = sf.make_mesh((3,), ("a",))
         results = together(
-            [
-                lambda i=i, calls=calls: job(i, calls, mesh)
-                for i, calls in enumerate(plan)
-            ]
+            [lambda i=i, calls=calls: job(i, calls, mesh) for i, calls in enumerate(plan)]
         )
     wanted = [
-        [
-            WAYS[way][1](PLAIN[f])(values(n, seed=n))
-            for f, way, n in calls
-            for _ in range(2)
-        ]
+        [WAYS[way][1](PLAIN[f])(values(n, seed=n)) for f, way, n in calls for _ in range(2)]
         for calls in plan
     ]
     torch.testing.assert_close(results, wanted)
@@ -125,18 +108,13 @@ def test_one_signature_is_staged_once_however_many_threads_ask_for_it() -> None:
     before = cache.counts["captures"], cache.counts["partitions"]
     results = together([lambda: f(values(5))] * 4)
     torch.testing.assert_close(results, [values(5).exp().sum()] * 4)
-    assert (cache.counts["captures"], cache.counts["partitions"]) == (
-        before[0] + 1,
-        before[1] + 1,
-    )
+    assert (cache.counts["captures"], cache.counts["partitions"]) == (before[0] + 1, before[1] + 1)
 
 
 def test_threads_compile_at_once() -> None:
     fs = [sf.jit(lambda x, k=k: (x * k).cos().sum()) for k in (2, 3)]
     results = together([lambda f=f: f(values(5)) for f in fs])
-    torch.testing.assert_close(
-        results, [(values(5) * k).cos().sum() for k in (2, 3)]
-    )
+    torch.testing.assert_close(results, [(values(5) * k).cos().sum() for k in (2, 3)])
 
 
 def test_a_thread_started_inside_a_world_is_in_it() -> None:
@@ -170,9 +148,7 @@ def test_tasks_are_in_the_world_and_see_the_mesh_of_their_context() -> None:
 
     with sf.fake_world(2), sf.use_mesh(sf.make_mesh((2,), ("a",))):
         got = asyncio.run(every())
-    torch.testing.assert_close(
-        got, [(values(5) * n, values(5) * n) for n in (2, 3)]
-    )
+    torch.testing.assert_close(got, [(values(5) * n, values(5) * n) for n in (2, 3)])
 
 
 def test_use_mesh_is_of_its_thread() -> None:
@@ -207,17 +183,11 @@ def test_two_worlds_at_once_are_refused_by_name() -> None:
     (winner,) = [i for i, x in enumerate(results) if x is None]
     assert "exists already" in str(results[1 - winner])
     assert current_world().size == worlds[winner].world.size
-    with pytest.raises(
-        sf.ShardError, match="it was not entered or has been left already"
-    ):
+    with pytest.raises(sf.ShardError, match="it was not entered or has been left already"):
         worlds[1 - winner].__exit__(None, None, None)
-    apart(
-        lambda: worlds[winner].__exit__(None, None, None)
-    )  # left by whichever thread
+    apart(lambda: worlds[winner].__exit__(None, None, None))  # left by whichever thread
     assert not torch.distributed.is_initialized() and current_world().size == 1
-    with pytest.raises(
-        sf.ShardError, match="it was not entered or has been left already"
-    ):
+    with pytest.raises(sf.ShardError, match="it was not entered or has been left already"):
         worlds[winner].__exit__(None, None, None)
 
 
@@ -237,15 +207,8 @@ def test_a_thread_that_outlives_its_world_is_told_so() -> None:
         total = sf.shard(square, mesh, P("a"), backend="aten")
         placed = sf.distribute(x, mesh, P("a"))
         torch.testing.assert_close(sf.full(total(x)), square(x))
-        calls = [
-            lambda: total(x),
-            lambda: total(placed),
-            lambda: sf.jit(square)(placed),
-        ]
-        calls += [
-            lambda: sf.distribute(x, mesh, P("a")),
-            lambda: sf.from_local(x, mesh, P("a")),
-        ]
+        calls = [lambda: total(x), lambda: total(placed), lambda: sf.jit(square)(placed)]
+        calls += [lambda: sf.distribute(x, mesh, P("a")), lambda: sf.from_local(x, mesh, P("a"))]
         thread = threading.Thread(target=late, args=(calls,))
         thread.start()
     left.set()
@@ -265,18 +228,12 @@ def test_a_mesh_of_an_ended_world_is_refused_in_one_of_the_same_size() -> None:
     with sf.fake_world(4, rank=3):
         for call in (lambda: total(x), lambda: sf.distribute(x, mesh, P("a"))):
             with pytest.raises(
-                sf.PlacementError,
-                match="its mesh belongs to a world that has ended",
+                sf.PlacementError, match="its mesh belongs to a world that has ended"
             ):
                 call()
-        with (
-            sf.use_mesh(mesh),
-            pytest.raises(sf.PlacementError, match="has ended"),
-        ):
+        with sf.use_mesh(mesh), pytest.raises(sf.PlacementError, match="has ended"):
             sf.shard(square, in_placements=P("a"), backend="aten")(x)
-        again = sf.shard(
-            square, sf.make_mesh((4,), ("a",)), P("a"), backend="aten"
-        )
+        again = sf.shard(square, sf.make_mesh((4,), ("a",)), P("a"), backend="aten")
         torch.testing.assert_close(sf.full(again(x)), square(x))
 
 
@@ -334,14 +291,8 @@ ELSEWHERE: dict[str, Callable[[], Any]] = {
     "attention": lambda: nn.functional.scaled_dot_product_attention(
         *[values(24).reshape(1, 2, 4, 3)] * 3
     ),
-    "a view of zeros": lambda: (
-        torch._efficientzerotensor(6, dtype=F64).view(2, 3) + 1
-    ),
-    "kinds": lambda: (
-        torch.compiler.is_compiling(),
-        type(values(3)),
-        torch.is_grad_enabled(),
-    ),
+    "a view of zeros": lambda: torch._efficientzerotensor(6, dtype=F64).view(2, 3) + 1,
+    "kinds": lambda: (torch.compiler.is_compiling(), type(values(3)), torch.is_grad_enabled()),
     "a warm call": lambda: WARM(values(3)),
 }
 WARM = sf.jit(waves, backend="aten")
@@ -370,9 +321,7 @@ def test_torch_in_another_thread_notices_nothing_of_a_capture(what: str) -> None
 
 def test_torch_compile_in_another_thread_is_right() -> None:
     fs = [
-        torch.compile(
-            lambda x, k=k: (x * k).sin().sum(), backend="eager", fullgraph=True
-        )
+        torch.compile(lambda x, k=k: (x * k).sin().sum(), backend="eager", fullgraph=True)
         for k in (2, 3)
     ]
     ours = [sf.grad(lambda x, k=k: (x * k).sin().sum()) for k in (2, 3)]
@@ -391,20 +340,14 @@ def test_a_tensor_is_donated_once() -> None:
     right = [r for r in results if isinstance(r, torch.Tensor)]
     torch.testing.assert_close(right, [values(5) + 1])
     assert all(
-        "was donated to that call" in str(r)
-        for r in results
-        if not isinstance(r, torch.Tensor)
+        "was donated to that call" in str(r) for r in results if not isinstance(r, torch.Tensor)
     )
 
 
 def _in_a_fork(x: torch.Tensor, queue: Any) -> None:
     with sf.fake_world(2):
         queue.put(
-            sf.full(
-                sf.shard(
-                    square, sf.make_mesh((2,), ("a",)), P("a"), backend="aten"
-                )(x)
-            ).item()
+            sf.full(sf.shard(square, sf.make_mesh((2,), ("a",)), P("a"), backend="aten")(x)).item()
         )
 
 

@@ -22,9 +22,7 @@ Tree = Any
 
 
 def values(*shape: int, seed: int) -> Tensor:
-    return torch.randn(
-        shape, dtype=F64, generator=torch.Generator().manual_seed(seed)
-    )
+    return torch.randn(shape, dtype=F64, generator=torch.Generator().manual_seed(seed))
 
 
 def built(shape: Any, seed: int) -> Tree:
@@ -45,25 +43,17 @@ def shuffled(tree: Tree, turn: int) -> Tree:
         keys = sorted(tree)
         keys = keys[turn % len(keys) :] + keys[: turn % len(keys)]
         return {key: shuffled(tree[key], turn) for key in reversed(keys)}
-    return (
-        [shuffled(child, turn) for child in tree]
-        if isinstance(tree, list)
-        else tree
-    )
+    return [shuffled(child, turn) for child in tree] if isinstance(tree, list) else tree
 
 
 def weighted(tree: Tree) -> Tensor:
     """A number that tells every leaf from every other, by its path."""
     if isinstance(tree, dict):
         return sum(
-            ((ord(key[0]) % 7 + 1) * weighted(tree[key]) for key in sorted(tree)),
-            start=zero(),
+            ((ord(key[0]) % 7 + 1) * weighted(tree[key]) for key in sorted(tree)), start=zero()
         )
     if isinstance(tree, list):
-        return sum(
-            ((i + 2) * weighted(child) for i, child in enumerate(tree)),
-            start=zero(),
-        )
+        return sum(((i + 2) * weighted(child) for i, child in enumerate(tree)), start=zero())
     return (tree * tree).sum() + 3 * tree[0]
 
 
@@ -95,9 +85,7 @@ def squares(tree: Tree) -> Tree:
 def ruled_vjp(turn: int) -> Any:
     """A custom_vjp whose fwd and bwd return their dicts in other orders than the function."""
     fn = sf.custom_vjp(squares)
-    backward = lambda kept, g: (
-        shuffled(sf.tree_map(lambda x, c: 2 * x * c, kept, g), turn + 1),
-    )
+    backward = lambda kept, g: (shuffled(sf.tree_map(lambda x, c: 2 * x * c, kept, g), turn + 1),)
     fn.defvjp(lambda tree: (shuffled(squares(tree), turn), tree), backward)
     return fn
 
@@ -123,9 +111,7 @@ def growing(turn: int) -> Callable[[Tree], Tree]:
 
 
 def batches(tree: Tree, n: int) -> Tree:
-    return sf.tree_map(
-        lambda x: torch.stack([x * (i + 1) for i in range(n)]), tree
-    )
+    return sf.tree_map(lambda x: torch.stack([x * (i + 1) for i in range(n)]), tree)
 
 
 def axes_like(tree: Tree) -> Tree:
@@ -144,9 +130,7 @@ PAIRS: dict[str, Callable[[Tree, Tree, int], tuple[Any, Any]]] = {
         sf.tree_map(lambda x, c: 2 * x * c, t, d),
     ),
     "vjp under jit": lambda t, d, k: (
-        sf.jit(lambda x, c: sf.vjp(squares, x)[1](c)[0], backend="aten")(
-            t, shuffled(d, k)
-        ),
+        sf.jit(lambda x, c: sf.vjp(squares, x)[1](c)[0], backend="aten")(t, shuffled(d, k)),
         sf.tree_map(lambda x, c: 2 * x * c, t, d),
     ),
     "linearize": lambda t, d, k: (
@@ -165,18 +149,10 @@ PAIRS: dict[str, Callable[[Tree, Tree, int], tuple[Any, Any]]] = {
         sf.grad(lambda x: weighted(ruled_jvp(k)(x)))(t),
         torch.func.grad(lambda x: weighted(squares(x)))(t),
     ),
-    "cond": lambda t, d, k: (
-        sf.cond(torch.tensor(False), lambda: t, lambda: shuffled(d, k)),
-        d,
-    ),
-    "scan": lambda t, d, k: (
-        sf.scan(stepping(k), t, ROWS)[0],
-        sf.tree_map(lambda x: x + 1, t),
-    ),
+    "cond": lambda t, d, k: (sf.cond(torch.tensor(False), lambda: t, lambda: shuffled(d, k)), d),
+    "scan": lambda t, d, k: (sf.scan(stepping(k), t, ROWS)[0], sf.tree_map(lambda x: x + 1, t)),
     "while_loop": lambda t, d, k: (
-        sf.while_loop(
-            lambda c: c["a"][0] < 1, growing(k), {"a": zero().reshape(1), "t": t}
-        )["t"],
+        sf.while_loop(lambda c: c["a"][0] < 1, growing(k), {"a": zero().reshape(1), "t": t})["t"],
         sf.tree_map(lambda x: x + 1, t),
     ),
     "in_axes": lambda t, d, k: (
@@ -205,15 +181,8 @@ PAIRS: dict[str, Callable[[Tree, Tree, int], tuple[Any, Any]]] = {
 def order(tree: Tree) -> Tensor:
     """What depends on the order in which a dict was filled."""
     if isinstance(tree, dict):
-        return sum(
-            ((i + 1) * order(child) for i, child in enumerate(tree.values())),
-            start=zero(),
-        )
-    return (
-        sum(map(order, tree), start=zero())
-        if isinstance(tree, list)
-        else tree.sum()
-    )
+        return sum(((i + 1) * order(child) for i, child in enumerate(tree.values())), start=zero())
+    return sum(map(order, tree), start=zero()) if isinstance(tree, list) else tree.sum()
 
 
 def spread(**trees: Tree) -> Tensor:
@@ -283,9 +252,7 @@ REFUSED: dict[str, Callable[[Tree, Callable[[Tree], Tree]], Any]] = {
     "linearize": lambda t, m: sf.linearize(weighted, t)[1](m(t)),
     "bwd": lambda t, m: sf.grad(lambda x: weighted(with_bwd(m)(x)))(t),
     "fwd": lambda t, m: sf.grad(lambda x: weighted(with_fwd(m)(x)))(t),
-    "custom_jvp": lambda t, m: sf.jvp(
-        lambda x: weighted(with_rule(m)(x)), (t,), (t,)
-    ),
+    "custom_jvp": lambda t, m: sf.jvp(lambda x: weighted(with_rule(m)(x)), (t,), (t,)),
     "cond": lambda t, m: sf.cond(torch.tensor(True), lambda: t, lambda: m(t)),
     "scan": lambda t, m: sf.scan(lambda c, x: (m(c), None), t, ROWS),
     "while_loop": lambda t, m: sf.while_loop(lambda c: weighted(c) < 0, m, t),
@@ -301,18 +268,11 @@ CASES = [
 
 
 @pytest.mark.parametrize(("call", "mutation"), CASES)
-def test_a_tree_that_differs_is_refused_with_the_users_line(
-    call: str, mutation: str
-) -> None:
-    tree = {
-        "b": values(3, seed=1),
-        "a": {"x": values(3, seed=2), "w": values(3, seed=3)},
-    }
+def test_a_tree_that_differs_is_refused_with_the_users_line(call: str, mutation: str) -> None:
+    tree = {"b": values(3, seed=1), "a": {"x": values(3, seed=2), "w": values(3, seed=3)}}
     with pytest.raises(sf.TreeError) as caught:
         REFUSED[call](tree, MUTATIONS[mutation])
-    assert caught.value.source is not None and caught.value.source.startswith(
-        __file__
-    )
+    assert caught.value.source is not None and caught.value.source.startswith(__file__)
     assert caught.value.fix
 
 
@@ -322,24 +282,11 @@ def test_placements_are_paired_by_key() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
         placed = sf.distribute(x, mesh, where)
-        assert [str(placed[key].placements[0]) for key in ("w", "b")] == [
-            "S(1)",
-            "S(0)",
-        ]
-        out = sf.shard(
-            lambda t: t, mesh, (where,), shuffled(where, 0), backend="aten"
-        )(x)
-        assert [str(out[key].placements[0]) for key in ("w", "b")] == [
-            "S(1)",
-            "S(0)",
-        ]
-        pinned = sf.shard(
-            lambda t: sf.constrain(doubled(t), where), mesh, backend="aten"
-        )(x)
-        assert [str(pinned[key].placements[0]) for key in ("w", "b")] == [
-            "S(1)",
-            "S(0)",
-        ]
+        assert [str(placed[key].placements[0]) for key in ("w", "b")] == ["S(1)", "S(0)"]
+        out = sf.shard(lambda t: t, mesh, (where,), shuffled(where, 0), backend="aten")(x)
+        assert [str(out[key].placements[0]) for key in ("w", "b")] == ["S(1)", "S(0)"]
+        pinned = sf.shard(lambda t: sf.constrain(doubled(t), where), mesh, backend="aten")(x)
+        assert [str(pinned[key].placements[0]) for key in ("w", "b")] == ["S(1)", "S(0)"]
         per_rank = sf.shard_map(doubled, mesh, (where,), where, backend="aten")(x)
         assert_same(sf.full(per_rank), doubled(x))
 

@@ -49,9 +49,7 @@ def chosen(limit: float | None, **given: Marks) -> list[Any]:
     return [marks[0] for marks in found.inputs.values()]
 
 
-def test_without_a_limit_a_parameter_that_the_backward_reads_is_replicated() -> (
-    None
-):
+def test_without_a_limit_a_parameter_that_the_backward_reads_is_replicated() -> None:
     """The first one is not read there, so a gather and a reduce-scatter are no more than an
     all-reduce, and its update is sharded.
     """

@@ -25,9 +25,7 @@ def followed(fn: Any, *args: Any) -> dict[str, str | None]:
     program = sf.jit(fn).trace(*args).program
     graph = program.graph.graph
     found = Followers(graph)
-    paths = dict(
-        zip(graph.find_nodes(op="placeholder"), program.in_paths, strict=True)
-    )
+    paths = dict(zip(graph.find_nodes(op="placeholder"), program.in_paths, strict=True))
     (output,) = graph.find_nodes(op="output")
     rows = [*paths.items(), *zip(output.args[0], program.out_paths, strict=True)]
     return {path: paths.get(found.leader(node)) for node, path in rows}
@@ -43,11 +41,7 @@ def test_state_and_new_values_follow_their_parameter() -> None:
     for name in "vw":
         own = f"p['{name}']"
         assert found[own] == found[f"m['{name}']"] == own
-        results = [
-            leader
-            for path, leader in found.items()
-            if path.endswith(f"['{name}']")
-        ]
+        results = [leader for path, leader in found.items() if path.endswith(f"['{name}']")]
         assert results == [own] * 4
     assert found["x"] is None
 

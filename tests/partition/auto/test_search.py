@@ -11,13 +11,7 @@ import torch
 import shardfn as sf
 from bench.planner import chosen
 from shardfn.hardware import H100
-from shardfn.partition.auto.search import (
-    ABOUT,
-    Candidate,
-    Search,
-    ranked,
-    timed_on,
-)
+from shardfn.partition.auto.search import ABOUT, Candidate, Search, ranked, timed_on
 from shardfn.partition.auto.unknowns import shards, unknowns_of
 from shardfn.partition.planner import axis_problem
 from shardfn.partition.planner.flattened import flattened
@@ -62,9 +56,7 @@ def test_no_other_placements_take_less_time(case: str) -> None:
     found = search(*CASES[case], (8,))
     best = found.candidates(None)[0].price.total
     options = [shards(x.meta["val"], (), (8,)) for x in found.unknowns.holders]
-    every = [
-        found.candidate(marks).price.total for marks in itertools.product(*options)
-    ]
+    every = [found.candidate(marks).price.total for marks in itertools.product(*options)]
     assert len(every) == 27
     assert best <= ABOUT * min(every)
 
@@ -78,11 +70,7 @@ def test_few_rows_and_wide_layers_are_tensor_parallel() -> None:
 def test_few_tokens_of_wide_experts_are_tensor_parallel() -> None:
     """Sharded tokens stay on their ranks, where products of experts have no other strategy."""
     half = lambda *shape: sf.ShapeDtype(shape, torch.bfloat16)
-    params = {
-        "router": half(1024, 8),
-        "up": half(8, 1024, 4096),
-        "down": half(8, 4096, 1024),
-    }
+    params = {"router": half(1024, 8), "up": half(8, 1024, 4096), "down": half(8, 4096, 1024)}
     step = chosen.sgd(chosen.experts)
     found = search_of(step, params, half(256, 1024), (4,))
     _, up, down, tokens = found.candidates(None)[0].marks

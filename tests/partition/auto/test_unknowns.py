@@ -69,10 +69,7 @@ def test_states_in_several_placements_contradict() -> None:
     rows = [given.get(path) for path in program.in_paths]
     with pytest.raises(Contradiction) as error:
         unknowns_of(program, AXES, rows, [None] * len(program.out_paths))
-    assert error.value.args == (
-        "p['v']",
-        {(1, "R"): "m['v']", (0, "R"): "n['v']"},
-    )
+    assert error.value.args == ("p['v']", {(1, "R"): "m['v']", (0, "R"): "n['v']"})
 
 
 def test_textbook_placements_keep_what_is_given() -> None:

@@ -23,9 +23,7 @@ def builder(sizes: tuple[int, ...], coordinates: tuple[int, ...]) -> Builder:
 
 @pytest.mark.parametrize("marks", [(0, "R"), ("R", 0), (0, 0), ((0, 2), 0)])
 @pytest.mark.parametrize("size", [6, 10, 4, 12])
-def test_the_offset_of_a_shard_is_where_its_first_element_stands(
-    size: int, marks: Marks
-) -> None:
+def test_the_offset_of_a_shard_is_where_its_first_element_stands(size: int, marks: Marks) -> None:
     sizes = (2, 3)
     plain = layout.canonical((size,), marks, sizes)
     if plain is None:
@@ -60,9 +58,7 @@ def test_an_equal_offset_is_computed_once() -> None:
         first, second = b.start(0, 5, 1), b.start(0, 5, 1)
         other = b.start(0, 6, 1)
     assert first is second and other is not first
-    assert [n.name for n in b.graph.nodes if "clamp" in n.name] == [
-        "clamp_default"
-    ]
+    assert [n.name for n in b.graph.nodes if "clamp" in n.name] == ["clamp_default"]
 
 
 def test_memory_in_the_order_of_the_global_value_is_left_alone() -> None:

@@ -29,19 +29,13 @@ def shapes(graph: torch.fx.Graph) -> list[Any]:
     return [tuple(n.meta["val"].shape) for n in graph.find_nodes(op="placeholder")]
 
 
-def test_the_inputs_are_a_coordinate_for_each_axis_and_then_the_local_tensors() -> (
-    None
-):
-    plan = planned(
-        lambda x, w: [x @ w], (X, W), [(0, "R"), ("R", 1)], sizes=(2, 3)
-    )
+def test_the_inputs_are_a_coordinate_for_each_axis_and_then_the_local_tensors() -> None:
+    plan = planned(lambda x, w: [x @ w], (X, W), [(0, "R"), ("R", 1)], sizes=(2, 3))
     graph = local(plan, 1, 0)
     names = [n.name for n in graph.find_nodes(op="placeholder")]
     assert names == ["coord_a", "coord_b", "x1", "x2"]
     assert shapes(graph) == [(), (), (2, 4), (4, 2)]
-    assert (
-        text(graph, plan.axes) == "%mm = mm(%x0, %x1): f32[5@a, 6@b]\nreturn %mm"
-    )
+    assert text(graph, plan.axes) == "%mm = mm(%x0, %x1): f32[5@a, 6@b]\nreturn %mm"
 
 
 def test_ranks_with_shards_of_equal_sizes_share_a_graph() -> None:
@@ -57,8 +51,7 @@ def sized(graph: torch.fx.Graph) -> list[Any]:
     """The ops of a graph, with their constants and the sizes of their values."""
     constant = lambda x: torch.fx.node.map_arg(x, lambda n: n.name)
     return [
-        (op_of(n), repr(constant((n.args, n.kwargs))), str(n.meta.get("val")))
-        for n in graph.nodes
+        (op_of(n), repr(constant((n.args, n.kwargs))), str(n.meta.get("val"))) for n in graph.nodes
     ]
 
 
@@ -105,20 +98,12 @@ def test_a_node_knows_its_line_its_phase_and_its_step() -> None:
     plan = planned(lambda x: [(x * 2).exp()], (X,), [(0,)], backward=["exp"])
     calls = [n for n in local(plan, 0).nodes if n.op == "call_function"]
     about = [(n.meta["source"], n.meta["phase"], n.meta["step"]) for n in calls]
-    assert about == [
-        ("model.py:mul", "forward", 0),
-        ("model.py:exp", "backward", 1),
-    ]
+    assert about == [("model.py:mul", "forward", 0), ("model.py:exp", "backward", 1)]
 
 
 def test_a_view_is_of_the_local_size() -> None:
     ins: list[Marks] = [(0,)]
     plan = planned(lambda x: [x.view(2, 3, 4)], (torch.ones(6, 4),), ins)
-    run = pieces.run_plan(
-        plan, [pieces.cut(torch.arange(24.0).view(6, 4), (0,), (2,))]
-    )
+    run = pieces.run_plan(plan, [pieces.cut(torch.arange(24.0).view(6, 4), (0,), (2,))])
     whole = torch.arange(24.0).view(2, 3, 4)
-    assert all(
-        torch.equal(got, wanted)
-        for got, wanted in zip(run[0], whole.chunk(2), strict=True)
-    )
+    assert all(torch.equal(got, wanted) for got, wanted in zip(run[0], whole.chunk(2), strict=True))

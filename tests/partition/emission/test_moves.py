@@ -50,9 +50,7 @@ def test_an_uneven_gather_pads_and_drops_the_padding() -> None:
 def test_a_reduce_scatter_sends_the_chunks_in_the_order_of_ranks() -> None:
     lines = moved(("sum",), (0,)).splitlines()
     assert lines[0] == "%view = view(%x0, [2, 3]): f64[2, 3]"
-    assert any(
-        "reduce_scatter[sum, a]" in line and "48 B" in line for line in lines
-    )
+    assert any("reduce_scatter[sum, a]" in line and "48 B" in line for line in lines)
     assert lines[-2].endswith(": f64[6@a]")
 
 

@@ -13,14 +13,7 @@ from ranks import run_ranks
 import shardfn as sf
 from shardfn import P
 
-DTYPES = (
-    torch.complex128,
-    torch.complex64,
-    torch.int16,
-    torch.bool,
-    torch.float16,
-    torch.uint8,
-)
+DTYPES = (torch.complex128, torch.complex64, torch.int16, torch.bool, torch.float16, torch.uint8)
 
 
 def values(dtype: torch.dtype) -> torch.Tensor:
@@ -30,10 +23,7 @@ def values(dtype: torch.dtype) -> torch.Tensor:
 
 def moved(x: torch.Tensor) -> dict[str, torch.Tensor]:
     """Gathered, exchanged, and, where there is a sum, reduced and scattered."""
-    out = {
-        "gather": sf.constrain(x, P()),
-        "exchange": sf.constrain(x, P(None, "a")),
-    }
+    out = {"gather": sf.constrain(x, P()), "exchange": sf.constrain(x, P(None, "a"))}
     if x.dtype.is_complex:  # torch conjugates and negates when it reads
         out |= {
             "conjugate": sf.constrain(x.conj(), P()),
@@ -45,9 +35,7 @@ def moved(x: torch.Tensor) -> dict[str, torch.Tensor]:
         total = x.sum(0, dtype=x.dtype)
         out |= {
             "reduce": total,
-            "scatter": sf.constrain(
-                x.T.contiguous().sum(1, dtype=x.dtype), P("a")
-            ),
+            "scatter": sf.constrain(x.T.contiguous().sum(1, dtype=x.dtype), P("a")),
         }
     return out
 
@@ -55,8 +43,7 @@ def moved(x: torch.Tensor) -> dict[str, torch.Tensor]:
 def everything() -> dict[str, Any]:
     mesh = sf.make_mesh((2,), ("a",))
     return {
-        str(d): sf.full(sf.shard(moved, mesh, P("a"), backend="aten")(values(d)))
-        for d in DTYPES
+        str(d): sf.full(sf.shard(moved, mesh, P("a"), backend="aten")(values(d))) for d in DTYPES
     }
 
 

@@ -19,9 +19,7 @@ from tests.support.stages.plans import program_of
 
 
 def seen() -> Observed:
-    program = program_of(
-        lambda x, w: [(x @ w).tanh()], torch.ones(8, 4), torch.ones(4, 6)
-    )
+    program = program_of(lambda x, w: [(x @ w).tanh()], torch.ones(8, 4), torch.ones(4, 6))
     walk = Walk(pieces.mesh_axes((2, 3)), "f")
     ins = [(0, "R"), ("R", 1)]
     return Observed(walk, program, walked(walk, program, ins, [None], ()))
@@ -48,9 +46,7 @@ def said() -> Iterator[list[str]]:
 def test_when_time_is_up_there_is_no_advice_and_the_log_says_so(
     monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
-    monkeypatch.setattr(
-        integer_program.IntegerProgram, "solve", lambda program: None
-    )
+    monkeypatch.setattr(integer_program.IntegerProgram, "solve", lambda program: None)
     assert advise(seen()) == {}
     assert said == [
         "f: the placements on axis a were not planned within 60 s; each op takes its cheapest "

@@ -30,15 +30,11 @@ def test_layers_in_the_middle_are_alike_and_those_at_the_ends_are_not(
 ) -> None:
     middle = {numbers[f"mm_{i}"] for i in range(4, 9)}
     assert len(middle) == 1
-    assert (
-        numbers["mm"] not in middle and numbers[f"mm_{LAYERS - 1}"] not in middle
-    )
+    assert numbers["mm"] not in middle and numbers[f"mm_{LAYERS - 1}"] not in middle
     assert numbers["tanh_5"] not in middle
 
 
-def test_placements_that_are_decided_tell_ops_apart(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_placements_that_are_decided_tell_ops_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FEW", 0)
     found = observed(deep, (torch.ones(8, 4), torch.ones(4, 4)), [(0,), ("R",)])
     numbers = alike(found, lambda node: node.name)

@@ -93,9 +93,7 @@ def test_a_large_problem_has_no_strided_shards_but_those_of_the_walk(
     assert here == there
 
 
-def test_a_problem_that_stays_too_large_is_not_solved(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_problem_that_stays_too_large_is_not_solved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(axis_problem, "MOST_WAYS", 1)
     problem = problem_of_a_merge()
     assert problem.is_too_large

@@ -37,14 +37,8 @@ def test_nothing_changes_where_nothing_is_cheaper() -> None:
     assert {} in seen and len(seen) > 1
 
 
-def test_of_placements_that_take_about_the_same_time_the_one_that_sends_less_is_taken() -> (
-    None
-):
-    times = {
-        ("R", "R"): (100.0, 9.0),
-        (0, "R"): (104.0, 8.0),
-        ("R", 0): (101.0, 8.5),
-    }
+def test_of_placements_that_take_about_the_same_time_the_one_that_sends_less_is_taken() -> None:
+    times = {("R", "R"): (100.0, 9.0), (0, "R"): (104.0, 8.0), ("R", 0): (101.0, 8.5)}
 
     def price(tried: Carries) -> PlanPrice:
         (marks,) = tried.values() or [("R", "R")]
@@ -55,9 +49,7 @@ def test_of_placements_that_take_about_the_same_time_the_one_that_sends_less_is_
     assert found == {(4,): (0, "R")}
 
 
-def test_only_the_two_largest_carries_and_dims_with_an_element_for_each_rank() -> (
-    None
-):
+def test_only_the_two_largest_carries_and_dims_with_an_element_for_each_rank() -> None:
     seen: list[Carries] = []
     carried: Carries = dict.fromkeys([(3,), (12,), (2, 7)], ("R", "R"))
     searched(carried, AXES, priced(carried, seen))

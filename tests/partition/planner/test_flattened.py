@@ -96,8 +96,7 @@ def test_of_loops_of_one_step_it_computes_the_same(transform: Any) -> None:
         assert not loops(flat.program.graph.graph)
         flat.program.graph.graph.lint()
         wanted, got = (
-            torch.fx.Interpreter(of.graph).run(*leaves(args))
-            for of in (program, flat.program)
+            torch.fx.Interpreter(of.graph).run(*leaves(args)) for of in (program, flat.program)
         )
         for a, b in zip(wanted, got, strict=True):
             torch.testing.assert_close(b, a, rtol=1e-12, atol=1e-12)
@@ -136,9 +135,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_ops_of_bodies_are_planned_at_once(
-    case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_ops_of_bodies_are_planned_at_once(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fn, sizes = CASES[case]
     monkeypatch.setattr(planning, "WORTH", 2.0**15)
     p, rows = given()

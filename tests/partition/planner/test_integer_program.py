@@ -83,14 +83,9 @@ def prices(found: AxisProblem) -> np.ndarray:
         costs = [found.program.costs[s.variable] for s in strategies]
         total += spread(np.array(costs), [k], len(ops))
     op_of = {s.variable: k for k, op in enumerate(ops) for s in op}
-    distinct = {
-        supply.description(): supply for supply in found.supplies.found.values()
-    }
+    distinct = {supply.description(): supply for supply in found.supplies.found.values()}
     for supply in distinct.values():
-        groups = [
-            *supply.made.values(),
-            *(g for _, r in supply.reads for g in r.values()),
-        ]
+        groups = [*supply.made.values(), *(g for _, r in supply.reads for g in r.values())]
         read = sorted({op_of[v] for group in groups for v in group or ()})
         table = np.zeros([len(ops[k]) for k in read])
         for at in np.ndindex(table.shape):
@@ -110,11 +105,7 @@ def spread(table: np.ndarray, dims: list[int], count: int) -> np.ndarray:
 
 def moves(supply: Supply, taken: set[int]) -> float:
     """The cheapest moves of a value to all placements that its readers need, phase by phase."""
-    (made,) = (
-        marks
-        for marks, by in supply.made.items()
-        if by is None or taken.intersection(by)
-    )
+    (made,) = (marks for marks, by in supply.made.items() if by is None or taken.intersection(by))
     total = 0.0
     for phase in {at for at, _ in supply.reads}:
         needed = {
@@ -148,10 +139,7 @@ def test_it_equals_a_search_over_all_combinations(seed: int) -> None:
     every = prices(found)
     decided = found.solve()
     assert decided is not None
-    taken = tuple(
-        [s.placed for s in strategies].index(decided[node])
-        for node, strategies in ops
-    )
+    taken = tuple([s.placed for s in strategies].index(decided[node]) for node, strategies in ops)
     assert every[taken] == pytest.approx(every.min(), rel=1e-6)
     assert every.min() < IMPOSSIBLE
 

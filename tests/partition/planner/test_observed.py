@@ -18,9 +18,7 @@ from tests.support.stages.plans import program_of
 X, W = torch.ones(8, 4), torch.ones(4, 6)
 
 
-def observed(
-    fn: Any, args: Any, ins: list[Marks], sizes: tuple[int, ...] = (2,)
-) -> Observed:
+def observed(fn: Any, args: Any, ins: list[Marks], sizes: tuple[int, ...] = (2,)) -> Observed:
     program = program_of(fn, *args)
     walk = Walk(pieces.mesh_axes(sizes), "f")
     outs = [None] * len(program.out_paths)
@@ -51,9 +49,7 @@ def test_a_constraint_needs_the_placement_that_it_asks_for() -> None:
     fn = lambda x: [prim_redistribute(x.exp(), ";a")]
     found = observed(fn, (torch.ones(8, 4),), [(0,)])
     nodes = named(found)
-    assert list(found.needs(nodes["prim_redistribute"])) == [
-        ((nodes["exp"], 0), (1,))
-    ]
+    assert list(found.needs(nodes["prim_redistribute"])) == [((nodes["exp"], 0), (1,))]
 
 
 def test_sums_of_gradients_are_one_value_before_they_are_placed() -> None:

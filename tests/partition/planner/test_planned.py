@@ -45,15 +45,10 @@ def lowered(emb: P, **options: Any) -> Any:
 def sent(low: Any) -> float:
     """MiB that a rank sends, as the collectives of the program say."""
     rounds = {"all_reduce": 2.0, "all_to_all": 1.0}
-    return (
-        sum(rounds.get(c.kind, 1.0) * c.nbytes * 3 / 4 for c in low.collectives)
-        / MIB
-    )
+    return sum(rounds.get(c.kind, 1.0) * c.nbytes * 3 / 4 for c in low.collectives) / MIB
 
 
-def test_an_embedding_sharded_on_features_costs_no_more_than_one_sharded_on_rows() -> (
-    None
-):
+def test_an_embedding_sharded_on_features_costs_no_more_than_one_sharded_on_rows() -> None:
     features = lowered(P(None, "dp"))
     assert sent(features) < 30
     assert sent(features) < 1.1 * sent(lowered(P("dp")))
@@ -73,9 +68,7 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Every program is planned at once, however little it sends, and follows that plan."""
     compared: list[Any] = []
     monkeypatch.setattr(planning, "WORTH", -1.0)
-    monkeypatch.setattr(
-        PlanPrice, "is_below", lambda self, other: compared.append(self) or True
-    )
+    monkeypatch.setattr(PlanPrice, "is_below", lambda self, other: compared.append(self) or True)
     return compared
 
 
@@ -89,9 +82,7 @@ WORLDS: dict[str, tuple[dict[str, int], str, Any]] = {
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("model", models.LOSSES)
-def test_values_are_those_of_one_device(
-    model: str, world: str, followed: list[Any]
-) -> None:
+def test_values_are_those_of_one_device(model: str, world: str, followed: list[Any]) -> None:
     loss, make_params, make_batch = models.LOSSES[model]
     params, (x, y) = make_params(), make_batch(5)
     axes, scheme, batch = WORLDS[world]
@@ -111,25 +102,15 @@ def on_a_rank() -> Any:
     planning.WORTH = 2.0**20  # so small a program is worth a plan here
     generator = torch.Generator().manual_seed(3)
     shapes = dict(emb=(500, 64), up=(64, 256), down=(256, 64), head=(64, 500))
-    params = {
-        name: torch.randn(shape, generator=generator) / 8
-        for name, shape in shapes.items()
-    }
+    params = {name: torch.randn(shape, generator=generator) / 8 for name, shape in shapes.items()}
     tokens = torch.randint(0, 500, (128, 60), generator=generator)
     mesh = sf.make_mesh((2,), ("dp",))
     places = (COLUMNS, P("dp"))
     step = sf.shard(sf.grad(language_model), mesh, places, backend="aten")
     greedy = sf.shard(sf.grad(language_model), mesh, places, planner="greedy")
-    kinds, others = (
-        [c.kind for c in f.lower(params, tokens).collectives]
-        for f in (step, greedy)
-    )
+    kinds, others = ([c.kind for c in f.lower(params, tokens).collectives] for f in (step, greedy))
     assert kinds != others
-    return (
-        sf.full(step(params, tokens)),
-        sf.grad(language_model)(params, tokens),
-        kinds,
-    )
+    return (sf.full(step(params, tokens)), sf.grad(language_model)(params, tokens), kinds)
 
 
 def test_two_processes_compute_what_one_device_does_and_plan_alike() -> None:
@@ -145,9 +126,7 @@ def test_when_time_is_up_the_first_plan_is_taken_and_said_so(
 ) -> None:
     monkeypatch.setattr(integer_program, "SECONDS", 0.0)
     said: list[str] = []
-    monkeypatch.setattr(
-        advice.log, "warning", lambda text, *args: said.append(text % args)
-    )
+    monkeypatch.setattr(advice.log, "warning", lambda text, *args: said.append(text % args))
     low = lowered(P(None, "dp"))
     assert str(low) == str(lowered(P(None, "dp"), planner="greedy"))
     assert said == [
@@ -218,9 +197,7 @@ def test_the_carry_of_a_scan_is_planned_and_its_values_are_those_of_one_device(
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
 
 
-def test_a_weight_is_not_gathered_for_a_product_that_all_ranks_would_compute() -> (
-    None
-):
+def test_a_weight_is_not_gathered_for_a_product_that_all_ranks_would_compute() -> None:
     """The weight is sharded where the product sums, and its input on no dim."""
     x, w = sf.ShapeDtype((4096, 4096)), sf.ShapeDtype((4096, 4096))
     kinds = []

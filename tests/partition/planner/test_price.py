@@ -9,11 +9,7 @@ import torch
 from shardfn import _compat
 from shardfn.partition import plan as steps
 from shardfn.partition.planner import work
-from shardfn.partition.planner.price import (
-    PlanPrice,
-    plan_price,
-    unasked_bytes,
-)
+from shardfn.partition.planner.price import PlanPrice, plan_price, unasked_bytes
 from shardfn.partition.planner.starts import START
 from shardfn.partition.redistribute import route
 from tests.support.stages.graphs import calls, graph_of
@@ -39,9 +35,7 @@ def test_a_plan_is_below_if_it_sends_a_tenth_less_in_time_and_bytes_in_about_the
     assert other.is_below(FIRST) is wanted
 
 
-def test_a_plan_shares_more_if_it_computes_a_tenth_less_in_a_tenth_less_time() -> (
-    None
-):
+def test_a_plan_shares_more_if_it_computes_a_tenth_less_in_a_tenth_less_time() -> None:
     assert PlanPrice(110.0, 200.0, 20.0).shares_more(FIRST)
     assert not PlanPrice(120.0, 0.0, 20.0).shares_more(FIRST), "about the time"
     assert not PlanPrice(10.0, 0.0, 46.0).shares_more(FIRST), "the same work"
@@ -63,9 +57,7 @@ def sharded_sum(implicit: bool) -> tuple[steps.Plan, torch.fx.Graph]:
     found = route((8, 8), 4, ("sum",), ("R",), AXES)
     assert found is not None
     reduce = steps.Redistribute(mm, y, z, found[1], implicit)
-    return steps.Plan(
-        AXES, (steps.Apply(mm, (x, w), (y,)), reduce), (x, w), (z,)
-    ), graph
+    return steps.Plan(AXES, (steps.Apply(mm, (x, w), (y,)), reduce), (x, w), (z,)), graph
 
 
 def test_a_ring_all_reduce_sends_twice_its_bytes_less_one_part() -> None:
@@ -73,9 +65,7 @@ def test_a_ring_all_reduce_sends_twice_its_bytes_less_one_part() -> None:
     (mm,) = calls(graph, "mm")
     found = plan_price(plan, graph)
     sent = 2 * (3 / 4) * 8 * 8 * 4
-    assert found.nbytes == sent + 1.0, (
-        "and one for the start, to count collectives"
-    )
+    assert found.nbytes == sent + 1.0, "and one for the start, to count collectives"
     assert found.sent == sent + START
     assert found.computed == pytest.approx(work.in_bytes(mm) / 4)
 

@@ -8,12 +8,7 @@ import torch
 
 from shardfn.ops.placement import prim_align
 from shardfn.partition import plan as steps
-from shardfn.partition.planner.starts import (
-    START,
-    parameter_slots,
-    parameters,
-    timed,
-)
+from shardfn.partition.planner.starts import START, parameter_slots, parameters, timed
 from shardfn.types import Cost
 from tests.support.stages.graphs import graph_of
 
@@ -39,13 +34,8 @@ def test_links_that_are_known_count() -> None:
     assert [c.start for c in timed(known, is_ahead=True).costs] == [1.0, 1.0]
 
 
-def test_the_parameters_are_those_with_a_gradient_and_their_rearrangements() -> (
-    None
-):
-    assert [node.name for node in parameters(STEP)] in (
-        ["w_1", "t"],
-        ["t", "w_1"],
-    )
+def test_the_parameters_are_those_with_a_gradient_and_their_rearrangements() -> None:
+    assert [node.name for node in parameters(STEP)] in (["w_1", "t"], ["t", "w_1"])
 
 
 def test_the_slots_of_parameters_are_followed_through_moves() -> None:

@@ -33,9 +33,7 @@ def test_a_product_may_be_sharded_on_every_factor() -> None:
     ]
 
 
-def test_a_strategy_that_gives_a_rank_more_than_twice_its_share_is_left_out() -> (
-    None
-):
+def test_a_strategy_that_gives_a_rank_more_than_twice_its_share_is_left_out() -> None:
     x = torch.ones(3, 16)
     row = offered(lambda x: [x.exp()], (x,), [("R",)], "exp", (8,))
     assert row == [(("R",), ("R",)), ((1,), (1,))], "3 rows over 8 ranks"

@@ -30,9 +30,7 @@ def weighed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     yield seen
 
 
-def layers(
-    step: Callable[[Any, Any], Any], count: int = FEW
-) -> Callable[[Any, Any], list[Any]]:
+def layers(step: Callable[[Any, Any], Any], count: int = FEW) -> Callable[[Any, Any], list[Any]]:
     """Several times the same step."""
 
     def run(x: torch.Tensor, w: torch.Tensor) -> list[Any]:
@@ -52,9 +50,7 @@ ALIKE: dict[str, Callable[[Any, Any], Any]] = {
 
 @pytest.mark.parametrize("name", ALIKE)
 @pytest.mark.parametrize("marks", [((0,), ("R",)), (("R",), ("R",))])
-def test_more_layers_need_no_more_choices(
-    name: str, marks: Any, weighed: list[Any]
-) -> None:
+def test_more_layers_need_no_more_choices(name: str, marks: Any, weighed: list[Any]) -> None:
     planned(layers(ALIKE[name]), (X, W), marks)
     few = len(weighed)
     plan = planned(layers(ALIKE[name], MANY), (X, W), marks)

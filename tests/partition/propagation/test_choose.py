@@ -27,19 +27,14 @@ def test_a_strategy_that_moves_nothing_is_taken(name: str) -> None:
 
 
 def test_axes_are_independent() -> None:
-    plan = planned(
-        lambda x, w: [x @ w], (X, W), [(0, "R"), ("R", 1)], sizes=(2, 3)
-    )
+    plan = planned(lambda x, w: [x @ w], (X, W), [(0, "R"), ("R", 1)], sizes=(2, 3))
     assert told(plan) == ["apply mm: 0|R, R|1 -> 0|1"]
 
 
 def test_of_two_inputs_the_smaller_one_moves() -> None:
     big = torch.ones(80, 4)
     plan = planned(lambda x, w: [x @ w], (big, W), [(0,), (1,)])
-    assert told(plan) == [
-        "redistribute mm: 1 -> R by all_gather (implicit)",
-        "apply mm: 0, R -> 0",
-    ]
+    assert told(plan) == ["redistribute mm: 1 -> R by all_gather (implicit)", "apply mm: 0, R -> 0"]
 
 
 def test_one_value_as_two_arguments_moves_once() -> None:
@@ -50,9 +45,7 @@ def test_one_value_as_two_arguments_moves_once() -> None:
     assert told(square)[1:] == ["apply mm: 0, R -> 0"]
 
 
-def test_a_partial_sum_passes_through_linear_ops_and_is_reduced_before_others() -> (
-    None
-):
+def test_a_partial_sum_passes_through_linear_ops_and_is_reduced_before_others() -> None:
     fn = lambda x, w: [((x @ w) * 2).exp()]
     assert told(planned(fn, (X, W), [(1,), (0,)])) == [
         "apply mm: 1, 0 -> sum",
@@ -71,9 +64,7 @@ def test_a_fallback_gathers_computes_and_leaves_replicated() -> None:
 
 
 def test_a_rule_whose_strategies_fit_nowhere_is_refused() -> None:
-    entry = registry.Registered(
-        torch.ops.aten.roll.default, lambda call: [(((0, 3),), ((0, 3),))]
-    )
+    entry = registry.Registered(torch.ops.aten.roll.default, lambda call: [(((0, 3),), ((0, 3),))])
     registry.add(entry)
     try:
         with pytest.raises(sf.RuleError) as caught:

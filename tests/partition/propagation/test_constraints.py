@@ -62,10 +62,7 @@ def test_a_gradient_of_other_sizes_is_aligned_where_sizes_agree() -> None:
 
 def added(times: int):
     def step(w: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
-        grads = [
-            prim_align(x.t() @ (x + i), w, Wish("w", 1, 1).text)
-            for i in range(times)
-        ]
+        grads = [prim_align(x.t() @ (x + i), w, Wish("w", 1, 1).text) for i in range(times)]
         return [sum(grads[1:], grads[0])]
 
     return step
@@ -80,9 +77,7 @@ def test_gradients_that_are_only_added_are_reduced_once() -> None:
 
 
 def test_gradients_of_two_parameters_are_reduced_each() -> None:
-    def step(
-        v: torch.Tensor, w: torch.Tensor, x: torch.Tensor
-    ) -> list[torch.Tensor]:
+    def step(v: torch.Tensor, w: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
         g, h = x.t() @ x, x.t() @ (x + 1)
         options = Wish("w", 1, 1).text
         return [prim_align(g, v, options) + prim_align(h, w, options)]
@@ -102,11 +97,7 @@ def test_a_gradient_that_only_a_constraint_reads_is_reduced_to_its_placement() -
 
     args = torch.ones(96, 6), X
     reduced = [
-        [
-            line
-            for line in told(planned(f, args, [(0,), ("R",)]))
-            if line.startswith("redistribute")
-        ]
+        [line for line in told(planned(f, args, [(0,), ("R",)])) if line.startswith("redistribute")]
         for f in (fn, read_twice)
     ]
     texts = [[line.split(": ")[1] for line in lines] for lines in reduced]

@@ -25,14 +25,10 @@ NEXT: dict[str, Any] = {
     "softmax over rows": (lambda y: torch.softmax(y, 0), {"all_to_all": 1}),
     "softmax over columns": (lambda y: torch.softmax(y, 1), {"all_to_all": 1}),
     "cumulative sums of rows": (lambda y: torch.cumsum(y, 0), {"all_to_all": 1}),
-    "two readers": (
-        lambda y: torch.softmax(y, 0) + torch.cumsum(y, 0),
-        {"all_to_all": 1},
-    ),
+    "two readers": (lambda y: torch.softmax(y, 0) + torch.cumsum(y, 0), {"all_to_all": 1}),
     "first, then columns": (
         lambda y: torch.linalg.solve(
-            y[None].expand(2, 12, 12) + torch.eye(12, dtype=F64),
-            torch.softmax(y, 0),
+            y[None].expand(2, 12, 12) + torch.eye(12, dtype=F64), torch.softmax(y, 0)
         ),
         None,
     ),
@@ -55,17 +51,13 @@ def sent(low: Any) -> dict[str, int]:
     "cuts", [(ROWS, COLUMNS), (COLUMNS, ROWS)], ids=["rows first", "columns first"]
 )
 @pytest.mark.parametrize("name", NEXT)
-def test_of_two_moves_that_cost_the_same_the_next_op_decides(
-    name: str, cuts: Any, n: int
-) -> None:
+def test_of_two_moves_that_cost_the_same_the_next_op_decides(name: str, cuts: Any, n: int) -> None:
     fn, counts = summed_then(name), NEXT[name][1]
     with sf.fake_world(n):
         sharded = sf.shard(fn, sf.make_mesh((n,), ("x",)), cuts, backend="aten")
         if counts is not None:
             assert sent(sharded.lower(A, B)) == counts
-        torch.testing.assert_close(
-            sf.full(sharded(A, B)), fn(A, B), rtol=1e-10, atol=1e-10
-        )
+        torch.testing.assert_close(sf.full(sharded(A, B)), fn(A, B), rtol=1e-10, atol=1e-10)
 
 
 def test_a_choice_that_moves_nothing_is_taken_whatever_comes_next() -> None:
@@ -76,21 +68,13 @@ def test_a_choice_that_moves_nothing_is_taken_whatever_comes_next() -> None:
             (ROWS, ROWS),
             backend="aten",
         )
-        assert [str(t.op) for t in sharded.lower(A, B).transfers] == [
-            "aten.cumsum.default"
-        ]
+        assert [str(t.op) for t in sharded.lower(A, B).transfers] == ["aten.cumsum.default"]
         torch.testing.assert_close(
-            sf.full(sharded(A, B)),
-            torch.cumsum(torch.sin(A) + B, 0),
-            rtol=1e-10,
-            atol=1e-10,
+            sf.full(sharded(A, B)), torch.cumsum(torch.sin(A) + B, 0), rtol=1e-10, atol=1e-10
         )
 
 
-SLOW, FAST = (
-    sf.Link(latency=1e-5, bandwidth=25e9),
-    sf.Link(latency=1e-5, bandwidth=450e9),
-)
+SLOW, FAST = (sf.Link(latency=1e-5, bandwidth=25e9), sf.Link(latency=1e-5, bandwidth=450e9))
 
 
 @pytest.mark.parametrize(("slow", "gathered"), [("a", "b"), ("b", "a")])
@@ -100,14 +84,11 @@ def test_more_bytes_go_over_the_fast_axis(slow: str, gathered: str) -> None:
         mesh = sf.make_mesh((2, 2), ("a", "b"), links=links)
         axes = sf.mesh.axes_of(mesh)
         _, moves = route((4096, 4096), 8, (0, 1), (1, 0), axes)
-        assert [
-            ("ab"[m.axis], m.kind) for m in moves if m.kind == "all_gather"
-        ] == [(gathered, "all_gather")]
+        assert [("ab"[m.axis], m.kind) for m in moves if m.kind == "all_gather"] == [
+            (gathered, "all_gather")
+        ]
         turned = sf.shard(
-            lambda x: sf.constrain(x, P("b", "a")) * 2,
-            mesh,
-            P("a", "b"),
-            backend="aten",
+            lambda x: sf.constrain(x, P("b", "a")) * 2, mesh, P("a", "b"), backend="aten"
         )
         torch.testing.assert_close(sf.full(turned(A)), A * 2)
 
@@ -116,9 +97,7 @@ def test_more_bytes_go_over_the_fast_axis(slow: str, gathered: str) -> None:
 def test_a_collective_costs_its_bytes_and_its_start(latency: float) -> None:
     with sf.fake_world(2):
         axes = sf.mesh.axes_of(
-            sf.make_mesh(
-                (2,), ("x",), links={"x": sf.Link(latency=latency, bandwidth=1e9)}
-            )
+            sf.make_mesh((2,), ("x",), links={"x": sf.Link(latency=latency, bandwidth=1e9)})
         )
         cost, moves = route((64,), 8, ("sum",), ("R",), axes)
         assert [m.kind for m in moves] == ["all_reduce"]
@@ -131,11 +110,7 @@ def test_without_links_all_axes_are_alike() -> None:
         even = sf.make_mesh((2, 2), ("a", "b"), links={"a": FAST, "b": FAST})
         assert sf.mesh.axes_of(mesh).costs == ()
         assert {c.byte for c in sf.mesh.axes_of(even).costs} == {1.0}
-        assert (
-            sf.mesh.axes_of(mesh)
-            == sf.mesh.axes_of(even)
-            == MeshAxes(("a", "b"), (2, 2))
-        )
+        assert sf.mesh.axes_of(mesh) == sf.mesh.axes_of(even) == MeshAxes(("a", "b"), (2, 2))
 
 
 BAD: dict[str, tuple[Any, str]] = {
@@ -161,6 +136,4 @@ def test_links_that_do_not_fit_are_refused(name: str) -> None:
     with sf.fake_world(4), pytest.raises(sf.PlacementError) as refused:
         sf.make_mesh((2, 2), ("a", "b"), links=links)
     assert "make_mesh, links" in str(refused.value) and said in str(refused.value)
-    assert "links={'a': Link(latency=..., bandwidth=...), 'b':" in str(
-        refused.value
-    )
+    assert "links={'a': Link(latency=..., bandwidth=...), 'b':" in str(refused.value)

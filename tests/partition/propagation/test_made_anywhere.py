@@ -21,18 +21,13 @@ def test_each_rank_draws_its_shard() -> None:
 
 
 def test_two_readers_at_two_placements_draw_twice() -> None:
-    def fn(
-        key: torch.Tensor, x: torch.Tensor, y: torch.Tensor
-    ) -> list[torch.Tensor]:
+    def fn(key: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         drawn = uniform(key, (4, 6))
         return [x + drawn, y + drawn]
 
     plan = planned(fn, (KEY, X, torch.ones(4, 6)), [("R",), (1,), (0,)])
     drawn = [line for line in told(plan) if "random_bits" in line]
-    assert sorted(drawn) == [
-        "apply random_bits: R -> 0",
-        "apply random_bits: R -> 1",
-    ]
+    assert sorted(drawn) == ["apply random_bits: R -> 0", "apply random_bits: R -> 1"]
     assert not any("redistribute" in line for line in told(plan))
 
 

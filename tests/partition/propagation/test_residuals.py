@@ -21,15 +21,11 @@ def test_a_cotangent_has_the_placement_of_its_result_reduced() -> None:
 
 def test_a_residual_after_a_token_keeps_every_placement() -> None:
     fn = lambda x, token: [AFTER(x, token).cos()]
-    plan = planned(
-        fn, (X, torch.ones(())), [(0,), ("R",)], backward=["after", "cos"]
-    )
+    plan = planned(fn, (X, torch.ones(())), [(0,), ("R",)], backward=["after", "cos"])
     assert told(plan) == ["apply after: 0, R -> 0", "apply cos: 0 -> 0"]
 
 
 def test_a_constant_waits_for_nothing() -> None:
     fn = lambda x, token: [AFTER(torch.zeros(4, 4), token) + x]
-    plan = planned(
-        fn, (X, torch.ones(())), [(0,), ("R",)], backward=["after", "add"]
-    )
+    plan = planned(fn, (X, torch.ones(())), [(0,), ("R",)], backward=["after", "add"])
     assert not any(" after:" in line for line in told(plan))

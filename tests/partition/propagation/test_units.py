@@ -5,9 +5,7 @@ from __future__ import annotations
 from shardfn.partition.propagation.units import extended, in_units
 
 
-def test_a_strategy_is_offered_in_every_unit_in_which_an_input_is_sharded() -> (
-    None
-):
+def test_a_strategy_is_offered_in_every_unit_in_which_an_input_is_sharded() -> None:
     choice = ((0, "R"), (0,))
     assert in_units(choice, [{(0, 4), 0}, {"R"}], strided=lambda: True) == [
         ((0, "R"), (0,)),
@@ -38,6 +36,4 @@ def test_one_more_axis_in_the_simplest_placements() -> None:
 def test_placements_that_do_not_go_together() -> None:
     assert extended((4, 6), ("sum",), "max", (2, 3)) is None
     assert extended((4, 6), ("sum",), "sum", (2, 3)) == ("sum", "sum")
-    assert extended((4, 6), ("R",), (1, 4), (2, 3)) is None, (
-        "6 is no multiple of 4"
-    )
+    assert extended((4, 6), ("R",), (1, 4), (2, 3)) is None, "6 is no multiple of 4"

@@ -16,10 +16,7 @@ NODE = torch.fx.Graph().placeholder("x")
 
 
 def value(*placed: tuple[Marks, str | None], **fields: object) -> Value:
-    slots = {
-        marks: (steps.Slot(i, FAKE, marks), only)
-        for i, (marks, only) in enumerate(placed)
-    }
+    slots = {marks: (steps.Slot(i, FAKE, marks), only) for i, (marks, only) in enumerate(placed)}
     return Value(FAKE, early=False, slots=slots, **fields)
 
 
@@ -30,9 +27,7 @@ def test_a_slot_of_one_phase_is_not_read_in_the_other() -> None:
     assert read("backward") == [(0, "R")]
 
 
-def test_a_constant_like_another_value_follows_it_but_not_its_partial_sums() -> (
-    None
-):
+def test_a_constant_like_another_value_follows_it_but_not_its_partial_sums() -> None:
     like = value((("sum", "R"), None), ((0, "R"), None))
     zeros = Value(FAKE, early=False, fill=(NODE, 0), like=like)
     assert [slot.marks for slot in zeros.held("forward")] == [(0, "R")]

@@ -24,9 +24,7 @@ def test_an_op_with_several_results_makes_a_slot_for_each() -> None:
 
 def test_a_result_is_reduced_unless_it_is_to_stay_partial() -> None:
     fn = lambda x: [x.sum(0)]
-    assert told(planned(fn, (X,), [(0,)]))[-1] == (
-        "redistribute output: sum -> R by all_reduce"
-    )
+    assert told(planned(fn, (X,), [(0,)]))[-1] == ("redistribute output: sum -> R by all_reduce")
     assert told(planned(fn, (X,), [(0,)], [("sum",)])) == ["apply sum_1: 0 -> sum"]
 
 
@@ -52,9 +50,7 @@ def test_steps_that_no_result_needs_are_left_out() -> None:
     assert told(planned(fn, (X,), [(0,)])) == ["apply add: 0 -> 0"]
 
 
-def test_a_parameter_gathered_in_the_forward_is_gathered_again_in_the_backward() -> (
-    None
-):
+def test_a_parameter_gathered_in_the_forward_is_gathered_again_in_the_backward() -> None:
     fn = lambda w, x: [x @ w, x @ w]
     args = torch.ones(6, 40), X
     one = planned(fn, args, [(0,), (0,)], sizes=(2,))

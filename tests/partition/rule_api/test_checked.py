@@ -12,9 +12,7 @@ import shardfn as sf
 from shardfn.errors import ShardError
 from shardfn.partition.rule_api.checked import answered
 
-OP = pieces.OneOp(
-    torch.ops.aten.mm.default, (torch.ones(5, 3), torch.ones(3, 2)), {}
-)
+OP = pieces.OneOp(torch.ops.aten.mm.default, (torch.ones(5, 3), torch.ones(3, 2)), {})
 OP.node.meta["source"] = "model.py:7"
 
 
@@ -63,9 +61,7 @@ def test_a_rule_that_raises_is_named_and_its_error_is_the_cause() -> None:
 
     with pytest.raises(sf.RuleError) as caught:
         ask(broken)
-    assert "broken fails: it raises ZeroDivisionError: by nought" in str(
-        caught.value
-    )
+    assert "broken fails: it raises ZeroDivisionError: by nought" in str(caught.value)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 

@@ -16,9 +16,7 @@ def call(target: object, *args: object) -> object:
     return pieces.OneOp(target, args, {}).call
 
 
-def test_a_factor_is_sharded_wherever_it_stands_and_partial_where_it_is_summed() -> (
-    None
-):
+def test_a_factor_is_sharded_wherever_it_stands_and_partial_where_it_is_summed() -> None:
     mapping = parsed("b i k, b k j -> b i j", ())
     bmm = call(aten.bmm.default, torch.ones(2, 5, 3), torch.ones(2, 3, 7))
     assert mapping.choices(bmm) == [
@@ -31,9 +29,7 @@ def test_a_factor_is_sharded_wherever_it_stands_and_partial_where_it_is_summed()
     assert mapping.contracted == ["k"]
 
 
-def test_a_factor_that_needs_whole_rows_and_dims_of_size_one_are_not_sharded() -> (
-    None
-):
+def test_a_factor_that_needs_whole_rows_and_dims_of_size_one_are_not_sharded() -> None:
     mapping = parsed("i k, k 1 -> i 1", ("k",))
     mm = call(aten.mm.default, torch.ones(5, 3), torch.ones(3, 1))
     assert mapping.choices(mm) == [(("R", "R"), ("R",)), ((0, "R"), (0,))]
@@ -43,11 +39,7 @@ def test_a_factor_that_needs_whole_rows_and_dims_of_size_one_are_not_sharded() -
 def test_leading_dims_are_counted_from_the_right() -> None:
     mapping = parsed("... i, ... i -> ... i", ())
     add = call(aten.add.Tensor, torch.ones(2, 5, 3), torch.ones(5, 3))
-    assert mapping.choices(add)[1:] == [
-        ((0, "R"), (0,)),
-        ((1, 0), (1,)),
-        ((2, 1), (2,)),
-    ]
+    assert mapping.choices(add)[1:] == [((0, "R"), (0,)), ((1, 0), (1,)), ((2, 1), (2,))]
 
 
 def test_a_list_of_tensors_is_one_input() -> None:

@@ -8,15 +8,11 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from shardfn.partition.rule_api.user_rules import from_function
 
-CALL = pieces.OneOp(
-    torch.ops.aten.mm.default, (torch.ones(5, 3), torch.ones(3, 2)), {}
-).call
+CALL = pieces.OneOp(torch.ops.aten.mm.default, (torch.ones(5, 3), torch.ones(3, 2)), {}).call
 REPLICATED = (("R", "R"), ("R",))
 
 
-def test_placements_are_ours_or_dtensors_and_replicated_is_always_among_them() -> (
-    None
-):
+def test_placements_are_ours_or_dtensors_and_replicated_is_always_among_them() -> None:
     theirs = from_function(
         lambda call: [([Shard(1), Shard(0)], [Partial()]), ([0, Replicate()], [0])]
     )
@@ -29,15 +25,8 @@ def test_other_reductions_keep_their_name() -> None:
 
 
 def test_a_text_is_read_for_the_call() -> None:
-    rule = from_function(
-        lambda call: "i k, k j -> i j" if call["mat2"] is not None else ""
-    )
-    assert rule(CALL) == [
-        REPLICATED,
-        ((0, "R"), (0,)),
-        (("R", 1), (1,)),
-        ((1, 0), ("sum",)),
-    ]
+    rule = from_function(lambda call: "i k, k j -> i j" if call["mat2"] is not None else "")
+    assert rule(CALL) == [REPLICATED, ((0, "R"), (0,)), (("R", 1), (1,)), ((1, 0), ("sum",))]
 
 
 def test_the_rule_has_the_name_of_the_function_for_errors() -> None:

@@ -24,9 +24,7 @@ CALLS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("op", "args", "wanted"), CALLS, ids=lambda x: str(x)[:30]
-)
+@pytest.mark.parametrize(("op", "args", "wanted"), CALLS, ids=lambda x: str(x)[:30])
 def test_the_value_is_that_of_the_op(op, args, wanted) -> None:
     assert constants.fill_value(op, args, torch.float32) == wanted
     assert (op(*args) == wanted).all(), "torch fills with it"
@@ -59,9 +57,7 @@ DTYPES = [
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_open_values_are_those_that_deterministic_torch_promises(
-    dtype: torch.dtype,
-) -> None:
+def test_open_values_are_those_that_deterministic_torch_promises(dtype: torch.dtype) -> None:
     functions = {
         "empty": lambda x: torch.empty(7, dtype=dtype),
         "empty_like": torch.empty_like,

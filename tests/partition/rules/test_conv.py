@@ -20,11 +20,7 @@ from shardfn import P
 from shardfn._tree import leaves
 from shardfn.compile.collective_order import events
 from shardfn.partition.rules import conv as convolutions
-from tests.support.stages.rule_proofs import (
-    family,
-    prove_on_grids,
-    prove_on_lines,
-)
+from tests.support.stages.rule_proofs import family, prove_on_grids, prove_on_lines
 
 Net = Callable[..., torch.Tensor]
 FLOAT = 8  # bytes
@@ -36,33 +32,19 @@ def f(*shape: int) -> torch.Tensor:
 
 
 def conv(space: int, **walk: Any) -> Net:
-    return lambda x, w, b: [F.conv1d, F.conv2d, F.conv3d][space - 1](
-        x, w, b, **walk
-    )
+    return lambda x, w, b: [F.conv1d, F.conv2d, F.conv3d][space - 1](x, w, b, **walk)
 
 
 # (net, image, weight): every one of them leaves chunks that line up
 NETS: dict[str, tuple[Net, tuple[int, ...], tuple[int, ...]]] = {
     "1-D": (conv(1, padding=1), (2, 3, 13), (5, 3, 3)),
-    "1-D, wide and dilated": (
-        conv(1, padding=4, dilation=2),
-        (2, 3, 24),
-        (5, 3, 5),
-    ),
+    "1-D, wide and dilated": (conv(1, padding=4, dilation=2), (2, 3, 24), (5, 3, 5)),
     "1-D, every second": (conv(1, padding=1, stride=2), (2, 3, 24), (5, 3, 4)),
-    "1-D, every third, lopsided": (
-        conv(1, padding=1, stride=3),
-        (2, 3, 36),
-        (4, 3, 5),
-    ),
+    "1-D, every third, lopsided": (conv(1, padding=1, stride=3), (2, 3, 36), (4, 3, 5)),
     "2-D": (conv(2, padding=1), (2, 3, 13, 9), (5, 3, 3, 3)),
     "2-D, uneven kernel": (conv(2, padding=(2, 1)), (2, 3, 11, 7), (5, 3, 5, 3)),
     "2-D, by group": (conv(2, padding=1, groups=2), (2, 4, 9, 7), (6, 2, 3, 3)),
-    "2-D, every second": (
-        conv(2, padding=1, stride=2),
-        (2, 3, 16, 8),
-        (5, 3, 3, 3),
-    ),
+    "2-D, every second": (conv(2, padding=1, stride=2), (2, 3, 16, 8), (5, 3, 3, 3)),
     "2-D, points alone": (conv(2, stride=2), (2, 3, 16, 8), (5, 3, 1, 1)),
     "3-D": (conv(3, padding=1), (1, 2, 8, 5, 4), (3, 2, 3, 3, 3)),
 }
@@ -83,12 +65,7 @@ def loss(net: Net) -> Net:
 
 def on(mesh: str, fn: Net, placements: Any = None, backend: str = "aten") -> Any:
     sizes, names, cut = MESHES[mesh]
-    return sf.shard(
-        fn,
-        sf.make_mesh(sizes, names),
-        placements or (cut, P(), P()),
-        backend=backend,
-    )
+    return sf.shard(fn, sf.make_mesh(sizes, names), placements or (cut, P(), P()), backend=backend)
 
 
 def world(mesh: str) -> Any:
@@ -105,9 +82,7 @@ def equal(got: Any, wanted: Any) -> None:
 
 @pytest.mark.parametrize("mesh", list(MESHES))
 @pytest.mark.parametrize("name", list(NETS))
-def test_a_convolution_over_a_cut_dim_of_space_equals_one_device(
-    name: str, mesh: str
-) -> None:
+def test_a_convolution_over_a_cut_dim_of_space_equals_one_device(name: str, mesh: str) -> None:
     net, image, weight = NETS[name]
     if "columns" in mesh and len(image) < 4:
         pytest.skip("it has no columns")
@@ -123,11 +98,7 @@ def test_a_rank_without_input_channels_has_no_rows_of_its_neighbours_in_its_grad
     channels: int, name: str
 ) -> None:
     net, image, weight = NETS[name]
-    args = (
-        f(image[0], channels, *image[2:]),
-        f(weight[0], channels, *weight[2:]),
-        f(weight[0]),
-    )
+    args = (f(image[0], channels, *image[2:]), f(weight[0], channels, *weight[2:]), f(weight[0]))
     gradient = sf.value_and_grad(loss(net), argnums=(0, 1, 2))
     with sf.fake_world(8):
         mesh = sf.make_mesh((2, 4), ("h", "c"))
@@ -137,9 +108,7 @@ def test_a_rank_without_input_channels_has_no_rows_of_its_neighbours_in_its_grad
             (P(None, None, "h"), P(), P()),
         ):
             equal(
-                sf.full(
-                    sf.shard(gradient, mesh, placements, backend="aten")(*args)
-                ),
+                sf.full(sf.shard(gradient, mesh, placements, backend="aten")(*args)),
                 gradient(*args),
             )
 
@@ -149,9 +118,7 @@ def sent(lowered: Any) -> list[tuple[str, str, int]]:
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
-def test_the_forward_sends_the_rows_that_windows_overlap_and_nothing_else(
-    n: int,
-) -> None:
+def test_the_forward_sends_the_rows_that_windows_overlap_and_nothing_else(n: int) -> None:
     for name, rows in {
         "1-D": 2,
         "2-D": 2,
@@ -165,19 +132,15 @@ def test_the_forward_sends_the_rows_that_windows_overlap_and_nothing_else(
         for size in (*image[:2], *image[3:]):
             halo *= size
         with sf.fake_world(n):
-            assert sent(
-                on(str(n), net).lower(f(*image), f(*weight), f(weight[0]))
-            ) == [("halo", "h", halo)], name
+            assert sent(on(str(n), net).lower(f(*image), f(*weight), f(weight[0]))) == [
+                ("halo", "h", halo)
+            ], name
 
 
-def test_two_cut_dims_of_space_send_two_halos_the_second_with_the_corners() -> (
-    None
-):
+def test_two_cut_dims_of_space_send_two_halos_the_second_with_the_corners() -> None:
     mesh = "2 x 2, rows and columns"
     with world(mesh):
-        low = on(mesh, conv(2, padding=1)).lower(
-            f(2, 3, 12, 8), f(5, 3, 3, 3), f(5)
-        )
+        low = on(mesh, conv(2, padding=1)).lower(f(2, 3, 12, 8), f(5, 3, 3, 3), f(5))
     first, second = {"h": 2 * 4, "w": 2 * 6}, {"h": 2 * (4 + 2), "w": 2 * (6 + 2)}
     (_, a, inner), (_, b, outer) = sent(low)
     assert {c.kind for c in low.collectives} == {"halo"}
@@ -185,17 +148,12 @@ def test_two_cut_dims_of_space_send_two_halos_the_second_with_the_corners() -> (
     assert (inner, outer) == (first[a] * 2 * 3 * FLOAT, second[b] * 2 * 3 * FLOAT)
 
 
-def test_the_backward_sends_the_halo_of_the_gradient_and_the_sums_of_the_parameters() -> (
-    None
-):
+def test_the_backward_sends_the_halo_of_the_gradient_and_the_sums_of_the_parameters() -> None:
     x, w, b = f(2, 3, 24, 16), f(5, 3, 3, 3), f(5)
     with sf.fake_world(3):
         low = on(
             "3",
-            sf.grad(
-                lambda x, w, b: conv(2, padding=1)(x, w, b).square().sum(),
-                argnums=(0, 1, 2),
-            ),
+            sf.grad(lambda x, w, b: conv(2, padding=1)(x, w, b).square().sum(), argnums=(0, 1, 2)),
         ).lower(x, w, b)
     row = 2 * 16 * FLOAT
     assert collections.Counter(sent(low)) == collections.Counter([
@@ -215,17 +173,15 @@ def test_windows_that_do_not_cross_an_edge_need_nobody() -> None:
         "3-D": lambda x: F.max_pool3d(x, (1, 2, 2)),
     }
     x = f(2, 3, 24, 12)
-    for (name, pool), (mesh, (_, _, cut)) in itertools.product(
-        pools.items(), MESHES.items()
-    ):
+    for (name, pool), (mesh, (_, _, cut)) in itertools.product(pools.items(), MESHES.items()):
         if mesh in ("3", "2 x 2, both on rows"):
             continue
         gradient = sf.value_and_grad(loss(pool))
         with world(mesh):
             assert sent(on(mesh, pool, (cut,)).lower(x)) == [], f"{name} on {mesh}"
-            assert {
-                n for _, _, n in sent(on(mesh, gradient, (cut,)).lower(x))
-            } == {FLOAT}, f"{name} on {mesh}: the loss alone"
+            assert {n for _, _, n in sent(on(mesh, gradient, (cut,)).lower(x))} == {FLOAT}, (
+                f"{name} on {mesh}: the loss alone"
+            )
             equal(sf.full(on(mesh, gradient, (cut,))(x)), gradient(x))
 
 
@@ -234,11 +190,7 @@ def test_the_places_of_maxima_are_counted_through_the_whole_image() -> None:
     for mesh in ("2", "2 x 2, rows and columns"):
         with world(mesh):
             got = sf.full(
-                on(
-                    mesh,
-                    lambda x: F.max_pool2d(x, 2, return_indices=True),
-                    (MESHES[mesh][2],),
-                )(x)
+                on(mesh, lambda x: F.max_pool2d(x, 2, return_indices=True), (MESHES[mesh][2],))(x)
             )
             equal(got, F.max_pool2d(x, 2, return_indices=True))
 
@@ -248,11 +200,7 @@ ELSEWHERE = {
     "more padding than it needs": (conv(1, padding=2), 12, 3),
     "a stride that leaves a remainder": (conv(1, padding=1, stride=2), 13, 3),
     "a halo longer than a chunk": (conv(1, padding=4), 6, 9),
-    "transposed": (
-        lambda x, w, b: F.conv_transpose1d(x, w.transpose(0, 1), b, padding=1),
-        12,
-        3,
-    ),
+    "transposed": (lambda x, w, b: F.conv_transpose1d(x, w.transpose(0, 1), b, padding=1), 12, 3),
 }
 
 
@@ -264,9 +212,7 @@ def test_where_chunks_do_not_line_up_the_input_is_gathered(name: str) -> None:
         sf.value_and_grad(loss(net), argnums=(0, 1, 2)),
     )
     with sf.fake_world(3):
-        assert {c.kind for c in on("3", net).lower(*args).collectives} == {
-            "all_gather"
-        }
+        assert {c.kind for c in on("3", net).lower(*args).collectives} == {"all_gather"}
         equal(sf.full(on("3", gradient)(*args)), gradient(*args))
 
 
@@ -279,21 +225,13 @@ def test_a_convolution_over_input_channels_adds_its_bias_once() -> None:
     for n in (2, 3, 4):
         with sf.fake_world(n):
             mine = lambda fn: on(str(n), fn, channels)  # noqa: B023
-            assert sent(mine(net).lower(*args)) == [
-                ("all_reduce", "h", 2 * 3 * 6 * 7 * FLOAT)
-            ]
+            assert sent(mine(net).lower(*args)) == [("all_reduce", "h", 2 * 3 * 6 * 7 * FLOAT)]
             equal(sf.full(mine(gradient)(*args)), gradient(*args))
 
 
 def twice(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return (
-        F.conv2d(
-            F.max_pool2d(F.relu(F.conv2d(x, v, padding=1)), 2),
-            w,
-            padding=2,
-            dilation=2,
-        )
-        ** 2
+        F.conv2d(F.max_pool2d(F.relu(F.conv2d(x, v, padding=1)), 2), w, padding=2, dilation=2) ** 2
     ).mean()
 
 
@@ -304,11 +242,7 @@ def real(backend: str) -> tuple[Any, Any, str]:
     """(whole results, local results, the text that is run) on real ranks."""
     fn = on("2", sf.value_and_grad(twice, argnums=(0, 1, 2)), backend=backend)
     out = fn(*ARGS)
-    return (
-        sf.full(out),
-        [d.to_local() for d in leaves(out)],
-        fn.compile(*ARGS).code,
-    )
+    return (sf.full(out), [d.to_local() for d in leaves(out)], fn.compile(*ARGS).code)
 
 
 def checked(backend: str) -> list[Any]:
@@ -326,9 +260,7 @@ def checked(backend: str) -> list[Any]:
 def test_gloo_equals_one_device_and_the_simulator() -> None:
     torch.set_num_threads(1)  # as the ranks have
     with sf.fake_world(2):
-        simulated = leaves(
-            on("2", sf.value_and_grad(twice, argnums=(0, 1, 2)))(*ARGS)
-        )
+        simulated = leaves(on("2", sf.value_and_grad(twice, argnums=(0, 1, 2)))(*ARGS))
     for rank, local in enumerate(checked("aten")):
         for a, b in zip(local, simulated, strict=True):
             assert torch.equal(a, b.to_local().shards[rank])

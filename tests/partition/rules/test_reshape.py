@@ -21,9 +21,7 @@ def test_choices_are_independent_on_two_axes(name: str, position: int) -> None:
 
 
 def test_merged_dims_share_the_factor_that_they_have_in_common() -> None:
-    op = pieces.OneOp(
-        torch.ops.aten.view.default, (torch.ones(3, 5, 2), [15, 2]), {}
-    )
+    op = pieces.OneOp(torch.ops.aten.view.default, (torch.ones(3, 5, 2), [15, 2]), {})
     choices = reshape.reshape(op.call)
     assert ((0,), ((0, 5),)) in choices
     assert ((1,), ((0, 1, 3),)) in choices

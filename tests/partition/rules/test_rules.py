@@ -51,9 +51,7 @@ def test_every_op_of_the_tables_has_samples() -> None:
 def test_every_sample_is_proved_by_the_test_of_one_family() -> None:
     proved = [tuple(case.values) for of in FAMILIES for case in family(of)]
     assert sorted(proved) == sorted(
-        (name, k)
-        for name, calls in samples.IN_TABLES.items()
-        for k in range(len(calls))
+        (name, k) for name, calls in samples.IN_TABLES.items() for k in range(len(calls))
     )
 
 

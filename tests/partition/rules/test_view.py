@@ -26,11 +26,7 @@ def test_a_reshape_of_what_a_rank_holds_expanded_is_a_copy(n: int) -> None:
     that are none.
     """
     x = torch.arange(1.0)
-    fn = lambda x: (
-        x.unsqueeze(1).expand(1, 3).unsqueeze(0).expand(2, 1, 3).reshape(1, 1, 6)
-    )
+    fn = lambda x: x.unsqueeze(1).expand(1, 3).unsqueeze(0).expand(2, 1, 3).reshape(1, 1, 6)
     with sf.fake_world(n):
-        got = sf.shard(fn, sf.make_mesh((n,), ("a",)), sf.P("a"), backend="aten")(
-            x
-        )
+        got = sf.shard(fn, sf.make_mesh((n,), ("a",)), sf.P("a"), backend="aten")(x)
         assert torch.equal(sf.full(got), fn(x))

@@ -17,9 +17,7 @@ from shardfn._tree import leaves, paths
 SCALAR = 8  # bytes of the float64 loss
 
 
-def lowered(
-    model: str, axes: dict[str, int], scheme: str, batch: Any, batch_size: int = 8
-) -> Any:
+def lowered(model: str, axes: dict[str, int], scheme: str, batch: Any, batch_size: int = 8) -> Any:
     _, make_params, make_batch = models.LOSSES[model]
     params, (x, y) = make_params(), make_batch(batch_size)
     size = 1
@@ -46,9 +44,7 @@ def test_data_parallel_sends_one_reduction_per_parameter_of_its_bytes_and_nothin
     assert {c.kind for c in low.collectives} == {"all_reduce"}
     sent = sorted(c.nbytes for c in low.collectives)
     scalars = [s for s in sent if s == SCALAR]
-    assert len(scalars) <= 2, (
-        "the loss, and the number of tokens it is the mean over"
-    )
+    assert len(scalars) <= 2, "the loss, and the number of tokens it is the mean over"
     assert sent[len(scalars) :] == nbytes(params)
 
 
@@ -61,9 +57,7 @@ def test_data_parallel_convnet_sends_the_batch_statistics_besides() -> None:
     )
 
 
-def test_tensor_parallel_sends_two_all_reduces_per_layer_forward_and_two_backward() -> (
-    None
-):
+def test_tensor_parallel_sends_two_all_reduces_per_layer_forward_and_two_backward() -> None:
     counts = {}
     for layers in (1, 2, 4):
         params, (x, y) = models.gpt_params(layers), models.tokens(8)
@@ -83,61 +77,41 @@ def test_tensor_parallel_sends_two_all_reduces_per_layer_forward_and_two_backwar
         ]
         whole = x.numel() * models.WIDTH * 8
         counts[layers] = collections.Counter(
-            n.meta["phase"]
-            for n in reduces
-            if n.meta["collective"].nbytes == whole
+            n.meta["phase"] for n in reduces if n.meta["collective"].nbytes == whole
         )
     per_layer = {
-        phase: (counts[4][phase] - counts[1][phase]) / 3
-        for phase in ("forward", "backward")
+        phase: (counts[4][phase] - counts[1][phase]) / 3 for phase in ("forward", "backward")
     }
     assert per_layer == {"forward": 2, "backward": 2}
-    assert counts[2]["forward"] == 2 * 2 + 1, (
-        "and one for the vocabulary-parallel embedding"
-    )
-    assert counts[2]["backward"] == 2 * 2 + 1, (
-        "and one for the vocabulary-parallel head"
-    )
+    assert counts[2]["forward"] == 2 * 2 + 1, "and one for the vocabulary-parallel embedding"
+    assert counts[2]["backward"] == 2 * 2 + 1, "and one for the vocabulary-parallel head"
 
 
 def test_vocabulary_parallel_cross_entropy_sends_no_logits() -> None:
     params, (x, y) = models.gpt_params(), models.tokens(8)
     with sf.fake_world(11):
         mesh = sf.make_mesh((11,), ("tp",))
-        placed = schemes.by_name(
-            params, lambda name, p: P(None, "tp") if name == "head" else P()
+        placed = schemes.by_name(params, lambda name, p: P(None, "tp") if name == "head" else P())
+        low = sf.shard(models.STEPS["gpt"], mesh, (placed, P(), P()), backend="aten").lower(
+            params, x, y
         )
-        low = sf.shard(
-            models.STEPS["gpt"], mesh, (placed, P(), P()), backend="aten"
-        ).lower(params, x, y)
     tokens = x.numel()
     forward = [
         n.meta["collective"].nbytes
         for n in low.program.graph.nodes
         if "collective" in n.meta and n.meta["phase"] == "forward"
     ]
-    assert sorted(forward, reverse=True) == [tokens * 8] * 2 + [SCALAR] * (
-        len(forward) - 2
-    ), "a maximum and a sum for each token"
+    assert sorted(forward, reverse=True) == [tokens * 8] * 2 + [SCALAR] * (len(forward) - 2), (
+        "a maximum and a sum for each token"
+    )
 
 
-def test_fully_sharded_sends_one_all_gather_per_use_and_one_reduce_scatter_per_parameter() -> (
-    None
-):
-    params, low = lowered(
-        "gpt", {"dp": 2}, "fully_sharded", P("dp"), batch_size=64
-    )
-    kinds = collections.Counter(
-        c.kind for c in low.collectives if c.nbytes > SCALAR
-    )
+def test_fully_sharded_sends_one_all_gather_per_use_and_one_reduce_scatter_per_parameter() -> None:
+    params, low = lowered("gpt", {"dp": 2}, "fully_sharded", P("dp"), batch_size=64)
+    kinds = collections.Counter(c.kind for c in low.collectives if c.nbytes > SCALAR)
     names = paths(params)
-    lookups = [
-        n for n in names if n in ("['tok']", "['pos']")
-    ]  # read in the forward only
-    assert kinds == {
-        "all_gather": 2 * len(names) - len(lookups),
-        "reduce_scatter": len(names),
-    }
+    lookups = [n for n in names if n in ("['tok']", "['pos']")]  # read in the forward only
+    assert kinds == {"all_gather": 2 * len(names) - len(lookups), "reduce_scatter": len(names)}
     phases = collections.Counter(
         n.meta["phase"]
         for n in low.program.graph.nodes
@@ -147,30 +121,19 @@ def test_fully_sharded_sends_one_all_gather_per_use_and_one_reduce_scatter_per_p
 
 
 def test_a_gradient_has_its_parameters_placement() -> None:
-    for scheme, axes in (
-        ("fully_sharded", {"dp": 2}),
-        ("mixed", {"dp": 2, "tp": 2}),
-    ):
+    for scheme, axes in (("fully_sharded", {"dp": 2}), ("mixed", {"dp": 2, "tp": 2})):
         params, low = lowered("gpt", axes, scheme, P("dp"))
         count = len(leaves(params))
         out = low.program.out_marks
-        assert (
-            out[:count] == out[count : 2 * count] == low.program.in_marks[:count]
-        )
+        assert out[:count] == out[count : 2 * count] == low.program.in_marks[:count]
 
 
-def test_s1_2_all_reduce_and_wait_stay_above_one_rank_and_are_elided_at_one() -> (
-    None
-):
+def test_s1_2_all_reduce_and_wait_stay_above_one_rank_and_are_elided_at_one() -> None:
     for n in (1, 2):
         _, low = lowered("gpt", {"dp": n}, "replicated", P("dp"))
-        waits = sum(
-            "wait_tensor" in str(node.target) for node in low.program.graph.nodes
-        )
+        waits = sum("wait_tensor" in str(node.target) for node in low.program.graph.nodes)
         assert (
-            waits
-            == len(low.collectives)
-            == (0 if n == 1 else len(nbytes(models.gpt_params())) + 2)
+            waits == len(low.collectives) == (0 if n == 1 else len(nbytes(models.gpt_params())) + 2)
         )
         said = "collectives over axes of size 1 were taken out" in str(low)
         assert said == (n == 1)
@@ -193,9 +156,7 @@ def test_backward_collectives_know_the_forward_line_they_belong_to() -> None:
 
 
 @pytest.mark.parametrize("n", [2, 3])
-def test_a_parameter_that_is_read_as_it_is_and_turned_around_is_gathered_once(
-    n: int,
-) -> None:
+def test_a_parameter_that_is_read_as_it_is_and_turned_around_is_gathered_once(n: int) -> None:
     w, x = (
         torch.ones(6, 6, dtype=torch.float64),
         torch.arange(42.0, dtype=torch.float64).reshape(7, 6),
@@ -203,15 +164,9 @@ def test_a_parameter_that_is_read_as_it_is_and_turned_around_is_gathered_once(
     fn = lambda w, x: (x @ w) @ w.t()
     with sf.fake_world(n):
         made = sf.shard(
-            fn,
-            sf.make_mesh((n,), ("dp",)),
-            (P("dp"), P("dp")),
-            P("dp"),
-            backend="aten",
+            fn, sf.make_mesh((n,), ("dp",)), (P("dp"), P("dp")), P("dp"), backend="aten"
         )
         assert [(c.kind, c.nbytes) for c in made.lower(w, x).collectives] == [
             ("all_gather", 6 * 6 * 8)
         ]
-        torch.testing.assert_close(
-            sf.full(made(w, x)), fn(w, x), rtol=1e-12, atol=1e-12
-        )
+        torch.testing.assert_close(sf.full(made(w, x)), fn(w, x), rtol=1e-12, atol=1e-12)

@@ -29,9 +29,7 @@ class Counted(TorchDispatchMode):
         super().__init__()
         self.sent: collections.Counter[tuple[str, int]] = collections.Counter()
 
-    def __torch_dispatch__(
-        self, op: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = op(*args, **(kwargs or {}))
         name = op._opname.rstrip("_")
         if op.namespace == "_c10d_functional" and name in KINDS:
@@ -94,12 +92,8 @@ def counted() -> dict[str, tuple[Any, Any]]:
     mesh = sf.make_mesh((torch.distributed.get_world_size(),), ("a",))
     found = {}
     for name, (loss, w, x, of_w, of_x) in programs().items():
-        step = sf.shard(
-            sf.value_and_grad(loss), mesh, (of_w, of_x), backend="aten"
-        )
-        stated = collections.Counter(
-            (c.kind, c.nbytes) for c in step.lower(w, x).collectives
-        )
+        step = sf.shard(sf.value_and_grad(loss), mesh, (of_w, of_x), backend="aten")
+        stated = collections.Counter((c.kind, c.nbytes) for c in step.lower(w, x).collectives)
         step(w, x)
         with Counted() as seen:
             step(w, x)

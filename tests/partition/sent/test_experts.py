@@ -107,9 +107,7 @@ def equal(got: Any, wanted: Any) -> None:
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
-def sent(
-    fn: Callable[..., Any], sizes: dict[str, int], *args: Any, **placed: P
-) -> list[Any]:
+def sent(fn: Callable[..., Any], sizes: dict[str, int], *args: Any, **placed: P) -> list[Any]:
     """The collectives of a step, whose values are those of one device."""
     with sf.fake_world(math.prod(sizes.values())):
         mesh = sf.make_mesh(tuple(sizes.values()), tuple(sizes))
@@ -122,9 +120,7 @@ def sent(
 
 
 # 3: uneven; 16: ranks without a token
-@pytest.mark.parametrize(
-    ("fn", "ranks"), [*((fn, 3) for fn in FORMS), (by_inverse, 16)]
-)
+@pytest.mark.parametrize(("fn", "ranks"), [*((fn, 3) for fn in FORMS), (by_inverse, 16)])
 def test_data_parallel_sends_gradients_alone(fn: Form, ranks: int) -> None:
     collectives = sent(step(fn), {"dp": ranks}, PARAMS, X)
     assert {c.kind for c in collectives} == {"all_reduce"}
@@ -140,9 +136,7 @@ def test_two_axes_may_shard_the_tokens_or_one_of_them_the_experts() -> None:
     assert {c.kind for c in both} == {"all_reduce"}
     hidden = {"up": P(None, None, "tp"), "down": P(None, "tp"), "bias": P(None, "tp")}
     over_tp = [
-        c
-        for c in sent(step(by_inverse), {"dp": 2, "tp": 2}, PARAMS, X, **hidden)
-        if c.axis == "tp"
+        c for c in sent(step(by_inverse), {"dp": 2, "tp": 2}, PARAMS, X, **hidden) if c.axis == "tp"
     ]
     assert {c.kind for c in over_tp} == {"all_reduce"}
 

@@ -22,29 +22,21 @@ B, T, SIZE = 2, 3, 2
 PACKED = P(None, "tp*3")
 
 
-def _attended(
-    parts: tuple[torch.Tensor, ...], out: torch.Tensor, size: int
-) -> torch.Tensor:
+def _attended(parts: tuple[torch.Tensor, ...], out: torch.Tensor, size: int) -> torch.Tensor:
     q, k, v = (x.unflatten(-1, (-1, size)).transpose(1, 2) for x in parts)
     heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     return heads.transpose(1, 2).flatten(2) @ out
 
 
-def by_split(
-    x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, out: torch.Tensor
-) -> torch.Tensor:
+def by_split(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     return _attended((x @ w + b).split(w.shape[1] // 3, dim=-1), out, SIZE)
 
 
-def by_chunk(
-    x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, out: torch.Tensor
-) -> torch.Tensor:
+def by_chunk(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     return _attended(F.linear(x, w.t(), b).chunk(3, -1), out, SIZE)
 
 
-def by_conv1d(
-    x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, out: torch.Tensor
-) -> torch.Tensor:
+def by_conv1d(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """As GPT-2 of transformers computes it."""
     y = torch.addmm(b, x.view(-1, x.size(-1)), w).view(*x.shape[:2], -1)
     return _attended(y.split(w.shape[1] // 3, dim=2), out, SIZE)

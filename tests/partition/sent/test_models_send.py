@@ -35,17 +35,13 @@ def lowered(
     fn, params, buffers = sf.functionalize(module.to(DTYPE).eval())
 
     def loss(params: Any, *args: Any) -> torch.Tensor:
-        results = [
-            x for x in leaves(fn(params, buffers, *args)[0]) if x is not None
-        ]
+        results = [x for x in leaves(fn(params, buffers, *args)[0]) if x is not None]
         return sum((x * x).sum() for x in results)
 
     with sf.fake_world(math.prod(mesh.values())):
         at = sf.make_mesh(tuple(mesh.values()), tuple(mesh))
         where = sf.placements(params, placed, default=P()) if placed else P()
-        step = sf.shard(
-            sf.value_and_grad(loss), at, (where, *specs), backend="aten"
-        )
+        step = sf.shard(sf.value_and_grad(loss), at, (where, *specs), backend="aten")
         return params, step.lower(params, *args)
 
 
@@ -74,12 +70,9 @@ class Fused(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.words(tokens) + self.places(torch.arange(tokens.shape[1]))
         q, k, v = (
-            y.unflatten(-1, (2, -1)).transpose(1, 2)
-            for y in self.qkv(self.norm(x)).split(E, -1)
+            y.unflatten(-1, (2, -1)).transpose(1, 2) for y in self.qkv(self.norm(x)).split(E, -1)
         )
-        scores = (q @ k.mT).masked_fill(
-            torch.ones(T, T).triu(1).bool(), -torch.inf
-        )
+        scores = (q @ k.mT).masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf)
         y = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
         return (x + self.out(y)) @ self.words.weight.t()
 
@@ -127,15 +120,9 @@ SEQUENCE_FIRST = P(None, "dp")
 PADDING = torch.arange(B * T).view(B, T) % 3 == 0
 TOKENS = torch.arange(B * T).view(B, T) % 7
 # (module, arguments, their placements)
-MODELS: dict[
-    str, tuple[Callable[[], nn.Module], tuple[Any, ...], tuple[P, ...]]
-] = {
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...], tuple[P, ...]]] = {
     "LSTM": (lambda: nn.LSTM(E, 3, 2), (drawn(T, B, E),), (SEQUENCE_FIRST,)),
-    "LSTM, a small batch": (
-        lambda: nn.LSTM(E, 8),
-        (drawn(T, 4, E),),
-        (SEQUENCE_FIRST,),
-    ),
+    "LSTM, a small batch": (lambda: nn.LSTM(E, 8), (drawn(T, 4, E),), (SEQUENCE_FIRST,)),
     "GRU, both directions": (
         lambda: nn.GRU(E, 3, bidirectional=True),
         (drawn(T, B, E),),
@@ -146,11 +133,7 @@ MODELS: dict[
         (drawn(T, B, E), drawn(3, B, E)),
         (SEQUENCE_FIRST,) * 2,
     ),
-    "MultiheadAttention": (
-        lambda: Itself(E, 2),
-        (drawn(T, B, E),),
-        (SEQUENCE_FIRST,),
-    ),
+    "MultiheadAttention": (lambda: Itself(E, 2), (drawn(T, B, E),), (SEQUENCE_FIRST,)),
     "MultiheadAttention, all options": (
         lambda: Itself(E, 2, add_bias_kv=True, add_zero_attn=True),
         (drawn(T, B, E), PADDING),
@@ -196,12 +179,9 @@ class Layer(nn.Module):
 
     def attention(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = (
-            layer(x).unflatten(-1, (-1, 2)).transpose(1, 2)
-            for layer in (self.q, self.k, self.v)
+            layer(x).unflatten(-1, (-1, 2)).transpose(1, 2) for layer in (self.q, self.k, self.v)
         )
-        k, v = (
-            y[:, :, None].expand(-1, -1, 2, -1, -1).flatten(1, 2) for y in (k, v)
-        )
+        k, v = (y[:, :, None].expand(-1, -1, 2, -1, -1).flatten(1, 2) for y in (k, v))
         y = (q @ k.mT).softmax(-1) @ v
         return self.o(y.transpose(1, 2).flatten(2))
 

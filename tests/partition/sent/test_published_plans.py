@@ -16,10 +16,7 @@ from shardfn import P
 
 LAYERS, WIDTH, BATCH, LENGTH, WORDS = 2, 64, 8, 16, 128
 SIZES = dict(
-    hidden_size=WIDTH,
-    intermediate_size=96,
-    num_hidden_layers=LAYERS,
-    num_attention_heads=8,
+    hidden_size=WIDTH, intermediate_size=96, num_hidden_layers=LAYERS, num_attention_heads=8
 )
 GROUPED = dict(**SIZES, num_key_value_heads=4, vocab_size=WORDS)
 COLUMNS = r"\.(q|k|v|[qkv]_proj|query|key|value|wi|fc1|intermediate\.dense)\.(weight|bias)"
@@ -47,9 +44,7 @@ def words(model: Any, x: torch.Tensor) -> torch.Tensor:
 
 def of_config(kind: str, task: str, **config: Any) -> Callable[[Any], torch.nn.Module]:
     """A maker of a model, given transformers."""
-    return lambda hub: getattr(hub, f"{kind}For{task}")(
-        getattr(hub, f"{kind}Config")(**config)
-    )
+    return lambda hub: getattr(hub, f"{kind}For{task}")(getattr(hub, f"{kind}Config")(**config))
 
 
 EXPERTS = dict(**GROUPED, num_experts_per_tok=2)
@@ -63,15 +58,9 @@ WHISPER = {
 # that attends to an encoder has three halves, and the gradient of the encoder's result is a sum.
 DECODED = 2 * (2 * LAYERS + 3 * LAYERS) + 1
 CASES = {
-    "Llama": Case(
-        of_config("Llama", "CausalLM", **GROUPED), words, tokens, 4 * LAYERS + 2, True
-    ),
+    "Llama": Case(of_config("Llama", "CausalLM", **GROUPED), words, tokens, 4 * LAYERS + 2, True),
     "Qwen3": Case(
-        of_config("Qwen3", "CausalLM", **GROUPED, head_dim=8),
-        words,
-        tokens,
-        4 * LAYERS + 2,
-        True,
+        of_config("Qwen3", "CausalLM", **GROUPED, head_dim=8), words, tokens, 4 * LAYERS + 2, True
     ),
     "Mixtral": Case(
         of_config("Mixtral", "CausalLM", **EXPERTS, num_local_experts=4),

@@ -51,8 +51,7 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.norm_1(x)
         q, k, v = (
-            part(y).unflatten(-1, (-1, SIZE)).transpose(1, 2)
-            for part in (self.q, self.k, self.v)
+            part(y).unflatten(-1, (-1, SIZE)).transpose(1, 2) for part in (self.q, self.k, self.v)
         )
         heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.o(heads.transpose(1, 2).flatten(2))
@@ -74,9 +73,7 @@ def over(mesh: Any, fn: Callable[..., Any], module: nn.Module, params: Any) -> A
 
 
 def step(fn: Callable[..., torch.Tensor]) -> Callable[..., Any]:
-    return sf.value_and_grad(
-        lambda params, x: fn(params, x).sin().square().sum(), argnums=(0, 1)
-    )
+    return sf.value_and_grad(lambda params, x: fn(params, x).sin().square().sum(), argnums=(0, 1))
 
 
 def drawn(length: int) -> torch.Tensor:

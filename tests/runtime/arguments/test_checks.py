@@ -50,10 +50,7 @@ def test_a_call_is_bound_as_python_binds_it() -> None:
     assert checks.check_call(request(), (X,), {"k": 3}) == ([], [])
     text = refused(sf.TreeError, lambda: checks.check_call(request(), (), {}))
     assert text.startswith("f: missing a required argument: 'x'")
-    assert (
-        "try: the arguments of (x: 'Any', y: 'Any' = None, *, k: 'Any' = 1)"
-        in text
-    )
+    assert "try: the arguments of (x: 'Any', y: 'Any' = None, *, k: 'Any' = 1)" in text
 
 
 def test_tensors_constants_and_functions_are_taken() -> None:
@@ -94,16 +91,12 @@ def test_numpys_texts_are_refused() -> None:
 def test_self_is_told_of_bound_methods() -> None:
     call = lambda: checks.check_leaves(request(), [object()], ["self"], set())
     text = refused(sf.TreeError, call)
-    assert (
-        "the transform of the bound method" in text and "static_argnums=0" in text
-    )
+    assert "the transform of the bound method" in text and "static_argnums=0" in text
 
 
 def test_gradients_and_tangents_that_would_be_lost() -> None:
     text = refused(sf.ShardError, lambda: leaves([W]))
-    assert text.startswith(
-        "f, argument x[0]: it requires grad, and autograd would not"
-    )
+    assert text.startswith("f, argument x[0]: it requires grad, and autograd would not")
     assert "pass x.detach(), or call it under torch.no_grad()" in text
     with torch.no_grad():
         leaves([W])
@@ -152,9 +145,7 @@ def test_containers_that_dynamo_cannot_read_are_refused() -> None:
     checks.refuse_classes(request(), ({"a": (X, [X])},), {"k": X}, [])
     call = lambda: checks.refuse_classes(request(), (X, [Box(X)]), {}, [])
     text = refused(sf.TreeError, call)
-    assert (
-        text.startswith("f: y[0] is a Box") and "NamedTuple of its tensors" in text
-    )
+    assert text.startswith("f: y[0] is a Box") and "NamedTuple of its tensors" in text
     checks.refuse_classes(request(), (X, [Box(X)]), {}, [1])
 
 
@@ -165,9 +156,7 @@ def test_a_run_needs_values() -> None:
     run = lambda xs: checks.refuse_without_values("f", xs, paths)
     run([X, 3, None])
     text = refused(sf.TreeError, lambda: run([X, meta, *[meta] * 5]))
-    assert text.startswith(
-        "f: on the meta device, without values: x[1], x[2], x[3], x[4], 2 more"
-    )
+    assert text.startswith("f: on the meta device, without values: x[1], x[2], x[3], x[4], 2 more")
     text = refused(sf.TreeError, lambda: run([meta, shape]))
     assert text.startswith("f: ShapeDtypes, without values: x[1]")
 

@@ -24,18 +24,14 @@ def spec_of(mesh: Any) -> Any:
 
 
 def step(mesh: Any, backend: str = "aten") -> Any:
-    run = sf.shard(
-        lambda x, y: x * y, mesh, (P("a"), P()), backend=backend
-    )
+    run = sf.shard(lambda x, y: x * y, mesh, (P("a"), P()), backend=backend)
     for _ in range(3):
         x, y = dtensors([X.clone()], [spec_of(mesh)]), torch.ones(3)
         assert sf.full(run(*x, y)).equal(X)
     return run
 
 
-def test_a_local_tensor_of_another_shape_or_dtype_is_refused_by_name(
-    mesh: Any,
-) -> None:
+def test_a_local_tensor_of_another_shape_or_dtype_is_refused_by_name(mesh: Any) -> None:
     run, y = step(mesh), torch.ones(3)
     for local, said in ((X[:4], "(4, 3)"), (X.double(), "torch.float64")):
         for _ in range(2):
@@ -55,9 +51,7 @@ def test_a_local_tensor_of_other_strides_is_read_as_it_lies(mesh: Any) -> None:
         assert sf.full(run(*dtensors([local], [spec_of(mesh)]), y)).equal(X)
 
 
-def test_compiled_code_leaves_the_layout_of_arguments_to_the_call(
-    mesh: Any,
-) -> None:
+def test_compiled_code_leaves_the_layout_of_arguments_to_the_call(mesh: Any) -> None:
     run, y = step(mesh, "inductor"), torch.ones(3)
     x = dtensors([X], [spec_of(mesh)])[0]
     code = run.compile(x, y).code

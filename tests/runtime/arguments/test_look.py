@@ -24,20 +24,13 @@ def seen(*args: Any, options: Any = None, **kwargs: Any) -> Any:
 def test_tensors_and_constants_have_the_paths_of_the_parameters() -> None:
     placed = seen({"w": X, "n": 3}, Y, k="mode")
     assert placed.paths == ("x['w']", "x['n']", "y", "k")
-    assert placed.tensors == (0, 2) and [i for i, _, _ in placed.constants] == [
-        1,
-        3,
-    ]
+    assert placed.tensors == (0, 2) and [i for i, _, _ in placed.constants] == [1, 3]
     assert [aval.shape for aval in placed.avals] == [(2, 3), (4,)]
     assert placed.marks == ((), ()) and placed.mesh is None
 
 
 def test_static_and_donated_arguments_are_told_by_leaf() -> None:
-    placed = seen(
-        {"w": X, "v": Y},
-        3,
-        options={"static_argnums": (1,), "donate_argnums": (0,)},
-    )
+    placed = seen({"w": X, "v": Y}, 3, options={"static_argnums": (1,), "donate_argnums": (0,)})
     assert placed.donated == (0, 1) and placed.static == frozenset({2})
 
 
@@ -53,9 +46,7 @@ def test_a_call_that_python_would_refuse_is_refused_with_the_signature() -> None
     with pytest.raises(sf.TreeError) as caught:
         seen(X, Y, X)
     text = str(caught.value)
-    assert (
-        text.startswith("f: too many positional arguments") and "(x: 'Any'" in text
-    )
+    assert text.startswith("f: too many positional arguments") and "(x: 'Any'" in text
 
 
 def test_an_object_is_no_argument() -> None:

@@ -21,10 +21,7 @@ OTHER_TREES = {
         ["params['w']: missing", "params['v']: the program has no such leaf"],
     ),
     "too few": (({"w": ONES},), ["x: missing"]),
-    "too many": (
-        ({"w": ONES}, ONES, ONES),
-        ["args[2]: the program has no such leaf"],
-    ),
+    "too many": (({"w": ONES}, ONES, ONES), ["args[2]: the program has no such leaf"]),
     "another container": (
         ([ONES], ONES),
         ["params['w']: missing", "params[0]: the program has no such leaf"],

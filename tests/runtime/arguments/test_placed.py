@@ -37,9 +37,7 @@ def test_without_a_mesh_a_program_runs_where_its_arguments_live() -> None:
     assert device(SimpleNamespace(mesh=CUDA, avals=[])) == "cuda"
 
 
-def test_a_tensor_without_values_stands_for_one_on_the_device_of_the_mesh() -> (
-    None
-):
+def test_a_tensor_without_values_stands_for_one_on_the_device_of_the_mesh() -> None:
     assert device_of(torch.device("meta"), CUDA) == "cuda"
     assert device_of(torch.device("meta"), None) == "cpu"
     assert device_of(torch.device("cpu"), CUDA) == "cpu"

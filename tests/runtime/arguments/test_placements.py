@@ -38,14 +38,10 @@ def test_a_prefix_places_the_tensors_below_it(mesh: Any) -> None:
     assert marks(mesh, P("a"), X, Y) == ((0, "R"), (0, "R"))
     assert marks(mesh, (P("a", "b"), None), X, Y) == ((0, 1), ("R", "R"))
     assert marks(mesh, (P("a"),), [X, [Y]]) == ((0, "R"), (0, "R"))
-    assert marks(mesh, (P("a"),), X, y=Y) == ((0, "R"), ("R", "R")), (
-        "keywords keep theirs"
-    )
+    assert marks(mesh, (P("a"),), X, y=Y) == ((0, "R"), ("R", "R")), "keywords keep theirs"
 
 
-def test_a_dtensor_keeps_its_placement_and_never_changes_it_in_secret(
-    mesh: Any,
-) -> None:
+def test_a_dtensor_keeps_its_placement_and_never_changes_it_in_secret(mesh: Any) -> None:
     x = sf.distribute(X, mesh, P("a"))
     assert marks(mesh, None, x) == ((0, "R"),) == marks(mesh, P("a"), x)
     with pytest.raises(sf.PlacementError) as caught:
@@ -76,9 +72,7 @@ def test_a_prefix_of_another_tree_is_refused_by_parameter(mesh: Any) -> None:
     assert "in_placements does not match the arguments\n  x: " in str(caught.value)
 
 
-def test_an_argument_lives_on_the_device_of_its_rank(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_argument_lives_on_the_device_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "_current", lambda: 1)
     for fits in ("cuda:1", "meta"):
         _check_device(torch.device(fits), "cuda")

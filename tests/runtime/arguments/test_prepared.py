@@ -33,9 +33,7 @@ def test_local_tensors_of_all_ranks_are_no_argument() -> None:
         x = sf.distribute(X, sf.make_mesh((2,), ("a",)), sf.P("a"))
         local = x._local_tensor
         local.shards[:] = [Scaled(X, X, None) for _ in local.shards]
-        with pytest.raises(
-            sf.TreeError, match="the local tensors of all ranks, each a Scaled"
-        ):
+        with pytest.raises(sf.TreeError, match="the local tensors of all ranks, each a Scaled"):
             prepared("f", (local,), {})
 
 

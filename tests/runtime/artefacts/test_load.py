@@ -78,9 +78,7 @@ def test_made_in_a_world_without_values_for_all_ranks_and_run_on_them(
         args = sf.distribute(params(), loaded.placed.mesh, placed[0])
         result = loaded(args, X, rate=0.5)
         assert_close(result, expected)
-        assert list(result) == ["params", "about"] and isinstance(
-            result, OrderedDict
-        )
+        assert list(result) == ["params", "about"] and isinstance(result, OrderedDict)
         with pytest.raises(ShardError, match="donated"):
             _ = args["w"] + 1
         with pytest.raises(TreeError, match="rate"):
@@ -108,9 +106,7 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_loaded_program_has_the_bits_of_the_compiled_one(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_loaded_program_has_the_bits_of_the_compiled_one(name: str, tmp_path: Path) -> None:
     compiled = sf.jit(PROGRAMS[name], backend="aten").compile(X)
     compiled.save(tmp_path / "program")
     loaded = sf.load_compiled(tmp_path / "program")
@@ -118,20 +114,13 @@ def test_a_loaded_program_has_the_bits_of_the_compiled_one(
     expected = compiled(X)
     sf.random.state.seed(3)
     again = loaded(X)
-    pairs = zip(
-        *map(torch.utils._pytree.tree_leaves, (again, expected)), strict=True
-    )
+    pairs = zip(*map(torch.utils._pytree.tree_leaves, (again, expected)), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
     loaded.save(tmp_path / "again")
-    assert (
-        artefact_file.read(tmp_path / "again")[0]
-        == artefact_file.read(tmp_path / "program")[0]
-    )
+    assert artefact_file.read(tmp_path / "again")[0] == artefact_file.read(tmp_path / "program")[0]
 
 
-def test_inductor_compiles_a_loaded_program_to_the_same_bits(
-    tmp_path: Path,
-) -> None:
+def test_inductor_compiles_a_loaded_program_to_the_same_bits(tmp_path: Path) -> None:
     compiled = sf.jit(lambda x: (x.sin() * x).cumsum(0)).compile(X)
     compiled.save(tmp_path / "program")
     before = cache.counts["compilations"]
@@ -152,9 +141,7 @@ def on_ranks(path: str) -> tuple[Any, Any, Any]:
     return sf.full(loaded(params(), X, rate=0.5)), sf.full(ours), said
 
 
-def test_real_ranks_run_what_a_world_without_values_has_made(
-    tmp_path: Path,
-) -> None:
+def test_real_ranks_run_what_a_world_without_values_has_made(tmp_path: Path) -> None:
     path = tmp_path / "step.sf"
     placed = ({"w": P(), "b": P()}, P("dp"))
     with sf.fake_world(2, numerics=False):
@@ -189,9 +176,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 def test_a_file_that_is_none_is_refused_by_name(kind: str, tmp_path: Path) -> None:
     path = saved(tmp_path / "step.sf")
     path.write_bytes(DAMAGE[kind](path.read_bytes()))
-    with pytest.raises(
-        ArtefactError, match="cannot be read as an artefact"
-    ) as caught:
+    with pytest.raises(ArtefactError, match="cannot be read as an artefact") as caught:
         sf.load_compiled(path)
     assert "step.sf" in str(caught.value) and "another copy" in str(caught.value)
 
@@ -288,17 +273,11 @@ def test_another_mesh_is_refused_by_name(tmp_path: Path) -> None:
         other = sf.make_mesh((4,), ("dp",), device_type="cpu")
         with pytest.raises(ArtefactError) as caught:
             sf.load_compiled(path, mesh=other)
-        assert "made for the mesh (dp=2, tp=2), this is (dp=4)" in str(
-            caught.value
-        )
-        assert "try: sf.make_mesh((2, 2), ('dp', 'tp'), 'cpu')" in str(
-            caught.value
-        )
+        assert "made for the mesh (dp=2, tp=2), this is (dp=4)" in str(caught.value)
+        assert "try: sf.make_mesh((2, 2), ('dp', 'tp'), 'cpu')" in str(caught.value)
         rewritten(path, settled("mesh", [["dp", "tp"], [2, 2], "cuda"]))
         mesh = sf.make_mesh((2, 2), ("dp", "tp"), device_type="cpu")
-        with pytest.raises(
-            ArtefactError, match="made for cuda, the mesh is of cpu"
-        ):
+        with pytest.raises(ArtefactError, match="made for cuda, the mesh is of cpu"):
             sf.load_compiled(path, mesh=mesh)
     with pytest.raises(ShardError):  # a world of one rank
         sf.load_compiled(path)

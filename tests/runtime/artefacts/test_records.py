@@ -25,9 +25,7 @@ def record_and_mesh(compiled: Any) -> tuple[dict[str, Any], Any]:
     return record, compiled.placed.mesh
 
 
-def test_ranks_of_uneven_shards_have_programs_of_their_own_and_this_meshes_groups() -> (
-    None
-):
+def test_ranks_of_uneven_shards_have_programs_of_their_own_and_this_meshes_groups() -> None:
     with sf.fake_world(3, numerics=False):
         mesh = sf.make_mesh((3,), ("dp",), device_type="cpu")
         step = sf.shard(lambda x: x * x.sum(), mesh, P("dp"), backend="aten")
@@ -41,11 +39,7 @@ def test_ranks_of_uneven_shards_have_programs_of_their_own_and_this_meshes_group
                 if "all_reduce" in row.get("op", ""):
                     row["args"][-1] = "shardfn:00000000:dp"
         programs = records.programs_of(record, plan, captured, mesh)
-        (start,) = [
-            node
-            for node in programs[(2,)].graph.nodes
-            if "collective" in node.meta
-        ]
+        (start,) = [node for node in programs[(2,)].graph.nodes if "collective" in node.meta]
         assert start.args[-1] == group_names(mesh)[0]
     first, _, last = (
         [n.meta["val"].shape for n in x.graph.find_nodes(op="placeholder")]

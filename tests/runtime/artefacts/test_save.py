@@ -36,16 +36,10 @@ def compiled(fn: Any, *args: Any) -> Any:
         (twice, (X,), "the op artefacts.twice.default, which a file cannot hold"),
         (lambda p: p.a + p.b, (Pair(X, X),), "a container of class Pair"),
         (lambda x: {(1, 2): x + 1}, (X,), "a key of type tuple"),
-        (
-            lambda x: x * 2,
-            (X.clone().requires_grad_(),),
-            "autograd follows its call",
-        ),
+        (lambda x: x * 2, (X.clone().requires_grad_(),), "autograd follows its call"),
     ],
 )
-def test_what_a_file_cannot_hold_is_named(
-    fn: Any, args: Any, said: str, tmp_path: Path
-) -> None:
+def test_what_a_file_cannot_hold_is_named(fn: Any, args: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises(ArtefactError) as caught:
         compiled(fn, *args).save(tmp_path / "step.sf")
     assert said in str(caught.value) and ", save: " in str(caught.value)

@@ -37,16 +37,7 @@ def test_another_container_is_refused(tree: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
-    [
-        3,
-        "dict",
-        {},
-        {"list": [], "dict": []},
-        {"set": []},
-        {"dict": [[[1], None]]},
-    ],
-    ids=str,
+    "said", [3, "dict", {}, {"list": [], "dict": []}, {"set": []}, {"dict": [[[1], None]]}], ids=str
 )
 def test_a_text_that_is_no_tree_is_refused(said: Any) -> None:
     with pytest.raises(ValueError):

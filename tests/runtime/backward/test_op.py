@@ -102,9 +102,7 @@ def test_gradients_go_on_through_ops_before_and_after(step: Any) -> None:
     close(w.grad, plain.grad)
 
 
-def test_without_gradients_nothing_is_saved_and_no_other_program_runs(
-    step: Any,
-) -> None:
+def test_without_gradients_nothing_is_saved_and_no_other_program_runs(step: Any) -> None:
     fn, w = step
     with torch.no_grad():
         value = fn(w, X)
@@ -190,9 +188,7 @@ def test_the_residuals_are_those_that_saved_residuals_lists() -> None:
         assert len(lowered.halves.residuals) == len(listed)
 
 
-def test_a_tensor_that_begins_to_require_grad_is_a_retrace_that_is_explained() -> (
-    None
-):
+def test_a_tensor_that_begins_to_require_grad_is_a_retrace_that_is_explained() -> None:
     fn = sf.jit(lambda w, x: (x @ w).sum(), backend="aten")
     w = W.clone()
     fn(w, X)
@@ -215,9 +211,7 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(5, 6), nn.GELU(), nn.Linear(6, 3)).double()
 
 
-def trained(
-    model: nn.Module, call: Callable[..., torch.Tensor], make: Any
-) -> list[float]:
+def trained(model: nn.Module, call: Callable[..., torch.Tensor], make: Any) -> list[float]:
     """The losses of a loop as people write it: clipping, momentum, a schedule, accumulation."""
     optimizer = make(model.parameters())
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5)
@@ -243,9 +237,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_loop_of_a_module_is_that_of_one_device(name: str) -> None:
     wanted = net()
-    losses = trained(
-        wanted, lambda x, y: F.cross_entropy(wanted(x), y), OPTIMIZERS[name]
-    )
+    losses = trained(wanted, lambda x, y: F.cross_entropy(wanted(x), y), OPTIMIZERS[name])
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
         model = net()
@@ -261,9 +253,7 @@ def test_the_loop_of_a_module_is_that_of_one_device(name: str) -> None:
 
 def test_sharded_parameters_in_a_module_train_as_on_one_device() -> None:
     wanted = net()
-    losses = trained(
-        wanted, lambda x, y: F.cross_entropy(wanted(x), y), OPTIMIZERS["AdamW"]
-    )
+    losses = trained(wanted, lambda x, y: F.cross_entropy(wanted(x), y), OPTIMIZERS["AdamW"])
     with sf.fake_world(4):
         mesh = sf.make_mesh((2, 2), ("dp", "tp"))
         model = net()
@@ -278,9 +268,7 @@ def test_sharded_parameters_in_a_module_train_as_on_one_device() -> None:
     torch.testing.assert_close(full, [p.detach() for p in wanted.parameters()])
 
 
-def scaled(
-    model: nn.Module, call: Callable[..., torch.Tensor], scale: float
-) -> Any:
+def scaled(model: nn.Module, call: Callable[..., torch.Tensor], scale: float) -> Any:
     """Steps under torch's GradScaler, and the scale after them."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=scale)
@@ -295,9 +283,7 @@ def scaled(
 
 @pytest.mark.parametrize("scale", [1024.0, 2.0**127], ids=["finite", "overflow"])
 @pytest.mark.parametrize("is_sharded", [False, True])
-def test_the_grad_scaler_steps_and_skips_as_on_one_device(
-    scale: float, is_sharded: bool
-) -> None:
+def test_the_grad_scaler_steps_and_skips_as_on_one_device(scale: float, is_sharded: bool) -> None:
     plain, model = net().float(), net().float()
     wanted = scaled(plain, lambda x, y: 9 * F.cross_entropy(plain(x), y), scale)
     with sf.fake_world(2):
@@ -325,12 +311,7 @@ def test_frozen_parameters_have_none() -> None:
     model[0].weight.requires_grad_(False)
     F.cross_entropy(sf.jit(model, backend="aten")(X), Y).backward()
     grads = {name: p.grad is None for name, p in model.named_parameters()}
-    assert grads == {
-        "0.weight": True,
-        "0.bias": False,
-        "2.weight": False,
-        "2.bias": False,
-    }
+    assert grads == {"0.weight": True, "0.bias": False, "2.weight": False, "2.bias": False}
 
 
 def test_autocast_around_a_backward_changes_nothing() -> None:
@@ -366,9 +347,7 @@ def test_a_compiled_call_has_gradients_too() -> None:
     compiled = STEP.compile(w, X)
     compiled(w, X).backward()
     close(w.grad, gradient())
-    assert "saved" in str(STEP.lower(w, X)) and "cotangent" in str(
-        STEP.lower(w, X)
-    )
+    assert "saved" in str(STEP.lower(w, X)) and "cotangent" in str(STEP.lower(w, X))
 
 
 def test_without_values_shapes_go_back() -> None:

@@ -30,9 +30,7 @@ def plain(of_first: Any, of_last: Any) -> Any:
     first, _, last = fn(w, X)
     pairs = [(first, of_first), (last, of_last)]
     pairs = [(y, g) for y, g in pairs if g is not None]
-    return torch.autograd.grad([y for y, _ in pairs], [w], [g for _, g in pairs])[
-        0
-    ]
+    return torch.autograd.grad([y for y, _ in pairs], [w], [g for _, g in pairs])[0]
 
 
 Called = tuple[Backward, list[torch.Tensor]]
@@ -63,9 +61,7 @@ class TestOneCall:
             yield called(sf.make_mesh((3,), ("dp",)))
 
     @pytest.mark.parametrize("placement", [P("dp"), P(), P(None, "dp")], ids=str)
-    def test_cotangents_may_have_any_placement(
-        self, call: Called, placement: P
-    ) -> None:
+    def test_cotangents_may_have_any_placement(self, call: Called, placement: P) -> None:
         half, saved = call
         assert half.everyone == [(0,), (1,), (2,)] and not half.is_unread
         first = sf.distribute(G, half.placed.mesh, placement)
@@ -77,9 +73,7 @@ class TestOneCall:
             wanted = plain(G, None if h is None else last)
             torch.testing.assert_close(sf.full(grad), wanted)
 
-    def test_results_of_other_dtypes_have_no_derivative(
-        self, call: Called
-    ) -> None:
+    def test_results_of_other_dtypes_have_no_derivative(self, call: Called) -> None:
         half, saved = call
         assert half.has_derivative() == [True, False, True]
         assert half.floating == (0, 2) and len(half.specs) == 1
@@ -87,9 +81,7 @@ class TestOneCall:
         each = sum(3 if kind == SAVED else 1 for kind in kinds)
         assert len(saved) == each, "a saved value has a tensor for each rank"
 
-    def test_arguments_and_results_are_kept_as_they_are(
-        self, call: Called
-    ) -> None:
+    def test_arguments_and_results_are_kept_as_they_are(self, call: Called) -> None:
         half, _ = call
         leaves = [object(), object()]
         results = [object(), object(), object()]
@@ -121,9 +113,7 @@ CALLS: dict[str, Any] = {
     "the code of one rank": lambda mesh: sf.jit(
         lambda a, b, c: (*several(a, b, c), a.to_local()), backend="aten"
     ),
-    "closed over": lambda mesh: lambda *held: sf.jit(
-        lambda: several(*held), backend="aten"
-    )(),
+    "closed over": lambda mesh: lambda *held: sf.jit(lambda: several(*held), backend="aten")(),
 }
 
 
@@ -142,9 +132,7 @@ def test_a_gradient_of_a_result_that_does_not_depend_on_it_is_none(
         torch.autograd.backward([outs[k] for k in chosen])
         for x, y in zip(given, plain, strict=True):
             assert (x.grad is None) is (y.grad is None)
-            assert x.grad is None or sf.full(x.grad).count_nonzero() == (
-                y.grad.count_nonzero()
-            )
+            assert x.grad is None or sf.full(x.grad).count_nonzero() == (y.grad.count_nonzero())
 
 
 def test_a_plain_tensor_has_a_plain_gradient() -> None:

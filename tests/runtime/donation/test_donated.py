@@ -72,9 +72,7 @@ def test_a_donated_tensor_that_is_held_stays_gone(backend: str) -> None:
     assert state[0].equal(X + 6) and state[1].equal(X * 64)
 
 
-def test_a_donated_tensor_with_a_weak_reference_or_an_attribute_is_no_later_result() -> (
-    None
-):
+def test_a_donated_tensor_with_a_weak_reference_or_an_attribute_is_no_later_result() -> None:
     fn, state = donating(), (X.clone(), X.clone())
     state[0].tag = "mine"  # pyright: ignore[reportAttributeAccessIssue]
     before = state[1]
@@ -94,9 +92,7 @@ def test_results_are_tensors_that_autograd_does_not_know() -> None:
     y.grad = X.clone()
     y.requires_grad_(False)
     out = fn(x, y)
-    assert (
-        out[0].equal(X + 1) and out[1].equal(X * 2) and is_gone(x) and is_gone(y)
-    )
+    assert out[0].equal(X + 1) and out[1].equal(X * 2) and is_gone(x) and is_gone(y)
     for result in out:
         assert type(result) is torch.Tensor
         assert result.grad is None and not result.requires_grad
@@ -120,9 +116,7 @@ def test_other_tensors_of_the_same_shape_are_another_signature() -> None:
     assert followed.grad is not None
     with torch.no_grad():
         assert not fn(followed).requires_grad
-    assert (
-        fn(plain.t()).equal(plain * 2) and fn(plain.float()).dtype == torch.float32
-    )
+    assert fn(plain.t()).equal(plain * 2) and fn(plain.float()).dtype == torch.float32
     with torch.inference_mode():
         assert fn(plain).equal(plain * 2)
 
@@ -130,9 +124,7 @@ def test_other_tensors_of_the_same_shape_are_another_signature() -> None:
 def test_an_argument_that_the_backward_needs_is_refused_by_name() -> None:
     w = torch.ones(3, dtype=torch.float64, requires_grad=True)
     fn = sf.jit(lambda x: (x * w).sum(), backend="aten", donate_argnums=0)
-    with pytest.raises(
-        sf.ShardError, match="the backward of the call needs its value"
-    ):
+    with pytest.raises(sf.ShardError, match="the backward of the call needs its value"):
         fn(X.clone())
     with torch.no_grad():
         assert fn(X.clone()) == X.sum()
@@ -145,9 +137,7 @@ def test_an_argument_that_the_backward_needs_is_refused_by_name() -> None:
 def placed_step(mesh: Any, fn: Any = step) -> tuple[Any, Any]:
     """A step that donates DTensors, and those."""
     places = (P("a"), P("a"))
-    run = sf.shard(
-        fn, mesh, places, places, donate_argnums=(0, 1), backend="aten"
-    )
+    run = sf.shard(fn, mesh, places, places, donate_argnums=(0, 1), backend="aten")
     return run, sf.distribute((X, X), mesh, P("a"))
 
 
@@ -182,9 +172,7 @@ def test_an_error_gives_the_memory_of_dtensors_back(mesh: Any) -> None:
     assert sf.full(run(*state))[1].equal(X * 16)
 
 
-def test_a_dtensor_with_an_attribute_or_a_written_one_is_no_later_result(
-    mesh: Any,
-) -> None:
+def test_a_dtensor_with_an_attribute_or_a_written_one_is_no_later_result(mesh: Any) -> None:
     run, state = placed_step(mesh)
     for _ in range(3):
         state[0].tag = "mine"
@@ -220,10 +208,7 @@ def test_one_of_two_threads_donates_a_tensor() -> None:
 
     for _ in range(20):
         x, found = X.clone(), list[Any]()
-        threads = [
-            threading.Thread(target=call, args=(found, x, X.clone()))
-            for _ in range(2)
-        ]
+        threads = [threading.Thread(target=call, args=(found, x, X.clone())) for _ in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:

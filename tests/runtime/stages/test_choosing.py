@@ -16,9 +16,7 @@ from tests.transforms.sharding.test_auto import SMALL, case, loss, sgd
 
 
 def traced(mesh: Any, args: Any) -> Any:
-    return trace(
-        sf.shard(sgd(loss), mesh, sf.auto, backend="aten").request, args, {}
-    )
+    return trace(sf.shard(sgd(loss), mesh, sf.auto, backend="aten").request, args, {})
 
 
 def test_the_peak_is_that_of_the_program_that_is_made() -> None:

@@ -17,9 +17,7 @@ from shardfn.runtime.stages import compiling
 def test_coordinates_stand_before_the_donated_inputs() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
-        step = sf.shard(
-            lambda x, y: (x + y, y), mesh, sf.P("dp"), donate_argnums=(1,)
-        )
+        step = sf.shard(lambda x, y: (x + y, y), mesh, sf.P("dp"), donate_argnums=(1,))
         placed = step.trace(torch.ones(4), torch.ones(4)).placed
     assert compiling.donated_places(placed) == [2]
     assert compiling._checked(placed) == [0, 1, 2]

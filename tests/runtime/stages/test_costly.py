@@ -33,11 +33,7 @@ def test_a_function_is_warned_of_once() -> None:
 
 def test_a_plan_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     placed: list[Any] = []
-    monkeypatch.setattr(
-        costly,
-        "propagate",
-        lambda *args: placed.append(args) or propagate(*args),
-    )
+    monkeypatch.setattr(costly, "propagate", lambda *args: placed.append(args) or propagate(*args))
     with sf.fake_world(8, numerics=False):
         mesh = sf.make_mesh((8,), ("dp",))
         step = sf.shard(sgd(loss), mesh, P())

@@ -103,9 +103,7 @@ def test_arguments_with_gradients_are_followed(monkeypatch: Any) -> None:
     assert made.fn == (fn, made.followed)
 
 
-def test_closed_over_tensors_are_followed_by_a_second_capture(
-    monkeypatch: Any,
-) -> None:
+def test_closed_over_tensors_are_followed_by_a_second_capture(monkeypatch: Any) -> None:
     first = Outside()
     one = captured(first, reads=["model.v"])
     two = captured(Outside(), Derivative((True,), ((0,), (0,))), ["model"])
@@ -118,9 +116,7 @@ def test_closed_over_tensors_are_followed_by_a_second_capture(
     assert first.refused == [("f", [V])]
 
 
-def test_a_closed_over_tensor_that_nothing_reaches_is_refused_as_lost(
-    monkeypatch: Any,
-) -> None:
+def test_a_closed_over_tensor_that_nothing_reaches_is_refused_as_lost(monkeypatch: Any) -> None:
     first = Outside()
     two = captured(Outside(), Derivative((True,), ((0,), ())))
     followed(monkeypatch, request(), [captured(first), two], W)

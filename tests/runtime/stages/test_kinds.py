@@ -67,10 +67,7 @@ def found(
 def test_ranks_of_equal_shards_share_a_program(monkeypatch: Any) -> None:
     every = found(monkeypatch, Script("tp", 3, is_constant=True))
     ranks = [kind.ranks for kind in every]
-    assert ranks == [
-        ((0, 0), (0, 1), (1, 0), (1, 1)),
-        ((0, 2), (1, 2)),
-    ], "2, 2 and 1 rows"
+    assert ranks == [((0, 0), (0, 1), (1, 0), (1, 1)), ((0, 2), (1, 2))], "2, 2 and 1 rows"
 
 
 def test_the_kind_of_this_rank_is_the_first(monkeypatch: Any) -> None:
@@ -91,9 +88,7 @@ def test_constants_that_differ_are_read_again_as_such(monkeypatch: Any) -> None:
     ]  # fmt: skip
 
 
-def test_ranks_of_other_layouts_have_programs_of_their_own(
-    monkeypatch: Any,
-) -> None:
+def test_ranks_of_other_layouts_have_programs_of_their_own(monkeypatch: Any) -> None:
     monkeypatch.setattr(kinds, "look", lambda *_: SimpleNamespace())
     monkeypatch.setattr(kinds, "_like", lambda x, shape, stride: (x, shape))
     rows = [((2,), (1,))] * 5 + [((3,), (1,))]
@@ -115,11 +110,7 @@ def test_an_argument_of_another_rank_has_its_sizes() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
         spec = _compat.dtensor_spec(
-            mesh,
-            (torch.distributed.tensor.Shard(0),),
-            (2, 2, 3),
-            (6, 3, 1),
-            X.dtype,
+            mesh, (torch.distributed.tensor.Shard(0),), (2, 2, 3), (6, 3, 1), X.dtype
         )
         x = _compat.dtensors([X.unsqueeze(0)], [spec])[0]
         like = kinds._like(x, (5, 3), (1, 5))
@@ -130,9 +121,7 @@ def test_an_argument_of_another_rank_has_its_sizes() -> None:
 
 
 OTHER = {
-    "return other trees": {
-        "program": SimpleNamespace(out_tree="tree", out_leaves=(3,))
-    },
+    "return other trees": {"program": SimpleNamespace(out_tree="tree", out_leaves=(3,))},
     "read other tensors": {"outside": SimpleNamespace(draws=0, shared=(X,))},
     "draw other numbers": {"outside": SimpleNamespace(draws=1, shared=())},
 }

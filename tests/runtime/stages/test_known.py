@@ -26,9 +26,7 @@ def capture(**facts: Any) -> Any:
     outside = {"is_known": True, "is_unchanged": True}
     for group in (reads, outside):
         group.update({k: facts.pop(k) for k in [*facts] if k in group})
-    says = lambda group: {
-        k: x if k == "asks_world" else (lambda x=x: x) for k, x in group.items()
-    }
+    says = lambda group: {k: x if k == "asks_world" else (lambda x=x: x) for k, x in group.items()}
     made = {
         "reads": SimpleNamespace(**says(reads)),
         "outside": SimpleNamespace(**says(outside)),
@@ -47,9 +45,7 @@ def made(captured: Any, signature: Any = ("rest", []), mesh: Any = None) -> Made
 
 def placed(mesh: Any = None, world: World = WORLD, dynamic: Any = None) -> Any:
     axes = known.axes_of(mesh)
-    return SimpleNamespace(
-        world=world, mesh=mesh, axes=axes, dynamic=dynamic or {}
-    )
+    return SimpleNamespace(world=world, mesh=mesh, axes=axes, dynamic=dynamic or {})
 
 
 def is_for(captured: Any, call: Any, mesh: Any = None) -> bool:
@@ -91,9 +87,7 @@ def test_a_capture_with_a_shard_map_is_for_axes_of_these_sizes() -> None:
         assert is_for(capture(mesh=mesh, brought_mesh=mesh), placed())
 
 
-def test_lost_and_old_programs_are_dropped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_lost_and_old_programs_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "PROGRAMS", 2)
     first, lost, second, third = (
         made(capture(is_lost=gone)) for gone in (False, True, False, False)
@@ -107,9 +101,7 @@ def test_lost_and_old_programs_are_dropped(
 
 def test_why_sizes_are_constants_is_known_from_an_earlier_capture() -> None:
     earlier = [made(capture()), made(capture(fixed="it reads x.shape[0]"))]
-    fixed = lambda dims, rest="rest": known._fixed(
-        earlier, (rest, []), placed(dynamic=dims)
-    )
+    fixed = lambda dims, rest="rest": known._fixed(earlier, (rest, []), placed(dynamic=dims))
     assert fixed({0: {0: False}}) == "it reads x.shape[0]"
     assert fixed({0: {0: True}}) == "", "a strict dim must say it itself"
     assert fixed({}) == fixed({0: {0: False}}, "other") == ""
@@ -128,9 +120,7 @@ def test_a_template_is_for_calls_that_fit_it() -> None:
 
     template = Template()
     rows = [made(capture(template=template)) for _ in range(3)]
-    of = lambda leaves, rest="rest": known._template(
-        rows, (rest, leaves), placed()
-    )
+    of = lambda leaves, rest="rest": known._template(rows, (rest, leaves), placed())
     assert of(["fits"]) is template
     asked.clear()
     assert of(["odd"]) is None and len(asked) == 1, "asked once for all captures"

@@ -13,12 +13,7 @@ import shardfn as sf
 from shardfn import P, _tree
 from shardfn.partition.halves import INPUT, RESULT
 from shardfn.runtime.options import Request
-from shardfn.runtime.stages.lowering import (
-    backward_of,
-    floating_results,
-    forward_of,
-    out_marks,
-)
+from shardfn.runtime.stages.lowering import backward_of, floating_results, forward_of, out_marks
 from shardfn.types import TENSOR, Program
 from tests.support.stages.graphs import graph_of
 
@@ -27,9 +22,7 @@ PLACED: Any = SimpleNamespace(axes=pieces.mesh_axes((2, 3)))
 
 def program(tree: Any = None) -> Program:
     """A program that returns two tensors and a number, and has one gradient."""
-    graph = graph_of(
-        lambda x, i: [x * 2, i + 1, x + 1], torch.ones(4, 6), torch.arange(3)
-    )
+    graph = graph_of(lambda x, i: [x * 2, i + 1, x + 1], torch.ones(4, 6), torch.arange(3))
     tree = tree or {"a": TENSOR, "n": 3, "b": TENSOR}
     leaves, treedef = _tree.flatten(tree)
     return Program(
@@ -57,11 +50,7 @@ def test_a_prefix_of_the_results_places_their_tensors() -> None:
 WRONG = [
     (P("z"), sf.PlacementError, "f, out_placements: "),
     ({"a": P()}, sf.TreeError, "placements lack ['n'], ['b']"),
-    (
-        {"a": P(None, None, "a"), "n": None, "b": None},
-        sf.PlacementError,
-        "f, out_placements",
-    ),
+    ({"a": P(None, None, "a"), "n": None, "b": None}, sf.PlacementError, "f, out_placements"),
 ]
 
 

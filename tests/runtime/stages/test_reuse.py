@@ -19,9 +19,7 @@ def partitions(call: Any) -> tuple[Any, int]:
     return call(), cache.counts["partitions"] - before
 
 
-def test_shapes_global_tensors_and_dtensors_of_one_placement_share_a_program() -> (
-    None
-):
+def test_shapes_global_tensors_and_dtensors_of_one_placement_share_a_program() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",), device_type="cpu")
         step = sf.shard(lambda x: x * 2, mesh, P("dp"), backend="aten")
@@ -48,9 +46,7 @@ def test_another_world_and_another_setting_have_programs_of_their_own() -> None:
         assert (same, other) == (0, 1)
 
 
-def test_a_call_that_autograd_follows_shares_no_program_with_one_that_it_does_not() -> (
-    None
-):
+def test_a_call_that_autograd_follows_shares_no_program_with_one_that_it_does_not() -> None:
     step = sf.jit(lambda x: (x * x).sum(), backend="aten")
     w = X.clone().requires_grad_()
     step.compile(X)

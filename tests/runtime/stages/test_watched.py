@@ -75,9 +75,7 @@ def test_a_call_enters_and_leaves(watch: Watch) -> None:
         (REAL, 1, False),
     ],
 )
-def test_a_program_that_waits_for_nobody_is_left_alone(
-    world: Any, mesh: Any, sends: bool
-) -> None:
+def test_a_program_that_waits_for_nobody_is_left_alone(world: Any, mesh: Any, sends: bool) -> None:
     run: Any = list.copy
     assert watched(run, "f", placed(world, mesh), program(sends=sends)) is run
 

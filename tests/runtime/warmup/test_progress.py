@@ -9,9 +9,7 @@ import pytest
 from shardfn.runtime.warmup import progress
 
 
-def test_a_short_compilation_says_nothing(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_short_compilation_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with progress("step", 3):
         pass
     assert capsys.readouterr().err == ""

@@ -79,9 +79,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Warming]:
     return found
 
 
-def test_calls_under_a_default_dtype_of_their_own_keep_it_compiled(
-    made: list[Warming],
-) -> None:
+def test_calls_under_a_default_dtype_of_their_own_keep_it_compiled(made: list[Warming]) -> None:
     fn = lambda i: i / 3 + i.sin()
     warm, i = sf.jit(fn, warmup="aten"), torch.arange(5)
 
@@ -111,9 +109,7 @@ def test_nothing_is_compiled_under_settings_that_are_not_those_of_the_call(
     assert made[0].is_disturbed and made[0].compiled is None
 
 
-def test_numbers_that_are_drawn_while_it_compiles_do_not_come_again(
-    made: list[Warming],
-) -> None:
+def test_numbers_that_are_drawn_while_it_compiles_do_not_come_again(made: list[Warming]) -> None:
     fn = lambda x: x.sin() * 3 - x.cos() * 5  # of no other test, so that Inductor compiles it
     before = cache.counts["compilations"]
     warm = sf.jit(fn, warmup="aten")

@@ -26,9 +26,7 @@ def test_one_rank_alone_switches_at_its_next_call() -> None:
     assert mine.is_compiled() and mine.is_compiled()
 
 
-def test_ranks_that_have_started_different_numbers_of_calls_switch_at_one() -> (
-    None
-):
+def test_ranks_that_have_started_different_numbers_of_calls_switch_at_one() -> None:
     ranks = switches(3)
     for rank, calls in zip(ranks, (0, 5, 2), strict=True):
         assert not any(rank.is_compiled() for _ in range(calls))
@@ -47,9 +45,7 @@ def test_a_rank_that_has_promised_waits_for_the_decision() -> None:
     mine, other = switches(2)
     threads = [threading.Thread(target=rank.compiled) for rank in (mine, other)]
     threads[0].start()
-    assert not any(mine.is_compiled() for _ in range(50)), (
-        "no promise yet: one is not ready"
-    )
+    assert not any(mine.is_compiled() for _ in range(50)), "no promise yet: one is not ready"
     threads[1].start()
     calls = 50
     while not mine.is_compiled():
@@ -59,9 +55,7 @@ def test_a_rank_that_has_promised_waits_for_the_decision() -> None:
     assert calls == mine.first == other.first
 
 
-def test_a_rank_that_never_answers_is_an_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_rank_that_never_answers_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module_of_switches, "PATIENCE", 0.01)
     (mine,) = switches(1)
     mine.bound = 0

@@ -7,27 +7,16 @@ import torch
 
 import shardfn as sf
 from shardfn.buckets import Wish
-from shardfn.schedule.bucketing.batches import (
-    Batch,
-    follow,
-    reaches,
-    sort_leaves,
-)
+from shardfn.schedule.bucketing.batches import Batch, follow, reaches, sort_leaves
 from shardfn.schedule.flow import Transfer
 
 
-def transfer(
-    leaf: str, kind: str = "all_reduce", phase: str = "backward"
-) -> Transfer:
+def transfer(leaf: str, kind: str = "all_reduce", phase: str = "backward") -> Transfer:
     wish = Wish(leaf, 1, 1) if leaf else None
-    return Transfer(
-        leaf or "loss", kind, "a", "sum", torch.float32, 4, phase, 0, wish, "0"
-    )
+    return Transfer(leaf or "loss", kind, "a", "sum", torch.float32, 4, phase, 0, wish, "0")
 
 
-def batch(
-    index: int, *leaves: str, wanted: int | None = None, depends: int = 0
-) -> Batch:
+def batch(index: int, *leaves: str, wanted: int | None = None, depends: int = 0) -> Batch:
     members = [transfer(leaf) for leaf in leaves]
     return Batch(index, members, depends, wanted=wanted)
 
@@ -37,11 +26,7 @@ def names(batches) -> list[list[str]]:
 
 
 def test_a_batch_is_reached_through_others() -> None:
-    batches = [
-        batch(0, "a"),
-        batch(1, "b", depends=0b1),
-        batch(2, "c", depends=0b10),
-    ]
+    batches = [batch(0, "a"), batch(1, "b", depends=0b1), batch(2, "c", depends=0b10)]
     chained = 0b110
     assert reaches(batches, chained, 0b100, batches[0])
     assert not reaches(batches, chained, 0b1, batches[2])
@@ -86,11 +71,7 @@ def test_gathers_of_two_phases_have_no_order_among_each_other() -> None:
 
 
 def test_dependencies_are_numbered_with_the_batches() -> None:
-    batches = [
-        batch(0, "a", wanted=1),
-        batch(1, "b", wanted=0),
-        batch(2, "c", depends=0b1),
-    ]
+    batches = [batch(0, "a", wanted=1), batch(1, "b", wanted=0), batch(2, "c", depends=0b1)]
     followed, _ = follow(batches, {"a": 0, "b": 0}, "f")
     assert followed[2].depends == 0b10, "still on a"
 

@@ -7,12 +7,7 @@ from __future__ import annotations
 from shardfn.schedule import agenda
 from shardfn.schedule.bucketing.bucket_plan import line_of
 from shardfn.types import Marks
-from tests.support.stages.plans import (
-    LOSS_ARGS,
-    data_parallel,
-    gradient_step,
-    planned,
-)
+from tests.support.stages.plans import LOSS_ARGS, data_parallel, gradient_step, planned
 
 
 def test_a_bucket_says_what_is_sent_when_and_for_whom() -> None:
@@ -42,10 +37,7 @@ def test_a_leaf_for_which_nothing_is_sent_is_local() -> None:
 
 def test_buckets_are_numbered_as_they_are_filled() -> None:
     plan = agenda(data_parallel(cap=1), "f").plan
-    assert [(b.index, b.leaves) for b in plan.buckets] == [
-        (0, ("w",)),
-        (1, ("v",)),
-    ]
+    assert [(b.index, b.leaves) for b in plan.buckets] == [(0, ("w",)), (1, ("v",))]
 
 
 def test_a_line_is_the_file_and_not_its_folder() -> None:

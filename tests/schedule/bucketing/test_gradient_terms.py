@@ -71,14 +71,9 @@ def test_a_value_that_is_read_besides_is_no_term() -> None:
 
 
 def test_a_term_of_two_gradients_is_a_term_of_both() -> None:
-    def step(
-        v: torch.Tensor, w: torch.Tensor, x: torch.Tensor
-    ) -> list[torch.Tensor]:
+    def step(v: torch.Tensor, w: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
         g = x.cos()
-        return [
-            prim_align(g.t(), v, Wish("v", 1, 1).text),
-            prim_align(-g, w, Wish("w", 1, 1).text),
-        ]
+        return [prim_align(g.t(), v, Wish("v", 1, 1).text), prim_align(-g, w, Wish("w", 1, 1).text)]
 
     args = X, torch.ones(4, 4), torch.ones(4, 4)
     plan = planned(step, args, [REPLICATED] * 3)

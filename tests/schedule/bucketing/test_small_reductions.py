@@ -30,16 +30,11 @@ def loss(params: Any, x: Any) -> Any:
 
 
 def both(
-    step: Any,
-    placed: Any = WHOLE,
-    axes: tuple[int, ...] = (3,),
-    names: tuple[str, ...] = ("dp",),
+    step: Any, placed: Any = WHOLE, axes: tuple[int, ...] = (3,), names: tuple[str, ...] = ("dp",)
 ) -> tuple[Any, Any]:
     """The lowered step and its result over a mesh."""
     with sf.fake_world(torch.Size(axes).numel()):
-        train = sf.shard(
-            step, sf.make_mesh(axes, names), (placed, P(names)), backend="aten"
-        )
+        train = sf.shard(step, sf.make_mesh(axes, names), (placed, P(names)), backend="aten")
         return train.lower(PARAMS, X), sf.full(train(PARAMS, X))
 
 
@@ -54,16 +49,12 @@ def riding(low: Any) -> list[int]:
 
 @pytest.mark.parametrize("axes", [(2,), (3,), (8,)])
 @pytest.mark.parametrize("cap", [1, 300, "25MB"])
-def test_the_loss_rides_in_the_first_bucket(
-    cap: Any, axes: tuple[int, ...]
-) -> None:
+def test_the_loss_rides_in_the_first_bucket(cap: Any, axes: tuple[int, ...]) -> None:
     step = sf.bucketed_grad(loss, cap, 1)
     low, got = both(step, axes=axes)
     same(step, got)
     assert riding(low) == [8] + [0] * (len(low.plan.buckets) - 1)
-    assert [c.nbytes for c in low.collectives] == [
-        b.nbytes + b.riding for b in low.plan.buckets
-    ]
+    assert [c.nbytes for c in low.collectives] == [b.nbytes + b.riding for b in low.plan.buckets]
     assert str(low.plan).count(", and 8 B of results") == 1
 
 
@@ -98,17 +89,10 @@ def test_what_is_more_than_a_page_travels_on_its_own() -> None:
 
 
 def test_a_loss_of_another_dtype_travels_on_its_own() -> None:
-    step = sf.bucketed_grad(
-        lambda params, x: (outputs(params, x).to(F32) ** 2).sum()
-    )
+    step = sf.bucketed_grad(lambda params, x: (outputs(params, x).to(F32) ** 2).sum())
     low, got = both(step)
-    torch.testing.assert_close(
-        got, step(PARAMS, X), rtol=1e-6, atol=1e-6
-    )  # float32
-    assert riding(low) == [0] and sorted(c.nbytes for c in low.collectives) == [
-        4,
-        800,
-    ]
+    torch.testing.assert_close(got, step(PARAMS, X), rtol=1e-6, atol=1e-6)  # float32
+    assert riding(low) == [0] and sorted(c.nbytes for c in low.collectives) == [4, 800]
 
 
 def test_a_metric_of_the_reduced_gradients_comes_after_them() -> None:
@@ -185,14 +169,8 @@ JOINED: dict[str, tuple[Any, list[int]]] = {
         lambda x, y: torch.stack([(t := x.exp().sum().exp()), (y * t).amax()]),
         [8, 8],
     ),
-    "by other reductions": (
-        lambda x, y: torch.stack([x.sum().exp(), y.amax()]),
-        [8, 8],
-    ),
-    "of other dtypes": (
-        lambda x, y: x.sum().exp() * y.float().sum(),
-        [4, 8],
-    ),
+    "by other reductions": (lambda x, y: torch.stack([x.sum().exp(), y.amax()]), [8, 8]),
+    "of other dtypes": (lambda x, y: x.sum().exp() * y.float().sum(), [4, 8]),
 }
 
 

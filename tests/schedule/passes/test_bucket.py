@@ -12,12 +12,7 @@ from shardfn import schedule
 from shardfn.partition import Plan, emit
 from shardfn.types import Marks
 from tests.support.stages.local_graphs import same_text, text
-from tests.support.stages.plans import (
-    LOSS_ARGS,
-    data_parallel,
-    gradient_step,
-    planned,
-)
+from tests.support.stages.plans import LOSS_ARGS, data_parallel, gradient_step, planned
 
 
 def sent(plan: Plan) -> tuple[str, str]:
@@ -27,16 +22,12 @@ def sent(plan: Plan) -> tuple[str, str]:
     graph = emit(plan, (0,) * len(names), names, "cpu")
     after = schedule.bucket(graph, agenda)
     schedule.check(after, plan.axes)
-    return _of_collectives(text(graph, plan.axes)), _of_collectives(
-        text(after, plan.axes)
-    )
+    return _of_collectives(text(graph, plan.axes)), _of_collectives(text(after, plan.axes))
 
 
 def _of_collectives(lines: str) -> str:
     skipped = ("= mm(", "= t(", "= cos(", "= sin(", "= sum(")
-    return "\n".join(
-        line for line in lines.splitlines() if not any(s in line for s in skipped)
-    )
+    return "\n".join(line for line in lines.splitlines() if not any(s in line for s in skipped))
 
 
 def test_gradients_and_the_loss_are_reduced_as_one() -> None:
@@ -91,9 +82,7 @@ def test_a_reduce_scatter_packs_the_rows_of_each_rank_together() -> None:
     before, after = sent(sharded(10**6))
     assert before.count("reduce_scatter[sum, a]") == 2
     assert after.count("reduce_scatter[sum, a]") == 1
-    packed = [
-        line.split(": ")[1] for line in after.splitlines() if "= cat(" in line
-    ]
+    packed = [line.split(": ")[1] for line in after.splitlines() if "= cat(" in line]
     assert packed == ["f32[2, 16]"]
 
 

@@ -25,9 +25,7 @@ def dead() -> torch.fx.Graph:
     return graph
 
 
-def test_drop_dead_takes_local_ops_that_nobody_reads_and_keeps_collectives() -> (
-    None
-):
+def test_drop_dead_takes_local_ops_that_nobody_reads_and_keeps_collectives() -> None:
     before, after = before_and_after(schedule.drop_dead, dead())
     same_text(
         before,

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from shardfn import schedule
-from tests.support.stages.local_graphs import (
-    before_and_after,
-    redistributed,
-    same_text,
-)
+from tests.support.stages.local_graphs import before_and_after, redistributed, same_text
 
 
-def test_merge_equal_shares_the_first_step_of_two_redistributions_of_one_value() -> (
-    None
-):
-    graph = redistributed(
-        ("sum", "sum"), [(("R", "R"), "forward"), (("R", "sum"), "forward")]
-    )
+def test_merge_equal_shares_the_first_step_of_two_redistributions_of_one_value() -> None:
+    graph = redistributed(("sum", "sum"), [(("R", "R"), "forward"), (("R", "sum"), "forward")])
     before, after = before_and_after(schedule.merge_equal, graph)
     same_text(
         before,
@@ -41,12 +33,8 @@ def test_merge_equal_shares_the_first_step_of_two_redistributions_of_one_value()
     )
 
 
-def test_merge_equal_keeps_the_gathers_of_a_forward_and_of_its_backward_apart() -> (
-    None
-):
-    graph = redistributed(
-        (0, "R"), [(("R", "R"), "forward"), (("R", "R"), "backward")]
-    )
+def test_merge_equal_keeps_the_gathers_of_a_forward_and_of_its_backward_apart() -> None:
+    graph = redistributed((0, "R"), [(("R", "R"), "forward"), (("R", "R"), "backward")])
     before, after = before_and_after(schedule.merge_equal, graph)
     assert before == after
     assert before.count("all_gather[a]") == 2

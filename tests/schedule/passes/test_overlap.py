@@ -21,17 +21,13 @@ def names(graph) -> list[str]:
     return [n.name for n in graph.nodes if n.op == "call_function"]
 
 
-def test_the_first_reduction_starts_before_the_second_gradient_is_computed() -> (
-    None
-):
+def test_the_first_reduction_starts_before_the_second_gradient_is_computed() -> None:
     plan, agenda, graph = bucketed(cap=1)
     after = schedule.overlap(graph, agenda)
     schedule.check(after, plan.axes)
     order = [line.split(" ")[0] for line in text(after, plan.axes).splitlines()]
     at = order.index
-    assert (
-        at("%all_reduce") < at("%mm_4") < at("%all_reduce_1") < at("%wait_tensor")
-    )
+    assert at("%all_reduce") < at("%mm_4") < at("%all_reduce_1") < at("%wait_tensor")
 
 
 def test_no_node_is_added_or_lost() -> None:
@@ -45,8 +41,7 @@ def test_an_agenda_in_another_order_is_followed() -> None:
     waits_first = [("start", 0), ("wait", 0), ("start", 1), ("wait", 1)]
     early = attrs.evolve(agenda, sequence=tuple(waits_first))
     order = [
-        line.split(" ")[0]
-        for line in text(schedule.overlap(graph, early), plan.axes).splitlines()
+        line.split(" ")[0] for line in text(schedule.overlap(graph, early), plan.axes).splitlines()
     ]
     at = order.index
     assert at("%wait_tensor") < at("%mm_4"), "what a start needs comes before it"

@@ -87,24 +87,17 @@ def tried(fn: Callable[[], Any]) -> Any:
 
 
 def compiled(
-    fn: types.FunctionType,
-    *args: Any,
-    fullgraph: bool = False,
-    backend: Any = None,
+    fn: types.FunctionType, *args: Any, fullgraph: bool = False, backend: Any = None
 ) -> Any:
     """The graphs that Dynamo makes of a function that it has never seen, and what it returns."""
     graphs: list[Any] = []
 
     def noting(graph: torch.fx.GraphModule, _: Any) -> Any:
-        graphs.append(
-            [str(n.target) for n in graph.graph.nodes if n.op[:4] == "call"]
-        )
+        graphs.append([str(n.target) for n in graph.graph.nodes if n.op[:4] == "call"])
         return graph.forward
 
     code = fn.__code__.replace()
-    fresh = types.FunctionType(
-        code, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
-    )
+    fresh = types.FunctionType(code, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
     run = torch.compile(fresh, backend=backend or noting, fullgraph=fullgraph)
     results = [tried(lambda x=x: run(*x)) for x in args]
     return graphs, results
@@ -118,30 +111,19 @@ COMPILED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "corrcoef": (lambda x: torch.corrcoef(x), (X,)),
     "combinations": (lambda x: torch.combinations(x, 2), (W,)),
     "istft": (lambda z: torch.istft(z, 8, 2, window=WINDOW), (SPECTRUM,)),
-    "istft with gaps": (
-        lambda z: torch.istft(z, 8, 8, window=WINDOW),
-        (SPECTRUM,),
-    ),
-    "ctc_loss": (
-        lambda x: F.ctc_loss(x.log_softmax(-1), TARGETS, (6, 5), (3, 2)),
-        (LOGITS,),
-    ),
+    "istft with gaps": (lambda z: torch.istft(z, 8, 8, window=WINDOW), (SPECTRUM,)),
+    "ctc_loss": (lambda x: F.ctc_loss(x.log_softmax(-1), TARGETS, (6, 5), (3, 2)), (LOGITS,)),
     "lstsq": (lambda a: torch.linalg.lstsq(a.T, W[:, None]).solution.shape, (X,)),
     "squeeze in place": (lambda x: (x * 1).unsqueeze_(0).shape, (X,)),
     "t in place": (lambda x: (x * 1).t_().shape, (X,)),
     "autograd.Function": (lambda x: torch.func.grad(_doubled)(x), (W,)),
-    "torch.func.grad": (
-        lambda x: torch.func.grad(lambda y: y.sin().sum())(x),
-        (W,),
-    ),
+    "torch.func.grad": (lambda x: torch.func.grad(lambda y: y.sin().sum())(x), (W,)),
     "vmap": (lambda x: torch.vmap(torch.dot, (0, None))(x, W), (X,)),
     "a tensor of a class": (lambda x: x.as_subclass(Tagged) + 1, (W,)),
     "a tensor of a class, given": (lambda x: x + 1, (W.as_subclass(Tagged),)),
     "a custom op": (lambda x: power(x, 3.0).sum(), (W,)),
     "checkpoint": (
-        lambda x: torch.utils.checkpoint.checkpoint(
-            torch.sin, x, use_reentrant=False
-        ),
+        lambda x: torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False),
         (W,),
     ),
     "sizes that change": (lambda x: (x * 2).sum(), (X[:2, 0], X[:3, 0], X[:4, 0])),
@@ -183,12 +165,7 @@ def _distributed() -> Any:
     x = distribute_tensor(X[:4], mesh, [Shard(0)])
     y = x.redistribute(mesh, [Replicate()])
     z = DTensor.from_local(X[:1], mesh, [Shard(0)]) * 2
-    rank = (
-        dist.get_rank(),
-        mesh.get_rank(),
-        mesh.get_local_rank(),
-        mesh.get_coordinate(),
-    )
+    rank = (dist.get_rank(), mesh.get_rank(), mesh.get_local_rank(), mesh.get_coordinate())
     kinds = [str(t.placements) for t in (x, y)]
     return kinds, list(x.to_local().shape), list(y.shape), repr(z.shape), rank
 
@@ -263,13 +240,7 @@ def _faked(fn: Callable[..., Any]) -> Callable[[], Any]:
     def program() -> Any:
         with FakeTensorMode() as mode:
             x = fn(mode.from_tensor(X))
-        return (
-            type(x).__name__,
-            str(x.device),
-            list(x.shape),
-            x.stride(),
-            str(x.dtype),
-        )
+        return (type(x).__name__, str(x.device), list(x.shape), x.stride(), str(x.dtype))
 
     return program
 
@@ -335,23 +306,15 @@ EAGER: dict[str, Callable[[], Any]] = {
     "jvp": lambda: torch.func.jvp(torch.sin, (W,), (W,)),
     "hessian": lambda: torch.func.hessian(lambda x: (x.sin() * x).sum())(W[:2]),
     "jacrev": lambda: torch.func.jacrev(torch.sin)(W[:2]),
-    "vmap of grad": lambda: torch.vmap(torch.func.grad(lambda x: x.cos().sum()))(
-        X
-    ),
+    "vmap of grad": lambda: torch.vmap(torch.func.grad(lambda x: x.cos().sum()))(X),
     "forward AD": _forward_ad,
     "weight norm, forward": lambda: torch.func.jvp(
         lambda v: torch._weight_norm(v, X[:, :1], 0), (X,), (X,)
     ),
-    "double backward": lambda: torch.autograd.functional.hessian(
-        lambda x: (x**3).sum(), W[:2]
-    ),
+    "double backward": lambda: torch.autograd.functional.hessian(lambda x: (x**3).sum(), W[:2]),
     "custom op": lambda: power(W, 3.0),
-    "custom op, autograd": lambda: torch.autograd.functional.vjp(
-        lambda x: power(x, 3.0), W, W
-    ),
-    "custom op, torch.func": lambda: torch.func.grad(
-        lambda x: power(x, 3.0).sum()
-    )(W),
+    "custom op, autograd": lambda: torch.autograd.functional.vjp(lambda x: power(x, 3.0), W, W),
+    "custom op, torch.func": lambda: torch.func.grad(lambda x: power(x, 3.0).sum())(W),
     "custom op packet, torch.func": lambda: torch.func.grad(
         lambda x: torch.ops.bystander.power(x, 3.0).sum()
     )(W),
@@ -362,27 +325,19 @@ EAGER: dict[str, Callable[[], Any]] = {
     "checkpoint, reentrant": lambda: _checkpointed(True),
     "checkpoint, not reentrant": lambda: _checkpointed(False),
     "checkpoint, torch.func": lambda: torch.func.grad(
-        lambda x: torch.utils.checkpoint.checkpoint(
-            torch.sin, x, use_reentrant=False
-        ).sum()
+        lambda x: torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False).sum()
     )(W),
     "saved tensors": _saved_hooks,
     "zeros": _zeros,
     "fake": _faked(lambda x: x @ x.T),
     "fake lstsq": _faked(lambda x: torch.linalg.lstsq(x.T, x[:1].T).solution),
     "fake ctc_loss": _faked(
-        lambda x: torch._ctc_loss(
-            x.new_ones(6, 2, 5), x.new_ones(2, 3).long(), (6, 5), (3, 2)
-        )[1]
+        lambda x: torch._ctc_loss(x.new_ones(6, 2, 5), x.new_ones(2, 3).long(), (6, 5), (3, 2))[1]
     ),
     "fake nonzero": _faked(torch.nonzero),
-    "fake zeros": _faked(
-        lambda x: x * torch._efficientzerotensor((7,), dtype=F64)
-    ),
+    "fake zeros": _faked(lambda x: x * torch._efficientzerotensor((7,), dtype=F64)),
     "fake view of zeros": _faked(lambda x: _zero(6).view(2, 3)),
-    "fake view, twice": _faked(
-        lambda x: _zero(6).view(2, 3).view(6).view(3, 2) + 1
-    ),
+    "fake view, twice": _faked(lambda x: _zero(6).view(2, 3).view(6).view(3, 2) + 1),
     "fake item": _faked(lambda x: x.sum().item()),
     "make_fx": _traced,
     "attention": _attention,
@@ -400,9 +355,7 @@ EAGER: dict[str, Callable[[], Any]] = {
 }
 COMPILING: dict[str, Callable[[], Any]] = {
     **{
-        f"compiled, {name}": (
-            lambda fn=fn, args=args: compiled(fn, *[(x,) for x in args])
-        )
+        f"compiled, {name}": (lambda fn=fn, args=args: compiled(fn, *[(x,) for x in args]))
         for name, (fn, args) in COMPILED.items()
     },
     "compiled, called twice": _stance,

@@ -30,11 +30,7 @@ HELD = {
 }
 # Python's catch_warnings, which torch uses in both threads, is not safe between threads.
 RACED = ("warnings.filters",)
-BESIDE = {
-    name: program
-    for name, program in EVERY.items()
-    if name not in (*OF_A_THREAD, *UNLOCKED)
-}
+BESIDE = {name: program for name, program in EVERY.items() if name not in (*OF_A_THREAD, *UNLOCKED)}
 ALL = {**EVERY, **programs.IN_GROUP, **state.AFTERWARDS}
 
 
@@ -52,9 +48,7 @@ def answers(table: dict[str, Callable[[], Any]]) -> dict[str, str]:
 def in_thread(table: dict[str, Callable[[], Any]]) -> dict[str, str]:
     """The same in a thread of its own."""
     result: dict[str, str] = {}
-    thread = threading.Thread(
-        target=lambda: result.update(answers(table)), name="bystander"
-    )
+    thread = threading.Thread(target=lambda: result.update(answers(table)), name="bystander")
     thread.start()
     thread.join()
     return result
@@ -88,18 +82,14 @@ def transforms(sf: Any) -> list[Callable[[], Any]]:
         lambda: sf.grad(lambda x: sf.checkpoint(torch.sin)(x).sum())(W),
         lambda: sf.grad(lambda x: tripled(x).sum())(W),
         lambda: sf.grad(lambda p: module(p, buffers, X)[0].sum())(params),
+        lambda: sf.jit(lambda a: torch.linalg.lstsq(a.T, W[:, None]).solution, backend="aten")(X),
         lambda: sf.jit(
-            lambda a: torch.linalg.lstsq(a.T, W[:, None]).solution, backend="aten"
-        )(X),
-        lambda: sf.jit(
-            lambda x: F.ctc_loss(
-                x.log_softmax(-1), programs.TARGETS, (6, 5), (3, 2)
-            ),
+            lambda x: F.ctc_loss(x.log_softmax(-1), programs.TARGETS, (6, 5), (3, 2)),
             backend="aten",
         )(programs.LOGITS),
-        lambda: sf.jit(
-            lambda z: torch.istft(z, 8, 2, window=programs.WINDOW), backend="aten"
-        )(programs.SPECTRUM),
+        lambda: sf.jit(lambda z: torch.istft(z, 8, 2, window=programs.WINDOW), backend="aten")(
+            programs.SPECTRUM
+        ),
     ]
 
     def sharded() -> None:
@@ -138,9 +128,7 @@ def held(sf: Any) -> list[dict[str, str]]:
 def beside(sf: Any) -> dict[str, str]:
     """The programs in one thread while another captures function after function."""
     found: dict[str, str] = {}
-    thread = threading.Thread(
-        target=lambda: found.update(answers(BESIDE)), name="bystander"
-    )
+    thread = threading.Thread(target=lambda: found.update(answers(BESIDE)), name="bystander")
     thread.start()
     count = 0
     while thread.is_alive():

@@ -30,9 +30,7 @@ CALLED = (types.FunctionType, staticmethod, classmethod, property)
 
 
 def _members(owner: Any) -> list[Any]:
-    return sorted(
-        (name, id(x)) for name, x in vars(owner).items() if type(x) in CALLED
-    )
+    return sorted((name, id(x)) for name, x in vars(owner).items() if type(x) in CALLED)
 
 
 def _classes(module: types.ModuleType) -> str:
@@ -85,12 +83,7 @@ def _dynamo_registries() -> Any:
 def _dispatcher() -> Any:
     names = sorted(torch._C._dispatch_get_all_op_names())
     mine = [n for n in names if not n.startswith(OURS + "::")]
-    looked = (
-        "aten::view",
-        "aten::add.Tensor",
-        "aten::linalg_cross",
-        "bystander::power",
-    )
+    looked = ("aten::view", "aten::add.Tensor", "aten::linalg_cross", "bystander::power")
     return (
         len(mine),
         digest(mine),
@@ -127,8 +120,7 @@ def _loggers() -> Any:
     return sorted(
         (x.name, x.level, x.disabled, len(x.handlers))
         for x in known
-        if x.name.startswith(("root", "torch"))
-        and (x.level or x.disabled or x.handlers)
+        if x.name.startswith(("root", "torch")) and (x.level or x.disabled or x.handlers)
     )
 
 
@@ -149,11 +141,7 @@ def _open_files() -> Any:
 
 
 def _random() -> Any:
-    states = (
-        torch.get_rng_state().tolist(),
-        random.getstate(),
-        torch.initial_seed(),
-    )
+    states = (torch.get_rng_state().tolist(), random.getstate(), torch.initial_seed())
     return digest(states)
 
 
@@ -203,21 +191,16 @@ AFTERWARDS: dict[str, Callable[[], Any]] = {
     "Dynamo's registries": _dynamo_registries,
     "Dynamo's classes": lambda: _classes(torch._dynamo),
     "Dynamo's functions": lambda: _functions(
-        "torch._dynamo.trace_rules",
-        "torch._dynamo.eval_frame",
-        "torch._dynamo.variables.builder",
+        "torch._dynamo.trace_rules", "torch._dynamo.eval_frame", "torch._dynamo.variables.builder"
     ),
-    "functorch": lambda: _functions(
-        "torch._functorch.eager_transforms", "torch._functorch.apis"
-    ),
+    "functorch": lambda: _functions("torch._functorch.eager_transforms", "torch._functorch.apis"),
     "autograd": lambda: (
         _functions("torch.autograd.function", "torch.utils.checkpoint"),
         _functions("torch.nn.modules.module", "torch.backends.mha"),
     ),
     "dispatcher": _dispatcher,
     "calls of ops": lambda: [
-        id(kind.__call__)
-        for kind in (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+        id(kind.__call__) for kind in (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
     ],
     "fake kernels": _fake_kernels,
     "fake tensors": lambda: _classes(sys.modules["torch._subclasses.fake_tensor"]),

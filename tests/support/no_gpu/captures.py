@@ -207,9 +207,7 @@ PROGRAMS |= {
         lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.MaxPool2d(2)),
         S((8, 3, 8, 8)),
     ),
-    "embedding_bag": _module(
-        lambda: nn.EmbeddingBag(16, 8, mode="sum"), S((8, 5), torch.int64)
-    ),
+    "embedding_bag": _module(lambda: nn.EmbeddingBag(16, 8, mode="sum"), S((8, 5), torch.int64)),
     "group_norm": _module(
         lambda: nn.Sequential(nn.Conv2d(4, 8, 3), nn.GroupNorm(2, 8)), S((8, 4, 8, 8))
     ),
@@ -226,9 +224,7 @@ def _optimizer(kind: type[torch.optim.Optimizer], **options: Any) -> Any:
             return *optimizer.update(p, grads, s), value
 
         params = {"w": torch.zeros(4, 4), "b": torch.zeros(4)}
-        given = sf.tree_map(
-            lambda t: S(tuple(t.shape), t.dtype), (params, optimizer.init(params))
-        )
+        given = sf.tree_map(lambda t: S(tuple(t.shape), t.dtype), (params, optimizer.init(params)))
         ins = (P(), P(), P("dp"))
         return lowered(train, ins, *given, X, donate_argnums=(0, 1))
 

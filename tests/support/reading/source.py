@@ -8,7 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support.reading.sizes import PACKAGE, ROOT, files
+ROOT = Path(__file__).resolve().parents[3]
+PACKAGE = ROOT / "shardfn"
+
+
+def files(folder: Path = PACKAGE) -> list[Path]:
+    """Every Python file of a folder and its subfolders, in a fixed order."""
+    return sorted(folder.rglob("*.py"))
 
 
 class Module(NamedTuple):
@@ -25,11 +31,7 @@ class Module(NamedTuple):
     @property
     def package(self) -> str:
         """What a relative import counts from."""
-        return (
-            self.name
-            if self.path.name == "__init__.py"
-            else self.name.rpartition(".")[0]
-        )
+        return self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
 
     @property
     def unit(self) -> str:
@@ -69,9 +71,7 @@ def parse(name: str, path: Path, text: str) -> Module:
 @functools.cache
 def modules() -> list[Module]:
     """Every file of the library, read once: a test file that asks calls modules.cache_clear."""
-    return [
-        parse(_dotted(path), path, path.read_text()) for path in files(PACKAGE)
-    ]
+    return [parse(_dotted(path), path, path.read_text()) for path in files(PACKAGE)]
 
 
 def _dotted(path: Path) -> str:
@@ -87,20 +87,12 @@ def imports(module: Module) -> Iterator[Import]:
 def _imports(module: Module, parent: ast.AST, *, inside: bool) -> Iterator[Import]:
     for node in ast.iter_child_nodes(parent):
         if isinstance(node, ast.Import):
-            yield from (
-                Import(module, node, alias.name, "", inside)
-                for alias in node.names
-            )
+            yield from (Import(module, node, alias.name, "", inside) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             target = _absolute(module, node)
-            yield from (
-                Import(module, node, target, alias.name, inside)
-                for alias in node.names
-            )
+            yield from (Import(module, node, target, alias.name, inside) for alias in node.names)
         else:
-            function = isinstance(
-                node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-            )
+            function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
             yield from _imports(module, node, inside=inside or function)
 
 
@@ -118,11 +110,7 @@ def own_edges(found: list[Module]) -> list[tuple[Import, str]]:
     imported.
     """
     known = {module.name for module in found}
-    edges = [
-        (i, i.full if i.full in known else i.target)
-        for m in found
-        for i in imports(m)
-    ]
+    edges = [(i, i.full if i.full in known else i.target) for m in found for i in imports(m)]
     return [
         (i, target)
         for i, target in edges
@@ -137,11 +125,7 @@ def torch_names(module: Module) -> Iterator[tuple[str, str]]:
         if i.target.split(".")[0] == "torch":
             yield i.where, i.full
             aliases |= _bound(i)
-    inner = {
-        node.value
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.Attribute)
-    }
+    inner = {node.value for node in ast.walk(module.tree) if isinstance(node, ast.Attribute)}
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Attribute) and node not in inner:
             root, *rest = _chain(node)

@@ -15,19 +15,14 @@ from shardfn.capture.reading.settings import Settings, tracing
 
 
 def body(
-    fn: Callable[..., Any],
-    entering: int,
-    leaving: int,
-    free: Sequence[torch.Tensor] = (),
+    fn: Callable[..., Any], entering: int, leaving: int, free: Sequence[torch.Tensor] = ()
 ) -> list[Left]:
     """A body as Dynamo's graph gives it: fn(*entering, *closed-over values) -> list of results."""
     graph = torch.fx.Graph()
     count = entering + len(free)
     xs = tuple(graph.placeholder(f"x{i}") for i in range(count))
     every = graph.call_function(fn, xs)
-    outs = [
-        graph.call_function(operator.getitem, (every, k)) for k in range(leaving)
-    ]
+    outs = [graph.call_function(operator.getitem, (every, k)) for k in range(leaving)]
     graph.output(tuple(outs))
     given = [Entered(i, torch.empty(0)) for i in range(entering)]
     module = torch.fx.GraphModule(torch.nn.Module(), graph)

@@ -260,14 +260,10 @@ ACTIVATIONS = {
         lambda w, x: torch.rand(512, 256) @ w + x @ w, (256, 256), (512, 256)
     ),
     "randn + x": function(lambda x: torch.randn(512, 512) + x, (512, 512)),
-    "randn_like twice": function(
-        lambda x: (n := torch.randn_like(x)) * x + (n @ x), (512, 512)
-    ),
+    "randn_like twice": function(lambda x: (n := torch.randn_like(x)) * x + (n @ x), (512, 512)),
     "addmm": function(torch.addmm, (512, 512), (512, 256), (256, 512)),
     "baddbmm": function(torch.baddbmm, (8, 64, 64), (8, 64, 64), (8, 64, 64)),
-    "einsum": function(
-        lambda a, b: torch.einsum("bik,bjk->bij", a, b), (8, 128, 64), (8, 128, 64)
-    ),
+    "einsum": function(lambda a, b: torch.einsum("bik,bjk->bij", a, b), (8, 128, 64), (8, 128, 64)),
     "two products": function(lambda w, v, x: x @ w + x @ v, *[(512, 512)] * 3),
     "gated": function(
         lambda w, v, x: (F.silu(x @ w) * (x @ v)) @ w.T, (256, 512), (256, 512), (256, 256)
@@ -285,15 +281,11 @@ LOSSES = {
     "smooth l1": loss(F.smooth_l1_loss),
     "huber": loss(F.huber_loss),
     "bce with logits": loss(F.binary_cross_entropy_with_logits, lambda: torch.rand(1024, 64)),
-    "bce": loss(
-        lambda x, y: F.binary_cross_entropy(x.sigmoid(), y), lambda: torch.rand(1024, 64)
-    ),
+    "bce": loss(lambda x, y: F.binary_cross_entropy(x.sigmoid(), y), lambda: torch.rand(1024, 64)),
     "kl": loss(lambda x, y: F.kl_div(x.log_softmax(-1), y.softmax(-1), reduction="batchmean")),
     "poisson": loss(F.poisson_nll_loss),
     "gaussian": loss(lambda x, y: F.gaussian_nll_loss(x, y, x.exp())),
-    "cosine": loss(
-        lambda x, y: F.cosine_embedding_loss(x, y, torch.ones(1024))
-    ),
+    "cosine": loss(lambda x, y: F.cosine_embedding_loss(x, y, torch.ones(1024))),
     "multi margin": loss(F.multi_margin_loss, CLASSES),
     "triplet": loss(lambda x, y: F.triplet_margin_loss(x, y, y.roll(1, 0))),
     "margin ranking": loss(lambda x, y: F.margin_ranking_loss(x, y, y.sign())),
@@ -331,9 +323,7 @@ OPS = {
     "norm": function(lambda x: x.norm(dim=-1), (512, 512)),
     "logsumexp": function(lambda x: x.logsumexp(-1), (512, 512)),
     "cat": function(lambda x, y: torch.cat([x.sin(), y.cos()], 1), *[(512, 512)] * 2),
-    "cat of products": function(
-        lambda x, y: torch.cat([x @ y, y @ x]).relu(), *[(512, 512)] * 2
-    ),
+    "cat of products": function(lambda x, y: torch.cat([x @ y, y @ x]).relu(), *[(512, 512)] * 2),
     "stack": function(lambda x, y: torch.stack([x, y]).relu(), *[(512, 512)] * 2),
     "split": function(gated_halves, *[(512, 512)] * 2),
     "pad": function(lambda x: F.pad(x, (1, 2, 3, 4)), (512, 512)),
@@ -353,9 +343,7 @@ OPS = {
     "in place": function(lambda x: x.clone().mul_(2).add_(1).relu_(), (512, 512)),
     "fft": function(lambda x: torch.fft.rfft(x).abs(), (512, 512)),
     "inverse": function(lambda x: torch.linalg.inv(x + 50 * torch.eye(256)), (256, 256)),
-    "cholesky": function(
-        lambda x: torch.linalg.cholesky(x @ x.T + torch.eye(256)), (256, 256)
-    ),
+    "cholesky": function(lambda x: torch.linalg.cholesky(x @ x.T + torch.eye(256)), (256, 256)),
     "svd": function(lambda x: torch.linalg.svdvals(x), (256, 256)),
 }
 KINDS = {

@@ -38,21 +38,13 @@ def text(graph: torch.fx.Graph, axes: Any = AXES) -> str:
         show=local_text,
     )
     before, after = str(program).split("\n  return")
-    ops = [
-        line.split("  #")[0]
-        for line in before.splitlines()
-        if line.startswith("  %")
-    ]
+    ops = [line.split("  #")[0] for line in before.splitlines() if line.startswith("  %")]
     returned = ", ".join(re.findall(r"out\d+ = (%[\w.]+):", after))
-    return "\n".join(
-        [" ".join(line.split()) for line in ops] + [f"return {returned}"]
-    )
+    return "\n".join([" ".join(line.split()) for line in ops] + [f"return {returned}"])
 
 
 def redistributed(
-    src: Marks,
-    targets: Sequence[tuple[Marks, str]],
-    sizes: tuple[int, ...] = SIZES,
+    src: Marks, targets: Sequence[tuple[Marks, str]], sizes: tuple[int, ...] = SIZES
 ) -> torch.fx.Graph:
     """One value of 6 elements brought from one placement to others, each on behalf of a phase."""
     axes, fake = (
@@ -65,20 +57,11 @@ def redistributed(
         node.meta.update(phase=phase, source=f"model.py:{k + 1}")
         found = route((6,), 8, src, dst, axes)
         assert found is not None
-        made.append(
-            steps.Redistribute(
-                node, source, steps.Slot(k + 1, fake, dst), found[1], False
-            )
-        )
+        made.append(steps.Redistribute(node, source, steps.Slot(k + 1, fake, dst), found[1], False))
     plan = Plan(
-        axes=axes,
-        steps=tuple(made),
-        ins=(source,),
-        outs=tuple(step.target for step in made),
+        axes=axes, steps=tuple(made), ins=(source,), outs=tuple(step.target for step in made)
     )
-    return emit(
-        plan, (0,) * len(sizes), tuple(f"group:{a}" for a in axes.names), "cpu"
-    )
+    return emit(plan, (0,) * len(sizes), tuple(f"group:{a}" for a in axes.names), "cpu")
 
 
 def nothing_agreed(axes: Any = AXES) -> schedule.Agenda:
@@ -91,9 +74,7 @@ def add(graph: torch.fx.Graph, target: Any, *args: Any) -> torch.fx.Node:
     (output,) = graph.find_nodes(op="output")
     with graph.inserting_before(output):
         node = graph.call_function(target, args)
-    node.meta["val"] = target(
-        *torch.fx.node.map_arg(args, lambda n: n.meta["val"])
-    )
+    node.meta["val"] = target(*torch.fx.node.map_arg(args, lambda n: n.meta["val"]))
     return node
 
 
@@ -109,16 +90,11 @@ def before_and_after(
     run: Callable[..., Any], graph: torch.fx.Graph, axes: Any = AXES
 ) -> tuple[str, str]:
     """The text before and after a pass, which leaves the graph that it is given alone."""
-    before, metas = (
-        text(graph, axes),
-        [(n.name, dict(n.meta)) for n in graph.nodes],
-    )
+    before, metas = (text(graph, axes), [(n.name, dict(n.meta)) for n in graph.nodes])
     schedule.check(graph, axes)
     after = run(graph, nothing_agreed(axes))
     schedule.check(after, axes)
     assert text(graph, axes) == before
     assert [(n.name, n.meta) for n in graph.nodes] == metas
-    assert text(run(after, nothing_agreed(axes)), axes) == text(after, axes), (
-        "once is enough"
-    )
+    assert text(run(after, nothing_agreed(axes)), axes) == text(after, axes), "once is enough"
     return before, text(after, axes)

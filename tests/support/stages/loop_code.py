@@ -65,10 +65,7 @@ class Code:
         if not n:
             return []
         node = self.graph.call_function(target, args)
-        return [
-            _valued(self.graph.call_function(operator.getitem, (node, k)))
-            for k in range(n)
-        ]
+        return [_valued(self.graph.call_function(operator.getitem, (node, k))) for k in range(n)]
 
 
 def varied(module: Any) -> list[str]:

@@ -48,9 +48,7 @@ TENSOR = {  # the weights that are sharded over the axis of tensor parallelism
 
 def attention(w: Layer, x: torch.Tensor) -> torch.Tensor:
     """Causal attention of some heads."""
-    q, k, v = (
-        (x @ w[n]).unflatten(-1, (HEADS, -1)).transpose(1, 2) for n in "qkv"
-    )
+    q, k, v = ((x @ w[n]).unflatten(-1, (HEADS, -1)).transpose(1, 2) for n in "qkv")
     out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     return out.transpose(1, 2).flatten(2) @ w["o"]
 
@@ -184,11 +182,7 @@ STRATEGIES = {  # a strategy, over a mesh of one shape, and whether it is tensor
     "ddp x tensor": ("ddp", (2, 2)),
     "zero3 x tensor": ("zero3", (2, 2)),
 }
-STEPS = {
-    "gradient": None,
-    "sgd": torch.optim.SGD,
-    "adamw": torch.optim.AdamW,
-}
+STEPS = {"gradient": None, "sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 
 
 def lowered(model: str, strategy: str, step: str) -> Any:
@@ -218,13 +212,7 @@ def lowered(model: str, strategy: str, step: str) -> Any:
 def planned(model: Model, strategy: str, params: Any) -> Any:
     """The placements of a strategy, and its mesh."""
     name, shape = STRATEGIES[strategy]
-    axes = (
-        ("dp", "tp")
-        if len(shape) == 2
-        else ("tp",)
-        if name == "tensor"
-        else ("dp",)
-    )
+    axes = ("dp", "tp") if len(shape) == 2 else ("tp",) if name == "tensor" else ("dp",)
     mesh = sf.make_mesh(shape, axes)
     base = model.sharded(params) if "tp" in axes else None
     return sf.strategy(name, params, mesh, base=base), mesh

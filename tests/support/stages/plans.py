@@ -24,9 +24,7 @@ REGION = "0"
 
 
 def program_of(
-    fn: Callable[..., Any] | torch.fx.Graph,
-    *args: Any,
-    backward: Sequence[str] = (),
+    fn: Callable[..., Any] | torch.fx.Graph, *args: Any, backward: Sequence[str] = ()
 ) -> Program:
     """The Program of a function that returns a list of tensors.
 

@@ -18,11 +18,7 @@ from shardfn.partition import layout, rules
 from shardfn.partition.rule_api.strategy import Choice, replicated
 from shardfn.types import PENDING, Marks
 
-LINES = (
-    (2,),
-    (3,),
-    (7,),
-)  # 7 ranks: more than most dims, so that some chunks are empty
+LINES = ((2,), (3,), (7,))  # 7 ranks: more than most dims, so that some chunks are empty
 GRIDS = ((2, 2), (2, 3))
 COARSE, PAIRS, FEW = (
     1,
@@ -37,9 +33,7 @@ Placed = tuple[list[Marks], list[Marks]]
 def choices(op: pieces.OneOp, units: Sequence[int] = (1, 2, 3)) -> list[Choice]:
     """What the rule offers for a call on one axis, in these units."""
     rule = rules.find(op.call.target)
-    found = dict.fromkeys(
-        rule(op.call) if rule and op.call.ins else [replicated(op.call)]
-    )
+    found = dict.fromkeys(rule(op.call) if rule and op.call.ins else [replicated(op.call)])
     return [
         _coarser(c, u, o)
         for c in found
@@ -56,20 +50,14 @@ def _coarser(choice: Choice, unit: int, outer: int) -> Choice:
     )
 
 
-def placed(
-    op: pieces.OneOp, per_axis: Sequence[Choice], sizes: Sequence[int]
-) -> Placed | None:
+def placed(op: pieces.OneOp, per_axis: Sequence[Choice], sizes: Sequence[int]) -> Placed | None:
     """The marks of inputs and results if each axis takes its choice; None where they cannot be
     placed so.
     """
     ins = [tuple(c[0][i] for c in per_axis) for i in range(len(op.call.ins))]
     outs = [tuple(c[1][o] for c in per_axis) for o in range(len(op.call.outs))]
-    found_ins = [
-        _fit(x.shape, m, sizes) for x, m in zip(op.call.ins, ins, strict=True)
-    ]
-    found_outs = [
-        _fit(x.shape, m, sizes) for x, m in zip(op.call.outs, outs, strict=True)
-    ]
+    found_ins = [_fit(x.shape, m, sizes) for x, m in zip(op.call.ins, ins, strict=True)]
+    found_outs = [_fit(x.shape, m, sizes) for x, m in zip(op.call.outs, outs, strict=True)]
     if None in found_ins or None in found_outs:
         return None
     return found_ins, found_outs
@@ -104,18 +92,12 @@ def some_ways(
 def ways(op: pieces.OneOp, sizes: Sequence[int], most: int | None) -> list[Placed]:
     """The ways to try: at most so many of all, else every plain one and some in coarser units."""
     if most is None:
-        return [
-            *plain_ways(op, sizes),
-            *some_ways(op, sizes, COARSE * EFFORT, (2, 3)),
-        ]
+        return [*plain_ways(op, sizes), *some_ways(op, sizes, COARSE * EFFORT, (2, 3))]
     return list(some_ways(op, sizes, most * EFFORT, (1, 1, 2, 3)))
 
 
 def prove(
-    name: str,
-    position: int,
-    meshes: Sequence[tuple[int, ...]],
-    most: int | None = None,
+    name: str, position: int, meshes: Sequence[tuple[int, ...]], most: int | None = None
 ) -> None:
     """Run a sample in the ways that its rule knows; all failures at once."""
     op = pieces.OneOp(samples.resolve(name), *samples.make(name, position))
@@ -130,21 +112,13 @@ def prove(
                     f"{str(error)[:300]}"
                 )
     if failed:
-        pytest.fail(
-            "\n  ".join([f"{len(failed)} wrong", *failed[:8]]), pytrace=False
-        )
+        pytest.fail("\n  ".join([f"{len(failed)} wrong", *failed[:8]]), pytrace=False)
 
 
-def said(
-    op: pieces.OneOp, ins: list[Marks], outs: list[Marks], sizes: Sequence[int]
-) -> str:
+def said(op: pieces.OneOp, ins: list[Marks], outs: list[Marks], sizes: Sequence[int]) -> str:
     """A placed call in one line."""
-    shapes = ", ".join(
-        f"{tuple(x.shape)} {m}" for x, m in zip(op.tensors, ins, strict=True)
-    )
-    made = ", ".join(
-        f"{tuple(x.shape)} {m}" for x, m in zip(op.results, outs, strict=True)
-    )
+    shapes = ", ".join(f"{tuple(x.shape)} {m}" for x, m in zip(op.tensors, ins, strict=True))
+    made = ", ".join(f"{tuple(x.shape)} {m}" for x, m in zip(op.results, outs, strict=True))
     return f"{op.call.target} on {sizes}: {shapes} -> {made}"
 
 

@@ -67,9 +67,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "function returns",
     ),
     "branches that differ": (
-        lambda: sf.cond(
-            torch.tensor(True), lambda x: (x, x), lambda x: (x[0], x.float()), W
-        ),
+        lambda: sf.cond(torch.tensor(True), lambda x: (x, x), lambda x: (x[0], x.float()), W),
         sf.TreeError,
         "cond(<lambda>, <lambda>): result[0]: true_fn returns (3, 3) torch.float64, "
         "false_fn (3,) torch.float64\n"
@@ -113,23 +111,15 @@ def test_what_is_refused_is_said(name: str) -> None:
 
 
 CHECKS = [
-    (
-        lambda: checks.rows_of("f", ("xs",), (((5, 2), F64),), -1),
-        "f, length: length is -1",
-    ),
-    (
-        lambda: checks.rows_of("f", ("xs",), ("float",), None),
-        "xs has no rows: it is not a tensor",
-    ),
+    (lambda: checks.rows_of("f", ("xs",), (((5, 2), F64),), -1), "f, length: length is -1"),
+    (lambda: checks.rows_of("f", ("xs",), ("float",), None), "xs has no rows: it is not a tensor"),
     (
         lambda: checks.check_carry("f", ("c",), ("NoneType",), True),
         "its carry holds no tensor, so it would never end",
     ),
     (lambda: checks.check_step("f", False, "list"), "the function returns a list"),
     (
-        lambda: checks.branch_dtypes(
-            "f", ("r",), ("str",), ("str",), ("a",), ("b",)
-        ),
+        lambda: checks.branch_dtypes("f", ("r",), ("str",), ("str",), ("a",), ("b",)),
         "r: true_fn returns 'a', false_fn 'b'",
     ),
 ]
@@ -161,20 +151,14 @@ def test_the_number_of_steps_is_that_of_the_rows_or_the_length() -> None:
         ("NoneType", "NoneType", None),
     ],
 )
-def test_a_number_takes_the_dtype_of_the_other_branch(
-    yes: Any, no: Any, dtype: Any
-) -> None:
+def test_a_number_takes_the_dtype_of_the_other_branch(yes: Any, no: Any, dtype: Any) -> None:
     assert checks.branch_dtypes("f", ("r",), (yes,), (no,), (1,), (1,)) == (dtype,)
 
 
 def test_a_number_may_leave_a_carry_that_entered_as_a_scalar_of_its_kind() -> None:
     scalar = ((), torch.float64)
     checks.check_after("f", (), ("c",), (scalar,), ("int",))
-    for entered, left in (
-        (((), torch.bool), "int"),
-        (((2,), F64), "float"),
-        (scalar, "complex"),
-    ):
+    for entered, left in ((((), torch.bool), "int"), (((2,), F64), "float"), (scalar, "complex")):
         with pytest.raises(sf.TreeError, match="c enters as"):
             checks.check_after("f", (), ("c",), (entered,), (left,))
 

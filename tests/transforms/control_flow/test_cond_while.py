@@ -31,8 +31,7 @@ def test_a_value_chooses_when_the_program_runs(sign: int) -> None:
     wanted = X.sin() if sign > 0 else (-X).cos()
     torch.testing.assert_close(fn(sign * X), wanted)
     torch.testing.assert_close(
-        sf.grad(lambda x: chosen(x).sum())(sign * X),
-        X.cos() if sign > 0 else X.sin(),
+        sf.grad(lambda x: chosen(x).sum())(sign * X), X.cos() if sign > 0 else X.sin()
     )
 
 
@@ -51,8 +50,6 @@ def test_a_tangent_goes_through_a_loop() -> None:
 
 
 def test_numbers_and_none_are_results_of_branches() -> None:
-    fn = lambda x: sf.cond(
-        x.sum() > 0, lambda x: (x, 1, None), lambda x: (-x, 2, None), x
-    )
+    fn = lambda x: sf.cond(x.sum() > 0, lambda x: (x, 1, None), lambda x: (-x, 2, None), x)
     value, number, none = fn(-X)
     assert torch.equal(value, X) and int(number) == 2 and none is None

@@ -48,15 +48,13 @@ AROUND: dict[str, tuple[Fn, Fn]] = {
         lambda loss: torch.func.grad(loss, ALL),
     ),
     "checkpoint": (
-        lambda loss, mesh: sf.grad(
-            _mapped(lambda *args: _again(loss, *args), mesh), ALL
-        ),
+        lambda loss, mesh: sf.grad(_mapped(lambda *args: _again(loss, *args), mesh), ALL),
         lambda loss: torch.func.grad(loss, ALL),
     ),
     "bucketed_grad": (
-        lambda loss, mesh: lambda *args: sf.bucketed_grad(_mapped(loss, mesh), argnums=ALL)(
-            *args
-        )[1],
+        lambda loss, mesh: (
+            lambda *args: sf.bucketed_grad(_mapped(loss, mesh), argnums=ALL)(*args)[1]
+        ),
         lambda loss: torch.func.grad(loss, ALL),
     ),
     "grad of grad": (

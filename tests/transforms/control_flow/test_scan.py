@@ -55,9 +55,7 @@ def choosing(truth: Any, yes: Any, no: Any, *operands: Any) -> Any:
 
 def growing(w: Tensor, xs: Tensor) -> Tensor:
     """A loop that runs as often as the values say."""
-    return sf.while_loop(
-        lambda c: c.abs().sum() < 50, lambda c: c * 1.7 + w[0], xs
-    )
+    return sf.while_loop(lambda c: c.abs().sum() < 50, lambda c: c * 1.7 + w[0], xs)
 
 
 def grown(w: Tensor, xs: Tensor) -> Tensor:
@@ -72,55 +70,36 @@ Two = Callable[[Tensor, Tensor], Any]
 FUNCTIONS: dict[str, Callable[..., Two]] = {
     "scan": lambda scan, cond: (
         lambda w, xs: scan(
-            lambda c, x: (torch.tanh(c @ w + x), (c * 2).sum(-1)),
-            torch.zeros(4, 3, dtype=F64),
-            xs,
+            lambda c, x: (torch.tanh(c @ w + x), (c * 2).sum(-1)), torch.zeros(4, 3, dtype=F64), xs
         )
     ),
     "reverse": lambda scan, cond: (
-        lambda w, xs: scan(
-            lambda c, x: (c.T @ x + w, c.sum()), w, xs[:, :3], reverse=True
-        )
+        lambda w, xs: scan(lambda c, x: (c.T @ x + w, c.sum()), w, xs[:, :3], reverse=True)
     ),
     "counted": lambda scan, cond: (
         lambda w, xs: scan(lambda c, _: (c @ w / 3, c[0, 0]), xs[0], length=3)
     ),
     "cond": lambda scan, cond: (
-        lambda w, xs: cond(
-            xs.sum() > 0, lambda: torch.sin(xs @ w), lambda: xs * 2 + w.sum()
-        )
+        lambda w, xs: cond(xs.sum() > 0, lambda: torch.sin(xs @ w), lambda: xs * 2 + w.sum())
     ),
     "cond of operands": lambda scan, cond: (
-        lambda w, xs: cond(
-            xs.sum() < 0, lambda a: torch.sin(a @ w), lambda a: a * a, xs
-        )
+        lambda w, xs: cond(xs.sum() < 0, lambda a: torch.sin(a @ w), lambda a: a * a, xs)
     ),
     "cond in scan": lambda scan, cond: (
         lambda w, xs: scan(
-            lambda c, x: (
-                cond(x.sum() > 0, lambda: c @ w / 3, lambda: c + x),
-                x[0],
-            ),
+            lambda c, x: (cond(x.sum() > 0, lambda: c @ w / 3, lambda: c + x), x[0]),
             torch.ones(4, 3, dtype=F64),
             xs,
         )
     ),
     "scan in scan": lambda scan, cond: (
         lambda w, xs: scan(
-            lambda c, x: (
-                scan(lambda d, r: (torch.sin(d @ w) + r, d[0]), c, x)[0],
-                c[1],
-            ),
-            w[0],
-            xs,
+            lambda c, x: (scan(lambda d, r: (torch.sin(d @ w) + r, d[0]), c, x)[0], c[1]), w[0], xs
         )
     ),
     "grad in scan": lambda scan, cond: (
         lambda w, xs: scan(
-            lambda c, x: (
-                c - 0.1 * torch.func.grad(lambda c: ((x @ c).sin() ** 2).sum())(c),
-                c[0],
-            ),
+            lambda c, x: (c - 0.1 * torch.func.grad(lambda c: ((x @ c).sin() ** 2).sum())(c), c[0]),
             w,
             xs,
         )
@@ -128,9 +107,7 @@ FUNCTIONS: dict[str, Callable[..., Two]] = {
     "jvp in scan": lambda scan, cond: (
         lambda w, xs: scan(
             lambda c, x: (
-                torch.func.jvp(lambda c: (x.T @ x @ c / 9).sin(), (c,), (w / 9,))[
-                    1
-                ],
+                torch.func.jvp(lambda c: (x.T @ x @ c / 9).sin(), (c,), (w / 9,))[1],
                 c[0],
             ),
             w,
@@ -141,28 +118,22 @@ FUNCTIONS: dict[str, Callable[..., Two]] = {
         lambda w, xs: cond(
             xs.sum() > 0,
             lambda: torch.func.vmap(lambda x: x @ w)(xs),
-            lambda: torch.func.vmap(
-                torch.func.grad(lambda x: (x @ w).sin().sum())
-            )(xs),
+            lambda: torch.func.vmap(torch.func.grad(lambda x: (x @ w).sin().sum()))(xs),
         )
     ),
 }
-OURS: dict[str, Two] = {
-    name: made(sf.scan, sf.cond) for name, made in FUNCTIONS.items()
-} | {"while": growing}
-PLAIN: dict[str, Two] = {
-    name: made(written_out, choosing) for name, made in FUNCTIONS.items()
-} | {"while": grown}
+OURS: dict[str, Two] = {name: made(sf.scan, sf.cond) for name, made in FUNCTIONS.items()} | {
+    "while": growing
+}
+PLAIN: dict[str, Two] = {name: made(written_out, choosing) for name, made in FUNCTIONS.items()} | {
+    "while": grown
+}
 
 
 def summed(f: Two) -> Callable[..., Tensor]:
     def loss(w: Tensor, xs: Tensor) -> Tensor:
         out = f(w, xs)
-        return (
-            sum(x.sin().sum() for x in out)
-            if isinstance(out, tuple)
-            else (out**2).sum()
-        )
+        return sum(x.sin().sum() for x in out) if isinstance(out, tuple) else (out**2).sum()
 
     return loss
 
@@ -175,13 +146,9 @@ TRANSFORMS: dict[str, Callable[[Any, Two], Any]] = {
     "plain": lambda m, f: f,
     "grad": lambda m, f: m.grad(summed(f), argnums=(0, 1)),
     "jvp": lambda m, f: lambda w, xs: m.jvp(f, (w, xs), (w.cos(), xs.sin())),
-    "vmap": lambda m, f: (
-        lambda w, xs: over(m, f, (None, 1))(w, torch.stack([xs, -xs], 1))
-    ),
+    "vmap": lambda m, f: lambda w, xs: over(m, f, (None, 1))(w, torch.stack([xs, -xs], 1)),
     "vmap of grad": lambda m, f: (
-        lambda w, xs: over(m, m.grad(summed(f)), (0, None))(
-            torch.stack([w, w.T]), xs
-        )
+        lambda w, xs: over(m, m.grad(summed(f)), (0, None))(torch.stack([w, w.T]), xs)
     ),
     "vmap of jvp": lambda m, f: (
         lambda w, xs: over(m, lambda w: m.jvp(f, (w, xs), (w.cos(), xs.sin())), 2)(
@@ -196,9 +163,7 @@ TRANSFORMS: dict[str, Callable[[Any, Two], Any]] = {
     "jacfwd": lambda m, f: m.jacfwd(f, argnums=1),
 }
 REVERSE = ("grad", "vmap of grad", "grad of grad", "hessian", "jacrev")
-CASES = [
-    (f, t) for f in OURS for t in TRANSFORMS if not (f == "while" and t in REVERSE)
-]
+CASES = [(f, t) for f in OURS for t in TRANSFORMS if not (f == "while" and t in REVERSE)]
 
 
 @pytest.mark.parametrize(("function", "transform"), CASES)
@@ -207,15 +172,10 @@ def test_a_loop_equals_itself_written_out_under_every_transform(
 ) -> None:
     wanted = TRANSFORMS[transform](torch.func, PLAIN[function])(W, XS)
     ours = TRANSFORMS[transform](sf, OURS[function])
-    sizes, placements = list(WORLDS.values())[
-        CASES.index((function, transform)) % len(WORLDS)
-    ]
+    sizes, placements = list(WORLDS.values())[CASES.index((function, transform)) % len(WORLDS)]
     with sf.fake_world(torch.Size(sizes).numel()):
         mesh = sf.make_mesh(sizes, ("a", "b")[: len(sizes)])
-        close(
-            sf.full(sf.shard(ours, mesh, placements, backend="aten")(W, XS)),
-            wanted,
-        )
+        close(sf.full(sf.shard(ours, mesh, placements, backend="aten")(W, XS)), wanted)
 
 
 @pytest.mark.parametrize("function", OURS)
@@ -235,18 +195,12 @@ def test_a_map_applies_a_function_to_each_row() -> None:
         sf.map(lambda x: {"n": x.sum(), "k": 3}, XS),
         {"n": XS.sum((1, 2)), "k": torch.full((len(XS),), 3)},
     )
-    close(
-        sf.grad(lambda x: sf.map(lambda r: (r**3).sum(), x).sum())(XS), 3 * XS**2
-    )
+    close(sf.grad(lambda x: sf.map(lambda r: (r**3).sum(), x).sum())(XS), 3 * XS**2)
 
 
 def test_carries_and_rows_are_trees_and_integers_may_be_among_them() -> None:
     def step(c: Any, x: Any) -> Any:
-        return {"n": c["n"] + 1, "v": c["v"] * x["a"] + x["k"]}, (
-            c["n"],
-            None,
-            "text",
-        )
+        return {"n": c["n"] + 1, "v": c["v"] * x["a"] + x["k"]}, (c["n"], None, "text")
 
     xs = {"a": Q, "k": torch.arange(5)}
     carry, (counted, none, text) = sf.scan(
@@ -255,9 +209,7 @@ def test_carries_and_rows_are_trees_and_integers_may_be_among_them() -> None:
     close(counted, torch.arange(5))
     assert (none, text, int(carry["n"])) == (None, "text", 5)
     loss = lambda q: sf.scan(
-        step,
-        {"n": torch.tensor(0), "v": torch.ones(3, dtype=F64)},
-        {"a": q, "k": xs["k"]},
+        step, {"n": torch.tensor(0), "v": torch.ones(3, dtype=F64)}, {"a": q, "k": xs["k"]}
     )[0]["v"].sum()
 
     def plain(q: Tensor) -> Tensor:
@@ -271,9 +223,7 @@ def test_carries_and_rows_are_trees_and_integers_may_be_among_them() -> None:
 
 
 def test_a_scan_of_no_rows_returns_what_it_was_given() -> None:
-    carry, ys = sf.scan(
-        lambda c, x: (c + x.sum(), c @ c), W, torch.zeros(0, 3, dtype=F64)
-    )
+    carry, ys = sf.scan(lambda c, x: (c + x.sum(), c @ c), W, torch.zeros(0, 3, dtype=F64))
     close(carry, W)
     assert ys.shape == (0, 3, 3)
 
@@ -285,17 +235,13 @@ def test_a_python_bool_chooses_at_once() -> None:
 def test_under_a_transform_that_is_not_captured_a_loop_runs_as_python() -> None:
     for name in ("scan", "cond", "cond in scan"):
         close(
-            torch.func.grad(summed(OURS[name]))(W, XS),
-            torch.func.grad(summed(PLAIN[name]))(W, XS),
+            torch.func.grad(summed(OURS[name]))(W, XS), torch.func.grad(summed(PLAIN[name]))(W, XS)
         )
     close(
         torch.func.jvp(lambda x: growing(W, x), (XS,), (XS,)),
         torch.func.jvp(lambda x: grown(W, x), (XS,), (XS,)),
     )
-    close(
-        torch.func.jvp(lambda x: sf.map(torch.sin, x), (XS,), (XS,)),
-        (XS.sin(), XS.cos() * XS),
-    )
+    close(torch.func.jvp(lambda x: sf.map(torch.sin, x), (XS,), (XS,)), (XS.sin(), XS.cos() * XS))
 
 
 def with_gradient(m: Any, name: str, f: Two) -> Any:
@@ -352,9 +298,7 @@ def test_on_two_gloo_processes_it_is_compiled_once() -> None:
 
 
 def layers(params: Any, x: Tensor) -> Tensor:
-    return sf.scan(
-        lambda h, p: (h + torch.tanh(h @ p["w"] + p["b"]), None), x, params
-    )[0]
+    return sf.scan(lambda h, p: (h + torch.tanh(h @ p["w"] + p["b"]), None), x, params)[0]
 
 
 def stacked(depth: int) -> dict[str, Tensor]:
@@ -367,20 +311,14 @@ def stacked(depth: int) -> dict[str, Tensor]:
 
 def lowered(fn: Any, placements: Any, *args: Any, n: int = 2) -> Any:
     with sf.fake_world(n):
-        return sf.shard(
-            fn, sf.make_mesh((n,), ("dp",)), placements, backend="aten"
-        ).lower(*args)
+        return sf.shard(fn, sf.make_mesh((n,), ("dp",)), placements, backend="aten").lower(*args)
 
 
 def test_a_scan_over_layers_is_one_program_whatever_the_depth() -> None:
     loss = lambda p, x: (layers(p, x) ** 2).sum()
     x = torch.ones(6, 4, dtype=F64)
     sizes = {
-        len(
-            lowered(
-                sf.grad(loss), (P(), P("dp")), stacked(depth), x
-            ).program.graph.nodes
-        )
+        len(lowered(sf.grad(loss), (P(), P("dp")), stacked(depth), x).program.graph.nodes)
         for depth in (2, 16)
     }
     assert len(sizes) == 1
@@ -390,27 +328,15 @@ def test_nothing_of_a_layer_is_computed_twice_in_the_backward() -> None:
     traced = sf.grad(lambda p, x: (layers(p, x) ** 2).sum()).trace(
         stacked(3), torch.ones(6, 4, dtype=F64)
     )
-    scans = [
-        n.target
-        for n in traced.program.graph.graph.nodes
-        if isinstance(n.target, Scan)
-    ]
-    ops = [
-        [getattr(n.target, "_opname", "") for n in scan.graphs[0].nodes]
-        for scan in scans
-    ]
-    assert [(names.count("mm"), names.count("tanh")) for names in ops] == [
-        (1, 1),
-        (2, 0),
-    ]
+    scans = [n.target for n in traced.program.graph.graph.nodes if isinstance(n.target, Scan)]
+    ops = [[getattr(n.target, "_opname", "") for n in scan.graphs[0].nodes] for scan in scans]
+    assert [(names.count("mm"), names.count("tanh")) for names in ops] == [(1, 1), (2, 0)]
 
 
 def test_a_microbatch_scan_reduces_once_behind_the_loop() -> None:
     def step(w: Tensor, batches: Tensor) -> Tensor:
         gradient = sf.grad(lambda w, x: ((x @ w) ** 2).sum())
-        return sf.scan(
-            lambda g, x: (g + gradient(w, x), None), torch.zeros_like(w), batches
-        )[0]
+        return sf.scan(lambda g, x: (g + gradient(w, x), None), torch.zeros_like(w), batches)[0]
 
     def loss(w: Tensor, batches: Tensor) -> Tensor:
         return sf.scan(
@@ -419,30 +345,20 @@ def test_a_microbatch_scan_reduces_once_behind_the_loop() -> None:
             batches,
         )[0]
 
-    batches = torch.randn(
-        3, 4, 3, generator=torch.Generator().manual_seed(2), dtype=F64
-    )
+    batches = torch.randn(3, 4, 3, generator=torch.Generator().manual_seed(2), dtype=F64)
     sent = lowered(sf.grad(loss), (P(), P(None, "dp")), W, batches).collectives
     assert [(c.kind, c.nbytes) for c in sent] == [("all_reduce", 72)]
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
-        wanted = torch.func.grad(
-            lambda w: sum(((x @ w) ** 2).sum() for x in batches)
-        )(W)
+        wanted = torch.func.grad(lambda w: sum(((x @ w) ** 2).sum() for x in batches))(W)
         for fn in (step, sf.grad(loss)):
             close(
-                sf.full(
-                    sf.shard(fn, mesh, (P(), P(None, "dp")), backend="aten")(
-                        W, batches
-                    )
-                ),
+                sf.full(sf.shard(fn, mesh, (P(), P(None, "dp")), backend="aten")(W, batches)),
                 wanted,
             )
 
 
-def test_fully_sharded_layers_are_gathered_in_every_run_and_their_gradients_scattered() -> (
-    None
-):
+def test_fully_sharded_layers_are_gathered_in_every_run_and_their_gradients_scattered() -> None:
     loss = lambda p, x: (layers(p, x) ** 2).sum()
     params, x = stacked(3), torch.ones(6, 4, dtype=F64)
     placed = {"w": P(None, "dp"), "b": P()}
@@ -457,9 +373,7 @@ def test_fully_sharded_layers_are_gathered_in_every_run_and_their_gradients_scat
     assert "6 all_gather over dp" in str(low)
 
 
-def test_a_carry_that_is_constrained_otherwise_than_it_enters_is_refused_with_the_fix() -> (
-    None
-):
+def test_a_carry_that_is_constrained_otherwise_than_it_enters_is_refused_with_the_fix() -> None:
     def fn(x: Tensor) -> Tensor:
         return sf.scan(
             lambda c, _: (sf.constrain(c * 2, P(None, "dp")), None),
@@ -485,32 +399,23 @@ def products(wrap: Any) -> list[tuple[int, int]]:
     run; its value is checked.
     """
 
-    def loss(
-        p: Tensor, x: Tensor, scan: Any = sf.scan, wrap: Any = wrap
-    ) -> Tensor:
+    def loss(p: Tensor, x: Tensor, scan: Any = sf.scan, wrap: Any = wrap) -> Tensor:
         layer = wrap(lambda h, w: h + torch.tanh(torch.tanh(h @ w) @ w.T))
         return (scan(lambda h, w: (layer(h, w), h[0]), x, p)[0] ** 2).sum()
 
     p, x = stacked(3)["w"], torch.ones(6, 4, dtype=F64)
     fn = sf.grad(loss)
-    close(
-        fn(p, x),
-        torch.func.grad(lambda p: loss(p, x, written_out, lambda f: f))(p),
-    )
+    close(fn(p, x), torch.func.grad(lambda p: loss(p, x, written_out, lambda f: f))(p))
     scans = [
         n.target.graphs[0]
         for n in fn.trace(p, x).program.graph.graph.nodes
         if isinstance(n.target, Scan)
     ]
-    ops = [
-        [getattr(n.target, "_opname", "") for n in graph.nodes] for graph in scans
-    ]
+    ops = [[getattr(n.target, "_opname", "") for n in graph.nodes] for graph in scans]
     return [(names.count("mm"), names.count("tanh")) for names in ops]
 
 
-def test_a_checkpointed_layer_of_a_scan_is_computed_again_in_the_backward() -> (
-    None
-):
+def test_a_checkpointed_layer_of_a_scan_is_computed_again_in_the_backward() -> None:
     assert products(lambda f: f) == [(2, 2), (4, 0)]
     assert products(sf.checkpoint) == [(2, 2), (6, 2)]
     policy = sf.checkpoint_policies.dots_saveable

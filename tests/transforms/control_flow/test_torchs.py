@@ -33,15 +33,11 @@ def _scan(w: torch.Tensor, x: torch.Tensor) -> Any:
 
 
 def _backwards(w: torch.Tensor, x: torch.Tensor) -> Any:
-    return torch_scan(
-        lambda c, r: (c + r, c * r), x[:, 0] * w[0], x, dim=1, reverse=True
-    )
+    return torch_scan(lambda c, r: (c + r, c * r), x[:, 0] * w[0], x, dim=1, reverse=True)
 
 
 def _last_dim(w: torch.Tensor, x: torch.Tensor) -> Any:
-    def step(
-        c: Any, r: torch.Tensor
-    ) -> Any:  # a result with more dims than its input
+    def step(c: Any, r: torch.Tensor) -> Any:  # a result with more dims than its input
         return c + r, torch.outer(c, r)
 
     return torch_scan(step, x[:, 0] * w[0], x, dim=-1)
@@ -81,9 +77,7 @@ def _rows(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 def _while(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     start = torch.zeros((), dtype=torch.int64), x
-    return torch_while_loop(
-        lambda i, x: i < 3, lambda i, x: (i + 1, x * w + 1), start
-    )[1]
+    return torch_while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * w + 1), start)[1]
 
 
 def _three_times(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -139,26 +133,20 @@ def test_shards(name: str, shape: tuple[int, ...]) -> None:
     fn, plain = map(_loss, CASES[name])
     with sf.fake_world(torch.Size(shape).numel()):
         mesh = sf.make_mesh(shape, ("dp", "tp")[: len(shape)])
-        step = sf.shard(
-            sf.value_and_grad(fn), mesh, (P(), P("dp")), backend="aten"
-        )
+        step = sf.shard(sf.value_and_grad(fn), mesh, (P(), P("dp")), backend="aten")
         value, gradient = sf.full(step(W, X))
     gradients, wanted = torch.func.grad_and_value(plain)(W, X)
     _assert_same((value, gradient), (wanted, gradients))
 
 
 def _noisy(x: torch.Tensor) -> torch.Tensor:
-    y = torch.cond(
-        x.sum() > 0, lambda x: torch.dropout(x, 0.5, True), torch.sin, (x,)
-    )
+    y = torch.cond(x.sum() > 0, lambda x: torch.dropout(x, 0.5, True), torch.sin, (x,))
     return torch_map(lambda r: r * torch.rand_like(r), y)
 
 
 def test_random_calls_inside_are_those_of_our_loops() -> None:
     def ours(x: torch.Tensor) -> torch.Tensor:
-        y = sf.cond(
-            x.sum() > 0, lambda x: torch.dropout(x, 0.5, True), torch.sin, x
-        )
+        y = sf.cond(x.sum() > 0, lambda x: torch.dropout(x, 0.5, True), torch.sin, x)
         return sf.map(lambda r: r * torch.rand_like(r), y)
 
     random.state.seed(3)

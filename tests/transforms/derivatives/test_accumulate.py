@@ -46,11 +46,7 @@ def mesh() -> Iterator[Any]:
 
 
 def same(got: Any, wanted: Any) -> None:
-    sf.tree_map(
-        lambda a, b: torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13),
-        got,
-        wanted,
-    )
+    sf.tree_map(lambda a, b: torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13), got, wanted)
 
 
 def reductions(fn: Any, *args: Any) -> int:
@@ -59,35 +55,24 @@ def reductions(fn: Any, *args: Any) -> int:
 
 
 @pytest.mark.parametrize("k", [1, 2, K, ROWS])
-def test_a_gradient_over_microbatches_is_that_of_the_whole_batch(
-    problem: Any, k: int
-) -> None:
+def test_a_gradient_over_microbatches_is_that_of_the_whole_batch(problem: Any, k: int) -> None:
     params, batch, wanted = problem
-    same(
-        sf.accumulate(sf.value_and_grad(loss_fn), microbatches=k)(params, batch),
-        wanted,
-    )
-    same(
-        sf.accumulate(sf.bucketed_grad(loss_fn), microbatches=k)(params, batch),
-        wanted,
-    )
+    same(sf.accumulate(sf.value_and_grad(loss_fn), microbatches=k)(params, batch), wanted)
+    same(sf.accumulate(sf.bucketed_grad(loss_fn), microbatches=k)(params, batch), wanted)
     same(sf.accumulate(sf.grad(loss_fn), microbatches=k)(params, batch), wanted[1])
 
 
 def test_a_loss_over_microbatches_can_be_differentiated(problem: Any) -> None:
     params, batch, wanted = problem
     same(sf.accumulate(loss_fn, microbatches=K)(params, batch), wanted[0])
-    same(
-        sf.bucketed_grad(sf.accumulate(loss_fn, microbatches=K))(params, batch),
-        wanted,
-    )
+    same(sf.bucketed_grad(sf.accumulate(loss_fn, microbatches=K))(params, batch), wanted)
 
 
 def test_aux_of_the_microbatches_is_stacked(problem: Any) -> None:
     params, batch, wanted = problem
-    (loss, aux), grads = sf.accumulate(
-        sf.bucketed_grad(with_aux, has_aux=True), microbatches=K
-    )(params, batch)
+    (loss, aux), grads = sf.accumulate(sf.bucketed_grad(with_aux, has_aux=True), microbatches=K)(
+        params, batch
+    )
     same((loss, grads), wanted)
     assert aux["rows"].shape == (K,)
     same(aux["rows"].sum(), batch["x"].sum())
@@ -126,9 +111,7 @@ def test_cutting_microbatches_sends_nothing(problem: Any, mesh: Any) -> None:
         (P(), P("dp")),
         backend="aten",
     )
-    assert {c.kind for c in step.lower(params, batch).collectives} == {
-        "all_reduce"
-    }
+    assert {c.kind for c in step.lower(params, batch).collectives} == {"all_reduce"}
 
 
 def test_a_function_of_ones_own_that_adds_gradients_up_reduces_them_once_too(
@@ -141,9 +124,7 @@ def test_a_function_of_ones_own_that_adds_gradients_up_reduces_them_once_too(
             sf.tree_map(lambda x, i=i: x.reshape(ROWS // 2, 2, WIDTH)[:, i], batch)
             for i in range(2)
         ]
-        (a, f), (b, g) = (
-            sf.bucketed_grad(loss_fn)(params, half) for half in halves
-        )
+        (a, f), (b, g) = (sf.bucketed_grad(loss_fn)(params, half) for half in halves)
         return (a + b) / 2, sf.tree_map(lambda x, y: (x + y) / 2, f, g)
 
     step = sf.shard(by_hand, mesh, (P(), P("dp")), backend="aten")
@@ -153,9 +134,7 @@ def test_a_function_of_ones_own_that_adds_gradients_up_reduces_them_once_too(
     def inner(params: Any, batch: Any) -> Any:
         return sf.bucketed_grad(loss_fn)(params, batch)
 
-    wrapped = sf.shard(
-        sf.accumulate(inner, microbatches=K), mesh, (P(), P("dp")), backend="aten"
-    )
+    wrapped = sf.shard(sf.accumulate(inner, microbatches=K), mesh, (P(), P("dp")), backend="aten")
     assert reductions(wrapped, params, batch) == 1
     same(sf.full(wrapped(params, batch)), wanted)
 
@@ -166,13 +145,9 @@ def test_gradients_may_be_returned_unreduced_added_up_and_reduced_later(
     params, batch, wanted = problem
     pending = (P(), [Partial()])
     halves = [sf.tree_map(lambda x, i=i: x[i::2], batch) for i in range(2)]
-    found = sf.shard(
-        sf.bucketed_grad(loss_fn), mesh, (P(), P("dp")), pending, backend="aten"
-    )
+    found = sf.shard(sf.bucketed_grad(loss_fn), mesh, (P(), P("dp")), pending, backend="aten")
     assert reductions(found, params, halves[0]) == 0
-    assert "returned unreduced: params[0]['w']" in str(
-        found.lower(params, halves[0]).plan
-    )
+    assert "returned unreduced: params[0]['w']" in str(found.lower(params, halves[0]).plan)
     (_, f), (_, g) = (found(params, half) for half in halves)
     add = sf.shard(
         lambda f, g: sf.tree_map(lambda x, y: (x + y) / 2, f, g),
@@ -190,27 +165,18 @@ def test_an_unreduced_gradient_that_is_used_as_it_is_is_refused_with_the_line(
     problem: Any, mesh: Any
 ) -> None:
     params, batch, _ = problem
-    g = sf.shard(
-        sf.grad(loss_fn), mesh, (P(), P("dp")), [Partial()], backend="aten"
-    )(params, batch)
+    g = sf.shard(sf.grad(loss_fn), mesh, (P(), P("dp")), [Partial()], backend="aten")(params, batch)
     with pytest.raises(sf.PlacementError) as error:
-        sf.shard(
-            lambda p, g: sf.tree_map(lambda x, y: x - 0.1 * y, p, g),
-            mesh,
-            backend="aten",
-        )(params, g)
+        sf.shard(lambda p, g: sf.tree_map(lambda x, y: x - 0.1 * y, p, g), mesh, backend="aten")(
+            params, g
+        )
     said = str(error.value)
     assert said.startswith("shard(<lambda>), argument g[0]['")
-    assert (
-        "it is an unreduced gradient (Partial sum over dp), and sub needs its value"
-        in said
-    )
+    assert "it is an unreduced gradient (Partial sum over dp), and sub needs its value" in said
     assert f"  at: {__file__}:" in said and "sf.constrain(x, P())" in said
 
 
-def test_a_gradient_that_is_reduced_cannot_be_called_unreduced(
-    problem: Any, mesh: Any
-) -> None:
+def test_a_gradient_that_is_reduced_cannot_be_called_unreduced(problem: Any, mesh: Any) -> None:
     params, batch, _ = problem
     twice = sf.shard(
         lambda p, b: sf.tree_map(lambda g: g * 2, sf.grad(loss_fn)(p, b)),
@@ -221,20 +187,15 @@ def test_a_gradient_that_is_reduced_cannot_be_called_unreduced(
     )
     with pytest.raises(sf.PlacementError) as error:
         twice(params, batch)
-    assert (
-        "it is reduced already, or was never Partial, and cannot stay sum over dp"
-        in str(error.value)
+    assert "it is reduced already, or was never Partial, and cannot stay sum over dp" in str(
+        error.value
     )
-    reduced = sf.shard(sf.grad(loss_fn), mesh, (P(), P("dp")), backend="aten")(
-        params, batch
-    )
+    reduced = sf.shard(sf.grad(loss_fn), mesh, (P(), P("dp")), backend="aten")(params, batch)
     with pytest.raises(
         sf.PlacementError,
         match="is placed Replicate\\(\\) on dp, in_placements says Partial\\(sum\\) on dp",
     ):
-        sf.shard(
-            lambda g: sf.constrain(g, P()), mesh, [Partial()], backend="aten"
-        )(reduced)
+        sf.shard(lambda g: sf.constrain(g, P()), mesh, [Partial()], backend="aten")(reduced)
 
 
 @pytest.mark.parametrize("k", [0, -1, 2.0, True])
@@ -242,8 +203,7 @@ def test_a_number_of_microbatches_that_is_none_is_refused(k: Any) -> None:
     with pytest.raises(sf.ShardError) as error:
         sf.accumulate(loss_fn, k)
     wanted = (
-        f"accumulate(loss_fn): microbatches is {k!r}\n  needed: a positive int\n  try: 1 or "
-        "more"
+        f"accumulate(loss_fn): microbatches is {k!r}\n  needed: a positive int\n  try: 1 or more"
     )
     assert without_line(error.value) == wanted
 

@@ -39,9 +39,7 @@ def loss(params: Any, x: torch.Tensor) -> torch.Tensor:
     return (x**2).mean()
 
 
-def refusal(
-    kind: type[sf.ShardError], call: Callable[[], Any]
-) -> tuple[sf.ShardError, str]:
+def refusal(kind: type[sf.ShardError], call: Callable[[], Any]) -> tuple[sf.ShardError, str]:
     """The error and its text, with HERE for lines of this file."""
     with pytest.raises(kind) as caught:
         call()
@@ -49,9 +47,7 @@ def refusal(
     return caught.value, without_line(caught.value)
 
 
-def sharded(
-    fn: Any, placed: Any = (WHOLE, ROWS), out: Any = None, axis: str = "dp"
-) -> Any:
+def sharded(fn: Any, placed: Any = (WHOLE, ROWS), out: Any = None, axis: str = "dp") -> Any:
     return sf.shard(fn, sf.make_mesh((2,), (axis,)), placed, out, backend="aten")
 
 
@@ -72,24 +68,14 @@ def test_sizes_that_are_none_are_refused_before_any_call(what: str) -> None:
         assert text == f"bucketed_grad(loss), {what}: {said}\n{SIZE_FIX}"
         assert error.fix == SIZE_FIX.removeprefix("  try: ")
     for size in ("25 megabytes", "25mb", "", "-1MB", 1.5, True, [25]):
-        _, text = refusal(
-            sf.ShardError, lambda size=size: sf.bucketed_grad(loss, **{what: size})
-        )
-        assert (
-            text
-            == f"bucketed_grad(loss), {what}: {size!r} is not a number of bytes\n{SIZE_FIX}"
-        )
+        _, text = refusal(sf.ShardError, lambda size=size: sf.bucketed_grad(loss, **{what: size}))
+        assert text == f"bucketed_grad(loss), {what}: {size!r} is not a number of bytes\n{SIZE_FIX}"
 
 
 @pytest.mark.parametrize("what", ["cap", "max_in_flight"])
 def test_none_is_no_size(what: str) -> None:
-    _, text = refusal(
-        sf.ShardError, lambda: sf.bucketed_grad(loss, **{what: None})
-    )
-    assert (
-        text
-        == f"bucketed_grad(loss), {what}: None is not a number of bytes\n{SIZE_FIX}"
-    )
+    _, text = refusal(sf.ShardError, lambda: sf.bucketed_grad(loss, **{what: None}))
+    assert text == f"bucketed_grad(loss), {what}: None is not a number of bytes\n{SIZE_FIX}"
 
 
 def test_s9_1_a_first_cap_above_the_cap_is_refused() -> None:
@@ -101,8 +87,7 @@ def test_s9_1_a_first_cap_above_the_cap_is_refused() -> None:
         ("512KB", "".join(["1", "MB"])),
     ):
         error, text = refusal(
-            sf.ShardError,
-            lambda cap=cap, first=first: sf.bucketed_grad(loss, cap, first),
+            sf.ShardError, lambda cap=cap, first=first: sf.bucketed_grad(loss, cap, first)
         )
         assert text == (
             f"bucketed_grad(loss), first_cap: first_cap {first!r} is above cap {cap!r}\n "
@@ -119,9 +104,7 @@ def test_s9_1_the_default_first_cap_gives_way_to_a_small_cap() -> None:
         {"cap": 10, "first_cap": 10},
     ):
         sf.bucketed_grad(loss, **options)
-    assert {b.cap for b in bucketed(cap=SIZE).lower(PARAMS, X).plan.buckets} == {
-        SIZE
-    }
+    assert {b.cap for b in bucketed(cap=SIZE).lower(PARAMS, X).plan.buckets} == {SIZE}
     assert bucketed().lower(PARAMS, X).plan.buckets[0].cap == 2**20, (
         "1 MiB, as DistributedDataParallel has it"
     )
@@ -132,37 +115,23 @@ def test_wrong_options_inside_a_step_come_out_as_they_are() -> None:
         return sharded(lambda p, x: sf.bucketed_grad(loss, *caps)(p, x)[1])
 
     _, text = refusal(sf.ShardError, lambda: step("zz")(PARAMS, X))
-    assert (
-        text
-        == f"bucketed_grad(loss), cap: 'zz' is not a number of bytes\n{SIZE_FIX}"
-    )
+    assert text == f"bucketed_grad(loss), cap: 'zz' is not a number of bytes\n{SIZE_FIX}"
     _, text = refusal(sf.ShardError, lambda: step("512KB", "1MB")(PARAMS, X))
-    assert text.startswith(
-        "bucketed_grad(loss), first_cap: first_cap '1MB' is above cap '512KB'\n"
-    )
+    assert text.startswith("bucketed_grad(loss), first_cap: first_cap '1MB' is above cap '512KB'\n")
     step("512KB").lower(PARAMS, X)
 
 
 def test_a_loss_that_is_no_scalar() -> None:
-    for fn in (
-        lambda p, x: x @ p["a"],
-        lambda p, x: (x @ p["a"]).sum(0, keepdim=True)[:, :1],
-    ):
+    for fn in (lambda p, x: x @ p["a"], lambda p, x: (x @ p["a"]).sum(0, keepdim=True)[:, :1]):
         for call in (sf.bucketed_grad(fn), sharded(sf.bucketed_grad(fn))):
             _, text = refusal(sf.CaptureError, lambda call=call: call(PARAMS, X))
             first, needed, fix = text.split("\n")
-            assert first.startswith(
-                "the gradient of <lambda>: its value is of shape ("
-            )
+            assert first.startswith("the gradient of <lambda>: its value is of shape (")
             assert needed == "  needed: a floating scalar"
-            assert fix.startswith(
-                "  try: return loss.sum() or loss.mean() of floating values"
-            )
+            assert fix.startswith("  try: return loss.sum() or loss.mean() of floating values")
 
 
-def test_a_loss_that_is_no_floating_number_has_no_gradient_and_is_refused() -> (
-    None
-):
+def test_a_loss_that_is_no_floating_number_has_no_gradient_and_is_refused() -> None:
     with pytest.raises(sf.CaptureError):
         sf.bucketed_grad(lambda p, x: (x @ p["a"]).sum().long())(PARAMS, X)
 
@@ -192,9 +161,7 @@ def test_argnums_that_name_no_argument_are_refused_in_words() -> None:
     for argnums in (2, -3, (0, 5)):
         with pytest.raises(sf.ShardError) as error:
             sf.bucketed_grad(loss, argnums=argnums)(PARAMS, X)
-        assert "IndexError" not in str(error.value) and "argnums" in str(
-            error.value
-        )
+        assert "IndexError" not in str(error.value) and "argnums" in str(error.value)
 
 
 def test_an_argument_named_twice_is_refused_or_has_its_gradient_twice() -> None:
@@ -203,18 +170,13 @@ def test_an_argument_named_twice_is_refused_or_has_its_gradient_twice() -> None:
             one, two = sf.bucketed_grad(loss, argnums=argnums)(PARAMS, X)[1]
         except sf.ShardError:
             continue
-        assert all(torch.equal(one[k], two[k]) for k in PARAMS), (
-            "no gradient is silently zero"
-        )
+        assert all(torch.equal(one[k], two[k]) for k in PARAMS), "no gradient is silently zero"
 
 
 def test_a_reduce_dtype_that_is_not_floating() -> None:
     for dtype in (torch.int32, "float32", float):
         _, text = refusal(
-            sf.ShardError,
-            lambda dtype=dtype: sf.bucketed_grad(loss, reduce_dtype=dtype)(
-                PARAMS, X
-            ),
+            sf.ShardError, lambda dtype=dtype: sf.bucketed_grad(loss, reduce_dtype=dtype)(PARAMS, X)
         )
         assert text == (
             f"bucketed_grad(loss), reduce_dtype: {dtype!r} is not a floating dtype\n  try: "
@@ -228,15 +190,12 @@ def test_unused_parameters_have_a_zero_gradient_and_are_listed() -> None:
         "z": torch.ones(3, dtype=torch.float64),
         "y": [torch.ones((), dtype=torch.float32)],
     }
-    for placed in (
-        P(),
-        {**dict.fromkeys(PARAMS, P("dp")), "z": P("dp"), "y": [P()]},
-    ):
+    for placed in (P(), {**dict.fromkeys(PARAMS, P("dp")), "z": P("dp"), "y": [P()]}):
         fn = bucketed(placed)
         _, grads = sf.full(fn(params, X))
-        assert torch.equal(
-            grads["z"], torch.zeros(3, dtype=torch.float64)
-        ) and torch.equal(grads["y"][0], torch.zeros(()))
+        assert torch.equal(grads["z"], torch.zeros(3, dtype=torch.float64)) and torch.equal(
+            grads["y"][0], torch.zeros(())
+        )
         low = fn.lower(params, X)
         assert set(low.plan.unused) == {"params['z']", "params['y'][0]"}
         assert not {"params['z']", "params['y'][0]"} & {
@@ -246,9 +205,7 @@ def test_unused_parameters_have_a_zero_gradient_and_are_listed() -> None:
 
 
 def test_s9_3_an_ignore_that_matches_nothing() -> None:
-    fix = (
-        "a predicate of paths such as those, or a tree of bools with a True in it"
-    )
+    fix = "a predicate of paths such as those, or a tree of bools with a True in it"
     said = "it matches no leaf\n  the leaves are params['a'], params['b'], params['c'], params['d']"
     for ignore in (lambda path: "w" in path, False, dict.fromkeys("abcd", False)):
         error, text = refusal(
@@ -266,21 +223,13 @@ def test_s9_3_an_ignore_that_does_not_fit_says_where() -> None:
     cases = {
         "typo": (
             {"a": True, "e": True},
-            [
-                "no leaf is at params['e']",
-                *(f"there is no bool for params[{k!r}]" for k in "bcd"),
-            ],
+            ["no leaf is at params['e']", *(f"there is no bool for params[{k!r}]" for k in "bcd")],
         ),
-        "no bool": (
-            {**dict.fromkeys("abcd", False), "b": "yes"},
-            ["params['b'] is 'yes'"],
-        ),
+        "no bool": ({**dict.fromkeys("abcd", False), "b": "yes"}, ["params['b'] is 'yes'"]),
         "a name": ("a", ["params is 'a'"]),
     }
     for ignore, lines in cases.values():
-        _, text = refusal(
-            sf.TreeError, lambda ignore=ignore: bucketed(ignore=ignore)(PARAMS, X)
-        )
+        _, text = refusal(sf.TreeError, lambda ignore=ignore: bucketed(ignore=ignore)(PARAMS, X))
         assert text == "\n".join(
             [
                 "bucketed_grad(loss), ignore: it does not fit the leaves",
@@ -301,17 +250,13 @@ OTHER: dict[str, Callable[[sf.BucketPlan], Any]] = {
     "another dtype": lambda p: bucketed(plan=p)(
         {k: w.float() for k, w in PARAMS.items()}, X.float()
     ),
-    "another axis": lambda p: sharded(
-        sf.bucketed_grad(loss, plan=p), (P(), P("tp")), axis="tp"
-    )(PARAMS, X),
+    "another axis": lambda p: sharded(sf.bucketed_grad(loss, plan=p), (P(), P("tp")), axis="tp")(
+        PARAMS, X
+    ),
     "another placement": lambda p: bucketed(P("dp"), plan=p)(PARAMS, X),
     "no mesh": lambda p: sf.bucketed_grad(loss, plan=p)(PARAMS, X),
-    "another dtype to send": lambda p: bucketed(
-        plan=p, reduce_dtype=torch.float32
-    )(PARAMS, X),
-    "an ignored leaf": lambda p: bucketed(
-        plan=p, ignore=lambda path: "'b'" in path
-    )(PARAMS, X),
+    "another dtype to send": lambda p: bucketed(plan=p, reduce_dtype=torch.float32)(PARAMS, X),
+    "an ignored leaf": lambda p: bucketed(plan=p, ignore=lambda path: "'b'" in path)(PARAMS, X),
 }
 SAID = {
     "more leaves": [
@@ -366,27 +311,19 @@ def test_a_plan_of_another_program_is_refused(case: str) -> None:
         "a plan of this very program: fn.lower(...).plan",
         "a plan of this very function: fn.lower(...).plan",
     )
-    assert (
-        text.splitlines()[-1].removeprefix("  try: ") in fixes
-        and error.fix in fixes
-    )
+    assert text.splitlines()[-1].removeprefix("  try: ") in fixes and error.fix in fixes
 
 
 def test_what_is_no_plan_is_refused_in_words() -> None:
     for plan in ("plan.json", {"buckets": []}, 3):
         with pytest.raises(sf.ShardError) as error:
             bucketed(plan=plan)(PARAMS, X)
-        assert "AttributeError" not in str(error.value) and "plan" in str(
-            error.value
-        )
+        assert "AttributeError" not in str(error.value) and "plan" in str(error.value)
 
 
 def contents(plan: sf.BucketPlan) -> set[Any]:
     """What each bucket holds, in any order."""
-    return {
-        (b.kind, b.axis, frozenset(zip(b.leaves, b.sizes, strict=True)))
-        for b in plan.buckets
-    }
+    return {(b.kind, b.axis, frozenset(zip(b.leaves, b.sizes, strict=True))) for b in plan.buckets}
 
 
 EDITS: dict[str, Callable[[sf.BucketPlan, list[int]], sf.BucketPlan]] = {
@@ -400,8 +337,7 @@ EDITS: dict[str, Callable[[sf.BucketPlan, list[int]], sf.BucketPlan]] = {
     ),
     "buckets in another order": lambda p, r: p.renumbered(reversed(p.buckets)),
     "leaves in another order": lambda p, r: p.renumbered(
-        attrs.evolve(b, leaves=b.leaves[::-1], sizes=b.sizes[::-1])
-        for b in p.buckets
+        attrs.evolve(b, leaves=b.leaves[::-1], sizes=b.sizes[::-1]) for b in p.buckets
     ),
 }
 
@@ -420,17 +356,13 @@ def test_s9_2_an_edited_plan_gives_the_same_values_and_exactly_its_buckets(
 ) -> None:
     fn = bucketed(placed, cap=2 * SIZE, first_cap=SIZE)
     plan = fn.lower(PARAMS, X).plan
-    wanted = EDITS[edit](
-        plan, [b.index for b in plan.buckets if b.kind != "all_gather"]
-    )
+    wanted = EDITS[edit](plan, [b.index for b in plan.buckets if b.kind != "all_gather"])
     followed = bucketed(placed, plan=wanted)
     low = followed.lower(PARAMS, X)
     assert contents(low.plan) == contents(wanted)
     plan_is_what_runs(low)
     for a, b in zip(
-        leaves(sf.full(followed(PARAMS, X))),
-        leaves(sf.full(fn(PARAMS, X))),
-        strict=True,
+        leaves(sf.full(followed(PARAMS, X))), leaves(sf.full(fn(PARAMS, X))), strict=True
     ):
         assert torch.equal(a, b), "two terms have one sum, however they travel"
 
@@ -445,33 +377,25 @@ def test_s9_2_the_plan_of_a_plan_is_the_plan() -> None:
 def test_mixed_leaves_in_one_bucket_are_refused() -> None:
     plan = bucketed(P("dp"), cap=1).lower(PARAMS, X).plan
     gather, reduction = (
-        next(b for b in plan.buckets if b.kind == kind)
-        for kind in ("all_gather", "reduce_scatter")
+        next(b for b in plan.buckets if b.kind == kind) for kind in ("all_gather", "reduce_scatter")
     )
     mixed = attrs.evolve(
         plan,
         buckets=tuple(
-            attrs.evolve(b, index=gather.index) if b is reduction else b
-            for b in plan.buckets
+            attrs.evolve(b, index=gather.index) if b is reduction else b for b in plan.buckets
         ),
     )
     refusal(sf.TreeError, lambda: bucketed(P("dp"), plan=mixed)(PARAMS, X))
     refusal(
         sf.TreeError,
-        lambda: bucketed(P("dp"), plan=plan.merge(gather.index, reduction.index))(
-            PARAMS, X
-        ),
+        lambda: bucketed(P("dp"), plan=plan.merge(gather.index, reduction.index))(PARAMS, X),
     )
 
 
 def test_dependent_leaves_in_one_bucket_are_refused() -> None:
-    inner = lambda plan: sf.bucketed_grad(
-        lambda w, x: ((x @ w) ** 3).sum(), cap=1, plan=plan
-    )
+    inner = lambda plan: sf.bucketed_grad(lambda w, x: ((x @ w) ** 3).sum(), cap=1, plan=plan)
     outer = lambda plan=None: sharded(
-        sf.bucketed_grad(
-            lambda w, x: inner(plan)(w, x)[1].pow(2).sum(), cap=1, plan=plan
-        )
+        sf.bucketed_grad(lambda w, x: inner(plan)(w, x)[1].pow(2).sum(), cap=1, plan=plan)
     )
     plan = outer().lower(PARAMS["a"], X).plan
     assert [b.leaves for b in plan.buckets] == [("w",), ("w",)], (
@@ -479,8 +403,7 @@ def test_dependent_leaves_in_one_bucket_are_refused() -> None:
     )
     assert contents(outer(plan).lower(PARAMS["a"], X).plan) == contents(plan)
     one = attrs.evolve(
-        plan,
-        buckets=tuple(attrs.evolve(b, index=0, region=0) for b in plan.buckets),
+        plan, buckets=tuple(attrs.evolve(b, index=0, region=0) for b in plan.buckets)
     )
     refusal(sf.TreeError, lambda: outer(one)(PARAMS["a"], X))
 
@@ -494,9 +417,7 @@ def test_s9_2_an_edit_of_the_second_call_in_a_program_is_followed() -> None:
     second = [b.index for b in plan.buckets if b.region == 1]
     edited = plan.merge(*second)
     assert contents(twice(edited).lower(PARAMS, X).plan) == contents(edited)
-    assert contents(twice().trace(PARAMS, X).lower(plan=edited).plan) == contents(
-        edited
-    )
+    assert contents(twice().trace(PARAMS, X).lower(plan=edited).plan) == contents(edited)
 
 
 def test_caps_at_lower_are_checked_as_those_of_bucketed_grad() -> None:
@@ -507,10 +428,7 @@ def test_caps_at_lower_are_checked_as_those_of_bucketed_grad() -> None:
         ("first_cap", -1, "-1 is not positive"),
     )
     for what, size, said in cases:
-        _, text = refusal(
-            sf.ShardError,
-            lambda what=what, size=size: traced.lower(**{what: size}),
-        )
+        _, text = refusal(sf.ShardError, lambda what=what, size=size: traced.lower(**{what: size}))
         assert text == f"shard(bucketed_grad(loss)), {what}: {said}\n{SIZE_FIX}"
     for caps in ({"cap": 1, "first_cap": 2}, {"first_cap": 2000}):
         refusal(sf.ShardError, lambda caps=caps: traced.lower(**caps))
@@ -532,9 +450,7 @@ def test_a_plan_with_a_leaf_twice_is_refused() -> None:
     plan = bucketed(cap=SIZE).lower(PARAMS, X).plan
     refusal(
         sf.TreeError,
-        lambda: bucketed(plan=plan.renumbered([*plan.buckets, plan.buckets[0]]))(
-            PARAMS, X
-        ),
+        lambda: bucketed(plan=plan.renumbered([*plan.buckets, plan.buckets[0]]))(PARAMS, X),
     )
 
 
@@ -546,39 +462,27 @@ def unreduced(placed: Any = WHOLE) -> Any:
 
 
 @pytest.mark.parametrize("placed", [P(), P("dp")], ids=str)
-def test_gradients_asked_for_unreduced_come_back_pending_and_send_nothing(
-    placed: sf.P,
-) -> None:
+def test_gradients_asked_for_unreduced_come_back_pending_and_send_nothing(placed: sf.P) -> None:
     low = unreduced(placed).lower(PARAMS, X)
-    assert not [
-        c for c in low.collectives if c.kind != "all_gather" and c.nbytes > 8
-    ]
+    assert not [c for c in low.collectives if c.kind != "all_gather" and c.nbytes > 8]
     assert low.plan.unreduced == tuple(f"params[{k!r}]" for k in "abcd")
     assert not [b for b in low.plan.buckets if b.kind != "all_gather"]
     value, grads = unreduced(placed)(PARAMS, X)
     assert all(g.placements == (Partial(),) for g in grads.values())
     wanted = sf.value_and_grad(loss)(PARAMS, X)
-    torch.testing.assert_close(
-        sf.full((value, grads)), wanted, rtol=1e-12, atol=1e-12
-    )
+    torch.testing.assert_close(sf.full((value, grads)), wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_unreduced_gradients_add_up_and_are_reduced_where_it_is_said() -> None:
     _, one = unreduced()(PARAMS, X)
     _, two = unreduced()(PARAMS, 2 * X)
     wanted = sf.tree_map(
-        torch.add,
-        sf.value_and_grad(loss)(PARAMS, X)[1],
-        sf.value_and_grad(loss)(PARAMS, 2 * X)[1],
+        torch.add, sf.value_and_grad(loss)(PARAMS, X)[1], sf.value_and_grad(loss)(PARAMS, 2 * X)[1]
     )
-    pending = sharded(lambda a, b: sf.tree_map(torch.add, a, b), None, PENDING)(
-        one, two
-    )
+    pending = sharded(lambda a, b: sf.tree_map(torch.add, a, b), None, PENDING)(one, two)
     assert all(g.placements == (Partial(),) for g in pending.values())
     torch.testing.assert_close(sf.full(pending), wanted, rtol=1e-12, atol=1e-12)
-    update = sharded(
-        lambda p, g: sf.tree_map(lambda p, g: p - sf.constrain(g, P()), p, g), None
-    )
+    update = sharded(lambda p, g: sf.tree_map(lambda p, g: p - sf.constrain(g, P()), p, g), None)
     torch.testing.assert_close(
         sf.full(update(PARAMS, pending)),
         sf.tree_map(torch.sub, PARAMS, wanted),
@@ -590,63 +494,44 @@ def test_unreduced_gradients_add_up_and_are_reduced_where_it_is_said() -> None:
 def test_an_unreduced_gradient_whose_value_is_needed_is_refused() -> None:
     _, grads = unreduced()(PARAMS, X)
     fix = "reduce it first: sf.constrain(x, P()), or with its final placement"
-    said = (
-        "it is an unreduced gradient (Partial sum over dp), and {} needs its value"
-    )
+    said = "it is an unreduced gradient (Partial sum over dp), and {} needs its value"
     uses = {
         "sub": lambda g: PARAMS["b"] - g["b"],
         "tanh": lambda g: torch.tanh(g["b"]),
         "pow": lambda g: (g["b"] ** 2).sum(),
     }
     for op, fn in uses.items():
-        error, text = refusal(
-            sf.PlacementError, lambda fn=fn: sharded(fn, None)(grads)
-        )
+        error, text = refusal(sf.PlacementError, lambda fn=fn: sharded(fn, None)(grads))
         got = said.format(op)
         assert text == (
             f"shard(<lambda>), argument g['b']: {got}\n  needed: an explicit reduction\n "
             f" try: {fix}"
         )
         assert (
-            error.arg_path == "g['b']"
-            and HERE.fullmatch(error.source or "")
-            and error.fix == fix
+            error.arg_path == "g['b']" and HERE.fullmatch(error.source or "") and error.fix == fix
         )
 
 
 def test_that_does_not_depend_on_what_was_called_before() -> None:
     _, grads = unreduced()(PARAMS, X)
     other = sf.from_local(
-        [torch.ones(4, 4, dtype=torch.float64)] * 2,
-        sf.make_mesh((2,), ("dp",)),
-        PENDING,
+        [torch.ones(4, 4, dtype=torch.float64)] * 2, sf.make_mesh((2,), ("dp",)), PENDING
     )
-    fn, add = (
-        sharded(lambda g: torch.tanh(g), None),
-        sharded(lambda a, b: a + b, None, PENDING),
-    )
+    fn, add = (sharded(lambda g: torch.tanh(g), None), sharded(lambda a, b: a + b, None, PENDING))
     fn(other)  # a pending sum that is no gradient is reduced where it is needed
     add(other, other)
     refusal(sf.PlacementError, lambda: fn(grads["a"]))
     refusal(
         sf.PlacementError,
-        lambda: sharded(lambda g: torch.tanh(g), None)(
-            add(grads["a"], grads["b"])
-        ),
+        lambda: sharded(lambda g: torch.tanh(g), None)(add(grads["a"], grads["b"])),
     )
 
 
 def test_asking_for_a_reduced_value_unreduced_is_refused() -> None:
     fix = "return the gradient itself, as grad gives it, or drop Partial from out_placements"
-    step = lambda p, x: sf.tree_map(
-        lambda p, g: p - 0.1 * g, p, sf.bucketed_grad(loss)(p, x)[1]
-    )
-    error, text = refusal(
-        sf.PlacementError, lambda: sharded(step, out=PENDING)(PARAMS, X)
-    )
-    said = (
-        "it is reduced already, or was never Partial, and cannot stay sum over dp"
-    )
+    step = lambda p, x: sf.tree_map(lambda p, g: p - 0.1 * g, p, sf.bucketed_grad(loss)(p, x)[1])
+    error, text = refusal(sf.PlacementError, lambda: sharded(step, out=PENDING)(PARAMS, X))
+    said = "it is reduced already, or was never Partial, and cannot stay sum over dp"
     assert text == (
         f"shard(<lambda>), result['a']: {said}\n  needed: a value that is reduced once\n "
         f" try: {fix}"
@@ -654,13 +539,11 @@ def test_asking_for_a_reduced_value_unreduced_is_refused() -> None:
     assert error.arg_path == "result['a']" and error.fix == fix
     _, text = refusal(
         sf.PlacementError,
-        lambda: sharded(sf.bucketed_grad(loss), (P(), P()), (P(), PENDING))(
-            PARAMS, X
-        ),
+        lambda: sharded(sf.bucketed_grad(loss), (P(), P()), (P(), PENDING))(PARAMS, X),
     )
-    assert text.startswith(
-        f"shard(bucketed_grad(loss)), result[1]['a']: {said}\n"
-    ), "the batch is whole: nothing is pending"
+    assert text.startswith(f"shard(bucketed_grad(loss)), result[1]['a']: {said}\n"), (
+        "the batch is whole: nothing is pending"
+    )
 
 
 def test_some_gradients_may_stay_unreduced_while_others_travel() -> None:
@@ -670,8 +553,5 @@ def test_some_gradients_may_stay_unreduced_while_others_travel() -> None:
     assert [b.leaves for b in low.plan.buckets] == [("params['c']", "params['b']")]
     assert set(low.plan.unreduced) == {"params['a']", "params['d']"}
     torch.testing.assert_close(
-        sf.full(fn(PARAMS, X)),
-        sf.value_and_grad(loss)(PARAMS, X),
-        rtol=1e-12,
-        atol=1e-12,
+        sf.full(fn(PARAMS, X)), sf.value_and_grad(loss)(PARAMS, X), rtol=1e-12, atol=1e-12
     )

@@ -27,9 +27,7 @@ class Layer(NamedTuple):
 
 
 def weights(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(
-        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    )
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 X, Y = weights(7, 6, seed=1), weights(7, 3, seed=2)
@@ -40,15 +38,9 @@ TREES: dict[str, tuple[Any, Callable[[Any], tuple[Any, Any]]]] = {
     "list": ([W, B], lambda p: (p[0], p[1])),
     "tuple": ((W, B), lambda p: (p[0], p[1])),
     "named tuple": (Layer(W, B), lambda p: (p.w, p.b)),
-    "nested": (
-        {"l": [Layer(W, B), ()], "e": {}},
-        lambda p: (p["l"][0].w, p["l"][0].b),
-    ),
+    "nested": ({"l": [Layer(W, B), ()], "e": {}}, lambda p: (p["l"][0].w, p["l"][0].b)),
     "keys that are numbers": ({10: W, 9: B}, lambda p: (p[10], p[9])),
-    "ordered dict": (
-        collections.OrderedDict(z=W, a=B),
-        lambda p: (p["z"], p["a"]),
-    ),
+    "ordered dict": (collections.OrderedDict(z=W, a=B), lambda p: (p["z"], p["a"])),
     "a tensor": (W, lambda p: (p, B)),
 }
 
@@ -84,65 +76,41 @@ PARAMS = {"w": W, "b": B}
 
 
 @pytest.mark.parametrize("case", list(TREES))
-def test_every_kind_of_tree_gives_what_value_and_grad_gives(
-    case: str, mesh: Any
-) -> None:
+def test_every_kind_of_tree_gives_what_value_and_grad_gives(case: str, mesh: Any) -> None:
     params, parts = TREES[case]
 
     def fn(params: Any, x: torch.Tensor) -> torch.Tensor:
         w, b = parts(params)
         return (torch.tanh(x @ w) + b).pow(2).mean()
 
-    wanted, bucketed = (
-        sf.value_and_grad(fn)(params, X),
-        sf.bucketed_grad(fn, cap=1),
-    )
+    wanted, bucketed = (sf.value_and_grad(fn)(params, X), sf.bucketed_grad(fn, cap=1))
     assert [
-        torch.equal(a, b)
-        for a, b in zip(leaves(bucketed(params, X)), leaves(wanted), strict=True)
+        torch.equal(a, b) for a, b in zip(leaves(bucketed(params, X)), leaves(wanted), strict=True)
     ] == [True] * len(leaves(wanted))
     same(sf.full(aten(bucketed, mesh, (P(), P("dp")))(params, X)), wanted)
-    same(
-        sf.full(bucketed(*sf.distribute((params, X), mesh, (P("dp"), P("dp"))))),
-        wanted,
-    )
+    same(sf.full(bucketed(*sf.distribute((params, X), mesh, (P("dp"), P("dp"))))), wanted)
 
 
 @pytest.mark.parametrize(
-    "case",
-    ["list", "named tuple", "nested", "keys that are numbers", "ordered dict"],
+    "case", ["list", "named tuple", "nested", "keys that are numbers", "ordered dict"]
 )
 def test_leaves_are_named_as_python_reaches_them(case: str, mesh: Any) -> None:
     params, parts = TREES[case]
     plan = aten(
         sf.bucketed_grad(
-            lambda params, x: sum(
-                (x @ w).sum() if w.dim() > 1 else w.sum() for w in parts(params)
-            )
+            lambda params, x: sum((x @ w).sum() if w.dim() > 1 else w.sum() for w in parts(params))
         ),
         mesh,
     ).lower(params, X)
-    named = dict(
-        zip(
-            (f"params{p}" for p in sf._tree.paths(params)),
-            leaves(params),
-            strict=True,
-        )
-    )
+    named = dict(zip((f"params{p}" for p in sf._tree.paths(params)), leaves(params), strict=True))
     assert set(plan.plan.leaves) == set(named)
 
 
-@pytest.mark.parametrize(
-    "argnums", [0, 1, -1, (0,), (0, 2), (2, 0), (-1, 0), (0, 1, 2)], ids=repr
-)
+@pytest.mark.parametrize("argnums", [0, 1, -1, (0,), (0, 2), (2, 0), (-1, 0), (0, 1, 2)], ids=repr)
 def test_argnums(argnums: Any, mesh: Any) -> None:
     args = PARAMS, X, Y
     wanted = sf.value_and_grad(loss, argnums=argnums)(*args)
-    same(
-        sf.bucketed_grad(loss, cap=100, first_cap=1, argnums=argnums)(*args),
-        wanted,
-        0,
-    )
+    same(sf.bucketed_grad(loss, cap=100, first_cap=1, argnums=argnums)(*args), wanted, 0)
     same(
         sf.full(
             aten(
@@ -158,50 +126,28 @@ def test_argnums(argnums: Any, mesh: Any) -> None:
 def test_has_aux_returns_the_tree_beside_the_value(mesh: Any) -> None:
     def fn(params: Any, x: torch.Tensor) -> Any:
         h = torch.tanh(x @ params["w"])
-        return h.pow(2).mean(), {
-            "h": h,
-            "none": None,
-            "k": (3, "text"),
-            "sum": h.sum(),
-        }
+        return h.pow(2).mean(), {"h": h, "none": None, "k": (3, "text"), "sum": h.sum()}
 
     wanted = sf.value_and_grad(fn, has_aux=True)(PARAMS, X)
     same(sf.bucketed_grad(fn, has_aux=True)(PARAMS, X), wanted, 0)
     same(
-        sf.full(
-            aten(sf.bucketed_grad(fn, has_aux=True, cap=1), mesh, (P(), P("dp")))(
-                PARAMS, X
-            )
-        ),
+        sf.full(aten(sf.bucketed_grad(fn, has_aux=True, cap=1), mesh, (P(), P("dp")))(PARAMS, X)),
         wanted,
     )
 
 
 def test_keyword_arguments_in_any_order_and_defaults(mesh: Any) -> None:
     def fn(
-        params: Any,
-        x: torch.Tensor,
-        *,
-        scale: float = 1.0,
-        shift: Any = None,
-        power: int = 2,
+        params: Any, x: torch.Tensor, *, scale: float = 1.0, shift: Any = None, power: int = 2
     ) -> torch.Tensor:
         h = x @ params["w"] * scale
         return (h if shift is None else h + shift).pow(power).mean()
 
-    for kwargs in (
-        {"scale": 0.5, "shift": B},
-        {"shift": B, "scale": 0.5},
-        {"power": 3},
-    ):
+    for kwargs in ({"scale": 0.5, "shift": B}, {"shift": B, "scale": 0.5}, {"power": 3}):
         wanted = sf.value_and_grad(fn)(PARAMS, X, **kwargs)
         same(sf.bucketed_grad(fn)(PARAMS, X, **kwargs), wanted, 0)
         same(
-            sf.full(
-                aten(sf.bucketed_grad(fn, cap=1), mesh, (P(), P("dp")))(
-                    PARAMS, X, **kwargs
-                )
-            ),
+            sf.full(aten(sf.bucketed_grad(fn, cap=1), mesh, (P(), P("dp")))(PARAMS, X, **kwargs)),
             wanted,
         )
     same(
@@ -238,9 +184,7 @@ def reductions(low: Any) -> list[int]:
     ]
 
 
-def test_bucketed_grad_of_shard_equals_shard_of_bucketed_grad_and_buckets_too(
-    mesh: Any,
-) -> None:
+def test_bucketed_grad_of_shard_equals_shard_of_bucketed_grad_and_buckets_too(mesh: Any) -> None:
     placed = P(), P("dp"), P("dp")
     wanted = sf.value_and_grad(loss)(PARAMS, X, Y)
     outer, inner = (
@@ -259,9 +203,7 @@ def test_bucketed_grad_of_shard_equals_shard_of_bucketed_grad_and_buckets_too(
 
 def test_compose_and_partial(mesh: Any) -> None:
     wanted = sf.value_and_grad(loss)(PARAMS, X, Y)
-    place = functools.partial(
-        aten, mesh=mesh, in_placements=(P(), P("dp"), P("dp"))
-    )
+    place = functools.partial(aten, mesh=mesh, in_placements=(P(), P("dp"), P("dp")))
     together = sf.compose(
         lambda fn: aten(fn, mesh, (P(), P("dp"), P("dp"))),
         functools.partial(sf.bucketed_grad, cap=100, first_cap=1),
@@ -269,10 +211,7 @@ def test_compose_and_partial(mesh: Any) -> None:
     same(sf.full(together(loss)(PARAMS, X, Y)), wanted)
     assert len(together(loss).lower(PARAMS, X, Y).plan.buckets) == 2
     with sf.use_mesh(mesh):
-        same(
-            sf.full(sf.compose(sf.bucketed_grad, place)(loss)(PARAMS, X, Y)),
-            wanted,
-        )
+        same(sf.full(sf.compose(sf.bucketed_grad, place)(loss)(PARAMS, X, Y)), wanted)
     same(sf.compose(sf.bucketed_grad)(loss)(PARAMS, X, Y), wanted, 0)
 
 
@@ -288,9 +227,7 @@ def test_a_partial_function_a_method_and_a_callable_object(mesh: Any) -> None:
     for fn in (Model().loss, Model(), functools.partial(loss, y=Y)):
         same(sf.bucketed_grad(fn)(PARAMS, X), wanted, 0)
         low = aten(
-            sf.bucketed_grad(fn, ignore=lambda path: path.endswith("['w']")),
-            mesh,
-            (P(), P("dp")),
+            sf.bucketed_grad(fn, ignore=lambda path: path.endswith("['w']")), mesh, (P(), P("dp"))
         ).lower(PARAMS, X)
         assert [leaf[-5:] for leaf in low.plan.ignored] == ["['w']"]
 
@@ -299,16 +236,12 @@ def test_a_partial_function_a_method_and_a_callable_object(mesh: Any) -> None:
     ("model", "scheme"),
     [("gpt", "fully_sharded"), ("llama", "replicated"), ("conv", "fully_sharded")],
 )
-def test_inside_a_step_function_it_equals_autograd_on_one_device(
-    model: str, scheme: str
-) -> None:
+def test_inside_a_step_function_it_equals_autograd_on_one_device(model: str, scheme: str) -> None:
     loss_fn, make_params, make_batch = models.LOSSES[model]
     params, batch = make_params(), make_batch()
 
     def step(params: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
-        value, grads = sf.bucketed_grad(loss_fn, cap=2000, first_cap=500)(
-            params, x, y
-        )
+        value, grads = sf.bucketed_grad(loss_fn, cap=2000, first_cap=500)(params, x, y)
         return sf.tree_map(lambda p, g: p - 0.1 * g, params, grads), grads, value
 
     wanted = models.oracle(loss_fn, params, *batch)
@@ -357,49 +290,25 @@ def test_second_derivatives_pass_through() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
         for placed in (P(), P("dp")):
-            for transform in (
-                sf.value_and_grad,
-                functools.partial(sf.bucketed_grad, cap=1),
-            ):
-                same(
-                    sf.full(
-                        aten(transform(outer(inner)), mesh, (placed, P("dp")))(
-                            W, X
-                        )
-                    ),
-                    wanted,
-                )
+            for transform in (sf.value_and_grad, functools.partial(sf.bucketed_grad, cap=1)):
+                same(sf.full(aten(transform(outer(inner)), mesh, (placed, P("dp")))(W, X)), wanted)
 
 
 def test_jvp_and_vmap_pass_through(mesh: Any) -> None:
-    g = lambda transform: (
-        lambda w, x: transform(lambda w, x: ((x @ w) ** 3).sum())(w, x)[1]
-    )
+    g = lambda transform: lambda w, x: transform(lambda w, x: ((x @ w) ** 3).sum())(w, x)[1]
     fns = {
-        "jvp": lambda t: (
-            lambda w, x: torch.func.jvp(lambda w: g(t)(w, x), (w,), (w,))
-        ),
-        "vmap over rows": lambda t: (
-            lambda w, x: torch.func.vmap(g(t), (None, 0))(w, x[:, None])
-        ),
+        "jvp": lambda t: lambda w, x: torch.func.jvp(lambda w: g(t)(w, x), (w,), (w,)),
+        "vmap over rows": lambda t: lambda w, x: torch.func.vmap(g(t), (None, 0))(w, x[:, None]),
         "vmap over weights": lambda t: (
-            lambda w, x: torch.func.vmap(lambda w: g(t)(w, x))(
-                torch.stack([w, 2 * w])
-            )
+            lambda w, x: torch.func.vmap(lambda w: g(t)(w, x))(torch.stack([w, 2 * w]))
         ),
     }
     for name, make in fns.items():
         wanted = make(sf.value_and_grad)(W, X)
         got = sf.full(
-            aten(
-                make(functools.partial(sf.bucketed_grad, cap=1)),
-                mesh,
-                (P(), P("dp")),
-            )(W, X)
+            aten(make(functools.partial(sf.bucketed_grad, cap=1)), mesh, (P(), P("dp")))(W, X)
         )
-        torch.testing.assert_close(
-            got, wanted, msg=lambda m, name=name: f"{name}: {m}"
-        )
+        torch.testing.assert_close(got, wanted, msg=lambda m, name=name: f"{name}: {m}")
 
 
 def test_two_calls_in_one_program_do_not_disturb_each_other(mesh: Any) -> None:
@@ -413,15 +322,10 @@ def test_two_calls_in_one_program_do_not_disturb_each_other(mesh: Any) -> None:
 
     fn = aten(both, mesh, (P(), P("dp"), P("dp")))
     wanted = tuple(
-        sf.value_and_grad(loss)(PARAMS, a, b)
-        for a, b in ((X, Y), (X * 2, Y), (X, Y * 2))
+        sf.value_and_grad(loss)(PARAMS, a, b) for a, b in ((X, Y), (X * 2, Y), (X, Y * 2))
     )
     same(sf.full(fn(PARAMS, X, Y)), wanted)
-    assert sorted(b.region for b in fn.lower(PARAMS, X, Y).plan.buckets) == [
-        0,
-        0,
-        1,
-    ]
+    assert sorted(b.region for b in fn.lower(PARAMS, X, Y).plan.buckets) == [0, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -433,25 +337,16 @@ def test_a_reduce_dtype_changes_what_is_sent_and_not_what_is_returned(
     sent: torch.dtype, placed: sf.P, mesh: Any
 ) -> None:
     own = {"a": torch.float32, "b": torch.float64, "c": torch.bfloat16}
-    params = {
-        k: weights(6, 3, seed=i).to(d) for i, (k, d) in enumerate(own.items())
-    }
-    fn = lambda params, x: sum(
-        ((x.to(d) @ params[k]) ** 2).mean().double() for k, d in own.items()
-    )
+    params = {k: weights(6, 3, seed=i).to(d) for i, (k, d) in enumerate(own.items())}
+    fn = lambda params, x: sum(((x.to(d) @ params[k]) ** 2).mean().double() for k, d in own.items())
     wanted = sf.value_and_grad(fn)(params, X)
-    bucketed = aten(
-        sf.bucketed_grad(fn, reduce_dtype=sent), mesh, (placed, P("dp"))
-    )
+    bucketed = aten(sf.bucketed_grad(fn, reduce_dtype=sent), mesh, (placed, P("dp")))
     _, grads = sf.full(bucketed(params, X))
     assert {k: g.dtype for k, g in grads.items()} == own
     for k, dtype in own.items():
         finest = max(torch.finfo(sent).eps, torch.finfo(dtype).eps)
         torch.testing.assert_close(
-            grads[k].double(),
-            wanted[1][k].double(),
-            rtol=8 * finest,
-            atol=8 * finest,
+            grads[k].double(), wanted[1][k].double(), rtol=8 * finest, atol=8 * finest
         )
     plan = bucketed.lower(params, X).plan
     assert {b.dtype for b in plan.buckets if b.kind != "all_gather"} == {
@@ -463,42 +358,31 @@ def test_mixed_precision_gradients_travel_in_buckets_too(mesh: Any) -> None:
     def fn(
         params: Any, x: torch.Tensor
     ) -> torch.Tensor:  # float32 weights, computed with in bfloat16
-        h = (
-            torch.tanh(x.bfloat16() @ params["v"].bfloat16())
-            @ params["w"].bfloat16()
-        )
+        h = torch.tanh(x.bfloat16() @ params["v"].bfloat16()) @ params["w"].bfloat16()
         return F.mse_loss(h.float(), torch.zeros(7, 3))
 
     params = {"v": weights(6, 6).float(), "w": W.float()}
     bucketed = aten(sf.bucketed_grad(fn), mesh, (P(), P("dp")))
-    got, wanted = (
-        sf.full(bucketed(params, X.float())),
-        sf.value_and_grad(fn)(params, X.float()),
-    )
+    got, wanted = (sf.full(bucketed(params, X.float())), sf.value_and_grad(fn)(params, X.float()))
     for a, b in zip(leaves(got), leaves(wanted), strict=True):
         assert a.dtype == b.dtype
         torch.testing.assert_close(a, b, rtol=0.05, atol=0.05)
     low = bucketed.lower(params, X.float())
-    assert reductions(low) == [0] and sorted(low.plan.leaves) == [
-        "params['v']",
-        "params['w']",
-    ], f"{low.plan}"
+    assert reductions(low) == [0] and sorted(low.plan.leaves) == ["params['v']", "params['w']"], (
+        f"{low.plan}"
+    )
 
 
 def test_a_transform_written_out_anew_captures_once(mesh: Any) -> None:
     cache.clear()
     args = sf.distribute((PARAMS, X, Y), mesh, (P(), P("dp"), P("dp")))
     for _ in range(3):
-        sf.bucketed_grad(
-            loss, cap=100, first_cap=1, ignore={"w": False, "b": True}
-        )(*args)
+        sf.bucketed_grad(loss, cap=100, first_cap=1, ignore={"w": False, "b": True})(*args)
         sf.bucketed_grad(loss, cap=100, first_cap=1)(PARAMS, X, Y)
     assert cache.counts["captures"] == 2
 
 
-def test_options_that_python_calls_equal_are_not_taken_for_each_other(
-    mesh: Any,
-) -> None:
+def test_options_that_python_calls_equal_are_not_taken_for_each_other(mesh: Any) -> None:
     fn = lambda params, x: (x @ params["w"] + params["b"]).pow(2).mean()
     with pytest.raises(sf.TreeError, match="it does not fit the leaves"):
         sf.bucketed_grad(fn, ignore={"w": 1, "b": 0})(PARAMS, X)

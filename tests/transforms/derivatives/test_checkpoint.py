@@ -70,20 +70,14 @@ def remat(policy: str | None = None, fn: Callable[..., Any] = loss) -> Any:
 
 
 def close(got: Any, wanted: Any) -> None:
-    sf.tree_map(
-        lambda a, b: torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12),
-        got,
-        wanted,
-    )
+    sf.tree_map(lambda a, b: torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12), got, wanted)
 
 
 def counts(program: Any) -> collections.Counter[str]:
     """How often each op stands in a global or local program."""
     graph = getattr(program.graph, "graph", program.graph)
     return collections.Counter(
-        getattr(n.target, "_opname", "")
-        for n in graph.nodes
-        if n.op == "call_function"
+        getattr(n.target, "_opname", "") for n in graph.nodes if n.op == "call_function"
     )
 
 
@@ -124,12 +118,10 @@ TRANSFORMS: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
         lambda: torch.func.vmap(torch.func.grad(plain), (None, 0))(W_, X[:, None]),
     ),
     "grad of vmap": (
-        lambda f: sf.grad(lambda w, x: sf.vmap(f, in_axes=(None, 0))(w, x).sum())(
+        lambda f: sf.grad(lambda w, x: sf.vmap(f, in_axes=(None, 0))(w, x).sum())(W_, X[:, None]),
+        lambda: torch.func.grad(lambda w, x: torch.func.vmap(plain, (None, 0))(w, x).sum())(
             W_, X[:, None]
         ),
-        lambda: torch.func.grad(
-            lambda w, x: torch.func.vmap(plain, (None, 0))(w, x).sum()
-        )(W_, X[:, None]),
     ),
     "grad of grad": (
         lambda f: sf.grad(squared(sf.grad(f)))(W_, X),
@@ -149,9 +141,7 @@ TRANSFORMS: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
     ),
     "vjp": (
         lambda f: sf.vjp(f, W_, X)[1](torch.tensor(2.0, dtype=torch.float64)),
-        lambda: torch.func.vjp(plain, W_, X)[1](
-            torch.tensor(2.0, dtype=torch.float64)
-        ),
+        lambda: torch.func.vjp(plain, W_, X)[1](torch.tensor(2.0, dtype=torch.float64)),
     ),
 }
 
@@ -171,12 +161,8 @@ def test_no_policy_changes_a_value(policy: str) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "transform", ["value_and_grad", "grad of grad", "vmap of grad", "hessian"]
-)
-def test_a_checkpoint_around_the_whole_function_changes_nothing(
-    transform: str,
-) -> None:
+@pytest.mark.parametrize("transform", ["value_and_grad", "grad of grad", "vmap of grad", "hessian"])
+def test_a_checkpoint_around_the_whole_function_changes_nothing(transform: str) -> None:
     ours, torchs = TRANSFORMS[transform]
     close(ours(sf.checkpoint(loss)), torchs())
     close(ours(sf.checkpoint(remat())), torchs())
@@ -208,8 +194,7 @@ def test_it_is_a_decorator_with_and_without_a_policy() -> None:
 def test_trees_keywords_and_results_that_are_no_tensors_pass_through() -> None:
     fn = lambda tree, *, k: {"y": (tree["a"] * tree["b"][0]).sin() * k, "k": k}
     got = sf.grad(
-        lambda a, b: sf.checkpoint(fn)({"a": a, "b": [b]}, k=3)["y"].sum(),
-        argnums=(0, 1),
+        lambda a, b: sf.checkpoint(fn)({"a": a, "b": [b]}, k=3)["y"].sum(), argnums=(0, 1)
     )(X, V)
     close(got, (3 * (X * V).cos() * V, 3 * (X * V).cos() * X))
 
@@ -224,20 +209,14 @@ COUNTS = {  # policy -> (products, tanhs, sines) in the program of the gradient
     "dots": (FORWARD + BACKWARD, 6, 6),
     "dots without batch": (FORWARD + BACKWARD, 6, 6),
     "only h": (FORWARD + BACKWARD, 6, 6),
-    "all but h": (
-        FORWARD + BACKWARD,
-        3,
-        3,
-    ),  # h is not kept, and nobody needs it: its tanh is
+    "all but h": (FORWARD + BACKWARD, 3, 3),  # h is not kept, and nobody needs it: its tanh is
     "names but h": (FORWARD + BACKWARD, 3, 6),
     "dots or a": (FORWARD + BACKWARD, 3, 6),
 }
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_each_policy_computes_again_what_it_does_not_keep_and_no_more(
-    policy: str,
-) -> None:
+def test_each_policy_computes_again_what_it_does_not_keep_and_no_more(policy: str) -> None:
     found = counts(sf.grad(remat(POLICIES[policy])).trace(W_, X).program)
     assert (found["mm"], found["tanh"], found["sin"]) == COUNTS[policy]
 
@@ -261,9 +240,7 @@ def test_a_value_that_a_policy_excludes_is_computed_again() -> None:
 
 
 def test_a_name_counts_for_what_a_view_looks_at() -> None:
-    fn = lambda x, w: (
-        sf.checkpoint_name((x @ w).reshape(3, 5).t(), "h").sin().sum()
-    )
+    fn = lambda x, w: sf.checkpoint_name((x @ w).reshape(3, 5).t(), "h").sin().sum()
     kept, lost = (
         sf.checkpoint(fn, policy=p)
         for p in (
@@ -271,23 +248,14 @@ def test_a_name_counts_for_what_a_view_looks_at() -> None:
             checkpoint_policies.save_anything_except_these_names("h"),
         )
     )
-    assert [
-        counts(sf.grad(f).trace(X, W[0]).program)["mm"] for f in (kept, lost)
-    ] == [
-        2,
-        3,
-    ]
+    assert [counts(sf.grad(f).trace(X, W[0]).program)["mm"] for f in (kept, lost)] == [2, 3]
 
 
 def test_products_of_batches_are_told_from_those_of_matrices() -> None:
     fn = lambda x, w: (
-        torch.einsum("bij,bjk->bik", torch.einsum("bij,jk->bik", x, w).sin(), x)
-        .sin()
-        .sum()
+        torch.einsum("bij,bjk->bik", torch.einsum("bij,jk->bik", x, w).sin(), x).sin().sum()
     )
-    x = torch.randn(
-        2, 3, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64
-    )
+    x = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     found = {}
     for policy in ("everything", "nothing", "dots", "dots without batch"):
         c = counts(
@@ -307,12 +275,7 @@ def test_products_of_batches_are_told_from_those_of_matrices() -> None:
 
 def test_checkpoint_name_leaves_nothing_in_the_program() -> None:
     with sf.fake_world(2):
-        step = sf.shard(
-            sf.grad(loss),
-            sf.make_mesh((2,), ("dp",)),
-            (P(), P("dp")),
-            backend="aten",
-        )
+        step = sf.shard(sf.grad(loss), sf.make_mesh((2,), ("dp",)), (P(), P("dp")), backend="aten")
         found = counts(step.lower(W_, X).program)
     assert not {"prim_name", "clone", "alias", "after"} & set(found)
     tree = {"a": X, "b": (1, V)}
@@ -324,17 +287,11 @@ def test_checkpoint_name_leaves_nothing_in_the_program() -> None:
 
 
 def test_every_call_is_a_call_of_its_own_and_keeps_its_own_input() -> None:
-    kept = sf.saved_residuals(
-        functools.partial(tower, through=sf.checkpoint(layer)), W_, X
-    )
-    assert [r.why for r in kept if not r.why.startswith("argument")] == [
-        "output of aten.mul"
-    ] * 2
+    kept = sf.saved_residuals(functools.partial(tower, through=sf.checkpoint(layer)), W_, X)
+    assert [r.why for r in kept if not r.why.startswith("argument")] == ["output of aten.mul"] * 2
 
 
-def test_an_inner_call_is_computed_again_for_the_outer_one_and_for_itself() -> (
-    None
-):
+def test_an_inner_call_is_computed_again_for_the_outer_one_and_for_itself() -> None:
     inner = sf.checkpoint(layer)
     pair = lambda u, v, x: inner(v, inner(u, x))
     grads = {}
@@ -351,9 +308,7 @@ def test_an_inner_call_is_computed_again_for_the_outer_one_and_for_itself() -> (
     assert grads == {"inner": 4, "outer": 4, "both": 5}
 
 
-def test_the_outer_policy_says_what_is_kept_and_the_inner_one_what_is_computed_once() -> (
-    None
-):
+def test_the_outer_policy_says_what_is_kept_and_the_inner_one_what_is_computed_once() -> None:
     inner = sf.checkpoint(layer, policy=checkpoint_policies.everything_saveable)
     outer = sf.checkpoint(lambda u, v, x: inner(v, inner(u, x)))
     made = sf.grad(lambda w, x: outer(w[0], w[1], x).square().mean())
@@ -361,16 +316,12 @@ def test_the_outer_policy_says_what_is_kept_and_the_inner_one_what_is_computed_o
     assert counts(made.trace(W_[:2], X).program)["tanh"] == 4
 
 
-def test_a_gradient_inside_a_checkpoint_is_computed_again_with_its_backward() -> (
-    None
-):
+def test_a_gradient_inside_a_checkpoint_is_computed_again_with_its_backward() -> None:
     g = sf.checkpoint(sf.grad(lambda x: x.sin().exp().sum()))
     outer = lambda x: (g(x) * x).sum()
     close(
         sf.grad(outer)(X),
-        torch.func.grad(
-            lambda x: (torch.func.grad(lambda x: x.sin().exp().sum())(x) * x).sum()
-        )(X),
+        torch.func.grad(lambda x: (torch.func.grad(lambda x: x.sin().exp().sum())(x) * x).sum())(X),
     )
     kept = sf.saved_residuals(lambda x: g(x) * x, X)
     assert [r.why for r in kept if r.is_activation] == [
@@ -409,9 +360,7 @@ def gpt_block(layer: Any, h: Tensor) -> Tensor:
     return h + F.gelu(models._norm(h, layer["ln2"]) @ layer["up"]) @ layer["down"]
 
 
-def gpt_loss(
-    params: Any, x: Tensor, y: Tensor, *, through: Callable[..., Tensor]
-) -> Tensor:
+def gpt_loss(params: Any, x: Tensor, y: Tensor, *, through: Callable[..., Tensor]) -> Tensor:
     h = F.embedding(x, params["tok"]) + params["pos"]
     for one in params["layers"]:
         h = through(one, h)
@@ -423,60 +372,36 @@ def gpt_loss(
 @functools.cache  # one function for all worlds, which share its capture
 def gpt_step(policy: str | None) -> Any:
     return models.sgd_step(
-        functools.partial(
-            gpt_loss, through=sf.checkpoint(gpt_block, policy=policy)
-        )
+        functools.partial(gpt_loss, through=sf.checkpoint(gpt_block, policy=policy))
     )
 
 
 def place(
-    axes: dict[str, int],
-    scheme: str,
-    batch: Any,
-    fn: Any,
-    params: Any,
-    backend: str = "aten",
+    axes: dict[str, int], scheme: str, batch: Any, fn: Any, params: Any, backend: str = "aten"
 ) -> Any:
     mesh = sf.make_mesh(tuple(axes.values()), tuple(axes))
-    return sf.shard(
-        fn, mesh, (getattr(schemes, scheme)(params), batch, batch), backend=backend
-    )
+    return sf.shard(fn, mesh, (getattr(schemes, scheme)(params), batch, batch), backend=backend)
 
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("policy", ["nothing", "dots"])
-def test_sharded_steps_of_checkpointed_blocks_equal_one_device(
-    world: str, policy: str
-) -> None:
+def test_sharded_steps_of_checkpointed_blocks_equal_one_device(world: str, policy: str) -> None:
     axes, scheme, batch = WORLDS[world]
     params, (x, y) = models.gpt_params(), models.tokens()
     n = functools.reduce(lambda a, b: a * b, axes.values())
     with sf.fake_world(n):
-        got = sf.full(
-            place(axes, scheme, batch, gpt_step(POLICIES[policy]), params)(
-                params, x, y
-            )
-        )
+        got = sf.full(place(axes, scheme, batch, gpt_step(POLICIES[policy]), params)(params, x, y))
     close(got, models.oracle(models.gpt_loss, params, x, y))
 
 
 @pytest.mark.parametrize("outside", [True, False])
-def test_a_checkpoint_of_a_sharded_function_and_a_sharded_checkpoint_are_one(
-    outside: bool,
-) -> None:
+def test_a_checkpoint_of_a_sharded_function_and_a_sharded_checkpoint_are_one(outside: bool) -> None:
     with sf.fake_world(3):
         mesh = sf.make_mesh((3,), ("dp",))
-        place_it = lambda f: sf.shard(
-            f, mesh, (P(None, "dp"), P("dp")), backend="aten"
-        )
-        through = (
-            sf.checkpoint(place_it(layer))
-            if outside
-            else place_it(sf.checkpoint(layer))
-        )
+        place_it = lambda f: sf.shard(f, mesh, (P(None, "dp"), P("dp")), backend="aten")
+        through = sf.checkpoint(place_it(layer)) if outside else place_it(sf.checkpoint(layer))
         close(
-            sf.grad(functools.partial(loss, through=through))(W_, X),
-            torch.func.grad(plain)(W_, X),
+            sf.grad(functools.partial(loss, through=through))(W_, X), torch.func.grad(plain)(W_, X)
         )
 
 
@@ -502,9 +427,7 @@ def test_a_gather_is_done_twice_and_kept_never(kind: str, n: int) -> None:
     step = lambda w, x, through=fn: through(w, x).sin().square().sum()
     with sf.fake_world(n):
         made = sf.shard(
-            sf.grad(
-                functools.partial(step, through=sf.checkpoint(fn)), argnums=(0, 1)
-            ),
+            sf.grad(functools.partial(step, through=sf.checkpoint(fn)), argnums=(0, 1)),
             sf.make_mesh((n,), ("a",)),
             placed,
             backend="aten",
@@ -512,27 +435,19 @@ def test_a_gather_is_done_twice_and_kept_never(kind: str, n: int) -> None:
         close(sf.full(made(W2, X2)), torch.func.grad(step, argnums=(0, 1))(W2, X2))
         graph = made.lower(W2, X2).program.graph
     gathers = [
-        node
-        for node in graph.nodes
-        if is_gather(node) and node.meta["collective"].nbytes > 6 * 8
+        node for node in graph.nodes if is_gather(node) and node.meta["collective"].nbytes > 6 * 8
     ]
     assert [node.meta["phase"] for node in gathers] == ["forward", "backward"]
     assert kept_gathers(graph) == []
 
 
 def is_gather(node: torch.fx.Node) -> bool:
-    return (
-        "collective" in node.meta and node.meta["collective"].kind == "all_gather"
-    )
+    return "collective" in node.meta and node.meta["collective"].kind == "all_gather"
 
 
 def kept_gathers(graph: torch.fx.Graph) -> list[str]:
     """The backward nodes that read what a forward gather made, or a view of it."""
-    made = {
-        node
-        for node in graph.nodes
-        if is_gather(node) and node.meta["phase"] == "forward"
-    }
+    made = {node for node in graph.nodes if is_gather(node) and node.meta["phase"] == "forward"}
     found = []
     for node in graph.nodes:
         if made & set(node.all_input_nodes):
@@ -549,9 +464,7 @@ def test_without_a_checkpoint_gathered_activations_are_kept() -> None:
     with sf.fake_world(3):
         low = {
             f: sf.shard(
-                sf.grad(f, argnums=(0, 1)),
-                sf.make_mesh((3,), ("a",)),
-                (P(None, "a"), P("a")),
+                sf.grad(f, argnums=(0, 1)), sf.make_mesh((3,), ("a",)), (P(None, "a"), P("a"))
             ).lower(W2, X2)
             for f in (
                 fn,
@@ -559,19 +472,13 @@ def test_without_a_checkpoint_gathered_activations_are_kept() -> None:
                 sf.checkpoint(fn, policy=checkpoint_policies.everything_saveable),
             )
         }
-    assert [bool(kept_gathers(one.program.graph)) for one in low.values()] == [
-        True,
-        False,
-        True,
-    ]
+    assert [bool(kept_gathers(one.program.graph)) for one in low.values()] == [True, False, True]
 
 
 def test_a_fully_sharded_block_gathers_each_weight_once_in_each_phase() -> None:
     params, (x, y) = models.gpt_params(1), models.tokens(8)
     with sf.fake_world(2):
-        low = place(
-            {"dp": 2}, "fully_sharded", P("dp"), gpt_step(None), params
-        ).lower(params, x, y)
+        low = place({"dp": 2}, "fully_sharded", P("dp"), gpt_step(None), params).lower(params, x, y)
     sent = [
         node
         for node in low.program.graph.nodes
@@ -579,23 +486,16 @@ def test_a_fully_sharded_block_gathers_each_weight_once_in_each_phase() -> None:
     ]
     matrices = collections.Counter(node.meta["phase"] for node in sent)
     assert matrices["forward"] == 9, "tok, pos, q, k, v, o, up, down, head"
-    assert matrices["backward"] == 7, (
-        "all but tok and pos, whose gradients do not need them"
-    )
+    assert matrices["backward"] == 7, "all but tok and pos, whose gradients do not need them"
 
 
 def test_the_barrier_is_nothing_that_is_computed_whole() -> None:
     with sf.fake_world(2):
         low = sf.shard(
-            sf.grad(remat()),
-            sf.make_mesh((2,), ("dp",)),
-            (P(), P("dp")),
-            implicit_comm="error",
+            sf.grad(remat()), sf.make_mesh((2,), ("dp",)), (P(), P("dp")), implicit_comm="error"
         ).lower(W_, X)
     assert low.fallbacks == () and "after" in counts(low.program)
-    assert [(c.kind, c.implicit) for c in low.collectives] == [
-        ("all_reduce", False)
-    ] * 3
+    assert [(c.kind, c.implicit) for c in low.collectives] == [("all_reduce", False)] * 3
 
 
 def test_microbatches_of_checkpointed_calls_add_up() -> None:
@@ -606,9 +506,7 @@ def test_microbatches_of_checkpointed_calls_add_up() -> None:
 
 
 def test_it_composes() -> None:
-    both = sf.compose(
-        sf.checkpoint(policy=checkpoint_policies.dots_saveable), sf.value_and_grad
-    )
+    both = sf.compose(sf.checkpoint(policy=checkpoint_policies.dots_saveable), sf.value_and_grad)
     close(both(loss)(W_, X), torch.func.grad_and_value(plain)(W_, X)[::-1])
 
 
@@ -617,10 +515,7 @@ def test_the_peak_of_a_deep_program_falls() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
         x = torch.ones(64, 3, dtype=torch.float64)
-        low = [
-            sf.shard(sf.grad(f), mesh, (P(), P("dp"))).lower(w, x)
-            for f in (loss, remat())
-        ]
+        low = [sf.shard(sf.grad(f), mesh, (P(), P("dp"))).lower(w, x) for f in (loss, remat())]
     kept, again = (one.schedule.peak_after for one in low)
     assert again < 0.6 * kept
 
@@ -648,10 +543,7 @@ def on_ranks() -> Any:
         ("nothing", "aten"),
     ):
         step = sf.shard(
-            sf.value_and_grad(remat(POLICIES[policy])),
-            mesh,
-            (P("dp"), P("dp")),
-            backend=backend,
+            sf.value_and_grad(remat(POLICIES[policy])), mesh, (P("dp"), P("dp")), backend=backend
         )
         code = step.compile(W_, X).code
         found[policy, backend] = (
@@ -695,15 +587,11 @@ def test_a_donated_argument_is_read_again_before_it_is_overwritten() -> None:
 # torch.utils.checkpoint
 
 
-@pytest.mark.parametrize(
-    "transform", ["value_and_grad", "bucketed_grad", "jvp of grad"]
-)
+@pytest.mark.parametrize("transform", ["value_and_grad", "bucketed_grad", "jvp of grad"])
 def test_torchs_own_checkpoint_is_ours(transform: str) -> None:
     theirs = functools.partial(
         loss,
-        through=lambda w, x: torch.utils.checkpoint.checkpoint(
-            layer, w, x, use_reentrant=False
-        ),
+        through=lambda w, x: torch.utils.checkpoint.checkpoint(layer, w, x, use_reentrant=False),
     )
     ours, torchs = TRANSFORMS[transform]
     close(ours(theirs), torchs())
@@ -749,9 +637,7 @@ def test_segments_without_functions_are_refused(segments: Any) -> None:
 
 def test_torchs_own_checkpoint_nests_with_ours() -> None:
     theirs = lambda fn: (
-        lambda w, x: torch.utils.checkpoint.checkpoint(
-            fn, w, x, use_reentrant=False
-        )
+        lambda w, x: torch.utils.checkpoint.checkpoint(fn, w, x, use_reentrant=False)
     )
     pair = lambda one: lambda w, x: one(w, one(w, x))
     found = []
@@ -761,9 +647,7 @@ def test_torchs_own_checkpoint_nests_with_ours() -> None:
         theirs(pair(theirs(layer))),
     ):
         made = sf.grad(lambda w, x, fn=fn: fn(w, x).square().mean())
-        close(
-            made(W[0], X), torch.func.grad(lambda w, x: plain((w, w), x))(W[0], X)
-        )
+        close(made(W[0], X), torch.func.grad(lambda w, x: plain((w, w), x))(W[0], X))
         found.append(counts(made.trace(W[0], X).program)["tanh"])
     assert found == [5, 5, 5]
 
@@ -803,9 +687,7 @@ BAD: dict[str, tuple[Callable[[], Any], type[sf.ShardError], str]] = {
         ),
     ),
     "a function": (
-        lambda: sf.checkpoint(
-            layer, policy=checkpoint_policies.save_only_these_names
-        ),
+        lambda: sf.checkpoint(layer, policy=checkpoint_policies.save_only_these_names),
         sf.TreeError,
         (
             "checkpoint, policy: a function\n  needed: a str\n  try: one of "

@@ -16,10 +16,7 @@ from shardfn import P
 
 F64 = torch.float64
 G = torch.Generator().manual_seed(11)
-X, Y = (
-    torch.randn(5, 3, generator=G, dtype=F64),
-    torch.randn(3, 3, generator=G, dtype=F64),
-)
+X, Y = (torch.randn(5, 3, generator=G, dtype=F64), torch.randn(3, 3, generator=G, dtype=F64))
 
 
 def close(got: Any, wanted: Any) -> None:
@@ -108,22 +105,18 @@ def square(f: Any) -> Callable[..., Tensor]:
 TRANSFORMS: dict[str, Callable[[Any, Any], Any]] = {
     "plain": lambda m, f: f,
     "grad": lambda m, f: m.grad(square(f), argnums=(0, 1)),
-    "vmap": lambda m, f: (
-        lambda x, y: over(m, f, (1, None))(torch.stack([x, -x], 1), y)
-    ),
+    "vmap": lambda m, f: lambda x, y: over(m, f, (1, None))(torch.stack([x, -x], 1), y),
     "vmap of grad": lambda m, f: (
         lambda x, y: over(m, m.grad(square(f), argnums=(0, 1)), (1, None))(
             torch.stack([x, -x], 1), y
         )
     ),
     "grad of vmap": lambda m, f: m.grad(
-        lambda x, y: square(over(m, f, (1, None)))(torch.stack([x, -x], 1), y),
-        argnums=(0, 1),
+        lambda x, y: square(over(m, f, (1, None)))(torch.stack([x, -x], 1), y), argnums=(0, 1)
     ),
     "jacrev": lambda m, f: m.jacrev(f, argnums=(0, 1)),
     "grad of grad": lambda m, f: m.grad(
-        lambda x, y: m.grad(lambda *a: f(*a).sin().sum())(x, y).square().sum(),
-        argnums=(0, 1),
+        lambda x, y: m.grad(lambda *a: f(*a).sin().sum())(x, y).square().sum(), argnums=(0, 1)
     ),
     "jvp": lambda m, f: lambda x, y: m.jvp(f, (x, y), (x.cos(), y.sin())),
     "jacfwd": lambda m, f: m.jacfwd(f, argnums=1),
@@ -134,12 +127,7 @@ TRANSFORMS: dict[str, Callable[[Any, Any], Any]] = {
         )
     ),
 }
-CASES = [
-    (kind, t)
-    for kind in PAIRS
-    for t in TRANSFORMS
-    if not (kind == "vjp" and t in FORWARD)
-]
+CASES = [(kind, t) for kind in PAIRS for t in TRANSFORMS if not (kind == "vjp" and t in FORWARD)]
 
 
 @pytest.mark.parametrize(("kind", "transform"), CASES)
@@ -151,25 +139,15 @@ def test_the_rule_counts_under_every_transform(kind: str, transform: str) -> Non
     close(
         TRANSFORMS[transform](torch.func, ours)(X, Y), wanted
     )  # under a transform that is not captured
-    for sizes, placements in (
-        ((3,), (P("a"), P())),
-        ((2, 2), (P("a", "b"), P("b", "a"))),
-    ):
+    for sizes, placements in (((3,), (P("a"), P())), ((2, 2), (P("a", "b"), P("b", "a")))):
         with sf.fake_world(torch.Size(sizes).numel()):
             mesh = sf.make_mesh(sizes, ("a", "b")[: len(sizes)])
-            close(
-                sf.full(
-                    sf.shard(transformed, mesh, placements, backend="aten")(X, Y)
-                ),
-                wanted,
-            )
+            close(sf.full(sf.shard(transformed, mesh, placements, backend="aten")(X, Y)), wanted)
 
 
 def test_a_custom_function_inside_a_scan() -> None:
     ours = lambda x: sf.scan(
-        lambda c, r: (c + doubled(x, Y).sum() * r.sum(), None),
-        torch.tensor(0.0, dtype=F64),
-        X,
+        lambda c, r: (c + doubled(x, Y).sum() * r.sum(), None), torch.tensor(0.0, dtype=F64), X
     )[0]
     plain = lambda x: sum(Doubled.apply(x, Y).sum() * r.sum() for r in X)
     close(sf.grad(ours)(X), torch.func.grad(plain)(X))

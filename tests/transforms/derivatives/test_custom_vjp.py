@@ -14,10 +14,7 @@ import shardfn as sf
 
 F64 = torch.float64
 G = torch.Generator().manual_seed(11)
-X, Y = (
-    torch.randn(5, 3, generator=G, dtype=F64),
-    torch.randn(3, 3, generator=G, dtype=F64),
-)
+X, Y = (torch.randn(5, 3, generator=G, dtype=F64), torch.randn(3, 3, generator=G, dtype=F64))
 
 
 def close(got: Any, wanted: Any) -> None:
@@ -41,13 +38,9 @@ def test_arguments_that_are_no_tensors_come_first_in_a_rule() -> None:
         return x
 
     plain = sf.custom_vjp(clipped.fn, nondiff_argnums=0)
-    plain.defvjp(
-        lambda limit, x: (x, None), lambda limit, _, g: (g.clamp(-limit, limit),)
-    )
+    plain.defvjp(lambda limit, x: (x, None), lambda limit, _, g: (g.clamp(-limit, limit),))
     close(
-        sf.grad(lambda x: (plain(0.5, x) * torch.arange(3, dtype=F64)).sum())(
-            X[0]
-        ),
+        sf.grad(lambda x: (plain(0.5, x) * torch.arange(3, dtype=F64)).sum())(X[0]),
         torch.tensor([0.0, 0.5, 0.5], dtype=F64),
     )
 
@@ -83,34 +76,26 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ),
     ),
     "fwd returns no pair": (
-        lambda: sf.grad(
-            lambda x: with_rule(lambda x: x * 2, lambda r, g: (g,))(x).sum()
-        )(X),
+        lambda: sf.grad(lambda x: with_rule(lambda x: x * 2, lambda r, g: (g,))(x).sum())(X),
         sf.TreeError,
         "custom_vjp(<lambda>): fwd returns something else\n  needed: (result, residuals)",
     ),
     "fwd returns another result": (
-        lambda: sf.grad(
-            lambda x: with_rule(lambda x: (x[0], x), lambda r, g: (g,))(x).sum()
-        )(X),
+        lambda: sf.grad(lambda x: with_rule(lambda x: (x[0], x), lambda r, g: (g,))(x).sum())(X),
         sf.TreeError,
         "custom_vjp(<lambda>): the results of fwd do not match those of the function\n"
         "  result is (3,) torch.float64, result is (5, 3) torch.float64\n"
         "  needed: one tree, shapes and dtypes\n  try: return the same result as the function",
     ),
     "bwd returns no tuple": (
-        lambda: sf.grad(
-            lambda x: with_rule(lambda x: (x * 2, x), lambda r, g: g)(x).sum()
-        )(X),
+        lambda: sf.grad(lambda x: with_rule(lambda x: (x * 2, x), lambda r, g: g)(x).sum())(X),
         sf.TreeError,
         "custom_vjp(<lambda>): bwd returns something else\n  needed: a tuple of 1 cotangents",
     ),
     "bwd returns another shape": (
-        lambda: sf.grad(
-            lambda x: with_rule(lambda x: (x * 2, x), lambda r, g: (g[0],))(
-                x
-            ).sum()
-        )(X),
+        lambda: sf.grad(lambda x: with_rule(lambda x: (x * 2, x), lambda r, g: (g[0],))(x).sum())(
+            X
+        ),
         sf.TreeError,
         "custom_vjp(<lambda>): the cotangents of bwd do not match the arguments\n"
         "  cotangent[0] is (3,) torch.float64, args[0] is (5, 3) torch.float64\n"

@@ -16,9 +16,7 @@ def loss(p: Any, x: torch.Tensor) -> torch.Tensor:
     return (p["w"] ** 2 * x).sum() + p["k"]
 
 
-def test_gradients_have_the_tree_of_their_argument_and_none_for_constants() -> (
-    None
-):
+def test_gradients_have_the_tree_of_their_argument_and_none_for_constants() -> None:
     value, grads = sf.value_and_grad(loss)({"w": W, "k": torch.tensor(3.0)}, W)
     assert float(value) == 12.0
     assert torch.equal(grads["w"], 2 * W * W) and float(grads["k"]) == 1.0

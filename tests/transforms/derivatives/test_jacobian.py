@@ -27,12 +27,7 @@ def of_tree(p: dict[str, Tensor], y: Tensor) -> dict[str, Tensor]:
 @pytest.mark.parametrize("argnums", [0, -1, (0, 1), (1, 0)])
 def test_jacobians_over_trees(name: str, argnums: Any) -> None:
     got = getattr(sf, name)(of_tree, argnums=argnums)(TREE, Y)
-    close(
-        got,
-        torch.func.jacrev(of_tree, argnums=1 if argnums == -1 else argnums)(
-            TREE, Y
-        ),
-    )
+    close(got, torch.func.jacrev(of_tree, argnums=1 if argnums == -1 else argnums)(TREE, Y))
 
 
 @pytest.mark.parametrize("argnums", [0, (0, 1)])

@@ -33,16 +33,12 @@ def in_rank_code(mesh: Any, read: Any) -> Any:
 
     def fn(d: Any) -> Any:
         y = d.to_local() * read()
-        return DTensor.from_local(
-            y, mesh, d.placements, shape=d.shape, stride=d.stride()
-        )
+        return DTensor.from_local(y, mesh, d.placements, shape=d.shape, stride=d.stride())
 
     return sf.jit(fn, backend="aten")
 
 
-def test_in_code_of_uneven_ranks_a_closed_over_tensor_is_named_with_its_line_and_the_fix() -> (
-    None
-):
+def test_in_code_of_uneven_ranks_a_closed_over_tensor_is_named_with_its_line_and_the_fix() -> None:
     w = W.detach().clone().requires_grad_()
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
@@ -73,8 +69,7 @@ def test_a_module_in_the_code_of_a_rank_is_named_with_functionalize() -> None:
         x = sf.distribute(X, mesh, P("dp"))
         text = said(in_rank_code(mesh, lambda: layer(X).sum()), x)
     assert text.startswith(
-        "jit(fn): it closes over layer.weight, layer.bias, which require grad: "
-        "their gradients"
+        "jit(fn): it closes over layer.weight, layer.bias, which require grad: their gradients"
     )
     assert (
         "try: fn, params, buffers = sf.functionalize(layer), and its params as an argument; or"
@@ -115,13 +110,9 @@ def test_transforms_of_torch_func_around_a_call_are_right() -> None:
     for transform in (torch.func.grad, torch.func.hessian, torch.func.jacfwd):
         torch.testing.assert_close(transform(f)(X), transform(plain)(X))
     torch.testing.assert_close(torch.vmap(f)(stacked), torch.vmap(plain)(stacked))
-    torch.testing.assert_close(
-        torch.func.jvp(f, (X,), (X,)), torch.func.jvp(plain, (X,), (X,))
-    )
+    torch.testing.assert_close(torch.func.jvp(f, (X,), (X,)), torch.func.jvp(plain, (X,), (X,)))
     compiled = f.compile(X)
-    assert "it is called inside a transform of torch.func" in said(
-        torch.func.grad(compiled), X
-    )
+    assert "it is called inside a transform of torch.func" in said(torch.func.grad(compiled), X)
 
 
 def test_dual_numbers_of_forward_mode_are_refused() -> None:
@@ -143,9 +134,7 @@ def test_dual_numbers_of_forward_mode_are_refused() -> None:
 
 def test_hooks_on_saved_tensors_see_nothing_and_stay() -> None:
     seen: list[torch.Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(
-        lambda x: seen.append(x) or x, lambda x: x
-    ):
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: seen.append(x) or x, lambda x: x):
         got = sf.grad(lambda x: (x.sin() * x).sum())(X)
         assert not seen
         (W * W).sum()
@@ -153,9 +142,7 @@ def test_hooks_on_saved_tensors_see_nothing_and_stay() -> None:
     torch.testing.assert_close(got, X.cos() * X + X.sin())
 
 
-def test_frozen_parameters_are_among_the_buffers_and_nothing_is_sent_for_them() -> (
-    None
-):
+def test_frozen_parameters_are_among_the_buffers_and_nothing_is_sent_for_them() -> None:
     module = nn.Linear(3, 2).double()
     module.weight.requires_grad_(False)
     fn, params, buffers = sf.functionalize(module)
@@ -165,15 +152,12 @@ def test_frozen_parameters_are_among_the_buffers_and_nothing_is_sent_for_them() 
     with sf.fake_world(2):
         loss = lambda p, x: fn(p, buffers, x)[0].square().sum()
         step = sf.shard(
-            sf.bucketed_grad(loss),
-            sf.make_mesh((2,), ("a",)),
-            (None, P("a")),
-            backend="aten",
+            sf.bucketed_grad(loss), sf.make_mesh((2,), ("a",)), (None, P("a")), backend="aten"
         )
         grads = sf.full(step(params, x)[1])
-        assert [
-            leaf for b in step.lower(params, x).plan.buckets for leaf in b.leaves
-        ] == ["p['bias']"]
+        assert [leaf for b in step.lower(params, x).plan.buckets for leaf in b.leaves] == [
+            "p['bias']"
+        ]
     module(x).square().sum().backward()
     torch.testing.assert_close(grads, {"bias": module.bias.grad})
     text = said(fn, {**params, "weight": buffers["weight"]}, buffers, x)
@@ -188,9 +172,7 @@ def test_a_frozen_parameter_that_the_module_writes_to_is_returned() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.w = nn.Parameter(W.detach().clone())
-            self.mean = nn.Parameter(
-                torch.zeros(3, dtype=F64), requires_grad=False
-            )
+            self.mean = nn.Parameter(torch.zeros(3, dtype=F64), requires_grad=False)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             with torch.no_grad():
@@ -206,39 +188,29 @@ def test_a_frozen_parameter_that_the_module_writes_to_is_returned() -> None:
 
 
 def test_a_module_without_trainable_parameters_has_no_gradients() -> None:
-    fn, params, buffers = sf.functionalize(
-        nn.Linear(3, 2).double().requires_grad_(False)
-    )
-    assert (
-        params == {}
-        and sf.grad(lambda p: fn(p, buffers, X)[0].sum())(params) == {}
-    )
+    fn, params, buffers = sf.functionalize(nn.Linear(3, 2).double().requires_grad_(False))
+    assert params == {} and sf.grad(lambda p: fn(p, buffers, X)[0].sum())(params) == {}
 
 
 def test_hooks_that_a_pure_function_cannot_call_are_refused() -> None:
     after, several = nn.Linear(3, 2), nn.Linear(3, 2)
     after.weight.register_post_accumulate_grad_hook(lambda p: None)
-    torch.autograd.graph.register_multi_grad_hook(
-        list(several.parameters()), lambda gs: None
-    )
+    torch.autograd.graph.register_multi_grad_hook(list(several.parameters()), lambda gs: None)
     assert said(sf.functionalize, after) == (
         "functionalize(Linear), parameter weight: it has a post-accumulate-grad hook, "
         "and a pure function accumulates no .grad\n"
         "  needed: hooks of one gradient\n"
         "  try: p.register_hook(fn), or apply the hook to the gradients that sf.grad returns"
     )
-    assert "parameter weight: it has a hook of several tensors" in said(
-        sf.functionalize, several
-    )
+    assert "parameter weight: it has a hook of several tensors" in said(sf.functionalize, several)
 
 
 def test_a_hook_that_returns_another_shape_is_refused() -> None:
     module = nn.Linear(3, 2).double()
     module.weight.register_hook(lambda g: g.sum())
     fn, params, buffers = sf.functionalize(module)
-    assert (
-        "a hook on a parameter returned () for a gradient of shape (2, 3)"
-        in said(sf.grad(lambda p: fn(p, buffers, X)[0].sum()), params)
+    assert "a hook on a parameter returned () for a gradient of shape (2, 3)" in said(
+        sf.grad(lambda p: fn(p, buffers, X)[0].sum()), params
     )
 
 
@@ -247,8 +219,6 @@ def test_a_hook_sees_one_sample_under_vmap_of_grad() -> None:
     module.weight.register_hook(lambda g: g / g.norm())
     fn, params, buffers = sf.functionalize(module)
     xs = torch.stack([X, 2 * X, -X])
-    got = sf.vmap(
-        sf.grad(lambda p, x: fn(p, buffers, x)[0].sum()), in_axes=(None, 0)
-    )(params, xs)
+    got = sf.vmap(sf.grad(lambda p, x: fn(p, buffers, x)[0].sum()), in_axes=(None, 0))(params, xs)
     unit = (X / X.norm()).reshape(1, 3)
     torch.testing.assert_close(got, {"weight": torch.stack([unit, unit, -unit])})

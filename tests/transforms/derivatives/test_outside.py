@@ -16,9 +16,7 @@ from tests.support.ranks import run_ranks
 
 F64 = torch.float64
 GENERATOR = torch.Generator().manual_seed(0)
-A, B, C = (
-    torch.randn(s, dtype=F64, generator=GENERATOR) for s in ((7, 5), (5, 3), (3,))
-)
+A, B, C = (torch.randn(s, dtype=F64, generator=GENERATOR) for s in ((7, 5), (5, 3), (3,)))
 W = B.clone().requires_grad_()
 Outcome = tuple[list[torch.Tensor], list[bool], list[torch.Tensor | None]]
 
@@ -74,18 +72,12 @@ class Case(NamedTuple):
     fn: Callable[..., Any]
     args: tuple[torch.Tensor, ...] = (A,)
     followed: tuple[int, ...] = (0,)  # which of them require grad
-    plain: Callable[..., Any] | None = (
-        None  # the same in plain torch, if fn is not
-    )
+    plain: Callable[..., Any] | None = None  # the same in plain torch, if fn is not
 
 
 CASES = {
-    "an MLP": Case(
-        lambda a, b, c: ((a @ b + c).tanh() ** 2).mean(), (A, B, C), (1, 2)
-    ),
-    "its input too": Case(
-        lambda a, b, c: ((a @ b + c).tanh() ** 2).mean(), (A, B, C), (0, 1, 2)
-    ),
+    "an MLP": Case(lambda a, b, c: ((a @ b + c).tanh() ** 2).mean(), (A, B, C), (1, 2)),
+    "its input too": Case(lambda a, b, c: ((a @ b + c).tanh() ** 2).mean(), (A, B, C), (0, 1, 2)),
     "a result that is no scalar": Case(lambda a, b: a @ b, (A, B), (0, 1)),
     "two results": Case(lambda a, b: (a.sum(0), (a @ b).exp()), (A, B), (0, 1)),
     "a dict with integers and constants": Case(
@@ -93,9 +85,7 @@ CASES = {
     ),
     "an unused argument": Case(lambda a, b: (a * 2).sum(), (A, B), (0, 1)),
     "a result of other arguments": Case(lambda a, b: (a * 2, b * 3), (A, B), (0,)),
-    "a detached result": Case(
-        lambda a, b: (a * b.sum(), b.detach() * 1), (A, B), (0, 1)
-    ),
+    "a detached result": Case(lambda a, b: (a * b.sum(), b.detach() * 1), (A, B), (0, 1)),
     "an argument": Case(lambda a: a),
     "a result twice": Case(lambda a: (a, a)),
     "a view of a result": Case(lambda a: (a.exp(), a.exp().view(-1))),
@@ -111,8 +101,7 @@ CASES = {
         plain=lambda a: (3 * a * a).square().sum(),
     ),
     "a value and its gradient": Case(
-        sf.value_and_grad(lambda a: (a**3).sum()),
-        plain=lambda a: ((a**3).sum(), 3 * a * a),
+        sf.value_and_grad(lambda a: (a**3).sum()), plain=lambda a: ((a**3).sum(), 3 * a * a)
     ),
     "buckets inside": Case(
         lambda a, b: sf.bucketed_grad(lambda b: (a @ b).pow(3).sum())(b),
@@ -120,9 +109,7 @@ CASES = {
         (1,),
         plain=lambda a, b: ((a @ b).pow(3).sum(), 3 * a.T @ (a @ b).square()),
     ),
-    "vmap": Case(
-        lambda a, b: torch.vmap(lambda r: (r @ b).sin())(a).sum(), (A, B), (0, 1)
-    ),
+    "vmap": Case(lambda a, b: torch.vmap(lambda r: (r @ b).sin())(a).sum(), (A, B), (0, 1)),
     "jvp": Case(
         lambda a: torch.func.jvp(torch.sin, (a,), (a,))[1].sum(),
         plain=lambda a: (a.cos() * a).sum(),
@@ -134,37 +121,26 @@ CASES = {
         plain=lambda a, b: (a @ b).sin().exp().sum(),
     ),
     "scan": Case(
-        lambda a: sf.scan(lambda c, r: (c * r.sin(), c.sum()), a[0], a)[0].sum(),
-        plain=carried,
+        lambda a: sf.scan(lambda c, r: (c * r.sin(), c.sum()), a[0], a)[0].sum(), plain=carried
     ),
     "a Python loop": Case(carried),
     "cond": Case(
         lambda a: sf.cond(a.sum() > 0, torch.sin, torch.cos, a).sum(),
         plain=lambda a: (a.sin() if a.sum() > 0 else a.cos()).sum(),
     ),
-    "attention": Case(
-        lambda a: F.scaled_dot_product_attention(*[a[None, None]] * 3).sum()
-    ),
-    "a loss of classes": Case(
-        lambda a: F.cross_entropy(a, torch.tensor([0, 1, 2, 3, 4, 0, 1]))
-    ),
+    "attention": Case(lambda a: F.scaled_dot_product_attention(*[a[None, None]] * 3).sum()),
+    "a loss of classes": Case(lambda a: F.cross_entropy(a, torch.tensor([0, 1, 2, 3, 4, 0, 1]))),
     "layer_norm": Case(lambda a: F.layer_norm(a, (5,)).square().sum()),
     "a closed-over tensor": Case(lambda a: (a @ W).square().sum(), followed=()),
     "a closed-over tensor and an argument": Case(lambda a: (a @ W).square().sum()),
-    "a detached closed-over tensor": Case(
-        lambda a: (a @ W.detach()).square().sum()
-    ),
+    "a detached closed-over tensor": Case(lambda a: (a @ W.detach()).square().sum()),
     "complex numbers": Case(lambda a: torch.fft.fft(a).abs().sum()),
     "writing in place": Case(written),
     "indices": Case(lambda a: a[torch.tensor([0, 2, 2])].square().sum()),
     "expand": Case(lambda a: a[:1].expand(7, 5).sin().sum()),
     "an empty slice": Case(lambda a: a[:0].sum() + a.sum()),
     "a convolution": Case(
-        lambda a: (
-            F.conv1d(a[None], torch.ones(2, 7, 3, dtype=F64), padding=1)
-            .square()
-            .sum()
-        )
+        lambda a: F.conv1d(a[None], torch.ones(2, 7, 3, dtype=F64), padding=1).square().sum()
     ),
 }
 
@@ -173,19 +149,13 @@ def local(x: torch.Tensor) -> torch.Tensor:
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
-def outcome(
-    fn: Callable[..., Any], args: Sequence[torch.Tensor], case: Case
-) -> Outcome:
+def outcome(fn: Callable[..., Any], args: Sequence[torch.Tensor], case: Case) -> Outcome:
     """The results of a call, which of them require grad, and the gradients."""
     W.grad = None
     rows = enumerate(args)
-    given = [
-        x.detach().requires_grad_() if i in case.followed else x for i, x in rows
-    ]
+    given = [x.detach().requires_grad_() if i in case.followed else x for i, x in rows]
     leaves = sf.tree_map(lambda x: x, fn(*given))
-    results = [
-        x for x in torch.utils._pytree.tree_leaves(leaves) if torch.is_tensor(x)
-    ]
+    results = [x for x in torch.utils._pytree.tree_leaves(leaves) if torch.is_tensor(x)]
     weights = torch.Generator().manual_seed(1)
     total = torch.zeros((), dtype=F64)
     for x in results:
@@ -195,20 +165,14 @@ def outcome(
     total.backward()
     gradients = [given[i].grad for i in case.followed] + [W.grad]
     found = [None if g is None else local(g) for g in gradients]
-    return (
-        [local(x).detach() for x in results],
-        [x.requires_grad for x in results],
-        found,
-    )
+    return ([local(x).detach() for x in results], [x.requires_grad for x in results], found)
 
 
 def assert_same(got: Outcome, wanted: Outcome) -> None:
     assert got[1] == wanted[1]
     assert [g is None for g in got[2]] == [g is None for g in wanted[2]]
     torch.testing.assert_close(got[0], wanted[0])
-    pairs = [
-        (g, w) for g, w in zip(got[2], wanted[2], strict=True) if g is not None
-    ]
+    pairs = [(g, w) for g, w in zip(got[2], wanted[2], strict=True) if g is not None]
     for g, w in pairs:
         torch.testing.assert_close(g, w)
 
@@ -255,9 +219,7 @@ def trained(mesh: Any, placements: Any, backend: str) -> list[Any]:
     value = step(leaves, A)
     value.backward()
     gradients = {name: x.grad for name, x in leaves.items()}
-    bucketed = sf.shard(
-        sf.bucketed_grad(loss), mesh, (placements, P("dp")), backend=backend
-    )
+    bucketed = sf.shard(sf.bucketed_grad(loss), mesh, (placements, P("dp")), backend=backend)
     with torch.no_grad():
         wanted = bucketed(params, A)
         sent = without_scalars(bucketed.lower(params, A))
@@ -265,16 +227,12 @@ def trained(mesh: Any, placements: Any, backend: str) -> list[Any]:
     assert without_scalars(lowered, lowered.backward) == sent
     for name, g in gradients.items():
         assert g.placements == params[name].placements
-    same = sf.tree_map(
-        lambda a, b: torch.equal(local(a), local(b)), (value, gradients), wanted
-    )
+    same = sf.tree_map(lambda a, b: torch.equal(local(a), local(b)), (value, gradients), wanted)
     return [same, sf.full(value.detach()), sf.full(gradients)]
 
 
 @pytest.mark.parametrize("name", PLACED)
-def test_it_is_bucketed_grad_to_the_last_bit_with_its_collectives(
-    name: str,
-) -> None:
+def test_it_is_bucketed_grad_to_the_last_bit_with_its_collectives(name: str) -> None:
     with sf.fake_world(4):
         mesh = sf.make_mesh((2, 2), ("dp", "tp"))
         same, value, gradients = trained(mesh, PLACED[name], "aten")
@@ -327,18 +285,14 @@ PER_RANK: dict[str, Callable[..., torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("name", PER_RANK)
-def test_a_tensor_that_per_rank_code_closes_over_is_one_of_all_ranks(
-    name: str,
-) -> None:
+def test_a_tensor_that_per_rank_code_closes_over_is_one_of_all_ranks(name: str) -> None:
     body = PER_RANK[name]
     w = B.clone().requires_grad_()
     torch.stack([body(a, w) for a in A[:6].chunk(3)]).sum().backward()
     held = B.clone().requires_grad_()
     with sf.fake_world(3):
         mesh = sf.make_mesh((3,), ("dp",))
-        mapped = sf.shard_map(
-            lambda a: sf.psum(body(a, held), "dp"), mesh, (P("dp"),), P()
-        )
+        mapped = sf.shard_map(lambda a: sf.psum(body(a, held), "dp"), mesh, (P("dp"),), P())
         for fn in (mapped, sf.shard(lambda a: mapped(a) + 0, mesh)):
             held.grad = None
             fn(A[:6]).backward()
@@ -365,9 +319,7 @@ MODEL = torch.nn.Sequential()
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("is_global", [False, True])
 def test_a_parameter_that_takes_the_place_of_another_is_read(
-    change: Callable[..., None],
-    is_global: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[..., None], is_global: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layers = torch.nn.Linear(5, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)
     own = torch.nn.Sequential(*layers).double()

@@ -43,11 +43,7 @@ residuals of fn: 5 values, 288 B, of which 160 B were computed
 
 def test_a_checkpointed_call_keeps_its_arguments_and_constants() -> None:
     table = sf.saved_residuals(sf.checkpoint(fn), {"w": W}, X)
-    assert [r.why for r in table] == [
-        "argument params['w']",
-        "argument x",
-        "constant",
-    ]
+    assert [r.why for r in table] == ["argument params['w']", "argument x", "constant"]
     assert table.activation_bytes == 0 and table.nbytes == 60 + 48 + 20
 
 
@@ -79,52 +75,37 @@ def test_shapes_are_enough() -> None:
 
 def test_values_that_share_memory_count_once() -> None:
     table = sf.saved_residuals(lambda x: (x.t() * x.t().sin()).sum(), X)
-    assert [(r.why, r.nbytes) for r in table] == [
-        ("argument x", 48),
-        ("output of aten.sin", 48),
-    ]
+    assert [(r.why, r.nbytes) for r in table] == [("argument x", 48), ("output of aten.sin", 48)]
 
 
 def test_integers_and_masks_that_are_kept_are_told() -> None:
-    table = sf.saved_residuals(
-        lambda x, i: x[i].relu().sum(), X, torch.tensor([0, 2, 2])
-    )
+    table = sf.saved_residuals(lambda x, i: x[i].relu().sum(), X, torch.tensor([0, 2, 2]))
     assert {(r.why, r.dtype) for r in table} >= {("argument i", torch.int64)}
     assert all(r.dtype in (torch.int64, torch.bool, torch.float32) for r in table)
 
 
 def test_every_floating_result_counts_and_others_do_not() -> None:
     two = lambda x: {"s": x.sin(), "n": (x > 0).sum(), "e": [x.exp()]}
-    assert [r.why for r in sf.saved_residuals(two, X)] == [
-        "argument x",
-        "output of aten.exp",
-    ]
+    assert [r.why for r in sf.saved_residuals(two, X)] == ["argument x", "output of aten.exp"]
 
 
 def test_a_sharded_function_keeps_the_same() -> None:
     with sf.fake_world(2):
         sharded = sf.shard(fn, sf.make_mesh((2,), ("dp",)), (sf.P(), sf.P("dp")))
         table = sf.saved_residuals(sharded, {"w": W}, X)
-    assert [r.why for r in table] == [
-        r.why for r in sf.saved_residuals(fn, {"w": W}, X)
-    ]
+    assert [r.why for r in table] == [r.why for r in sf.saved_residuals(fn, {"w": W}, X)]
 
 
 def test_nothing_is_run_or_kept_of_the_function_itself() -> None:
     made = sf.saved_residuals(lambda x: 2 * x, X)
     assert (
         len(made) == 0
-        and str(made)
-        == "residuals of <lambda>: 0 values, 0 B, of which 0 B were computed"
+        and str(made) == "residuals of <lambda>: 0 values, 0 B, of which 0 B were computed"
     )
 
 
 NOTHING: dict[str, tuple[Callable[..., Any], Any, str]] = {
-    "argument": (
-        lambda i: i * 1.5,
-        torch.arange(3),
-        "no argument is a floating tensor",
-    ),
+    "argument": (lambda i: i * 1.5, torch.arange(3), "no argument is a floating tensor"),
     "result": (lambda x: x > 0, X, "no result is a floating tensor"),
 }
 

@@ -18,11 +18,7 @@ from shardfn import P
 
 G = torch.Generator().manual_seed(5)
 X, Y = (torch.randn(5, 3, generator=G, dtype=torch.float64) for _ in range(2))
-WORLDS = {
-    "2": ((2,), P("a")),
-    "3": ((3,), P(None, "a")),
-    "2 x 4": ((2, 4), P("a", "b")),
-}
+WORLDS = {"2": ((2,), P("a")), "3": ((3,), P(None, "a")), "2 x 4": ((2, 4), P("a", "b"))}
 
 
 def close(got: Any, wanted: Any) -> None:
@@ -38,8 +34,7 @@ TREE = {"w": X}
 
 def test_jvp_over_trees() -> None:
     close(
-        sf.jvp(of_tree, (TREE, Y), ({"w": Y}, X)),
-        torch.func.jvp(of_tree, (TREE, Y), ({"w": Y}, X)),
+        sf.jvp(of_tree, (TREE, Y), ({"w": Y}, X)), torch.func.jvp(of_tree, (TREE, Y), ({"w": Y}, X))
     )
 
 
@@ -54,10 +49,7 @@ def test_vjp_over_trees_called_twice() -> None:
 
 def test_linearize_is_the_tangent_at_that_point() -> None:
     value, push = sf.linearize(of_tree, TREE, Y)
-    close(
-        (value, push({"w": Y}, X)),
-        torch.func.jvp(of_tree, (TREE, Y), ({"w": Y}, X)),
-    )
+    close((value, push({"w": Y}, X)), torch.func.jvp(of_tree, (TREE, Y), ({"w": Y}, X)))
 
 
 def test_auxiliary_data_comes_along() -> None:
@@ -70,29 +62,17 @@ def test_auxiliary_data_comes_along() -> None:
             found["twice"], aux["twice"]
         )
     value, tangent, found = sf.jvp(fn, (X[0],), (Y[0],), has_aux=True)
-    close(
-        (value, tangent, found["twice"]),
-        (X[0] ** 2, 2 * X[0] * Y[0], aux["twice"]),
-    )
+    close((value, tangent, found["twice"]), (X[0] ** 2, 2 * X[0] * Y[0], aux["twice"]))
     value, pull, found = sf.vjp(fn, X[0], has_aux=True)
-    close(
-        (value, pull(Y[0])[0], found["twice"]),
-        (X[0] ** 2, 2 * X[0] * Y[0], aux["twice"]),
-    )
+    close((value, pull(Y[0])[0], found["twice"]), (X[0] ** 2, 2 * X[0] * Y[0], aux["twice"]))
 
 
 def test_third_order() -> None:
     fn = lambda x: x**4
     third = sf.grad(sf.grad(sf.grad(fn)))
-    close(
-        third(torch.tensor(2.0, dtype=torch.float64)),
-        torch.tensor(48.0, dtype=torch.float64),
-    )
+    close(third(torch.tensor(2.0, dtype=torch.float64)), torch.tensor(48.0, dtype=torch.float64))
     close(sf.vmap(third)(X[0]), 24 * X[0])
-    close(
-        sf.jacfwd(sf.jacrev(sf.jacfwd(lambda x: x**4)))(X[0])[0, 0, 0, 0],
-        24 * X[0, 0],
-    )
+    close(sf.jacfwd(sf.jacrev(sf.jacfwd(lambda x: x**4)))(X[0])[0, 0, 0, 0], 24 * X[0, 0])
 
 
 # Every transform as one of (x) -> tensor of x's shape, so that they can be put on top of each
@@ -100,9 +80,7 @@ def test_third_order() -> None:
 Shaped = Callable[[Tensor], Tensor]
 OURS: dict[str, Callable[[Shaped], Shaped]] = {
     "grad": lambda f: sf.grad(lambda x: f(x).square().sum()),
-    "bucketed_grad": lambda f: (
-        lambda x: sf.bucketed_grad(lambda x: f(x).square().sum())(x)[1]
-    ),
+    "bucketed_grad": lambda f: lambda x: sf.bucketed_grad(lambda x: f(x).square().sum())(x)[1],
     "jvp": lambda f: lambda x: sf.jvp(f, (x,), (x + 1,))[1],
     "vjp": lambda f: lambda x: sf.vjp(f, x)[1](x + 1)[0],
     "vmap": lambda f: sf.vmap(lambda row: f(row[None])[0]),
@@ -134,9 +112,7 @@ def test_every_ordered_pair_equals_torch_func_sharded_and_not(
         OURS[outer](OURS[inner](FUNCTIONS[function])),
         THEIRS[outer](THEIRS[inner](FUNCTIONS[function]))(X),
     )
-    world = list(WORLDS)[
-        (list(OURS).index(outer) + list(OURS).index(inner)) % len(WORLDS)
-    ]
+    world = list(WORLDS)[(list(OURS).index(outer) + list(OURS).index(inner)) % len(WORLDS)]
     sizes, placement = WORLDS[world]
     with sf.fake_world(torch.Size(sizes).numel()):
         mesh = sf.make_mesh(sizes, ("a", "b")[: len(sizes)])
@@ -145,9 +121,7 @@ def test_every_ordered_pair_equals_torch_func_sharded_and_not(
 
 @pytest.mark.parametrize("inner", OURS)
 @pytest.mark.parametrize("world", WORLDS)
-def test_a_transform_of_a_sharded_function_equals_the_plain_one(
-    world: str, inner: str
-) -> None:
+def test_a_transform_of_a_sharded_function_equals_the_plain_one(world: str, inner: str) -> None:
     sizes, placement = WORLDS[world]
     with sf.fake_world(torch.Size(sizes).numel()):
         mesh = sf.make_mesh(sizes, ("a", "b")[: len(sizes)])
@@ -160,9 +134,7 @@ def test_alone_they_run_as_captured_and_capture_once() -> None:
     from shardfn.runtime import cache
 
     for name, made in OURS.items():
-        if (
-            name == "bucketed_grad"
-        ):  # here it is made anew, of a new function, at every call
+        if name == "bucketed_grad":  # here it is made anew, of a new function, at every call
             continue
         fn = made(FUNCTIONS["pointwise"])
         close(fn(X), THEIRS[name](FUNCTIONS["pointwise"])(X))

@@ -8,13 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.tensor import (
-    DTensor,
-    Partial,
-    Replicate,
-    Shard,
-    distribute_tensor,
-)
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import shardfn as sf
 from shardfn.capture.dtensors import table
@@ -69,8 +63,7 @@ def test_terms_are_reduced_and_a_mean_is_divided_first(mesh: Any) -> None:
 
 def test_redistribute_places_the_tensor(mesh: Any) -> None:
     move = lambda **kw: ops(
-        lambda x: calls.redistribute(x, "dp=S0,tp=R", mesh, [R, Shard(-1)], **kw),
-        X,
+        lambda x: calls.redistribute(x, "dp=S0,tp=R", mesh, [R, Shard(-1)], **kw), X
     )
     assert move() == ["prim_redistribute ;tp -> [6, 4]"]
     assert move(forward_dtype=torch.float64) == ["_to_copy -> [6, 4]", *move()]
@@ -102,9 +95,7 @@ REFUSED: dict[str, tuple[Any, type, str]] = {
         "DTensor.redistribute: Partial over tp",
     ),
     "a dtype of the backward": (
-        lambda mesh: calls.redistribute(
-            X, "dp=R,tp=R", mesh, [R, R], backward_dtype="bfloat16"
-        ),
+        lambda mesh: calls.redistribute(X, "dp=R,tp=R", mesh, [R, R], backward_dtype="bfloat16"),
         sf.CaptureError,
         "DTensor.redistribute, backward_dtype: a str",
     ),
@@ -182,10 +173,7 @@ def test_full_tensor_replicates_first(mesh: Any) -> None:
 
 def test_distribute_tensor_takes_the_tensor_of_the_first_rank(mesh: Any) -> None:
     place = lambda **kw: ops(lambda x: calls.distributed(x, mesh, [S, S], **kw), X)
-    assert place()[-2:] == [
-        "psum dp,tp False -> [6, 4]",
-        "prim_redistribute dp,tp; -> [6, 4]",
-    ]
+    assert place()[-2:] == ["psum dp,tp False -> [6, 4]", "prim_redistribute dp,tp; -> [6, 4]"]
     assert place(src_data_rank=None) == [
         "as_invariant dp,tp -> [6, 4]",
         "prim_redistribute dp,tp; -> [6, 4]",

@@ -28,9 +28,7 @@ def test_s7_3_ops_by_the_name_of_a_group() -> None:
                 OPS.all_to_all_single(x, [2, 2], [2, 2], name),
             )
 
-        total, rows, part, parts = sf.jit(fn, backend="aten")(
-            SimulatedTensor(ROWS)
-        )
+        total, rows, part, parts = sf.jit(fn, backend="aten")(SimulatedTensor(ROWS))
     torch.testing.assert_close(total.shards, [sum(ROWS)] * 4)
     pairs = [ROWS[:2], ROWS[:2], ROWS[2:], ROWS[2:]]
     torch.testing.assert_close(rows.shards, [torch.cat(pair) for pair in pairs])

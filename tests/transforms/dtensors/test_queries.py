@@ -28,16 +28,12 @@ def test_s7_4_the_ranks_of_a_group_are_each_ranks_own() -> None:
         mesh = sf.make_mesh((2, 2), ("dp", "tp"))
         dp, tp = mesh.get_group("dp"), mesh.get_group("tp")
         ranks = lambda x: (
-            x
-            + 10 * dist.get_process_group_ranks(tp)[0]
-            + (dist.get_process_group_ranks(dp)[1])
+            x + 10 * dist.get_process_group_ranks(tp)[0] + (dist.get_process_group_ranks(dp)[1])
         )
         assert every(ranks, 4) == [2, 3, 22, 23]
         first = lambda x: x + dist.get_global_rank(dp, 0)
         assert every(first, 4) == [0, 1, 0, 1]
-        out = sf.jit(
-            lambda x: (x, dist.get_process_group_ranks(None)), backend="aten"
-        )(ZERO)
+        out = sf.jit(lambda x: (x, dist.get_process_group_ranks(None)), backend="aten")(ZERO)
         assert out[1] == [0, 1, 2, 3]
         own = lambda x: x + dist.get_global_rank(dp, dist.get_rank(dp))
         assert every(own, 4) == [0, 1, 2, 3]
@@ -84,12 +80,8 @@ def test_s7_3_a_mesh_of_ranks_in_another_order() -> None:
 
         assert every(total, 4) == [4, 4, 2, 2]
         rows = torch.zeros(2, dtype=torch.int64)
-        with pytest.raises(
-            sf.CaptureError, match="not in ascending order"
-        ) as error:
+        with pytest.raises(sf.CaptureError, match="not in ascending order") as error:
             gather = dist.all_gather_into_tensor
-            fn = lambda x: gather(
-                rows * 1, x[None] + dist.get_rank(), mesh.get_group("tp")
-            )
+            fn = lambda x: gather(rows * 1, x[None] + dist.get_rank(), mesh.get_group("tp"))
             every(fn, 4)
         assert "sf.all_gather(x, 'tp')" in (error.value.fix or "")

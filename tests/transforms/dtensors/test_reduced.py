@@ -153,10 +153,7 @@ def test_a_mistake_is_named_with_what_to_do(case: str) -> None:
 
 OF_ONE_RANK: dict[str, tuple[Callable[[Any], Any], list[float]]] = {
     "tp": (lambda group: dist.get_global_rank(group, 1), [1, 1, 1, 4, 4, 4]),
-    "dp": (
-        lambda group: dist.get_process_group_ranks(group)[1],
-        [3, 4, 5, 3, 4, 5],
-    ),
+    "dp": (lambda group: dist.get_process_group_ranks(group)[1], [3, 4, 5, 3, 4, 5]),
 }
 
 
@@ -185,8 +182,9 @@ def test_s7_3_a_rank_of_the_world_that_differs_between_groups(axis: str) -> None
 
 DIFFERING: dict[str, Callable[[Any], Any]] = {
     "its own number": lambda group: dist.get_rank(),
-    "the next one's": lambda group: dist.get_global_rank(group, 0)
-    + (dist.get_rank(group) + 1) % dist.get_world_size(group),
+    "the next one's": lambda group: (
+        dist.get_global_rank(group, 0) + (dist.get_rank(group) + 1) % dist.get_world_size(group)
+    ),
 }
 
 

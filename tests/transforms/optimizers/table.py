@@ -14,10 +14,7 @@ Tree = dict[str, Any]
 TABLE: list[tuple[type[O.Optimizer], dict[str, Any]]] = [
     (O.SGD, {}),
     (O.SGD, {"momentum": 0.9, "dampening": 0.3, "weight_decay": 0.01}),
-    (
-        O.SGD,
-        {"momentum": 0.9, "nesterov": True, "maximize": True, "foreach": True},
-    ),
+    (O.SGD, {"momentum": 0.9, "nesterov": True, "maximize": True, "foreach": True}),
     (O.SGD, {"momentum": 0.9, "fused": True}),
     (O.Adam, {}),
     (O.Adam, {"amsgrad": True, "weight_decay": 0.1, "foreach": True}),
@@ -54,8 +51,7 @@ def matrices(seed: int) -> Tree:
     """Matrices only."""
     generator = torch.Generator().manual_seed(seed)
     w, v = (
-        torch.randn(shape, generator=generator, dtype=torch.float64)
-        for shape in [(5, 3), (3, 7)]
+        torch.randn(shape, generator=generator, dtype=torch.float64) for shape in [(5, 3), (3, 7)]
     )
     return {"w": w, "v": v}
 
@@ -64,11 +60,7 @@ def flat(x: Any) -> list[Tensor]:
     """The tensors of a tree."""
     if isinstance(x, Tensor):
         return [x]
-    return [
-        y
-        for child in (x.values() if isinstance(x, dict) else x)
-        for y in flat(child)
-    ]
+    return [y for child in (x.values() if isinstance(x, dict) else x) for y in flat(child)]
 
 
 def torchs(

@@ -20,10 +20,7 @@ def test_clipping_equals_clip_grad_norm_(max_norm: float) -> None:
     wanted = torch.nn.utils.clip_grad_norm_(own, max_norm)
     limit = torch.tensor(max_norm, dtype=torch.float64)
     captured = sf.jit(sf.clip_by_global_norm, backend="aten")
-    for grads, norm in (
-        sf.clip_by_global_norm(GRADS, max_norm),
-        captured(GRADS, limit),
-    ):
+    for grads, norm in (sf.clip_by_global_norm(GRADS, max_norm), captured(GRADS, limit)):
         assert table.largest(grads, [p.grad for p in own]) < 1e-12
         assert abs(float(norm - wanted)) < 1e-12
 
@@ -38,21 +35,14 @@ def test_the_norm_of_shards_is_that_of_all() -> None:
     with sf.fake_world(3):
         mesh = sf.make_mesh((3,), ("a",))
         placed = {"in": P("a"), "out": [P(None, "a"), P()]}
-        fn = sf.shard(
-            lambda g: sf.clip_by_global_norm(g, 1.0),
-            mesh,
-            (placed,),
-            backend="aten",
-        )
+        fn = sf.shard(lambda g: sf.clip_by_global_norm(g, 1.0), mesh, (placed,), backend="aten")
         grads, of_all = sf.full(fn(GRADS))
         assert table.largest(grads, wanted) < 1e-12
         assert abs(float(of_all - norm)) < 1e-12
 
 
 @pytest.mark.parametrize("replicated", [(), ("b",), ("b", "v"), ("w", "b", "v")])
-def test_the_norms_of_shards_are_one_all_reduce(
-    replicated: tuple[str, ...],
-) -> None:
+def test_the_norms_of_shards_are_one_all_reduce(replicated: tuple[str, ...]) -> None:
     grads = {**GRADS["in"], "v": GRADS["out"][0]}
     wanted, norm = sf.clip_by_global_norm(grads, 1.0)
     with sf.fake_world(3):
@@ -64,9 +54,7 @@ def test_the_norms_of_shards_are_one_all_reduce(
         sent = fn.lower(grads).collectives
         clipped, of_all = sf.full(fn(grads))
     nbytes = 8 * (3 - len(replicated))
-    assert [(c.kind, c.nbytes) for c in sent] == [("all_reduce", nbytes)] * (
-        nbytes > 0
-    )
+    assert [(c.kind, c.nbytes) for c in sent] == [("all_reduce", nbytes)] * (nbytes > 0)
     assert table.largest(clipped, wanted) < 1e-12
     assert abs(float(of_all - norm)) < 1e-12
 
@@ -93,9 +81,7 @@ def test_the_derivative_at_a_gradient_of_zeros_is_that_of_torch() -> None:
     assert torch.allclose(found[1], w / 5)
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float16, torch.bfloat16, torch.complex64, torch.float32]
-)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.complex64, torch.float32])
 def test_the_norm_has_the_dtype_and_the_range_of_torch(dtype: torch.dtype) -> None:
     x = torch.full((7,), 300.0, dtype=dtype)  # the square is no float16
     y = torch.full((2, 3), 200.0, dtype=dtype)

@@ -16,9 +16,7 @@ GRADS = table.tree(0)
 
 def test_an_average_equals_torchs_averaged_model() -> None:
     module = torch.nn.Linear(3, 2, dtype=torch.float64)
-    model = swa_utils.AveragedModel(
-        module, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9)
-    )
+    model = swa_utils.AveragedModel(module, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9))
     ema = sf.ema(0.9)
     step = sf.jit(lambda p, s: ema.update(p, s), backend="aten")
     params = {name: p.detach().clone() for name, p in module.named_parameters()}

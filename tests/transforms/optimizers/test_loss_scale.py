@@ -52,11 +52,7 @@ def batches() -> list[torch.Tensor]:
 
 def test_the_scales_are_those_of_torch() -> None:
     rival = torch.amp.GradScaler(
-        "cpu",
-        init_scale=2.0**10,
-        growth_factor=4.0,
-        backoff_factor=0.25,
-        growth_interval=2,
+        "cpu", init_scale=2.0**10, growth_factor=4.0, backoff_factor=0.25, growth_interval=2
     )
     w = torch.nn.Parameter(torch.ones(2))
     sgd = torch.optim.SGD([w], lr=0.0)
@@ -100,9 +96,7 @@ def alone() -> Any:
 
 def assert_close(found: Any, wanted: Any) -> None:
     sf.tree_map(
-        lambda x, y: torch.testing.assert_close(
-            x, y, rtol=2e-2, atol=2e-3, equal_nan=True
-        ),
+        lambda x, y: torch.testing.assert_close(x, y, rtol=2e-2, atol=2e-3, equal_nan=True),
         [row[:3] for row in found],
         [row[:3] for row in wanted],
     )

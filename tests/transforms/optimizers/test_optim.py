@@ -54,12 +54,8 @@ def test_outside_it_equals_torch_to_the_last_bit_and_captured_to_rounding(
 
 @pytest.mark.skipif(not hasattr(O, "Muon"), reason="this torch has no Muon")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_muon_equals_torch_outside_and_to_rounding_of_bfloat16_captured(
-    dtype: torch.dtype,
-) -> None:
-    params, *grads = (
-        sf.tree_map(lambda x: x.to(dtype), table.matrices(i)) for i in range(4)
-    )
+def test_muon_equals_torch_outside_and_to_rounding_of_bfloat16_captured(dtype: torch.dtype) -> None:
+    params, *grads = (sf.tree_map(lambda x: x.to(dtype), table.matrices(i)) for i in range(4))
     wanted, _ = table.torchs(O.Muon, {}, params, grads)
     opt = sf.optim(O.Muon, lr=LR)
     state = opt.init(params)
@@ -74,8 +70,7 @@ def test_muon_equals_torch_outside_and_to_rounding_of_bfloat16_captured(
 def test_float32_and_complex_parameters() -> None:
     for dtype, limit in [(torch.float32, 1e-6), (torch.complex128, 1e-12)]:
         params, *grads = (
-            sf.tree_map(lambda x, dtype=dtype: x.to(dtype), table.tree(i))
-            for i in range(4)
+            sf.tree_map(lambda x, dtype=dtype: x.to(dtype), table.tree(i)) for i in range(4)
         )
         wanted, _ = table.torchs(O.Adam, {}, params, grads)
         opt = sf.optim(O.Adam, lr=LR)
@@ -102,11 +97,7 @@ def test_groups_by_pattern_are_parameter_groups() -> None:
     opt = sf.optim(O.AdamW, lr=LR, weight_decay=0.3, groups=groups)
     w, b, *out = own = [x.clone() for x in table.flat(params)]
     optimizer = O.AdamW(
-        [
-            {"params": [w]},
-            {"params": [b], "weight_decay": 0.0},
-            {"params": out, "lr": 0.5},
-        ],
+        [{"params": [w]}, {"params": [b], "weight_decay": 0.0}, {"params": out, "lr": 0.5}],
         lr=LR,
         weight_decay=0.3,
     )
@@ -116,9 +107,7 @@ def test_groups_by_pattern_are_parameter_groups() -> None:
     step = lambda p, g, s, lr: opt.update(p, g, s, lr=lr)
     eager, _ = ran(step, params, opt.init(params), GRADS[:1])
     assert all(map(torch.equal, table.flat(eager), own))
-    captured, _ = ran(
-        sf.jit(step, backend="aten"), params, opt.init(params), GRADS[:1]
-    )
+    captured, _ = ran(sf.jit(step, backend="aten"), params, opt.init(params), GRADS[:1])
     assert table.largest(captured, own) < 1e-12
 
 
@@ -148,12 +137,8 @@ def test_a_step_has_derivatives_like_any_function(cls: Any) -> None:
     opt = sf.optim(cls, lr=LR, **({"momentum": 0.9} if cls is O.SGD else {}))
     _, state = opt.update(params, GRADS[0], opt.init(params))
     loss = through(opt, state)
-    of_lr = (
-        cls is not O.RMSprop
-    )  # torch's step of RMSprop takes no lr with a derivative
-    found = sf.grad(loss, argnums=(0, 2) if of_lr else (0,))(
-        GRADS[1], params, RATE
-    )
+    of_lr = cls is not O.RMSprop  # torch's step of RMSprop takes no lr with a derivative
+    found = sf.grad(loss, argnums=(0, 2) if of_lr else (0,))(GRADS[1], params, RATE)
     e, tensors = 1e-6, (GRADS[1]["in"]["w"], RATE)
     for tiny, g in zip(tensors, (found[0]["in"]["w"], *found[1:]), strict=False):
         place = (0,) * tiny.dim()
@@ -229,10 +214,7 @@ class Lion(Third):
             state["mean"] = torch.zeros_like(p)
         p.mul_(1 - group["lr"] * 0.1)
         update = state["mean"].clone().mul_(group["beta"])
-        p.add_(
-            update.add_(p.grad, alpha=1 - group["beta"]).sign_(),
-            alpha=-group["lr"],
-        )
+        p.add_(update.add_(p.grad, alpha=1 - group["beta"]).sign_(), alpha=-group["lr"])
         state["mean"].lerp_(p.grad, 0.01)
 
 
@@ -243,10 +225,7 @@ class Lamb(Third):
         state = self.state[p]
         if not state:
             state["step"] = 0
-            state["first"], state["second"] = (
-                torch.zeros_like(p),
-                torch.zeros_like(p),
-            )
+            state["first"], state["second"] = (torch.zeros_like(p), torch.zeros_like(p))
         state["step"] += 1
         state["first"].mul_(0.9).add_(p.grad, alpha=0.1)
         state["second"].mul_(0.999).addcmul_(p.grad, p.grad, value=0.001)
@@ -279,9 +258,7 @@ def test_an_optimizer_of_anybodys_whose_step_is_one_graph(cls: Any) -> None:
     eager, _ = ran(step, params, opt.init(params), grads)
     assert all(map(torch.equal, table.flat(eager), wanted))
     assert all(map(torch.equal, table.flat(grads), table.flat(GRADS)))
-    captured, _ = ran(
-        sf.jit(step, backend="aten"), params, opt.init(params), grads
-    )
+    captured, _ = ran(sf.jit(step, backend="aten"), params, opt.init(params), grads)
     assert table.largest(captured, wanted) < 1e-12
     with sf.fake_world(3):
         mesh = sf.make_mesh((3,), ("a",))
@@ -294,9 +271,7 @@ def test_an_optimizer_of_anybodys_whose_step_is_one_graph(cls: Any) -> None:
 def test_init_is_captured_too() -> None:
     params, opt = table.tree(0), sf.optim(O.Rprop, lr=LR)
     state = opt.init(params, lr=RATE * 2)
-    captured = sf.jit(lambda p, lr: opt.init(p, lr=lr), backend="aten")(
-        params, RATE * 2
-    )
+    captured = sf.jit(lambda p, lr: opt.init(p, lr=lr), backend="aten")(params, RATE * 2)
     assert all(map(torch.equal, table.flat(captured), table.flat(state)))
     assert float(state["in.b"]["step_size"][0]) == 2 * LR
 

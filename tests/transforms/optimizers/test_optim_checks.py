@@ -93,24 +93,17 @@ def captured(cls: Any) -> Any:
     return fn(PARAMS, GRADS, {path: {} for path in STATE})
 
 
-def updated(
-    params: Any = PARAMS, grads: Any = GRADS, state: Any = STATE, **k: Any
-) -> Any:
+def updated(params: Any = PARAMS, grads: Any = GRADS, state: Any = STATE, **k: Any) -> Any:
     return OPT.update(params, grads, state, **k)
 
 
 OTHER = {**GRADS, "out": [torch.ones(2), GRADS["out"][1]]}
 # a call, the class of its error, parts of its text
-REFUSED: dict[
-    str, tuple[Callable[[], Any], type[sf.ShardError], tuple[str, ...]]
-] = {
+REFUSED: dict[str, tuple[Callable[[], Any], type[sf.ShardError], tuple[str, ...]]] = {
     "LBFGS": (
         lambda: sf.optim(O.LBFGS),
         sf.CaptureError,
-        (
-            "optim(LBFGS): it evaluates the loss again",
-            "sf.value_and_grad in a loop",
-        ),
+        ("optim(LBFGS): it evaluates the loss again", "sf.value_and_grad in a loop"),
     ),
     "SparseAdam": (
         lambda: sf.optim(O.SparseAdam),
@@ -135,10 +128,7 @@ REFUSED: dict[
     "values elsewhere": (
         lambda: sf.optim(Counts).init(PARAMS),
         sf.CaptureError,
-        (
-            "its step changes self.count, param_groups[0]['lr']",
-            "self.state[p][name]",
-        ),
+        ("its step changes self.count, param_groups[0]['lr']", "self.state[p][name]"),
     ),
     "state elsewhere": (
         lambda: sf.optim(Elsewhere).init(PARAMS),
@@ -196,24 +186,15 @@ REFUSED: dict[
         ("the gradient of 'out.0' is float32[2], not float64[2, 3, 2]",),
     ),
     "two parameters of one path": (
-        lambda: updated(
-            {"a.b": PARAMS["out"][1], "a": {"b": PARAMS["out"][1]}}, None
-        ),
+        lambda: updated({"a.b": PARAMS["out"][1], "a": {"b": PARAMS["out"][1]}}, None),
         sf.TreeError,
         ("two parameters have the path 'a.b'",),
     ),
-    "no parameters": (
-        lambda: OPT.init({}),
-        sf.TreeError,
-        ("the parameters have no tensor",),
-    ),
+    "no parameters": (lambda: OPT.init({}), sf.TreeError, ("the parameters have no tensor",)),
     "another state": (
         lambda: updated(state={**STATE, "in.w": {}, "more": {}}),
         sf.TreeError,
-        (
-            "state['in.w'] has nothing, not step, exp_avg",
-            "the state has also 'more'",
-        ),
+        ("state['in.w'] has nothing, not step, exp_avg", "the state has also 'more'"),
     ),
     "a state of less": (
         lambda: updated(state={}),
@@ -223,9 +204,7 @@ REFUSED: dict[
     "placements": (
         lambda: OPT.state_placements({"in": sf.P()}, PARAMS),
         sf.TreeError,
-        (
-            "optim(AdamW).state_placements: the whole tree: placements lack ['out']",
-        ),
+        ("optim(AdamW).state_placements: the whole tree: placements lack ['out']",),
     ),
     "torch's placements": (
         lambda: OPT.state_placements(sf.Shard(0), PARAMS),

@@ -44,9 +44,7 @@ def steps(cls: Any, options: Any, mesh: Any, placed: Any) -> Any:
 
 
 @pytest.mark.parametrize("shape", PLACED, ids=str)
-@pytest.mark.parametrize(
-    ("cls", "options"), CHOSEN, ids=[cls.__name__ for cls, _ in CHOSEN]
-)
+@pytest.mark.parametrize(("cls", "options"), CHOSEN, ids=[cls.__name__ for cls, _ in CHOSEN])
 def test_a_sharded_step_equals_torch(cls: Any, options: Any, shape: Any) -> None:
     wanted, states = table.torchs(cls, options, table.tree(0), GRADS)
     n = 3 if shape == (3,) else 4
@@ -55,9 +53,7 @@ def test_a_sharded_step_equals_torch(cls: Any, options: Any, shape: Any) -> None
         params, state = steps(cls, options, mesh, PLACED[shape])
         assert table.largest(sf.full(params), wanted) < 1e-12
         for own, mine in zip(states, sf.full(state).values(), strict=True):
-            assert all(
-                table.largest([mine[name]], [x]) < 1e-12 for name, x in own.items()
-            )
+            assert all(table.largest([mine[name]], [x]) < 1e-12 for name, x in own.items())
 
 
 def test_a_step_of_adamw_sends_nothing() -> None:
@@ -68,9 +64,7 @@ def test_a_step_of_adamw_sends_nothing() -> None:
         step = sf.shard(opt.update, mesh, (placed, placed, states), backend="aten")
         lowered = step.lower(params, GRADS[0], opt.init(params))
         assert not lowered.transfers
-        assert [
-            str(x) for x in (states["in.w"]["exp_avg"], states["in.w"]["step"])
-        ] == [
+        assert [str(x) for x in (states["in.w"]["exp_avg"], states["in.w"]["step"])] == [
             "P('a')",
             "P()",
         ]
@@ -100,13 +94,7 @@ def test_init_inside_makes_shards() -> None:
         mesh, placed = sf.make_mesh((3,), ("a",)), PLACED[(3,)]
         states = opt.state_placements(placed, params)
         state = sf.shard(opt.init, mesh, (placed,), states, backend="aten")(params)
-        assert all(
-            map(
-                torch.equal,
-                table.flat(sf.full(state)),
-                table.flat(opt.init(params)),
-            )
-        )
+        assert all(map(torch.equal, table.flat(sf.full(state)), table.flat(opt.init(params))))
 
 
 def on_a_rank() -> Any:
@@ -115,9 +103,7 @@ def on_a_rank() -> Any:
     placed = {"in": {"w": P("a"), "b": P("a")}, "out": [P(None, "a"), P()]}
     params, state = steps(cls, options, mesh, placed)
     opt = sf.optim(cls, lr=LR, **options)
-    params, state = opt.update(
-        params, sf.distribute(GRADS[0], mesh, placed), state
-    )
+    params, state = opt.update(params, sf.distribute(GRADS[0], mesh, placed), state)
     return sf.full(params)
 
 

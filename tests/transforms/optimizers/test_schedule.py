@@ -46,9 +46,7 @@ SCHEDULERS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 PARAMS, GRADS = table.matrices(0), [table.matrices(i + 1) for i in range(STEPS)]
 OPT = sf.optim(O.SGD, lr=LR, momentum=0.9)
-STEP = sf.jit(
-    lambda p, g, s, options: OPT.update(p, g, s, **options), backend="aten"
-)
+STEP = sf.jit(lambda p, g, s, options: OPT.update(p, g, s, **options), backend="aten")
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
@@ -102,10 +100,7 @@ def test_a_scheduler_gives_one_rate_for_each_parameter_group() -> None:
     rates.step()
     assert [round(float(x), 9) for x in rates.lr] == [0.01, 0.1]
     new, _ = opt.update(PARAMS, GRADS[0], opt.init(PARAMS), lr=rates.lr)
-    wanted = {
-        name: PARAMS[name] - lr * GRADS[0][name]
-        for name, lr in [("w", 0.1), ("v", 0.01)]
-    }
+    wanted = {name: PARAMS[name] - lr * GRADS[0][name] for name, lr in [("w", 0.1), ("v", 0.01)]}
     assert table.largest(new, wanted) < 1e-15
 
 

@@ -39,13 +39,9 @@ def test_s1_2_every_collective_and_those_that_were_removed(step: Any) -> None:
     assert f"{__file__}:" in text
 
 
-def test_shapes_stand_for_tensors_and_both_halves_of_a_backward_count(
-    step: Any,
-) -> None:
+def test_shapes_stand_for_tensors_and_both_halves_of_a_backward_count(step: Any) -> None:
     shapes = sf.tree_map(lambda x: sf.ShapeDtype(x.shape), (W, X))
-    assert (
-        sf.explain(step, *shapes).collectives == sf.explain(step, W, X).collectives
-    )
+    assert sf.explain(step, *shapes).collectives == sf.explain(step, W, X).collectives
     w = sf.tree_map(lambda x: x.clone().requires_grad_(), W)
     with sf.use_mesh(sf.make_mesh((4,), ("dp",))) as mesh:
         call = sf.shard(_loss, mesh, (P(), P("dp")))
@@ -56,17 +52,13 @@ def test_shapes_stand_for_tensors_and_both_halves_of_a_backward_count(
 def test_a_budget_that_holds_gives_the_explanation(step: Any) -> None:
     found = sf.explain(step, W, X)
     counts = {"all_to_all": 0, "all_gather": 1}
-    same = sf.assert_comms(
-        step, W, X, counts=counts, max_bytes=found.nbytes, max_implicit=9
-    )
+    same = sf.assert_comms(step, W, X, counts=counts, max_bytes=found.nbytes, max_implicit=9)
     assert same == found
 
 
 def test_all_that_is_over_the_budget_is_listed(step: Any) -> None:
     with pytest.raises(sf.BudgetError) as error:
-        sf.assert_comms(
-            step, W, X, counts={"all_gather": 0}, max_bytes="1B", max_implicit=0
-        )
+        sf.assert_comms(step, W, X, counts={"all_gather": 0}, max_bytes="1B", max_implicit=0)
     head, *lines = without_line(error.value).splitlines()
     assert head.startswith(
         "shard(bucketed_grad(_loss)): 1 all_gather, and 0 in the budget: for mm over dp, "
@@ -83,15 +75,9 @@ def test_all_that_is_over_the_budget_is_listed(step: Any) -> None:
             {"counts": {"allreduce": 1}},
             "assert_comms: 'allreduce' in counts\n  needed: kinds of collectives: all_reduce, ",
         ),
-        (
-            {"counts": {"all_reduce": -1}},
-            "assert_comms, counts: counts is {'all_reduce': -1}",
-        ),
+        ({"counts": {"all_reduce": -1}}, "assert_comms, counts: counts is {'all_reduce': -1}"),
         ({"max_bytes": "lots"}, "assert_comms, max_bytes: "),
-        (
-            {"max_implicit": "no"},
-            "assert_comms, max_implicit: max_implicit is 'no', a str",
-        ),
+        ({"max_implicit": "no"}, "assert_comms, max_implicit: max_implicit is 'no', a str"),
     ],
 )
 def test_bad_options(step: Any, options: Any, text: str) -> None:
@@ -101,9 +87,7 @@ def test_bad_options(step: Any, options: Any, text: str) -> None:
 
 
 def test_a_plain_function_is_refused() -> None:
-    with pytest.raises(
-        sf.ShardError, match="explain: _loss is not a transformed function"
-    ):
+    with pytest.raises(sf.ShardError, match="explain: _loss is not a transformed function"):
         sf.explain(_loss, W, X)
 
 

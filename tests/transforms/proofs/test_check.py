@@ -9,17 +9,10 @@ import shardfn as sf
 from shardfn import P
 
 
-def test_check_proves_law_0_and_finds_what_breaks_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_check_proves_law_0_and_finds_what_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:
     fn = lambda x, y: (x @ y).softmax(-1)
-    args = (
-        torch.randn(5, 3, dtype=torch.float64),
-        torch.randn(3, 4, dtype=torch.float64),
-    )
-    found = sf.check(
-        fn, *args, worlds=[1, 2, 3, {"dp": 2, "tp": 2}], placements=(P("dp"), P())
-    )
+    args = (torch.randn(5, 3, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64))
+    found = sf.check(fn, *args, worlds=[1, 2, 3, {"dp": 2, "tp": 2}], placements=(P("dp"), P()))
     assert all(v < 1e-12 for v in found.values()) and list(found) == [
         1,
         2,
@@ -36,11 +29,6 @@ def test_check_proves_law_0_and_finds_what_breaks_it(
         lambda call: [(("sum",), ("sum",)), *pointwise.pointwise(call)],
     )
     with pytest.raises(
-        sf.DivergenceError,
-        match=r"check, world 2, result: sharded differs from plain by up to",
+        sf.DivergenceError, match=r"check, world 2, result: sharded differs from plain by up to"
     ):
-        sf.check(
-            lambda x: x.sum(0).exp(),
-            torch.randn(5, 3, dtype=torch.float64),
-            worlds=[2],
-        )
+        sf.check(lambda x: x.sum(0).exp(), torch.randn(5, 3, dtype=torch.float64), worlds=[2])

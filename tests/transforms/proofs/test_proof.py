@@ -28,16 +28,8 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
         lambda call: [((0,), (0,))],
         "result 0, shape (6, 4)",
     ),
-    "not linear": (
-        aten.exp.default,
-        lambda call: [(("sum",), ("sum",))],
-        "result 0, shape (6, 4)",
-    ),
-    "another shape": (
-        aten.sum.default,
-        lambda call: [((0,), ("R",))],
-        "result 0, shape ()",
-    ),
+    "not linear": (aten.exp.default, lambda call: [(("sum",), ("sum",))], "result 0, shape (6, 4)"),
+    "another shape": (aten.sum.default, lambda call: [((0,), ("R",))], "result 0, shape ()"),
 }
 
 

@@ -27,9 +27,7 @@ def test_a_function_that_was_never_called() -> None:
 def test_a_plain_function_is_refused() -> None:
     with pytest.raises(sf.ShardError) as caught:
         sf.explain_retrace(abs, 1)
-    assert str(caught.value).startswith(
-        "explain_retrace: abs is not a transformed function"
-    )
+    assert str(caught.value).startswith("explain_retrace: abs is not a transformed function")
 
 
 def test_a_bound_method_is_asked_about_its_last_call_or_with_its_self() -> None:

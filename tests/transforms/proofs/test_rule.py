@@ -28,10 +28,7 @@ def scale(x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
 
 @torch.library.custom_op("rules::product", mutates_args=())
 def product(
-    x: torch.Tensor,
-    y: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    relu: bool = False,
+    x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None = None, relu: bool = False
 ) -> torch.Tensor:
     z = x @ y if bias is None else x @ y + bias
     return z.relu() if relu else z
@@ -54,25 +51,16 @@ def unread(x: torch.Tensor) -> torch.Tensor:
 
 scale.register_fake(lambda x, c: torch.empty_like(x))
 scale.register_autograd(
-    lambda ctx, g: (
-        scale(g, ctx.saved_tensors[1]),
-        (g * ctx.saved_tensors[0]).sum(0),
-    ),
+    lambda ctx, g: (scale(g, ctx.saved_tensors[1]), (g * ctx.saved_tensors[0]).sum(0)),
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
 )
-product.register_fake(
-    lambda x, y, bias=None, relu=False: x.new_empty(x.shape[0], y.shape[1])
-)
-moments.register_fake(
-    lambda xs: (torch.empty_like(xs[0]), xs[0].new_empty(xs[0].shape[:-1]))
-)
+product.register_fake(lambda x, y, bias=None, relu=False: x.new_empty(x.shape[0], y.shape[1]))
+moments.register_fake(lambda xs: (torch.empty_like(xs[0]), xs[0].new_empty(xs[0].shape[:-1])))
 
 
 def randn(*shape: int) -> torch.Tensor:
     return torch.randn(
-        shape,
-        generator=torch.Generator().manual_seed(sum(shape)),
-        dtype=torch.float64,
+        shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64
     )
 
 
@@ -88,9 +76,7 @@ def no_rules() -> Iterator[None]:
 
 def collectives(fn: Any, placements: Any, *args: Any, n: int = 2) -> list[str]:
     with sf.fake_world(n):
-        lowered = sf.shard(
-            fn, sf.make_mesh((n,), ("dp",)), placements, backend="aten"
-        ).lower(*args)
+        lowered = sf.shard(fn, sf.make_mesh((n,), ("dp",)), placements, backend="aten").lower(*args)
         return [c.kind for c in lowered.collectives]
 
 
@@ -132,30 +118,15 @@ def test_values_are_those_of_one_device(mesh: dict[str, int], cut: P) -> None:
 @pytest.mark.parametrize("mesh", MESHES)
 def test_a_contracted_factor_leaves_a_pending_sum(mesh: dict[str, int]) -> None:
     sf.rule(product, "i k, k j, j -> i j", example=(X, Y))
-    sf.check(
-        product,
-        X,
-        Y,
-        worlds=[mesh],
-        placements=(P(None, "dp"), P("dp")),
-        rtol=1e-12,
-    )
+    sf.check(product, X, Y, worlds=[mesh], placements=(P(None, "dp"), P("dp")), rtol=1e-12)
     assert collectives(product, (P(None, "dp"), P("dp")), X, Y) == ["all_reduce"]
 
 
 def test_a_list_of_tensors_is_one_input_and_each_result_has_its_own_dims() -> None:
     sf.rule(moments, "... c -> ... c, ...", example=([X, 2 * X],))
     assert collectives(lambda x, y: moments([x, y]), P("dp"), X, X) == []
-    assert collectives(lambda x, y: moments([x, y])[1], P(None, "dp"), X, X) == [
-        "all_reduce"
-    ]
-    sf.check(
-        lambda x, y: moments([x, y]),
-        X[None],
-        X[None],
-        placements=P(None, "dp"),
-        rtol=1e-12,
-    )
+    assert collectives(lambda x, y: moments([x, y])[1], P(None, "dp"), X, X) == ["all_reduce"]
+    sf.check(lambda x, y: moments([x, y]), X[None], X[None], placements=P(None, "dp"), rtol=1e-12)
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -170,9 +141,7 @@ def test_the_gradient_of_a_custom_op_is_sharded_too(mesh: dict[str, int]) -> Non
 def compiled() -> Any:
     sf.rule(scale, "b c, c -> b c", example=(X, C))
     fn = sf.value_and_grad(lambda x, c: (scale(x, c) ** 2).sum(), argnums=(0, 1))
-    train = sf.shard(
-        fn, sf.make_mesh((2,), ("dp",)), (P("dp"), P()), backend="inductor"
-    )
+    train = sf.shard(fn, sf.make_mesh((2,), ("dp",)), (P("dp"), P()), backend="inductor")
     outs = [train(X, C) for _ in range(2)]
     return (
         sf.full(outs[1]),
@@ -184,8 +153,7 @@ def compiled() -> Any:
 def test_a_rule_counts_on_real_ranks_with_inductor() -> None:
     for (value, gradients), kinds, compilations in run_ranks(2, compiled):
         torch.testing.assert_close(
-            (value, gradients),
-            (((X * C) ** 2).sum(), (2 * X * C * C, 2 * (X * X * C).sum(0))),
+            (value, gradients), (((X * C) ** 2).sum(), (2 * X * C * C, 2 * (X * X * C).sum(0)))
         )
         assert sorted(kinds) == ["all_reduce", "all_reduce"]
         assert compilations == 1
@@ -196,13 +164,8 @@ def test_a_function_is_given_the_call_and_answers_with_choices() -> None:
 
     @sf.rule(product, example=(X, Y, BIAS, True))
     def by_rows(call: Any) -> Any:
-        seen.append(
-            (call.shapes, call.out_shapes, call["relu"], call["bias"].dtype)
-        )
-        return [
-            ((sf.Shard(0), sf.Replicate(), "R"), (0,)),
-            (("R", 1, 0), (sf.Shard(1),)),
-        ]
+        seen.append((call.shapes, call.out_shapes, call["relu"], call["bias"].dtype))
+        return [((sf.Shard(0), sf.Replicate(), "R"), (0,)), (("R", 1, 0), (sf.Shard(1),))]
 
     assert seen[0] == (((5, 3), (3, 7), (7,)), ((5, 7),), True, torch.float64)
     assert collectives(product, (P("dp"), P(), P()), X, Y, BIAS) == []
@@ -210,34 +173,21 @@ def test_a_function_is_given_the_call_and_answers_with_choices() -> None:
 
 
 def test_a_function_may_answer_with_a_mapping() -> None:
-    sf.rule(
-        product,
-        lambda call: "i k, k j, j -> i j" if not call["relu"] else [],
-        example=(X, Y),
-    )
+    sf.rule(product, lambda call: "i k, k j, j -> i j" if not call["relu"] else [], example=(X, Y))
     assert collectives(product, (P("dp"), P()), X, Y) == []
-    assert collectives(
-        lambda x, y: product(x, y, relu=True), (P("dp"), P()), X, Y
-    ) == ["all_gather"]
+    assert collectives(lambda x, y: product(x, y, relu=True), (P("dp"), P()), X, Y) == [
+        "all_gather"
+    ]
 
 
-def test_s8_4_a_rule_takes_the_place_of_ours_and_of_private_twins_and_ours_comes_back() -> (
-    None
-):
-    fn, reshape = (
-        lambda x: x.exp(),
-        lambda x: torch.ops.aten._unsafe_view(x, [5, 3, 1]),
-    )
+def test_s8_4_a_rule_takes_the_place_of_ours_and_of_private_twins_and_ours_comes_back() -> None:
+    fn, reshape = (lambda x: x.exp(), lambda x: torch.ops.aten._unsafe_view(x, [5, 3, 1]))
     assert collectives(fn, P("dp"), X) == collectives(reshape, P("dp"), X) == []
     with (
         sf.rule(aten.exp.default, "a b -> a b", need_whole="a", example=(X,)),
         sf.rule(aten.view.default, lambda call: []),
     ):
-        assert (
-            collectives(fn, P("dp"), X)
-            == collectives(reshape, P("dp"), X)
-            == ["all_gather"]
-        )
+        assert collectives(fn, P("dp"), X) == collectives(reshape, P("dp"), X) == ["all_gather"]
         assert collectives(fn, P(None, "dp"), X) == []
     assert collectives(fn, P("dp"), X) == collectives(reshape, P("dp"), X) == []
 
@@ -271,13 +221,9 @@ def test_an_op_that_capture_takes_apart_stays_whole_if_it_has_a_rule() -> None:
 # What is staged.
 
 
-def test_a_new_rule_partitions_anew_and_captures_nothing_and_the_old_program_is_kept() -> (
-    None
-):
+def test_a_new_rule_partitions_anew_and_captures_nothing_and_the_old_program_is_kept() -> None:
     with sf.fake_world(2):
-        fn = sf.shard(
-            scale, sf.make_mesh((2,), ("dp",)), (P("dp"), P()), backend="aten"
-        )
+        fn = sf.shard(scale, sf.make_mesh((2,), ("dp",)), (P("dp"), P()), backend="aten")
         cache.clear()
         assert torch.equal(sf.full(fn(X, C)), X * C)
         counted = lambda: (cache.counts["captures"], cache.counts["partitions"])
@@ -287,20 +233,14 @@ def test_a_new_rule_partitions_anew_and_captures_nothing_and_the_old_program_is_
                 assert torch.equal(sf.full(fn(X, C)), X * C)
                 assert counted() == (1, 2)
         fn(X, C)
-        assert counted() == (1, 2), (
-            "without the rule the first program is right again"
-        )
+        assert counted() == (1, 2), "without the rule the first program is right again"
 
 
 # What is proved.
 
 
-def test_a_factor_that_the_op_works_along_is_refused_with_the_first_wrong_element() -> (
-    None
-):
-    lines = refused(
-        aten.cumsum.default, "a b -> a b", example=(torch.ones(5, 3), 0)
-    )
+def test_a_factor_that_the_op_works_along_is_refused_with_the_first_wrong_element() -> None:
+    lines = refused(aten.cumsum.default, "a b -> a b", example=(torch.ones(5, 3), 0))
     assert lines == [
         "rule(aten.cumsum.default): the choice (0,) -> (0,) is not right on 2 ranks",
         "  inputs (5, 3)",
@@ -318,17 +258,13 @@ def test_a_factor_that_the_op_works_along_is_refused_with_the_first_wrong_elemen
 
 def test_a_pending_sum_is_refused_where_the_op_is_not_linear() -> None:
     for rule in ("i k, k j, j -> i j", lambda call: [(("sum", "R"), ("sum",))]):
-        first, inputs, differs, *_ = refused(
-            product, rule, example=(X, Y, None, True)
-        )
+        first, inputs, differs, *_ = refused(product, rule, example=(X, Y, None, True))
         assert "-> ('sum',) is not right on 2 ranks" in first
         assert inputs == "  inputs (5, 3), (3, 7)"
         assert "the first element that differs is at (0, " in differs
 
 
-def test_an_op_that_fails_on_pieces_and_pieces_of_a_wrong_shape_are_refused() -> (
-    None
-):
+def test_an_op_that_fails_on_pieces_and_pieces_of_a_wrong_shape_are_refused() -> None:
     lines = refused(product, lambda call: [(("R", 0), ("sum",))], example=(X, Y))
     assert lines[2].startswith("  the op fails on the shards: ")
     lines = refused(aten.t.default, "a b -> a b", example=(X[:, :3],))
@@ -345,8 +281,7 @@ def test_an_op_that_fails_on_pieces_and_pieces_of_a_wrong_shape_are_refused() ->
 def test_a_wrong_rule_that_was_not_proved_is_refused_where_it_is_used() -> None:
     sf.rule(aten.t.default, lambda call: [((0,), (0,))])
     with pytest.raises(
-        RuleError,
-        match="rule\\(aten.t.default\\): the op gives \\(3, 3\\) on a rank",
+        RuleError, match="rule\\(aten.t.default\\): the op gives \\(3, 3\\) on a rank"
     ) as error:
         collectives(lambda x: x.t(), P("dp"), X)
     assert "try: sf.rule(..., example=(arguments of the op))" in str(error.value)
@@ -369,10 +304,7 @@ def test_a_wrong_gradient_is_refused_and_the_rule_taken_back() -> None:
     impure.register_autograd(lambda ctx, g: g * float(g.sum()))
     lines = refused(impure, "a b -> a b", example=(X,))
     assert lines[0] == "rule(rules.impure.default), its gradient"
-    assert (
-        lines[1].startswith("grad(rules.impure.default): it ")
-        and "a tensor's value" in lines[1]
-    )
+    assert lines[1].startswith("grad(rules.impure.default): it ") and "a tensor's value" in lines[1]
 
 
 # What is refused.
@@ -440,10 +372,7 @@ def test_dims_and_sizes_that_do_not_fit_are_refused_all_at_once() -> None:
 
 def test_a_dim_of_size_one_is_written_so() -> None:
     sf.rule(scale, "b c, 1 -> b c", example=(X, C[:1]))
-    assert (
-        refused_size("b c, 1 -> b c")
-        == "factor 1 has two sizes: 3 in input 1, 1 in the rule"
-    )
+    assert refused_size("b c, 1 -> b c") == "factor 1 has two sizes: 3 in input 1, 1 in the rule"
 
 
 def refused_size(text: str) -> str:
@@ -453,13 +382,8 @@ def refused_size(text: str) -> str:
 
 
 OPS = {
-    "rules::nothing": [
-        "rule(rules::nothing): there is no such op",
-        "  needed: one op",
-    ],
-    torch.exp: [
-        "rule(exp): there is no such op: it is a builtin_function_or_method"
-    ],
+    "rules::nothing": ["rule(rules::nothing): there is no such op", "  needed: one op"],
+    torch.exp: ["rule(exp): there is no such op: it is a builtin_function_or_method"],
     double: [
         "rule(rules.double.default): it writes to its arguments: rules::double(Tensor(a0!) x) -> ()"
     ],
@@ -469,9 +393,7 @@ OPS = {
     aten.bernoulli.p: [
         "rule(aten.bernoulli.p): it draws random numbers, which ranks would draw differently"
     ],
-    aten.sum: [
-        "rule(sum): it has 2 overloads: aten.sum.dim_IntList, aten.sum.default"
-    ],
+    aten.sum: ["rule(sum): it has 2 overloads: aten.sum.dim_IntList, aten.sum.default"],
     aten.dropout.default: [
         "rule(aten.dropout.default): it draws random numbers, which ranks would draw differently"
     ],
@@ -488,9 +410,7 @@ OPS = {
 }
 
 
-@pytest.mark.parametrize(
-    "op", list(OPS), ids=lambda op: getattr(op, "__name__", str(op))
-)
+@pytest.mark.parametrize("op", list(OPS), ids=lambda op: getattr(op, "__name__", str(op)))
 def test_an_op_that_can_have_no_rule_is_refused(op: Any) -> None:
     assert refused(op, "a -> a")[: len(OPS[op])] == OPS[op]
 
@@ -513,9 +433,7 @@ def test_arguments_that_are_none_are_refused() -> None:
 
 
 def test_a_composite_op_says_what_it_becomes() -> None:
-    (first, fix) = refused(
-        aten.linear.default, "b i, o i -> b o", example=(X, randn(4, 3))
-    )
+    (first, fix) = refused(aten.linear.default, "b i, o i -> b o", example=(X, randn(4, 3)))
     assert first == (
         "rule(aten.linear.default): it is composite: capture takes it apart into other "
         "ops: aten.t.default, aten.mm.default"
@@ -530,15 +448,12 @@ def test_an_op_without_a_fake_implementation_is_refused() -> None:
         "impl registered"
     )
     assert fix == (
-        "  try: arguments that the op takes, and a fake implementation: "
-        "torch.library.register_fake"
+        "  try: arguments that the op takes, and a fake implementation: torch.library.register_fake"
     )
 
 
 @pytest.mark.parametrize(
-    "answer",
-    [3, [(("R",), ("R",))], [((0, 5), (0,))], [(("avg", "R"), ("R",))]],
-    ids=str,
+    "answer", [3, [(("R",), ("R",))], [((0, 5), (0,))], [(("avg", "R"), ("R",))]], ids=str
 )
 def test_an_answer_that_is_no_list_of_choices_is_refused(answer: Any) -> None:
     assert "fails: it " in refused(scale, lambda call: answer, example=(X, C))[0]

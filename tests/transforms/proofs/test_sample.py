@@ -15,9 +15,7 @@ X = torch.arange(6.0).view(2, 3)
 
 def test_a_sample_knows_its_shapes_and_its_results() -> None:
     sample = Sample(aten.cat.default, ([X, X], 1), {})
-    assert sample.call.shapes == ((2, 3), (2, 3)) and sample.call.out_shapes == (
-        (2, 6),
-    )
+    assert sample.call.shapes == ((2, 3), (2, 3)) and sample.call.out_shapes == ((2, 6),)
     assert torch.equal(sample.results[0], torch.cat([X, X], 1))
     assert sample.choices(lambda call: [((0, 0), (0,))]) == [((0, 0), (0,))]
 
@@ -33,9 +31,6 @@ def test_an_op_that_does_not_run_is_refused_with_its_own_words() -> None:
 def test_tensors_are_replaced_in_order_and_all_else_stays() -> None:
     tree = ([X, 1], {"k": (X, "a")})
     assert mapped(tree, lambda x: TENSOR) == ([TENSOR, 1], {"k": (TENSOR, "a")})
-    assert filled(([TENSOR, 1], {"k": TENSOR}), iter("ab")) == (
-        ["a", 1],
-        {"k": "b"},
-    )
+    assert filled(([TENSOR, 1], {"k": TENSOR}), iter("ab")) == (["a", 1], {"k": "b"})
     assert tensors_of(X) == [X] or len(tensors_of(X)) == 1
     assert [x is X for x in tensors_of((X, None))] == [True]

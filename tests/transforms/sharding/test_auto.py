@@ -65,29 +65,13 @@ def chosen(fn: Any, args: Any, memory: Any = None, places: Any = sf.auto) -> Any
 SMALL = shapes(up=(512, 2048), down=(2048, 512)), sf.ShapeDtype((8192, 512))
 WIDE = shapes(up=(8192, 32768), down=(32768, 8192)), sf.ShapeDtype((64, 8192))
 # fewer features than ranks, so only rows can be sharded
-TABLE = (
-    shapes(table=(10**7, 4), w=(4, 64)),
-    sf.ShapeDtype((4096, 16), torch.int64),
-)
+TABLE = (shapes(table=(10**7, 4), w=(4, 64)), sf.ShapeDtype((4096, 16), torch.int64))
 STACKED = shapes(up=(4, 512, 2048), down=(4, 2048, 512)), SMALL[1]
-STACKED_WIDE = (
-    shapes(up=(4, 4096, 16384), down=(4, 16384, 4096)),
-    sf.ShapeDtype((64, 4096)),
-)
+STACKED_WIDE = (shapes(up=(4, 4096, 16384), down=(4, 16384, 4096)), sf.ShapeDtype((64, 4096)))
 KNOWN = {
     "data parallel": (sgd(loss), SMALL, "60MiB", "(P(), P('x'))"),
-    "fully sharded": (
-        sgd(loss),
-        SMALL,
-        "32MiB",
-        "({'up': P(None, 'x'), 'down': P('x')}, P('x'))",
-    ),
-    "tensor parallel": (
-        sgd(loss),
-        WIDE,
-        "1GiB",
-        "({'up': P(None, 'x'), 'down': P('x')}, P())",
-    ),
+    "fully sharded": (sgd(loss), SMALL, "32MiB", "({'up': P(None, 'x'), 'down': P('x')}, P('x'))"),
+    "tensor parallel": (sgd(loss), WIDE, "1GiB", "({'up': P(None, 'x'), 'down': P('x')}, P())"),
     "rows of a table": (sgd(lookup), TABLE, "250MiB", None),
     "data parallel scan": (sgd(layered), STACKED, "160MiB", "(P(), P('x'))"),
     "fully sharded scan": (
@@ -117,10 +101,7 @@ def test_what_is_known_to_be_best_is_found(name: str) -> None:
 
 
 def test_the_same_is_chosen_again() -> None:
-    first, again = (
-        chosen(sgd(loss), SMALL, "32MiB"),
-        chosen(sgd(loss), SMALL, "32MiB"),
-    )
+    first, again = (chosen(sgd(loss), SMALL, "32MiB"), chosen(sgd(loss), SMALL, "32MiB"))
     assert str(first.placements) == str(again.placements)
     assert str(first) == str(again)
 
@@ -177,9 +158,7 @@ def layers_on(mesh: Any, memory: Any) -> None:
 
 @pytest.mark.parametrize("shape", [(3,), (2, 3)])
 @pytest.mark.parametrize("memory", [None, "12KB"])
-def test_layers_of_a_scan_compute_what_one_device_does(
-    shape: Any, memory: Any
-) -> None:
+def test_layers_of_a_scan_compute_what_one_device_does(shape: Any, memory: Any) -> None:
     with sf.fake_world(6 if len(shape) == 2 else 3):
         mesh = sf.make_mesh(shape, ("a", "b")[: len(shape)])
         layers_on(mesh, memory)
@@ -224,9 +203,7 @@ def test_auto_is_one_value_that_pickles() -> None:
     assert repr(sf.auto) == "sf.auto"
 
 
-def test_when_time_is_up_the_log_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_when_time_is_up_the_log_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())

@@ -19,10 +19,7 @@ def test_mesh_axes_and_samples_are_told_apart() -> None:
 def test_leaves_are_mapped_in_their_tree() -> None:
     tree = {"a": 1, "b": [torch.ones(2), 3]}
     found = names.leafwise(lambda x: x * 2, tree)
-    assert (found["a"], found["b"][1]) == (2, 6) and found["b"][0].tolist() == [
-        2,
-        2,
-    ]
+    assert (found["a"], found["b"][1]) == (2, 6) and found["b"][0].tolist() == [2, 2]
     assert names.leafwise(lambda x: x + 1, 3) == 4
     assert names.tensor(3).dtype == torch.int64
 

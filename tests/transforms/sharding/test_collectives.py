@@ -25,38 +25,25 @@ def close(got: Any, wanted: Any) -> None:
 def example(n: int) -> Tensor:
     """(2n, 3n): both dims can be cut in n pieces."""
     return torch.randn(
-        2 * n,
-        3 * n,
-        generator=torch.Generator().manual_seed(n),
-        dtype=torch.float64,
+        2 * n, 3 * n, generator=torch.Generator().manual_seed(n), dtype=torch.float64
     )
 
 
 def rows(x: Tensor, n: int) -> Tensor:
     """The number of the rank that has each row, as a column."""
-    return torch.arange(n, dtype=x.dtype).repeat_interleave(x.shape[0] // n)[
-        :, None
-    ]
+    return torch.arange(n, dtype=x.dtype).repeat_interleave(x.shape[0] // n)[:, None]
 
 
 # name: (per-rank code of (x, axes), how the result is cut, the same of the whole x and n ranks)
 Case = tuple[Callable[[Tensor, Any], Tensor], P, Callable[[Tensor, int], Tensor]]
 CASES: dict[str, Case] = {
-    "psum": (
-        lambda x, a: x * sf.psum(x.sin().sum(0), a),
-        P("a"),
-        lambda x, n: x * x.sin().sum(0),
-    ),
+    "psum": (lambda x, a: x * sf.psum(x.sin().sum(0), a), P("a"), lambda x, n: x * x.sin().sum(0)),
     "pmean": (
         lambda x, a: x.sin() - sf.pmean(x.mean(0), a),
         P("a"),
         lambda x, n: x.sin() - x.mean(0),
     ),
-    "pmax": (
-        lambda x, a: x * sf.pmax(x.amax(0), a),
-        P("a"),
-        lambda x, n: x * x.amax(0),
-    ),
+    "pmax": (lambda x, a: x * sf.pmax(x.amax(0), a), P("a"), lambda x, n: x * x.amax(0)),
     "pmin": (
         lambda x, a: x * sf.pmin(x, a).sum(),
         P("a"),
@@ -78,17 +65,12 @@ CASES: dict[str, Case] = {
         lambda x, n: x * torch.stack(x.chunk(n), -1).sin().sum((0, 2)),
     ),
     "psum_scatter tiled": (
-        lambda x, a: (
-            sf.psum_scatter(x.sin(), a, scatter_dimension=1, tiled=True) ** 2
-        ),
+        lambda x, a: sf.psum_scatter(x.sin(), a, scatter_dimension=1, tiled=True) ** 2,
         P(None, "a"),
         lambda x, n: x.sin().unflatten(0, (n, -1)).sum(0) ** 2,
     ),
     "psum_scatter": (
-        lambda x, a: (
-            sf.psum_scatter(x.sin().unflatten(1, (-1, 3)), a, scatter_dimension=1)
-            ** 2
-        ),
+        lambda x, a: sf.psum_scatter(x.sin().unflatten(1, (-1, 3)), a, scatter_dimension=1) ** 2,
         P(None, "a"),
         lambda x, n: x.sin().unflatten(0, (n, -1)).sum(0) ** 2,
     ),
@@ -105,9 +87,7 @@ CASES: dict[str, Case] = {
         ).sin(),
     ),
     "all_to_all": (
-        lambda x, a: (
-            sf.all_to_all(x.unflatten(1, (-1, 3)), a, 1, 0).flatten(0, 1).sin()
-        ),
+        lambda x, a: sf.all_to_all(x.unflatten(1, (-1, 3)), a, 1, 0).flatten(0, 1).sin(),
         P(None, "a"),
         lambda x, n: x.sin(),
     ),
@@ -158,36 +138,23 @@ TRANSFORMS: dict[str, tuple[Any, Any]] = {
     ),
     "jacrev": (sf.jacrev, torch.func.jacrev),
     "jacfwd": (sf.jacfwd, torch.func.jacfwd),
-    "hessian": (
-        lambda f: sf.hessian(squares(f)),
-        lambda f: torch.func.hessian(squares(f)),
-    ),
+    "hessian": (lambda f: sf.hessian(squares(f)), lambda f: torch.func.hessian(squares(f))),
     "grad of jvp": (
-        lambda f: sf.grad(
-            lambda x: sf.jvp(f, (x,), (tangent(x),))[1].square().sum()
-        ),
+        lambda f: sf.grad(lambda x: sf.jvp(f, (x,), (tangent(x),))[1].square().sum()),
         lambda f: torch.func.grad(
             lambda x: torch.func.jvp(f, (x,), (tangent(x),))[1].square().sum()
         ),
     ),
     "vmap of grad": (
-        lambda f: (
-            lambda x: sf.vmap(sf.grad(squares(f)))(torch.stack([x, x.sin()]))
-        ),
-        lambda f: (
-            lambda x: torch.func.vmap(torch.func.grad(squares(f)))(
-                torch.stack([x, x.sin()])
-            )
-        ),
+        lambda f: lambda x: sf.vmap(sf.grad(squares(f)))(torch.stack([x, x.sin()])),
+        lambda f: lambda x: torch.func.vmap(torch.func.grad(squares(f)))(torch.stack([x, x.sin()])),
     ),
 }
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("case", CASES)
-def test_a_collective_under_a_transform_equals_whole_arrays(
-    case: str, transform: str
-) -> None:
+def test_a_collective_under_a_transform_equals_whole_arrays(case: str, transform: str) -> None:
     body, out, whole = CASES[case]
     ours, theirs = TRANSFORMS[transform]
     with sf.fake_world(3):
@@ -199,18 +166,14 @@ def test_a_collective_under_a_transform_equals_whole_arrays(
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("case", CASES)
-def test_a_collective_and_its_gradient_over_all_axes_at_once(
-    case: str, world: str
-) -> None:
+def test_a_collective_and_its_gradient_over_all_axes_at_once(case: str, world: str) -> None:
     shape, names = WORLDS[world]
     body, out, whole = CASES[case]
     over = names if len(names) > 1 else names[0]
     placed = P(*(over if part == "a" else part for part in out.parts))
     with sf.fake_world(torch.Size(shape).numel()):
         mesh, n = sf.make_mesh(shape, names), torch.Size(shape).numel()
-        fn = sf.shard_map(
-            lambda x: body(x, over), mesh, P(over), placed, backend="aten"
-        )
+        fn = sf.shard_map(lambda x: body(x, over), mesh, P(over), placed, backend="aten")
         close(sf.full(fn(example(n))), whole(example(n), n))
         with sf.use_mesh(mesh):
             close(
@@ -220,26 +183,18 @@ def test_a_collective_and_its_gradient_over_all_axes_at_once(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_collective_over_one_axis_of_two_leaves_the_other_alone(
-    case: str,
-) -> None:
+def test_a_collective_over_one_axis_of_two_leaves_the_other_alone(case: str) -> None:
     body, out, whole = CASES[case]
     with sf.fake_world(8):
         mesh, x = sf.make_mesh((2, 4), ("b", "a")), example(4)
         with sf.use_mesh(mesh):
-            fn = sf.shard_map(
-                lambda x: body(x, "a"), None, P("a"), out, axis_names={"a"}
-            )
+            fn = sf.shard_map(lambda x: body(x, "a"), None, P("a"), out, axis_names={"a"})
             loss = squares(fn)  # captured once for all placements
             for placed in (P("b"), P(None, "b"), P(("b", "a")), P("a", "b")):
-                step = sf.shard(
-                    sf.value_and_grad(loss), mesh, placed, backend="aten"
-                )
+                step = sf.shard(sf.value_and_grad(loss), mesh, placed, backend="aten")
                 close(
                     sf.full(step(x)),
-                    torch.func.grad_and_value(squares(lambda x: whole(x, 4)))(x)[
-                        ::-1
-                    ],
+                    torch.func.grad_and_value(squares(lambda x: whole(x, 4)))(x)[::-1],
                 )
 
 
@@ -256,9 +211,7 @@ def test_a_collective_over_one_axis_of_two_leaves_the_other_alone(
     ],
 )
 @pytest.mark.parametrize("transform", ["value", "grad", "jvp", "jacrev"])
-def test_a_collective_over_samples_is_one_over_ranks(
-    case: str, transform: str
-) -> None:
+def test_a_collective_over_samples_is_one_over_ranks(case: str, transform: str) -> None:
     """vmap(axis_name=) over n pieces stands for shard_map over n ranks."""
     body, out, whole = CASES[case]
     ours, theirs = TRANSFORMS[transform]
@@ -270,25 +223,19 @@ def test_a_collective_over_samples_is_one_over_ranks(
 
 @pytest.mark.parametrize("names", [("i", "dp"), ("dp", "i")])
 @pytest.mark.parametrize("case", CASES)
-def test_names_of_samples_and_of_ranks_mix(
-    case: str, names: tuple[str, str]
-) -> None:
+def test_names_of_samples_and_of_ranks_mix(case: str, names: tuple[str, str]) -> None:
     body, out, whole = CASES[case]
     dim = out.parts.index("a") if "a" in out.parts else None
     x = example(6)
 
-    def per_rank(
-        x: Tensor,
-    ) -> Tensor:  # of (2, rows, columns): the samples in front
+    def per_rank(x: Tensor) -> Tensor:  # of (2, rows, columns): the samples in front
         return sf.vmap(lambda x: body(x, names), axis_name="i")(x)
 
     def split(
         x: Tensor, dim: int
     ) -> Tensor:  # whole -> (3 samples, 2 ranks ...) in the order of the names
         sizes = (3, 2) if names[0] == "i" else (2, 3)
-        parts = x.unflatten(dim, (*sizes, x.shape[dim] // 6)).movedim(
-            (dim, dim + 1), (0, 1)
-        )
+        parts = x.unflatten(dim, (*sizes, x.shape[dim] // 6)).movedim((dim, dim + 1), (0, 1))
         return parts if names[0] == "i" else parts.transpose(0, 1)
 
     with sf.fake_world(2):
@@ -301,12 +248,7 @@ def test_names_of_samples_and_of_ranks_mix(
             backend="aten",
         )
         got, wanted = sf.full(inside(split(x, 0))), whole(x, 6)
-        close(
-            got,
-            wanted.expand(3, 2, *wanted.shape)
-            if dim is None
-            else split(wanted, dim),
-        )
+        close(got, wanted.expand(3, 2, *wanted.shape) if dim is None else split(wanted, dim))
 
 
 def test_trees_and_numbers_are_summed_leaf_by_leaf() -> None:
@@ -344,9 +286,7 @@ def test_sums_of_what_is_equal_send_nothing() -> None:
 def test_ties_share_the_derivative_of_a_maximum() -> None:
     x = torch.tensor([1.0, 3.0, 3.0], dtype=torch.float64)
     with sf.fake_world(3), sf.use_mesh(sf.make_mesh((3,), ("dp",))):
-        fn = sf.shard_map(
-            lambda x: sf.pmax(x, "dp").squeeze(0) ** 2, None, P("dp"), P()
-        )
+        fn = sf.shard_map(lambda x: sf.pmax(x, "dp").squeeze(0) ** 2, None, P("dp"), P())
         close(sf.full(sf.grad(fn)(x)), torch.func.grad(lambda x: x.amax() ** 2)(x))
         close(
             sf.full(sf.jvp(fn, (x,), (x,))[1]),
@@ -358,9 +298,7 @@ def test_axis_size_is_a_number_and_axis_index_is_data() -> None:
     with sf.fake_world(8):
         mesh = sf.make_mesh((2, 4), ("a", "b"))
         body = lambda x: (
-            x * 0
-            + sf.axis_index(("b", "a")) * sf.axis_size("b")
-            + sf.axis_size(("a", "b"))
+            x * 0 + sf.axis_index(("b", "a")) * sf.axis_size("b") + sf.axis_size(("a", "b"))
         )
         fn = sf.shard_map(body, mesh, P(("a", "b")), P(("a", "b")), backend="aten")
         assert sf.full(fn(torch.zeros(8))).tolist() == [

@@ -33,9 +33,7 @@ def test_constrain_pins_a_value_and_its_gradient(mesh: Any) -> None:
     assert h.placements == (Shard(0), Shard(1))
     g = aten(sf.grad(lambda x: f(x)[1]), mesh)(x)
     torch.testing.assert_close(sf.full(g), 8 * x)
-    assert g.placements == (Replicate(), Replicate()), (
-        "a gradient is placed as its argument is"
-    )
+    assert g.placements == (Replicate(), Replicate()), "a gradient is placed as its argument is"
     assert sf.constrain(x, P("dp")) is x, "outside a transform it is the identity"
     assert torch.equal(sf.grad(lambda x: f(x)[1])(x), 8 * x), "and without a mesh"
 

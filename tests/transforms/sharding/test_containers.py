@@ -140,15 +140,11 @@ def test_another_class_is_refused_by_name(name: str, transform: str) -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
         takes = staged(transform, lambda c: first(c) * 2, mesh)
-        with pytest.raises(
-            sf.TreeError, match=f"argument c: a {name}\n"
-        ) as caught:
+        with pytest.raises(sf.TreeError, match=f"argument c: a {name}\n") as caught:
             takes(make(X, X))
         assert f"  at: {__file__}:" in str(caught.value) and caught.value.fix
         gives = staged(transform, lambda x: make(x * 2, x), mesh)
-        with pytest.raises(
-            sf.CaptureError, match=f"result is a {name}\n"
-        ) as found:
+        with pytest.raises(sf.CaptureError, match=f"result is a {name}\n") as found:
             gives(X)
         assert found.value.fix
 
@@ -157,9 +153,7 @@ MAPPINGS = ("Config", "Named", "Noted")
 
 
 @pytest.mark.parametrize("name", MAPPINGS)
-def test_a_mapping_has_gradients_placements_and_copies_of_its_own(
-    name: str,
-) -> None:
+def test_a_mapping_has_gradients_placements_and_copies_of_its_own(name: str) -> None:
     make = TREES[name]
     w = torch.full((2,), 3.0, dtype=torch.float64)
     loss = lambda w, tree: (tree["a"] @ w * tree["b"].sum()).sum()

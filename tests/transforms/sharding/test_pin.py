@@ -77,9 +77,7 @@ def check(found: Any, net: Net, inputs: Any) -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (3, 2)])
-def test_layers_have_the_placements_and_values_stay(
-    shape: tuple[int, int],
-) -> None:
+def test_layers_have_the_placements_and_values_stay(shape: tuple[int, int]) -> None:
     net, inputs = case()
     with sf.fake_world(6):
         assert run(net, inputs, shape)[2] == {"dp"}
@@ -135,8 +133,7 @@ WRONG: list[tuple[Any, Any, type[Exception], str]] = [
         None,
         None,
         sf.TreeError,
-        "pin: neither outputs nor inputs\n  try: sf.pin(module, {'layers.*.mlp': "
-        "P('dp', 'tp')})",
+        "pin: neither outputs nor inputs\n  try: sf.pin(module, {'layers.*.mlp': P('dp', 'tp')})",
     ),
 ]
 
@@ -221,9 +218,7 @@ def test_a_sequential_with_a_forward_of_its_own_is_another_value() -> None:
 def test_what_is_not_a_module_is_refused() -> None:
     with pytest.raises(sf.ShardError) as error:
         sf.pin(case, {"": P("dp")})  # type: ignore[arg-type]
-    assert str(error.value).startswith(
-        "pin: module is a function\n  needed: an nn.Module"
-    )
+    assert str(error.value).startswith("pin: module is a function\n  needed: an nn.Module")
 
 
 UNFIT = [

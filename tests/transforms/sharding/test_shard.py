@@ -36,9 +36,7 @@ def aten(fn: Any, mesh: Any, *args: Any, **options: Any) -> Any:
 def test_function_form_and_both_decorator_forms(mesh: Any) -> None:
     x = torch.arange(6.0)
     decorated = sf.shard(mesh=mesh, in_placements=P("dp"), backend="aten")(double)
-    partial = functools.partial(
-        sf.shard, mesh=mesh, in_placements=P("dp"), backend="aten"
-    )(double)
+    partial = functools.partial(sf.shard, mesh=mesh, in_placements=P("dp"), backend="aten")(double)
     for fn in (aten(double, mesh, P("dp")), decorated, partial):
         out = fn(x)
         assert isinstance(out, DTensor)
@@ -77,10 +75,7 @@ def test_constants_written_out_in_the_function(mesh: Any) -> None:
 
 
 def test_torch_funcs_own_transforms_inside(mesh: Any) -> None:
-    x, w = (
-        torch.randn(6, 4, dtype=torch.float64),
-        torch.randn(4, 2, dtype=torch.float64),
-    )
+    x, w = (torch.randn(6, 4, dtype=torch.float64), torch.randn(4, 2, dtype=torch.float64))
     per_row = lambda w, row: (row @ w).sin().sum()
     fn = lambda w, x: (
         torch.func.vmap(sf.grad(per_row), (None, 0))(w, x),
@@ -113,21 +108,14 @@ def test_out_placements_and_pending_results(mesh: Any) -> None:
     pending = [sf.Partial(), Replicate()]
     fn = aten(lambda x: (x.sum(0), x.sum(0)), mesh, P("dp"), (pending, P("tp")))
     a, b = fn(x)
-    assert a.placements == (sf.Partial(), Replicate()) and b.placements == (
-        Replicate(),
-        Shard(0),
-    )
+    assert a.placements == (sf.Partial(), Replicate()) and b.placements == (Replicate(), Shard(0))
     for got in (a, b):
         torch.testing.assert_close(sf.full(got), x.sum(0))
 
 
-def test_a_steps_outputs_feed_the_next_call_without_reshard_or_recompilation(
-    mesh: Any,
-) -> None:
+def test_a_steps_outputs_feed_the_next_call_without_reshard_or_recompilation(mesh: Any) -> None:
     params, (x, y) = models.gpt_params(), models.tokens()
-    step = aten(
-        models.STEPS["gpt"], mesh, (schemes.mixed(params), P("dp"), P("dp"))
-    )
+    step = aten(models.STEPS["gpt"], mesh, (schemes.mixed(params), P("dp"), P("dp")))
     params = sf.distribute(params, mesh, schemes.mixed(params))
     first, _, _ = step(params, x, y)
     before = dict(cache.counts)
@@ -135,10 +123,7 @@ def test_a_steps_outputs_feed_the_next_call_without_reshard_or_recompilation(
     third, _, _ = step(second, x, y)
     assert dict(cache.counts) == before
     for a, b, g in zip(leaves(params), leaves(third), leaves(grads), strict=True):
-        assert (
-            a.placements == b.placements == g.placements
-            and a.stride() == b.stride()
-        )
+        assert a.placements == b.placements == g.placements and a.stride() == b.stride()
 
 
 def test_s2_4_metadata_is_constant_over_calls(
@@ -149,9 +134,7 @@ def test_s2_4_metadata_is_constant_over_calls(
     cache.clear()
     fn(sf.distribute(x, mesh, P("dp")))
     fn(
-        sf.distribute(
-            x, sf.make_mesh((2, 4), ("dp", "tp")), [Shard(0), Replicate()]
-        )
+        sf.distribute(x, sf.make_mesh((2, 4), ("dp", "tp")), [Shard(0), Replicate()])
     )  # equal, not the same objects
     assert (cache.counts["captures"], cache.counts["partitions"]) == (1, 1)
     fn(sf.distribute(x, mesh, P("tp")))
@@ -191,37 +174,22 @@ def test_value_and_grad_over_trees_argnums_and_aux() -> None:
         return (a["x"] * b * k).sum(), {"b": b + 1, "k": k, "none": None}
 
     a, b = {"x": torch.arange(3.0), "y": (torch.ones(2),)}, torch.ones(3)
-    (value, aux), (ga, gb) = sf.value_and_grad(
-        loss, argnums=(0, -1), has_aux=True
-    )(a, 2, b)
-    assert (
-        value == 6
-        and aux["k"] == 2
-        and aux["none"] is None
-        and torch.equal(aux["b"], b + 1)
-    )
+    (value, aux), (ga, gb) = sf.value_and_grad(loss, argnums=(0, -1), has_aux=True)(a, 2, b)
+    assert value == 6 and aux["k"] == 2 and aux["none"] is None and torch.equal(aux["b"], b + 1)
     assert (
         torch.equal(ga["x"], 2 * b)
         and torch.equal(ga["y"][0], torch.zeros(2))
         and torch.equal(gb, 2 * a["x"])
     )
-    assert torch.equal(
-        sf.grad(sf.grad(lambda x: x**3))(torch.tensor(2.0)), torch.tensor(12.0)
-    )
+    assert torch.equal(sf.grad(sf.grad(lambda x: x**3))(torch.tensor(2.0)), torch.tensor(12.0))
     assert torch.equal(sf.grad(lambda x, y: (x * y).sum(), argnums=1)(b, b), b)
 
 
-def test_donated_arguments_are_gone_and_say_which_call_took_them(
-    mesh: Any,
-) -> None:
+def test_donated_arguments_are_gone_and_say_which_call_took_them(mesh: Any) -> None:
     fn = aten(double, mesh, P("dp"), donate_argnums=0)
     for x in (sf.distribute(torch.ones(8), mesh, P("dp")), torch.ones(8)):
         assert torch.equal(sf.full(fn(x)), torch.full((8,), 2.0))
-        for use in (
-            lambda x: x + 1,
-            fn,
-            sf.full if isinstance(x, DTensor) else fn,
-        ):
+        for use in (lambda x: x + 1, fn, sf.full if isinstance(x, DTensor) else fn):
             with pytest.raises(sf.ShardError) as error:
                 use(x)
             assert str(error.value) == (
@@ -231,9 +199,7 @@ def test_donated_arguments_are_gone_and_say_which_call_took_them(
         assert "DonatedTensor" in repr(x)
 
 
-def test_compiled_donation_reuses_the_memory_and_the_second_call_compiles_nothing() -> (
-    None
-):
+def test_compiled_donation_reuses_the_memory_and_the_second_call_compiles_nothing() -> None:
     mesh = sf.make_mesh((1,), ("dp",))
     try:
         x = torch.arange(64.0)
@@ -244,9 +210,7 @@ def test_compiled_donation_reuses_the_memory_and_the_second_call_compiles_nothin
         before = dict(cache.counts)
         gone, out = out, fn(fn(out))
         with pytest.raises(sf.ShardError, match="was donated to that call"):
-            fn(
-                gone
-            )  # its spec is that of a ready signature, its memory is not there
+            fn(gone)  # its spec is that of a ready signature, its memory is not there
         assert cache.counts["compilations"] == before["compilations"], (
             "the program of the DTensor argument is that of the tensor"
         )
@@ -255,9 +219,7 @@ def test_compiled_donation_reuses_the_memory_and_the_second_call_compiles_nothin
         torch.distributed.destroy_process_group()
 
 
-def test_a_compiled_program_runs_its_own_signature_and_refuses_another(
-    mesh: Any,
-) -> None:
+def test_a_compiled_program_runs_its_own_signature_and_refuses_another(mesh: Any) -> None:
     compiled = aten(double, mesh, P("dp")).compile(sf.ShapeDtype((6, 2)))
     x = torch.randn(6, 2)
     assert torch.equal(sf.full(compiled(x)), x * 2)
@@ -271,9 +233,7 @@ def test_a_compiled_program_runs_its_own_signature_and_refuses_another(
     ]
     fix = "  try: call the transformed function itself, which stages each signature"
     assert text[3] == f"{fix}; an artefact has the one that it was saved for"
-    with pytest.raises(
-        sf.TreeError, match="args\\[1\\]: the program has no such leaf"
-    ):
+    with pytest.raises(sf.TreeError, match="args\\[1\\]: the program has no such leaf"):
         compiled(x, x)
     with pytest.raises(sf.TreeError, match="x: placed"):
         compiled(sf.distribute(x, mesh, P("tp")))
@@ -287,18 +247,13 @@ def test_no_garbage_is_looked_for_while_a_program_is_placed(
     monkeypatch.setattr(
         stages,
         "shared_plan",
-        lambda *args, **options: (
-            seen.append(gc.isenabled()),
-            shared_plan(*args, **options),
-        )[1],
+        lambda *args, **options: (seen.append(gc.isenabled()), shared_plan(*args, **options))[1],
     )
     fn = aten(lambda x: x * 2, mesh, (P("dp"),))
     traced = fn.trace(sf.ShapeDtype((8, 16)))
     traced.lower()
     assert seen == [False] and gc.isenabled()
-    with pytest.raises(
-        sf.PlacementError, match="dim 2 of a tensor with 2 dims"
-    ) as caught:
+    with pytest.raises(sf.PlacementError, match="dim 2 of a tensor with 2 dims") as caught:
         aten(lambda x: x * 2, mesh, (P("dp"),), P(None, None, "dp")).trace(
             sf.ShapeDtype((8, 16))
         ).lower()
@@ -328,6 +283,4 @@ def test_stages_print_as_short_programs(mesh: Any) -> None:
     assert "64 B" in text
     assert "# test_shard.py:" in text
     assert "return result = %relu: f32[8@dp, 4]" in text
-    assert str(low.compile()).startswith(
-        "compiled with aten\nshard(<lambda>) on mesh"
-    )
+    assert str(low.compile()).startswith("compiled with aten\nshard(<lambda>) on mesh")

@@ -53,9 +53,7 @@ def test_placements_may_be_written_as_in_dtensor() -> None:
     with sf.fake_world(8):
         mesh = sf.make_mesh((2, 4), ("a", "b"))
         placed = [sf.Shard(1), sf.Shard(0)]
-        out = sf.shard_map(
-            lambda x: x * 2, mesh, (placed,), placed, backend="aten"
-        )(X)
+        out = sf.shard_map(lambda x: x * 2, mesh, (placed,), placed, backend="aten")(X)
         assert list(out.placements) == placed and out.to_local().shape == (2, 3)
         close(sf.full(out), X * 2)
 
@@ -63,17 +61,12 @@ def test_placements_may_be_written_as_in_dtensor() -> None:
 def test_a_result_may_be_a_term_of_a_sum() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
-        fn = sf.shard_map(
-            lambda x: x.sum(0), mesh, P("dp"), sf.Partial(), backend="aten"
-        )
+        fn = sf.shard_map(lambda x: x.sum(0), mesh, P("dp"), sf.Partial(), backend="aten")
         out = fn(X)
         assert list(out.placements) == [sf.Partial()] and not kinds(fn, X)
         close(sf.full(out), X.sum(0))
         inside = sf.shard(
-            lambda x: (
-                sf.shard_map(lambda x: x.sum(0), None, P("dp"), sf.Partial())(x)
-                * 2
-            ),
+            lambda x: sf.shard_map(lambda x: x.sum(0), None, P("dp"), sf.Partial())(x) * 2,
             mesh,
             backend="aten",
         )
@@ -84,19 +77,14 @@ def test_a_result_may_be_a_term_of_a_mean() -> None:
     with sf.fake_world(4):
         mesh = sf.make_mesh((2, 2), ("dp", "tp"))
         mean = [sf.Partial("avg"), sf.Partial()]
-        fn = sf.shard_map(
-            lambda x: x.sum(0), mesh, P(("dp", "tp")), mean, backend="aten"
-        )
+        fn = sf.shard_map(lambda x: x.sum(0), mesh, P(("dp", "tp")), mean, backend="aten")
         out = fn(X)
         assert list(out.placements) == mean and not kinds(fn, X)
         close(sf.full(out), X.sum(0) / 2)
         grad = sf.shard(
             sf.grad(
                 lambda x: sf.shard_map(
-                    lambda x: x**2,
-                    None,
-                    P("dp"),
-                    [sf.Partial("avg"), sf.Replicate()],
+                    lambda x: x**2, None, P("dp"), [sf.Partial("avg"), sf.Replicate()]
                 )(x).sum()
             ),
             mesh,
@@ -110,9 +98,7 @@ def test_a_result_may_be_a_term_of_a_mean() -> None:
             axis_names={"dp"},
             backend="aten",
         )
-        assert (
-            sf.full(whole(X)).dtype == torch.float32
-        )  # as with pmean, a mean of integers is none
+        assert sf.full(whole(X)).dtype == torch.float32  # as with pmean, a mean of integers is none
 
 
 def test_arguments_and_results_are_trees_and_constants_pass() -> None:
@@ -133,9 +119,7 @@ def test_arguments_and_results_are_trees_and_constants_pass() -> None:
                 sf.psum(p["x"].sum(), "dp"),
             )
 
-        tree, (scale, none, name, total) = sf.full(
-            fn({"x": X, "k": 3}, W, scale=2.0)
-        )
+        tree, (scale, none, name, total) = sf.full(fn({"x": X, "k": 3}, W, scale=2.0))
         close((tree["y"][0], tree["y"][1], total), (X @ W * 3, X, X.sum()))
         assert (scale, none, name) == (2.0, None, "name")
 
@@ -147,26 +131,17 @@ def test_what_the_body_closes_over_is_the_same_on_all_ranks() -> None:
             lambda x: sf.pmean((x @ w).sin().mean(), "dp"), None, P("dp"), P()
         )(x)
         for placed in (P(), P("dp"), P(None, "dp")):
-            step = sf.shard(
-                sf.grad(outer), mesh, (placed, P("dp")), backend="aten"
-            )
-            close(
-                sf.full(step(W, X)),
-                torch.func.grad(lambda w: (X @ w).sin().mean())(W),
-            )
+            step = sf.shard(sf.grad(outer), mesh, (placed, P("dp")), backend="aten")
+            close(sf.full(step(W, X)), torch.func.grad(lambda w: (X @ w).sin().mean())(W))
 
 
 @pytest.mark.parametrize("side", ["inside", "outside"])
-def test_data_parallel_gradients_cost_one_reduction_for_each_leaf(
-    side: str,
-) -> None:
+def test_data_parallel_gradients_cost_one_reduction_for_each_leaf(side: str) -> None:
     with sf.fake_world(4):
         mesh = sf.make_mesh((4,), ("dp",))
         local = lambda p, x: sf.pmean(loss(p, x), "dp")
         if side == "inside":
-            step = sf.shard_map(
-                sf.grad(local), mesh, (P(), P("dp")), P(), backend="aten"
-            )
+            step = sf.shard_map(sf.grad(local), mesh, (P(), P("dp")), P(), backend="aten")
         else:
             step = sf.shard(
                 sf.grad(sf.shard_map(local, None, (P(), P("dp")), P())),
@@ -182,11 +157,7 @@ def test_the_gradient_of_each_ranks_own_loss_is_summed_over_ranks() -> None:
     """As in JAX: what all ranks share gets the sum of what each would give it."""
     with sf.fake_world(2):
         step = sf.shard_map(
-            sf.grad(loss),
-            sf.make_mesh((2,), ("dp",)),
-            (P(), P("dp")),
-            P(),
-            backend="aten",
+            sf.grad(loss), sf.make_mesh((2,), ("dp",)), (P(), P("dp")), P(), backend="aten"
         )
         wanted = torch.func.grad(lambda p: loss(p, X[:4]) + loss(p, X[4:]))(PARAMS)
         close(sf.full(step(PARAMS, X)), wanted)
@@ -195,15 +166,10 @@ def test_the_gradient_of_each_ranks_own_loss_is_summed_over_ranks() -> None:
 def test_a_value_used_many_times_is_summed_once() -> None:
     with sf.fake_world(2):
         body = lambda w, x: sf.psum(
-            (x @ w).sum() + (x * w[:, 0]).sin().sum() + (w[0] * x.mean()).sum(),
-            "dp",
+            (x @ w).sum() + (x * w[:, 0]).sin().sum() + (w[0] * x.mean()).sum(), "dp"
         )
         step = sf.shard_map(
-            sf.grad(body),
-            sf.make_mesh((2,), ("dp",)),
-            (P(), P("dp")),
-            P(),
-            backend="aten",
+            sf.grad(body), sf.make_mesh((2,), ("dp",)), (P(), P("dp")), P(), backend="aten"
         )
         wanted = lambda w: sum(
             (x @ w).sum() + (x * w[:, 0]).sin().sum() + (w[0] * x.mean()).sum()
@@ -216,55 +182,37 @@ def test_a_value_used_many_times_is_summed_once() -> None:
 def test_the_transpose_of_a_sum_sends_nothing() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
-        fn = sf.shard_map(
-            lambda x: sf.psum(x.sin().sum(), "dp") ** 2, None, P("dp"), P()
-        )
+        fn = sf.shard_map(lambda x: sf.psum(x.sin().sum(), "dp") ** 2, None, P("dp"), P())
         step = sf.shard(sf.grad(fn), mesh, P("dp"), backend="aten")
         close(sf.full(step(X)), torch.func.grad(lambda x: x.sin().sum() ** 2)(X))
-        assert kinds(step, X) == [
-            ("all_reduce", "dp")
-        ]  # the sum itself, which the square needs
+        assert kinds(step, X) == [("all_reduce", "dp")]  # the sum itself, which the square needs
 
 
 def test_the_transpose_of_a_gather_is_one_reduce_scatter() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
         fn = sf.shard_map(
-            lambda w, x: sf.psum(
-                (x @ sf.all_gather(w, "dp", tiled=True)).sin().sum(), "dp"
-            ),
+            lambda w, x: sf.psum((x @ sf.all_gather(w, "dp", tiled=True)).sin().sum(), "dp"),
             None,
             (P("dp"), P("dp")),
             P(),
         )
         step = sf.shard(sf.grad(fn), mesh, (P("dp"), P("dp")), backend="aten")
-        close(
-            sf.full(step(W, X)), torch.func.grad(lambda w: (X @ w).sin().sum())(W)
-        )
-        assert kinds(step, W, X) == [
-            ("all_gather", "dp"),
-            ("reduce_scatter", "dp"),
-        ]
+        close(sf.full(step(W, X)), torch.func.grad(lambda w: (X @ w).sin().sum())(W))
+        assert kinds(step, W, X) == [("all_gather", "dp"), ("reduce_scatter", "dp")]
 
 
 @pytest.mark.parametrize("side", ["inside", "outside"])
-def test_bucketed_grad_puts_the_gradients_of_per_rank_code_in_buckets(
-    side: str,
-) -> None:
+def test_bucketed_grad_puts_the_gradients_of_per_rank_code_in_buckets(side: str) -> None:
     with sf.fake_world(4):
         mesh = sf.make_mesh((4,), ("dp",))
         local = lambda p, x: sf.pmean(loss(p, x), "dp")
         ins = (P(), P("dp"))
         if side == "inside":
-            step = sf.shard_map(
-                sf.bucketed_grad(local), mesh, ins, P(), backend="aten"
-            )
+            step = sf.shard_map(sf.bucketed_grad(local), mesh, ins, P(), backend="aten")
         else:
             step = sf.shard(
-                sf.bucketed_grad(sf.shard_map(local, None, ins, P())),
-                mesh,
-                ins,
-                backend="aten",
+                sf.bucketed_grad(sf.shard_map(local, None, ins, P())), mesh, ins, backend="aten"
             )
         close(sf.full(step(PARAMS, X))[1], torch.func.grad(loss)(PARAMS, X))
         lowered = step.lower(PARAMS, X)
@@ -278,38 +226,23 @@ def test_other_axes_are_planned_as_always() -> None:
         mesh = sf.make_mesh((2, 4), ("dp", "tp"))
         local = lambda p, x: sf.pmean(loss(p, x), "dp")
         for axis_names in ({"dp"}, ("dp",), "dp"):
-            fn = sf.shard_map(
-                local, None, (P(), P("dp")), P(), axis_names=axis_names
-            )
+            fn = sf.shard_map(local, None, (P(), P("dp")), P(), axis_names=axis_names)
             placed = ({"w": P(None, "tp"), "b": P("tp")}, P("dp"))
             step = sf.shard(sf.grad(fn), mesh, placed, backend="aten")
             close(sf.full(step(PARAMS, X)), torch.func.grad(loss)(PARAMS, X))
-            assert (
-                kinds(step, PARAMS, X) == [("all_reduce", "dp")] * 2
-            )  # each of its own quarter
-            assert {c.nbytes for c in step.lower(PARAMS, X).collectives} == {
-                W.numel() * 8 // 4,
-                8,
-            }
+            assert kinds(step, PARAMS, X) == [("all_reduce", "dp")] * 2  # each of its own quarter
+            assert {c.nbytes for c in step.lower(PARAMS, X).collectives} == {W.numel() * 8 // 4, 8}
 
 
 def test_on_its_own_over_some_axes() -> None:
     with sf.fake_world(8):
         mesh = sf.make_mesh((2, 4), ("dp", "tp"))
         fn = sf.shard_map(
-            lambda x: sf.psum(x.sin(), "dp"),
-            mesh,
-            P("dp"),
-            P(),
-            axis_names={"dp"},
-            backend="aten",
+            lambda x: sf.psum(x.sin(), "dp"), mesh, P("dp"), P(), axis_names={"dp"}, backend="aten"
         )
         x = sf.distribute(X, mesh, P("dp", None))
         close(sf.full(fn(x)), X[:4].sin() + X[4:].sin())
-        close(
-            sf.full(fn(sf.distribute(X, mesh, P(None, "tp")))),
-            X[:4].sin() + X[4:].sin(),
-        )
+        close(sf.full(fn(sf.distribute(X, mesh, P(None, "tp")))), X[:4].sin() + X[4:].sin())
 
 
 def test_a_shard_map_inside_another_takes_the_other_axes() -> None:
@@ -322,24 +255,15 @@ def test_a_shard_map_inside_another_takes_the_other_axes() -> None:
             P(),
             axis_names={"tp"},
         )
-        rest = sf.shard_map(
-            lambda x, w: sf.psum(x @ w, "tp"), None, (P(None, "tp"), P("tp")), P()
-        )
+        rest = sf.shard_map(lambda x, w: sf.psum(x @ w, "tp"), None, (P(None, "tp"), P("tp")), P())
         for product in (inner, rest):
-            body = lambda x, w, product=product: sf.pmean(
-                product(x, w).sin().sum(), "dp"
-            )
-            fn = sf.shard_map(
-                body, mesh, (P("dp"), P()), P(), axis_names={"dp"}, backend="aten"
-            )
+            body = lambda x, w, product=product: sf.pmean(product(x, w).sin().sum(), "dp")
+            fn = sf.shard_map(body, mesh, (P("dp"), P()), P(), axis_names={"dp"}, backend="aten")
             x, w = torch.cat([X, X], 1)[:, :8], torch.cat([W, W])[:8]
             wanted = lambda x, w: (x @ w).sin().sum() / 2
             close(sf.full(fn(x, w)), wanted(x, w))
             with sf.use_mesh(mesh):
-                close(
-                    sf.full(sf.grad(fn, (0, 1))(x, w)),
-                    torch.func.grad(wanted, (0, 1))(x, w),
-                )
+                close(sf.full(sf.grad(fn, (0, 1))(x, w)), torch.func.grad(wanted, (0, 1))(x, w))
 
 
 def test_in_place_writes_inside_a_body() -> None:
@@ -365,20 +289,12 @@ def test_in_place_writes_inside_a_body() -> None:
             first = torch.cat([x[0, :2], x.new_zeros(2)])
             shared = (w.sum(0) + 1) * torch.tensor([3, 3, 1, 1])
             rest = x.mean() * (w.sum(0) + shared)
-            out = (
-                out
-                + (first + (x @ w).sum(0) + x[0, :4] + (w[1:] * 2).sum(0) + rest)
-                .sin()
-                .sum()
-            )
+            out = out + (first + (x @ w).sum(0) + x[0, :4] + (w[1:] * 2).sum(0) + rest).sin().sum()
         return out
 
     with sf.fake_world(2), sf.use_mesh(sf.make_mesh((2,), ("dp",))):
         fn = sf.shard_map(body, None, (P(), P("dp")), P())
-        close(
-            sf.full(sf.value_and_grad(fn)(W, X)),
-            torch.func.grad_and_value(whole)(W)[::-1],
-        )
+        close(sf.full(sf.value_and_grad(fn)(W, X)), torch.func.grad_and_value(whole)(W)[::-1])
 
 
 def test_a_cotangent_of_each_ranks_own_for_a_value_of_all() -> None:
@@ -389,13 +305,8 @@ def test_a_cotangent_of_each_ranks_own_for_a_value_of_all() -> None:
             value, pull = sf.vjp(lambda w: w.sin(), w)
             return sf.psum(pull(value * 0 + x.sum())[0].sum() * x.mean(), "dp")
 
-        fn = sf.shard_map(
-            body, sf.make_mesh((2,), ("dp",)), (P(), P("dp")), P(), backend="aten"
-        )
-        close(
-            sf.full(fn(W, X)),
-            (W.cos() * X.sum()).sum() * (X[:4].mean() + X[4:].mean()),
-        )
+        fn = sf.shard_map(body, sf.make_mesh((2,), ("dp",)), (P(), P("dp")), P(), backend="aten")
+        close(sf.full(fn(W, X)), (W.cos() * X.sum()).sum() * (X[:4].mean() + X[4:].mean()))
 
 
 def test_checkpointed_bodies() -> None:
@@ -417,49 +328,32 @@ def test_integers_and_indices_in_bodies() -> None:
         fn = sf.shard_map(body, None, (P(), P("dp")), P())
         close(
             sf.full(sf.grad(lambda w: fn(w, ids).sum())(W)),
-            torch.func.grad(
-                lambda w: (w[ids].sin().sum(0) * torch.arange(4)).sum()
-            )(W),
+            torch.func.grad(lambda w: (w[ids].sin().sum(0) * torch.arange(4)).sum())(W),
         )
 
 
 def test_vmap_sends_one_collective_for_all_samples() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
-        body = lambda x: (
-            sf.psum(x.sin().sum(0), "dp")
-            + sf.all_gather(x, "dp", tiled=True).sum()
-        )
+        body = lambda x: sf.psum(x.sin().sum(0), "dp") + sf.all_gather(x, "dp", tiled=True).sum()
         fn = sf.shard_map(body, None, P("dp"), P())
         step = sf.shard(sf.vmap(fn), mesh, P(None, "dp"), backend="aten")
         many = torch.stack([X, X.sin(), X.cos()])
         close(sf.full(step(many)), many.sin().sum(1) + many.sum((1, 2))[:, None])
-        assert sorted(kinds(step, many)) == [
-            ("all_gather", "dp"),
-            ("all_reduce", "dp"),
-        ]
+        assert sorted(kinds(step, many)) == [("all_gather", "dp"), ("all_reduce", "dp")]
 
 
 def test_a_vmap_may_be_cut_over_a_mesh_axis() -> None:
     with sf.fake_world(8):
         mesh = sf.make_mesh((2, 4), ("dp", "tp"))
-        fn = sf.vmap(
-            lambda w, x: (x @ w).sin(),
-            in_axes=(None, 1),
-            out_axes=1,
-            spmd_axis="dp",
-        )
+        fn = sf.vmap(lambda w, x: (x @ w).sin(), in_axes=(None, 1), out_axes=1, spmd_axis="dp")
         step = sf.shard(fn, mesh, (P(None, "tp"), P()), backend="aten")
         many = torch.stack([X, X.sin(), X.cos()], 1)
         out = step(W, many)
         assert list(out.placements) == [sf.Shard(1), sf.Shard(2)]
         close(sf.full(out), (many @ W).sin())
         inner = sf.shard_map(
-            lambda x: sf.psum(x.sum(0), "tp"),
-            None,
-            P("tp"),
-            P(),
-            axis_names={"tp"},
+            lambda x: sf.psum(x.sum(0), "tp"), None, P("tp"), P(), axis_names={"tp"}
         )
         step = sf.shard(sf.vmap(inner, spmd_axis="dp"), mesh, backend="aten")
         many = torch.stack([X, X.sin()])
@@ -468,9 +362,7 @@ def test_a_vmap_may_be_cut_over_a_mesh_axis() -> None:
 
 
 def test_a_second_call_captures_nothing_and_another_mesh_captures_anew() -> None:
-    fn = sf.shard_map(
-        lambda x: sf.psum(x.sum(0), "dp") * sf.axis_size("dp"), None, P("dp"), P()
-    )
+    fn = sf.shard_map(lambda x: sf.psum(x.sum(0), "dp") * sf.axis_size("dp"), None, P("dp"), P())
     step = sf.grad(lambda x: fn(x).sum())
     cache.clear()
     for n in (2, 2, 4):
@@ -483,17 +375,12 @@ def test_a_second_call_captures_nothing_and_another_mesh_captures_anew() -> None
 def test_a_mesh_comes_along_with_a_shard_map_inside() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
-        mean = sf.shard_map(
-            lambda x: sf.pmean(x.sin().mean(), "dp"), mesh, P("dp"), P()
-        )
+        mean = sf.shard_map(lambda x: sf.pmean(x.sin().mean(), "dp"), mesh, P("dp"), P())
         close(
             sf.full(sf.grad(lambda x: mean(x) * 2)(X)),
             torch.func.grad(lambda x: x.sin().mean() * 2)(X),
         )
-        close(
-            sf.full(sf.hessian(mean)(X[:2])),
-            torch.func.hessian(lambda x: x.sin().mean())(X[:2]),
-        )
+        close(sf.full(sf.hessian(mean)(X[:2])), torch.func.hessian(lambda x: x.sin().mean())(X[:2]))
 
 
 def test_a_shard_map_may_be_written_inside_a_function() -> None:
@@ -501,9 +388,7 @@ def test_a_shard_map_may_be_written_inside_a_function() -> None:
         mesh = sf.make_mesh((2,), ("dp",))
 
         def fn(x: Tensor) -> Tensor:
-            return sf.shard_map(
-                lambda x: sf.psum(x.sum(0), "dp"), mesh, P("dp"), P()
-            )(x)
+            return sf.shard_map(lambda x: sf.psum(x.sum(0), "dp"), mesh, P("dp"), P())(x)
 
         close(sf.full(sf.shard(fn, mesh, P("dp"), backend="aten")(X)), X.sum(0))
 
@@ -516,8 +401,7 @@ def test_a_mesh_of_one_rank_sends_nothing() -> None:
             + sf.all_gather(x, "dp", tiled=True)
             + sf.ppermute(x, "dp", [(0, 0)])
             + sf.ppermute(x, "dp", []),
-            sf.all_to_all(x, "dp", 1, 0, tiled=True)
-            + sf.psum_scatter(x, "dp", tiled=True),
+            sf.all_to_all(x, "dp", 1, 0, tiled=True) + sf.psum_scatter(x, "dp", tiled=True),
         )
         fn = sf.shard_map(body, mesh, P("dp"), (P(), P("dp")), backend="aten")
         with pytest.raises(sf.PlacementError):
@@ -530,17 +414,9 @@ def test_a_mesh_of_one_rank_sends_nothing() -> None:
 def test_everything_that_per_rank_code_sends_is_asked_for() -> None:
     with sf.fake_world(8):
         mesh = sf.make_mesh((2, 4), ("dp", "tp"))
-        local = lambda w, x: sf.pmean(
-            (x @ w).tanh().square().mean() + w.sum(), ("dp", "tp")
-        )
+        local = lambda w, x: sf.pmean((x @ w).tanh().square().mean() + w.sum(), ("dp", "tp"))
         fn = sf.shard_map(local, None, (P(), P("dp")), P())
-        step = sf.shard(
-            sf.grad(fn),
-            mesh,
-            (P(), P("dp")),
-            implicit_comm="error",
-            backend="aten",
-        )
+        step = sf.shard(sf.grad(fn), mesh, (P(), P("dp")), implicit_comm="error", backend="aten")
         close(
             sf.full(step(W, X)),
             torch.func.grad(lambda w: (X @ w).tanh().square().mean() + w.sum())(W),
@@ -550,9 +426,7 @@ def test_everything_that_per_rank_code_sends_is_asked_for() -> None:
         ]  # w is the same on all ranks of tp, and so is its gradient
 
 
-SHARED: dict[
-    str, tuple[Any, Any]
-] = {  # transforms of a function of what all ranks share
+SHARED: dict[str, tuple[Any, Any]] = {  # transforms of a function of what all ranks share
     "jacrev": (sf.jacrev, torch.func.jacrev),
     "jacfwd": (sf.jacfwd, torch.func.jacfwd),
     "hessian": (
@@ -572,9 +446,7 @@ SHARED: dict[
         lambda f: lambda w: torch.func.vmap(f)(torch.stack([w, -w])),
     ),
     "grad of grad": (
-        lambda f: sf.grad(
-            lambda w: sf.grad(lambda w: f(w).sum())(w).square().sum()
-        ),
+        lambda f: sf.grad(lambda w: sf.grad(lambda w: f(w).sum())(w).square().sum()),
         lambda f: torch.func.grad(
             lambda w: torch.func.grad(lambda w: f(w).sum())(w).square().sum()
         ),
@@ -598,19 +470,12 @@ def test_derivatives_by_what_all_ranks_share(transform: str, side: str) -> None:
             )
         else:
             whole = sf.shard_map(mean, None, (P(), P("dp")), P())
-            fn = sf.shard(
-                lambda w, x: ours(lambda w: whole(w, x))(w), backend="aten"
-            )
-        close(
-            sf.full(fn(W, X)),
-            theirs(lambda w: (X @ w).tanh().mean(0) * w.sum(0))(W),
-        )
+            fn = sf.shard(lambda w, x: ours(lambda w: whole(w, x))(w), backend="aten")
+        close(sf.full(fn(W, X)), theirs(lambda w: (X @ w).tanh().mean(0) * w.sum(0))(W))
 
 
 def test_gradients_for_each_sample() -> None:
-    per_sample = sf.vmap(
-        sf.grad(lambda w, row: (row @ w).tanh().sum()), in_axes=(None, 0)
-    )
+    per_sample = sf.vmap(sf.grad(lambda w, row: (row @ w).tanh().sum()), in_axes=(None, 0))
     with sf.fake_world(2):
         fn = sf.shard_map(
             lambda w, x: sf.psum(per_sample(w, x).square().sum(0), "dp"),
@@ -618,12 +483,12 @@ def test_gradients_for_each_sample() -> None:
             (P(), P("dp")),
             P(),
         )
-        whole = torch.func.vmap(
-            torch.func.grad(lambda w, row: (row @ w).tanh().sum()), (None, 0)
-        )(W, X[:4])
-        other = torch.func.vmap(
-            torch.func.grad(lambda w, row: (row @ w).tanh().sum()), (None, 0)
-        )(W, X[4:])
+        whole = torch.func.vmap(torch.func.grad(lambda w, row: (row @ w).tanh().sum()), (None, 0))(
+            W, X[:4]
+        )
+        other = torch.func.vmap(torch.func.grad(lambda w, row: (row @ w).tanh().sum()), (None, 0))(
+            W, X[4:]
+        )
         close(
             sf.full(fn(W, X)), (whole + other).square().sum(0) * 2
         )  # what ranks share gets the gradients of all ranks' samples
@@ -647,10 +512,7 @@ class Cube(torch.autograd.Function):
 def test_functions_with_derivatives_of_their_own() -> None:
     with sf.fake_world(2), sf.use_mesh(sf.make_mesh((2,), ("dp",))):
         fn = sf.shard_map(
-            lambda w, x: sf.psum(Cube.apply(w, x.sum(0)[:4]).sum(), "dp"),
-            None,
-            (P(), P("dp")),
-            P(),
+            lambda w, x: sf.psum(Cube.apply(w, x.sum(0)[:4]).sum(), "dp"), None, (P(), P("dp")), P()
         )
         close(sf.full(sf.grad(fn)(W, X)), 3 * W**2 * X.sum(0)[:4])
 
@@ -659,15 +521,11 @@ def test_values_are_constrained_on_other_axes_inside() -> None:
     with sf.fake_world(8):
         mesh = sf.make_mesh((2, 4), ("dp", "tp"))
         body = lambda x: sf.constrain(x.sin(), P(None, "tp"))
-        out = sf.shard_map(
-            body, mesh, P("dp"), P("dp"), axis_names={"dp"}, backend="aten"
-        )(X)
+        out = sf.shard_map(body, mesh, P("dp"), P("dp"), axis_names={"dp"}, backend="aten")(X)
         assert list(out.placements) == [sf.Shard(0), sf.Shard(1)]
         close(sf.full(out), X.sin())
         samples = sf.shard(
-            sf.vmap(lambda x: sf.constrain(x.sin(), P("tp")), spmd_axis="dp"),
-            mesh,
-            backend="aten",
+            sf.vmap(lambda x: sf.constrain(x.sin(), P("tp")), spmd_axis="dp"), mesh, backend="aten"
         )(X)
         assert list(samples.placements) == [sf.Shard(0), sf.Shard(1)]
         close(sf.full(samples), X.sin())

@@ -19,16 +19,9 @@ X = torch.ones(8, 6)
 DP = P("dp")
 
 
-def mapped(
-    body: Callable[..., Any], ins: Any = DP, outs: Any = DP, **options: Any
-) -> Any:
+def mapped(body: Callable[..., Any], ins: Any = DP, outs: Any = DP, **options: Any) -> Any:
     return sf.shard_map(
-        body,
-        sf.make_mesh((2, 4), ("dp", "tp")),
-        ins,
-        outs,
-        backend="aten",
-        **options,
+        body, sf.make_mesh((2, 4), ("dp", "tp")), ins, outs, backend="aten", **options
     )
 
 
@@ -81,9 +74,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "a name after its vmap": (
         lambda: sf.grad(
-            lambda x: sf.psum(
-                sf.vmap(lambda x: sf.psum(x, "i"), axis_name="i")(x).sum(), "i"
-            )
+            lambda x: sf.psum(sf.vmap(lambda x: sf.psum(x, "i"), axis_name="i")(x).sum(), "i")
         )(X),
         sf.CaptureError,
         """psum over 'i': it is outside of any shard_map, and no axis is bound
@@ -96,9 +87,9 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
   try: call it inside shard_map, or inside vmap(fn, axis_name=...)""",
     ),
     "a collective in shard alone": (
-        lambda: sf.shard(
-            lambda x: sf.psum(x, "dp"), sf.make_mesh((8,), ("dp",)), backend="aten"
-        )(X),
+        lambda: sf.shard(lambda x: sf.psum(x, "dp"), sf.make_mesh((8,), ("dp",)), backend="aten")(
+            X
+        ),
         sf.CaptureError,
         """psum over 'dp': it is outside of any shard_map, and no axis is bound
   try: call it inside shard_map, or inside vmap(fn, axis_name=...)""",
@@ -114,9 +105,9 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "psum: axis_name is 3\n  needed: a name, or a tuple of names",
     ),
     "uneven sizes": (
-        lambda: mapped(
-            fn, ({"w": P("dp"), "b": P(None, "tp")}, P(("dp", "tp"))), P()
-        )({"w": X[:7], "b": X}, X[:6]),
+        lambda: mapped(fn, ({"w": P("dp"), "b": P(None, "tp")}, P(("dp", "tp"))), P())(
+            {"w": X[:7], "b": X}, X[:6]
+        ),
         sf.PlacementError,
         """shard_map(fn), in_placements: x['w']: dim 0 has size 7, which axis dp cannot shard into \
 2 equal chunks; pad it by 1
@@ -128,9 +119,7 @@ pad it by 2
     ),
     "a result that varies": (
         lambda: mapped(
-            lambda x: {"loss": x.sum(), "n": sf.psum(x.sum(), "dp")},
-            P(("dp", "tp")),
-            P(),
+            lambda x: {"loss": x.sum(), "n": sf.psum(x.sum(), "dp")}, P(("dp", "tp")), P()
         )(X),
         sf.PlacementError,
         """shard_map(<lambda>), out_placements: result['loss'] varies over dp and tp, and its \
@@ -184,11 +173,9 @@ out_placements require it to be invariant over it
   try: one placement for each leaf, or one P for all leaves of a subtree""",
     ),
     "out_placements of another tree": (
-        lambda: mapped(
-            lambda x: {"a": x, "b": (x, x)},
-            P(),
-            {"a": (P(),), "b": (P(), P(), P())},
-        )(X),
+        lambda: mapped(lambda x: {"a": x, "b": (x, x)}, P(), {"a": (P(),), "b": (P(), P(), P())})(
+            X
+        ),
         sf.TreeError,
         """shard_map(<lambda>), out_placements: it does not match the tree
   result['a']: placements have a tuple, the values have a tensor
@@ -218,9 +205,7 @@ its axis_names
   try: sizes that the ranks divide, and placements that fit each tensor""",
     ),
     "nested over an axis that is manual": (
-        lambda: mapped(
-            sf.shard_map(fn, None, DP, DP, axis_names={"dp"}), axis_names={"dp"}
-        )(X),
+        lambda: mapped(sf.shard_map(fn, None, DP, DP, axis_names={"dp"}), axis_names={"dp"})(X),
         sf.PlacementError,
         """shard_map(fn): dp is manual already, in a shard_map around it
   try: axis_names with the axes that are left""",
@@ -266,9 +251,7 @@ in a shard_map around it
   try: leave it to in_placements and out_placements, or to axis_names without it""",
     ),
     "a pending argument": (
-        lambda: mapped(
-            fn, ([sf.Partial(), sf.Replicate()],), P(), axis_names={"dp"}
-        )(X),
+        lambda: mapped(fn, ([sf.Partial(), sf.Replicate()],), P(), axis_names={"dp"})(X),
         sf.PlacementError,
         """shard_map(fn), in_placements: x: Partial('sum') over dp; only a result can be Partial
   needed: equal shards on all ranks
@@ -289,9 +272,7 @@ can be Partial
   try: shard_map(fn, mesh, ...), or call it inside `with use_mesh(mesh)`""",
     ),
     "another mesh than that of the call": (
-        lambda: sf.shard(mapped(fn), sf.make_mesh((8,), ("dp",)), backend="aten")(
-            X
-        ),
+        lambda: sf.shard(mapped(fn), sf.make_mesh((8,), ("dp",)), backend="aten")(X),
         sf.PlacementError,
         """shard_map(fn): its mesh is (dp=2, tp=4), that of the call around it (dp=8)
   needed: one mesh
@@ -305,9 +286,7 @@ can be Partial
     ),
     "a collective inside a branch": (
         lambda: mapped(
-            lambda x: torch.cond(
-                x.sum() > 0, lambda x: sf.psum(x, "dp"), lambda x: x * 1, (x,)
-            )
+            lambda x: torch.cond(x.sum() > 0, lambda x: sf.psum(x, "dp"), lambda x: x * 1, (x,))
         )(X),
         sf.CaptureError,
         """cond: psum inside it, and its condition varies over dp
@@ -317,8 +296,7 @@ invariant over dp: psum or pmax it""",
     "a collective inside an op that calls its graph once for each element": (
         lambda: mapped(
             lambda x: flex_attention(
-                *3 * (x[:, None, None],),
-                score_mod=lambda score, b, h, i, j: sf.psum(score, "dp"),
+                *3 * (x[:, None, None],), score_mod=lambda score, b, h, i, j: sf.psum(score, "dp")
             )
         )(X),
         sf.CaptureError,

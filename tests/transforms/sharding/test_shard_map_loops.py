@@ -16,10 +16,7 @@ from shardfn import P
 
 F64 = torch.float64
 G = torch.Generator().manual_seed(3)
-W, XS = (
-    torch.randn(3, 3, generator=G, dtype=F64),
-    torch.randn(5, 6, 3, generator=G, dtype=F64),
-)
+W, XS = (torch.randn(3, 3, generator=G, dtype=F64), torch.randn(5, 6, 3, generator=G, dtype=F64))
 Two = Callable[[Tensor, Tensor], Any]
 RANKS = 2
 
@@ -38,9 +35,7 @@ def written_out(f: Callable[..., Any], init: Tensor, xs: Tensor) -> Any:
 
 def per_rank(body: Two, out: Any) -> Two:
     """Per-rank code of a shared matrix and of rows that are cut over a."""
-    return sf.shard_map(
-        body, in_placements=(P(), P(None, "a")), out_placements=out
-    )
+    return sf.shard_map(body, in_placements=(P(), P(None, "a")), out_placements=out)
 
 
 def zeros() -> Tensor:
@@ -54,10 +49,7 @@ def gradients(w: Tensor, xs: Tensor) -> Tensor:
 
 def growing(w: Tensor, xs: Tensor) -> Tensor:
     return sf.psum(
-        sf.while_loop(
-            lambda c: c.abs().sum() < 30, lambda c: c * 1.5 + w[0], xs[0]
-        ).sum(),
-        "a",
+        sf.while_loop(lambda c: c.abs().sum() < 30, lambda c: c * 1.5 + w[0], xs[0]).sum(), "a"
     )
 
 
@@ -75,9 +67,7 @@ def chunks(f: Two) -> Callable[[Tensor, Tensor], list[Any]]:
 
 
 def stacked(found: list[Any]) -> Any:
-    return torch.cat([c for c, _ in found]), torch.stack(
-        [y.sum() for _, y in found]
-    )
+    return torch.cat([c for c, _ in found]), torch.stack([y.sum() for _, y in found])
 
 
 def added_once(w: Tensor, xs: Tensor) -> Any:
@@ -121,9 +111,7 @@ CASES: dict[str, tuple[Two, Two]] = {
     "a sum over ranks in every run": (
         per_rank(
             lambda w, xs: sf.scan(
-                lambda c, x: (torch.tanh(c @ w + sf.psum(x.sum(0), "a")), c.sum()),
-                zeros(),
-                xs,
+                lambda c, x: (torch.tanh(c @ w + sf.psum(x.sum(0), "a")), c.sum()), zeros(), xs
             ),
             (P(), P()),
         ),
@@ -133,16 +121,12 @@ CASES: dict[str, tuple[Two, Two]] = {
     ),
     "a gradient in every run": (
         per_rank(gradients, P()),
-        lambda w, xs: sum(
-            torch.func.grad(lambda w, x=x: (x @ w).sin().sum())(w) for x in xs
-        ),
+        lambda w, xs: sum(torch.func.grad(lambda w, x=x: (x @ w).sin().sum())(w) for x in xs),
     ),
     "a branch that all ranks take, with a sum in it": (
         per_rank(
             lambda w, xs: sf.cond(
-                w.sum() > 0,
-                lambda: torch.sin(xs @ w),
-                lambda: sf.psum(xs, "a") * 0 + xs * w.sum(),
+                w.sum() > 0, lambda: torch.sin(xs @ w), lambda: sf.psum(xs, "a") * 0 + xs * w.sum()
             ),
             P(None, "a"),
         ),
@@ -150,26 +134,19 @@ CASES: dict[str, tuple[Two, Two]] = {
     ),
     "a branch of each rank's own": (
         per_rank(
-            lambda w, xs: sf.cond(
-                xs.sum() > 0, lambda: torch.sin(xs @ w), lambda: xs * w.sum()
-            ),
+            lambda w, xs: sf.cond(xs.sum() > 0, lambda: torch.sin(xs @ w), lambda: xs * w.sum()),
             P(None, "a"),
         ),
         lambda w, xs: torch.cat(
-            chunks(
-                lambda w, x: torch.where(x.sum() > 0, (x @ w).sin(), x * w.sum())
-            )(w, xs),
-            1,
+            chunks(lambda w, x: torch.where(x.sum() > 0, (x @ w).sin(), x * w.sum()))(w, xs), 1
         ),
     ),
     "a carry of each rank's own": (
         per_rank(added_once, (P("a"), P("a"))),
         lambda w, xs: stacked(
-            chunks(
-                lambda w, x: written_out(
-                    lambda c, x: (c * 0.5 + x @ w, c.sum()), x[0] * 2, x
-                )
-            )(w, xs)
+            chunks(lambda w, x: written_out(lambda c, x: (c * 0.5 + x @ w, c.sum()), x[0] * 2, x))(
+                w, xs
+            )
         ),
     ),
     "per-rank code in every run": (
@@ -186,9 +163,7 @@ CASES: dict[str, tuple[Two, Two]] = {
             zeros(),
             xs,
         ),
-        lambda w, xs: written_out(
-            lambda c, x: (c + (x @ w).sin().sum(0), c.sum()), zeros(), xs
-        ),
+        lambda w, xs: written_out(lambda c, x: (c + (x @ w).sin().sum(0), c.sum()), zeros(), xs),
     ),
     "each rank as often as it likes": (per_rank(growing, P()), grown),
     "a rule of the user's": (
@@ -201,11 +176,7 @@ CASES: dict[str, tuple[Two, Two]] = {
 def summed(f: Two) -> Callable[..., Tensor]:
     def loss(w: Tensor, xs: Tensor) -> Tensor:
         out = f(w, xs)
-        return (
-            sum(x.sin().sum() for x in out)
-            if isinstance(out, tuple)
-            else (out**2).sum()
-        )
+        return sum(x.sin().sum() for x in out) if isinstance(out, tuple) else (out**2).sum()
 
     return loss
 
@@ -215,13 +186,11 @@ TRANSFORMS: dict[str, Callable[[Any, Two], Any]] = {
     "grad": lambda m, f: m.grad(summed(f), argnums=(0, 1)),
     "jvp": lambda m, f: lambda w, xs: m.jvp(f, (w, xs), (w.cos(), xs.sin())),
     "vmap": lambda m, f: (
-        lambda w, xs: m.vmap(
-            f, **{"in_axes" if m is sf else "in_dims": (0, None)}
-        )(torch.stack([w, -w]), xs)
+        lambda w, xs: m.vmap(f, **{"in_axes" if m is sf else "in_dims": (0, None)})(
+            torch.stack([w, -w]), xs
+        )
     ),
-    "grad of grad": lambda m, f: m.grad(
-        lambda w, xs: m.grad(summed(f))(w, xs).square().sum()
-    ),
+    "grad of grad": lambda m, f: m.grad(lambda w, xs: m.grad(summed(f))(w, xs).square().sum()),
 }
 NOT = {
     ("each rank as often as it likes", "grad"),
@@ -235,9 +204,7 @@ PAIRS = [(case, t) for case in CASES for t in TRANSFORMS if (case, t) not in NOT
 def test_per_rank_loops_equal_whole_arrays(case: str, transform: str) -> None:
     ours, plain = CASES[case]
     wanted = TRANSFORMS[transform](torch.func, plain)(W, XS)
-    sizes, names = (((2,), ("a",)), ((2, 2), ("a", "b")))[
-        PAIRS.index((case, transform)) % 2
-    ]
+    sizes, names = (((2,), ("a",)), ((2, 2), ("a", "b")))[PAIRS.index((case, transform)) % 2]
     with sf.fake_world(torch.Size(sizes).numel()):
         fn = sf.shard(
             TRANSFORMS[transform](sf, ours),
@@ -251,36 +218,26 @@ def test_per_rank_loops_equal_whole_arrays(case: str, transform: str) -> None:
 def test_what_a_scan_shares_is_summed_once_behind_it() -> None:
     def loss(w: Tensor, xs: Tensor) -> Tensor:
         local = lambda w, xs: sf.psum(
-            sf.scan(
-                lambda c, x: (c + ((x @ w) ** 2).sum(), None),
-                torch.zeros((), dtype=F64),
-                xs,
-            )[0],
+            sf.scan(lambda c, x: (c + ((x @ w) ** 2).sum(), None), torch.zeros((), dtype=F64), xs)[
+                0
+            ],
             "a",
         )
         return per_rank(local, P())(w, xs)
 
     with sf.fake_world(2):
         low = sf.shard(
-            sf.grad(loss),
-            sf.make_mesh((2,), ("a",)),
-            (P(), P(None, "a")),
-            backend="aten",
+            sf.grad(loss), sf.make_mesh((2,), ("a",)), (P(), P(None, "a")), backend="aten"
         ).lower(W, XS)
-    assert [(c.kind, c.nbytes) for c in low.collectives if c.nbytes > 8] == [
-        ("all_reduce", 72)
-    ]
+    assert [(c.kind, c.nbytes) for c in low.collectives if c.nbytes > 8] == [("all_reduce", 72)]
 
 
 def test_a_collective_where_ranks_choose_apart_is_refused() -> None:
     fn = per_rank(
-        lambda w, xs: sf.cond(xs.sum() > 0, lambda: sf.psum(xs, "a"), lambda: xs),
-        P(None, "a"),
+        lambda w, xs: sf.cond(xs.sum() > 0, lambda: sf.psum(xs, "a"), lambda: xs), P(None, "a")
     )
     with sf.fake_world(2), pytest.raises(sf.CaptureError) as error:
-        sf.shard(
-            fn, sf.make_mesh((2,), ("a",)), (P(), P(None, "a")), backend="aten"
-        )(W, XS)
+        sf.shard(fn, sf.make_mesh((2,), ("a",)), (P(), P(None, "a")), backend="aten")(W, XS)
     first, _, fix = str(error.value).splitlines()
     assert first == "cond: psum inside it, and its condition varies over a"
     assert fix == (
@@ -305,9 +262,7 @@ def test_a_collective_in_a_function_with_a_rule_of_its_own() -> None:
     torch.testing.assert_close(gradient, torch.cat([3 * one, 3 * one], dim=1))
 
 
-def test_a_test_may_read_any_carry_and_vary_over_other_axes_than_the_first() -> (
-    None
-):
+def test_a_test_may_read_any_carry_and_vary_over_other_axes_than_the_first() -> None:
     def body(x: Tensor) -> Tensor:
         limit = x.sum() + 4  # each rank's own
         go_on = lambda c: c[2] < limit

@@ -272,7 +272,5 @@ def test_a_value_of_another_shape_is_refused_by_name() -> None:
             return x
 
     fn = sf.jit(Grows(), backend="aten")
-    with pytest.raises(
-        sf.TreeError, match="Grows, buffer last: the function stores"
-    ):
+    with pytest.raises(sf.TreeError, match="Grows, buffer last: the function stores"):
         fn(torch.ones(2))

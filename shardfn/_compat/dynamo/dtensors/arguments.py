@@ -12,11 +12,7 @@ from ..reading import located
 
 @located
 def check(
-    called: Any,
-    ours: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Any,
-    own: Sequence[Any] = (),
+    called: Any, ours: Callable[..., Any], args: Sequence[Any], kwargs: Any, own: Sequence[Any] = ()
 ) -> None:
     """Check that a call of torch's function fits it, and ours.
 
@@ -55,9 +51,7 @@ def _signature(called: Any) -> inspect.Signature | None:
         return None  # of a function in C++
 
 
-def _problem(
-    signature: inspect.Signature, args: Sequence[Any], kwargs: Any
-) -> str | None:
+def _problem(signature: inspect.Signature, args: Sequence[Any], kwargs: Any) -> str | None:
     """Why arguments do not fit a function, in Python's words."""
     try:
         signature.bind(*args, **kwargs)

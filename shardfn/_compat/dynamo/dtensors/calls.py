@@ -44,9 +44,7 @@ class DTensors(Protocol):
     of_meshes: Mapping[str, Callable[..., Any]]
     of_groups: Mapping[str, Callable[..., Any]]
 
-    def placed(
-        self, name: str, node: torch.fx.Node, outer: Mapping[Any, Any]
-    ) -> str | None:
+    def placed(self, name: str, node: torch.fx.Node, outer: Mapping[Any, Any]) -> str | None:
         """The placements of a DTensor, as text; None for a plain tensor."""
         ...
 
@@ -62,9 +60,7 @@ class DTensors(Protocol):
         """A fake tensor for a DTensor."""
         ...
 
-    def is_replaceable(
-        self, x: torch.fx.Node, value: torch.fx.Node, graph: torch.fx.Graph
-    ) -> bool:
+    def is_replaceable(self, x: torch.fx.Node, value: torch.fx.Node, graph: torch.fx.Graph) -> bool:
         """Whether a value may be read in place of a tensor that it overwrites."""
         ...
 
@@ -130,11 +126,7 @@ def _changed(call: Callable[..., Any], function: Any, tx: Any, args: Any) -> Any
 
 
 def attribute_read(
-    dtensors: DTensors,
-    read: Callable[..., Any],
-    tensor: Any,
-    tx: Any,
-    name: str,
+    dtensors: DTensors, read: Callable[..., Any], tensor: Any, tx: Any, name: str
 ) -> Any:
     """An attribute of a tensor, which may be one of DTensors."""
     from torch._dynamo.variables.base import VariableTracker
@@ -155,9 +147,7 @@ def attribute_read(
     return read_ours(tx, dtensors.attributes[name], [placed], {})
 
 
-def declared_member(
-    dtensors: DTensors, look_up: Callable[..., Any], tensor: Any, name: str
-) -> Any:
+def declared_member(dtensors: DTensors, look_up: Callable[..., Any], tensor: Any, name: str) -> Any:
     """A member that torch 2.15 declares in a table and reads before any other attribute. The
     class of a tensor is one: not that of the fake argument, which its source would show.
     """
@@ -177,21 +167,12 @@ def declared_member(
 
 
 def has_attribute(
-    dtensors: DTensors,
-    asked: Callable[..., Any],
-    tensor: Any,
-    tx: Any,
-    name: str,
+    dtensors: DTensors, asked: Callable[..., Any], tensor: Any, tx: Any, name: str
 ) -> Any:
     """Whether a tensor has an attribute, which may be one of DTensors."""
     from torch._dynamo.variables.base import VariableTracker
 
-    own = {
-        *dtensors.methods,
-        *dtensors.attributes,
-        "device_mesh",
-        "_local_tensor",
-    }
+    own = {*dtensors.methods, *dtensors.attributes, "device_mesh", "_local_tensor"}
     if name not in own:
         return asked(tensor, tx, name)
     found = dtensors.asked_for(node_of(tensor), _outer(tx))
@@ -199,12 +180,7 @@ def has_attribute(
 
 
 def function_called(
-    dtensors: DTensors,
-    call: Callable[..., Any],
-    function: Any,
-    tx: Any,
-    args: Any,
-    kwargs: Any,
+    dtensors: DTensors, call: Callable[..., Any], function: Any, tx: Any, args: Any, kwargs: Any
 ) -> Any:
     """A call of any function or class, which may be one of DTensors, or one that is refused. One
     patch for both, since each is one more frame of every call that Dynamo reads inside another.
@@ -232,9 +208,7 @@ def function_called(
     return call(function, tx, args, kwargs)
 
 
-def _with_labels(
-    dtensors: DTensors, tx: Any, called: Any, args: Any, kwargs: Any
-) -> Any:
+def _with_labels(dtensors: DTensors, tx: Any, called: Any, args: Any, kwargs: Any) -> Any:
     """The arguments of a loss, with its labels as it takes them."""
     given = dict(zip(("input", "target"), args, strict=False)) | kwargs
     if not {"input", "target"} <= given.keys():
@@ -254,12 +228,7 @@ def _unbound(dtensors: DTensors, called: Any) -> str | None:
 
 
 def collective_called(
-    dtensors: DTensors,
-    call: Callable[..., Any],
-    function: Any,
-    tx: Any,
-    args: Any,
-    kwargs: Any,
+    dtensors: DTensors, call: Callable[..., Any], function: Any, tx: Any, args: Any, kwargs: Any
 ) -> Any:
     """A call of a collective of torch.distributed that Dynamo would rewrite."""
     ours = dtensors.functions.get(function.fn)
@@ -270,11 +239,7 @@ def collective_called(
 
 
 def node_created(
-    dtensors: DTensors,
-    create: Callable[..., Any],
-    tracer: Any,
-    *args: Any,
-    **kw: Any,
+    dtensors: DTensors, create: Callable[..., Any], tracer: Any, *args: Any, **kw: Any
 ) -> Any:
     """A new node of Dynamo's graph."""
     node = create(tracer, *args, **kw)
@@ -284,12 +249,7 @@ def node_created(
 
 
 def is_instance(
-    dtensors: DTensors,
-    call: Callable[..., Any],
-    builtin: Any,
-    tx: Any,
-    x: Any,
-    classes: Any,
+    dtensors: DTensors, call: Callable[..., Any], builtin: Any, tx: Any, x: Any, classes: Any
 ) -> Any:
     """A call of isinstance, which may ask whether a tensor is a DTensor."""
     from torch._dynamo.variables.base import VariableTracker
@@ -305,9 +265,7 @@ def is_instance(
     return call(builtin, tx, x, classes)
 
 
-def class_of(
-    dtensors: DTensors, call: Callable[..., Any], builtin: Any, tx: Any, x: Any
-) -> Any:
+def class_of(dtensors: DTensors, call: Callable[..., Any], builtin: Any, tx: Any, x: Any) -> Any:
     """A call of type, which may ask for the class of a DTensor."""
     from torch._dynamo.variables.base import VariableTracker
     from torch._dynamo.variables.tensor import TensorVariable
@@ -329,10 +287,7 @@ def read_ours(tx: Any, fn: Callable[..., Any], args: list[Any], kwargs: Any) -> 
     """Have Dynamo read a function of ours. Arguments may be constants."""
     from torch._dynamo.variables.base import VariableTracker
 
-    given = [
-        x if isinstance(x, VariableTracker) else VariableTracker.build(tx, x)
-        for x in args
-    ]
+    given = [x if isinstance(x, VariableTracker) else VariableTracker.build(tx, x) for x in args]
     return VariableTracker.build(tx, fn).call_function(tx, given, kwargs)
 
 

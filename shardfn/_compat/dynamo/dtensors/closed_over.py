@@ -13,9 +13,7 @@ from ...tracing import neutral
 from .calls import DTensors, node_of, read_ours
 
 
-def closed_over(
-    dtensors: DTensors, wrap: Callable[..., Any], builder: Any, x: Any
-) -> Any:
+def closed_over(dtensors: DTensors, wrap: Callable[..., Any], builder: Any, x: Any) -> Any:
     """Dynamo's handling of a new tensor, which may be a DTensor that the function closes over."""
     if not isinstance(x, DTensor):
         return wrap(builder, x)

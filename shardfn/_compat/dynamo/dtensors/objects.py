@@ -98,9 +98,7 @@ def str_of(call: Callable[..., Any], builtin: Any, tx: Any, x: Any) -> Any:
     return text_of(lambda owner, tx: call(builtin, tx, owner), x.realize(), tx)
 
 
-def context_entered(
-    dtensors: DTensors, enter: Callable[..., Any], tx: Any, *args: Any
-) -> Any:
+def context_entered(dtensors: DTensors, enter: Callable[..., Any], tx: Any, *args: Any) -> Any:
     """A `with`, which may enter a mesh."""
     if isinstance(_held(tx.stack[-1]), DeviceMesh):
         in_mesh = dtensors.functions[DeviceMesh.__enter__]

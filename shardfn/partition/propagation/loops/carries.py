@@ -47,8 +47,7 @@ class Inside:
         holders = graph.find_nodes(op="placeholder")
         (self.output,) = graph.find_nodes(op="output")
         self.ins = tuple(
-            self.walk.enter(holder, marks, None)
-            for holder, marks in zip(holders, ins, strict=True)
+            self.walk.enter(holder, marks, None) for holder, marks in zip(holders, ins, strict=True)
         )
         for holder, value in zip(holders, values, strict=True):
             self.walk.values[holder].varies = value.varies
@@ -72,8 +71,7 @@ class Inside:
         slot = self.ins[k]
         readers = [step for step in self.walk.steps if slot in step.read]
         targets = {
-            step.target.marks if isinstance(step, steps.Redistribute) else None
-            for step in readers
+            step.target.marks if isinstance(step, steps.Redistribute) else None for step in readers
         }
         if len(targets) != 1:
             return None
@@ -86,22 +84,14 @@ class Inside:
         """The plan, given the placements of the results."""
         pairs = zip(self.output.args[0], outs, strict=True)
         slots = tuple(
-            self.walk.redistribute(
-                self.walk.values[x], marks, self.output, implicit=True
-            )
+            self.walk.redistribute(self.walk.values[x], marks, self.output, implicit=True)
             for x, marks in pairs
         )
         gradients = [gradient.slot for gradient in self.walk.gradients.values()]
-        wide = accumulated(
-            self.walk.steps, gradients, self.walk.axes, self.walk.slot
-        )
+        wide = accumulated(self.walk.steps, gradients, self.walk.axes, self.walk.slot)
         needed = steps.needed(wide, slots)
         return steps.Plan(
-            self.walk.axes,
-            needed,
-            self.ins,
-            slots,
-            tuple(self.walk.gradients.values()),
+            self.walk.axes, needed, self.ins, slots, tuple(self.walk.gradients.values())
         )
 
 
@@ -121,10 +111,7 @@ class LoopBody:
     values: list[Value]  # the inputs of the loop
 
     def inside(
-        self,
-        consts: list[Marks],
-        carries: list[Marks],
-        later: Collection[torch.fx.Node],
+        self, consts: list[Marks], carries: list[Marks], later: Collection[torch.fx.Node]
     ) -> Inside:
         """A walk over the body with its constants and carries at these placements."""
         ins = [*consts, *carries, *self.inputs]
@@ -178,9 +165,7 @@ def settle(body: LoopBody, consts: list[Marks]) -> Settled:
         later = {g: k for g, k in later.items() if k not in misplaced}
 
 
-def _may_wait(
-    marks: Marks, k: int, carries: list[Marks], after: Mapping[int, Marks]
-) -> bool:
+def _may_wait(marks: Marks, k: int, carries: list[Marks], after: Mapping[int, Marks]) -> bool:
     """Whether a gradient that is a term of result k may stay Partial until the end of the loop."""
     if k < len(carries):
         return deferred.stays_partial(marks, carries[k])
@@ -194,9 +179,7 @@ def _after_loop(
     per-step outputs.
     """
     return {
-        k: marks if k < carries else stacked(marks)
-        for k, marks in after.items()
-        if k in partial
+        k: marks if k < carries else stacked(marks) for k, marks in after.items() if k in partial
     }
 
 
@@ -222,9 +205,7 @@ def fixed_point(
             _entering(value, carry, after, body.walk)
             for value, carry, after in zip(init, carries, left, strict=True)
         ]
-        hoisted = [
-            inner.only_moved_to(k) or marks for k, marks in enumerate(consts)
-        ]
+        hoisted = [inner.only_moved_to(k) or marks for k, marks in enumerate(consts)]
         if (entering, hoisted) == (carries, consts):
             break
         carries = entering
@@ -245,9 +226,7 @@ def _first_try(init: Value, walk: Walk) -> Marks:
     it reduces it.
     """
     if _is_zeros(init):
-        return tuple(
-            "R" if name in init.varies else "sum" for name in walk.axes.names
-        )
+        return tuple("R" if name in init.varies else "sum" for name in walk.axes.names)
     return advised(init, walk) or plain(natural(init, walk.axes))
 
 
@@ -271,9 +250,7 @@ def _entering(init: Value, marks: Marks, left: Marks, walk: Walk) -> Marks:
     return marks if len(pending) > 1 else plain(tuple(wanted))
 
 
-def _refuse_changed(
-    body: LoopBody, carries: list[Marks], left: list[Marks], first: int
-) -> None:
+def _refuse_changed(body: LoopBody, carries: list[Marks], left: list[Marks], first: int) -> None:
     """Refuse a carry that the function constrains to a placement that differs from its initial
     one.
     """
@@ -321,8 +298,7 @@ def natural(value: Value, axes: MeshAxes) -> Marks:
     if value.is_unmade:
         return ("R",) * len(axes.sizes)
     return tuple(
-        layout.without_halo(m) if isinstance(m, tuple) else m
-        for m in next(iter(value.slots))
+        layout.without_halo(m) if isinstance(m, tuple) else m for m in next(iter(value.slots))
     )
 
 

@@ -44,9 +44,7 @@ def deferrable(
             k = _result(node, output.args[0])
             if k is None:
                 continue
-            if k >= len(carries) or (
-                zeros[k] and _only_added(carries[k], output.args[0][k])
-            ):
+            if k >= len(carries) or (zeros[k] and _only_added(carries[k], output.args[0][k])):
                 found[node] = k
     return found
 
@@ -102,13 +100,9 @@ def placements(
         parameter = args_of(node)[1]
         like = walk.values[parameter]
         wanted = (
-            around.get(parameter)
-            or next(iter(like.slots), None)
-            or ("R",) * len(walk.axes.sizes)
+            around.get(parameter) or next(iter(like.slots), None) or ("R",) * len(walk.axes.sizes)
         )
-        found.setdefault(
-            k, aligned(node.meta["val"].shape, like.fake.shape, wanted, walk.axes)
-        )
+        found.setdefault(k, aligned(node.meta["val"].shape, like.fake.shape, wanted, walk.axes))
     return found
 
 
@@ -121,6 +115,4 @@ def stays_replicated(before: Marks, wanted: Marks) -> bool:
     """Whether a gradient is replicated after the loop. Per-step outputs of sharded gradients
     are smaller if they are reduced in the step.
     """
-    return all(
-        w == "R" for b, w in zip(before, wanted, strict=True) if b in PENDING
-    )
+    return all(w == "R" for b, w in zip(before, wanted, strict=True) if b in PENDING)

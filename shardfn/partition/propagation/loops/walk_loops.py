@@ -48,28 +48,21 @@ def nest(walk: Walk, node: torch.fx.Node) -> None:
         for value, marks in zip(values, placed.ins, strict=True)
     )
     outs = tuple(
-        walk.slot(fake, marks)
-        for fake, marks in zip(node.meta["val"], placed.outs, strict=True)
+        walk.slot(fake, marks) for fake, marks in zip(node.meta["val"], placed.outs, strict=True)
     )
     walk.steps.append(steps.Nested(node, ins, outs, tuple(placed.plans)))
-    results = [
-        walk.valued(slot, varies)
-        for slot, varies in zip(outs, placed.varies, strict=True)
-    ]
+    results = [walk.valued(slot, varies) for slot, varies in zip(outs, placed.varies, strict=True)]
     for k, marks in placed.after.items():
         slot = walk.redistribute(results[k], marks, node, implicit=False)
         results[k] = walk.valued(slot, placed.varies[k])
     walk.values[node] = results
 
 
-def _scan(
-    walk: Walk, node: torch.fx.Node, scan: Scan, values: list[Value]
-) -> Placed:
+def _scan(walk: Walk, node: torch.fx.Node, scan: Scan, values: list[Value]) -> Placed:
     end = scan.consts + scan.carries
     consts = [natural(v, walk.axes) for v in values[: scan.consts]]
     inputs = [
-        _without_rows(natural(v, walk.axes), v.fake.shape, walk.axes.sizes)
-        for v in values[end:]
+        _without_rows(natural(v, walk.axes), v.fake.shape, walk.axes.sizes) for v in values[end:]
     ]
     init = values[scan.consts : end]
     body = LoopBody(walk, node, scan.graphs[0], init, inputs, values)
@@ -87,9 +80,7 @@ def _scan(
     )
 
 
-def _while(
-    walk: Walk, node: torch.fx.Node, loop: While, values: list[Value]
-) -> Placed:
+def _while(walk: Walk, node: torch.fx.Node, loop: While, values: list[Value]) -> Placed:
     test_graph, body_graph = loop.graphs
     consts = [natural(v, walk.axes) for v in values[: loop.consts]]
     init = values[loop.consts :]
@@ -105,16 +96,13 @@ def _while(
     )
 
 
-def _branch(
-    walk: Walk, node: torch.fx.Node, branch: Branch, values: list[Value]
-) -> Placed:
+def _branch(walk: Walk, node: torch.fx.Node, branch: Branch, values: list[Value]) -> Placed:
     *inputs, condition = values
     ins = [natural(v, walk.axes) for v in inputs]
     walks = [Inside(walk, graph, ins, inputs) for graph in branch.graphs]
     pairs = zip(*(w.results() for w in walks), strict=True)
     outs = [
-        _advised(walk, (node, k), *pair) or _agreed(walk, *pair)
-        for k, pair in enumerate(pairs)
+        _advised(walk, (node, k), *pair) or _agreed(walk, *pair) for k, pair in enumerate(pairs)
     ]
     varies = zip(*(w.varies() for w in walks), strict=True)
     return Placed(
@@ -126,24 +114,16 @@ def _branch(
     )
 
 
-PLACE: dict[type[Loop], Callable[..., Placed]] = {
-    Scan: _scan,
-    While: _while,
-    Branch: _branch,
-}
+PLACE: dict[type[Loop], Callable[..., Placed]] = {Scan: _scan, While: _while, Branch: _branch}
 
 
 def _replicated(walk: Walk) -> Marks:
     return ("R",) * len(walk.axes.sizes)
 
 
-def _without_rows(
-    marks: Marks, shape: Sequence[int], sizes: Sequence[int]
-) -> Marks:
+def _without_rows(marks: Marks, shape: Sequence[int], sizes: Sequence[int]) -> Marks:
     """The placements of one per-step input or output. No axis may shard the step dim."""
-    marks = tuple(
-        "R" if layout.split(m) and layout.cut_of(m)[0] == 0 else m for m in marks
-    )
+    marks = tuple("R" if layout.split(m) and layout.cut_of(m)[0] == 0 else m for m in marks)
     whole = layout.canonical(shape, marks, sizes)
     return tuple(shifted(m, -1) for m in whole or ("R",) * len(marks))
 
@@ -170,9 +150,7 @@ def _reduced_to(marks: Marks, result: Value, inner: Inside, first: int) -> Marks
     return marks
 
 
-def _advised(
-    walk: Walk, result: tuple[torch.fx.Node, int], yes: Value, no: Value
-) -> Marks | None:
+def _advised(walk: Walk, result: tuple[torch.fx.Node, int], yes: Value, no: Value) -> Marks | None:
     """The placement that a plan of all ops has for a result of a cond, if both branches can place
     it so.
     """
@@ -221,10 +199,7 @@ def _leaving(value: Value, axes: MeshAxes) -> Marks:
         return marks
     for slot in value.readable("backward"):
         if not is_partial(slot.marks):
-            return tuple(
-                layout.without_halo(m) if isinstance(m, tuple) else m
-                for m in slot.marks
-            )
+            return tuple(layout.without_halo(m) if isinstance(m, tuple) else m for m in slot.marks)
     return marks
 
 
@@ -233,10 +208,6 @@ def _without_partial(marks: Marks) -> Marks:
     return tuple("R" if m in PENDING else m for m in plain(marks))
 
 
-def evolved(
-    loop: Loop, graphs: Sequence[torch.fx.Graph], coordinates: int
-) -> Loop:
+def evolved(loop: Loop, graphs: Sequence[torch.fx.Graph], coordinates: int) -> Loop:
     """The loop with the graphs of one rank. They take the rank's coordinates first."""
-    return attrs.evolve(
-        loop, graphs=tuple(graphs), consts=loop.consts + coordinates
-    )
+    return attrs.evolve(loop, graphs=tuple(graphs), consts=loop.consts + coordinates)

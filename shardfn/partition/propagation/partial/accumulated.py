@@ -32,10 +32,7 @@ NewSlot = Callable[[torch.Tensor, Any], plan.Slot]
 
 
 def accumulated(
-    steps: Sequence[plan.Step],
-    gradients: Sequence[plan.Slot],
-    axes: MeshAxes,
-    new_slot: NewSlot,
+    steps: Sequence[plan.Step], gradients: Sequence[plan.Slot], axes: MeshAxes, new_slot: NewSlot
 ) -> list[plan.Step]:
     """The steps of a plan, with small Partial sums of half precision reduced in float32.
 
@@ -49,9 +46,7 @@ def accumulated(
     return _Widened(wanted, new_slot).all(steps) if wanted else list(steps)
 
 
-def _wanted(
-    steps: Sequence[plan.Step], gradients: Sequence[plan.Slot], axes: MeshAxes
-) -> set[int]:
+def _wanted(steps: Sequence[plan.Step], gradients: Sequence[plan.Slot], axes: MeshAxes) -> set[int]:
     """The slots whose sums are reduced in float32, and those that they are computed from."""
     computed: set[int] = set()
     for step in steps:
@@ -98,11 +93,7 @@ def _is_linear(step: plan.Apply) -> bool:
     if target in ADDS:
         return True
     is_of_one = len(step.ins) == 1
-    return is_of_one and (
-        target in LINEAR_IN_FIRST
-        or target in SUMS
-        or target in rules.REARRANGES
-    )
+    return is_of_one and (target in LINEAR_IN_FIRST or target in SUMS or target in rules.REARRANGES)
 
 
 def _is_sum(slot: plan.Slot, computed: set[int]) -> bool:
@@ -140,10 +131,7 @@ class _Widened:
         if out.number not in self.wanted:
             return [step]
         wide = self.wide[out.number] = self.beside(out)
-        ins = tuple(
-            self.wide.get(slot.number, slot)
-            for slot in step.ins
-        )
+        ins = tuple(self.wide.get(slot.number, slot) for slot in step.ins)
         is_sum = step.node.target in SUMS
         are_wide = all(slot.number in self.wide for slot in step.ins)
         if not is_sum and not (are_wide and _is_linear(step)):
@@ -153,9 +141,7 @@ class _Widened:
         applied = plan.Apply(node, ins, (wide,))
         return [applied, _cast(step.node, wide, out)]
 
-    def reduced(
-        self, step: plan.Redistribute, source: plan.Slot
-    ) -> list[plan.Step]:
+    def reduced(self, step: plan.Redistribute, source: plan.Slot) -> list[plan.Step]:
         """A redistribution in float32, and the cast of its result."""
         target = self.beside(step.target)
         moved = attrs.evolve(step, source=source, target=target)
@@ -176,11 +162,7 @@ def _copied(
         (node.args, dict(node.kwargs)), lambda _: _holder(graph, next(feed))
     )
     copy = graph.create_node(
-        "call_function",
-        node.target,
-        args,
-        {**kwargs, **options},
-        name=node.name,
+        "call_function", node.target, args, {**kwargs, **options}, name=node.name
     )
     copy.meta = {**node.meta, "val": out.value}
     return copy

@@ -15,17 +15,10 @@ from ...rule_api.strategy import Choice
 from ..values import is_partial
 
 SUM = "sum"
-Choices = Callable[
-    [torch.fx.Node],
-    list[tuple[Choice, list[torch.fx.Node]]],
-]
+Choices = Callable[[torch.fx.Node], list[tuple[Choice, list[torch.fx.Node]]]]
 
 
-def reducing(
-    node: torch.fx.Node,
-    placements: Iterable[Marks],
-    choices: Choices,
-) -> int:
+def reducing(node: torch.fx.Node, placements: Iterable[Marks], choices: Choices) -> int:
     """For how many readers a value counts as shared. A Partial value counts as one with a single
     reader, where the ends of all readers have fewer bytes together than the value.
 
@@ -37,10 +30,7 @@ def reducing(
     count = len(node.users)
     if count < 2 or not any(map(is_partial, placements)):
         return count
-    ends = [
-        least(node, reader, choices)
-        for reader in node.users
-    ]
+    ends = [least(node, reader, choices) for reader in node.users]
     value = node.meta.get("val")
     is_less = sum(ends) < work.nbytes(value)
     return 1 if is_less else count
@@ -72,10 +62,7 @@ def passes(node: torch.fx.Node, reader: torch.fx.Node, choices: Choices) -> bool
     for choice, nodes in choices(reader):
         ins, outs = choice
         pairs = zip(nodes, ins, strict=True)
-        fits = all(
-            _fits(x, mark, node)
-            for x, mark in pairs
-        )
+        fits = all(_fits(x, mark, node) for x, mark in pairs)
         if fits and outs == (SUM,):
             return True
     return False

@@ -21,9 +21,7 @@ from ..values import Placed, Value, is_partial
 CAST = torch.ops.aten._to_copy.default
 
 
-def placed(
-    walk: Walk, node: torch.fx.Node, call: OpCall, values: list[Value]
-) -> Placed | None:
+def placed(walk: Walk, node: torch.fx.Node, call: OpCall, values: list[Value]) -> Placed | None:
     """The placements of such a cast; None for any other op.
 
     Args:
@@ -61,9 +59,7 @@ def _is_gradient(reader: torch.fx.Node) -> bool:
     return getattr(reader.target, "_opname", "") == ALIGN
 
 
-def _is_there_and_back(
-    node: torch.fx.Node, reader: torch.fx.Node, call: OpCall
-) -> bool:
+def _is_there_and_back(node: torch.fx.Node, reader: torch.fx.Node, call: OpCall) -> bool:
     """Whether a gradient is cast to the dtype in which it is reduced, and then back: it is
     reduced before the second cast.
     """

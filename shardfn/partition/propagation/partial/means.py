@@ -19,9 +19,7 @@ def as_sums(marks: Marks) -> Marks:
     return tuple("sum" if m == MEAN else m for m in marks)
 
 
-def rescaled(
-    walk: Walk, node: torch.fx.Node, slot: plan.Slot, marks: Marks
-) -> plan.Slot:
+def rescaled(walk: Walk, node: torch.fx.Node, slot: plan.Slot, marks: Marks) -> plan.Slot:
     """A slot with its means rescaled to sums, or the other way round. The slot itself if it has
     none.
     """
@@ -39,9 +37,7 @@ def rescale(b: Builder, step: plan.Rescale, pieces: dict[int, Piece]) -> None:
     before = step.source.marks
     after = step.target.marks
     piece = pieces[step.source.number]
-    shares = math.prod(
-        n for n, m, k in zip(b.axes.sizes, before, after, strict=True) if m != k
-    )
+    shares = math.prod(n for n, m, k in zip(b.axes.sizes, before, after, strict=True) if m != k)
     op = aten.div.Tensor if MEAN in before else aten.mul.Tensor
     node = b.restride(b.call(op, piece.node, shares), piece.shape, piece.stride)
     pieces[step.target.number] = b.piece(node, step.target.value, after)

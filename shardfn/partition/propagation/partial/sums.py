@@ -12,11 +12,7 @@ from ...protocols import Walk
 from ..values import Value, is_partial
 
 ADD = torch.ops.aten.add.Tensor
-ORIGIN = (
-    "source",
-    "module",
-    "belongs_to",
-)  # where an op of the program comes from
+ORIGIN = ("source", "module", "belongs_to")  # where an op of the program comes from
 
 
 def is_sum(node: torch.fx.Node) -> bool:

@@ -20,10 +20,7 @@ INDICES: set[object] = {
     aten.max.dim,
     aten.min.dim,
 }
-PLACES: set[object] = {
-    aten.argmax.default,
-    aten.argmin.default,
-}
+PLACES: set[object] = {aten.argmax.default, aten.argmin.default}
 # ops that keep elements as they are
 MOVES: set[object] = {
     *COPIES,
@@ -37,10 +34,7 @@ MOVES: set[object] = {
     aten.detach.default,
 }
 # dtypes that hold every place
-INTS = {
-    torch.int32,
-    torch.int64,
-}
+INTS = {torch.int32, torch.int64}
 
 
 def is_constant_along(node: Node, dim: int) -> bool:

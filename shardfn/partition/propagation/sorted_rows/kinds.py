@@ -68,14 +68,8 @@ class Own:
 
 Role = Own | str  # or the placement itself
 ROWS = Own(0)
-PLACES = Rows(
-    dim=0,
-    numbers=1,
-)
-INVERSE = Rows(
-    dim=0,
-    numbers=POSITIONS,
-)
+PLACES = Rows(dim=0, numbers=1)
+INVERSE = Rows(dim=0, numbers=POSITIONS)
 
 
 @attrs.frozen(eq=False)
@@ -123,11 +117,7 @@ class Reading:
     def values(self) -> dict[str, Any]:
         """The arguments by name."""
         call = self.call
-        return named(
-            call.target,
-            call.args,
-            call.kwargs,
-        )
+        return named(call.target, call.args, call.kwargs)
 
     def kind(self, node: Node) -> Kind:
         """How an argument depends on the sort."""

@@ -34,12 +34,7 @@ aten = torch.ops.aten
 def itself(target: Any) -> Callable[..., Any]:
     """The op as it is, on the rows of a rank."""
 
-    def local(
-        b: Builder,
-        args: list[Any],
-        kwargs: dict[str, Any],
-        pieces: list[Piece],
-    ) -> Any:
+    def local(b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]) -> Any:
         if target in SCATTERS:
             args = with_own_index(b, args)
         return b.call(target, *args, **kwargs)
@@ -47,30 +42,13 @@ def itself(target: Any) -> Callable[..., Any]:
     return local
 
 
-def inverted(
-    b: Builder,
-    args: list[Any],
-    kwargs: dict[str, Any],
-    pieces: list[Piece],
-) -> Any:
+def inverted(b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]) -> Any:
     """The inverse of the permutation of a rank's rows."""
     x, indices, counted, *others = args
     value = counted.meta["val"]
     (n,) = pieces[0].local_shape
-    own = b.call(
-        aten.arange.default,
-        n,
-        dtype=value.dtype,
-        device=value.device,
-    )
-    return b.call(
-        aten.index_put.default,
-        x,
-        indices,
-        own,
-        *others,
-        **kwargs,
-    )
+    own = b.call(aten.arange.default, n, dtype=value.dtype, device=value.device)
+    return b.call(aten.index_put.default, x, indices, own, *others, **kwargs)
 
 
 @attrs.frozen
@@ -102,13 +80,7 @@ def by_indices(reading: Reading) -> Lookup | None:
     if rest or at.meta["val"].dim() != 1:
         return None
     adds = call.arg(3, "accumulate", False)
-    return Lookup(
-        x=x,
-        dim=dim,
-        at=at,
-        rows=others[0] if others else None,
-        adds=bool(adds),
-    )
+    return Lookup(x=x, dim=dim, at=at, rows=others[0] if others else None, adds=bool(adds))
 
 
 def by_dim(reading: Reading) -> Lookup | None:
@@ -173,10 +145,7 @@ def _read(reading: Reading, look: Lookup, at: Rows) -> Member | None:
         return None
     if not reading.fits(look.x, numbered):
         return None
-    roles: dict[Node, Role] = {
-        look.x: numbered,
-        look.at: Own(at.dim),
-    }
+    roles: dict[Node, Role] = {look.x: numbered, look.at: Own(at.dim)}
     return Member(
         ins=reading.ins(roles),
         outs=(Own(look.dim),),
@@ -185,9 +154,7 @@ def _read(reading: Reading, look: Lookup, at: Rows) -> Member | None:
     )
 
 
-def _written(
-    reading: Reading, look: Lookup, rows: Node, at: Rows
-) -> Member | None:
+def _written(reading: Reading, look: Lookup, rows: Node, at: Rows) -> Member | None:
     """Sorted rows back in their order, or rows in the order of the sort."""
     numbered, of_x, of_rows = _sides(look, at)
     row = Own(look.dim)
@@ -199,16 +166,9 @@ def _written(
         return None
     if not _is_kind(reading, rows, of_rows, row):
         return None
-    roles: dict[Node, Role] = {
-        look.x: numbered,
-        look.at: Own(at.dim),
-        rows: row,
-    }
+    roles: dict[Node, Role] = {look.x: numbered, look.at: Own(at.dim), rows: row}
     return Member(
-        ins=reading.ins(roles),
-        outs=(numbered,),
-        kinds=(of_x,),
-        local=itself(reading.call.target),
+        ins=reading.ins(roles), outs=(numbered,), kinds=(of_x,), local=itself(reading.call.target)
     )
 
 
@@ -238,13 +198,5 @@ def _inverts(reading: Reading, look: Lookup, at: Rows) -> bool:
 
 def _inverse(reading: Reading, look: Lookup) -> Member:
     """The inverse of a permutation."""
-    roles: dict[Node, Role] = {
-        look.x: ROWS,
-        look.at: ROWS,
-    }
-    return Member(
-        ins=reading.ins(roles),
-        outs=(ROWS,),
-        kinds=(INVERSE,),
-        local=inverted,
-    )
+    roles: dict[Node, Role] = {look.x: ROWS, look.at: ROWS}
+    return Member(ins=reading.ins(roles), outs=(ROWS,), kinds=(INVERSE,), local=inverted)

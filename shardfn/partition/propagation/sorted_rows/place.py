@@ -148,23 +148,8 @@ def place(walk: Walk, node: Node) -> None:
     own: OwnRows = walk.own_rows[node]
     call, values = walk.call(node)
     rule = rules.find(call.target)
-    strategies = answered(
-        rule,
-        call,
-        walk.name,
-        node,
-    )
+    strategies = answered(rule, call, walk.name, node)
     placed = walk.weigh(
-        call,
-        values,
-        node,
-        [choice for choice in strategies if own.keeps(choice)],
-        own.fixed,
+        call, values, node, [choice for choice in strategies if own.keeps(choice)], own.fixed
     )
-    walk.take(
-        node,
-        call,
-        values,
-        placed,
-        own.member.local,
-    )
+    walk.take(node, call, values, placed, own.member.local)

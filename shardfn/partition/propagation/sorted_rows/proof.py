@@ -28,10 +28,7 @@ from .kinds import PLACES, ROWS, UNREAD, Kind, Member, Own, Reading, Role, Rows
 from .special import TABLE
 
 aten = torch.ops.aten
-SORTS: set[object] = {
-    aten.sort.default,
-    aten.sort.stable,
-}
+SORTS: set[object] = {aten.sort.default, aten.sort.stable}
 
 
 @attrs.frozen(eq=False)
@@ -108,26 +105,12 @@ class _Search:
                 self.start()
             elif not self.follow(node):
                 return None
-        return SortedRows(
-            self.elements,
-            self.members,
-            earlier,
-        )
+        return SortedRows(self.elements, self.members, earlier)
 
     def start(self) -> None:
         """Note the results of the sort: its elements, and their places before it."""
-        keys = Rows(
-            dim=0,
-            is_key=self.is_ascending,
-        )
-        self.note(
-            self.root,
-            Member(
-                ins=(ROWS,),
-                outs=(ROWS, ROWS),
-                kinds=(keys, PLACES),
-            ),
-        )
+        keys = Rows(dim=0, is_key=self.is_ascending)
+        self.note(self.root, Member(ins=(ROWS,), outs=(ROWS, ROWS), kinds=(keys, PLACES)))
 
     def note(self, node: Node, member: Member) -> None:
         """Note an op on sorted rows."""
@@ -165,9 +148,7 @@ class _Search:
         if several is not None:
             self.kinds[node] = (several[number],)
 
-    def member(
-        self, node: Node, read: list[Node], kinds: list[Kind]
-    ) -> Member | None:
+    def member(self, node: Node, read: list[Node], kinds: list[Kind]) -> Member | None:
         """The op as one on sorted rows; None if it is not."""
         if not _is_op(node) or draws(node) or _has_own_rule(node.target):
             return None
@@ -175,11 +156,7 @@ class _Search:
         if call is None:
             return None
         reading = Reading(
-            call=call,
-            nodes=read,
-            kinds=kinds,
-            ids=self.elements,
-            is_ascending=self.is_ascending,
+            call=call, nodes=read, kinds=kinds, ids=self.elements, is_ascending=self.is_ascending
         )
         proof = TABLE.get(node.target) or TABLE.get(rules.name_of(node.target))
         found = proof(reading) if proof else None
@@ -232,11 +209,7 @@ def _makes_constant(node: Node) -> bool:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return False
-    filled = rules.fill_value(
-        node.target,
-        node.args,
-        value.dtype,
-    )
+    filled = rules.fill_value(node.target, node.args, value.dtype)
     return filled is not None
 
 
@@ -283,12 +256,7 @@ def _call(node: Node, read: list[Node]) -> OpCall | None:
 
 def _reads(reading: Reading, marks: Marks) -> bool:
     """Whether a strategy shards all sorted rows, and else only what is the same in all rows."""
-    for mark, kind, node in zip(
-        marks,
-        reading.kinds,
-        reading.nodes,
-        strict=True,
-    ):
+    for mark, kind, node in zip(marks, reading.kinds, reading.nodes, strict=True):
         if isinstance(kind, Rows):
             if mark != kind.dim:
                 return False
@@ -325,9 +293,7 @@ def _member(reading: Reading, choice: Choice, kept: Rows) -> Member | None:
         else:
             return None
     return Member(
-        ins=tuple(_role(mark) for mark in choice[0]),
-        outs=tuple(made),
-        kinds=tuple(kinds),
+        ins=tuple(_role(mark) for mark in choice[0]), outs=tuple(made), kinds=tuple(kinds)
     )
 
 

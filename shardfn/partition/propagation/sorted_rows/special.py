@@ -30,11 +30,7 @@ aten = torch.ops.aten
 SUM = "sum"
 COUNTS = Groups(are_ends=False)
 ENDS = Groups(are_ends=True)
-COUNTING = {
-    torch.float32,
-    torch.float64,
-    *INTS,
-}  # dtypes that hold all counts
+COUNTING = {torch.float32, torch.float64, *INTS}  # dtypes that hold all counts
 
 
 def sort(reading: Reading) -> Member | None:
@@ -43,15 +39,8 @@ def sort(reading: Reading) -> Member | None:
         return None
     if reading.values["descending"]:
         return None
-    unread = Rows(
-        dim=0,
-        numbers=UNREAD,
-    )
-    return Member(
-        ins=(ROWS,),
-        outs=(ROWS, ROWS),
-        kinds=(unread, INVERSE),
-    )
+    unread = Rows(dim=0, numbers=UNREAD)
+    return Member(ins=(ROWS,), outs=(ROWS, ROWS), kinds=(unread, INVERSE))
 
 
 def divide(reading: Reading) -> Member | None:
@@ -67,11 +56,7 @@ def divide(reading: Reading) -> Member | None:
     if before is None or before in (POSITIONS, UNREAD) or each < 1:
         return None
     row = Own(kind.dim)
-    return Member(
-        ins=(row,),
-        outs=(row,),
-        kinds=(attrs.evolve(kind, numbers=before * each),),
-    )
+    return Member(ins=(row,), outs=(row,), kinds=(attrs.evolve(kind, numbers=before * each),))
 
 
 def cast(reading: Reading) -> Member | None:
@@ -85,11 +70,7 @@ def cast(reading: Reading) -> Member | None:
     if kind.numbers is None or out.dtype not in INTS:
         return None
     row = Own(kind.dim)
-    return Member(
-        ins=(row,),
-        outs=(row,),
-        kinds=(kind,),
-    )
+    return Member(ins=(row,), outs=(row,), kinds=(kind,))
 
 
 def _of_groups(reading: Reading, kind: Groups) -> Member | None:
@@ -97,11 +78,7 @@ def _of_groups(reading: Reading, kind: Groups) -> Member | None:
     (out,) = reading.call.outs
     if out.dtype not in COUNTING:
         return None
-    return Member(
-        ins=(SUM,),
-        outs=(SUM,),
-        kinds=(kind,),
-    )
+    return Member(ins=(SUM,), outs=(SUM,), kinds=(kind,))
 
 
 def histogram(reading: Reading) -> Member | None:
@@ -115,11 +92,7 @@ def histogram(reading: Reading) -> Member | None:
         return None
     if not is_at_least(reading.ids, low):
         return None
-    return Member(
-        ins=(ROWS,),
-        outs=(SUM,),
-        kinds=(COUNTS,),
-    )
+    return Member(ins=(ROWS,), outs=(SUM,), kinds=(COUNTS,))
 
 
 def _are_elements(reading: Reading) -> bool:
@@ -142,11 +115,7 @@ def accumulate(reading: Reading) -> Member | None:
 
 
 # the dim of the rows in both operands of a product by groups, and where its result has them
-GROUPED = {
-    (2, 3): (0, None, 0),
-    (3, 2): (None, 1, 1),
-    (2, 2): (1, 0, None),
-}
+GROUPED = {(2, 3): (0, None, 0), (3, 2): (None, 1, 1), (2, 2): (1, 0, None)}
 
 
 def grouped_product(reading: Reading) -> Member | None:
@@ -162,11 +131,7 @@ def grouped_product(reading: Reading) -> Member | None:
     if reading.kinds != [_rows(of_a), _rows(of_b), ENDS]:
         return None
     made = SUM if of_out is None else Own(of_out)
-    return Member(
-        ins=(_role(of_a), _role(of_b), SUM),
-        outs=(made,),
-        kinds=(_rows(of_out),),
-    )
+    return Member(ins=(_role(of_a), _role(of_b), SUM), outs=(made,), kinds=(_rows(of_out),))
 
 
 def _rows(dim: int | None) -> Kind:
@@ -181,22 +146,14 @@ def fallback_product(reading: Reading) -> Member | None:
     """The same as an op of transformers."""
     if reading.kinds != [Rows(0), None, ENDS]:
         return None
-    return Member(
-        ins=(ROWS, "R", SUM),
-        outs=(ROWS,),
-        kinds=(Rows(0),),
-    )
+    return Member(ins=(ROWS, "R", SUM), outs=(ROWS,), kinds=(Rows(0),))
 
 
 def fallback_backward(reading: Reading) -> Member | None:
     """Its gradients: of rows, and of the matrices, a Partial sum."""
     if reading.kinds != [Rows(0), None, ENDS, Rows(0)]:
         return None
-    return Member(
-        ins=(ROWS, "R", SUM, ROWS),
-        outs=(ROWS, SUM),
-        kinds=(Rows(0), None),
-    )
+    return Member(ins=(ROWS, "R", SUM, ROWS), outs=(ROWS, SUM), kinds=(Rows(0), None))
 
 
 # Also by name: an op that exists once its package is imported.

@@ -85,12 +85,7 @@ class Bags:
     def even(self, n: int) -> Any:
         """The bag of each of n indices, where all are equally long."""
         numbers = self.numbers(n)
-        return self.b.call(
-            aten.div.Tensor_mode,
-            numbers,
-            self.o.long,
-            rounding_mode="floor",
-        )
+        return self.b.call(aten.div.Tensor_mode, numbers, self.o.long, rounding_mode="floor")
 
     def whole(self) -> Any:
         """The bag of each of the global indices."""
@@ -102,17 +97,8 @@ class Bags:
 
     def bags_at(self, places: Any) -> Any:
         """The bags at some places in the global indices."""
-        after = self.b.call(
-            aten.searchsorted.Tensor,
-            self.offsets.node,
-            places,
-            right=True,
-        )
-        return self.b.call(
-            aten.sub.Tensor,
-            after,
-            1,
-        )
+        after = self.b.call(aten.searchsorted.Tensor, self.offsets.node, places, right=True)
+        return self.b.call(aten.sub.Tensor, after, 1)
 
     @property
     def are_parts(self) -> bool:
@@ -126,24 +112,11 @@ class Bags:
         start = self.b.offset(self.indices, 0)
         if self.are_parts:
             numbers = self.numbers(self.count)
-            places = self.b.call(
-                aten.add.Tensor,
-                numbers,
-                start,
-            )
+            places = self.b.call(aten.add.Tensor, numbers, start)
             return self.bags_at(places)
-        first = self.b.call(
-            aten.div.Tensor_mode,
-            start,
-            self.o.long,
-            rounding_mode="floor",
-        )
+        first = self.b.call(aten.div.Tensor_mode, start, self.o.long, rounding_mode="floor")
         numbers = self.even(self.count)
-        return self.b.call(
-            aten.add.Tensor,
-            numbers,
-            first,
-        )
+        return self.b.call(aten.add.Tensor, numbers, first)
 
     def local(self) -> Any:
         """The number of the bag of each index among the rank's bags."""
@@ -155,11 +128,7 @@ class Bags:
         """A mask of the indices that are not padding; None if all are read."""
         if self.o.padding < 0:
             return None
-        return self.b.call(
-            aten.ne.Scalar,
-            self.indices.node,
-            self.o.padding,
-        )
+        return self.b.call(aten.ne.Scalar, self.indices.node, self.o.padding)
 
     def lengths(self, bags: int) -> Any:
         """The number of indices in each of the rank's bags, without padding."""
@@ -167,54 +136,28 @@ class Bags:
             return self.steps()
         read = self.read()
         if read is None:
-            read = self.b.call(
-                aten.ones_like.default,
-                self.indices.node,
-            )
-        read = self.b.call(
-            aten._to_copy.default,
-            read,
-            dtype=torch.int64,
-        )
+            read = self.b.call(aten.ones_like.default, self.indices.node)
+        read = self.b.call(aten._to_copy.default, read, dtype=torch.int64)
         return self.added(bags, read)
 
     def steps(self) -> Any:
         """The lengths of bags by their offsets."""
-        end = self.b.call(
-            aten.new_full.default,
-            self.offsets.node,
-            [1],
-            self.indices.shape[0],
-        )
+        end = self.b.call(aten.new_full.default, self.offsets.node, [1], self.indices.shape[0])
         starts = self.offsets.node
         after = self.b.call(aten.slice.Tensor, starts, 0, 1)
-        ends = self.b.call(
-            aten.cat.default,
-            [after, end],
-        )
+        ends = self.b.call(aten.cat.default, [after, end])
         return self.b.call(aten.sub.Tensor, ends, starts)
 
     def added(self, bags: int, values: Any) -> Any:
         """Values of indices, added in bags."""
         like = values.meta["val"]
         zeros = self.b.call(
-            aten.zeros.default,
-            [bags, *like.shape[1:]],
-            dtype=like.dtype,
-            device=like.device,
+            aten.zeros.default, [bags, *like.shape[1:]], dtype=like.dtype, device=like.device
         )
-        return self.b.call(
-            aten.index_add.default,
-            zeros,
-            0,
-            self.local(),
-            values,
-        )
+        return self.b.call(aten.index_add.default, zeros, 0, self.local(), values)
 
 
-def bags_of(
-    b: Builder, values: dict[str, Any], indices: Piece, offsets: Piece
-) -> Bags:
+def bags_of(b: Builder, values: dict[str, Any], indices: Piece, offsets: Piece) -> Bags:
     """The bags of a rank's indices."""
     is_open = not values.get("include_last_offset", False)
     long = None

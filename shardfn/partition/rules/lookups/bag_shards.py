@@ -21,9 +21,7 @@ WEIGHTS_BACKWARD = aten._embedding_bag_per_sample_weights_backward.default
 def lower_bags(target: Any) -> Any:
     """The rows of the rank's shard, added in the rank's bags; zeros for other rows."""
 
-    def lower(
-        b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
-    ) -> Any:
+    def lower(b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]) -> Any:
         table, indices, offsets, *weights = pieces
         is_empty = 0 in table.local_shape or 0 in indices.local_shape
         if not (table.cuts(0) or indices.cuts(0) or is_empty):
@@ -43,11 +41,7 @@ def _empty(b: Builder, x: Any) -> Any:
 
 
 def _kept(
-    b: Builder,
-    target: Any,
-    args: list[Any],
-    kwargs: dict[str, Any],
-    pieces: list[Piece],
+    b: Builder, target: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
 ) -> list[bool]:
     """Which of its results about the bags torch keeps on this device: for sums in float32 on the
     CPU not which bag each index belongs to, for sums and means on GPUs no index of a maximum.
@@ -65,9 +59,7 @@ def _kept(
     return [tuple(x.shape) != (0,) for x in numbers]
 
 
-def _lowered(
-    own: Bags, table: Piece, weights: list[Piece], values: dict[str, Any]
-) -> list[Any]:
+def _lowered(own: Bags, table: Piece, weights: list[Piece], values: dict[str, Any]) -> list[Any]:
     """The four results of a call on shards."""
     b = own.b
     ends = int(not own.o.open_end)
@@ -104,27 +96,14 @@ def _rows(own: Bags, table: Piece) -> Any:
         mask = hit if mask is None else b.call(aten.logical_and.default, hit, mask)
     if not table.local_shape[0]:
         shape = [own.count, table.local_shape[1]]
-        return b.call(
-            aten.new_zeros.default,
-            table.node,
-            shape,
-        )
-    rows = b.call(
-        aten.index_select.default,
-        table.node,
-        0,
-        at,
-    )
+        return b.call(aten.new_zeros.default, table.node, shape)
+    rows = b.call(aten.index_select.default, table.node, 0, at)
     return _masked(b, rows, mask)
 
 
 def _column(b: Builder, x: Any) -> Any:
     """A number for each row, as a column."""
-    return b.call(
-        aten.unsqueeze.default,
-        x,
-        -1,
-    )
+    return b.call(aten.unsqueeze.default, x, -1)
 
 
 def _masked(b: Builder, rows: Any, mask: Any) -> Any:
@@ -138,26 +117,14 @@ def _masked(b: Builder, rows: Any, mask: Any) -> Any:
 def _scaled(b: Builder, rows: Any, weights: Any) -> Any:
     """Rows times a weight each."""
     column = _column(b, weights)
-    return b.call(
-        aten.mul.Tensor,
-        rows,
-        column,
-    )
+    return b.call(aten.mul.Tensor, rows, column)
 
 
 def _divided(b: Builder, sums: Any, lengths: Any) -> Any:
     """Sums over bags as means. An empty bag stays zero."""
-    least = b.call(
-        aten.clamp.default,
-        lengths,
-        1,
-    )
+    least = b.call(aten.clamp.default, lengths, 1)
     column = _column(b, least)
-    return b.call(
-        aten.div.Tensor,
-        sums,
-        column,
-    )
+    return b.call(aten.div.Tensor, sums, column)
 
 
 def _gradients(own: Bags, grad: Piece) -> Any:
@@ -169,18 +136,11 @@ def _gradients(own: Bags, grad: Piece) -> Any:
         hit, shifted = hits(b, grad, 0, bag)
         bag = b.call(aten.mul.Tensor, shifted, hit)
         mask = hit if mask is None else b.call(aten.logical_and.default, hit, mask)
-    rows = b.call(
-        aten.index_select.default,
-        grad.node,
-        0,
-        bag,
-    )
+    rows = b.call(aten.index_select.default, grad.node, 0, bag)
     return _masked(b, rows, mask)
 
 
-def lower_backward(
-    b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
-) -> Any:
+def lower_backward(b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]) -> Any:
     """The gradients of the rank's bags, added in the rows of their indices."""
     grad, indices, offsets, _, _, _, *weights = pieces
     if not (grad.cuts(0) or indices.cuts(0)):
@@ -191,22 +151,12 @@ def lower_backward(
     if own.o.mode == MEAN:
         bags = own.count // own.o.long if own.o.long else offsets.shape[0]
         lengths = own.lengths(bags)
-        each = b.call(
-            aten.index_select.default,
-            lengths,
-            0,
-            own.local(),
-        )
+        each = b.call(aten.index_select.default, lengths, 0, own.local())
         rows = _divided(b, rows, each)
     if weights:
         rows = _scaled(b, rows, weights[0].node)
     return b.call(
-        aten.embedding_dense_backward.default,
-        rows,
-        indices.node,
-        values["num_weights"],
-        -1,
-        False,
+        aten.embedding_dense_backward.default, rows, indices.node, values["num_weights"], -1, False
     )
 
 
@@ -221,16 +171,8 @@ def lower_weights_backward(
     own = bags_of(b, values, indices, offsets)
     gradients = _gradients(own, grad)
     rows = _rows(own, table)
-    product = b.call(
-        aten.mul.Tensor,
-        gradients,
-        rows,
-    )
-    return b.call(
-        aten.sum.dim_IntList,
-        product,
-        [1],
-    )
+    product = b.call(aten.mul.Tensor, gradients, rows)
+    return b.call(aten.sum.dim_IntList, product, [1])
 
 
 LOWER = {

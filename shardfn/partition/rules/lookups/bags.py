@@ -20,10 +20,7 @@ def bags(call: OpCall) -> list[Choice]:
     weights = ("R",) * (len(call.ins) - 3)
     beside = ("R", "R", *weights)
     most = 1 if o.mode == MAX else "R"
-    choices: list[Choice] = [
-        replicated(call),
-        ((1, *beside), (1, "R", "R", most)),
-    ]
+    choices: list[Choice] = [replicated(call), ((1, *beside), (1, "R", "R", most))]
     if o.mode == MAX:
         return choices
     choices.append((("sum", *beside), ("sum", "R", "R", "R")))
@@ -82,10 +79,7 @@ def weights_backward(call: OpCall) -> list[Choice]:
     ]
     if not _is_open(call.ins[0], call.ins[3]):
         return choices
-    choices += [
-        (("R", 0, "R", "R", "R"), ("sum",)),
-        ((0, "R", "R", "R", "R"), ("sum",)),
-    ]
+    choices += [(("R", 0, "R", "R", "R"), ("sum",)), ((0, "R", "R", "R", "R"), ("sum",))]
     if o.long:
         own = (0, o.long)
         choices.append(((0, "R", own, 0, "R"), (own,)))

@@ -5,19 +5,10 @@ from __future__ import annotations
 import torch
 
 aten = torch.ops.aten
-ARANGES: set[object] = {
-    aten.arange.default,
-    aten.arange.start,
-    aten.arange.start_step,
-}
+ARANGES: set[object] = {aten.arange.default, aten.arange.start, aten.arange.start_step}
 WIDE = 4  # bytes of a number that holds every index
 # Ops that keep the elements of an index in their order.
-COPIES = {
-    aten.unsqueeze.default,
-    aten.view.default,
-    aten.alias.default,
-    aten._to_copy.default,
-}
+COPIES = {aten.unsqueeze.default, aten.view.default, aten.alias.default, aten._to_copy.default}
 
 
 def along(node: torch.fx.Node, size: int) -> int | None:
@@ -39,9 +30,7 @@ def _counts(node: torch.fx.Node, size: int) -> bool:
     """Whether a node is an arange from 0 to the size."""
     first = (size,) if node.target is aten.arange.default else (0, size)
     is_by_ones = node.args[len(first) :] in ((), (1,))
-    return (
-        node.target in ARANGES and node.args[: len(first)] == first and is_by_ones
-    )
+    return node.target in ARANGES and node.args[: len(first)] == first and is_by_ones
 
 
 def _adds_zero(node: torch.fx.Node) -> bool:

@@ -42,10 +42,7 @@ class Indexed:
     def others(self) -> list[tuple[int, int]]:
         """(dim, dim of the result) for each dim that is not indexed."""
         rest = [d for d in range(self.n) if d not in self.dims]
-        return [
-            (d, k if k < self.lead else k + self.wide)
-            for k, d in enumerate(rest)
-        ]
+        return [(d, k if k < self.lead else k + self.wide) for k, d in enumerate(rest)]
 
 
 def indexed(call: OpCall) -> Indexed:
@@ -93,9 +90,7 @@ def index(call: OpCall) -> list[Choice]:
     return choices
 
 
-def _every_element(
-    call: OpCall, indices: list[torch.Tensor], at: Indexed
-) -> list[Choice]:
+def _every_element(call: OpCall, indices: list[torch.Tensor], at: Indexed) -> list[Choice]:
     """Shards a dim and its index together, where the index is all numbers of the dim in order,
     along a dim of its own. Masks of models are read so.
     """
@@ -130,9 +125,7 @@ def index_marks(indices: list[torch.Tensor], wide: int, d: int) -> list[Any]:
     return marks
 
 
-def lower_index(
-    b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
-) -> Any:
+def lower_index(b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]) -> Any:
     """Reads the local shard, with zeros for elements of other ranks."""
     table, *numbers = pieces
     x, indices = args
@@ -143,23 +136,13 @@ def lower_index(
         if not table.cuts(dim):
             continue
         if _follows(table, dim, number):
-            own[dim] = b.call(
-                aten.sub.Tensor, indices[dim], b.offset(table, dim)
-            )
+            own[dim] = b.call(aten.sub.Tensor, indices[dim], b.offset(table, dim))
             continue
         at = counted_from_start(b, indices[dim], table.shape[dim])
         hit, shifted = hits(b, table, dim, at)
-        own[dim] = b.call(
-            aten.mul.Tensor,
-            shifted,
-            hit,
-        )
+        own[dim] = b.call(aten.mul.Tensor, shifted, hit)
         here.append(hit)
-    read = b.call(
-        aten.index.Tensor,
-        x,
-        own,
-    )
+    read = b.call(aten.index.Tensor, x, own)
     return _where(b, here, read, indices, len(table.shape)) if here else read
 
 
@@ -175,9 +158,7 @@ def _cuts(mark: Any, dim: int) -> bool:
     return isinstance(mark, tuple) and mark[0] == dim
 
 
-def _where(
-    b: Builder, here: list[Any], read: Any, indices: Sequence[Any], n: int
-) -> Any:
+def _where(b: Builder, here: list[Any], read: Any, indices: Sequence[Any], n: int) -> Any:
     """The elements read, with zeros where some index is not of this rank."""
     both = lambda x, y: b.call(aten.logical_and.default, x, y)
     hit = reduce(both, here)
@@ -185,32 +166,15 @@ def _where(
     has_gap = dims[-1] - dims[0] >= len(dims)
     after = n - len(dims) if has_gap else n - 1 - dims[-1]
     for _ in range(after):
-        hit = b.call(
-            aten.unsqueeze.default,
-            hit,
-            -1,
-        )
+        hit = b.call(aten.unsqueeze.default, hit, -1)
     return zeros_elsewhere(b, hit, read)
 
 
 def counted_from_start(b: Builder, at: Any, size: int) -> Any:
     """An index without negative numbers."""
-    is_negative = b.call(
-        aten.lt.Scalar,
-        at,
-        0,
-    )
-    from_end = b.call(
-        aten.add.Tensor,
-        at,
-        size,
-    )
-    return b.call(
-        aten.where.self,
-        is_negative,
-        from_end,
-        at,
-    )
+    is_negative = b.call(aten.lt.Scalar, at, 0)
+    from_end = b.call(aten.add.Tensor, at, size)
+    return b.call(aten.where.self, is_negative, from_end, at)
 
 
 TABLE: dict[object, Rule] = {aten.index.Tensor: index}

@@ -38,11 +38,7 @@ def embedding_backward(call: OpCall) -> list[Choice]:
     if call.arg(4, "scale_grad_by_freq", False):
         return choices
     lookups: list[Choice] = [((d, d), ("sum",)) for d in range(index.dim())]
-    return [
-        *choices,
-        *lookups,
-        (("sum", "R"), ("sum",)),
-    ]
+    return [*choices, *lookups, (("sum", "R"), ("sum",))]
 
 
 def _same_sizes(call: OpCall, *positions: int) -> list[int]:
@@ -88,11 +84,7 @@ def scatter(call: OpCall) -> list[Choice]:
     n = len(call.ins)
     others = _except(_same_sizes(call, *range(n)), dim)
     whole = ("R",) * (n - 1)
-    choices = [
-        replicated(call),
-        *together(call, others),
-        ((dim, *whole), (dim,)),
-    ]
+    choices = [replicated(call), *together(call, others), ((dim, *whole), (dim,))]
     if call.target is aten.scatter_add.default:
         choices.append((("sum", "R", "sum"), ("sum",)))
         if dim in _same_sizes(call, 1, 2):
@@ -110,12 +102,7 @@ def index_select(call: OpCall) -> list[Choice]:
         return [replicated(call)]
     dim = call.args[1] % n
     others: list[Choice] = [((d, "R"), (d,)) for d in range(n) if d != dim]
-    choices = [
-        replicated(call),
-        (("sum", "R"), ("sum",)),
-        ((dim, "R"), ("sum",)),
-        *others,
-    ]
+    choices = [replicated(call), (("sum", "R"), ("sum",)), ((dim, "R"), ("sum",)), *others]
     if index.dim():
         choices.append((("R", 0), (dim,)))
     return choices
@@ -189,16 +176,8 @@ def hits(b: Builder, table: Piece, dim: int, index: Any) -> tuple[Any, Any]:
 
 def zeros_elsewhere(b: Builder, hit: Any, read: Any) -> Any:
     """The elements that were read where the mask is true, zeros elsewhere."""
-    zeros = b.call(
-        aten.zeros_like.default,
-        read,
-    )
-    return b.call(
-        aten.where.self,
-        hit,
-        read,
-        zeros,
-    )
+    zeros = b.call(aten.zeros_like.default, read)
+    return b.call(aten.where.self, hit, read, zeros)
 
 
 def lower_embedding(
@@ -215,9 +194,7 @@ def lower_embedding(
     return zeros_elsewhere(b, hit_rows, rows)
 
 
-def lower_gather(
-    b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
-) -> Any:
+def lower_gather(b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]) -> Any:
     """Gathers from the local shard, with zeros for elements of other ranks."""
     table = pieces[0]
     dim = args[1] % max(len(table.shape), 1)
@@ -237,24 +214,12 @@ def lower_index_select(
     n = len(table.shape)
     dim = args[1] % max(n, 1)
     if not table.cuts(dim):
-        return b.call(
-            aten.index_select.default,
-            *args,
-            **kwargs,
-        )
+        return b.call(aten.index_select.default, *args, **kwargs)
     hit, shifted = hits(b, table, dim, args[2])
-    inside = b.call(
-        aten.mul.Tensor,
-        shifted,
-        hit,
-    )
+    inside = b.call(aten.mul.Tensor, shifted, hit)
     slices = b.call(aten.index_select.default, args[0], dim, inside)
     wide = [-1 if d == dim else 1 for d in range(n)]
-    hit_slices = b.call(
-        aten.view.default,
-        hit,
-        wide,
-    )
+    hit_slices = b.call(aten.view.default, hit, wide)
     return zeros_elsewhere(b, hit_slices, slices)
 
 
@@ -290,9 +255,7 @@ def lower_scatter_reduce(
 def lower_scatter(target: Any) -> Any:
     """Indices outside of the shard go to one extra slot, which is sliced off again."""
 
-    def lower(
-        b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
-    ) -> Any:
+    def lower(b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]) -> Any:
         table = pieces[0]
         dim = args[1] % max(len(table.shape), 1)
         args = with_own_index(b, args)

@@ -8,14 +8,7 @@ import torch
 
 from ...emission.builder import Builder, Piece
 from ...rule_api.strategy import Choice, OpCall, Rule, replicated
-from .indexing import (
-    MASKS,
-    Indexed,
-    counted_from_start,
-    index_marks,
-    indexed,
-    indices_of,
-)
+from .indexing import MASKS, Indexed, counted_from_start, index_marks, indexed, indices_of
 from .reads import hits
 
 aten = torch.ops.aten
@@ -45,9 +38,7 @@ def index_put(call: OpCall) -> list[Choice]:
     return choices
 
 
-def _accumulated(
-    values: torch.Tensor, indices: list[torch.Tensor], at: Indexed
-) -> list[Choice]:
+def _accumulated(values: torch.Tensor, indices: list[torch.Tensor], at: Indexed) -> list[Choice]:
     """With accumulation: shards any dim of the indices, or takes Partial values."""
     whole = ("R",) * len(indices)
     choices: list[Choice] = [(("sum", *whole, "sum"), ("sum",))]
@@ -88,9 +79,7 @@ def lower_index_put(
     sharded = [
         d
         for d, at in enumerate(indices)
-        if at is not None
-        and at.meta["val"].dtype not in MASKS
-        and table.cuts(d)
+        if at is not None and at.meta["val"].dtype not in MASKS and table.cuts(d)
     ]
     for dim in sharded:
         behind = len(table.shape) - 1 - dim
@@ -122,7 +111,5 @@ LOWER = {aten.index_put.default: lower_index_put}
 def written_dims(call: OpCall) -> list[int]:
     """The dims of the tensor that an index numbers."""
     return [
-        d
-        for d, i in enumerate(call.args[1])
-        if i is not None and i.meta["val"].dtype not in MASKS
+        d for d, i in enumerate(call.args[1]) if i is not None and i.meta["val"].dtype not in MASKS
     ]

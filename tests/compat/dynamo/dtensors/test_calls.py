@@ -31,10 +31,7 @@ class Ours:
         self.attributes = {"placements": "our placements"}
         self.of_meshes = {"get_rank": "our rank"}
         self.of_groups = {"rank": "our group rank"}
-        self.functions = {
-            distribute_tensor: "our distribute",
-            DeviceMesh.__enter__: "in_mesh",
-        }
+        self.functions = {distribute_tensor: "our distribute", DeviceMesh.__enter__: "in_mesh"}
         self.of_losses: dict[Any, Any] = {}
         self.checked: list[Any] = []
 
@@ -65,9 +62,7 @@ def torchs(*args: Any) -> Any:
 
 
 def test_methods_have_the_tensor_and_its_placements() -> None:
-    method = lambda name: calls.method_called(
-        Ours(), torchs, TENSOR, TX, name, ["a"], {"k": 1}
-    )
+    method = lambda name: calls.method_called(Ours(), torchs, TENSOR, TX, name, ["a"], {"k": 1})
     placed = "placed for to_local"
     assert method("to_local") == ("our to_local", [TENSOR, placed, "a"], {"k": 1})
     assert method("view") == "torch's"
@@ -84,9 +79,7 @@ def test_attributes_are_read_from_placements() -> None:
 
 
 def test_functions_of_the_table_are_replaced_and_others_called() -> None:
-    call = lambda fn: calls.function_called(
-        Ours(), torchs, SimpleNamespace(fn=fn), TX, [1], {}
-    )
+    call = lambda fn: calls.function_called(Ours(), torchs, SimpleNamespace(fn=fn), TX, [1], {})
     assert call(distribute_tensor) == ("our distribute", [1], {})
     assert call(torch.sin) == "torch's" and call([]) == "torch's"
     by_value = SimpleNamespace(value=distribute_tensor)
@@ -97,9 +90,7 @@ def test_functions_of_the_table_are_replaced_and_others_called() -> None:
 
 
 def test_collectives_without_a_row_are_refused() -> None:
-    call = lambda fn: calls.collective_called(
-        Ours(), torchs, SimpleNamespace(fn=fn), TX, [1], {}
-    )
+    call = lambda fn: calls.collective_called(Ours(), torchs, SimpleNamespace(fn=fn), TX, [1], {})
     assert call(distribute_tensor) == ("our distribute", [1], {})
     with pytest.raises(torch._dynamo.exc.UserError, match="all_reduce"):
         call(dist.all_reduce)
@@ -109,12 +100,8 @@ def test_new_calls_are_checked_with_the_values_outside() -> None:
     graph = torch.fx.Graph()
     outside, inside, middle = (graph.placeholder(name) for name in "oim")
     root = SimpleNamespace(lifted_freevars={}, parent=None)
-    one = SimpleNamespace(
-        lifted_freevars={Proxy(outside): Proxy(middle)}, parent=root
-    )
-    two = SimpleNamespace(
-        lifted_freevars={Proxy(middle): Proxy(inside)}, parent=one
-    )
+    one = SimpleNamespace(lifted_freevars={Proxy(outside): Proxy(middle)}, parent=root)
+    two = SimpleNamespace(lifted_freevars={Proxy(middle): Proxy(inside)}, parent=one)
     two.create_node = None
     ours = Ours()
     made = graph.call_function(torch.neg, (inside,))

@@ -25,9 +25,7 @@ def mesh() -> Iterator[Any]:
         yield sf.make_mesh((2,), ("dp",))
 
 
-def test_closed_over_dtensors_are_placed(
-    mesh: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closed_over_dtensors_are_placed(mesh: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = torch.fx.Graph()
     graph.placeholder("x")
     graph.output(())

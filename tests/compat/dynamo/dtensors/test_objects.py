@@ -41,9 +41,7 @@ def test_methods_of_meshes_and_groups_may_ask_for_the_rank() -> None:
         of_mesh = SimpleNamespace(value=mesh)
         held = SimpleNamespace(value=SimpleNamespace(real_obj=mesh))
         group = SimpleNamespace(value=mesh.get_group("dp"))
-        call = lambda owner, name: objects.method_called(
-            Ours(), torchs, owner, TX, name, [], {}
-        )
+        call = lambda owner, name: objects.method_called(Ours(), torchs, owner, TX, name, [], {})
         assert call(of_mesh, "get_rank") == ("our rank", [of_mesh], {})
         assert call(held, "get_rank") == ("our rank", [held], {})
         assert call(group, "rank") == ("our group rank", [group], {})

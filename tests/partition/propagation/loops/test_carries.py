@@ -52,9 +52,7 @@ def test_a_sum_over_ranks_that_starts_at_zero_is_reduced_after_the_loop() -> Non
     assert sum("all_reduce" in line for line in told(plan)) == 1
 
 
-def test_a_carry_that_is_constrained_elsewhere_is_refused_with_both_placements() -> (
-    None
-):
+def test_a_carry_that_is_constrained_elsewhere_is_refused_with_both_placements() -> None:
     body = lambda c: [prim_redistribute(c * 2, ";a")]
     with pytest.raises(sf.PlacementError) as caught:
         scanned(body, (C,), [(0,)])

@@ -24,15 +24,11 @@ def loss(w: Tensor, x: Tensor) -> Tensor:
 
 
 def added(w: Tensor, xs: Tensor) -> Tensor:
-    return sf.scan(
-        lambda c, x: (c + sf.grad(loss)(w, x), None), torch.zeros_like(w), xs
-    )[0]
+    return sf.scan(lambda c, x: (c + sf.grad(loss)(w, x), None), torch.zeros_like(w), xs)[0]
 
 
 def scaled(w: Tensor, xs: Tensor) -> Tensor:
-    return sf.scan(
-        lambda c, x: (c - sf.grad(loss)(w, x) / 3, None), torch.zeros_like(w), xs
-    )[0]
+    return sf.scan(lambda c, x: (c - sf.grad(loss)(w, x) / 3, None), torch.zeros_like(w), xs)[0]
 
 
 def with_loss(w: Tensor, xs: Tensor) -> Any:
@@ -70,9 +66,7 @@ def squared(w: Tensor, xs: Tensor) -> Any:
 
 def decayed(w: Tensor, xs: Tensor) -> Tensor:
     return sf.scan(
-        lambda c, x: (c + (sf.grad(loss)(w, x) + 0.01 * w), None),
-        torch.zeros_like(w),
-        xs,
+        lambda c, x: (c + (sf.grad(loss)(w, x) + 0.01 * w), None), torch.zeros_like(w), xs
     )[0]
 
 
@@ -92,9 +86,7 @@ def on_one_device(fn: Callable[..., Any]) -> Any:
 
 
 @pytest.mark.parametrize("fn", CASES, ids=lambda f: f.__name__)
-@pytest.mark.parametrize(
-    "placement", [P(), P("dp")], ids=["replicated", "fully sharded"]
-)
+@pytest.mark.parametrize("placement", [P(), P("dp")], ids=["replicated", "fully sharded"])
 def test_a_gradient_inside_a_scan_is_reduced_as_often_as_it_is_needed(
     fn: Any, placement: P
 ) -> None:

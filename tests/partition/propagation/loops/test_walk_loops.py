@@ -15,9 +15,7 @@ from tests.support.stages.plans import graph_with_loop, planned, told
 W, C, ROWS = torch.ones(4, 4), torch.ones(6, 4), torch.ones(3, 6, 4)
 
 
-def nested(
-    loop: Any, args: Any, ins: list[Marks]
-) -> tuple[steps.Plan, steps.Nested]:
+def nested(loop: Any, args: Any, ins: list[Marks]) -> tuple[steps.Plan, steps.Nested]:
     plan = planned(graph_with_loop(loop, *args), args, ins)
     (step,) = [s for s in plan.steps if isinstance(s, steps.Nested)]
     return plan, step
@@ -44,9 +42,7 @@ def test_a_sharded_dim_of_steps_is_gathered_before_the_loop() -> None:
     body = graph_of(lambda c, x: [c + x], C, ROWS[0])
     plan, step = nested(Scan((body,), 0, 1, 3), (C, ROWS), [("R",), (0,)])
     assert marks(step.ins)[1] != (0,)
-    assert any(
-        "by all_gather" in line or "all_to_all" in line for line in told(plan)
-    )
+    assert any("by all_gather" in line or "all_to_all" in line for line in told(plan))
 
 
 def test_a_carry_leaves_every_step_as_it_entered() -> None:
@@ -69,10 +65,7 @@ def test_a_while_loop_has_a_plan_for_its_condition() -> None:
 
 
 def test_both_branches_leave_their_results_alike() -> None:
-    yes, no = (
-        graph_of(lambda x: [x + 1], C),
-        graph_of(lambda x: [x @ x.t() @ x], C),
-    )
+    yes, no = (graph_of(lambda x: [x + 1], C), graph_of(lambda x: [x @ x.t() @ x], C))
     _, step = nested(Branch((yes, no), 1), (C, torch.tensor(True)), [(0,), ("R",)])
     first, second = (marks(plan.outs) for plan in step.plans)
     assert first == second == marks(step.outs)

@@ -21,10 +21,7 @@ WHOLE = 30
 
 # (function of a Partial product (6, 5) and a global tensor, the elements that it reduces)
 READERS: dict[str, tuple[Any, list[int]]] = {
-    "sums of rows, and of columns": (
-        lambda y, v: (y.sum(0).sin(), (y * v).sum(1).sin()),
-        [5, 6],
-    ),
+    "sums of rows, and of columns": (lambda y, v: (y.sum(0).sin(), (y * v).sum(1).sin()), [5, 6]),
     "written among zeros": (
         lambda y, v: (
             y.view(3, 2, 5).sum(1).sin(),
@@ -32,15 +29,9 @@ READERS: dict[str, tuple[Any, list[int]]] = {
         ),
         [15, 6],
     ),
-    "a result as large": (
-        lambda y, v: (y.sum(0).sin(), (y * v).sin()),
-        [5, WHOLE],
-    ),
+    "a result as large": (lambda y, v: (y.sum(0).sin(), (y * v).sin()), [5, WHOLE]),
     "two results of half its size": (
-        lambda y, v: (
-            y.view(3, 2, 5).sum(1).sin(),
-            (y * v).view(3, 2, 5).sum(1).sin(),
-        ),
+        lambda y, v: (y.view(3, 2, 5).sum(1).sin(), (y * v).view(3, 2, 5).sum(1).sin()),
         [WHOLE],
     ),
     "larger before it is small": (

@@ -13,10 +13,7 @@ from shardfn import P
 from shardfn.simulated import SimulatedTensor
 
 random = torch.Generator().manual_seed(0)
-W = {
-    "a": torch.randn(17, 33, generator=random),
-    "b": torch.randn(33, 7, generator=random),
-}
+W = {"a": torch.randn(17, 33, generator=random), "b": torch.randn(33, 7, generator=random)}
 X = torch.randn(65, 17, generator=random)
 Y = torch.randn(65, 7, generator=random)
 
@@ -43,9 +40,7 @@ def _reductions(fn: Any, mesh: Any, where: Any) -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("where", "kind"), [(P("dp"), "reduce_scatter"), (P(), "all_reduce")]
-)
+@pytest.mark.parametrize(("where", "kind"), [(P("dp"), "reduce_scatter"), (P(), "all_reduce")])
 def test_a_gradient_is_reduced_once_in_the_smaller_dtype_or_the_one_asked_for(
     where: Any, kind: str
 ) -> None:
@@ -65,9 +60,7 @@ def test_the_wider_reduction_rounds_no_sum() -> None:
     with sf.fake_world(8):
         mesh = sf.make_mesh((8,), ("dp",))
         for dtype in (None, torch.float32):
-            step = sf.shard(
-                _step(reduce_dtype=dtype), mesh, (P(), P("dp"), P("dp"))
-            )
+            step = sf.shard(_step(reduce_dtype=dtype), mesh, (P(), P("dp"), P("dp")))
             grads = sf.full(step(W, X, Y)[1])
             difference = (grads["a"] - exact["a"]).abs().max()
             errors[dtype] = float(difference / exact["a"].abs().max())

@@ -49,22 +49,16 @@ def mesh_of(axes: dict[str, int]) -> Any:
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("case", MESHES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
-def test_a_mean_is_what_it_is_the_mean_of(
-    case: str, use: str, dtype: torch.dtype
-) -> None:
+def test_a_mean_is_what_it_is_the_mean_of(case: str, use: str, dtype: torch.dtype) -> None:
     (axes, placements), (fn, reductions) = MESHES[case], USES[use]
     x = X.to(dtype)
     with sf.fake_world(torch.Size(axes.values()).numel()):
         mesh = mesh_of(axes)
         held = spread(x, mesh, placements)
         close(sf.full(held), x)
-        close(
-            sf.full(sf.shard(fn, mesh, (placements,), backend="aten")(held)), fn(x)
-        )
+        close(sf.full(sf.shard(fn, mesh, (placements,), backend="aten")(held)), fn(x))
         if case == "a line":
-            constrained = sf.shard(
-                lambda x: fn(x).sin(), mesh, backend="aten"
-            ).lower(held)
+            constrained = sf.shard(lambda x: fn(x).sin(), mesh, backend="aten").lower(held)
             assert [c.kind for c in constrained.collectives] == [
                 "all_reduce"
             ]  # the mean's own, or that of what is linear in it
@@ -81,15 +75,11 @@ def test_a_mean_is_what_it_is_the_mean_of(
                 ):
                     again(held)
             else:
-                assert not again.lower(held).collectives and again(
-                    held
-                ).placements == (MEAN,)
+                assert not again.lower(held).collectives and again(held).placements == (MEAN,)
                 close(sf.full(again(held)), fn(x))
 
 
-def test_a_mean_over_ranks_is_printed_where_it_comes_in_and_where_it_leaves() -> (
-    None
-):
+def test_a_mean_over_ranks_is_printed_where_it_comes_in_and_where_it_leaves() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
         low = sf.shard(lambda x: -x, mesh, None, [MEAN], backend="aten").lower(
@@ -102,20 +92,11 @@ def test_a_mean_over_ranks_is_printed_where_it_comes_in_and_where_it_leaves() ->
             and "avg@axis: Partial mean over the axis" in said
             and "no communication" in said
         )
-        verbose = (
-            low.show_placements(verbose=True)
-            if hasattr(low, "show_placements")
-            else ""
-        )
-        assert (
-            not verbose
-            or "f64[5, 7; avg@dp] (5, 7) is f64[5, 7; sum@dp] (5, 7)" in verbose
-        )
+        verbose = low.show_placements(verbose=True) if hasattr(low, "show_placements") else ""
+        assert not verbose or "f64[5, 7; avg@dp] (5, 7) is f64[5, 7; sum@dp] (5, 7)" in verbose
 
 
-def test_gradients_with_respect_to_a_mean_and_gradients_that_leave_as_one() -> (
-    None
-):
+def test_gradients_with_respect_to_a_mean_and_gradients_that_leave_as_one() -> None:
     w = torch.randn(7, 3, generator=G, dtype=torch.float64)
     loss = lambda w, x: (x @ w).tanh().square().sum()
     wanted = sf.grad(loss, argnums=(0, 1))(w, X)
@@ -129,13 +110,8 @@ def test_gradients_with_respect_to_a_mean_and_gradients_that_leave_as_one() -> (
             ),
             wanted,
         )
-        for transform in (
-            sf.grad(loss),
-            lambda *args: sf.bucketed_grad(loss)(*args)[1],
-        ):
-            step = sf.shard(
-                transform, mesh, (P(), P("dp")), [MEAN], backend="aten"
-            )
+        for transform in (sf.grad(loss), lambda *args: sf.bucketed_grad(loss)(*args)[1]):
+            step = sf.shard(transform, mesh, (P(), P("dp")), [MEAN], backend="aten")
             got = step(w, X)
             assert got.placements == (MEAN,) and not [
                 c for c in step.lower(w, X).collectives if c.kind != "all_gather"
@@ -145,15 +121,11 @@ def test_gradients_with_respect_to_a_mean_and_gradients_that_leave_as_one() -> (
             close(sf.full(add(got, got)), 2 * wanted[0])
             close(
                 sf.full(
-                    sf.shard(lambda g: sf.constrain(g, P()), mesh, backend="aten")(
-                        add(got, got)
-                    )
+                    sf.shard(lambda g: sf.constrain(g, P()), mesh, backend="aten")(add(got, got))
                 ),
                 2 * wanted[0],
             )
-            with pytest.raises(
-                sf.PlacementError, match="it is an unreduced gradient"
-            ):
+            with pytest.raises(sf.PlacementError, match="it is an unreduced gradient"):
                 sf.shard(lambda g: g.tanh(), mesh, backend="aten")(got)
 
 
@@ -167,11 +139,7 @@ def test_a_gradient_is_reduced_in_buckets_over_one_axis_and_leaves_as_a_mean_ove
         mesh = sf.make_mesh((2, 3), ("dp", "tp"))
         placements = (P(), {k: [MEAN, Replicate()] for k in "ab"})
         step = sf.shard(
-            sf.bucketed_grad(loss),
-            mesh,
-            (P(), P(("dp", "tp"))),
-            placements,
-            backend="aten",
+            sf.bucketed_grad(loss), mesh, (P(), P(("dp", "tp"))), placements, backend="aten"
         )
         low = step.lower(params, x)
         assert [(c.kind, c.axis) for c in low.collectives if c.nbytes > 8] == [
@@ -191,9 +159,7 @@ def test_real_ranks_hold_the_same_means(backend: str) -> None:
 def on_a_rank(backend: str) -> Any:
     mesh = sf.make_mesh((2,), ("dp",))
     x = sf.from_local(X * (-2 if dist.get_rank() == 0 else 4), mesh, MEAN)
-    run = lambda fn, out=None: sf.full(
-        sf.shard(fn, mesh, None, out, backend=backend)(x)
-    )
+    run = lambda fn, out=None: sf.full(sf.shard(fn, mesh, None, out, backend=backend)(x))
     grad = sf.grad(lambda x: x.sin().sum())
     return (
         run(lambda x: x.exp()),
@@ -212,17 +178,13 @@ REFUSED = {
         ),
     ),
     "a mean of integers as a result": (
-        lambda mesh: sf.shard(
-            lambda x: x.long().sum(0), mesh, P("dp"), MEAN, backend="aten"
-        )(X),
+        lambda mesh: sf.shard(lambda x: x.long().sum(0), mesh, P("dp"), MEAN, backend="aten")(X),
         "shard(<lambda>), out_placements: a Partial mean of torch.int64 need not be an "
         "integer; use Partial('sum'), or floating point\n"
         "  at: HERE\n  try: a prefix of the result's tree, with placements that fit each tensor",
     ),
     "a maximum of complex numbers": (
-        lambda mesh: sf.from_local(
-            torch.ones(3, dtype=torch.complex64), mesh, Partial("max")
-        ),
+        lambda mesh: sf.from_local(torch.ones(3, dtype=torch.complex64), mesh, Partial("max")),
         "from_local: a Partial maximum or minimum of torch.complex64, which has no order",
     ),
     "a mean of a plain tensor": (
@@ -233,9 +195,7 @@ REFUSED = {
         "P('axis') or None for the argument's own",
     ),
     "a constant": (
-        lambda mesh: sf.shard(
-            lambda x: torch.ones(3), mesh, None, MEAN, backend="aten"
-        )(X),
+        lambda mesh: sf.shard(lambda x: torch.ones(3), mesh, None, MEAN, backend="aten")(X),
         "shard(<lambda>), result: it is reduced already, or was never Partial, and "
         "cannot stay avg over dp\n"
         "  at: HERE\n  needed: a value that is reduced once\n"
@@ -263,18 +223,13 @@ def test_a_constant_is_no_pending_sum(kind: str) -> None:
     """
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
-        zeros = sf.shard(
-            lambda x: torch.zeros(3), mesh, None, Partial(kind), backend="aten"
-        )
+        zeros = sf.shard(lambda x: torch.zeros(3), mesh, None, Partial(kind), backend="aten")
         assert sf.full(zeros(X)).tolist() == [0, 0, 0]
-        ones = sf.shard(
-            lambda x: torch.ones(3), mesh, None, Partial(kind), backend="aten"
-        )
+        ones = sf.shard(lambda x: torch.ones(3), mesh, None, Partial(kind), backend="aten")
         if kind in ("max", "min"):
             assert sf.full(ones(X)).tolist() == [1, 1, 1]
         else:
             with pytest.raises(
-                sf.PlacementError,
-                match=f"was never Partial, and cannot stay {kind} over dp",
+                sf.PlacementError, match=f"was never Partial, and cannot stay {kind} over dp"
             ):
                 ones(X)

@@ -8,10 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from shardfn.partition.propagation.sorted_rows.elements import (
-    is_at_least,
-    is_constant_along,
-)
+from shardfn.partition.propagation.sorted_rows.elements import is_at_least, is_constant_along
 from tests.support.stages.graphs import graph_of
 
 X = torch.ones(6, 4)
@@ -62,8 +59,6 @@ def test_rows_are_the_same_where_the_program_says_so(
         (lambda x, ids: x.topk(2)[1].to(torch.int8), False),
     ],
 )
-def test_places_are_no_less_than_zero(
-    fn: Callable[..., Any], is_enough: bool
-) -> None:
+def test_places_are_no_less_than_zero(fn: Callable[..., Any], is_enough: bool) -> None:
     assert is_at_least(result(fn, X, IDS), 0) == is_enough
     assert not is_at_least(result(fn, X, IDS), 1)

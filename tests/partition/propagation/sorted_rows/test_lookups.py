@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from shardfn.partition.propagation.sorted_rows.kinds import (
-    POSITIONS,
-    Own,
-    Rows,
-)
+from shardfn.partition.propagation.sorted_rows.kinds import POSITIONS, Own, Rows
 from tests.support.stages.graphs import op_of
 from tests.support.stages.sorted_rows import member, members
 

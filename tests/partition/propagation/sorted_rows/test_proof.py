@@ -42,9 +42,7 @@ def summed(x: torch.Tensor, ids: torch.Tensor) -> list[torch.Tensor]:
     return [ids.sum(), x[perm // 2].amax(0)]
 
 
-@pytest.mark.parametrize(
-    ("fn", "count"), [(once, 1), (twice, 2), (inverted, 1), (summed, 1)]
-)
+@pytest.mark.parametrize(("fn", "count"), [(once, 1), (twice, 2), (inverted, 1), (summed, 1)])
 def test_a_sort_is_of_each_rank_where_rows_are_put_back(fn: Fn, count: int) -> None:
     found = sorted_rows(graph_of(fn, X, IDS), "f")
     assert [op_of(x) for x in found] == ["sort"] * count
@@ -131,9 +129,7 @@ def product(x: torch.Tensor, perm: torch.Tensor, ends: torch.Tensor) -> list[Any
         (lambda x, ids: product(x, counted(ids.clamp(min=0))[0], ids[:3].int()), False),
     ],
 )
-def test_products_by_groups_need_the_groups_of_the_sort(
-    fn: Fn, is_proven: bool
-) -> None:
+def test_products_by_groups_need_the_groups_of_the_sort(fn: Fn, is_proven: bool) -> None:
     assert bool(sorted_rows(graph_of(fn, X, IDS), "f")) == is_proven
 
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardfn.partition.propagation.sorted_rows.kinds import (
-    Groups,
-    Own,
-)
+from shardfn.partition.propagation.sorted_rows.kinds import Groups, Own
 from tests.support.stages.sorted_rows import member
 
 
@@ -20,11 +17,7 @@ def test_a_product_by_groups_has_the_rows_in_one_of_its_dims(dims: str) -> None:
         ends = torch.cumsum(counts, 0, dtype=torch.int32)
         rows = x.repeat(1, 3)[:, :8].bfloat16()[perm // 2]
         w = torch.ones(2, 8, 8, dtype=torch.bfloat16)
-        a, b = {
-            "rows": (rows, w),
-            "columns": (w, rows.t()),
-            "contracted": (rows.t(), rows),
-        }[dims]
+        a, b = {"rows": (rows, w), "columns": (w, rows.t()), "contracted": (rows.t(), rows)}[dims]
         return [torch.ops.aten._grouped_mm(a, b, ends).sum()]
 
     found = member(fn, "_grouped_mm")

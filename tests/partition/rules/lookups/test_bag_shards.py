@@ -14,18 +14,12 @@ from shardfn import P
 from shardfn._tree import leaves
 
 ROWS, FEATURES, LONG = 11, 6, 3
-SPECS = {
-    "rows": P("tp"),
-    "features": P(None, "tp"),
-    "both": P("dp", "tp"),
-}
+SPECS = {"rows": P("tp"), "features": P(None, "tp"), "both": P("dp", "tp")}
 
 
 def loss(table: Any, weights: Any, at: Any, mode: str, padding: int | None) -> Any:
     given = weights if mode == "sum" else None
-    out = F.embedding_bag(
-        at, table, mode=mode, per_sample_weights=given, padding_idx=padding
-    )
+    out = F.embedding_bag(at, table, mode=mode, per_sample_weights=given, padding_idx=padding)
     return out.sin().square().sum()
 
 
@@ -40,8 +34,7 @@ def inputs(count: int) -> tuple[torch.Tensor, ...]:
 def step(mode: str, padding: int | None) -> Any:
     wrt = (0, 1) if mode == "sum" else 0
     return sf.value_and_grad(
-        lambda table, weights, at: loss(table, weights, at, mode, padding),
-        argnums=wrt,
+        lambda table, weights, at: loss(table, weights, at, mode, padding), argnums=wrt
     )
 
 
@@ -76,9 +69,7 @@ def test_a_step_of_a_table_equals_one_device_and_gathers_nothing(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_sums_of_which_torch_keeps_no_places_equal_one_device(
-    dtype: torch.dtype,
-) -> None:
+def test_sums_of_which_torch_keeps_no_places_equal_one_device(dtype: torch.dtype) -> None:
     table, _, at = inputs(6)
     loss = lambda table, at: F.embedding_bag(at, table, mode="sum").square().sum()
     fn, args = sf.value_and_grad(loss), (table.to(dtype), at)
@@ -86,9 +77,7 @@ def test_sums_of_which_torch_keeps_no_places_equal_one_device(
         mesh = sf.make_mesh((3,), ("dp",))
         for spec in (P(), P("dp"), P(None, "dp")):
             got = sf.shard(fn, mesh, (spec, P("dp")), backend="aten")(*args)
-            torch.testing.assert_close(
-                sf.full(got), fn(*args), rtol=0.02, atol=0.02
-            )
+            torch.testing.assert_close(sf.full(got), fn(*args), rtol=0.02, atol=0.02)
 
 
 def test_a_rank_without_bags_has_the_results_of_the_others() -> None:
@@ -123,9 +112,7 @@ def ragged(mode: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("mode", "spec"),
-    [("sum", P(None, "tp")), ("mean", P("tp")), ("max", P(None, "tp"))],
-    ids=str,
+    ("mode", "spec"), [("sum", P(None, "tp")), ("mean", P("tp")), ("max", P(None, "tp"))], ids=str
 )
 def test_bags_of_any_length_equal_one_device(mode: str, spec: P) -> None:
     table, _, at = inputs(8)

@@ -20,10 +20,7 @@ INDICES: dict[str, tuple[Any, int | None]] = {
     "another start": (lambda: torch.arange(1, 8), None),
     "by twos": (lambda: torch.arange(0, 14, 2), None),
     "moved": (lambda: torch.arange(7) + 1 - 1, None),
-    "narrower than its numbers may be": (
-        lambda: torch.arange(7).to(torch.int8).long(),
-        None,
-    ),
+    "narrower than its numbers may be": (lambda: torch.arange(7).to(torch.int8).long(), None),
     "backwards": (lambda: torch.arange(7).flip(0), None),
 }
 
@@ -31,12 +28,8 @@ INDICES: dict[str, tuple[Any, int | None]] = {
 @pytest.mark.parametrize("case", INDICES)
 def test_the_dim_along_which_an_index_counts(case: str) -> None:
     make, wanted = INDICES[case]
-    graph = (
-        sf.jit(lambda x: x[make()]).trace(torch.ones(40, 2)).program.graph.graph
-    )
-    (node,) = graph.find_nodes(
-        op="call_function", target=torch.ops.aten.index.Tensor
-    )
+    graph = sf.jit(lambda x: x[make()]).trace(torch.ones(40, 2)).program.graph.graph
+    (node,) = graph.find_nodes(op="call_function", target=torch.ops.aten.index.Tensor)
     assert along(node.args[1][0], 7) == wanted
 
 

@@ -67,12 +67,7 @@ def test_a_table_sharded_on_rows_is_read_and_updated_where_it_is(
     wide = torch.cat([TABLE] * 40, 1)
     gradient = sf.grad(loss(fn))
     with sf.fake_world(4):
-        step = sf.shard(
-            gradient,
-            sf.make_mesh((4,), ("tp",)),
-            (P("tp"), P()),
-            backend="aten",
-        )
+        step = sf.shard(gradient, sf.make_mesh((4,), ("tp",)), (P("tp"), P()), backend="aten")
         equal(sf.full(step(wide, ROWS)), gradient(wide, ROWS))
         (sent,) = step.lower(wide, ROWS).collectives
         assert sent.kind == "all_reduce"
