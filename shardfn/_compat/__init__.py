@@ -62,7 +62,7 @@ from .distributed.strided_shards import is_in_order, span
 from .distributed.subclasses import shardings_forgotten
 from .dynamo.dtensors.calls import for_a_while, overwrite
 from .dynamo.generators import READS_GENERATOR
-from .dynamo.guards import Itself, Read
+from .dynamo.guards import FUNCTION, Itself, Read
 from .dynamo.reading import (
     capture_python,
     constant_in_graph,
@@ -191,6 +191,7 @@ __all__ = [
     "DYNAMIC_SHAPE",
     "FOLLOWED",
     "FOREIGN",
+    "FUNCTION",
     "FUNCTIONAL",
     "FakeTensorMode",
     "Generated",

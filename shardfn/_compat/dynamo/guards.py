@@ -5,6 +5,7 @@ guard.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -129,15 +130,34 @@ def _stepped(before: tuple[Step, ...], step: str, to: Any, source: Any) -> tuple
 
 
 def _root(name: str, scope: dict[str, Any]) -> tuple[Step, ...] | None:
-    """The root of a global: a module that Dynamo recorded, or a dict of globals that belongs to
-    no module.
+    """The root of a global: a module that Dynamo recorded, a dict of globals that belongs to no
+    module, or a function.
     """
     found = scope.get(name)
     if name.startswith("__import_") and found is not None:
         return (("module", found.__name__),)
-    if name.startswith("___unnamed_scope") and isinstance(found, dict):
+    if name.startswith(("___unnamed_scope", FUNCTION)):
         return (("scope", Itself(found)),)
     return None
+
+
+FUNCTION = "___function"  # in the name of a global that is a function
+
+
+def found_again(get: Callable[[Any], Any], function: Any) -> Any:
+    """The source of a function. Dynamo has none for a method of a class that a closure, a
+    sourceless object or a slot leads to (torch 2.13 to 2.15): it takes what the method closes
+    over and its defaults as new, so that no change of them counts, and no guard.
+    """
+    from torch._dynamo.source import GlobalSource
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    source = get(function)
+    if source is not None:
+        return source
+    output = InstructionTranslator.current_tx().output
+    name = re.sub(r"\W", "", function.fn.__name__)
+    return GlobalSource(output.install_global_by_id(f"{FUNCTION}_{name}", function.fn))
 
 
 def tensor_guards(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:

@@ -50,6 +50,12 @@ READING = (  # a captured function, by Dynamo
         new=reading.guarded_twice,
     ),
     Patch(
+        methods(VARIABLES + "UserFunctionVariable", "get_source"),
+        "what a function without a source closes over is taken for new: changes of it are lost",
+        "later than 2.15",
+        new=guards.found_again,
+    ),
+    Patch(
         ("torch._dynamo.variables.functions:invoke_and_store_as_constant",),
         "type(x) of a number that a function of ours returns asks for a guard that cannot be made",
         "later than 2.15",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from typing import Any
 
@@ -65,8 +66,17 @@ def refusal(fn: Any) -> str | None:
         return MAKES_DTENSOR
     if is_foreign_class(fn):
         return f"{MADE} {fn.__name__};"
+    if isinstance(fn, type) and _runs_code_unread(fn):
+        return f"{fn.__name__} has a __del__, or a metaclass with a __call__, which is not read"
     collective = getattr(fn, "__module__", None) == "torch.distributed._functional_collectives"
     return f"{COMMUNICATES} {fn.__name__};" if collective else None
+
+
+def _runs_code_unread(cls: type) -> bool:
+    """Whether Python runs functions that Dynamo leaves out where an object is made or deleted."""
+    made = getattr(type(cls).__call__, "__code__", None)
+    is_enum = issubclass(cls, enum.Enum)
+    return hasattr(cls, "__del__") or (made is not None and not is_enum)
 
 
 RANK = {

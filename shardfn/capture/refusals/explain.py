@@ -297,6 +297,8 @@ def _places(said: str, paths: Sequence[str], read: Any) -> str:
             )
         elif name == "fn":  # the function itself, and its attributes
             places.append(_reached(read, whole.removeprefix("L['fn']") + rest))
+        elif inside := re.fullmatch(_compat.FUNCTION + r"_(\w*)_\d+_c\w+", name):
+            places.append(f"what {inside[1]} closes over or has as a default")
         else:
             places.append(attribute or (name if not name.startswith("__import") else whole))
     return ", ".join(dict.fromkeys(places)) or "something that it closes over"

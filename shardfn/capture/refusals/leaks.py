@@ -27,23 +27,36 @@ class Watched:
         self.functions: dict[int, tuple[str, Any]] = {}
         self.before: list[tuple[Any, Any]] = []  # a list, a dict or a cell, and its content
         self.modes: dict[int, _compat.Read] = {}  # of the modules that run
+        self.pure: list[tuple[str, list[tuple[Any, Any]]]] = []  # functions that may not store
 
-    def add(self, owner: str, fn: Any) -> None:
+    def add(self, owner: str, fn: Any, is_pure: bool = False) -> None:
         if id(fn) in self.functions:
             return
         self.functions[id(fn)] = owner, fn
-        self.before += [(cell, cell.cell_contents) for cell in _cells(fn)]
+        before: list[tuple[Any, Any]] = [(cell, cell.cell_contents) for cell in _cells(fn)]
         seen: dict[int, Any] = {}
         for place in _places(fn):
             _gather(place, seen)
-        self.before += [(held, _copied(held)) for held in seen.values()]
+        before += [(held, _copied(held)) for held in seen.values()]
+        self.before += before
+        if is_pure:
+            self.pure.append((owner, before))
+
+    def refuse_changes(self) -> None:
+        """Refuse functions that change what lives outside of them, which later calls would not."""
+        for owner, before in self.pure:
+            if not all(_is_as_before(place, old) for place, old in before):
+                got = "it changes something outside of itself"
+                raise CaptureError.of(owner, got, needed="a function that only returns")
 
     def rewind(self) -> None:
         """Restore the state before: Dynamo's run of a function must have no effects."""
         for place, old in reversed(self.before):
+            if _is_as_before(place, old):
+                continue
             if isinstance(place, types.CellType):
                 place.cell_contents = old
-            elif not _same(place, old):
+            else:
                 _restore(place, old)
 
     def sweep(self) -> None:
@@ -112,11 +125,13 @@ def leaked(where: str) -> CaptureError:
     return CaptureError.of(where, got, needed="a tensor with a value", fix=fix)
 
 
-def watch(owner: str, fn: Any) -> None:
-    """Check at the end of the capture for values that this function has stored."""
+def watch(owner: str, fn: Any, *, is_pure: bool = False) -> None:
+    """Check at the end of the capture for values that this function has stored. One that must be
+    pure may not store any.
+    """
     watched = _WATCHED.get()
     if watched is not None:
-        watched.add(owner, fn)
+        watched.add(owner, fn, is_pure)
 
 
 def note_modes(modes: Any) -> None:
@@ -135,6 +150,7 @@ def swept() -> Iterator[Watched]:
     token = _WATCHED.set(watched)
     try:
         yield watched
+        watched.refuse_changes()
         watched.sweep()
     except BaseException:
         watched.rewind()
@@ -166,6 +182,12 @@ def _restore(held: Any, old: Any) -> None:
         return
     for key, x in old.items():
         kind.__setitem__(held, key, x)
+
+
+def _is_as_before(place: Any, old: Any) -> bool:
+    """Whether a cell, a list or a dict has the same content."""
+    is_cell = isinstance(place, types.CellType)
+    return place.cell_contents is old if is_cell else _same(place, old)
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -57,8 +57,9 @@ def applied(call: Callable[..., Any], function: Function, *args: Any, **kwargs: 
             fix="torch.func.functional_call(module, params, args) in place of functionalize",
             source=_line() or _definition(function),
         )
+    is_users = not function.__module__.startswith("shardfn.")
     for fn in (function.forward, function.backward, function.jvp):
-        leaks.watch(_name(function), inspect.unwrap(fn))
+        leaks.watch(_name(function), inspect.unwrap(fn), is_pure=is_users)
     if not _compat.takes_context(function):
         return call(function, *args, **kwargs)
     if kwargs:
