@@ -170,6 +170,12 @@ def _simplest(
     return joined(dim, unit, halo(mark), outer)
 
 
+def agree(marks: Sequence[Mark], others: Sequence[Mark], sizes: Sequence[int]) -> bool:
+    """Whether placements give each rank the same: on an axis of one rank all do."""
+    rows = zip(marks, others, sizes, strict=True)
+    return all(n == 1 or mark == other for mark, other, n in rows)
+
+
 def levels(dim: int, marks: Sequence[Mark]) -> list[int]:
     """The numbers of blocks as which the axes that shard a dim view it, the fewest first."""
     return sorted({outer_of(m) for m in marks if shards(m, dim)})

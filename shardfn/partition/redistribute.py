@@ -87,7 +87,10 @@ def kind_of(src: Mark, dst: Mark) -> str | None:
 def mark_price(
     src: Mark, dst: Mark, nbytes: float, n: int, shape: Sequence[int], cost: Cost = EVEN
 ) -> float:
-    """The price of one axis alone: an estimate that ignores how axes stack."""
+    """The price of one axis alone: an estimate that ignores how axes stack. An axis of one rank
+    counts as one of two, so that values are placed as on the mesh that it stands for.
+    """
+    n = max(n, 2)
     if src == dst:
         return 0.0
     if any(layout.halo(src)):

@@ -226,8 +226,6 @@ class Chooser:
         if any(slot.marks[axis] == wanted for slot in slots):
             return 0.0
         n = self.axes.sizes[axis]
-        if n == 1:
-            return INFINITE if wanted in PENDING else 0.0
         nbytes = _nbytes(value.fake)
         shape = value.fake.shape
         sizes = self.axes.sizes

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from ... import _tree
 from ...capture import constant_key
+from ...partition import layout
 from ...placement import marks_of
 from ...simulated import SimulatedTensor, UnreadTensor
 from ..options import Request
@@ -56,7 +57,8 @@ def other_tensors(placed: Placed, leaves: list[Any]) -> Iterator[str]:
             continue
         if not isinstance(x, DTensor):
             continue
-        if marks_of(list(x.placements), x.shape, placed.axes) != marks:
+        own = marks_of(list(x.placements), x.shape, placed.axes)
+        if not layout.agree(own, marks, placed.axes.sizes):
             wanted = f"the program is for {marks} on {placed.axes.names}"
             yield f"{path}: placed {x.placements}, {wanted}"
 

@@ -12,6 +12,7 @@ from ... import _tree, tree_pairs
 from ..._compat.cuda import numbered, unnumbered
 from ...errors import PlacementError, TreeError, call_site
 from ...mesh import axes_of, refuse_other
+from ...partition import layout
 from ...placement import AUTO, check_pending, check_whole, describe, is_spec, marks_of
 from ...simulated import is_on_part, placements_on
 from ...types import Marks, MeshAxes
@@ -145,12 +146,14 @@ def _marks(x: Any, spec: Any, mesh: Any, axes: MeshAxes) -> Marks:
         raise ValueError(f"{got}, and the function's is {axes}")
     own = marks_of(list(x.placements), x.shape, axes)
     check_pending(own, x.dtype)
-    if declared is not None and own != declared:
+    if declared is None:
+        return own
+    if not layout.agree(own, declared, axes.sizes):
         raise ValueError(
             f"it is placed {describe(own, axes)}, in_placements says "
             f"{describe(declared, axes)}; redistribute it outside"
         )
-    return own
+    return declared
 
 
 def marks_of_closed_over(

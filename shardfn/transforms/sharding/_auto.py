@@ -15,6 +15,7 @@ from ...capture import constant_key
 from ...errors import PlacementError, ShardError, call_site
 from ...hardware import H100, Hardware
 from ...mesh import axes_of, current_mesh
+from ...partition import layout
 from ...partition.rule_api import registry
 from ...placement import AUTO, is_spec, marks_of, spec_of
 from ...runtime import Request, trace
@@ -51,7 +52,8 @@ class Resolved:
         """Whether a DTensor has these placements on this mesh."""
         if x.device_mesh != self.mesh:
             return False
-        return marks_of(list(x.placements), x.shape, axes_of(self.mesh)) == marks
+        axes = axes_of(self.mesh)
+        return layout.agree(marks_of(list(x.placements), x.shape, axes), marks, axes.sizes)
 
 
 def is_auto(placements: Any) -> bool:
