@@ -138,6 +138,7 @@ from .modules import (
 )
 from .native import calls, library
 from .patches import PATCHES, patched
+from .seeds import checkpoints_wrapped, last_seeding, loaders_inside, seed_of
 from .settings import SETTINGS, anomaly_off, autocast_off, inference_off, settings, without_autocast
 from .threads import is_capturing, staging
 from .tracing import (
@@ -235,6 +236,7 @@ __all__ = [
     "capture_python",
     "calls",
     "carries_tangent",
+    "checkpoints_wrapped",
     "chunk",
     "class_name",
     "closed",
@@ -294,10 +296,12 @@ __all__ = [
     "jvp",
     "keep_in_graph",
     "kernels",
+    "last_seeding",
     "leave_groups",
     "level",
     "level_of",
     "library",
+    "loaders_inside",
     "local_tensor",
     "located",
     "lower_by_formula",
@@ -341,6 +345,7 @@ __all__ = [
     "root_mesh",
     "runs_on_all_ranks",
     "schema",
+    "seed_of",
     "sequence_number",
     "set_timeout",
     "settings",

@@ -18,25 +18,33 @@ from .tracing import inside_transform
 class _Replacing(TorchDispatchMode):
     """Ops replaced by the rows of a table; a capture inside replaces its own."""
 
-    def __init__(self, table: Mapping[Any, Callable[..., Any]]) -> None:
+    def __init__(
+        self, table: Mapping[Any, Callable[..., Any]], is_mine: Callable[[Mapping[str, Any]], bool]
+    ) -> None:
         super().__init__()
         self.table = table
+        self.is_mine = is_mine
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        run: Any = func if is_capturing() else self.table.get(func, func)
-        return run(*args, **(kwargs or {}))
+        row = None if is_capturing() else self.table.get(func)
+        kwargs = kwargs or {}
+        run: Any = row if row is not None and self.is_mine(kwargs) else func
+        return run(*args, **kwargs)
 
 
 @contextlib.contextmanager
-def ops_replaced(table: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
+def ops_replaced(
+    table: Mapping[Any, Callable[..., Any]], is_mine: Callable[[Mapping[str, Any]], bool]
+) -> Iterator[None]:
     """Torch's ops inside, in this thread, replaced by functions of the same arguments.
 
     Args:
         table: the functions by op.
+        is_mine: whether to use them for a call with these keyword arguments.
     """
-    with _Replacing(table):
+    with _Replacing(table, is_mine):
         yield
 
 

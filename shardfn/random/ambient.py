@@ -16,12 +16,14 @@ from typing import Any
 
 import torch
 
+from .. import _compat
 from ..errors import ShardError, problem
 from ..ops.random_bits import AMBIENT, AMBIENT_KEY, STATE, WORD, random_bits, strides_of
 from .keys import words_of
 
 DEFAULT = "default"
 WORDS = 3  # of a state: the two of its key, the number of the next call
+SEEDS = 64  # torch's seeds whose states are remembered; the oldest are forgotten first
 MOST_CALLS = WORD + 1  # of one key: the number of a call is one word of a counter
 PLACE = torch.zeros(WORDS, dtype=torch.int64)  # stands for the state in what is captured
 
@@ -30,6 +32,10 @@ _tag: contextvars.ContextVar[str] = contextvars.ContextVar("tag", default=DEFAUL
 
 class States:
     """Named random states; the same on every rank that seeds and calls alike.
+
+    `torch.manual_seed(seed)` seeds them too, as `seed(seed)` does, until `seed` is called. Where
+    torch's state is put back to another seed, as by `torch.random.fork_rng`, they go on from
+    where that seed was left.
 
     Example:
         >>> import shardfn as sf
@@ -43,6 +49,11 @@ class States:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # two threads never take the same call
         self._states: dict[str, list[int]] = {DEFAULT: [0, 0, 0]}
+        self._own: set[str] = set()  # the states that do not follow torch's seed
+        self._seen: tuple[Any, int | None] = (None, _compat.last_seeding()[1])
+        self._left: dict[int | None, dict[str, list[int]]] = {}  # by torch's seeds of before
+        self._seed: int | None = None  # torch's, which the states follow
+        self._agreed: int | None = None  # the last that was compared between ranks
 
     def seed(self, seed: int, tag: str | None = None) -> None:
         """Start a state again from a seed.
@@ -56,7 +67,10 @@ class States:
             ShardError: the seed is not an int.
         """
         with self._lock:
-            self._states[_tag.get() if tag is None else tag] = [*words_of(seed), 0]
+            self._follow()
+            name = _tag.get() if tag is None else tag
+            self._own.add(name)
+            self._states[name] = [*words_of(seed), 0]
 
     def get(self) -> dict[str, torch.Tensor]:
         """All states, as a tree that `set` takes back and a checkpoint can hold.
@@ -65,6 +79,7 @@ class States:
             For each tag an int64 tensor of shape (3,): the key's words, the number of calls.
         """
         with self._lock:
+            self._follow()
             return {tag: torch.tensor(state) for tag, state in self._states.items()}
 
     def set(self, states: Mapping[str, torch.Tensor]) -> None:
@@ -81,6 +96,7 @@ class States:
             text = problem("random.state.set", got, needed=needed, fix=fix)
             raise ShardError(text, arg_path=f"states[{wrong[0]!r}]", fix=fix)
         with self._lock:
+            self._follow()
             strange = [tag for tag in states if tag not in self._states]
             if strange:
                 known = ", ".join(map(repr, self._states))
@@ -98,23 +114,79 @@ class States:
             tag: the name of the state; the outer one stands where it stood afterwards.
         """
         with self._lock:
+            self._follow()
             if tag not in self._states:
-                self._states[tag] = _state_from(self._states[_tag.get()], tag)
+                self._states[tag] = _state_from(self._current(), tag)
         token = _tag.set(tag)
         try:
             yield
         finally:
             _tag.reset(token)
 
+    @contextlib.contextmanager
+    def again(self, states: Mapping[str, torch.Tensor], tag: str) -> Iterator[None]:
+        """Draw from states of before inside; the present ones stand where they stood afterwards."""
+        with self._lock:
+            self._follow()
+            present = self._states
+            self._states = {name: x.tolist() for name, x in states.items()}
+        token = _tag.set(tag)
+        try:
+            yield
+        finally:
+            _tag.reset(token)
+            with self._lock:
+                self._states = present
+
+    @property
+    def tag(self) -> str:
+        """The name of the state in use."""
+        return _tag.get()
+
     def take(self, calls: int) -> torch.Tensor:
         """Reserve some calls and return the state of the first: int64 (3,)."""
         with self._lock:
-            state = self._states[_tag.get()]
+            self._follow()
+            state = self._current()
             if state[2] + calls > MOST_CALLS:
                 state[:] = _state_from(state, "")
             taken = torch.tensor(state)
             state[2] += calls
             return taken
+
+    def unagreed(self) -> int | None:
+        """Torch's seed, if states follow it and other ranks have not been asked for theirs."""
+        with self._lock:
+            self._follow()
+            is_new = self._seed != self._agreed and DEFAULT not in self._own
+            self._agreed = self._seed
+            return self._seed if is_new else None
+
+    def _current(self) -> list[int]:
+        """The state in use."""
+        tag = _tag.get()
+        if tag not in self._states:
+            self._states[tag] = _state_from(self._states[DEFAULT], tag)
+        return self._states[tag]
+
+    def _follow(self) -> None:
+        """Take the states of torch's seed, if that has changed or was set once more."""
+        call, seed = now = _compat.last_seeding()
+        before, known = self._seen
+        if call is before and seed == known:
+            return
+        is_set = call is not before and _compat.seed_of(call) in (seed, None)
+        self._seen = now
+        if not is_set and seed == known:
+            return  # seeded elsewhere, and put back
+        self._seed = seed
+        following = {tag: x for tag, x in self._states.items() if tag not in self._own}
+        own = {tag: x for tag, x in self._states.items() if tag in self._own}
+        self._left[known] = following
+        new = {DEFAULT: [*words_of(seed), 0]}
+        self._states = {**(new if is_set else self._left.pop(seed, new)), **own}
+        while len(self._left) > SEEDS:
+            self._left.pop(next(iter(self._left)))
 
 
 def _state_from(state: Sequence[int], name: str) -> list[int]:
@@ -186,8 +258,10 @@ _source: contextvars.ContextVar[Source | None] = contextvars.ContextVar("source"
 
 
 @contextlib.contextmanager
-def drawing_from(source: Source) -> Iterator[None]:
-    """Torch's random calls inside, where they are ours to replace, draw from this source."""
+def drawing_from(source: Source | None) -> Iterator[None]:
+    """Torch's random calls inside, where they are ours to replace, draw from this source; None
+    for torch's own generators.
+    """
     token = _source.set(source)
     try:
         yield
@@ -198,6 +272,11 @@ def drawing_from(source: Source) -> Iterator[None]:
 def is_drawing() -> bool:
     """Whether torch's random calls of this thread draw from a source of ours."""
     return _source.get() is not None
+
+
+def is_eager() -> bool:
+    """Whether torch's random calls of this thread are made one by one, under `plain`."""
+    return isinstance(_source.get(), Eager)
 
 
 def draw(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from .. import _compat
-from .ambient import Eager, drawing_from
+from .ambient import Eager, drawing_from, is_eager, state
 from .torch_ops import TABLE, initialised
 
 
@@ -16,7 +18,8 @@ def plain() -> Iterator[None]:
 
     The numbers of `torch.rand`, dropout and their kin follow from `state`, the number of the call
     and the element, as under `jit`, `grad` and `shard`: a run of one device that a sharded run can
-    be compared with. Usable as a decorator.
+    be compared with. Usable as a decorator. A DataLoader, and calls that are given a
+    `torch.Generator`, draw from torch's own.
 
     Source: jax.threefry_partitionable, whose numbers do not depend on the sharding either.
 
@@ -32,5 +35,38 @@ def plain() -> Iterator[None]:
         >>> torch.equal(once, again)
         True
     """
-    with drawing_from(Eager()), _compat.ops_replaced(TABLE), initialised():
+    with contextlib.ExitStack() as stack:
+        for context in (
+            drawing_from(Eager()),
+            _compat.ops_replaced(TABLE, is_drawn_here),
+            initialised(),
+            *_compat.checkpoints_wrapped(redrawn, is_eager),
+            *_compat.loaders_inside(lambda: drawing_from(None), is_eager),
+        ):
+            stack.enter_context(context)
         yield
+
+
+def is_drawn_here(kwargs: Mapping[str, Any]) -> bool:
+    """Whether a random call is one of ours: not one of a DataLoader, nor of a generator's."""
+    return is_eager() and kwargs.get("generator") is None
+
+
+def redrawn(fn: Callable[..., Any], runs_first: bool) -> Callable[..., Any]:
+    """A function for torch's checkpoint, which draws the same numbers when it runs again, inside of
+    `plain` or after it.
+
+    Args:
+        fn: the user's, which is about to run.
+        runs_first: whether the first run goes through this function too.
+    """
+    before = state.get(), state.tag
+    runs = itertools.count(0 if runs_first else 1)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not next(runs):
+            return fn(*args, **kwargs)
+        with plain(), state.again(*before):
+            return fn(*args, **kwargs)
+
+    return run

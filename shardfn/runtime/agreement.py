@@ -21,6 +21,7 @@ from ..errors import SAME_COLLECTIVES, DivergenceError, call_site
 from ..ops.loops import inner_nodes
 from ..partition import Plan
 from ..partition.plan import Nested, Redistribute
+from ..random import ambient
 from ..ranks.beside import watch_of
 from ..ranks.versions import VERSIONS
 from ..schedule import Agenda
@@ -220,6 +221,27 @@ def has_others(placed: Placed) -> bool:
     if placed.world.kind != "real" or placed.world.size == 1 or placed.mesh is None:
         return False
     return _compat.root_mesh(placed.mesh).size() == placed.world.size
+
+
+def state_agreed(name: str, placed: Placed) -> Callable[[int], torch.Tensor] | None:
+    """A function that takes the state of random calls. It compares torch's seed with that of the
+    other ranks when that is new. None if nobody else takes part.
+    """
+    if not has_others(placed):
+        return None
+
+    def take(draws: int) -> torch.Tensor:
+        seed = ambient.state.unagreed()
+        seeds = [] if seed is None else gathered(name, "a new seed of torch", seed)
+        other = next((r for r, theirs in enumerate(seeds) if theirs != seeds[0]), None)
+        if other is not None:
+            got = f"torch's seed is {seeds[0]} on rank 0, {seeds[other]} on rank {other}"
+            fix = "torch.manual_seed(seed) of one seed on all ranks, or sf.random.state.seed(seed)"
+            needed = "the same random numbers on all ranks"
+            raise DivergenceError.of(name, got, needed=needed, fix=fix)
+        return ambient.state.take(draws)
+
+    return take
 
 
 def compare_ranks(

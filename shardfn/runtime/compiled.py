@@ -22,7 +22,7 @@ from ..mesh import all_coordinates
 from ..partition import Plan
 from ..simulated import SimulatedTensor, UnreadTensor, shown
 from ..types import LocalProgram
-from .agreement import compare_ranks
+from .agreement import compare_ranks, state_agreed
 from .arguments import (
     Placed,
     donated_places,
@@ -275,7 +275,8 @@ def _executor(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
         if not coords:
             return lambda leaves: run(gather(leaves))
         return lambda leaves: run([*coords, *gather(leaves)])
-    closed_now = closed_over(compiled.captured, [compiled.program])
+    take = state_agreed(compiled.request.name, placed)
+    closed_now = closed_over(compiled.captured, [compiled.program], take=take)
     return lambda leaves: run([*coords, *gather(leaves), *closed_now()[0]])
 
 

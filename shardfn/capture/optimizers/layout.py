@@ -76,12 +76,12 @@ def layout_of(recipe: Recipe, path: str, shape: Sequence[int], dtype: torch.dtyp
         CaptureError: the optimizer keeps something besides tensors and numbers, or elsewhere.
     """
     with _compat.neutral(), _compat.values(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         p = torch.randn(shape, dtype=torch.float64).to(dtype)
         g = torch.randn(shape, dtype=torch.float64).to(dtype)
-        torch.manual_seed(1)
+        torch.default_generator.manual_seed(1)
         fresh, state = _stepped(recipe, path, p, g, {})
-        torch.manual_seed(1)
+        torch.default_generator.manual_seed(1)
         later, after = _stepped(recipe, path, p, g, state.first)
         kinds = {name: _kind(recipe, name, x) for name, x in state.items()}
         is_same = torch.equal(fresh, later) and _same(state, after)

@@ -1,0 +1,83 @@
+"""When torch's generators were seeded, and what draws from them beside a function."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+import torch.utils.data
+import torch.xpu
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from .threads import replaced
+
+Fn = Callable[..., Any]
+
+
+def last_seeding() -> tuple[Any, int]:
+    """(an object for the last call of `torch.manual_seed`, torch's seed now).
+
+    Its device XPU, which nothing here uses, keeps that call until it starts (torch 2.11 to 2.15).
+    """
+    tracker = getattr(torch.xpu, "_lazy_seed_tracker", None)
+    return getattr(tracker, "manual_seed_all_cb", None), torch.initial_seed()
+
+
+def seed_of(seeding: Any) -> int | None:
+    """The seed of a call of `torch.manual_seed`, None if it is not known."""
+    if seeding is None:
+        return None
+    fn, *_ = seeding
+    names = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
+    return names["seed"].cell_contents % 2**64 if "seed" in names else None
+
+
+def checkpoints_wrapped(
+    wrap: Callable[[Fn, bool], Fn], is_mine: Callable[[], bool]
+) -> Iterator[Any]:
+    """Contexts in which torch's checkpoint runs a function that is made from the user's.
+
+    Args:
+        wrap: makes it, from the user's function, and whether the first run is one of it.
+        is_mine: whether to use it for a call.
+    """
+
+    def made(original: Fn, runs_first: bool) -> Fn:
+        def checkpointed(fn: Fn, *args: Any, **kwargs: Any) -> Any:
+            fn = wrap(fn, runs_first) if is_mine() else fn
+            return original(fn, *args, **kwargs)
+
+        return checkpointed
+
+    by_function = lambda original: types.SimpleNamespace(apply=made(original.apply, True))
+    module: Any = torch.utils.checkpoint
+    yield replaced(module, "CheckpointFunction", by_function)
+    name = "_checkpoint_without_reentrant_generator"
+    yield replaced(module, name, lambda original: made(original, False))
+
+
+def loaders_inside(
+    context: Callable[[], AbstractContextManager[Any]], is_mine: Callable[[], bool]
+) -> Iterator[Any]:
+    """Contexts in which torch's DataLoader starts, and makes a batch, inside of another context.
+
+    Args:
+        context: makes that context.
+        is_mine: whether to use it for a call.
+    """
+
+    def make(original: Fn) -> Fn:
+        def inside(*args: Any, **kwargs: Any) -> Any:
+            if not is_mine():
+                return original(*args, **kwargs)
+            with context():
+                return original(*args, **kwargs)
+
+        return inside
+
+    yield replaced(torch.utils.data.DataLoader, "__iter__", make)
+    yield replaced(_BaseDataLoaderIter, "__next__", make)
