@@ -2,6 +2,7 @@
 
 from attr._compat import repr_context  # reprs that attrs writes look for it here
 
+from .compilations.culprits import culprits
 from .compilations.environment import environment, has_own_passes, machine
 from .compilations.garbage import paused_gc
 from .compilations.modules import Generated, Rerun, generated
@@ -252,6 +253,7 @@ __all__ = [
     "dtensors",
     "empty_dtensor",
     "entered_meshes",
+    "culprits",
     "environment",
     "exchange",
     "fake_mode",

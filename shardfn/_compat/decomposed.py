@@ -5,6 +5,7 @@ Each of these is wrong under `torch.compile` as well (torch 2.11 to 2.13).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +18,20 @@ def table() -> dict[Any, Any]:
     """Inductor's table of decompositions, with ours in place of those that change values."""
     from torch._inductor.decomposition import select_decomp_table
 
-    return {**select_decomp_table(), **OURS}
+    theirs = select_decomp_table()
+    return {**theirs, **{op: _before(ours, theirs.get(op)) for op, ours in OURS.items()}}
+
+
+def _before(ours: Callable[..., Any], theirs: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Our decomposition of an op, and Inductor's for what it leaves alone."""
+
+    def decomposed(*args: Any, **kwargs: Any) -> Any:
+        result = ours(*args, **kwargs)
+        if result is NotImplemented and theirs is not None:
+            return theirs(*args, **kwargs)
+        return result
+
+    return decomposed
 
 
 def _cumsum(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
@@ -72,7 +86,9 @@ def _floor_divide(a: Any, b: Any) -> Any:
     floor = torch.where(whole - floor > 0.5, floor + 1, floor)
     quotient = a / b
     floor = torch.where(whole != 0, floor, torch.copysign(torch.zeros_like(whole), quotient))
-    return torch.where(b != 0, floor, quotient)
+    # the rest of numbers that lie too far apart is no number
+    is_far = rest.isnan() & torch.isfinite(a) & torch.isfinite(b)
+    return torch.where((b == 0) | is_far, quotient, floor)
 
 
 def _remainder(a: Any, b: Any) -> Any:

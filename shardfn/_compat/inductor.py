@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import decomposed
+from . import by_kernels, decomposed
 from .compilations.environment import environment
 from .patches import patched
 from .tracing import OpOverload
@@ -271,7 +271,9 @@ def _after_joint_passes(
     from torch.fx.experimental.proxy_tensor import make_fx
 
     lowered = make_fx(run, decomposition_table=decomposed.table())(*inputs)
-    joint_graph_passes(lowered)
+    with patched("patterns"):
+        joint_graph_passes(lowered)
+    lowered.graph.eliminate_dead_code()
     return lowered
 
 
@@ -323,6 +325,7 @@ def inductor(
     with _faking(mode), patched("compilation", checked=frozenset(checked)):
         lowered = _after_joint_passes(run, inputs)
         finish(lowered)
+        by_kernels.mark(lowered.graph)
         _run_by_kernels(lowered.graph)
         # a part of the name under which Inductor finds code that it has written before
         lowered.meta[OURS] = (environment(), *sorted(checked))

@@ -9,9 +9,9 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from . import dispatch, modules, threads, tracing
+from . import dispatch, modules, patterns, threads, tracing
 from .compilations import caches, reuse
-from .cpp_kernels.patches import KERNELS, PRODUCTS, RULES, WRITTEN
+from .cpp_kernels.patches import KERNELS, PRODUCTS, RULES, VALUES, WRITTEN
 from .distributed import (
     checkpoints,
     eager_collectives,
@@ -310,12 +310,21 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
         ),
     ),
     "loading": KERNELS,
+    "patterns": (
+        Patch(
+            ("the patterns of torch._inductor.fx_passes.fuse_attention",),
+            "they ignore dims and sizes: of a softmax, of a permutation",
+            "later than 2.13",
+            enter=patterns.constants_compared,
+        ),
+    ),
     "compilation": (
         SIZES,
         ANSWERS,
         *KERNELS,
         PRODUCTS,
         RULES,
+        *VALUES,
         *WRITTEN,
         Patch(
             ("a setting of torch._inductor.config",),

@@ -74,11 +74,11 @@ def dtype_of(op: Any) -> torch.dtype | None:
     return next((d for d in DTYPES if d in op.supported_dtypes("cpu")), None)
 
 
-def calls(name: str, op: Any, most: int = MOST) -> Iterator[Call]:
+def calls(name: str, op: Any, most: int = MOST, dtype: torch.dtype | None = None) -> Iterator[Call]:
     """Sample calls of an entry: of the function, then of the in-place variant where there is
-    one.
+    one; in a dtype, or in the first that the entry takes.
     """
-    dtype = dtype_of(op)
+    dtype = dtype or dtype_of(op)
     if dtype is None:
         return
     seeded()

@@ -23,6 +23,9 @@ TOLERANCE = {
     torch.complex128: 1e-9,
     torch.float32: 1e-4,
     torch.complex64: 1e-4,
+    torch.float16: 4e-3,
+    torch.complex32: 4e-3,
+    torch.bfloat16: 3e-2,
 }
 UNSET = {
     "empty",
@@ -260,7 +263,12 @@ def tolerance(ready: Ready, whole: torch.Tensor) -> float:
     """How far a result may be off: the rounding of the least exact dtype, times the size of the
     result.
     """
-    least = max(TOLERANCE.get(x.dtype, 0.0) for x in (whole, *ready.ins))
+    return tolerance_of((whole, *ready.ins), whole)
+
+
+def tolerance_of(every: Sequence[torch.Tensor], whole: torch.Tensor) -> float:
+    """The rounding of the least exact dtype of some tensors, times the size of a result."""
+    least = max(TOLERANCE.get(x.dtype, 0.0) for x in every)
     scale = (
         float(whole.abs().nan_to_num(0, 0, 0).max())
         if whole.numel() and whole.dtype in TOLERANCE

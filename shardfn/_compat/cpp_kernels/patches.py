@@ -6,6 +6,8 @@ from ..patching import NEVER, Patch, methods
 from .dtypes import rules_kept
 from .early import kernels_started
 from .folder import own_kernels
+from .functions import FORMULAS, VECTORS, written
+from .index_values import propagated
 from .instructions import instructions_known
 from .products import product_lowered
 from .spared import body_written, loops_written_once
@@ -37,6 +39,25 @@ PRODUCTS = Patch(
     NEVER,
     new=product_lowered,
     is_mine=lambda: True,
+)
+VALUES = (
+    *(
+        Patch(
+            methods(VECTORS, name),
+            "its formula loses digits near zero or overflow, or at large numbers",
+            NEVER,
+            new=written(name),
+            is_mine=lambda: True,
+        )
+        for name in FORMULAS
+    ),
+    Patch(
+        ("torch._inductor.index_propagation:IndexPropagation.propagate_sympy",),
+        "casts of an arange are dropped, and a constant that is no number is an error",
+        "later than 2.13",
+        new=propagated,
+        is_mine=lambda: True,
+    ),
 )
 RULES = Patch(
     ("torch._inductor.dtype_propagation:DtypePropagationOpsHandler.__init__",),

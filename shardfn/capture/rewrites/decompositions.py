@@ -135,21 +135,40 @@ def _min(x: torch.Tensor) -> torch.Tensor:
 
 def _product_then_add(product: Any) -> Callable[..., torch.Tensor]:
     """addmm and its like as a product and an addition: a Partial product is reduced before the
-    addition.
+    addition. Of integers, factors are rounded toward zero, as torch's kernels round them.
     """
 
     def decomposed(
         bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float = 1, alpha: float = 1
     ) -> torch.Tensor:
         out = product(a, b)
+        if not (out.is_floating_point() or out.is_complex()):
+            alpha, beta = int(alpha), int(beta)
         out = out if alpha == 1 else aten.mul.Scalar(out, alpha)
-        return (
-            aten.add.Tensor(out, bias if beta == 1 else aten.mul.Scalar(bias, beta))
-            if beta
-            else out
-        )
+        if not beta:
+            return out
+        return aten.add.Tensor(out, bias if beta == 1 else aten.mul.Scalar(bias, beta))
 
     return decomposed
+
+
+def _sum_of_products(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The products of the matrices of two batches, added up in their own dtype."""
+    return aten.sum.dim_IntList(aten.bmm.default(a, b), [0], dtype=a.dtype)
+
+
+def _linspace(start: Any, end: Any, steps: int, **options: Any) -> torch.Tensor:
+    """Integers are rounded toward zero from steps in float64, from whichever end is nearer."""
+    dtype = options.get("dtype") or torch.get_default_dtype()
+    numbers = isinstance(start, int | float) and isinstance(end, int | float)
+    if dtype.is_floating_point or dtype.is_complex or not numbers or steps < 2:
+        return NotImplemented
+    start, end = int(start), int(end)
+    step = (end - start) / (steps - 1)
+    places = torch.arange(steps, device=options.get("device"))
+    from_start = start + step * places.to(torch.float64)
+    from_end = end - step * (steps - 1 - places).to(torch.float64)
+    return torch.where(places < steps // 2, from_start, from_end).to(dtype)
 
 
 OWN: dict[Any, Callable[..., Any]] = {
@@ -158,9 +177,11 @@ OWN: dict[Any, Callable[..., Any]] = {
     aten.mean.dim: _mean_dim,
     aten.var_mean.correction: _var_mean,
     aten.var.correction: _var,
+    aten.linspace.default: _linspace,
     aten.max.default: _max,
     aten.min.default: _min,
     aten.addmm.default: _product_then_add(aten.mm.default),
+    aten.addbmm.default: _product_then_add(_sum_of_products),
     aten.addmv.default: _product_then_add(aten.mv.default),
     aten.baddbmm.default: _product_then_add(aten.bmm.default),
     **torch_ops.TABLE,

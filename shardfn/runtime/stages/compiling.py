@@ -23,6 +23,7 @@ from ...compile import BACKENDS, Families
 from ...compile.backends import Runner, donate
 from ...compile.collective_order import refuse_other_order
 from ...compile.donations import donations
+from ...compile.failures import failure
 from ...errors import ShardError
 from ...mesh import group_names
 from ...partition import Plan
@@ -156,7 +157,12 @@ def compiled_program(
         progress(name, ops, is_told=is_told),
     ):
         checked = donated if is_backward else _checked(placed)
-        compiled = _compiled(graph, donated, pairs, backend, families, checked)
+        try:
+            compiled = _compiled(graph, donated, pairs, backend, families, checked)
+        except (ShardError, SettingsChanged):
+            raise
+        except Exception as error:  # Inductor may raise anything
+            raise failure(name, program.graph, error) from error
     if code := _compat.generated_code(compiled):
         refuse_other_order(name, program.graph, code)
     return Recorded(name, compiled) if is_recorded else compiled

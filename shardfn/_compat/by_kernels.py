@@ -1,0 +1,63 @@
+"""Ops that torch's kernels run in a compiled program, since Inductor's code for them is wrong
+(torch 2.11 to 2.13), as it is under `torch.compile`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+BYTES = {torch.uint8, torch.int8, torch.bool}
+
+
+def mark(graph: torch.fx.Graph) -> None:
+    """Mark the nodes of a graph whose ops torch's kernels run.
+
+    Args:
+        graph: as Inductor lowers it. Its nodes have their fake values.
+    """
+    for node in graph.nodes:
+        is_wrong = WRONG.get(node.target)
+        if is_wrong is not None and is_wrong(node):
+            node.meta["should_fallback"] = True  # Inductor's own word
+
+
+def _of_bytes(node: torch.fx.Node) -> bool:
+    """An extreme of bytes: vectors of 16 or more elements give others, and places that do not
+    exist.
+    """
+    return node.args[0].meta["val"].dtype in BYTES
+
+
+def _by_zero(node: torch.fx.Node) -> bool:
+    """A division of integers whose divisor may be zero: torch raises an error, and compiled code
+    would end the process.
+    """
+    divisor = node.args[1]
+    is_integer = not (node.meta["val"].is_floating_point() or node.meta["val"].is_complex())
+    return is_integer and (isinstance(divisor, torch.fx.Node) or divisor == 0)
+
+
+def _always(node: torch.fx.Node) -> bool:
+    return True
+
+
+WRONG: dict[Any, Callable[[torch.fx.Node], bool]] = {
+    aten.amax.default: _of_bytes,
+    aten.amin.default: _of_bytes,
+    aten.argmax.default: _of_bytes,
+    aten.argmin.default: _of_bytes,
+    aten.max.dim: _of_bytes,
+    aten.min.dim: _of_bytes,
+    aten.div.Scalar_mode: _by_zero,
+    aten.div.Tensor_mode: _by_zero,
+    aten.fmod.Scalar: _by_zero,
+    aten.fmod.Tensor: _by_zero,
+    aten.remainder.Scalar: _by_zero,
+    aten.remainder.Scalar_Tensor: _by_zero,
+    aten.remainder.Tensor: _by_zero,
+    aten.erfinv.default: _always,  # half of the digits, near one
+}

@@ -1,0 +1,187 @@
+"""Compiled code has torch's values where Inductor's own has others, as under torch.compile; and
+what a compiler does not compile is named by function, op and line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.flex_attention import flex_attention
+
+import shardfn as sf
+from shardfn import _compat
+from shardfn.errors import ShardError
+
+ROUNDING = 16  # units in the last place
+WORDS = ("amin", "amax", "argmin", "argmax", "min", "max")
+BYTES = (torch.uint8, torch.int8, torch.bool)
+
+
+def assert_compiled(fns: dict[str, Callable[..., Any]], *xs: torch.Tensor, bound: float) -> None:
+    """All functions, compiled together, equal their eager selves up to a relative bound."""
+    results = sf.jit(lambda *xs: [fn(*xs) for fn in fns.values()])(*xs)
+    for (name, fn), got in zip(fns.items(), results, strict=True):
+        wanted = fn(*xs)
+        for mine, true in zip(tensors(got), tensors(wanted), strict=True):
+            assert mine.dtype == true.dtype, name
+            torch.testing.assert_close(
+                mine,
+                true,
+                rtol=bound,
+                atol=0 if bound < 1e-3 else 1e-6,
+                equal_nan=True,
+                msg=lambda text, name=name: f"{name}: {text}",
+            )
+
+
+def tensors(result: Any) -> list[torch.Tensor]:
+    return list(result) if isinstance(result, tuple | list) else [result]
+
+
+def test_attention_by_hand_follows_the_dims_of_its_softmax_and_its_permutations() -> None:
+    x = torch.randn(3, 3, 3, 3, generator=torch.Generator().manual_seed(0))
+
+    def over(dim: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda x: torch.softmax(x @ x.mT / 2.0, dim) @ x
+
+    def scores_by_hand(x: torch.Tensor) -> torch.Tensor:
+        scores = x @ x.mT / 2.0
+        weights = (scores - scores.amax(-2, keepdim=True)).exp()
+        return weights / weights.sum(-2, keepdim=True) @ x
+
+    def permuted(order: tuple[int, ...]) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda x: torch.softmax(x @ x.permute(order) / 2.0, -1) @ x
+
+    orders = ((0, 1, 3, 2), (1, 0, 3, 2), (0, 3, 1, 2), (2, 1, 3, 0))
+    fns = {f"softmax over {d}": over(d) for d in (-1, -2, 0, 1)} | {"by hand": scores_by_hand}
+    fns |= {f"permuted {order}": permuted(order) for order in orders}
+    assert_compiled(fns, x, bound=1e-3)
+
+
+def test_casts_of_an_arange_are_kept() -> None:
+    every = {
+        "bool": lambda x: (torch.arange(3)[:, None] - torch.arange(3)).bool(),
+        "uint8": lambda x: (torch.arange(300) - 20).to(torch.uint8).to(torch.int64),
+        "int8 of a product": lambda x: (torch.arange(40) * 50).to(torch.int8) // 2,
+        "uint8 from the start": lambda x: (torch.arange(200, dtype=torch.uint8) * 3).long(),
+        "int32 beyond": lambda x: (torch.arange(40) * 10**9).to(torch.int32),
+        "int32 arithmetic": lambda x: (torch.arange(40, dtype=torch.int32) * 10**8).long(),
+        "float and back": lambda x: (torch.arange(40) - 20).to(torch.float32).to(torch.int8),
+        "as an index": lambda x: x[(torch.arange(4) + 254).to(torch.uint8).long() % 5],
+        "two casts": lambda x: torch.arange(600).to(torch.int16).to(torch.uint8).bool(),
+    }
+    assert_compiled(every, torch.arange(7), bound=0.0)
+
+
+def test_extremes_of_bytes_are_torchs() -> None:
+    x = torch.randint(0, 250, (5, 40), generator=torch.Generator().manual_seed(0)).byte()
+    fns = {}
+    for word in WORDS:
+        for dtype in BYTES if not word.startswith("arg") else BYTES[:2]:
+            for dims in ((1,), (0,), ((0, 1),) if word.startswith("am") else ()):
+                fns[f"{word} {dtype} {dims}"] = lambda x, word=word, dtype=dtype, dims=dims: (
+                    getattr(torch, word)((x % 2 if dtype == torch.bool else x).to(dtype), *dims)
+                )
+    assert_compiled(fns, x, bound=0.0)
+
+
+DIVISIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    "floor": lambda a, b: torch.div(a, b, rounding_mode="floor"),
+    "//": lambda a, b: a // b,
+    "%": lambda a, b: a % b,
+    "fmod": torch.fmod,
+    "number % tensor": lambda a, b: 7 % b,
+    "by a number": lambda a, b: a // 3 + a % 3,
+}
+
+
+def test_integer_divisions_are_torchs() -> None:
+    a, b = torch.arange(-20, 20), torch.tensor([3, -2, 7, 5] * 10)
+    assert_compiled(DIVISIONS, a, b, bound=0.0)
+
+
+@pytest.mark.parametrize("name", [name for name in DIVISIONS if name != "by a number"])
+def test_an_integer_division_by_zero_is_torchs_error(name: str) -> None:
+    a, zeros = torch.arange(20), torch.arange(20) - 3
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        sf.jit(DIVISIONS[name])(a, zeros)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_functions_keep_their_digits_near_zero_and_overflow(dtype: torch.dtype) -> None:
+    least, most = torch.finfo(dtype).tiny, torch.finfo(dtype).max
+    root = most**0.5
+    x = torch.tensor([least, -least, 1e-20, -1e-8, 1e-3, -0.3, 0.7, 0.999, 3.0, -9.0, 0.0, root])
+    x = torch.cat([x.to(dtype), torch.tensor([most / 2, root * 4, -root, 0.49], dtype=dtype)])
+    fns = {
+        **{fn.__name__: fn for fn in (torch.expm1, torch.sinh, torch.cosh, torch.atanh)},
+        **{fn.__name__: fn for fn in (torch.acosh, torch.asinh, torch.erf, torch.log1p)},
+        **{fn.__name__: fn for fn in (F.elu, F.selu, F.celu, F.softplus, torch.erfinv)},
+    }
+    assert_compiled(fns, x.repeat(3), bound=ROUNDING * torch.finfo(dtype).eps)
+
+
+def test_a_quotient_too_large_for_a_rest_is_infinite_or_rounded_as_torchs() -> None:
+    a = torch.tensor([1e30, -1e30, 7.5, float("inf"), float("nan")] * 5)
+    every = {"//": lambda a: a // 1e-20, "smaller": lambda a: a // 1e-9, "plain": lambda a: a // 2}
+    assert_compiled(every, a, bound=1e-6)
+
+
+def test_what_stopped_the_compiler_compiles() -> None:
+    index, source = torch.tensor([0, 1, 1]), torch.tensor([5, 6, 8])
+    q = torch.randn(2, 3, 5, 4, generator=torch.Generator().manual_seed(0))
+    every = {
+        "triu_indices": lambda a, q: torch.triu_indices(4, 5),
+        "tril_indices": lambda a, q: torch.tril_indices(5, 4, 1),
+        "index_reduce": lambda a, q: a.index_reduce(0, index, source, "mean"),
+        "floor_divide": lambda a, q: torch.floor_divide(a, source),
+        "softmax of nan": lambda a, q: torch.softmax(torch.full((3, 4), float("nan")), -1) + a[0],
+        "clamp of nan": lambda a, q: torch.full((3,), float("nan")).clamp(0, 1),
+        "flex_attention": lambda a, q: flex_attention(q, q, q),
+        "prod in half precision": lambda a, q: sf.jacfwd(torch.prod)(q.flatten()[:5].half()),
+    }
+    assert_compiled(every, torch.tensor([7, 8, 9]), q, bound=3e-3)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_error_of_the_compiler_names_the_function_the_op_and_the_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch._inductor.lowering import lowerings
+
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        raise IndexError("tuple index out of range")
+
+    monkeypatch.setitem(lowerings, torch.ops.aten.cummax.default, fails)
+
+    def running(x: torch.Tensor) -> torch.Tensor:
+        return torch.cummax(x + 1, 0)[0]
+
+    with pytest.raises(ShardError) as caught:
+        sf.jit(running)(torch.ones(3))
+    text = str(caught.value)
+    line = running.__code__.co_firstlineno + 1
+    assert "jit(running)" in text
+    assert "aten.cummax.default" in text
+    assert f"test_compiled_values.py:{line}" in text
+
+
+def test_our_decompositions_stand_before_inductors_and_hide_none() -> None:
+    from torch._inductor.decomposition import select_decomp_table
+
+    table = _compat.decomposed.table()
+    a, b = torch.tensor([7, 8]), torch.tensor([2, 3])
+    hidden = []
+    for op in _compat.decomposed.OURS:
+        theirs = select_decomp_table().get(op)
+        if theirs is None or "dim" in str(op._schema):
+            continue
+        options = {"rounding_mode": "floor"} if "mode" in op._overloadname else {}
+        result, own = table[op](a, b, **options), theirs(a, b, **options)
+        hidden += [op] if result is NotImplemented and own is not NotImplemented else []
+    assert not hidden
