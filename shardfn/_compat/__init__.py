@@ -100,6 +100,7 @@ from .dynamo.sizes import (
     torch_marks,
 )
 from .dynamo.spared import graph_module
+from .dynamo.steps import Functions as StepFunctions
 from .dynamo.symbols import Sized, Symbols
 from .dynamo.tensor_classes import class_name, holds_tensors, is_foreign, reads_calls
 from .dynamo.tree_functions import of_trees, owned
@@ -216,6 +217,7 @@ __all__ = [
     "SETTINGS",
     "Shell",
     "Sized",
+    "StepFunctions",
     "Sizes",
     "Symbols",
     "TORCH_VERSION",

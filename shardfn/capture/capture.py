@@ -21,7 +21,7 @@ from .closure import closed_over
 from .closure.memoized import memoized
 from .closure.primals import Derivative, follow_primals
 from .closure.reads import Reads, held_reads
-from .control_flow import endings
+from .control_flow import endings, pullbacks
 from .dtensors import own_sizes, terms
 from .dtensors.checks import NeedsRanks
 from .dtensors.writes import refuse_writes
@@ -34,7 +34,7 @@ from .refusals import leaks, tensor_classes
 from .refusals.explain import explained
 from .refusals.unscaled import refuse_unscaled
 from .results import Result, program_of
-from .rewrites import strides
+from .rewrites import steps, strides
 from .shard_map import alike
 from .shard_map import axis_names as named
 from .trace import simplified
@@ -94,7 +94,7 @@ def capture(
     Raises:
         CaptureError: the function is not one pure graph.
     """
-    for part in (placement, endings):
+    for part in (placement, endings, steps):
         part.install()
     handled = sys.exception()  # the user may be calling from an `except`
     user_fn, (fn, args, kwargs) = fn, holding(fn, args, kwargs)
@@ -227,10 +227,12 @@ def _read(
         state.watched.rewind()
         tensor_classes.refuse_made(python, name)
         refuse_writes(python, name)
+        steps.refuse_writes(python, name)
         terms.settle(python)
         traits = own_sizes.traits(python) if settings.rank else None
         own_sizes.mark(python, name, settings.differing)
         follow_primals(python)
+        pullbacks.settle(python, name)
         alike.settle(python, inputs)
         # the conditions on sizes, now that all that looks at the graph has done so
         sizes = sizes_of() if settings.dynamic else None

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .. import _compat
-from ..errors import ShardError, problem
+from ..errors import CaptureError, ShardError, problem
 from ..ops.random_bits import AMBIENT, AMBIENT_KEY, STATE, WORD, random_bits, strides_of
 from .keys import words_of
 
@@ -314,3 +314,35 @@ def new_states(shape: Sequence[int], device: str) -> torch.Tensor:
 def after_calls(state: torch.Tensor, calls: int) -> torch.Tensor:
     """The state when it has served some calls: int64 (3,)."""
     return torch.stack([state[0], state[1], state[2] + calls])
+
+
+def calls() -> int:
+    """How many random calls the trace has made so far."""
+    source = _source.get()
+    return source.calls if isinstance(source, Traced) else 0
+
+
+def state_at(before: int) -> torch.Tensor | int:
+    """The state that the random calls after the first ones drew from, or 0 without such calls."""
+    source = _source.get()
+    if isinstance(source, Traced) and source.calls > before:
+        return after_calls(source.state, before)
+    return 0
+
+
+def resume(state: torch.Tensor | int, is_mapped: bool) -> contextvars.Token[Source | None]:
+    """Have random calls draw from a state, until `stop`.
+
+    Raises:
+        CaptureError: samples of a vmap would draw different numbers from it.
+    """
+    if is_mapped and isinstance(state, torch.Tensor):
+        got = "in a body that vmap maps it pulls back through a function that draws random numbers"
+        fix = "the pullback inside of the function that vmap maps, or sf.random with a key"
+        raise CaptureError.of("vjp", got, fix=fix)
+    return _source.set(Traced(state) if isinstance(state, torch.Tensor) else _source.get())
+
+
+def stop(token: contextvars.Token[Source | None]) -> None:
+    """Have random calls draw as they did before."""
+    _source.reset(token)

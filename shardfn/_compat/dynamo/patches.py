@@ -5,7 +5,7 @@ from __future__ import annotations
 from .. import dispatch, loops
 from ..patching import NEVER, OBJECT, Patch, methods
 from ..settings import of_captures
-from . import generators, guards, reading, refused, restored, sizes, spared, tree_functions
+from . import generators, guards, reading, refused, restored, sizes, spared, steps, tree_functions
 from .dtensors import calls, closed_over, objects
 
 VARIABLES = "torch._dynamo.variables:"
@@ -54,6 +54,33 @@ READING = (  # a captured function, by Dynamo
         "what a function without a source closes over is taken for new: changes of it are lost",
         "later than 2.15",
         new=guards.found_again,
+    ),
+    Patch(
+        methods(VARIABLES + "SliceVariable", "__init__"),
+        "it takes the number out of a tensor, as of the step of a loop, and so does x[t]",
+        NEVER,
+        new=steps.sliced,
+    ),
+    Patch(
+        methods(VARIABLES + "BuiltinVariable", "call_function"),
+        "the same: it reads ours",
+        NEVER,
+        new=steps.selected,
+        takes="steps",
+    ),
+    Patch(
+        methods(VARIABLES + "TensorVariable", "method___setitem__"),
+        "the same: it reads ours",
+        NEVER,
+        new=steps.written,
+        takes="steps",
+    ),
+    Patch(
+        methods(VARIABLES + "TensorVariable", "call_method"),
+        "the same, of select and narrow: it reads ours",
+        NEVER,
+        new=steps.narrowed,
+        takes="steps",
     ),
     Patch(
         ("torch._dynamo.variables.functions:invoke_and_store_as_constant",),

@@ -83,9 +83,9 @@ class _Branch(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: Any, branch: Branched, truth: torch.Tensor, *consts: torch.Tensor
     ) -> Any:
-        dims = tuple(in_dims[2:])
         size = info.batch_size
         randomness = info.randomness
+        consts, dims = batch_first(consts, in_dims[2:])
         yes, no = (mapped(body, dims, size, randomness) for body in branch.bodies)
         truth_dim = in_dims[1]
         if truth_dim is None:
@@ -93,7 +93,9 @@ class _Branch(torch.autograd.Function):
             outs = _Branch.apply(of_all, truth, *consts)
         else:
             truth = truth.movedim(truth_dim, 0)  # (size,)
-            pairs = zip(yes(*consts), no(*consts), strict=True)
+            first = yes(*taken(truth, consts, dims))
+            second = no(*taken(~truth, consts, dims))
+            pairs = zip(first, second, strict=True)
             outs = tuple(chosen(truth, a, b) for a, b in pairs)
         return outs, tuple([0] * len(outs))
 
@@ -103,6 +105,44 @@ def chosen(truth: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tenso
     ones = [1] * (a.dim() - 1)
     by_sample = truth.view(-1, *ones)  # (size, 1, ..)
     return torch.where(by_sample, a, b)
+
+
+def batch_first(
+    xs: Sequence[torch.Tensor], dims: Sequence[int | None]
+) -> tuple[list[torch.Tensor], tuple[int | None, ...]]:
+    """Tensors with the batch dim first where they have one, and its place in each."""
+    moved = [x if d is None else x.movedim(d, 0) for x, d in zip(xs, dims, strict=True)]
+    return moved, tuple(d if d is None else 0 for d in dims)
+
+
+def taken(
+    truth: torch.Tensor, xs: Sequence[torch.Tensor], dims: Sequence[int | None]
+) -> Sequence[torch.Tensor]:
+    """The operands of a body that only some samples take.
+
+    A derivative of the body at the operands of another sample may be nan, and nan times a zero
+    cotangent is nan. So each other sample has the operands of one that takes the body. Its own
+    have no gradient.
+
+    Args:
+        truth: whether a sample takes the body: (size,).
+        xs: the operands.
+        dims: 0 for an operand of each sample, None for one of all.
+    """
+    if not any(map(_compat.is_differentiated, xs)):
+        return xs
+    row = truth.to(torch.int64).argmax().reshape(1)
+    some = truth.any()
+    return [
+        _with_gradient_if(some, x)
+        if d is None
+        else chosen(truth, x, x.detach().index_select(0, row))
+        for x, d in zip(xs, dims, strict=True)
+    ]
+
+
+def _with_gradient_if(truth: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return torch.where(truth, x, x.detach()) if is_float(x) else x
 
 
 def transposed(body: Body, count: int, given: Sequence[int]) -> Body:

@@ -20,7 +20,7 @@ from ..shard_map import axis_names
 from . import holders
 from . import scan as scans
 from .bodies import Left
-from .branches import chosen, transposed, with_tangents
+from .branches import batch_first, chosen, taken, transposed, with_tangents
 from .flat import (
     Body,
     add_inputs,
@@ -135,7 +135,7 @@ class _While(torch.autograd.Function):
         size = info.batch_size
         n = loop.consts
         carries = tensors[n:]
-        dims_of_consts = in_dims[1 : n + 1]
+        consts, dims_of_consts = batch_first(tensors[:n], in_dims[1 : n + 1])
         dims_of_carries = in_dims[n + 1 :]
         init = [
             x.expand(size, *x.shape) if d is None else x.movedim(d, 0)
@@ -148,13 +148,13 @@ class _While(torch.autograd.Function):
         def step(*xs: torch.Tensor) -> list[torch.Tensor]:
             (truth,) = go_on(*xs)  # (size,)
             before = xs[n:]
-            after = body(*xs)
+            after = body(*taken(truth, xs, dims))
             pairs = zip(after, before, strict=True)
             return [chosen(truth, new, old) for new, old in pairs]
 
         any_goes_on = lambda *xs: [go_on(*xs)[0].any()]
         of_all = Looped(any_goes_on, step, n, loop.derived, loop.chunk)
-        outs = _While.apply(of_all, *tensors[:n], *init)
+        outs = _While.apply(of_all, *consts, *init)
         return outs, tuple([0] * len(outs))
 
 

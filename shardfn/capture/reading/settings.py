@@ -14,7 +14,7 @@ from ... import _compat
 from ..dtensors.values import DTensors
 from ..modules import hooks
 from ..refusals import leaks, rank_numbers
-from ..rewrites import decompositions, function_code, functions, python_calls
+from ..rewrites import decompositions, function_code, functions, python_calls, steps
 from ..rewrites.custom_op_gradients import differentiated
 from ..shard_map import axis_names as named
 from ..trace import Recording, recording
@@ -106,6 +106,7 @@ def _torchs(
             device=device,
             dtensors=DTensors(mode, arguments),
             memo=memo,
+            steps=steps.FUNCTIONS,
         ),
     ):
         yield

@@ -155,6 +155,10 @@ MODULE_IN_SHARD = (
     "sf.jit(fn) or sf.shard_map; in shard: the module without parallelize_module, its parameters "
     "at sf.placements(params, plan, axis='tp', module=module)"
 )
+PULLBACK = (
+    "it applies a pullback of torch.func that was made outside of it",
+    "sf.vjp, whose pullbacks work everywhere, or torch.func.vjp inside of the function",
+)
 # (folder or file, name of a function) -> the problem, what to write instead.
 TORCH: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("new_group", "new_subgroups", "split_group", "shrink_group"), GROUP),
@@ -198,6 +202,7 @@ SIGNS = {
     "opaque constant type, got <class 'torch.distributed.distributed_c10d.P": RETURNED,
     "`torch.nn.Parameter()` constructor": PARAMETER,
     "._resolve_process_group": BY_NAME,
+    "_autograd_grad with lost grad_fn linkage": PULLBACK,
     "Invalid mesh_dim_name": AXIS,
     "Mesh dimension '": AXIS,
 }

@@ -173,8 +173,13 @@ def written_by(node: torch.fx.Node) -> list[torch.fx.Node]:
     """The values that a node writes to in place."""
     if node.op not in ("call_function", "call_method"):
         return []
-    first = [x for x in node.args[:1] if isinstance(x, torch.fx.Node)]
-    return (first if _is_in_place(node) else []) + nodes_in(node.kwargs.get("out"))
+    first = nodes_in(node.args[:1]) if _is_in_place(node) else []
+    schema = getattr(node.target, "_schema", None)  # of a custom op
+    rows = zip(schema.arguments, node.args, strict=False) if schema else ()
+    written = [x for row, arg in rows if row.is_write for x in nodes_in(arg)]
+    named = schema.arguments if schema else ()
+    written += [x for row in named if row.is_write for x in nodes_in(node.kwargs.get(row.name))]
+    return [*dict.fromkeys((*first, *nodes_in(node.kwargs.get("out")), *written))]
 
 
 def statistics_of(node: torch.fx.Node) -> list[torch.fx.Node]:

@@ -133,15 +133,22 @@ def _cond_eagerly(true_fn: Any, false_fn: Any, pred: torch.Tensor, *operands: An
     """
     name = f"cond({name_of(true_fn)}, {name_of(false_fn)})"
     check_choice(f"{name}, pred", kind(pred))
-    yes = true_fn(*operands)
     truth = pred.reshape(()).to(torch.bool)
-    others = _branch(name, false_fn(*operands), yes)
+    yes = true_fn(*_taken(truth, operands))
+    others = _branch(name, false_fn(*_taken(~truth, operands)), yes)
     dtypes = _dtypes(name, yes, _tree.refill((yes,), others)[0])
     pairs = zip(
         _as_tensors(_tree.quick_leaves((yes,)), dtypes), _as_tensors(others, dtypes), strict=True
     )
     chosen = [torch.where(truth, a, b) if isinstance(a, torch.Tensor) else a for a, b in pairs]
     return _tree.refill((yes,), chosen)[0]
+
+
+def _taken(truth: torch.Tensor, operands: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The operands of a branch, without a gradient if it is not chosen, as it may be nan."""
+    tensors = _tree.tensors(operands)
+    own = [torch.where(truth, x, x.detach()) if _tree.is_floating(x) else x for x in tensors]
+    return _tree.with_tensors(operands, own)
 
 
 def while_loop(

@@ -1,0 +1,130 @@
+"""Under vmap, a branch that a sample does not take, or a step after its last, has no part in its
+gradient, whatever its derivative there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import shardfn as sf
+from shardfn import P
+
+F64 = torch.float64
+MIXED = torch.tensor([-1.0, 0.5, -2.0, 3.0, 0.25], dtype=F64)
+SHARED = torch.tensor(1.7, dtype=F64)
+SAMPLES = {"some": MIXED, "none": -MIXED.abs() - 1, "all": MIXED.abs() + 0.5}
+Fn = Callable[[Tensor, Tensor], Tensor]
+
+
+def of_operands(x: Tensor, c: Tensor) -> Tensor:
+    return sf.cond(x > 0, lambda x, c: torch.sqrt(x) * c, lambda x, c: 2 * x + c, x, c)
+
+
+def of_closed_over(x: Tensor, c: Tensor) -> Tensor:
+    return sf.cond(x > 0, lambda: torch.sqrt(x * c), lambda: 2 * x * c)
+
+
+def of_shared(x: Tensor, c: Tensor) -> Tensor:
+    """nan in the branch, also of what all samples share."""
+    return sf.cond(x > 0, lambda: torch.log(x * c).sqrt().exp(), lambda: c.log())
+
+
+def of_torch(x: Tensor, c: Tensor) -> Tensor:
+    return torch.cond(x > 0, lambda x, c: torch.sqrt(x) * c, lambda x, c: 2 * x + c, (x, c))
+
+
+def of_loop(x: Tensor, c: Tensor) -> Tensor:
+    """A step after the last would take the root of a negative number."""
+    return sf.while_loop(lambda v: v < 2, lambda v: torch.sqrt(2.5 - v) * c + v + 0.3, x)
+
+
+def checkpointed(x: Tensor, c: Tensor) -> Tensor:
+    return sf.cond(x > 0, sf.checkpoint(lambda x: torch.sqrt(x) * c), lambda x: 2 * x, x)
+
+
+def nested(x: Tensor, c: Tensor) -> Tensor:
+    inner = lambda x: sf.cond(x > 1, lambda x: torch.sqrt(x - 1), lambda x: x * c, x)
+    return sf.cond(x > 0, inner, lambda x: torch.log(-x), x)
+
+
+def python(x: Tensor, c: Tensor, fn: Fn) -> Tensor:
+    """The same for one sample, by Python's own branches and loops."""
+    if fn is of_loop:
+        while x < 2:
+            x = torch.sqrt(2.5 - x) * c + x + 0.3
+        return x
+    if fn is nested:
+        return ((x - 1).sqrt() if x > 1 else x * c) if x > 0 else torch.log(-x)
+    if fn is of_closed_over:
+        return torch.sqrt(x * c) if x > 0 else 2 * x * c
+    if fn is of_shared:
+        return torch.log(x * c).sqrt().exp() if x > 0 else c.log() + 0 * x
+    root = torch.sqrt(x) * c
+    return root if x > 0 else 2 * x + (0 if fn is checkpointed else c)
+
+
+def wanted(fn: Fn, xs: Tensor, c: Tensor, order: int) -> Any:
+    leaves = [xs.clone().requires_grad_(), c.clone().requires_grad_()]
+    total = sum(python(x, leaves[1], fn) for x in leaves[0])
+    found = torch.autograd.grad(total, leaves, create_graph=True, materialize_grads=True)
+    for _ in range(order - 1):
+        total = sum(g.sum() for g in found)
+        found = torch.autograd.grad(total, leaves, create_graph=True, materialize_grads=True)
+    return [g.detach() for g in found]
+
+
+def total(fn: Fn) -> Fn:
+    return lambda xs, c: sf.vmap(fn, in_axes=(0, None))(xs, c).sum()
+
+
+CASES = (of_operands, of_closed_over, of_shared, of_torch, of_loop, checkpointed, nested)
+
+
+@pytest.mark.parametrize("which", SAMPLES)
+@pytest.mark.parametrize("fn", CASES)
+def test_the_gradient_of_vmap_equals_that_of_each_sample(fn: Fn, which: str) -> None:
+    xs = (
+        SAMPLES[which]
+        if fn is not of_shared
+        else SAMPLES[which].abs().add(1) * SAMPLES[which].sign()
+    )
+    found = sf.grad(total(fn), argnums=(0, 1))(xs, SHARED)
+    torch.testing.assert_close(list(found), wanted(fn, xs, SHARED, 1), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("fn", [of_operands, of_loop])
+def test_so_do_derivatives_of_second_order(fn: Fn) -> None:
+    def twice(xs: Tensor, c: Tensor) -> Tensor:
+        first, second = sf.grad(total(fn), argnums=(0, 1))(xs, c)
+        return first.sum() + second
+
+    found = sf.grad(twice, argnums=(0, 1))(MIXED, SHARED)
+    torch.testing.assert_close(list(found), wanted(fn, MIXED, SHARED, 2), rtol=1e-9, atol=1e-11)
+
+
+def test_so_do_jacobians_pullbacks_and_gradients_from_outside() -> None:
+    mapped = lambda xs: sf.vmap(of_operands, in_axes=(0, None))(xs, SHARED)
+    gradient, _ = wanted(of_operands, MIXED, SHARED, 1)
+    second = torch.where(MIXED > 0, -0.25 * MIXED.abs() ** -1.5 * SHARED, 0.0)
+    torch.testing.assert_close(sf.jacrev(mapped)(MIXED), gradient.diag())
+    torch.testing.assert_close(sf.jacfwd(mapped)(MIXED), gradient.diag())
+    torch.testing.assert_close(sf.vjp(mapped, MIXED)[1](torch.ones(5, dtype=F64))[0], gradient)
+    torch.testing.assert_close(sf.hessian(lambda xs: mapped(xs).sum())(MIXED), second.diag())
+    xs = MIXED.clone().requires_grad_()
+    with sf.fake_world(2):
+        out = sf.shard(mapped, sf.make_mesh((2,), ("a",)), P("a"), backend="aten")(xs)
+        sf.full(out).sum().backward()
+    torch.testing.assert_close(xs.grad, gradient)
+
+
+def test_so_does_a_branch_of_torch_func_that_nothing_captures() -> None:
+    branch = lambda x: sf.cond(x > 0, torch.sqrt, lambda x: 2 * x, x)
+    gradient = torch.where(MIXED > 0, 0.5 * MIXED.abs() ** -0.5, 2.0)
+    found = torch.func.grad(lambda xs: torch.func.vmap(branch)(xs).sum())(MIXED)
+    torch.testing.assert_close(found, gradient)
+    torch.testing.assert_close(torch.func.grad(branch)(MIXED[0]), gradient[0])
