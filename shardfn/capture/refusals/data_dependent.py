@@ -57,6 +57,7 @@ SAME = {
     "unique_dim": "unique",
     "_local_scalar_dense": "item",
     "boolean mask": "getitem",
+    "gathered": "getitem",
 }  # texts of torch's errors
 READERS = {
     "__bool__": "branch",
