@@ -27,7 +27,7 @@ from .ranks.mesh_arguments import (
     refuse_absent,
 )
 from .types import Cost, MeshAxes
-from .world import World, current_world, default_device_type, groups_of, join_world
+from .world import World, current_world, default_device_type, groups_of, is_alone, join_world
 
 SHOWN = 16  # ranks of a mesh in an error
 
@@ -83,6 +83,8 @@ def make_mesh(
     known = _costs(names, links)
     seconds = checked_timeout(timeout)
     refuse_absent(device_type)
+    if is_alone():
+        _check_size(shape)  # before it makes a process group
     join_world(device_type, seconds)
     asked = f"shape {shape}, axis names {names}, on {device_type}, links {links}"
     with groups_of("make_mesh", asked, seconds):
@@ -102,6 +104,8 @@ def _check_size(shape: tuple[int, ...]) -> None:
     if wanted == size:
         return
     fix = f"a shape whose product is {size}, or fake_world({wanted})"
+    if is_alone():
+        fix = f"`with sf.fake_world({wanted}):` around it, or torchrun --nproc-per-node={wanted}"
     got = f"shape {shape} needs {wanted} ranks, the world has {size}"
     raise PlacementError.of("make_mesh", got, fix=fix)
 

@@ -8,6 +8,7 @@ import itertools
 import os
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator
 from datetime import timedelta
@@ -21,7 +22,7 @@ from . import _compat
 from .errors import ShardError
 from .ranks.beside import connections_noted, watch_of
 from .ranks.compared import compare
-from .ranks.environment import launch
+from .ranks.environment import is_launched, launch
 from .ranks.rendezvous import met, unconnected
 from .simulated.constructors import constructors_simulated, constructors_unread
 
@@ -48,6 +49,7 @@ class _Entered:
     world: World | None = None
     by: fake_world | None = None
     is_open: bool = False  # whether `start` has entered it
+    has_warned: bool = False  # of a launcher
     thread: str = ""  # the name of the thread that entered it
     torchs: contextlib.ExitStack = attrs.Factory(contextlib.ExitStack)  # torch, patched
 
@@ -144,6 +146,7 @@ class fake_world(contextlib.ContextDecorator):
         with _door:
             if dist.is_initialized():
                 raise _exists_already()
+            _warn_of_launcher(self.world)
             if _entered.world is not None:
                 _leave()  # its process group was destroyed
             hook = sys.excepthook
@@ -201,6 +204,18 @@ class fake_world(contextlib.ContextDecorator):
         return f"fake_world({world.size}, rank={world.rank}{numerics})"
 
 
+def _warn_of_launcher(world: World) -> None:
+    """Warn once, on rank 0, that each process of a job simulates all ranks."""
+    if _entered.has_warned or not is_launched() or os.environ.get("RANK") != "0":
+        return
+    _entered.has_warned = True
+    text = (
+        f"fake_world({world.size}) in a job of {os.environ['WORLD_SIZE']} processes: each runs all "
+        f"{world.size} ranks by itself; leave fake_world out for real ranks"
+    )
+    warnings.warn(text, stacklevel=3)
+
+
 def _leave() -> None:
     """Leave the world that is entered."""
     _entered.torchs.close()
@@ -235,6 +250,9 @@ def _exists_already() -> ShardError:
     """The error for a world inside another, entered by the same thread or by another one."""
     got = f"a world of {dist.get_world_size()} ranks exists already"
     fix = "drop fake_world: this process has real ranks"
+    if is_alone():
+        got = "the process group of a single rank exists already"
+        fix = "fake_world before the first mesh, or torch.distributed.destroy_process_group()"
     if _entered.world is not None:
         size = _entered.world.size
         fix = "leave the other fake_world first: "
@@ -243,6 +261,11 @@ def _exists_already() -> ShardError:
             got = f"{got}, entered in thread {_entered.thread}"
             fix = "one fake_world around all threads: they share the process group"
     return ShardError.of("fake_world", got, fix=fix)
+
+
+def is_alone() -> bool:
+    """Whether this process is no part of a job, nor of a world of several ranks."""
+    return current_world().size == 1 and not is_launched()
 
 
 DEFAULT_WAIT = 600.0  # seconds for which processes wait for each other to start

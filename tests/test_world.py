@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import warnings
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 import shardfn as sf
-from shardfn import P
+from shardfn import P, world
 from shardfn.world import current_world
 
 
@@ -54,6 +55,50 @@ def test_worlds_out_of_range_and_nested_worlds() -> None:
         str(error.value) == "fake_world: a world of 8 ranks exists already\n"
         "  try: leave the other fake_world first: the end of its `with`"
     )
+
+
+def test_a_mesh_without_its_world_leaves_nothing_behind() -> None:
+    for shape, names in (((4,), ("dp",)), ((2, 3), ("dp", "tp"))):
+        n = torch.Size(shape).numel()
+        with pytest.raises(sf.PlacementError) as error:
+            sf.make_mesh(shape, names)
+        text = f"try: `with sf.fake_world({n}):` around it, or torchrun --nproc-per-node={n}"
+        assert text in str(error.value)
+        assert not dist.is_initialized()
+        with sf.fake_world(n):
+            assert sf.make_mesh(shape, names).size() == n
+
+
+def test_a_group_of_one_rank_says_how_to_leave_it() -> None:
+    sf.make_mesh((1,), ("dp",))
+    try:
+        with pytest.raises(sf.ShardError) as error, sf.fake_world(4):
+            pass
+    finally:
+        dist.destroy_process_group()
+    assert "the process group of a single rank exists already" in str(error.value)
+    assert "before the first mesh, or torch.distributed.destroy_process_group()" in str(error.value)
+    with sf.fake_world(4):
+        assert current_world().size == 4
+
+
+LAUNCHED = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1", "WORLD_SIZE": "2"}
+
+
+@pytest.mark.parametrize(("rank", "count"), [("0", 1), ("1", 0)])
+def test_a_fake_world_in_a_job_says_so_once(
+    rank: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**LAUNCHED, "RANK": rank}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(world._entered, "has_warned", False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            with sf.fake_world(8):
+                pass
+    texts = [str(x.message) for x in caught if "in a job of 2 processes" in str(x.message)]
+    assert len(texts) == count
 
 
 def test_a_mesh_does_not_outlive_its_world() -> None:

@@ -56,6 +56,11 @@ def launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
     )
 
 
+def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a launcher has started this process as one of several."""
+    return all(map(environment.get, NEEDED)) and environment["WORLD_SIZE"] != "1"
+
+
 def _number(environment: Mapping[str, str], name: str, least: int, most: int | None) -> int:
     text = environment[name]
     try:
