@@ -197,17 +197,30 @@ class _Called(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: SimulatedDTensor, call: Call) -> Any:
         with torch.enable_grad(), _running(x) as ctx.ranks:
-            ctx.ranks.followed = True
+            ctx.ranks.followed, ctx.call = True, call
             ctx.x = ctx.ranks.entering(x.detach()).detach().requires_grad_()
             ctx.out = call(ctx.x)
             return ctx.ranks.leaving(ctx.out.detach())
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, cotangent: Any) -> Any:
-        with ctx.ranks.running():
-            (found,) = torch.autograd.grad(ctx.out, ctx.x, ctx.ranks.entering(cotangent))
-            return ctx.ranks.leaving(found), None
+        return _Pulled.apply(cotangent, ctx, ctx.call), None
+
+
+class _Pulled(torch.autograd.Function):
+    """The derivative of a method of a DTensor. All are linear, so its own is the method again."""
+
+    @staticmethod
+    def forward(ctx: Any, cotangent: Any, of: Any, call: Call) -> Any:
+        ctx.call = call
+        with of.ranks.running():
+            entered = of.ranks.entering(cotangent)
+            (found,) = torch.autograd.grad(of.out, of.x, entered, retain_graph=True)
+            return of.ranks.leaving(found)
+
+    @staticmethod
+    def backward(ctx: Any, tangent: Any) -> Any:
+        return _called(tangent, ctx.call), None, None
 
 
 class _OfOneRank(torch.autograd.Function):
@@ -220,9 +233,19 @@ class _OfOneRank(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: torch.Tensor) -> torch.Tensor:
-        if isinstance(cotangent, SimulatedTensor):
-            return cotangent
-        return SimulatedTensor([cotangent] * ctx.count, ctx.shown)
+        return _OfEach.apply(cotangent, ctx.count, ctx.shown)
+
+
+class _OfEach(torch.autograd.Function):
+    """One tensor as that of each rank."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, count: int, shown: int) -> torch.Tensor:
+        return x if isinstance(x, SimulatedTensor) else SimulatedTensor([x.detach()] * count, shown)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Any) -> Any:
+        return _OfOneRank.apply(cotangent), None, None
 
 
 def _called(x: SimulatedDTensor, call: Call) -> Any:

@@ -61,6 +61,38 @@ def _assert_same(got: Any, wanted: Any) -> None:
         assert got == pytest.approx(wanted) if isinstance(got, float) else got == wanted
 
 
+MOVES: dict[str, tuple[list[Any], Any]] = {
+    "gathered": ([Shard(0)], lambda x, m: x.redistribute(m, [Replicate()]).to_local()),
+    "sharded": ([Replicate()], lambda x, m: x.redistribute(m, [Shard(1)]).full_tensor()),
+    "resharded": ([Shard(0)], lambda x, m: x.redistribute(m, [Shard(1)]).full_tensor()),
+    "reduced": ([Partial()], lambda x, m: x.redistribute(m, [Replicate()]).full_tensor()),
+    "scattered": ([Partial()], lambda x, m: x.redistribute(m, [Shard(0)]).full_tensor()),
+    "full": ([Shard(1)], lambda x, m: x.full_tensor()),
+    "local": ([Replicate()], lambda x, m: x.to_local()),
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("name", MOVES)
+def test_a_redistribution_has_derivatives_of_any_order(name: str, ranks: int) -> None:
+    placements, move = MOVES[name]
+    value = torch.arange(20, dtype=torch.float64).reshape(4, 5) / 7
+    with sf.fake_world(ranks):
+        mesh = sf.make_mesh((ranks,), ("dp",))
+        whole = sf.distribute(value, mesh, sf.P())
+        terms = [value / ranks] * ranks
+        x: Any = sf.from_local(terms, mesh, placements)
+        x = x if name in ("reduced", "scattered") else whole.redistribute(mesh, placements)
+        x = x.detach().requires_grad_()
+        of = move(x, mesh) ** 4
+        wanted, factor = value**4, 4
+        for power in (3, 2, 1):
+            (g,) = torch.autograd.grad(of.sum(), x, create_graph=True)
+            wanted = value**power * factor
+            torch.testing.assert_close(sf.full(g.detach()), wanted)
+            of, factor = g.full_tensor(), factor * power
+
+
 def test_most_scripts_are_not_refused(answers: Any) -> None:
     _, (real, *_) = answers
     refused = {name for name, x in real.items() if str(x).startswith("refused")}

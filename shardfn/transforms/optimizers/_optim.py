@@ -10,10 +10,11 @@ import torch
 from ... import _compat, _tree
 from ...capture.optimizers.recipe import Recipe
 from ...capture.optimizers.step import Step
+from ...types import ShapeDtype
 from . import _optim_checks as checks
 from ._placed import placed_like
 from ._schedule import Schedule
-from ._trees import beside, described, dotted_paths
+from ._trees import beside, described, dotted_paths, has_shapes, without_values
 
 State = dict[str, dict[str, torch.Tensor]]
 BESIDE = ("the gradients", "the parameters")
@@ -50,7 +51,7 @@ class Optim:
         """The state before the first step.
 
         Args:
-            params: a pytree of tensors.
+            params: a pytree of tensors; or of ShapeDtypes, for the state as ShapeDtypes.
             options: options of the first step, for an optimizer whose first state depends on
                 them, such as the `lr` of Rprop and ASGD.
 
@@ -70,6 +71,8 @@ class Optim:
             >>> opt.init({"w": torch.ones(2)})
             {'w': {'step': tensor(0.), 'sum': tensor([0., 0.])}}
         """
+        if not is_captured() and has_shapes(params):
+            return self._shapes(without_values(params), options)
         leaves = _tree.tensors(params)
         paths = dotted_paths(params)
         shapes = described(leaves)
@@ -81,6 +84,13 @@ class Optim:
         for path, own in zip(paths, names, strict=True):
             state[path] = {name: next(feed) for name in own}
         return state
+
+    def _shapes(self, params: Any, options: Mapping[str, Any]) -> dict[str, dict[str, ShapeDtype]]:
+        """The shapes of the state before the first step."""
+        paths, shapes = dotted_paths(params), described(_tree.tensors(params))
+        self.checked(paths, shapes, shapes, [], list(options))
+        as_shape = lambda x: ShapeDtype(tuple(x.shape), x.dtype)
+        return _tree.tree_map(as_shape, self.step.shapes(paths, shapes))
 
     @_compat.read_by_dynamo
     def update(self, params: Any, grads: Any, state: State, **options: Any) -> tuple[Any, State]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ... import _compat, _tree, tree_pairs
+from ...types import ShapeDtype
 
 
 @_compat.of_trees
@@ -46,3 +47,18 @@ def described(leaves: list[Any]) -> list[Any]:
     return [
         (tuple(map(int, x.shape)), x.dtype) if isinstance(x, torch.Tensor) else None for x in leaves
     ]
+
+
+def has_shapes(tree: Any) -> bool:
+    """Whether a tree has ShapeDtypes among its leaves."""
+    return any(isinstance(x, ShapeDtype) for x in _tree.leaves(tree))
+
+
+def without_values(tree: Any) -> Any:
+    """A tree with a tensor of the meta device for each tensor and each ShapeDtype."""
+
+    def made(x: Any) -> Any:
+        is_shape = isinstance(x, (torch.Tensor, ShapeDtype))
+        return torch.empty(tuple(x.shape), dtype=x.dtype, device="meta") if is_shape else x
+
+    return _tree.tree_map(made, tree)

@@ -284,3 +284,16 @@ def test_it_prints_copies_and_pickles() -> None:
     for other in (copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))):
         new, _ = other.update(params, GRADS[0], other.init(params))
         assert all(map(torch.equal, table.flat(new), table.flat(wanted)))
+
+
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [(torch.optim.AdamW, {}), (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})],
+    ids=str,
+)
+def test_the_state_of_shapes_is_that_of_tensors_as_shapes(cls: Any, options: Any) -> None:
+    opt = sf.optim(cls, **options)
+    tensors = {"w": torch.ones(3, 4, dtype=torch.float64), "b": [torch.ones(4)]}
+    shape_of = lambda x: sf.ShapeDtype(tuple(x.shape), x.dtype)
+    wanted = sf.tree_map(shape_of, opt.init(tensors))
+    assert opt.init(sf.tree_map(shape_of, tensors)) == wanted
