@@ -65,14 +65,18 @@ from .dynamo.dtensors.calls import for_a_while, overwrite
 from .dynamo.generators import READS_GENERATOR
 from .dynamo.guards import FUNCTION, Itself, Read
 from .dynamo.reading import (
+    Unlike,
     capture_python,
     constant_in_graph,
+    followed_from_here,
     is_in_dynamo,
     is_tracing,
     keep_in_graph,
     located,
     python_results,
+    reached,
     reading,
+    with_uses,
     wrapped,
 )
 from .dynamo.refused import (
@@ -113,7 +117,16 @@ from .inductor import (
     lower_by_formula,
     trace_artifact,
 )
-from .levels import Level, grad_and_value, jvp, stops_pulls
+from .levels import (
+    Level,
+    below_gradient,
+    enter_gradient,
+    followed_at,
+    grad_and_value,
+    jvp,
+    leave_gradient,
+    stops_pulls,
+)
 from .loops import in_body, substitutes, torch_map, torch_scan, torch_while_loop
 from .memory import (
     ORDINARY,
@@ -187,6 +200,8 @@ from .tracing import (
 )
 
 __all__ = [
+    "Unlike",
+    "with_uses",
     "ASKS_RANK",
     "CACHE_DIR",
     "COMMUNICATES",
@@ -233,6 +248,7 @@ __all__ = [
     "backward_of",
     "backward_pre_hooks_of",
     "base_of",
+    "below_gradient",
     "buffers_of",
     "cache_folder",
     "can_be_taken",
@@ -254,6 +270,7 @@ __all__ = [
     "dtensor_spec",
     "dtensors",
     "empty_dtensor",
+    "enter_gradient",
     "entered_meshes",
     "culprits",
     "environment",
@@ -261,6 +278,8 @@ __all__ = [
     "fake_mode",
     "fake_store",
     "flattened_meshes",
+    "followed_at",
+    "followed_from_here",
     "for_a_while",
     "forward_hooks_of",
     "forward_pre_hooks_of",
@@ -301,6 +320,7 @@ __all__ = [
     "keep_in_graph",
     "kernels",
     "last_seeding",
+    "leave_gradient",
     "leave_groups",
     "level",
     "level_of",
@@ -338,6 +358,7 @@ __all__ = [
     "prefixed",
     "put_first",
     "python_results",
+    "reached",
     "read_as_symbols",
     "read_by_dynamo",
     "reading",

@@ -51,6 +51,35 @@ def grad_and_value(
     return gradients, value, aux
 
 
+def enter_gradient() -> int:
+    """Open a level of a gradient, and return its number."""
+    return int(_functorch._grad_increment_nesting())
+
+
+def leave_gradient() -> None:
+    """Close the innermost level, one of a gradient."""
+    _functorch._grad_decrement_nesting()
+
+
+def _is_at(x: torch.Tensor, level: int) -> bool:
+    x = _functorch.unwrap_if_dead(x)
+    return _functorch.is_gradtrackingtensor(x) and _functorch.maybe_get_level(x) == level
+
+
+def followed_at(x: torch.Tensor, level: int) -> torch.Tensor:
+    """A tensor that a level of a gradient, the innermost one, follows."""
+    here = x if _is_at(x, level) else steps._wrap_for_grad(x, level)
+    if not here.requires_grad:
+        with steps.enable_inplace_requires_grad(True):
+            here.requires_grad_()
+    return here
+
+
+def below_gradient(x: torch.Tensor, level: int) -> torch.Tensor:
+    """A tensor without a level of a gradient."""
+    return steps._unwrap_for_grad(x, level) if _is_at(x, level) else x
+
+
 class _Pulled(_SingleLevelFunction):
     """An autograd.Function of results of the level below, whose derivative at this level is a
     given function.

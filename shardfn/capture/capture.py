@@ -183,7 +183,7 @@ def _constant(given: Given, settings: Settings, handled: BaseException | None) -
     mode = _compat.fake_mode()
     inputs = given.inputs(mode, settings)
     try:
-        reading = memoized(lambda memo: _read(given, inputs, mode, settings, memo))
+        reading = _reading(given, inputs, mode, settings)
     except ShardError:
         raise
     except Exception as error:
@@ -202,13 +202,22 @@ def _dynamic(given: Given, settings: Settings) -> tuple[Captured | None, str]:
     mode = _compat.fake_mode()
     inputs = given.inputs(mode, settings)
     try:
-        reading = memoized(lambda memo: _read(given, inputs, mode, settings, memo))
+        reading = _reading(given, inputs, mode, settings)
         found = _captured(reading, inputs, given.user_fn, settings.gradients)
     except (NeedsRanks, own_sizes.NeedsOwnSizes):
         raise
     except Exception as error:
         return None, _first_line(error)
     return attrs.evolve(found, template=reading.template), ""
+
+
+def _reading(
+    given: Given, inputs: Inputs, mode: _compat.FakeTensorMode, settings: Settings
+) -> Reading:
+    """A function, read as often as it takes."""
+    return memoized(
+        lambda memo: _compat.with_uses(lambda: _read(given, inputs, mode, settings, memo))
+    )
 
 
 def _read(

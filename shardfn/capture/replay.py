@@ -14,6 +14,7 @@ from ..ops import placement
 from . import annotations as sources
 from . import levels
 from .control_flow import bodies, endings
+from .rewrites import inner_gradients
 from .rewrites.custom_op_gradients import refuse_dropped
 from .trace import note_derivative
 
@@ -28,8 +29,14 @@ class Replay(torch.fx.Interpreter):
     def __init__(self, graph: torch.fx.GraphModule, depth: int = 0) -> None:
         super().__init__(graph)
         self.nesting = levels.Nesting(depth)
+        self.spans = inner_gradients.Spans(self.graph)
 
     def run_node(self, node: torch.fx.Node) -> Any:
+        self.env[node] = self._result(node)
+        self.spans.after(node, self.env)
+        return self.env[node]
+
+    def _result(self, node: torch.fx.Node) -> Any:
         if node.target is placement.align:
             node.meta["custom"] = {**node.meta.get("custom", {}), "gradients": node.name}
         if getattr(node.target, "__name__", None) in BACKWARD:
@@ -56,6 +63,8 @@ class Replay(torch.fx.Interpreter):
             return self.nesting.call(target, name, args, kwargs)
         if name == "_unpack_dual":
             return _of_one_dtype(*super().call_function(target, args, kwargs))
+        if target is inner_gradients.gradients:
+            return inner_gradients.taken(*args)
         if target in endings.REPLAYED:
             return endings.REPLAYED[target](Replay, *args, **kwargs)
         return super().call_function(target, args, kwargs)

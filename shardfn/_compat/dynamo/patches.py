@@ -133,9 +133,23 @@ READING = (  # a captured function, by Dynamo
     ),
     Patch(
         methods(VARIABLES + "TensorVariable", "call_method"),
-        "torch.func refuses requires_grad_, also of a value whose derivative ignores it",
+        "torch.func refuses requires_grad_, and Dynamo that of arguments: it begins to be followed",
         NEVER,
         new=reading.grad_required,
+    ),
+    Patch(
+        methods(VARIABLES + "TorchInGraphFunctionVariable", "call_function"),
+        "it refuses to make a tensor that is followed; which inputs a gradient uses shows in its "
+        "graph alone",
+        NEVER,
+        new=reading.torch_called,
+    ),
+    Patch(
+        ("torch._dynamo.variables.builtin:SetAttrBuiltinVariable._call_setattr",),
+        "it refuses x.requires_grad = True",
+        NEVER,
+        new=reading.flag_set,
+        optional=True,
     ),
     Patch(
         methods(VARIABLES + "AutogradFunctionVariable", "call_apply"),

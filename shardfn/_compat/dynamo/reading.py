@@ -183,14 +183,34 @@ def dual_wrapped(wrap: Callable[..., Any], builder: Any, x: Any) -> Any:
 
 
 def fresh(read: Callable[..., Any], tensor: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-    """Dynamo's handling of a tensor whose shape and strides may have changed in place."""
+    """Dynamo's handling of a tensor whose shape and strides may have changed in place, or that has
+    begun to be followed.
+    """
+    from torch._dynamo.variables.base import VariableTracker
+
     fake = tensor.proxy.node.meta.get("example_value")
     refuse_attribute(fake, args[0] if args else None)
+    if args and args[0] == "requires_grad" and _is_followed(tensor, tx):
+        return VariableTracker.build(tx, True)
     if tensor._size is not None and is_fake(fake):
         noted = tuple(tensor._size), tensor.stride
         if noted != (tuple(fake.shape), fake.stride()):
             tensor.synchronize_attributes(tx)
     return read(tensor, tx, *args, **kwargs)
+
+
+def _is_followed(tensor: Any, tx: Any) -> bool:
+    """Whether a tensor depends on one that has begun to be followed, other than by detach."""
+    nodes = tx.output.graph.find_nodes(op="call_function", target=followed_from_here)
+    marked = {node.args[0] for node in nodes}
+    if not marked or not tensor.dtype.is_floating_point:
+        return False
+    seen = {tensor.proxy.node}
+    for node in (queue := [*seen]):
+        if node.target not in ("detach", "detach_"):
+            queue += [x for x in node.all_input_nodes if x not in seen]
+            seen.update(node.all_input_nodes)
+    return not marked.isdisjoint(seen)
 
 
 def random_in_place(
@@ -210,16 +230,103 @@ def random_in_place(
 def grad_required(
     call: Callable[..., Any], tensor: Any, tx: Any, name: str, args: Any, kwargs: Any
 ) -> Any:
-    """Dynamo's `requires_grad_` of a value that the function has made. torch.func refuses it,
-    and its derivatives do not depend on the flag.
+    """Dynamo's `requires_grad_`, which it does not know of arguments, and torch.func refuses. From
+    there on gradients that the function itself takes follow the tensor.
     """
-    is_followed = torch._C._functorch.get_inplace_requires_grad_allowed()
-    is_made = not (tensor.source or is_followed)
-    if name == "requires_grad_" and is_made and inside_transform():
-        given = [*args, *kwargs.values()]
-        if all(value.as_python_constant() for value in given):
-            return tensor
-    return call(tensor, tx, name, args, kwargs)
+    is_allowed = torch._C._functorch.get_inplace_requires_grad_allowed()
+    if name != "requires_grad_" or is_allowed:
+        return call(tensor, tx, name, args, kwargs)
+    given = [*args, *kwargs.values()]
+    if not all(value.as_python_constant() for value in given):
+        return call(tensor, tx, name, args, kwargs)
+    return _begun(tensor, tx)
+
+
+def _begun(tensor: Any, tx: Any) -> Any:
+    """A tensor that begins to be followed."""
+    proxy = tensor.as_proxy()
+    fake = proxy.node.meta["example_value"]
+    if not fake.requires_grad:
+        tx.output.create_proxy("call_function", followed_from_here, (proxy,), {})
+        tensor.requires_grad = True
+        if not inside_transform() and not tensor.source:
+            fake.requires_grad_()
+    return tensor
+
+
+def flag_set(call: Callable[..., Any], builtin: Any, tx: Any, owner: Any, name: Any, x: Any) -> Any:
+    """Dynamo's setattr, of the flag of a tensor: `x.requires_grad = True`."""
+    is_flag = owner.is_tensor() and name.as_python_constant() == "requires_grad"
+    if is_flag and x.is_python_constant() and x.as_python_constant() is True:
+        _begun(owner, tx)
+        return x
+    return call(builtin, tx, owner, name, x)
+
+
+@keep_in_graph
+def followed_from_here(x: torch.Tensor) -> None:
+    """Stands in Dynamo's graph where a tensor begins to be followed."""
+
+
+@keep_in_graph
+def reached(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Any:
+    """The number of this question in the capture, and for each input whether an output depends on
+    it: in Dynamo's graph, unless a reading before has found out.
+    """
+    raise AssertionError("Dynamo answers this")
+
+
+class Unlike(Exception):
+    """Other inputs of a gradient have a derivative than Dynamo's graph says."""
+
+    def __init__(self, number: int, flags: tuple[bool, ...]) -> None:
+        super().__init__(number, flags)
+        self.number, self.flags = number, flags
+
+
+Uses = tuple[list[None], dict[int, tuple[bool, ...]]]  # the questions so far, what is known
+_USES: contextvars.ContextVar[Uses] = contextvars.ContextVar("uses")
+
+
+def with_uses(read: Callable[[], Any]) -> Any:
+    """The reading of a function, read again where it is `Unlike`."""
+    known: dict[int, tuple[bool, ...]] = {}
+    while True:
+        token = _USES.set(([], known))
+        try:
+            return read()
+        except Unlike as error:
+            if error.number in known:
+                raise
+            known[error.number] = error.flags
+        finally:
+            _USES.reset(token)
+
+
+def torch_called(call: Callable[..., Any], function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    """Dynamo's call of a function of torch, which may make a tensor that is followed, or of
+    `reached`.
+    """
+    from torch._dynamo.variables.base import VariableTracker
+
+    flag = kwargs.get("requires_grad")
+    if flag is not None and flag.is_python_constant() and flag.as_python_constant() is True:
+        others = {name: x for name, x in kwargs.items() if name != "requires_grad"}
+        made = call(function, tx, args, others)
+        return _begun(made, tx) if made.is_tensor() else call(function, tx, args, kwargs)
+    if function.value is not reached:
+        return call(function, tx, args, kwargs)
+    outputs, inputs = ([x.as_proxy().node for x in row.unpack_var_sequence(tx)] for row in args)
+    nodes = dict.fromkeys(outputs)
+    for node in (queue := list(nodes)):
+        fresh = [x for x in node.all_input_nodes if x not in nodes]
+        nodes.update(dict.fromkeys(fresh))
+        queue += fresh
+    questions, known = _USES.get()
+    number = len(questions)
+    questions.append(None)
+    flags = known.get(number, tuple(x in nodes for x in inputs))
+    return VariableTracker.build(tx, (number, flags))
 
 
 def intact(

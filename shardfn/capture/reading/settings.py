@@ -14,7 +14,14 @@ from ... import _compat
 from ..dtensors.values import DTensors
 from ..modules import hooks
 from ..refusals import leaks, rank_numbers
-from ..rewrites import decompositions, function_code, functions, python_calls, steps
+from ..rewrites import (
+    decompositions,
+    function_code,
+    functions,
+    inner_gradients,
+    python_calls,
+    steps,
+)
 from ..rewrites.custom_op_gradients import differentiated
 from ..shard_map import axis_names as named
 from ..trace import Recording, recording
@@ -98,7 +105,7 @@ def _torchs(
         _compat.paused_gc(),
         _compat.patched(
             "capture",
-            substitutes={**python_calls.TABLE, **_compat.substitutes()},
+            substitutes={**python_calls.TABLE, **inner_gradients.TABLE, **_compat.substitutes()},
             custom_ops=differentiated(),
             functions=functions.applied,
             functions_read=function_code.reading,
