@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import Any, Self
 
 import torch
 
+_CELL = re.compile(r"ipython-input-(\d+)-")  # in the name that IPython gives a cell's code
 _HERE = os.path.dirname(__file__) + os.sep
 _TORCH = os.path.dirname(torch.__file__)
 _LIBRARIES = (
     "/optree/",
+    "/shardfn/kernels/",
+    "/torchinductor_",
     "<string>",
     "<frozen",
     "<eval_with_key>",
@@ -211,7 +215,28 @@ def call_site() -> str | None:
     frame = sys._getframe(1)
     while frame is not None and is_ours(frame.f_code.co_filename):
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else None
+    return source_at(frame.f_code.co_filename, frame.f_lineno) if frame else None
+
+
+def source_at(file: str, line: int | str) -> str:
+    """A line of a file as errors and programs name it; of a notebook, its cell and the line.
+
+    Example:
+        >>> source_at("train.py", 3), source_at("<ipython-input-10-5e1f7>", 2)
+        ('train.py:3', 'Cell In[10], line 2')
+    """
+    cell = _cell_of(file)
+    return f"{file}:{line}" if cell is None else f"Cell {cell}, line {line}"
+
+
+def _cell_of(file: str) -> str | None:
+    """The cell of a notebook that a file stands for, such as In[10], or None."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    named = getattr(getattr(shell, "compile", None), "format_code_name", lambda _: None)(file)
+    if named:  # ("Cell", "In[10]")
+        return named[1]
+    number = _CELL.search(file)
+    return f"In[{number[1]}]" if number else None
 
 
 def problem(

@@ -8,7 +8,7 @@ from .compilations.garbage import paused_gc
 from .compilations.modules import Generated, Rerun, generated
 from .cpp_kernels.folder import CACHE_DIR, cache_folder, not_own
 from .cpp_kernels.units import compiler_facts
-from .dispatch import aten_ops, ops_replaced, takes_context
+from .dispatch import Silent, aten_ops, ops_replaced, takes_context
 from .distributed.checkpoints import chunk, is_of_one_process, write_item
 from .distributed.every_rank import (
     all_ranks,
@@ -176,6 +176,8 @@ from .tracing import (
     is_differentiated,
     is_differentiating,
     is_fake,
+    is_observed,
+    is_of_tracing,
     is_wrapped,
     kernels,
     level,
@@ -231,6 +233,7 @@ __all__ = [
     "Rerun",
     "SETTINGS",
     "Shell",
+    "Silent",
     "Sized",
     "StepFunctions",
     "Sizes",
@@ -309,7 +312,9 @@ __all__ = [
     "is_forgotten",
     "is_in_dynamo",
     "is_in_order",
+    "is_observed",
     "is_of_one_process",
+    "is_of_tracing",
     "is_reading",
     "is_sole_owner",
     "is_symbol",

@@ -15,6 +15,23 @@ from .threads import is_capturing, overridden, replaced
 from .tracing import inside_transform
 
 
+class Silent(TorchDispatchMode):
+    """A mode in which no op communicates: each raises an error.
+
+    Args:
+        error: its class.
+    """
+
+    def __init__(self, error: type[Exception]) -> None:
+        super().__init__()
+        self.error = error
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "c10d" in func.namespace:
+            raise self.error
+        return func(*args, **(kwargs or {}))
+
+
 class _Replacing(TorchDispatchMode):
     """Ops replaced by the rows of a table; a capture inside replaces its own."""
 

@@ -42,6 +42,17 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 DATA_DEPENDENT = DataDependentOutputException
 
 DYNAMIC_SHAPE = DynamicOutputShapeException
+OF_TRACING = ("torch._dynamo.", "torch._subclasses.", "torch._guards", "torch.fx.")
+
+
+def is_of_tracing(error: BaseException) -> bool:
+    """Whether an error is of a class that only torch's tracing raises."""
+    return type(error).__module__.startswith(OF_TRACING)
+
+
+def is_observed(error: BaseException) -> bool:
+    """Whether an error of Dynamo's stands for an exception that Python raises in what it reads."""
+    return type(error.__cause__).__name__.startswith("Observed")
 
 
 def _is_other() -> bool:

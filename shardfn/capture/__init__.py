@@ -1,6 +1,6 @@
 """Stage 1, capture: Python in, a Program of global shapes out."""
 
-from .capture import Captured, capture, capture_again
+from .capture import Captured, capture, capture_again, raise_users
 from .closure.constants import constant_key, is_constant
 from .closure.places import name_of
 from .closure.reads import Reads
@@ -24,5 +24,6 @@ __all__ = [
     "name_of",
     "own_sizes",
     "placement_of",
+    "raise_users",
     "tensor_type",
 ]

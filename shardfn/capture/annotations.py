@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .. import _compat
-from ..errors import is_ours
+from ..errors import is_ours, source_at
 from .checkpoint import policies
 
 ASKS = "implicit_comm="  # followed by a setting: the implicit_comm of a shard inside another
@@ -212,7 +212,7 @@ def _owner(
 def line_of(stack: str | None) -> str | None:
     """The innermost line of user code in a stack trace."""
     frames = [(file, line) for file, line in _FRAME.findall(stack or "") if not is_ours(file)]
-    return ":".join(frames[-1]) if frames else None
+    return source_at(*frames[-1]) if frames else None
 
 
 def module_of(stack: str | None) -> str | None:

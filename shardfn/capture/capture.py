@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import attrs
 import torch
 
-from .. import _compat
+from .. import _compat, tracebacks
 from ..errors import ShardError
 from ..ops import placement
 from ..types import Program
@@ -26,15 +26,16 @@ from .dtensors import own_sizes, terms
 from .dtensors.checks import NeedsRanks
 from .dtensors.writes import refuse_writes
 from .inputs import Inputs, holding
+from .reading import rerun
 from .reading.flatten import flatten
 from .reading.objects import lost_changes, made, refuse_lost
 from .reading.settings import Settings, tracing
 from .reading.template import Template, refuse_strict
-from .refusals import leaks, tensor_classes
-from .refusals.explain import explained
+from .refusals import explain, leaks, tensor_classes
 from .refusals.unscaled import refuse_unscaled
 from .results import Result, program_of
 from .rewrites import steps, strides
+from .rewrites.python_calls import Misuse
 from .shard_map import alike
 from .shard_map import axis_names as named
 from .trace import simplified
@@ -184,14 +185,76 @@ def _constant(given: Given, settings: Settings, handled: BaseException | None) -
     inputs = given.inputs(mode, settings)
     try:
         reading = _reading(given, inputs, mode, settings)
-    except ShardError:
-        raise
+        return _captured(reading, inputs, given.user_fn, settings.gradients)
+    except ShardError as error:
+        if not isinstance(error, Misuse):
+            raise
+        failed: Exception = error
     except Exception as error:
-        if own := _own(error, handled):
+        own = _own(error, handled)
+        if own is not None and not isinstance(own, Misuse):
             raise own from None
-        fn = settings.signature_of or given.user_fn
-        raise explained(error, fn, settings.name, given.paths, given.fn) from error
-    return _captured(reading, inputs, given.user_fn, settings.gradients)
+        failed = own or error
+    _raise_users(given, settings, failed)
+    if isinstance(failed, Misuse):
+        raise failed
+    if tracebacks.is_from_here(failed) and explain.named(failed, given.paths, given.fn) is None:
+        tracebacks.note_fault(failed)
+        raise failed
+    fn = settings.signature_of or given.user_fn
+    raise explain.explained(failed, fn, settings.name, given.paths, given.fn) from failed
+
+
+def _raise_users(given: Given, settings: Settings, failed: Exception) -> None:
+    """Raise the exception of the user's that stopped a capture, if there is one."""
+    is_known = explain.named(failed, given.paths, given.fn) is not None
+    if is_known and not _compat.is_observed(failed):
+        return
+    # the code of a rank may call methods that only DTensors have, and stop before
+    line = explain.line_of(failed) if settings.rank is not None else None
+    _run_again(given, settings, lambda error: rerun.is_users(error, line, is_known=is_known))
+    if not _compat.is_of_tracing(failed):  # fake tensors do not have it when Dynamo reads
+        _run_again(given, settings, rerun.is_like(failed), failed)
+
+
+def raise_users(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    paths: list[str],
+    settings: Settings,
+    failed: Exception,
+) -> None:
+    """Raise the error of a program that ran as one of the user's function, with its frames, if
+    that has it too.
+
+    Args:
+        fn: the function.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        paths: the path of each leaf of (args, kwargs).
+        settings: those of the capture.
+        failed: the error.
+    """
+    user_fn, held = fn, holding(fn, args, kwargs)
+    given = Given(held[0], user_fn, *held[1:], paths)
+    _run_again(given, settings, rerun.is_like(failed), failed)
+
+
+def _run_again(
+    given: Given,
+    settings: Settings,
+    is_users: Callable[[Exception], bool],
+    failed: Exception | None = None,
+) -> None:
+    """Run a function as Python does, on fake tensors, and raise its error if it is the user's."""
+    mode = _compat.fake_mode()
+    inputs = given.inputs(mode, settings)
+    call = _called(given.fn, inputs.name, inputs.objects)
+    with tracing(settings, mode, _compat.Memo(), inputs.named_tensors) as state:
+        run = lambda: call(*inputs.positional)
+        rerun.raise_users(settings.name, given.user_fn, run, is_users, failed)
+        state.watched.rewind()
 
 
 def _dynamic(given: Given, settings: Settings) -> tuple[Captured | None, str]:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from types import CodeType, FrameType
 
-from ..errors import is_inside, is_ours
+from ..errors import is_inside, is_ours, source_at
 
 # folders of shardfn, and what runs there
 STAGES = {
@@ -75,7 +75,7 @@ def _users(frames: list[FrameType]) -> str | None:
     first = next((k for k, x in enumerate(frames) if is_inside(x.f_code.co_filename)), 0)
     for frame in frames[first:]:
         if not is_ours(frame.f_code.co_filename):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            return source_at(frame.f_code.co_filename, frame.f_lineno)
     return None
 
 

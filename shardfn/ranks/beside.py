@@ -16,7 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from .. import _compat
-from ..errors import DivergenceError, RankLostError
+from ..errors import DivergenceError, RankLostError, source_at
 from .calls import CHECKPOINT, RAISED, Event
 from .watch import Watch
 
@@ -116,7 +116,7 @@ def _first_line(error: BaseException) -> str:
     """An error in one line, with the place that raised it."""
     text = traceback.format_exception_only(error)[-1].strip().splitlines()[0]
     last = traceback.extract_tb(error.__traceback__)[-1:]
-    where = "".join(f", at {x.filename}:{x.lineno}" for x in last)
+    where = "".join(f", at {source_at(x.filename, x.lineno)}" for x in last)
     return f"{text[:200]}{where}"
 
 

@@ -17,9 +17,11 @@ from .. import _compat, _tree
 from ..capture import Reads, Template, constant_key
 from ..capture.refusals.leaks import leaked
 from ..capture.rewrites.strides import refuse_unstrided
+from ..errors import ShardError
 from ..mesh import current_mesh
 from ..partition.rule_api import registry
 from ..simulated import DonatedTensor, SimulatedDTensor, SimulatedTensor, UnreadTensor
+from ..tracebacks import is_noted
 from ..world import World, current_world
 from .agreement import checked, compare_ranks
 from .arguments import (
@@ -36,7 +38,7 @@ from .key_use import keys_noted
 from .layouts import picking
 from .options import Request
 from .retraces import KNOWN, retrace
-from .stages import Traced, compiled_for, prepare, trace
+from .stages import Traced, compiled_for, explain_failed, prepare, trace
 
 log = logging.getLogger("shardfn")
 KEPT_SIGNATURES = 64
@@ -105,10 +107,20 @@ def _first_call(
         request.name, leaves, lambda: _tree.argument_paths(request.signature_of, args, kwargs)
     )
     key, _, _, mesh, *_ = signature
-    with _compat.paused_gc(), _compat.staging():
-        ready = _staged_meanwhile(request, leaves, *signature)
-        entry = ready or _stage(request, args, kwargs, key, mesh)
-    out = entry.run(leaves)
+    try:
+        with _compat.paused_gc(), _compat.staging():
+            ready = _staged_meanwhile(request, leaves, *signature)
+            entry = ready or _stage(request, args, kwargs, key, mesh)
+        out = entry.run(leaves)
+    except Exception as error:
+        if isinstance(error, ShardError) or is_noted(error):
+            raise
+        failed = error
+    else:
+        failed = None
+    if failed is not None:
+        explain_failed(request, args, kwargs, failed)
+        raise failed
     if ready is None and any(
         isinstance(x, torch.Tensor) and _compat.is_fake(x) for x in _tree.leaves(out)
     ):

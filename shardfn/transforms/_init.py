@@ -13,6 +13,7 @@ from ..errors import CaptureError, TreeError
 from ..placement import P
 from ..plans.patterns import compiled
 from ..random.checks import check_key
+from ..tracebacks import shown
 from ._functionalize import Functional, functionalize
 from ._jit import jit
 from .sharding._shard import shard
@@ -20,6 +21,7 @@ from .sharding._shard import shard
 Values = dict[str, torch.Tensor]
 
 
+@shown
 def init(
     module_fn: Callable[[], torch.nn.Module],
     mesh: Any = None,

@@ -29,6 +29,7 @@ from ..runtime import (
     prepare,
     trace,
 )
+from ..tracebacks import hide_frames, shown
 from ..world import current_world
 from .derivatives._outside import differentiated
 from .dtensors._outside import calling, entering, leaving, placed
@@ -114,7 +115,11 @@ class Transformed:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _compat.is_tracing() or _compat.inside_transform():
             return self.inline(*args, **kwargs)
-        return self.outermost(args, kwargs)
+        try:
+            return self.outermost(args, kwargs)
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     def outermost(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call that no other transform contains. Code of one rank is found out when it is
@@ -185,19 +190,23 @@ class Transformed:
         make = lambda: on_ranks(self.request, mesh, texts, has_own_sizes=is_own, layouts=layouts)
         return cache.request(OnRanks, self.fn, options, make)
 
+    @shown
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """Stage 1: the global program for arguments like these, which may be `ShapeDtype`s."""
         return self.staged(trace, args, kwargs, lambda traced: traced)
 
+    @shown
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Stages 1 to 3: one rank's program."""
         return self.trace(*args, **kwargs).lower()
 
+    @shown
     def compile(self, *args: Any, **kwargs: Any) -> Compiled:
         """Stages 1 to 4: ready to run."""
         prepare(self.request, args, kwargs)
         return compiled_for(self.trace(*args, **kwargs))
 
+    @shown
     def explain_retrace(self, *args: Any, **kwargs: Any) -> str:
         """Why a call is staged again: the closest earlier signature, and where it differs.
 
@@ -270,14 +279,17 @@ class Bound(functools.partial):
     def __repr__(self) -> str:
         return f"{self.func} of {self.args[0]!r}"
 
+    @shown
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """Stage 1, with the instance as the first argument."""
         return self.func.trace(*self.args, *args, **kwargs)
 
+    @shown
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Stages 1 to 3."""
         return self.func.lower(*self.args, *args, **kwargs)
 
+    @shown
     def compile(self, *args: Any, **kwargs: Any) -> Compiled:
         """Stages 1 to 4."""
         return self.func.compile(*self.args, *args, **kwargs)

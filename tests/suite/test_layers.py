@@ -30,7 +30,7 @@ LAYERS: dict[str, int] = {
     "errors": 0, "state": 0,
     "accepted": 1,
     "_compat": 1,
-    "_tree": 2, "tree_pairs": 2,
+    "_tree": 2, "tree_pairs": 2, "tracebacks": 2,
     "types": 3,
     "argnums": 3, "simulated": 3,
     "collectives": 3, "ranks": 3,

@@ -191,14 +191,6 @@ def grows(x: torch.Tensor) -> torch.Tensor:
     return x.nonzero()
 
 
-def misfits(x: torch.Tensor) -> torch.Tensor:
-    return x @ x
-
-
-def raises(x: torch.Tensor) -> torch.Tensor:
-    raise ValueError("mine")
-
-
 def not_scalar(x: torch.Tensor) -> torch.Tensor:
     return sf.grad(double)(x)
 
@@ -218,11 +210,6 @@ CAPTURE = {
         "the shape of nonzero's result depends on values",
         "torch.nonzero_static(x, size=n), which pads to a size that you choose",
     ),
-    misfits: (
-        "it raises RuntimeError: a and b must have same reduction dim, but got [6, 4] X [6, 4].",
-        "a call that works on plain tensors",
-    ),
-    raises: ("it raises ValueError: mine", "a call that works on plain tensors"),
 }
 
 

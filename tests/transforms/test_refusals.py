@@ -152,6 +152,7 @@ SCALER = sf.loss_scale()
 ELSEWHERE = {
     "_transformed.options": "abstract",
     "_transformed.inline": "abstract",
+    "_transformed.__call__": "passes errors on",
     "_custom.traced": "abstract",
     "_custom.eagerly": "abstract",
     "_functionalize.__get__": "a descriptor's own protocol",

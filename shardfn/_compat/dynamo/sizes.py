@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._prims_common import make_contiguous_strides_for
 
-from ...errors import is_inside, is_ours
+from ...errors import is_inside, is_ours, source_at
 from .tree_functions import of_trees
 
 _NOTED: contextvars.ContextVar[Noted | None] = contextvars.ContextVar("noted", default=None)
@@ -120,7 +120,7 @@ def place_noted(place_of: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def user_line() -> str | None:
     """The innermost user line that Dynamo is tracing, or None."""
     frames = [f for f in _frames() if not is_ours(f.filename)]
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
+    return source_at(frames[-1].filename, frames[-1].lineno) if frames else None
 
 
 def is_reading(folder: str) -> bool:

@@ -76,7 +76,9 @@ class Building:
             except ShardError:
                 raise
             except Exception as error:
-                raise explain.raised(error, self.name) from error
+                if refusal := explain.raised(error, self.name):
+                    raise refusal from error
+                raise
         traced.refuse_written()
         if isinstance(module, torch.nn.Module):
             _compat.settle(module)

@@ -228,7 +228,8 @@ def running(name: str) -> Iterator[bool]:
     runs it, for the shapes of its results, and not the replay, for its ops.
 
     Raises:
-        CaptureError: the code is not one pure graph. Its errors are explained under this name.
+        CaptureError: the code is not one pure graph. It has this name.
+        Exception: an error of the user's, as it is.
     """
     with _compat.reading() as mode, _plain_modules(), Traced(mode, name) as traced:
         try:
@@ -236,7 +237,9 @@ def running(name: str) -> Iterator[bool]:
         except ShardError:
             raise
         except Exception as error:
-            raise explain.raised(error, name) from error
+            if refusal := explain.raised(error, name):
+                raise refusal from error
+            raise
     traced.refuse_written()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch.distributed.tensor import DTensor
 
 from ... import _compat
-from ...errors import CaptureError, call_site, is_ours
+from ...errors import CaptureError, call_site, is_ours, source_at
 from . import data_dependent, rank_numbers, tensor_classes
 from .effects import ALONE, BUFFERS
 from .unsupported import of_attribute, row_of, unsupported
@@ -196,9 +196,8 @@ def explained(
     """The CaptureError for an error of Dynamo or make_fx in a user's function. Dynamo may have
     traced a wrapper around it.
     """
-    said, source = str(error), _line(error) or _definition(fn)
-    frames = list(getattr(error, "real_stack", None) or ())
-    got, fix = unsupported(frames, said) or _cause(error, said, paths, read or fn)
+    said, source = str(error), line_of(error) or _definition(fn)
+    got, fix = named(error, paths, read or fn) or _unnamed(error, said)
     is_of_value = got.startswith(OF_VALUES)
     ranks = rank_numbers.of(error) if is_of_value else ()
     if ranks:
@@ -208,11 +207,13 @@ def explained(
     )
 
 
-def raised(error: BaseException, name: str) -> CaptureError:
-    """The CaptureError for an error in a module that Dynamo does not trace."""
+def raised(error: BaseException, name: str) -> CaptureError | None:
+    """The CaptureError for an error in a module that Dynamo does not trace, if a table has its
+    cause.
+    """
     said = str(error)
     frames = [
-        f"{f.filename}:{f.lineno}"
+        source_at(f.filename, f.lineno)
         for f in traceback.extract_tb(error.__traceback__)
         if not is_ours(f.filename)
     ]
@@ -220,19 +221,26 @@ def raised(error: BaseException, name: str) -> CaptureError:
     known = next(
         ((got, fix) for sign, got, fix in CAUSES if sign in said and "{" not in got), None
     ) or data_dependent.cause(error, said)
-    got, fix = known or (
-        f"it raises {type(error).__name__}: {said.splitlines()[0] if said else ''}",
-        "a call that works on plain tensors",
-    )
+    if known is None:
+        return None
+    got, fix = known
     return CaptureError.of(name, got, needed="one pure graph of tensor ops", fix=fix, source=source)
 
 
-def _cause(error: BaseException, said: str, paths: Sequence[str], read: Any) -> tuple[str, str]:
+def named(error: BaseException, paths: Sequence[str], read: Any) -> tuple[str, str] | None:
+    """The problem and the suggestion, if a table has the cause of an error."""
+    said = str(error)
+    frames = list(getattr(error, "real_stack", None) or ())
+    if row := unsupported(frames, said):
+        return row
     for sign, got, fix in CAUSES:
         if sign in said:
             return got.format(places=_places(said, paths, read)), fix
-    if found := data_dependent.cause(error, said) or _foreign(said):
-        return found
+    return data_dependent.cause(error, said) or _foreign(said)
+
+
+def _unnamed(error: BaseException, said: str) -> tuple[str, str]:
+    """The problem and the suggestion where no table has the cause of an error."""
     raised = _raised(said, "got") or _raised(said, "raised exception")
     if raised:
         return f"it raises {raised}", "a call that works on plain tensors"
@@ -320,7 +328,7 @@ def _reached(x: Any, way: str) -> str:
     return f"an attribute of {type(x).__name__}"
 
 
-def _line(error: BaseException) -> str | None:
+def line_of(error: BaseException) -> str | None:
     """The innermost line of user code in an error's traceback or text."""
     frames = [(f.filename, f.lineno) for f in getattr(error, "real_stack", None) or ()]
     frames += [
@@ -328,7 +336,7 @@ def _line(error: BaseException) -> str | None:
     ]
     if not frames:
         frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
-    mine = [f"{file}:{line}" for file, line in frames if not is_ours(file)]
+    mine = [source_at(file, line) for file, line in frames if not is_ours(file)]
     return mine[-1] if mine else None
 
 
@@ -337,4 +345,4 @@ def _definition(fn: Callable[..., Any]) -> str | None:
     code = getattr(getattr(fn, "func", fn), "__code__", None)
     if code is None or is_ours(code.co_filename):
         return call_site()
-    return f"{code.co_filename}:{code.co_firstlineno}"
+    return source_at(code.co_filename, code.co_firstlineno)

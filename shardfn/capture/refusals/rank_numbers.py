@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ... import _compat
 from ...errors import ShardError
+from ...tracebacks import is_noted
 from ..shard_map.axis_names import Scope, current_scope
 from . import data_dependent
 
@@ -54,7 +55,7 @@ def noted(scope: Scope) -> Iterator[None]:
     except ShardError:
         raise
     except Exception as error:
-        if scope.rank_calls:
+        if scope.rank_calls and not is_noted(error):
             calls = ", ".join(dict.fromkeys(scope.rank_calls))
             error.add_note(f"the number of a rank is {SHARED}: {calls}")
         raise

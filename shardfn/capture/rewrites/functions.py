@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 
 from ... import _compat, _tree
-from ...errors import CaptureError
+from ...errors import CaptureError, source_at
 from .. import annotations as sources
 from ..refusals import leaks
 from .function_code import is_of_ranks
@@ -310,7 +310,7 @@ def _definition(function: Function) -> str | None:
     code = getattr(function.forward, "__code__", None)
     if code is None:
         return None
-    return f"{code.co_filename}:{code.co_firstlineno}"
+    return source_at(code.co_filename, code.co_firstlineno)
 
 
 def _needs_gradient(x: Any) -> bool:

@@ -23,14 +23,18 @@ from ...random.torch_ops import truncated_normal_
 GAP = 1e-11  # the smallest sum of windows that torch.istft accepts
 
 
+class Misuse(CaptureError):
+    """A call that torch refuses too: Python's run of the function has its error."""
+
+
 @_compat.constant_in_graph
 def _refuse(function: str, got: str) -> None:
     """Refuse arguments as torch does.
 
     Raises:
-        CaptureError: always.
+        Misuse: always.
     """
-    raise CaptureError.of(function, got)
+    raise Misuse.of(function, got)
 
 
 def cov(

@@ -8,7 +8,15 @@ import attrs
 import torch
 
 from ... import _tree
-from ...capture import Captured, Settings, Template, capture, capture_again, constant_key
+from ...capture import (
+    Captured,
+    Settings,
+    Template,
+    capture,
+    capture_again,
+    constant_key,
+    raise_users,
+)
 from ...capture.rewrites import decompositions
 from ...mesh import axes_of, is_over
 from ...partition.rule_api import registry
@@ -17,6 +25,21 @@ from ...world import World
 from .. import cache
 from ..arguments import Placed, aval_of
 from ..options import Request
+
+
+def explain_failed(
+    request: Request,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    placed: Placed,
+    failed: Exception,
+) -> None:
+    """Raise the error of a program that ran for the first time as one of the function's own, if
+    Python has it too.
+    """
+    settings = attrs.evolve(_settings(request, placed, frozenset()), dynamic={})
+    given = args, kwargs, list(placed.paths)
+    raise_users(request.fn, *given, settings, failed)
 
 
 def captured_for(

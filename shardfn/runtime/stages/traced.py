@@ -35,6 +35,7 @@ from ..arguments.placements import marks_of_closed_over
 from ..backward.second_half import Backward
 from ..compiled import Compiled
 from ..options import Request
+from . import known
 from .compiling import Runner, runner
 from .costly import warn_of_expensive
 from .following import check_numbers, followed_capture
@@ -58,6 +59,17 @@ def trace(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tr
     """Stage 1 for one call's arguments. One thread runs it at a time."""
     with _compat.paused_gc(), _compat.staging():
         return _traced(request, *prepared_for(request, args, kwargs))
+
+
+def explain_failed(
+    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], failed: Exception
+) -> None:
+    """Raise the error of a program that has run for the first time as one of the function's own,
+    with its frames, if Python has it too.
+    """
+    with _compat.staging():
+        args, kwargs = prepared_for(request, args, kwargs)
+        known.explain_failed(request, args, kwargs, look(request, args, kwargs), failed)
 
 
 def _traced(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:

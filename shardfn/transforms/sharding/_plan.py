@@ -13,6 +13,7 @@ from ...hardware import H100, Hardware, hardware_of
 from ...inspect.mesh_plans import MeshPlan, MeshPlans
 from ...mesh import make_mesh
 from ...placement import AUTO
+from ...tracebacks import shown
 from ...types import MeshAxes
 from ...world import fake_world
 from .._transformed import name_of
@@ -23,6 +24,7 @@ NAMES = {1: ("dp",), 2: ("dp", "tp"), 3: ("dp", "cp", "tp")}
 
 
 @_compat.outside_only
+@shown
 def plan(
     fn: Callable[..., Any],
     *args: Any,

@@ -299,12 +299,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
             f"HERE\n{PURE}\n  try: {FIXED}"
         ),
     ),
-    "shapes": (
-        lambda: nn.Sequential(module_of(lambda x: x @ x)),
-        "functionalize(Sequential): it raises RuntimeError: a and b must have same "
-        "reduction dim, but got [4, 3] X [4, 3].\n"
-        f"  at: HERE\n{PURE}\n  try: a call that works on plain tensors",
-    ),
     "attributes": (
         lambda: nn.Sequential(Keeps()),
         (

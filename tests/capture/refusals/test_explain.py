@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from traceback import FrameSummary
 from types import SimpleNamespace
 from typing import Any
@@ -123,10 +124,10 @@ def test_the_line_of_an_error_inside_of_a_transform(around: Any) -> None:
     def beyond(x: Any) -> Any:
         return x.sum() * none[2]
 
-    with pytest.raises(sf.CaptureError) as caught:
+    with pytest.raises(IndexError) as caught:
         sf.jit(around(beyond), backend="aten")(torch.ones(3))
-    line = beyond.__code__.co_firstlineno + 1
-    assert caught.value.source == f"{__file__}:{line}"
+    *_, last = traceback.extract_tb(caught.value.__traceback__)
+    assert (last.filename, last.lineno) == (__file__, beyond.__code__.co_firstlineno + 1)
 
 
 def test_an_error_of_a_module_that_dynamo_does_not_trace() -> None:
@@ -136,8 +137,7 @@ def test_an_error_of_a_module_that_dynamo_does_not_trace() -> None:
         except (KeyError, RuntimeError) as error:
             return raised(error, "module")
 
-    assert "module: it raises KeyError: 'k'" in str(fails("k"))
+    assert fails("k") is None
     assert "it branches on a tensor's value" in str(fails("Data-dependent branching"))
-    text = str(fails("side effects happened"))
-    assert "it raises RuntimeError: side effects happened" in text, "no place is known"
-    assert f"at: {__file__}:" in text
+    assert f"at: {__file__}:" in str(fails("Data-dependent branching"))
+    assert fails("side effects happened") is None, "no place is known"

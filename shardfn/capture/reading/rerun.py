@@ -1,0 +1,185 @@
+"""One more run of a function that could not be read. Python runs it on fake tensors, so that an
+exception of the user's arrives as it is, with the user's frames.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import sys
+import traceback
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ... import _compat, _tree
+from ...errors import ShardError, is_inside, is_ours, source_at
+from ...tracebacks import FULL, note_once
+from ..closure.closed_over import modules_of
+from ..refusals import leaks
+
+LARGE = 2**20  # elements, from which on a tensor that stands for another has the memory of one
+
+RAISES = ("RAISE_VARARGS", "RERAISE")
+
+
+class Plain(TorchFunctionMode):
+    """A mode of fake tensors in which a call of torch fails as it does on tensors with values.
+
+    Args:
+        failed: the error that the program had when it ran, if fake tensors do not have it. Then
+            each call is made on tensors with values too.
+    """
+
+    def __init__(self, failed: Exception | None = None) -> None:
+        super().__init__()
+        self.is_wanted = None if failed is None else is_like(failed)
+        self.entered: list[Any] = []  # the frames of loops, whose bodies run once
+
+    def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        frame = sys._getframe(1)
+        if func is torch.Tensor.__bool__ and is_inside(frame.f_code.co_filename):
+            is_first = frame not in self.entered
+            self.entered.append(frame)
+            return is_first
+        failed = None
+        try:
+            out = func(*args, **kwargs)
+        except Exception as error:
+            failed = error
+        # outside of the `except`, for the error of this call has no other context
+        if failed is not None:
+            self.with_values(func, args, kwargs, _like)
+            raise OnlyFake from failed
+        if self.is_wanted is not None:
+            try:
+                self.with_values(func, args, kwargs, _small)
+            except Exception as error:
+                if self.is_wanted(error):
+                    raise
+        return out
+
+    def with_values(self, func: Any, args: Any, kwargs: Any, make: Callable[..., Any]) -> None:
+        """Make a call on tensors with values."""
+        with _compat.values():
+            args, kwargs = _tree.map_held(make, (args, kwargs))
+            func(*args, **kwargs)
+
+
+class OnlyFake(Exception):
+    """An error that only fake tensors have."""
+
+
+def _like(x: Any) -> Any:
+    """A tensor of zeros like one without values."""
+    if not isinstance(x, torch.Tensor):
+        return x
+    if x.numel() > LARGE:
+        made = torch.zeros((), dtype=x.dtype, device=x.device).expand(x.shape)
+    else:
+        made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).zero_()
+    is_parameter = isinstance(x, torch.nn.Parameter)
+    return torch.nn.Parameter(made, requires_grad=False) if is_parameter else made
+
+
+def _small(x: Any) -> Any:
+    """The same, of few elements."""
+    if not isinstance(x, torch.Tensor) or x.numel() <= LARGE:
+        return _like(x)
+    return torch.zeros([min(n, 2) for n in x.shape], dtype=x.dtype, device=x.device)
+
+
+def raise_users(
+    name: str,
+    fn: Callable[..., Any],
+    call: Callable[[], Any],
+    is_users: Callable[[Exception], bool],
+    failed: Exception | None = None,
+) -> None:
+    """Run a function as Python does, and raise its error if it is the user's.
+
+    Args:
+        name: of the function, for the note.
+        fn: the function.
+        call: calls it, on fake tensors.
+        is_users: whether an error is the user's.
+        failed: the error that its program had when it ran.
+    """
+    try:
+        with _compat.reading(), _modules_kept(fn), _compat.Silent(OnlyFake), Plain(failed):
+            leaks.watch(name, fn)
+            call()
+    except BaseException as error:
+        if isinstance(error, Exception) and not is_users(error):
+            return
+        _named_plainly(error)
+        note_once(error, f"shardfn: raised inside {name}; {FULL}=full shows all frames")
+        raise
+
+
+def is_users(error: Exception, line: str | None, *, is_known: bool) -> bool:
+    """Whether an error is of the user's code.
+
+    Args:
+        error: the error.
+        line: the only line that it may come from, `file:line`, or None.
+        is_known: whether there is another reason to stop there. Then it is the user's if a
+            `raise` or an `assert` has raised it.
+    """
+    if isinstance(error, (ShardError, OnlyFake)) or _compat.is_of_tracing(error):
+        return False
+    frames = [(f.f_code, n) for f, n in traceback.walk_tb(error.__traceback__)]
+    own = [(code.co_filename, n) for code, n in frames if not _is_around(code)]
+    if not own or is_inside(own[-1][0]) or line not in (None, source_at(*own[-1])):
+        return False
+    return not is_known or _is_raised(error)
+
+
+def _is_around(code: types.CodeType) -> bool:
+    """Whether code is of torch, or stands between it and its callers."""
+    file = code.co_filename
+    if is_inside(file):
+        return "/_compat/" in file or code.co_name.startswith("__torch_") or file == __file__
+    return is_ours(file)
+
+
+def _is_raised(error: Exception) -> bool:
+    """Whether a `raise` or an `assert` of the user's has raised an error."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None or is_ours(last.tb_frame.f_code.co_filename):
+        return False
+    return dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]] in RAISES
+
+
+def is_like(failed: Exception) -> Callable[[Exception], bool]:
+    """Whether an error has the text of another one."""
+    said = str(failed)
+    return lambda error: bool(str(error)) and str(error) in said
+
+
+def _named_plainly(error: BaseException) -> None:
+    """Say Tensor where the text of an error says FakeTensor."""
+    error.args = tuple(
+        x.replace("FakeTensor", "Tensor") if isinstance(x, str) else x for x in error.args
+    )
+
+
+@contextlib.contextmanager
+def _modules_kept(fn: Callable[..., Any]) -> Iterator[None]:
+    """A context after which the modules that a function closes over hold what they held."""
+    parts = {part for module in modules_of(fn) for part in module.modules()}
+    tables = [vars(part) for part in parts]
+    tables += [x for table in tables for x in table.values() if type(x) is dict]
+    before = [dict(table) for table in tables]
+    try:
+        yield
+    finally:
+        for table, content in zip(tables, before, strict=True):
+            table.clear()
+            table.update(content)

@@ -1,0 +1,364 @@
+"""An error of the user's function arrives as what it is: the class and the text that the plain
+function raises, the frames of the user, one note.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import shardfn as sf
+from shardfn import P
+
+X = torch.arange(12.0).reshape(3, 4)
+LINES = 12
+
+
+class Misfit(Exception):
+    """An exception of a user's, with arguments that are no text."""
+
+    def __init__(self, rows: int, *, why: str) -> None:
+        super().__init__(rows)
+        self.why = why
+
+
+class Net(torch.nn.Module):
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(columns, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x) + self.missing
+
+
+def look_up(x: Any, key: str) -> Any:
+    return {"a": x}[key]
+
+
+def unbound(x: Any) -> Any:
+    if x.dim() > 2:
+        y = x
+    return y
+
+
+def unpacked(x: Any) -> Any:
+    a, b, c = x.shape
+    return x * a * b * c
+
+
+def failed_check(x: Any) -> Any:
+    assert x.shape[0] == 5
+    return x
+
+
+def explained_check(x: Any) -> Any:
+    assert x.shape[0] == 5, f"got {x.shape[0]} rows"
+    return x
+
+
+def misfit(x: Any) -> Any:
+    raise Misfit(x.shape[0], why="odd")
+
+
+def raised(make: Callable[[], Any]) -> Callable[[Any], Any]:
+    def raises(x: Any) -> Any:
+        raise make()
+
+    return raises
+
+
+def from_another(x: Any) -> Any:
+    try:
+        return look_up(x, "b")
+    except KeyError as error:
+        raise ValueError("no such part") from error
+
+
+def in_an_except(x: Any) -> Any:
+    try:
+        return look_up(x, "b")
+    except KeyError:
+        raise ValueError("no such part")  # noqa: B904
+
+
+def from_none(x: Any) -> Any:
+    try:
+        return look_up(x, "b")
+    except KeyError:
+        raise ValueError("no such part") from None
+
+
+def again(x: Any) -> Any:
+    try:
+        return look_up(x, "b")
+    except KeyError:
+        raise
+
+
+def with_finally(x: Any) -> Any:
+    try:
+        return look_up(x, "b")
+    finally:
+        x = x + 1
+
+
+def in_a_loop(x: Any) -> Any:
+    for key in ("a", "a", "b"):
+        x = look_up(x, key)
+    return x
+
+
+def written(x: Any) -> Any:
+    x.shape = 3
+    return x
+
+
+def imported(x: Any) -> Any:
+    import no_such_module
+
+    return no_such_module.f(x)
+
+
+def under_no_grad(x: Any) -> Any:
+    with torch.no_grad():
+        return look_up(x, "b")
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Any) -> Any:
+        return look_up(x, "b")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return g
+
+
+WRONG: dict[str, Callable[[Any], Any]] = {
+    "an attribute of a tensor": lambda x: x.nope,
+    "an attribute of an object": lambda x: json.JSONEncoder().nope * x,
+    "an attribute of torch": lambda x: torch.nope(x),
+    "a name": lambda x: x + undefined,  # noqa: F821
+    "a variable before its value": unbound,
+    "a key": lambda x: look_up(x, "b"),
+    "an index of a list": lambda x: [x][x.dim()],
+    "an index of a tensor": lambda x: x[7],
+    "too many indices": lambda x: x[0, 0, 0],
+    "a number of arguments": lambda x: look_up(x),
+    "a keyword": lambda x: torch.sum(x, foo=3),
+    "operands": lambda x: x + "a",
+    "operands without tensors": lambda x: "a" + 1,
+    "a call of a number": lambda x: x.dim()(x),
+    "a length": lambda x: len(5),
+    "a class": lambda x: isinstance(x, 3),
+    "a text of a number": lambda x: int("abc") * x,
+    "a domain": lambda x: math.sqrt(-1) * x,
+    "a division": lambda x: x * (1 / (x.dim() - 2)),
+    "a json text": lambda x: json.loads("{") * x,
+    "unpacking": unpacked,
+    "an assert": failed_check,
+    "an assert with a text": explained_check,
+    "shapes of a product": lambda x: x @ torch.ones(7, 5),
+    "shapes of a sum": lambda x: x + torch.ones(7),
+    "shapes of a linear layer": lambda x: torch.nn.functional.linear(x, torch.ones(5, 7)),
+    "a view": lambda x: x.view(7, 7),
+    "dims to join": lambda x: torch.cat([x, torch.ones(7)]),
+    "dims of a convolution": lambda x: torch.nn.functional.conv2d(x, torch.ones(1, 1, 2, 2)),
+    "a dim": lambda x: x.softmax(5),
+    "dtypes of a product": lambda x: x @ torch.ones(4, 5, dtype=torch.float64),
+    "a dtype of indices": lambda x: torch.nn.functional.embedding(x, torch.ones(5, 7)),
+    "an exception class of the user's": misfit,
+    "ValueError": raised(lambda: ValueError("mine")),
+    "a class without a text": raised(NotImplementedError),
+    "a text like torch's": raised(lambda: RuntimeError("to be on the same device")),
+    "a text like Dynamo's": raised(lambda: ValueError("side effects happened")),
+    "RuntimeError": raised(lambda: RuntimeError(3, "b")),
+    "StopIteration": lambda x: next(iter([])),
+    "SystemExit": lambda x: sys.exit(3),
+    "KeyboardInterrupt": raised(lambda: KeyboardInterrupt()),
+    "BaseException": raised(lambda: BaseException("b")),
+    "a group": raised(lambda: ExceptionGroup("two", [ValueError(1), TypeError("2")])),
+    "raise from": from_another,
+    "raise in an except": in_an_except,
+    "raise from None": from_none,
+    "raise alone": again,
+    "finally": with_finally,
+    "a loop": in_a_loop,
+    "a generator": lambda x: sum(look_up(x, key) for key in ("a", "b")),
+    "a method": lambda x: x.sum().nope(),
+    "an attribute that is written": written,
+    "a module that is missing": imported,
+    "an attribute of a module": Net(4),
+    "a module's shapes": Net(5),
+    "under no_grad": under_no_grad,
+    "an autograd.Function": Doubled.apply,
+}
+
+
+def error_of(call: Callable[[], Any]) -> BaseException:
+    try:
+        call()
+    except BaseException as error:
+        return error
+    raise AssertionError("it raises nothing")
+
+
+def own_frames(error: BaseException | None) -> list[tuple[str, int | None]]:
+    """The frames of a traceback that are neither torch's nor shardfn's, without the caller's."""
+    frames = traceback.extract_tb(error.__traceback__ if error else None)
+    places = [(frame.filename, frame.lineno) for frame in frames]
+    return [place for place in places[2:] if "/torch/" not in place[0]]
+
+
+def check(plain: BaseException, ours: BaseException, name: str) -> None:
+    assert (type(ours), str(ours)) == (type(plain), str(plain))
+    assert own_frames(ours) == own_frames(plain)
+    assert not any("/shardfn/" in f.filename for f in traceback.extract_tb(ours.__traceback__))
+    (note,) = ours.__notes__
+    assert name in note
+    cause, context = ours.__cause__, ours.__context__
+    assert (type(cause), own_frames(cause)) == (type(plain.__cause__), own_frames(plain.__cause__))
+    assert type(context) is type(plain.__context__)
+    text = "".join(traceback.format_exception(ours)).splitlines()
+    is_short = cause is None and context is None and len(own_frames(ours)) < 4
+    if is_short and len(str(ours).splitlines()) < 2:
+        assert len(text) <= LINES + 3, "\n".join(text)  # three are of `error_of`
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_error_is_what_the_plain_function_raises(name: str) -> None:
+    f = WRONG[name]
+    plain = error_of(lambda: f(X))
+    check(plain, error_of(lambda: sf.jit(f, backend="aten")(X)), "jit(")
+
+
+AROUND: dict[str, Callable[[Any], Callable[[Any], Any]]] = {
+    "grad": lambda f: sf.grad(lambda x: f(x).sum()),
+    "vmap": sf.vmap,
+    "checkpoint": sf.checkpoint,
+    "jvp": lambda f: lambda x: sf.jvp(f, (x,), (x,)),
+    "hessian": lambda f: sf.hessian(lambda x: f(x).sum()),
+    "scan": lambda f: lambda x: sf.scan(lambda c, _: (f(c), None), x, length=2),
+    "map": lambda f: lambda x: sf.map(f, x),
+    "cond": lambda f: lambda x: sf.cond(x.sum() > 0, f, lambda x: x, x),
+    "the other branch": lambda f: lambda x: sf.cond(x.sum() > 0, lambda x: x, f, x),
+    "while_loop": lambda f: lambda x: sf.while_loop(lambda x: x.sum() > 0, f, x),
+    "accumulate": lambda f: lambda x: sf.accumulate(lambda w, x: f(x).sum(), 3)(x, x),
+    "jit of grad": lambda f: sf.jit(sf.grad(lambda x: f(x).sum()), backend="aten"),
+    "torch.func": lambda f: sf.jit(torch.func.grad(lambda x: f(x).sum()), backend="aten"),
+    "compose": lambda f: sf.compose(sf.checkpoint, sf.vmap)(f),
+    "functionalize": lambda f: lambda x: sf.jit(sf.functionalize(Around(f))[0])({}, {}, x),
+}
+
+
+class Around(torch.nn.Module):
+    def __init__(self, f: Any) -> None:
+        super().__init__()
+        self.f = f
+
+    def forward(self, x: Any) -> Any:
+        return self.f(x)
+
+
+INSIDE = ("a key", "an attribute of a tensor", "a name", "shapes of a product", "ValueError")
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("name", INSIDE)
+def test_under_every_transform(around: str, name: str) -> None:
+    f = WRONG[name]
+    x = X.expand(3, 3, 4) if around in ("vmap", "map", "compose") else X
+    ours = error_of(lambda: AROUND[around](f)(x))
+    plain = error_of(lambda: f(X))
+    if (around, name) == ("accumulate", "shapes of a product"):  # of a microbatch
+        plain = error_of(lambda: f(X[:1]))
+    assert (type(ours), str(ours)) == (type(plain), str(plain))
+    assert own_frames(ours)[-1] == own_frames(plain)[-1]
+    files = [frame.filename for frame in traceback.extract_tb(ours.__traceback__)]
+    assert not any("/torch/" in file or "/shardfn/" in file for file in files), files
+    assert len(ours.__notes__) == 1
+
+
+@pytest.mark.parametrize("name", ["a key", "a dim", "dtypes of a product", "ValueError"])
+def test_on_a_mesh_and_at_each_stage(name: str) -> None:
+    f = WRONG[name]
+    plain = error_of(lambda: f(X))
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((2, 2), ("dp", "tp"))
+        sharded = sf.shard(f, mesh, (P("dp", "tp"),))
+        check(plain, error_of(lambda: sharded(X)), "shard(")
+        if name in ("a key", "ValueError"):
+            check(plain, error_of(lambda: sharded.trace(X)), "shard(")
+            check(plain, error_of(lambda: sharded.lower(X)), "shard(")
+            inside = sf.shard_map(f, mesh, (P(None, "tp"),), P(None, "tp"))
+            check(plain, error_of(lambda: inside(X)), "shard_map(")
+
+
+def test_a_caught_exception_changes_nothing() -> None:
+    def f(x: Any) -> Any:
+        try:
+            x = look_up(x, "b")
+        except KeyError as error:
+            x = x * len(error.args)
+        try:
+            raise LookupError(2)
+        except LookupError as error:
+            return x * error.args[0]
+
+    torch.testing.assert_close(sf.jit(f, backend="aten")(X), f(X))
+
+
+def test_a_fault_of_shardfns_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(graph: Any) -> None:
+        raise RuntimeError("no such node")
+
+    monkeypatch.setattr("shardfn.capture.annotations.attach", broken)
+    error = error_of(lambda: sf.jit(lambda x: x + 1, backend="aten")(X))
+    assert (type(error), str(error)) == (RuntimeError, "no such node")
+    assert "a fault of shardfn's own" in error.__notes__[0]
+    frames = [f.filename for f in traceback.extract_tb(error.__traceback__)]
+    assert any("/shardfn/" in file for file in frames), "its frames stay"
+
+
+def test_all_frames_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDFN_TRACEBACK", "full")
+    error = error_of(lambda: sf.jit(lambda x: look_up(x, "b"), backend="aten")(X))
+    assert any("/shardfn/" in f.filename for f in traceback.extract_tb(error.__traceback__))
+
+
+def test_a_refusal_is_short() -> None:
+    error = error_of(lambda: sf.jit(lambda x: x if x.sum() > 0 else -x)(X))
+    assert isinstance(error, sf.CaptureError)
+    assert len("".join(traceback.format_exception(error)).splitlines()) <= LINES
+
+
+def test_a_line_of_a_notebook_is_that_of_its_cell() -> None:
+    cells: dict[str, Any] = {}
+    code = "def f(x):\n    return x if x.sum() > 0 else -x\n"
+    exec(compile(code, "<ipython-input-10-5e1f7>", "exec"), cells)
+    error = error_of(lambda: sf.jit(cells["f"])(X))
+    assert "at: Cell In[10], line 2\n" in str(error)
+
+
+def test_what_a_run_to_find_an_error_stores_is_taken_back() -> None:
+    seen: list[Any] = []
+    net = torch.nn.Linear(4, 4)
+
+    def f(x: Any) -> Any:
+        seen.append(x)
+        net.last = net(x)
+        return look_up(x, "b")
+
+    error = error_of(lambda: sf.jit(f, backend="aten")(X))
+    assert isinstance(error, KeyError)
+    assert not seen and not hasattr(net, "last")
