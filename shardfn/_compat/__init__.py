@@ -108,6 +108,7 @@ from .dynamo.steps import Functions as StepFunctions
 from .dynamo.symbols import Sized, Symbols
 from .dynamo.tensor_classes import class_name, holds_tensors, is_foreign, reads_calls
 from .dynamo.tree_functions import of_trees, owned
+from .dynamo.under_transforms import UnderTransforms
 from .fakes.zeros import write_out_zeros
 from .inductor import (
     Integer,
@@ -238,6 +239,7 @@ __all__ = [
     "StepFunctions",
     "Sizes",
     "Symbols",
+    "UnderTransforms",
     "TORCH_VERSION",
     "all_ranks",
     "anomaly_off",

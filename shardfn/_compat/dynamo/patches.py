@@ -5,7 +5,18 @@ from __future__ import annotations
 from .. import dispatch, loops
 from ..patching import NEVER, OBJECT, Patch, methods
 from ..settings import of_captures
-from . import generators, guards, reading, refused, restored, sizes, spared, steps, tree_functions
+from . import (
+    generators,
+    guards,
+    reading,
+    refused,
+    restored,
+    sizes,
+    spared,
+    steps,
+    tree_functions,
+    under_transforms,
+)
 from .dtensors import calls, closed_over, objects
 
 VARIABLES = "torch._dynamo.variables:"
@@ -54,6 +65,27 @@ READING = (  # a captured function, by Dynamo
         "what a function without a source closes over is taken for new: changes of it are lost",
         "later than 2.15",
         new=guards.found_again,
+    ),
+    Patch(
+        methods(VARIABLES + "TorchInGraphFunctionVariable", "call_function"),
+        "under torch.func some ops read values: it reads ours",
+        "later than 2.15",
+        new=under_transforms.function_called,
+        takes="under_transforms",
+    ),
+    Patch(
+        methods(VARIABLES + "TensorVariable", "call_method"),
+        "the same, of methods",
+        "later than 2.15",
+        new=under_transforms.method_called,
+        takes="under_transforms",
+    ),
+    Patch(
+        methods(VARIABLES + "TensorVariable", "method___setitem__"),
+        "the same, of x[mask] = value",
+        "later than 2.15",
+        new=under_transforms.written,
+        takes="under_transforms",
     ),
     Patch(
         methods(VARIABLES + "SliceVariable", "__init__"),

@@ -21,6 +21,7 @@ from ..rewrites import (
     inner_gradients,
     python_calls,
     steps,
+    under_transforms,
 )
 from ..rewrites.custom_op_gradients import differentiated
 from ..shard_map import axis_names as named
@@ -114,6 +115,7 @@ def _torchs(
             dtensors=DTensors(mode, arguments),
             memo=memo,
             steps=steps.FUNCTIONS,
+            under_transforms=under_transforms.GIVEN,
         ),
     ):
         yield

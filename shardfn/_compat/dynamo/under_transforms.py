@@ -1,0 +1,80 @@
+"""Ops that torch reads values for under torch.func: Dynamo reads ours instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from ..tracing import inside_transform
+
+
+class UnderTransforms(NamedTuple):
+    """Functions of ours that Dynamo reads under torch.func.
+
+    Args:
+        table: for a function of torch, or the name of a method, ours.
+        always: those that are read without torch.func too.
+        in_place: of a function of ours, the form that writes to its first argument.
+        put_by_mask: (x, the first dim of the mask, the mask, values) -> x with the values.
+    """
+
+    table: dict[Any, Callable[..., Any]]
+    always: tuple[Any, ...]
+    in_place: Callable[..., Any]
+    put_by_mask: Callable[..., Any]
+
+
+def function_called(
+    given: UnderTransforms, call: Callable[..., Any], function: Any, tx: Any, args: Any, kwargs: Any
+) -> Any:
+    """Dynamo's call of a function of torch."""
+    ours = _ours(given, function.value)
+    if ours is None:
+        return call(function, tx, args, kwargs)
+    return _built(tx, ours).call_function(tx, [*args], kwargs)
+
+
+def method_called(
+    given: UnderTransforms, call: Callable[..., Any], x: Any, tx: Any, name: str, args: Any, kw: Any
+) -> Any:
+    """Dynamo's call of a method of a tensor."""
+    if ours := _ours(given, name):
+        return _built(tx, ours).call_function(tx, [x, *args], kw)
+    if name.endswith("_") and (ours := _ours(given, name[:-1])):
+        return _built(tx, given.in_place).call_function(tx, [_built(tx, ours), x, *args], kw)
+    return call(x, tx, name, args, kw)
+
+
+def written(
+    given: UnderTransforms, put: Callable[..., Any], x: Any, tx: Any, key: Any, value: Any
+) -> Any:
+    """Dynamo's `x[mask] = value`, with whole dims before the mask."""
+    from torch._dynamo.variables import ListVariable, SliceVariable, TupleVariable
+
+    is_tuple = isinstance(key, TupleVariable) and not isinstance(key, ListVariable)
+    *lead, mask = [*key.items] if is_tuple and key.items else [key]
+    are_whole = all(isinstance(item, SliceVariable) and _is_whole(item) for item in lead)
+    is_mask = mask.is_tensor() and mask.dtype == torch.bool and mask.ndim
+    if not (inside_transform() and is_mask and are_whole):
+        return put(x, tx, key, value)
+    ours = [_built(tx, len(lead)), mask, value]
+    _built(tx, given.in_place).call_function(tx, [_built(tx, given.put_by_mask), x, *ours], {})
+    return _built(tx, None)
+
+
+def _ours(given: UnderTransforms, called: Any) -> Callable[..., Any] | None:
+    if getattr(called, "__hash__", None) is None or called not in given.table:
+        return None
+    return given.table[called] if called in given.always or inside_transform() else None
+
+
+def _is_whole(item: Any) -> bool:
+    return all(x.is_python_constant() and x.as_python_constant() is None for x in item.items)
+
+
+def _built(tx: Any, x: Any) -> Any:
+    from torch._dynamo.variables.base import VariableTracker
+
+    return VariableTracker.build(tx, x)

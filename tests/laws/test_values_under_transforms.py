@@ -1,0 +1,116 @@
+"""Ops for which torch reads values under a transform: one program serves all values, and every
+derivative is torch's own of one device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import shardfn as sf
+from shardfn import P, ShardError
+
+F64 = torch.float64
+X = torch.randn(5, 3, generator=torch.Generator().manual_seed(1), dtype=F64)
+X[1, 2] = 0.0  # a product with one zero, and with two
+X[2, 2] = 0.0
+I = torch.tensor([0, 2, 1, 2, 4])
+M = torch.tensor([True, False, True, False, True])
+WIDE = M[:, None] ^ torch.tensor([True, False, True])
+COUNT = int(WIDE.sum())
+COLUMNS = torch.tensor([True, False, True])
+
+
+def rows(x: Tensor, key: Any, value: Any) -> Tensor:
+    y = x * 2
+    y[key] = value
+    return y
+
+
+def in_place(x: Tensor) -> Tensor:
+    y = x * 2
+    y.index_put_((M,), x[:3] ** 2)
+    y.index_fill_(0, I[:1], x[3, 1])
+    return y
+
+
+OPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "one_hot": lambda x: F.one_hot(I, 5).to(F64) @ x,
+    "one_hot by name": lambda x: F.one_hot(I % 3, num_classes=3) * x,
+    "bincount": lambda x: torch.bincount(I, minlength=5)[:, None] * x + I.bincount(minlength=7)[6],
+    "mask and number": lambda x: rows(x, M, 1.5),
+    "mask and scalar": lambda x: rows(x, WIDE, x[0, 1]),
+    "mask and row": lambda x: rows(x, M, x[1] ** 2),
+    "mask and one row": lambda x: rows(x, M, x[1:2] ** 2),
+    "mask and rows": lambda x: rows(x, M, x[:3] ** 2),
+    "mask and elements": lambda x: rows(x, WIDE, x.flatten()[:COUNT] ** 2),
+    "mask of columns": lambda x: rows(x, (slice(None), COLUMNS), x[:, :2] ** 2),
+    "mask from values": lambda x: rows(x, x > 0.1, x.sum()),
+    "index_put": lambda x: (x * 2).index_put((M,), x[:3] ** 2),
+    "index_put, added": lambda x: torch.index_put(x * 2, (M,), x[:3] ** 2, accumulate=True),
+    "index_fill": lambda x: (x * 2).index_fill(0, I[:3], x[3, 0] ** 2),
+    "products": lambda x: (x * 2).scatter_reduce(0, I[:, None].expand(5, 3), x, "prod"),
+    "others' products": lambda x: torch.scatter_reduce(
+        x, 1, I.expand(5, 5)[:, :3] % 3, x + 1, "prod", include_self=False
+    ),
+    **{
+        f"index_reduce {how}": lambda x, how=how: x.index_reduce(0, I, x**2 + 1, how)
+        for how in ("prod", "mean", "amax", "amin")
+    },
+    "in place": in_place,
+}
+
+
+def loss(name: str) -> Callable[[Tensor], Tensor]:
+    return lambda x: (OPS[name](x) ** 2).sum()
+
+
+def wanted(name: str, x: Tensor) -> Tensor:
+    leaf = x.clone().requires_grad_()
+    return torch.autograd.grad(loss(name)(leaf), leaf)[0]
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_the_gradient_and_its_kin_are_torchs(name: str) -> None:
+    fn = loss(name)
+    along = X.cos()
+    gradient = wanted(name, X)
+    torch.testing.assert_close(sf.grad(fn)(X), gradient)
+    torch.testing.assert_close(sf.jvp(fn, (X,), (along,))[1], (gradient * along).sum())
+    with sf.fake_world(2):
+        run = sf.shard(sf.grad(fn), sf.make_mesh((2,), ("a",)), P("a"), backend="aten")
+        torch.testing.assert_close(sf.full(run(X)), gradient)
+
+
+@pytest.mark.parametrize("name", [name for name in OPS if "reduce a" not in name])
+def test_second_derivatives_and_those_of_samples_are_torchs(name: str) -> None:
+    fn = loss(name)
+    samples = torch.stack([X, X + 1])
+    found = sf.vmap(sf.grad(fn))(samples)
+    torch.testing.assert_close(found, torch.stack([wanted(name, x) for x in samples]))
+    second = torch.autograd.functional.hvp(fn, X, X.cos())[1]
+    torch.testing.assert_close(sf.jvp(sf.grad(fn), (X,), (X.cos(),))[1], second)
+
+
+def test_without_a_transform_they_are_torchs_too() -> None:
+    for name, op in OPS.items():
+        torch.testing.assert_close(sf.jit(op, backend="aten")(X), op(X), msg=name)
+
+
+def test_another_number_of_values_than_the_mask_has_is_nan_where_torch_stops() -> None:
+    found = sf.grad(lambda x: rows(x, M, x[:2]).sum())
+    assert sf.vmap(lambda x: rows(x, M, x[:2]))(X[None])[0][M].isnan().all()
+    assert found(X)[3].eq(2).all()
+
+
+def test_shapes_that_torch_refuses_are_refused() -> None:
+    for key, value in ((M[:3], 1.0), (M, X[:, :2]), (WIDE, X.expand(2, 5, 3))):
+        with pytest.raises(ShardError):
+            sf.grad(lambda x, key=key, value=value: rows(x, key, value).sum())(X)
+    with pytest.raises(ShardError, match="smaller than x in another dim"):
+        sf.grad(lambda x: x.scatter_reduce(0, I[:, None], x, "prod").sum())(X)
