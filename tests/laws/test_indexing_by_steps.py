@@ -205,7 +205,10 @@ def test_a_slice_whose_size_depends_on_values_is_refused(fn: Callable[..., Any])
         sf.jit(fn, backend="aten")(X, T)
 
 
-def test_a_number_out_of_range_is_an_error_and_not_another_element() -> None:
-    for fn in (lambda x, t: x[t], lambda x, t: x[t : t + 4]):
-        with pytest.raises(Exception, match="out of range"):
-            sf.jit(fn, backend="aten")(X, torch.tensor(5))
+@pytest.mark.parametrize("placed", [P("a"), P(None, "a")])
+@pytest.mark.parametrize("t", [5, -6])
+def test_a_number_out_of_range_is_an_error_and_not_another_element(t: int, placed: Any) -> None:
+    for fn in (lambda x, t: x[t], lambda x, t: x[t : t + 4], lambda x, t: x[t - 3 : t]):
+        with sf.fake_world(2), pytest.raises(Exception, match="out of range"):
+            run = sf.shard(fn, sf.make_mesh((2,), ("a",)), (placed, P()), backend="aten")
+            sf.full(run(X, torch.tensor(t if t < 0 else t + 1)))

@@ -114,3 +114,9 @@ def test_shapes_that_torch_refuses_are_refused() -> None:
             sf.grad(lambda x, key=key, value=value: rows(x, key, value).sum())(X)
     with pytest.raises(ShardError, match="smaller than x in another dim"):
         sf.grad(lambda x: x.scatter_reduce(0, I[:, None], x, "prod").sum())(X)
+
+
+def test_a_number_without_a_bin_is_an_error_on_any_shard() -> None:
+    with sf.fake_world(2), pytest.raises(Exception, match="out of range"):
+        count = lambda x: torch.bincount(x, minlength=4)
+        sf.full(sf.shard(count, sf.make_mesh((2,), ("a",)), P("a"), backend="aten")(I))

@@ -30,11 +30,7 @@ FUNCTIONS: dict[str, tuple[str, str, str]] = {
         "unique_consecutive",
         "x[1:] != x[:-1], which marks where a new run begins",
     ),
-    "bincount": (
-        SHAPE,
-        "bincount",
-        "torch.zeros(n, dtype=x.dtype).scatter_add(0, x, torch.ones_like(x)) with n bins",
-    ),
+    "bincount": (SHAPE, "bincount", "torch.bincount(x, minlength=n), of numbers below n"),
     "repeat_interleave": (
         SHAPE,
         "repeat_interleave",

@@ -58,8 +58,20 @@ def _index(start: torch.Tensor, size: int, count: int | None, stride: int) -> to
     """
     first = start.to(torch.int64)
     if count is None:
-        return torch.where(first < 0, first + size, first).reshape(1)
-    return first + torch.arange(count, device=start.device) * stride
+        first = torch.where(first < 0, first + size, first).reshape(1)
+        return checked(first, (first >= 0) & (first < size))
+    last = first + (count - 1) * stride
+    positions = first + torch.arange(count, device=start.device) * stride
+    return checked(positions, (first >= 0) & (last < size))
+
+
+@_compat.read_by_dynamo
+def checked(x: torch.Tensor, ok: torch.Tensor) -> torch.Tensor:
+    """Integers, if a condition holds; else an index out of range is an error when the program
+    runs. A shard would take it for an index of another one.
+    """
+    nothing = torch.zeros(1, dtype=torch.int64, device=x.device)
+    return x + nothing.index_select(0, (~ok).to(torch.int64).reshape(1))
 
 
 @_compat.read_by_dynamo

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from ... import _compat
 from ...errors import CaptureError
+from .steps import checked
 
 aten = torch.ops.aten
 
@@ -35,7 +36,9 @@ def bincount(input: torch.Tensor, weights: Any = None, minlength: int = 0) -> to
         weights = torch.ones_like(input, dtype=torch.int64)
     elif weights.dtype != torch.float32:
         weights = weights.to(torch.float64)
-    return weights.new_zeros(minlength).scatter_add(0, input.to(torch.int64), weights)
+    bins = input.to(torch.int64)
+    bins = checked(bins, ((bins >= 0) & (bins < minlength)).all())
+    return weights.new_zeros(minlength).scatter_add(0, bins, weights)
 
 
 @_compat.read_by_dynamo

@@ -28,7 +28,7 @@ BRANCH, NUMBER = (
     "it branches on a tensor's value",
     "takes a tensor's value for a number: an index, a size or a count",
 )
-COUNTED = "torch.zeros(n, dtype=x.dtype).scatter_add(0, x, torch.ones_like(x)) with n bins"
+COUNTED = "torch.bincount(x, minlength=n), of numbers below n"
 SORTED = "s = torch.sort(x).values; s[1:] != s[:-1] marks where a new value begins"
 KEEP = "keep the value a tensor: no .item(), bool() or int()"
 INDEX = "x.index_select(dim, i.reshape(1)), torch.gather, or a number that is an argument"
@@ -73,7 +73,7 @@ REFUSED: dict[str, tuple[Call, str, str]] = {
     ),
     "bincount": (lambda x, i: torch.bincount(i), SHAPE.format("bincount"), COUNTED),
     "bincount minlength": (
-        lambda x, i: torch.bincount(i, minlength=5),
+        lambda x, i: torch.bincount(i, minlength=0),
         SHAPE.format("bincount"),
         COUNTED,
     ),
