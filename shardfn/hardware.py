@@ -63,6 +63,7 @@ class Hardware:
         node: the number of devices that `link` joins. None: all of them.
         network: bytes a second that one rank can send to another node.
         network_latency: seconds that a collective between nodes takes beside its bytes.
+        capacity: bytes of a device's memory. None: not known.
 
     Source: the roofline model (Williams et al. 2009) and the alpha-beta model.
 
@@ -80,6 +81,7 @@ class Hardware:
     node: int | None = None
     network: float = 0.0
     network_latency: float = 0.0
+    capacity: float | None = None
 
     def compute(self, flops: float, nbytes: float, dtype: torch.dtype) -> float:
         """Seconds of an op: what takes longer, its arithmetic or its memory traffic."""
@@ -156,6 +158,7 @@ A100 = Hardware(
     node=8,
     network=25e9,
     network_latency=20e-6,
+    capacity=80e9,
 )
 H100 = Hardware(
     "H100 SXM, NVLink",
@@ -167,8 +170,9 @@ H100 = Hardware(
     node=8,
     network=50e9,
     network_latency=20e-6,
+    capacity=80e9,
 )
-H200 = attrs.evolve(H100, name="H200 SXM, NVLink", memory=4.8e12)
+H200 = attrs.evolve(H100, name="H200 SXM, NVLink", memory=4.8e12, capacity=141e9)
 B200 = Hardware(
     "B200 SXM, NVLink",
     flops=2.25e15,
@@ -179,5 +183,6 @@ B200 = Hardware(
     node=8,
     network=50e9,
     network_latency=20e-6,
+    capacity=180e9,
 )
 HARDWARE = {"A100": A100, "H100": H100, "H200": H200, "B200": B200}

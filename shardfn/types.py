@@ -90,6 +90,8 @@ class Cost:
     # of a collective: between two ways that move the same bytes, the one with fewer collectives
     start: float = 1.0
     byte: float = 1.0
+    # what a start takes where all ops are planned at once; None: the same
+    wait: float | None = None
 
 
 @attrs.frozen

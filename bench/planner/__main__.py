@@ -3,6 +3,8 @@ one op at a time, at once, and by hand with a constraint after the embedding.
 
     python -m bench.planner [LAYERS] [--scan]
 
+Then the same by scan, with recomputation, and what `sf.auto` chooses (`dear.py`).
+
 With `--auto`, the placements that `sf.auto` chooses for smaller models instead.
 """
 
@@ -17,7 +19,7 @@ from shardfn import P
 from shardfn.partition import GLOBAL, propagate
 from shardfn.partition.planner.price import plan_price
 
-from . import chosen, llama
+from . import chosen, dear, llama
 
 GIB = 2**30
 SLOWEST = 60.0  # seconds of planning
@@ -69,6 +71,8 @@ def main() -> None:
         )
         assert planned <= WITHIN * by_hand, "dearer than the plan made by hand"
         assert both < SLOWEST, "slower than a minute"
+    dear.layouts(LAYOUTS)
+    dear.auto()
 
 
 if __name__ == "__main__":

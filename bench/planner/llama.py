@@ -63,16 +63,19 @@ def layer(x: Tensor, p: dict[str, Tensor]) -> Tensor:
     return x + (F.silu(h @ p["wg"]) * (h @ p["wu"])) @ p["wd"]
 
 
-def loss(params: Any, tokens: Tensor, pinned: P | None = None) -> Tensor:
-    """The loss. `pinned` constrains the embedded tokens, as a person would."""
+def loss(params: Any, tokens: Tensor, pinned: P | None = None, remat: bool = False) -> Tensor:
+    """The loss. `pinned` constrains the embedded tokens, as a person would; `remat` computes
+    layers again in the backward.
+    """
+    one = sf.checkpoint(layer) if remat else layer
     x = params["emb"][tokens]
     if pinned is not None:
         x = sf.constrain(x, pinned)
     if isinstance(params["layers"], dict):
-        x, _ = sf.scan(lambda c, p: (layer(c, p), None), x, params["layers"])
+        x, _ = sf.scan(lambda c, p: (one(c, p), None), x, params["layers"])
     else:
         for p in params["layers"]:
-            x = layer(x, p)
+            x = one(x, p)
     logits = normed(x, params["n"]) @ params["head"]
     return F.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
@@ -20,7 +21,8 @@ READERS = {  # of a value that is not an op's
 
 @attrs.frozen(repr=False)
 class Explanation:
-    """The collectives of one rank's program, in the order in which they start, as a table.
+    """The collectives of one rank's program, in the order in which they start, as a table, in
+    which those of a scan stand once.
 
     Args:
         name: of the transformed function.
@@ -61,16 +63,20 @@ class Explanation:
 
 def _table(collectives: Sequence[Collective]) -> list[str]:
     rows = [("bytes", "collective", "for", "bucket", "asked by", "at")]
+    times = Counter(map(id, collectives))  # those of a scan are the same record in each step
+    once = {id(c): c for c in collectives}.values()
     rows += [
         (
-            human_bytes(c.nbytes),
+            f"{times[id(c)]} x {human_bytes(c.nbytes)}"
+            if times[id(c)] > 1
+            else human_bytes(c.nbytes),
             f"{c.kind}[{', '.join(filter(None, (c.op, c.axis)))}]",
             _reader(c),
             "" if c.bucket is None else str(c.bucket),
             "nothing: implicit" if c.implicit else "a placement",
             c.source or "",
         )
-        for c in collectives
+        for c in once
     ]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []

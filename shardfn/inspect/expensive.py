@@ -1,7 +1,8 @@
 """Expensive programs: what is computed alike by all ranks of an axis, and activations that are
 sent although another placement of one argument would send fewer.
 
-A program is only called so with a placement that mends it, found by placing it so.
+A program is called so with a placement that mends it, found by placing it so; without one if
+most of its time goes there.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..partition import layout, plan
 from ..partition.auto import fused
 from ..partition.auto.followers import Followers
 from ..partition.auto.search import timed_on
-from ..partition.planner.price import PlanPrice, plan_price, unasked_bytes
+from ..partition.planner.price import PlanPrice, plan_price, sending, unasked_bytes
 from ..partition.planner.share import share_of
 from ..partition.propagate import WORTH
 from ..partition.propagation.walk import op_name
@@ -28,6 +29,8 @@ from . import everywhere
 
 SHARE = 0.01  # of a rank's FLOPs, above which what others compute too is expensive
 FLOOR = 1e9  # FLOPs of a rank that are never expensive: some microseconds
+MUCH, HALF = 1e12, 0.5  # FLOPs, and their share, that are said though no placement mends it
+DEAR = 1.0  # times what a rank computes: sending what nothing asks for is said, mended or not
 LESS = 0.9  # of the bytes, or of the time, below which another placement mends a program
 TRIES = 6  # placements that are tried for one finding
 AHEAD = 3  # ops from the sum with a bias to the split of its result
@@ -111,17 +114,28 @@ class _Search:
                 how_many = "most" if step is steps[0][0] else "many"
                 yield self.sent_by(step, axis, mend, how_many)
                 return
+        if self.is_dear():
+            yield self.sent_by(*steps[0], None, "most")
 
-    def sent_by(self, step: plan.Redistribute, axis: int, mend: Mend, how_many: str) -> str:
+    def is_dear(self) -> bool:
+        """Whether sending what nothing asks for takes longer than all that a rank computes."""
+        over = attrs.evolve(self.chosen, axes=timed_on(self.chosen.axes))
+        unasked = sending(over, self.graph, is_asked=False)
+        return unasked > DEAR * self.price(self.chosen).computed
+
+    def sent_by(self, step: plan.Redistribute, axis: int, mend: Mend | None, how_many: str) -> str:
         """A warning of activations that are sent, with how many of them one step sends."""
         before = unasked_bytes(self.chosen, self.graph)
-        after = unasked_bytes(mend.plan, self.graph)
         kind = next(move.kind for move in step.moves if move.axis == axis)
         name = self.chosen.axes.names[axis]
         got = (
             f"a rank sends {human_bytes(before)} of activations that no placement asks for, "
             f"{how_many} of them by {kind} over {name} for {op_name(step.node)}"
         )
+        if mend is None:
+            got += "; that takes longer than what it computes, and no other placement of one "
+            return self.text(got + "argument spares it", "in_placements=sf.auto", step.node)
+        after = unasked_bytes(mend.plan, self.graph)
         fix = f"{mend}, with which it sends {human_bytes(after)}"
         return self.text(got, fix, step.node)
 
@@ -147,14 +161,16 @@ class _Search:
             _, node, _ = max(rows, key=lambda row: row[2])
             near = [*self.data(), *self.nearest(node)]
             mend = self.best(near, axis, self.is_faster(), is_sharded=False)
-            if mend is None:
+            if mend is None and alike < max(MUCH, HALF * every):
                 continue
             n = self.chosen.axes.sizes[axis]
             got = (
                 f"{alike / every:.0%} of a rank's FLOPs are computed alike by all {n} ranks of "
                 f"{name}, most of them by {op_name(node)}"
             )
-            yield self.text(got, str(mend), node)
+            if mend is None:
+                got += ", and no other placement of one argument shares them"
+            yield self.text(got, str(mend or "in_placements=sf.auto"), node)
 
     def is_alike(self, step: plan.Apply, axis: int) -> bool:
         """Whether all ranks of an axis compute the same."""

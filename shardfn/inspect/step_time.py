@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import attrs
 import torch
 
+from ..byte_sizes import human_bytes
 from ..hardware import Hardware, Link
 from ..ops.loops import Branch, Loop, Scan, While, loop_of
 from ..partition.planner import work
@@ -80,6 +81,8 @@ class StepTime:
         ops: the ops and collectives of each line, the longest first.
         endless: the number of while loops. Each counts as one step, as the number of steps
             depends on values.
+        capacity: bytes of a device's memory. None: not known.
+        memory: counts the bytes of the rank at its peak.
     """
 
     name: str
@@ -89,6 +92,15 @@ class StepTime:
     exposed: float
     ops: tuple[OpTime, ...]
     endless: int = 0
+    capacity: float | None = None
+    memory: Callable[[], float] | None = attrs.field(default=None, eq=False, repr=False)
+
+    @property
+    def excess(self) -> float:
+        """The bytes at the peak that do not fit in the memory of the device; 0 if all do."""
+        if self.capacity is None or self.memory is None:
+            return 0.0
+        return max(0.0, self.memory() - self.capacity)
 
     @property
     def total(self) -> float:
@@ -101,6 +113,7 @@ class StepTime:
             f"  compute        {_ms(self.compute)}",
             f"  communication  {_ms(self.communication)}",
             f"  exposed        {_ms(self.exposed)}",
+            *self.misfit(),
             "the longest first",
         ]
         shown = self.ops[:SHOWN]
@@ -111,9 +124,21 @@ class StepTime:
             lines.append(f"{self.endless} while loops count as one step each")
         return "\n".join(lines)
 
+    def misfit(self) -> list[str]:
+        """A line if the peak does not fit in the memory of the device."""
+        excess = self.excess
+        if not excess:
+            return []
+        assert self.capacity is not None
+        peak, most = human_bytes(int(self.capacity + excess)), human_bytes(int(self.capacity))
+        return [f"  does not fit: the peak of {peak} is above the {most} of a device"]
+
 
 def step_time(
-    program: LocalProgram, hardware: Hardware, links: Mapping[str, Link] | None = None
+    program: LocalProgram,
+    hardware: Hardware,
+    links: Mapping[str, Link] | None = None,
+    memory: Callable[[], float] | None = None,
 ) -> StepTime:
     """The time of one rank's program, in the order of its schedule.
 
@@ -121,6 +146,7 @@ def step_time(
         program: of the rank.
         hardware: the model.
         links: of mesh axes, by name, in place of the hardware's.
+        memory: counts the bytes of the rank at its peak.
     """
     clock = Clock(hardware, program.axes, links or {})
     times = clock.timeline(program.graph)
@@ -143,6 +169,8 @@ def step_time(
         times.exposed,
         tuple(longest),
         _endless(program.graph),
+        hardware.capacity,
+        memory,
     )
 
 

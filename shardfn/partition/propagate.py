@@ -23,8 +23,10 @@ from .planner.price import (
     gathered_alike_bytes,
     part_read_bytes,
     plan_price,
+    thin_bytes,
     unasked_bytes,
 )
+from .planner.starts import linked
 from .propagation.partial.accumulated import accumulated
 from .propagation.values import Advice
 from .propagation.walk import Walk
@@ -32,6 +34,8 @@ from .propagation.walk import Walk
 GREEDY, GLOBAL = PLANNERS = ("greedy", "global")
 # The bytes that nothing asked for, below which a program is not worth a plan: some microseconds.
 WORTH = 16 * 2.0**20
+# The bytes that a plan of all ops may spare.
+SPARED = (unasked_bytes, part_read_bytes, gathered_alike_bytes, thin_bytes)
 
 
 def propagate(
@@ -45,13 +49,14 @@ def propagate(
     """Choose placements for every value of a Program.
 
     A first walk takes the cheapest strategy of one op at a time. Where it sends
-    activations that no placement asks for, or parameters of which a part is read or with which
-    all ranks compute the same, all ops are planned at once; that plan is taken if it sends
-    clearly less in about the time, or computes clearly less and takes less time.
+    activations that no placement asks for, or parameters of which a part is read, with which
+    all ranks compute the same or little, all ops are planned at once; that plan is taken if it
+    takes clearly less time, or sends clearly less in about the time.
 
     Args:
         program: the Program.
-        axes: names and sizes of the mesh.
+        axes: names and sizes of the mesh. Axes without the costs of links have those of an
+            H100's nodes.
         in_marks: the placement of each input.
         out_marks: the placement of each output. None leaves an output where propagation puts
             it.
@@ -67,20 +72,17 @@ def propagate(
         PlacementError: an op would have to reduce an unreduced gradient, or a result cannot
             stay unreduced.
     """
-    walk = Walk(axes, program.name)
+    walk = Walk(linked(axes), program.name)
     first = walked(walk, program, in_marks, out_marks, unreduced)
     graph = program.graph.graph
     is_fixed = planner == GREEDY or unreduced
     if is_fixed:
         return first
-    alike = gathered_alike_bytes(first, graph)
-    nbytes = max(unasked_bytes(first, graph), part_read_bytes(first, graph), alike)
-    if nbytes < WORTH:
+    if all(of(first, graph) < WORTH for of in SPARED):
         return first
     second, now = _Second(program, in_marks, first).best(walk.carried)
     before = plan_price(first, graph, fused.in_bytes)
-    shares_more = alike >= WORTH and now.shares_more(before)
-    return second if now.is_below(before) or shares_more else first
+    return second if now.is_below(before) or now.is_faster(before) else first
 
 
 @attrs.frozen(eq=False)

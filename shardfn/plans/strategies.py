@@ -18,6 +18,7 @@ from .patterns import near
 from .table import Placements
 
 KINDS = ("params", "grads", "state")
+MOMENTS = 2  # of Adam, each of the dtype of its parameter
 
 
 @attrs.frozen
@@ -73,6 +74,8 @@ class Strategy:
 
     def __str__(self) -> str:
         texts = [f"{kind} {human_bytes(getattr(self, kind).nbytes)}" for kind in KINDS]
+        both = human_bytes(MOMENTS * self.state.nbytes)
+        texts[-1] += f", of Adam's two moments {both}"
         head = f"{self.name}: batch {self.batch}, activations {self.activations}"
         return "\n".join([head, f"  bytes a rank: {', '.join(texts)}"])
 
@@ -120,7 +123,7 @@ def strategy(
         ...     plan = sf.strategy("zero2", {"w": sf.ShapeDtype((8, 2))}, mesh)
         ...     print(plan)
         zero2: batch P('dp'), activations P('dp')
-          bytes a rank: params 64 B, grads 16 B, state 16 B
+          bytes a rank: params 64 B, grads 16 B, state 16 B, of Adam's two moments 32 B
         >>> plan.params["w"], plan.grads["w"]
         (P(), P('dp'))
     """

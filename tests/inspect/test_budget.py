@@ -28,6 +28,13 @@ def test_a_table_and_its_sums() -> None:
     assert str(Explanation("f", "(a=2)", ())) == "f on mesh (a=2): 0 collectives, 0 B a rank"
 
 
+def test_the_collectives_of_a_scan_stand_once() -> None:
+    found = str(Explanation("f", "(dp=2)", (REDUCE, *[GATHER] * 80)))
+    rows = [line for line in found.splitlines() if "all_gather[" in line]
+    assert len(rows) == 1 and rows[0].startswith("  80 x 256 B  all_gather[dp]")
+    assert "80 all_gather over dp: 20.0 KiB" in found
+
+
 def _over(**options: Any) -> list[str]:
     limits = {"counts": {}, "most_bytes": None, "most_implicit": None, **options}
     return over_budget(FOUND, limits.pop("counts"), **limits)

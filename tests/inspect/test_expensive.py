@@ -120,6 +120,16 @@ def test_activations_that_another_placement_does_not_send_are_said() -> None:
     assert said(GRAD, args, (8,), ("dp",), places) == []  # planned
 
 
+def test_what_no_placement_mends_is_said_with_its_bytes() -> None:
+    """Sums along both dims: one of them has to be exchanged."""
+
+    def crossed(x: torch.Tensor) -> torch.Tensor:
+        return x.cumsum(1).cumsum(0)
+
+    (text,) = said(crossed, (sf.ShapeDtype((8192, 8192)),), (8,), ("dp",), (P("dp"),))
+    assert "28.0 MiB" in text and "no other placement of one argument spares it" in text
+
+
 def test_small_programs_are_never_expensive() -> None:
     small = shapes(up=(8, 16), down=(16, 8)), sf.ShapeDtype((32, 8))
     assert said(STEP, small, (4, 2), ("dp", "tp"), (P(), P("dp"))) == []

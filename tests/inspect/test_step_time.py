@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from ranks import run_ranks
@@ -58,6 +59,16 @@ def test_a_collective_takes_its_latency_and_its_bytes() -> None:
     assert reduced.seconds == found.exposed == pytest.approx(wanted)
     slow = sf.Link(latency=1.0, bandwidth=1e30)
     assert low.time(TOY, links={"dp": slow}).exposed == pytest.approx(1.0)
+
+
+def test_a_peak_that_does_not_fit_in_a_device_is_said() -> None:
+    low = lowered(lambda x, w: x @ w, [(M, K), (K, N)])
+    small = attrs.evolve(TOY, capacity=low.memory.peak - 8)
+    assert low.time(small).excess == 8
+    assert "does not fit" in str(low.time(small))
+    for model in (TOY, attrs.evolve(small, capacity=low.memory.peak)):
+        assert low.time(model).excess == 0
+        assert "does not fit" not in str(low.time(model))
 
 
 def test_an_axis_that_leaves_the_node_uses_the_network() -> None:

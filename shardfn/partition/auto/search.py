@@ -12,22 +12,29 @@ import attrs
 import torch
 
 from ...hardware import H100, Hardware
-from ...types import Cost, Marks, MeshAxes, Program
+from ...types import Marks, MeshAxes, Program
 from .. import plan
+from ..planner import work
 from ..planner.flattened import Flattened
 from ..planner.observed import Observed
-from ..planner.price import PlanPrice, plan_price
+from ..planner.price import PlanPrice, plan_price, sending
+from ..planner.starts import timed_on
 from ..propagate import walked
 from ..propagation.values import Placed
 from ..propagation.walk import Walk
+from ..redistribute import local_bytes
 from ..shared_plans import shared_plan
 from . import fused
 from .auto_problem import AutoProblem, Axes
 from .moments import Moments
-from .unknowns import Unknowns, data_parallel, fully_sharded
+from .tensor_parallel import sharded_dims
+from .unknowns import Unknowns, data_parallel, textbook
+
+__all__ = ["Candidate", "Search", "ranked", "timed_on"]
 
 # Among placements that take about the least time, the one that sends the fewest bytes is taken.
 ABOUT = 1.05
+MOST = 64  # ranks of tensor parallelism
 
 
 @attrs.frozen(eq=False)
@@ -78,8 +85,34 @@ class Search:
         Args:
             limit: bytes of a rank, which those of the integer program keep to.
         """
-        rows = dict.fromkeys([*self.textbook(), *self.solved(limit)])
+        most = float("inf") if limit is None else limit
+        books = [marks for marks in self.textbook() if self.held(marks) <= most]
+        rows = list(dict.fromkeys([*books, *self.solved(limit)]))
+        if limit is None:
+            rows = list(self.worthwhile(rows))
         return ranked([self.candidate(marks) for marks in rows])
+
+    def worthwhile(self, rows: list[tuple[Marks, ...]]) -> Iterator[tuple[Marks, ...]]:
+        """Placements without those whose gradients and results alone take longer to send than
+        all of another one.
+        """
+        least = min((x.price.total for x in self.known.values()), default=float("inf"))
+        outs = self.unknowns.leaving
+        asked = {}
+        for marks in rows:
+            walk = Walk(self.timed, self.program.name)
+            first = walked(walk, self.program, marks, outs, self.unreduced)
+            asked[marks] = sending(first, self.program.graph.graph, is_asked=True)
+        for marks in sorted(rows, key=asked.__getitem__):
+            if marks in self.known or asked[marks] <= ABOUT * least:
+                yield marks
+                least = min(least, self.total(marks))
+
+    def held(self, marks: tuple[Marks, ...]) -> float:
+        """The bytes of the arguments of a rank."""
+        values = [node.meta["val"] for node in self.unknowns.holders]
+        rows = zip(values, marks, strict=True)
+        return sum(local_bytes(work.nbytes(x), m, self.axes.sizes, -1) for x, m in rows)
 
     def candidate(self, marks: tuple[Marks, ...]) -> Candidate:
         """The program with such placements."""
@@ -94,12 +127,26 @@ class Search:
         return self.known[marks]
 
     def textbook(self) -> list[tuple[Marks, ...]]:
-        """Data parallel, and fully sharded over some of the axes."""
-        count = len(self.axes.sizes)
-        every = [over for size in range(1, count + 1) for over in combinations(range(count), size)]
-        rows = [data_parallel(self.unknowns)]
-        rows += [fully_sharded(self.unknowns, over) for over in every]
-        return [tuple(row) for row in rows]
+        """Data parallel, tensor parallel over one axis, and both fully sharded over some of the
+        other axes; with batches that leave ranks without a row, too.
+        """
+        every = [k for k, n in enumerate(self.axes.sizes) if n > 1]
+        some = [over for size in range(1, len(every)) for over in combinations(every, size)]
+        rows = [textbook(self.unknowns, over) for over in ((), *some, every)]
+        rows += [textbook(self.unknowns, over, is_uneven=True) for over in ((), every)]
+        for axis in every:
+            dims = {axis: self.tensor_parallel(axis)}
+            others = [k for k in every if k != axis]
+            if dims[axis] and self.axes.sizes[axis] <= MOST:
+                rows += [textbook(self.unknowns, over, dims) for over in ((), others)]
+        return list(dict.fromkeys(map(tuple, rows)))
+
+    def tensor_parallel(self, axis: int) -> dict[torch.fx.Node, int]:
+        """The dims of parameters that tensor parallelism over an axis shards."""
+        parameters = self.unknowns.followers.parameters
+        nodes = self.flat.program.graph.graph.nodes
+        rows = self.unknowns.rows
+        return sharded_dims(nodes, parameters, self.axes.sizes[axis], rows)
 
     def solved(self, limit: float | None) -> Iterator[tuple[Marks, ...]]:
         """The solutions of the integer programs. The first axes may leave memory to the later
@@ -226,15 +273,3 @@ def ranked(found: list[Candidate]) -> list[Candidate]:
         order.append(best)
         rest.remove(best)
     return order
-
-
-def timed_on(axes: MeshAxes, hardware: Hardware = H100) -> MeshAxes:
-    """The axes with what it costs to send over each: as they have it, or on some hardware."""
-    if axes.costs:
-        return axes
-    links = hardware.links(axes)
-    costs = [
-        Cost(links[name].latency * H100.link, H100.link / links[name].bandwidth)
-        for name in axes.names
-    ]
-    return attrs.evolve(axes, costs=tuple(costs))

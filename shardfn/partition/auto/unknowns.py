@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import attrs
 import torch
@@ -136,16 +136,32 @@ def data_parallel(unknowns: Unknowns) -> list[Marks]:
     """Parameters and what follows them are replicated, other arguments sharded on their first
     dim over all axes that divide it.
     """
-    return _textbook(unknowns, fully_sharded_over=())
+    return textbook(unknowns, over=())
 
 
 def fully_sharded(unknowns: Unknowns, over: Collection[int]) -> list[Marks]:
     """The same, with parameters sharded on their largest dim over some axes."""
-    return _textbook(unknowns, fully_sharded_over=over)
+    return textbook(unknowns, over=over)
 
 
-def _textbook(unknowns: Unknowns, fully_sharded_over: Collection[int]) -> list[Marks]:
+def textbook(
+    unknowns: Unknowns,
+    over: Collection[int],
+    tensor: Mapping[int, Mapping[Node, int]] = {},
+    *,
+    is_uneven: bool = False,
+) -> list[Marks]:
+    """Placements as textbooks have them.
+
+    Args:
+        unknowns: the arguments.
+        over: the axes over which parameters are fully sharded.
+        tensor: for an axis of tensor parallelism, which shards no batch, the dims over which it
+            shards parameters.
+        is_uneven: whether ranks may have no row of a batch.
+    """
     sizes = unknowns.axes.sizes
+    of_batch = [k for k in range(len(sizes)) if k not in tensor]
     found = []
     for node in unknowns.holders:
         given = unknowns.given[node]
@@ -159,32 +175,54 @@ def _textbook(unknowns: Unknowns, fully_sharded_over: Collection[int]) -> list[M
             marks = fixed
         elif leader in unknowns.followers.parameters:
             first = unknowns.first_dim(node)
-            marks = _on_largest(x, fully_sharded_over, sizes, first)
+            dims = {k: rows[leader] for k, rows in tensor.items() if leader in rows}
+            marks = _on_largest(x, over, sizes, first, dims)
         else:
-            marks = _on_first(x, sizes, unknowns.first_dim(node))
+            first = unknowns.first_dim(node)
+            marks = _on_first(x, sizes, first, of_batch, is_uneven=is_uneven)
         found.append(marks)
     return found
 
 
-def _on_largest(x: torch.Tensor, over: Collection[int], sizes: Sequence[int], first: int) -> Marks:
-    """A tensor sharded over some axes on its largest dim that they divide, from the first that
-    they may shard.
+def _on_largest(
+    x: torch.Tensor,
+    over: Collection[int],
+    sizes: Sequence[int],
+    first: int,
+    dims: Mapping[int, int],
+) -> Marks:
+    """A tensor sharded over some axes on its largest free dim that they divide, from the first
+    that they may shard.
+
+    Args:
+        dims: the dims that other axes shard.
     """
+    marks: list[Mark] = [dims.get(axis, "R") for axis in range(len(sizes))]
     n = math.prod(sizes[axis] for axis in over)
-    dims = [dim for dim in range(first, x.dim()) if x.shape[dim] % n == 0 and x.shape[dim]]
-    if n == 1 or not dims:
-        return ("R",) * len(sizes)
-    best = max(dims, key=lambda dim: (x.shape[dim], -dim))
-    marks: list[Mark] = [best if axis in over else "R" for axis in range(len(sizes))]
+    is_free = lambda dim: dim not in dims.values() and x.shape[dim] % n == 0 and x.shape[dim]
+    free = [dim for dim in range(first, x.dim()) if is_free(dim)]
+    if n > 1 and free:
+        best = max(free, key=lambda dim: (x.shape[dim], -dim))
+        for axis in over:
+            marks[axis] = best
     return tuple(marks)
 
 
-def _on_first(x: torch.Tensor, sizes: Sequence[int], first: int) -> Marks:
-    """A tensor sharded on the first dim that axes may shard, over the first that divide it."""
-    marks: list[Mark] = []
+def _on_first(
+    x: torch.Tensor, sizes: Sequence[int], first: int, over: Collection[int], *, is_uneven: bool
+) -> Marks:
+    """A tensor sharded on the first dim that axes may shard, over the first that divide it, or
+    over all.
+    """
+    marks: list[Mark] = ["R"] * len(sizes)
     left = x.shape[first] if x.dim() > first else 1
-    for n in sizes:
+    for axis in over:
+        n = sizes[axis]
         divides = left % n == 0 and left > 0
-        marks.append(first if divides and n > 1 else "R")
-        left = left // n if divides else left
+        if n > 1 and (divides or (is_uneven and left > 1)):
+            marks[axis] = first
+            left = -(-left // n)
+    fitting = layout.canonical(tuple(x.shape), tuple(marks), tuple(sizes))
+    if is_uneven and fitting != tuple(marks):
+        return _on_first(x, sizes, first, over, is_uneven=False)
     return tuple(marks)

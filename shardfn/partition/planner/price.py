@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import attrs
@@ -49,10 +50,9 @@ class PlanPrice:
         sends_less = self.nbytes < LESS * other.nbytes
         return is_faster and sends_less and self.total < ABOUT * other.total
 
-    def shares_more(self, other: PlanPrice) -> bool:
-        """Whether it computes clearly less, and takes clearly less time."""
-        shares_work = self.computed < LESS * other.computed
-        return shares_work and self.total < LESS * other.total
+    def is_faster(self, other: PlanPrice) -> bool:
+        """Whether it takes clearly less time."""
+        return self.total * ABOUT < other.total
 
     def plus(self, other: PlanPrice, times: int) -> PlanPrice:
         """The sum of this price and so many times another one."""
@@ -81,6 +81,20 @@ def plan_price(chosen: plan.Plan, graph: Graph, of_op: OpPrice = work.in_bytes) 
     )
     for inner, body, times in bodies_of(chosen):
         total = total.plus(plan_price(inner, body, of_op), times)
+    return total
+
+
+def sending(chosen: plan.Plan, graph: Graph, *, is_asked: bool) -> float:
+    """The price of sending what the placements of the user ask for: gradients and results; or
+    what nothing asks for, other than parameters.
+    """
+    ahead = parameter_slots(chosen, graph)
+    total = 0.0
+    for step, move in plan.moves(chosen):
+        if step.implicit != is_asked and (is_asked or step.source.number not in ahead):
+            total += _sent(chosen.axes, step, move, ahead)
+    for inner, body, times in bodies_of(chosen):
+        total += times * sending(inner, body, is_asked=is_asked)
     return total
 
 
@@ -125,6 +139,34 @@ def gathered_alike_bytes(chosen: plan.Plan, graph: Graph) -> float:
     for inner, body, times in bodies_of(chosen):
         total += times * gathered_alike_bytes(inner, body)
     return total
+
+
+def thin_bytes(chosen: plan.Plan, graph: Graph) -> float:
+    """The bytes of parameters that are gathered for ops that read and make little, so that
+    moving this might send less.
+    """
+    ahead = parameter_slots(chosen, graph)
+    applied = {step.node: step for step in chosen.steps if isinstance(step, plan.Apply)}
+    total = 0.0
+    for step, move in plan.moves(chosen):
+        if step.implicit and move.sends and step.source.number in ahead:
+            readers = [applied[x] for x in _computing(step.node) if x in applied]
+            others = [
+                _on_a_rank(chosen.axes, slot)
+                for x in readers
+                for slot in (*x.ins, *x.outs)
+                if slot.number not in ahead
+            ]
+            if _on_a_rank(chosen.axes, step.source) > min(others, default=math.inf):
+                total += _nbytes(chosen.axes, step, move)
+    for inner, body, times in bodies_of(chosen):
+        total += times * thin_bytes(inner, body)
+    return total
+
+
+def _on_a_rank(axes: MeshAxes, slot: plan.Slot) -> float:
+    """The bytes of a value that a rank has."""
+    return local_bytes(work.nbytes(slot.value), slot.marks, axes.sizes, without=-1)
 
 
 def _computing(node: Node) -> Iterator[Node]:

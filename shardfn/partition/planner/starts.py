@@ -7,7 +7,7 @@ from __future__ import annotations
 import attrs
 import torch
 
-from ...hardware import H100
+from ...hardware import H100, Hardware
 from ...ops.nodes import args_of
 from ...types import Cost, MeshAxes
 from .. import plan, rules
@@ -29,6 +29,30 @@ def timed(axes: MeshAxes, *, is_ahead: bool) -> MeshAxes:
         costs = [Cost(start=1.0, byte=cost.byte) for cost in costs]
     elif not axes.costs:
         costs = [Cost(start=START) for _ in costs]
+    else:
+        costs = [Cost(x.start if x.wait is None else x.wait, x.byte) for x in costs]
+    return attrs.evolve(axes, costs=tuple(costs))
+
+
+def timed_on(axes: MeshAxes, hardware: Hardware = H100) -> MeshAxes:
+    """The axes with what it costs to send over each: as they have it, or on some hardware."""
+    if axes.costs:
+        return axes
+    links = hardware.links(axes)
+    costs = [
+        Cost(links[name].latency * H100.link, H100.link / links[name].bandwidth)
+        for name in axes.names
+    ]
+    return attrs.evolve(axes, costs=tuple(costs))
+
+
+def linked(axes: MeshAxes) -> MeshAxes:
+    """The axes with the links that they have, or those of an H100's nodes. One op at a time,
+    starts of the latter count as a byte: they decide among equals only.
+    """
+    if axes.costs:
+        return axes
+    costs = [Cost(1.0, cost.byte, cost.start) for cost in timed_on(axes).costs]
     return attrs.evolve(axes, costs=tuple(costs))
 
 

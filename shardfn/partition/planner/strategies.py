@@ -18,8 +18,9 @@ from ..rule_api.checked import answered
 from ..rule_api.strategy import Choice, OpCall, replicated
 from .share import share_of
 
-# A strategy that gives a rank more than so many even shares of an op is left out.
-UNEVEN = 2.0
+# A strategy that gives a rank more than so many even shares of an op is left out, unless that is
+# little of it: a row on each of some ranks.
+UNEVEN, LITTLE = 2.0, 1 / 8
 
 
 def fitting(
@@ -89,4 +90,4 @@ def _can_read(values: Sequence[Value], placed: Placed, axis: int) -> bool:
 
 
 def _is_balanced(share: float, n: int) -> bool:
-    return share == 1.0 or share <= UNEVEN / n
+    return share == 1.0 or share <= max(UNEVEN / n, LITTLE)

@@ -257,7 +257,8 @@ class Lowered:
     ) -> StepTime:
         """The time of this rank's step, before it runs. Each op takes its arithmetic or its
         memory traffic, whichever is longer; each collective its latency and its bytes. They
-        overlap as scheduled. Compilers fuse ops and move fewer bytes.
+        overlap as scheduled. Compilers fuse ops and move fewer bytes. As text it says so if the
+        peak of memory does not fit in a device.
 
         Args:
             hardware: an `sf.Hardware`, or "A100", "H100", "H200" or "B200".
@@ -267,7 +268,8 @@ class Lowered:
             ShardError: the hardware or an axis is unknown.
         """
         names = self.program.axes.names
-        return step_time(self.program, hardware_of(hardware), links_of(links, names))
+        model = hardware_of(hardware)
+        return step_time(self.program, model, links_of(links, names), lambda: self.memory.peak)
 
     @property
     def memory(self) -> Memory:

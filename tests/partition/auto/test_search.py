@@ -99,8 +99,10 @@ def test_textbook_placements_are_compared_when_there_is_no_solution(
     else:
         monkeypatch.setattr(axis_problem, "MOST_WAYS", 1)
     found = search(64, 8, 16, (4,))
+    books = {(("R",), ("R",), (0,)), ((1,), (0,), (0,)), ((1,), (0,), ("R",))}
+    assert {*found.textbook()} == books
     rows = {candidate.marks for candidate in found.candidates(None)}
-    assert rows == {(("R",), ("R",), (0,)), ((1,), (0,), (0,))}
+    assert rows and rows <= books
     assert found.is_late
 
 

@@ -1,0 +1,148 @@
+"""The dims over which a textbook of tensor parallelism shards parameters: of two products in a
+row the columns of the first weight and the rows of the second, and the rows of tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import attrs
+import torch
+from torch.fx import Node
+
+from ... import _compat
+from ...ops.nodes import args_of
+from ...types import PENDING
+from .. import layout, rules
+from ..propagation.walk import op_name
+from ..rule_api.checked import answered
+from ..rule_api.strategy import OpCall
+
+Dim = int | None  # that is sharded
+
+
+@attrs.frozen(eq=False)
+class Open:
+    """A parameter, or a view of one, whose sharded dim is not decided yet.
+
+    Args:
+        parameter: it.
+        dims: for each dim of the view, that of the parameter.
+    """
+
+    parameter: Node
+    dims: dict[int, int]
+
+
+def sharded_dims(
+    nodes: Collection[Node], parameters: Collection[Node], n: int, first: Collection[Node] = ()
+) -> dict[Node, int]:
+    """The sharded dim of each parameter, but for those that are replicated.
+
+    Args:
+        nodes: of a program without loops.
+        parameters: those that are free.
+        n: the ranks of the axis.
+        first: the parameters whose first dim is one of steps.
+
+    Source: Shoeybi et al. 2019, Megatron-LM, arXiv:1909.08053.
+    """
+    found = _Dims(n)
+    for node in nodes:
+        if node in parameters:
+            dims = range(node in first, node.meta["val"].dim())
+            found.known[node] = Open(node, {dim: dim for dim in dims})
+        elif node.op == "call_function" and node.meta.get("phase") != "backward":
+            found.visit(node)
+    return found.chosen
+
+
+@attrs.define(eq=False)
+class _Dims:
+    """The sharded dims of the values of a program, op by op."""
+
+    n: int
+    known: dict[Node, Any] = attrs.field(factory=dict)  # of each value; of a tuple, a list
+    chosen: dict[Node, int] = attrs.field(factory=dict)
+
+    def visit(self, node: Node) -> None:
+        """Note the sharded dims of the results of an op."""
+        if op_name(node) == "getitem":
+            source, position = args_of(node)
+            several = self.known.get(source)
+            self.known[node] = several[position] if isinstance(several, list) else None
+            return
+        read = list(_read(node))
+        inputs = [self.at(x) for x in read]
+        rows = list(self.strategies(node, read))
+        if len(read) == 1 and isinstance(inputs[0], Open):
+            self.view(node, inputs[0], rows)
+            return
+        best = max(rows, key=lambda row: self.fit(row, inputs), default=None)
+        results = [None] if best is None else best[1]
+        if best is not None:
+            for x, dim in zip(inputs, best[0], strict=True):
+                if isinstance(x, Open) and dim in x.dims:
+                    self.chosen.setdefault(x.parameter, x.dims[dim])
+        is_tuple = isinstance(node.meta.get("val"), (tuple, list))
+        self.known[node] = list(results) if is_tuple else results[0]
+
+    def at(self, node: Node) -> Any:
+        """The sharded dim of a value, or the parameter that it is a view of."""
+        now = self.known.get(node)
+        if not isinstance(now, Open) or now.parameter not in self.chosen:
+            return now
+        dim = self.chosen[now.parameter]
+        return next((mine for mine, its in now.dims.items() if its == dim), None)
+
+    def view(self, node: Node, of: Open, rows: list[Any]) -> None:
+        """A view of a parameter."""
+        dims = {outs[0]: of.dims[ins[0]] for ins, outs in rows if ins[0] in of.dims}
+        dims.pop(None, None)
+        self.known[node] = Open(of.parameter, dims)
+
+    def strategies(self, node: Node, read: list[Node]) -> Iterator[tuple[Any, Any]]:
+        """The strategies of an op, as the sharded dims of its inputs and results."""
+        value = node.meta.get("val")
+        results = value if isinstance(value, (tuple, list)) else (value,)
+        outs = tuple(x for x in results if isinstance(x, torch.Tensor))
+        fakes = tuple(x.meta.get("val") for x in read)
+        is_op = isinstance(node.target, _compat.OpOverload) and node.target.namespace != "shardfn"
+        if not is_op or not outs or not all(isinstance(x, torch.Tensor) for x in fakes):
+            return
+        call = OpCall(node.target, node.args, dict(node.kwargs), fakes, outs)
+        for ins, made in answered(rules.find(node.target), call, "auto", node):
+            dims = [_dim(mark) for mark in ins], [_dim(mark) for mark in made]
+            tensors = zip((*dims[0], *dims[1]), (*fakes, *outs), strict=True)
+            is_pending = any(mark in PENDING for mark in ins)
+            if not is_pending and all(self.fits(dim, x) for dim, x in tensors):
+                yield dims
+
+    def fits(self, dim: Dim, x: torch.Tensor) -> bool:
+        """Whether each rank has as much of a tensor."""
+        return dim is None or x.shape[dim] % self.n == 0
+
+    def fit(self, row: Any, inputs: list[Any]) -> tuple[int, int]:
+        """How well a strategy fits: the inputs that lie as it needs them, then the parameters
+        that it shards.
+        """
+        pairs = list(zip(inputs, row[0], strict=True))
+        lie = sum(dim == x for x, dim in pairs if not isinstance(x, Open))
+        able = sum(dim is None or dim in x.dims for x, dim in pairs if isinstance(x, Open))
+        shards = sum(dim in x.dims for x, dim in pairs if isinstance(x, Open))
+        is_summed = row[1][0] is None
+        return lie + able, 2 * shards + is_summed
+
+
+def _read(node: Node) -> list[Node]:
+    """The tensor arguments of an op."""
+    found: list[Node] = []
+    torch.fx.node.map_arg((node.args, node.kwargs), found.append)
+    return found
+
+
+def _dim(mark: Any) -> Dim:
+    """The dim that a mark shards."""
+    cut = layout.split(mark)
+    return None if cut is None else cut[0]
