@@ -30,7 +30,7 @@ from . import everywhere
 SHARE = 0.01  # of a rank's FLOPs, above which what others compute too is expensive
 FLOOR = 1e9  # FLOPs of a rank that are never expensive: some microseconds
 MUCH, HALF = 1e12, 0.5  # FLOPs, and their share, that are said though no placement mends it
-DEAR = 1.0  # times what a rank computes: sending what nothing asks for is said, mended or not
+DEAR = 2.0**30  # bytes that nothing asks for, which are said though no placement mends it
 LESS = 0.9  # of the bytes, or of the time, below which another placement mends a program
 TRIES = 6  # placements that are tried for one finding
 AHEAD = 3  # ops from the sum with a bias to the split of its result
@@ -121,7 +121,8 @@ class _Search:
         """Whether sending what nothing asks for takes longer than all that a rank computes."""
         over = attrs.evolve(self.chosen, axes=timed_on(self.chosen.axes))
         unasked = sending(over, self.graph, is_asked=False)
-        return unasked > DEAR * self.price(self.chosen).computed
+        is_much = unasked_bytes(self.chosen, self.graph) >= DEAR
+        return is_much and unasked > self.price(self.chosen).computed
 
     def sent_by(self, step: plan.Redistribute, axis: int, mend: Mend | None, how_many: str) -> str:
         """A warning of activations that are sent, with how many of them one step sends."""

@@ -28,7 +28,7 @@ from .planner.price import (
 )
 from .planner.starts import linked
 from .propagation.partial.accumulated import accumulated
-from .propagation.values import Advice
+from .propagation.values import EARLY, NO_ADVICE, Advice
 from .propagation.walk import Walk
 
 GREEDY, GLOBAL = PLANNERS = ("greedy", "global")
@@ -80,8 +80,15 @@ def propagate(
         return first
     if all(of(first, graph) < WORTH for of in SPARED):
         return first
-    second, now = _Second(program, in_marks, first).best(walk.carried)
     before = plan_price(first, graph, fused.in_bytes)
+    search = _Second(program, in_marks, first)
+    second, now = search.best(walk.carried)
+    if thin_bytes(first, graph) >= WORTH:
+        # one op at a time, with every byte counted alike, as a start
+        whole = attrs.evolve(search, early=1.0)
+        other, plain = whole.followed(NO_ADVICE)
+        found = [(plain, search.price_of(plain)), whole.best(other.carried)]
+        second, now = min([(second, now), *found], key=lambda pair: pair[1].total)
     return second if now.is_below(before) or now.is_faster(before) else first
 
 
@@ -92,6 +99,7 @@ class _Second:
     program: Program
     in_marks: Sequence[Marks]
     first: plan.Plan
+    early: float = EARLY  # the weight of a byte of an input
 
     def best(self, carried: Carries) -> tuple[plan.Plan, PlanPrice]:
         """The cheapest plan, and its price: with the ops of loops planned one at a time, after
@@ -121,7 +129,7 @@ class _Second:
         flat = flattened(self.program)
         if flat.program is self.program:
             return None
-        walk = Walk(self.first.axes, self.program.name)
+        walk = Walk(self.first.axes, self.program.name, NO_ADVICE._replace(early=self.early))
         placed = walked(walk, flat.program, self.in_marks, self.outs, ())
         decided = advise(Observed(walk, flat.program, placed, flat))
         _, found = self.followed(flat.advice(decided))
@@ -143,6 +151,7 @@ class _Second:
 
     def followed(self, advice: Advice) -> tuple[Walk, plan.Plan]:
         """A walk that follows advice, and its plan."""
+        advice = advice._replace(early=self.early)
         walk = Walk(self.first.axes, self.program.name, advice)
         found = walked(walk, self.program, self.in_marks, self.outs, ())
         return walk, attrs.evolve(found, advice=advice)

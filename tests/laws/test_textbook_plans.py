@@ -196,3 +196,24 @@ def test_links_count_without_being_told() -> None:
         traced = sf.shard(torch.matmul, mesh, (P("dp"), P())).trace(*shape)
         plan = propagate(traced.program, *traced.placements())
     assert [x.byte for x in plan.axes.costs] == [H100.link / H100.network, 1.0]
+
+
+@pytest.mark.parametrize("sizes", [(1, 8), (2, 4)], ids=str)
+def test_megatrons_pair_of_products_gathers_twice(sizes: tuple[int, int]) -> None:
+    """Sequence parallel: what it reads, in the forward, and its gradient. No weight is gathered."""
+    inside = P("dp", "tp")
+
+    def pair(p: Any, x: torch.Tensor) -> torch.Tensor:
+        x = sf.constrain(x.sin(), inside)
+        y = F.gelu(x @ p["up"]) @ p["down"]
+        return sf.constrain(y, inside).float().square().mean()
+
+    of = lambda *shape: sf.ShapeDtype(shape, torch.bfloat16)
+    params = {"up": of(8192, 28672), "down": of(28672, 8192)}
+    places = {"up": P(None, "tp"), "down": P("tp")}, inside
+    with sf.fake_world(8, numerics=False):
+        mesh = sf.make_mesh(sizes, ("dp", "tp"))
+        step = sf.shard(sf.value_and_grad(pair, argnums=(0, 1)), mesh, places)
+        low = step.lower(params, of(4 * sizes[0], 4096, 8192))
+    kinds = [c.kind for c in low.collectives if c.axis == "tp" and c.nbytes > 2**20]
+    assert sorted(kinds) == ["all_gather"] * 2 + ["reduce_scatter"] * 2

@@ -22,8 +22,6 @@ from .lookahead import Ahead
 from .units import extended, in_units
 from .values import NO_ADVICE, Advice, Placed, Value, is_numbered
 
-# A gather of an input can start early and overlap with compute. Other collectives cannot.
-EARLY = 0.25
 OWN_TERM = CALLS[shard_map.own_term].op
 INFINITE = float("inf")  # the cost of an impossible placement
 
@@ -215,7 +213,7 @@ class Chooser:
         """The weight of a byte of a value."""
         if not value.early or any(slot.marks[axis] in PENDING for slot in slots):
             return 1.0
-        return EARLY
+        return self.advice.early
 
     def input_price(self, value: Value, slots: list[plan.Slot], wanted: Mark, axis: int) -> float:
         """The cost of one input at a placement on one axis."""

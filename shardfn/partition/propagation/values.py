@@ -23,6 +23,10 @@ class Placed(NamedTuple):
     outs: list[Marks]
 
 
+# A gather of an input can start early and overlap with compute. Other collectives cannot.
+EARLY = 0.25
+
+
 class Advice(NamedTuple):
     """The placements that a plan of all ops has.
 
@@ -30,11 +34,13 @@ class Advice(NamedTuple):
         ops: of ops.
         carries: of the carries of loops, by shape.
         branches: of the results of conds, by their positions.
+        early: the weight of a byte of an input, for ops without advice.
     """
 
     ops: Mapping[torch.fx.Node, Placed]
     carries: Mapping[tuple[int, ...], Marks]
     branches: Mapping[tuple[torch.fx.Node, int], Marks] = {}
+    early: float = EARLY
 
 
 NO_ADVICE = Advice({}, {})
