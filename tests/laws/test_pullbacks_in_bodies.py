@@ -221,6 +221,17 @@ def test_one_that_torch_made_outside_of_the_function_is_refused_and_ours_is_not(
     torch.testing.assert_close(in_scan(step, U), looped(step, U))
 
 
+def test_torchs_own_gradient_of_a_value_from_outside_is_refused() -> None:
+    def fn(w: Tensor, u: Tensor) -> Tensor:
+        v = w.detach().requires_grad_()
+        y = layer(v)
+        step = lambda c: torch.autograd.grad(y, v, c, create_graph=True, allow_unused=True)[0]
+        return in_scan(step, u)
+
+    with pytest.raises(ShardError, match="differentiates values from outside"):
+        sf.jit(fn, backend="aten")(W, U)
+
+
 def test_in_the_code_of_ranks_it_equals_the_loop() -> None:
     def per_rank(applied: Any) -> Any:
         def fn(w: Tensor, u: Tensor) -> Tensor:

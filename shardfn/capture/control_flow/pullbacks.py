@@ -23,6 +23,8 @@ from ..copying import copied
 from ..shard_map.varying_nodes import children_of, is_wrap, nodes_in
 
 Nodes = dict[torch.fx.Node, torch.fx.Node]  # the copy of each node
+# torch.func's, and ours for torch.autograd.grad
+DERIVATIVES = ("_autograd_grad", "gradients")
 GRAD = "_grad_increment_nesting"
 VMAP = "_vmap_increment_nesting"
 
@@ -118,7 +120,7 @@ def _settle(graph: Graph, name: str) -> None:
             body = Graph(module, around, node, graph)
             _settle(body, name)
             body.forget_unread()
-        elif _name(node) == "_autograd_grad" or node.target is torch.autograd.grad:
+        elif _name(node) in DERIVATIVES:
             _link(graph, node, name)
 
 
