@@ -78,7 +78,7 @@ def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
-def _parameters(signature: inspect.Signature | None) -> list[str] | None:
+def parameters(signature: inspect.Signature | None) -> list[str] | None:
     """The names of positional parameters, or None if there may be any number of them."""
     if signature is None:
         return None
@@ -96,7 +96,7 @@ def of_signature(
     Raises:
         TreeError: positions that the function does not have, or one that is both.
     """
-    names = _parameters(signature_of(fn))
+    names = parameters(signature_of(fn))
     numbers = {"static_argnums": check_argnums(where, "static_argnums", static)}
     numbers["donate_argnums"] = check_argnums(where, "donate_argnums", donated)
     for option, written in numbers.items():
@@ -132,7 +132,7 @@ def of_call(
     """
     if not written:
         return []
-    names = _parameters(signature)
+    names = parameters(signature)
     left = [n for n in written if names is not None and len(args) <= n < len(names)]
     by_keyword = next((names[n] for n in left if names is not None and names[n] in kwargs), None)
     if by_keyword is not None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, Shard
 
-from ... import _tree, tree_pairs
+from ... import _tree, argnums, tree_pairs
 from ..._compat.cuda import numbered, unnumbered
 from ...errors import PlacementError, TreeError, call_site
 from ...mesh import axes_of, refuse_other
@@ -81,40 +82,59 @@ def _misfit(request: Request, mesh: Any, wrong: list[tuple[str, str]]) -> Placem
 def _specs(
     request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]
 ) -> list[Any]:
-    """One placement leaf for each argument leaf. Keyword arguments keep their own placements."""
+    """One placement leaf for each argument leaf. Those of a tuple belong to parameters in their
+    order, as arguments do, those of a dict to parameters by name; others keep their own.
+    """
     prefix = request.in_placements
     if prefix is None:
         return [None] * len(leaves)
     if isinstance(prefix, list) and not is_spec(prefix):
         prefix = tuple(prefix)
+    names = argnums.parameters(argnums.signature_of(request.signature_of))
+    own, by_name = _bound(prefix, args, kwargs, names)
     try:
-        specs = tree_pairs.broadcast_prefix(prefix, args, is_spec)
+        specs = tree_pairs.broadcast_prefix(own, args, is_spec)
+        return specs + tree_pairs.broadcast_prefix((by_name,), (kwargs,), is_spec)
     except ValueError as error:
-        lines = ["in_placements does not match the arguments", *_named(request, args, error.args)]
+        lines = ["in_placements does not match the arguments", *_named(names, error.args)]
         fix = "one placement for each leaf, or one P for all leaves of a subtree"
         source = call_site()
         raise TreeError.of(
             request.name, *lines, fix=fix, source=source, placements=prefix
         ) from None
-    return specs + [None] * (len(leaves) - len(specs))
 
 
-def _named(request: Request, args: tuple[Any, ...], lines: Sequence[str]) -> list[str]:
+def _bound(
+    prefix: Any, args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str] | None
+) -> tuple[Any, dict[str, Any]]:
+    """The placements of the positional arguments, and those of keywords by name."""
+    names = names or []
+    if isinstance(prefix, dict) and not is_spec(prefix) and prefix.keys() <= {*names, *kwargs}:
+        own: Any = tuple(prefix.get(name) for name in names[: len(args)])
+        return own, {name: prefix.get(name) for name in kwargs}
+    by_name: dict[str, Any] = dict.fromkeys(kwargs)
+    if isinstance(prefix, tuple) and not is_spec(prefix) and len(args) < len(prefix) <= len(names):
+        rest = zip(names[len(args) :], prefix[len(args) :], strict=False)
+        by_name |= {name: spec for name, spec in rest if name in kwargs}
+        prefix = prefix[: len(args)]
+    return prefix, by_name
+
+
+def _named(names: list[str] | None, lines: Sequence[str]) -> list[str]:
     """The mismatches with parameter names in place of `[0]`."""
-    names = [
-        p
-        for i, a in enumerate(args)
-        for p in _tree.argument_paths(request.signature_of, args, {})[i : i + 1]
-    ]
-    roots = (
-        _tree.argument_paths(request.signature_of, tuple(0 for _ in args), {}) if args else names
-    )
     out = []
     for line in lines:
-        for i, root in enumerate(roots):
-            line = root + line[len(f"[{i}]") :] if line.startswith(f"[{i}]") else line
-        out.append(line)
+        start = "the whole tree: " if line.startswith("the whole tree: ") else ""
+        text = line.removeprefix(start)
+        pattern = r"\[(\d+)\]" if start else r"^\[(\d+)\]"
+        out.append(start + re.sub(pattern, lambda found: _parameter(names or [], found), text))
     return out
+
+
+def _parameter(names: list[str], found: re.Match[str]) -> str:
+    """The name of a parameter, by its position in a mismatch."""
+    number = int(found[1])
+    return names[number] if number < len(names) else found[0]
 
 
 def _check_device(device: torch.device, device_type: str) -> None:

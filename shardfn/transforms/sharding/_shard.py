@@ -17,9 +17,10 @@ from ... import _compat, argnums
 from ...capture import annotations as sources
 from ...capture.shard_map import axis_names
 from ...mesh import check_mesh
+from ...placement import is_spec
 from ...runtime import Request
 from .._options import check_function
-from .._transformed import Transformed, innermost, name_of, structure_of
+from .._transformed import Transformed, innermost, name_of, parameter_names, structure_of
 from ._auto import checked_memory, is_auto, per_argument, resolved
 from ._constrain import pinned
 
@@ -49,6 +50,11 @@ class Shard(Transformed):
     def entering(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments, constrained to `in_placements`."""
         ins = self.arguments["in_placements"]
+        if isinstance(ins, dict):
+            names = parameter_names(self.fn, len(args))
+            ins = tuple([ins.get(name) for name in names])
+        elif isinstance(ins, tuple) and len(ins) > len(args) and not is_spec(ins):
+            ins = ins[: len(args)]
         return (
             args
             if ins is None
@@ -123,8 +129,8 @@ def shard(
             returned. Each call looks at what fn closes over: tensors by reference, everything
             else by value. A changed value triggers a retrace.
         mesh: a DeviceMesh; the innermost `use_mesh`'s if not given.
-        in_placements: a prefix tree over the positional arguments. A leaf is `P`, one Placement
-            (1-D meshes), a list of Placements, or None: the argument keeps its placements (a
+        in_placements: a prefix tree over the parameters in their order, or a dict of them
+            by name. A leaf is `P`, one Placement (1-D meshes), a list of Placements, or None: the argument keeps its placements (a
             plain tensor is replicated). `sf.auto` is a placement that is chosen, so that a step
             takes the least time: `lower(...).placements` prints it. A DTensor keeps its own.
         out_placements: a prefix tree over the result. None keeps the placement that propagation
