@@ -131,8 +131,9 @@ def shard(
         mesh: a DeviceMesh; the innermost `use_mesh`'s if not given.
         in_placements: a prefix tree over the parameters in their order, or a dict of them
             by name. A leaf is `P`, one Placement (1-D meshes), a list of Placements, or None: the
-            argument keeps its placements (a plain tensor is replicated). `sf.auto` is a placement that is chosen, so that a step
-            takes the least time: `lower(...).placements` prints it. A DTensor keeps its own.
+            argument keeps its placements (a plain tensor is replicated). `sf.auto` is a
+            placement that is chosen, so that a step takes the least time:
+            `lower(...).placements` prints it. A DTensor keeps its own.
         out_placements: a prefix tree over the result. None keeps the placement that propagation
             chose, with Partial values reduced. `Partial()` and `Partial("avg")` return each
             rank's term of the sum or mean.
