@@ -63,7 +63,7 @@ from .distributed.strided_shards import is_in_order, span
 from .distributed.subclasses import shardings_forgotten
 from .dynamo.dtensors.calls import for_a_while, overwrite
 from .dynamo.generators import READS_GENERATOR
-from .dynamo.guards import FUNCTION, Itself, Read
+from .dynamo.guards import FUNCTION, Itself, Read, read_of_code
 from .dynamo.reading import (
     Unlike,
     capture_python,
@@ -204,6 +204,7 @@ from .tracing import (
 
 __all__ = [
     "Unlike",
+    "read_of_code",
     "with_uses",
     "ASKS_RANK",
     "CACHE_DIR",

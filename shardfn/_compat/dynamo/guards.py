@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -158,6 +158,49 @@ def found_again(get: Callable[[Any], Any], function: Any) -> Any:
     output = InstructionTranslator.current_tx().output
     name = re.sub(r"\W", "", function.fn.__name__)
     return GlobalSource(output.install_global_by_id(f"{FUNCTION}_{name}", function.fn))
+
+
+def code_noted(
+    memo: Any, bind: Callable[..., Any], function: Any, tx: Any, args: Any, kwargs: Any
+) -> Any:
+    """The arguments of a function that Dynamo reads. Notes its code, and the place in a class that
+    led to it: Dynamo looks at neither again.
+    """
+    fn = function.fn
+    memo.reads.append(read_of_code(fn))
+    owner = getattr(function, "obj", None) or next(iter(args), None)
+    for home, name in _homes(_class_of(owner), fn):
+        # another class may come between this one and the function's
+        place = _class_of(owner) if home.__dict__[name] is fn else home
+        memo.reads.append(Read((("scope", Itself(place)), ("attr", name)), "METHOD", None))
+    return bind(function, tx, args, kwargs)
+
+
+def _class_of(variable: Any) -> type:
+    """The class of an object that Dynamo reads, or the class that it is."""
+    from torch._dynamo.variables.lazy import LazyVariableTracker
+
+    if variable is None or isinstance(variable, LazyVariableTracker):
+        return object
+    try:
+        value = getattr(variable, "value", None)
+        return value if isinstance(value, type) else variable.python_type()
+    except NotImplementedError:
+        return object
+
+
+def _homes(cls: type, fn: Any) -> Iterator[tuple[type, str]]:
+    """The classes of the user's among the bases of one that have a function, and its names."""
+    for base in cls.__mro__:
+        if not base.__module__.startswith(("torch.", "builtins")):
+            for name, x in base.__dict__.items():
+                if x is fn or (isinstance(x, (classmethod, staticmethod)) and x.__func__ is fn):
+                    yield base, name
+
+
+def read_of_code(fn: Any) -> Read:
+    """The code of a function, which may be replaced in place."""
+    return Read((("scope", Itself(fn)), ("attr", "__code__")), "CODE", None)
 
 
 def tensor_guards(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:

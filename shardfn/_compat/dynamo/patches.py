@@ -88,6 +88,13 @@ READING = (  # a captured function, by Dynamo
         takes="under_transforms",
     ),
     Patch(
+        methods(VARIABLES + "UserFunctionVariable", "bind_args"),
+        "code that is replaced in place, and a method that is, have no guard",
+        NEVER,
+        new=guards.code_noted,
+        takes="memo",
+    ),
+    Patch(
         methods(VARIABLES + "SliceVariable", "__init__"),
         "it takes the number out of a tensor, as of the step of a loop, and so does x[t]",
         NEVER,

@@ -203,6 +203,7 @@ def held_reads(functions: Iterable[Any]) -> list[_compat.Read]:
     for fn in functions:
         fn = getattr(fn, "__func__", fn)
         if isinstance(fn, types.FunctionType) and not is_library(fn):
+            reads.append(_compat.read_of_code(fn))
             for path in _held(fn):
                 reads += _reads_of(path, value_at(path))
     return reads
@@ -244,7 +245,7 @@ def _identity(x: Any, kind: str, to: Any, value: Any, bound: Callable[[Any], str
     if kind == "cell":
         return f"{owner}.cell_contents is {expected}"
     if kind == "attr":
-        return f"getattr({owner}, {to!r}) is {expected}"
+        return f"{owner}.{to} is {expected}"
     if kind == "item":
         plain = not isinstance(x, dict) or type(x).__getitem__ is dict.__getitem__
         found = f"{owner}[{bound(to)}]" if plain else f"dict.__getitem__({owner}, {bound(to)})"

@@ -141,6 +141,18 @@ def note_modes(modes: Any) -> None:
         watched.modes[id(modes)] = modes.read
 
 
+def note_methods(function: type) -> None:
+    """Make the forward and the derivatives of an autograd.Function reads of the captured
+    function.
+    """
+    watched = _WATCHED.get()
+    if watched is not None:
+        scope = "scope", _compat.Itself(function)
+        for name in ("forward", "backward", "jvp"):
+            read = _compat.Read((scope, ("attr", name)), "METHOD", None)
+            watched.modes[hash((id(function), name))] = read
+
+
 @contextlib.contextmanager
 def swept() -> Iterator[Watched]:
     """The context of a capture. At its end, traced values stored by watched functions become

@@ -60,6 +60,7 @@ def applied(call: Callable[..., Any], function: Function, *args: Any, **kwargs: 
     is_users = not function.__module__.startswith("shardfn.")
     for fn in (function.forward, function.backward, function.jvp):
         leaks.watch(_name(function), inspect.unwrap(fn), is_pure=is_users)
+    leaks.note_methods(function)
     if not _compat.takes_context(function):
         return call(function, *args, **kwargs)
     if kwargs:
