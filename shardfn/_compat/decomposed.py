@@ -19,11 +19,11 @@ def table() -> dict[Any, Any]:
     from torch._inductor.decomposition import select_decomp_table
 
     theirs = select_decomp_table()
-    return {**theirs, **{op: _before(ours, theirs.get(op)) for op, ours in OURS.items()}}
+    return {**theirs, **{op: before(ours, theirs.get(op)) for op, ours in OURS.items()}}
 
 
-def _before(ours: Callable[..., Any], theirs: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Our decomposition of an op, and Inductor's for what it leaves alone."""
+def before(ours: Callable[..., Any], theirs: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Our decomposition of an op, and torch's for what it leaves alone."""
 
     def decomposed(*args: Any, **kwargs: Any) -> Any:
         result = ours(*args, **kwargs)

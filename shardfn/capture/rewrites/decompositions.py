@@ -171,13 +171,22 @@ def _linspace(start: Any, end: Any, steps: int, **options: Any) -> torch.Tensor:
     return torch.where(places < steps // 2, from_start, from_end).to(dtype)
 
 
+def _roll(x: torch.Tensor, shifts: list[int], dims: Any = ()) -> torch.Tensor:
+    """Unsigned integers of more than 8 bits as signed ones: torch has no index_select of them."""
+    signed = SIGNED.get(x.dtype)
+    if signed is None:
+        return NotImplemented
+    rolled = aten.roll.default(aten.view.dtype(x, signed), shifts, dims)
+    return aten.view.dtype(rolled, x.dtype)
+
+
+SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 OWN: dict[Any, Callable[..., Any]] = {
     **reductions.TABLE,
     aten.mean.default: _mean,
     aten.mean.dim: _mean_dim,
     aten.var_mean.correction: _var_mean,
     aten.var.correction: _var,
-    aten.linspace.default: _linspace,
     aten.max.default: _max,
     aten.min.default: _min,
     aten.addmm.default: _product_then_add(aten.mm.default),
@@ -187,6 +196,9 @@ OWN: dict[Any, Callable[..., Any]] = {
     **torch_ops.TABLE,
 }
 
+# before torch's, which they leave the rest to
+FIRST = {aten.linspace.default: _linspace, aten.roll.default: _roll}
+
 
 @functools.cache
 def table(undecomposed: frozenset[Any] = frozenset()) -> dict[Any, Any]:
@@ -194,7 +206,6 @@ def table(undecomposed: frozenset[Any] = frozenset()) -> dict[Any, Any]:
     if undecomposed:
         return {op: fn for op, fn in table().items() if op not in undecomposed}
     kept = {getattr(packet, name) for packet in KEPT for name in packet.overloads()}
-    return {op: fn for op, fn in _compat.core_decompositions().items() if op not in kept} | {
-        **OWN,
-        **foreach.table(),
-    }
+    theirs = {op: fn for op, fn in _compat.core_decompositions().items() if op not in kept}
+    own = OWN | {op: _compat.decomposed.before(fn, theirs[op]) for op, fn in FIRST.items()}
+    return theirs | {**own, **foreach.table()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import attrs
 import torch
 
 from ...collectives import (
@@ -21,6 +22,7 @@ from ...types import Collective, Marks
 from .. import layout, strided
 from ..payload import nbytes
 from ..redistribute import SLICE, Move
+from ..rules.dtypes import COMPUTED, INTEGERS
 from . import wire
 from .builder import Builder, Piece
 
@@ -32,8 +34,14 @@ def apply_move(b: Builder, piece: Piece, move: Move, implicit: bool) -> Piece:
     """Emit one move."""
     emit = cut if move.kind == SLICE else move.collective.emit
     assert emit is not None, f"{move.kind} cannot be emitted"
+    dtype = piece.node.meta["val"].dtype
+    if dtype not in COMPUTED:  # torch has no kernels that pad and copy some
+        moved = b.call(aten.view.dtype, piece.node, INTEGERS[dtype.itemsize])
+        piece = attrs.evolve(piece, node=moved)
     node = emit(b, piece, move, implicit)
     node = b.restride(node, piece.shape, piece.stride)
+    if dtype not in COMPUTED:
+        node = b.call(aten.view.dtype, node, dtype)
     shape = _shape(node)
     local = b.local_shape(piece.shape, move.after)
     assert tuple(shape) == local, (move, shape, local)

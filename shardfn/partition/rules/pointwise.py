@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..rule_api.strategy import Choice, OpCall, replicated
+from .dtypes import keeps_values
 
 aten = torch.ops.aten
 
@@ -111,4 +112,4 @@ def widens(call: OpCall) -> bool:
     worse.
     """
     (x,), (out,) = call.ins, call.outs
-    return x.dtype.is_floating_point and torch.promote_types(x.dtype, out.dtype) == out.dtype
+    return x.dtype.is_floating_point and keeps_values(x.dtype, out.dtype)

@@ -9,13 +9,9 @@ import torch
 
 from ..emission.builder import Builder, Piece
 from ..rule_api.strategy import Choice, OpCall, Rule, replicated, together
+from .dtypes import keeps_values, reduces
 
 aten = torch.ops.aten
-
-
-def keeps_values(before: torch.dtype, after: torch.dtype) -> bool:
-    """Whether a cast is linear: rounding the terms of a Partial sum is not rounding the sum."""
-    return torch.promote_types(before, after) == after
 
 
 def _reduced(call: OpCall, position: int, default: int | None) -> set[int]:
@@ -40,9 +36,7 @@ def reduction(pending: str | None, position: int = 1, default: int | None = None
             if d not in reduced:
                 kept = d if keep else d - sum(r < d for r in reduced)
                 choices.append(((d,), (kept,) * len(call.outs)))
-            elif pending == "sum" or (
-                pending and x.dtype != torch.bool
-            ):  # no backend reduces booleans by max or min
+            elif pending and (pending == "sum" or reduces(x.dtype)):
                 choices.append(((d,), (pending,)))
         if pending == "sum" and keeps_values(x.dtype, out.dtype):
             choices.append((("sum",), ("sum",)))

@@ -10,6 +10,7 @@ import torch
 from ... import _compat
 from ...mesh import all_coordinates
 from ...partition import layout
+from ...partition.rules.dtypes import COMPUTED, INTEGERS
 from ...partition.strided import elements, strided_dims
 from ...placement import torch_placements
 from ...simulated import SimulatedTensor
@@ -57,7 +58,7 @@ def cut(x: torch.Tensor, marks: Marks, axes: MeshAxes, coordinate: Sequence[int]
     """One rank's shard of a global tensor, in new memory, with the order of dims in memory of
     the global tensor.
     """
-    out = x
+    out = whole = carried(x)
     strided = strided_dims(marks)
     for dim in strided:
         size = x.shape[dim]
@@ -68,20 +69,28 @@ def cut(x: torch.Tensor, marks: Marks, axes: MeshAxes, coordinate: Sequence[int]
         if found and n > 1 and found[0] not in strided:
             start, size = layout.chunk(out.shape[found[0]], found[1], n, c)
             out = out.narrow(found[0], start, size)
-    if out is x:
+    if out is whole:
         return x
     order = layout.stride_order(x.shape, x.stride())
     fresh = torch.empty_strided(
-        out.shape, layout.dense_strides(out.shape, order), dtype=x.dtype, device=x.device
+        out.shape, layout.dense_strides(out.shape, order), dtype=out.dtype, device=x.device
     )
-    return fresh.copy_(out)
+    return fresh.copy_(out).view(x.dtype)
+
+
+def carried(x: torch.Tensor) -> torch.Tensor:
+    """A tensor in a dtype that has all kernels that move elements: integers for what torch only
+    stores.
+    """
+    return x if x.dtype in COMPUTED else x.view(INTEGERS[x.itemsize])
 
 
 def join(
     shards: Sequence[torch.Tensor], shape: Sequence[int], marks: Marks, axes: MeshAxes
 ) -> torch.Tensor:
     """The global tensor from the local tensors of all ranks."""
-    values = dict(zip(all_coordinates(axes), shards, strict=True))
+    values = dict(zip(all_coordinates(axes), map(carried, shards), strict=True))
+    dtype = shards[0].dtype
     for k in reversed(range(len(marks))):
         groups: dict[tuple[int, ...], list[torch.Tensor]] = {}
         for c, value in sorted(values.items()):
@@ -91,7 +100,7 @@ def join(
     for dim in strided_dims(marks):
         order = _stored(shape[dim], dim, marks, axes).argsort()
         whole = whole.index_select(dim, order.to(whole.device))
-    return whole
+    return whole if whole.dtype == dtype else whole.view(dtype)
 
 
 def _stored(size: int, dim: int, marks: Marks, axes: MeshAxes) -> torch.Tensor:

@@ -17,6 +17,7 @@ from ...errors import PlacementError, TreeError
 from ...mesh import all_coordinates, axes_of, check_mesh, refuse_elsewhere
 from ...partition import layout
 from ...partition.emission import wire
+from ...partition.rules.dtypes import COMPUTED
 from ...placement import P, check_pending, check_whole, is_spec, marks_of, torch_placements
 from ...runtime.arguments import cut, join
 from ...simulated import SimulatedTensor, UnreadTensor, dtensors, shown
@@ -297,16 +298,17 @@ def full(tree: Any) -> Any:
 
 def _whole_otherwise(x: DTensor) -> torch.Tensor:
     """The global tensor of a dtype that Gloo does not carry. A complex tensor is sent as pairs,
-    any other one in a wider dtype.
+    integers in a wider dtype, and what torch only stores as the bytes of each element.
     """
-    local = _compat.local_tensor(x)
-    is_complex = x.dtype.is_complex
-    carried = (
-        torch.view_as_real(local.contiguous())
-        if is_complex
-        else local.to(torch.promote_types(x.dtype, torch.int32))
-    )
-    shape = (*x.shape, 2) if is_complex else tuple(x.shape)
+    local = _compat.local_tensor(x).contiguous()
+    tail: tuple[int, ...] = ()
+    if x.dtype.is_complex:
+        carried, tail = torch.view_as_real(local), (2,)
+    elif x.dtype in COMPUTED:
+        carried = local.to(torch.promote_types(x.dtype, torch.int32))
+    else:
+        carried, tail = local.unsqueeze(-1).view(torch.uint8), (x.dtype.itemsize,)
+    shape = (*x.shape, *tail)
     spec = _compat.dtensor_spec(
         x.device_mesh,
         x.placements,
@@ -315,11 +317,10 @@ def _whole_otherwise(x: DTensor) -> torch.Tensor:
         carried.dtype,
     )
     (whole,) = dtensors([carried], [spec])
-    return (
-        torch.view_as_complex(whole.full_tensor().contiguous())
-        if is_complex
-        else whole.full_tensor().to(x.dtype)
-    )
+    received = whole.full_tensor().contiguous()
+    if x.dtype.is_complex:
+        return torch.view_as_complex(received)
+    return received.view(x.dtype).squeeze(-1) if tail else received.to(x.dtype)
 
 
 def _whole(x: Any) -> Any:
