@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import attrs
 from ranks import run_ranks
 
-from conformance import calls, report
+from conformance import calls, dtypes, report
 from conformance.judge import Verdict
 from conformance.real import SHARE, checked
 from conformance.workers import Found, judged_all
@@ -29,8 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Judge, print, write the page.
 
     Args:
-        argv: `--ops NAME...`, `--sample N`, `--calls N`, `--jobs N`, `--resume`; None reads the
-            command line.
+        argv: `--ops NAME...`, `--sample N`, `--calls N`, `--jobs N`, `--dtypes D...`,
+            `--resume`; None reads the command line.
 
     Returns:
         0 if nothing is wrong and nothing crashed, else 1.
@@ -57,11 +57,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="N",
         help=f"run {SHARE:.0%} of the cases again on N real gloo processes instead",
     )
+    parser.add_argument(
+        "--dtypes",
+        nargs="+",
+        help="in these dtypes that an operator takes, or `all`: op by op, compiled and sharded",
+    )
     parser.add_argument("--resume", action="store_true", help=f"keep what {KEPT} holds")
     options = parser.parse_args(argv)
     names = [n for n in chosen(options.ops) if in_sample(n, options.sample)]
     if options.gloo:
         return on_gloo(names, options.gloo, options.calls)
+    if options.dtypes:
+        wanted = dtypes.ALL if options.dtypes == ["all"] else options.dtypes
+        return in_dtypes(names, wanted, options.calls)
     KEPT.parent.mkdir(exist_ok=True)
     if not options.resume:
         KEPT.unlink(missing_ok=True)
@@ -76,6 +84,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.ops is None and options.sample == 1:
         PAGE.write_text(report.page(rows))
     return int(any(row.verdict in report.BAD for row in rows))
+
+
+def in_dtypes(names: Sequence[str], wanted: Sequence[str], most: int) -> int:
+    """Judge operators in some dtypes, and print what is wrong."""
+    bad, count = 0, 0
+    for verdict in dtypes.verdicts(names, wanted, most):
+        count += 1
+        if verdict.what in report.BAD:
+            bad += 1
+            print(f"{verdict.what}: {verdict.case}\n  {verdict.said[:600]}", flush=True)
+    print(f"{count} cases in {' '.join(wanted)}, {bad} wrong or crashed")
+    return int(bad > 0)
 
 
 def on_gloo(names: Sequence[str], n: int, most: int) -> int:

@@ -33,6 +33,22 @@ class Case:
     wanted: tuple[torch.Tensor, ...]
 
 
+def verdicts(names: Sequence[str], dtypes: Sequence[str], most: int) -> Iterator[Verdict]:
+    """Everything about some operators in some dtypes: op by op, sharded, and compiled together."""
+    waiting: list[Case] = []
+    for name in names:
+        for case in cases(name, dtypes, most):
+            verdict = op_by_op(case)
+            yield verdict
+            if verdict.what == judge.NATIVE:
+                yield from sharded(case)
+                waiting.append(case)
+        if len(waiting) >= TOGETHER:
+            yield from compiled(waiting)
+            waiting = []
+    yield from compiled(waiting)
+
+
 def cases(name: str, dtypes: Sequence[str], most: int) -> Iterator[Case]:
     """The calls of an operator in each of some dtypes, but for those that torch cannot compute
     or that draw random numbers.

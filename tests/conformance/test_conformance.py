@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 from ranks import run_ranks
 
-from conformance import judge
+from conformance import dtypes, judge
 from conformance.__main__ import SAMPLE, chosen, in_sample
 from conformance.real import checked
 from conformance.workers import judged
@@ -33,6 +33,18 @@ NAMES = sorted({n for n in chosen(None) if in_sample(n, SAMPLE)} - SLOW | ONCE_F
 @pytest.mark.parametrize("name", NAMES)
 def test_an_operator_is_right_or_refused_however_it_is_cut(name: str) -> None:
     bad = [v for v in judged(name, CALLS).verdicts if v.what in (judge.WRONG, judge.CRASHED)]
+    assert not bad, "\n".join(f"{v.what} {v.case}\n  {v.said}" for v in bad[:5])
+
+
+DTYPES = ("bool", "uint8", "int32", "float16", "bfloat16", "complex64")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_operator_is_right_in_every_dtype(dtype: str) -> None:
+    cases = [case for name in NAMES[::8] for case in dtypes.cases(name, [dtype], CALLS)]
+    verdicts = map(dtypes.op_by_op, cases)
+    bad = [v for v in verdicts if v.what in (judge.WRONG, judge.CRASHED)]
+    assert cases
     assert not bad, "\n".join(f"{v.what} {v.case}\n  {v.said}" for v in bad[:5])
 
 

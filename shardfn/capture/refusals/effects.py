@@ -9,6 +9,7 @@ import torch
 from ... import _compat
 from ...errors import CaptureError
 from .. import annotations as sources
+from ..views import viewed
 
 ALONE = (
     "global values, and placements; shard adds the communication, and constrain asks for "
@@ -94,6 +95,7 @@ def refuse_mutation(
     holders = graph.graph.find_nodes(op="placeholder")
     writes = [n for n in graph.graph.nodes if n.op == "call_function" and _mutates(n)]
     for node in writes:
+        refuse_windows(node, name)
         hit = written_input(node)
         if hit is None:
             continue
@@ -118,3 +120,53 @@ def refuse_mutation(
             arg_path=path,
         )
     return writes
+
+
+def refuse_windows(node: torch.fx.Node, name: str) -> None:
+    """Refuse a write through windows that overlap, or that leave elements out: torch's
+    functionalization gives other values than the write has (torch 2.13).
+
+    Raises:
+        CaptureError: names the line.
+    """
+    arguments = _compat.schema(node.target).arguments
+    written = [
+        x
+        for argument, x in zip(arguments, node.args, strict=False)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    for value in written:
+        if isinstance(value, torch.fx.Node) and _is_windowed(value):
+            raise CaptureError.of(
+                name,
+                "it writes through windows that overlap or leave elements out",
+                needed="writes to views whose elements are each in memory once",
+                fix="compute the new value: torch.where, x.index_add, or slices such as x[::2]",
+                source=sources.line_of(node.meta.get("stack_trace")),
+            )
+
+
+def _is_windowed(node: torch.fx.Node | None) -> bool:
+    """Whether a value is a view by windows, or has elements that share memory."""
+    shared = node is not None and _shares(node.meta.get("val"))
+    while node is not None and not shared:
+        if node.target is torch.ops.aten.unfold.default:
+            before, after = node.args[0].meta["val"], node.meta["val"]
+            shared = after.numel() != before.numel() or _shares(after)
+        node = viewed(node)
+    return shared
+
+
+def _shares(x: object) -> bool:
+    """Whether two elements of a tensor may lie at one place of its memory."""
+    if not isinstance(x, torch.Tensor) or x.layout != torch.strided:
+        return False
+    if any(isinstance(n, torch.SymInt) for n in (*x.shape, *x.stride())):
+        return False
+    dims = sorted((s, n) for n, s in zip(x.shape, x.stride(), strict=True) if n > 1)
+    reach = 0
+    for stride, size in dims:
+        if stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False
