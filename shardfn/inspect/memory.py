@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import attrs
 import torch
@@ -73,6 +74,10 @@ class Memory:
     def of(self, kind: str) -> int:
         """The bytes of one kind at the peak."""
         return sum(tensor.nbytes for tensor in self.alive if tensor.kind == kind)
+
+    def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:
+        """What a notebook shows: the table."""
+        printer.text(str(self))
 
     def __str__(self) -> str:
         lines = [f"{self.name}: {human_bytes(self.peak)} on one rank"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 import attrs
 
@@ -71,6 +72,10 @@ class MeshPlans:
     def best(self) -> MeshPlan:
         """The plan of the fastest mesh."""
         return self.plans[0]
+
+    def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:
+        """What a notebook shows: the table."""
+        printer.text(str(self))
 
     def __str__(self) -> str:
         hardware = self.best.time.hardware

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import collections
+<<<<<<< HEAD
 from collections.abc import Callable, Iterator, Mapping
+=======
+from collections.abc import Iterator, Mapping
+from typing import Any
+>>>>>>> d66d3a85 (A notebook shows the tables that print gives; worlds over several cells are described)
 
 import attrs
 import torch
@@ -106,6 +111,10 @@ class StepTime:
     def total(self) -> float:
         """Seconds of a step."""
         return self.compute + self.exposed
+
+    def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:
+        """What a notebook shows: the table."""
+        printer.text(str(self))
 
     def __str__(self) -> str:
         lines = [

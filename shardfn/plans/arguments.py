@@ -43,6 +43,10 @@ class ArgumentPlacements:
         comma = "," if len(parts) == 1 else ""
         return f"({', '.join(parts)}{comma})"
 
+    def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:
+        """What a notebook shows: the table."""
+        printer.text(str(self))
+
     def __str__(self) -> str:
         return f"in_placements = {self.text()}\n{self.table}"
 

@@ -72,6 +72,10 @@ class Strategy:
     batch: P
     activations: P
 
+    def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:
+        """What a notebook shows: the table."""
+        printer.text(str(self))
+
     def __str__(self) -> str:
         texts = [f"{kind} {human_bytes(getattr(self, kind).nbytes)}" for kind in KINDS]
         both = human_bytes(MOMENTS * self.state.nbytes)

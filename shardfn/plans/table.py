@@ -58,6 +58,10 @@ class Placements(dict[str, Any]):
         rows = _rows(dict(self), self._leaves, self._axes)
         return sum(row.nbytes for row in rows)
 
+    def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:
+        """What a notebook shows: the table."""
+        printer.text(str(self))
+
     def __str__(self) -> str:
         rows = _rows(dict(self), self._leaves, self._axes)
         head = _heads(self._axes)
