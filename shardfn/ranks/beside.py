@@ -16,8 +16,13 @@ from typing import Any
 import torch.distributed as dist
 
 from .. import _compat
+<<<<<<< HEAD
 from ..errors import DivergenceError, RankLostError, source_at
 from .calls import CHECKPOINT, RAISED, Event
+=======
+from ..errors import DivergenceError, RankLostError
+from .calls import CHECKPOINT, Event
+>>>>>>> b27c11c5 (A call after one that raised on this rank waits until the others have raised too, or is refused by name)
 from .watch import Watch
 
 UNLIMITED = 1800.0  # seconds, of a backend without a timeout
@@ -83,8 +88,7 @@ def checkpointing(world: Any, where: str, *, is_background: bool = False) -> Ite
         if reason is not None:
             raise reason from error
         if not is_background:
-            watch.enter(Event(watch.everyone, RAISED, f"{where}, which raised", {}))
-            watch.enter(None)
+            watch.has_raised(watch.everyone, where)
         raise
     if not is_background:
         watch.enter(None)
