@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import collections
-<<<<<<< HEAD
 from collections.abc import Callable, Iterator, Mapping
-=======
-from collections.abc import Iterator, Mapping
 from typing import Any
->>>>>>> d66d3a85 (A notebook shows the tables that print gives; worlds over several cells are described)
 
 import attrs
 import torch

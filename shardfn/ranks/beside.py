@@ -16,13 +16,8 @@ from typing import Any
 import torch.distributed as dist
 
 from .. import _compat
-<<<<<<< HEAD
 from ..errors import DivergenceError, RankLostError, source_at
-from .calls import CHECKPOINT, RAISED, Event
-=======
-from ..errors import DivergenceError, RankLostError
 from .calls import CHECKPOINT, Event
->>>>>>> b27c11c5 (A call after one that raised on this rank waits until the others have raised too, or is refused by name)
 from .watch import Watch
 
 UNLIMITED = 1800.0  # seconds, of a backend without a timeout
