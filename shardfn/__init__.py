@@ -56,6 +56,7 @@ __all__ = [
     "current_mesh",
     "custom_jvp",
     "custom_vjp",
+    "debug",
     "distribute",
     "ema",
     "explain",

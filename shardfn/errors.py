@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import types
 from typing import Any, Self
 
 import torch
@@ -210,11 +211,17 @@ def is_inside(file: str) -> bool:
     return file.startswith(_HERE)
 
 
-def call_site() -> str | None:
-    """The `file:line` of user code that called into shardfn."""
+def user_frame() -> types.FrameType | None:
+    """The frame of user code that called into shardfn."""
     frame = sys._getframe(1)
     while frame is not None and is_ours(frame.f_code.co_filename):
         frame = frame.f_back
+    return frame
+
+
+def call_site() -> str | None:
+    """The `file:line` of user code that called into shardfn."""
+    frame = user_frame()
     return source_at(frame.f_code.co_filename, frame.f_lineno) if frame else None
 
 

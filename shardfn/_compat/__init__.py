@@ -93,6 +93,7 @@ from .dynamo.refused import (
 )
 from .dynamo.restored import Memo
 from .dynamo.shells import Shell, closed, opened, registered
+from .dynamo.shown import SHOWS, Delayed, Traced
 from .dynamo.sizes import (
     Sizes,
     dim_hint,
@@ -115,6 +116,7 @@ from .inductor import (
     as_inductor_writes,
     generated_code,
     inductor,
+    keep_effects,
     lower_by_formula,
     trace_artifact,
 )
@@ -206,6 +208,10 @@ __all__ = [
     "Unlike",
     "read_of_code",
     "with_uses",
+    "keep_effects",
+    "Traced",
+    "Delayed",
+    "SHOWS",
     "ASKS_RANK",
     "CACHE_DIR",
     "COMMUNICATES",

@@ -184,12 +184,62 @@ def _lower_formula(op: OpOverload, *args: Any) -> Any:
     )
 
 
+_effects: list[OpOverload] = []
+
+
+def keep_effects(op: OpOverload) -> None:
+    """Have torch keep the calls of an op of ours that nothing reads, and Inductor their order.
+
+    Args:
+        op: one that does more than compute its results.
+    """
+    torch.fx.node.has_side_effect(op)
+    _effects.append(op)
+
+
+@functools.cache
+def _effect_class() -> Any:
+    from torch._inductor import dependencies, ir
+    from torch._inductor.virtualized import V
+
+    class Effect(ir.FallbackKernel):
+        """A call of torch's kernel, after the one before it in the order of the program."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.before = V.graph.effectful_ops.get(Effect)
+            V.graph.effectful_ops[Effect] = self
+
+        def get_read_writes(self) -> Any:
+            both = super().get_read_writes()
+            if self.before is not None:
+                both.reads.add(dependencies.StarDep(self.before.get_name()))
+            return both
+
+        def has_side_effects(self) -> bool:
+            return True
+
+    return Effect
+
+
+def _lower_effect(op: OpOverload, *args: Any) -> Any:
+    """Inductor's lowering of an op that does more than compute its results."""
+    from torch._inductor import ir
+
+    plain = [list(x) if isinstance(x, (list, tuple)) else x for x in args]
+    found = _effect_class().create(op, *plain)
+    return [ir.TensorBox.create(x) for x in found] if isinstance(found, (list, tuple)) else None
+
+
 @functools.cache
 def _register_lowerings() -> None:
     from torch._inductor.lowering import register_lowering
 
     register_lowering(torch.ops.shardfn.pack.default, type_promotion_kind=None)(_lower_pack)
     register_lowering(torch.ops.shardfn.after.default, type_promotion_kind=None)(_lower_after)
+    for op in _effects:
+        lower = functools.partial(_lower_effect, op)
+        register_lowering(op, type_promotion_kind=None)(lower)
     for op in _formulas:
         lower = functools.partial(_lower_formula, op)
         register_lowering(op, type_promotion_kind=None)(lower)

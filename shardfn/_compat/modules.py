@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import operator
 import sys
 import types
@@ -18,7 +19,7 @@ import torch.utils.checkpoint
 from torch._decomp import decompositions
 
 from .compilations import caches
-from .dynamo import reading, refused
+from .dynamo import reading, refused, shown
 from .patching import NEVER, Patch, methods
 from .threads import replaced
 from .tracing import inside_transform, is_fake, is_transformed
@@ -257,6 +258,23 @@ def _chosen(
 
 
 PATCHES = (  # while a module runs that Dynamo does not trace
+    *(
+        Patch(
+            (place,),
+            "it shows the values of the run",
+            NEVER,
+            new=functools.partial(shown.run_called, fn),
+            is_mine=reading.is_reading,
+        )
+        for place, fn in shown.OF_PYTHON.items()
+    ),
+    Patch(
+        methods("logging:Logger", "_log"),
+        "the same",
+        NEVER,
+        new=shown.run_logged,
+        is_mine=reading.is_reading,
+    ),
     Patch(
         ("torch.backends.mha:get_fastpath_enabled",),
         "attention has a fused kernel for inference, which has no derivative",

@@ -14,7 +14,7 @@ import torch
 
 from .. import _compat, tracebacks
 from ..errors import ShardError
-from ..ops import placement
+from ..ops import debug, placement
 from ..types import Program
 from . import annotations as sources
 from .closure import closed_over
@@ -101,6 +101,11 @@ def capture(
     user_fn, (fn, args, kwargs) = fn, holding(fn, args, kwargs)
     given = Given(fn, user_fn, args, kwargs, paths)
     settings = attrs.evolve(settings or Settings(), name=name)
+    with debug.noting(name):
+        return _captured_on(given, settings, handled)
+
+
+def _captured_on(given: Given, settings: Settings, handled: BaseException | None) -> Captured:
     if not settings.dynamic:
         return _constant(given, settings, handled)
     found, reason = _dynamic(given, settings)
@@ -108,7 +113,7 @@ def capture(
         found.template.refuse_constants(settings)
         return found
     found = _constant(given, attrs.evolve(settings, dynamic={}), handled)
-    refuse_strict(settings, paths, reason)
+    refuse_strict(settings, given.paths, reason)
     return attrs.evolve(found, fixed=reason)
 
 
@@ -326,6 +331,7 @@ def _called(fn: Callable[..., Any], name: str, how: Any) -> types.FunctionType:
     @_compat.read_by_dynamo
     def call(args: Any, kwargs: Any) -> Any:
         named.begin()
+        debug.begin()
         records: list[Any] = []
         args, kwargs = made(_compat.owned((args, kwargs)), how, records)
         out = fn(*args, **kwargs)

@@ -16,6 +16,7 @@ import torch
 
 from .. import _compat
 from ..errors import CaptureError
+from ..ops import debug
 from ..ops.loops import Loop, inner_nodes, shapes_of
 from ..random.ambient import Missing, drawing_from
 from . import annotations as sources
@@ -88,6 +89,10 @@ def _(tensors: list[torch.Tensor], number: int) -> list[torch.Tensor]:
     return shapes_of(_recording.get().loops[number])
 
 
+# a body may show values: `trim` removes an unread one that does not
+_compat.keep_effects(torch.ops.shardfn.looped.default)
+
+
 def functional(
     fn: Callable[..., Any], inputs: Sequence[torch.Tensor], name: str, paths: Sequence[str]
 ) -> torch.fx.GraphModule:
@@ -144,6 +149,7 @@ def traced(
         constants = lifted_constants(graph, _recording.get().mode, name)
         if again:
             _refuse_random(graph.graph, name)
+            debug.erase(graph.graph)
         body = simplified(graph.graph)
     return body, constants
 

@@ -15,6 +15,7 @@ import attrs
 import torch
 
 from .. import _compat
+from ..ops.debug import has_effect
 from ..ops.loops import Loop, apart, driven
 from .text import Unwritable, devices_of, loop_text
 
@@ -62,6 +63,23 @@ def _(tensors: list[torch.Tensor], number: int) -> list[torch.Tensor]:
     ]
 
 
+@torch.library.custom_op("shardfn::run_showing_loop", mutates_args=())
+def run_showing_loop(tensors: list[torch.Tensor], number: int) -> list[torch.Tensor]:
+    """As `run_loop`, of a loop that shows values: it runs though nothing may read its results, and
+    in order.
+    """
+    return _compiled[number](tensors)
+
+
+@run_showing_loop.register_fake
+def _(tensors: list[torch.Tensor], number: int) -> list[torch.Tensor]:
+    return run_loop(tensors, number)
+
+
+SHOWING = torch.ops.shardfn.run_showing_loop.default
+_compat.keep_effects(SHOWING)
+
+
 def outlined(
     module: torch.fx.GraphModule, compile_graph: Callable[[torch.fx.Graph], Any]
 ) -> list[Compiled]:
@@ -79,7 +97,8 @@ def outlined(
             shapes = tuple(node.meta["val"])
             compiled = Compiled(number, node.target, runners, shapes)
             _compiled[number] = compiled
-        node.target, node.args = (torch.ops.shardfn.run_loop.default, (list(node.args), number))
+        run = SHOWING if has_effect(node) else torch.ops.shardfn.run_loop.default
+        node.target, node.args = (run, (list(node.args), number))
         loops.append(compiled)
     if loops:
         module.recompile()

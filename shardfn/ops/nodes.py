@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from .debug import has_effect
+
 
 def args_of(node: torch.fx.Node) -> tuple[Any, ...]:
     """The arguments of a node, each of the type that its op gives it: torch's annotation only
@@ -18,4 +20,4 @@ def remove_unread(graph: torch.fx.Graph) -> None:
     """Remove the nodes that nothing reads and that have no effect. torch asks of every node
     whether it has one, which takes longer than all else here.
     """
-    graph.eliminate_dead_code(lambda node: bool(node.users) or node.is_impure())
+    graph.eliminate_dead_code(lambda node: bool(node.users) or node.is_impure() or has_effect(node))

@@ -8,7 +8,7 @@ import attrs
 
 from ..capture import annotations as sources
 from ..capture.checkpoint.recompute import is_view
-from .plan import Apply, Fill, Plan, Relabel, Slot, Step
+from .plan import Apply, Fill, Plan, Relabel, Slot, Step, has_effect
 
 INPUT = "input"
 RESULT = "result"
@@ -55,7 +55,7 @@ def halves(plan: Plan, results: int, drawn: Collection[int] = ()) -> Halves:
     saved = tuple(x for x in residuals if x not in places)
     places |= _numbered(SAVED, saved)
     outs = (*returned, *saved)
-    checks = [step for step in plan.steps if not step.made and step not in late]
+    checks = [step for step in plan.steps if has_effect(step) and step not in late]
     checked = [slot for step in checks for slot in step.read]
     early = flow.behind((*outs, *checked)) | {*checks}
     numbers, cotangents = tuple(zip(*plan.cotangents, strict=True)) or ((), ())
@@ -113,7 +113,7 @@ class _Flow:
     ) -> tuple[set[Step], list[Slot]]:
         """The steps of the backward, and the slots that it reads besides the cotangents."""
         early = self.behind(returned)
-        steps: set[Step] = {s for s in self.late if not s.made}
+        steps: set[Step] = {s for s in self.late if has_effect(s)}
         read: dict[int, Slot] = {}
         queue = [*gradients, *(x for step in steps for x in step.read)]
         while queue:

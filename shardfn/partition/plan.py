@@ -9,6 +9,7 @@ import attrs
 import torch
 
 from ..buckets import Wish
+from ..ops import debug
 from ..types import Marks, MeshAxes
 from .redistribute import Move
 
@@ -167,6 +168,16 @@ def on_one_rank(chosen: Plan) -> Iterator[str]:
             yield from on_one_rank(inner)
 
 
+def shows(step: Step) -> bool:
+    """Whether a step shows values, itself or in a loop."""
+    return isinstance(step, (Apply, Nested)) and debug.has_effect(step.node)
+
+
+def has_effect(step: Step) -> bool:
+    """Whether a step checks or shows values, so that it runs though nothing reads its results."""
+    return not step.made or shows(step)
+
+
 def needed(planned: list[Step], outs: tuple[Slot, ...]) -> tuple[Step, ...]:
     """The steps that some result depends on, and those that only check; the same on every rank,
     so that all drop the same collectives.
@@ -174,7 +185,7 @@ def needed(planned: list[Step], outs: tuple[Slot, ...]) -> tuple[Step, ...]:
     live = {slot.number for slot in outs}
     kept = []
     for step in reversed(planned):
-        if not step.made or any(slot.number in live for slot in step.made):
+        if has_effect(step) or any(slot.number in live for slot in step.made):
             kept.append(step)
             live.update(slot.number for slot in step.read)
     return tuple(reversed(kept))

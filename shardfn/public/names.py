@@ -1,6 +1,6 @@
 """The public names. The first one that is read imports this file."""
 
-from .. import random
+from .. import debug, random
 from .._tree import tree_map
 from ..buckets import Bucket, BucketPlan
 from ..checkpoints import Saving, load, load_safetensors, save, save_safetensors

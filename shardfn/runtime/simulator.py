@@ -24,6 +24,8 @@ from ..collectives import (
 )
 from ..compile.op_by_op import run_as
 from ..errors import SAME_COLLECTIVES, DivergenceError
+from ..ops import debug
+from ..ops.debug import DEBUG
 from ..ops.loops import Loop
 from ..types import Collective, LocalProgram, MeshAxes
 from . import cache
@@ -46,6 +48,14 @@ class Request:
         Any, ...
     ]  # the op and its arguments except the tensor; equal on all ranks of the group
     value: torch.Tensor
+
+
+@attrs.frozen(eq=False)
+class Shown:
+    """A call of `sf.debug` that a rank stops at, until no other rank can go on."""
+
+    what: str
+    values: list[torch.Tensor]
 
 
 @attrs.frozen(eq=False)
@@ -100,12 +110,15 @@ def _lockstep(
     while ready or asked:
         for i, answer in ready.items():
             try:
-                asked[i] = ranks[i].send(answer)
+                with debug.on_rank(i):
+                    asked[i] = ranks[i].send(answer)
             except StopIteration as stop:
                 results[i] = stop.value
         ready = {}
         for group in _groups(asked, coordinates, at, axes):
             ready.update(zip(group, combine([asked.pop(i) for i in group]), strict=True))
+        if not ready:
+            ready.update(dict.fromkeys(_shown(asked)))
         if asked and not ready:
             raise _deadlock(asked)
     return results
@@ -116,6 +129,7 @@ def _groups(
 ) -> Iterator[list[int]]:
     """The groups whose ranks have all arrived."""
     done: set[int] = set()
+    asked = {i: request for i, request in asked.items() if isinstance(request, Request)}
     for i in list(asked):
         if i in done:
             continue
@@ -127,6 +141,18 @@ def _groups(
             _same_request(group, asked)
             done.update(group)
             yield group
+
+
+def _shown(asked: dict[int, Request | Shown]) -> list[int]:
+    """Show the values of all ranks that wait at one call of `sf.debug`, and let them go on."""
+    waiting = {i: r for i, r in asked.items() if isinstance(r, Shown)}
+    first = next(iter(waiting.values()), None)
+    ranks = sorted(i for i, r in waiting.items() if first is not None and r.what == first.what)
+    if first is not None:
+        debug.show(first.what, {i: waiting[i].values for i in ranks})
+    for i in ranks:
+        del asked[i]
+    return ranks
 
 
 def _same_request(group: list[int], asked: dict[int, Request]) -> None:
@@ -235,7 +261,9 @@ def _rank(
         args, kwargs = torch.fx.node.map_aggregate(
             step.call, lambda a: values[a.index] if isinstance(a, _Register) else a
         )
-        if step.record is not None:
+        if step.run is DEBUG:
+            yield Shown(args[1], args[0])
+        elif step.record is not None:
             values[step.out] = yield Request(step.record, (step.run, *args[1:]), args[0])
         elif isinstance(step.run, Loop):
             values[step.out] = yield from _looping(step.run, args)

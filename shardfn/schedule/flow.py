@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,12 +51,13 @@ class Flow:
     readers: dict[int, list[int]]  # step -> steps that read its results
     returned: frozenset[int]  # steps that make a result
     served: Served  # slot -> the gradient that it is a term of
+    shown: dict[int, int]  # a step that shows values -> the one before it, which comes first
 
     def sources(self, step: int) -> list[int]:
         """The steps that make a step's inputs."""
-        return [
-            self.made_by[s.number] for s in self.plan.steps[step].read if s.number in self.made_by
-        ]
+        read = self.plan.steps[step].read
+        found = [self.made_by[s.number] for s in read if s.number in self.made_by]
+        return [*found, self.shown[step]] if step in self.shown else found
 
     def rearranges_input(self, step: int) -> bool:
         """Whether a step only rearranges an input, such as a parameter that is transposed and
@@ -75,6 +77,10 @@ def flow(plan: steps.Plan, outs: Outs) -> Flow:
         for slot in step.read:
             if slot.number in made_by:
                 readers[made_by[slot.number]].append(i)
+    showing = [i for i, step in enumerate(plan.steps) if steps.shows(step)]
+    shown = {after: before for before, after in itertools.pairwise(showing)}
+    for after, before in shown.items():
+        readers[before].append(after)
     gradients = {**_terms(plan, served), **_reductions(plan, made_by, readers)}
     parameters = _parameters(plan)
     transfers: dict[int, tuple[Transfer, ...]] = {}
@@ -88,7 +94,7 @@ def flow(plan: steps.Plan, outs: Outs) -> Flow:
             if sent:
                 transfers[i] = sent
     returned = frozenset(made_by[slot.number] for slot in plan.outs if slot.number in made_by)
-    return Flow(plan, made_by, transfers, readers, returned, served)
+    return Flow(plan, made_by, transfers, readers, returned, served, shown)
 
 
 def _terms(plan: steps.Plan, served: Served) -> dict[int, steps.Gradient]:

@@ -70,10 +70,11 @@ def test_public_objects_pickle() -> None:
         assert again is x or again == x
 
 
-def test_a_public_name_is_no_submodule_but_random() -> None:
+def test_a_public_name_is_no_submodule_but_debug_and_random() -> None:
     """Python gives a package the submodules that somebody imports."""
     modules = [name for name in sf.__all__ if _is_module(name)]
-    assert modules == ["random"] and isinstance(sf.random, ModuleType)
+    assert modules == ["debug", "random"]
+    assert isinstance(sf.random, ModuleType) and isinstance(sf.debug, ModuleType)
 
 
 def _is_module(name: str) -> bool:

@@ -36,7 +36,7 @@ LAYERS: dict[str, int] = {
     "collectives": 3, "ranks": 3,
     "byte_sizes": 4, "buckets": 4, "hardware": 4, "placement": 4, "mesh": 4, "world": 4,
     "ops": 4,
-    "plans": 5, "random": 5, "stored": 5,
+    "debug": 5, "plans": 5, "random": 5, "stored": 5,
     "capture": 6,
     "partition": 7,
     "schedule": 8,

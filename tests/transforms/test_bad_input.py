@@ -173,11 +173,6 @@ def branches(x: torch.Tensor) -> torch.Tensor:
     return x if x.sum() > 0 else -x
 
 
-def prints(x: torch.Tensor) -> torch.Tensor:
-    print("hello")
-    return x + 1
-
-
 def stores(x: torch.Tensor) -> torch.Tensor:
     LOG.append(1)
     return x + 1
@@ -197,7 +192,6 @@ def not_scalar(x: torch.Tensor) -> torch.Tensor:
 
 CAPTURE = {
     branches: ("it branches on a tensor's value", "torch.where(condition, a, b)"),
-    prints: ("it prints", "return the value and print it outside"),
     stores: (
         "it changes something outside of itself: LOG",
         "return the new value instead of storing it",

@@ -11,6 +11,7 @@ from . import (
     reading,
     refused,
     restored,
+    shown,
     sizes,
     spared,
     steps,
@@ -163,6 +164,25 @@ READING = (  # a captured function, by Dynamo
         NEVER,
         new=restored.is_changed,
         takes="memo",
+    ),
+    Patch(
+        methods(VARIABLES + "BuiltinVariable", "call_function"),
+        "print and breakpoint show the values of the run",
+        NEVER,
+        new=shown.builtin_called,
+    ),
+    Patch(
+        methods("torch._dynamo.symbolic_convert:InstructionTranslatorBase", "_load_attr"),
+        "rows.append, given to a callback, is a guard on what the list holds",
+        NEVER,
+        new=shown.method_loaded,
+    ),
+    Patch(
+        ("torch._dynamo.variables.misc:LoggingLoggerVariable.call_method",),
+        "a logger shows the values of the run",
+        NEVER,
+        new=shown.logger_called,
+        optional=True,
     ),
     Patch(
         methods(VARIABLES + "TensorVariable", "call_method"),

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import torch
 
+from ...ops.debug import has_effect
 from ...ops.loops import Branch, Scan, While
 from ...ops.nodes import args_of, remove_unread
 
@@ -61,7 +62,7 @@ def _live_results(scan: Scan, used: set[int]) -> tuple[set[int], set[torch.fx.No
     live = set(used)
     entering = holders[scan.consts :][: scan.carries]
     while True:
-        needed = reached(output.args[0][k] for k in live)
+        needed = _needed(body, [output.args[0][k] for k in live])
         carries = {k for k, holder in enumerate(entering) if holder in needed}
         if carries <= live:
             return live, needed
@@ -96,7 +97,7 @@ def _trim_branch(
 def _needed_inputs(body: torch.fx.Graph, used: set[int]) -> list[int]:
     """The inputs of a graph that some of its results depend on."""
     (output,) = body.find_nodes(op="output")
-    needed = reached(output.args[0][k] for k in used)
+    needed = _needed(body, [output.args[0][k] for k in used])
     holders = body.find_nodes(op="placeholder")
     return [i for i, h in enumerate(holders) if h in needed]
 
@@ -135,6 +136,11 @@ def reached(roots: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
     return seen
 
 
+def _needed(body: torch.fx.Graph, wanted: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
+    """Every node that some results depend on, or values that are shown."""
+    return reached([*wanted, *filter(has_effect, body.nodes)])
+
+
 def _cut(body: torch.fx.Graph, ins: list[int], outs: list[int]) -> torch.fx.Graph:
     """A copy of a graph with some of its inputs and results."""
     fresh = torch.fx.Graph()
@@ -142,7 +148,7 @@ def _cut(body: torch.fx.Graph, ins: list[int], outs: list[int]) -> torch.fx.Grap
     (output,) = body.find_nodes(op="output")
     results = output.args[0]
     wanted = [results[k] for k in outs]
-    needed = reached(wanted)
+    needed = _needed(body, wanted)
     holders = body.find_nodes(op="placeholder")
     inputs = {holders[i] for i in ins}
     for node in body.nodes:

@@ -92,7 +92,6 @@ CAUSES = (
         "it returns a tensor of which it calls requires_grad_",
         "the tensor, and requires_grad_ outside; sf.grad for a derivative inside",
     ),
-    ("operator `print`", "it prints", "return the value and print it outside"),
     (
         "to return a scalar",
         "the function to differentiate does not return a scalar",

@@ -18,7 +18,9 @@ NAME = re.compile(r"(\w+)\.(\w+)\.(\w+)")
 TENSORS = frozenset({"Tensor", "List[Tensor]", "Optional[Tensor]"})
 CHECKS = frozenset({"aten._assert_async.default", "aten._assert_async.msg"})
 WRITES = frozenset({"aten.copy_.default"})  # into donated inputs
-REFUSED = frozenset({"shardfn.run_loop.default", "aten.from_file.default"})
+REFUSED = frozenset(
+    {"shardfn.run_loop.default", "shardfn.run_showing_loop.default", "aten.from_file.default"}
+)
 CHECKED = {  # the op that checks its indices, in the place of one that does not
     "aten._unsafe_index.Tensor": "aten.index.Tensor",
     "aten._unsafe_index_put.default": "aten.index_put.default",

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ...ops.debug import DEBUG
 from ...ops.loops import Loop
 from ...ops.nodes import args_of
 from ...ops.prims import PRIMS
@@ -221,7 +222,7 @@ class Walk(Chooser):
         """Place an op so; `local` is how a rank runs it, if that is not by its rule."""
         in_marks, out_marks = placed
         ins = tuple(
-            self.redistribute(value, marks, node, implicit=True)
+            self.redistribute(value, marks, node, implicit=node.target is not DEBUG)
             for value, marks in zip(values, in_marks, strict=True)
         )
         outs = tuple(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from ...capture.copying import copied
+from ...ops.debug import has_effect
 from ...ops.loops import Loop, inner_nodes
 from ..agenda import Agenda
 
@@ -28,6 +29,8 @@ def drop_dead(graph: torch.fx.Graph, agenda: Agenda) -> torch.fx.Graph:
 
 def _is_dead(node: torch.fx.Node) -> bool:
     only_checks = node.op == "call_function" and node.meta.get("val") is None
+    if has_effect(node):
+        return False
     if isinstance(node.target, Loop) and any(
         "collective" in inner.meta
         for g in node.target.graphs

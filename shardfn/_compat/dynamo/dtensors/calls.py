@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from ....errors import is_ours
 from ...distributed.fsdp_hooks import key_of, takes_itself
+from .. import shown
 from ..refused import collective_refused, refuse_call, refuse_class_of_followed
 from ..sizes import is_dense
 from . import arguments
@@ -187,6 +188,9 @@ def function_called(
     """
     called = getattr(function, "fn", None) or getattr(function, "value", None)
     key = key_of(called)
+    shows = shown.of_function(called)
+    if shows is not None:
+        return shown.show(shows, tx, args, kwargs)
     ours = dtensors.functions.get(key)
     if ours is not None:
         owner = getattr(function, "obj", None)  # of a method

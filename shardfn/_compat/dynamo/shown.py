@@ -1,0 +1,263 @@
+"""Calls of a captured function that show values: Dynamo notes the values and the arguments.
+
+A function of `SHOWS` is not read. Its row gets Python's own objects, with a `Traced` for each
+tensor, and returns a function of the graph, a text and tensors to call it with, or None.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import operator
+import re
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...errors import CaptureError, user_frame
+from .sizes import user_line
+
+QUESTIONS = ("isEnabledFor", "getEffectiveLevel", "hasHandlers")
+CONTAINERS = list, dict, set, collections.deque
+DEPTH = 20  # of containers in arguments
+BREAKPOINT = breakpoint  # Python's own
+SCALARS = str, int, float, bool
+OF_PYTHON = {
+    "builtins:print": print,
+    "builtins:breakpoint": breakpoint,
+    "warnings:warn": warnings.warn,
+}
+TEXTS = {str: "{!s}", repr: "{!r}"}
+FIELD = re.compile(r"%(%|[sr]|[-+ 0#]*\d*(?:\.\d+)?[feEgG])")  # of "..." % x
+FUNCTIONS = types.FunctionType, types.BuiltinFunctionType, types.MethodType, type
+
+
+# (file:line, args, kwargs) -> the call
+Prepare = Callable[[str, Any, Any], tuple[Callable[..., Any], str, list[Any]] | None]
+SHOWS: dict[Any, Prepare] = {}  # by function; `logging.Logger` for the methods of a logger
+
+
+class Traced:
+    """A tensor of Dynamo's graph, or the number in one."""
+
+    def __init__(self, proxy: Any, is_number: bool = False) -> None:
+        self.proxy, self.is_number = proxy, is_number
+
+
+class Delayed:
+    """A str.format of values that are not known yet."""
+
+    def __init__(self, text: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.text, self.args, self.kwargs = text, args, kwargs
+
+
+def of_function(fn: Any) -> Prepare | None:
+    """The row of a function. One of pybind11 has no hash."""
+    return SHOWS.get(fn) if isinstance(fn, FUNCTIONS) else None
+
+
+def show(prepare: Prepare, tx: Any, args: Any, kwargs: Any) -> Any:
+    """Put a call that shows values into the graph."""
+    from torch._dynamo.variables import ConstantVariable
+
+    given = [_object(tx, x) for x in args]
+    named = {name: _object(tx, x) for name, x in kwargs.items()}
+    if prepare is SHOWS[BREAKPOINT]:
+        named = {**_locals(tx), **named}
+    call = prepare(user_line() or "", given, named)
+    if call is not None:
+        fn, text, tensors = call
+        proxies = [x.proxy for x in tensors]
+        tx.output.create_proxy("call_function", fn, (text, *proxies), {})
+    return ConstantVariable.create(None)
+
+
+def _locals(tx: Any) -> dict[str, Any]:
+    """The variables of a function that are tensors or constants, or hold them."""
+    found = {}
+    for name, x in tx.symbolic_locals.items():
+        is_other = _is_unread(x) and not isinstance(x.original_value(), (torch.Tensor, *SCALARS))
+        if name.isidentifier() and not is_other:
+            found[name] = _object(tx, x)
+    return found
+
+
+def _is_unread(x: Any) -> bool:
+    """Whether Dynamo has not looked at a variable yet."""
+    from torch._dynamo.variables import LazyVariableTracker
+
+    return isinstance(x, LazyVariableTracker) and not x.is_realized()
+
+
+def _object(tx: Any, x: Any, depth: int = 0) -> Any:
+    """The object that a variable of Dynamo's stands for, with tensors as `Traced`."""
+    from torch._dynamo import variables
+    from torch._dynamo.variables.misc import StringFormatVariable
+
+    if _is_unread(x) and isinstance(x.original_value(), FUNCTIONS):
+        return x.original_value()  # no guard on what it is or closes over
+    x = x.realize()
+    if isinstance(x, variables.TensorVariable):
+        return Traced(x.as_proxy())
+    if isinstance(x, variables.SymNodeVariable):
+        return _number(x.as_proxy())
+    if isinstance(x, StringFormatVariable):
+        args = tuple(_object(tx, y, depth + 1) for y in x.sym_args)
+        kwargs = {k: _object(tx, y, depth + 1) for k, y in x.sym_kwargs.items()}
+        return Delayed(x.format_string, args, kwargs)
+    if isinstance(x, (variables.ListVariable, variables.TupleVariable)) and depth < DEPTH:
+        items = [_object(tx, y, depth + 1) for y in x.items]
+        return items if x.python_type() is list else tuple(items)
+    if isinstance(x, variables.ConstDictVariable) and depth < DEPTH:
+        return {_object(tx, k.vt, depth + 1): _object(tx, y, depth + 1) for k, y in x.items.items()}
+    if isinstance(x, variables.NestedUserFunctionVariable):
+        return _function(tx, x)
+    if isinstance(x, variables.GetAttrVariable):
+        obj = x.obj
+        is_whole = _is_unread(obj)
+        owner = obj.original_value() if is_whole else tx.output.resolve_source_value(obj.source)
+        return getattr(owner, x.name)
+    if x.source is not None and not x.is_python_constant():
+        return tx.output.resolve_source_value(x.source)
+    try:
+        return x.as_python_constant()
+    except NotImplementedError:
+        return f"<{x.python_type_name()}>"
+
+
+def _number(proxy: Any) -> Traced:
+    """The number that `item` has read from a tensor."""
+    node = proxy.node
+    if node.op == "call_method" and node.target == "item":
+        return Traced(torch.fx.Proxy(node.args[0], proxy.tracer), is_number=True)
+    raise CaptureError.of(
+        "print",
+        "it shows a number that is computed of a tensor's value",
+        needed="tensors, or x.item() itself",
+        fix="compute with tensors: x / n in place of x.item() / n",
+        source=user_line(),
+    )
+
+
+def _function(tx: Any, x: Any) -> Any:
+    """A function that the captured one has made, over the cells that exist outside of it."""
+    code = x.get_code()
+    cells = []
+    for cell in x.closure.items if x.closure is not None else ():
+        content = tx.output.side_effects.load_cell(cell)
+        cells.append(_cell(tx, content))
+    names = ", ".join(
+        name
+        for name, cell in zip(code.co_freevars, cells, strict=True)
+        if isinstance(cell.cell_contents, Traced)
+    )
+    if names:
+        raise CaptureError.of(
+            "sf.debug.callback",
+            f"the function {code.co_name} closes over {names}, which the captured function makes",
+            needed="values as arguments",
+            fix=f"sf.debug.callback({code.co_name}, {names}), with a parameter for each",
+            source=user_line(),
+        )
+    made = types.FunctionType(code, x.get_globals(), code.co_name, None, tuple(cells))
+    made.__defaults__ = tuple(_object(tx, y) for y in x.defaults.items) if x.defaults else None
+    return made
+
+
+def _cell(tx: Any, content: Any) -> types.CellType:
+    """The cell of a variable: the one outside, if nothing has read it yet."""
+    if not _is_unread(content):
+        return types.CellType(_object(tx, content))
+    cell = tx.output.resolve_source_value(content.source.base)
+    return cell if isinstance(cell, types.CellType) else types.CellType(content.original_value())
+
+
+def method_loaded(load: Callable[..., Any], tx: Any, name: str) -> None:
+    """A method of a container outside of the function. Nothing is read of the container yet."""
+    from torch._dynamo.variables import GetAttrVariable
+
+    x = tx.stack[-1]
+    if _is_unread(x):
+        kind = type(x.original_value())
+        if kind in CONTAINERS and callable(getattr(kind, name, None)):
+            tx.stack[-1] = GetAttrVariable(x, name)
+            return
+    load(tx, name)
+
+
+def logger_called(
+    call: Callable[..., Any], logger: Any, tx: Any, name: str, args: Any, kwargs: Any
+) -> Any:
+    """A call of a logger's method."""
+    from torch._dynamo.variables import ConstantVariable
+
+    if name in QUESTIONS:
+        given = [x.as_python_constant() for x in args]
+        return ConstantVariable.create(getattr(logger.value, name)(*given))
+    if not hasattr(logging.Logger, name):
+        return call(logger, tx, name, args, kwargs)
+    about = [ConstantVariable.create(x) for x in (logger.value.name, name)]
+    return show(SHOWS[logging.Logger], tx, [*about, *args], kwargs)
+
+
+def run_called(fn: Any, _: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """A call of Python's own that shows values, in a module that is run and not read."""
+    frame = user_frame()
+    where = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
+    if fn is BREAKPOINT and frame is not None:
+        kwargs = {**frame.f_locals, **kwargs}
+    call = SHOWS[fn](where, [*args], kwargs)
+    if call is not None:
+        shows, text, tensors = call
+        shows(text, *tensors)
+
+
+def run_logged(
+    _: Callable[..., Any], logger: Any, level: int, msg: Any, args: Any, *others: Any, **kwargs: Any
+) -> None:
+    """The same, of a logger: what all of its methods call."""
+    run_called(logging.Logger, _, logger.name, "log", level, msg, *args)
+
+
+def builtin_called(call: Callable[..., Any], builtin: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    """A call of a builtin, which may be `print` or `breakpoint`, or make a text of tensors."""
+    from torch._dynamo.variables.misc import StringFormatVariable
+
+    fn = builtin.fn
+    if fn is print or fn is breakpoint:
+        return show(SHOWS[fn], tx, args, kwargs)
+    text = None
+    if fn in (str, repr) and len(args) == 1 and args[0].is_tensor():
+        text = TEXTS[fn]
+    elif fn is operator.mod and args[0].is_python_constant():
+        left = args[0].as_python_constant()
+        given = _items(args[1].realize()) if isinstance(left, str) else []
+        if any(x.is_tensor() for x in given):
+            text = _as_format(left)
+            args = given if text is not None else args
+    if text is None:
+        return call(builtin, tx, args, kwargs)
+    return StringFormatVariable.create(text, args, {})
+
+
+def _items(x: Any) -> list[Any]:
+    """The values that a text takes."""
+    from torch._dynamo.variables import TupleVariable
+
+    return [y.realize() for y in x.items] if isinstance(x, TupleVariable) else [x]
+
+
+def _as_format(text: str) -> str | None:
+    """A text of "..." % x as one of str.format. None where the two differ."""
+    plain = text.replace("{", "{{").replace("}", "}}")
+    if "%" in FIELD.sub("", text):
+        return None
+
+    def field(match: re.Match[str]) -> str:
+        spec = match[1]
+        return "%" if spec == "%" else f"{{!{spec}}}" if spec in "sr" else f"{{:{spec}}}"
+
+    return FIELD.sub(field, plain)
