@@ -94,6 +94,7 @@ __all__ = [
     "ppermute",
     "psum",
     "psum_scatter",
+    "pvary",
     "random",
     "rule",
     "save",

@@ -71,7 +71,6 @@ REGISTRIES = (
     State("compile.loops", "_compiled", "loops of live programs, by number"),
     State("stored.folder", "_warned", "the problems that were told once"),
     State("ops.debug", "_objects", "functions that programs call, by number"),
-    State("_compat.dynamo.shown", "SHOWS", "the functions that show values"),
     State("_compat.inductor", "_effects", "ops of ours that do more than compute"),
     State("ops.prims", "PRIMS", "the prims of per-rank code, by op"),
     State("ops.prims", "CALLS", "the same, by what per-rank code calls"),
@@ -120,6 +119,7 @@ ONCE = (
     State("compile.ahead", "_start", "whether the header is compiled or on the way"),
     State("_compat.inductor", "_after_class", "a class over torch's"),
     State("_compat.inductor", "_lower_collective", "lowerings of our collectives"),
+    State("_compat.inductor", "_effect_class", "the class of calls that Inductor keeps in order"),
     State("_compat.inductor", "_register_lowerings", "those of pack, and of formulas"),
     State("_compat.fakes.zeros", "_warn_of_overrides", "torch's warning of them"),
 )

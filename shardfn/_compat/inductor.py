@@ -207,8 +207,9 @@ def _effect_class() -> Any:
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self.before = V.graph.effectful_ops.get(Effect)
-            V.graph.effectful_ops[Effect] = self
+            effects: dict[Any, Any] = V.graph.effectful_ops
+            self.before = effects.get(Effect)
+            effects[Effect] = self
 
         def get_read_writes(self) -> Any:
             both = super().get_read_writes()

@@ -80,8 +80,8 @@ def from_local(x: torch.Tensor, shards: str, *, where: str = "") -> torch.Tensor
 
 
 @prim(axes=named_axes, takes_varying=False, gives_varying=True, communicates=False)
-def vary(x: torch.Tensor, axes: str) -> torch.Tensor:
-    """An invariant value as one that varies."""
+def vary(x: torch.Tensor, axes: str, *, where: str = "") -> torch.Tensor:
+    """An invariant value as one that varies; `where` is the user's call that asks for it."""
     return torch.empty_like(x)
 
 

@@ -74,6 +74,7 @@ from ..transforms import (
     ppermute,
     psum,
     psum_scatter,
+    pvary,
     rule,
     saved_residuals,
     scan,

@@ -104,7 +104,7 @@ def _lockstep(
     axes: MeshAxes,
 ) -> list[Any]:
     results: list[Any] = [None] * len(ranks)
-    asked: dict[int, Request] = {}
+    asked: dict[int, Any] = {}  # a Request, or values that a rank shows
     ready: dict[int, Any] = dict.fromkeys(range(len(ranks)))
     at = {c: i for i, c in enumerate(coordinates)}
     while ready or asked:
@@ -143,7 +143,7 @@ def _groups(
             yield group
 
 
-def _shown(asked: dict[int, Request | Shown]) -> list[int]:
+def _shown(asked: dict[int, Any]) -> list[int]:
     """Show the values of all ranks that wait at one call of `sf.debug`, and let them go on."""
     waiting = {i: r for i, r in asked.items() if isinstance(r, Shown)}
     first = next(iter(waiting.values()), None)
@@ -253,8 +253,8 @@ implement(PPERMUTE, combine=_ppermute)
 
 def _rank(
     graph: torch.fx.Graph, inputs: Sequence[torch.Tensor]
-) -> Generator[Request, torch.Tensor, list[torch.Tensor]]:
-    """Run one rank's graph, and yield at each collective."""
+) -> Generator[Any, torch.Tensor, list[torch.Tensor]]:
+    """Run one rank's graph, and yield at each collective, and at each call that shows values."""
     steps, registers, output = cache.prepared(graph, _prepare)
     values: list[Any] = [*inputs, *[None] * (registers - len(inputs))]
     for step in steps:

@@ -39,7 +39,7 @@ from .proofs._budget import assert_comms, explain
 from .proofs._check import check
 from .proofs._retrace import explain_retrace
 from .proofs._rule import rule
-from .sharding._collectives import all_gather, axis_index, axis_size, pmax, pmean, pmin, psum
+from .sharding._collectives import all_gather, axis_index, axis_size, pmax, pmean, pmin, psum, pvary
 from .sharding._constrain import constrain
 from .sharding._distribute import distribute, from_local, full
 from .sharding._pin import pin
@@ -98,6 +98,7 @@ __all__ = [
     "ppermute",
     "psum",
     "psum_scatter",
+    "pvary",
     "rule",
     "saved_residuals",
     "scan",

@@ -96,13 +96,14 @@ def _object(tx: Any, x: Any, depth: int = 0) -> Any:
     """The object that a variable of Dynamo's stands for, with tensors as `Traced`."""
     from torch._dynamo import variables
     from torch._dynamo.variables.misc import StringFormatVariable
+    from torch._dynamo.variables.tensor import SymNodeVariable
 
     if _is_unread(x) and isinstance(x.original_value(), FUNCTIONS):
         return x.original_value()  # no guard on what it is or closes over
     x = x.realize()
     if isinstance(x, variables.TensorVariable):
         return Traced(x.as_proxy())
-    if isinstance(x, variables.SymNodeVariable):
+    if isinstance(x, SymNodeVariable):
         return _number(x.as_proxy())
     if isinstance(x, StringFormatVariable):
         args = tuple(_object(tx, y, depth + 1) for y in x.sym_args)

@@ -75,7 +75,8 @@ def settle(python: torch.fx.GraphModule, inputs: Inputs) -> None:
         values.read(python, [])
         for graph in graphs:
             for node in graph.find_nodes(op="call_function", target=shard_map.vary):
-                values.settle(node)
+                if not node.kwargs:  # of the user's: what each rank has of it is its own
+                    values.settle(node)
 
 
 class Values:

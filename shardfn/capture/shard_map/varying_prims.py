@@ -77,5 +77,23 @@ def _check_one_rank(before: Axes, node: torch.fx.Node) -> None:
         )
 
 
+def _check_is_invariant(before: Axes, node: torch.fx.Node) -> None:
+    """Check that a value that a user's call makes vary does not vary yet: its transpose would sum
+    what is each rank's own.
+    """
+    where = str(node.kwargs.get("where", ""))
+    wrong = sorted(CALLS[node.target].axes_of(node) & before)
+    if where and wrong:
+        said = " and ".join(wrong)
+        raise CaptureError.of(
+            where,
+            f"x varies over {said} already",
+            needed="a value that all ranks have",
+            fix=f"x without {where}",
+            source=sources.line_of(node.meta.get("stack_trace")),
+        )
+
+
+implement(shard_map.vary, check=_check_is_invariant)
 implement(shard_map.from_local, check=_check_invariant)
 implement(shard_map.as_invariant, check=_check_one_rank)

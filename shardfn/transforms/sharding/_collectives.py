@@ -62,6 +62,43 @@ def _sum(x: Any, names: Names) -> Any:
     return shard_map.psum(x, axes, False) if axes else x
 
 
+def pvary(x: Any, axis_name: AxisName) -> Any:
+    """The same value, from here on as each rank's own: its gradient is not summed over the axis.
+
+    Inside of `shard_map` the gradient of a value that all ranks have is the sum of those of the
+    ranks. The gradient of `pvary(x, axis)` is that of each rank alone, as per-sample gradients
+    need it.
+
+    Args:
+        x: a tensor, a number, or a pytree of them, invariant over the axis: each rank has the same.
+        axis_name: a name, or a tuple of names; see `psum`.
+
+    Returns:
+        x, varying over the axis. Nothing is sent. Its transpose is the sum: so is the gradient of
+            x itself, if the call is differentiated too.
+
+    Raises:
+        CaptureError: a name that is not bound here, or x varies over the axis already.
+
+    Source: jax.lax.pvary, which is jax.lax.pcast(x, axis_name, to="varying").
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> def local(w, x):
+        ...     loss = lambda w, x: w * x
+        ...     return sf.vmap(sf.grad(loss), in_axes=(None, 0))(sf.pvary(w, "dp"), x)
+        >>> with sf.fake_world(2):
+        ...     mesh = sf.make_mesh((2,), ("dp",))
+        ...     f = sf.shard_map(local, mesh, (sf.P(), sf.P("dp")), sf.P("dp"))
+        ...     sf.full(f(torch.tensor(1.0), torch.tensor([1.0, 2.0, 3.0, 4.0])))
+        tensor([1., 2., 3., 4.])
+    """
+    axes = mesh_axes(axis_names.bound("pvary", axis_name))
+    if not axes:  # of a vmap, whose derivatives are those of each sample
+        return x
+    return leafwise(lambda leaf: shard_map.vary(tensor(leaf), axes, where="pvary"), x)
+
+
 def pmean(x: Any, axis_name: AxisName) -> Any:
     """The mean over an axis.
 
