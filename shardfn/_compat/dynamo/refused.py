@@ -76,7 +76,8 @@ def _runs_code_unread(cls: type) -> bool:
     """Whether Python runs functions that Dynamo leaves out where an object is made or deleted."""
     made = getattr(type(cls).__call__, "__code__", None)
     is_enum = issubclass(cls, enum.Enum)
-    return hasattr(cls, "__del__") or (made is not None and not is_enum)
+    is_deleted = hasattr(getattr(cls, "__del__", None), "__code__")
+    return is_deleted or (made is not None and not is_enum)
 
 
 RANK = {
