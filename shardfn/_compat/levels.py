@@ -138,6 +138,12 @@ class Level:
         x = _functorch.unwrap_if_dead(x)
         return x if self.kind == "vmap" else steps._unwrap_for_grad(x, self.number)
 
+    def peeled(self, x: torch.Tensor) -> torch.Tensor:
+        """A tensor without its wrapper of this level. Samples get their batch dim."""
+        x = _functorch.unwrap_if_dead(x)
+        is_here = _functorch.maybe_get_level(x) == self.number
+        return _functorch.get_unwrapped(x) if is_here else x
+
     def wrapped(self, x: torch.Tensor) -> torch.Tensor:
         """A tensor of the level below, wrapped at this level."""
         return x.view_as(x) if self.kind is None else steps._wrap_for_grad(x, self.number)
@@ -198,6 +204,19 @@ class Level:
     def sample(self, x: torch.Tensor) -> torch.Tensor:
         """Under vmap: a tensor with the batch dim first, wrapped as one sample."""
         return _functorch._add_batch_dim(x, 0, self.number)
+
+
+def followed(xs: Sequence[Any]) -> list[str]:
+    """The modes in which the levels of torch.func follow one of these values, the innermost
+    first: "jvp" or "grad".
+    """
+    level, xs = Level(), [x for x in xs if isinstance(x, torch.Tensor)]
+    if level.kind is None or not xs:
+        return []
+    is_one = level.kind in ("jvp", "grad") and any(map(level.moves, xs))
+    with level.lowered():
+        below = followed([level.peeled(x) for x in xs])
+    return [level.kind, *below] if is_one else below
 
 
 def stops_pulls() -> bool:

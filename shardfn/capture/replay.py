@@ -14,6 +14,7 @@ from ..ops import placement
 from . import annotations as sources
 from . import levels
 from .control_flow import bodies, endings
+from .refusals.derived_tangents import refuse_derived
 from .rewrites import inner_gradients
 from .rewrites.custom_op_gradients import refuse_dropped
 from .trace import note_derivative
@@ -49,8 +50,10 @@ class Replay(torch.fx.Interpreter):
                 (x.grad_fn for x in outputs if isinstance(x, torch.Tensor)), inside
             )
         try:
-            if node.op == "call_function":
-                refuse_dropped(node, *self.fetch_args_kwargs_from_env(node))
+            if node.op in ("call_function", "call_method"):
+                given = self.fetch_args_kwargs_from_env(node)
+                refuse_derived(node, *given)
+                refuse_dropped(node, *given)
             return super().run_node(node)
         except ShardError:
             self.extra_traceback = False  # the error has the full text

@@ -27,6 +27,10 @@ INTERMEDIATE = (
     "argument nor a result",
     "a backward that computes it from its arguments; or return it as a result too",
 )
+TANGENT = (  # torch, later than 2.15
+    "its jvp is differentiated in forward mode, and torch drops that derivative",
+    "forward over reverse: sf.hessian, or sf.jvp of sf.grad; or sf.custom_jvp",
+)
 MARKED_ONCE = (
     "its backward is marked once_differentiable, and is differentiated",
     "a backward without the mark",
@@ -58,6 +62,11 @@ def applied(call: Callable[..., Any], function: Function, *args: Any, **kwargs: 
             source=_line() or _definition(function),
         )
     is_users = not function.__module__.startswith("shardfn.")
+    has_jvp = function.jvp is not torch.autograd.Function.jvp
+    if is_users and has_jvp and _compat.followed([*args, *kwargs.values()]).count("jvp") > 1:
+        got, fix = TANGENT
+        source = _line() or _definition(function)
+        raise CaptureError.of(_name(function), got, fix=fix, source=source)
     for fn in (function.forward, function.backward, function.jvp):
         leaks.watch(_name(function), inspect.unwrap(fn), is_pure=is_users)
     leaks.note_methods(function)

@@ -1,0 +1,62 @@
+"""Ops whose tangents torch computes from values that it takes for constants, so that a
+derivative of a tangent lacks terms. torch.func is wrong in the same way.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from ... import _compat
+from ...errors import CaptureError
+from .. import annotations as sources
+
+
+class Row(NamedTuple):
+    """Why the derivative of an op's tangent is wrong."""
+
+    ops: tuple[str, ...]  # the names of functions, methods and ATen ops
+    why: str
+    until: str = "later than 2.15"  # the torch version that ends it
+    at_once: bool = False  # the tangent itself is wrong already
+
+
+FACTORS = "its tangent takes the factors of the matrix for constants"
+MOMENTS = "its tangent takes the mean and the variance for constants"
+TABLE = (
+    Row(("det", "logdet", "slogdet", "_linalg_det", "_linalg_slogdet"), FACTORS),
+    Row(("solve", "solve_ex", "tensorsolve", "_linalg_solve_ex"), FACTORS),
+    Row(("layer_norm", "native_layer_norm"), MOMENTS),
+    Row(("batch_norm", "instance_norm", "native_batch_norm"), MOMENTS),
+    Row(("_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm"), MOMENTS),
+    Row(("householder_product", "orgqr"), "its tangent takes its reflectors for constants"),
+    Row(("cumprod",), "its tangent is a quotient, whose derivative at zero is another"),
+    Row(
+        ("cholesky_inverse", "triangular_solve"), "its tangent counts both triangles", at_once=True
+    ),
+)
+ROWS = {name: row for row in TABLE for name in row.ops}
+FIX = "forward over reverse: sf.hessian, or sf.jvp of sf.grad or sf.vjp"
+
+
+def refuse_derived(node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse an op of the table if a derivative of its tangent is needed.
+
+    Raises:
+        CaptureError: names the op and the line.
+    """
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    name = name.split(".")[0].removeprefix("linalg_").rstrip("_")
+    row = ROWS.get(name)
+    if row is None:
+        return
+    modes = _compat.followed([*args, *kwargs.values()])
+    if row.at_once and "jvp" in modes:
+        got, fix = f"{row.why} (torch)", "reverse mode: sf.vjp, sf.jacrev"
+    elif "jvp" in modes[:-1]:
+        got, fix = f"a derivative of its tangent is taken, and {row.why} (torch)", FIX
+    else:
+        return
+    source = sources.line_of(node.meta.get("stack_trace"))
+    raise CaptureError.of(f"op {name}", got, fix=fix, source=source)

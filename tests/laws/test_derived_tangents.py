@@ -1,0 +1,126 @@
+"""A derivative of a tangent, of either mode, equals reverse over reverse, or is refused by the
+name of the op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import shardfn as sf
+
+F64 = torch.float64
+G = torch.Generator().manual_seed(5)
+X = torch.randn(3, 3, generator=G, dtype=F64)
+V = torch.randn(3, 3, generator=G, dtype=F64)
+W = torch.randn(3, 3, generator=G, dtype=F64)
+linalg = torch.linalg
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_forward(x)
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return 3 * ctx.saved_tensors[0] ** 2 * g
+
+    jvp = backward
+
+
+def scanned(f: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda x: sf.scan(lambda c, _: (f(c) * 1.0, None), x, None, length=2)[0]
+
+
+REFUSED: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "det": ("op det", torch.det),
+    "a method": ("op det", lambda x: x.det()),
+    "in a scan": ("op det", scanned(lambda x: x.det() * x)),
+    "logdet": ("op logdet", lambda x: torch.logdet(x @ x.mT)),
+    "slogdet": ("op slogdet", lambda x: linalg.slogdet(x)[1]),
+    "solve": ("op solve", lambda x: linalg.solve(x, W)),
+    "tensorsolve": ("op tensorsolve", lambda x: linalg.tensorsolve(x, W[0])),
+    "householder": ("op householder_product", lambda x: linalg.householder_product(x, W[0])),
+    "layer_norm": ("op layer_norm", lambda x: F.layer_norm(x, (3,)) ** 2),
+    "batch_norm": ("op batch_norm", lambda x: F.batch_norm(x, None, None, training=True) ** 2),
+    "instance_norm": ("op instance_norm", lambda x: F.instance_norm(x[None]) ** 2),
+    "cumprod": ("op cumprod", lambda x: (x * (1 - torch.eye(3, dtype=F64))).cumprod(0)),
+}
+RIGHT: dict[str, Callable[[Tensor], Tensor]] = {
+    "inv": linalg.inv,
+    "qr": lambda x: linalg.qr(x)[0],
+    "svd": lambda x: linalg.svd(x)[0] ** 2,
+    "eigvalsh": lambda x: linalg.eigvalsh(x + x.mT),
+    "group_norm": lambda x: F.group_norm(x[None], 1) ** 2,
+    "rms_norm": lambda x: F.rms_norm(x, (3,)) ** 2,
+    "det of a constant": lambda x: x.cos() * W.det(),
+}
+
+
+def weighted(f: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def fn(x: Tensor) -> Tensor:
+        y = f(x)
+        return (y * torch.linspace(0.3, 1.2, y.numel(), dtype=F64).view(y.shape)).sum()
+
+    return fn
+
+
+ORDERS: dict[str, Callable[[Any], Callable[[Tensor], Tensor]]] = {
+    "jvp of jvp": lambda f: lambda x: sf.jvp(lambda x: sf.jvp(f, (x,), (V,))[1], (x,), (V,))[1],
+    "jacfwd of jacfwd": lambda f: (
+        lambda x: ((sf.jacfwd(sf.jacfwd(f))(x) * V).sum((2, 3)) * V).sum()
+    ),
+    "grad of jvp": lambda f: lambda x: (sf.grad(lambda x: sf.jvp(f, (x,), (V,))[1])(x) * V).sum(),
+}
+HESSIAN = "jvp of grad"
+ORDERS[HESSIAN] = lambda f: lambda x: sf.jvp(lambda x: (sf.grad(f)(x) * V).sum(), (x,), (V,))[1]
+
+
+def second(order: str, f: Callable[[Tensor], Tensor]) -> Tensor:
+    return sf.jit(ORDERS[order](weighted(f)), backend="aten")(X)
+
+
+def wanted(f: Callable[[Tensor], Tensor]) -> Tensor:
+    hessian = torch.func.jacrev(torch.func.jacrev(weighted(f)))(X)
+    return (hessian * V * V[:, :, None, None]).sum()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_derivative_of_such_a_tangent_is_refused_by_name(name: str) -> None:
+    where, f = REFUSED[name]
+    orders = ["jvp of jvp", "grad of jvp"]
+    for order in [*orders, "jacfwd of jacfwd"] if name == "det" else orders:
+        with pytest.raises(sf.CaptureError, match=f"^{where}: a derivative of its tangent"):
+            second(order, f)
+    if name != "in a scan":
+        torch.testing.assert_close(second(HESSIAN, f), wanted(f), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_other_derivatives_of_tangents_equal_reverse_over_reverse(name: str) -> None:
+    for order in ("jvp of jvp", "grad of jvp"):
+        torch.testing.assert_close(
+            second(order, RIGHT[name]), wanted(RIGHT[name]), rtol=1e-8, atol=1e-8
+        )
+
+
+def test_forward_over_forward_of_a_functions_own_jvp_is_refused() -> None:
+    with pytest.raises(sf.CaptureError, match="^autograd.Function Cube: its jvp is differentiated"):
+        second("jvp of jvp", Cube.apply)
+    torch.testing.assert_close(second("grad of jvp", Cube.apply), wanted(lambda x: x**3))
+    torch.testing.assert_close(second(HESSIAN, Cube.apply), wanted(lambda x: x**3))
+
+
+@pytest.mark.parametrize("f", [torch.cholesky_inverse, lambda x: torch.triangular_solve(W, x)[0]])
+def test_a_tangent_that_counts_both_triangles_is_refused(f: Any) -> None:
+    for fn in (lambda x: sf.jvp(f, (x,), (V,))[1], ORDERS[HESSIAN](weighted(f))):
+        with pytest.raises(sf.CaptureError, match="counts both triangles"):
+            sf.jit(fn, backend="aten")(X)
