@@ -67,7 +67,7 @@ RIGHT: dict[str, Callable[[Tensor], Tensor]] = {
 
 def weighted(f: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     def fn(x: Tensor) -> Tensor:
-        y = f(x)
+        y = f(x).contiguous()
         return (y * torch.linspace(0.3, 1.2, y.numel(), dtype=F64).view(y.shape)).sum()
 
     return fn
