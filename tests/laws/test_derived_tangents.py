@@ -48,16 +48,12 @@ REFUSED: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "slogdet": ("op slogdet", lambda x: linalg.slogdet(x)[1]),
     "solve": ("op solve", lambda x: linalg.solve(x, W)),
     "tensorsolve": ("op tensorsolve", lambda x: linalg.tensorsolve(x, W[0])),
-    "householder": ("op householder_product", lambda x: linalg.householder_product(x, W[0])),
     "layer_norm": ("op layer_norm", lambda x: F.layer_norm(x, (3,)) ** 2),
     "batch_norm": ("op batch_norm", lambda x: F.batch_norm(x, None, None, training=True) ** 2),
     "instance_norm": ("op instance_norm", lambda x: F.instance_norm(x[None]) ** 2),
     "cumprod": ("op cumprod", lambda x: (x * (1 - torch.eye(3, dtype=F64))).cumprod(0)),
 }
 RIGHT: dict[str, Callable[[Tensor], Tensor]] = {
-    "inv": linalg.inv,
-    "qr": lambda x: linalg.qr(x)[0],
-    "svd": lambda x: linalg.svd(x)[0] ** 2,
     "eigvalsh": lambda x: linalg.eigvalsh(x + x.mT),
     "group_norm": lambda x: F.group_norm(x[None], 1) ** 2,
     "rms_norm": lambda x: F.rms_norm(x, (3,)) ** 2,
