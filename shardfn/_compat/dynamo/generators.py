@@ -31,6 +31,15 @@ def refused_random(*_: Any) -> None:
     _refuse()
 
 
+def numpy_called(call: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """A call of a function of numpy, which may be one of numpy.random."""
+    owner = type(getattr(function.value, "__self__", None))
+    module = getattr(function.value, "__module__", None) or owner.__module__
+    if module.startswith("numpy.random"):
+        _refuse()
+    return call(function, *args, **kwargs)
+
+
 def is_given(name: str, kwargs: Any) -> bool:
     """Whether an argument is passed, and is not None."""
     if name not in kwargs:

@@ -280,6 +280,12 @@ READING = (  # a captured function, by Dynamo
         new=generators.refused_random,
     ),
     Patch(
+        methods(VARIABLES + "NumpyVariable", "call_function"),
+        "numpy's random numbers, which torch draws others for; " + REFUSED,
+        NEVER,
+        new=generators.numpy_called,
+    ),
+    Patch(
         ("torch._dynamo.variables.functions:CollectiveFunctionRewriteVariable.call_function",),
         "a collective of torch.distributed: it reads ours; " + REFUSED,
         NEVER,

@@ -8,7 +8,7 @@ import contextlib
 import functools
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -175,10 +175,11 @@ def own_files_of_torch(asked: Any) -> set[str]:
 
 
 def side_effects_listed(listed: Any, output: Any, **options: Any) -> list[str]:
-    """The sources of the objects that a function changes, for the error that refuses them. Torch
-    leaves out the dicts of torch.export: without it there are none.
+    """The sources of the objects that a function changes, for the error that refuses them, with
+    the attributes and keys that change. Torch leaves out the dicts of torch.export: in a capture
+    there are none.
     """
-    if "torch.export._trace" in sys.modules:
+    if not is_capturing():
         return listed(output, **options)
     from torch._dynamo.source import _get_source_debug_name
     from torch._dynamo.variables import base
@@ -189,7 +190,23 @@ def side_effects_listed(listed: Any, output: Any, **options: Any) -> list[str]:
         for variable in output.side_effects._get_modified_vars()
         if isinstance(getattr(variable, "mutation_type", None), outside)
     ]
-    return [_get_source_debug_name(variable.source) for variable in changed]
+    stored = output.side_effects.store_attr_mutations
+    return [
+        _get_source_debug_name(variable.source) + part
+        for variable in changed
+        for part in _changed_parts(variable, stored.get(variable, {})) or [""]
+    ]
+
+
+def _changed_parts(variable: Any, stored: Iterable[str]) -> list[str]:
+    """The attributes and the keys that a function stores in an object."""
+    parts = [f".{name}" for name in stored if name != "cell_contents"]
+    held = getattr(variable, "_base_vt", None) or variable
+    before, now = getattr(held, "original_items", None), getattr(held, "items", None)
+    if isinstance(before, dict) and isinstance(now, dict):
+        new = [k for k, x in now.items() if k.vt not in before or held.is_new_item(before[k.vt], x)]
+        parts += [f"[{k.vt.as_python_constant()!r}]" for k in new if k.vt.is_python_constant()]
+    return parts
 
 
 def unmade(make: Any, pickler: Any) -> None:

@@ -15,12 +15,14 @@ from ... import _compat
 from ...errors import CaptureError, call_site, is_ours, source_at
 from . import data_dependent, rank_numbers, tensor_classes
 from .effects import ALONE, BUFFERS
-from .unsupported import of_attribute, row_of, unsupported
+from .unsupported import GENERATOR, of_attribute, row_of, unsupported
 
 HELD = (
     "it writes in place to an argument or a closed-over tensor",
     "a new value; in a module, register_buffer for state that changes",
 )
+
+MODULES = r"\._modules\['(\w+)'\]"  # in Dynamo's name of a submodule
 
 HIGHER_ORDER = "it uses torch.cond or another higher-order op under a gradient"
 
@@ -66,12 +68,10 @@ CAUSES = (
         "it asks which rank it runs on, and its answer would be the same on every rank",
         "sf.axis_index(axis_name) inside shard_map; mesh.size() where a size will do",
     ),
-    (
-        _compat.READS_GENERATOR,
-        "it reads or seeds a generator of random numbers",
-        "sf.random.state.seed(seed) before the call, sf.random with a key inside, or numbers "
-        "drawn outside as arguments",
-    ),
+    (_compat.READS_GENERATOR, *GENERATOR),
+    ("on class `Generator`", *GENERATOR),  # of numpy
+    ("of class `Generator`", *GENERATOR),
+    ("of class `RandomState`", *GENERATOR),
     (
         _compat.READS_CONTEXT,
         "it reads a context variable",
@@ -198,7 +198,7 @@ def explained(
     said, source = str(error), line_of(error) or _definition(fn)
     got, fix = named(error, paths, read or fn) or _unnamed(error, said)
     is_of_value = got.startswith(OF_VALUES)
-    ranks = rank_numbers.of(error) if is_of_value else ()
+    ranks = rank_numbers.of(error) if is_of_value and rank_numbers.may_be(said) else ()
     if ranks:
         got, fix = rank_numbers.OF_RANKS.get(got, (got, fix))
     return CaptureError.of(
@@ -292,39 +292,42 @@ def _foreign(said: str) -> tuple[str, str] | None:
 
 def _places(said: str, paths: Sequence[str], read: Any) -> str:
     """Dynamo's names of changed objects, as the user's names."""
-    found = re.findall(r"([LG]\[['\"](\w+)['\"]\](?:\[(\d+)\])?(?:\.(\w+))?)([\w.\[\]]*)", said)
+    parts = r"((?:\.\w+|\[(?:\d+|'\w+')\])*)"
+    found = re.findall(r"[LG]\[['\"](\w+)['\"]\]" + parts, re.sub(MODULES, r".\1", said))
     roots = list(dict.fromkeys(re.split(r"[\[.]", p)[0] for p in paths))
     places = []
-    for whole, name, position, attribute, rest in found:
+    for name, way in found:
+        position = re.match(r"\[(\d+)\]", way)
         if name == "args" and position:
-            places.append(
-                f"argument {roots[int(position)]}"
-                if int(position) < len(roots)
-                else f"argument {position}"
-            )
+            number = int(position[1])
+            places.append(f"argument {roots[number] if number < len(roots) else number}")
         elif name == "fn":  # the function itself, and its attributes
-            places.append(_reached(read, whole.removeprefix("L['fn']") + rest))
+            places.append(_reached(read, way))
         elif inside := re.fullmatch(_compat.FUNCTION + r"_(\w*)_\d+_c\w+", name):
             places.append(f"what {inside[1]} closes over or has as a default")
         else:
-            places.append(attribute or (name if not name.startswith("__import") else whole))
+            places.append(way.lstrip(".") if name.startswith("__import") else name + way)
     return ", ".join(dict.fromkeys(places)) or "something that it closes over"
 
 
 def _reached(x: Any, way: str) -> str:
     """The user's name of an object reached from a function: a closed-over variable, or an
-    attribute of an object.
+    attribute of an object, with what is reached from it.
     """
+    last = f"an attribute of {type(x).__name__}"
     try:
-        for attribute, position in re.findall(r"\.(\w+)|\[(\d+)\]", way):
+        for attribute, position, key in re.findall(r"\.(\w+)|\[(\d+)\]|(\['\w+'\])", way):
             if attribute == "__closure__":
-                return x.__code__.co_freevars[
-                    int(way.partition("__closure__[")[2].partition("]")[0])
-                ]
+                cell, _, rest = way.partition("__closure__[")[2].partition("]")
+                return x.__code__.co_freevars[int(cell)] + rest.removeprefix(".cell_contents")
+            if key:
+                return last + key
+            last = f"{type(x).__name__}.{attribute}"
             x = getattr(x, attribute) if attribute else x[int(position)]
+            last = last if attribute else f"an attribute of {type(x).__name__}"
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         return "something that it closes over"
-    return f"an attribute of {type(x).__name__}"
+    return last
 
 
 def line_of(error: BaseException) -> str | None:

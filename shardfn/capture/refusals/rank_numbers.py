@@ -61,6 +61,14 @@ def noted(scope: Scope) -> Iterator[None]:
         raise
 
 
+def may_be(said: str) -> bool:
+    """Whether the value that an error of torch is about may be the number of a rank: what it is
+    computed from has one, or is not told outside of the body of a loop.
+    """
+    told = said.partition("computed as follows:")[2].partition("Hint:")[0]
+    return "axis_index(" in told if told else "/control_flow/" not in said
+
+
 def of(error: BaseException) -> list[str]:
     """The note of an error, if it has one."""
     notes = getattr(error, "__notes__", ())

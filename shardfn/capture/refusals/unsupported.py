@@ -75,6 +75,12 @@ STORE = (
     "it makes an object of C++, such as a store of torch.distributed",
     "make it outside of the function",
 )
+OF_CPP = ("it makes an object of C++", "make it outside of the function")
+GENERATOR = (
+    "it reads or seeds a generator of random numbers",
+    "sf.random.state.seed(seed) before the call, sf.random with a key inside, or numbers "
+    "drawn outside as arguments",
+)
 BY_NAME = (
     "it asks for a process group by its name",
     "mesh.get_group(axis); the ops of torch.ops._c10d_functional take the name itself",
@@ -207,7 +213,8 @@ SIGNS = {
     "Mesh dimension '": AXIS,
 }
 # Dynamo's texts of a class of C++ (torch 2.13, 2.15).
-OF_CPP = "pybind11_object.__new__", "pybind11_type.__new__"
+CPP = "pybind11_object.__new__", "pybind11_type.__new__"
+FORKS = "fork_rng", "freeze_rng_state"  # keep the state of torch's random numbers
 
 
 def row_of(name: str) -> tuple[str, str] | None:
@@ -239,7 +246,10 @@ def unsupported(frames: Sequence[Any], said: str) -> tuple[str, str] | None:
     rows += [row for name, row in TORCH.items() if f"function `{name}`" in said]
     rows += [row for sign, row in SIGNS.items() if sign in said]
     rows += _called_by_line(frames, said)
-    rows += [STORE] if any(text in said for text in OF_CPP) else []
+    rows += [GENERATOR for frame in frames if frame.name in FORKS]
+    if any(text in said for text in CPP):
+        lines = [getattr(frame, "line", None) or "" for frame in frames]
+        rows.append(STORE if any("Store(" in line for line in lines) else OF_CPP)
     rows += [OTHER for frame in frames if _is_other(frame)]
     return rows[0] if rows else None
 

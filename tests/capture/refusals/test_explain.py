@@ -47,7 +47,7 @@ def test_changed_objects_have_the_users_names() -> None:
     assert changed("L['args'][1]", ["x['w']", "y[0]"]) == f"{start}argument y"
     assert changed("L['args'][7]", ["x"]) == f"{start}argument 7"
     assert changed("G['total']") == f"{start}total"
-    assert changed("G['log'].level and G['log'].level") == f"{start}level"
+    assert changed("G['log'].level and G['log'].level") == f"{start}log.level"
     assert changed("nothing named") == f"{start}something that it closes over"
 
 
@@ -61,6 +61,8 @@ def test_an_object_is_reached_from_the_function() -> None:
     assert text.startswith("f: it changes something outside of itself: other")
     text = told("side effects happened L['fn'].parts[0]", (), held)
     assert "an attribute of SimpleNamespace" in text
+    text = told("side effects happened L['fn'].parts[0].total", (), held)
+    assert "itself: SimpleNamespace.total" in text
     text = told("side effects happened L['fn'].none[0]", (), held)
     assert "something that it closes over" in text
 

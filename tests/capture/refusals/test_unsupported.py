@@ -61,8 +61,9 @@ def test_the_users_line_tells_where_a_call_is_refused_at_once() -> None:
     said = "makes a DTensor or takes one apart"
     assert unsupported(frames, said) == table.COUNTS
     assert unsupported(frames, "something else") is None
-    store = f"Dynamo does not know {table.OF_CPP[1]}."
-    assert unsupported([Frame(USER, "step")], store) == table.STORE
+    made = f"Dynamo does not know {table.CPP[1]}."
+    assert unsupported([Frame(USER, "step", "store = dist.HashStore()")], made) == table.STORE
+    assert unsupported([Frame(USER, "step", "lock = Lock()")], made) == table.OF_CPP
 
 
 def test_attributes_of_groups_have_functions_in_their_place() -> None:
