@@ -144,7 +144,7 @@ def test_s2_1_gradients_of_the_parameters_of_parallelize_module() -> None:
         ),
         (
             lambda net, p, x: (setattr(net, "kept", x), net(x))[1],
-            "it changes something outside of itself: net",
+            "it changes something outside of itself: net.kept",
         ),
     ],
     ids=["a name", "an attribute that stays"],

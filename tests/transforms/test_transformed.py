@@ -423,7 +423,8 @@ def test_storing_a_traced_value_is_refused_when_it_happens(where: str, name: str
         pytest.raises(sf.CaptureError) as caught,
     ):
         transform(fn)(W)
-    place = {"nonlocal": "kept", "last": "an attribute of Keeps"}.get(where, where)
+    parts = {"nonlocal": "kept", "last": "Keeps.last", "STATE": "STATE['w']"}
+    place = parts.get(where, where)
     said = HERE.sub("HERE", str(caught.value)).splitlines()
     called = getattr(fn, "__name__", "Keeps")
     assert said[0] == f"{verb}({called}): it changes something outside of itself: {place}"
