@@ -225,7 +225,7 @@ def call_site() -> str | None:
     return source_at(frame.f_code.co_filename, frame.f_lineno) if frame else None
 
 
-def source_at(file: str, line: int | str) -> str:
+def source_at(file: str, line: int | str | None) -> str:
     """A line of a file as errors and programs name it; of a notebook, its cell and the line.
 
     Example:

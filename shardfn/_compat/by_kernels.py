@@ -25,14 +25,14 @@ def mark(graph: torch.fx.Graph) -> None:
             node.meta["should_fallback"] = True  # Inductor's own word
 
 
-def _of_bytes(node: torch.fx.Node) -> bool:
+def _of_bytes(node: Any) -> bool:
     """An extreme of bytes: vectors of 16 or more elements give others, and places that do not
     exist.
     """
     return node.args[0].meta["val"].dtype in BYTES
 
 
-def _by_zero(node: torch.fx.Node) -> bool:
+def _by_zero(node: Any) -> bool:
     """A division of integers whose divisor may be zero: torch raises an error, and compiled code
     would end the process.
     """

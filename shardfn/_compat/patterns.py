@@ -33,7 +33,7 @@ def _cells() -> list[Any]:
 
     joint_graph.lazy_init(None)
     entries = [e for p in joint_graph.pass_patterns for es in p.patterns.values() for e in es]
-    checks = [getattr(e, "extra_check", None) for e in entries]
+    checks: list[Any] = [getattr(e, "extra_check", None) for e in entries]
     cells = []
     for check in checks:
         names = getattr(getattr(check, "__code__", None), "co_freevars", ())

@@ -30,7 +30,7 @@ class Replay(torch.fx.Interpreter):
     def __init__(self, graph: torch.fx.GraphModule, depth: int = 0) -> None:
         super().__init__(graph)
         self.nesting = levels.Nesting(depth)
-        self.spans = inner_gradients.Spans(self.graph)
+        self.spans = inner_gradients.Spans(graph.graph)
 
     def run_node(self, node: torch.fx.Node) -> Any:
         self.env[node] = self._result(node)

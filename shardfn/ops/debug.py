@@ -65,7 +65,8 @@ def call(what: str, *tensors: torch.Tensor) -> None:
 def has_effect(node: torch.fx.Node) -> bool:
     """Whether a node shows values, itself or in a graph that it runs."""
     if isinstance(node.target, (Loop, HigherOrder)):
-        graphs: Iterator[Any] = (getattr(x, "graph", x) for x in node.target.graphs)
+        every: Any = node.target.graphs
+        graphs = (getattr(x, "graph", x) for x in every)
         return any(has_effect(inner) for graph in graphs for inner in graph.nodes)
     return node.target is DEBUG
 

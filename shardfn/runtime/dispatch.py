@@ -107,6 +107,7 @@ def _first_call(
         request.name, leaves, lambda: _tree.argument_paths(request.signature_of, args, kwargs)
     )
     key, _, _, mesh, *_ = signature
+    ready = out = failed = None
     try:
         with _compat.paused_gc(), _compat.staging():
             ready = _staged_meanwhile(request, leaves, *signature)
@@ -116,8 +117,6 @@ def _first_call(
         if isinstance(error, ShardError) or is_noted(error):
             raise
         failed = error
-    else:
-        failed = None
     if failed is not None:
         explain_failed(request, args, kwargs, failed)
         raise failed

@@ -114,7 +114,8 @@ def _split(x: Any, tx: Any, key: Any) -> tuple[Any, tuple[Any, ...], Any] | None
             items[k] = _constant(0)
         starts.append(start)
         rows.append((dims[k], count, stride))
-    return TupleVariable(starts), tuple(rows), TupleVariable(items)
+    every: Any = items
+    return TupleVariable(starts), tuple(rows), TupleVariable(every)
 
 
 def _dims(items: Sequence[Any], ndim: int) -> list[int]:

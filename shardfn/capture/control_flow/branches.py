@@ -85,16 +85,16 @@ class _Branch(torch.autograd.Function):
     ) -> Any:
         size = info.batch_size
         randomness = info.randomness
-        consts, dims = batch_first(consts, in_dims[2:])
+        batched, dims = batch_first(consts, in_dims[2:])
         yes, no = (mapped(body, dims, size, randomness) for body in branch.bodies)
         truth_dim = in_dims[1]
         if truth_dim is None:
             of_all = attrs.evolve(branch, bodies=(yes, no))
-            outs = _Branch.apply(of_all, truth, *consts)
+            outs = _Branch.apply(of_all, truth, *batched)
         else:
             truth = truth.movedim(truth_dim, 0)  # (size,)
-            first = yes(*taken(truth, consts, dims))
-            second = no(*taken(~truth, consts, dims))
+            first = yes(*taken(truth, batched, dims))
+            second = no(*taken(~truth, batched, dims))
             pairs = zip(first, second, strict=True)
             outs = tuple(chosen(truth, a, b) for a, b in pairs)
         return outs, tuple([0] * len(outs))

@@ -46,7 +46,7 @@ class Plain(TorchFunctionMode):
             is_first = frame not in self.entered
             self.entered.append(frame)
             return is_first
-        failed = None
+        out = failed = None
         try:
             out = func(*args, **kwargs)
         except Exception as error:

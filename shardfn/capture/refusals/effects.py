@@ -151,7 +151,7 @@ def _is_windowed(node: torch.fx.Node | None) -> bool:
     shared = node is not None and _shares(node.meta.get("val"))
     while node is not None and not shared:
         if node.target is torch.ops.aten.unfold.default:
-            before, after = node.args[0].meta["val"], node.meta["val"]
+            before, after = node.all_input_nodes[0].meta["val"], node.meta["val"]
             shared = after.numel() != before.numel() or _shares(after)
         node = viewed(node)
     return shared

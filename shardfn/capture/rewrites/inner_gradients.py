@@ -15,6 +15,7 @@ import torch
 
 from ... import _compat
 from ...errors import CaptureError
+from ...ops.nodes import args_of
 from .. import levels
 
 UNUSED = (
@@ -144,7 +145,7 @@ class Spans:
         self, start: int, nodes: list[torch.fx.Node], marks: dict[torch.fx.Node, int]
     ) -> _Span:
         followed: dict[int, list[torch.fx.Node]] = {}
-        for x in dict.fromkeys(x for node in nodes for x in node.args[1]):
+        for x in dict.fromkeys(x for node in nodes for x in args_of(node)[1]):
             at = marks[x] if x in marks else self._before_use(x, start)
             followed.setdefault(max(at, start), []).append(x)
         return _Span(min(followed), self.number[nodes[-1]], followed)

@@ -83,7 +83,8 @@ def put_by_mask(
     wide = mask.reshape(*mask.shape, *[1] * rest)
     if is_tensor and values.dim() > rest:
         values = _in_turn(values, mask, rest)
-    values = values.to(x.dtype) if is_tensor else x.new_full((), values)
+    number: Any = values
+    values = values.to(x.dtype) if is_tensor else x.new_full((), number)
     out = torch.where(wide, x + values if accumulate else values, x)
     if out.shape != shape:
         refuse_values(tuple(shape), tuple(out.shape))

@@ -144,7 +144,7 @@ class Search:
     def tensor_parallel(self, axis: int) -> dict[torch.fx.Node, int]:
         """The dims of parameters that tensor parallelism over an axis shards."""
         parameters = self.unknowns.followers.parameters
-        nodes = self.flat.program.graph.graph.nodes
+        nodes = list(self.flat.program.graph.graph.nodes)
         rows = self.unknowns.rows
         return sharded_dims(nodes, parameters, self.axes.sizes[axis], rows)
 

@@ -107,7 +107,7 @@ class _Dims:
         value = node.meta.get("val")
         results = value if isinstance(value, (tuple, list)) else (value,)
         outs = tuple(x for x in results if isinstance(x, torch.Tensor))
-        fakes = tuple(x.meta.get("val") for x in read)
+        fakes: tuple[Any, ...] = tuple(x.meta.get("val") for x in read)
         is_op = isinstance(node.target, _compat.OpOverload) and node.target.namespace != "shardfn"
         if not is_op or not outs or not all(isinstance(x, torch.Tensor) for x in fakes):
             return

@@ -173,7 +173,7 @@ def textbook(
             marks = given
         elif fixed is not None:
             marks = fixed
-        elif leader in unknowns.followers.parameters:
+        elif leader is not None and leader in unknowns.followers.parameters:
             first = unknowns.first_dim(node)
             dims = {k: rows[leader] for k, rows in tensor.items() if leader in rows}
             marks = _on_largest(x, over, sizes, first, dims)

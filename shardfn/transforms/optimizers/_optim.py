@@ -85,7 +85,7 @@ class Optim:
             state[path] = {name: next(feed) for name in own}
         return state
 
-    def _shapes(self, params: Any, options: Mapping[str, Any]) -> dict[str, dict[str, ShapeDtype]]:
+    def _shapes(self, params: Any, options: Mapping[str, Any]) -> Any:
         """The shapes of the state before the first step."""
         paths, shapes = dotted_paths(params), described(_tree.tensors(params))
         self.checked(paths, shapes, shapes, [], list(options))
