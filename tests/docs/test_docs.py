@@ -17,6 +17,7 @@ PAGES = [
     "checkpoints.md",
     "data.md",
     "mixed-precision.md",
+    "per-rank-code.md",
     "starting.md",
     "strategies.md",
 ]

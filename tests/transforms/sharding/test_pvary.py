@@ -1,0 +1,66 @@
+"""A value that all ranks have, as each rank's own: its gradient is not summed over the axis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import shardfn as sf
+from shardfn import P
+
+W = torch.tensor([0.5, -1.5, 2.0], dtype=torch.float64)
+X = torch.arange(18.0, dtype=torch.float64).reshape(6, 3).sin()
+MESHES = [((2,), ("dp",), "dp"), ((3,), ("dp",), "dp"), ((2, 3), ("dp", "tp"), ("dp", "tp"))]
+
+
+def loss(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return (x * w).sin().sum() ** 2
+
+
+def per_sample(w: torch.Tensor, x: torch.Tensor, axis: Any) -> torch.Tensor:
+    return sf.vmap(sf.grad(loss), in_axes=(None, 0))(sf.pvary(w, axis), x)
+
+
+def on_ranks(fn: Any, shape: Any, names: Any, axis: Any, out: P) -> torch.Tensor:
+    """A function of W and of the rows of X that a rank holds."""
+    with sf.fake_world(torch.Size(shape).numel()):
+        mesh = sf.make_mesh(shape, names)
+        run = sf.shard_map(lambda w, x: fn(w, x, axis), mesh, (P(), P(axis)), out)
+        return sf.full(run(W, X))
+
+
+@pytest.mark.parametrize(("shape", "names", "axis"), MESHES)
+def test_gradients_of_samples_are_those_of_one_device(shape: Any, names: Any, axis: Any) -> None:
+    wanted = torch.func.vmap(torch.func.grad(loss), (None, 0))(W, X)
+    torch.testing.assert_close(on_ranks(per_sample, shape, names, axis, P(axis)), wanted)
+
+
+@pytest.mark.parametrize(("shape", "names", "axis"), MESHES)
+def test_the_gradient_is_each_ranks_own_and_psum_adds_them(
+    shape: Any, names: Any, axis: Any
+) -> None:
+    total = lambda w, x: torch.func.vmap(loss, (None, 0))(w, x).sum()
+    own = lambda w, x, a: sf.psum(sf.grad(total)(sf.pvary(w, a), x), a)
+    shared = lambda w, x, a: sf.grad(total)(w, x)
+    wanted = torch.func.grad(total)(W, X)
+    for fn in (own, shared):
+        torch.testing.assert_close(on_ranks(fn, shape, names, axis, P()), wanted)
+
+
+def test_a_derivative_of_the_call_is_the_sum() -> None:
+    total = lambda w, x, a: sf.psum((sf.pvary(w, a) * x).sin().sum(), a)
+    with sf.fake_world(3):
+        mesh = sf.make_mesh((3,), ("dp",))
+        run = sf.shard_map(lambda w, x: total(w, x, "dp"), mesh, (P(), P("dp")), P())
+        got = sf.full(sf.grad(run)(W, X))
+    torch.testing.assert_close(got, torch.func.grad(lambda w: (w * X).sin().sum())(W))
+
+
+def test_a_value_that_varies_already_and_an_unknown_axis_are_refused() -> None:
+    twice = lambda w, x, a: sf.pvary(x, a)
+    with pytest.raises(sf.CaptureError, match="x varies over dp already"):
+        on_ranks(twice, (2,), ("dp",), "dp", P("dp"))
+    with pytest.raises(sf.ShardError, match="tp"):
+        on_ranks(lambda w, x, a: sf.pvary(w, "tp") + x, (2,), ("dp",), "dp", P("dp"))
