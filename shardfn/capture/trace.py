@@ -106,7 +106,8 @@ def functional(
     writes = refuse_mutation(graph, name, paths)
     if writes and not without_writes(graph, writes, table):
         pure = torch.func.functionalize(torch.fx.Interpreter(graph).run, remove="mutations")
-        graph = _compat.trace_aten(pure, inputs, table)
+        with torch.no_grad():  # its derivatives are in the graph
+            graph = _compat.trace_aten(pure, inputs, table)
     fold(graph)
     return graph
 

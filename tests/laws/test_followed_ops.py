@@ -1,0 +1,52 @@
+"""A call that autograd follows to tensors that the function closes over has torch's gradients,
+whatever dtypes the its ops have: complex numbers, and integer results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import shardfn as sf
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+WEIGHT = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def _weighted(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    return (x * (index + 1)).sum()
+
+
+FUNCTIONS: dict[str, Function] = {
+    "rfft": lambda w: torch.fft.rfft(w).abs().sum(),
+    "rfft2": lambda w: torch.fft.rfft2(w).abs().sum(),
+    "irfft": lambda w: torch.fft.irfft(torch.complex(w, w.cos())).sin().sum(),
+    "hfft": lambda w: torch.fft.hfft(torch.complex(w, w.cos())).sin().sum(),
+    "rfft of another size": lambda w: torch.fft.rfft(w, n=8, norm="ortho").real.sin().sum(),
+    "sort": lambda w: _weighted(*w.sort(0)),
+    "topk": lambda w: _weighted(*w.topk(2, 0)),
+    "max": lambda w: _weighted(*w.max(0)),
+    "max pool": lambda w: torch.nn.functional.max_pool1d(w, 2).sin().sum(),
+    "lu": lambda w: torch.linalg.lu_factor(w.T @ w).LU.sin().sum(),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_gradients_of_what_is_closed_over_are_torchs(name: str, is_sharded: bool) -> None:
+    _check(FUNCTIONS[name], WEIGHT, is_sharded)
+
+
+def _check(fn: Function, start: torch.Tensor, is_sharded: bool) -> None:
+    w = torch.nn.Parameter(start.clone())
+    x = torch.tensor(0.7, dtype=torch.float64)
+    (expected,) = torch.autograd.grad(fn(w * x), w)
+    call = lambda x: fn(w * x)
+    if is_sharded:
+        with sf.fake_world(2), sf.use_mesh(sf.make_mesh((2,), ("dp",))):
+            sf.shard(call)(x).backward()
+    else:
+        sf.jit(call, backend="aten")(x).backward()
+    torch.testing.assert_close(w.grad, expected)
