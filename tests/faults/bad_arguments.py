@@ -151,7 +151,7 @@ def called(fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> N
 
 def failure_of(name: str, call: Callable[[], Any]) -> str | None:
     """The error of a call in somebody else's words. None if it has none, or has one of our
-    family or a TypeError that names the function.
+    family, a TypeError that names the function, or one of the function that was given.
     """
     try:
         call()
@@ -161,6 +161,8 @@ def failure_of(name: str, call: Callable[[], Any]) -> str | None:
         words = f"{type(error).__name__}: {error}"
         if isinstance(error, TypeError) and name in words:
             return None  # Python's own: f() got an unexpected argument
+        if any("raised inside" in note for note in getattr(error, "__notes__", ())):
+            return None  # of the function that was given
         return " ".join(words.split())[:120]
     return None
 

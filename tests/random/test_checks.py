@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -103,10 +104,11 @@ OF_TORCH: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
 @pytest.mark.parametrize("name", OF_TORCH)
 def test_what_torch_refuses_of_a_random_call_is_refused_everywhere(name: str) -> None:
     fn, text = OF_TORCH[name]
-    with pytest.raises((RuntimeError, ValueError)):  # so does torch
+    with pytest.raises((RuntimeError, ValueError)) as torchs:
         fn(X)
-    with pytest.raises(ShardError, match=text):
+    with pytest.raises((ShardError, torchs.type)) as ours:
         sf.jit(fn)(X)
+    assert str(ours.value) == str(torchs.value) or re.search(text, str(ours.value))
     refused = pytest.raises((ShardError, RuntimeError, ValueError), match=text)
     with refused, random.plain():
         fn(X)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ... import _compat
 from ...compile.text import Unwritable, value_of
-from ...errors import ArtefactError, call_site
+from ...errors import ArtefactError, ShardError, call_site
 from ...mesh import axes_of, current_mesh, make_mesh
 from ...ranks.versions import VERSION
 from ...types import MeshAxes
@@ -64,6 +64,10 @@ def _loaded(path: str, mesh: Any, backend: str | None) -> tuple[Compiled, str]:
             compiled = _built(record, tensors, mesh, backend or record["backend"])
     except BROKEN as error:
         raise _refused(path, error) from None
+    except ShardError as error:
+        if error.__cause__ is None:
+            raise
+        raise file.damaged(path, error) from None  # the compiler refused its graph
     return compiled, digest
 
 

@@ -73,7 +73,7 @@ def test_a_warning_names_the_module() -> None:
         model = nn.Sequential(Attention(width), Attention(width))
     fn, params, buffers = sf.functionalize(model)
     run = lambda params, x: fn(params, buffers, x)[0]
-    x = sf.ShapeDtype((4096, width), torch.float32)
+    x = sf.ShapeDtype((32768, width), torch.float32)
     with sf.fake_world(4, numerics=False), warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         mesh = sf.make_mesh((4,), ("tp",))

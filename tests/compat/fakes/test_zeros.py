@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import shardfn as sf
 from shardfn import _compat
+from shardfn._compat.patches import PATCHES
 
 F64 = torch.float64
 G = torch.Generator().manual_seed(3)
@@ -28,17 +29,8 @@ def nothing_known() -> None:
 
 def captures() -> Any:
     """Torch as it is for a capture."""
-    return _compat.patched(
-        "capture",
-        substitutes=None,
-        device="cpu",
-        functions=None,
-        functions_read=None,
-        hooked=None,
-        custom_ops=None,
-        dtensors=None,
-        memo=None,
-    )
+    takes = (row.takes for row in PATCHES["capture"] if row.takes)
+    return _compat.patched("capture", **{**dict.fromkeys(takes), "device": "cpu"})
 
 
 VIEWS = {
