@@ -22,7 +22,7 @@ from ...ops.text_formats import parse_axes, print_axes
 from .. import annotations as sources
 from ..dtensors.mixing import refuse_varying
 from ..dtensors.own_sizes import DIFFERS, refused
-from . import varying_control_flow, varying_prims
+from . import per_sample, varying_control_flow, varying_prims
 from .overwritten import refuse_overwritten
 from .varying_nodes import (
     BACKWARD,
@@ -260,6 +260,7 @@ class Kinds:
         unchanged.
         """
         outs, ins, *rest = args_of(node)
+        per_sample.warn_of_sums(node, self.flat(list(outs)), self.flat)
         cotangents = rest[0] if rest and rest[0] is not None else [None] * len(outs)
         kinds = [self.flat([y, g]) for y, g in zip(outs, cotangents, strict=True)]
         outs = type(outs)(self.vary(y, k) for y, k in zip(outs, kinds, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -64,3 +65,36 @@ def test_a_value_that_varies_already_and_an_unknown_axis_are_refused() -> None:
         on_ranks(twice, (2,), ("dp",), "dp", P("dp"))
     with pytest.raises(sf.ShardError, match="tp"):
         on_ranks(lambda w, x, a: sf.pvary(w, "tp") + x, (2,), ("dp",), "dp", P("dp"))
+
+
+def of_closed_over(w: torch.Tensor, x: torch.Tensor, a: Any) -> torch.Tensor:
+    return sf.vmap(lambda row: sf.grad(lambda w: loss(w, row))(w))(x)
+
+
+SUMMED = {  # gradients of samples that are summed over ranks
+    "of an argument": lambda w, x, a: sf.vmap(sf.grad(loss), (None, 0))(w, x),
+    "of a closed-over value": of_closed_over,
+    "by jacrev": lambda w, x, a: sf.jacrev(lambda w: torch.func.vmap(loss, (None, 0))(w, x))(w),
+}
+MEANT = {
+    "by pvary": lambda w, x, a: per_sample(w, x, a),
+    "without vmap": lambda w, x, a: sf.grad(loss)(w, x) + x,
+    "of each of an ensemble": lambda w, x, a: sf.vmap(sf.grad(loss), (0, None))(x - x + w, x),
+    "of a sum over ranks": lambda w, x, a: (
+        sf.vmap(sf.grad(lambda w, row: sf.psum(loss(w, row), a)), (None, 0))(w, x) + x
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SUMMED)
+def test_gradients_of_samples_that_are_summed_over_ranks_are_warned_of(name: str) -> None:
+    with pytest.warns(UserWarning, match=r"sf\.pvary\(w, 'dp'\)") as caught:
+        on_ranks(SUMMED[name], (2,), ("dp",), "dp", P("dp"))
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("name", MEANT)
+def test_other_gradients_are_not_warned_of(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        on_ranks(MEANT[name], (2,), ("dp",), "dp", P("dp"))

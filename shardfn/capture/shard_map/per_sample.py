@@ -1,0 +1,79 @@
+"""Gradients of single samples that are summed over ranks: a warning."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ...ops import shard_map
+from ...ops.nodes import args_of
+from ...ops.prims import Axes
+from .. import annotations as sources
+from .varying_nodes import name_of, nodes_in
+
+OPENS = "_vmap_increment_nesting"
+CLOSES = "_vmap_decrement_nesting"
+BATCHES = "_add_batch_dim"
+
+
+def warn_of_sums(node: torch.fx.Node, varies: Axes, flat: Callable[[Any], Axes]) -> None:
+    """Warn if a derivative that a vmap in per-rank code takes of each sample is summed over ranks:
+    it is that of a value which all ranks and all samples have.
+
+    Args:
+        node: takes the derivative, of Dynamo's graph.
+        varies: the axes over which the differentiated results vary.
+        flat: the axes over which an argument varies.
+    """
+    _, primals, *_ = args_of(node)
+    for x in nodes_in(primals):
+        axes = sorted(varies - flat(x))
+        if axes and _is_of_samples(node, x):
+            names = repr(axes[0]) if len(axes) == 1 else repr(tuple(axes))
+            file, _, line = (sources.line_of(node.meta.get("stack_trace")) or "").rpartition(":")
+            text = (
+                f"a gradient inside of vmap is summed over {' and '.join(axes)}, sample by sample: "
+                "it is that of a value which all ranks have. For the gradients of each rank's own "
+                f"samples: sf.pvary(w, {names}) of that value, before vmap"
+            )
+            warnings.warn_explicit(text, UserWarning, file or "shard_map", int(line or 0))
+            return
+
+
+def _is_of_samples(node: torch.fx.Node, primal: torch.fx.Node) -> bool:
+    """Whether a vmap in per-rank code is open where a derivative is taken, and does not map the
+    value.
+    """
+    inside = _opened(node)
+    return bool(inside) and not any(name_of(x) == BATCHES for x in _above(primal, inside))
+
+
+def _opened(node: torch.fx.Node) -> Sequence[torch.fx.Node]:
+    """The nodes from the start of the outermost vmap in per-rank code that is open at a node."""
+    nodes = list(node.graph.nodes)
+    before = nodes[: nodes.index(node)]
+    entry = max((i for i, x in enumerate(before) if x.target is shard_map.to_local), default=-1)
+    starts: list[int] = []
+    for i, x in enumerate(before):
+        if name_of(x) == OPENS:
+            starts.append(i)
+        elif name_of(x) == CLOSES and starts:
+            starts.pop()
+    first = next((i for i in starts if i > entry), None)
+    return [] if first is None else before[first:]
+
+
+def _above(x: torch.fx.Node, among: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
+    """A node and those that it depends on, of some."""
+    allowed = set(among)
+    found: set[torch.fx.Node] = set()
+    queue = [x]
+    while queue:
+        y = queue.pop()
+        if y in allowed and y not in found:
+            found.add(y)
+            queue += y.all_input_nodes
+    return found
