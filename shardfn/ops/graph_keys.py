@@ -129,6 +129,7 @@ KEYS: tuple[Key, ...] = (
     Key("batch", LOCAL, "schedule", ("schedule", "inspect"), "its batch of the agenda", _is_a(int)),
     # compile: what Inductor needs.
     Key("user_visible_output_idxs", LOWERED, "_compat", (), "the tensor results", _is_a(list)),
+    Key("should_fallback", LOWERED, "_compat", (), "whether torch's kernel runs it", _is_a(bool)),
 )
 # fmt: on
 BY_GRAPH: dict[str, dict[str, Key]] = {

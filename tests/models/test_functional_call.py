@@ -151,7 +151,7 @@ def test_s2_1_gradients_of_the_parameters_of_parallelize_module() -> None:
 )
 def test_what_is_refused(call: Any, said: str) -> None:
     net = Net().eval()
-    with pytest.raises(sf.CaptureError) as caught:
+    with pytest.raises((sf.CaptureError, RuntimeError)) as caught:
         sf.jit(lambda p, x: call(net, p, x), backend="aten")(_params(net), X)
     assert said in str(caught.value)
 

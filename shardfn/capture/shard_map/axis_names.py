@@ -349,9 +349,7 @@ def check_dims(what: str, path: str, parts: tuple[Any, ...], shape: tuple[int, .
     Raises:
         PlacementError: it has more.
     """
-    is_seen = current_scope().mesh is not None and any(
-        part is not None for part in parts[len(shape) :]
-    )
+    is_seen = current_scope().mesh is not None and any(parts[len(shape) :])
     if len(parts) > len(shape) and not is_seen:
         where = f"{what}, {path}" if path else what
         fix = f"P with at most {len(shape)} entries"
