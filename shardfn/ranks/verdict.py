@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from ..errors import DivergenceError, RankLostError, ShardError
-from .calls import WHICH_RAISED, first_difference
+from .calls import first_difference
 from .presence import state_of
 
 WAITING, PATIENT, DECIDED = "waiting", "patient", "decided"
@@ -161,20 +161,6 @@ def _behind(mine: Heard, other: Heard, now: Any) -> bool:
     return lane["count"] < now["call"]
 
 
-def _raised(mine: Heard, other: Heard) -> Verdict | None:
-    """A rank has raised in the call in which this one waits for it, and has gone on."""
-    now = mine.status["now"]
-    if not now or not now["long"] or other.rank not in now["ranks"]:
-        return None
-    lane = other.status["lanes"].get(now["lane"], NONE)
-    for at, _, text in lane.get("recent", ()):
-        if at == now["call"] + 1 and text.endswith(WHICH_RAISED):
-            lines = f"rank {mine.rank}: {now['text']}", f"rank {other.rank}: {text}"
-            head = f"ranks are in different calls, from call {at} on"
-            return Verdict(DIFFERENT, other.rank, (head, *lines), ALIKE)
-    return None
-
-
 def _finished(mine: Heard, other: Heard) -> Verdict | None:
     """A rank has ended in peace before the call that this one is in."""
     left, now = other.status["left"], mine.status["now"]
@@ -250,7 +236,7 @@ def doing(status: Mapping[str, Any]) -> str:
 
 
 Rule = Callable[[Heard, Heard], Verdict | None]
-AT_ONCE: tuple[Rule, ...] = (_left, _ended, _differs, _raised, _crossed, _finished, _parted)
+AT_ONCE: tuple[Rule, ...] = (_left, _ended, _differs, _crossed, _finished, _parted)
 AFTER_AN_ERROR: tuple[Rule, ...] = (*AT_ONCE, _stopped)
 AT_LAST: tuple[Rule, ...] = (*AFTER_AN_ERROR, _unheard, _elsewhere, _late)
 RULES = {WAITING: AT_ONCE, PATIENT: AFTER_AN_ERROR, DECIDED: AT_LAST}

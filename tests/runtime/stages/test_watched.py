@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import run_ranks
 
 import shardfn as sf
-from shardfn.ranks.calls import Lane
+from shardfn.ranks.calls import RAISED, Lane
 from shardfn.ranks.verdict import Verdict
 from shardfn.runtime.stages import watched as module
 from shardfn.runtime.stages.watched import watched
@@ -23,14 +22,6 @@ class Watch:
         self.log = list[Any]()
         self.enter = self.log.append
         self.verdict: Any = None
-        self.raised: Any = None
-
-    def has_raised(self, lane: Lane, text: str) -> None:
-        self.raised = lane
-
-    def caught_up(self, where: str) -> None:
-        self.log.append(("caught up", self.raised))
-        self.raised = None
 
     def lane(self, name: str, ranks: Any) -> Lane:
         return Lane(name, ranks)
@@ -97,51 +88,8 @@ def test_a_failure_is_told_to_the_others_or_by_them(watch: Watch) -> None:
     run = watched(fails, "f", placed(), program(sends=True))
     with pytest.raises(RuntimeError, match="of gloo"):
         run([])
-    assert watch.raised is watch.log[0].lane
+    assert [x and x.key for x in watch.log[1:]] == [RAISED, None]
     watch.verdict = Verdict("lost", 1, ("rank 1 is lost",), "restart")
     with pytest.raises(sf.RankLostError, match="f: rank 1 is lost") as caught:
         run([])
-    assert watch.log[1] == ("caught up", watch.log[0].lane), "before the next call"
     assert isinstance(caught.value.__cause__, RuntimeError)
-
-
-@torch.library.custom_op("watched_tests::fallible", mutates_args=())
-def fallible(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    if torch.distributed.get_rank() in FAILING and int(k) == 1:
-        raise ValueError("mine")
-    return x.clone()
-
-
-fallible.register_fake(lambda x, k: torch.empty_like(x))
-FAILING: set[int] = set()
-
-
-def _called(failing: tuple[int, ...]) -> list[Any]:
-    """What each call gives on this rank, which goes on when one raises."""
-    FAILING.update(failing)
-    mesh = sf.make_mesh((2,), ("dp",))
-
-    def fn(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        per_rank = lambda x, k: sf.psum(fallible(x, k) * k, "dp")
-        return sf.shard_map(per_rank, mesh, (sf.P("dp"), sf.P()), sf.P())(x, k)
-
-    step = sf.shard(fn, mesh, (sf.P("dp"), sf.P()), backend="aten")
-    found: list[Any] = []
-    for k in range(4):
-        try:
-            found.append(sf.full(step(torch.ones(2), torch.tensor(float(k)))).tolist())
-        except (ValueError, sf.ShardError) as error:
-            found.append(f"{type(error).__name__}: {error}")
-    return found
-
-
-def test_s16_a_call_after_one_that_raised_waits_for_the_others() -> None:
-    good, bad = run_ranks(2, _called, (1,))
-    assert good[0] == bad[0] == [0.0] and bad[1] == "ValueError: mine"
-    for text in (*good[1:], *bad[2:]):
-        assert "DivergenceError" in text and "which raised" in text
-
-
-def test_s16_ranks_that_all_raise_go_on() -> None:
-    for found in run_ranks(2, _called, (0, 1)):
-        assert found == [[0.0], "ValueError: mine", [4.0], [6.0]]
