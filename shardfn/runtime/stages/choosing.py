@@ -85,11 +85,13 @@ def _fitting(
                 peaks[candidate.marks] = peak_of(traced, candidate.plan).peak
             if peaks[candidate.marks] <= limit:
                 return candidate, peaks[candidate.marks]
+        if not peaks:  # the arguments alone are more than that
+            break
         # the integer program counts less than the schedule holds
         allowed *= limit / min(peaks.values())
         candidates = search.candidates(allowed)
     least = search.least()
-    rest = [*candidates, *([least] if least is not None else [])]
+    rest = [*candidates, *([least] if least is not None else [])] or search.candidates(None)
     best = min(rest, key=lambda x: peak_of(traced, x.plan).peak)
     found = peak_of(traced, best.plan)
     if found.peak <= limit:

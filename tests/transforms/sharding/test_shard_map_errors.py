@@ -169,7 +169,7 @@ out_placements require it to be invariant over it
         lambda: mapped(fn, ({"w": P(), "c": P()}, P()), P())(TREE, X),
         sf.TreeError,
         """shard_map(fn): in_placements does not match the arguments
-  x: placements lack ['b']; placements have also ['c']
+  [0]: placements lack ['b']; placements have also ['c']
   try: one placement for each leaf, or one P for all leaves of a subtree""",
     ),
     "out_placements of another tree": (
