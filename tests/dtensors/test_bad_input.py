@@ -287,18 +287,12 @@ def looks_up(x: Any, mesh: Any) -> Any:
     return {0: x, 1: x * 2}[mesh.get_local_rank("dp")]
 
 
-def slices(x: Any, mesh: Any) -> Any:
-    rank = dist.get_rank()
-    return x[2 * rank : 2 * rank + 2]
-
-
 BRANCHES = "it branches on the number of a rank, or slices by it"
 COUNTS = "it takes the number of a rank for a Python number"
 PART = "x.index_select(0, rank * n + torch.arange(n)), for this rank's part of x"
 ONE_OF = "torch.stack(values).index_select(0, rank.reshape(1)) for one of several values"
 RANKS = {
     branches: (BRANCHES, "torch.distributed.get_rank", "torch.where(rank == 0, a, b)"),
-    slices: (BRANCHES, "torch.distributed.get_rank", PART),
     counts: (COUNTS, "get_local_rank", PART),
     picks: (COUNTS, "get_coordinate", ONE_OF),
     converts: (".item() reads a tensor's value", "torch.distributed.get_rank", "no .item()"),
@@ -334,10 +328,10 @@ def test_what_a_refused_rank_is_to_write_instead() -> None:
         part = x.index_select(0, rank * 2 + torch.arange(2))
         placed = distribute_tensor(x, mesh, S).to_local()
         one = torch.stack([x, 3 * x]).index_select(0, rank.reshape(1)).squeeze(0)
-        return part, placed, one, torch.where(rank == 0, x, -x)
+        return part, x[2 * rank : 2 * rank + 2], placed, one, torch.where(rank == 0, x, -x)
 
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
         found = [y.shards for y in sf.jit(fn, backend="aten")(X)]
-    wanted = [(X[:2], X[2:]), (X[:2], X[2:]), (X, 3 * X), (X, -X)]
+    wanted = 3 * [(X[:2], X[2:])] + [(X, 3 * X), (X, -X)]
     torch.testing.assert_close([tuple(y) for y in found], wanted)
