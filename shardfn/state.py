@@ -49,6 +49,7 @@ CONTEXTS = (
     ),
     State("_compat.dynamo.reading", "_READING", "whether a module runs as part of a capture"),
     State("_compat.dynamo.reading", "_USES", "which inputs the gradients of a capture use"),
+    State("_compat.dynamo.lazy", "_MADE", "modules whose parameters a capture has made"),
     State("_compat.dynamo.sizes", "_NOTED", "inputs and guards of a run of Dynamo"),
     State("_compat.modules", "_HOOKED", "whether parameters' hooks run by our order"),
     State("_compat.loops", "_IN_BODY", "whether the body of a loop is traced"),

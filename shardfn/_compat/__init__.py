@@ -64,6 +64,7 @@ from .distributed.subclasses import shardings_forgotten
 from .dynamo.dtensors.calls import for_a_while, overwrite
 from .dynamo.generators import READS_GENERATOR
 from .dynamo.guards import FUNCTION, Itself, Read, read_of_code
+from .dynamo.lazy import WITHOUT_SHAPE, WITHOUT_VALUES, is_lazy, made_by_hooks, made_or_not
 from .dynamo.reading import (
     Unlike,
     capture_python,
@@ -249,6 +250,8 @@ __all__ = [
     "Symbols",
     "UnderTransforms",
     "TORCH_VERSION",
+    "WITHOUT_SHAPE",
+    "WITHOUT_VALUES",
     "all_ranks",
     "anomaly_off",
     "another_client",
@@ -322,6 +325,7 @@ __all__ = [
     "is_foreign",
     "is_forgotten",
     "is_in_dynamo",
+    "is_lazy",
     "is_in_order",
     "is_observed",
     "is_of_one_process",
@@ -346,6 +350,8 @@ __all__ = [
     "located",
     "lower_by_formula",
     "machine",
+    "made_by_hooks",
+    "made_or_not",
     "mapped_index",
     "modules_of",
     "name_of_group",

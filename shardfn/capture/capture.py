@@ -101,7 +101,7 @@ def capture(
     user_fn, (fn, args, kwargs) = fn, holding(fn, args, kwargs)
     given = Given(fn, user_fn, args, kwargs, paths)
     settings = attrs.evolve(settings or Settings(), name=name)
-    with debug.noting(name):
+    with debug.noting(name), _compat.made_or_not():
         return _captured_on(given, settings, handled)
 
 

@@ -18,6 +18,7 @@ from ..capture.modules import copies
 from ..capture.modules.call import frozen_names
 from ..capture.modules.modes import Modes
 from ..capture.modules.parameter_hooks import hooks_of
+from ..capture.rewrites.strides import refuse_unshaped
 from ..errors import TreeError
 from ..runtime import Request
 from ._transformed import Transformed
@@ -297,16 +298,7 @@ def _refuse(module: Any) -> None:
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),
     )
-    lazy = [name for name, x in tensors if torch.nn.parameter.is_lazy(x)]
-    if lazy:
-        fix = "call the module once on an example, which gives them shapes"
-        raise TreeError.of(
-            f"functionalize({kind})",
-            f"{', '.join(lazy)} has no shape yet",
-            needed="parameters with values",
-            fix=fix,
-            arg_path=lazy[0],
-        )
+    refuse_unshaped(f"functionalize({kind})", tensors)
     placed = [name for name, x in tensors if isinstance(x, DTensor)]
     if placed:
         fix = "functionalize first, then sf.distribute(params, mesh, placements)"

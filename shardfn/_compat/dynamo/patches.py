@@ -8,6 +8,7 @@ from ..settings import of_captures
 from . import (
     generators,
     guards,
+    lazy,
     reading,
     refused,
     restored,
@@ -46,6 +47,18 @@ READING = (  # a captured function, by Dynamo
         NEVER,
         new=reading.substitutes,
         takes="substitutes",
+    ),
+    Patch(
+        ("torch.nn.modules.lazy:LazyModuleMixin._infer_parameters",),
+        "a module without parameters makes them in the first call: fake ones, or none",
+        NEVER,
+        new=lazy.parameters_made,
+    ),
+    Patch(
+        methods(BUILDER + "VariableBuilder", "_wrap"),
+        "a parameter that has no shape yet, read by other code than its module; " + REFUSED,
+        NEVER,
+        new=lazy.shape_read,
     ),
     Patch(
         (BUILDER + "wrap_to_fake_tensor_and_record",),

@@ -99,7 +99,7 @@ def _followed(fake: Any, name: Any) -> str | None:
     return f"{FOLLOWED} {class_name(inner)} for its .{name};" if is_held else None
 
 
-def _refuse(text: str | None) -> None:
+def refuse(text: str | None) -> None:
     """Stop Dynamo with a text that `explained` recognizes. Does nothing without a text."""
     from torch._dynamo import exc
 
@@ -109,7 +109,7 @@ def _refuse(text: str | None) -> None:
 
 def rank_call_refused(call: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
     """A call of a function of torch, which may ask for the rank."""
-    _refuse(ASKS_RANK if function.value is dist.get_rank else None)
+    refuse(ASKS_RANK if function.value is dist.get_rank else None)
     return call(function, *args, **kwargs)
 
 
@@ -117,7 +117,7 @@ def rank_method_refused(
     call: Callable[..., Any], owner: Any, tx: Any, name: str, *args: Any, **kw: Any
 ) -> Any:
     """A call of a method of a mesh or a group, which may ask for the rank."""
-    _refuse(ASKS_RANK if name in RANK else None)
+    refuse(ASKS_RANK if name in RANK else None)
     return call(owner, tx, name, *args, **kw)
 
 
@@ -126,13 +126,13 @@ def context_refused(read: Callable[..., Any], variable: Any, tx: Any, *args: Any
     settings are in the key of a capture.
     """
     is_torchs = tx.f_globals.get("__name__", "").startswith("torch.")
-    _refuse(None if is_torchs else f"a read of a variable {READS_CONTEXT}")
+    refuse(None if is_torchs else f"a read of a variable {READS_CONTEXT}")
     return read(variable, tx, *args)
 
 
 def refuse_attribute(fake: Any, name: Any) -> None:
     """Stop Dynamo where one of the tensors is read that a tensor holds, under a transform."""
-    _refuse(_followed(fake, name))
+    refuse(_followed(fake, name))
 
 
 def refuse_class_of_followed(node: Any, classes: tuple[Any, ...]) -> None:
@@ -143,24 +143,24 @@ def refuse_class_of_followed(node: Any, classes: tuple[Any, ...]) -> None:
     if not is_wrapped(fake) or not holds_tensors(inner := unwrapped(fake)):
         return
     if any(isinstance(inner, c) is not isinstance(fake, c) for c in classes):
-        _refuse(f"{FOLLOWED} {class_name(inner)} for its .__class__;")
+        refuse(f"{FOLLOWED} {class_name(inner)} for its .__class__;")
 
 
 def refuse_call(called: Any, args: Any, kwargs: Any) -> None:
     """Stop Dynamo at a call that makes a DTensor, communicates or seeds a generator, or that makes
     a tensor of those that a transform follows.
     """
-    _refuse(refusal(called) or generators.seeds(called, kwargs))
+    refuse(refusal(called) or generators.seeds(called, kwargs))
     if isinstance(called, type) and hasattr(called, "__tensor_flatten__"):
         given = [*args, *kwargs.values()]
         held = [x.proxy.node.meta.get("example_value") for x in given if hasattr(x, "proxy")]
         if any(map(is_wrapped, held)):
-            _refuse(f"{MADE_OF_FOLLOWED} {called.__name__};")
+            refuse(f"{MADE_OF_FOLLOWED} {called.__name__};")
 
 
 def collective_refused(_: Any, function: Any, *args: Any, **kwargs: Any) -> None:
     """A call of a collective of torch.distributed that Dynamo would rewrite."""
-    _refuse(f"{COMMUNICATES} {function.fn.__name__};")
+    refuse(f"{COMMUNICATES} {function.fn.__name__};")
 
 
 def method_refused(
@@ -170,14 +170,14 @@ def method_refused(
     class: tensor.as_subclass(cls).
     """
     if generators.is_given("generator", kwargs):
-        _refuse(generators.READS_GENERATOR)
+        refuse(generators.READS_GENERATOR)
     if name == "as_subclass" and args:
-        _refuse(refusal(getattr(args[0].realize(), "value", None)))
+        refuse(refusal(getattr(args[0].realize(), "value", None)))
     return call(tensor, tx, name, args, kwargs)
 
 
 def class_refused(wrap: Callable[..., Any], builder: Any, value: Any) -> Any:
     """Dynamo's handling of a new tensor, which may be of a subclass."""
     is_refused = is_foreign(value) and not (isinstance(value, DTensor) or holds_tensors(value))
-    _refuse(f"{FOREIGN} {class_name(value)};" if is_refused else None)
+    refuse(f"{FOREIGN} {class_name(value)};" if is_refused else None)
     return wrap(builder, value)

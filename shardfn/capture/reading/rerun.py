@@ -178,7 +178,8 @@ def _modules_kept(fn: Callable[..., Any]) -> Iterator[None]:
     tables += [x for table in tables for x in table.values() if type(x) is dict]
     before = [dict(table) for table in tables]
     try:
-        yield
+        with _compat.made_by_hooks(parts):
+            yield
     finally:
         for table, content in zip(tables, before, strict=True):
             table.clear()

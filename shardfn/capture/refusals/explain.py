@@ -37,6 +37,8 @@ OF_VALUES = (
     "it raises",
 )
 
+SHAPED = "call the module once on an example, which makes its parameters"
+
 DEVICES = "tensors on different devices meet in one op"
 ONE_DEVICE = "device=x.device where it makes a tensor; x.to(device) before the call for others"
 
@@ -57,6 +59,17 @@ CAUSES = (
     ),
     ("Data-dependent branching", "it branches on a tensor's value", "torch.where(condition, a, b)"),
     (_compat.MAKES_DTENSOR, tensor_classes.DTENSOR, tensor_classes.FIX),
+    (_compat.WITHOUT_SHAPE, "it reads a parameter that has no shape yet", SHAPED),
+    (
+        _compat.WITHOUT_VALUES,
+        "a module makes its parameters from the values of the arguments of its first call",
+        SHAPED,
+    ),
+    (
+        "Tensor subclass Uninitialized",
+        "it makes a module whose parameters have no shape yet",
+        "a module that is given its sizes: nn.Linear(5, 3) for nn.LazyLinear(3)",
+    ),
     ("to be on the same device", DEVICES, ONE_DEVICE),
     (
         "found two different devices",  # torch 2.11

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import attrs
 import torch
 
-from ...errors import CaptureError, call_site
+from ... import _compat
+from ...errors import CaptureError, TreeError, call_site
 from ...ops import placement
 from ...ops.nodes import args_of
 from ..views import viewed
@@ -24,11 +25,13 @@ def kind_without_strides(x: torch.Tensor) -> str | None:
 
 
 def refuse_unstrided(where: str, leaves: Sequence[Any], paths: Sequence[str]) -> None:
-    """Refuse sparse, quantized, nested and mkldnn tensors.
+    """Refuse sparse, quantized, nested and mkldnn tensors, and parameters without a shape.
 
     Raises:
-        CaptureError: names each of them.
+        CaptureError: names each of the first.
+        TreeError: names each of the others.
     """
+    refuse_unshaped(where, zip(paths, leaves, strict=True))
     kinds = [kind_without_strides(x) if isinstance(x, torch.Tensor) else None for x in leaves]
     wrong = [(path, kind) for path, kind in zip(paths, kinds, strict=True) if kind is not None]
     if wrong:
@@ -41,6 +44,23 @@ def refuse_unstrided(where: str, leaves: Sequence[Any], paths: Sequence[str]) ->
         lines = [f"{path} is {kind}" for path, kind in wrong]
         raise CaptureError.of(
             where, *lines, needed="tensors with strides", fix=fix, source=source, arg_path=path
+        )
+
+
+def refuse_unshaped(where: str, named: Iterable[tuple[str, Any]]) -> None:
+    """Refuse parameters that have no shape yet, as of nn.LazyLinear.
+
+    Raises:
+        TreeError: names each of them.
+    """
+    lazy = [name for name, x in named if _compat.is_lazy(x)]
+    if lazy:
+        raise TreeError.of(
+            where,
+            f"{', '.join(lazy)} {'has' if len(lazy) == 1 else 'have'} no shape yet",
+            needed="parameters with values",
+            fix="call the module once on an example, which gives them shapes",
+            arg_path=lazy[0],
         )
 
 

@@ -93,8 +93,9 @@ class Writes:
         """
         if error is not None and is_write(error):
             self.modules = modules_of(self.fn)
-        with without(weights_of(self.modules)) as weights:
-            return self._staged(stage, asked, args, kwargs, error, weights)
+        weights = weights_of(self.modules)
+        with without(weights), contextlib.ExitStack() as made:
+            return self._staged(stage, asked, args, kwargs, error, weights, made)
 
     def _staged(
         self,
@@ -104,6 +105,7 @@ class Writes:
         kwargs: Any,
         error: CaptureError | None,
         weights: Weights,
+        made: contextlib.ExitStack,
     ) -> Any:
         """`staged`, of modules without the weights that hooks compute."""
         places, request = before = self.requests.get(self.modes(), ((), asked))
@@ -114,6 +116,7 @@ class Writes:
                     break
                 except CaptureError as refused:
                     error = refused
+            made.enter_context(_compat.made_or_not(error))
             every = self.places() if is_write(error) else places
             is_asked = request is asked and bool(weights)
             if set(every) == set(places) and not is_asked:
@@ -209,14 +212,14 @@ def weights_of(modules: Sequence[torch.nn.Module]) -> Weights:
 
 
 @contextlib.contextmanager
-def without(weights: Weights) -> Iterator[Weights]:
+def without(weights: Weights) -> Iterator[None]:
     """Modules without the weights that their hooks compute. Afterwards they are those of the last
     call, as in eager torch: functions of the parameters, which autograd follows.
     """
     for module, name, _ in weights:
         module.__dict__.pop(name, None)
     try:
-        yield weights
+        yield
     finally:
         for module, name, hook in weights:
             # torch does not compute on DTensors beside plain tensors: it would be missing, as the
