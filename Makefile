@@ -59,7 +59,7 @@ lint: venv  ## ruff, and pyright with the pinned torch
 conformance: venv  ## every operator of torch's database, sharded in every way: ARGS="--ops add sum --resume"
 	PYTHONPATH=.:tests:tests/support $(BIN)/python -m conformance $(ARGS)
 
-fuzz: venv  ## random bad arguments of every public function, then random programs: SECONDS=600 SEED=7
+fuzz: venv  ## random bad arguments of every public function and method, then random programs: SECONDS=600 SEED=7
 	PYTHONPATH=.:tests:tests/support $(BIN)/python -m tests.faults.fuzz $(or $(SECONDS),600) $(SEED)
 
 faults: venv  ## inject faults into jobs of real processes, and write docs/reliability.md: ARGS="kill save" tries some

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 import torch
 
+from .accepted import accept
 from .collectives import COLLECTIVES
 from .errors import ShardError
 from .types import Cost, MeshAxes
@@ -36,8 +37,12 @@ class Link:
 
     def send(self, kind: str, nbytes: float, n: int) -> float:
         """Seconds of a collective over n ranks, as a ring: `nbytes` is the full payload."""
-        rounds = COLLECTIVES[kind].rounds
-        return self.latency + rounds * (n - 1) / n * nbytes / self.bandwidth
+        accept("Link.send", kind=kind, nbytes=nbytes, n=n)
+        row = COLLECTIVES.get(kind)
+        if row is None:
+            got, needed = f"kind is {kind!r}", f"one of {', '.join(COLLECTIVES)}"
+            raise ShardError.of("Link.send, kind", got, needed=needed, fix="'all_reduce'")
+        return self.latency + row.rounds * (n - 1) / n * nbytes / self.bandwidth
 
 
 def costs(links: Sequence[Link]) -> tuple[Cost, ...]:
@@ -65,6 +70,9 @@ class Hardware:
         network_latency: seconds that a collective between nodes takes beside its bytes.
         capacity: bytes of a device's memory. None: not known.
 
+    Raises:
+        ShardError: a figure that is not a number.
+
     Source: the roofline model (Williams et al. 2009) and the alpha-beta model.
 
     Example:
@@ -83,8 +91,12 @@ class Hardware:
     network_latency: float = 0.0
     capacity: float | None = None
 
+    def __attrs_post_init__(self) -> None:
+        accept("Hardware", **attrs.asdict(self, filter=lambda field, _: field.name != "name"))
+
     def compute(self, flops: float, nbytes: float, dtype: torch.dtype) -> float:
         """Seconds of an op: what takes longer, its arithmetic or its memory traffic."""
+        accept("Hardware.compute", flops=flops, nbytes=nbytes, dtype=dtype)
         rate = self.flops if dtype.itemsize * 8 <= MATMUL else self.flops32
         return max(flops / rate, nbytes / self.memory)
 

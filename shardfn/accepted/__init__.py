@@ -1,4 +1,4 @@
-"""The types that public functions accept: one row a parameter, and the check that reads them."""
+"""The types that public functions and methods accept: one row a parameter, and the check."""
 
 from .check import accept, described
 

@@ -1,4 +1,6 @@
-"""The kinds of arguments, each with its test and its words, and the kind of each parameter."""
+"""The kinds of arguments, each with its test and its words, and the kind of each parameter of
+functions and of methods.
+"""
 
 from __future__ import annotations
 
@@ -66,6 +68,31 @@ def _is_flag(x: Any) -> bool:
     return isinstance(x, bool)
 
 
+def _is_state(x: Any, names: tuple[str, ...]) -> bool:
+    return isinstance(x, Mapping) and all(name in x for name in names)
+
+
+def _is_device(x: Any) -> bool:
+    try:
+        return x is None or torch.device(x) is not None
+    except (RuntimeError, TypeError, ValueError):
+        return False
+
+
+def _is_floating(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
+
+
+def _is_flag_tensor(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.dtype == torch.bool and x.dim() == 0
+
+
+def _state(of: str, *names: str) -> Kind:
+    """The kind of a dict with these names, that an `init` or a `state_dict` has made."""
+    rows = f"with {' and '.join(map(repr, names))}" if names else "of tensors"
+    return Kind(lambda x: _is_state(x, names), f"a dict {rows}", of)
+
+
 FLAG = Kind(_is_flag, "True or False", "the default")
 FLAG_OR_NONE = Kind(lambda x: x is None or _is_flag(x), "True, False or None", "None")
 ITERABLE = Kind(
@@ -125,9 +152,60 @@ COUNTS = Kind(
     "counts={'all_reduce': 2}",
 )
 NUMBER_OR_NONE = Kind(lambda x: x is None or _is_count(x), "an int from 0 up, or None", "0")
+COUNT = Kind(_is_count, "an int from 0 up", "0")
+RANKS = Kind(INTERVAL.test, "a number of ranks, 1 or more", "8")
+RANKS_OR_NONE = Kind(KEEP.test, "a number of ranks, 1 or more, or None", "node=8")
+NUMBER = Kind(TOLERANCE.test, "a number, 0 or more", "2**20")
+RATE = Kind(lambda x: _is_number(x) and x > 0, "a positive number", "1e12")
+RATE_OR_NONE = Kind(lambda x: x is None or RATE.test(x), "a positive number, or None", "80e9")
+TEXT = Kind(lambda x: isinstance(x, str), "text", "'all_reduce'")
+DEVICE = Kind(_is_device, "a device, or None", "'cpu'")
+LOSS = Kind(_is_floating, "a floating tensor", "loss_fn(params, batch)")
+FINITE = Kind(_is_flag_tensor, "a 0-d tensor of bool", "grads, finite = scaler.unscale(...)")
+LINKS = Kind(
+    lambda x: x is None or isinstance(x, Mapping),
+    "a dict of axes and links, or None",
+    "links={'dp': sf.Link(latency=10e-6, bandwidth=50e9)}",
+)
+BACKEND = Kind(DEVICE_TYPE.test, "the name of a backend, or None", "'aten'")
+OF_SCALE = _state("scaler.init()", "scale", "good_steps")
+OF_AVERAGE = _state("ema.init(params)", "count", "average")
+OF_OPTIM = _state("opt.init(params)")
+OF_SCHEDULE = _state("schedule.state_dict()", "options", "scheduler")
 
-# function -> parameter -> kind
+# function, or class and method -> parameter -> kind
 ARGUMENTS: dict[str, dict[str, Kind]] = {
+    "BucketPlan.load": {"path": FILE},
+    "BucketPlan.merge": {"indices": COUNT},
+    "BucketPlan.save": {"path": FILE},
+    "BucketPlan.split": {"index": COUNT, "at": COUNT},
+    "Ema.average": {"state": OF_AVERAGE},
+    "Ema.update": {"state": OF_AVERAGE},
+    "Hardware": {
+        "flops": RATE,
+        "flops32": RATE,
+        "memory": RATE,
+        "link": RATE,
+        "latency": NUMBER,
+        "node": RANKS_OR_NONE,
+        "network": NUMBER,
+        "network_latency": NUMBER,
+        "capacity": RATE_OR_NONE,
+    },
+    "Hardware.compute": {"flops": NUMBER, "nbytes": NUMBER, "dtype": DTYPE},
+    "Link.send": {"kind": TEXT, "nbytes": NUMBER, "n": RANKS},
+    "LossScale.init": {"device": DEVICE},
+    "LossScale.scale": {"loss": LOSS, "state": OF_SCALE},
+    "LossScale.select": {"finite": FINITE},
+    "LossScale.unscale": {"state": OF_SCALE},
+    "LossScale.update": {"state": OF_SCALE, "finite": FINITE},
+    "Lowered.compile": {"backend": BACKEND, "warm": FLAG},
+    "Lowered.time": {"links": LINKS},
+    "Lowered.verbose": {"rank": COUNT},
+    "Memory.of": {"kind": TEXT},
+    "Optim.schedule": {"make": FUNCTION},
+    "Optim.update": {"state": OF_OPTIM},
+    "Schedule.load_state_dict": {"state": OF_SCHEDULE},
     "assert_comms": {"counts": COUNTS, "max_implicit": NUMBER_OR_NONE},
     "check": {"fn": FUNCTION, "worlds": WORLDS, "rtol": TOLERANCE, "atol": TOLERANCE},
     "clear_cache": {"stored": FLAG},

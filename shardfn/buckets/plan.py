@@ -12,6 +12,7 @@ from pathlib import Path
 import attrs
 
 from .._compat import constant_in_graph
+from ..accepted import accept
 from ..byte_sizes import human_bytes
 from ..errors import TreeError
 from .reading import read
@@ -69,6 +70,8 @@ class BucketPlan:
         Raises:
             TreeError: a bucket that does not exist, or buckets that cannot be one collective.
         """
+        for index in indices:
+            accept("BucketPlan.merge", indices=index)
         if not indices:
             raise TreeError.of("BucketPlan.merge", "no bucket is named", fix="plan.merge(0, 1)")
         chosen = [self._bucket(i) for i in sorted(set(indices))]
@@ -100,6 +103,7 @@ class BucketPlan:
         Raises:
             TreeError: a bucket that does not exist, or a part without leaves.
         """
+        accept("BucketPlan.split", index=index, at=at)
         whole = self._bucket(index)
         if not 0 < at < len(whole.leaves):
             fix = f"a number of leaves between 1 and {len(whole.leaves) - 1}"
@@ -232,12 +236,23 @@ class BucketPlan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a JSON file."""
+        accept("BucketPlan.save", path=path)
         Path(path).write_text(self.to_json() + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> BucketPlan:
-        """The plan in a JSON file."""
-        return cls.from_json(Path(path).read_text())
+        """The plan in a JSON file.
+
+        Raises:
+            TreeError: the file cannot be read, or has no plan.
+        """
+        accept("BucketPlan.load", path=path)
+        try:
+            text = Path(path).read_text()
+        except (OSError, ValueError) as error:
+            got, fix = f"{path} cannot be read: {error}", "a file that BucketPlan.save wrote"
+            raise TreeError.of("BucketPlan.load", got, fix=fix) from error
+        return cls.from_json(text)
 
 
 def table(plan: BucketPlan) -> str:

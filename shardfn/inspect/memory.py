@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 import torch
 
+from ..accepted import accept
 from ..buckets import human_bytes
 from ..ops.loops import Branch, Loop, loop_of
 from ..ops.nodes import args_of
@@ -73,6 +74,7 @@ class Memory:
 
     def of(self, kind: str) -> int:
         """The bytes of one kind at the peak."""
+        accept("Memory.of", kind=kind)
         return sum(tensor.nbytes for tensor in self.alive if tensor.kind == kind)
 
     def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:

@@ -15,16 +15,24 @@ import shardfn as sf
 from shardfn import P
 from shardfn.accepted import accept
 from shardfn.accepted.kinds import ARGUMENTS
+from tests.faults import bad_methods
 from tests.faults.bad_arguments import Odd, failures
 
 X = torch.ones(3)
 LIB: Any = sf  # called with wrong types
+with sf.fake_world(2):
+    OBJECTS = bad_methods.objects(sf.make_mesh((2,), ("dp",)))
+OBJECTS += bad_methods.outside()
+METHODS = bad_methods.methods(OBJECTS)
+OWNERS = {type(x).__name__: type(x) for x in OBJECTS}
 ROWS = [(name, p) for name, rows in ARGUMENTS.items() for p in rows]
 
 
 @pytest.mark.parametrize(("function", "parameter"), ROWS)
 def test_every_row_refuses_by_name(function: str, parameter: str) -> None:
-    parameters = inspect.signature(getattr(sf, function)).parameters
+    owner, _, method = function.rpartition(".")
+    called = getattr(OWNERS[owner] if owner else sf, method)
+    parameters = inspect.signature(called).parameters
     assert parameter in parameters or f"{parameter}s" in parameters
     kind = ARGUMENTS[function][parameter]
     with pytest.raises(sf.ShardError) as error:
@@ -105,6 +113,17 @@ def test_public_functions_refuse_by_name(call: str) -> None:
     with sf.fake_world(2), pytest.raises(sf.ShardError) as error:
         refused()
     assert wanted in str(error.value)
+
+
+def test_every_method_of_what_public_functions_return_is_tried() -> None:
+    assert bad_methods.returned() - METHODS.keys() == set()
+
+
+def test_a_method_refuses_by_name() -> None:
+    train = sf.jit(torch.sin, backend="aten")
+    with pytest.raises(sf.ShardError, match="^Lowered.certify: hardware is 'H1000'"):
+        train.lower(X).certify("H1000")
+    assert train.lower(X).certify("H100").holds
 
 
 def test_random_bad_arguments_meet_named_errors() -> None:

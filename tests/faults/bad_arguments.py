@@ -1,5 +1,5 @@
-"""Random bad values for each parameter of each public function: every refusal is an error of our
-family, or a TypeError that names the function.
+"""Random bad values for each parameter of each public function, and of each method of what they
+return: every refusal is an error of our family, or a TypeError that names the function.
 
     python -m tests.faults.bad_arguments SEED COUNT
 """
@@ -18,6 +18,7 @@ import torch
 
 import shardfn as sf
 from shardfn import P
+from tests.faults import bad_methods
 
 X = torch.ones(4, 3)
 
@@ -38,8 +39,9 @@ BAD: tuple[Any, ...] = (
     *(P("dp"), P(), P("nope"), sf.Shard(0), sf.Shard(7), sf.Replicate()),
 )
 # functions of one's own fail in their own words: what is passed on to them is left out
-PASSED_ON = {("check", "args"), ("tree_map", "tree"), ("tree_map", "rest")}
+PASSED_ON = bad_methods.PASSED_ON | {("check", "args"), ("tree_map", "tree"), ("tree_map", "rest")}
 FUNCTIONS = {
+    "make",
     "fn",
     "f",
     "transforms",
@@ -111,7 +113,7 @@ def calls(
     name: str, fn: Callable[..., Any], chosen: random.Random, count: int, mesh: Any
 ) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Calls of a function, each with one bad argument."""
-    good = good_values(mesh)
+    good = good_values(mesh) | (bad_methods.good_values(name) if "." in name else {})
     parameters = [*inspect.signature(fn).parameters.values()]
     for bad in parameters:
         if (name, bad.name) in PASSED_ON:
@@ -172,9 +174,11 @@ def failures(seed: int, count: int, names: list[str] | None = None) -> tuple[int
     else's words.
     """
     chosen, tried, found = random.Random(seed), 0, []
+    outside = bad_methods.outside()
     with sf.fake_world(2), warnings.catch_warnings(action="ignore"):
         mesh = sf.make_mesh((2,), ("dp",))
-        for name, fn in functions().items():
+        methods = bad_methods.methods([*bad_methods.objects(mesh), *outside])
+        for name, fn in (functions() | methods).items():
             if names and name not in names:
                 continue
             for text, call in calls(name, fn, chosen, count, mesh):

@@ -1,4 +1,4 @@
-"""`make fuzz`: random programs, and beside them random bad arguments of every public function, and
+"""`make fuzz`: random programs, random bad arguments of every public function and method, and
 random trees for those that take trees.
 """
 

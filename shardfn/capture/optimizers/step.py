@@ -61,7 +61,13 @@ class Step:
         small = tuple(min(max(1, size), LARGEST) for size in shape)
         key = self.recipe.group_of(path), small, dtype
         if key not in self.layouts:
-            self.layouts[key] = layout_of(self.recipe, path, small, dtype)
+            try:
+                self.layouts[key] = layout_of(self.recipe, path, small, dtype)
+            except RuntimeError as error:
+                if dtype.is_floating_point or dtype.is_complex:
+                    raise
+                got, needed = f"{path!r} is {dtype}: {error}", "floating parameters"
+                raise TreeError.of(self.recipe.name, got, needed=needed) from error
         return self.layouts[key]
 
     def names(

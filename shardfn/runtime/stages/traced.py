@@ -10,9 +10,11 @@ import attrs
 
 from ... import _compat
 from ... import schedule as passes
+from ...accepted import accept
 from ...buckets import BucketPlan
 from ...capture import Captured
 from ...compile.kernels import memory_as_run
+from ...errors import ShardError, call_site
 from ...hardware import H100, Hardware, Link, hardware_of, links_of
 from ...inspect.alternatives import considered
 from ...inspect.certificate import Certificate, certify
@@ -247,10 +249,18 @@ class Lowered:
         """The certificate of the schedule, with times on an H100."""
         return self.certify(H100)
 
-    def certify(self, hardware: Hardware) -> Certificate:
-        """The certificate of the schedule under a model of the hardware."""
+    def certify(self, hardware: Hardware | str) -> Certificate:
+        """The certificate of the schedule under a model of the hardware.
+
+        Args:
+            hardware: an `sf.Hardware`, or "A100", "H100", "H200" or "B200".
+
+        Raises:
+            ShardError: the hardware is unknown.
+        """
         programs = list(dict.fromkeys(self.programs.values()))
-        return certify(programs, self.program, self.agenda, hardware)
+        model = hardware_of(hardware, "Lowered.certify")
+        return certify(programs, self.program, self.agenda, model)
 
     def time(
         self, hardware: Hardware | str = H100, links: Mapping[str, Link] | None = None
@@ -267,6 +277,7 @@ class Lowered:
         Raises:
             ShardError: the hardware or an axis is unknown.
         """
+        accept("Lowered.time", links=links)
         names = self.program.axes.names
         model = hardware_of(hardware)
         return step_time(self.program, model, links_of(links, names), lambda: self.memory.peak)
@@ -312,7 +323,12 @@ class Lowered:
         """Every op and transfer with placements, and with the local shapes of one rank, given
         by its row-major index in the mesh.
         """
-        coordinates = all_coordinates(self.traced.placed.axes)[rank]
+        accept("Lowered.verbose", rank=rank)
+        every = all_coordinates(self.traced.placed.axes)
+        if rank >= len(every):
+            got, fix = f"rank is {rank}, in a mesh of {len(every)} ranks", "rank=0"
+            raise ShardError.of("Lowered.verbose, rank", got, fix=fix, source=call_site())
+        coordinates = every[rank]
         return verbose_text(self.partition, self.traced.request.name, coordinates)
 
     def __str__(self) -> str:
@@ -330,6 +346,7 @@ class Lowered:
 
     def compile(self, backend: str | None = None, *, warm: bool = False) -> Compiled:
         """Stage 4: compile the program, with `warm` in the background where the request says so."""
+        accept("Lowered.compile", backend=backend, warm=warm)
         traced = self.traced
         every = traced, *traced.others
         backend = backend or traced.request.backend

@@ -8,6 +8,7 @@ import attrs
 import torch
 
 from ... import _compat, _tree, tree_pairs
+from ...accepted import accept
 from . import _optim_checks as checks
 
 
@@ -37,6 +38,7 @@ class Ema:
             {'w': tensor([1., 1.])}
         """
         leaves = _tree.tensors(params)
+        checks.check_averaged(len(leaves))
         first = [x * 0 if self.debias else x.clone() for x in leaves]
         device = leaves[0].device
         count = torch.zeros((), dtype=torch.int64, device=device)
@@ -65,6 +67,8 @@ class Ema:
             >>> ema.update({"w": torch.ones(1)}, state)["average"]
             {'w': tensor([0.5000])}
         """
+        if not _compat.is_tracing():
+            accept("Ema.update", state=state)
         average = state["average"]
         paired, wrong = tree_pairs.pair(average, params, ("the average", "the parameters"))
         checks.check_average(tuple(wrong))
@@ -96,6 +100,8 @@ class Ema:
             >>> ema.average(state)
             {'w': tensor([1.])}
         """
+        if not _compat.is_tracing():
+            accept("Ema.average", state=state)
         if not self.debias:
             return state["average"]
         weight = 1 - self.decay ** state["count"].double()

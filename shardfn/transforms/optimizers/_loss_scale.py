@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import torch
 
-from ... import _compat, _tree
+from ... import _compat, _tree, tree_pairs
 from ...accepted import accept
 from ...capture import annotations
 from . import _optim_checks as checks
@@ -44,6 +44,8 @@ class LossScale:
             >>> sf.loss_scale().init()["scale"]
             tensor(65536.)
         """
+        if not _compat.is_tracing():
+            accept("LossScale.init", device=device)
         scale = torch.full((), self.initial, dtype=torch.float32, device=device)
         steps = torch.zeros((), dtype=torch.int32, device=device)
         return {"scale": scale, "good_steps": steps}
@@ -67,6 +69,8 @@ class LossScale:
             >>> scaler.scale(torch.tensor(0.5), scaler.init())
             tensor(4.)
         """
+        if not _compat.is_tracing():
+            accept("LossScale.scale", loss=loss, state=state)
         wide = loss.float() if loss.dtype == torch.float16 else loss
         with annotations.scaling():
             return wide * state["scale"].to(wide.dtype)
@@ -94,6 +98,8 @@ class LossScale:
             >>> scaler.unscale({"w": torch.tensor([4.0, 8.0])}, scaler.init())
             ({'w': tensor([0.5000, 1.0000])}, tensor(True))
         """
+        if not _compat.is_tracing():
+            accept("LossScale.unscale", state=state)
         leaves = _tree.tensors(grads)
         every = _tree.quick_leaves((grads,))
         kinds = [getattr(x, "dtype", None) for x in every]
@@ -117,6 +123,9 @@ class LossScale:
         Returns:
             A tree like new.
 
+        Raises:
+            TreeError: the trees differ.
+
         Source: jmp.select_tree; torch.amp.GradScaler.step, which skips.
 
         Example:
@@ -125,7 +134,13 @@ class LossScale:
             >>> scaler.select(torch.tensor(False), torch.ones(2), torch.zeros(2))
             tensor([0., 0.])
         """
-        pairs = zip(_tree.tensors(new), _tree.tensors(old), strict=True)
+        if not _compat.is_tracing():
+            accept("LossScale.select", finite=finite)
+        paired, wrong = tree_pairs.pair(old, new, ("the old values", "the new values"))
+        shapes = [tuple(x.shape) for x in _tree.tensors(new)]
+        of_old = [tuple(x.shape) for x in paired if isinstance(x, torch.Tensor)]
+        checks.check_selected(tuple(wrong), tuple(shapes), tuple(of_old))
+        pairs = zip(_tree.tensors(new), _tree.tensors(paired), strict=True)
         chosen = [torch.where(finite, x, y) for x, y in pairs]
         return _tree.with_tensors(new, chosen)
 
@@ -149,6 +164,8 @@ class LossScale:
             >>> scaler.update(scaler.init(), torch.tensor(False))["scale"]
             tensor(4.)
         """
+        if not _compat.is_tracing():
+            accept("LossScale.update", state=state, finite=finite)
         scale, steps = state["scale"], state["good_steps"] + 1
         grown = scale * self.growth
         grows = (steps == self.interval) & torch.isfinite(grown)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ... import _compat, _tree
+from ...accepted import accept
 from ...capture.optimizers.recipe import Recipe
 from ...capture.optimizers.step import Step
 from ...types import ShapeDtype
@@ -126,6 +127,8 @@ class Optim:
             >>> params
             {'w': tensor([0.5000, 0.5000])}
         """
+        if not is_captured():
+            accept("Optim.update", state=state)
         leaves = _tree.tensors(params)
         paths = dotted_paths(params)
         paired, wrong = beside(params, grads, BESIDE)
@@ -188,6 +191,7 @@ class Optim:
             >>> rates.lr
             tensor(0.0500, dtype=torch.float64)
         """
+        accept("Optim.schedule", make=make)
         return Schedule(self.recipe, make, args, options)
 
 

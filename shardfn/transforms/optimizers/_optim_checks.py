@@ -234,6 +234,35 @@ def check_average(wrong: tuple[str, ...]) -> None:
 
 
 @_compat.constant_in_graph
+def check_averaged(count: int) -> None:
+    """Check that there are parameters to average.
+
+    Raises:
+        TreeError: there is none.
+    """
+    if not count:
+        got, needed = "params has no tensor", "a pytree of tensors"
+        fix = "ema.init({'w': torch.ones(2)})"
+        raise TreeError.of("ema.init", got, needed=needed, fix=fix, arg_path="params")
+
+
+@_compat.constant_in_graph
+def check_selected(
+    wrong: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], of_old: tuple[tuple[int, ...], ...]
+) -> None:
+    """Check that new and old values have one structure, and their tensors the same shapes.
+
+    Raises:
+        TreeError: lists the differences.
+    """
+    if not wrong and shapes != of_old:
+        wrong = (f"the new values have tensors of {list(shapes)}, the old ones of {list(of_old)}",)
+    if wrong:
+        needed, fix = "two trees of one structure", "scaler.select(finite, new_params, params)"
+        raise TreeError.of("loss_scale.select", *wrong, needed=needed, fix=fix, arg_path="new")
+
+
+@_compat.constant_in_graph
 def check_decay(decay: Any) -> None:
     """Check the decay of an average.
 

@@ -11,6 +11,7 @@ from ...capture.optimizers.step import Step
 from ...errors import TreeError
 from ...placement import P, is_spec
 from ...tree_pairs import broadcast_prefix
+from ...types import ShapeDtype
 from ._trees import dotted_paths
 
 
@@ -28,6 +29,15 @@ def placed_like(name: str, step: Step, placements: Any, params: Any) -> dict[str
     strange = [repr(x) for x in specs if not (x is None or isinstance(x, P))]
     if strange:
         raise refused_placements(name, [f"{text} is not a P" for text in strange])
+    others = [repr(x) for x in leaves if not isinstance(x, torch.Tensor | ShapeDtype)]
+    if others:
+        raise TreeError.of(
+            f"{name}.state_placements",
+            *[f"a parameter is {text}" for text in others],
+            needed="tensors or ShapeDtypes",
+            fix="the params that init takes",
+            arg_path="params",
+        )
     shapes = [(tuple(x.shape), x.dtype) for x in leaves]
     stand_ins = [torch.empty((), device="meta") for _ in leaves]
     like = _tree.unflatten(_tree.flatten(params)[1], stand_ins)

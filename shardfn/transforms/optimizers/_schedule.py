@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ...accepted import accept
 from ...capture.optimizers.recipe import Recipe
 from ...errors import CheckpointError
 
@@ -104,6 +105,7 @@ class Schedule:
             >>> rates = opt.schedule(torch.optim.lr_scheduler.ExponentialLR, 0.5)
             >>> rates.load_state_dict(rates.state_dict())
         """
+        accept("Schedule.load_state_dict", state=state)
         groups = self.optimizer.param_groups
         if len(state["options"]) != len(groups):
             got = f"it has {len(state['options'])} parameter groups, not {len(groups)}"
