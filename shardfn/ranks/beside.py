@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from .. import _compat
 from ..errors import DivergenceError, RankLostError, source_at
-from .calls import CHECKPOINT, RAISED, Event
+from .calls import CHECKPOINT, Event
 from .watch import Watch
 
 UNLIMITED = 1800.0  # seconds, of a backend without a timeout
@@ -83,8 +83,7 @@ def checkpointing(world: Any, where: str, *, is_background: bool = False) -> Ite
         if reason is not None:
             raise reason from error
         if not is_background:
-            watch.enter(Event(watch.everyone, RAISED, f"{where}, which raised", {}))
-            watch.enter(None)
+            watch.has_raised(watch.everyone, where, error)
         raise
     if not is_background:
         watch.enter(None)

@@ -15,6 +15,7 @@ import attrs
 
 # keys of events that do not call a program: a comparison, an error, a checkpoint
 COMPARING, RAISED, CHECKPOINT = 0, 1, 2
+WHICH_RAISED = ", which raised "  # and the error
 PROGRAMS = 3  # the key of the first program of a lane
 SHOWN = 8  # calls that a process shows one by one
 

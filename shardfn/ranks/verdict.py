@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from ..errors import DivergenceError, RankLostError, ShardError
-from .calls import first_difference
+from .calls import WHICH_RAISED, first_difference
 from .presence import state_of
 
 WAITING, PATIENT, DECIDED = "waiting", "patient", "decided"
@@ -19,6 +19,7 @@ QUIET = 4.0  # beats after which a process counts as unheard
 LOST, DIFFERENT = "lost", "different"
 AGAIN = "the first error of rank {}; torchrun --max-restarts=3 starts a job again"
 ALIKE = "the same calls in the same order on every rank"
+EVERYWHERE = "an error on every rank, or on none; what one raises alone ends the job"
 LATE = "make_mesh(..., timeout=) above what the slowest rank takes between two calls"
 
 
@@ -133,7 +134,8 @@ def _differs(mine: Heard, other: Heard) -> Verdict | None:
             at, own, theirs = difference
             lines = (f"rank {mine.rank}: {own}", f"rank {other.rank}: {theirs}")
             head = f"ranks are in different calls, from call {at} on"
-            return Verdict(DIFFERENT, other.rank, (head, *lines), ALIKE)
+            fix = EVERYWHERE if WHICH_RAISED in own + theirs else ALIKE
+            return Verdict(DIFFERENT, other.rank, (head, *lines), fix)
     return None
 
 
@@ -159,6 +161,20 @@ def _behind(mine: Heard, other: Heard, now: Any) -> bool:
         return False
     lane = other.status["lanes"].get(now["lane"], NONE)
     return lane["count"] < now["call"]
+
+
+def _raised(mine: Heard, other: Heard) -> Verdict | None:
+    """A rank has raised in the call in which this one waits for it, and has gone on."""
+    now = mine.status["now"]
+    if not now or not now["long"] or not now["sends"] or other.rank not in now["ranks"]:
+        return None
+    lane = other.status["lanes"].get(now["lane"], NONE)
+    for at, _, text in lane.get("recent", ()):
+        if at == now["call"] + 1 and WHICH_RAISED in text:
+            lines = f"rank {mine.rank}: {doing(mine.status)}", f"rank {other.rank}: {text}"
+            head = f"ranks are in different calls, from call {at} on"
+            return Verdict(DIFFERENT, other.rank, (head, *lines), EVERYWHERE)
+    return None
 
 
 def _finished(mine: Heard, other: Heard) -> Verdict | None:
@@ -236,7 +252,7 @@ def doing(status: Mapping[str, Any]) -> str:
 
 
 Rule = Callable[[Heard, Heard], Verdict | None]
-AT_ONCE: tuple[Rule, ...] = (_left, _ended, _differs, _crossed, _finished, _parted)
+AT_ONCE: tuple[Rule, ...] = (_left, _ended, _differs, _raised, _crossed, _finished, _parted)
 AFTER_AN_ERROR: tuple[Rule, ...] = (*AT_ONCE, _stopped)
 AT_LAST: tuple[Rule, ...] = (*AFTER_AN_ERROR, _unheard, _elsewhere, _late)
 RULES = {WAITING: AT_ONCE, PATIENT: AFTER_AN_ERROR, DECIDED: AT_LAST}

@@ -21,7 +21,7 @@ import attrs
 from .. import _compat
 from ..errors import ShardError, call_site
 from . import activity, presence
-from .calls import COMPARING, Event, Lane
+from .calls import COMPARING, RAISED, WHICH_RAISED, Event, Lane
 from .verdict import DECIDED, PATIENT, WAITING, WORLD, Heard, Verdict, judged, unheard_of, unserved
 
 BEAT = 0.5  # seconds between two heartbeats, in a job of few processes
@@ -31,6 +31,7 @@ PATIENCE = 3.0  # seconds in which the others tell why a wait has failed
 ASKED = 0.1  # seconds between two heartbeats then
 FIRST = 1.0  # seconds for the first heartbeat
 SHORTEST, LONGEST = 1e-4, 0.01  # seconds between two looks at the store
+LINE = 200  # characters of an error
 SILENT = 1.5  # seconds more, after which the store itself counts as gone
 
 
@@ -54,6 +55,7 @@ class Watch:
     log: deque[Event | None] = attrs.Factory(deque)
     lanes: dict[str, Lane] = attrs.Factory(dict)
     now: Event | None = None  # the call that this process is in
+    raised: Lane | None = None  # of a call that raised here, before the next one
     changed: float = attrs.Factory(time.monotonic)  # when it last began or ended one
     number: itertools.count[int] = attrs.Factory(itertools.count)  # of heartbeats
     place: dict[str, Any] = attrs.Factory(presence.here)
@@ -316,6 +318,27 @@ class Watch:
             raise self.error(where)
         self.enter(None)
         return texts
+
+    def has_raised(self, lane: Lane, text: str, error: Exception) -> None:
+        """Tell the others that a call has raised an error of its own here."""
+        first = str(error).partition("\n")[0][:LINE]
+        text = f"{text}{WHICH_RAISED}{type(error).__name__}: {first}"
+        self.enter(Event(lane, RAISED, text, {}))
+        self.enter(None)
+        self.raised = lane
+        self.woken.set()
+
+    def caught_up(self, where: str) -> None:
+        """Wait, before the call after one that raised, until the others have raised too. Else
+        its collectives would meet those in which they still are.
+
+        Raises:
+            RankLostError: a rank does not come.
+            DivergenceError: a rank is in another call, or has gone on.
+        """
+        lane, self.raised = self.raised, None
+        if lane is not None:
+            self.gathered(where, "", lane)
 
     def leave(self, error: str | None, *, follows: bool) -> None:
         """Tell the others that this process ends.

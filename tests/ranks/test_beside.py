@@ -17,6 +17,7 @@ SAMPLE = (
     Fault("kill -9", CALL, "RankLostError"),
     Fault("SIGSTOP", CAPTURE, "RankLostError", timeout=1.0),
     Fault("an exception", STEP, "RankLostError"),
+    Fault("an exception, caught; goes on", CALL, "DivergenceError", told=True),
     Fault("another function", STEP, "DivergenceError", told=True),
     Fault("skips a step", STEP, "DivergenceError", told=True),
     Fault("nothing", SAVE, "right", size=4),
@@ -63,6 +64,9 @@ class Told:
     def enter(self, event: Any) -> None:
         self.entered.append(event)
 
+    def has_raised(self, lane: Any, text: str, error: Exception) -> None:
+        self.entered.append(f"{text}: {error}")
+
 
 def test_a_checkpoint_that_other_ranks_prevent_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     world: Any = type("World", (), {"kind": "real", "size": 2})()
@@ -76,4 +80,4 @@ def test_a_checkpoint_that_other_ranks_prevent_says_so(monkeypatch: pytest.Monke
     watch = Told(None)
     with pytest.raises(OSError), beside.checkpointing(world, "save"):
         raise OSError("no space")
-    assert [x and x.text for x in watch.entered] == ["save", "save, which raised", None]
+    assert watch.entered[0].text == "save" and watch.entered[1:] == ["save: no space"]

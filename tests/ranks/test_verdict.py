@@ -8,7 +8,7 @@ import pytest
 
 import shardfn as sf
 from shardfn.ranks import presence
-from shardfn.ranks.calls import Event, Lane
+from shardfn.ranks.calls import RAISED, WHICH_RAISED, Event, Lane
 from shardfn.ranks.verdict import (
     DECIDED,
     PATIENT,
@@ -118,6 +118,22 @@ def test_calls_that_cross_are_a_divergence() -> None:
     assert found and found.lines[0] == "ranks are in different calls"
     short = {**now, "long": False}
     assert verdict(MINE, process(1, [3], lanes=lanes, now=short)) is None
+
+
+def test_s16_a_rank_waits_in_a_collective_for_one_that_has_raised() -> None:
+    lane = Lane("dp", (0, 1))
+    for key, text in ((3, "f3"), (4, "f4"), (RAISED, f"f4{WHICH_RAISED}ValueError: bad")):
+        lane.add(Event(lane, key, text, {}))
+    other = process(1, [], lanes={"dp": lane.shown()})
+    found = verdict(MINE, other)
+    assert found and found.lines == (
+        "ranks are in different calls, from call 3 on",
+        "rank 0: in call 2, f4: all_reduce over dp",
+        "rank 1: f4, which raised ValueError: bad",
+    )
+    for change in ({"sends": None}, {"long": False}):  # it may still raise, too
+        mine = process(0, [3, 4], now={**MINE.status["now"], **change})
+        assert verdict(mine, other) is None
 
 
 def test_ranks_that_end_after_other_numbers_of_calls_differ() -> None:

@@ -8,7 +8,7 @@ from ...compile.backends import Runner
 from ...mesh import group_names, ranks_of
 from ...ops.loops import inner_nodes
 from ...ranks.beside import watch_of
-from ...ranks.calls import RAISED, Event
+from ...ranks.calls import Event
 from ...ranks.watch import Watch
 from ...types import LocalProgram
 from ..arguments import Placed
@@ -37,6 +37,8 @@ def watched(compiled: Runner, name: str, placed: Placed, program: LocalProgram) 
     text = f"{name} of ({_signature(placed)})"
 
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        if watch.raised is not None:
+            watch.caught_up(name)
         watch.enter(event)
         try:
             out = compiled(inputs)
@@ -65,8 +67,7 @@ def _explain(watch: Watch, event: Event, name: str, error: Exception) -> None:
     reason = watch.why(name, error)
     if reason is not None:
         raise reason from error
-    watch.enter(Event(event.lane, RAISED, f"{event.text}, which raised", {}))
-    watch.enter(None)
+    watch.has_raised(event.lane, event.text, error)
 
 
 def _sends(graph: torch.fx.Graph) -> dict[str, str]:

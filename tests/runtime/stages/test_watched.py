@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from ranks import run_ranks
 
 import shardfn as sf
-from shardfn.ranks.calls import RAISED, Lane
+from shardfn.ranks.calls import Lane
 from shardfn.ranks.verdict import Verdict
 from shardfn.runtime.stages import watched as module
 from shardfn.runtime.stages.watched import watched
@@ -22,6 +23,14 @@ class Watch:
         self.log = list[Any]()
         self.enter = self.log.append
         self.verdict: Any = None
+        self.raised: Any = None
+
+    def has_raised(self, lane: Lane, text: str, error: Exception) -> None:
+        self.raised = lane
+
+    def caught_up(self, where: str) -> None:
+        self.log.append(("caught up", self.raised))
+        self.raised = None
 
     def lane(self, name: str, ranks: Any) -> Lane:
         return Lane(name, ranks)
@@ -88,8 +97,38 @@ def test_a_failure_is_told_to_the_others_or_by_them(watch: Watch) -> None:
     run = watched(fails, "f", placed(), program(sends=True))
     with pytest.raises(RuntimeError, match="of gloo"):
         run([])
-    assert [x and x.key for x in watch.log[1:]] == [RAISED, None]
+    assert watch.raised is watch.log[0].lane
     watch.verdict = Verdict("lost", 1, ("rank 1 is lost",), "restart")
     with pytest.raises(sf.RankLostError, match="f: rank 1 is lost") as caught:
         run([])
+    assert watch.log[1] == ("caught up", watch.log[0].lane), "before the next call"
     assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+@torch.library.custom_op("watched_tests::fallible", mutates_args=())
+def fallible(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    if int(k) == 1:
+        raise ValueError("mine")
+    return x.clone()
+
+
+fallible.register_fake(lambda x, k: torch.empty_like(x))
+
+
+def _called() -> list[Any]:
+    """What each call gives on this rank, which goes on when one raises."""
+    mesh = sf.make_mesh((2,), ("dp",))
+    per_rank = lambda x, k: sf.psum(fallible(x, k) * k, "dp")
+    fn = sf.shard_map(per_rank, mesh, (sf.P("dp"), sf.P()), sf.P())
+    step = sf.shard(fn, mesh, (sf.P("dp"), sf.P()), backend="aten")
+    found: list[Any] = []
+    for k in range(4):
+        try:
+            found.append(sf.full(step(torch.ones(2), torch.tensor(float(k)))).tolist())
+        except ValueError as error:
+            found.append(str(error))
+    return found
+
+
+def test_s16_ranks_that_all_raise_go_on() -> None:
+    assert run_ranks(2, _called) == [[[0.0], "mine", [4.0], [6.0]]] * 2
