@@ -243,6 +243,12 @@ def axes_of(mesh: DeviceMesh | None) -> MeshAxes:
     return axes
 
 
+def costs_of(mesh: DeviceMesh) -> dict[str, Cost]:
+    """The costs of the axes of a mesh that has links."""
+    axes = axes_of(mesh)
+    return dict(zip(axes.names, axes.costs, strict=True)) if axes.costs else {}
+
+
 def world_of(mesh: DeviceMesh) -> World:
     """The world to whose ranks a mesh belongs."""
     _, world = _known(mesh)
@@ -258,7 +264,10 @@ def _known(mesh: DeviceMesh) -> tuple[MeshAxes, World]:
         names = mesh.mesh_dim_names or tuple(f"axis{i}" for i in range(mesh.ndim))
         root = _compat.root_mesh(mesh)
         world = current_world() if root is mesh else world_of(root)
-        known = MeshAxes(tuple(names), tuple(mesh.shape)), world
+        costs = {} if root is mesh else costs_of(root)
+        of_names = tuple(costs[name] for name in names if name in costs)
+        of_names = of_names if len(of_names) == len(names) else ()
+        known = MeshAxes(tuple(names), tuple(mesh.shape), of_names), world
         _known_meshes[mesh] = known
     return known
 

@@ -96,13 +96,13 @@ class Cost:
 
 @attrs.frozen
 class MeshAxes:
-    """A mesh as the stages see it: names and sizes; no ranks, no process groups."""
+    """A mesh as the stages see it: names, sizes and the costs of links; no ranks, no process
+    groups.
+    """
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
-    costs: tuple[Cost, ...] = attrs.field(
-        default=(), eq=False, repr=False
-    )  # of each axis; none: all are alike
+    costs: tuple[Cost, ...] = attrs.field(default=(), repr=False)  # of each axis; none: all equal
 
     def cost(self, axis: int) -> Cost:
         """The cost of sending over an axis."""

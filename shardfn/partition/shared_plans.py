@@ -73,7 +73,6 @@ def shared_plan(
     """
     key = (
         axes,
-        axes.costs,
         tuple(in_marks),
         tuple((type(marks), marks) for marks in out_marks),
         tuple(unreduced),

@@ -18,7 +18,7 @@ from ..capture import Reads, Template, constant_key
 from ..capture.refusals.leaks import leaked
 from ..capture.rewrites.strides import refuse_unstrided
 from ..errors import ShardError
-from ..mesh import current_mesh
+from ..mesh import axes_of, current_mesh
 from ..partition.rule_api import registry
 from ..simulated import DonatedTensor, SimulatedDTensor, SimulatedTensor, UnreadTensor
 from ..tracebacks import is_noted
@@ -147,6 +147,16 @@ def _spec(x: Any) -> Any:
     return spec if type(local) in PLAIN else (spec, type(local))
 
 
+def _have_same_links(a: Any, b: Any) -> bool:
+    """Whether equal items of two keys are of meshes of the same links. torch's equality of meshes
+    leaves them out.
+    """
+    if a is b:
+        return True
+    mine, other = (getattr(x[0] if type(x) is tuple and x else x, "mesh", None) for x in (a, b))
+    return mine is other or axes_of(mine) == axes_of(other)
+
+
 def _signature(x: Any) -> Any:
     kind = type(x)
     if kind is torch.Tensor or kind is torch.nn.Parameter:
@@ -256,7 +266,8 @@ class Entry:
 
     def fits(self, key: Any, treedef: Any, *rest: Any) -> bool:
         """Whether a call matches this signature, in the same world and with the same settings."""
-        return self.key == key and self.treedef == treedef and self.is_in(*rest)
+        is_same = self.key == key and self.treedef == treedef and self.is_in(*rest)
+        return is_same and all(map(_have_same_links, self.key, key))
 
     def repeated(self, arguments: Any, *rest: Any) -> list[Any] | None:
         """The leaves, if `fits` and `follows` hold, found in one check of all tensors. None if

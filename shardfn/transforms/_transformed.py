@@ -32,7 +32,7 @@ from ..runtime import (
 from ..tracebacks import hide_frames, shown
 from ..world import current_world
 from .derivatives._outside import differentiated
-from .dtensors._outside import calling, entering, leaving, placed
+from .dtensors._outside import calling, entering, leaving, linked_as, placed
 from .dtensors._own_layouts import have_own_sizes, own_layouts
 from .dtensors._ranks import OnRanks, on_ranks
 from .sharding._written import Writes
@@ -135,7 +135,7 @@ class Transformed:
         unwrap: Callable[[Any], Any],
     ) -> Any:
         """A stage of this function, or of it as the code of one rank, whose result is unwrapped."""
-        mesh = self.mesh_of_ranks()
+        mesh = linked_as(self.mesh_of_ranks(), args, kwargs)
         tried = [None, mesh]
         while True:
             try:

@@ -32,6 +32,16 @@ def placed(args: Any, kwargs: Any) -> tuple[str, ...]:
     return tuple(map(_text, _tree.quick_leaves((args, kwargs))))
 
 
+def linked_as(mesh: Any, args: Any, kwargs: Any) -> Any:
+    """The mesh of a call's DTensors, where it equals another one but for its links."""
+    if mesh is None:
+        return None
+    leaves = _tree.quick_leaves((args, kwargs))
+    own = next((x.device_mesh for x in leaves if isinstance(x, DTensor)), mesh)
+    is_other = own is not mesh and own == mesh and axes_of(own) != axes_of(mesh)
+    return own if is_other else mesh
+
+
 def _text(x: Any) -> str:
     if isinstance(x, DTensor):
         return text_of(x)
