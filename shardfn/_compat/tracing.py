@@ -46,7 +46,11 @@ OF_TRACING = ("torch._dynamo.", "torch._subclasses.", "torch._guards", "torch.fx
 
 
 def is_of_tracing(error: BaseException) -> bool:
-    """Whether an error is of a class that only torch's tracing raises."""
+    """Whether an error is of a class that only torch's tracing raises, or that of torch.func for an
+    op without a rule under a transform.
+    """
+    if isinstance(error, KeyError) and error.args:
+        return type(error.args[0]).__name__ == "TransformType"
     return type(error).__module__.startswith(OF_TRACING)
 
 

@@ -54,6 +54,7 @@ SAME = {
     "_local_scalar_dense": "item",
     "boolean mask": "getitem",
     "gathered": "getitem",
+    "wrapped_item": "item",
 }  # texts of torch's errors
 READERS = {
     "__bool__": "branch",
@@ -83,10 +84,11 @@ SIGNS: tuple[tuple[str, tuple[str, str] | None], ...] = (
     ("calling .item() on a Tensor", None),
     ("operators that can output dynamic shape", None),
     ("operators that can support dynamic shape", None),
+    ("Attempted to vmap over `mask` in torch.masked_select", None),
+    ("Batching rule not implemented for aten::equal", None),
     ("data is not allocated yet", None),
     ("Could not guard on data-dependent expression", BRANCH),
     ("Could not extract specialized integer", NUMBER),
-    ("Pending unbacked symbols", NUMBER),
     ("raised exception KeyError(Tensor(", KEY),
     ("operator `range` with argument types ['Tensor'", NUMBER),
     # the same in torch 2.15
@@ -99,6 +101,8 @@ NAMED = (
     r"Operator `aten\.(\w+)",
     r"Attempted to use `(?:\w+\.)*(\w+)`",
     r"vmap over aten::(\w+)",
+    r"Attempted to vmap over `mask` in torch\.(\w+)",
+    r"not implemented for aten::(\w+)",
     r"indexing with a (boolean mask)",
     r"`(tolist)\(\)`",
     r"calling \.(item)\(\)",

@@ -72,18 +72,13 @@ CAUSES = (
     ),
     ("to be on the same device", DEVICES, ONE_DEVICE),
     (
-        "found two different devices",  # torch 2.11
-        DEVICES,
-        ONE_DEVICE,
-    ),
-    (
         _compat.ASKS_RANK,
         "it asks which rank it runs on, and its answer would be the same on every rank",
         "sf.axis_index(axis_name) inside shard_map; mesh.size() where a size will do",
     ),
     (_compat.READS_GENERATOR, *GENERATOR),
-    ("on class `Generator`", *GENERATOR),  # of numpy
-    ("of class `Generator`", *GENERATOR),
+    ("torch.Generator method", *GENERATOR),
+    ("of class `Generator`", *GENERATOR),  # of numpy
     ("of class `RandomState`", *GENERATOR),
     (
         _compat.READS_CONTEXT,
@@ -101,19 +96,18 @@ CAUSES = (
         "sf.grad(loss), sf.value_and_grad(loss) or sf.vjp inside of it",
     ),
     (
-        "requires_grad_() called on it",
-        "it returns a tensor of which it calls requires_grad_",
-        "the tensor, and requires_grad_ outside; sf.grad for a derivative inside",
-    ),
-    (
         "to return a scalar",
         "the function to differentiate does not return a scalar",
         "return loss.sum() or loss.mean()",
     ),
-    ("Expected FakeTensor", HIGHER_ORDER, "shardfn.cond, scan or while_loop"),
     (
-        "got KeyError(<TransformType",  # torch has no rule for it under the transform
+        "<TransformType",  # a KeyError: torch has no rule for it under the transform
         HIGHER_ORDER,
+        "shardfn.cond, scan or while_loop",
+    ),
+    (
+        "Cannot access storage of TensorWrapper",
+        "it reads the memory of a tensor that a derivative follows, as torch's while_loop does",
         "shardfn.cond, scan or while_loop",
     ),
     (
@@ -153,17 +147,12 @@ CAUSES = (
         "assign the result: y[:, 1:] = torch.add(a, b)",
     ),
     (
-        "Module-level backwards hooks",
-        "a module in it has a full backward hook",
+        "Tensor with grad_fn()",
+        "it reads the grad_fn of a tensor, or a module in it has a backward hook",
         "a hook on a tensor: y.register_hook(fn)",
     ),
     (
         "opaque object was created",
-        "it makes an object that is not a tensor, such as a generator",
-        "pass random tensors in as arguments",
-    ),
-    (
-        "Generator.__new__",  # before torch 2.13
         "it makes an object that is not a tensor, such as a generator",
         "pass random tensors in as arguments",
     ),

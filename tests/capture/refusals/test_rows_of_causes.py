@@ -1,0 +1,255 @@
+"""Every row of the table of causes has a program that reaches it, when it is the only one."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+
+import shardfn as sf
+from shardfn import P, _compat
+from shardfn.capture.refusals import data_dependent, explain
+
+X = torch.arange(6.0, dtype=torch.float64)
+W = torch.ones(6, dtype=torch.float64)
+LEAF = torch.ones(6, dtype=torch.float64, requires_grad=True)
+SETTING = contextvars.ContextVar("setting", default=1.0)
+SEEN: dict[str, Any] = {}
+OF_NUMPY, OLD = np.random.default_rng(0), np.random.RandomState(0)
+NORM, LAZY = nn.BatchNorm1d(6).double(), nn.LazyLinear(3)
+HOOKED = nn.Linear(6, 6).double()
+HOOKED.register_backward_hook(lambda *_: None)
+
+
+@torch.library.custom_op("rows_of_causes::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+twice.register_fake(torch.empty_like)
+
+
+class OfValues(nn.modules.lazy.LazyModuleMixin, nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.UninitializedParameter()
+
+    def initialize_parameters(self, x: Any) -> None:
+        with torch.no_grad():
+            self.w.materialize((1,))
+            self.w.fill_(x.mean().item())
+
+    def forward(self, x: Any) -> Any:
+        return x * self.w
+
+
+class Ranked(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x * torch.distributed.get_rank()
+
+
+class Distributing(nn.Module):
+    def __init__(self, mesh: Any) -> None:
+        super().__init__()
+        self.mesh = mesh
+
+    def forward(self, x: Any) -> Any:
+        return distribute_tensor(x, self.mesh, [Shard(0)]).to_local()
+
+
+class Storing(nn.Module):
+    def forward(self, x: Any) -> Any:
+        SEEN["x"] = x
+        return x
+
+
+def stored(x: Any) -> Any:
+    sf.functionalize(Storing())[0]({}, {}, x)
+    return sf.grad(lambda w: (w * SEEN["x"].sum()).sum())(x)
+
+
+def summed(x: Any) -> Any:
+    y = (x * x).sum()
+    y.backward()
+    return x.grad
+
+
+def written(x: Any) -> Any:
+    y = x.exp()
+    z = y * y
+    y.mul_(2)
+    return z.sum()
+
+
+def with_gaps(x: Any) -> Any:
+    y = torch.zeros(6, 2, dtype=x.dtype)
+    torch.add(x, x, out=y[:, 1])
+    return y
+
+
+def loops(x: Any) -> Any:
+    def body(carry: Any, _: Any) -> Any:
+        SEEN["carry"] = carry
+        return carry * 2, None
+
+    return sf.scan(body, x, length=2)[0]
+
+
+def branches(x: Any) -> Any:
+    op = torch.ops.higher_order.cond
+    return op(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,)).sum()
+
+
+def repeats(x: Any) -> Any:
+    op = torch.ops.higher_order.while_loop
+    return op(lambda z: z.sum() < 30, lambda z: (z + 1,), (x,), ())[0]
+
+
+def raw(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x: torch.func.grad(fn)(x)
+
+
+jit = lambda fn: lambda: sf.jit(fn, backend="aten")(X.clone())
+normal = torch.distributions.Normal
+PROGRAMS: dict[str, Callable[[], Any]] = {
+    _compat.NO_DERIVATIVE: jit(lambda x: sf.grad(lambda y: twice(y).sum())(x)),
+    "side effects happened": jit(lambda x: SEEN.__setitem__("a", x)),
+    "Data-dependent branching": jit(lambda x: x if x.sum() > 0 else 2 * x),
+    _compat.WITHOUT_SHAPE: jit(lambda x: x * LAZY.weight),
+    _compat.WITHOUT_VALUES: jit(OfValues()),
+    "Tensor subclass Uninitialized": lambda: sf.init(
+        lambda: nn.LazyLinear(2), sf.make_mesh((2,), ("a",)), P(), sf.random.key(0)
+    ),
+    "to be on the same device": jit(lambda x: x + torch.ones(6, device="meta")),
+    _compat.MAKES_DTENSOR: lambda: sf.functionalize(Distributing(sf.make_mesh((2,), ("a",))))[0](
+        {}, {}, X
+    ),
+    _compat.ASKS_RANK: lambda: sf.functionalize(Ranked())[0]({}, {}, X),
+    _compat.READS_GENERATOR: jit(lambda x: x.cauchy_(generator=torch.default_generator)),
+    "torch.Generator method": jit(lambda x: x * torch.default_generator.initial_seed()),
+    "of class `Generator`": jit(lambda x: x * OF_NUMPY.random()),
+    "of class `RandomState`": jit(lambda x: x * OLD.rand()),
+    _compat.READS_CONTEXT: jit(lambda x: x * SETTING.get()),
+    "the function `is_dependent`": jit(lambda x: normal(x, torch.ones_like(x)).log_prob(x)),
+    "trace_autograd_ops": jit(summed),
+    "to return a scalar": jit(raw(lambda y: y * 2)),
+    "<TransformType": jit(raw(branches)),
+    "Cannot access storage of TensorWrapper": lambda: sf.grad(lambda x: repeats(x).sum())(X),
+    "floating point dtype can require": jit(lambda x: raw(lambda y: (y * 2).sum())(x.long())),
+    "Thing passed to transform API must be Tensor": jit(lambda x: raw(lambda y: x.sum() * y)(3.0)),
+    "an inplace view on a graph input": jit(lambda x: x.unsqueeze_(0)),
+    "_distributed.Shard(dim": jit(lambda x: sf.constrain(x, [Shard("a")])),
+    "_distributed.Partial(reduce_op": jit(lambda x: sf.constrain(x, [Partial(3)])),
+    "_distributed.Replicate()": jit(lambda x: Replicate(1) and x),
+    "Shape mismatch with out=": jit(lambda x: torch.add(x, x, out=torch.empty(3, dtype=x.dtype))),
+    "with non-contiguous `out=`": jit(with_gaps),
+    "Tensor with grad_fn()": lambda: sf.grad(lambda x: HOOKED(x).sum())(X),
+    "opaque object was created": jit(lambda x: x * torch.Generator().seed()),
+    "of class `LeakedTensor`": lambda: stored(X),
+    "can not return a BatchedTensor when out_dim is None": jit(
+        lambda x: sf.vmap(lambda y: y * 2, out_axes=None)(x)
+    ),
+    "modified by an inplace operation": jit(raw(written)),
+    "mutate a captured Tensor": jit(lambda x: sf.grad(lambda y: (W.mul_(2) * y).sum())(x)),
+    "Batch norm got a batched tensor": jit(lambda x: sf.vmap(NORM)(torch.ones(3, 5, 6) * x)),
+    "HOP: Unsafe side effect": jit(loops),
+    "a leaf Variable that requires grad is being used in an in-place": jit(lambda x: LEAF.add_(x)),
+    "Tensor.resize_()": jit(lambda x: x.clone().resize_(3)),
+}
+
+
+def test_every_row_has_a_program() -> None:
+    assert {row[0] for row in explain.CAUSES} == PROGRAMS.keys()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("row", explain.CAUSES, ids=lambda row: row[0])
+def test_a_program_reaches_each_row(row: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explain, "CAUSES", (row,))
+    with sf.fake_world(2), pytest.raises(sf.CaptureError) as caught:
+        PROGRAMS[row[0]]()
+    said = str(caught.value)
+    assert row[1].partition("{")[0] in said.splitlines()[0]
+    assert said.endswith(f"try: {row[2]}")
+
+
+# name of a function -> calls that are refused for it
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "nonzero": torch.nonzero,
+    "argwhere": torch.argwhere,
+    "where": lambda x: torch.where(x > 0)[0],
+    "getitem": lambda x: x[x > 0],
+    "masked_select": lambda x: torch.masked_select(x, x > 0),
+    "unique": torch.unique,
+    "unique_consecutive": torch.unique_consecutive,
+    "bincount": lambda x: torch.bincount(x.long()),
+    "repeat_interleave": lambda x: torch.repeat_interleave(x, x.long()),
+    "tensor_split": lambda x: torch.tensor_split(x, x.long()[:2])[0],
+    "one_hot": lambda x: torch.nn.functional.one_hot(x.long()),
+    "_ctc_loss": lambda x: torch.nn.functional.ctc_loss(
+        x.reshape(2, 1, 3), x.long()[:1].reshape(1, 1), x.long()[1:2], x.long()[1:2]
+    ),
+    "item": lambda x: x * x.sum().item(),
+    "tolist": lambda x: x * x.tolist()[0],
+    "equal": lambda x: x if torch.equal(x, x + 1) else 2 * x,
+    "allclose": lambda x: x if torch.allclose(x, x + 1) else 2 * x,
+}
+
+
+def test_every_function_of_the_table_has_a_call() -> None:
+    assert data_dependent.FUNCTIONS.keys() == CALLS.keys()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_is_refused_for_its_own_row(name: str) -> None:
+    problem, written, fix = data_dependent.FUNCTIONS[name]
+    with pytest.raises(sf.CaptureError) as caught:
+        jit(CALLS[name])()
+    said = str(caught.value)
+    assert said.splitlines()[0].endswith(f": {problem.format(what=written)}")
+    assert said.endswith(f"try: {fix}")
+
+
+in_vmap = lambda fn: jit(lambda x: sf.vmap(fn)(x.reshape(2, 3)))
+SIGNED: dict[str, Callable[[], Any]] = {
+    "Data dependent operator": jit(CALLS["equal"]),
+    "Dynamic shape operator": jit(CALLS["_ctc_loss"]),
+    "data-dependent output shape": jit(CALLS["one_hot"]),
+    "tolist()` on non-integer": jit(CALLS["tolist"]),
+    "calling .item() on a Tensor": in_vmap(CALLS["item"]),
+    "operators that can output dynamic shape": in_vmap(torch.nonzero),
+    "operators that can support dynamic shape": in_vmap(CALLS["getitem"]),
+    "Attempted to vmap over `mask` in torch.masked_select": in_vmap(CALLS["masked_select"]),
+    "Batching rule not implemented for aten::equal": in_vmap(CALLS["equal"]),
+    "data is not allocated yet": jit(lambda x: x * float(np.asarray(x)[0])),
+    "Could not guard on data-dependent expression": jit(lambda x: bool(x.sum()) and x),
+    "Could not extract specialized integer": jit(lambda x: torch.ones(int(x.sum()))),
+    "raised exception KeyError(Tensor(": jit(lambda x: x * {1: 2}[x.sum()]),
+    "operator `range` with argument types ['Tensor'": jit(lambda x: [x for _ in range(x.sum())]),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("sign", SIGNED)
+def test_a_program_has_each_sign_of_a_value(sign: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    real = data_dependent.cause
+    spy = lambda error, text: said.append(text) or real(error, text)
+    monkeypatch.setattr(data_dependent, "cause", spy)
+    with pytest.raises(sf.CaptureError) as caught:
+        SIGNED[sign]()
+    assert any(sign in text for text in said), (said[:3], str(caught.value))
+    rows = (*data_dependent.FUNCTIONS.values(), ("it branches on", ""), ("it takes", ""))
+    starts = {row[0].format(what=row[1]) for row in rows}
+    assert any(f": {start}" in str(caught.value).splitlines()[0] for start in starts)
+
+
+def test_every_sign_has_a_program() -> None:
+    later = {"DelayGraphBreakVariable() does not implement python_type()"}  # torch 2.15
+    assert {row[0] for row in data_dependent.SIGNS} - later == SIGNED.keys()
