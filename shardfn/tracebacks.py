@@ -8,7 +8,7 @@ import functools
 import os
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from . import _compat
@@ -53,13 +53,13 @@ def hide_frames(error: BaseException) -> None:
         note_fault(error)
     if FAULT in getattr(error, "__notes__", ()):
         return
-    seen: set[int] = set()
+    seen: dict[int, BaseException] = {}
     queue: list[BaseException] = [error]
     while queue:
         error = queue.pop()
         if id(error) in seen:
             continue
-        seen.add(id(error))
+        seen[id(error)] = error
         error.__traceback__ = users_frames(error.__traceback__)
         if _is_of_torch(error.__cause__):
             error.__cause__ = None
@@ -67,18 +67,31 @@ def hide_frames(error: BaseException) -> None:
             error.__context__ = None
         inside = getattr(error, "exceptions", ()) if isinstance(error, BaseExceptionGroup) else ()
         queue += [x for x in (error.__cause__, error.__context__, *inside) if x is not None]
+    every = [[*_each(error.__traceback__)] for error in seen.values()]
+    if len(every) > 1 or sum(map(len, every)) >= MANY:
+        for error, frames in zip(seen.values(), every, strict=True):
+            error.__traceback__ = _chained(frames, has_carets=False)
 
 
 def users_frames(frames: types.TracebackType | None) -> types.TracebackType | None:
     """A traceback without the frames of torch and of shardfn."""
-    kept = []
+    kept = [x for x in _each(frames) if not is_ours(x.tb_frame.f_code.co_filename)]
+    return _chained(kept, has_carets=len(kept) < MANY)
+
+
+def _each(frames: types.TracebackType | None) -> Iterator[types.TracebackType]:
     while frames is not None:
-        if not is_ours(frames.tb_frame.f_code.co_filename):
-            kept.append(frames)
+        yield frames
         frames = frames.tb_next
+
+
+def _chained(
+    frames: Sequence[types.TracebackType], *, has_carets: bool
+) -> types.TracebackType | None:
+    """The traceback of some frames."""
     result = None
-    for each in reversed(kept):
-        place = each.tb_lasti if len(kept) < MANY else -1  # without a place there are no carets
+    for each in reversed(frames):
+        place = each.tb_lasti if has_carets else -1  # without a place there are no carets
         result = types.TracebackType(result, each.tb_frame, place, each.tb_lineno)
     return result
 

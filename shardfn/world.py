@@ -204,6 +204,26 @@ class fake_world(contextlib.ContextDecorator):
         return f"fake_world({world.size}, rank={world.rank}{numerics})"
 
 
+@contextlib.contextmanager
+def world_set_aside() -> Iterator[None]:
+    """A context outside of the current world, in which a fake world can be entered and left. The
+    current one, with its meshes and process groups, comes back afterwards.
+    """
+    if not dist.is_initialized():
+        yield
+        return
+    names = [field.name for field in attrs.fields(_Entered)]
+    outer = {name: getattr(_entered, name) for name in names}
+    _entered.world = _entered.by = None
+    _entered.torchs = contextlib.ExitStack()
+    try:
+        with _compat.groups_set_aside():
+            yield
+    finally:
+        for name, value in outer.items():
+            setattr(_entered, name, value)
+
+
 def _warn_of_launcher(world: World) -> None:
     """Warn once, on rank 0, that each process of a job simulates all ranks."""
     if _entered.has_warned or not is_launched() or os.environ.get("RANK") != "0":

@@ -235,6 +235,13 @@ def check(plain: BaseException, ours: BaseException, name: str) -> None:
         assert len(text) <= LINES + 3, "\n".join(text)  # three are of `error_of`
 
 
+def test_errors_that_led_to_another_have_no_carets() -> None:
+    ours = error_of(lambda: sf.jit(WRONG["raise from"], backend="aten")(X))
+    assert ours.__cause__ is not None
+    places = [frame.colno for frame in traceback.extract_tb(ours.__cause__.__traceback__)]
+    assert set(places) == {None}
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_an_error_is_what_the_plain_function_raises(name: str) -> None:
     f = WRONG[name]

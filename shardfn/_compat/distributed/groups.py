@@ -98,6 +98,44 @@ def leave_groups() -> None:
     gc.collect()
 
 
+TABLES = (  # of torch's process groups
+    *("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg"),
+    "pg_coalesce_state",
+)
+
+
+@contextlib.contextmanager
+def groups_set_aside() -> Iterator[None]:
+    """A context in which torch has no process group. Those that it has come back afterwards; those
+    that are made meanwhile must have ended.
+    """
+    c10d: Any = torch.distributed.distributed_c10d
+    world, registry = c10d._world, torch._C._distributed_c10d
+    default, count = world.default_pg, world.group_count
+    tables = [(table, dict(table)) for table in (getattr(world, name) for name in TABLES)]
+    comms = [*world.comms]
+
+    def end_new() -> None:  # in place of all: groups are named by how many there have been
+        for number in range(count, world.group_count):
+            with contextlib.suppress(RuntimeError):
+                registry._unregister_process_group(str(number))
+
+    for table, _ in tables:
+        table.clear()
+    world.comms.clear()
+    c10d._update_default_pg(None)
+    try:
+        with mock.patch.object(c10d, "_unregister_all_process_groups", end_new):
+            yield
+    finally:
+        for table, rows in tables:
+            table.clear()
+            table.update(rows)
+        world.comms[:] = comms
+        world.group_count = count
+        c10d._update_default_pg(default)
+
+
 def root_mesh(mesh: Any) -> Any:
     """The mesh that this one is a slice of, or the mesh itself."""
     root = getattr(mesh, "_get_root_mesh", None)

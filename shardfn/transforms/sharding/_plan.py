@@ -15,7 +15,7 @@ from ...mesh import make_mesh
 from ...placement import AUTO
 from ...tracebacks import shown
 from ...types import MeshAxes
-from ...world import fake_world
+from ...world import fake_world, world_set_aside
 from .._transformed import name_of
 from ._auto import checked_memory, choose
 from ._shard import shard
@@ -77,7 +77,8 @@ def plan(
         names = axis_names or NAMES.get(len(shape), ())
         axes = _axes(where, tuple(shape), tuple(names))
         try:
-            plans.append(_plan(fn, args, axes, limit, model, in_placements))
+            with world_set_aside():
+                plans.append(_plan(fn, args, axes, limit, model, in_placements))
         except PlacementError as error:
             if limit is None or error.arg_path != "memory":
                 raise

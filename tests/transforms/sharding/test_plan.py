@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from ranks import run_ranks
 
 import shardfn as sf
 from shardfn import P
@@ -92,3 +94,49 @@ def test_bad_input_is_refused_by_name(name: str) -> None:
     with pytest.raises(sf.ShardError) as error:
         run()
     assert text in str(error.value)
+
+
+@pytest.mark.parametrize("numerics", [True, False])
+def test_inside_of_a_world_it_says_what_it_says_outside_and_the_world_goes_on(
+    numerics: bool,
+) -> None:
+    wanted = sf.plan(sgd(loss), *SMALL, meshes=[(4,), (2, 2)])
+    double = lambda x: sf.constrain(x * 2, P("a"))
+    with sf.fake_world(6, numerics=numerics):
+        mesh = sf.make_mesh((2, 3), ("a", "b"))
+        run = sf.shard(double, mesh, P("b"), backend="aten")
+        out = run(X)
+        groups = dist.get_world_size(), mesh.get_group("a").group_name, dist.get_rank()
+        with sf.use_mesh(mesh):
+            found = sf.plan(sgd(loss), *SMALL, meshes=[(4,), (2, 2)])
+            assert sf.current_mesh() is mesh
+        assert str(found) == str(wanted)
+        assert groups == (dist.get_world_size(), mesh.get_group("a").group_name, dist.get_rank())
+        again = sf.shard(
+            lambda x: double(x) + 1, sf.make_mesh((6,), ("a",)), P("a"), backend="aten"
+        )
+        if numerics:
+            torch.testing.assert_close(sf.full(run(X)), sf.full(out))
+            torch.testing.assert_close(sf.full(again(X)), 2 * X + 1)
+        with pytest.raises(sf.ShardError, match="nothing|unknown|hardware"):
+            sf.plan(sgd(loss), *SMALL, meshes=[(4,)], hardware="none")
+        assert dist.get_world_size() == 6
+        with pytest.raises(sf.PlacementError):
+            sf.plan(sgd(loss), *SMALL, meshes=[(4,)], memory=1)
+        assert dist.get_world_size() == 6
+    assert not dist.is_initialized()
+
+
+def _plans_among_ranks() -> None:
+    mesh = sf.make_mesh((2,), ("a",))
+    total = sf.shard(lambda x: x.sum(), mesh, P("a"), P(), backend="aten")
+    assert float(sf.full(total(X))) == 32.0
+    found = sf.plan(torch.sin, sf.ShapeDtype((8, 4)), meshes=[(4,), (8,)])
+    assert len(found.plans) == 2
+    assert float(sf.full(total(X))) == 32.0
+    other = sf.shard(lambda x: 2 * x.sum(), sf.make_mesh((2,), ("b",)), P("b"), P())
+    assert float(sf.full(other(X))) == 64.0
+
+
+def test_real_ranks_plan_too() -> None:
+    run_ranks(2, _plans_among_ranks)
