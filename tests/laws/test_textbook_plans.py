@@ -188,6 +188,40 @@ def test_auto_is_no_dearer_than_a_textbook(world: World) -> None:
     assert total <= WITHIN * books_of(world)
 
 
+SMALL = llama.Sizes(512, 4, 1408, 4096, 64, 64)
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_auto_is_no_dearer_than_a_strategy_that_shards_state(remat: bool) -> None:
+    """With a state of AdamW, in memory in which some of the strategies fit."""
+    params, tokens = llama.shapes(LAYERS, False, SMALL)
+    opt = sf.optim(torch.optim.AdamW, lr=1e-3)
+    one = functools.partial(llama.loss, remat=remat)
+    state = opt.init(params)
+
+    def step(p: Any, s: Any, tokens: torch.Tensor, pin: Callable[[Any], Any] = lambda g: g) -> Any:
+        value, g = sf.value_and_grad(one)(p, tokens)
+        return *opt.update(p, pin(g), s), value
+
+    found = {}
+    with sf.fake_world(8, numerics=False):
+        mesh = sf.make_mesh((8,), ("dp",))
+        for name in ("ddp", "zero1", "zero2", "zero3"):
+            plan = sf.strategy(name, params, mesh)
+            kept = plan.params, opt.state_placements(plan.state, params)
+            fn = functools.partial(step, pin=functools.partial(sf.constrain, placements=plan.grads))
+            book = sf.shard(fn, mesh, (*kept, plan.batch), (*kept, P()))
+            found[name] = book.lower(params, state, tokens)
+        chosen = sf.shard(step, mesh, sf.auto, memory="80MiB").lower(params, state, tokens)
+    times = {
+        name: price(low.traced, low.partition).total
+        for name, low in found.items()
+        if low.memory.peak <= 80 * 2**20
+    }
+    assert chosen.memory.peak <= 80 * 2**20 and 0 < len(times) < len(found)
+    assert price(chosen.traced, chosen.partition).total <= WITHIN * min(times.values())
+
+
 def test_links_count_without_being_told() -> None:
     """Over nodes of eight a byte costs what the network says."""
     shape = sf.ShapeDtype((1024, 8192)), sf.ShapeDtype((8192, 8192))
