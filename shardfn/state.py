@@ -113,7 +113,6 @@ ONCE = (
     State("_compat.dynamo.reading", "_handler", "what Dynamo reads instead"),
     State("_compat.dynamo.spared", "own_files_of_torch", "their names"),
     State("_compat.cpp_kernels.units", "_processor", "what the processor can"),
-    State("_compat.cpp_kernels.products", "is_faster", "whether oneDNN is"),
     State("_compat.compilations.environment", "_fixed", "torch, the machine"),
     State("_compat.compilations.caches", "_changed", "contexts of torch's settings"),
     State("compile.native", "_start", "whether those are loaded or on the way"),

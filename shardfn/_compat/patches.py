@@ -11,7 +11,7 @@ from typing import Any
 
 from . import dispatch, modules, patterns, threads, tracing
 from .compilations import caches, reuse
-from .cpp_kernels.patches import KERNELS, PRODUCTS, RULES, VALUES, WRITTEN
+from .cpp_kernels.patches import KERNELS, RULES, VALUES, WRITTEN
 from .distributed import (
     checkpoints,
     eager_collectives,
@@ -322,7 +322,6 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
         SIZES,
         ANSWERS,
         *KERNELS,
-        PRODUCTS,
         RULES,
         *VALUES,
         *WRITTEN,

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from .. import _compat, _tree
 from ..capture import Captured, name_of
 from ..compile import Runner
-from ..compile.kernels import memory_as_run
+from ..compile.memory import memory_as_run
 from ..errors import ShardError, TreeError, call_site
 from ..inspect.memory import Memory
 from ..mesh import all_coordinates

@@ -9,7 +9,6 @@ from .folder import own_kernels
 from .functions import FORMULAS, VECTORS, written
 from .index_values import propagated
 from .instructions import instructions_known
-from .products import product_lowered
 from .spared import body_written, loops_written_once
 from .units import kernels_joined
 
@@ -32,13 +31,6 @@ KERNELS = (
         NEVER,
         enter=instructions_known,
     ),
-)
-PRODUCTS = Patch(
-    ("torch._inductor.graph:GraphLowering.call_function",),
-    "it multiplies matrices by MKL, also where oneDNN is faster",
-    NEVER,
-    new=product_lowered,
-    is_mine=lambda: True,
 )
 VALUES = (
     *(

@@ -9,7 +9,7 @@ import attrs
 
 from ... import schedule as passes
 from ...byte_sizes import human_bytes
-from ...compile.kernels import memory_as_run
+from ...compile.memory import memory_as_run
 from ...errors import PlacementError
 from ...hardware import H100, Hardware
 from ...inspect.memory import KINDS, Memory

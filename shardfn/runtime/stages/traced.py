@@ -13,7 +13,7 @@ from ... import schedule as passes
 from ...accepted import accept
 from ...buckets import BucketPlan
 from ...capture import Captured
-from ...compile.kernels import memory_as_run
+from ...compile.memory import memory_as_run
 from ...errors import ShardError, call_site
 from ...hardware import H100, Hardware, Link, hardware_of, links_of
 from ...inspect.alternatives import considered

@@ -29,7 +29,7 @@ def test_memory_that_was_freed_is_taken_again(layers: int) -> None:
 
 
 def test_what_only_runs_later_is_no_reader_of_a_value() -> None:
-    # the peak of such a program: "adamw" in tests/compile/kernels/test_held.py
+    # the peak of such a program: a step of AdamW in tests/compile/test_memory.py
     later, alias = (
         SimpleNamespace(used_or_aliased_buffer_names=lambda names=names: names)
         for names in ({"w"}, {"w", "y"})

@@ -1,0 +1,310 @@
+"""The memory of a program as its backend runs it: op by op, or in the kernels of Inductor.
+
+Inductor computes elementwise values where they are read, runs ops over equal elements as one loop,
+and writes loops that follow each other as one function. It also writes results over values that
+end there, and keeps the memory of others for later: the two about cancel, and neither counts here.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+
+import attrs
+import torch
+from torch.fx import Graph, Node
+
+from ..capture.checkpoint.recompute import SHAPE_ONLY
+from ..inspect.memory import PACK, Memory, Moments, memory
+from ..ops.loops import Loop
+from ..ops.placement import AFTER
+from ..partition.planner import work
+from ..types import LocalProgram
+from .donations import donations
+from .recomputed import recomputed
+
+aten = torch.ops.aten
+c10d = torch.ops._c10d_functional
+
+ELEMENTWISE = {  # beside the ops that torch tags as pointwise
+    *("_to_copy", "_unsafe_index", "arange", "clone", "constant_pad_nd", "copy", "embedding"),
+    *("empty", "flip", "full", "full_like", "gather", "index", "index_select", "iota"),
+    *("new_full", "new_ones", "new_zeros", "ones", "ones_like", "random_bits", "repeat", "roll"),
+    *("scalar_tensor", "select_backward", "select_scatter", "slice_backward", "slice_scatter"),
+    *("tril", "triu", "zeros", "zeros_like"),
+}
+ROWWISE = {  # a loop over the elements that they read
+    *("all", "amax", "amin", "any", "argmax", "argmin", "logsumexp", "max", "mean", "min"),
+    *("prod", "std", "sum", "var", "var_mean", "_softmax", "_softmax_backward_data"),
+    *("_log_softmax", "_log_softmax_backward_data", "_fused_rms_norm", "_fused_rms_norm_backward"),
+    *("native_layer_norm", "native_layer_norm_backward", "native_group_norm"),
+}
+COSTLY = {"exp", "gelu_backward", "log", "sigmoid", "silu", "silu_backward", "softplus", "tanh"}
+REUSED_READS, READS = 6, 8  # of an elementwise value that several ops read, and of any: not stored
+FUNCTION_READS = 500  # of one function of C++
+IN_PLACE = {c10d.all_reduce.default, AFTER, work.WAIT}  # their result is their input
+JOINED = {PACK, aten.cat.default}  # whose parts are computed into the result
+
+
+def memory_as_run(program: LocalProgram, backend: str, donated: Sequence[int] = ()) -> Memory:
+    """The memory of one rank's program.
+
+    Args:
+        program: one rank's program.
+        backend: "aten" runs it op by op; "inductor" recomputes cheap values, fuses kernels, and
+            writes results into donated arguments.
+        donated: the places of the donated arguments among the placeholders.
+    """
+    if backend != "inductor":
+        return memory(program)
+    graph = recomputed(program.graph)
+    pairs = donations(program, donated)
+
+    def moments(inner: Graph) -> Moments:
+        return _Kernels(inner, pairs if inner is graph else {}).moments()
+
+    return memory(attrs.evolve(program, graph=graph), moments)
+
+
+@attrs.define(eq=False)
+class _Kernel:
+    """Ops that run at once.
+
+    Args:
+        number: its place in the order in which kernels begin.
+        nodes: its ops.
+        loop: the elements over which it runs; 0 for a call of another library.
+        before: the kernels that it waits for.
+    """
+
+    number: int
+    nodes: list[Node]
+    loop: int
+    before: set[_Kernel]
+
+    def waits_for(self, kernel: _Kernel) -> bool:
+        """Whether it runs after another kernel, or is that kernel."""
+        seen: set[_Kernel] = {self}
+        queue: list[_Kernel] = [self]
+        while queue:
+            new = queue.pop().before - seen
+            seen |= new
+            queue += new
+        return kernel in seen
+
+
+class _Kernels:
+    """The kernels of a graph, and the values that they store.
+
+    Args:
+        graph: one rank's program.
+        pairs: the donated argument into which each of some results is written, by position.
+    """
+
+    def __init__(self, graph: Graph, pairs: Mapping[int, int]) -> None:
+        (output,) = graph.find_nodes(op="output")
+        self.arguments = graph.find_nodes(op="placeholder")
+        self.results: list[Node] = output.args[0]
+        self.donated = {self.results[k] for k in pairs}
+        self.base: dict[Node, Node] = {}  # the value of which another is a view
+        self.owner: dict[Node, Node] = {}  # the value in whose memory another lies
+        self.read: dict[Node, tuple[Node, ...]] = {}  # the stored values that an op reads
+        self.formulas: set[Node] = set()  # values that each reader computes
+        self.kernel: dict[Node, _Kernel] = {}
+        self.kernels: list[_Kernel] = []
+        self.readers: dict[Node, list[_Kernel]] = {}
+        for node in graph.nodes:
+            if node.op == "call_function":
+                self.visit(node)
+            else:
+                self.base[node] = self.owner[node] = node
+        for node in filter(None, self.results):
+            self.store(self.base[node])
+        for node in graph.nodes:
+            if node.target in JOINED:
+                self.join(node)
+
+    def visit(self, node: Node) -> None:
+        """Add an op to a kernel, or to the formulas of its readers."""
+        first = node.all_input_nodes[0] if node.all_input_nodes else node
+        is_item = node.target is operator.getitem and first in self.kernel
+        if is_item:
+            self.base[node] = self.owner[node] = node
+            self.kernel[node] = self.kernel[first]
+        elif _is_view(node):
+            self.base[node], self.owner[node] = self.base[first], self.owner[first]
+        else:
+            self.base[node] = node
+            self.owner[node] = self.owner[first] if node.target in IN_PLACE else node
+            self.add_op(node)
+
+    def add_op(self, node: Node) -> None:
+        """Add an op that is no view."""
+        inputs = [] if node.target in SHAPE_ONLY else [self.base[x] for x in node.all_input_nodes]
+        loop = _loop(node)
+        if not loop:
+            for x in inputs:
+                self.store(x)
+        if node.target is work.WAIT:  # what a collective sends is held until it has ended
+            inputs += self.read[inputs[0]]
+        reads = [self.read[x] if x in self.formulas else (x,) for x in inputs]
+        self.read[node] = tuple(dict.fromkeys(itertools.chain(*reads)))
+        if _is_elementwise(node) and not self.is_stored(node):
+            self.formulas.add(node)
+        else:
+            self.fuse(node, loop)
+
+    def is_stored(self, node: Node) -> bool:
+        """Whether an elementwise value is too long a formula for its readers."""
+        count = len(self.read[node])
+        is_reused = len(_readers(node)) > 1
+        return count > READS or (is_reused and (count > REUSED_READS or _name(node) in COSTLY))
+
+    def store(self, node: Node) -> None:
+        """Store a value that has been a formula so far."""
+        if node in self.formulas:
+            self.formulas.remove(node)
+            self.fuse(node, _loop(node))
+
+    def fuse(self, node: Node, loop: int) -> None:
+        """Add an op to the last kernel that runs over as many elements, and makes what it reads or
+        reads it too; else to a new one.
+        """
+        reads = self.read[node]
+        before = {self.kernel[x] for x in reads if x in self.kernel}
+        near = {k for x in reads if _count(x) in (1, loop) for k in self.readers.get(x, ())}
+        for kernel in sorted(before | near, key=lambda k: -k.number):
+            others = before - {kernel}
+            if loop and kernel.loop == loop and not any(k.waits_for(kernel) for k in others):
+                kernel.nodes.append(node)
+                kernel.before |= others
+                break
+        else:
+            kernel = _Kernel(len(self.kernels), [node], loop, before)
+            self.kernels.append(kernel)
+        self.kernel[node] = kernel
+        for x in reads:
+            self.readers.setdefault(x, []).append(kernel)
+
+    def join(self, node: Node) -> None:
+        """Have the parts of a joined value lie in its memory."""
+        for part in node.all_input_nodes:
+            owner = self.owner[part]
+            is_computed = owner.op == "call_function" and owner.target is not operator.getitem
+            if is_computed and self.owner[owner] is owner:
+                self.owner[owner] = node
+
+    def place(self, node: Node) -> Node:
+        """The value in whose memory another lies, also in a joined one."""
+        owner = self.owner[node]
+        return self.owner[owner]
+
+    def order(self) -> list[_Kernel]:
+        """The kernels as they run: each where it begins, after those that it waits for."""
+        found: dict[_Kernel, None] = {}
+        for kernel in self.kernels:
+            stack = [kernel]
+            while stack:
+                waiting = [k for k in stack[-1].before if k not in found]
+                if waiting:
+                    stack.append(min(waiting, key=lambda k: k.number))
+                else:
+                    found[stack.pop()] = None
+        return list(found)
+
+    def functions(self) -> list[list[Node]]:
+        """The ops of each function that runs: those of a call, or of loops that follow each
+        other.
+        """
+        found: list[list[Node]] = []
+        is_open, reads = False, 0
+        for kernel in self.order():
+            count = sum(1 + len(self.read[node]) for node in kernel.nodes)
+            if is_open and kernel.loop and reads + count <= FUNCTION_READS:
+                found[-1] += kernel.nodes
+                reads += count
+            else:
+                found.append(list(kernel.nodes))
+                is_open, reads = bool(kernel.loop), count
+        return found
+
+    def moments(self) -> Moments:
+        """What is held while each function runs."""
+        functions = self.functions()
+        last: dict[Node, int] = {}
+        for k, nodes in enumerate(functions):
+            last |= {self.place(x): k for node in nodes for x in (node, *self.read[node])}
+        results = {self.place(x) for x in self.results if x is not None}
+        alive: dict[Node, None] = {}
+        for k, nodes in enumerate(functions):
+            alive |= dict.fromkeys(self.stored(nodes))
+            yield nodes[-1], [*self.arguments, *alive]
+            alive = {x: None for x in alive if x in results or last.get(x) != k}
+
+    def stored(self, nodes: list[Node]) -> Iterator[Node]:
+        """The values into whose memory ops write, but for the arguments."""
+        for value in itertools.chain(*map(_values, nodes)):
+            place = self.place(value)
+            is_given = place.op == "placeholder" or value in self.donated
+            if not is_given and not self.is_inside(value):
+                yield place
+
+    def is_inside(self, node: Node) -> bool:
+        """Whether only the loop that computes a value reads it."""
+        kernel = self.kernel[node]
+        if not kernel.loop or node in map(self.base.get, self.results):
+            return False
+        return all(self.kernel.get(reader) is kernel for reader in self.read_by(node))
+
+    def read_by(self, node: Node) -> list[Node]:
+        """The ops that read a stored value, also in a formula."""
+        found = []
+        for reader in _readers(node):
+            found += self.read_by(reader) if reader in self.formulas else [reader]
+        return found
+
+
+@functools.cache
+def _name(node: Node) -> str:
+    return getattr(node.target, "_opname", "")
+
+
+def _values(node: Node) -> list[Node]:
+    """The values of an op: the parts of a tuple one by one."""
+    is_tuple = isinstance(node.meta.get("val"), (tuple, list))
+    return [x for x in node.users if x.target is operator.getitem] if is_tuple else [node]
+
+
+def _is_view(node: Node) -> bool:
+    return node.op == "call_function" and work.is_alias(node) and node.target not in IN_PLACE
+
+
+def _readers(node: Node) -> list[Node]:
+    """The ops that read a value, also through views."""
+    found: list[Node] = []
+    for user in node.users:
+        found += _readers(user) if _is_view(user) else [user]
+    return found
+
+
+def _is_elementwise(node: Node) -> bool:
+    is_tensor = isinstance(node.meta.get("val"), torch.Tensor)
+    tags = getattr(node.target, "tags", ())
+    return is_tensor and (torch.Tag.pointwise in tags or _name(node) in ELEMENTWISE)
+
+
+def _loop(node: Node) -> int:
+    """The number of elements over which the loop of an op runs; 0 for a call."""
+    if isinstance(node.target, Loop):
+        return 0
+    if _is_elementwise(node):
+        return _count(node)
+    return max(map(_count, node.all_input_nodes)) if _name(node) in ROWWISE else 0
+
+
+def _count(node: Node) -> int:
+    """The elements of a value; 0 for a tuple."""
+    value = node.meta["val"]
+    return value.numel() if isinstance(value, torch.Tensor) else 0
