@@ -7,7 +7,6 @@ end there, and keeps the memory of others for later: the two about cancel, and n
 
 from __future__ import annotations
 
-import functools
 import itertools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
@@ -266,7 +265,6 @@ class _Kernels:
         return found
 
 
-@functools.cache
 def _name(node: Node) -> str:
     return getattr(node.target, "_opname", "")
 
