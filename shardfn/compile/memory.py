@@ -1,8 +1,9 @@
 """The memory of a program as its backend runs it: op by op, or in the kernels of Inductor.
 
 Inductor computes elementwise values where they are read, runs ops over equal elements as one loop,
-and writes loops that follow each other as one function. It also writes results over values that
-end there, and keeps the memory of others for later: the two about cancel, and neither counts here.
+writes loops that follow each other as one function, and computes the parts of a bucket into its
+memory. It also leaves out what only one loop reads, writes results over values that end there, and
+keeps the memory of others for later: these about cancel, and do not count here.
 """
 
 from __future__ import annotations
@@ -44,7 +45,6 @@ COSTLY = {"exp", "gelu_backward", "log", "sigmoid", "silu", "silu_backward", "so
 REUSED_READS, READS = 6, 8  # of an elementwise value that several ops read, and of any: not stored
 FUNCTION_READS = 500  # of one function of C++
 IN_PLACE = {c10d.all_reduce.default, AFTER, work.WAIT}  # their result is their input
-JOINED = {PACK, aten.cat.default}  # whose parts are computed into the result
 
 
 def memory_as_run(program: LocalProgram, backend: str, donated: Sequence[int] = ()) -> Memory:
@@ -121,9 +121,8 @@ class _Kernels:
                 self.base[node] = self.owner[node] = node
         for node in filter(None, self.results):
             self.store(self.base[node])
-        for node in graph.nodes:
-            if node.target in JOINED:
-                self.join(node)
+        for node in graph.find_nodes(op="call_function", target=PACK):
+            self.join(node)
 
     def visit(self, node: Node) -> None:
         """Add an op to a kernel, or to the formulas of its readers."""
@@ -188,7 +187,7 @@ class _Kernels:
             self.readers.setdefault(x, []).append(kernel)
 
     def join(self, node: Node) -> None:
-        """Have the parts of a joined value lie in its memory."""
+        """Have the parts of a bucket lie in its memory."""
         for part in node.all_input_nodes:
             owner = self.owner[part]
             is_computed = owner.op == "call_function" and owner.target is not operator.getitem
@@ -196,7 +195,7 @@ class _Kernels:
                 self.owner[owner] = node
 
     def place(self, node: Node) -> Node:
-        """The value in whose memory another lies, also in a joined one."""
+        """The value in whose memory another lies, also in a bucket."""
         owner = self.owner[node]
         return self.owner[owner]
 
@@ -246,23 +245,8 @@ class _Kernels:
         """The values into whose memory ops write, but for the arguments."""
         for value in itertools.chain(*map(_values, nodes)):
             place = self.place(value)
-            is_given = place.op == "placeholder" or value in self.donated
-            if not is_given and not self.is_inside(value):
+            if place.op != "placeholder" and value not in self.donated:
                 yield place
-
-    def is_inside(self, node: Node) -> bool:
-        """Whether only the loop that computes a value reads it."""
-        kernel = self.kernel[node]
-        if not kernel.loop or node in map(self.base.get, self.results):
-            return False
-        return all(self.kernel.get(reader) is kernel for reader in self.read_by(node))
-
-    def read_by(self, node: Node) -> list[Node]:
-        """The ops that read a stored value, also in a formula."""
-        found = []
-        for reader in _readers(node):
-            found += self.read_by(reader) if reader in self.formulas else [reader]
-        return found
 
 
 def _name(node: Node) -> str:
@@ -276,7 +260,8 @@ def _values(node: Node) -> list[Node]:
 
 
 def _is_view(node: Node) -> bool:
-    return node.op == "call_function" and work.is_alias(node) and node.target not in IN_PLACE
+    is_alias = node.op == "call_function" and work.is_alias(node)
+    return (is_alias and node.target not in IN_PLACE) or node.target is aten._unsafe_view.default
 
 
 def _readers(node: Node) -> list[Node]:
