@@ -112,6 +112,7 @@ from .dynamo.symbols import Sized, Symbols
 from .dynamo.tensor_classes import class_name, holds_tensors, is_foreign, reads_calls
 from .dynamo.tree_functions import of_trees, owned
 from .dynamo.under_transforms import UnderTransforms
+from .dynamo.value_checks import is_check
 from .fakes.zeros import write_out_zeros
 from .inductor import (
     Integer,
@@ -320,6 +321,7 @@ __all__ = [
     "inside_transform",
     "is_arriving",
     "is_capturing",
+    "is_check",
     "is_differentiated",
     "is_differentiating",
     "is_fake",

@@ -71,8 +71,9 @@ def substitutes() -> dict[Any, Callable[..., Any]]:
 
     Two are of flex attention, once that is imported: a check, since its kernel has no derivative
     on CPU, which the formula has, and a warning of old options. One names what vmap maps: torch
-    2.11 asks it at every call, and Dynamo cannot read the repr of an object. One makes the basis
-    of a Jacobian: torch 2.12 reads the places of its ones from a tensor.
+    2.11 asks it at every call, and Dynamo cannot read the repr of an object. One is the shape that
+    torch.distributions broadcasts to, whose torch.Size Dynamo calls with a tuple. One makes the
+    basis of a Jacobian: torch 2.12 reads the places of its ones from a tensor.
     """
     module = sys.modules.get("torch.nn.attention.flex_attention")
     rows = ("_validate_device", _any_device), ("_warn_once", _unsaid)
@@ -80,6 +81,7 @@ def substitutes() -> dict[Any, Callable[..., Any]]:
         (getattr(module, name, None), ours) for name, ours in rows
     ]
     found.append((_functorch_vmap._get_name, _name_of))
+    found.append((getattr(torch._C, "_infer_size", None), _broadcast))
     if torch.__version__ < "2.13":
         torchs = _functorch_transforms._chunked_standard_basis_for_
         found.append((torchs, _standard_basis))
@@ -90,6 +92,12 @@ def substitutes() -> dict[Any, Callable[..., Any]]:
 def _name_of(func: Any) -> str:
     """The name of a function."""
     return getattr(func, "__name__", "a function")
+
+
+@read_by_dynamo
+def _broadcast(a: Sequence[int], b: Sequence[int]) -> torch.Size:
+    """The shape that two shapes broadcast to."""
+    return torch.broadcast_shapes(a, b)
 
 
 @read_by_dynamo

@@ -18,6 +18,7 @@ from . import (
     steps,
     tree_functions,
     under_transforms,
+    value_checks,
 )
 from .dtensors import calls, closed_over, objects
 
@@ -282,6 +283,21 @@ READING = (  # a captured function, by Dynamo
         "a generator of random numbers given to a method, a cast to a class of tensors; " + REFUSED,
         NEVER,
         new=refused.method_refused,
+    ),
+    Patch(
+        (
+            VARIABLES + "TorchInGraphFunctionVariable.call_function",
+            VARIABLES + "SkipFunctionVariable.call_function",
+        ),
+        "a distribution branches on the values of its parameters and of a sample, to check them",
+        NEVER,
+        new=value_checks.function_passed,
+    ),
+    Patch(
+        methods(VARIABLES + "TensorVariable", "call_method"),
+        "the same, by a method",
+        NEVER,
+        new=value_checks.method_passed,
     ),
     Patch(
         (

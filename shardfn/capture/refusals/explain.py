@@ -86,11 +86,6 @@ CAUSES = (
         "read it outside, and pass the value as an argument",
     ),
     (
-        "the function `is_dependent`",
-        "a distribution of torch.distributions reads the values of its parameters to check them",
-        "validate_args=False, and checks outside of the function",
-    ),
-    (
         "trace_autograd_ops",
         "it calls torch.autograd.grad or backward",
         "sf.grad(loss), sf.value_and_grad(loss) or sf.vjp inside of it",

@@ -116,7 +116,6 @@ def raw(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 jit = lambda fn: lambda: sf.jit(fn, backend="aten")(X.clone())
-normal = torch.distributions.Normal
 PROGRAMS: dict[str, Callable[[], Any]] = {
     _compat.NO_DERIVATIVE: jit(lambda x: sf.grad(lambda y: twice(y).sum())(x)),
     "side effects happened": jit(lambda x: SEEN.__setitem__("a", x)),
@@ -136,7 +135,6 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "of class `Generator`": jit(lambda x: x * OF_NUMPY.random()),
     "of class `RandomState`": jit(lambda x: x * OLD.rand()),
     _compat.READS_CONTEXT: jit(lambda x: x * SETTING.get()),
-    "the function `is_dependent`": jit(lambda x: normal(x, torch.ones_like(x)).log_prob(x)),
     "trace_autograd_ops": jit(summed),
     "to return a scalar": jit(raw(lambda y: y * 2)),
     "<TransformType": jit(raw(branches)),
