@@ -112,7 +112,7 @@ from .dynamo.symbols import Sized, Symbols
 from .dynamo.tensor_classes import class_name, holds_tensors, is_foreign, reads_calls
 from .dynamo.tree_functions import of_trees, owned
 from .dynamo.under_transforms import UnderTransforms
-from .dynamo.value_checks import is_check
+from .dynamo.value_checks import check_passed
 from .fakes.zeros import write_out_zeros
 from .inductor import (
     Integer,
@@ -273,6 +273,7 @@ __all__ = [
     "capture_python",
     "calls",
     "carries_tangent",
+    "check_passed",
     "checkpoints_wrapped",
     "chunk",
     "class_name",
@@ -321,7 +322,6 @@ __all__ = [
     "inside_transform",
     "is_arriving",
     "is_capturing",
-    "is_check",
     "is_differentiated",
     "is_differentiating",
     "is_fake",

@@ -114,3 +114,24 @@ def test_a_constraint_outside_of_a_check_is_not_taken_for_true() -> None:
     with pytest.raises(CaptureError, match="branches on a tensor's value"):
         sf.jit(lambda x: check(x))(X[:3])
     assert not sf.jit(D.constraints.positive.check)(X).all()
+
+
+class Policy(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Linear(3, 3, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.body(x)
+        chosen = D.Beta(y.exp(), y.exp()).log_prob(torch.sigmoid(x))
+        return chosen + D.MultivariateNormal(y, matrix(y.exp())).log_prob(x)[:, None]
+
+
+def test_a_module_that_is_functionalized_checks_no_values() -> None:
+    policy = Policy()
+    forward, params, buffers = sf.functionalize(policy)
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((4,), ("dp",))
+        call = sf.shard(forward, mesh, (P(), P(), P("dp")), backend="aten")
+        got = sf.full(call(params, buffers, X))[0]
+    torch.testing.assert_close(got, policy(X).detach(), rtol=1e-10, atol=1e-10)

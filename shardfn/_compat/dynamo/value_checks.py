@@ -12,20 +12,22 @@ import torch
 FOLDER = str(Path(torch.__file__).parent / "distributions")
 OF_PARAMETERS = "distribution", "__init__"
 OF_SAMPLE = "distribution", "_validate_sample"
-METHODS = {"all": True, "any": False}  # what a check asks of a tensor, and the answer that passes
-CHECKS = {  # the file and the function that stop where a value is wrong
-    OF_PARAMETERS,
-    OF_SAMPLE,
-    ("geometric", "__init__"),
-    ("continuous_bernoulli", "__init__"),
-    ("wishart", "__init__"),
-    ("kl", "_kl_binomial_binomial"),
+CHECKS = {  # the file and the function that stop where a value is wrong, and the answer that passes
+    OF_PARAMETERS: True,
+    OF_SAMPLE: True,
+    ("geometric", "__init__"): True,
+    ("continuous_bernoulli", "__init__"): True,
+    ("wishart", "__init__"): False,
+    ("kl", "_kl_binomial_binomial"): False,
 }
+METHODS = ("all", "any")
 
 
-def is_check(code: types.CodeType) -> bool:
-    """Whether code stops where a parameter or a sample of a distribution is wrong."""
-    return _place(code) in (OF_PARAMETERS, OF_SAMPLE)
+def check_passed(frame: types.FrameType | None) -> bool | None:
+    """The answer by which a check of values passes, if this frame is one of torch.distributions.
+    None elsewhere.
+    """
+    return _answer(frame, "f_back")
 
 
 def function_passed(
@@ -34,8 +36,6 @@ def function_passed(
     """Dynamo's call of a function, by which a distribution may check values. Parameters are not
     checked where none of their values is known.
     """
-    from torch._dynamo.variables import ConstantVariable
-
     place = _place(tx.f_code)
     name = getattr(function.value, "__name__", "")
     checks = (name, place) in (
@@ -43,28 +43,39 @@ def function_passed(
         ("_is_all_true", OF_PARAMETERS),
         ("_is_all_true", OF_SAMPLE),
     )
-    return ConstantVariable.create(True) if checks else call(function, tx, args, kwargs)
+    return _constant(True) if checks else call(function, tx, args, kwargs)
 
 
 def method_passed(
     call: Callable[..., Any], tensor: Any, tx: Any, name: str, args: Any, kwargs: Any
 ) -> Any:
     """Dynamo's call of a tensor's method, by which a distribution may check values."""
-    from torch._dynamo.variables import ConstantVariable
-
-    if name not in METHODS or args or kwargs or not _is_checking(tx):
-        return call(tensor, tx, name, args, kwargs)
-    return ConstantVariable.create(METHODS[name])
+    answer = None if name not in METHODS or args or kwargs else _answer(tx, "parent")
+    return call(tensor, tx, name, args, kwargs) if answer is None else _constant(answer)
 
 
-def _is_checking(tx: Any) -> bool:
-    """Whether a check runs, itself or by its constraint."""
-    while (place := _place(tx.f_code)) and place[0] == "constraints" and tx.parent:
-        tx = tx.parent
-    return place in CHECKS
+def _answer(frame: Any, caller: str) -> bool | None:
+    """The answer by which a check passes, itself or by its constraint.
+
+    Args:
+        frame: that asks, of Python or of Dynamo.
+        caller: its attribute that is the frame around it.
+    """
+    while frame is not None:
+        place = _place(frame.f_code)
+        if place is None or place[0] != "constraints":
+            return CHECKS.get(place)
+        frame = getattr(frame, caller)
+    return None
 
 
 def _place(code: types.CodeType) -> tuple[str, str] | None:
     """The file of torch.distributions and the function of code. None elsewhere."""
     file = Path(code.co_filename)
     return (file.stem, code.co_name) if str(file.parent) == FOLDER else None
+
+
+def _constant(x: bool) -> Any:
+    from torch._dynamo.variables import ConstantVariable
+
+    return ConstantVariable.create(x)
