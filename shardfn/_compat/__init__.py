@@ -116,7 +116,6 @@ from .dynamo.value_checks import check_passed
 from .fakes.zeros import write_out_zeros
 from .inductor import (
     Integer,
-    as_inductor_writes,
     generated_code,
     inductor,
     keep_effects,
@@ -260,7 +259,6 @@ __all__ = [
     "are_alone",
     "are_plain",
     "aten_ops",
-    "as_inductor_writes",
     "autocast_off",
     "backward_hooks_of",
     "backward_of",

@@ -272,38 +272,6 @@ def _run_by_kernels(graph: torch.fx.Graph) -> None:
             make_fallback(op, layout_constraint=constraint, warn=False)
 
 
-def as_inductor_writes(
-    op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
-) -> torch.fx.Graph | None:
-    """The ops into which Inductor decomposes an op, as a graph of its tensors; None if it does not.
-
-    Args:
-        op: of ATen.
-        args: of the op, with fake tensors.
-        kwargs: of the op.
-    """
-    from torch._inductor.decomposition import select_decomp_table
-    from torch.fx.experimental.proxy_tensor import make_fx
-    from torch.utils import _pytree as pytree
-
-    table = select_decomp_table()
-    if op not in table:
-        return None
-    flat, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
-    places = [k for k, x in enumerate(flat) if isinstance(x, torch.Tensor)]
-
-    def run(*tensors: torch.Tensor) -> Any:
-        given = dict(zip(places, tensors, strict=True))
-        every = [given.get(k, x) for k, x in enumerate(flat)]
-        own, options = pytree.tree_unflatten(every, spec)
-        return op(*own, **options)
-
-    with torch.no_grad():
-        graph = make_fx(run, decomposition_table=table)(*(flat[k] for k in places)).graph
-    calls = graph.find_nodes(op="call_function", target=op)
-    return None if calls or graph.find_nodes(op="get_attr") else graph
-
-
 @contextlib.contextmanager
 def _faking(mode: Any) -> Iterator[None]:
     """Inductor at work on the fake tensors of a mode."""
@@ -326,26 +294,6 @@ def _after_joint_passes(
         joint_graph_passes(lowered)
     lowered.graph.eliminate_dead_code()
     return lowered
-
-
-def with_fused_attention(
-    run: Callable[..., Any], inputs: Sequence[torch.Tensor]
-) -> torch.fx.Graph | None:
-    """A program after Inductor's first passes, if one of them makes an attention kernel of a
-    softmax between products; else None.
-
-    Args:
-        run: the program, which returns a list.
-        inputs: fake tensors like its inputs.
-    """
-    mode = getattr(inputs[0], "fake_mode", None)
-    if mode is None:
-        return None
-    with _faking(mode):
-        lowered = _after_joint_passes(run, inputs)
-    calls = lowered.graph.find_nodes
-    kernels = [x for x in lowered.graph.nodes if "_scaled_dot_product" in str(x.target)]
-    return lowered.graph if kernels and not calls(op="get_attr") else None
 
 
 def inductor(

@@ -326,20 +326,6 @@ def refuse_plain(what: str, text: str | None) -> None:
 
 
 @_compat.constant_in_graph
-def refuse_term(what: str, rows: tuple[Any, ...]) -> None:
-    """Refuse to take a Partial DTensor apart.
-
-    Raises:
-        PlacementError: naming the axes.
-    """
-    wrong = [name for name, _, said in rows if said[0] == "P"]
-    if wrong:
-        got = f"the DTensor is Partial over {', '.join(wrong)}: each rank has a term"
-        fix = "x.redistribute(mesh, placements) with Replicate() or Shard(dim) first"
-        raise PlacementError.of(what, got, needed="a value", fix=fix)
-
-
-@_compat.constant_in_graph
 def refuse_partial(what: str, rows: tuple[Any, ...]) -> None:
     """Refuse Partial placements where torch does.
 

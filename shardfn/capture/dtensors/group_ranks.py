@@ -34,12 +34,6 @@ def of_all(group: Any) -> tuple[int, ...] | None:
 
 
 @_compat.constant_in_graph
-def all_axes() -> tuple[str, ...]:
-    """The axes of the mesh whose code is read."""
-    return axes_of(current_scope().mesh).names
-
-
-@_compat.constant_in_graph
 def in_order(axes: Sequence[str]) -> bool:
     """Whether groups over axes number their ranks as the mesh does. torch sorts them."""
     return all(row == sorted(row) for row in _rows(axes))

@@ -17,7 +17,6 @@ def test_numbers_and_members_by_rank() -> None:
         mesh = DeviceMesh("cpu", [[3, 1], [0, 2]], mesh_dim_names=("dp", "tp"))
         with axis_names.scope(mesh, "cpu"):
             assert group_ranks.ranks_here() == (3, 1, 0, 2)
-            assert group_ranks.all_axes() == ("dp", "tp")
             assert group_ranks.numbers(("tp",)) == (1, 0, 0, 1)
             assert group_ranks.numbers(("dp",)) == (1, 0, 0, 1)
             assert group_ranks.numbers(("dp", "tp")) == (3, 1, 0, 2)
