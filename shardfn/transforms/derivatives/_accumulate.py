@@ -49,18 +49,18 @@ def _accumulated(
     if isinstance(fn, Shard):
         with fn.asking():
             return fn.leaving(_accumulated(fn.fn, k, batch_argnums, fn.entering(args), kwargs))
-    batches = _microbatches(fn, k, batch_argnums, args)
+    numbers = _batches(fn, k, batch_argnums, args)
     if isinstance(fn, ValueAndGrad):
-        return _gradients(fn, k, args, batches, kwargs)
-    outs = [fn(*batch, **kwargs) for batch in batches]
+        return _gradients(fn, k, args, numbers, kwargs)
+    outs = [fn(*_microbatch(args, numbers, k, i), **kwargs) for i in range(k)]
     sums = [_total(xs) for xs in zip(*_columns(fn, outs), strict=True)]
     return _tree.with_tensors(outs[0], [x / k for x in sums])
 
 
-def _microbatches(
+def _batches(
     fn: Any, k: int, batch_argnums: tuple[int, ...] | None, args: tuple[Any, ...]
-) -> list[tuple[Any, ...]]:
-    """The arguments of each microbatch.
+) -> tuple[int, ...]:
+    """The positions of the arguments that are batches of k microbatches.
 
     Raises:
         TreeError: a batch whose size is not a multiple of k.
@@ -70,11 +70,7 @@ def _microbatches(
     rows = [_rows(x, k) for n in numbers for x in _tree.quick_leaves((args[n],))]
     paths = [p for n in numbers for p in _tree.quick_paths(args[n], f"args[{n}]")]
     check_rows(where, k, paths, rows)
-    batches = []
-    for i in range(k):
-        batch = [_microbatch(x, k, i) if n in numbers else x for n, x in enumerate(args)]
-        batches.append(tuple(batch))
-    return batches
+    return numbers
 
 
 def _batch_numbers(
@@ -109,17 +105,13 @@ def _rows(x: Any, k: int) -> int | None:
 
 
 def _gradients(
-    fn: Any,
-    k: int,
-    args: tuple[Any, ...],
-    batches: Sequence[tuple[Any, ...]],
-    kwargs: dict[str, Any],
+    fn: Any, k: int, args: tuple[Any, ...], numbers: tuple[int, ...], kwargs: dict[str, Any]
 ) -> Any:
     """The mean of value and gradients, with aux stacked. Each gradient is redistributed to its
     placement once.
     """
     wishes = fn.wishes(args)
-    found = [fn.found(batch, kwargs) for batch in batches]
+    found = [fn.found(_microbatch(args, numbers, k, i), kwargs) for i in range(k)]
     value = _total([one for one, _, _ in found]) / k
     gradients = [_total(parts) / k for parts in zip(*[g for _, _, g in found], strict=True)]
     auxes = [aux for _, aux, _ in found]
@@ -146,15 +138,22 @@ def _as_tensors(tree: Any) -> Any:
     return _tree.refill((tree,), filled)[0]
 
 
-def _microbatch(arg: Any, k: int, i: int) -> Any:
-    """Rows i, i + k, i + 2k, ... Every rank holds a share of each microbatch, so splitting
-    sends nothing.
+def _microbatch(args: tuple[Any, ...], numbers: tuple[int, ...], k: int, i: int) -> tuple[Any, ...]:
+    """The arguments with rows i, i + k, i + 2k, ... of the batches. Every rank holds a share of
+    each microbatch, so splitting sends nothing.
     """
-    return _tree.with_tensors(arg, [_every(x, k, i) if x.dim() else x for x in _tree.tensors(arg)])
+    rows = []
+    for n, arg in enumerate(args):
+        if n in numbers:
+            tensors = [_every(x, k, i) if x.dim() else x for x in _tree.tensors(arg)]
+            arg = _tree.with_tensors(arg, tensors)
+        rows.append(arg)
+    return tuple(rows)
 
 
 def _every(x: torch.Tensor, k: int, i: int) -> torch.Tensor:
-    return x.reshape(x.shape[0] // k, k, *x.shape[1:]).select(1, i)
+    """Rows of a tensor, in memory of their own: `view` is then what it is for the batch."""
+    return x.reshape(x.shape[0] // k, k, *x.shape[1:]).select(1, i).clone()
 
 
 @_compat.constant_in_graph

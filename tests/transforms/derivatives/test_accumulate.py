@@ -221,3 +221,32 @@ def test_a_batch_that_cannot_be_cut_evenly_is_refused(problem: Any) -> None:
             "the arguments that are batches"
             ),
     ])  # fmt: skip
+
+
+VIEWS = {
+    "flat": lambda x: x.view(-1),
+    "split": lambda x: x.view(x.shape[0], 2, -1).flatten(0, 1).view(-1),
+    "last channels": lambda x: x.permute(0, 2, 3, 1).view(-1, 3),
+    "as other dtype": lambda x: x.view(torch.int64).view(torch.float64),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_microbatch_can_be_viewed_as_the_batch_can(name: str, mapped: bool, mesh: Any) -> None:
+    def loss(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return (VIEWS[name](x).reshape(x.shape[0], -1) * w).sin().mean()
+
+    torch.manual_seed(0)
+    w, x = draw(24), draw(6, 3, 2, 4)
+    if name == "last channels":
+        x = x.to(memory_format=torch.channels_last)
+    fn = sf.accumulate(sf.value_and_grad(loss), microbatches=2)
+    fn = sf.vmap(fn, in_axes=(0, None)) if mapped else fn
+    args = (torch.stack([w, w + 1]) if mapped else w, x)
+    each = [torch.func.grad_and_value(loss)(w + i, x) for i in range(2 if mapped else 1)]
+    value, grad = (torch.stack([pair[i] for pair in each]) for i in (1, 0))
+    wanted = (value, grad) if mapped else (value[0], grad[0])
+    same(sf.jit(fn, backend="aten")(*args), wanted)
+    call = sf.shard(fn, mesh, (P(), P("dp")), backend="aten")
+    same(sf.full(call(*args)), wanted)
