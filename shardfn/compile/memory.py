@@ -190,8 +190,8 @@ class _Kernels:
         """Have the parts of a bucket lie in its memory."""
         for part in node.all_input_nodes:
             owner = self.owner[part]
-            is_computed = owner.op == "call_function" and owner.target is not operator.getitem
-            if is_computed and self.owner[owner] is owner:
+            is_all = _count(owner) == _count(part) and owner.target is not PACK
+            if is_all and owner.op == "call_function" and self.owner[owner] is owner:
                 self.owner[owner] = node
 
     def place(self, node: Node) -> Node:
