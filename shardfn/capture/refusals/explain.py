@@ -39,6 +39,11 @@ OF_VALUES = (
 
 SHAPED = "call the module once on an example, which makes its parameters"
 
+DENSE = (
+    "x.to_dense() outside; or its indices and values as arguments, and index_add of the rows that "
+    "they choose"
+)
+
 DEVICES = "tensors on different devices meet in one op"
 ONE_DEVICE = "device=x.device where it makes a tensor; x.to(device) before the call for others"
 
@@ -182,6 +187,8 @@ CAUSES = (
         f"return the new value from the body; {BUFFERS}",
     ),
     ("a leaf Variable that requires grad is being used in an in-place", *HELD),
+    ("not support sparse Tensors", "it computes with a sparse tensor", DENSE),
+    ("sparse_coo_tensor", "it makes a sparse tensor", DENSE),
     ("Tensor.resize_()", "it resizes a tensor in place", "x.reshape(shape), or torch.empty(shape)"),
 )
 

@@ -20,6 +20,7 @@ X = torch.arange(6.0, dtype=torch.float64)
 W = torch.ones(6, dtype=torch.float64)
 LEAF = torch.ones(6, dtype=torch.float64, requires_grad=True)
 SETTING = contextvars.ContextVar("setting", default=1.0)
+SPARSE = torch.eye(6, dtype=torch.float64).to_sparse()
 SEEN: dict[str, Any] = {}
 OF_NUMPY, OLD = np.random.default_rng(0), np.random.RandomState(0)
 NORM, LAZY = nn.BatchNorm1d(6).double(), nn.LazyLinear(3)
@@ -158,6 +159,10 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "Batch norm got a batched tensor": jit(lambda x: sf.vmap(NORM)(torch.ones(3, 5, 6) * x)),
     "HOP: Unsafe side effect": jit(loops),
     "a leaf Variable that requires grad is being used in an in-place": jit(lambda x: LEAF.add_(x)),
+    "not support sparse Tensors": jit(lambda x: SPARSE @ x),
+    "sparse_coo_tensor": jit(
+        lambda x: torch.sparse_coo_tensor(torch.zeros(1, 6, dtype=torch.int64), x, (6,)).to_dense()
+    ),
     "Tensor.resize_()": jit(lambda x: x.clone().resize_(3)),
 }
 
