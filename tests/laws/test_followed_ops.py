@@ -1,5 +1,5 @@
 """A call that autograd follows to tensors that the function closes over has torch's gradients,
-whatever dtypes the its ops have: complex numbers, and integer results.
+whatever dtypes its ops have: complex numbers, and integer results.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ def _weighted(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return (x * (index + 1)).sum()
 
 
+ROWS = torch.tensor([[1, 2, 0], [5, 1, 3]])
+bag = torch.nn.functional.embedding_bag
 FUNCTIONS: dict[str, Function] = {
+    "bags": lambda w: bag(ROWS, w).sin().sum(),
+    "bags by offsets": lambda w: bag(ROWS[0], w, torch.tensor([0, 2]), mode="sum").sin().sum(),
+    "bags of weighted rows": lambda w: (
+        bag(ROWS, w, per_sample_weights=w[:2, :3], mode="sum", padding_idx=-1).sin().sum()
+    ),
+    "largest of bags": lambda w: bag(ROWS, w, mode="max", padding_idx=1).sin().sum(),
     "rfft": lambda w: torch.fft.rfft(w).abs().sum(),
     "rfft2": lambda w: torch.fft.rfft2(w).abs().sum(),
     "irfft": lambda w: torch.fft.irfft(torch.complex(w, w.cos())).sin().sum(),
