@@ -141,6 +141,8 @@ TRIGGERS: dict[str, Callable[[Tensor], Any]] = {
     "_optim_checks.refuse_inside": lambda x: sf.optim(torch.optim.SGD),
     "_optim_checks.check_average": lambda x: sf.ema(0.5).update(x, sf.ema(0.5).init({"w": x})),
     "_optim_checks.check_decay": lambda x: sf.ema(2.0),
+    "_optim_checks.check_averaged": lambda x: sf.ema(0.5).init({"w": 1})["count"],
+    "_optim_checks.check_selected": lambda x: SCALER.select(x.sum() > 0, {"w": x}, {"v": x}),
     "_optim_checks.check_unscaled": lambda x: SCALER.unscale(x.half(), {"scale": x.sum()}),
     "argnums.check_argnums": lambda x: sf.grad(torch.sum, argnums="x")(x),
     "argnums.positions": lambda x: sf.grad(torch.sum, argnums=4)(x),
