@@ -182,7 +182,9 @@ def test_a_row_on_each_of_some_ranks_is_found_where_whole_weights_do_not_fit() -
     assert peak <= 10 * 2**30
 
 
-@pytest.mark.parametrize("world", WORLDS, ids=str)
+@pytest.mark.parametrize(
+    "world", WORLDS, ids=lambda world: f"{world.rows} on {' x '.join(map(str, world.sizes))}"
+)
 def test_auto_is_no_dearer_than_a_textbook(world: World) -> None:
     total, _ = auto(world)
     assert total <= WITHIN * books_of(world)
