@@ -12,9 +12,11 @@ import torch
 FOLDER = str(Path(torch.__file__).parent / "distributions")
 OF_PARAMETERS = "distribution", "__init__"
 OF_SAMPLE = "distribution", "_validate_sample"
+OF_BOTH = "distribution", "_all_true_or_runtime_assert"  # in torch 2.15
 CHECKS = {  # the file and the function that stop where a value is wrong, and the answer that passes
     OF_PARAMETERS: True,
     OF_SAMPLE: True,
+    OF_BOTH: True,
     ("geometric", "__init__"): True,
     ("continuous_bernoulli", "__init__"): True,
     ("wishart", "__init__"): False,
@@ -42,6 +44,7 @@ def function_passed(
         ("is_dependent", OF_PARAMETERS),
         ("_is_all_true", OF_PARAMETERS),
         ("_is_all_true", OF_SAMPLE),
+        ("_is_all_true", OF_BOTH),
     )
     return _constant(True) if checks else call(function, tx, args, kwargs)
 
