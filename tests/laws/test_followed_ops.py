@@ -58,3 +58,20 @@ def _check(fn: Function, start: torch.Tensor, is_sharded: bool) -> None:
     else:
         sf.jit(call, backend="aten")(x).backward()
     torch.testing.assert_close(w.grad, expected)
+
+
+WRONG = {  # bags that torch refuses
+    "offsets of rows of equal length": lambda w: bag(ROWS, w, torch.tensor([0, 1])),
+    "no offsets": lambda w: bag(ROWS[0], w),
+    "a row that is no padding": lambda w: bag(ROWS, w, padding_idx=9),
+    "weights of a mean": lambda w: bag(ROWS, w, per_sample_weights=w[:2, :3]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_bag_that_torch_refuses_is_refused_in_its_words(name: str) -> None:
+    with pytest.raises(Exception) as plain:
+        WRONG[name](WEIGHT)
+    with pytest.raises(type(plain.value)) as captured:
+        sf.jit(WRONG[name], backend="aten")(WEIGHT)
+    assert str(captured.value) == str(plain.value)

@@ -6,6 +6,7 @@ Dynamo reads this.
 from __future__ import annotations
 
 import math
+import types
 from typing import Any
 
 import torch
@@ -178,35 +179,26 @@ def index_reduce(
 
 @_compat.read_by_dynamo
 def embedding_bag(
-    input: torch.Tensor,
     weight: torch.Tensor,
-    offsets: torch.Tensor | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
     scale_grad_by_freq: bool = False,
-    mode: str = "mean",
+    mode: int = 0,
     sparse: bool = False,
     per_sample_weights: torch.Tensor | None = None,
     include_last_offset: bool = False,
     padding_idx: int | None = None,
-) -> torch.Tensor:
-    """F.embedding_bag, by the op that has a derivative: torch takes another one for a weight that
-    the function closes over, and autograd refuses its integer results.
+) -> Any:
+    """torch.embedding_bag, by the op that has a derivative: torch takes another one for a weight
+    that the function closes over, and autograd refuses its integer results.
     """
-    if input.dim() == 2:
-        offsets = torch.arange(0, input.numel(), input.shape[1], device=input.device)
-        input = input.reshape(-1)
-        if per_sample_weights is not None:
-            per_sample_weights = per_sample_weights.reshape(-1)
-    if max_norm is not None:
-        with torch.no_grad():
-            torch.embedding_renorm_(weight, input, max_norm, norm_type)
-    number = ("sum", "mean", "max").index(mode)
-    padding = -1
+    options = scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset
+    count, padding = weight.shape[0], -1
     if padding_idx is not None:
-        padding = padding_idx % weight.shape[0]
-    options = scale_grad_by_freq, number, sparse, per_sample_weights, include_last_offset, padding
-    return aten._embedding_bag(weight, input, offsets, *options)[0]
+        if not -count <= padding_idx < count:  # torch's own error
+            return aten.embedding_bag(weight, indices, offsets, *options, padding_idx)
+        padding = padding_idx % count
+    return aten._embedding_bag(weight, indices, offsets, *options, padding)
 
 
 @_compat.read_by_dynamo
@@ -216,7 +208,13 @@ def in_place(fn: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tenso
     return x
 
 
-ALWAYS = (torch.bincount, "bincount", F.embedding_bag)
+# F.embedding_bag, which Dynamo takes for one op, as Python that it reads
+CHECKED_BAG = _compat.read_by_dynamo(
+    types.FunctionType(
+        F.embedding_bag.__code__, vars(F), "embedding_bag", F.embedding_bag.__defaults__
+    )
+)
+ALWAYS = (torch.bincount, "bincount", F.embedding_bag, torch.embedding_bag)
 FUNCTIONS = {
     F.one_hot: one_hot,
     torch.bincount: bincount,
@@ -224,8 +222,9 @@ FUNCTIONS = {
     torch.index_put: index_put,
     torch.scatter_reduce: scatter_reduce,
     torch.index_reduce: index_reduce,
-    F.embedding_bag: embedding_bag,
+    F.embedding_bag: CHECKED_BAG,
+    torch.embedding_bag: embedding_bag,
 }
-NO_METHODS = F.one_hot, F.embedding_bag
+NO_METHODS = F.one_hot, F.embedding_bag, torch.embedding_bag
 METHODS = {fn.__name__: ours for fn, ours in FUNCTIONS.items() if fn not in NO_METHODS}
 GIVEN = _compat.UnderTransforms({**FUNCTIONS, **METHODS}, ALWAYS, in_place, put_by_mask)
