@@ -209,10 +209,9 @@ def in_place(fn: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tenso
 
 
 # F.embedding_bag, which Dynamo takes for one op, as Python that it reads
+_BAG = F.embedding_bag
 CHECKED_BAG = _compat.read_by_dynamo(
-    types.FunctionType(
-        F.embedding_bag.__code__, vars(F), "embedding_bag", F.embedding_bag.__defaults__
-    )
+    types.FunctionType(_BAG.__code__, _BAG.__globals__, "embedding_bag", _BAG.__defaults__)
 )
 ALWAYS = (torch.bincount, "bincount", F.embedding_bag, torch.embedding_bag)
 FUNCTIONS = {
