@@ -25,6 +25,12 @@ Tensor = torch.Tensor
 between = D.kl_divergence
 
 
+@pytest.fixture(autouse=True)
+def values_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks are on, as in a fresh process. The first torch.compile of a process turns them off."""
+    monkeypatch.setattr(D.Distribution, "_validate_args", True)
+
+
 def matrix(s: Tensor) -> Tensor:
     return torch.diag_embed(s) + 0.1
 
