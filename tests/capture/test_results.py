@@ -8,34 +8,8 @@ import pytest
 import torch
 
 import shardfn as sf
-from shardfn.capture.results import Result, program_of
-from shardfn.types import TENSOR
 
-GRAPH = torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())
 X = torch.ones(2)
-
-
-def program(out: Any) -> Any:
-    return program_of("f", GRAPH, ("x",), Result.of(out))
-
-
-def test_constants_are_kept_and_tensors_have_paths() -> None:
-    found = program({"a": X, "n": 3, "b": [X, None]})
-    assert found.out_paths == ("result['a']", "result['b'][0]")
-    assert found.out_leaves.count(TENSOR) == 2 and 3 in found.out_leaves
-
-
-def test_gradients_stand_beside_the_value() -> None:
-    out = Result.of(({"loss": X, "k": 1}, [X, X])).beside(("w", "b"))
-    found = program_of("f", GRAPH, (), out)
-    assert found.out_paths == ("result['loss']", "gradient of w", "gradient of b")
-    assert len(found.out_leaves) == 2
-
-
-def test_an_object_cannot_be_a_result() -> None:
-    with pytest.raises(sf.CaptureError) as caught:
-        program({"a": X, "o": object()})
-    assert "result['o']" in str(caught.value) or "['o']" in str(caught.value)
 
 
 @pytest.mark.parametrize(

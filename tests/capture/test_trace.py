@@ -2,60 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 import shardfn as sf
 from shardfn import _compat
 from shardfn.capture import trace
-from shardfn.capture.rewrites import decompositions
-from shardfn.ops.loops import Branch
-from tests.support.stages.graphs import calls, graph_of, shown
+from tests.support.stages.graphs import calls
 
 X = torch.ones(3)
-
-
-@pytest.fixture(name="mode")
-def _mode():
-    mode = _compat.fake_mode()
-    with trace.recording("f", decompositions.table(), mode), mode:
-        yield mode
-
-
-def test_a_recording_is_active_inside_alone(mode) -> None:
-    assert trace.is_recording() and trace.hooked_values() == {}
-
-
-def test_outside_nothing_is_recorded() -> None:
-    assert not trace.is_recording() and trace.hooked_values() == {}
-
-
-def test_a_graph_has_no_writes_in_place(mode) -> None:
-    def fn(x: torch.Tensor) -> list[torch.Tensor]:
-        y = x.clone()
-        y.add_(1)
-        return [y]
-
-    graph = trace.functional(fn, [mode.from_tensor(X)], "f", ["x"])
-    ops = [line.split(" = ")[1].split("(")[0] for line in shown(graph.graph).splitlines()[:-1]]
-    assert ops[-1] == "add" and not any(op.endswith("_") for op in ops)
-
-
-def test_a_write_to_an_argument_is_refused_by_its_path(mode) -> None:
-    with pytest.raises(sf.CaptureError, match="f, argument x"):
-        trace.functional(lambda x: [x.add_(1)], [mode.from_tensor(X)], "f", ["x"])
-
-
-def test_a_loop_stands_in_the_graph_with_its_graphs(mode) -> None:
-    body = graph_of(lambda x: [x + 1], X)
-    branch = Branch((body, body), 1)
-
-    def fn(x: torch.Tensor, truth: torch.Tensor) -> list[torch.Tensor]:
-        return trace.emitted(branch, [x, truth])
-
-    inputs = [mode.from_tensor(X), mode.from_tensor(torch.tensor(True))]
-    graph = trace.functional(fn, inputs, "f", ["x", "t"]).graph
-    assert [n.target for n in graph.nodes if isinstance(n.target, Branch)] == [branch]
 
 
 def test_constants_of_the_function_become_its_last_inputs() -> None:

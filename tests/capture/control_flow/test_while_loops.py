@@ -11,84 +11,11 @@ import torch
 
 import shardfn as sf
 from shardfn import P, random
-from shardfn.capture.control_flow.while_loops import CHUNKS, looped
-from shardfn.ops.loops import While
+from shardfn.capture.control_flow.while_loops import CHUNKS
 from tests.support.ranks import run_ranks
-from tests.support.stages.bodies import body, loops, lowered
 
 F64 = torch.float64
 X = torch.tensor([0.3, 0.7, 1.1], dtype=F64)
-W = torch.tensor(0.9, dtype=F64)
-
-
-def test_each_graph_has_constants_of_its_own() -> None:
-    a = torch.tensor([1.0, 2.0, 4.0], dtype=F64)
-    b = torch.tensor([70.0, 50.0, 30.0], dtype=F64)
-    go_on = body(lambda x, w: [(x * b).sum() < 200 * w], 1, 1, [W])
-    step = body(lambda x, w: [x * a * w * 2], 1, 1, [W])
-    module = lowered(lambda x: looped(go_on[0], step, [x]), X)
-    x = X
-    while float((x * b).sum()) < 200 * float(W):
-        x = x * a * W * 2
-    torch.testing.assert_close(module(X), [x])
-
-
-def repeat(x: Any, w: Any, limit: Any) -> Any:
-    """Double x and count, while the sum of x is below a limit."""
-    go_on = body(lambda x, n, limit: [x.sum() < limit], 2, 1, [limit])
-    step = body(lambda x, n, w: [x * w * 2, n + 1], 2, 2, [w])
-    return looped(go_on[0], step, [x, torch.zeros((), dtype=torch.int64)])
-
-
-def repeated(x: Any, w: Any, limit: Any) -> Any:
-    n = torch.tensor(0)
-    while float(x.sum()) < float(limit):
-        x, n = x * w * 2, n + 1
-    return [x, n]
-
-
-LIMIT = torch.tensor(20.0, dtype=torch.float64)
-
-
-def test_a_while_loop_is_one_op_of_two_graphs() -> None:
-    module = lowered(repeat, X, W, LIMIT)
-    torch.testing.assert_close(module(X, W, LIMIT), repeated(X, W, LIMIT))
-    torch.testing.assert_close(module(X, W, W - W), [X, torch.tensor(0)])
-    (loop,) = loops(module.graph, While)
-    assert (loop.consts, loop.carries) == (2, 3), "one counts the steps"
-
-
-def test_tangents_of_a_while_loop() -> None:
-    def push(x: Any, w: Any) -> Any:
-        run = lambda x, w: repeat(x, w, LIMIT)[0]
-        return torch.func.jvp(run, (x, w), (x.cos(), w + 1))
-
-    value, dot = lowered(lambda x, w: list(push(x, w)), X, W)(X, W)
-    n = int(repeated(X, W, LIMIT)[1])
-    power = lambda x, w: x * (2 * w) ** n
-    wanted = torch.func.jvp(power, (X, W), (X.cos(), W + 1))
-    torch.testing.assert_close((value, dot), wanted)
-
-
-def test_a_sample_that_is_done_keeps_its_values() -> None:
-    rows = torch.stack([X, X * 100, X / 10])
-    batched = torch.func.vmap(lambda x: tuple(repeat(x, W, LIMIT)))
-    values, counts = lowered(lambda x: list(batched(x)), rows)(rows)
-    for k in range(3):
-        one, n = repeated(rows[k], W, LIMIT)
-        torch.testing.assert_close(values[k], one)
-        assert int(counts[k]) == int(n)
-
-
-def test_gradients_of_a_while_loop() -> None:
-    def grads(fn: Any) -> Any:
-        loss = lambda x, w: fn(x, w, LIMIT)[0].square().sum()
-        return torch.func.grad(loss, argnums=(0, 1))
-
-    n = int(repeated(X, W, LIMIT)[1])
-    module = lowered(lambda x, w: list(grads(repeat)(x, w)), X, W)
-    plain = grads(lambda x, w, _: [x * (2 * w) ** n])
-    torch.testing.assert_close(module(X, W), list(plain(X, W)))
 
 
 # whole programs: a state that grows until it is large, and the number of its steps
@@ -253,14 +180,3 @@ def test_the_steps_of_a_gradient_draw_the_numbers_of_the_loop() -> None:
     dot = torch.linspace(-1, 1, 40, dtype=F64)
     push = lambda w: sf.jvp(run, (w,), (dot,))[1]
     assert_same((gradient * dot).sum(), seeded(push, w))
-
-
-def test_a_carry_that_nothing_reads_is_removed() -> None:
-    def run(x: Any) -> Any:
-        step = lambda c: (c[0] * 2, c[1] + c[0].sum(), c[2] + 1)
-        init = x, x.sum(), torch.tensor(0)
-        return sf.while_loop(lambda c: c[0].sum() < 9, step, init)[0]
-
-    (loop,) = loops(sf.jit(run).trace(X).program.graph.graph, While)
-    assert (loop.consts, loop.carries) == (0, 1)
-    torch.testing.assert_close(sf.jit(run, backend="aten")(X), X * 8)

@@ -15,33 +15,14 @@ from torch.distributed.tensor.parallel import loss_parallel
 import shardfn as sf
 from shardfn.capture.dtensors import contexts
 from shardfn.capture.dtensors.contexts import in_mesh
-from shardfn.capture.shard_map.axis_names import scope
 
 X = torch.arange(30.0, dtype=torch.float64).reshape(5, 6).sin()
 LABELS = torch.arange(5)
 
 
-def test_the_mesh_is_the_current_one_inside() -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("a",))
-        with in_mesh(mesh) as entered:
-            assert entered is mesh and sf.current_mesh() == mesh
-        with pytest.raises(ZeroDivisionError), in_mesh(mesh):
-            raise ZeroDivisionError
-        assert sf.current_mesh() is None
-
-
 def test_what_is_no_mesh_is_refused() -> None:
     with pytest.raises(sf.ShardError, match="use_mesh"), in_mesh("dp"):
         pass
-
-
-def test_a_loss_is_parallel_in_the_code_of_one_rank_alone() -> None:
-    with scope(None, "cpu"):
-        assert not contexts.is_in_loss()
-        contexts.enter_loss()
-        assert not contexts.is_in_loss()  # among global tensors
-        contexts.leave_loss()
 
 
 def test_plain_labels_beside_sharded_samples_are_refused() -> None:
