@@ -2,94 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch._inductor import compile_fx
 from torch._inductor.lowering import lowerings
-from torch._inductor.virtualized import V
 
 import shardfn as sf
-from shardfn import _compat
-from shardfn._compat.inductor import Integer, Loader, _number, generated_code
-from shardfn.compile import backends
-from shardfn.ops.pack import pack
-from tests.support.stages.graphs import calls
-
-X = torch.arange(6.0).view(2, 3)
-
-
-class Python:
-    """Inductor's operations, of numbers of Python."""
-
-    constant = staticmethod(lambda value, dtype: value)
-    add = staticmethod(lambda a, b: a + b)
-    sub = staticmethod(lambda a, b: a - b)
-    mul = staticmethod(lambda a, b: a * b)
-    bitwise_and = staticmethod(lambda a, b: a & b)
-    bitwise_or = staticmethod(lambda a, b: a | b)
-    bitwise_xor = staticmethod(lambda a, b: a ^ b)
-    bitwise_left_shift = staticmethod(lambda a, b: a << b)
-    bitwise_right_shift = staticmethod(lambda a, b: a >> b)
-
-
-def number(x: Integer) -> int:
-    return getattr(x.value, "value", x.value)
-
-
-def test_integers_have_the_operators_of_a_tensor() -> None:
-    fns = [
-        lambda a, b: a + b,
-        lambda a, b: a - b,
-        lambda a, b: a * b,
-        lambda a, b: a & b,
-        lambda a, b: a | b,
-        lambda a, b: a ^ b,
-        lambda a, b: a << b,
-        lambda a, b: a >> b,
-    ]
-    with V.set_ops_handler(Python()):
-        for fn in fns:
-            assert number(fn(Integer(13), Integer(3))) == fn(13, 3)
-            assert number(fn(Integer(13), 3)) == fn(13, 3)
-        assert number(3 + Integer(13)) == 16 and number(3 ^ Integer(13)) == 14
-
-
-def test_a_loader_has_sizes_as_ints_and_reads_elements() -> None:
-    held: Any = SimpleNamespace(get_size=lambda: [torch.tensor(2), 3], make_loader=lambda: sum)
-    loader = Loader(held)
-    assert loader.sizes == [2, 3] and type(loader.sizes[0]) is int
-    assert loader.at([1, 2]) == 3
-    symbol = SimpleNamespace(free_symbols={"s0"})
-    assert _number(symbol) is symbol
-
-
-def test_code_that_was_not_kept_is_an_empty_text() -> None:
-    assert generated_code(SimpleNamespace(source_code="text")) == "text"
-    assert generated_code(SimpleNamespace(source_code=None)) == ""
-    assert generated_code(len) == ""
-
-
-def test_what_inductor_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[Any] = []
-    record = lambda graph, inputs, **options: given.append((graph, inputs, options))
-    monkeypatch.setattr(compile_fx, "compile_fx_inner", record)
-
-    def run(x: torch.Tensor) -> Any:
-        return [pack([x, x * 2]), None, torch.nn.functional.silu(x)]
-
-    mode = _compat.fake_mode()
-    finished: list[Any] = []
-    x = mode.from_tensor(X)
-    _compat.inductor(run, [x], finished.append, backends.our_ops())
-    ((graph, inputs, options),) = given
-    assert finished == [graph] and inputs == [x]
-    assert options == {"static_input_idxs": [], "is_inference": True}
-    assert len(calls(graph.graph, "pack")) == 1 and not calls(graph.graph, "silu")
-    (output,) = graph.graph.find_nodes(op="output")
-    assert output.meta["user_visible_output_idxs"] == [0, 2], "None is no tensor"
 
 
 def test_a_factor_of_a_sum_stays_where_the_other_term_is_a_product() -> None:

@@ -2,49 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 import shardfn as sf
 from shardfn import _compat
-from shardfn._compat.modules import (
-    _maximum,
-    _minimum,
-    applied,
-    hooked_by,
-    layers_of_rnn,
-    recurrent,
-    settle,
-    weight_norm,
-)
-
-
-@pytest.mark.parametrize("dim", [0, 1])
-def test_weight_norm_is_torchs(dim: int) -> None:
-    v = torch.randn(3, 4, dtype=torch.float64)
-    size = [1, 1]
-    size[dim] = v.shape[dim]
-    g = torch.rand(size, dtype=torch.float64)
-    torch.testing.assert_close(weight_norm(v, g, dim), torch._weight_norm(v, g, dim))
-
-
-def test_weight_norm_over_all_dims() -> None:
-    v = torch.randn(3, 4, dtype=torch.float64)
-    torch.testing.assert_close(
-        weight_norm(v, torch.ones(1, 1), -1).norm(), torch.tensor(1.0).double()
-    )
-
-
-def test_recurrent_ops_have_a_decomposition_and_others_none() -> None:
-    assert all(map(recurrent, (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)))
-    assert recurrent(torch.add) is None
-
-
-def test_a_number_and_a_tensor_are_compared_by_a_clamp() -> None:
-    x = torch.tensor([1.0, 5.0])
-    assert _maximum(3, x).tolist() == [3.0, 5.0] and _minimum(x, 3).tolist() == [1.0, 3.0]
-    assert _maximum(x, x.flip(0)).tolist() == [5.0, 5.0]
-    assert (_maximum(2, 3), _minimum(2, 3)) == (3, 2)
+from shardfn._compat.modules import applied, layers_of_rnn, settle
 
 
 def test_dropout_stands_between_layers_and_not_after_the_last() -> None:
@@ -60,15 +22,6 @@ def test_dropout_stands_between_layers_and_not_after_the_last() -> None:
     assert seen == [(1, False), (1, True), (1, True)] and states == ["h0", "h1", "h2"]
     plain = layers_of_rnn(run, x, ["h"], "a", True, 3, 0.0, True, False, False, layer=None)
     assert seen[-1] == (3, False) and torch.equal(plain[0], x) and out.shape == x.shape
-
-
-def test_another_class_of_hooks_counts_inside_alone() -> None:
-    from torch.nn.modules import module
-
-    torchs = module.BackwardHook
-    with hooked_by(lambda *args: ("ours", args)):
-        assert module.BackwardHook(1, 2) == ("ours", (1, 2))
-    assert module.BackwardHook is torchs
 
 
 def test_a_conversion_of_a_module_without_values_reaches_tied_parameters() -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch.utils import _pytree
 
 import shardfn as sf
-from shardfn._compat.dynamo.tree_functions import is_of_trees, of_trees, run_as_it_is
+from shardfn._compat.dynamo.tree_functions import of_trees
 
 X = torch.arange(3.0)
 SEEN: list[str] = []
@@ -16,12 +15,6 @@ SEEN: list[str] = []
 def doubled(tree, extra=None):
     SEEN.append(type(tree["a"]).__name__)
     return {"a": tree["a"], "n": tree["n"] * 2, "extra": [extra]}
-
-
-def test_functions_are_known_by_their_mark_or_by_name() -> None:
-    assert is_of_trees(doubled) and is_of_trees(_pytree.tree_flatten)
-    assert not is_of_trees(test_functions_are_known_by_their_mark_or_by_name)
-    assert callable(run_as_it_is)
 
 
 def test_a_marked_function_runs_on_values_while_dynamo_reads() -> None:

@@ -7,18 +7,9 @@ import torch
 from torch.distributed.tensor import Replicate, distribute_tensor
 
 import shardfn as sf
-from shardfn.runtime.arguments import alike
 from shardfn.simulated import SimulatedTensor
 
 X = torch.arange(3.0, dtype=torch.float64)
-
-
-def test_the_ranks_of_each_group_of_some_axes() -> None:
-    with sf.fake_world(6):
-        mesh = sf.make_mesh((2, 3), ("dp", "tp"))
-        assert alike._groups(mesh, ("tp",)) == [[0, 1, 2], [3, 4, 5]]
-        assert alike._groups(mesh, ("dp",)) == [[0, 3], [1, 4], [2, 5]]
-        assert alike._groups(mesh, ("dp", "tp")) == [[*range(6)]]
 
 
 def test_each_call_of_a_simulated_world_compares_the_ranks_of_a_group() -> None:
@@ -50,10 +41,3 @@ def test_a_call_of_a_compiled_program_compares_them_too() -> None:
                 compiled(w, X)
                 with pytest.raises(sf.DivergenceError, match="argument t: it differs"):
                     compiled(w, differing)
-
-
-def test_nan_is_the_same_as_nan() -> None:
-    nan = torch.tensor([float("nan")])
-    assert alike._same(nan, nan.clone())
-    assert not alike._same(nan, torch.zeros(1))
-    assert alike._same("digest", "digest")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import attrs
 import torch
 
 from shardfn.buckets import Wish
@@ -17,10 +16,3 @@ def test_real_gradients_have_the_options_of_bucketed_grad() -> None:
     assert y == "", "a complex gradient is in no bucket"
     assert Wish.of(x) == Wish("x", 25_000_000, 2**20, max_in_flight=2**30)
     assert Wish.of(w).leaf == "w"
-
-
-def test_the_key_tells_closed_over_tensors_by_identity() -> None:
-    assert ONE.key == attrs.evolve(ONE).key
-    other = attrs.evolve(ONE, closed_over=(torch.ones(2, requires_grad=True),))
-    assert other.key != ONE.key
-    assert attrs.evolve(ONE, leaves=(0,)).key != ONE.key

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor, Replicate
 
 import shardfn as sf
 from shardfn import P
-from shardfn.partition.halves import SAVED
-from shardfn.runtime.backward.second_half import Backward
 
 GENERATOR = torch.Generator().manual_seed(0)
 W = torch.randn(2, 3, dtype=torch.float64, generator=GENERATOR)
@@ -31,75 +27,6 @@ def plain(of_first: Any, of_last: Any) -> Any:
     pairs = [(first, of_first), (last, of_last)]
     pairs = [(y, g) for y, g in pairs if g is not None]
     return torch.autograd.grad([y for y, _ in pairs], [w], [g for _, g in pairs])[0]
-
-
-Called = tuple[Backward, list[torch.Tensor]]
-
-
-def called(mesh: Any) -> Called:
-    """The second half of a call, and what autograd keeps for it."""
-    calls: list[Called] = []
-    run = Backward.run
-
-    def noted(self: Backward, saved: Any, cotangents: Any) -> Any:
-        calls.append((self, list(saved)))
-        return run(self, saved, cotangents)
-
-    w = sf.distribute(W, mesh, P()).requires_grad_()
-    x = sf.distribute(X, mesh, P("dp"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Backward, "run", noted)
-        outs = sf.shard(fn, mesh, (P(), P("dp")), backend="aten")(w, x)
-        torch.autograd.grad(outs[0], w, torch.ones_like(outs[0].detach()))
-    return calls[0]
-
-
-class TestOneCall:
-    @pytest.fixture(scope="class", name="call")
-    def _call(self) -> Iterator[Any]:
-        with sf.fake_world(3):
-            yield called(sf.make_mesh((3,), ("dp",)))
-
-    @pytest.mark.parametrize("placement", [P("dp"), P(), P(None, "dp")], ids=str)
-    def test_cotangents_may_have_any_placement(self, call: Called, placement: P) -> None:
-        half, saved = call
-        assert half.everyone == [(0,), (1,), (2,)] and not half.is_unread
-        first = sf.distribute(G, half.placed.mesh, placement)
-        last = W.cos()
-        of_last = sf.distribute(last, half.placed.mesh, P())
-        for g, h in ((first, None), (first, of_last)):
-            (grad,) = half.run(saved, [g, None, h])
-            assert isinstance(grad, DTensor) and grad.placements == (Replicate(),)
-            wanted = plain(G, None if h is None else last)
-            torch.testing.assert_close(sf.full(grad), wanted)
-
-    def test_results_of_other_dtypes_have_no_derivative(self, call: Called) -> None:
-        half, saved = call
-        assert half.has_derivative() == [True, False, True]
-        assert half.floating == (0, 2) and len(half.specs) == 1
-        kinds = [kind for kind, _ in half.halves.residuals]
-        each = sum(3 if kind == SAVED else 1 for kind in kinds)
-        assert len(saved) == each, "a saved value has a tensor for each rank"
-
-    def test_arguments_and_results_are_kept_as_they_are(self, call: Called) -> None:
-        half, _ = call
-        leaves = [object(), object()]
-        results = [object(), object(), object()]
-        values = [torch.ones(1) for _ in half.halves.residuals]
-        kept = half.saved(leaves, results, values)
-        for x, (kind, i) in zip(kept, half.halves.residuals, strict=True):
-            wanted = {"input": leaves, "result": results}.get(kind, values)[i]
-            assert x is wanted
-        assert {kind for kind, _ in half.halves.residuals} != {SAVED}
-
-
-def test_without_values_gradients_have_their_shapes() -> None:
-    with sf.fake_world(3, numerics=False):
-        half, saved = called(sf.make_mesh((3,), ("dp",)))
-        assert half.is_unread and half.everyone == [(0,)]
-        (grad,) = half.run(saved, [None, None, W])
-        assert grad.shape == W.shape and grad.placements == (Replicate(),)
-        assert half.run(saved, [None, None, None]) == [None]
 
 
 def several(a: Any, b: Any, c: Any) -> Any:

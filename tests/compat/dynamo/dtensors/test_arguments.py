@@ -15,7 +15,6 @@ from versions import needs_torch
 
 import shardfn as sf
 from shardfn import P
-from shardfn._compat.dynamo.dtensors import arguments
 
 X = torch.arange(8.0).reshape(4, 2)
 S, R = [Shard(0)], [Replicate()]
@@ -29,20 +28,6 @@ def refused(call: Any) -> str:
     assert f"  at: {__file__}:" in text, text
     assert "\n  try: " in text, text
     return without_line(caught.value)
-
-
-def test_ours_may_have_fewer_parameters_than_torchs() -> None:
-    def torchs(x: Any, dim: int = 0, out: Any = None) -> None: ...
-
-    def ours(x: Any, placed: str, dim: int = 0) -> None: ...
-
-    arguments.check(torchs, ours, ["x", 1], {}, own=["x", None])
-    arguments.check(dist.all_reduce, dist.all_reduce, ["x"], {"op": "sum"})
-    arguments.check(torch.sin, ours, [], {})  # of C++, which has no signature
-    with pytest.raises(sf.CaptureError, match="unexpected keyword argument 'out'"):
-        arguments.check(torchs, ours, ["x"], {"out": 1}, own=["x", None])
-    with pytest.raises(sf.CaptureError, match=r"needed: torchs\(x, dim=0, out=None\)"):
-        arguments.check(torchs, ours, [], {})
 
 
 def local(x: Any, mesh: Any) -> Any:

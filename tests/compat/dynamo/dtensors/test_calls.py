@@ -7,15 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import distribute_tensor
 
 from shardfn._compat.dynamo.dtensors import calls
 
 NODE = torch.fx.Graph().placeholder("x")
-TENSOR = SimpleNamespace(as_proxy=lambda: SimpleNamespace(node=NODE))
-TX = SimpleNamespace(output=SimpleNamespace(current_tracer=None))
 
 
 class Proxy:
@@ -55,45 +52,6 @@ def _reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "read_ours", lambda tx, fn, args, kw: (fn, args, kw))
     monkeypatch.setattr(calls.arguments, "check", lambda *args, **kw: None)
     monkeypatch.setattr(calls, "mesh_variable", lambda tx, mesh: ("variable", mesh))
-
-
-def torchs(*args: Any) -> Any:
-    return "torch's"
-
-
-def test_methods_have_the_tensor_and_its_placements() -> None:
-    method = lambda name: calls.method_called(Ours(), torchs, TENSOR, TX, name, ["a"], {"k": 1})
-    placed = "placed for to_local"
-    assert method("to_local") == ("our to_local", [TENSOR, placed, "a"], {"k": 1})
-    assert method("view") == "torch's"
-
-
-def test_attributes_are_read_from_placements() -> None:
-    read = lambda name: calls.attribute_read(Ours(), torchs, TENSOR, TX, name)
-    placed = "placed for placements"
-    assert read("placements") == ("our placements", [placed], {})
-    assert read("device_mesh") == ("variable", "mesh")
-    local = [TENSOR, "placed for _local_tensor"]
-    assert read("_local_tensor") == ("our to_local", local, {})
-    assert read("shape") == "torch's"
-
-
-def test_functions_of_the_table_are_replaced_and_others_called() -> None:
-    call = lambda fn: calls.function_called(Ours(), torchs, SimpleNamespace(fn=fn), TX, [1], {})
-    assert call(distribute_tensor) == ("our distribute", [1], {})
-    assert call(torch.sin) == "torch's" and call([]) == "torch's"
-    by_value = SimpleNamespace(value=distribute_tensor)
-    found = calls.function_called(Ours(), torchs, by_value, TX, [], {})
-    assert found[0] == "our distribute"
-    with pytest.raises(torch._dynamo.exc.UserError):
-        call(DTensor)
-
-
-def test_collectives_without_a_row_are_refused() -> None:
-    call = lambda fn: calls.collective_called(Ours(), torchs, SimpleNamespace(fn=fn), TX, [1], {})
-    assert call(distribute_tensor) == ("our distribute", [1], {})
-    with pytest.raises(torch._dynamo.exc.UserError, match="all_reduce"):
-        call(dist.all_reduce)
 
 
 def test_new_calls_are_checked_with_the_values_outside() -> None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import shardfn as sf
-from shardfn._compat.dynamo.dtensors import closed_over
 
-NODE = torch.fx.Graph().placeholder("x")
 W = torch.arange(9.0, dtype=torch.float64).view(3, 3).sin()
 X = torch.arange(15.0, dtype=torch.float64).view(5, 3).cos()
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -23,34 +20,6 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 def mesh() -> Iterator[Any]:
     with sf.fake_world(2):
         yield sf.make_mesh((2,), ("dp",))
-
-
-def test_closed_over_dtensors_are_placed(mesh: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = torch.fx.Graph()
-    graph.placeholder("x")
-    graph.output(())
-    root = SimpleNamespace(graph=graph)
-    output = SimpleNamespace(tracers=[root, "a body's"], root_tracer=root)
-    seen = []
-
-    def read_ours(*given: Any) -> Any:
-        seen.append(output.tracers)
-        return given[1:]
-
-    monkeypatch.setattr(closed_over, "read_ours", read_ours)
-    monkeypatch.setattr(closed_over, "node_of", lambda placed: NODE)
-    ours: Any = SimpleNamespace(
-        closed_over=lambda x: ("our tag", "dp=R"), stand_in=lambda x: "stand-in"
-    )
-    builder = SimpleNamespace(tx=SimpleNamespace(output=output))
-    wrap = lambda builder, x: ("wrapped", x)
-    d = distribute_tensor(torch.ones(2), mesh, [Replicate()])
-    found = closed_over.closed_over(ours, wrap, builder, d)
-    assert found == ("our tag", [("wrapped", "stand-in"), "dp=R"], {})
-    assert output.stand_ins == ["stand-in"]
-    assert NODE.meta["tensor_dict"] == {}
-    assert seen == [[root]] and output.tracers == [root, "a body's"]
-    assert closed_over.closed_over(ours, wrap, builder, 3) == ("wrapped", 3)
 
 
 def in_both_branches(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
