@@ -32,10 +32,6 @@ def _taken(text: str) -> Any:
     return Steps("save", texts).take(lambda: 1, lambda every: [every, None])
 
 
-def test_the_first_rank_answers_each() -> None:
-    assert _taken('{"value": [2]}') == [1, [2]]
-
-
 def test_one_process_takes_both_steps() -> None:
     assert Steps("save", job_texts()).take(lambda: 3, lambda every: every) == 3
     with pytest.raises(ZeroDivisionError):

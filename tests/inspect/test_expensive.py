@@ -12,7 +12,6 @@ import torch
 
 import shardfn as sf
 from shardfn import P
-from shardfn.inspect import expensive
 from tests.transforms.sharding.test_auto import (
     SMALL,
     STACKED,
@@ -133,11 +132,3 @@ def test_what_no_placement_mends_is_said_with_its_bytes() -> None:
 def test_small_programs_are_never_expensive() -> None:
     small = shapes(up=(8, 16), down=(16, 8)), sf.ShapeDtype((32, 8))
     assert said(STEP, small, (4, 2), ("dp", "tp"), (P(), P("dp"))) == []
-
-
-def test_a_bias_is_in_the_layer_of_its_weight() -> None:
-    layer = expensive.layer_of
-    assert layer("p['mlp.up.weight']") == layer("p['mlp.up.bias']")
-    assert layer("p['layers'][0]['w']") == layer("p['layers'][0]['b']")
-    assert layer("weight") == layer("bias") == ""
-    assert layer("p['mlp.up.weight']") != layer("p['emb.weight']")

@@ -14,7 +14,6 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 import shardfn as sf
 from shardfn.simulated import SimulatedTensor
-from shardfn.transforms.dtensors import _parts
 
 R, S = Replicate(), Shard(0)
 W = torch.arange(8.0, dtype=torch.float64).reshape(4, 2).sin()
@@ -46,24 +45,6 @@ def test_shards_of_different_sizes_are_refused_by_path(mesh: Any) -> None:
         sf.jit(lambda w: w["w"].full_tensor())({"w": d})
     assert caught.value.arg_path == "w['w']"
     assert "a part of the mesh, (tp=2), in shards of different sizes" in str(caught.value)
-
-
-def test_axes_of_a_part() -> None:
-    axes = (("dp", 2), ("tp", 3))
-    assert _parts.rows_of_part("tp=S0", axes) == (("tp", 3, "S0"),)
-    assert _parts.rows_of_part("dp=R,tp=S0", axes) == ()
-
-
-def test_a_result_has_its_mesh_its_shape_and_its_order_of_dims(mesh: Any) -> None:
-    d = distribute_tensor(W, mesh["tp"], [S])
-    fn = lambda d, x: (d.t(), d * 2, d.placements, d.device_mesh == mesh["tp"])
-    t, twice, placements, is_part = sf.jit(fn, backend="aten")(d, X)
-    assert is_part and placements == (S,)
-    assert t.device_mesh == twice.device_mesh == mesh["tp"]
-    assert (t.shape, t.stride()) == ((2, 4), (1, 2))
-    assert (t.placements, twice.placements) == ((Shard(1),), (S,))
-    close(t.full_tensor(), W.t())
-    close(twice.full_tensor(), 2 * W)
 
 
 def test_parts_and_the_whole_mesh_keep_apart(mesh: Any) -> None:

@@ -10,7 +10,6 @@ from torch.distributed.tensor import Replicate, Shard
 
 import shardfn as sf
 from shardfn import P
-from shardfn.transforms.sharding._constrain import text_of
 
 
 @pytest.fixture
@@ -36,12 +35,6 @@ def test_constrain_pins_a_value_and_its_gradient(mesh: Any) -> None:
     assert g.placements == (Replicate(), Replicate()), "a gradient is placed as its argument is"
     assert sf.constrain(x, P("dp")) is x, "outside a transform it is the identity"
     assert torch.equal(sf.grad(lambda x: f(x)[1])(x), 8 * x), "and without a mesh"
-
-
-def test_a_spec_as_text_has_an_entry_for_each_dim() -> None:
-    assert text_of(P("dp"), 3) == "dp;;"
-    assert text_of(P(None, ("dp", "tp")), 2) == ";dp,tp"
-    assert text_of(P(), 0) == ";"
 
 
 WRONG = [
