@@ -93,7 +93,7 @@ class _Noting(Walk):
         held = {slot.marks[axis] for slot in slots}
         if wanted in held or ("R" in held and wanted not in PENDING):
             return 0.0
-        return self.input_price(value, slots, wanted, axis)
+        return self.prices.input(value, slots, wanted, axis)
 
 
 def considered(

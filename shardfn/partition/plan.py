@@ -138,7 +138,7 @@ class Plan:
     ] = ()  # outs that are gradients which somebody else is to reduce
     # of a function with its gradients: the cotangents of its results, by their number
     cotangents: tuple[tuple[int, Slot], ...] = ()
-    # the placements that a plan of all ops has (propagation/choose.py)
+    # the placements that a plan of all ops has (propagation/values.py)
     advice: Any = attrs.field(default=None, repr=False)
 
 

@@ -27,6 +27,7 @@ from .planner.price import (
     unasked_bytes,
 )
 from .planner.starts import linked
+from .propagation import handlers  # noqa: F401  it fills the table of the walk
 from .propagation.partial.accumulated import accumulated
 from .propagation.values import EARLY, NO_ADVICE, Advice
 from .propagation.walk import Walk

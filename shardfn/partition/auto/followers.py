@@ -9,8 +9,9 @@ import torch
 from torch.fx import Graph, Node
 
 from ...ops.nodes import args_of
+from ...ops.placement import ALIGN
 from .. import rules
-from ..propagation.walk import ALIGN, op_name
+from ..propagation.walk import op_name
 
 # ops beside pointwise ones that leave each element where it is
 STAY = {"clone", "_to_copy", "detach", "alias"}
@@ -29,7 +30,7 @@ class Followers:
     def __init__(self, graph: Graph) -> None:
         self.roots: dict[Node, Node] = {}
         self.aligned = [
-            node for node in graph.nodes if node.op == "call_function" and op_name(node) == ALIGN
+            node for node in graph.nodes if node.op == "call_function" and node.target is ALIGN
         ]
         self.parameters = {
             parameter
@@ -44,7 +45,7 @@ class Followers:
 
     def add(self, node: Node) -> None:
         """Join an op of an update with what it reads."""
-        if op_name(node) == ALIGN:
+        if node.target is ALIGN:
             _, parameter, *_ = args_of(node)
             self.join(node, parameter)
         elif rules.is_pointwise(node.target) or op_name(node) in STAY:

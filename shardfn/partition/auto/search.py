@@ -15,17 +15,16 @@ from ...hardware import H100, Hardware
 from ...types import Marks, MeshAxes, Program
 from .. import plan
 from ..planner import work
+from ..planner.axis_problem import AxisProblem, Free, undecided
 from ..planner.flattened import Flattened
 from ..planner.observed import Observed
 from ..planner.price import PlanPrice, plan_price, sending
 from ..planner.starts import timed_on
 from ..propagate import walked
-from ..propagation.values import Placed
 from ..propagation.walk import Walk
 from ..redistribute import local_bytes
 from ..shared_plans import shared_plan
 from . import fused
-from .auto_problem import AutoProblem, Axes
 from .moments import Moments
 from .tensor_parallel import sharded_dims
 from .unknowns import Unknowns, data_parallel, textbook
@@ -230,12 +229,12 @@ class Search:
         walk, first = self.walked(start)
         observed = Observed(walk, self.flat.program, first, self.flat)
         moments = Moments(self.flat.program.graph.graph, observed.nodes)
-        decided = Axes(_undecided(observed), {}, {})
+        in_bytes = functools.partial(fused.in_bytes, hardware=self.hardware)
+        decided = undecided(observed)
         for axis, limit in enumerate(limits):
-            problem = AutoProblem(
-                observed, axis, decided, self.unknowns, moments, limit, self.hardware
-            )
-            found = problem.choose()
+            free = Free(self.unknowns, moments, limit)
+            problem = AxisProblem(observed, axis, decided, free, in_bytes)
+            found = problem.solve()
             if found is None:
                 self.is_late = self.is_late or not problem.program.is_impossible
                 return None
@@ -245,15 +244,6 @@ class Search:
             decided.inputs[node] if given[node] is None else _known(given[node])
             for node in self.unknowns.holders
         )
-
-
-def _undecided(observed: Observed) -> dict[torch.fx.Node, Placed]:
-    """The ops that a plan is to place, on no axis yet."""
-    return {
-        node: Placed([()] * len(chosen.call.ins), [()] * len(chosen.call.outs))
-        for node, chosen in observed.chosen.items()
-        if chosen.call.outs
-    }
 
 
 def _known(marks: Marks | None) -> Marks:

@@ -5,6 +5,7 @@ row the columns of the first weight and the rows of the second, and the rows of 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from operator import getitem
 from typing import Any
 
 import attrs
@@ -15,9 +16,8 @@ from ... import _compat
 from ...ops.nodes import args_of
 from ...types import PENDING
 from .. import layout, rules
-from ..propagation.walk import op_name
 from ..rule_api.checked import answered
-from ..rule_api.strategy import OpCall
+from ..rule_api.strategy import arguments, call_of
 
 Dim = int | None  # that is sharded
 
@@ -68,14 +68,14 @@ class _Dims:
 
     def visit(self, node: Node) -> None:
         """Note the sharded dims of the results of an op."""
-        if op_name(node) == "getitem":
+        if node.target is getitem:
             source, position = args_of(node)
             several = self.known.get(source)
             self.known[node] = several[position] if isinstance(several, list) else None
             return
-        read = list(_read(node))
+        read = arguments(node)
         inputs = [self.at(x) for x in read]
-        rows = list(self.strategies(node, read))
+        rows = list(self.strategies(node))
         if len(read) == 1 and isinstance(inputs[0], Open):
             self.view(node, inputs[0], rows)
             return
@@ -102,19 +102,15 @@ class _Dims:
         dims.pop(None, None)
         self.known[node] = Open(of.parameter, dims)
 
-    def strategies(self, node: Node, read: list[Node]) -> Iterator[tuple[Any, Any]]:
+    def strategies(self, node: Node) -> Iterator[tuple[Any, Any]]:
         """The strategies of an op, as the sharded dims of its inputs and results."""
-        value = node.meta.get("val")
-        results = value if isinstance(value, (tuple, list)) else (value,)
-        outs = tuple(x for x in results if isinstance(x, torch.Tensor))
-        fakes: tuple[Any, ...] = tuple(x.meta.get("val") for x in read)
         is_op = isinstance(node.target, _compat.OpOverload) and node.target.namespace != "shardfn"
-        if not is_op or not outs or not all(isinstance(x, torch.Tensor) for x in fakes):
+        call = call_of(node) if is_op else None
+        if call is None:
             return
-        call = OpCall(node.target, node.args, dict(node.kwargs), fakes, outs)
         for ins, made in answered(rules.find(node.target), call, "auto", node):
             dims = [_dim(mark) for mark in ins], [_dim(mark) for mark in made]
-            tensors = zip((*dims[0], *dims[1]), (*fakes, *outs), strict=True)
+            tensors = zip((*dims[0], *dims[1]), (*call.ins, *call.outs), strict=True)
             is_pending = any(mark in PENDING for mark in ins)
             if not is_pending and all(self.fits(dim, x) for dim, x in tensors):
                 yield dims
@@ -133,13 +129,6 @@ class _Dims:
         shards = sum(dim in x.dims for x, dim in pairs if isinstance(x, Open))
         is_summed = row[1][0] is None
         return lie + able, 2 * shards + is_summed
-
-
-def _read(node: Node) -> list[Node]:
-    """The tensor arguments of an op."""
-    found: list[Node] = []
-    torch.fx.node.map_arg((node.args, node.kwargs), found.append)
-    return found
 
 
 def _dim(mark: Any) -> Dim:

@@ -51,6 +51,11 @@ class IntegerProgram:
         self.sizes.add(number)
         return number
 
+    def minimise_size(self) -> int:
+        """Make a variable of 0 or more the objective. Returns its number."""
+        self.costs[:] = [0.0] * len(self.costs)
+        return self.size(1.0)
+
     def between(self, low: float, terms: Terms, high: float) -> None:
         """Require low <= the sum of the terms <= high."""
         row = len(self.low)

@@ -6,16 +6,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from operator import getitem
 
 import torch
 from torch.fx import Node
 
 from ...ops.nodes import args_of
+from ...ops.placement import ALIGN, REDISTRIBUTE
 from ...types import Marks, Program
 from .. import plan
 from ..propagation.partial import means
 from ..propagation.values import Value
-from ..propagation.walk import ALIGN, CONSTRAIN, Walk, op_name
+from ..propagation.walk import Walk
+from ..rule_api.strategy import arguments
 from .flattened import Flattened
 from .starts import parameters
 
@@ -58,9 +61,10 @@ class Observed:
         self.ahead = {self.key(x) for x in parameters(graph)} | self.gradients()
         (output,) = graph.find_nodes(op="output")
         # results keep their placements
+        self.returned: list[Node] = list(args_of(output)[0])
         self.leaving: list[tuple[Key, Marks]] = [
             (self.key(x), means.as_sums(slot.marks))
-            for x, slot in zip(output.args[0], chosen.outs, strict=True)
+            for x, slot in zip(self.returned, chosen.outs, strict=True)
         ]
 
     def own(self, key: Key, value: Value) -> None:
@@ -72,15 +76,15 @@ class Observed:
         """Whether a node makes values of its own. A gradient that is added to another one is
         placed with their sum.
         """
-        is_merged = node in self.walk.merged and op_name(node) == ALIGN
+        is_merged = node in self.walk.merged and node.target is ALIGN
         makes = node.op in ("placeholder", "call_function")
         is_left = is_merged or node in self.walk.left
-        return makes and op_name(node) != "getitem" and not is_left
+        return makes and node.target is not getitem and not is_left
 
     def gradients(self) -> set[Key]:
         """The gradients before they are placed as their parameters."""
         sums = {(node, SUM) for node in self.nodes if self.is_sum(node)}
-        aligned = [node for node in self.nodes if op_name(node) == ALIGN]
+        aligned = [node for node in self.nodes if node.target is ALIGN]
         return sums | {self.key(args_of(node)[0]) for node in aligned}
 
     @property
@@ -90,15 +94,14 @@ class Observed:
 
     def key(self, node: Node) -> Key:
         """The value of a node. A getitem has that of the tuple's element."""
-        if op_name(node) == "getitem":
+        if node.target is getitem:
             source, position = args_of(node)
             return source, position
         return node, 0
 
     def inputs(self, node: Node) -> list[Key]:
         """The values that an op reads, one for each of its tensor arguments."""
-        read: list[Node] = []
-        torch.fx.node.map_arg((node.args, node.kwargs), read.append)
+        read = arguments(node)
         if self.is_sum(node):
             return [self.unaligned(term) for term in read]
         return [self.key(x) for x in read]
@@ -140,7 +143,7 @@ class Observed:
 
     def needs(self, node: Node) -> Iterator[tuple[Key, Marks]]:
         """The placements at which a node whose placements stay reads its inputs."""
-        if op_name(node) in (ALIGN, CONSTRAIN):
+        if node.target in (ALIGN, REDISTRIBUTE):
             yield (self.key(args_of(node)[0]), next(iter(self.walk.values[node].slots)))
             return
         mine = {self.key(x) for x in self.terms(node)}

@@ -11,9 +11,9 @@ from torch.fx import Graph, Node
 
 from ...collectives import HALO
 from ...ops.loops import loop_of
+from ...ops.placement import ALIGN
 from ...types import MeshAxes
 from .. import layout, plan
-from ..propagation.walk import ALIGN, op_name
 from ..redistribute import Move, local_bytes, price
 from . import work
 from .share import share_of
@@ -204,7 +204,7 @@ def _sent(axes: MeshAxes, step: plan.Redistribute, move: Move, ahead: set[int]) 
     """The price of one move, with the time that it takes to start."""
     if not move.sends:
         return _price(axes, step, move)
-    is_ahead = step.source.number in ahead or op_name(step.node) == ALIGN
+    is_ahead = step.source.number in ahead or step.node.target is ALIGN
     return _price(timed(axes, is_ahead=is_ahead), step, move)
 
 

@@ -9,9 +9,9 @@ import torch
 
 from ...hardware import H100, Hardware
 from ...ops.nodes import args_of
+from ...ops.placement import ALIGN
 from ...types import Cost, MeshAxes
 from .. import plan, rules
-from ..propagation.walk import ALIGN, op_name
 
 # The bytes that a rank could send in the time that a collective takes to start.
 START = H100.latency * H100.link
@@ -61,7 +61,7 @@ def parameters(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     found = {
         args_of(node)[1]
         for node in graph.nodes
-        if node.op == "call_function" and op_name(node) == ALIGN
+        if node.op == "call_function" and node.target is ALIGN
     }
     for node in graph.nodes:
         if node.target in rules.REARRANGES and found.issuperset(node.all_input_nodes):

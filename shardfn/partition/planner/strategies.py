@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -10,10 +9,9 @@ import torch
 
 from ...types import Mark
 from .. import rules
-from ..propagation.choose import Chosen
-from ..propagation.units import in_units
+from ..propagation.units import fit, with_units
 from ..propagation.values import Placed, Value, is_numbered
-from ..propagation.walk import Walk
+from ..propagation.walk import Chosen, Walk
 from ..rule_api.checked import answered
 from ..rule_api.strategy import Choice, OpCall, replicated
 from .share import share_of
@@ -42,9 +40,8 @@ def fitting(
     axis = len(before.outs[0])
     found: dict[Any, Placed] = {}
     for row in _rows(walk, node, chosen, axis):
-        strided = functools.partial(rules.takes_strided, chosen.call, row)
-        for choice in in_units(row, held, strided=strided):
-            placed = walk.fit(chosen.call, choice, before)
+        for choice in with_units(chosen.call, row, held):
+            placed = fit(chosen.call, choice, before, walk.axes.sizes)
             if placed is not None and _can_read(chosen.values, placed, axis):
                 found.setdefault(on_axis(placed, axis), placed)
     n = walk.axes.sizes[axis]

@@ -65,6 +65,16 @@ class Supply:
         """The number of placements at which it is read."""
         return len({marks for _, groups in self.reads for marks in groups})
 
+    def spans_at(self, target: Marks, phase: str) -> list[tuple[int, int]]:
+        """The first and the last reader at a placement; of a value that is only gathered to be
+        sliced, those of its slices.
+        """
+        own = self.spans.get((target, phase))
+        every = [span for (_, when), span in self.spans.items() if when == phase]
+        if own is not None or not every:
+            return [] if own is None else [own]
+        return [(min(first for first, _ in every), max(last for _, last in every))]
+
     def price(self, source: Marks, target: Marks) -> float:
         """The price of the cheapest moves between two placements."""
         shape = tuple(self.fake.shape)
@@ -93,10 +103,6 @@ class Supplies:
         self.program = program
         self.found: dict[Key, Supply] = {}
         self.moved: list[Moved] = []
-
-    def of(self, key: Key) -> Supply | None:
-        """A value. None for one that is made where it is read."""
-        return self.found.get(key)
 
     def equal(self) -> list[list[Supply]]:
         """The values, together those that are made and read alike."""

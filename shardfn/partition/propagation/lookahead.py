@@ -4,137 +4,109 @@ strategies of equal cost.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import torch
+from torch.fx import Node
 
 from ... import _compat
 from ...types import PENDING, Marks
 from .. import rules
-from ..protocols import Prices
-from ..redistribute import local_bytes, mark_price
 from ..rule_api.checked import answered
-from ..rule_api.strategy import Choice, OpCall
+from ..rule_api.strategy import Choice, arguments, call_of
+from .prices import INFINITE, Prices
 from .values import Value
 
 COPY = torch.ops.aten._to_copy.default
 FEW = 4  # the number of readers considered
 
+Choices = list[tuple[Choice, list[Node]]]  # strategies, each with the tensor arguments
+
 
 class Ahead:
-    """The costs of the readers of a Program's values."""
+    """The prices of placements for the readers of a Program's values.
 
-    def __init__(self, walk: Prices) -> None:
-        self.walk = walk
-        self.known: dict[torch.fx.Node, list[tuple[Choice, list[torch.fx.Node]]]] = {}
-        self.prices: dict[Any, float] = {}
+    Args:
+        prices: of moves.
+        values: the values so far, by node.
+        name: of the program, for errors.
+    """
+
+    def __init__(self, prices: Prices, values: Mapping[Node, object], name: str) -> None:
+        self.prices, self.values, self.name = prices, values, name
+        self.known_choices: dict[Node, Choices] = {}
+        self.known_prices: dict[tuple[Node, Marks, int], float] = {}
         self.times = 0  # how often a result was priced for its readers
 
-    def price(self, node: torch.fx.Node, marks: Marks, axis: int) -> float:
-        """The fewest bytes that the readers of an op's result move on one axis, given its
-        placements.
+    def price(self, node: Node, marks: Marks, axis: int) -> float:
+        """The fewest bytes that the readers of an op's result move on one axis.
 
         Args:
             node: an op with one result.
-            marks: the placements of the axes up to this one.
+            marks: the placements of its result, on the axes up to this one.
             axis: the current axis.
         """
         self.times += 1
         if marks[axis] in PENDING:
             return 0.0  # its reduction is part of the cost of the strategy itself
         key = node, marks, axis
-        if key not in self.prices:
-            self.prices[key] = sum(
-                self.best(node, reader, marks, axis)
-                for reader in list(_past_copy(node).users)[:FEW]
-            )
-        return self.prices[key]
+        if key not in self.known_prices:
+            value = _past_copy(node)
+            readers = list(value.users)[:FEW]
+            self.known_prices[key] = sum(self.cheapest(value, x, marks, axis) for x in readers)
+        return self.known_prices[key]
 
-    def best(self, node: torch.fx.Node, reader: torch.fx.Node, marks: Marks, axis: int) -> float:
-        node = _past_copy(node)
-        prices = (
-            self.paid(node, reader, choice, nodes, marks, axis)
-            for choice, nodes in self.choices(reader)
-        )
-        found = min(prices, default=0.0)
-        return 0.0 if found == float("inf") else found
+    def cheapest(self, node: Node, reader: Node, marks: Marks, axis: int) -> float:
+        """The fewest bytes that one reader of a value moves. None where that is not known."""
+        rows = self.choices(reader)
+        prices = (self.moved(node, reader, *row, marks, axis) for row in rows)
+        least = min(prices, default=0.0)
+        return 0.0 if least == INFINITE else least
 
-    def paid(
-        self,
-        node: torch.fx.Node,
-        reader: torch.fx.Node,
-        choice: Choice,
-        nodes: list[torch.fx.Node],
-        marks: Marks,
-        axis: int,
+    def moved(
+        self, node: Node, reader: Node, choice: Choice, nodes: list[Node], marks: Marks, axis: int
     ) -> float:
         """The bytes that one strategy of a reader moves: of the value, of other available
         inputs, and to reduce a Partial result.
         """
-        walk = self.walk
+        ins, outs = choice
         total = 0.0
-        n = walk.axes.sizes[axis]
-        sizes = walk.axes.sizes
-        if choice[1][0] in PENDING:
-            made = reader.meta["val"]
-            total += mark_price(
-                choice[1][0],
-                "R",
-                float(made.numel() * made.element_size()),
-                n,
-                made.shape,
-                walk.axes.cost(axis),
-            )
-        for other, wanted in zip(nodes, choice[0], strict=True):
-            fake = other.meta["val"]
+        if outs[0] in PENDING:
+            alone = ("R",) * axis
+            total += self.prices.move(reader.meta["val"], (*alone, outs[0]), "R", axis)
+        for other, wanted in zip(nodes, ins, strict=True):
             if other is node:
-                nbytes = local_bytes(
-                    float(fake.numel() * fake.element_size()), marks, sizes[: len(marks)], axis
-                )
-                total += mark_price(
-                    marks[axis], wanted, nbytes, n, fake.shape, walk.axes.cost(axis)
-                )
-            elif isinstance(value := walk.values.get(other), Value) and (
-                held := value.held(node.meta["phase"])
+                total += self.prices.move(other.meta["val"], marks, wanted, axis)
+            elif isinstance(value := self.values.get(other), Value) and (
+                slots := value.held(node.meta["phase"])
             ):
-                total += walk.input_price(value, held, wanted, axis) * walk.weight(
-                    value, held, axis
-                )
+                price = self.prices.input(value, slots, wanted, axis)
+                total += price * self.prices.weight(value, slots, axis)
         return total
 
-    def choices(self, reader: torch.fx.Node) -> list[tuple[Choice, list[torch.fx.Node]]]:
-        """The strategies of a reader, and its tensor arguments. None for a node that is not an
-        op with a rule.
+    def choices(self, reader: Node) -> Choices:
+        """The strategies of a reader, each with its tensor arguments. None for a node that is
+        not an op with a rule and one result.
         """
-        if reader not in self.known:
-            self.known[reader] = list(self.asked(reader))
-        return self.known[reader]
+        if reader not in self.known_choices:
+            self.known_choices[reader] = self.choices_of(reader)
+        return self.known_choices[reader]
 
-    def asked(self, reader: torch.fx.Node) -> list[tuple[Choice, list[torch.fx.Node]]]:
-        result = reader.meta.get("val")
-        is_op = (
-            isinstance(reader.target, _compat.OpOverload) and reader.target.namespace != "shardfn"
-        )
-        if not is_op or not isinstance(result, torch.Tensor):
+    def choices_of(self, reader: Node) -> Choices:
+        """The strategies of a reader by its rule."""
+        is_op = isinstance(reader.target, _compat.OpOverload)
+        has_one_result = isinstance(reader.meta.get("val"), torch.Tensor)
+        if not is_op or reader.target.namespace == "shardfn" or not has_one_result:
             return []
-        nodes: list[torch.fx.Node] = []
-        torch.fx.node.map_arg((reader.args, reader.kwargs), nodes.append)
-        if not all(isinstance(x.meta.get("val"), torch.Tensor) for x in nodes):
+        call = call_of(reader)
+        if call is None:
             return []
-        call = OpCall(
-            reader.target,
-            reader.args,
-            dict(reader.kwargs),
-            tuple(x.meta["val"] for x in nodes),
-            (result,),
-        )
-        return [
-            (choice, nodes)
-            for choice in answered(rules.find(call.target), call, self.walk.name, reader)
-        ]
+        nodes = arguments(reader)
+        rows = answered(rules.find(call.target), call, self.name, reader)
+        return [(choice, nodes) for choice in rows]
 
 
-def _past_copy(node: torch.fx.Node) -> torch.fx.Node:
+def _past_copy(node: Node) -> Node:
     """The only reader of a value, where that is a cast, whose result has any placement of the
     value.
     """

@@ -7,9 +7,53 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 
+import torch
+
 from ...types import PENDING, Mark, Marks
-from .. import layout
-from ..rule_api.strategy import Choice
+from .. import layout, rules
+from ..rule_api.strategy import Choice, OpCall
+from .values import Placed
+
+
+def with_units(call: OpCall, choice: Choice, held: Sequence[Collection[Mark]]) -> list[Choice]:
+    """A strategy of an op in the units in which its inputs are sharded.
+
+    Args:
+        call: the op.
+        choice: the strategy.
+        held: for each input its placements so far, on the axis of the strategy.
+    """
+    return in_units(choice, held, strided=functools.partial(rules.takes_strided, call, choice))
+
+
+def fit(call: OpCall, choice: Choice, placed: Placed, sizes: tuple[int, ...]) -> Placed | None:
+    """The placements of an op with one more axis. None if a unit does not fit.
+
+    Args:
+        call: the op.
+        choice: the strategy on that axis.
+        placed: the placements on the axes before.
+        sizes: of the mesh.
+    """
+    ins = _all_extended(call.ins, placed.ins, choice[0], sizes)
+    outs = _all_extended(call.outs, placed.outs, choice[1], sizes)
+    return None if ins is None or outs is None else Placed(ins, outs)
+
+
+def _all_extended(
+    tensors: Sequence[torch.Tensor],
+    placed: Sequence[Marks],
+    row: Sequence[Mark],
+    sizes: tuple[int, ...],
+) -> list[Marks] | None:
+    """The placements of some tensors with one more axis. None where one does not fit."""
+    longer: list[Marks] = []
+    for x, marks, mark in zip(tensors, placed, row, strict=True):
+        fitting = extended(x.shape, marks, mark, sizes)
+        if fitting is None:
+            return None
+        longer.append(fitting)
+    return longer
 
 
 def in_units(

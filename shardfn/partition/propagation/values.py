@@ -14,6 +14,7 @@ from ...placement import in_some_order
 from ...types import PENDING, Mark, Marks, MeshAxes
 from .. import layout, plan
 from ..redistribute import Move
+from ..rule_api.strategy import OpCall
 
 
 class Placed(NamedTuple):
@@ -64,8 +65,7 @@ class Value:
         frozenset()
     )  # those of them over which it is known to be equal on all ranks
     asked: bool = False  # whether per-rank code needs its Partial sum
-    # how it is a view of another value (propagation/views.py)
-    view: Any = None
+    view: View | None = None  # how it is a view of another value
 
     @property
     def is_unmade(self) -> bool:
@@ -84,6 +84,40 @@ class Value:
         return [
             slot for slot in self.like.readable(phase) if not any(m in PENDING for m in slot.marks)
         ]
+
+
+@attrs.define(eq=False)
+class View:
+    """How a value is a view of another one.
+
+    Args:
+        node: the op, of one tensor.
+        call: its call.
+        source: the value that it views.
+        images: the placements of the view, by those of the source. None where it has none.
+    """
+
+    node: torch.fx.Node
+    call: OpCall
+    source: Value
+    images: dict[Marks, Marks | None] = attrs.field(factory=dict)
+
+    @property
+    def is_same_size(self) -> bool:
+        """Whether a gather of the source sends as many bytes as one of the view."""
+        (x,), (out,) = self.call.ins, self.call.outs
+        return x.dtype == out.dtype and x.numel() == out.numel()
+
+
+def at_one_placement(
+    slot: plan.Slot,
+    users: int = 1,
+    varies: frozenset[str] = frozenset(),
+    equal: frozenset[str] = frozenset(),
+) -> Value:
+    """A value that an op has made, at one placement."""
+    slots: dict[Marks, tuple[plan.Slot, str | None]] = {slot.marks: (slot, None)}
+    return Value(slot.value, early=False, slots=slots, users=users, varies=varies, equal=equal)
 
 
 @attrs.frozen(eq=False)

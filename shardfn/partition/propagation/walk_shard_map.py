@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import attrs
 import torch
+from torch.fx import Node
 
 from ...collectives import ALL_TO_ALL, PPERMUTE
 from ...ops import shard_map
@@ -20,23 +21,15 @@ from ...ops.prims import PRIMS, Axes, constants_of, implement
 from ...ops.text_formats import parse_axes, parse_pairs, parse_shards
 from ...types import MEAN, PENDING, Mark, Marks
 from .. import layout, plan
-from ..protocols import Walk
 from ..redistribute import Move
 from . import refusals
-from .partial import means
-from .values import Value
+from .values import at_one_placement
+from .walk import Walk
 
 NONE: Axes = frozenset()
 
 
-def visit(walk: Walk, node: torch.fx.Node) -> None:
-    """Place one prim."""
-    place = PRIMS[node.target].place
-    assert place is not None, f"{node.target} cannot be placed"
-    place(walk, node)
-
-
-def to_local(walk: Walk, node: torch.fx.Node) -> None:
+def to_local(walk: Walk, node: Node) -> None:
     cuts = parse_shards(constants_of(node)[0])
     wanted = {name: "R" if dim is None else dim for name, _, dim in cuts}
     slot = _brought(walk, node, wanted, {d for _, _, d in cuts if d is not None}, ("sum",))
@@ -46,7 +39,7 @@ def to_local(walk: Walk, node: torch.fx.Node) -> None:
     _make(walk, node, made)
 
 
-def from_local(walk: Walk, node: torch.fx.Node) -> None:
+def from_local(walk: Walk, node: Node) -> None:
     cuts = [(name, dim) for name, _, dim in parse_shards(constants_of(node)[0]) if dim is not None]
     slot = _brought(
         walk,
@@ -59,7 +52,7 @@ def from_local(walk: Walk, node: torch.fx.Node) -> None:
     _make(walk, node, made)
 
 
-def vary(walk: Walk, node: torch.fx.Node) -> None:
+def vary(walk: Walk, node: Node) -> None:
     axes = parse_axes(constants_of(node)[0])
     value = walk.values[args_of(node)[0]]
     if value.fill is not None and not value.slots:
@@ -78,18 +71,18 @@ def vary(walk: Walk, node: torch.fx.Node) -> None:
     _make(walk, node, slot, value.equal.union(axes))
 
 
-def vary_in_value(walk: Walk, node: torch.fx.Node) -> None:
+def vary_in_value(walk: Walk, node: Node) -> None:
     axes = dict.fromkeys(parse_axes(*constants_of(node)), "R")
     _make(walk, node, _brought(walk, node, axes, (), ()))
 
 
-def as_invariant(walk: Walk, node: torch.fx.Node) -> None:
+def as_invariant(walk: Walk, node: Node) -> None:
     axes = dict.fromkeys(parse_axes(constants_of(node)[0]), "R")
     slot = _brought(walk, node, axes, (), ("sum",))
     _make(walk, node, _relabelled(walk, node, slot, node.meta["val"], slot.marks))
 
 
-def own_term(walk: Walk, node: torch.fx.Node) -> None:
+def own_term(walk: Walk, node: Node) -> None:
     text, kind = constants_of(node)
     axes = parse_axes(text)
     value = walk.values[args_of(node)[0]]
@@ -101,28 +94,26 @@ def own_term(walk: Walk, node: torch.fx.Node) -> None:
     slot = walk.redistribute(value, wanted, node, implicit=False)
     if kind == MEAN:
         means_of = _with(walk, wanted, dict.fromkeys(axes, MEAN))
-        slot = means.rescaled(walk, node, slot, means_of)
+        slot = walk.rescaled(node, slot, means_of)
     mine = _with(walk, slot.marks, dict.fromkeys(axes, "R"))
     _make(walk, node, _relabelled(walk, node, slot, node.meta["val"], mine))
 
 
-def no_cotangent(walk: Walk, node: torch.fx.Node) -> None:
+def no_cotangent(walk: Walk, node: Node) -> None:
     raise refusals.without_cotangent(node)
 
 
-def psum(walk: Walk, node: torch.fx.Node) -> None:
+def psum(walk: Walk, node: Node) -> None:
     axes, pending = constants_of(node)
     _reduced(walk, node, parse_axes(axes), "sum", pending)
 
 
-def extremum(walk: Walk, node: torch.fx.Node) -> None:
+def extremum(walk: Walk, node: Node) -> None:
     axes, kind = constants_of(node)
     _reduced(walk, node, parse_axes(axes), kind, False)
 
 
-def _reduced(
-    walk: Walk, node: torch.fx.Node, axes: Sequence[str], kind: str, pending: bool
-) -> None:
+def _reduced(walk: Walk, node: Node, axes: Sequence[str], kind: str, pending: bool) -> None:
     value = walk.values[args_of(node)[0]]
     slot = _brought(walk, node, dict.fromkeys(axes, "R"), (), ("sum",) if kind == "sum" else ())
     if value.equal.issuperset(
@@ -147,7 +138,7 @@ def _reduced(
         _make(walk, node, whole)
 
 
-def all_gather(walk: Walk, node: torch.fx.Node) -> None:
+def all_gather(walk: Walk, node: Node) -> None:
     axis, _, dim = constants_of(node)
     slot = _brought(walk, node, {axis: "R"}, {dim}, ())
     whole = _relabelled(walk, node, slot, node.meta["val"], _with(walk, slot.marks, {axis: dim}))
@@ -156,14 +147,14 @@ def all_gather(walk: Walk, node: torch.fx.Node) -> None:
     _make(walk, node, gathered)
 
 
-def own_piece(walk: Walk, node: torch.fx.Node) -> None:
+def own_piece(walk: Walk, node: Node) -> None:
     axis, _, dim = constants_of(node)
     slot = _brought(walk, node, {axis: dim}, {dim}, ())
     mine = _relabelled(walk, node, slot, node.meta["val"], _with(walk, slot.marks, {axis: "R"}))
     _make(walk, node, mine)
 
 
-def all_to_all(walk: Walk, node: torch.fx.Node) -> None:
+def all_to_all(walk: Walk, node: Node) -> None:
     axis, n, split, concat = constants_of(node)
     slot = _brought(walk, node, {axis: "R"}, {split, concat}, (), alone=True)
     local = walk.values[args_of(node)[0]].fake
@@ -186,12 +177,12 @@ def all_to_all(walk: Walk, node: torch.fx.Node) -> None:
     _make(walk, node, mine)
 
 
-def ppermute(walk: Walk, node: torch.fx.Node) -> None:
+def ppermute(walk: Walk, node: Node) -> None:
     axis, perm = constants_of(node)
     permute(walk, node, axis, parse_pairs(perm))
 
 
-def permute(walk: Walk, node: torch.fx.Node, axis: str, pairs: tuple[tuple[int, int], ...]) -> None:
+def permute(walk: Walk, node: Node, axis: str, pairs: tuple[tuple[int, int], ...]) -> None:
     """Place a prim by which the first rank of each pair sends all it has to the second."""
     k = walk.axes.names.index(axis)
     slot = _brought(walk, node, {axis: "R"}, (), ())
@@ -199,33 +190,26 @@ def permute(walk: Walk, node: torch.fx.Node, axis: str, pairs: tuple[tuple[int, 
     _make(walk, node, _moved(walk, node, slot, move))
 
 
-def axis_index(walk: Walk, node: torch.fx.Node) -> None:
+def axis_index(walk: Walk, node: Node) -> None:
     slot = walk.slot(node.meta["val"], ("R",) * len(walk.axes.names))
     walk.steps.append(plan.Apply(node, (), (slot,)))
     _make(walk, node, slot)
 
 
-def _make(walk: Walk, node: torch.fx.Node, slot: plan.Slot, equal: Axes = NONE) -> None:
+def _make(walk: Walk, node: Node, slot: plan.Slot, equal: Axes = NONE) -> None:
     """The result of a prim, at one placement; over the axes `equal` it varies in name only."""
-    slots: dict[Marks, tuple[plan.Slot, str | None]] = {slot.marks: (slot, None)}
-    walk.values[node] = Value(
-        slot.value,
-        early=False,
-        slots=slots,
-        users=len(node.users),
-        varies=_varies(walk, node),
-        equal=equal,
-    )
+    varies = _varies(walk, node)
+    walk.values[node] = at_one_placement(slot, len(node.users), varies, equal)
 
 
-def _varies(walk: Walk, node: torch.fx.Node) -> Axes:
+def _varies(walk: Walk, node: Node) -> Axes:
     """The axes over which the result of a prim varies."""
     tensors = [walk.values[x].varies for x in node.all_input_nodes]
     return PRIMS[node.target].varies(node, NONE.union(*tensors))
 
 
 def _relabelled(
-    walk: Walk, node: torch.fx.Node, slot: plan.Slot, fake: torch.Tensor, marks: Marks
+    walk: Walk, node: Node, slot: plan.Slot, fake: torch.Tensor, marks: Marks
 ) -> plan.Slot:
     """A slot as another value at other placements: nothing is computed."""
     plain = layout.canonical(fake.shape, marks, walk.axes.sizes)
@@ -235,7 +219,7 @@ def _relabelled(
     return made
 
 
-def _moved(walk: Walk, node: torch.fx.Node, slot: plan.Slot, move: Move) -> plan.Slot:
+def _moved(walk: Walk, node: Node, slot: plan.Slot, move: Move) -> plan.Slot:
     """One explicit move."""
     made = walk.slot(slot.value, move.after)
     walk.steps.append(plan.Redistribute(node, slot, made, (move,), False))
@@ -253,7 +237,7 @@ def _with(walk: Walk, marks: Marks, wanted: dict[str, Mark]) -> Marks:
 
 def _brought(
     walk: Walk,
-    node: torch.fx.Node,
+    node: Node,
     wanted: Mapping[str, Mark],
     dims: Collection[int],
     partial: Collection[str],

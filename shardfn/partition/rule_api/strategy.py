@@ -73,6 +73,29 @@ def named(target: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 Rule = Callable[[OpCall], list[Choice]]
 
 
+def arguments(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The tensor arguments of a node, in order; one that it takes twice is there twice."""
+    read: list[torch.fx.Node] = []
+    torch.fx.node.map_arg((node.args, node.kwargs), read.append)
+    return read
+
+
+def tensors(value: object) -> tuple[torch.Tensor, ...]:
+    """The tensors of a result: of a tensor itself, of a tuple its tensors, of None none."""
+    several = value if isinstance(value, (tuple, list)) else (value,)
+    return tuple(x for x in several if isinstance(x, torch.Tensor))
+
+
+def call_of(node: torch.fx.Node) -> OpCall | None:
+    """The call of a node. None where an argument or each of its results is no tensor."""
+    read = arguments(node)
+    ins = tensors([x.meta.get("val") for x in read])
+    outs = tensors(node.meta.get("val"))
+    if len(ins) != len(read) or not outs:
+        return None
+    return OpCall(node.target, node.args, dict(node.kwargs), ins, outs)
+
+
 def replicated(call: OpCall) -> Choice:
     """The strategy with everything replicated. Always correct."""
     return ("R",) * len(call.ins), ("R",) * len(call.outs)

@@ -7,25 +7,20 @@ import torch
 
 from shardfn.partition import layout
 from shardfn.partition.planner import axis_problem
-from shardfn.partition.planner.axis_problem import AxisProblem
+from shardfn.partition.planner.axis_problem import AxisProblem, undecided
 from shardfn.partition.planner.strategies import on_axis
-from shardfn.partition.propagation.values import Placed
 from tests.partition.planner.test_observed import observed
 
 
 def solved(fn, args, ins, sizes=(2,)) -> dict[str, object]:
     """The placements of each op on the last axis, decided one axis after the other."""
     found = observed(fn, args, ins, sizes)
-    decided = {
-        node: Placed([()] * len(chosen.call.ins), [()] * len(chosen.call.outs))
-        for node, chosen in found.chosen.items()
-        if chosen.call.outs
-    }
+    decided = undecided(found)
     for axis in range(len(sizes)):
         decided = AxisProblem(found, axis, decided).solve()
         assert decided is not None
     last = len(sizes) - 1
-    return {node.name: on_axis(placed, last) for node, placed in decided.items()}
+    return {node.name: on_axis(placed, last) for node, placed in decided.ops.items()}
 
 
 ARGS = torch.ones(64, 32), torch.ones(32, 32)
@@ -60,11 +55,7 @@ def problem_of_a_merge() -> AxisProblem:
     fn = lambda x, w: [(x.reshape(32, 32) @ w).reshape(8, 4, 32).tanh()]
     args = torch.ones(8, 4, 32), torch.ones(32, 32)
     found = observed(fn, args, [("R",), ("R",)], (2,))
-    before = {
-        node: Placed([()] * len(chosen.call.ins), [()] * len(chosen.call.outs))
-        for node, chosen in found.chosen.items()
-    }
-    return AxisProblem(found, 0, before)
+    return AxisProblem(found, 0, undecided(found))
 
 
 def strided_shards(problem: AxisProblem) -> int:
@@ -89,7 +80,7 @@ def test_a_large_problem_has_no_strided_shards_but_those_of_the_walk(
     assert not strided_shards(narrow)
     assert list(map(str, narrow.strategies)) == list(map(str, whole.strategies))
     found = [problem.solve() for problem in (whole, narrow)]
-    here, there = ([on_axis(x, 0) for x in each.values()] for each in found if each)
+    here, there = ([on_axis(x, 0) for x in each.ops.values()] for each in found if each)
     assert here == there
 
 

@@ -17,12 +17,11 @@ from effort import EFFORT
 import shardfn as sf
 from shardfn import P
 from shardfn.partition.planner import integer_program
-from shardfn.partition.planner.axis_problem import AxisProblem
+from shardfn.partition.planner.axis_problem import AxisProblem, undecided
 from shardfn.partition.planner.integer_program import IntegerProgram, gap_of
 from shardfn.partition.planner.observed import Observed
 from shardfn.partition.planner.supplies import IMPOSSIBLE, Supply
 from shardfn.partition.propagate import walked
-from shardfn.partition.propagation.values import Placed
 from shardfn.partition.propagation.walk import Walk
 
 N = 64
@@ -66,11 +65,7 @@ def problem(seed: int, ops: int, n: int) -> AxisProblem:
         walk = Walk(axes, "program")
         chosen = walked(walk, traced.program, *marks)
         observed = Observed(walk, traced.program, chosen)
-        before = {
-            node: Placed([()] * len(call.ins), [()] * len(call.outs))
-            for node, (call, _, _) in walk.chosen.items()
-        }
-        return AxisProblem(observed, 0, before)
+        return AxisProblem(observed, 0, undecided(observed))
 
 
 def prices(found: AxisProblem) -> np.ndarray:
@@ -139,7 +134,9 @@ def test_it_equals_a_search_over_all_combinations(seed: int) -> None:
     every = prices(found)
     decided = found.solve()
     assert decided is not None
-    taken = tuple([s.placed for s in strategies].index(decided[node]) for node, strategies in ops)
+    taken = tuple(
+        [s.placed for s in strategies].index(decided.ops[node]) for node, strategies in ops
+    )
     assert every[taken] == pytest.approx(every.min(), rel=1e-6)
     assert every.min() < IMPOSSIBLE
 

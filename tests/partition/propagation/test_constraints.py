@@ -9,7 +9,8 @@ import torch
 import shardfn as sf
 from shardfn.buckets import Wish
 from shardfn.ops.placement import prim_align, prim_redistribute
-from shardfn.partition.propagation.constraints import aligned, constrained
+from shardfn.partition.propagation.constraints import constrained
+from shardfn.partition.propagation.gradients import aligned
 from shardfn.types import Marks
 from tests.support.stages.plans import planned, told
 

@@ -10,17 +10,17 @@ import torch
 
 from ....errors import PlacementError
 from ....ops.nodes import args_of
+from ....ops.placement import REDISTRIBUTE
 from ....placement import describe
 from ....types import PENDING, Mark, Marks, MeshAxes
 from ... import layout
 from ... import plan as steps
-from ...protocols import Walk
 from ..partial.accumulated import accumulated
 from ..values import Value, is_partial
+from ..walk import Walk
 from . import deferred
 
 ROUNDS = 6  # after this many walks over a loop's graph, its carries are redistributed in every step
-CONSTRAIN = "prim_redistribute"
 
 
 class Inside:
@@ -258,15 +258,11 @@ def _refuse_changed(body: LoopBody, carries: list[Marks], left: list[Marks], fir
     starts = args_of(body.node)[first : first + len(carries)]
     rows = zip(output.args[0], starts, body.init, carries, left, strict=False)
     for k, (result, start, value, before, after) in enumerate(rows):
-        asked = _is_constrained(result) and value.fill is None
-        committed = start.op == "placeholder" or _is_constrained(start)
+        asked = result.target is REDISTRIBUTE and value.fill is None
+        committed = start.op == "placeholder" or start.target is REDISTRIBUTE
         changed = before != after and natural(value, body.walk.axes) == before
         if asked and committed and changed:
             raise _changed(body, k, result, before, after)
-
-
-def _is_constrained(node: torch.fx.Node) -> bool:
-    return getattr(node.target, "_opname", "") == CONSTRAIN
 
 
 def _changed(

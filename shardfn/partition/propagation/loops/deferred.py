@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import torch
 
 from ....ops.nodes import args_of
+from ....ops.placement import ALIGN
 from ....types import PENDING, Marks
-from ...protocols import Walk
-from ..constraints import ALIGN, aligned
+from ..gradients import aligned
+from ..walk import Walk
 
 ATEN = torch.ops.aten
 LINEAR = (
@@ -40,7 +41,7 @@ def deferrable(
     (output,) = graph.find_nodes(op="output")
     found = {}
     for node in graph.nodes:
-        if getattr(node.target, "_opname", "") == ALIGN and not node.args[2]:
+        if node.target is ALIGN and not node.args[2]:
             k = _result(node, output.args[0])
             if k is None:
                 continue
@@ -99,9 +100,7 @@ def placements(
     for node, k in nodes.items():
         parameter = args_of(node)[1]
         like = walk.values[parameter]
-        wanted = (
-            around.get(parameter) or next(iter(like.slots), None) or ("R",) * len(walk.axes.sizes)
-        )
+        wanted = around.get(parameter) or next(iter(like.slots), walk.replicated)
         found.setdefault(k, aligned(node.meta["val"].shape, like.fake.shape, wanted, walk.axes))
     return found
 

@@ -4,7 +4,7 @@ point of the carry placements.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import attrs
@@ -15,8 +15,8 @@ from ....ops.nodes import args_of
 from ....types import PENDING, Marks, MeshAxes
 from ... import layout, rules
 from ... import plan as steps
-from ...protocols import Walk
-from ..values import Value, is_partial
+from ..values import Value, at_one_placement, is_partial
+from ..walk import Walk
 from .carries import Inside, LoopBody, natural, plain, settle, shifted, stacked
 
 
@@ -30,35 +30,11 @@ class Placed(NamedTuple):
     after: dict[int, Marks]  # the placements of some results right after the loop
 
 
-def nest(walk: Walk, node: torch.fx.Node) -> None:
-    """Place a loop and its graphs.
-
-    Args:
-        walk: the walk over the graph that has the loop.
-        node: the node of the loop.
-
-    Raises:
-        PlacementError: a carry is constrained to a placement that differs from its initial one.
-    """
-    loop = loop_of(node)
+def scan(walk: Walk, node: torch.fx.Node) -> None:
+    """Place a scan, and its body at the fixed point of the placements of its carries."""
+    scan = loop_of(node)
+    assert isinstance(scan, Scan)
     values = [walk.values[x] for x in args_of(node)]
-    placed = PLACE[type(loop)](walk, node, loop, values)
-    ins = tuple(
-        walk.redistribute(value, marks, node, implicit=True)
-        for value, marks in zip(values, placed.ins, strict=True)
-    )
-    outs = tuple(
-        walk.slot(fake, marks) for fake, marks in zip(node.meta["val"], placed.outs, strict=True)
-    )
-    walk.steps.append(steps.Nested(node, ins, outs, tuple(placed.plans)))
-    results = [walk.valued(slot, varies) for slot, varies in zip(outs, placed.varies, strict=True)]
-    for k, marks in placed.after.items():
-        slot = walk.redistribute(results[k], marks, node, implicit=False)
-        results[k] = walk.valued(slot, placed.varies[k])
-    walk.values[node] = results
-
-
-def _scan(walk: Walk, node: torch.fx.Node, scan: Scan, values: list[Value]) -> Placed:
     end = scan.consts + scan.carries
     consts = [natural(v, walk.axes) for v in values[: scan.consts]]
     inputs = [
@@ -71,32 +47,42 @@ def _scan(walk: Walk, node: torch.fx.Node, scan: Scan, values: list[Value]) -> P
         _reduced_to(natural(output, walk.axes), output, inner, end)
         for output in inner.results()[scan.carries :]
     ]
-    return Placed(
+    placed = Placed(
         ins=[*consts, *carries, *map(stacked, inputs)],
         outs=[*carries, *map(stacked, outputs)],
         plans=[inner.finished([*carries, *outputs])],
         varies=inner.varies(),
         after=after,
     )
+    _nest(walk, node, values, placed)
 
 
-def _while(walk: Walk, node: torch.fx.Node, loop: While, values: list[Value]) -> Placed:
+def while_loop(walk: Walk, node: torch.fx.Node) -> None:
+    """Place a while loop, with its test and its body."""
+    loop = loop_of(node)
+    assert isinstance(loop, While)
+    values = [walk.values[x] for x in args_of(node)]
     test_graph, body_graph = loop.graphs
     consts = [natural(v, walk.axes) for v in values[: loop.consts]]
     init = values[loop.consts :]
     body = LoopBody(walk, node, body_graph, init, [], values)
     carries, consts, inner, after = settle(body, consts)
     test = Inside(walk, test_graph, [*consts, *carries], values)
-    return Placed(
+    placed = Placed(
         ins=[*consts, *carries],
         outs=carries,
-        plans=[test.finished([_replicated(walk)]), inner.finished(carries)],
+        plans=[test.finished([walk.replicated]), inner.finished(carries)],
         varies=inner.varies(),
         after=after,
     )
+    _nest(walk, node, values, placed)
 
 
-def _branch(walk: Walk, node: torch.fx.Node, branch: Branch, values: list[Value]) -> Placed:
+def branch(walk: Walk, node: torch.fx.Node) -> None:
+    """Place a cond, and both branches: they leave their results alike."""
+    branch = loop_of(node)
+    assert isinstance(branch, Branch)
+    values = [walk.values[x] for x in args_of(node)]
     *inputs, condition = values
     ins = [natural(v, walk.axes) for v in inputs]
     walks = [Inside(walk, graph, ins, inputs) for graph in branch.graphs]
@@ -105,20 +91,34 @@ def _branch(walk: Walk, node: torch.fx.Node, branch: Branch, values: list[Value]
         _advised(walk, (node, k), *pair) or _agreed(walk, *pair) for k, pair in enumerate(pairs)
     ]
     varies = zip(*(w.varies() for w in walks), strict=True)
-    return Placed(
-        ins=[*ins, _replicated(walk)],
+    placed = Placed(
+        ins=[*ins, walk.replicated],
         outs=outs,
         plans=[w.finished(outs) for w in walks],
         varies=[first | second | condition.varies for first, second in varies],
         after={},
     )
+    _nest(walk, node, values, placed)
 
 
-PLACE: dict[type[Loop], Callable[..., Placed]] = {Scan: _scan, While: _while, Branch: _branch}
-
-
-def _replicated(walk: Walk) -> Marks:
-    return ("R",) * len(walk.axes.sizes)
+def _nest(walk: Walk, node: torch.fx.Node, values: Sequence[Value], placed: Placed) -> None:
+    """Add the step of a loop whose graphs are placed, and the values of its results."""
+    ins = tuple(
+        walk.redistribute(value, marks, node, implicit=True)
+        for value, marks in zip(values, placed.ins, strict=True)
+    )
+    outs = tuple(
+        walk.slot(fake, marks) for fake, marks in zip(node.meta["val"], placed.outs, strict=True)
+    )
+    walk.steps.append(steps.Nested(node, ins, outs, tuple(placed.plans)))
+    results = [
+        at_one_placement(slot, varies=varies)
+        for slot, varies in zip(outs, placed.varies, strict=True)
+    ]
+    for k, marks in placed.after.items():
+        slot = walk.redistribute(results[k], marks, node, implicit=False)
+        results[k] = at_one_placement(slot, varies=placed.varies[k])
+    walk.values[node] = results
 
 
 def _without_rows(marks: Marks, shape: Sequence[int], sizes: Sequence[int]) -> Marks:

@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 import torch
 
+from ....ops.placement import ALIGN
 from ....types import MeshAxes
 from ... import plan, rules
 from ...payload import nbytes
@@ -26,7 +27,6 @@ WIDE = torch.float32
 MOST_BYTES = 64 * 1024  # that a redistribution may send more than it would
 SUMS = {aten.sum.default, aten.sum.dim_IntList}  # they take the dtype of the sum
 ADDS = {aten.add.Tensor, aten.sub.Tensor}
-ALIGN = "prim_align"
 
 NewSlot = Callable[[torch.Tensor, Any], plan.Slot]
 
@@ -71,8 +71,7 @@ def _is_widened(step: plan.Redistribute, axes: MeshAxes) -> bool:
     source = step.source
     sent = [m for m in step.moves if m.sends and axes.sizes[m.axis] > 1]
     sums = [m for m in sent if m.before[m.axis] == "sum" != m.after[m.axis]]
-    name = getattr(step.node.target, "_opname", "")
-    is_gradient = name == ALIGN or step.node.meta.get("phase") == "backward"
+    is_gradient = step.node.target is ALIGN or step.node.meta.get("phase") == "backward"
     if source.value.dtype not in HALF or not sums or is_gradient:
         return False
     itemsize = WIDE.itemsize - source.value.dtype.itemsize

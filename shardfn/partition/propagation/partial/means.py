@@ -9,7 +9,6 @@ import torch
 from ....types import MEAN, Marks
 from ... import plan
 from ...emission.builder import Builder, Piece
-from ...protocols import Walk
 
 aten = torch.ops.aten
 
@@ -17,17 +16,6 @@ aten = torch.ops.aten
 def as_sums(marks: Marks) -> Marks:
     """The placements with Partial sums in place of Partial means."""
     return tuple("sum" if m == MEAN else m for m in marks)
-
-
-def rescaled(walk: Walk, node: torch.fx.Node, slot: plan.Slot, marks: Marks) -> plan.Slot:
-    """A slot with its means rescaled to sums, or the other way round. The slot itself if it has
-    none.
-    """
-    if slot.marks == marks:
-        return slot
-    made = walk.slot(slot.value, marks)
-    walk.steps.append(plan.Rescale(node, slot, made))
-    return made
 
 
 def rescale(b: Builder, step: plan.Rescale, pieces: dict[int, Piece]) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ...protocols import Walk
 from ..values import Value, is_partial
+from ..walk import Walk
 
 ADD = torch.ops.aten.add.Tensor
 ORIGIN = ("source", "module", "belongs_to")  # where an op of the program comes from
@@ -85,6 +85,4 @@ def _add(walk: Walk, node: torch.fx.Node, terms: list[torch.fx.Node]) -> None:
         total = graph.call_function(ADD, (total, holder))
         total.meta = dict(node.meta)
     graph.output((total,))
-    walk.visit_in_place(node, graph)
-    walk.values[node] = walk.values[total]
-    walk.values[node].users = len(node.users)
+    walk.visit_in_place(node, graph, total)

@@ -8,9 +8,9 @@ from typing import Any
 import attrs
 from torch.fx import Node
 
-from ....types import Mark
+from ....types import Mark, Marks
 from ... import layout
-from ...rule_api.strategy import OpCall, named
+from ...rule_api.strategy import Choice, OpCall, named
 
 POSITIONS = 0  # numbers of places among the sorted rows
 UNREAD = -1  # numbers that no op may read
@@ -139,3 +139,70 @@ class Reading:
 
 
 Proof = Callable[[Reading], Member | None]
+
+
+@attrs.frozen(eq=False)
+class SortedRows:
+    """A sort that each rank may do on its own rows.
+
+    Args:
+        elements: those that are sorted.
+        members: the ops on sorted rows.
+        earlier: those of them that the program has before the sort, which count the elements.
+    """
+
+    elements: Node
+    members: dict[Node, Member]
+    earlier: tuple[Node, ...]
+
+    @property
+    def each(self) -> list[int]:
+        """The numbers of elements for each row of tensors that the members read and make."""
+        found: set[int] = set()
+        for member in self.members.values():
+            for role in (*member.ins, *member.outs):
+                if isinstance(role, Own):
+                    found.add(role.each)
+        return sorted(found)
+
+
+@attrs.frozen(eq=False)
+class OwnRows:
+    """An op that a rank runs on its own rows.
+
+    Args:
+        member: the op.
+        elements: the placements of the sorted elements.
+    """
+
+    member: Member
+    elements: Marks
+
+    @property
+    def fixed(self) -> dict[int, Choice]:
+        """The strategy on each axis that shards the elements."""
+        found: dict[int, Choice] = {}
+        for axis, mark in enumerate(self.elements):
+            if mark != "R":
+                ins = marks_of(self.member.ins, mark)
+                outs = marks_of(self.member.outs, mark)
+                found[axis] = ins, outs
+        return found
+
+    def keeps(self, choice: Choice) -> bool:
+        """Whether a strategy for another axis shards no rows."""
+        ins, outs = choice
+        roles = (*self.member.ins, *self.member.outs)
+        for role, mark in zip(roles, (*ins, *outs), strict=True):
+            if isinstance(role, Own) and layout.shards(mark, role.dim):
+                return False
+        return True
+
+
+def marks_of(roles: Sequence[Role], elements: Mark) -> tuple[Mark, ...]:
+    """The placements of tensors on an axis that shards the elements so."""
+    found: list[Mark] = []
+    for role in roles:
+        mark = role.mark(elements) if isinstance(role, Own) else role
+        found.append(mark)
+    return tuple(found)

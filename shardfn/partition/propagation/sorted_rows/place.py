@@ -4,67 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import attrs
 from torch.fx import Node
 
-from ....types import Mark, Marks
+from ....types import Marks
 from ... import layout, plan, rules
-from ...protocols import Walk
 from ...rule_api.checked import answered
-from ...rule_api.strategy import Choice
 from ..values import Value
-from .kinds import Member, Own, Role
-from .proof import SORTS, SortedRows, sorted_rows
-
-__all__ = ["OwnRows", "SortedRows", "begin", "place"]
-
-
-@attrs.frozen(eq=False)
-class OwnRows:
-    """An op that a rank runs on its own rows.
-
-    Args:
-        member: the op.
-        elements: the placements of the sorted elements.
-    """
-
-    member: Member
-    elements: Marks
-
-    @property
-    def fixed(self) -> dict[int, Choice]:
-        """The strategy on each axis that shards the elements."""
-        found: dict[int, Choice] = {}
-        for axis, mark in enumerate(self.elements):
-            if mark != "R":
-                ins = _marks(self.member.ins, mark)
-                outs = _marks(self.member.outs, mark)
-                found[axis] = ins, outs
-        return found
-
-    def keeps(self, choice: Choice) -> bool:
-        """Whether a strategy for another axis shards no rows."""
-        ins, outs = choice
-        roles = (*self.member.ins, *self.member.outs)
-        for role, mark in zip(roles, (*ins, *outs), strict=True):
-            if isinstance(role, Own) and layout.shards(mark, role.dim):
-                return False
-        return True
+from ..walk import Walk
+from .kinds import Own, OwnRows, Role, SortedRows, marks_of
+from .proof import sorted_rows
 
 
-def _marks(roles: Sequence[Role], elements: Mark) -> tuple[Mark, ...]:
-    """The placements of tensors on an axis that shards the elements so."""
-    found: list[Mark] = []
-    for role in roles:
-        mark = role.mark(elements) if isinstance(role, Own) else role
-        found.append(mark)
-    return tuple(found)
+def sort(walk: Walk, node: Node) -> None:
+    """Place a sort: as one on each rank's own rows if all results allow it, else by its rule."""
+    begin(walk, node)
+    if node in walk.own_rows:
+        place(walk, node)
+    else:
+        walk.apply(node)
 
 
 def begin(walk: Walk, node: Node) -> None:
     """At a sort: find out whether ranks sort their own rows, and note the ops on them."""
-    if node.target not in SORTS or node in walk.own_rows:
-        return
     graph = node.graph
     if graph not in walk.sorts:
         walk.sorts[graph] = sorted_rows(graph, walk.name)
@@ -139,13 +100,13 @@ def _on_all(roles: Sequence[Role], elements: Marks) -> list[Marks]:
     the elements.
     """
     whole = ("R",) * len(roles)
-    axes = [whole if mark == "R" else _marks(roles, mark) for mark in elements]
+    axes = [whole if mark == "R" else marks_of(roles, mark) for mark in elements]
     return list(zip(*axes, strict=True))
 
 
 def place(walk: Walk, node: Node) -> None:
     """Place an op on sorted rows: on each axis that shards the elements, ranks have their own."""
-    own: OwnRows = walk.own_rows[node]
+    own = walk.own_rows[node]
     call, values = walk.call(node)
     rule = rules.find(call.target)
     strategies = answered(rule, call, walk.name, node)

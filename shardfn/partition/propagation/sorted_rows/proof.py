@@ -7,8 +7,7 @@ until the rows are put back or summed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import attrs
 import torch
@@ -22,38 +21,13 @@ from ....types import PENDING, Mark, Marks
 from ... import rules
 from ...rule_api import registry
 from ...rule_api.checked import answered
-from ...rule_api.strategy import Choice, OpCall, named
+from ...rule_api.strategy import Choice, arguments, call_of, named
 from .elements import MOVES, is_constant_along, is_faithful, is_item
-from .kinds import PLACES, ROWS, UNREAD, Kind, Member, Own, Reading, Role, Rows
+from .kinds import PLACES, ROWS, UNREAD, Kind, Member, Own, Reading, Role, Rows, SortedRows
 from .special import TABLE
 
 aten = torch.ops.aten
 SORTS: set[object] = {aten.sort.default, aten.sort.stable}
-
-
-@attrs.frozen(eq=False)
-class SortedRows:
-    """A sort that each rank may do on its own rows.
-
-    Args:
-        elements: those that are sorted.
-        members: the ops on sorted rows.
-        earlier: those of them that the program has before the sort, which count the elements.
-    """
-
-    elements: Node
-    members: dict[Node, Member]
-    earlier: tuple[Node, ...]
-
-    @property
-    def each(self) -> list[int]:
-        """The numbers of elements for each row of tensors that the members read and make."""
-        found: set[int] = set()
-        for member in self.members.values():
-            for role in (*member.ins, *member.outs):
-                if isinstance(role, Own):
-                    found.add(role.each)
-        return sorted(found)
 
 
 def sorted_rows(graph: Graph, name: str) -> dict[Node, SortedRows]:
@@ -124,8 +98,7 @@ class _Search:
         if is_item(node):
             self.item(node)
             return True
-        read: list[Node] = []
-        torch.fx.node.map_arg((node.args, node.kwargs), read.append)
+        read = arguments(node)
         kinds = [self.kinds.get(x, (None,))[0] for x in read]
         if node.target is AFTER:
             self.kinds[node] = tuple(kinds[:1])
@@ -152,7 +125,7 @@ class _Search:
         """The op as one on sorted rows; None if it is not."""
         if not _is_op(node) or draws(node) or _has_own_rule(node.target):
             return None
-        call = _call(node, read)
+        call = call_of(node)
         if call is None:
             return None
         reading = Reading(
@@ -181,7 +154,7 @@ class _Search:
         return None
 
 
-def _kept(kinds: list[Kind] | Any, *, moves: bool) -> Rows | None:
+def _kept(kinds: Sequence[Kind], *, moves: bool) -> Rows | None:
     """How the result of an op that treats all rows alike depends on the sort. None if it reads
     no rows, or numbers that it does not only move.
     """
@@ -219,39 +192,12 @@ def _has_own_rule(target: object) -> bool:
     return any(map(registry.find, (target, public)))
 
 
-def _results(node: Node) -> tuple[Any, ...]:
-    """The results of an op, tensors and others."""
-    result = node.meta.get("val")
-    if isinstance(result, (tuple, list)):
-        return tuple(result)
-    return (result,)
-
-
 def _of_results(node: Node, member: Member) -> Iterator[Kind]:
     """How each result of an op depends on the sort."""
     feed = iter(member.kinds)
-    for x in _results(node):
+    result = node.meta.get("val")
+    for x in result if isinstance(result, (tuple, list)) else (result,):
         yield next(feed) if isinstance(x, torch.Tensor) else None
-
-
-def _call(node: Node, read: list[Node]) -> OpCall | None:
-    """The call of an op of tensors."""
-    ins: list[torch.Tensor] = []
-    for x in read:
-        value = x.meta.get("val")
-        if not isinstance(value, torch.Tensor):
-            return None
-        ins.append(value)
-    outs = [x for x in _results(node) if isinstance(x, torch.Tensor)]
-    if not outs:
-        return None
-    return OpCall(
-        target=node.target,
-        args=node.args,
-        kwargs=dict(node.kwargs),
-        ins=tuple(ins),
-        outs=tuple(outs),
-    )
 
 
 def _reads(reading: Reading, marks: Marks) -> bool:

@@ -1,4 +1,4 @@
-"""Ops alike: calls of one op on values of equal sizes, numbers and placements. The layers of a
+"""Equal ops: calls of one op on values of equal sizes, numbers and placements. The layers of a
 model repeat, so most ops of a program are like an earlier one, and so is their strategy.
 """
 

@@ -1,5 +1,5 @@
-"""Ops of a program that look alike with their surroundings, as those of equal layers do. They take
-one strategy, so that a deep program is as fast to plan as a few of its layers.
+"""Equal ops of a program, with equal surroundings, as those of equal layers are. They take one
+strategy, so that a deep program is as fast to plan as a few of its layers.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 import torch
 from torch.fx import Node
 
-from ..propagation.walk import ALIGN, op_name
+from ...ops.placement import ALIGN
 from .observed import Key, Observed
 
 Descriptions = dict[Node, Hashable]
 HOPS = 4  # how far the surroundings of an op reach
 
 
-def alike(observed: Observed, before: Callable[[Node], Hashable]) -> dict[Node, int]:
+def kinds_of(observed: Observed, before: Callable[[Node], Hashable]) -> dict[Node, int]:
     """A number for each node of a program, the same for nodes that look alike.
 
     Args:
@@ -66,7 +66,7 @@ def _own(node: Node) -> Hashable:
     """An op, its arguments other than tensors, and the shapes and dtypes of its results. The name
     of a parameter, and that in the bucketing options of its gradient, play no part.
     """
-    if node.op == "placeholder" or op_name(node) == ALIGN:
+    if node.op == "placeholder" or node.target is ALIGN:
         call = node.op, node.op == "placeholder" or ALIGN
     else:
         given = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: "tensor")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shardfn.partition.planner import observed as module
-from shardfn.partition.planner.alike import alike
+from shardfn.partition.planner.equal_ops import kinds_of
 from tests.partition.planner.test_observed import observed
 
 LAYERS = 13
@@ -22,7 +22,7 @@ def deep(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
 def _numbers(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     monkeypatch.setattr(module, "FEW", 0)
     found = observed(deep, (torch.ones(8, 4), torch.ones(4, 4)), [(0,), ("R",)])
-    return {n.name: k for n, k in alike(found, lambda node: 0).items()}
+    return {n.name: k for n, k in kinds_of(found, lambda node: 0).items()}
 
 
 def test_layers_in_the_middle_are_alike_and_those_at_the_ends_are_not(
@@ -37,11 +37,11 @@ def test_layers_in_the_middle_are_alike_and_those_at_the_ends_are_not(
 def test_placements_that_are_decided_tell_ops_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FEW", 0)
     found = observed(deep, (torch.ones(8, 4), torch.ones(4, 4)), [(0,), ("R",)])
-    numbers = alike(found, lambda node: node.name)
+    numbers = kinds_of(found, lambda node: node.name)
     assert len(set(numbers.values())) == len(found.nodes)
 
 
 def test_in_a_small_program_every_op_is_its_own() -> None:
     found = observed(deep, (torch.ones(8, 4), torch.ones(4, 4)), [(0,), ("R",)])
-    numbers = alike(found, lambda node: 0)
+    numbers = kinds_of(found, lambda node: 0)
     assert sorted(numbers.values()) == list(range(len(found.nodes)))

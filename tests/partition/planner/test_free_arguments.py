@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import shardfn as sf
-from shardfn.partition.auto.auto_problem import AutoProblem, Axes
+from shardfn.partition.auto import fused
 from shardfn.partition.auto.moments import Moments
 from shardfn.partition.auto.search import timed_on
 from shardfn.partition.auto.unknowns import data_parallel, unknowns_of
+from shardfn.partition.planner.axis_problem import AxisProblem, Free, undecided
 from shardfn.partition.planner.observed import Observed
 from shardfn.partition.propagate import walked
-from shardfn.partition.propagation.values import Placed
 from shardfn.partition.propagation.walk import Walk
 from shardfn.types import Marks, MeshAxes
 from tests.partition.auto.test_followers import momentum
@@ -24,7 +24,7 @@ PARAMS = {k: sf.ShapeDtype((WIDTH, WIDTH)) for k in "vw"}
 X = sf.ShapeDtype((ROWS, WIDTH))
 
 
-def problem(limit: float | None, **given: Marks) -> AutoProblem:
+def problem(limit: float | None, **given: Marks) -> AxisProblem:
     """The integer program of a step of momentum on one axis of 4 ranks."""
     program = sf.jit(momentum).trace(PARAMS, PARAMS, X).program
     axes = timed_on(MeshAxes(("dp",), (4,)))
@@ -34,17 +34,14 @@ def problem(limit: float | None, **given: Marks) -> AutoProblem:
     walk = Walk(axes, program.name)
     first = walked(walk, program, data_parallel(unknowns), outs, ())
     observed = Observed(walk, program, first)
-    ops = {
-        node: Placed([()] * len(chosen.call.ins), [()] * len(chosen.call.outs))
-        for node, chosen in observed.chosen.items()
-        if chosen.call.outs
-    }
     moments = Moments(program.graph.graph, observed.nodes)
-    return AutoProblem(observed, 0, Axes(ops, {}, {}), unknowns, moments, limit)
+    return AxisProblem(
+        observed, 0, undecided(observed), Free(unknowns, moments, limit), fused.in_bytes
+    )
 
 
 def chosen(limit: float | None, **given: Marks) -> list[Any]:
-    found = problem(limit, **given).choose()
+    found = problem(limit, **given).solve()
     assert found is not None
     return [marks[0] for marks in found.inputs.values()]
 
@@ -66,30 +63,29 @@ def test_state_and_parameter_are_sharded_alike_where_memory_is_short() -> None:
 def least() -> float:
     """The least bytes that the program needs, by the integer program."""
     found = problem(None)
-    assert found.choose() is not None
+    assert found.solve() is not None
     low, high = 1.0, 2.0**40
     while high > 1.0001 * low:
         middle = (low * high) ** 0.5
-        fits = problem(middle).choose() is not None
+        fits = problem(middle).solve() is not None
         low, high = (low, middle) if fits else (middle, high)
     return high
 
 
 def test_below_the_least_memory_there_is_no_solution() -> None:
     found = problem(1000.0)
-    assert found.choose() is None
+    assert found.solve() is None
     assert found.program.is_impossible
 
 
 def test_what_is_given_stays_and_its_state_follows() -> None:
-    assert chosen(float("inf"), pv=(1,)) == ["R", 1, "R", 0]
+    assert chosen(float("inf"), pv=(1,)) == [1, "R", 1, "R", 0]
 
 
 def test_tensors_are_local_bytes() -> None:
     found = problem(float("inf"))
-    nodes = found.unknowns.holders
-    supply = found.supplies.of((nodes[-1], 0))
-    assert supply is not None
+    *_, x = found.arguments
+    supply = found.supplies.found[x, 0]
     nbytes = ROWS * WIDTH * torch.float32.itemsize
     assert found.local_bytes(supply, ("R",)) == nbytes
     assert found.local_bytes(supply, (0,)) == pytest.approx(nbytes / 4)

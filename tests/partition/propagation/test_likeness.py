@@ -1,4 +1,4 @@
-"""Ops alike take the strategy of the first of them; a call that differs in anything is weighed."""
+"""Equal ops take the strategy of the first of them; a call that differs in anything is weighed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from shardfn.partition.propagation import choose
+from shardfn.partition.propagation import walk as walks
 from shardfn.partition.rule_api import registry
 from tests.support.stages.plans import planned, told
 
@@ -20,13 +20,13 @@ FEW, MANY = 4, 9
 def weighed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """The ops that are weighed."""
     seen: list[Any] = []
-    weigh = choose.Chooser.weigh
+    weigh = walks.Walk.weigh
 
     def noted(self: Any, call: Any, *args: Any, **kwargs: Any) -> Any:
         seen.append(call.target)
         return weigh(self, call, *args, **kwargs)
 
-    monkeypatch.setattr(choose.Chooser, "weigh", noted)
+    monkeypatch.setattr(walks.Walk, "weigh", noted)
     yield seen
 
 
@@ -64,7 +64,7 @@ def test_the_plan_is_that_of_weighing_each_op(monkeypatch: pytest.MonkeyPatch) -
     for marks in [((0,), ("R",)), ((1,), (0,)), (("R",), (1,)), ((0,), (1,))]:
         short = told(planned(layers(step), (X, W), marks))
         with monkeypatch.context() as patch:
-            patch.setattr(choose, "likeness", lambda *args: None)
+            patch.setattr(walks, "likeness", lambda *args: None)
             assert told(planned(layers(step), (X, W), marks)) == short
 
 
