@@ -12,10 +12,10 @@ import torch
 from ..buckets import Wish
 from ..collectives import ALL_GATHER, COLLECTIVES
 from ..partition import plan as steps
+from ..partition import rules
 from ..partition.emission.emit import transfer_key
 from ..partition.payload import nbytes
 from ..partition.redistribute import Move
-from ..partition.rules import REARRANGES
 from ..types import MeshAxes
 from .bucketing.gradient_terms import Outs, Served
 from .bucketing.gradient_terms import served as terms_of
@@ -63,7 +63,7 @@ class Flow:
         """Whether a step only rearranges an input, such as a parameter that is transposed and
         then gathered.
         """
-        return self.plan.steps[step].node.target in REARRANGES and all(
+        return rules.row_of(self.plan.steps[step].node.target).rearranges and all(
             self.rearranges_input(s) for s in self.sources(step)
         )
 
@@ -170,7 +170,7 @@ def _parameters(plan: steps.Plan) -> dict[int, steps.Gradient]:
     for step in plan.steps:
         if (
             isinstance(step, steps.Apply)
-            and step.node.target in REARRANGES
+            and rules.row_of(step.node.target).rearranges
             and step.ins
             and step.ins[0].number in found
         ):

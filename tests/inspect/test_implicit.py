@@ -19,6 +19,7 @@ from shardfn import P
 from shardfn.inspect.alternatives import Alternative
 from shardfn.inspect.transfers import NO_CHOICE, NO_RULE
 from shardfn.partition import plan, rules
+from shardfn.partition.rule_api.op import Op
 
 aten = torch.ops.aten
 X = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -53,7 +54,7 @@ def logged() -> Iterator[list[str]]:
 
 @pytest.fixture
 def no_rule_for_sort(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(rules.RULES, aten.sort.default)
+    monkeypatch.delitem(rules.OPS, aten.sort.default)
 
 
 def sort(x: torch.Tensor) -> torch.Tensor:
@@ -204,7 +205,7 @@ def test_s8_7_a_rule_that_fails_reports_op_schema_and_cause(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rule, said = FAILING[case]
-    monkeypatch.setitem(rules.RULES, aten.sort.default, rule)
+    monkeypatch.setitem(rules.OPS, aten.sort.default, Op(rule))
     with pytest.raises(sf.RuleError) as caught:
         sharded(sort, P("dp"))(X)
     lines = HERE.sub("HERE", str(caught.value)).splitlines()

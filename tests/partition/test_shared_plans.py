@@ -13,6 +13,7 @@ import torch
 import shardfn as sf
 from shardfn import P
 from shardfn.partition import propagate, rules, shared_plans
+from shardfn.partition.rule_api.op import Op
 from shardfn.partition.shared_plans import PLANS, PROGRAMS, shared_plan
 from shardfn.types import Cost, IfPartial, MeshAxes
 from tests.support.stages.plans import program_of
@@ -120,7 +121,7 @@ def test_a_plan_is_made_anew_where_a_row_of_a_table_differs(
     first = shared_plan(program, *args)
     table = tables()[where]
     with monkeypatch.context() as patch:
-        patch.setitem(table, object(), lambda call: [])
+        patch.setitem(table, object(), Op(lambda call: []))
         assert shared_plan(program, *args) is not first
     assert shared_plan(program, *args) is first
 
@@ -133,7 +134,7 @@ def test_a_plan_is_made_anew_for_other_rules() -> None:
     assert place() == (0,)
     with pytest.MonkeyPatch.context() as patch:
         alone = lambda call: [(("R",), ("R", "R"))]
-        patch.setitem(rules.RULES, ATEN.sort.default, alone)
+        patch.setitem(rules.OPS, ATEN.sort.default, Op(alone))
         assert place() == ("R",)
     assert place() == (0,)
     removed = sf.rule(ATEN.sort.default, lambda op: [(("R",), ("R", "R"))])

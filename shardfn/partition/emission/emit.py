@@ -175,9 +175,9 @@ def _fill(b: Builder, step: steps.Fill, pieces: dict[int, Piece]) -> None:
 
 def _apply(b: Builder, step: steps.Apply, pieces: dict[int, Piece]) -> None:
     mine = [pieces[slot.number] for slot in step.ins]
-    deciding = mine[:1] if step.node.target in rules.DECIDED_BY_FIRST else mine
-    runs = step.node.target in rules.RUN_EMPTY
-    if not runs and any(_emptied(p) for p in deciding):
+    row = rules.row_of(step.node.target)
+    deciding = mine[:1] if row.decided_by_first else mine
+    if not row.run_empty and any(_emptied(p) for p in deciding):
         results = [_nothing(b, slot) for slot in step.outs]
     else:
         results = _run(b, step, mine)
@@ -251,21 +251,20 @@ def _run(b: Builder, step: steps.Apply, mine: list[Piece]) -> list[torch.fx.Node
 def _by_rule(
     b: Builder, step: steps.Apply, mine: list[Piece], args: list[Any], kwargs: dict[str, Any]
 ) -> Any:
-    """The op on shards, as the tables of its family have it."""
+    """The op on shards, as its row has it."""
     target = step.node.target
-    if target in rules.SIZES:
-        args[rules.SIZES[target]] = list(
-            b.local_shape(step.outs[0].value.shape, step.outs[0].marks)
-        )
-    if target in rules.LOCAL_ARGS:
-        args = rules.LOCAL_ARGS[target](args, [p.local_shape for p in mine])
-    if target in rules.BY_PLACE:
-        place = _place(b, step.outs[0], mine[0].node)
-        return rules.BY_PLACE[target](b, args, place)
+    row = rules.row_of(target)
+    local_shape = lambda out: list(b.local_shape(out.value.shape, out.marks))
+    if row.size_arg is not None:
+        args[row.size_arg] = local_shape(step.outs[0])
+    if row.local_args is not None:
+        args = row.local_args(args, [p.local_shape for p in mine])
+    if row.lower_at is not None:
+        return row.lower_at(b, args, _place(b, step.outs[0], mine[0].node))
     if (lower := rules.lowering(target)) is not None:
         return lower(b, args, kwargs, mine)
-    if target in rules.AS_VIEW:
-        return _view(b, args[0], list(b.local_shape(step.outs[0].value.shape, step.outs[0].marks)))
+    if row.as_view:
+        return _view(b, args[0], local_shape(step.outs[0]))
     return b.call(target, *args, **kwargs)
 
 

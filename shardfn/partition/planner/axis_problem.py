@@ -79,8 +79,8 @@ class Decided:
     """The placements on the first axes: of ops, of free arguments, and of results by position."""
 
     ops: Mapping[Node, Placed]
-    inputs: Mapping[Node, Marks] = attrs.field(factory=dict)
-    results: Mapping[int, Marks] = attrs.field(factory=dict)
+    inputs: Mapping[Node, Marks]
+    results: Mapping[int, Marks]
 
 
 @attrs.frozen(eq=False)
@@ -121,7 +121,7 @@ def undecided(observed: Observed) -> Decided:
         call = chosen.call
         if call.outs:
             ops[node] = Placed([()] * len(call.ins), [()] * len(call.outs))
-    return Decided(ops)
+    return Decided(ops, {}, {})
 
 
 class AxisProblem:

@@ -64,7 +64,7 @@ def parameters(graph: torch.fx.Graph) -> set[torch.fx.Node]:
         if node.op == "call_function" and node.target is ALIGN
     }
     for node in graph.nodes:
-        if node.target in rules.REARRANGES and found.issuperset(node.all_input_nodes):
+        if rules.row_of(node.target).rearranges and found.issuperset(node.all_input_nodes):
             found.add(node)
     return found
 

@@ -292,7 +292,7 @@ class Walk:
         fake = node.meta.get("val")
         if not isinstance(fake, torch.Tensor):
             return None
-        if node.target in rules.VIEWS:
+        if rules.row_of(node.target).keeps_constants:
             source = self.values[args_of(node)[0]]
             return None if source.fill is None else source.fill[1]
         return rules.fill_value(node.target, node.args, fake.dtype)
@@ -411,7 +411,7 @@ class Walk:
         of another value has those of its source.
         """
         if not result.early:
-            if node.target in rules.REARRANGES and not result.varies:
+            if rules.row_of(node.target).rearranges and not result.varies:
                 result.view = View(node, call, value)
             return
         strategies = answered(rules.find(call.target), call, self.name, node)
@@ -494,7 +494,7 @@ class Walk:
 
     def results(self, node: Node, values: list[Value], outs: Iterable[plan.Slot]) -> list[Value]:
         """The values of an op's results, each at one placement."""
-        early = node.target in rules.REARRANGES and all(v.early for v in values)
+        early = rules.row_of(node.target).rearranges and all(v.early for v in values)
         gradient = next((v.unreduced for v in values if v.unreduced), None)
         varies = frozenset().union(*(v.varies for v in values))
         equal = frozenset(

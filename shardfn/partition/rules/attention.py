@@ -7,7 +7,8 @@ import torch
 from ... import _compat
 from ...types import Mark
 from .. import layout
-from ..rule_api.strategy import Choice, OpCall, Rule, replicated
+from ..rule_api.op import Op
+from ..rule_api.strategy import Choice, OpCall, replicated
 
 aten = torch.ops.aten
 NAMES = (
@@ -75,6 +76,8 @@ def _groups(call: OpCall, heads: int) -> dict[int, int] | None:
     return {heads: heads // few, few: 1}
 
 
-TABLE: dict[object, Rule] = {
-    getattr(aten, name).default: attention for name in NAMES if hasattr(aten, name)
+TABLE: dict[object, Op] = {
+    getattr(aten, name).default: Op(attention, strided=True, of_sizes=True)
+    for name in NAMES
+    if hasattr(aten, name)
 }

@@ -11,6 +11,7 @@ import torch
 
 from ... import _compat
 from ...types import Mark
+from ..rule_api.op import Op
 from ..rule_api.strategy import Choice, OpCall, Rule, replicated
 
 aten = torch.ops.aten
@@ -204,17 +205,6 @@ IMAGES: dict[object, Rule] = {
         resized,
     ),
 }
-TABLE: dict[object, Rule] = {
-    **MATRICES,
-    **IMAGES,
-    **dict.fromkeys(
-        (aten._fft_c2c.default, aten._fft_r2c.default, aten._fft_c2r.default), transform
-    ),
-    aten._cdist_forward.default: distances,
-    aten._cdist_backward.default: distances_backward,
-    aten.segment_reduce.default: reduced_segments,
-    aten._segment_reduce_backward.default: reduced_segments,
-}
 
 
 def _image_sizes(args: list[Any], shapes: list[tuple[int, ...]]) -> list[Any]:
@@ -223,4 +213,21 @@ def _image_sizes(args: list[Any], shapes: list[tuple[int, ...]]) -> list[Any]:
     return args
 
 
-LOCAL_ARGS = {op: _image_sizes for op in IMAGES if "upsample" in str(op) and "backward" in str(op)}
+def _local_sizes(op: object) -> Any:
+    """How a rank makes the sizes that an op of images takes, if it takes some."""
+    return _image_sizes if "upsample" in str(op) and "backward" in str(op) else None
+
+
+OTHERS: dict[object, Rule] = {
+    **dict.fromkeys(
+        (aten._fft_c2c.default, aten._fft_r2c.default, aten._fft_c2r.default), transform
+    ),
+    aten._cdist_forward.default: distances,
+    aten._cdist_backward.default: distances_backward,
+    aten.segment_reduce.default: reduced_segments,
+    aten._segment_reduce_backward.default: reduced_segments,
+}
+TABLE: dict[object, Op] = {
+    **{op: Op(rule) for op, rule in {**MATRICES, **OTHERS}.items()},
+    **{op: Op(rule, local_args=_local_sizes(op)) for op, rule in IMAGES.items()},
+}

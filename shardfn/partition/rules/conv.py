@@ -16,7 +16,8 @@ import torch
 from ...types import Mark
 from .. import layout
 from ..emission.builder import Builder, Piece
-from ..rule_api.strategy import Choice, OpCall, Rule, replicated
+from ..rule_api.op import Op
+from ..rule_api.strategy import Choice, OpCall, replicated
 
 aten = torch.ops.aten
 
@@ -118,22 +119,9 @@ def convolution_backward(call: OpCall) -> list[Choice]:
     return choices
 
 
-TABLE: dict[object, Rule] = {
-    aten.convolution.default: convolution,
-    aten.convolution_backward.default: convolution_backward,
-}
-
-
 def _bias_sizes(args: list[Any], shapes: list[tuple[int, ...]]) -> list[Any]:
     args[3] = [shapes[0][1]] if args[3] else args[3]
     return args
-
-
-LOCAL_ARGS = {aten.convolution_backward.default: _bias_sizes}
-
-# A rank without input channels still computes the gradient of the bias, which depends on the
-# first input alone.
-DECIDED_BY_FIRST = {aten.convolution_backward.default}
 
 
 def _halo(piece: Piece, dim: int) -> tuple[int, int]:
@@ -258,7 +246,15 @@ def _weight_gradient(b: Builder, args: list[Any], own: Any, x: Piece) -> Any:
     return b.item(out, 1)
 
 
-LOWER = {
-    aten.convolution.default: lower_convolution,
-    aten.convolution_backward.default: lower_convolution_backward,
+TABLE: dict[object, Op] = {
+    aten.convolution.default: Op(convolution, lower=lower_convolution, of_sizes=True),
+    aten.convolution_backward.default: Op(
+        convolution_backward,
+        lower=lower_convolution_backward,
+        local_args=_bias_sizes,
+        # a rank without input channels still computes the gradient of the bias, which depends on
+        # the first input alone
+        decided_by_first=True,
+        of_sizes=True,
+    ),
 }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from .. import layout
 from ..rule_api.einsum import parsed
+from ..rule_api.op import Op
 from ..rule_api.strategy import Choice, OpCall, Rule, replicated
 
 aten = torch.ops.aten
@@ -77,17 +80,18 @@ def fallback_product(call: OpCall) -> list[Choice]:
     ]
 
 
+row = functools.partial(Op, strided=True, of_sizes=True)
 # By name: ops that exist once their package is imported. They are what Hugging Face's models
 # call where torch has no grouped product for their dtype.
-BY_NAME: dict[str, Rule] = {
-    "transformers::grouped_mm_fallback": fallback_product,
-    "transformers::grouped_mm_fallback_backward": fallback_backward,
+BY_NAME: dict[str, Op] = {
+    "transformers::grouped_mm_fallback": row(fallback_product),
+    "transformers::grouped_mm_fallback_backward": row(fallback_backward),
 }
 
-TABLE: dict[object, Rule] = {
-    aten.mm.default: product("i k, k j -> i j"),
-    aten.bmm.default: product("b i k, b k j -> b i j"),
-    aten.mv.default: product("i k, k -> i"),
-    aten.dot.default: product("k, k ->"),
-    aten._grouped_mm.default: grouped_product,
+TABLE: dict[object, Op] = {
+    aten.mm.default: row(product("i k, k j -> i j")),
+    aten.bmm.default: row(product("b i k, b k j -> b i j")),
+    aten.mv.default: row(product("i k, k -> i")),
+    aten.dot.default: row(product("k, k ->")),
+    aten._grouped_mm.default: row(grouped_product),
 }

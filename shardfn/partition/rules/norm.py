@@ -4,13 +4,15 @@ channels.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
 from ...types import Mark
 from .. import layout
-from ..rule_api.strategy import Choice, OpCall, Rule, replicated
+from ..rule_api.op import Op
+from ..rule_api.strategy import Choice, OpCall, replicated
 
 aten = torch.ops.aten
 
@@ -85,14 +87,6 @@ def group_norm_backward(call: OpCall) -> list[Choice]:
     return choices
 
 
-TABLE: dict[object, Rule] = {
-    aten.native_layer_norm.default: layer_norm,
-    aten.native_layer_norm_backward.default: layer_norm_backward,
-    aten.native_group_norm.default: group_norm,
-    aten.native_group_norm_backward.default: group_norm_backward,
-}
-
-
 def _group_norm_args(position: int) -> Any:
     """The sizes of the batch, of channels and of groups are arguments: a rank passes its own."""
 
@@ -106,7 +100,12 @@ def _group_norm_args(position: int) -> Any:
     return local
 
 
-LOCAL_ARGS = {
-    aten.native_group_norm.default: _group_norm_args(3),
-    aten.native_group_norm_backward.default: _group_norm_args(5),
+row = functools.partial(Op, strided=True, of_sizes=True)
+TABLE: dict[object, Op] = {
+    aten.native_layer_norm.default: row(layer_norm),
+    aten.native_layer_norm_backward.default: row(layer_norm_backward),
+    aten.native_group_norm.default: row(group_norm, local_args=_group_norm_args(3)),
+    aten.native_group_norm_backward.default: row(
+        group_norm_backward, local_args=_group_norm_args(5)
+    ),
 }

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
+from ..rule_api.op import Op
 from ..rule_api.strategy import Choice, OpCall, replicated
 from .dtypes import keeps_values
 
@@ -113,3 +116,11 @@ def widens(call: OpCall) -> bool:
     """
     (x,), (out,) = call.ins, call.outs
     return x.dtype.is_floating_point and keeps_values(x.dtype, out.dtype)
+
+
+row = functools.partial(Op, pointwise, strided=True, of_sizes=True)
+ROW = row()  # of every op that works element by element
+TABLE: dict[object, Op] = {
+    aten._to_copy.default: row(rearranges=True),
+    aten.alias.default: row(rearranges=True),
+}

@@ -5,6 +5,7 @@ crosses a chunk's edge.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -12,7 +13,8 @@ import torch
 
 from .. import layout
 from ..emission.builder import Builder, Piece
-from ..rule_api.strategy import Choice, OpCall, Rule, replicated
+from ..rule_api.op import Op
+from ..rule_api.strategy import Choice, OpCall, replicated
 
 aten = torch.ops.aten
 
@@ -82,9 +84,6 @@ def _adaptive_windows(x: torch.Tensor, y: torch.Tensor, first: int) -> list[int]
     return [n // m if m else 0 for n, m in zip(x.shape[first:], y.shape[first:], strict=True)]
 
 
-TABLE: dict[object, Rule] = dict.fromkeys((*POOLS, *ADAPTIVE), pool)
-
-
 def _moved(b: Builder, index: Any, x: Piece, space: int, to_global: bool) -> Any:
     """Convert flat indices into a rank's local image to indices into the global image, or back."""
     dims = range(len(x.shape) - space, len(x.shape))
@@ -131,14 +130,15 @@ def lower_adaptive(
     )
 
 
-LOWER: dict[object, Any] = {
-    **{
-        op: functools.partial(lower_max_backward if kind.backward else lower_max, target=op)
-        for op, kind in MAX.items()
-    },
-    **{
-        op: functools.partial(lower_adaptive, target=op)
-        for op, kind in ADAPTIVE.items()
-        if not kind.backward
-    },
+def _lowering(op: object) -> Callable[..., Any] | None:
+    """How a rank computes an op on its part of the images, where that is not the op itself."""
+    if op in MAX:
+        return functools.partial(lower_max_backward if MAX[op].backward else lower_max, target=op)
+    if op in ADAPTIVE and not ADAPTIVE[op].backward:
+        return functools.partial(lower_adaptive, target=op)
+    return None
+
+
+TABLE: dict[object, Op] = {
+    op: Op(pool, lower=_lowering(op), of_sizes=True) for op in (*POOLS, *ADAPTIVE)
 }

@@ -8,7 +8,8 @@ import torch
 
 from ...ops.random_bits import RANDOM_BITS
 from ..emission.builder import Builder, Piece
-from ..rule_api.strategy import Choice, OpCall, Rule, replicated
+from ..rule_api.op import Op
+from ..rule_api.strategy import Choice, OpCall, replicated
 
 aten = torch.ops.aten
 
@@ -37,5 +38,4 @@ def make_shard(b: Builder, args: list[Any], out: Piece) -> Any:
     return b.call(RANDOM_BITS, key, start, local, stride, *rest)
 
 
-TABLE: dict[object, Rule] = {RANDOM_BITS: random_bits}
-BY_PLACE: dict[object, Any] = {RANDOM_BITS: make_shard}
+TABLE: dict[object, Op] = {RANDOM_BITS: Op(random_bits, lower_at=make_shard)}

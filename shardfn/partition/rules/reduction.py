@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ..emission.builder import Builder, Piece
+from ..rule_api.op import Op
 from ..rule_api.strategy import Choice, OpCall, Rule, replicated, together
 from .dtypes import keeps_values, reduces
 
@@ -64,48 +66,6 @@ def along(position: int, name: str = "dim", default: int = -1, linear: Sequence[
     return rule
 
 
-TABLE: dict[object, Rule] = {
-    aten.sum.default: reduction("sum"),
-    aten.sum.dim_IntList: reduction("sum"),
-    aten.amax.default: reduction("max"),
-    aten.amin.default: reduction("min"),
-    aten.prod.dim_int: reduction(None),
-    aten.any.dim: reduction(None),
-    aten.any.dims: reduction(None),
-    aten.all.dim: reduction(None),
-    aten.all.dims: reduction(None),
-    aten.max.dim: reduction(None),
-    aten.min.dim: reduction(None),
-    aten.argmax.default: reduction(None),
-    aten.argmin.default: reduction(None),
-    aten._softmax.default: along(1),
-    aten._softmax_backward_data.default: along(2, linear=(0,)),
-    aten._log_softmax.default: along(1),
-    aten._log_softmax_backward_data.default: along(2),
-    aten.cumsum.default: along(1, linear=(0,)),
-    aten.cumprod.default: along(1),
-    aten.cummax.default: along(1),
-    aten.cummin.default: along(1),
-    aten.logcumsumexp.default: along(1),
-    aten.sort.default: along(1),
-    aten.sort.stable: along(2),
-    aten.kthvalue.default: reduction(None, 2, -1),
-    aten.median.dim: reduction(None),
-    aten.nanmedian.dim: reduction(None),
-    aten.mode.default: reduction(None, 1, -1),
-    aten.histc.default: lambda call: [
-        replicated(call),
-        *(((d,), ("sum",)) for d in _between_fixed_ends(call)),
-    ],
-    aten.topk.default: along(2),
-    aten.flip.default: lambda call: [
-        replicated(call),
-        *together(call, _unflipped(call)),
-        (("sum",), ("sum",)),
-    ],
-}
-
-
 def _between_fixed_ends(call: OpCall) -> range:
     """A histogram of shards is a Partial sum, unless its ends are the least and the greatest
     value.
@@ -131,4 +91,47 @@ def lower_median(target: Any) -> Any:
     return lower
 
 
-LOWER = {op: lower_median(op) for op in (aten.median.dim, aten.nanmedian.dim)}
+def histogram(call: OpCall) -> list[Choice]:
+    """Counts of shards are a Partial sum."""
+    return [replicated(call), *(((d,), ("sum",)) for d in _between_fixed_ends(call))]
+
+
+def flip(call: OpCall) -> list[Choice]:
+    """Shards the dims that stay; linear."""
+    return [replicated(call), *together(call, _unflipped(call)), (("sum",), ("sum",))]
+
+
+row = functools.partial(Op, strided=True, of_sizes=True)
+TABLE: dict[object, Op] = {
+    aten.sum.default: row(reduction("sum")),
+    aten.sum.dim_IntList: row(reduction("sum")),
+    aten.amax.default: row(reduction("max")),
+    aten.amin.default: row(reduction("min")),
+    aten.prod.dim_int: row(reduction(None)),
+    aten.any.dim: row(reduction(None)),
+    aten.any.dims: row(reduction(None)),
+    aten.all.dim: row(reduction(None)),
+    aten.all.dims: row(reduction(None)),
+    aten.max.dim: row(reduction(None)),
+    aten.min.dim: row(reduction(None)),
+    aten.argmax.default: row(reduction(None)),
+    aten.argmin.default: row(reduction(None)),
+    aten._softmax.default: row(along(1)),
+    aten._softmax_backward_data.default: row(along(2, linear=(0,))),
+    aten._log_softmax.default: row(along(1)),
+    aten._log_softmax_backward_data.default: row(along(2)),
+    aten.cumsum.default: row(along(1, linear=(0,))),
+    aten.cumprod.default: row(along(1)),
+    aten.cummax.default: row(along(1)),
+    aten.cummin.default: row(along(1)),
+    aten.logcumsumexp.default: row(along(1)),
+    aten.sort.default: row(along(1)),
+    aten.sort.stable: row(along(2)),
+    aten.kthvalue.default: row(reduction(None, 2, -1)),
+    aten.median.dim: row(reduction(None), lower=lower_median(aten.median.dim), strided=False),
+    aten.nanmedian.dim: row(reduction(None), lower=lower_median(aten.nanmedian.dim), strided=False),
+    aten.mode.default: row(reduction(None, 1, -1)),
+    aten.histc.default: row(histogram),
+    aten.topk.default: row(along(2)),
+    aten.flip.default: row(flip),
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from .. import layout
 from ..emission.builder import Builder, Piece
+from ..rule_api.op import Op
 from ..rule_api.strategy import Choice, OpCall, Rule, replicated, together
 from .reshape import linear, reshape
 
@@ -276,84 +278,43 @@ def _rows_apart(
     return unit if is_apart else 0
 
 
-TABLE: dict[object, Rule] = {
-    aten.view_as_real.default: same_dims,
-    aten.view_as_complex.default: same_dims,
-    aten.diagonal.default: diagonal,
-    aten.diagonal_scatter.default: diagonal_scatter,
-    aten.slice_scatter.default: all_but(2),
-    aten.select_scatter.default: select_scatter,
-    aten.unfold.default: unfold,
-    aten.repeat.default: repeat,
-    aten.as_strided.default: strided,
-    aten.as_strided_scatter.default: strided_scatter,
-    aten.view.default: reshape,
-    aten._unsafe_view.default: reshape,
-    aten.reshape.default: reshape,
-    aten.unsqueeze.default: reshape,
-    aten.squeeze.default: reshape,
-    aten.squeeze.dim: reshape,
-    aten.squeeze.dims: reshape,
-    aten.t.default: permuted(lambda call, n: list(range(n))[::-1]),
-    aten.permute.default: permuted(lambda call, n: [d % n for d in call.args[1]]),
-    aten.transpose.int: permuted(_swapped),
-    aten.expand.default: expand,
-    aten.slice.Tensor: all_but(1),
-    aten.slice_backward.default: all_but(2),
-    aten.split.Tensor: split,
-    aten.split_with_sizes.default: split,
-    aten.cat.default: cat,
-    aten.stack.default: stack,
-    aten.select.int: select,
-    aten.select_backward.default: select_backward,
-    aten.constant_pad_nd.default: pad,
-}
-
-# Ops that only rearrange. Their results from a program's inputs are available from the start.
-REARRANGES = {*TABLE, aten._to_copy.default, aten.alias.default} - {
-    aten.cat.default,
-    aten.stack.default,
-}
-
-# Ops that need the elements of a shard in one run of memory.
-IN_ONE_RUN = {aten.as_strided.default, aten.as_strided_scatter.default}
-
-# Ops that a rank runs as a view to its local shape: a dim of local size 1 need not have global
-# size 1.
-AS_VIEW = {
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.unsqueeze.default,
-    aten.view.default,
-    aten.reshape.default,
-}
-
-# Ops of which a constant tensor makes a constant tensor. `expand` stays a view.
-VIEWS = {
-    *AS_VIEW,
-    aten._unsafe_view.default,
-    aten.permute.default,
-    aten.select.int,
-    aten.slice.Tensor,
-    aten.t.default,
-    aten.transpose.int,
-}
-
-# The argument with the result's shape. A rank passes its local shape.
-SIZES: dict[object, int] = {
-    aten._unsafe_view.default: 1,
-    aten.expand.default: 1,
-    aten.slice_backward.default: 1,
-    aten.select_backward.default: 1,
-    aten.as_strided.default: 1,
-}
-
-
 def _written_size(args: list[Any], shapes: list[tuple[int, ...]]) -> list[Any]:
     args[2] = list(shapes[1])
     return args
 
 
-LOWER = {op: lower_split(op) for op in (aten.split.Tensor, aten.split_with_sizes.default)}
-LOCAL_ARGS = {aten.as_strided_scatter.default: _written_size}
+row = functools.partial(Op, strided=True, of_sizes=True, rearranges=True)
+TABLE: dict[object, Op] = {
+    aten.view_as_real.default: row(same_dims),
+    aten.view_as_complex.default: row(same_dims),
+    aten.diagonal.default: row(diagonal),
+    aten.diagonal_scatter.default: row(diagonal_scatter),
+    aten.slice_scatter.default: row(all_but(2)),
+    aten.select_scatter.default: row(select_scatter),
+    aten.unfold.default: row(unfold),
+    aten.repeat.default: row(repeat),
+    aten.as_strided.default: row(strided, size_arg=1, strided=False),
+    aten.as_strided_scatter.default: row(strided_scatter, local_args=_written_size, strided=False),
+    aten.view.default: row(reshape, as_view=True, keeps_constants=True),
+    aten._unsafe_view.default: row(reshape, size_arg=1, keeps_constants=True),
+    aten.reshape.default: row(reshape, as_view=True, keeps_constants=True),
+    aten.unsqueeze.default: row(reshape, as_view=True, keeps_constants=True),
+    aten.squeeze.default: row(reshape, as_view=True, keeps_constants=True),
+    aten.squeeze.dim: row(reshape, as_view=True, keeps_constants=True),
+    aten.squeeze.dims: row(reshape, as_view=True, keeps_constants=True),
+    aten.t.default: row(permuted(lambda call, n: list(range(n))[::-1]), keeps_constants=True),
+    aten.permute.default: row(
+        permuted(lambda call, n: [d % n for d in call.args[1]]), keeps_constants=True
+    ),
+    aten.transpose.int: row(permuted(_swapped), keeps_constants=True),
+    aten.expand.default: row(expand, size_arg=1),
+    aten.slice.Tensor: row(all_but(1), keeps_constants=True),
+    aten.slice_backward.default: row(all_but(2), size_arg=1),
+    aten.split.Tensor: row(split, lower=lower_split(aten.split.Tensor)),
+    aten.split_with_sizes.default: row(split, lower=lower_split(aten.split_with_sizes.default)),
+    aten.cat.default: row(cat, rearranges=False),
+    aten.stack.default: row(stack, rearranges=False),
+    aten.select.int: row(select, keeps_constants=True),
+    aten.select_backward.default: row(select_backward, size_arg=1),
+    aten.constant_pad_nd.default: row(pad),
+}

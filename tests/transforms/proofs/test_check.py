@@ -20,13 +20,14 @@ def test_check_proves_law_0_and_finds_what_breaks_it(monkeypatch: pytest.MonkeyP
         (("dp", 2), ("tp", 2)),
     ]
     from shardfn.partition import rules
+    from shardfn.partition.rule_api.op import Op
     from shardfn.partition.rules import pointwise
 
     # a wrong rule: the square of a pending sum is not the pending sum of squares
     monkeypatch.setitem(
-        rules.RULES,
+        rules.OPS,
         torch.ops.aten.exp.default,
-        lambda call: [(("sum",), ("sum",)), *pointwise.pointwise(call)],
+        Op(lambda call: [(("sum",), ("sum",)), *pointwise.pointwise(call)]),
     )
     with pytest.raises(
         sf.DivergenceError, match=r"check, world 2, result: sharded differs from plain by up to"

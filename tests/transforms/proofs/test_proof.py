@@ -18,7 +18,7 @@ W = torch.randn(4, 7, generator=G, dtype=torch.float64)
 
 
 def test_rules_of_the_library_pass() -> None:
-    prove_values(matmul.TABLE[aten.mm.default], aten.mm.default, (X, W), {})
+    prove_values(matmul.TABLE[aten.mm.default].rule, aten.mm.default, (X, W), {})
     prove_values(pointwise.pointwise, aten.add.Tensor, (X, X[0]), {"alpha": 2})
 
 

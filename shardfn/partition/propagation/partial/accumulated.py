@@ -91,8 +91,9 @@ def _is_linear(step: plan.Apply) -> bool:
     target = step.node.target
     if target in ADDS:
         return True
-    is_of_one = len(step.ins) == 1
-    return is_of_one and (target in LINEAR_IN_FIRST or target in SUMS or target in rules.REARRANGES)
+    if len(step.ins) != 1:
+        return False
+    return target in LINEAR_IN_FIRST or target in SUMS or rules.row_of(target).rearranges
 
 
 def _is_sum(slot: plan.Slot, computed: set[int]) -> bool:

@@ -19,7 +19,6 @@ from ....ops.nodes import args_of
 from ....ops.placement import AFTER
 from ....types import PENDING, Mark, Marks
 from ... import rules
-from ...rule_api import registry
 from ...rule_api.checked import answered
 from ...rule_api.strategy import Choice, arguments, call_of, named
 from .elements import MOVES, is_constant_along, is_faithful, is_item
@@ -123,7 +122,7 @@ class _Search:
 
     def member(self, node: Node, read: list[Node], kinds: list[Kind]) -> Member | None:
         """The op as one on sorted rows; None if it is not."""
-        if not _is_op(node) or draws(node) or _has_own_rule(node.target):
+        if not _is_op(node) or draws(node) or rules.of_user(node.target) is not None:
             return None
         call = call_of(node)
         if call is None:
@@ -184,12 +183,6 @@ def _makes_constant(node: Node) -> bool:
         return False
     filled = rules.fill_value(node.target, node.args, value.dtype)
     return filled is not None
-
-
-def _has_own_rule(target: object) -> bool:
-    """Whether the user has registered a rule for an op."""
-    public = rules.PUBLIC.get(target)
-    return any(map(registry.find, (target, public)))
 
 
 def _of_results(node: Node, member: Member) -> Iterator[Kind]:

@@ -173,13 +173,3 @@ def lower_weights_backward(
     rows = _rows(own, table)
     product = b.call(aten.mul.Tensor, gradients, rows)
     return b.call(aten.sum.dim_IntList, product, [1])
-
-
-LOWER = {
-    FORWARD: lower_bags(FORWARD),
-    FORWARD_ONLY: lower_bags(FORWARD_ONLY),
-    BACKWARD: lower_backward,
-    WEIGHTS_BACKWARD: lower_weights_backward,
-}
-# Ops that a rank with an empty shard runs, too: not all of their results are empty then.
-RUN_EMPTY = {FORWARD, FORWARD_ONLY}

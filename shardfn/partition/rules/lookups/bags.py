@@ -9,9 +9,18 @@ from __future__ import annotations
 
 import torch
 
-from ...rule_api.strategy import Choice, OpCall, Rule, named, replicated
+from ...rule_api.op import Op
+from ...rule_api.strategy import Choice, OpCall, named, replicated
 from .bag_numbers import MAX, SUM, Options, options_of
-from .bag_shards import BACKWARD, FORWARD, FORWARD_ONLY, WEIGHTS_BACKWARD
+from .bag_shards import (
+    BACKWARD,
+    FORWARD,
+    FORWARD_ONLY,
+    WEIGHTS_BACKWARD,
+    lower_backward,
+    lower_bags,
+    lower_weights_backward,
+)
 
 
 def bags(call: OpCall) -> list[Choice]:
@@ -93,9 +102,10 @@ def _is_open(grad: torch.Tensor, offsets: torch.Tensor) -> bool:
     return grad.shape[0] == offsets.shape[0]
 
 
-TABLE: dict[object, Rule] = {
-    FORWARD: bags,
-    FORWARD_ONLY: bags,
-    BACKWARD: bags_backward,
-    WEIGHTS_BACKWARD: weights_backward,
+# A rank with an empty shard runs the forward, too: not all of its results are empty then.
+TABLE: dict[object, Op] = {
+    FORWARD: Op(bags, lower=lower_bags(FORWARD), run_empty=True),
+    FORWARD_ONLY: Op(bags, lower=lower_bags(FORWARD_ONLY), run_empty=True),
+    BACKWARD: Op(bags_backward, lower=lower_backward),
+    WEIGHTS_BACKWARD: Op(weights_backward, lower=lower_weights_backward),
 }

@@ -14,7 +14,8 @@ import attrs
 import torch
 
 from ...emission.builder import Builder, Piece
-from ...rule_api.strategy import Choice, OpCall, Rule, replicated
+from ...rule_api.op import Op
+from ...rule_api.strategy import Choice, OpCall, replicated
 from .counted import along
 from .reads import hits, zeros_elsewhere
 
@@ -177,5 +178,6 @@ def counted_from_start(b: Builder, at: Any, size: int) -> Any:
     return b.call(aten.where.self, is_negative, from_end, at)
 
 
-TABLE: dict[object, Rule] = {aten.index.Tensor: index}
-LOWER = {aten.index.Tensor: lower_index}
+TABLE: dict[object, Op] = {
+    aten.index.Tensor: Op(index, lower=lower_index, numbered_dims=indexed_dims)
+}

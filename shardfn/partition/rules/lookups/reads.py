@@ -6,12 +6,14 @@ ranks, so the result is a Partial sum.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
 from ...emission.builder import Builder, Piece
-from ...rule_api.strategy import Choice, OpCall, Rule, replicated, together
+from ...rule_api.op import Op
+from ...rule_api.strategy import Choice, OpCall, replicated, together
 
 aten = torch.ops.aten
 
@@ -146,21 +148,6 @@ def looked_up(call: OpCall) -> list[Choice]:
     return choices
 
 
-TABLE: dict[object, Rule] = {
-    aten.scatter_reduce.two: _one_by_one,
-    aten.index_reduce.default: index_reduce,
-    aten.searchsorted.Tensor: looked_up,
-    aten.bucketize.Tensor: looked_up,
-    aten.embedding.default: embedding,
-    aten.embedding_dense_backward.default: embedding_backward,
-    aten.gather.default: gather,
-    aten.scatter.value: scatter,
-    aten.scatter.src: scatter,
-    aten.scatter_add.default: scatter,
-    aten.index_select.default: index_select,
-}
-
-
 def hits(b: Builder, table: Piece, dim: int, index: Any) -> tuple[Any, Any]:
     """(a mask of the indices inside this rank's shard of the table, the indices relative to its
     start).
@@ -277,32 +264,36 @@ def lower_scatter(target: Any) -> Any:
 
 SCATTERS = (aten.scatter.value, aten.scatter.src, aten.scatter_add.default)
 
-LOWER = {
-    aten.embedding.default: lower_embedding,
-    aten.gather.default: lower_gather,
-    aten.index_select.default: lower_index_select,
-    aten.scatter_reduce.two: lower_scatter_reduce,
-    **{op: lower_scatter(op) for op in SCATTERS},
-}
 
-
-def looked_up_dims(call: OpCall) -> list[int]:
-    """The dims of the first tensor along which an op of this table looks up: where they are
-    sharded, a rank must know where its shard starts.
-    """
-    x = call.ins[0]
-    if call.target in BY_ROWS:
-        return [0]
-    if call.target in BY_DIM and x.dim():
-        return [call.args[1] % x.dim()]
+def no_dims(call: OpCall) -> list[int]:
+    """Of an op that finds the place of an element by its value."""
     return []
 
 
-BY_ROWS = {aten.embedding.default}
-BY_DIM = {
-    aten.gather.default,
-    aten.index_reduce.default,
-    aten.index_select.default,
-    aten.scatter_reduce.two,
-    *SCATTERS,
+def rows_dim(call: OpCall) -> list[int]:
+    """Of an op that finds rows by their numbers."""
+    return [0]
+
+
+def looked_up_dim(call: OpCall) -> list[int]:
+    """Of an op that takes the dim along which it finds elements by their numbers."""
+    n = call.ins[0].dim()
+    return [call.args[1] % n] if n else []
+
+
+along_dim = functools.partial(Op, numbered_dims=looked_up_dim)
+TABLE: dict[object, Op] = {
+    aten.scatter_reduce.two: along_dim(_one_by_one, lower=lower_scatter_reduce),
+    aten.index_reduce.default: along_dim(index_reduce),
+    aten.searchsorted.Tensor: Op(looked_up, numbered_dims=no_dims),
+    aten.bucketize.Tensor: Op(looked_up, numbered_dims=no_dims),
+    aten.embedding.default: Op(embedding, lower=lower_embedding, numbered_dims=rows_dim),
+    aten.embedding_dense_backward.default: Op(embedding_backward, numbered_dims=no_dims),
+    aten.gather.default: along_dim(gather, lower=lower_gather),
+    aten.scatter.value: along_dim(scatter, lower=lower_scatter(aten.scatter.value)),
+    aten.scatter.src: along_dim(scatter, lower=lower_scatter(aten.scatter.src)),
+    aten.scatter_add.default: along_dim(
+        scatter, lower=lower_scatter(aten.scatter_add.default), decided_by_first=True
+    ),
+    aten.index_select.default: along_dim(index_select, lower=lower_index_select),
 }

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from ...emission.builder import Builder, Piece
-from ...rule_api.strategy import Choice, OpCall, Rule, replicated
+from ...rule_api.op import Op
+from ...rule_api.strategy import Choice, OpCall, replicated
 from .indexing import MASKS, Indexed, counted_from_start, index_marks, indexed, indices_of
 from .reads import hits
 
@@ -101,15 +102,18 @@ def _local_index(b: Builder, table: Piece, dim: int, at: Any) -> Any:
     return b.call(aten.where.self, hit, shifted, outside)
 
 
-# Ops that add to their first input. A rank with nothing to add still returns that input.
-ADDS_TO_FIRST = {aten.scatter_add.default, aten.index_put.default}
-
-TABLE: dict[object, Rule] = {aten.index_put.default: index_put}
-LOWER = {aten.index_put.default: lower_index_put}
-
-
 def written_dims(call: OpCall) -> list[int]:
     """The dims of the tensor that an index numbers."""
     return [
         d for d, i in enumerate(call.args[1]) if i is not None and i.meta["val"].dtype not in MASKS
     ]
+
+
+TABLE: dict[object, Op] = {
+    aten.index_put.default: Op(
+        index_put,
+        lower=lower_index_put,
+        numbered_dims=written_dims,
+        decided_by_first=True,  # a rank with nothing to write still returns its shard
+    )
+}
