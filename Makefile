@@ -122,7 +122,7 @@ bench-planner: venv  ## what planning a Llama of 70 billion parameters at once s
 
 # No .venv: a GPU machine brings its own torch; missing packages may come by PYTHONPATH.
 gpu-check:  ## the laws on a GPU, with the python3 and torch that are there
-	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" python3 -m bench.gpu.check
+	SHARDFN_ANY_TORCH=1 PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" python3 -m bench.gpu.check
 
 sizes:  ## what the code weighs, room by room: AST nodes, statements, packed bytes
 	$(PYTHON) -m tests.support.reading.sizes

@@ -35,6 +35,7 @@ __all__ = [
     "Shard",
     "ShardError",
     "Strategy",
+    "TorchVersionError",
     "TreeError",
     "accumulate",
     "all_gather",

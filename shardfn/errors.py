@@ -135,6 +135,10 @@ class CaptureError(ShardError):
     """A function that cannot be captured as one pure program."""
 
 
+class TorchVersionError(ShardError):
+    """A torch that shardfn does not know, or that lacks a place which shardfn changes."""
+
+
 class RuleError(ShardError):
     """An operator whose sharding rule fails or allows no placement here."""
 

@@ -82,7 +82,6 @@ REGISTRIES = (
     State("_compat.inductor", "_formulas", "ops that Inductor writes as formulas"),
     State("_compat.distributed.every_rank", "_one_thread", "who runs torch for all ranks"),
     State("_compat.cpp_kernels.folder", "_named", "who needs the folder of kernels"),
-    State("_compat.cpp_kernels.units", "started", "kernels in the compiler now"),
     State("_compat.native.library", "_loaded", "the C++ functions of a call"),
     State("_compat.threads", "_replaced", "attributes of torch that are replaced now"),
 )
@@ -107,11 +106,12 @@ CACHES = (
 )
 
 ONCE = (
+    State("_compat.patches", "require_places", "stages whose places torch has"),
+    State("_compat.versions", "require_known", "that torch is one we know"),
     State("_compat.tracing", "core_decompositions", "torch's decompositions"),
     State("_compat.distributed.groups", "_unreduced_class", "a class over torch's"),
     State("_compat.distributed.groups", "_gone_class", "a class over torch's"),
     State("_compat.dynamo.reading", "_handler", "what Dynamo reads instead"),
-    State("_compat.dynamo.spared", "own_files_of_torch", "their names"),
     State("_compat.cpp_kernels.units", "_processor", "what the processor can"),
     State("_compat.compilations.environment", "_fixed", "torch, the machine"),
     State("_compat.compilations.caches", "_changed", "contexts of torch's settings"),

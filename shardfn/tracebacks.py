@@ -37,10 +37,20 @@ def shown(fn: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return fn(*args, **kwargs)
         except BaseException as error:
-            hide_frames(error)
+            show(error)
             raise
 
     return outermost
+
+
+def show(error: BaseException) -> None:
+    """Prepare an error for the user: with the user's frames only, and with what the running torch
+    lacks.
+    """
+    hide_frames(error)
+    lacks = _compat.degraded() if isinstance(error, Exception) else []
+    if lacks:
+        error.add_note(f"this torch, {_compat.TORCH_VERSION}, lacks {'; '.join(lacks)}")
 
 
 def hide_frames(error: BaseException) -> None:

@@ -1,7 +1,8 @@
-"""The only package that uses torch's private modules, of torch 2.11 to 2.15."""
+"""The only package that uses torch's private modules: `patches.py` lists all that it changes."""
 
 from attr._compat import repr_context  # reprs that attrs writes look for it here
 
+from . import versions
 from .compilations.culprits import culprits
 from .compilations.environment import environment, has_own_passes, machine
 from .compilations.garbage import paused_gc
@@ -38,6 +39,7 @@ from .distributed.groups import (
     own_store,
     register_group,
     root_mesh,
+    shardings_forgotten,
     spec_of,
     split_factor,
     strided_shard,
@@ -61,7 +63,6 @@ from .distributed.stores import (
     world_store,
 )
 from .distributed.strided_shards import is_in_order, span
-from .distributed.subclasses import shardings_forgotten
 from .dynamo.dtensors.calls import for_a_while, overwrite
 from .dynamo.generators import READS_GENERATOR
 from .dynamo.guards import FUNCTION, Itself, Read, read_of_code
@@ -158,7 +159,7 @@ from .modules import (
     settle,
 )
 from .native import calls, library
-from .patches import PATCHES, patched
+from .patches import PATCHES, degraded, patched, rows_of_all
 from .seeds import checkpoints_wrapped, last_seeding, loaders_inside, seed_of
 from .settings import SETTINGS, anomaly_off, autocast_off, inference_off, settings, without_autocast
 from .threads import is_capturing, staging
@@ -208,6 +209,9 @@ from .tracing import (
 )
 
 __all__ = [
+    "versions",
+    "degraded",
+    "rows_of_all",
     "Unlike",
     "read_of_code",
     "with_uses",

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import functools
 import operator
 import sys
 import types
@@ -19,8 +18,6 @@ import torch.utils.checkpoint
 from torch._decomp import decompositions
 
 from .compilations import caches
-from .dynamo import reading, refused, shown
-from .patching import NEVER, Patch, methods
 from .threads import replaced
 from .tracing import inside_transform, is_fake, is_transformed
 
@@ -191,17 +188,17 @@ def with_numbers_as_tensors(step: types.FunctionType, *args: Any, **kwargs: Any)
     return copied(*args, **kwargs)
 
 
-def applied(original: Any, module: Any, fn: Any, **options: Any) -> Any:
+def applied(original: Any, module: Any, fn: Any, recurse: bool = True) -> Any:
     """Module._apply, for `.to()` and `.double()` of a module without values: it gets other
     parameters, and `settle` puts them wherever the old ones are.
     """
     own = parameters_of(module)
     before = dict(own)
     if not any(map(is_fake, before.values())):
-        return original(module, fn, **options)
+        return original(module, fn, recurse)
     own.clear()
     try:
-        return original(module, fn, **options)  # of its buffers, and of its children
+        return original(module, fn, recurse)  # of its buffers, and of its children
     finally:
         own.update({name: _applied(x, fn) for name, x in before.items()})
 
@@ -255,102 +252,3 @@ def _chosen(
         return of_tensors(a, b)
     x = b if a is numbers[0] else a
     return x.clamp(**{bound: numbers[0]})
-
-
-PATCHES = (  # while a module runs that Dynamo does not trace
-    *(
-        Patch(
-            (place,),
-            "it shows the values of the run",
-            NEVER,
-            new=functools.partial(shown.run_called, fn),
-            is_mine=reading.is_reading,
-        )
-        for place, fn in shown.OF_PYTHON.items()
-    ),
-    Patch(
-        methods("logging:Logger", "_log"),
-        "the same",
-        NEVER,
-        new=shown.run_logged,
-        is_mine=reading.is_reading,
-    ),
-    Patch(
-        ("torch.backends.mha:get_fastpath_enabled",),
-        "attention has a fused kernel for inference, which has no derivative",
-        NEVER,
-        new=lambda enabled: False,
-        is_mine=reading.is_reading,
-    ),
-    Patch(
-        ("torch.compiler:is_compiling",),
-        "code that is written to be compiled branches on values where this is False",
-        NEVER,
-        new=lambda asked: True,
-        is_mine=reading.is_reading,
-    ),
-    Patch(
-        ("torch._dynamo.eval_frame:_callback_from_stance",),
-        "what is compiled inside is part of the module; set_stance is the process's",
-        NEVER,
-        new=lambda chosen, callback: None,
-        is_mine=reading.is_reading,
-    ),
-    Patch(
-        ("torch._dynamo.config.error_on_nested_fx_trace, of this thread",),
-        "the same",
-        NEVER,
-        enter=nested_traces_allowed,
-    ),
-    Patch(
-        ("torch.optim._adafactor:_single_tensor_adafactor",),
-        "it reads the norms of tensors as numbers",
-        NEVER,
-        new=with_numbers_as_tensors,
-        is_mine=reading.is_reading,
-        optional=True,
-    ),
-    Patch(
-        (
-            "torch.distributed:get_rank",
-            *methods("torch.distributed.device_mesh:DeviceMesh", *sorted(refused.RANK)),
-        ),
-        "a program is for every rank",
-        NEVER,
-        new=rank_asked,
-        takes="asked",
-        is_mine=reading.is_reading,
-        optional=True,
-    ),
-    Patch(
-        (
-            "torch.utils.checkpoint:_checkpoint_without_reentrant_generator",
-            "torch.utils.checkpoint:_checkpoint_without_reentrant_generator_impl",
-        ),
-        "it fails under torch.func",
-        "later than 2.15",
-        new=lambda around, generator, *args, **kwargs: checkpointed_generator(around),
-        takes="checkpointed",
-        is_mine=reading.is_reading,
-        optional=True,
-    ),
-    Patch(
-        ("torch.utils.checkpoint:CheckpointFunction.apply",),
-        "the same",
-        "later than 2.15",
-        new=checkpointed_call,
-        takes="checkpointed",
-        is_mine=reading.is_reading,
-    ),
-    Patch(
-        (
-            "torch.distributed.tensor:DTensor.__init__",
-            "torch.distributed.tensor:DTensor.from_local",
-        ),
-        "a module makes no DTensor",
-        NEVER,
-        new=dtensor_made,
-        takes="making",
-        is_mine=reading.is_reading,
-    ),
-)

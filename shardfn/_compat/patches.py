@@ -1,17 +1,22 @@
-"""Every change that shardfn makes to torch: the place, the reason, and the torch version that
-ends it. Each is entered for a capture or a compilation, affects the capturing thread only, and
-is undone afterwards.
+"""Every change that shardfn makes to torch: the places, the reason, what ends it, and what is lost
+in a torch without the place. Each is entered for a capture or a compilation, affects the capturing
+thread only, and is undone afterwards.
+
+A row is one reason. `patched` enters the rows of a stage, in their order: of two replacements of
+one function the later row's is asked first.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
 from collections.abc import Iterator
 from typing import Any
 
-from . import dispatch, modules, patterns, threads, tracing
+from . import dispatch, loops, modules, patterns, settings, threads, tracing, versions
 from .compilations import caches, reuse
-from .cpp_kernels.patches import KERNELS, RULES, VALUES, WRITTEN
+from .cpp_kernels import folder, functions, index_values, instructions, units
 from .distributed import (
     checkpoints,
     eager_collectives,
@@ -20,12 +25,44 @@ from .distributed import (
     groups,
     rank_sizes,
     stores,
-    subclasses,
 )
-from .dynamo import sizes, spared
-from .dynamo.patches import READING
+from .dynamo import (
+    generators,
+    guards,
+    lazy,
+    reading,
+    refused,
+    restored,
+    shown,
+    sizes,
+    spared,
+    steps,
+    tree_functions,
+    under_transforms,
+    value_checks,
+)
+from .dynamo.dtensors import calls, closed_over, objects
 from .fakes import answers, known_sizes, zeros
-from .patching import NEVER, Patch, enter, methods
+from .patching import DEGRADE, OR, Patch, each, enter, methods
+
+VARIABLES = "torch._dynamo.variables:"
+BUILDER = "torch._dynamo.variables.builder:"
+TRANSLATOR = "torch._dynamo.symbolic_convert:InstructionTranslatorBase"
+HIGHER_ORDER = "torch._dynamo.variables.higher_order_ops:"
+LOCAL_MAP = f"{HIGHER_ORDER}LocalMapWrappedHigherOrderVariable"
+DECOMPOSITIONS = "torch._decomp.decompositions:"
+FAKES = "torch._subclasses.fake_tensor:"
+CPP = "torch._inductor.codegen.cpp:"
+WRAPPER = "torch._inductor.codegen.wrapper:PythonWrapperCodegen"
+TENSORS = "torch.distributed.tensor:"
+# methods of Dynamo's stand-ins for tensors, meshes and groups: before torch 2.15, and from it on
+TENSOR_ATTRIBUTE = OR.join(methods(VARIABLES + "TensorVariable", "var_getattr", "tp_getattro_impl"))
+OBJECT = "torch._dynamo.variables.script_object:TorchScriptObjectVariable"
+CUSTOM = "torch._dynamo.variables.script_object:CustomClassObjectVariable"
+OBJECT_CALL = f"{OBJECT}.call_method{OR}{CUSTOM}.call_method"
+OBJECT_HAS = f"{OBJECT}.call_obj_hasattr{OR}{CUSTOM}.call_obj_hasattr"
+OBJECT_TEXT = f"{OBJECT}.repr_impl{OR}{CUSTOM}.tp_repr_impl"
+OBJECT_ATTRIBUTE = f"{OBJECT}.var_getattr{OR}{CUSTOM}.tp_getattro_impl"
 
 
 @contextlib.contextmanager
@@ -48,217 +85,642 @@ def _others_checked(checked: frozenset[int], original: Any, wrapper: Any) -> Non
         del wrapper.get_graph_inputs
 
 
+def _always() -> bool:
+    return True
+
+
+READING = (  # a captured function, by Dynamo
+    Patch(
+        what="work on graphs that nothing runs",
+        why="torch writes the code of each graph, and searches the arguments of each node for "
+        "symbolic numbers",
+        lost="captures are slower by a fifth",
+        on_missing=DEGRADE,
+        calls={
+            "torch.fx._lazy_graph_module:_LazyGraphModule.force_recompile": spared.left_unwritten
+        },
+        enter=spared.of_graphs,
+        places=("torch.fx._lazy_graph_module:_use_lazy_graph_module", "torch.fx.graph:pytree"),
+    ),
+    Patch(
+        what="our own ops in Dynamo's graph",
+        why="it looks inside of them; allow_in_graph is for good",
+        lost="ops of shardfn would be taken apart",
+        calls={"torch._dynamo.trace_rules:is_callable_allowed": reading.kept_in_graph},
+    ),
+    Patch(
+        what="Python functions that Dynamo cannot read",
+        why="it cannot read these, and reads ours; substitute_in_graph is for good",
+        lost="functions such as inspect.signature or optree's would end a capture",
+        calls={
+            "torch._dynamo.trace_rules:is_polyfilled_callable": reading.is_substituted,
+            VARIABLES + "PolyfilledFunctionVariable._get_polyfill_handlers": reading.substitutes,
+        },
+        takes="substitutes",
+    ),
+    Patch(
+        what="parameters of lazy modules",
+        why="a module without parameters makes them in the first call: fake ones, or none",
+        lost="a lazy module would be given fake parameters",
+        calls={
+            "torch.nn.modules.lazy:LazyModuleMixin._infer_parameters": lazy.parameters_made,
+            BUILDER + "VariableBuilder._wrap": lazy.shape_read,
+        },
+    ),
+    Patch(
+        what="tensors that a function closes over",
+        why="a view or a result of autograd becomes a fake of another mode; a tensor on the meta "
+        "device stands for one on the device of the program",
+        lost="captured views would be taken for other tensors",
+        calls={BUILDER + "wrap_to_fake_tensor_and_record": reading.faked},
+        takes="device",
+    ),
+    Patch(
+        what="guards on what a function reads besides its arguments",
+        why="an object that two names lead to has a guard for one of them; what a function without "
+        "a source closes over is taken for new",
+        lost="a later change of what a function reads would go unnoticed",
+        until="later than 2.15",
+        calls={
+            BUILDER + "make_dupe_guard": reading.guarded_twice,
+            VARIABLES + "UserFunctionVariable.get_source": guards.found_again,
+            "torch._dynamo.variables.functions:invoke_and_store_as_constant": guards.without_source,
+        },
+    ),
+    Patch(
+        what="guards on code, and on objects that are put back",
+        why="code that is replaced in place has no guard; an object that has its own items again "
+        "counts as changed, as of functional_call",
+        lost="a function whose code is replaced would be taken for the old one",
+        calls={
+            VARIABLES + "UserFunctionVariable.bind_args": guards.code_noted,
+            "torch._dynamo.side_effects:SideEffects.is_modified": restored.is_changed,
+        },
+        takes="memo",
+    ),
+    Patch(
+        what="ops that read values, under torch.func",
+        why="under torch.func some ops read values: Dynamo reads ours",
+        lost="indexing by a mask, and others, would end a capture under a derivative",
+        until="later than 2.15",
+        calls={
+            VARIABLES + "TorchInGraphFunctionVariable.call_function": (
+                under_transforms.function_called
+            ),
+            VARIABLES + "TensorVariable.call_method": under_transforms.method_called,
+            VARIABLES + "TensorVariable.method___setitem__": under_transforms.written,
+        },
+        takes="under_transforms",
+    ),
+    Patch(
+        what="the step of a loop as an index",
+        why="it takes the number out of a tensor, in x[t], select and narrow: Dynamo reads ours",
+        lost="x[t] with the step of a loop would end a capture",
+        calls={
+            VARIABLES + "SliceVariable.__init__": steps.sliced,
+            VARIABLES + "BuiltinVariable.call_function": steps.selected,
+            VARIABLES + "TensorVariable.method___setitem__": steps.written,
+            VARIABLES + "TensorVariable.call_method": steps.narrowed,
+        },
+        takes="steps",
+    ),
+    Patch(
+        what="methods of tensors that work in place",
+        why="Dynamo answers with a shape from before squeeze_, t_ and the like, and leaves out "
+        "random_, whose ATen name is a word of Python's",
+        lost="a shape read after squeeze_ would be the old one, and x.random_() would draw nothing",
+        until="later than 2.13",
+        calls={
+            TENSOR_ATTRIBUTE: reading.fresh,
+            VARIABLES + "TensorVariable.unpack_var_sequence": reading.fresh,
+            VARIABLES + "TensorVariable.call_method": reading.fresh_or_random,
+        },
+    ),
+    Patch(
+        what="arguments and lines in errors",
+        why="an error on fake tensors becomes a text, one inside of a `with` loses its line, a "
+        "condition on sizes has a line of ours, and a dual number is refused without its name",
+        lost="some errors name neither the argument nor the line of the user's",
+        until="later than 2.15",
+        on_missing=DEGRADE,
+        calls={
+            "torch.fx.experimental.symbolic_shapes:ShapeEnv._get_sloc": sizes.place_noted,
+            "torch._dynamo.utils:run_node": reading.own_error_raised,
+            f"{TRANSLATOR}._attach_traceback_to_exception": reading.raised_here,
+            BUILDER + "VariableBuilder.wrap_tensor": reading.dual_wrapped,
+            "torch._dynamo.output_graph:OutputGraph.get_replayed_side_effect_source_refs": (
+                refused.side_effects_listed
+            ),
+        },
+    ),
+    Patch(
+        what="print, breakpoint and loggers",
+        why="they would show the values of the capture, once",
+        lost="print would show fake values",
+        calls={
+            VARIABLES + "BuiltinVariable.call_function": shown.builtin_called,
+            f"{TRANSLATOR}._load_attr": shown.method_loaded,
+            "torch._dynamo.variables.misc:LoggingLoggerVariable.call_method": shown.logger_called,
+        },
+    ),
+    Patch(
+        what="requires_grad inside of a function",
+        why="Dynamo and torch.func refuse requires_grad_, x.requires_grad = True, and tensors made "
+        "with it; which inputs a gradient uses shows in its graph alone",
+        lost="code that calls torch.autograd.grad would end a capture",
+        calls={
+            VARIABLES + "TensorVariable.call_method": reading.grad_required,
+            VARIABLES + "TorchInGraphFunctionVariable.call_function": reading.torch_called,
+            "torch._dynamo.variables.builtin:SetAttrBuiltinVariable._call_setattr": (
+                reading.flag_set
+            ),
+        },
+    ),
+    Patch(
+        what="autograd.Functions that Dynamo reads",
+        why="under torch.func it looks inside, where the function's own derivatives count",
+        lost="the derivative of an autograd.Function would be that of its forward",
+        until="later than 2.13",
+        calls={VARIABLES + "AutogradFunctionVariable.call_apply": reading.intact},
+        takes="functions_read",
+    ),
+    Patch(
+        what="backward hooks that Dynamo reads",
+        why="modules with full backward hooks need compiled autograd",
+        lost="modules with full backward hooks would end a capture",
+        until="later than 2.13",
+        calls={
+            "torch._dynamo.variables.distributed:BackwardHookVariable.create": dispatch.hooks_read
+        },
+        takes="hooked",
+    ),
+    Patch(
+        what="numbers of the rank, generators and context variables",
+        why="the number of the rank that traces, generators, context variables, Python's and "
+        "numpy's random numbers become constants of the program",
+        lost="they would be constants, without an error by name",
+        calls={
+            VARIABLES + "TorchInGraphFunctionVariable.call_function": refused.rank_call_refused,
+            OBJECT_CALL: refused.rank_method_refused,
+            VARIABLES + "TensorVariable.call_method": refused.method_refused,
+            "torch._dynamo.variables.user_defined:call_random_fn": generators.refused_random,
+            "torch._dynamo.variables.misc:call_random_fn": generators.refused_random,
+            VARIABLES + "NumpyVariable.call_function": generators.numpy_called,
+            "torch._dynamo.variables.misc:ContextVarVariable._get_value": refused.context_refused,
+            BUILDER + "VariableBuilder.wrap_tensor": refused.class_refused,
+        },
+    ),
+    Patch(
+        what="checks of torch.distributions",
+        why="they branch on the values of parameters and of a sample",
+        lost="a distribution with its checks on would end a capture",
+        calls={
+            **each(
+                value_checks.function_passed,
+                VARIABLES + "TorchInGraphFunctionVariable.call_function",
+                VARIABLES + "SkipFunctionVariable.call_function",
+            ),
+            VARIABLES + "TensorVariable.call_method": value_checks.method_passed,
+        },
+    ),
+    Patch(
+        what="functions of trees",
+        why="Dynamo reads hundreds of bytecodes a leaf in functions that may run as they are",
+        lost="captures of large trees are slower",
+        on_missing=DEGRADE,
+        calls={VARIABLES + "UserFunctionVariable.call_function": tree_functions.run_as_it_is},
+    ),
+    Patch(
+        what="DTensors in Dynamo",
+        why="calls, methods, attributes and classes of DTensors, and collectives, are ours: global "
+        "tensors and the three prims",
+        lost="code with DTensors would be traced with torch's own rules",
+        calls={
+            **each(
+                calls.function_called,
+                VARIABLES + "TorchInGraphFunctionVariable.call_function",
+                VARIABLES + "UserFunctionVariable.call_function",
+                VARIABLES + "UserMethodVariable.call_function",
+                VARIABLES + "SkipFunctionVariable.call_function",
+                VARIABLES + "UserDefinedClassVariable.call_function",
+                BUILDER + "TensorSubclassVariable.call_function",
+                HIGHER_ORDER + "CheckpointHigherOrderVariable._call_function",
+            ),
+            "torch._dynamo.variables.functions:CollectiveFunctionRewriteVariable.call_function": (
+                calls.collective_called
+            ),
+            BUILDER + "VariableBuilder.wrap_tensor": closed_over.closed_over,
+            VARIABLES + "TensorVariable.call_method": calls.method_called,
+            TENSOR_ATTRIBUTE: calls.attribute_read,
+            VARIABLES + "TensorVariable.lookup_tp_getset_member": calls.declared_member,
+            VARIABLES + "TensorVariable.call_obj_hasattr": calls.has_attribute,
+            VARIABLES + "BuiltinVariable.call_type": calls.class_of,
+            VARIABLES + "BuiltinVariable.call_isinstance": calls.is_instance,
+            "torch._dynamo.output_graph:SubgraphTracer.create_node": calls.node_created,
+        },
+        takes="dtensors",
+    ),
+    Patch(
+        what="meshes and groups in Dynamo",
+        why="methods, attributes and texts are those of Dynamo's stand-in, and questions for the "
+        "rank have the answer of one rank",
+        lost="questions of a mesh would have the answer of one rank",
+        calls={
+            OBJECT_CALL: objects.method_called,
+            OBJECT_ATTRIBUTE: objects.attribute_read,
+            OBJECT_HAS: objects.has_attribute,
+            OBJECT_TEXT: objects.text_of,
+            VARIABLES + "BuiltinVariable.call_str": objects.str_of,
+            f"{TRANSLATOR}.setup_or_before_with": objects.context_entered,
+        },
+        takes="dtensors",
+    ),
+    Patch(
+        what="flex attention under torch.func",
+        why="it is refused, knows no tensors that torch.func follows, and what its score function "
+        "reads has no derivative; by its formula it has",
+        lost="flex attention would end a capture under a derivative",
+        until="later than 2.15",
+        calls={
+            "torch._higher_order_ops.flex_attention:FlexAttentionHOP.__call__": (
+                loops.differentiable_flex
+            ),
+            "torch._higher_order_ops.utils:_collect_fake_inputs": loops.fake_inputs,
+            "torch._dynamo._trace_wrapped_higher_order_op:mod_index": loops.differentiable_index,
+        },
+    ),
+    Patch(
+        what="settings of Dynamo for a capture",
+        why="shapes stay numbers, what a function stores is left out, and the user's settings are "
+        "for torch.compile",
+        lost="captures would depend on the user's settings of torch.compile",
+        enter=settings.of_captures,
+        places=("torch._dynamo.config:patch", "torch._functorch.config:patch"),
+        takes="is_dynamic",
+    ),
+)
+
 TRACING = (  # the graph that Dynamo read, by make_fx
     Patch(
-        ("the answers of fake tensors, the code of graphs: caches of the process",),
-        "they grow with each program, and nothing bounds them",
-        NEVER,
+        what="torch's caches of fake tensors and of code",
+        why="they grow with each program, and nothing bounds them",
+        lost="the memory of a process that captures for days grows",
+        on_missing=DEGRADE,
         enter=caches.bounded,
+        places=(FAKES + "FakeTensorMode.cache", "torch.fx.graph_module:_loader"),
     ),
     Patch(
-        ("torch.fx's modules of graphs, of all threads",),
-        "the code of each is written whenever it changes; none is run",
-        NEVER,
-        enter=spared.code_on_demand,
-    ),
-    Patch(
-        ("torch._subclasses.fake_tensor:FakeTensorMode.dispatch",),
-        "zeros that stand for no tangent: numbers added to them, and strides of theirs",
-        "later than 2.13",
-        new=zeros.zeros_dispatched,
-    ),
-    Patch(
-        ("torch.fx.experimental.proxy_tensor:set_meta",),
-        "it writes the metadata of each value a second time, for passes that nothing runs",
-        NEVER,
-        new=tracing.value_noted,
-        optional=True,
-    ),
-    Patch(
-        (f"kernels of {(*zeros.VIEWS, *zeros.ARITHMETIC)} for key {zeros.KEY}",),
-        "views of such zeros become real tensors; their arithmetic leaves copies to meta",
-        "later than 2.13",
+        what="zeros that stand for no tangent",
+        why="numbers added to them, strides of theirs and views of them are wrong or real tensors",
+        lost="forward-mode derivatives would fail, or have other strides",
+        until="later than 2.13",
+        calls={FAKES + "FakeTensorMode.dispatch": zeros.zeros_dispatched},
         enter=zeros.zeros_kept_fake,
+        places=("torch.library:Library.impl",),
     ),
     Patch(
-        ("torch._ops:OpOverload.__call__", "torch._ops:OpOverloadPacket.__call__"),
-        "what register_autograd was given has no setup_context, and torch.func refuses it",
-        "later than 2.13",
-        new=lambda derive, *args, **kwargs: derive(*args, **kwargs),
+        what="custom ops with register_autograd",
+        why="what it was given has no setup_context, and torch.func refuses it",
+        lost="custom ops would have no derivative",
+        until="later than 2.13",
+        calls=each(
+            lambda derive, *args, **kwargs: derive(*args, **kwargs),
+            "torch._ops:OpOverload.__call__",
+            "torch._ops:OpOverloadPacket.__call__",
+        ),
         takes="custom_ops",
     ),
     Patch(
-        ("torch.autograd.function:_is_setup_context_defined",),
-        "torch.func refuses an autograd.Function whose forward takes the context",
-        NEVER,
-        new=dispatch.context_split,
-        optional=True,
+        what="autograd.Functions whose forward takes the context",
+        why="torch.func refuses them",
+        lost="such a function would end a capture under a derivative",
+        calls={"torch.autograd.function:_is_setup_context_defined": dispatch.context_split},
+        enter=dispatch.context_split_in_c,  # where `apply` is C code, as from torch 2.15 on
+        places=("torch.autograd.function:_bind_default_args",),
     ),
     Patch(
-        (
-            "torch.autograd.function._SingleLevelFunction.setup_context",
-            "torch.autograd.function._bind_default_args",
-        ),
-        "the same, where `apply` is C code, as from torch 2.15 on",
-        NEVER,
-        enter=dispatch.context_split_in_c,
-    ),
-    Patch(
-        ("torch.autograd.function:custom_function_call",),
-        "it runs one in a form that torch.func takes",
-        NEVER,
-        new=dispatch.function_called,
+        what="autograd.Functions under make_fx",
+        why="they run in a form that torch.func does not take",
+        lost="an autograd.Function would end a capture under a derivative",
+        calls={"torch.autograd.function:custom_function_call": dispatch.function_called},
         takes="functions",
-        optional=True,
     ),
     Patch(
-        ("torch._decomp.decompositions:select_one_layer_lstm_function",),
-        "the LSTM of MKL-DNN has no derivative that a transform takes",
-        NEVER,
-        new=modules.layer_of_lstm,
-        optional=True,
+        what="LSTMs and RNNs",
+        why="the LSTM of MKL-DNN has no derivative that a transform takes, and the decomposition "
+        "leaves out the dropout between layers",
+        lost="an RNN would be computed without dropout",
+        until="later than 2.13",
+        calls={
+            DECOMPOSITIONS + "select_one_layer_lstm_function": modules.layer_of_lstm,
+            DECOMPOSITIONS + "_rnn_helper": modules.layers_of_rnn,
+        },
     ),
     Patch(
-        ("torch._decomp.decompositions:_rnn_helper",),
-        "it leaves out the dropout between layers",
-        "later than 2.13",
-        new=modules.layers_of_rnn,
-        optional=True,
-    ),
-    Patch(
-        ("the user's hooks on saved tensors, of this thread",),
-        "a capture saves none, and torch.func refuses to work under them",
-        NEVER,
+        what="the user's hooks on saved tensors",
+        why="a capture saves none, and torch.func refuses to work under them",
+        lost="saved_tensors_hooks around a call would end a capture",
         enter=tracing.without_saved_hooks,
+        places=tuple(
+            f"torch:_C._autograd.{name}_saved_tensors_default_hooks"
+            for name in ("_top", "_push", "_pop")
+        ),
     ),
     Patch(
-        ("torch.fx.traceback.has_preserved_node_meta", "torch.fx.traceback.set_current_meta"),
-        "notes on nodes are the process's: other threads' graphs would get them",
-        NEVER,
+        what="notes on nodes of graphs",
+        why="they are the process's: other threads' graphs would get them",
+        lost="graphs of other threads would get the notes of a capture",
         enter=tracing.notes_kept_apart,
+        places=(
+            "torch.fx.traceback:has_preserved_node_meta",
+            "torch.fx.traceback:set_current_meta",
+        ),
     ),
     Patch(
-        ("the log of torch._subclasses.fake_tensor",),
-        "it says what an error of ours is about to say",
-        NEVER,
+        what="torch's log of fake tensors",
+        why="it says what an error of ours is about to say",
+        lost="some errors are logged by torch as well",
+        on_missing=DEGRADE,
         enter=tracing.quiet,
+        places=(FAKES + "FakeTensor",),
     ),
 )
 
 SIZES = Patch(
-    (f"fake kernels of {tuple(str(op) for op in known_sizes.TABLE)}",),
-    "torch takes their sizes for dependent on values, though the arguments decide them",
-    "later than 2.13",
+    what="sizes that arguments decide",
+    why="torch takes the sizes of some results for dependent on values; the strides of x[i.T] "
+    "follow i's, and a view after it is a copy",
+    lost="some ops would end a capture, or be views where they are copies",
+    until="later than 2.13",
+    calls={"torch._meta_registrations:meta_index_Tensor": known_sizes.indexed},
     enter=known_sizes.sizes_known,
+    places=("torch._subclasses.fake_impls:op_implementations_dict",),
+    is_mine=known_sizes.is_known,
 )
-INDEXED = Patch(
-    ("torch._meta_registrations:meta_index_Tensor",),
-    "the strides of x[i.T] follow i's, and a view after it is a copy",
-    "later than 2.13",
-    new=known_sizes.indexed,
+ANSWERS = Patch(
+    what="results of fake tensors",
+    why="torch remembers them by a key that takes four times as long as a result",
+    lost="captures are slower by a half",
+    on_missing=DEGRADE,
+    calls={FAKES + "FakeTensorMode._cached_dispatch_impl": answers.remembered},
     is_mine=known_sizes.is_known,
 )
 
-ANSWERS = Patch(
-    ("torch._subclasses.fake_tensor:FakeTensorMode._cached_dispatch_impl",),
-    "it remembers results by a key that takes four times as long as a result",
-    NEVER,
-    new=answers.remembered,
-    is_mine=known_sizes.is_known,
+MODULE = (  # while a module runs that Dynamo does not trace
+    Patch(
+        what="print, breakpoint, warnings and loggers in modules",
+        why="they would show the values of the capture, once",
+        lost="print in a module would show fake values",
+        calls={
+            **{
+                place: functools.partial(shown.run_called, fn)
+                for place, fn in shown.OF_PYTHON.items()
+            },
+            "logging:Logger._log": shown.run_logged,
+        },
+        is_mine=reading.is_reading,
+    ),
+    Patch(
+        what="code that asks whether it is compiled",
+        why="it has fused kernels without a derivative, and branches on values where it is not; "
+        "what torch.compile would compile inside is part of the module",
+        lost="a module would take branches of eager code",
+        calls={
+            "torch.backends.mha:get_fastpath_enabled": lambda enabled: False,
+            "torch.compiler:is_compiling": lambda asked: True,
+            "torch._dynamo.eval_frame:_callback_from_stance": lambda chosen, callback: None,
+        },
+        enter=modules.nested_traces_allowed,
+        places=("torch._dynamo.config:error_on_nested_fx_trace",),
+        is_mine=reading.is_reading,
+    ),
+    Patch(
+        what="torch.optim.Adafactor",
+        why="it reads the norms of tensors as numbers",
+        lost="Adafactor would end a capture",
+        calls={"torch.optim._adafactor:_single_tensor_adafactor": modules.with_numbers_as_tensors},
+        is_mine=reading.is_reading,
+    ),
+    Patch(
+        what="questions of a module for the rank",
+        why="a program is for every rank",
+        lost="the number of the rank would be a constant of the program",
+        calls=each(
+            modules.rank_asked,
+            "torch.distributed:get_rank",
+            *methods("torch.distributed.device_mesh:DeviceMesh", *sorted(refused.RANK - {"rank"})),
+        ),
+        takes="asked",
+        is_mine=reading.is_reading,
+    ),
+    Patch(
+        what="torch.utils.checkpoint in modules",
+        why="it fails under torch.func",
+        lost="modules that recompute would end a capture",
+        until="later than 2.15",
+        calls={
+            **each(
+                lambda around, generator, *args, **kwargs: modules.checkpointed_generator(around),
+                "torch.utils.checkpoint:_checkpoint_without_reentrant_generator",
+                "torch.utils.checkpoint:_checkpoint_without_reentrant_generator_impl",
+            ),
+            "torch.utils.checkpoint:CheckpointFunction.apply": modules.checkpointed_call,
+        },
+        takes="checkpointed",
+        is_mine=reading.is_reading,
+    ),
+    Patch(
+        what="DTensors that a module makes",
+        why="a program has global tensors",
+        lost="a module that makes a DTensor would get one of a fake tensor",
+        calls=each(modules.dtensor_made, *methods(TENSORS + "DTensor", "__init__", "from_local")),
+        takes="making",
+        is_mine=reading.is_reading,
+    ),
+)
+
+INITIALISATION = (
+    Patch(
+        what="torch.nn.init.trunc_normal_",
+        why="it draws until all numbers fit, which depends on values",
+        lost="a module with truncated normal parameters could not be initialised",
+        enter=dispatch.init_replaced,
+        places=("torch.nn.init:_no_grad_trunc_normal_",),
+        takes="truncated_normal",
+    ),
+    Patch(
+        what="Module.to of fake parameters",
+        why="it swaps fake parameters, which fails: their mode refers to them",
+        lost="a module that converts itself could not be initialised",
+        until="later than 2.13",
+        calls={"torch.nn.modules.module:Module._apply": modules.applied},
+        is_mine=_always,
+    ),
 )
 
 # a world of one process: torch's constructors of DTensors, and its collectives
 PLACING: tuple[Patch, ...] = (
     Patch(
-        ("torch.distributed.tensor:DTensor.__new__",),
-        "it is given the tensor of one rank",
-        NEVER,
+        what="DTensor's constructor in a fake world",
+        why="it is given the tensor of one rank",
+        lost="DTensors of a fake world would have the values of one rank",
         enter=every_rank.constructor_replaced,
+        places=(TENSORS + "DTensor.__new__",),
         takes="made",
     ),
     Patch(
-        (
-            "torch.distributed.tensor:Shard._make_shard_tensor",
-            "torch.distributed.tensor:Replicate._make_replicate_tensor",
+        what="shards in a fake world",
+        why="a shard, and its size, depend on the rank",
+        lost="shards of a fake world would be those of one rank",
+        calls=each(
+            lambda on_all_ranks, fn, *args, **kwargs: on_all_ranks(fn, *args, **kwargs),
+            TENSORS + "Shard._make_shard_tensor",
+            TENSORS + "Replicate._make_replicate_tensor",
             "torch.distributed.tensor.placement_types:_StridedShard._make_shard_tensor",
             "torch.distributed.tensor._api:_dtensor_init_helper",
-            # of the derivative of from_local
-            "torch.distributed.tensor._api:redistribute_local_tensor",
+            "torch.distributed.tensor._api:redistribute_local_tensor",  # from_local's derivative
         ),
-        "a shard, and its size, depend on the rank",
-        NEVER,
-        new=lambda on_all_ranks, fn, *args, **kwargs: on_all_ranks(fn, *args, **kwargs),
         takes="on_all_ranks",
-        is_mine=lambda: True,
+        is_mine=_always,
     ),
     Patch(
-        ("torch.distributed.tensor._api:compute_global_tensor_info",),
-        "a spec with strides that differ between ranks has no hash",
-        NEVER,
-        new=rank_sizes.global_sizes,
+        what="strides that differ between ranks",
+        why="a spec with them has no hash",
+        lost="uneven DTensors of a fake world would fail",
+        calls={"torch.distributed.tensor._api:compute_global_tensor_info": rank_sizes.global_sizes},
         is_mine=every_rank.runs_on_all_ranks,
     ),
     Patch(
-        (f"kernels of c10d, {eager_collectives.NAMES}, for {eager_collectives.KEYS}",),
-        "the fake process group answers with the tensors of one rank",
-        NEVER,
+        what="collectives in a fake world",
+        why="the fake process group answers with the tensors of one rank",
+        lost="collectives of a fake world would have the values of one rank",
         enter=eager_collectives.kernels_replaced,
+        places=("torch.library:Library.impl",),
         takes="communicated",
     ),
 )
 
+LOADING = (
+    Patch(
+        what="C++ kernels",
+        why="Inductor compiles a file for each kernel, and mostly reads the same header",
+        lost="a first compilation takes several times as long",
+        on_missing=DEGRADE,
+        enter=units.kernels_joined,
+        places=methods("torch._inductor.async_compile:AsyncCompile", "cpp_pybinding", "wait"),
+    ),
+    Patch(
+        what="the folder of kernels",
+        why="torch keeps them in a folder of /tmp that others may read, or have made",
+        lost="kernels are kept in torch's folder",
+        on_missing=DEGRADE,
+        enter=folder.own_kernels,
+    ),
+    Patch(
+        what="the processor's instruction sets",
+        why="Inductor builds and loads a program for each of them: eight seconds",
+        lost="the first compilation of a machine takes eight seconds longer",
+        on_missing=DEGRADE,
+        enter=instructions.instructions_known,
+        places=("torch._inductor.cpu_vec_isa:VecISA.check_build",),
+    ),
+)
+
+COMPILATION = (
+    SIZES,
+    ANSWERS,
+    *LOADING,
+    Patch(
+        what="values of compiled code",
+        why="Inductor's formulas lose digits near zero or overflow, it drops casts of an arange, "
+        "and a constant that is no number is an error",
+        lost="compiled erf, expm1, acosh, atanh and casts would have other values than torch's",
+        calls={
+            **{f"{functions.VECTORS}.{x}": functions.written(x) for x in functions.FORMULAS},
+            "torch._inductor.index_propagation:IndexPropagation.propagate_sympy": (
+                index_values.propagated
+            ),
+        },
+        is_mine=_always,
+    ),
+    Patch(
+        what="the order of collectives",
+        why="reordering for locality and for peak memory puts every reduction last",
+        lost="compiled programs would overlap nothing",
+        until="later than 2.13",
+        calls={"torch._inductor.memory:reorder_for_peak_memory": reuse.order_kept},
+        enter=_inductor_order,
+        places=("torch._inductor.config:reorder_for_locality",),
+        is_mine=_always,
+    ),
+    Patch(
+        what="updates in place",
+        why="what overwrites an argument counts as a reader of all made of that",
+        lost="compiled steps take more memory",
+        until="later than 2.13",
+        on_missing=DEGRADE,
+        calls={
+            "torch._inductor.scheduler:BaseSchedulerNode.decide_inplace_update": (
+                reuse.in_place_decided
+            )
+        },
+        is_mine=_always,
+    ),
+    Patch(
+        what="checks of compiled code",
+        why="code checks the layout of each input: a third of a microsecond at each call",
+        lost="calls take longer",
+        on_missing=DEGRADE,
+        calls={f"{WRAPPER}.codegen_input_size_asserts": _others_checked},
+        takes="checked",
+        is_mine=_always,
+    ),
+)
+
 PATCHES: dict[str, tuple[Patch, ...]] = {
-    "capture": (*READING, *TRACING, SIZES, INDEXED, ANSWERS),
-    "fakes": (SIZES, INDEXED, ANSWERS),
-    "numbers": spared.NUMBERS,
+    "capture": (*READING, *TRACING, SIZES, ANSWERS),
+    "fakes": (SIZES, ANSWERS),
     "symbols": (  # Dynamo, where sizes are symbols
         Patch(
-            ("the kernel of aten::linear for torch.func, in Python",),
-            "torch's own makes numbers of sizes that are symbols",
-            "later than 2.13",
+            what="F.linear of symbolic sizes",
+            why="torch's kernel for torch.func makes numbers of sizes that are symbols",
+            lost="derivatives of linear layers would fix dynamic sizes",
+            until="later than 2.13",
             enter=sizes.linear_written_out,
+            places=("torch.ops:aten.linear.default",),
         ),
     ),
-    "module": modules.PATCHES,
+    "module": MODULE,
     "backward hooks": (
         Patch(
-            ("torch.nn.modules.module.BackwardHook",),
-            "modules with backward hooks fail under torch.func",
-            "later than 2.15",
+            what="backward hooks of modules",
+            why="modules with backward hooks fail under torch.func",
+            lost="modules with backward hooks would end a capture",
+            until="later than 2.15",
             enter=modules.hooked_by,
+            places=("torch.nn.modules.module:BackwardHook",),
             takes="hook",
         ),
     ),
-    "initialisation": (
-        Patch(
-            ("torch.nn.init:_no_grad_trunc_normal_",),
-            "it draws until all numbers fit, which depends on values",
-            NEVER,
-            enter=dispatch.init_replaced,
-            takes="truncated_normal",
-        ),
-        Patch(
-            ("torch.nn.modules.module:Module._apply",),
-            "it swaps fake parameters, which fails: their mode refers to them",
-            "later than 2.13",
-            new=modules.applied,
-            is_mine=lambda: True,
-        ),
-    ),
+    "initialisation": INITIALISATION,
     "new world": (
         Patch(
-            ("torch._dynamo.trace_rules.clear_lru_cache",),
-            "every process group has Dynamo make its rules again, in case some are missing",
-            NEVER,
+            what="Dynamo's rules with new process groups",
+            why="every process group has Dynamo make its rules again, in case some are missing",
+            lost="a fake world takes longer to make",
+            on_missing=DEGRADE,
             enter=groups.rules_kept,
+            places=("torch._dynamo.trace_rules:clear_lru_cache",),
         ),
     ),
     "new groups": (
         Patch(
-            ("torch.distributed.distributed_c10d._get_default_timeout",),
-            "the groups of a mesh of several axes take no timeout",
-            NEVER,
+            what="the timeout of the groups of a mesh",
+            why="the groups of a mesh of several axes take no timeout",
+            lost="groups of a mesh would wait for torch's own timeout",
+            on_missing=DEGRADE,
             enter=stores.groups_time_out,
+            places=("torch.distributed.distributed_c10d:_get_default_timeout",),
             takes="seconds",
         ),
     ),
@@ -266,95 +728,52 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
     "simulated world": (  # all ranks in one process
         *PLACING,
         Patch(
-            ("the handlers of ops, and the search for a sharding, of torch.distributed.tensor",),
-            "C++ code takes a subclass of DTensor for a DTensor",
-            "2.12",
-            enter=subclasses.subclass_called,
-            takes="dispatched",
+            what="fully_shard in a fake world",
+            why="it makes the shards of one rank, and prepares for collectives of real ranks",
+            lost="fully_shard in a fake world would train the shards of one rank",
+            calls={
+                f"{every_rank.FSDP}:FSDPParam._init_sharded_param": every_rank.fully_sharded,
+                **fsdp_hooks.CALLS,
+            },
+            takes="fully_sharded",
+            is_mine=_always,
         ),
         Patch(
-            (f"{every_rank.FSDP}:FSDPParam._init_sharded_param",),
-            "fully_shard makes the shards of one rank",
-            NEVER,
-            new=every_rank.fully_sharded,
-            takes="sharded",
-            is_mine=lambda: True,
-            optional=True,
-        ),
-        Patch(
-            methods(f"{every_rank.FSDP}_group:FSDPParamGroup", "unshard"),
-            "its collectives run outside of DTensor, and have one rank",
-            NEVER,
-            new=lambda unsharded, _, group, *args, **kw: unsharded(group),
-            takes="unsharded",
-            is_mine=lambda: True,
-            optional=True,
-        ),
-        *fsdp_hooks.PATCHES,
-        Patch(
-            ("torch.distributed.checkpoint.utils._DistWrapper.__init__",),
-            "a plan of one process has the shards of all ranks",
-            NEVER,
+            what="plans of torch.distributed.checkpoint",
+            why="a plan of one process has the shards of all ranks",
+            lost="checkpoints of DTensors in a fake world would wait for other processes",
             enter=checkpoints.plans_of_one_process,
+            places=("torch.distributed.checkpoint.utils:_DistWrapper",),
         ),
     ),
     "dual level": (
         Patch(
-            (
-                "torch._functorch.eager_transforms.JVP_NESTING",
-                "torch.autograd.forward_ad._current_level",
-            ),
-            "numbers of the process, as the level itself is: a graph opens one unnoticed",
-            "later than 2.13",
+            what="levels of dual numbers",
+            why="numbers of the process, as the level itself is: a graph opens one unnoticed",
+            lost="jvp inside of a compiled backward would fail",
+            until="later than 2.13",
             enter=tracing.dual_level_counted,
+            places=(
+                "torch._functorch.eager_transforms:JVP_NESTING",
+                "torch.autograd.forward_ad:_current_level",
+            ),
         ),
     ),
-    "loading": KERNELS,
+    "loading": LOADING,
     "patterns": (
         Patch(
-            ("the patterns of torch._inductor.fx_passes.fuse_attention",),
-            "they ignore dims and sizes: of a softmax, of a permutation",
-            "later than 2.13",
+            what="attention patterns of Inductor",
+            why="they ignore dims and sizes: of a softmax, of a permutation",
+            lost="compiled attention could be of another dim",
+            until="later than 2.13",
             enter=patterns.constants_compared,
+            places=(
+                "torch._inductor.fx_passes.joint_graph:lazy_init",
+                "torch._inductor.fx_passes.joint_graph:pass_patterns",
+            ),
         ),
     ),
-    "compilation": (
-        SIZES,
-        ANSWERS,
-        *KERNELS,
-        RULES,
-        *VALUES,
-        *WRITTEN,
-        Patch(
-            ("a setting of torch._inductor.config",),
-            "reordering for locality puts every reduction last",
-            "later than 2.13",
-            enter=_inductor_order,
-        ),
-        Patch(
-            ("torch._inductor.memory:reorder_for_peak_memory",),
-            "it puts every reduction last",
-            "later than 2.13",
-            new=reuse.order_kept,
-            is_mine=lambda: True,
-        ),
-        Patch(
-            ("torch._inductor.codegen.wrapper:PythonWrapperCodegen.codegen_input_size_asserts",),
-            "code checks the layout of each input: a third of a microsecond at each call",
-            NEVER,
-            new=_others_checked,
-            takes="checked",
-            is_mine=lambda: True,
-            optional=True,
-        ),
-        Patch(
-            ("torch._inductor.scheduler:BaseSchedulerNode.decide_inplace_update",),
-            "what overwrites an argument counts as a reader of all made of that",
-            "later than 2.13",
-            new=reuse.in_place_decided,
-            is_mine=lambda: True,
-        ),
-    ),
+    "compilation": COMPILATION,
 }
 
 # Permanent registrations, each under a name of shardfn's: (what, why).
@@ -376,13 +795,53 @@ def patched(stage: str, **given: Any) -> Iterator[None]:
     Args:
         stage: a key of PATCHES.
         given: the arguments of rows that take one, by name. Rows given None are left out.
+
+    Raises:
+        TorchVersionError: this torch is not known, or lacks a place that keeps programs right.
     """
     with contextlib.ExitStack() as stack:
         if stage == "capture":
+            versions.require_known()
             stack.enter_context(threads.capturing())
+        require_places(stage)
         for row in PATCHES[stage]:
             if row.takes is None:
                 enter(row, (), stack)
             elif given[row.takes] is not None:
                 enter(row, (given[row.takes],), stack)
         yield
+
+
+@functools.cache
+def require_places(stage: str) -> None:
+    """Look once at all places of a stage. The first capture looks at those of every stage whose
+    modules of torch have been imported.
+
+    Raises:
+        TorchVersionError: a place is gone, or takes other arguments, that keeps programs right.
+    """
+    rows = rows_of_all() if stage == "capture" else PATCHES[stage]
+    looked_at = [row for row in rows if row in PATCHES[stage] or _is_imported(row)]
+    gone = [(row, place) for row in looked_at for place in row.missing()]
+    refused = [(row, place) for row, place in gone if row.on_missing != DEGRADE]
+    if refused:
+        (row, place), *more = refused
+        others = [f"nor {place}: {row.lost}" for row, place in more]
+        versions.refuse(f"this torch lacks {place}: {row.lost}", *others)
+
+
+def rows_of_all() -> list[Patch]:
+    """Every row of the table, once."""
+    return list(dict.fromkeys(row for rows in PATCHES.values() for row in rows))
+
+
+def degraded() -> list[str]:
+    """What the running torch lacks, where programs stay right: a line for each place."""
+    rows = [row for row in rows_of_all() if row.on_missing == DEGRADE and _is_imported(row)]
+    return [f"{place} ({row.lost})" for row in rows for place in row.missing()]
+
+
+def _is_imported(row: Patch) -> bool:
+    """Whether the modules of a row's places have been imported: a look imports nothing."""
+    places = (*row.calls, *row.places)
+    return all(place.partition(":")[0] in sys.modules for place in places)

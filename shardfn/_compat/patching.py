@@ -1,29 +1,33 @@
-"""One change of torch, for the time of a context."""
+"""One change of torch, for the time of a context, and whether this torch has the places that it
+needs.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import pkgutil
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
-from . import threads
+import attrs
+
+from . import threads, versions
 
 NEVER = "not known to end"
-OBJECT = "torch._dynamo.variables.script_object:TorchScriptObjectVariable"
-CUSTOM = "torch._dynamo.variables.script_object:CustomClassObjectVariable"
-RENAMED = {  # a place, and its name from torch 2.15 on
-    "torch._dynamo.variables:TensorVariable.var_getattr": (
-        "torch._dynamo.variables:TensorVariable.tp_getattro_impl"
-    ),
-    f"{OBJECT}.call_method": f"{CUSTOM}.call_method",
-    f"{OBJECT}.call_obj_hasattr": f"{CUSTOM}.call_obj_hasattr",
-    f"{OBJECT}.repr_impl": f"{CUSTOM}.tp_repr_impl",
-    f"{OBJECT}.var_getattr": f"{CUSTOM}.tp_getattro_impl",
+REFUSE: Literal["refuse"] = "refuse"
+DEGRADE: Literal["degrade"] = "degrade"
+OR = " or "  # between the names of a place in different versions of torch
+SINCE = {  # a place that only later versions of torch have
+    "torch._dynamo.variables:TensorVariable.lookup_tp_getset_member": (2, 15),
+    "torch._dynamo.variables.misc:ContextVarVariable._get_value": (2, 15),
+    "torch.autograd.function:_bind_default_args": (2, 15),
+    "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam._restore_spmd_types": (2, 15),
+    "torch.utils.checkpoint:_checkpoint_without_reentrant_generator_impl": (2, 15),
 }
-
 INHERITED = {  # a method, and the class whose method it ends in, before torch 2.15
     "torch._dynamo.variables:UserMethodVariable.call_function": (
         "torch._dynamo.variables:UserFunctionVariable"
@@ -36,59 +40,135 @@ def methods(owner: str, *names: str) -> tuple[str, ...]:
     return tuple(f"{owner}.{name}" for name in names)
 
 
-class Patch(NamedTuple):
-    """One change.
+def each(new: Callable[..., Any], *places: str) -> dict[str, Callable[..., Any]]:
+    """One replacement for several functions of torch."""
+    return dict.fromkeys(places, new)
 
-    A function or method is replaced by `new`, which takes torch's function and then its
-    arguments. Only the capturing thread calls it (`threads.overridden`). Any other patch is a
-    context manager.
+
+@attrs.frozen(kw_only=True, eq=False)
+class Patch:
+    """One change of torch: one reason, and all places where torch is changed for it.
+
+    A place is "module:attribute", or several of them joined by OR, of which the first that exists
+    counts. `calls` replaces functions and methods. A replacement takes the patch's argument if it
+    has one, then torch's function, and then the arguments of the call. Only the capturing thread
+    calls it (`threads.overridden`). `enter` is a context manager that changes something else.
+
+    Args:
+        what: the change, as a noun.
+        why: what torch does instead.
+        until: the torch version that ends it.
+        on_missing: "refuse" if programs would be other without it, "degrade" if they would only be
+            slower or their errors less clear.
+        lost: what a user loses without it.
+        calls: place -> replacement.
+        enter: the context manager.
+        places: those that `enter` needs.
+        takes: the name of its argument of `patched`. None leaves the patch out.
+        is_mine: whether a call is to be replaced.
     """
 
-    what: tuple[str, ...]  # "module:attribute", or in words
+    what: str
     why: str
-    until: str  # the torch version that ends it
-    new: Callable[..., Any] | None = None
+    lost: str
+    until: str = NEVER
+    on_missing: Literal["refuse", "degrade"] = REFUSE
+    calls: Mapping[str, Callable[..., Any]] = types.MappingProxyType({})
     enter: Callable[..., AbstractContextManager[Any]] | None = None
-    takes: str | None = None  # its argument of `patched`; None leaves the patch out
+    places: tuple[str, ...] = ()
+    takes: str | None = None
     is_mine: Callable[[], bool] = threads.is_capturing
-    optional: bool = False  # some supported versions of torch do not have it
+
+    def missing(self) -> tuple[str, ...]:
+        """The places that this torch lacks, or has with other arguments."""
+        gone = [place for place in self.places if is_due(place) and resolve(place) is None]
+        for place, new in self.calls.items():
+            if not is_due(place):
+                continue
+            found = resolve(place)
+            given = 1 if self.takes is None else 2  # torch's function, and the patch's argument
+            if found is None or not takes_calls(new, given, getattr(*found)):
+                gone.append(place)
+        return tuple(gone)
 
 
 def enter(row: Patch, given: tuple[Any, ...], stack: contextlib.ExitStack) -> None:
-    """Enter a patch.
+    """Enter a patch, in the places that this torch has.
 
     Args:
         row: the patch.
         given: its argument, if it takes one.
         stack: leaves it again.
     """
-    if row.enter is not None:
+    for place, new in row.calls.items():
+        found = resolve(place)
+        if found is None or _ends_in_patched(place, found[0]):
+            continue
+        new = functools.partial(new, *given) if given else new
+        stack.enter_context(threads.overridden(*found, new, row.is_mine))
+    due = [place for place in row.places if is_due(place)]
+    if row.enter is not None and all(resolve(place) for place in due):
         stack.enter_context(row.enter(*given))
-        return
-    assert row.new is not None
-    new = functools.partial(row.new, *given)
-    for place in row.what:
-        owner, name = _place(place)
-        if not hasattr(owner, name) and place in RENAMED:
-            owner, name = _place(RENAMED[place])
-        if row.optional and not hasattr(owner, name):
-            continue
-        if place in INHERITED and issubclass(owner, _class(INHERITED[place])):
-            continue
-        stack.enter_context(threads.overridden(owner, name, new, row.is_mine))
 
 
-def _class(text: str) -> type:
-    return pkgutil.resolve_name(text)
+def resolve(place: str) -> tuple[Any, str] | None:
+    """The module or class of a place, and the attribute. None if this torch lacks it.
 
-
-def _place(text: str) -> tuple[Any, str]:
-    """The module or class of a place in the table, or None if it does not exist, and the
-    attribute.
+    Every patch asks here, and nowhere else.
     """
-    module, _, inside = text.partition(":")
-    path, _, name = inside.rpartition(".")
+    for text in place.split(OR):
+        module, _, inside = text.partition(":")
+        path, _, name = inside.rpartition(".")
+        with contextlib.suppress(AttributeError, ImportError):
+            owner = pkgutil.resolve_name(f"{module}:{path}")
+            getattr(owner, name)
+            return owner, name
+    return None
+
+
+def is_due(place: str) -> bool:
+    """Whether this version of torch should have a place."""
+    return SINCE.get(place, ()) <= versions.RUNNING
+
+
+def takes_calls(new: Callable[..., Any], given: int, original: Any) -> bool:
+    """Whether a replacement takes all arguments with which torch calls its own function.
+
+    Args:
+        new: the replacement.
+        given: how many arguments it gets before those of the call.
+        original: torch's function. One of C has no signature, and is taken to fit.
+    """
     try:
-        return pkgutil.resolve_name(f"{module}:{path}"), name
-    except (AttributeError, ImportError):
-        return None, name
+        torchs = [*inspect.signature(original).parameters.values()]
+    except (TypeError, ValueError):
+        return True
+    ours = [*inspect.signature(new).parameters.values()]
+    ours = [x for k, x in enumerate(ours) if k >= given or x.kind not in _BY_PLACE]
+    kinds = {x.kind for x in ours}
+    if any(x.kind is inspect.Parameter.VAR_POSITIONAL for x in torchs):
+        return True  # torch's own says nothing of its arguments
+    if inspect.Parameter.VAR_POSITIONAL not in kinds and _most(torchs) > _most(ours):
+        return False
+    by_name = {x.name for x in torchs if x.kind is inspect.Parameter.KEYWORD_ONLY}
+    is_named = inspect.Parameter.VAR_KEYWORD in kinds or by_name <= {x.name for x in ours}
+    return is_named and _least(ours) <= _least(torchs)
+
+
+_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _most(parameters: Sequence[inspect.Parameter]) -> int:
+    """How many arguments a function takes by place."""
+    return sum(x.kind in _BY_PLACE for x in parameters)
+
+
+def _least(parameters: Sequence[inspect.Parameter]) -> int:
+    """How many of them it needs."""
+    return sum(x.kind in _BY_PLACE and x.default is x.empty for x in parameters)
+
+
+def _ends_in_patched(place: str, owner: Any) -> bool:
+    """Whether a method ends in one of its base class that is patched too."""
+    base = INHERITED.get(place)
+    return base is not None and issubclass(owner, pkgutil.resolve_name(base))

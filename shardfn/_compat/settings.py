@@ -136,12 +136,16 @@ def without_autocast(
 
 
 @contextlib.contextmanager
-def of_captures() -> Iterator[None]:
+def of_captures(is_dynamic: bool) -> Iterator[None]:
     """The tracers' settings for a capture, per thread (torch 2.13). With some of the user's, made
     for torch.compile, no capture is possible: graphs of subgraphs, numbers of real tensors.
 
     Shapes stay numbers. By default Dynamo makes symbols of them once it has traced two
-    functions of different shapes.
+    functions of different shapes. Where sizes are numbers there are no conditions on them, for
+    which Dynamo would write the code of the graph.
+
+    Args:
+        is_dynamic: whether some sizes are symbols.
     """
     dynamo = caches.settings(
         torch._dynamo.config,
@@ -150,6 +154,7 @@ def of_captures() -> Iterator[None]:
         assume_static_by_default=True,
         automatic_dynamic_shapes=False,
         allow_rnn=True,
+        do_not_emit_runtime_asserts=not is_dynamic,
         skip_fwd_side_effects_in_bwd_under_checkpoint=True,
         enable_faithful_generator_behavior=True,
         generate_pycode=False,

@@ -15,7 +15,6 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensor,
     FakeTensorMode,
     is_fake,
 )
@@ -313,16 +312,6 @@ def trace_aten(
     with torch.fx.traceback.preserve_node_meta():
         traced = make_fx(fn, decompositions, tracing_mode="real")
         return traced(*args)
-
-
-def value_noted(note: Callable[..., Any], proxy: Any, value: Any) -> Any:
-    """Note the fake value of a node, without a second description of its sizes."""
-    from torch.fx.experimental.proxy_tensor import extract_val
-
-    if type(value) is not FakeTensor or value.real_tensor is not None:
-        return note(proxy, value)
-    proxy.node.meta["val"] = extract_val(value)
-    return proxy
 
 
 @contextlib.contextmanager

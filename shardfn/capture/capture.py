@@ -4,6 +4,7 @@ Program.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import types
 from collections.abc import Callable, Iterable
@@ -299,7 +300,7 @@ def _read(
     fn, name = given.fn, inputs.name
     call = _called(fn, name, inputs.objects)
     with tracing(settings, mode, memo, inputs.named_tensors) as state:
-        with _compat.patched("symbols" if settings.dynamic else "numbers"):
+        with _compat.patched("symbols") if settings.dynamic else contextlib.nullcontext():
             python, read, sizes_of = _compat.capture_python(call, inputs.positional, inputs.tensors)
         state.watched.rewind()
         tensor_classes.refuse_made(python, name)

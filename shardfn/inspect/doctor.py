@@ -18,12 +18,11 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from .._compat import CACHE_DIR
+from .._compat import CACHE_DIR, rows_of_all, versions
 from ..buckets import human_bytes
 from ..stored import limit, own_folder, place
 
 PYTHON = (3, 11)
-OLDEST, NEWEST = (2, 11), (2, 15)  # of torch
 PROGRAM = "#include <Python.h>\n#include <omp.h>\nint threads() { return omp_get_max_threads(); }\n"
 SECONDS = 60  # a compiler that takes longer counts as broken
 VIZ = "pip install 'shardfn[viz]'"
@@ -65,20 +64,27 @@ def python() -> Finding:
 
 def torch_version() -> Finding:
     """Is this torch one of those that shardfn is tested with?"""
-    found = version("torch") or "without a version"
-    oldest, newest = (".".join(map(str, bound)) for bound in (OLDEST, NEWEST))
-    if OLDEST <= release(found) <= NEWEST:
-        return Finding(
-            "torch", True, f"torch {found}, one of the supported {oldest} to {newest}.", needed=True
-        )
-    sentence = f"torch {found} is outside the supported {oldest} to {newest}."
-    return Finding(
-        "torch",
-        False,
-        sentence,
-        f"pip install 'torch>={oldest},<{NEWEST[0]}.{NEWEST[1] + 1}'",
-        needed=True,
-    )
+    found, known = version("torch") or "without a version", versions.known()
+    if versions.is_known():
+        return Finding("torch", True, f"torch {found}, one of the supported {known}.", needed=True)
+    sentence = f"torch {found} is outside the supported {known}."
+    is_needed = os.environ.get(versions.ANY) != "1"
+    return Finding("torch", False, sentence, versions.fix(), needed=is_needed)
+
+
+def torch_places() -> tuple[Finding, ...]:
+    """Does this torch have the places that shardfn changes? A finding for each row of the table."""
+    findings = []
+    for row in rows_of_all():
+        missing, count = row.missing(), len(row.calls) + len(row.places)
+        places = f"{count} place{'s' * (count != 1)} in torch"
+        if not missing:
+            findings.append(Finding(row.what, True, f"{places}; {row.until}."))
+            continue
+        sentence = f"torch {torch.__version__} lacks {', '.join(missing)}: {row.lost}."
+        is_needed = row.on_missing == "refuse"
+        findings.append(Finding(row.what, False, sentence, versions.fix(), needed=is_needed))
+    return tuple(findings)
 
 
 def optree() -> Finding:
@@ -205,8 +211,10 @@ def examine() -> tuple[Finding, ...]:
     Example:
         >>> [finding.name for finding in examine() if finding.needed]
         ['Python', 'torch', 'optree', 'attrs', 'scipy']
+
+    The places in torch come last, in the order of their table.
     """
-    return tuple(check() for check in CHECKS)
+    return (*(check() for check in CHECKS), *torch_places())
 
 
 def main(argv: Sequence[str] = ()) -> int:
@@ -275,17 +283,6 @@ def version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def release(found: str) -> tuple[int, ...]:
-    """Major and minor of a version.
-
-    Example:
-        >>> (release("2.13.0+cpu"), release("2.15.0.dev20260101"), release("unknown"))
-        ((2, 13), (2, 15), ())
-    """
-    parts = found.split(".")[:2]
-    return tuple(int(part) for part in parts) if all(part.isdecimal() for part in parts) else ()
 
 
 def build_fault(command: str) -> str:

@@ -17,6 +17,7 @@ from ..errors import (
     RendezvousError,
     RuleError,
     ShardError,
+    TorchVersionError,
     TreeError,
 )
 from ..hardware import Hardware, Link

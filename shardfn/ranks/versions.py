@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from .. import _compat
 
-VERSION = "0.1.0"  # of shardfn
+VERSION = _compat.versions.VERSION  # of shardfn
 VERSIONS = (f"torch {_compat.TORCH_VERSION}", f"shardfn {VERSION}")

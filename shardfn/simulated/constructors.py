@@ -31,9 +31,7 @@ def constructors_simulated() -> Iterator[None]:
         "simulated world",
         made=made,
         on_all_ranks=on_all_ranks,
-        dispatched=dispatched,
-        sharded=fully_sharded.sharded,
-        unsharded=fully_sharded.unsharded,
+        fully_sharded=fully_sharded,
         communicated=collectives.run,
     )
     classes: list[Any] = [SimulatedDTensor, SimulatedTensor]
@@ -132,14 +130,6 @@ def _from_source(fn: Any, mesh: DeviceMesh, args: Any, kwargs: Any) -> Any:
         shards = [own.shards[k].clone() for k in kept.flatten().tolist()]
         given["tensor"] = SimulatedTensor(shards, own.shown)
     return call.args, call.kwargs
-
-
-def dispatched(func: Any, args: Any, kwargs: Any) -> Any:
-    """An op as SimulatedDTensor computes it; NotImplemented without such a tensor."""
-    leaves = _tree.leaves((args, kwargs))
-    if not any(isinstance(x, SimulatedDTensor) for x in leaves):
-        return NotImplemented
-    return SimulatedDTensor.__torch_dispatch__(func, (), args, kwargs)
 
 
 def _as_torch_does() -> bool:

@@ -29,7 +29,7 @@ from ..runtime import (
     prepare,
     trace,
 )
-from ..tracebacks import hide_frames, shown
+from ..tracebacks import show, shown
 from ..world import current_world
 from .derivatives._outside import differentiated
 from .dtensors._outside import calling, entering, leaving, linked_as, placed
@@ -118,7 +118,7 @@ class Transformed:
         try:
             return self.outermost(args, kwargs)
         except BaseException as error:
-            hide_frames(error)
+            show(error)
             raise
 
     def outermost(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

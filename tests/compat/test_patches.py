@@ -1,50 +1,55 @@
-"""The table of patches: every row says what, why and until when, and is undone."""
+"""The table of patches: every row says what, why, until when and what is lost, and is undone."""
 
 from __future__ import annotations
 
-import pkgutil
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shardfn._compat.patches import PATCHES, STAYS, patched
-from shardfn._compat.patching import RENAMED
+from shardfn._compat import versions
+from shardfn._compat.patches import PATCHES, STAYS, patched, rows_of_all
+from shardfn._compat.patching import DEGRADE, REFUSE, is_due, resolve
 
-ROWS = [(stage, row) for stage, rows in PATCHES.items() for row in rows]
+ROOT = Path(__file__).parents[2]
 
 
-def test_every_row_says_why_and_until_when() -> None:
-    for stage, row in ROWS:
-        assert row.why and row.until and row.what, stage
-        assert (row.new is None) != (row.enter is None), row.what
+def test_every_row_says_what_why_until_when_and_what_is_lost() -> None:
+    for row in rows_of_all():
+        assert row.what and row.why and row.until and row.lost
+        assert row.calls or row.enter
+        assert row.on_missing in (REFUSE, DEGRADE)
     assert all(what and why for what, why in STAYS)
+    names = [row.what for row in rows_of_all()]
+    assert len(names) == len({*names})
 
 
-def exists(place: str) -> bool:
-    module, _, inside = place.partition(":")
-    try:
-        pkgutil.resolve_name(f"{module}:{inside}")
-    except (AttributeError, ImportError):
-        return False
-    return True
+def test_rows_only_shrink() -> None:
+    assert len(rows_of_all()) <= 60
 
 
-def test_every_place_that_must_exist_does() -> None:
-    places = [p for _, row in ROWS if row.new and not row.optional for p in row.what]
-    gone = [p for p in places if not exists(p) and not exists(RENAMED.get(p, p))]
-    assert not gone
+def test_this_torch_has_every_place_with_its_arguments() -> None:
+    assert {row.what: row.missing() for row in rows_of_all() if row.missing()} == {}
+
+
+def test_versions_are_stated_once() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert versions.requirement() in project["dependencies"]
+    assert project["version"] == versions.VERSION
+    assert f"torch {versions.known()}" in (ROOT / "README.md").read_text()
 
 
 def value(place: str) -> Any:
-    module, _, inside = place.partition(":")
-    return pkgutil.resolve_name(f"{module}:{inside}")
+    owner, name = resolve(place) or (None, "")
+    return getattr(owner, name)
 
 
 @pytest.mark.parametrize("stage", ["fakes", "compilation"])
 def test_torch_is_as_before_after_a_stage(stage: str) -> None:
     rows = PATCHES[stage]
     given = dict.fromkeys((row.takes for row in rows if row.takes), None)
-    places = [p for row in rows if row.new and not row.takes for p in row.what if exists(p)]
+    places = [p for row in rows for p in (*row.calls, *row.places) if is_due(p)]
     before = [value(place) for place in places]
     with patched(stage, **given):
         pass
@@ -54,6 +59,6 @@ def test_torch_is_as_before_after_a_stage(stage: str) -> None:
 def test_an_unknown_stage_or_a_missing_argument_is_an_error() -> None:
     with pytest.raises(KeyError), patched("no such stage"):
         pass
-    takes = next(stage for stage, row in ROWS if row.takes)
+    takes = next(stage for stage, rows in PATCHES.items() for row in rows if row.takes)
     with pytest.raises(KeyError), patched(takes):
         pass

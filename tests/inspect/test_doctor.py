@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from shardfn._compat import patching, rows_of_all, versions
 from shardfn.inspect import doctor
 from shardfn.inspect.doctor import Finding
 
@@ -24,7 +25,7 @@ def test_a_machine_that_runs_these_tests_has_what_is_needed(capsys):
 
 def test_the_exit_code_is_one_when_something_needed_is_missing(monkeypatch, capsys):
     missing = Finding("optree", False, "Not installed.", "pip install optree", needed=True)
-    monkeypatch.setattr(doctor, "CHECKS", (lambda: missing,))
+    monkeypatch.setattr(doctor, "examine", lambda: (missing,))
     assert doctor.main() == 1
     said = capsys.readouterr().out
     assert "MISSING" in said and "to fix: pip install optree" in said
@@ -32,9 +33,8 @@ def test_the_exit_code_is_one_when_something_needed_is_missing(monkeypatch, caps
 
 
 def test_the_exit_code_is_zero_when_something_optional_is_missing(monkeypatch, capsys):
-    monkeypatch.setattr(
-        doctor, "CHECKS", (lambda: Finding("rich", False, "Not installed.", "pip install rich"),)
-    )
+    missing = Finding("rich", False, "Not installed.", "pip install rich")
+    monkeypatch.setattr(doctor, "examine", lambda: (missing,))
     assert doctor.main() == 0
     assert "MISSING" not in capsys.readouterr().out
 
@@ -44,18 +44,26 @@ def test_arguments_are_refused(capsys):
     assert "takes no arguments, got --fast" in capsys.readouterr().err
 
 
-GOOD = ("2.11.0+cu130", "2.13.0+cpu", "2.15.0.dev20260101")
-BAD = ("2.10.1", "2.16.0", "3.1", "main")
-
-
-@pytest.mark.parametrize(
-    ("found", "ok"), [*((found, True) for found in GOOD), *((found, False) for found in BAD)]
-)
-def test_torch_versions_from_2_11_to_2_15_are_supported(monkeypatch, found, ok):
-    monkeypatch.setattr(doctor, "version", lambda name: found)
+@pytest.mark.parametrize("running", [(2, 13), (2, 14), (2, 15), (2, 12), (2, 16), (3, 1), ()])
+def test_torch_versions_from_2_13_to_2_15_are_supported(monkeypatch, running):
+    monkeypatch.setattr(versions, "RUNNING", running)
     finding = doctor.torch_version()
-    assert finding.ok is ok and finding.needed and found in finding.sentence
-    assert ok or finding.fix == "pip install 'torch>=2.11,<2.16'"
+    assert finding.ok is ((2, 13) <= running <= (2, 15)) and finding.needed
+    assert finding.ok or finding.fix.startswith("pip install 'torch>=2.13,<2.16'")
+    monkeypatch.setenv(versions.ANY, "1")
+    assert doctor.torch_version().needed is finding.ok
+
+
+def test_every_row_of_the_patches_has_a_line_with_its_state(monkeypatch, capsys):
+    resolve = patching.resolve
+    gone = "torch.nn.modules.module:Module._apply"
+    assert doctor.main() == 0
+    monkeypatch.setattr(patching, "resolve", lambda x: None if x == gone else resolve(x))
+    assert doctor.main() == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert all(any(row.what in line for line in lines) for row in rows_of_all())
+    (line,) = (line for line in lines if "MISSING" in line)
+    assert gone in line and doctor.torch.__version__ in line
 
 
 def test_a_missing_package_names_its_use_and_its_fix(monkeypatch):

@@ -14,9 +14,9 @@ import os
 import platform
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -103,59 +103,30 @@ class Batch:
 
 
 def _compile(kernels: dict[str, Kernel]) -> None:
-    """Compile kernels, in as many units as there are compiler threads, and load them with those
-    whose compilation has started. The kernels of a unit that the compiler refuses are left out.
+    """Compile kernels, in as many units as there are compiler threads, and load them. The kernels
+    of a unit that the compiler refuses are left out.
     """
-    running = [x for x in started if not kernels.keys().isdisjoint(x.keys)]
-    begun = {key for x in running for key in x.keys}
-    rest = {key: x for key, x in kernels.items() if key not in begun}
-    divided = _divided(rest, sum(x.is_running() for x in running))
+    divided = _divided(kernels)
     with ThreadPoolExecutor(max(1, len(divided))) as pool:
-        for keys in divided:
-            running.append(start({key: kernels[key] for key in keys}, pool))
-        for x in running:
-            _take(x)
+        started = [(keys, _start([kernels[key] for key in keys], pool)) for keys in divided]
+        for keys, load in started:
+            _take(keys, load)
 
 
-class Unit(NamedTuple):
-    """A unit that is being compiled: the keys of its kernels, what waits for its module, and the
-    work of the pool.
-    """
-
-    keys: list[str]
-    load: Callable[[], Any]
-    work: list[Future[Any]]
-
-    def is_running(self) -> bool:
-        """Whether a compiler is at it."""
-        return not all(x.done() for x in self.work)
-
-
-started: list[Unit] = []  # while Inductor writes the other kernels of their program
-
-
-def start(kernels: dict[str, Kernel], pool: Any) -> Unit:
-    """Compile kernels as one unit, in a thread of a pool."""
+def _start(kernels: list[Kernel], pool: ThreadPoolExecutor) -> Callable[[], Any]:
+    """Compile kernels as one unit, in a thread of a pool. Returns what waits for its module."""
     from torch._inductor.codecache import CppPythonBindingsCodeCache
 
-    work: list[Future[Any]] = []
-
-    def submit(*job: Any) -> Future[Any]:
-        work.append(pool.submit(*job))
-        return work[-1]
-
-    text = unit(list(kernels.values()))
-    load = CppPythonBindingsCodeCache.load_async(text, submit_fn=submit)
-    return Unit(list(kernels), load, work)
+    return CppPythonBindingsCodeCache.load_async(unit(kernels), submit_fn=pool.submit)
 
 
-def _take(begun: Unit) -> None:
+def _take(keys: list[str], load: Callable[[], Any]) -> None:
     """Load a unit, when it is compiled."""
     from torch._inductor.exc import CppCompileError
 
     with contextlib.suppress(CppCompileError):
-        module = begun.load()
-        for i, key in enumerate(begun.keys):
+        module = load()
+        for i, key in enumerate(keys):
             _kernels[key] = getattr(module, name_of(i))
             _remember(key, module, name_of(i))
 
@@ -169,13 +140,13 @@ def missing(kernels: Sequence[Kernel]) -> dict[str, Kernel]:
     }
 
 
-def _divided(kernels: dict[str, Kernel], running: int) -> list[list[str]]:
+def _divided(kernels: dict[str, Kernel]) -> list[list[str]]:
     """The keys of the kernels of each unit, of about equal lengths of text. As many units as
-    there are compiler threads, less those that are running.
+    there are compiler threads.
     """
     from torch._inductor.async_compile import get_compile_threads
 
-    count = min(max(1, get_compile_threads() - running), len(kernels))
+    count = min(max(1, get_compile_threads()), len(kernels))
     units: list[list[str]] = [[] for _ in range(count)]
     lengths = [0] * count
     for key in sorted(kernels, key=lambda key: (-len(kernels[key].text), key)):

@@ -15,7 +15,6 @@ from torch.distributed.tensor import DTensor
 
 from . import fsdp_hooks
 from .groups import dtensors, local_tensor, spec_of
-from .subclasses import cache_forgotten
 
 FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param"
 _one_thread = threading.RLock()
@@ -39,7 +38,6 @@ def all_ranks(ranks: Sequence[int]) -> Iterator[None]:
             yield
         finally:
             _INSIDE.reset(token)
-            cache_forgotten()
 
 
 def one_thread() -> AbstractContextManager[Any]:
@@ -88,17 +86,12 @@ def values_per_rank(x: torch.Tensor) -> dict[int, torch.Tensor] | None:
 
 
 def fully_sharded(
-    sharded: Callable[..., Any],
-    original: Callable[..., Any],
-    record: Any,
-    given: Any,
-    *args: Any,
-    **kwargs: Any,
+    ours: Any, original: Callable[..., Any], record: Any, given: Any, *args: Any, **kwargs: Any
 ) -> None:
     """FSDP's parameter of a module, with the shards of all ranks. torch makes that of one rank.
 
     Args:
-        sharded: the shards of all ranks, of a parameter and its layout.
+        ours: its `sharded` makes the shards of all ranks, of a parameter and its layout.
         original: torch's method.
         record: FSDP's record of the parameter.
         given: the parameter before.
@@ -109,7 +102,7 @@ def fully_sharded(
         original(record, given, *args, **kwargs)
         return
     original(record, _of_one_rank(given), *args, **kwargs)
-    placed = sharded(given, fsdp_hooks.layout_of(record))
+    placed = ours.sharded(given, fsdp_hooks.layout_of(record))
     parameter = torch.nn.Parameter(placed, requires_grad=given.requires_grad)
     record.sharded_param = parameter
     record._setattr_on_modules(parameter)

@@ -11,8 +11,6 @@ import attrs
 import torch
 import torch.distributed.utils
 
-from ..patching import NEVER, Patch
-
 STATE = "torch.distributed.fsdp._fully_shard._fsdp_state"
 PRE_FORWARD = "FSDPState._pre_forward"
 POST_FORWARD = "FSDPState._post_forward"
@@ -151,7 +149,7 @@ def dtypes_of(policy: Any, own: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
     return compute, policy.reduce_dtype or compute
 
 
-def learned(_: Any, parameter: Any) -> None:
+def learned(parameter: Any) -> None:
     """FSDP's look at a parameter that the user may have replaced: it is what the module has."""
     module, name = places_of(parameter)[0]
     now = module._parameters[name]
@@ -159,13 +157,13 @@ def learned(_: Any, parameter: Any) -> None:
     parameter._setattr_on_modules(now)
 
 
-def all_learned(_: Any, group: Any) -> None:
+def all_learned(group: Any) -> None:
     """FSDP's first look at the parameters of a group."""
     for parameter in group.fsdp_params:
-        learned(_, parameter)
+        learned(parameter)
 
 
-def resharded(_: Any, group: Any) -> None:
+def resharded(group: Any) -> None:
     """Give the modules of a group their parameters back."""
     for parameter in group.fsdp_params:
         parameter._setattr_on_modules(parameter.sharded_param)
@@ -191,24 +189,21 @@ def unsharded(group: Any, gathered: Callable[..., torch.Tensor]) -> None:
             module._parameters[name] = x
     if torch._C._current_graph_task_id() != -1:
         engine = torch.autograd.Variable._execution_engine
-        engine.queue_callback(lambda: resharded(None, group))
+        engine.queue_callback(lambda: resharded(group))
 
 
 FSDP_PARAMETER = "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam."
 FSDP_GROUP = "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup."
-ONE_RANK = "it prepares for collectives of real ranks"
-PATCHES = tuple(  # of a simulated world
-    Patch((place,), ONE_RANK, NEVER, new=new, is_mine=lambda: True, optional=True)
-    for place, new in {
-        f"{FSDP_PARAMETER}reset_sharded_param": learned,
-        f"{FSDP_PARAMETER}_restore_spmd_types": lambda _, parameter, x: None,
-        f"{FSDP_GROUP}lazy_init": all_learned,
-        f"{FSDP_GROUP}reshard": resharded,
-        f"{FSDP_GROUP}wait_for_unshard": lambda _, group: None,
-        f"{FSDP_GROUP}_record_post_forward": lambda _, group: None,
-        f"{FSDP_GROUP}_register_post_backward_hook": (
-            lambda _, group, args, kwargs: (args, kwargs)
-        ),
-        f"{STATE}:FSDPState._register_pre_backward_hook": (lambda _, state, output: output),
-    }.items()
-)
+CALLS: dict[str, Callable[..., Any]] = {  # each takes simulated.fully_sharded, and torch's method
+    f"{FSDP_PARAMETER}reset_sharded_param": lambda _, reset, parameter: learned(parameter),
+    f"{FSDP_PARAMETER}_restore_spmd_types": lambda _, restore, parameter, x: None,
+    f"{FSDP_GROUP}lazy_init": lambda _, init, group: all_learned(group),
+    f"{FSDP_GROUP}unshard": lambda ours, unshard, group, *args, **kw: ours.unsharded(group),
+    f"{FSDP_GROUP}reshard": lambda _, reshard, group: resharded(group),
+    f"{FSDP_GROUP}wait_for_unshard": lambda _, wait, group: None,
+    f"{FSDP_GROUP}_record_post_forward": lambda _, record, group: None,
+    f"{FSDP_GROUP}_register_post_backward_hook": (
+        lambda _, register, group, args, kwargs: (args, kwargs)
+    ),
+    f"{STATE}:FSDPState._register_pre_backward_hook": lambda _, register, state, output: output,
+}

@@ -287,3 +287,14 @@ def is_arriving(x: torch.Tensor) -> bool:
     for. Reading it waits.
     """
     return isinstance(x, torch.distributed._functional_collectives.AsyncCollectiveTensor)
+
+
+def shardings_forgotten() -> None:
+    """Forget the shardings that torch has found for DTensors. They hold meshes of a world that
+    has ended, and a mesh of the next world may equal one of these.
+    """
+    from torch.distributed.tensor import DTensor
+
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    propagator.propagate_op_sharding.cache_clear()
+    torch._C._clear_DTensor_sharding_propagator_cache()

@@ -213,15 +213,15 @@ def _is_followed(tensor: Any, tx: Any) -> bool:
     return not marked.isdisjoint(seen)
 
 
-def random_in_place(
+def fresh_or_random(
     call: Callable[..., Any], tensor: Any, tx: Any, name: str, args: Any, kwargs: Any
 ) -> Any:
-    """Dynamo's call of a tensor's method, of which it leaves out `random_`."""
+    """Dynamo's call of a tensor's method: the same, and `random_`, which it leaves out."""
     from torch._dynamo.utils import proxy_args_kwargs
     from torch._dynamo.variables import builder
 
     if name != "random_":
-        return call(tensor, tx, name, args, kwargs)
+        return fresh(call, tensor, tx, name, args, kwargs)
     given = proxy_args_kwargs([tensor, *args], kwargs)
     proxy = tx.output.create_proxy("call_method", name, *given)
     return builder.wrap_fx_proxy(tx, proxy)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from ..threads import is_capturing
 from ..tracing import is_wrapped, unwrapped
 from . import generators
 from .shells import opened
@@ -181,3 +182,38 @@ def class_refused(wrap: Callable[..., Any], builder: Any, value: Any) -> Any:
     is_refused = is_foreign(value) and not (isinstance(value, DTensor) or holds_tensors(value))
     refuse(f"{FOREIGN} {class_name(value)};" if is_refused else None)
     return wrap(builder, value)
+
+
+def side_effects_listed(listed: Any, output: Any, **options: Any) -> list[str]:
+    """The sources of the objects that a function changes, for the error that refuses them, with
+    the attributes and keys that change. Torch leaves out the dicts of torch.export: in a capture
+    there are none.
+    """
+    if not is_capturing():
+        return listed(output, **options)
+    from torch._dynamo.source import _get_source_debug_name
+    from torch._dynamo.variables import base
+
+    outside = base.AttributeMutationExisting, base.ValueMutationExisting
+    changed = [
+        variable
+        for variable in output.side_effects._get_modified_vars()
+        if isinstance(getattr(variable, "mutation_type", None), outside)
+    ]
+    stored = output.side_effects.store_attr_mutations
+    return [
+        _get_source_debug_name(variable.source) + part
+        for variable in changed
+        for part in _changed_parts(variable, stored.get(variable, {})) or [""]
+    ]
+
+
+def _changed_parts(variable: Any, stored: Iterable[str]) -> list[str]:
+    """The attributes and the keys that a function stores in an object."""
+    parts = [f".{name}" for name in stored if name != "cell_contents"]
+    held = getattr(variable, "_base_vt", None) or variable
+    before, now = getattr(held, "original_items", None), getattr(held, "items", None)
+    if isinstance(before, dict) and isinstance(now, dict):
+        new = [k for k, x in now.items() if k.vt not in before or held.is_new_item(before[k.vt], x)]
+        parts += [f"[{k.vt.as_python_constant()!r}]" for k in new if k.vt.is_python_constant()]
+    return parts

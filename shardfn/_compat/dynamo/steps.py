@@ -31,7 +31,7 @@ class Functions(NamedTuple):
 
 
 def sliced(
-    init: Callable[..., None], self: Any, items: Sequence[Any], *args: Any, **kwargs: Any
+    _: Any, init: Callable[..., None], self: Any, items: Sequence[Any], *args: Any, **kwargs: Any
 ) -> None:
     """Dynamo's record of a slice. It makes numbers of tensors; here they stay."""
     from torch._dynamo.variables import ConstantVariable

@@ -80,7 +80,7 @@ def tracing(
     scope = named.scope(settings.mesh, settings.device, settings.may_be_of_ranks, settings.rank)
     recorder = recording(settings.name, table, mode)
     with (
-        _torchs(mode, settings.device, memo, arguments),
+        _torchs(mode, settings, memo, arguments),
         leaks.swept() as watched,
         _compat.unwound(),
         recorder as recorded,
@@ -93,7 +93,7 @@ def tracing(
 @contextlib.contextmanager
 def _torchs(
     mode: _compat.FakeTensorMode,
-    device: str,
+    settings: Settings,
     memo: _compat.Memo,
     arguments: Sequence[tuple[str, torch.Tensor]],
 ) -> Iterator[None]:
@@ -111,7 +111,8 @@ def _torchs(
             functions=functions.applied,
             functions_read=function_code.reading,
             hooked=hooks.hooked,
-            device=device,
+            device=settings.device,
+            is_dynamic=bool(settings.dynamic),
             dtensors=DTensors(mode, arguments),
             memo=memo,
             steps=steps.FUNCTIONS,

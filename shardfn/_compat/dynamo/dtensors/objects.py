@@ -73,7 +73,7 @@ def _options(tx: Any, dtype: torch.dtype) -> dict[str, Any]:
     return {"dtype": build(tx, dtype), "device": build(tx, torch.device("cpu"))}
 
 
-def has_attribute(asked: Callable[..., Any], owner: Any, tx: Any, name: str) -> Any:
+def has_attribute(_: DTensors, asked: Callable[..., Any], owner: Any, tx: Any, name: str) -> Any:
     """Whether a mesh or a group has an attribute. Dynamo asks its stand-in."""
     from torch._dynamo.variables.base import VariableTracker
 
@@ -83,7 +83,7 @@ def has_attribute(asked: Callable[..., Any], owner: Any, tx: Any, name: str) -> 
     return asked(owner, tx, name)
 
 
-def text_of(read: Callable[..., Any], owner: Any, tx: Any) -> Any:
+def text_of(_: DTensors, read: Callable[..., Any], owner: Any, tx: Any) -> Any:
     """repr of a mesh or a group. Dynamo gives that of its stand-in."""
     from torch._dynamo.variables.base import VariableTracker
 
@@ -93,9 +93,9 @@ def text_of(read: Callable[..., Any], owner: Any, tx: Any) -> Any:
     return read(owner, tx)
 
 
-def str_of(call: Callable[..., Any], builtin: Any, tx: Any, x: Any) -> Any:
+def str_of(dtensors: DTensors, call: Callable[..., Any], builtin: Any, tx: Any, x: Any) -> Any:
     """A call of str, which may be of a mesh or a group."""
-    return text_of(lambda owner, tx: call(builtin, tx, owner), x.realize(), tx)
+    return text_of(dtensors, lambda owner, tx: call(builtin, tx, owner), x.realize(), tx)
 
 
 def context_entered(dtensors: DTensors, enter: Callable[..., Any], tx: Any, *args: Any) -> Any:

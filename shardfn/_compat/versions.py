@@ -1,0 +1,93 @@
+"""The versions of torch that shardfn knows: the only statement of them."""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+
+import torch
+
+from ..errors import TorchVersionError
+
+OLDEST, NEWEST = (2, 13), (2, 15)
+VERSION = "0.1.0"  # of shardfn
+ANY = "SHARDFN_ANY_TORCH"  # set to 1, another torch is tried, with a warning
+
+
+def release(version: str) -> tuple[int, ...]:
+    """Major and minor of a version.
+
+    Example:
+        >>> (release("2.13.0+cpu"), release("2.15.0.dev20260101"), release("unknown"))
+        ((2, 13), (2, 15), ())
+    """
+    parts = version.split(".")[:2]
+    return tuple(int(part) for part in parts) if all(part.isdecimal() for part in parts) else ()
+
+
+RUNNING = release(torch.__version__)
+
+
+def known() -> str:
+    """The versions in words.
+
+    Example:
+        >>> known()
+        '2.13 to 2.15'
+    """
+    return " to ".join(".".join(map(str, bound)) for bound in (OLDEST, NEWEST))
+
+
+def requirement() -> str:
+    """The versions as pip reads them.
+
+    Example:
+        >>> requirement()
+        'torch>=2.13,<2.16'
+    """
+    return f"torch>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}"
+
+
+def fix() -> str:
+    """What to do about another torch."""
+    return f"pip install '{requirement()}', or {ANY}=1 to try this one"
+
+
+def is_known() -> bool:
+    """Whether the running torch is one of them."""
+    return OLDEST <= RUNNING <= NEWEST
+
+
+@functools.cache
+def require_known() -> None:
+    """Refuse a torch that shardfn does not know.
+
+    Raises:
+        TorchVersionError: it is older or newer, and the user does not want to try.
+    """
+    if not is_known():
+        refuse(f"this is torch {torch.__version__}")
+
+
+def refuse(problem: str, *more: str) -> None:
+    """Refuse the running torch. Where the user wants any torch, warn.
+
+    Args:
+        problem: the first reason, to follow "shardfn 0.1.0 knows torch 2.13 to 2.15; ".
+        more: a line for each other one.
+
+    Raises:
+        TorchVersionError: names the versions, and every reason.
+    """
+    lines = (
+        f"shardfn {VERSION} knows torch {known()}; {problem}",
+        *more,
+        f"got: torch {torch.__version__}",
+        f"needed: torch {known()}; python -m shardfn doctor lists all that this one lacks",
+        f"try: {fix()}",
+    )
+    text = "\n  ".join(lines)
+    if os.environ.get(ANY) != "1":
+        raise TorchVersionError(text, fix=fix())
+    warnings.warn(text, stacklevel=2)
