@@ -87,14 +87,14 @@ def two(a: int, b: int = 0, *, c: int = 0) -> None: ...
 
 
 FITTING: dict[str, tuple[Callable[..., Any], int, bool]] = {
-    "the same": (lambda old, a, b, *, c: None, 1, True),
+    "the same": (lambda old, a, b=0, *, c=0: None, 1, True),
     "anything": (lambda old, *args, **kwargs: None, 1, True),
     "anything, given": (lambda *_, **__: None, 2, True),
     "the patch's own first": (lambda own, old, a, b=0, **kwargs: None, 2, True),
     "one too few": (lambda old, a, **kwargs: None, 1, False),
     "one too many": (lambda old, a, b, c, d: None, 1, False),
     "no keyword": (lambda old, a, b: None, 1, False),
-    "a default that is needed": (lambda old, a, b, *, c: None, 0, False),
+    "a default that is needed": (lambda old, a, b, *, c: None, 1, False),
 }
 
 
