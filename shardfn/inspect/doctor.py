@@ -18,7 +18,7 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from .._compat import CACHE_DIR, rows_of_all, versions
+from .._compat import CACHE_DIR, TORCH_VERSION, rows_of_all, versions
 from ..buckets import human_bytes
 from ..stored import limit, own_folder, place
 
@@ -81,7 +81,7 @@ def torch_places() -> tuple[Finding, ...]:
         if not missing:
             findings.append(Finding(row.what, True, f"{places}; {row.until}."))
             continue
-        sentence = f"torch {torch.__version__} lacks {', '.join(missing)}: {row.lost}."
+        sentence = f"torch {TORCH_VERSION} lacks {', '.join(missing)}: {row.lost}."
         is_needed = row.on_missing == "refuse"
         findings.append(Finding(row.what, False, sentence, versions.fix(), needed=is_needed))
     return tuple(findings)
