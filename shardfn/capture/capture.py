@@ -37,8 +37,8 @@ from .refusals.unscaled import refuse_unscaled
 from .results import Result, program_of
 from .rewrites import steps, strides
 from .rewrites.python_calls import Misuse
-from .shard_map import alike
 from .shard_map import axis_names as named
+from .shard_map import varying
 from .trace import simplified
 
 
@@ -311,7 +311,7 @@ def _read(
         own_sizes.mark(python, name, settings.differing)
         follow_primals(python)
         pullbacks.settle(python, name)
-        alike.settle(python, inputs)
+        varying.settle(python, name)
         # the conditions on sizes, now that all that looks at the graph has done so
         sizes = sizes_of() if settings.dynamic else None
         flat = flatten(python, inputs, mode)

@@ -313,14 +313,21 @@ def unmarked(x: torch.Tensor) -> torch.Tensor:
 
 
 # kinds of values, of `shared`
+ARGUMENT = "an argument"
+PART = "a DTensor on a part of the mesh"
 HELD = "a tensor that the function closes over"
 GATHERED = "a gathered parameter"
 
 
-def shared(x: torch.Tensor, what: str, alike: str = "") -> torch.Tensor:
+def shared(x: torch.Tensor, what: str, equal: str = "", unsaid: str = "") -> torch.Tensor:
     """The tensor, whose memory is an argument's or that of a DTensor, as `what` says. Capture
-    refuses to write to it. Over the axes `alike` the code takes its gradient for the same on all
-    ranks.
+    refuses to write to it.
+
+    Args:
+        x: the tensor.
+        what: one of the kinds above, or words for an error.
+        equal: the axes over which the code says that all ranks have the same gradient of it.
+        unsaid: those over which it says neither this nor that ranks have terms of it.
     """
     return x
 

@@ -86,52 +86,79 @@ def vary(x: torch.Tensor, axes: str, *, where: str = "") -> torch.Tensor:
 
 
 @prim(axes=named_axes, takes_varying=False, gives_varying=True, communicates=False)
-def vary_alike(x: torch.Tensor, axes: str, paths: str) -> torch.Tensor:
-    """As `vary`, of a value that all ranks use alike, if these arguments are the same on them: its
-    cotangent is that of each (capture/shard_map/alike.py).
-    """
+def vary_equal(x: torch.Tensor, axes: str) -> torch.Tensor:
+    """As `vary`, of a value of which the code says that all ranks have the same gradient."""
     return torch.empty_like(x)
 
 
 @prim(axes=named_axes, takes_varying=False, gives_varying=False, communicates=False)
-def as_alike(x: torch.Tensor, axes: str, paths: str) -> torch.Tensor:
-    """A cotangent that all ranks have, if these arguments are the same on them."""
+def as_equal(x: torch.Tensor, axes: str) -> torch.Tensor:
+    """A cotangent of which the code says that all ranks have the same."""
     return torch.empty_like(x)
 
 
-def _tangent_of_undecided(t: Any, x: Any, y: Any, axes: str, source: str) -> torch.Tensor:
-    return vary_undecided(t, axes, source)
+RESULT = "jit: result"  # `where` of each rank's own result
+
+# why a gradient is refused, as `undecided` says: what has happened, what is needed, what to write
+UNSAID = "unsaid"
+SUMMED = "summed"
+CONTRADICTED = "contradicted"
+REFUSALS = {
+    UNSAID: (
+        "DTensor.to_local",
+        "all ranks of {} have the same value, it meets plain tensors, which may differ between "
+        "them, and its gradient is taken",
+        "whether ranks have the same gradient of it or terms of a sum",
+        "to_local(grad_placements=[Replicate()]) if all ranks compute the same from it, "
+        "to_local(grad_placements=[Partial()]) for the sum over ranks; so for full_tensor. In the "
+        "result of a module of parallelize_module: RowwiseParallel(use_local_output=False), and "
+        "y.to_local(grad_placements=[Replicate()]) of it",
+    ),
+    SUMMED: (
+        "DTensor.from_local",
+        "a replicated DTensor of what ranks of {} compute with tensors that may differ between "
+        "them: its gradient counts once, and their gradients are summed",
+        "a value that all ranks have by what the code says",
+        "DTensor.from_local(x, mesh, [Replicate()]).to_local() of the plain tensors that all "
+        "ranks have; or two calls of to_local for what enters both ways, the one that becomes a "
+        "replicated DTensor with grad_placements=[Replicate()]",
+    ),
+    CONTRADICTED: (
+        "DTensor.to_local, grad_placements",
+        "it says that all ranks of {} have the same gradient, and the value is used with values "
+        "that differ between them",
+        "the placements of terms",
+        "to_local(grad_placements=[Partial()])",
+    ),
+}
 
 
-def _undecided(g: Any, x: Any, y: Any, axes: str, source: str) -> torch.Tensor:
-    """Refuse the cotangent of a value that ranks use in two ways.
+def _tangent_of_undecided(t: Any, x: Any, y: Any, axes: str, why: str, source: str) -> torch.Tensor:
+    return undecided(t, axes, why, source)
+
+
+def _refused(g: Any, x: Any, y: Any, axes: str, why: str, source: str) -> torch.Tensor:
+    """Refuse a cotangent.
 
     Raises:
         CaptureError: always.
     """
-    raise CaptureError.of(
-        "a gradient in the code of one rank",
-        f"a value that all ranks of {axes} have meets each rank's own values, and these lead both "
-        "to a replicated DTensor, which counts the gradient once, and to values that differ, "
-        "which have terms of it",
-        needed="a value for each of both",
-        fix="two calls of to_local: d.to_local() for what becomes a replicated DTensor, and "
-        "d.to_local(grad_placements=[Partial()]) for the values that differ",
-        source=source or None,
-    )
+    name, got, needed, fix = REFUSALS[why]
+    axes = axes.replace(",", ", ")
+    raise CaptureError.of(name, got.format(axes), needed=needed, fix=fix, source=source or None)
 
 
 @prim(
     axes=named_axes,
-    takes_varying=False,
+    takes_varying=True,
     gives_varying=True,
     communicates=False,
     jvp=_tangent_of_undecided,
-    vjp=_undecided,
+    vjp=_refused,
 )
-def vary_undecided(x: torch.Tensor, axes: str, source: str) -> torch.Tensor:
-    """As `vary`, of a value that is used alike and not: its cotangent is refused, with the user's
-    line.
+def undecided(x: torch.Tensor, axes: str, why: str, source: str) -> torch.Tensor:
+    """A value whose cotangent is refused, with the user's line: the code does not say whether
+    ranks have the same or terms of it, or it says two things.
     """
     return torch.empty_like(x)
 
@@ -260,10 +287,10 @@ def axis_index(axis: str, device: torch.device) -> torch.Tensor:
 implement(to_local, transpose=from_local)
 implement(from_local, transpose=to_local)
 implement(vary, transpose=lambda g, axes: psum(g, axes, True))
-implement(vary_alike, transpose=as_alike)
-implement(as_alike, transpose=vary_alike)
+implement(vary_equal, transpose=as_equal)
+implement(as_equal, transpose=vary_equal)
 # of each rank: what all of them have counts once in further derivatives
-implement(as_invariant, transpose=lambda g, axes: vary_alike(g, axes, ""))
+implement(as_invariant, transpose=vary_equal)
 implement(no_cotangent, transpose=vary)
 implement(vary_in_value, transpose=vary_in_value)
 implement(psum, transpose=lambda g, axes, pending: vary(g, axes))

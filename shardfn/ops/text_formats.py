@@ -4,7 +4,6 @@ shards, pairs of ranks, specs and records are texts. Each format has a printer a
 | format | text | value |
 |---|---|---|
 | axes | `dp,tp` | `("dp", "tp")` |
-| paths | `x\\nw['b']` | `("x", "w['b']")`: the paths of arguments, one a line |
 | shards | `dp:2=0,tp:4=` | `[("dp", 2, 0), ("tp", 4, None)]`: axis, size, sharded dim |
 | sized_shards | `dp:2=0@3/5` | `[("dp", 2, 0, (3, 5))]`: also the size on one rank and before |
 | placed | `dp=S0,tp=R` | `(("dp", "S0"), ("tp", "R"))`: the DTensor placement on each axis |
@@ -41,26 +40,6 @@ def print_axes(names: Iterable[str]) -> str:
         'dp,tp'
     """
     return ",".join(list(names))
-
-
-def print_paths(paths: Iterable[str]) -> str:
-    """Paths of arguments as text.
-
-    Example:
-        >>> print_paths(("x", "batch['y']"))
-        "x\\nbatch['y']"
-    """
-    return "\n".join(paths)
-
-
-def parse_paths(text: str) -> tuple[str, ...]:
-    """The paths of a text.
-
-    Example:
-        >>> parse_paths("x\\nbatch['y']"), parse_paths("")
-        (('x', "batch['y']"), ())
-    """
-    return tuple(text.split("\n")) if text else ()
 
 
 def parse_axes(text: str) -> tuple[str, ...]:

@@ -34,7 +34,6 @@ from .arguments import (
     refuse_without_values,
     whole_mesh,
 )
-from .arguments.alike import Check, check_of
 from .arguments.local_layouts import local_layouts
 from .arguments.mismatch import other_constants, other_leaves, other_tensors, said
 from .arguments.results import in_tree, maker
@@ -74,11 +73,6 @@ class Compiled:
     donation: Donation | None = attrs.field(  # donates arguments
         init=False, default=attrs.Factory(donation_of, takes_self=True)
     )
-    alike: Check | None = attrs.field(  # of arguments that all ranks have
-        default=attrs.Factory(
-            lambda self: check_of(self.request, self.placed, self.captured), takes_self=True
-        )
-    )
     execute: Callable[[list[Any]], list[Any]] = attrs.field(
         init=False
     )  # all leaves -> local results
@@ -112,8 +106,6 @@ class Compiled:
 
     def run(self, leaves: list[Any]) -> Any:
         """Run on the leaves of arguments that have been checked."""
-        if self.alike is not None:
-            self.alike.run(leaves)
         if self.donation is None:
             return self.wrap(self.execute(leaves))
         return self.donation.run(leaves, self.execute, self.wrap)

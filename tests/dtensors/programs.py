@@ -338,11 +338,18 @@ def loss_of_rows(x: Any, w: Any, mesh: Any) -> Any:
 
 def loss_of_rows_unsaid(x: Any, w: Any, mesh: Any) -> Any:
     """`loss_of_rows` without grad_placements: eager torch takes the cotangent for one that all
-    ranks have. If they have other tensors w, its gradient is wrong.
+    ranks have, and is silently wrong if they have other tensors w.
     """
     d = DTensor.from_local(x, mesh, every(mesh, Shard(0)))
     same = d.redistribute(mesh, every(mesh, Replicate()))
     return (same.to_local()[:6] @ w).square().sum()
+
+
+def loss_of_equal_rows(x: Any, w: Any, mesh: Any) -> Any:
+    """`loss_of_rows_unsaid` that says what eager torch takes for granted."""
+    d = DTensor.from_local(x, mesh, every(mesh, Shard(0)))
+    same = d.redistribute(mesh, every(mesh, Replicate()))
+    return (same.to_local(grad_placements=same.placements)[:6] @ w).square().sum()
 
 
 def loss_of_terms(x: Any, w: Any, mesh: Any) -> Any:

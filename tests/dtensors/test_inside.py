@@ -15,7 +15,14 @@ from torch.distributed.tensor import DTensor, Shard
 import shardfn as sf
 from shardfn.simulated import SimulatedTensor
 from tests.dtensors.compared import assert_same, of_rank, plain
-from tests.dtensors.programs import LOSSES, PROGRAMS, Program, loss_of_rows_unsaid, own
+from tests.dtensors.programs import (
+    LOSSES,
+    PROGRAMS,
+    Program,
+    loss_of_equal_rows,
+    loss_of_rows_unsaid,
+    own,
+)
 
 MESHES = {(2,): ("dp",), (2, 2): ("dp", "tp")}
 
@@ -74,18 +81,18 @@ def _other_parts(mesh: Any, rank: int, held: int) -> str:
 
 
 def _refusal(mesh: Any, rank: int) -> str:
-    """Why the gradient of `loss_of_rows_unsaid` is refused if ranks have other tensors w."""
+    """Why the gradient of `loss_of_rows_unsaid` is refused."""
     try:
         _gradients(loss_of_rows_unsaid, mesh, "aten")(*own(rank))
-    except sf.DivergenceError as error:
+    except sf.CaptureError as error:
         return str(error)
     return ""
 
 
-def _of_unsaid(mesh: Any, rank: int) -> tuple[Any, Any]:
+def _of_equal(mesh: Any, rank: int) -> tuple[Any, Any]:
     x, w = own(rank)[0], own(0)[1]  # all ranks have one w
-    eager = _eager_gradients(loss_of_rows_unsaid, mesh, x, w)
-    staged = _gradients(loss_of_rows_unsaid, mesh, "aten")
+    eager = _eager_gradients(loss_of_equal_rows, mesh, x, w)
+    staged = _gradients(loss_of_equal_rows, mesh, "aten")
     return eager, staged(x.detach(), w.detach())
 
 
@@ -107,7 +114,7 @@ CALLED: dict[str, Callable[[Any, int], tuple[Any, Any]]] = {
     "part": lambda mesh, rank: (_on_part(mesh, rank), _on_part(mesh, rank, sf.jit)),
     "in shard": _of_shard,
     "closed over": lambda mesh, rank: (_closed_over(mesh, rank), _closed_over(mesh, rank, sf.jit)),
-    "unsaid": _of_unsaid,
+    "equal": _of_equal,
 }
 
 
@@ -121,7 +128,7 @@ def _on_a_rank(shape: tuple[int, ...], names: set[str]) -> dict[str, Any]:
     }
     for name in filter(names.__contains__, CALLED):  # in one order on all ranks
         found[name] = tuple(map(plain, CALLED[name](mesh, rank)))
-    found["of other ws"] = _refusal(mesh, rank)
+    found["unsaid"] = _refusal(mesh, rank)
     column = mesh.get_local_rank(mesh.ndim - 1)
     refusals = [_other_parts(mesh, rank, 1), _other_parts(mesh, column, rank)]
     found["of other parts"] = refusals
@@ -170,13 +177,13 @@ def test_a_simulated_world_answers_as_real_ranks(name: str, answers: Any) -> Non
             assert_same(of_rank(out, rank), found[name][0])
 
 
-def test_a_gradient_that_torch_would_have_wrong_is_refused(answers: Any) -> None:
+def test_a_gradient_that_torch_may_have_wrong_is_refused(answers: Any) -> None:
     _, ranks = answers
     for found in ranks:
-        text = found["of other ws"]
-        assert "argument w: it differs between rank 0 and rank " in text
-        assert "needed: the same on all ranks of dp" in text
-        assert "try: to_local(grad_placements=[Partial()])" in text
+        text = found["unsaid"]
+        assert text.startswith("DTensor.to_local: all ranks of dp")
+        assert "needed: whether ranks have the same gradient of it or terms of a sum" in text
+        assert "to_local(grad_placements=[Partial()]) for the sum over ranks" in text
         assert "programs.py" in text
 
 

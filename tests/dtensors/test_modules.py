@@ -253,7 +253,8 @@ def test_its_gradient_comes_back_with_its_placements() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
         w = distribute_tensor(torch.ones(5), mesh, [Shard(0)]).requires_grad_()
-        call = sf.jit(lambda x: (w * w).full_tensor() * x, backend="aten")
+        whole = lambda: (w * w).full_tensor(grad_placements=[Replicate()])
+        call = sf.jit(lambda x: whole() * x, backend="aten")
         call(torch.ones(5) * 3).sum().backward()
         assert w.grad is not None and w.grad.placements == (Shard(0),)
         torch.testing.assert_close(w.grad.full_tensor(), torch.ones(5) * 6)

@@ -25,9 +25,9 @@ SAMPLES: dict[Callable[..., Tensor], tuple[Any, ...]] = {
     shard_map.own_term: ("a", "sum"),
     shard_map.no_cotangent: ("a",),
     shard_map.vary_in_value: ("a",),
-    shard_map.vary_alike: ("a", "x"),
-    shard_map.vary_undecided: ("a", ""),
-    shard_map.as_alike: ("a", "x"),
+    shard_map.vary_equal: ("a",),
+    shard_map.undecided: ("a", shard_map.UNSAID, ""),
+    shard_map.as_equal: ("a",),
     shard_map.psum: ("a", False),
     shard_map.extremum: ("a", "max"),
     shard_map.all_gather: ("a", 2, 1),
@@ -63,7 +63,7 @@ def test_every_prim_of_a_tensor_has_a_transpose_or_two_derivatives(
 
 # left out: capture narrows as_invariant to the axes over which its tensor varies, and the others
 # are of values that vary in name
-IN_NAME = shard_map.as_invariant, shard_map.vary_alike, shard_map.as_alike
+IN_NAME = shard_map.as_invariant, shard_map.vary_equal, shard_map.as_equal
 LINEAR = [c for c in SAMPLES if CALLS[c].transpose and c not in IN_NAME]
 
 

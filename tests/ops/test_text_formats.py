@@ -26,12 +26,10 @@ PAIRS = st.lists(st.tuples(NUMBERS, NUMBERS), max_size=4).map(tuple)
 SPECS = st.lists(AXES | st.just((texts.KEEP,)), min_size=2, max_size=4).map(tuple)
 PLAIN = st.none() | st.booleans() | NUMBERS | st.text(max_size=4)
 RECORDS = st.lists(st.recursive(PLAIN, lambda x: st.lists(x).map(tuple))).map(tuple)
-PATHS = st.lists(st.sampled_from(["x", "w['b']", "<closed over>"])).map(tuple)
 FORMATS: dict[str, tuple[Any, Any, Any]] = {
     "axes": (AXES, texts.print_axes, texts.parse_axes),
     "shards": (SHARDS, texts.print_shards, texts.parse_shards),
     "sized_shards": (CUTS, texts.print_sized_shards, texts.parse_sized_shards),
-    "paths": (PATHS, texts.print_paths, texts.parse_paths),
     "placed": (PLACED, texts.print_placed, texts.parse_placed),
     "held": (HELD, texts.print_held, texts.parse_held),
     "part": (PARTS, lambda part: texts.print_part(*part), texts.parse_part),

@@ -25,7 +25,6 @@ from ..shard_map.varying_nodes import name_of
 
 DIFFERS = "differs"  # in the meta of a node: the axes over which its constants differ
 ENTRIES = shard_map.to_local, shard_map.from_local  # their texts have sizes
-RESULT = "jit: result"  # `where` of each rank's own result
 CONSTANTS = bool, int, float, complex, str, torch.dtype, torch.device
 
 Rows = tuple[Any, ...]  # (axis, its size, placement), ...
@@ -142,7 +141,7 @@ def _trait(module: torch.fx.GraphModule, node: torch.fx.Node) -> Trait:
     is_entry = node.target in ENTRIES
     where = str(node.kwargs.get("where", ""))
     shape = None
-    if node.target is shard_map.from_local and where != RESULT:
+    if node.target is shard_map.from_local and where != shard_map.RESULT:
         shape = tuple(node.meta["example_value"].shape)
     held = getattr(module, str(node.target), None) if node.op == "get_attr" else 0
     constants = torch.fx.node.map_arg((node.args, node.kwargs), lambda _: None)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import attrs
 import torch
 
-Axes = frozenset[str]
+Axes = frozenset[Any]  # and facts of gradients.py
 
 
 @attrs.define(eq=False)
@@ -52,7 +52,7 @@ class Varying(Protocol):
         ...
 
     def flat(self, x: Any) -> Axes:
-        """All axes over which something in an argument varies."""
+        """The facts of all parts of an argument."""
         ...
 
     def needs(self, node: torch.fx.Node) -> Axes:

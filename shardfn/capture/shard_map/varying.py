@@ -23,6 +23,25 @@ from .. import annotations as sources
 from ..dtensors.mixing import refuse_varying
 from ..dtensors.own_sizes import DIFFERS, refused
 from . import per_sample, varying_control_flow, varying_prims
+from .gradients import (
+    CERTAIN,
+    CONTRADICTED,
+    DIFFERENTIABLE,
+    EQUAL,
+    NONE,
+    SUMMED,
+    UNSAID,
+    Fact,
+    Facts,
+    agreed,
+    axes_in,
+    each,
+    needed_by_prim,
+    needs_in,
+    of_shared,
+    raised,
+    ways,
+)
 from .overwritten import refuse_overwritten
 from .varying_nodes import (
     BACKWARD,
@@ -39,7 +58,8 @@ from .varying_nodes import (
     written_by,
 )
 
-NONE: Axes = frozenset()
+# what torch.func calls of a value of which it takes a derivative
+DIFFERENTIATED = ("_wrap_for_grad", REQUIRES_GRAD)
 
 
 def settle(python: torch.fx.GraphModule, name: str) -> None:
@@ -82,10 +102,10 @@ class Kinds:
         self.of: dict[torch.fx.Node, Any] = {}
         self.written = {root_of(x) for node in self.graph.nodes for x in written_by(node)}
         # for values written in place: the varying axes from their creation on
-        self.floor: dict[torch.fx.Node, Axes] = {}
+        self.floor: dict[torch.fx.Node, Facts] = {}
         # what some op needs as each rank's own
         self.asked: set[torch.fx.Node] = set()
-        self.varied: dict[tuple[torch.fx.Node, Axes], torch.fx.Node] = {}
+        self.varied: dict[Any, torch.fx.Node] = {}
         # the agreement of each control-flow op, before any body is changed
         self.known: dict[torch.fx.Node, Any] = {}
         self.leaving: list[Axes] = []  # in a body: the varying axes of its results
@@ -93,8 +113,8 @@ class Kinds:
     def settle(self, inputs: Sequence[Axes]) -> None:
         """Infer all varying axes, then change the graph."""
         self.result(inputs)
-        refuse_varying(self.graph, self.flat)
-        refuse_overwritten(self.graph, self.flat)
+        refuse_varying(self.graph, self.axes)
+        refuse_overwritten(self.graph, self.axes)
         for node in self.ask():
             self.rewrite(node)
         for node, axes in self.floor.items():
@@ -108,7 +128,7 @@ class Kinds:
             self.asked.update(
                 x
                 for x in nodes_in((node.args, node.kwargs))
-                if needs - _union(self.of.get(x, NONE))
+                if ways(_union(self.of.get(x, NONE)), needs)
             )
         return nodes
 
@@ -123,8 +143,12 @@ class Kinds:
             else self.flat(returned)
         )
 
-    def flat(self, x: Any) -> Axes:
+    def axes(self, x: Any) -> Axes:
         """All axes over which any part of an argument varies."""
+        return axes_in(self.flat(x))
+
+    def flat(self, x: Any) -> Facts:
+        """The facts of all parts of an argument, the axes over which it varies among them."""
         return NONE.union(*(_union(self.of.get(n, NONE)) for n in nodes_in(x)))
 
     def infer(self, inputs: Sequence[Axes]) -> bool:
@@ -135,19 +159,23 @@ class Kinds:
         before = dict(self.floor)
         for node in self.graph.nodes:
             if node.op == "placeholder":
-                self.of[node] = next(feed, NONE) | self.floor.get(node, NONE)
+                self.of[node] = raised(next(feed, NONE), self.floor.get(node, NONE))
             elif node.op in ("call_function", "call_method"):
                 found = self.kind(node)
                 self.of[node] = (
-                    found | self.floor[node]
+                    raised(found, self.floor[node])
                     if node in self.floor and isinstance(found, frozenset)
                     else found
                 )
-                axes = self.needs(node)
-                for x in nodes_in((node.args, node.kwargs)) if axes else ():
+                needs = self.needs(node)
+                for x in nodes_in((node.args, node.kwargs)) if needs else ():
                     root = root_of(x)
-                    if root in self.written and axes - _union(self.of.get(x, NONE)):
-                        self.floor[root] = self.floor.get(root, NONE) | axes
+                    missing = ways(_union(self.of.get(x, NONE)), needs)
+                    if root in self.written and missing:
+                        is_written = root in map(root_of, written_by(node))
+                        is_as_given = is_written or CONTRADICTED in missing
+                        more = needs if is_as_given else axes_in(needs)
+                        self.floor[root] = self.floor.get(root, NONE) | more
         return before != self.floor
 
     def kind(self, node: torch.fx.Node) -> Any:
@@ -163,30 +191,38 @@ class Kinds:
         if target is placement.align:
             return [self.flat(pair) for pair in zip(args[0], args[1], strict=True)]
         if getattr(target, "__name__", "") in BACKWARD:
-            return [self.flat(x) for x in args[1]]
+            every = [self.axes(x) for x in args[1]]
+            return [axes | each(CERTAIN, axes) | {DIFFERENTIABLE} for axes in every]
+        if target is placement.shared:
+            return of_shared(node, self.flat(args))
+        if name_of(node) in DIFFERENTIATED:
+            return self.flat(args) | {DIFFERENTIABLE}
         if (
             target is operator.getitem
             and isinstance(self.of.get(args[0]), list)
             and isinstance(args[1], int)
         ):
             return self.of[args[0]][args[1]]
-        return self.flat((args, node.kwargs)) | node.meta.get(DIFFERS, NONE)
+        if self.is_apart(node):
+            return self.flat((args, node.kwargs))
+        every = [_union(self.of.get(x, NONE)) for x in nodes_in((args, node.kwargs))]
+        return agreed(*every, _differing(node))
 
-    def needs(self, node: torch.fx.Node) -> Axes:
-        """The axes over which all inputs of a node must vary."""
+    def needs(self, node: torch.fx.Node) -> Facts:
+        """The axes over which all inputs of a node must vary, and over which for certain."""
         if node.target in CALLS:
-            return varying_prims.needed(node)
+            return needed_by_prim(node)
         if varying_control_flow.is_part(node):
             return NONE
-        apart = node.target is placement.align or getattr(node.target, "__name__", "") in (
-            *BACKWARD,
-            *PLUMBING,
-        )
-        if apart or (
-            node.target is operator.getitem and isinstance(self.of.get(args_of(node)[0]), list)
-        ):
+        if self.is_apart(node):
             return NONE
-        return self.flat((node.args, node.kwargs)) | node.meta.get(DIFFERS, NONE)
+        return needs_in(self.flat((node.args, node.kwargs)) | _differing(node))
+
+    def is_apart(self, node: torch.fx.Node) -> bool:
+        """Whether the inputs of a node need not vary over the same axes."""
+        if node.target is placement.align or name_of(node) in (*BACKWARD, *PLUMBING):
+            return True
+        return node.target is operator.getitem and isinstance(self.of.get(args_of(node)[0]), list)
 
     def rewrite(self, node: torch.fx.Node) -> None:
         """Raise the inputs of a node to the varying axes that it needs."""
@@ -197,11 +233,12 @@ class Kinds:
         elif node.target is shard_map.as_invariant:
             self.narrow(node)
         elif axes := self.needs(node):
-            self.refuse_statistics(node, axes)
+            self.refuse_statistics(node, axes_in(axes))
             self.refuse_write(node)
             before = self.flat((node.args, node.kwargs))
+            is_result = node.kwargs.get("where") == shard_map.RESULT
             node.args, node.kwargs = torch.fx.node.map_arg(
-                (node.args, node.kwargs), lambda x: self.vary(x, axes)
+                (node.args, node.kwargs), lambda x: self.vary(x, axes, is_result=is_result)
             )
             if missing := node.meta.get(DIFFERS, NONE) - before:
                 self.differ(node, missing)
@@ -249,7 +286,13 @@ class Kinds:
         its derivative differs for the others.
         """
         x, text = args_of(node)
-        varying = [a for a in parse_axes(text) if a in self.flat(x)]
+        facts = self.flat(x)
+        varying = [a for a in parse_axes(text) if a in facts]
+        summed = [a for a in varying if Fact(SUMMED, a) in facts]
+        if summed:
+            with self.graph.inserting_before(node):  # x may have been written to
+                x = self.graph.call_function(shard_map.undecided, _undecided(x, summed, SUMMED))
+            x.meta = dict(node.meta)
         if varying:
             node.args = x, print_axes(varying)
         else:
@@ -260,7 +303,7 @@ class Kinds:
         unchanged.
         """
         outs, ins, *rest = args_of(node)
-        per_sample.warn_of_sums(node, self.flat(list(outs)), self.flat)
+        per_sample.warn_of_sums(node, self.axes(list(outs)), self.axes)
         cotangents = rest[0] if rest and rest[0] is not None else [None] * len(outs)
         kinds = [self.flat([y, g]) for y, g in zip(outs, cotangents, strict=True)]
         outs = type(outs)(self.vary(y, k) for y, k in zip(outs, kinds, strict=True))
@@ -270,26 +313,46 @@ class Kinds:
             ]
         node.args = (outs, ins, *rest)
 
-    def vary(self, x: torch.fx.Node, axes: Axes) -> torch.fx.Node:
-        """The value, made to vary over these axes too. Made once, right after the value."""
-        missing = axes - _union(self.of.get(x, NONE))
+    def vary(self, x: torch.fx.Node, needs: Facts, *, is_result: bool = False) -> torch.fx.Node:
+        """The value, made to vary as others that it meets. Made once, right after the value.
+
+        Args:
+            x: the value.
+            needs: the axes over which they vary, and over which for certain.
+            is_result: whether it meets none, and only leaves the function.
+        """
+        facts = _union(self.of.get(x, NONE))
+        if is_result:  # whoever gives its cotangent gives that of each rank
+            unsaid = facts & each(UNSAID, axes_in(needs))
+            facts = facts - unsaid | each(EQUAL, frozenset(fact.axis for fact in unsaid))
+        found = ways(facts, needs)
         is_other = x.op == "get_attr" or is_size(x)
-        if not missing or isinstance(self.of.get(x), list) or is_other:
+        if not found or isinstance(self.of.get(x), list) or is_other:
             return x
-        if (x, missing) not in self.varied:
-            if self.is_view_of_asked(x):
-                made = self.after(
-                    x,
-                    x.target,
-                    (self.vary(args_of(x)[0], missing), *x.args[1:]),
-                    dict(x.kwargs),
-                    x.op,
-                )
+        key = x, tuple(found.items())
+        if key not in self.varied:
+            source = x.args[0] if x.args else None
+            is_alone = isinstance(source, torch.fx.Node) and ways(self.flat(source), needs) == found
+            if is_alone and not is_result and self.is_view_of_asked(x):
+                source = self.vary(args_of(x)[0], needs)
+                args = (source, *x.args[1:])
+                made = self.after(x, x.target, args, dict(x.kwargs), x.op)
             else:
-                made = self.after(x, shard_map.vary, (x, print_axes(sorted(missing))))
-            self.varied[x, missing] = made
-            self.of[made] = self.of.get(x, NONE) | missing
-        return self.varied[x, missing]
+                made = self.raise_one(x, found)
+            self.varied[key] = made
+            self.of[made] = raised(facts, needs)
+        return self.varied[key]
+
+    def raise_one(self, x: torch.fx.Node, found: dict[str, Axes]) -> torch.fx.Node:
+        """A value by the prims that make it vary, for each reason (`gradients.ways`)."""
+        for why, axes in found.items():
+            text = print_axes(sorted(axes))
+            if why != CONTRADICTED:
+                prim = shard_map.vary_equal if why == EQUAL else shard_map.vary
+                x = self.after(x, prim, (x, text))
+            if why in (UNSAID, CONTRADICTED):
+                x = self.after(x, shard_map.undecided, _undecided(x, sorted(axes), why))
+        return x
 
     def is_view_of_asked(self, x: torch.fx.Node) -> bool:
         """Whether a value is a view of a value that is itself needed as varying, or contains
@@ -345,18 +408,30 @@ class Kinds:
             if node.target in CALLS
             else self.flat(node.args)
         )
-        missing = axes - born
-        if not missing:
+        found = ways(born, axes)
+        if not found:
             return
         is_one = not isinstance(self.of.get(node), list)
         values = [node] if is_one else list(node.users)
         for x in values:
             readers = list(x.users)
-            varied = self.after(x, shard_map.vary, (x, print_axes(sorted(missing))))
+            varied = self.raise_one(x, found)
             for reader in readers:
                 if getattr(reader.target, "__name__", "") != REQUIRES_GRAD:
                     reader.replace_input_with(x, varied)
 
 
-def _union(kind: Any) -> Axes:
+def _undecided(x: torch.fx.Node, axes: Sequence[str], why: str) -> tuple[Any, ...]:
+    """The arguments of the prim `undecided`, of a value whose gradient is refused."""
+    line = sources.line_of(x.meta.get("stack_trace")) or ""
+    return x, print_axes(axes), why, line
+
+
+def _differing(node: torch.fx.Node) -> Facts:
+    """The facts of a node whose constants differ between ranks."""
+    axes = node.meta.get(DIFFERS, NONE)
+    return axes | each(CERTAIN, axes)
+
+
+def _union(kind: Any) -> Facts:
     return NONE.union(*kind) if isinstance(kind, list) else kind

@@ -16,14 +16,13 @@ import torch
 
 from ...errors import CaptureError
 from ...ops.nodes import args_of
-from ...ops.prims import CALLS, Axes
+from ...ops.prims import CALLS
 from .. import annotations as sources
 from ..control_flow import bodies as regions
 from ..control_flow import endings
-from .protocols import Settled, Varying
+from .gradients import NONE, agreed, axes_in, needs_in, raised
+from .protocols import Axes, Settled, Varying
 from .varying_nodes import is_wrap
-
-NONE: Axes = frozenset()
 
 
 @attrs.frozen(eq=False)
@@ -83,7 +82,7 @@ def _run(
     given = body.given
     at = [body.entered(k) for k in range(len(given))]
     ins = [
-        free[k] | kinds.flat(x) if e is None else entering[e]
+        raised(kinds.flat(x), free[k]) if e is None else entering[e]
         for k, (e, x) in enumerate(zip(at, given, strict=True))
     ]
     inner = type(kinds)(body.graph)
@@ -120,11 +119,11 @@ def fixed(
         feeds: whether its first results are the next carries; those of a test are not.
     """
     free = {k: floor for k in range(len(body.given)) if body.entered(k) is None}
-    carry = [c | floor for c in carry]
+    carry = [raised(c, floor) for c in carry]
     while True:
         outs, more = _run(kinds, body, [*carry, *rows], free)
         fed = zip(carry, outs, strict=False) if feeds else ()
-        wider = [*(c | o for c, o in fed), *carry[len(outs) if feeds else 0 :]]
+        wider = [*(agreed(c, o) for c, o in fed), *carry[len(outs) if feeds else 0 :]]
         spread = {k: axes | more.get(k, NONE) for k, axes in free.items()}
         if (wider, spread) == (carry, free):
             return carry, outs, free
@@ -136,7 +135,7 @@ def free_of(
     body: Body, kinds: Varying, free: dict[int, Axes]
 ) -> dict[tuple[torch.fx.Node, int], Axes]:
     """The axes of the values that a body closes over, by its node and their index."""
-    return {(body.node, k): axes | kinds.flat(body.given[k]) for k, axes in free.items()}
+    return {(body.node, k): raised(kinds.flat(body.given[k]), axes) for k, axes in free.items()}
 
 
 def _scan(kinds: Varying, node: torch.fx.Node) -> Settled:
@@ -157,12 +156,12 @@ def _scan(kinds: Varying, node: torch.fx.Node) -> Settled:
 
 def _cond(kinds: Varying, node: torch.fx.Node) -> Settled:
     truth, yes, no = args_of(node)
-    floor = kinds.flat(truth)
+    floor = needs_in(kinds.flat(truth))
     bodies = [body_of(kinds, yes), body_of(kinds, no)]
     found = [fixed(kinds, body, [], [], floor) for body in bodies]
     _refuse_apart(bodies, floor, "cond")
     left_by_body = [left for _, left, _ in found]
-    left = [a | b | floor for a, b in zip(*left_by_body, strict=True)]
+    left = [agreed(a, b, floor) for a, b in zip(*left_by_body, strict=True)]
     free = {
         key: axes
         for body, (_, _, own) in zip(bodies, found, strict=True)
@@ -180,9 +179,9 @@ def _while(kinds: Varying, node: torch.fx.Node) -> Settled:
     while True:
         carry, _, free = fixed(kinds, body, carry, [], floor)
         _, (truth, *_), told = fixed(kinds, test, carry, [], floor, feeds=False)
-        if truth <= floor:
+        if needs_in(truth) <= floor:
             break
-        floor |= truth
+        floor |= needs_in(truth)
     _refuse_apart([test, body], floor, "while_loop")
     every = {**free_of(body, kinds, free), **free_of(test, kinds, told)}
     return Settled(
@@ -197,7 +196,8 @@ def _while(kinds: Varying, node: torch.fx.Node) -> Settled:
 
 def _refuse_apart(bodies: list[Body], floor: Axes, what: str) -> None:
     """Refuse collectives that not all ranks may reach, or not equally often."""
-    for body in bodies if floor else ():
+    axes = axes_in(floor)
+    for body in bodies if axes else ():
         found = next(
             (
                 n
@@ -209,7 +209,7 @@ def _refuse_apart(bodies: list[Body], floor: Axes, what: str) -> None:
             None,
         )
         if found is not None:
-            said = " and ".join(sorted(floor))
+            said = " and ".join(sorted(axes))
             source = sources.line_of(found.meta.get("stack_trace"))
             fix = (
                 "the collective before or after it, or a condition that is invariant "

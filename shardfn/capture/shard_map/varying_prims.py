@@ -13,8 +13,7 @@ from ...ops import shard_map
 from ...ops.prims import CALLS, Axes, constants_of, implement
 from ...ops.text_formats import parse_shards
 from .. import annotations as sources
-
-NONE: Axes = frozenset()
+from .gradients import Facts, of_prim
 
 
 class Arguments(Protocol):
@@ -25,19 +24,13 @@ class Arguments(Protocol):
         ...
 
 
-def result(kinds: Arguments, node: torch.fx.Node) -> Axes:
-    """The axes over which the result of a prim varies."""
+def result(kinds: Arguments, node: torch.fx.Node) -> Facts:
+    """The facts of the result of a prim."""
     prim = CALLS[node.target]
     before = kinds.flat(node.args)
     if prim.check is not None:
         prim.check(before, node)
-    return prim.varies(node, before)
-
-
-def needed(node: torch.fx.Node) -> Axes:
-    """The axes over which the argument of a prim has to vary."""
-    prim = CALLS[node.target]
-    return prim.axes_of(node) if prim.takes_varying else NONE
+    return of_prim(node, before)
 
 
 def _check_invariant(before: Axes, node: torch.fx.Node) -> None:

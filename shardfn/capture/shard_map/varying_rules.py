@@ -23,10 +23,10 @@ from ...ops.prims import CALLS, Axes
 from .. import annotations as sources
 from ..control_flow import bodies as regions
 from ..control_flow import endings
-from . import varying_prims
 from .axis_names import current_scope
+from .gradients import NONE, agreed, axes_in, needed_by_prim, raised
 from .protocols import Settled, Varying
-from .varying_bodies import ENDINGS, NONE, Body, body_of, fixed, free_of
+from .varying_bodies import ENDINGS, Body, body_of, fixed, free_of
 from .varying_nodes import is_wrap, written_by
 
 
@@ -63,7 +63,7 @@ class Rule:
         alone, _ = self.run(plain, ins)
         saving, _ = self.run(forward, ins)
         rows = zip(alone, saving, terms, strict=False)
-        self.results = [NONE.union(*row) for row in rows]
+        self.results = [agreed(*row) for row in rows]
         residuals = saving[len(terms) :]
         self.left[plain.node] = self.results
         self.left[forward.node] = [*self.results, *residuals]
@@ -84,11 +84,11 @@ class Rule:
         wider: list[Axes] = []
         left: list[Axes] = []
         for axes, has in zip(ins, self.given, strict=True):
-            wider.append(axes | next(feed) if has else axes)
+            wider.append(raised(axes, next(feed)) if has else axes)
             if has:
                 left.append(wider[-1])
         self.left[body.node] = left
-        if own := NONE.union(*wider) - NONE.union(*ins):
+        if own := axes_in(NONE.union(*wider) - NONE.union(*ins)):
             _refuse_written(self.kinds, body, entering, closed, own)
         return wider, terms
 
@@ -184,8 +184,7 @@ def _reduced(
     number = dict(zip(inputs, at, strict=True))
     found = [NONE] * len(entering)
     for node in _prims(body):
-        needed = varying_prims.needed(node)
-        missing = needed - inner.flat(node.args)
+        missing = axes_in(needed_by_prim(node) - inner.flat(node.args))
         if not missing:
             continue
         for x in _origins(node, missing):
@@ -227,7 +226,7 @@ def alike(kinds: Varying, node: torch.fx.Node) -> Settled:
     for body in bodies:
         _refuse_collectives(body)
     values = [*args[inputs], *(x for body in bodies for x in body.free)]
-    every = NONE.union(*(kinds.flat(x) for x in values))
+    every = agreed(*(kinds.flat(x) for x in values))
     free = {
         (body.node, k): every
         for body in bodies

@@ -72,7 +72,7 @@ def vary(walk: Walk, node: Node) -> None:
 
 
 def vary_in_value(walk: Walk, node: Node) -> None:
-    axes = dict.fromkeys(parse_axes(*constants_of(node)), "R")
+    axes = dict.fromkeys(parse_axes(constants_of(node)[0]), "R")
     _make(walk, node, _brought(walk, node, axes, (), ()))
 
 
@@ -277,9 +277,9 @@ def _brought(
 implement(shard_map.to_local, place=to_local)
 implement(shard_map.from_local, place=from_local)
 implement(shard_map.vary, place=vary)
-implement(shard_map.vary_alike, place=vary)
-implement(shard_map.vary_undecided, place=vary)
-implement(shard_map.as_alike, place=as_invariant)
+implement(shard_map.vary_equal, place=vary)
+implement(shard_map.as_equal, place=as_invariant)
+implement(shard_map.undecided, place=vary_in_value)
 implement(shard_map.vary_in_value, place=vary_in_value)
 implement(shard_map.as_invariant, place=as_invariant)
 implement(shard_map.own_term, place=own_term)

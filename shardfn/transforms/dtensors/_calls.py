@@ -126,9 +126,8 @@ def _placed(x: torch.Tensor, rows: Any, is_constraint: bool) -> torch.Tensor:
 
 @_compat.read_by_dynamo
 def to_local(x: torch.Tensor, placed: str | None, *, grad_placements: Any = None) -> torch.Tensor:
-    """DTensor.to_local. Its gradient is summed over ranks where that is due. Of a replicated one
-    that meets plain arguments alone it is that of each rank, unless `grad_placements` says that
-    ranks have terms.
+    """DTensor.to_local. Its gradient is summed over ranks where they use it with values that
+    differ. Of a replicated one that meets plain arguments `grad_placements` says whether it is.
     """
     what = "DTensor.to_local"
     rows = checks.rows_of(what, placed)
@@ -141,18 +140,13 @@ def to_local(x: torch.Tensor, placed: str | None, *, grad_placements: Any = None
     if not is_divided(x, shards):
         shards = checks.shards_of(what, rows, numbers(x))
     x = prims.to_local(x, shards)
-    partial = _partial_axes(rows, grad_placements)
-    alike = [name for name, _, said in rows if said == "R" and name not in partial]
-    return placement.shared(x, "a DTensor", print_axes(alike))
-
-
-@_compat.read_by_dynamo
-def _partial_axes(rows: Any, said: Any) -> tuple[str, ...]:
-    """The axes over which ranks have terms of a gradient, as the code says."""
-    if said is None:
-        return ()
-    pairs = zip(rows, said, strict=True)
-    return tuple([row[0] for row, p in pairs if p.is_partial()])
+    replicated = [name for name, _, said in rows if said == "R"]
+    if grad_placements is None:
+        return placement.shared(x, "a DTensor", "", print_axes(replicated))
+    pairs = zip(rows, grad_placements, strict=True)
+    terms = [row[0] for row, p in pairs if p.is_partial()]
+    equal = [name for name in replicated if name not in terms]
+    return placement.shared(x, "a DTensor", print_axes(equal))
 
 
 @_compat.read_by_dynamo

@@ -20,8 +20,6 @@ from ...simulated import dtensors, of_one_part, own_of_part
 from .._paired import numbers
 from ._calls import joined, to_local
 
-ARGUMENT = "a DTensor on a part of the mesh"
-
 
 def own_of(name: str, path: str, x: DTensor, mesh: Any) -> torch.Tensor:
     """Each rank's own tensor of an argument that is a DTensor on a part of a mesh.
@@ -48,9 +46,9 @@ def rows_of_part(text: str, axes: Any) -> Any:
 def entering(x: torch.Tensor, rows: Any, axes: Any) -> torch.Tensor:
     """Each rank's own tensor as a DTensor on a part of the mesh."""
     shards = print_shards([(name, n, 0) for name, n in axes])
-    x = placement.shared(prims.to_local(x, shards).squeeze(0), ARGUMENT)
+    x = placement.shared(prims.to_local(x, shards).squeeze(0), placement.PART)
     local = tuple([int(n) for n in x.shape])
-    made = checks.check_shape(ARGUMENT, rows, local, None)
+    made = checks.check_shape(placement.PART, rows, local, None)
     return joined(x, rows, made)
 
 

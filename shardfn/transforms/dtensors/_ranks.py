@@ -129,7 +129,7 @@ def _entering(x: Any, text: str, axes: Any) -> Any:
         return _compat.closed(shell, own)
     shards = print_shards([(name, n, 0) for name, n in axes])
     x = prims.to_local(x, shards).squeeze(0)
-    return placement.shared(x, "an argument")
+    return placement.shared(x, placement.ARGUMENT)
 
 
 @_compat.read_by_dynamo
@@ -155,6 +155,6 @@ def _leaving(x: Any, axes: Any) -> Any:
         every = [_leaving(getattr(x, name), axes) for name in names]
         return _compat.closed(shell, every)
     shards = print_shards([(name, n, 0) for name, n in axes])
-    x = prims.from_local(x.unsqueeze(0), shards, where="jit: result")
+    x = prims.from_local(x.unsqueeze(0), shards, where=prims.RESULT)
     names = [name for name, _ in axes]
     return placement.redistribute(x, print_spec([names] + [[]] * (x.dim() - 1)))

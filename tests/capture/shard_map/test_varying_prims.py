@@ -9,6 +9,7 @@ import torch
 
 import shardfn as sf
 from shardfn.capture.shard_map import varying_prims
+from shardfn.capture.shard_map.gradients import axes_in, needed_by_prim
 from shardfn.ops import shard_map
 
 GRAPH = torch.fx.Graph()
@@ -42,17 +43,17 @@ RESULTS = [
 @pytest.mark.parametrize(("target", "constants", "before", "after"), RESULTS)
 def test_the_result_of_a_prim(target, constants, before, after) -> None:
     node = call(target, *constants)
-    assert varying_prims.result(Kinds(*before), node) == frozenset(after)
+    assert axes_in(varying_prims.result(Kinds(*before), node)) == frozenset(after)
 
 
 def test_a_sum_needs_terms_of_its_axes_and_a_view_of_the_global_value_nothing() -> None:
-    assert varying_prims.needed(call(shard_map.psum, "a,b", False)) == {"a", "b"}
-    assert varying_prims.needed(call(shard_map.own_piece, "a", 2, 0)) == frozenset()
+    assert axes_in(needed_by_prim(call(shard_map.psum, "a,b", False))) == {"a", "b"}
+    assert needed_by_prim(call(shard_map.own_piece, "a", 2, 0)) == frozenset()
 
 
 def test_a_result_that_varies_where_it_must_not_is_refused() -> None:
     node = call(shard_map.from_local, "a:2=0,b:3=", where="shard_map(f): result[1]")
-    assert varying_prims.result(Kinds("a"), node) == frozenset()
+    assert axes_in(varying_prims.result(Kinds("a"), node)) == frozenset()
     with pytest.raises(sf.PlacementError) as caught:
         varying_prims.result(Kinds("a", "b"), node)
     text = str(caught.value)

@@ -30,7 +30,8 @@ def test_gradients_go_back_to_arguments_and_to_what_the_code_closes_over() -> No
 
         def loss(w: Any, x: Any) -> Any:
             y = DTensor.from_local(x + bias, mesh, [Replicate()]) @ w
-            return (y.full_tensor() - x.detach()).square().mean()
+            whole = y.full_tensor(grad_placements=[Replicate()])
+            return (whole - x.detach()).square().mean()
 
         seen: list[Any] = []
         w.register_hook(lambda g: seen.append(g.placements))
