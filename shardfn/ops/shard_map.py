@@ -133,11 +133,7 @@ REFUSALS = {
 }
 
 
-def _tangent_of_undecided(t: Any, x: Any, y: Any, axes: str, why: str, source: str) -> torch.Tensor:
-    return undecided(t, axes, why, source)
-
-
-def _refused(g: Any, x: Any, y: Any, axes: str, why: str, source: str) -> torch.Tensor:
+def _refused(g: torch.Tensor, axes: str, why: str, source: str) -> torch.Tensor:
     """Refuse a cotangent.
 
     Raises:
@@ -148,14 +144,7 @@ def _refused(g: Any, x: Any, y: Any, axes: str, why: str, source: str) -> torch.
     raise CaptureError.of(name, got.format(axes), needed=needed, fix=fix, source=source or None)
 
 
-@prim(
-    axes=named_axes,
-    takes_varying=True,
-    gives_varying=True,
-    communicates=False,
-    jvp=_tangent_of_undecided,
-    vjp=_refused,
-)
+@prim(axes=named_axes, takes_varying=True, gives_varying=True, communicates=False)
 def undecided(x: torch.Tensor, axes: str, why: str, source: str) -> torch.Tensor:
     """A value whose cotangent is refused, with the user's line: the code does not say whether
     ranks have the same or terms of it, or it says two things.
@@ -292,6 +281,7 @@ implement(as_equal, transpose=vary_equal)
 # of each rank: what all of them have counts once in further derivatives
 implement(as_invariant, transpose=vary_equal)
 implement(no_cotangent, transpose=vary)
+implement(undecided, transpose=_refused)
 implement(vary_in_value, transpose=vary_in_value)
 implement(psum, transpose=lambda g, axes, pending: vary(g, axes))
 implement(all_gather, transpose=own_piece)

@@ -59,6 +59,6 @@ class Varying(Protocol):
         """The axes over which all that a node reads has to vary."""
         ...
 
-    def vary(self, x: torch.fx.Node, axes: Axes) -> torch.fx.Node:
+    def vary(self, x: torch.fx.Node, needs: Axes) -> torch.fx.Node:
         """The value as one that varies over these axes too."""
         ...
