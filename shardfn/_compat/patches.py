@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -744,6 +743,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
             lost="checkpoints of DTensors in a fake world would wait for other processes",
             enter=checkpoints.plans_of_one_process,
             places=("torch.distributed.checkpoint.utils:_DistWrapper",),
+            if_imported=True,
         ),
     ),
     "dual level": (
@@ -821,7 +821,7 @@ def require_places(stage: str) -> None:
         TorchVersionError: a place is gone, or takes other arguments, that keeps programs right.
     """
     rows = rows_of_all() if stage == "capture" else PATCHES[stage]
-    looked_at = [row for row in rows if row in PATCHES[stage] or _is_imported(row)]
+    looked_at = [row for row in rows if row.is_imported() or _is_entered(row, stage)]
     gone = [(row, place) for row in looked_at for place in row.missing()]
     refused = [(row, place) for row, place in gone if row.on_missing != DEGRADE]
     if refused:
@@ -837,11 +837,10 @@ def rows_of_all() -> list[Patch]:
 
 def degraded() -> list[str]:
     """What the running torch lacks, where programs stay right: a line for each place."""
-    rows = [row for row in rows_of_all() if row.on_missing == DEGRADE and _is_imported(row)]
+    rows = [row for row in rows_of_all() if row.on_missing == DEGRADE and row.is_imported()]
     return [f"{place} ({row.lost})" for row in rows for place in row.missing()]
 
 
-def _is_imported(row: Patch) -> bool:
-    """Whether the modules of a row's places have been imported: a look imports nothing."""
-    places = (*row.calls, *row.places)
-    return all(place.partition(":")[0] in sys.modules for place in places)
+def _is_entered(row: Patch, stage: str) -> bool:
+    """Whether a stage enters a row, and imports what that needs."""
+    return row in PATCHES[stage] and not row.if_imported

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import inspect
 import pkgutil
+import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -66,6 +67,7 @@ class Patch:
         places: those that `enter` needs.
         takes: the name of its argument of `patched`. None leaves the patch out.
         is_mine: whether a call is to be replaced.
+        if_imported: whether it counts only once the user has imported the modules of its places.
     """
 
     what: str
@@ -78,6 +80,12 @@ class Patch:
     places: tuple[str, ...] = ()
     takes: str | None = None
     is_mine: Callable[[], bool] = threads.is_capturing
+    if_imported: bool = False
+
+    def is_imported(self) -> bool:
+        """Whether the modules of all its places have been imported."""
+        places = (*self.calls, *self.places)
+        return all(place.partition(":")[0] in sys.modules for place in places)
 
     def missing(self) -> tuple[str, ...]:
         """The places that this torch lacks, or has with other arguments."""
@@ -100,6 +108,8 @@ def enter(row: Patch, given: tuple[Any, ...], stack: contextlib.ExitStack) -> No
         given: its argument, if it takes one.
         stack: leaves it again.
     """
+    if row.if_imported and not row.is_imported():
+        return
     for place, new in row.calls.items():
         found = resolve(place)
         if found is None or _ends_in_patched(place, found[0]):

@@ -12,7 +12,6 @@ import sys
 import pytest
 from bystander import run
 
-from shardfn import _compat
 from tests.support.reading.source import ROOT
 
 PHASES = (
@@ -58,10 +57,3 @@ def test_the_table_holds_what_it_is_to_hold(seen: dict[str, dict[str, str]]) -> 
     assert [*seen] == ["before", *(p for p in PHASES if p not in on_demand)]
     assert len(run.ALL) >= 80 and len(run.BESIDE) >= 60 and len(run.HELD) >= 40
     assert "ValueError: ['var has negative" in seen["at last"]["compiled, negative variance"]
-
-
-def test_every_change_to_torch_says_what_why_and_until_when() -> None:
-    for row in (row for rows in _compat.PATCHES.values() for row in rows):
-        assert row.what and row.why and row.until
-        assert (row.new is None) != (row.enter is None)
-        assert row.enter is not None or all(":" in place for place in row.what)

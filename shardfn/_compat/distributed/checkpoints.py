@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,15 +10,10 @@ import torch
 
 from .. import threads
 
-MODULE = "torch.distributed.checkpoint"
-
 
 @contextlib.contextmanager
 def plans_of_one_process() -> Iterator[None]:
     """A context in which a checkpoint's plans are made by this process, without the others."""
-    if MODULE not in sys.modules:
-        yield
-        return
     from torch.distributed.checkpoint.utils import _DistWrapper
 
     def alone(original: Any, wrapper: Any, group: Any, _: bool, rank: int) -> None:
