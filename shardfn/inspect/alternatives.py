@@ -23,7 +23,7 @@ from ..types import PENDING, Mark, Marks, MeshAxes, Program
 class Alternative:
     """One strategy of an op on one mesh axis.
 
-    `price` is in bytes, as propagation weighs them (docs/design.md, section 6). `sends` has the
+    `price` is in bytes, as propagation weighs them (docs/design/partition.md). `sends` has the
     bytes sent for each argument.
     """
 
