@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import attrs
 import torch
 import torch.distributed as dist
+from torch.utils import collect_env
 
 from .._compat import CACHE_DIR, TORCH_VERSION, rows_of_all, versions
 from ..buckets import human_bytes
@@ -60,6 +61,19 @@ def python() -> Finding:
         f"install Python {least} or newer",
         needed=True,
     )
+
+
+def machine() -> Finding:
+    """What does torch say of this machine?"""
+    run = collect_env.run
+    gcc, clang = collect_env.get_gcc_version(run), collect_env.get_clang_version(run)
+    facts = (
+        collect_env.get_os(run),
+        f"gcc {gcc}" if gcc else "no gcc",
+        f"clang {clang}" if clang else "no clang",
+        f"driver {collect_env.get_nvidia_driver_version(run) or 'none'}",
+    )
+    return Finding("machine", True, f"{', '.join(map(str, facts))}.")
 
 
 def torch_version() -> Finding:
@@ -187,6 +201,7 @@ def stored_compilations() -> Finding:
 
 
 CHECKS = (
+    machine,
     python,
     torch_version,
     optree,
