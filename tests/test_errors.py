@@ -22,6 +22,7 @@ FAMILY = (
     sf.FakeValueError,
     sf.CheckpointError,
     sf.ArtefactError,
+    sf.TorchVersionError,
 )
 FIELDS = ("arg_path", "mesh", "placements", "dim", "source", "fix")
 

@@ -106,7 +106,8 @@ def test_a_function_closes_over_a_dtensor_on_a_part(mesh: Any) -> None:
 
     def fn(x: Any) -> Any:
         y = DTensor.from_local(x, mesh["tp"], [R]) @ tp
-        return y.full_tensor() + x @ dp.full_tensor(), tp * 2, tp.placements
+        whole = y.full_tensor(grad_placements=[R])
+        return whole + x @ dp.full_tensor(), tp * 2, tp.placements
 
     staged = sf.jit(fn, backend="aten")
     for factor in (1, 2):
