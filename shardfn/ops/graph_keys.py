@@ -87,7 +87,7 @@ MOVE = "which redistribution, equal on all ranks"
 KEYS: tuple[Key, ...] = (
     # torch writes these while Dynamo and make_fx trace.
     Key("example_value", PYTHON, TORCH, ("capture", "_compat"), FAKE, _anything),
-    Key("stack_trace", PYTHON, TORCH, ("capture", "_compat"), "the user's stack", LINE),
+    Key("stack_trace", PYTHON, TORCH, ("capture",), "the user's stack", LINE),
     Key("grapharg", PYTHON, TORCH, ("capture",), "where an input comes from", _anything),
     Key("tensor_dict", PYTHON, TORCH, ("_compat",), "the attributes of a tensor", _anything),
     Key("stack_trace", GLOBAL, TORCH, ("capture",), "the user's stack", LINE),
