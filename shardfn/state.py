@@ -106,6 +106,7 @@ CACHES = (
 )
 
 ONCE = (
+    State("_compat.patching", "takes_calls", "replacements that fit torch's functions"),
     State("_compat.patches", "require_places", "stages whose places torch has"),
     State("_compat.versions", "require_known", "that torch is one we know"),
     State("_compat.tracing", "core_decompositions", "torch's decompositions"),

@@ -42,7 +42,7 @@ from .dynamo import (
 )
 from .dynamo.dtensors import calls, closed_over, objects
 from .fakes import answers, known_sizes, zeros
-from .patching import DEGRADE, OR, Patch, each, enter, methods
+from .patching import DEGRADE, OR, REFUSE, Patch, each, enter, methods, refuse
 
 VARIABLES = "torch._dynamo.variables:"
 BUILDER = "torch._dynamo.variables.builder:"
@@ -822,12 +822,8 @@ def require_places(stage: str) -> None:
     """
     rows = rows_of_all() if stage == "capture" else PATCHES[stage]
     looked_at = [row for row in rows if row.is_imported() or _is_entered(row, stage)]
-    gone = [(row, place) for row in looked_at for place in row.missing()]
-    refused = [(row, place) for row, place in gone if row.on_missing != DEGRADE]
-    if refused:
-        (row, place), *more = refused
-        others = [f"nor {place}: {row.lost}" for row, place in more]
-        versions.refuse(f"this torch lacks {place}: {row.lost}", *others)
+    needed = [row for row in looked_at if row.on_missing == REFUSE]
+    refuse([(row, place) for row in needed for place in row.missing()])
 
 
 def rows_of_all() -> list[Patch]:

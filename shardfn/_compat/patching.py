@@ -18,7 +18,7 @@ import attrs
 
 from . import threads, versions
 
-NEVER = "not known to end"
+NEVER = "not known"
 REFUSE: Literal["refuse"] = "refuse"
 DEGRADE: Literal["degrade"] = "degrade"
 OR = " or "  # between the names of a place in different versions of torch
@@ -95,7 +95,7 @@ class Patch:
                 continue
             found = resolve(place)
             given = 1 if self.takes is None else 2  # torch's function, and the patch's argument
-            if found is None or not takes_calls(new, given, getattr(*found)):
+            if found is None or not takes_calls(new, given, threads.torchs(getattr(*found))):
                 gone.append(place)
         return tuple(gone)
 
@@ -107,18 +107,37 @@ def enter(row: Patch, given: tuple[Any, ...], stack: contextlib.ExitStack) -> No
         row: the patch.
         given: its argument, if it takes one.
         stack: leaves it again.
+
+    Raises:
+        TorchVersionError: a place is missing that keeps programs right.
     """
     if row.if_imported and not row.is_imported():
         return
+    gone = row.missing()
+    if row.on_missing == REFUSE:
+        refuse([(row, place) for place in gone])
     for place, new in row.calls.items():
-        found = resolve(place)
+        found = None if place in gone else resolve(place)
         if found is None or _ends_in_patched(place, found[0]):
             continue
         new = functools.partial(new, *given) if given else new
         stack.enter_context(threads.overridden(*found, new, row.is_mine))
-    due = [place for place in row.places if is_due(place)]
-    if row.enter is not None and all(resolve(place) for place in due):
+    if row.enter is not None and not {*row.places}.intersection(gone):
         stack.enter_context(row.enter(*given))
+
+
+def refuse(gone: Sequence[tuple[Patch, str]]) -> None:
+    """Refuse a torch that lacks places; with SHARDFN_ANY_TORCH=1, warn.
+
+    Args:
+        gone: each missing place, with its patch. If there is none, nothing happens.
+
+    Raises:
+        TorchVersionError: names all of them.
+    """
+    texts = [f"{place}: {row.lost}" for row, place in gone]
+    if texts:
+        versions.refuse(f"this torch lacks {texts[0]}", *(f"nor {text}" for text in texts[1:]))
 
 
 def resolve(place: str) -> tuple[Any, str] | None:
@@ -141,6 +160,7 @@ def is_due(place: str) -> bool:
     return SINCE.get(place, ()) <= versions.RUNNING
 
 
+@functools.cache
 def takes_calls(new: Callable[..., Any], given: int, original: Any) -> bool:
     """Whether a replacement takes all arguments with which torch calls its own function.
 

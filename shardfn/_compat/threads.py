@@ -16,6 +16,7 @@ import torch
 
 from ..errors import ShardError
 
+ORIGINAL = "_shardfn_original"  # of an overridden function: torch's own
 _CAPTURING: contextvars.ContextVar[bool] = contextvars.ContextVar("capturing", default=False)
 _table = threading.Lock()  # guards the next line
 _replaced: dict[
@@ -78,6 +79,11 @@ def only_here() -> Callable[[], bool]:
     return lambda: threading.get_ident() == thread
 
 
+def torchs(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's own function, of one that may be overridden."""
+    return getattr(fn, ORIGINAL, fn)
+
+
 @contextlib.contextmanager
 def overridden(
     owner: Any, name: str, new: Callable[..., Any], is_mine: Callable[[], bool]
@@ -99,6 +105,7 @@ def overridden(
             return new(original, *args, **kwargs)
         return original(*args, **kwargs)
 
+    chosen.__dict__[ORIGINAL] = torchs(original)
     bound = (staticmethod, classmethod)  # `original` is bound already
     is_bound = isinstance(inspect.getattr_static(owner, name), bound)
     put = staticmethod(chosen) if is_bound else chosen

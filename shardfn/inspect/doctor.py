@@ -93,7 +93,7 @@ def torch_places() -> tuple[Finding, ...]:
         missing, count = row.missing(), len(row.calls) + len(row.places)
         places = f"{count} place{'s' * (count != 1)} in torch"
         if not missing:
-            findings.append(Finding(row.what, True, f"{places}; {row.until}."))
+            findings.append(Finding(row.what, True, f"{places}; ends: {row.until}."))
             continue
         sentence = f"torch {TORCH_VERSION} lacks {', '.join(missing)}: {row.lost}."
         is_needed = row.on_missing == "refuse"

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from shardfn._compat import patching
-from shardfn._compat.patching import OR, Patch, enter, is_due, methods, takes_calls
+from shardfn._compat.patching import DEGRADE, OR, Patch, enter, is_due, methods, takes_calls
+from shardfn.errors import TorchVersionError
 
 
 class Owner:
@@ -61,11 +62,17 @@ def test_an_argument_of_the_patch_comes_first_and_a_static_method_stays_one(plac
 
 
 def test_a_place_that_is_gone_is_missing_and_left_out(place: str) -> None:
-    row = row_of(calls={f"{place}.gone": lambda *_: 0, f"{place}.f": lambda *_: 1})
+    calls = {f"{place}.gone": lambda *_: 0, f"{place}.f": lambda *_: 1}
+    row = row_of(calls=calls, on_missing=DEGRADE)
     assert row.missing() == (f"{place}.gone",)
     with entered(row):
         assert Owner().f(3) == 1
     assert row_of(calls={"no_such_module:A.b": lambda *_: 0}).missing() == ("no_such_module:A.b",)
+
+
+def test_a_place_that_is_gone_and_keeps_programs_right_is_refused(place: str) -> None:
+    with pytest.raises(TorchVersionError, match=f"lacks {place}.gone: all"):
+        entered(row_of(calls={f"{place}.gone": lambda *_: 0}))
 
 
 def test_a_place_is_found_under_its_later_name(place: str) -> None:
@@ -121,7 +128,7 @@ def test_a_context_of_ones_own_is_entered_with_the_argument(place: str) -> None:
     with entered(row_of(enter=around, places=methods(place, "f")), 5):
         assert seen == [5]
     assert seen == [5, "left"]
-    with entered(row_of(enter=around, places=methods(place, "gone")), 6):
+    with entered(row_of(enter=around, places=methods(place, "gone"), on_missing=DEGRADE), 6):
         assert seen == [5, "left"]
 
 

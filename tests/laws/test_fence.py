@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.tensor as dt
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import fully_shard
 
 import shardfn as sf
 from shardfn import P
 from shardfn._compat import patches, patching, versions
+from shardfn._compat.fakes import answers
 from shardfn.errors import TorchVersionError
 
 G = torch.Generator().manual_seed(0)
@@ -175,6 +177,28 @@ def test_the_error_names_versions_the_place_and_what_to_do(monkeypatch: pytest.M
     assert first == f"shardfn {versions.VERSION} {wanted}"
     assert lines[0] == f"  got: torch {torch.__version__}"
     assert lines[-1].startswith(f"  try: pip install '{versions.requirement()}'")
+
+
+def test_a_place_that_goes_after_the_first_capture_is_refused_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gradient()
+    take_away(monkeypatch, REFUSED)
+    with pytest.raises(TorchVersionError, match=f"lacks {REFUSED}"):
+        gradient()
+
+
+def test_a_place_with_other_arguments_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = FakeTensorMode._cached_dispatch_impl
+
+    def changed(self: Any, func: Any, types: Any, args: Any, kwargs: Any, more: Any = None) -> Any:
+        return original(self, func, types, args, kwargs)
+
+    monkeypatch.setattr(FakeTensorMode, "_cached_dispatch_impl", changed)
+    sf.clear_cache()
+    got, want = gradient()
+    torch.testing.assert_close(got, want)
+    assert not answers._ANSWERS and any(DEGRADED in text for text in patches.degraded())
 
 
 def test_who_wants_any_torch_gets_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
