@@ -216,7 +216,9 @@ def _is_followed(tensor: Any, tx: Any) -> bool:
 def fresh_or_random(
     call: Callable[..., Any], tensor: Any, tx: Any, name: str, args: Any, kwargs: Any
 ) -> Any:
-    """Dynamo's call of a tensor's method: the same, and `random_`, which it leaves out."""
+    """Dynamo's call of a method of a tensor that may have changed in place. Dynamo leaves out
+    `random_`.
+    """
     from torch._dynamo.utils import proxy_args_kwargs
     from torch._dynamo.variables import builder
 

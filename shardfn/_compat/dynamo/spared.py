@@ -1,4 +1,4 @@
-"""Work that a capture is spared: code of graphs that nothing runs, and what torch asks of nodes."""
+"""Work that a capture is spared: code of graphs that nothing runs, and searches of their nodes."""
 
 from __future__ import annotations
 
