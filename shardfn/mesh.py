@@ -19,13 +19,7 @@ from . import _compat
 from .accepted import accept
 from .errors import PlacementError, call_site
 from .hardware import Link, costs
-from .ranks.mesh_arguments import (
-    check_shape,
-    check_tuples,
-    checked_timeout,
-    checked_type,
-    refuse_absent,
-)
+from .mesh_arguments import check_shape, check_tuples, checked_timeout, checked_type, refuse_absent
 from .types import Cost, MeshAxes
 from .world import World, current_world, default_device_type, groups_of, is_alone, join_world
 

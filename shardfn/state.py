@@ -65,8 +65,8 @@ REGISTRIES = (
     State("world", "_entered", "the fake world that the process is in"),
     State("world", "_real", "the world of the process group"),
     State("world", "_groups", "how often a world has made groups"),
-    State("ranks.beside", "_watches", "the watchdog of each world"),
-    State("ranks.beside", "_connections", "sockets of its process groups"),
+    State("jobs.beside", "_watches", "the watchdog of each world"),
+    State("jobs.beside", "_connections", "sockets of its process groups"),
     State("mesh", "_known_meshes", "axes, links and world of each live mesh"),
     State("partition.rule_api.registry", "_rules", "sharding rules of users"),
     State("compile.loops", "_compiled", "loops of live programs, by number"),
@@ -128,7 +128,7 @@ ONCE = (
 NUMBERS = (
     State("_compat.compilations.undisturbed", "_changes", "of torch's settings by others"),
     State("_compat.compilations.garbage", "_made", "of objects since garbage went"),
-    State("ranks.rendezvous", "_joins", "of the jobs that this process has joined"),
+    State("jobs.rendezvous", "_joins", "of the jobs that this process has joined"),
     State("ops.debug", "_numbers", "of those functions"),
     State("capture.annotations", "_numbers", "of checkpointed calls"),
     State("compile.loops", "_numbers", "of compiled loops"),
@@ -137,8 +137,8 @@ NUMBERS = (
 
 AT_WORK = (
     State("world", "_door", "lock: who enters or leaves a world"),
-    State("ranks.beside", "_door", "lock: who starts a watchdog"),
-    State("checkpoints.save", "_running", "saves in the background, by folder"),
+    State("jobs.beside", "_door", "lock: who starts a watchdog"),
+    State("training.checkpoints.save", "_running", "saves in the background, by folder"),
     State("runtime.cache", "_writing", "lock: who writes to a store"),
     State("runtime.cache", "_taken", "donated arguments of the calls at work"),
     State("_compat.threads", "_table", "lock: who replaces an attribute of torch"),

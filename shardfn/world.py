@@ -19,12 +19,12 @@ import torch
 import torch.distributed as dist
 
 from . import _compat
+from .eager.constructors import constructors_simulated, constructors_unread
 from .errors import ShardError
-from .ranks.beside import connections_noted, watch_of
-from .ranks.compared import compare
-from .ranks.environment import is_launched, launch
-from .ranks.rendezvous import met, unconnected
-from .simulated.constructors import constructors_simulated, constructors_unread
+from .jobs.beside import connections_noted, watch_of
+from .jobs.compared import compare
+from .jobs.environment import is_launched, launch
+from .jobs.rendezvous import met, unconnected
 
 MAX_RANKS = 2**20
 

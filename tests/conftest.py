@@ -36,9 +36,21 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 TESTS = Path(__file__).resolve().parent
 OURS = f"{TESTS}{os.sep}"
-LAWS = [  # folders in which nearly every test captures a program
-    TESTS / name
-    for name in ("capture", "conformance", "laws", "models", "partition", "schedule", "transforms")
+LAWS = [  # folders and files in which nearly every test captures a program
+    *(
+        TESTS / name
+        for name in (
+            "capture",
+            "conformance",
+            "laws",
+            "models",
+            "partition",
+            "schedule",
+            "training/optim",
+            "transforms",
+        )
+    ),
+    *(TESTS / "training").glob("test_*.py"),
 ]
 KEPT_OF_LAWS = 5  # make quick runs one law of so many
 KEPT_OF_SWEEPS = 20  # make test runs one case of a sweep of so many

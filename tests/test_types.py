@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import shardfn as sf
-from shardfn.checkpoints import agreed
-from shardfn.ranks.texts import Texts
+from shardfn.training.checkpoints import agreed
+from shardfn.training.checkpoints.texts import Texts
 from shardfn.types import Aval, MeshAxes
 
 

@@ -10,7 +10,7 @@ import attrs
 
 from ..byte_sizes import human_bytes
 from ..collectives import COLLECTIVES
-from ..plans.arguments import ArgumentPlacements
+from ..placement_table import ArgumentPlacements
 from ..types import Collective, MeshAxes
 from .memory import Memory
 from .step_time import StepTime

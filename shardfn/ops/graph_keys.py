@@ -109,7 +109,7 @@ KEYS: tuple[Key, ...] = (
         ("capture", "partition", "schedule", "inspect", "runtime", "transforms"), SOURCE, LINE),
     Key("phase", GLOBAL, "capture", ("capture", "partition", "schedule", "inspect"),
         PHASE, _is_a(str)),
-    Key("val", GLOBAL, "capture", ("_compat", "ops", *READ_BY_ALL), FAKE, _is_value),
+    Key("val", GLOBAL, "capture", ("_compat", "ops", *READ_BY_ALL, "training"), FAKE, _is_value),
     # partition: one rank's ops and collectives.
     Key("val", LOCAL, "partition", ("ops", *READ_BY_ALL), FAKE, _is_value),
     Key("source", LOCAL, "partition", ("capture", "schedule", "compile", "inspect"), SOURCE,

@@ -1,10 +1,9 @@
 """The public names. The first one that is read imports this file."""
 
 from .. import debug, random
+from .._compat.versions import VERSION as __version__
 from .._tree import tree_map
 from ..buckets import Bucket, BucketPlan
-from ..checkpoints import Saving, load, load_safetensors, save, save_safetensors
-from ..data import Loader, loader
 from ..errors import (
     ArtefactError,
     BudgetError,
@@ -26,8 +25,14 @@ from ..inspect.measured import measure_hardware
 from ..mesh import current_mesh, make_mesh, use_mesh
 from ..placement import AUTO as auto
 from ..placement import P, Partial, Replicate, Shard
-from ..plans import Strategy, fsdp, placements, strategy
-from ..ranks.versions import VERSION as __version__
+from ..training.checkpoints import Saving, load, load_safetensors, save, save_safetensors
+from ..training.clip import clip_by_global_norm
+from ..training.data import Loader, loader
+from ..training.ema import ema
+from ..training.loss_scale import loss_scale
+from ..training.mixed_precision import mixed_precision
+from ..training.optim.optimizer import optim
+from ..training.plans import Strategy, fsdp, placements, strategy
 from ..transforms import (
     accumulate,
     all_gather,
@@ -40,14 +45,12 @@ from ..transforms import (
     checkpoint,
     checkpoint_name,
     clear_cache,
-    clip_by_global_norm,
     compose,
     cond,
     constrain,
     custom_jvp,
     custom_vjp,
     distribute,
-    ema,
     explain,
     explain_retrace,
     from_local,
@@ -62,11 +65,8 @@ from ..transforms import (
     jvp,
     linearize,
     load_compiled,
-    loss_scale,
     map,
     mark_dynamic,
-    mixed_precision,
-    optim,
     pin,
     plan,
     pmax,

@@ -18,12 +18,11 @@ from torch.distributed.tensor import DTensor
 from .. import _compat
 from ..capture import own_sizes
 from ..errors import SAME_COLLECTIVES, DivergenceError, call_site
+from ..jobs.beside import watch_of
 from ..ops.loops import inner_nodes
 from ..partition import Plan
 from ..partition.plan import Nested, Redistribute
 from ..random import ambient
-from ..ranks.beside import watch_of
-from ..ranks.versions import VERSIONS
 from ..schedule import Agenda
 from ..simulated import is_on_part
 from ..types import LocalProgram
@@ -32,6 +31,8 @@ from .arguments import OF_PART, Placed, whole_mesh
 from .options import Request
 
 OF_DTENSOR = "a DTensor"
+# those that all processes must share
+VERSIONS = (f"torch {_compat.TORCH_VERSION}", f"shardfn {_compat.versions.VERSION}")
 
 
 class Line(NamedTuple):

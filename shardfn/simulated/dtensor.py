@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Placement
 
 from .. import _compat, _tree
+from ..eager import checkpoint
 from ..errors import DivergenceError, ShardError
-from . import checkpoint
 from .local_tensor import DonatedTensor, SimulatedTensor, of_one_part, used_after_donation
 
 aten = torch.ops.aten

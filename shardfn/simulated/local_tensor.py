@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from .. import _compat, _tree
+from ..eager import collectives
 from ..errors import DivergenceError, FakeValueError, PlacementError, ShardError, problem
-from . import collectives
 
 aten = torch.ops.aten
 READS = (aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default)

@@ -5,7 +5,6 @@ from ._dynamic import mark_dynamic
 from ._functionalize import functionalize
 from ._init import init
 from ._jit import jit
-from ._mixed_precision import mixed_precision
 from ._stored import clear_cache, load_compiled
 from ._vmap import vmap
 from .control_flow import _functions, _torchs  # noqa: F401  (enter them in a table)
@@ -31,10 +30,6 @@ from .dtensors import (  # noqa: F401  (enter them in a table)
     _modules,
     _queries,
 )
-from .optimizers._clip import clip_by_global_norm
-from .optimizers._ema import ema
-from .optimizers._loss_scale import loss_scale
-from .optimizers._optim import optim
 from .proofs._budget import assert_comms, explain
 from .proofs._check import check
 from .proofs._retrace import explain_retrace
@@ -63,14 +58,12 @@ __all__ = [
     "checkpoint_name",
     "checkpoint_policies",
     "clear_cache",
-    "clip_by_global_norm",
     "compose",
     "cond",
     "constrain",
     "custom_jvp",
     "custom_vjp",
     "distribute",
-    "ema",
     "explain",
     "explain_retrace",
     "from_local",
@@ -85,11 +78,8 @@ __all__ = [
     "jvp",
     "linearize",
     "load_compiled",
-    "loss_scale",
     "map",
     "mark_dynamic",
-    "mixed_precision",
-    "optim",
     "pin",
     "plan",
     "pmax",

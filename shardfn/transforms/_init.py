@@ -10,8 +10,8 @@ import torch
 from .. import _compat
 from ..capture.modules.built import Building
 from ..errors import CaptureError, TreeError
+from ..patterns import compiled
 from ..placement import P
-from ..plans.patterns import compiled
 from ..random.checks import check_key
 from ..tracebacks import shown
 from ._functionalize import Functional, functionalize

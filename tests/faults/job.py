@@ -18,10 +18,9 @@ import torch
 
 import shardfn as sf
 from shardfn import P
-from shardfn.checkpoints import files
-from shardfn.ranks import versions
 from shardfn.runtime import agreement, dispatch
 from shardfn.runtime.stages import compiling
+from shardfn.training.checkpoints import files
 
 STEPS, BATCH, WIDTH = 5, 8, 3
 # moments at which an action may be taken
@@ -145,7 +144,7 @@ class Job:
 
         dispatch.trace = self.around(dispatch.trace, CAPTURE)
         compiling.BACKENDS["aten"] = compiled
-        loading: Any = sys.modules["shardfn.checkpoints.load"]  # no attribute: a function
+        loading: Any = sys.modules["shardfn.training.checkpoints.load"]  # no attribute: a function
         files.write = self.around(files.write, SAVE)
         loading._read = self.around(loading._read, LOAD)
 
@@ -227,7 +226,7 @@ def _expected(steps: int = STEPS) -> torch.Tensor:
 
 def _other_versions(job: Job) -> None:
     job.note()
-    agreement.VERSIONS = ("torch 1.0", *versions.VERSIONS[1:])
+    agreement.VERSIONS = ("torch 1.0", *agreement.VERSIONS[1:])
 
 
 def _local(job: Job, train: Any, w: Any, x: torch.Tensor) -> Any:

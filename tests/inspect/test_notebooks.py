@@ -12,9 +12,8 @@ from shardfn import P
 from shardfn.inspect.memory import Memory
 from shardfn.inspect.mesh_plans import MeshPlans
 from shardfn.inspect.step_time import StepTime
-from shardfn.plans.arguments import ArgumentPlacements
-from shardfn.plans.strategies import Strategy
-from shardfn.plans.table import Placements
+from shardfn.placement_table import ArgumentPlacements, Placements
+from shardfn.training.plans.strategies import Strategy
 
 
 def shown(x: Any) -> str:

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 import shardfn as sf
-from shardfn.ranks.versions import VERSIONS
 from shardfn.runtime import agreement
-from shardfn.runtime.agreement import agree, checked, compare_ranks, has_others
+from shardfn.runtime.agreement import VERSIONS, agree, checked, compare_ranks, has_others
 from shardfn.runtime.options import Request
 from shardfn.schedule import agenda
 from tests.support.stages.plans import data_parallel

@@ -15,7 +15,7 @@ from versions import is_before, needs_torch
 
 import shardfn as sf
 from shardfn import P
-from tests.simulated import eager
+from tests.eager import eager
 
 MESHES = {(2,): ("dp",), (2, 2): ("dp", "tp")}
 CLIPS = ("sgd", "adamw", "adamw, one by one")  # gradients that are Partial

@@ -32,11 +32,11 @@ LAYERS: dict[str, int] = {
     "_compat": 1,
     "_tree": 2, "tree_pairs": 2, "tracebacks": 2,
     "types": 3,
-    "argnums": 3, "simulated": 3,
-    "collectives": 3, "ranks": 3,
+    "argnums": 3, "patterns": 3, "simulated": 3, "eager": 3,
+    "collectives": 3, "jobs": 3, "mesh_arguments": 3,
     "byte_sizes": 4, "buckets": 4, "hardware": 4, "placement": 4, "mesh": 4, "world": 4,
     "ops": 4,
-    "debug": 5, "plans": 5, "random": 5, "stored": 5,
+    "debug": 5, "placement_table": 5, "random": 5, "stored": 5,
     "capture": 6,
     "partition": 7,
     "schedule": 8,
@@ -44,10 +44,9 @@ LAYERS: dict[str, int] = {
     "compile": 10,
     "runtime": 11,
     "transforms": 12,
-    "checkpoints": 12,
-    "data": 12,
-    "public": 13, "": 13,
-    "__main__": 14,
+    "training": 13,
+    "public": 14, "": 14,
+    "__main__": 15,
 }  # fmt: skip
 
 ONLY_HOME = {"optree": "_tree"}  # package: the one module that imports it

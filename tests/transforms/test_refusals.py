@@ -23,6 +23,17 @@ import shardfn as sf
 from shardfn import P
 
 PACKAGE = pathlib.Path(sf.__file__).parent
+OF_TRAINING = (
+    "mixed_precision.py",
+    "clip.py",
+    "ema.py",
+    "loss_scale.py",
+    "optim/optimizer.py",
+    "optim/checks.py",
+    "optim/placed.py",
+    "optim/schedule.py",
+    "optim/trees.py",
+)
 X = torch.arange(6.0).reshape(3, 2)
 CHECKED = "constant_in_graph"
 
@@ -31,7 +42,9 @@ def raising() -> Iterator[tuple[str, bool]]:
     """(function, whether Dynamo runs it as it is) for every function of the transforms that
     raises.
     """
-    for file in (*sorted((PACKAGE / "transforms").rglob("*.py")), PACKAGE / "argnums.py"):
+    transforms = sorted((PACKAGE / "transforms").rglob("*.py"))
+    training = [PACKAGE / "training" / name for name in OF_TRAINING]
+    for file in (*transforms, *training, PACKAGE / "argnums.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.FunctionDef) and any(
                 isinstance(n, ast.Raise) for n in ast.walk(node)
@@ -93,12 +106,10 @@ TRIGGERS: dict[str, Callable[[Tensor], Any]] = {
     "_checkpoint.check_segments": lambda x: sf.jit(torch.utils.checkpoint.checkpoint_sequential)(
         [torch.sin], 2, x, use_reentrant=False
     ),
-    "_mixed_precision._kept": lambda x: sf.mixed_precision(torch.sum, keep=["no"])(x),
-    "_mixed_precision._check_params": lambda x: sf.mixed_precision(torch.sum)(x.double()),
-    "_mixed_precision._patterns": lambda x: sf.mixed_precision(torch.sum, keep="no")(x),
-    "_mixed_precision._check_dtypes": lambda x: sf.mixed_precision(torch.sum, compute=torch.int8)(
-        x
-    ),
+    "mixed_precision._kept": lambda x: sf.mixed_precision(torch.sum, keep=["no"])(x),
+    "mixed_precision._check_params": lambda x: sf.mixed_precision(torch.sum)(x.double()),
+    "mixed_precision._patterns": lambda x: sf.mixed_precision(torch.sum, keep="no")(x),
+    "mixed_precision._check_dtypes": lambda x: sf.mixed_precision(torch.sum, compute=torch.int8)(x),
     "_dynamic.refuse_inside": lambda x: sf.mark_dynamic(x, 0),
     "_constrain.check_placements": lambda x: sf.constrain(x, {"a": P()}),
     "_checks.rows_of": lambda x: sf.scan(lambda c, r: (c, r), x, {"a": x, "b": x[:2]}),
@@ -138,12 +149,12 @@ TRIGGERS: dict[str, Callable[[Tensor], Any]] = {
         x
     ),
     "_init.refuse_inside": lambda x: sf.init(torch.nn.Identity),
-    "_optim_checks.refuse_inside": lambda x: sf.optim(torch.optim.SGD),
-    "_optim_checks.check_average": lambda x: sf.ema(0.5).update(x, sf.ema(0.5).init({"w": x})),
-    "_optim_checks.check_decay": lambda x: sf.ema(2.0),
-    "_optim_checks.check_averaged": lambda x: sf.ema(0.5).init({"w": 1})["count"],
-    "_optim_checks.check_selected": lambda x: SCALER.select(x.sum() > 0, {"w": x}, {"v": x}),
-    "_optim_checks.check_unscaled": lambda x: SCALER.unscale(x.half(), {"scale": x.sum()}),
+    "checks.refuse_inside": lambda x: sf.optim(torch.optim.SGD),
+    "checks.check_average": lambda x: sf.ema(0.5).update(x, sf.ema(0.5).init({"w": x})),
+    "checks.check_decay": lambda x: sf.ema(2.0),
+    "checks.check_averaged": lambda x: sf.ema(0.5).init({"w": 1})["count"],
+    "checks.check_selected": lambda x: SCALER.select(x.sum() > 0, {"w": x}, {"v": x}),
+    "checks.check_unscaled": lambda x: SCALER.unscale(x.half(), {"scale": x.sum()}),
     "argnums.check_argnums": lambda x: sf.grad(torch.sum, argnums="x")(x),
     "argnums.positions": lambda x: sf.grad(torch.sum, argnums=4)(x),
 }
@@ -165,13 +176,13 @@ ELSEWHERE = {
     "_residuals.refuse_none": "saved_residuals is refused in a trace",
     "_functionalize._refuse": "functionalize is refused in a trace",
     "_init._placements": "init is refused in a trace",
-    "_optim_checks.check_class": "optim is refused in a trace",
-    "_optim_checks.check_numbers": "optim is refused in a trace",
-    "_optim_checks.check_options": "called by Optim.checked",
-    "_optim_checks.check_trees": "called by Optim.checked",
-    "_optim_checks._refuse_meshes": "skipped in a trace, where shard and jit check meshes",
-    "_schedule.load_state_dict": "called outside of functions",
-    "_placed.placed_like": "called outside of functions",
+    "checks.check_class": "optim is refused in a trace",
+    "checks.check_numbers": "optim is refused in a trace",
+    "checks.check_options": "called by Optim.checked",
+    "checks.check_trees": "called by Optim.checked",
+    "checks._refuse_meshes": "skipped in a trace, where shard and jit check meshes",
+    "schedule.load_state_dict": "called outside of functions",
+    "placed.placed_like": "called outside of functions",
     "_check._differ": "check is refused in a trace",
     "_pin.pin": "refused in a trace",
     "_pin._layers": "called by pin",
@@ -197,7 +208,7 @@ ELSEWHERE = {
     "_auto._refuse_no_tensor": "called where a call is staged",
     "_auto.checked_memory": "called where shard is applied outside of a trace",
     "_budget._bytes": "called by assert_comms",
-    "_clip._refuse_integers": "called outside of a trace",
+    "clip._refuse_integers": "called outside of a trace",
     "_dynamic._check": "mark_dynamic is refused in a trace",
     "_outside._holds_dtensors": "called where a call is staged",
     "_plan._axes": "plan is refused in a trace",

@@ -194,7 +194,7 @@ def unsharded(group: Any, gathered: Callable[..., torch.Tensor]) -> None:
 
 FSDP_PARAMETER = "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam."
 FSDP_GROUP = "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup."
-CALLS: dict[str, Callable[..., Any]] = {  # each takes simulated.fully_sharded, and torch's method
+CALLS: dict[str, Callable[..., Any]] = {  # each takes eager.fully_sharded, and torch's method
     f"{FSDP_PARAMETER}reset_sharded_param": lambda _, reset, parameter: learned(parameter),
     f"{FSDP_PARAMETER}_restore_spmd_types": lambda _, restore, parameter, x: None,
     f"{FSDP_GROUP}lazy_init": lambda _, init, group: all_learned(group),

@@ -7,10 +7,10 @@ import os
 from typing import Any
 
 from ... import _compat
+from ..._compat.versions import VERSION
 from ...compile.text import Unwritable, value_of
 from ...errors import ArtefactError, ShardError, call_site
 from ...mesh import axes_of, current_mesh, make_mesh
-from ...ranks.versions import VERSION
 from ...types import MeshAxes
 from ..agreement import agree_on_digest
 from ..compiled import Compiled

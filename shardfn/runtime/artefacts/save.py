@@ -10,11 +10,11 @@ import torch
 
 from ... import _compat
 from ..._compat.cuda import unnumbered
+from ..._compat.versions import VERSION
 from ...accepted.check import described
 from ...compile.text import Unwritable, tensor_text, text_of, value_text
 from ...errors import ArtefactError, call_site
 from ...random import ambient
-from ...ranks.versions import VERSION
 from ...types import TENSOR, LocalProgram
 from . import file
 from .trees import tree_text

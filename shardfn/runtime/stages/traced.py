@@ -27,7 +27,7 @@ from ...mesh import all_coordinates, group_names
 from ...ops.loops import inner_nodes
 from ...partition import Plan, local_sizes, shared_plan
 from ...partition.halves import Halves, halves
-from ...plans.arguments import ArgumentPlacements, argument_placements
+from ...placement_table import ArgumentPlacements, argument_placements
 from ...random import ambient
 from ...schedule.agenda import rewished
 from ...types import TENSOR, Collective, LocalProgram, Program

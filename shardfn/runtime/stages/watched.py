@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from ...compile.backends import Runner
+from ...jobs.beside import watch_of
+from ...jobs.calls import Event
+from ...jobs.watch import Watch
 from ...mesh import group_names, ranks_of
 from ...ops.loops import inner_nodes
-from ...ranks.beside import watch_of
-from ...ranks.calls import Event
-from ...ranks.watch import Watch
 from ...types import LocalProgram
 from ..arguments import Placed
 

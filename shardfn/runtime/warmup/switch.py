@@ -15,8 +15,8 @@ from typing import Any
 
 from ... import _compat
 from ...errors import DivergenceError
-from ...ranks.beside import watch_of
-from ...ranks.watch import Watch
+from ...jobs.beside import watch_of
+from ...jobs.watch import Watch
 from ..agreement import has_others
 from ..arguments import Placed
 

@@ -9,8 +9,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ... import _compat, _tree
+from ...jobs.beside import watch_of
 from ...mesh import group_names, ranks_of
-from ...ranks.beside import watch_of
 from ...simulated import SimulatedTensor
 from ...world import current_world
 

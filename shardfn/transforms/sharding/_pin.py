@@ -15,7 +15,7 @@ from torch import nn
 from ... import _compat
 from ...accepted import accept
 from ...errors import PlacementError, ShardError, TreeError
-from ...plans.patterns import compiled, general, near, written
+from ...patterns import compiled, general, near, written
 from ._constrain import is_constraint, pinned
 
 Pattern = str | re.Pattern[str]

@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 import shardfn as sf
 from shardfn import P
-from shardfn.checkpoints.files import Files
+from shardfn.training.checkpoints.files import Files
 
 
 def test_each_rank_reads_its_own_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

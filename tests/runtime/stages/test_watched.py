@@ -10,8 +10,8 @@ import torch
 from ranks import run_ranks
 
 import shardfn as sf
-from shardfn.ranks.calls import Lane
-from shardfn.ranks.verdict import Verdict
+from shardfn.jobs.calls import Lane
+from shardfn.jobs.verdict import Verdict
 from shardfn.runtime.stages import watched as module
 from shardfn.runtime.stages.watched import watched
 

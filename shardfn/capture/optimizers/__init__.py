@@ -1,1 +1,0 @@
-"""Steps of torch's optimizers, on tensors with values or while a call is captured."""

@@ -1,0 +1,267 @@
+"""Trees of placements that print as a table: of parameters, and of the arguments of a call."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import attrs
+import torch
+
+from . import _tree
+from .byte_sizes import human_bytes
+from .patterns import general
+from .placement import blocks_of, is_spec, marks_of, row_of, spec_of
+from .types import Aval, Marks, MeshAxes
+
+HEADS = ("path", "tensors", "shape", "dtype", "placement")
+
+
+@attrs.frozen
+class Leaf:
+    """One parameter. `names` has its path first, then the other names of a tied one."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    names: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        size = self.dtype.itemsize
+        for n in self.shape:
+            size *= n
+        return size
+
+
+@_tree.dict_node
+class Placements(dict[str, Any]):
+    """A dict of placements, in the form of the parameters, that prints as a table.
+
+    Args:
+        tree: placements, in the form of the parameters.
+        leaves: the parameters, whose shapes the table shows.
+        axes: of the mesh; None if it is not known, and the table shows global bytes.
+        notes: lines under the table.
+
+    Example:
+        >>> from shardfn import P
+        >>> Placements({"w": P("tp")}, ())["w"]
+        P('tp')
+    """
+
+    def __init__(
+        self,
+        tree: Mapping[str, Any],
+        leaves: Sequence[Leaf],
+        axes: MeshAxes | None = None,
+        notes: Sequence[str] = (),
+    ) -> None:
+        super().__init__(tree)
+        self._leaves = {leaf.path: leaf for leaf in leaves}
+        self._axes = axes
+        self._notes = tuple(notes)
+
+    def __or__(self, other: Any) -> Any:
+        """These placements, and others in their place where there are some."""
+        both = {**self, **other}
+        return Placements(both, [*self._leaves.values()], self._axes, self._notes)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of a rank; of the global tensors where the mesh is not known."""
+        rows = _rows(dict(self), self._leaves, self._axes)
+        return sum(row.nbytes for row in rows)
+
+    def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:
+        """What a notebook shows: the table."""
+        printer.text(str(self))
+
+    def __str__(self) -> str:
+        rows = _rows(dict(self), self._leaves, self._axes)
+        head = _heads(self._axes)
+        grid = [head, *map(_cells, rows)]
+        total = _total(rows, self._leaves, self._axes)
+        lines = [*_aligned(grid), total, *self._notes]
+        return "\n".join(lines)
+
+
+@attrs.frozen
+class Row:
+    """Tensors of one shape and placement whose paths differ in numbers only."""
+
+    paths: tuple[str, ...]
+    shape: str
+    dtype: str
+    placement: str
+    nbytes: int
+
+    @property
+    def path(self) -> str:
+        first, *others = self.paths
+        return general(first) if others else first
+
+
+def _rows(tree: dict[str, Any], leaves: Mapping[str, Leaf], axes: MeshAxes | None) -> list[Row]:
+    """The rows of a tree, those of equal layers as one."""
+    groups = defaultdict[tuple[str, str, str, str], list[tuple[str, int]]](list)
+    for path, spec in _tree.named_leaves(tree, is_spec):
+        shape = dtype = ""
+        size = 0
+        if leaf := leaves.get(path):
+            shape = "x".join(map(str, leaf.shape)) or "()"
+            dtype = str(leaf.dtype).removeprefix("torch.")
+            size = local_bytes(leaf, spec, axes)
+        groups[general(path), shape, dtype, repr(spec)].append((path, size))
+    rows = []
+    for (_, shape, dtype, placement), same in groups.items():
+        paths = tuple(path for path, _ in same)
+        size = sum(size for _, size in same)
+        rows.append(Row(paths, shape, dtype, placement, size))
+    return rows
+
+
+def local_bytes(leaf: Leaf, spec: Any, axes: MeshAxes | None) -> int:
+    """The bytes of a parameter on the rank that holds most of it; of the global tensor where
+    the mesh is not known.
+    """
+    sizes = list(leaf.shape)
+    if spec is not None and axes is not None:
+        marks = marks_of(spec, leaf.shape, axes)
+        for dim in range(len(sizes)):
+            sizes[dim] = _largest(sizes[dim], dim, marks, axes)
+    return math.prod(sizes) * leaf.dtype.itemsize
+
+
+def _largest(size: int, dim: int, marks: Marks, axes: MeshAxes) -> int:
+    """The elements of a dim on the rank that holds most of them."""
+    for part in row_of(dim, marks, axes):
+        name, blocks = blocks_of(part)
+        ranks = axes.sizes[axes.names.index(name)]
+        size = blocks * -(-size // blocks // ranks)
+    return size
+
+
+def _heads(axes: MeshAxes | None) -> tuple[str, ...]:
+    return (*HEADS, "bytes" if axes is None else "bytes a rank")
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    count = str(len(row.paths))
+    size = human_bytes(row.nbytes)
+    return row.path, count, row.shape, row.dtype, row.placement, size
+
+
+def _aligned(grid: Sequence[tuple[str, ...]]) -> list[str]:
+    """Lines with columns of one width."""
+    widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in grid
+    ]
+
+
+def _total(rows: Sequence[Row], leaves: Mapping[str, Leaf], axes: MeshAxes | None) -> str:
+    """The last line: bytes of all parameters, on one device and on a rank."""
+    every = human_bytes(sum(leaf.nbytes for leaf in leaves.values()))
+    count = sum(len(row.paths) for row in rows)
+    if axes is None:
+        return f"{count} tensors, {every}"
+    mine = human_bytes(sum(row.nbytes for row in rows))
+    return f"{count} tensors on {axes}: {every}, {mine} a rank"
+
+
+@attrs.frozen(eq=False)
+class ArgumentPlacements:
+    """The placements of the arguments of a call.
+
+    Args:
+        in_placements: a placement for each leaf of the positional arguments, for `shard`.
+        table: the same by path, which prints as a table.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> with sf.fake_world(4):
+        ...     mesh = sf.make_mesh((4,), ("dp",))
+        ...     double = sf.shard(lambda x: x * 2, mesh, sf.auto)
+        ...     print(double.lower(torch.ones(8, 3)).placements)
+        in_placements = (P('dp'),)
+        path  tensors  shape  dtype    placement  bytes a rank
+        x     1        8x3    float32  P('dp')    24 B
+        1 tensors on (dp=4): 96 B, 24 B a rank
+    """
+
+    in_placements: tuple[Any, ...]
+    table: Placements
+
+    def text(self) -> str:
+        """The placements as Python. One stands for a subtree of equal ones."""
+        parts = [_text(part) for part in self.in_placements]
+        comma = "," if len(parts) == 1 else ""
+        return f"({', '.join(parts)}{comma})"
+
+    def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:
+        """What a notebook shows: the table."""
+        printer.text(str(self))
+
+    def __str__(self) -> str:
+        return f"in_placements = {self.text()}\n{self.table}"
+
+
+class Placed(Protocol):
+    """The arguments of a call: paths of all leaves, and of the tensors the numbers of their
+    leaves, metadata and placements.
+    """
+
+    @property
+    def paths(self) -> tuple[str, ...]: ...
+
+    @property
+    def treedef(self) -> Any: ...
+
+    @property
+    def tensors(self) -> tuple[int, ...]: ...
+
+    @property
+    def avals(self) -> tuple[Aval, ...]: ...
+
+    @property
+    def marks(self) -> tuple[Marks, ...]: ...
+
+    @property
+    def axes(self) -> MeshAxes: ...
+
+
+def argument_placements(placed: Placed) -> ArgumentPlacements:
+    """The placements of the arguments of a call."""
+    specs: list[Any] = [None] * len(placed.paths)
+    leaves = []
+    flat = {}
+    rows = zip(placed.tensors, placed.avals, placed.marks, strict=True)
+    for i, aval, marks in rows:
+        path = placed.paths[i]
+        specs[i] = spec_of(marks, len(aval.shape), placed.axes)
+        flat[path] = specs[i]
+        leaves.append(Leaf(path, aval.shape, aval.dtype, (path,)))
+    args, _ = _tree.unflatten(placed.treedef, specs)
+    table = Placements(flat, leaves, placed.axes)
+    return ArgumentPlacements(tuple(args), table)
+
+
+def _text(part: Any) -> str:
+    """Placements as Python; equal ones of a subtree as one."""
+    specs = [spec for _, spec in _tree.named_leaves(part, is_spec)]
+    kinds = {*map(repr, specs)}
+    if len(kinds) == 1 and not isinstance(part, torch.Tensor):
+        return kinds.pop()
+    if isinstance(part, dict):
+        rows = [f"{key!r}: {_text(x)}" for key, x in part.items()]
+        return f"{{{', '.join(rows)}}}"
+    if type(part) in (tuple, list):
+        inner = ", ".join(map(_text, part))
+        if type(part) is list:
+            return f"[{inner}]"
+        return f"({inner}{',' * (len(part) == 1)})"
+    return repr(part)

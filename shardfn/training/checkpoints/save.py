@@ -1,0 +1,174 @@
+"""save: a tree of tensors and constants as a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch.distributed as dist
+
+from ... import _compat
+from ...accepted import accept
+from ...errors import CheckpointError
+from ...jobs.beside import checkpointing, connections_noted
+from ...world import current_world
+from .agreed import Steps, job_texts
+from .contents import Contents, contents
+from .targets import refuse_without_values
+from .texts import Texts
+from .writing import Writing
+
+
+class Saving:
+    """A checkpoint that is written in the background.
+
+    Example:
+        >>> import tempfile, torch, shardfn as sf
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     saving = sf.save(folder, {"w": torch.ones(2)}, background=True)
+        ...     saving.wait().endswith("step-00000000")
+        True
+    """
+
+    def __init__(self, work: Callable[[], str]) -> None:
+        self._result = ""
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(work,))
+        self._thread.start()
+
+    def _run(self, work: Callable[[], str]) -> None:
+        try:
+            self._result = work()
+        except BaseException as error:  # raised by wait
+            self._error = error
+
+    def is_done(self) -> bool:
+        """Whether the checkpoint is complete, or has failed."""
+        return not self._thread.is_alive()
+
+    def finish(self) -> None:
+        """Wait until nothing is written any more, and leave errors to `wait`."""
+        self._thread.join()
+
+    def wait(self) -> str:
+        """Wait until the checkpoint is complete.
+
+        Returns:
+            Its folder.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+# The last save in the background of each folder, while it is written.
+_running: WeakValueDictionary[str, Saving] = WeakValueDictionary()
+
+
+@_compat.outside_only
+def save(
+    path: str | os.PathLike[str],
+    tree: Any,
+    *,
+    step: int | None = None,
+    keep: int | None = None,
+    background: bool = False,
+) -> Any:
+    """Write a tree of tensors and constants to a folder, as one step of it.
+
+    Each rank writes the chunks that no other rank writes. A process that is killed at any moment
+    leaves the steps before this one as they were.
+
+    Args:
+        path: a folder for all steps. Every rank must see it.
+        tree: a pytree of DTensors, plain tensors (the same on every rank), numbers, text, None,
+            and objects with `state_dict` and `load_state_dict`.
+        step: the number of the step; by default the one after the newest. A step of the same
+            number is replaced.
+        keep: remove all but so many of the newest steps; None keeps all.
+        background: copy the tensors, return at once, and write in a thread, after the saves
+            to this folder that this process has begun before.
+
+    Returns:
+        The folder of the step; with `background` a `Saving`, whose `wait` returns it.
+
+    Raises:
+        CheckpointError: a leaf that cannot be saved; the folder cannot be written.
+        FakeValueError: in a world with numerics=False.
+
+    Source: torch.distributed.checkpoint.save; orbax.checkpoint.
+
+    Example:
+        >>> import tempfile, torch, shardfn as sf
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = sf.save(folder, {"w": torch.ones(2), "epoch": 3}, step=7)
+        ...     sf.load(folder, {"w": sf.ShapeDtype((2,)), "epoch": 0})
+        {'w': tensor([1., 1.]), 'epoch': 3}
+    """
+    accept("save", path=path, step=step, keep=keep, background=background)
+    root = os.path.abspath(os.fspath(path))
+    refuse_without_values("save")
+    found = contents(tree)
+    before = _running.get(root)
+    if not background:
+        if before is not None:
+            before.finish()
+        return _saved(root, found, step, keep, job_texts())
+    copied = Contents(
+        {name: x.detach().clone() for name, x in found.tensors.items()}, found.constants
+    )
+    # Collectives of the job go on meanwhile, in their own group.
+    group = None if job_texts().group is None else _group_of_its_own()
+
+    def work() -> str:
+        if before is not None:
+            before.finish()
+        try:
+            return _saved(root, copied, step, keep, Texts(group), is_background=True)
+        finally:
+            if group is not None:
+                dist.destroy_process_group(group)
+
+    saving = _running[root] = Saving(work)
+    return saving
+
+
+def _group_of_its_own() -> Any:
+    seconds = _compat.timeout_of(dist.group.WORLD)
+    timeout = None if seconds is None else timedelta(seconds=seconds)
+    with connections_noted():
+        return dist.new_group(backend="gloo", timeout=timeout)
+
+
+def _saved(
+    root: str,
+    found: Contents,
+    step: int | None,
+    keep: int | None,
+    texts: Texts,
+    *,
+    is_background: bool = False,
+) -> str:
+    """The folder of the step that was written.
+
+    Raises:
+        CheckpointError: the folder cannot be written.
+    """
+    writing = Writing(root, found, step, keep)
+    watched = checkpointing(current_world(), "save", is_background=is_background)
+    try:
+        with watched:
+            return writing.run(Steps("save", texts))
+    except OSError as error:
+        writing.discard()
+        fix = "free space, or another folder; the steps before this one are unchanged"
+        got = f"{root} cannot be written"
+        raise CheckpointError.of("save", got, str(error), fix=fix) from None

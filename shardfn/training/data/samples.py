@@ -1,0 +1,70 @@
+"""Numbers that tell whether ranks, or two runs, read the same batches."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ... import _tree
+from ...errors import CheckpointError
+
+SAMPLE = 4096  # bytes of each tensor that count
+
+
+def of_indices(indices: Iterable[Any], before: int) -> int:
+    """The number of a batch of a dataset's indices, after those before it."""
+    return zlib.crc32(repr(list(indices)).encode(), before)
+
+
+def of_tree(tree: Any, before: int) -> int:
+    """The number of a batch: of the paths, shapes and dtypes of its leaves, and of the first
+    bytes of each tensor.
+    """
+    number = before
+    for path, x in zip(_tree.paths(tree), _tree.leaves(tree), strict=True):
+        number = zlib.crc32(f"{path} {described(x)}".encode(), number)
+        if isinstance(x, torch.Tensor):
+            number = zlib.crc32(_first_bytes(x), number)
+    return number
+
+
+def _first_bytes(x: torch.Tensor) -> bytes:
+    count = max(SAMPLE // x.element_size(), 1)
+    some = x.detach().flatten()[:count].cpu().contiguous()
+    return bytes(some.view(torch.uint8).tolist())
+
+
+def described(x: Any, sharded: Sequence[int] = ()) -> str:
+    """A leaf in a message; the sizes of some dims are left open."""
+    if not isinstance(x, torch.Tensor):
+        return repr(x)
+    sizes = ["*" if dim in sharded else str(n) for dim, n in enumerate(x.shape)]
+    return f"{str(x.dtype).removeprefix('torch.')}[{', '.join(sizes)}]"
+
+
+def check_resumed(number: int, skip: int, sample: int, expected: int) -> None:
+    """Check that the batches before those that are left are those of the saved run.
+
+    Args:
+        number: of batches that there were, at most `skip`.
+        skip: of batches that the saved run has read.
+        sample: of these batches.
+        expected: of the batches of the saved run.
+
+    Raises:
+        CheckpointError: they are not.
+    """
+    if number == skip and sample == expected:
+        return
+    got = f"the first {skip} batches are not those that the saved run has read"
+    if number < skip:
+        got = f"the data have {number} batches, and the saved run has read {skip}"
+    raise CheckpointError.of(
+        "loader, after load_state_dict",
+        got,
+        needed="the same data, batch size and order",
+        fix="a sampler that draws from torch's generators; loader.state_dict() of these data",
+    )

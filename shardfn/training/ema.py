@@ -1,0 +1,139 @@
+"""ema: a moving average of parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import torch
+
+from .. import _compat, _tree, tree_pairs
+from ..accepted import accept
+from .optim import checks
+
+
+@attrs.define(slots=False)
+class Ema:
+    """An exponential moving average over pytrees, as pure functions."""
+
+    decay: float
+    debias: bool
+
+    @_compat.read_by_dynamo
+    def init(self, params: Any) -> dict[str, Any]:
+        """The state before the first update.
+
+        Args:
+            params: a pytree of floating or complex tensors.
+
+        Returns:
+            `{"count": 0-d int64, "average": a tree like params}`: the parameters, or zeros for
+            `debias`.
+
+        Source: optax.ema.
+
+        Example:
+            >>> import torch, shardfn as sf
+            >>> sf.ema(0.9).init({"w": torch.ones(2)})["average"]
+            {'w': tensor([1., 1.])}
+        """
+        leaves = _tree.tensors(params)
+        checks.check_averaged(len(leaves))
+        first = [x * 0 if self.debias else x.clone() for x in leaves]
+        device = leaves[0].device
+        count = torch.zeros((), dtype=torch.int64, device=device)
+        return {"count": count, "average": _tree.with_tensors(params, first)}
+
+    @_compat.read_by_dynamo
+    def update(self, params: Any, state: dict[str, Any]) -> dict[str, Any]:
+        """The state after more parameters: average * decay + params * (1 - decay).
+
+        Args:
+            params: a pytree of tensors.
+            state: of `init` or of the update before.
+
+        Returns:
+            The new state.
+
+        Raises:
+            TreeError: parameters unlike the average.
+
+        Source: torch.optim.swa_utils.get_ema_avg_fn; optax.ema.
+
+        Example:
+            >>> import torch, shardfn as sf
+            >>> ema = sf.ema(0.5)
+            >>> state = ema.init({"w": torch.zeros(1)})
+            >>> ema.update({"w": torch.ones(1)}, state)["average"]
+            {'w': tensor([0.5000])}
+        """
+        if not _compat.is_tracing():
+            accept("Ema.update", state=state)
+        average = state["average"]
+        paired, wrong = tree_pairs.pair(average, params, ("the average", "the parameters"))
+        checks.check_average(tuple(wrong))
+        leaves = _tree.quick_leaves((params,))
+        new: list[torch.Tensor] = []
+        for x, old in zip(leaves, paired, strict=True):
+            if isinstance(x, torch.Tensor):
+                way = x - old
+                new.append(old + way * (1 - self.decay))
+        return {"count": state["count"] + 1, "average": _tree.with_tensors(params, new)}
+
+    @_compat.read_by_dynamo
+    def average(self, state: dict[str, Any]) -> Any:
+        """The average of a state: divided by 1 - decay ** count for `debias`.
+
+        Args:
+            state: of `update`.
+
+        Returns:
+            A tree like the parameters.
+
+        Source: Kingma and Ba, Adam (ICLR 2015), section 3; optax.ema.
+
+        Example:
+            >>> import torch, shardfn as sf
+            >>> ema = sf.ema(0.5, debias=True)
+            >>> params = {"w": torch.ones(1)}
+            >>> state = ema.update(params, ema.init(params))
+            >>> ema.average(state)
+            {'w': tensor([1.])}
+        """
+        if not _compat.is_tracing():
+            accept("Ema.average", state=state)
+        if not self.debias:
+            return state["average"]
+        weight = 1 - self.decay ** state["count"].double()
+        leaves = _tree.tensors(state["average"])
+        debiased = [x / weight.to(x.dtype) for x in leaves]
+        return _tree.with_tensors(state["average"], debiased)
+
+
+@_compat.read_by_dynamo
+def ema(decay: float, *, debias: bool = False) -> Ema:
+    """An exponential moving average of parameters: `ema = sf.ema(0.999)`, `state =
+    ema.init(params)`, `state = ema.update(params, state)`, `ema.average(state)`.
+
+    Args:
+        decay: the weight of the average before, from 0 to 1.
+        debias: start from zeros, and divide by the sum of the weights.
+
+    Returns:
+        An object with `init`, `update` and `average`.
+
+    Raises:
+        ShardError: a decay outside of 0 to 1.
+
+    Source: torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn; optax.ema.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> ema = sf.ema(0.9)
+        >>> state = ema.init({"w": torch.zeros(1)})
+        >>> state = ema.update({"w": torch.ones(1)}, state)
+        >>> ema.average(state)
+        {'w': tensor([0.1000])}
+    """
+    checks.check_decay(decay)
+    return Ema(decay, debias)

@@ -1,0 +1,216 @@
+"""loss_scale: gradients in float16 of a loss that is scaled.
+
+Dynamo reads this.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import torch
+
+from .. import _compat, _tree, tree_pairs
+from ..accepted import accept
+from ..capture import annotations
+from .optim import checks
+
+State = dict[str, torch.Tensor]
+
+
+@attrs.define(slots=False)
+class LossScale:
+    """A scale of the loss that follows its gradients, as pure functions."""
+
+    initial: float
+    growth: float
+    backoff: float
+    interval: int
+
+    @_compat.read_by_dynamo
+    def init(self, device: Any = None) -> State:
+        """The state before the first step.
+
+        Args:
+            device: of the state; by default torch's own default.
+
+        Returns:
+            `{"scale": 0-d float32, "good_steps": 0-d int32}`.
+
+        Source: torch.amp.GradScaler.
+
+        Example:
+            >>> import torch, shardfn as sf
+            >>> sf.loss_scale().init()["scale"]
+            tensor(65536.)
+        """
+        if not _compat.is_tracing():
+            accept("LossScale.init", device=device)
+        scale = torch.full((), self.initial, dtype=torch.float32, device=device)
+        steps = torch.zeros((), dtype=torch.int32, device=device)
+        return {"scale": scale, "good_steps": steps}
+
+    @_compat.read_by_dynamo
+    def scale(self, loss: torch.Tensor, state: State) -> torch.Tensor:
+        """The loss times the scale, for the function that is differentiated.
+
+        Args:
+            loss: a floating tensor.
+            state: of `init` or of the step before.
+
+        Returns:
+            The scaled loss, float32 for a loss in float16.
+
+        Source: torch.amp.GradScaler.scale.
+
+        Example:
+            >>> import torch, shardfn as sf
+            >>> scaler = sf.loss_scale(8.0)
+            >>> scaler.scale(torch.tensor(0.5), scaler.init())
+            tensor(4.)
+        """
+        if not _compat.is_tracing():
+            accept("LossScale.scale", loss=loss, state=state)
+        wide = loss.float() if loss.dtype == torch.float16 else loss
+        with annotations.scaling():
+            return wide * state["scale"].to(wide.dtype)
+
+    @_compat.read_by_dynamo
+    def unscale(self, grads: Any, state: State) -> tuple[Any, torch.Tensor]:
+        """Gradients of the loss itself, and whether all are finite.
+
+        Args:
+            grads: gradients of the scaled loss: a pytree of floating tensors, not in float16.
+            state: that the loss was scaled with.
+
+        Returns:
+            (the gradients divided by the scale, 0-d bool). The flag is the same on all ranks,
+            whichever of them holds a gradient that is not finite.
+
+        Raises:
+            TreeError: a gradient in float16, in which small ones become 0.
+
+        Source: torch.amp.GradScaler.unscale_.
+
+        Example:
+            >>> import torch, shardfn as sf
+            >>> scaler = sf.loss_scale(8.0)
+            >>> scaler.unscale({"w": torch.tensor([4.0, 8.0])}, scaler.init())
+            ({'w': tensor([0.5000, 1.0000])}, tensor(True))
+        """
+        if not _compat.is_tracing():
+            accept("LossScale.unscale", state=state)
+        leaves = _tree.tensors(grads)
+        every = _tree.quick_leaves((grads,))
+        kinds = [getattr(x, "dtype", None) for x in every]
+        paths = _tree.quick_paths(grads, "grads")
+        checks.check_unscaled(tuple(paths), tuple([str(kind) for kind in kinds]))
+        inverse = state["scale"].double().reciprocal()
+        unscaled = [x * inverse.to(x.dtype) for x in leaves]
+        counts = [(~torch.isfinite(x)).sum() for x in unscaled]
+        wrong = torch.stack(counts).sum() if counts else torch.zeros(())
+        return _tree.with_tensors(grads, unscaled), wrong == 0
+
+    @_compat.read_by_dynamo
+    def select(self, finite: torch.Tensor, new: Any, old: Any) -> Any:
+        """The new values of a step where gradients were finite, else the values before it.
+
+        Args:
+            finite: of `unscale`.
+            new: a pytree of tensors, such as parameters and optimizer state.
+            old: a pytree of the same structure.
+
+        Returns:
+            A tree like new.
+
+        Raises:
+            TreeError: the trees differ.
+
+        Source: jmp.select_tree; torch.amp.GradScaler.step, which skips.
+
+        Example:
+            >>> import torch, shardfn as sf
+            >>> scaler = sf.loss_scale()
+            >>> scaler.select(torch.tensor(False), torch.ones(2), torch.zeros(2))
+            tensor([0., 0.])
+        """
+        if not _compat.is_tracing():
+            accept("LossScale.select", finite=finite)
+        paired, wrong = tree_pairs.pair(old, new, ("the old values", "the new values"))
+        shapes = [tuple(x.shape) for x in _tree.tensors(new)]
+        of_old = [tuple(x.shape) for x in paired if isinstance(x, torch.Tensor)]
+        checks.check_selected(tuple(wrong), tuple(shapes), tuple(of_old))
+        pairs = zip(_tree.tensors(new), _tree.tensors(paired), strict=True)
+        chosen = [torch.where(finite, x, y) for x, y in pairs]
+        return _tree.with_tensors(new, chosen)
+
+    @_compat.read_by_dynamo
+    def update(self, state: State, finite: torch.Tensor) -> State:
+        """The state after a step: smaller where gradients were not finite, larger after
+        `interval` steps in which they were.
+
+        Args:
+            state: of the step.
+            finite: of `unscale`.
+
+        Returns:
+            The new state.
+
+        Source: torch.amp.GradScaler.update.
+
+        Example:
+            >>> import torch, shardfn as sf
+            >>> scaler = sf.loss_scale(8.0)
+            >>> scaler.update(scaler.init(), torch.tensor(False))["scale"]
+            tensor(4.)
+        """
+        if not _compat.is_tracing():
+            accept("LossScale.update", state=state, finite=finite)
+        scale, steps = state["scale"], state["good_steps"] + 1
+        grown = scale * self.growth
+        grows = (steps == self.interval) & torch.isfinite(grown)
+        larger = torch.where(grows, grown, scale)
+        left = torch.where(steps == self.interval, 0, steps)
+        none = torch.zeros_like(left)
+        return {
+            "scale": torch.where(finite, larger, scale * self.backoff),
+            "good_steps": torch.where(finite, left, none),
+        }
+
+
+@_compat.read_by_dynamo
+def loss_scale(
+    initial: float = 2.0**16, *, growth: float = 2.0, backoff: float = 0.5, interval: int = 2000
+) -> LossScale:
+    """A scale of the loss, for gradients in float16: `scaler = sf.loss_scale()`, `state =
+    scaler.init()`; `scaler.scale(loss, state)` in the function that is differentiated, then
+    `grads, finite = scaler.unscale(grads, state)`, `scaler.select(finite, new, old)` and
+    `state = scaler.update(state, finite)`.
+
+    Args:
+        initial: the first scale.
+        growth: factor after `interval` steps with finite gradients, 1 or more.
+        backoff: factor after a step without, from 0 to 1.
+        interval: a number of steps.
+
+    Returns:
+        An object with `init`, `scale`, `unscale`, `select` and `update`. `growth=1.0` and
+        `backoff=1.0` keep the scale.
+
+    Raises:
+        ShardError: numbers out of range.
+
+    Source: torch.amp.GradScaler, with its defaults; jmp.DynamicLossScale.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> scaler = sf.loss_scale(1024.0)
+        >>> f = sf.mixed_precision(lambda w: (w * w).sum(), compute=torch.float16)
+        >>> g = sf.grad(lambda w, state: scaler.scale(f(w), state))
+        >>> state = scaler.init()
+        >>> scaler.unscale(g(torch.tensor([1e-6]), state), state)
+        (tensor([2.0266e-06]), tensor(True))
+    """
+    if not _compat.is_tracing():
+        accept("loss_scale", initial=initial, growth=growth, backoff=backoff, interval=interval)
+    return LossScale(initial, growth, backoff, interval)

@@ -1,0 +1,297 @@
+"""Checks of an optimizer, and of what its update is given."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from ... import _compat
+from ...errors import CaptureError, PlacementError, ShardError, TreeError, call_site
+from ...mesh import axes_of
+from .recipe import Recipe
+
+# A class of torch whose step is not a function of gradients: why, and another way.
+REFUSED = {
+    torch.optim.LBFGS: (
+        "it evaluates the loss again, as often as its line search needs",
+        "sf.value_and_grad in a loop of yours; or torch.optim.LBFGS itself, outside",
+    ),
+    torch.optim.SparseAdam: (
+        "it takes sparse gradients, whose sizes depend on values",
+        "torch.optim.Adam, and gradients that are dense",
+    ),
+}
+
+
+@_compat.constant_in_graph
+def refuse_inside() -> None:
+    """Refuse an optimizer that is made inside a captured function.
+
+    Raises:
+        CaptureError: always.
+    """
+    raise CaptureError.of(
+        "optim",
+        "it is called inside a captured function",
+        fix="make the optimizer outside of the function, and close over it",
+    )
+
+
+def check_class(cls: Any) -> None:
+    """Check that a class is an optimizer whose step is a function of gradients.
+
+    Raises:
+        TreeError: not an optimizer.
+        CaptureError: a step that needs more.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
+        got = f"a {type(cls).__name__}" if not isinstance(cls, type) else cls.__name__
+        fix = "optim(torch.optim.AdamW, lr=1e-3)"
+        if isinstance(cls, torch.optim.Optimizer):
+            fix = f"the class: optim({type(cls).__name__}, ...)"
+        raise TreeError.of("optim", got, needed="a subclass of torch.optim.Optimizer", fix=fix)
+    name = f"optim({cls.__name__})"
+    reasons = [reason for kind, reason in REFUSED.items() if issubclass(cls, kind)]
+    if reasons:
+        got, fix = reasons[0]
+        raise CaptureError.of(name, got, needed="a step that is one pure function", fix=fix)
+    needed = [
+        p.name
+        for p in list(inspect.signature(cls.step).parameters.values())[1:]
+        if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
+    if needed:
+        raise CaptureError.of(
+            name,
+            f"its step needs an argument: {', '.join(needed)}",
+            needed="a step of parameters, gradients and state",
+            fix="an optimizer whose step() takes no closure",
+        )
+
+
+def check_numbers(recipe: Recipe) -> None:
+    """Check that the options of the constructor are numbers, and that the class takes them.
+
+    Raises:
+        TreeError: an option is a tensor, or unknown.
+    """
+    every = [recipe.options, *(own for _, own in recipe.groups)]
+    tensors = [
+        name for options in every for name, x in options.items() if isinstance(x, torch.Tensor)
+    ]
+    if tensors:
+        raise TreeError.of(
+            recipe.name,
+            f"{', '.join(tensors)} is a tensor",
+            needed="numbers",
+            fix=f"a number here, and opt.update(params, grads, state, {tensors[0]}=x)",
+            arg_path=tensors[0],
+        )
+    names = recipe.option_names()
+    unknown = [
+        f"groups[{pattern!r}] has {name}"
+        for pattern, own in recipe.groups
+        for name in own
+        if name not in names
+    ]
+    if unknown:
+        raise TreeError.of(
+            recipe.name,
+            *unknown,
+            needed=f"options of a group: {', '.join(names)}",
+            fix="the name of an option of the class",
+            arg_path="groups",
+        )
+
+
+def check_options(recipe: Recipe, given: Sequence[str]) -> None:
+    """Check that the options of a step are options of the optimizer.
+
+    Raises:
+        TreeError: names the others.
+    """
+    names = recipe.option_names()
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        raise TreeError.of(
+            f"{recipe.name}.update",
+            f"there are no options {', '.join(unknown)}",
+            needed=f"some of {', '.join(names)}",
+            fix="the name of an option of the class",
+            arg_path=unknown[0],
+        )
+
+
+def check_trees(
+    name: str,
+    paths: Sequence[str],
+    shapes: Sequence[Any],
+    of_grads: Sequence[Any],
+    wrong: Sequence[str],
+) -> None:
+    """Check that gradients are like their parameters.
+
+    Raises:
+        TreeError: lists all that differ.
+    """
+    lines = list(wrong)
+    twice = sorted({path for path in paths if paths.count(path) > 1})
+    lines += [f"two parameters have the path {path!r}" for path in twice]
+    if not paths:
+        lines.append("the parameters have no tensor")
+    for path, of_param, of_grad in zip(paths, shapes, of_grads, strict=True):
+        if of_grad is not None and of_grad != of_param:
+            texts = [_text(x) for x in (of_grad, of_param)]
+            lines.append(f"the gradient of {path!r} is {texts[0]}, not {texts[1]}")
+    if lines:
+        raise TreeError.of(
+            f"{name}.update, argument grads",
+            *lines,
+            needed="a gradient of the same shape and dtype for each parameter, or None",
+            fix="grads = sf.grad(loss)(params, ...)",
+            arg_path="grads",
+        )
+
+
+def check_meshes(
+    name: str,
+    paths: Sequence[str],
+    params: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor | None],
+) -> None:
+    """Check that each gradient is on the mesh of its parameter.
+
+    Raises:
+        PlacementError: lists all that are on another mesh, or on none.
+    """
+    rows = zip(paths, params, grads, strict=True)
+    lines = [
+        f"the gradient of {path!r} is {_mesh_text(grad)}, its parameter {_mesh_text(x)}"
+        for path, x, grad in rows
+        if grad is not None and _mesh_of(grad) != _mesh_of(x)
+    ]
+    _refuse_meshes(f"{name}.update, argument grads", lines)
+
+
+def check_one_mesh(paths: Sequence[str], leaves: Sequence[Any]) -> None:
+    """Check that gradients with one norm are on one mesh. Other leaves do not count.
+
+    Raises:
+        PlacementError: lists them, if they are not.
+    """
+    every = zip(paths, leaves, strict=True)
+    rows = [(path, x) for path, x in every if isinstance(x, torch.Tensor)]
+    lines = [f"{path or 'the tensor'} is {_mesh_text(x)}" for path, x in rows]
+    meshes = [_mesh_of(x) for _, x in rows]
+    if any(mesh != meshes[0] for mesh in meshes):
+        _refuse_meshes("clip_by_global_norm, argument grads", lines)
+
+
+def _refuse_meshes(where: str, lines: Sequence[str]) -> None:
+    if lines:
+        fix = (
+            "DTensors on one mesh: sf.make_mesh(shape, names) with all axes, and "
+            "placements for each; sf.distribute(sf.full(x), mesh, placements) moves one"
+        )
+        needed = "tensors on one mesh"
+        source = call_site()
+        raise PlacementError.of(where, *lines, needed=needed, fix=fix, source=source)
+
+
+def _mesh_of(x: torch.Tensor) -> Any:
+    return x.device_mesh if isinstance(x, DTensor) else None
+
+
+def _mesh_text(x: torch.Tensor) -> str:
+    mesh = _mesh_of(x)
+    return "a plain tensor" if mesh is None else f"a DTensor on {axes_of(mesh)}"
+
+
+def _text(described: tuple[tuple[int, ...], torch.dtype]) -> str:
+    shape, dtype = described
+    return f"{str(dtype).removeprefix('torch.')}[{', '.join(map(str, shape))}]"
+
+
+@_compat.constant_in_graph
+def check_average(wrong: tuple[str, ...]) -> None:
+    """Check that parameters have the structure of their average.
+
+    Raises:
+        TreeError: lists the differences.
+    """
+    if wrong:
+        raise TreeError.of(
+            "ema.update",
+            *wrong,
+            needed="parameters like those that init was given",
+            fix="state = ema.init(params)",
+            arg_path="params",
+        )
+
+
+@_compat.constant_in_graph
+def check_averaged(count: int) -> None:
+    """Check that there are parameters to average.
+
+    Raises:
+        TreeError: there is none.
+    """
+    if not count:
+        got, needed = "params has no tensor", "a pytree of tensors"
+        fix = "ema.init({'w': torch.ones(2)})"
+        raise TreeError.of("ema.init", got, needed=needed, fix=fix, arg_path="params")
+
+
+@_compat.constant_in_graph
+def check_selected(
+    wrong: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], of_old: tuple[tuple[int, ...], ...]
+) -> None:
+    """Check that new and old values have one structure, and their tensors the same shapes.
+
+    Raises:
+        TreeError: lists the differences.
+    """
+    if not wrong and shapes != of_old:
+        wrong = (f"the new values have tensors of {list(shapes)}, the old ones of {list(of_old)}",)
+    if wrong:
+        needed, fix = "two trees of one structure", "scaler.select(finite, new_params, params)"
+        raise TreeError.of("loss_scale.select", *wrong, needed=needed, fix=fix, arg_path="new")
+
+
+@_compat.constant_in_graph
+def check_decay(decay: Any) -> None:
+    """Check the decay of an average.
+
+    Raises:
+        ShardError: it is outside of 0 to 1.
+    """
+    if not isinstance(decay, (int, float)) or not 0 <= decay <= 1:
+        raise ShardError.of(
+            "ema", f"decay is {decay!r}", needed="a number from 0 to 1", fix="ema(0.999)"
+        )
+
+
+@_compat.constant_in_graph
+def check_unscaled(paths: tuple[str, ...], dtypes: tuple[str, ...]) -> None:
+    """Check that gradients can be divided by the scale of their loss.
+
+    Raises:
+        TreeError: names those in float16.
+    """
+    wrong = [
+        f"{path} is {dtype}"
+        for path, dtype in zip(paths, dtypes, strict=True)
+        if dtype == "torch.float16"
+    ]
+    if wrong:
+        raise TreeError.of(
+            "loss_scale.unscale",
+            *wrong,
+            needed="gradients of parameters in float32: in float16 small ones become 0",
+            fix="sf.mixed_precision(fn, compute=torch.float16), whose parameters are float32",
+            arg_path="grads",
+        )

@@ -1,0 +1,252 @@
+"""optim: an optimizer of torch as pure functions over pytrees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ... import _compat, _tree
+from ...accepted import accept
+from ...types import ShapeDtype
+from . import checks
+from .placed import placed_like
+from .recipe import Recipe
+from .schedule import Schedule
+from .step import Step
+from .trees import beside, described, dotted_paths, has_shapes, without_values
+
+State = dict[str, dict[str, torch.Tensor]]
+BESIDE = ("the gradients", "the parameters")
+
+
+class Optim:
+    """An optimizer as two pure functions, `init` and `update`."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe, self.name = recipe, recipe.name
+        self.step = Step(recipe)
+
+        def check(paths: Any, shapes: Any, of_grads: Any, wrong: Any, options: Any) -> Any:
+            checks.check_options(recipe, options)
+            checks.check_trees(recipe.name, paths, shapes, of_grads, wrong)
+            return self.step.names(paths, shapes)
+
+        self.checked = _compat.constant_in_graph(check)
+
+    def __repr__(self) -> str:
+        texts = [self.recipe.cls.__name__]
+        for name, x in self.recipe.options.items():
+            texts.append(f"{name}={x!r}")
+        return f"optim({', '.join(texts)})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"recipe": self.recipe}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)
+
+    @_compat.read_by_dynamo
+    def init(self, params: Any, **options: Any) -> State:
+        """The state before the first step.
+
+        Args:
+            params: a pytree of tensors; or of ShapeDtypes, for the state as ShapeDtypes.
+            options: options of the first step, for an optimizer whose first state depends on
+                them, such as the `lr` of Rprop and ASGD.
+
+        Returns:
+            For the dotted path of each parameter a dict of tensors, such as
+            `{"w": {"step": ..., "exp_avg": ...}}`. Its structure never changes.
+
+        Raises:
+            TreeError: an unknown option, a pattern that fits no parameter.
+            CaptureError: an optimizer that keeps something besides tensors and numbers.
+
+        Source: optax.GradientTransformation.init.
+
+        Example:
+            >>> import torch, shardfn as sf
+            >>> opt = sf.optim(torch.optim.Adagrad, lr=0.1)
+            >>> opt.init({"w": torch.ones(2)})
+            {'w': {'step': tensor(0.), 'sum': tensor([0., 0.])}}
+        """
+        if not is_captured() and has_shapes(params):
+            return self._shapes(without_values(params), options)
+        leaves = _tree.tensors(params)
+        paths = dotted_paths(params)
+        shapes = described(leaves)
+        names = self.checked(paths, shapes, shapes, [], list(options))
+        if not is_captured():
+            return self.step.first(paths, leaves, options)
+        feed = iter(self.step.first_in_graph(paths, leaves, options))
+        state: State = {}
+        for path, own in zip(paths, names, strict=True):
+            state[path] = {name: next(feed) for name in own}
+        return state
+
+    def _shapes(self, params: Any, options: Mapping[str, Any]) -> Any:
+        """The shapes of the state before the first step."""
+        paths, shapes = dotted_paths(params), described(_tree.tensors(params))
+        self.checked(paths, shapes, shapes, [], list(options))
+        as_shape = lambda x: ShapeDtype(tuple(x.shape), x.dtype)
+        return _tree.tree_map(as_shape, self.step.shapes(paths, shapes))
+
+    @_compat.read_by_dynamo
+    def update(self, params: Any, grads: Any, state: State, **options: Any) -> tuple[Any, State]:
+        """One step: `params, state = opt.update(params, grads, state, lr=lr)`.
+
+        Args:
+            params: a pytree of tensors.
+            grads: their gradients, a tree of the same structure; None for a parameter that the
+                step leaves as it is.
+            state: of `init` or of the step before.
+            options: numbers or 0-d tensors in place of those of the constructor, such as `lr`.
+                They are for the groups without one of their own; a list has one for each group.
+                A tensor that changes causes no retrace.
+
+        Returns:
+            (the new parameters, the new state), of the same structures. The arguments are not
+            written to.
+
+        Raises:
+            TreeError: gradients, a state or options that do not fit the parameters.
+            PlacementError: gradients on other meshes than their parameters.
+            CaptureError: inside a captured function, an optimizer that reads a value.
+
+        Source: torch.optim.Optimizer.step; optax.GradientTransformation.update with
+            optax.apply_updates.
+
+        Example:
+            >>> import torch, shardfn as sf
+            >>> opt = sf.optim(torch.optim.SGD, lr=0.5)
+            >>> params = {"w": torch.ones(2)}
+            >>> state = opt.init(params)
+            >>> params, state = opt.update(params, {"w": torch.ones(2)}, state)
+            >>> params
+            {'w': tensor([0.5000, 0.5000])}
+        """
+        if not is_captured():
+            accept("Optim.update", state=state)
+        leaves = _tree.tensors(params)
+        paths = dotted_paths(params)
+        paired, wrong = beside(params, grads, BESIDE)
+        self.checked(paths, described(leaves), described(paired), wrong, list(options))
+        run = self.step.updated
+        if not is_captured():
+            checks.check_meshes(self.recipe.name, paths, leaves, paired)
+            run = self.step.eager
+        found = run(paths, leaves, paired, state, options)
+        count = len(leaves)
+        return (
+            _tree.with_tensors(params, list(found[:count])),
+            _tree.with_tensors(state, list(found[count:])),
+        )
+
+    def state_placements(self, placements: Any, params: Any) -> dict[str, Any]:
+        """The placements of a state, for `in_placements` and `sf.distribute`: where a dim of a
+        state's tensor has the size of the parameter's, it is sharded as that.
+
+        Args:
+            placements: of the parameters, a prefix tree of `P`s.
+            params: the parameters, or `ShapeDtype`s of theirs.
+
+        Returns:
+            A tree like the state, with a `P` for each tensor.
+
+        Raises:
+            TreeError: placements that are not a prefix of the parameters.
+
+        Source: optax's `optax.tree.map_params`, with which JAX users place a state.
+
+        Example:
+            >>> import torch, shardfn as sf
+            >>> opt = sf.optim(torch.optim.Adagrad)
+            >>> opt.state_placements({"w": sf.P("dp")}, {"w": torch.ones(2)})
+            {'w': {'step': P(), 'sum': P('dp')}}
+        """
+        return placed_like(self.recipe.name, self.step, placements, params)
+
+    def schedule(self, make: Callable[..., Any], *args: Any, **options: Any) -> Schedule:
+        """A scheduler of torch for this optimizer, whose values are tensors.
+
+        Args:
+            make: a class of torch.optim.lr_scheduler, or any function of a torch optimizer that
+                returns a scheduler.
+            args: more arguments of it.
+            options: its keyword arguments.
+
+        Returns:
+            A `Schedule`: `.lr` and `.options` are the values for the next `update`, `.step()`
+            goes on by one step.
+
+        Source: torch.optim.lr_scheduler.
+
+        Example:
+            >>> import torch, shardfn as sf
+            >>> opt = sf.optim(torch.optim.SGD, lr=0.5)
+            >>> rates = opt.schedule(torch.optim.lr_scheduler.StepLR, 1)
+            >>> rates.step()
+            >>> rates.lr
+            tensor(0.0500, dtype=torch.float64)
+        """
+        accept("Optim.schedule", make=make)
+        return Schedule(self.recipe, make, args, options)
+
+
+@_compat.read_by_dynamo
+def is_captured() -> bool:
+    """Whether a call is part of a graph, or of a transform of torch.func."""
+    return _compat.is_tracing() or _compat.inside_transform()
+
+
+@_compat.read_by_dynamo
+def optim(
+    cls: type[torch.optim.Optimizer],
+    *,
+    groups: Mapping[str, Mapping[str, Any]] | None = None,
+    **options: Any,
+) -> Optim:
+    """An optimizer of torch as pure functions over pytrees: `opt = optim(torch.optim.AdamW,
+    lr=1e-3)`, `state = opt.init(params)`, `params, state = opt.update(params, grads, state)`.
+
+    The class is torch's, unchanged: outside of a captured function its own step runs, so results
+    equal torch's to the last bit. Inside of one its step becomes part of the program, and is
+    partitioned, differentiated and compiled with the rest.
+
+    Args:
+        cls: a class of torch.optim, or any subclass of torch.optim.Optimizer whose step computes
+            the new values of parameters and `self.state[p]` from those before.
+        groups: for patterns (as in `sf.placements`, such as "**.bias") the options of the
+            parameters that fit, of which the first that fits counts:
+            `{"**.bias": dict(weight_decay=0.0)}`.
+        options: arguments of the class, besides the parameters: numbers, not tensors. `foreach`,
+            `fused` and `capturable` count outside of captured functions.
+
+    Returns:
+        An object with `init`, `update`, `state_placements` and `schedule`.
+
+    Raises:
+        TreeError: cls is not an optimizer, or refuses its arguments.
+        CaptureError: an optimizer whose step is not a function of parameters, gradients and
+            state: LBFGS, SparseAdam, one that needs a closure; a call inside a captured function.
+
+    Source: torch.optim; optax's pair of init and update.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> opt = sf.optim(torch.optim.AdamW, lr=0.1, groups={"b": dict(weight_decay=0.0)})
+        >>> params = {"w": torch.ones(2), "b": torch.ones(2)}
+        >>> params, state = opt.update(params, params, opt.init(params))
+        >>> params["b"], state["b"]["step"]
+        (tensor([0.9000, 0.9000]), tensor(1.))
+    """
+    if _compat.is_tracing():
+        checks.refuse_inside()
+    checks.check_class(cls)
+    given = groups or {}
+    own = tuple((pattern, dict(x)) for pattern, x in given.items())
+    recipe = Recipe(f"optim({cls.__name__})", cls, options, own)
+    checks.check_numbers(recipe)
+    return Optim(recipe)

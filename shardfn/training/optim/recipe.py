@@ -1,0 +1,179 @@
+"""An optimizer of torch that is made for one step: its class, its options, its parameter groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from ... import _compat
+from ...errors import CaptureError, TreeError
+from ...patterns import compiled
+
+Options = Mapping[str, Any]
+PURE = {"foreach": False, "fused": False, "capturable": True}  # of a group, in a graph
+
+
+@attrs.frozen
+class Recipe:
+    """How to make an optimizer.
+
+    Args:
+        name: of the transform, for errors.
+        cls: a subclass of torch.optim.Optimizer.
+        options: the arguments of its constructor, besides the parameters.
+        groups: for each further parameter group, a pattern of paths and its own options.
+    """
+
+    name: str
+    cls: type[torch.optim.Optimizer]
+    options: dict[str, Any]
+    groups: tuple[tuple[str, dict[str, Any]], ...]
+
+    @property
+    def is_torchs(self) -> bool:
+        """Whether torch wrote the step, and not a subclass of the user's."""
+        return self.cls.step.__module__.startswith("torch.optim")
+
+    @property
+    def is_over_torchs(self) -> bool:
+        """Whether the class is one of torch's, or a subclass of one, which may call its step."""
+        others = [cls for cls in self.cls.__mro__ if cls is not torch.optim.Optimizer]
+        return any(cls.__module__.startswith("torch.optim") for cls in others)
+
+    def check_patterns(self, paths: Sequence[str]) -> None:
+        """Check that each pattern fits a parameter.
+
+        Raises:
+            TreeError: lists the others.
+        """
+        unused = []
+        for pattern, _ in self.groups:
+            if not any(map(compiled(pattern).fullmatch, paths)):
+                unused.append(pattern)
+        if unused:
+            raise TreeError.of(
+                self.name,
+                *(f"{pattern!r} fits no parameter" for pattern in unused),
+                needed=f"paths such as {', '.join(paths[:4])}",
+                fix="a pattern of dotted paths, such as '**.bias'",
+                arg_path=f"groups[{unused[0]!r}]",
+            )
+
+    def group_of(self, path: str) -> int:
+        """The number of the group of a parameter: the first pattern that fits counts."""
+        for i, (pattern, _) in enumerate(self.groups):
+            if compiled(pattern).fullmatch(path):
+                return i + 1
+        return 0
+
+    def made(self, groups: Sequence[Sequence[torch.Tensor]]) -> torch.optim.Optimizer:
+        """The optimizer over these parameters, by group.
+
+        Raises:
+            TreeError: the constructor refuses its arguments.
+        """
+        own = [{}, *(options for _, options in self.groups)]
+        given = []
+        for params, options in zip(groups, own, strict=True):
+            group = {"params": list(params), **options}
+            given.append(group)
+        make: Callable[..., torch.optim.Optimizer] = self.cls
+        try:
+            return make(given, **self.options)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TreeError.of(
+                self.name,
+                f"{self.cls.__name__} refuses its arguments: {error}",
+                fix=f"arguments that torch.optim.{self.cls.__name__} takes"
+                if self.is_torchs
+                else "arguments that the class takes",
+            ) from error
+
+    def grouped(
+        self, paths: Sequence[str], values: Sequence[torch.Tensor]
+    ) -> list[list[torch.Tensor]]:
+        """A value for each path, by parameter group; the group without a pattern is the first."""
+        found: list[list[torch.Tensor]] = [[] for _ in range(len(self.groups) + 1)]
+        for path, x in zip(paths, values, strict=True):
+            found[self.group_of(path)].append(x)
+        return found
+
+    def over(self, paths: Sequence[str], params: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
+        """The optimizer over these parameters, without state. It is made over tensors without
+        values, so that nothing is allocated.
+        """
+        with _compat.neutral(), _compat.values():
+            stand_ins = [_without_values(x) for x in params]
+            made = self.made(self.grouped(paths, stand_ins))
+        members = self.grouped(paths, params)
+        for group, own in zip(made.param_groups, members, strict=True):
+            group["params"] = own
+        made.state.clear()
+        self.check_kept(made, set(map(id, stand_ins)))
+        return made
+
+    def check_kept(self, optimizer: torch.optim.Optimizer, ids: set[int]) -> None:
+        """Check that an optimizer has its parameters in its groups only: a step is of others.
+
+        Raises:
+            CaptureError: names the attributes that have some.
+        """
+        kept = []
+        for name, x in vars(optimizer).items():
+            if name not in ("param_groups", "state") and _holds(x, ids):
+                kept.append(f"self.{name}")
+        if kept:
+            raise CaptureError.of(
+                self.name,
+                f"it keeps its parameters in {', '.join(kept)}",
+                needed="a step of the parameters in self.param_groups",
+                fix="for group in self.param_groups: for p in group['params']: ...",
+            )
+
+    def option_names(self) -> list[str]:
+        """The names of the options of a group."""
+        with _compat.neutral(), _compat.values():
+            x = torch.empty((2, 2), device="meta")
+            made = self.made([[x], *([] for _ in self.groups)])
+        return [name for name in made.param_groups[0] if name != "params"]
+
+    def set_options(self, optimizer: torch.optim.Optimizer, options: Options) -> dict[int, Any]:
+        """Set options of all groups. A list has one value for each group; any other value is for
+        the groups without one of their own. Returns the values before, by the ids of those now.
+        """
+        replaced: dict[int, Any] = {}
+        own = [{}, *(of_group for _, of_group in self.groups)]
+        for name, value in options.items():
+            is_list = isinstance(value, list)
+            values = value if is_list else [value] * len(own)
+            rows = zip(optimizer.param_groups, values, own, strict=True)
+            for group, x, mine in rows:
+                if is_list or name not in mine:
+                    replaced[id(x)] = group[name]
+                    group[name] = x
+        return replaced
+
+
+def _holds(x: Any, ids: set[int], depth: int = 3) -> bool:
+    """Whether a container, or another optimizer, has one of these tensors in it."""
+    if isinstance(x, torch.optim.Optimizer):
+        return _holds(x.param_groups, ids, depth)
+    if not isinstance(x, (dict, list, tuple, set)) or not depth:
+        return id(x) in ids
+    inside = [*x, *x.values()] if isinstance(x, dict) else x
+    return any(_holds(y, ids, depth - 1) for y in inside)
+
+
+def _without_values(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device="meta")
+
+
+def set_present(optimizer: torch.optim.Optimizer, options: Options) -> None:
+    """Set options of all groups that have them."""
+    for group in optimizer.param_groups:
+        for name, x in options.items():
+            if name in group:
+                group[name] = x

@@ -1,0 +1,227 @@
+"""strategy: the placements of a parallel strategy by its name, such as "zero3"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from ... import _compat
+from ...byte_sizes import human_bytes
+from ...errors import PlacementError
+from ...mesh import axes_of, check_mesh
+from ...patterns import near
+from ...placement import P
+from ...placement_table import Placements
+from ...types import MeshAxes
+from .fully_sharded import Dims, axes_in, base_of, placed, smallest_of, spec_of
+from .leaves import checked_axes, params_of
+
+KINDS = ("params", "grads", "state")
+MOMENTS = 2  # of Adam, each of the dtype of its parameter
+
+
+@attrs.frozen
+class Kind:
+    """One row of the table of strategies.
+
+    Args:
+        axes: the mesh axes by default.
+        sharded: which of KINDS are sharded over the last of the axes.
+        batch: whether the axes shard the batch.
+        sequence: whether the axis shards the sequence between layers.
+        has_base: whether `base` says how parameters are sharded over the axis.
+    """
+
+    axes: tuple[str, ...] = ("dp",)
+    sharded: tuple[str, ...] = ()
+    batch: bool = True
+    sequence: bool = False
+    has_base: bool = False
+
+
+STRATEGIES = {
+    "ddp": Kind(),
+    "zero1": Kind(sharded=("state",)),
+    "zero2": Kind(sharded=("grads", "state")),
+    "zero3": Kind(sharded=KINDS),
+    "hsdp": Kind(axes=("replica", "dp"), sharded=KINDS),
+    "tensor": Kind(axes=("tp",), batch=False, has_base=True),
+    "sequence": Kind(axes=("tp",), batch=False, has_base=True, sequence=True),
+}
+
+
+@attrs.frozen
+class Strategy:
+    """Where the values of a training step lie.
+
+    Args:
+        name: such as "zero3".
+        params: a placement for each parameter, between steps.
+        grads: for each gradient, for `sf.constrain`.
+        state: for each parameter, of its optimizer state, for `opt.state_placements`.
+        batch: of the inputs: (batch, ...).
+        activations: of values between layers: (batch, sequence, features), for `sf.pin` or
+            `sf.constrain`.
+    """
+
+    name: str
+    params: Placements
+    grads: Placements
+    state: Placements
+    batch: P
+    activations: P
+
+    def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:
+        """What a notebook shows: the table."""
+        printer.text(str(self))
+
+    def __str__(self) -> str:
+        texts = [f"{kind} {human_bytes(getattr(self, kind).nbytes)}" for kind in KINDS]
+        both = human_bytes(MOMENTS * self.state.nbytes)
+        texts[-1] += f", of Adam's two moments {both}"
+        head = f"{self.name}: batch {self.batch}, activations {self.activations}"
+        return "\n".join([head, f"  bytes a rank: {', '.join(texts)}"])
+
+
+@_compat.outside_only
+def strategy(
+    name: str,
+    params: Any,
+    mesh: Any,
+    *,
+    axis: str | tuple[str, ...] | None = None,
+    base: Any = None,
+    min_bytes: int | str = 0,
+) -> Strategy:
+    """The placements of parameters, gradients and optimizer state of a parallel strategy.
+
+    Args:
+        name: "ddp", "zero1", "zero2", "zero3", "hsdp", "tensor" or "sequence".
+        params: a dict of tensors, DTensors or `ShapeDtype`s, or a tree of dicts.
+        mesh: a DeviceMesh.
+        axis: the mesh axis; of "hsdp" two, of which the last shards. By default "dp",
+            ("replica", "dp") for "hsdp", and "tp" for "tensor" and "sequence".
+        base: placements of parameters to keep, as in `sf.fsdp`, or a `Strategy` to join, whose
+            batch and activations are kept too. "tensor" and "sequence" need those of a tensor
+            parallel plan.
+        min_bytes: smaller parameters are not sharded over the axis; bytes of the global tensor,
+            or text such as "100KB".
+
+    Returns:
+        A `Strategy`: `params`, `grads`, `state`, `batch` and `activations`.
+
+    Raises:
+        PlacementError: another name, an axis that the mesh lacks, a base that shards nothing
+            over the axis of "tensor", or does not fit.
+        TreeError: a base that does not match the parameters.
+
+    Source: Rajbhandari et al. 2020, ZeRO, arXiv:1910.02054; Shoeybi et al. 2019, Megatron-LM,
+        arXiv:1909.08053; Korthikanti et al. 2022, arXiv:2205.05198, for "sequence";
+        torch.distributed.fsdp.ShardingStrategy.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> with sf.fake_world(4):
+        ...     mesh = sf.make_mesh((4,), ("dp",))
+        ...     plan = sf.strategy("zero2", {"w": sf.ShapeDtype((8, 2))}, mesh)
+        ...     print(plan)
+        zero2: batch P('dp'), activations P('dp')
+          bytes a rank: params 64 B, grads 16 B, state 16 B, of Adam's two moments 32 B
+        >>> plan.params["w"], plan.grads["w"]
+        (P(), P('dp'))
+    """
+    check_mesh("strategy", mesh)
+    axes = axes_of(mesh)
+    kind = _kind(name)
+    names = _axes(name, kind, axis, axes)
+    where = f"strategy({name!r})"
+    tree = params_of(where, params)
+    smallest = smallest_of(where, min_bytes)
+    found = {}
+    for which in KINDS:
+        under = getattr(base, which) if isinstance(base, Strategy) else base
+        before = base_of(where, under, params, tree, axes)
+        if kind.has_base:
+            _check_base(where, before, names)
+        added = names[-1:] if which in kind.sharded else ()
+        found[which] = placed(tree, before, added, smallest, axes)
+    batch, activations = _of_batch(kind, names, base, axes)
+    return Strategy(name, **found, batch=batch, activations=activations)
+
+
+def _kind(name: Any) -> Kind:
+    """The row of a strategy.
+
+    Raises:
+        PlacementError: there is none of this name.
+    """
+    if not isinstance(name, str) or name not in STRATEGIES:
+        raise PlacementError.of(
+            "strategy, name",
+            f"it is {name!r}",
+            needed=" or ".join(map(repr, STRATEGIES)),
+            fix=repr(near(str(name), STRATEGIES)[0]),
+            arg_path="name",
+        )
+    return STRATEGIES[name]
+
+
+def _axes(name: str, kind: Kind, axis: Any, axes: MeshAxes) -> tuple[str, ...]:
+    """The mesh axes of a strategy, in the order in which they are given.
+
+    Raises:
+        PlacementError: the mesh lacks one, or their number is wrong.
+    """
+    given = kind.axes if axis is None else axis
+    where = f"strategy({name!r})"
+    in_mesh = checked_axes(where, axes, given)
+    names = in_mesh if isinstance(given, str) else tuple(given)
+    count = len(kind.axes)
+    if count > 1 and len(set(names)) != count:
+        raise PlacementError.of(
+            f"{where}, axis",
+            f"it is {given!r}",
+            needed="two mesh axes: the first replicates, the second shards",
+            fix=f"axis={kind.axes!r}",
+            arg_path="axis",
+        )
+    return names
+
+
+def _check_base(where: str, before: dict[str, Dims], names: tuple[str, ...]) -> None:
+    """Check that placements shard some parameter over the axes of tensor parallelism.
+
+    Raises:
+        PlacementError: they do not.
+    """
+    used = {axis for dims in before.values() for axis in axes_in(dims)}
+    missing = [axis for axis in names if axis not in used]
+    if missing:
+        axis = missing[0]
+        raise PlacementError.of(
+            f"{where}, base",
+            f"it shards no parameter over {axis!r}",
+            needed="the placements of a tensor parallel plan",
+            fix=f"base=sf.placements(params, model.tp_plan, axis={axis!r})",
+            arg_path="base",
+        )
+
+
+def flattened(parts: Any) -> list[str]:
+    """The axes that the parts of a `P` name."""
+    rows = [(part,) if isinstance(part, str) else part or () for part in parts]
+    return [axis for row in rows for axis in row]
+
+
+def _of_batch(kind: Kind, names: tuple[str, ...], base: Any, axes: MeshAxes) -> tuple[P, P]:
+    """The placements of the inputs, and of values between layers."""
+    batch: list[str] = []
+    sequence: list[str] = []
+    if isinstance(base, Strategy):
+        batch = flattened(base.batch.parts)
+        sequence = flattened(base.activations.parts[1:])
+    batch += names if kind.batch else ()
+    sequence += names if kind.sequence else ()
+    rows = [[axis for axis in axes.names if axis in row] for row in (batch, sequence)]
+    return spec_of([tuple(rows[0])]), spec_of([*map(tuple, rows)])

@@ -1,0 +1,56 @@
+"""Checkpoints of simulated DTensors: the place of every rank's shard, each written once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed.checkpoint
+from torch.distributed.tensor import DTensor, Partial
+
+import shardfn as sf
+from shardfn import P
+from shardfn.eager.checkpoint import chunks, shard, write_items
+
+X = torch.arange(35.0).view(7, 5)
+
+
+def placed(spec: P, shape: tuple[int, ...] = (2, 3)) -> DTensor:
+    mesh = sf.make_mesh(shape, ("a", "b")[: len(shape)])
+    return sf.distribute(X, mesh, spec)
+
+
+@pytest.mark.parametrize("spec", [P("a"), P("b", "a"), P(("a", "b")), P(("b", "a")), P(None, "b")])
+def test_every_element_stands_in_the_shard_at_its_place(spec: P) -> None:
+    with sf.fake_world(6):
+        x = placed(spec)
+        shards = x._local_tensor.shards
+        for chunk, local in zip(chunks(x), shards, strict=True):
+            slices = tuple(slice(o, o + n) for o, n in zip(chunk.offsets, chunk.sizes, strict=True))
+            assert torch.equal(X[slices], local)
+
+
+def test_a_shard_is_written_once_and_an_empty_one_not_at_all() -> None:
+    with sf.fake_world(6):
+        assert len(write_items("w", placed(P("a")))) == 2, "3 ranks hold each"
+        assert len(write_items("w", placed(P()))) == 1
+        rows = placed(P(("a", "b")))
+        assert len(write_items("w", rows)) == len(
+            {c.offsets for c in chunks(rows) if c.sizes.numel()}
+        )
+
+
+def test_an_item_finds_its_shard_by_number_or_place() -> None:
+    with sf.fake_world(6):
+        x = placed(P("a"))
+        for item in write_items("w", x):
+            index = item.index
+            assert torch.equal(shard(x, index), X[index.offset[0] :][: len(shard(x, index))])
+
+
+def test_a_partial_value_is_refused() -> None:
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("a",))
+        x = sf.from_local(torch.ones(2), mesh, [Partial()])
+        with pytest.raises(sf.ShardError) as caught:
+            chunks(x)
+    assert "needed: Shard and Replicate" in str(caught.value)

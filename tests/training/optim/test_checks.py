@@ -1,0 +1,268 @@
+"""What is not an optimizer of pure steps is refused by name, and so is what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import shardfn as sf
+from tests.training.optim import table
+
+O = torch.optim
+PARAMS, GRADS = table.tree(0), table.tree(1)
+OPT = sf.optim(O.AdamW, lr=0.1)
+STATE = OPT.init(PARAMS)
+
+
+class Own(O.Optimizer):
+    """A base of optimizers that are refused."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+        self.count = 0
+
+    def parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+
+class WithClosure(Own):
+    def step(self, closure: Any) -> None:  # type: ignore[override]
+        closure()
+
+
+class Reads(Own):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.parameters():
+            p.sub_(p.grad * min(1.0, p.grad.norm().item()))
+
+
+class Branches(Own):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.parameters():
+            if p.grad.sum() > 0:
+                p.sub_(p.grad)
+
+
+class Counts(Own):
+    def step(self, closure: Any = None) -> None:
+        self.count += 1
+        self.param_groups[0]["lr"] *= 0.5
+
+
+class Elsewhere(Own):
+    """State in a container, in a tensor that is written to, and in another optimizer."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.means: dict[Tensor, Tensor] = {}
+        self.steps = torch.zeros(())
+        self.inner = O.SGD(self.param_groups, lr=0.1, momentum=0.9)
+
+    def step(self, closure: Any = None) -> None:
+        for p in self.parameters():
+            self.means[p] = p.grad + self.means.get(p, 0)
+        self.steps += 1
+        self.inner.step()
+
+
+class Keeps(Own):
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.own = self.parameters()
+        self.inner = O.SGD(self.parameters(), lr=0.1)
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+
+
+class KeepsALst(Own):
+    def step(self, closure: Any = None) -> None:
+        for p in self.parameters():
+            self.state[p]["history"] = [p.grad]
+
+
+def captured(cls: Any) -> Any:
+    opt = sf.optim(cls)
+    fn = sf.jit(lambda p, g, s: opt.update(p, g, s), backend="aten")
+    return fn(PARAMS, GRADS, {path: {} for path in STATE})
+
+
+def updated(params: Any = PARAMS, grads: Any = GRADS, state: Any = STATE, **k: Any) -> Any:
+    return OPT.update(params, grads, state, **k)
+
+
+OTHER = {**GRADS, "out": [torch.ones(2), GRADS["out"][1]]}
+# a call, the class of its error, parts of its text
+REFUSED: dict[str, tuple[Callable[[], Any], type[sf.ShardError], tuple[str, ...]]] = {
+    "LBFGS": (
+        lambda: sf.optim(O.LBFGS),
+        sf.CaptureError,
+        ("optim(LBFGS): it evaluates the loss again", "sf.value_and_grad in a loop"),
+    ),
+    "SparseAdam": (
+        lambda: sf.optim(O.SparseAdam),
+        sf.CaptureError,
+        ("optim(SparseAdam): it takes sparse gradients", "torch.optim.Adam"),
+    ),
+    "a closure": (
+        lambda: sf.optim(WithClosure),
+        sf.CaptureError,
+        ("optim(WithClosure): its step needs an argument: closure",),
+    ),
+    "item": (
+        lambda: captured(Reads),
+        sf.CaptureError,
+        ("optim(Reads): .item() reads a tensor's value", __file__),
+    ),
+    "a branch": (
+        lambda: captured(Branches),
+        sf.CaptureError,
+        ("optim(Branches): it branches on a tensor's value", "torch.where"),
+    ),
+    "values elsewhere": (
+        lambda: sf.optim(Counts).init(PARAMS),
+        sf.CaptureError,
+        ("its step changes self.count, param_groups[0]['lr']", "self.state[p][name]"),
+    ),
+    "state elsewhere": (
+        lambda: sf.optim(Elsewhere).init(PARAMS),
+        sf.CaptureError,
+        ("its step changes self.means, self.steps, self.inner",),
+    ),
+    "parameters elsewhere": (
+        lambda: sf.optim(Keeps).init(PARAMS),
+        sf.CaptureError,
+        ("it keeps its parameters in self.own, self.inner", "self.param_groups"),
+    ),
+    "a list": (
+        lambda: sf.optim(KeepsALst).init(PARAMS),
+        sf.CaptureError,
+        ("its state has a list: 'history'", "a state of tensors and numbers"),
+    ),
+    "not a class": (
+        lambda: sf.optim(O.SGD([torch.zeros(1)])),  # type: ignore[arg-type]
+        sf.TreeError,
+        ("optim: a SGD", "the class: optim(SGD, ...)"),
+    ),
+    "arguments": (
+        lambda: sf.optim(O.Adam, lr=-1.0),
+        sf.TreeError,
+        ("Adam refuses its arguments: Invalid learning rate: -1.0",),
+    ),
+    "a tensor": (
+        lambda: sf.optim(O.Adam, lr=torch.tensor(0.1)),
+        sf.TreeError,
+        ("lr is a tensor", "opt.update(params, grads, state, lr=x)"),
+    ),
+    "an option of a group": (
+        lambda: sf.optim(O.Adam, groups={"*": {"wd": 1}}),
+        sf.TreeError,
+        ("groups['*'] has wd", "options of a group: lr, betas"),
+    ),
+    "a pattern": (
+        lambda: sf.optim(O.Adam, groups={"*.x": {"lr": 1.0}}).init(PARAMS),
+        sf.TreeError,
+        ("'*.x' fits no parameter", "paths such as in.w, in.b"),
+    ),
+    "an option": (
+        lambda: updated(rate=1),
+        sf.TreeError,
+        ("optim(AdamW).update: there are no options rate", "some of lr, betas"),
+    ),
+    "another tree": (
+        lambda: updated(grads={"in": GRADS["in"]}),
+        sf.TreeError,
+        ("the gradients lack ['out']",),
+    ),
+    "another shape": (
+        lambda: updated(grads=OTHER),
+        sf.TreeError,
+        ("the gradient of 'out.0' is float32[2], not float64[2, 3, 2]",),
+    ),
+    "two parameters of one path": (
+        lambda: updated({"a.b": PARAMS["out"][1], "a": {"b": PARAMS["out"][1]}}, None),
+        sf.TreeError,
+        ("two parameters have the path 'a.b'",),
+    ),
+    "no parameters": (lambda: OPT.init({}), sf.TreeError, ("the parameters have no tensor",)),
+    "another state": (
+        lambda: updated(state={**STATE, "in.w": {}, "more": {}}),
+        sf.TreeError,
+        ("state['in.w'] has nothing, not step, exp_avg", "the state has also 'more'"),
+    ),
+    "a state of less": (
+        lambda: updated(state={}),
+        sf.TreeError,
+        ("the state lacks 'in.w'", "state = opt.init(params)"),
+    ),
+    "placements": (
+        lambda: OPT.state_placements({"in": sf.P()}, PARAMS),
+        sf.TreeError,
+        ("optim(AdamW).state_placements: the whole tree: placements lack ['out']",),
+    ),
+    "torch's placements": (
+        lambda: OPT.state_placements(sf.Shard(0), PARAMS),
+        sf.TreeError,
+        ("Shard(dim=0) is not a P",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused_by_name(name: str) -> None:
+    call, kind, texts = REFUSED[name]
+    with pytest.raises(kind) as caught:
+        call()
+    assert all(text in str(caught.value) for text in texts), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda p: OPT.update(p, {"in": p["in"]}, STATE),
+        lambda p: OPT.update(p, p, STATE, rate=1),
+        lambda p: OPT.update(p, p, {}),
+    ],
+    ids=["gradients", "an option", "a state"],
+)
+def test_inside_a_captured_function_the_same_errors_arrive(call: Any) -> None:
+    with pytest.raises(sf.TreeError, match=r"optim\(AdamW\)\.update"):
+        sf.jit(call, backend="aten")(PARAMS)
+
+
+def test_a_step_outside_may_read_values() -> None:
+    opt = sf.optim(Reads)
+    new, _ = opt.update(PARAMS, GRADS, opt.init(PARAMS))
+    wanted, _ = table.torchs(Reads, {}, PARAMS, [GRADS])
+    assert all(map(torch.equal, table.flat(new), wanted))
+
+
+def test_gradients_of_two_meshes_are_refused_by_name() -> None:
+    x, opt = torch.ones(4, 2), sf.optim(torch.optim.AdamW)
+    with sf.fake_world(2):
+        mesh, other = sf.make_mesh((2,), ("dp",)), sf.make_mesh((2,), ("tp",))
+        a, b = (sf.distribute(x, m, sf.P(None)) for m in (mesh, other))
+        params, state = {"w": a}, opt.init({"w": a})
+        step = lambda p, g, s: opt.update(p, g, s)
+        for call, text in (
+            (step, "optim(AdamW).update, argument grads: the gradient of 'w' is a DTensor on"),
+            (sf.jit(step), "argument g['w']: it lives on another mesh, (tp=2)"),
+            (sf.shard(step, mesh), "argument g['w']: it lives on another mesh, (tp=2)"),
+        ):
+            with pytest.raises(sf.PlacementError) as caught:
+                call(params, {"w": b}, state)
+            assert text in str(caught.value)
+            assert f"  at: {__file__}:" in str(caught.value) and caught.value.fix
+        with pytest.raises(sf.PlacementError, match="its parameter a DTensor on"):
+            opt.update(params, {"w": x}, state)
+        with pytest.raises(sf.PlacementError, match="clip_by_global_norm") as caught:
+            sf.clip_by_global_norm({"a": a, "b": b}, 1.0)
+        assert "['a'] is a DTensor on (dp=2)" in str(caught.value)
+        assert "['b'] is a DTensor on (tp=2)" in str(caught.value)
+        opt.update(params, {"w": a * 2}, state)

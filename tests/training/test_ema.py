@@ -1,0 +1,61 @@
+"""ema equals torch's averaged model, alone and captured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import swa_utils
+
+import shardfn as sf
+from tests.training.optim import table
+
+GRADS = table.tree(0)
+
+
+def test_an_average_equals_torchs_averaged_model() -> None:
+    module = torch.nn.Linear(3, 2, dtype=torch.float64)
+    model = swa_utils.AveragedModel(module, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9))
+    ema = sf.ema(0.9)
+    step = sf.jit(lambda p, s: ema.update(p, s), backend="aten")
+    params = {name: p.detach().clone() for name, p in module.named_parameters()}
+    model.update_parameters(module)  # its first call copies
+    state = captured = ema.init(params)
+    for i in range(3):
+        with torch.no_grad():
+            for name, p in module.named_parameters():
+                p += 0.1 * (i + 1)
+                params[name] = p.detach().clone()
+        model.update_parameters(module)
+        state, captured = ema.update(params, state), step(params, captured)
+    wanted = [p.detach() for p in model.module.parameters()]
+    for found in (state, captured):
+        assert table.largest(ema.average(found), wanted) < 1e-12
+        assert int(found["count"]) == 3
+
+
+def test_a_debiased_average_of_a_constant_is_the_constant() -> None:
+    ema, params = sf.ema(0.99, debias=True), table.tree(0)
+    state = ema.init(params)
+    for _ in range(3):
+        state = ema.update(params, state)
+    average: Any = sf.jit(ema.average, backend="aten")(state)
+    assert table.largest(average, params) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: sf.ema(2.0), "decay is 2.0"),
+        (
+            lambda: sf.ema(0.5).update([GRADS], sf.ema(0.5).init(GRADS)),
+            "ema.update: the whole tree",
+        ),
+    ],
+    ids=["decay", "trees"],
+)
+def test_errors_name_what_does_not_fit(call: Any, text: str) -> None:
+    with pytest.raises(sf.ShardError) as caught:
+        call()
+    assert text in str(caught.value)
