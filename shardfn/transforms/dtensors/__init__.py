@@ -1,1 +1,3 @@
-"""DTensors inside a captured function, in place of torch's own calls."""
+"""Replacements of DTensor's methods and torch's collectives that Dynamo reads in a captured
+function.
+"""

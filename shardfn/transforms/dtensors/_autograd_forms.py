@@ -1,4 +1,4 @@
-"""The collectives of torch.distributed.nn.functional inside the code of one rank.
+"""torch.distributed.nn.functional's differentiable collectives, in per-rank code.
 
 Dynamo reads this.
 """
@@ -23,14 +23,14 @@ NAME = "torch.distributed.nn.functional"
 
 @_compat.read_by_dynamo
 def broadcast(tensor: torch.Tensor, src: Any, group: Any = None) -> torch.Tensor:
-    """The value of one rank, on all."""
+    """Run nn.functional.broadcast: return the tensor of rank src on all ranks."""
     axes, source = chosen(f"{NAME}.broadcast", group, src, None, "src")
     return of_rank(tensor, source, axes)
 
 
 @_compat.read_by_dynamo
 def gather(tensor: torch.Tensor, dst: Any = 0, group: Any = None) -> Any:
-    """The values of all ranks, on one. The others have zeros."""
+    """Run nn.functional.gather: rank dst gets the tensors of all ranks, the others get zeros."""
     what = f"{NAME}.gather"
     axes, target = chosen(what, group, dst, None, "dst")
     axes = group_ranks.ordered_axes(what, group)
@@ -41,7 +41,7 @@ def gather(tensor: torch.Tensor, dst: Any = 0, group: Any = None) -> Any:
 
 @_compat.read_by_dynamo
 def scatter(tensors: Any, src: Any = 0, group: Any = None) -> torch.Tensor:
-    """Each rank's own of the tensors that one rank has."""
+    """Run nn.functional.scatter: rank k gets `tensors[k]` of rank src."""
     what = f"{NAME}.scatter"
     axes, source = chosen(what, group, src, None, "src")
     axes = group_ranks.ordered_axes(what, group)
@@ -54,7 +54,9 @@ def scatter(tensors: Any, src: Any = 0, group: Any = None) -> torch.Tensor:
 
 @_compat.read_by_dynamo
 def reduce(tensor: torch.Tensor, dst: Any, op: Any = "sum", group: Any = None) -> torch.Tensor:
-    """The reduction, on one rank. The others keep their values, as constants."""
+    """Run nn.functional.reduce: rank dst gets the reduction, the others their own values as
+    constants.
+    """
     what = f"{NAME}.reduce"
     axes, target = chosen(what, group, dst, None, "dst")
     total = reduced(what, tensor, op, axes)
@@ -65,14 +67,14 @@ def reduce(tensor: torch.Tensor, dst: Any, op: Any = "sum", group: Any = None) -
 def reduce_scatter(
     output: torch.Tensor, input_list: Any, op: Any = "sum", group: Any = None
 ) -> torch.Tensor:
-    """Each rank's own of the reduced tensors of a list."""
+    """Run nn.functional.reduce_scatter: rank k gets the reduction of `input_list[k]`."""
     lists.reduce_scatter(output, input_list, op, group)
     return output
 
 
 @_compat.read_by_dynamo
 def all_gather(tensor: torch.Tensor, group: Any = None) -> Any:
-    """The tensors of all ranks."""
+    """Run nn.functional.all_gather: return the tensors of all ranks as a tuple."""
     axes = group_ranks.ordered_axes(f"{NAME}.all_gather", group)
     return tuple(ours.all_gather(tensor, axes).unbind(0))
 
@@ -81,14 +83,16 @@ def all_gather(tensor: torch.Tensor, group: Any = None) -> Any:
 def all_gather_base(
     output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any = None
 ) -> torch.Tensor:
-    """The tensors of all ranks, in one."""
+    """Run nn.functional._all_gather_base: gather the tensors of all ranks into one output."""
     plain.all_gather_into_tensor(output_tensor, input_tensor, group)
     return output_tensor
 
 
 @_compat.read_by_dynamo
 def all_to_all(output_tensor_list: Any, input_tensor_list: Any, group: Any = None) -> Any:
-    """A tensor from each rank, for one to each."""
+    """Run nn.functional.all_to_all: send one tensor of a list to each rank, and receive one from
+    each.
+    """
     lists.all_to_all_lists(output_tensor_list, input_tensor_list, group)
     return tuple(output_tensor_list)
 
@@ -101,14 +105,14 @@ def all_to_all_single(
     input_split_sizes: Any = None,
     group: Any = None,
 ) -> torch.Tensor:
-    """A part from each rank, for one to each."""
+    """Run nn.functional.all_to_all_single: exchange equal chunks of dim 0 with all ranks."""
     plain.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group)
     return output
 
 
 @_compat.read_by_dynamo
 def all_reduce(tensor: torch.Tensor, op: Any = "sum", group: Any = None) -> torch.Tensor:
-    """The reduction, on all ranks."""
+    """Run nn.functional.all_reduce: return the reduction on all ranks."""
     what = f"{NAME}.all_reduce"
     return reduced(what, tensor, op, groups.axes_of_group(what, group))
 

@@ -1,7 +1,6 @@
-"""The calls of DTensor inside a captured function, by the prims of per-rank code.
+"""DTensor's methods and factory functions inside a captured function, in terms of our prims.
 
-A DTensor is a global tensor, a local tensor is each rank's own. `from_local` and `to_local` lead
-from one to the other.
+A DTensor is a global tensor; `from_local` and `to_local` convert between it and local tensors.
 
 Dynamo reads this.
 """
@@ -69,7 +68,9 @@ def from_local(
 
 @_compat.read_by_dynamo
 def joined(x: torch.Tensor, rows: Any, shards: str) -> torch.Tensor:
-    """The DTensor of local tensors: of its placements as rows, and as text for the prims."""
+    """Make a DTensor of local tensors, with placements as (axis, size, placement) rows and as the
+    text that the prim takes.
+    """
     same = tuple([name for name, _, said in rows if said == "R"])
     x = _invariant(x, same) if same else x
     for name, n, said in rows:
@@ -90,7 +91,7 @@ def redistribute(
     forward_dtype: Any = None,
     backward_dtype: Any = None,
 ) -> torch.Tensor:
-    """DTensor.redistribute. Of an asynchronous one the result is awaited where it is read."""
+    """Run DTensor.redistribute. With async_op the program waits where the result is read."""
     what = "DTensor.redistribute"
     if placements is None:
         checks.refuse_option(what, "without placements", "x.redistribute(mesh, [Replicate()])")
@@ -110,7 +111,7 @@ def redistribute(
 
 @_compat.read_by_dynamo
 def _check_dtype(what: str, dtype: Any) -> None:
-    """Check the dtype in which a DTensor or its gradient is redistributed."""
+    """Refuse a forward_dtype or backward_dtype of redistribute that is no torch.dtype."""
     if dtype is not None and not isinstance(dtype, torch.dtype):
         got = f"a {type(dtype).__name__}"
         checks.refuse_option(what, got, "a dtype, such as torch.bfloat16")
@@ -118,7 +119,7 @@ def _check_dtype(what: str, dtype: Any) -> None:
 
 @_compat.read_by_dynamo
 def _placed(x: torch.Tensor, rows: Any, is_constraint: bool) -> torch.Tensor:
-    """A global tensor at placements, as a DTensor, or in `shard` as any other tensor."""
+    """Constrain a global tensor to placements; as a DTensor, or inside `shard` as a plain tensor."""
     text = checks.text_of(rows)
     y = placement.placed(x, text)
     return placement.unmarked(y) if is_constraint else y
@@ -126,8 +127,9 @@ def _placed(x: torch.Tensor, rows: Any, is_constraint: bool) -> torch.Tensor:
 
 @_compat.read_by_dynamo
 def to_local(x: torch.Tensor, placed: str | None, *, grad_placements: Any = None) -> torch.Tensor:
-    """DTensor.to_local. Its gradient is summed over ranks where they use it with values that
-    differ. Of a replicated one that meets plain arguments `grad_placements` says whether it is.
+    """Run DTensor.to_local. Where ranks use the local tensor with values that differ, its gradient
+    is summed over them; `grad_placements` decides for a replicated DTensor that meets plain
+    arguments.
     """
     what = "DTensor.to_local"
     rows = checks.rows_of(what, placed)
@@ -153,7 +155,7 @@ def to_local(x: torch.Tensor, placed: str | None, *, grad_placements: Any = None
 def _check_gradient(
     what: str, mesh: Any, placed: str | None, said: Any, shape: tuple[int, ...]
 ) -> None:
-    """Check the placements of a gradient, which change nothing otherwise."""
+    """Refuse `grad_placements` that the DTensor's mesh and shape do not allow."""
     if said is not None:
         what = f"{what}, grad_placements"
         checks.placed_on(what, mesh, placed, _said(what, said), shape)
@@ -163,7 +165,7 @@ def _check_gradient(
 def full_tensor(
     x: torch.Tensor, placed: str | None, *, grad_placements: Any = None
 ) -> torch.Tensor:
-    """DTensor.full_tensor."""
+    """Run DTensor.full_tensor: all-gather, and return the plain tensor."""
     what = "DTensor.full_tensor"
     if checks.is_constraint():
         rows = checks.placed_on(what, None, placed, None, kind(x)[0])
@@ -182,8 +184,8 @@ def distributed(
     *,
     src_data_rank: int | None = 0,
 ) -> torch.Tensor:
-    """distribute_tensor: the tensor of one rank of the mesh, or of all if `src_data_rank` is
-    None.
+    """Run distribute_tensor: shard the tensor of rank `src_data_rank`; if that is None, each rank
+    shards its own equal copy.
     """
     _check_tensor(DISTRIBUTE, tensor)
     if isinstance(tensor, DTensor):
@@ -203,7 +205,9 @@ def distributed(
 
 @_compat.read_by_dynamo
 def _source(rows: Any, rank: int) -> int:
-    """The number of the rank that has this number on each axis, as torch sends along each."""
+    """Return the linear rank whose coordinate is `rank` on every mesh axis, the sender of
+    distribute_tensor.
+    """
     number = 0
     for name, n, _ in rows:
         if not 0 <= rank < n:
@@ -215,26 +219,26 @@ def _source(rows: Any, rank: int) -> int:
 
 @_compat.read_by_dynamo
 def _invariant(x: torch.Tensor, axes: tuple[str, ...]) -> torch.Tensor:
-    """A tensor of which the code says that all ranks of some axes have the same."""
+    """Treat a local tensor as invariant over mesh axes, as the user's code states it."""
     return prims.as_invariant(x, print_axes(axes))
 
 
 @_compat.read_by_dynamo
 def placements_of(placed: str | None) -> tuple[Any, ...]:
-    """DTensor.placements."""
+    """Return DTensor.placements as torch's Placement objects."""
     rows = checks.rows_of("DTensor.placements", placed)
     return tuple([_placement(said) for _, _, said in rows])
 
 
 @_compat.read_by_dynamo
 def partial_of(placed: str | None) -> str:
-    """The placements of a DTensor that is Partial, as text. Empty for another one."""
+    """Return the printed placements of a Partial DTensor; "" for one that is not Partial."""
     return placed if placed is not None and "=P" in placed else ""
 
 
 @_compat.read_by_dynamo
 def spec_of(placed: str | None) -> Any:
-    """DTensor._spec, which is refused."""
+    """Refuse the private attribute DTensor._spec."""
     fix = "x.placements, x.device_mesh, x.shape and x.stride()"
     checks.refuse_option("DTensor._spec", "a private attribute", fix)
 
@@ -264,7 +268,7 @@ def _refuse_no_placements(what: str, got: str) -> None:
 
 @_compat.read_by_dynamo
 def _said(what: str, placements: Any) -> Any:
-    """Placements as constants, as `S0`, `R` or `Psum`. None stays None."""
+    """Print a list of torch Placements as constants that Dynamo carries: `S0`, `R` or `Psum`."""
     if placements is None:
         return None
     rows: Any = placements
@@ -286,7 +290,7 @@ def _one(what: str, p: Any) -> str:
 
 @_compat.read_by_dynamo
 def _check_tensor(what: str, x: Any) -> None:
-    """Check that a tensor is one."""
+    """Refuse a first argument that is no tensor."""
     if not isinstance(x, torch.Tensor):
         kind_of = type(x).__name__
         checks.refuse_option(what, f"its first argument is a {kind_of}", "a tensor")
@@ -294,7 +298,7 @@ def _check_tensor(what: str, x: Any) -> None:
 
 @_compat.read_by_dynamo
 def _reduced(x: torch.Tensor, axis: str, n: int, kind: str) -> torch.Tensor:
-    """The value whose terms the ranks of an axis hold."""
+    """Reduce the terms that the ranks of an axis hold, by sum, avg, max or min."""
     if kind in ("max", "min"):
         return prims.extremum(x, axis, kind)
     return prims.psum(x / n if kind == "avg" else x, axis, True)
@@ -302,7 +306,7 @@ def _reduced(x: torch.Tensor, axis: str, n: int, kind: str) -> torch.Tensor:
 
 @_compat.read_by_dynamo
 def _made(make: Any, name: str, size: tuple[Any, ...], options: Any) -> torch.Tensor:
-    """A DTensor that a function of a shape and a dtype makes."""
+    """Make a DTensor by a factory such as torch.zeros, after checking its size and placements."""
     what = f"torch.distributed.tensor.{name}"
     size = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
     shape = tuple([int(n) for n in size])
@@ -315,7 +319,7 @@ def _made(make: Any, name: str, size: tuple[Any, ...], options: Any) -> torch.Te
 
 
 def _factory(make: Any, name: str) -> Any:
-    """A function of torch.distributed.tensor that makes a DTensor of a shape."""
+    """Build the replacement of a factory of torch.distributed.tensor, such as `zeros`."""
 
     @_compat.read_by_dynamo
     def made(*size: Any, **options: Any) -> torch.Tensor:
@@ -326,7 +330,7 @@ def _factory(make: Any, name: str) -> Any:
 
 @_compat.read_by_dynamo
 def full(size: Any, fill_value: Any, **options: Any) -> torch.Tensor:
-    """torch.distributed.tensor.full."""
+    """Run torch.distributed.tensor.full."""
     make = lambda shape, dtype: torch.full(shape, fill_value, dtype=dtype)
     return _made(make, "full", (size,), options)
 

@@ -1,5 +1,5 @@
-"""The collectives of torch.distributed inside the code of one rank, by ours, which have
-derivatives.
+"""torch.distributed's collectives that write into a tensor, in per-rank code, in terms of our
+differentiable collectives.
 
 Dynamo reads this.
 """
@@ -24,7 +24,7 @@ REDUCE_SCATTER = "torch.distributed.reduce_scatter_tensor"
 def all_reduce(
     tensor: torch.Tensor, op: Any = "sum", group: Any = None, async_op: bool = False
 ) -> Any:
-    """torch.distributed.all_reduce."""
+    """Run torch.distributed.all_reduce, which writes into `tensor`."""
     what = "torch.distributed.all_reduce"
     value = reduced(what, tensor, op, groups.axes_of_group(what, group))
     return written(tensor, value, async_op)
@@ -37,7 +37,7 @@ def all_gather_into_tensor(
     group: Any = None,
     async_op: bool = False,
 ) -> Any:
-    """torch.distributed.all_gather_into_tensor."""
+    """Run torch.distributed.all_gather_into_tensor, which writes into `output_tensor`."""
     what = "torch.distributed.all_gather_into_tensor"
     axes = group_ranks.ordered_axes(what, group)
     value = ours.all_gather(input_tensor, axes)
@@ -52,7 +52,7 @@ def reduce_scatter_tensor(
     group: Any = None,
     async_op: bool = False,
 ) -> Any:
-    """torch.distributed.reduce_scatter_tensor."""
+    """Run torch.distributed.reduce_scatter_tensor, which writes into `output`."""
     axes = group_ranks.ordered_axes(REDUCE_SCATTER, group)
     value = scattered(REDUCE_SCATTER, input, op, axes, 0)
     return written(output, value, async_op)
@@ -67,7 +67,7 @@ def all_to_all_single(
     group: Any = None,
     async_op: bool = False,
 ) -> Any:
-    """torch.distributed.all_to_all_single, of equal splits."""
+    """Run torch.distributed.all_to_all_single of equal splits, which writes into `output`."""
     what = "torch.distributed.all_to_all_single"
     groups.check_splits(what, sizes(output_split_sizes), sizes(input_split_sizes))
     axes = group_ranks.ordered_axes(what, group)
@@ -76,7 +76,7 @@ def all_to_all_single(
 
 @_compat.read_by_dynamo
 def sizes(sizes: Any) -> Any:
-    """Split sizes as a constant."""
+    """Turn split sizes into a tuple, a constant of the graph; None if there are none."""
     return tuple(sizes) if sizes else None
 
 
@@ -88,7 +88,7 @@ def broadcast(
     async_op: bool = False,
     group_src: Any = None,
 ) -> Any:
-    """torch.distributed.broadcast."""
+    """Run torch.distributed.broadcast, which writes into `tensor`."""
     what = "torch.distributed.broadcast"
     axes, source = chosen(what, group, src, group_src, "src")
     return written(tensor, of_rank(tensor, source, axes), async_op)
@@ -103,7 +103,9 @@ def reduce(
     async_op: bool = False,
     group_dst: Any = None,
 ) -> Any:
-    """torch.distributed.reduce. The other ranks keep their tensor, of which torch says nothing."""
+    """Run torch.distributed.reduce. Ranks other than dst keep their tensor, which torch leaves
+    undefined.
+    """
     what = "torch.distributed.reduce"
     axes, target = chosen(what, group, dst, group_dst, "dst")
     total = reduced(what, tensor, op, axes)
@@ -113,14 +115,14 @@ def reduce(
 
 @_compat.read_by_dynamo
 def gather(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
-    """torch.distributed.gather, which is refused."""
+    """Refuse torch.distributed.gather, and advise all_gather."""
     fix = "dist.all_gather(outputs, x, group=group), with outputs on all ranks"
     groups.refuse_of_one("torch.distributed.gather", "gather_list", fix)
 
 
 @_compat.read_by_dynamo
 def scatter(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
-    """torch.distributed.scatter, which is refused."""
+    """Refuse torch.distributed.scatter, and advise nn.functional.scatter."""
     call = "torch.distributed.nn.functional.scatter(tensors, src, group)"
     fix = f"x = {call}, with tensors on all ranks"
     groups.refuse_of_one("torch.distributed.scatter", "scatter_list", fix)

@@ -1,4 +1,4 @@
-"""torch's collectives that return their results, inside the code of one rank.
+"""torch.distributed._functional_collectives and the ops below them, in per-rank code.
 
 Dynamo reads this.
 """
@@ -19,14 +19,14 @@ from ._reduced import chosen, of_rank, reduced, scattered, written
 
 @_compat.read_by_dynamo
 def all_reduce(self: torch.Tensor, reduceOp: str, group: Any, tag: str = "") -> Any:
-    """The functional all_reduce."""
+    """Run the functional collective all_reduce."""
     what = "all_reduce"
     return reduced(what, self, reduceOp, groups.axes_of_group(what, group))
 
 
 @_compat.read_by_dynamo
 def all_gather(self: torch.Tensor, gather_dim: int, group: Any, tag: str = "") -> Any:
-    """The functional all_gather_tensor."""
+    """Run the functional collective all_gather_tensor along `gather_dim`."""
     axes = group_ranks.ordered_axes("all_gather_tensor", group)
     return ours.all_gather(self, axes, axis=gather_dim, tiled=True)
 
@@ -35,7 +35,7 @@ def all_gather(self: torch.Tensor, gather_dim: int, group: Any, tag: str = "") -
 def reduce_scatter(
     self: torch.Tensor, reduceOp: str, scatter_dim: int, group: Any, tag: str = ""
 ) -> Any:
-    """The functional reduce_scatter_tensor."""
+    """Run the functional collective reduce_scatter_tensor along `scatter_dim`."""
     what = "reduce_scatter_tensor"
     axes = group_ranks.ordered_axes(what, group)
     return scattered(what, self, reduceOp, axes, scatter_dim)
@@ -45,7 +45,7 @@ def reduce_scatter(
 def all_to_all_single(
     self: torch.Tensor, output_split_sizes: Any, input_split_sizes: Any, group: Any, tag: str = ""
 ) -> Any:
-    """The functional all_to_all_single, of equal splits."""
+    """Run the functional collective all_to_all_single, of equal splits."""
     what = "all_to_all_single"
     groups.check_splits(what, sizes(output_split_sizes), sizes(input_split_sizes))
     axes = group_ranks.ordered_axes(what, group)
@@ -54,14 +54,14 @@ def all_to_all_single(
 
 @_compat.read_by_dynamo
 def broadcast(self: torch.Tensor, src: Any, group: Any, tag: str = "") -> Any:
-    """The functional broadcast, whose src is a number in the group."""
+    """Run the functional collective broadcast, whose src is a rank of the group."""
     axes, source = chosen("broadcast", group, None, src, "src")
     return of_rank(self, source, axes)
 
 
 @_compat.read_by_dynamo
 def permute_tensor(self: torch.Tensor, src_dst: Any, group: Any, tag: str = "") -> torch.Tensor:
-    """The functional permute_tensor: rank k sends to rank `src_dst[k]`."""
+    """Run the functional collective permute_tensor: rank k sends to rank `src_dst[k]`."""
     axes = group_ranks.ordered_axes("permute_tensor", group)
     groups.check_length("permute_tensor", "src_dst", len(src_dst), ours.axis_size(axes))
     return ppermute(self, axes, list(enumerate(src_dst)))
@@ -69,13 +69,13 @@ def permute_tensor(self: torch.Tensor, src_dst: Any, group: Any, tag: str = "") 
 
 @_compat.read_by_dynamo
 def all_reduce_coalesced(self: Any, reduceOp: str, group: Any, tag: str = "") -> Any:
-    """The functional all_reduce_coalesced."""
+    """Run the functional collective all_reduce_coalesced on a list of tensors."""
     return [all_reduce(x, reduceOp, group) for x in self]
 
 
 @_compat.read_by_dynamo
 def all_gather_coalesced(self: Any, group: Any, tag: str = "") -> Any:
-    """The functional all_gather_into_tensor_coalesced."""
+    """Run the functional collective all_gather_into_tensor_coalesced on a list of tensors."""
     return [all_gather(x, 0, group) for x in self]
 
 
@@ -83,7 +83,7 @@ def all_gather_coalesced(self: Any, group: Any, tag: str = "") -> Any:
 def reduce_scatter_coalesced(
     inputs: Any, reduceOp: str, scatter_dim: Any, group: Any, tag: str = ""
 ) -> Any:
-    """The functional reduce_scatter_tensor_coalesced."""
+    """Run the functional collective reduce_scatter_tensor_coalesced, one `scatter_dim` a tensor."""
     what = "reduce_scatter_tensor_coalesced"
     groups.check_length(what, "scatter_dim", len(scatter_dim), len(inputs))
     return [
@@ -93,51 +93,51 @@ def reduce_scatter_coalesced(
 
 @_compat.read_by_dynamo
 def all_gather_op(x: torch.Tensor, group_size: int, group_name: Any) -> Any:
-    """The op all_gather_into_tensor."""
+    """Run the op `_c10d_functional.all_gather_into_tensor`."""
     return all_gather(x, 0, group_name)
 
 
 @_compat.read_by_dynamo
 def reduce_scatter_op(x: torch.Tensor, reduce_op: str, group_size: int, group_name: Any) -> Any:
-    """The op reduce_scatter_tensor."""
+    """Run the op `_c10d_functional.reduce_scatter_tensor`."""
     return reduce_scatter(x, reduce_op, 0, group_name)
 
 
 @_compat.read_by_dynamo
 def all_gather_coalesced_op(xs: Any, group_size: int, group_name: Any) -> Any:
-    """The op all_gather_into_tensor_coalesced."""
+    """Run the op `_c10d_functional.all_gather_into_tensor_coalesced`."""
     return all_gather_coalesced(xs, group_name)
 
 
 @_compat.read_by_dynamo
 def reduce_scatter_coalesced_op(xs: Any, reduce_op: str, group_size: int, group_name: Any) -> Any:
-    """The op reduce_scatter_tensor_coalesced."""
+    """Run the op `_c10d_functional.reduce_scatter_tensor_coalesced`."""
     return [reduce_scatter(x, reduce_op, 0, group_name) for x in xs]
 
 
 @_compat.read_by_dynamo
 def all_reduce_in_place(x: torch.Tensor, reduce_op: str, group_name: Any) -> torch.Tensor:
-    """The op all_reduce_."""
+    """Run the op `_c10d_functional.all_reduce_`, which writes into its input."""
     written(x, all_reduce(x, reduce_op, group_name), False)
     return x
 
 
 @_compat.read_by_dynamo
 def broadcast_in_place(x: torch.Tensor, src: int, group_name: Any) -> torch.Tensor:
-    """The op broadcast_."""
+    """Run the op `_c10d_functional.broadcast_`, which writes into its input."""
     written(x, broadcast(x, src, group_name), False)
     return x
 
 
 @_compat.read_by_dynamo
 def all_reduce_coalesced_in_place(xs: Any, reduce_op: str, group_name: Any) -> Any:
-    """The op all_reduce_coalesced_."""
+    """Run the op `_c10d_functional.all_reduce_coalesced_`, which writes into its inputs."""
     return [all_reduce_in_place(x, reduce_op, group_name) for x in xs]
 
 
 @_compat.read_by_dynamo
 def wait_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """The functional wait_tensor: a value is there where it is read."""
+    """Run the functional wait_tensor, which returns its input: captured collectives are complete."""
     return tensor
 
 

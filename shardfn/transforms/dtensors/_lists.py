@@ -1,4 +1,4 @@
-"""The collectives of torch.distributed over lists of tensors, inside the code of one rank.
+"""torch.distributed's collectives over lists of tensors, and coalesced ones, in per-rank code.
 
 Dynamo reads this.
 """
@@ -24,7 +24,7 @@ ALL_GATHER = "torch.distributed.all_gather"
 def all_gather(
     tensor_list: Any, tensor: torch.Tensor, group: Any = None, async_op: bool = False
 ) -> Any:
-    """torch.distributed.all_gather."""
+    """Run torch.distributed.all_gather: write the tensor of rank k into `tensor_list[k]`."""
     axes = group_ranks.ordered_axes(ALL_GATHER, group)
     n = ours.axis_size(axes)
     parts = kinds(tensor_list)
@@ -43,7 +43,7 @@ def reduce_scatter(
     group: Any = None,
     async_op: bool = False,
 ) -> Any:
-    """torch.distributed.reduce_scatter."""
+    """Run torch.distributed.reduce_scatter: reduce `input_list[k]` to rank k, into `output`."""
     what = "torch.distributed.reduce_scatter"
     axes = group_ranks.ordered_axes(what, group)
     rows = stacked(what, "input_list", input_list, axes)
@@ -55,7 +55,7 @@ def reduce_scatter(
 def all_to_all_lists(
     output_tensor_list: Any, input_tensor_list: Any, group: Any = None, async_op: bool = False
 ) -> Any:
-    """torch.distributed.all_to_all, of tensors of one size."""
+    """Run torch.distributed.all_to_all on lists of tensors of one size."""
     what = "torch.distributed.all_to_all"
     axes = group_ranks.ordered_axes(what, group)
     rows = stacked(what, "input_tensor_list", input_tensor_list, axes)
@@ -71,7 +71,7 @@ def all_to_all_lists(
 
 @_compat.read_by_dynamo
 def stacked(what: str, argument: str, tensors: Any, axes: tuple[str, ...]) -> torch.Tensor:
-    """The tensors of a list, one for each rank of some axes, along a new first dim."""
+    """Stack a list of one tensor per rank along a new first dim, after checking its length."""
     n = ours.axis_size(axes)
     groups.check_parts(what, argument, kinds(tensors), None, n)
     return torch.stack(list(tensors))
@@ -81,7 +81,7 @@ def stacked(what: str, argument: str, tensors: Any, axes: tuple[str, ...]) -> to
 def all_reduce_coalesced(
     tensors: Any, op: Any = "sum", group: Any = None, async_op: bool = False
 ) -> Any:
-    """torch.distributed.all_reduce_coalesced."""
+    """Run torch.distributed.all_reduce_coalesced: all-reduce each tensor in place."""
     what = "torch.distributed.all_reduce_coalesced"
     axes = groups.axes_of_group(what, group)
     every = [tensors] if isinstance(tensors, torch.Tensor) else tensors
@@ -94,7 +94,7 @@ def all_reduce_coalesced(
 def all_gather_coalesced(
     output_tensor_lists: Any, input_tensor_list: Any, group: Any = None, async_op: bool = False
 ) -> Any:
-    """torch.distributed.all_gather_coalesced: for each rank, the list of its tensors."""
+    """Run torch.distributed.all_gather_coalesced, whose outputs are one list of tensors per rank."""
     what = "torch.distributed.all_gather_coalesced"
     axes = group_ranks.ordered_axes(what, group)
     n = ours.axis_size(axes)
@@ -109,7 +109,7 @@ def all_gather_coalesced(
 
 
 class Coalescing:
-    """The context of coalesced collectives. Each is done where it is written."""
+    """Stand in for the context manager of coalesced collectives, which run where they are called."""
 
     @_compat.read_by_dynamo
     def __init__(self) -> None:
@@ -125,12 +125,12 @@ class Coalescing:
 
     @_compat.read_by_dynamo
     def wait(self) -> None:
-        """Wait for the collectives."""
+        """Return at once: the coalesced collectives are complete."""
 
 
 @_compat.read_by_dynamo
 def coalescing(*args: Any, **options: Any) -> Coalescing:
-    """torch.distributed's manager of coalesced collectives."""
+    """Replace torch.distributed's `_coalescing_manager`."""
     return Coalescing()
 
 

@@ -1,4 +1,4 @@
-"""Losses of DTensors under torch's `loss_parallel`, whose labels may be plain tensors.
+"""torch's `loss_parallel` context: losses of class-sharded DTensors, whose labels may be plain.
 
 Dynamo reads this.
 """
@@ -18,7 +18,9 @@ from ...capture.dtensors import contexts, table
 
 @_compat.read_by_dynamo
 class InLossParallel:
-    """`with loss_parallel():`. Rules of shardfn compute the loss of sharded classes anyhow."""
+    """Stand in for `with loss_parallel():`. Sharding rules handle sharded classes with or without
+    it.
+    """
 
     def __init__(self) -> None:
         pass
@@ -32,26 +34,26 @@ class InLossParallel:
 
 @_compat.read_by_dynamo
 def in_loss_parallel() -> InLossParallel:
-    """torch.distributed.tensor.parallel.loss_parallel."""
+    """Replace torch.distributed.tensor.parallel.loss_parallel."""
     return InLossParallel()
 
 
 @_compat.read_by_dynamo
 def labels(input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The labels of a loss. Plain ones are the same on all ranks, as loss_parallel takes them."""
+    """Replicate the plain labels of a loss inside loss_parallel, which are equal on all ranks."""
     if not contexts.is_in_loss():
         return target
     if isinstance(target, DTensor) or not isinstance(input, DTensor):
         return target
-    said = tuple([_said(p) for p in input.placements])
-    contexts.refuse_sharded(said, input.dim())
-    placements = [Replicate() for _ in said]
+    dims = tuple([_sharded_dim(p) for p in input.placements])
+    contexts.refuse_sharded(dims, input.dim())
+    placements = [Replicate() for _ in dims]
     return DTensor.from_local(target, input.device_mesh, placements)
 
 
 @_compat.read_by_dynamo
-def _said(p: Any) -> int | None:
-    """The dim that a placement shards, if it shards one."""
+def _sharded_dim(p: Any) -> int | None:
+    """Return the tensor dim that a placement shards, or None."""
     return p.dim if p.is_shard() else None
 
 

@@ -1,6 +1,6 @@
-"""Calls of modules of fully_shard: their parameters are DTensors that the function closes over, and
-propagation gathers them where it is due. A policy of mixed precision casts them while their module
-runs, before they are gathered.
+"""Hooks of fully_shard modules inside a captured function. Parameters are closed-over DTensors, and
+propagation all-gathers them where needed. A MixedPrecisionPolicy casts them before the all-gather,
+while their module runs.
 
 Dynamo reads this.
 """
@@ -24,7 +24,7 @@ from ...ops.text_formats import print_axes
 
 @_compat.read_by_dynamo
 def pre_forward(state: Any, module: Any, args: Any, kwargs: Any) -> Any:
-    """The hook before the forward, which casts the inputs, and gathers the parameters."""
+    """Replace FSDP's pre-forward hook: cast the inputs, and all-gather the parameters."""
     policy = fsdp_hooks.policy_of(state)
     is_own = not checks.is_constraint() and not _has_dtensors(args, kwargs)
     _compat.for_a_while(_enter, state, policy, is_own)
@@ -36,7 +36,7 @@ def pre_forward(state: Any, module: Any, args: Any, kwargs: Any) -> Any:
 
 @_compat.read_by_dynamo
 def post_forward(state: Any, module: Any, input: Any, output: Any) -> Any:
-    """The hook after the forward, which frees the gathered parameters, and casts the results."""
+    """Replace FSDP's post-forward hook: restore the sharded parameters, and cast the output."""
     policy = fsdp_hooks.policy_of(state)
     _compat.for_a_while(_leave, state)
     if policy.output_dtype is not None:
@@ -46,29 +46,29 @@ def post_forward(state: Any, module: Any, input: Any, output: Any) -> Any:
 
 @_compat.read_by_dynamo
 def pre_forward_of_group(hook: Any, module: Any, args: Any, kwargs: Any) -> Any:
-    """The hook before the forward of one module of fully_shard([a, b])."""
+    """Replace the pre-forward hook of one module of a `fully_shard([a, b])` group."""
     return pre_forward(fsdp_hooks.state_of(hook), module, args, kwargs)
 
 
 @_compat.read_by_dynamo
 def post_forward_of_group(hook: Any, module: Any, input: Any, output: Any) -> Any:
-    """The hook after the forward of one module of fully_shard([a, b])."""
+    """Replace the post-forward hook of one module of a `fully_shard([a, b])` group."""
     return post_forward(fsdp_hooks.state_of(hook), module, input, output)
 
 
 @_compat.read_by_dynamo
 def _has_dtensors(args: Any, kwargs: Any) -> bool:
-    """Whether a module is called with DTensors, so it computes with global tensors."""
+    """Return whether a module is called with DTensors, and so computes on global tensors."""
     leaves = _tree.quick_leaves((args, kwargs))
-    found = [isinstance(x, DTensor) for x in leaves]
-    return any(found)
+    flags = [isinstance(x, DTensor) for x in leaves]
+    return any(flags)
 
 
 @_compat.read_by_dynamo
 def _enter(state: Any, policy: Any, is_own: bool) -> None:
-    """Give the modules their parameters in the dtype of the computation, of each rank's own
-    tensors gathered ones. A module of theirs that runs meanwhile finds them there. Where nothing
-    is changed nothing is written, as bodies of loops and branches need it.
+    """Replace the parameters of modules by those of the compute dtype, all-gathered in per-rank
+    code, until `_leave`. A nested module that runs meanwhile reads the replaced ones. Nothing is
+    written where nothing changes: bodies of loops and branches may not write.
     """
     runs = getattr(state, fsdp_hooks.RUNS, [])
     before = _replaced(state, policy, is_own) if not runs else []
@@ -78,7 +78,7 @@ def _enter(state: Any, policy: Any, is_own: bool) -> None:
 
 @_compat.read_by_dynamo
 def _replaced(state: Any, policy: Any, is_own: bool) -> list[Any]:
-    """The parameters of modules before they are replaced: module, name, tensor."""
+    """Replace the parameters of modules, and return (module, name, tensor before) for each."""
     before = []
     for group in fsdp_hooks.groups_of(state):
         factor = group.gradient_divide_factor
@@ -96,25 +96,25 @@ def _replaced(state: Any, policy: Any, is_own: bool) -> list[Any]:
 
 @_compat.read_by_dynamo
 def _gathered(x: Any, factor: float | None) -> torch.Tensor:
-    """A parameter as each rank computes with it. Its gradient is the mean over ranks, or their sum
-    divided by a factor.
+    """All-gather a parameter for per-rank code. Its gradient is the mean over ranks, or the sum
+    divided by `factor` if the user set one.
     """
     rows = checks.axes_here()
     axes = [name for name, _ in rows]
     sizes = [n for _, n in rows]
     everywhere = [Replicate()] * len(axes)
     terms = [Partial()] * len(axes)
-    whole = x.redistribute(placements=everywhere)
-    own = whole.to_local(grad_placements=terms)
-    own = placement.shared(own, placement.GATHERED)
-    own = prims.vary(own, print_axes(axes))
+    replicated = x.redistribute(placements=everywhere)
+    local = replicated.to_local(grad_placements=terms)
+    local = placement.shared(local, placement.GATHERED)
+    local = prims.vary(local, print_axes(axes))
     divisor = math.prod(sizes) if factor is None else factor
-    return placement.scaled(own, 1 / divisor)
+    return placement.scaled(local, 1 / divisor)
 
 
 @_compat.read_by_dynamo
 def _leave(state: Any) -> None:
-    """Give the modules their parameters back."""
+    """Restore the parameters that `_enter` replaced."""
     runs = getattr(state, fsdp_hooks.RUNS, [])
     if not runs:
         return
@@ -128,7 +128,7 @@ def _leave(state: Any) -> None:
 
 @_compat.read_by_dynamo
 def _is_cast(own: torch.dtype, policy: Any) -> bool:
-    """Whether a policy casts a parameter, or its gradient."""
+    """Return whether a MixedPrecisionPolicy casts a parameter of this dtype, or its gradient."""
     if not own.is_floating_point:
         return False
     compute = own if policy.param_dtype is None else policy.param_dtype
@@ -138,8 +138,8 @@ def _is_cast(own: torch.dtype, policy: Any) -> bool:
 
 @_compat.read_by_dynamo
 def _computed_with(x: torch.Tensor, policy: Any) -> torch.Tensor:
-    """A parameter in the dtype of the computation. The casts of its gradient are those of
-    FSDP: the sum over ranks is one of the dtype in which it is reduced.
+    """Cast a parameter to the policy's param_dtype, so that its gradient is reduced over ranks in
+    reduce_dtype, as FSDP does.
     """
     compute, reduce = policy.param_dtype, policy.reduce_dtype
     own = x.dtype
@@ -155,10 +155,10 @@ def _computed_with(x: torch.Tensor, policy: Any) -> torch.Tensor:
 
 @_compat.constant_in_graph
 def _check_reduced(own: str, compute: str, reduce: str) -> None:
-    """Check that a gradient can be reduced in a dtype.
+    """Refuse a reduce_dtype that two casts of the parameter cannot give to its gradient.
 
     Raises:
-        CaptureError: it cannot.
+        CaptureError: reduce_dtype is neither the dtype of the parameter nor of the computation.
     """
     if reduce in (own, compute):
         return
@@ -178,10 +178,10 @@ def _check_reduced(own: str, compute: str, reduce: str) -> None:
 
 @_compat.constant_in_graph
 def _check(factor: float | None, has_hook: bool) -> None:
-    """Check that gradients are those of the function.
+    """Refuse FSDP modules that change gradients: a divide factor, or an all-reduce hook.
 
     Raises:
-        CaptureError: the user has FSDP change them.
+        CaptureError: the module has a gradient divide factor or an all-reduce hook.
     """
     if factor is not None:
         checks.refuse_option(
@@ -199,7 +199,7 @@ def _check(factor: float | None, has_hook: bool) -> None:
 
 @_compat.read_by_dynamo
 def _cast(dtype: torch.dtype, tree: Any) -> Any:
-    """A tree with its floating tensors in a dtype."""
+    """Cast the floating-point tensors of a tree to a dtype."""
     return fsdp_hooks.of_tensors(lambda x: x.to(dtype) if x.is_floating_point() else x, tree)
 
 

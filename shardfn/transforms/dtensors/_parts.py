@@ -1,5 +1,5 @@
-"""DTensors on a part of the mesh, as `mesh["tp"]`, among the arguments and results of the code of
-one rank: each rank's own tensors, which make a DTensor on the axes of the part alone.
+"""DTensors on a submesh such as `mesh["tp"]`, as arguments and results of per-rank code: the local
+tensor enters per-rank code, and becomes a DTensor on the axes of the submesh alone.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ._calls import joined, to_local
 
 
 def own_of(name: str, path: str, x: DTensor, mesh: Any) -> torch.Tensor:
-    """Each rank's own tensor of an argument that is a DTensor on a part of a mesh.
+    """Return the local tensor of an argument that is a DTensor on a submesh.
 
     Raises:
-        PlacementError: its shards have different sizes.
+        PlacementError: the shards have different sizes.
     """
     checks.refuse_uneven_part(f"{name}, argument {path}", path, x)
     return own_of_part(x, mesh)
@@ -33,8 +33,8 @@ def own_of(name: str, path: str, x: DTensor, mesh: Any) -> torch.Tensor:
 
 @_compat.constant_in_graph
 def rows_of_part(text: str, axes: Any) -> Any:
-    """The axes of a DTensor of an argument, their sizes and its placements, if it is on a part of
-    the mesh; else nothing.
+    """Parse the text of an argument DTensor into (axis, size, placement) rows if it is on a
+    submesh; return () if it is on all axes of the mesh.
     """
     sizes = dict(axes)
     rows = tuple((name, sizes[name], said) for name, said in parse_placed(text))
@@ -44,7 +44,7 @@ def rows_of_part(text: str, axes: Any) -> Any:
 
 @_compat.read_by_dynamo
 def entering(x: torch.Tensor, rows: Any, axes: Any) -> torch.Tensor:
-    """Each rank's own tensor as a DTensor on a part of the mesh."""
+    """Make a DTensor on a submesh of the local tensor of an argument."""
     shards = print_shards([(name, n, 0) for name, n in axes])
     x = placement.shared(prims.to_local(x, shards).squeeze(0), placement.PART)
     local = tuple([int(n) for n in x.shape])
@@ -54,30 +54,31 @@ def entering(x: torch.Tensor, rows: Any, axes: Any) -> torch.Tensor:
 
 @_compat.read_by_dynamo
 def closed_over(x: torch.Tensor, text: str) -> torch.Tensor:
-    """Each rank's own tensor, of a DTensor on a part of the mesh that the function closes over."""
+    """Make a DTensor on a submesh of the local tensor of a DTensor that the function closes over."""
     axes = checks.axes_here()
     return entering(x, rows_of_part(text, axes), axes)
 
 
 @_compat.read_by_dynamo
 def said(x: torch.Tensor) -> str:
-    """The placements and the shape of a DTensor on a part of the mesh, as text; else nothing."""
+    """Print the placements and shape of a result DTensor on a submesh; "" for any other DTensor."""
     part = x._part  # type: ignore[attr-defined]  # of capture/dtensors/table.py
     return print_part(part, numbers(x)) if part else ""
 
 
 @_compat.read_by_dynamo
 def leaving(x: torch.Tensor) -> torch.Tensor:
-    """Each rank's own tensor of a DTensor on a part of the mesh."""
+    """Return the local tensor of a result DTensor on a submesh; other DTensors as they are."""
     part = x._part  # type: ignore[attr-defined]
     return to_local(x, part) if part else x
 
 
 def of_part(x: torch.Tensor, text: str, mesh: Any) -> DTensor:
-    """The DTensor on a part of the mesh of each rank's own tensor.
+    """Build the user's result, a DTensor on a submesh, from its local tensor and printed
+    placements.
 
     Raises:
-        PlacementError: in a simulated world, if the parts hold different values.
+        PlacementError: in a simulated world, if the submeshes hold different values.
     """
     placed, shape = parse_part(text)
     rows = parse_placed(placed)

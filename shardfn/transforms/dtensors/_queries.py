@@ -1,4 +1,5 @@
-"""Questions about ranks and groups inside the code of one rank, whose answers differ by rank.
+"""Rank numbers, group members and mesh coordinates in per-rank code, as tensors that differ by
+rank.
 
 Dynamo reads this.
 """
@@ -21,8 +22,8 @@ from ._reduced import looked_up
 
 @_compat.read_by_dynamo
 def rank(group: Any = None) -> Any:
-    """torch.distributed.get_rank, as a tensor: ranks share one program. -1 of a group that no
-    rank is in.
+    """Run torch.distributed.get_rank. The number is a tensor, since all ranks share one program; it
+    is -1 for a group without members.
     """
     what = "torch.distributed.get_rank"
     if group_ranks.is_nobody(group):
@@ -36,28 +37,28 @@ def rank(group: Any = None) -> Any:
 
 @_compat.read_by_dynamo
 def ranks_of_group(group: Any = None) -> Any:
-    """torch.distributed.get_process_group_ranks: numbers, or where ranks have other groups,
-    tensors.
+    """Run torch.distributed.get_process_group_ranks: ints, or tensors where the groups of ranks
+    differ.
     """
     every = group_ranks.of_all(group)
     if every is not None:
         return list(every)
     what = "torch.distributed.get_process_group_ranks"
     axes = groups.axes_of_group(what, group)
-    found = [looked_up(column) for column in group_ranks.columns(axes)]
-    group_ranks.note_ranks(group, *found)
-    return found
+    members = [looked_up(column) for column in group_ranks.columns(axes)]
+    group_ranks.note_ranks(group, *members)
+    return members
 
 
 @_compat.read_by_dynamo
 def name_of_ranks(ranks: Any, tag: str) -> str:
-    """torch.distributed.distributed_c10d._resolve_group_name_by_ranks_and_tag."""
+    """Run distributed_c10d._resolve_group_name_by_ranks_and_tag."""
     return group_ranks.name_of_ranks(tag, *ranks)
 
 
 @_compat.read_by_dynamo
 def global_rank(group: Any, group_rank: Any) -> Any:
-    """torch.distributed.get_global_rank: a number, or where ranks have other groups, a tensor."""
+    """Run torch.distributed.get_global_rank: an int, or a tensor where the groups of ranks differ."""
     if group_ranks.of_all(group) is not None:
         return group_rank
     what = "torch.distributed.get_global_rank"
@@ -71,7 +72,7 @@ def global_rank(group: Any, group_rank: Any) -> Any:
 
 @_compat.read_by_dynamo
 def group_rank(group: Any, global_rank: Any) -> Any:
-    """torch.distributed.get_group_rank, of the group of all ranks."""
+    """Run torch.distributed.get_group_rank for the group of all ranks."""
     what = "torch.distributed.get_group_rank"
     is_tensor = isinstance(global_rank, torch.Tensor)
     if is_tensor and group_ranks.of_all(group) is not None:
@@ -81,13 +82,13 @@ def group_rank(group: Any, global_rank: Any) -> Any:
 
 @_compat.read_by_dynamo
 def is_outside(group: Any) -> bool:
-    """Whether this rank is not in a group."""
+    """Return whether this rank is outside of a group."""
     return group_ranks.is_outside("torch.distributed._rank_not_in_group", group)
 
 
 @_compat.read_by_dynamo
 def local_rank(mesh: Any, mesh_dim: Any = None) -> torch.Tensor:
-    """DeviceMesh.get_local_rank, as a tensor."""
+    """Run DeviceMesh.get_local_rank; the result is a tensor."""
     what = "get_local_rank"
     rank_numbers.note_call(what)
     return _index(groups.axes_of_mesh(what, mesh, mesh_dim))
@@ -95,7 +96,7 @@ def local_rank(mesh: Any, mesh_dim: Any = None) -> torch.Tensor:
 
 @_compat.read_by_dynamo
 def rank_of_world(mesh: Any) -> torch.Tensor:
-    """DeviceMesh.get_rank, as a tensor: the rank of the world, also of a part of a mesh."""
+    """Run DeviceMesh.get_rank: the global rank as a tensor, on a submesh too."""
     what = "get_rank"
     rank_numbers.note_call(what)
     groups.axes_of_mesh(what, mesh, None)
@@ -104,7 +105,7 @@ def rank_of_world(mesh: Any) -> torch.Tensor:
 
 @_compat.read_by_dynamo
 def coordinate(mesh: Any) -> list[torch.Tensor]:
-    """DeviceMesh.get_coordinate, as tensors."""
+    """Run DeviceMesh.get_coordinate; one tensor per mesh axis."""
     what = "get_coordinate"
     rank_numbers.note_call(what)
     axes = groups.axes_of_mesh(what, mesh, None)
@@ -113,13 +114,13 @@ def coordinate(mesh: Any) -> list[torch.Tensor]:
 
 @_compat.read_by_dynamo
 def size(mesh: Any, mesh_dim: Any = None) -> int:
-    """DeviceMesh.size, a number."""
+    """Run DeviceMesh.size, an int."""
     return groups.size_of_mesh(mesh, mesh_dim)
 
 
 @_compat.read_by_dynamo
 def every_group(mesh: Any) -> list[Any]:
-    """DeviceMesh.get_all_groups."""
+    """Run DeviceMesh.get_all_groups."""
     return [mesh.get_group(k) for k in range(mesh.ndim)]
 
 

@@ -1,5 +1,5 @@
-"""The parts of torch's collectives: a reduction by any op, one rank's value, a result that is
-written.
+"""What all forms of torch's collectives share: reduce by any op, send the value of one rank to all,
+write a result into an output tensor.
 
 Dynamo reads this.
 """
@@ -22,7 +22,7 @@ BITWISE = {"band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bit
 
 
 class Done:
-    """The handle of a collective that was started asynchronously. It is done where it is read."""
+    """Stand in for the `Work` handle of an `async_op=True` collective, which is already complete."""
 
     @_compat.read_by_dynamo
     def __init__(self) -> None:
@@ -30,22 +30,22 @@ class Done:
 
     @_compat.read_by_dynamo
     def wait(self, timeout: Any = None) -> bool:
-        """Wait for the collective."""
+        """Return at once: the collective is complete."""
         return True
 
     @_compat.read_by_dynamo
     def is_completed(self) -> bool:
-        """Whether the collective is done."""
+        """Return True: the collective is complete."""
         return True
 
     @_compat.read_by_dynamo
     def is_success(self) -> bool:
-        """Whether it is done without an error."""
+        """Return True: a captured collective raises no error."""
         return True
 
     @_compat.read_by_dynamo
     def get_future(self) -> Any:
-        """The future of the collective, which is refused."""
+        """Refuse `work.get_future()`, whose callbacks would run outside of the program."""
         what = "get_future of a collective"
         fix = "work.wait(), and then what the callback does"
         checks.refuse_option(what, "callbacks run outside of the program", fix)
@@ -53,7 +53,9 @@ class Done:
 
 @_compat.read_by_dynamo
 def written(out: torch.Tensor, value: torch.Tensor, async_op: bool) -> Any:
-    """Write the result of a collective. Under no_grad a tensor keeps its derivative."""
+    """Write the result of a collective into its output tensor. Under no_grad the output keeps its
+    derivative, as in torch.
+    """
     value = value.reshape(out.shape)
     if torch.is_grad_enabled() or trace.is_in_rule():
         _compat.overwrite(out, value)
@@ -64,7 +66,9 @@ def written(out: torch.Tensor, value: torch.Tensor, async_op: bool) -> Any:
 
 @_compat.read_by_dynamo
 def reduced(what: str, x: torch.Tensor, op: Any, axes: tuple[str, ...]) -> Any:
-    """The reduction over axes, of the dtype of the tensor, which may be written to later."""
+    """All-reduce a tensor over mesh axes by torch's reduce op, in the dtype of the tensor. The
+    result does not alias x, which may be written to later.
+    """
     kind = groups.reduction(what, op, x.dtype)
     if kind == "avg":
         return ours.pmean(x, axes)
@@ -81,7 +85,9 @@ def reduced(what: str, x: torch.Tensor, op: Any, axes: tuple[str, ...]) -> Any:
 
 @_compat.read_by_dynamo
 def scattered(what: str, x: torch.Tensor, op: Any, axes: tuple[str, ...], dim: int) -> torch.Tensor:
-    """Each rank's chunk along a dim of the reduction over axes."""
+    """Reduce-scatter: reduce over mesh axes by torch's reduce op, and keep this rank's chunk of a
+    dim.
+    """
     kind = groups.reduction(what, op, x.dtype)
     if kind in ("sum", "avg") and x.dtype != torch.bool:
         total = psum_scatter(x, axes, scatter_dimension=dim, tiled=True)
@@ -93,7 +99,7 @@ def scattered(what: str, x: torch.Tensor, op: Any, axes: tuple[str, ...], dim: i
 
 @_compat.read_by_dynamo
 def _of_rows(rows: torch.Tensor, kind: str) -> torch.Tensor:
-    """(n, ...) -> (...): the reduction of what n ranks have, of the same dtype."""
+    """Reduce the stacked values of n ranks, (n, ...) -> (...), locally and in the same dtype."""
     if kind in BITWISE:
         total = rows[0]
         for k in range(1, rows.shape[0]):
@@ -108,7 +114,7 @@ def _of_rows(rows: torch.Tensor, kind: str) -> torch.Tensor:
 
 @_compat.read_by_dynamo
 def of_rank(x: torch.Tensor, source: Any, axes: tuple[str, ...]) -> torch.Tensor:
-    """The value of one rank of some axes, on all of them.
+    """Broadcast the value of one rank to all ranks of some mesh axes.
 
     Args:
         x: the value.
@@ -123,8 +129,8 @@ def of_rank(x: torch.Tensor, source: Any, axes: tuple[str, ...]) -> torch.Tensor
 
 @_compat.read_by_dynamo
 def chosen(what: str, group: Any, src: Any, group_src: Any, name: str) -> Any:
-    """The axes of a group, and the rank of it that sends or receives, for `of_rank`. A rank of
-    the world may be a tensor, as `dist.get_global_rank` is.
+    """Resolve the group and the src or dst argument of a rooted collective to (mesh axes, root
+    rank), for `of_rank`. A global rank may be a tensor, as `dist.get_global_rank` returns.
     """
     if isinstance(src, torch.Tensor):
         axes = groups.axes_of_group(what, group)
@@ -138,16 +144,14 @@ def chosen(what: str, group: Any, src: Any, group_src: Any, name: str) -> Any:
 
 @_compat.read_by_dynamo
 def is_chosen(axes: tuple[str, ...], source: Any) -> torch.Tensor:
-    """Whether this rank is the one that `chosen` names."""
+    """Return whether this rank is the root that `chosen` resolved, as a bool tensor."""
     is_number = isinstance(source, int)
     return ours.axis_index(axes) == source if is_number else source
 
 
 @_compat.read_by_dynamo
 def looked_up(column: tuple[int, ...]) -> torch.Tensor:
-    """A number that each rank of the mesh has of its own, of those of all ranks in row-major
-    order.
-    """
+    """Look up this rank's entry in a table of one number per rank, in row-major order of the mesh."""
     axes, rows = group_ranks.by_axes(column)
     place = ours.axis_index(axes)
     every = torch.tensor(rows, device=place.device)
