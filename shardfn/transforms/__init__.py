@@ -21,14 +21,14 @@ from .derivatives._jacobian import hessian, jacfwd, jacrev
 from .derivatives._residuals import Residual, Residuals, saved_residuals
 from .derivatives._vjp_jvp import jvp, linearize, vjp
 from .dtensors import (  # noqa: F401  (enter them in a table)
-    _autograd_forms,
-    _calls,
     _collectives,
-    _functional,
-    _lists,
-    _losses,
-    _modules,
-    _queries,
+    _dtensor_methods,
+    _fully_shard_hooks,
+    _functional_collectives,
+    _list_collectives,
+    _loss_parallel,
+    _nn_functional,
+    _rank_queries,
 )
 from .proofs._budget import assert_comms, explain
 from .proofs._check import check

@@ -15,7 +15,7 @@ from ... import _compat
 from ...capture.dtensors import group_ranks, groups, table
 from ..sharding import _collectives as ours
 from ..sharding._scatter import all_to_all
-from ._reduced import chosen, is_chosen, of_rank, reduced, scattered, written
+from ._collective_values import chosen, is_chosen, of_rank, reduced, scattered, written
 
 REDUCE_SCATTER = "torch.distributed.reduce_scatter_tensor"
 

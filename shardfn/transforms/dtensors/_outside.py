@@ -20,7 +20,7 @@ from ...runtime.arguments.dynamic import ATTRIBUTE, Dims, dims_of, marked
 from ...simulated import SimulatedTensor, UnreadTensor, dtensors, is_on_part, shown
 from ...types import ShapeDtype
 from ...world import current_world
-from ._parts import of_part, own_of
+from ._submesh_dtensors import of_part, own_of
 
 OF_RANKS = SimulatedTensor, UnreadTensor
 

@@ -23,7 +23,7 @@ from ...ops.text_formats import parse_held, print_axes, print_shards, print_spec
 from ...runtime import Around, Followed, Request
 from ...runtime.options import Differentiated
 from ..derivatives._outside import differentiated
-from . import _parts
+from . import _submesh_dtensors
 from ._outside import entering, leaving
 
 
@@ -119,9 +119,9 @@ def _entering(x: Any, text: str, axes: Any) -> Any:
         own = [placement.placed(getattr(x, k), t) for k, t in zip(names, texts, strict=True)]
         return _compat.closed(holders.shell(x, tuple(x.shape)), own)
     if text:
-        rows = _parts.rows_of_part(text, axes)
+        rows = _submesh_dtensors.rows_of_part(text, axes)
         if rows:
-            return _parts.entering(x, rows, axes)
+            return _submesh_dtensors.entering(x, rows, axes)
         return placement.placed(x, text)
     if names:
         shell = holders.shell(x, tuple(x.shape)[1:])
@@ -137,7 +137,7 @@ def _said(x: Any) -> str:
     """The text of a result."""
     if not isinstance(x, DTensor):
         return ""
-    return _parts.said(x) or f" {x._partial}"
+    return _submesh_dtensors.said(x) or f" {x._partial}"
 
 
 @_compat.read_by_dynamo
@@ -146,7 +146,7 @@ def _leaving(x: Any, axes: Any) -> Any:
     if not isinstance(x, torch.Tensor):
         return x
     is_placed = isinstance(x, DTensor)
-    x = _parts.leaving(x) if is_placed else x
+    x = _submesh_dtensors.leaving(x) if is_placed else x
     if is_placed and isinstance(x, DTensor):
         return placement.returned(x)
     if names := holders.held(x):

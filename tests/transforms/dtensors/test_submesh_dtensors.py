@@ -131,4 +131,4 @@ def test_a_closed_over_one_in_uneven_shards_is_refused(mesh: Any) -> None:
     text = str(caught.value)
     assert text.startswith("a DTensor that the function closes over: a DTensor on a part")
     assert "(tp=2), in shards of different sizes" in text
-    assert "test_parts.py" in text
+    assert "test_submesh_dtensors.py" in text

@@ -17,7 +17,7 @@ from ...capture.dtensors.flattened import flatten
 from ...capture.refusals import rank_numbers
 from ...capture.shard_map import axis_names
 from ..sharding._axis_names import linear_index
-from ._reduced import looked_up
+from ._collective_values import looked_up
 
 
 @_compat.read_by_dynamo
@@ -58,7 +58,9 @@ def name_of_ranks(ranks: Any, tag: str) -> str:
 
 @_compat.read_by_dynamo
 def global_rank(group: Any, group_rank: Any) -> Any:
-    """Run torch.distributed.get_global_rank: an int, or a tensor where the groups of ranks differ."""
+    """Run torch.distributed.get_global_rank: an int, or a tensor where the groups of
+    ranks differ.
+    """
     if group_ranks.of_all(group) is not None:
         return group_rank
     what = "torch.distributed.get_global_rank"

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 import shardfn as sf
 from shardfn.capture.dtensors import table
 from shardfn.simulated import SimulatedTensor
-from shardfn.transforms.dtensors import _calls as calls
+from shardfn.transforms.dtensors import _dtensor_methods as calls
 
 X = torch.ones(6, 4)
 S, R = Shard(0), Replicate()

@@ -13,8 +13,8 @@ from ... import _compat
 from ...capture.dtensors import group_ranks, groups, table
 from ..sharding import _collectives as ours
 from ..sharding._scatter import all_to_all, ppermute
+from ._collective_values import chosen, of_rank, reduced, scattered, written
 from ._collectives import sizes
-from ._reduced import chosen, of_rank, reduced, scattered, written
 
 
 @_compat.read_by_dynamo
@@ -137,7 +137,9 @@ def all_reduce_coalesced_in_place(xs: Any, reduce_op: str, group_name: Any) -> A
 
 @_compat.read_by_dynamo
 def wait_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Run the functional wait_tensor, which returns its input: captured collectives are complete."""
+    """Run the functional wait_tensor, which returns its input: captured collectives are
+    complete.
+    """
     return tensor
 
 

@@ -18,7 +18,7 @@ from ...ops.text_formats import parse_part, parse_placed, print_part, print_shar
 from ...partition.layout import dense_strides
 from ...simulated import dtensors, of_one_part, own_of_part
 from .._paired import numbers
-from ._calls import joined, to_local
+from ._dtensor_methods import joined, to_local
 
 
 def own_of(name: str, path: str, x: DTensor, mesh: Any) -> torch.Tensor:
@@ -54,7 +54,9 @@ def entering(x: torch.Tensor, rows: Any, axes: Any) -> torch.Tensor:
 
 @_compat.read_by_dynamo
 def closed_over(x: torch.Tensor, text: str) -> torch.Tensor:
-    """Make a DTensor on a submesh of the local tensor of a DTensor that the function closes over."""
+    """Make a DTensor on a submesh of the local tensor of a DTensor that the function
+    closes over.
+    """
     axes = checks.axes_here()
     return entering(x, rows_of_part(text, axes), axes)
 

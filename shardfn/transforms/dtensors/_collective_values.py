@@ -22,7 +22,9 @@ BITWISE = {"band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bit
 
 
 class Done:
-    """Stand in for the `Work` handle of an `async_op=True` collective, which is already complete."""
+    """Stand in for the `Work` handle of an `async_op=True` collective, which is already
+    complete.
+    """
 
     @_compat.read_by_dynamo
     def __init__(self) -> None:
@@ -151,7 +153,9 @@ def is_chosen(axes: tuple[str, ...], source: Any) -> torch.Tensor:
 
 @_compat.read_by_dynamo
 def looked_up(column: tuple[int, ...]) -> torch.Tensor:
-    """Look up this rank's entry in a table of one number per rank, in row-major order of the mesh."""
+    """Look up this rank's entry in a table of one number per rank, in row-major order
+    of the mesh.
+    """
     axes, rows = group_ranks.by_axes(column)
     place = ours.axis_index(axes)
     every = torch.tensor(rows, device=place.device)

@@ -15,7 +15,7 @@ from ...capture.dtensors import group_ranks, groups, table
 from .._paired import kind, kinds
 from ..sharding import _collectives as ours
 from ..sharding._scatter import all_to_all
-from ._reduced import Done, reduced, scattered, written
+from ._collective_values import Done, reduced, scattered, written
 
 ALL_GATHER = "torch.distributed.all_gather"
 
@@ -94,7 +94,9 @@ def all_reduce_coalesced(
 def all_gather_coalesced(
     output_tensor_lists: Any, input_tensor_list: Any, group: Any = None, async_op: bool = False
 ) -> Any:
-    """Run torch.distributed.all_gather_coalesced, whose outputs are one list of tensors per rank."""
+    """Run torch.distributed.all_gather_coalesced, whose outputs are one list of tensors
+    per rank.
+    """
     what = "torch.distributed.all_gather_coalesced"
     axes = group_ranks.ordered_axes(what, group)
     n = ours.axis_size(axes)
@@ -109,7 +111,9 @@ def all_gather_coalesced(
 
 
 class Coalescing:
-    """Stand in for the context manager of coalesced collectives, which run where they are called."""
+    """Stand in for the context manager of coalesced collectives, which run where they
+    are called.
+    """
 
     @_compat.read_by_dynamo
     def __init__(self) -> None:

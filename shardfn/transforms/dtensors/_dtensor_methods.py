@@ -31,7 +31,7 @@ from ...ops import shard_map as prims
 from ...ops.text_formats import print_axes
 from ...placement import P
 from .._paired import is_divided, kind, multiples, numbers
-from ._reduced import of_rank
+from ._collective_values import of_rank
 
 FROM_LOCAL = "DTensor.from_local"
 DISTRIBUTE = "distribute_tensor"
@@ -119,7 +119,9 @@ def _check_dtype(what: str, dtype: Any) -> None:
 
 @_compat.read_by_dynamo
 def _placed(x: torch.Tensor, rows: Any, is_constraint: bool) -> torch.Tensor:
-    """Constrain a global tensor to placements; as a DTensor, or inside `shard` as a plain tensor."""
+    """Constrain a global tensor to placements; as a DTensor, or inside `shard` as a
+    plain tensor.
+    """
     text = checks.text_of(rows)
     y = placement.placed(x, text)
     return placement.unmarked(y) if is_constraint else y

@@ -15,8 +15,8 @@ from ...capture.dtensors import group_ranks, groups, table
 from ..sharding import _collectives as ours
 from ..sharding._scatter import all_to_all as exchanged
 from . import _collectives as plain
-from . import _lists as lists
-from ._reduced import chosen, is_chosen, of_rank, reduced
+from . import _list_collectives as lists
+from ._collective_values import chosen, is_chosen, of_rank, reduced
 
 NAME = "torch.distributed.nn.functional"
 
