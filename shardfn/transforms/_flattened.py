@@ -32,7 +32,7 @@ def pulled_back(pull: Callable[..., Any], *args: Any) -> Any:
 
 
 def picked(args: tuple[Any, ...], numbers: tuple[int, ...]) -> tuple[Any, ...]:
-    """The arguments at these positions. Mostly one, which Dynamo then reads without a loop."""
+    """Select the arguments at these positions, without a loop in the usual case of one."""
     if len(numbers) == 1:
         return (args[numbers[0]],)
     return tuple([args[n] for n in numbers])
@@ -73,7 +73,7 @@ class Flattened:
 
     @property
     def primals(self) -> tuple[torch.Tensor, ...]:
-        """The tensors that are passed in."""
+        """The tensors in the differentiated arguments."""
         return tuple(_tree.tensors(self.chosen, self.moving))
 
     def called(self, tensors: Iterable[torch.Tensor]) -> tuple[Any, Any]:
@@ -106,7 +106,7 @@ class Flattened:
         return (flat, tuple(_tree.tensors(aux))) if self.has_aux else flat
 
     def value(self, leaves: Iterable[Any]) -> Any:
-        """The tree of the value, with these tensors."""
+        """Rebuild the tree of the function's value around these tensors."""
         return _tree.with_tensors(self.returned[0][0], leaves)[0]
 
     def tangent(self, leaves: Iterable[Any]) -> Any:
@@ -122,7 +122,7 @@ class Flattened:
         return _tree.refill(tree, filled)[0]
 
     def aux(self, tensors: Iterable[torch.Tensor]) -> Any:
-        """The tree of aux, with these tensors in place of the traced ones."""
+        """Rebuild the tree of aux around these tensors."""
         return _tree.with_tensors(self.returned[0][1], tensors)[0]
 
     def derivatives(self, leaves: Iterable[torch.Tensor]) -> tuple[Any, ...]:

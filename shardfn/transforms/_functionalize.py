@@ -106,7 +106,7 @@ def _filled(shape: Any, tensors: Any, returned: Any, made: list[Any]) -> Any:
 
 @_compat.read_by_dynamo
 def _container(kind: str, what: Any, filled: list[Any], returned: Any) -> Any:
-    """A container of these values."""
+    """Build a list, tuple, dict or namedtuple of these values."""
     if kind == "list":
         return filled
     if kind == "tuple":
@@ -121,7 +121,7 @@ def _container(kind: str, what: Any, filled: list[Any], returned: Any) -> Any:
 
 @_compat.read_by_dynamo
 def _object(kind: str, cls: Any, names: Any, values: list[Any]) -> Any:
-    """An object of a class that is not Python's own."""
+    """Build an instance of a user's class, such as a HF ModelOutput, with these attributes."""
     if kind == "named":
         return cls(*values)
     if kind == "keywords":
@@ -134,7 +134,7 @@ def _object(kind: str, cls: Any, names: Any, values: list[Any]) -> Any:
 
 @_compat.read_by_dynamo
 def _names(name: str, what: str, values: Any) -> tuple[str, ...]:
-    """The names of the values that a call gives."""
+    """List the parameter or buffer names in the dict that a call passes."""
     if not isinstance(values, dict):
         refuse_values(name, what, isinstance(values, torch.Tensor))
     return tuple(values)
@@ -275,7 +275,7 @@ def _values(
 
 
 def _stand_in(x: torch.Tensor) -> torch.Tensor:
-    """A tensor of the same shape without values."""
+    """Make a tensor of the same shape and dtype on the meta device."""
     made = torch.empty(x.shape, dtype=x.dtype, device="meta")
     return (
         torch.nn.Parameter(made, requires_grad=x.requires_grad)

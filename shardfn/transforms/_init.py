@@ -113,7 +113,7 @@ def refuse_inside() -> None:
 def _placements(
     name: str, names: tuple[tuple[str, ...], tuple[str, ...]], given: Any, mesh: Any
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The placement of each parameter and of each buffer."""
+    """Match the names of parameters and buffers to placements by pattern."""
     if given is not None and mesh is None:
         raise TreeError.of(
             name,
@@ -140,7 +140,7 @@ def _placements(
 
 
 def _first(path: str, given: Mapping[str, Any]) -> Any:
-    """The placement of the first pattern that fits a name."""
+    """Return the placement of the first pattern that matches a name."""
     rows = given.items()
     fitting = (p for pattern, p in rows if compiled(pattern).fullmatch(path))
     return next(fitting, P())

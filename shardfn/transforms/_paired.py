@@ -73,7 +73,7 @@ def is_divided(x: torch.Tensor, text: str) -> bool:
 
 @_compat.of_trees
 def kinds(leaves: Sequence[Any]) -> tuple[Any, ...]:
-    """The kinds of several leaves."""
+    """Describe several leaves by `kind`, as a tuple."""
     return tuple([kind(x) for x in leaves])
 
 
@@ -152,7 +152,7 @@ def check_alike(
 
 
 def _fits(got: Any, wanted: Any) -> bool:
-    """Whether a leaf fits another. A leaf without a derivative fits None."""
+    """Return whether two leaves have one shape and dtype; None fits a leaf without a derivative."""
     if isinstance(wanted, str):
         numbers = CONSTANTS["numbers"]
         return got in (wanted, "NoneType") or (wanted in numbers and got in numbers)
@@ -162,7 +162,7 @@ def _fits(got: Any, wanted: Any) -> bool:
 
 
 def described(leaf: Any) -> str:
-    """A leaf's constant (see `kind`) in words."""
+    """Print the constant that `kind` returned for a leaf, for an error message."""
     return f"a {leaf}" if isinstance(leaf, str) else f"{leaf[0]} {leaf[1]}"
 
 
@@ -173,7 +173,7 @@ def zero_like(x: Any) -> Any:
 
 
 def scalar(x: Any, device: torch.device | str, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A number as a tensor without dims."""
+    """Turn a Python number into a 0-dim tensor."""
     return torch.full((), x, device=device, dtype=dtype)
 
 

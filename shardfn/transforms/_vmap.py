@@ -159,7 +159,7 @@ class _Naming:
 
 
 def cut(x: torch.Tensor, dim: int, axis: str | tuple[str, ...]) -> torch.Tensor:
-    """The tensor with a dim sharded over mesh axes, other dims as they are."""
+    """Constrain one dim of a tensor to be sharded over mesh axes, and leave the other dims free."""
     axes = (axis,) if isinstance(axis, str) else axis
     dim = dim + x.dim() if dim < 0 else dim
     return placement.redistribute(
@@ -168,7 +168,7 @@ def cut(x: torch.Tensor, dim: int, axis: str | tuple[str, ...]) -> torch.Tensor:
 
 
 def _key(axes: Any) -> Any:
-    """Axes as a hashable value."""
+    """Turn a tree of in_axes or out_axes into a hashable key."""
     if isinstance(axes, dict):
         return tuple((k, _key(v)) for k, v in axes.items())
     return tuple(map(_key, axes)) if isinstance(axes, (list, tuple)) else axes
@@ -176,7 +176,7 @@ def _key(axes: Any) -> Any:
 
 @_compat.of_trees
 def spread(where: str, what: str, prefix: Any, tree: Any, path: str) -> list[int | None]:
-    """One axis for every leaf of a tree, from a prefix of it."""
+    """Broadcast a prefix tree of axes over a tree: one axis for every leaf."""
     prefix = tuple(prefix) if isinstance(prefix, list) and isinstance(tree, tuple) else prefix
     axes, wrong = tree_pairs.pair(prefix, tree, ("the axes", "the leaves"), path, is_axis)
     strangers = [f"{axis}, which is not an axis" for axis in axes if not is_axis(axis)]
@@ -186,7 +186,7 @@ def spread(where: str, what: str, prefix: Any, tree: Any, path: str) -> list[int
 
 @_compat.of_trees
 def is_axis(x: Any) -> bool:
-    """Whether x is a leaf of a tree of axes."""
+    """Return whether x is an int or None, and so a leaf of a tree of axes."""
     return x is None or is_number(x)
 
 

@@ -45,28 +45,28 @@ class Jacobian(Transformed):
         return (jacobian, flat.aux(aux)) if self.has_aux else jacobian
 
     def rebuilt(self, flat: Flattened, rows: Iterator[Any]) -> Any:
-        """The tree of the value, with derivatives for its leaves."""
+        """Rebuild the tree of the value with a Jacobian in place of each leaf."""
         value = flat.returned[0][0]
         filled = [self.leaf(flat, x, rows) for x in _tree.quick_leaves(value)]
         return _tree.refill(value, filled)[0]
 
     def leaf(self, flat: Flattened, x: Any, rows: Iterator[Any]) -> Any:
-        """The derivatives of one result. A number has zeros."""
+        """Build the Jacobians of one result leaf; a Python number gets zeros."""
         if x is None:
             return None
         row = next(rows) if isinstance(x, torch.Tensor) else self.zeros(flat.primals)
         return self.nested(flat, row)
 
     def zeros(self, primals: tuple[torch.Tensor, ...]) -> Any:
-        """The derivatives of a number."""
+        """Make the zero Jacobians of a result that is a Python number."""
         return [torch.zeros_like(x) for x in primals]
 
     def derived(self, flat: Flattened, numbers: tuple[int, ...]) -> Callable[..., Any]:
-        """The Jacobian of a flat function: a list of results, each with a list of arguments."""
+        """Differentiate a flat function by torch.func: a Jacobian for each result and argument."""
         return _reverse(flat, numbers, self.has_aux)
 
     def nested(self, flat: Flattened, row: Any) -> Any:
-        """The derivatives of one result, in the trees of the arguments."""
+        """Arrange the Jacobians of one result in the trees of the arguments."""
         trees = flat.derivatives(row)
         return trees[0] if isinstance(self.argnums, int) else trees
 

@@ -1,5 +1,5 @@
-"""The function that is captured where autograd follows a call from outside: it returns the value
-and the gradients, of cotangents that are given later.
+"""The function that is captured for a call that autograd follows from outside (`loss.backward()`):
+it returns the value and the gradients, whose cotangents arrive later.
 
 Dynamo reads this.
 """
@@ -19,7 +19,9 @@ from ...runtime import Followed
 
 
 class Flat:
-    """A function as one of the tensors that autograd follows. It keeps its last result."""
+    """Present a function of trees as one of the tensors that autograd follows, and keep
+    its result.
+    """
 
     def __init__(
         self, fn: Callable[..., Any], given: tuple[Any, Any], numbers: tuple[int, ...]
@@ -42,7 +44,7 @@ class Flat:
         return floating or (torch.zeros(()),), others  # torch.func wants a result
 
     def value(self, floating: Iterable[Any], others: Iterable[Any]) -> Any:
-        """The tree of the value, with these tensors."""
+        """Rebuild the tree of the function's value from its floating and its other tensors."""
         first = iter(floating)
         second = iter(others)
         tensors = [
@@ -61,7 +63,7 @@ def differentiated(
     followed: Followed,
     entering: Callable[[torch.Tensor], torch.Tensor] = _as_it_is,
 ) -> Callable[..., Any]:
-    """A function with the value of fn, and the gradients of the tensors that autograd follows.
+    """Build the function that computes fn and the gradients of the tensors that autograd follows.
 
     Args:
         fn: the function that is called.

@@ -111,7 +111,7 @@ def pulled(name: str, flat: Flattened, pull: Callable[..., Any], cotangent: Any)
 
 
 def _materialized(cotangent: Any, x: torch.Tensor) -> torch.Tensor:
-    """A cotangent as torch.func takes it, with zeros for results without a derivative."""
+    """Replace a missing cotangent (None) by zeros, as torch.func needs it."""
     return torch.zeros_like(x) if cotangent is None else cotangent
 
 

@@ -125,7 +125,7 @@ def prove_gradient(rule: Rule, target: Any, args: tuple[Any, ...], kwargs: dict[
 def _sum_of_squares(
     target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[..., torch.Tensor]:
-    """The sum of squares of an op's floating results, as a function of its tensors."""
+    """Build a scalar loss of an op: the sum of squares of its floating results."""
     # constants without tensors, so that no tensor is closed over
     empty = mapped((args, kwargs), lambda _: TENSOR)
 
@@ -159,7 +159,7 @@ def _captured_gradient(
 
 
 def _is_sharded(choice: Choice) -> bool:
-    """Whether a strategy shards an input, and takes no Partial input."""
+    """Return whether a strategy shards an input and needs no Partial input."""
     ins = choice[0]
     return any(layout.split(m) for m in ins) and not {*ins} & {*PENDING}
 

@@ -32,7 +32,7 @@ class Rule:
 
     @property
     def op(self) -> Any:
-        """The op of the rule."""
+        """The OpOverload that the rule is for."""
         return self.entry.op
 
     def check(self, *args: Any, **kwargs: Any) -> None:
@@ -46,7 +46,7 @@ class Rule:
             prove_gradient(self.entry.rule, self.op, args, kwargs)
 
     def remove(self) -> None:
-        """Unregister the rule. The rule before it applies again."""
+        """Unregister the rule, so that the rule before it applies again."""
         registry.remove(self.entry)
 
     def __call__(self, call: OpCall) -> list[Choice]:
@@ -121,7 +121,7 @@ def rule(
 def _registered(
     target: Any, mapping: Any, whole: tuple[str, ...], example: Sequence[Any] | None
 ) -> Rule:
-    """Make, prove and register the rule."""
+    """Build a rule from the user's mapping, prove it on the example, and register it."""
     _refuse_arguments(target, mapping, whole, example)
     choices = (
         _from_text(target, mapping, whole, example)
@@ -189,7 +189,7 @@ def _from_text(target: Any, text: str, whole: tuple[str, ...], example: Any) -> 
 
 
 def _overload(op: Any) -> Any:
-    """The overload that a name or an op stands for."""
+    """Resolve an op, or the name of one, to its OpOverload."""
     name = op if isinstance(op, str) else getattr(op, "__name__", repr(op))
     if isinstance(op, str) and op.count("::") == 1:
         library, op_name = op.split("::")
@@ -221,7 +221,7 @@ def _overload(op: Any) -> Any:
 
 
 def _refuse(target: Any, example: Sequence[Any] | None) -> None:
-    """Refuse ops that cannot have a rule."""
+    """Refuse an op that cannot have a sharding rule, such as one that capture decomposes."""
     schema = _compat.schema(target)
     causes = (
         (
@@ -252,7 +252,7 @@ def _refuse(target: Any, example: Sequence[Any] | None) -> None:
 
 
 def _parts(target: Any, example: Sequence[Any] | None) -> str:
-    """The ops into which capture decomposes a composite op."""
+    """List the ops into which capture decomposes a composite op, by capturing its example."""
     said = "it is composite: capture takes it apart into other ops"
     if example is None or not is_composite(target):
         return f"{said}, which `fn.trace(*args)` shows"

@@ -52,7 +52,7 @@ class Sample:
         )
 
     def choices(self, rule: Rule) -> list[Choice]:
-        """The strategies of a rule for this call."""
+        """Ask a sharding rule for its strategies on this sample call."""
         return answered(rule, self.call, f"rule({self.call.target})", self.node)
 
     def _holder(self, x: torch.Tensor) -> torch.fx.Node:
@@ -71,7 +71,7 @@ def tensors_of(result: Any) -> list[torch.Tensor]:
 
 
 def mapped(tree: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
-    """Arguments of an op with another value for each tensor."""
+    """Map a function over the tensors in an op's arguments."""
     if isinstance(tree, torch.Tensor):
         return fn(tree)
     if isinstance(tree, tuple | list):
@@ -80,7 +80,7 @@ def mapped(tree: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def filled(tree: Any, feed: Iterator[torch.Tensor]) -> Any:
-    """Arguments with the next tensor at each TENSOR."""
+    """Fill the TENSOR slots of an op's arguments from an iterator of tensors."""
     if tree is TENSOR:
         return next(feed)
     if isinstance(tree, tuple | list):

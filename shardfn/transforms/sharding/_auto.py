@@ -1,4 +1,4 @@
-"""sf.auto: placements that shard chooses."""
+"""sf.auto: let shard choose the placements of arguments, and remember the choice by signature."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class Resolved:
     fn: Any
 
     def suits(self, leaves: Sequence[Any]) -> bool:
-        """Whether the DTensors of a call have these placements."""
+        """Return whether every DTensor of a call already has the remembered placements."""
         rows = zip(leaves, self.marks, strict=False)
         return all(
             marks is None or not isinstance(x, DTensor) or self.has(x, marks) for x, marks in rows
         )
 
     def has(self, x: DTensor, marks: Marks) -> bool:
-        """Whether a DTensor has these placements on this mesh."""
+        """Return whether one DTensor has these placements on this mesh."""
         if x.device_mesh != self.mesh:
             return False
         axes = axes_of(self.mesh)
@@ -57,7 +57,7 @@ class Resolved:
 
 
 def is_auto(placements: Any) -> bool:
-    """Whether a tree of placements has sf.auto in it."""
+    """Return whether a tree of placements contains sf.auto."""
     if placements is AUTO:
         return True
     return any(x is AUTO for _, x in _tree.named_leaves(placements, is_spec))
@@ -135,21 +135,21 @@ def _asked(request: Request, args: tuple[Any, ...]) -> list[Any]:
 
 
 def _like(args: tuple[Any, ...], specs: Sequence[Any]) -> Any:
-    """Placements in the form of the arguments."""
+    """Arrange the chosen specs in the trees of the arguments."""
     _, treedef = _tree.flatten(args)
     return _tree.unflatten(treedef, specs)
 
 
 @_compat.read_by_dynamo
 def per_argument(placements: Any, n: int) -> Any:
-    """A prefix tree over n positional arguments, with a part for each."""
+    """Split a prefix tree of placements into one part for each of n positional arguments."""
     if is_spec(placements):
         return (placements,) * n
     return tuple(placements) if isinstance(placements, list) else placements
 
 
 def _kind(x: Any) -> Any:
-    """The properties of a leaf on which the choice of placements depends."""
+    """Key a leaf by what sf.auto's choice depends on: shape, dtype, placements."""
     if isinstance(x, (torch.Tensor, ShapeDtype)):
         return tuple(x.shape), x.dtype, bool(getattr(x, "requires_grad", False))
     return constant_key(x)

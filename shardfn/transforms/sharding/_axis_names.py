@@ -20,17 +20,17 @@ Names = Sequence[tuple[str, int, int]]  # (name, size, level), the outermost fir
 
 
 def mapped(names: Names) -> list[tuple[str, int, int]]:
-    """The names that a vmap binds."""
+    """Select the axis names that an enclosing vmap binds."""
     return [b for b in names if b[2] != axis_names.MESH]
 
 
 def mesh_axes(names: Names) -> str:
-    """The names of mesh axes, as the prims write them."""
+    """Select the names of mesh axes, printed as the prims take them."""
     return print_axes([b[0] for b in names if b[2] == axis_names.MESH])
 
 
 def count(names: Names) -> int:
-    """The product of the sizes of all axes."""
+    """Return the number of ranks or samples over all named axes together."""
     n = 1
     for b in names:
         n *= b[1]
@@ -38,17 +38,17 @@ def count(names: Names) -> int:
 
 
 def leafwise(fn: Callable[[Any], Any], tree: Any) -> Any:
-    """Apply a function of one tensor or number to every leaf of a tree."""
+    """Map a function of one tensor over a tree, turning numbers into tensors first."""
     return _tree.refill((tree,), iter([fn(x) for x in _tree.quick_leaves((tree,))]))[0]
 
 
 def tensor(x: Any) -> torch.Tensor:
-    """A number as a tensor."""
+    """Turn a Python number into a tensor; leave a tensor as it is."""
     return x if isinstance(x, torch.Tensor) else torch.tensor(x)
 
 
 def stacked(x: torch.Tensor, names: Names) -> torch.Tensor:
-    """(...) -> (n, ...): the values of all ranks or samples, stacked."""
+    """Stack the values of all ranks or samples along a new first dim: (...) -> (n, ...)."""
     shape = x.shape
     for name, n, level in reversed(names):
         x = (
@@ -60,12 +60,12 @@ def stacked(x: torch.Tensor, names: Names) -> torch.Tensor:
 
 
 def chosen(x: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
-    """One slice along a dim, the dim kept."""
+    """Select one index of a dim, keeping the dim with size 1."""
     return x.index_select(dim, index.reshape(1))
 
 
 def linear_index(names: Names) -> torch.Tensor:
-    """The index of this rank or sample over all names, of which the first counts slowest."""
+    """Return this rank's or sample's linear index over several axes, in row-major order."""
     found = index(*names[0])
     for name, n, level in names[1:]:
         found = found * n + index(name, n, level)
@@ -73,7 +73,7 @@ def linear_index(names: Names) -> torch.Tensor:
 
 
 def index(name: str, n: int, level: int) -> torch.Tensor:
-    """The index of this rank or sample on one axis."""
+    """Return this rank's or sample's index along one axis, as a tensor."""
     device = axis_names.device()
     return (
         shard_map.axis_index(name, torch.device(device))

@@ -64,7 +64,7 @@ def pinned(x: Any, placements: Any, what: str) -> Any:
 
 
 def is_constraint(x: Any) -> bool:
-    """Whether x is a leaf of a tree of constraints."""
+    """Return whether x is a placement or None, and so a leaf of a tree of constraints."""
     return x is None or isinstance(x, P)
 
 
@@ -97,6 +97,6 @@ def _pin(x: Any, spec: P) -> Any:
 
 
 def text_of(spec: P, rank: int) -> str:
-    """A spec as the text of the prim: the axis names of each dim."""
+    """Print a P as the text that the constraint prim takes: the axis names of each tensor dim."""
     parts = [*spec.parts, *[None] * (rank - len(spec.parts))]
     return print_spec([() if p is None else (p,) if isinstance(p, str) else p for p in parts])

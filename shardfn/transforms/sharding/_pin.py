@@ -35,7 +35,7 @@ class Pins:
     handles: tuple[Any, ...] = attrs.field(repr=False)
 
     def remove(self) -> None:
-        """Take the constraints away."""
+        """Remove the hooks that hold the constraints."""
         for handle in self.handles:
             handle.remove()
 
@@ -104,7 +104,7 @@ def pin(
 
 
 def _output(layer: nn.Module, placement: Any, where: str) -> Any:
-    """A hook on what a layer returns."""
+    """Make the forward hook that constrains the output of a layer."""
 
     def hook(_: nn.Module, args: Any, out: Any) -> Any:
         return pinned(out, placement, where)
@@ -114,7 +114,7 @@ def _output(layer: nn.Module, placement: Any, where: str) -> Any:
 
 
 def _input(layer: nn.Module, placement: Any, where: str) -> Any:
-    """A hook on what a layer takes."""
+    """Make the forward pre-hook that constrains the inputs of a layer."""
     specs = placement if isinstance(placement, tuple) else (placement,)
 
     def hook(_: nn.Module, args: Any) -> Any:
@@ -162,7 +162,9 @@ def _refuse_contradictions(
 
 
 def _same(verb: str, layer: nn.Module) -> nn.Module:
-    """The innermost layer that returns, or takes, the same value as a layer does."""
+    """Follow Sequential containers to the innermost layer with the same output, or the
+    same input.
+    """
     place = -1 if verb == "outputs" else 0
     while isinstance(layer, nn.Sequential) and len(layer):
         if type(layer).forward is not nn.Sequential.forward:
@@ -172,7 +174,7 @@ def _same(verb: str, layer: nn.Module) -> nn.Module:
 
 
 def _contradict(first: Any, second: Any) -> bool:
-    """Whether two trees of placements name one value differently."""
+    """Return whether two trees of placements give one value two placements."""
     if first is None or second is None:
         return False
     if is_constraint(first) and is_constraint(second):
@@ -190,7 +192,7 @@ def _contradict(first: Any, second: Any) -> bool:
 
 
 def _part(tree: Any, key: Any) -> Any:
-    """One of the parts of a tree of placements; None where it has none."""
+    """Index a tree of placements by key; None if it has no such part."""
     if isinstance(tree, dict):
         return tree.get(key)
     is_number = isinstance(key, int) and key < len(tree)
@@ -201,7 +203,9 @@ HOOKS: dict[str, Callable[[nn.Module, Any, str], Any]] = {"outputs": _output, "i
 
 
 def _layers(module: nn.Module, verb: str, patterns: Mapping[Pattern, Any]) -> list[tuple[str, Any]]:
-    """The layers that patterns match, each with the placement of the first that does."""
+    """Match the layers of a module by name patterns; the first matching pattern gives the
+    placement.
+    """
     paths = [path for path, _ in module.named_modules(remove_duplicate=False)]
     found: dict[str, Any] = {}
     idle = []

@@ -115,7 +115,7 @@ def _plan(
     hardware: Hardware,
     in_placements: Any,
 ) -> MeshPlan:
-    """The best placements on one mesh."""
+    """Find the best placements, time, bytes and memory on one candidate mesh."""
     with fake_world(math.prod(axes.sizes), numerics=False):
         mesh = make_mesh(axes.sizes, axes.names)
         sharded = shard(fn, mesh, in_placements, backend="inductor")
@@ -127,6 +127,6 @@ def _plan(
 
 
 def _reason(error: PlacementError) -> str:
-    """Why nothing fits, on one line."""
+    """Shorten the error of a mesh on which nothing fits to one line of the table."""
     lines = str(error).split("\n")
     return lines[1].strip() if len(lines) > 1 else lines[0]

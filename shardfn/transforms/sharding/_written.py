@@ -132,7 +132,7 @@ class Writes:
         return written(places, out) if is_more else out
 
     def modes(self) -> tuple[bool, ...]:
-        """Which of the modules train."""
+        """Return the training flag of each module, which keys the buffers that a call writes."""
         return tuple(module.training for module in self.modules)
 
     def few(
@@ -161,7 +161,7 @@ class Writes:
 
 
 def is_write(error: CaptureError) -> bool:
-    """Whether a function is refused for what a write to a buffer may be."""
+    """Return whether a CaptureError may be due to a write to a module's buffer."""
     return any(text in str(error) for text in WRITES)
 
 
@@ -270,7 +270,7 @@ def are_read(traced: Traced, places: Places) -> bool:
 
 
 def _is_only_copied(node: torch.fx.Node) -> bool:
-    """Whether nothing but a copy reads a value."""
+    """Return whether every user of a node is a copy, such as clone."""
     if node.target is CLONE:
         return True
     are_copies = COPIES.issuperset(user.target for user in node.users)
@@ -278,14 +278,14 @@ def _is_only_copied(node: torch.fx.Node) -> bool:
 
 
 def _is_input(node: Any) -> bool:
-    """Whether a value is an input of the program, or a copy of one."""
+    """Return whether a node is a placeholder, or a copy of one."""
     while node.target in COPIES:
         (node,) = node.all_input_nodes
     return node.op == "placeholder"
 
 
 def written(places: Places, out: tuple[Any, Sequence[torch.Tensor]]) -> Any:
-    """The result of a call, after its other results are in the buffers."""
+    """Copy the new buffer values of a call into the modules, and return the user's result."""
     result, after = out
     if current_world().kind == "fake":  # without values
         return result
