@@ -273,7 +273,7 @@ def rank_process(rank: int, store: str, job: str, slow: bool, pipe: Any) -> None
         all=logging.ERROR
     )  # Dynamo warns that it leaves out the optimizer's profiler record
     warnings.filterwarnings(
-        "ignore", ".*are computed alike"
+        "ignore", ".*are computed replicated"
     )  # by those who train alone, on purpose
     os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
     link = slow_link.register()

@@ -1,1 +1,3 @@
-"""Reports on plans, schedules and the machine."""
+"""The reports of a program: its collectives, memory, step time and costly placements; and of the
+machine (doctor).
+"""

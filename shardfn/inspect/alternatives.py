@@ -1,5 +1,5 @@
-"""The strategies that propagation considered for an op on an axis, with their costs. Computed
-on demand, by propagating again.
+"""The strategies that sharding propagation weighed for each op on each mesh axis, with their
+costs. They are computed on demand, by propagating the program a second time.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class Alternative:
 
 # Keyed by the number of the op's first result and the mesh axis, the cheapest first. Walks over
 # one Program give the same numbers.
-Considered = dict[tuple[int, int], tuple[Alternative, ...]]
+WeighedStrategies = dict[tuple[int, int], tuple[Alternative, ...]]
 
 
-class _Noting(Walk):
-    """A walk that records the strategies it considers."""
+class _RecordingWalk(Walk):
+    """Propagation that also records every strategy that it weighs."""
 
     def __init__(self, axes: MeshAxes, name: str, advice: Any) -> None:
         super().__init__(axes, name, advice or NO_ADVICE)
-        self.weighed: dict[int, list[Alternative]] = collections.defaultdict(
+        self.weighed_by_axis: dict[int, list[Alternative]] = collections.defaultdict(
             list
         )  # for the op at hand, by axis
-        self.noted: Considered = {}
+        self.ranked: WeighedStrategies = {}
 
     def take(
         self,
@@ -56,57 +56,65 @@ class _Noting(Walk):
         placed: Placed,
         local: Callable[..., Any] | None = None,
     ) -> None:
+        """Place an op, and keep its weighed strategies under the number of its first result."""
         super().take(node, call, values, placed, local)
-        made = self.steps[-1].made
-        for axis, found in self.weighed.items() if made else ():
-            ranked = sorted((a for a in found if a.price != float("inf")), key=lambda a: a.price)
-            self.noted[made[0].number, axis] = tuple(ranked)
-        self.weighed.clear()
+        results = self.steps[-1].made
+        for axis, alternatives in self.weighed_by_axis.items() if results else ():
+            by_price = sorted(
+                (a for a in alternatives if a.price != float("inf")), key=lambda a: a.price
+            )
+            self.ranked[results[0].number, axis] = tuple(by_price)
+        self.weighed_by_axis.clear()
 
     def choose(self, call: OpCall, values: list[Any], node: torch.fx.Node) -> Placed:
-        found = self.weigh(call, values, node)
-        return super().choose(call, values, node) if node in self.advice.ops else found
+        """Return the placements of an op; weigh its strategies also where the advice names one."""
+        cheapest = self.weigh(call, values, node)
+        return super().choose(call, values, node) if node in self.advice.ops else cheapest
 
     def price(
         self,
         call: OpCall,
         values: list[Any],
-        held: list[list[plan.Slot]],
+        slots_by_value: list[list[plan.Slot]],
         placed: Any,
         axis: int,
         is_term: bool,
     ) -> tuple[float, ...]:
-        found = super().price(call, values, held, placed, axis, is_term)
+        """Return the price of a strategy as propagation does, and record the strategy with it."""
+        price = super().price(call, values, slots_by_value, placed, axis, is_term)
         ins, outs = placed
         sends = tuple(
             self.sent(v, slots, m[axis], axis)
-            for v, slots, m in zip(values, held, ins, strict=True)
+            for v, slots, m in zip(values, slots_by_value, ins, strict=True)
         )
         alternative = Alternative(
-            tuple(m[axis] for m in ins), tuple(m[axis] for m in outs), sends, found[0]
+            tuple(m[axis] for m in ins), tuple(m[axis] for m in outs), sends, price[0]
         )
-        self.weighed[axis].append(alternative)
-        return found
+        self.weighed_by_axis[axis].append(alternative)
+        return price
 
     def sent(self, value: Any, slots: list[plan.Slot], wanted: Mark, axis: int) -> float:
-        """The bytes that an argument sends. Sharding a replicated value sends nothing."""
-        held = {slot.marks[axis] for slot in slots}
-        if wanted in held or ("R" in held and wanted not in PENDING):
+        """Return the bytes that an argument sends to reach a placement. Sharding a replicated
+        value sends nothing.
+        """
+        placements = {slot.marks[axis] for slot in slots}
+        if wanted in placements or ("R" in placements and wanted not in PENDING):
             return 0.0
         return self.prices.input(value, slots, wanted, axis)
 
 
-def considered(
+def weighed_strategies(
     program: Program,
     axes: MeshAxes,
     in_marks: Any,
     out_marks: Any,
     unreduced: Any,
     advice: Any = None,
-) -> Considered:
-    """Every strategy of each op of a Program, with its cost. The arguments are those of
-    `propagate`, and the advice that its plan followed.
+) -> WeighedStrategies:
+    """Return every strategy of each op of a Program, with its cost.
+
+    The arguments are those of `propagate`, and the advice that its plan followed.
     """
-    walk = _Noting(axes, program.name, advice)
+    walk = _RecordingWalk(axes, program.name, advice)
     walked(walk, program, in_marks, out_marks, unreduced)
-    return walk.noted
+    return walk.ranked

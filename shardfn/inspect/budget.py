@@ -1,4 +1,6 @@
-"""The communication of one rank's program, as a table and against a budget."""
+"""`Explanation`: the collectives of one rank's program as a table, and its differences from a
+budget.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from ..byte_sizes import human_bytes
 from ..collectives import COLLECTIVES
 from ..types import Collective
 
-KINDS = tuple(COLLECTIVES)  # the names of all kinds
-READERS = {  # of a value that is not an op's
+COLLECTIVE_KINDS = tuple(COLLECTIVES)  # the names of all kinds
+PUBLIC_READERS = {  # of a value that is not an op's
     "output": "result",
     "prim_align": "gradient",
     "prim_redistribute": "constrain",
@@ -21,8 +23,9 @@ READERS = {  # of a value that is not an op's
 
 @attrs.frozen(repr=False)
 class Explanation:
-    """The collectives of one rank's program, in the order in which they start, as a table, in
-    which those of a scan stand once.
+    """The collectives of one rank's program, printed as a table in the order of their start.
+
+    The body of a scan runs many times; the table lists its collectives once, with a count.
 
     Args:
         name: of the transformed function.
@@ -40,12 +43,12 @@ class Explanation:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all payloads of a rank."""
+        """Return the payload bytes of all collectives of a rank."""
         return sum(c.nbytes for c in self.collectives)
 
     @property
     def implicit(self) -> tuple[Collective, ...]:
-        """The collectives that no placement asked for."""
+        """Return the collectives that no placement asked for."""
         return tuple(c for c in self.collectives if c.implicit)
 
     def __str__(self) -> str:
@@ -62,6 +65,7 @@ class Explanation:
 
 
 def _table(collectives: Sequence[Collective]) -> list[str]:
+    """Return the lines of the table: one row for each collective, and its count in a scan."""
     rows = [("bytes", "collective", "for", "bucket", "asked by", "at")]
     times = Counter(map(id, collectives))  # those of a scan are the same record in each step
     once = {id(c): c for c in collectives}.values()
@@ -87,13 +91,13 @@ def _table(collectives: Sequence[Collective]) -> list[str]:
 
 
 def _reader(c: Collective) -> str:
-    """The op that needs a collective: the name of a node, without its number."""
+    """Return the op that needs a collective: the name of its node, without the number."""
     base = c.name.rstrip("0123456789").rstrip("_")
-    return READERS.get(base, c.name)
+    return PUBLIC_READERS.get(base, c.name)
 
 
 def _totals(collectives: Sequence[Collective]) -> list[str]:
-    """A line for each kind over each axis."""
+    """Return one line for each kind of collective over each axis: count and bytes."""
     groups: dict[tuple[str, str], list[int]] = {}
     for c in collectives:
         groups.setdefault((c.kind, c.axis), []).append(c.nbytes)
@@ -104,37 +108,40 @@ def _totals(collectives: Sequence[Collective]) -> list[str]:
 
 
 def over_budget(
-    found: Explanation,
+    program: Explanation,
     counts: Mapping[str, int],
     *,
     most_bytes: int | None,
     most_implicit: int | None,
 ) -> list[str]:
-    """How a program differs from a budget, a line for each difference.
+    """Compare a program's collectives with a budget: return one line for each difference.
 
     Args:
-        found: the program.
+        program: the program.
         counts: the number of collectives of some kinds. The others are free.
         most_bytes: the most bytes of all payloads of a rank; None for any.
         most_implicit: the most collectives that no placement asked for; None for any.
     """
-    wrong = [
+    differences = [
         f"{len(of_kind)} {kind}, and {wanted} in the budget{_places(of_kind)}"
         for kind, wanted in counts.items()
-        if len(of_kind := [c for c in found.collectives if c.kind == kind]) != wanted
+        if len(of_kind := [c for c in program.collectives if c.kind == kind]) != wanted
     ]
-    if most_bytes is not None and found.nbytes > most_bytes:
-        total, most = human_bytes(found.nbytes), human_bytes(most_bytes)
-        wrong.append(f"{total} a rank, and at most {most} in the budget")
-    implicit = found.implicit
+    if most_bytes is not None and program.nbytes > most_bytes:
+        total, most = human_bytes(program.nbytes), human_bytes(most_bytes)
+        differences.append(f"{total} a rank, and at most {most} in the budget")
+    implicit = program.implicit
     if most_implicit is not None and len(implicit) > most_implicit:
-        what = "implicit collectives, and at most"
+        noun = "implicit collectives, and at most"
         places = _places(implicit)
-        wrong.append(f"{len(implicit)} {what} {most_implicit} in the budget{places}")
-    return wrong
+        differences.append(f"{len(implicit)} {noun} {most_implicit} in the budget{places}")
+    return differences
 
 
 def _places(collectives: Iterable[Collective]) -> str:
+    """Return the reader, axis, bytes and source line of each collective, as the end of
+    a message.
+    """
     places = [
         f"for {_reader(c)} over {c.axis}, {human_bytes(c.nbytes)}"
         + (f", at {c.source}" if c.source else "")

@@ -1,5 +1,5 @@
-"""The certificate of a schedule: the properties that were checked, and its time under a model
-of the hardware.
+"""`Certificate`: which properties of a schedule were checked, and its time and memory before and
+after.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .step_time import Clock, Timeline
 
 @attrs.frozen
 class Certificate:
-    """The checked properties of a schedule, and its figures.
+    """The checked properties of a schedule, with its memory and time before and after.
 
     Args:
         name: of the program.
@@ -55,12 +55,12 @@ class Certificate:
 
     @property
     def holds(self) -> bool:
-        """Whether all checks passed."""
+        """Return whether all checks passed."""
         return self.same_nodes and self.same_order and self.waits_hold
 
     @property
     def exposed_ms(self) -> float:
-        """The exposed communication of a step, in milliseconds."""
+        """Return the exposed communication of a step, in milliseconds."""
         return 1e3 * self.after.exposed
 
     def __str__(self) -> str:
@@ -86,56 +86,64 @@ class Certificate:
             "than in the order as written"
         )
         lines.append(
-            f"  on {self.hardware.name}: {_said(self.after)}; as written: "
+            f"  on {self.hardware.name}: {_timeline_text(self.after)}; as written: "
             f"{1e3 * self.before.exposed:.3f} ms exposed"
         )
         return "\n".join(lines)
 
 
-def _said(t: Timeline) -> str:
+def _timeline_text(t: Timeline) -> str:
+    """Return a Timeline as text: compute, communication and the exposed part, in ms."""
     parts = f"{1e3 * t.compute:.3f} ms of computation, {1e3 * t.communication:.3f} of communication"
     return f"{parts}, {1e3 * t.exposed:.3f} exposed ({t.hidden:.0%} hidden)"
 
 
 def certify(
-    programs: Sequence[LocalProgram], mine: LocalProgram, agenda: Agenda, hardware: Hardware
+    programs: Sequence[LocalProgram], program: LocalProgram, agenda: Agenda, hardware: Hardware
 ) -> Certificate:
-    """Check the local programs of a schedule.
+    """Check the order and the waits of all local programs, and measure one of them.
 
     Args:
         programs: the different local programs.
-        mine: the program whose memory and time are measured.
+        program: the program whose memory and time are measured.
         agenda: the schedule that all ranks agreed on.
         hardware: the model.
     """
-    clock = Clock(hardware, mine.axes, {})
+    clock = Clock(hardware, program.axes, {})
     return Certificate(
-        name=mine.name,
+        name=program.name,
         kinds=len(programs),
-        nodes=len(mine.graph.nodes),
+        nodes=len(program.graph.nodes),
         same_nodes=all(_multiset(p.unordered) == _multiset(p.graph) for p in programs),
-        same_order=all(_starts(p.graph) == list(agenda.starts) for p in programs),
+        same_order=all(_batch_numbers(p.graph) == list(agenda.starts) for p in programs),
         waits_hold=all(_waits_hold(p.graph) for p in programs),
-        peak_before=peak_bytes(mine.unordered),
-        peak_after=peak_bytes(mine.graph),
-        before=clock.timeline(mine.unordered),
-        after=clock.timeline(mine.graph),
+        peak_before=peak_bytes(program.unordered),
+        peak_after=peak_bytes(program.graph),
+        before=clock.timeline(program.unordered),
+        after=clock.timeline(program.graph),
         hardware=hardware,
-        order=_order(mine.graph, mine.axes),
+        order=_order_by_axis(program.graph, program.axes),
     )
 
 
 def _multiset(graph: torch.fx.Graph) -> collections.Counter[Any]:
+    """Count the nodes of a graph by their text, so that two orders of the same nodes compare
+    equal.
+    """
     return collections.Counter(
         (n.op, str(n.target), n.name, str(n.args), str(n.kwargs)) for n in graph.nodes
     )
 
 
-def _starts(graph: torch.fx.Graph) -> list[int]:
+def _batch_numbers(graph: torch.fx.Graph) -> list[int]:
+    """Return the batch number of each collective of a graph, in order."""
     return [n.meta["batch"] for n in graph.nodes if "collective" in n.meta]
 
 
-def _order(graph: torch.fx.Graph, axes: MeshAxes) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def _order_by_axis(
+    graph: torch.fx.Graph, axes: MeshAxes
+) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Return the names of the collectives of each mesh axis, in order."""
     records: list[Collective] = [
         n.meta["collective"] for n in graph.nodes if "collective" in n.meta
     ]
@@ -143,12 +151,17 @@ def _order(graph: torch.fx.Graph, axes: MeshAxes) -> tuple[tuple[str, tuple[str,
 
 
 def _waits_hold(graph: torch.fx.Graph) -> bool:
-    at = {node: i for i, node in enumerate(graph.nodes)}
+    """Return whether each collective has one wait, after its start and before the first use."""
+    position = {node: i for i, node in enumerate(graph.nodes)}
     for node in graph.nodes:
         if "collective" in node.meta:
             waits = list(node.users)
             if len(waits) != 1 or waits[0].target is not work.WAIT:
                 return False
-            if not at[node] < at[waits[0]] < min((at[u] for u in waits[0].users), default=len(at)):
+            if (
+                not position[node]
+                < position[waits[0]]
+                < min((position[u] for u in waits[0].users), default=len(position))
+            ):
                 return False
     return True

@@ -1,4 +1,6 @@
-"""The command `python -m shardfn doctor`: which features of shardfn work on this machine."""
+"""The command `python -m shardfn doctor`: it reports which features of shardfn work on this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ DISTRIBUTED = "install a build of torch with torch.distributed"
 
 @attrs.frozen
 class Finding:
-    """The result of one check.
+    """The result of one check: whether it passed, a sentence, and what to type if not.
 
     Args:
         name: the name of the check.
@@ -50,21 +52,23 @@ class Finding:
 
 
 def python() -> Finding:
-    """Is this Python new enough?"""
-    found, least = platform.python_version(), ".".join(map(str, PYTHON))
+    """Check that Python is new enough."""
+    installed, oldest = platform.python_version(), ".".join(map(str, PYTHON))
     if sys.version_info >= PYTHON:
-        return Finding("Python", True, f"Python {found}.", needed=True)
+        return Finding("Python", True, f"Python {installed}.", needed=True)
     return Finding(
         "Python",
         False,
-        f"Python {found} is too old.",
-        f"install Python {least} or newer",
+        f"Python {installed} is too old.",
+        f"install Python {oldest} or newer",
         needed=True,
     )
 
 
 def machine() -> Finding:
-    """What does torch say of this machine?"""
+    """Report the operating system, the compilers and the driver, as torch's collect_env reads
+    them.
+    """
     run = collect_env.run
     gcc, clang = collect_env.get_gcc_version(run), collect_env.get_clang_version(run)
     facts = (
@@ -77,17 +81,21 @@ def machine() -> Finding:
 
 
 def torch_version() -> Finding:
-    """Is this torch one of those that shardfn is tested with?"""
-    found, known = version("torch") or "without a version", versions.known()
+    """Check that the version of torch is a supported one."""
+    installed, supported = version("torch") or "without a version", versions.known()
     if versions.is_known():
-        return Finding("torch", True, f"torch {found}, one of the supported {known}.", needed=True)
-    sentence = f"torch {found} is outside the supported {known}."
+        return Finding(
+            "torch", True, f"torch {installed}, one of the supported {supported}.", needed=True
+        )
+    sentence = f"torch {installed} is outside the supported {supported}."
     is_needed = os.environ.get(versions.ANY) != "1"
     return Finding("torch", False, sentence, versions.fix(), needed=is_needed)
 
 
 def torch_places() -> tuple[Finding, ...]:
-    """Does this torch have the places that shardfn changes? A finding for each row of the table."""
+    """Check that torch has each place that shardfn patches: one finding for each row
+    of the table.
+    """
     findings = []
     for row in rows_of_all():
         missing, count = row.missing(), len(row.calls) + len(row.places)
@@ -102,17 +110,17 @@ def torch_places() -> tuple[Finding, ...]:
 
 
 def optree() -> Finding:
-    """Can trees of arguments be read?"""
+    """Check that optree, which flattens trees of arguments, is installed."""
     return package("optree", "reads trees of arguments", "pip install 'optree>=0.20'", needed=True)
 
 
 def attrs_package() -> Finding:
-    """Can records be made?"""
+    """Check that attrs, which defines the records, is installed."""
     return package("attrs", "makes the records", "pip install 'attrs>=23.2'", needed=True)
 
 
 def scipy() -> Finding:
-    """Can placements be chosen over a program?"""
+    """Check that scipy, which solves the integer program of placements, is installed."""
     return package(
         "scipy",
         "chooses the placements of a program at once",
@@ -122,19 +130,19 @@ def scipy() -> Finding:
 
 
 def rich() -> Finding:
-    """Will the demonstration show bars and a table?"""
+    """Check that rich, which draws the tables of the demonstration, is installed."""
     return package(
         "rich", "draws the tables of the demonstration; without it they are plain text", VIZ
     )
 
 
 def matplotlib() -> Finding:
-    """Will the demonstration draw its picture?"""
+    """Check that matplotlib, which draws the pictures, is installed."""
     return package("matplotlib", "draws the pictures; without it there are none", VIZ)
 
 
 def compiler() -> Finding:
-    """Can Inductor build code for the CPU here? It takes $CXX, or the platform's usual compiler."""
+    """Check that Inductor can compile for the CPU, with $CXX or the platform's usual compiler."""
     command = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     fix = (
         "install g++ and Python's headers (such as: apt install g++ python3-dev), or name a "
@@ -156,14 +164,14 @@ def compiler() -> Finding:
 
 
 def gloo() -> Finding:
-    """Can processes of this machine talk?"""
+    """Check that processes of this machine can communicate on CPUs."""
     if dist.is_available() and dist.is_gloo_available():
         return Finding("Gloo", True, "Real processes on CPUs can talk: torchrun works.")
     return Finding("Gloo", False, "No real processes on CPUs; fake_world works.", DISTRIBUTED)
 
 
 def nccl() -> Finding:
-    """Can GPUs talk?"""
+    """Check that processes can communicate on GPUs."""
     if dist.is_available() and dist.is_nccl_available():
         return Finding("NCCL", True, "GPUs of different processes can talk.")
     sentence = "No real processes on GPUs; CPUs and fake_world are not touched by that."
@@ -171,32 +179,32 @@ def nccl() -> Finding:
 
 
 def gpu() -> Finding:
-    """Is there a GPU, and can Inductor compile for it?"""
+    """Check that torch has a GPU, and Triton to compile for it."""
     if not torch.cuda.is_available():
         return Finding("GPU", False, "No GPU that torch can use: everything runs on the CPU.")
     n = torch.cuda.device_count()
-    found = f"{n} x {torch.cuda.get_device_name(0)}" if n > 1 else torch.cuda.get_device_name(0)
+    gpus = f"{n} x {torch.cuda.get_device_name(0)}" if n > 1 else torch.cuda.get_device_name(0)
     if version("triton") is None:
         lost = 'backend="inductor" cannot compile for it; backend="aten" works'
-        return Finding("GPU", False, f"{found}, but no Triton: {lost}.", "pip install triton")
-    return Finding("GPU", True, f'{found}, with Triton: backend="inductor" compiles for it.')
+        return Finding("GPU", False, f"{gpus}, but no Triton: {lost}.", "pip install triton")
+    return Finding("GPU", True, f'{gpus}, with Triton: backend="inductor" compiles for it.')
 
 
 def stored_compilations() -> Finding:
-    """Where are compilations stored, and how many?"""
+    """Report the disk cache: its folder, its size and the number of compilations."""
     name, off = "stored", f"Compilations are not stored: {CACHE_DIR} is empty."
     if place() is None:
         return Finding(name, True, off)
     with warnings.catch_warnings(record=True) as problems:
         warnings.simplefilter("always")
-        where = own_folder()
-    if where is None:
-        said = "; ".join(str(x.message) for x in problems) or f"{place()} is unusable"
+        folder = own_folder()
+    if folder is None:
+        warned = "; ".join(str(x.message) for x in problems) or f"{place()} is unusable"
         fix = f"name a folder of your own in {CACHE_DIR}"
-        return Finding(name, False, said.removeprefix("shardfn: ") + ".", fix)
-    rows = where.entries()
+        return Finding(name, False, warned.removeprefix("shardfn: ") + ".", fix)
+    rows = folder.entries()
     size = human_bytes(sum(size for _, size, _ in rows))
-    sentence = f"{len(rows)} compilations, {size} of {human_bytes(limit())}, in {where.path}."
+    sentence = f"{len(rows)} compilations, {size} of {human_bytes(limit())}, in {folder.path}."
     return Finding(name, True, sentence)
 
 
@@ -217,14 +225,14 @@ CHECKS = (
 )
 
 
-def examine() -> tuple[Finding, ...]:
-    """Run all checks.
+def run_checks() -> tuple[Finding, ...]:
+    """Run all checks, and return one finding for each.
 
     Returns:
         One finding for each check.
 
     Example:
-        >>> [finding.name for finding in examine() if finding.needed]
+        >>> [finding.name for finding in run_checks() if finding.needed]
         ['Python', 'torch', 'optree', 'attrs', 'scipy']
 
     The places in torch come last, in the order of their table.
@@ -246,13 +254,13 @@ def main(argv: Sequence[str] = ()) -> int:
             f"python -m shardfn doctor: takes no arguments, got {' '.join(argv)}", file=sys.stderr
         )
         return 2
-    findings = examine()
-    print(told(findings))
+    findings = run_checks()
+    print(findings_text(findings))
     return int(any(finding.needed and not finding.ok for finding in findings))
 
 
-def told(findings: Sequence[Finding]) -> str:
-    """The findings as text: a line each, with a suggestion for each problem.
+def findings_text(findings: Sequence[Finding]) -> str:
+    """Return the findings as text: a line each, and a suggestion under each problem.
 
     Args:
         findings: in the order to print.
@@ -262,7 +270,7 @@ def told(findings: Sequence[Finding]) -> str:
 
     Example:
         >>> missing = Finding("optree", False, "Not installed.", "install it", needed=True)
-        >>> print(told([Finding("Gloo", True, "It works."), missing]))
+        >>> print(findings_text([Finding("Gloo", True, "It works."), missing]))
         ok        Gloo    It works.
         MISSING   optree  Not installed.
                           to fix: install it
@@ -285,15 +293,15 @@ def told(findings: Sequence[Finding]) -> str:
 
 
 def package(name: str, purpose: str, fix: str, *, needed: bool = False) -> Finding:
-    """Is a Python package installed?"""
-    found = version(name)
-    if found is None:
+    """Check that a Python package is installed."""
+    installed = version(name)
+    if installed is None:
         return Finding(name, False, f"Not installed: it {purpose}.", fix, needed)
-    return Finding(name, True, f"{name} {found} {purpose.partition(';')[0]}.", needed=needed)
+    return Finding(name, True, f"{name} {installed} {purpose.partition(';')[0]}.", needed=needed)
 
 
 def version(name: str) -> str | None:
-    """The installed version of a package."""
+    """Return the installed version of a package, or None."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -301,8 +309,8 @@ def version(name: str) -> str | None:
 
 
 def build_fault(command: str) -> str:
-    """Build a small library as Inductor does, with OpenMP and Python's headers. Returns the
-    first error, or "".
+    """Build a small library as Inductor does, with OpenMP and Python's headers; return the first
+    error, or "".
     """
     flags = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-fopenmp"]
     program = (
@@ -313,7 +321,7 @@ def build_fault(command: str) -> str:
         source.write_text(program)
         flags += [f"-I{sysconfig.get_paths()['include']}", "-o", f"{folder}/small.so"]
         try:
-            done = subprocess.run(
+            result = subprocess.run(
                 [command, "-shared", "-fPIC", *flags, str(source)],
                 capture_output=True,
                 text=True,
@@ -322,5 +330,5 @@ def build_fault(command: str) -> str:
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             return str(error)
-    said = [text.strip() for text in done.stderr.splitlines() if "error" in text]
-    return "" if done.returncode == 0 else (said or [f"exit status {done.returncode}"])[0]
+    errors = [text.strip() for text in result.stderr.splitlines() if "error" in text]
+    return "" if result.returncode == 0 else (errors or [f"exit status {result.returncode}"])[0]

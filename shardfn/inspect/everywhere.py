@@ -1,4 +1,4 @@
-"""The steps of a plan in all its graphs: those of loops and branches count as often as they run."""
+"""Sums over all graphs of a plan: a step inside a loop or branch counts as often as it runs."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from ..partition.planner.share import share_of
 from ..partition.planner.starts import parameter_slots
 
 Sent = tuple[plan.Redistribute, int]  # a redistribution, and an axis over which it sends
-Around = dict[torch.fx.Node, list[torch.fx.Node]]
+BodyInputs = dict[torch.fx.Node, list[torch.fx.Node]]
 
 
-def outside(graph: torch.fx.Graph) -> Around:
-    """For the inputs of the bodies in a graph, what stands for them around the loop or branch."""
-    found: Around = {}
+def inputs_of_bodies(graph: torch.fx.Graph) -> BodyInputs:
+    """Map each placeholder of a loop's or branch's body to its operand in the graph around it."""
+    sources: BodyInputs = {}
     for node in graph.nodes:
         if not isinstance(node.target, Loop):
             continue
         for body in node.target.graphs:
-            holders = body.find_nodes(op="placeholder")
-            read = args_of(node)
-            for holder, x in zip(holders, read, strict=False):
-                found[holder] = [x]
-            found.update(outside(body))
-    return found
+            placeholders = body.find_nodes(op="placeholder")
+            operands = args_of(node)
+            for placeholder, x in zip(placeholders, operands, strict=False):
+                sources[placeholder] = [x]
+            sources.update(inputs_of_bodies(body))
+    return sources
 
 
-def work_of(chosen: plan.Plan) -> Iterator[tuple[plan.Apply, torch.fx.Node, float]]:
-    """The ops of a plan with FLOPs, and those of one rank."""
+def local_flops(chosen: plan.Plan) -> Iterator[tuple[plan.Apply, torch.fx.Node, float]]:
+    """Yield each op of a plan that has FLOPs, with its node and one rank's share of the FLOPs."""
     sizes = chosen.axes.sizes
     for step in chosen.steps:
         if isinstance(step, plan.Apply) and (flops := work.flops(step.node)):
@@ -44,26 +44,23 @@ def work_of(chosen: plan.Plan) -> Iterator[tuple[plan.Apply, torch.fx.Node, floa
                 flops *= share_of(slots, sizes, axis)
             yield step, step.node, flops
     for inner, _, times in bodies_of(chosen):
-        for step, node, flops in work_of(inner):
+        for step, node, flops in local_flops(inner):
             yield step, node, flops * times
 
 
-def largest_unasked(chosen: plan.Plan, graph: torch.fx.Graph) -> list[Sent]:
-    """The redistributions of activations that no placement asks for, each with its axis, the
-    largest first.
-    """
-    found = _unasked(chosen, graph)
-    rows = sorted(found, key=lambda row: -row[0])
-    return [sent for _, sent in rows]
+def implicit_by_size(chosen: plan.Plan, graph: torch.fx.Graph) -> list[Sent]:
+    """Return the implicit redistributions of activations, each with its axis, the largest first."""
+    ranked = sorted(_sized_implicit(chosen, graph), key=lambda row: -row[0])
+    return [sent for _, sent in ranked]
 
 
-def _unasked(chosen: plan.Plan, graph: torch.fx.Graph) -> Iterator[tuple[float, Sent]]:
-    """The redistributions that no placement asks for, each with the bytes of its value."""
-    ahead = parameter_slots(chosen, graph)
+def _sized_implicit(chosen: plan.Plan, graph: torch.fx.Graph) -> Iterator[tuple[float, Sent]]:
+    """Yield the implicit redistributions of activations, each with the bytes of its value."""
+    parameters = parameter_slots(chosen, graph)
     for step, move in plan.moves(chosen):
-        is_parameter = step.source.number in ahead
+        is_parameter = step.source.number in parameters
         if step.implicit and move.sends and not is_parameter:
             yield work.nbytes(step.source.value), (step, move.axis)
     for inner, body, times in bodies_of(chosen):
-        for nbytes, sent in _unasked(inner, body):
+        for nbytes, sent in _sized_implicit(inner, body):
             yield nbytes * times, sent

@@ -1,8 +1,8 @@
-"""Expensive programs: what is computed alike by all ranks of an axis, and activations that are
-sent although another placement of one argument would send fewer.
+"""Warnings about expensive programs: ops that all ranks of an axis compute replicated, and
+activations that are sent although another placement of one argument would send fewer bytes.
 
-A program is called so with a placement that mends it, found by placing it so; without one if
-most of its time goes there.
+A warning names a better placement, found by planning the program with it. Without one it is given
+only if most of the program's time goes there.
 """
 
 from __future__ import annotations
@@ -27,22 +27,24 @@ from ..placement import spec_of
 from ..types import Marks, Program
 from . import everywhere
 
-SHARE = 0.01  # of a rank's FLOPs, above which what others compute too is expensive
-FLOOR = 1e9  # FLOPs of a rank that are never expensive: some microseconds
-MUCH, HALF = 1e12, 0.5  # FLOPs, and their share, that are said though no placement mends it
-DEAR = 2.0**30  # bytes that nothing asks for, which are said though no placement mends it
-LESS = 0.9  # of the bytes, or of the time, below which another placement mends a program
-TRIES = 6  # placements that are tried for one finding
-AHEAD = 3  # ops from the sum with a bias to the split of its result
-LARGE = 2000  # ops of a program for which fewer are tried
+REPLICATED_SHARE = 0.01  # of a rank's FLOPs; more of them computed replicated is expensive
+FEW_FLOPS = 1e9  # of a rank; fewer are never expensive: some microseconds
+# replicated FLOPs, and their share, that are warned of without a better placement
+MANY_FLOPS, MOST_FLOPS = 1e12, 0.5
+MANY_BYTES = 2.0**30  # implicit bytes that are warned of without a better placement
+IMPROVEMENT = 0.9  # a better placement needs at most this share of the bytes or the time
+TRIES = 6  # placements that are tried for one warning
+OPS_TO_SPLIT = 3  # number of ops from the sum with a bias to the split of its result
+LARGE_PROGRAM = 2000  # ops; fewer placements are tried in a larger program
 SPLITS = {torch.ops.aten.split.Tensor, torch.ops.aten.split_with_sizes.default}
 Placing = Callable[[Sequence[Marks]], plan.Plan]
 Changes = dict[int, Marks]  # of arguments, by their number
 
 
 @attrs.frozen(eq=False)
-class Mend:
-    """Other placements of arguments, and of what follows them, and the program with them.
+class BetterPlacement:
+    """Other placements of arguments (and of the inputs that follow them), with the program's plan
+    under them.
 
     Args:
         rows: of each argument its path, and its placements before and after.
@@ -59,7 +61,7 @@ class Mend:
 
 
 def expensive(program: Program, chosen: plan.Plan, place: Placing, arguments: int) -> list[str]:
-    """Warnings of the expensive parts of a plan.
+    """Return warnings about the expensive parts of a plan.
 
     Args:
         program: the Program.
@@ -68,64 +70,68 @@ def expensive(program: Program, chosen: plan.Plan, place: Placing, arguments: in
         arguments: how many inputs are arguments of the user.
     """
     graph = program.graph.graph
-    found = []
+    warnings = []
     if any(n > 1 for n in chosen.axes.sizes):
         search = _Search(program, chosen, place, arguments)
         if unasked_bytes(chosen, graph) >= WORTH:
-            found += search.sent()
-        found += search.replicated()
-    return found
+            warnings += search.transfers()
+        warnings += search.replicated_ops()
+    return warnings
 
 
 @attrs.frozen(eq=False)
 class _Search:
-    """A search for placements that mend a program."""
+    """The search for placements under which a program sends or computes less."""
 
     program: Program
     chosen: plan.Plan
     place: Placing
-    arguments: int
+    arguments: int  # number of inputs that are arguments of the user
 
     @property
     def graph(self) -> torch.fx.Graph:
         return self.program.graph.graph
 
     def price(self, chosen: plan.Plan) -> PlanPrice:
-        """The price of a plan, as `sf.auto` weighs it."""
+        """Return the price of a plan, weighed as `sf.auto` does."""
         over = attrs.evolve(chosen, axes=timed_on(chosen.axes))
         return plan_price(over, self.graph, fused.in_bytes)
 
-    def sent(self) -> Iterator[str]:
-        """Activations that are sent, where an equally sharded program sends fewer."""
-        steps = everywhere.largest_unasked(self.chosen, self.graph)
+    def transfers(self) -> Iterator[str]:
+        """Yield a warning about implicitly sent activations, with a placement that sends fewer."""
+        steps = everywhere.implicit_by_size(self.chosen, self.graph)
         if not steps:
             return
         before = unasked_bytes(self.chosen, self.graph)
-        splits = [row for row in steps if parts_after(row[0].node) > 1]
+        splits = [row for row in steps if parts_of_next_split(row[0].node) > 1]
         for step, axis in dict.fromkeys([steps[0], *splits[:1]]):
-            mend = self.best(
-                self.nearest(step.node),
+            better = self.best(
+                self.nearest_arguments(step.node),
                 axis,
-                self.is_less(before),
+                self.sends_less(before),
                 is_sharded=True,
-                blocks=parts_after(step.node),
+                blocks=parts_of_next_split(step.node),
             )
-            if mend is not None:
+            if better is not None:
                 how_many = "most" if step is steps[0][0] else "many"
-                yield self.sent_by(step, axis, mend, how_many)
+                yield self.transfer_warning(step, axis, better, how_many)
                 return
-        if self.is_dear():
-            yield self.sent_by(*steps[0], None, "most")
+        if self.mostly_sends():
+            yield self.transfer_warning(*steps[0], None, "most")
 
-    def is_dear(self) -> bool:
-        """Whether sending what nothing asks for takes longer than all that a rank computes."""
+    def mostly_sends(self) -> bool:
+        """Return whether implicit collectives take longer than all compute of a rank."""
         over = attrs.evolve(self.chosen, axes=timed_on(self.chosen.axes))
-        unasked = sending(over, self.graph, is_asked=False)
-        is_much = unasked_bytes(self.chosen, self.graph) >= DEAR
-        return is_much and unasked > self.price(self.chosen).computed
+        implicit = sending(over, self.graph, is_asked=False)
+        is_much = unasked_bytes(self.chosen, self.graph) >= MANY_BYTES
+        return is_much and implicit > self.price(self.chosen).computed
 
-    def sent_by(self, step: plan.Redistribute, axis: int, mend: Mend | None, how_many: str) -> str:
-        """A warning of activations that are sent, with how many of them one step sends."""
+    def transfer_warning(
+        self, step: plan.Redistribute, axis: int, better: BetterPlacement | None, how_many: str
+    ) -> str:
+        """Return the warning about one redistribution, with its collective, its bytes and the
+        better placement.
+        """
         before = unasked_bytes(self.chosen, self.graph)
         kind = next(move.kind for move in step.moves if move.axis == axis)
         name = self.chosen.axes.names[axis]
@@ -133,129 +139,136 @@ class _Search:
             f"a rank sends {human_bytes(before)} of activations that no placement asks for, "
             f"{how_many} of them by {kind} over {name} for {op_name(step.node)}"
         )
-        if mend is None:
+        if better is None:
             got += "; that takes longer than what it computes, and no other placement of one "
-            return self.text(got + "argument spares it", "in_placements=sf.auto", step.node)
-        after = unasked_bytes(mend.plan, self.graph)
-        fix = f"{mend}, with which it sends {human_bytes(after)}"
-        return self.text(got, fix, step.node)
+            return self.warning(got + "argument spares it", "in_placements=sf.auto", step.node)
+        after = unasked_bytes(better.plan, self.graph)
+        fix = f"{better}, with which it sends {human_bytes(after)}"
+        return self.warning(got, fix, step.node)
 
-    def is_less(self, before: float) -> Callable[[plan.Plan], bool]:
-        """Whether a plan sends clearly fewer bytes that nothing asks for, and no more in all."""
+    def sends_less(self, before: float) -> Callable[[plan.Plan], bool]:
+        """Return a test of plans: are clearly fewer bytes implicit, and no more sent in all?"""
         total = self.price(self.chosen).nbytes
 
-        def is_less(other: plan.Plan) -> bool:
+        def sends_less(other: plan.Plan) -> bool:
             after = unasked_bytes(other, self.graph)
             price = self.price(other)
-            return after < min(LESS * before, before - WORTH) and price.nbytes < total
+            return after < min(IMPROVEMENT * before, before - WORTH) and price.nbytes < total
 
-        return is_less
+        return sends_less
 
-    def replicated(self) -> Iterator[str]:
-        """Ops that all ranks of an axis compute alike, where another placement computes less."""
-        every = sum(flops for _, _, flops in everywhere.work_of(self.chosen))
+    def replicated_ops(self) -> Iterator[str]:
+        """Yield a warning for each axis whose ranks all compute the same ops, with a placement
+        that shares them.
+        """
+        every = sum(flops for _, _, flops in everywhere.local_flops(self.chosen))
         for axis, name in enumerate(self.chosen.axes.names):
-            rows = [row for row in everywhere.work_of(self.chosen) if self.is_alike(row[0], axis)]
-            alike = sum(flops for _, _, flops in rows)
-            if alike < max(FLOOR, SHARE * every):
+            rows = [
+                row
+                for row in everywhere.local_flops(self.chosen)
+                if self.is_replicated(row[0], axis)
+            ]
+            replicated = sum(flops for _, _, flops in rows)
+            if replicated < max(FEW_FLOPS, REPLICATED_SHARE * every):
                 continue
             _, node, _ = max(rows, key=lambda row: row[2])
-            near = [*self.data(), *self.nearest(node)]
-            mend = self.best(near, axis, self.is_faster(), is_sharded=False)
-            if mend is None and alike < max(MUCH, HALF * every):
+            near = [*self.data_arguments(), *self.nearest_arguments(node)]
+            better = self.best(near, axis, self.runs_faster(), is_sharded=False)
+            if better is None and replicated < max(MANY_FLOPS, MOST_FLOPS * every):
                 continue
             n = self.chosen.axes.sizes[axis]
-            got = (
-                f"{alike / every:.0%} of a rank's FLOPs are computed alike by all {n} ranks of "
-                f"{name}, most of them by {op_name(node)}"
-            )
-            if mend is None:
+            share = f"{replicated / every:.0%} of a rank's FLOPs"
+            everyone = f"all {n} ranks of {name}"
+            most = f"most of them by {op_name(node)}"
+            got = f"{share} are computed replicated by {everyone}, {most}"
+            if better is None:
                 got += ", and no other placement of one argument shares them"
-            yield self.text(got, str(mend or "in_placements=sf.auto"), node)
+            yield self.warning(got, str(better or "in_placements=sf.auto"), node)
 
-    def is_alike(self, step: plan.Apply, axis: int) -> bool:
-        """Whether all ranks of an axis compute the same."""
+    def is_replicated(self, step: plan.Apply, axis: int) -> bool:
+        """Return whether all ranks of an axis compute the same values in an op."""
         if self.chosen.axes.sizes[axis] == 1:
             return False
         slots = [(slot.value, slot.marks) for slot in (*step.outs, *step.ins)]
         return share_of(slots, self.chosen.axes.sizes, axis) == 1.0
 
-    def is_faster(self) -> Callable[[plan.Plan], bool]:
-        """Whether a plan computes clearly less, and takes less time."""
+    def runs_faster(self) -> Callable[[plan.Plan], bool]:
+        """Return a test of plans: does a rank compute clearly fewer FLOPs, in less time?"""
         now = self.price(self.chosen)
-        every = sum(flops for _, _, flops in everywhere.work_of(self.chosen))
+        every = sum(flops for _, _, flops in everywhere.local_flops(self.chosen))
 
-        def is_faster(other: plan.Plan) -> bool:
+        def runs_faster(other: plan.Plan) -> bool:
             price = self.price(other)
-            flops = sum(flops for _, _, flops in everywhere.work_of(other))
-            return flops < (1 - SHARE) * every and price.total < LESS * now.total
+            flops = sum(flops for _, _, flops in everywhere.local_flops(other))
+            return flops < (1 - REPLICATED_SHARE) * every and price.total < IMPROVEMENT * now.total
 
-        return is_faster
+        return runs_faster
 
-    def nearest(self, node: torch.fx.Node) -> list[int]:
-        """The arguments that an op depends on, the nearest first."""
-        holders = self.graph.find_nodes(op="placeholder")
-        number = {holder: i for i, holder in enumerate(holders)}
-        outside = everywhere.outside(self.graph)
+    def nearest_arguments(self, node: torch.fx.Node) -> list[int]:
+        """Return the numbers of the arguments that an op depends on, the nearest first."""
+        placeholders = self.graph.find_nodes(op="placeholder")
+        number = {placeholder: i for i, placeholder in enumerate(placeholders)}
+        operands = everywhere.inputs_of_bodies(self.graph)
         seen = {node}
         queue = collections.deque([node])
-        found = []
-        while queue and len(found) < TRIES:
-            next_one = queue.popleft()
-            around = outside.get(next_one)
-            for read in around or next_one.all_input_nodes:
+        numbers = []
+        while queue and len(numbers) < TRIES:
+            current = queue.popleft()
+            operand = operands.get(current)
+            for read in operand or current.all_input_nodes:
                 if read not in seen:
                     seen.add(read)
                     queue.append(read)
                     if read in number and number[read] < self.arguments:
-                        found.append(number[read])
-        return found
+                        numbers.append(number[read])
+        return numbers
 
-    def data(self) -> list[int]:
-        """The first arguments that follow no parameter."""
+    def data_arguments(self) -> list[int]:
+        """Return the first two arguments that follow no parameter, as a batch does."""
         followers = Followers(self.graph)
-        holders = self.graph.find_nodes(op="placeholder")[: self.arguments]
-        free = [i for i, x in enumerate(holders) if followers.leader(x) is None]
+        placeholders = self.graph.find_nodes(op="placeholder")[: self.arguments]
+        free = [i for i, x in enumerate(placeholders) if followers.leader(x) is None]
         return free[:2] if followers.parameters else []
 
     def best(
         self,
         near: Sequence[int],
         axis: int,
-        mends: Callable[[plan.Plan], bool],
+        is_better: Callable[[plan.Plan], bool],
         *,
         is_sharded: bool,
         blocks: int = 1,
-    ) -> Mend | None:
-        """The placement of one argument that mends the program best; None if none does.
+    ) -> BetterPlacement | None:
+        """Plan the program with other placements of one argument; return the fastest that helps,
+        or None.
 
         Args:
-            near: the arguments that are tried.
+            near: the arguments to try.
             axis: on which their placements change.
-            mends: whether a plan is one that mends.
+            is_better: whether a plan is better.
             is_sharded: whether they are sharded on that axis now.
             blocks: as how many equal blocks their dims are viewed, too.
         """
-        most = TRIES if len(self.graph.nodes) < LARGE else 2
-        tried = [
+        most = TRIES if len(self.graph.nodes) < LARGE_PROGRAM else 2
+        attempts = [
             changes
             for i in dict.fromkeys(near)
             for changes in (
-                *self.together(i, near, axis, blocks),
-                *self.others(i, axis, is_sharded=is_sharded),
+                *self.block_changes(i, near, axis, blocks),
+                *self.other_dims(i, axis, is_sharded=is_sharded),
             )
         ]
-        best: tuple[PlanPrice, Mend] | None = None
-        for changes in tried[:most]:
-            found = self.place(self.changed(changes))
-            price = self.price(found)
-            is_best = best is None or price.total < best[0].total
-            if is_best and mends(found):
-                best = price, self.mend(changes, found)
+        best: tuple[PlanPrice, BetterPlacement] | None = None
+        for changes in attempts[:most]:
+            candidate = self.place(self.input_placements(changes))
+            price = self.price(candidate)
+            is_cheapest = best is None or price.total < best[0].total
+            if is_cheapest and is_better(candidate):
+                best = price, self.better(changes, candidate)
         return None if best is None else best[1]
 
-    def others(self, i: int, axis: int, *, is_sharded: bool) -> Iterator[Changes]:
-        """An argument evenly sharded on other dims over an axis."""
+    def other_dims(self, i: int, axis: int, *, is_sharded: bool) -> Iterator[Changes]:
+        """Yield placements that evenly shard another dim of an argument over an axis."""
         slot = self.chosen.ins[i]
         sizes = self.chosen.axes.sizes
         if isinstance(slot.marks[axis], str) == is_sharded:
@@ -271,23 +284,25 @@ class _Search:
             if marks != slot.marks and is_plain and size and size % count == 0:
                 yield {i: marks}
 
-    def together(self, i: int, near: Sequence[int], axis: int, blocks: int) -> Iterator[Changes]:
-        """An argument in blocks, with those near it in the same layer that are sharded as it is,
-        such as the bias of a weight.
+    def block_changes(
+        self, i: int, near: Sequence[int], axis: int, blocks: int
+    ) -> Iterator[Changes]:
+        """Yield an argument in blocks, together with those of its module that are sharded alike,
+        such as a weight's bias.
         """
-        layer = layer_of(self.program.in_paths[i])
-        beside = [k for k in near if layer_of(self.program.in_paths[k]) == layer]
+        module = module_path(self.program.in_paths[i])
+        neighbours = [k for k in near if module_path(self.program.in_paths[k]) == module]
         size_of = lambda k: self.chosen.ins[k].value.shape[self.chosen.ins[k].marks[axis]]
-        for marks in self.in_blocks(i, axis, blocks):
+        for marks in self.block_placements(i, axis, blocks):
             changes = {i: marks}
-            for k in beside:
-                for other in self.in_blocks(k, axis, blocks):
+            for k in neighbours:
+                for other in self.block_placements(k, axis, blocks):
                     if size_of(k) == size_of(i):
                         changes[k] = other
             yield changes
 
-    def in_blocks(self, i: int, axis: int, blocks: int) -> Iterator[Marks]:
-        """An argument with its dim over an axis viewed as equal blocks, each of them sharded."""
+    def block_placements(self, i: int, axis: int, blocks: int) -> Iterator[Marks]:
+        """Yield the placement that views the sharded dim as equal blocks and shards each block."""
         slot = self.chosen.ins[i]
         mark = slot.marks[axis]
         n = self.chosen.axes.sizes[axis]
@@ -299,20 +314,22 @@ class _Search:
             strided = layout.joined(mark, 1, outer=blocks)
             yield (*slot.marks[:axis], strided, *slot.marks[axis + 1 :])
 
-    def changed(self, changes: Changes) -> list[Marks]:
-        """The placements of all inputs with others for some arguments and their followers."""
+    def input_placements(self, changes: Changes) -> list[Marks]:
+        """Return the placements of all inputs, with changes for some arguments and their
+        followers.
+        """
         followers = Followers(self.graph)
-        holders = self.graph.find_nodes(op="placeholder")
-        given = [slot.marks for slot in self.chosen.ins]
+        placeholders = self.graph.find_nodes(op="placeholder")
+        placements = [slot.marks for slot in self.chosen.ins]
         for i, marks in changes.items():
-            leader = followers.leader(holders[i])
-            for k, x in enumerate(holders):
+            leader = followers.leader(placeholders[i])
+            for k, x in enumerate(placeholders):
                 if k == i or (leader and followers.leader(x) is leader):
-                    given[k] = marks
-        return given
+                    placements[k] = marks
+        return placements
 
-    def mend(self, changes: Changes, found: plan.Plan) -> Mend:
-        """Placements of arguments as a mend."""
+    def better(self, changes: Changes, candidate: plan.Plan) -> BetterPlacement:
+        """Build the BetterPlacement of some changes, with the specs before and after as text."""
         rows = []
         for i, marks in changes.items():
             slot = self.chosen.ins[i]
@@ -320,33 +337,33 @@ class _Search:
             before = spec_of(slot.marks, dims, self.chosen.axes)
             after = spec_of(marks, dims, self.chosen.axes)
             rows.append((self.program.in_paths[i], repr(before), repr(after)))
-        return Mend(rows, found)
+        return BetterPlacement(rows, candidate)
 
-    def text(self, got: str, fix: str, node: torch.fx.Node) -> str:
-        """A warning."""
+    def warning(self, got: str, fix: str, node: torch.fx.Node) -> str:
+        """Format a warning with the source line and the module of an op."""
         source = node.meta.get("source")
         module = (node.meta.get("custom") or {}).get("module")
         where = f", in {module}" if module else ""
         return problem(self.program.name, f"{got}{where}", fix=fix, source=source)
 
 
-def layer_of(path: str) -> str:
-    """The path of an argument without its last name."""
+def module_path(path: str) -> str:
+    """Return the path of an argument without its last name."""
     end = max(path.rfind("."), path.rfind("["))
     return path[: max(end, 0)]
 
 
-def equal_parts(node: torch.fx.Node) -> int:
-    """The number of equal parts into which an op splits its input; 1 for other ops."""
+def parts_of_split(node: torch.fx.Node) -> int:
+    """Return the number of equal parts into which an op splits its input; 1 for other ops."""
     if node.target not in SPLITS:
         return 1
     parts = node.meta["val"]
     return 1 if len({tuple(x.shape) for x in parts}) > 1 else len(parts)
 
 
-def parts_after(node: torch.fx.Node) -> int:
-    """The number of equal parts into which an op, or one of the next ops, splits a value."""
+def parts_of_next_split(node: torch.fx.Node) -> int:
+    """Return the number of equal parts into which an op, or one of the next ops, splits a value."""
     nodes = [node]
-    for _ in range(AHEAD):
+    for _ in range(OPS_TO_SPLIT):
         nodes += [user for x in nodes for user in x.users if user not in nodes]
-    return next((n for n in map(equal_parts, nodes) if n > 1), 1)
+    return next((n for n in map(parts_of_split, nodes) if n > 1), 1)

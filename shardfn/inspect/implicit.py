@@ -1,5 +1,5 @@
-"""Reports of implicit collectives, which no placement asked for. They are allowed, warned of,
-or refused.
+"""Implicit collectives, which no placement asked for, are allowed, warned of or refused, by
+`implicit_comm`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from ..errors import PlacementError, problem
 from ..partition import layout
 from ..partition import plan as steps
 from ..types import Marks
-from .alternatives import Considered
-from .transfers import Fallback, Transfer, fallbacks, sent, strictest, transfers
+from .alternatives import WeighedStrategies
+from .transfers import Fallback, Transfer, communicating_moves, fallbacks, strictest, transfers
 
 log = logging.getLogger("shardfn")
 FIX = (
@@ -24,10 +24,10 @@ FIX = (
 
 
 def report_implicit(
-    name: str, setting: str, plan: steps.Plan, weigh: Callable[[], Considered]
+    name: str, setting: str, plan: steps.Plan, weigh: Callable[[], WeighedStrategies]
 ) -> None:
-    """Allow, warn of or refuse a plan's implicit collectives, by the setting or by the stricter
-    one of a shard inside.
+    """Allow, warn of or refuse the implicit collectives of a plan. A shard inside may set a
+    stricter `implicit_comm` than the program's.
 
     Args:
         name: the name of the function.
@@ -39,52 +39,57 @@ def report_implicit(
     Raises:
         PlacementError: with setting error. Lists every implicit collective and every fallback.
     """
-    if all(not step.implicit or strictest(step.node, setting) == "allow" for step, _ in sent(plan)):
+    if all(
+        not step.implicit or strictest(step.node, setting) == "allow"
+        for step, _ in communicating_moves(plan)
+    ):
         if log.isEnabledFor(logging.INFO):
             for fallback in fallbacks(transfers(plan, setting, {})):
-                log.info("%s: %s", name, whole_line(fallback))
+                log.info("%s: %s", name, fallback_line(fallback))
         return
-    found = [t for t in transfers(plan, setting, weigh()) if t.implicit]
-    refused = tuple(t for t in found if t.setting == "error")
+    implicit = [t for t in transfers(plan, setting, weigh()) if t.implicit]
+    refused = tuple(t for t in implicit if t.setting == "error")
     if refused:
         text = report(name, refused)
         raise PlacementError(text, source=refused[0].source, fix=FIX)
-    if warned := tuple(t for t in found if t.setting == "warn"):
+    if warned := tuple(t for t in implicit if t.setting == "warn"):
         warnings.warn(report(name, warned), stacklevel=2)
 
 
-def report(name: str, found: tuple[Transfer, ...]) -> str:
-    """Implicit transfers as text: each with its bytes and with placements that need no
-    transfer, then the fallbacks.
+def report(name: str, implicit: tuple[Transfer, ...]) -> str:
+    """Format implicit transfers as one message: each with its bytes and free placements, then the
+    fallbacks.
     """
-    plural = "" if len(found) == 1 else "s"
-    head = f"{len(found)} implicit collective{plural}, {human_bytes(sum(t.nbytes for t in found))}"
+    plural = "" if len(implicit) == 1 else "s"
+    total = human_bytes(sum(t.nbytes for t in implicit))
+    head = f"{len(implicit)} implicit collective{plural}, {total}"
     return problem(
-        name, head, *map(transfer_line, found), *map(whole_line, fallbacks(found)), fix=FIX
+        name, head, *map(transfer_line, implicit), *map(fallback_line, fallbacks(implicit)), fix=FIX
     )
 
 
 def transfer_line(t: Transfer) -> str:
-    """One implicit transfer: the collective, the argument and the op, and placements that would
-    send nothing.
+    """Format one implicit transfer: collective, argument, op, and placements that would send
+    nothing.
     """
     size = human_bytes(t.nbytes)
     sent = f"{t.kind} of {t.argument} over {t.axis} ({size}) for {t.op} at {t.source}"
     placed = f"{t.argument} is {t.value}"
     if t.native:
-        placed += f"; {_said(t.native)}, it would need no transfer"
+        placed += f"; {_placements_text(t.native)}, it would need no transfer"
     return f"{sent}: {placed}"
 
 
-def whole_line(f: Fallback) -> str:
-    """A fallback: its arguments, its line, its bytes, and the reason."""
+def fallback_line(f: Fallback) -> str:
+    """Format a fallback: the op with its arguments, the line, the bytes and the reason."""
     return (
         f"{f.op}({', '.join(f.arguments)}) at {f.source} is computed replicated, for "
         f"{human_bytes(f.nbytes)}: {f.why}"
     )
 
 
-def _said(marks: Marks) -> str:
+def _placements_text(marks: Marks) -> str:
+    """Return placements in words: sharded on dim 0 or 1, or replicated."""
     dims = dict.fromkeys(str(layout.cut_of(m)[0]) for m in marks if m != "R")
     shards = [f"sharded on dim {' or '.join(dims)}"] if dims else []
     return ", or ".join(shards + ["replicated"] * ("R" in marks))

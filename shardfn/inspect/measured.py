@@ -1,4 +1,4 @@
-"""The figures of the machine that runs this process, measured."""
+"""`measure_hardware`: FLOPs, memory bandwidth and link of the machine that runs this process."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def measure_hardware(link: Link | None = None) -> Hardware:
     device = torch.get_default_device()
     flops16, flops32 = (_flops(torch.bfloat16, device), _flops(torch.float32, device))
     memory = _memory(device)
-    found = link or _link(device)
+    link = link or _link(device)
     figures = torch.tensor(
-        [flops16, flops32, memory, -found.latency, found.bandwidth], dtype=torch.float64
+        [flops16, flops32, memory, -link.latency, link.bandwidth], dtype=torch.float64
     )
-    if _others():
+    if _is_distributed():
         slowest = figures.to(device)
         dist.all_reduce(slowest, op=dist.ReduceOp.MIN)
         figures = slowest.cpu()
@@ -57,48 +57,52 @@ def measure_hardware(link: Link | None = None) -> Hardware:
 
 
 def _flops(dtype: torch.dtype, device: torch.device) -> float:
-    """Floating-point operations a second in matrix products."""
+    """Measure floating-point operations a second, in matrix products of a dtype."""
     a = torch.ones(SIDE, SIDE, dtype=dtype, device=device)
-    return 2 * SIDE**3 / _seconds(lambda: a @ a, device)
+    return 2 * SIDE**3 / _median_seconds(lambda: a @ a, device)
 
 
 def _memory(device: torch.device) -> float:
-    """Bytes a second, read and written."""
+    """Measure the bytes a second that a device reads and writes."""
     a = torch.ones(COPIED // 4, dtype=torch.float32, device=device)
     out = torch.empty_like(a)
-    return 2 * COPIED / _seconds(lambda: torch.neg(a, out=out), device)
+    return 2 * COPIED / _median_seconds(lambda: torch.neg(a, out=out), device)
 
 
 def _link(device: torch.device) -> Link:
-    """The link among all ranks. An all-reduce sends each byte in several rounds."""
-    if not _others():
+    """Measure the link among all ranks by an all-reduce, which sends each byte in
+    several rounds.
+    """
+    if not _is_distributed():
         return Link(latency=0.0, bandwidth=float("inf"))
     one = torch.zeros(1, device=device)
     many = torch.zeros(SENT // 4, device=device)
     n = dist.get_world_size()
     rounds = COLLECTIVES["all_reduce"].rounds * (n - 1) / n
-    latency = _seconds(lambda: dist.all_reduce(one), device)
-    took = _seconds(lambda: dist.all_reduce(many), device)
+    latency = _median_seconds(lambda: dist.all_reduce(one), device)
+    took = _median_seconds(lambda: dist.all_reduce(many), device)
     return Link(latency, rounds * SENT / max(took - latency, 1e-9))
 
 
-def _others() -> bool:
+def _is_distributed() -> bool:
+    """Return whether other real processes belong to the world."""
     world = current_world()
     return world.kind == "real" and world.size > 1
 
 
-def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    """The median time of a call, after one that warms up."""
-    found = []
+def _median_seconds(call: Callable[[], object], device: torch.device) -> float:
+    """Return the median time of a call, after one that warms up."""
+    seconds = []
     for _ in range(1 + REPEATS):
         _synchronize(device)
         start = time.perf_counter()
         call()
         _synchronize(device)
-        found.append(time.perf_counter() - start)
-    return statistics.median(found[1:])
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[1:])
 
 
 def _synchronize(device: torch.device) -> None:
+    """Wait until an accelerator has run everything; a CPU needs no wait."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)

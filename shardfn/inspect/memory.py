@@ -1,4 +1,4 @@
-"""The memory of one rank's program: its peak, and the tensors that are alive there."""
+"""`Memory`: the peak of one rank's program, and the tensors that are alive at it."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ class Memory:
     alive: tuple[Allocation, ...]
 
     def of(self, kind: str) -> int:
-        """The bytes of one kind at the peak."""
+        """Return the bytes of one kind of tensor at the peak."""
         accept("Memory.of", kind=kind)
         return sum(tensor.nbytes for tensor in self.alive if tensor.kind == kind)
 
     def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:
-        """What a notebook shows: the table."""
+        """Print the table in a notebook."""
         printer.text(str(self))
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ Moments = Iterator[tuple[torch.fx.Node, list[torch.fx.Node]]]
 def memory(
     program: LocalProgram, moments: Callable[[torch.fx.Graph], Moments] | None = None
 ) -> Memory:
-    """The memory of one rank's program.
+    """Compute the peak of one rank's program and the tensors alive there, by kind.
 
     Args:
         program: one rank's program.
@@ -111,13 +111,13 @@ def memory(
             order by default.
     """
     graph = program.graph
-    peak, at, alive = _peak(graph, moments or op_by_op)
-    kinds = _kinds(graph, owners(graph, elements=True))
+    peak, at, alive = _peak(graph, moments or liveness_by_op)
+    kinds = _kind_by_owner(graph, owners(graph, elements=True))
     paths = _paths(program)
     tensors = []
     for node in alive:
         kind = kinds.get(node, TEMPORARY)
-        name = paths.get(node, _op(node))
+        name = paths.get(node, _op_name(node))
         tensors += _allocations(node, kind, name)
     largest = sorted(tensors, key=lambda tensor: -tensor.nbytes)
     source = at.meta.get("source") if at else None
@@ -125,7 +125,7 @@ def memory(
 
 
 def _allocations(node: torch.fx.Node, kind: str, name: str) -> list[Allocation]:
-    """The tensors that a node owns."""
+    """Build an Allocation for each tensor that a node owns."""
     source = node.meta.get("source")
     return [
         Allocation(kind, name, tuple(x.shape), x.dtype, work.nbytes(x), source)
@@ -134,113 +134,122 @@ def _allocations(node: torch.fx.Node, kind: str, name: str) -> list[Allocation]:
 
 
 def peak_bytes(graph: torch.fx.Graph) -> int:
-    """The peak of live bytes of a graph, run op by op."""
-    return _peak(graph, op_by_op)[0]
+    """Return the most bytes that a graph holds when it runs op by op."""
+    return _peak(graph, liveness_by_op)[0]
 
 
 def _peak(
     graph: torch.fx.Graph, moments: Callable[[torch.fx.Graph], Moments]
 ) -> tuple[int, torch.fx.Node | None, list[torch.fx.Node]]:
-    """The most bytes that a graph holds at once, the op that runs then, and what it holds."""
+    """Find the moment at which a graph holds the most bytes: return the bytes, the op that runs
+    then, and the nodes that own them.
+    """
     most, at, alive = 0, None, []
     size = functools.cache(_nbytes)
-    for node, held in moments(graph):
-        inside = _inside(node, moments)
+    for node, owned in moments(graph):
+        inside = _alive_in_loop(node, moments)
         # the results of a branch are those of its graph
         is_branch = isinstance(node.target, Branch)
-        twice = {node, *_items(node)} if is_branch else set()
-        now = [*(x for x in held if x not in twice), *inside]
-        nbytes = sum(map(size, now))
+        counted = {node, *_getitems(node)} if is_branch else set()
+        alive_now = [*(x for x in owned if x not in counted), *inside]
+        nbytes = sum(map(size, alive_now))
         if nbytes > most:
-            most, at, alive = nbytes, node, now
+            most, at, alive = nbytes, node, alive_now
     return most, at, alive
 
 
-def op_by_op(graph: torch.fx.Graph) -> Moments:
-    """The bytes that a graph holds while it runs op by op, at each op that holds more than those
-    before it, and at loops. A tensor of a tuple is owned by its getitem.
+def liveness_by_op(graph: torch.fx.Graph) -> Moments:
+    """Yield each op at which a graph that runs op by op holds more than before, and each loop,
+    with the nodes that own the memory. A tensor of a tuple is owned by its getitem.
     """
     owner = owners(graph, elements=True)
     ends = ends_of(graph, owner)
     alive: dict[torch.fx.Node, int] = {}
-    held = most = 0
+    nbytes = most = 0
     nodes: list[torch.fx.Node] = list(graph.nodes)
     for node in nodes:
-        made = [x for x in (node, *_items(node)) if owner[x] is x]
+        allocated = [x for x in (node, *_getitems(node)) if owner[x] is x]
         if node.target is not operator.getitem:
-            alive.update((x, _nbytes(x)) for x in made)
-            held += sum(map(_nbytes, made))
-        if held > most or isinstance(node.target, Loop):
-            most = max(most, held)
+            alive.update((x, _nbytes(x)) for x in allocated)
+            nbytes += sum(map(_nbytes, allocated))
+        if nbytes > most or isinstance(node.target, Loop):
+            most = max(most, nbytes)
             yield node, list(alive)
         for dead in ends[node]:
             if dead.op != "placeholder":
-                held -= alive.pop(dead, 0)
+                nbytes -= alive.pop(dead, 0)
 
 
-def _items(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """The nodes that read a tensor of a tuple."""
+def _getitems(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """Return the getitem nodes that read the tensors of a tuple."""
     return [user for user in node.users if user.target is operator.getitem]
 
 
-def _inside(
+def _alive_in_loop(
     node: torch.fx.Node, moments: Callable[[torch.fx.Graph], Moments]
 ) -> list[torch.fx.Node]:
-    """The nodes of the graphs of a loop that own the most bytes at once, beside their inputs."""
+    """Return the nodes alive at the peak of a loop's or branch's largest body, without
+    its inputs.
+    """
     if not isinstance(node.target, Loop):
         return []
-    every = [_alive_inside(graph, moments) for graph in loop_of(node).graphs]
+    every = [_alive_in_body(graph, moments) for graph in loop_of(node).graphs]
     return max(every, key=lambda alive: sum(map(_nbytes, alive)))
 
 
-def _alive_inside(
+def _alive_in_body(
     graph: torch.fx.Graph, moments: Callable[[torch.fx.Graph], Moments]
 ) -> list[torch.fx.Node]:
-    """The nodes of a graph that are alive at its peak, without its inputs."""
+    """Return the nodes of a body that are alive at its peak, without its inputs."""
     _, _, alive = _peak(graph, moments)
     return [node for node in alive if node.op != "placeholder"]
 
 
 def _nbytes(node: torch.fx.Node) -> int:
-    """The bytes that a node owns."""
+    """Return the bytes that a node owns."""
     return sum(map(work.nbytes, _tensors(node)))
 
 
 def _tensors(node: torch.fx.Node) -> list[torch.Tensor]:
-    """The tensors that a node owns: of a tuple those that nothing reads."""
+    """Return the tensors that a node owns: of a tuple those that no getitem reads."""
     value = node.meta.get("val")
     values = value if isinstance(value, (tuple, list)) else (value,)
-    read = {args_of(item)[1] for item in _items(node)}
+    read = {args_of(item)[1] for item in _getitems(node)}
     return [x for i, x in enumerate(values) if isinstance(x, torch.Tensor) and i not in read]
 
 
-def _kinds(
+def _kind_by_owner(
     graph: torch.fx.Graph, owner: dict[torch.fx.Node, torch.fx.Node]
 ) -> dict[torch.fx.Node, str]:
-    """The kind of each node that owns memory. Others are temporaries."""
+    """Map each node that owns memory to its kind: argument, result, activation or collective. The
+    others are temporaries.
+    """
     (output,) = graph.find_nodes(op="output")
-    found: dict[torch.fx.Node, str] = {}
+    kinds: dict[torch.fx.Node, str] = {}
     for node in graph.nodes:
         for read in node.all_input_nodes:
             if _phase(read) == "forward" and _phase(node) == "backward":
-                found[owner[read]] = ACTIVATION
+                kinds[owner[read]] = ACTIVATION
         if "collective" in node.meta:
-            found[owner[node]] = COLLECTIVE
+            kinds[owner[node]] = COLLECTIVE
             sent = [x for x in node.all_input_nodes if x.target is PACK]
-            found.update((x, COLLECTIVE) for x in sent)
-    found.update((owner[x], RESULT) for x in output.all_input_nodes)
-    found.update((x, ARGUMENT) for x in graph.find_nodes(op="placeholder"))
-    return found
+            kinds.update((x, COLLECTIVE) for x in sent)
+    kinds.update((owner[x], RESULT) for x in output.all_input_nodes)
+    kinds.update((x, ARGUMENT) for x in graph.find_nodes(op="placeholder"))
+    return kinds
 
 
 def _paths(program: LocalProgram) -> dict[torch.fx.Node, str]:
-    """The paths of the arguments. The first inputs are the rank's coordinates."""
-    holders = program.graph.find_nodes(op="placeholder")
-    coordinates = len(holders) - len(program.in_paths)
-    return dict(zip(holders[coordinates:], program.in_paths, strict=True))
+    """Map the placeholders of a program to the paths of its arguments. The first inputs are the
+    rank's coordinates, which have none.
+    """
+    placeholders = program.graph.find_nodes(op="placeholder")
+    coordinates = len(placeholders) - len(program.in_paths)
+    return dict(zip(placeholders[coordinates:], program.in_paths, strict=True))
 
 
-def _op(node: torch.fx.Node) -> str:
+def _op_name(node: torch.fx.Node) -> str:
+    """Return the name of the op that made a tensor."""
     if node.target is operator.getitem:
         node = node.all_input_nodes[0]
     return getattr(node.target, "_opname", node.name)

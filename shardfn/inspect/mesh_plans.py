@@ -1,4 +1,6 @@
-"""Plans of one program on several meshes, as a table."""
+"""`MeshPlans`: the best placements of one program on each of several meshes, compared
+in a table.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +40,11 @@ class MeshPlan:
 
     @property
     def sent(self) -> float:
-        """The bytes that a rank sends in a step."""
+        """Return the bytes that a rank sends in a step."""
         return sent_bytes(self.collectives, self.axes)
 
     def cells(self) -> tuple[str, ...]:
-        """The plan as a row of a table."""
+        """Return the plan as a row of the table."""
         counts = Counter(f"{c.kind} over {c.axis}" for c in self.collectives)
         kinds = [f"{n} {kind}" for kind, n in sorted(counts.items())]
         return (
@@ -70,11 +72,11 @@ class MeshPlans:
 
     @property
     def best(self) -> MeshPlan:
-        """The plan of the fastest mesh."""
+        """Return the plan of the fastest mesh."""
         return self.plans[0]
 
     def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:
-        """What a notebook shows: the table."""
+        """Print the table in a notebook."""
         printer.text(str(self))
 
     def __str__(self) -> str:
@@ -92,7 +94,7 @@ class MeshPlans:
 
 
 def sent_bytes(collectives: Iterable[Collective], axes: MeshAxes) -> float:
-    """The bytes that a rank sends in some collectives, each as a ring."""
+    """Sum the bytes that a rank sends in some collectives, each run as a ring."""
     sizes = dict(zip(axes.names, axes.sizes, strict=True))
     return sum(
         COLLECTIVES[c.kind].rounds * c.nbytes * (sizes[c.axis] - 1) / sizes[c.axis]

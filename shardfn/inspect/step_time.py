@@ -1,4 +1,6 @@
-"""The time of one rank's program under a model of the hardware, before it runs."""
+"""`StepTime`: the predicted time of one rank's step under a model of the hardware (roofline and
+links).
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ Key = tuple[str, str | None, str | None]  # op, axis, line
 
 @attrs.frozen
 class Timeline:
-    """One rank's step, with one queue of computation and one of communication for each mesh
-    axis; seconds.
+    """The seconds of compute, communication and exposed communication of one rank's step. Compute
+    has one queue, and each mesh axis one queue of collectives.
     """
 
     compute: float = 0.0
@@ -31,16 +33,16 @@ class Timeline:
 
     @property
     def total(self) -> float:
-        """The time of the step."""
+        """Return the time of the step."""
         return self.compute + self.exposed
 
     @property
     def hidden(self) -> float:
-        """The share of communication that overlaps with compute."""
+        """Return the share of communication that overlaps with compute."""
         return 1.0 if self.communication == 0 else max(0.0, 1 - self.exposed / self.communication)
 
     def times(self, n: int) -> Timeline:
-        """The timeline of n steps, one after the other."""
+        """Return the timeline of n steps, one after the other."""
         return Timeline(n * self.compute, n * self.communication, n * self.exposed)
 
 
@@ -65,7 +67,7 @@ class OpTime:
     def __str__(self) -> str:
         name = self.name if self.axis is None else f"{self.name} over {self.axis}"
         source = self.source or ""
-        line = f"{_ms(self.seconds)}  {self.count:>5} x {name:<28} {source}"
+        line = f"{_milliseconds(self.seconds)}  {self.count:>5} x {name:<28} {source}"
         return line.rstrip()
 
 
@@ -98,27 +100,27 @@ class StepTime:
 
     @property
     def excess(self) -> float:
-        """The bytes at the peak that do not fit in the memory of the device; 0 if all do."""
+        """Return the bytes at the peak that do not fit in the memory of the device; 0 if all do."""
         if self.capacity is None or self.memory is None:
             return 0.0
         return max(0.0, self.memory() - self.capacity)
 
     @property
     def total(self) -> float:
-        """Seconds of a step."""
+        """Return the seconds of a step."""
         return self.compute + self.exposed
 
     def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:
-        """What a notebook shows: the table."""
+        """Print the table in a notebook."""
         printer.text(str(self))
 
     def __str__(self) -> str:
         lines = [
-            f"{self.name}: {_ms(self.total).strip()} a step on {self.hardware}",
-            f"  compute        {_ms(self.compute)}",
-            f"  communication  {_ms(self.communication)}",
-            f"  exposed        {_ms(self.exposed)}",
-            *self.misfit(),
+            f"{self.name}: {_milliseconds(self.total).strip()} a step on {self.hardware}",
+            f"  compute        {_milliseconds(self.compute)}",
+            f"  communication  {_milliseconds(self.communication)}",
+            f"  exposed        {_milliseconds(self.exposed)}",
+            *self.out_of_memory_line(),
             "the longest first",
         ]
         shown = self.ops[:SHOWN]
@@ -129,8 +131,8 @@ class StepTime:
             lines.append(f"{self.endless} while loops count as one step each")
         return "\n".join(lines)
 
-    def misfit(self) -> list[str]:
-        """A line if the peak does not fit in the memory of the device."""
+    def out_of_memory_line(self) -> list[str]:
+        """Return a line if the peak does not fit in the memory of the device."""
         excess = self.excess
         if not excess:
             return []
@@ -145,7 +147,7 @@ def step_time(
     links: Mapping[str, Link] | None = None,
     memory: Callable[[], float] | None = None,
 ) -> StepTime:
-    """The time of one rank's program, in the order of its schedule.
+    """Predict the time of one rank's step, in the order of its schedule.
 
     Args:
         program: of the rank.
@@ -173,14 +175,14 @@ def step_time(
         times.communication,
         times.exposed,
         tuple(longest),
-        _endless(program.graph),
+        _count_while_loops(program.graph),
         hardware.capacity,
         memory,
     )
 
 
 class Clock:
-    """The time of each node of a program.
+    """A model of time: the seconds of each op and collective of a program.
 
     Args:
         hardware: the model.
@@ -194,13 +196,13 @@ class Clock:
         self.links = {**hardware.links(axes), **links}
 
     def send(self, record: Collective) -> float:
-        """Seconds of a collective."""
+        """Return the seconds of a collective."""
         link, n = self.links[record.axis], self.sizes[record.axis]
         return link.send(record.kind, record.nbytes, n)
 
     def timeline(self, graph: torch.fx.Graph) -> Timeline:
-        """The time of a graph. Compute runs in order, and the collectives of each axis run in
-        order beside it.
+        """Simulate a graph: compute runs in order, and the collectives of each axis run in order
+        beside it.
         """
         now = compute = communication = exposed = 0.0
         free = dict.fromkeys(self.sizes, 0.0)
@@ -228,7 +230,7 @@ class Clock:
         return Timeline(compute, communication, exposed)
 
     def loop(self, loop: Loop) -> Timeline:
-        """The time of a loop: of its longer branch, or of all its steps."""
+        """Return the timeline of a loop (all its steps) or of a branch (its longer body)."""
         inside = [self.timeline(graph) for graph in loop.graphs]
         if isinstance(loop, Branch):
             return max(inside, key=lambda times: times.total)
@@ -240,8 +242,8 @@ class Clock:
         )
 
     def entries(self, graph: torch.fx.Graph, times: int = 1) -> Iterator[tuple[Key, int, float]]:
-        """The ops of a graph that runs so often: the op, axis and line; how often it runs; the
-        seconds of one run.
+        """Yield each op of a graph and its loops: its op, axis and line, how often it runs, and
+        the seconds of one run.
         """
         for node in graph.nodes:
             source = node.meta.get("source")
@@ -250,34 +252,35 @@ class Clock:
                 yield (record.kind, record.axis, source), times, self.send(record)
             elif isinstance(node.target, Loop):
                 loop = loop_of(node)
-                for inner in self._run(loop):
+                for inner in self._counted_bodies(loop):
                     yield from self.entries(inner, times * _steps(loop))
             elif node.op == "call_function" and node.target is not work.WAIT:
                 name = getattr(node.target, "_opname", node.name)
                 took = work.seconds(node, self.hardware)
                 yield (name, None, source), times, took
 
-    def _run(self, loop: Loop) -> tuple[torch.fx.Graph, ...]:
-        """The graphs of a loop that count: of a cond the longer one."""
+    def _counted_bodies(self, loop: Loop) -> tuple[torch.fx.Graph, ...]:
+        """Return the graphs of a loop that count in the time: of a cond the longer one."""
         if isinstance(loop, Branch):
             return (max(loop.graphs, key=lambda graph: self.timeline(graph).total),)
         return loop.graphs
 
 
 def _steps(loop: Loop) -> int:
+    """Return the number of steps of a loop, as far as it is known: 1 for while_loop."""
     return loop.length if isinstance(loop, Scan) else 1
 
 
-def _endless(graph: torch.fx.Graph) -> int:
-    """The number of while loops, those inside other loops included."""
+def _count_while_loops(graph: torch.fx.Graph) -> int:
+    """Count the while loops of a graph, those inside other loops included."""
     count = 0
     for node in graph.nodes:
         if isinstance(node.target, Loop):
             loop = loop_of(node)
             count += isinstance(loop, While)
-            count += sum(_endless(inner) for inner in loop.graphs)
+            count += sum(_count_while_loops(inner) for inner in loop.graphs)
     return count
 
 
-def _ms(seconds: float) -> str:
+def _milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:>10.3f} ms"

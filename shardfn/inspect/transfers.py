@@ -1,5 +1,5 @@
-"""The communication of a plan as data: every transfer, its reader, its bytes, and placements
-that need no transfer.
+"""`Transfer`: each collective of a plan as data, with the op that needs it, its bytes, and
+placements that would need no collective.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ..partition import plan as steps
 from ..partition.payload import nbytes
 from ..partition.redistribute import Move
 from ..types import PENDING, Mark, Marks, MeshAxes
-from .alternatives import Alternative, Considered
+from .alternatives import Alternative, WeighedStrategies
 
 SETTINGS = ("allow", "warn", "error")  # in order of strictness
-ON_BEHALF = {  # the source of a transfer that is not an op
+PUBLIC_READERS = {  # the source of a transfer that is not an op
     "prim_redistribute": "constrain",
     "prim_align": "gradient",
     "output": "result",
 }
 NO_RULE = "it has no rule"
-NO_CHOICE = "no strategy of its rule keeps the sharding"
+NO_SHARDED_STRATEGY = "no strategy of its rule keeps the sharding"
 CHEAPEST = "no strategy of its rule sends less"
 
 
@@ -72,8 +72,8 @@ class Fallback:
     arguments: tuple[str, ...]
 
 
-def transfers(plan: steps.Plan, setting: str, weighed: Considered) -> tuple[Transfer, ...]:
-    """Every collective of a plan, explicit or implicit, in order.
+def transfers(plan: steps.Plan, setting: str, weighed: WeighedStrategies) -> tuple[Transfer, ...]:
+    """List every collective of a plan, explicit or implicit, in order.
 
     Args:
         plan: the plan of `partition.propagate`.
@@ -81,48 +81,51 @@ def transfers(plan: steps.Plan, setting: str, weighed: Considered) -> tuple[Tran
         weighed: the strategies that propagation considered, or empty if no alternatives are
             needed.
     """
-    found = []
+    collectives = []
     for number, inner in enumerate(
-        plans(plan)
+        plan_and_bodies(plan)
     ):  # ops of loops are considered again for each placement of the carries, so they are left out
-        readers = _readers(inner)
-        found += [
+        readers = _first_readers(inner)
+        collectives += [
             _transfer(inner, step, move, readers, setting, {} if number else weighed)
-            for step, move in _sent(inner)
+            for step, move in _communicating_moves(inner)
         ]
-    return tuple(found)
+    return tuple(collectives)
 
 
-def plans(plan: steps.Plan) -> Iterator[steps.Plan]:
-    """A plan and those of its loops."""
+def plan_and_bodies(plan: steps.Plan) -> Iterator[steps.Plan]:
+    """Yield a plan and the plans of its loops and branches."""
     yield plan
     for step in plan.steps:
         for inner in step.plans if isinstance(step, steps.Nested) else ():
-            yield from plans(inner)
+            yield from plan_and_bodies(inner)
 
 
-def sent(plan: steps.Plan) -> Iterator[tuple[steps.Redistribute, Move]]:
-    """The moves that communicate, including those inside loops, each once."""
-    for inner in plans(plan):
-        yield from _sent(inner)
+def communicating_moves(plan: steps.Plan) -> Iterator[tuple[steps.Redistribute, Move]]:
+    """Yield each redistribution that communicates, with its move, also inside loops."""
+    for inner in plan_and_bodies(plan):
+        yield from _communicating_moves(inner)
 
 
-def _sent(plan: steps.Plan) -> Iterator[tuple[steps.Redistribute, Move]]:
+def _communicating_moves(plan: steps.Plan) -> Iterator[tuple[steps.Redistribute, Move]]:
+    """Yield the moves of one plan that communicate over an axis of more than one rank."""
     for step, move in steps.moves(plan):
         if move.sends and plan.axes.sizes[move.axis] > 1:
             yield step, move
 
 
 def strictest(node: torch.fx.Node, setting: str) -> str:
-    """The setting of an op: the program's, or a stricter one of a shard inside it."""
-    noted = node.meta.get("custom") or {}
-    return max([setting, *(s for s in SETTINGS if ASKS + s in noted)], key=SETTINGS.index)
+    """Return the implicit_comm that holds for an op: the program's, or a stricter one of a shard
+    inside.
+    """
+    annotations = node.meta.get("custom") or {}
+    return max([setting, *(s for s in SETTINGS if ASKS + s in annotations)], key=SETTINGS.index)
 
 
-def fallbacks(found: tuple[Transfer, ...]) -> tuple[Fallback, ...]:
-    """The fallbacks, once for each op and line."""
+def fallbacks(collectives: tuple[Transfer, ...]) -> tuple[Fallback, ...]:
+    """Group the implicit transfers of fallbacks by op and line, and sum their bytes."""
     groups: dict[tuple[str, str | None], list[Transfer]] = {}
-    for transfer in found:
+    for transfer in collectives:
         if transfer.whole and transfer.implicit:
             groups.setdefault((transfer.op, transfer.source), []).append(transfer)
     return tuple(
@@ -131,15 +134,15 @@ def fallbacks(found: tuple[Transfer, ...]) -> tuple[Fallback, ...]:
     )
 
 
-def _readers(plan: steps.Plan) -> dict[int, tuple[steps.Apply, int]]:
-    """The first op that reads each slot, and as which argument."""
-    found: dict[int, tuple[steps.Apply, int]] = {}
+def _first_readers(plan: steps.Plan) -> dict[int, tuple[steps.Apply, int]]:
+    """Map each slot to the first op that reads it, and to the number of the argument."""
+    readers: dict[int, tuple[steps.Apply, int]] = {}
     for step in plan.steps:
         if not isinstance(step, steps.Apply):
             continue
         for k, slot in enumerate(step.ins):
-            found.setdefault(slot.number, (step, k))
-    return found
+            readers.setdefault(slot.number, (step, k))
+    return readers
 
 
 def _transfer(
@@ -148,8 +151,9 @@ def _transfer(
     move: Move,
     readers: dict[int, tuple[steps.Apply, int]],
     setting: str,
-    weighed: Considered,
+    weighed: WeighedStrategies,
 ) -> Transfer:
+    """Build the Transfer of one move: its reader, its bytes and its alternatives."""
     axes = plan.axes
     source = step.source
     reader, k = readers.get(step.target.number, (None, 0))
@@ -157,80 +161,85 @@ def _transfer(
         reader = None
         k = 0
     node = reader.node if reader else step.node
-    alternatives = _weighed_for(reader, move, weighed)
+    alternatives = _alternatives_of(reader, move, weighed)
     return Transfer(
         kind=move.kind,
         axis=axes.names[move.axis],
         nbytes=nbytes(source.value.shape, source.value.element_size(), move, axes),
         implicit=step.implicit,
         setting=strictest(step.node, setting),
-        op=_op_of(node),
+        op=_reader_name(node),
         source=node.meta.get("source"),
         argument=argument_names(node)[k] if reader else "it",
         arguments=_arguments_before(step, reader, axes),
-        value=_placed(source, axes),
-        wanted=_placed(step.target, axes),
-        whole=_why_whole(reader, k, move, alternatives) if reader else None,
-        native=_native(alternatives, k, move.before[move.axis]),
+        value=_typed(source, axes),
+        wanted=_typed(step.target, axes),
+        whole=_fallback_reason(reader, k, move, alternatives) if reader else None,
+        native=_free_placements(alternatives, k, move.before[move.axis]),
         alternatives=alternatives,
     )
 
 
-def _weighed_for(
-    reader: steps.Apply | None, move: Move, weighed: Considered
+def _alternatives_of(
+    reader: steps.Apply | None, move: Move, weighed: WeighedStrategies
 ) -> tuple[Alternative, ...]:
-    """The strategies of the reader on the axis of a move."""
+    """Return the strategies that propagation weighed for an op, on the axis of a move."""
     if reader is None or not reader.outs:
         return ()
     return weighed.get((reader.outs[0].number, move.axis), ())
 
 
-def _op_of(node: torch.fx.Node) -> str:
-    """The op that needs a transfer, by its name, or the placement that asks for it."""
+def _reader_name(node: torch.fx.Node) -> str:
+    """Return the public name of the op that needs a transfer, or of the placement that asks for
+    it.
+    """
     if node.target in PRIMS and PRIMS[node.target].public:
         return PRIMS[node.target].public
     name = getattr(node.target, "_opname", node.op)
-    return ON_BEHALF.get(name, str(node.target))
+    return PUBLIC_READERS.get(name, str(node.target))
 
 
 def _arguments_before(
     step: steps.Redistribute, reader: steps.Apply | None, axes: MeshAxes
 ) -> tuple[str, ...]:
-    """The tensor arguments of the reader, before the redistribution."""
+    """Return the tensor arguments of the reader as text, with their placements before the
+    redistribution.
+    """
     names = argument_names(reader.node) if reader else ["it"]
     slots = reader.ins if reader else (step.target,)
     return tuple(
-        f"{name} {_placed(step.source if slot is step.target else slot, axes)}"
+        f"{name} {_typed(step.source if slot is step.target else slot, axes)}"
         for name, slot in zip(names, slots, strict=True)
     )
 
 
-def _placed(slot: steps.Slot, axes: MeshAxes) -> str:
-    """The type and placements of a value."""
+def _typed(slot: steps.Slot, axes: MeshAxes) -> str:
+    """Return the type and the placements of a value as text."""
     value = slot.value
     return tensor_type(value.shape, value.dtype, slot.marks, axes.names)
 
 
 def argument_names(node: torch.fx.Node) -> list[str]:
-    """The schema's name of each tensor argument of a call: self, other, tensors[0]."""
+    """Return the schema's name of each tensor argument of a call: self, other, tensors[0]."""
     schema = (
         [a.name for a in _compat.schema(node.target).arguments]
         if hasattr(node.target, "_schema")
         else [""] * len(node.args)
     )
     names: list[str] = []
-    for name, given in (*zip(schema, node.args, strict=False), *node.kwargs.items()):
-        inside = given if isinstance(given, (list, tuple)) else [given]
-        for i, x in enumerate(inside):
+    for name, argument in (*zip(schema, node.args, strict=False), *node.kwargs.items()):
+        elements = argument if isinstance(argument, (list, tuple)) else [argument]
+        for i, x in enumerate(elements):
             names += (
-                [name if given is x else f"{name}[{i}]"] if isinstance(x, torch.fx.Node) else []
+                [name if argument is x else f"{name}[{i}]"] if isinstance(x, torch.fx.Node) else []
             )
     return names
 
 
-def _why_whole(
+def _fallback_reason(
     reader: steps.Apply, k: int, move: Move, alternatives: tuple[Alternative, ...]
 ) -> str | None:
+    """Return why an all-gather belongs to a fallback, or None if it belongs to none."""
     axis = move.axis
     before = move.before[move.axis]
     if move.kind != ALL_GATHER or any(
@@ -242,16 +251,18 @@ def _why_whole(
     return (
         CHEAPEST
         if any(layout.split(a.ins[k]) == layout.split(before) for a in alternatives)
-        else NO_CHOICE
+        else NO_SHARDED_STRATEGY
     )
 
 
-def _native(alternatives: tuple[Alternative, ...], k: int, before: Mark) -> Marks:
-    """Placements of the k-th argument with which nothing would be sent, sharded ones first."""
+def _free_placements(alternatives: tuple[Alternative, ...], k: int, before: Mark) -> Marks:
+    """Return placements of the k-th argument under which nothing would be sent, sharded ones
+    first.
+    """
     free = [
         a
         for a in alternatives
         if not sum(a.sends) - a.sends[k] and not any(m in PENDING for m in (a.ins[k], *a.outs))
     ]
-    marks = dict.fromkeys(a.ins[k] for a in free if a.ins[k] != before)
-    return tuple(sorted(marks, key=lambda m: (m == "R", str(m))))
+    placements = dict.fromkeys(a.ins[k] for a in free if a.ins[k] != before)
+    return tuple(sorted(placements, key=lambda m: (m == "R", str(m))))

@@ -1,5 +1,5 @@
-"""A plan op by op, for one rank: every op and transfer with the placements and local shapes of
-its arguments and results.
+"""The verbose text of a plan: each op and each redistribution with placements and local shapes,
+for one rank.
 """
 
 from __future__ import annotations
@@ -18,37 +18,42 @@ from .transfers import argument_names
 
 
 def verbose_text(plan: steps.Plan, name: str, coordinates: Sequence[int]) -> str:
-    """One line for each step: op, arguments and results as `f64[6@dp, 4] (3, 4)`; the second
-    shape is the local one.
+    """Format a plan, one line for each step: op, arguments and results as `f64[6@dp, 4] (3, 4)`;
+    the second shape is the local one.
 
     Args:
         plan: the plan of `partition.propagate`.
         name: of the function.
         coordinates: the coordinates of the rank.
     """
-    at = ", ".join(f"{axis}={c}" for axis, c in zip(plan.axes.names, coordinates, strict=True))
-    header = f"{name} on mesh {plan.axes}, rank at ({at}): {len(plan.steps)} steps"
+    position = ", ".join(
+        f"{axis}={c}" for axis, c in zip(plan.axes.names, coordinates, strict=True)
+    )
+    header = f"{name} on mesh {plan.axes}, rank at ({position}): {len(plan.steps)} steps"
     lines = [
         line for step in plan.steps for line in LINES[type(step)](step, plan.axes, coordinates)
     ]
     return "\n".join([header, *legend(lines), *lines])
 
 
-def _placed(slot: steps.Slot, axes: MeshAxes, coordinates: Sequence[int]) -> str:
+def _typed(slot: steps.Slot, axes: MeshAxes, coordinates: Sequence[int]) -> str:
+    """Return the type, the placements and the local shape of a value as text."""
     local = layout.local_shape(slot.value.shape, slot.marks, axes.sizes, coordinates)
     return f"{tensor_type(slot.value.shape, slot.value.dtype, slot.marks, axes.names)} {local}"
 
 
-def _applied(step: steps.Apply, axes: MeshAxes, coordinates: Sequence[int]) -> list[str]:
+def _op_lines(step: steps.Apply, axes: MeshAxes, coordinates: Sequence[int]) -> list[str]:
+    """Format an op with its arguments and results."""
     pairs = zip(argument_names(step.node), step.ins, strict=True)
-    ins = ", ".join(f"{name} {_placed(slot, axes, coordinates)}" for name, slot in pairs)
-    outs = ", ".join(_placed(slot, axes, coordinates) for slot in step.outs)
+    ins = ", ".join(f"{name} {_typed(slot, axes, coordinates)}" for name, slot in pairs)
+    outs = ", ".join(_typed(slot, axes, coordinates) for slot in step.outs)
     return [_line(f"{step.node.target}({ins})" + (f" -> {outs}" if outs else ""), step)]
 
 
-def _nested(step: steps.Nested, axes: MeshAxes, coordinates: Sequence[int]) -> list[str]:
-    placed = lambda slots: ", ".join(_placed(slot, axes, coordinates) for slot in slots)
-    lines = [_line(f"{step.node.target}({placed(step.ins)}) -> {placed(step.outs)}", step)]
+def _loop_lines(step: steps.Nested, axes: MeshAxes, coordinates: Sequence[int]) -> list[str]:
+    """Format a loop or branch, followed by the steps of its bodies."""
+    typed = lambda slots: ", ".join(_typed(slot, axes, coordinates) for slot in slots)
+    lines = [_line(f"{step.node.target}({typed(step.ins)}) -> {typed(step.outs)}", step)]
     titles = graph_titles(loop_of(step.node))
     for title, plan in zip(titles, step.plans, strict=True):
         lines.append(f"    {title}:")
@@ -60,15 +65,21 @@ def _nested(step: steps.Nested, axes: MeshAxes, coordinates: Sequence[int]) -> l
     return lines
 
 
-def _filled(step: steps.Fill, axes: MeshAxes, coordinates: Sequence[int]) -> list[str]:
-    return [_line(f"fill {step.value} -> {_placed(step.out, axes, coordinates)}", step)]
+def _fill_lines(step: steps.Fill, axes: MeshAxes, coordinates: Sequence[int]) -> list[str]:
+    """Format the fill of a new tensor with a constant."""
+    return [_line(f"fill {step.value} -> {_typed(step.out, axes, coordinates)}", step)]
 
 
-def _moved(step: steps.Redistribute, axes: MeshAxes, coordinates: Sequence[int]) -> list[str]:
+def _redistribute_lines(
+    step: steps.Redistribute, axes: MeshAxes, coordinates: Sequence[int]
+) -> list[str]:
+    """Format each collective of a redistribution, with its bytes and the placements before and
+    after.
+    """
     lines = []
     for move in step.moves:
         before, after = (
-            _placed(steps.Slot(0, step.source.value, marks), axes, coordinates)
+            _typed(steps.Slot(0, step.source.value, marks), axes, coordinates)
             for marks in (move.before, move.after)
         )
         free = not move.sends or axes.sizes[move.axis] == 1
@@ -81,23 +92,25 @@ def _moved(step: steps.Redistribute, axes: MeshAxes, coordinates: Sequence[int])
 
 
 def _line(text: str, step: steps.Step) -> str:
+    """Indent a line, and end it with the source file and line of a step."""
     source = step.node.meta.get("source")
     return f"  {text}" + (f"   # {os.path.basename(source)}" if source else "")
 
 
-def _renamed(
+def _relabel_lines(
     step: steps.Relabel | steps.Rescale, axes: MeshAxes, coordinates: Sequence[int]
 ) -> list[str]:
+    """Format a relabel or rescale, which changes placements without a collective."""
     verb = "rescale" if isinstance(step, steps.Rescale) else "relabel"
-    before, after = (_placed(slot, axes, coordinates) for slot in (step.source, step.target))
+    before, after = (_typed(slot, axes, coordinates) for slot in (step.source, step.target))
     return [_line(f"{verb} {before} -> {after}", step)]
 
 
 LINES = {
-    steps.Apply: _applied,
-    steps.Nested: _nested,
-    steps.Fill: _filled,
-    steps.Redistribute: _moved,
-    steps.Relabel: _renamed,
-    steps.Rescale: _renamed,
+    steps.Apply: _op_lines,
+    steps.Nested: _loop_lines,
+    steps.Fill: _fill_lines,
+    steps.Redistribute: _redistribute_lines,
+    steps.Relabel: _relabel_lines,
+    steps.Rescale: _relabel_lines,
 }

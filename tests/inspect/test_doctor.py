@@ -13,7 +13,7 @@ USUAL = "clang++" if sys.platform == "darwin" else "g++"
 
 
 def test_every_finding_is_a_sentence_and_what_is_wrong_has_a_fix():
-    for finding in doctor.examine():
+    for finding in doctor.run_checks():
         assert finding.sentence.endswith("."), finding
         assert finding.ok or finding.fix or finding.name == "GPU", finding
 
@@ -25,7 +25,7 @@ def test_a_machine_that_runs_these_tests_has_what_is_needed(capsys):
 
 def test_the_exit_code_is_one_when_something_needed_is_missing(monkeypatch, capsys):
     missing = Finding("optree", False, "Not installed.", "pip install optree", needed=True)
-    monkeypatch.setattr(doctor, "examine", lambda: (missing,))
+    monkeypatch.setattr(doctor, "run_checks", lambda: (missing,))
     assert doctor.main() == 1
     said = capsys.readouterr().out
     assert "MISSING" in said and "to fix: pip install optree" in said
@@ -34,7 +34,7 @@ def test_the_exit_code_is_one_when_something_needed_is_missing(monkeypatch, caps
 
 def test_the_exit_code_is_zero_when_something_optional_is_missing(monkeypatch, capsys):
     missing = Finding("rich", False, "Not installed.", "pip install rich")
-    monkeypatch.setattr(doctor, "examine", lambda: (missing,))
+    monkeypatch.setattr(doctor, "run_checks", lambda: (missing,))
     assert doctor.main() == 0
     assert "MISSING" not in capsys.readouterr().out
 

@@ -75,16 +75,16 @@ def test_textbook_scans_are_not_called_expensive(name: str) -> None:
     assert said(sgd(layered), STACKED, *STACKED_PLACES[name]) == []
 
 
-def test_what_a_scan_computes_alike_is_said_with_its_line_and_a_mend() -> None:
+def test_replicated_compute_in_a_scan_is_warned_of_with_its_line_and_a_placement() -> None:
     places = (4, 2), ("dp", "tp"), (P(), P("dp"))
     (text,) = said(sgd(layered), STACKED, *places)
     first, source, fix = text.splitlines()
-    assert "100% of a rank's FLOPs are computed alike by all 2 ranks of tp" in first
+    assert "100% of a rank's FLOPs are computed replicated by all 2 ranks of tp" in first
     assert source.startswith(f"  at: {layered.__code__.co_filename}:")
     assert fix == "  try: batch[0] at P(('dp', 'tp')) in place of P('dp')"
 
 
-def test_what_a_branch_sends_is_said_with_a_mend() -> None:
+def test_implicit_transfers_of_a_branch_are_warned_of_with_a_placement() -> None:
     fn = lambda p, x: sf.cond(x.sum() > 0, lambda x: loss(p, x), torch.sum, x)
     args = SMALL[0], sf.ShapeDtype((65536, 512))
     places = (8,), ("dp",), (P(), P(None, "dp"))
@@ -95,18 +95,18 @@ def test_what_a_branch_sends_is_said_with_a_mend() -> None:
     assert fix.startswith("  try: x at P('dp') in place of P(None, 'dp')")
 
 
-def test_an_axis_that_shards_nothing_is_said_with_a_mend() -> None:
+def test_an_axis_that_shards_nothing_is_warned_of_with_a_placement() -> None:
     (text,) = said(STEP, SMALL, (4, 2), ("dp", "tp"), (P(), P("dp")))
     first, source, fix = text.splitlines()
     assert first == (
-        "shard(step): 100% of a rank's FLOPs are computed alike by all 2 ranks of tp, most of "
+        "shard(step): 100% of a rank's FLOPs are computed replicated by all 2 ranks of tp, most of "
         "them by mm"
     )
     assert source.startswith(f"  at: {loss.__code__.co_filename}:")
     assert fix == "  try: p['up'] at P(None, 'tp') in place of P()"
 
 
-def test_activations_that_another_placement_does_not_send_are_said() -> None:
+def test_activations_that_another_placement_does_not_send_are_warned_of() -> None:
     params = LANGUAGE
     places = dict.fromkeys(params, P(None, "dp")), P("dp")
     args = params, TOKENS
@@ -119,7 +119,7 @@ def test_activations_that_another_placement_does_not_send_are_said() -> None:
     assert said(GRAD, args, (8,), ("dp",), places) == []  # planned
 
 
-def test_what_no_placement_mends_is_said_with_its_bytes() -> None:
+def test_implicit_transfers_without_a_better_placement_are_warned_of_with_their_bytes() -> None:
     """Sums along both dims: one of them has to be exchanged."""
 
     def crossed(x: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ import torch
 import shardfn as sf
 from shardfn import P
 from shardfn.inspect.alternatives import Alternative
-from shardfn.inspect.transfers import NO_CHOICE, NO_RULE
+from shardfn.inspect.transfers import NO_RULE, NO_SHARDED_STRATEGY
 from shardfn.partition import plan, rules
 from shardfn.partition.rule_api.op import Op
 
@@ -157,7 +157,7 @@ def test_s8_5_an_op_is_reported_once_for_each_line_with_all_that_it_costs() -> N
         return x.sort(0)[0]
 
     first, second = sharded(twice, P("dp")).lower(X).fallbacks
-    assert (first.nbytes, second.nbytes, first.why) == (3 * 192, 192, NO_CHOICE)
+    assert (first.nbytes, second.nbytes, first.why) == (3 * 192, 192, NO_SHARDED_STRATEGY)
 
 
 def test_s8_6_verbose_prints_every_op_with_placements_and_local_shapes_of_one_rank() -> None:
@@ -273,7 +273,7 @@ def test_the_parts_of_an_op_that_is_written_out_are_priced_too() -> None:
 def test_what_the_walk_weighs_is_noted_on_demand_only(monkeypatch: pytest.MonkeyPatch) -> None:
     walks = []
     monkeypatch.setattr(
-        sf.runtime.stages.traced, "considered", lambda *a, **k: walks.append(a) or {}
+        sf.runtime.stages.traced, "weighed_strategies", lambda *a, **k: walks.append(a) or {}
     )
     low = sharded(sort, P("dp")).lower(X)
     assert not walks

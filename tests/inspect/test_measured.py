@@ -17,7 +17,7 @@ def _half_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
         call()
         return 0.5
 
-    monkeypatch.setattr(measured, "_seconds", seconds)
+    monkeypatch.setattr(measured, "_median_seconds", seconds)
     monkeypatch.setattr(measured, "SIDE", 8)
     monkeypatch.setattr(measured, "COPIED", 64)
 
@@ -44,4 +44,4 @@ def test_the_time_of_a_call_is_the_median_without_the_first(
     monkeypatch.undo()
     times = iter([0, 100, 0, 1, 0, 2, 0, 3, 0, 9, 0, 9, 0, 9, 0, 1])
     monkeypatch.setattr(measured.time, "perf_counter", lambda: next(times))
-    assert measured._seconds(lambda: None, torch.device("cpu")) == 3
+    assert measured._median_seconds(lambda: None, torch.device("cpu")) == 3

@@ -16,7 +16,7 @@ from ...capture import Captured
 from ...compile.memory import memory_as_run
 from ...errors import ShardError, call_site
 from ...hardware import H100, Hardware, Link, hardware_of, links_of
-from ...inspect.alternatives import considered
+from ...inspect.alternatives import weighed_strategies
 from ...inspect.certificate import Certificate, certify
 from ...inspect.implicit import report_implicit
 from ...inspect.memory import Memory
@@ -181,7 +181,7 @@ class Traced:
             self.request.name,
             self.request.implicit_comm,
             chosen,
-            lambda: considered(self.program, *wanted, advice=chosen.advice),
+            lambda: weighed_strategies(self.program, *wanted, advice=chosen.advice),
         )
         warn_of_expensive(self, planned, wanted)
         if self.request.followed is None:
@@ -306,7 +306,7 @@ class Lowered:
         each access.
         """
         traced, advice = self.traced, self.partition.advice
-        weighed = considered(traced.program, *traced.placements(), advice=advice)
+        weighed = weighed_strategies(traced.program, *traced.placements(), advice=advice)
         return transfers(self.partition, self.traced.request.implicit_comm, weighed)
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 from ...accepted import accept
 from ...byte_sizes import bytes_of
 from ...errors import BudgetError, ShardError, call_site
-from ...inspect.budget import KINDS, Explanation, over_budget
+from ...inspect.budget import COLLECTIVE_KINDS, Explanation, over_budget
 from ...tracebacks import shown
 from .._transformed import Bound, Transformed, name_of
 
@@ -101,10 +101,10 @@ def assert_comms(
     """
     accept("assert_comms", counts=counts, max_implicit=max_implicit)
     wanted = counts or {}
-    unknown = [kind for kind in wanted if kind not in KINDS]
+    unknown = [kind for kind in wanted if kind not in COLLECTIVE_KINDS]
     if unknown:
         got = f"{', '.join(map(repr, unknown))} in counts"
-        needed = f"kinds of collectives: {', '.join(KINDS)}"
+        needed = f"kinds of collectives: {', '.join(COLLECTIVE_KINDS)}"
         raise ShardError.of("assert_comms", got, needed=needed, arg_path="counts")
     most_bytes = None if max_bytes is None else _bytes(max_bytes)
     found = explain(fn, *args, **kwargs)
