@@ -215,6 +215,11 @@ def line_of(stack: str | None) -> str | None:
     return source_at(*frames[-1]) if frames else None
 
 
+def user_line(node: torch.fx.Node) -> str | None:
+    """The user's line of a node of Dynamo's graph."""
+    return line_of(node.meta.get("stack_trace"))
+
+
 def module_of(stack: str | None) -> str | None:
     """The path of the submodule in a stack trace of code that a module ran."""
     found = _MODULE.findall(stack or "")

@@ -311,7 +311,7 @@ def _read(
         own_sizes.mark(python, name, settings.differing)
         follow_primals(python)
         pullbacks.settle(python, name)
-        varying.settle(python, name)
+        varying.make_varying(python, name)
         # the conditions on sizes, now that all that looks at the graph has done so
         sizes = sizes_of() if settings.dynamic else None
         flat = flatten(python, inputs, mode)

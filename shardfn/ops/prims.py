@@ -40,7 +40,7 @@ class Prim:
         batched: of its constants: those for a tensor with one more dim in front.
         communicates: whether ranks must call it together.
         public: what users call it, where that is not its name.
-        check: refuses a call in Dynamo's graph (capture/shard_map/varying_prims.py).
+        check: refuses a call in Dynamo's graph (capture/shard_map/varying.py).
         place: chooses placements (partition/propagation/walk_shard_map.py).
         lower: how a rank computes it alone, where it may (partition/rules/shard_map.py).
     """

@@ -80,8 +80,7 @@ def entering(
         and not known.add(id(x))
     ]
     lines = tuple(
-        next(filter(None, (sources.line_of(u.meta.get("stack_trace")) for u in n.users)), None)
-        for _, n in mine
+        next(filter(None, (sources.user_line(u) for u in n.users)), None) for _, n in mine
     )
     found = tuple(x for x, _ in mine)
     return closed_over.ClosedOver(found, lines=lines, holders=tuple(held))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ... import _compat
+from ..dynamo_nodes import is_wrap
 from . import bodies, branches, custom_derivatives, while_loops
 from . import scan as scans
 
@@ -83,6 +84,13 @@ REPLAYED: dict[Any, Callable[..., Any]] = {
     custom_jvp: lambda replay, *args: custom_derivatives.forward_ruled(*args),
     while_loop: lambda replay, go_on, *args: while_loops.looped(go_on[0], *args),
 }
+
+
+def is_control_flow(node: torch.fx.Node) -> bool:
+    """Whether a node of Dynamo's graph is a control-flow op, runs a body, or marks values that
+    enter or leave one.
+    """
+    return is_wrap(node) or node.target in REPLAYED
 
 
 def install() -> None:

@@ -20,7 +20,7 @@ from ...random import ambient
 from .. import annotations as sources
 from .. import levels
 from ..copying import copied
-from ..shard_map.varying_nodes import children_of, is_wrap, nodes_in
+from ..dynamo_nodes import children_of, is_wrap, nodes_in
 
 Nodes = dict[torch.fx.Node, torch.fx.Node]  # the copy of each node
 # torch.func's, and ours for torch.autograd.grad
@@ -135,7 +135,7 @@ def _link(body: Graph, node: torch.fx.Node, name: str) -> None:
         if not steps or body.call_in(home) in steps:
             fix = "sf.vjp or sf.grad inside of the function, of a function of these values"
             got = "in the body of a loop or a branch it differentiates values from outside of it"
-            source = sources.line_of(node.meta.get("stack_trace"))
+            source = sources.user_line(node)
             raise CaptureError.of(name, got, fix=fix, source=source)
         copies = _computed(body, home, steps)
         for value in nodes_in((node.args, node.kwargs)):

@@ -19,7 +19,7 @@ from ...ops.shard_map import from_local, own_term, to_local
 from ...ops.text_formats import parse_placed
 from .. import annotations as sources
 from ..control_flow import bodies, endings
-from ..shard_map.varying_nodes import BACKWARD, PLUMBING, name_of, nodes_in
+from ..dynamo_nodes import BACKWARD, PLUMBING, name_of, nodes_in
 
 
 class Origin(NamedTuple):
@@ -229,7 +229,7 @@ def _line_of(node: torch.fx.Node) -> str | None:
     """The user's line of a node, or of the nearest one that leads to it."""
     queue = [node]
     for x in queue:
-        if line := sources.line_of(x.meta.get("stack_trace")):
+        if line := sources.user_line(x):
             return line
         queue += [y for y in x.all_input_nodes if y not in queue]
     return None
@@ -304,4 +304,4 @@ def _only_carries(x: torch.fx.Node) -> bool:
 
 
 def _own_line(x: torch.fx.Node) -> str | None:
-    return sources.line_of(x.meta.get("stack_trace"))
+    return sources.user_line(x)

@@ -19,9 +19,9 @@ from ...ops import shard_map
 from ...ops.prims import CALLS
 from ...ops.text_formats import print_sized_shards
 from .. import annotations as sources
-from ..shard_map import varying_control_flow
+from ..control_flow import endings
+from ..dynamo_nodes import BACKWARD, PLUMBING, children_of, name_of
 from ..shard_map.axis_names import current_scope
-from ..shard_map.varying_nodes import name_of
 
 DIFFERS = "differs"  # in the meta of a node: the axes over which its constants differ
 ENTRIES = shard_map.to_local, shard_map.from_local  # their texts have sizes
@@ -151,7 +151,7 @@ def _trait(module: torch.fx.GraphModule, node: torch.fx.Node) -> Trait:
         constants="" if is_entry or node.op == "output" else _said(constants),
         shape=shape,
         held=held if isinstance(held, torch.Tensor) else None,
-        line=sources.line_of(node.meta.get("stack_trace")),
+        line=sources.user_line(node),
     )
 
 
@@ -240,7 +240,9 @@ def mark(python: torch.fx.GraphModule, name: str, positions: frozenset[Position]
     nodes = [list(module.graph.nodes) for module in modules]
     for k, i in positions:
         node = nodes[k][i]
-        if node.target in CALLS or varying_control_flow.is_apart(modules[k], node):
+        is_derivative = name_of(node) in (*BACKWARD, *PLUMBING)
+        runs_graphs = endings.is_control_flow(node) or children_of(modules[k], node)
+        if node.target in CALLS or is_derivative or runs_graphs:
             raise refused(name, node, "a loop, a branch or a collective")
         node.meta[DIFFERS] = axes
 
@@ -248,6 +250,6 @@ def mark(python: torch.fx.GraphModule, name: str, positions: frozenset[Position]
 def refused(name: str, node: torch.fx.Node, of: str) -> CaptureError:
     """The error for a node whose constants differ between ranks, and may not."""
     got = f"{name_of(node)}: {of} depends on a size that ranks have of their own"
-    line = sources.line_of(node.meta.get("stack_trace"))
+    line = sources.user_line(node)
     fix = "a size that all ranks have: the DTensor's, x.shape"
     return CaptureError.of(name, got, fix=fix, source=line)

@@ -9,7 +9,7 @@ import torch
 from ...ops import placement, shard_map
 from ...ops.nodes import args_of
 from ...ops.text_formats import parse_sized_shards
-from ..shard_map.varying_nodes import graphs_of
+from ..dynamo_nodes import graphs_of
 
 REDUCED = shard_map.psum, shard_map.extremum
 

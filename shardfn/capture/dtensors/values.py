@@ -23,9 +23,9 @@ from ...ops.prims import CALLS
 from ...ops.text_formats import parse_placed, print_placed
 from ...simulated import is_on_part, placements_on
 from ..control_flow import bodies
+from ..dynamo_nodes import BACKWARD, PLUMBING, is_wrap
 from ..levels import dtensor_at
 from ..shard_map.axis_names import current_scope
-from ..shard_map.varying_nodes import BACKWARD, PLUMBING, is_wrap
 from . import checks, table
 from .flattened import flattened
 from .mixing import of_control_flow, origin, refuse_mixed, refuse_two_meshes

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..control_flow import bodies
-from ..shard_map.varying_nodes import memories_of
+from ..dynamo_nodes import memories_of
 from .writes import memory_of
 
 

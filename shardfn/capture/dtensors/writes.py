@@ -13,8 +13,8 @@ from ...ops import placement, shard_map
 from ...ops.nodes import args_of
 from .. import annotations as sources
 from ..control_flow import bodies, endings
+from ..dynamo_nodes import memories_of, name_of, root_of, written_by
 from ..refusals.effects import BUFFERS
-from ..shard_map.varying_nodes import memories_of, name_of, root_of, written_by
 
 # the result shares memory with the first argument in eager torch
 SHARING = (
@@ -67,7 +67,7 @@ def _refuse_in_rule(module: torch.fx.GraphModule, rule: torch.fx.Node) -> None:
                 "its forward writes in place to an argument, which is read later",
                 needed="a forward that returns a new tensor",
                 fix=f"{name}.apply(x.clone()), or x = x.clone() in its forward",
-                source=sources.line_of(rule.meta.get("stack_trace")),
+                source=sources.user_line(rule),
             )
 
 
@@ -122,5 +122,5 @@ def _refused(node: torch.fx.Node, name: str, of: str, also: str = "") -> Capture
         f"{name_of(node)} writes to the memory of {of}",
         needed="a function that only returns",
         fix=f"return the new value, or write to a copy: x.clone(){also}",
-        source=sources.line_of(node.meta.get("stack_trace")),
+        source=sources.user_line(node),
     )

@@ -58,5 +58,5 @@ def refuse_derived(node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
         got, fix = f"a derivative of its tangent is taken, and {row.why} (torch)", FIX
     else:
         return
-    source = sources.line_of(node.meta.get("stack_trace"))
+    source = sources.user_line(node)
     raise CaptureError.of(f"op {name}", got, fix=fix, source=source)

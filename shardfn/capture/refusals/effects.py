@@ -100,7 +100,7 @@ def refuse_mutation(
         if hit is None:
             continue
         position = holders.index(hit)
-        source = sources.line_of(node.meta.get("stack_trace"))
+        source = sources.user_line(node)
         if position < len(paths):
             path = paths[position]
             where = f"{name}, argument {path}"
@@ -142,7 +142,7 @@ def refuse_windows(node: torch.fx.Node, name: str) -> None:
                 "it writes through windows that overlap or leave elements out",
                 needed="writes to views whose elements are each in memory once",
                 fix="compute the new value: torch.where, x.index_add, or slices such as x[::2]",
-                source=sources.line_of(node.meta.get("stack_trace")),
+                source=sources.user_line(node),
             )
 
 

@@ -51,7 +51,7 @@ def refuse_made(python: torch.fx.GraphModule, name: str) -> None:
             is_tensor = isinstance(value, torch.Tensor)
             if is_tensor and _is_refused(value):
                 kind = _compat.class_name(value)
-                source = sources.line_of(node.meta.get("stack_trace"))
+                source = sources.user_line(node)
                 got = DTENSOR if kind == "DTensor" else f"it makes a {kind}"
                 raise refused(name, got, source)
 
@@ -61,7 +61,7 @@ def _refuse_sending(node: torch.fx.Node, name: str) -> None:
     op = str(node.target).removeprefix("torch.ops.")
     if isinstance(node.target, str) or op.split(".")[0] not in SENDING:
         return
-    source = sources.line_of(node.meta.get("stack_trace"))
+    source = sources.user_line(node)
     got = f"it calls {op}, which communicates by itself"
     needed = "collectives that shardfn knows"
     fix = "torch.distributed.all_gather_into_tensor, reduce_scatter_tensor or all_to_all_single, "
@@ -76,7 +76,7 @@ def _refuse_unread(node: torch.fx.Node, name: str) -> None:
         kind = _compat.class_name(value)
         got = f"a derivative or vmap follows a {kind}, whose class has a __torch_function__"
         fix = "the tensors that it holds as arguments, or __torch_dispatch__"
-        source = sources.line_of(node.meta.get("stack_trace"))
+        source = sources.user_line(node)
         raise CaptureError.of(name, got, fix=fix, source=source)
 
 

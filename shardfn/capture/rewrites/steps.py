@@ -13,7 +13,7 @@ from ... import _compat
 from ...errors import CaptureError
 from ...ops.nodes import args_of
 from .. import annotations as sources
-from ..shard_map.varying_nodes import graphs_of, root_of, written_by
+from ..dynamo_nodes import graphs_of, root_of, written_by
 from . import python_calls
 
 Row = tuple[int, int | None, int]  # the dim, the size of a slice or None, its stride
@@ -104,7 +104,7 @@ def refuse_writes(python: torch.fx.GraphModule, name: str) -> None:
     for node in nodes:
         roots = [root for x in written_by(node) if (root := root_of(x)).target is gathered]
         if roots and not _is_put_back(node, roots[0]):
-            source = sources.line_of(node.meta.get("stack_trace"))
+            source = sources.user_line(node)
             got = "it writes in place to x[t], which is no view where t is a tensor"
             raise CaptureError.of(name, got, fix="x[t] = value, x[t] += value", source=source)
 

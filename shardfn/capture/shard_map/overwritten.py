@@ -11,7 +11,7 @@ from ...errors import CaptureError
 from ...ops.prims import Axes
 from .. import annotations as sources
 from ..control_flow.trim_loops import reached
-from .varying_nodes import BACKWARD, name_of, nodes_in, root_of, written_by
+from ..dynamo_nodes import BACKWARD, name_of, nodes_in, root_of, written_by
 
 
 def refuse_overwritten(graph: torch.fx.Graph, flat: Callable[[Any], Axes]) -> None:
@@ -45,7 +45,7 @@ def refuse_overwritten(graph: torch.fx.Graph, flat: Callable[[Any], Axes]) -> No
                 needed="the value itself",
                 fix="y = sf.psum(y, axis) in place of a write; or dist.all_reduce(y) of a tensor "
                 "without views",
-                source=sources.line_of(write.meta.get("stack_trace")),
+                source=sources.user_line(write),
             )
 
 

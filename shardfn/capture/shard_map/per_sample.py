@@ -12,7 +12,7 @@ from ...ops import shard_map
 from ...ops.nodes import args_of
 from ...ops.prims import Axes
 from .. import annotations as sources
-from .varying_nodes import name_of, nodes_in
+from ..dynamo_nodes import name_of, nodes_in
 
 OPENS = "_vmap_increment_nesting"
 CLOSES = "_vmap_decrement_nesting"
@@ -33,7 +33,7 @@ def warn_of_sums(node: torch.fx.Node, varies: Axes, flat: Callable[[Any], Axes])
         axes = sorted(varies - flat(x))
         if axes and _is_of_samples(node, x):
             names = repr(axes[0]) if len(axes) == 1 else repr(tuple(axes))
-            file, _, line = (sources.line_of(node.meta.get("stack_trace")) or "").rpartition(":")
+            file, _, line = (sources.user_line(node) or "").rpartition(":")
             text = (
                 f"a gradient inside of vmap is summed over {' and '.join(axes)}, sample by sample: "
                 "it is that of a value which all ranks have. For the gradients of each rank's own "

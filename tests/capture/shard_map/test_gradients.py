@@ -16,14 +16,14 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import shardfn as sf
-from shardfn.capture.shard_map.gradients import (
+from shardfn.capture.shard_map.varying_facts import (
     CERTAIN,
     DIFFERENTIABLE,
     EQUAL,
     Fact,
-    agreed,
     axes_in,
-    ways,
+    joint_facts,
+    reasons_to_vary,
 )
 from shardfn.ops.shard_map import CONTRADICTED, SUMMED, UNSAID
 from shardfn.simulated import SimulatedTensor
@@ -334,10 +334,13 @@ def test_how_values_meet() -> None:
     plain = frozenset({"a"})
     shard = frozenset({"a", Fact(CERTAIN, "a")})
     equal, unsaid = (frozenset({Fact(name, "a"), DIFFERENTIABLE}) for name in (EQUAL, UNSAID))
-    assert ways(equal, plain) == {EQUAL: plain} and ways(unsaid, plain) == {UNSAID: plain}
-    assert ways(equal, shard) == ways(unsaid, shard) == ways(frozenset(), plain) == {SUMMED: plain}
-    both = agreed(equal, plain)
-    assert axes_in(both) == plain and ways(both, plain) == {}
-    assert ways(both, shard) == {CONTRADICTED: plain} and ways(plain, shard) == {}
-    assert Fact(SUMMED, "a") in agreed(equal, shard) and Fact(SUMMED, "a") not in both
-    assert Fact(SUMMED, "a") not in agreed(frozenset(), plain)  # a constant
+    reasons = reasons_to_vary
+    assert reasons(equal, plain) == {EQUAL: plain} and reasons(unsaid, plain) == {UNSAID: plain}
+    for facts in (equal, unsaid, frozenset()):
+        assert reasons(facts, shard) == {SUMMED: plain}
+    assert reasons(frozenset(), plain) == {SUMMED: plain}
+    both = joint_facts(equal, plain)
+    assert axes_in(both) == plain and reasons(both, plain) == {}
+    assert reasons(both, shard) == {CONTRADICTED: plain} and reasons(plain, shard) == {}
+    assert Fact(SUMMED, "a") in joint_facts(equal, shard) and Fact(SUMMED, "a") not in both
+    assert Fact(SUMMED, "a") not in joint_facts(frozenset(), plain)  # a constant

@@ -1,4 +1,5 @@
-"""Whether the gradient of a value that all ranks have is that of each rank, or a sum of terms.
+"""Facts about values in per-rank code: over which axes a value varies, and whether the gradient
+of an invariant value is that of each rank or a sum of terms.
 
 A plain argument of the code of one rank may differ between ranks, or not, as the labels of a batch.
 So where `to_local` of a replicated DTensor meets plain arguments, `grad_placements` says which of
@@ -41,29 +42,29 @@ class Fact(NamedTuple):
 DIFFERENTIABLE = Fact("differentiable", "")  # a derivative may be taken through the value
 
 
-def each(name: str, axes: Axes) -> Facts:
-    """One fact for each of some axes."""
+def facts_over(name: str, axes: Axes) -> Facts:
+    """The fact of this name over each of these axes."""
     return frozenset(Fact(name, axis) for axis in axes)
 
 
 def axes_in(facts: Facts) -> Axes:
-    """The axes over which a value varies."""
+    """The axes among the facts of a value: those over which it varies."""
     return frozenset(x for x in facts if isinstance(x, str))
 
 
-def needs_in(facts: Facts) -> Facts:
-    """How a value must vary to meet one that has these facts."""
+def needed_facts(facts: Facts) -> Facts:
+    """The facts that a value must have to enter one op with a value that has these."""
     return frozenset(x for x in facts if isinstance(x, str) or x.name == CERTAIN)
 
 
-def ways(facts: Facts, needs: Facts) -> dict[str, Axes]:
-    """How a value comes to meet others that vary.
+def reasons_to_vary(facts: Facts, needs: Facts) -> dict[str, Axes]:
+    """The axes over which a value must be made varying before it meets others, by reason.
 
     Returns:
-        By the reason for its gradient, the axes: EQUAL, UNSAID, SUMMED, or CONTRADICTED for a value
-        that varies already.
+        For each reason, which decides its gradient, the axes: EQUAL, UNSAID, SUMMED, or
+        CONTRADICTED for a value that varies already.
     """
-    found: dict[str, Axes] = {}
+    axes_by_reason: dict[str, Axes] = {}
     for axis in sorted(axes_in(needs)):
         is_certain = Fact(CERTAIN, axis) in needs
         is_equal = Fact(EQUAL, axis) in facts
@@ -78,53 +79,53 @@ def ways(facts: Facts, needs: Facts) -> dict[str, Axes]:
         else:
             why = EQUAL if is_equal else SUMMED
         if why is not None:
-            found[why] = found.get(why, NONE) | {axis}
-    return found
+            axes_by_reason[why] = axes_by_reason.get(why, NONE) | {axis}
+    return axes_by_reason
 
 
-def raised(facts: Facts, needs: Facts) -> Facts:
-    """The facts of a value once it varies as the others that it meets."""
+def facts_after_meeting(facts: Facts, needs: Facts) -> Facts:
+    """The facts of a value after it was made varying to meet others with these needs."""
     is_summed = DIFFERENTIABLE in facts
-    summed = ways(facts, needs).get(SUMMED, NONE) if is_summed else NONE
-    return facts | needs_in(needs) | each(SUMMED, summed)
+    summed = reasons_to_vary(facts, needs).get(SUMMED, NONE) if is_summed else NONE
+    return facts | needed_facts(needs) | facts_over(SUMMED, summed)
 
 
-def agreed(*every: Facts) -> Facts:
-    """The facts of a value that depends on several, each raised to meet the others."""
-    needs = needs_in(NONE.union(*every))
-    return NONE.union(*(raised(facts, needs) for facts in every))
+def joint_facts(*every: Facts) -> Facts:
+    """The facts of the result of an op on several values, each made varying to meet the others."""
+    needs = needed_facts(NONE.union(*every))
+    return NONE.union(*(facts_after_meeting(facts, needs) for facts in every))
 
 
-def of_prim(node: torch.fx.Node, before: Facts) -> Facts:
-    """The facts of the result of a prim, of those of its argument."""
+def prim_result_facts(node: torch.fx.Node, before: Facts) -> Facts:
+    """The facts of the result of a prim, from the facts of its argument."""
     prim = CALLS[node.target]
     axes = prim.axes_of(node)
     facts = [x for x in before if isinstance(x, Fact)]
     if not prim.gives_varying:  # one value, whose cotangent is that of all ranks
         facts = [x for x in facts if x.axis not in axes]
     elif node.target not in IN_NAME:
-        facts += each(CERTAIN, axes)
+        facts += facts_over(CERTAIN, axes)
     elif node.kwargs.get("where") and DIFFERENTIABLE in before:
-        facts += each(SUMMED, axes)
+        facts += facts_over(SUMMED, axes)
     if node.all_input_nodes:
         facts.append(DIFFERENTIABLE)
     return prim.varies(node, axes_in(before)).union(facts)
 
 
-def needed_by_prim(node: torch.fx.Node) -> Facts:
-    """The facts that the argument of a prim must have: of a collective it counts as one that
-    differs.
+def prim_needs(node: torch.fx.Node) -> Facts:
+    """The facts that the argument of a prim must have. The argument of a collective counts as one
+    that differs between ranks for certain.
     """
     prim = CALLS[node.target]
     axes = prim.axes_of(node) if prim.takes_varying else NONE
     is_collective = prim.communicates and node.kwargs.get("where") != shard_map.RESULT
-    return axes | each(CERTAIN, axes) if is_collective else axes
+    return axes | facts_over(CERTAIN, axes) if is_collective else axes
 
 
-def of_shared(node: torch.fx.Node, before: Facts) -> Facts:
-    """The facts of a local tensor, as the code that hands it out says."""
+def local_tensor_facts(node: torch.fx.Node, before: Facts) -> Facts:
+    """The facts of a local tensor that `to_local` or an argument gives, by what the code says."""
     _, what, *texts = args_of(node)
     if what in MAY_DIFFER:
         return frozenset(x for x in before if isinstance(x, str) or x.name != CERTAIN)
     rows = zip((EQUAL, UNSAID), texts, strict=False)
-    return before.union(*(each(name, frozenset(parse_axes(text))) for name, text in rows))
+    return before.union(*(facts_over(name, frozenset(parse_axes(text))) for name, text in rows))

@@ -1,5 +1,5 @@
-"""Nodes of Dynamo's graph: the inputs of a node, the values that it writes to, and the base of
-a view.
+"""Facts about one node of Dynamo's graph: its name, its graphs, the values that it writes to in
+place, and the base of a view.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ... import _compat
+from .. import _compat
 
 BACKWARD = ("_autograd_grad", "_vjp_grad")
 REQUIRES_GRAD = "_set_tensor_requires_grad"

@@ -10,16 +10,7 @@ import torch.nn.functional as F
 
 import shardfn as sf
 from shardfn import P
-from shardfn.capture.shard_map.varying_nodes import (
-    children_of,
-    graphs_of,
-    is_size,
-    name_of,
-    nodes_in,
-    root_of,
-    statistics_of,
-    written_by,
-)
+from shardfn.capture.dynamo_nodes import root_of, statistics_of, written_by
 
 GRAPH = torch.fx.Graph()
 X = GRAPH.placeholder("x")
@@ -69,34 +60,6 @@ def test_an_op_writes_to_its_first_argument_or_to_out() -> None:
     assert written_by(function(torch.add, X, y)) == []
     assert written_by(method("__len__", X)) == [], "no name of an in-place op"
     assert written_by(X) == []
-
-
-def test_nodes_in_lists_and_names_of_ops() -> None:
-    assert nodes_in([X, (1, X), None]) == [X, X]
-    assert name_of(method("view", X)) == "view"
-    assert name_of(function(torch.add, X, X)) == "add"
-
-
-def test_graphs_of_higher_order_ops_are_found() -> None:
-    inner = torch.fx.Graph()
-    inner.output(inner.placeholder("y"))
-    root = torch.nn.Module()
-    root.body = torch.fx.GraphModule(torch.nn.Module(), inner)
-    graph = torch.fx.Graph()
-    body = graph.get_attr("body")
-    call = graph.call_function(torch.add, (body, graph.placeholder("x")))
-    graph.output(call)
-    module = torch.fx.GraphModule(root, graph)
-    (node,) = [n for n in module.graph.nodes if n.op == "call_function"]
-    assert children_of(module, node) == [module.body]
-    assert len(list(graphs_of(module))) == 2
-
-
-def test_a_size_is_told_from_a_tensor() -> None:
-    node = function(torch.add, X, X)
-    assert not is_size(node)
-    node.meta["example_value"] = torch.ones(2)
-    assert not is_size(node)
 
 
 def test_statistics_are_written_in_training_alone() -> None:
