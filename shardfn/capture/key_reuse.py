@@ -14,6 +14,7 @@ import torch
 
 from ..errors import ShardError
 from ..ops.loops import Branch, Loop, Scan, While
+from ..ops.nodes import returned_by
 from ..ops.random_bits import DRAW, SPLIT
 from .drawing import use_of
 
@@ -99,8 +100,7 @@ class _Numbers:
                 if _is_use(node):
                     key = known[node.args[0]]
                     found.setdefault(key, []).append(node.meta.get("source"))
-        results: Any = graph.output_node().args[0]  # one may be there twice
-        return found, [known.get(x, -1) for x in results]
+        return found, [known.get(x, -1) for x in returned_by(graph)]  # one may be there twice
 
     def _value(self, node: torch.fx.Node, known: dict[torch.fx.Node, int]) -> int:
         """The number of what a call gives; that of its input if it changes nothing."""

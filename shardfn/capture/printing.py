@@ -12,6 +12,7 @@ import torch
 
 from ..buckets import human_bytes
 from ..ops.loops import Loop, Scan, While, loop_of
+from ..ops.nodes import returned_by
 from ..types import REDUCTIONS, Marks, Program
 from .printed_names import Names, dotted_names, op_name, printed_names, tells
 
@@ -106,10 +107,9 @@ class Printer:
 
     def returned(self, graph: torch.fx.Graph, paths: Sequence[str]) -> list[str]:
         """The return of a program: the value at each path of the result."""
-        (output,) = graph.find_nodes(op="output")
         results = [
             f"{name} = %{self.names[node]}: {self.type_of(node)}{_path_note(name, path)}"
-            for name, path, node in zip(dotted_names(paths), paths, output.args[0], strict=True)
+            for name, path, node in zip(dotted_names(paths), paths, returned_by(graph), strict=True)
         ]
         if len(results) <= 1:
             return [" ".join(["  return", *results])]
@@ -138,8 +138,7 @@ class Printer:
         return f"({', '.join(typed)})" if typed else ""
 
     def _end(self, graph: torch.fx.Graph) -> str:
-        (output,) = graph.find_nodes(op="output")
-        return "  return " + ", ".join(f"%{self.names[n]}" for n in output.args[0])
+        return "  return " + ", ".join(f"%{self.names[n]}" for n in returned_by(graph))
 
     def _collective(self, node: torch.fx.Node) -> str:
         record = node.meta["collective"]

@@ -14,12 +14,11 @@ from ..ops import placement
 from . import annotations as sources
 from . import levels
 from .control_flow import bodies, endings
+from .dynamo_nodes import BACKWARD, name_of
 from .refusals.derived_tangents import refuse_derived
 from .rewrites import inner_gradients
 from .rewrites.custom_op_gradients import refuse_dropped
 from .trace import note_derivative
-
-BACKWARD = ("_autograd_grad", "_vjp_grad")
 
 
 class Replay(torch.fx.Interpreter):
@@ -40,7 +39,7 @@ class Replay(torch.fx.Interpreter):
     def _result(self, node: torch.fx.Node) -> Any:
         if node.target is placement.align:
             node.meta["custom"] = {**node.meta.get("custom", {}), "gradients": node.name}
-        if getattr(node.target, "__name__", None) in BACKWARD:
+        if name_of(node) in BACKWARD:
             node.meta["custom"] = {**node.meta.get("custom", {}), "phase": "backward"}
             outputs, primals, *_ = self.fetch_args_kwargs_from_env(node)[0]
             inside = sources.place(node.meta["custom"])

@@ -73,13 +73,12 @@ def _refuse_results(leaves: list[Any], paths: list[str], name: str) -> None:
         if (x is not TENSOR and not isinstance(x, (*CONSTANTS, *PLACES))) or _untold(x)
     ]
     if wrong:
-        fix = "return tensors and constants; make a class of yours a NamedTuple or a dict"
         lines = [f"result{path} is a {type(x).__name__}" for path, x in wrong]
         raise CaptureError.of(
             name,
             *lines,
             needed="a tree of tensors and constants",
-            fix=fix,
+            fix="return tensors and constants; make a class of yours a NamedTuple or a dict",
             arg_path="result" + wrong[0][0],
         )
 

@@ -170,13 +170,13 @@ def _refuse_random(graph: torch.fx.Graph, name: str) -> None:
         (n for n in inner_nodes(graph, once=True) if n.op == "call_function" and draws(n)), None
     )
     if drawn is not None:
-        source = drawn.meta.get("source")
-        fix = "pass random tensors in, such as the per-step inputs of a scan"
-        got = (
+        raise CaptureError.of(
+            name,
             f"it is differentiated, and draws random numbers ({drawn.target}), which would "
-            "differ in its derivative"
+            "differ in its derivative",
+            fix="pass random tensors in, such as the per-step inputs of a scan",
+            source=drawn.meta.get("source"),
         )
-        raise CaptureError.of(name, got, fix=fix, source=source)
 
 
 def emitted(loop: Loop, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -16,6 +16,12 @@ def args_of(node: torch.fx.Node) -> tuple[Any, ...]:
     return node.args
 
 
+def returned_by(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+    """The nodes whose values a graph returns."""
+    results: Any = graph.output_node().args[0]
+    return results
+
+
 def remove_unread(graph: torch.fx.Graph) -> None:
     """Remove the nodes that nothing reads and that have no effect. torch asks of every node
     whether it has one, which takes longer than all else here.

@@ -92,9 +92,11 @@ def check(where: str, text: str) -> None:
     try:
         read(text)
     except (SyntaxError, ValueError):
-        fix = f"one of {', '.join(PLAIN)}; {', '.join(NAMED)}, with names; {BOTH}, of two"
         raise ShardError.of(
-            where, f"the policy is {text}", needed="one of checkpoint_policies", fix=fix
+            where,
+            f"the policy is {text}",
+            needed="one of checkpoint_policies",
+            fix=f"one of {', '.join(PLAIN)}; {', '.join(NAMED)}, with names; {BOTH}, of two",
         ) from None
 
 

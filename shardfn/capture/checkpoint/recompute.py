@@ -18,6 +18,7 @@ from ...ops.nodes import args_of, remove_unread
 from .. import annotations as sources
 from ..copying import copied
 from ..drawing import draws
+from ..dynamo_nodes import name_of
 from . import policies
 
 aten = torch.ops.aten
@@ -149,7 +150,7 @@ def is_view(node: torch.fx.Node) -> bool:
 
 
 def _is_item(node: torch.fx.Node) -> bool:
-    return getattr(node.target, "__name__", None) == "getitem"
+    return name_of(node) == "getitem"
 
 
 def _tokens(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node | None]:

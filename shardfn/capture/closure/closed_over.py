@@ -140,10 +140,13 @@ class ClosedOver:
         if held and torch.is_grad_enabled():
             got = f"it closes over a {_compat.class_name(held[0])}, which requires grad: its "
             got += "gradient would be lost"
-            needed = "tensors that need no gradient, or arguments"
-            fix = "; or ".join(FIXES)
-            source = call_site()
-            raise CaptureError.of(name, got, needed=needed, fix=fix, source=source)
+            raise CaptureError.of(
+                name,
+                got,
+                needed="tensors that need no gradient, or arguments",
+                fix="; or ".join(FIXES),
+                source=call_site(),
+            )
         if lost := self.lost(known):
             raise self._lost(name, lost)
         if _compat.in_dual_level():
@@ -167,16 +170,25 @@ class ClosedOver:
             )
         fix = "; or ".join(fixes)
         source = self.lines[lost[0]] or call_site()
-        needed = "tensors that need no gradient, or arguments"
-        return CaptureError.of(name, got, needed=needed, fix=fix, source=source, arg_path=names[0])
+        return CaptureError.of(
+            name,
+            got,
+            needed="tensors that need no gradient, or arguments",
+            fix=fix,
+            source=source,
+            arg_path=names[0],
+        )
 
 
 def lost_tangent(where: str) -> ShardError:
     """The error for a forward-mode dual tensor, whose tangent the call would drop."""
-    fix = "sf.jvp(fn, primals, tangents), or torch.func.jvp"
     source = call_site()
-    got = "it has a tangent (torch.autograd.forward_ad), which would be lost"
-    return ShardError.of(where, got, fix=fix, source=source)
+    return ShardError.of(
+        where,
+        "it has a tangent (torch.autograd.forward_ad), which would be lost",
+        fix="sf.jvp(fn, primals, tangents), or torch.func.jvp",
+        source=source,
+    )
 
 
 def _can_require_grad(x: torch.Tensor) -> bool:
@@ -238,40 +250,35 @@ def names_of(tensors: Sequence[torch.Tensor], roots: dict[str, Any]) -> list[str
     """The user's name of each tensor: the shortest path to it from a function, as Python writes
     it.
     """
-    wanted = {id(x) for x in tensors}
+    tensor_ids = {id(x) for x in tensors}
     names: dict[int, str] = {}
+    for name, x in _reachable(roots):
+        if id(x) in tensor_ids:
+            names.setdefault(id(x), name)
+    return [names.get(id(x)) or f"a tensor of shape {tuple(x.shape)}" for x in tensors]
+
+
+def modules_of(fn: Callable[..., Any]) -> list[torch.nn.Module]:
+    """The modules that a function reaches, with their submodules."""
+    modules: dict[int, torch.nn.Module] = {}
+    for _, x in _reachable({"": fn}):
+        if isinstance(x, torch.nn.Module):
+            modules |= {id(module): module for module in x.modules()}
+    return list(modules.values())
+
+
+def _reachable(roots: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The objects that lead on from roots, by name, nearest first."""
     seen: set[int] = set()
     layer: list[tuple[str, Any]] = list(roots.items())
     for _ in range(DEEP):
         after: list[tuple[str, Any]] = []
         for name, x in layer:
-            if id(x) in wanted:
-                names.setdefault(id(x), name)
-            if id(x) in seen or len(seen) > MANY:
-                continue
-            seen.add(id(x))
-            after += _parts(name, x)
+            yield name, x
+            if id(x) not in seen and len(seen) <= MANY:
+                seen.add(id(x))
+                after += _parts(name, x)
         layer = after
-    unknown = "a tensor of shape {}"
-    return [names.get(id(x)) or unknown.format(tuple(x.shape)) for x in tensors]
-
-
-def modules_of(fn: Callable[..., Any]) -> list[torch.nn.Module]:
-    """The modules that a function reaches, with their submodules."""
-    found: dict[int, torch.nn.Module] = {}
-    seen: set[int] = set()
-    layer: list[Any] = [fn]
-    for _ in range(DEEP):
-        after: list[Any] = []
-        for x in layer:
-            if id(x) in seen or len(seen) > MANY:
-                continue
-            seen.add(id(x))
-            if isinstance(x, torch.nn.Module):
-                found |= {id(module): module for module in x.modules()}
-            after += [child for _, child in _parts("", x)]
-        layer = after
-    return list(found.values())
 
 
 def _parts(name: str, x: Any) -> Iterator[tuple[str, Any]]:

@@ -27,12 +27,11 @@ def refuse_closed_over(tensors: Sequence[torch.Tensor], name: str) -> None:
         or _is_around_others(x)
     ]
     if wrong:
-        fix = "pass it as an argument, which carries its placement"
         raise CaptureError.of(
             name,
             f"it closes over a {_compat.class_name(wrong[0])}",
             needed="plain tensors",
-            fix=fix,
+            fix="pass it as an argument, which carries its placement",
         )
 
 

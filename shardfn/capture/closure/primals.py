@@ -8,6 +8,7 @@ import attrs
 import torch
 
 from ...ops import placement
+from ..dynamo_nodes import name_of
 from .closed_over import reaching
 
 # functions of torch.func in Dynamo's graph
@@ -56,7 +57,7 @@ def _wrapped(marked: torch.fx.Node) -> torch.fx.Node:
     """The wrapped primal. In the code of one rank it varies before it is wrapped."""
     queue = [marked]
     for node in queue:
-        if _name(node) == WRAPS:
+        if name_of(node) == WRAPS:
             return node
         queue += node.users
     raise AssertionError(f"no derivative has {marked} as a primal")
@@ -68,9 +69,5 @@ def _level_of(wrapped: torch.fx.Node) -> Iterator[torch.fx.Node]:
     depth = 1
     while depth:
         node = node.next
-        depth += STEPS.get(_name(node), 0)
+        depth += STEPS.get(name_of(node), 0)
         yield node
-
-
-def _name(node: torch.fx.Node) -> str:
-    return getattr(node.target, "__name__", "")

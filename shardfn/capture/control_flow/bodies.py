@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ... import _compat
+from ...ops.nodes import args_of, returned_by
 
 
 class Region:
@@ -34,10 +35,8 @@ class Region:
         # the sizes that Dynamo has read as symbols
         self.sizes = {i: x for i, x in enumerate(given) if isinstance(x, int)}
         self.free = [x for x in given if not isinstance(x, (Entered, int))]
-        (output,) = graph.graph.find_nodes(op="output")
-        self.order = [
-            node.args[1] for node in output.args[0]
-        ]  # for each result, its index among those of `leave`
+        # for each result, its index among those of `leave`
+        self.order = [args_of(node)[1] for node in returned_by(graph.graph)]
 
     def __call__(
         self, entered: Sequence[torch.Tensor], free: Sequence[torch.Tensor]

@@ -87,8 +87,11 @@ def _differentiated(rule: Rule, level: _compat.Level, tensors: Tensors) -> list[
 def _refuse_closed_over(rule: Rule, level: _compat.Level, free: Tensors) -> None:
     """Refuse closed-over values that are differentiated: the rule has no gradient for them."""
     if any(level.moves(x) for x in free):
-        fix = "pass it as an argument, for which the rule gives a derivative"
-        raise CaptureError.of(rule.name, "it closes over a value that is differentiated", fix=fix)
+        raise CaptureError.of(
+            rule.name,
+            "it closes over a value that is differentiated",
+            fix="pass it as an argument, for which the rule gives a derivative",
+        )
 
 
 def _or_zeros(like: Tensors, xs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
@@ -129,9 +132,11 @@ class Reverse(Rule):
     def pushed(
         self, level: _compat.Level, tensors: Tensors, tangents: list[torch.Tensor | None]
     ) -> list[torch.Tensor]:
-        fix = "custom_jvp, whose rule serves both modes"
-        got = "it has a rule for reverse mode only, and is differentiated in forward mode"
-        raise CaptureError.of(self.name, got, fix=fix)
+        raise CaptureError.of(
+            self.name,
+            "it has a rule for reverse mode only, and is differentiated in forward mode",
+            fix="custom_jvp, whose rule serves both modes",
+        )
 
     def mapped(self, dims: tuple[int | None, ...], size: int) -> Rule:
         free = dims[self.count :]

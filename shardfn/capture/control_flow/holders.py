@@ -37,8 +37,9 @@ def closed(name: str, shells: Shells, tensors: Sequence[torch.Tensor]) -> Iterat
             continue
         held = [next(feed) for _ in shell.names]
         if any(map(_compat.is_wrapped, held)):
-            got = f"a derivative or vmap follows a {shell.kind.__name__} in its carry"
-            raise CaptureError.of(name, got, fix=FIX)
+            raise CaptureError.of(
+                name, f"a derivative or vmap follows a {shell.kind.__name__} in its carry", fix=FIX
+            )
         yield _compat.closed(shell, held)
 
 
@@ -74,8 +75,9 @@ def _opened_alike(name: str, x: torch.Tensor, row: torch.Tensor) -> _compat.Shel
         if all(a.dim() and a.shape[1:] == b.shape for a, b in pairs):
             return shell
     kind = type(x if _compat.holds_tensors(x) else row).__name__
-    got = f"a {kind}, whose rows do not hold the rows of what it holds"
-    raise CaptureError.of(name, got, fix=FIX)
+    raise CaptureError.of(
+        name, f"a {kind}, whose rows do not hold the rows of what it holds", fix=FIX
+    )
 
 
 def stacked(shells: Shells, length: int) -> Shells:
@@ -93,8 +95,11 @@ def refuse_other(name: str, one: Shells, other: Shells) -> None:
     told = [[s and (s.kind, s.names, s.said) for s in x] for x in (one, other)]
     if told[0] != told[1]:
         texts = [", ".join(map(_said, x)) for x in (one, other)]
-        got = f"its results are {texts[0]}, and in the other case {texts[1]}"
-        raise CaptureError.of(name, got, fix="results of one class, alike in all")
+        raise CaptureError.of(
+            name,
+            f"its results are {texts[0]}, and in the other case {texts[1]}",
+            fix="results of one class, alike in all",
+        )
 
 
 def _said(shell: _compat.Shell | None) -> str:
@@ -156,5 +161,6 @@ def refuse_mixed(name: str, xs: Iterable[torch.Tensor]) -> None:
     followed = [x for x in map(_compat.unwrapped, values) if _compat.holds_tensors(x)]
     if followed and 0 < sum(map(_compat.holds_tensors, values)) < len(followed):
         kind = _compat.class_name(followed[0])
-        got = f"a derivative or vmap follows one {kind} in it, and not another"
-        raise CaptureError.of(name, got, fix=FIX)
+        raise CaptureError.of(
+            name, f"a derivative or vmap follows one {kind} in it, and not another", fix=FIX
+        )

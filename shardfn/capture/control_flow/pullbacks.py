@@ -20,7 +20,7 @@ from ...random import ambient
 from .. import annotations as sources
 from .. import levels
 from ..copying import copied
-from ..dynamo_nodes import children_of, is_wrap, nodes_in
+from ..dynamo_nodes import children_of, is_wrap, name_of, nodes_in
 
 Nodes = dict[torch.fx.Node, torch.fx.Node]  # the copy of each node
 # torch.func's, and ours for torch.autograd.grad
@@ -64,9 +64,9 @@ class Graph:
         around = self.around
         for node in list(self.module.graph.nodes):
             yield node, around
-            if _name(node) in levels.ENTERS:
-                around = (*around, _name(node))
-            elif _name(node) in levels.LEAVES:
+            if name_of(node) in levels.ENTERS:
+                around = (*around, name_of(node))
+            elif name_of(node) in levels.LEAVES:
                 around = around[:-1]
 
     def origin(self, x: torch.fx.Node) -> tuple[Graph, torch.fx.Node]:
@@ -120,7 +120,7 @@ def _settle(graph: Graph, name: str) -> None:
             body = Graph(module, around, node, graph)
             _settle(body, name)
             body.forget_unread()
-        elif _name(node) in DERIVATIVES:
+        elif name_of(node) in DERIVATIVES:
             _link(graph, node, name)
 
 
@@ -133,10 +133,12 @@ def _link(body: Graph, node: torch.fx.Node, name: str) -> None:
             continue
         steps = _steps_after(home, primal)
         if not steps or body.call_in(home) in steps:
-            fix = "sf.vjp or sf.grad inside of the function, of a function of these values"
-            got = "in the body of a loop or a branch it differentiates values from outside of it"
-            source = sources.user_line(node)
-            raise CaptureError.of(name, got, fix=fix, source=source)
+            raise CaptureError.of(
+                name,
+                "in the body of a loop or a branch it differentiates values from outside of it",
+                fix="sf.vjp or sf.grad inside of the function, of a function of these values",
+                source=sources.user_line(node),
+            )
         copies = _computed(body, home, steps)
         for value in nodes_in((node.args, node.kwargs)):
             copy = copies.get(body.origin(value)[1])
@@ -148,13 +150,13 @@ def _steps_after(home: Graph, primal: torch.fx.Node) -> list[torch.fx.Node]:
     """The nodes of the derivative in which a value is a primal, to the end of its forward."""
     entered: list[list[torch.fx.Node]] = []
     for node in home.module.graph.nodes:
-        if _name(node) in levels.ENTERS:
+        if name_of(node) in levels.ENTERS:
             entered.append([])
         for steps in entered:
             steps.append(node)
-        if _name(node) in levels.LEAVES:
+        if name_of(node) in levels.LEAVES:
             steps = entered.pop()
-            if _name(steps[0]) == GRAD and primal in steps:
+            if name_of(steps[0]) == GRAD and primal in steps:
                 return steps
     return []
 
@@ -225,10 +227,6 @@ def _shifted(module: torch.fx.GraphModule, shift: int) -> torch.fx.GraphModule:
 
 def _shift(node: torch.fx.Node, shift: int) -> None:
     """Have a node name a level by its number at more levels."""
-    at = levels.LEVEL_AT.get(_name(node))
+    at = levels.LEVEL_AT.get(name_of(node))
     if at is not None:
         node.update_arg(at, args_of(node)[at] + shift)
-
-
-def _name(node: torch.fx.Node) -> str:
-    return getattr(node.target, "__name__", "")

@@ -11,7 +11,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ...ops.loops import Scan, results
-from ...ops.nodes import args_of, remove_unread
+from ...ops.nodes import args_of, remove_unread, returned_by
 from .trim_loops import copy_node, reached, trim
 
 
@@ -87,7 +87,7 @@ def _is_primal(candidate: Node, node: Node, scan: Scan) -> bool:
 def _are_stacked_carries(rows: Sequence[Node], primal: Scan) -> bool:
     """Whether per-step inputs are the carries that entered each step of a scan, in order."""
     graph = primal.graphs[0]
-    outs = graph.find_nodes(op="output")[0].args[0]
+    outs = returned_by(graph)
     holders = graph.find_nodes(op="placeholder")
     entered = holders[primal.consts : primal.consts + primal.carries]
     return all(
@@ -209,8 +209,7 @@ def _widened(
             copies[n] = copy_node(fresh, n, copies)
     added = _copied_once(fresh, {theirs: copies[mine] for theirs, mine in env.items()}, wanted)
     residuals = [_turned(fresh, added[n], _order(n.meta["val"])) for n in wanted]
-    (output,) = graph.find_nodes(op="output")
-    fresh.output([*(copies[x] for x in output.args[0]), *residuals])
+    fresh.output([*(copies[x] for x in returned_by(graph)), *residuals])
     return fresh, [x.meta["val"] for x in residuals]
 
 

@@ -11,7 +11,7 @@ import torch
 
 from ...ops.debug import has_effect
 from ...ops.loops import Branch, Scan, While
-from ...ops.nodes import args_of, remove_unread
+from ...ops.nodes import args_of, remove_unread, returned_by
 
 
 def trim(graph: torch.fx.Graph) -> None:
@@ -58,11 +58,10 @@ def _live_results(scan: Scan, used: set[int]) -> tuple[set[int], set[torch.fx.No
     """
     body = scan.graphs[0]
     holders = body.find_nodes(op="placeholder")
-    (output,) = body.find_nodes(op="output")
     live = set(used)
     entering = holders[scan.consts :][: scan.carries]
     while True:
-        needed = _needed(body, [output.args[0][k] for k in live])
+        needed = _needed(body, [returned_by(body)[k] for k in live])
         carries = {k for k, holder in enumerate(entering) if holder in needed}
         if carries <= live:
             return live, needed
@@ -96,8 +95,7 @@ def _trim_branch(
 
 def _needed_inputs(body: torch.fx.Graph, used: set[int]) -> list[int]:
     """The inputs of a graph that some of its results depend on."""
-    (output,) = body.find_nodes(op="output")
-    needed = _needed(body, [output.args[0][k] for k in used])
+    needed = _needed(body, [returned_by(body)[k] for k in used])
     holders = body.find_nodes(op="placeholder")
     return [i for i, h in enumerate(holders) if h in needed]
 
@@ -145,9 +143,7 @@ def _cut(body: torch.fx.Graph, ins: list[int], outs: list[int]) -> torch.fx.Grap
     """A copy of a graph with some of its inputs and results."""
     fresh = torch.fx.Graph()
     env = dict[torch.fx.Node, torch.fx.Node]()
-    (output,) = body.find_nodes(op="output")
-    results = output.args[0]
-    wanted = [results[k] for k in outs]
+    wanted = [returned_by(body)[k] for k in outs]
     needed = _needed(body, wanted)
     holders = body.find_nodes(op="placeholder")
     inputs = {holders[i] for i in ins}

@@ -62,8 +62,11 @@ def placed_on(
     names, sizes = _axes(what, mesh, before)
     said = ("R",) * len(names) if said is None else said
     if len(said) != len(names):
-        got = f"{len(said)} placements for a mesh of {len(names)} axes {names}"
-        raise PlacementError.of(what, got, fix="one placement for each axis")
+        raise PlacementError.of(
+            what,
+            f"{len(said)} placements for a mesh of {len(names)} axes {names}",
+            fix="one placement for each axis",
+        )
     rows = zip(names, sizes, said, strict=True)
     return tuple((name, n, _settled(what, p, shape)) for name, n, p in rows)
 
@@ -87,12 +90,12 @@ def _axes(what: str, mesh: Any, before: str | None) -> tuple[tuple[str, ...], tu
         raise needs_ranks(what, mesh)
     known = dict(zip(axes_of(here.mesh).names, axes_of(here.mesh).sizes, strict=True))
     if before is not None and names != tuple(a for a, _ in parse_placed(before)):
-        got = f"the DTensor is on {before}, and the call names a mesh of axes {names}"
-        fix = (
-            "the mesh of the DTensor; DTensor.from_local(x.to_local(), mesh, placements) "
-            "for another"
+        raise PlacementError.of(
+            what,
+            f"the DTensor is on {before}, and the call names a mesh of axes {names}",
+            fix="the mesh of the DTensor; DTensor.from_local(x.to_local(), mesh, placements) "
+            "for another",
         )
-        raise PlacementError.of(what, got, fix=fix)
     return names, tuple(known[name] for name in names)
 
 
@@ -173,9 +176,13 @@ def _refuse_stranger(what: str, mesh: Any) -> None:
     if axes_of(around).names == (EVERY,):  # of collectives that named no mesh
         raise needs_ranks(what, mesh)
     if mesh != around and _compat.root_mesh(mesh) != _compat.root_mesh(around):
-        got = f"its mesh is {axes_of(mesh)}, that of the code around it {axes_of(around)}"
-        fix = "one mesh, or a part of it: mesh['axis']"
-        raise PlacementError.of(what, got, needed="one mesh", fix=fix, mesh=around)
+        raise PlacementError.of(
+            what,
+            f"its mesh is {axes_of(mesh)}, that of the code around it {axes_of(around)}",
+            needed="one mesh",
+            fix="one mesh, or a part of it: mesh['axis']",
+            mesh=around,
+        )
 
 
 def _settled(what: str, said: str, shape: Sequence[int]) -> str:
@@ -247,10 +254,12 @@ def check_stride(
     dims = [dim for dim, n in enumerate(shape) if n > 1]
     if is_long and all(said[dim] == made[dim] for dim in dims):
         return
-    got = f"stride {said}, of a DTensor of shape {shape}"
-    needed = f"{made}, as the local tensors lie in memory"
-    fix = f"stride={made}, or a local tensor in that layout: x.contiguous()"
-    raise PlacementError.of(what, got, needed=needed, fix=fix)
+    raise PlacementError.of(
+        what,
+        f"stride {said}, of a DTensor of shape {shape}",
+        needed=f"{made}, as the local tensors lie in memory",
+        fix=f"stride={made}, or a local tensor in that layout: x.contiguous()",
+    )
 
 
 @_compat.constant_in_graph
@@ -270,9 +279,12 @@ def rows_of(what: str, text: str | None) -> Any:
     rows = meshed(what, text)
     wrong = [f"{said[1:]} over {name}" for name, _, said in rows if said[0] == "?"]
     if wrong:
-        fix = "x.redistribute(mesh, placements) with Replicate() or Shard(dim) first"
-        got = f"torch has placed the DTensor as {', '.join(wrong)}"
-        raise PlacementError.of(what, got, needed="Shard or Replicate", fix=fix)
+        raise PlacementError.of(
+            what,
+            f"torch has placed the DTensor as {', '.join(wrong)}",
+            needed="Shard or Replicate",
+            fix="x.redistribute(mesh, placements) with Replicate() or Shard(dim) first",
+        )
     return rows
 
 
@@ -334,9 +346,12 @@ def refuse_partial(what: str, rows: tuple[Any, ...]) -> None:
     """
     wrong = [name for name, _, said in rows if said[0] == "P"]
     if wrong:
-        got = f"Partial over {', '.join(wrong)}"
-        fix = "DTensor.from_local(x, mesh, placements) of terms that each rank has"
-        raise PlacementError.of(what, got, needed="Shard or Replicate", fix=fix)
+        raise PlacementError.of(
+            what,
+            f"Partial over {', '.join(wrong)}",
+            needed="Shard or Replicate",
+            fix="DTensor.from_local(x, mesh, placements) of terms that each rank has",
+        )
 
 
 @_compat.constant_in_graph

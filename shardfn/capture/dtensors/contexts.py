@@ -81,10 +81,9 @@ def refuse_sharded(dims: tuple[int | None, ...], ndim: int) -> None:
     classes = 1 if ndim > 1 else 0
     others = [dim for dim in dims if dim is not None and dim != classes]
     if others:
-        got = f"plain labels, beside logits that are sharded on dim {others[0]}"
         raise PlacementError.of(
             "loss_parallel",
-            got,
+            f"plain labels, beside logits that are sharded on dim {others[0]}",
             needed="labels with the placements of the logits, without the dim of classes",
             fix="DTensor.from_local(target, mesh, placements), or distribute_tensor",
             dim=others[0],

@@ -26,9 +26,11 @@ def flattened(mesh: Any, *args: Any) -> Any:
         with _compat.values():
             return real_mesh(mesh)._flatten(*args)
     except (RuntimeError, ValueError, TypeError) as error:
-        got = f"torch refuses it: {str(error.args[0]).strip()}"
-        fix = "a name of its own: mesh._flatten('name')"
-        raise CaptureError.of("mesh._flatten", got, fix=fix) from error
+        raise CaptureError.of(
+            "mesh._flatten",
+            f"torch refuses it: {str(error.args[0]).strip()}",
+            fix="a name of its own: mesh._flatten('name')",
+        ) from error
 
 
 @_compat.constant_in_graph
@@ -59,9 +61,13 @@ def refuse_flattened(what: str, mesh: Any, around: DeviceMesh) -> None:
     is_root = around is _compat.root_mesh(around)
     if is_root and home_of(mesh) != around:  # an equal mesh may be another object
         axes = spread(axes_of(mesh).names, around)
-        got = f"its mesh is {axes_of(mesh)}, flattened, and the code is that of {axes_of(around)}"
-        fix = f"a placement for each of {', '.join(axes)}, on the mesh of these axes"
-        raise PlacementError.of(what, got, needed="one mesh", fix=fix, mesh=around)
+        raise PlacementError.of(
+            what,
+            f"its mesh is {axes_of(mesh)}, flattened, and the code is that of {axes_of(around)}",
+            needed="one mesh",
+            fix=f"a placement for each of {', '.join(axes)}, on the mesh of these axes",
+            mesh=around,
+        )
 
 
 def spread(names: tuple[str, ...], around: DeviceMesh) -> tuple[str, ...]:

@@ -51,10 +51,12 @@ def ordered_axes(what: str, group: Any) -> tuple[str, ...]:
     if not in_order(axes):
         mesh = current_scope().mesh
         names = ", ".join(axes)
-        got = f"the ranks of {axes_of(mesh)} over {names} are not in ascending order"
-        needed = "an order of ranks that group and mesh share"
-        fix = f"the collectives by axis name, such as sf.all_gather(x, {axes[0]!r})"
-        raise CaptureError.of(what, got, needed=needed, fix=fix)
+        raise CaptureError.of(
+            what,
+            f"the ranks of {axes_of(mesh)} over {names} are not in ascending order",
+            needed="an order of ranks that group and mesh share",
+            fix=f"the collectives by axis name, such as sf.all_gather(x, {axes[0]!r})",
+        )
     return axes
 
 
@@ -123,9 +125,12 @@ def group_rank(what: str, group: Any, rank: int | None) -> int:
     if rank is not None and every is not None and rank in every:
         return rank
     which = "the number of a rank, a tensor here," if rank is None else f"rank {rank}"
-    got = f"{which} has another number on each rank, or none, in a group of a mesh axis"
-    fix = "group_src= and group_dst= of the collective, or dist.get_rank(group)"
-    raise CaptureError.of(what, got, needed="one number for all", fix=fix)
+    raise CaptureError.of(
+        what,
+        f"{which} has another number on each rank, or none, in a group of a mesh axis",
+        needed="one number for all",
+        fix="group_src= and group_dst= of the collective, or dist.get_rank(group)",
+    )
 
 
 @_compat.constant_in_graph
@@ -177,9 +182,12 @@ def is_outside(what: str, group: Any) -> bool:
         return False
     if any(axes_with(mesh, group) is not None for mesh in meshes_here()):
         return False
-    got = "some ranks are in the group, and others are not"
-    fix = "ask outside of the function, or a group of a mesh axis: mesh.get_group(axis)"
-    raise CaptureError.of(what, got, needed="one answer on all ranks", fix=fix)
+    raise CaptureError.of(
+        what,
+        "some ranks are in the group, and others are not",
+        needed="one answer on all ranks",
+        fix="ask outside of the function, or a group of a mesh axis: mesh.get_group(axis)",
+    )
 
 
 def _rows(axes: Sequence[str]) -> list[list[int]]:

@@ -59,9 +59,13 @@ def axes_of_group(what: str, group: Any) -> tuple[str, ...]:
     mesh = _mesh(what, group)
     found = axes_with(mesh, group)
     if found is None:
-        got = f"its group is {_said(group)}, that of no axis of {axes_of(mesh)}"
         fix = "mesh.get_group(axis), or a mesh that has the group as an axis"
-        raise CaptureError.of(what, got, needed="a mesh axis", fix=fix)
+        raise CaptureError.of(
+            what,
+            f"its group is {_said(group)}, that of no axis of {axes_of(mesh)}",
+            needed="a mesh axis",
+            fix=fix,
+        )
     return _manual(what, found, mesh)
 
 
@@ -148,9 +152,12 @@ def _only(what: str, group: Any, fitting: list[Any]) -> Any:
     """
     if len(fitting) == 1:
         return fitting[0]
-    got = f"its group {_said(group)} is an axis of {len(fitting)} meshes"
-    fix = "call it inside `with use_mesh(mesh)`, of a mesh that has the group as an axis"
-    raise CaptureError.of(what, got, needed="one mesh", fix=fix)
+    raise CaptureError.of(
+        what,
+        f"its group {_said(group)} is an axis of {len(fitting)} meshes",
+        needed="one mesh",
+        fix="call it inside `with use_mesh(mesh)`, of a mesh that has the group as an axis",
+    )
 
 
 def is_every(group: Any) -> bool:
@@ -197,8 +204,9 @@ def reduction(what: str, op: Any, dtype: torch.dtype) -> str:
     op = op.lower() if isinstance(op, str) else op
     kind = next((k for k, known in KINDS.items() if op in (k, known)), None)
     if kind is None:
-        needed = f"one of {', '.join(KINDS)}"
-        raise CaptureError.of(what, f"op is {op!r}", needed=needed, fix=SCALED)
+        raise CaptureError.of(
+            what, f"op is {op!r}", needed=f"one of {', '.join(KINDS)}", fix=SCALED
+        )
     is_float = dtype.is_floating_point or dtype.is_complex
     got = f"op is {kind}, of {dtype}"
     if kind in BITS and is_float:
@@ -235,9 +243,12 @@ def check_parts(what: str, argument: str, parts: Sequence[Any], like: Any, n: in
         if (shape, dtype) != tuple(like)
     ]
     if wrong:
-        needed = f"shape {like[0]}, {like[1]}, since all ranks share one program"
-        fix = "tensors of equal size, padded"
-        raise CaptureError.of(what, *wrong, needed=needed, fix=fix)
+        raise CaptureError.of(
+            what,
+            *wrong,
+            needed=f"shape {like[0]}, {like[1]}, since all ranks share one program",
+            fix="tensors of equal size, padded",
+        )
 
 
 @_compat.constant_in_graph
@@ -248,9 +259,12 @@ def check_length(what: str, argument: str, got: int, needed: int) -> None:
         CaptureError: another length.
     """
     if got != needed:
-        text = f"{argument} has {got} elements"
-        fix = "one for each rank of the group, or for each tensor"
-        raise CaptureError.of(what, text, needed=f"{needed}", fix=fix)
+        raise CaptureError.of(
+            what,
+            f"{argument} has {got} elements",
+            needed=f"{needed}",
+            fix="one for each rank of the group, or for each tensor",
+        )
 
 
 @_compat.constant_in_graph
@@ -260,8 +274,12 @@ def refuse_of_one(what: str, argument: str, fix: str) -> None:
     Raises:
         CaptureError: always.
     """
-    got = f"torch takes {argument} on one rank alone, and ranks share one program"
-    raise CaptureError.of(what, got, needed="the same call on all ranks", fix=fix)
+    raise CaptureError.of(
+        what,
+        f"torch takes {argument} on one rank alone, and ranks share one program",
+        needed="the same call on all ranks",
+        fix=fix,
+    )
 
 
 @_compat.constant_in_graph
@@ -273,9 +291,12 @@ def check_splits(what: str, *sizes: Any) -> None:
     """
     for row in sizes:
         if row is not None and len(set(row)) > 1:
-            got = f"split sizes {list(row)}"
-            fix = "parts of equal size, padded"
-            raise CaptureError.of(what, got, needed="equal parts", fix=fix)
+            raise CaptureError.of(
+                what,
+                f"split sizes {list(row)}",
+                needed="equal parts",
+                fix="parts of equal size, padded",
+            )
 
 
 @_compat.constant_in_graph
@@ -303,14 +324,19 @@ def source_of(what: str, group: Any, src: Any, group_src: Any, name: str = "src"
         if src is None and 0 <= group_src < n:
             return group_src
         got = f"group_{name} is {group_src}, and {name} is {src}"
-        needed = f"one of them; a group_{name} from 0 to {n - 1}"
-        raise CaptureError.of(what, got, needed=needed, fix=f"group_{name}=0")
+        raise CaptureError.of(
+            what,
+            got,
+            needed=f"one of them; a group_{name} from 0 to {n - 1}",
+            fix=f"group_{name}=0",
+        )
     if len(axes) == mesh.ndim and src in ranks_of(mesh):
         return ranks_of(mesh).index(src)
     over = ", ".join(axes)
     got = f"{name} is {src}, a rank of the world, in a group over {over}"
-    fix = f"group_{name}={_within(mesh, axes, src)}"
-    raise CaptureError.of(what, got, needed="a rank of the group", fix=fix)
+    raise CaptureError.of(
+        what, got, needed="a rank of the group", fix=f"group_{name}={_within(mesh, axes, src)}"
+    )
 
 
 def _within(mesh: Any, axes: Sequence[str], src: Any) -> int:

@@ -80,8 +80,7 @@ def refuse_mixed(
             f"{placed} as an argument of the function and of shard_map, whose body reads it: "
             "outside of shard_map both are global then"
         )
-    got = "of a DTensor and a plain tensor"
-    raise CaptureError.of(name_of(node), got, *names, fix=fix)
+    raise CaptureError.of(name_of(node), "of a DTensor and a plain tensor", *names, fix=fix)
 
 
 def _is_of_shard_map(node: torch.fx.Node) -> bool:
@@ -110,9 +109,12 @@ def refuse_two_meshes(
     meshes = [axes_of(x) for x in every if is_dtensor(x)]
     if len(set(meshes)) > 1:
         names = " and ".join(f"({', '.join(axes)})" for axes in dict.fromkeys(meshes))
-        fix = "DTensor.from_local(x.to_local(), mesh, placements), one for each axis of the mesh"
-        got = f"of DTensors on the axes {names}"
-        raise CaptureError.of(name_of(node), got, needed="one mesh", fix=fix)
+        raise CaptureError.of(
+            name_of(node),
+            f"of DTensors on the axes {names}",
+            needed="one mesh",
+            fix="DTensor.from_local(x.to_local(), mesh, placements), one for each axis of the mesh",
+        )
 
 
 def _refuse_global(node: torch.fx.Node, is_dtensor: Callable[[torch.fx.Node], bool]) -> None:
@@ -127,10 +129,12 @@ def _refuse_global(node: torch.fx.Node, is_dtensor: Callable[[torch.fx.Node], bo
     if any(is_dtensor(x) for x in node.all_input_nodes[:1]):
         call = CALLS.get(node.target)
         name = (call.public or name_of(node)) if call else "DTensor.from_local"
-        fix = "x.to_local() of it, or x.redistribute(mesh, placements)"
-        got = "of a DTensor"
-        needed = "each rank's own tensor"
-        raise CaptureError.of(name, got, needed=needed, fix=fix)
+        raise CaptureError.of(
+            name,
+            "of a DTensor",
+            needed="each rank's own tensor",
+            fix="x.to_local() of it, or x.redistribute(mesh, placements)",
+        )
 
 
 def _is_apart(node: torch.fx.Node) -> bool:
@@ -272,7 +276,7 @@ def origin(
     way = _way_in(node, outer)
     argument = way[-1].meta.get("grapharg")
     if argument is None:
-        made = next((x for x in way if _own_line(x)), node)
+        made = next((x for x in way if sources.user_line(x)), node)
         line = _line_of(made)
         text = f"{made.name}, made at {line}" if line else made.name
         return Origin(text, None)
@@ -300,8 +304,4 @@ def _way_in(
 
 def _only_carries(x: torch.fx.Node) -> bool:
     is_mark = x.target in MARKS or name_of(x) in PLUMBING
-    return is_mark or _own_line(x) is None
-
-
-def _own_line(x: torch.fx.Node) -> str | None:
-    return sources.user_line(x)
+    return is_mark or sources.user_line(x) is None

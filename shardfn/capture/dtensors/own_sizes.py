@@ -98,18 +98,25 @@ def of_this_rank(what: str, got: str) -> dict[str, int]:
     """
     here = current_scope()
     if not here.rank:
-        fix = "x.full_tensor(), x.redistribute to another dim, or pad it"
-        needed = "shards of equal size, since all ranks share one program"
-        raise NeedsOwnSizes.of(what, got, needed=needed, fix=fix)
+        raise NeedsOwnSizes.of(
+            what,
+            got,
+            needed="shards of equal size, since all ranks share one program",
+            fix="x.full_tensor(), x.redistribute to another dim, or pad it",
+        )
     return dict(zip(axes_of(here.mesh).names, here.rank, strict=True))
 
 
 def _own(what: str, name: str, n: int, dim: int, size: int) -> int:
     got = f"dim {dim} of {size} elements, sharded over {name} of {n} ranks"
     if not may_differ():
-        needed = "shards of equal size, since all ranks share one program"
-        fix = "x.full_tensor(), x.redistribute to another dim, or pad it"
-        raise PlacementError.of(what, got, needed=needed, fix=fix, dim=dim)
+        raise PlacementError.of(
+            what,
+            got,
+            needed="shards of equal size, since all ranks share one program",
+            fix="x.full_tensor(), x.redistribute to another dim, or pad it",
+            dim=dim,
+        )
     return chunk(size, n, of_this_rank(what, got)[name])
 
 
@@ -204,9 +211,9 @@ def _differ(name: str, a: Trait, b: Trait) -> bool:
     if a.shape != b.shape:
         got = f"local tensors make a DTensor of shape {a.shape} on one rank, {b.shape} on another"
         fix = "shape= and stride=, of the global tensor"
-        what = "DTensor.from_local"
-        needed = "one global shape"
-        raise PlacementError.of(what, got, needed=needed, fix=fix, source=a.line)
+        raise PlacementError.of(
+            "DTensor.from_local", got, needed="one global shape", fix=fix, source=a.line
+        )
     if not _is_equal(a.held, b.held):
         fix = "torch.full((), n) of the size, in the function"
         got = "a constant tensor of it depends on a size that ranks have of their own"
@@ -223,10 +230,14 @@ def _is_equal(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
 
 
 def _other_ops(name: str, a: Trait, b: Trait) -> CaptureError:
-    got = "ranks whose shards have other sizes run other ops"
     lines = [f"one rank: {a.op}", f"another: {b.op}"]
-    fix = "the same ops for each size: an op of an empty tensor is right, and costs nothing"
-    return CaptureError.of(name, got, *lines, fix=fix, source=a.line or b.line)
+    return CaptureError.of(
+        name,
+        "ranks whose shards have other sizes run other ops",
+        *lines,
+        fix="the same ops for each size: an op of an empty tensor is right, and costs nothing",
+        source=a.line or b.line,
+    )
 
 
 def mark(python: torch.fx.GraphModule, name: str, positions: frozenset[Position]) -> None:
@@ -249,7 +260,10 @@ def mark(python: torch.fx.GraphModule, name: str, positions: frozenset[Position]
 
 def refused(name: str, node: torch.fx.Node, of: str) -> CaptureError:
     """The error for a node whose constants differ between ranks, and may not."""
-    got = f"{name_of(node)}: {of} depends on a size that ranks have of their own"
     line = sources.user_line(node)
-    fix = "a size that all ranks have: the DTensor's, x.shape"
-    return CaptureError.of(name, got, fix=fix, source=line)
+    return CaptureError.of(
+        name,
+        f"{name_of(node)}: {of} depends on a size that ranks have of their own",
+        fix="a size that all ranks have: the DTensor's, x.shape",
+        source=line,
+    )

@@ -18,12 +18,12 @@ from ... import _compat, _tree
 from ...errors import CaptureError
 from ...mesh import axes_of, entered
 from ...ops import placement
-from ...ops.nodes import args_of
+from ...ops.nodes import args_of, returned_by
 from ...ops.prims import CALLS
 from ...ops.text_formats import parse_placed, print_placed
 from ...simulated import is_on_part, placements_on
 from ..control_flow import bodies
-from ..dynamo_nodes import BACKWARD, PLUMBING, is_wrap
+from ..dynamo_nodes import BACKWARD, PLUMBING, is_wrap, name_of
 from ..levels import dtensor_at
 from ..shard_map.axis_names import current_scope
 from . import checks, table
@@ -93,8 +93,7 @@ class DTensors:
         every, k = args_of(node)
         if is_wrap(every) and isinstance(k, int):
             left = self._left_by(every)
-            (output,) = left.graph.find_nodes(op="output")
-            x = args_of(left)[0][args_of(args_of(output)[0][k])[1]]
+            x = args_of(left)[0][args_of(returned_by(left.graph)[k])[1]]
             self.kinds[node] = self.kinds[x]
 
     def _left_by(self, wrap: torch.fx.Node) -> torch.fx.Node:
@@ -157,8 +156,9 @@ class DTensors:
         except Exception as error:
             if name in table.OURS:
                 return None
-            got = f"torch places no such DTensor: {_first_line(error)}"
-            raise CaptureError.of(f"DTensor.{name}", got, fix=FIX) from error
+            raise CaptureError.of(
+                f"DTensor.{name}", f"torch places no such DTensor: {_first_line(error)}", fix=FIX
+            ) from error
         if not isinstance(found, DTensor) and name in table.OURS:
             return None
         if not isinstance(found, DTensor):
@@ -209,7 +209,7 @@ class DTensors:
         return self.known[node]
 
     def _made(self, node: torch.fx.Node, outer: Outer) -> Any:
-        name = getattr(node.target, "__name__", "")
+        name = name_of(node)
         if node.target in placement.PLACED:
             return self._from_text(node, str(node.args[1]))
         if name == HOOKED:
@@ -316,7 +316,7 @@ def _sources(node: torch.fx.Node, outer: Outer) -> list[torch.fx.Node]:
         return [like]
     if (found := of_control_flow(node)) is not None:
         return found
-    if getattr(node.target, "__name__", "") in BACKWARD:
+    if name_of(node) in BACKWARD:
         return [x for x in args_of(node)[1] if isinstance(x, torch.fx.Node)]
     return node.all_input_nodes
 
@@ -328,7 +328,7 @@ def _gradient_of(node: torch.fx.Node) -> torch.fx.Node | None:
     every, k = args_of(node)
     if not isinstance(every, torch.fx.Node) or not isinstance(k, int):
         return None
-    is_backward = getattr(every.target, "__name__", "") in BACKWARD
+    is_backward = name_of(every) in BACKWARD
     if not is_backward and every.target is not placement.align:
         return None
     like = args_of(every)[1][k]

@@ -148,11 +148,10 @@ class PureModule:
             CaptureError: lists the changes.
         """
         if changes:
-            fix = "self.register_buffer(...) for state that changes, or return the new value"
             raise CaptureError.of(
                 self.name,
                 f"it changes something outside of itself: {', '.join(changes)}",
-                fix=fix,
+                fix="self.register_buffer(...) for state that changes, or return the new value",
                 source=stored_at(module, changes[0]),
             )
 

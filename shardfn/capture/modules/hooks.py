@@ -41,16 +41,14 @@ class HookedCall:
         self.below: HookedCall | None = None
 
     def setup_input_hook(self, args: Any) -> Any:
-        return self.through(_Entering, "in", args)
+        return self.through("in", args)
 
     def setup_output_hook(self, result: Any) -> Any:
-        return (
-            self.through(_Leaving, "out", result)
-            if isinstance(result, tuple)
-            else self.through(_Leaving, "out", (result,))[0]
-        )
+        if isinstance(result, tuple):
+            return self.through("out", result)
+        return self.through("out", (result,))[0]
 
-    def through(self, function: Any, side: str, values: Any) -> Any:
+    def through(self, side: str, values: Any) -> Any:
         """The values, with the floating tensors passed through an identity with hooks."""
         at = [
             i
@@ -58,9 +56,10 @@ class HookedCall:
             if isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
         ]
         self.floating[side], self.count[side] = at, len(values)
-        passed = (
-            dict(zip(at, function.apply(self, *(values[i] for i in at)), strict=True)) if at else {}
-        )
+        passed = {}
+        if at:
+            outs = _Through.apply(self, side, *(values[i] for i in at))
+            passed = dict(zip(at, outs, strict=True))
         filled = [passed.get(i, x) for i, x in enumerate(values)]
         return tuple(filled) if type(values) is tuple else type(values)(*filled)
 
@@ -72,7 +71,7 @@ class HookedCall:
     def unpacked(self, side: str, gradients: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(gradients[i] for i in self.floating[side])
 
-    def asked(
+    def after_hooks(
         self, hooks: Sequence[Hook], gradients: tuple[Any, ...], *more: Any
     ) -> tuple[Any, ...]:
         """Gradients after each hook was called on them."""
@@ -86,6 +85,28 @@ class HookedCall:
                 )
             gradients = gradients if found is None else tuple(found)
         return gradients
+
+    def of_inputs(
+        self, level: Any, cotangents: Sequence[Any], needs: Sequence[bool]
+    ) -> Sequence[Any]:
+        """The gradients of the floating inputs after the full backward hooks."""
+        arriving = self.arriving.pop(level, None)
+        if arriving is None:
+            # they did not pass through the module's result, as in a backward of a backward
+            return cotangents
+        needed = [g if need else None for g, need in zip(cotangents, needs, strict=True)]
+        return self.unpacked(
+            "in", self.after_hooks(self.after, self.packed("in", needed), arriving)
+        )
+
+    def of_results(self, level: Any, cotangents: Sequence[Any]) -> Sequence[Any]:
+        """The gradients of the floating results after the backward pre-hooks."""
+        arriving = self.after_hooks(self.before, self.packed("out", cotangents))
+        if self.tracked.get(level, False):
+            self.arriving[level] = arriving
+        elif not any(self.tracked.values()):
+            self.after_hooks(self.after, (None,) * self.count["in"], arriving)
+        return self.unpacked("out", arriving)
 
     def batched(self) -> HookedCall:
         """The same call under one more level of vmap: each hook takes one sample."""
@@ -123,11 +144,9 @@ def hooked(
             )
 
     def through(side: str, count: int, at: list[int]) -> Callable[..., Any]:
-        function = _Entering if side == "in" else _Leaving
-
         def passed(*xs: torch.Tensor) -> Any:
             call.floating[side], call.count[side] = at, count
-            return function.apply(call, *xs)
+            return _Through.apply(call, side, *xs)
 
         return passed
 
@@ -161,93 +180,45 @@ def _each(hook: Hook) -> Hook:
     return run
 
 
-def _batched(function: Any, info: Any, in_dims: Any, call: HookedCall, xs: Any) -> Any:
-    pairs = zip(xs, in_dims[1:], strict=True)
-    moved = [
-        x.expand(info.batch_size, *x.shape) if d is None else x.movedim(d, 0) for x, d in pairs
-    ]
-    return function.apply(call.batched(), *moved), (0,) * len(moved)
+class _Through(torch.autograd.Function):
+    """The identity on the floating tensors on one side of a module, with hooks on their gradients.
 
-
-def _tangents(ctx: Any, tangents: Any) -> tuple[torch.Tensor, ...]:
-    return tuple(
-        torch.zeros_like(x) if t is None else t.clone()
-        for x, t in zip(ctx.saved_tensors, tangents, strict=True)
-    )
-
-
-class _Entering(torch.autograd.Function):
-    """The identity on the module's inputs. Their gradients are the last that the module's
-    backward computes.
+    The gradients of the inputs ("in") are the last that the module's backward computes, those of
+    the results ("out") the first that it takes.
     """
 
     @staticmethod
-    def forward(call: HookedCall, *xs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(call: HookedCall, side: str, *xs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(x.clone() for x in xs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.call, ctx.level = inputs[0], _compat.level()
-        ctx.call.tracked[ctx.level] = any(ctx.needs_input_grad)
-        ctx.save_for_forward(*inputs[1:])
-        ctx.set_materialize_grads(
-            False
-        )  # hooks get None for an input without a gradient, as in torch
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
-        call = ctx.call
-        arriving = call.arriving.pop(ctx.level, None)
-        if (
-            arriving is None
-        ):  # the gradient did not pass through the module's result, as in a backward of a backward
-            return None, *cotangents
-        wanted = [
-            g if need else None
-            for g, need in zip(cotangents, ctx.needs_input_grad[1:], strict=True)
-        ]
-        return None, *call.unpacked(
-            "in", call.asked(call.after, call.packed("in", wanted), arriving)
-        )
-
-    @staticmethod
-    def jvp(ctx: Any, _: Any, *tangents: torch.Tensor) -> Any:
-        return _tangents(ctx, tangents)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, call: HookedCall, *xs: torch.Tensor) -> Any:
-        return _batched(_Entering, info, in_dims, call, xs)
-
-
-class _Leaving(torch.autograd.Function):
-    """The identity on the module's results. Their gradients are the first that the module's
-    backward takes.
-    """
-
-    @staticmethod
-    def forward(call: HookedCall, *xs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(x.clone() for x in xs)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.call, ctx.level = inputs[0], _compat.level()
-        ctx.save_for_forward(*inputs[1:])
+        ctx.call, ctx.side, *xs = inputs
+        ctx.level = _compat.level()
+        if ctx.side == "in":
+            ctx.call.tracked[ctx.level] = any(ctx.needs_input_grad)
+        ctx.save_for_forward(*xs)
+        # hooks get None for an input without a gradient, as in torch
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
         call = ctx.call
-        arriving = call.asked(call.before, call.packed("out", cotangents))
-        if call.tracked.get(ctx.level, False):
-            call.arriving[ctx.level] = arriving
-        elif not any(call.tracked.values()):
-            call.asked(call.after, (None,) * call.count["in"], arriving)
-        return None, *call.unpacked("out", arriving)
+        if ctx.side == "in":
+            return None, None, *call.of_inputs(ctx.level, cotangents, ctx.needs_input_grad[2:])
+        return None, None, *call.of_results(ctx.level, cotangents)
 
     @staticmethod
-    def jvp(ctx: Any, _: Any, *tangents: torch.Tensor) -> Any:
-        return _tangents(ctx, tangents)
+    def jvp(ctx: Any, _: Any, __: Any, *tangents: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(
+            torch.zeros_like(x) if t is None else t.clone()
+            for x, t in zip(ctx.saved_tensors, tangents, strict=True)
+        )
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, call: HookedCall, *xs: torch.Tensor) -> Any:
-        return _batched(_Leaving, info, in_dims, call, xs)
+    def vmap(info: Any, in_dims: Any, call: HookedCall, side: str, *xs: torch.Tensor) -> Any:
+        moved = [
+            x.expand(info.batch_size, *x.shape) if d is None else x.movedim(d, 0)
+            for x, d in zip(xs, in_dims[2:], strict=True)
+        ]
+        return _Through.apply(call.batched(), side, *moved), (0,) * len(moved)

@@ -28,13 +28,11 @@ def hooks_of(where: str, path: str, x: torch.Tensor) -> tuple[Hook, ...]:
     several = any(map(_is_of_several, found))
     if after or several:
         kind = "a post-accumulate-grad hook" if after else "a hook of several tensors"
-        fix = "p.register_hook(fn), or apply the hook to the gradients that sf.grad returns"
-        got = f"it has {kind}, and a pure function accumulates no .grad"
         raise CaptureError.of(
             f"{where}, parameter {path}",
-            got,
+            f"it has {kind}, and a pure function accumulates no .grad",
             needed="hooks of one gradient",
-            fix=fix,
+            fix="p.register_hook(fn), or apply the hook to the gradients that sf.grad returns",
             arg_path=path,
         )
     return found

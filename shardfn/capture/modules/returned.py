@@ -50,8 +50,9 @@ class Returned:
         """
         if isinstance(x, torch.Tensor):
             if _compat.is_foreign(x):
-                got = f"the module returns a {type(x).__name__}"
-                raise tensor_classes.refused(self.name, got, None)
+                raise tensor_classes.refused(
+                    self.name, f"the module returns a {type(x).__name__}", None
+                )
             tensors.append(x)
             return "tensor", len(tensors) - 1, ()
         if isinstance(x, CONSTANTS):
@@ -84,12 +85,11 @@ class Returned:
         if _is_record(x) and not _holds_itself(x):
             return "record", tuple(vars(x)), list(vars(x).values())
         at = f" at {path.lstrip('.')}" if path else ""
-        fix = "return tensors and constants; make a class of yours a NamedTuple or a dict"
         raise CaptureError.of(
             self.name,
             f"the module returns a {kind}{at}",
             needed="a tree of tensors and constants",
-            fix=fix,
+            fix="return tensors and constants; make a class of yours a NamedTuple or a dict",
         )
 
     def held(self, kind: type) -> str:

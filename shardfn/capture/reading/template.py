@@ -74,8 +74,12 @@ class Template:
         numbers = [*self.names]
         for (k, dim), (value, line) in self.sizes.constants().items():
             if self.dynamic.get(numbers[k], {}).get(dim, False):
-                got = f"it needs the size of dim {dim} constant: {value}"
-                raise not_dynamic(settings, self.names[numbers[k]], got, line)
+                raise not_dynamic(
+                    settings,
+                    self.names[numbers[k]],
+                    f"it needs the size of dim {dim} constant: {value}",
+                    line,
+                )
 
 
 def refuse_strict(settings: Settings, paths: Sequence[str], reason: str) -> None:
@@ -87,18 +91,20 @@ def refuse_strict(settings: Settings, paths: Sequence[str], reason: str) -> None
     for i, dims in settings.dynamic.items():
         for dim, is_strict in dims.items():
             if is_strict:
-                got = f"the size of dim {dim} cannot be read as a symbol: {reason}"
-                raise not_dynamic(settings, paths[i], got)
+                raise not_dynamic(
+                    settings,
+                    paths[i],
+                    f"the size of dim {dim} cannot be read as a symbol: {reason}",
+                )
 
 
 def not_dynamic(settings: Settings, path: str, got: str, line: str | None = None) -> CaptureError:
     """The error for a function that needs a strict dim constant."""
-    fix = "strict=False, which captures the function again for each size"
     return CaptureError.of(
         f"{settings.name}, argument {path}",
         got,
         needed="a size that may change between calls",
-        fix=fix,
+        fix="strict=False, which captures the function again for each size",
         source=line,
         arg_path=path,
     )

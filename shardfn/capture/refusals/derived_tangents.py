@@ -11,6 +11,7 @@ import torch
 from ... import _compat
 from ...errors import CaptureError
 from .. import annotations as sources
+from ..dynamo_nodes import name_of
 
 
 class Row(NamedTuple):
@@ -46,8 +47,7 @@ def refuse_derived(node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
     Raises:
         CaptureError: names the op and the line.
     """
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    name = name.split(".")[0].removeprefix("linalg_").rstrip("_")
+    name = name_of(node).split(".")[0].removeprefix("linalg_").rstrip("_")
     row = ROWS.get(name)
     if row is None:
         return
@@ -58,5 +58,4 @@ def refuse_derived(node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
         got, fix = f"a derivative of its tangent is taken, and {row.why} (torch)", FIX
     else:
         return
-    source = sources.user_line(node)
-    raise CaptureError.of(f"op {name}", got, fix=fix, source=source)
+    raise CaptureError.of(f"op {name}", got, fix=fix, source=sources.user_line(node))

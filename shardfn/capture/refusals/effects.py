@@ -68,9 +68,12 @@ def refuse_collectives(graph: torch.fx.GraphModule, name: str) -> None:
     for node in graph.graph.nodes:
         if str(getattr(node.target, "namespace", "")).strip("_").startswith("c10d"):
             source, fix = node.meta.get("source"), ALONE
-            got = f"it communicates by itself: {node.target}"
             raise CaptureError.of(
-                name, got, needed="a function of global tensors", fix=fix, source=source
+                name,
+                f"it communicates by itself: {node.target}",
+                needed="a function of global tensors",
+                fix=fix,
+                source=source,
             )
 
 

@@ -46,8 +46,11 @@ class Watched:
         """Refuse functions that change what lives outside of them, which later calls would not."""
         for owner, before in self.pure:
             if not all(_is_as_before(place, old) for place, old in before):
-                got = "it changes something outside of itself"
-                raise CaptureError.of(owner, got, needed="a function that only returns")
+                raise CaptureError.of(
+                    owner,
+                    "it changes something outside of itself",
+                    needed="a function that only returns",
+                )
 
     def rewind(self) -> None:
         """Restore the state before: Dynamo's run of a function must have no effects."""
@@ -120,9 +123,12 @@ class LeakedTensor(torch.Tensor):
 
 def leaked(where: str) -> CaptureError:
     """The error for a traced value that is used after its trace."""
-    fix = "return the value from the function that computes it"
-    got = "a traced value that was stored, and has no value after the trace"
-    return CaptureError.of(where, got, needed="a tensor with a value", fix=fix)
+    return CaptureError.of(
+        where,
+        "a traced value that was stored, and has no value after the trace",
+        needed="a tensor with a value",
+        fix="return the value from the function that computes it",
+    )
 
 
 def watch(owner: str, fn: Any, *, is_pure: bool = False) -> None:

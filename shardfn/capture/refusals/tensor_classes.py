@@ -12,6 +12,7 @@ from ... import _compat, _tree
 from ...errors import CaptureError
 from ...ops.nodes import args_of
 from .. import annotations as sources
+from ..dynamo_nodes import name_of
 from . import leaks
 
 FIX = (
@@ -45,15 +46,14 @@ def refuse_made(python: torch.fx.GraphModule, name: str) -> None:
     for module in python.modules():
         for node in getattr(getattr(module, "graph", None), "nodes", ()):
             value = node.meta.get("example_value")
-            if getattr(node.target, "__name__", "") in FOLLOWS:
+            if name_of(node) in FOLLOWS:
                 _refuse_unread(node, name)
             _refuse_sending(node, name)
             is_tensor = isinstance(value, torch.Tensor)
             if is_tensor and _is_refused(value):
                 kind = _compat.class_name(value)
-                source = sources.user_line(node)
                 got = DTENSOR if kind == "DTensor" else f"it makes a {kind}"
-                raise refused(name, got, source)
+                raise refused(name, got, sources.user_line(node))
 
 
 def _refuse_sending(node: torch.fx.Node, name: str) -> None:
@@ -74,10 +74,12 @@ def _refuse_unread(node: torch.fx.Node, name: str) -> None:
     value = args_of(node)[0].meta.get("example_value")
     if _compat.holds_tensors(value) and _compat.reads_calls(value):
         kind = _compat.class_name(value)
-        got = f"a derivative or vmap follows a {kind}, whose class has a __torch_function__"
-        fix = "the tensors that it holds as arguments, or __torch_dispatch__"
-        source = sources.user_line(node)
-        raise CaptureError.of(name, got, fix=fix, source=source)
+        raise CaptureError.of(
+            name,
+            f"a derivative or vmap follows a {kind}, whose class has a __torch_function__",
+            fix="the tensors that it holds as arguments, or __torch_dispatch__",
+            source=sources.user_line(node),
+        )
 
 
 def _is_refused(x: Any) -> bool:
@@ -108,10 +110,12 @@ def refuse_told(out: Any, name: str) -> None:
     for path, x in _tree.holders(out):
         context = _compat.opened(x)[1].context
         if any(map(_tree.is_tensor, _tree.leaves((context,)))):
-            got = f"a {_compat.class_name(x)}, which tells a tensor and does not hold it"
-            fix = "the tensor among the names of __tensor_flatten__"
-            where = f"{name}, result{path}"
-            raise CaptureError.of(where, got, fix=fix, arg_path="result" + path)
+            raise CaptureError.of(
+                f"{name}, result{path}",
+                f"a {_compat.class_name(x)}, which tells a tensor and does not hold it",
+                fix="the tensor among the names of __tensor_flatten__",
+                arg_path="result" + path,
+            )
 
 
 def refuse_fakes(constants: list[torch.Tensor], name: str) -> None:

@@ -17,6 +17,7 @@ from ... import _compat
 from ...errors import CaptureError
 from ...ops.nodes import args_of
 from .. import levels
+from ..dynamo_nodes import name_of
 
 UNUSED = (
     "One of the differentiated Tensors appears to not have been used in the graph. Set "
@@ -130,7 +131,7 @@ class Spans:
         taken: dict[int, list[torch.fx.Node]] = {}  # gradients, by the start of their level
         marks: dict[torch.fx.Node, int] = {}  # where a tensor begins to be followed
         for number, node in enumerate(graph.nodes):
-            name = getattr(node.target, "__name__", "")
+            name = name_of(node)
             if name in levels.ENTERS:
                 starts.append(number)
             elif name in levels.LEAVES:
@@ -153,7 +154,7 @@ class Spans:
     def _before_use(self, x: torch.fx.Node, start: int) -> int:
         """The number of the node before the first that reads a value at a level."""
         names = (*levels.NAMES, *levels.SAME)
-        readers = [n for n in x.users if getattr(n.target, "__name__", "") not in names]
+        readers = [n for n in x.users if name_of(n) not in names]
         numbers = [self.number[n] for n in readers]
         return min(n for n in numbers if n > start) - 1
 

@@ -107,8 +107,10 @@ def combinations(input: torch.Tensor, r: int = 2, with_replacement: bool = False
     input size alone.
     """
     if input.dim() != 1 or r < 0:
-        got = f"input has {input.dim()} dims and r is {r}; it has 1, and r is no less than 0"
-        _refuse("torch.combinations", got)
+        _refuse(
+            "torch.combinations",
+            f"input has {input.dim()} dims and r is {r}; it has 1, and r is no less than 0",
+        )
     if r == 0:
         return input.new_empty(0)
     follows = (lambda a, b: a <= b) if with_replacement else (lambda a, b: a < b)

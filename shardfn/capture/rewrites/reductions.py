@@ -78,14 +78,6 @@ def _dist(x: torch.Tensor, y: torch.Tensor, p: float = 2) -> torch.Tensor:
     return aten.linalg_vector_norm.default(aten.sub.Tensor(x, y), p)
 
 
-def _addbmm(
-    bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float = 1, alpha: float = 1
-) -> torch.Tensor:
-    out = aten.sum.dim_IntList(aten.bmm.default(a, b), [0])
-    out = out if alpha == 1 else aten.mul.Scalar(out, alpha)
-    return aten.add.Tensor(out, bias if beta == 1 else aten.mul.Scalar(bias, beta)) if beta else out
-
-
 def _copied(view: Any) -> Callable[..., Any]:
     """The copy variant of an op that makes views."""
 
@@ -118,7 +110,6 @@ TABLE: dict[Any, Callable[..., Any]] = {
     **{getattr(aten.all, name): fn for name, fn in _truth(_true_everywhere).items()},
     aten.linalg_vector_norm.default: vector_norm,
     aten.dist.default: _dist,
-    aten.addbmm.default: _addbmm,
     **{
         getattr(getattr(aten, f"{name}_copy"), overload): _copied(
             getattr(getattr(aten, name), overload)

@@ -104,9 +104,12 @@ def refuse_writes(python: torch.fx.GraphModule, name: str) -> None:
     for node in nodes:
         roots = [root for x in written_by(node) if (root := root_of(x)).target is gathered]
         if roots and not _is_put_back(node, roots[0]):
-            source = sources.user_line(node)
-            got = "it writes in place to x[t], which is no view where t is a tensor"
-            raise CaptureError.of(name, got, fix="x[t] = value, x[t] += value", source=source)
+            raise CaptureError.of(
+                name,
+                "it writes in place to x[t], which is no view where t is a tensor",
+                fix="x[t] = value, x[t] += value",
+                source=sources.user_line(node),
+            )
 
 
 def _is_put_back(node: torch.fx.Node, root: torch.fx.Node) -> bool:

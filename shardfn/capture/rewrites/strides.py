@@ -36,14 +36,15 @@ def refuse_unstrided(where: str, leaves: Sequence[Any], paths: Sequence[str]) ->
     wrong = [(path, kind) for path, kind in zip(paths, kinds, strict=True) if kind is not None]
     if wrong:
         path = wrong[0][0]
-        source = call_site()
-        fix = (
-            "x.to_dense() (x.dequantize(), to_padded_tensor), or its values and indices as "
-            "arguments"
-        )
         lines = [f"{path} is {kind}" for path, kind in wrong]
         raise CaptureError.of(
-            where, *lines, needed="tensors with strides", fix=fix, source=source, arg_path=path
+            where,
+            *lines,
+            needed="tensors with strides",
+            fix="x.to_dense() (x.dequantize(), to_padded_tensor), or its values and indices as "
+            "arguments",
+            source=call_site(),
+            arg_path=path,
         )
 
 
@@ -234,14 +235,11 @@ def refuse_view(where: str, x: torch.Tensor, path: str) -> None:
         CaptureError: it is a view of another tensor.
     """
     if x.storage_offset():
-        source = call_site()
-        got = "as_strided reads its memory at a given place, and it is a view that starts elsewhere"
-        fix = f"{path}.clone(), or {VALUES}"
         raise CaptureError.of(
             f"{where}, argument {path}",
-            got,
+            "as_strided reads its memory at a given place, and it is a view that starts elsewhere",
             needed="a tensor that starts its memory",
-            fix=fix,
-            source=source,
+            fix=f"{path}.clone(), or {VALUES}",
+            source=call_site(),
             arg_path=path,
         )

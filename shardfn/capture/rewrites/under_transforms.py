@@ -99,8 +99,11 @@ def refuse_values(shape: tuple[int, ...], out: tuple[int, ...]) -> None:
     Raises:
         CaptureError: always.
     """
-    got = f"values that make {out} of a tensor of shape {shape}"
-    raise CaptureError.of("x[mask] = values", got, fix="values of the shape of x[mask]")
+    raise CaptureError.of(
+        "x[mask] = values",
+        f"values that make {out} of a tensor of shape {shape}",
+        fix="values of the shape of x[mask]",
+    )
 
 
 @_compat.read_by_dynamo
@@ -154,8 +157,11 @@ def refuse_shapes() -> None:
     Raises:
         CaptureError: always.
     """
-    got = "reduce='prod' under a transform, of an index that is smaller than x in another dim"
-    raise CaptureError.of("torch.scatter_reduce", got, fix="narrow x to the dims of the index")
+    raise CaptureError.of(
+        "torch.scatter_reduce",
+        "reduce='prod' under a transform, of an index that is smaller than x in another dim",
+        fix="narrow x to the dims of the index",
+    )
 
 
 @_compat.read_by_dynamo

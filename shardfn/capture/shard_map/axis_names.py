@@ -177,8 +177,11 @@ def _settle_mesh(where: str, mesh: Any, here: Scope) -> None:
         here.brought = here.brought or mesh
         here.mesh = here.mesh or mesh
     if here.mesh is None:
-        fix = "shard_map(fn, mesh, ...), or call it inside `with use_mesh(mesh)`"
-        raise PlacementError.of(where, "there is no mesh", fix=fix)
+        raise PlacementError.of(
+            where,
+            "there is no mesh",
+            fix="shard_map(fn, mesh, ...), or call it inside `with use_mesh(mesh)`",
+        )
     here.uses_mesh = True
 
 
@@ -204,9 +207,11 @@ def _check_wanted(where: str, wanted: Sequence[str], axes: MeshAxes) -> None:
     """
     for name in wanted:
         if name not in axes.names:
-            got = f"there is no axis {name!r}; the mesh has {axes}"
-            fix = near(name, axes.names)
-            raise PlacementError.of(f"{where}, axis_names", got, fix=fix)
+            raise PlacementError.of(
+                f"{where}, axis_names",
+                f"there is no axis {name!r}; the mesh has {axes}",
+                fix=near(name, axes.names),
+            )
 
 
 def _refuse_manual(where: str, wanted: Sequence[str], taken: Sequence[str], axes: MeshAxes) -> None:
@@ -222,8 +227,9 @@ def _refuse_manual(where: str, wanted: Sequence[str], taken: Sequence[str], axes
     fix = "axis_names with the axes that are left"
     if is_full:
         fix = "one shard_map over these axes"
-    got = f"{', '.join(again or taken)} is manual already, in a shard_map around it"
-    raise PlacementError.of(where, got, fix=fix)
+    raise PlacementError.of(
+        where, f"{', '.join(again or taken)} is manual already, in a shard_map around it", fix=fix
+    )
 
 
 @_compat.constant_in_graph
@@ -337,8 +343,11 @@ def check_placed(what: str, path: str, parts: tuple[Any, ...]) -> None:
     wrong = [name for name in every if name in current_scope().manual]
     if wrong:
         fix = "leave it to in_placements and out_placements, or to axis_names without it"
-        said = f"{P(*parts)} names {', '.join(wrong)}, which is manual in the shard_map around it"
-        raise PlacementError.of(where, said, fix=fix)
+        raise PlacementError.of(
+            where,
+            f"{P(*parts)} names {', '.join(wrong)}, which is manual in the shard_map around it",
+            fix=fix,
+        )
 
 
 @_compat.constant_in_graph
@@ -352,9 +361,11 @@ def check_dims(what: str, path: str, parts: tuple[Any, ...], shape: tuple[int, .
     is_seen = current_scope().mesh is not None and any(parts[len(shape) :])
     if len(parts) > len(shape) and not is_seen:
         where = f"{what}, {path}" if path else what
-        fix = f"P with at most {len(shape)} entries"
-        got = (
+        raise PlacementError.of(
+            where,
             f"{P(*parts)} names dim {len(parts) - 1} of a tensor with {len(shape)} dims, "
-            f"shape {shape}"
+            f"shape {shape}",
+            fix=f"P with at most {len(shape)} entries",
+            placements=P(*parts),
+            dim=len(parts) - 1,
         )
-        raise PlacementError.of(where, got, fix=fix, placements=P(*parts), dim=len(parts) - 1)

@@ -32,7 +32,7 @@ import torch
 from ...errors import CaptureError, PlacementError
 from ...mesh import axes_of
 from ...ops import placement, shard_map
-from ...ops.nodes import args_of
+from ...ops.nodes import args_of, returned_by
 from ...ops.prims import CALLS, Axes, constants_of, implement
 from ...ops.text_formats import parse_axes, parse_shards, print_axes
 from .. import annotations as sources
@@ -159,7 +159,7 @@ class VaryingAxes:
         """Infer the facts of all values from those of the inputs. Returns those of the results."""
         while self.infer_once(inputs):
             pass
-        (returned,) = args_of(self.graph.find_nodes(op="output")[0])
+        returned = returned_by(self.graph)
         if isinstance(returned, (list, tuple)):
             return [self.facts(x) for x in returned]
         return self.facts(returned)
@@ -638,9 +638,9 @@ def _control_flow_facts(values: VaryingAxes, node: torch.fx.Node) -> list[Facts]
         runs = [w for item in node.users for w in item.users if is_wrap(w)]
         every = [agreement.entering[w] for w in runs if w in agreement.entering]
         return every[0] if every else [NONE] * len(args_of(node)[0])
-    (output,) = Body.run_by(values, node).module.graph.find_nodes(op="output")
     leaving = dict(enumerate(agreement.leaving_body(node)))
-    return [leaving.get(args_of(x)[1], NONE) for x in args_of(output)[0]]
+    returned = returned_by(Body.run_by(values, node).module.graph)
+    return [leaving.get(args_of(x)[1], NONE) for x in returned]
 
 
 def _rewrite_control_flow(values: VaryingAxes, node: torch.fx.Node) -> None:
@@ -725,8 +725,7 @@ def _run_once(
         for k, x in enumerate(graph.find_nodes(op="placeholder"))
         if k in free and x in inner.needed
     }
-    (output,) = graph.find_nodes(op="output")
-    order = [args_of(x)[1] for x in args_of(output)[0]]
+    order = [args_of(x)[1] for x in returned_by(graph)]
     rows = sorted(zip(order, outs, strict=True), key=lambda row: row[0])
     return [facts for _, facts in rows], more
 
