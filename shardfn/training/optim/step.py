@@ -135,12 +135,10 @@ class Step:
     def not_for_dtensors(self, error: Exception) -> CaptureError:
         """The error for a step that torch cannot run on DTensors."""
         lines = str(error).splitlines() or [type(error).__name__]
-        return CaptureError.of(
-            f"{self.recipe.name}.update",
-            f"torch's own step fails on DTensors: {lines[0]}",
-            fix="inside of a captured function: sf.shard(opt.update, mesh, ...)",
-            source=call_site(),
-        )
+        got = f"torch's own step fails on DTensors: {lines[0]}"
+        fix = "inside of a captured function: sf.shard(opt.update, mesh, ...)"
+        where = f"{self.recipe.name}.update"
+        return CaptureError.of(where, got, fix=fix, source=call_site())
 
     def own(self, grad: torch.Tensor | None) -> torch.Tensor | None:
         """A gradient that the step may keep, and write to if it is not torch's."""
