@@ -1,15 +1,15 @@
 """Stage 1, capture: Python in, a Program of global shapes out."""
 
 from .capture import Captured, capture, capture_again, raise_users
-from .closure.constants import constant_key, is_constant
-from .closure.places import name_of
+from .closure.constant_keys import constant_key, is_constant
+from .closure.read_paths import name_of
 from .closure.reads import Reads
 from .dtensors import own_sizes
 from .dtensors.values import placement_of
 from .modules.call import PureModule
 from .printing import tensor_type
-from .reading.settings import Settings
-from .reading.template import Template
+from .reading.capture_settings import Settings
+from .reading.symbolic_sizes import Template
 
 __all__ = [
     "Captured",

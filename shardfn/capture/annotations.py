@@ -50,11 +50,13 @@ def follow_backward(roots: Iterable[Any], inside: dict[str, Any]) -> None:
         if fn in seen:
             continue
         seen.add(fn)
-        fn.register_prehook(functools.partial(_note, _compat.sequence_number(fn)(), inside))
+        fn.register_prehook(
+            functools.partial(_annotate_backward, _compat.sequence_number(fn)(), inside)
+        )
         queue += [after for after, _ in fn.next_functions if after is not None]
 
 
-def _note(number: int, inside: dict[str, Any], gradients: Any) -> None:
+def _annotate_backward(number: int, inside: dict[str, Any], gradients: Any) -> None:
     torch.fx.traceback.get_current_meta()["custom"] = {
         "phase": "backward",
         "belongs_to": number,
@@ -67,7 +69,7 @@ def regions(noted: dict[str, Any]) -> dict[str, str]:
     return {key: policy for key, policy in noted.items() if key.startswith(REGION)}
 
 
-def place(noted: dict[str, Any]) -> dict[str, Any]:
+def call_annotations(noted: dict[str, Any]) -> dict[str, Any]:
     """The checkpointed calls that contain a node, and whether it is in the outermost backward."""
     return {key: said for key, said in noted.items() if key.startswith(REGION) or key == OUTERMOST}
 
@@ -78,7 +80,7 @@ def is_checkpointed(noted: dict[str, Any]) -> bool:
 
 
 @_compat.read_by_dynamo
-def inside(region: str, policy: str) -> Any:
+def annotate_checkpointed(region: str, policy: str) -> Any:
     """A context that annotates the nodes captured in it with a checkpointed call."""
     return torch.fx.traceback.annotate({region: policy})
 
@@ -98,7 +100,7 @@ def fresh_region() -> str:
 
 
 @contextlib.contextmanager
-def kept() -> Iterator[None]:
+def annotations_restored() -> Iterator[None]:
     """A context that restores the current annotations when it is left."""
     meta = torch.fx.traceback.get_current_meta()
     before = meta.get("custom")
@@ -109,7 +111,7 @@ def kept() -> Iterator[None]:
 
 
 @_compat.read_by_dynamo
-def asking(setting: str) -> Any:
+def annotate_implicit_comm(setting: str) -> Any:
     """A context that annotates the nodes captured in it with a setting of implicit_comm. Their
     backward inherits it.
     """
@@ -117,7 +119,7 @@ def asking(setting: str) -> Any:
 
 
 @_compat.read_by_dynamo
-def casting(dtype: str, reduced: str) -> Any:
+def annotate_cast(dtype: str, reduced: str) -> Any:
     """A context for casts to a dtype, whose gradients are reduced in another one."""
     notes = {f"{REDUCES}{reduced}": True}
     if dtype == "torch.float16":
@@ -126,7 +128,7 @@ def casting(dtype: str, reduced: str) -> Any:
 
 
 @_compat.read_by_dynamo
-def scaling() -> Any:
+def annotate_loss_scale() -> Any:
     """A context for the op that scales a loss."""
     return torch.fx.traceback.annotate({SCALES: True})
 
@@ -142,14 +144,14 @@ def attach(graph: torch.fx.GraphModule) -> None:
     """Give every node its `source` ("file:line" or None) and its `phase` ("forward" or "backward").
 
     torch gives the nodes of a backward the line of the grad call. Here they get the line of
-    their forward op. `inside` records the checkpointed calls of that op.
+    their forward op. `annotate_checkpointed` records the checkpointed calls of that op.
     """
     # the sequence numbers of the ops so far, ascending, and the ops
     numbers: list[int] = []
     owners: list[torch.fx.Node] = []
     for node in graph.graph.nodes:
         noted = node.meta.get("custom") or {}
-        owner = _owner(noted.get("belongs_to"), numbers, owners)
+        owner = _forward_op(noted.get("belongs_to"), numbers, owners)
         line = (
             noted.get("source")
             or (owner and owner.meta["source"])
@@ -199,7 +201,7 @@ def _inherited(owner: torch.fx.Node | None) -> dict[str, Any]:
     return {key: True for key in noted if key.startswith(INHERITED)}
 
 
-def _owner(
+def _forward_op(
     number: int | None, numbers: list[int], owners: list[torch.fx.Node]
 ) -> torch.fx.Node | None:
     """The op with this autograd sequence number. Under several gradients an op takes several

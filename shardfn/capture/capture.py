@@ -19,24 +19,24 @@ from ..ops import debug, placement
 from ..types import Program
 from . import annotations as sources
 from .closure import closed_over
-from .closure.memoized import memoized
-from .closure.primals import Derivative, follow_primals
-from .closure.reads import Reads, held_reads
-from .control_flow import endings, pullbacks
-from .dtensors import own_sizes, terms
+from .closure.closed_over_primals import Derivative, follow_primals
+from .closure.lazy_attributes import read_with_lazy_attributes
+from .closure.reads import Reads, reads_of_constants
+from .control_flow import control_flow_ops, pullbacks_in_bodies
+from .dtensors import own_sizes, partial_terms
 from .dtensors.checks import NeedsRanks
 from .dtensors.writes import refuse_writes
 from .inputs import Inputs, holding
 from .reading import rerun
-from .reading.flatten import flatten
+from .reading.aten_from_dynamo import flatten
+from .reading.capture_settings import Settings, tracing
 from .reading.objects import lost_changes, made, refuse_lost
-from .reading.settings import Settings, tracing
-from .reading.template import Template, refuse_strict
-from .refusals import explain, leaks, tensor_classes
-from .refusals.unscaled import refuse_unscaled
-from .results import Result, program_of
-from .rewrites import steps, strides
-from .rewrites.python_calls import Misuse
+from .reading.symbolic_sizes import Template, refuse_strict
+from .refusals import explain, leaks, tensor_subclasses
+from .refusals.unscaled_float16 import refuse_unscaled
+from .result_tree import Result, program_of
+from .rewrites import strides, tensor_indices
+from .rewrites.python_substitutes import Misuse
 from .shard_map import axis_names as named
 from .shard_map import varying
 from .trace import simplified
@@ -96,7 +96,7 @@ def capture(
     Raises:
         CaptureError: the function is not one pure graph.
     """
-    for part in (placement, endings, steps):
+    for part in (placement, control_flow_ops, tensor_indices):
         part.install()
     handled = sys.exception()  # the user may be calling from an `except`
     user_fn, (fn, args, kwargs) = fn, holding(fn, args, kwargs)
@@ -284,7 +284,7 @@ def _reading(
     given: Given, inputs: Inputs, mode: _compat.FakeTensorMode, settings: Settings
 ) -> Reading:
     """A function, read as often as it takes."""
-    return memoized(
+    return read_with_lazy_attributes(
         lambda memo: _compat.with_uses(lambda: _read(given, inputs, mode, settings, memo))
     )
 
@@ -303,14 +303,14 @@ def _read(
         with _compat.patched("symbols") if settings.dynamic else contextlib.nullcontext():
             python, read, sizes_of = _compat.capture_python(call, inputs.positional, inputs.tensors)
         state.watched.rewind()
-        tensor_classes.refuse_made(python, name)
+        tensor_subclasses.refuse_made(python, name)
         refuse_writes(python, name)
-        steps.refuse_writes(python, name)
-        terms.settle(python)
+        tensor_indices.refuse_writes(python, name)
+        partial_terms.read_local_tensors(python)
         traits = own_sizes.traits(python) if settings.rank else None
-        own_sizes.mark(python, name, settings.differing)
+        own_sizes.mark_differing(python, name, settings.differing)
         follow_primals(python)
-        pullbacks.settle(python, name)
+        pullbacks_in_bodies.compute_outer_primals(python, name)
         varying.make_varying(python, name)
         # the conditions on sizes, now that all that looks at the graph has done so
         sizes = sizes_of() if settings.dynamic else None
@@ -364,9 +364,11 @@ def _captured(
     return attrs.evolve(found, cuts=tuple(names.cuts), traits=traits)
 
 
-def _reads(fn: Callable[..., Any], read: Iterable[_compat.Read], watched: leaks.Watched) -> Reads:
+def _reads(
+    fn: Callable[..., Any], read: Iterable[_compat.Read], watched: leaks.WatchedFunctions
+) -> Reads:
     """The reads of Dynamo, and the modes and constants of modules that it does not trace."""
-    held = held_reads(held for _, held in watched.functions.values())
+    held = reads_of_constants(held for _, held in watched.functions.values())
     return Reads(fn, (*read, *held, *watched.modes.values()))
 
 

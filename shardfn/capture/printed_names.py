@@ -31,12 +31,12 @@ def dotted(path: str) -> str:
     return name or "x"
 
 
-def tells(name: str, path: str) -> bool:
+def is_name_of_path(name: str, path: str) -> bool:
     """Whether a name tells its path."""
     return name == dotted(path) and PLAIN_PATH.fullmatch(path) is not None
 
 
-def free(name: str, taken: set[str]) -> str:
+def unique_name(name: str, taken: set[str]) -> str:
     """The name, or the first of name_1, name_2, ... that is not taken. Marks it as taken."""
     number = 0
     unique = name
@@ -50,7 +50,7 @@ def free(name: str, taken: set[str]) -> str:
 def dotted_names(paths: Iterable[str]) -> list[str]:
     """A name for each path, no two alike."""
     taken: set[str] = set()
-    return [free(dotted(path), taken) for path in paths]
+    return [unique_name(dotted(path), taken) for path in paths]
 
 
 def printed_names(graph: torch.fx.Graph, inputs: Mapping[torch.fx.Node, str]) -> Names:
@@ -77,7 +77,7 @@ def _add_ops(graph: torch.fx.Graph, names: Names, taken: set[str]) -> None:
     for node in graph.nodes:
         if node.op != "call_function":
             continue
-        names[node] = free(_wanted(node), taken)
+        names[node] = unique_name(_wanted(node), taken)
         if isinstance(node.target, Loop):
             for inner in node.target.graphs:
                 _add_loop_inputs(node, inner, names, taken)
@@ -105,4 +105,4 @@ def _add_loop_inputs(
         names[holder] = names[operand]
     for number, holder in enumerate(holders[consts:]):
         carried = not isinstance(node.target, Scan) or number < node.target.carries
-        names[holder] = free("carry" if carried else "step_input", taken)
+        names[holder] = unique_name("carry" if carried else "step_input", taken)

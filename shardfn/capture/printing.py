@@ -14,7 +14,7 @@ from ..buckets import human_bytes
 from ..ops.loops import Loop, Scan, While, loop_of
 from ..ops.nodes import returned_by
 from ..types import REDUCTIONS, Marks, Program
-from .printed_names import Names, dotted_names, op_name, printed_names, tells
+from .printed_names import Names, dotted_names, is_name_of_path, op_name, printed_names
 
 DTYPES = {
     torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16",
@@ -175,7 +175,7 @@ def value_type(value: Any) -> str:
     return type(value).__name__
 
 
-def inputs(
+def input_lines(
     names: Iterable[str], paths: Iterable[str], types: Iterable[str], full: bool
 ) -> list[str]:
     """The inputs, a line each. Of many, only the first and the last."""
@@ -203,7 +203,7 @@ def program_text(program: Program, full: bool = False) -> str:
     return "\n".join(
         [
             f"{program.name}: {count} ops over global shapes",
-            *inputs(
+            *input_lines(
                 [names[h] for h in holders], program.in_paths, map(_global_type, holders), full
             ),
             *printer.body(graph),
@@ -225,7 +225,7 @@ def _left_out(count: int) -> list[str]:
 
 
 def _path_note(name: str, path: str) -> str:
-    return "" if tells(name, path) else f"   # {path}"
+    return "" if is_name_of_path(name, path) else f"   # {path}"
 
 
 def _shortened(lines: list[str], what: str, full: bool) -> list[str]:

@@ -12,8 +12,8 @@ import torch
 from ..errors import ShardError
 from ..ops import placement
 from . import annotations as sources
-from . import levels
-from .control_flow import bodies, endings
+from . import transform_levels
+from .control_flow import bodies, control_flow_ops
 from .dynamo_nodes import BACKWARD, name_of
 from .refusals.derived_tangents import refuse_derived
 from .rewrites import inner_gradients
@@ -28,7 +28,7 @@ class Replay(torch.fx.Interpreter):
 
     def __init__(self, graph: torch.fx.GraphModule, depth: int = 0) -> None:
         super().__init__(graph)
-        self.nesting = levels.Nesting(depth)
+        self.nesting = transform_levels.Nesting(depth)
         self.spans = inner_gradients.Spans(graph.graph)
 
     def run_node(self, node: torch.fx.Node) -> Any:
@@ -42,7 +42,7 @@ class Replay(torch.fx.Interpreter):
         if name_of(node) in BACKWARD:
             node.meta["custom"] = {**node.meta.get("custom", {}), "phase": "backward"}
             outputs, primals, *_ = self.fetch_args_kwargs_from_env(node)[0]
-            inside = sources.place(node.meta["custom"])
+            inside = sources.call_annotations(node.meta["custom"])
             if sources.OUTERMOST in inside:
                 note_derivative(outputs, primals)
             sources.follow_backward(
@@ -60,19 +60,19 @@ class Replay(torch.fx.Interpreter):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if getattr(target, "_name", None) == "wrap":
-            return bodies.wrap(functools.partial(Replay, depth=self.nesting.depth), *args)
-        if (name := getattr(target, "__name__", "")) in levels.NAMES:
+            return bodies.replay_body(functools.partial(Replay, depth=self.nesting.depth), *args)
+        if (name := getattr(target, "__name__", "")) in transform_levels.NAMES:
             return self.nesting.call(target, name, args, kwargs)
         if name == "_unpack_dual":
-            return _of_one_dtype(*super().call_function(target, args, kwargs))
+            return _with_value_dtype(*super().call_function(target, args, kwargs))
         if target is inner_gradients.gradients:
-            return inner_gradients.taken(*args)
-        if target in endings.REPLAYED:
-            return endings.REPLAYED[target](Replay, *args, **kwargs)
+            return inner_gradients.take_gradients(*args)
+        if target in control_flow_ops.REPLAYED:
+            return control_flow_ops.REPLAYED[target](Replay, *args, **kwargs)
         return super().call_function(target, args, kwargs)
 
 
-def _of_one_dtype(
+def _with_value_dtype(
     value: torch.Tensor, tangent: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """A value and its tangent in the value's dtype. A Python number may raise a tangent's dtype

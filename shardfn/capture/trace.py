@@ -21,12 +21,12 @@ from ..ops.loops import Loop, inner_nodes, shapes_of
 from ..random.ambient import Missing, drawing_from
 from . import annotations as sources
 from .checkpoint.recompute import recompute
-from .closure.primals import Derivative, derivative_of
+from .closure.closed_over_primals import Derivative, derivative_of
 from .control_flow import scan_residuals, trim_loops
 from .drawing import draws
-from .refusals.effects import OF_BODY, refuse_collectives, refuse_mutation
+from .refusals.refused_writes import OF_BODY, refuse_collectives, refuse_mutation
 from .rewrites import strides
-from .rewrites.writes import without_writes
+from .rewrites.in_place_ops import without_writes
 
 
 @attrs.define(eq=False)
@@ -93,7 +93,7 @@ def _(tensors: list[torch.Tensor], number: int) -> list[torch.Tensor]:
 _compat.keep_effects(torch.ops.shardfn.looped.default)
 
 
-def functional(
+def functional_graph(
     fn: Callable[..., Any], inputs: Sequence[torch.Tensor], name: str, paths: Sequence[str]
 ) -> torch.fx.GraphModule:
     """Trace a function of fake tensors into one ATen graph without in-place writes."""
@@ -108,7 +108,7 @@ def functional(
         pure = torch.func.functionalize(torch.fx.Interpreter(graph).run, remove="mutations")
         with torch.no_grad():  # its derivatives are in the graph
             graph = _compat.trace_aten(pure, inputs, table)
-    fold(graph)
+    fold_loops(graph)
     return graph
 
 
@@ -142,7 +142,7 @@ def traced(
         drawing_from(Missing()),
     ):
         inputs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in examples]
-        graph = functional(
+        graph = functional_graph(
             lambda *xs: [x.contiguous() for x in fn(*xs)], inputs, name, [OF_BODY] * len(inputs)
         )
         sources.attach(graph)
@@ -179,14 +179,14 @@ def _refuse_random(graph: torch.fx.Graph, name: str) -> None:
         )
 
 
-def emitted(loop: Loop, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def emit_loop(loop: Loop, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Put a loop into the graph that is being traced."""
     loops = _recording.get().loops
     loops.append(loop)
     return looped([x.contiguous() for x in tensors], len(loops) - 1)
 
 
-def fold(module: torch.fx.GraphModule) -> None:
+def fold_loops(module: torch.fx.GraphModule) -> None:
     """Replace each loop's number in a graph by an op that holds the loop's graphs."""
     for node in list(module.graph.nodes):
         if node.op == "call_function" and node.target is torch.ops.shardfn.looped.default:

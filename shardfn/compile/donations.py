@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..capture.views import memory_of
+from ..capture.aten_views import memory_of
 from ..types import LocalProgram
 
 

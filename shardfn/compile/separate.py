@@ -13,7 +13,7 @@ import attrs
 import torch
 
 from .. import _compat
-from ..capture.views import memory_of, viewed
+from ..capture.aten_views import memory_of, viewed
 
 aten = torch.ops.aten
 Reach = tuple[

@@ -182,7 +182,7 @@ def own_term(x: torch.Tensor, axes: str, kind: str) -> torch.Tensor:
 @prim(axes=named_axes, takes_varying=True, gives_varying=False, communicates=False)
 def no_cotangent(x: torch.Tensor, axes: str) -> torch.Tensor:
     """The cotangent of a value from that of its terms, which a value does not determine. Capture
-    may take it away again with the term (capture/dtensors/terms.py); else it is refused.
+    may take it away again with the term (capture/dtensors/partial_terms.py); else it is refused.
     """
     return torch.empty_like(x)
 

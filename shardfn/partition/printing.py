@@ -10,8 +10,8 @@ import functools
 import torch
 
 from ..buckets import human_bytes
-from ..capture.printed_names import dotted_names, free, printed_names
-from ..capture.printing import Printer, inputs, legend, tensor_type, value_type
+from ..capture.printed_names import dotted_names, printed_names, unique_name
+from ..capture.printing import Printer, input_lines, legend, tensor_type, value_type
 from ..ops.loops import Loop, inner_nodes
 from ..types import LocalProgram
 
@@ -26,7 +26,7 @@ def local_text(program: LocalProgram, full: bool = False) -> str:
     called = _input_names(program, coords, tensors)
     type_of = functools.partial(_type, axes=axes)
     printer = Printer(printed_names(graph, called), type_of, _is_notable, full)
-    lines = inputs(
+    lines = input_lines(
         [called[h] for h in tensors], program.in_paths, [type_of(h) for h in tensors], full
     )
     lines += [
@@ -71,7 +71,7 @@ def _input_names(
     taken = set(names)
     called = dict(zip(tensors, names, strict=True))
     for coord, axis in zip(coords, program.axes.names, strict=True):
-        called[coord] = free(f"coord_{axis}", taken)
+        called[coord] = unique_name(f"coord_{axis}", taken)
     return called
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import attrs
 import torch
 
-from ..capture.copying import copied
+from ..capture.graph_copies import copied
 from ..ops.loops import Loop
 from .agenda import Agenda, agenda
 from .check import check

@@ -72,7 +72,7 @@ class LossScale:
         if not _compat.is_tracing():
             accept("LossScale.scale", loss=loss, state=state)
         wide = loss.float() if loss.dtype == torch.float16 else loss
-        with annotations.scaling():
+        with annotations.annotate_loss_scale():
             return wide * state["scale"].to(wide.dtype)
 
     @_compat.read_by_dynamo

@@ -34,7 +34,7 @@ class MixedPrecision(Transformed):
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function with casts of its arguments."""
-        with annotations.casting(str(self.compute), str(self.reduce)):
+        with annotations.annotate_cast(str(self.compute), str(self.reduce)):
             cast = [
                 self.cast(i, x) if self.argnums is None or i in self.argnums else x
                 for i, x in enumerate(args)

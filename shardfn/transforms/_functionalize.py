@@ -14,10 +14,10 @@ from torch.distributed.tensor import DTensor
 from .. import _compat
 from ..accepted import accept
 from ..capture import PureModule
-from ..capture.modules import copies
+from ..capture.modules import module_copies
 from ..capture.modules.call import frozen_names
-from ..capture.modules.modes import Modes
 from ..capture.modules.parameter_hooks import hooks_of
+from ..capture.modules.train_modes import Modes
 from ..capture.rewrites.strides import refuse_unshaped
 from ..errors import TreeError
 from ..runtime import Request
@@ -245,7 +245,7 @@ def functionalize(
     tensors = (*module.named_parameters(), *module.named_buffers())
     stand_ins = {id(x): _stand_in(x) for _, x in tensors}
     memo: dict[int, Any] = dict(stand_ins)
-    shadow = copies.copied(module, memo)
+    shadow = module_copies.copied_module(module, memo)
     name = f"functionalize({type(shadow).__name__})"
     originals = {id(stand_ins[id(x)]): x for _, x in tensors}
     params, buffers = _values(shadow, originals, share)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .. import _compat
-from ..capture.modules.built import Building
+from ..capture.modules.module_construction import Building
 from ..errors import CaptureError, TreeError
 from ..patterns import compiled
 from ..placement import P

@@ -152,9 +152,9 @@ class _Naming:
         self.flat, self.name, self.size = flat, name, size
 
     def __call__(self, number: torch.Tensor, *tensors: torch.Tensor) -> Any:
-        axis_names.enter_mapped(self.name, self.size)
+        axis_names.bind_mapped_dim(self.name, self.size)
         out = self.flat(*tensors)
-        axis_names.leave(1)
+        axis_names.unbind_last(1)
         return out
 
 

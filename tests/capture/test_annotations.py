@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from shardfn.capture import annotations
-from shardfn.capture.annotations import attach, fresh_region, kept, line_of
+from shardfn.capture.annotations import annotations_restored, attach, fresh_region, line_of
 from shardfn.errors import __file__ as ours
 
 STACK = f"""
@@ -70,7 +70,7 @@ def test_a_backward_inherits_the_setting_of_implicit_comm() -> None:
 def test_regions_and_places_of_a_node() -> None:
     noted = {"checkpoint=1": "nothing_saveable", "outermost": True, "phase": "backward"}
     assert annotations.regions(noted) == {"checkpoint=1": "nothing_saveable"}
-    assert set(annotations.place(noted)) == {"checkpoint=1", "outermost"}
+    assert set(annotations.call_annotations(noted)) == {"checkpoint=1", "outermost"}
     assert annotations.is_checkpointed(noted)
     assert not annotations.is_checkpointed({"checkpoint=1": "everything_saveable"})
 
@@ -81,6 +81,6 @@ def test_every_checkpointed_call_has_a_number_of_its_own() -> None:
 
 def test_annotations_are_as_before_after_a_context() -> None:
     with torch.fx.traceback.preserve_node_meta():
-        with kept():
+        with annotations_restored():
             torch.fx.traceback.get_current_meta()["custom"] = {"phase": "backward"}
         assert not torch.fx.traceback.get_current_meta().get("custom")

@@ -11,7 +11,7 @@ import torch
 
 import shardfn as sf
 from shardfn import P
-from shardfn.capture.printed_names import dotted, dotted_names, tells
+from shardfn.capture.printed_names import dotted, dotted_names, is_name_of_path
 from shardfn.capture.printing import legend
 
 
@@ -45,7 +45,7 @@ def test_paths_that_look_alike_have_names_of_their_own() -> None:
     paths = ["x[0]", "x['0']", "x.0", "x['0_1']", "x['a b']", "x['a_b']"]
     names = dotted_names(paths)
     assert names == ["x.0", "x.0_1", "x.0_2", "x.0_1_1", "x.a_b", "x.a_b_1"]
-    assert [tells(n, p) for n, p in zip(names, paths, strict=True)] == [
+    assert [is_name_of_path(n, p) for n, p in zip(names, paths, strict=True)] == [
         True, False, False, False, False, False,
     ]  # fmt: skip
 

@@ -16,9 +16,9 @@ import torch
 from ...ops import placement
 from ...ops.nodes import args_of, remove_unread
 from .. import annotations as sources
-from ..copying import copied
 from ..drawing import draws
 from ..dynamo_nodes import name_of
+from ..graph_copies import copied
 from . import policies
 
 aten = torch.ops.aten
@@ -305,9 +305,9 @@ class _Region:
         plain = {
             key: said
             for key, said in noted.items()
-            if key not in sources.place(noted) and key not in ("names", "belongs_to")
+            if key not in sources.call_annotations(noted) and key not in ("names", "belongs_to")
         }
-        there = sources.place(_noted(reader))
+        there = sources.call_annotations(_noted(reader))
         return {
             **node.meta,
             "phase": "backward",

@@ -195,12 +195,12 @@ def _can_require_grad(x: torch.Tensor) -> bool:
     return x.is_floating_point() or x.is_complex()
 
 
-def reached_from(results: Sequence[torch.Tensor]) -> set[int]:
+def leaves_reached(results: Sequence[torch.Tensor]) -> set[int]:
     """The leaves that the gradient of any of the results would reach, by id."""
-    return set(reaching(results))
+    return set(results_by_leaf(results))
 
 
-def reaching(results: Sequence[torch.Tensor]) -> dict[int, list[int]]:
+def results_by_leaf(results: Sequence[torch.Tensor]) -> dict[int, list[int]]:
     """For each leaf that a gradient of the results would reach, by id: the numbers of the results
     whose gradient would.
     """
@@ -216,7 +216,7 @@ def reaching(results: Sequence[torch.Tensor]) -> dict[int, list[int]]:
         if hasattr(fn, "variable"):
             leaf = id(fn.variable)
             leaves[leaf] = leaves.get(leaf, 0) | own
-        for after in _after(fn):
+        for after in _next_functions(fn):
             bits[after] = bits.get(after, 0) | own
     return {leaf: _set_bits(own) for leaf, own in leaves.items()}
 
@@ -233,12 +233,12 @@ def _in_order(roots: list[Any]) -> list[Any]:
         elif fn not in seen:
             seen.add(fn)
             stack.append((fn, True))
-            stack += [(after, False) for after in _after(fn)]
+            stack += [(after, False) for after in _next_functions(fn)]
     order.reverse()
     return order
 
 
-def _after(fn: Any) -> list[Any]:
+def _next_functions(fn: Any) -> list[Any]:
     return [after for after, _ in fn.next_functions if after is not None]
 
 
@@ -277,11 +277,11 @@ def _reachable(roots: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, x
             if id(x) not in seen and len(seen) <= MANY:
                 seen.add(id(x))
-                after += _parts(name, x)
+                after += _children(name, x)
         layer = after
 
 
-def _parts(name: str, x: Any) -> Iterator[tuple[str, Any]]:
+def _children(name: str, x: Any) -> Iterator[tuple[str, Any]]:
     """The objects one step away from an object, by name."""
     if isinstance(x, types.FunctionType):
         yield from _of_function(x)
@@ -315,12 +315,12 @@ def _of_function(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
     yield from (fn.__kwdefaults__ or {}).items()
     if sources.is_ours(code.co_filename):
         return
-    for variable in _names(code):
+    for variable in _names_in_code(code):
         value = fn.__globals__.get(variable)
         if isinstance(value, types.ModuleType) and not sources.is_ours(
             getattr(value, "__file__", None) or "<frozen"
         ):
-            known = ((other, getattr(value, other, None)) for other in _names(code))
+            known = ((other, getattr(value, other, None)) for other in _names_in_code(code))
             yield from (
                 (f"{variable}.{other}", child) for other, child in known if child is not None
             )
@@ -328,10 +328,10 @@ def _of_function(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
             yield variable, value
 
 
-def _names(code: types.CodeType) -> list[str]:
+def _names_in_code(code: types.CodeType) -> list[str]:
     """The names that code and its nested functions use."""
     inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
-    return [*code.co_names, *(name for c in inner for name in _names(c))]
+    return [*code.co_names, *(name for c in inner for name in _names_in_code(c))]
 
 
 def _of_module(name: str, module: torch.nn.Module) -> Iterator[tuple[str, Any]]:

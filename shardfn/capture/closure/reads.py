@@ -15,18 +15,18 @@ from typing import Any
 import torch
 
 from ... import _compat
-from .constants import constant_key, is_constant
-from .places import (
+from .constant_keys import constant_key, is_constant
+from .read_paths import (
     MISSING,
     Path,
-    asks_world,
-    home_of,
-    is_closed,
+    depends_on_world,
     is_fixed,
+    is_inside_library,
     is_library,
     own_names,
-    root_of,
+    root_object,
     step_to,
+    stored_place,
     value_at,
 )
 
@@ -72,15 +72,17 @@ class Reads:
                 return
         x = self.values[read.path]
         kind = "SETTING" if any(x is setting for setting in SETTINGS) else read.kind
-        self.answers.setdefault(read.path, []).append((kind, read.key, _answer(x, kind, read.key)))
+        self.answers.setdefault(read.path, []).append(
+            (kind, read.key, _guard_value(x, kind, read.key))
+        )
 
     def _found(self, path: Path) -> bool:
         """Look up a place. Returns whether it exists and is not inside a library."""
         (kind, to), before = path[-1], path[:-1]
         if not before:
-            value = root_of(kind, to, self.fn)
+            value = root_object(kind, to, self.fn)
             fixed = True
-            if value is None or is_closed(value):
+            if value is None or is_inside_library(value):
                 return False
         else:
             x = self.values[before]
@@ -93,7 +95,7 @@ class Reads:
             except MISSING:
                 return False
             fixed = is_library(x) or is_fixed(x, kind, to, value)
-        self.asks_world |= asks_world(value)
+        self.asks_world |= depends_on_world(value)
         self.values[path] = value
         self.fixed |= {path} if fixed else set()
         return True
@@ -111,13 +113,13 @@ class Reads:
         terms: dict[Any, str] = {}
         for path, value in self.values.items():
             if path not in self.fixed:
-                owner, kind, to = home_of(self.values[path[:-1]], *path[-1])
+                owner, kind, to = stored_place(self.values[path[:-1]], *path[-1])
                 terms.setdefault(
                     (id(owner), kind, repr(to)), _identity(owner, kind, to, value, bound)
                 )
             for kind, key, answer in self.answers.get(path, ()):
                 if answer is not None:
-                    term = _test(value, kind, key, answer, bound)
+                    term = _guard_test(value, kind, key, answer, bound)
                     terms.setdefault((id(value), kind, repr(key)), term)
         if not terms:
             return None
@@ -170,8 +172,8 @@ class Reads:
             try:
                 new = step_to(now[before], *path[-1]) if before else old
                 answers = self.answers.get(path, ())
-                alike = _alike(old, new, {kind for kind, _, _ in answers})
-                alike = alike and all(_answer(new, kind, key) == x for kind, key, x in answers)
+                alike = _gives_equal_reads(old, new, {kind for kind, _, _ in answers})
+                alike = alike and all(_guard_value(new, kind, key) == x for kind, key, x in answers)
             except MISSING:
                 new = None
                 alike = False
@@ -192,7 +194,7 @@ class Reads:
         return not all(is_constant(old) for _, old, _ in self.changed())
 
 
-def held_reads(functions: Iterable[Any]) -> list[_compat.Read]:
+def reads_of_constants(functions: Iterable[Any]) -> list[_compat.Read]:
     """The constants in globals and closures of functions that Dynamo keeps as one call.
 
     Args:
@@ -204,7 +206,7 @@ def held_reads(functions: Iterable[Any]) -> list[_compat.Read]:
         fn = getattr(fn, "__func__", fn)
         if isinstance(fn, types.FunctionType) and not is_library(fn):
             reads.append(_compat.read_of_code(fn))
-            for path in _held(fn):
+            for path in _constant_paths(fn):
                 reads += _reads_of(path, value_at(path))
     return reads
 
@@ -225,7 +227,7 @@ def _reads_of(path: Path, x: Any, depth: int = 2) -> list[_compat.Read]:
     return found
 
 
-def _held(fn: types.FunctionType) -> list[Path]:
+def _constant_paths(fn: types.FunctionType) -> list[Path]:
     code = fn.__code__
     scope = ("scope", _compat.Itself(fn.__globals__))
     cells = (("scope", _compat.Itself(fn)), ("closure", None))
@@ -253,7 +255,7 @@ def _identity(x: Any, kind: str, to: Any, value: Any, bound: Callable[[Any], str
     return f"{bound(step_to)}({owner}, {kind!r}, {to!r}) is {expected}"
 
 
-def _answer(x: Any, kind: str, key: Any) -> Any:
+def _guard_value(x: Any, kind: str, key: Any) -> Any:
     """The value of Dynamo's guard on an object. None if identity suffices."""
     if kind == "TENSOR_MATCH" and isinstance(x, torch.Tensor):
         return x.shape, x.dtype, x.requires_grad
@@ -276,7 +278,7 @@ LENGTH = ("SEQUENCE_LENGTH", "EMPTY_NN_MODULE_HOOKS_DICT")
 CONTAINS = ("DICT_CONTAINS", "DICT_NOT_CONTAINS", "SET_CONTAINS", "SET_NOT_CONTAINS")
 
 
-def _test(x: Any, kind: str, key: Any, answer: Any, bound: Callable[[Any], str]) -> str:
+def _guard_test(x: Any, kind: str, key: Any, answer: Any, bound: Callable[[Any], str]) -> str:
     """The test that a guard's value is unchanged."""
     name = bound(x)
     if kind == "TENSOR_MATCH":
@@ -298,7 +300,7 @@ def _test(x: Any, kind: str, key: Any, answer: Any, bound: Callable[[Any], str])
     return f"{name} == {bound(answer)}"
 
 
-def _alike(old: Any, new: Any, kinds: set[str]) -> bool:
+def _gives_equal_reads(old: Any, new: Any, kinds: set[str]) -> bool:
     """Whether two objects give equal reads, as far as the objects themselves show."""
     if old is new:
         return True

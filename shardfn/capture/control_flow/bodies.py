@@ -1,10 +1,10 @@
 """Bodies: functions that Dynamo traces into graphs of their own, from which control-flow ops
 are made.
 
-In a traced function, `region(fn, xs)` stands for one run of the body fn, and `leave` marks its
-results. A control-flow op of endings.py, such as `scan`, takes the run. While Dynamo traces,
-the results of that op only have the right shapes. When Dynamo's graph is replayed, bodies are
-not run: the op takes them as functions of tensors.
+In a traced function, `run_body(fn, xs)` stands for one run of the body fn, and `mark_results`
+marks its results. A control-flow op of control_flow_ops.py, such as `scan`, takes the run. While
+Dynamo traces, the results of that op only have the right shapes. When Dynamo's graph is replayed,
+bodies are not run: the op takes them as functions of tensors.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ... import _compat
 from ...ops.nodes import args_of, returned_by
 
 
-class Region:
+class BodyGraph:
     """A graph as a function of the values that entered it and of its closed-over values.
 
     Args:
         graph: Dynamo's.
-        given: for each of its inputs, `Entered`, the closed-over tensor, or a size.
+        given: for each of its inputs, `EnteringTensor`, the closed-over tensor, or a size.
         replay: runs such a graph.
     """
 
@@ -31,11 +31,11 @@ class Region:
         self, graph: torch.fx.GraphModule, given: Sequence[Any], replay: Callable[..., Any]
     ) -> None:
         self.graph, self.replay = graph, replay
-        self.entered = {i: x.number for i, x in enumerate(given) if isinstance(x, Entered)}
+        self.entered = {i: x.number for i, x in enumerate(given) if isinstance(x, EnteringTensor)}
         # the sizes that Dynamo has read as symbols
         self.sizes = {i: x for i, x in enumerate(given) if isinstance(x, int)}
-        self.free = [x for x in given if not isinstance(x, (Entered, int))]
-        # for each result, its index among those of `leave`
+        self.free = [x for x in given if not isinstance(x, (EnteringTensor, int))]
+        # for each result, its index among those of `mark_results`
         self.order = [args_of(node)[1] for node in returned_by(graph.graph)]
 
     def __call__(
@@ -53,62 +53,64 @@ class Region:
         return [x for _, x in sorted(zip(self.order, outs, strict=True), key=lambda pair: pair[0])]
 
 
-class Entered:
+class EnteringTensor:
     """A tensor that enters a body: its index, and one value of it."""
 
     def __init__(self, number: int, value: torch.Tensor) -> None:
         self.number, self.value = number, value
 
 
-class Left:
+class BodyResult:
     """A result of a body, by its index."""
 
-    def __init__(self, region: Region, number: int) -> None:
+    def __init__(self, region: BodyGraph, number: int) -> None:
         self.region, self.number = region, number
 
 
-def enter(xs: list[torch.Tensor]) -> list[torch.Tensor]:
+def mark_entering(xs: list[torch.Tensor]) -> list[torch.Tensor]:
     """Mark the values that enter a body. Dynamo keeps this call, which tells them from
     closed-over values.
     """
     return [x.clone() for x in xs]
 
 
-def inside(xs: list[torch.Tensor]) -> list[torch.Tensor]:
+def mark_inputs(xs: list[torch.Tensor]) -> list[torch.Tensor]:
     """The entering values as values of the body's own graph. Otherwise Dynamo traces x.T into
     the outer graph (torch 2.13).
     """
     return [x.clone() for x in xs]
 
 
-def leave(xs: list[torch.Tensor]) -> list[torch.Tensor]:
+def mark_results(xs: list[torch.Tensor]) -> list[torch.Tensor]:
     """Mark the results of a body."""
     return [x.clone() for x in xs]
 
 
 @_compat.read_by_dynamo
-def region(fn: Callable[..., Any], xs: list[torch.Tensor]) -> Any:
-    """One run of a body. The function takes tensors, and returns the results of `leave` in any
-    tree. Only inside a traced function.
+def run_body(fn: Callable[..., Any], xs: list[torch.Tensor]) -> Any:
+    """One run of a body. The function takes tensors, and returns the results of `mark_results` in
+    any tree. Only inside a traced function.
     """
     return (
-        _compat.wrapped(lambda *ys: fn(*inside(list(ys))), *enter(xs))
+        _compat.wrapped(lambda *ys: fn(*mark_inputs(list(ys))), *mark_entering(xs))
         if xs
         else _compat.wrapped(fn)
     )
 
 
-def wrap(replay: Callable[..., Any], graph: torch.fx.GraphModule, *given: Any) -> tuple[Left, ...]:
+def replay_body(
+    replay: Callable[..., Any], graph: torch.fx.GraphModule, *given: Any
+) -> tuple[BodyResult, ...]:
     """Returns a body instead of its results, when Dynamo's graph is replayed."""
-    made = Region(graph, given, replay)
-    return tuple(Left(made, k) for k in made.order)
+    made = BodyGraph(graph, given, replay)
+    return tuple(BodyResult(made, k) for k in made.order)
 
 
-def entering(replay: Callable[..., Any], xs: list[torch.Tensor]) -> list[Entered]:
-    """`enter`, when Dynamo's graph is replayed."""
-    return [Entered(i, x) for i, x in enumerate(xs)]
+def replay_entering(replay: Callable[..., Any], xs: list[torch.Tensor]) -> list[EnteringTensor]:
+    """`mark_entering`, when Dynamo's graph is replayed."""
+    return [EnteringTensor(i, x) for i, x in enumerate(xs)]
 
 
-def leaving(replay: Callable[..., Any], xs: list[Any]) -> list[Any]:
-    """`leave` or `inside`, when Dynamo's graph is replayed."""
+def replay_marked(replay: Callable[..., Any], xs: list[Any]) -> list[Any]:
+    """`mark_results` or `mark_inputs`, when Dynamo's graph is replayed."""
     return list(xs)

@@ -14,8 +14,8 @@ import torch
 
 from ... import _compat
 from ...errors import CaptureError
-from .bodies import Left
-from .flat import Body, is_float, mapped
+from .bodies import BodyResult
+from .flat_tensors import Body, is_float, vmapped_body
 
 Tensors = Sequence[torch.Tensor]
 
@@ -52,29 +52,29 @@ class Rule:
         raise NotImplementedError
 
 
-def ruled(rule: Rule, tensors: Tensors) -> list[torch.Tensor]:
+def apply_rule(rule: Rule, tensors: Tensors) -> list[torch.Tensor]:
     """The results of a function with a rule, under all active transforms."""
     level = _compat.Level()
     if level.kind == "vmap":
         below, dims, size = level.batched(tensors)
         with level.lowered():
             if all(d is None for d in dims):
-                return ruled(rule, below)
-            outs = ruled(rule.mapped(dims, size), below)
+                return apply_rule(rule, below)
+            outs = apply_rule(rule.mapped(dims, size), below)
         return [level.sample(x) for x in outs]
     _refuse_closed_over(rule, level, tensors[rule.count :])
     if any(level.moves(x) for x in tensors[: rule.count]):
-        return _differentiated(rule, level, tensors)
+        return _apply_differentiated(rule, level, tensors)
     if level.kind is None:
         return list(rule.fn(*tensors))
     with level.lowered():
-        outs = ruled(rule, [level.below(x) for x in tensors])
+        outs = apply_rule(rule, [level.below(x) for x in tensors])
     if level.kind == "jvp" and any(level.tangent(x) is not None for x in tensors[: rule.count]):
         return [level.dual(x, torch.zeros_like(x)) if is_float(x) else x for x in outs]
     return outs
 
 
-def _differentiated(rule: Rule, level: _compat.Level, tensors: Tensors) -> list[torch.Tensor]:
+def _apply_differentiated(rule: Rule, level: _compat.Level, tensors: Tensors) -> list[torch.Tensor]:
     """The results at a level that differentiates with respect to some argument."""
     if level.kind is None:
         return rule.pulled(level, tensors)
@@ -99,7 +99,7 @@ def _or_zeros(like: Tensors, xs: Sequence[torch.Tensor | None]) -> list[torch.Te
 
 
 @attrs.frozen(eq=False)
-class Reverse(Rule):
+class ReverseRule(Rule):
     """A function with a rule for reverse mode.
 
     Args:
@@ -144,16 +144,16 @@ class Reverse(Rule):
 
         def back(*xs: torch.Tensor) -> list[torch.Tensor]:
             inner = (*[0] * (len(xs) - len(free)), *free)
-            pairs = zip(mapped(self.back, inner, size)(*xs), of_given, strict=True)
+            pairs = zip(vmapped_body(self.back, inner, size)(*xs), of_given, strict=True)
             return [g.sum(0) if d is None else g.movedim(0, d) for g, d in pairs]
 
-        fn = mapped(self.fn, dims, size)
-        forward = mapped(self.forward, dims, size)
+        fn = vmapped_body(self.fn, dims, size)
+        forward = vmapped_body(self.forward, dims, size)
         return attrs.evolve(self, fn=fn, forward=forward, back=back)
 
 
 @attrs.frozen(eq=False)
-class Forward(Rule):
+class ForwardRule(Rule):
     """A function with a rule for forward mode, which reverse mode transposes.
 
     Args:
@@ -208,16 +208,16 @@ class Forward(Rule):
     def mapped(self, dims: tuple[int | None, ...], size: int) -> Rule:
         xs = dims[: self.count]
         free = dims[self.count :]
-        fn = mapped(self.fn, dims, size)
-        push = mapped(self.push, (*xs, *xs, *free), size)
+        fn = vmapped_body(self.fn, dims, size)
+        push = vmapped_body(self.push, (*xs, *xs, *free), size)
         return attrs.evolve(self, fn=fn, push=push)
 
 
-def reverse_ruled(
+def replay_custom_vjp(
     name: str,
-    outs: Sequence[Left],
-    fwd: Sequence[Left],
-    bwd: Sequence[Left],
+    outs: Sequence[BodyResult],
+    fwd: Sequence[BodyResult],
+    bwd: Sequence[BodyResult],
     xs: Tensors,
     given: Sequence[bool],
 ) -> list[torch.Tensor]:
@@ -246,7 +246,7 @@ def reverse_ruled(
         )  # residuals and cotangents, then the closed-over values of all three
         return back(ts[:end], ts[end + sizes[0] + sizes[1] :])
 
-    rule = Reverse(
+    rule = ReverseRule(
         name,
         lambda *ts: plain(ts[:n], ts[at[0] : at[1]])[: len(outs)],
         n,
@@ -255,11 +255,11 @@ def reverse_ruled(
         pull,
         tuple(given),
     )
-    return ruled(rule, [*xs, *plain.free, *forward.free, *(back.free if back else [])])
+    return apply_rule(rule, [*xs, *plain.free, *forward.free, *(back.free if back else [])])
 
 
-def forward_ruled(
-    name: str, outs: Sequence[Left], pushed: Sequence[Left], xs: Tensors
+def replay_custom_jvp(
+    name: str, outs: Sequence[BodyResult], pushed: Sequence[BodyResult], xs: Tensors
 ) -> list[torch.Tensor]:
     """A body whose forward-mode rule is one more body: (arguments, tangents) -> (results,
     tangents).
@@ -268,11 +268,11 @@ def forward_ruled(
     push = pushed[0].region
     n = len(xs)
     k = len(plain.free)
-    rule = Forward(
+    rule = ForwardRule(
         name,
         lambda *ts: plain(ts[:n], ts[n : n + k]),
         n,
         len(outs),
         lambda *ts: push(ts[: 2 * n], ts[2 * n + k :]),
     )
-    return ruled(rule, [*xs, *plain.free, *push.free])
+    return apply_rule(rule, [*xs, *plain.free, *push.free])

@@ -19,13 +19,23 @@ from ...random import ambient
 from .. import annotations as sources
 from .. import trace
 from ..shard_map import axis_names
-from . import holders
-from .bodies import Left
-from .flat import Body, drawing, filled, floats_of, is_float, mapped, move_constants, split, spread
+from . import wrapper_subclasses
+from .bodies import BodyResult
+from .flat_tensors import (
+    Body,
+    body_with_random_state,
+    floats_of,
+    for_floats,
+    is_float,
+    move_constants,
+    split,
+    vmapped_body,
+    with_floats,
+)
 
 
 @attrs.frozen(eq=False)
-class Scanned:
+class UntracedScan:
     """A scan that is not traced yet: body(*consts, *carries, *rows) returns the carries and the
     per-step outputs. `rows` are the per-step inputs.
     """
@@ -53,7 +63,7 @@ class ScanOp(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(scan: Scanned, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(scan: UntracedScan, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         consts, carries, columns = scan.parts(tensors)
         row = [torch.empty(x.shape[1:], dtype=x.dtype, device=x.device) for x in columns]
         examples = [*consts, *carries, *row]
@@ -68,7 +78,7 @@ class ScanOp(torch.autograd.Function):
             scan.reverse,
             scan.transposes,
         )
-        return tuple(trace.emitted(loop, [*consts, *constants, *carries, *columns]))
+        return tuple(trace.emit_loop(loop, [*consts, *constants, *carries, *columns]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -83,18 +93,18 @@ class ScanOp(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
         tensors = ctx.saved_tensors[: ctx.count]
         entered = ctx.saved_tensors[ctx.count :]
-        return None, *pulled(ctx.scan, tensors, entered, cotangents)
+        return None, *scan_cotangents(ctx.scan, tensors, entered, cotangents)
 
     @staticmethod
     def jvp(ctx: Any, _: Any, *tangents: torch.Tensor | None) -> Any:
-        return _pushed(ctx.scan, ctx.saved_tensors[: ctx.count], tangents)
+        return _scan_tangents(ctx.scan, ctx.saved_tensors[: ctx.count], tangents)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, scan: Scanned, *tensors: torch.Tensor) -> Any:
-        return _batched(scan, info, in_dims[1:], tensors)
+    def vmap(info: Any, in_dims: Any, scan: UntracedScan, *tensors: torch.Tensor) -> Any:
+        return _batched_scan(scan, info, in_dims[1:], tensors)
 
 
-class _OfResults(NamedTuple):
+class _ResultCotangents(NamedTuple):
     """The cotangents of a scan's results, None for zero."""
 
     ends: Sequence[torch.Tensor | None]  # of the carries after the last step
@@ -102,27 +112,27 @@ class _OfResults(NamedTuple):
     entered: Sequence[torch.Tensor | None]  # of the stacked carries that entered
 
 
-def _of_results(scan: Scanned, cotangents: Any) -> _OfResults:
+def _split_cotangents(scan: UntracedScan, cotangents: Any) -> _ResultCotangents:
     """The cotangents of a scan's results, in their three parts."""
     ends = cotangents[: scan.carries]
     rest = cotangents[scan.carries :]
     start = len(rest) - scan.carries
-    return _OfResults(ends, rest[:start], rest[start:])
+    return _ResultCotangents(ends, rest[:start], rest[start:])
 
 
-def _available(xs: Sequence[Any | None]) -> list[int]:
+def _positions_not_none(xs: Sequence[Any | None]) -> list[int]:
     """The positions of values that are not None."""
     return [k for k, x in enumerate(xs) if x is not None]
 
 
 @attrs.frozen(eq=False)
-class _Transposed:
+class _TransposedBody:
     """The body of a transposed scan. Its constants are those of the scan. Its carries are the
     cotangents of the constants so far and of the carries after the step. Its rows are the
     carries that entered the step, the scan's rows, and the cotangents that are not None.
     """
 
-    scan: Scanned
+    scan: UntracedScan
     consts: int
     floating_consts: int
     floating_carries: int
@@ -142,7 +152,7 @@ class _Transposed:
         )
         consts, sums, of_after, carries, rows, of_ys, of_entered = split(xs, sizes)
         primals = [*consts, *carries, *rows]
-        with sources.kept():
+        with sources.annotations_restored():
             results = self.results_of(primals)
             pull = torch.func.vjp(results, *floats_of(primals))[1]
             of_consts, of_carries, of_rows = split(pull((*of_after, *of_ys)), self.counts(rows))
@@ -152,9 +162,9 @@ class _Transposed:
             totals = [s + g for s, g in zip(sums, of_consts, strict=True)]
             return [*totals, *of_carries, *of_rows]
 
-    def transposed(self) -> Scanned:
+    def transposed(self) -> UntracedScan:
         """The transposed scan."""
-        return Scanned(
+        return UntracedScan(
             self,
             self.consts,
             self.floating_consts + self.floating_carries,
@@ -176,7 +186,7 @@ class _Transposed:
         """
 
         def run(*floats: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            outs = self.scan.body(*filled(primals, floats))
+            outs = self.scan.body(*with_floats(primals, floats))
             carries = floats_of(outs[: self.scan.carries])
             ys = [outs[self.scan.carries + k] for k in self.ys]
             wanted = (*carries, *ys)
@@ -186,39 +196,45 @@ class _Transposed:
         return run
 
 
-def pulled(scan: Scanned, tensors: Any, entered: Any, cotangents: Any) -> list[torch.Tensor | None]:
+def scan_cotangents(
+    scan: UntracedScan, tensors: Any, entered: Any, cotangents: Any
+) -> list[torch.Tensor | None]:
     """The cotangents of a scan's inputs: a scan from the last step to the first."""
     consts, init, columns = scan.parts(tensors)
-    of_ends, of_ys, of_entered = _of_results(scan, cotangents)
+    of_ends, of_ys, of_entered = _split_cotangents(scan, cotangents)
     last = [
         torch.zeros_like(c) if g is None else g
         for c, g in zip(init, of_ends, strict=True)
         if is_float(c)
     ]
-    step = _Transposed(
+    step = _TransposedBody(
         scan,
         consts=len(consts),
         floating_consts=len(floats_of(consts)),
         floating_carries=len(last),
         rows=len(columns),
-        ys=_available(of_ys),
-        entered=_available(of_entered),
+        ys=_positions_not_none(of_ys),
+        entered=_positions_not_none(of_entered),
     )
     sums = [torch.zeros_like(c) for c in floats_of(consts)]
     given = [g for g in (*of_ys, *of_entered) if g is not None]
     outs = ScanOp.apply(step.transposed(), *consts, *sums, *last, *entered, *columns, *given)
     counts = step.counts(columns)
     of_consts, of_init, of_columns = split(outs, counts, loose=True)
-    return [*spread(consts, of_consts), *spread(init, of_init), *spread(columns, of_columns)]
+    return [
+        *for_floats(consts, of_consts),
+        *for_floats(init, of_init),
+        *for_floats(columns, of_columns),
+    ]
 
 
 @attrs.frozen(eq=False)
-class _WithTangents:
+class _BodyWithTangents:
     """The body of a scan of values and tangents together. Its constants, carries and rows are
     those of the scan, each part followed by the tangents of its floating ones.
     """
 
-    scan: Scanned
+    scan: UntracedScan
     sizes: tuple[int, ...]  # the sizes of the six parts
 
     def __call__(self, *xs: torch.Tensor) -> list[torch.Tensor]:
@@ -237,7 +253,7 @@ class _WithTangents:
         floating = list[bool]()
 
         def run(*floats: torch.Tensor) -> Any:
-            outs = self.scan.body(*filled(primals, floats))
+            outs = self.scan.body(*with_floats(primals, floats))
             floating[:] = [is_float(x) for x in outs]
             return tuple(floats_of(outs)), tuple(x for x in outs if not is_float(x))
 
@@ -246,7 +262,7 @@ class _WithTangents:
         return [next(feeds[f]) for f in floating], dots
 
 
-def _tangents_of(scan: Scanned, tensors: Any, tangents: Any) -> list[list[torch.Tensor]]:
+def _tangents_of(scan: UntracedScan, tensors: Any, tangents: Any) -> list[list[torch.Tensor]]:
     """The tangents of the floating constants, carries and rows, with zeros for None."""
     dots = [
         torch.zeros_like(x) if t is None and is_float(x) else t
@@ -255,13 +271,15 @@ def _tangents_of(scan: Scanned, tensors: Any, tangents: Any) -> list[list[torch.
     return [floats_of([t for t in part if t is not None]) for part in scan.parts(dots)]
 
 
-def _pushed(scan: Scanned, tensors: Any, tangents: Any) -> tuple[torch.Tensor | None, ...]:
+def _scan_tangents(
+    scan: UntracedScan, tensors: Any, tangents: Any
+) -> tuple[torch.Tensor | None, ...]:
     """The tangents of a scan's results: a scan of the values and the tangents together."""
     consts, init, columns = scan.parts(tensors)
     of_consts, of_init, of_columns = _tangents_of(scan, tensors, tangents)
     inputs = (consts, of_consts, init, of_init, columns, of_columns)
-    both = Scanned(
-        _WithTangents(scan, tuple(len(part) for part in inputs)),
+    both = UntracedScan(
+        _BodyWithTangents(scan, tuple(len(part) for part in inputs)),
         len(consts) + len(of_consts),
         len(init) + len(of_init),
         scan.length,
@@ -273,7 +291,7 @@ def _pushed(scan: Scanned, tensors: Any, tangents: Any) -> tuple[torch.Tensor | 
     of_ends = outs[scan.carries : both.carries]
     stacked = outs[both.carries : len(outs) - both.carries]
     of_entered = outs[len(outs) - len(of_init) :]
-    return (*spread(ends, of_ends), *_stacked_tangents(stacked), *spread(init, of_entered))
+    return (*for_floats(ends, of_ends), *_stacked_tangents(stacked), *for_floats(init, of_entered))
 
 
 def _stacked_tangents(stacked: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
@@ -281,10 +299,10 @@ def _stacked_tangents(stacked: Sequence[torch.Tensor]) -> list[torch.Tensor | No
     floats = len(floats_of(stacked))
     assert floats % 2 == 0
     start = len(stacked) - floats // 2
-    return spread(stacked[:start], stacked[start:])
+    return for_floats(stacked[:start], stacked[start:])
 
 
-def _batched(scan: Scanned, info: Any, in_dims: Any, tensors: Any) -> Any:
+def _batched_scan(scan: UntracedScan, info: Any, in_dims: Any, tensors: Any) -> Any:
     """A batched scan, with the batch dim first in every carry."""
     size = info.batch_size
     dims, init_dims, row_dims = scan.parts(in_dims)
@@ -301,7 +319,7 @@ def _batched(scan: Scanned, info: Any, in_dims: Any, tensors: Any) -> Any:
         *(d if d is None else 0 for d in row_dims),
     )
     outs = ScanOp.apply(
-        attrs.evolve(scan, body=mapped(scan.body, inner, size, info.randomness)),
+        attrs.evolve(scan, body=vmapped_body(scan.body, inner, size, info.randomness)),
         *consts,
         *init,
         *columns,
@@ -309,36 +327,42 @@ def _batched(scan: Scanned, info: Any, in_dims: Any, tensors: Any) -> Any:
     return outs, tuple(0 if k < scan.carries else 1 for k in range(len(outs)))
 
 
-def scanned(
-    left: Sequence[Left],
+def replay_scan(
+    left: Sequence[BodyResult],
     init: Sequence[torch.Tensor],
     columns: Sequence[torch.Tensor],
     length: int,
     reverse: bool,
 ) -> Tensors:
     """The scan of a body whose first results are the carries."""
-    holders.refuse_mixed("scan", [*left[0].region.free, *init, *columns])
-    init, carried = holders.opened(init)
-    entered = [*carried, *holders.of_rows("scan", columns)]
-    columns, _ = holders.opened(columns)
-    region = holders.Opened("scan", left[0].region, entered, len(carried))
+    wrapper_subclasses.refuse_partly_followed("scan", [*left[0].region.free, *init, *columns])
+    init, carried = wrapper_subclasses.inner_tensors(init)
+    entered = [*carried, *wrapper_subclasses.specs_of_rows("scan", columns)]
+    columns, _ = wrapper_subclasses.inner_tensors(columns)
+    region = wrapper_subclasses.BodyOverInnerTensors("scan", left[0].region, entered, len(carried))
     inputs = [*region.free, *init, *columns]
-    outs = _applied(region, len(init), length, reverse, inputs)
+    outs = _apply_scan(region, len(init), length, reverse, inputs)
     n = len(carried)
-    holders.refuse_other("scan", carried, region.left[:n])
-    shells = [*region.left[:n], *holders.stacked(region.left[n:], length)]
-    return list(holders.closed("scan", shells, outs[: len(outs) - len(init)]))
+    wrapper_subclasses.refuse_different_results("scan", carried, region.left[:n])
+    shells = [*region.left[:n], *wrapper_subclasses.stacked_specs(region.left[n:], length)]
+    return list(
+        wrapper_subclasses.rebuilt_subclasses("scan", shells, outs[: len(outs) - len(init)])
+    )
 
 
-def _applied(
-    region: holders.Opened, carries: int, length: int, reverse: bool, inputs: Sequence[torch.Tensor]
+def _apply_scan(
+    region: wrapper_subclasses.BodyOverInnerTensors,
+    carries: int,
+    length: int,
+    reverse: bool,
+    inputs: Sequence[torch.Tensor],
 ) -> tuple[torch.Tensor, ...]:
     """The results of a scan, which draws random numbers if its body does."""
     count = len(region.free)
     body = lambda *xs: region(xs[count:], xs[:count])
     try:
-        return ScanOp.apply(Scanned(body, count, carries, length, reverse), *inputs)
+        return ScanOp.apply(UntracedScan(body, count, carries, length, reverse), *inputs)
     except ambient.StateMissing:
         states = ambient.new_states([length], axis_names.device())  # one a step
-        made = Scanned(drawing(body), count, carries, length, reverse)
+        made = UntracedScan(body_with_random_state(body), count, carries, length, reverse)
         return ScanOp.apply(made, *inputs, states)

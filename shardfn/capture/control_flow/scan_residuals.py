@@ -12,7 +12,7 @@ from torch.fx import Graph, Node
 
 from ...ops.loops import Scan, results
 from ...ops.nodes import args_of, remove_unread, returned_by
-from .trim_loops import copy_node, reached, trim
+from .trim_loops import copy_node, dependencies_of, trim
 
 
 def simplify(graph: Graph) -> None:
@@ -20,11 +20,11 @@ def simplify(graph: Graph) -> None:
     again.
     """
     trim(graph)
-    if keep_residuals(graph):
+    if save_residuals(graph):
         trim(graph)
 
 
-def keep_residuals(graph: Graph) -> bool:
+def save_residuals(graph: Graph) -> bool:
     """Have each scan save, step by step, the values that its transpose would recompute. Returns
     whether any scan does.
 
@@ -40,7 +40,7 @@ def keep_residuals(graph: Graph) -> bool:
             and node.target.transposes
             and (primal := _primal_of(node, node.target))
         ):
-            found = _keep(graph, primal, node, node.target) or found
+            found = _save_residuals(graph, primal, node, node.target) or found
     return found
 
 
@@ -96,20 +96,24 @@ def _are_stacked_carries(rows: Sequence[Node], primal: Scan) -> bool:
     )
 
 
-def _keep(graph: Graph, primal: Node, node: Node, scan: Scan) -> bool:
+def _save_residuals(graph: Graph, primal: Node, node: Node, scan: Scan) -> bool:
     """Have a scan save the residuals of its transpose. Returns whether there are any."""
     body = scan.graphs[0]
     own_inputs = _inputs_of_primal(scan)
     known = _computed_by_primal(scan, own_inputs)
-    residuals = [*dict.fromkeys(_viewed(n) for n in known if _is_kept(n, known))]
+    residuals = [
+        *dict.fromkeys(_base_with_all_elements(n) for n in known if _is_residual(n, known))
+    ]
     if not residuals:
         return False
     forward = primal.target.graphs[0]
     holders = forward.find_nodes(op="placeholder")
     env = dict(zip(own_inputs, holders, strict=True))
-    wider, values = _widened(forward, env, residuals)
+    wider, values = _with_added_results(forward, env, residuals)
     node.args = (*node.args, *_stacked_residuals(graph, primal, node, wider, values))
-    node.target = attrs.evolve(scan, graphs=(_reading(body, residuals),), transposes=None)
+    node.target = attrs.evolve(
+        scan, graphs=(_with_residual_inputs(body, residuals),), transposes=None
+    )
     return True
 
 
@@ -165,7 +169,7 @@ def _stacked_residuals(
     return items
 
 
-def _is_kept(n: Node, known: dict[Node, bool]) -> bool:
+def _is_residual(n: Node, known: dict[Node, bool]) -> bool:
     if n.op == "placeholder" or not known[n] or not isinstance(n.meta.get("val"), torch.Tensor):
         return False
     return not (
@@ -180,7 +184,7 @@ def _is_view_of_input(n: Node) -> bool:
     return n.op == "placeholder"
 
 
-def _viewed(n: Node) -> Node:
+def _base_with_all_elements(n: Node) -> Node:
     """The value whose elements a value views, all of them, or the value itself. Several views of
     one are saved as one.
     """
@@ -193,7 +197,7 @@ def _viewed(n: Node) -> Node:
     return n
 
 
-def _widened(
+def _with_added_results(
     graph: Graph, env: dict[Node, Node], wanted: list[Node]
 ) -> tuple[Graph, list[torch.Tensor]]:
     """A graph with added results, and their values. They are nodes of another graph on a subset
@@ -208,7 +212,7 @@ def _widened(
         if n.op != "output":
             copies[n] = copy_node(fresh, n, copies)
     added = _copied_once(fresh, {theirs: copies[mine] for theirs, mine in env.items()}, wanted)
-    residuals = [_turned(fresh, added[n], _order(n.meta["val"])) for n in wanted]
+    residuals = [_permuted(fresh, added[n], _dims_by_stride(n.meta["val"])) for n in wanted]
     fresh.output([*(copies[x] for x in returned_by(graph)), *residuals])
     return fresh, [x.meta["val"] for x in residuals]
 
@@ -228,23 +232,23 @@ def _copied_once(graph: Graph, env: dict[Node, Node], wanted: list[Node]) -> dic
     env, available = dict(env), dict[Any, Node]()
     first = dict[Node, Node]()  # of equal nodes, for each
     for n in graph.nodes:
-        first[n] = available.setdefault(_key(n, first), n)
-    needed = reached(wanted)
+        first[n] = available.setdefault(_equality_key(n, first), n)
+    needed = dependencies_of(wanted)
     for n in next(iter(needed)).graph.nodes:
         if n in needed and n not in env:
             copy = copy_node(graph, n, env)
-            env[n] = available.setdefault(_key(copy, first), copy)
+            env[n] = available.setdefault(_equality_key(copy, first), copy)
             if env[n] is not copy:
                 graph.erase_node(copy)
     return env
 
 
-def _order(x: torch.Tensor) -> list[int]:
+def _dims_by_stride(x: torch.Tensor) -> list[int]:
     """The dims of a tensor from the slowest to the fastest in memory."""
     return sorted(range(x.dim()), key=lambda d: (-x.stride(d), d))
 
 
-def _turned(graph: Graph, node: Node, order: list[int]) -> Node:
+def _permuted(graph: Graph, node: Node, order: list[int]) -> Node:
     """A value with its dims in another order. The value itself if the order is the same."""
     if order == sorted(order):
         return node
@@ -253,7 +257,7 @@ def _turned(graph: Graph, node: Node, order: list[int]) -> Node:
     return made
 
 
-def _key(node: Node, first: dict[Node, Node]) -> Any:
+def _equality_key(node: Node, first: dict[Node, Node]) -> Any:
     """A key that is equal for nodes that compute the same.
 
     Args:
@@ -266,7 +270,7 @@ def _key(node: Node, first: dict[Node, Node]) -> Any:
     return node.op, node.target, str(given)
 
 
-def _reading(body: Graph, residuals: list[Node]) -> Graph:
+def _with_residual_inputs(body: Graph, residuals: list[Node]) -> Graph:
     """A copy of a graph that takes some of its values as inputs, after its other inputs."""
     fresh = Graph()
     env = dict[Node, Node]()
@@ -276,10 +280,10 @@ def _reading(body: Graph, residuals: list[Node]) -> Graph:
     for n in residuals:
         held[n] = fresh.placeholder(f"kept_{n.name}")
         x = n.meta["val"]
-        held[n].meta = {**n.meta, "val": x.new_empty([x.shape[d] for d in _order(x)])}
+        held[n].meta = {**n.meta, "val": x.new_empty([x.shape[d] for d in _dims_by_stride(x)])}
     for n, holder in held.items():
-        order = _order(n.meta["val"])
-        env[n] = _turned(fresh, holder, [order.index(d) for d in range(len(order))])
+        order = _dims_by_stride(n.meta["val"])
+        env[n] = _permuted(fresh, holder, [order.index(d) for d in range(len(order))])
     for n in body.nodes:
         if n.op == "output":
             fresh.output([env[x] for x in n.args[0]])

@@ -43,13 +43,13 @@ def _trim_scan(graph: torch.fx.Graph, node: torch.fx.Node, scan: Scan, used: set
     count = lambda low, high: sum(low <= i < high for i in ins)
     trimmed = attrs.evolve(
         scan,
-        graphs=(_cut(body, ins, outs),),
+        graphs=(_restricted_graph(body, ins, outs),),
         consts=count(0, scan.consts),
         carries=count(scan.consts, scan.consts + scan.carries),
     )
     args = args_of(node)
     inputs = [args[i] for i in ins]
-    _swap(graph, node, trimmed, inputs, outs)
+    _replace_loop(graph, node, trimmed, inputs, outs)
 
 
 def _live_results(scan: Scan, used: set[int]) -> tuple[set[int], set[torch.fx.Node]]:
@@ -85,12 +85,14 @@ def _trim_branch(
     ins = sorted({i for g in branch.graphs for i in _needed_inputs(g, used)})
     outs = sorted(used)
     trimmed = attrs.evolve(
-        branch, graphs=tuple(_cut(g, ins, outs) for g in branch.graphs), consts=len(ins)
+        branch,
+        graphs=tuple(_restricted_graph(g, ins, outs) for g in branch.graphs),
+        consts=len(ins),
     )
     args = args_of(node)
     truth = args[-1]
     consts = [args[i] for i in ins]
-    _swap(graph, node, trimmed, [*consts, truth], outs)
+    _replace_loop(graph, node, trimmed, [*consts, truth], outs)
 
 
 def _needed_inputs(body: torch.fx.Graph, used: set[int]) -> list[int]:
@@ -114,15 +116,19 @@ def _trim_while(graph: torch.fx.Graph, node: torch.fx.Node, loop: While, used: s
     outs = sorted(live)
     consts = sorted(i for i in of_test | of_body if i < loop.consts)
     ins = [*consts, *(loop.consts + k for k in outs)]
-    trimmed = While((_cut(test, ins, [0]), _cut(body, ins, outs)), len(consts), len(outs))
+    trimmed = While(
+        (_restricted_graph(test, ins, [0]), _restricted_graph(body, ins, outs)),
+        len(consts),
+        len(outs),
+    )
     args = args_of(node)
-    _swap(graph, node, trimmed, [args[i] for i in ins], outs)
+    _replace_loop(graph, node, trimmed, [args[i] for i in ins], outs)
 
 
 TRIM: dict[type, Callable[..., None]] = {Scan: _trim_scan, Branch: _trim_branch, While: _trim_while}
 
 
-def reached(roots: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
+def dependencies_of(roots: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
     """Every node that some result depends on."""
     seen = set()
     queue = list(roots)
@@ -136,10 +142,10 @@ def reached(roots: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
 
 def _needed(body: torch.fx.Graph, wanted: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
     """Every node that some results depend on, or values that are shown."""
-    return reached([*wanted, *filter(has_effect, body.nodes)])
+    return dependencies_of([*wanted, *filter(has_effect, body.nodes)])
 
 
-def _cut(body: torch.fx.Graph, ins: list[int], outs: list[int]) -> torch.fx.Graph:
+def _restricted_graph(body: torch.fx.Graph, ins: list[int], outs: list[int]) -> torch.fx.Graph:
     """A copy of a graph with some of its inputs and results."""
     fresh = torch.fx.Graph()
     env = dict[torch.fx.Node, torch.fx.Node]()
@@ -163,7 +169,7 @@ def copy_node(
     return made
 
 
-def _swap(
+def _replace_loop(
     graph: torch.fx.Graph,
     node: torch.fx.Node,
     loop: Any,

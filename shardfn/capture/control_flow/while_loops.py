@@ -17,27 +17,33 @@ from ...ops.loops import Tensors, While
 from ...random import ambient
 from .. import trace
 from ..shard_map import axis_names
-from . import holders
 from . import scan as scans
-from .bodies import Left
-from .branches import batch_first, chosen, taken, transposed, with_tangents
-from .flat import (
+from . import wrapper_subclasses
+from .bodies import BodyResult
+from .cond_branches import (
+    batch_first,
+    body_with_tangents,
+    operands_of_body,
+    select_by_sample,
+    transposed_body,
+)
+from .flat_tensors import (
     Body,
     add_inputs,
-    drawing,
+    body_with_random_state,
     floats_of,
+    for_floats,
     is_float,
-    mapped,
     move_constants,
     split,
-    spread,
+    vmapped_body,
 )
 
 CHUNKS = 64  # a loop of at most so many steps recomputes no carry twice
 
 
 @attrs.frozen(eq=False)
-class Looped:
+class UntracedWhile:
     """A while loop that is not traced yet: go_on(*consts, *carries) and body(*consts, *carries).
     The first carry counts the steps.
     """
@@ -50,12 +56,12 @@ class Looped:
     chunk: bool = False
 
 
-def _while_with_tangents(loop: Looped, sizes: tuple[int, int, int, int]) -> Looped:
+def _while_with_tangents(loop: UntracedWhile, sizes: tuple[int, int, int, int]) -> UntracedWhile:
     """The loop of values and tangents together. `sizes` counts its constants, their tangents,
     its carries and their tangents.
     """
     n, tangents_of_consts, carries, _ = sizes
-    pushed = with_tangents(loop.body, n + carries, [])
+    pushed = body_with_tangents(loop.body, n + carries, [])
 
     def body(*xs: torch.Tensor) -> list[torch.Tensor]:
         consts, of_consts, carries, of_carries = split(xs, sizes)
@@ -67,14 +73,14 @@ def _while_with_tangents(loop: Looped, sizes: tuple[int, int, int, int]) -> Loop
         return loop.go_on(*consts, *carries)
 
     consts = n + tangents_of_consts
-    return Looped(go_on, body, consts, derived=True, chunk=loop.chunk)
+    return UntracedWhile(go_on, body, consts, derived=True, chunk=loop.chunk)
 
 
 class _While(torch.autograd.Function):
     """(consts, carries) -> carries."""
 
     @staticmethod
-    def forward(loop: Looped, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(loop: UntracedWhile, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         n = loop.consts
         (go_on, first), (body, second) = (
             trace.traced(f, tensors, "while_loop", loop.derived) for f in (loop.go_on, loop.body)
@@ -86,7 +92,7 @@ class _While(torch.autograd.Function):
         consts = [*tensors[:n], *first, *second]
         carries = tensors[n:]
         target = While((go_on, body), len(consts), len(carries))
-        return tuple(trace.emitted(target, [*consts, *carries]))
+        return tuple(trace.emit_loop(target, [*consts, *carries]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -106,7 +112,7 @@ class _While(torch.autograd.Function):
             torch.zeros_like(c) if g is None and is_float(c) else g
             for c, g in zip(tensors[loop.consts :], cotangents, strict=True)
         ]
-        pulled = _pulled_back if loop.chunk else _pulled_by_chunks
+        pulled = _chunk_cotangents if loop.chunk else _cotangents_by_chunks
         return None, *pulled(loop, tensors, steps, ends)
 
     @staticmethod
@@ -127,10 +133,10 @@ class _While(torch.autograd.Function):
         both = _while_with_tangents(loop, sizes)
         outs = _While.apply(both, *consts, *of_consts, *carries, *of_carries)
         of_outs = outs[len(carries) :]
-        return tuple(spread(carries, of_outs))
+        return tuple(for_floats(carries, of_outs))
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, loop: Looped, *tensors: torch.Tensor) -> Any:
+    def vmap(info: Any, in_dims: Any, loop: UntracedWhile, *tensors: torch.Tensor) -> Any:
         """Loop until no sample continues. A finished sample keeps its values."""
         size = info.batch_size
         n = loop.consts
@@ -142,29 +148,29 @@ class _While(torch.autograd.Function):
             for x, d in zip(carries, dims_of_carries, strict=True)
         ]
         dims = (*dims_of_consts, *[0] * len(carries))
-        go_on = mapped(loop.go_on, dims, size, info.randomness)
-        body = mapped(loop.body, dims, size, info.randomness)
+        go_on = vmapped_body(loop.go_on, dims, size, info.randomness)
+        body = vmapped_body(loop.body, dims, size, info.randomness)
 
         def step(*xs: torch.Tensor) -> list[torch.Tensor]:
             (truth,) = go_on(*xs)  # (size,)
             before = xs[n:]
-            after = body(*taken(truth, xs, dims))
+            after = body(*operands_of_body(truth, xs, dims))
             pairs = zip(after, before, strict=True)
-            return [chosen(truth, new, old) for new, old in pairs]
+            return [select_by_sample(truth, new, old) for new, old in pairs]
 
         any_goes_on = lambda *xs: [go_on(*xs)[0].any()]
-        of_all = Looped(any_goes_on, step, n, loop.derived, loop.chunk)
+        of_all = UntracedWhile(any_goes_on, step, n, loop.derived, loop.chunk)
         outs = _While.apply(of_all, *consts, *init)
         return outs, tuple([0] * len(outs))
 
 
 @attrs.frozen(eq=False)
-class _Part:
+class _LoopSteps:
     """Some steps of a loop. Its last constant is the number of the step to stop before. Its
     first carry is the number of the next step.
     """
 
-    loop: Looped
+    loop: UntracedWhile
 
     def go_on(self, *xs: torch.Tensor) -> list[torch.Tensor]:
         stop = xs[self.loop.consts]
@@ -185,24 +191,24 @@ class _Part:
         carries: Sequence[torch.Tensor],
     ) -> tuple[torch.Tensor, ...]:
         """The number of the next step and the carries, after the steps from `start` to `stop`."""
-        part = _short(self, self.loop.consts + 1)
+        part = _loop_of_few_steps(self, self.loop.consts + 1)
         return _While.apply(part, *consts, stop, start, *carries)
 
 
-def _short(steps: _Part | _Back, consts: int) -> Looped:
+def _loop_of_few_steps(steps: _LoopSteps | _ReverseChunk, consts: int) -> UntracedWhile:
     """A loop of few steps, which belongs to a derivative."""
-    return Looped(steps.go_on, steps.body, consts, derived=True, chunk=True)
+    return UntracedWhile(steps.go_on, steps.body, consts, derived=True, chunk=True)
 
 
-def _pulled_by_chunks(
-    loop: Looped,
+def _cotangents_by_chunks(
+    loop: UntracedWhile,
     tensors: Sequence[torch.Tensor],
     steps: torch.Tensor,
     cotangents: Sequence[torch.Tensor | None],
 ) -> list[torch.Tensor | None]:
     """The cotangents of a loop's inputs, by those of a scan over chunks of its steps."""
     n = loop.consts
-    part = _Part(loop)
+    part = _LoopSteps(loop)
 
     def chunk(*xs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         consts = xs[:n]
@@ -215,16 +221,16 @@ def _pulled_by_chunks(
     start = torch.zeros_like(steps)
     inputs = [*tensors[:n], steps, stride, start, *tensors[n:]]
     carries = len(tensors) - n + 1
-    scan = scans.Scanned(chunk, n + 2, carries, CHUNKS, reverse=False, derived=True)
+    scan = scans.UntracedScan(chunk, n + 2, carries, CHUNKS, reverse=False, derived=True)
     outs = scans.ScanOp.apply(scan, *inputs)
     entered = outs[carries:]
     of_outs = [None, *cotangents, *[None] * carries]
-    found = scans.pulled(scan, inputs, entered, of_outs)
+    found = scans.scan_cotangents(scan, inputs, entered, of_outs)
     return [*found[:n], *found[n + 3 :]]
 
 
 @attrs.frozen(eq=False)
-class _Back:
+class _ReverseChunk:
     """The loop from the last step of a chunk to its first. Each step recomputes the carries that
     entered it.
 
@@ -232,7 +238,7 @@ class _Back:
     number of steps so far, and the cotangents of the floating carries and constants.
     """
 
-    loop: Looped
+    loop: UntracedWhile
     sizes: tuple[int, ...]  # of these five parts, the first one divided in two
     pull: Body
 
@@ -244,7 +250,7 @@ class _Back:
         consts, init, (steps,), (k,), of_after, sums = split(xs, self.sizes)
         before = steps - 1 - k
         start = torch.zeros_like(k)
-        part = _Part(self.loop)
+        part = _LoopSteps(self.loop)
         _, *carries = part.run(consts, start, before, init)
         found = self.pull(*consts, *carries, *of_after)
         counts = len(sums), len(of_after)
@@ -254,8 +260,8 @@ class _Back:
         return [k + 1, *of_carries, *totals]
 
 
-def _pulled_back(
-    loop: Looped,
+def _chunk_cotangents(
+    loop: UntracedWhile,
     tensors: Sequence[torch.Tensor],
     steps: torch.Tensor,
     cotangents: Sequence[torch.Tensor | None],
@@ -268,31 +274,35 @@ def _pulled_back(
     ends = [g for g in cotangents if g is not None]
     sums = [torch.zeros_like(c) for c in floats_of(consts)]
     given = [k for k, c in enumerate(init) if is_float(c)]
-    pull = transposed(loop.body, count, given)
+    pull = transposed_body(loop.body, count, given)
     sizes = (n, len(init), 1, 1, len(ends), len(sums))
-    back = _Back(loop, sizes, pull)
-    reverse = _short(back, count + 1)
+    back = _ReverseChunk(loop, sizes, pull)
+    reverse = _loop_of_few_steps(back, count + 1)
     zero = torch.zeros_like(steps)
     outs = _While.apply(reverse, *tensors, steps, zero, *ends, *sums)
     counts = 1, len(ends), len(sums)
     _, of_init, of_consts = split(outs, counts)
-    return [*spread(consts, of_consts), *spread(init, of_init)]
+    return [*for_floats(consts, of_consts), *for_floats(init, of_init)]
 
 
-def looped(go_on: Left, left: Sequence[Left], init: Sequence[torch.Tensor]) -> Tensors:
+def replay_while_loop(
+    go_on: BodyResult, left: Sequence[BodyResult], init: Sequence[torch.Tensor]
+) -> Tensors:
     """A while loop of a condition and a body."""
     frees = [*go_on.region.free, *left[0].region.free]
-    holders.refuse_mixed("while_loop", [*frees, *init])
-    init, carried = holders.opened(init)
-    test = holders.Opened("while_loop", go_on.region, carried)
-    body = holders.Opened("while_loop", left[0].region, carried)
-    outs = _applied(test, body, init)
-    holders.refuse_other("while_loop", carried, body.left)
-    return list(holders.closed("while_loop", body.left, outs))
+    wrapper_subclasses.refuse_partly_followed("while_loop", [*frees, *init])
+    init, carried = wrapper_subclasses.inner_tensors(init)
+    test = wrapper_subclasses.BodyOverInnerTensors("while_loop", go_on.region, carried)
+    body = wrapper_subclasses.BodyOverInnerTensors("while_loop", left[0].region, carried)
+    outs = _apply_while_loop(test, body, init)
+    wrapper_subclasses.refuse_different_results("while_loop", carried, body.left)
+    return list(wrapper_subclasses.rebuilt_subclasses("while_loop", body.left, outs))
 
 
-def _applied(
-    test: holders.Opened, body: holders.Opened, init: Sequence[torch.Tensor]
+def _apply_while_loop(
+    test: wrapper_subclasses.BodyOverInnerTensors,
+    body: wrapper_subclasses.BodyOverInnerTensors,
+    init: Sequence[torch.Tensor],
 ) -> Sequence[torch.Tensor]:
     """The carries after the last step. A loop whose functions draw has a state as its last
     carry.
@@ -313,10 +323,10 @@ def _applied(
     inputs = [*test.free, *body.free, count, *init]
     consts = len(test.free) + len(body.free)
     try:
-        outs = _While.apply(Looped(go_on, step, consts), *inputs)
+        outs = _While.apply(UntracedWhile(go_on, step, consts), *inputs)
     except ambient.StateMissing:
         state = ambient.new_states([], device)
-        loop = Looped(drawing(go_on), _drawing_step(step), consts)
+        loop = UntracedWhile(body_with_random_state(go_on), _drawing_step(step), consts)
         outs = _While.apply(loop, *inputs, state)
     return outs[1 : len(init) + 1]
 

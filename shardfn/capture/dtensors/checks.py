@@ -13,10 +13,10 @@ from ...errors import CaptureError, PlacementError
 from ...mesh import EVERY, axes_of, check_mesh, current_mesh, living, real_mesh, refuse_elsewhere
 from ...ops.text_formats import parse_placed, print_placed
 from ...simulated import uneven_dim
-from ..refusals.unsupported import IN_SHARD, MODULE_IN_SHARD, STYLES
+from ..refusals.unsupported_calls import IN_SHARD, MODULE_IN_SHARD, STYLES
 from ..shard_map.axis_names import current_scope
 from . import own_sizes
-from .flattened import home_of, refuse_flattened
+from .flattened import mesh_of_code, refuse_flattened
 
 CONSTRAINTS = (  # in `shard`
     "DTensor.redistribute",
@@ -40,7 +40,7 @@ class NeedsRanks(CaptureError):
 
 
 @_compat.constant_in_graph
-def placed_on(
+def checked_placements(
     what: str, mesh: Any, before: str | None, said: tuple[Any, ...] | None, shape: tuple[int, ...]
 ) -> Any:
     """The placements that a call names, as rows.
@@ -59,7 +59,7 @@ def placed_on(
         NeedsRanks: outside of a shard_map.
         PlacementError: placements that do not fit the mesh or the tensor.
     """
-    names, sizes = _axes(what, mesh, before)
+    names, sizes = _axes_of_call(what, mesh, before)
     said = ("R",) * len(names) if said is None else said
     if len(said) != len(names):
         raise PlacementError.of(
@@ -68,10 +68,12 @@ def placed_on(
             fix="one placement for each axis",
         )
     rows = zip(names, sizes, said, strict=True)
-    return tuple((name, n, _settled(what, p, shape)) for name, n, p in rows)
+    return tuple((name, n, _normalized_placement(what, p, shape)) for name, n, p in rows)
 
 
-def _axes(what: str, mesh: Any, before: str | None) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def _axes_of_call(
+    what: str, mesh: Any, before: str | None
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """The names and sizes of the axes that a call works over, which are manual here."""
     here, mesh = current_scope(), real_mesh(mesh)
     if mesh is None and before is not None:
@@ -119,7 +121,7 @@ def needs_ranks(what: str, mesh: Any) -> NeedsRanks:
         what = f"a module of parallelize_module, {what}"
         fix = MODULE_IN_SHARD
     error = NeedsRanks.of(what, got, fix=fix)
-    error.mesh = home_of(mesh) if mesh is not None else None
+    error.mesh = mesh_of_code(mesh) if mesh is not None else None
     return error
 
 
@@ -158,7 +160,7 @@ def refuse_uneven_part(where: str, path: str, x: Any) -> None:
 
 
 @_compat.constant_in_graph
-def axes_here() -> Any:
+def mesh_axes_here() -> Any:
     """The axes of the mesh of the code here, and their sizes."""
     axes = axes_of(current_scope().mesh)
     return tuple(zip(axes.names, axes.sizes, strict=True))
@@ -185,7 +187,7 @@ def _refuse_stranger(what: str, mesh: Any) -> None:
         )
 
 
-def _settled(what: str, said: str, shape: Sequence[int]) -> str:
+def _normalized_placement(what: str, said: str, shape: Sequence[int]) -> str:
     """A placement with a dim that is not negative."""
     if said[0] == "S":
         dim = int(said[1:])
@@ -231,8 +233,8 @@ def check_shape(what: str, rows: tuple[Any, ...], local: tuple[int, ...], shape:
         return own_sizes.shards_of(what, rows, tuple(found))
     got = f"shape {tuple(shape)}, of local tensors of shape {tuple(local)}"
     needed = f"{tuple(found)}, of shards of equal size"
-    if own_sizes.may_differ():
-        at = own_sizes.of_this_rank(what, got)
+    if own_sizes.ranks_may_differ():
+        at = own_sizes.coordinate_of_rank(what, got)
         mine = own_sizes.local_shape(rows, shape, at)
         if mine == tuple(local):
             return own_sizes.shards_of(what, rows, tuple(shape))
@@ -263,20 +265,20 @@ def check_stride(
 
 
 @_compat.constant_in_graph
-def text_of(rows: tuple[Any, ...]) -> str:
+def placements_text(rows: tuple[Any, ...]) -> str:
     """Placements as text."""
     return print_placed([(name, said) for name, _, said in rows])
 
 
 @_compat.constant_in_graph
-def rows_of(what: str, text: str | None) -> Any:
+def placement_rows(what: str, text: str | None) -> Any:
     """The placements of a DTensor as rows.
 
     Raises:
         CaptureError: it is a plain tensor.
         PlacementError: torch has placed it in a way that shardfn does not know.
     """
-    rows = meshed(what, text)
+    rows = placements_with_sizes(what, text)
     wrong = [f"{said[1:]} over {name}" for name, _, said in rows if said[0] == "?"]
     if wrong:
         raise PlacementError.of(
@@ -288,7 +290,7 @@ def rows_of(what: str, text: str | None) -> Any:
     return rows
 
 
-def meshed(what: str, text: str | None) -> tuple[tuple[str, int, str], ...]:
+def placements_with_sizes(what: str, text: str | None) -> tuple[tuple[str, int, str], ...]:
     """The axes of a DTensor, their sizes, and its placements, known or not.
 
     Raises:
@@ -301,7 +303,7 @@ def meshed(what: str, text: str | None) -> tuple[tuple[str, int, str], ...]:
 
 
 @_compat.constant_in_graph
-def part_of(text: str | None) -> str:
+def placements_on_part(text: str | None) -> str:
     """The placements of a DTensor on a part of the mesh of the code here, else nothing."""
     mesh = current_scope().mesh
     if text is None or mesh is None:
@@ -311,9 +313,9 @@ def part_of(text: str | None) -> str:
 
 
 @_compat.constant_in_graph
-def replicated(what: str, text: str | None) -> str:
+def replicated_text(what: str, text: str | None) -> str:
     """The text of placements that replicate over the axes of a DTensor."""
-    return print_placed([(name, "R") for name, _, _ in meshed(what, text)])
+    return print_placed([(name, "R") for name, _, _ in placements_with_sizes(what, text)])
 
 
 @_compat.constant_in_graph

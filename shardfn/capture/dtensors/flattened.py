@@ -43,7 +43,7 @@ def flatten(mesh: Any, *args: Any) -> None:
     flattened(mesh, *args)
 
 
-def home_of(mesh: Any) -> Any:
+def mesh_of_code(mesh: Any) -> Any:
     """The mesh whose code a function is that names a mesh: the root of a slice; a mesh of
     flattened axes itself.
     """
@@ -59,8 +59,8 @@ def refuse_flattened(what: str, mesh: Any, around: DeviceMesh) -> None:
         PlacementError: says how to write the placements.
     """
     is_root = around is _compat.root_mesh(around)
-    if is_root and home_of(mesh) != around:  # an equal mesh may be another object
-        axes = spread(axes_of(mesh).names, around)
+    if is_root and mesh_of_code(mesh) != around:  # an equal mesh may be another object
+        axes = unflattened_axes(axes_of(mesh).names, around)
         raise PlacementError.of(
             what,
             f"its mesh is {axes_of(mesh)}, flattened, and the code is that of {axes_of(around)}",
@@ -70,7 +70,7 @@ def refuse_flattened(what: str, mesh: Any, around: DeviceMesh) -> None:
         )
 
 
-def spread(names: tuple[str, ...], around: DeviceMesh) -> tuple[str, ...]:
+def unflattened_axes(names: tuple[str, ...], around: DeviceMesh) -> tuple[str, ...]:
     """Axis names with the axes of a mesh in place of the flattened axes that stand for them."""
     own = axes_of(around).names
     known = _compat.flattened_meshes(around)
@@ -81,7 +81,7 @@ def spread(names: tuple[str, ...], around: DeviceMesh) -> tuple[str, ...]:
     return tuple(itertools.chain.from_iterable(groups))
 
 
-def stands_for(group: Any, around: DeviceMesh) -> tuple[str, ...] | None:
+def axes_of_flattened_group(group: Any, around: DeviceMesh) -> tuple[str, ...] | None:
     """The axes of a mesh over which the group of a flattened one communicates, by the group or
     its name.
     """

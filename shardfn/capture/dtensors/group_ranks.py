@@ -17,26 +17,26 @@ from ... import _compat
 from ...errors import CaptureError
 from ...mesh import axes_of, meshes_here, ranks_of, real_mesh
 from ..shard_map.axis_names import current_scope
-from .groups import axes_of_group, axes_with, is_every
+from .process_groups import axes_of_group, axes_with, is_world_group
 
 OF_GROUP = "dist.get_process_group_ranks(group), and the tag of this group"
 NAME = "group.group_name, of mesh.get_group(axis)"
 
 
 @_compat.constant_in_graph
-def of_all(group: Any) -> tuple[int, ...] | None:
+def ranks_of_world_group(group: Any) -> tuple[int, ...] | None:
     """The ranks of a group that has all ranks, and so is the same everywhere. None for another."""
     group = real_mesh(group)
     count = dist.get_world_size()
-    if is_every(group) or len(dist.get_process_group_ranks(group)) == count:
+    if is_world_group(group) or len(dist.get_process_group_ranks(group)) == count:
         return tuple(range(count))
     return None
 
 
 @_compat.constant_in_graph
-def in_order(axes: Sequence[str]) -> bool:
+def are_ranks_in_order(axes: Sequence[str]) -> bool:
     """Whether groups over axes number their ranks as the mesh does. torch sorts them."""
-    return all(row == sorted(row) for row in _rows(axes))
+    return all(row == sorted(row) for row in _ranks_of_groups(axes))
 
 
 @_compat.constant_in_graph
@@ -48,7 +48,7 @@ def ordered_axes(what: str, group: Any) -> tuple[str, ...]:
         CaptureError: the group has its ranks in another order, or the mesh has no such axis.
     """
     axes = axes_of_group(what, group)
-    if not in_order(axes):
+    if not are_ranks_in_order(axes):
         mesh = current_scope().mesh
         names = ", ".join(axes)
         raise CaptureError.of(
@@ -61,13 +61,13 @@ def ordered_axes(what: str, group: Any) -> tuple[str, ...]:
 
 
 @_compat.constant_in_graph
-def numbers(axes: Sequence[str]) -> tuple[int, ...]:
+def numbers_in_groups(axes: Sequence[str]) -> tuple[int, ...]:
     """The number of each rank of the mesh in its group over axes, in row-major order."""
     return tuple(members.index(rank) for rank, members in _with_members(axes))
 
 
 @_compat.constant_in_graph
-def columns(axes: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+def ranks_by_number(axes: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """For each number in a group over axes: the rank of the world that has it, by the rank of the
     mesh that asks, in row-major order.
     """
@@ -82,7 +82,7 @@ def ranks_here() -> tuple[int, ...]:
 
 
 @_compat.constant_in_graph
-def by_axes(column: Sequence[int]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def axes_that_differ(column: Sequence[int]) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """The axes over which a number of each rank differs, at least one, and the numbers by the
     place on these axes. Both orders are row-major.
     """
@@ -121,7 +121,7 @@ def group_rank(what: str, group: Any, rank: int | None) -> int:
     Raises:
         CaptureError: it is another one on each rank.
     """
-    every = of_all(group)
+    every = ranks_of_world_group(group)
     if rank is not None and every is not None and rank in every:
         return rank
     which = "the number of a rank, a tensor here," if rank is None else f"rank {rank}"
@@ -134,7 +134,7 @@ def group_rank(what: str, group: Any, rank: int | None) -> int:
 
 
 @_compat.constant_in_graph
-def is_nobody(group: Any) -> bool:
+def is_non_member(group: Any) -> bool:
     """Whether a group is that of no rank."""
     return group == dist.GroupMember.NON_GROUP_MEMBER
 
@@ -169,7 +169,7 @@ def name_of_ranks(tag: str, *ranks: Any) -> str:
 
 
 @_compat.constant_in_graph
-def is_outside(what: str, group: Any) -> bool:
+def is_rank_outside(what: str, group: Any) -> bool:
     """Whether this rank is not in a group: the same answer on all ranks.
 
     Raises:
@@ -178,7 +178,7 @@ def is_outside(what: str, group: Any) -> bool:
     group = real_mesh(group)
     if group == dist.GroupMember.NON_GROUP_MEMBER:
         return True
-    if of_all(group) is not None:
+    if ranks_of_world_group(group) is not None:
         return False
     if any(axes_with(mesh, group) is not None for mesh in meshes_here()):
         return False
@@ -190,15 +190,15 @@ def is_outside(what: str, group: Any) -> bool:
     )
 
 
-def _rows(axes: Sequence[str]) -> list[list[int]]:
+def _ranks_of_groups(axes: Sequence[str]) -> list[list[int]]:
     """The ranks of each group over axes, in the order of the mesh."""
     groups: dict[int, list[int]] = {}
-    for place, rank in zip(_places(axes), ranks_here(), strict=True):
+    for place, rank in zip(_group_of_each_rank(axes), ranks_here(), strict=True):
         groups.setdefault(place, []).append(rank)
     return list(groups.values())
 
 
-def _places(axes: Sequence[str]) -> list[int]:
+def _group_of_each_rank(axes: Sequence[str]) -> list[int]:
     """For each rank of the mesh: which of the groups over axes has it."""
     known = axes_of(current_scope().mesh)
     places = [0]
@@ -212,5 +212,5 @@ def _places(axes: Sequence[str]) -> list[int]:
 
 def _with_members(axes: Sequence[str]) -> list[tuple[int, list[int]]]:
     """Each rank of the mesh, with the ranks of its group over axes as torch orders them."""
-    members = {rank: sorted(row) for row in _rows(axes) for rank in row}
+    members = {rank: sorted(row) for row in _ranks_of_groups(axes) for rank in row}
     return [(rank, members[rank]) for rank in ranks_here()]

@@ -19,7 +19,7 @@ from ...ops import shard_map
 from ...ops.prims import CALLS
 from ...ops.text_formats import print_sized_shards
 from .. import annotations as sources
-from ..control_flow import endings
+from ..control_flow import control_flow_ops
 from ..dynamo_nodes import BACKWARD, PLUMBING, children_of, name_of
 from ..shard_map.axis_names import current_scope
 
@@ -37,7 +37,7 @@ class NeedsOwnSizes(CaptureError):
     """
 
 
-class Trait(NamedTuple):
+class NodeTraits(NamedTuple):
     """The parts of a node that must be the same on all ranks, or make its value differ."""
 
     op: str
@@ -48,7 +48,7 @@ class Trait(NamedTuple):
     line: str | None
 
 
-def chunk(size: int, n: int, coordinate: int) -> int:
+def chunk_size(size: int, n: int, coordinate: int) -> int:
     """The size of one rank's chunk."""
     full = -(-size // n)
     return min(full, size - min(coordinate * full, size))
@@ -67,11 +67,11 @@ def shards_of(what: str, rows: Rows, shape: Sequence[int]) -> str:
         dim = int(said[1:]) if said[0] == "S" else None
         sizes = None
         if dim is not None and left[dim] % n:
-            sizes = _own(what, name, n, dim, left[dim]), left[dim]
+            sizes = _local_size(what, name, n, dim, left[dim]), left[dim]
         if dim is not None:
             left[dim] = sizes[0] if sizes else left[dim] // n
         cuts.append((name, n, dim, sizes))
-    _note(rows, shape, tuple(left))
+    _record_local_shape(rows, shape, tuple(left))
     return print_sized_shards(cuts)
 
 
@@ -81,16 +81,16 @@ def local_shape(rows: Rows, shape: Sequence[int], at: dict[str, int]) -> tuple[i
     for name, n, said in rows:
         if said[0] == "S":
             dim = int(said[1:])
-            left[dim] = chunk(left[dim], n, at[name])
+            left[dim] = chunk_size(left[dim], n, at[name])
     return tuple(left)
 
 
-def may_differ() -> bool:
+def ranks_may_differ() -> bool:
     """Whether ranks may have programs of their own."""
     return current_scope().rank is not None
 
 
-def of_this_rank(what: str, got: str) -> dict[str, int]:
+def coordinate_of_rank(what: str, got: str) -> dict[str, int]:
     """The coordinate of the rank whose code is read, by axis.
 
     Raises:
@@ -107,9 +107,9 @@ def of_this_rank(what: str, got: str) -> dict[str, int]:
     return dict(zip(axes_of(here.mesh).names, here.rank, strict=True))
 
 
-def _own(what: str, name: str, n: int, dim: int, size: int) -> int:
+def _local_size(what: str, name: str, n: int, dim: int, size: int) -> int:
     got = f"dim {dim} of {size} elements, sharded over {name} of {n} ranks"
-    if not may_differ():
+    if not ranks_may_differ():
         raise PlacementError.of(
             what,
             got,
@@ -117,10 +117,10 @@ def _own(what: str, name: str, n: int, dim: int, size: int) -> int:
             fix="x.full_tensor(), x.redistribute to another dim, or pad it",
             dim=dim,
         )
-    return chunk(size, n, of_this_rank(what, got)[name])
+    return chunk_size(size, n, coordinate_of_rank(what, got)[name])
 
 
-def _note(rows: Rows, shape: Sequence[int], local: tuple[int, ...]) -> None:
+def _record_local_shape(rows: Rows, shape: Sequence[int], local: tuple[int, ...]) -> None:
     """Record a local shape that the program depends on."""
     here = current_scope()
     if here.rank:
@@ -133,7 +133,7 @@ def fits(cuts: Sequence[Any], names: Sequence[str], rank: Sequence[int]) -> bool
     return all(local_shape(rows, shape, at) == mine for rows, shape, mine in cuts)
 
 
-def traits(python: torch.fx.GraphModule) -> tuple[tuple[Trait, ...], ...]:
+def traits(python: torch.fx.GraphModule) -> tuple[tuple[NodeTraits, ...], ...]:
     """The traits of each node of Dynamo's graph, and of those in it."""
     return tuple(
         tuple(_trait(module, node) for node in module.graph.nodes) for module in _modules(python)
@@ -144,7 +144,7 @@ def _modules(python: torch.fx.GraphModule) -> Iterator[torch.fx.GraphModule]:
     return (m for m in python.modules() if isinstance(m, torch.fx.GraphModule))
 
 
-def _trait(module: torch.fx.GraphModule, node: torch.fx.Node) -> Trait:
+def _trait(module: torch.fx.GraphModule, node: torch.fx.Node) -> NodeTraits:
     is_entry = node.target in ENTRIES
     where = str(node.kwargs.get("where", ""))
     shape = None
@@ -152,24 +152,24 @@ def _trait(module: torch.fx.GraphModule, node: torch.fx.Node) -> Trait:
         shape = tuple(node.meta["example_value"].shape)
     held = getattr(module, str(node.target), None) if node.op == "get_attr" else 0
     constants = torch.fx.node.map_arg((node.args, node.kwargs), lambda _: None)
-    return Trait(
+    return NodeTraits(
         op=f"{node.op} {name_of(node)}",
         inputs=tuple(x.name for x in node.all_input_nodes),
-        constants="" if is_entry or node.op == "output" else _said(constants),
+        constants="" if is_entry or node.op == "output" else _constants_text(constants),
         shape=shape,
         held=held if isinstance(held, torch.Tensor) else None,
         line=sources.user_line(node),
     )
 
 
-def _said(x: Any) -> str:
+def _constants_text(x: Any) -> str:
     """Constants that may depend on a size, as text."""
     if isinstance(x, dict):
-        return _said(list(x.items()))
+        return _constants_text(list(x.items()))
     if isinstance(x, slice):
-        return _said((x.start, x.stop, x.step))
+        return _constants_text((x.start, x.stop, x.step))
     if isinstance(x, (list, tuple)):
-        return f"({','.join(map(_said, x))})"
+        return f"({','.join(map(_constants_text, x))})"
     return repr(x) if isinstance(x, CONSTANTS) else type(x).__name__
 
 
@@ -188,7 +188,7 @@ def differing(name: str, readings: Sequence[Any]) -> frozenset[Position]:
     found = set()
     for other in readings[1:]:
         if [len(g) for g in first] != [len(g) for g in other]:
-            raise _other_ops(name, *_first_other(first, other))
+            raise _different_ops_error(name, *_first_difference(first, other))
         for k, graphs in enumerate(zip(first, other, strict=True)):
             for i, (a, b) in enumerate(zip(*graphs, strict=True)):
                 if _differ(name, a, b):
@@ -196,7 +196,7 @@ def differing(name: str, readings: Sequence[Any]) -> frozenset[Position]:
     return frozenset(found)
 
 
-def _first_other(first: Any, other: Any) -> tuple[Trait, Trait]:
+def _first_difference(first: Any, other: Any) -> tuple[NodeTraits, NodeTraits]:
     """The first nodes that are not the same op."""
     pairs = [
         (a, b) for graphs in zip(first, other, strict=False) for a, b in zip(*graphs, strict=False)
@@ -204,10 +204,10 @@ def _first_other(first: Any, other: Any) -> tuple[Trait, Trait]:
     return next(((a, b) for a, b in pairs if a.op != b.op), pairs[-1])
 
 
-def _differ(name: str, a: Trait, b: Trait) -> bool:
+def _differ(name: str, a: NodeTraits, b: NodeTraits) -> bool:
     """Whether the values of a node differ between ranks for their constants."""
     if (a.op, a.inputs) != (b.op, b.inputs):
-        raise _other_ops(name, a, b)
+        raise _different_ops_error(name, a, b)
     if a.shape != b.shape:
         got = f"local tensors make a DTensor of shape {a.shape} on one rank, {b.shape} on another"
         fix = "shape= and stride=, of the global tensor"
@@ -229,7 +229,7 @@ def _is_equal(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
     return alike and type(a) is torch.Tensor and torch.equal(a, b)
 
 
-def _other_ops(name: str, a: Trait, b: Trait) -> CaptureError:
+def _different_ops_error(name: str, a: NodeTraits, b: NodeTraits) -> CaptureError:
     lines = [f"one rank: {a.op}", f"another: {b.op}"]
     return CaptureError.of(
         name,
@@ -240,7 +240,7 @@ def _other_ops(name: str, a: Trait, b: Trait) -> CaptureError:
     )
 
 
-def mark(python: torch.fx.GraphModule, name: str, positions: frozenset[Position]) -> None:
+def mark_differing(python: torch.fx.GraphModule, name: str, positions: frozenset[Position]) -> None:
     """Mark the nodes whose constants differ between ranks.
 
     Raises:
@@ -252,13 +252,13 @@ def mark(python: torch.fx.GraphModule, name: str, positions: frozenset[Position]
     for k, i in positions:
         node = nodes[k][i]
         is_derivative = name_of(node) in (*BACKWARD, *PLUMBING)
-        runs_graphs = endings.is_control_flow(node) or children_of(modules[k], node)
+        runs_graphs = control_flow_ops.is_control_flow(node) or children_of(modules[k], node)
         if node.target in CALLS or is_derivative or runs_graphs:
-            raise refused(name, node, "a loop, a branch or a collective")
+            raise differs_error(name, node, "a loop, a branch or a collective")
         node.meta[DIFFERS] = axes
 
 
-def refused(name: str, node: torch.fx.Node, of: str) -> CaptureError:
+def differs_error(name: str, node: torch.fx.Node, of: str) -> CaptureError:
     """The error for a node whose constants differ between ranks, and may not."""
     line = sources.user_line(node)
     return CaptureError.of(

@@ -24,11 +24,11 @@ from ...ops.text_formats import parse_placed, print_placed
 from ...simulated import is_on_part, placements_on
 from ..control_flow import bodies
 from ..dynamo_nodes import BACKWARD, PLUMBING, is_wrap, name_of
-from ..levels import dtensor_at
 from ..shard_map.axis_names import current_scope
-from . import checks, table
+from ..transform_levels import dtensor_at
+from . import checks, replaced_calls
 from .flattened import flattened
-from .mixing import of_control_flow, origin, refuse_mixed, refuse_two_meshes
+from .mixed_ops import of_control_flow, origin_of, refuse_mixed, refuse_two_meshes
 from .whole_writes import is_replaceable
 
 Outer = Mapping[torch.fx.Node, torch.fx.Node]
@@ -41,12 +41,12 @@ FIX = "x.redistribute(mesh, placements) before it, which says how it is placed"
 class DTensors:
     """The DTensors of one capture."""
 
-    methods = table.METHODS
-    attributes = table.ATTRIBUTES
-    functions = table.FUNCTIONS
-    of_meshes = table.OF_MESHES
-    of_losses = table.OF_LOSSES
-    of_groups = table.OF_GROUPS
+    methods = replaced_calls.METHODS
+    attributes = replaced_calls.ATTRIBUTES
+    functions = replaced_calls.FUNCTIONS
+    of_meshes = replaced_calls.OF_MESHES
+    of_losses = replaced_calls.OF_LOSSES
+    of_groups = replaced_calls.OF_GROUPS
 
     def __init__(
         self, mode: _compat.FakeTensorMode, arguments: Sequence[tuple[str, Any]] = ()
@@ -78,13 +78,13 @@ class DTensors:
             around = outer()
             self._note_result(node, around)
             is_placed = lambda x: self.is_dtensor(x, around)
-            refuse_mixed(node, is_placed, lambda x: origin(x, around, self.arguments))
+            refuse_mixed(node, is_placed, lambda x: origin_of(x, around, self.arguments))
             if len(self.meshes) > 1:
                 refuse_two_meshes(node, is_placed, lambda x: _axes_of(x, around))
 
     def _note_result(self, node: torch.fx.Node, outer: Outer) -> None:
         """Note whether a result of a body is a DTensor, whatever else enters the body."""
-        if node.target is bodies.leave:
+        if node.target is bodies.mark_results:
             self.left.append(node)
             for x in args_of(node)[0]:
                 self.is_dtensor(x, outer)
@@ -154,16 +154,16 @@ class DTensors:
             with _compat.neutral():
                 found = self.value(node, outer)
         except Exception as error:
-            if name in table.OURS:
+            if name in replaced_calls.OURS:
                 return None
             raise CaptureError.of(
                 f"DTensor.{name}", f"torch places no such DTensor: {_first_line(error)}", fix=FIX
             ) from error
-        if not isinstance(found, DTensor) and name in table.OURS:
+        if not isinstance(found, DTensor) and name in replaced_calls.OURS:
             return None
         if not isinstance(found, DTensor):
             raise CaptureError.of(f"DTensor.{name}", "the placements are not known here", fix=FIX)
-        return text_of(found)
+        return dtensor_placements_text(found)
 
     @_compat.located
     def closed_over(self, x: DTensor) -> tuple[Any, str]:
@@ -177,12 +177,12 @@ class DTensors:
         checks.check_closed_over(x.device_mesh)
         if checks.among_global_tensors():
             current_scope().closes_over = True
-            return _constrained, text_of(x, current_scope().mesh)
+            return _constrained, dtensor_placements_text(x, current_scope().mesh)
         if not is_on_part(x, current_scope().mesh):
-            return placement.placed, text_of(x)
+            return placement.placed, dtensor_placements_text(x)
         checks.refuse_uneven_part("a DTensor that the function closes over", "", x)
         current_scope().parts.append(x)
-        return table.CLOSED_OVER[table.PART], text_of(x)
+        return replaced_calls.CLOSED_OVER[replaced_calls.PART], dtensor_placements_text(x)
 
     def is_replaceable(self, x: torch.fx.Node, value: torch.fx.Node, graph: torch.fx.Graph) -> bool:
         """Whether a value may be read in place of a tensor that it overwrites."""
@@ -191,7 +191,7 @@ class DTensors:
     def stand_in(self, x: DTensor) -> torch.Tensor:
         """A fake tensor for a DTensor."""
         with _compat.neutral():
-            return stand_in(x, self.mode)
+            return fake_global_tensor(x, self.mode)
 
     @_compat.located
     def mesh(self, node: torch.fx.Node, outer: Outer) -> Any:
@@ -266,7 +266,7 @@ def _constrained(x: torch.Tensor, text: str) -> torch.Tensor:
     return placement.unmarked(placement.placed(x, text))
 
 
-def stand_in(x: DTensor, mode: Any) -> torch.Tensor:
+def fake_global_tensor(x: DTensor, mode: Any) -> torch.Tensor:
     """A fake tensor of the global shape, with the device of the local tensor. For a DTensor on a
     part of the mesh one of each rank's own tensors.
     """
@@ -293,7 +293,7 @@ def is_dtensor(node: torch.fx.Node, outer: Outer, known: dict[torch.fx.Node, boo
     stack = [] if node in known else [node]
     while stack:
         here = stack[-1]
-        sources = _sources(here, outer)
+        sources = _deciding_inputs(here, outer)
         missing = [x for x in sources if x not in known]
         if missing:
             stack += missing
@@ -306,7 +306,7 @@ def is_dtensor(node: torch.fx.Node, outer: Outer, known: dict[torch.fx.Node, boo
     return known[node]
 
 
-def _sources(node: torch.fx.Node, outer: Outer) -> list[torch.fx.Node]:
+def _deciding_inputs(node: torch.fx.Node, outer: Outer) -> list[torch.fx.Node]:
     """The values that make a value a DTensor if one of them is."""
     if node in outer:
         return [outer[node]]
@@ -345,7 +345,7 @@ def _axes_of(node: torch.fx.Node, outer: Outer) -> tuple[str, ...]:
             return tuple(axis for axis, _ in parse_placed(str(here.args[1])))
         if here not in seen:
             seen.add(here)
-            queue += _sources(here, outer)
+            queue += _deciding_inputs(here, outer)
     return ()
 
 
@@ -355,14 +355,14 @@ def _mesh_of(names: tuple[str, ...]) -> Any:
     return mesh if axes_of(mesh).names == names else mesh[names]
 
 
-def text_of(x: DTensor, mesh: Any = None) -> str:
+def dtensor_placements_text(x: DTensor, mesh: Any = None) -> str:
     """The placements of a DTensor as text, on its own mesh or on one that it is on a part of."""
     names = axes_of(mesh or x.device_mesh).names
     placements = placements_on(x, mesh) if mesh else x.placements
-    return print_placed(zip(names, map(_said, placements), strict=True))
+    return print_placed(zip(names, map(_placement_text, placements), strict=True))
 
 
-def _said(placement: Placement) -> str:
+def _placement_text(placement: Placement) -> str:
     """A DTensor placement as text."""
     if type(placement) is Shard:
         return f"S{placement.dim}"

@@ -10,7 +10,7 @@ import torch
 
 from ..control_flow import bodies
 from ..dynamo_nodes import memories_of
-from .writes import memory_of
+from .writes import shared_memory
 
 
 def is_replaceable(x: torch.fx.Node, value: torch.fx.Node, graph: torch.fx.Graph) -> bool:
@@ -25,14 +25,14 @@ def is_replaceable(x: torch.fx.Node, value: torch.fx.Node, graph: torch.fx.Graph
     if not is_made or value.graph is not graph or not _are_alike(x, value):
         return False
     others = [y for y in graph.nodes if y.op != "output" and y is not x]
-    found = memory_of(x)
+    found = shared_memory(x)
     if found == [x]:
-        return not any(x in memory_of(y) for y in others)
+        return not any(x in shared_memory(y) for y in others)
     # a value that enters a body, as one of a list
     entered, *_ = found
     own = memories_of(x)
     others = [y for y in others if y is not entered]
-    is_own = entered.target is bodies.inside and bool(own)
+    is_own = entered.target is bodies.mark_inputs and bool(own)
     if not is_own or any({*own} & {*memories_of(y)} for y in others):
         return False
     x.meta["overwritten"] = True

@@ -12,9 +12,9 @@ from ...errors import CaptureError
 from ...ops import placement, shard_map
 from ...ops.nodes import args_of
 from .. import annotations as sources
-from ..control_flow import bodies, endings
+from ..control_flow import bodies, control_flow_ops
 from ..dynamo_nodes import memories_of, name_of, root_of, written_by
-from ..refusals.effects import BUFFERS
+from ..refusals.refused_writes import BUFFERS
 
 # the result shares memory with the first argument in eager torch
 SHARING = (
@@ -40,7 +40,7 @@ def refuse_writes(python: torch.fx.GraphModule, name: str) -> None:
             continue
         if any(node.target in OF_DTENSORS for node in module.graph.nodes):
             _refuse_writes(module.graph, name)
-        for node in module.graph.find_nodes(op="call_function", target=endings.custom_vjp):
+        for node in module.graph.find_nodes(op="call_function", target=control_flow_ops.custom_vjp):
             _refuse_in_rule(module, node)
 
 
@@ -51,7 +51,7 @@ def _refuse_in_rule(module: torch.fx.GraphModule, rule: torch.fx.Node) -> None:
         CaptureError: names the function.
     """
     name, outs, forward, _, xs, _ = args_of(rule)
-    written = [k for left in (outs, forward) for k in _written(module, left)]
+    written = [k for left in (outs, forward) for k in _written_arguments(module, left)]
     order = {node: k for k, node in enumerate(module.graph.nodes)}
     for x in [xs[k] for k in written]:
         root = root_of(x)
@@ -59,7 +59,7 @@ def _refuse_in_rule(module: torch.fx.GraphModule, rule: torch.fx.Node) -> None:
         same = [y for y in values if root_of(y) is root]
         readers = [reader for y in same for reader in y.users]
         later = [y for y in readers if order[y] > order[rule]]
-        first = memory_of(x)[-1]
+        first = shared_memory(x)[-1]
         is_given = first.op in ("placeholder", "get_attr")
         if is_given or any(y not in same for y in later):
             raise CaptureError.of(
@@ -71,11 +71,11 @@ def _refuse_in_rule(module: torch.fx.GraphModule, rule: torch.fx.Node) -> None:
             )
 
 
-def _written(module: torch.fx.GraphModule, left: list[torch.fx.Node]) -> list[int]:
+def _written_arguments(module: torch.fx.GraphModule, left: list[torch.fx.Node]) -> list[int]:
     """The numbers of the arguments that a body writes to."""
     wrap = args_of(left[0])[0]
     body = getattr(module, args_of(wrap)[0].target).graph
-    entered = body.find_nodes(op="call_function", target=bodies.inside)
+    entered = body.find_nodes(op="call_function", target=bodies.mark_inputs)
     items = [user for node in entered[:1] for user in node.users]
     changed = [root_of(x) for node in body.nodes for x in written_by(node)]
     memories: set[int] = set()
@@ -94,10 +94,10 @@ def _refuse_writes(graph: torch.fx.Graph, name: str) -> None:
     sharing = collections.defaultdict[torch.fx.Node, list[torch.fx.Node]](list)
     for node in graph.nodes:
         if node.op != "output":
-            sharing[memory_of(node)[-1]].append(node)
+            sharing[shared_memory(node)[-1]].append(node)
     for node in graph.nodes:
         for x in written_by(node):
-            root, *_ = memory = memory_of(x)
+            root, *_ = memory = shared_memory(x)
             is_shared = any(y.target in OF_DTENSORS for y in memory)
             if is_shared and memory[-1].op in ("placeholder", "get_attr"):
                 raise _refused(node, name, GIVEN, f"; {BUFFERS}")
@@ -108,7 +108,7 @@ def _refuse_writes(graph: torch.fx.Graph, name: str) -> None:
                 raise _refused(node, name, "a DTensor")
 
 
-def memory_of(x: torch.fx.Node) -> list[torch.fx.Node]:
+def shared_memory(x: torch.fx.Node) -> list[torch.fx.Node]:
     """The values whose memory a value shares in eager torch, the first one last."""
     found = [root_of(x)]
     while found[-1].target in SHARING:

@@ -17,16 +17,16 @@ from ... import _compat, _tree
 from ...errors import CaptureError, ShardError, is_ours
 from .. import annotations as sources
 from ..refusals import data_dependent, explain, leaks
-from ..rewrites import python_calls
+from ..rewrites import python_substitutes
 from ..rewrites.custom_op_gradients import refuse_dropped_call
 from ..trace import hooked_values
-from . import copies
-from .hooks import HookedCall
-from .modes import Modes
-from .parameter_hooks import Hook, hooked
-from .paths import Paths
-from .returned import Returned
-from .stores import stored_at
+from . import module_copies
+from .attribute_stores import stored_at
+from .backward_hooks import HookedCall
+from .module_results import ModuleResults
+from .parameter_hooks import Hook, hooked_parameter
+from .submodule_paths import Paths
+from .train_modes import Modes
 
 # torch.func's error text for an in-place write to an unbatched buffer.
 UNBATCHED = (
@@ -52,7 +52,7 @@ class PureModule:
     ) -> None:
         self.name, self.shadow, self.hooks = name, shadow, hooks
         self.modes = modes
-        self.returned = Returned(name)
+        self.returned = ModuleResults(name)
         self.known: list[
             dict[str, Any]
         ] = []  # for each call in a traced function: the result of Dynamo's run of it
@@ -117,27 +117,29 @@ class PureModule:
         """(result of the module, its buffers and frozen parameters afterwards)."""
         module = self.module_with(params, buffers)
         leaks.note_modes(self.modes)
-        before = copies.snapshot(module)
+        before = module_copies.snapshot(module)
         hooks = [hook for hooks in self.hooks.values() for hook in hooks]
         # keeps the module alive, for torch's old backward hooks
-        for fn in (module, *copies.code(module), *hooks):
+        for fn in (module, *module_copies.user_functions(module), *hooks):
             leaks.watch(self.name, fn)
         with _compat.patched("backward hooks", hook=HookedCall):
             out = module(*args, **kwargs)
-        self.refuse_changes(copies.changes(before, copies.snapshot(module), module), module)
-        return out, {name: _held(module, name) for name in buffers}
+        self.refuse_changes(
+            module_copies.changed_attributes(before, module_copies.snapshot(module), module), module
+        )
+        return out, {name: _value_at(module, name) for name in buffers}
 
     def module_with(self, params: dict[str, Any], buffers: dict[str, Any]) -> torch.nn.Module:
         """A copy of the module with these values."""
         known = hooked_values()
         seen_by_hooks = {
-            name: hooked(params[name], hooks, known) for name, hooks in self.hooks.items()
+            name: hooked_parameter(params[name], hooks, known) for name, hooks in self.hooks.items()
         }
         own_buffers = {name: x.clone() for name, x in buffers.items()}
         values = {**params, **seen_by_hooks, **own_buffers}
         stand_ins = (*self.shadow.named_parameters(), *self.shadow.named_buffers())
         memo: dict[int, Any] = {id(x): values[name] for name, x in stand_ins}
-        module = copies.copied(self.shadow, memo)
+        module = module_copies.copied_module(self.shadow, memo)
         self.modes.set_on(memo)
         return module
 
@@ -156,7 +158,7 @@ class PureModule:
             )
 
 
-def _held(module: torch.nn.Module, path: str) -> Any:
+def _value_at(module: torch.nn.Module, path: str) -> Any:
     owner, _, name = path.rpartition(".")
     part = module.get_submodule(owner)
     return (
@@ -205,7 +207,7 @@ def _refuse_rank(file: str) -> None:
 @contextlib.contextmanager
 def _checkpointed() -> Iterator[None]:
     """The context of a call of torch.utils.checkpoint."""
-    with sources.inside(sources.fresh_region(), "nothing_saveable"):
+    with sources.annotate_checkpointed(sources.fresh_region(), "nothing_saveable"):
         yield
 
 
@@ -230,7 +232,7 @@ def running(name: str) -> Iterator[bool]:
         CaptureError: the code is not one pure graph. It has this name.
         Exception: an error of the user's, as it is.
     """
-    with _compat.reading() as mode, _plain_modules(), Traced(mode, name) as traced:
+    with _compat.reading() as mode, _plain_modules(), ModuleTracing(mode, name) as traced:
         try:
             yield mode is not None
         except ShardError:
@@ -242,7 +244,7 @@ def running(name: str) -> Iterator[bool]:
     traced.refuse_written()
 
 
-class Traced(TorchFunctionMode):
+class ModuleTracing(TorchFunctionMode):
     """A mode for the capture of a module. It gives each op its source line, and applies
     Dynamo's substitutes.
 
@@ -273,15 +275,17 @@ class Traced(TorchFunctionMode):
             passed = _compat.check_passed(sys._getframe(1))
             if passed is not None:
                 return passed
-        if (reads := data_dependent.read_by(name)) and isinstance(args[0], torch.Tensor):
+        if (reads := data_dependent.cause_in_method(name)) and isinstance(args[0], torch.Tensor):
             return self.read(func, args, reads, line)
         if self.mode is not None:
             args, kwargs = _tree.map_held(self.fake, (args, kwargs))
         try:
-            return _written_out(func)(*args, **kwargs)
+            return _substitute_of(func)(*args, **kwargs)
         except (_compat.DATA_DEPENDENT, _compat.DYNAMIC_SHAPE) as error:
             raise self.refused(
-                data_dependent.needed_by(name) or data_dependent.cause(error, str(error)), line
+                data_dependent.cause_in_function(name)
+                or data_dependent.cause_of_error(error, str(error)),
+                line,
             ) from error
 
     def read(self, method: Any, args: Any, reads: Any, line: str | None) -> Any:
@@ -321,7 +325,7 @@ class Traced(TorchFunctionMode):
             raise CaptureError.of(self.name, got, needed="one pure graph of tensor ops", fix=fix)
 
 
-def _written_out(func: Any) -> Any:
+def _substitute_of(func: Any) -> Any:
     """The substitute of a function."""
-    found = python_calls.TABLE.get(func) or _compat.MODULE_OPS.get(func)
+    found = python_substitutes.TABLE.get(func) or _compat.MODULE_OPS.get(func)
     return found or (_compat.inside_transform() and _compat.recurrent(func)) or func

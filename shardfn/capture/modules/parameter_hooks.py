@@ -44,7 +44,7 @@ def _is_of_several(hook: Any) -> bool:
     return code is not None and code.co_filename == torch.autograd.graph.__file__
 
 
-def hooked(x: torch.Tensor, hooks: Sequence[Hook], known: dict[Any, Any]) -> torch.Tensor:
+def hooked_parameter(x: torch.Tensor, hooks: Sequence[Hook], known: dict[Any, Any]) -> torch.Tensor:
     """The value of a parameter. The hooks take its gradient, and may replace it.
 
     Args:
@@ -97,10 +97,10 @@ class _Hooked(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, hooks: tuple[Hook, ...], x: torch.Tensor) -> Any:
-        return _Hooked.apply(tuple(map(_each, hooks)), x.movedim(in_dims[1], 0)), 0
+        return _Hooked.apply(tuple(map(_hook_of_batch, hooks)), x.movedim(in_dims[1], 0)), 0
 
 
-def _each(hook: Hook) -> Hook:
+def _hook_of_batch(hook: Hook) -> Hook:
     """A hook on one sample's gradient as a hook on the gradient of a batch."""
 
     def one(g: torch.Tensor) -> Any:

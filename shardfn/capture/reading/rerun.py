@@ -26,7 +26,7 @@ LARGE = 2**20  # elements, from which on a tensor that stands for another has th
 RAISES = ("RAISE_VARARGS", "RERAISE")
 
 
-class Plain(TorchFunctionMode):
+class EagerMode(TorchFunctionMode):
     """A mode of fake tensors in which a call of torch fails as it does on tensors with values.
 
     Args:
@@ -56,11 +56,11 @@ class Plain(TorchFunctionMode):
             failed = error
         # outside of the `except`, for the error of this call has no other context
         if failed is not None:
-            self.with_values(func, args, kwargs, _like)
+            self.with_values(func, args, kwargs, _zeros_like)
             raise OnlyFake from failed
         if self.is_wanted is not None:
             try:
-                self.with_values(func, args, kwargs, _small)
+                self.with_values(func, args, kwargs, _few_zeros)
             except Exception as error:
                 if self.is_wanted(error):
                     raise
@@ -77,7 +77,7 @@ class OnlyFake(Exception):
     """An error that only fake tensors have."""
 
 
-def _like(x: Any) -> Any:
+def _zeros_like(x: Any) -> Any:
     """A tensor of zeros like one without values."""
     if not isinstance(x, torch.Tensor):
         return x
@@ -89,10 +89,10 @@ def _like(x: Any) -> Any:
     return torch.nn.Parameter(made, requires_grad=False) if is_parameter else made
 
 
-def _small(x: Any) -> Any:
+def _few_zeros(x: Any) -> Any:
     """The same, of few elements."""
     if not isinstance(x, torch.Tensor) or x.numel() <= LARGE:
-        return _like(x)
+        return _zeros_like(x)
     return torch.zeros([min(n, 2) for n in x.shape], dtype=x.dtype, device=x.device)
 
 
@@ -113,7 +113,7 @@ def raise_users(
         failed: the error that its program had when it ran.
     """
     try:
-        with _compat.reading(), _modules_kept(fn), _compat.Silent(OnlyFake), Plain(failed):
+        with _compat.reading(), _modules_kept(fn), _compat.Silent(OnlyFake), EagerMode(failed):
             leaks.watch(name, fn)
             call()
     except BaseException as error:

@@ -109,13 +109,13 @@ NAMED = (
 )
 
 
-def read_by(method: str) -> tuple[str, str] | None:
+def cause_in_method(method: str) -> tuple[str, str] | None:
     """The problem and the suggestion, if a tensor method reads a value. None otherwise."""
     kind = READERS.get(method)
-    return {"branch": BRANCH, "number": NUMBER}.get(kind or "") or needed_by(kind or "")
+    return {"branch": BRANCH, "number": NUMBER}.get(kind or "") or cause_in_function(kind or "")
 
 
-def needed_by(function: str) -> tuple[str, str] | None:
+def cause_in_function(function: str) -> tuple[str, str] | None:
     """The problem and the suggestion, if a function reads a value or its result shape depends
     on values.
     """
@@ -123,7 +123,7 @@ def needed_by(function: str) -> tuple[str, str] | None:
     return (row[0].format(what=row[1]), row[2]) if row else None
 
 
-def cause(error: BaseException, said: str) -> tuple[str, str] | None:
+def cause_of_error(error: BaseException, said: str) -> tuple[str, str] | None:
     """The problem and the suggestion, if an error is about a value, which is unknown during a
     trace. None for any other error.
 
@@ -138,8 +138,8 @@ def cause(error: BaseException, said: str) -> tuple[str, str] | None:
     sign = next((pair for pair in SIGNS if pair[0] in said), None)
     if not (reads or grows or sign):
         return None
-    name = _name(said) or _name(f"Operator `{getattr(error, 'func', '')}")
-    if row := needed_by(name):
+    name = _call_in_text(said) or _call_in_text(f"Operator `{getattr(error, 'func', '')}")
+    if row := cause_in_function(name):
         return row
     if sign and sign[1]:
         return sign[1]
@@ -150,6 +150,6 @@ def cause(error: BaseException, said: str) -> tuple[str, str] | None:
     )
 
 
-def _name(said: str) -> str:
+def _call_in_text(said: str) -> str:
     found = next((m[1] for m in (re.search(pattern, said) for pattern in NAMED) if m), "")
     return SAME.get(found, found)

@@ -13,9 +13,9 @@ from torch.distributed.tensor import DTensor
 
 from ... import _compat
 from ...errors import CaptureError, call_site, is_ours, source_at
-from . import data_dependent, rank_numbers, tensor_classes
-from .effects import ALONE, BUFFERS
-from .unsupported import GENERATOR, of_attribute, row_of, unsupported
+from . import data_dependent, rank_numbers, tensor_subclasses
+from .refused_writes import ALONE, BUFFERS
+from .unsupported_calls import GENERATOR, row_of, row_of_attribute, row_of_error
 
 HELD = (
     "it writes in place to an argument or a closed-over tensor",
@@ -63,7 +63,7 @@ CAUSES = (
         "return the new value instead of storing it",
     ),
     ("Data-dependent branching", "it branches on a tensor's value", "torch.where(condition, a, b)"),
-    (_compat.MAKES_DTENSOR, tensor_classes.DTENSOR, tensor_classes.FIX),
+    (_compat.MAKES_DTENSOR, tensor_subclasses.DTENSOR, tensor_subclasses.FIX),
     (_compat.WITHOUT_SHAPE, "it reads a parameter that has no shape yet", SHAPED),
     (
         _compat.WITHOUT_VALUES,
@@ -200,9 +200,13 @@ def explained(
     traced a wrapper around it.
     """
     said, source = str(error), line_of(error) or _definition(fn)
-    got, fix = named(error, paths, read or fn) or _unnamed(error, said)
+    got, fix = named(error, paths, read or fn) or _of_unknown_cause(error, said)
     is_of_value = got.startswith(OF_VALUES)
-    ranks = rank_numbers.of(error) if is_of_value and rank_numbers.may_be(said) else ()
+    ranks = (
+        rank_numbers.notes_of_error(error)
+        if is_of_value and rank_numbers.may_be_rank_number(said)
+        else ()
+    )
     if ranks:
         got, fix = rank_numbers.OF_RANKS.get(got, (got, fix))
     return CaptureError.of(
@@ -223,7 +227,7 @@ def raised(error: BaseException, name: str) -> CaptureError | None:
     source = frames[-1] if frames else None
     known = next(
         ((got, fix) for sign, got, fix in CAUSES if sign in said and "{" not in got), None
-    ) or data_dependent.cause(error, said)
+    ) or data_dependent.cause_of_error(error, said)
     if known is None:
         return None
     got, fix = known
@@ -234,17 +238,17 @@ def named(error: BaseException, paths: Sequence[str], read: Any) -> tuple[str, s
     """The problem and the suggestion, if a table has the cause of an error."""
     said = str(error)
     frames = list(getattr(error, "real_stack", None) or ())
-    if row := unsupported(frames, said):
+    if row := row_of_error(frames, said):
         return row
     for sign, got, fix in CAUSES:
         if sign in said:
-            return got.format(places=_places(said, paths, read)), fix
-    return data_dependent.cause(error, said) or _foreign(said)
+            return got.format(places=_changed_objects(said, paths, read)), fix
+    return data_dependent.cause_of_error(error, said) or _of_foreign_classes(said)
 
 
-def _unnamed(error: BaseException, said: str) -> tuple[str, str]:
+def _of_unknown_cause(error: BaseException, said: str) -> tuple[str, str]:
     """The problem and the suggestion where no table has the cause of an error."""
-    raised = _raised(said, "got") or _raised(said, "raised exception")
+    raised = _exception_text(said, "got") or _exception_text(said, "raised exception")
     if raised:
         return f"it raises {raised}", "a call that works on plain tensors"
     first, *rest = [line.strip() for line in said.splitlines() if line.strip()] or [
@@ -256,21 +260,21 @@ def _unnamed(error: BaseException, said: str) -> tuple[str, str]:
     return (f"{UNREAD}: {first}. {why}".rstrip(), "a pure function of tensors")
 
 
-def _raised(said: str, after: str) -> str | None:
+def _exception_text(said: str, after: str) -> str | None:
     """The class and the text of the exception that follows some words of Dynamo's."""
     text = r"\((?:\[ConstantVariable\(str: )?['\"](.*?)['\"]\)"
     found = re.search(rf"{after} (\w+){text}", said)
     return f"{found[1]}: {found[2]}".replace("\\'", "'") if found else None
 
 
-def _foreign(said: str) -> tuple[str, str] | None:
+def _of_foreign_classes(said: str) -> tuple[str, str] | None:
     """The explanation for DTensors and other subclasses, torch's collectives, and DTensor
     methods on an argument.
     """
     if found := re.search(_compat.FOREIGN + r" (\w+);", said):
-        return f"it closes over a {found[1]}", tensor_classes.PLAIN
+        return f"it closes over a {found[1]}", tensor_subclasses.PLAIN
     if found := re.search(_compat.MADE + r" (\w+);", said):
-        return f"it makes a {found[1]}", tensor_classes.PLAIN
+        return f"it makes a {found[1]}", tensor_subclasses.PLAIN
     if found := re.search(_compat.FOLLOWED + r" (\w+) for its (\.\w+);", said):
         fix = f"read {found[2]} outside of the transform, and pass it as an argument"
         got = f"a derivative or vmap follows a {found[1]}, and it reads its {found[2]}"
@@ -282,7 +286,7 @@ def _foreign(said: str) -> tuple[str, str] | None:
         known = row_of(found[1])
         return known or (f"it communicates by itself: {found[1]}", ALONE)
     if found := re.search(r"unregistered member [\s\S]*?Member '(\w+)'", said):
-        return of_attribute(found[1])
+        return row_of_attribute(found[1])
     asked = (
         r"'\w*Tensor\w*' object has no attribute '(\w+)'",
         r"Tensor method `(\w+)` is not defined",
@@ -290,11 +294,11 @@ def _foreign(said: str) -> tuple[str, str] | None:
     found = re.search(asked[0], said) or re.search(asked[1], said)
     if found and hasattr(DTensor, found[1]):
         got = f"it asks for .{found[1]} of a global tensor, which is not a DTensor inside"
-        return got, tensor_classes.FIX
+        return got, tensor_subclasses.FIX
     return None
 
 
-def _places(said: str, paths: Sequence[str], read: Any) -> str:
+def _changed_objects(said: str, paths: Sequence[str], read: Any) -> str:
     """Dynamo's names of changed objects, as the user's names."""
     parts = r"((?:\.\w+|\[(?:\d+|'\w+')\])*)"
     found = re.findall(r"[LG]\[['\"](\w+)['\"]\]" + parts, re.sub(MODULES, r".\1", said))
@@ -306,7 +310,7 @@ def _places(said: str, paths: Sequence[str], read: Any) -> str:
             number = int(position[1])
             places.append(f"argument {roots[number] if number < len(roots) else number}")
         elif name == "fn":  # the function itself, and its attributes
-            places.append(_reached(read, way))
+            places.append(_object_name(read, way))
         elif inside := re.fullmatch(_compat.FUNCTION + r"_(\w*)_\d+_c\w+", name):
             places.append(f"what {inside[1]} closes over or has as a default")
         else:
@@ -314,7 +318,7 @@ def _places(said: str, paths: Sequence[str], read: Any) -> str:
     return ", ".join(dict.fromkeys(places)) or "something that it closes over"
 
 
-def _reached(x: Any, way: str) -> str:
+def _object_name(x: Any, way: str) -> str:
     """The user's name of an object reached from a function: a closed-over variable, or an
     attribute of an object, with what is reached from it.
     """

@@ -17,10 +17,12 @@ import torch
 from ... import _compat, _tree
 from ...errors import CaptureError
 
-_WATCHED: contextvars.ContextVar[Watched | None] = contextvars.ContextVar("watched", default=None)
+_WATCHED: contextvars.ContextVar[WatchedFunctions | None] = contextvars.ContextVar(
+    "watched", default=None
+)
 
 
-class Watched:
+class WatchedFunctions:
     """The functions that may store values during a capture, and the state before it."""
 
     def __init__(self) -> None:
@@ -35,8 +37,8 @@ class Watched:
         self.functions[id(fn)] = owner, fn
         before: list[tuple[Any, Any]] = [(cell, cell.cell_contents) for cell in _cells(fn)]
         seen: dict[int, Any] = {}
-        for place in _places(fn):
-            _gather(place, seen)
+        for place in _objects_of(fn):
+            _add_containers(place, seen)
         before += [(held, _copied(held)) for held in seen.values()]
         self.before += before
         if is_pure:
@@ -66,16 +68,16 @@ class Watched:
         """Replace stored traced values by `LeakedTensor`s."""
         for owner, fn in self.functions.values():
             for cell in _cells(fn):
-                cell.cell_contents = _replaced(cell.cell_contents, owner)
+                cell.cell_contents = _with_leaked_tensors(cell.cell_contents, owner)
             found: dict[int, Any] = {}
-            for place in _places(fn):
-                _gather(place, found)
+            for place in _objects_of(fn):
+                _add_containers(place, found)
             for held in found.values():
-                kind = _kind(held)
+                kind = _plain_class(held)
                 content = _copied(held)
                 rows = content if kind is not list else dict(enumerate(content))
                 for key, x in rows.items():
-                    changed = _replaced(x, owner)
+                    changed = _with_leaked_tensors(x, owner)
                     if changed is not x:
                         kind.__setitem__(held, key, changed)
 
@@ -160,11 +162,11 @@ def note_methods(function: type) -> None:
 
 
 @contextlib.contextmanager
-def swept() -> Iterator[Watched]:
+def swept() -> Iterator[WatchedFunctions]:
     """The context of a capture. At its end, traced values stored by watched functions become
     `LeakedTensor`s. If the capture fails, they are removed.
     """
-    watched = Watched()
+    watched = WatchedFunctions()
     token = _WATCHED.set(watched)
     try:
         yield watched
@@ -177,7 +179,7 @@ def swept() -> Iterator[Watched]:
         _WATCHED.reset(token)
 
 
-def _kind(held: Any) -> Any:
+def _plain_class(held: Any) -> Any:
     """The class of Python's whose methods read what an object holds. A subclass may compute
     something else, as Hugging Face's table of activations does: it makes a module of each.
     """
@@ -187,13 +189,13 @@ def _kind(held: Any) -> Any:
 
 def _copied(held: Any) -> Any:
     """A plain list or dict of the objects in one."""
-    kind = _kind(held)
+    kind = _plain_class(held)
     return kind.copy(held) if kind is list else dict(kind.items(held))
 
 
 def _restore(held: Any, old: Any) -> None:
     """Have a list or a dict hold these objects again."""
-    kind = _kind(held)
+    kind = _plain_class(held)
     kind.clear(held)
     if kind is list:
         kind.extend(held, old)
@@ -218,14 +220,14 @@ def _same(a: Any, b: Any) -> bool:
     return all(key in b and b[key] is x for key, x in now.items())
 
 
-def _places(fn: Any) -> list[Any]:
+def _objects_of(fn: Any) -> list[Any]:
     """The places where a function may store: its closure, the globals that it names, its bound
     object.
     """
     if isinstance(fn, functools.partial):
-        return [*fn.args, *fn.keywords.values(), *_places(fn.func)]
+        return [*fn.args, *fn.keywords.values(), *_objects_of(fn.func)]
     if isinstance(fn, types.MethodType):
-        return [fn.__self__, *_places(fn.__func__)]
+        return [fn.__self__, *_objects_of(fn.__func__)]
     if not isinstance(fn, types.FunctionType):
         return [fn]
     cells = [cell.cell_contents for cell in _cells(fn)]
@@ -237,17 +239,17 @@ def _places(fn: Any) -> list[Any]:
 
 def _cells(fn: Any) -> list[Any]:
     """The non-empty cells of a function."""
-    return [cell for cell in getattr(fn, "__closure__", None) or () if _filled(cell)]
+    return [cell for cell in getattr(fn, "__closure__", None) or () if _is_cell_filled(cell)]
 
 
-def _filled(cell: Any) -> bool:
+def _is_cell_filled(cell: Any) -> bool:
     try:
         return cell.cell_contents is not None
     except ValueError:
         return False
 
 
-def _held(place: Any) -> Any:
+def _container_of(place: Any) -> Any:
     """The list or dict in which an object stores, or None."""
     if isinstance(
         place, (type, types.ModuleType, types.FunctionType, torch.nn.Module, torch.Tensor)
@@ -257,24 +259,24 @@ def _held(place: Any) -> Any:
     return held if isinstance(held, (list, dict)) else None
 
 
-def _gather(place: Any, found: dict[int, Any], depth: int = 3) -> None:
+def _add_containers(place: Any, found: dict[int, Any], depth: int = 3) -> None:
     """The list or dict in which an object stores, and those inside it. Skips large ones, which
     are data.
     """
-    held = _held(place)
+    held = _container_of(place)
     if held is None or id(held) in found or len(held) > LARGE:
         return
     found[id(held)] = held
     inside = _copied(held) if depth else ()
     for x in inside.values() if isinstance(inside, dict) else inside:
         if isinstance(x, (list, dict)):
-            _gather(x, found, depth - 1)
+            _add_containers(x, found, depth - 1)
 
 
-def _replaced(x: Any, owner: str) -> Any:
+def _with_leaked_tensors(x: Any, owner: str) -> Any:
     if isinstance(x, torch.Tensor):
         return LeakedTensor(x, owner) if _compat.is_fake(x) else x
     if type(x) is tuple:
-        inside = tuple(_replaced(child, owner) for child in x)
+        inside = tuple(_with_leaked_tensors(child, owner) for child in x)
         return x if all(a is b for a, b in zip(x, inside, strict=True)) else inside
     return x

@@ -48,7 +48,7 @@ def note_call(what: str, axis_name: str | tuple[str, ...] = ()) -> None:
 
 
 @contextlib.contextmanager
-def noted(scope: Scope) -> Iterator[None]:
+def noting_rank_calls(scope: Scope) -> Iterator[None]:
     """A context that adds to an error of torch the calls that gave the number of a rank."""
     try:
         yield
@@ -61,7 +61,7 @@ def noted(scope: Scope) -> Iterator[None]:
         raise
 
 
-def may_be(said: str) -> bool:
+def may_be_rank_number(said: str) -> bool:
     """Whether the value that an error of torch is about may be the number of a rank: what it is
     computed from has one, or is not told outside of the body of a loop.
     """
@@ -69,7 +69,7 @@ def may_be(said: str) -> bool:
     return "axis_index(" in told if told else "/control_flow/" not in said
 
 
-def of(error: BaseException) -> list[str]:
+def notes_of_error(error: BaseException) -> list[str]:
     """The note of an error, if it has one."""
     notes = getattr(error, "__notes__", ())
     return [note for note in notes if SHARED in note]

@@ -21,12 +21,12 @@ def has_derivative(op: Any) -> bool:
     """Whether an op is a custom op with a gradient that capture supports."""
     return any(
         _compat.overload_of(record) is op
-        for record in _functional()
+        for record in _custom_ops()
         if _compat.backward_of(record) is not None
     )
 
 
-def _functional() -> list[Any]:
+def _custom_ops() -> list[Any]:
     """The user's custom ops, except ops on lists of tensors, which autograd.Function does not
     support.
     """
@@ -80,12 +80,12 @@ def refuse_dropped_call(target: Any, args: tuple[Any, ...], stack: str | None) -
         raise CaptureError.of(f"op {op}", got, fix=fix, source=source)
 
 
-def differentiated() -> Callable[..., Any] | None:
+def custom_op_runner() -> Callable[..., Any] | None:
     """A function that runs op calls so that torch.func accepts custom ops, and their gradients.
     Their own kernel has no setup_context, so torch.func refuses it. None without such ops.
     """
     records: dict[Any, Any] = {}
-    for record in _functional():
+    for record in _custom_ops():
         op = _compat.overload_of(record)
         records[op] = records[op.overloadpacket] = record
 
@@ -96,7 +96,7 @@ def differentiated() -> Callable[..., Any] | None:
         args, kwargs = _positional(_compat.overload_of(record), args, kwargs)
         if _compat.backward_of(record) is None and not any(map(REQUIRES_GRAD, args)):
             return call(op, *args, **kwargs)
-        return _function(record, len(args), kwargs).apply(*args)
+        return _autograd_function(record, len(args), kwargs).apply(*args)
 
     return run if records else None
 
@@ -116,7 +116,7 @@ def _positional(
     return args + more, {k: x for k, x in kwargs.items() if k not in moved}
 
 
-def _function(record: Any, count: int, kwargs: dict[str, Any]) -> Any:
+def _autograd_function(record: Any, count: int, kwargs: dict[str, Any]) -> Any:
     """The autograd.Function of one call."""
     op = _compat.overload_of(record)
     setup = _compat.setup_context_of(record)

@@ -96,7 +96,7 @@ OF_ONE: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-def of_each(op: Any, fn: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+def applied_to_each(op: Any, fn: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     """An op of lists of tensors as a function of their elements, applied to each.
 
     Args:
@@ -141,7 +141,7 @@ def table() -> dict[Any, Callable[..., Any]]:
         for overload in overloads:
             if "out" not in overload and not _reads_values(name, overload):
                 op = getattr(packet, overload)
-                found[op] = of_each(op, fn)
+                found[op] = applied_to_each(op, fn)
     found[aten._amp_foreach_non_finite_check_and_unscale.default] = unscaled
     return found
 

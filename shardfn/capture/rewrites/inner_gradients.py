@@ -16,7 +16,7 @@ import torch
 from ... import _compat
 from ...errors import CaptureError
 from ...ops.nodes import args_of
-from .. import levels
+from .. import transform_levels
 from ..dynamo_nodes import name_of
 
 UNUSED = (
@@ -132,9 +132,9 @@ class Spans:
         marks: dict[torch.fx.Node, int] = {}  # where a tensor begins to be followed
         for number, node in enumerate(graph.nodes):
             name = name_of(node)
-            if name in levels.ENTERS:
+            if name in transform_levels.ENTERS:
                 starts.append(number)
-            elif name in levels.LEAVES:
+            elif name in transform_levels.LEAVES:
                 starts.pop()
             elif node.target is gradients:
                 taken.setdefault(starts[-1], []).append(node)
@@ -153,7 +153,7 @@ class Spans:
 
     def _before_use(self, x: torch.fx.Node, start: int) -> int:
         """The number of the node before the first that reads a value at a level."""
-        names = (*levels.NAMES, *levels.SAME)
+        names = (*transform_levels.NAMES, *transform_levels.SAME)
         readers = [n for n in x.users if name_of(n) not in names]
         numbers = [self.number[n] for n in readers]
         return min(n for n in numbers if n > start) - 1
@@ -183,7 +183,7 @@ def _unwrapped(value: Any, level: int) -> Any:
     return _compat.below_gradient(value, level) if isinstance(value, torch.Tensor) else value
 
 
-def taken(
+def take_gradients(
     outputs: Sequence[torch.Tensor],
     inputs: Sequence[torch.Tensor],
     cotangents: Sequence[torch.Tensor | None],

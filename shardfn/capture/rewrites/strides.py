@@ -12,7 +12,7 @@ from ... import _compat
 from ...errors import CaptureError, TreeError, call_site
 from ...ops import placement
 from ...ops.nodes import args_of
-from ..views import viewed
+from ..aten_views import viewed
 
 
 def kind_without_strides(x: torch.Tensor) -> str | None:

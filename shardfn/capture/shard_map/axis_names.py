@@ -142,7 +142,7 @@ def enter_mesh(where: str, mesh: Any, wanted: tuple[str, ...] | None) -> Any:
             an unknown axis, one that is manual already.
     """
     here = current_scope()
-    _settle_mesh(where, _checked(where, mesh), here)
+    _determine_mesh(where, _checked_mesh(where, mesh), here)
     axes = axes_of(here.mesh)
     taken = here.manual
     _check_wanted(where, wanted or (), axes)
@@ -156,7 +156,7 @@ def enter_mesh(where: str, mesh: Any, wanted: tuple[str, ...] | None) -> Any:
     return tuple(manual)
 
 
-def _checked(where: str, mesh: Any) -> Any:
+def _checked_mesh(where: str, mesh: Any) -> Any:
     """A mesh that Dynamo passes, or None.
 
     Raises:
@@ -167,7 +167,7 @@ def _checked(where: str, mesh: Any) -> Any:
     return mesh
 
 
-def _settle_mesh(where: str, mesh: Any, here: Scope) -> None:
+def _determine_mesh(where: str, mesh: Any, here: Scope) -> None:
     """Determine the mesh of a scope: the call's, or that of the first shard_map inside that has
     one.
     """
@@ -210,7 +210,7 @@ def _check_wanted(where: str, wanted: Sequence[str], axes: MeshAxes) -> None:
             raise PlacementError.of(
                 f"{where}, axis_names",
                 f"there is no axis {name!r}; the mesh has {axes}",
-                fix=near(name, axes.names),
+                fix=suggest_name(name, axes.names),
             )
 
 
@@ -242,24 +242,24 @@ def name_mesh(where: str, mesh: Any) -> None:
     """
     mesh = current_scope().named_or_entered(mesh)
     if mesh is not None:
-        _name_mesh(where, _checked(where, mesh), current_scope())
+        _name_mesh(where, _checked_mesh(where, mesh), current_scope())
 
 
 @_compat.constant_in_graph
-def enter_mapped(name: str, size: int) -> None:
+def bind_mapped_dim(name: str, size: int) -> None:
     """Bind a name to the mapped dim of the innermost vmap."""
     current_scope().names.append(Bound(name, size, _compat.innermost_level()))
 
 
 @_compat.constant_in_graph
-def leave(count: int) -> None:
+def unbind_last(count: int) -> None:
     """Unbind the last names."""
     here = current_scope()
     del here.names[len(here.names) - count :]
 
 
 @_compat.constant_in_graph
-def bound(what: str, axis_name: Any) -> Any:
+def bindings_of(what: str, axis_name: Any) -> Any:
     """The bindings of axis names, the outermost first.
 
     Args:
@@ -308,11 +308,11 @@ def _unbound(what: str, name: str, here: Scope, known: tuple[Bound, ...]) -> Cap
         return CaptureError.of(
             what, f"{name!r} is a mesh axis that is not manual here", f"bound are {listed}", fix=fix
         )
-    fix = near(name, [b.name for b in known])
+    fix = suggest_name(name, [b.name for b in known])
     return CaptureError.of(what, f"no axis is called {name!r}", f"bound are {listed}", fix=fix)
 
 
-def near(name: str, known: Iterable[str]) -> str:
+def suggest_name(name: str, known: Iterable[str]) -> str:
     """A suggestion: the known name most similar to another one, or all of them."""
     known = list(known)
     found = difflib.get_close_matches(str(name), known, 1, 0.4)

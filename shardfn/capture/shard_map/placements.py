@@ -17,14 +17,14 @@ from ...errors import PlacementError, TreeError
 from ...mesh import axes_of
 from ...placement import P, check_order, marks_of, names_of
 from ...types import MEAN, MeshAxes
-from .axis_names import current_scope, near
+from .axis_names import current_scope, suggest_name
 
 SUMS = ("sum", MEAN)  # the Partial placements of a result
 PLACED = {"S": Shard, "R": Replicate, "P": Partial}  # the form in which Dynamo passes placements
 
 
 @_compat.constant_in_graph
-def cuts(
+def shard_texts(
     where: str,
     what: str,
     axes: tuple[Any, ...],
@@ -59,7 +59,7 @@ def cuts(
     lines = []
     for path, shape, spec in zip(paths, shapes, specs, strict=True):
         try:
-            found.append(("", "", 0) if shape is None else _cut(what, axes, shape, spec))
+            found.append(("", "", 0) if shape is None else _shard_text(what, axes, shape, spec))
         except ValueError as error:
             lines.append(f"{path}: {error}")
     if lines:
@@ -74,10 +74,12 @@ def cuts(
     return tuple(found)
 
 
-def _cut(what: str, axes: Sequence[Any], shape: Sequence[int], spec: Any) -> tuple[str, str, int]:
-    """One leaf, as `cuts` returns it. Raises ValueError if it does not fit."""
-    marks = _marks(axes, shape, spec)
-    _check_marks(what, axes, shape, marks)
+def _shard_text(
+    what: str, axes: Sequence[Any], shape: Sequence[int], spec: Any
+) -> tuple[str, str, int]:
+    """One leaf, as `shard_texts` returns it. Raises ValueError if it does not fit."""
+    marks = _placements_by_axis(axes, shape, spec)
+    _check_placements(what, axes, shape, marks)
     rows = [(name, n, mark) for (name, n), mark in zip(axes, marks, strict=True)]
     texts = [f"{name}:{n}={mark if isinstance(mark, int) else ''}" for name, n, mark in rows]
     partial = [name for name, _, mark in rows if mark in SUMS]
@@ -85,7 +87,7 @@ def _cut(what: str, axes: Sequence[Any], shape: Sequence[int], spec: Any) -> tup
     return ",".join(texts), ",".join(partial), math.prod(means) if means else 0
 
 
-def _check_marks(
+def _check_placements(
     what: str, axes: Sequence[Any], shape: Sequence[int], marks: Sequence[Any]
 ) -> None:
     """Check that the axes divide the dims that they shard, and that only results are Partial.
@@ -127,7 +129,7 @@ def _check_divides(
     )
 
 
-def _marks(axes: Sequence[Any], shape: Sequence[int], spec: Any) -> Sequence[Any]:
+def _placements_by_axis(axes: Sequence[Any], shape: Sequence[int], spec: Any) -> Sequence[Any]:
     """A placement for each manual axis. Raises ValueError for any other axis."""
     manual = MeshAxes(tuple(n for n, _ in axes), tuple(n for _, n in axes))
     if spec is None:
@@ -167,5 +169,5 @@ def _check_axis_names(spec: P, manual: MeshAxes) -> None:
     if unknown:
         raise ValueError(
             f"{spec} names axis {unknown[0]!r}; the mesh has {mesh_axes}; "
-            f"{near(unknown[0], manual.names)}"
+            f"{suggest_name(unknown[0], manual.names)}"
         )

@@ -36,9 +36,9 @@ from ...ops.nodes import args_of, returned_by
 from ...ops.prims import CALLS, Axes, constants_of, implement
 from ...ops.text_formats import parse_axes, parse_shards, print_axes
 from .. import annotations as sources
-from ..control_flow import bodies, endings
-from ..dtensors.mixing import refuse_varying
-from ..dtensors.own_sizes import DIFFERS, refused
+from ..control_flow import bodies, control_flow_ops
+from ..dtensors.mixed_ops import refuse_varying
+from ..dtensors.own_sizes import DIFFERS, differs_error
 from ..dynamo_nodes import (
     BACKWARD,
     PLUMBING,
@@ -54,9 +54,9 @@ from ..dynamo_nodes import (
     statistics_of,
     written_by,
 )
-from . import per_sample
+from . import per_sample_gradients
 from .axis_names import current_scope
-from .overwritten import refuse_overwritten
+from .overwritten_tensors import refuse_overwritten
 from .varying_facts import (
     CERTAIN,
     CONTRADICTED,
@@ -210,7 +210,7 @@ class VaryingAxes:
         args = args_of(node)
         if is_size(node):
             return NONE
-        if endings.is_control_flow(node):
+        if control_flow_ops.is_control_flow(node):
             return _control_flow_facts(self, node)
         if target in CALLS:
             return _prim_facts(self, node)
@@ -233,7 +233,7 @@ class VaryingAxes:
         """The facts that all inputs of a node must have."""
         if node.target in CALLS:
             return prim_needs(node)
-        if endings.is_control_flow(node) or self.passes_values_on(node):
+        if control_flow_ops.is_control_flow(node) or self.passes_values_on(node):
             return NONE
         return needed_facts(self.facts((node.args, node.kwargs)) | _differing(node))
 
@@ -250,7 +250,7 @@ class VaryingAxes:
 
     def rewrite(self, node: torch.fx.Node) -> None:
         """Make the inputs of a node vary over the axes that it needs."""
-        if endings.is_control_flow(node):
+        if control_flow_ops.is_control_flow(node):
             _rewrite_control_flow(self, node)
         elif name_of(node) in BACKWARD:
             self.match_cotangents(node)
@@ -292,7 +292,7 @@ class VaryingAxes:
         others = [x for x in node.all_input_nodes if root_of(x) not in roots]
         created = [self.result_facts(x) for x in roots if x.op != "placeholder"]
         if roots and axes - self.facts(others) - NONE.union(*map(_union, created)):
-            raise refused("jit", node, "a write to a value that all ranks have")
+            raise differs_error("jit", node, "a write to a value that all ranks have")
 
     def vary_in_value(self, node: torch.fx.Node, axes: Axes) -> None:
         """Insert `vary_in_value` after a node whose constants differ between ranks."""
@@ -325,7 +325,7 @@ class VaryingAxes:
     def match_cotangents(self, node: torch.fx.Node) -> None:
         """Give each differentiated value and its cotangent the same varying axes."""
         outs, ins, *rest = args_of(node)
-        per_sample.warn_of_sums(node, self.axes(list(outs)), self.axes)
+        per_sample_gradients.warn_of_sums(node, self.axes(list(outs)), self.axes)
         cotangents = rest[0] if rest and rest[0] is not None else [None] * len(outs)
         needs = [self.facts(pair) for pair in zip(outs, cotangents, strict=True)]
         varied = type(outs)(map(self.vary, outs, needs))
@@ -550,7 +550,7 @@ class Body:
     def number(self, k: int) -> int | None:
         """The number of an argument among the entering values. None if it is closed over."""
         x = self.arguments[k]
-        if x.target is operator.getitem and args_of(x)[0].target is bodies.enter:
+        if x.target is operator.getitem and args_of(x)[0].target is bodies.mark_entering:
             return args_of(x)[1]
         return None
 
@@ -627,14 +627,16 @@ def _op_of(node: torch.fx.Node) -> torch.fx.Node | None:
 def _control_flow_facts(values: VaryingAxes, node: torch.fx.Node) -> list[Facts]:
     """The facts of the results of a node of control flow."""
     op = _op_of(node)
-    if node.target in (bodies.inside, bodies.leave) or (op is None and not is_wrap(node)):
+    if node.target in (bodies.mark_inputs, bodies.mark_results) or (
+        op is None and not is_wrap(node)
+    ):
         return [values.facts(x) for x in args_of(node)[0]]
     if op is None:
         return [values.facts(args_of(node))] * len(node.users)
     agreement = AGREEMENTS[op.target](values, op)
     if node is op:
         return agreement.result
-    if node.target is bodies.enter:
+    if node.target is bodies.mark_entering:
         runs = [w for item in node.users for w in item.users if is_wrap(w)]
         every = [agreement.entering[w] for w in runs if w in agreement.entering]
         return every[0] if every else [NONE] * len(args_of(node)[0])
@@ -645,11 +647,15 @@ def _control_flow_facts(values: VaryingAxes, node: torch.fx.Node) -> list[Facts]
 
 def _rewrite_control_flow(values: VaryingAxes, node: torch.fx.Node) -> None:
     """Make the inputs of a node of control flow vary as its op and the bodies agree."""
-    if node.target is bodies.leave:
+    if node.target is bodies.mark_results:
         results = args_of(node)[0]
         wanted = values.results or map(values.facts, results)
         node.args = ([*map(values.vary, results, wanted)],)
-    op = None if node.target in (bodies.inside, bodies.enter, bodies.leave) else _op_of(node)
+    op = (
+        None
+        if node.target in (bodies.mark_inputs, bodies.mark_entering, bodies.mark_results)
+        else _op_of(node)
+    )
     if op is None:
         return
     if op not in values.agreements:
@@ -973,16 +979,16 @@ def _origins(nodes: Iterable[torch.fx.Node], axes: Axes) -> Iterator[torch.fx.No
         inputs = x.all_input_nodes
         if x.target is operator.getitem:
             every, k = args_of(x)
-            is_entering = every.target is bodies.inside
+            is_entering = every.target is bodies.mark_inputs
             inputs = [args_of(every)[0][k]] if is_entering else inputs
         queue += [y for y in inputs if y not in seen]
         seen.update(inputs)
 
 
 AGREEMENTS: dict[Any, Callable[[VaryingAxes, torch.fx.Node], Agreement]] = {
-    endings.scan: _scan,
-    endings.cond: _cond,
-    endings.while_loop: _while,
-    endings.custom_jvp: _forward_rule,
-    endings.custom_vjp: _reverse_rule,
+    control_flow_ops.scan: _scan,
+    control_flow_ops.cond: _cond,
+    control_flow_ops.while_loop: _while,
+    control_flow_ops.custom_jvp: _forward_rule,
+    control_flow_ops.custom_vjp: _reverse_rule,
 }

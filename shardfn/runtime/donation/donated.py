@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ... import _compat
-from ...capture.views import memory_of
+from ...capture.aten_views import memory_of
 from ...placement import torch_placements
 from ...simulated import DonatedTensor, remains_of, used_after_donation
 from ...types import Aval

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import torch
 
-from ...capture.copying import copied
+from ...capture.graph_copies import copied
 from ...collectives import ALL_GATHER, ALL_REDUCE, COLLECTIVES, REDUCE_SCATTER, implement
 from ...ops.nodes import args_of
 from ...ops.pack import pack as _pack_op  # noqa: F401

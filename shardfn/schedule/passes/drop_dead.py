@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ...capture.copying import copied
+from ...capture.graph_copies import copied
 from ...ops.debug import has_effect
 from ...ops.loops import Loop, inner_nodes
 from ..agenda import Agenda

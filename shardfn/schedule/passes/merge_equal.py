@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...capture.copying import copied
+from ...capture.graph_copies import copied
 from ..agenda import Agenda
 
 

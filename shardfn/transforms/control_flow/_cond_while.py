@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ... import _compat, _tree, tree_pairs
-from ...capture.control_flow import bodies, endings
+from ...capture.control_flow import bodies, control_flow_ops
 from ...capture.shard_map import axis_names
 from ...tracebacks import shown
 from .._paired import kind, kinds, scalar
@@ -71,7 +71,7 @@ def _cond(true_fn: Any, settings: tuple[Any, ...], pred: torch.Tensor, *operands
     second = _tree.tensors(no)
     if not first:
         return yes
-    outs = endings.cond(pred.reshape(()).to(torch.bool), first, second)
+    outs = control_flow_ops.cond(pred.reshape(()).to(torch.bool), first, second)
     return _tree.with_tensors(yes, outs)
 
 
@@ -92,11 +92,11 @@ def _branch_region(
         if dtypes is not None:
             leaves = _as_tensors(leaves, dtypes)
         tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
-        feed = iter(bodies.leave(tensors or [torch.zeros(())]))
+        feed = iter(bodies.mark_results(tensors or [torch.zeros(())]))
         results = [next(feed) if isinstance(x, torch.Tensor) else x for x in leaves]
         return _tree.refill((out if like is None else like,), results)[0]
 
-    return bodies.region(run, [])
+    return bodies.run_body(run, [])
 
 
 def _branch(name: str, out: Any, like: Any) -> list[Any]:
@@ -193,12 +193,14 @@ def _while_loop(body_fun: Any, settings: tuple[Any, ...], init: Any) -> Any:
     check_carry(name, *leaf_kinds(init, "init_val"), needs_one=True)
 
     def test(*tensors: torch.Tensor) -> Any:
-        return bodies.leave([_truth(name, cond_fun(_tree.with_tensors(init, tensors)))])
+        return bodies.mark_results([_truth(name, cond_fun(_tree.with_tensors(init, tensors)))])
 
     def run(*tensors: torch.Tensor) -> Any:
-        return bodies.leave(carried(name, body_fun(_tree.with_tensors(init, tensors)), init))
+        return bodies.mark_results(carried(name, body_fun(_tree.with_tensors(init, tensors)), init))
 
-    outs = endings.while_loop(bodies.region(test, carries), bodies.region(run, carries), carries)
+    outs = control_flow_ops.while_loop(
+        bodies.run_body(test, carries), bodies.run_body(run, carries), carries
+    )
     return _tree.with_tensors(init, outs)
 
 

@@ -13,8 +13,8 @@ import torch
 
 from ... import _compat, _tree
 from ...capture import trace
-from ...capture.control_flow import bodies, endings
-from ...capture.dtensors import table
+from ...capture.control_flow import bodies, control_flow_ops
+from ...capture.dtensors import replaced_calls
 from ...errors import CaptureError
 
 MOVING = (torch.Tensor, list, tuple, dict)  # attributes of these classes may be tensors
@@ -77,11 +77,11 @@ def applied(key: int, name: str, methods: tuple[Callable[..., Any], ...], *args:
     results = _tree.tensors(out)
     residuals = _tree.tensors(saved)
     body = _backward_body(name, methods, args, needs, (out, saved, still))
-    gradients = bodies.region(body, [*residuals, *results])
+    gradients = bodies.run_body(body, [*residuals, *results])
     given = [g is not None for g in gradients]
     back = [g for g in gradients if g is not None]
     forward = [*results, *residuals]
-    outs = endings.custom_vjp(name, results, forward, back, xs, given)
+    outs = control_flow_ops.custom_vjp(name, results, forward, back, xs, given)
     trace.end_rule()
     return _tree.with_tensors(out, outs)
 
@@ -92,7 +92,7 @@ def _forward_read(
 ) -> Any:
     """(the result, what is saved in tensors, the other attributes) of the forward as a body."""
     body = _forward_body(methods, args, needs)
-    out, saved, moving, still, opaque = bodies.region(body, xs)
+    out, saved, moving, still, opaque = bodies.run_body(body, xs)
     if opaque:  # of a forward whose other values are not read
         copies = [x.clone() if isinstance(x, torch.Tensor) else x for x in args]
         context = _forward(methods, copies, needs)[1]
@@ -124,7 +124,7 @@ def _backward_body(
         check_count(name, len(gradients), len(args))
         pairs = list(zip(gradients, args, strict=False))
         found = [g for g, x in pairs if _counts(g, x)]
-        left = iter(bodies.leave(found))
+        left = iter(bodies.mark_results(found))
         every = []
         for g, x in pairs:
             if isinstance(x, torch.Tensor):
@@ -159,7 +159,7 @@ def _forward_body(
                 opaque.append(attribute)
         kept = (context.saved_tensors, moving)
         results = _tree.tensors(out)
-        left = bodies.leave([*results, *_tree.tensors(kept)])
+        left = bodies.mark_results([*results, *_tree.tensors(kept)])
         count = len(results)
         saved, moved = _tree.with_tensors(kept, left[count:])
         return _tree.with_tensors(out, left[:count]), saved, moved, still, opaque
@@ -223,4 +223,4 @@ def _is_float(x: torch.Tensor) -> bool:
     return x.is_floating_point() or x.is_complex()
 
 
-table.FUNCTIONS[torch.autograd.Function] = applied
+replaced_calls.FUNCTIONS[torch.autograd.Function] = applied

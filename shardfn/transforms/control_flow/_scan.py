@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ... import _compat, _tree
-from ...capture.control_flow import bodies, endings
+from ...capture.control_flow import bodies, control_flow_ops
 from ...capture.shard_map import axis_names
 from ...tracebacks import shown
 from .._options import check_flag
@@ -86,7 +86,7 @@ def _scan(f: Any, settings: tuple[Any, Any], init: Any, xs: Any) -> Any:
     ys = _tree.tensors(y)
     if not carries and not ys:
         return init, y
-    outs = endings.scan([*after, *ys], carries, columns, count, reverse)
+    outs = control_flow_ops.scan([*after, *ys], carries, columns, count, reverse)
     ends = outs[: len(carries)]
     stacked = outs[len(carries) :]  # each (count, *shape of y)
     carry = _tree.with_tensors(init, ends)
@@ -106,12 +106,12 @@ def _step_region(name: str, f: Any, init: Any, xs: Any, inputs: list[torch.Tenso
         out = f(carry, row)
         after, y = _step(name, out, init)
         ys = _tree.tensors(y)
-        outs = bodies.leave([*after, *ys])
+        outs = bodies.mark_results([*after, *ys])
         ends = outs[:count]
         y = _tree.with_tensors(y, outs[count:])
         return ends, y
 
-    return bodies.region(run, inputs)
+    return bodies.run_body(run, inputs)
 
 
 def _columns(xs: Any) -> list[torch.Tensor]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ... import _compat, _tree
-from ...capture.rewrites import python_calls
+from ...capture.rewrites import python_substitutes
 from ._cond_while import cond, while_loop
 from ._scan import map, scan
 
@@ -65,7 +65,7 @@ def _moved(tree: Any, source: int, to: int) -> Any:
     return _tree.with_tensors(tree, moved)
 
 
-python_calls.TABLE.update(
+python_substitutes.TABLE.update(
     {
         torch.cond: torchs_cond,
         _compat.torch_while_loop: torchs_while_loop,

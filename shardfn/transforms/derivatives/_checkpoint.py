@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint_sequential, noop_context_fn
 from ... import _compat, _tree
 from ...capture import annotations as sources
 from ...capture.checkpoint import policies
-from ...capture.dtensors import table
+from ...capture.dtensors import replaced_calls
 from ...errors import CaptureError, TreeError
 from ...ops import placement
 from .._options import check_function
@@ -34,7 +34,7 @@ class Checkpoint(Transformed):
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function, and annotate its ops as one checkpointed call with this policy."""
-        with sources.inside(sources.fresh_region(), self.policy):
+        with sources.annotate_checkpointed(sources.fresh_region(), self.policy):
             return self.fn(*args, **kwargs)
 
     def options(self) -> Any:
@@ -95,7 +95,7 @@ def of_torch(
     """
     if context_fn is not noop_context_fn:
         refuse_context()
-    with sources.inside(sources.fresh_region(), nothing_saveable):
+    with sources.annotate_checkpointed(sources.fresh_region(), nothing_saveable):
         return function(*args, **kwargs)
 
 
@@ -132,7 +132,7 @@ def sequential_of_torch(
     size = len(steps) // segments
     last = size * (segments - 1)
     for start in range(0, last, size):
-        with sources.inside(sources.fresh_region(), nothing_saveable):
+        with sources.annotate_checkpointed(sources.fresh_region(), nothing_saveable):
             for step in steps[start : start + size]:
                 input = step(input)
     for step in steps[last:]:
@@ -157,7 +157,7 @@ def check_segments(segments: Any, count: int) -> None:
     )
 
 
-table.FUNCTIONS.update(
+replaced_calls.FUNCTIONS.update(
     {
         torch.ops.higher_order.tag_activation_checkpoint: of_torch,
         checkpoint_sequential: sequential_of_torch,

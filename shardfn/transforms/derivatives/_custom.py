@@ -101,9 +101,9 @@ class Custom(Transformed):
 
         def run(*tensors: torch.Tensor) -> Any:
             out = self.fn(*self.joined(still, _tree.with_tensors(moving, tensors)))
-            return _tree.with_tensors(out, bodies.leave(_tree.tensors(out)))
+            return _tree.with_tensors(out, bodies.mark_results(_tree.tensors(out)))
 
-        return bodies.region(run, xs)
+        return bodies.run_body(run, xs)
 
 
 def cotangent_of(out: Any, tensors: Sequence[torch.Tensor]) -> Any:

@@ -13,8 +13,8 @@ import torch
 
 from ... import _tree
 from ...argnums import check_argnums
-from ...capture.control_flow import bodies, endings
-from ...capture.control_flow.custom_derivatives import Forward, ruled
+from ...capture.control_flow import bodies, control_flow_ops
+from ...capture.control_flow.custom_derivatives import ForwardRule, apply_rule
 from .._options import check_function
 from .._paired import paired
 from .._transformed import name_of
@@ -54,10 +54,10 @@ class CustomJvp(Custom):
         def pushed(*tensors: torch.Tensor) -> Any:
             primals = _tree.with_tensors(moving, tensors[: len(xs)])
             tangents = cotangent_of(moving, tensors[len(xs) :])
-            return bodies.leave(self.pushed(rule(*still, primals, tangents), out))
+            return bodies.mark_results(self.pushed(rule(*still, primals, tangents), out))
 
-        both = bodies.region(pushed, [*xs, *xs])
-        outs = endings.custom_jvp(self.__name__, _tree.tensors(out), list(both), xs)
+        both = bodies.run_body(pushed, [*xs, *xs])
+        outs = control_flow_ops.custom_jvp(self.__name__, _tree.tensors(out), list(both), xs)
         return _tree.with_tensors(out, outs)
 
     def pushed(self, found: Any, out: Any) -> list[torch.Tensor]:
@@ -88,8 +88,8 @@ class CustomJvp(Custom):
             return self.pushed(rule(*still, primals, tangents), out)
 
         count = len(_tree.tensors(out))
-        forward = Forward(self.__name__, self.flat(still, moving), len(xs), count, push)
-        return _tree.with_tensors(out, ruled(forward, xs))
+        forward = ForwardRule(self.__name__, self.flat(still, moving), len(xs), count, push)
+        return _tree.with_tensors(out, apply_rule(forward, xs))
 
 
 def custom_jvp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = ()) -> CustomJvp:

@@ -13,8 +13,8 @@ import torch
 
 from ... import _compat, _tree
 from ...argnums import check_argnums
-from ...capture.control_flow import bodies, endings
-from ...capture.control_flow.custom_derivatives import Reverse, ruled
+from ...capture.control_flow import bodies, control_flow_ops
+from ...capture.control_flow.custom_derivatives import ReverseRule, apply_rule
 from .._options import check_function
 from .._paired import paired
 from .._transformed import name_of
@@ -51,7 +51,9 @@ class CustomVjp(Custom):
         back = self.backward_region(still, moving, out, residuals)
         given = [g is not None for g in back]
         gradients = [g for g in back if g is not None]
-        outs = endings.custom_vjp(self.__name__, results, [*after, *saved], gradients, xs, given)
+        outs = control_flow_ops.custom_vjp(
+            self.__name__, results, [*after, *saved], gradients, xs, given
+        )
         return _tree.with_tensors(out, outs)
 
     def forward_region(self, still: tuple[Any, ...], moving: tuple[Any, ...], out: Any) -> Any:
@@ -61,11 +63,11 @@ class CustomVjp(Custom):
         def forward(*tensors: torch.Tensor) -> Any:
             returned = fwd(*self.joined(still, _tree.with_tensors(moving, tensors)))
             after, residuals = self.forward_results(returned, out)
-            left = bodies.leave([*after, *_tree.tensors(residuals)])
+            left = bodies.mark_results([*after, *_tree.tensors(residuals)])
             count = len(after)
             return left[:count], _tree.with_tensors(residuals, left[count:])
 
-        return bodies.region(forward, _tree.tensors(moving))
+        return bodies.run_body(forward, _tree.tensors(moving))
 
     def backward_region(
         self, still: tuple[Any, ...], moving: tuple[Any, ...], out: Any, residuals: Any
@@ -80,10 +82,10 @@ class CustomVjp(Custom):
             own_residuals = _tree.with_tensors(residuals, tensors[:count])
             back = bwd(*still, own_residuals, cotangent)
             gradients = self.cotangents(back, moving)
-            left = iter(bodies.leave([g for g in gradients if g is not None]))
+            left = iter(bodies.mark_results([g for g in gradients if g is not None]))
             return [None if g is None else next(left) for g in gradients]
 
-        return bodies.region(backward, [*saved, *_tree.tensors(out)])
+        return bodies.run_body(backward, [*saved, *_tree.tensors(out)])
 
     def forward_results(self, found: Any, out: Any) -> tuple[list[torch.Tensor], Any]:
         """(the tensors of the result that fwd returns, in the order of the function's result;
@@ -114,7 +116,7 @@ class CustomVjp(Custom):
         xs = _tree.tensors(moving)
         out = self.fn(*self.joined(still, moving))
         rule = _EagerRule(self, still, moving, out)
-        reverse = Reverse(
+        reverse = ReverseRule(
             self.__name__,
             self.flat(still, moving),
             len(xs),
@@ -123,7 +125,7 @@ class CustomVjp(Custom):
             rule.backward,
             (True,) * len(xs),
         )
-        return _tree.with_tensors(out, ruled(reverse, xs))
+        return _tree.with_tensors(out, apply_rule(reverse, xs))
 
 
 @attrs.define(eq=False)

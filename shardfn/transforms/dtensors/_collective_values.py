@@ -12,7 +12,7 @@ import torch
 
 from ... import _compat
 from ...capture import trace
-from ...capture.dtensors import checks, group_ranks, groups
+from ...capture.dtensors import checks, group_ranks, process_groups
 from ...ops import shard_map as prims
 from ...ops.text_formats import print_axes
 from ..sharding import _collectives as ours
@@ -71,7 +71,7 @@ def reduced(what: str, x: torch.Tensor, op: Any, axes: tuple[str, ...]) -> Any:
     """All-reduce a tensor over mesh axes by torch's reduce op, in the dtype of the tensor. The
     result does not alias x, which may be written to later.
     """
-    kind = groups.reduction(what, op, x.dtype)
+    kind = process_groups.reduction(what, op, x.dtype)
     if kind == "avg":
         return ours.pmean(x, axes)
     carried = x.to(torch.uint8) if x.dtype == torch.bool else x
@@ -90,7 +90,7 @@ def scattered(what: str, x: torch.Tensor, op: Any, axes: tuple[str, ...], dim: i
     """Reduce-scatter: reduce over mesh axes by torch's reduce op, and keep this rank's chunk of a
     dim.
     """
-    kind = groups.reduction(what, op, x.dtype)
+    kind = process_groups.reduction(what, op, x.dtype)
     if kind in ("sum", "avg") and x.dtype != torch.bool:
         total = psum_scatter(x, axes, scatter_dimension=dim, tiled=True)
         return total / ours.axis_size(axes) if kind == "avg" else total
@@ -135,13 +135,13 @@ def chosen(what: str, group: Any, src: Any, group_src: Any, name: str) -> Any:
     rank), for `of_rank`. A global rank may be a tensor, as `dist.get_global_rank` returns.
     """
     if isinstance(src, torch.Tensor):
-        axes = groups.axes_of_group(what, group)
+        axes = process_groups.axes_of_group(what, group)
         src = prims.as_invariant(src, print_axes(axes), where=what)
         return axes, looked_up(group_ranks.ranks_here()) == src
     is_ordered = group_src is not None
-    find = group_ranks.ordered_axes if is_ordered else groups.axes_of_group
+    find = group_ranks.ordered_axes if is_ordered else process_groups.axes_of_group
     axes = find(what, group)
-    return axes, groups.source_of(what, group, src, group_src, name)
+    return axes, process_groups.number_of_root(what, group, src, group_src, name)
 
 
 @_compat.read_by_dynamo
@@ -156,7 +156,7 @@ def looked_up(column: tuple[int, ...]) -> torch.Tensor:
     """Look up this rank's entry in a table of one number per rank, in row-major order
     of the mesh.
     """
-    axes, rows = group_ranks.by_axes(column)
+    axes, rows = group_ranks.axes_that_differ(column)
     place = ours.axis_index(axes)
     every = torch.tensor(rows, device=place.device)
     return every.index_select(0, place.reshape(1)).squeeze(0)

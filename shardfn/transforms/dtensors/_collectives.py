@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ... import _compat
-from ...capture.dtensors import group_ranks, groups, table
+from ...capture.dtensors import group_ranks, process_groups, replaced_calls
 from ..sharding import _collectives as ours
 from ..sharding._scatter import all_to_all
 from ._collective_values import chosen, is_chosen, of_rank, reduced, scattered, written
@@ -26,7 +26,7 @@ def all_reduce(
 ) -> Any:
     """Run torch.distributed.all_reduce, which writes into `tensor`."""
     what = "torch.distributed.all_reduce"
-    value = reduced(what, tensor, op, groups.axes_of_group(what, group))
+    value = reduced(what, tensor, op, process_groups.axes_of_group(what, group))
     return written(tensor, value, async_op)
 
 
@@ -69,7 +69,7 @@ def all_to_all_single(
 ) -> Any:
     """Run torch.distributed.all_to_all_single of equal splits, which writes into `output`."""
     what = "torch.distributed.all_to_all_single"
-    groups.check_splits(what, sizes(output_split_sizes), sizes(input_split_sizes))
+    process_groups.check_splits(what, sizes(output_split_sizes), sizes(input_split_sizes))
     axes = group_ranks.ordered_axes(what, group)
     return written(output, all_to_all(input, axes, 0, 0, tiled=True), async_op)
 
@@ -117,7 +117,7 @@ def reduce(
 def gather(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
     """Refuse torch.distributed.gather, and advise all_gather."""
     fix = "dist.all_gather(outputs, x, group=group), with outputs on all ranks"
-    groups.refuse_of_one("torch.distributed.gather", "gather_list", fix)
+    process_groups.refuse_of_one("torch.distributed.gather", "gather_list", fix)
 
 
 @_compat.read_by_dynamo
@@ -125,10 +125,10 @@ def scatter(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
     """Refuse torch.distributed.scatter, and advise nn.functional.scatter."""
     call = "torch.distributed.nn.functional.scatter(tensors, src, group)"
     fix = f"x = {call}, with tensors on all ranks"
-    groups.refuse_of_one("torch.distributed.scatter", "scatter_list", fix)
+    process_groups.refuse_of_one("torch.distributed.scatter", "scatter_list", fix)
 
 
-table.FUNCTIONS.update(
+replaced_calls.FUNCTIONS.update(
     {
         dist.all_reduce: all_reduce,
         dist.all_gather_into_tensor: all_gather_into_tensor,
@@ -146,4 +146,4 @@ OTHER_NAMES = {  # not all of them in each version of torch
     "_all_gather_base": all_gather_into_tensor,
     "_reduce_scatter_base": reduce_scatter_tensor,
 }
-table.FUNCTIONS.update(_compat.named(dist.distributed_c10d, OTHER_NAMES))
+replaced_calls.FUNCTIONS.update(_compat.named(dist.distributed_c10d, OTHER_NAMES))

@@ -22,8 +22,8 @@ from torch.distributed.tensor import (
 )
 
 from ... import _compat
-from ...capture.dtensors import checks, table
-from ...capture.dtensors.contexts import in_mesh
+from ...capture.dtensors import checks, replaced_calls
+from ...capture.dtensors.mesh_contexts import in_mesh
 from ...errors import PlacementError
 from ...mesh import use_mesh
 from ...ops import placement
@@ -52,7 +52,7 @@ def from_local(
     _check_tensor(FROM_LOCAL, local_tensor)
     # any local size makes shards of equal sizes
     local = multiples(local_tensor, 1) if shape is None else kind(local_tensor)[0]
-    rows = checks.placed_on(FROM_LOCAL, device_mesh, None, _said(FROM_LOCAL, placements), local)
+    rows = checks.checked_placements(FROM_LOCAL, device_mesh, None, _said(FROM_LOCAL, placements), local)
     shards = checks.check_shape(FROM_LOCAL, rows, local, None if shape is None else tuple(shape))
     _check_gradient(FROM_LOCAL, device_mesh, None, grad_placements, local)
     x = placement.shared(local_tensor, "a DTensor")
@@ -77,7 +77,7 @@ def joined(x: torch.Tensor, rows: Any, shards: str) -> torch.Tensor:
         if said[0] == "P":
             x = _reduced(x, name, n, said[1:])
     x = prims.from_local(x, shards, where=f"{FROM_LOCAL}: its argument")
-    return placement.placed(x, checks.text_of(rows))
+    return placement.placed(x, checks.placements_text(rows))
 
 
 @_compat.read_by_dynamo
@@ -98,11 +98,11 @@ def redistribute(
     is_constraint = checks.is_constraint()
     if not is_constraint:
         checks.refuse_plain(what, placed)
-    rows = checks.placed_on(what, device_mesh, placed, _said(what, placements), kind(x)[0])
+    rows = checks.checked_placements(what, device_mesh, placed, _said(what, placements), kind(x)[0])
     checks.refuse_partial(what, rows)
     _check_dtype(f"{what}, forward_dtype", forward_dtype)
     _check_dtype(f"{what}, backward_dtype", backward_dtype)
-    text = checks.text_of(rows)
+    text = checks.placements_text(rows)
     if is_constraint:
         y = placement.moved(x, text, text, forward_dtype, backward_dtype)
         return placement.unmarked(y)
@@ -122,7 +122,7 @@ def _placed(x: torch.Tensor, rows: Any, is_constraint: bool) -> torch.Tensor:
     """Constrain a global tensor to placements; as a DTensor, or inside `shard` as a
     plain tensor.
     """
-    text = checks.text_of(rows)
+    text = checks.placements_text(rows)
     y = placement.placed(x, text)
     return placement.unmarked(y) if is_constraint else y
 
@@ -134,7 +134,7 @@ def to_local(x: torch.Tensor, placed: str | None, *, grad_placements: Any = None
     arguments.
     """
     what = "DTensor.to_local"
-    rows = checks.rows_of(what, placed)
+    rows = checks.placement_rows(what, placed)
     _check_gradient(what, None, placed, grad_placements, kind(x)[0])
     for name, _, said in rows:
         if said[0] == "P":
@@ -160,7 +160,7 @@ def _check_gradient(
     """Refuse `grad_placements` that the DTensor's mesh and shape do not allow."""
     if said is not None:
         what = f"{what}, grad_placements"
-        checks.placed_on(what, mesh, placed, _said(what, said), shape)
+        checks.checked_placements(what, mesh, placed, _said(what, said), shape)
 
 
 @_compat.read_by_dynamo
@@ -170,9 +170,9 @@ def full_tensor(
     """Run DTensor.full_tensor: all-gather, and return the plain tensor."""
     what = "DTensor.full_tensor"
     if checks.is_constraint():
-        rows = checks.placed_on(what, None, placed, None, kind(x)[0])
+        rows = checks.checked_placements(what, None, placed, None, kind(x)[0])
         return _placed(x, rows, True)
-    text = checks.replicated(what, placed)
+    text = checks.replicated_text(what, placed)
     _check_gradient(what, None, placed, grad_placements, kind(x)[0])
     x = placement.moved(x, text, placed or "")
     return to_local(x, text, grad_placements=grad_placements)
@@ -193,7 +193,7 @@ def distributed(
     if isinstance(tensor, DTensor):
         return tensor.redistribute(device_mesh, placements)
     shape = kind(tensor)[0]
-    rows = checks.placed_on(DISTRIBUTE, device_mesh, None, _said(DISTRIBUTE, placements), shape)
+    rows = checks.checked_placements(DISTRIBUTE, device_mesh, None, _said(DISTRIBUTE, placements), shape)
     checks.refuse_partial(DISTRIBUTE, rows)
     if checks.is_constraint():
         return _placed(tensor, rows, True)
@@ -202,7 +202,7 @@ def distributed(
         x = _invariant(tensor, axes)
     else:
         x = of_rank(tensor, _source(rows, src_data_rank), axes)
-    return placement.placed(x, checks.text_of(rows))
+    return placement.placed(x, checks.placements_text(rows))
 
 
 @_compat.read_by_dynamo
@@ -228,7 +228,7 @@ def _invariant(x: torch.Tensor, axes: tuple[str, ...]) -> torch.Tensor:
 @_compat.read_by_dynamo
 def placements_of(placed: str | None) -> tuple[Any, ...]:
     """Return DTensor.placements as torch's Placement objects."""
-    rows = checks.rows_of("DTensor.placements", placed)
+    rows = checks.placement_rows("DTensor.placements", placed)
     return tuple([_placement(said) for _, _, said in rows])
 
 
@@ -314,7 +314,7 @@ def _made(make: Any, name: str, size: tuple[Any, ...], options: Any) -> torch.Te
     shape = tuple([int(n) for n in size])
     mesh = options.get("device_mesh")
     placements = options.get("placements")
-    rows = checks.placed_on(what, mesh, None, _said(what, placements), shape)
+    rows = checks.checked_placements(what, mesh, None, _said(what, placements), shape)
     checks.refuse_partial(what, rows)
     x = make(shape, dtype=options.get("dtype"))
     return _placed(x, rows, checks.is_constraint())
@@ -337,14 +337,14 @@ def full(size: Any, fill_value: Any, **options: Any) -> torch.Tensor:
     return _made(make, "full", (size,), options)
 
 
-table.METHODS.update(
+replaced_calls.METHODS.update(
     {"redistribute": redistribute, "to_local": to_local, "full_tensor": full_tensor}
 )
-table.ATTRIBUTES["placements"] = placements_of
-table.ATTRIBUTES["_spec"] = spec_of
-table.ATTRIBUTES[table.PARTIAL] = partial_of
-table.ATTRIBUTES[table.PART] = checks.part_of
-table.FUNCTIONS.update(
+replaced_calls.ATTRIBUTES["placements"] = placements_of
+replaced_calls.ATTRIBUTES["_spec"] = spec_of
+replaced_calls.ATTRIBUTES[replaced_calls.PARTIAL] = partial_of
+replaced_calls.ATTRIBUTES[replaced_calls.PART] = checks.placements_on_part
+replaced_calls.FUNCTIONS.update(
     {
         use_mesh: in_mesh,
         DeviceMesh.__enter__: in_mesh,
@@ -360,7 +360,7 @@ FACTORIES = {  # empty is zeros: its values would differ by rank
     "rand": torch.rand,  # the numbers that one device would draw here
     "randn": torch.randn,
 }
-table.FUNCTIONS.update(
+replaced_calls.FUNCTIONS.update(
     {
         getattr(torch.distributed.tensor, name): _factory(make, name)
         for name, make in FACTORIES.items()

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from ... import _compat, _tree
 from ..._compat.distributed import fsdp_hooks
 from ...capture import annotations
-from ...capture.dtensors import checks, table
+from ...capture.dtensors import checks, replaced_calls
 from ...ops import placement
 from ...ops import shard_map as prims
 from ...ops.text_formats import print_axes
@@ -99,7 +99,7 @@ def _gathered(x: Any, factor: float | None) -> torch.Tensor:
     """All-gather a parameter for per-rank code. Its gradient is the mean over ranks, or the sum
     divided by `factor` if the user set one.
     """
-    rows = checks.axes_here()
+    rows = checks.mesh_axes_here()
     axes = [name for name, _ in rows]
     sizes = [n for _, n in rows]
     everywhere = [Replicate()] * len(axes)
@@ -146,7 +146,7 @@ def _computed_with(x: torch.Tensor, policy: Any) -> torch.Tensor:
     compute = own if compute is None else compute
     reduce = compute if reduce is None else reduce
     _check_reduced(str(own), str(compute), str(reduce))
-    with annotations.casting(str(compute), str(reduce)):
+    with annotations.annotate_cast(str(compute), str(reduce)):
         if reduce != own:
             # there and back: the same values, and gradients that are reduced between
             x = x.to(reduce)
@@ -203,7 +203,7 @@ def _cast(dtype: torch.dtype, tree: Any) -> Any:
     return fsdp_hooks.of_tensors(lambda x: x.to(dtype) if x.is_floating_point() else x, tree)
 
 
-table.FUNCTIONS[fsdp_hooks.PRE_FORWARD] = pre_forward
-table.FUNCTIONS[fsdp_hooks.POST_FORWARD] = post_forward
-table.FUNCTIONS[fsdp_hooks.OF_GROUPS[fsdp_hooks.PRE_FORWARD]] = pre_forward_of_group
-table.FUNCTIONS[fsdp_hooks.OF_GROUPS[fsdp_hooks.POST_FORWARD]] = post_forward_of_group
+replaced_calls.FUNCTIONS[fsdp_hooks.PRE_FORWARD] = pre_forward
+replaced_calls.FUNCTIONS[fsdp_hooks.POST_FORWARD] = post_forward
+replaced_calls.FUNCTIONS[fsdp_hooks.OF_GROUPS[fsdp_hooks.PRE_FORWARD]] = pre_forward_of_group
+replaced_calls.FUNCTIONS[fsdp_hooks.OF_GROUPS[fsdp_hooks.POST_FORWARD]] = post_forward_of_group

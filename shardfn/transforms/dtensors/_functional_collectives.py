@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ... import _compat
-from ...capture.dtensors import group_ranks, groups, table
+from ...capture.dtensors import group_ranks, process_groups, replaced_calls
 from ..sharding import _collectives as ours
 from ..sharding._scatter import all_to_all, ppermute
 from ._collective_values import chosen, of_rank, reduced, scattered, written
@@ -21,7 +21,7 @@ from ._collectives import sizes
 def all_reduce(self: torch.Tensor, reduceOp: str, group: Any, tag: str = "") -> Any:
     """Run the functional collective all_reduce."""
     what = "all_reduce"
-    return reduced(what, self, reduceOp, groups.axes_of_group(what, group))
+    return reduced(what, self, reduceOp, process_groups.axes_of_group(what, group))
 
 
 @_compat.read_by_dynamo
@@ -47,7 +47,7 @@ def all_to_all_single(
 ) -> Any:
     """Run the functional collective all_to_all_single, of equal splits."""
     what = "all_to_all_single"
-    groups.check_splits(what, sizes(output_split_sizes), sizes(input_split_sizes))
+    process_groups.check_splits(what, sizes(output_split_sizes), sizes(input_split_sizes))
     axes = group_ranks.ordered_axes(what, group)
     return all_to_all(self, axes, 0, 0, tiled=True)
 
@@ -63,7 +63,7 @@ def broadcast(self: torch.Tensor, src: Any, group: Any, tag: str = "") -> Any:
 def permute_tensor(self: torch.Tensor, src_dst: Any, group: Any, tag: str = "") -> torch.Tensor:
     """Run the functional collective permute_tensor: rank k sends to rank `src_dst[k]`."""
     axes = group_ranks.ordered_axes("permute_tensor", group)
-    groups.check_length("permute_tensor", "src_dst", len(src_dst), ours.axis_size(axes))
+    process_groups.check_length("permute_tensor", "src_dst", len(src_dst), ours.axis_size(axes))
     return ppermute(self, axes, list(enumerate(src_dst)))
 
 
@@ -85,7 +85,7 @@ def reduce_scatter_coalesced(
 ) -> Any:
     """Run the functional collective reduce_scatter_tensor_coalesced, one `scatter_dim` a tensor."""
     what = "reduce_scatter_tensor_coalesced"
-    groups.check_length(what, "scatter_dim", len(scatter_dim), len(inputs))
+    process_groups.check_length(what, "scatter_dim", len(scatter_dim), len(inputs))
     return [
         reduce_scatter(x, reduceOp, dim, group) for x, dim in zip(inputs, scatter_dim, strict=True)
     ]
@@ -182,11 +182,11 @@ OF_AUTOGRAD = {
     name: OPS[name]
     for name in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
 }
-table.FUNCTIONS.update(_compat.named(_compat.FUNCTIONAL, FUNCTIONAL))
+replaced_calls.FUNCTIONS.update(_compat.named(_compat.FUNCTIONAL, FUNCTIONAL))
 for space, rows in (
     (torch.ops._c10d_functional, OPS),
     (torch.ops._c10d_functional_autograd, OF_AUTOGRAD),
 ):
     packets = _compat.named(space, rows)
-    table.FUNCTIONS.update(packets)
-    table.FUNCTIONS.update({packet.default: row for packet, row in packets.items()})
+    replaced_calls.FUNCTIONS.update(packets)
+    replaced_calls.FUNCTIONS.update({packet.default: row for packet, row in packets.items()})

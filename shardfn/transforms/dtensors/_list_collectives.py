@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ... import _compat
-from ...capture.dtensors import group_ranks, groups, table
+from ...capture.dtensors import group_ranks, process_groups, replaced_calls
 from .._paired import kind, kinds
 from ..sharding import _collectives as ours
 from ..sharding._scatter import all_to_all
@@ -28,7 +28,7 @@ def all_gather(
     axes = group_ranks.ordered_axes(ALL_GATHER, group)
     n = ours.axis_size(axes)
     parts = kinds(tensor_list)
-    groups.check_parts(ALL_GATHER, "tensor_list", parts, kind(tensor), n)
+    process_groups.check_list_tensors(ALL_GATHER, "tensor_list", parts, kind(tensor), n)
     rows = ours.all_gather(tensor, axes)
     for k in range(n):
         written(tensor_list[k], rows[k], False)
@@ -47,7 +47,7 @@ def reduce_scatter(
     what = "torch.distributed.reduce_scatter"
     axes = group_ranks.ordered_axes(what, group)
     rows = stacked(what, "input_list", input_list, axes)
-    groups.check_parts(what, "output", (kind(output),), kind(input_list[0]), 1)
+    process_groups.check_list_tensors(what, "output", (kind(output),), kind(input_list[0]), 1)
     return written(output, scattered(what, rows, op, axes, 0), async_op)
 
 
@@ -62,7 +62,7 @@ def all_to_all_lists(
     n = ours.axis_size(axes)
     parts = kinds(output_tensor_list)
     like = kind(input_tensor_list[0])
-    groups.check_parts(what, "output_tensor_list", parts, like, n)
+    process_groups.check_list_tensors(what, "output_tensor_list", parts, like, n)
     rows = all_to_all(rows, axes, 0, 0, tiled=True)
     for k in range(n):
         written(output_tensor_list[k], rows[k], False)
@@ -73,7 +73,7 @@ def all_to_all_lists(
 def stacked(what: str, argument: str, tensors: Any, axes: tuple[str, ...]) -> torch.Tensor:
     """Stack a list of one tensor per rank along a new first dim, after checking its length."""
     n = ours.axis_size(axes)
-    groups.check_parts(what, argument, kinds(tensors), None, n)
+    process_groups.check_list_tensors(what, argument, kinds(tensors), None, n)
     return torch.stack(list(tensors))
 
 
@@ -83,7 +83,7 @@ def all_reduce_coalesced(
 ) -> Any:
     """Run torch.distributed.all_reduce_coalesced: all-reduce each tensor in place."""
     what = "torch.distributed.all_reduce_coalesced"
-    axes = groups.axes_of_group(what, group)
+    axes = process_groups.axes_of_group(what, group)
     every = [tensors] if isinstance(tensors, torch.Tensor) else tensors
     for x in every:
         written(x, reduced(what, x, op, axes), False)
@@ -100,10 +100,10 @@ def all_gather_coalesced(
     what = "torch.distributed.all_gather_coalesced"
     axes = group_ranks.ordered_axes(what, group)
     n = ours.axis_size(axes)
-    groups.check_length(what, "output_tensor_lists", len(output_tensor_lists), n)
+    process_groups.check_length(what, "output_tensor_lists", len(output_tensor_lists), n)
     for j, x in enumerate(input_tensor_list):
         column = [row[j] for row in output_tensor_lists]
-        groups.check_parts(what, "a column", kinds(column), kind(x), n)
+        process_groups.check_list_tensors(what, "a column", kinds(column), kind(x), n)
         rows = ours.all_gather(x, axes)
         for k in range(n):
             written(column[k], rows[k], False)
@@ -138,7 +138,7 @@ def coalescing(*args: Any, **options: Any) -> Coalescing:
     return Coalescing()
 
 
-table.FUNCTIONS.update(
+replaced_calls.FUNCTIONS.update(
     {
         dist.all_gather: all_gather,
         dist.reduce_scatter: reduce_scatter,
@@ -148,4 +148,4 @@ table.FUNCTIONS.update(
     }
 )
 MANAGERS = {"_coalescing_manager": coalescing}
-table.FUNCTIONS.update(_compat.named(dist.distributed_c10d, MANAGERS))
+replaced_calls.FUNCTIONS.update(_compat.named(dist.distributed_c10d, MANAGERS))

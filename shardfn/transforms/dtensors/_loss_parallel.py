@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import loss_parallel
 
 from ... import _compat
-from ...capture.dtensors import contexts, table
+from ...capture.dtensors import mesh_contexts, replaced_calls
 
 
 @_compat.read_by_dynamo
@@ -26,10 +26,10 @@ class InLossParallel:
         pass
 
     def __enter__(self) -> None:
-        contexts.enter_loss()
+        mesh_contexts.enter_loss()
 
     def __exit__(self, *exc: object) -> None:
-        contexts.leave_loss()
+        mesh_contexts.leave_loss()
 
 
 @_compat.read_by_dynamo
@@ -41,12 +41,12 @@ def in_loss_parallel() -> InLossParallel:
 @_compat.read_by_dynamo
 def labels(input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Replicate the plain labels of a loss inside loss_parallel, which are equal on all ranks."""
-    if not contexts.is_in_loss():
+    if not mesh_contexts.is_in_loss():
         return target
     if isinstance(target, DTensor) or not isinstance(input, DTensor):
         return target
     dims = tuple([_sharded_dim(p) for p in input.placements])
-    contexts.refuse_sharded(dims, input.dim())
+    mesh_contexts.refuse_sharded(dims, input.dim())
     placements = [Replicate() for _ in dims]
     return DTensor.from_local(target, input.device_mesh, placements)
 
@@ -57,5 +57,5 @@ def _sharded_dim(p: Any) -> int | None:
     return p.dim if p.is_shard() else None
 
 
-table.FUNCTIONS[loss_parallel] = in_loss_parallel
-table.OF_LOSSES.update({F.cross_entropy: labels, F.nll_loss: labels})
+replaced_calls.FUNCTIONS[loss_parallel] = in_loss_parallel
+replaced_calls.OF_LOSSES.update({F.cross_entropy: labels, F.nll_loss: labels})

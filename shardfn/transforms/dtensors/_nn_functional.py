@@ -11,7 +11,7 @@ import torch
 import torch.distributed.nn.functional as torchs
 
 from ... import _compat
-from ...capture.dtensors import group_ranks, groups, table
+from ...capture.dtensors import group_ranks, process_groups, replaced_calls
 from ..sharding import _collectives as ours
 from ..sharding._scatter import all_to_all as exchanged
 from . import _collectives as plain
@@ -114,7 +114,7 @@ def all_to_all_single(
 def all_reduce(tensor: torch.Tensor, op: Any = "sum", group: Any = None) -> torch.Tensor:
     """Run nn.functional.all_reduce: return the reduction on all ranks."""
     what = f"{NAME}.all_reduce"
-    return reduced(what, tensor, op, groups.axes_of_group(what, group))
+    return reduced(what, tensor, op, process_groups.axes_of_group(what, group))
 
 
 FORMS = {
@@ -129,4 +129,4 @@ FORMS = {
     "all_to_all_single": all_to_all_single,
     "all_reduce": all_reduce,
 }
-table.FUNCTIONS.update(_compat.named(torchs, FORMS))
+replaced_calls.FUNCTIONS.update(_compat.named(torchs, FORMS))

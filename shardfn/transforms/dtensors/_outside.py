@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor, Shard
 
 from ... import _compat, _tree
-from ...capture.dtensors.values import text_of
+from ...capture.dtensors.values import dtensor_placements_text
 from ...errors import TreeError
 from ...mesh import axes_of
 from ...ops.text_formats import is_part, print_held
@@ -44,8 +44,8 @@ def linked_as(mesh: Any, args: Any, kwargs: Any) -> Any:
 
 def _text(x: Any) -> str:
     if isinstance(x, DTensor):
-        return text_of(x)
-    return print_held([text_of(y) for y in _held_dtensors(x)])
+        return dtensor_placements_text(x)
+    return print_held([dtensor_placements_text(y) for y in _held_dtensors(x)])
 
 
 def _held_dtensors(x: Any) -> list[DTensor]:

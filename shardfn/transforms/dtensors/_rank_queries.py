@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ... import _compat
-from ...capture.dtensors import group_ranks, groups, table
+from ...capture.dtensors import group_ranks, process_groups, replaced_calls
 from ...capture.dtensors.flattened import flatten
 from ...capture.refusals import rank_numbers
 from ...capture.shard_map import axis_names
@@ -26,13 +26,13 @@ def rank(group: Any = None) -> Any:
     is -1 for a group without members.
     """
     what = "torch.distributed.get_rank"
-    if group_ranks.is_nobody(group):
+    if group_ranks.is_non_member(group):
         return -1
     rank_numbers.note_call(what)
-    axes = groups.axes_of_group(what, group)
-    if group_ranks.in_order(axes):
+    axes = process_groups.axes_of_group(what, group)
+    if group_ranks.are_ranks_in_order(axes):
         return _index(axes)
-    return looked_up(group_ranks.numbers(axes))
+    return looked_up(group_ranks.numbers_in_groups(axes))
 
 
 @_compat.read_by_dynamo
@@ -40,12 +40,12 @@ def ranks_of_group(group: Any = None) -> Any:
     """Run torch.distributed.get_process_group_ranks: ints, or tensors where the groups of ranks
     differ.
     """
-    every = group_ranks.of_all(group)
+    every = group_ranks.ranks_of_world_group(group)
     if every is not None:
         return list(every)
     what = "torch.distributed.get_process_group_ranks"
-    axes = groups.axes_of_group(what, group)
-    members = [looked_up(column) for column in group_ranks.columns(axes)]
+    axes = process_groups.axes_of_group(what, group)
+    members = [looked_up(column) for column in group_ranks.ranks_by_number(axes)]
     group_ranks.note_ranks(group, *members)
     return members
 
@@ -61,11 +61,11 @@ def global_rank(group: Any, group_rank: Any) -> Any:
     """Run torch.distributed.get_global_rank: an int, or a tensor where the groups of
     ranks differ.
     """
-    if group_ranks.of_all(group) is not None:
+    if group_ranks.ranks_of_world_group(group) is not None:
         return group_rank
     what = "torch.distributed.get_global_rank"
-    axes = groups.axes_of_group(what, group)
-    columns = group_ranks.columns(axes)
+    axes = process_groups.axes_of_group(what, group)
+    columns = group_ranks.ranks_by_number(axes)
     if not isinstance(group_rank, torch.Tensor):
         return looked_up(columns[group_rank])
     every = torch.stack([looked_up(column) for column in columns])
@@ -77,7 +77,7 @@ def group_rank(group: Any, global_rank: Any) -> Any:
     """Run torch.distributed.get_group_rank for the group of all ranks."""
     what = "torch.distributed.get_group_rank"
     is_tensor = isinstance(global_rank, torch.Tensor)
-    if is_tensor and group_ranks.of_all(group) is not None:
+    if is_tensor and group_ranks.ranks_of_world_group(group) is not None:
         return global_rank
     return group_ranks.group_rank(what, group, None if is_tensor else global_rank)
 
@@ -85,7 +85,7 @@ def group_rank(group: Any, global_rank: Any) -> Any:
 @_compat.read_by_dynamo
 def is_outside(group: Any) -> bool:
     """Return whether this rank is outside of a group."""
-    return group_ranks.is_outside("torch.distributed._rank_not_in_group", group)
+    return group_ranks.is_rank_outside("torch.distributed._rank_not_in_group", group)
 
 
 @_compat.read_by_dynamo
@@ -93,7 +93,7 @@ def local_rank(mesh: Any, mesh_dim: Any = None) -> torch.Tensor:
     """Run DeviceMesh.get_local_rank; the result is a tensor."""
     what = "get_local_rank"
     rank_numbers.note_call(what)
-    return _index(groups.axes_of_mesh(what, mesh, mesh_dim))
+    return _index(process_groups.axes_of_mesh(what, mesh, mesh_dim))
 
 
 @_compat.read_by_dynamo
@@ -101,7 +101,7 @@ def rank_of_world(mesh: Any) -> torch.Tensor:
     """Run DeviceMesh.get_rank: the global rank as a tensor, on a submesh too."""
     what = "get_rank"
     rank_numbers.note_call(what)
-    groups.axes_of_mesh(what, mesh, None)
+    process_groups.axes_of_mesh(what, mesh, None)
     return looked_up(group_ranks.ranks_here())
 
 
@@ -110,14 +110,14 @@ def coordinate(mesh: Any) -> list[torch.Tensor]:
     """Run DeviceMesh.get_coordinate; one tensor per mesh axis."""
     what = "get_coordinate"
     rank_numbers.note_call(what)
-    axes = groups.axes_of_mesh(what, mesh, None)
+    axes = process_groups.axes_of_mesh(what, mesh, None)
     return [_index((axis,)) for axis in axes]
 
 
 @_compat.read_by_dynamo
 def size(mesh: Any, mesh_dim: Any = None) -> int:
     """Run DeviceMesh.size, an int."""
-    return groups.size_of_mesh(mesh, mesh_dim)
+    return process_groups.size_of_mesh(mesh, mesh_dim)
 
 
 @_compat.read_by_dynamo
@@ -128,10 +128,10 @@ def every_group(mesh: Any) -> list[Any]:
 
 @_compat.read_by_dynamo
 def _index(axes: tuple[str, ...]) -> torch.Tensor:
-    return linear_index(axis_names.bound("axis_index", axes))
+    return linear_index(axis_names.bindings_of("axis_index", axes))
 
 
-table.FUNCTIONS.update(
+replaced_calls.FUNCTIONS.update(
     {
         dist.get_rank: rank,
         dist.get_process_group_ranks: ranks_of_group,
@@ -140,9 +140,9 @@ table.FUNCTIONS.update(
     }
 )
 PRIVATE = {"_rank_not_in_group": is_outside, "_resolve_group_name_by_ranks_and_tag": name_of_ranks}
-table.FUNCTIONS.update(_compat.named(dist.distributed_c10d, PRIVATE))
-table.OF_GROUPS["rank"] = rank
-table.OF_MESHES.update(
+replaced_calls.FUNCTIONS.update(_compat.named(dist.distributed_c10d, PRIVATE))
+replaced_calls.OF_GROUPS["rank"] = rank
+replaced_calls.OF_MESHES.update(
     {
         "get_local_rank": local_rank,
         "get_rank": rank_of_world,

@@ -15,7 +15,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ... import _compat, _tree
-from ...capture.dtensors import checks, holders
+from ...capture.dtensors import checks, wrapper_subclasses
 from ...capture.shard_map import axis_names
 from ...ops import placement
 from ...ops import shard_map as prims
@@ -61,7 +61,7 @@ class OnRanks:
         kinds = tuple([_said(x) for x in found])
         (result,) = _tree.refill(out, [_leaving(x, axes) for x in found])
         gradients = [_leaving(x, axes) for x in gradients]
-        axis_names.leave(len(axes))
+        axis_names.unbind_last(len(axes))
         if self.has_gradients:
             return (result, kinds), gradients
         return result, kinds
@@ -103,7 +103,7 @@ def _with_gradients(fn: Callable[..., Any]) -> Differentiated:
 @_compat.read_by_dynamo
 def _each_ranks_own(x: torch.Tensor) -> torch.Tensor:
     """A plain tensor that the code closes over: the gradient of each rank is its own."""
-    names = [name for name, _ in checks.axes_here()]
+    names = [name for name, _ in checks.mesh_axes_here()]
     own = prims.vary(x, print_axes(names))
     return placement.shared(own, placement.HELD)
 
@@ -113,18 +113,18 @@ def _entering(x: Any, text: str, axes: Any) -> Any:
     """An argument as the code of one rank sees it."""
     if not isinstance(x, torch.Tensor):
         return x
-    names = holders.held(x)
+    names = wrapper_subclasses.inner_tensor_names(x)
     if names and text:
         texts = parse_held(text)
         own = [placement.placed(getattr(x, k), t) for k, t in zip(names, texts, strict=True)]
-        return _compat.closed(holders.shell(x, tuple(x.shape)), own)
+        return _compat.closed(wrapper_subclasses.spec_with_shape(x, tuple(x.shape)), own)
     if text:
         rows = _submesh_dtensors.rows_of_part(text, axes)
         if rows:
             return _submesh_dtensors.entering(x, rows, axes)
         return placement.placed(x, text)
     if names:
-        shell = holders.shell(x, tuple(x.shape)[1:])
+        shell = wrapper_subclasses.spec_with_shape(x, tuple(x.shape)[1:])
         own = [_entering(getattr(x, name), text, axes) for name in names]
         return _compat.closed(shell, own)
     shards = print_shards([(name, n, 0) for name, n in axes])
@@ -149,9 +149,9 @@ def _leaving(x: Any, axes: Any) -> Any:
     x = _submesh_dtensors.leaving(x) if is_placed else x
     if is_placed and isinstance(x, DTensor):
         return placement.returned(x)
-    if names := holders.held(x):
+    if names := wrapper_subclasses.inner_tensor_names(x):
         count = math.prod([n for _, n in axes])
-        shell = holders.shell(x, (count, *tuple(x.shape)))
+        shell = wrapper_subclasses.spec_with_shape(x, (count, *tuple(x.shape)))
         every = [_leaving(getattr(x, name), axes) for name in names]
         return _compat.closed(shell, every)
     shards = print_shards([(name, n, 0) for name, n in axes])

@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ... import _compat
-from ...capture.dtensors import checks, table
+from ...capture.dtensors import checks, replaced_calls
 from ...capture.dtensors.values import placement_of
 from ...ops import placement
 from ...ops import shard_map as prims
@@ -57,7 +57,7 @@ def closed_over(x: torch.Tensor, text: str) -> torch.Tensor:
     """Make a DTensor on a submesh of the local tensor of a DTensor that the function
     closes over.
     """
-    axes = checks.axes_here()
+    axes = checks.mesh_axes_here()
     return entering(x, rows_of_part(text, axes), axes)
 
 
@@ -94,4 +94,4 @@ def of_part(x: torch.Tensor, text: str, mesh: Any) -> DTensor:
     return made
 
 
-table.CLOSED_OVER[table.PART] = closed_over
+replaced_calls.CLOSED_OVER[replaced_calls.PART] = closed_over

@@ -48,7 +48,7 @@ def psum(x: Any, axis_name: AxisName) -> Any:
         >>> sf.vmap(lambda x: x / psum(x, "i"), axis_name="i")(torch.tensor([1.0, 3.0]))
         tensor([0.2500, 0.7500])
     """
-    names = axis_names.bound("psum", axis_name)
+    names = axis_names.bindings_of("psum", axis_name)
     return leafwise(lambda leaf: _sum(leaf, names), x)
 
 
@@ -93,7 +93,7 @@ def pvary(x: Any, axis_name: AxisName) -> Any:
         ...     sf.full(f(torch.tensor(1.0), torch.tensor([1.0, 2.0, 3.0, 4.0])))
         tensor([1., 2., 3., 4.])
     """
-    axes = mesh_axes(axis_names.bound("pvary", axis_name))
+    axes = mesh_axes(axis_names.bindings_of("pvary", axis_name))
     if not axes:  # of a vmap, whose derivatives are those of each sample
         return x
     return leafwise(lambda leaf: shard_map.vary(tensor(leaf), axes, where="pvary"), x)
@@ -119,7 +119,7 @@ def pmean(x: Any, axis_name: AxisName) -> Any:
         >>> sf.vmap(lambda x: x - pmean(x, "i"), axis_name="i")(torch.tensor([1.0, 3.0]))
         tensor([-1.,  1.])
     """
-    names = axis_names.bound("pmean", axis_name)
+    names = axis_names.bindings_of("pmean", axis_name)
     return leafwise(lambda leaf: _sum(leaf, names) / count(names), x)
 
 
@@ -144,7 +144,7 @@ def pmax(x: Any, axis_name: AxisName) -> Any:
         >>> sf.vmap(lambda x: x - pmax(x, "i"), axis_name="i")(torch.tensor([1.0, 3.0]))
         tensor([-2.,  0.])
     """
-    names = axis_names.bound("pmax", axis_name)
+    names = axis_names.bindings_of("pmax", axis_name)
     return leafwise(lambda leaf: _extremum(leaf, names, "max"), x)
 
 
@@ -169,7 +169,7 @@ def pmin(x: Any, axis_name: AxisName) -> Any:
         >>> sf.vmap(lambda x: x - pmin(x, "i"), axis_name="i")(torch.tensor([1.0, 3.0]))
         tensor([0., 2.])
     """
-    names = axis_names.bound("pmin", axis_name)
+    names = axis_names.bindings_of("pmin", axis_name)
     return leafwise(lambda leaf: _extremum(leaf, names, "min"), x)
 
 
@@ -206,7 +206,7 @@ def all_gather(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = Fals
         tensor([[1., 3.],
                 [1., 3.]])
     """
-    names = axis_names.bound("all_gather", axis_name)
+    names = axis_names.bindings_of("all_gather", axis_name)
     return leafwise(lambda leaf: _gathered(tensor(leaf), names, axis, tiled), x)
 
 
@@ -235,7 +235,7 @@ def axis_index(axis_name: AxisName) -> torch.Tensor:
         >>> sf.vmap(lambda x: x * axis_index("i"), axis_name="i")(torch.tensor([1.0, 2.0, 3.0]))
         tensor([0., 2., 6.])
     """
-    bound = axis_names.bound("axis_index", axis_name)
+    bound = axis_names.bindings_of("axis_index", axis_name)
     rank_numbers.note_call("axis_index", axis_name)
     return linear_index(bound)
 
@@ -259,4 +259,4 @@ def axis_size(axis_name: AxisName) -> int:
         >>> sf.vmap(lambda x: x / axis_size("i"), axis_name="i")(torch.tensor([1.0, 3.0]))
         tensor([0.5000, 1.5000])
     """
-    return count(axis_names.bound("axis_size", axis_name))
+    return count(axis_names.bindings_of("axis_size", axis_name))

@@ -60,7 +60,7 @@ def psum_scatter(
         ... )
         tensor([4., 6.])
     """
-    names = axis_names.bound("psum_scatter", axis_name)
+    names = axis_names.bindings_of("psum_scatter", axis_name)
     return leafwise(lambda leaf: _scattered(tensor(leaf), names, scatter_dimension, tiled), x)
 
 
@@ -161,7 +161,7 @@ def all_to_all(
         tensor([[1., 3.],
                 [2., 4.]])
     """
-    names = axis_names.bound("all_to_all", axis_name)
+    names = axis_names.bindings_of("all_to_all", axis_name)
     return leafwise(lambda leaf: _exchanged(tensor(leaf), names, split_axis, concat_axis, tiled), x)
 
 
@@ -207,7 +207,7 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
         ... )
         tensor([0., 1., 2.])
     """
-    names = axis_names.bound("ppermute", axis_name)
+    names = axis_names.bindings_of("ppermute", axis_name)
     pairs = tuple([(pair[0], pair[1]) for pair in perm])
     check_perm(pairs, count(names), ", ".join([b[0] for b in names]))
     return leafwise(lambda leaf: _permuted(tensor(leaf), names, pairs), x)

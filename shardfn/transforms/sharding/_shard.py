@@ -45,7 +45,11 @@ class Shard(Transformed):
     def asking(self) -> AbstractContextManager[Any]:
         """A context that annotates the ops captured inside it with `implicit_comm`."""
         setting = self.arguments["implicit_comm"]
-        return contextlib.nullcontext() if setting == "allow" else sources.asking(setting)
+        return (
+            contextlib.nullcontext()
+            if setting == "allow"
+            else sources.annotate_implicit_comm(setting)
+        )
 
     def entering(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments, constrained to `in_placements`."""

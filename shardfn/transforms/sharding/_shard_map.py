@@ -17,7 +17,7 @@ from torch.distributed.tensor import Placement
 
 from ... import _compat, _tree, tree_pairs
 from ...capture.shard_map import axis_names as named
-from ...capture.shard_map.placements import cuts
+from ...capture.shard_map.placements import shard_texts
 from ...errors import PlacementError, TreeError
 from ...mesh import axes_of, check_mesh
 from ...ops import shard_map as manual
@@ -53,7 +53,7 @@ class ShardMap(Transformed):
         roots = ("result",)
         texts = _texts(where, "out_placements", axes, roots, out, (self.outs,))
         (result,) = _from_local(f"{where}, out_placements", out, texts)
-        named.leave(len(axes))
+        named.unbind_last(len(axes))
         return result
 
     def asked(self) -> Request:
@@ -139,7 +139,7 @@ def _from_local(where: str, out: tuple[Any, ...], texts: Any) -> tuple[Any, ...]
 def _texts(
     where: str, what: str, axes: Any, roots: tuple[str, ...], tree: tuple[Any, ...], specs: Any
 ) -> Any:
-    """For each leaf, how the manual axes shard it, and over which it is Partial, as `cuts`
+    """For each leaf, how the manual axes shard it, and over which it is Partial, as `shard_texts`
     returns it.
     """
     wrong: list[str] = []
@@ -162,12 +162,12 @@ def _texts(
 
 
 def _cuts(place: tuple[Any, ...], leaves: list[Any], placements: tuple[Any, ...]) -> Any:
-    """How the manual axes shard leaves, as `cuts` returns it. The sizes that Dynamo has read as
-    symbols stay such if the axes divide them.
+    """How the manual axes shard leaves, as `shard_texts` returns it. The sizes that Dynamo has
+    read as symbols stay such if the axes divide them.
     """
     count = math.prod([n for _, n in place[2]])
     shapes = [multiples(x, count) if _is_tensor(x) else None for x in leaves]
-    texts = cuts(*place, tuple(shapes), *placements)
+    texts = shard_texts(*place, tuple(shapes), *placements)
     if place[1] == "out_placements":
         return texts  # any local size makes shards of equal sizes
     rows = [(x, text[0]) for x, text in zip(leaves, texts, strict=True)]
@@ -175,7 +175,7 @@ def _cuts(place: tuple[Any, ...], leaves: list[Any], placements: tuple[Any, ...]
     if not uneven:
         return texts
     shapes = [numbers(x) if _is_tensor(x) else None for x in leaves]
-    return cuts(*place, tuple(shapes), *placements)
+    return shard_texts(*place, tuple(shapes), *placements)
 
 
 def _is_tensor(x: Any) -> bool:

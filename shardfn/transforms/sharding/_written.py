@@ -16,7 +16,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from ... import _compat
 from ...capture.closure.closed_over import modules_of
-from ...capture.modules.copies import computed_by_hooks
+from ...capture.modules.module_copies import computed_by_hooks
 from ...errors import CaptureError, TreeError
 from ...ops.placement import REDISTRIBUTE
 from ...placement import P

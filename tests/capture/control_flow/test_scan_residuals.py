@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from shardfn.capture.control_flow.scan import scanned
-from shardfn.capture.control_flow.scan_residuals import keep_residuals, simplify
+from shardfn.capture.control_flow.scan import replay_scan
+from shardfn.capture.control_flow.scan_residuals import save_residuals, simplify
 from shardfn.ops.loops import Scan
 from tests.support.stages.bodies import body, loops, lowered
 from tests.support.stages.graphs import op_of
@@ -21,7 +21,7 @@ def gradients(step: Any) -> torch.fx.GraphModule:
     """The gradients of a scan with respect to its first carry and to a closed-over matrix."""
 
     def loss(c: torch.Tensor, w: torch.Tensor, xs: torch.Tensor) -> torch.Tensor:
-        carry, ys = scanned(body(step, 2, 2, [w]), [c], [xs], len(xs), False)
+        carry, ys = replay_scan(body(step, 2, 2, [w]), [c], [xs], len(xs), False)
         return carry.sum() + ys.square().sum()
 
     grad = torch.func.grad(loss, argnums=(0, 1))
@@ -40,13 +40,13 @@ def ops(loop: Any) -> list[str]:
 def test_a_transpose_reads_what_its_scan_computed() -> None:
     module = gradients(step)
     before = module(C, W, XS)
-    assert keep_residuals(module.graph)
+    assert save_residuals(module.graph)
     module.recompile()
     torch.testing.assert_close(module(C, W, XS), before, rtol=0, atol=0)
     forward, backward = loops(module.graph, Scan)
     assert "exp" not in ops(backward) and "exp" in ops(forward)
     assert backward.transposes is None, "it is done once"
-    assert not keep_residuals(module.graph)
+    assert not save_residuals(module.graph)
     module.graph.lint()
 
 
@@ -68,7 +68,7 @@ def test_a_residual_with_permuted_dims_keeps_its_values() -> None:
 
     module = gradients(turned)
     before = module(C, W, XS)
-    assert keep_residuals(module.graph)
+    assert save_residuals(module.graph)
     module.recompile()
     torch.testing.assert_close(module(C, W, XS), before, rtol=0, atol=0)
 
@@ -117,7 +117,7 @@ def test_views_alone_are_not_saved() -> None:
     views = [op for s in loops(module.graph, Scan) for op in ops(s) if op == "view"]
     assert views, "the transpose multiplies by a view of the carry"
     scans = loops(module.graph, Scan)
-    assert not keep_residuals(module.graph)
+    assert not save_residuals(module.graph)
     assert loops(module.graph, Scan) == scans
 
 
@@ -131,4 +131,4 @@ def test_a_scan_of_other_rows_keeps_what_it_has() -> None:
         other = module.graph.call_function(torch.neg, (holder,))
         other.meta = dict(holder.meta)
     primal.args = (*primal.args[:-1], other)
-    assert not keep_residuals(module.graph)
+    assert not save_residuals(module.graph)

@@ -11,7 +11,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import shardfn as sf
 from shardfn import _compat
-from shardfn.capture.dtensors import table, values
+from shardfn.capture.dtensors import replaced_calls, values
 from shardfn.capture.shard_map import axis_names
 from shardfn.ops import placement
 
@@ -59,14 +59,14 @@ def test_what_torch_cannot_place_is_refused(mesh: Any) -> None:
     text = str(caught.value)
     assert text.startswith("DTensor.to_local: torch places no such DTensor")
     assert "x.redistribute(mesh, placements) before it" in text
-    assert dtensors().placed(table.PARTIAL, y, {}) is None
+    assert dtensors().placed(replaced_calls.PARTIAL, y, {}) is None
 
 
 def test_lookups_of_a_row_sharded_table_do_not_meet_each_others_masks() -> None:
-    table = torch.arange(8.0).view(4, 2)
+    rows = torch.arange(8.0).view(4, 2)
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
-        w = distribute_tensor(table, mesh, [Shard(0)])
+        w = distribute_tensor(rows, mesh, [Shard(0)])
         for ids in ([0, 3], [1, 2]):
             i = distribute_tensor(torch.tensor(ids), mesh, [Replicate()])
 
@@ -76,6 +76,6 @@ def test_lookups_of_a_row_sharded_table_do_not_meet_each_others_masks() -> None:
 
             out, placements = sf.jit(fn, backend="aten")(w, i)
             assert placements[0].is_partial()
-            torch.testing.assert_close(sf.full(out), table[ids])
+            torch.testing.assert_close(sf.full(out), rows[ids])
             eager = torch.nn.functional.embedding(i, w)
-            torch.testing.assert_close(eager.full_tensor(), table[ids])
+            torch.testing.assert_close(eager.full_tensor(), rows[ids])

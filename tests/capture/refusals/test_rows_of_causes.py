@@ -242,7 +242,7 @@ SIGNED: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("sign", SIGNED)
 def test_a_program_has_each_sign_of_a_value(sign: str, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    real = data_dependent.cause
+    real = data_dependent.cause_of_error
     spy = lambda error, text: said.append(text) or real(error, text)
     monkeypatch.setattr(data_dependent, "cause", spy)
     with pytest.raises(sf.CaptureError) as caught:

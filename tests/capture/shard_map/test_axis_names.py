@@ -44,7 +44,7 @@ def test_axes_of_a_mesh_become_manual_and_free_again(here: Any, mesh: Any) -> No
     assert here.manual == ("tp",) and here.uses_mesh
     assert names.enter_mesh("f", mesh, None) == (("dp", 2),)
     assert here.meshes == (mesh, mesh, mesh)
-    names.leave(1)
+    names.unbind_last(1)
     assert here.manual == ("tp",)
     names.begin()
     assert here.manual == ()
@@ -93,23 +93,23 @@ def test_names_are_bound_to_axes_and_mapped_dims(here: Any) -> None:
     names.enter_mesh("f", None, ("dp",))
 
     def inner(x: Any) -> Any:
-        names.enter_mapped("i", 4)
+        names.bind_mapped_dim("i", 4)
         level = torch._C._functorch.maybe_get_level(x)
-        assert names.bound("psum", ("i", "dp")) == (("i", 4, level), ("dp", 2, MESH))
-        names.leave(1)
+        assert names.bindings_of("psum", ("i", "dp")) == (("i", 4, level), ("dp", 2, MESH))
+        names.unbind_last(1)
         return x
 
     torch.func.vmap(inner)(torch.ones(4))
-    assert names.bound("psum", "dp") == (("dp", 2, MESH),)
+    assert names.bindings_of("psum", "dp") == (("dp", 2, MESH),)
 
 
 def test_the_innermost_of_equal_names_counts(here: Any) -> None:
     here.names += [names.Bound("i", 2, 1), names.Bound("i", 5, 2)]
-    assert names.bound("psum", "i") == (("i", 5, 2),)
+    assert names.bindings_of("psum", "i") == (("i", 5, 2),)
 
 
 def test_wrong_names_are_told_the_right_ones(here: Any) -> None:
-    bound = lambda name: refused(sf.CaptureError, names.bound, "psum", name)
+    bound = lambda name: refused(sf.CaptureError, names.bindings_of, "psum", name)
     text = bound("dp")
     assert text.startswith("psum over 'dp': it is outside of any shard_map")
     assert "inside vmap(fn, axis_name=...)" in text
@@ -125,8 +125,8 @@ def test_wrong_names_are_told_the_right_ones(here: Any) -> None:
 
 
 def test_near_names() -> None:
-    assert names.near("batc", ["batch", "model"]) == "did you mean 'batch'?"
-    assert names.near("xyz", ["dp", "tp"]) == "one of 'dp', 'tp'"
+    assert names.suggest_name("batc", ["batch", "model"]) == "did you mean 'batch'?"
+    assert names.suggest_name("xyz", ["dp", "tp"]) == "one of 'dp', 'tp'"
 
 
 def test_placements_inside_name_free_axes_once(here: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import shardfn as sf
 from shardfn.capture.shard_map import axis_names
-from shardfn.capture.shard_map.placements import cuts
+from shardfn.capture.shard_map.placements import shard_texts
 
 AXES = (("dp", 2), ("tp", 3))
 
@@ -20,7 +20,7 @@ def _scope():
 
 
 def cut(shape: Any, spec: Any, what: str = "in_placements", axes: Any = AXES) -> Any:
-    return cuts("shard_map(f)", what, axes, ("x",), (shape,), (spec,), ())[0]
+    return shard_texts("shard_map(f)", what, axes, ("x",), (shape,), (spec,), ())[0]
 
 
 def names(*parts: Any) -> Any:
@@ -82,4 +82,4 @@ def test_an_axis_that_is_not_manual_is_refused() -> None:
 
 def test_mismatches_of_trees_come_first() -> None:
     with pytest.raises(sf.TreeError, match="it does not match the tree\n  lacks"):
-        cuts("shard_map(f)", "in_placements", AXES, (), (), (), ("lacks ['w']",))
+        shard_texts("shard_map(f)", "in_placements", AXES, (), (), (), ("lacks ['w']",))

@@ -10,13 +10,13 @@ import torch
 
 from shardfn import _compat
 from shardfn.capture import trace
-from shardfn.capture.control_flow.bodies import Entered, Left, Region
-from shardfn.capture.reading.settings import Settings, tracing
+from shardfn.capture.control_flow.bodies import BodyGraph, BodyResult, EnteringTensor
+from shardfn.capture.reading.capture_settings import Settings, tracing
 
 
 def body(
     fn: Callable[..., Any], entering: int, leaving: int, free: Sequence[torch.Tensor] = ()
-) -> list[Left]:
+) -> list[BodyResult]:
     """A body as Dynamo's graph gives it: fn(*entering, *closed-over values) -> list of results."""
     graph = torch.fx.Graph()
     count = entering + len(free)
@@ -24,10 +24,10 @@ def body(
     every = graph.call_function(fn, xs)
     outs = [graph.call_function(operator.getitem, (every, k)) for k in range(leaving)]
     graph.output(tuple(outs))
-    given = [Entered(i, torch.empty(0)) for i in range(entering)]
+    given = [EnteringTensor(i, torch.empty(0)) for i in range(entering)]
     module = torch.fx.GraphModule(torch.nn.Module(), graph)
-    region = Region(module, [*given, *free], torch.fx.Interpreter)
-    return [Left(region, k) for k in range(leaving)]
+    region = BodyGraph(module, [*given, *free], torch.fx.Interpreter)
+    return [BodyResult(region, k) for k in range(leaving)]
 
 
 def lowered(fn: Callable[..., Any], *args: torch.Tensor) -> torch.fx.GraphModule:
@@ -36,7 +36,7 @@ def lowered(fn: Callable[..., Any], *args: torch.Tensor) -> torch.fx.GraphModule
     with tracing(Settings(name="f"), mode, _compat.Memo()):
         inputs = [mode.from_tensor(x) for x in args]
         paths = [f"x{i}" for i in range(len(args))]
-        module = trace.functional(fn, inputs, "f", paths)
+        module = trace.functional_graph(fn, inputs, "f", paths)
     module.recompile()
     return module
 

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import shardfn as sf
-from shardfn.capture.dtensors import table
+from shardfn.capture.dtensors import replaced_calls
 from shardfn.simulated import SimulatedTensor
 from shardfn.transforms.dtensors import _dtensor_methods as calls
 
@@ -18,9 +18,9 @@ S, R = Shard(0), Replicate()
 
 
 def test_torchs_own_calls_are_in_the_table() -> None:
-    assert table.METHODS["to_local"] is calls.to_local
-    assert table.METHODS["redistribute"] is calls.redistribute
-    assert table.FUNCTIONS[DTensor.from_local] is calls.from_local
+    assert replaced_calls.METHODS["to_local"] is calls.to_local
+    assert replaced_calls.METHODS["redistribute"] is calls.redistribute
+    assert replaced_calls.FUNCTIONS[DTensor.from_local] is calls.from_local
 
 
 @pytest.mark.parametrize("placed", [R, S])

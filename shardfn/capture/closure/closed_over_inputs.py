@@ -1,0 +1,85 @@
+"""Tensors that a function closes over, as inputs of its graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from ... import _compat, _tree
+from ...errors import CaptureError
+from .. import annotations as sources
+from ..dtensors import values
+from ..refusals import leaks
+from ..shard_map import axis_names as named
+from . import closed_over
+
+
+def refuse_closed_over_classes(tensors: Sequence[torch.Tensor], name: str) -> None:
+    if any(isinstance(x, leaks.LeakedTensor) for x in tensors):
+        raise leaks.leaked(f"{name}, a tensor that it closes over")
+    wrong = [
+        x
+        for x in tensors
+        if (type(x) not in (torch.Tensor, torch.nn.Parameter) and not isinstance(x, DTensor))
+        or _is_around_others(x)
+    ]
+    if wrong:
+        raise CaptureError.of(
+            name,
+            f"it closes over a {_compat.class_name(wrong[0])}",
+            needed="plain tensors",
+            fix="pass it as an argument, which carries its placement",
+        )
+
+
+def _is_around_others(x: torch.Tensor) -> bool:
+    """Whether a DTensor has local tensors that hold others."""
+    if not isinstance(x, DTensor):
+        return False
+    local: Any = _compat.local_tensor(x)
+    return any(map(_compat.holds_tensors, getattr(local, "shards", [local])))
+
+
+def fake_of_closed_over(x: torch.Tensor, mode: _compat.FakeTensorMode) -> torch.Tensor:
+    """A fake tensor for a closed-over tensor."""
+    if isinstance(x, DTensor):
+        return values.fake_global_tensor(x, mode)
+    fake = mode.from_tensor(x.detach())
+    if x.is_meta:
+        with mode:
+            fake = torch.empty_like(fake, device=named.device())
+    return fake.requires_grad_(x.requires_grad)
+
+
+def closed_over_inputs(
+    python: torch.fx.GraphModule, tensors: list[torch.Tensor], positional: Any
+) -> closed_over.ClosedOver:
+    """The input tensors of Dynamo's graph that are not arguments."""
+    known = {id(x) for x in tensors}
+    inputs = _compat.codegen_of(python.graph).process_inputs(*positional)
+    # a value that Dynamo makes from an argument, such as x.T, is an input of its graph too, and a
+    # fake tensor
+    rows = zip(inputs, python.graph.find_nodes(op="placeholder"), strict=True)
+    _tree.learn(list(inputs))
+    held = [
+        (x, _compat.opened(x)[1])
+        for x in inputs
+        if _compat.holds_tensors(x) and not _compat.is_fake(x)
+    ]
+    mine = [
+        (x, node)
+        for given, node in rows
+        for x in _tree.leaves(given)
+        if isinstance(x, torch.Tensor)
+        and id(x) not in known
+        and not _compat.is_fake(x)
+        and not known.add(id(x))
+    ]
+    lines = tuple(
+        next(filter(None, (sources.user_line(u) for u in n.users)), None) for _, n in mine
+    )
+    found = tuple(x for x, _ in mine)
+    return closed_over.ClosedOver(found, lines=lines, holders=tuple(held))

@@ -1,0 +1,73 @@
+"""Tensors that a function closes over as primals of a derivative around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import attrs
+import torch
+
+from ...ops import placement
+from ..dynamo_nodes import name_of
+from .closed_over import results_by_leaf
+
+# functions of torch.func in Dynamo's graph
+WRAPS = "_wrap_for_grad"
+STEPS = {"_grad_increment_nesting": 1, "_grad_decrement_nesting": -1}
+
+
+@attrs.frozen
+class Derivative:
+    """Facts of autograd about a captured function with its gradients.
+
+    Args:
+        results: for each floating result, whether it has a derivative.
+        primals: for each tensor that autograd follows, the numbers of the results that depend
+            on it.
+    """
+
+    results: tuple[bool, ...]
+    primals: tuple[tuple[int, ...], ...]
+
+
+def derivative_of(results: Sequence[torch.Tensor], primals: Sequence[torch.Tensor]) -> Derivative:
+    """The facts of a derivative that is about to be taken."""
+    ends = results_by_leaf(results)
+    return Derivative(
+        tuple(x.requires_grad for x in results), tuple(tuple(ends.get(id(x), ())) for x in primals)
+    )
+
+
+def follow_primals(python: torch.fx.GraphModule) -> None:
+    """Have code inside a derivative read closed-over tensors as primals of it.
+
+    Dynamo wraps a closed-over tensor for the derivative that has it as a primal. The function
+    inside reads the tensor itself, which the derivative would not see.
+    """
+    for marked in python.graph.find_nodes(op="call_function", target=placement.primal):
+        (held,) = marked.all_input_nodes
+        wrapped = _wrapped(marked)
+        for node in _nodes_of_level(wrapped):
+            node.replace_input_with(held, wrapped)
+        marked.replace_all_uses_with(held)
+        python.graph.erase_node(marked)
+
+
+def _wrapped(marked: torch.fx.Node) -> torch.fx.Node:
+    """The wrapped primal. In the code of one rank it varies before it is wrapped."""
+    queue = [marked]
+    for node in queue:
+        if name_of(node) == WRAPS:
+            return node
+        queue += node.users
+    raise AssertionError(f"no derivative has {marked} as a primal")
+
+
+def _nodes_of_level(wrapped: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """The nodes from a wrapped primal to the end of its derivative's forward."""
+    node = wrapped
+    depth = 1
+    while depth:
+        node = node.next
+        depth += STEPS.get(name_of(node), 0)
+        yield node

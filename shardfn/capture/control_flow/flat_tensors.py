@@ -1,0 +1,85 @@
+"""Flat lists of tensors, of which the floating ones are differentiated, with functions and
+graphs on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ...random import ambient
+
+Body = Callable[..., Sequence[torch.Tensor]]  # a function of flat tensors
+
+
+def is_float(x: torch.Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex()
+
+
+def floats_of(xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [x for x in xs if is_float(x)]
+
+
+def with_floats(like: Sequence[torch.Tensor], floats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """A list of tensors with the floating ones replaced."""
+    feed = iter(floats)
+    return [next(feed) if is_float(x) else x for x in like]
+
+
+def for_floats(
+    like: Sequence[torch.Tensor], found: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """Values for the floating tensors, None for the others."""
+    feed = iter(found)
+    return [next(feed) if is_float(x) else None for x in like]
+
+
+def split(
+    xs: Sequence[torch.Tensor], sizes: Sequence[int], loose: bool = False
+) -> list[list[torch.Tensor]]:
+    """Split a list into parts of these sizes."""
+    feed = iter(xs)
+    parts = [[next(feed) for _ in range(n)] for n in sizes]
+    assert loose or next(feed, None) is None
+    return parts
+
+
+def move_constants(graph: torch.fx.Graph, count: int, at: int) -> None:
+    """Move the constants, which are the last inputs, to after the first `count` inputs."""
+    holders = graph.find_nodes(op="placeholder")
+    for holder in holders[len(holders) - count :] if at < len(holders) - count else ():
+        holders[at].prepend(holder)
+
+
+def add_inputs(graph: torch.fx.Graph, at: int, examples: Sequence[torch.Tensor]) -> None:
+    """Add unread inputs to a graph."""
+    holders = graph.find_nodes(op="placeholder")
+    before = (
+        holders[at] if at < len(holders) else next(n for n in graph.nodes if n.op != "placeholder")
+    )
+    for x in examples:
+        with graph.inserting_before(before):
+            holder = graph.placeholder("unread")
+        holder.target = holder.name  # generated code names an input by its target
+        holder.meta["val"] = x
+
+
+def body_with_random_state(body: Body) -> Body:
+    """A body whose last input is the state that its random calls draw from."""
+
+    def run(*xs: torch.Tensor) -> Sequence[torch.Tensor]:
+        *others, state = xs
+        with ambient.drawing_from(ambient.Traced(state)):
+            return body(*others)
+
+    return run
+
+
+def vmapped_body(
+    body: Body, dims: tuple[int | None, ...], size: int, randomness: str = "error"
+) -> Body:
+    """A batched body, with the batch dim first in every result."""
+    if all(d is None for d in dims):
+        return lambda *xs: [x.expand(size, *x.shape) for x in body(*xs)]
+    return torch.func.vmap(lambda *xs: tuple(body(*xs)), in_dims=dims, randomness=randomness)

@@ -1,0 +1,170 @@
+"""Bodies over tensors that hold others, as bodies over the tensors that they hold.
+
+A tensor that a derivative or vmap follows stays as it is: its class runs the op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import attrs
+import torch
+
+from ... import _compat
+from ...errors import CaptureError
+from .bodies import BodyGraph
+
+Shells = list[_compat.Shell | None]  # None for a plain tensor
+FIX = "its tensors as plain ones, and the class inside of the body"
+
+
+def inner_tensors(xs: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], Shells]:
+    """The tensors that each tensor holds, or itself."""
+    rows = [_compat.opened(x) if _compat.holds_tensors(x) else ([x], None) for x in xs]
+    return [x for tensors, _ in rows for x in tensors], [shell for _, shell in rows]
+
+
+def rebuilt_subclasses(
+    name: str, shells: Shells, tensors: Sequence[torch.Tensor]
+) -> Iterator[torch.Tensor]:
+    """Tensors made of those that they hold.
+
+    Raises:
+        CaptureError: a transform follows what one of them holds.
+    """
+    feed = iter(tensors)
+    for shell in shells:
+        if shell is None:
+            yield next(feed)
+            continue
+        held = [next(feed) for _ in shell.names]
+        if any(map(_compat.is_wrapped, held)):
+            raise CaptureError.of(
+                name, f"a derivative or vmap follows a {shell.kind.__name__} in its carry", fix=FIX
+            )
+        yield _compat.closed(shell, held)
+
+
+def specs_of_rows(name: str, xs: Sequence[torch.Tensor]) -> Shells:
+    """For stacked tensors, what one row of each is besides its tensors.
+
+    Raises:
+        CaptureError: a row does not hold the rows of what the tensor holds.
+    """
+    held = map(_compat.holds_tensors, xs)
+    rows = zip(xs, held, strict=True)
+    return [_spec_of_row(name, x, x[0]) if is_held else None for x, is_held in rows]
+
+
+def refuse_unstackable(name: str, xs: Iterable[torch.Tensor]) -> None:
+    """Refuse results of steps that cannot be stacked by stacking what they hold.
+
+    Raises:
+        CaptureError: names the class.
+    """
+    for x in xs:
+        if _compat.holds_tensors(x):
+            _spec_of_row(name, x.unsqueeze(0), x)
+
+
+def _spec_of_row(name: str, x: torch.Tensor, row: torch.Tensor) -> _compat.Shell | None:
+    """A row without what it holds, if x holds the stacked tensors of it."""
+    if not _compat.holds_tensors(row) and not _compat.holds_tensors(x):
+        return None
+    if type(x) is type(row):
+        (held, _), (rows, shell) = _compat.opened(x), _compat.opened(row)
+        pairs = zip(held, rows, strict=True)
+        if all(a.dim() and a.shape[1:] == b.shape for a, b in pairs):
+            return shell
+    kind = type(x if _compat.holds_tensors(x) else row).__name__
+    raise CaptureError.of(
+        name, f"a {kind}, whose rows do not hold the rows of what it holds", fix=FIX
+    )
+
+
+def stacked_specs(shells: Shells, length: int) -> Shells:
+    """For the rows of tensors, what the stacked tensors are besides their tensors."""
+    return [s and _shaped(s, (length, *s.shape), (_size(s), *s.stride)) for s in shells]
+
+
+def refuse_different_results(name: str, one: Shells, other: Shells) -> None:
+    """Refuse two results that should be alike and hold other tensors, or say other things of
+    themselves.
+
+    Raises:
+        CaptureError: names both.
+    """
+    told = [[s and (s.kind, s.names, s.said) for s in x] for x in (one, other)]
+    if told[0] != told[1]:
+        texts = [", ".join(map(_spec_text, x)) for x in (one, other)]
+        raise CaptureError.of(
+            name,
+            f"its results are {texts[0]}, and in the other case {texts[1]}",
+            fix="results of one class, alike in all",
+        )
+
+
+def _spec_text(shell: _compat.Shell | None) -> str:
+    return "a plain tensor" if shell is None else f"a {shell!r}"
+
+
+def _size(shell: _compat.Shell) -> int:
+    return max(torch.Size(shell.shape).numel(), 1)
+
+
+def _shaped(shell: _compat.Shell, shape: tuple[int, ...], stride: tuple[int, ...]) -> _compat.Shell:
+    return attrs.evolve(shell, shape=shape, stride=stride)
+
+
+class BodyOverInnerTensors:
+    """A body of tensors of which none holds others.
+
+    Args:
+        name: of the op, for errors.
+        region: the body.
+        entered: what the values that enter it are besides their tensors.
+        carries: how many results come first that are not stacked; None if none is stacked.
+    """
+
+    def __init__(
+        self, name: str, region: BodyGraph, entered: Shells, carries: int | None = None
+    ) -> None:
+        self.carries = carries
+        self.name, self.region, self.entered = name, region, entered
+        self.free, self.closed_over = inner_tensors(region.free)
+        self.left: Shells = []
+
+    def __call__(
+        self, entered: Sequence[torch.Tensor], free: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        constant = (
+            _compat.unwrapped(x) if shell else x
+            for x, shell in zip(free, self._owners(), strict=True)
+        )
+        given = rebuilt_subclasses(self.name, self.entered, entered)
+        outs = self.region(
+            [*given], [*rebuilt_subclasses(self.name, self.closed_over, [*constant])]
+        )
+        if self.carries is not None:
+            refuse_unstackable(self.name, outs[self.carries :])
+        tensors, self.left = inner_tensors(outs)
+        return tensors
+
+    def _owners(self) -> Shells:
+        """For each closed-over tensor, what holds it."""
+        return [s for s in self.closed_over for _ in (s.names if s is not None else [s])]
+
+
+def refuse_partly_followed(name: str, xs: Iterable[torch.Tensor]) -> None:
+    """Refuse tensors that hold others of which a transform follows some and not all.
+
+    Raises:
+        CaptureError: names the class.
+    """
+    values = list(xs)
+    followed = [x for x in map(_compat.unwrapped, values) if _compat.holds_tensors(x)]
+    if followed and 0 < sum(map(_compat.holds_tensors, values)) < len(followed):
+        kind = _compat.class_name(followed[0])
+        raise CaptureError.of(
+            name, f"a derivative or vmap follows one {kind} in it, and not another", fix=FIX
+        )

@@ -1,0 +1,175 @@
+"""Effects that a captured function may not have: writes to its inputs, and torch's collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ... import _compat
+from ...errors import CaptureError
+from .. import annotations as sources
+from ..aten_views import viewed
+
+ALONE = (
+    "global values, and placements; shard adds the communication, and constrain asks for "
+    "it; in shard_map: "
+    "sf.psum(x, axis_name), sf.all_gather, sf.psum_scatter, sf.all_to_all, sf.ppermute"
+)
+
+
+def written_input(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The input that shares memory with a value, or that an in-place op or an `out=` writes to,
+    also through views. None if there is none.
+    """
+    queue = [node]
+    while queue:
+        node = queue.pop()
+        if node.op == "placeholder":
+            return node
+        if node.op == "call_function":
+            queue += _memory_of(node)
+    return None
+
+
+def _memory_of(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The arguments whose memory a node's result shares."""
+    if _mutates(node):
+        return _written(node)
+    shares = getattr(node.target, "is_view", False) or "getitem" in str(node.target)
+    return [x for x in node.args[:1] if shares and isinstance(x, torch.fx.Node)]
+
+
+def _written(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The arguments that an op writes to, such as the first of `add_` or the last ones of
+    `sort(..., out=(v, i))`.
+    """
+    found: list[torch.fx.Node] = []
+    for position, argument in enumerate(_compat.schema(node.target).arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = (
+                node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+            )
+            torch.fx.node.map_arg(given, found.append)
+    return found
+
+
+def _mutates(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, _compat.OpOverload) and _compat.schema(node.target).is_mutable
+
+
+def refuse_collectives(graph: torch.fx.GraphModule, name: str) -> None:
+    """Refuse torch's collectives: on global tensors, their result would depend on the
+    placements.
+
+    Raises:
+        CaptureError: names the op and the line.
+    """
+    for node in graph.graph.nodes:
+        if str(getattr(node.target, "namespace", "")).strip("_").startswith("c10d"):
+            source, fix = node.meta.get("source"), ALONE
+            raise CaptureError.of(
+                name,
+                f"it communicates by itself: {node.target}",
+                needed="a function of global tensors",
+                fix=fix,
+                source=source,
+            )
+
+
+BUFFERS = (
+    "for the buffers of a module: fn, params, buffers = sf.functionalize(module), whose fn "
+    "returns their new values, or where parameters are DTensors torch.func.functional_call("
+    "module, buffers, args) of clones, which the function returns"
+)
+
+# what the body of a loop may write to, of which it does not know the name
+OF_BODY = "(a carry, a per-step input or a closed-over value)"
+
+
+def refuse_mutation(
+    graph: torch.fx.GraphModule, name: str, paths: Sequence[str]
+) -> list[torch.fx.Node]:
+    """The nodes of the graph that write in place. Refuses writes to inputs.
+
+    Raises:
+        CaptureError: names the argument and the line.
+    """
+    holders = graph.graph.find_nodes(op="placeholder")
+    writes = [n for n in graph.graph.nodes if n.op == "call_function" and _mutates(n)]
+    for node in writes:
+        refuse_windows(node, name)
+        hit = written_input(node)
+        if hit is None:
+            continue
+        position = holders.index(hit)
+        source = sources.user_line(node)
+        if position < len(paths):
+            path = paths[position]
+            where = f"{name}, argument {path}"
+            fix = f"return the new value, or write to a copy: {path}.clone()"
+            if path == OF_BODY:
+                fix = f"return the new value, or write to a clone(); {BUFFERS}"
+        else:
+            path = "a tensor that it closes over"
+            where = f"{name}, {path}"
+            fix = f"{BUFFERS}; or return the new value, or write to a clone()"
+        raise CaptureError.of(
+            where,
+            "the function writes to it in place",
+            needed="a function that only returns",
+            fix=fix,
+            source=source,
+            arg_path=path,
+        )
+    return writes
+
+
+def refuse_windows(node: torch.fx.Node, name: str) -> None:
+    """Refuse a write through windows that overlap, or that leave elements out: torch's
+    functionalization gives other values than the write has (torch 2.13).
+
+    Raises:
+        CaptureError: names the line.
+    """
+    arguments = _compat.schema(node.target).arguments
+    written = [
+        x
+        for argument, x in zip(arguments, node.args, strict=False)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    for value in written:
+        if isinstance(value, torch.fx.Node) and _is_windowed(value):
+            raise CaptureError.of(
+                name,
+                "it writes through windows that overlap or leave elements out",
+                needed="writes to views whose elements are each in memory once",
+                fix="compute the new value: torch.where, x.index_add, or slices such as x[::2]",
+                source=sources.user_line(node),
+            )
+
+
+def _is_windowed(node: torch.fx.Node | None) -> bool:
+    """Whether a value is a view by windows, or has elements that share memory."""
+    shared = node is not None and _may_overlap(node.meta.get("val"))
+    while node is not None and not shared:
+        if node.target is torch.ops.aten.unfold.default:
+            before, after = node.all_input_nodes[0].meta["val"], node.meta["val"]
+            shared = after.numel() != before.numel() or _may_overlap(after)
+        node = viewed(node)
+    return shared
+
+
+def _may_overlap(x: object) -> bool:
+    """Whether two elements of a tensor may lie at one place of its memory."""
+    if not isinstance(x, torch.Tensor) or x.layout != torch.strided:
+        return False
+    if any(isinstance(n, torch.SymInt) for n in (*x.shape, *x.stride())):
+        return False
+    dims = sorted((s, n) for n, s in zip(x.shape, x.stride(), strict=True) if n > 1)
+    reach = 0
+    for stride, size in dims:
+        if stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False

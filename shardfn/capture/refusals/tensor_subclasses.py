@@ -1,0 +1,128 @@
+"""Tensor subclasses that a captured function may not make, take or return: those that neither are
+plain nor say what they hold.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ... import _compat, _tree
+from ...errors import CaptureError
+from ...ops.nodes import args_of
+from .. import annotations as sources
+from ..dynamo_nodes import name_of
+from . import leaks
+
+FIX = (
+    "DTensor.from_local(x, mesh, placements) or distribute_tensor, in jit and shard_map; "
+    "global tensors inside: in_placements, out_placements and sf.constrain(x, "
+    "placements) say how they lie; "
+    "sf.shard_map and sf.psum, sf.all_gather, ... are for the code of one rank"
+)
+DTENSOR = "it makes a DTensor inside, or takes one apart"
+PLAIN = "x.as_subclass(torch.Tensor); or a class that says what it holds: __tensor_flatten__"
+
+# calls of torch.func, in Dynamo's graph, after which a transform follows a tensor
+FOLLOWS = ("_wrap_for_grad", "_add_batch_dim", "_make_dual", "make_dual")
+
+# the namespaces of ops of torch that communicate; those that shardfn knows are its own by now
+SENDING = ("symm_mem", "c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
+
+
+def subclass_error(where: str, got: str, source: str | None) -> CaptureError:
+    """The error for a tensor subclass."""
+    fix = FIX if "DTensor" in got else PLAIN
+    return CaptureError.of(where, got, needed="plain tensors", fix=fix, source=source)
+
+
+def refuse_made(python: torch.fx.GraphModule, name: str) -> None:
+    """Refuse a graph of Dynamo's with calls that make tensor subclasses or communicate.
+
+    Raises:
+        CaptureError: names the user's line.
+    """
+    for module in python.modules():
+        for node in getattr(getattr(module, "graph", None), "nodes", ()):
+            value = node.meta.get("example_value")
+            if name_of(node) in FOLLOWS:
+                _refuse_unread(node, name)
+            _refuse_sending(node, name)
+            is_tensor = isinstance(value, torch.Tensor)
+            if is_tensor and _is_refused(value):
+                kind = _compat.class_name(value)
+                got = DTENSOR if kind == "DTensor" else f"it makes a {kind}"
+                raise subclass_error(name, got, sources.user_line(node))
+
+
+def _refuse_sending(node: torch.fx.Node, name: str) -> None:
+    """Refuse an op of torch that communicates by itself: as a local op it would be wrong."""
+    op = str(node.target).removeprefix("torch.ops.")
+    if isinstance(node.target, str) or op.split(".")[0] not in SENDING:
+        return
+    source = sources.user_line(node)
+    got = f"it calls {op}, which communicates by itself"
+    needed = "collectives that shardfn knows"
+    fix = "torch.distributed.all_gather_into_tensor, reduce_scatter_tensor or all_to_all_single, "
+    fix += "and the product beside it; or DTensors: x.redistribute(mesh, placements) @ w"
+    raise CaptureError.of(name, got, needed=needed, fix=fix, source=source)
+
+
+def _refuse_unread(node: torch.fx.Node, name: str) -> None:
+    """Refuse to follow a tensor whose class reads calls, which a transform would pass by."""
+    value = args_of(node)[0].meta.get("example_value")
+    if _compat.holds_tensors(value) and _compat.reads_calls(value):
+        kind = _compat.class_name(value)
+        raise CaptureError.of(
+            name,
+            f"a derivative or vmap follows a {kind}, whose class has a __torch_function__",
+            fix="the tensors that it holds as arguments, or __torch_dispatch__",
+            source=sources.user_line(node),
+        )
+
+
+def _is_refused(x: Any) -> bool:
+    return _compat.is_foreign(x) and not _compat.holds_tensors(x)
+
+
+def refuse_results(out: Any, name: str) -> None:
+    """Refuse results that are not plain tensors.
+
+    Raises:
+        CaptureError: names the first.
+    """
+    pairs = zip(_tree.paths(out), _tree.leaves(out), strict=True)
+    wrong = [(path, x) for path, x in pairs if _is_refused(x)]
+    if wrong:
+        path, x = wrong[0]
+        error = subclass_error(f"{name}, result{path}", f"a {_compat.class_name(x)}", None)
+        error.arg_path = "result" + path
+        raise error
+
+
+def refuse_unheld_tensors(out: Any, name: str) -> None:
+    """Refuse results that say a tensor of themselves which they do not hold.
+
+    Raises:
+        CaptureError: names the first.
+    """
+    for path, x in _tree.holders(out):
+        context = _compat.opened(x)[1].context
+        if any(map(_tree.is_tensor, _tree.leaves((context,)))):
+            raise CaptureError.of(
+                f"{name}, result{path}",
+                f"a {_compat.class_name(x)}, which tells a tensor and does not hold it",
+                fix="the tensor among the names of __tensor_flatten__",
+                arg_path="result" + path,
+            )
+
+
+def refuse_fakes(constants: list[torch.Tensor], name: str) -> None:
+    """Refuse a tensor constant without a value.
+
+    Raises:
+        CaptureError: it leaked from a trace.
+    """
+    if any(_compat.is_fake(x) for x in constants):
+        raise leaks.leaked(f"{name}, a tensor that it holds")

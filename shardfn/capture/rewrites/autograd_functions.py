@@ -1,0 +1,336 @@
+"""autograd.Functions whose forward takes the context, in the form that torch.func takes.
+
+Such a forward saves whatever it computes. Here it runs on a context that records, and the
+tensors that it saves are further results.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from ... import _compat, _tree
+from ...errors import CaptureError, source_at
+from .. import annotations as sources
+from ..refusals import leaks
+from .autograd_function_code import is_of_ranks
+from .autograd_function_records import (
+    Context,
+    ForwardRecord,
+    TensorPlace,
+    is_tensor,
+    may_have_gradient,
+)
+
+Function = type[torch.autograd.Function]
+# reasons to refuse a call: the problem, and the suggestion
+WRITES = ("its forward writes in place to an argument", "a forward that returns a new tensor")
+INTERMEDIATE = (
+    "its derivative is differentiated, and uses a value of its forward that is neither an "
+    "argument nor a result",
+    "a backward that computes it from its arguments; or return it as a result too",
+)
+TANGENT = (  # torch, later than 2.15
+    "its jvp is differentiated in forward mode, and torch drops that derivative",
+    "forward over reverse: sf.hessian, or sf.jvp of sf.grad; or sf.custom_jvp",
+)
+MARKED_ONCE = (
+    "its backward is marked once_differentiable, and is differentiated",
+    "a backward without the mark",
+)
+ONCE = torch.autograd.function.once_differentiable(len).__code__
+
+
+def apply_function(call: Callable[..., Any], function: Function, *args: Any, **kwargs: Any) -> Any:
+    """Call a Function under torch.func. The constants that its code reads are in the key of the
+    capture.
+
+    Args:
+        call: torch's call of a Function whose forward does not take the context.
+        function: the class.
+        args: of the call. Tensors among them, not those inside of containers, have gradients.
+        kwargs: of the call, in the order of the forward's parameters.
+
+    Raises:
+        CaptureError: the forward writes to its arguments. When it is differentiated twice: the
+            derivative uses a value of the forward that is neither an argument nor a result. It
+            communicates, or asks for its rank.
+    """
+    if is_of_ranks(function):
+        raise CaptureError.of(
+            _name(function),
+            "it communicates or asks for its rank, in a module that runs as it is",
+            needed="code that is read",
+            fix="torch.func.functional_call(module, params, args) in place of functionalize",
+            source=_replayed_line() or _definition(function),
+        )
+    is_users = not function.__module__.startswith("shardfn.")
+    has_jvp = function.jvp is not torch.autograd.Function.jvp
+    if is_users and has_jvp and _compat.followed([*args, *kwargs.values()]).count("jvp") > 1:
+        got, fix = TANGENT
+        source = _replayed_line() or _definition(function)
+        raise CaptureError.of(_name(function), got, fix=fix, source=source)
+    for fn in (function.forward, function.backward, function.jvp):
+        leaks.watch(_name(function), inspect.unwrap(fn), is_pure=is_users)
+    leaks.note_methods(function)
+    if not _compat.takes_context(function):
+        return call(function, *args, **kwargs)
+    if kwargs:
+        bound = inspect.signature(function.forward).bind(None, *args, **kwargs)
+        args = bound.args[1:]
+    recorded = RecordedCall(function, args)
+    results = recorded.differentiable().apply(*recorded.tensors)
+    return recorded.record.result(results)
+
+
+class RecordedCall:
+    """One call of a Function.
+
+    Args:
+        function: the class.
+        args: of the call.
+    """
+
+    record: ForwardRecord  # of its forward, which runs first
+
+    def __init__(self, function: Function, args: tuple[Any, ...]) -> None:
+        self.function = function
+        self.args = args
+        self.leaves, self.treedef = _tree.flatten(args)
+        self.tensors = list(filter(is_tensor, self.leaves))
+        self.numbers = _numbers(args)
+        self.needs = tuple(map(_needs_gradient, args))
+        self.source = _replayed_line() or _definition(function)
+        self.has_jvp = function.jvp is not torch.autograd.Function.jvp
+        self.is_nested = _compat.derivative_levels() > 1
+
+    def differentiable(self) -> Function:
+        """The Function of this call, whose forward takes tensors only."""
+
+        class Differentiable(torch.autograd.Function):
+            generate_vmap_rule = True
+
+            @staticmethod
+            def forward(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+                return self.forward(tensors)
+
+            @staticmethod
+            def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+                self.save(ctx, inputs, output)
+
+            @staticmethod
+            def backward(ctx: Any, *cotangents: Any) -> Any:
+                return self.backward(ctx, cotangents)
+
+        if self.has_jvp:
+            Differentiable.jvp = staticmethod(self.jvp)
+        Differentiable.__name__ = self.function.__name__
+        return Differentiable
+
+    def forward(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The results that are tensors, and the other tensors that were saved."""
+        context = Context()
+        context.needs_input_grad = self.needs
+        feed = iter(tensors)
+        args = list(self.leaves)
+        for i, x in enumerate(args):
+            if is_tensor(x):
+                args[i] = next(feed)
+        before = _versions(tensors)
+        given = _tree.unflatten(self.treedef, args)
+        out: Any = self.function.forward(context, *given)
+        is_written = _versions(tensors) != before
+        if is_written or context.dirty_tensors:
+            self.refuse(*WRITES)
+        results = _as_tuple(out)
+        self._refuse_containers(results)
+        self.record = ForwardRecord.of(context, tensors, out)
+        return *filter(is_tensor, results), *self.record.extras
+
+    def _refuse_containers(self, results: Sequence[Any]) -> None:
+        """Refuse tensors inside of a result, which torch gives no gradients."""
+        for x in results:
+            if is_tensor(x):
+                continue
+            leaves = _tree.leaves(x)
+            if any(map(is_tensor, leaves)):
+                self.refuse(
+                    f"its forward returns a {type(x).__name__} of tensors",
+                    "a forward that returns a tuple of tensors",
+                )
+
+    def save(self, ctx: Any, inputs: Sequence[Any], results: Sequence[Any]) -> None:
+        """Save the tensors in torch's context, at one level of torch.func."""
+        record = self.record
+        values = [place.value(inputs, results) for place in record.places]
+        ctx.save_for_backward(*values)
+        if self.has_jvp:
+            ctx.save_for_forward(*values)
+        ctx.set_materialize_grads(record.materializes)
+        constant = [x for x in results if not may_have_gradient(x)]
+        silent = [results[i] for i in record.silent]
+        ctx.mark_non_differentiable(*constant, *silent)
+
+    def _context(self, ctx: Any) -> tuple[Context, Any, Any]:
+        """The context that the user's backward or jvp takes, from torch's, and the tensors that
+        were saved for each.
+        """
+        values: dict[TensorPlace, torch.Tensor] = {}
+        for place, x in zip(self.record.places, ctx.saved_tensors, strict=True):
+            values[place] = self._guarded(place, x)
+        backward, forward, attributes = self.record.filled(values)
+        context = Context()
+        vars(context).update(attributes)
+        needs = [False] * len(self.args)
+        for number, need in zip(self.numbers, ctx.needs_input_grad, strict=True):
+            if number is not None:
+                needs[number] = need
+        context.needs_input_grad = tuple(needs)
+        return context, backward, forward
+
+    def _guarded(self, place: TensorPlace, x: torch.Tensor) -> torch.Tensor:
+        """A saved tensor; one that is neither an input nor a result has no derivative."""
+        if self.is_nested and self.record.is_extra(place) and may_have_gradient(x):
+            return NotDifferentiableAgain.apply(x, self, INTERMEDIATE)
+        return x
+
+    def backward(self, ctx: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:
+        """The gradients of the tensors, by the user's backward."""
+        given: list[Any] = []
+        for x in self.record.outs:
+            is_end = isinstance(x, TensorPlace)
+            given.append(cotangents[x.at] if is_end else None)
+        context, context.saved_tensors, _ = self._context(ctx)
+        gradients = self._gradients(context, given)
+        count = len(self.args)
+        is_more = any(g is not None for g in gradients[count:])
+        if len(gradients) < count or is_more:
+            self.refuse(
+                f"its backward returns {len(gradients)} for {count} arguments",
+                "a gradient or None for each argument of the forward",
+            )
+        found: list[Any] = []
+        for number in self.numbers:
+            found.append(None if number is None else gradients[number])
+        return tuple(found)
+
+    def _gradients(self, context: Context, cotangents: list[Any]) -> tuple[Any, ...]:
+        """The results of the user's backward, which may be differentiable once only."""
+        backward: Any = self.function.backward
+        if getattr(backward, "__code__", None) is not ONCE:
+            return _as_tuple(backward(context, *cotangents))
+        if not self.is_nested:
+            with torch.no_grad():
+                return _as_tuple(backward.__wrapped__(context, *cotangents))
+        # under no_grad the outer derivative would be zero, not refused
+        found = backward.__wrapped__(context, *cotangents)
+        gradients = list(_as_tuple(found))
+        for i, g in enumerate(gradients):
+            if is_tensor(g):
+                gradients[i] = NotDifferentiableAgain.apply(g, self, MARKED_ONCE)
+        return tuple(gradients)
+
+    def jvp(self, ctx: Any, *tangents: Any) -> tuple[Any, ...]:
+        """The tangents of the results, by the user's jvp."""
+        extras = self.record.extras
+        if self.is_nested and any(map(may_have_gradient, extras)):
+            self.refuse(*INTERMEDIATE)
+        given: list[Any] = [None] * len(self.args)
+        for number, tangent in zip(self.numbers, tangents, strict=True):
+            if number is not None:
+                given[number] = tangent
+        context, _, context.saved_tensors = self._context(ctx)
+        results = _as_tuple(self.function.jvp(context, *given))
+        mine: list[Any] = []
+        for tangent, x in zip(results, self.record.outs, strict=True):
+            if isinstance(x, TensorPlace):
+                mine.append(tangent)
+        none = [None] * len(extras)
+        return *mine, *none
+
+    def refuse(self, got: str, fix: str) -> NoReturn:
+        """Refuse the call.
+
+        Raises:
+            CaptureError: always.
+        """
+        raise CaptureError.of(
+            _name(self.function),
+            got,
+            needed="a pure forward, and a derivative of it",
+            fix=fix,
+            source=self.source,
+        )
+
+
+class NotDifferentiableAgain(torch.autograd.Function):
+    """The identity on a tensor of a derivative that may not be differentiated again."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: torch.Tensor, call: RecordedCall, reason: tuple[str, str]) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.given = inputs[1:]
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Any) -> Any:
+        call, reason = ctx.given
+        call.refuse(*reason)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        call, reason = ctx.given
+        call.refuse(*reason)
+
+
+def _name(function: Function) -> str:
+    """The name of a Function in errors."""
+    return f"autograd.Function {function.__name__}"
+
+
+def _numbers(args: tuple[Any, ...]) -> list[int | None]:
+    """For each tensor of a call the number of the argument that it is. None inside of a
+    container.
+    """
+    numbers: list[int | None] = []
+    for number, arg in enumerate(args):
+        inside = filter(is_tensor, _tree.leaves(arg))
+        numbers += [number if x is arg else None for x in inside]
+    return numbers
+
+
+def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """The number of in-place writes to each tensor so far."""
+    return list(map(_compat.version_of, tensors))
+
+
+def _as_tuple(x: Any) -> tuple[Any, ...]:
+    return x if isinstance(x, tuple) else (x,)
+
+
+def _replayed_line() -> str | None:
+    """The user's line of the op that is replayed."""
+    stack = torch.fx.traceback.get_current_meta().get("stack_trace")
+    return sources.line_of(stack)
+
+
+def _definition(function: Function) -> str | None:
+    """The line of the forward."""
+    code = getattr(function.forward, "__code__", None)
+    if code is None:
+        return None
+    return source_at(code.co_filename, code.co_firstlineno)
+
+
+def _needs_gradient(x: Any) -> bool:
+    """Whether a gradient goes back to an argument, at any level of torch.func."""
+    if not is_tensor(x) or not torch.is_grad_enabled():
+        return False
+    return _compat.is_differentiated(x)
