@@ -65,12 +65,12 @@ def _annotate_backward(number: int, inside: dict[str, Any], gradients: Any) -> N
 
 
 def regions(noted: dict[str, Any]) -> dict[str, str]:
-    """The checkpointed calls that contain a node, with their policies."""
+    """The calls of `checkpoint` around a node, as annotations, each with its policy."""
     return {key: policy for key, policy in noted.items() if key.startswith(REGION)}
 
 
 def call_annotations(noted: dict[str, Any]) -> dict[str, Any]:
-    """The checkpointed calls that contain a node, and whether it is in the outermost backward."""
+    """The annotations of a node about checkpointed calls and about the outermost backward."""
     return {key: said for key, said in noted.items() if key.startswith(REGION) or key == OUTERMOST}
 
 
@@ -101,7 +101,7 @@ def fresh_region() -> str:
 
 @contextlib.contextmanager
 def annotations_restored() -> Iterator[None]:
-    """A context that restores the current annotations when it is left."""
+    """A context that restores the current annotations of make_fx when it is left."""
     meta = torch.fx.traceback.get_current_meta()
     before = meta.get("custom")
     try:
@@ -120,7 +120,9 @@ def annotate_implicit_comm(setting: str) -> Any:
 
 @_compat.read_by_dynamo
 def annotate_cast(dtype: str, reduced: str) -> Any:
-    """A context for casts to a dtype, whose gradients are reduced in another one."""
+    """A context that annotates casts to a dtype with the dtype in which their gradients are
+    reduced.
+    """
     notes = {f"{REDUCES}{reduced}": True}
     if dtype == "torch.float16":
         notes[IN_FLOAT16] = True
@@ -129,7 +131,7 @@ def annotate_cast(dtype: str, reduced: str) -> Any:
 
 @_compat.read_by_dynamo
 def annotate_loss_scale() -> Any:
-    """A context for the op that scales a loss."""
+    """A context that annotates the op that scales a loss."""
     return torch.fx.traceback.annotate({SCALES: True})
 
 
@@ -184,7 +186,7 @@ def attach(graph: torch.fx.GraphModule) -> None:
 def _module(
     node: torch.fx.Node, noted: dict[str, Any], owner: torch.fx.Node | None
 ) -> dict[str, str]:
-    """The note of the submodule that an op, or the op of a backward, was in."""
+    """The annotation with the path of the submodule that a node's op was called in."""
     path = (
         noted.get("module")
         or (owner and owner.meta["custom"].get("module"))
@@ -196,7 +198,7 @@ def _module(
 
 
 def _inherited(owner: torch.fx.Node | None) -> dict[str, Any]:
-    """The annotations of an op that those of its backward have too."""
+    """The annotations of a forward op that its backward ops have too."""
     noted = owner.meta["custom"] if owner else ()
     return {key: True for key in noted if key.startswith(INHERITED)}
 
@@ -204,8 +206,8 @@ def _inherited(owner: torch.fx.Node | None) -> dict[str, Any]:
 def _forward_op(
     number: int | None, numbers: list[int], owners: list[torch.fx.Node]
 ) -> torch.fx.Node | None:
-    """The op with this autograd sequence number. Under several gradients an op takes several
-    numbers, and the last is its own.
+    """The forward op with this autograd sequence number. Under several gradients an op takes
+    several numbers, and the last is its own.
     """
     at = len(numbers) if number is None else bisect.bisect_left(numbers, number)
     return owners[at] if at < len(owners) else None

@@ -13,9 +13,7 @@ SAME = (
 
 
 def viewed(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The value that a node's value is a view of or is equal to. None for a value with its own
-    memory.
-    """
+    """The node whose memory a node's result is a view of. None for a value with its own memory."""
     if node.op != "call_function":
         return None
     if node.target is operator.getitem:
@@ -37,7 +35,7 @@ def _node(x: Any) -> torch.fx.Node | None:
 
 
 def memory_of(node: torch.fx.Node) -> torch.fx.Node | tuple[Any, ...]:
-    """The node that made the memory of a value, with an index if it made several tensors."""
+    """The node that allocated the memory of a value, with an index if it made several tensors."""
     while (source := viewed(node)) is not None:
         node = source
     return node.args if node.target is operator.getitem else node

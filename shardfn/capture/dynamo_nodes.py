@@ -80,14 +80,14 @@ IN_PLACE = {
 
 
 def graphs_of(module: torch.fx.GraphModule) -> Iterator[torch.fx.Graph]:
-    """The graph and those of its higher-order ops."""
+    """The graph and the graphs of its higher-order ops."""
     for child in module.modules():
         if isinstance(child, torch.fx.GraphModule):
             yield child.graph
 
 
 def children_of(module: torch.fx.GraphModule, node: torch.fx.Node) -> list[torch.fx.GraphModule]:
-    """The graphs among the arguments of a higher-order op."""
+    """The subgraphs among the arguments of a higher-order op."""
     if node.op != "call_function":
         return []
     found = [
@@ -99,7 +99,7 @@ def children_of(module: torch.fx.GraphModule, node: torch.fx.Node) -> list[torch
 
 
 def nodes_in(x: Any) -> list[torch.fx.Node]:
-    """The nodes in an argument, lists included."""
+    """All nodes in an argument, those in lists and dicts included."""
     found: list[torch.fx.Node] = []
     torch.fx.node.map_arg(x, found.append)
     return found
@@ -111,7 +111,7 @@ def is_size(node: torch.fx.Node) -> bool:
 
 
 def is_wrap(node: torch.fx.Node) -> bool:
-    """Whether a node runs a body."""
+    """Whether a node is a call of torch's `wrap`, which runs a body."""
     return getattr(node.target, "_name", None) == "wrap"
 
 
@@ -130,7 +130,7 @@ def root_of(x: torch.fx.Node) -> torch.fx.Node:
 
 
 def memories_of(x: torch.fx.Node) -> list[int]:
-    """The memory of each tensor of a value that Dynamo has computed. Nothing if one is unknown."""
+    """The storage of each tensor of a value that Dynamo has computed. Nothing if one is unknown."""
     value = x.meta.get("example_value")
     every: list[Any] = [value]
     if isinstance(value, (tuple, list)):

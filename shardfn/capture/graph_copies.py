@@ -6,7 +6,7 @@ import torch
 
 
 def copied(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """The same graph, node by node, names and metadata included."""
+    """A copy of a graph, node by node, with names and metadata."""
     fresh = torch.fx.Graph()
     env = {}
     for node in graph.nodes:

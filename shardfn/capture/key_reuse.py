@@ -53,30 +53,30 @@ def used_keys(graph: torch.fx.Graph, name: str, constants: Sequence[torch.Tensor
 
 
 def _content(x: torch.Tensor) -> tuple[Any, ...]:
-    """The identity of a constant: the values of a key, else the tensor itself."""
+    """What identifies a constant: the values of a random key, else the tensor itself."""
     is_key = x.dtype == torch.int64 and tuple(x.shape) == (2,)
     return tuple(x.tolist()) if is_key else (id(x),)
 
 
 class _Numbers:
-    """The numbers of values, and where keys are used."""
+    """Numbers of values: values that are computed in the same way have the same number."""
 
     def __init__(self) -> None:
         self.counter = itertools.count()
         self.known: dict[tuple[Any, ...], int] = {}
 
     def fresh(self) -> int:
-        """The number of a value that is like no other."""
+        """A new number, of a value that equals no other."""
         return next(self.counter)
 
     def of(self, *computed: Any) -> int:
-        """The number of all values that are computed so."""
+        """The number of the values that are computed by this op from these inputs."""
         return self.known.setdefault(computed, next(self.counter))
 
     def uses(
         self, graph: torch.fx.Graph, given: Sequence[int]
     ) -> tuple[dict[int, Lines], list[int]]:
-        """(where each key is used, by its number; the numbers of the results).
+        """The lines where each random key is used, by its number, and the numbers of the results.
 
         Args:
             graph: to look through.
@@ -103,7 +103,7 @@ class _Numbers:
         return found, [known.get(x, -1) for x in returned_by(graph)]  # one may be there twice
 
     def _value(self, node: torch.fx.Node, known: dict[torch.fx.Node, int]) -> int:
-        """The number of what a call gives; that of its input if it changes nothing."""
+        """The number of the value that a call computes."""
         if _is_identity(node):
             return known[node.args[0]]  # type: ignore[index]
         numbered = torch.fx.map_arg((node.args, node.kwargs), lambda x: f"%{known[x]}")
@@ -136,7 +136,7 @@ class _Numbers:
 
 
 def _is_identity(node: torch.fx.Node) -> bool:
-    """Whether a call gives the values of its input in the same order and shape."""
+    """Whether a call returns the values of its input unchanged."""
     if node.target is aten.permute.default:
         dims: Any = node.args[1]
         return list(dims) == list(range(len(dims)))

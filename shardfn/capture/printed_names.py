@@ -32,7 +32,7 @@ def dotted(path: str) -> str:
 
 
 def is_name_of_path(name: str, path: str) -> bool:
-    """Whether a name tells its path."""
+    """Whether a printed name says its path in full."""
     return name == dotted(path) and PLAIN_PATH.fullmatch(path) is not None
 
 
@@ -85,8 +85,8 @@ def _add_ops(graph: torch.fx.Graph, names: Names, taken: set[str]) -> None:
 
 
 def _wanted(node: torch.fx.Node) -> str:
-    """The node's own name if it is that of its op, with or without a number. Otherwise the op's
-    name.
+    """The name that a node would have if it were free: its own if it contains its op's, else its
+    op's. Otherwise the op's name.
     """
     op = op_name(node)
     numbered = re.fullmatch(re.escape(op) + r"(_\d+)?", node.name)

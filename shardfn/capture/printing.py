@@ -76,8 +76,8 @@ class Printer:
     full: bool
 
     def body(self, graph: torch.fx.Graph) -> list[str]:
-        """The nodes of a graph, a line each. A long graph shows only the notable ones, with the
-        number of lines left out.
+        """The lines of the nodes of a graph; of a long graph only the notable ones. A long graph
+        shows only the notable ones, with the number of lines left out.
         """
         nodes = [n for n in graph.nodes if n.op == "call_function"]
         if self.full or len(nodes) <= LONG:
@@ -117,7 +117,7 @@ class Printer:
         return ["  return", *_shortened(lines, "results", self.full)]
 
     def _inside(self, node: torch.fx.Node) -> list[str]:
-        """The graphs of a loop. A short text has only their notable nodes."""
+        """The lines of a loop's graphs. A short text has only their notable nodes."""
         lines: list[str] = []
         loop = loop_of(node)
         for title, graph in zip(graph_titles(loop), loop.graphs, strict=True):
@@ -178,7 +178,9 @@ def value_type(value: Any) -> str:
 def input_lines(
     names: Iterable[str], paths: Iterable[str], types: Iterable[str], full: bool
 ) -> list[str]:
-    """The inputs, a line each. Of many, only the first and the last."""
+    """The lines of the inputs; of many, only the first and the last. Of many, only the first and
+    the last.
+    """
     lines = [
         f"  in    %{name}: {kind}{_path_note(name, path)}"
         for name, path, kind in zip(names, paths, types, strict=True)

@@ -22,8 +22,8 @@ from .trace import note_derivative
 
 
 class Replay(torch.fx.Interpreter):
-    """Runs Dynamo's graph. Annotates the nodes of each grad call's backward, and the gradients
-    of one call.
+    """The interpreter that replays Dynamo's graph under make_fx. Annotates the nodes of each grad
+    call's backward, and the gradients of one call.
     """
 
     def __init__(self, graph: torch.fx.GraphModule, depth: int = 0) -> None:

@@ -20,7 +20,7 @@ OF_FAKES = "FakeTensor("
 
 
 class Result(NamedTuple):
-    """The tree of results."""
+    """The tree of the results of a function, with TENSOR for each tensor."""
 
     leaves: list[Any]  # TENSOR for tensors
     treedef: _tree.TreeDef
@@ -35,7 +35,7 @@ class Result(NamedTuple):
         return cls(list(map(_mark_tensor, leaves)), treedef, _tree.paths(out))
 
     def beside(self, gradients: tuple[str, ...]) -> Result:
-        """The value, of a result that is a value and gradients of these tensors."""
+        """The tree of the value alone, of a result that is a value and gradients."""
         value = self.treedef.children()[0]
         count = len(self.leaves) - len(gradients)
         paths = [path.removeprefix("[0]") for path in self.paths[:count]]
@@ -106,12 +106,12 @@ def _before_text(path: str) -> str:
 
 
 def _untold(x: Any) -> bool:
-    """Whether the error is about str(mesh), which Dynamo evaluates on a stand-in of the mesh
-    (torch 2.13). f"{mesh}" works.
+    """Whether a result is a text of a mesh that Dynamo has evaluated on a stand-in (torch 2.13).
+    f"{mesh}" works.
     """
     return isinstance(x, str) and "FakeScriptObject object at" in x
 
 
 def _mark_tensor(x: Any) -> Any:
-    """TENSOR for a tensor."""
+    """TENSOR for a tensor, and any other leaf as it is."""
     return TENSOR if isinstance(x, torch.Tensor) else x

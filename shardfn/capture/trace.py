@@ -31,7 +31,7 @@ from .rewrites.in_place_ops import without_writes
 
 @attrs.define(eq=False)
 class Recording:
-    """The store of one capture."""
+    """What one capture records while it traces: its loops, hooked parameters, derivative."""
 
     name: str
     table: dict[Any, Any]
@@ -52,7 +52,7 @@ _recording: contextvars.ContextVar[Recording] = contextvars.ContextVar("shardfn_
 
 @contextlib.contextmanager
 def recording(name: str, table: dict[Any, Any], mode: Any) -> Iterator[Recording]:
-    """A context with a new recording."""
+    """The context with a new Recording."""
     token = _recording.set(Recording(name, table, mode))
     try:
         yield _recording.get()
@@ -80,7 +80,7 @@ def note_derivative(results: Sequence[torch.Tensor], primals: Sequence[torch.Ten
 
 @torch.library.custom_op("shardfn::looped", mutates_args=())
 def looped(tensors: list[torch.Tensor], number: int) -> list[torch.Tensor]:
-    """The op that stands for the loop of that number in a graph that is being traced."""
+    """The op that stands for a loop, by its number, in a graph that is being traced."""
     raise AssertionError("a loop is an op of its own once it is captured")
 
 
@@ -122,8 +122,9 @@ def _drop_labels(graph: torch.fx.Graph) -> None:
 def traced(
     fn: Callable[..., Any], examples: Sequence[torch.Tensor], name: str, again: bool = False
 ) -> tuple[torch.fx.Graph, list[torch.Tensor]]:
-    """Trace a function of tensors like these into a separate graph. Also returns its tensor
-    constants, which are its last inputs.
+    """Trace a function of tensors into a graph of its own. Returns the graph and its tensor
+    constants, which are its last inputs. Also returns its tensor constants, which are its last
+    inputs.
 
     Args:
         fn: the function.

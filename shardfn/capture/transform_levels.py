@@ -24,7 +24,7 @@ DUAL = (
 
 
 class Nesting:
-    """The levels that one graph has entered.
+    """The levels of torch.func that the replay of one graph has entered.
 
     Args:
         base: the number of enclosing levels when Dynamo traced it.
@@ -66,7 +66,7 @@ NAMES = frozenset((*LEVEL_AT, *ENTERS, *LEAVES, *DUAL))
 
 
 def dtensor_at(name: str, x: Any, rest: list[Any]) -> Any:
-    """A DTensor at another level of torch.func, as torch places it.
+    """A DTensor after an op of torch.func that changes its level, as torch places it.
 
     Args:
         name: of the op that leads to the level.

@@ -154,7 +154,7 @@ def _is_item(node: torch.fx.Node) -> bool:
 
 
 def _tokens(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node | None]:
-    """For each backward node, a value of the backward that is available before it: one that it
+    """For each backward node, a value of the backward that is computed before it: one that it
     reads, or else the latest one.
 
     Excludes constants, which may be made at any time, and values of a call's own forward, such
@@ -189,14 +189,14 @@ def _tokens(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node | None]:
 
 @attrs.define(eq=False)
 class _Work:
-    """The state that all checkpointed calls of a graph share."""
+    """What all checkpointed calls of a graph share: their nodes, and the tokens of the backward."""
 
     members: dict[str, list[torch.fx.Node]]  # of each call
     tokens: dict[torch.fx.Node, torch.fx.Node | None]  # of each backward node
 
     def enter(self, made: torch.fx.Node, reader: torch.fx.Node) -> None:
-        """Register a node made for a reader, since outer calls may have to recompute its
-        inputs.
+        """Register a node that was inserted for a reader, since outer calls may have to recompute
+        its inputs.
         """
         self.tokens[made] = self.tokens[reader]
         for key in _regions(made):
@@ -205,7 +205,7 @@ class _Work:
 
 @attrs.define(eq=False)
 class _Region:
-    """One checkpointed call, and the nodes made for its backward so far."""
+    """One checkpointed call, and the nodes inserted for its backward so far."""
 
     graph: torch.fx.Graph
     work: _Work
@@ -230,14 +230,16 @@ class _Region:
             self.serve(reader)
 
     def reads(self, node: torch.fx.Node) -> bool:
-        """Whether a node belongs to this call's backward. A node without annotations does."""
+        """Whether a node belongs to this call's backward, and so reads recomputed values. A node
+        without annotations does.
+        """
         if not _is_backward(node) or node.target in SHAPE_ONLY or self.key in _noted(node):
             return False
         return self.key in _noted(node).get("inside", (self.key,))
 
     def serve(self, reader: torch.fx.Node) -> None:
-        """Have one backward node read copies of unsaved values, made right before it. It reads
-        other values through `after`, as the copies do.
+        """Make one backward node read recomputed copies of unsaved values, inserted right before
+        it. It reads other values through `after`, as the copies do.
         """
         needed = set[torch.fx.Node]()
         queue = list(reader.all_input_nodes)
@@ -263,7 +265,7 @@ class _Region:
         return not draws(node) and not self.keeps(node, names)
 
     def current(self, node: torch.fx.Node) -> torch.fx.Node:
-        """The value that the backward reads in place of a value, if it has been made."""
+        """The recomputed copy that the backward reads in place of a value, if there is one."""
         return self.copies.get(node) or self.barred.get(node, node)
 
     def copy(self, node: torch.fx.Node, reader: torch.fx.Node) -> None:
@@ -300,7 +302,9 @@ class _Region:
         self.late.add(after)
 
     def about(self, node: torch.fx.Node, reader: torch.fx.Node) -> dict[str, Any]:
-        """The meta of a copy of a node for a reader. It has the reader's position."""
+        """The metadata of a recomputed copy of a node: in the phase and the calls of its reader. It
+        has the reader's position.
+        """
         noted = _noted(node)
         plain = {
             key: said

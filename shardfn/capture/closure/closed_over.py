@@ -50,15 +50,19 @@ class ClosedOver:
 
     @property
     def shared(self) -> tuple[torch.Tensor, ...]:
-        """The tensors without the constants of the program."""
+        """The closed-over tensors without the constants that the program makes of numbers."""
         return self.tensors[: len(self.tensors) - self.constants]
 
     def is_unchanged(self) -> bool:
-        """Whether the tensors that hold others hold the same ones, and say the same."""
+        """Whether the closed-over wrapper subclasses still have the inner tensors that were
+        captured.
+        """
         return all(_compat.opened(x)[1] == shell for x, shell in self.holders)
 
     def drawing(self, calls: int) -> ClosedOver:
-        """With the random state as one more tensor, if there are random calls."""
+        """This record with the random state as one more closed-over tensor, if there are random
+        calls.
+        """
         if not calls:
             return self
         tensors = (*self.tensors, PLACE)
@@ -75,8 +79,8 @@ class ClosedOver:
     def traced(
         self, stand_ins: Sequence[torch.Tensor], ends: set[int], constants: Sequence[torch.Tensor]
     ) -> ClosedOver:
-        """The record after a trace: the stand-ins of the tensors, the ids of those that
-        gradients reach, and the constants.
+        """This record after a trace: which tensors autograd followed, which gradients would reach,
+        and the constants.
         """
         followed = [
             i for i, x in enumerate(stand_ins) if x.requires_grad and torch.is_grad_enabled()
@@ -91,9 +95,7 @@ class ClosedOver:
         )
 
     def named(self, roots: dict[str, Any]) -> ClosedOver:
-        """The record with names, searched for in the function and in the arguments other than
-        tensors.
-        """
+        """This record with the user's name of each closed-over tensor."""
         return attrs.evolve(
             self, names=tuple(names_of(self.tensors, roots)) if self.tensors else ()
         )
@@ -222,7 +224,7 @@ def results_by_leaf(results: Sequence[torch.Tensor]) -> dict[int, list[int]]:
 
 
 def _in_order(roots: list[Any]) -> list[Any]:
-    """The nodes of autograd's graph that roots lead to, each before those that follow it."""
+    """The nodes of autograd's graph that these roots lead to, in topological order."""
     order: list[Any] = []
     seen: set[Any] = set()
     stack = [(fn, False) for fn in roots]
@@ -268,7 +270,9 @@ def modules_of(fn: Callable[..., Any]) -> list[torch.nn.Module]:
 
 
 def _reachable(roots: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The objects that lead on from roots, by name, nearest first."""
+    """The objects that can be reached from these roots through attributes and items, by name,
+    nearest first.
+    """
     seen: set[int] = set()
     layer: list[tuple[str, Any]] = list(roots.items())
     for _ in range(DEEP):
@@ -282,7 +286,7 @@ def _reachable(roots: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _children(name: str, x: Any) -> Iterator[tuple[str, Any]]:
-    """The objects one step away from an object, by name."""
+    """The objects that an object refers to directly, by name: its items, attributes, closure."""
     if isinstance(x, types.FunctionType):
         yield from _of_function(x)
     elif isinstance(x, types.MethodType):
@@ -342,7 +346,7 @@ def _of_module(name: str, module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _of_object(name: str, x: Any) -> Iterator[tuple[str, Any]]:
-    """The attributes of an object. A transform's name is left out of the paths of its
+    """The attributes of an object, by name. A transform's name is left out of the paths of its
     attributes.
     """
     ours = type(x).__module__.startswith(__name__.partition(".")[0])

@@ -36,7 +36,7 @@ def refuse_closed_over_classes(tensors: Sequence[torch.Tensor], name: str) -> No
 
 
 def _is_around_others(x: torch.Tensor) -> bool:
-    """Whether a DTensor has local tensors that hold others."""
+    """Whether the local tensors of a DTensor are wrapper subclasses."""
     if not isinstance(x, DTensor):
         return False
     local: Any = _compat.local_tensor(x)
@@ -44,7 +44,7 @@ def _is_around_others(x: torch.Tensor) -> bool:
 
 
 def fake_of_closed_over(x: torch.Tensor, mode: _compat.FakeTensorMode) -> torch.Tensor:
-    """A fake tensor for a closed-over tensor."""
+    """A fake tensor in place of a closed-over tensor, for the trace."""
     if isinstance(x, DTensor):
         return values.fake_global_tensor(x, mode)
     fake = mode.from_tensor(x.detach())
@@ -57,7 +57,9 @@ def fake_of_closed_over(x: torch.Tensor, mode: _compat.FakeTensorMode) -> torch.
 def closed_over_inputs(
     python: torch.fx.GraphModule, tensors: list[torch.Tensor], positional: Any
 ) -> closed_over.ClosedOver:
-    """The input tensors of Dynamo's graph that are not arguments."""
+    """The inputs of Dynamo's graph that are not arguments: the tensors that the function closes
+    over.
+    """
     known = {id(x) for x in tensors}
     inputs = _compat.codegen_of(python.graph).process_inputs(*positional)
     # a value that Dynamo makes from an argument, such as x.T, is an input of its graph too, and a

@@ -18,7 +18,7 @@ STEPS = {"_grad_increment_nesting": 1, "_grad_decrement_nesting": -1}
 
 @attrs.frozen
 class Derivative:
-    """Facts of autograd about a captured function with its gradients.
+    """What autograd knows about a captured function that returns gradients.
 
     Args:
         results: for each floating result, whether it has a derivative.
@@ -31,7 +31,7 @@ class Derivative:
 
 
 def derivative_of(results: Sequence[torch.Tensor], primals: Sequence[torch.Tensor]) -> Derivative:
-    """The facts of a derivative that is about to be taken."""
+    """Which results have a derivative, and which of them depend on each primal."""
     ends = results_by_leaf(results)
     return Derivative(
         tuple(x.requires_grad for x in results), tuple(tuple(ends.get(id(x), ())) for x in primals)
@@ -54,7 +54,9 @@ def follow_primals(python: torch.fx.GraphModule) -> None:
 
 
 def _wrapped(marked: torch.fx.Node) -> torch.fx.Node:
-    """The wrapped primal. In the code of one rank it varies before it is wrapped."""
+    """The node that wraps a closed-over primal for torch.func. In the code of one rank it varies
+    before it is wrapped.
+    """
     queue = [marked]
     for node in queue:
         if name_of(node) == WRAPS:
@@ -64,7 +66,7 @@ def _wrapped(marked: torch.fx.Node) -> torch.fx.Node:
 
 
 def _nodes_of_level(wrapped: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """The nodes from a wrapped primal to the end of its derivative's forward."""
+    """The nodes between a wrapped primal and the end of its derivative's forward."""
     node = wrapped
     depth = 1
     while depth:

@@ -50,7 +50,9 @@ class IdentityKey:
 
 
 class EqualityKey:
-    """The key of an object. Equal objects with equal attributes have the same key."""
+    """The key of an object by its value: equal objects with equal attributes have equal
+    keys.
+    """
 
     __slots__ = ("held", "state")
 
@@ -114,7 +116,7 @@ def _of_object(x: Any, depth: int) -> Any:
 
 
 def _attribute_keys(x: Any, depth: int) -> Any:
-    """The attributes of an object, as keys."""
+    """The names of an object's attributes, each with the key of its value."""
     names = dict(getattr(x, "__dict__", None) or {})
     for cls in type(x).__mro__:
         slots = cls.__dict__.get("__slots__", ())
@@ -146,7 +148,7 @@ def _of_set(x: Any, depth: int) -> Any:
 
 
 def _with_state(value: Callable[[Any], Any]) -> Callable[[Any, int], Any]:
-    """The key of a value that may be of a class of the user's, with attributes of its own."""
+    """The key of a number or text whose class may be a subclass with attributes."""
     return lambda x, depth: (
         (value(x), _attribute_keys(x, depth)) if hasattr(x, "__dict__") else value(x)
     )

@@ -11,8 +11,8 @@ Reading = TypeVar("Reading")
 
 
 def read_with_lazy_attributes(read: Callable[[_compat.Memo], Reading]) -> Reading:
-    """The reading of a function. One that stores constants only, and none when it is read again,
-    has stored them afterwards.
+    """Read a function, and store the constants that it would store in attributes of objects. One
+    that stores constants only, and none when it is read again, has stored them afterwards.
 
     Raises:
         Exception: of the reading. Nothing is stored then.

@@ -28,7 +28,7 @@ WORLD = (
 
 
 def value_at(path: Path) -> Any:
-    """The value at a place. If it does not exist, a list, which is not a constant."""
+    """The object at a path of reads. If it does not exist, a list, which is not a constant."""
     kind, to = path[0]
     x = root_object(kind, to, None)
     try:
@@ -70,7 +70,7 @@ def is_library(x: Any) -> bool:
 
 
 def is_inside_library(x: Any) -> bool:
-    """Whether a path that begins at a module is inside a library. Modules of torch.nn may read
+    """Whether a path that begins at this module leads into a library. Modules of torch.nn may read
     settings.
     """
     return (
@@ -100,7 +100,7 @@ def depends_on_world(x: Any) -> bool:
 
 
 def step_to(x: Any, kind: str, to: Any) -> Any:
-    """The object that one step leads to."""
+    """The object that one step of a path leads to: an attribute, an item, a closure cell."""
     if kind == "attr":
         found = own_names(x).get(to, MISSING)
         is_own = found is not MISSING and not isinstance(found, staticmethod)
@@ -125,7 +125,7 @@ OTHER_STEPS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def own_names(x: Any) -> Any:
-    """The instance attributes of an object."""
+    """The instance `__dict__` of an object."""
     names = getattr(x, "__dict__", None)
     return names if isinstance(names, (dict, types.MappingProxyType)) else {}
 

@@ -46,7 +46,8 @@ SETTINGS = (torch.is_grad_enabled,)  # functions whose result is a constant of t
 
 
 class Reads:
-    """The places that a function has read, and the objects found there.
+    """The places outside of its arguments that a function has read, and the objects that were
+    there.
 
     Args:
         fn: the function, from which closures and bound objects are reached.
@@ -77,7 +78,7 @@ class Reads:
         )
 
     def _found(self, path: Path) -> bool:
-        """Look up a place. Returns whether it exists and is not inside a library."""
+        """Look up the object at a path. Returns whether it exists and is not inside a library."""
         (kind, to), before = path[-1], path[:-1]
         if not before:
             value = root_object(kind, to, self.fn)
@@ -101,8 +102,8 @@ class Reads:
         return True
 
     def _compiled(self) -> Callable[[], bool] | None:
-        """One expression that is true while each place holds the object that was read. None
-        without places.
+        """Compile one expression that is true while each place still has the object that was read.
+        None without places.
         """
         names: dict[str, Any] = {}
 
@@ -128,7 +129,7 @@ class Reads:
         )  # an expression of one test for each place
 
     def with_those_of(self, other: Reads) -> Reads:
-        """These reads, and those of a function that this one calls.
+        """These reads together with the reads of a function that this one calls.
 
         Dynamo records only one of several places that lead to one tensor.
         """
@@ -148,8 +149,8 @@ class Reads:
         return both
 
     def same(self) -> bool:
-        """Whether all reads are unchanged. A new object counts as unchanged if the reads from
-        it are equal.
+        """Whether all places that were read still give the same. A new object counts as unchanged
+        if the reads from it are equal.
         """
         try:
             if self.check is None or self.check():
@@ -212,7 +213,7 @@ def reads_of_constants(functions: Iterable[Any]) -> list[_compat.Read]:
 
 
 def _reads_of(path: Path, x: Any, depth: int = 2) -> list[_compat.Read]:
-    """The reads of a constant, or of the constants in a short list or dict."""
+    """The reads of the constants at a path, which may be in a short list or dict."""
     if is_constant(x):
         return [_compat.Read(path, "CONSTANT_MATCH", None)]
     if not isinstance(x, (list, dict)) or not depth:
@@ -241,7 +242,7 @@ def _constant_paths(fn: types.FunctionType) -> list[Path]:
 
 
 def _identity(x: Any, kind: str, to: Any, value: Any, bound: Callable[[Any], str]) -> str:
-    """The test that a place holds the identical object."""
+    """The source text of a test that a place still has the identical object."""
     owner = bound(x)
     expected = bound(value)
     if kind == "cell":
@@ -256,7 +257,9 @@ def _identity(x: Any, kind: str, to: Any, value: Any, bound: Callable[[Any], str
 
 
 def _guard_value(x: Any, kind: str, key: Any) -> Any:
-    """The value of Dynamo's guard on an object. None if identity suffices."""
+    """What one of Dynamo's guards compares: the length, the keys, the shape of an object. None if
+    identity suffices.
+    """
     if kind == "TENSOR_MATCH" and isinstance(x, torch.Tensor):
         return x.shape, x.dtype, x.requires_grad
     if kind == "SETTING":
@@ -279,7 +282,7 @@ CONTAINS = ("DICT_CONTAINS", "DICT_NOT_CONTAINS", "SET_CONTAINS", "SET_NOT_CONTA
 
 
 def _guard_test(x: Any, kind: str, key: Any, answer: Any, bound: Callable[[Any], str]) -> str:
-    """The test that a guard's value is unchanged."""
+    """The source text of a test that what a guard compares is unchanged."""
     name = bound(x)
     if kind == "TENSOR_MATCH":
         shape, dtype, requires_grad = answer
@@ -301,7 +304,9 @@ def _guard_test(x: Any, kind: str, key: Any, answer: Any, bound: Callable[[Any],
 
 
 def _gives_equal_reads(old: Any, new: Any, kinds: set[str]) -> bool:
-    """Whether two objects give equal reads, as far as the objects themselves show."""
+    """Whether a new object at a place gives equal reads to the old one, as far as the objects
+    themselves show.
+    """
     if old is new:
         return True
     if type(old) is not type(new):

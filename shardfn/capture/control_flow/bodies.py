@@ -19,7 +19,7 @@ from ...ops.nodes import args_of, returned_by
 
 
 class BodyGraph:
-    """A graph as a function of the values that entered it and of its closed-over values.
+    """Dynamo's graph of a body, as a function of its entering and its closed-over values.
 
     Args:
         graph: Dynamo's.
@@ -68,15 +68,15 @@ class BodyResult:
 
 
 def mark_entering(xs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Mark the values that enter a body. Dynamo keeps this call, which tells them from
-    closed-over values.
+    """Mark the values that enter a body, in the graph around it. Dynamo keeps this call, which
+    tells them from closed-over values.
     """
     return [x.clone() for x in xs]
 
 
 def mark_inputs(xs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The entering values as values of the body's own graph. Otherwise Dynamo traces x.T into
-    the outer graph (torch 2.13).
+    """Mark the entering values inside of the body's own graph. Otherwise Dynamo traces x.T into the
+    outer graph (torch 2.13).
     """
     return [x.clone() for x in xs]
 
@@ -101,16 +101,16 @@ def run_body(fn: Callable[..., Any], xs: list[torch.Tensor]) -> Any:
 def replay_body(
     replay: Callable[..., Any], graph: torch.fx.GraphModule, *given: Any
 ) -> tuple[BodyResult, ...]:
-    """Returns a body instead of its results, when Dynamo's graph is replayed."""
+    """When Dynamo's graph is replayed: a body as a function, in place of its results."""
     made = BodyGraph(graph, given, replay)
     return tuple(BodyResult(made, k) for k in made.order)
 
 
 def replay_entering(replay: Callable[..., Any], xs: list[torch.Tensor]) -> list[EnteringTensor]:
-    """`mark_entering`, when Dynamo's graph is replayed."""
+    """When Dynamo's graph is replayed: the entering values with their indices."""
     return [EnteringTensor(i, x) for i, x in enumerate(xs)]
 
 
 def replay_marked(replay: Callable[..., Any], xs: list[Any]) -> list[Any]:
-    """`mark_results` or `mark_inputs`, when Dynamo's graph is replayed."""
+    """When Dynamo's graph is replayed: the values that `mark_results` or `mark_inputs` takes."""
     return list(xs)

@@ -40,7 +40,7 @@ class UntracedCond:
 
 
 class CondOp(torch.autograd.Function):
-    """(truth, consts) -> results."""
+    """The autograd.Function of a cond: (truth, closed-over tensors) -> results."""
 
     @staticmethod
     def forward(
@@ -110,7 +110,7 @@ class CondOp(torch.autograd.Function):
 
 
 def select_by_sample(truth: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Select a or b for each sample along dim 0."""
+    """Select, for each sample along dim 0, a where the condition is true and else b."""
     ones = [1] * (a.dim() - 1)
     by_sample = truth.view(-1, *ones)  # (size, 1, ..)
     return torch.where(by_sample, a, b)
@@ -119,7 +119,7 @@ def select_by_sample(truth: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> t
 def batch_first(
     xs: Sequence[torch.Tensor], dims: Sequence[int | None]
 ) -> tuple[list[torch.Tensor], tuple[int | None, ...]]:
-    """Tensors with the batch dim first where they have one, and its place in each."""
+    """Move the batch dim of each tensor to the front, and say where it is."""
     moved = [x if d is None else x.movedim(d, 0) for x, d in zip(xs, dims, strict=True)]
     return moved, tuple(d if d is None else 0 for d in dims)
 
@@ -127,7 +127,7 @@ def batch_first(
 def operands_of_body(
     truth: torch.Tensor, xs: Sequence[torch.Tensor], dims: Sequence[int | None]
 ) -> Sequence[torch.Tensor]:
-    """The operands of a body that only some samples take.
+    """The operands of a branch under vmap, where only some samples take the branch.
 
     A derivative of the body at the operands of another sample may be nan, and nan times a zero
     cotangent is nan. So each other sample has the operands of one that takes the body. Its own
@@ -155,8 +155,8 @@ def _with_gradient_if(truth: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def transposed_body(body: Body, count: int, given: Sequence[int]) -> Body:
-    """The cotangents of a body's floating inputs, from its inputs and the cotangents of some
-    results.
+    """The transpose of a body: the cotangents of its floating inputs, from its inputs and the
+    cotangents of some results.
     """
 
     def pulled(*xs: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -177,7 +177,9 @@ def transposed_body(body: Body, count: int, given: Sequence[int]) -> Body:
 
 
 def body_with_tangents(body: Body, count: int, floating: list[bool]) -> Body:
-    """The tangents of a body's floating results, from its inputs and their tangents."""
+    """The forward-mode derivative of a body: the tangents of its floating results, from its inputs
+    and their tangents.
+    """
 
     def pushed(*xs: torch.Tensor) -> Sequence[torch.Tensor]:
         consts = xs[:count]
@@ -198,7 +200,7 @@ def body_with_tangents(body: Body, count: int, floating: list[bool]) -> Body:
 def replay_cond(
     truth: torch.Tensor, yes: Sequence[BodyResult], no: Sequence[BodyResult]
 ) -> Tensors:
-    """A cond of two bodies."""
+    """When Dynamo's graph is replayed: the cond of two bodies, in the trace."""
     yes_region = yes[0].region
     no_region = no[0].region
     frees = [*yes_region.free, *no_region.free]

@@ -25,7 +25,7 @@ def scan(
     length: int,
     reverse: bool,
 ) -> list[torch.Tensor]:
-    """The carries after the last step and the stacked outputs, from those of one step."""
+    """The results of a scan as Dynamo sees them: shapes and dependencies, from one step."""
     n = len(init)
     outs = _depending_on_all(outs, [*outs, *init, *columns])
     return [*outs[:n], *(x.unsqueeze(0).expand(length, *x.shape).clone() for x in outs[n:])]
@@ -34,7 +34,7 @@ def scan(
 def cond(
     truth: torch.Tensor, yes: list[torch.Tensor], no: list[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """The results of one of two bodies."""
+    """The results of a cond as Dynamo sees them, from both branches."""
     return _depending_on_all(
         [torch.where(truth, a, b) for a, b in zip(yes, no, strict=True)], [*yes, *no]
     )
@@ -43,7 +43,7 @@ def cond(
 def while_loop(
     go_on: list[torch.Tensor], outs: list[torch.Tensor], init: list[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """The carries after the last step."""
+    """The results of a while_loop as Dynamo sees them, from one step."""
     return _depending_on_all(outs, [*outs, *init])
 
 
@@ -55,20 +55,20 @@ def custom_vjp(
     xs: list[torch.Tensor],
     given: list[bool],
 ) -> list[torch.Tensor]:
-    """The results of a function with a rule for reverse mode."""
+    """The results of a custom_vjp as Dynamo sees them: those of the function."""
     return _depending_on_all(outs, [*outs, *xs])
 
 
 def custom_jvp(
     name: str, outs: list[torch.Tensor], pushed: list[torch.Tensor], xs: list[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """The results of a function with a rule for forward mode."""
+    """The results of a custom_jvp as Dynamo sees them: those of the function."""
     return _depending_on_all(outs, [*outs, *xs])
 
 
 def _depending_on_all(outs: list[torch.Tensor], reads: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Make each result depend on every input, as it may after the last step. Dynamo looks at
-    one run to see whether a result has a tangent.
+    """Make each result depend on every input, as it may after the last step. Dynamo looks at one
+    run to see whether a result has a tangent.
     """
     nothing = sum(x.sum() * 0 for x in reads if x.is_floating_point())
     return [x + nothing if x.is_floating_point() else x.clone() for x in outs]

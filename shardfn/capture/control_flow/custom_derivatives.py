@@ -22,8 +22,8 @@ Tensors = Sequence[torch.Tensor]
 
 @attrs.frozen(eq=False)
 class Rule:
-    """A function and its rule, over flat tensors: the arguments, then the closed-over values of
-    both.
+    """A function with a derivative rule of the user, over flat tensors: arguments, then closed-over
+    values.
 
     Args:
         name: of the function.
@@ -38,22 +38,22 @@ class Rule:
     results: int
 
     def pulled(self, level: _compat.Level, tensors: Tensors) -> list[torch.Tensor]:
-        """The results at a level of reverse mode, of tensors of the level below."""
+        """The results under reverse mode at this level, with the backward that the rule gives."""
         raise NotImplementedError
 
     def pushed(
         self, level: _compat.Level, tensors: Tensors, tangents: list[torch.Tensor | None]
     ) -> list[torch.Tensor]:
-        """The results at a level of forward mode, of tensors and tangents of the level below."""
+        """The results under forward mode at this level, with the tangents that the rule gives."""
         raise NotImplementedError
 
     def mapped(self, dims: tuple[int | None, ...], size: int) -> Rule:
-        """The rule for a batch of samples, with the batch dim first in every result."""
+        """The rule under vmap, with the batch dim first in every result."""
         raise NotImplementedError
 
 
 def apply_rule(rule: Rule, tensors: Tensors) -> list[torch.Tensor]:
-    """The results of a function with a rule, under all active transforms."""
+    """Call a function with a derivative rule under all active transforms of torch.func."""
     level = _compat.Level()
     if level.kind == "vmap":
         below, dims, size = level.batched(tensors)
@@ -75,7 +75,9 @@ def apply_rule(rule: Rule, tensors: Tensors) -> list[torch.Tensor]:
 
 
 def _apply_differentiated(rule: Rule, level: _compat.Level, tensors: Tensors) -> list[torch.Tensor]:
-    """The results at a level that differentiates with respect to some argument."""
+    """Call a function with a derivative rule at a level that differentiates with respect to some
+    argument.
+    """
     if level.kind is None:
         return rule.pulled(level, tensors)
     below = [level.below(x) for x in tensors]
@@ -100,7 +102,7 @@ def _or_zeros(like: Tensors, xs: Sequence[torch.Tensor | None]) -> list[torch.Te
 
 @attrs.frozen(eq=False)
 class ReverseRule(Rule):
-    """A function with a rule for reverse mode.
+    """A custom_vjp: a function with a forward and a backward.
 
     Args:
         forward: tensors -> (results, residuals).
@@ -154,7 +156,7 @@ class ReverseRule(Rule):
 
 @attrs.frozen(eq=False)
 class ForwardRule(Rule):
-    """A function with a rule for forward mode, which reverse mode transposes.
+    """A custom_jvp: a function with a rule for tangents, which reverse mode transposes.
 
     Args:
         push: (arguments, tangents, closed-over values) -> (results, tangents of the results).
@@ -221,7 +223,7 @@ def replay_custom_vjp(
     xs: Tensors,
     given: Sequence[bool],
 ) -> list[torch.Tensor]:
-    """A body whose reverse-mode rule is two more bodies.
+    """When Dynamo's graph is replayed: call a custom_vjp, whose rule is two more bodies.
 
     Args:
         name: of the function.
@@ -261,8 +263,8 @@ def replay_custom_vjp(
 def replay_custom_jvp(
     name: str, outs: Sequence[BodyResult], pushed: Sequence[BodyResult], xs: Tensors
 ) -> list[torch.Tensor]:
-    """A body whose forward-mode rule is one more body: (arguments, tangents) -> (results,
-    tangents).
+    """When Dynamo's graph is replayed: call a custom_jvp, whose rule is one more body: (arguments,
+    tangents) -> (results, tangents).
     """
     plain = outs[0].region
     push = pushed[0].region

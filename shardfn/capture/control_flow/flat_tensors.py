@@ -22,7 +22,7 @@ def floats_of(xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def with_floats(like: Sequence[torch.Tensor], floats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """A list of tensors with the floating ones replaced."""
+    """The list of tensors with its floating ones replaced by others."""
     feed = iter(floats)
     return [next(feed) if is_float(x) else x for x in like]
 
@@ -30,7 +30,7 @@ def with_floats(like: Sequence[torch.Tensor], floats: Sequence[torch.Tensor]) ->
 def for_floats(
     like: Sequence[torch.Tensor], found: Sequence[torch.Tensor]
 ) -> list[torch.Tensor | None]:
-    """Values for the floating tensors, None for the others."""
+    """A list with a value for each floating tensor, and None for every other one."""
     feed = iter(found)
     return [next(feed) if is_float(x) else None for x in like]
 
@@ -53,7 +53,7 @@ def move_constants(graph: torch.fx.Graph, count: int, at: int) -> None:
 
 
 def add_inputs(graph: torch.fx.Graph, at: int, examples: Sequence[torch.Tensor]) -> None:
-    """Add unread inputs to a graph."""
+    """Add inputs to a graph that nothing reads."""
     holders = graph.find_nodes(op="placeholder")
     before = (
         holders[at] if at < len(holders) else next(n for n in graph.nodes if n.op != "placeholder")
@@ -66,7 +66,7 @@ def add_inputs(graph: torch.fx.Graph, at: int, examples: Sequence[torch.Tensor])
 
 
 def body_with_random_state(body: Body) -> Body:
-    """A body whose last input is the state that its random calls draw from."""
+    """The body with one more input, last: the state that its random calls draw from."""
 
     def run(*xs: torch.Tensor) -> Sequence[torch.Tensor]:
         *others, state = xs
@@ -79,7 +79,7 @@ def body_with_random_state(body: Body) -> Body:
 def vmapped_body(
     body: Body, dims: tuple[int | None, ...], size: int, randomness: str = "error"
 ) -> Body:
-    """A batched body, with the batch dim first in every result."""
+    """The body under vmap, with the batch dim first in every result."""
     if all(d is None for d in dims):
         return lambda *xs: [x.expand(size, *x.shape) for x in body(*xs)]
     return torch.func.vmap(lambda *xs: tuple(body(*xs)), in_dims=dims, randomness=randomness)

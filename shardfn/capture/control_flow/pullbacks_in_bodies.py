@@ -31,7 +31,7 @@ VMAP = "_vmap_increment_nesting"
 
 @attrs.define(eq=False)
 class Graph:
-    """A graph of Dynamo: the whole function, or a body.
+    """One graph of Dynamo's: the whole function, or the body of a loop or branch.
 
     Args:
         module: holds the graph.
@@ -60,7 +60,7 @@ class Graph:
         return next(x for x in self.module.graph.nodes if x.op != "placeholder")
 
     def nodes(self) -> Iterator[tuple[torch.fx.Node, tuple[str, ...]]]:
-        """Its nodes, each with the levels around it."""
+        """The nodes of the graph, each with the levels of torch.func around it."""
         around = self.around
         for node in list(self.module.graph.nodes):
             yield node, around
@@ -76,7 +76,9 @@ class Graph:
         return self.outer.origin(args_of(self.call)[1 + self.inputs.index(x)])
 
     def closed_over(self, x: torch.fx.Node, home: Graph) -> torch.fx.Node:
-        """A value of a graph around a body, as one that the body closes over."""
+        """The input of a body for a value of a graph around it, added if the body does not close
+        over it yet.
+        """
         if self is home:
             return x
         given = self.outer.closed_over(x, home)
@@ -104,8 +106,8 @@ class Graph:
 
 
 def compute_outer_primals(python: torch.fx.GraphModule, name: str) -> None:
-    """Have each body of Dynamo's graph compute the values that it differentiates. Changes the
-    graph in place.
+    """Make each body compute by itself the outer values that it differentiates. Changes the graph
+    in place.
 
     Raises:
         CaptureError: they are not computed in the function.
@@ -125,7 +127,7 @@ def _compute_in_bodies(graph: Graph, name: str) -> None:
 
 
 def _compute_primals_in_body(body: Graph, node: torch.fx.Node, name: str) -> None:
-    """Have a body compute the values of one derivative, unless it does."""
+    """Make a body compute the outer values of one derivative, unless it does."""
     (primals,) = args_of(node)[1:2] or (node.kwargs.get("inputs"),)
     for x in nodes_in(primals):
         home, primal = body.origin(x)
@@ -162,7 +164,7 @@ def _steps_after(home: Graph, primal: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def _copy_steps(body: Graph, home: Graph, steps: Sequence[torch.fx.Node]) -> Nodes:
-    """Have a body compute what a graph around it does in some steps. Returns the copies."""
+    """Copy into a body the nodes that compute a value in a graph around it. Returns the copies."""
     if steps[0] in body.copies:
         return body.copies[steps[0]]
     copies = body.copies[steps[0]] = {}
@@ -215,7 +217,7 @@ def _add_graph(body: Graph, name: str, module: torch.fx.GraphModule) -> torch.fx
 
 
 def _shifted(module: torch.fx.GraphModule, shift: int) -> torch.fx.GraphModule:
-    """A copy of a graph that is entered at more levels."""
+    """A copy of a graph whose level numbers count more enclosing levels."""
     fresh = torch.fx.GraphModule(module, copied(module.graph))
     for node in fresh.graph.nodes:
         _shift(node, shift)
@@ -226,7 +228,7 @@ def _shifted(module: torch.fx.GraphModule, shift: int) -> torch.fx.GraphModule:
 
 
 def _shift(node: torch.fx.Node, shift: int) -> None:
-    """Have a node name a level by its number at more levels."""
+    """Raise the level number that a node names."""
     at = transform_levels.LEVEL_AT.get(name_of(node))
     if at is not None:
         node.update_arg(at, args_of(node)[at] + shift)

@@ -58,8 +58,8 @@ class UntracedScan:
 
 
 class ScanOp(torch.autograd.Function):
-    """(consts, carries, stacked rows) -> (carries, stacked outputs, the stacked carries that
-    entered each step).
+    """The autograd.Function of a scan: (consts, carries, stacked rows) -> (carries, stacked
+    outputs, the stacked carries that entered each step).
     """
 
     @staticmethod
@@ -121,15 +121,16 @@ def _split_cotangents(scan: UntracedScan, cotangents: Any) -> _ResultCotangents:
 
 
 def _positions_not_none(xs: Sequence[Any | None]) -> list[int]:
-    """The positions of values that are not None."""
+    """The positions of the values that are not None."""
     return [k for k, x in enumerate(xs) if x is not None]
 
 
 @attrs.frozen(eq=False)
 class _TransposedBody:
-    """The body of a transposed scan. Its constants are those of the scan. Its carries are the
-    cotangents of the constants so far and of the carries after the step. Its rows are the
-    carries that entered the step, the scan's rows, and the cotangents that are not None.
+    """The body of the transpose of a scan, which goes from the last step to the first. Its
+    constants are those of the scan. Its carries are the cotangents of the constants so far and of
+    the carries after the step. Its rows are the carries that entered the step, the scan's rows, and
+    the cotangents that are not None.
     """
 
     scan: UntracedScan
@@ -230,8 +231,8 @@ def scan_cotangents(
 
 @attrs.frozen(eq=False)
 class _BodyWithTangents:
-    """The body of a scan of values and tangents together. Its constants, carries and rows are
-    those of the scan, each part followed by the tangents of its floating ones.
+    """The body of a scan of values together with their tangents. Its constants, carries and rows
+    are those of the scan, each part followed by the tangents of its floating ones.
     """
 
     scan: UntracedScan
@@ -303,7 +304,7 @@ def _stacked_tangents(stacked: Sequence[torch.Tensor]) -> list[torch.Tensor | No
 
 
 def _batched_scan(scan: UntracedScan, info: Any, in_dims: Any, tensors: Any) -> Any:
-    """A batched scan, with the batch dim first in every carry."""
+    """The scan under vmap, with the batch dim first in every carry."""
     size = info.batch_size
     dims, init_dims, row_dims = scan.parts(in_dims)
     consts, init, columns = scan.parts(tensors)
@@ -334,7 +335,7 @@ def replay_scan(
     length: int,
     reverse: bool,
 ) -> Tensors:
-    """The scan of a body whose first results are the carries."""
+    """When Dynamo's graph is replayed: the scan of a body whose first results are the carries."""
     wrapper_subclasses.refuse_partly_followed("scan", [*left[0].region.free, *init, *columns])
     init, carried = wrapper_subclasses.inner_tensors(init)
     entered = [*carried, *wrapper_subclasses.specs_of_rows("scan", columns)]
@@ -357,7 +358,7 @@ def _apply_scan(
     reverse: bool,
     inputs: Sequence[torch.Tensor],
 ) -> tuple[torch.Tensor, ...]:
-    """The results of a scan, which draws random numbers if its body does."""
+    """Call the scan; if its body draws random numbers, with a random state for each step."""
     count = len(region.free)
     body = lambda *xs: region(xs[count:], xs[:count])
     try:

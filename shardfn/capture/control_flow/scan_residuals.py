@@ -127,8 +127,8 @@ def _inputs_of_primal(scan: Scan) -> list[Node]:
 
 
 def _computed_by_primal(scan: Scan, own_inputs: list[Node]) -> dict[Node, bool]:
-    """The nodes of a transposed scan's body that its scan computes too -> whether they depend
-    on a per-step input or a carry.
+    """For the nodes of a transposed scan's body that its scan computes too: whether they depend on
+    a per-step input or a carry.
     """
     assert scan.transposes is not None
     consts = scan.transposes[0]
@@ -249,7 +249,7 @@ def _dims_by_stride(x: torch.Tensor) -> list[int]:
 
 
 def _permuted(graph: Graph, node: Node, order: list[int]) -> Node:
-    """A value with its dims in another order. The value itself if the order is the same."""
+    """The value with its dims in this order. The value itself if the order is the same."""
     if order == sorted(order):
         return node
     made = graph.call_function(torch.ops.aten.permute.default, (node, order))
@@ -271,7 +271,9 @@ def _equality_key(node: Node, first: dict[Node, Node]) -> Any:
 
 
 def _with_residual_inputs(body: Graph, residuals: list[Node]) -> Graph:
-    """A copy of a graph that takes some of its values as inputs, after its other inputs."""
+    """A copy of a transposed body that takes residuals as further inputs, in place of computing
+    them.
+    """
     fresh = Graph()
     env = dict[Node, Node]()
     for h in body.find_nodes(op="placeholder"):

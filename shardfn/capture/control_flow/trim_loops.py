@@ -129,7 +129,7 @@ TRIM: dict[type, Callable[..., None]] = {Scan: _trim_scan, Branch: _trim_branch,
 
 
 def dependencies_of(roots: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
-    """Every node that some result depends on."""
+    """All nodes that these results depend on."""
     seen = set()
     queue = list(roots)
     while queue:
@@ -141,12 +141,12 @@ def dependencies_of(roots: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
 
 
 def _needed(body: torch.fx.Graph, wanted: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
-    """Every node that some results depend on, or values that are shown."""
+    """All nodes that these results, or effects such as prints, depend on."""
     return dependencies_of([*wanted, *filter(has_effect, body.nodes)])
 
 
 def _restricted_graph(body: torch.fx.Graph, ins: list[int], outs: list[int]) -> torch.fx.Graph:
-    """A copy of a graph with some of its inputs and results."""
+    """A copy of a graph with only some of its inputs and results."""
     fresh = torch.fx.Graph()
     env = dict[torch.fx.Node, torch.fx.Node]()
     wanted = [returned_by(body)[k] for k in outs]
@@ -163,7 +163,7 @@ def _restricted_graph(body: torch.fx.Graph, ins: list[int], outs: list[int]) -> 
 def copy_node(
     graph: torch.fx.Graph, node: torch.fx.Node, env: dict[torch.fx.Node, torch.fx.Node]
 ) -> torch.fx.Node:
-    """A node in another graph, with its metadata."""
+    """Copy a node into another graph, with its metadata."""
     made = graph.node_copy(node, env.__getitem__)
     made.meta = dict(node.meta)
     return made

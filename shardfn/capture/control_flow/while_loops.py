@@ -57,8 +57,8 @@ class UntracedWhile:
 
 
 def _while_with_tangents(loop: UntracedWhile, sizes: tuple[int, int, int, int]) -> UntracedWhile:
-    """The loop of values and tangents together. `sizes` counts its constants, their tangents,
-    its carries and their tangents.
+    """The while loop of values together with their tangents. `sizes` counts its constants, their
+    tangents, its carries and their tangents.
     """
     n, tangents_of_consts, carries, _ = sizes
     pushed = body_with_tangents(loop.body, n + carries, [])
@@ -77,7 +77,7 @@ def _while_with_tangents(loop: UntracedWhile, sizes: tuple[int, int, int, int]) 
 
 
 class _While(torch.autograd.Function):
-    """(consts, carries) -> carries."""
+    """The autograd.Function of a while loop: (consts, carries) -> carries."""
 
     @staticmethod
     def forward(loop: UntracedWhile, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -166,8 +166,9 @@ class _While(torch.autograd.Function):
 
 @attrs.frozen(eq=False)
 class _LoopSteps:
-    """Some steps of a loop. Its last constant is the number of the step to stop before. Its
-    first carry is the number of the next step.
+    """A loop over some of the steps of a while loop, from one number of a step to another. Its last
+    constant is the number of the step to stop before. Its first carry is the number of the next
+    step.
     """
 
     loop: UntracedWhile
@@ -206,7 +207,7 @@ def _cotangents_by_chunks(
     steps: torch.Tensor,
     cotangents: Sequence[torch.Tensor | None],
 ) -> list[torch.Tensor | None]:
-    """The cotangents of a loop's inputs, by those of a scan over chunks of its steps."""
+    """The cotangents of the inputs of a while loop, by a scan over chunks of its steps."""
     n = loop.consts
     part = _LoopSteps(loop)
 
@@ -266,7 +267,9 @@ def _chunk_cotangents(
     steps: torch.Tensor,
     cotangents: Sequence[torch.Tensor | None],
 ) -> list[torch.Tensor | None]:
-    """The cotangents of the inputs of a chunk."""
+    """The cotangents of the inputs of one chunk of steps, by a loop from its last step to its
+    first.
+    """
     n = loop.consts
     count = len(tensors)
     consts = tensors[:n]
@@ -288,7 +291,7 @@ def _chunk_cotangents(
 def replay_while_loop(
     go_on: BodyResult, left: Sequence[BodyResult], init: Sequence[torch.Tensor]
 ) -> Tensors:
-    """A while loop of a condition and a body."""
+    """When Dynamo's graph is replayed: the while loop of a condition and a body."""
     frees = [*go_on.region.free, *left[0].region.free]
     wrapper_subclasses.refuse_partly_followed("while_loop", [*frees, *init])
     init, carried = wrapper_subclasses.inner_tensors(init)
@@ -304,8 +307,8 @@ def _apply_while_loop(
     body: wrapper_subclasses.BodyOverInnerTensors,
     init: Sequence[torch.Tensor],
 ) -> Sequence[torch.Tensor]:
-    """The carries after the last step. A loop whose functions draw has a state as its last
-    carry.
+    """Call the while loop; if its functions draw random numbers, with a random state as its last
+    carry. A loop whose functions draw has a state as its last carry.
     """
     sizes = (len(test.free), len(body.free), 1, len(init))
 
@@ -332,7 +335,7 @@ def _apply_while_loop(
 
 
 def _drawing_step(step: Body) -> Body:
-    """A step whose last carry is the state that its random calls draw from."""
+    """The step with one more carry, last: the state that its random calls draw from."""
 
     def run(*xs: torch.Tensor) -> list[torch.Tensor]:
         *others, state = xs

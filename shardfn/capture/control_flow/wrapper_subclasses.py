@@ -19,7 +19,9 @@ FIX = "its tensors as plain ones, and the class inside of the body"
 
 
 def inner_tensors(xs: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], Shells]:
-    """The tensors that each tensor holds, or itself."""
+    """The inner tensors of each wrapper subclass, or the plain tensor itself; and what each
+    subclass is besides them.
+    """
     rows = [_compat.opened(x) if _compat.holds_tensors(x) else ([x], None) for x in xs]
     return [x for tensors, _ in rows for x in tensors], [shell for _, shell in rows]
 
@@ -27,7 +29,7 @@ def inner_tensors(xs: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], Shell
 def rebuilt_subclasses(
     name: str, shells: Shells, tensors: Sequence[torch.Tensor]
 ) -> Iterator[torch.Tensor]:
-    """Tensors made of those that they hold.
+    """The wrapper subclasses that are made again from their inner tensors.
 
     Raises:
         CaptureError: a transform follows what one of them holds.
@@ -46,7 +48,7 @@ def rebuilt_subclasses(
 
 
 def specs_of_rows(name: str, xs: Sequence[torch.Tensor]) -> Shells:
-    """For stacked tensors, what one row of each is besides its tensors.
+    """For stacked wrapper subclasses, what one row of each is besides its inner tensors.
 
     Raises:
         CaptureError: a row does not hold the rows of what the tensor holds.
@@ -57,7 +59,8 @@ def specs_of_rows(name: str, xs: Sequence[torch.Tensor]) -> Shells:
 
 
 def refuse_unstackable(name: str, xs: Iterable[torch.Tensor]) -> None:
-    """Refuse results of steps that cannot be stacked by stacking what they hold.
+    """Refuse wrapper subclasses, as per-step results, that cannot be stacked by stacking their
+    inner tensors.
 
     Raises:
         CaptureError: names the class.
@@ -68,7 +71,9 @@ def refuse_unstackable(name: str, xs: Iterable[torch.Tensor]) -> None:
 
 
 def _spec_of_row(name: str, x: torch.Tensor, row: torch.Tensor) -> _compat.Shell | None:
-    """A row without what it holds, if x holds the stacked tensors of it."""
+    """What a row of a wrapper subclass is besides its inner tensors, if x has the stacked inner
+    tensors of it.
+    """
     if not _compat.holds_tensors(row) and not _compat.holds_tensors(x):
         return None
     if type(x) is type(row):
@@ -83,13 +88,12 @@ def _spec_of_row(name: str, x: torch.Tensor, row: torch.Tensor) -> _compat.Shell
 
 
 def stacked_specs(shells: Shells, length: int) -> Shells:
-    """For the rows of tensors, what the stacked tensors are besides their tensors."""
+    """For rows of wrapper subclasses, what the stacked ones are besides their inner tensors."""
     return [s and _shaped(s, (length, *s.shape), (_size(s), *s.stride)) for s in shells]
 
 
 def refuse_different_results(name: str, one: Shells, other: Shells) -> None:
-    """Refuse two results that should be alike and hold other tensors, or say other things of
-    themselves.
+    """Refuse two lists of results that should have equal wrapper subclasses and do not.
 
     Raises:
         CaptureError: names both.
@@ -117,7 +121,7 @@ def _shaped(shell: _compat.Shell, shape: tuple[int, ...], stride: tuple[int, ...
 
 
 class BodyOverInnerTensors:
-    """A body of tensors of which none holds others.
+    """A body over wrapper subclasses, as a function of their inner tensors.
 
     Args:
         name: of the op, for errors.
@@ -151,12 +155,12 @@ class BodyOverInnerTensors:
         return tensors
 
     def _owners(self) -> Shells:
-        """For each closed-over tensor, what holds it."""
+        """For each closed-over inner tensor, the spec of the subclass that has it."""
         return [s for s in self.closed_over for _ in (s.names if s is not None else [s])]
 
 
 def refuse_partly_followed(name: str, xs: Iterable[torch.Tensor]) -> None:
-    """Refuse tensors that hold others of which a transform follows some and not all.
+    """Refuse wrapper subclasses of which a transform follows some and not all.
 
     Raises:
         CaptureError: names the class.

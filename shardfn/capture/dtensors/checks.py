@@ -33,7 +33,7 @@ REDUCED = ("sum", "avg", "max", "min")
 
 
 class NeedsRanks(CaptureError):
-    """A function that is the code of one rank, read as one of global tensors."""
+    """The error for code of one rank that was read as code of global tensors."""
 
     mesh: Any
     is_for_good: bool = True  # found out by reading the function, not by the arguments of a call
@@ -43,7 +43,7 @@ class NeedsRanks(CaptureError):
 def checked_placements(
     what: str, mesh: Any, before: str | None, said: tuple[Any, ...] | None, shape: tuple[int, ...]
 ) -> Any:
-    """The placements that a call names, as rows.
+    """The placements that a call names, checked, as rows of (axis, size, placement).
 
     Args:
         what: the call.
@@ -74,7 +74,7 @@ def checked_placements(
 def _axes_of_call(
     what: str, mesh: Any, before: str | None
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """The names and sizes of the axes that a call works over, which are manual here."""
+    """The names and sizes of the mesh axes that a call works over, which are manual here."""
     here, mesh = current_scope(), real_mesh(mesh)
     if mesh is None and before is not None:
         names = tuple(axis for axis, _ in parse_placed(before))
@@ -114,7 +114,7 @@ def among_global_tensors() -> bool:
 
 
 def needs_ranks(what: str, mesh: Any) -> NeedsRanks:
-    """The error for code of one rank, where values are global."""
+    """The NeedsRanks error of a call."""
     got = "it is code of one rank, and values are global tensors here"
     fix = IN_SHARD
     if _compat.is_reading(STYLES):
@@ -167,7 +167,7 @@ def mesh_axes_here() -> Any:
 
 
 def _refuse_stranger(what: str, mesh: Any) -> None:
-    """Refuse a mesh that is neither the one of the call nor a part of it.
+    """Refuse a mesh that is neither the mesh of the program nor a part of it.
 
     Raises:
         PlacementError: naming both.
@@ -188,7 +188,7 @@ def _refuse_stranger(what: str, mesh: Any) -> None:
 
 
 def _normalized_placement(what: str, said: str, shape: Sequence[int]) -> str:
-    """A placement with a dim that is not negative."""
+    """The placement with its dim counted from the front."""
     if said[0] == "S":
         dim = int(said[1:])
         if not -len(shape) <= dim < len(shape):
@@ -266,13 +266,13 @@ def check_stride(
 
 @_compat.constant_in_graph
 def placements_text(rows: tuple[Any, ...]) -> str:
-    """Placements as text."""
+    """The text of placements, as `dp=S0,tp=R`."""
     return print_placed([(name, said) for name, _, said in rows])
 
 
 @_compat.constant_in_graph
 def placement_rows(what: str, text: str | None) -> Any:
-    """The placements of a DTensor as rows.
+    """The placements of a DTensor as rows of (axis, size, placement); unknown ones are refused.
 
     Raises:
         CaptureError: it is a plain tensor.
@@ -291,7 +291,7 @@ def placement_rows(what: str, text: str | None) -> Any:
 
 
 def placements_with_sizes(what: str, text: str | None) -> tuple[tuple[str, int, str], ...]:
-    """The axes of a DTensor, their sizes, and its placements, known or not.
+    """The placements of a DTensor as rows of (axis, size, placement), known or not.
 
     Raises:
         CaptureError: it is a plain tensor.

@@ -16,8 +16,7 @@ from ...mesh import axes_of, ranks_of, real_mesh
 
 
 def flattened(mesh: Any, *args: Any) -> Any:
-    """mesh._flatten: the mesh of one axis with the ranks of a mesh, made once for each name, on all
-    ranks.
+    """Call `mesh._flatten`, which makes a mesh of one axis with the same ranks.
 
     Raises:
         CaptureError: torch refuses it.
@@ -35,7 +34,7 @@ def flattened(mesh: Any, *args: Any) -> Any:
 
 @_compat.constant_in_graph
 def flatten(mesh: Any, *args: Any) -> None:
-    """The step of mesh._flatten that makes the mesh, where Dynamo reads the others.
+    """Call `mesh._flatten` while Dynamo reads it.
 
     Raises:
         CaptureError: torch refuses it.
@@ -44,8 +43,8 @@ def flatten(mesh: Any, *args: Any) -> None:
 
 
 def mesh_of_code(mesh: Any) -> Any:
-    """The mesh whose code a function is that names a mesh: the root of a slice; a mesh of
-    flattened axes itself.
+    """The mesh whose ranks run the code that names this mesh: the root of a slice, or the mesh
+    itself.
     """
     root = _compat.root_mesh(mesh)
     is_slice = set(axes_of(mesh).names) <= set(axes_of(root).names)
@@ -71,7 +70,7 @@ def refuse_flattened(what: str, mesh: Any, around: DeviceMesh) -> None:
 
 
 def unflattened_axes(names: tuple[str, ...], around: DeviceMesh) -> tuple[str, ...]:
-    """Axis names with the axes of a mesh in place of the flattened axes that stand for them."""
+    """The axis names, with the axes of the root mesh in place of flattened ones."""
     own = axes_of(around).names
     known = _compat.flattened_meshes(around)
     groups = [

@@ -68,8 +68,8 @@ def numbers_in_groups(axes: Sequence[str]) -> tuple[int, ...]:
 
 @_compat.constant_in_graph
 def ranks_by_number(axes: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """For each number in a group over axes: the rank of the world that has it, by the rank of the
-    mesh that asks, in row-major order.
+    """For each number in a group over axes: the world rank that has it, by the rank of the mesh
+    that asks.
     """
     every = [members for _, members in _with_members(axes)]
     return tuple(zip(*every, strict=True))
@@ -83,8 +83,8 @@ def ranks_here() -> tuple[int, ...]:
 
 @_compat.constant_in_graph
 def axes_that_differ(column: Sequence[int]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """The axes over which a number of each rank differs, at least one, and the numbers by the
-    place on these axes. Both orders are row-major.
+    """The mesh axes over which a number of each rank differs, and the numbers by coordinate on
+    these axes. Both orders are row-major.
     """
     known = axes_of(current_scope().mesh)
     names, sizes = list(known.names), list(known.sizes)
@@ -100,7 +100,7 @@ def axes_that_differ(column: Sequence[int]) -> tuple[tuple[str, ...], tuple[int,
 
 
 def _first_on(k: int, sizes: Sequence[int], rows: Sequence[int]) -> list[int]:
-    """The numbers at the first place on dim k, in row-major order."""
+    """The numbers at coordinate 0 of dim k, in row-major order."""
     inner = math.prod(sizes[k + 1 :])
     block = sizes[k] * inner
     starts = range(0, len(rows), block)
@@ -108,7 +108,7 @@ def _first_on(k: int, sizes: Sequence[int], rows: Sequence[int]) -> list[int]:
 
 
 def _repeated(k: int, sizes: Sequence[int], first: Sequence[int]) -> list[int]:
-    """Numbers that are the same at all places on dim k, in row-major order."""
+    """The numbers repeated along dim k, in row-major order."""
     inner = math.prod(sizes[k + 1 :])
     starts = range(0, len(first), inner)
     return [x for start in starts for x in [*first[start : start + inner]] * sizes[k]]
@@ -135,7 +135,7 @@ def group_rank(what: str, group: Any, rank: int | None) -> int:
 
 @_compat.constant_in_graph
 def is_non_member(group: Any) -> bool:
-    """Whether a group is that of no rank."""
+    """Whether a group is torch's NON_GROUP_MEMBER."""
     return group == dist.GroupMember.NON_GROUP_MEMBER
 
 

@@ -30,7 +30,7 @@ class InMesh:
 
 @_compat.read_by_dynamo
 def in_mesh(mesh: Any) -> InMesh:
-    """`use_mesh`, and a mesh in a `with`."""
+    """The context of `use_mesh(mesh)` and of `with mesh:` inside of a function."""
     return InMesh(mesh)
 
 
@@ -48,13 +48,13 @@ def _leave() -> None:
 
 @_compat.constant_in_graph
 def enter_loss() -> None:
-    """Enter a `loss_parallel`."""
+    """Count one more `loss_parallel` context that is entered."""
     current_scope().losses += 1
 
 
 @_compat.constant_in_graph
 def leave_loss() -> None:
-    """Leave a `loss_parallel`."""
+    """Count one `loss_parallel` context less."""
     current_scope().losses -= 1
 
 

@@ -23,7 +23,7 @@ from ..dynamo_nodes import BACKWARD, PLUMBING, name_of, nodes_in
 
 
 class Origin(NamedTuple):
-    """Where a tensor comes from."""
+    """Where a tensor in a function comes from, for an error."""
 
     text: str  # in words
     expression: str | None  # the user's, if there is one
@@ -138,7 +138,7 @@ def _refuse_global(node: torch.fx.Node, is_dtensor: Callable[[torch.fx.Node], bo
 
 
 def _passes_values_on(node: torch.fx.Node) -> bool:
-    """Whether a node only carries values on, or runs a subgraph."""
+    """Whether a node only passes values on, or runs a subgraph."""
     return (
         node.target in CALLS
         or node.target in ANNOTATIONS
@@ -189,8 +189,8 @@ def _mesh_axes(graph: torch.fx.Graph) -> dict[torch.fx.Node, set[str]]:
 
 
 def of_control_flow(node: torch.fx.Node) -> list[torch.fx.Node] | None:
-    """For one of the values that enter or leave a body, or a result of a control-flow op: the
-    values that it stands for.
+    """The values that an item of a control-flow op, or of the values that enter or leave a body,
+    stands for.
     """
     if node.target is not operator.getitem:
         return None
@@ -240,7 +240,7 @@ def _line_of(node: torch.fx.Node) -> str | None:
 
 
 def _has_dims(x: torch.fx.Node) -> bool:
-    """Whether a value is a tensor that torch does not take for a number."""
+    """Whether a value is a tensor with dims: torch takes one without for a number."""
     value = x.meta.get("example_value")
     return isinstance(value, torch.Tensor) and value.dim() > 0
 
@@ -256,7 +256,7 @@ def _expression(
     is_placed: bool,
     origin_of: Callable[[torch.fx.Node], Origin],
 ) -> str | None:
-    """How the user writes the first of the tensors of a kind, where it is known."""
+    """The user's expression for the first tensor of a kind, where it is known."""
     first = next(x for x, kind in kinds.items() if kind == is_placed)
     return origin_of(first).expression
 
@@ -294,7 +294,7 @@ def origin_of(
 def _carriers_of(
     node: torch.fx.Node, outer: Mapping[torch.fx.Node, torch.fx.Node]
 ) -> list[torch.fx.Node]:
-    """A node, and those that only carry its value, up to an argument or an op of the user's."""
+    """The node and the nodes that only pass its value on, up to an argument or a user's op."""
     way = [node]
     while node in outer or (node.all_input_nodes and _only_carries(node)):
         node = outer[node] if node in outer else node.all_input_nodes[0]

@@ -32,13 +32,13 @@ Position = tuple[int, int]  # of a node: the number of its graph, its own
 
 
 class NeedsOwnSizes(CaptureError):
-    """The code of one rank in which ranks have shards of different sizes, read as one program of
-    all.
+    """The error for code of one rank whose shards differ in size, read as one program for all
+    ranks.
     """
 
 
 class NodeTraits(NamedTuple):
-    """The parts of a node that must be the same on all ranks, or make its value differ."""
+    """What of a node two readings of a function compare: its op, its inputs, its constants."""
 
     op: str
     inputs: tuple[str, ...]
@@ -49,7 +49,7 @@ class NodeTraits(NamedTuple):
 
 
 def chunk_size(size: int, n: int, coordinate: int) -> int:
-    """The size of one rank's chunk."""
+    """The size of one rank's chunk, as torch.chunk cuts."""
     full = -(-size // n)
     return min(full, size - min(coordinate * full, size))
 
@@ -86,7 +86,7 @@ def local_shape(rows: Rows, shape: Sequence[int], at: dict[str, int]) -> tuple[i
 
 
 def ranks_may_differ() -> bool:
-    """Whether ranks may have programs of their own."""
+    """Whether ranks may have different programs."""
     return current_scope().rank is not None
 
 
@@ -128,7 +128,7 @@ def _record_local_shape(rows: Rows, shape: Sequence[int], local: tuple[int, ...]
 
 
 def fits(cuts: Sequence[Any], names: Sequence[str], rank: Sequence[int]) -> bool:
-    """Whether a program that depends on local shapes is that of a rank."""
+    """Whether a program for some local shapes is also that of this rank."""
     at = dict(zip(names, rank, strict=True))
     return all(local_shape(rows, shape, at) == mine for rows, shape, mine in cuts)
 
@@ -197,7 +197,7 @@ def differing(name: str, readings: Sequence[Any]) -> frozenset[Position]:
 
 
 def _first_difference(first: Any, other: Any) -> tuple[NodeTraits, NodeTraits]:
-    """The first nodes that are not the same op."""
+    """The first pair of nodes whose ops differ between two readings."""
     pairs = [
         (a, b) for graphs in zip(first, other, strict=False) for a, b in zip(*graphs, strict=False)
     ]
@@ -259,7 +259,7 @@ def mark_differing(python: torch.fx.GraphModule, name: str, positions: frozenset
 
 
 def differs_error(name: str, node: torch.fx.Node, of: str) -> CaptureError:
-    """The error for a node whose constants differ between ranks, and may not."""
+    """The error for a node whose constants differ between ranks where they must not."""
     line = sources.user_line(node)
     return CaptureError.of(
         name,

@@ -15,7 +15,9 @@ REDUCED = shard_map.psum, shard_map.extremum
 
 
 def read_local_tensors(python: torch.fx.GraphModule) -> None:
-    """Read the tensor in place of its term, which has a derivative. Changes the graph in place."""
+    """Replace each `own_term` by the local tensor that `from_local` was given, which has a
+    derivative. Changes the graph in place.
+    """
     for graph in graphs_of(python):
         for node in graph.find_nodes(op="call_function", target=shard_map.own_term):
             _replace_term(node)

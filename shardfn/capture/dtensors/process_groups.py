@@ -107,7 +107,7 @@ def size_of_mesh(mesh: Any, dim: Any) -> int:
 
 
 def _name_of(what: str, dim: Any, names: tuple[str, ...]) -> str:
-    """The axis of a mesh that a name or a number says."""
+    """The name of the mesh axis that a name or a number stands for."""
     if dim in names:
         return dim
     if isinstance(dim, int) and -len(names) <= dim < len(names):
@@ -175,7 +175,7 @@ def axes_with(mesh: Any, group: Any) -> tuple[str, ...] | None:
 
 
 def _groups(mesh: Any) -> list[tuple[str, ...]]:
-    """The axes that a group may stand for: all of them, or one."""
+    """The sets of mesh axes that a process group may stand for: all of them, or one."""
     names = axes_of(mesh).names
     return [names, *((name,) for name in names)]
 
@@ -196,7 +196,7 @@ def _group_text(group: Any) -> str:
 
 @_compat.constant_in_graph
 def reduction(what: str, op: Any, dtype: torch.dtype) -> str:
-    """A reduction as one of ours.
+    """The name of a reduction of torch.distributed, as shardfn calls it.
 
     Raises:
         CaptureError: it has none here, or none for the dtype.
@@ -223,7 +223,7 @@ def reduction(what: str, op: Any, dtype: torch.dtype) -> str:
 
 @_compat.constant_in_graph
 def check_list_tensors(what: str, argument: str, parts: Sequence[Any], like: Any, n: int) -> None:
-    """Check the tensors of a list: one for each rank of a group, all alike.
+    """Check the tensors of a list: one for each rank of a group, all of one shape and dtype.
 
     Args:
         what: the call.
@@ -301,7 +301,7 @@ def check_splits(what: str, *sizes: Any) -> None:
 
 @_compat.constant_in_graph
 def number_of_root(what: str, group: Any, src: Any, group_src: Any, name: str = "src") -> int:
-    """The number in its group of the rank that sends or receives.
+    """The number, in its group, of the root rank that sends or receives.
 
     Args:
         what: the call.

@@ -39,7 +39,7 @@ FIX = "x.redistribute(mesh, placements) before it, which says how it is placed"
 
 
 class DTensors:
-    """The DTensors of one capture."""
+    """Which values are DTensors in one capture, and what Dynamo asks about them."""
 
     methods = replaced_calls.METHODS
     attributes = replaced_calls.ATTRIBUTES
@@ -60,9 +60,7 @@ class DTensors:
 
     @property
     def kinds(self) -> dict[torch.fx.Node, bool]:
-        """Which values are DTensors, as far as it is known: those of the scope, for Dynamo calls
-        the functions of an earlier capture for isinstance (torch 2.13).
-        """
+        """Which values are known to be DTensors or plain."""
         return current_scope().are_dtensors
 
     @_compat.located
@@ -108,7 +106,7 @@ class DTensors:
 
     @_compat.located
     def asked_for(self, node: torch.fx.Node, outer: Outer) -> bool:
-        """Whether a value is a DTensor, for code that asks.
+        """Whether a value is a DTensor, where the code calls isinstance.
 
         Raises:
             NeedsRanks: it may be, and is read as a global tensor.
@@ -262,7 +260,7 @@ SIZES = torch.Size, int, float, torch.SymInt, torch.SymFloat, torch.SymBool
 
 @_compat.read_by_dynamo
 def _constrained(x: torch.Tensor, text: str) -> torch.Tensor:
-    """A global tensor at the placements of a DTensor, not taken for one."""
+    """A global tensor with a placement constraint, which does not count as a DTensor."""
     return placement.unmarked(placement.placed(x, text))
 
 
@@ -307,7 +305,7 @@ def is_dtensor(node: torch.fx.Node, outer: Outer, known: dict[torch.fx.Node, boo
 
 
 def _deciding_inputs(node: torch.fx.Node, outer: Outer) -> list[torch.fx.Node]:
-    """The values that make a value a DTensor if one of them is."""
+    """The values that decide whether a value is a DTensor: it is one if any of them is."""
     if node in outer:
         return [outer[node]]
     if node.target in APART or node.target in CALLS:

@@ -14,7 +14,8 @@ from .writes import shared_memory
 
 
 def is_replaceable(x: torch.fx.Node, value: torch.fx.Node, graph: torch.fx.Graph) -> bool:
-    """Whether nothing but a node shows the memory that a new value of the same kind overwrites.
+    """Whether a new value may be read in place of a tensor that it overwrites: no other node shows
+    that memory.
 
     Args:
         x: the tensor.

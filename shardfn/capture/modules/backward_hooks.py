@@ -49,7 +49,7 @@ class HookedCall:
         return self.through("out", (result,))[0]
 
     def through(self, side: str, values: Any) -> Any:
-        """The values, with the floating tensors passed through an identity with hooks."""
+        """Pass the floating tensors among values through the identity with hooks."""
         at = [
             i
             for i, x in enumerate(values)
@@ -64,7 +64,9 @@ class HookedCall:
         return tuple(filled) if type(values) is tuple else type(values)(*filled)
 
     def packed(self, side: str, gradients: Sequence[Any]) -> tuple[Any, ...]:
-        """Gradients as hooks take them: None for a value that is not a floating tensor."""
+        """The gradients in the form that hooks take: None for a value that is not a floating
+        tensor.
+        """
         by_position = dict(zip(self.floating[side], gradients, strict=True))
         return tuple(by_position.get(i) for i in range(self.count[side]))
 
@@ -74,7 +76,7 @@ class HookedCall:
     def after_hooks(
         self, hooks: Sequence[Hook], gradients: tuple[Any, ...], *more: Any
     ) -> tuple[Any, ...]:
-        """Gradients after each hook was called on them."""
+        """The gradients after each of these hooks was called on them."""
         for hook in hooks:
             found = hook(self.module, gradients, *more)
             found = (found,) if isinstance(found, torch.Tensor) else found
@@ -123,7 +125,8 @@ class HookedCall:
 def hooked_module(
     module: torch.nn.Module, after: Sequence[Hook], before: Sequence[Hook]
 ) -> Callable[..., Any]:
-    """The calls, in Dynamo's graph, of a module with backward hooks that the code closes over.
+    """A module with backward hooks that the code closes over, as functions for its inputs and
+    results.
 
     Returns:
         A function of a side ("in" or "out"), of the number of values there, and of the numbers of

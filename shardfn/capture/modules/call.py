@@ -96,7 +96,7 @@ class PureModule:
     def batched_if_needed(
         self, found: dict[str, Any], params: Any, buffers: Any, args: Any, kwargs: Any
     ) -> Any:
-        """Under vmap, batch a shared buffer if the module writes to it."""
+        """Run the module; under vmap, with a shared buffer batched if the module writes to it."""
         if "batched" not in found:
             try:
                 out = self.run(params, buffers, args, kwargs)
@@ -114,7 +114,9 @@ class PureModule:
     def run(
         self, params: dict[str, Any], buffers: dict[str, Any], args: Any, kwargs: Any
     ) -> tuple[Any, dict[str, Any]]:
-        """(result of the module, its buffers and frozen parameters afterwards)."""
+        """Run a copy of the module with these values. Returns its result, and its buffers and
+        frozen parameters afterwards.
+        """
         module = self.module_with(params, buffers)
         leaks.note_modes(self.modes)
         before = module_copies.snapshot(module)
@@ -181,7 +183,9 @@ def is_unbatched(error: RuntimeError) -> bool:
 def spread(
     buffers: dict[str, torch.Tensor], frozen: frozenset[str], values: Any
 ) -> dict[str, torch.Tensor]:
-    """The buffers without frozen parameters, expanded to every batch dim of any of the values."""
+    """The buffers, expanded to every batch dim of any of the values; frozen parameters stay as they
+    are.
+    """
     zero = sum(
         x.new_zeros((), dtype=torch.int8)
         for x in _tree.quick_leaves(values)
@@ -195,8 +199,8 @@ def spread(
 
 
 def _refuse_rank(file: str) -> None:
-    """Refuse code in this file that asks for the rank. torch's own code may ask, since it does
-    so for logging.
+    """Refuse a question for the rank from code in this file. torch's own code may ask, since it
+    does so for logging.
     """
     if "/torch/distributed/tensor/" in file:
         _refuse_dtensor()
@@ -206,7 +210,7 @@ def _refuse_rank(file: str) -> None:
 
 @contextlib.contextmanager
 def _checkpointed() -> Iterator[None]:
-    """The context of a call of torch.utils.checkpoint."""
+    """The context of a call of torch.utils.checkpoint in a module."""
     with sources.annotate_checkpointed(sources.fresh_region(), "nothing_saveable"):
         yield
 
@@ -217,7 +221,7 @@ def _refuse_dtensor() -> None:
 
 
 def _plain_modules() -> contextlib.AbstractContextManager[None]:
-    """The context in which a module runs."""
+    """The context of patches in which the Python of a module runs."""
     return _compat.patched(
         "module", asked=_refuse_rank, checkpointed=_checkpointed, making=_refuse_dtensor
     )
@@ -245,8 +249,8 @@ def running(name: str) -> Iterator[bool]:
 
 
 class ModuleTracing(TorchFunctionMode):
-    """A mode for the capture of a module. It gives each op its source line, and applies
-    Dynamo's substitutes.
+    """The torch function mode under which a module runs in a capture. It gives each op its source
+    line, and applies Dynamo's substitutes.
 
     Args:
         mode: makes fake tensors of other tensors than parameters and buffers that the module
@@ -289,7 +293,7 @@ class ModuleTracing(TorchFunctionMode):
             ) from error
 
     def read(self, method: Any, args: Any, reads: Any, line: str | None) -> Any:
-        """A tensor's value, if it has one: it is held by the module, or was made from numbers."""
+        """The value of a tensor that the module reads, if it is known: it was made from numbers."""
         try:
             with contextlib.nullcontext() if _compat.is_fake(args[0]) else _compat.values():
                 return method(*args)
@@ -297,7 +301,7 @@ class ModuleTracing(TorchFunctionMode):
             raise self.refused(reads, line) from error
 
     def refused(self, found: Any, line: str | None) -> CaptureError:
-        """The error for a call that needs a value."""
+        """The error for a call that needs the value of a tensor."""
         (got, fix), source = found, sources.line_of(line)
         return CaptureError.of(
             self.name, got, needed="one pure graph of tensor ops", fix=fix, source=source
@@ -326,6 +330,6 @@ class ModuleTracing(TorchFunctionMode):
 
 
 def _substitute_of(func: Any) -> Any:
-    """The substitute of a function."""
+    """The function that is called in place of a function of torch."""
     found = python_substitutes.TABLE.get(func) or _compat.MODULE_OPS.get(func)
     return found or (_compat.inside_transform() and _compat.recurrent(func)) or func

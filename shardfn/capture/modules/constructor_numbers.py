@@ -26,7 +26,7 @@ READ = re.compile("item|tolist|__(bool|float|index|int|len)__")
 
 
 class Numbers(TorchFunctionMode):
-    """Keeps the values of tensors that follow from numbers, and answers what reads them."""
+    """A torch function mode that knows the values of tensors computed from numbers alone."""
 
     def __init__(self) -> None:
         super().__init__()

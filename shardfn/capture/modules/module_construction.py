@@ -19,7 +19,7 @@ Builder = Callable[[], torch.nn.Module]
 
 
 class Building:
-    """A constructor of a module, as a function from a key to the values of its tensors.
+    """The constructor of a module, as a function from a random key to the values of its tensors.
 
     Args:
         name: of the constructor, for errors.
@@ -36,7 +36,7 @@ class Building:
         self.values = _compat.keep_in_graph(values)
 
     def empty(self) -> torch.nn.Module:
-        """The module without values: its tensors are fake.
+        """The constructed module without values: its tensors are fake.
 
         Raises:
             TreeError: it returns something else, or a module with a tensor that is not a
@@ -49,7 +49,9 @@ class Building:
         return module
 
     def _values(self, key: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The parameters that require grad, the buffers, the frozen parameters."""
+        """The values of the constructed module: parameters that require grad, buffers, frozen
+        parameters.
+        """
         with _compat.reading() as mode:
             module = self._built(key, mode)
         frozen = frozen_names(module)
@@ -62,7 +64,7 @@ class Building:
         return tuple(x.detach().clone() for x in named)
 
     def _built(self, key: torch.Tensor, mode: Any) -> torch.nn.Module:
-        """The module; its random calls draw from a state that starts with this key."""
+        """The constructed module, whose random calls draw from this key."""
         state = torch.cat([key, torch.zeros_like(key[:1])])
         with (
             ambient.drawing_from(ambient.Traced(state)),

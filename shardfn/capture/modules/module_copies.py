@@ -71,9 +71,7 @@ def _container(x: Any, memo: dict[int, Any]) -> Any:
 
 
 def snapshot(module: torch.nn.Module) -> dict[str, Any]:
-    """The attributes of a module and its submodules by path, and the names of parameters and
-    buffers.
-    """
+    """What identifies each attribute of a module and its submodules, by path."""
     found: dict[str, Any] = {}
     for prefix, part in module.named_modules():
         for name, x in part.__dict__.items():

@@ -23,20 +23,22 @@ OWN = ("__new__", "__reduce__", "__reduce_ex__", "__getattribute__", "__setattr_
 
 
 class ModuleResults:
-    """The classes in the results of a module. Dynamo reaches each as an attribute of this."""
+    """The results of a module as trees of literals, with the classes that make them again. Dynamo
+    reaches each as an attribute of this.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def pair(self, out: tuple[Any, Any], tensors: list[torch.Tensor]) -> Shape:
-        """A result and the buffers beside it as literals."""
+        """A result and the buffers after the call, as one tree of literals."""
         known: dict[int, int] = {}
         return "tuple", (), tuple(self.shape(x, tensors, known) for x in out)
 
     def shape(
         self, x: Any, tensors: list[torch.Tensor], known: dict[int, int], path: str = ""
     ) -> Shape:
-        """A result as literals.
+        """A result as a tree of literals; its tensors are added to a list.
 
         Args:
             x: the result.
@@ -93,7 +95,7 @@ class ModuleResults:
         )
 
     def held(self, kind: type) -> str:
-        """The name of the attribute that holds a class."""
+        """The name of the attribute in which this object keeps a class."""
         name = f"class_{id(kind)}"
         setattr(self, name, kind)
         return name
@@ -104,7 +106,7 @@ def _item(i: int) -> str:
 
 
 def _is_named_tuple(x: Any) -> bool:
-    """Whether a tuple of names is made again by its items."""
+    """Whether a NamedTuple is equal to one that its class makes of its items."""
     if not isinstance(x, tuple) or not hasattr(x, "_fields"):
         return False
     if getattr(x, "__dict__", None):
@@ -114,7 +116,7 @@ def _is_named_tuple(x: Any) -> bool:
 
 
 def _is_of_keywords(x: Any) -> bool:
-    """Whether a dict that is a dataclass is made again by its items."""
+    """Whether a dict that is a dataclass is equal to one that its class makes of its items."""
     if not isinstance(x, dict) or not dataclasses.is_dataclass(x):
         return False
     made: Any = type(x)(**x)
@@ -132,7 +134,7 @@ def _is_same(made: dict[Any, Any], x: dict[Any, Any]) -> bool:
 
 
 def _is_record(x: Any) -> bool:
-    """Whether an object is its attributes, and nothing else."""
+    """Whether an object is fully described by its attributes."""
     kind = type(x)
     is_plain = all(getattr(kind, name) is getattr(object, name) for name in OWN)
     if not is_plain or isinstance(x, torch.nn.Module):
@@ -147,7 +149,7 @@ def _is_record(x: Any) -> bool:
 
 
 def _holds_itself(x: Any) -> bool:
-    """Whether an object leads back to itself."""
+    """Whether an object contains itself."""
     inside = set[int]()
     queue = [*vars(x).values()]
     while queue:

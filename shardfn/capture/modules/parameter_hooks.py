@@ -16,7 +16,7 @@ Hook = Callable[[torch.Tensor], Any]  # a gradient -> None, or another gradient
 
 
 def hooks_of(where: str, path: str, x: torch.Tensor) -> tuple[Hook, ...]:
-    """The hooks of a tensor that requires grad. On other tensors hooks never fire.
+    """The gradient hooks of a parameter that requires grad. On other tensors hooks never fire.
 
     Raises:
         CaptureError: a hook that takes anything else than the gradient of one tensor.
@@ -45,7 +45,8 @@ def _is_of_several(hook: Any) -> bool:
 
 
 def hooked_parameter(x: torch.Tensor, hooks: Sequence[Hook], known: dict[Any, Any]) -> torch.Tensor:
-    """The value of a parameter. The hooks take its gradient, and may replace it.
+    """The value of a parameter, passed through an identity whose backward calls the hooks. The
+    hooks take its gradient, and may replace it.
 
     Args:
         x: the value.
@@ -65,7 +66,7 @@ def hooked_parameter(x: torch.Tensor, hooks: Sequence[Hook], known: dict[Any, An
 
 
 class _Hooked(torch.autograd.Function):
-    """The identity on a parameter before it enters the module."""
+    """The identity on a parameter, whose backward calls its hooks."""
 
     @staticmethod
     def forward(hooks: tuple[Hook, ...], x: torch.Tensor) -> torch.Tensor:

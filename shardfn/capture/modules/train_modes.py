@@ -14,7 +14,8 @@ Origin = weakref.ReferenceType[torch.nn.Module]
 
 
 class Modes:
-    """Which submodules of a copy train. It follows the originals as long as they exist.
+    """Which submodules of a copied module train, as in the module that it was copied from. It
+    follows the originals as long as they exist.
 
     Args:
         name: of the module in errors and explanations.
@@ -69,7 +70,7 @@ class Modes:
         return self.known[flags]
 
     def latest(self) -> tuple[bool, ...]:
-        """Whether each submodule trains."""
+        """Whether each submodule trains now."""
         if self.origins is not None:
             self.flags = tuple(map(_trains, self.origins, self.flags))
         return self.flags
@@ -81,7 +82,7 @@ class Modes:
             copies[id(part)].training = trains
 
     def __getstate__(self) -> dict[str, Any]:
-        """A pickled or copied one follows no module."""
+        """The state of a pickled or copied record, which follows no module."""
         self.latest()
         return {"name": self.name, "parts": self.parts, "flags": self.flags}
 
@@ -91,6 +92,6 @@ class Modes:
 
 
 def _trains(origin: Origin, before: bool) -> bool:
-    """Whether a module trains; without it, the last answer."""
+    """Whether the original module trains; if it no longer exists, the last answer."""
     module = origin()
     return before if module is None else module.training

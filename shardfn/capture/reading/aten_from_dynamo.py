@@ -24,8 +24,7 @@ from ..trace import functional_graph, lifted_constants
 
 
 class _Flat:
-    """A function that Dynamo has read as one of flat tensors, the random state last; what a run
-    finds stays here.
+    """A function that Dynamo has read, as a function of flat tensors, the random state last.
 
     Args:
         python: Dynamo's graph.
@@ -61,7 +60,9 @@ class _Flat:
 def flatten(
     python: torch.fx.GraphModule, inputs: Inputs, mode: _compat.FakeTensorMode
 ) -> tuple[torch.fx.GraphModule, closed_over.ClosedOver, Result]:
-    """make_fx over Dynamo's graph: the ATen graph, the closed-over tensors, the results."""
+    """Replay Dynamo's graph under make_fx. Returns the ATen graph, the closed-over tensors and the
+    results.
+    """
     name = inputs.name
     outside = closed_over_inputs(python, inputs.tensors, inputs.positional)
     refuse_closed_over_classes(outside.tensors, name)
@@ -81,7 +82,7 @@ def flatten(
 
 
 def _drop_last_input(module: torch.fx.GraphModule) -> None:
-    """Take away an input that nothing reads."""
+    """Remove the last input of a graph, which nothing reads."""
     module.graph.erase_node(module.graph.find_nodes(op="placeholder")[-1])
     module.recompile()
 

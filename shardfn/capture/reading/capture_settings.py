@@ -30,7 +30,7 @@ from ..trace import Recording, recording
 
 @attrs.frozen(eq=False)
 class Settings:
-    """The settings of a capture, beside the function and its arguments.
+    """The settings of a capture, besides the function and its arguments.
 
     Args:
         name: of the function in errors and printed programs.
@@ -61,7 +61,7 @@ class Settings:
 
 
 class Tracing(NamedTuple):
-    """The state of a capture at work."""
+    """The records that are filled during a capture."""
 
     recorded: Recording
     watched: leaks.WatchedFunctions
@@ -75,7 +75,7 @@ def tracing(
     memo: _compat.Memo,
     arguments: Sequence[tuple[str, torch.Tensor]] = (),
 ) -> Iterator[Tracing]:
-    """The context of a capture, whose errors name these arguments."""
+    """The context of a capture: torch patched, and new records."""
     table = decompositions.table(settings.undecomposed)
     scope = named.scope(settings.mesh, settings.device, settings.may_be_of_ranks, settings.rank)
     recorder = recording(settings.name, table, mode)
@@ -97,7 +97,7 @@ def _patched_torch(
     memo: _compat.Memo,
     arguments: Sequence[tuple[str, torch.Tensor]],
 ) -> Iterator[None]:
-    """The context of a capture, with torch patched."""
+    """The context in which torch is patched for a capture."""
     with (
         _compat.staging(),  # first, since the rest is global to the process
         _compat.inference_off(),

@@ -11,8 +11,8 @@ from ...errors import CaptureError
 
 
 def opened(tree: Any) -> tuple[Any, Any]:
-    """A tree with a row of children in place of each object that is a container, and how `made`
-    makes these. None where there are none.
+    """A tree with a tuple of children in place of each container object, and how `made` makes the
+    objects again. None where there are none.
     """
     if not tree_pairs.is_node(tree):
         return tree, None
@@ -38,8 +38,8 @@ def opened(tree: Any) -> tuple[Any, Any]:
 
 @_compat.read_by_dynamo
 def made(tree: Any, how: Any, records: list[Any]) -> Any:
-    """The tree that `opened` opened. Adds to a list for each record (the outermost record
-    around it, itself, how it opens, its children).
+    """The tree with its container objects made again, as `opened` took them apart. Adds to a list
+    for each record (the outermost record around it, itself, how it opens, its children).
     """
     if how is None:
         return tree
@@ -62,7 +62,7 @@ def made(tree: Any, how: Any, records: list[Any]) -> Any:
 
 @_compat.read_by_dynamo
 def _noted(x: Any) -> Any:
-    """A child as it is now."""
+    """A shallow copy of a child, to compare it later."""
     return list(x) if isinstance(x, list) else x
 
 
@@ -95,7 +95,7 @@ def _are_same(before: list[Any], after: list[Any]) -> bool:
 
 @_compat.read_by_dynamo
 def _holds(tree: Any, x: Any) -> bool:
-    """Whether a tree has an object among its parts."""
+    """Whether a tree contains an object."""
     if tree is x:
         return True
     if isinstance(tree, dict):

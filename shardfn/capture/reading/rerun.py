@@ -90,7 +90,7 @@ def _zeros_like(x: Any) -> Any:
 
 
 def _few_zeros(x: Any) -> Any:
-    """The same, of few elements."""
+    """A tensor of zeros like one without values, with few elements."""
     if not isinstance(x, torch.Tensor) or x.numel() <= LARGE:
         return _zeros_like(x)
     return torch.zeros([min(n, 2) for n in x.shape], dtype=x.dtype, device=x.device)
@@ -143,7 +143,7 @@ def is_users(error: Exception, line: str | None, *, is_known: bool) -> bool:
 
 
 def _is_around(code: types.CodeType) -> bool:
-    """Whether code is of torch, or stands between it and its callers."""
+    """Whether code belongs to torch or to shardfn, not to the user."""
     file = code.co_filename
     if is_inside(file):
         return "/_compat/" in file or code.co_name.startswith("__torch_") or file == __file__
@@ -161,13 +161,13 @@ def _is_raised(error: Exception) -> bool:
 
 
 def is_like(failed: Exception) -> Callable[[Exception], bool]:
-    """Whether an error has the text of another one."""
+    """A test whether an error has the same text as another one."""
     said = str(failed)
     return lambda error: bool(str(error)) and str(error) in said
 
 
 def _named_plainly(error: BaseException) -> None:
-    """Say Tensor where the text of an error says FakeTensor."""
+    """Replace FakeTensor by Tensor in the text of an error."""
     error.args = tuple(
         x.replace("FakeTensor", "Tensor") if isinstance(x, str) else x for x in error.args
     )
@@ -175,7 +175,7 @@ def _named_plainly(error: BaseException) -> None:
 
 @contextlib.contextmanager
 def _modules_kept(fn: Callable[..., Any]) -> Iterator[None]:
-    """A context after which the modules that a function closes over hold what they held."""
+    """A context that restores the attributes of the modules that a function closes over."""
     parts = {part for module in modules_of(fn) for part in module.modules()}
     tables = [vars(part) for part in parts]
     tables += [x for table in tables for x in table.values() if type(x) is dict]

@@ -18,8 +18,8 @@ from .capture_settings import Settings
 
 @attrs.frozen(eq=False)
 class Template:
-    """Dynamo's graph of a function, whose sizes are symbols. A capture for given sizes replays
-    it, and reads no Python.
+    """A function that Dynamo has read with symbols for sizes: its graph, and the conditions on the
+    sizes. A capture for given sizes replays it, and reads no Python.
 
     Args:
         python: Dynamo's graph.
@@ -40,7 +40,8 @@ class Template:
     fns: tuple[Callable[..., Any], Callable[..., Any]]
 
     def misfit(self, leaves: Sequence[Any]) -> str | None:
-        """The condition on sizes that arguments break, in words. None if they keep all.
+        """The condition on sizes that arguments break, in words; None if they keep all. None if
+        they keep all.
 
         Args:
             leaves: of the arguments: an `Aval` for each tensor.

@@ -15,7 +15,7 @@ from ..dynamo_nodes import name_of
 
 
 class Row(NamedTuple):
-    """Why the derivative of an op's tangent is wrong."""
+    """Some ops of torch, and why the derivative of their tangent is wrong."""
 
     ops: tuple[str, ...]  # the names of functions, methods and ATen ops
     why: str

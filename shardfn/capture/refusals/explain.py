@@ -261,7 +261,7 @@ def _of_unknown_cause(error: BaseException, said: str) -> tuple[str, str]:
 
 
 def _exception_text(said: str, after: str) -> str | None:
-    """The class and the text of the exception that follows some words of Dynamo's."""
+    """The class and text of the exception that Dynamo's message quotes."""
     text = r"\((?:\[ConstantVariable\(str: )?['\"](.*?)['\"]\)"
     found = re.search(rf"{after} (\w+){text}", said)
     return f"{found[1]}: {found[2]}".replace("\\'", "'") if found else None
@@ -299,7 +299,7 @@ def _of_foreign_classes(said: str) -> tuple[str, str] | None:
 
 
 def _changed_objects(said: str, paths: Sequence[str], read: Any) -> str:
-    """Dynamo's names of changed objects, as the user's names."""
+    """The user's names of the objects that a function changes, from Dynamo's names."""
     parts = r"((?:\.\w+|\[(?:\d+|'\w+')\])*)"
     found = re.findall(r"[LG]\[['\"](\w+)['\"]\]" + parts, re.sub(MODULES, r".\1", said))
     roots = list(dict.fromkeys(re.split(r"[\[.]", p)[0] for p in paths))

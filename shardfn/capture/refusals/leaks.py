@@ -95,7 +95,7 @@ KNOWN = (
 
 
 class LeakedTensor(torch.Tensor):
-    """The remains of a traced value after its trace."""
+    """The tensor in place of a traced value that a function has stored: every use is an error."""
 
     @staticmethod
     def __new__(cls, like: torch.Tensor, owner: str) -> LeakedTensor:
@@ -163,8 +163,9 @@ def note_methods(function: type) -> None:
 
 @contextlib.contextmanager
 def swept() -> Iterator[WatchedFunctions]:
-    """The context of a capture. At its end, traced values stored by watched functions become
-    `LeakedTensor`s. If the capture fails, they are removed.
+    """The context of a capture, at the end of which stored traced values become `LeakedTensor`s. At
+    its end, traced values stored by watched functions become `LeakedTensor`s. If the capture fails,
+    they are removed.
     """
     watched = WatchedFunctions()
     token = _WATCHED.set(watched)
@@ -180,21 +181,21 @@ def swept() -> Iterator[WatchedFunctions]:
 
 
 def _plain_class(held: Any) -> Any:
-    """The class of Python's whose methods read what an object holds. A subclass may compute
-    something else, as Hugging Face's table of activations does: it makes a module of each.
+    """The builtin class, list or dict, whose methods read what a container has. A subclass may
+    compute something else, as Hugging Face's table of activations does: it makes a module of each.
     """
     kinds = (list, OrderedDict, dict)
     return next(kind for kind in kinds if isinstance(held, kind))
 
 
 def _copied(held: Any) -> Any:
-    """A plain list or dict of the objects in one."""
+    """A plain list or dict with the contents of a container."""
     kind = _plain_class(held)
     return kind.copy(held) if kind is list else dict(kind.items(held))
 
 
 def _restore(held: Any, old: Any) -> None:
-    """Have a list or a dict hold these objects again."""
+    """Put the old contents back into a list or dict."""
     kind = _plain_class(held)
     kind.clear(held)
     if kind is list:
@@ -205,13 +206,13 @@ def _restore(held: Any, old: Any) -> None:
 
 
 def _is_as_before(place: Any, old: Any) -> bool:
-    """Whether a cell, a list or a dict has the same content."""
+    """Whether a cell, list or dict still has its old contents."""
     is_cell = isinstance(place, types.CellType)
     return place.cell_contents is old if is_cell else _same(place, old)
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether a list or a dict holds the same objects as a plain one."""
+    """Whether a list or dict has the identical objects of a plain one."""
     now = _copied(a)
     if len(now) != len(b):
         return False
@@ -221,8 +222,8 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _objects_of(fn: Any) -> list[Any]:
-    """The places where a function may store: its closure, the globals that it names, its bound
-    object.
+    """The objects in which a function may store: in its closure, the globals that it names, its
+    bound object.
     """
     if isinstance(fn, functools.partial):
         return [*fn.args, *fn.keywords.values(), *_objects_of(fn.func)]
@@ -260,8 +261,8 @@ def _container_of(place: Any) -> Any:
 
 
 def _add_containers(place: Any, found: dict[int, Any], depth: int = 3) -> None:
-    """The list or dict in which an object stores, and those inside it. Skips large ones, which
-    are data.
+    """Collect the list or dict in which an object stores, and those inside it. Skips large ones,
+    which are data.
     """
     held = _container_of(place)
     if held is None or id(held) in found or len(held) > LARGE:

@@ -35,7 +35,7 @@ OF_RANKS = {  # the problem of a value -> of the number of a rank, with the sugg
 
 @_compat.constant_in_graph
 def note_call(what: str, axis_name: str | tuple[str, ...] = ()) -> None:
-    """Note that a call has given the number of a rank, as a tensor.
+    """Record that a call has given the number of a rank, as a tensor.
 
     Args:
         what: the call.
@@ -62,9 +62,7 @@ def noting_rank_calls(scope: Scope) -> Iterator[None]:
 
 
 def may_be_rank_number(said: str) -> bool:
-    """Whether the value that an error of torch is about may be the number of a rank: what it is
-    computed from has one, or is not told outside of the body of a loop.
-    """
+    """Whether the value that an error of torch is about may be the number of a rank."""
     told = said.partition("computed as follows:")[2].partition("Hint:")[0]
     return "axis_index(" in told if told else "/control_flow/" not in said
 

@@ -33,7 +33,7 @@ def written_input(node: torch.fx.Node) -> torch.fx.Node | None:
 
 
 def _memory_of(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """The arguments whose memory a node's result shares."""
+    """The arguments of a node whose memory its result shares."""
     if _mutates(node):
         return _written(node)
     shares = getattr(node.target, "is_view", False) or "getitem" in str(node.target)
@@ -90,7 +90,8 @@ OF_BODY = "(a carry, a per-step input or a closed-over value)"
 def refuse_mutation(
     graph: torch.fx.GraphModule, name: str, paths: Sequence[str]
 ) -> list[torch.fx.Node]:
-    """The nodes of the graph that write in place. Refuses writes to inputs.
+    """Refuse in-place writes to the inputs of a graph. Returns its other in-place writes. Refuses
+    writes to inputs.
 
     Raises:
         CaptureError: names the argument and the line.
@@ -150,7 +151,7 @@ def refuse_windows(node: torch.fx.Node, name: str) -> None:
 
 
 def _is_windowed(node: torch.fx.Node | None) -> bool:
-    """Whether a value is a view by windows, or has elements that share memory."""
+    """Whether a value is a view by overlapping or gapped windows."""
     shared = node is not None and _may_overlap(node.meta.get("val"))
     while node is not None and not shared:
         if node.target is torch.ops.aten.unfold.default:

@@ -70,7 +70,7 @@ def _refuse_sending(node: torch.fx.Node, name: str) -> None:
 
 
 def _refuse_unread(node: torch.fx.Node, name: str) -> None:
-    """Refuse to follow a tensor whose class reads calls, which a transform would pass by."""
+    """Refuse a derivative or vmap of a tensor whose class has a __torch_function__."""
     value = args_of(node)[0].meta.get("example_value")
     if _compat.holds_tensors(value) and _compat.reads_calls(value):
         kind = _compat.class_name(value)
@@ -102,7 +102,7 @@ def refuse_results(out: Any, name: str) -> None:
 
 
 def refuse_unheld_tensors(out: Any, name: str) -> None:
-    """Refuse results that say a tensor of themselves which they do not hold.
+    """Refuse results whose class names a tensor in its context that is not an inner tensor.
 
     Raises:
         CaptureError: names the first.

@@ -255,7 +255,7 @@ def row_of_error(frames: Sequence[Any], said: str) -> tuple[str, str] | None:
 
 
 def _of_local_map(frames: Sequence[Any], said: str) -> list[tuple[str, str]]:
-    """The rows of a mistake that torch's local_map finds."""
+    """The rows of the table for a mistake that torch's local_map finds."""
     users = [frame for frame in frames if not is_inside(frame.filename)]
     if not users or users[-1].name != LOCAL_MAP_FRAME:
         return []
@@ -263,8 +263,8 @@ def _of_local_map(frames: Sequence[Any], said: str) -> list[tuple[str, str]]:
 
 
 def _called_by_line(frames: Sequence[Any], said: str) -> list[tuple[str, str]]:
-    """The rows of functions that the user's line calls, where torch's own wrapper around them, or
-    the call itself, is refused before their frame is there (torch 2.13).
+    """The rows of the table for functions that the user's line calls, where torch refuses the call
+    before it has a frame (torch 2.13).
     """
     others = [i for i, frame in enumerate(frames) if _is_other(frame)]
     if not others and frames and _compat.MAKES_DTENSOR in said:
@@ -276,12 +276,12 @@ def _called_by_line(frames: Sequence[Any], said: str) -> list[tuple[str, str]]:
 
 
 def _is_other(frame: Any) -> bool:
-    """Whether a frame is of torch.distributed, other than of a function that calls the user's."""
+    """Whether a frame is of torch.distributed."""
     return "/torch/distributed/" in frame.filename and frame.name != LOCAL_MAP_FRAME
 
 
 def _row_of_frame(frame: Any) -> tuple[str, str] | None:
-    """The row of a frame's function."""
+    """The row of the table for the function of a frame."""
     file = frame.filename
     if any(folder in file for folder in FOLDERS):
         known = CLASSES.get((os.path.basename(file), frame.name))

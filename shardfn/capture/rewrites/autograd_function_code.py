@@ -31,7 +31,9 @@ BY_NAME = OF_RANKS | (COLLECTIVES - OF_TENSORS)
 
 
 def function_to_read(function: Any) -> Callable[..., Any] | None:
-    """Our function that Dynamo reads for a call of a Function. None for one that is one op."""
+    """shardfn's function that Dynamo reads in place of a call of an autograd.Function. None for one
+    that is one op.
+    """
     ours = replaced_calls.FUNCTIONS[torch.autograd.Function]
     return ours if is_of_ranks(function) else None
 
@@ -72,7 +74,7 @@ def _methods(function: Any) -> Iterator[types.FunctionType]:
 
 
 def _user_functions(x: Any) -> list[types.FunctionType]:
-    """The functions whose code runs where a value is called: the user's alone."""
+    """The user's functions whose code runs when an object is called."""
     if isinstance(x, type) and issubclass(x, torch.autograd.Function):
         return [*_methods(x)]
     if not callable(x):
@@ -86,7 +88,7 @@ def _user_functions(x: Any) -> list[types.FunctionType]:
 
 
 def _values_called(fn: types.FunctionType, code: types.CodeType) -> Iterator[Any]:
-    """The values that names of a function's code lead to; True for one that is of ranks."""
+    """The objects that names in a function's code lead to; True for one that depends on ranks."""
     known = {**inspect.getclosurevars(fn).globals, **_cells(fn)}
     for part in _nested_codes(code):
         here: Any = None
@@ -118,7 +120,7 @@ def _cells(fn: types.FunctionType) -> dict[str, Any]:
 
 
 def _nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """The code of a function and of those that it defines."""
+    """The code of a function and of the functions that it defines."""
     yield code
     for x in code.co_consts:
         if isinstance(x, types.CodeType):

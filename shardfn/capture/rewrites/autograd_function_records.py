@@ -43,20 +43,21 @@ class Context(FunctionCtx):
 
 @attrs.frozen
 class TensorPlace:
-    """A tensor of a call: one of its inputs, or of its results and further results."""
+    """The place of a tensor in a call: its index among the inputs or among the results."""
 
     is_input: bool
     at: int
 
     def value(self, inputs: Sequence[Any], results: Sequence[Any]) -> Any:
-        """The tensor."""
+        """The tensor at this place."""
         tensors = inputs if self.is_input else results
         return tensors[self.at]
 
 
 @attrs.frozen(eq=False)
 class ForwardRecord:
-    """One run of a forward. A Place stands for each tensor.
+    """What one run of the forward of an autograd.Function returned and saved, with places for
+    tensors. A Place stands for each tensor.
 
     Args:
         outs: the results, with the constants among them.
@@ -78,7 +79,7 @@ class ForwardRecord:
 
     @classmethod
     def of(cls, context: Context, tensors: Sequence[torch.Tensor], out: Any) -> ForwardRecord:
-        """The record of a forward.
+        """The record of a run, from its context and its result.
 
         Args:
             context: that it was given.
@@ -122,7 +123,7 @@ class ForwardRecord:
         return not place.is_input and place.at >= self.count
 
     def filled(self, values: dict[TensorPlace, torch.Tensor]) -> tuple[Any, Any, Any]:
-        """The saved tensors and attributes."""
+        """The saved values, with tensors in their places."""
 
         def fill(x: Any) -> Any:
             return values[x] if isinstance(x, TensorPlace) else x
@@ -141,7 +142,7 @@ class ForwardRecord:
 
 
 def _other_saved_tensors(saved: Any, known: dict[int, TensorPlace]) -> tuple[torch.Tensor, ...]:
-    """The saved tensors that are not known yet."""
+    """The saved tensors that are neither inputs nor results."""
     extras: dict[int, torch.Tensor] = {}
     for x in _tree.leaves(saved):
         if is_tensor(x) and id(x) not in known:

@@ -45,8 +45,8 @@ ONCE = torch.autograd.function.once_differentiable(len).__code__
 
 
 def apply_function(call: Callable[..., Any], function: Function, *args: Any, **kwargs: Any) -> Any:
-    """Call a Function under torch.func. The constants that its code reads are in the key of the
-    capture.
+    """Call an autograd.Function under torch.func. The constants that its code reads are in the key
+    of the capture.
 
     Args:
         call: torch's call of a Function whose forward does not take the context.
@@ -87,7 +87,7 @@ def apply_function(call: Callable[..., Any], function: Function, *args: Any, **k
 
 
 class RecordedCall:
-    """One call of a Function.
+    """One call of an autograd.Function whose forward takes the context.
 
     Args:
         function: the class.
@@ -108,7 +108,7 @@ class RecordedCall:
         self.is_nested = _compat.derivative_levels() > 1
 
     def differentiable(self) -> Function:
-        """The Function of this call, whose forward takes tensors only."""
+        """An autograd.Function for this call alone, whose forward takes tensors only."""
 
         class Differentiable(torch.autograd.Function):
             generate_vmap_rule = True
@@ -131,7 +131,9 @@ class RecordedCall:
         return Differentiable
 
     def forward(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """The results that are tensors, and the other tensors that were saved."""
+        """Run the forward. Returns the results that are tensors, and the other tensors that it
+        saved.
+        """
         context = Context()
         context.needs_input_grad = self.needs
         feed = iter(tensors)
@@ -252,7 +254,7 @@ class RecordedCall:
         return *mine, *none
 
     def refuse(self, got: str, fix: str) -> NoReturn:
-        """Refuse the call.
+        """Refuse this call of an autograd.Function.
 
         Raises:
             CaptureError: always.
@@ -267,7 +269,7 @@ class RecordedCall:
 
 
 class NotDifferentiableAgain(torch.autograd.Function):
-    """The identity on a tensor of a derivative that may not be differentiated again."""
+    """The identity on a tensor of a derivative, whose own derivative is refused."""
 
     generate_vmap_rule = True
 
@@ -296,8 +298,8 @@ def _name(function: Function) -> str:
 
 
 def _numbers(args: tuple[Any, ...]) -> list[int | None]:
-    """For each tensor of a call the number of the argument that it is. None inside of a
-    container.
+    """For each tensor in the arguments of a call, the number of the argument that it is. None
+    inside of a container.
     """
     numbers: list[int | None] = []
     for number, arg in enumerate(args):

@@ -49,7 +49,7 @@ def is_composite(op: Any) -> bool:
 
 
 def refuse_dropped(node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse an op without a derivative if it is needed: torch would drop that term.
+    """Refuse a node whose op has no derivative where one is needed: torch would drop that term.
 
     Raises:
         CaptureError: names the op and the line.
@@ -59,7 +59,7 @@ def refuse_dropped(node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def refuse_dropped_call(target: Any, args: tuple[Any, ...], stack: str | None) -> None:
-    """The same check for one call, with the stack trace that has its line."""
+    """Refuse a call of an op that has no derivative where one is needed."""
     op = getattr(target, "default", target)
     if not isinstance(op, _compat.OpOverload) or op.namespace in TORCHS:
         return
@@ -104,9 +104,7 @@ def custom_op_runner() -> Callable[..., Any] | None:
 def _positional(
     op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call, by name only where the op takes them by name only: autograd
-    follows no others.
-    """
+    """The arguments of an op with as many as possible by position: autograd follows no others."""
     declared = _compat.schema(op).arguments
     by_place = [a for a in declared[len(args) :] if not a.kwarg_only]
     while by_place and by_place[-1].name not in kwargs:

@@ -134,7 +134,7 @@ def _min(x: torch.Tensor) -> torch.Tensor:
 
 
 def _product_then_add(product: Any) -> Callable[..., torch.Tensor]:
-    """addmm and its like as a product and an addition: a Partial product is reduced before the
+    """addmm and similar ops as a product and an addition: a Partial product is reduced before the
     addition. Of integers, factors are rounded toward zero, as torch's kernels round them.
     """
 
@@ -153,12 +153,14 @@ def _product_then_add(product: Any) -> Callable[..., torch.Tensor]:
 
 
 def _sum_of_products(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The products of the matrices of two batches, added up in their own dtype."""
+    """The sum over the batch of the products of two batches of matrices."""
     return aten.sum.dim_IntList(aten.bmm.default(a, b), [0], dtype=a.dtype)
 
 
 def _linspace(start: Any, end: Any, steps: int, **options: Any) -> torch.Tensor:
-    """Integers are rounded toward zero from steps in float64, from whichever end is nearer."""
+    """torch.linspace of integers: steps in float64, from whichever end is nearer, rounded toward
+    zero.
+    """
     dtype = options.get("dtype") or torch.get_default_dtype()
     numbers = isinstance(start, int | float) and isinstance(end, int | float)
     if dtype.is_floating_point or dtype.is_complex or not numbers or steps < 2:
@@ -172,7 +174,9 @@ def _linspace(start: Any, end: Any, steps: int, **options: Any) -> torch.Tensor:
 
 
 def _roll(x: torch.Tensor, shifts: list[int], dims: Any = ()) -> torch.Tensor:
-    """Unsigned integers of more than 8 bits as signed ones: torch has no index_select of them."""
+    """torch.roll of unsigned integers, as signed ones of the same size: torch has no index_select
+    of them.
+    """
     signed = SIGNED.get(x.dtype)
     if signed is None:
         return NotImplemented

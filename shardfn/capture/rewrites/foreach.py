@@ -97,7 +97,7 @@ OF_ONE: dict[str, Callable[..., torch.Tensor]] = {
 
 
 def applied_to_each(op: Any, fn: Callable[..., torch.Tensor]) -> Callable[..., Any]:
-    """An op of lists of tensors as a function of their elements, applied to each.
+    """An op on lists of tensors as one call of a function for each element.
 
     Args:
         op: an overload of a _foreach op.
@@ -119,7 +119,9 @@ def applied_to_each(op: Any, fn: Callable[..., torch.Tensor]) -> Callable[..., A
 def unscaled(
     grads: list[torch.Tensor], found: torch.Tensor, inverse: torch.Tensor
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Gradients times an inverse scale, and 1 where any element of one is not finite."""
+    """torch._amp_foreach_non_finite_check_and_unscale: gradients times an inverse scale, and 1 if
+    any element is not finite.
+    """
     results = []
     for x in grads:
         is_finite = torch.isfinite(x)
@@ -132,7 +134,7 @@ def unscaled(
 
 @functools.cache
 def table() -> dict[Any, Callable[..., Any]]:
-    """The decompositions, by op."""
+    """The decompositions of torch._foreach ops, by op."""
     found: dict[Any, Callable[..., Any]] = {}
     for name in (*OF_ONE, *ALIKE):
         fn = OF_ONE.get(name) or getattr(torch, name)

@@ -47,7 +47,7 @@ def without_writes(
 
 
 def _replace(node: torch.fx.Node, op: Any, value: torch.Tensor) -> None:
-    """Put another op, which has this fake result, in the place of a node."""
+    """Replace a node by a call of another op with this fake result."""
     with node.graph.inserting_before(node):
         fresh = node.graph.call_function(op, node.args, node.kwargs)
     fresh.meta = {**node.meta, "val": value, "original_aten": op}
@@ -56,7 +56,7 @@ def _replace(node: torch.fx.Node, op: Any, value: torch.Tensor) -> None:
 
 
 class _Values:
-    """The names of each memory in a graph, in order."""
+    """The nodes that name each memory of a graph, in order."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         nodes = [n for n in graph.nodes if n.op != "output"]

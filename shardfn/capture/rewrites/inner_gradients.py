@@ -36,7 +36,7 @@ def grad(
     is_grads_batched: bool = False,
     materialize_grads: bool = False,
 ) -> Any:
-    """torch.autograd.grad."""
+    """torch.autograd.grad inside of a captured function, as Dynamo reads it."""
     if is_grads_batched:
         _refuse("is_grads_batched is True", "sf.vmap of a function that calls it for one")
     is_dict = isinstance(inputs, dict)
@@ -97,7 +97,7 @@ TABLE = {torch.autograd.grad: grad}
 
 @attrs.define(eq=False)
 class _Span:
-    """A part of a graph at one level, in which gradients are taken.
+    """A part of a graph at one level of torch.func, in which gradients are taken.
 
     Args:
         first: the number of the node with which the level opens.
@@ -177,7 +177,7 @@ class Spans:
 
 
 def _unwrapped(value: Any, level: int) -> Any:
-    """A value, or a row of values, without a level."""
+    """A value, or a list of values, without the wrapper of a level."""
     if isinstance(value, (list, tuple)):
         return type(value)([_unwrapped(x, level) for x in value])
     return _compat.below_gradient(value, level) if isinstance(value, torch.Tensor) else value
@@ -190,7 +190,7 @@ def take_gradients(
     is_followed: bool,
     reached: tuple[int, Sequence[bool]] | None,
 ) -> list[torch.Tensor | None]:
-    """`gradients`, taken.
+    """When Dynamo's graph is replayed: take the gradients that `gradients` stands for.
 
     Raises:
         RuntimeError: an output does not depend on an input, as in torch.

@@ -24,12 +24,12 @@ GAP = 1e-11  # the smallest sum of windows that torch.istft accepts
 
 
 class Misuse(CaptureError):
-    """A call that torch refuses too: Python's run of the function has its error."""
+    """The error for a call that torch refuses too."""
 
 
 @_compat.constant_in_graph
 def _refuse(function: str, got: str) -> None:
-    """Refuse arguments as torch does.
+    """Raise Misuse, the error for arguments that torch refuses.
 
     Raises:
         Misuse: always.

@@ -12,8 +12,8 @@ INF = float("inf")
 
 
 def wide(x: torch.Tensor, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, torch.dtype]:
-    """x in torch's accumulation dtype, and the dtype of the result. Half precision is summed in
-    single precision.
+    """The tensor in the dtype in which torch accumulates, and the dtype of the result. Half
+    precision is summed in single precision.
     """
     result = dtype or x.dtype
     accumulate = torch.float32 if result in (torch.float16, torch.bfloat16) else result
@@ -21,7 +21,7 @@ def wide(x: torch.Tensor, dtype: torch.dtype | None = None) -> tuple[torch.Tenso
 
 
 def narrow(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """x in the dtype of the result."""
+    """The tensor in the dtype of the result."""
     return x if x.dtype == dtype else aten._to_copy.default(x, dtype=dtype)
 
 
@@ -36,8 +36,8 @@ def _true_everywhere(x: torch.Tensor, dims: list[int], keepdim: bool) -> torch.T
 def _truth(
     count: Callable[[torch.Tensor, list[int], bool], torch.Tensor],
 ) -> dict[str, Callable[..., torch.Tensor]]:
-    """The overloads of any or all by counting: the count over ranks is a sum, which every
-    backend can all-reduce.
+    """The overloads of any or all by counting: a count over ranks is a sum, which every backend can
+    all-reduce.
     """
 
     def over(x: torch.Tensor, dim: Any = None, keepdim: bool = False) -> torch.Tensor:
@@ -54,7 +54,7 @@ def _truth(
 def vector_norm(
     x: torch.Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> torch.Tensor:
-    """The norms that are a sum, a maximum or a minimum of a pointwise function."""
+    """The vector norms that are a sum, maximum or minimum of a pointwise function."""
     dims = list(range(x.dim())) if dim is None else [dim] if isinstance(dim, int) else list(dim)
     if not x.numel() or not x.dim():
         return NotImplemented
@@ -79,7 +79,7 @@ def _dist(x: torch.Tensor, y: torch.Tensor, p: float = 2) -> torch.Tensor:
 
 
 def _copied(view: Any) -> Callable[..., Any]:
-    """The copy variant of an op that makes views."""
+    """The copying variant of a view op."""
 
     def decomposed(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         out = view(x, *args, **kwargs)

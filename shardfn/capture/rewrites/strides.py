@@ -82,7 +82,7 @@ PLACING = (
 def settle(
     graph: torch.fx.GraphModule, name: str, paths: Sequence[str], *, inside: bool = False
 ) -> dict[int, bool]:
-    """Have each as_strided read the value that made the memory, with an offset from its start.
+    """Make each as_strided read the value that owns the memory, with an offset from its start.
 
     as_strided is defined by memory layout, and sharded or compiled values have other layouts.
     So the memory that it reads must be that of one dense value.
@@ -137,7 +137,7 @@ def settled(
 
 @attrs.frozen
 class Place:
-    """The memory that an as_strided reads or writes."""
+    """The memory that one as_strided reads or writes, and the value that owns it."""
 
     asked: torch.fx.Node  # its first argument
     owner: torch.fx.Node  # the value that owns that memory
@@ -157,7 +157,7 @@ class Place:
 
     @staticmethod
     def of(node: torch.fx.Node) -> Place:
-        """The place of one as_strided."""
+        """The memory of one as_strided node."""
         first = AS_STRIDED[node.target]
         args = args_of(node)
         asked, (size, stride) = args[0], args[first : first + 2]

@@ -94,7 +94,7 @@ def put_by_mask(
 
 @_compat.constant_in_graph
 def refuse_values(shape: tuple[int, ...], out: tuple[int, ...]) -> None:
-    """Refuse values that do not fit.
+    """Refuse values that do not fit into a masked assignment.
 
     Raises:
         CaptureError: always.
@@ -108,7 +108,7 @@ def refuse_values(shape: tuple[int, ...], out: tuple[int, ...]) -> None:
 
 @_compat.read_by_dynamo
 def _in_turn(values: torch.Tensor, mask: torch.Tensor, rest: int) -> torch.Tensor:
-    """The value that each element of a mask takes, if it is true."""
+    """For each element of a mask, the value that it takes if it is true."""
     at = values.dim() - rest - 1
     count = values.shape[at]
     tail = values.shape[at + 1 :]
@@ -209,7 +209,7 @@ def embedding_bag(
 
 @_compat.read_by_dynamo
 def in_place(fn: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """One of these functions, whose result is written to its first argument."""
+    """Call one of these functions, and write its result to the first argument."""
     x.copy_(fn(x, *args, **kwargs))
     return x
 

@@ -20,8 +20,8 @@ Row = tuple[int, int | None, int]  # the dim, the size of a slice or None, its s
 
 
 def gathered(x: torch.Tensor, starts: Any, rows: tuple[Row, ...], key: Any) -> torch.Tensor:
-    """`x[key]`, where `key` is an index of the tensor whose dims of `rows` have been gathered.
-    Dynamo keeps this call: the result is no view.
+    """`x[key]` where some indices are tensors, as gathers; Dynamo keeps this call. Dynamo keeps
+    this call: the result is no view.
     """
     for start, (dim, count, stride) in zip(starts, rows, strict=True):
         x = x.index_select(dim, _index(start, x.shape[dim], count, stride))
@@ -31,13 +31,15 @@ def gathered(x: torch.Tensor, starts: Any, rows: tuple[Row, ...], key: Any) -> t
 def placed(
     value: torch.Tensor, x: torch.Tensor, starts: Any, rows: tuple[Row, ...], key: Any
 ) -> torch.Tensor:
-    """A value that is written to `x[key]`. Dynamo keeps this call, which says where."""
+    """The value that is written to `x[key]`; Dynamo keeps this call, which says where it goes.
+    Dynamo keeps this call, which says where.
+    """
     return value.clone()
 
 
 @_compat.read_by_dynamo
 def put(x: torch.Tensor, starts: Any, rows: tuple[Row, ...], key: Any, value: Any) -> None:
-    """`x[key] = value`, likewise."""
+    """`x[key] = value` where some indices are tensors, as gathers and scatters."""
     if isinstance(value, torch.Tensor):
         value = placed(value, x, starts, rows, key)
     parts = [x]
@@ -53,8 +55,8 @@ def put(x: torch.Tensor, starts: Any, rows: tuple[Row, ...], key: Any, value: An
 
 @_compat.read_by_dynamo
 def _index(start: torch.Tensor, size: int, count: int | None, stride: int) -> torch.Tensor:
-    """The positions of a number or a slice, as a tensor of one dim. A number may count from the
-    end.
+    """The positions that an index or a slice selects, as a tensor of one dim. A number may count
+    from the end.
     """
     first = start.to(torch.int64)
     if count is None:
@@ -67,8 +69,8 @@ def _index(start: torch.Tensor, size: int, count: int | None, stride: int) -> to
 
 @_compat.read_by_dynamo
 def checked_index(x: torch.Tensor, ok: torch.Tensor) -> torch.Tensor:
-    """Integers, if a condition holds; else an index out of range is an error when the program
-    runs. A shard would take it for an index of another one.
+    """The indices, if a condition holds; otherwise the program raises an error when it runs. A
+    shard would take it for an index of another one.
     """
     nothing = torch.zeros(1, dtype=torch.int64, device=x.device)
     return x + nothing.index_select(0, (~ok).to(torch.int64).reshape(1))

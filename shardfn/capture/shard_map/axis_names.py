@@ -34,9 +34,7 @@ MESH = -1  # the level of a name that is a mesh axis
 
 @attrs.frozen
 class Bound:
-    """A name that collectives may use: a mesh axis, or the mapped dim of the vmap at a level of
-    torch.func.
-    """
+    """A name that collectives may use, bound to a mesh axis or to the mapped dim of a vmap."""
 
     name: str
     size: int
@@ -101,7 +99,7 @@ _scope: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("shardfn_n
 def scope(
     mesh: Any, device: str, may_be_of_ranks: bool = False, rank: tuple[int, ...] | None = None
 ) -> Iterator[Scope]:
-    """The scope of one capture."""
+    """The context with the scope of one capture."""
     made = Scope(mesh, device, may_be_of_ranks, rank=rank)
     token = _scope.set(made)
     try:
@@ -118,7 +116,7 @@ def current_scope() -> Scope:
 
 @_compat.constant_in_graph
 def begin() -> None:
-    """Unbind all names and leave all meshes: Dynamo may restart its trace."""
+    """Reset the scope for a new trace: Dynamo may restart its trace."""
     here = current_scope()
     here.names.clear()
     here.rank_calls.clear()
@@ -260,7 +258,7 @@ def unbind_last(count: int) -> None:
 
 @_compat.constant_in_graph
 def bindings_of(what: str, axis_name: Any) -> Any:
-    """The bindings of axis names, the outermost first.
+    """The mesh axes or mapped dims to which axis names are bound, the outermost first.
 
     Args:
         what: the collective.
@@ -321,7 +319,7 @@ def suggest_name(name: str, known: Iterable[str]) -> str:
 
 @_compat.constant_in_graph
 def device() -> str:
-    """The device type of the program."""
+    """The device type of the program that is captured."""
     return current_scope().device
 
 

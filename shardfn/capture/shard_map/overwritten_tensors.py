@@ -15,8 +15,8 @@ from ..dynamo_nodes import BACKWARD, name_of, nodes_in, root_of, written_by
 
 
 def refuse_overwritten(graph: torch.fx.Graph, flat: Callable[[Any], Axes]) -> None:
-    """Refuse a gradient, by what all ranks have, of what reads such a tensor: it would count the
-    value once for each rank.
+    """Refuse a gradient through a tensor of each rank that an invariant value was written over: it
+    would count the value once for each rank.
 
     Args:
         graph: of per-rank code, as Dynamo writes it.
@@ -50,7 +50,7 @@ def refuse_overwritten(graph: torch.fx.Graph, flat: Callable[[Any], Axes]) -> No
 
 
 def _is_whole(node: torch.fx.Node, root: torch.fx.Node) -> bool:
-    """Whether a node copies another value over all of a tensor."""
+    """Whether a node copies a value over all of a tensor."""
     if name_of(node) != "copy_" or not isinstance(node.args[1], torch.fx.Node):
         return False
     (written,) = written_by(node)

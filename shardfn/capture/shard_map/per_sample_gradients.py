@@ -20,8 +20,7 @@ BATCHES = "_add_batch_dim"
 
 
 def warn_of_sums(node: torch.fx.Node, varies: Axes, flat: Callable[[Any], Axes]) -> None:
-    """Warn if a derivative that a vmap in per-rank code takes of each sample is summed over ranks:
-    it is that of a value which all ranks and all samples have.
+    """Warn if a per-sample gradient, taken inside of a vmap in per-rank code, is summed over ranks.
 
     Args:
         node: takes the derivative, of Dynamo's graph.
@@ -52,7 +51,7 @@ def _is_of_samples(node: torch.fx.Node, primal: torch.fx.Node) -> bool:
 
 
 def _opened(node: torch.fx.Node) -> Sequence[torch.fx.Node]:
-    """The nodes from the start of the outermost vmap in per-rank code that is open at a node."""
+    """The nodes from the start of the outermost open vmap in per-rank code up to a node."""
     nodes = list(node.graph.nodes)
     before = nodes[: nodes.index(node)]
     entry = max((i for i, x in enumerate(before) if x.target is shard_map.to_local), default=-1)
@@ -67,7 +66,7 @@ def _opened(node: torch.fx.Node) -> Sequence[torch.fx.Node]:
 
 
 def _above(x: torch.fx.Node, among: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
-    """A node and those that it depends on, of some."""
+    """A node and its dependencies, among some nodes."""
     allowed = set(among)
     found: set[torch.fx.Node] = set()
     queue = [x]

@@ -77,7 +77,7 @@ def shard_texts(
 def _shard_text(
     what: str, axes: Sequence[Any], shape: Sequence[int], spec: Any
 ) -> tuple[str, str, int]:
-    """One leaf, as `shard_texts` returns it. Raises ValueError if it does not fit."""
+    """How the manual axes shard one leaf, as text. Raises ValueError if it does not fit."""
     marks = _placements_by_axis(axes, shape, spec)
     _check_placements(what, axes, shape, marks)
     rows = [(name, n, mark) for (name, n), mark in zip(axes, marks, strict=True)]

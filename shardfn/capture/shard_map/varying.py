@@ -720,7 +720,7 @@ def fixed_point(
 def _run_once(
     values: VaryingAxes, body: Body, entering: list[Facts], free: dict[int, Facts]
 ) -> tuple[list[Facts], dict[int, Facts]]:
-    """The facts of a body's results, in the order of `leave`, and those that it needs of
+    """The facts of a body's results, in the order of `mark_results`, and those that it needs of
     closed-over values.
     """
     inner, outs = body.infer(values, entering, free)
