@@ -91,7 +91,7 @@ def _are_stacked_carries(rows: Sequence[Node], primal: Scan) -> bool:
     holders = graph.find_nodes(op="placeholder")
     entered = holders[primal.consts : primal.consts + primal.carries]
     return all(
-        row.target is operator.getitem and outs[row.args[1]] is holder
+        row.target is operator.getitem and outs[args_of(row)[1]] is holder
         for row, holder in zip(rows, entered, strict=True)
     )
 

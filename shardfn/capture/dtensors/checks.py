@@ -16,7 +16,7 @@ from ...simulated import uneven_dim
 from ..refusals.unsupported_calls import IN_SHARD, MODULE_IN_SHARD, STYLES
 from ..shard_map.axis_names import current_scope
 from . import own_sizes
-from .flattened import mesh_of_code, refuse_flattened
+from .flattened import home_of, refuse_flattened
 
 CONSTRAINTS = (  # in `shard`
     "DTensor.redistribute",
@@ -121,7 +121,7 @@ def needs_ranks(what: str, mesh: Any) -> NeedsRanks:
         what = f"a module of parallelize_module, {what}"
         fix = MODULE_IN_SHARD
     error = NeedsRanks.of(what, got, fix=fix)
-    error.mesh = mesh_of_code(mesh) if mesh is not None else None
+    error.mesh = home_of(mesh) if mesh is not None else None
     return error
 
 

@@ -42,7 +42,7 @@ def flatten(mesh: Any, *args: Any) -> None:
     flattened(mesh, *args)
 
 
-def mesh_of_code(mesh: Any) -> Any:
+def home_of(mesh: Any) -> Any:
     """The mesh whose ranks run the code that names this mesh: the root of a slice, or the mesh
     itself.
     """
@@ -58,7 +58,7 @@ def refuse_flattened(what: str, mesh: Any, around: DeviceMesh) -> None:
         PlacementError: says how to write the placements.
     """
     is_root = around is _compat.root_mesh(around)
-    if is_root and mesh_of_code(mesh) != around:  # an equal mesh may be another object
+    if is_root and home_of(mesh) != around:  # an equal mesh may be another object
         axes = unflattened_axes(axes_of(mesh).names, around)
         raise PlacementError.of(
             what,

@@ -384,10 +384,10 @@ class VaryingAxes:
         base = x.args[0]
         if not isinstance(base, torch.fx.Node) or isinstance(self.known.get(base), list):
             return False
-        tensors = [n.meta.get("example_value") for n in (x, base)]
-        if not all(isinstance(t, torch.Tensor) for t in tensors):
+        view, whole = (n.meta.get("example_value") for n in (x, base))
+        if not isinstance(view, torch.Tensor) or not isinstance(whole, torch.Tensor):
             return False
-        return base in self.needed or tensors[0].numel() == tensors[1].numel()
+        return base in self.needed or view.numel() == whole.numel()
 
     def insert_after(
         self,

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from ... import _compat, _tree, argnums, tree_pairs
 from ...capture.closure.closed_over import lost_tangent
 from ...capture.dtensors.checks import needs_ranks
-from ...capture.dtensors.flattened import mesh_of_code
+from ...capture.dtensors.flattened import home_of
 from ...capture.refusals.leaks import LeakedTensor, leaked
 from ...errors import ShardError, TreeError, call_site
 from ...mesh import current_mesh, mesh_of_world
@@ -191,7 +191,7 @@ def _of_each_rank(
     mesh = next((m for m in (*meshes, current_mesh()) if m is not None), None)
     mesh = mesh_of_world(x.device.type) if mesh is None else mesh
     count = len(x.shards) if isinstance(x, SimulatedTensor) else mesh.size()
-    if request.may_be_of_ranks and count == mesh_of_code(mesh).size():
+    if request.may_be_of_ranks and count == home_of(mesh).size():
         error = needs_ranks(where, mesh)
         error.is_for_good = False
         return error
