@@ -52,7 +52,9 @@ def from_local(
     _check_tensor(FROM_LOCAL, local_tensor)
     # any local size makes shards of equal sizes
     local = multiples(local_tensor, 1) if shape is None else kind(local_tensor)[0]
-    rows = checks.checked_placements(FROM_LOCAL, device_mesh, None, _said(FROM_LOCAL, placements), local)
+    rows = checks.checked_placements(
+        FROM_LOCAL, device_mesh, None, _said(FROM_LOCAL, placements), local
+    )
     shards = checks.check_shape(FROM_LOCAL, rows, local, None if shape is None else tuple(shape))
     _check_gradient(FROM_LOCAL, device_mesh, None, grad_placements, local)
     x = placement.shared(local_tensor, "a DTensor")
@@ -193,7 +195,9 @@ def distributed(
     if isinstance(tensor, DTensor):
         return tensor.redistribute(device_mesh, placements)
     shape = kind(tensor)[0]
-    rows = checks.checked_placements(DISTRIBUTE, device_mesh, None, _said(DISTRIBUTE, placements), shape)
+    rows = checks.checked_placements(
+        DISTRIBUTE, device_mesh, None, _said(DISTRIBUTE, placements), shape
+    )
     checks.refuse_partial(DISTRIBUTE, rows)
     if checks.is_constraint():
         return _placed(tensor, rows, True)
