@@ -15,12 +15,13 @@ from typing import Any
 
 import attrs
 import torch
+from torch.distributed.checkpoint import FileSystemWriter
 
 import shardfn as sf
 from shardfn import P
+from shardfn._compat.distributed import checkpoint_files
 from shardfn.runtime import agreement, dispatch
 from shardfn.runtime.stages import compiling
-from shardfn.training.checkpoints import files
 
 STEPS, BATCH, WIDTH = 5, 8, 3
 # moments at which an action may be taken
@@ -144,9 +145,8 @@ class Job:
 
         dispatch.trace = self.around(dispatch.trace, CAPTURE)
         compiling.BACKENDS["aten"] = compiled
-        loading: Any = sys.modules["shardfn.training.checkpoints.load"]  # no attribute: a function
-        files.write = self.around(files.write, SAVE)
-        loading._read = self.around(loading._read, LOAD)
+        FileSystemWriter.write_data = self.around(FileSystemWriter.write_data, SAVE)
+        checkpoint_files.Items.fill = self.around(checkpoint_files.Items.fill, LOAD)
 
     def sharded(self, fn: Callable[..., Any], *inputs: Any) -> Any:
         """A function over the mesh, whose result is replicated."""

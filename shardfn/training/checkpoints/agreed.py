@@ -10,7 +10,7 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from ..._compat.distributed.checkpoint_plans import Chunk, blocks_read
+from ..._compat.distributed.checkpoint_plans import blocks_read
 from ...errors import CheckpointError, ShardError
 from ...stored.json_text import parsed
 from ...world import current_world
@@ -100,26 +100,26 @@ class Steps:
 def read(
     where: str,
     targets: Mapping[str, torch.Tensor],
-    stored: Mapping[str, Sequence[Chunk]],
-    block: Callable[[Chunk, tuple[slice, ...]], torch.Tensor],
+    metadata: Any,
+    fill: Callable[[Any, tuple[slice, ...], torch.Tensor], Any],
 ) -> None:
     """Fill tensors with the blocks of them that this rank holds, on all ranks or none.
 
     Args:
         where: the function, for its errors.
         targets: plain tensors and DTensors by name, written in place.
-        stored: the chunks of each of these tensors.
-        block: reads a block of a chunk.
+        metadata: DCP's record of the chunks of these tensors.
+        fill: copies a block of a chunk to the memory of this rank.
 
     Raises:
         Exception: this rank's error, or that of the first rank that failed.
     """
 
-    def fill() -> None:
-        for chunk, slices, target in blocks_read(targets, stored):
-            target.copy_(block(chunk, slices))
+    def own() -> None:
+        for block in blocks_read(targets, metadata):
+            fill(*block)
 
-    Steps(where, job_texts()).take(fill, lambda every: every)
+    Steps(where, job_texts()).take(own, lambda every: every)
 
 
 def job_texts() -> Texts:

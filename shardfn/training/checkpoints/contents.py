@@ -1,16 +1,15 @@
-"""The leaves of a tree by name, and what a checkpoint holds of them: tensors, and constants as
-JSON.
+"""The leaves of a tree by name, and what a checkpoint holds of them: tensors and other values.
 
 An object with `state_dict` and `load_state_dict`, such as a scheduler, is a leaf. Its state is a
-constant that names the tensors in it.
+value, with tensors on the meta device for the tensors in it, which have names of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import attrs
 import torch
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
@@ -21,19 +20,6 @@ from ...types import ShapeDtype
 
 MOST_LINES = 20  # of one error
 CONSTANTS = (int, float, str, bool, type(None))
-
-
-@attrs.frozen
-class Contents:
-    """The tensors and constants of a tree.
-
-    Args:
-        tensors: by name.
-        constants: JSON by name.
-    """
-
-    tensors: Mapping[str, torch.Tensor]
-    constants: Mapping[str, Any]
 
 
 def named(where: str, tree: Any) -> dict[str, Any]:
@@ -66,24 +52,23 @@ def is_stateful(x: Any) -> bool:
     return hasattr(x, "state_dict") and hasattr(x, "load_state_dict")
 
 
-def contents(tree: Any) -> Contents:
-    """The tensors and constants of a tree.
+def contents(tree: Any) -> dict[str, Any]:
+    """The tensors and the other values of a tree by name.
 
     Raises:
         CheckpointError: a leaf that is neither a tensor, a constant nor an object with a state;
-            a placement that cannot be saved.
+            a placement that cannot be saved; two leaves of one name.
     """
-    tensors: dict[str, torch.Tensor] = {}
-    constants: dict[str, Any] = {}
+    out: dict[str, Any] = {}
     wrong: list[str] = []
     for name, x in named("save", tree).items():
         if isinstance(x, torch.Tensor):
             wrong += unsaved(name, x)
-            _add(tensors, name, x)
+            _add(out, name, x.detach())
         elif is_stateful(x):
-            constants[name] = {"state": _skeleton(name, x.state_dict(), tensors)}
+            _add(out, name, _state(name, x.state_dict(), out))
         elif isinstance(x, CONSTANTS):
-            constants[name] = {"value": x}
+            _add(out, name, _plain(x))
         else:
             wrong.append(f"{name} is a {type(x).__name__}")
     if wrong:
@@ -92,7 +77,17 @@ def contents(tree: Any) -> Contents:
             "state_dict and load_state_dict"
         )
         raise CheckpointError.of("save", *wrong, needed=needed)
-    return Contents(tensors, constants)
+    return out
+
+
+def tensors_of(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors of what a checkpoint holds."""
+    return {name: x for name, x in state.items() if isinstance(x, torch.Tensor)}
+
+
+def _plain(x: Any) -> Any:
+    """A constant as Python's own: numpy's float64, an enum of ints and their like are numbers."""
+    return json.loads(json.dumps(x))
 
 
 def unsaved(name: str, x: torch.Tensor) -> list[str]:
@@ -115,70 +110,68 @@ def _unsaved_placements(x: DTensor) -> list[Placement]:
     return [] if is_saved else strange
 
 
-def _add(tensors: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> None:
-    """Add a tensor to those of a checkpoint.
+def _add(state: dict[str, Any], name: str, x: Any) -> None:
+    """Add a tensor or a value to those of a checkpoint.
 
     Raises:
         CheckpointError: there is one of this name.
     """
-    if name in tensors:
-        got = f"two tensors are called {name}"
+    if name in state:
+        kind = "tensors" if isinstance(x, torch.Tensor) else "values"
         fix = "keys without a dot, where dicts are nested"
-        raise CheckpointError.of("save", got, fix=fix)
-    tensors[name] = x.detach()
+        raise CheckpointError.of("save", f"two {kind} are called {name}", fix=fix)
+    state[name] = x
 
 
-def _skeleton(path: str, x: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """An object's state as JSON; its tensors are added to those of the checkpoint.
+def _state(path: str, state: Any, out: dict[str, Any]) -> Any:
+    """An object's state without its tensors, which are added to those of the checkpoint.
 
     Raises:
         CheckpointError: a part that is not a dict, a list, a tuple, a plain tensor or a constant;
             a name that another tensor has.
     """
-    if isinstance(x, torch.Tensor) and not isinstance(x, DTensor):
-        if wrong := unsaved(path, x):
-            raise CheckpointError.of("save", *wrong, needed="strided tensors")
-        _add(tensors, path, x)
-        return {"tensor": path}
+
+    def saved(name: str, x: Any) -> Any:
+        if isinstance(x, torch.Tensor) and not isinstance(x, DTensor):
+            if wrong := unsaved(name, x):
+                raise CheckpointError.of("save", *wrong, needed="strided tensors")
+            _add(out, name, x.detach())
+            return torch.empty_like(x, device="meta")
+        if isinstance(x, CONSTANTS):
+            return _plain(x)
+        needed = "dicts with keys of text or numbers, lists, tuples, plain tensors, constants"
+        fix = "sf.optim, whose state is a tree, for an optimizer of DTensors"
+        got = f"{name}, in an object's state, is a {type(x).__name__}"
+        raise CheckpointError.of("save", got, needed=needed, fix=fix)
+
+    return replaced(path, state, saved)
+
+
+def replaced(path: str, x: Any, leaf: Callable[[str, Any], Any]) -> Any:
+    """An object's state with other values for its leaves.
+
+    Args:
+        path: its name.
+        x: the state, or a part of it: dicts, lists and tuples of leaves.
+        leaf: makes the other value from a name and a leaf.
+    """
     if isinstance(x, dict) and all(type(key) in (str, int) for key in x):
-        return {
-            "dict": [[key, _skeleton(f"{path}.{key}", part, tensors)] for key, part in x.items()]
-        }
+        return {key: replaced(f"{path}.{key}", part, leaf) for key, part in x.items()}
     if type(x) in (list, tuple):
-        kind = type(x).__name__
-        parts = enumerate(x)
-        return {kind: [_skeleton(f"{path}.{i}", p, tensors) for i, p in parts]}
-    if isinstance(x, CONSTANTS):
-        return {"value": x}
-    needed = "dicts with keys of text or numbers, lists, tuples, plain tensors, constants"
-    fix = "sf.optim, whose state is a tree, for an optimizer of DTensors"
-    got = f"{path}, in an object's state, is a {type(x).__name__}"
-    raise CheckpointError.of("save", got, needed=needed, fix=fix)
+        return type(x)(replaced(f"{path}.{i}", part, leaf) for i, part in enumerate(x))
+    return leaf(path, x)
 
 
-def state_names(skeleton: Any) -> list[str]:
-    """The names of the tensors in an object's state."""
-    ((kind, x),) = skeleton.items()
-    if kind == "tensor":
-        return [x]
-    parts = {"dict": lambda: [part for _, part in x], "value": list}
-    children = parts.get(kind, lambda: x)()
-    return [name for part in children for name in state_names(part)]
+def names_in(path: str, state: Any) -> list[str]:
+    """The names of the tensors in an object's state that a checkpoint holds."""
+    names: list[str] = []
+    replaced(path, state, lambda name, x: names.append(name) if is_away(x) else None)
+    return names
 
 
-def rebuilt(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """An object's state from JSON and the tensors that it names."""
-    ((kind, x),) = skeleton.items()
-    return REBUILD[kind](x, tensors)
-
-
-REBUILD = {
-    "tensor": lambda name, tensors: tensors[name],
-    "value": lambda value, _: value,
-    "list": lambda parts, tensors: [rebuilt(part, tensors) for part in parts],
-    "tuple": lambda parts, tensors: tuple(rebuilt(part, tensors) for part in parts),
-    "dict": lambda parts, tensors: {key: rebuilt(part, tensors) for key, part in parts},
-}
+def is_away(x: Any) -> bool:
+    """Whether a leaf of an object's state stands for a tensor of the checkpoint."""
+    return isinstance(x, torch.Tensor) and x.is_meta
 
 
 def shape_of(x: Any) -> tuple[tuple[int, ...], torch.dtype] | None:

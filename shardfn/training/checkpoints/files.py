@@ -1,4 +1,4 @@
-"""The files of safetensors that hold the chunks of tensors."""
+"""Files of safetensors."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from safetensors.torch import save_file
 
 from ...errors import CheckpointError
 
-# The format has no name for these: they are stored as bytes, in one more dim at the end.
-AS_BYTES = frozenset({torch.complex64, torch.complex128, torch.complex32})
 
-
-def write(
-    path: str, tensors: Mapping[str, torch.Tensor], metadata: dict[str, str] | None = None
-) -> None:
-    """Write tensors to a file, and have it on disk.
+def write(path: str, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write tensors to a file as from_pretrained reads it, and have it on disk.
 
     Raises:
         OSError: the disk is full, or the like.
     """
+    copies: dict[str, torch.Tensor] = {}
+    taken: set[int] = set()
+    for name, x in tensors.items():
+        x = x.detach().cpu().contiguous()  # the format has no strides, and no memory shared by two
+        memory = x.untyped_storage().data_ptr()
+        copies[name] = x.clone() if memory in taken else x
+        taken.add(memory)
     try:
-        save_file(_storable(tensors), path, metadata)
+        save_file(copies, path, {"format": "pt"})
     except SafetensorError as error:
         raise OSError(str(error)) from None
     number = os.open(path, os.O_RDONLY)
@@ -35,61 +37,48 @@ def write(
         os.close(number)
 
 
-def _storable(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors as the format takes them: contiguous, none sharing memory with another."""
-    out: dict[str, torch.Tensor] = {}
-    taken: set[int] = set()
-    for key, x in tensors.items():
-        x = x.detach().cpu().contiguous()
-        memory = x.untyped_storage().data_ptr()
-        x = x.clone() if memory in taken else x
-        taken.add(memory)
-        is_named = x.dtype not in AS_BYTES
-        out[key] = x if is_named else x.unsqueeze(-1).view(torch.uint8)
-    return out
-
-
 class Files:
     """The files of a folder, each opened once and read in blocks.
 
     Args:
-        where: the function, for its errors.
-        folder: of one checkpoint.
+        folder: of `.safetensors` files.
     """
 
-    def __init__(self, where: str, folder: str) -> None:
-        self.where, self.folder = where, folder
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
         self._opened: dict[str, Any] = {}
 
-    def block(
-        self, file: str, key: str, slices: tuple[slice, ...], dtype: torch.dtype | None = None
-    ) -> torch.Tensor:
-        """A block of a tensor in a file; only its bytes are read.
-
-        Args:
-            file: its name in the folder.
-            key: the name of the tensor in the file.
-            slices: one for each dim.
-            dtype: of the tensor, if `write` may have stored it as bytes.
+    def shapes(self, file: str) -> dict[str, tuple[int, ...]]:
+        """The shapes of the tensors in a file, by name.
 
         Raises:
             CheckpointError: the file is missing, incomplete or damaged.
         """
-        try:
-            stored = self._file(file)
-            whole = not slices  # of a tensor without dims
-            block = stored.get_tensor(key) if whole else stored.get_slice(key)[slices]
-        except (SafetensorError, OSError) as error:
-            got = f"{os.path.join(self.folder, file)} cannot be read"
-            fix = "another step: the file is damaged, or was not written to its end"
-            raise CheckpointError.of(self.where, got, str(error), fix=fix) from None
-        if dtype not in AS_BYTES:
-            return block
-        # the file is aligned to 8 bytes, and torch's copy of complex128 crashes at less than 16
-        return block.clone().view(dtype).squeeze(-1)
+        opened = self._open(file)
+        names = list(opened.keys())
+        return {name: tuple(opened.get_slice(name).get_shape()) for name in names}
 
-    def _file(self, name: str) -> Any:
-        if name not in self._opened:
-            path = os.path.join(self.folder, name)
-            self._opened[name] = safe_open(path, framework="pt")
-        return self._opened[name]
+    def block(self, file: str, name: str, slices: tuple[slice, ...]) -> torch.Tensor:
+        """A block of a tensor in a file; only its bytes are read.
+
+        Args:
+            file: its name in the folder.
+            name: of the tensor.
+            slices: one for each dim.
+
+        Raises:
+            CheckpointError: the file is missing, incomplete or damaged.
+        """
+        opened = self._open(file)
+        return opened.get_slice(name)[slices] if slices else opened.get_tensor(name)
+
+    def _open(self, file: str) -> Any:
+        if file not in self._opened:
+            path = os.path.join(self.folder, file)
+            try:
+                self._opened[file] = safe_open(path, framework="pt")
+            except (SafetensorError, OSError) as error:
+                fix = "another copy of the file: it is damaged, incomplete or missing"
+                got = f"{path} cannot be read"
+                raise CheckpointError.of("load_safetensors", got, str(error), fix=fix) from None
+        return self._opened[file]

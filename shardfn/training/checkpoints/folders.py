@@ -11,9 +11,10 @@ import os
 import re
 import shutil
 
-MANIFEST = "shardfn.json"
-SAVING, OLD = ".saving", ".old"
-ENDINGS = ("", SAVING, OLD)  # of the folder of a step: the first that is complete counts
+from .._compat.distributed.checkpoint_files import METADATA
+
+SAVING = ".saving"
+ENDINGS = ("", SAVING)  # of the folder of a step: the first that is complete counts
 _STEP = re.compile(r"step-(\d+)")
 
 
@@ -24,7 +25,7 @@ def folder_of(root: str, step: int, ending: str = "") -> str:
 
 def is_complete(folder: str) -> bool:
     """Whether a folder holds a checkpoint that was written to its end."""
-    return os.path.isfile(os.path.join(folder, MANIFEST))
+    return os.path.isfile(os.path.join(folder, METADATA))
 
 
 def complete(root: str, step: int) -> str | None:
@@ -42,13 +43,13 @@ def steps(root: str) -> list[int]:
     return []
 
 
-def begin(root: str, step: int) -> str:
+def begin(root: str, step: int) -> None:
     """Make the folder that a step is written to, empty."""
     folder = folder_of(root, step, SAVING)
-    _recover(root, step)
+    if complete(root, step) == folder:  # a process was killed before it renamed the folder
+        _replace(root, step)
     _remove(folder)
     os.makedirs(folder)
-    return folder
 
 
 def commit(root: str, step: int, keep: int | None) -> None:
@@ -59,12 +60,8 @@ def commit(root: str, step: int, keep: int | None) -> None:
         step: a step whose `.saving` is complete.
         keep: how many steps to keep; None keeps all.
     """
-    target, old = folder_of(root, step), folder_of(root, step, OLD)
-    _remove(old)
-    with contextlib.suppress(FileNotFoundError):
-        os.rename(target, old)
-    os.rename(folder_of(root, step, SAVING), target)
-    _remove(old)
+    _sync(folder_of(root, step, SAVING))
+    _replace(root, step)
     for gone in steps(root)[: -keep if keep else 0]:
         for ending in ENDINGS:
             _remove(folder_of(root, gone, ending))
@@ -77,23 +74,20 @@ def discard(root: str, step: int) -> None:
         _remove(folder)
 
 
+def _replace(root: str, step: int) -> None:
+    """Rename the folder that was written. Until then it counts once the old one is removed."""
+    _remove(folder_of(root, step))
+    os.rename(folder_of(root, step, SAVING), folder_of(root, step))
+
+
 def _remove(folder: str) -> None:
-    """Remove a folder, the manifest first: a part of a checkpoint never counts as complete."""
+    """Remove a folder, the metadata first: a part of a checkpoint never counts as complete."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        os.unlink(os.path.join(folder, MANIFEST))
+        os.unlink(os.path.join(folder, METADATA))
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _recover(root: str, step: int) -> None:
-    """Finish the commit of a process that was killed in it."""
-    target = folder_of(root, step)
-    found = complete(root, step)
-    if found is not None and found != target:
-        _remove(target)
-        os.rename(found, target)
-
-
-def sync(folder: str) -> None:
+def _sync(folder: str) -> None:
     """Have the entries of a folder on disk."""
     number = os.open(folder, os.O_RDONLY)
     try:

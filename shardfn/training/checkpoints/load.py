@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import torch
 
 from ... import _compat
-from ..._compat.distributed.checkpoint_plans import Chunk
+from ..._compat.distributed.checkpoint_files import Items
 from ...accepted import accept
 from ...errors import CheckpointError
 from ...jobs.beside import checkpointing
 from ...world import current_world
-from . import agreed, folders, manifest
-from .contents import is_stateful, listed, named, rebuilt, shape_of, state_names
-from .files import Files
+from . import agreed, folders
+from .contents import CONSTANTS, is_away, is_stateful, listed, named, names_in, replaced, shape_of
 from .targets import device_of, empty, placed_leaves, refilled, refuse_without_values
+
+Tensor = tuple[tuple[int, ...], torch.dtype]  # global shape and dtype
 
 
 @_compat.outside_only
@@ -71,15 +73,20 @@ def load(
     placed = placed_leaves("load", like, mesh, placements)
     leaves = named("load", like)
     folder = _folder(os.path.abspath(os.fspath(path)), step)
-    stored = manifest.read("load", folder)
-    _check(folder, leaves, stored, strict)
-    targets = {
-        name: empty(x.shape, x.dtype, device_of(leaves.get(name)), placed.get(name))
-        for name, x in stored.tensors.items()
-        if name in leaves or _is_of_state(name, leaves, stored)
-    }
-    _read(folder, targets, stored)
-    return _filled(like, leaves, targets, stored.constants)
+    items = Items(folder)
+    stored = items.shapes()
+    constants = [name for name in leaves if name in stored and stored[name] is None]
+    values = {name: items.value(name) for name in constants}
+    states = {name: names_in(name, values[name]) for name in values if is_stateful(leaves[name])}
+    _check(folder, leaves, stored, values, states, strict)
+    targets: dict[str, torch.Tensor] = {}
+    for name in [*leaves, *chain(*states.values())]:
+        if (tensor := stored[name]) is not None:
+            device = device_of(leaves.get(name))
+            targets[name] = empty(*tensor, device, placed.get(name))
+    with checkpointing(current_world(), "load"):
+        agreed.read("load", targets, items.metadata, items.fill)
+    return _filled(like, leaves, targets, values)
 
 
 def _folder(path: str, step: int | None) -> str:
@@ -102,84 +109,61 @@ def _folder(path: str, step: int | None) -> str:
     return folder
 
 
-def _is_of_state(name: str, leaves: Mapping[str, Any], stored: manifest.Manifest) -> bool:
-    """Whether a tensor belongs to the state of an object in the tree."""
-    owners = (leaf for leaf in leaves if name.startswith(leaf + "."))
-    return any("state" in stored.constants.get(owner, {}) for owner in owners)
-
-
-def _check(folder: str, leaves: Mapping[str, Any], stored: manifest.Manifest, strict: bool) -> None:
+def _check(
+    folder: str,
+    leaves: Mapping[str, Any],
+    stored: Mapping[str, Tensor | None],
+    values: Mapping[str, Any],
+    states: Mapping[str, list[str]],
+    strict: bool,
+) -> None:
     """Check that a checkpoint holds the leaves of a tree.
 
     Raises:
         CheckpointError: it does not; all mismatches.
     """
-    has = {**stored.tensors, **stored.constants}
-    in_states = {
-        name for x in stored.constants.values() if "state" in x for name in state_names(x["state"])
-    }
-    wrong = [f"{name}: in the tree, not in the checkpoint" for name in leaves if name not in has]
+    in_states = [*chain(*states.values())]
+    missing = [name for name in leaves if name not in stored]
+    missing += [name for name in in_states if stored.get(name) is None]
+    wrong = [f"{name}: in the tree, not in the checkpoint" for name in missing]
     if strict:
-        wrong += [
-            f"{name}: in the checkpoint, not in the tree"
-            for name in has
-            if name not in leaves and name not in in_states
-        ]
+        extra = stored.keys() - leaves.keys() - set(in_states)
+        wrong += [f"{name}: in the checkpoint, not in the tree" for name in stored if name in extra]
     for name, leaf in leaves.items():
-        wrong += _difference(name, leaf, stored) if name in has else []
+        wrong += _difference(name, leaf, stored[name], values.get(name)) if name in stored else []
     if wrong:
         fix = "the tree that was saved; strict=False leaves out what it does not have"
         raise CheckpointError.of("load", f"{folder} holds another tree", *listed(wrong), fix=fix)
 
 
-def _difference(name: str, leaf: Any, stored: manifest.Manifest) -> list[str]:
+def _difference(name: str, leaf: Any, has: Tensor | None, value: Any) -> list[str]:
     """How a leaf differs from what the checkpoint has under its name."""
     wanted = shape_of(leaf)
-    has = stored.tensors.get(name)
     if wanted is None and has is None:
-        is_state = "state" in stored.constants[name]
+        is_state = not isinstance(value, CONSTANTS)
+        kinds = ("a constant", "an object's state")
         is_same = is_state == is_stateful(leaf)
-        kinds = ("an object's state", "a constant")
-        return [] if is_same else [f"{name}: {kinds[not is_state]}, and the tree has {leaf!r}"]
+        return [] if is_same else [f"{name}: {kinds[is_state]}, and the tree has {leaf!r}"]
     if wanted is None or has is None:
-        return [
-            f"{name}: a {'constant' if has is None else 'tensor'} in the checkpoint, "
-            f"a {'constant' if wanted is None else 'tensor'} in the tree"
-        ]
-    if (has.shape, has.dtype) == wanted:
+        kinds = ("a tensor", "a constant")
+        return [f"{name}: {kinds[not has]} in the checkpoint, {kinds[not wanted]} in the tree"]
+    if has == wanted:
         return []
-    return [
-        f"{name}: {has.dtype} {has.shape} in the checkpoint, {wanted[1]} {wanted[0]} in the tree"
-    ]
-
-
-def _read(folder: str, targets: dict[str, torch.Tensor], stored: manifest.Manifest) -> None:
-    opened = Files("load", folder)
-
-    def block(chunk: Chunk, slices: tuple[slice, ...]) -> torch.Tensor:
-        dtype = stored.tensors[chunk.name].dtype
-        file = manifest.file_of(chunk.part)
-        return opened.block(file, manifest.key_of(chunk), slices, dtype)
-
-    chunks = {name: stored.tensors[name].chunks for name in targets}
-    with checkpointing(current_world(), "load"):
-        agreed.read("load", targets, chunks, block)
+    return [f"{name}: {has[1]} {has[0]} in the checkpoint, {wanted[1]} {wanted[0]} in the tree"]
 
 
 def _filled(
     like: Any,
     leaves: Mapping[str, Any],
     tensors: Mapping[str, torch.Tensor],
-    constants: Mapping[str, Any],
+    values: Mapping[str, Any],
 ) -> Any:
     """The tree with what was read. Objects take their states last, when all is there."""
     out = {}
     for name, leaf in leaves.items():
-        if name in tensors:
-            out[name] = tensors[name]
-        elif is_stateful(leaf):
-            leaf.load_state_dict(rebuilt(constants[name]["state"], tensors))
+        out[name] = tensors[name] if name in tensors else values[name]
+        if is_stateful(leaf):
+            state = replaced(name, values[name], lambda n, x: tensors[n] if is_away(x) else x)
+            leaf.load_state_dict(state)
             out[name] = leaf
-        else:
-            out[name] = constants[name]["value"]
     return refilled(like, out)

@@ -10,10 +10,9 @@ from typing import Any
 
 import attrs
 import torch
-from safetensors import SafetensorError, safe_open
 
 from ... import _compat
-from ..._compat.distributed.checkpoint_plans import Chunk
+from ..._compat.distributed.checkpoint_plans import metadata_of
 from ...accepted import accept
 from ...byte_sizes import bytes_of
 from ...errors import CheckpointError
@@ -84,26 +83,22 @@ def load_safetensors(
     placed = placed_leaves("load_safetensors", like, mesh, placements)
     leaves = named("load_safetensors", like)
     folder = os.path.abspath(os.fspath(path))
-    entries = _entries(folder)
+    opened = files.Files(folder)
+    entries = _entries(opened)
     _check(folder, leaves, entries, strict)
     targets = {
         name: empty(tuple(x.shape), x.dtype, device_of(x), placed[name])
         for name, x in leaves.items()
     }
-    opened = files.Files("load_safetensors", folder)
 
-    def block(chunk: Chunk, slices: tuple[slice, ...]) -> torch.Tensor:
-        entry = entries[chunk.name]
-        return opened.block(entry.file, chunk.name, slices)
+    def fill(index: Any, slices: tuple[slice, ...], target: torch.Tensor) -> None:
+        target.copy_(opened.block(entries[index.fqn].file, index.fqn, slices))
 
-    chunks = {
-        name: (Chunk(name, (0,) * x.dim(), tuple(x.shape), 0),) for name, x in targets.items()
-    }
-    agreed.read("load_safetensors", targets, chunks, block)
+    agreed.read("load_safetensors", targets, metadata_of(targets), fill)
     return refilled(like, targets)
 
 
-def _entries(folder: str) -> dict[str, Entry]:
+def _entries(opened: files.Files) -> dict[str, Entry]:
     """The tensors of a folder by name.
 
     Raises:
@@ -112,20 +107,13 @@ def _entries(folder: str) -> dict[str, Entry]:
     """
     out: dict[str, Entry] = {}
     wrong: list[str] = []
-    for file in _files(folder):
-        try:
-            with safe_open(os.path.join(folder, file), framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118 (not a dict)
-                    shape = tuple(opened.get_slice(name).get_shape())
-                    if name in out:
-                        wrong.append(f"{name}: in {out[name].file} and in {file}")
-                    out[name] = Entry(file, shape)
-        except (SafetensorError, OSError) as error:
-            got = f"{os.path.join(folder, file)} cannot be read"
-            fix = "another copy of the file: it is damaged, incomplete or missing"
-            raise CheckpointError.of("load_safetensors", got, str(error), fix=fix) from None
+    for file in _files(opened.folder):
+        for name, shape in opened.shapes(file).items():
+            if name in out:
+                wrong.append(f"{name}: in {out[name].file} and in {file}")
+            out[name] = Entry(file, shape)
     if wrong:
-        got = f"{folder} has tensors twice"
+        got = f"{opened.folder} has tensors twice"
         fix = f"a folder with the files of one model, or with their {INDEX}"
         raise CheckpointError.of("load_safetensors", got, *listed(wrong), fix=fix)
     return out
@@ -225,7 +213,7 @@ def save_safetensors(
             tensors = {name: full(leaves[name].detach()) for name in group}
             if is_writer:
                 os.makedirs(folder, exist_ok=True)
-                files.write(os.path.join(folder, file), tensors, {"format": "pt"})
+                files.write(os.path.join(folder, file), tensors)
         if is_writer and len(groups) > 1:
             _write_index(folder, leaves, dict(zip(names, groups, strict=True)))
         if is_writer:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 from weakref import WeakValueDictionary
 
+import torch
 import torch.distributed as dist
 
 from ... import _compat
@@ -17,7 +18,7 @@ from ...errors import CheckpointError
 from ...jobs.beside import checkpointing, connections_noted
 from ...world import current_world
 from .agreed import Steps, job_texts
-from .contents import Contents, contents
+from .contents import contents
 from .targets import refuse_without_values
 from .texts import Texts
 from .writing import Writing
@@ -116,15 +117,13 @@ def save(
     accept("save", path=path, step=step, keep=keep, background=background)
     root = os.path.abspath(os.fspath(path))
     refuse_without_values("save")
-    found = contents(tree)
+    state = contents(tree)
     before = _running.get(root)
     if not background:
         if before is not None:
             before.finish()
-        return _saved(root, found, step, keep, job_texts())
-    copied = Contents(
-        {name: x.detach().clone() for name, x in found.tensors.items()}, found.constants
-    )
+        return _saved(root, state, step, keep, job_texts())
+    state = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in state.items()}
     # Collectives of the job go on meanwhile, in their own group.
     group = None if job_texts().group is None else _group_of_its_own()
 
@@ -132,7 +131,7 @@ def save(
         if before is not None:
             before.finish()
         try:
-            return _saved(root, copied, step, keep, Texts(group), is_background=True)
+            return _saved(root, state, step, keep, Texts(group), is_background=True)
         finally:
             if group is not None:
                 dist.destroy_process_group(group)
@@ -150,7 +149,7 @@ def _group_of_its_own() -> Any:
 
 def _saved(
     root: str,
-    found: Contents,
+    state: Mapping[str, Any],
     step: int | None,
     keep: int | None,
     texts: Texts,
@@ -162,7 +161,7 @@ def _saved(
     Raises:
         CheckpointError: the folder cannot be written.
     """
-    writing = Writing(root, found, step, keep)
+    writing = Writing(root, state, step, keep)
     watched = checkpointing(current_world(), "save", is_background=is_background)
     try:
         with watched:

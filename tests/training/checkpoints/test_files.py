@@ -1,4 +1,4 @@
-"""Files of safetensors: memory that is shared, disks that are full, files that are damaged."""
+"""Files of a checkpoint: memory that is shared, disks that are full, files that are damaged."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def _refused(path: Any, like: Any = TREE) -> str:
 
 @pytest.mark.parametrize("keep", [0, 7, 100, -1])
 def test_a_file_that_is_cut_short(folder: str, keep: int) -> None:
-    path = Path(folder, "part-00000.safetensors")
+    path = Path(folder, "__0_0.distcp")
     os.truncate(path, path.stat().st_size - 1 if keep < 0 else keep)
     assert _refused(folder).startswith(f"load: {path} cannot be read\n")
 
 
 def test_a_file_that_is_missing_or_another_ones(folder: str) -> None:
-    path = Path(folder, "part-00000.safetensors")
+    path = Path(folder, "__0_0.distcp")
     path.unlink()
     assert _refused(folder).startswith(f"load: {path} cannot be read\n")
     sf.save_safetensors(folder, {"other": torch.ones(3)})

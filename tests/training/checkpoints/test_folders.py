@@ -14,9 +14,10 @@ from typing import Any, NoReturn
 import pytest
 import torch
 from ranks import _serve
+from torch.distributed.checkpoint.filesystem import FileSystem
 
 import shardfn as sf
-from shardfn.training.checkpoints import files, folders
+from shardfn.training.checkpoints import folders
 
 
 class _Killed(BaseException):
@@ -29,7 +30,7 @@ def _tree(step: int) -> dict[str, Any]:
 
 def _remove_a_part(folder: str) -> None:
     """What a process that is killed while it removes a folder has removed."""
-    for part in Path(folder).glob("*.safetensors"):
+    for part in Path(folder).glob("*.distcp"):
         part.unlink()
 
 
@@ -50,7 +51,8 @@ def test_a_crash_between_any_two_operations_on_the_disk(
         (os, "fsync"),
         (os, "unlink"),
         (shutil, "rmtree"),
-        (files, "write"),
+        (FileSystem, "create_stream"),
+        (torch, "save"),
     ]
     count = 0
     shutil_rmtree = shutil.rmtree

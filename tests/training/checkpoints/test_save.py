@@ -12,10 +12,11 @@ import torch
 from message import without_line
 from ranks import run_ranks
 from safetensors.torch import load_file
+from torch.distributed.checkpoint import FileSystemWriter
 
 import shardfn as sf
 from shardfn import P
-from shardfn.training.checkpoints import files, folders
+from shardfn.training.checkpoints import folders
 from tests.support.checkpoint_trees import MESHES, TREE, assert_equal, mesh_of, shapes
 
 
@@ -60,7 +61,7 @@ def test_ranks_write_their_own_parts_and_agree_on_the_step(tmp_path: Path) -> No
         assert (first, second) == tuple(folders.folder_of(str(tmp_path), i) for i in (0, 1))
         assert torch.equal(whole, torch.arange(7.0) * 2)
         assert torch.equal(plain, torch.arange(7.0).bfloat16())
-    parts = ["part-00000.safetensors", "part-00001.safetensors", "shardfn.json"]
+    parts = [".metadata", "__0_0.distcp", "__1_0.distcp"]
     assert sorted(os.listdir(first)) == parts
     plain = load_file(tmp_path / "plain" / "model.safetensors")
     assert sorted(plain) == ["b", "w"]
@@ -109,13 +110,13 @@ def test_a_background_save_holds_the_values_of_the_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_write = threading.Event()
-    write = files.write
+    write = FileSystemWriter.write_data
 
-    def later(*args: Any) -> None:
+    def later(*args: Any) -> Any:
         assert may_write.wait(60)
-        write(*args)
+        return write(*args)
 
-    monkeypatch.setattr(files, "write", later)
+    monkeypatch.setattr(FileSystemWriter, "write_data", later)
     x = {"w": torch.ones(3)}
     saving = sf.save(tmp_path, x, background=True)
     x["w"].zero_()
@@ -131,13 +132,13 @@ def test_saves_to_one_folder_are_written_one_after_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last_in_background: bool
 ) -> None:
     written: list[float] = []
-    write = files.write
+    write = FileSystemWriter.write_data
 
-    def noted(path: str, tensors: Any) -> None:
-        written.append(max(x.sum().item() for x in tensors.values()))
-        write(path, tensors)
+    def noted(writer: Any, plan: Any, planner: Any) -> Any:
+        written.append(max(planner.resolve_data(item).sum().item() for item in plan.items))
+        return write(writer, plan, planner)
 
-    monkeypatch.setattr(files, "write", noted)
+    monkeypatch.setattr(FileSystemWriter, "write_data", noted)
     begun = [
         sf.save(tmp_path, {"x": torch.full((5,), float(k))}, background=True) for k in range(4)
     ]
@@ -196,7 +197,7 @@ def test_a_full_disk_is_said_and_the_step_before_is_whole(
         raise OSError(28, "No space left on device")
 
     sf.save(tmp_path, {"x": torch.ones(2)}, step=0)
-    monkeypatch.setattr(files, "write", full)
+    monkeypatch.setattr(FileSystemWriter, "write_data", full)
     with pytest.raises(sf.CheckpointError) as error:
         made = sf.save(tmp_path, {"x": torch.zeros(2)}, step=1, background=background)
         made.wait()

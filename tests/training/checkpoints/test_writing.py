@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from ranks import run_ranks
+from torch.distributed.checkpoint import FileSystemWriter
 
 import shardfn as sf
 from shardfn import P
-from shardfn.training.checkpoints import files
 
 
 def _one_rank_fails(folder: str) -> list[str]:
@@ -24,17 +24,18 @@ def _one_rank_fails(folder: str) -> list[str]:
     for name in ("_object_to_tensor", "_tensor_to_object"):
         setattr(torch.distributed.distributed_c10d, name, pickled)
     x = {"w": sf.distribute(torch.arange(7.0), sf.make_mesh((2,), ("dp",)), P("dp"))}
-    write, said = files.write, []
+    write, said = FileSystemWriter.write_data, []
     for error in (OSError(28, "No space left on device"), ValueError("no float")):
-        files.write = _failing(error) if torch.distributed.get_rank() == 1 else write
+        is_failing = torch.distributed.get_rank() == 1
+        FileSystemWriter.write_data = _failing(error) if is_failing else write
         with pytest.raises((sf.CheckpointError, ValueError)) as caught:
             sf.save(folder, x)
         said.append(f"{type(caught.value).__name__} {caught.value}")
-    files.write = write
+    FileSystemWriter.write_data = write
     sf.save(folder, x)
     assert torch.equal(sf.full(sf.load(folder, x))["w"], torch.arange(7.0))
     if torch.distributed.get_rank() == 1:
-        os.remove(f"{folder}/step-00000000/part-00001.safetensors")
+        os.remove(f"{folder}/step-00000000/__1_0.distcp")
     with pytest.raises(sf.CheckpointError) as caught:
         sf.load(folder, x)
     said.append(str(caught.value).split("\n")[0])
@@ -55,7 +56,7 @@ def test_an_error_of_one_rank_is_told_to_all_as_text(tmp_path: Path) -> None:
         "  [Errno 28] No space left on device\n"
         "  try: free space, or another folder; the steps before this one are unchanged"
     )
-    gone = f"load: {tmp_path}/step-00000000/part-00001.safetensors cannot be read"
+    gone = f"load: {tmp_path}/step-00000000/__1_0.distcp cannot be read"
     told = (
         "CheckpointError save: rank 1 failed\n  ValueError: no float\n  try: the error of that rank"
     )
