@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 
-from .._compat.distributed.checkpoint_files import METADATA
+from ..._compat.distributed.checkpoint_files import METADATA
 
 SAVING = ".saving"
 ENDINGS = ("", SAVING)  # of the folder of a step: the first that is complete counts
