@@ -132,7 +132,8 @@ def _place(pair: tuple[Any, Any]) -> tuple[Any, Any]:
     if place.get("transform_descriptors"):
         raise ValueError(f"{file!r} is compressed or encrypted by an extension")
     index = MetadataIndex(name["fqn"], None if offset is None else sizes_of(offset))
-    return index, _StorageInfo(file, *sizes_of([place["offset"], place["length"]]))
+    start, length = sizes_of([place["offset"], place["length"]])
+    return index, _StorageInfo(file, start, length)
 
 
 class Items:
@@ -219,5 +220,5 @@ class Items:
 
     def _bytes(self, path: str) -> torch.Tensor:
         """The bytes of a file, which are read where they are used."""
-        mapped = torch.UntypedStorage.from_file(path, False, os.path.getsize(path))
+        mapped: Any = torch.UntypedStorage.from_file(path, False, os.path.getsize(path))
         return torch.empty(0, dtype=torch.uint8).set_(mapped)

@@ -8,6 +8,7 @@ DCP's planner and storage do the rest.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -85,12 +86,15 @@ class GlobalSave:
         from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
         from torch.distributed.checkpoint.storage import WriteResult
 
+        def result(rank: int, index: Any, place: Sequence[int]) -> Any:
+            start, length = sizes_of(place)
+            return WriteResult(index, length, _StorageInfo(f"__{rank}_0.distcp", start, length))
+
         rows = [
-            WriteResult(index, place[1], _StorageInfo(f"__{rank}_0.distcp", *sizes_of(place)))
+            [*map(functools.partial(result, rank), indices, places)]
             for rank, (indices, places) in enumerate(zip(self.indices, results, strict=True))
-            for index, place in zip(indices, places, strict=True)
         ]
-        FileSystemWriter(folder).finish(self.metadata, [rows])
+        FileSystemWriter(folder).finish(self.metadata, rows)
 
 
 def global_save(rows: Sequence[Sequence[Any]]) -> GlobalSave:
