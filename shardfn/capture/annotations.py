@@ -138,8 +138,8 @@ def annotate_loss_scale() -> Any:
 def reduced_in(node: torch.fx.Node) -> str | None:
     """The dtype in which the gradient that a cast makes is reduced, if one is set."""
     noted = node.meta.get("custom") or {}
-    found = [key for key in noted if key.startswith(REDUCES)]
-    return found[-1].removeprefix(REDUCES) if found else None
+    dtypes = [key for key in noted if key.startswith(REDUCES)]
+    return dtypes[-1].removeprefix(REDUCES) if dtypes else None
 
 
 def attach(graph: torch.fx.GraphModule) -> None:
@@ -226,5 +226,5 @@ def user_line(node: torch.fx.Node) -> str | None:
 
 def module_of(stack: str | None) -> str | None:
     """The path of the submodule in a stack trace of code that a module ran."""
-    found = _MODULE.findall(stack or "")
-    return found[-1] if found else None
+    paths = _MODULE.findall(stack or "")
+    return paths[-1] if paths else None

@@ -90,19 +90,19 @@ def children_of(module: torch.fx.GraphModule, node: torch.fx.Node) -> list[torch
     """The subgraphs among the arguments of a higher-order op."""
     if node.op != "call_function":
         return []
-    found = [
+    values = [
         getattr(module, str(x.target), None)
         for x in node.all_input_nodes
         if x.op == "get_attr" and "." not in str(x.target)
     ]
-    return [x for x in found if isinstance(x, torch.fx.GraphModule)]
+    return [x for x in values if isinstance(x, torch.fx.GraphModule)]
 
 
 def nodes_in(x: Any) -> list[torch.fx.Node]:
     """All nodes in an argument, those in lists and dicts included."""
-    found: list[torch.fx.Node] = []
-    torch.fx.node.map_arg(x, found.append)
-    return found
+    nodes: list[torch.fx.Node] = []
+    torch.fx.node.map_arg(x, nodes.append)
+    return nodes
 
 
 def is_size(node: torch.fx.Node) -> bool:

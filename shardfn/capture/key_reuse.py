@@ -35,10 +35,10 @@ def used_keys(graph: torch.fx.Graph, name: str, constants: Sequence[torch.Tensor
     """
     inputs = graph.find_nodes(op="placeholder")
     numbers = _Numbers()
-    given = [numbers.fresh() for _ in inputs[: len(inputs) - len(constants)]]
-    given += [numbers.of("constant", *_content(x)) for x in constants]
-    found = numbers.uses(graph, given)[0]
-    for lines in found.values():
+    input_numbers = [numbers.fresh() for _ in inputs[: len(inputs) - len(constants)]]
+    input_numbers += [numbers.of("constant", *_content(x)) for x in constants]
+    uses = numbers.uses(graph, input_numbers)[0]
+    for lines in uses.values():
         if len(lines) > 1:
             first, second = lines[:2]
             raise ShardError.of(
@@ -49,7 +49,7 @@ def used_keys(graph: torch.fx.Graph, name: str, constants: Sequence[torch.Tensor
                 source=second,
                 arg_path="key",
             )
-    return [i for i, number in enumerate(given) if number in found]
+    return [i for i, number in enumerate(input_numbers) if number in uses]
 
 
 def _content(x: torch.Tensor) -> tuple[Any, ...]:
@@ -74,39 +74,39 @@ class _Numbers:
         return self.known.setdefault(computed, next(self.counter))
 
     def uses(
-        self, graph: torch.fx.Graph, given: Sequence[int]
+        self, graph: torch.fx.Graph, input_numbers: Sequence[int]
     ) -> tuple[dict[int, Lines], list[int]]:
         """The lines where each random key is used, by its number, and the numbers of the results.
 
         Args:
             graph: to look through.
-            given: the numbers of its inputs.
+            input_numbers: the numbers of its inputs.
         """
-        inputs = iter(given)
-        known = dict[torch.fx.Node, int]()
-        found: dict[int, Lines] = {}
+        inputs = iter(input_numbers)
+        numbers = dict[torch.fx.Node, int]()
+        uses: dict[int, Lines] = {}
         for node in graph.nodes:
             if node.op == "placeholder":
-                known[node] = next(inputs)
+                numbers[node] = next(inputs)
             elif isinstance(node.target, Loop):
-                known[node] = self.fresh()
+                numbers[node] = self.fresh()
                 if node.meta.get("phase") != "backward":
-                    args = [known[x] for x in node.args]
-                    _add(found, self._inside(node.target, args))
+                    args = [numbers[x] for x in node.args]
+                    _add(uses, self._inside(node.target, args))
             elif node.op == "get_attr":  # a graph of a higher-order op
-                known[node] = self.fresh()
+                numbers[node] = self.fresh()
             elif node.op == "call_function":
-                known[node] = self._value(node, known)
+                numbers[node] = self._value(node, numbers)
                 if _is_use(node):
-                    key = known[node.args[0]]
-                    found.setdefault(key, []).append(node.meta.get("source"))
-        return found, [known.get(x, -1) for x in returned_by(graph)]  # one may be there twice
+                    key = numbers[node.args[0]]
+                    uses.setdefault(key, []).append(node.meta.get("source"))
+        return uses, [numbers.get(x, -1) for x in returned_by(graph)]  # one may be there twice
 
-    def _value(self, node: torch.fx.Node, known: dict[torch.fx.Node, int]) -> int:
+    def _value(self, node: torch.fx.Node, numbers: dict[torch.fx.Node, int]) -> int:
         """The number of the value that a call computes."""
         if _is_identity(node):
-            return known[node.args[0]]  # type: ignore[index]
-        numbered = torch.fx.map_arg((node.args, node.kwargs), lambda x: f"%{known[x]}")
+            return numbers[node.args[0]]  # type: ignore[index]
+        numbered = torch.fx.map_arg((node.args, node.kwargs), lambda x: f"%{numbers[x]}")
         try:
             return self.of(node.target, repr(numbered))
         except TypeError:  # a target without a hash
@@ -121,7 +121,7 @@ class _Numbers:
             return {}
         is_repeated = not isinstance(loop, Scan) or loop.length > 1
         carries = loop.carries if isinstance(loop, Scan | While) else 0
-        found: dict[int, Lines] = {}
+        uses: dict[int, Lines] = {}
         for graph in loop.graphs:
             inputs = graph.find_nodes(op="placeholder")
             changing = [self.fresh() for _ in inputs[loop.consts :]]
@@ -131,8 +131,8 @@ class _Numbers:
             same = kept.union(args[: loop.consts])
             for key, lines in inside.items():
                 times = 2 if is_repeated and key in same else 1
-                _add(found, {key: lines * times})
-        return found
+                _add(uses, {key: lines * times})
+        return uses
 
 
 def _is_identity(node: torch.fx.Node) -> bool:
@@ -147,10 +147,10 @@ def _is_use(node: torch.fx.Node) -> bool:
     return use_of(node) in (DRAW, SPLIT) and node.meta.get("phase") != "backward"
 
 
-def _keys(found: Sequence[dict[int, Lines]]) -> set[int]:
-    return {key for one in found for key in one}
+def _keys(uses: Sequence[dict[int, Lines]]) -> set[int]:
+    return {key for one in uses for key in one}
 
 
-def _add(found: dict[int, Lines], more: dict[int, Lines]) -> None:
+def _add(uses: dict[int, Lines], more: dict[int, Lines]) -> None:
     for key, lines in more.items():
-        found.setdefault(key, []).extend(lines)
+        uses.setdefault(key, []).extend(lines)

@@ -201,7 +201,7 @@ def lifted_constants(
     """Turn tensor constants of the function, such as torch.tensor([1, 2]), into inputs. Returns
     their values.
     """
-    found = []
+    values = []
     for node in graph.graph.find_nodes(op="get_attr"):
         value = getattr(graph, node.target)
         if not isinstance(value, torch.Tensor):
@@ -211,13 +211,13 @@ def lifted_constants(
             )
         last = graph.graph.find_nodes(op="placeholder")
         with graph.graph.inserting_after(last[-1] if last else next(iter(graph.graph.nodes)).prev):
-            holder = graph.graph.placeholder(f"constant_{len(found)}")
+            holder = graph.graph.placeholder(f"constant_{len(values)}")
         holder.meta = {**node.meta, "val": mode.from_tensor(value)}
         node.replace_all_uses_with(holder)
         graph.graph.erase_node(node)
-        found.append(value)
+        values.append(value)
     graph.recompile()
-    return found
+    return values
 
 
 @_compat.constant_in_graph

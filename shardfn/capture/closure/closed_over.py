@@ -116,24 +116,24 @@ class ClosedOver:
             i in self.followed for i, x in rows if x.requires_grad
         )
 
-    def lost(self, known: Collection[torch.Tensor] = ()) -> list[int]:
+    def lost(self, covered: Collection[torch.Tensor] = ()) -> list[int]:
         """The positions of the tensors whose gradients a call would lose, except known ones."""
         if not torch.is_grad_enabled():
             return []
         harmless = self.followed - self.reached
-        ids = set(map(id, known))
+        ids = set(map(id, covered))
         return [
             i
             for i, x in enumerate(self.tensors)
             if x.requires_grad and i not in harmless and id(x) not in ids
         ]
 
-    def refuse_lost(self, name: str, known: Collection[torch.Tensor] = ()) -> None:
+    def refuse_lost(self, name: str, covered: Collection[torch.Tensor] = ()) -> None:
         """Refuse a call that would lose a gradient or a tangent.
 
         Args:
             name: of the function.
-            known: the tensors whose gradients the call does not lose.
+            covered: the tensors whose gradients the call does not lose.
 
         Raises:
             CaptureError: names the tensors, and the line where the first of them is used.
@@ -149,7 +149,7 @@ class ClosedOver:
                 fix="; or ".join(FIXES),
                 source=call_site(),
             )
-        if lost := self.lost(known):
+        if lost := self.lost(covered):
             raise self._lost(name, lost)
         if _compat.in_dual_level():
             dual = [i for i, x in enumerate(self.tensors) if _compat.has_tangent(x)]

@@ -66,12 +66,12 @@ def closed_over_inputs(
     # fake tensor
     rows = zip(inputs, python.graph.find_nodes(op="placeholder"), strict=True)
     _tree.learn(list(inputs))
-    held = [
+    subclasses = [
         (x, _compat.opened(x)[1])
         for x in inputs
         if _compat.holds_tensors(x) and not _compat.is_fake(x)
     ]
-    mine = [
+    rows_of_closed = [
         (x, node)
         for given, node in rows
         for x in _tree.leaves(given)
@@ -81,7 +81,7 @@ def closed_over_inputs(
         and not known.add(id(x))
     ]
     lines = tuple(
-        next(filter(None, (sources.user_line(u) for u in n.users)), None) for _, n in mine
+        next(filter(None, (sources.user_line(u) for u in n.users)), None) for _, n in rows_of_closed
     )
-    found = tuple(x for x, _ in mine)
-    return closed_over.ClosedOver(found, lines=lines, holders=tuple(held))
+    closed = tuple(x for x, _ in rows_of_closed)
+    return closed_over.ClosedOver(closed, lines=lines, holders=tuple(subclasses))

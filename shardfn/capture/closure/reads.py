@@ -220,12 +220,12 @@ def _reads_of(path: Path, x: Any, depth: int = 2) -> list[_compat.Read]:
         return []
     if len(x) > LONG:
         return []
-    found: list[_compat.Read] = []
+    reads: list[_compat.Read] = []
     items = x.items() if isinstance(x, dict) else enumerate(x)
     for key, value in items:
         if is_constant(key):
-            found += _reads_of((*path, ("item", key)), value, depth - 1)
-    return found
+            reads += _reads_of((*path, ("item", key)), value, depth - 1)
+    return reads
 
 
 def _constant_paths(fn: types.FunctionType) -> list[Path]:

@@ -28,13 +28,13 @@ class BodyGraph:
     """
 
     def __init__(
-        self, graph: torch.fx.GraphModule, given: Sequence[Any], replay: Callable[..., Any]
+        self, graph: torch.fx.GraphModule, inputs: Sequence[Any], replay: Callable[..., Any]
     ) -> None:
         self.graph, self.replay = graph, replay
-        self.entered = {i: x.number for i, x in enumerate(given) if isinstance(x, EnteringTensor)}
+        self.entered = {i: x.number for i, x in enumerate(inputs) if isinstance(x, EnteringTensor)}
         # the sizes that Dynamo has read as symbols
-        self.sizes = {i: x for i, x in enumerate(given) if isinstance(x, int)}
-        self.free = [x for x in given if not isinstance(x, (EnteringTensor, int))]
+        self.sizes = {i: x for i, x in enumerate(inputs) if isinstance(x, int)}
+        self.free = [x for x in inputs if not isinstance(x, (EnteringTensor, int))]
         # for each result, its index among those of `mark_results`
         self.order = [args_of(node)[1] for node in returned_by(graph.graph)]
 
@@ -99,11 +99,11 @@ def run_body(fn: Callable[..., Any], xs: list[torch.Tensor]) -> Any:
 
 
 def replay_body(
-    replay: Callable[..., Any], graph: torch.fx.GraphModule, *given: Any
+    replay: Callable[..., Any], graph: torch.fx.GraphModule, *inputs: Any
 ) -> tuple[BodyResult, ...]:
     """When Dynamo's graph is replayed: a body as a function, in place of its results."""
-    made = BodyGraph(graph, given, replay)
-    return tuple(BodyResult(made, k) for k in made.order)
+    body = BodyGraph(graph, inputs, replay)
+    return tuple(BodyResult(body, k) for k in body.order)
 
 
 def replay_entering(replay: Callable[..., Any], xs: list[torch.Tensor]) -> list[EnteringTensor]:

@@ -154,7 +154,7 @@ def _with_gradient_if(truth: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return torch.where(truth, x, x.detach()) if is_float(x) else x
 
 
-def transposed_body(body: Body, count: int, given: Sequence[int]) -> Body:
+def transposed_body(body: Body, count: int, positions: Sequence[int]) -> Body:
     """The transpose of a body: the cotangents of its floating inputs, from its inputs and the
     cotangents of some results.
     """
@@ -165,8 +165,8 @@ def transposed_body(body: Body, count: int, given: Sequence[int]) -> Body:
 
         def run(*floats: torch.Tensor) -> tuple[torch.Tensor, ...]:
             outs = body(*with_floats(consts, floats))
-            sources.follow_backward((outs[k].grad_fn for k in given), {})
-            return tuple(outs[k] for k in given)
+            sources.follow_backward((outs[k].grad_fn for k in positions), {})
+            return tuple(outs[k] for k in positions)
 
         floats = floats_of(consts)
         with sources.annotations_restored():

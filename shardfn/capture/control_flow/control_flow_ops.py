@@ -53,7 +53,7 @@ def custom_vjp(
     fwd: list[torch.Tensor],
     bwd: list[torch.Tensor],
     xs: list[torch.Tensor],
-    given: list[bool],
+    has_cotangent: list[bool],
 ) -> list[torch.Tensor]:
     """The results of a custom_vjp as Dynamo sees them: those of the function."""
     return _depending_on_all(outs, [*outs, *xs])

@@ -221,7 +221,7 @@ def replay_custom_vjp(
     fwd: Sequence[BodyResult],
     bwd: Sequence[BodyResult],
     xs: Tensors,
-    given: Sequence[bool],
+    has_cotangent: Sequence[bool],
 ) -> list[torch.Tensor]:
     """When Dynamo's graph is replayed: call a custom_vjp, whose rule is two more bodies.
 
@@ -231,7 +231,7 @@ def replay_custom_vjp(
         fwd: arguments -> results and residuals.
         bwd: residuals and cotangents -> cotangents of the arguments.
         xs: the arguments.
-        given: which of them have a cotangent.
+        has_cotangent: which of them have a cotangent.
     """
     plain = outs[0].region
     forward = fwd[0].region
@@ -255,7 +255,7 @@ def replay_custom_vjp(
         len(outs),
         lambda *ts: forward(ts[:n], ts[at[1] : at[2]]),
         pull,
-        tuple(given),
+        tuple(has_cotangent),
     )
     return apply_rule(rule, [*xs, *plain.free, *forward.free, *(back.free if back else [])])
 

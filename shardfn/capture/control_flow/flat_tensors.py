@@ -21,18 +21,20 @@ def floats_of(xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [x for x in xs if is_float(x)]
 
 
-def with_floats(like: Sequence[torch.Tensor], floats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def with_floats(
+    tensors: Sequence[torch.Tensor], floats: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
     """The list of tensors with its floating ones replaced by others."""
     feed = iter(floats)
-    return [next(feed) if is_float(x) else x for x in like]
+    return [next(feed) if is_float(x) else x for x in tensors]
 
 
 def for_floats(
-    like: Sequence[torch.Tensor], found: Sequence[torch.Tensor]
+    tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
 ) -> list[torch.Tensor | None]:
     """A list with a value for each floating tensor, and None for every other one."""
-    feed = iter(found)
-    return [next(feed) if is_float(x) else None for x in like]
+    feed = iter(values)
+    return [next(feed) if is_float(x) else None for x in tensors]
 
 
 def split(
@@ -45,18 +47,20 @@ def split(
     return parts
 
 
-def move_constants(graph: torch.fx.Graph, count: int, at: int) -> None:
+def move_constants(graph: torch.fx.Graph, count: int, position: int) -> None:
     """Move the constants, which are the last inputs, to after the first `count` inputs."""
     holders = graph.find_nodes(op="placeholder")
-    for holder in holders[len(holders) - count :] if at < len(holders) - count else ():
-        holders[at].prepend(holder)
+    for holder in holders[len(holders) - count :] if position < len(holders) - count else ():
+        holders[position].prepend(holder)
 
 
-def add_inputs(graph: torch.fx.Graph, at: int, examples: Sequence[torch.Tensor]) -> None:
+def add_inputs(graph: torch.fx.Graph, position: int, examples: Sequence[torch.Tensor]) -> None:
     """Add inputs to a graph that nothing reads."""
     holders = graph.find_nodes(op="placeholder")
     before = (
-        holders[at] if at < len(holders) else next(n for n in graph.nodes if n.op != "placeholder")
+        holders[position]
+        if position < len(holders)
+        else next(n for n in graph.nodes if n.op != "placeholder")
     )
     for x in examples:
         with graph.inserting_before(before):

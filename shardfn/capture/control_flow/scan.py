@@ -329,26 +329,26 @@ def _batched_scan(scan: UntracedScan, info: Any, in_dims: Any, tensors: Any) -> 
 
 
 def replay_scan(
-    left: Sequence[BodyResult],
+    results: Sequence[BodyResult],
     init: Sequence[torch.Tensor],
     columns: Sequence[torch.Tensor],
     length: int,
     reverse: bool,
 ) -> Tensors:
     """When Dynamo's graph is replayed: the scan of a body whose first results are the carries."""
-    wrapper_subclasses.refuse_partly_followed("scan", [*left[0].region.free, *init, *columns])
+    wrapper_subclasses.refuse_partly_followed("scan", [*results[0].region.free, *init, *columns])
     init, carried = wrapper_subclasses.inner_tensors(init)
     entered = [*carried, *wrapper_subclasses.specs_of_rows("scan", columns)]
     columns, _ = wrapper_subclasses.inner_tensors(columns)
-    region = wrapper_subclasses.BodyOverInnerTensors("scan", left[0].region, entered, len(carried))
+    region = wrapper_subclasses.BodyOverInnerTensors(
+        "scan", results[0].region, entered, len(carried)
+    )
     inputs = [*region.free, *init, *columns]
     outs = _apply_scan(region, len(init), length, reverse, inputs)
     n = len(carried)
     wrapper_subclasses.refuse_different_results("scan", carried, region.left[:n])
-    shells = [*region.left[:n], *wrapper_subclasses.stacked_specs(region.left[n:], length)]
-    return list(
-        wrapper_subclasses.rebuilt_subclasses("scan", shells, outs[: len(outs) - len(init)])
-    )
+    specs = [*region.left[:n], *wrapper_subclasses.stacked_specs(region.left[n:], length)]
+    return list(wrapper_subclasses.rebuilt_subclasses("scan", specs, outs[: len(outs) - len(init)]))
 
 
 def _apply_scan(

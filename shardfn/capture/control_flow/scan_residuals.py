@@ -100,9 +100,9 @@ def _save_residuals(graph: Graph, primal: Node, node: Node, scan: Scan) -> bool:
     """Have a scan save the residuals of its transpose. Returns whether there are any."""
     body = scan.graphs[0]
     own_inputs = _inputs_of_primal(scan)
-    known = _computed_by_primal(scan, own_inputs)
+    computed = _computed_by_primal(scan, own_inputs)
     residuals = [
-        *dict.fromkeys(_base_with_all_elements(n) for n in known if _is_residual(n, known))
+        *dict.fromkeys(_base_with_all_elements(n) for n in computed if _is_residual(n, computed))
     ]
     if not residuals:
         return False
@@ -132,15 +132,15 @@ def _computed_by_primal(scan: Scan, own_inputs: list[Node]) -> dict[Node, bool]:
     """
     assert scan.transposes is not None
     consts = scan.transposes[0]
-    known = {x: i >= consts for i, x in enumerate(own_inputs)}
+    computed = {x: i >= consts for i, x in enumerate(own_inputs)}
     for n in scan.graphs[0].nodes:
         if (
             n.op == "call_function"
             and n.meta["phase"] == "forward"
-            and all(x in known for x in n.all_input_nodes)
+            and all(x in computed for x in n.all_input_nodes)
         ):
-            known[n] = any(known[x] for x in n.all_input_nodes)
-    return known
+            computed[n] = any(computed[x] for x in n.all_input_nodes)
+    return computed
 
 
 def _stacked_residuals(
@@ -169,11 +169,11 @@ def _stacked_residuals(
     return items
 
 
-def _is_residual(n: Node, known: dict[Node, bool]) -> bool:
-    if n.op == "placeholder" or not known[n] or not isinstance(n.meta.get("val"), torch.Tensor):
+def _is_residual(n: Node, computed: dict[Node, bool]) -> bool:
+    if n.op == "placeholder" or not computed[n] or not isinstance(n.meta.get("val"), torch.Tensor):
         return False
     return not (
-        all(user in known and user.op != "output" for user in n.users) or _is_view_of_input(n)
+        all(user in computed and user.op != "output" for user in n.users) or _is_view_of_input(n)
     )
 
 
@@ -198,7 +198,7 @@ def _base_with_all_elements(n: Node) -> Node:
 
 
 def _with_added_results(
-    graph: Graph, env: dict[Node, Node], wanted: list[Node]
+    graph: Graph, env: dict[Node, Node], nodes: list[Node]
 ) -> tuple[Graph, list[torch.Tensor]]:
     """A graph with added results, and their values. They are nodes of another graph on a subset
     of its inputs. Nodes that both graphs have are computed once.
@@ -211,20 +211,20 @@ def _with_added_results(
     for n in graph.nodes:
         if n.op != "output":
             copies[n] = copy_node(fresh, n, copies)
-    added = _copied_once(fresh, {theirs: copies[mine] for theirs, mine in env.items()}, wanted)
-    residuals = [_permuted(fresh, added[n], _dims_by_stride(n.meta["val"])) for n in wanted]
+    added = _copied_once(fresh, {theirs: copies[mine] for theirs, mine in env.items()}, nodes)
+    residuals = [_permuted(fresh, added[n], _dims_by_stride(n.meta["val"])) for n in nodes]
     fresh.output([*(copies[x] for x in returned_by(graph)), *residuals])
     return fresh, [x.meta["val"] for x in residuals]
 
 
-def _copied_once(graph: Graph, env: dict[Node, Node], wanted: list[Node]) -> dict[Node, Node]:
+def _copied_once(graph: Graph, env: dict[Node, Node], nodes: list[Node]) -> dict[Node, Node]:
     """Copy some nodes of another graph, with the nodes that they need, unless the graph
     computes them already.
 
     Args:
         graph: the graph to extend.
         env: inputs of the other graph -> nodes of this one.
-        wanted: the nodes of the other graph to copy.
+        nodes: the nodes of the other graph to copy.
 
     Returns:
         Nodes of the other graph -> the equal nodes of this one.
@@ -233,7 +233,7 @@ def _copied_once(graph: Graph, env: dict[Node, Node], wanted: list[Node]) -> dic
     first = dict[Node, Node]()  # of equal nodes, for each
     for n in graph.nodes:
         first[n] = available.setdefault(_equality_key(n, first), n)
-    needed = dependencies_of(wanted)
+    needed = dependencies_of(nodes)
     for n in next(iter(needed)).graph.nodes:
         if n in needed and n not in env:
             copy = copy_node(graph, n, env)

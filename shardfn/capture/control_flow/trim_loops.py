@@ -140,9 +140,9 @@ def dependencies_of(roots: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
     return seen
 
 
-def _needed(body: torch.fx.Graph, wanted: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
+def _needed(body: torch.fx.Graph, results: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
     """All nodes that these results, or effects such as prints, depend on."""
-    return dependencies_of([*wanted, *filter(has_effect, body.nodes)])
+    return dependencies_of([*results, *filter(has_effect, body.nodes)])
 
 
 def _restricted_graph(body: torch.fx.Graph, ins: list[int], outs: list[int]) -> torch.fx.Graph:

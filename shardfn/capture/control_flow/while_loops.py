@@ -226,8 +226,8 @@ def _cotangents_by_chunks(
     outs = scans.ScanOp.apply(scan, *inputs)
     entered = outs[carries:]
     of_outs = [None, *cotangents, *[None] * carries]
-    found = scans.scan_cotangents(scan, inputs, entered, of_outs)
-    return [*found[:n], *found[n + 3 :]]
+    of_inputs = scans.scan_cotangents(scan, inputs, entered, of_outs)
+    return [*of_inputs[:n], *of_inputs[n + 3 :]]
 
 
 @attrs.frozen(eq=False)
@@ -253,9 +253,9 @@ class _ReverseChunk:
         start = torch.zeros_like(k)
         part = _LoopSteps(self.loop)
         _, *carries = part.run(consts, start, before, init)
-        found = self.pull(*consts, *carries, *of_after)
+        cotangents = self.pull(*consts, *carries, *of_after)
         counts = len(sums), len(of_after)
-        of_consts, of_carries = split(found, counts)
+        of_consts, of_carries = split(cotangents, counts)
         pairs = zip(sums, of_consts, strict=True)
         totals = [s + g for s, g in pairs]
         return [k + 1, *of_carries, *totals]
@@ -289,14 +289,14 @@ def _chunk_cotangents(
 
 
 def replay_while_loop(
-    go_on: BodyResult, left: Sequence[BodyResult], init: Sequence[torch.Tensor]
+    go_on: BodyResult, results: Sequence[BodyResult], init: Sequence[torch.Tensor]
 ) -> Tensors:
     """When Dynamo's graph is replayed: the while loop of a condition and a body."""
-    frees = [*go_on.region.free, *left[0].region.free]
+    frees = [*go_on.region.free, *results[0].region.free]
     wrapper_subclasses.refuse_partly_followed("while_loop", [*frees, *init])
     init, carried = wrapper_subclasses.inner_tensors(init)
     test = wrapper_subclasses.BodyOverInnerTensors("while_loop", go_on.region, carried)
-    body = wrapper_subclasses.BodyOverInnerTensors("while_loop", left[0].region, carried)
+    body = wrapper_subclasses.BodyOverInnerTensors("while_loop", results[0].region, carried)
     outs = _apply_while_loop(test, body, init)
     wrapper_subclasses.refuse_different_results("while_loop", carried, body.left)
     return list(wrapper_subclasses.rebuilt_subclasses("while_loop", body.left, outs))

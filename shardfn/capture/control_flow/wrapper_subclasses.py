@@ -23,11 +23,11 @@ def inner_tensors(xs: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], Shell
     subclass is besides them.
     """
     rows = [_compat.opened(x) if _compat.holds_tensors(x) else ([x], None) for x in xs]
-    return [x for tensors, _ in rows for x in tensors], [shell for _, shell in rows]
+    return [x for tensors, _ in rows for x in tensors], [spec for _, spec in rows]
 
 
 def rebuilt_subclasses(
-    name: str, shells: Shells, tensors: Sequence[torch.Tensor]
+    name: str, specs: Shells, tensors: Sequence[torch.Tensor]
 ) -> Iterator[torch.Tensor]:
     """The wrapper subclasses that are made again from their inner tensors.
 
@@ -35,16 +35,16 @@ def rebuilt_subclasses(
         CaptureError: a transform follows what one of them holds.
     """
     feed = iter(tensors)
-    for shell in shells:
-        if shell is None:
+    for spec in specs:
+        if spec is None:
             yield next(feed)
             continue
-        held = [next(feed) for _ in shell.names]
+        held = [next(feed) for _ in spec.names]
         if any(map(_compat.is_wrapped, held)):
             raise CaptureError.of(
-                name, f"a derivative or vmap follows a {shell.kind.__name__} in its carry", fix=FIX
+                name, f"a derivative or vmap follows a {spec.kind.__name__} in its carry", fix=FIX
             )
-        yield _compat.closed(shell, held)
+        yield _compat.closed(spec, held)
 
 
 def specs_of_rows(name: str, xs: Sequence[torch.Tensor]) -> Shells:
@@ -77,19 +77,19 @@ def _spec_of_row(name: str, x: torch.Tensor, row: torch.Tensor) -> _compat.Shell
     if not _compat.holds_tensors(row) and not _compat.holds_tensors(x):
         return None
     if type(x) is type(row):
-        (held, _), (rows, shell) = _compat.opened(x), _compat.opened(row)
+        (held, _), (rows, spec) = _compat.opened(x), _compat.opened(row)
         pairs = zip(held, rows, strict=True)
         if all(a.dim() and a.shape[1:] == b.shape for a, b in pairs):
-            return shell
+            return spec
     kind = type(x if _compat.holds_tensors(x) else row).__name__
     raise CaptureError.of(
         name, f"a {kind}, whose rows do not hold the rows of what it holds", fix=FIX
     )
 
 
-def stacked_specs(shells: Shells, length: int) -> Shells:
+def stacked_specs(specs: Shells, length: int) -> Shells:
     """For rows of wrapper subclasses, what the stacked ones are besides their inner tensors."""
-    return [s and _shaped(s, (length, *s.shape), (_size(s), *s.stride)) for s in shells]
+    return [s and _shaped(s, (length, *s.shape), (_size(s), *s.stride)) for s in specs]
 
 
 def refuse_different_results(name: str, one: Shells, other: Shells) -> None:
@@ -108,16 +108,16 @@ def refuse_different_results(name: str, one: Shells, other: Shells) -> None:
         )
 
 
-def _spec_text(shell: _compat.Shell | None) -> str:
-    return "a plain tensor" if shell is None else f"a {shell!r}"
+def _spec_text(spec: _compat.Shell | None) -> str:
+    return "a plain tensor" if spec is None else f"a {spec!r}"
 
 
-def _size(shell: _compat.Shell) -> int:
-    return max(torch.Size(shell.shape).numel(), 1)
+def _size(spec: _compat.Shell) -> int:
+    return max(torch.Size(spec.shape).numel(), 1)
 
 
-def _shaped(shell: _compat.Shell, shape: tuple[int, ...], stride: tuple[int, ...]) -> _compat.Shell:
-    return attrs.evolve(shell, shape=shape, stride=stride)
+def _shaped(spec: _compat.Shell, shape: tuple[int, ...], stride: tuple[int, ...]) -> _compat.Shell:
+    return attrs.evolve(spec, shape=shape, stride=stride)
 
 
 class BodyOverInnerTensors:
@@ -142,8 +142,8 @@ class BodyOverInnerTensors:
         self, entered: Sequence[torch.Tensor], free: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
         constant = (
-            _compat.unwrapped(x) if shell else x
-            for x, shell in zip(free, self._owners(), strict=True)
+            _compat.unwrapped(x) if spec else x
+            for x, spec in zip(free, self._owners(), strict=True)
         )
         given = rebuilt_subclasses(self.name, self.entered, entered)
         outs = self.region(

@@ -41,7 +41,11 @@ class NeedsRanks(CaptureError):
 
 @_compat.constant_in_graph
 def checked_placements(
-    what: str, mesh: Any, before: str | None, said: tuple[Any, ...] | None, shape: tuple[int, ...]
+    what: str,
+    mesh: Any,
+    before: str | None,
+    placements: tuple[Any, ...] | None,
+    shape: tuple[int, ...],
 ) -> Any:
     """The placements that a call names, checked, as rows of (axis, size, placement).
 
@@ -49,7 +53,7 @@ def checked_placements(
         what: the call.
         mesh: that it names, or None for that of the DTensor or the current one.
         before: the placements of the DTensor, as text, if there is one.
-        said: the placement on each axis, as `S0`, `R` or `Psum`; None for all replicated.
+        placements: the placement on each axis, as `S0`, `R` or `Psum`; None for all replicated.
         shape: of the tensor.
 
     Returns:
@@ -60,14 +64,14 @@ def checked_placements(
         PlacementError: placements that do not fit the mesh or the tensor.
     """
     names, sizes = _axes_of_call(what, mesh, before)
-    said = ("R",) * len(names) if said is None else said
-    if len(said) != len(names):
+    placements = ("R",) * len(names) if placements is None else placements
+    if len(placements) != len(names):
         raise PlacementError.of(
             what,
-            f"{len(said)} placements for a mesh of {len(names)} axes {names}",
+            f"{len(placements)} placements for a mesh of {len(names)} axes {names}",
             fix="one placement for each axis",
         )
-    rows = zip(names, sizes, said, strict=True)
+    rows = zip(names, sizes, placements, strict=True)
     return tuple((name, n, _normalized_placement(what, p, shape)) for name, n, p in rows)
 
 
@@ -187,10 +191,10 @@ def _refuse_stranger(what: str, mesh: Any) -> None:
         )
 
 
-def _normalized_placement(what: str, said: str, shape: Sequence[int]) -> str:
+def _normalized_placement(what: str, placement: str, shape: Sequence[int]) -> str:
     """The placement with its dim counted from the front."""
-    if said[0] == "S":
-        dim = int(said[1:])
+    if placement[0] == "S":
+        dim = int(placement[1:])
         if not -len(shape) <= dim < len(shape):
             got = f"Shard({dim}) of a tensor with {len(shape)} dims, shape {tuple(shape)}"
             needed = "a tensor with dims"
@@ -199,12 +203,12 @@ def _normalized_placement(what: str, said: str, shape: Sequence[int]) -> str:
             fix = "Shard of a dim that the tensor has, or Replicate()"
             raise PlacementError.of(what, got, needed=needed, fix=fix, dim=dim)
         return f"S{dim % len(shape)}"
-    if said[0] == "?" or (said[0] == "P" and said[1:] not in REDUCED):
-        got = f"{said[1:]} is not a placement that shardfn knows"
+    if placement[0] == "?" or (placement[0] == "P" and placement[1:] not in REDUCED):
+        got = f"{placement[1:]} is not a placement that shardfn knows"
         needed = f"Shard, Replicate, or Partial of {', '.join(REDUCED)}"
         fix = "Replicate(), and the op on values that all ranks have"
         raise PlacementError.of(what, got, needed=needed, fix=fix)
-    return said
+    return placement
 
 
 @_compat.constant_in_graph
@@ -226,9 +230,9 @@ def check_shape(what: str, rows: tuple[Any, ...], local: tuple[int, ...], shape:
         NeedsOwnSizes: they may, if ranks have programs of their own.
     """
     found = list(local)
-    for _, n, said in rows:
-        if said[0] == "S":
-            found[int(said[1:])] *= n
+    for _, n, placement in rows:
+        if placement[0] == "S":
+            found[int(placement[1:])] *= n
     if shape is None or tuple(shape) == tuple(found):
         return own_sizes.shards_of(what, rows, tuple(found))
     got = f"shape {tuple(shape)}, of local tensors of shape {tuple(local)}"
@@ -245,29 +249,29 @@ def check_shape(what: str, rows: tuple[Any, ...], local: tuple[int, ...], shape:
 
 @_compat.constant_in_graph
 def check_stride(
-    what: str, shape: tuple[int, ...], made: tuple[int, ...], said: tuple[int, ...]
+    what: str, shape: tuple[int, ...], actual: tuple[int, ...], stated: tuple[int, ...]
 ) -> None:
     """Check the global strides that `from_local` is given, where a dim has several elements.
 
     Raises:
         PlacementError: the memory of the local tensors is another one.
     """
-    is_long = len(said) == len(made)
+    is_long = len(stated) == len(actual)
     dims = [dim for dim, n in enumerate(shape) if n > 1]
-    if is_long and all(said[dim] == made[dim] for dim in dims):
+    if is_long and all(stated[dim] == actual[dim] for dim in dims):
         return
     raise PlacementError.of(
         what,
-        f"stride {said}, of a DTensor of shape {shape}",
-        needed=f"{made}, as the local tensors lie in memory",
-        fix=f"stride={made}, or a local tensor in that layout: x.contiguous()",
+        f"stride {stated}, of a DTensor of shape {shape}",
+        needed=f"{actual}, as the local tensors lie in memory",
+        fix=f"stride={actual}, or a local tensor in that layout: x.contiguous()",
     )
 
 
 @_compat.constant_in_graph
 def placements_text(rows: tuple[Any, ...]) -> str:
     """The text of placements, as `dp=S0,tp=R`."""
-    return print_placed([(name, said) for name, _, said in rows])
+    return print_placed([(name, placement) for name, _, placement in rows])
 
 
 @_compat.constant_in_graph
@@ -279,7 +283,7 @@ def placement_rows(what: str, text: str | None) -> Any:
         PlacementError: torch has placed it in a way that shardfn does not know.
     """
     rows = placements_with_sizes(what, text)
-    wrong = [f"{said[1:]} over {name}" for name, _, said in rows if said[0] == "?"]
+    wrong = [f"{placement[1:]} over {name}" for name, _, placement in rows if placement[0] == "?"]
     if wrong:
         raise PlacementError.of(
             what,
@@ -299,7 +303,7 @@ def placements_with_sizes(what: str, text: str | None) -> tuple[tuple[str, int, 
     refuse_plain(what, text)
     axes = axes_of(current_scope().mesh)
     sizes = dict(zip(axes.names, axes.sizes, strict=True))
-    return tuple((name, sizes[name], said) for name, said in parse_placed(text or ""))
+    return tuple((name, sizes[name], placement) for name, placement in parse_placed(text or ""))
 
 
 @_compat.constant_in_graph
@@ -346,7 +350,7 @@ def refuse_partial(what: str, rows: tuple[Any, ...]) -> None:
     Raises:
         PlacementError: naming the axes.
     """
-    wrong = [name for name, _, said in rows if said[0] == "P"]
+    wrong = [name for name, _, placement in rows if placement[0] == "P"]
     if wrong:
         raise PlacementError.of(
             what,

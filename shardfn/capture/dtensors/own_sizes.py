@@ -63,8 +63,8 @@ def shards_of(what: str, rows: Rows, shape: Sequence[int]) -> str:
     """
     left = list(shape)
     cuts = []
-    for name, n, said in rows:
-        dim = int(said[1:]) if said[0] == "S" else None
+    for name, n, placement in rows:
+        dim = int(placement[1:]) if placement[0] == "S" else None
         sizes = None
         if dim is not None and left[dim] % n:
             sizes = _local_size(what, name, n, dim, left[dim]), left[dim]
@@ -77,12 +77,12 @@ def shards_of(what: str, rows: Rows, shape: Sequence[int]) -> str:
 
 def local_shape(rows: Rows, shape: Sequence[int], at: dict[str, int]) -> tuple[int, ...]:
     """The shape of the local tensor of a rank."""
-    left = list(shape)
-    for name, n, said in rows:
-        if said[0] == "S":
-            dim = int(said[1:])
-            left[dim] = chunk_size(left[dim], n, at[name])
-    return tuple(left)
+    sizes = list(shape)
+    for name, n, placement in rows:
+        if placement[0] == "S":
+            dim = int(placement[1:])
+            sizes[dim] = chunk_size(sizes[dim], n, at[name])
+    return tuple(sizes)
 
 
 def ranks_may_differ() -> bool:
@@ -185,15 +185,15 @@ def differing(name: str, readings: Sequence[Any]) -> frozenset[Position]:
         PlacementError: a DTensor has another shape on each rank.
     """
     first = readings[0]
-    found = set()
+    positions = set()
     for other in readings[1:]:
         if [len(g) for g in first] != [len(g) for g in other]:
             raise _different_ops_error(name, *_first_difference(first, other))
         for k, graphs in enumerate(zip(first, other, strict=True)):
             for i, (a, b) in enumerate(zip(*graphs, strict=True)):
                 if _differ(name, a, b):
-                    found.add((k, i))
-    return frozenset(found)
+                    positions.add((k, i))
+    return frozenset(positions)
 
 
 def _first_difference(first: Any, other: Any) -> tuple[NodeTraits, NodeTraits]:

@@ -57,8 +57,8 @@ def axes_of_group(what: str, group: Any) -> tuple[str, ...]:
         fix = "mesh.get_group(axis), of a mesh that this rank is in"
         raise CaptureError.of(what, "this rank is not in the group", fix=fix)
     mesh = _mesh(what, group)
-    found = axes_with(mesh, group)
-    if found is None:
+    axes = axes_with(mesh, group)
+    if axes is None:
         fix = "mesh.get_group(axis), or a mesh that has the group as an axis"
         raise CaptureError.of(
             what,
@@ -66,7 +66,7 @@ def axes_of_group(what: str, group: Any) -> tuple[str, ...]:
             needed="a mesh axis",
             fix=fix,
         )
-    return _manual_axes(what, found, mesh)
+    return _manual_axes(what, axes, mesh)
 
 
 @_compat.constant_in_graph
@@ -352,7 +352,7 @@ def _number_in_group(mesh: Any, axes: Sequence[str], src: Any) -> int:
     for name, size in reversed(rows):
         at[name] = place % size
         place //= size
-    found = 0
+    number = 0
     for name, size in rows:
-        found = found * size + at[name] if name in axes else found
-    return found
+        number = number * size + at[name] if name in axes else number
+    return number

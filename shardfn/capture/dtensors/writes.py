@@ -71,9 +71,9 @@ def _refuse_in_rule(module: torch.fx.GraphModule, rule: torch.fx.Node) -> None:
             )
 
 
-def _written_arguments(module: torch.fx.GraphModule, left: list[torch.fx.Node]) -> list[int]:
+def _written_arguments(module: torch.fx.GraphModule, results: list[torch.fx.Node]) -> list[int]:
     """The numbers of the arguments that a body writes to."""
-    wrap = args_of(left[0])[0]
+    wrap = args_of(results[0])[0]
     body = getattr(module, args_of(wrap)[0].target).graph
     entered = body.find_nodes(op="call_function", target=bodies.mark_inputs)
     items = [user for node in entered[:1] for user in node.users]
@@ -81,12 +81,12 @@ def _written_arguments(module: torch.fx.GraphModule, left: list[torch.fx.Node]) 
     memories: set[int] = set()
     for x in changed:
         memories.update(memories_of(x))
-    found: list[int] = []
+    numbers: list[int] = []
     for x in items:
         is_shared = not memories.isdisjoint(memories_of(x))
         if is_shared or x.meta.get("overwritten", False):
-            found.append(args_of(x)[1])
-    return found
+            numbers.append(args_of(x)[1])
+    return numbers
 
 
 def _refuse_writes(graph: torch.fx.Graph, name: str) -> None:
@@ -110,10 +110,10 @@ def _refuse_writes(graph: torch.fx.Graph, name: str) -> None:
 
 def shared_memory(x: torch.fx.Node) -> list[torch.fx.Node]:
     """The values whose memory a value shares in eager torch, the first one last."""
-    found = [root_of(x)]
-    while found[-1].target in SHARING:
-        found.append(root_of(args_of(found[-1])[0]))
-    return found
+    values = [root_of(x)]
+    while values[-1].target in SHARING:
+        values.append(root_of(args_of(values[-1])[0]))
+    return values
 
 
 def _refused(node: torch.fx.Node, name: str, of: str, also: str = "") -> CaptureError:

@@ -21,14 +21,14 @@ def stored_at(module: torch.nn.Module, path: str) -> str | None:
         tree = ast.parse(textwrap.dedent("".join(lines)))
     except (AttributeError, OSError, TypeError, SyntaxError):
         return None
-    found = [
+    lines_of_stores = [
         node.lineno
         for method in ast.walk(tree)
         if isinstance(method, ast.FunctionDef) and method.name != "__init__"
         for node in ast.walk(method)
         if _stores(node, name)
     ]
-    return f"{file}:{first + min(found) - 1}" if found else None
+    return f"{file}:{first + min(lines_of_stores) - 1}" if lines_of_stores else None
 
 
 def _stores(node: ast.AST, name: str) -> bool:

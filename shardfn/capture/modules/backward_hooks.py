@@ -78,14 +78,14 @@ class HookedCall:
     ) -> tuple[Any, ...]:
         """The gradients after each of these hooks was called on them."""
         for hook in hooks:
-            found = hook(self.module, gradients, *more)
-            found = (found,) if isinstance(found, torch.Tensor) else found
-            if found is not None and len(found) != len(gradients):
+            replaced = hook(self.module, gradients, *more)
+            replaced = (replaced,) if isinstance(replaced, torch.Tensor) else replaced
+            if replaced is not None and len(replaced) != len(gradients):
                 raise RuntimeError(
-                    f"a backward hook returned {len(found)} gradients, and there are "
+                    f"a backward hook returned {len(replaced)} gradients, and there are "
                     f"{len(gradients)}"
                 )
-            gradients = gradients if found is None else tuple(found)
+            gradients = gradients if replaced is None else tuple(replaced)
         return gradients
 
     def of_inputs(

@@ -70,11 +70,11 @@ class PureModule:
         def flat(
             call: int, params: Any, buffers: Any, args: Any, kwargs: Any
         ) -> tuple[torch.Tensor, ...]:
-            found = self.known[call]
+            call_record = self.known[call]
             with running(self.name):
-                out = self.batched_if_needed(found, params, buffers, args, kwargs)
+                out = self.batched_if_needed(call_record, params, buffers, args, kwargs)
             tensors: list[torch.Tensor] = []
-            found["tree"] = self.returned.pair(out, tensors)
+            call_record["tree"] = self.returned.pair(out, tensors)
             return tuple(tensors)
 
         def tree(call: int) -> Any:
@@ -94,19 +94,19 @@ class PureModule:
         self.__init__(**state)
 
     def batched_if_needed(
-        self, found: dict[str, Any], params: Any, buffers: Any, args: Any, kwargs: Any
+        self, call_record: dict[str, Any], params: Any, buffers: Any, args: Any, kwargs: Any
     ) -> Any:
         """Run the module; under vmap, with a shared buffer batched if the module writes to it."""
-        if "batched" not in found:
+        if "batched" not in call_record:
             try:
                 out = self.run(params, buffers, args, kwargs)
-                found["batched"] = False
+                call_record["batched"] = False
                 return out
             except RuntimeError as error:
                 if not is_unbatched(error):
                     raise
-                found["batched"] = True
-        if found["batched"]:
+                call_record["batched"] = True
+        if call_record["batched"]:
             frozen = frozen_names(self.shadow)
             buffers = spread(buffers, frozen, (params, buffers, args, kwargs))
         return self.run(params, buffers, args, kwargs)
@@ -300,9 +300,9 @@ class ModuleTracing(TorchFunctionMode):
         except (RuntimeError, _compat.DATA_DEPENDENT) as error:
             raise self.refused(reads, line) from error
 
-    def refused(self, found: Any, line: str | None) -> CaptureError:
+    def refused(self, cause: Any, line: str | None) -> CaptureError:
         """The error for a call that needs the value of a tensor."""
-        (got, fix), source = found, sources.line_of(line)
+        (got, fix), source = cause, sources.line_of(line)
         return CaptureError.of(
             self.name, got, needed="one pure graph of tensor ops", fix=fix, source=source
         )
@@ -331,5 +331,5 @@ class ModuleTracing(TorchFunctionMode):
 
 def _substitute_of(func: Any) -> Any:
     """The function that is called in place of a function of torch."""
-    found = python_substitutes.TABLE.get(func) or _compat.MODULE_OPS.get(func)
-    return found or (_compat.inside_transform() and _compat.recurrent(func)) or func
+    substitute = python_substitutes.TABLE.get(func) or _compat.MODULE_OPS.get(func)
+    return substitute or (_compat.inside_transform() and _compat.recurrent(func)) or func

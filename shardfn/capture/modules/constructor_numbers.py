@@ -62,6 +62,6 @@ class Numbers(TorchFunctionMode):
     def _keep(self, result: Any, value: Any) -> None:
         """Remember the values of the tensors in a result."""
         pairs = zip(_tree.leaves(result), _tree.leaves(value), strict=True)
-        for x, known in pairs:
+        for x, number in pairs:
             if isinstance(x, torch.Tensor) and x.numel() <= LARGEST:
-                self.known[x] = known, _compat.version_of(x)
+                self.known[x] = number, _compat.version_of(x)

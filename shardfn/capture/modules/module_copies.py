@@ -46,43 +46,45 @@ def copied_module(x: Any, memo: dict[int, Any]) -> Any:
 
 def _module(module: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
     if "_orig_mod" in _compat.modules_of(module):  # the result of torch.compile for a module
-        made = memo[id(module)] = copied_module(_compat.modules_of(module)["_orig_mod"], memo)
-        return made
-    made = memo[id(module)] = object.__new__(type(module))
+        module_copy = memo[id(module)] = copied_module(
+            _compat.modules_of(module)["_orig_mod"], memo
+        )
+        return module_copy
+    module_copy = memo[id(module)] = object.__new__(type(module))
     state = {name: copied_module(x, memo) for name, x in module.__dict__.items()}
-    made.__dict__.update(
+    module_copy.__dict__.update(
         state, _compiled_call_impl=None
     )  # the result of module.compile() belongs to the original
-    return made
+    return module_copy
 
 
 def _container(x: Any, memo: dict[int, Any]) -> Any:
     if isinstance(x, dict):
-        made = memo[id(x)] = type(x)()
-        made.update(
+        container_copy = memo[id(x)] = type(x)()
+        container_copy.update(
             (copied_module(key, memo), copied_module(value, memo)) for key, value in x.items()
         )
     elif isinstance(x, list):
-        made = memo[id(x)] = []
-        made.extend(copied_module(child, memo) for child in x)
+        container_copy = memo[id(x)] = []
+        container_copy.extend(copied_module(child, memo) for child in x)
     else:
-        made = type(x)(copied_module(child, memo) for child in x)
-    return made
+        container_copy = type(x)(copied_module(child, memo) for child in x)
+    return container_copy
 
 
 def snapshot(module: torch.nn.Module) -> dict[str, Any]:
     """What identifies each attribute of a module and its submodules, by path."""
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for prefix, part in module.named_modules():
         for name, x in part.__dict__.items():
             path = f"{prefix}.{name}" if prefix else name
             if name == "_buffers":
-                found[path] = tuple(x)
+                attributes[path] = tuple(x)
             elif name in ("_parameters", "_modules"):
-                found |= {path.replace(name, key): id(child) for key, child in x.items()}
+                attributes |= {path.replace(name, key): id(child) for key, child in x.items()}
             else:
-                found[path] = _identity(x)
-    return found
+                attributes[path] = _identity(x)
+    return attributes
 
 
 def _identity(x: Any) -> Any:
@@ -98,7 +100,7 @@ def _identity(x: Any) -> Any:
 
 def user_functions(module: torch.nn.Module) -> list[Any]:
     """The user's functions that a module runs: forwards and hooks."""
-    found: list[Any] = []
+    functions: list[Any] = []
     for part in module.modules():
         hooks = (
             _compat.forward_pre_hooks_of(part),
@@ -106,11 +108,11 @@ def user_functions(module: torch.nn.Module) -> list[Any]:
             _compat.backward_pre_hooks_of(part),
             _compat.backward_hooks_of(part),
         )
-        found += [
+        functions += [
             part.__dict__.get("forward") or type(part).forward,
             *(hook for table in hooks for hook in table.values()),
         ]
-    return found
+    return functions
 
 
 def changed_attributes(
@@ -134,8 +136,8 @@ def computed_by_hooks(module: torch.nn.Module) -> dict[str, Any]:
     """The attributes that hooks of torch compute before each call (old weight_norm, pruning), with
     their hooks.
     """
-    found: dict[str, Any] = {}
+    hooks: dict[str, Any] = {}
     for hook in _compat.forward_pre_hooks_of(module).values():
         names = getattr(hook, "name", None), getattr(hook, "_tensor_name", None)
-        found.update({name: hook for name in names if name})
-    return found
+        hooks.update({name: hook for name in names if name})
+    return hooks

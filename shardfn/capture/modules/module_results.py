@@ -32,18 +32,18 @@ class ModuleResults:
 
     def pair(self, out: tuple[Any, Any], tensors: list[torch.Tensor]) -> Shape:
         """A result and the buffers after the call, as one tree of literals."""
-        known: dict[int, int] = {}
-        return "tuple", (), tuple(self.shape(x, tensors, known) for x in out)
+        numbers: dict[int, int] = {}
+        return "tuple", (), tuple(self.shape(x, tensors, numbers) for x in out)
 
     def shape(
-        self, x: Any, tensors: list[torch.Tensor], known: dict[int, int], path: str = ""
+        self, x: Any, tensors: list[torch.Tensor], numbers: dict[int, int], path: str = ""
     ) -> Shape:
         """A result as a tree of literals; its tensors are added to a list.
 
         Args:
             x: the result.
             tensors: a list to which its tensors are added.
-            known: the numbers of the containers so far, by id, in the order in which they are
+            numbers: the numbers of the containers so far, by id, in the order in which they are
                 made again. One that stands in two places stays one.
             path: where it stands.
 
@@ -61,15 +61,15 @@ class ModuleResults:
             return "constant", x, ()
         if isinstance(x, type):
             return "class", self.held(x), ()
-        if id(x) in known:
-            return "same", known[id(x)], ()
+        if id(x) in numbers:
+            return "same", numbers[id(x)], ()
         kind, names, children = self.parts(x, path)
         ways = [f".{name}" for name in names] if names else map(_item, range(len(children)))
         shapes = tuple(
-            self.shape(child, tensors, known, path + way)
+            self.shape(child, tensors, numbers, path + way)
             for way, child in zip(ways, children, strict=True)
         )
-        known[id(x)] = len(known)
+        numbers[id(x)] = len(numbers)
         is_plain = kind in PLAIN
         return kind, names if is_plain else (self.held(type(x)), names), shapes
 
@@ -111,24 +111,24 @@ def _is_named_tuple(x: Any) -> bool:
         return False
     if getattr(x, "__dict__", None):
         return False
-    made: Any = type(x)(*x)
-    return all(a is b for a, b in zip(made, x, strict=True))
+    remade: Any = type(x)(*x)
+    return all(a is b for a, b in zip(remade, x, strict=True))
 
 
 def _is_of_keywords(x: Any) -> bool:
     """Whether a dict that is a dataclass is equal to one that its class makes of its items."""
     if not isinstance(x, dict) or not dataclasses.is_dataclass(x):
         return False
-    made: Any = type(x)(**x)
-    return _is_same(made, x) and _is_same(vars(made), vars(x))
+    remade: Any = type(x)(**x)
+    return _is_same(remade, x) and _is_same(vars(remade), vars(x))
 
 
-def _is_same(made: dict[Any, Any], x: dict[Any, Any]) -> bool:
+def _is_same(remade: dict[Any, Any], x: dict[Any, Any]) -> bool:
     """Whether two dicts have the same items in the same order."""
-    if list(made) != list(x):
+    if list(remade) != list(x):
         return False
     return all(
-        made[key] is child or (isinstance(child, CONSTANTS) and made[key] == child)
+        remade[key] is child or (isinstance(child, CONSTANTS) and remade[key] == child)
         for key, child in x.items()
     )
 

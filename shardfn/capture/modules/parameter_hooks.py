@@ -23,9 +23,9 @@ def hooks_of(where: str, path: str, x: torch.Tensor) -> tuple[Hook, ...]:
     """
     if not x.requires_grad:
         return ()
-    found = tuple((_compat.backward_hooks_of(x) or {}).values())
+    hooks = tuple((_compat.backward_hooks_of(x) or {}).values())
     after = getattr(x, "_post_accumulate_grad_hooks", None)
-    several = any(map(_is_of_several, found))
+    several = any(map(_is_of_several, hooks))
     if after or several:
         kind = "a post-accumulate-grad hook" if after else "a hook of several tensors"
         raise CaptureError.of(
@@ -35,7 +35,7 @@ def hooks_of(where: str, path: str, x: torch.Tensor) -> tuple[Hook, ...]:
             fix="p.register_hook(fn), or apply the hook to the gradients that sf.grad returns",
             arg_path=path,
         )
-    return found
+    return hooks
 
 
 def _is_of_several(hook: Any) -> bool:
@@ -79,17 +79,19 @@ class _Hooked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: torch.Tensor) -> Any:
         for hook in ctx.hooks:
-            found = hook(g)
-            if found is not None and (
-                not isinstance(found, torch.Tensor) or found.shape != g.shape
+            replaced = hook(g)
+            if replaced is not None and (
+                not isinstance(replaced, torch.Tensor) or replaced.shape != g.shape
             ):
                 got = (
-                    tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+                    tuple(replaced.shape)
+                    if isinstance(replaced, torch.Tensor)
+                    else type(replaced).__name__
                 )
                 raise RuntimeError(
                     f"a hook on a parameter returned {got} for a gradient of shape {tuple(g.shape)}"
                 )
-            g = g if found is None else found
+            g = g if replaced is None else replaced
         return None, g
 
     @staticmethod

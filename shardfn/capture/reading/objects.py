@@ -71,13 +71,13 @@ def lost_changes(records: list[Any], out: Any) -> list[str]:
     """The classes of the records that have other children than they were made with, and that the
     result does not hold.
     """
-    found = []
+    classes = []
     for outer, x, how, before in records:
         after, *_ = how(x)
         is_same = _are_same(before, after)
         if not is_same and not _holds(out, outer):
-            found.append(type(outer).__name__)
-    return found
+            classes.append(type(outer).__name__)
+    return classes
 
 
 @_compat.read_by_dynamo

@@ -123,22 +123,22 @@ def cause_in_function(function: str) -> tuple[str, str] | None:
     return (row[0].format(what=row[1]), row[2]) if row else None
 
 
-def cause_of_error(error: BaseException, said: str) -> tuple[str, str] | None:
+def cause_of_error(error: BaseException, text: str) -> tuple[str, str] | None:
     """The problem and the suggestion, if an error is about a value, which is unknown during a
     trace. None for any other error.
 
     Args:
         error: the error of Dynamo or make_fx.
-        said: its text.
+        text: its text.
     """
     reads, grows = (
         isinstance(error, _compat.DATA_DEPENDENT),
         isinstance(error, _compat.DYNAMIC_SHAPE),
     )
-    sign = next((pair for pair in SIGNS if pair[0] in said), None)
+    sign = next((pair for pair in SIGNS if pair[0] in text), None)
     if not (reads or grows or sign):
         return None
-    name = _call_in_text(said) or _call_in_text(f"Operator `{getattr(error, 'func', '')}")
+    name = _call_in_text(text) or _call_in_text(f"Operator `{getattr(error, 'func', '')}")
     if row := cause_in_function(name):
         return row
     if sign and sign[1]:
@@ -150,6 +150,6 @@ def cause_of_error(error: BaseException, said: str) -> tuple[str, str] | None:
     )
 
 
-def _call_in_text(said: str) -> str:
-    found = next((m[1] for m in (re.search(pattern, said) for pattern in NAMED) if m), "")
-    return SAME.get(found, found)
+def _call_in_text(text: str) -> str:
+    name = next((m[1] for m in (re.search(pattern, text) for pattern in NAMED) if m), "")
+    return SAME.get(name, name)

@@ -199,12 +199,12 @@ def explained(
     """The CaptureError for an error of Dynamo or make_fx in a user's function. Dynamo may have
     traced a wrapper around it.
     """
-    said, source = str(error), line_of(error) or _definition(fn)
-    got, fix = named(error, paths, read or fn) or _of_unknown_cause(error, said)
+    text, source = str(error), line_of(error) or _definition(fn)
+    got, fix = named(error, paths, read or fn) or _of_unknown_cause(error, text)
     is_of_value = got.startswith(OF_VALUES)
     ranks = (
         rank_numbers.notes_of_error(error)
-        if is_of_value and rank_numbers.may_be_rank_number(said)
+        if is_of_value and rank_numbers.may_be_rank_number(text)
         else ()
     )
     if ranks:
@@ -218,7 +218,7 @@ def raised(error: BaseException, name: str) -> CaptureError | None:
     """The CaptureError for an error in a module that Dynamo does not trace, if a table has its
     cause.
     """
-    said = str(error)
+    text = str(error)
     frames = [
         source_at(f.filename, f.lineno)
         for f in traceback.extract_tb(error.__traceback__)
@@ -226,8 +226,8 @@ def raised(error: BaseException, name: str) -> CaptureError | None:
     ]
     source = frames[-1] if frames else None
     known = next(
-        ((got, fix) for sign, got, fix in CAUSES if sign in said and "{" not in got), None
-    ) or data_dependent.cause_of_error(error, said)
+        ((got, fix) for sign, got, fix in CAUSES if sign in text and "{" not in got), None
+    ) or data_dependent.cause_of_error(error, text)
     if known is None:
         return None
     got, fix = known
@@ -236,22 +236,22 @@ def raised(error: BaseException, name: str) -> CaptureError | None:
 
 def named(error: BaseException, paths: Sequence[str], read: Any) -> tuple[str, str] | None:
     """The problem and the suggestion, if a table has the cause of an error."""
-    said = str(error)
+    text = str(error)
     frames = list(getattr(error, "real_stack", None) or ())
-    if row := row_of_error(frames, said):
+    if row := row_of_error(frames, text):
         return row
     for sign, got, fix in CAUSES:
-        if sign in said:
-            return got.format(places=_changed_objects(said, paths, read)), fix
-    return data_dependent.cause_of_error(error, said) or _of_foreign_classes(said)
+        if sign in text:
+            return got.format(places=_changed_objects(text, paths, read)), fix
+    return data_dependent.cause_of_error(error, text) or _of_foreign_classes(text)
 
 
-def _of_unknown_cause(error: BaseException, said: str) -> tuple[str, str]:
+def _of_unknown_cause(error: BaseException, text: str) -> tuple[str, str]:
     """The problem and the suggestion where no table has the cause of an error."""
-    raised = _exception_text(said, "got") or _exception_text(said, "raised exception")
+    raised = _exception_text(text, "got") or _exception_text(text, "raised exception")
     if raised:
         return f"it raises {raised}", "a call that works on plain tensors"
-    first, *rest = [line.strip() for line in said.splitlines() if line.strip()] or [
+    first, *rest = [line.strip() for line in text.splitlines() if line.strip()] or [
         type(error).__name__
     ]
     why = next(
@@ -260,51 +260,51 @@ def _of_unknown_cause(error: BaseException, said: str) -> tuple[str, str]:
     return (f"{UNREAD}: {first}. {why}".rstrip(), "a pure function of tensors")
 
 
-def _exception_text(said: str, after: str) -> str | None:
+def _exception_text(message: str, after: str) -> str | None:
     """The class and text of the exception that Dynamo's message quotes."""
     text = r"\((?:\[ConstantVariable\(str: )?['\"](.*?)['\"]\)"
-    found = re.search(rf"{after} (\w+){text}", said)
-    return f"{found[1]}: {found[2]}".replace("\\'", "'") if found else None
+    match = re.search(rf"{after} (\w+){text}", message)
+    return f"{match[1]}: {match[2]}".replace("\\'", "'") if match else None
 
 
-def _of_foreign_classes(said: str) -> tuple[str, str] | None:
+def _of_foreign_classes(text: str) -> tuple[str, str] | None:
     """The explanation for DTensors and other subclasses, torch's collectives, and DTensor
     methods on an argument.
     """
-    if found := re.search(_compat.FOREIGN + r" (\w+);", said):
-        return f"it closes over a {found[1]}", tensor_subclasses.PLAIN
-    if found := re.search(_compat.MADE + r" (\w+);", said):
-        return f"it makes a {found[1]}", tensor_subclasses.PLAIN
-    if found := re.search(_compat.FOLLOWED + r" (\w+) for its (\.\w+);", said):
-        fix = f"read {found[2]} outside of the transform, and pass it as an argument"
-        got = f"a derivative or vmap follows a {found[1]}, and it reads its {found[2]}"
+    if match := re.search(_compat.FOREIGN + r" (\w+);", text):
+        return f"it closes over a {match[1]}", tensor_subclasses.PLAIN
+    if match := re.search(_compat.MADE + r" (\w+);", text):
+        return f"it makes a {match[1]}", tensor_subclasses.PLAIN
+    if match := re.search(_compat.FOLLOWED + r" (\w+) for its (\.\w+);", text):
+        fix = f"read {match[2]} outside of the transform, and pass it as an argument"
+        got = f"a derivative or vmap follows a {match[1]}, and it reads its {match[2]}"
         return got, fix
-    if found := re.search(_compat.MADE_OF_FOLLOWED + r" (\w+);", said):
-        fix = f"the {found[1]} as an argument; or the tensors alone"
-        return (f"it makes a {found[1]} of tensors that a derivative or vmap follows", fix)
-    if found := re.search(_compat.COMMUNICATES + r" (\w+);", said):
-        known = row_of(found[1])
-        return known or (f"it communicates by itself: {found[1]}", ALONE)
-    if found := re.search(r"unregistered member [\s\S]*?Member '(\w+)'", said):
-        return row_of_attribute(found[1])
+    if match := re.search(_compat.MADE_OF_FOLLOWED + r" (\w+);", text):
+        fix = f"the {match[1]} as an argument; or the tensors alone"
+        return (f"it makes a {match[1]} of tensors that a derivative or vmap follows", fix)
+    if match := re.search(_compat.COMMUNICATES + r" (\w+);", text):
+        known = row_of(match[1])
+        return known or (f"it communicates by itself: {match[1]}", ALONE)
+    if match := re.search(r"unregistered member [\s\S]*?Member '(\w+)'", text):
+        return row_of_attribute(match[1])
     asked = (
         r"'\w*Tensor\w*' object has no attribute '(\w+)'",
         r"Tensor method `(\w+)` is not defined",
     )
-    found = re.search(asked[0], said) or re.search(asked[1], said)
-    if found and hasattr(DTensor, found[1]):
-        got = f"it asks for .{found[1]} of a global tensor, which is not a DTensor inside"
+    match = re.search(asked[0], text) or re.search(asked[1], text)
+    if match and hasattr(DTensor, match[1]):
+        got = f"it asks for .{match[1]} of a global tensor, which is not a DTensor inside"
         return got, tensor_subclasses.FIX
     return None
 
 
-def _changed_objects(said: str, paths: Sequence[str], read: Any) -> str:
+def _changed_objects(text: str, paths: Sequence[str], read: Any) -> str:
     """The user's names of the objects that a function changes, from Dynamo's names."""
     parts = r"((?:\.\w+|\[(?:\d+|'\w+')\])*)"
-    found = re.findall(r"[LG]\[['\"](\w+)['\"]\]" + parts, re.sub(MODULES, r".\1", said))
+    matches = re.findall(r"[LG]\[['\"](\w+)['\"]\]" + parts, re.sub(MODULES, r".\1", text))
     roots = list(dict.fromkeys(re.split(r"[\[.]", p)[0] for p in paths))
     places = []
-    for name, way in found:
+    for name, way in matches:
         position = re.match(r"\[(\d+)\]", way)
         if name == "args" and position:
             number = int(position[1])
@@ -318,15 +318,15 @@ def _changed_objects(said: str, paths: Sequence[str], read: Any) -> str:
     return ", ".join(dict.fromkeys(places)) or "something that it closes over"
 
 
-def _object_name(x: Any, way: str) -> str:
+def _object_name(x: Any, path: str) -> str:
     """The user's name of an object reached from a function: a closed-over variable, or an
     attribute of an object, with what is reached from it.
     """
     last = f"an attribute of {type(x).__name__}"
     try:
-        for attribute, position, key in re.findall(r"\.(\w+)|\[(\d+)\]|(\['\w+'\])", way):
+        for attribute, position, key in re.findall(r"\.(\w+)|\[(\d+)\]|(\['\w+'\])", path):
             if attribute == "__closure__":
-                cell, _, rest = way.partition("__closure__[")[2].partition("]")
+                cell, _, rest = path.partition("__closure__[")[2].partition("]")
                 return x.__code__.co_freevars[int(cell)] + rest.removeprefix(".cell_contents")
             if key:
                 return last + key

@@ -39,7 +39,7 @@ class WatchedFunctions:
         seen: dict[int, Any] = {}
         for place in _objects_of(fn):
             _add_containers(place, seen)
-        before += [(held, _copied(held)) for held in seen.values()]
+        before += [(container, _copied(container)) for container in seen.values()]
         self.before += before
         if is_pure:
             self.pure.append((owner, before))
@@ -69,17 +69,17 @@ class WatchedFunctions:
         for owner, fn in self.functions.values():
             for cell in _cells(fn):
                 cell.cell_contents = _with_leaked_tensors(cell.cell_contents, owner)
-            found: dict[int, Any] = {}
+            containers: dict[int, Any] = {}
             for place in _objects_of(fn):
-                _add_containers(place, found)
-            for held in found.values():
-                kind = _plain_class(held)
-                content = _copied(held)
+                _add_containers(place, containers)
+            for container in containers.values():
+                kind = _plain_class(container)
+                content = _copied(container)
                 rows = content if kind is not list else dict(enumerate(content))
                 for key, x in rows.items():
                     changed = _with_leaked_tensors(x, owner)
                     if changed is not x:
-                        kind.__setitem__(held, key, changed)
+                        kind.__setitem__(container, key, changed)
 
 
 LARGE = 10_000
@@ -98,12 +98,12 @@ class LeakedTensor(torch.Tensor):
     """The tensor in place of a traced value that a function has stored: every use is an error."""
 
     @staticmethod
-    def __new__(cls, like: torch.Tensor, owner: str) -> LeakedTensor:
+    def __new__(cls, traced: torch.Tensor, owner: str) -> LeakedTensor:
         return torch.Tensor._make_wrapper_subclass(
-            cls, like.shape, dtype=like.dtype, device=like.device
+            cls, traced.shape, dtype=traced.dtype, device=traced.device
         )
 
-    def __init__(self, like: torch.Tensor, owner: str) -> None:
+    def __init__(self, traced: torch.Tensor, owner: str) -> None:
         self.owner = owner
 
     def __repr__(self, **_: Any) -> str:
@@ -180,29 +180,29 @@ def swept() -> Iterator[WatchedFunctions]:
         _WATCHED.reset(token)
 
 
-def _plain_class(held: Any) -> Any:
+def _plain_class(container: Any) -> Any:
     """The builtin class, list or dict, whose methods read what a container has. A subclass may
     compute something else, as Hugging Face's table of activations does: it makes a module of each.
     """
     kinds = (list, OrderedDict, dict)
-    return next(kind for kind in kinds if isinstance(held, kind))
+    return next(kind for kind in kinds if isinstance(container, kind))
 
 
-def _copied(held: Any) -> Any:
+def _copied(container: Any) -> Any:
     """A plain list or dict with the contents of a container."""
-    kind = _plain_class(held)
-    return kind.copy(held) if kind is list else dict(kind.items(held))
+    kind = _plain_class(container)
+    return kind.copy(container) if kind is list else dict(kind.items(container))
 
 
-def _restore(held: Any, old: Any) -> None:
+def _restore(container: Any, old: Any) -> None:
     """Put the old contents back into a list or dict."""
-    kind = _plain_class(held)
-    kind.clear(held)
+    kind = _plain_class(container)
+    kind.clear(container)
     if kind is list:
-        kind.extend(held, old)
+        kind.extend(container, old)
         return
     for key, x in old.items():
-        kind.__setitem__(held, key, x)
+        kind.__setitem__(container, key, x)
 
 
 def _is_as_before(place: Any, old: Any) -> bool:
@@ -256,22 +256,22 @@ def _container_of(place: Any) -> Any:
         place, (type, types.ModuleType, types.FunctionType, torch.nn.Module, torch.Tensor)
     ):
         return None
-    held = place if isinstance(place, (list, dict)) else getattr(place, "__dict__", None)
-    return held if isinstance(held, (list, dict)) else None
+    container = place if isinstance(place, (list, dict)) else getattr(place, "__dict__", None)
+    return container if isinstance(container, (list, dict)) else None
 
 
-def _add_containers(place: Any, found: dict[int, Any], depth: int = 3) -> None:
+def _add_containers(place: Any, containers: dict[int, Any], depth: int = 3) -> None:
     """Collect the list or dict in which an object stores, and those inside it. Skips large ones,
     which are data.
     """
-    held = _container_of(place)
-    if held is None or id(held) in found or len(held) > LARGE:
+    container = _container_of(place)
+    if container is None or id(container) in containers or len(container) > LARGE:
         return
-    found[id(held)] = held
-    inside = _copied(held) if depth else ()
+    containers[id(container)] = container
+    inside = _copied(container) if depth else ()
     for x in inside.values() if isinstance(inside, dict) else inside:
         if isinstance(x, (list, dict)):
-            _add_containers(x, found, depth - 1)
+            _add_containers(x, containers, depth - 1)
 
 
 def _with_leaked_tensors(x: Any, owner: str) -> Any:

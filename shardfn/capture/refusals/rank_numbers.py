@@ -61,10 +61,10 @@ def noting_rank_calls(scope: Scope) -> Iterator[None]:
         raise
 
 
-def may_be_rank_number(said: str) -> bool:
+def may_be_rank_number(text: str) -> bool:
     """Whether the value that an error of torch is about may be the number of a rank."""
-    told = said.partition("computed as follows:")[2].partition("Hint:")[0]
-    return "axis_index(" in told if told else "/control_flow/" not in said
+    origin = text.partition("computed as follows:")[2].partition("Hint:")[0]
+    return "axis_index(" in origin if origin else "/control_flow/" not in text
 
 
 def notes_of_error(error: BaseException) -> list[str]:

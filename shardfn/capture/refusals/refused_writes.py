@@ -44,14 +44,14 @@ def _written(node: torch.fx.Node) -> list[torch.fx.Node]:
     """The arguments that an op writes to, such as the first of `add_` or the last ones of
     `sort(..., out=(v, i))`.
     """
-    found: list[torch.fx.Node] = []
+    written: list[torch.fx.Node] = []
     for position, argument in enumerate(_compat.schema(node.target).arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = (
                 node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
             )
-            torch.fx.node.map_arg(given, found.append)
-    return found
+            torch.fx.node.map_arg(given, written.append)
+    return written
 
 
 def _mutates(node: torch.fx.Node) -> bool:

@@ -233,41 +233,41 @@ def row_of_attribute(name: str) -> tuple[str, str]:
     return got, "read it outside of the function; mesh.get_group(axis) for a group"
 
 
-def row_of_error(frames: Sequence[Any], said: str) -> tuple[str, str] | None:
+def row_of_error(frames: Sequence[Any], message: str) -> tuple[str, str] | None:
     """The problem and the alternative, if the calls that led to an error include one of the
     table.
 
     Args:
         frames: of the traced code, the outermost first: records with `filename` and `name`.
-        said: the error's text.
+        message: the error's text.
     """
-    rows = _of_local_map(frames, said)
+    rows = _of_local_map(frames, message)
     rows += [row for row in (_row_of_frame(frame) for frame in frames) if row is not None]
-    rows += [row for name, row in TORCH.items() if f"function `{name}`" in said]
-    rows += [row for sign, row in SIGNS.items() if sign in said]
-    rows += _called_by_line(frames, said)
+    rows += [row for name, row in TORCH.items() if f"function `{name}`" in message]
+    rows += [row for sign, row in SIGNS.items() if sign in message]
+    rows += _called_by_line(frames, message)
     rows += [GENERATOR for frame in frames if frame.name in FORKS]
-    if any(text in said for text in CPP):
+    if any(text in message for text in CPP):
         lines = [getattr(frame, "line", None) or "" for frame in frames]
         rows.append(STORE if any("Store(" in line for line in lines) else OF_CPP)
     rows += [OTHER for frame in frames if _is_other(frame)]
     return rows[0] if rows else None
 
 
-def _of_local_map(frames: Sequence[Any], said: str) -> list[tuple[str, str]]:
+def _of_local_map(frames: Sequence[Any], text: str) -> list[tuple[str, str]]:
     """The rows of the table for a mistake that torch's local_map finds."""
     users = [frame for frame in frames if not is_inside(frame.filename)]
     if not users or users[-1].name != LOCAL_MAP_FRAME:
         return []
-    return [row for sign, row in LOCAL_MAPS.items() if sign in said]
+    return [row for sign, row in LOCAL_MAPS.items() if sign in text]
 
 
-def _called_by_line(frames: Sequence[Any], said: str) -> list[tuple[str, str]]:
+def _called_by_line(frames: Sequence[Any], text: str) -> list[tuple[str, str]]:
     """The rows of the table for functions that the user's line calls, where torch refuses the call
     before it has a frame (torch 2.13).
     """
     others = [i for i, frame in enumerate(frames) if _is_other(frame)]
-    if not others and frames and _compat.MAKES_DTENSOR in said:
+    if not others and frames and _compat.MAKES_DTENSOR in text:
         others = [len(frames)]
     if not others or others[0] == 0:
         return []

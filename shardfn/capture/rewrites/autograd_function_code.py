@@ -110,13 +110,13 @@ def _values_called(fn: types.FunctionType, code: types.CodeType) -> Iterator[Any
 def _cells(fn: types.FunctionType) -> dict[str, Any]:
     """The values that a function closes over, by name."""
     names = fn.__code__.co_freevars
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, cell in zip(names, fn.__closure__ or (), strict=True):
         try:
-            found[name] = cell.cell_contents
+            values[name] = cell.cell_contents
         except ValueError:  # not assigned yet
             continue
-    return found
+    return values
 
 
 def _nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:

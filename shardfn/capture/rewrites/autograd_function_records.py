@@ -89,25 +89,25 @@ class ForwardRecord:
         is_tuple = isinstance(out, tuple)
         results = out if is_tuple else (out,)
         ends = list(filter(is_tensor, results))
-        known: dict[int, TensorPlace] = {}
+        places: dict[int, TensorPlace] = {}
         for i, x in enumerate(ends):
-            known[id(x)] = TensorPlace(False, i)
+            places[id(x)] = TensorPlace(False, i)
         marked = {id(x) for x in context.non_differentiable}
         silent = [i for i, x in enumerate(ends) if id(x) in marked]
-        outs = tuple(known.get(id(x), x) for x in results)
+        outs = tuple(places.get(id(x), x) for x in results)
         for i, x in enumerate(tensors):
-            known[id(x)] = TensorPlace(True, i)
+            places[id(x)] = TensorPlace(True, i)
         saved = context.to_save, context.saved_for_forward, context.attributes
-        extras = _other_saved_tensors(saved, known)
+        extras = _other_saved_tensors(saved, places)
         for i, x in enumerate(extras, len(ends)):
-            known[id(x)] = TensorPlace(False, i)
+            places[id(x)] = TensorPlace(False, i)
         return cls(
             outs=outs,
             is_tuple=is_tuple,
             count=len(ends),
             silent=frozenset(silent),
             extras=extras,
-            saved=_tree.tree_map(lambda x: known.get(id(x), x), saved),
+            saved=_tree.tree_map(lambda x: places.get(id(x), x), saved),
             materializes=context.materialize_grads,
         )
 
@@ -141,11 +141,11 @@ class ForwardRecord:
         return tuple(outs) if self.is_tuple else outs[0]
 
 
-def _other_saved_tensors(saved: Any, known: dict[int, TensorPlace]) -> tuple[torch.Tensor, ...]:
+def _other_saved_tensors(saved: Any, places: dict[int, TensorPlace]) -> tuple[torch.Tensor, ...]:
     """The saved tensors that are neither inputs nor results."""
     extras: dict[int, torch.Tensor] = {}
     for x in _tree.leaves(saved):
-        if is_tensor(x) and id(x) not in known:
+        if is_tensor(x) and id(x) not in places:
             extras[id(x)] = x
     return tuple(extras.values())
 

@@ -142,8 +142,8 @@ class RecordedCall:
             if is_tensor(x):
                 args[i] = next(feed)
         before = _versions(tensors)
-        given = _tree.unflatten(self.treedef, args)
-        out: Any = self.function.forward(context, *given)
+        arguments = _tree.unflatten(self.treedef, args)
+        out: Any = self.function.forward(context, *arguments)
         is_written = _versions(tensors) != before
         if is_written or context.dirty_tensors:
             self.refuse(*WRITES)
@@ -201,12 +201,12 @@ class RecordedCall:
 
     def backward(self, ctx: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:
         """The gradients of the tensors, by the user's backward."""
-        given: list[Any] = []
+        of_results: list[Any] = []
         for x in self.record.outs:
             is_end = isinstance(x, TensorPlace)
-            given.append(cotangents[x.at] if is_end else None)
+            of_results.append(cotangents[x.at] if is_end else None)
         context, context.saved_tensors, _ = self._context(ctx)
-        gradients = self._gradients(context, given)
+        gradients = self._gradients(context, of_results)
         count = len(self.args)
         is_more = any(g is not None for g in gradients[count:])
         if len(gradients) < count or is_more:
@@ -214,10 +214,10 @@ class RecordedCall:
                 f"its backward returns {len(gradients)} for {count} arguments",
                 "a gradient or None for each argument of the forward",
             )
-        found: list[Any] = []
+        of_tensors: list[Any] = []
         for number in self.numbers:
-            found.append(None if number is None else gradients[number])
-        return tuple(found)
+            of_tensors.append(None if number is None else gradients[number])
+        return tuple(of_tensors)
 
     def _gradients(self, context: Context, cotangents: list[Any]) -> tuple[Any, ...]:
         """The results of the user's backward, which may be differentiable once only."""
@@ -228,8 +228,8 @@ class RecordedCall:
             with torch.no_grad():
                 return _as_tuple(backward.__wrapped__(context, *cotangents))
         # under no_grad the outer derivative would be zero, not refused
-        found = backward.__wrapped__(context, *cotangents)
-        gradients = list(_as_tuple(found))
+        results = backward.__wrapped__(context, *cotangents)
+        gradients = list(_as_tuple(results))
         for i, g in enumerate(gradients):
             if is_tensor(g):
                 gradients[i] = NotDifferentiableAgain.apply(g, self, MARKED_ONCE)
@@ -240,18 +240,18 @@ class RecordedCall:
         extras = self.record.extras
         if self.is_nested and any(map(may_have_gradient, extras)):
             self.refuse(*INTERMEDIATE)
-        given: list[Any] = [None] * len(self.args)
+        of_arguments: list[Any] = [None] * len(self.args)
         for number, tangent in zip(self.numbers, tangents, strict=True):
             if number is not None:
-                given[number] = tangent
+                of_arguments[number] = tangent
         context, _, context.saved_tensors = self._context(ctx)
-        results = _as_tuple(self.function.jvp(context, *given))
-        mine: list[Any] = []
+        results = _as_tuple(self.function.jvp(context, *of_arguments))
+        of_outs: list[Any] = []
         for tangent, x in zip(results, self.record.outs, strict=True):
             if isinstance(x, TensorPlace):
-                mine.append(tangent)
+                of_outs.append(tangent)
         none = [None] * len(extras)
-        return *mine, *none
+        return *of_outs, *none
 
     def refuse(self, got: str, fix: str) -> NoReturn:
         """Refuse this call of an autograd.Function.

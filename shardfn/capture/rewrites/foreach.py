@@ -117,7 +117,7 @@ def applied_to_each(op: Any, fn: Callable[..., torch.Tensor]) -> Callable[..., A
 
 
 def unscaled(
-    grads: list[torch.Tensor], found: torch.Tensor, inverse: torch.Tensor
+    grads: list[torch.Tensor], found_inf: torch.Tensor, inverse: torch.Tensor
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """torch._amp_foreach_non_finite_check_and_unscale: gradients times an inverse scale, and 1 if
     any element is not finite.
@@ -126,10 +126,10 @@ def unscaled(
     for x in grads:
         is_finite = torch.isfinite(x)
         is_bad = torch.logical_not(is_finite).any()
-        found = torch.maximum(found, is_bad.to(found.dtype))
+        found_inf = torch.maximum(found_inf, is_bad.to(found_inf.dtype))
         size, dtype = wide(x)
         results.append(narrow(size * inverse, dtype))
-    return results, found
+    return results, found_inf
 
 
 @functools.cache

@@ -31,7 +31,7 @@ def without_writes(
         Whether all are replaced. If not, functionalization has to find the views that see them.
     """
     values = _Values(graph.graph)
-    found = {}
+    replacements = {}
     for node in writes:
         op = _without_write(node.target, table)
         if op is None or not values.is_last_name(node):
@@ -39,8 +39,8 @@ def without_writes(
         value = _fake_result(node, op)
         if value is None:
             return False
-        found[node] = op, value
-    for node, (op, value) in found.items():
+        replacements[node] = op, value
+    for node, (op, value) in replacements.items():
         _replace(node, op, value)
     graph.recompile()
     return True
@@ -95,10 +95,10 @@ def _without_write(op: Any, table: dict[Any, Any]) -> Any:
     if op.namespace != "aten" or not name.endswith(IN_PLACE) or packet is None:
         return None
     overloads = [getattr(packet, name) for name in packet.overloads()]
-    found = next((x for x in overloads if _argument_types(x) == _argument_types(op)), None)
-    if found is None or found in table or _compat.schema(found).is_mutable:
+    functional = next((x for x in overloads if _argument_types(x) == _argument_types(op)), None)
+    if functional is None or functional in table or _compat.schema(functional).is_mutable:
         return None
-    return found if "CompositeImplicitAutograd" not in _compat.kernels(found) else None
+    return functional if "CompositeImplicitAutograd" not in _compat.kernels(functional) else None
 
 
 def _argument_types(op: Any) -> list[tuple[str, str]]:

@@ -129,7 +129,7 @@ class Spans:
     def _found(self, graph: torch.fx.Graph) -> list[_Span]:
         starts = [-1]  # of the levels around a node
         taken: dict[int, list[torch.fx.Node]] = {}  # gradients, by the start of their level
-        marks: dict[torch.fx.Node, int] = {}  # where a tensor begins to be followed
+        followed_from: dict[torch.fx.Node, int] = {}  # where a tensor begins to be followed
         for number, node in enumerate(graph.nodes):
             name = name_of(node)
             if name in transform_levels.ENTERS:
@@ -139,15 +139,15 @@ class Spans:
             elif node.target is gradients:
                 taken.setdefault(starts[-1], []).append(node)
             elif node.target is _compat.followed_from_here:
-                marks.setdefault(node.args[0], number)
-        return [self._span(start, nodes, marks) for start, nodes in taken.items()]
+                followed_from.setdefault(node.args[0], number)
+        return [self._span(start, nodes, followed_from) for start, nodes in taken.items()]
 
     def _span(
-        self, start: int, nodes: list[torch.fx.Node], marks: dict[torch.fx.Node, int]
+        self, start: int, nodes: list[torch.fx.Node], followed_from: dict[torch.fx.Node, int]
     ) -> _Span:
         followed: dict[int, list[torch.fx.Node]] = {}
         for x in dict.fromkeys(x for node in nodes for x in args_of(node)[1]):
-            at = marks[x] if x in marks else self._before_use(x, start)
+            at = followed_from[x] if x in followed_from else self._before_use(x, start)
             followed.setdefault(max(at, start), []).append(x)
         return _Span(min(followed), self.number[nodes[-1]], followed)
 

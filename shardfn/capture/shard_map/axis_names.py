@@ -100,13 +100,13 @@ def scope(
     mesh: Any, device: str, may_be_of_ranks: bool = False, rank: tuple[int, ...] | None = None
 ) -> Iterator[Scope]:
     """The context with the scope of one capture."""
-    made = Scope(mesh, device, may_be_of_ranks, rank=rank)
-    token = _scope.set(made)
+    inner = Scope(mesh, device, may_be_of_ranks, rank=rank)
+    token = _scope.set(inner)
     try:
-        yield made
+        yield inner
     finally:
         _scope.reset(token)
-        return_to(made.before)
+        return_to(inner.before)
 
 
 def current_scope() -> Scope:
@@ -124,13 +124,13 @@ def begin() -> None:
 
 
 @_compat.constant_in_graph
-def enter_mesh(where: str, mesh: Any, wanted: tuple[str, ...] | None) -> Any:
+def enter_mesh(where: str, mesh: Any, requested: tuple[str, ...] | None) -> Any:
     """Make mesh axes manual.
 
     Args:
         where: the name of the shard_map in errors.
         mesh: its mesh, or None for the mesh of the call.
-        wanted: the axes to make manual, or None for all that are not manual yet.
+        requested: the axes to make manual, or None for all that are not manual yet.
 
     Returns:
         ((name, size), ...) of the axes that are manual from here on.
@@ -143,12 +143,12 @@ def enter_mesh(where: str, mesh: Any, wanted: tuple[str, ...] | None) -> Any:
     _determine_mesh(where, _checked_mesh(where, mesh), here)
     axes = axes_of(here.mesh)
     taken = here.manual
-    _check_wanted(where, wanted or (), axes)
-    _refuse_manual(where, wanted or (), taken, axes)
+    _check_wanted(where, requested or (), axes)
+    _refuse_manual(where, requested or (), taken, axes)
     manual = [
         (name, size)
         for name, size in zip(axes.names, axes.sizes, strict=True)
-        if name not in taken and (wanted is None or name in wanted)
+        if name not in taken and (requested is None or name in requested)
     ]
     here.names += [Bound(name, size, MESH) for name, size in manual]
     return tuple(manual)
@@ -197,13 +197,13 @@ def _name_mesh(where: str, mesh: Any, here: Scope) -> None:
     here.own = here.own or mesh
 
 
-def _check_wanted(where: str, wanted: Sequence[str], axes: MeshAxes) -> None:
+def _check_wanted(where: str, requested: Sequence[str], axes: MeshAxes) -> None:
     """Check that the mesh has the axes that are to be manual.
 
     Raises:
         PlacementError: names the first missing axis.
     """
-    for name in wanted:
+    for name in requested:
         if name not in axes.names:
             raise PlacementError.of(
                 f"{where}, axis_names",
@@ -212,13 +212,15 @@ def _check_wanted(where: str, wanted: Sequence[str], axes: MeshAxes) -> None:
             )
 
 
-def _refuse_manual(where: str, wanted: Sequence[str], taken: Sequence[str], axes: MeshAxes) -> None:
+def _refuse_manual(
+    where: str, requested: Sequence[str], taken: Sequence[str], axes: MeshAxes
+) -> None:
     """Refuse axes that are manual already, and a shard_map without any axis left.
 
     Raises:
         PlacementError: naming the axes.
     """
-    again = [name for name in wanted if name in taken]
+    again = [name for name in requested if name in taken]
     is_full = len(taken) == len(axes.names)
     if not again and not is_full:
         return
@@ -293,28 +295,28 @@ def bindings_of(what: str, axis_name: Any) -> Any:
     return tuple((b.name, b.size, b.level) for b in (known[name] for name in wanted))
 
 
-def _unbound(what: str, name: str, here: Scope, known: tuple[Bound, ...]) -> CaptureError:
-    if not known:
+def _unbound(what: str, name: str, here: Scope, bound_names: tuple[Bound, ...]) -> CaptureError:
+    if not bound_names:
         fix = "call it inside shard_map, or inside vmap(fn, axis_name=...)"
         return CaptureError.of(
             f"{what} over {name!r}", "it is outside of any shard_map, and no axis is bound", fix=fix
         )
     kind = lambda b: "mesh axis" if b.level == MESH else "mapped by vmap"
-    listed = ", ".join(f"{b.name!r} ({kind(b)}, size {b.size})" for b in known)
+    listed = ", ".join(f"{b.name!r} ({kind(b)}, size {b.size})" for b in bound_names)
     if here.mesh is not None and name in axes_of(here.mesh).names:
         fix = f"axis_names with {name!r} in the shard_map around it"
         return CaptureError.of(
             what, f"{name!r} is a mesh axis that is not manual here", f"bound are {listed}", fix=fix
         )
-    fix = suggest_name(name, [b.name for b in known])
+    fix = suggest_name(name, [b.name for b in bound_names])
     return CaptureError.of(what, f"no axis is called {name!r}", f"bound are {listed}", fix=fix)
 
 
-def suggest_name(name: str, known: Iterable[str]) -> str:
+def suggest_name(name: str, names: Iterable[str]) -> str:
     """A suggestion: the known name most similar to another one, or all of them."""
-    known = list(known)
-    found = difflib.get_close_matches(str(name), known, 1, 0.4)
-    return f"did you mean {found[0]!r}?" if found else f"one of {', '.join(map(repr, known))}"
+    names = list(names)
+    similar = difflib.get_close_matches(str(name), names, 1, 0.4)
+    return f"did you mean {similar[0]!r}?" if similar else f"one of {', '.join(map(repr, names))}"
 
 
 @_compat.constant_in_graph

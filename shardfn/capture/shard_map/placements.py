@@ -78,17 +78,20 @@ def _shard_text(
     what: str, axes: Sequence[Any], shape: Sequence[int], spec: Any
 ) -> tuple[str, str, int]:
     """How the manual axes shard one leaf, as text. Raises ValueError if it does not fit."""
-    marks = _placements_by_axis(axes, shape, spec)
-    _check_placements(what, axes, shape, marks)
-    rows = [(name, n, mark) for (name, n), mark in zip(axes, marks, strict=True)]
-    texts = [f"{name}:{n}={mark if isinstance(mark, int) else ''}" for name, n, mark in rows]
-    partial = [name for name, _, mark in rows if mark in SUMS]
-    means = [n for _, n, mark in rows if mark == MEAN]
+    placements = _placements_by_axis(axes, shape, spec)
+    _check_placements(what, axes, shape, placements)
+    rows = [(name, n, placement) for (name, n), placement in zip(axes, placements, strict=True)]
+    texts = [
+        f"{name}:{n}={placement if isinstance(placement, int) else ''}"
+        for name, n, placement in rows
+    ]
+    partial = [name for name, _, placement in rows if placement in SUMS]
+    means = [n for _, n, placement in rows if placement == MEAN]
     return ",".join(texts), ",".join(partial), math.prod(means) if means else 0
 
 
 def _check_placements(
-    what: str, axes: Sequence[Any], shape: Sequence[int], marks: Sequence[Any]
+    what: str, axes: Sequence[Any], shape: Sequence[int], placements: Sequence[Any]
 ) -> None:
     """Check that the axes divide the dims that they shard, and that only results are Partial.
 
@@ -97,16 +100,16 @@ def _check_placements(
     """
     local_shape = list(shape)
     is_argument = what == "in_placements"
-    for (name, n), mark in zip(axes, marks, strict=True):
-        if isinstance(mark, int) and is_argument:
-            _check_divides(name, n, mark, shape, local_shape)
-            local_shape[mark] //= n
-        elif mark in SUMS and is_argument:
+    for (name, n), placement in zip(axes, placements, strict=True):
+        if isinstance(placement, int) and is_argument:
+            _check_divides(name, n, placement, shape, local_shape)
+            local_shape[placement] //= n
+        elif placement in SUMS and is_argument:
             why = "only a result can be Partial"
-            raise ValueError(f"Partial({mark!r}) over {name}; {why}")
-        elif isinstance(mark, str) and mark not in ("R", *SUMS):
+            raise ValueError(f"Partial({placement!r}) over {name}; {why}")
+        elif isinstance(placement, str) and placement not in ("R", *SUMS):
             why = "only a sum or a mean can be Partial"
-            raise ValueError(f"Partial({mark!r}) over {name}; {why}")
+            raise ValueError(f"Partial({placement!r}) over {name}; {why}")
 
 
 def _check_divides(
@@ -142,11 +145,11 @@ def _placements_by_axis(axes: Sequence[Any], shape: Sequence[int], spec: Any) ->
     mesh_axes = axes_of(current_scope().mesh)
     placements = [PLACED[k](*rest) for k, *rest in parts]
     every = marks_of(placements, shape, mesh_axes)
-    marks = dict(zip(mesh_axes.names, every, strict=True))
-    others = [n for n, m in marks.items() if n not in manual.names and m != "R"]
+    by_axis = dict(zip(mesh_axes.names, every, strict=True))
+    others = [n for n, m in by_axis.items() if n not in manual.names and m != "R"]
     if others:
         raise ValueError(f"it is placed on axis {others[0]!r}, which is not one of its axis_names")
-    return [marks[n] for n in manual.names]
+    return [by_axis[n] for n in manual.names]
 
 
 def _check_axis_names(spec: P, manual: MeshAxes) -> None:
