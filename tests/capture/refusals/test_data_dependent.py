@@ -15,6 +15,7 @@ from versions import needs_torch
 
 import shardfn as sf
 from shardfn import P
+from shardfn.capture.refusals import data_dependent
 
 X = torch.linspace(-2, 3, 20, dtype=torch.float64).reshape(5, 4)
 I = torch.tensor([3, 0, 1, 1, 2])
@@ -88,6 +89,11 @@ REFUSED: dict[str, tuple[Call, str, str]] = {
         "sections, or a tuple of numbers, instead of a tensor of indices",
     ),
     "one_hot": (lambda x, i: F.one_hot(i), SHAPE.format("one_hot"), "one_hot(x, num_classes=n)"),
+    "ctc_loss": (
+        lambda x, i: F.ctc_loss(x[:, None], i[:1].reshape(1, 1), i[1:2], i[1:2]),
+        SHAPE.format("ctc_loss"),
+        "lengths that are tuples of numbers",
+    ),
     "item": (lambda x, i: x * x.sum().item(), READ.format(".item()"), KEEP),
     "int": (lambda x, i: x * int(i.sum()), READ.format(".item()"), KEEP),
     "tolist": (
@@ -136,6 +142,12 @@ def test_a_function_that_needs_a_value_is_refused_with_what_to_write_instead(nam
     assert error.fix == fix and first <= int(error.source.rsplit(":", 1)[1]) <= first + 2, (
         "the line that calls it"
     )
+
+
+def test_every_row_of_the_table_is_refused_above() -> None:
+    texts = {(text, fix) for _, text, fix in REFUSED.values()}
+    for problem, call, fix in data_dependent.FUNCTIONS.values():
+        assert (problem.format(what=call), fix) in texts
 
 
 UNSAID = needs_torch("2.13", "it says no more than 'Expected FakeTensor'")
