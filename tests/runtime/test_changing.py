@@ -167,9 +167,9 @@ REFUSED = {
         ),
         "argument p.a: a Pair of DTensors and other tensors, in the code of one rank",
     ),
-    "a tensor that is told and not held": (
+    "a tensor in the context of a class": (
         lambda mesh: staged(lambda x: Shifted(x * 1, {"by": x * 2}))(ONES),
-        "tells a tensor and does not hold it",
+        "__tensor_flatten__ has a tensor in its context",
     ),
     "the class of a followed one": (
         lambda mesh: sf.grad(lambda x: ((x * 2) if isinstance(x, Pair) else x * 3).sum())(

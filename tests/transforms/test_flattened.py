@@ -369,7 +369,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         )(Q.numbers, Q.scale),
         """cond: its results are a Quantized(numbers, scale; {'bits': 4}), and in the other case \
 a Quantized(numbers, scale; {'bits': 2})
-  try: results of one class, alike in all""",
+  try: results of the same class in all cases""",
     ),
     "a carry of another class": (
         lambda: staged(
@@ -381,7 +381,7 @@ a Quantized(numbers, scale; {'bits': 2})
         )(Q.numbers, Q.scale),
         """while_loop: its results are a plain tensor, a Quantized(numbers, scale; {'bits': 4}), \
 and in the other case a plain tensor, a Quantized(numbers, scale; {'bits': 2})
-  try: results of one class, alike in all""",
+  try: results of the same class in all cases""",
     ),
     "a gradient that would be lost": (
         lambda: sf.jit(wave)(Pair(A, B).requires_grad_()),

@@ -104,7 +104,7 @@ def refuse_different_results(name: str, one: Shells, other: Shells) -> None:
         raise CaptureError.of(
             name,
             f"its results are {texts[0]}, and in the other case {texts[1]}",
-            fix="results of one class, alike in all",
+            fix="results of the same class in all cases",
         )
 
 

@@ -29,7 +29,7 @@ from ..transform_levels import dtensor_at
 from . import checks, replaced_calls
 from .flattened import flattened
 from .mixed_ops import of_control_flow, origin_of, refuse_mixed, refuse_two_meshes
-from .whole_writes import is_replaceable
+from .writes import is_replaceable
 
 Outer = Mapping[torch.fx.Node, torch.fx.Node]
 APART = (*placement.PLACED, placement.unmarked)

@@ -1,10 +1,11 @@
-"""In-place writes to memory that a DTensor shares with another tensor. In eager torch both change;
-here they are values of their own.
+"""In-place writes to memory that a DTensor shares with another tensor: they are refused, or the new
+value is read in place of the tensor. In eager torch both change; here they are two values.
 """
 
 from __future__ import annotations
 
 import collections
+from typing import Any
 
 import torch
 
@@ -124,3 +125,42 @@ def _refused(node: torch.fx.Node, name: str, of: str, also: str = "") -> Capture
         fix=f"return the new value, or write to a copy: x.clone(){also}",
         source=sources.user_line(node),
     )
+
+
+def is_replaceable(x: torch.fx.Node, value: torch.fx.Node, graph: torch.fx.Graph) -> bool:
+    """Whether a new value may be read in place of a tensor that it overwrites: no other node shows
+    that memory.
+
+    Args:
+        x: the tensor.
+        value: the new value.
+        graph: that Dynamo is writing.
+    """
+    is_made = x.op in ("call_function", "call_method") and x.graph is graph
+    if not is_made or value.graph is not graph or not _have_equal_layout(x, value):
+        return False
+    others = [y for y in graph.nodes if y.op != "output" and y is not x]
+    found = shared_memory(x)
+    if found == [x]:
+        return not any(x in shared_memory(y) for y in others)
+    # a value that enters a body, as one of a list
+    entered, *_ = found
+    own = memories_of(x)
+    others = [y for y in others if y is not entered]
+    is_own = entered.target is bodies.mark_inputs and bool(own)
+    if not is_own or any({*own} & {*memories_of(y)} for y in others):
+        return False
+    x.meta["overwritten"] = True
+    return True
+
+
+def _have_equal_layout(x: torch.fx.Node, y: torch.fx.Node) -> bool:
+    """Whether two values have one shape, one order in memory and one dtype."""
+    layouts = [_layout(node.meta.get("example_value")) for node in (x, y)]
+    return layouts[0] == layouts[1] is not None
+
+
+def _layout(x: Any) -> Any:
+    if not isinstance(x, torch.Tensor):
+        return None
+    return tuple(x.shape), tuple(x.stride()), x.dtype

@@ -22,7 +22,9 @@ FIX = (
     "sf.shard_map and sf.psum, sf.all_gather, ... are for the code of one rank"
 )
 DTENSOR = "it makes a DTensor inside, or takes one apart"
-PLAIN = "x.as_subclass(torch.Tensor); or a class that says what it holds: __tensor_flatten__"
+PLAIN = (
+    "x.as_subclass(torch.Tensor); or a class with __tensor_flatten__, which names its inner tensors"
+)
 
 # calls of torch.func, in Dynamo's graph, after which a transform follows a tensor
 FOLLOWS = ("_wrap_for_grad", "_add_batch_dim", "_make_dual", "make_dual")
@@ -65,7 +67,7 @@ def _refuse_sending(node: torch.fx.Node, name: str) -> None:
     got = f"it calls {op}, which communicates by itself"
     needed = "collectives that shardfn knows"
     fix = "torch.distributed.all_gather_into_tensor, reduce_scatter_tensor or all_to_all_single, "
-    fix += "and the product beside it; or DTensors: x.redistribute(mesh, placements) @ w"
+    fix += "and then the product; or DTensors: x.redistribute(mesh, placements) @ w"
     raise CaptureError.of(name, got, needed=needed, fix=fix, source=source)
 
 
@@ -112,7 +114,7 @@ def refuse_unheld_tensors(out: Any, name: str) -> None:
         if any(map(_tree.is_tensor, _tree.leaves((context,)))):
             raise CaptureError.of(
                 f"{name}, result{path}",
-                f"a {_compat.class_name(x)}, which tells a tensor and does not hold it",
+                f"a {_compat.class_name(x)}, whose __tensor_flatten__ has a tensor in its context",
                 fix="the tensor among the names of __tensor_flatten__",
                 arg_path="result" + path,
             )

@@ -17,51 +17,51 @@ from .reductions import narrow, wide
 aten = torch.ops.aten
 
 # Undecomposed they run faster, and each has one sharding rule.
-KEPT = (
-    aten._scaled_dot_product_flash_attention_for_cpu,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward,
-    aten.native_layer_norm,
-    aten.native_layer_norm_backward,
-    aten.native_group_norm,
-    aten.native_group_norm_backward,
-    aten.gelu,
-    aten.gelu_backward,
-    aten.silu,
-    aten.silu_backward,
-    aten.sigmoid_backward,
-    aten.tanh_backward,
-    aten.threshold_backward,
-    aten.leaky_relu,
-    aten.leaky_relu_backward,
-    aten.elu,
-    aten.elu_backward,
-    aten.softplus,
-    aten.softplus_backward,
-    aten.hardtanh,
-    aten.hardtanh_backward,
-    aten.hardsigmoid_backward,
-    aten.embedding_dense_backward,
-    aten._softmax,
-    aten._softmax_backward_data,
-    aten.t,
-    aten.transpose,
-    aten._unsafe_view,
-    aten.addcmul,
-    aten.addcdiv,
-    aten.lerp,
-    aten.max_pool2d_with_indices_backward,
-    aten.split,
-    aten.split_with_sizes,
-    aten.stack,
-    aten.new_zeros,
-    aten.new_ones,
-    aten.new_full,
-    aten.zeros,
-    aten.ones,
-    aten.zeros_like,
-    aten.ones_like,
-    aten.select_backward,
-    aten.slice_backward,
+UNDECOMPOSED = (
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention_for_cpu_backward",
+    "native_layer_norm",
+    "native_layer_norm_backward",
+    "native_group_norm",
+    "native_group_norm_backward",
+    "gelu",
+    "gelu_backward",
+    "silu",
+    "silu_backward",
+    "sigmoid_backward",
+    "tanh_backward",
+    "threshold_backward",
+    "leaky_relu",
+    "leaky_relu_backward",
+    "elu",
+    "elu_backward",
+    "softplus",
+    "softplus_backward",
+    "hardtanh",
+    "hardtanh_backward",
+    "hardsigmoid_backward",
+    "embedding_dense_backward",
+    "_softmax",
+    "_softmax_backward_data",
+    "t",
+    "transpose",
+    "_unsafe_view",
+    "addcmul",
+    "addcdiv",
+    "lerp",
+    "max_pool2d_with_indices_backward",
+    "split",
+    "split_with_sizes",
+    "stack",
+    "new_zeros",
+    "new_ones",
+    "new_full",
+    "zeros",
+    "ones",
+    "zeros_like",
+    "ones_like",
+    "select_backward",
+    "slice_backward",
 )
 
 
@@ -125,12 +125,9 @@ def _count(x: torch.Tensor, dim: list[int] | None) -> int:
     return math.prod(x.shape[d] for d in dims)
 
 
-def _max(x: torch.Tensor) -> torch.Tensor:
-    return aten.amax.default(x) if x.numel() else NotImplemented
-
-
-def _min(x: torch.Tensor) -> torch.Tensor:
-    return aten.amin.default(x) if x.numel() else NotImplemented
+def _unless_empty(reduce: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A reduction of all elements; torch has its own error for none."""
+    return lambda x: reduce(x) if x.numel() else NotImplemented
 
 
 def _product_then_add(product: Any) -> Callable[..., torch.Tensor]:
@@ -191,8 +188,8 @@ OWN: dict[Any, Callable[..., Any]] = {
     aten.mean.dim: _mean_dim,
     aten.var_mean.correction: _var_mean,
     aten.var.correction: _var,
-    aten.max.default: _max,
-    aten.min.default: _min,
+    aten.max.default: _unless_empty(aten.amax.default),
+    aten.min.default: _unless_empty(aten.amin.default),
     aten.addmm.default: _product_then_add(aten.mm.default),
     aten.addbmm.default: _product_then_add(_sum_of_products),
     aten.addmv.default: _product_then_add(aten.mv.default),
@@ -209,7 +206,8 @@ def table(undecomposed: frozenset[Any] = frozenset()) -> dict[Any, Any]:
     """The decompositions that capture applies, except those of ops with user rules."""
     if undecomposed:
         return {op: fn for op, fn in table().items() if op not in undecomposed}
-    kept = {getattr(packet, name) for packet in KEPT for name in packet.overloads()}
+    packets = [getattr(aten, name) for name in UNDECOMPOSED]
+    kept = {getattr(packet, name) for packet in packets for name in packet.overloads()}
     theirs = {op: fn for op, fn in _compat.core_decompositions().items() if op not in kept}
     own = OWN | {op: _compat.decomposed.before(fn, theirs[op]) for op, fn in FIRST.items()}
     return theirs | {**own, **foreach.table()}

@@ -59,40 +59,38 @@ def _norm(x: torch.Tensor, ord: float = 2, dtype: Any = None) -> torch.Tensor:
     return aten.linalg_vector_norm.default(x, ord, dtype=dtype)
 
 
-def _addcmul(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, value: float = 1) -> torch.Tensor:
-    return torch.addcmul(x, a, b, value=value)
-
-
-def _addcdiv(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, value: float = 1) -> torch.Tensor:
-    return torch.addcdiv(x, a, b, value=value)
+def _with_value(fn: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """torch.addcmul or torch.addcdiv, whose value may be positional."""
+    return lambda x, a, b, value=1: fn(x, a, b, value=value)
 
 
 def _copy(x: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     return aten.copy.default(x, source)
 
 
-def _minimum(x: torch.Tensor, other: Any) -> torch.Tensor:
-    is_number = not isinstance(other, torch.Tensor)
-    return torch.clamp(x, max=other) if is_number else torch.minimum(x, other)
+def _bounded(side: str, of_tensors: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """torch.minimum or torch.maximum with a tensor or a number, by the argument of torch.clamp."""
+
+    def bounded(x: torch.Tensor, other: Any) -> torch.Tensor:
+        is_tensor = isinstance(other, torch.Tensor)
+        return of_tensors(x, other) if is_tensor else torch.clamp(x, **{side: other})
+
+    return bounded
 
 
-def _maximum(x: torch.Tensor, other: Any) -> torch.Tensor:
-    is_number = not isinstance(other, torch.Tensor)
-    return torch.clamp(x, min=other) if is_number else torch.maximum(x, other)
-
-
+SMALLER, LARGER = _bounded("max", torch.minimum), _bounded("min", torch.maximum)
 # ops whose function of one tensor has another name or other arguments
 OF_ONE: dict[str, Callable[..., torch.Tensor]] = {
     "norm": _norm,
-    "addcmul": _addcmul,
-    "addcdiv": _addcdiv,
+    "addcmul": _with_value(torch.addcmul),
+    "addcdiv": _with_value(torch.addcdiv),
     "copy": _copy,
     "zero": torch.zeros_like,
     "max": torch.amax,
-    "minimum": _minimum,
-    "maximum": _maximum,
-    "clamp_max": _minimum,
-    "clamp_min": _maximum,
+    "minimum": SMALLER,
+    "maximum": LARGER,
+    "clamp_max": SMALLER,
+    "clamp_min": LARGER,
 }
 
 
