@@ -116,7 +116,8 @@ def is_wrap(node: torch.fx.Node) -> bool:
 
 
 def name_of(node: torch.fx.Node) -> str:
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    """The name of the function or method that a node calls. Empty for a node that calls none."""
+    return str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
 
 
 def root_of(x: torch.fx.Node) -> torch.fx.Node:

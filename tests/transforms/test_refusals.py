@@ -94,7 +94,7 @@ HALF = torch.float16
 
 # A function that Dynamo reads, for each check; what it does wrong stands in one line of this file.
 TRIGGERS: dict[str, Callable[[Tensor], Any]] = {
-    "_calls._refuse_no_placements": lambda x: distribute_tensor(x, MESHES[0], Shard(0)),
+    "_dtensor_methods._refuse_no_placements": lambda x: distribute_tensor(x, MESHES[0], Shard(0)),
     "_accumulate.check_rows": lambda x: sf.accumulate(sf.grad(lambda w, y: (w * y).sum()), 2)(
         x[0], x
     ),

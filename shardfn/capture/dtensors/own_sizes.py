@@ -153,7 +153,7 @@ def _trait(module: torch.fx.GraphModule, node: torch.fx.Node) -> NodeTraits:
     held = getattr(module, str(node.target), None) if node.op == "get_attr" else 0
     constants = torch.fx.node.map_arg((node.args, node.kwargs), lambda _: None)
     return NodeTraits(
-        op=f"{node.op} {name_of(node)}",
+        op=f"{node.op} {node.target if isinstance(node.target, str) else name_of(node)}",
         inputs=tuple(x.name for x in node.all_input_nodes),
         constants="" if is_entry or node.op == "output" else _constants_text(constants),
         shape=shape,
