@@ -132,14 +132,24 @@ def argument_paths(
     try:
         bound = inspect.signature(fn).bind(*args, **kwargs)
     except (TypeError, ValueError):
-        names = [f"args[{i}]" for i in range(len(args))]
-    else:
-        names = _positional_names(bound, len(args))
-    out = [name + path for name, arg in zip(names, args, strict=True) for path in paths(arg)]
-    return out + [name + path for name in kwargs for path in paths(kwargs[name])]
+        bound = None
+    _, treedef = flatten((args, kwargs))
+    return call_paths(treedef, positional_names(bound, len(args)))
 
 
-def _positional_names(bound: inspect.BoundArguments, count: int) -> list[str]:
+def call_paths(treedef: TreeDef, names: Sequence[str]) -> list[str]:
+    """The path of every leaf of (args, kwargs), given the names of the positional arguments."""
+    out = []
+    for way in treedef.accessors():
+        side, argument = way.path[:2]
+        out.append((argument if side else names[argument]) + way[2:].codify(""))
+    return out
+
+
+def positional_names(bound: inspect.BoundArguments | None, count: int) -> list[str]:
+    """The names of the positional arguments of a call, of which there are so many."""
+    if bound is None:
+        return [f"args[{i}]" for i in range(count)]
     names: list[str] = []
     for name, parameter in bound.signature.parameters.items():
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
@@ -147,6 +157,13 @@ def _positional_names(bound: inspect.BoundArguments, count: int) -> list[str]:
         elif parameter.kind is not inspect.Parameter.VAR_KEYWORD:
             names.append(name)
     return names[:count]
+
+
+def container_classes(treedef: TreeDef) -> set[type]:
+    """The classes of the containers of a tree."""
+    if treedef.is_leaf():
+        return set()
+    return {treedef.type}.union(*map(container_classes, treedef.children()))
 
 
 def learn(tree: Any) -> bool:
@@ -221,6 +238,12 @@ def is_plain(x: Any) -> bool:
     """Whether x is a container that Dynamo reads quickly."""
     plain = type(x) in (dict, list, tuple, OrderedDict, defaultdict, deque)
     return plain or (isinstance(x, tuple) and hasattr(x, "_fields"))
+
+
+def is_plain_class(kind: type) -> bool:
+    """Whether containers of this class are plain."""
+    plain = kind in (dict, list, tuple, OrderedDict, defaultdict, deque)
+    return plain or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
 
 
 @_compat.of_trees

@@ -7,12 +7,10 @@ Dynamo runs `check_argnums` and `positions` as they are, so that errors come out
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-import torch
-
-from . import _compat, _tree
+from . import _compat
 from .errors import TreeError, call_site
 
 Argnums = int | tuple[int, ...]
@@ -144,17 +142,28 @@ def of_call(
 
 
 def refuse_static(
-    where: str, static: Sequence[int], donated: Sequence[int], args: tuple[Any, ...]
+    where: str,
+    static: Sequence[int],
+    donated: Sequence[int],
+    args: tuple[Any, ...],
+    holding: Collection[int],
 ) -> None:
     """Refuse static arguments that are donated, hold tensors, or cannot be told apart by their
     hash.
+
+    Args:
+        where: the function.
+        static: the positions of static arguments.
+        donated: those of donated ones.
+        args: the positional arguments.
+        holding: which static arguments hold tensors.
 
     Raises:
         TreeError: naming the argument.
     """
     _refuse_both(where, set(static) & set(donated))
     for n in static:
-        if any(isinstance(x, torch.Tensor) for x in _tree.leaves(args[n])):
+        if n in holding:
             got = f"static argument {n} holds a tensor"
             needed = "constants"
             fix = "leave it out of static_argnums: tensors are never constants"

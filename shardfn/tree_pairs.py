@@ -69,6 +69,15 @@ def broadcast_prefix(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> 
     """
     if _tree.holders(tree):  # which `pair` takes for leaves
         tree = _tree.map_held(lambda _: None, tree)
+    return spread(prefix, tree, is_leaf)
+
+
+def spread(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
+    """`broadcast_prefix` over a tree in which no tensor holds others.
+
+    Raises:
+        ValueError: the prefix does not match; its args are the mismatches, one line each.
+    """
     found, wrong = pair(prefix, tree, ("placements", "the arguments"), is_leaf=is_leaf)
     if wrong:
         raise ValueError(*wrong)

@@ -6,12 +6,14 @@ from .closure.read_paths import name_of
 from .closure.reads import Reads
 from .dtensors import own_sizes
 from .dtensors.values import placement_of
+from .inputs import Arguments
 from .modules.call import PureModule
 from .printing import tensor_type
 from .reading.capture_settings import Settings
 from .reading.symbolic_sizes import Template
 
 __all__ = [
+    "Arguments",
     "Captured",
     "PureModule",
     "Reads",

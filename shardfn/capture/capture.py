@@ -26,7 +26,7 @@ from .control_flow import control_flow_ops, pullbacks_in_bodies
 from .dtensors import own_sizes, partial_terms
 from .dtensors.checks import NeedsRanks
 from .dtensors.writes import refuse_writes
-from .inputs import Inputs, holding
+from .inputs import Arguments, Inputs, holding, inputs_like
 from .reading import rerun
 from .reading.aten_from_dynamo import flatten
 from .reading.capture_settings import Settings, tracing
@@ -72,22 +72,15 @@ class Captured:
 
 
 def capture(
-    fn: Callable[..., Any],
-    name: str,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    paths: list[str],
-    settings: Settings | None = None,
+    fn: Callable[..., Any], name: str, arguments: Arguments, settings: Settings | None = None
 ) -> Captured:
     """Capture a function on arguments like these.
 
     Args:
         fn: a pure function of pytrees.
         name: its name in errors and printed programs.
-        args: its arguments; tensors and `ShapeDtype`s give only their shape, strides, dtype and
-            device.
-        kwargs: its keyword arguments.
-        paths: the path of each leaf of (args, kwargs).
+        arguments: its arguments; tensors and `ShapeDtype`s give only their shape, strides, dtype
+            and device.
         settings: the others of the capture.
 
     Returns:
@@ -99,8 +92,7 @@ def capture(
     for part in (placement, control_flow_ops, tensor_indices):
         part.install()
     handled = sys.exception()  # the user may be calling from an `except`
-    user_fn, (fn, args, kwargs) = fn, holding(fn, args, kwargs)
-    given = Given(fn, user_fn, args, kwargs, paths)
+    given = Given.of(fn, arguments)
     settings = attrs.evolve(settings or Settings(), name=name)
     with debug.noting(name), _compat.made_or_not():
         return _captured_on(given, settings, handled)
@@ -114,32 +106,23 @@ def _captured_on(given: Given, settings: Settings, handled: BaseException | None
         found.template.refuse_constants(settings)
         return found
     found = _constant(given, attrs.evolve(settings, dynamic={}), handled)
-    refuse_strict(settings, given.paths, reason)
+    refuse_strict(settings, given.arguments.paths, reason)
     return attrs.evolve(found, fixed=reason)
 
 
-def capture_again(
-    template: Template,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    paths: list[str],
-    settings: Settings,
-) -> Captured | None:
+def capture_again(template: Template, arguments: Arguments, settings: Settings) -> Captured | None:
     """Capture a function for other sizes of its arguments. Reads no Python.
 
     Args:
         template: the function as Dynamo has read it, for sizes like these.
-        args: the arguments.
-        kwargs: the keyword arguments.
-        paths: the path of each leaf of (args, kwargs).
+        arguments: the arguments.
         settings: those of the capture.
 
     Returns:
         The capture. None for sizes that fail, whose error a capture of their own says.
     """
     fn, user_fn = template.fns
-    _, args, kwargs = holding(fn, args, kwargs)
-    given = Given(fn, user_fn, args, kwargs, paths)
+    given = Given(fn, user_fn, holding(fn, arguments)[1])
     mode = _compat.fake_mode()
     inputs = given.inputs(mode, settings)
     try:
@@ -158,18 +141,24 @@ class Given(NamedTuple):
 
     fn: Callable[..., Any]
     user_fn: Callable[..., Any]
-    args: Any
-    kwargs: Any
-    paths: list[str]
+    arguments: Arguments
+
+    @classmethod
+    def of(cls, fn: Callable[..., Any], arguments: Arguments) -> Given:
+        """A function that closes over its object arguments."""
+        held, others = holding(fn, arguments)
+        return cls(held, fn, others)
 
     def inputs(self, mode: _compat.FakeTensorMode, settings: Settings) -> Inputs:
         """The fake inputs."""
-        args, kwargs, paths = self.args, self.kwargs, self.paths
-        name, device = settings.name, settings.device
-        found = Inputs.like(args, kwargs, paths, device, mode, name)
+        found = inputs_like(self.arguments, settings.device, mode, settings.name)
         for i, dims in settings.dynamic.items():
             _compat.read_as_symbols(found.fakes[i], [*dims])
         return found
+
+    def named(self, failed: Exception) -> Any:
+        """What `explain.named` finds in an error of the function."""
+        return explain.named(failed, self.arguments.paths, self.fn)
 
 
 class Reading(NamedTuple):
@@ -204,16 +193,16 @@ def _constant(given: Given, settings: Settings, handled: BaseException | None) -
     _raise_users(given, settings, failed)
     if isinstance(failed, Misuse):
         raise failed
-    if tracebacks.is_from_here(failed) and explain.named(failed, given.paths, given.fn) is None:
+    if tracebacks.is_from_here(failed) and given.named(failed) is None:
         tracebacks.note_fault(failed)
         raise failed
     fn = settings.signature_of or given.user_fn
-    raise explain.explained(failed, fn, settings.name, given.paths, given.fn) from failed
+    raise explain.explained(failed, fn, settings.name, given.arguments.paths, given.fn) from failed
 
 
 def _raise_users(given: Given, settings: Settings, failed: Exception) -> None:
     """Raise the exception of the user's that stopped a capture, if there is one."""
-    is_known = explain.named(failed, given.paths, given.fn) is not None
+    is_known = given.named(failed) is not None
     if is_known and not _compat.is_observed(failed):
         return
     # the code of a rank may call methods that only DTensors have, and stop before
@@ -224,26 +213,18 @@ def _raise_users(given: Given, settings: Settings, failed: Exception) -> None:
 
 
 def raise_users(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    paths: list[str],
-    settings: Settings,
-    failed: Exception,
+    fn: Callable[..., Any], arguments: Arguments, settings: Settings, failed: Exception
 ) -> None:
     """Raise the error of a program that ran as one of the user's function, with its frames, if
     that has it too.
 
     Args:
         fn: the function.
-        args: its arguments.
-        kwargs: its keyword arguments.
-        paths: the path of each leaf of (args, kwargs).
+        arguments: its arguments.
         settings: those of the capture.
         failed: the error.
     """
-    user_fn, held = fn, holding(fn, args, kwargs)
-    given = Given(held[0], user_fn, *held[1:], paths)
+    given = Given.of(fn, arguments)
     _run_again(given, settings, rerun.is_like(failed), failed)
 
 

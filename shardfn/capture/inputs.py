@@ -1,16 +1,66 @@
-"""The inputs of a capture: fake tensors for the tensor arguments. Objects are closed over."""
+"""The arguments of a call, flattened once, and the inputs of its capture: fake tensors for the
+tensor arguments. Objects are closed over.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import attrs
 import torch
 
 from .. import _compat, _tree
 from ..types import CONSTANTS, ShapeDtype
 from .reading import objects
-from .rewrites import strides
+
+
+@attrs.frozen(eq=False, repr=False)
+class Arguments:
+    """The arguments of one call, flattened once: the record that all stages take.
+
+    Args:
+        args: the positional arguments.
+        kwargs: the keyword arguments.
+        leaves: of (args, kwargs).
+        treedef: the structure of (args, kwargs).
+        paths: of the leaves.
+        signature: of the user's function; None if it has none.
+        names: of the positional arguments.
+        static: which positional arguments are static.
+        donated: which positional arguments are donated.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    leaves: list[Any]
+    treedef: _tree.TreeDef
+    paths: Sequence[str]
+    signature: inspect.Signature | None = None
+    names: tuple[str, ...] = ()
+    static: tuple[int, ...] = ()
+    donated: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any], paths: Sequence[str]) -> Arguments:
+        """The arguments of a call of which only the paths are known."""
+        return cls(args, kwargs, *_tree.flatten((args, kwargs)), paths)
+
+    @property
+    def opened(self) -> tuple[Any, Any]:
+        """(args, kwargs), in which tensors that hold others are containers: what a prefix tree is
+        spread over.
+        """
+        classes = _tree.container_classes(self.treedef)
+        if not any(issubclass(kind, torch.Tensor) for kind in classes):
+            return self.args, self.kwargs
+        return _tree.unflatten(self.treedef, [None] * len(self.leaves))
+
+    def places(self, numbers: Sequence[int]) -> set[int]:
+        """Which leaves are of these positional arguments."""
+        counts = [child.num_leaves for child in self.treedef.children()[0].children()]
+        return {i for n in numbers for i in range(sum(counts[:n]), sum(counts[: n + 1]))}
 
 
 class Inputs(NamedTuple):
@@ -18,58 +68,34 @@ class Inputs(NamedTuple):
 
     name: str  # of the function
     leaves: list[Any]  # of (args, kwargs)
-    treedef: _tree.TreeDef
     fakes: list[Any]  # the leaves, with fake tensors for tensors
-    tensor_paths: list[str]
-    paths: list[str]  # of the leaves
-
-    @classmethod
-    def like(
-        cls,
-        args: Any,
-        kwargs: Any,
-        paths: list[str],
-        device: str,
-        mode: _compat.FakeTensorMode,
-        name: str,
-    ) -> Inputs:
-        """The inputs for arguments like these.
-
-        Raises:
-            CaptureError: a tensor without strides.
-        """
-        leaves, treedef = _tree.flatten((args, kwargs))
-        strides.refuse_unstrided(name, leaves, paths)
-        fakes = [_fake(mode, leaf, device) for leaf in leaves]
-        pairs = zip(paths, fakes, strict=True)
-        tensor_paths = [p for p, x in pairs if isinstance(x, torch.Tensor)]
-        return cls(name, leaves, treedef, fakes, tensor_paths, paths)
+    tensors: list[torch.Tensor]  # the fake tensors
+    tensor_names: dict[int, str]  # the paths of the tensors, by leaf
+    paths: Sequence[str]  # of the leaves
+    positional: Any  # (args, kwargs), of fake tensors, with a row in place of each object
+    objects: Any  # how `objects.made` makes these objects
 
     @property
-    def tensors(self) -> list[torch.Tensor]:
-        """The fake tensors."""
-        return [x for x in self.fakes if isinstance(x, torch.Tensor)]
+    def tensor_paths(self) -> list[str]:
+        """The paths of the tensors."""
+        return list(self.tensor_names.values())
 
     @property
     def named_tensors(self) -> list[tuple[str, torch.Tensor]]:
         """The path of each tensor, and its fake tensor."""
         return list(zip(self.tensor_paths, self.tensors, strict=True))
 
-    @property
-    def tensor_names(self) -> dict[int, str]:
-        """The paths of the tensors, by leaf."""
-        pairs = enumerate(zip(self.paths, self.fakes, strict=True))
-        return {i: path for i, (path, x) in pairs if isinstance(x, torch.Tensor)}
 
-    @property
-    def positional(self) -> Any:
-        """(args, kwargs), of fake tensors, with a row in place of each object."""
-        return objects.opened(_tree.unflatten(self.treedef, self.fakes))[0]
-
-    @property
-    def objects(self) -> Any:
-        """How `objects.made` makes these objects."""
-        return objects.opened(_tree.unflatten(self.treedef, self.fakes))[1]
+def inputs_like(
+    arguments: Arguments, device: str, mode: _compat.FakeTensorMode, name: str
+) -> Inputs:
+    """The inputs for arguments like these."""
+    leaves, paths = arguments.leaves, arguments.paths
+    fakes = [_fake(mode, leaf, device) for leaf in leaves]
+    places = [i for i, x in enumerate(fakes) if isinstance(x, torch.Tensor)]
+    opened = objects.opened(_tree.unflatten(arguments.treedef, fakes))
+    tensors = [fakes[i] for i in places]
+    return Inputs(name, leaves, fakes, tensors, {i: paths[i] for i in places}, paths, *opened)
 
 
 def _fake(mode: _compat.FakeTensorMode, leaf: Any, device: str) -> Any:
@@ -83,29 +109,32 @@ def _fake(mode: _compat.FakeTensorMode, leaf: Any, device: str) -> Any:
         return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=place)
 
 
-def holding(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Callable[..., Any], Any, Any]:
+def holding(fn: Callable[..., Any], arguments: Arguments) -> tuple[Callable[..., Any], Arguments]:
     """A function that closes over its object arguments, since Dynamo accepts objects only
-    there.
+    there, and the arguments with None in place of each.
     """
-    odd = {i: x for i, x in enumerate(args) if _is_object(x)}
-    named = {key: x for key, x in kwargs.items() if _is_object(x)}
-    if not odd and not named:
-        return fn, args, kwargs
+    children = [child for side in arguments.treedef.children() for child in side.children()]
+    if not any(child.is_leaf() for child in children):
+        return fn, arguments
+    count = len(arguments.args)
+    keys = [*range(count), *arguments.kwargs]
+    leaves = list(arguments.leaves)
+    found = {}
+    at = 0
+    for key, child in zip(keys, children, strict=True):
+        if child.is_leaf() and _is_object(leaves[at]):
+            found[key] = leaves[at]
+            leaves[at] = None
+        at += child.num_leaves
+    if not found:
+        return fn, arguments
+    named = {key: x for key, x in found.items() if isinstance(key, str)}
 
     def held(*given: Any, **others: Any) -> Any:
-        return fn(*[odd.get(i, x) for i, x in enumerate(given)], **{**others, **named})
+        return fn(*[found.get(i, x) for i, x in enumerate(given)], **{**others, **named})
 
-    return (
-        held,
-        tuple(None if i in odd else x for i, x in enumerate(args)),
-        {**kwargs, **dict.fromkeys(named)},
-    )
+    return held, attrs.evolve(arguments, leaves=leaves)
 
 
 def _is_object(x: Any) -> bool:
-    (leaf, *more), _ = _tree.flatten((x, None))
-    return (
-        leaf is x and len(more) == 1 and not isinstance(x, (torch.Tensor, ShapeDtype, *CONSTANTS))
-    )
+    return not isinstance(x, (torch.Tensor, ShapeDtype, *CONSTANTS))

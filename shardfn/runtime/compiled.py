@@ -12,7 +12,7 @@ import attrs
 import torch
 from torch.distributed.tensor import DTensor
 
-from .. import _compat, _tree
+from .. import _compat
 from ..capture import Captured, name_of
 from ..compile import Runner
 from ..compile.memory import memory_as_run
@@ -26,22 +26,30 @@ from .agreement import compare_ranks, state_agreed
 from .arguments import (
     Placed,
     donated_places,
-    itself,
-    local_of,
-    prepared_for,
+    other_constants,
+    other_leaves,
+    other_tensors,
     refuse_lost_gradient,
     refuse_lost_tangent,
     refuse_without_values,
-    whole_mesh,
+    said,
+    taken,
 )
-from .arguments.local_layouts import local_layouts
-from .arguments.mismatch import other_constants, other_leaves, other_tensors, said
-from .arguments.results import in_tree, maker
 from .artefacts.save import save_compiled
 from .backward.op import Differentiable
 from .backward.second_half import Backward
 from .donation import Donation, donation_of
-from .layouts import closed_over, closed_over_of_kinds, gathering, readers
+from .layouts import (
+    closed_over,
+    closed_over_of_kinds,
+    gathering,
+    in_tree,
+    itself,
+    local_layouts,
+    local_of,
+    maker,
+    readers,
+)
 from .options import Request
 from .simulator import simulate
 from .store import Compared
@@ -119,9 +127,7 @@ class Compiled:
         return around.leaving(self._called(args, kwargs))
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if whole_mesh(self.request) is not None:
-            args, kwargs = prepared_for(self.request, args, kwargs)
-        leaves, treedef = _tree.flatten((args, kwargs))
+        _, _, leaves, treedef = taken(self.request, args, kwargs)
         known = self.request.followed
         self.captured.outside.refuse_lost(
             f"compiled {self.request.name}", known.closed_over if known else ()

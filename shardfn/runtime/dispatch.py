@@ -26,11 +26,13 @@ from ..world import World, current_world
 from .agreement import checked, compare_ranks
 from .arguments import (
     Placed,
+    Taken,
+    arguments_of,
     is_prepared,
-    leaves_like,
-    look,
+    place,
     prepared_for,
     refuse_without_values,
+    taken,
     whole_mesh,
 )
 from .changing import note_changes
@@ -38,7 +40,8 @@ from .key_use import keys_noted
 from .layouts import picking
 from .options import Request
 from .retraces import KNOWN, retrace
-from .stages import Traced, compiled_for, explain_failed, prepare, trace
+from .stages import Traced, compiled_for, explain_failed, prepare, traced_for
+from .structure import leaves_like
 
 log = logging.getLogger("shardfn")
 KEPT_SIGNATURES = 64
@@ -76,31 +79,26 @@ def call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
             if entry is not store.entries[0]:
                 store.put_first(entry)
             return entry.run(leaves)
-    return _first_call(request, args, kwargs, leaves, (key, *around))
+    return _first_call(request, Taken(args, kwargs, leaves, treedef), (key, *around))
 
 
 def explain_retrace(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Whether a call with these arguments would be staged, and why."""
-    args, kwargs = prepared_for(request, args, kwargs)
-    leaves, treedef = _tree.flatten((args, kwargs))
+    given = taken(request, args, kwargs)
+    leaves, treedef = given.leaves, given.treedef
     key = [_spec(x) if type(x) in DTENSORS else _signature(x) for x in leaves]
     world, mesh = current_world(), request.mesh or current_mesh()
     signature = (key, treedef, world, mesh, registry.active(), _compat.settings())
     entries = request.store.entries
     if any(entry.fits(*signature) and entry.follows(leaves) for entry in entries):
         return f"{request.name}: {KNOWN}"
-    placed = look(request, args, kwargs)
+    placed = place(request, arguments_of(request, given))
     return retrace(request.name, request.store.every(), key, placed, mesh)
 
 
-def _first_call(
-    request: Request,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    leaves: list[Any],
-    signature: tuple[Any, ...],
-) -> Any:
+def _first_call(request: Request, given: Taken, signature: tuple[Any, ...]) -> Any:
     """Stage a function for a new signature, and run it."""
+    args, kwargs, leaves, _ = given
     if not is_prepared(leaves, whole_mesh(request)):
         return call(request, *prepared_for(request, args, kwargs))
     refuse_without_values(
@@ -111,14 +109,14 @@ def _first_call(
     try:
         with _compat.paused_gc(), _compat.staging():
             ready = _staged_meanwhile(request, leaves, *signature)
-            entry = ready or _stage(request, args, kwargs, key, mesh)
+            entry = ready or _stage(request, given, key, mesh)
         out = entry.run(leaves)
     except Exception as error:
         if isinstance(error, ShardError) or is_noted(error):
             raise
         failed = error
     if failed is not None:
-        explain_failed(request, args, kwargs, failed)
+        explain_failed(request, given, failed)
         raise failed
     if ready is None and any(
         isinstance(x, torch.Tensor) and _compat.is_fake(x) for x in _tree.leaves(out)
@@ -166,15 +164,13 @@ def _signature(x: Any) -> Any:
     return constant_key(x)
 
 
-def _stage(
-    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], key: list[Any], mesh: Any
-) -> Entry:
-    prepare(request, args, kwargs)
-    traced = trace(request, args, kwargs)
+def _stage(request: Request, given: Taken, key: list[Any], mesh: Any) -> Entry:
+    leaves = given.leaves
+    prepare(request, leaves)
+    traced = traced_for(request, arguments_of(request, given))
     placed, captured, entries = (traced.placed, traced.captured, request.store.entries)
     outside = captured.outside
     _note_retrace(request, key, placed, mesh)
-    leaves = _tree.leaves((args, kwargs))
     refuse_without_values(request.name, outside.tensors, lambda: outside.names)
     compare_ranks(request, placed, leaves, outside.shared, staging=True)
     compiled = compiled_for(traced, warm=True)

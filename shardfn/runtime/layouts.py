@@ -1,25 +1,34 @@
-"""The memory layout of arguments: an argument is copied if its layout differs from the one that
-the program was lowered for.
+"""Local tensors: arguments read as those of each rank, in the memory layout that the program was
+lowered for, and results as DTensors.
+
+An argument is copied if its layout differs from the program's.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import attrs
 import torch
 from torch.distributed.tensor import DTensor
 
-from .. import _compat
+from .. import _compat, _tree
 from ..capture import Captured
 from ..capture.rewrites.strides import refuse_view
-from ..mesh import axes_of
-from ..partition import layout
+from ..errors import PlacementError, call_site
+from ..mesh import all_coordinates, axes_of
+from ..partition import Plan, layout
+from ..partition.rules.dtypes import COMPUTED, INTEGERS
+from ..partition.strided import elements, strided_dims
+from ..placement import torch_placements
 from ..random import ambient
-from ..simulated import SimulatedTensor, on_mesh, own_of_part
-from ..types import LocalProgram
-from .arguments import Placed, itself, local_of, reader
+from ..simulated import SimulatedDTensor, SimulatedTensor, on_mesh, own_of_part
+from ..types import MEAN, TENSOR, LocalProgram, Marks, MeshAxes
+from .arguments import Placed, said
+from .store import Layouts
 
 Reader = Callable[[Any], Any]  # an argument -> its local tensor, or a list of all ranks'
 
@@ -276,3 +285,261 @@ def _from_the_start(read: Reader, is_refused: bool, name: str, path: str) -> Rea
         return [start(shard) for shard in local] if isinstance(local, list) else start(local)
 
     return own
+
+
+def reader(is_dtensor: bool, marks: Marks, placed: Placed) -> Callable[[Any], Any]:
+    """A reader of an argument's local tensor: that of this rank, or in a simulated world a list
+    of all ranks'.
+    """
+    simulated = placed.is_simulated
+    if is_dtensor:
+        return _all_shards(len(all_coordinates(placed.axes))) if simulated else local_of
+    if simulated:
+        everyone = all_coordinates(placed.axes)
+        if all(m == "R" for m in marks):
+            return lambda x: [x] * len(everyone)
+        return lambda x: [cut(x, marks, placed.axes, c) for c in everyone]
+    if all(m == "R" for m in marks):
+        return itself
+    coordinate = placed.coordinate
+    return lambda x: cut(x, marks, placed.axes, coordinate)
+
+
+def local_of(x: Any) -> torch.Tensor:
+    """The local tensor of a DTensor."""
+    return _compat.local_tensor(x)
+
+
+def itself(x: torch.Tensor) -> torch.Tensor:
+    """A tensor that is its own local tensor."""
+    return x
+
+
+def _all_shards(n: int) -> Callable[[Any], list[torch.Tensor]]:
+    def read(x: Any) -> list[torch.Tensor]:
+        local = _compat.local_tensor(x)
+        return local.shards if isinstance(local, SimulatedTensor) else [local] * n
+
+    return read
+
+
+def cut(x: torch.Tensor, marks: Marks, axes: MeshAxes, coordinate: Sequence[int]) -> torch.Tensor:
+    """One rank's shard of a global tensor, in new memory, with the order of dims in memory of
+    the global tensor.
+    """
+    out = whole = carried(x)
+    strided = strided_dims(marks)
+    for dim in strided:
+        size = x.shape[dim]
+        mine = elements(size, dim, marks, axes.sizes, coordinate)
+        out = out.index_select(dim, mine.to(x.device))
+    for mark, n, c in zip(marks, axes.sizes, coordinate, strict=True):
+        found = layout.split(mark)
+        if found and n > 1 and found[0] not in strided:
+            start, size = layout.chunk(out.shape[found[0]], found[1], n, c)
+            out = out.narrow(found[0], start, size)
+    if out is whole:
+        return x
+    order = layout.stride_order(x.shape, x.stride())
+    fresh = torch.empty_strided(
+        out.shape, layout.dense_strides(out.shape, order), dtype=out.dtype, device=x.device
+    )
+    return fresh.copy_(out).view(x.dtype)
+
+
+def carried(x: torch.Tensor) -> torch.Tensor:
+    """A tensor in a dtype that has all kernels that move elements: integers for what torch only
+    stores.
+    """
+    return x if x.dtype in COMPUTED else x.view(INTEGERS[x.itemsize])
+
+
+def join(
+    shards: Sequence[torch.Tensor], shape: Sequence[int], marks: Marks, axes: MeshAxes
+) -> torch.Tensor:
+    """The global tensor from the local tensors of all ranks."""
+    values = dict(zip(all_coordinates(axes), map(carried, shards), strict=True))
+    dtype = shards[0].dtype
+    for k in reversed(range(len(marks))):
+        groups: dict[tuple[int, ...], list[torch.Tensor]] = {}
+        for c, value in sorted(values.items()):
+            groups.setdefault(c[:k], []).append(value)
+        values = {c: _joined(group, marks[k]) for c, group in groups.items()}
+    (whole,) = values.values()
+    for dim in strided_dims(marks):
+        order = _stored(shape[dim], dim, marks, axes).argsort()
+        whole = whole.index_select(dim, order.to(whole.device))
+    return whole if whole.dtype == dtype else whole.view(dtype)
+
+
+def _stored(size: int, dim: int, marks: Marks, axes: MeshAxes) -> torch.Tensor:
+    """The numbers of the elements of a dim in the order of the ranks that hold them."""
+    shards = [layout.split(m) is not None and layout.cut_of(m)[0] == dim for m in marks]
+    held = [
+        elements(size, dim, marks, axes.sizes, c)
+        for c in all_coordinates(axes)
+        if all(is_shard or not k for k, is_shard in zip(c, shards, strict=True))
+    ]
+    return torch.cat(held)
+
+
+def _joined(group: list[torch.Tensor], mark: Any) -> torch.Tensor:
+    found = layout.split(mark)
+    if found:
+        return torch.cat(group, found[0])
+    if mark == "R":
+        return group[0]
+    reduce = {"sum": torch.sum, MEAN: torch.mean, "max": torch.amax, "min": torch.amin}[mark]
+    return reduce(torch.stack(group), 0).to(group[0].dtype)  # torch sums integers in 64 bits
+
+
+def spec_of(mesh: Any, marks: Marks, value: torch.Tensor) -> Any:
+    """The DTensor spec of a result."""
+    stride = value.stride()
+    if not layout.is_dense(value.shape, stride):
+        stride = layout.dense_strides(value.shape, range(value.dim()))
+    return _compat.dtensor_spec(mesh, torch_placements(marks), value.shape, stride, value.dtype)
+
+
+@attrs.frozen(eq=False)
+class LocalLayouts:
+    """The layouts that a program needs.
+
+    Args:
+        name: of the function, for errors.
+        placed: its arguments.
+        places: of the DTensors, among the tensors.
+        wanted: a fake tensor like each of their local tensors.
+        known: those of the last call.
+    """
+
+    name: str
+    placed: Placed
+    places: tuple[int, ...]
+    wanted: tuple[torch.Tensor, ...]
+    known: Layouts = attrs.field(factory=Layouts, init=False)
+
+    def fitted(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors that a program reads of its arguments, a local tensor of other strides
+        copied.
+
+        Raises:
+            PlacementError: one has another shape or dtype than the program.
+        """
+        is_every = len(inputs) == len(self.places)
+        mine = inputs if is_every else [inputs[k] for k in self.places]
+        if self.known.are_same(mine):
+            return inputs
+        fitted = list(inputs)
+        for k, x, like in zip(self.places, mine, self.wanted, strict=True):
+            fitted[k] = self._fitted(k, x, like)
+        if all(map(_is_same, fitted, inputs)):
+            self.known.put(mine)
+        return fitted
+
+    def _fitted(self, k: int, x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """A local tensor with the program's strides."""
+        if (x.shape, x.dtype) != (like.shape, like.dtype):
+            raise self._refused(k, x, like)
+        if _has_strides(x, like):
+            return x
+        copy = torch.empty_strided(like.shape, like.stride(), dtype=x.dtype, device=x.device)
+        return copy.copy_(x)
+
+    def _refused(self, k: int, x: torch.Tensor, like: torch.Tensor) -> PlacementError:
+        path = self.placed.paths[self.placed.tensors[k]]
+        return PlacementError.of(
+            f"{self.name}, argument {path}",
+            f"the local tensor of the DTensor is {said(x)}",
+            needed=f"{said(like)}, this rank's shard of the global tensor",
+            fix="sf.from_local(x, mesh, placements), which checks it",
+            source=call_site(),
+            arg_path=path,
+        )
+
+
+def local_layouts(name: str, placed: Placed, inputs: Sequence[torch.Tensor]) -> LocalLayouts | None:
+    """The layouts of the DTensors among the arguments. None without one.
+
+    Args:
+        name: of the function, for errors.
+        placed: its arguments.
+        inputs: fake tensors like those that the program reads of its arguments.
+    """
+    places = tuple(k for k, flag in enumerate(placed.dtensors) if flag)
+    if not places:
+        return None
+    return LocalLayouts(name, placed, places, tuple(inputs[k] for k in places))
+
+
+def _is_same(x: Any, y: Any) -> bool:
+    return x is y
+
+
+def _has_strides(x: torch.Tensor, like: torch.Tensor) -> bool:
+    """Whether the elements lie as in another tensor of this shape."""
+    if x.stride() == like.stride() or not x.numel():
+        return True
+    rows = zip(x.shape, x.stride(), like.stride(), strict=True)
+    return all(n == 1 or mine == wanted for n, mine, wanted in rows)
+
+
+# of local results, and of spare DTensors that they may be put into
+Maker = Callable[..., list[Any]]
+
+
+def maker(placed: Placed, captured: Captured, partition: Plan) -> Maker | None:
+    """A function from local results to the results of a call. None if they are the same."""
+    if placed.mesh is None:
+        return None
+    count = captured.program.out_leaves.count(TENSOR)
+    (output,) = captured.program.graph.graph.find_nodes(op="output")
+    values = [n.meta["val"] for n in output.args[0][:count]]
+    slots = partition.outs[:count]
+    unreduced = {slot.number for slot, _ in partition.unreduced}
+    pairs = zip(slots, values, strict=True)
+    specs = [spec_of(placed.mesh, slot.marks, value) for slot, value in pairs]
+    specs = [
+        _compat.unreduced_spec(spec) if slot.number in unreduced else spec
+        for spec, slot in zip(specs, slots, strict=True)
+    ]
+    kind = SimulatedDTensor if placed.is_simulated else DTensor
+    make = functools.partial(_compat.dtensors, kind=kind)
+    places = _places(placed, specs)
+
+    def made(outs: Any, spares: list[DTensor] | None = None) -> list[Any]:
+        if spares is None:
+            return make(outs, specs)
+        return _compat.calls.placed_again(outs, specs, spares, places, make)
+
+    return made
+
+
+def _places(placed: Placed, specs: list[Any]) -> tuple[int, ...]:
+    """For each result, the donated DTensor that has its shape, strides and dtype, among the
+    donated; -1 without one.
+    """
+    avals = dict(zip(placed.tensors, placed.avals, strict=True))
+    rows = [avals[i] for i in placed.donated]
+    free: dict[Any, list[int]] = {}
+    for k, x in reversed([*enumerate(rows)]):
+        key = tuple(x.shape), tuple(x.stride), x.dtype
+        free.setdefault(key, []).append(k)
+    metas = [spec.tensor_meta for spec in specs]
+    keys = [(tuple(x.shape), tuple(x.stride), x.dtype) for x in metas]
+    return tuple(free[key].pop() if free.get(key) else -1 for key in keys)
+
+
+def in_tree(captured: Captured) -> Callable[[list[Any]], Any]:
+    """A function from the results of a call to the tree that it returns."""
+    tree = captured.program.out_tree
+    constants = captured.program.out_leaves
+    unflatten = _tree.unflatten
+    if all(c is TENSOR for c in constants):
+        return lambda outs: unflatten(tree, outs)
+    return lambda outs: unflatten(tree, _filled(constants, outs))
+
+
+def _filled(constants: tuple[Any, ...], outs: list[Any]) -> list[Any]:
+    feed = iter(outs)
+    return [next(feed) if c is TENSOR else c for c in constants]

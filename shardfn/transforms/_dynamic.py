@@ -12,7 +12,7 @@ import torch
 from .. import _compat
 from ..argnums import is_number
 from ..errors import CaptureError, ShardError, call_site
-from ..runtime.arguments.dynamic import ATTRIBUTE
+from ..runtime.arguments import ATTRIBUTE
 from ._options import check_flag
 
 

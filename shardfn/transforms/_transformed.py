@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import attrs
 
-from .. import _compat
+from .. import _compat, _tree
 from ..capture import constant_key, is_constant
 from ..capture.dtensors.checks import NeedsRanks
 from ..capture.dtensors.own_sizes import NeedsOwnSizes
@@ -203,7 +203,7 @@ class Transformed:
     @shown
     def compile(self, *args: Any, **kwargs: Any) -> Compiled:
         """Stages 1 to 4: ready to run."""
-        prepare(self.request, args, kwargs)
+        prepare(self.request, _tree.leaves((args, kwargs)))
         return compiled_for(self.trace(*args, **kwargs))
 
     @shown

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 import shardfn as sf
 from shardfn import _tree
-from shardfn.capture import Captured, capture
+from shardfn.capture import Arguments, Captured, capture
 from shardfn.types import TENSOR
 
 G = torch.Generator().manual_seed(0)
@@ -25,7 +25,8 @@ CLOSED = torch.randn(3, generator=G, dtype=torch.float64)
 
 
 def captured(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Captured:
-    return capture(fn, "f", args, kwargs, _tree.argument_paths(fn, args, kwargs))
+    paths = _tree.argument_paths(fn, args, kwargs)
+    return capture(fn, "f", Arguments.of(args, kwargs, paths))
 
 
 def ops(found: Captured) -> list[torch.fx.Node]:

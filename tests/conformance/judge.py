@@ -12,7 +12,7 @@ import torch
 import shardfn as sf
 from conformance.calls import Call
 from shardfn import _tree
-from shardfn.capture import Captured, capture
+from shardfn.capture import Arguments, Captured, capture
 from shardfn.errors import ShardError
 from shardfn.partition import Plan, layout, plan, propagate
 from shardfn.types import Marks
@@ -181,7 +181,7 @@ def merged(
 
 
 def captured(fn: Callable[..., Any], call: Call, *args: Any) -> Captured:
-    return capture(fn, call.name, args, {}, _tree.paths((args, {})))
+    return capture(fn, call.name, Arguments.of(args, {}, _tree.paths((args, {}))))
 
 
 def placements(ready: Ready, sizes: tuple[int, ...]) -> Iterator[list[Marks]]:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 import shardfn as sf
 from shardfn.mesh import all_coordinates, axes_of
 from shardfn.placement import marks_of
-from shardfn.runtime.arguments import cut
+from shardfn.runtime.layouts import cut
 
 Shape = tuple[int, ...]
 SHARES = {  # what rank k of n holds of a pending value

@@ -30,8 +30,8 @@ from ...simulated import (
     shown,
 )
 from ...types import LocalProgram
-from ..arguments import Placed, spec_of
-from ..layouts import Reader, laid_out, local_of_rank, readers, row_of_part
+from ..arguments import Placed
+from ..layouts import Reader, laid_out, local_of_rank, readers, row_of_part, spec_of
 from ..options import Request
 from ..simulator import simulate
 

@@ -4,6 +4,6 @@ in compiled.py.
 
 from .preparing import prepare
 from .reuse import compiled_for
-from .traced import Lowered, Traced, explain_failed, trace
+from .traced import Lowered, Traced, explain_failed, trace, traced_for
 
-__all__ = ["Lowered", "Traced", "compiled_for", "explain_failed", "prepare", "trace"]
+__all__ = ["Lowered", "Traced", "compiled_for", "explain_failed", "prepare", "trace", "traced_for"]

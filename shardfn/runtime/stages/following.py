@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import attrs
 import torch
 
-from ... import _tree
-from ...capture import Captured
+from ...capture import Arguments, Captured
 from ...capture.drawing import refuse_state
 from ...capture.key_reuse import used_keys
 from ..arguments import Placed
@@ -19,7 +17,7 @@ from .known import captured_for
 
 
 def followed_capture(
-    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], placed: Placed
+    request: Request, arguments: Arguments, placed: Placed
 ) -> tuple[Request, Captured]:
     """The program of a function for a call, with gradients if autograd follows it.
 
@@ -37,8 +35,8 @@ def followed_capture(
     # the capture without gradients, which has the user's names of what is closed over
     first: Captured | None = None
     while True:
-        mine = _following(request, args, kwargs, placed, closed, names)
-        captured = captured_for(mine, args, kwargs, placed)
+        mine = _following(request, arguments, placed, closed, names)
+        captured = captured_for(mine, arguments, placed)
         outside = captured.outside
         first = first or captured
         lost = outside.lost(closed) if request.differentiated is not None else []
@@ -54,7 +52,7 @@ def followed_capture(
     first.outside.refuse_lost(request.name, known)
     captured = _looking_at_all(captured, first)
     if derivative is not None and not any(derivative.results):
-        return request, captured_for(request, args, kwargs, placed)
+        return request, captured_for(request, arguments, placed)
     return mine, captured
 
 
@@ -68,8 +66,7 @@ def _looking_at_all(captured: Captured, first: Captured) -> Captured:
 
 def _following(
     request: Request,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    arguments: Arguments,
     placed: Placed,
     closed: tuple[torch.Tensor, ...],
     names: tuple[str, ...],
@@ -79,8 +76,7 @@ def _following(
     """
     if not placed.followed and not closed:
         return request
-    leaves = _tree.leaves((args, kwargs))
-    tensors = (*(leaves[i] for i in placed.followed), *closed)
+    tensors = (*(arguments.leaves[i] for i in placed.followed), *closed)
     paths = (*(placed.paths[i] for i in placed.followed), *names)
     are_real = tuple(x.is_floating_point() for x in tensors)
     followed = Followed(placed.followed, closed, paths, are_real)

@@ -10,11 +10,11 @@ from typing import Any
 import attrs
 
 from ... import _compat, _tree
-from ...capture import Captured, own_sizes
+from ...capture import Arguments, Captured, own_sizes
 from ...errors import TreeError, call_site
 from ...mesh import all_coordinates
 from ...types import TENSOR
-from ..arguments import Placed, look
+from ..arguments import Placed, place
 from ..options import Request
 from .known import captured_for
 
@@ -30,7 +30,7 @@ class Kind:
     captured: Captured
 
 
-def kinds_of_ranks(request: Request, args: Any, kwargs: Any, placed: Placed) -> list[Kind]:
+def kinds_of_ranks(request: Request, arguments: Arguments, placed: Placed) -> list[Kind]:
     """The kinds of ranks, that of this rank first.
 
     Raises:
@@ -38,12 +38,12 @@ def kinds_of_ranks(request: Request, args: Any, kwargs: Any, placed: Placed) -> 
             lost.
         TreeError: their results do not.
     """
-    kinds = _captured(request, args, kwargs, placed)
+    kinds = _captured(request, arguments, placed)
     readings = [kind.captured.traits for kind in kinds]
     differing = own_sizes.differing(request.name, readings)
     if differing:
         request = _asking(request, differing=differing)
-        kinds = _captured(request, args, kwargs, placed)
+        kinds = _captured(request, arguments, placed)
     for other in kinds[1:]:
         _refuse_other_results(request.name, kinds[0].captured, other.captured)
     for kind in kinds:
@@ -51,7 +51,7 @@ def kinds_of_ranks(request: Request, args: Any, kwargs: Any, placed: Placed) -> 
     return kinds
 
 
-def _captured(request: Request, args: Any, kwargs: Any, placed: Placed) -> list[Kind]:
+def _captured(request: Request, arguments: Arguments, placed: Placed) -> list[Kind]:
     everyone = all_coordinates(placed.axes)
     number = {c: r for r, c in enumerate(everyone)}
     mine = placed.coordinate
@@ -59,8 +59,8 @@ def _captured(request: Request, args: Any, kwargs: Any, placed: Placed) -> list[
     kinds = []
     while left:
         first = left[0]
-        given = _arguments_of(request, args, kwargs, number[first])
-        kind = _capture_of(_asking(request, rank=first), *given, placed)
+        given = _as_of_rank(request, arguments, number[first])
+        kind = _capture_of(_asking(request, rank=first), given, placed)
         layouts = _layouts_of(request, number[first])
         fitting = [
             c
@@ -73,11 +73,11 @@ def _captured(request: Request, args: Any, kwargs: Any, placed: Placed) -> list[
     return kinds
 
 
-def _capture_of(request: Request, args: Any, kwargs: Any, placed: Placed) -> Kind:
+def _capture_of(request: Request, arguments: Arguments, placed: Placed) -> Kind:
     """The capture for the arguments of one rank."""
     if request.layouts:
-        placed = look(request, args, kwargs)
-    return Kind((), placed, captured_for(request, args, kwargs, placed))
+        placed = place(request, arguments)
+    return Kind((), placed, captured_for(request, arguments, placed))
 
 
 def _layouts_of(request: Request, rank: int) -> list[Any]:
@@ -85,13 +85,16 @@ def _layouts_of(request: Request, rank: int) -> list[Any]:
     return [every and every[rank] for every in request.layouts]
 
 
-def _arguments_of(request: Request, args: Any, kwargs: Any, rank: int) -> tuple[Any, Any]:
+def _as_of_rank(request: Request, arguments: Arguments, rank: int) -> Arguments:
     """The arguments as those of another rank: its own ones have its sizes."""
     if not request.layouts:
-        return args, kwargs
-    rows = zip(_tree.quick_leaves((args, kwargs)), request.layouts, strict=True)
+        return arguments
+    tree = arguments.args, arguments.kwargs
+    rows = zip(_tree.quick_leaves(tree), request.layouts, strict=True)
     leaves = [x if every is None else _like(x, *every[rank]) for x, every in rows]
-    return _tree.refill((args, kwargs), leaves)
+    args, kwargs = _tree.refill(tree, leaves)
+    flat = _tree.leaves((args, kwargs))
+    return attrs.evolve(arguments, args=args, kwargs=kwargs, leaves=flat)
 
 
 def _like(x: Any, shape: Any, stride: Any) -> Any:

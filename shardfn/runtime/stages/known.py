@@ -5,51 +5,33 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-import torch
 
-from ... import _tree
-from ...capture import (
-    Captured,
-    Settings,
-    Template,
-    capture,
-    capture_again,
-    constant_key,
-    raise_users,
-)
+from ...capture import Arguments, Captured, Settings, Template, capture, capture_again, raise_users
 from ...capture.rewrites import decompositions
 from ...mesh import axes_of, is_over
 from ...partition.rule_api import registry
-from ...types import ShapeDtype
 from ...world import World
 from .. import cache
-from ..arguments import Placed, aval_of
+from ..arguments import Placed
 from ..options import Request
 
 
 def explain_failed(
-    request: Request,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    placed: Placed,
-    failed: Exception,
+    request: Request, arguments: Arguments, placed: Placed, failed: Exception
 ) -> None:
     """Raise the error of a program that ran for the first time as one of the function's own, if
     Python has it too.
     """
     settings = attrs.evolve(_settings(request, placed, frozenset()), dynamic={})
-    given = args, kwargs, list(placed.paths)
-    raise_users(request.fn, *given, settings, failed)
+    raise_users(request.fn, arguments, settings, failed)
 
 
-def captured_for(
-    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], placed: Placed
-) -> Captured:
+def captured_for(request: Request, arguments: Arguments, placed: Placed) -> Captured:
     """The program of a function for a call: from the cache, or newly captured."""
     # composite ops that are not decomposed, because they have a rule
     undecomposed = frozenset(decompositions.table().keys() & registry.ops())
     known, transforms = cache.programs(request)
-    leaves = _avals(args, kwargs, placed)
+    leaves = _leaf_keys(placed)
     rest = (transforms, request.may_be_of_ranks, undecomposed, placed.treedef)
     rest = (*rest, request.rank, request.differing)
     signature = (*rest, placed.state), leaves
@@ -57,13 +39,12 @@ def captured_for(
         if made.signature == signature and _is_for(made, placed):
             return made.captured
     settings = _settings(request, placed, undecomposed)
-    given = args, kwargs, list(placed.paths)
-    captured = _replayed(known, signature, placed, given, settings)
+    captured = _replayed(known, signature, placed, arguments, settings)
     if captured is None:
         cache.counts["captures"] += 1
         if reason := _fixed(known, signature, placed):
             settings = attrs.evolve(settings, dynamic={})
-        captured = capture(request.fn, request.name, *given, settings)
+        captured = capture(request.fn, request.name, arguments, settings)
         captured = attrs.evolve(captured, fixed=captured.fixed or reason)
     if request.around is not None:
         captured = _with_paths(captured)
@@ -88,17 +69,13 @@ def _settings(request: Request, placed: Placed, undecomposed: frozenset[Any]) ->
 
 
 def _replayed(
-    known: list[Made],
-    signature: Any,
-    placed: Placed,
-    given: tuple[tuple[Any, ...], dict[str, Any], list[str]],
-    settings: Settings,
+    known: list[Made], signature: Any, placed: Placed, arguments: Arguments, settings: Settings
 ) -> Captured | None:
     """The capture of a function that has been read for sizes like a call's, if it has been."""
     template = _template(known, signature, placed)
     if template is None:
         return None
-    captured = capture_again(template, *given, settings)
+    captured = capture_again(template, arguments, settings)
     if captured is not None:
         cache.counts["replays"] += 1
     return captured
@@ -140,12 +117,11 @@ def _with_paths(captured: Captured) -> Captured:
     return attrs.evolve(captured, program=named)
 
 
-def _avals(args: tuple[Any, ...], kwargs: dict[str, Any], placed: Placed) -> list[Any]:
+def _leaf_keys(placed: Placed) -> list[Any]:
     """The leaves of a call in the key of its capture: metadata of tensors, keys of constants."""
-    return [
-        aval_of(x, placed.mesh) if isinstance(x, (torch.Tensor, ShapeDtype)) else constant_key(x)
-        for x in _tree.leaves((args, kwargs))
-    ]
+    found = dict(zip(placed.tensors, placed.avals, strict=True))
+    found |= {i: key for i, key, _ in placed.constants}
+    return [found[i] for i in range(len(placed.paths))]
 
 
 def _remember(known: list[Made], made: Made) -> None:

@@ -4,11 +4,11 @@ the function is captured.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from ... import _tree
 from ...compile.ahead import prepare_compiler
 from ...mesh import current_mesh
 from ...types import ShapeDtype
@@ -16,14 +16,14 @@ from ...world import current_world
 from ..options import Request
 
 
-def prepare(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Have the compiler prepared, if a call waits for kernels of the CPU."""
+def prepare(request: Request, leaves: Sequence[Any]) -> None:
+    """Have the compiler prepared, if a call with these leaves waits for kernels of the CPU."""
     mesh = request.mesh or current_mesh()
     is_simulated = mesh is not None and current_world().kind == "simulated"
     is_later = request.warmup is not None
     if request.backend != "inductor" or is_simulated or is_later:
         return
-    if any(map(_is_of_cpu, _tree.leaves((args, kwargs)))):
+    if any(map(_is_of_cpu, leaves)):
         prepare_compiler()
 
 

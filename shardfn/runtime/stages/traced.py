@@ -12,7 +12,7 @@ from ... import _compat
 from ... import schedule as passes
 from ...accepted import accept
 from ...buckets import BucketPlan
-from ...capture import Captured
+from ...capture import Arguments, Captured
 from ...compile.memory import memory_as_run
 from ...errors import ShardError, call_site
 from ...hardware import H100, Hardware, Link, hardware_of, links_of
@@ -32,8 +32,15 @@ from ...random import ambient
 from ...schedule.agenda import rewished
 from ...types import TENSOR, Collective, LocalProgram, Program
 from .. import cache
-from ..arguments import Placed, donated_places, look, prepared_for
-from ..arguments.placements import marks_of_closed_over
+from ..arguments import (
+    Placed,
+    Taken,
+    arguments_of,
+    donated_places,
+    marks_of_closed_over,
+    place,
+    taken,
+)
 from ..backward.second_half import Backward
 from ..compiled import Compiled
 from ..options import Request
@@ -60,37 +67,36 @@ log = logging.getLogger("shardfn")
 def trace(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
     """Stage 1 for one call's arguments. One thread runs it at a time."""
     with _compat.paused_gc(), _compat.staging():
-        return _traced(request, *prepared_for(request, args, kwargs))
+        return traced_for(request, arguments_of(request, taken(request, args, kwargs)))
 
 
-def explain_failed(
-    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], failed: Exception
-) -> None:
+def explain_failed(request: Request, call: Taken, failed: Exception) -> None:
     """Raise the error of a program that has run for the first time as one of the function's own,
     with its frames, if Python has it too.
     """
     with _compat.staging():
-        args, kwargs = prepared_for(request, args, kwargs)
-        known.explain_failed(request, args, kwargs, look(request, args, kwargs), failed)
+        arguments = arguments_of(request, call)
+        known.explain_failed(request, arguments, place(request, arguments), failed)
 
 
-def _traced(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
-    placed = look(request, args, kwargs)
+def traced_for(request: Request, arguments: Arguments) -> Traced:
+    """Stage 1 for the record of a call's arguments, in the thread that stages."""
+    placed = place(request, arguments)
     if request.has_own_sizes:
-        return _traced_kinds(request, args, kwargs, placed)
-    request, captured = followed_capture(request, args, kwargs, placed)
+        return _traced_kinds(request, arguments, placed)
+    request, captured = followed_capture(request, arguments, placed)
     check_numbers(request, captured)
     if placed.mesh is None and captured.brought_mesh is not None:
         over = attrs.evolve(request, mesh=captured.brought_mesh)
-        without, placed = placed, look(over, args, kwargs)
+        without, placed = placed, place(over, arguments)
         if placed.avals != without.avals:  # those without values live there
-            return _traced(over, args, kwargs)
+            return traced_for(over, arguments)
     return Traced(request=request, placed=placed, captured=captured)
 
 
-def _traced_kinds(request: Request, args: Any, kwargs: Any, placed: Placed) -> Traced:
+def _traced_kinds(request: Request, arguments: Arguments, placed: Placed) -> Traced:
     """The programs of code of one rank, one for each kind of rank."""
-    kinds = kinds_of_ranks(request, args, kwargs, placed)
+    kinds = kinds_of_ranks(request, arguments, placed)
     for kind in kinds:
         check_numbers(request, kind.captured)
     mine, *others = [

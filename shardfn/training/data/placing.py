@@ -13,7 +13,7 @@ from ...errors import PlacementError, TreeError
 from ...mesh import all_coordinates, axes_of
 from ...partition import layout
 from ...placement import P, check_whole, is_spec, marks_of, torch_placements
-from ...runtime.arguments import cut
+from ...runtime.layouts import cut
 from ...simulated import SimulatedTensor, UnreadTensor, dtensors, shown
 from ...types import Marks
 from ...world import current_world

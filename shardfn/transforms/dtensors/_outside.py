@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -10,13 +9,23 @@ import torch
 from torch.distributed.tensor import DTensor, Shard
 
 from ... import _compat, _tree
+from ...capture import Arguments
 from ...capture.dtensors.values import dtensor_placements_text
 from ...errors import TreeError
 from ...mesh import axes_of
 from ...ops.text_formats import is_part, print_held
 from ...runtime import Request, donation
-from ...runtime.arguments import OWN, donated_tensors, refuse_lost_gradient, refuse_lost_tangent
-from ...runtime.arguments.dynamic import ATTRIBUTE, Dims, dims_of, marked
+from ...runtime.arguments import (
+    ATTRIBUTE,
+    OWN,
+    Dims,
+    as_given,
+    dims_of,
+    donated_tensors,
+    marked,
+    refuse_lost_gradient,
+    refuse_lost_tangent,
+)
 from ...simulated import SimulatedTensor, UnreadTensor, dtensors, is_on_part, shown
 from ...types import ShapeDtype
 from ...world import current_world
@@ -61,9 +70,9 @@ def entering(request: Request, mesh: Any, args: Any, kwargs: Any) -> Any:
     Raises:
         ShardError: a plain tensor requires grad.
     """
-    paths = _tree.argument_paths(request.signature_of, args, kwargs)
-    where = dict(zip(map(id, _tree.leaves((args, kwargs))), paths, strict=True))
-    marks = _marks(request, args, kwargs, paths)
+    arguments = as_given(request, args, kwargs)
+    where = dict(zip(map(id, arguments.leaves), arguments.paths, strict=True))
+    marks = _marks(request, arguments)
     leaves = []
     for x in _tree.quick_leaves((args, kwargs)):
         path = where.get(id(x), "")
@@ -86,12 +95,12 @@ def entering(request: Request, mesh: Any, args: Any, kwargs: Any) -> Any:
     return _tree.refill((args, kwargs), leaves)
 
 
-def _marks(request: Request, args: Any, kwargs: Any, paths: Sequence[str]) -> dict[int, Dims]:
+def _marks(request: Request, arguments: Arguments) -> dict[int, Dims]:
     """The dims of tensors, by id, whose sizes may change between calls: of all, if of one."""
-    leaves = _tree.leaves((args, kwargs))
+    leaves = arguments.leaves
     if request.dynamic is None and not any(map(marked, leaves)):
         return {}
-    dims = dims_of(request, args, kwargs, paths)
+    dims = dims_of(request, arguments)
     return {id(x): dims.get(i, {}) for i, x in enumerate(leaves)}
 
 
@@ -188,7 +197,7 @@ def calling(run: Any, request: Request, args: Any, kwargs: Any) -> Any:
     Raises:
         ShardError: one that cannot be donated.
     """
-    own, others = donated_tensors(request, args, kwargs)
+    own, others = donated_tensors(as_given(request, args, kwargs))
     donation.check_own(request.name, own, others)
     out = run()
     donation.take_own(request.name, own)

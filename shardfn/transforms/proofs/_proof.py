@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from ...capture import capture
+from ...capture import Arguments, capture
 from ...errors import RuleError, ShardError
 from ...mesh import all_coordinates
 from ...partition import Plan, emit, layout, local_sizes, propagate
 from ...partition import plan as steps
 from ...partition.printing import local_text
 from ...partition.rule_api.strategy import Choice, OpCall, Rule
-from ...runtime.arguments import cut, join
+from ...runtime.layouts import cut, join
 from ...runtime.simulator import simulate
 from ...schedule import agenda, schedule
 from ...types import PENDING, TENSOR, LocalProgram, Mark, MeshAxes
@@ -152,7 +152,7 @@ def _captured_gradient(
     paths = [f"input {i}" for i in range(len(tensors))]
     gradient = grad(loss, floating).inline
     try:
-        return capture(gradient, f"grad({target})", tensors, {}, paths)
+        return capture(gradient, f"grad({target})", Arguments.of(tensors, {}, paths))
     except ShardError as error:
         text = f"rule({target}), its gradient\n{error}"
         raise RuleError(text, fix=error.fix) from error

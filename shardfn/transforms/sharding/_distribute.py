@@ -19,7 +19,7 @@ from ...partition import layout
 from ...partition.emission import wire
 from ...partition.rules.dtypes import COMPUTED
 from ...placement import P, check_pending, check_whole, is_spec, marks_of, torch_placements
-from ...runtime.arguments import cut, join
+from ...runtime.layouts import cut, join
 from ...simulated import SimulatedTensor, UnreadTensor, dtensors, shown
 from ...types import Marks
 from ...world import current_world

@@ -11,7 +11,7 @@ import torch
 
 import shardfn as sf
 from shardfn.runtime import cache
-from shardfn.runtime.arguments.look import look
+from shardfn.runtime.arguments import arguments_of, place, taken
 from shardfn.runtime.options import Request
 from shardfn.runtime.stages import known
 from shardfn.runtime.stages.known import Made
@@ -150,8 +150,8 @@ def test_a_call_like_an_earlier_one_captures_nothing() -> None:
     asks = Request("f", fn, fn)
 
     def captured(x: Any, n: Any) -> Any:
-        placed = look(asks, (x, n), {})
-        return known.captured_for(asks, (x, n), {}, placed)
+        arguments = arguments_of(asks, taken(asks, (x, n), {}))
+        return known.captured_for(asks, arguments, place(asks, arguments))
 
     before = cache.counts["captures"]
     first = captured(torch.ones(2), 3)

@@ -22,7 +22,7 @@ def test_only_a_call_that_waits_for_kernels_has_the_compiler_prepared(
 ) -> None:
     prepared: list[int] = []
     monkeypatch.setattr(preparing, "prepare_compiler", lambda: prepared.append(1))
-    monkeypatch.setattr(dispatch, "trace", refuse)
+    monkeypatch.setattr(dispatch, "traced_for", refuse)
     with pytest.raises(ZeroDivisionError):
         sf.jit(torch.sin, **options)(torch.ones(3))
     assert len(prepared) == times

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import shardfn as sf
 import shardfn.mesh
-import shardfn.runtime.arguments.placed
+import shardfn.runtime.arguments
 from shardfn import P
 from shardfn.runtime.recorded import refuse_host_work
 
@@ -151,7 +151,7 @@ def random_numbers() -> Any:
 
 @program
 def without_a_mesh() -> Any:
-    place = shardfn.runtime.arguments.placed
+    place = shardfn.runtime.arguments
     loss = lambda w, x: F.dropout(x @ w, 0.5).sum()
     with mock.patch.object(place, "default_device_type", lambda: "cuda"):
         return sf.jit(sf.value_and_grad(loss)).lower(W, X)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ... import _compat, _tree
+from .. import _compat, _tree
 
 # adds the leaves of a tree to a list; whether the tree has the structure
 Walk = Callable[[Any, list[Any]], bool]
