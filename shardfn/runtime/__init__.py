@@ -4,6 +4,7 @@ from . import cache
 from .backward.followed import Followed
 from .compiled import Compiled
 from .dispatch import call, explain_retrace
+from .needs import Needs, attempt
 from .options import Around, Request
 from .stages import Lowered, Traced, compiled_for, prepare, trace
 
@@ -12,8 +13,10 @@ __all__ = [
     "Compiled",
     "Followed",
     "Lowered",
+    "Needs",
     "Request",
     "Traced",
+    "attempt",
     "cache",
     "call",
     "compiled_for",

@@ -14,14 +14,13 @@ import attrs
 
 from .. import _compat, _tree
 from ..capture import constant_key, is_constant
-from ..capture.dtensors.checks import NeedsRanks
-from ..capture.dtensors.own_sizes import NeedsOwnSizes
-from ..errors import CaptureError
 from ..runtime import (
     Compiled,
     Lowered,
+    Needs,
     Request,
     Traced,
+    attempt,
     cache,
     call,
     compiled_for,
@@ -134,58 +133,75 @@ class Transformed:
         kwargs: dict[str, Any],
         unwrap: Callable[[Any], Any],
     ) -> Any:
-        """A stage of this function, or of it as the code of one rank, whose result is unwrapped."""
-        mesh = linked_as(self.mesh_of_ranks(), args, kwargs)
+        """A stage of this function in the form that it needs, which attempts find out: as a
+        function of global tensors, or as the code of one rank, whose result is unwrapped.
+        """
+        mesh = self.mesh_of_ranks()
         tried = [None, mesh]
         while True:
-            try:
-                if mesh is None:
-                    return self.stage_of_all(stage, args, kwargs)
-                request = self.on_ranks(mesh, args, kwargs)
-                run = functools.partial(self.on_a_rank, stage, request, args, kwargs, unwrap)
-                is_call = stage is call and request.donate_argnums
-                return calling(run, request, args, kwargs) if is_call else run()
-            except NeedsOwnSizes:
-                if mesh is None or "_has_own_sizes" in self.__dict__:
-                    raise
-                self.__dict__["_has_own_sizes"] = True
-            except NeedsRanks as error:
-                if not self.may_be_of_ranks or error.mesh in tried:
-                    raise
-                mesh = error.mesh
-                tried.append(mesh)
-                if error.is_for_good:
-                    self.__dict__["_ranks"] = current_world(), mesh
+            if mesh is None:
+                out = self.of_global_tensors(stage, args, kwargs)
+            else:
+                out = self.of_one_rank(mesh, stage, args, kwargs, unwrap)
+            if not isinstance(out, Needs):
+                return out
+            mesh = self.mesh_for(out, mesh, tried)
 
-    def stage_of_all(
+    def mesh_for(self, needs: Needs, mesh: Any, tried: list[Any]) -> Any:
+        """The mesh of the next attempt, which does what the last one needs.
+
+        Raises:
+            CaptureError: the error of the last attempt, if no other form is left.
+        """
+        if needs.has_own_sizes and mesh is not None and "_has_own_sizes" not in self.__dict__:
+            self.__dict__["_has_own_sizes"] = True
+            return mesh
+        if not (needs.is_of_ranks and self.may_be_of_ranks) or needs.mesh in tried:
+            raise needs.error
+        tried.append(needs.mesh)
+        if needs.is_for_good:
+            self.__dict__["_ranks"] = current_world(), needs.mesh
+        return needs.mesh
+
+    def of_global_tensors(
         self, stage: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """A stage of this function of global tensors, which may write to buffers of modules."""
-        known = self.__dict__.get("_writes")
-        error = None
+        """An attempt at a stage of this function of global tensors, which may write to buffers of
+        modules.
+        """
+        known, needs = self.__dict__.get("_writes"), None
         if known is None:
-            try:
-                return stage(self.request, args, kwargs)
-            except CaptureError as refused:
-                error = refused
-            known = self.__dict__["_writes"] = Writes(self.fn, [])
-        return known.staged(stage, self.request, args, kwargs, error)
+            out = attempt(stage, self.request, args, kwargs)
+            if not isinstance(out, Needs) or not out.may_write:
+                return out
+            known, needs = self.__dict__.setdefault("_writes", Writes(self.fn, [])), out
+        return known.staged(stage, self.request, args, kwargs, needs)
 
-    def on_a_rank(self, stage: Any, request: Request, args: Any, kwargs: Any, unwrap: Any) -> Any:
-        """A stage of the code of one rank, with its own tensors."""
-        given = entering(request, request.mesh, args, kwargs)
-        return unwrap(stage(request, *given))
+    def of_one_rank(
+        self, mesh: Any, stage: Callable[..., Any], args: Any, kwargs: Any, unwrap: Any
+    ) -> Any:
+        """An attempt at a stage of the code of one rank of a mesh, with its own tensors."""
+        leaves = _tree.quick_leaves((args, kwargs))
+        request = self.on_ranks(linked_as(mesh, leaves), leaves)
+
+        def run() -> Any:
+            given = entering(request, request.mesh, args, kwargs)
+            out = attempt(stage, request, *given)
+            return out if isinstance(out, Needs) else unwrap(out)
+
+        is_call = stage is call and request.donate_argnums
+        return calling(run, request, args, kwargs) if is_call else run()
 
     def mesh_of_ranks(self) -> Any:
         """The mesh whose ranks this is code of, or None for a function of global tensors."""
         world, mesh = self.__dict__.get("_ranks", (None, None))
         return mesh if world is current_world() else None
 
-    def on_ranks(self, mesh: Any, args: Any, kwargs: Any) -> Request:
+    def on_ranks(self, mesh: Any, leaves: list[Any]) -> Request:
         """The request for code of each rank, made once for each placements of arguments."""
-        texts = placed(args, kwargs)
-        is_own = "_has_own_sizes" in self.__dict__ or have_own_sizes(args, kwargs)
-        layouts = own_layouts(mesh, args, kwargs) if is_own else ()
+        texts = placed(leaves)
+        is_own = "_has_own_sizes" in self.__dict__ or have_own_sizes(leaves)
+        layouts = own_layouts(mesh, leaves) if is_own else ()
         options = type(self), self.options(), mesh, texts, is_own, layouts
         make = lambda: on_ranks(self.request, mesh, texts, has_own_sizes=is_own, layouts=layouts)
         return cache.request(OnRanks, self.fn, options, make)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -14,7 +16,7 @@ from ...capture.dtensors.values import dtensor_placements_text
 from ...errors import TreeError
 from ...mesh import axes_of
 from ...ops.text_formats import is_part, print_held
-from ...runtime import Request, donation
+from ...runtime import Needs, Request, donation
 from ...runtime.arguments import (
     ATTRIBUTE,
     OWN,
@@ -34,18 +36,15 @@ from ._submesh_dtensors import of_part, own_of
 OF_RANKS = SimulatedTensor, UnreadTensor
 
 
-def placed(args: Any, kwargs: Any) -> tuple[str, ...]:
+def placed(leaves: list[Any]) -> tuple[str, ...]:
     """For each leaf of the arguments the placements of a DTensor, as text; those of each DTensor
     that a tensor holds; empty for others.
     """
-    return tuple(map(_text, _tree.quick_leaves((args, kwargs))))
+    return tuple(map(_text, leaves))
 
 
-def linked_as(mesh: Any, args: Any, kwargs: Any) -> Any:
+def linked_as(mesh: Any, leaves: list[Any]) -> Any:
     """The mesh of a call's DTensors, where it equals another one but for its links."""
-    if mesh is None:
-        return None
-    leaves = _tree.quick_leaves((args, kwargs))
     own = next((x.device_mesh for x in leaves if isinstance(x, DTensor)), mesh)
     is_other = own is not mesh and own == mesh and axes_of(own) != axes_of(mesh)
     return own if is_other else mesh
@@ -70,38 +69,50 @@ def entering(request: Request, mesh: Any, args: Any, kwargs: Any) -> Any:
     Raises:
         ShardError: a plain tensor requires grad.
     """
-    arguments = as_given(request, args, kwargs)
-    where = dict(zip(map(id, arguments.leaves), arguments.paths, strict=True))
-    marks = _marks(request, arguments)
+    every = _tree.quick_leaves((args, kwargs))
+    record = functools.cache(lambda: as_given(request, args, kwargs))
+    paths = functools.cache(lambda: _paths(record()))
+    is_dynamic = request.dynamic is not None or any(map(marked, every))
+    dims = _dims(request, record()) if is_dynamic else {}
     leaves = []
-    for x in _tree.quick_leaves((args, kwargs)):
-        path = where.get(id(x), "")
+    for x in every:
         if is_on_part(x, mesh):
+            path = paths().get(id(x), "")
             refuse_lost_gradient(f"{request.name}, argument {path}", path, x)
             x = _global(own_of(request.name, path, x, mesh), mesh)
             setattr(x, OWN, True)
         elif isinstance(x, torch.Tensor) and not isinstance(x, DTensor):
-            if _holds_dtensors(request.name, where, x):
-                leaves.append(x)
-                continue
-            if request.differentiated is None:
-                refuse_lost_gradient(f"{request.name}, argument {path}", path, x)
-            refuse_lost_tangent(f"{request.name}, argument {path}", x)
-            x = _with_marks(_Entering.apply(x, mesh), marks.get(id(x)))
-            setattr(x, OWN, True)
+            if not _holds_dtensors(request.name, paths, x):
+                _refuse_lost(request, paths, x)
+                x = _with_marks(_Entering.apply(x, mesh), dims.get(id(x)))
+                setattr(x, OWN, True)
         elif isinstance(x, ShapeDtype):
             x = _global(_unread(x, mesh.device_type), mesh)
         leaves.append(x)
     return _tree.refill((args, kwargs), leaves)
 
 
-def _marks(request: Request, arguments: Arguments) -> dict[int, Dims]:
+def _paths(arguments: Arguments) -> dict[int, str]:
+    """The paths of the leaves, by id."""
+    return dict(zip(map(id, arguments.leaves), arguments.paths, strict=True))
+
+
+def _refuse_lost(request: Request, paths: Callable[[], dict[int, str]], x: torch.Tensor) -> None:
+    """Refuse a tensor whose gradient or tangent would be lost. Reads the paths only then."""
+    is_followed = x.requires_grad and torch.is_grad_enabled() and request.differentiated is None
+    if not is_followed and not _compat.in_dual_level():
+        return
+    path = paths().get(id(x), "")
+    where = f"{request.name}, argument {path}"
+    if is_followed:
+        refuse_lost_gradient(where, path, x)
+    refuse_lost_tangent(where, x)
+
+
+def _dims(request: Request, arguments: Arguments) -> dict[int, Dims]:
     """The dims of tensors, by id, whose sizes may change between calls: of all, if of one."""
-    leaves = arguments.leaves
-    if request.dynamic is None and not any(map(marked, leaves)):
-        return {}
-    dims = dims_of(request, arguments)
-    return {id(x): dims.get(i, {}) for i, x in enumerate(leaves)}
+    found = dims_of(request, arguments)
+    return {id(x): found.get(i, {}) for i, x in enumerate(arguments.leaves)}
 
 
 def _with_marks(x: torch.Tensor, dims: Dims | None) -> torch.Tensor:
@@ -112,7 +123,7 @@ def _with_marks(x: torch.Tensor, dims: Dims | None) -> torch.Tensor:
     return x
 
 
-def _holds_dtensors(name: str, paths: dict[int, str], x: torch.Tensor) -> bool:
+def _holds_dtensors(name: str, paths: Callable[[], dict[int, str]], x: torch.Tensor) -> bool:
     """Whether a tensor holds DTensors, and so is global in the code of one rank.
 
     Raises:
@@ -126,7 +137,8 @@ def _holds_dtensors(name: str, paths: dict[int, str], x: torch.Tensor) -> bool:
         return True
     got = f"a {type(x).__name__} of DTensors and other tensors, in the code of one rank"
     fix = "its DTensors as arguments, or DTensors in place of the other tensors"
-    path = next((paths[id(y)] for y in (x, *held) if id(y) in paths), "")
+    known = paths()
+    path = next((known[id(y)] for y in (x, *held) if id(y) in known), "")
     where = f"{name}, argument {path}"
     raise TreeError.of(where, got, needed="DTensors alone", fix=fix, arg_path=path)
 
@@ -200,7 +212,8 @@ def calling(run: Any, request: Request, args: Any, kwargs: Any) -> Any:
     own, others = donated_tensors(as_given(request, args, kwargs))
     donation.check_own(request.name, own, others)
     out = run()
-    donation.take_own(request.name, own)
+    if not isinstance(out, Needs):
+        donation.take_own(request.name, own)
     return out
 
 

@@ -8,30 +8,26 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from ... import _compat, _tree
+from ... import _compat
 from ...jobs.beside import watch_of
 from ...mesh import group_names, ranks_of
 from ...simulated import SimulatedTensor
 from ...world import current_world
 
 
-def have_own_sizes(args: Any, kwargs: Any) -> bool:
+def have_own_sizes(leaves: list[Any]) -> bool:
     """Whether an argument of a simulated world has another size on each rank."""
-    return any(
-        isinstance(x, SimulatedTensor) and _are_uneven(x)
-        for x in _tree.quick_leaves((args, kwargs))
-    )
+    return any(isinstance(x, SimulatedTensor) and _are_uneven(x) for x in leaves)
 
 
 def _are_uneven(x: SimulatedTensor) -> bool:
     return any(shard.shape != x.shards[0].shape for shard in x.shards)
 
 
-def own_layouts(mesh: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
+def own_layouts(mesh: Any, leaves: list[Any]) -> tuple[Any, ...]:
     """For each leaf of the arguments the shape and strides of each rank's own tensor, where they
     differ, else None. Nothing if all are equal. Real ranks exchange them.
     """
-    leaves = _tree.quick_leaves((args, kwargs))
     own = [_layout(x) for x in leaves]
     kind = current_world().kind
     if not any(own) or kind == "fake":

@@ -17,10 +17,10 @@ from torch.nn.utils.weight_norm import WeightNorm
 from ... import _compat
 from ...capture.closure.closed_over import modules_of
 from ...capture.modules.module_copies import computed_by_hooks
-from ...errors import CaptureError, TreeError
+from ...errors import TreeError
 from ...ops.placement import REDISTRIBUTE
 from ...placement import P
-from ...runtime import Request, Traced, call, trace
+from ...runtime import Needs, Request, Traced, attempt, call, trace
 from ...runtime.options import Around
 from ...world import current_world
 from ._distribute import full
@@ -30,13 +30,6 @@ Places = tuple[Place, ...]
 # a module, a weight that a hook computes before each of its calls, and the hook
 Weight = tuple[torch.nn.Module, str, Any]
 Weights = tuple[Weight, ...]
-# what a function does that writes to a buffer, in the words of its refusal
-WRITES = (
-    "a tensor that it closes over: the function writes to it in place",
-    "it changes something outside of itself",
-    "it writes in place to an argument or a closed-over tensor",
-    "writes to the memory of an argument",
-)
 CLONE = torch.ops.aten.clone.default
 COPIES = {
     CLONE,
@@ -77,25 +70,24 @@ class Writes:
         asked: Request,
         args: Any,
         kwargs: Any,
-        error: CaptureError | None = None,
+        needs: Needs | None = None,
     ) -> Any:
-        """A stage of the function. A call writes the buffers.
+        """A stage of the function, or what it needs besides writes to buffers. A call writes the
+        buffers.
 
         Args:
             stage: of a request, arguments and keyword arguments.
             asked: the function's own request.
             args: the arguments.
             kwargs: the keyword arguments.
-            error: why that request was refused for these arguments, if it was.
-
-        Raises:
-            CaptureError: it is refused for another reason than writes to buffers.
+            needs: what an attempt with that request and these arguments has found, if there was
+                one.
         """
-        if error is not None and is_write(error):
+        if needs is not None:
             self.modules = modules_of(self.fn)
         weights = weights_of(self.modules)
         with without(weights), contextlib.ExitStack() as made:
-            return self._staged(stage, asked, args, kwargs, error, weights, made)
+            return self._staged(stage, asked, args, kwargs, needs, weights, made)
 
     def _staged(
         self,
@@ -103,29 +95,26 @@ class Writes:
         asked: Request,
         args: Any,
         kwargs: Any,
-        error: CaptureError | None,
+        needs: Needs | None,
         weights: Weights,
         made: contextlib.ExitStack,
     ) -> Any:
         """`staged`, of modules without the weights that hooks compute."""
         places, request = before = self.requests.get(self.modes(), ((), asked))
-        while True:
-            if error is None:
-                try:
-                    out = stage(request, args, kwargs)
-                    break
-                except CaptureError as refused:
-                    error = refused
-            made.enter_context(_compat.made_or_not(error))
-            every = self.places() if is_write(error) else places
+        out = needs if needs is not None else attempt(stage, request, args, kwargs)
+        while isinstance(out, Needs):
+            made.enter_context(_compat.made_or_not(out.error))
+            every = self.places() if out.may_write else places
             is_asked = request is asked and bool(weights)
             if set(every) == set(places) and not is_asked:
-                raise error
-            few = self.few(asked, every, weights, args, kwargs, error)
+                return out
+            few = self.few(asked, every, weights, args, kwargs, out)
+            if isinstance(few, Needs):
+                return few
             # a buffer that takes its own value again does not count as written to
             places = every if set(few) == set(places) else few
             request = writing(asked, places, weights)
-            error = None
+            out = attempt(stage, request, args, kwargs)
         if request is not before[1]:
             self.requests[self.modes()] = places, request
         is_more = request is not asked and stage is call
@@ -136,33 +125,16 @@ class Writes:
         return tuple(module.training for module in self.modules)
 
     def few(
-        self,
-        asked: Request,
-        places: Places,
-        weights: Weights,
-        args: Any,
-        kwargs: Any,
-        error: CaptureError,
-    ) -> Places:
-        """Those of these buffers that a call writes to.
-
-        Raises:
-            CaptureError: the error, if the function writes to something else too, or reads one of
-                these buffers by another way than its module.
+        self, asked: Request, places: Places, weights: Weights, args: Any, kwargs: Any, needs: Needs
+    ) -> Places | Needs:
+        """Those of these buffers that a call writes to. What the function needs, if it writes to
+        something else too, or reads one of these buffers by another way than its module.
         """
-        try:
-            traced = trace(writing(asked, places, weights), args, kwargs)
-        except CaptureError as again:
-            raise (error if is_write(again) else again) from None
+        traced = attempt(trace, writing(asked, places, weights), args, kwargs)
+        if isinstance(traced, Needs):
+            return needs if traced.may_write else traced
         few = changed(traced, places)
-        if are_read(traced, few):
-            raise error
-        return few
-
-
-def is_write(error: CaptureError) -> bool:
-    """Return whether a CaptureError may be due to a write to a module's buffer."""
-    return any(text in str(error) for text in WRITES)
+        return needs if are_read(traced, few) else few
 
 
 def writing(asked: Request, places: Places, weights: Weights) -> Request:
