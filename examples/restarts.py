@@ -98,7 +98,7 @@ def main() -> None:
     mesh = sf.make_mesh((int(os.environ["WORLD_SIZE"]),), ("dp",), timeout=30)
     train = trainer(mesh)
     state, k = first(mesh), 0
-    if any(options.folder.glob("step-*/shardfn.json")):
+    if any(options.folder.glob("step-*/.metadata")):
         saved = sf.load(options.folder, {"state": state, "next": 0})
         state, k = saved["state"], saved["next"]
     rank, start = dist.get_rank(), number_of_start()
