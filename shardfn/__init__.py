@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from . import errors as errors
     from .public.names import *
+    from .public.rooms import *
 else:
     from .public import attribute as __getattr__
     from .public import attributes as __dir__

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
 import types
+from collections.abc import Iterable
 from typing import Any, Self
 
 import torch
 
+SHOWN_RANKS = 16
 _CELL = re.compile(r"ipython-input-(\d+)-")  # in the name that IPython gives a cell's code
 _HERE = os.path.dirname(__file__) + os.sep
 _TORCH = os.path.dirname(torch.__file__)
@@ -200,6 +203,20 @@ class CheckpointError(ShardError):
 
 class ArtefactError(ShardError):
     """A compiled program that cannot be saved, is damaged, or was made for something else."""
+
+
+def listed(ranks: Iterable[int]) -> str:
+    """Ranks as short text.
+
+    Example:
+        >>> listed([3]), listed([0, 2]), listed([])
+        ('rank 3', 'ranks 0, 2', 'none')
+    """
+    first = list(itertools.islice(ranks, SHOWN_RANKS + 1))
+    more = ", ..." if len(first) > SHOWN_RANKS else ""
+    word = "rank" if len(first) == 1 else "ranks"
+    shown = ", ".join(map(str, first[:SHOWN_RANKS]))
+    return f"{word} {shown}{more}" if first else "none"
 
 
 def is_ours(file: str) -> bool:

@@ -63,6 +63,8 @@ CONTEXTS = (
 
 REGISTRIES = (
     State("world", "_entered", "the fake world that the process is in"),
+    State("extensions", "_rooms", "which room serves an extension point"),
+    State("extensions", "_services", "the services of rooms"),
     State("world", "_real", "the world of the process group"),
     State("world", "_groups", "how often a world has made groups"),
     State("jobs.beside", "_watches", "the watchdog of each world"),
@@ -128,6 +130,7 @@ ONCE = (
 NUMBERS = (
     State("_compat.compilations.undisturbed", "_changes", "of torch's settings by others"),
     State("_compat.compilations.garbage", "_made", "of objects since garbage went"),
+    State("world", "_exchanges", "of the texts that ranks exchange, by lane"),
     State("jobs.rendezvous", "_joins", "of the jobs that this process has joined"),
     State("ops.debug", "_numbers", "of those functions"),
     State("capture.annotations", "_numbers", "of checkpointed calls"),

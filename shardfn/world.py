@@ -8,6 +8,7 @@ import itertools
 import os
 import sys
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -19,12 +20,8 @@ import torch
 import torch.distributed as dist
 
 from . import _compat
-from .eager.constructors import constructors_simulated, constructors_unread
-from .errors import ShardError
-from .jobs.beside import connections_noted, watch_of
-from .jobs.compared import compare
-from .jobs.environment import is_launched, launch
-from .jobs.rendezvous import met, unconnected
+from .errors import DivergenceError, RendezvousError, ShardError, listed
+from .extensions import DEFAULT_WAIT, LAUNCHER, Eager, Job, Lane, service
 
 MAX_RANKS = 2**20
 
@@ -60,6 +57,8 @@ _door = threading.Lock()  # one thread at a time enters or leaves
 _groups: weakref.WeakKeyDictionary[World, Iterator[int]] = (
     weakref.WeakKeyDictionary()
 )  # how often a world has made groups
+# how often ranks have exchanged texts, by the name of their lane
+_exchanges: dict[str, Iterator[int]] = {}
 _real: dict[
     Any, tuple[World, int]
 ] = {}  # process group -> its world, and the id of the process that made it
@@ -152,9 +151,9 @@ class fake_world(contextlib.ContextDecorator):
             hook = sys.excepthook
             rank, size = self.world.rank, self.world.size
             with contextlib.ExitStack() as torchs:
-                is_simulated = self.world.kind == "simulated"
-                enter = constructors_simulated if is_simulated else constructors_unread
-                torchs.enter_context(enter())
+                eager = service(Eager)
+                if eager is not None:
+                    torchs.enter_context(eager.world(self.world.kind == "simulated"))
                 with _compat.patched("new world"):
                     dist.init_process_group(
                         "fake", store=_compat.fake_store(), rank=rank, world_size=size
@@ -283,12 +282,14 @@ def _exists_already() -> ShardError:
     return ShardError.of("fake_world", got, fix=fix)
 
 
+def is_launched() -> bool:
+    """Whether a launcher has started this process as one of several."""
+    return all(map(os.environ.get, LAUNCHER)) and os.environ["WORLD_SIZE"] != "1"
+
+
 def is_alone() -> bool:
     """Whether this process is no part of a job, nor of a world of several ranks."""
     return current_world().size == 1 and not is_launched()
-
-
-DEFAULT_WAIT = 600.0  # seconds for which processes wait for each other to start
 
 
 def join_world(device_type: str, seconds: float | None = None) -> None:
@@ -304,20 +305,19 @@ def join_world(device_type: str, seconds: float | None = None) -> None:
     if dist.is_initialized():
         return
     backend = "nccl" if device_type == "cuda" else "gloo"
-    given = launch()
-    if given is None:
-        store, rank, size = _compat.own_store(), 0, 1
-    else:
-        store, rank, size = (met(given, seconds or DEFAULT_WAIT), given.rank, given.size)
-    timeout = None if seconds is None else timedelta(seconds=seconds)
-    try:
-        with connections_noted():
-            dist.init_process_group(
-                backend, store=store, rank=rank, world_size=size, timeout=timeout
-            )
-    except RuntimeError as error:
-        raise unconnected(backend, rank, size, error) from error
+    job = service(Job)
+    join = _join_by_torch if job is None else job.join
+    join(backend, seconds)
     atexit.register(leave_gloo)
+
+
+def _join_by_torch(backend: str, seconds: float | None) -> None:
+    timeout = None if seconds is None else timedelta(seconds=seconds)
+    if all(map(os.environ.get, LAUNCHER)):
+        dist.init_process_group(backend, timeout=timeout)
+        return
+    store = _compat.own_store()
+    dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
 
 
 @contextlib.contextmanager
@@ -343,11 +343,75 @@ def groups_of(where: str, asked: str, seconds: float | None) -> Iterator[None]:
     limit = seconds or _compat.timeout_of(group) or DEFAULT_WAIT
     number = next(_groups.setdefault(world, itertools.count()))
     ranks, prefix = (world.rank, world.size), f"shardfn/{where}/{number}"
-    watch = watch_of(world)
-    watch.timeout = limit
+    job = service(Job)
+    if job is not None:
+        job.watch(world, limit)
     compare(where, _compat.world_store(), prefix, ranks, asked, limit)
-    with _compat.patched("new groups", seconds=limit), connections_noted():
+    connecting = contextlib.nullcontext() if job is None else job.connecting()
+    with _compat.patched("new groups", seconds=limit), connecting:
         yield
+
+
+def compare(
+    where: str, store: Any, prefix: str, ranks: tuple[int, int], mine: str, seconds: float
+) -> None:
+    """Check over the store that all processes have the same text.
+
+    Args:
+        where: the function, which errors name.
+        store: the store of the job.
+        prefix: of the keys of this comparison.
+        ranks: the rank of this process, and the number of ranks.
+        mine: the text of this process.
+        seconds: how long to wait for the others.
+
+    Raises:
+        RendezvousError: names the ranks that do not come.
+        DivergenceError: quotes rank 0 and the first rank that differs.
+    """
+    rank, size = ranks
+    store.set(f"{prefix}/{rank}", mine)
+    deadline = time.monotonic() + seconds
+    keys = [f"{prefix}/{r}" for r in range(size)]
+    for key in keys:
+        if not _compat.has_come(store, key, max(deadline - time.monotonic(), 0.001)):
+            absent = [r for r in range(size) if not store.check([keys[r]])]
+            got = f"rank {rank} waited {seconds:g} s for the others"
+            fix = "the same calls of make_mesh on all ranks; the first error of theirs"
+            raise RendezvousError.of(where, got, f"missing: {listed(absent)}", fix=fix)
+    texts = [store.get(key).decode() for key in keys]
+    other = next((r for r, text in enumerate(texts) if text != texts[0]), None)
+    if other is None:
+        return
+    lines = f"rank 0: {texts[0]}", f"rank {other}: {texts[other]}"
+    fix = "the same arguments on every rank"
+    raise DivergenceError.of(where, "ranks differ", *lines, fix=fix)
+
+
+def texts_of_ranks(where: str, mine: str, lane: Lane | None = None) -> list[str]:
+    """The texts of all ranks, by which they compare what they are about to run.
+
+    Args:
+        where: the function, which errors name.
+        mine: the text of this rank.
+        lane: the ranks of a mesh. None for all of the world.
+
+    Returns:
+        A text of each of these ranks, in order.
+
+    Raises:
+        RankLostError: a rank does not come.
+        DivergenceError: a rank is in another call.
+    """
+    world = current_world()
+    job = service(Job)
+    if job is not None:
+        return job.texts(world, where, mine, lane)
+    name, ranks = lane or ("world", range(world.size))
+    number = next(_exchanges.setdefault(name, itertools.count()))
+    store = _compat.world_store()
+    store.set(f"shardfn/texts/{name}/{number}/{world.rank}", mine)
+    return [store.get(f"shardfn/texts/{name}/{number}/{rank}").decode() for rank in ranks]
 
 
 def leave_gloo() -> None:

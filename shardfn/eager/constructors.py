@@ -13,9 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from .. import _compat, _tree
-from ..simulated.dtensor import AllRanks, SimulatedDTensor
-from ..simulated.local_tensor import SimulatedTensor, UnreadTensor, of_one_part, shown
+from ..simulated import SimulatedDTensor, SimulatedTensor, UnreadTensor, of_one_part, shown
 from . import collectives, fully_sharded
+from .dtensor import AllRanks
 
 SOURCE = "src_data_rank"  # of the calls that shard or replicate a tensor
 PLAIN = (torch.Tensor, torch.nn.Parameter)

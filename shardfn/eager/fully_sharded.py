@@ -12,9 +12,7 @@ from torch.distributed.tensor import DTensor
 from .. import _compat
 from .._compat.distributed import fsdp_hooks
 from ..errors import ShardError
-from ..simulated.dtensor import SimulatedDTensor, dtensors
-from ..simulated.local_tensor import SimulatedTensor, of_one_part, shown
-from ..simulated.parts import on_mesh
+from ..simulated import SimulatedDTensor, SimulatedTensor, dtensors, of_one_part, on_mesh, shown
 
 Grid = list[list[list[int]]]  # of places in a mesh: by replica, shard, and place in a part
 

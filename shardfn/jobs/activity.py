@@ -18,7 +18,7 @@ STAGES = {
     "schedule": "schedule",
     "compile": "compile",
     "checkpoints": "a checkpoint",
-    "ranks": "a comparison between ranks",
+    "jobs": "a comparison between ranks",
 }
 OWN = "shardfn"  # the names of our threads begin so
 _ASSIGNED = re.compile(r"\s*(\w+) = ")
@@ -67,7 +67,9 @@ def _outward(frame: FrameType | None) -> Iterator[FrameType]:
 def _folder(frame: FrameType) -> str | None:
     file = frame.f_code.co_filename
     parts = file.rsplit("/shardfn/", 1)[-1].split("/")
-    return parts[0] if is_inside(file) and len(parts) > 1 else None
+    if not is_inside(file) or len(parts) == 1:
+        return None
+    return parts[1] if parts[0] == "training" else parts[0]
 
 
 def _users(frames: list[FrameType]) -> str | None:

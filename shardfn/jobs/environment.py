@@ -8,8 +8,7 @@ from collections.abc import Mapping
 import attrs
 
 from ..errors import RendezvousError
-
-NEEDED = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+from ..extensions import LAUNCHER
 
 
 @attrs.frozen
@@ -36,7 +35,7 @@ def launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
     Raises:
         RendezvousError: a variable is missing under torchrun, or is not a number in range.
     """
-    missing = [name for name in NEEDED if not environment.get(name)]
+    missing = [name for name in LAUNCHER if not environment.get(name)]
     is_torchruns = environment.get("TORCHELASTIC_RUN_ID") is not None
     if missing and not is_torchruns:
         return None
@@ -54,11 +53,6 @@ def launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
         is_server=rank == 0 and not has_agent,
         attempt=environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
     )
-
-
-def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether a launcher has started this process as one of several."""
-    return all(map(environment.get, NEEDED)) and environment["WORLD_SIZE"] != "1"
 
 
 def _number(environment: Mapping[str, str], name: str, least: int, most: int | None) -> int:

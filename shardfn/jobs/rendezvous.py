@@ -11,21 +11,49 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from .. import _compat
-from ..errors import RendezvousError
-from .environment import Launch
+from ..errors import RendezvousError, listed
+from ..extensions import DEFAULT_WAIT
+from .beside import connections_noted
+from .environment import Launch, launch
 
 WHERE = "make_mesh, rendezvous"
-SHOWN = 16  # ranks in an error
+SHOWN = 16  # hosts in an error
 RETRY = 0.2  # seconds between two attempts at an address
 PORT = "another MASTER_PORT, or torchrun --standalone, which finds a free one"
 GRACE = 2.0  # seconds that the process with the store stays for the others to read it
 _joins = itertools.count()  # how often this process has joined a job
+
+
+def join(backend: str, seconds: float | None) -> None:
+    """Initialise the process group: the launcher's, or that of a single rank.
+
+    Args:
+        backend: of the group.
+        seconds: the timeout of the rendezvous and of the group. None for torch's.
+
+    Raises:
+        RendezvousError: the processes do not find each other.
+    """
+    given = launch()
+    if given is None:
+        store, rank, size = _compat.own_store(), 0, 1
+    else:
+        store, rank, size = (met(given, seconds or DEFAULT_WAIT), given.rank, given.size)
+    timeout = None if seconds is None else timedelta(seconds=seconds)
+    try:
+        with connections_noted():
+            dist.init_process_group(
+                backend, store=store, rank=rank, world_size=size, timeout=timeout
+            )
+    except RuntimeError as error:
+        raise _not_connecting(backend, rank, size, error) from error
 
 
 def met(launch: Launch, seconds: float) -> Any:
@@ -171,19 +199,11 @@ def _compare_sizes(launch: Launch, others: dict[int, dict[str, Any]]) -> None:
     raise RendezvousError.of(WHERE, got, fix=fix)
 
 
-def listed(ranks: Iterable[int]) -> str:
-    """Ranks as short text."""
-    first = list(itertools.islice(ranks, SHOWN + 1))
-    more = ", ..." if len(first) > SHOWN else ""
-    word = "rank" if len(first) == 1 else "ranks"
-    return f"{word} {', '.join(map(str, first[:SHOWN]))}{more}" if first else "none"
-
-
 def _first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def unconnected(backend: str, rank: int, size: int, error: Exception) -> RendezvousError:
+def _not_connecting(backend: str, rank: int, size: int, error: Exception) -> RendezvousError:
     """The error for processes that have met and cannot connect to each other."""
     got = f"{backend} of rank {rank} of {size} does not connect: {_first_line(error)}"
     fix = "the first error of the other ranks; GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME="

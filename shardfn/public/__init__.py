@@ -1,9 +1,11 @@
-"""Public names are imported at the first use of one of them: they need torch.distributed.tensor,
-which takes longer to import than all else.
+"""The door. Public names are imported at the first use of one of them: they need
+torch.distributed.tensor, which takes longer to import than all else. Those of rooms over the core
+are imported at the first use of one of theirs.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import sys
@@ -14,18 +16,44 @@ PACKAGE = sys.modules[__name__.rpartition(".")[0]]
 
 
 def attribute(name: str) -> Any:
-    """One public name of the package. The first use imports them all."""
+    """One public name of the package. The first use of a name imports all of the same file: those
+    of the core, or those of the rooms over it.
+    """
     if name not in public_names():
         raise AttributeError(f"module {PACKAGE.__name__!r} has no attribute {name!r}")
-    public = _imported()
-    vars(PACKAGE).update(public)
+    public = _imported("public.names")
+    if name not in public:
+        public = _of_rooms(name)
     return public[name]
 
 
-def _imported() -> dict[str, Any]:
-    """All public names."""
-    names = module("public.names")
-    return {each: getattr(names, each) for each in public_names()}
+def _of_rooms(name: str) -> dict[str, Any]:
+    """The public names of the rooms over the core.
+
+    Raises:
+        ImportError: this package lacks a room.
+    """
+    try:
+        return _imported("public.rooms")
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith(f"{PACKAGE.__name__}."):
+            raise
+        got = f"{PACKAGE.__name__}.{name} needs {error.name}, which is not in this package"
+        raise ImportError(got, name=error.name) from error
+
+
+def _imported(file: str) -> dict[str, Any]:
+    """The public names of a file, which are then names of the package too.
+
+    Raises:
+        AttributeError: the file is being imported. Python then looks for a module of the name.
+    """
+    names = module(file)
+    if getattr(names.__spec__, "_initializing", False):
+        raise AttributeError(f"{names.__name__} is being imported")
+    public = {each: getattr(names, each) for each in public_names() if hasattr(names, each)}
+    vars(PACKAGE).update(public)
+    return public
 
 
 def module(name: str) -> ModuleType:
@@ -55,4 +83,17 @@ def public_names() -> tuple[str, ...]:
     return (*PACKAGE.__all__, "__version__")
 
 
+def service(room: str) -> Any:
+    """What a room does for the core; None if this package lacks the room."""
+    try:
+        return module(f"{room}.service").SERVICE
+    except ModuleNotFoundError as error:
+        if error.name != f"{PACKAGE.__name__}.{room}":
+            raise
+        return None
+
+
 errors = module("errors")  # imports torch
+extensions = module("extensions")
+extensions.serve(extensions.Job, functools.partial(service, "jobs"))
+extensions.serve(extensions.Eager, functools.partial(service, "eager"))

@@ -1,4 +1,4 @@
-"""The public names. The first one that is read imports this file."""
+"""The public names of the core. The first one that is read imports this file."""
 
 from .. import debug, random
 from .._compat.versions import VERSION as __version__
@@ -25,14 +25,6 @@ from ..inspect.measured import measure_hardware
 from ..mesh import current_mesh, make_mesh, use_mesh
 from ..placement import AUTO as auto
 from ..placement import P, Partial, Replicate, Shard
-from ..training.checkpoints import Saving, load, load_safetensors, save, save_safetensors
-from ..training.clip import clip_by_global_norm
-from ..training.data import Loader, loader
-from ..training.ema import ema
-from ..training.loss_scale import loss_scale
-from ..training.mixed_precision import mixed_precision
-from ..training.optim.optimizer import optim
-from ..training.plans import Strategy, fsdp, placements, strategy
 from ..transforms import (
     accumulate,
     all_gather,

@@ -18,7 +18,6 @@ from torch.distributed.tensor import DTensor
 from .. import _compat
 from ..capture import own_sizes
 from ..errors import SAME_COLLECTIVES, DivergenceError, call_site
-from ..jobs.beside import watch_of
 from ..ops.loops import inner_nodes
 from ..partition import Plan
 from ..partition.plan import Nested, Redistribute
@@ -26,7 +25,7 @@ from ..random import ambient
 from ..schedule import Agenda
 from ..simulated import is_on_part
 from ..types import LocalProgram
-from ..world import current_world
+from ..world import texts_of_ranks
 from .arguments import OF_PART, Placed, whole_mesh
 from .options import Request
 
@@ -59,8 +58,7 @@ def gathered(name: str, kind: str, mine: Any) -> list[Any]:
         DivergenceError: another rank compares something else, or is in another call.
         RankLostError: a rank does not come.
     """
-    watch = watch_of(current_world())
-    texts = watch.gathered(name, json.dumps([kind, mine]))
+    texts = texts_of_ranks(name, json.dumps([kind, mine]))
     rows = [json.loads(text) for text in texts]
     other = next((r for r, row in enumerate(rows) if row[0] != rows[0][0]), None)
     if other is None:

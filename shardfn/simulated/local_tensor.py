@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from .. import _compat, _tree
-from ..eager import collectives
 from ..errors import DivergenceError, FakeValueError, PlacementError, ShardError, problem
+from ..extensions import Eager, absent, service
 
 aten = torch.ops.aten
 READS = (aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default)
@@ -86,10 +86,8 @@ class SimulatedTensor(torch.Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         leaves, treedef = _tree.flatten((args, kwargs or {}), _tree.is_tensor)
         mine = [x for x in leaves if isinstance(x, SimulatedTensor)]
-        if func.namespace == "c10d":
-            return collectives.run(func, *args, **(kwargs or {}))
         if "c10d" in func.namespace:
-            return collectives.functional(func, *args, **(kwargs or {}))
+            return _collective(func, args, kwargs or {})
         if func is aten.view.default and tuple(args[1]) == tuple(args[0].shape):
             # `to_local` inspects itself
             return SimulatedTensor(args[0].shards, args[0].shown)
@@ -105,6 +103,18 @@ class SimulatedTensor(torch.Tensor):
             for values in zip(*(c[0] for c in columns), strict=True)
         ]
         return _tree.unflatten(columns[0][1], stacked)
+
+
+def _collective(func: Any, args: Any, kwargs: Any) -> Any:
+    """A collective that a script calls outside of functions.
+
+    Raises:
+        ImportError: this package lacks the room that runs them.
+    """
+    eager = service(Eager)
+    if eager is None:
+        raise absent(f"{func}, outside of a function in a fake world", "eager")
+    return eager.collective(func, args, kwargs)
 
 
 def _writes_only_ranks_own(func: Any, written: Iterable[Any]) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import shardfn as sf
 from shardfn import public
-from shardfn.public import names
+from shardfn.public import names, rooms
 
 TYPED = """# pyright: reportAttributeAccessIssue=true
 import shardfn as sf
@@ -45,14 +45,17 @@ assert shardfn.random.key is key and P is shardfn.placement.P
 """
 
 
+LISTED = {**vars(names), **vars(rooms)}
+
+
 @pytest.mark.parametrize("name", [*sf.__all__, "__version__"])
 def test_a_public_name_is_what_the_list_of_imports_says(name: str) -> None:
-    assert getattr(sf, name) is public.attribute(name) is getattr(names, name)
+    assert getattr(sf, name) is public.attribute(name) is LISTED[name]
     assert name in dir(sf)
 
 
 def test_each_import_of_the_list_is_public() -> None:
-    imported = {name for name in vars(names) if not name.startswith("_")}
+    imported = {name for name in LISTED if not name.startswith("_")}
     assert imported == set(sf.__all__)
 
 

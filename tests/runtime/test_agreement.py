@@ -24,24 +24,20 @@ def gathers(monkeypatch: pytest.MonkeyPatch, *others: Any) -> None:
     """Each comparison gives this rank's text, then that of the other rank in turn."""
     answers = iter(others)
 
-    class Watch:
-        def gathered(self, where: str, mine: str) -> list[str]:
-            kind, value = json.loads(mine)
-            other = next(answers, value)
-            return [mine, json.dumps([kind, other])]
+    def texts(where: str, mine: str) -> list[str]:
+        kind, value = json.loads(mine)
+        other = next(answers, value)
+        return [mine, json.dumps([kind, other])]
 
-    monkeypatch.setattr(agreement, "watch_of", lambda world: Watch())
+    monkeypatch.setattr(agreement, "texts_of_ranks", texts)
     monkeypatch.setattr(agreement, "has_others", lambda placed: True)
 
 
 def test_ranks_that_compare_other_things_are_in_different_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Watch:
-        def gathered(self, where: str, mine: str) -> list[str]:
-            return [mine, json.dumps(["collectives", 1])]
-
-    monkeypatch.setattr(agreement, "watch_of", lambda world: Watch())
+    texts = lambda where, mine: [mine, json.dumps(["collectives", 1])]
+    monkeypatch.setattr(agreement, "texts_of_ranks", texts)
     with pytest.raises(sf.DivergenceError) as caught:
         agreement.gathered("f", "programs", 1)
     assert str(caught.value) == (

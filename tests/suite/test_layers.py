@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 from tests.support.reading.source import (
     PACKAGE,
     ROOT,
+    Import,
     Module,
     imports,
     modules,
@@ -27,13 +29,13 @@ from tests.support.reading.source import (
 # may import
 # each other as long as there is no cycle. "" is shardfn/__init__.py, the door.
 LAYERS: dict[str, int] = {
-    "errors": 0, "state": 0,
+    "errors": 0, "state": 0, "extensions": 0,
     "accepted": 1,
     "_compat": 1,
     "_tree": 2, "tree_pairs": 2, "tracebacks": 2,
     "types": 3,
-    "argnums": 3, "patterns": 3, "simulated": 3, "eager": 3,
-    "collectives": 3, "jobs": 3, "mesh_arguments": 3,
+    "argnums": 3, "patterns": 3, "simulated": 3,
+    "collectives": 3, "mesh_arguments": 3,
     "byte_sizes": 4, "buckets": 4, "hardware": 4, "placement": 4, "mesh": 4, "world": 4,
     "ops": 4,
     "debug": 5, "placement_table": 5, "random": 5, "stored": 5,
@@ -44,7 +46,7 @@ LAYERS: dict[str, int] = {
     "compile": 10,
     "runtime": 11,
     "transforms": 12,
-    "training": 13,
+    "jobs": 13, "eager": 13, "training": 13,
     "public": 14, "": 14,
     "__main__": 15,
 }  # fmt: skip
@@ -60,6 +62,9 @@ OPTIONAL = {
     "scipy",  # not optional, but slow to import
 }  # may be imported inside a function
 LATE = {"_compat"}  # may import torch late: torch._dynamo changes os.environ when it is imported
+# What stands over the core. The core imports none of them.
+ROOMS = ("training", "jobs", "eager")
+DOORS = {"public", "", "__main__"}  # name the rooms, and no other part of the core does
 DOOR = "public"  # imports the public names at the first use of one of them
 SAY_NOTHING = {"utils", "helpers", "common", "manager", "handler", "base", "misc"}
 HEAVY = ["matplotlib", "scipy", "rich", "jax", "torch._dynamo", "torch._inductor"]
@@ -100,6 +105,42 @@ def cycle(found: list[Module]) -> list[str]:
     except CycleError as error:
         return [" -> ".join(reversed(error.args[1]))]
     return []
+
+
+def into_rooms(found: list[Module]) -> list[str]:
+    """Imports of a room by the core."""
+    return [
+        f"{i.where}: the core imports {target}; let it ask shardfn/extensions.py"
+        for i, target in own_edges(found)
+        if unit(target) in ROOMS and i.module.unit not in {*ROOMS, *DOORS}
+    ]
+
+
+def opened() -> set[str]:
+    """The modules of the core that rooms may import, as docs/design.md lists them."""
+    page = (ROOT / "docs" / "design.md").read_text()
+    _, _, section = page.partition("\n## Rooms over the core\n")
+    rows = re.findall(r"^\| (`.*?) \|", section.partition("\n## ")[0], re.MULTILINE)
+    return {name for row in rows for name in re.findall(r"`([\w.]+)`", row)}
+
+
+def used_by_rooms(found: list[Module]) -> list[tuple[Import, str]]:
+    """Every import by a room of a module of the core, and the name of that module."""
+    return [
+        (i, target.removeprefix("shardfn."))
+        for i, target in own_edges(found)
+        if i.module.unit in ROOMS and unit(target) not in ROOMS
+    ]
+
+
+def unopened(found: list[Module]) -> list[str]:
+    """Imports by a room of a module of the core that is not open to rooms."""
+    names = opened()
+    return [
+        f"{i.where}: a room imports {name}; docs/design.md lists what it may"
+        for i, name in used_by_rooms(found)
+        if name not in names and name.partition(".")[0] != TORCH_HOME
+    ]
 
 
 def late(found: list[Module]) -> list[str]:
@@ -239,6 +280,16 @@ def test_no_import_cycle():
     assert not (bad := cycle(modules())), said(bad)
 
 
+def test_the_core_imports_no_room():
+    assert not (bad := into_rooms(modules())), said(bad)
+
+
+def test_rooms_import_what_the_core_opens_to_them():
+    assert not (bad := unopened(modules())), said(bad)
+    used = {name for _, name in used_by_rooms(modules())}
+    assert opened() <= used, "docs/design.md lists a module that no room imports"
+
+
 def test_only_optional_packages_are_imported_inside_functions():
     assert not (bad := late(modules())), said(bad)
 
@@ -327,6 +378,9 @@ def test_what_takes_long_is_imported_at_the_first_use_of_a_name(fresh):
 SAMPLES = [
     (upward, "capture.read", "from ..runtime import call"),
     (upward, "types", "def f():\n    import shardfn.mesh"),
+    (into_rooms, "world", "from .jobs.service import SERVICE"),
+    (into_rooms, "runtime.call", "import shardfn.training.clip"),
+    (unopened, "training.clip", "from ..runtime import dispatch"),
     (late, "mesh", "def f():\n    import json"),
     (late, "mesh", "async def f():\n    if x:\n        from torch import nn"),
     (late, "_compat", "def f():\n    import json"),
@@ -354,6 +408,9 @@ FINE = [
         "from ..capture import Program\nfrom . import simulate\nfrom .simulate import run",
     ),
     (upward, "mesh", "from shardfn.world import World"),
+    (into_rooms, "public.rooms", "from ..training.clip import clip_by_global_norm"),
+    (into_rooms, "training.checkpoints.save", "from ...jobs.service import SERVICE"),
+    (unopened, "training.clip", "from ..errors import TreeError\nfrom .._compat import patched"),
     (late, "inspect.picture", "def f():\n    from matplotlib import pyplot\n    import rich.table"),
     (late, "_compat", "def f():\n    import torch._dynamo"),
     (strays, "_tree", "import optree.integrations.attrs"),

@@ -1,13 +1,13 @@
-"""A program that communicates, beside which the watchdog of the job stands."""
+"""A program that communicates, which the watchdog of a job sees."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from ... import extensions
 from ...compile.backends import Runner
-from ...jobs.beside import watch_of
-from ...jobs.calls import Event
-from ...jobs.watch import Watch
 from ...mesh import group_names, ranks_of
 from ...ops.loops import inner_nodes
 from ...types import LocalProgram
@@ -26,30 +26,16 @@ def watched(compiled: Runner, name: str, placed: Placed, program: LocalProgram) 
         placed: its arguments.
         program: the local program that was compiled.
     """
-    world, mesh = placed.world, placed.mesh
-    if world.kind != "real" or world.size == 1 or mesh is None:
+    world, mesh, job = placed.world, placed.mesh, extensions.service(extensions.Job)
+    if job is None or world.kind != "real" or world.size == 1 or mesh is None:
         return compiled
     sends = _sends(program.graph)
     if not sends:
         return compiled
-    watch = watch_of(world)
-    lane = watch.lane(" ".join(group_names(mesh)), ranks_of(mesh))
-    text = f"{name} of ({_signature(placed)})"
-
-    def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        if watch.raised is not None:
-            watch.caught_up(name)
-        watch.enter(event)
-        try:
-            out = compiled(inputs)
-        except Exception as error:
-            _explain(watch, event, name, error)
-            raise
-        watch.enter(None)
-        return out
-
+    lane = " ".join(group_names(mesh)), ranks_of(mesh)
+    described = extensions.Program(name, lane, f"{name} of ({_signature(placed)})", sends)
+    run: Any = job.watched(world, described, compiled)
     run.__wrapped__ = compiled  # its generated code may come later
-    event = Event(lane, next(lane.numbers), text, sends, run.__code__)
     return run
 
 
@@ -58,16 +44,6 @@ def _signature(placed: Placed) -> str:
     shown = [f"{x.dtype} {list(x.shape)}" for x in placed.avals[:SHOWN]]
     more = [", ..."] if len(placed.avals) > SHOWN else []
     return "".join([", ".join(shown).replace("torch.", ""), *more])
-
-
-def _explain(watch: Watch, event: Event, name: str, error: Exception) -> None:
-    """Raise the reason why a program fails, if it is another rank. Else tell the others that it
-    has failed here.
-    """
-    reason = watch.why(name, error)
-    if reason is not None:
-        raise reason from error
-    watch.has_raised(event.lane, event.text, error)
 
 
 def _sends(graph: torch.fx.Graph) -> dict[str, str]:

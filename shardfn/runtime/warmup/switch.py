@@ -8,15 +8,16 @@ op and on others compiled. Only threads in the background wait for the store.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ... import _compat
 from ...errors import DivergenceError
-from ...jobs.beside import watch_of
-from ...jobs.watch import Watch
+from ...extensions import Job, service
 from ..agreement import has_others
 from ..arguments import Placed
 
@@ -36,7 +37,7 @@ class Switch:
         rank: of this process.
         size: the number of processes.
         number: of this switch, equal on all ranks.
-        watch: the watchdog, which knows of ranks that are lost.
+        raise_lost: takes the name, and raises if a rank is known to be lost.
     """
 
     def __init__(
@@ -46,10 +47,10 @@ class Switch:
         rank: int = 0,
         size: int = 1,
         number: int = 0,
-        watch: Watch | None = None,
+        raise_lost: Callable[[str], None] | None = None,
     ) -> None:
         self.name, self.store, self.rank, self.size = name, store, rank, size
-        self.key, self.watch = f"shardfn/switch/{number}", watch
+        self.key, self.raise_lost = f"shardfn/switch/{number}", raise_lost
         self.calls = 0
         self.bound: int | None = None
         self.first: int | None = None  # the call from which on compiled code runs
@@ -75,8 +76,8 @@ class Switch:
         """Wait until all ranks have said when they are ready."""
         deadline = time.monotonic() + PATIENCE
         while not self._decided.wait(LOOK):
-            if self.watch is not None and self.watch.verdict is not None:
-                raise self.watch.error(self.name)
+            if self.raise_lost is not None:
+                self.raise_lost(self.name)
             if time.monotonic() > deadline:
                 got = "a rank has not said from which call on it runs compiled code"
                 fix = "see whether all ranks still run, or leave warmup out"
@@ -120,6 +121,8 @@ def switch_of(name: str, placed: Placed) -> Switch | None:
     if has_others(placed):
         world, store = placed.world, _compat.world_store()
         place = world.rank, world.size, next(_numbers)
-        return Switch(name, store, *place, watch_of(world))
+        job = service(Job)
+        raise_lost = None if job is None else functools.partial(job.raise_lost, world)
+        return Switch(name, store, *place, raise_lost)
     is_alone = placed.mesh is None or placed.mesh.size() == 1
     return Switch(name) if is_alone else None

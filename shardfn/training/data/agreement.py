@@ -10,8 +10,7 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from ...errors import DivergenceError
-from ...jobs.rendezvous import listed
+from ...errors import DivergenceError, listed
 from ...mesh import ranks_of
 from ...world import current_world
 

@@ -9,10 +9,9 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ... import _compat
-from ...jobs.beside import watch_of
 from ...mesh import group_names, ranks_of
 from ...simulated import SimulatedTensor
-from ...world import current_world
+from ...world import current_world, texts_of_ranks
 
 
 def have_own_sizes(leaves: list[Any]) -> bool:
@@ -60,9 +59,8 @@ def _of_simulated(x: Any) -> Any:
 
 def _exchanged(mesh: Any, own: list[Any]) -> list[list[Any]]:
     """The layouts of all ranks of a mesh, in its row-major order."""
-    watch = watch_of(current_world())
-    lane = watch.lane(" ".join(group_names(mesh)), ranks_of(mesh))
-    texts = watch.gathered("sizes of arguments", json.dumps(own), lane)
+    lane = " ".join(group_names(mesh)), ranks_of(mesh)
+    texts = texts_of_ranks("sizes of arguments", json.dumps(own), lane)
     return [[_hashable(x) for x in json.loads(text)] for text in texts]
 
 

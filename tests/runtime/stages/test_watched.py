@@ -10,6 +10,7 @@ import torch
 from ranks import run_ranks
 
 import shardfn as sf
+from shardfn.jobs import service
 from shardfn.jobs.calls import Lane
 from shardfn.jobs.verdict import Verdict
 from shardfn.runtime.stages import watched as module
@@ -42,7 +43,7 @@ class Watch:
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     found = Watch()
-    monkeypatch.setattr(module, "watch_of", lambda world: found)
+    monkeypatch.setattr(service, "watch_of", lambda world: found)
     monkeypatch.setattr(module, "group_names", lambda mesh: ("dp",))
     monkeypatch.setattr(module, "ranks_of", lambda mesh: [0, 1])
     return found

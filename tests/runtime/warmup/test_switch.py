@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch.distributed as dist
@@ -65,9 +64,10 @@ def test_a_rank_that_never_answers_is_an_error(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_rank_that_is_lost_ends_the_wait() -> None:
-    lost = RankLostError.of("f", "rank 1 is lost")
-    watch: Any = SimpleNamespace(verdict="a verdict", error=lambda name: lost)
-    mine = Switch("f", dist.HashStore(), 0, 2, watch=watch)
+    def raise_lost(name: str) -> NoReturn:
+        raise RankLostError.of(name, "rank 1 is lost")
+
+    mine = Switch("f", dist.HashStore(), 0, 2, raise_lost=raise_lost)
     mine.bound = 0
     assert not mine.is_compiled()
     with pytest.raises(RankLostError, match="rank 1 is lost"):

@@ -1,0 +1,10 @@
+"""The public names of what serves training runs. The first one that is read imports this file."""
+
+from ..training.checkpoints import Saving, load, load_safetensors, save, save_safetensors
+from ..training.clip import clip_by_global_norm
+from ..training.data import Loader, loader
+from ..training.ema import ema
+from ..training.loss_scale import loss_scale
+from ..training.mixed_precision import mixed_precision
+from ..training.optim.optimizer import optim
+from ..training.plans import Strategy, fsdp, placements, strategy
