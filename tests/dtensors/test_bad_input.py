@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from message import without_line
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -54,8 +56,7 @@ def swapped(weights: Any, batch: Any, mesh: Any) -> Any:
 @pytest.mark.parametrize(("fn", "plain"), [(both, "b['x']"), (swapped, "w['w']")])
 def test_of_equal_shapes_the_plain_tensor_is_named(fn: Any, plain: str, transform: str) -> None:
     """Both have one shape, so only names tell them apart."""
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         call = staged(transform, lambda w, b: fn(w, b, mesh), mesh, 2)
         text = refused(sf.CaptureError, lambda: call({"w": X}, {"x": X}))
     lines = text.split("\n")
@@ -70,8 +71,7 @@ def test_of_equal_shapes_the_plain_tensor_is_named(fn: Any, plain: str, transfor
 
 
 def test_a_dtensor_argument_and_a_plain_one_are_named() -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         d = sf.distribute(X, mesh, P("dp"))
         fn = sf.jit(lambda a, b: (a + b).to_local(), backend="aten")
         text = refused(sf.CaptureError, lambda: fn(X, d))
@@ -92,8 +92,7 @@ placements) for one that all have; or b.to_local()"""
 def test_a_dtensor_that_a_shard_map_and_the_code_around_it_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         d = sf.distribute(X, mesh, P("dp"))
         where = P("dp"), P("dp")
 
@@ -116,12 +115,11 @@ def test_a_dtensor_that_a_shard_map_and_the_code_around_it_read(
         out = sf.shard(given, mesh, where, backend="aten")(X, d)
         sums = torch.stack([X[:2].sum(), X[2:].sum()])
         wanted = 2 * X + sums.repeat_interleave(2)[:, None]
-        torch.testing.assert_close(sf.full(out), wanted)
+        assert_close(sf.full(out), wanted)
 
 
 def test_a_closed_over_dtensor_and_a_plain_parameter_are_named() -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         layer = torch.nn.Linear(2, 4)
         weight = distribute_tensor(layer.weight.detach(), mesh, S)
         layer.weight = torch.nn.Parameter(weight)
@@ -165,8 +163,7 @@ def test_a_mesh_of_another_world(case: str) -> None:
 def test_a_dtensor_of_another_world() -> None:
     with sf.fake_world(4):
         d = sf.distribute(X, sf.make_mesh((4,), ("dp",)), P("dp"))
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         mine = sf.distribute(X, mesh, P("dp"))
         closed_over = sf.jit(lambda x: (x + d).to_local())
         text = refused(sf.PlacementError, lambda: sf.jit(torch.sin)(d))
@@ -246,8 +243,7 @@ CONTRADICTING: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
 @pytest.mark.parametrize("case", CONTRADICTING)
 def test_placements_that_contradict(case: str) -> None:
     fn, said = CONTRADICTING[case]
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         d = sf.distribute(X, mesh, P("dp"))
         call = sf.jit(lambda d: fn(d, mesh), backend="aten")
         kind = sf.CaptureError if case == "no placements" else sf.PlacementError
@@ -256,8 +252,7 @@ def test_placements_that_contradict(case: str) -> None:
 
 @pytest.mark.parametrize("transform", ["shard", "shard_map"])
 def test_a_dtensor_that_is_placed_otherwise_than_declared(transform: str) -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         d = sf.distribute(X, mesh, P(None, "dp"))
         call = staged(transform, torch.sin, mesh, 1)
         text = refused(sf.PlacementError, lambda: call(d))
@@ -304,22 +299,13 @@ RANKS = {
 @pytest.mark.parametrize("fn", RANKS, ids=lambda fn: fn.__name__)
 def test_the_number_of_a_rank_as_a_python_number(fn: Any, transform: str) -> None:
     got, call, fix = RANKS[fn]
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         staging = staged(transform, lambda x: fn(x, mesh), mesh, 1)
         text = refused(sf.CaptureError, lambda: staging(X))
     assert got in text
     shared = "the number of a rank is a tensor here, since ranks share one program"
     assert f"\n  {shared}: {call}\n" in text
     assert fix in text.split("\n  try: ")[1]
-
-
-def test_shard_has_no_rank() -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
-        call = staged("shard", lambda x: branches(x, mesh), mesh, 1)
-        text = refused(sf.CaptureError, lambda: call(X))
-    assert text.startswith("torch.distributed.get_rank: it is code of one rank")
 
 
 def test_what_a_refused_rank_is_to_write_instead() -> None:
@@ -330,8 +316,7 @@ def test_what_a_refused_rank_is_to_write_instead() -> None:
         one = torch.stack([x, 3 * x]).index_select(0, rank.reshape(1)).squeeze(0)
         return part, x[2 * rank : 2 * rank + 2], placed, one, torch.where(rank == 0, x, -x)
 
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         found = [y.shards for y in sf.jit(fn, backend="aten")(X)]
     wanted = 3 * [(X[:2], X[2:])] + [(X, 3 * X), (X, -X)]
-    torch.testing.assert_close([tuple(y) for y in found], wanted)
+    assert_close([tuple(y) for y in found], wanted)

@@ -9,6 +9,7 @@ import torch
 from message import without_line
 from ranks import run_ranks
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from worlds import simulated
 
 import shardfn as sf
 
@@ -46,8 +47,8 @@ def _checked(mesh: Any, backend: str = "aten") -> None:
 
 
 def test_donated_arguments_are_gone_in_a_simulated_world() -> None:
-    with sf.fake_world(2):
-        _checked(sf.make_mesh((2,), ("dp",)))
+    with simulated(dp=2) as mesh:
+        _checked(mesh)
 
 
 def _on_a_rank(backend: str) -> None:
@@ -57,19 +58,3 @@ def _on_a_rank(backend: str) -> None:
 @pytest.mark.inductor
 def test_donated_arguments_are_gone_on_real_ranks() -> None:
     run_ranks(2, _on_a_rank, "inductor")
-
-
-def test_memory_that_is_passed_twice_is_not_donated() -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
-        d, x, _ = _arguments(mesh)
-        step = _step(mesh)
-        with pytest.raises(sf.ShardError) as caught:
-            step(d, x, x[:])
-        assert (
-            without_line(caught.value)
-            == """jit(step), argument x: it is donated, and shares memory with argument y
-  needed: memory that the call gets once
-  try: x.clone() in one of the two places, or leave it out of donate_argnums"""
-        )
-        assert torch.equal(x, torch.ones(3))

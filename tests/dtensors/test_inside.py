@@ -11,6 +11,7 @@ from effort import asked
 from ranks import run_ranks
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.tensor import DTensor, Shard
+from torch.testing import assert_close
 
 import shardfn as sf
 from shardfn.simulated import SimulatedTensor
@@ -219,7 +220,7 @@ def _arriving() -> Any:
 def test_s2_2_an_argument_that_is_still_arriving_is_awaited() -> None:
     for found, wanted in run_ranks(2, _arriving):
         for x in found:
-            torch.testing.assert_close(x, wanted)
+            assert_close(x, wanted)
 
 
 @pytest.mark.inductor

@@ -13,6 +13,7 @@ from ranks import run_ranks
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import local_map
+from torch.testing import assert_close
 
 import shardfn as sf
 from shardfn.simulated import SimulatedTensor
@@ -35,7 +36,7 @@ def full(x: Any) -> Any:
 
 
 def close(got: Any, wanted: Any) -> None:
-    torch.testing.assert_close(full(got), wanted, rtol=1e-12, atol=1e-12)
+    assert_close(full(got), wanted, rtol=1e-12, atol=1e-12)
 
 
 def product(mesh: Any, a: Any, b: Any) -> Any:

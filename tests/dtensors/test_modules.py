@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from equality import close
 from ranks import run_ranks
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.testing import assert_close
 
 import shardfn as sf
 from shardfn import P
@@ -79,7 +81,7 @@ def _gradients(net: nn.Module, fn: Any, x: Any) -> list[Any]:
 def test_s2_1_a_module_of_parallelize_module(plan: str) -> None:
     real = run_ranks(2, _on_a_rank, plan)
     for eager, staged, (wanted, found) in real:
-        torch.testing.assert_close(staged, eager, rtol=1e-12, atol=1e-12)
+        close(staged, eager)
         assert_same(found, wanted)
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("tp",))
@@ -88,7 +90,7 @@ def test_s2_1_a_module_of_parallelize_module(plan: str) -> None:
         own = SimulatedTensor([_x(plan, r) for r in range(2)])
         found = _gradients(net, _jitted(net), own)
         for rank, (eager, _, (wanted, _)) in enumerate(real):
-            torch.testing.assert_close(out.shards[rank], eager, rtol=1e-12, atol=1e-12)
+            close(out.shards[rank], eager)
             assert_same(of_rank(found, rank), wanted)
 
 
@@ -143,7 +145,7 @@ def test_parameters_without_a_part_in_a_result_have_no_gradient() -> None:
             assert [i for i, g in enumerate(eager) if g is None] == list(other)
             assert [g is None for g in staged] == [g is None for g in eager]
             for a, b in zip(staged, eager, strict=True):
-                torch.testing.assert_close(a, b) if b is not None else None
+                assert_close(a, b) if b is not None else None
             assert "its backward is differentiated, with create_graph" in refusal
             assert "try: sf.grad or sf.hessian of the function inside" in refusal
 
@@ -168,16 +170,16 @@ def test_s2_1_a_dtensor_that_a_function_closes_over() -> None:
 
         staged = sf.jit(fn, backend="aten")
         doubled, placements, total = staged(torch.ones(2))
-        torch.testing.assert_close(sf.full(doubled), x * 2)
+        assert_close(sf.full(doubled), x * 2)
         assert placements == (Shard(0),)
-        torch.testing.assert_close(total.shards, [x + 1] * 2)
+        assert_close(total.shards, [x + 1] * 2)
         before = counts["captures"]
         held["w"].add_(1)  # in place: it is read at each call
-        torch.testing.assert_close(staged(torch.ones(2))[2].shards, [x + 2] * 2)
+        assert_close(staged(torch.ones(2))[2].shards, [x + 2] * 2)
         assert counts["captures"] == before
         held["w"] = distribute_tensor(x * 3, mesh, [Replicate()])
         doubled, placements, _ = staged(torch.ones(2))
-        torch.testing.assert_close(sf.full(doubled), x * 6)
+        assert_close(sf.full(doubled), x * 6)
         assert placements == (Replicate(),)
         assert counts["captures"] == before + 1
 
@@ -188,7 +190,7 @@ def test_in_shard_it_is_a_global_tensor_with_placements() -> None:
         mesh = sf.make_mesh((2,), ("dp",))
         w = distribute_tensor(x, mesh, [Shard(0)])
         out = sf.shard(lambda y: w * 2 + y, mesh, P("dp"), backend="aten")(x)
-        torch.testing.assert_close(sf.full(out), x * 3)
+        assert_close(sf.full(out), x * 3)
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -207,7 +209,7 @@ def test_in_shard_a_module_of_parallelize_module_is_refused_with_what_works(plan
         where = sf.placements(params, PLANS[plan], axis="tp", module=net)
         call = lambda params, x: torch.func.functional_call(net, params, x)
         out = sf.shard(call, mesh, (where, P()), backend="aten")(params, x)
-        torch.testing.assert_close(sf.full(out), net(x))
+        assert_close(sf.full(out), net(x))
 
 
 def test_a_closed_over_dtensor_of_another_mesh_or_world_is_refused() -> None:
@@ -245,8 +247,8 @@ def test_buffers_that_code_of_one_rank_writes_are_refused_with_what_works() -> N
             sf.jit(net, backend="aten")(torch.ones(2, 3))
         loss, buffers = sf.jit(returned, backend="aten")(torch.ones(2, 3))
         loss.backward()
-        torch.testing.assert_close(sf.full(buffers["calls"]), torch.ones(()))
-        torch.testing.assert_close(sf.full(net.weight.grad), torch.full((4, 3), 2.0))
+        assert_close(sf.full(buffers["calls"]), torch.ones(()))
+        assert_close(sf.full(net.weight.grad), torch.full((4, 3), 2.0))
 
 
 def test_its_gradient_comes_back_with_its_placements() -> None:
@@ -257,4 +259,4 @@ def test_its_gradient_comes_back_with_its_placements() -> None:
         call = sf.jit(lambda x: whole() * x, backend="aten")
         call(torch.ones(5) * 3).sum().backward()
         assert w.grad is not None and w.grad.placements == (Shard(0),)
-        torch.testing.assert_close(w.grad.full_tensor(), torch.ones(5) * 6)
+        assert_close(w.grad.full_tensor(), torch.ones(5) * 6)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from equality import close
 from ranks import run_ranks
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -42,10 +43,6 @@ def staged(fn: Callable[..., Any], *args: Any) -> Any:
 def _mine(x: Any) -> Any:
     x = x.full_tensor() if isinstance(x, DTensor) else x
     return x.shards[0] if isinstance(x, SimulatedTensor) else x
-
-
-def close(got: Any, wanted: Any) -> None:
-    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
 def a_result_that_is_not_contiguous(mesh: Any) -> None:

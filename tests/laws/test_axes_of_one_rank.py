@@ -18,6 +18,7 @@ from effort import examples
 from hypothesis import given
 from programs import Drawn, programs
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.testing import assert_close
 
 import shardfn as sf
 from shardfn import P
@@ -234,7 +235,7 @@ def test_s13_a_program_runs_with_axes_of_one_rank(name: str, dims: int, tmp_path
     wanted, places = outcome(program, first)
     for shape in others:
         found, others_places = outcome(program, shape)
-        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+        assert_close(found, wanted, rtol=1e-9, atol=1e-9)
         assert name == "placements chosen" or others_places == places, shape
 
 
@@ -252,7 +253,7 @@ def test_s13_a_model_trains_with_axes_of_one_rank(model: str) -> None:
     wanted, places = outcome(trained, (2, 2), ("dp", "tp"))
     for shape in ((1, 2), (2, 1), (1, 1)):
         found, others = outcome(trained, shape, ("dp", "tp"))
-        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+        assert_close(found, wanted, rtol=1e-9, atol=1e-9)
         assert others == places
 
 
@@ -288,4 +289,4 @@ def test_s13_a_random_program_runs_with_axes_of_one_rank(drawn: Drawn) -> None:
     wanted = tried(drawn, first)
     for shape in others if wanted is not None else ():
         found = next_values(drawn, shape)
-        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6, equal_nan=True)
+        assert_close(found, wanted, rtol=1e-6, atol=1e-6, equal_nan=True)

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -94,7 +96,7 @@ def test_the_gradient_of_vmap_equals_that_of_each_sample(fn: Fn, which: str) -> 
         else SAMPLES[which].abs().add(1) * SAMPLES[which].sign()
     )
     found = sf.grad(total(fn), argnums=(0, 1))(xs, SHARED)
-    torch.testing.assert_close(list(found), wanted(fn, xs, SHARED, 1), rtol=1e-10, atol=1e-12)
+    assert_close(list(found), wanted(fn, xs, SHARED, 1), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("fn", [of_operands, of_loop])
@@ -104,27 +106,27 @@ def test_so_do_derivatives_of_second_order(fn: Fn) -> None:
         return first.sum() + second
 
     found = sf.grad(twice, argnums=(0, 1))(MIXED, SHARED)
-    torch.testing.assert_close(list(found), wanted(fn, MIXED, SHARED, 2), rtol=1e-9, atol=1e-11)
+    assert_close(list(found), wanted(fn, MIXED, SHARED, 2), rtol=1e-9, atol=1e-11)
 
 
 def test_so_do_jacobians_pullbacks_and_gradients_from_outside() -> None:
     mapped = lambda xs: sf.vmap(of_operands, in_axes=(0, None))(xs, SHARED)
     gradient, _ = wanted(of_operands, MIXED, SHARED, 1)
     second = torch.where(MIXED > 0, -0.25 * MIXED.abs() ** -1.5 * SHARED, 0.0)
-    torch.testing.assert_close(sf.jacrev(mapped)(MIXED), gradient.diag())
-    torch.testing.assert_close(sf.jacfwd(mapped)(MIXED), gradient.diag())
-    torch.testing.assert_close(sf.vjp(mapped, MIXED)[1](torch.ones(5, dtype=F64))[0], gradient)
-    torch.testing.assert_close(sf.hessian(lambda xs: mapped(xs).sum())(MIXED), second.diag())
+    assert_close(sf.jacrev(mapped)(MIXED), gradient.diag())
+    assert_close(sf.jacfwd(mapped)(MIXED), gradient.diag())
+    assert_close(sf.vjp(mapped, MIXED)[1](torch.ones(5, dtype=F64))[0], gradient)
+    assert_close(sf.hessian(lambda xs: mapped(xs).sum())(MIXED), second.diag())
     xs = MIXED.clone().requires_grad_()
-    with sf.fake_world(2):
-        out = sf.shard(mapped, sf.make_mesh((2,), ("a",)), P("a"), backend="aten")(xs)
+    with simulated(a=2) as mesh:
+        out = sf.shard(mapped, mesh, P("a"), backend="aten")(xs)
         sf.full(out).sum().backward()
-    torch.testing.assert_close(xs.grad, gradient)
+    assert_close(xs.grad, gradient)
 
 
 def test_so_does_a_branch_of_torch_func_that_nothing_captures() -> None:
     branch = lambda x: sf.cond(x > 0, torch.sqrt, lambda x: 2 * x, x)
     gradient = torch.where(MIXED > 0, 0.5 * MIXED.abs() ** -0.5, 2.0)
     found = torch.func.grad(lambda xs: torch.func.vmap(branch)(xs).sum())(MIXED)
-    torch.testing.assert_close(found, gradient)
-    torch.testing.assert_close(torch.func.grad(branch)(MIXED[0]), gradient[0])
+    assert_close(found, gradient)
+    assert_close(torch.func.grad(branch)(MIXED[0]), gradient[0])

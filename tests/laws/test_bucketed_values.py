@@ -19,6 +19,7 @@ from bucketed import (
 )
 from effort import examples
 from hypothesis import given
+from torch.testing import assert_close
 
 import shardfn as sf
 from shardfn._tree import flatten, leaves
@@ -33,7 +34,7 @@ def close(got: Any, wanted: Any, drawn: Drawn) -> None:
     for a, b in zip(mine, theirs, strict=True):
         assert a.shape == b.shape and a.dtype == b.dtype
         scale = 1 + float(b.double().abs().max()) if b.numel() else 1.0
-        torch.testing.assert_close(a.double() / scale, b.double() / scale, rtol=0, atol=coarsest)
+        assert_close(a.double() / scale, b.double() / scale, rtol=0, atol=coarsest)
 
 
 @given(draws())

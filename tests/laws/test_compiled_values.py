@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import flex_attention
+from torch.testing import assert_close
 
 import shardfn as sf
 from shardfn import _compat
@@ -28,7 +29,7 @@ def assert_compiled(fns: dict[str, Callable[..., Any]], *xs: torch.Tensor, bound
         wanted = fn(*xs)
         for mine, true in zip(tensors(got), tensors(wanted), strict=True):
             assert mine.dtype == true.dtype, name
-            torch.testing.assert_close(
+            assert_close(
                 mine,
                 true,
                 rtol=bound,

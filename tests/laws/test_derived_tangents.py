@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.testing import assert_close
 
 import shardfn as sf
 
@@ -97,22 +98,20 @@ def test_a_derivative_of_such_a_tangent_is_refused_by_name(name: str) -> None:
         with pytest.raises(sf.CaptureError, match=f"^{where}: a derivative of its tangent"):
             second(order, f)
     if name != "in a scan":
-        torch.testing.assert_close(second(HESSIAN, f), wanted(f), rtol=1e-8, atol=1e-8)
+        assert_close(second(HESSIAN, f), wanted(f), rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_other_derivatives_of_tangents_equal_reverse_over_reverse(name: str) -> None:
     for order in ("jvp of jvp", "grad of jvp"):
-        torch.testing.assert_close(
-            second(order, RIGHT[name]), wanted(RIGHT[name]), rtol=1e-8, atol=1e-8
-        )
+        assert_close(second(order, RIGHT[name]), wanted(RIGHT[name]), rtol=1e-8, atol=1e-8)
 
 
 def test_forward_over_forward_of_a_functions_own_jvp_is_refused() -> None:
     with pytest.raises(sf.CaptureError, match="^autograd.Function Cube: its jvp is differentiated"):
         second("jvp of jvp", Cube.apply)
-    torch.testing.assert_close(second("grad of jvp", Cube.apply), wanted(lambda x: x**3))
-    torch.testing.assert_close(second(HESSIAN, Cube.apply), wanted(lambda x: x**3))
+    assert_close(second("grad of jvp", Cube.apply), wanted(lambda x: x**3))
+    assert_close(second(HESSIAN, Cube.apply), wanted(lambda x: x**3))
 
 
 @pytest.mark.parametrize("f", [torch.cholesky_inverse, lambda x: torch.triangular_solve(W, x)[0]])

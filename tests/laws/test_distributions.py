@@ -9,6 +9,8 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributions as D
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -87,27 +89,33 @@ def differentiated(name: str) -> Callable[[Tensor, Tensor], Tensor]:
     return sf.value_and_grad(lambda x, s: VALUES[name](x, s).sum(), argnums=(0, 1))
 
 
-@pytest.mark.parametrize("name", VALUES)
-def test_values_and_gradients_are_the_plain_functions(name: str) -> None:
+def plain(name: str) -> tuple[Tensor, tuple[Tensor, ...]]:
     x, s = X.clone().requires_grad_(), S.clone().requires_grad_()
     loss = VALUES[name](x, s).sum()
-    want = torch.autograd.grad(loss, (x, s), materialize_grads=True)
+    return loss.detach(), torch.autograd.grad(loss, (x, s), materialize_grads=True)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_values_and_gradients_are_the_plain_functions(name: str) -> None:
     got = sf.jit(differentiated(name), backend="aten")(X, S)
-    torch.testing.assert_close(got, (loss.detach(), want), rtol=1e-10, atol=1e-10)
-    with sf.fake_world(4):
-        mesh = sf.make_mesh((4,), ("dp",))
+    assert_close(got, plain(name), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_so_they_are_on_a_mesh(name: str) -> None:
+    with simulated(dp=4) as mesh:
         step = sf.shard(differentiated(name), mesh, (P("dp"), P("dp")), backend="aten")
         got = sf.full(step(X, S))
-    torch.testing.assert_close(got, (loss.detach(), want), rtol=1e-10, atol=1e-10)
+    assert_close(got, plain(name), rtol=1e-10, atol=1e-10)
 
 
 def test_checks_that_are_asked_for_are_left_out_too() -> None:
     def fn(x: Tensor) -> Tensor:
         return D.Normal(x, 2.0, validate_args=True).log_prob(x**2).sum()
 
-    torch.testing.assert_close(sf.grad(fn)(X), torch.func.grad(fn)(X))
-    torch.testing.assert_close(sf.vmap(fn)(X), torch.stack([fn(row) for row in X]))
-    assert sf.jit(lambda x: D.Normal(x, -x.exp()).log_prob(x))(X).isnan().all()
+    assert_close(sf.grad(fn)(X), torch.func.grad(fn)(X))
+    assert_close(sf.vmap(fn)(X), torch.stack([fn(row) for row in X]))
+    assert sf.jit(lambda x: D.Normal(x, -x.exp()).log_prob(x), backend="aten")(X).isnan().all()
 
 
 def test_a_sample_of_the_wrong_shape_is_still_an_error() -> None:
@@ -119,7 +127,7 @@ def test_a_constraint_outside_of_a_check_is_not_taken_for_true() -> None:
     check = D.constraints.positive_definite.check
     with pytest.raises(CaptureError, match="branches on a tensor's value"):
         sf.jit(lambda x: check(x))(X[:3])
-    assert not sf.jit(D.constraints.positive.check)(X).all()
+    assert not sf.jit(D.constraints.positive.check, backend="aten")(X).all()
 
 
 class Policy(torch.nn.Module):
@@ -136,8 +144,7 @@ class Policy(torch.nn.Module):
 def test_a_module_that_is_functionalized_checks_no_values() -> None:
     policy = Policy()
     forward, params, buffers = sf.functionalize(policy)
-    with sf.fake_world(4):
-        mesh = sf.make_mesh((4,), ("dp",))
+    with simulated(dp=4) as mesh:
         call = sf.shard(forward, mesh, (P(), P(), P("dp")), backend="aten")
         got = sf.full(call(params, buffers, X))[0]
-    torch.testing.assert_close(got, policy(X).detach(), rtol=1e-10, atol=1e-10)
+    assert_close(got, policy(X).detach(), rtol=1e-10, atol=1e-10)

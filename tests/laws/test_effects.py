@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import shardfn as sf
 
@@ -199,7 +200,7 @@ def test_an_object_made_inside_may_change_what_is_made_inside() -> None:
             tape.items.append(x * 2)
         return tape.items
 
-    torch.testing.assert_close(sf.jit(body, backend="aten")(X), body(X))
+    assert_close(sf.jit(body, backend="aten")(X), body(X))
 
 
 def test_what_a_method_of_an_object_made_inside_closes_over_is_looked_at_in_each_call() -> None:
@@ -210,6 +211,6 @@ def test_what_a_method_of_an_object_made_inside_closes_over_is_looked_at_in_each
             return x * factor
 
     scaled = sf.jit(lambda x: Scale().of(x), backend="aten")
-    torch.testing.assert_close(scaled(X), X * 2)
+    assert_close(scaled(X), X * 2)
     factor = 5.0
-    torch.testing.assert_close(scaled(X), X * 5)
+    assert_close(scaled(X), X * 5)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -130,8 +131,7 @@ def test_values_and_gradients_are_eager_torchs(loss: Any) -> None:
         {k: p.grad for k, p in params.items() if p.grad is not None},
         {k: grads[k] for k, p in params.items() if p.grad is not None},
     )
-    with sf.fake_world(4):
-        mesh = sf.make_mesh((2, 2), ("dp", "tp"))
+    with simulated(dp=2, tp=2) as mesh:
         placed = {"a": P(None, "tp"), "b": P("tp"), "c": P("tp")}, P("dp")
         step = sf.shard(sf.value_and_grad(loss), mesh, placed, backend="aten")
         assert_close(step(PARAMS, X.clone()), (value, grads))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -47,10 +48,9 @@ def test_products_with_factors_have_torchs_dtype_and_value(name: str, dtype: tor
     xs, fn = operands(name, dtype), every(name)
     wanted = fn(*xs)
     assert_same(sf.jit(fn, backend="aten")(*xs), wanted)
-    with sf.fake_world(3):
-        mesh = sf.make_mesh((3,), ("a",))
+    with simulated(a=3) as mesh:
         for places in ((P(), P("a"), P()), (P("a"), P(), P()), (P(), P(), P("a"))):
-            step = sf.shard(fn, mesh, in_placements=places)
+            step = sf.shard(fn, mesh, in_placements=places, backend="aten")
             assert_same(sf.full(step(*xs)), wanted)
 
 

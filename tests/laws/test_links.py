@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard as S
+from torch.testing import assert_close
 
 import shardfn as sf
 from shardfn import P
@@ -74,7 +75,7 @@ def collectives(way: str, mesh: DeviceMesh) -> list[Any]:
         fn, x = WAYS[way](mesh)
         out = fn(x)
         wanted = {"grad": 8 * X, "in a loop": X.sin().sin()}.get(way, 2 * X)
-        torch.testing.assert_close(sf.full(out), wanted)
+        assert_close(sf.full(out), wanted)
         rows = fn.lower(x).collectives
     return [(row.kind, row.axis, row.nbytes) for row in rows]
 

@@ -9,6 +9,7 @@ import gc
 import attrs
 import pytest
 import torch
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -27,8 +28,7 @@ def _only_new_objects_are_searched() -> None:
 
 @pytest.mark.parametrize("kind", SAMPLE)
 def test_a_run_is_flat(kind: str) -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         row = run(kind, SAMPLE[kind], mesh, shares=(0.25,))
     assert row.is_flat, str(row)
 
@@ -44,8 +44,7 @@ def test_the_programs_of_one_function_are_bounded(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(cache, "PROGRAMS", 3)
     monkeypatch.setattr(dispatch, "KEPT_SIGNATURES", 3)
     fn = lambda x: (x * 2).sum()
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         sharded = sf.shard(fn, mesh, (P("dp"),), backend="aten")
         for rows in range(2, 9):
             assert sf.full(sharded(torch.ones(rows))) == 2 * rows

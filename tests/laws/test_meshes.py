@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -227,6 +228,7 @@ ENDED: dict[str, Callable[[Any, Any], Any]] = {
     "shard_map written out inside jit": lambda over, here: jit(lambda x: mapped(over)(x))(values()),
     "shard_map made before jit": lambda over, here: jit(mapped(over))(values()),
     "shard": lambda over, here: shard(lambda x: x + 1, over)(values()),
+    "distribute": lambda over, here: sf.distribute(values(), over, P("i")),
     "use_mesh": lambda over, here: inside_use_mesh(
         over, lambda: jit(lambda x: mapped(None)(x))(values())
     ),
@@ -280,8 +282,7 @@ def test_a_mesh_is_an_argument_and_equal_ones_share_a_program() -> None:
 
 def test_torchs_with_mesh_is_the_current_mesh() -> None:
     f = sf.shard(lambda x: x * 2, in_placements=(P("dp"),), backend="aten")
-    with sf.fake_world(4):
-        outer = sf.make_mesh((4,), ("dp",))
+    with simulated(dp=4) as outer:
         inner = sf.make_mesh((2, 2), ("dp", "tp"))
         with outer:
             assert f(torch.ones(4)).device_mesh is outer

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -300,8 +302,7 @@ def test_under_every_transform(around: str, name: str) -> None:
 def test_on_a_mesh_and_at_each_stage(name: str) -> None:
     f = WRONG[name]
     plain = error_of(lambda: f(X))
-    with sf.fake_world(4):
-        mesh = sf.make_mesh((2, 2), ("dp", "tp"))
+    with simulated(dp=2, tp=2) as mesh:
         sharded = sf.shard(f, mesh, (P("dp", "tp"),))
         check(plain, error_of(lambda: sharded(X)), "shard(")
         if name in ("a key", "ValueError"):
@@ -322,7 +323,7 @@ def test_a_caught_exception_changes_nothing() -> None:
         except LookupError as error:
             return x * error.args[0]
 
-    torch.testing.assert_close(sf.jit(f, backend="aten")(X), f(X))
+    assert_close(sf.jit(f, backend="aten")(X), f(X))
 
 
 def test_a_fault_of_shardfns_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

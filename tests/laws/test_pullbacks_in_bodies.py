@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P, ShardError
@@ -157,7 +159,7 @@ def test_each_linear_function_in_each_body_equals_the_python_loop(applied: str, 
     names = list(MADE) if way == "jit" else ["vjp", "second order"]
     with sf.fake_world(4):
         found = sf.full(WAYS[way](every(APPLIED[applied], names))(W, U))
-    torch.testing.assert_close(found, every(looped, names)(W, U), rtol=1e-10, atol=1e-12)
+    assert_close(found, every(looped, names)(W, U), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +174,7 @@ def test_derivatives_at_its_point_equal_those_of_the_python_loop(name: str, appl
     found, wanted = derivatives(APPLIED[applied]), derivatives(looped)
     for one, other in zip(found, wanted, strict=True):
         got = sf.jit(one, backend="aten")(W, U)
-        torch.testing.assert_close(got, other(W, U), rtol=1e-9, atol=1e-11)
+        assert_close(got, other(W, U), rtol=1e-9, atol=1e-11)
 
 
 def test_a_loop_of_it_under_vmap_and_grad_equals_the_python_loop() -> None:
@@ -181,7 +183,7 @@ def test_a_loop_of_it_under_vmap_and_grad_equals_the_python_loop() -> None:
     )
     names = ["vjp", "tree"]
     found = sf.jit(every(in_vmap, names), backend="aten")(W, U)
-    torch.testing.assert_close(found, every(plain, names)(W, U), rtol=1e-10, atol=1e-12)
+    assert_close(found, every(plain, names)(W, U), rtol=1e-10, atol=1e-12)
 
 
 def test_it_draws_the_numbers_that_its_value_drew() -> None:
@@ -197,7 +199,7 @@ def test_it_draws_the_numbers_that_its_value_drew() -> None:
         sf.random.state.seed(5)
         results.append(fn(applied)(W, U))
     for result in results[1:]:
-        torch.testing.assert_close(result[:2], results[0][:2])
+        assert_close(result[:2], results[0][:2])
     assert results[0][1].count_nonzero() < 5
 
 
@@ -218,7 +220,7 @@ def test_one_that_torch_made_outside_of_the_function_is_refused_and_ours_is_not(
         in_scan(lambda c: pull(c)[0], U)
     _, ours = sf.vjp(layer, W)
     step = lambda c: ours(c)[0]
-    torch.testing.assert_close(in_scan(step, U), looped(step, U))
+    assert_close(in_scan(step, U), looped(step, U))
 
 
 def test_torchs_own_gradient_of_a_value_from_outside_is_refused() -> None:
@@ -240,7 +242,6 @@ def test_in_the_code_of_ranks_it_equals_the_loop() -> None:
 
         return sf.shard_map(fn, in_placements=(P("a"), P("a")), out_placements=P("a"))
 
-    with sf.fake_world(5):
-        mesh = sf.make_mesh((5,), ("a",))
+    with simulated(a=5) as mesh:
         run = lambda applied: sf.full(sf.shard(per_rank(applied), mesh, backend="aten")(W, U))
-        torch.testing.assert_close(run(in_scan), run(looped), rtol=1e-10, atol=1e-12)
+        assert_close(run(in_scan), run(looped), rtol=1e-10, atol=1e-12)

@@ -11,6 +11,7 @@ import torch
 from effort import examples
 from hypothesis import assume, given
 from programs import Drawn, programs
+from torch.testing import assert_close
 
 import shardfn as sf
 from shardfn import P
@@ -68,11 +69,11 @@ def compare(drawn: Drawn) -> None:
         sharded(drawn),
         plain(drawn),
     )
-    torch.testing.assert_close(loss, wanted_loss, rtol=RTOL, atol=RTOL)
-    torch.testing.assert_close(result, wanted_result, rtol=RTOL, atol=RTOL)
+    assert_close(loss, wanted_loss, rtol=RTOL, atol=RTOL)
+    assert_close(result, wanted_result, rtol=RTOL, atol=RTOL)
     for name, got, wanted in zip(drawn.inputs, grads, wanted_grads, strict=True):
         size = 1 + float(wanted.abs().max())
-        torch.testing.assert_close(
+        assert_close(
             got / size,
             wanted / size,
             rtol=RTOL,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import shardfn as sf
 
@@ -64,5 +65,5 @@ def test_a_call_runs_code_that_was_replaced(name: str) -> None:
     before = call(X)
     call(X)
     replace()
-    torch.testing.assert_close(call(X), fn(X))
+    assert_close(call(X), fn(X))
     assert not torch.equal(call(X), before)

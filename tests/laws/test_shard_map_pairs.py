@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 import shardfn as sf
 from shardfn import P
@@ -90,7 +91,7 @@ def test_a_transform_and_shard_map_in_either_order(side: str, name: str, world: 
                 fn = sf.shard_map(
                     as_rows(name, OURS[name](local)), mesh, P(over), P(over), backend="aten"
                 )
-            torch.testing.assert_close(
+            assert_close(
                 sf.full(fn(x)), as_rows(name, THEIRS[name](whole))(x), rtol=1e-11, atol=1e-11
             )
 
@@ -106,4 +107,4 @@ def test_transforms_on_both_sides_of_shard_map(outer: str, inner: str) -> None:
         )
         fn = sf.shard(as_rows(outer, OURS[outer](mapped)), backend="aten")
         wanted = as_rows(outer, THEIRS[outer](as_rows(inner, THEIRS[inner](whole))))
-        torch.testing.assert_close(sf.full(fn(x)), wanted(x), rtol=1e-10, atol=1e-10)
+        assert_close(sf.full(fn(x)), wanted(x), rtol=1e-10, atol=1e-10)

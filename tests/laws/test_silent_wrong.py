@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from ranks import run_ranks
 from torch import nn
 from versions import is_before
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -204,26 +204,6 @@ def test_s7_a_backward_hook_fires_or_is_refused() -> None:
         assert_close(run(sf.grad(loss), (values(5, 4),)), five)
 
 
-def test_s8_a_function_that_asks_for_its_rank_is_refused() -> None:
-    asks = {
-        "get_rank": lambda mesh: lambda x: x + 1 if dist.get_rank() == 0 else x - 1,
-        "get_local_rank": lambda mesh: lambda x: x + mesh.get_local_rank("a"),
-        "get_coordinate": lambda mesh: lambda x: x + mesh.get_coordinate()[0],
-        "mesh.get_rank": lambda mesh: lambda x: x + mesh.get_rank(),
-        "group": lambda mesh: lambda x: x + dist.group.WORLD.rank(),
-    }
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("a",))
-        for name, make in asks.items():
-            with pytest.raises(sf.CaptureError, match="it is code of one rank") as caught:
-                sf.shard(make(mesh), mesh, P("a"), backend="aten")(values(5, 4))
-            assert __file__ in caught.value.source, name
-        sizes = sf.shard(
-            lambda x: x * mesh.size() * dist.get_world_size(), mesh, P("a"), backend="aten"
-        )
-        assert torch.equal(sf.full(sizes(values(5, 4))), values(5, 4) * 4)
-
-
 def branching(by: str) -> str:
     mesh = sf.make_mesh((2,), ("a",))
     rank = mesh.get_rank()
@@ -272,8 +252,7 @@ def test_s9_the_shape_after_an_in_place_view_is_the_new_one() -> None:
 
 
 def test_s10_a_mesh_is_printed_as_itself_or_refused() -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("a",))
+    with simulated(a=2) as mesh:
         for text in (lambda: f"{mesh}", lambda: str(mesh)):
             fn = sf.shard(
                 lambda x, text=text: {"x": x, "mesh": text()}, mesh, P("a"), backend="aten"
@@ -309,9 +288,9 @@ def test_s12_where_an_out_tensor_ends_up_does_not_depend_on_earlier_calls() -> N
         return out
 
     x, y, found = values(4, 3), values(3, 2, seed=1), []
-    with sf.fake_world(2):
+    with simulated(a=2) as mesh:
         fns = {
-            spec: sf.shard(product, sf.make_mesh((2,), ("a",)), (P("a"), P()), spec, backend="aten")
+            spec: sf.shard(product, mesh, (P("a"), P()), spec, backend="aten")
             for spec in (P("a"), P())
         }
         for order in ((P("a"), P()), (P(), P("a")), (P("a"), P("a"), P())):

@@ -12,6 +12,7 @@ from effort import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from programs import Drawn, programs
+from torch.testing import assert_close
 
 import shardfn as sf
 from shardfn import P
@@ -59,4 +60,4 @@ def test_symbols_for_sizes_change_no_value(drawn: Drawn, more: int) -> None:
             if wanted is REFUSED or got is REFUSED:
                 assert got is wanted
                 continue
-            torch.testing.assert_close(got, wanted, rtol=RTOL, atol=RTOL, equal_nan=True)
+            assert_close(got, wanted, rtol=RTOL, atol=RTOL, equal_nan=True)

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from ranks import run_ranks
+from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -93,7 +94,7 @@ def test_s8_all_worlds_draw_the_same_from_a_seed() -> None:
         with inside():
             found.append(seeded(make()))
     for other in found[1:]:
-        torch.testing.assert_close(found[0], other, rtol=0, atol=0)
+        assert_close(found[0], other, rtol=0, atol=0)
 
 
 def _on_rank() -> list[torch.Tensor]:
@@ -113,7 +114,7 @@ def _with_own_seed() -> str:
 def test_s8_real_ranks_draw_the_same() -> None:
     wanted = seeded(alone())
     for found in run_ranks(2, _on_rank):
-        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+        assert_close(found, wanted, rtol=0, atol=0)
 
 
 def test_s8_a_seed_for_each_rank_is_refused() -> None:
@@ -203,7 +204,7 @@ def test_s8_torchs_checkpoint_draws_the_same_again_under_plain(
 
     wanted = grads(lambda x: block(x, w))
     found = grads(lambda x: checkpoint(block, x, w, use_reentrant=reentrant))
-    torch.testing.assert_close(found, wanted, rtol=1e-14, atol=1e-14)
+    assert_close(found, wanted, rtol=1e-14, atol=1e-14)
     torch.manual_seed(0)
     first = torch.rand(3)
     torch.manual_seed(0)
@@ -229,4 +230,4 @@ def test_s8_a_shuffled_loader_stands_under_plain(workers: int) -> None:
     own.generator.manual_seed(1)
     with sf.random.plain():
         found = batches(drop)
-    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    assert_close(found, wanted, rtol=0, atol=0)

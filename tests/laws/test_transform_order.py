@@ -13,6 +13,7 @@ import pytest
 import torch
 from ranks import run_ranks
 from torch import Tensor
+from torch.testing import assert_close
 
 import shardfn as sf
 from shardfn import P
@@ -91,7 +92,7 @@ def check(order: tuple[str, ...], function: str, sizes: tuple[int, ...], placeme
     got = sf.full(
         sf.shard(composed(OURS, order, FUNCTIONS[function]), mesh, placement, backend="aten")(X)
     )
-    torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
+    assert_close(got, wanted, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed._functional_collectives as functional_collectives
 from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.testing import assert_close
 
 import shardfn as sf
 from shardfn import P
@@ -309,7 +310,7 @@ def test_s9_6_a_checkpointed_layer_is_captured_and_its_gradient_bucketed() -> No
     step = sharded(sf.bucketed_grad(kept), (P(), P("dp")))
     assert [b.leaves for b in step.lower(w, X).plan.buckets] == [("w",)]
     wanted = sf.value_and_grad(lambda w, x: layer(w, x).square().mean())(w, X)
-    torch.testing.assert_close(sf.full(step(w, X)), wanted)
+    assert_close(sf.full(step(w, X)), wanted)
 
 
 def test_a_checkpointed_function_of_torchs_warns_of_nothing(

@@ -13,6 +13,8 @@ from ranks import run_ranks
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.export import Dim
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -39,7 +41,7 @@ def leaves(tree: Any) -> list[Any]:
 
 def check_equal(got: Any, wanted: Any) -> None:
     for a, b in zip(leaves(got), leaves(wanted), strict=True):
-        torch.testing.assert_close(a, b) if isinstance(b, Tensor) else None
+        assert_close(a, b) if isinstance(b, Tensor) else None
         assert isinstance(b, Tensor) or a == b
 
 
@@ -98,8 +100,7 @@ AROUND = {"value": lambda fn: fn, "bucketed_grad": lambda fn: sf.bucketed_grad(f
 def test_a_function_is_captured_once_for_even_and_uneven_sizes(
     loss: Callable[..., Any], around: str
 ) -> None:
-    with sf.fake_world(3):
-        mesh = sf.make_mesh((3,), ("dp",))
+    with simulated(dp=3) as mesh:
         placed = (None, P("dp"))
         fn = AROUND[around](loss)
         own = lambda w, x: fn(w, x)
@@ -129,8 +130,7 @@ def test_gradients_are_right_on_other_worlds_and_meshes(shape: tuple[int, ...]) 
 
 
 def test_backward_from_outside() -> None:
-    with sf.fake_world(3):
-        mesh = sf.make_mesh((3,), ("dp",))
+    with simulated(dp=3) as mesh:
         loss_fn = sf.shard(masked, mesh, (None, P("dp")), backend="aten", dynamic=(None, 0))
         counts = []
         for n in (6, 4, 9):
@@ -142,8 +142,7 @@ def test_backward_from_outside() -> None:
 
 
 def test_a_mark_on_a_tensor_and_on_a_dtensor() -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         mean = sf.jit(lambda x: x.sum(0) / x.shape[0], backend="aten")
         mean(sf.mark_dynamic(batch(4), 0))
         assert not captures(lambda: mean(batch(6)))  # whether marked or not
@@ -154,8 +153,7 @@ def test_a_mark_on_a_tensor_and_on_a_dtensor() -> None:
 
 
 def test_code_of_one_rank_with_dtensors_inside() -> None:
-    with sf.fake_world(4):
-        mesh = sf.make_mesh((2, 2), ("dp", "tp"))
+    with simulated(dp=2, tp=2) as mesh:
         everywhere = [Replicate(), Replicate()]
 
         def mean(x: Tensor, scale: int) -> Tensor:
@@ -278,8 +276,7 @@ def test_a_tree_of_arguments_by_position_by_name_and_with_hints() -> None:
 
 
 def test_vmap_and_shard_map_around() -> None:
-    with sf.fake_world(4):
-        mesh = sf.make_mesh((2, 2), ("dp", "tp"))
+    with simulated(dp=2, tp=2) as mesh:
         many = sf.jit(sf.vmap(lambda r: (r * r).sum()), backend="aten", dynamic=0)
         mean = sf.shard_map(
             lambda x: (sf.pmean(x.mean(0), "dp"), x * x.shape[0]),

@@ -14,6 +14,7 @@ from message import without_line
 from ranks import run_ranks
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn import functional
+from torch.testing import assert_close
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 import shardfn as sf
@@ -173,7 +174,7 @@ def test_s3_1_a_transform_of_a_pair_is_the_pair_of_the_transform(name: str) -> N
     fn = OF_PAIRS[name]
     out = fn(Pair(A, B))
     for key, x in (("a", A), ("b", B)):
-        torch.testing.assert_close(half(out, key), half(fn(x), key))
+        assert_close(half(out, key), half(fn(x), key))
     assert half(out, "a") is not out
 
 
@@ -205,39 +206,39 @@ OF_WEIGHTS: dict[str, Callable[..., Any]] = {
 def test_s3_1_a_quantized_weight_answers_as_its_values(name: str) -> None:
     fn = OF_WEIGHTS[name]
     wanted = fn(A, QW)
-    torch.testing.assert_close(sf.jit(fn, backend="aten")(A, Q), wanted)
+    assert_close(sf.jit(fn, backend="aten")(A, Q), wanted)
     if name == "a carry of scan":  # of which a derivative follows the scale
         return
     total = lambda x, q: fn(x, q).square().sum()
     expected = torch.func.grad(total)(A, QW)
-    torch.testing.assert_close(sf.grad(total)(A, Q), expected)
+    assert_close(sf.grad(total)(A, Q), expected)
 
 
 def test_s3_1_results_made_inside() -> None:
     out = sf.jit(lambda n, s: Quantized(n, s * 2, 3), backend="aten")(Q.numbers, Q.scale)
     assert isinstance(out, Quantized) and out.bits == 3
-    torch.testing.assert_close(out.plain(), QW * 2)
+    assert_close(out.plain(), QW * 2)
     rows = staged(lambda x: sf.scan(lambda c, r: (c, Pair(r, r + 1)), x[0], x)[1])
     pairs = rows(A)
     assert isinstance(pairs, Pair)
-    torch.testing.assert_close(pairs.b, A + 1)
+    assert_close(pairs.b, A + 1)
 
 
 @pytest.mark.inductor
 def test_s3_1_compiled() -> None:
     out = sf.jit(wave, backend="inductor")(Pair(A, B))
-    torch.testing.assert_close([out.a, out.b], [wave(A), wave(B)])
+    assert_close([out.a, out.b], [wave(A), wave(B)])
 
 
 def test_s3_1_one_inside_of_another() -> None:
     nested = Pair(Pair(A, B), Pair(B, A))
     out = sf.jit(wave, backend="aten")(nested)
-    torch.testing.assert_close(out.b.a, wave(B))
+    assert_close(out.b.a, wave(B))
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
-        out = sf.shard(wave, mesh, P("dp"))(nested)
+        out = sf.shard(wave, mesh, P("dp"), backend="aten")(nested)
         assert out.a.b.placements == (Shard(0),)
-        torch.testing.assert_close(sf.full(out).a.b, wave(B))
+        assert_close(sf.full(out).a.b, wave(B))
 
 
 def test_s3_1_their_tensors_have_paths_and_one_program_each() -> None:
@@ -245,11 +246,11 @@ def test_s3_1_their_tensors_have_paths_and_one_program_each() -> None:
     text = str(fn.trace({"x": Pair(A, B)}))
     assert "%p.x.a" in text and "result.b" in text
     compiled = fn.compile({"x": Pair(A, B)})
-    torch.testing.assert_close(compiled({"x": Pair(B, A)}).a, B * 2)
+    assert_close(compiled({"x": Pair(B, A)}).a, B * 2)
     scaled = sf.jit(lambda q: q.bits * A, backend="aten")
     for bits in (4, 2):  # what a class says of itself is part of the signature
         out = scaled(Quantized(Q.numbers, Q.scale, bits))
-        torch.testing.assert_close(out, bits * A)
+        assert_close(out, bits * A)
 
 
 def test_s3_1_modules() -> None:
@@ -257,7 +258,7 @@ def test_s3_1_modules() -> None:
     module.weight = torch.nn.Parameter(Q, requires_grad=False)
     fn, params, buffers = sf.functionalize(module)
     out = sf.jit(fn, backend="aten")(params, buffers, A)
-    torch.testing.assert_close(out[0] if isinstance(out, tuple) else out, A @ QW.T)
+    assert_close(out[0] if isinstance(out, tuple) else out, A @ QW.T)
 
 
 @pytest.fixture
@@ -270,23 +271,23 @@ def test_s3_1_in_shard(mesh: Any) -> None:
     pair = Pair(A, B)
     placed = lambda x: sf.constrain(wave(x), P(None, "dp"))
     for fn, plain in ((wave, wave), (sf.grad(loss), torch.func.grad(loss)), (placed, wave)):
-        out = sf.full(sf.shard(fn, mesh, P("dp"))(pair))
+        out = sf.full(sf.shard(fn, mesh, P("dp"), backend="aten")(pair))
         assert isinstance(out, Pair)
-        torch.testing.assert_close([out.a, out.b], [plain(A), plain(B)])
+        assert_close([out.a, out.b], [plain(A), plain(B)])
     each = {"a": P("dp"), "b": P(None, "dp")}
-    out = sf.shard(lambda x: x * 2, mesh, (each,))(pair)
+    out = sf.shard(lambda x: x * 2, mesh, (each,), backend="aten")(pair)
     assert (out.a.placements, out.b.placements) == ((Shard(0),), (Shard(1),))
     split = {"numbers": P("dp"), "scale": P()}
-    out = sf.shard(linear, mesh, (P("dp"), split))(A, Q)
-    torch.testing.assert_close(sf.full(out), A @ QW.T)
+    out = sf.shard(linear, mesh, (P("dp"), split), backend="aten")(A, Q)
+    assert_close(sf.full(out), A @ QW.T)
 
 
 def test_s3_1_in_shard_map(mesh: Any) -> None:
     rows = Pair(A[:4], B[:4])
-    out = sf.shard_map(lambda x: sf.psum(x, "dp"), mesh, P("dp"), P())(rows)
-    torch.testing.assert_close(sf.full(out).b, B[:2] + B[2:4])
-    out = sf.shard_map(linear, mesh, (P("dp"), P()), P("dp"))(A[:4], Q)
-    torch.testing.assert_close(sf.full(out), A[:4] @ QW.T)
+    out = sf.shard_map(lambda x: sf.psum(x, "dp"), mesh, P("dp"), P(), backend="aten")(rows)
+    assert_close(sf.full(out).b, B[:2] + B[2:4])
+    out = sf.shard_map(linear, mesh, (P("dp"), P()), P("dp"), backend="aten")(A[:4], Q)
+    assert_close(sf.full(out), A[:4] @ QW.T)
 
 
 def test_s3_1_dtensors_inside_and_outside_of_them(mesh: Any) -> None:
@@ -295,11 +296,11 @@ def test_s3_1_dtensors_inside_and_outside_of_them(mesh: Any) -> None:
     outside = distribute_tensor(Pair(A, B), mesh, [Shard(0)])
     assert isinstance(outside, DTensor)
     for x in (inside, outside):
-        for fn in (sf.jit(wave), sf.shard(wave, mesh)):
-            torch.testing.assert_close(sf.full(fn(x)).b, wave(B))
+        for fn in (sf.jit(wave, backend="aten"), sf.shard(wave, mesh, backend="aten")):
+            assert_close(sf.full(fn(x)).b, wave(B))
         gradient = sf.full(sf.grad(loss)(x))
-        torch.testing.assert_close(gradient.b, torch.func.grad(loss)(B))
-    torch.testing.assert_close(sf.full(inside).b, B)
+        assert_close(gradient.b, torch.func.grad(loss)(B))
+    assert_close(sf.full(inside).b, B)
 
 
 def test_s3_1_in_the_code_of_one_rank(mesh: Any) -> None:
@@ -308,10 +309,10 @@ def test_s3_1_in_the_code_of_one_rank(mesh: Any) -> None:
         return linear(d, DTensor.from_local(q, mesh, [Replicate()])), x * 2, q
 
     out, mine, same = sf.jit(fn, backend="aten")(SimulatedTensor([A, B]), Q)
-    torch.testing.assert_close(sf.full(out), torch.cat([A, B]) @ QW.T)
-    torch.testing.assert_close(mine.shards, [A * 2, B * 2])
+    assert_close(sf.full(out), torch.cat([A, B]) @ QW.T)
+    assert_close(mine.shards, [A * 2, B * 2])
     assert isinstance(same, Quantized)
-    torch.testing.assert_close(same.scale.shards[1], Q.scale)
+    assert_close(same.scale.shards[1], Q.scale)
 
 
 def _on_a_rank() -> Any:
@@ -327,7 +328,7 @@ def _on_a_rank() -> Any:
 def test_s3_1_on_real_ranks() -> None:
     wanted = [torch.func.grad(loss)(x) for x in (A, B)]
     for found in run_ranks(2, _on_a_rank):
-        torch.testing.assert_close(found, [*wanted, A @ QW.T, wave(B[:4])])
+        assert_close(found, [*wanted, A @ QW.T, wave(B[:4])])
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
@@ -415,7 +416,7 @@ def test_a_tensor_is_a_leaf_of_tree_map_whatever_was_called_before() -> None:
         named = sf.tree_map(lambda x: type(x).__name__, {"w": Other(A, B)})
         assert named == {"w": "Other"}
         out = staged(lambda p: sf.tree_map(lambda x: x * 2, p))({"w": Other(A, B)})
-        torch.testing.assert_close(out["w"].b, B * 2)
+        assert_close(out["w"].b, B * 2)
 
 
 def test_a_dtensor_of_tensors_of_another_shape(mesh: Any) -> None:

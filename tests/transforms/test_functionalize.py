@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -197,7 +199,7 @@ def made(name: str, training: bool = True) -> nn.Module:
 
 
 def close(got: Any, wanted: Any) -> None:
-    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12, check_device=False)
+    assert_close(got, wanted, rtol=1e-12, atol=1e-12, check_device=False)
 
 
 def state(module: nn.Module) -> dict[str, Tensor]:
@@ -334,7 +336,7 @@ def test_jvp_and_grad_agree(name: str) -> None:
     direction = sf.tree_map(torch.cos, params)
     _, tangent = sf.jvp(loss, (params,), (direction,))
     wanted = sum((g * direction[k]).sum() for k, g in judged(name, True)[1].items())
-    torch.testing.assert_close(tangent, wanted, rtol=1e-11, atol=1e-11)
+    assert_close(tangent, wanted, rtol=1e-11, atol=1e-11)
 
 
 def test_second_derivatives_and_jacobians_pass_through() -> None:
@@ -446,12 +448,9 @@ def test_it_can_be_differentiated_itself_and_its_arguments_are_named() -> None:
     fn, params, buffers = sf.functionalize(module)
     module(x).backward()
     wanted = {k: p.grad for k, p in module.named_parameters()}
-    with sf.fake_world(2):
+    with simulated(a=2) as mesh:
         step = sf.shard(
-            sf.bucketed_grad(fn, has_aux=True),
-            sf.make_mesh((2,), ("a",)),
-            (None, None, P("a")),
-            backend="aten",
+            sf.bucketed_grad(fn, has_aux=True), mesh, (None, None, P("a")), backend="aten"
         )
         (_, new), grads = step(params, buffers, x)
         close(sf.full((grads, new)), (wanted, dict(module.named_buffers())))

@@ -10,6 +10,8 @@ import pytest
 import torch
 from ranks import run_ranks
 from torch import nn
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P, random
@@ -94,7 +96,7 @@ def _assert_same(made: dict[str, Any], module: nn.Module, rounded: float = 0.0) 
     expected = _values_of(module)
     assert made.keys() == expected.keys()
     for name, x in made.items():
-        torch.testing.assert_close(
+        assert_close(
             sf.full(x),
             expected[name].detach(),
             rtol=rounded,
@@ -116,7 +118,7 @@ def test_initialisations_of_torch_make_shards_of_what_one_device_draws(name: str
             assert not buffers
             if name in ROUNDED:
                 made = sf.full(params["weight"])
-                torch.testing.assert_close(made, alone.weight.detach())
+                assert_close(made, alone.weight.detach())
             else:
                 _assert_same(params, alone)
 
@@ -133,13 +135,12 @@ def test_a_module_on_one_device_is_that_of_plain_torch(backend: str) -> None:
     random.state.seed(0)
     with random.plain():
         expected = alone(torch.tensor([[1, 2, 0]]))
-    torch.testing.assert_close(out, expected.detach())
+    assert_close(out, expected.detach())
 
 
 def test_a_module_on_a_mesh_is_placed_by_the_first_pattern_that_fits() -> None:
     alone = _on_one_device(Model)
-    with sf.fake_world(6):
-        mesh = sf.make_mesh((2, 3), ("dp", "tp"))
+    with simulated(dp=2, tp=3) as mesh:
         placements = {
             "**.linear1.*": P("tp"),
             "**.linear2.weight": P(None, "tp"),
@@ -155,7 +156,9 @@ def test_a_module_on_a_mesh_is_placed_by_the_first_pattern_that_fits() -> None:
         assert placed["embed.weight"] == (sf.Shard(0), sf.Replicate())
         assert placed["table"] == (sf.Shard(0), sf.Replicate())
         assert placed["blocks.0.self_attn.in_proj_weight"] == whole
-        loss = sf.shard(lambda p, b, t: fn(p, b, t)[0].sum(), mesh, (None, None, P("dp")))
+        loss = sf.shard(
+            lambda p, b, t: fn(p, b, t)[0].sum(), mesh, (None, None, P("dp")), backend="aten"
+        )
         tokens = torch.tensor([[1, 2, 0], [3, 4, 5]])
         assert sf.full(loss(params, buffers, tokens)).isfinite()
 
@@ -164,8 +167,7 @@ def test_a_rank_makes_no_more_than_its_shard_and_sends_nothing() -> None:
     def build() -> nn.Module:
         return nn.Linear(64, 64, bias=False)
 
-    with sf.fake_world(8):
-        mesh = sf.make_mesh((8,), ("dp",))
+    with simulated(dp=8) as mesh:
         _, params, _ = sf.init(build, mesh, P("dp"), KEY)
         assert params["weight"].to_local().shape == (8, 64)
         drawn = sf.shard(lambda key: random.uniform(key, (64, 64)), mesh, (P(),), P("dp"))
@@ -202,8 +204,7 @@ def test_bad_input_is_refused_by_name() -> None:
     def build() -> nn.Module:
         return nn.Linear(2, 2)
 
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         with pytest.raises(ShardError, match="init: key is a NoneType"):
             sf.init(build, mesh, P())
         with pytest.raises(TreeError, match=r"init\(_holding\): scale is a tensor"):
@@ -230,7 +231,7 @@ def test_a_truncated_normal_in_a_function_is_that_of_plain_torch() -> None:
         alone = drawn(x)
     random.state.seed(5)
     made = sf.jit(drawn, backend="aten")(x)
-    torch.testing.assert_close(made, alone)
+    assert_close(made, alone)
     assert made.min() >= -0.5
     assert made.max() <= 4.0
     before = nn.init.trunc_normal_(torch.empty(3))  # torch's own again

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+from equality import close
 
 import shardfn as sf
 
 G = torch.Generator().manual_seed(5)
 X, Y = (torch.randn(5, 3, generator=G, dtype=torch.float64) for _ in range(2))
 TREE = {"w": X}
-
-
-def close(got: Any, wanted: Any) -> None:
-    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_vmap_takes_prefixes_negative_axes_and_shared_arguments() -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -56,13 +58,12 @@ def test_a_failed_call_changes_no_later_one() -> None:
     value = torch.func.grad(loss)(X)
     for failure in FAILURES.values():
         refusal(failure)
-        torch.testing.assert_close(sf.grad(lambda x: loss(x))(X), value)
+        assert_close(sf.grad(lambda x: loss(x))(X), value)
     wanted = torch.func.hessian(loss)(X)
-    torch.testing.assert_close(sf.hessian(loss)(X), wanted)
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("a",))
+    assert_close(sf.hessian(loss)(X), wanted)
+    with simulated(a=2) as mesh:
         f = sf.shard(lambda x: sf.grad(loss)(x), mesh, (P("a"),), backend="aten")
-        torch.testing.assert_close(sf.full(f(X)), value)
+        assert_close(sf.full(f(X)), value)
 
 
 def test_an_error_inside_an_except_block_is_its_own() -> None:
@@ -91,8 +92,8 @@ def test_a_hessian_read_without_grad_mode_is_right_in_both(name: str) -> None:
     second = {torch.no_grad: sf.hessian(f), torch.inference_mode: sf.jacrev(sf.jacrev(f))}
     for mode, transformed in second.items():
         with mode():
-            torch.testing.assert_close(transformed(X), wanted)
-        torch.testing.assert_close(transformed(X), wanted)
+            assert_close(transformed(X), wanted)
+        assert_close(transformed(X), wanted)
 
 
 def test_the_tangents_of_pulls_are_right_without_grad_mode() -> None:
@@ -100,7 +101,7 @@ def test_the_tangents_of_pulls_are_right_without_grad_mode() -> None:
     wanted = torch.func.hessian(f)(X.float())
     pull = lambda x: sf.vjp(f, x)[1](torch.ones(()))[0]
     with torch.no_grad():
-        torch.testing.assert_close(sf.jacfwd(pull)(X.float()), wanted)
+        assert_close(sf.jacfwd(pull)(X.float()), wanted)
 
 
 def test_no_grad_inside_a_derivative_still_stops_it() -> None:
@@ -114,7 +115,7 @@ def test_no_grad_inside_a_derivative_still_stops_it() -> None:
 
     with torch.no_grad():
         got = sf.grad(stopped(sf))(X)
-    torch.testing.assert_close(got, torch.func.grad(stopped(torch.func))(X))
+    assert_close(got, torch.func.grad(stopped(torch.func))(X))
 
 
 def test_reading_in_inference_mode_keeps_the_grad_mode() -> None:
@@ -140,11 +141,10 @@ def test_views_of_sharded_indices_index_as_they_do_on_one_device() -> None:
     i = torch.randint(0, 7, (3, 4), generator=G)
     specs = [(P(), P("a")), (P("a"), P(None, "b")), (P(("a", "b")), P("b", "a"))]
     # the last value put at an index is any of them, so all are equal
-    with sf.fake_world(6):
-        mesh = sf.make_mesh((2, 3), ("a", "b"))
+    with simulated(a=2, b=3) as mesh:
         for (name, f), where in itertools.product(INDEXED.items(), specs):
             got = sf.full(sf.shard(f, mesh, where, backend="aten")(x, i))
-            torch.testing.assert_close(got, f(x, i), msg=f"{name} {where}")
+            assert_close(got, f(x, i), msg=f"{name} {where}")
 
 
 @pytest.mark.parametrize("name", ["transposed", "taken", "two"])
@@ -152,11 +152,10 @@ def test_gradients_through_views_of_sharded_indices(name: str) -> None:
     x = torch.randn(7, 5, generator=G, dtype=F64)
     i = torch.randint(0, 7, (5, 3), generator=G)
     loss = lambda x, i: (INDEXED[name](x, i) ** 3).sum()
-    with sf.fake_world(3):
-        mesh = sf.make_mesh((3,), ("a",))
+    with simulated(a=3) as mesh:
         step = sf.shard(sf.grad(loss), mesh, (P("a"), P("a")), backend="aten")
         got = sf.full(step(x, i))
-    torch.testing.assert_close(got, torch.func.grad(loss)(x, i))
+    assert_close(got, torch.func.grad(loss)(x, i))
 
 
 def test_the_tangent_of_a_gradient_of_loops_keeps_its_dtype() -> None:
@@ -177,10 +176,10 @@ def test_the_tangent_of_a_gradient_of_loops_keeps_its_dtype() -> None:
     got = sf.jvp(sf.grad(scanned, (0, 1)), (w, x), (w, x))
     _, pull = torch.func.vjp(torch.func.grad(unrolled, (0, 1)), w, x)
     for value, wanted in zip(got[0], torch.func.grad(unrolled, (0, 1))(w, x), strict=True):
-        torch.testing.assert_close(value, wanted)
+        assert_close(value, wanted)
     # the hessian is symmetric, so its product with a vector is that from the other side
     for tangent, wanted in zip(got[1], pull((w, x)), strict=True):
-        torch.testing.assert_close(tangent, wanted)
+        assert_close(tangent, wanted)
 
 
 def test_a_map_has_jacobians_under_grad() -> None:
@@ -188,4 +187,4 @@ def test_a_map_has_jacobians_under_grad() -> None:
     plain = lambda x: torch.sin(x) * x.sum(1, keepdim=True)
     got = sf.grad(lambda x: sf.jacfwd(mapped)(x).pow(2).sum())(X)
     wanted = torch.func.grad(lambda x: torch.func.jacfwd(plain)(x).pow(2).sum())(X)
-    torch.testing.assert_close(got, wanted)
+    assert_close(got, wanted)

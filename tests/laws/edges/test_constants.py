@@ -12,9 +12,12 @@ import optree
 import pytest
 import torch
 from effort import examples
+from equality import close
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -71,7 +74,7 @@ def assert_equal(got: Any, wanted: Any) -> None:
         for mine, theirs in zip(got, wanted, strict=True):
             assert_equal(mine, theirs)
     elif isinstance(wanted, Tensor):
-        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+        close(got, wanted)
     else:
         assert got == wanted
 
@@ -132,8 +135,7 @@ def test_a_branch_chooses_its_numbers(shape: Any, choice: bool) -> None:
 
 @pytest.mark.parametrize("backend", ["aten", "inductor"])
 def test_a_branch_chooses_its_numbers_on_every_rank(backend: str) -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         fn = lambda x: sf.cond(x.sum() > 100, lambda: (x, 1, 2.0), lambda: (2 * x, 2, 3.0))
         got = sf.full(sf.shard(fn, mesh, P("dp"), backend=backend)(X))
     assert_equal(got, (2 * X, torch.tensor(2), torch.tensor(3.0)))
@@ -191,8 +193,7 @@ def test_none_leaves_pass_every_derivative() -> None:
     assert_equal(sf.jacrev(loss)(TREE), {"a": 3 * X**2, "none": None})
     assert_equal(sf.hessian(loss)(TREE)["a"], {"a": torch.diag(6 * X), "none": None})
     assert_equal(sf.vmap(lambda p: (p["a"], p["none"]))(TREE), (X, None))
-    with sf.fake_world(3):
-        mesh = sf.make_mesh((3,), ("dp",))
+    with simulated(dp=3) as mesh:
         got = sf.full(sf.shard(sf.bucketed_grad(loss), mesh, P("dp"), backend="aten")(TREE))
     assert_equal(got[1], {"a": 3 * X**2, "none": None})
 
@@ -295,7 +296,7 @@ MUST_PASS = (
 
 def assert_value(got: Any, wanted: Any) -> None:
     if isinstance(wanted, Tensor):
-        torch.testing.assert_close(got, wanted)
+        assert_close(got, wanted)
     else:
         assert got == wanted
 
@@ -312,5 +313,5 @@ def through(outer: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     if outer == "vmap":
         one = sf.vmap(fn, in_axes=None, out_axes=None, axis_size=2)
         return one(*args)
-    with sf.fake_world(2):
-        return sf.full(sf.shard(fn, sf.make_mesh((2,), ("dp",)), backend="aten")(*args))
+    with simulated(dp=2) as mesh:
+        return sf.full(sf.shard(fn, mesh, backend="aten")(*args))

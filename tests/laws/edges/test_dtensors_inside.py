@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import local_map
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -124,7 +126,7 @@ def outer(mesh: Any) -> dict[str, Callable[[Any], Any]]:
     """What captures a function."""
     rows = P("dp")
     total = lambda fn: lambda x: sum(t.sum() for t in leaves(fn(x)) if isinstance(t, torch.Tensor))
-    per_rank = lambda fn: sf.shard_map(fn, mesh, (rows,), rows)
+    per_rank = lambda fn: sf.shard_map(fn, mesh, (rows,), rows, backend="aten")
     return {
         "jit": lambda fn: sf.jit(fn, backend="aten")(X),
         "jit of a DTensor": lambda fn: sf.jit(fn, backend="aten")(sf.distribute(X, mesh, rows)),
@@ -152,8 +154,7 @@ def tried(member: str, around: str) -> None:
     """A function is refused by name, with something to try, or has a result without traced
     values; its captures leave torch as it was.
     """
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         fn, said = members(mesh)[member]
         try:
             out = outer(mesh)[around](fn)
@@ -187,8 +188,7 @@ def test_the_seen_ones_are_tried(member: str, around: str) -> None:
 
 
 def test_the_error_has_the_line_of_the_user() -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
 
         def fn(x: torch.Tensor) -> torch.Tensor:
             made = dt.DTensor(x, mesh, [dt.Shard(0)], requires_grad=False)
@@ -218,8 +218,7 @@ def test_an_argument_of_another_class_is_refused_before_and_after_a_plain_one(
     def loss(x: Any) -> Any:
         return sum((t * t).sum() for t in leaves(x))
 
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         fn = {
             "jit": sf.jit(loss, backend="aten"),
             "shard": sf.shard(loss, mesh, backend="aten"),
@@ -248,8 +247,7 @@ RIGHT = {
 @pytest.mark.parametrize("case", list(RIGHT))
 def test_parameters_buffers_and_dtensors_are_arguments_like_any(case: str) -> None:
     fn = lambda x: {"a": x * 2, "kind": isinstance(x, DTensor), "asks": hasattr(x, "placements")}
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         kinds = {
             sf.jit(fn, backend="aten"): case == "a DTensor",
             sf.jit(fn): case == "a DTensor",
@@ -258,17 +256,16 @@ def test_parameters_buffers_and_dtensors_are_arguments_like_any(case: str) -> No
         }
         for run, is_dtensor in kinds.items():
             out = run(RIGHT[case]())
-            torch.testing.assert_close(sf.full(out["a"]), 2 * X)
+            assert_close(sf.full(out["a"]), 2 * X)
             assert (out["kind"], out["asks"]) == (is_dtensor, is_dtensor)
 
 
 def test_sizes_of_a_mesh_and_full_of_a_plain_tensor_stay_right() -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         fn = lambda x: sf.full(x) * mesh.size() + dist.get_world_size()
-        torch.testing.assert_close(sf.full(sf.shard(fn, mesh, backend="aten")(X)), 2 * X + 2)
+        assert_close(sf.full(sf.shard(fn, mesh, backend="aten")(X)), 2 * X + 2)
         closed = torch.nn.Parameter(X.clone(), requires_grad=False)
-        torch.testing.assert_close(sf.jit(lambda x: x + closed, backend="aten")(X), 2 * X)
+        assert_close(sf.jit(lambda x: x + closed, backend="aten")(X), 2 * X)
 
 
 def test_another_thread_makes_dtensors_while_a_module_is_captured() -> None:
@@ -279,8 +276,7 @@ def test_another_thread_makes_dtensors_while_a_module_is_captured() -> None:
             made.append(outside())
             return x * 2
 
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
 
         def outside() -> Any:
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -289,7 +285,5 @@ def test_another_thread_makes_dtensors_while_a_module_is_captured() -> None:
                 ).result()
 
         fn, params, buffers = sf.functionalize(Asking())
-        torch.testing.assert_close(
-            sf.jit(lambda x: fn(params, buffers, x)[0], backend="aten")(X), 2 * X
-        )
+        assert_close(sf.jit(lambda x: fn(params, buffers, x)[0], backend="aten")(X), 2 * X)
     assert made and all(issubclass(kind, DTensor) for kind in made)

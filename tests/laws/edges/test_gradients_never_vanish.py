@@ -13,6 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -152,8 +154,8 @@ def test_a_call_is_right_and_followed_whatever_was_called_before(
     def f(x: torch.Tensor) -> torch.Tensor:
         return USES[use](x, read())
 
-    with sf.fake_world(2):
-        call = ours(f, sf.make_mesh((2,), ("a",)))
+    with simulated(a=2) as mesh:
+        call = ours(f, mesh)
         for followed, requires in calls:
             if not made:
                 w.requires_grad_(requires)
@@ -162,15 +164,15 @@ def test_a_call_is_right_and_followed_whatever_was_called_before(
                 if wanted.requires_grad:
                     assert use not in (*SILENT, "under no_grad")
                     got = sf.full(call(X))
-                    torch.testing.assert_close(got, wanted)
+                    assert_close(got, wanted)
                     gradients = [
                         torch.autograd.grad(y.sum(), w, retain_graph=True) for y in (got, wanted)
                     ]
-                    torch.testing.assert_close(*gradients)
+                    assert_close(*gradients)
                 else:
                     got = sf.full(call(X))
                     assert not got.requires_grad
-                    torch.testing.assert_close(got, wanted.detach())
+                    assert_close(got, wanted.detach())
 
 
 def tied() -> nn.Module:
@@ -242,7 +244,7 @@ def test_functionalize_keeps_to_frozen_parameters_and_hooks(
     fn, params, buffers = sf.functionalize(module)
     with sf.fake_world(2):
         grads = sf.full(WAYS[way](loss_of(fn, buffers))(params, x))
-    torch.testing.assert_close(grads, judged(module, way, x), rtol=1e-10, atol=1e-12)
+    assert_close(grads, judged(module, way, x), rtol=1e-10, atol=1e-12)
     stepped = sf.tree_map(lambda p, g: p - 0.1 * g, params, grads)
     assert (
         list(stepped)

@@ -20,6 +20,8 @@ import torch.distributed as dist
 from effort import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn.runtime import cache
@@ -109,7 +111,7 @@ def same(got: Any, wanted: Any) -> None:
     assert got.dtype == wanted.dtype
     assert got.device == wanted.device
     if got.device.type != "meta":
-        torch.testing.assert_close(got, wanted, rtol=1e-10, atol=0, equal_nan=True)
+        assert_close(got, wanted, rtol=1e-10, atol=0, equal_nan=True)
 
 
 TRANSFORMS: dict[str, Callable[[Any], Any]] = {
@@ -536,7 +538,7 @@ def test_torchs_settings_are_those_of_the_call(names: list[str], placed: bool) -
                 got, wanted = staged(W), reads_settings(W)
                 got = sf.full(got) if placed else got
                 assert got.dtype == wanted.dtype
-                torch.testing.assert_close(got, wanted, equal_nan=True)
+                assert_close(got, wanted, equal_nan=True)
 
 
 def test_a_default_device_is_that_of_the_call() -> None:
@@ -552,7 +554,7 @@ def test_autocast_casts_once_with_the_default_backend() -> None:
     staged = sf.jit(f)
     for setting in ("nothing", "bfloat16", "nothing"):
         with SETTINGS[setting]():
-            torch.testing.assert_close(staged(W / 9), f(W / 9), rtol=2e-2, atol=0)
+            assert_close(staged(W / 9), f(W / 9), rtol=2e-2, atol=0)
 
 
 def test_a_compiled_program_names_the_setting_that_is_another() -> None:
@@ -576,16 +578,14 @@ def asks_size(x: torch.Tensor) -> torch.Tensor:
 @given(st.lists(st.integers(1, 3), min_size=2, max_size=3))
 def test_the_world_is_that_of_the_call(sizes: list[int]) -> None:
     for n in sizes:
-        with sf.fake_world(n):
-            mesh = sf.make_mesh((n,), ("a",))
+        with simulated(a=n) as mesh:
             same(sf.full(sf.shard(asks_size, mesh, sf.P("a"), backend="aten")(X)), X * n)
 
 
 def test_equal_meshes_of_two_worlds_are_two() -> None:
     fn = lambda x: x * 2
     for _ in range(2):
-        with sf.fake_world(2):
-            mesh = sf.make_mesh((2,), ("a",))
+        with simulated(a=2) as mesh:
             assert sf.shard(fn, mesh, sf.P("a"), backend="aten")(X).device_mesh is mesh
 
 
@@ -593,9 +593,6 @@ def test_a_function_that_asks_nothing_of_the_world_is_captured_once_for_all() ->
     fn = lambda x: x * 2
     before = cache.counts["captures"]
     for n in (1, 2, 3):
-        with sf.fake_world(n):
-            same(
-                sf.full(sf.shard(fn, sf.make_mesh((n,), ("a",)), sf.P("a"), backend="aten")(X)),
-                X * 2,
-            )
+        with simulated(a=n) as mesh:
+            same(sf.full(sf.shard(fn, mesh, sf.P("a"), backend="aten")(X)), X * 2)
     assert cache.counts["captures"] == before + 1

@@ -14,6 +14,8 @@ from effort import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.tensor import DTensor, Replicate
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -103,9 +105,7 @@ def check_separate(
         wanted = sf.tree_map(torch.clone, fn(*args))
         before = [x.clone() for x in (*args, CLOSED)]
         out = made(*args)
-        torch.testing.assert_close(
-            sf.tree_map(plain, out), wanted, rtol=0, atol=0, check_stride=False
-        )
+        assert_close(sf.tree_map(plain, out), wanted, rtol=0, atol=0, check_stride=False)
         locals_ = memory(out)
         for k, x in enumerate(locals_):
             others = [o.clone() for o in locals_]
@@ -116,9 +116,7 @@ def check_separate(
         assert all(a.equal(b) for a, b in zip((*args, CLOSED), before, strict=True)), (
             f"a result of {names} is an argument's memory"
         )
-        torch.testing.assert_close(
-            sf.tree_map(plain, made(*args)), wanted, rtol=0, atol=0, check_stride=False
-        )
+        assert_close(sf.tree_map(plain, made(*args)), wanted, rtol=0, atol=0, check_stride=False)
 
 
 @given(
@@ -143,8 +141,7 @@ def test_every_layout_of_an_argument_with_the_default_backend(layout: str) -> No
 @pytest.mark.parametrize("layout", list(LAYOUTS))
 def test_values_at_the_door_share_nothing(layout: str, placement: P) -> None:
     x = LAYOUTS[layout](VALUES)
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("a",))
+    with simulated(a=2) as mesh:
         placed, local = (sf.distribute(x, mesh, placement), sf.from_local(x, mesh, placement))
         seen = [
             x,
@@ -154,7 +151,7 @@ def test_values_at_the_door_share_nothing(layout: str, placement: P) -> None:
             sf.full(placed),
             sf.full(local),
         ]
-        torch.testing.assert_close(sf.full(placed), x, check_stride=False)
+        assert_close(sf.full(placed), x, check_stride=False)
         assert len({t.untyped_storage().data_ptr() for t in seen}) == len(seen)
 
 
@@ -249,8 +246,7 @@ def test_a_tensor_donated_and_passed_in_another_place_is_refused_before_anything
         "inside a tree": ((0,), ([x, x], x.clone())),
     }[case]
     fn = lambda a, b: (a[0] + 1, b + 1)
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("a",))
+    with simulated(a=2) as mesh:
         made = sf.jit(fn, donate_argnums=numbers, backend="aten")
         if way == "shard":
             made = sf.shard(fn, mesh, donate_argnums=numbers, backend="aten")
@@ -262,8 +258,8 @@ def test_a_tensor_donated_and_passed_in_another_place_is_refused_before_anything
 
 
 def test_a_donated_dtensor_passed_twice_is_refused_and_stays() -> None:
-    with sf.fake_world(2):
-        placed = sf.distribute(VALUES, sf.make_mesh((2,), ("a",)), P("a"))
+    with simulated(a=2) as mesh:
+        placed = sf.distribute(VALUES, mesh, P("a"))
         fn = sf.shard(lambda a, b: a + b, placed.device_mesh, donate_argnums=0, backend="aten")
         assert "argument a: it is donated, and shares memory with argument b" in refusal(
             sf.ShardError, lambda: fn(placed, placed)
@@ -418,8 +414,7 @@ def unstrided() -> dict[str, tuple[torch.Tensor, str]]:
 def test_a_tensor_without_strides_is_refused_with_its_path(kind: str) -> None:
     x, said = unstrided()[kind]
     read = lambda d: d["w"] * 1
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("a",))
+    with simulated(a=2) as mesh:
         made = sf.jit(read, backend="aten")
         calls = [
             made,
@@ -439,8 +434,7 @@ def test_a_tensor_without_strides_is_refused_with_its_path(kind: str) -> None:
 
 
 def test_a_dtensor_made_by_torch_shares_nothing_with_its_results() -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("a",))
+    with simulated(a=2) as mesh:
         x = VALUES.clone()
         placed = DTensor.from_local(x, mesh, [Replicate()], run_check=False)
         whole = sf.full(placed)

@@ -14,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from message import without_line
 from torch.distributed.tensor import Shard
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -54,7 +56,7 @@ def check(nested: bool, call: Callable[[], Any], wanted: Any) -> None:
         with pytest.raises(sf.ShardError):
             within(nested, call)
     else:
-        torch.testing.assert_close(within(nested, call), wanted)
+        assert_close(within(nested, call), wanted)
 
 
 GRADIENTS = (B * B * C, 2 * A * B * C, A * B * B)
@@ -201,8 +203,7 @@ PLACE: dict[str, Callable[[Any, P], Any]] = {
 @given(where=st.sampled_from(list(PLACE)), spec=st.lists(parts, max_size=3).map(lambda p: P(*p)))
 @examples(50)
 def test_axes_of_a_placement(where: str, spec: P) -> None:
-    with sf.fake_world(4):
-        mesh = sf.make_mesh((2, 2), ("x", "y"))
+    with simulated(x=2, y=2) as mesh:
         call = lambda: sf.full(PLACE[where](mesh, spec))
         in_order = ("y", "x") not in spec.parts or not where.startswith("shard_map")
         check(False, call, X + 1 if fits(spec) and in_order else None)
@@ -211,8 +212,7 @@ def test_axes_of_a_placement(where: str, spec: P) -> None:
 @given(axis=parts)
 @examples(16)
 def test_spmd_axis(axis: Any) -> None:
-    with sf.fake_world(4):
-        mesh = sf.make_mesh((2, 2), ("x", "y"))
+    with simulated(x=2, y=2) as mesh:
         call = lambda: sf.full(
             sf.shard(sf.vmap(lambda r: r + 1, spmd_axis=axis), mesh, backend="aten")(X)
         )
@@ -221,8 +221,7 @@ def test_spmd_axis(axis: Any) -> None:
 
 @pytest.mark.parametrize("spec", [P(("x", "x")), P("x", "x"), P(3), P("z")], ids=repr)
 def test_from_local_and_the_other_doors_say_the_same(spec: P) -> None:
-    with sf.fake_world(4):
-        mesh = sf.make_mesh((2, 2), ("x", "y"))
+    with simulated(x=2, y=2) as mesh:
         said = []
         for call in (lambda: sf.from_local(X, mesh, spec), lambda: sf.distribute(X, mesh, spec)):
             with pytest.raises(sf.PlacementError) as caught:
@@ -232,12 +231,8 @@ def test_from_local_and_the_other_doors_say_the_same(spec: P) -> None:
 
 
 def test_axes_in_another_order_than_the_meshs_have_shards_that_dtensor_has() -> None:
-    with sf.fake_world(6):
-        mesh = sf.make_mesh((3, 2), ("x", "y"))
-        with pytest.raises(sf.PlacementError) as caught:
-            sf.shard(lambda x: sf.constrain(x, P(("y", "x"))), mesh, backend="aten")(
-                torch.ones(7, 2)
-            )
+    with simulated(x=3, y=2) as mesh, pytest.raises(sf.PlacementError) as caught:
+        sf.shard(lambda x: sf.constrain(x, P(("y", "x"))), mesh, backend="aten")(torch.ones(7, 2))
     assert without_line(caught.value) == (
         "constrain: P(('y', 'x')) shards dim 0 of size 7 over axes in another order than the "
         "mesh's (x=3, y=2), in shards that DTensor cannot describe; pad it by 1, so that 2 divides "
@@ -279,8 +274,7 @@ def test_a_tree_of_placements_that_does_not_fit(case: str) -> None:
 
 
 def test_shard_map_asks_for_in_placements() -> None:
-    with sf.fake_world(4):
-        mesh = sf.make_mesh((4,), ("x",))
+    with simulated(x=4) as mesh:
         said = (
             "shard_map(<lambda>), in_placements: in_placements is missing, and the call "
             "has 1 arguments\n"
@@ -438,8 +432,7 @@ def test_an_option_of_another_kind_is_refused(option: str) -> None:
 
 
 def test_a_dtensor_is_not_placed_a_second_time() -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("x",))
+    with simulated(x=2) as mesh:
         placed = sf.distribute(X, mesh, P("x"))
         for call in (sf.distribute, sf.from_local):
             with pytest.raises(

@@ -12,9 +12,12 @@ import attrs
 import pytest
 import torch
 from effort import examples
+from equality import close
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import _compute_bucket_assignment_by_size as assigned_by_torch
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -110,12 +113,11 @@ def test_a_plan_lists_exactly_the_reductions_of_gradients(
     layers, n, options = case
     params, x = values(len(layers))
     loss = loss_of(layers)
-    with sf.fake_world(n):
-        mesh = sf.make_mesh((n,), ("dp",))
+    with simulated(dp=n) as mesh:
         fn = sf.bucketed_grad(loss, **options)
         step = sf.shard(fn, mesh, (P(), P("dp")), backend="aten")
         low, got = step.lower(params, x), sf.full(step(params, x))
-    torch.testing.assert_close(got, sf.value_and_grad(loss)(params, x), rtol=1e-10, atol=1e-10)
+    assert_close(got, sf.value_and_grad(loss)(params, x), rtol=1e-10, atol=1e-10)
     assert large(told(low.plan)) == sent(low), f"{low.plan}\n{low.collectives}"
     reduced = {leaf for b in (*low.plan.buckets, *low.plan.unbucketed) for leaf in b.leaves}
     silent = {*low.plan.local, *low.plan.unused}
@@ -132,11 +134,10 @@ def test_a_loss_with_cond_is_bucketed_and_never_said_to_send_nothing() -> None:
         yes, no = ((lambda w, x: ((x @ w[0]) ** 2).sum()), (lambda w, x: ((x @ w[1]) ** 3).sum()))
         return sf.cond(params[0].sum() > 0, yes, no, params, x)
 
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         fn = sf.shard(sf.bucketed_grad(loss), mesh, (P(), P("dp")), backend="aten")
         low, got = fn.lower(params, x), sf.full(fn(params, x))
-    torch.testing.assert_close(got, sf.value_and_grad(loss)(params, x))
+    assert_close(got, sf.value_and_grad(loss)(params, x))
     assert "nothing to send" not in str(low.plan)
     assert large(told(low.plan)) == sent(low) == [("all_reduce", "dp", 408)], "both, and the loss"
 
@@ -147,8 +148,7 @@ def test_what_a_loop_scatters_in_each_run_is_told_with_how_often() -> None:
     def loss(params: Any, x: Any) -> Any:
         return sf.scan(lambda h, w: (torch.tanh(h @ w), None), x, torch.stack(params))[0].sum()
 
-    with sf.fake_world(5):
-        mesh = sf.make_mesh((5,), ("dp",))
+    with simulated(dp=5) as mesh:
         fn = sf.shard(sf.bucketed_grad(loss), mesh, (P("dp"), P("dp")), backend="aten")
         low = fn.lower(params, x)
     (row,) = low.plan.unbucketed
@@ -169,14 +169,13 @@ def test_a_train_step_inside_a_scan_tells_its_buckets_and_follows_caps() -> None
 
         return sf.scan(step, params, batches)
 
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         fn = sf.shard(steps, mesh, (P(), P(None, "dp")), backend="aten")
         batches = torch.stack([x, 2 * x, 3 * x])
         traced = fn.trace(params, batches)
         one, two = traced.lower(), traced.lower(cap=1)
         got = sf.full(fn(params, batches))
-    torch.testing.assert_close(got, steps(params, batches))
+    assert_close(got, steps(params, batches))
     assert [(b.leaves, b.times) for b in one.plan.buckets] == [(("params[1]", "params[0]"), 3)]
     assert [(b.leaves, b.times) for b in two.plan.buckets] == [
         (("params[1]",), 3),
@@ -266,8 +265,7 @@ ARGS = values(COUNT)
 
 def followed(plan: Any, **options: Any) -> tuple[Any, Any]:
     """The lowered step that follows a plan, and its result."""
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         fn = sf.bucketed_grad(LOSS, plan=plan, **options)
         step = sf.shard(fn, mesh, (P(), P("dp")), backend="aten")
         return step.lower(*ARGS), sf.full(step(*ARGS))
@@ -288,8 +286,7 @@ def test_an_edited_plan_is_followed_in_contents_and_order(
     order: list[int], cuts: list[int], sharded: bool
 ) -> None:
     placed = P("dp") if sharded else P()
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         step = sf.shard(sf.bucketed_grad(LOSS), mesh, (placed, P("dp")), backend="aten")
         traced = step.trace(*ARGS)
         plan = traced.lower(cap=1).plan
@@ -305,7 +302,7 @@ def test_an_edited_plan_is_followed_in_contents_and_order(
                 if c.bucket is not None and c.kind != "all_gather"
             ]
             assert started == sorted(started), "they start in the plan's order"
-    torch.testing.assert_close(got, sf.value_and_grad(LOSS)(*ARGS), rtol=1e-12, atol=1e-12)
+    close(got, sf.value_and_grad(LOSS)(*ARGS))
 
 
 def opened(plan: sf.BucketPlan) -> list[int]:
@@ -355,8 +352,7 @@ def test_buckets_in_another_order_start_in_that_order() -> None:
 
 
 def test_an_order_that_no_program_can_have_is_refused() -> None:
-    with sf.fake_world(4):
-        mesh = sf.make_mesh((2, 2), ("dp", "tp"))
+    with simulated(dp=2, tp=2) as mesh:
         step = lambda plan: sf.shard(
             sf.bucketed_grad(LOSS, plan=plan), mesh, (P(), P(("dp", "tp"))), backend="aten"
         )
@@ -419,8 +415,7 @@ def test_an_edit_that_no_program_can_follow_is_refused_by_name(case: str) -> Non
 
 
 def test_caps_beside_a_plan_are_refused_where_a_program_is_lowered() -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         traced = sf.shard(sf.bucketed_grad(LOSS), mesh, (P(), P("dp")), backend="aten").trace(*ARGS)
         plan = traced.lower(cap=1).plan
         for caps in ({"cap": 1}, {"first_cap": 1}):

@@ -17,6 +17,8 @@ import effort
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -150,8 +152,7 @@ def composed(m: Any, nest: tuple[str, ...], f: Fn) -> Fn:
 def called(f: Fn, nest: tuple[str, ...], x: Tensor, placed: bool) -> Tensor:
     if not placed and "shard" not in nest:
         return f(x)
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("a",))
+    with simulated(a=2) as mesh:
         return sf.full(sf.shard(f, mesh, P("a"), backend="aten")(x))
 
 
@@ -172,7 +173,7 @@ def test_any_nest_equals_torch_func_on_the_plain_function(name: str, nest: tuple
             called(composed(sf, nest, ours), nest, X, placed)
         return
     got = called(composed(sf, nest, ours), nest, X, placed)
-    torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
+    assert_close(got, wanted, rtol=1e-10, atol=1e-10)
 
 
 def scalar(x: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -75,14 +77,14 @@ def test_second_derivatives_of_a_rule_that_is_not_the_derivative(
             take(f)(TWO)
         return
     for fn, wanted in zip((f, lambda x: f(x) ** 2), expected(again), strict=True):
-        torch.testing.assert_close(take(fn)(TWO), torch.tensor(wanted, dtype=F64))
+        assert_close(take(fn)(TWO), torch.tensor(wanted, dtype=F64))
 
 
 @pytest.mark.parametrize("kind", ["custom_jvp", "custom_vjp"])
 def test_a_derivative_by_something_else_leaves_the_rule_to_the_next_one(kind: str) -> None:
     f = made(kind, again=False)
     inner = lambda x: sf.grad(lambda y: f(x) * y)(torch.ones_like(x))
-    torch.testing.assert_close(sf.grad(inner)(TWO), torch.tensor(4.0, dtype=F64))
+    assert_close(sf.grad(inner)(TWO), torch.tensor(4.0, dtype=F64))
 
 
 def test_a_clipped_gradient_has_the_second_derivative_of_what_clips_it() -> None:
@@ -90,10 +92,8 @@ def test_a_clipped_gradient_has_the_second_derivative_of_what_clips_it() -> None
     clipped.defvjp(lambda x: (x, None), lambda _, g: (g.clamp(-1, 1),))
     half_square = lambda x: (clipped(x) ** 2 / 2).sum()
     x = torch.tensor([0.5, 3.0], dtype=F64)
-    torch.testing.assert_close(sf.grad(half_square)(x), torch.tensor([0.5, 1.0], dtype=F64))
-    torch.testing.assert_close(
-        sf.hessian(half_square)(x), torch.diag(torch.tensor([1.0, 0.0], dtype=F64))
-    )
+    assert_close(sf.grad(half_square)(x), torch.tensor([0.5, 1.0], dtype=F64))
+    assert_close(sf.hessian(half_square)(x), torch.diag(torch.tensor([1.0, 0.0], dtype=F64)))
 
 
 def test_a_closed_over_value_of_an_outer_derivative_counts_by_the_code_of_the_rule() -> None:
@@ -102,19 +102,17 @@ def test_a_closed_over_value_of_an_outer_derivative_counts_by_the_code_of_the_ru
         scaled.defvjp(lambda x: (w * x**2, x), lambda x, g: (2 * w * x * g,))
         return sf.grad(scaled)(x)
 
-    torch.testing.assert_close(
-        sf.grad(outer)(torch.tensor(3.0, dtype=F64), TWO), torch.tensor(4.0, dtype=F64)
-    )
+    assert_close(sf.grad(outer)(torch.tensor(3.0, dtype=F64), TWO), torch.tensor(4.0, dtype=F64))
 
 
 @pytest.mark.parametrize("kind", ["custom_jvp", "custom_vjp"])
 def test_under_torch_func_and_under_torch_autograd_the_same_rule_counts(kind: str) -> None:
     f = made(kind, again=False)
     second = torch.func.grad(torch.func.grad(lambda x: f(x) ** 2))
-    torch.testing.assert_close(second(TWO), torch.tensor(128.0, dtype=F64))
+    assert_close(second(TWO), torch.tensor(128.0, dtype=F64))
     x = torch.tensor([2.0, 2.0], dtype=F64, requires_grad=True)
     torch.func.vmap(f)(x).sum().backward()
-    torch.testing.assert_close(x.grad, torch.tensor([4.0, 4.0], dtype=F64))
+    assert_close(x.grad, torch.tensor([4.0, 4.0], dtype=F64))
 
 
 def test_a_hessian_of_a_custom_vjp_on_shards_and_compiled() -> None:
@@ -123,11 +121,10 @@ def test_a_hessian_of_a_custom_vjp_on_shards_and_compiled() -> None:
     x = torch.tensor([0.3, 0.7, 1.1], dtype=F64)
     wanted = torch.func.hessian(lambda x: torch.sin(x).square().sum())(x)
     loss = lambda x: wave(x).square().sum()
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("a",))
+    with simulated(a=2) as mesh:
         got = sf.shard(sf.hessian(loss), mesh, P("a"), backend="aten")(x)
-        torch.testing.assert_close(sf.full(got), wanted)
-    torch.testing.assert_close(sf.jit(sf.hessian(loss))(x), wanted)
+        assert_close(sf.full(got), wanted)
+    assert_close(sf.jit(sf.hessian(loss))(x), wanted)
 
 
 def test_a_rule_whose_value_has_another_shape_is_refused() -> None:

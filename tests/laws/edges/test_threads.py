@@ -20,6 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from together import apart, together
 from torch import nn
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -91,8 +93,7 @@ def test_threads_that_stage_and_call_at_once_get_what_one_thread_gets(
             for _ in range(2)
         ]
 
-    with sf.fake_world(3):
-        mesh = sf.make_mesh((3,), ("a",))
+    with simulated(a=3) as mesh:
         results = together(
             [lambda i=i, calls=calls: job(i, calls, mesh) for i, calls in enumerate(plan)]
         )
@@ -100,27 +101,26 @@ def test_threads_that_stage_and_call_at_once_get_what_one_thread_gets(
         [WAYS[way][1](PLAIN[f])(values(n, seed=n)) for f, way, n in calls for _ in range(2)]
         for calls in plan
     ]
-    torch.testing.assert_close(results, wanted)
+    assert_close(results, wanted)
 
 
 def test_one_signature_is_staged_once_however_many_threads_ask_for_it() -> None:
     f = sf.jit(lambda x: x.exp().sum(), backend="aten")
     before = cache.counts["captures"], cache.counts["partitions"]
     results = together([lambda: f(values(5))] * 4)
-    torch.testing.assert_close(results, [values(5).exp().sum()] * 4)
+    assert_close(results, [values(5).exp().sum()] * 4)
     assert (cache.counts["captures"], cache.counts["partitions"]) == (before[0] + 1, before[1] + 1)
 
 
 def test_threads_compile_at_once() -> None:
     fs = [sf.jit(lambda x, k=k: (x * k).cos().sum()) for k in (2, 3)]
     results = together([lambda f=f: f(values(5)) for f in fs])
-    torch.testing.assert_close(results, [(values(5) * k).cos().sum() for k in (2, 3)])
+    assert_close(results, [(values(5) * k).cos().sum() for k in (2, 3)])
 
 
 def test_a_thread_started_inside_a_world_is_in_it() -> None:
     x = values(7)
-    with sf.fake_world(4):
-        mesh = sf.make_mesh((4,), ("a",))
+    with simulated(a=4) as mesh:
         total = sf.shard(square, mesh, P("a"), backend="aten")
         placed = sf.distribute(x, mesh, P("a"))
         for job in (
@@ -128,12 +128,12 @@ def test_a_thread_started_inside_a_world_is_in_it() -> None:
             lambda: total(placed),
             lambda: sf.distribute(x, mesh, P("a")) * 1,
         ):
-            torch.testing.assert_close(sf.full(apart(job)), sf.full(job()))
-        torch.testing.assert_close(apart(lambda: sf.full(total(x))), square(x))
+            assert_close(sf.full(apart(job)), sf.full(job()))
+        assert_close(apart(lambda: sf.full(total(x))), square(x))
         assert apart(lambda: sf.make_mesh((4,), ("b",)).size()) == 4
         with ThreadPoolExecutor(3) as pool:
             got = list(pool.map(lambda n: sf.full(total(values(n))), range(4, 9)))
-        torch.testing.assert_close(got, [square(values(n)) for n in range(4, 9)])
+        assert_close(got, [square(values(n)) for n in range(4, 9)])
 
 
 def test_tasks_are_in_the_world_and_see_the_mesh_of_their_context() -> None:
@@ -148,7 +148,7 @@ def test_tasks_are_in_the_world_and_see_the_mesh_of_their_context() -> None:
 
     with sf.fake_world(2), sf.use_mesh(sf.make_mesh((2,), ("a",))):
         got = asyncio.run(every())
-    torch.testing.assert_close(got, [(values(5) * n, values(5) * n) for n in (2, 3)])
+    assert_close(got, [(values(5) * n, values(5) * n) for n in (2, 3)])
 
 
 def test_use_mesh_is_of_its_thread() -> None:
@@ -202,11 +202,10 @@ def test_a_thread_that_outlives_its_world_is_told_so() -> None:
                 call()
             caught.append(error.value)
 
-    with sf.fake_world(4):
-        mesh = sf.make_mesh((4,), ("a",))
+    with simulated(a=4) as mesh:
         total = sf.shard(square, mesh, P("a"), backend="aten")
         placed = sf.distribute(x, mesh, P("a"))
-        torch.testing.assert_close(sf.full(total(x)), square(x))
+        assert_close(sf.full(total(x)), square(x))
         calls = [lambda: total(x), lambda: total(placed), lambda: sf.jit(square)(placed)]
         calls += [lambda: sf.distribute(x, mesh, P("a")), lambda: sf.from_local(x, mesh, P("a"))]
         thread = threading.Thread(target=late, args=(calls,))
@@ -216,25 +215,7 @@ def test_a_thread_that_outlives_its_world_is_told_so() -> None:
     assert len(caught) == len(calls) and all(
         "a mesh of 4 ranks in a world of 1" in str(e) for e in caught
     )
-    torch.testing.assert_close(sf.full(placed), x)  # its values are its own
-
-
-def test_a_mesh_of_an_ended_world_is_refused_in_one_of_the_same_size() -> None:
-    x = values(8)
-    with sf.fake_world(4):
-        mesh = sf.make_mesh((4,), ("a",))
-        total = sf.shard(square, mesh, P("a"), backend="aten")
-        total(x)
-    with sf.fake_world(4, rank=3):
-        for call in (lambda: total(x), lambda: sf.distribute(x, mesh, P("a"))):
-            with pytest.raises(
-                sf.PlacementError, match="its mesh belongs to a world that has ended"
-            ):
-                call()
-        with sf.use_mesh(mesh), pytest.raises(sf.PlacementError, match="has ended"):
-            sf.shard(square, in_placements=P("a"), backend="aten")(x)
-        again = sf.shard(square, sf.make_mesh((4,), ("a",)), P("a"), backend="aten")
-        torch.testing.assert_close(sf.full(again(x)), square(x))
+    assert_close(sf.full(placed), x)  # its values are its own
 
 
 class Waiting(nn.Module):
@@ -313,9 +294,9 @@ def test_torch_in_another_thread_notices_nothing_of_a_capture(what: str) -> None
 
     x, grad = values(3), sf.grad(lambda p, x: fn(p, buffers, x)[0].sum())
     grads, got = together([lambda: grad(params, x), elsewhere])
-    torch.testing.assert_close(got, wanted) if what != "kinds" else None
+    assert_close(got, wanted) if what != "kinds" else None
     assert what != "kinds" or got == wanted
-    torch.testing.assert_close(grads, {"w": values(3)})
+    assert_close(grads, {"w": values(3)})
     assert torch.nn.modules.module.BackwardHook.__module__.startswith("torch")
 
 
@@ -329,7 +310,7 @@ def test_torch_compile_in_another_thread_is_right() -> None:
     wanted = [(values(4) * k).sin().sum() for k in (2, 3)] + [
         (values(4) * k).cos() * k for k in (2, 3)
     ]
-    torch.testing.assert_close(results, wanted)
+    assert_close(results, wanted)
 
 
 def test_a_tensor_is_donated_once() -> None:
@@ -338,17 +319,15 @@ def test_a_tensor_is_donated_once() -> None:
     x = values(5)
     results = together([lambda: f(x)] * 4)
     right = [r for r in results if isinstance(r, torch.Tensor)]
-    torch.testing.assert_close(right, [values(5) + 1])
+    assert_close(right, [values(5) + 1])
     assert all(
         "was donated to that call" in str(r) for r in results if not isinstance(r, torch.Tensor)
     )
 
 
 def _in_a_fork(x: torch.Tensor, queue: Any) -> None:
-    with sf.fake_world(2):
-        queue.put(
-            sf.full(sf.shard(square, sf.make_mesh((2,), ("a",)), P("a"), backend="aten")(x)).item()
-        )
+    with simulated(a=2) as mesh:
+        queue.put(sf.full(sf.shard(square, mesh, P("a"), backend="aten")(x)).item())
 
 
 def test_a_forked_process_has_worlds_of_its_own() -> None:

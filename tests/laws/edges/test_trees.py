@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 from effort import examples
+from equality import close
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -75,7 +77,7 @@ def assert_same(got: Tree, wanted: Tree) -> None:
         for mine, theirs in zip(got, wanted, strict=True):
             assert_same(mine, theirs)
     else:
-        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+        close(got, wanted)
 
 
 def squares(tree: Tree) -> Tree:
@@ -279,8 +281,7 @@ def test_a_tree_that_differs_is_refused_with_the_users_line(call: str, mutation:
 def test_placements_are_paired_by_key() -> None:
     x = {"w": values(4, 2, seed=1), "b": values(4, seed=2)}
     where = {"b": P("dp"), "w": P(None, "dp")}
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         placed = sf.distribute(x, mesh, where)
         assert [str(placed[key].placements[0]) for key in ("w", "b")] == ["S(1)", "S(0)"]
         out = sf.shard(lambda t: t, mesh, (where,), shuffled(where, 0), backend="aten")(x)

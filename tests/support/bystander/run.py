@@ -1,4 +1,7 @@
-"""The programs before `import shardfn`, after it, after transforms, and beside captures."""
+"""The programs before `import shardfn`, after it, after transforms, and beside captures.
+
+python -m bystander.run NAME ...
+"""
 
 from __future__ import annotations
 
@@ -32,12 +35,7 @@ HELD = {
 RACED = ("warnings.filters",)
 BESIDE = {name: program for name, program in EVERY.items() if name not in (*OF_A_THREAD, *UNLOCKED)}
 ALL = {**EVERY, **programs.IN_GROUP, **state.AFTERWARDS}
-
-
-def twice(table: dict[str, Callable[[], Any]]) -> dict[str, str]:
-    """The second answers: what torch makes for good at a first use is there then."""
-    answers(table)
-    return answers(table)
+COMPILED = [name for name in ALL if name in programs.COMPILING or name.endswith(", compiled")]
 
 
 def answers(table: dict[str, Callable[[], Any]]) -> dict[str, str]:
@@ -140,20 +138,24 @@ def beside(sf: Any) -> dict[str, str]:
     return found
 
 
-def main() -> None:
+def main(names: list[str]) -> None:
     warnings.simplefilter("ignore")
-    result: dict[str, Any] = {"before": twice(ALL)}
+    answers(ALL)  # what torch makes for good at a first use is there from now on
+    asked = {name: ALL[name] for name in names}
+    result: dict[str, Any] = {"before": answers(asked)}
     import shardfn as sf
 
     assert sf.jit  # the first public name imports them all
-    result["imported"] = answers(ALL)
+    result["imported"] = answers(asked)
     for call in transforms(sf):
         call()
-    result["afterwards"] = answers(ALL)
+    races = bool(os.environ.get(RACES))
+    if races:
+        result["afterwards"] = answers(asked)
     result["as Dynamo reads"], result["as its graph is traced"] = held(sf)[:2]
-    if os.environ.get(RACES):
+    if races:
         result["beside captures"] = beside(sf)
-    result["at last"] = answers(ALL)
+    result["at last"] = answers(asked)
     for phase in ("beside captures", "at last"):
         for name in RACED:
             result.get(phase, {}).pop(name, None)
@@ -161,4 +163,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import shardfn as sf
 from shardfn.ops.loops import Branch, While
@@ -29,10 +30,8 @@ def targets(fn, x: torch.Tensor) -> list[type]:
 def test_a_value_chooses_when_the_program_runs(sign: int) -> None:
     fn = sf.jit(chosen, backend="aten")
     wanted = X.sin() if sign > 0 else (-X).cos()
-    torch.testing.assert_close(fn(sign * X), wanted)
-    torch.testing.assert_close(
-        sf.grad(lambda x: chosen(x).sum())(sign * X), X.cos() if sign > 0 else X.sin()
-    )
+    assert_close(fn(sign * X), wanted)
+    assert_close(sf.grad(lambda x: chosen(x).sum())(sign * X), X.cos() if sign > 0 else X.sin())
 
 
 def test_each_is_one_op_of_the_program() -> None:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.utils.checkpoint
 from ranks import run_ranks
+from torch.testing import assert_close
 
 import shardfn as sf
 from shardfn import P
@@ -25,12 +26,12 @@ Fn = Callable[..., Any]
 
 def _close(got: Any, wanted: Any) -> None:
     for a, b in zip(got, wanted, strict=True):
-        torch.testing.assert_close(sf.full(a), b, rtol=1e-10, atol=1e-10)
+        assert_close(sf.full(a), b, rtol=1e-10, atol=1e-10)
 
 
 def _mapped(loss: Fn, mesh: Any) -> Fn:
     group = mesh.get_group("tp")
-    return sf.shard_map(lambda *args: loss(*args, group), mesh, SPECS, P())
+    return sf.shard_map(lambda *args: loss(*args, group), mesh, SPECS, P(), backend="aten")
 
 
 def _again(loss: Fn, *args: Any) -> Any:
@@ -44,7 +45,7 @@ AROUND: dict[str, tuple[Fn, Fn]] = {
         lambda loss: torch.func.grad(loss, ALL),
     ),
     "shard": (
-        lambda loss, mesh: sf.shard(sf.grad(_mapped(loss, mesh), ALL), mesh),
+        lambda loss, mesh: sf.shard(sf.grad(_mapped(loss, mesh), ALL), mesh, backend="aten"),
         lambda loss: torch.func.grad(loss, ALL),
     ),
     "checkpoint": (
@@ -77,7 +78,7 @@ def test_s7_3_a_communicating_function_has_the_users_backward(name: str) -> None
         inside = sf.grad(lambda *args: loss(*args, group), ALL)
         wanted = torch.func.grad(plain, ALL)(*given())
         _close(sf.grad(_mapped(loss, mesh), ALL)(*given()), wanted)
-        got = sf.shard_map(inside, mesh, SPECS, SPECS[:3])(*given())
+        got = sf.shard_map(inside, mesh, SPECS, SPECS[:3], backend="aten")(*given())
         _close(got, wanted)
 
 
@@ -115,7 +116,7 @@ def test_s7_3_communicating_functions_answer_as_eager_torch() -> None:
         columns = zip(own_of(0, 2), own_of(1, 2), strict=True)
         args = [SimulatedTensor([*column]) for column in columns]
         for name, (loss, _) in REGIONS.items():
-            value, gradients = sf.jit(_of_group(loss, group))(*args)
+            value, gradients = sf.jit(_of_group(loss, group), backend="aten")(*args)
             for rank, found in enumerate(answers):
                 eager, staged = found[name]
                 _close(staged, eager)
@@ -165,7 +166,7 @@ def test_a_context_takes_what_torchs_takes() -> None:
     x, *_ = given()
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("tp",))
-        mapped = sf.shard_map(loss, mesh, (P("tp"), P("tp")), P())
+        mapped = sf.shard_map(loss, mesh, (P("tp"), P("tp")), P(), backend="aten")
         _close(sf.grad(mapped, (0, 1))(x, x.cos()), (x.cos() * 3, x * 2))
 
 
@@ -210,7 +211,7 @@ def test_s7_3_the_rank_in_a_backward_is_each_ranks_own() -> None:
     x = given()[0]
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("tp",))
-        found = sf.jit(sf.grad(loss))(x)
+        found = sf.jit(sf.grad(loss), backend="aten")(x)
         for rank in range(2):
             _close([found.shards[rank]], [torch.full_like(x, 1 + rank)])
         with pytest.raises(sf.ShardError, match="get_rank: it is code of one rank"):
@@ -246,7 +247,7 @@ def test_a_changed_constant_of_a_communicating_function_is_read_again() -> None:
 
     x = given()[0]
     with sf.fake_world(2):
-        gradient = sf.jit(sf.grad(lambda x: Factored.apply(x).sum()))
+        gradient = sf.jit(sf.grad(lambda x: Factored.apply(x).sum()), backend="aten")
         _close([gradient(x).shards[1]], [torch.full_like(x, 4)])
         factor[0] = 3.0
         _close([gradient(x).shards[1]], [torch.full_like(x, 6)])

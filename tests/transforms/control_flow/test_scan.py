@@ -11,6 +11,8 @@ import pytest
 import torch
 from ranks import run_ranks
 from torch import Tensor
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -31,7 +33,7 @@ WORLDS: dict[str, Any] = {
 
 
 def close(got: Any, wanted: Any) -> None:
-    torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-12)
+    assert_close(got, wanted, rtol=1e-11, atol=1e-12)
 
 
 def written_out(
@@ -310,8 +312,8 @@ def stacked(depth: int) -> dict[str, Tensor]:
 
 
 def lowered(fn: Any, placements: Any, *args: Any, n: int = 2) -> Any:
-    with sf.fake_world(n):
-        return sf.shard(fn, sf.make_mesh((n,), ("dp",)), placements, backend="aten").lower(*args)
+    with simulated(dp=n) as mesh:
+        return sf.shard(fn, mesh, placements, backend="aten").lower(*args)
 
 
 def test_a_scan_over_layers_is_one_program_whatever_the_depth() -> None:
@@ -348,8 +350,7 @@ def test_a_microbatch_scan_reduces_once_behind_the_loop() -> None:
     batches = torch.randn(3, 4, 3, generator=torch.Generator().manual_seed(2), dtype=F64)
     sent = lowered(sf.grad(loss), (P(), P(None, "dp")), W, batches).collectives
     assert [(c.kind, c.nbytes) for c in sent] == [("all_reduce", 72)]
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         wanted = torch.func.grad(lambda w: sum(((x @ w) ** 2).sum() for x in batches))(W)
         for fn in (step, sf.grad(loss)):
             close(

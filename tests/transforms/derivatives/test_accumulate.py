@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from message import without_line
+from torch.testing import assert_close
 
 import shardfn as sf
 from shardfn import P, Partial
@@ -46,7 +47,7 @@ def mesh() -> Iterator[Any]:
 
 
 def same(got: Any, wanted: Any) -> None:
-    sf.tree_map(lambda a, b: torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13), got, wanted)
+    sf.tree_map(lambda a, b: assert_close(a, b, rtol=1e-12, atol=1e-13), got, wanted)
 
 
 def reductions(fn: Any, *args: Any) -> int:

@@ -14,6 +14,8 @@ import pytest
 import schemes
 import torch
 import torch.nn.functional as F
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -53,15 +55,15 @@ def same(got: Any, wanted: Any, tolerance: float = 1e-12) -> None:
         assert type(a) is type(b)
         if isinstance(a, torch.Tensor):
             assert a.dtype == b.dtype
-            torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+            assert_close(a, b, rtol=tolerance, atol=tolerance)
         else:
             assert a == b
 
 
 @pytest.fixture
 def mesh() -> Any:
-    with sf.fake_world(3):
-        yield sf.make_mesh((3,), ("dp",))
+    with simulated(dp=3) as mesh:
+        yield mesh
 
 
 def aten(fn: Any, mesh: Any, *args: Any, **options: Any) -> Any:
@@ -245,8 +247,7 @@ def test_inside_a_step_function_it_equals_autograd_on_one_device(model: str, sch
         return sf.tree_map(lambda p, g: p - 0.1 * g, params, grads), grads, value
 
     wanted = models.oracle(loss_fn, params, *batch)
-    with sf.fake_world(3):
-        mesh = sf.make_mesh((3,), ("dp",))
+    with simulated(dp=3) as mesh:
         fn = aten(step, mesh, (getattr(schemes, scheme)(params), P("dp"), P("dp")))
         same(sf.full(fn(params, *batch)), wanted, 1e-11)
         assert len(fn.lower(params, *batch).plan.buckets) > 1
@@ -256,8 +257,7 @@ def test_inside_a_step_function_it_equals_autograd_on_one_device(model: str, sch
 def test_s9_10_data_parallel_inside_tensor_parallel(scheme: str) -> None:
     params, batch = models.gpt_params(1), models.tokens()
     wanted = sf.value_and_grad(models.gpt_loss)(params, *batch)
-    with sf.fake_world(4):
-        mesh = sf.make_mesh((2, 2), ("dp", "tp"))
+    with simulated(dp=2, tp=2) as mesh:
         fn = aten(
             sf.bucketed_grad(models.gpt_loss, cap=1500, first_cap=300),
             mesh,
@@ -287,8 +287,7 @@ def test_second_derivatives_pass_through() -> None:
     outer = lambda grad_of: lambda w, x: grad_of(w, x)[1].pow(2).sum()
     wanted = sf.value_and_grad(outer(plain))(W, X)
     same(sf.bucketed_grad(outer(inner))(W, X), wanted, 0)
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         for placed in (P(), P("dp")):
             for transform in (sf.value_and_grad, functools.partial(sf.bucketed_grad, cap=1)):
                 same(sf.full(aten(transform(outer(inner)), mesh, (placed, P("dp")))(W, X)), wanted)
@@ -308,7 +307,7 @@ def test_jvp_and_vmap_pass_through(mesh: Any) -> None:
         got = sf.full(
             aten(make(functools.partial(sf.bucketed_grad, cap=1)), mesh, (P(), P("dp")))(W, X)
         )
-        torch.testing.assert_close(got, wanted, msg=lambda m, name=name: f"{name}: {m}")
+        assert_close(got, wanted, msg=lambda m, name=name: f"{name}: {m}")
 
 
 def test_two_calls_in_one_program_do_not_disturb_each_other(mesh: Any) -> None:
@@ -345,9 +344,7 @@ def test_a_reduce_dtype_changes_what_is_sent_and_not_what_is_returned(
     assert {k: g.dtype for k, g in grads.items()} == own
     for k, dtype in own.items():
         finest = max(torch.finfo(sent).eps, torch.finfo(dtype).eps)
-        torch.testing.assert_close(
-            grads[k].double(), wanted[1][k].double(), rtol=8 * finest, atol=8 * finest
-        )
+        assert_close(grads[k].double(), wanted[1][k].double(), rtol=8 * finest, atol=8 * finest)
     plan = bucketed.lower(params, X).plan
     assert {b.dtype for b in plan.buckets if b.kind != "all_gather"} == {
         str(sent).removeprefix("torch.")
@@ -366,7 +363,7 @@ def test_mixed_precision_gradients_travel_in_buckets_too(mesh: Any) -> None:
     got, wanted = (sf.full(bucketed(params, X.float())), sf.value_and_grad(fn)(params, X.float()))
     for a, b in zip(leaves(got), leaves(wanted), strict=True):
         assert a.dtype == b.dtype
-        torch.testing.assert_close(a, b, rtol=0.05, atol=0.05)
+        assert_close(a, b, rtol=0.05, atol=0.05)
     low = bucketed.lower(params, X.float())
     assert reductions(low) == [0] and sorted(low.plan.leaves) == ["params['v']", "params['w']"], (
         f"{low.plan}"

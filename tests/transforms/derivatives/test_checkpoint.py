@@ -18,6 +18,8 @@ import torch.utils.checkpoint
 from message import without_line
 from ranks import run_ranks
 from torch import Tensor, nn
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P, checkpoint_policies
@@ -70,7 +72,7 @@ def remat(policy: str | None = None, fn: Callable[..., Any] = loss) -> Any:
 
 
 def close(got: Any, wanted: Any) -> None:
-    sf.tree_map(lambda a, b: torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12), got, wanted)
+    sf.tree_map(lambda a, b: assert_close(a, b, rtol=1e-12, atol=1e-12), got, wanted)
 
 
 def counts(program: Any) -> collections.Counter[str]:
@@ -274,8 +276,8 @@ def test_products_of_batches_are_told_from_those_of_matrices() -> None:
 
 
 def test_checkpoint_name_leaves_nothing_in_the_program() -> None:
-    with sf.fake_world(2):
-        step = sf.shard(sf.grad(loss), sf.make_mesh((2,), ("dp",)), (P(), P("dp")), backend="aten")
+    with simulated(dp=2) as mesh:
+        step = sf.shard(sf.grad(loss), mesh, (P(), P("dp")), backend="aten")
         found = counts(step.lower(W_, X).program)
     assert not {"prim_name", "clone", "alias", "after"} & set(found)
     tree = {"a": X, "b": (1, V)}
@@ -396,8 +398,7 @@ def test_sharded_steps_of_checkpointed_blocks_equal_one_device(world: str, polic
 
 @pytest.mark.parametrize("outside", [True, False])
 def test_a_checkpoint_of_a_sharded_function_and_a_sharded_checkpoint_are_one(outside: bool) -> None:
-    with sf.fake_world(3):
-        mesh = sf.make_mesh((3,), ("dp",))
+    with simulated(dp=3) as mesh:
         place_it = lambda f: sf.shard(f, mesh, (P(None, "dp"), P("dp")), backend="aten")
         through = sf.checkpoint(place_it(layer)) if outside else place_it(sf.checkpoint(layer))
         close(
@@ -425,10 +426,10 @@ GATHERING: dict[
 def test_a_gather_is_done_twice_and_kept_never(kind: str, n: int) -> None:
     placed, fn = GATHERING[kind]
     step = lambda w, x, through=fn: through(w, x).sin().square().sum()
-    with sf.fake_world(n):
+    with simulated(a=n) as mesh:
         made = sf.shard(
             sf.grad(functools.partial(step, through=sf.checkpoint(fn)), argnums=(0, 1)),
-            sf.make_mesh((n,), ("a",)),
+            mesh,
             placed,
             backend="aten",
         )
@@ -461,11 +462,9 @@ def kept_gathers(graph: torch.fx.Graph) -> list[str]:
 def test_without_a_checkpoint_gathered_activations_are_kept() -> None:
     """So that the test above can fail."""
     fn = lambda w, x: GATHERING["gathered activations"][1](w, x).square().sum()
-    with sf.fake_world(3):
+    with simulated(a=3) as mesh:
         low = {
-            f: sf.shard(
-                sf.grad(f, argnums=(0, 1)), sf.make_mesh((3,), ("a",)), (P(None, "a"), P("a"))
-            ).lower(W2, X2)
+            f: sf.shard(sf.grad(f, argnums=(0, 1)), mesh, (P(None, "a"), P("a"))).lower(W2, X2)
             for f in (
                 fn,
                 sf.checkpoint(fn),
@@ -490,10 +489,8 @@ def test_a_fully_sharded_block_gathers_each_weight_once_in_each_phase() -> None:
 
 
 def test_the_barrier_is_nothing_that_is_computed_whole() -> None:
-    with sf.fake_world(2):
-        low = sf.shard(
-            sf.grad(remat()), sf.make_mesh((2,), ("dp",)), (P(), P("dp")), implicit_comm="error"
-        ).lower(W_, X)
+    with simulated(dp=2) as mesh:
+        low = sf.shard(sf.grad(remat()), mesh, (P(), P("dp")), implicit_comm="error").lower(W_, X)
     assert low.fallbacks == () and "after" in counts(low.program)
     assert [(c.kind, c.implicit) for c in low.collectives] == [("all_reduce", False)] * 3
 
@@ -512,8 +509,7 @@ def test_it_composes() -> None:
 
 def test_the_peak_of_a_deep_program_falls() -> None:
     w = tuple(W * 4)
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         x = torch.ones(64, 3, dtype=torch.float64)
         low = [sf.shard(sf.grad(f), mesh, (P(), P("dp"))).lower(w, x) for f in (loss, remat())]
     kept, again = (one.schedule.peak_after for one in low)

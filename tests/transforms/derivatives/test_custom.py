@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from equality import close
 from torch import Tensor
 
 import shardfn as sf
@@ -17,10 +18,6 @@ from shardfn import P
 F64 = torch.float64
 G = torch.Generator().manual_seed(11)
 X, Y = (torch.randn(5, 3, generator=G, dtype=F64), torch.randn(3, 3, generator=G, dtype=F64))
-
-
-def close(got: Any, wanted: Any) -> None:
-    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
 # Rules that are no derivatives (twice, three times as much), so that using the true one would show.

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+from equality import close
 from torch import Tensor
 
 import shardfn as sf
 
 F64 = torch.float64
-
-
-def close(got: Any, wanted: Any) -> None:
-    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_a_rule_that_calls_its_function_counts_at_every_order() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from equality import close
 from message import without_line
 from torch import Tensor
 
@@ -15,10 +16,6 @@ import shardfn as sf
 F64 = torch.float64
 G = torch.Generator().manual_seed(11)
 X, Y = (torch.randn(5, 3, generator=G, dtype=F64), torch.randn(3, 3, generator=G, dtype=F64))
-
-
-def close(got: Any, wanted: Any) -> None:
-    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
 @sf.custom_vjp

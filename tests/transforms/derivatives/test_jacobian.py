@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from equality import close
 from torch import Tensor
 
 import shardfn as sf
@@ -13,10 +14,6 @@ import shardfn as sf
 G = torch.Generator().manual_seed(5)
 X, Y = (torch.randn(5, 3, generator=G, dtype=torch.float64) for _ in range(2))
 TREE = {"w": X}
-
-
-def close(got: Any, wanted: Any) -> None:
-    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
 def of_tree(p: dict[str, Tensor], y: Tensor) -> dict[str, Tensor]:

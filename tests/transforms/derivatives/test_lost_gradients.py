@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 from torch.distributed.tensor import DTensor
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -40,8 +42,7 @@ def in_rank_code(mesh: Any, read: Any) -> Any:
 
 def test_in_code_of_uneven_ranks_a_closed_over_tensor_is_named_with_its_line_and_the_fix() -> None:
     w = W.detach().clone().requires_grad_()
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         x = sf.distribute(X, mesh, P("dp"))
         f = in_rank_code(mesh, lambda: w.sum())
         text = (
@@ -64,8 +65,7 @@ def test_in_code_of_uneven_ranks_a_closed_over_tensor_is_named_with_its_line_and
 
 def test_a_module_in_the_code_of_a_rank_is_named_with_functionalize() -> None:
     layer = nn.Linear(3, 2).double()
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         x = sf.distribute(X, mesh, P("dp"))
         text = said(in_rank_code(mesh, lambda: layer(X).sum()), x)
     assert text.startswith(
@@ -87,7 +87,7 @@ def test_a_compiled_call_takes_no_tensor_that_begins_to_require_grad() -> None:
     text = "compiled jit(<lambda>), argument x: it requires grad"
     assert text in said(compiled, leaf)
     with torch.no_grad():
-        torch.testing.assert_close(compiled(leaf), (X * w).sum())
+        assert_close(compiled(leaf), (X * w).sum())
 
 
 def test_a_tensor_that_a_functionalized_module_holds_is_refused() -> None:
@@ -108,9 +108,9 @@ def test_transforms_of_torch_func_around_a_call_are_right() -> None:
     plain = lambda x: x.sin().square().sum()
     stacked = torch.stack([X, 2 * X])
     for transform in (torch.func.grad, torch.func.hessian, torch.func.jacfwd):
-        torch.testing.assert_close(transform(f)(X), transform(plain)(X))
-    torch.testing.assert_close(torch.vmap(f)(stacked), torch.vmap(plain)(stacked))
-    torch.testing.assert_close(torch.func.jvp(f, (X,), (X,)), torch.func.jvp(plain, (X,), (X,)))
+        assert_close(transform(f)(X), transform(plain)(X))
+    assert_close(torch.vmap(f)(stacked), torch.vmap(plain)(stacked))
+    assert_close(torch.func.jvp(f, (X,), (X,)), torch.func.jvp(plain, (X,), (X,)))
     compiled = f.compile(X)
     assert "it is called inside a transform of torch.func" in said(torch.func.grad(compiled), X)
 
@@ -128,7 +128,7 @@ def test_dual_numbers_of_forward_mode_are_refused() -> None:
         assert "dual that it closes over: it has a tangent" in said(
             sf.jit(lambda x: (x * dual).sum(), backend="aten"), X
         )
-        torch.testing.assert_close(f(X), (X * X).sum())
+        assert_close(f(X), (X * X).sum())
         assert forward_ad.unpack_dual(dual).tangent is not None
 
 
@@ -139,7 +139,7 @@ def test_hooks_on_saved_tensors_see_nothing_and_stay() -> None:
         assert not seen
         (W * W).sum()
         assert seen
-    torch.testing.assert_close(got, X.cos() * X + X.sin())
+    assert_close(got, X.cos() * X + X.sin())
 
 
 def test_frozen_parameters_are_among_the_buffers_and_nothing_is_sent_for_them() -> None:
@@ -149,17 +149,15 @@ def test_frozen_parameters_are_among_the_buffers_and_nothing_is_sent_for_them() 
     assert list(params) == ["bias"] and list(buffers) == ["weight"]
     module.weight.requires_grad_()  # later changes do not reach it
     x = torch.stack([X, 2 * X])
-    with sf.fake_world(2):
+    with simulated(a=2) as mesh:
         loss = lambda p, x: fn(p, buffers, x)[0].square().sum()
-        step = sf.shard(
-            sf.bucketed_grad(loss), sf.make_mesh((2,), ("a",)), (None, P("a")), backend="aten"
-        )
+        step = sf.shard(sf.bucketed_grad(loss), mesh, (None, P("a")), backend="aten")
         grads = sf.full(step(params, x)[1])
         assert [leaf for b in step.lower(params, x).plan.buckets for leaf in b.leaves] == [
             "p['bias']"
         ]
     module(x).square().sum().backward()
-    torch.testing.assert_close(grads, {"bias": module.bias.grad})
+    assert_close(grads, {"bias": module.bias.grad})
     text = said(fn, {**params, "weight": buffers["weight"]}, buffers, x)
     assert (
         "it has also weight" in text
@@ -181,9 +179,7 @@ def test_a_frozen_parameter_that_the_module_writes_to_is_returned() -> None:
 
     fn, params, buffers = sf.functionalize(Average())
     out, after = fn(params, buffers, X)
-    torch.testing.assert_close(
-        (out, after), (X * W.detach() + W.detach() / 2, {"mean": W.detach() / 2})
-    )
+    assert_close((out, after), (X * W.detach() + W.detach() / 2, {"mean": W.detach() / 2}))
     assert not buffers["mean"].any()
 
 
@@ -221,4 +217,4 @@ def test_a_hook_sees_one_sample_under_vmap_of_grad() -> None:
     xs = torch.stack([X, 2 * X, -X])
     got = sf.vmap(sf.grad(lambda p, x: fn(p, buffers, x)[0].sum()), in_axes=(None, 0))(params, xs)
     unit = (X / X.norm()).reshape(1, 3)
-    torch.testing.assert_close(got, {"weight": torch.stack([unit, unit, -unit])})
+    assert_close(got, {"weight": torch.stack([unit, unit, -unit])})

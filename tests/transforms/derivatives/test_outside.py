@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -171,10 +173,10 @@ def outcome(fn: Callable[..., Any], args: Sequence[torch.Tensor], case: Case) ->
 def assert_same(got: Outcome, wanted: Outcome) -> None:
     assert got[1] == wanted[1]
     assert [g is None for g in got[2]] == [g is None for g in wanted[2]]
-    torch.testing.assert_close(got[0], wanted[0])
+    assert_close(got[0], wanted[0])
     pairs = [(g, w) for g, w in zip(got[2], wanted[2], strict=True) if g is not None]
     for g, w in pairs:
-        torch.testing.assert_close(g, w)
+        assert_close(g, w)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -187,7 +189,7 @@ def test_alone_and_sharded_it_is_plain_autograd(name: str) -> None:
         with sf.fake_world(torch.Size(shape).numel()):
             mesh = sf.make_mesh(shape, names)
             placements = (first, *[None] * (len(case.args) - 1))
-            sharded = sf.shard(case.fn, mesh, placements)
+            sharded = sf.shard(case.fn, mesh, placements, backend="aten")
             assert_same(outcome(sharded, case.args, case), wanted)
 
 
@@ -233,15 +235,14 @@ def trained(mesh: Any, placements: Any, backend: str) -> list[Any]:
 
 @pytest.mark.parametrize("name", PLACED)
 def test_it_is_bucketed_grad_to_the_last_bit_with_its_collectives(name: str) -> None:
-    with sf.fake_world(4):
-        mesh = sf.make_mesh((2, 2), ("dp", "tp"))
+    with simulated(dp=2, tp=2) as mesh:
         same, value, gradients = trained(mesh, PLACED[name], "aten")
     assert same == (True, {"w": True, "b": True})
     params = {"w": B.clone().requires_grad_(), "b": C.clone().requires_grad_()}
     wanted = loss(params, A)
     wanted.backward()
-    torch.testing.assert_close(value, wanted.detach())
-    torch.testing.assert_close(gradients, {k: x.grad for k, x in params.items()})
+    assert_close(value, wanted.detach())
+    assert_close(gradients, {k: x.grad for k, x in params.items()})
 
 
 COMPILED = ("fully sharded",)
@@ -261,8 +262,8 @@ def right_on_ranks(backend: str) -> None:
     for rank in run_ranks(2, of_one_rank, backend):
         for same, value, found in rank:
             assert backend == "inductor" or same == (True, {"w": True, "b": True})
-            torch.testing.assert_close(value, wanted.detach())
-            torch.testing.assert_close(found, gradients)
+            assert_close(value, wanted.detach())
+            assert_close(found, gradients)
 
 
 def test_on_two_gloo_processes_it_is_one_device() -> None:
@@ -290,13 +291,14 @@ def test_a_tensor_that_per_rank_code_closes_over_is_one_of_all_ranks(name: str) 
     w = B.clone().requires_grad_()
     torch.stack([body(a, w) for a in A[:6].chunk(3)]).sum().backward()
     held = B.clone().requires_grad_()
-    with sf.fake_world(3):
-        mesh = sf.make_mesh((3,), ("dp",))
-        mapped = sf.shard_map(lambda a: sf.psum(body(a, held), "dp"), mesh, (P("dp"),), P())
-        for fn in (mapped, sf.shard(lambda a: mapped(a) + 0, mesh)):
+    with simulated(dp=3) as mesh:
+        mapped = sf.shard_map(
+            lambda a: sf.psum(body(a, held), "dp"), mesh, (P("dp"),), P(), backend="aten"
+        )
+        for fn in (mapped, sf.shard(lambda a: mapped(a) + 0, mesh, backend="aten")):
             held.grad = None
             fn(A[:6]).backward()
-            torch.testing.assert_close(held.grad, w.grad)
+            assert_close(held.grad, w.grad)
 
 
 def other_parameter(model: torch.nn.Sequential) -> None:
@@ -325,8 +327,8 @@ def test_a_parameter_that_takes_the_place_of_another_is_read(
     own = torch.nn.Sequential(*layers).double()
     monkeypatch.setitem(globals(), "MODEL", own)
     fn = (lambda a: MODEL(a).sum()) if is_global else (lambda a: own(a).sum())
-    with sf.fake_world(3):
-        step = sf.shard(fn, sf.make_mesh((3,), ("dp",)), P("dp"), backend="aten")
+    with simulated(dp=3) as mesh:
+        step = sf.shard(fn, mesh, P("dp"), backend="aten")
         step(A).backward()
         change(own)
         own.zero_grad()
@@ -334,4 +336,4 @@ def test_a_parameter_that_takes_the_place_of_another_is_read(
         found = [p.grad for p in own.parameters()]
     own.zero_grad()
     own(A).sum().backward()
-    torch.testing.assert_close(found, [p.grad for p in own.parameters()])
+    assert_close(found, [p.grad for p in own.parameters()])

@@ -10,6 +10,7 @@ import attrs
 import pytest
 import torch
 from message import without_line
+from worlds import simulated
 
 import shardfn as sf
 from shardfn.transforms import Residual
@@ -90,8 +91,8 @@ def test_every_floating_result_counts_and_others_do_not() -> None:
 
 
 def test_a_sharded_function_keeps_the_same() -> None:
-    with sf.fake_world(2):
-        sharded = sf.shard(fn, sf.make_mesh((2,), ("dp",)), (sf.P(), sf.P("dp")))
+    with simulated(dp=2) as mesh:
+        sharded = sf.shard(fn, mesh, (sf.P(), sf.P("dp")))
         table = sf.saved_residuals(sharded, {"w": W}, X)
     assert [r.why for r in table] == [r.why for r in sf.saved_residuals(fn, {"w": W}, X)]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from equality import close
 from message import without_line
 from torch import Tensor
 
@@ -19,10 +20,6 @@ from shardfn import P
 G = torch.Generator().manual_seed(5)
 X, Y = (torch.randn(5, 3, generator=G, dtype=torch.float64) for _ in range(2))
 WORLDS = {"2": ((2,), P("a")), "3": ((3,), P(None, "a")), "2 x 4": ((2, 4), P("a", "b"))}
-
-
-def close(got: Any, wanted: Any) -> None:
-    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
 def of_tree(p: dict[str, Tensor], y: Tensor) -> dict[str, Tensor]:

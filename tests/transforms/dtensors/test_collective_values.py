@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from equality import close
 from message import without_line
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import local_map
+from torch.testing import assert_close
 
 import shardfn as sf
 from shardfn.simulated import SimulatedTensor
@@ -49,7 +51,7 @@ def test_s7_3_a_derivative_reads_what_a_collective_overwrites() -> None:
         loss = lambda x: vocabulary(x, group)
         found = sf.jit(sf.grad(loss), backend="aten")(SimulatedTensor([*DRAWN]))
     wanted = torch.func.grad(plain)(DRAWN)
-    torch.testing.assert_close(found.shards, [*wanted], rtol=1e-12, atol=1e-12)
+    close(found.shards, [*wanted])
 
 
 def test_a_sum_in_place_counts_once_as_one_device_has_it() -> None:
@@ -74,7 +76,7 @@ def test_a_sum_in_place_counts_once_as_one_device_has_it() -> None:
             distribute_tensor(b.contiguous(), mesh, [Shard(0)]),
         ]
         found = sf.jit(sf.grad(loss), backend="aten")(*args)
-        torch.testing.assert_close(sf.full(found), 2 * a @ b @ b.T)
+        assert_close(sf.full(found), 2 * a @ b @ b.T)
 
 
 def no_grad(x: Any) -> Any:
@@ -89,7 +91,7 @@ def test_without_grad_a_tensor_keeps_its_derivative() -> None:
     with sf.fake_world(2):
         sf.make_mesh((2,), ("tp",))
         found = sf.grad(no_grad)(SimulatedTensor([*DRAWN]))
-    torch.testing.assert_close(found.shards, [torch.full_like(DRAWN[0], 3.0)] * 2)
+    assert_close(found.shards, [torch.full_like(DRAWN[0], 3.0)] * 2)
 
 
 def shown(x: Any) -> Any:
@@ -103,7 +105,7 @@ def test_a_view_shows_the_sum() -> None:
     with sf.fake_world(2):
         sf.make_mesh((2,), ("tp",))
         found = sf.jit(shown, backend="aten")(SimulatedTensor([*DRAWN]))
-    torch.testing.assert_close(found.shards, [DRAWN.exp().sum(0).view(-1)] * 2)
+    assert_close(found.shards, [DRAWN.exp().sum(0).view(-1)] * 2)
 
 
 def read_twice(x: Any) -> Any:

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import Shard, distribute_tensor
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 
@@ -23,22 +25,21 @@ def net() -> nn.Module:
 def test_a_step_of_training_in_shard_is_that_of_one_device() -> None:
     alone = net()
     alone(X).square().mean().backward()
-    with sf.fake_world(3):
-        mesh = sf.make_mesh((3,), ("dp",))
+    with simulated(dp=3) as mesh:
         module: Any = net()
         fully_shard(module[0], mesh=mesh)
         fully_shard(module, mesh=mesh)
         loss = sf.shard(lambda x: module(x).square().mean(), mesh, sf.P("dp"), backend="aten")
         value = loss(X)
         value.backward()
-        torch.testing.assert_close(value.full_tensor(), alone(X).square().mean())
+        assert_close(value.full_tensor(), alone(X).square().mean())
         for p, q in zip(module.parameters(), alone.parameters(), strict=True):
             assert p.grad.placements == p.placements == (Shard(0),)
-            torch.testing.assert_close(p.grad.full_tensor(), q.grad)
+            assert_close(p.grad.full_tensor(), q.grad)
         for each in (module, alone):
             torch.optim.SGD(each.parameters(), 0.1).step()
         after = sf.shard(module, mesh, sf.P("dp"), backend="aten")(X)
-        torch.testing.assert_close(after.full_tensor(), alone(X))
+        assert_close(after.full_tensor(), alone(X))
 
 
 def test_in_jit_it_takes_dtensors() -> None:
@@ -48,13 +49,12 @@ def test_in_jit_it_takes_dtensors() -> None:
         fully_shard(module, mesh=mesh)
         call = sf.jit(lambda x: module(x), backend="aten")
         out = call(distribute_tensor(X, mesh, [Shard(0)]))
-        torch.testing.assert_close(out.full_tensor(), net()(X))
+        assert_close(out.full_tensor(), net()(X))
 
 
 @pytest.mark.parametrize("factor", [None, 1.0])
 def test_in_jit_each_rank_has_a_batch_of_its_own(factor: float | None) -> None:
-    with sf.fake_world(3):
-        mesh = sf.make_mesh((3,), ("dp",))
+    with simulated(dp=3) as mesh:
         eager, module = net(), net()
         for each in (eager, module):
             fully_shard(each[0], mesh=mesh)
@@ -64,12 +64,12 @@ def test_in_jit_each_rank_has_a_batch_of_its_own(factor: float | None) -> None:
         own = distribute_tensor(X, mesh, [Shard(0)]).to_local()
         loss = sf.jit(lambda x: module(x).square().mean(), backend="aten")
         value, wanted = loss(own), eager(own).square().mean()
-        torch.testing.assert_close(value.shards, wanted.shards)
+        assert_close(value.shards, wanted.shards)
         value.backward()
         wanted.backward()
         for p, q in zip(module.parameters(), eager.parameters(), strict=True):
             assert p.grad.placements == p.placements == (Shard(0),)
-            torch.testing.assert_close(p.grad.full_tensor(), q.grad.full_tensor())
+            assert_close(p.grad.full_tensor(), q.grad.full_tensor())
         kinds = [c.kind for c in loss.lower(own).backward.collectives]
         assert "reduce_scatter" in kinds and "all_reduce" not in kinds
 
@@ -88,8 +88,7 @@ def test_a_policy_casts_parameters_inputs_and_results(reduced: torch.dtype) -> N
     cast = {name: p.double() for name, p in alone.named_parameters()}
     wanted = torch.func.functional_call(alone, cast, X).float()
     wanted.square().mean().backward()
-    with sf.fake_world(3):
-        mesh = sf.make_mesh((3,), ("dp",))
+    with simulated(dp=3) as mesh:
         inner = MixedPrecisionPolicy(torch.float64, reduced)
         outer = MixedPrecisionPolicy(torch.float64, reduced, torch.float32)
         module = _in_policy(mesh, inner, outer)
@@ -99,10 +98,10 @@ def test_a_policy_casts_parameters_inputs_and_results(reduced: torch.dtype) -> N
         result, value = loss(X.float())
         value.backward()
         assert result.dtype == torch.float32
-        torch.testing.assert_close(result.full_tensor(), wanted, rtol=1e-6, atol=1e-6)
+        assert_close(result.full_tensor(), wanted, rtol=1e-6, atol=1e-6)
         for p, q in zip(module.parameters(), alone.parameters(), strict=True):
             assert (p.dtype, p.grad.dtype) == (torch.float32, torch.float32)
-            torch.testing.assert_close(p.grad.full_tensor(), q.grad)
+            assert_close(p.grad.full_tensor(), q.grad)
         assert not any("shardfn" in name for name in vars(module._get_fsdp_state()))
 
 
@@ -118,12 +117,11 @@ def test_gradients_are_reduced_in_the_dtype_of_the_policy(
     own: torch.dtype, compute: Any, reduced: Any, sent: int
 ) -> None:
     x = X.repeat(40, 1).to(own)
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         module: Any = nn.Linear(5, 6, bias=False).to(own)
         policy = MixedPrecisionPolicy(compute, reduced)
         fully_shard(module, mesh=mesh, mp_policy=policy)
-        fn = sf.shard(lambda x: module(x).float().square().mean(), mesh, sf.P("dp"))
+        fn = sf.shard(lambda x: module(x).float().square().mean(), mesh, sf.P("dp"), backend="aten")
         lowered = fn.lower(x)
     _, forward, backward = str(lowered).split("shard(<lambda>)")
     assert f"; 1 reduce_scatter over dp, {30 * sent} B" in backward
@@ -158,8 +156,7 @@ def test_gradients_are_reduced_in_the_dtype_of_the_policy(
 def test_what_changes_gradients_otherwise_is_refused(
     policy: Any, change: Any, refusal: str, fix: str
 ) -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         module: Any = net().float()
         fully_shard(module, mesh=mesh, mp_policy=policy)
         change(module)
@@ -180,8 +177,7 @@ def test_its_modules_run_in_bodies_of_loops_and_branches(policy: Any) -> None:
     gradients = torch.autograd.grad(wanted[0].sum() + wanted[1].sum(), leaves)
     if policy.param_dtype is None:
         square = square.double()
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         module: Any = square
         fully_shard(module, mesh=mesh, mp_policy=policy)
 
@@ -194,14 +190,13 @@ def test_its_modules_run_in_bodies_of_loops_and_branches(policy: Any) -> None:
         *found, loss = sf.shard(fn, mesh, sf.P("dp"), backend="aten")(X)
         loss.backward()
         for a, b in zip(found, wanted, strict=True):
-            torch.testing.assert_close(a.full_tensor(), b)
+            assert_close(a.full_tensor(), b)
         for p, g in zip(module.parameters(), gradients, strict=True):
-            torch.testing.assert_close(p.grad.full_tensor().to(g.dtype), g)
+            assert_close(p.grad.full_tensor().to(g.dtype), g)
 
 
 def test_a_branch_reduces_gradients_in_the_dtype_of_the_policy() -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         module: Any = nn.Linear(5, 6, bias=False)
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
         fully_shard(module, mesh=mesh, mp_policy=policy)
@@ -228,8 +223,7 @@ def test_functional_call_gives_it_other_parameters(compute: Any) -> None:
         return torch.func.functional_call(module, p, x).square().mean()
 
     wanted = torch.func.grad(lambda p: loss(alone, p, x))(given)
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         module: Any = nn.Linear(5, 3)
         fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(compute))
         of = {name: p.float() for name, p in given.items()}
@@ -237,7 +231,7 @@ def test_functional_call_gives_it_other_parameters(compute: Any) -> None:
         step = sf.grad(lambda p, x: loss(module, p, x))
         found = sf.shard(step, mesh, (None, sf.P("dp")), backend="aten")(placed, x)
         for name, g in found.items():
-            torch.testing.assert_close(g.full_tensor(), wanted[name].float())
+            assert_close(g.full_tensor(), wanted[name].float())
 
 
 @pytest.mark.parametrize("transform", ["shard", "jit"])
@@ -256,8 +250,12 @@ def test_a_registered_method_is_called_as_the_forward(transform: str) -> None:
         register_fsdp_forward_method(module, "generate")
         call = lambda x: module.generate(x)
         x = distribute_tensor(X, mesh, [Shard(0)])
-        fn = sf.jit(call) if transform == "jit" else sf.shard(call, mesh)
-        torch.testing.assert_close(fn(x).full_tensor(), wanted)
+        fn = (
+            sf.jit(call, backend="aten")
+            if transform == "jit"
+            else sf.shard(call, mesh, backend="aten")
+        )
+        assert_close(fn(x).full_tensor(), wanted)
 
 
 class _Nested(nn.Module):
@@ -277,9 +275,8 @@ def test_a_module_of_a_group_inside_of_another_one_of_it() -> None:
     module: Any = _Nested(second)
     cast = {name: p.double() for name, p in module.named_parameters()}
     wanted = torch.func.functional_call(module, cast, X)
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         policy = MixedPrecisionPolicy(torch.float64)
         fully_shard([module, second], mesh=mesh, mp_policy=policy)
         out = sf.shard(module, mesh, sf.P("dp"), backend="aten")(X)
-        torch.testing.assert_close(out.full_tensor(), wanted)
+        assert_close(out.full_tensor(), wanted)

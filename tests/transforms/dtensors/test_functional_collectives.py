@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
+from torch.testing import assert_close
 
 import shardfn as sf
 from shardfn.simulated import SimulatedTensor
@@ -29,14 +30,14 @@ def test_s7_3_ops_by_the_name_of_a_group() -> None:
             )
 
         total, rows, part, parts = sf.jit(fn, backend="aten")(SimulatedTensor(ROWS))
-    torch.testing.assert_close(total.shards, [sum(ROWS)] * 4)
+    assert_close(total.shards, [sum(ROWS)] * 4)
     pairs = [ROWS[:2], ROWS[:2], ROWS[2:], ROWS[2:]]
-    torch.testing.assert_close(rows.shards, [torch.cat(pair) for pair in pairs])
+    assert_close(rows.shards, [torch.cat(pair) for pair in pairs])
     means = [(a + b) / 2 for a, b in pairs]
     wanted = [mean[2 * (k % 2) :][:2] for k, mean in enumerate(means)]
-    torch.testing.assert_close(part.shards, wanted)
+    assert_close(part.shards, wanted)
     halves = [[x[2 * (k % 2) :][:2] for x in pairs[k]] for k in range(4)]
-    torch.testing.assert_close(parts.shards, [torch.cat(h) for h in halves])
+    assert_close(parts.shards, [torch.cat(h) for h in halves])
 
 
 def test_derivatives_of_coalesced_and_permuted_tensors() -> None:
@@ -55,4 +56,4 @@ def test_derivatives_of_coalesced_and_permuted_tensors() -> None:
         return (total * x[1]).sum() + 2 * (total * x[0]).sum()
 
     wanted = torch.func.grad(plain)(torch.stack(ROWS[:2]))
-    torch.testing.assert_close(found.shards, [*wanted])
+    assert_close(found.shards, [*wanted])

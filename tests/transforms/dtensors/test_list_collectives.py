@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from message import without_line
+from torch.testing import assert_close
 
 import shardfn as sf
 from shardfn.simulated import SimulatedTensor
@@ -115,7 +116,7 @@ def test_a_rank_of_the_world_is_given_as_one_of_its_group() -> None:
 
         found = sf.jit(fixed, backend="aten")(own)
         wanted = [own.shards[k] for k in (1, 1, 3, 3)]
-        torch.testing.assert_close(found.shards, wanted)
+        assert_close(found.shards, wanted)
 
 
 def test_coalesced_collectives() -> None:
@@ -134,8 +135,8 @@ def test_coalesced_collectives() -> None:
         sf.make_mesh((2,), ("dp",))
         y, z, rows = sf.jit(fn, backend="aten")(SimulatedTensor([X, X + 1]))
     total = 2 * X + 1
-    torch.testing.assert_close(y.shards, [total] * 2)
-    torch.testing.assert_close(z.shards, [2 * total] * 2)
+    assert_close(y.shards, [total] * 2)
+    assert_close(z.shards, [2 * total] * 2)
     for k, row in enumerate(rows):
-        torch.testing.assert_close(row[0].shards, [X + k] * 2)
-        torch.testing.assert_close(row[1].shards, [2 * total] * 2)
+        assert_close(row[0].shards, [X + k] * 2)
+        assert_close(row[1].shards, [2 * total] * 2)

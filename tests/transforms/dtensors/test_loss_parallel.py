@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import loss_parallel
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 
@@ -30,12 +32,11 @@ def test_labels_by_position_and_by_name_and_in_shard() -> None:
 
     mean, total = F.cross_entropy(X, LABELS), F.cross_entropy(X, LABELS, reduction="sum")
     wanted = [mean, total, mean, total]
-    with sf.fake_world(3):
-        mesh = sf.make_mesh((3,), ("tp",))
+    with simulated(tp=3) as mesh:
         d = distribute_tensor(X, mesh, [Shard(1)])
         found: Any = sf.jit(full, backend="aten")(d, LABELS)
         for got, x in zip(found, wanted, strict=True):
-            torch.testing.assert_close(got.shards[2], x)
+            assert_close(got.shards[2], x)
         ins = (sf.P(None, "tp"), sf.P())
         sharded = sf.shard(losses, mesh, ins, backend="aten")(X, LABELS)
-        torch.testing.assert_close([sf.full(x) for x in sharded], wanted)
+        assert_close([sf.full(x) for x in sharded], wanted)

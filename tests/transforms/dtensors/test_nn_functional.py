@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.distributed.nn import functional as forms
+from torch.testing import assert_close
 
 import shardfn as sf
 from shardfn import P
@@ -32,9 +33,9 @@ def test_s7_3_forms_under_vmap_and_forward_derivatives() -> None:
         sf.make_mesh((2,), ("dp",))
         rows = sf.jit(sf.vmap(mixed), backend="aten")(own)
         pair = sf.jit(lambda x: sf.jvp(mixed, (x,), (x,)), backend="aten")(own)
-    torch.testing.assert_close(rows.shards, [wanted] * 2)
-    torch.testing.assert_close(pair[0].shards, [wanted] * 2)
-    torch.testing.assert_close(pair[1].shards, [tangent] * 2)
+    assert_close(rows.shards, [wanted] * 2)
+    assert_close(pair[0].shards, [wanted] * 2)
+    assert_close(pair[1].shards, [tangent] * 2)
 
 
 def test_s7_3_forms_in_a_shard_map() -> None:
@@ -45,6 +46,6 @@ def test_s7_3_forms_in_a_shard_map() -> None:
         loss = lambda x: mapped(x).square().sum()
         gradient = sf.full(sf.grad(loss)(torch.cat(ROWS)))
     stacked = torch.stack(ROWS)
-    torch.testing.assert_close(found, plain(stacked))
+    assert_close(found, plain(stacked))
     wanted = torch.func.grad(lambda x: plain(x).square().sum())(stacked)
-    torch.testing.assert_close(gradient, wanted.flatten(0, 1))
+    assert_close(gradient, wanted.flatten(0, 1))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from worlds import simulated
 
 import shardfn as sf
 from shardfn.runtime import Request
@@ -23,8 +24,8 @@ REQUEST = Request("f", fn, fn)
 
 @pytest.fixture(name="mesh")
 def _mesh() -> Iterator[Any]:
-    with sf.fake_world(4):
-        yield sf.make_mesh((2, 2), ("dp", "tp"))
+    with simulated(dp=2, tp=2) as mesh:
+        yield mesh
 
 
 def enter(mesh: Any, *args: Any, request: Request = REQUEST, **kwargs: Any) -> Any:

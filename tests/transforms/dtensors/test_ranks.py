@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from equality import close
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
@@ -15,10 +16,6 @@ from shardfn.simulated import SimulatedTensor
 
 F64 = torch.float64
 OWN = torch.arange(12.0, dtype=F64).view(4, 3).sin()
-
-
-def close(got: Any, wanted: Any) -> None:
-    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_gradients_go_back_to_arguments_and_to_what_the_code_closes_over() -> None:

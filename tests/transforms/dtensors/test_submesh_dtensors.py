@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.testing import assert_close
 
 import shardfn as sf
 from shardfn.simulated import SimulatedTensor
@@ -36,7 +37,7 @@ def own(rank: int) -> torch.Tensor:
 
 
 def close(got: Any, wanted: torch.Tensor) -> None:
-    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+    assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_shards_of_different_sizes_are_refused_by_path(mesh: Any) -> None:

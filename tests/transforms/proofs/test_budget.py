@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from message import without_line
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -22,8 +23,7 @@ def _loss(w: Any, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture
 def step() -> Iterator[Any]:
-    with sf.fake_world(4):
-        mesh = sf.make_mesh((2, 2, 1), ("dp", "tp", "sp"))
+    with simulated(dp=2, tp=2, sp=1) as mesh:
         where = {"a": P("dp", "tp"), "b": P("tp", "sp")}
         yield sf.shard(sf.bucketed_grad(_loss), mesh, (where, P("dp")))
 

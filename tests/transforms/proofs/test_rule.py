@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from ranks import run_ranks
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P, RuleError
@@ -75,8 +77,8 @@ def no_rules() -> Iterator[None]:
 
 
 def collectives(fn: Any, placements: Any, *args: Any, n: int = 2) -> list[str]:
-    with sf.fake_world(n):
-        lowered = sf.shard(fn, sf.make_mesh((n,), ("dp",)), placements, backend="aten").lower(*args)
+    with simulated(dp=n) as mesh:
+        lowered = sf.shard(fn, mesh, placements, backend="aten").lower(*args)
         return [c.kind for c in lowered.collectives]
 
 
@@ -152,7 +154,7 @@ def compiled() -> Any:
 
 def test_a_rule_counts_on_real_ranks_with_inductor() -> None:
     for (value, gradients), kinds, compilations in run_ranks(2, compiled):
-        torch.testing.assert_close(
+        assert_close(
             (value, gradients), (((X * C) ** 2).sum(), (2 * X * C * C, 2 * (X * X * C).sum(0)))
         )
         assert sorted(kinds) == ["all_reduce", "all_reduce"]
@@ -222,8 +224,8 @@ def test_an_op_that_capture_takes_apart_stays_whole_if_it_has_a_rule() -> None:
 
 
 def test_a_new_rule_partitions_anew_and_captures_nothing_and_the_old_program_is_kept() -> None:
-    with sf.fake_world(2):
-        fn = sf.shard(scale, sf.make_mesh((2,), ("dp",)), (P("dp"), P()), backend="aten")
+    with simulated(dp=2) as mesh:
+        fn = sf.shard(scale, mesh, (P("dp"), P()), backend="aten")
         cache.clear()
         assert torch.equal(sf.full(fn(X, C)), X * C)
         counted = lambda: (cache.counts["captures"], cache.counts["partitions"])

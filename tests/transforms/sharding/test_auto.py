@@ -12,6 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from ranks import run_ranks
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -143,7 +145,7 @@ def steps(mesh: Any, memory: Any) -> tuple[Any, Any]:
 def test_values_are_those_of_one_device(shape: Any, memory: Any) -> None:
     with sf.fake_world(6 if len(shape) == 2 else 3):
         mesh = sf.make_mesh(shape, ("a", "b")[: len(shape)])
-        torch.testing.assert_close(*steps(mesh, memory))
+        assert_close(*steps(mesh, memory))
 
 
 def layers_on(mesh: Any, memory: Any) -> None:
@@ -153,7 +155,7 @@ def layers_on(mesh: Any, memory: Any) -> None:
     x = torch.randn(11, 7).double()
     step = sf.shard(sgd(layered), mesh, sf.auto, memory=memory, backend="aten")
     got = sf.tree_map(sf.full, step(p, x))
-    torch.testing.assert_close(got, sgd(layered)(p, x), rtol=1e-9, atol=1e-11)
+    assert_close(got, sgd(layered)(p, x), rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 3)])
@@ -166,7 +168,7 @@ def test_layers_of_a_scan_compute_what_one_device_does(shape: Any, memory: Any) 
 
 def _on_a_rank() -> None:
     mesh = sf.make_mesh((2,), ("a",))
-    torch.testing.assert_close(*steps(mesh, "5KB"))
+    assert_close(*steps(mesh, "5KB"))
     layers_on(mesh, "14KB")
 
 
@@ -176,8 +178,7 @@ def test_on_two_gloo_processes() -> None:
 
 def test_a_dtensor_keeps_its_placement() -> None:
     p, m, x = case()
-    with sf.fake_world(3):
-        mesh = sf.make_mesh((3,), ("a",))
+    with simulated(a=3) as mesh:
         step = sf.shard(momentum, mesh, sf.auto, backend="aten")
         q = sf.distribute(p, mesh, {"up": P("a"), "down": P(None, "a")})
         low = step.lower(q, m, x)
@@ -187,15 +188,14 @@ def test_a_dtensor_keeps_its_placement() -> None:
 
 def test_gradients_from_outside_are_those_of_one_device() -> None:
     p, _, x = case()
-    with sf.fake_world(3):
-        mesh = sf.make_mesh((3,), ("a",))
+    with simulated(a=3) as mesh:
         fn = sf.shard(loss, mesh, sf.auto, memory="5KB", backend="aten")
         for w in p.values():
             w.requires_grad_()
         fn(p, x).backward()
         found = {k: w.grad for k, w in p.items()}
     wanted = torch.autograd.grad(loss(p, x), [*p.values()])
-    torch.testing.assert_close(tuple(map(sf.full, found.values())), wanted)
+    assert_close(tuple(map(sf.full, found.values())), wanted)
 
 
 def test_auto_is_one_value_that_pickles() -> None:
@@ -282,10 +282,8 @@ WRONG: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_bad_input_is_refused_by_name(name: str) -> None:
     run, text = WRONG[name]
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
-        with pytest.raises(sf.ShardError) as error:
-            run(mesh)
+    with simulated(dp=2) as mesh, pytest.raises(sf.ShardError) as error:
+        run(mesh)
     assert text in str(error.value)
 
 
@@ -300,8 +298,7 @@ def test_the_least_memory_is_said_with_its_parts() -> None:
 
 
 def test_a_mesh_of_one_rank_replicates() -> None:
-    with sf.fake_world(1):
-        mesh = sf.make_mesh((1,), ("dp",))
+    with simulated(dp=1) as mesh:
         step = sf.shard(torch.sin, mesh, sf.auto, backend="aten")
         assert step.lower(X).placements.in_placements == (P(),)
 

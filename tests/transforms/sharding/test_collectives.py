@@ -9,17 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from equality import close
 from torch import Tensor
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
 
 G = torch.Generator().manual_seed(11)
 WORLDS = {"2": ((2,), ("a",)), "3": ((3,), ("a",)), "2 x 4": ((2, 4), ("a", "b"))}
-
-
-def close(got: Any, wanted: Any) -> None:
-    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
 def example(n: int) -> Tensor:
@@ -238,8 +236,7 @@ def test_names_of_samples_and_of_ranks_mix(case: str, names: tuple[str, str]) ->
         parts = x.unflatten(dim, (*sizes, x.shape[dim] // 6)).movedim((dim, dim + 1), (0, 1))
         return parts if names[0] == "i" else parts.transpose(0, 1)
 
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         inside = sf.shard_map(
             lambda x: per_rank(x.squeeze(1)).unsqueeze(1),
             mesh,
@@ -252,8 +249,7 @@ def test_names_of_samples_and_of_ranks_mix(case: str, names: tuple[str, str]) ->
 
 
 def test_trees_and_numbers_are_summed_leaf_by_leaf() -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         body = lambda p: (
             sf.psum({"a": p["w"], "b": [1, p["w"] > 0]}, "dp"),
             sf.pmean((p["w"], 3), "dp"),
@@ -269,8 +265,7 @@ def test_trees_and_numbers_are_summed_leaf_by_leaf() -> None:
 
 
 def test_sums_of_what_is_equal_send_nothing() -> None:
-    with sf.fake_world(3):
-        mesh = sf.make_mesh((3,), ("dp",))
+    with simulated(dp=3) as mesh:
         fn = sf.shard_map(
             lambda x: (sf.psum(x, "dp"), sf.pmean(x, "dp"), sf.pmax(x, "dp")),
             mesh,
@@ -295,8 +290,7 @@ def test_ties_share_the_derivative_of_a_maximum() -> None:
 
 
 def test_axis_size_is_a_number_and_axis_index_is_data() -> None:
-    with sf.fake_world(8):
-        mesh = sf.make_mesh((2, 4), ("a", "b"))
+    with simulated(a=2, b=4) as mesh:
         body = lambda x: (
             x * 0 + sf.axis_index(("b", "a")) * sf.axis_size("b") + sf.axis_size(("a", "b"))
         )

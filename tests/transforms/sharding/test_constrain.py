@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -14,8 +16,8 @@ from shardfn import P
 
 @pytest.fixture
 def mesh() -> Any:
-    with sf.fake_world(8):
-        yield sf.make_mesh((2, 4), ("dp", "tp"))
+    with simulated(dp=2, tp=4) as mesh:
+        yield mesh
 
 
 def aten(fn: Any, mesh: Any, *args: Any, **options: Any) -> Any:
@@ -31,7 +33,7 @@ def test_constrain_pins_a_value_and_its_gradient(mesh: Any) -> None:
     h, _ = aten(f, mesh)(x)
     assert h.placements == (Shard(0), Shard(1))
     g = aten(sf.grad(lambda x: f(x)[1]), mesh)(x)
-    torch.testing.assert_close(sf.full(g), 8 * x)
+    assert_close(sf.full(g), 8 * x)
     assert g.placements == (Replicate(), Replicate()), "a gradient is placed as its argument is"
     assert sf.constrain(x, P("dp")) is x, "outside a transform it is the identity"
     assert torch.equal(sf.grad(lambda x: f(x)[1])(x), 8 * x), "and without a mesh"

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -93,7 +95,7 @@ def staged(transform: str, fn: Callable[..., Any], mesh: Any) -> Any:
     if transform == "shard":
         return sf.shard(fn, mesh, P("dp"), backend="aten")
     places = P("dp")
-    return sf.shard_map(fn, mesh, in_placements=places, out_placements=places)
+    return sf.shard_map(fn, mesh, in_placements=places, out_placements=places, backend="aten")
 
 
 def first(x: Any) -> Any:
@@ -111,14 +113,13 @@ def test_a_tree_keeps_its_class(name: str, transform: str) -> None:
         scale = 2 if type(tree) is kind else 5
         return make(first(tree) * scale, first(tree) + 1)
 
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         out = sf.full(staged(transform, fn, mesh)(make(X, X + 1)))
     assert type(out) is kind
     assert getattr(kind, "default_factory", 0) == 0 or out.default_factory is list
     wanted = make(X * 2, X + 1)
     assert attributes(out) == attributes(wanted)
-    torch.testing.assert_close(values(out), values(wanted), rtol=0, atol=0)
+    assert_close(values(out), values(wanted), rtol=0, atol=0)
 
 
 def values(x: Any) -> Any:
@@ -137,8 +138,7 @@ def attributes(x: Any) -> Any:
 @pytest.mark.parametrize("name", OTHERS)
 def test_another_class_is_refused_by_name(name: str, transform: str) -> None:
     make = OTHERS[name]
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         takes = staged(transform, lambda c: first(c) * 2, mesh)
         with pytest.raises(sf.TreeError, match=f"argument c: a {name}\n") as caught:
             takes(make(X, X))
@@ -165,23 +165,22 @@ def test_a_mapping_has_gradients_placements_and_copies_of_its_own(name: str) -> 
         tree["c"] = tree.pop("a") * 2
         return tree
 
-    with sf.fake_world(3):
-        mesh = sf.make_mesh((3,), ("dp",))
+    with simulated(dp=3) as mesh:
         prefix = {"a": P("dp"), "b": P(), **dict.fromkeys(parts, P())}
-        step = sf.shard(sf.grad(loss), mesh, (P(), prefix))
-        torch.testing.assert_close(sf.full(step(w, make(X, X + 1))), wanted)
+        step = sf.shard(sf.grad(loss), mesh, (P(), prefix), backend="aten")
+        assert_close(sf.full(step(w, make(X, X + 1))), wanted)
         whole = sf.distribute(make(X, X + 1), mesh, P("dp"))
         assert type(whole) is type(make(X, X))
         found = sf.grad(lambda tree: loss(w, tree))(sf.full(whole))
         assert type(found) is type(whole)
-        torch.testing.assert_close(found["a"], by_tree)
+        assert_close(found["a"], by_tree)
         p = w.clone().requires_grad_()
-        sf.shard(loss, mesh, (P(), P("dp")))(p, make(X, X + 1)).backward()
-        torch.testing.assert_close(p.grad, wanted)
+        sf.shard(loss, mesh, (P(), P("dp")), backend="aten")(p, make(X, X + 1)).backward()
+        assert_close(p.grad, wanted)
         given = make(X, X)
-        after = sf.full(sf.shard(changes, mesh, P("dp"))(given))
+        after = sf.full(sf.shard(changes, mesh, P("dp"), backend="aten")(given))
     assert list(given) == ["a", "b"] and list(after) == ["b", "c"]
-    torch.testing.assert_close(after["c"], 2 * X)
+    assert_close(after["c"], 2 * X)
 
 
 def test_a_part_that_is_no_tensor_is_named() -> None:
@@ -194,9 +193,8 @@ def test_a_part_that_is_no_tensor_is_named() -> None:
 def test_gradients_of_tensors_that_per_rank_code_closes_over() -> None:
     w = torch.full((4, 2), 3.0, dtype=torch.float64, requires_grad=True)
     whole = torch.full((2, 2), 3.0, dtype=torch.float64, requires_grad=True)
-    places: Any = {"in_placements": P("dp"), "out_placements": P()}
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    places: Any = {"in_placements": P("dp"), "out_placements": P(), "backend": "aten"}
+    with simulated(dp=2) as mesh:
         total = lambda x: sf.psum((x * w[:2]).sum(), "dp")
         summed = sf.shard_map(total, mesh, **places)
         wanted = torch.cat([X[:2] + X[2:], torch.zeros_like(X[:2])])
@@ -204,18 +202,18 @@ def test_gradients_of_tensors_that_per_rank_code_closes_over() -> None:
             w.grad = None
             fn(X).backward()
             assert w.grad is not None
-            torch.testing.assert_close(w.grad, wanted)
+            assert_close(w.grad, wanted)
         x = X.clone().requires_grad_()
         summed(x).backward()
-        torch.testing.assert_close(x.grad, torch.full_like(X, 3.0))
+        assert_close(x.grad, torch.full_like(X, 3.0))
         closed = lambda x: sf.psum((x * whole).sum(), "dp")
         sf.shard_map(closed, mesh, **places)(X).backward()
-        torch.testing.assert_close(whole.grad, X[:2] + X[2:])
+        assert_close(whole.grad, X[:2] + X[2:])
         whole.grad = None
         at = lambda x, whole: sf.psum((x * whole).sum(), "dp")
         both: Any = {**places, "in_placements": (P("dp"), P())}
         sf.shard_map(at, mesh, **both)(X, whole).backward()
-        torch.testing.assert_close(whole.grad, X[:2] + X[2:])
+        assert_close(whole.grad, X[:2] + X[2:])
 
 
 def test_gradients_of_a_module_that_per_rank_code_closes_over() -> None:
@@ -223,16 +221,15 @@ def test_gradients_of_a_module_that_per_rank_code_closes_over() -> None:
     layer(X).square().sum().backward()
     wanted = [p.grad for p in layer.parameters()]
     layer.zero_grad()
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
-        places: Any = {"in_placements": P("dp"), "out_placements": P()}
+    with simulated(dp=2) as mesh:
+        places: Any = {"in_placements": P("dp"), "out_placements": P(), "backend": "aten"}
         fn = lambda x: sf.psum(layer(x).square().sum(), "dp")
-        sf.shard_map(fn, mesh, backend="aten", **places)(X).backward()
+        sf.shard_map(fn, mesh, **places)(X).backward()
         for found, grad in zip(layer.parameters(), wanted, strict=True):
-            torch.testing.assert_close(found.grad, grad)
+            assert_close(found.grad, grad)
         with torch.no_grad():
             same = staged("shard_map", lambda x: layer(x), mesh)
-            torch.testing.assert_close(sf.full(same(X)), layer(X))
+            assert_close(sf.full(same(X)), layer(X))
 
 
 def popped(batch: Any) -> Any:
@@ -278,13 +275,12 @@ def test_a_function_may_change_the_dicts_and_lists_of_its_arguments(
     fn: Callable[..., Any], plain: Callable[..., Any], transform: str
 ) -> None:
     make = lambda: {"x": X, "y": X + 1, "rows": ([X * 2, X * 3],)}
-    with sf.fake_world(3):
-        mesh = sf.make_mesh((3,), ("dp",))
-        sharded = sf.shard(fn, mesh, P("dp"))
+    with simulated(dp=3) as mesh:
+        sharded = sf.shard(fn, mesh, P("dp"), backend="aten")
         call = sharded if transform == "shard" else sf.jit(fn, backend="aten")
         batch = make()
         for _ in range(2):
             found = sf.full(call(batch))
-            torch.testing.assert_close(found, plain(make()))
+            assert_close(found, plain(make()))
             assert list(batch) == ["x", "y", "rows"], "that of the caller stays"
             assert len(batch["rows"][0]) == 2

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
 
 
 def test_from_local_takes_each_ranks_own_shard() -> None:
-    with sf.fake_world(3):
-        mesh = sf.make_mesh((3,), ("dp",))
+    with simulated(dp=3) as mesh:
         x = sf.from_local(
             [torch.full((2,), 1.0), torch.full((2,), 2.0), torch.full((1,), 3.0)], mesh, P("dp")
         )
@@ -31,8 +31,7 @@ def test_from_local_takes_each_ranks_own_shard() -> None:
 @pytest.mark.parametrize("spec", [P("a"), P(("a", "b")), P(("b", "a"))], ids=str)
 def test_from_local_takes_what_to_local_gives_with_uneven_shards(spec: P) -> None:
     x = torch.arange(21.0).view(7, 3)
-    with sf.fake_world(4):
-        mesh = sf.make_mesh((2, 2), ("a", "b"))
+    with simulated(a=2, b=2) as mesh:
         placed = sf.distribute(x, mesh, spec)
         again = sf.from_local(placed.to_local(), mesh, spec)
         assert again.shape == x.shape
@@ -60,8 +59,7 @@ def test_a_pending_value_read_whole_keeps_its_dtype(dtype: torch.dtype, kind: st
 @pytest.mark.parametrize("rows", [1, 2, 5, 7, 12])
 def test_from_local_puts_uneven_shards_of_two_axes_on_one_dim_together(rows: int) -> None:
     x = torch.arange(2.0 * rows).reshape(rows, 2)
-    with sf.fake_world(6):
-        mesh = sf.make_mesh((2, 3), ("dp", "tp"))
+    with simulated(dp=2, tp=3) as mesh:
         placed = sf.distribute(x, mesh, P(("dp", "tp")))
         shards = placed._local_tensor.shards
         again = sf.from_local(shards, mesh, P(("dp", "tp")))
@@ -70,8 +68,7 @@ def test_from_local_puts_uneven_shards_of_two_axes_on_one_dim_together(rows: int
 
 def test_distribute_and_full_are_inverse_on_uneven_shards_and_two_axes_on_one_dim() -> None:
     x = torch.arange(70.0).reshape(7, 10)
-    with sf.fake_world(6):
-        mesh = sf.make_mesh((3, 2), ("dp", "tp"))
+    with simulated(dp=3, tp=2) as mesh:
         for spec in (P(), P("dp"), P("tp", "dp"), P(("dp", "tp")), P(None, ("dp", "tp"))):
             d = sf.distribute(x.t(), mesh, spec)
             assert torch.equal(sf.full(d), x.t())
@@ -80,8 +77,8 @@ def test_distribute_and_full_are_inverse_on_uneven_shards_and_two_axes_on_one_di
 
 def test_s4_1_distribute_detaches_once_and_leaves_the_callers_autograd_alone() -> None:
     w = torch.ones(4, requires_grad=True)
-    with sf.fake_world(2):
-        d = sf.distribute(w * 2, sf.make_mesh((2,), ("dp",)), P("dp"))
+    with simulated(dp=2) as mesh:
+        d = sf.distribute(w * 2, mesh, P("dp"))
         assert not d.requires_grad
     (w * 3).sum().backward()
     assert w.grad is not None and w.grad.tolist() == [3, 3, 3, 3]

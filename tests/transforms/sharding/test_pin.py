@@ -9,6 +9,8 @@ import pytest
 import torch
 from ranks import run_ranks
 from torch import nn
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -72,8 +74,8 @@ def check(found: Any, net: Net, inputs: Any) -> None:
     loss, grads, _ = found
     wanted = net(*inputs)
     expected = torch.autograd.grad(wanted, tuple(net.parameters()))
-    torch.testing.assert_close(loss, wanted)
-    torch.testing.assert_close(tuple(grads.values()), expected)
+    assert_close(loss, wanted)
+    assert_close(tuple(grads.values()), expected)
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (3, 2)])
@@ -106,8 +108,7 @@ def test_an_activation_is_placed_as_it_is_pinned() -> None:
     net = nn.Sequential(nn.Linear(5, 9), nn.ReLU())
     sf.pin(net, {"": P(None, "tp")})
     fn, params, buffers = sf.functionalize(net)
-    with sf.fake_world(3):
-        mesh = sf.make_mesh((3,), ("tp",))
+    with simulated(tp=3) as mesh:
         out = sf.shard(fn, mesh, (P(), P(), P()), backend="aten")(
             params, buffers, torch.randn(7, 5)
         )[0]

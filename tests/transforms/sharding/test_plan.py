@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
+from torch.testing import assert_close
 
 import shardfn as sf
 from shardfn import P
@@ -116,8 +117,8 @@ def test_inside_of_a_world_it_says_what_it_says_outside_and_the_world_goes_on(
             lambda x: double(x) + 1, sf.make_mesh((6,), ("a",)), P("a"), backend="aten"
         )
         if numerics:
-            torch.testing.assert_close(sf.full(run(X)), sf.full(out))
-            torch.testing.assert_close(sf.full(again(X)), 2 * X + 1)
+            assert_close(sf.full(run(X)), sf.full(out))
+            assert_close(sf.full(again(X)), 2 * X + 1)
         with pytest.raises(sf.ShardError, match="nothing|unknown|hardware"):
             sf.plan(sgd(loss), *SMALL, meshes=[(4,)], hardware="none")
         assert dist.get_world_size() == 6

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -28,14 +30,14 @@ def on_ranks(fn: Any, shape: Any, names: Any, axis: Any, out: P) -> torch.Tensor
     """A function of W and of the rows of X that a rank holds."""
     with sf.fake_world(torch.Size(shape).numel()):
         mesh = sf.make_mesh(shape, names)
-        run = sf.shard_map(lambda w, x: fn(w, x, axis), mesh, (P(), P(axis)), out)
+        run = sf.shard_map(lambda w, x: fn(w, x, axis), mesh, (P(), P(axis)), out, backend="aten")
         return sf.full(run(W, X))
 
 
 @pytest.mark.parametrize(("shape", "names", "axis"), MESHES)
 def test_gradients_of_samples_are_those_of_one_device(shape: Any, names: Any, axis: Any) -> None:
     wanted = torch.func.vmap(torch.func.grad(loss), (None, 0))(W, X)
-    torch.testing.assert_close(on_ranks(per_sample, shape, names, axis, P(axis)), wanted)
+    assert_close(on_ranks(per_sample, shape, names, axis, P(axis)), wanted)
 
 
 @pytest.mark.parametrize(("shape", "names", "axis"), MESHES)
@@ -47,16 +49,17 @@ def test_the_gradient_is_each_ranks_own_and_psum_adds_them(
     shared = lambda w, x, a: sf.grad(total)(w, x)
     wanted = torch.func.grad(total)(W, X)
     for fn in (own, shared):
-        torch.testing.assert_close(on_ranks(fn, shape, names, axis, P()), wanted)
+        assert_close(on_ranks(fn, shape, names, axis, P()), wanted)
 
 
 def test_a_derivative_of_the_call_is_the_sum() -> None:
     total = lambda w, x, a: sf.psum((sf.pvary(w, a) * x).sin().sum(), a)
-    with sf.fake_world(3):
-        mesh = sf.make_mesh((3,), ("dp",))
-        run = sf.shard_map(lambda w, x: total(w, x, "dp"), mesh, (P(), P("dp")), P())
+    with simulated(dp=3) as mesh:
+        run = sf.shard_map(
+            lambda w, x: total(w, x, "dp"), mesh, (P(), P("dp")), P(), backend="aten"
+        )
         got = sf.full(sf.grad(run)(W, X))
-    torch.testing.assert_close(got, torch.func.grad(lambda w: (w * X).sin().sum())(W))
+    assert_close(got, torch.func.grad(lambda w: (w * X).sin().sum())(W))
 
 
 def test_a_value_that_varies_already_and_an_unknown_axis_are_refused() -> None:

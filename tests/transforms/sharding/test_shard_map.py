@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from equality import close
 from torch import Tensor
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -15,10 +17,6 @@ from shardfn.runtime import cache
 G = torch.Generator().manual_seed(3)
 X = torch.randn(8, 6, generator=G, dtype=torch.float64)
 W = torch.randn(6, 4, generator=G, dtype=torch.float64)
-
-
-def close(got: Any, wanted: Any) -> None:
-    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
 def kinds(fn: Any, *args: Any) -> list[tuple[str, str]]:
@@ -35,8 +33,7 @@ PARAMS = {"w": W, "b": W[0]}
 def test_bodies_see_local_shapes_and_results_are_placed_as_asked() -> None:
     body = lambda x: x * x.shape[0]
 
-    with sf.fake_world(8):
-        mesh = sf.make_mesh((2, 4), ("a", "b"))
+    with simulated(a=2, b=4) as mesh:
         for spec, shape in (
             (P("a"), (4, 6)),
             (P(None, "a"), (8, 3)),
@@ -50,8 +47,7 @@ def test_bodies_see_local_shapes_and_results_are_placed_as_asked() -> None:
 
 
 def test_placements_may_be_written_as_in_dtensor() -> None:
-    with sf.fake_world(8):
-        mesh = sf.make_mesh((2, 4), ("a", "b"))
+    with simulated(a=2, b=4) as mesh:
         placed = [sf.Shard(1), sf.Shard(0)]
         out = sf.shard_map(lambda x: x * 2, mesh, (placed,), placed, backend="aten")(X)
         assert list(out.placements) == placed and out.to_local().shape == (2, 3)
@@ -59,8 +55,7 @@ def test_placements_may_be_written_as_in_dtensor() -> None:
 
 
 def test_a_result_may_be_a_term_of_a_sum() -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         fn = sf.shard_map(lambda x: x.sum(0), mesh, P("dp"), sf.Partial(), backend="aten")
         out = fn(X)
         assert list(out.placements) == [sf.Partial()] and not kinds(fn, X)
@@ -74,8 +69,7 @@ def test_a_result_may_be_a_term_of_a_sum() -> None:
 
 
 def test_a_result_may_be_a_term_of_a_mean() -> None:
-    with sf.fake_world(4):
-        mesh = sf.make_mesh((2, 2), ("dp", "tp"))
+    with simulated(dp=2, tp=2) as mesh:
         mean = [sf.Partial("avg"), sf.Partial()]
         fn = sf.shard_map(lambda x: x.sum(0), mesh, P(("dp", "tp")), mean, backend="aten")
         out = fn(X)
@@ -102,8 +96,7 @@ def test_a_result_may_be_a_term_of_a_mean() -> None:
 
 
 def test_arguments_and_results_are_trees_and_constants_pass() -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
 
         @sf.shard_map(
             mesh=mesh,
@@ -125,8 +118,7 @@ def test_arguments_and_results_are_trees_and_constants_pass() -> None:
 
 
 def test_what_the_body_closes_over_is_the_same_on_all_ranks() -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         outer = lambda w, x: sf.shard_map(
             lambda x: sf.pmean((x @ w).sin().mean(), "dp"), None, P("dp"), P()
         )(x)
@@ -137,8 +129,7 @@ def test_what_the_body_closes_over_is_the_same_on_all_ranks() -> None:
 
 @pytest.mark.parametrize("side", ["inside", "outside"])
 def test_data_parallel_gradients_cost_one_reduction_for_each_leaf(side: str) -> None:
-    with sf.fake_world(4):
-        mesh = sf.make_mesh((4,), ("dp",))
+    with simulated(dp=4) as mesh:
         local = lambda p, x: sf.pmean(loss(p, x), "dp")
         if side == "inside":
             step = sf.shard_map(sf.grad(local), mesh, (P(), P("dp")), P(), backend="aten")
@@ -155,22 +146,18 @@ def test_data_parallel_gradients_cost_one_reduction_for_each_leaf(side: str) -> 
 
 def test_the_gradient_of_each_ranks_own_loss_is_summed_over_ranks() -> None:
     """As in JAX: what all ranks share gets the sum of what each would give it."""
-    with sf.fake_world(2):
-        step = sf.shard_map(
-            sf.grad(loss), sf.make_mesh((2,), ("dp",)), (P(), P("dp")), P(), backend="aten"
-        )
+    with simulated(dp=2) as mesh:
+        step = sf.shard_map(sf.grad(loss), mesh, (P(), P("dp")), P(), backend="aten")
         wanted = torch.func.grad(lambda p: loss(p, X[:4]) + loss(p, X[4:]))(PARAMS)
         close(sf.full(step(PARAMS, X)), wanted)
 
 
 def test_a_value_used_many_times_is_summed_once() -> None:
-    with sf.fake_world(2):
+    with simulated(dp=2) as mesh:
         body = lambda w, x: sf.psum(
             (x @ w).sum() + (x * w[:, 0]).sin().sum() + (w[0] * x.mean()).sum(), "dp"
         )
-        step = sf.shard_map(
-            sf.grad(body), sf.make_mesh((2,), ("dp",)), (P(), P("dp")), P(), backend="aten"
-        )
+        step = sf.shard_map(sf.grad(body), mesh, (P(), P("dp")), P(), backend="aten")
         wanted = lambda w: sum(
             (x @ w).sum() + (x * w[:, 0]).sin().sum() + (w[0] * x.mean()).sum()
             for x in (X[:4], X[4:])
@@ -180,8 +167,7 @@ def test_a_value_used_many_times_is_summed_once() -> None:
 
 
 def test_the_transpose_of_a_sum_sends_nothing() -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         fn = sf.shard_map(lambda x: sf.psum(x.sin().sum(), "dp") ** 2, None, P("dp"), P())
         step = sf.shard(sf.grad(fn), mesh, P("dp"), backend="aten")
         close(sf.full(step(X)), torch.func.grad(lambda x: x.sin().sum() ** 2)(X))
@@ -189,8 +175,7 @@ def test_the_transpose_of_a_sum_sends_nothing() -> None:
 
 
 def test_the_transpose_of_a_gather_is_one_reduce_scatter() -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         fn = sf.shard_map(
             lambda w, x: sf.psum((x @ sf.all_gather(w, "dp", tiled=True)).sin().sum(), "dp"),
             None,
@@ -204,8 +189,7 @@ def test_the_transpose_of_a_gather_is_one_reduce_scatter() -> None:
 
 @pytest.mark.parametrize("side", ["inside", "outside"])
 def test_bucketed_grad_puts_the_gradients_of_per_rank_code_in_buckets(side: str) -> None:
-    with sf.fake_world(4):
-        mesh = sf.make_mesh((4,), ("dp",))
+    with simulated(dp=4) as mesh:
         local = lambda p, x: sf.pmean(loss(p, x), "dp")
         ins = (P(), P("dp"))
         if side == "inside":
@@ -222,8 +206,7 @@ def test_bucketed_grad_puts_the_gradients_of_per_rank_code_in_buckets(side: str)
 
 def test_other_axes_are_planned_as_always() -> None:
     """Tensor parallel by placements, data parallel by hand."""
-    with sf.fake_world(8):
-        mesh = sf.make_mesh((2, 4), ("dp", "tp"))
+    with simulated(dp=2, tp=4) as mesh:
         local = lambda p, x: sf.pmean(loss(p, x), "dp")
         for axis_names in ({"dp"}, ("dp",), "dp"):
             fn = sf.shard_map(local, None, (P(), P("dp")), P(), axis_names=axis_names)
@@ -235,8 +218,7 @@ def test_other_axes_are_planned_as_always() -> None:
 
 
 def test_on_its_own_over_some_axes() -> None:
-    with sf.fake_world(8):
-        mesh = sf.make_mesh((2, 4), ("dp", "tp"))
+    with simulated(dp=2, tp=4) as mesh:
         fn = sf.shard_map(
             lambda x: sf.psum(x.sin(), "dp"), mesh, P("dp"), P(), axis_names={"dp"}, backend="aten"
         )
@@ -246,8 +228,7 @@ def test_on_its_own_over_some_axes() -> None:
 
 
 def test_a_shard_map_inside_another_takes_the_other_axes() -> None:
-    with sf.fake_world(8):
-        mesh = sf.make_mesh((2, 4), ("dp", "tp"))
+    with simulated(dp=2, tp=4) as mesh:
         inner = sf.shard_map(
             lambda x, w: sf.psum(x @ w, "tp"),
             None,
@@ -299,13 +280,13 @@ def test_in_place_writes_inside_a_body() -> None:
 
 def test_a_cotangent_of_each_ranks_own_for_a_value_of_all() -> None:
     """Pulled back by ranks of their own, a shared value gets the sum of what they pull by."""
-    with sf.fake_world(2):
+    with simulated(dp=2) as mesh:
 
         def body(w: Tensor, x: Tensor) -> Tensor:
             value, pull = sf.vjp(lambda w: w.sin(), w)
             return sf.psum(pull(value * 0 + x.sum())[0].sum() * x.mean(), "dp")
 
-        fn = sf.shard_map(body, sf.make_mesh((2,), ("dp",)), (P(), P("dp")), P(), backend="aten")
+        fn = sf.shard_map(body, mesh, (P(), P("dp")), P(), backend="aten")
         close(sf.full(fn(W, X)), (W.cos() * X.sum()).sum() * (X[:4].mean() + X[4:].mean()))
 
 
@@ -333,8 +314,7 @@ def test_integers_and_indices_in_bodies() -> None:
 
 
 def test_vmap_sends_one_collective_for_all_samples() -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         body = lambda x: sf.psum(x.sin().sum(0), "dp") + sf.all_gather(x, "dp", tiled=True).sum()
         fn = sf.shard_map(body, None, P("dp"), P())
         step = sf.shard(sf.vmap(fn), mesh, P(None, "dp"), backend="aten")
@@ -344,8 +324,7 @@ def test_vmap_sends_one_collective_for_all_samples() -> None:
 
 
 def test_a_vmap_may_be_cut_over_a_mesh_axis() -> None:
-    with sf.fake_world(8):
-        mesh = sf.make_mesh((2, 4), ("dp", "tp"))
+    with simulated(dp=2, tp=4) as mesh:
         fn = sf.vmap(lambda w, x: (x @ w).sin(), in_axes=(None, 1), out_axes=1, spmd_axis="dp")
         step = sf.shard(fn, mesh, (P(None, "tp"), P()), backend="aten")
         many = torch.stack([X, X.sin(), X.cos()], 1)
@@ -373,8 +352,7 @@ def test_a_second_call_captures_nothing_and_another_mesh_captures_anew() -> None
 
 
 def test_a_mesh_comes_along_with_a_shard_map_inside() -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         mean = sf.shard_map(lambda x: sf.pmean(x.sin().mean(), "dp"), mesh, P("dp"), P())
         close(
             sf.full(sf.grad(lambda x: mean(x) * 2)(X)),
@@ -384,8 +362,7 @@ def test_a_mesh_comes_along_with_a_shard_map_inside() -> None:
 
 
 def test_a_shard_map_may_be_written_inside_a_function() -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
 
         def fn(x: Tensor) -> Tensor:
             return sf.shard_map(lambda x: sf.psum(x.sum(0), "dp"), mesh, P("dp"), P())(x)
@@ -394,8 +371,7 @@ def test_a_shard_map_may_be_written_inside_a_function() -> None:
 
 
 def test_a_mesh_of_one_rank_sends_nothing() -> None:
-    with sf.fake_world(1):
-        mesh = sf.make_mesh((1,), ("dp",))
+    with simulated(dp=1) as mesh:
         body = lambda x: (
             sf.psum(x, "dp")
             + sf.all_gather(x, "dp", tiled=True)
@@ -412,8 +388,7 @@ def test_a_mesh_of_one_rank_sends_nothing() -> None:
 
 
 def test_everything_that_per_rank_code_sends_is_asked_for() -> None:
-    with sf.fake_world(8):
-        mesh = sf.make_mesh((2, 4), ("dp", "tp"))
+    with simulated(dp=2, tp=4) as mesh:
         local = lambda w, x: sf.pmean((x @ w).tanh().square().mean() + w.sum(), ("dp", "tp"))
         fn = sf.shard_map(local, None, (P(), P("dp")), P())
         step = sf.shard(sf.grad(fn), mesh, (P(), P("dp")), implicit_comm="error", backend="aten")
@@ -476,12 +451,9 @@ def test_derivatives_by_what_all_ranks_share(transform: str, side: str) -> None:
 
 def test_gradients_for_each_sample() -> None:
     per_sample = sf.vmap(sf.grad(lambda w, row: (row @ w).tanh().sum()), in_axes=(None, 0))
-    with sf.fake_world(2):
+    with simulated(dp=2) as mesh:
         fn = sf.shard_map(
-            lambda w, x: sf.psum(per_sample(w, x).square().sum(0), "dp"),
-            sf.make_mesh((2,), ("dp",)),
-            (P(), P("dp")),
-            P(),
+            lambda w, x: sf.psum(per_sample(w, x).square().sum(0), "dp"), mesh, (P(), P("dp")), P()
         )
         whole = torch.func.vmap(torch.func.grad(lambda w, row: (row @ w).tanh().sum()), (None, 0))(
             W, X[:4]
@@ -518,8 +490,7 @@ def test_functions_with_derivatives_of_their_own() -> None:
 
 
 def test_values_are_constrained_on_other_axes_inside() -> None:
-    with sf.fake_world(8):
-        mesh = sf.make_mesh((2, 4), ("dp", "tp"))
+    with simulated(dp=2, tp=4) as mesh:
         body = lambda x: sf.constrain(x.sin(), P(None, "tp"))
         out = sf.shard_map(body, mesh, P("dp"), P("dp"), axis_names={"dp"}, backend="aten")(X)
         assert list(out.placements) == [sf.Shard(0), sf.Shard(1)]

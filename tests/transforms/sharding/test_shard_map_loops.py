@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -22,7 +24,7 @@ RANKS = 2
 
 
 def close(got: Any, wanted: Any) -> None:
-    torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-11)
+    assert_close(got, wanted, rtol=1e-11, atol=1e-11)
 
 
 def written_out(f: Callable[..., Any], init: Tensor, xs: Tensor) -> Any:
@@ -225,10 +227,8 @@ def test_what_a_scan_shares_is_summed_once_behind_it() -> None:
         )
         return per_rank(local, P())(w, xs)
 
-    with sf.fake_world(2):
-        low = sf.shard(
-            sf.grad(loss), sf.make_mesh((2,), ("a",)), (P(), P(None, "a")), backend="aten"
-        ).lower(W, XS)
+    with simulated(a=2) as mesh:
+        low = sf.shard(sf.grad(loss), mesh, (P(), P(None, "a")), backend="aten").lower(W, XS)
     assert [(c.kind, c.nbytes) for c in low.collectives if c.nbytes > 8] == [("all_reduce", 72)]
 
 
@@ -258,8 +258,8 @@ def test_a_collective_in_a_function_with_a_rule_of_its_own() -> None:
     left, right = XS.chunk(2, dim=1)
     plain = torch.func.grad_and_value(lambda x: (x**2).sum())
     one, wanted = plain(left + right)
-    torch.testing.assert_close(value, wanted)
-    torch.testing.assert_close(gradient, torch.cat([3 * one, 3 * one], dim=1))
+    assert_close(value, wanted)
+    assert_close(gradient, torch.cat([3 * one, 3 * one], dim=1))
 
 
 def test_a_test_may_read_any_carry_and_vary_over_other_axes_than_the_first() -> None:
@@ -277,8 +277,7 @@ def test_a_test_may_read_any_carry_and_vary_over_other_axes_than_the_first() -> 
         while total < c.sum() + 4:
             n, y, total = n + 1, y * 2, total + y.abs().sum()
         wanted.append(y + n)
-    with sf.fake_world(RANKS):
-        mesh = sf.make_mesh((RANKS,), ("a",))
+    with simulated(a=RANKS) as mesh:
         mapped = sf.shard_map(body, mesh, P("a"), P("a"), backend="aten")
         close(sf.full(mapped(x)), torch.cat(wanted))
 
@@ -290,7 +289,6 @@ def test_a_collective_of_a_number_that_is_a_constant() -> None:
         return x * many + sf.psum(torch.tensor(True).to(F64), "a")
 
     x = torch.arange(4.0, dtype=F64)
-    with sf.fake_world(RANKS):
-        mesh = sf.make_mesh((RANKS,), ("a",))
+    with simulated(a=RANKS) as mesh:
         mapped = sf.shard_map(body, mesh, P("a"), P("a"), backend="aten")
         close(sf.full(mapped(x)), x * 2 * RANKS + RANKS)

@@ -13,7 +13,9 @@ import torch
 from ranks import run_ranks
 from torch import nn
 from torch.nn.utils import prune, weight_norm
+from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -118,15 +120,14 @@ def compared(name: str, shard: Any, full: Any, mesh: Any = None) -> None:
         as_dtensors(model, mesh)
     ours = loop(model, shard(lambda x, y: ((model(x) - y) ** 2).mean()), full)
     plain = loop(alone, lambda x, y: ((alone(x) - y) ** 2).mean())
-    torch.testing.assert_close(ours, plain)
+    assert_close(ours, plain)
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("name", MODULES)
 def test_buffers_are_those_of_one_device(name: str, world: int) -> None:
-    with sf.fake_world(world):
-        mesh = sf.make_mesh((world,), ("dp",))
+    with simulated(dp=world) as mesh:
         shard = lambda fn: sf.shard(fn, mesh, P("dp"), backend="aten")
         compared(name, shard, sf.full)
 
@@ -139,8 +140,7 @@ def _on_a_rank() -> None:
 
 
 def test_buffers_may_be_dtensors() -> None:
-    with sf.fake_world(4):
-        mesh = sf.make_mesh((4,), ("dp",))
+    with simulated(dp=4) as mesh:
         shard = lambda fn: sf.shard(fn, mesh, P("dp"), backend="aten")
         compared("BatchNorm", shard, sf.full, mesh)
 
@@ -207,7 +207,7 @@ def test_a_checkpointed_call_writes_once_and_may_fill_a_list() -> None:
         value.backward()
         grads = [p.grad for p in model.parameters()]
         found.append([value.detach(), *grads, *model.buffers()])
-    torch.testing.assert_close(*found)
+    assert_close(*found)
 
 
 INNER: dict[str, tuple[Callable[..., Any], str]] = {
