@@ -317,7 +317,7 @@ def test_s6_1_a_mesh_that_is_entered_inside(mesh: Any) -> None:
         with sf.use_mesh(mesh):
             return sf.shard(doubled, in_placements=P("dp"))(x)
 
-    out = sf.shard(placed, mesh, backend="aten")(X)
+    out = sf.shard(placed, mesh)(X)
     assert_close(sf.full(out), X * 2)
 
 
@@ -341,7 +341,7 @@ def test_a_mesh_over_a_part_of_the_ranks() -> None:
         assert out.to_local().shape == (4, 3)  # of rank 3, which is shown
         placed = sf.distribute(torch.ones(3, 2), part, P("dp"))
         assert placed.to_local().shape == (1, 2)
-        rows = sf.jit(lambda x: DTensor.from_local(x, part, S).full_tensor(), backend="aten")
+        rows = sf.jit(lambda x: DTensor.from_local(x, part, S).full_tensor())
         assert len(rows(torch.ones(2)).shards) == 2
 
 
@@ -499,11 +499,7 @@ def test_s2_2_random_dtensors_are_those_of_one_device(mesh: Any) -> None:
 
 def test_a_plain_function_of_each_ranks_own_tensor(mesh: Any) -> None:
     d = distribute_tensor(X, mesh, S)
-    for fn in (
-        sf.jit(torch.sin, backend="aten"),
-        sf.jit(torch.sin, donate_argnums=0, backend="aten"),
-        sf.vmap(torch.sin),
-    ):
+    for fn in (sf.jit(torch.sin), sf.jit(torch.sin, donate_argnums=0), sf.vmap(torch.sin)):
         same(fn(d.to_local()), *[x.sin() for x in ROWS])
         assert type(fn(X.clone())) is torch.Tensor  # whatever was called before
 

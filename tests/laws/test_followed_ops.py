@@ -59,7 +59,7 @@ def _check(fn: Function, start: torch.Tensor, is_sharded: bool) -> None:
     call = lambda x: fn(w * x)
     if is_sharded:
         with sf.fake_world(2), sf.use_mesh(sf.make_mesh((2,), ("dp",))):
-            sf.shard(call, backend="aten")(x).backward()
+            sf.shard(call)(x).backward()
     else:
         sf.jit(call, backend="aten")(x).backward()
     assert_close(w.grad, expected)

@@ -50,7 +50,7 @@ def test_products_with_factors_have_torchs_dtype_and_value(name: str, dtype: tor
     assert_same(sf.jit(fn, backend="aten")(*xs), wanted)
     with simulated(a=3) as mesh:
         for places in ((P(), P("a"), P()), (P("a"), P(), P()), (P(), P(), P("a"))):
-            step = sf.shard(fn, mesh, in_placements=places, backend="aten")
+            step = sf.shard(fn, mesh, in_placements=places)
             assert_same(sf.full(step(*xs)), wanted)
 
 

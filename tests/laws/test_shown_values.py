@@ -137,7 +137,7 @@ def test_each_mesh_shows_global_values(
     for shape, axes, spec in (((3,), ("dp",), P("dp")), ((2, 2), ("dp", "tp"), P(("dp", "tp")))):
         with sf.fake_world(torch.Size(shape).numel()):
             mesh = sf.make_mesh(shape, axes)
-            step = sf.shard(sf.value_and_grad(fn), mesh, in_placements=(spec,), backend="aten")
+            step = sf.shard(sf.value_and_grad(fn), mesh, in_placements=(spec,))
             assert lines(capsys, lambda step=step: step(X)) == wanted
             assert lines(capsys, lambda step=step: step(X)) == wanted
 

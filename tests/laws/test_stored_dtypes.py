@@ -62,9 +62,7 @@ def check(fns: dict[str, Callable[[torch.Tensor], torch.Tensor]], x: torch.Tenso
     results = [sf.jit(every, backend="aten")(x)]
     with simulated(a=3) as mesh:
         for place in PLACES:
-            backend = "inductor" if place is PLACES[-1] else "aten"
-            step = sf.shard(every, mesh, in_placements=place, backend=backend)
-            results.append(sf.full(step(x)))
+            results.append(sf.full(sf.shard(every, mesh, in_placements=place)(x)))
     for result in results:
         for name, got, true in zip(fns, result, wanted, strict=True):
             assert got.dtype == true.dtype, name

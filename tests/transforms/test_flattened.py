@@ -236,7 +236,7 @@ def test_s3_1_one_inside_of_another() -> None:
     assert_close(out.b.a, wave(B))
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
-        out = sf.shard(wave, mesh, P("dp"), backend="aten")(nested)
+        out = sf.shard(wave, mesh, P("dp"))(nested)
         assert out.a.b.placements == (Shard(0),)
         assert_close(sf.full(out).a.b, wave(B))
 
@@ -271,22 +271,22 @@ def test_s3_1_in_shard(mesh: Any) -> None:
     pair = Pair(A, B)
     placed = lambda x: sf.constrain(wave(x), P(None, "dp"))
     for fn, plain in ((wave, wave), (sf.grad(loss), torch.func.grad(loss)), (placed, wave)):
-        out = sf.full(sf.shard(fn, mesh, P("dp"), backend="aten")(pair))
+        out = sf.full(sf.shard(fn, mesh, P("dp"))(pair))
         assert isinstance(out, Pair)
         assert_close([out.a, out.b], [plain(A), plain(B)])
     each = {"a": P("dp"), "b": P(None, "dp")}
-    out = sf.shard(lambda x: x * 2, mesh, (each,), backend="aten")(pair)
+    out = sf.shard(lambda x: x * 2, mesh, (each,))(pair)
     assert (out.a.placements, out.b.placements) == ((Shard(0),), (Shard(1),))
     split = {"numbers": P("dp"), "scale": P()}
-    out = sf.shard(linear, mesh, (P("dp"), split), backend="aten")(A, Q)
+    out = sf.shard(linear, mesh, (P("dp"), split))(A, Q)
     assert_close(sf.full(out), A @ QW.T)
 
 
 def test_s3_1_in_shard_map(mesh: Any) -> None:
     rows = Pair(A[:4], B[:4])
-    out = sf.shard_map(lambda x: sf.psum(x, "dp"), mesh, P("dp"), P(), backend="aten")(rows)
+    out = sf.shard_map(lambda x: sf.psum(x, "dp"), mesh, P("dp"), P())(rows)
     assert_close(sf.full(out).b, B[:2] + B[2:4])
-    out = sf.shard_map(linear, mesh, (P("dp"), P()), P("dp"), backend="aten")(A[:4], Q)
+    out = sf.shard_map(linear, mesh, (P("dp"), P()), P("dp"))(A[:4], Q)
     assert_close(sf.full(out), A[:4] @ QW.T)
 
 
@@ -296,7 +296,7 @@ def test_s3_1_dtensors_inside_and_outside_of_them(mesh: Any) -> None:
     outside = distribute_tensor(Pair(A, B), mesh, [Shard(0)])
     assert isinstance(outside, DTensor)
     for x in (inside, outside):
-        for fn in (sf.jit(wave, backend="aten"), sf.shard(wave, mesh, backend="aten")):
+        for fn in (sf.jit(wave, backend="aten"), sf.shard(wave, mesh)):
             assert_close(sf.full(fn(x)).b, wave(B))
         gradient = sf.full(sf.grad(loss)(x))
         assert_close(gradient.b, torch.func.grad(loss)(B))

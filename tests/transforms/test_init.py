@@ -156,9 +156,7 @@ def test_a_module_on_a_mesh_is_placed_by_the_first_pattern_that_fits() -> None:
         assert placed["embed.weight"] == (sf.Shard(0), sf.Replicate())
         assert placed["table"] == (sf.Shard(0), sf.Replicate())
         assert placed["blocks.0.self_attn.in_proj_weight"] == whole
-        loss = sf.shard(
-            lambda p, b, t: fn(p, b, t)[0].sum(), mesh, (None, None, P("dp")), backend="aten"
-        )
+        loss = sf.shard(lambda p, b, t: fn(p, b, t)[0].sum(), mesh, (None, None, P("dp")))
         tokens = torch.tensor([[1, 2, 0], [3, 4, 5]])
         assert sf.full(loss(params, buffers, tokens)).isfinite()
 

@@ -126,7 +126,7 @@ def outer(mesh: Any) -> dict[str, Callable[[Any], Any]]:
     """What captures a function."""
     rows = P("dp")
     total = lambda fn: lambda x: sum(t.sum() for t in leaves(fn(x)) if isinstance(t, torch.Tensor))
-    per_rank = lambda fn: sf.shard_map(fn, mesh, (rows,), rows, backend="aten")
+    per_rank = lambda fn: sf.shard_map(fn, mesh, (rows,), rows)
     return {
         "jit": lambda fn: sf.jit(fn, backend="aten")(X),
         "jit of a DTensor": lambda fn: sf.jit(fn, backend="aten")(sf.distribute(X, mesh, rows)),

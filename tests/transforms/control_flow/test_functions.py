@@ -31,7 +31,7 @@ def _close(got: Any, wanted: Any) -> None:
 
 def _mapped(loss: Fn, mesh: Any) -> Fn:
     group = mesh.get_group("tp")
-    return sf.shard_map(lambda *args: loss(*args, group), mesh, SPECS, P(), backend="aten")
+    return sf.shard_map(lambda *args: loss(*args, group), mesh, SPECS, P())
 
 
 def _again(loss: Fn, *args: Any) -> Any:
@@ -45,7 +45,7 @@ AROUND: dict[str, tuple[Fn, Fn]] = {
         lambda loss: torch.func.grad(loss, ALL),
     ),
     "shard": (
-        lambda loss, mesh: sf.shard(sf.grad(_mapped(loss, mesh), ALL), mesh, backend="aten"),
+        lambda loss, mesh: sf.shard(sf.grad(_mapped(loss, mesh), ALL), mesh),
         lambda loss: torch.func.grad(loss, ALL),
     ),
     "checkpoint": (
@@ -78,7 +78,7 @@ def test_s7_3_a_communicating_function_has_the_users_backward(name: str) -> None
         inside = sf.grad(lambda *args: loss(*args, group), ALL)
         wanted = torch.func.grad(plain, ALL)(*given())
         _close(sf.grad(_mapped(loss, mesh), ALL)(*given()), wanted)
-        got = sf.shard_map(inside, mesh, SPECS, SPECS[:3], backend="aten")(*given())
+        got = sf.shard_map(inside, mesh, SPECS, SPECS[:3])(*given())
         _close(got, wanted)
 
 
@@ -166,7 +166,7 @@ def test_a_context_takes_what_torchs_takes() -> None:
     x, *_ = given()
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("tp",))
-        mapped = sf.shard_map(loss, mesh, (P("tp"), P("tp")), P(), backend="aten")
+        mapped = sf.shard_map(loss, mesh, (P("tp"), P("tp")), P())
         _close(sf.grad(mapped, (0, 1))(x, x.cos()), (x.cos() * 3, x * 2))
 
 
@@ -211,7 +211,7 @@ def test_s7_3_the_rank_in_a_backward_is_each_ranks_own() -> None:
     x = given()[0]
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("tp",))
-        found = sf.jit(sf.grad(loss), backend="aten")(x)
+        found = sf.jit(sf.grad(loss))(x)
         for rank in range(2):
             _close([found.shards[rank]], [torch.full_like(x, 1 + rank)])
         with pytest.raises(sf.ShardError, match="get_rank: it is code of one rank"):
@@ -247,7 +247,7 @@ def test_a_changed_constant_of_a_communicating_function_is_read_again() -> None:
 
     x = given()[0]
     with sf.fake_world(2):
-        gradient = sf.jit(sf.grad(lambda x: Factored.apply(x).sum()), backend="aten")
+        gradient = sf.jit(sf.grad(lambda x: Factored.apply(x).sum()))
         _close([gradient(x).shards[1]], [torch.full_like(x, 4)])
         factor[0] = 3.0
         _close([gradient(x).shards[1]], [torch.full_like(x, 6)])

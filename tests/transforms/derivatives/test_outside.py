@@ -189,7 +189,7 @@ def test_alone_and_sharded_it_is_plain_autograd(name: str) -> None:
         with sf.fake_world(torch.Size(shape).numel()):
             mesh = sf.make_mesh(shape, names)
             placements = (first, *[None] * (len(case.args) - 1))
-            sharded = sf.shard(case.fn, mesh, placements, backend="aten")
+            sharded = sf.shard(case.fn, mesh, placements)
             assert_same(outcome(sharded, case.args, case), wanted)
 
 
@@ -292,10 +292,8 @@ def test_a_tensor_that_per_rank_code_closes_over_is_one_of_all_ranks(name: str) 
     torch.stack([body(a, w) for a in A[:6].chunk(3)]).sum().backward()
     held = B.clone().requires_grad_()
     with simulated(dp=3) as mesh:
-        mapped = sf.shard_map(
-            lambda a: sf.psum(body(a, held), "dp"), mesh, (P("dp"),), P(), backend="aten"
-        )
-        for fn in (mapped, sf.shard(lambda a: mapped(a) + 0, mesh, backend="aten")):
+        mapped = sf.shard_map(lambda a: sf.psum(body(a, held), "dp"), mesh, (P("dp"),), P())
+        for fn in (mapped, sf.shard(lambda a: mapped(a) + 0, mesh)):
             held.grad = None
             fn(A[:6]).backward()
             assert_close(held.grad, w.grad)

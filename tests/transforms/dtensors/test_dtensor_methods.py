@@ -34,7 +34,7 @@ def test_what_all_ranks_compute_alike_has_one_gradient(placed: Any) -> None:
 
     with sf.fake_world(2):
         d = distribute_tensor(w, sf.make_mesh((2,), ("dp",)), [placed])
-        found = sf.jit(sf.grad(loss), backend="aten")(d)
+        found = sf.jit(sf.grad(loss))(d)
         assert_close(found.full_tensor(), 2 * w)
 
 
@@ -47,9 +47,7 @@ def test_distribute_tensor_takes_the_tensor_of_a_rank() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
         for rank in range(2):
-            found = sf.jit(lambda x, rank=rank: place(x, rank), backend="aten")(
-                SimulatedTensor(own)
-            )
+            found = sf.jit(lambda x, rank=rank: place(x, rank))(SimulatedTensor(own))
             assert torch.equal(found.shards[0], own[rank])
         with pytest.raises(sf.CaptureError, match="src_data_rank is 2, and axis dp has 2"):
             sf.jit(lambda x: place(x, 2))(X)

@@ -121,7 +121,7 @@ def test_gradients_are_reduced_in_the_dtype_of_the_policy(
         module: Any = nn.Linear(5, 6, bias=False).to(own)
         policy = MixedPrecisionPolicy(compute, reduced)
         fully_shard(module, mesh=mesh, mp_policy=policy)
-        fn = sf.shard(lambda x: module(x).float().square().mean(), mesh, sf.P("dp"), backend="aten")
+        fn = sf.shard(lambda x: module(x).float().square().mean(), mesh, sf.P("dp"))
         lowered = fn.lower(x)
     _, forward, backward = str(lowered).split("shard(<lambda>)")
     assert f"; 1 reduce_scatter over dp, {30 * sent} B" in backward
@@ -250,11 +250,7 @@ def test_a_registered_method_is_called_as_the_forward(transform: str) -> None:
         register_fsdp_forward_method(module, "generate")
         call = lambda x: module.generate(x)
         x = distribute_tensor(X, mesh, [Shard(0)])
-        fn = (
-            sf.jit(call, backend="aten")
-            if transform == "jit"
-            else sf.shard(call, mesh, backend="aten")
-        )
+        fn = sf.jit(call) if transform == "jit" else sf.shard(call, mesh)
         assert_close(fn(x).full_tensor(), wanted)
 
 

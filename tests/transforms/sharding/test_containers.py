@@ -95,7 +95,7 @@ def staged(transform: str, fn: Callable[..., Any], mesh: Any) -> Any:
     if transform == "shard":
         return sf.shard(fn, mesh, P("dp"), backend="aten")
     places = P("dp")
-    return sf.shard_map(fn, mesh, in_placements=places, out_placements=places, backend="aten")
+    return sf.shard_map(fn, mesh, in_placements=places, out_placements=places)
 
 
 def first(x: Any) -> Any:
@@ -167,7 +167,7 @@ def test_a_mapping_has_gradients_placements_and_copies_of_its_own(name: str) -> 
 
     with simulated(dp=3) as mesh:
         prefix = {"a": P("dp"), "b": P(), **dict.fromkeys(parts, P())}
-        step = sf.shard(sf.grad(loss), mesh, (P(), prefix), backend="aten")
+        step = sf.shard(sf.grad(loss), mesh, (P(), prefix))
         assert_close(sf.full(step(w, make(X, X + 1))), wanted)
         whole = sf.distribute(make(X, X + 1), mesh, P("dp"))
         assert type(whole) is type(make(X, X))
@@ -175,10 +175,10 @@ def test_a_mapping_has_gradients_placements_and_copies_of_its_own(name: str) -> 
         assert type(found) is type(whole)
         assert_close(found["a"], by_tree)
         p = w.clone().requires_grad_()
-        sf.shard(loss, mesh, (P(), P("dp")), backend="aten")(p, make(X, X + 1)).backward()
+        sf.shard(loss, mesh, (P(), P("dp")))(p, make(X, X + 1)).backward()
         assert_close(p.grad, wanted)
         given = make(X, X)
-        after = sf.full(sf.shard(changes, mesh, P("dp"), backend="aten")(given))
+        after = sf.full(sf.shard(changes, mesh, P("dp"))(given))
     assert list(given) == ["a", "b"] and list(after) == ["b", "c"]
     assert_close(after["c"], 2 * X)
 
@@ -193,7 +193,7 @@ def test_a_part_that_is_no_tensor_is_named() -> None:
 def test_gradients_of_tensors_that_per_rank_code_closes_over() -> None:
     w = torch.full((4, 2), 3.0, dtype=torch.float64, requires_grad=True)
     whole = torch.full((2, 2), 3.0, dtype=torch.float64, requires_grad=True)
-    places: Any = {"in_placements": P("dp"), "out_placements": P(), "backend": "aten"}
+    places: Any = {"in_placements": P("dp"), "out_placements": P()}
     with simulated(dp=2) as mesh:
         total = lambda x: sf.psum((x * w[:2]).sum(), "dp")
         summed = sf.shard_map(total, mesh, **places)
@@ -222,7 +222,7 @@ def test_gradients_of_a_module_that_per_rank_code_closes_over() -> None:
     wanted = [p.grad for p in layer.parameters()]
     layer.zero_grad()
     with simulated(dp=2) as mesh:
-        places: Any = {"in_placements": P("dp"), "out_placements": P(), "backend": "aten"}
+        places: Any = {"in_placements": P("dp"), "out_placements": P()}
         fn = lambda x: sf.psum(layer(x).square().sum(), "dp")
         sf.shard_map(fn, mesh, **places)(X).backward()
         for found, grad in zip(layer.parameters(), wanted, strict=True):

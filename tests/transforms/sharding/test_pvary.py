@@ -30,7 +30,7 @@ def on_ranks(fn: Any, shape: Any, names: Any, axis: Any, out: P) -> torch.Tensor
     """A function of W and of the rows of X that a rank holds."""
     with sf.fake_world(torch.Size(shape).numel()):
         mesh = sf.make_mesh(shape, names)
-        run = sf.shard_map(lambda w, x: fn(w, x, axis), mesh, (P(), P(axis)), out, backend="aten")
+        run = sf.shard_map(lambda w, x: fn(w, x, axis), mesh, (P(), P(axis)), out)
         return sf.full(run(W, X))
 
 
@@ -55,9 +55,7 @@ def test_the_gradient_is_each_ranks_own_and_psum_adds_them(
 def test_a_derivative_of_the_call_is_the_sum() -> None:
     total = lambda w, x, a: sf.psum((sf.pvary(w, a) * x).sin().sum(), a)
     with simulated(dp=3) as mesh:
-        run = sf.shard_map(
-            lambda w, x: total(w, x, "dp"), mesh, (P(), P("dp")), P(), backend="aten"
-        )
+        run = sf.shard_map(lambda w, x: total(w, x, "dp"), mesh, (P(), P("dp")), P())
         got = sf.full(sf.grad(run)(W, X))
     assert_close(got, torch.func.grad(lambda w: (w * X).sin().sum())(W))
 
