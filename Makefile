@@ -46,10 +46,10 @@ quick: venv  ## ruff, then a few minutes of tests: no Inductor, no real ranks, a
 test: venv  ## ruff, then every law and docstring example, and pyright; TORCH=2.15.0 for another torch
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(PYTEST) -m "not sweep"
+	SHARDFN_EFFORT=1/3 $(PYTEST) -m "not sweep"
 
-sweeps: venv  ## the cases of the large sweeps that make test leaves out: tests/sweeps.txt
-	$(PYTEST) -m sweep
+sweeps: venv  ## the cases of the large sweeps that make test leaves out, tests/sweeps.txt, and all examples of properties
+	$(PYTEST) -m "sweep or property"
 
 lint: venv  ## ruff, and pyright with the pinned torch
 	$(BIN)/ruff check .

@@ -159,7 +159,8 @@ def _skip_inductor() -> None:
 
 
 def markers(item: pytest.Item, swept: Collection[str]) -> set[str]:
-    """Those of `ranks`, `inductor`, `slow`, `laws`, `quick` and `sweep` that hold of a test.
+    """Those of `ranks`, `inductor`, `slow`, `laws`, `quick`, `sweep` and `property` that hold of a
+    test.
 
     Args:
         item: the test.
@@ -178,6 +179,8 @@ def markers(item: pytest.Item, swept: Collection[str]) -> set[str]:
         names.add("laws")
     if fast and ("laws" not in names or is_kept(item.nodeid)):
         names.add("quick")
+    if getattr(getattr(item, "function", None), "is_hypothesis_test", False):
+        names.add("property")
     return names
 
 

@@ -1,6 +1,7 @@
 """How much the property tests try: SHARDFN_EFFORT=20 tries twenty times as much as a run in CI
-does, and SHARDFN_EFFORT=1/5, as in `make quick`, draws a fifth of the examples. And which cases
-of a module run: what is computed once for all of them need not hold the others.
+does, and SHARDFN_EFFORT=1/3, as in `make test`, draws a third of the examples. `make sweeps` draws
+them all. And which cases of a module run: what is computed once for all of them need not hold the
+others.
 
 They try the same at every run; with SHARDFN_EXPLORE=1 something else each time, or as pytest's
 --hypothesis-seed says.
