@@ -10,6 +10,7 @@ import models
 import pytest
 import schemes
 import torch
+from equality import close
 from ranks import run_ranks
 
 import shardfn as sf
@@ -122,7 +123,7 @@ def wanted(case: Any, rows: int | None = None) -> Any:
 
 def equal_one_device(whole: Any, case: Any, rows: int | None = None) -> None:
     for a, b in zip(leaves(whole), leaves(wanted(case, rows)), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+        close(a, b)
 
 
 NAMES = [(n, name) for n, cases in CASES.items() for name in cases]

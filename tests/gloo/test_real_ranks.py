@@ -15,6 +15,7 @@ import schemes
 import torch
 from effort import asked
 from ranks import run_ranks
+from torch.testing import assert_close
 
 import shardfn as sf
 from shardfn import P
@@ -85,7 +86,7 @@ def test_gloo_equals_one_device(n: int, name: str, world: World) -> None:
     wanted = models.oracle(loss_fn, first[0], *make_batch())
     for rank in world(n):
         for a, b in zip(leaves(rank[name][1]), leaves(wanted), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+            assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize(("n", "name"), NAMES)
@@ -116,7 +117,7 @@ def test_inductor_on_gloo_equals_one_device() -> None:
     wanted = models.oracle(loss_fn, models.oracle(loss_fn, make_params(), *batch)[0], *batch)
     for (_, whole), _ in ranks:
         for a, b in zip(leaves(whole), leaves(wanted), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+            assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
 def differing(check: str) -> str:

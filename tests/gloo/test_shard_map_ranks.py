@@ -7,8 +7,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from equality import close
 from ranks import run_ranks
 from torch import Tensor
+from torch.testing import assert_close
 
 import shardfn as sf
 from shardfn import P
@@ -76,7 +78,7 @@ def checked(backend: str) -> list[Any]:
     """What each rank of gloo returns, where all of it equals whole arrays."""
     found = run_ranks(2, run, backend)
     for got in found:
-        torch.testing.assert_close(got, wanted(), rtol=1e-12, atol=1e-12)
+        close(got, wanted())
     return found
 
 
@@ -85,7 +87,7 @@ def test_gloo_runs_per_rank_code_as_the_simulator_does() -> None:
     with sf.fake_world(2):
         simulated = run("aten")
     for got in checked("aten"):
-        torch.testing.assert_close(got, simulated, rtol=0, atol=0)
+        assert_close(got, simulated, rtol=0, atol=0)
 
 
 def test_compiled_per_rank_code_on_gloo() -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -86,7 +88,7 @@ def test_gradients(name: str) -> None:
     fn, plain = PAIRS[name]
     args, numbers = (Q, K, V, SLOPE), (0, 1, 2, 3)
     wanted = torch.func.grad(loss_of(plain), numbers)(*args)
-    torch.testing.assert_close(sf.grad(loss_of(fn), numbers)(*args), wanted)
+    assert_close(sf.grad(loss_of(fn), numbers)(*args), wanted)
 
 
 def test_forward_mode_second_derivatives_and_vmap() -> None:
@@ -102,12 +104,12 @@ def test_forward_mode_second_derivatives_and_vmap() -> None:
         .square()
         .sum()
     )
-    torch.testing.assert_close(sf.hessian(steep)(SLOPE), torch.func.hessian(hand)(SLOPE))
+    assert_close(sf.hessian(steep)(SLOPE), torch.func.hessian(hand)(SLOPE))
     got = sf.jit(lambda x: sf.jvp(steep, (x,), (x,)), backend="aten")(SLOPE)
-    torch.testing.assert_close(got, torch.func.jvp(hand, (SLOPE,), (SLOPE,)))
+    assert_close(got, torch.func.jvp(hand, (SLOPE,), (SLOPE,)))
     rows = sf.vmap(lambda q, k, v: with_slope(q[None], k[None], v[None], SLOPE))
     wanted = plain(Q, K, V, SLOPE)[:, None]
-    torch.testing.assert_close(rows(Q, K, V), wanted)
+    assert_close(rows(Q, K, V), wanted)
 
 
 @pytest.mark.parametrize("spec", [P("dp"), P(None, "dp"), P(None, None, "dp")])
@@ -115,10 +117,9 @@ def test_in_shard(spec: Any) -> None:
     fn, plain = PAIRS["a block mask"]
     gradient = sf.grad(lambda q, k, v: loss_of(fn)(q, k, v, SLOPE), (0, 1, 2))
     wanted = torch.func.grad(lambda q, k, v: loss_of(plain)(q, k, v, SLOPE), (0, 1, 2))(Q, K, V)
-    with sf.fake_world(3):
-        mesh = sf.make_mesh((3,), ("dp",))
+    with simulated(dp=3) as mesh:
         out = sf.shard(gradient, mesh, spec, backend="aten")(Q, K, V)
-        torch.testing.assert_close(sf.full(out), wanted)
+        assert_close(sf.full(out), wanted)
 
 
 def test_s9_6_in_a_loop_and_in_a_branch() -> None:
@@ -142,8 +143,7 @@ def test_s9_6_in_a_loop_and_in_a_branch() -> None:
         return x.square().sum() + total
 
     wanted = torch.func.grad(unrolled)(Q)
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         for spec in (P("dp"), P(None, "dp")):
             out = sf.shard(sf.grad(looped), mesh, spec, backend="aten")(Q)
-            torch.testing.assert_close(sf.full(out), wanted)
+            assert_close(sf.full(out), wanted)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.func import functional_call
+from torch.testing import assert_close
 
 import shardfn as sf
 from shardfn import P
@@ -61,7 +62,7 @@ def test_it_is_torchs_under_every_derivative() -> None:
         ),
     ):
         got, wanted = ours(loss)(params, X), torchs(loss)(params, X)
-        torch.testing.assert_close(got, wanted)
+        assert_close(got, wanted)
     assert net.up.weight is net.again.weight
     assert not torch.equal(net.up.weight, params["up.weight"])
 
@@ -71,22 +72,22 @@ def test_missing_tensors_are_the_modules_own() -> None:
     given = {"down.weight": _params(net)["down.weight"]}
     with torch.no_grad():
         got = sf.jit(_loss(net), backend="aten")(given, X)
-        torch.testing.assert_close(got, _loss(net)(given, X))
+        assert_close(got, _loss(net)(given, X))
         net.scale.mul_(2)
         got = sf.jit(_loss(net), backend="aten")(given, X)
-        torch.testing.assert_close(got, _loss(net)(given, X))
+        assert_close(got, _loss(net)(given, X))
 
 
 def test_its_mode_is_part_of_the_signature() -> None:
     net = Net().eval()
     fn, params = sf.jit(_loss(net), backend="aten"), _params(net)
     wanted = _loss(net)(params, X)
-    torch.testing.assert_close(fn(params, X), wanted)
+    assert_close(fn(params, X), wanted)
     net.train()
     assert not torch.allclose(fn(params, X), wanted)
     assert "training, which it closes over: True, was False" in fn.explain_retrace()
     net.eval()
-    torch.testing.assert_close(fn(params, X), wanted)
+    assert_close(fn(params, X), wanted)
 
 
 def _in_shard(shape: tuple[int, ...]) -> None:
@@ -97,10 +98,10 @@ def _in_shard(shape: tuple[int, ...]) -> None:
     mesh = sf.make_mesh(shape, MESHES[shape])
     step = sf.shard(sf.grad(loss), mesh, (placements, P("dp")), backend="aten")
     got = step(params, X)
-    torch.testing.assert_close(sf.full(got), torch.func.grad(loss)(params, X))
+    assert_close(sf.full(got), torch.func.grad(loss)(params, X))
     bucketed = sf.shard(sf.bucketed_grad(loss), mesh, (placements, P("dp")))
     _, got = bucketed(params, X)
-    torch.testing.assert_close(sf.full(got), torch.func.grad(loss)(params, X))
+    assert_close(sf.full(got), torch.func.grad(loss)(params, X))
 
 
 @pytest.mark.parametrize("shape", MESHES, ids=str)
@@ -125,7 +126,7 @@ def _parallel_gradients() -> Any:
     got = sf.jit(sf.grad(fn), backend="aten")(params, X)
     placements = {name: p.placements for name, p in params.items()}
     assert {name: g.placements for name, g in got.items()} == placements
-    torch.testing.assert_close({k: g.full_tensor() for k, g in got.items()}, wanted)
+    assert_close({k: g.full_tensor() for k, g in got.items()}, wanted)
     return placements["0.weight"], placements["2.bias"]
 
 
@@ -165,4 +166,4 @@ def test_its_own_parameters_have_gradients() -> None:
     net.zero_grad()
     call(X).backward()
     for name, p in net.named_parameters():
-        torch.testing.assert_close(doubled[name], 2 * p.grad)
+        assert_close(doubled[name], 2 * p.grad)

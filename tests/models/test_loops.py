@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -55,16 +57,15 @@ def test_a_compute_loss_that_pops_its_labels_and_returns_outputs() -> None:
     wanted, outputs = compute_loss({**batch}, return_outputs=True)
     wanted.backward()
     plain = gradients(model)
-    with sf.fake_world(3):
-        mesh = sf.make_mesh((3,), ("dp",))
+    with simulated(dp=3) as mesh:
         sharded = sf.shard(compute_loss, mesh)
         loss, found = sharded(batch, return_outputs=True)
         assert list(batch) == ["input_ids", "labels"]
         loss.backward()
-        torch.testing.assert_close(sf.full(loss), wanted)
-        torch.testing.assert_close(sf.full(found.logits), outputs.logits)
+        assert_close(sf.full(loss), wanted)
+        assert_close(sf.full(found.logits), outputs.logits)
         assert type(found) is type(outputs)
-        torch.testing.assert_close(gradients(model), plain)
+        assert_close(gradients(model), plain)
 
 
 @pytest.mark.parametrize("is_closed_over", [True, False])
@@ -82,23 +83,21 @@ def test_gradient_checkpointing_that_a_model_enables(is_closed_over: bool) -> No
         called, _ = fn(params, buffers, input_ids=words, labels=words, use_cache=False)
         return called.loss
 
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         if is_closed_over:
             sf.shard(loss, mesh, P("dp"))(WORDS).backward()
             found = gradients(model)
         else:
             step = sf.shard(sf.grad(pure), mesh, (P(), P("dp")))
             found = [*sf.full(step(params, WORDS)).values()]
-        torch.testing.assert_close(found, plain)
+        assert_close(found, plain)
 
 
 def test_generate_calls_a_sharded_forward_and_is_refused_inside_of_one() -> None:
     model = llama(pad_token_id=0, eos_token_id=None).eval()
     greedy = {"max_new_tokens": 3, "do_sample": False}
     wanted = model.generate(WORDS, **greedy)
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         whole = sf.shard(lambda words: model.generate(words, **greedy), mesh)
         with pytest.raises(sf.CaptureError, match="branches on a tensor's value"):
             whole(WORDS)

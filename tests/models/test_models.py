@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -120,16 +122,15 @@ def _pure(name: str) -> tuple[Callable[..., Any], Any, Any]:
 
 def _assert_same(found: Any, wanted: Any) -> None:
     loss, gradients = found
-    torch.testing.assert_close(loss, wanted[0])
+    assert_close(loss, wanted[0])
     gradients = {key: gradients[key] for key in wanted[1]}
-    torch.testing.assert_close(gradients, wanted[1], rtol=1e-4, atol=1e-5)
+    assert_close(gradients, wanted[1], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_trains_as_on_one_device(name: str) -> None:
     step, params, buffers = _pure(name)
-    with sf.fake_world(4):
-        mesh = sf.make_mesh((2, 2), ("dp", "tp"))
+    with simulated(dp=2, tp=2) as mesh:
         batch = P() if name == "ViT" else P("dp")
         step = sf.shard(step, mesh, (P("tp"), P(), batch), backend="aten")
         found = sf.full(step(params, buffers, MODELS[name][2]))
@@ -157,8 +158,7 @@ def test_data_parallel_of_experts_sends_no_activation(
     fn, params, buffers = sf.functionalize(make().train())
     call = lambda p, b: lambda **given: fn(p, b, **given)[0]
     step = sf.value_and_grad(lambda p, b, x: language(call(p, b), x))
-    with sf.fake_world(3):
-        mesh = sf.make_mesh((3,), ("dp",))
+    with simulated(dp=3) as mesh:
         sharded = sf.shard(step, mesh, (P(), P(), P("dp")), backend="aten")
         collectives = sharded.lower(params, buffers, TOKENS).collectives
     assert {c.kind for c in collectives} == {"all_reduce"}

@@ -10,6 +10,7 @@ import models
 import pytest
 import torch
 from pieces import mesh_axes
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P, _compat, schedule
@@ -51,8 +52,7 @@ def per_rank() -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
 @pytest.mark.parametrize("program", [gpt, loop, branch, per_rank])
 def test_every_graph_carries_only_keys_of_the_list(program: Callable[[], Any]) -> None:
     fn, placements, args = program()
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         traced = sf.shard(fn, mesh, placements, backend="aten").trace(*args)
         low = traced.lower()
     check_keys(inner_nodes(traced.program.graph.graph, once=True), GLOBAL)

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from equality import close
 from torch._higher_order_ops import scan, while_loop
 from torch.nn.attention.flex_attention import flex_attention
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -58,27 +61,25 @@ def test_a_higher_order_op_equals_the_plain_one_on_cut_operands(
         with sf.fake_world(sizes[0] * (sizes[1:] or (1,))[0]):
             mesh = sf.make_mesh(sizes, ("a", "b")[: len(sizes)])
             got = sf.full(sf.shard(fn, mesh, placement, backend="aten")(x))
-        torch.testing.assert_close(got, fn(x), rtol=1e-12, atol=1e-12)
+        close(got, fn(x))
 
 
 @pytest.mark.parametrize("fn", [branch, folded, repeated])
 def test_inductor_compiles_a_higher_order_op_as_torch_writes_it(fn: Callable[..., Any]) -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("a",))
+    with simulated(a=2) as mesh:
         train = sf.shard(fn, mesh, P("a"))
         assert "cond" in str(train.lower(X)) or fn is not branch
-        torch.testing.assert_close(sf.full(train(X)), fn(X))
+        assert_close(sf.full(train(X)), fn(X))
 
 
 def test_a_pointwise_branch_stays_cut() -> None:
-    with sf.fake_world(2):
-        lowered = sf.shard(branch, sf.make_mesh((2,), ("a",)), P("a"), backend="aten").lower(X)
+    with simulated(a=2) as mesh:
+        lowered = sf.shard(branch, mesh, P("a"), backend="aten").lower(X)
         assert [c.kind for c in lowered.collectives] == ["all_reduce"], "of the sum that decides"
 
 
 def test_what_is_made_whole_for_a_branch_is_an_implicit_gather_that_can_be_refused() -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("a",))
+    with simulated(a=2) as mesh:
         kinds = [
             c.kind for c in sf.shard(folded, mesh, P("a"), backend="aten").lower(X).collectives
         ]
@@ -94,8 +95,8 @@ def test_a_branch_draws_on_a_mesh_what_it_draws_on_one_device() -> None:
     sf.random.state.seed(3)
     expected = sf.jit(drawn)(X)
     assert ((expected > X) & (expected < X + 1)).all()
-    with sf.fake_world(2):
-        placed = sf.shard(drawn, sf.make_mesh((2,), ("a",)), P("a"))
+    with simulated(a=2) as mesh:
+        placed = sf.shard(drawn, mesh, P("a"))
         sf.random.state.seed(3)
         assert torch.equal(placed(X).full_tensor(), expected)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P, partition  # noqa: F401  partition fills its part of the rows
@@ -126,8 +127,7 @@ def sharded(body: Callable[..., Tensor], spec: P) -> Callable[..., Tensor]:
     """Per-rank code on three simulated ranks."""
 
     def run(*args: Tensor) -> Tensor:
-        with sf.fake_world(3):
-            mesh = sf.make_mesh((3,), ("a",))
+        with simulated(a=3) as mesh:
             ins = tuple(spec for _ in args)
             return sf.full(sf.shard_map(body, mesh, ins, spec, backend="aten")(*args))
 
@@ -156,8 +156,7 @@ def test_a_value_that_all_ranks_share_is_made_varying_for_a_new_prim(
     rotate: Callable[..., Tensor],
 ) -> None:
     body = lambda x: rotate(x.sum(0, keepdim=True), "a", 3, 1)
-    with sf.fake_world(3):
-        mesh = sf.make_mesh((3,), ("a",))
+    with simulated(a=3) as mesh:
         traced = sf.shard_map(body, mesh, P(), P("a"), backend="aten").trace(X)
     graph = traced.program.graph.graph
     calls = [PRIMS[n.target].call for n in graph.nodes if n.target in PRIMS]

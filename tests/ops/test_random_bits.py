@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -63,8 +64,7 @@ def test_every_placement_holds_the_same_numbers(backend: str, dtype: torch.dtype
     x = torch.zeros(5, 7, dtype=dtype)
     wanted = _drawn(KEY, (5, 7), dtype)
     specs = [P("a"), P(None, ("a", "b")), P("b", "a"), P(("b", "c"), "a")]
-    with sf.fake_world(8):
-        mesh = sf.make_mesh((2, 2, 2), ("a", "b", "c"))
+    with simulated(a=2, b=2, c=2) as mesh:
         for spec in specs if backend == "aten" else specs[-1:]:
             draw = sf.shard(
                 lambda key, x: x + _drawn(key, (5, 7), dtype), mesh, (P(), spec), backend=backend
@@ -74,8 +74,7 @@ def test_every_placement_holds_the_same_numbers(backend: str, dtype: torch.dtype
 
 
 def test_empty_shards_and_empty_tensors() -> None:
-    with sf.fake_world(8):
-        mesh = sf.make_mesh((8,), ("a",))
+    with simulated(a=8) as mesh:
         draw = sf.shard(
             lambda key, x: x + _drawn(key, tuple(x.shape), x.dtype), mesh, (P(), P("a"))
         )
@@ -108,8 +107,7 @@ def test_nested_vmap_over_sharded_keys() -> None:
         return _drawn(key, (5,), torch.float32)
 
     wanted = torch.stack([torch.stack([draw(k) for k in row]) for row in keys])
-    with sf.fake_world(6):
-        mesh = sf.make_mesh((2, 3), ("a", "b"))
+    with simulated(a=2, b=3) as mesh:
         for spec in (P("a"), P(None, "b"), P("b", "a")):
             both = sf.shard(sf.vmap(sf.vmap(draw)), mesh, (spec,))
             assert "no communication" in str(both.lower(keys))

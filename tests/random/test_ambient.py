@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P, random
@@ -93,8 +94,7 @@ def test_s5_1_seed_inside_a_fork_is_that_of_the_fork() -> None:
 
 def test_s5_2_shards_draw_apart_replicas_alike_and_all_of_it_as_one_device() -> None:
     wanted = draw(X)
-    with sf.fake_world(6):
-        mesh = sf.make_mesh((2, 3), ("a", "b"))
+    with simulated(a=2, b=3) as mesh:
         state.seed(0)
         drawn = sf.shard(torch.rand_like, mesh, (P("b"),))(X)
     assert torch.equal(sf.full(drawn), wanted)
@@ -102,8 +102,7 @@ def test_s5_2_shards_draw_apart_replicas_alike_and_all_of_it_as_one_device() -> 
 
 
 def test_s5_3_a_program_on_a_part_of_the_ranks_moves_the_state_of_all() -> None:
-    with sf.fake_world(4):
-        whole = sf.make_mesh((2, 2), ("a", "b"))
+    with simulated(a=2, b=2) as whole:
         sf.shard(torch.rand_like, whole["a"], (P("a"),))(X)
     assert state.get()["default"].tolist() == [0, 0, 1]
 
@@ -123,8 +122,7 @@ def test_s5_4_threads_never_take_the_same_call() -> None:
 
 
 def test_simulated_ranks_share_one_state_and_take_it_once() -> None:
-    with sf.fake_world(4):
-        mesh = sf.make_mesh((4,), ("a",))
+    with simulated(a=4) as mesh:
         f = sf.shard(torch.rand_like, mesh, (P("a"),))
         f(X), f(X)
     assert state.get()["default"].tolist() == [0, 0, 2]

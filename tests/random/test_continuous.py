@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P, random
@@ -107,7 +109,7 @@ def test_every_mesh_draws_what_one_device_draws(name: str) -> None:
                 got = sf.full(sf.shard(fn, mesh, (P(), spec))(KEY, W))
                 if name in EXACT:
                     assert torch.equal(got, wanted), spec
-                torch.testing.assert_close(got, wanted, rtol=1e-14, atol=1e-14)
+                assert_close(got, wanted, rtol=1e-14, atol=1e-14)
 
 
 DIFFERENTIABLE = {
@@ -125,11 +127,10 @@ def test_derivatives_are_those_of_the_draw(name: str) -> None:
 
     w = W.clone().requires_grad_()
     (wanted,) = torch.autograd.grad(loss(w, KEY), w)
-    with sf.fake_world(4):
-        mesh = sf.make_mesh((2, 2), ("a", "b"))
+    with simulated(a=2, b=2) as mesh:
         for fn in (loss, sf.checkpoint(loss)):
             grad = sf.shard(sf.grad(fn), mesh, (P("a", "b"), P()))
-            torch.testing.assert_close(sf.full(grad(W, KEY)), wanted)
+            assert_close(sf.full(grad(W, KEY)), wanted)
 
 
 def test_keys_travel_through_scan_cond_and_vmap() -> None:
@@ -163,16 +164,14 @@ def test_keys_travel_through_scan_cond_and_vmap() -> None:
             ]
         ),
     )
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("a",))
+    with simulated(a=2) as mesh:
         got = sf.shard(walk, mesh, (P(None, "a"), P()))(W, KEY)
         for x, y in zip(sf.tree_map(sf.full, got), wanted, strict=True):
-            torch.testing.assert_close(x, y)
+            assert_close(x, y)
 
 
 def test_ranks_draw_apart_by_axis_index() -> None:
-    with sf.fake_world(3):
-        mesh = sf.make_mesh((3,), ("a",))
+    with simulated(a=3) as mesh:
 
         def body(key: torch.Tensor) -> torch.Tensor:
             own = random.fold_in(key, sf.axis_index("a"))

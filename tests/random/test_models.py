@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import run_ranks
+from torch.testing import assert_close
 
 import shardfn as sf
 from shardfn import P, random
@@ -96,7 +97,7 @@ def sharded(
 
 
 def close(got: Any, wanted: Any) -> None:
-    torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
+    assert_close(got, wanted, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("mesh", MESHES)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from ranks import run_ranks
+from torch.testing import assert_close
 
 import shardfn as sf
 from shardfn import P, random
@@ -131,4 +132,4 @@ def test_calls_of_torch_on_two_processes_are_those_of_one_device() -> None:
         wanted = [_noisy(_weights()) for _ in range(2)]
     for got in run_ranks(2, _state_on_ranks):
         for a, b in zip(got, wanted, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-15, atol=0)
+            assert_close(a, b, rtol=1e-15, atol=0)

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributions as D
+from equality import close
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P, random
@@ -91,12 +94,11 @@ DIFFERENTIABLE = [
 def test_every_mesh_draws_what_one_device_draws(name: str) -> None:
     fn = CALLS[name]
     wanted = _plain(fn, X)
-    torch.testing.assert_close(_again(sf.jit(fn), X), wanted)
-    with sf.fake_world(6):
-        mesh = sf.make_mesh((2, 3), ("a", "b"))
+    assert_close(_again(sf.jit(fn), X), wanted)
+    with simulated(a=2, b=3) as mesh:
         for place in PLACES:
             got = _again(sf.shard(fn, mesh, (place,)), X)
-            torch.testing.assert_close(sf.full(got), wanted)
+            assert_close(sf.full(got), wanted)
 
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
@@ -107,11 +109,10 @@ def test_gradients_are_those_of_the_same_draw(name: str) -> None:
 
     x = X.clone().requires_grad_()
     (wanted,) = torch.autograd.grad(_plain(loss, x), x)
-    with sf.fake_world(4):
-        mesh = sf.make_mesh((2, 2), ("a", "b"))
+    with simulated(a=2, b=2) as mesh:
         for fn in (loss, sf.checkpoint(loss)):
             got = _again(sf.shard(sf.grad(fn), mesh, (P("a", "b"),)), X)
-            torch.testing.assert_close(sf.full(got), wanted)
+            assert_close(sf.full(got), wanted)
 
 
 def test_two_calls_draw_apart_and_a_rerun_draws_the_same_without_a_capture() -> None:
@@ -127,8 +128,7 @@ def test_two_calls_draw_apart_and_a_rerun_draws_the_same_without_a_capture() -> 
 
 
 def test_dropout_computes_only_the_shard_and_sends_nothing() -> None:
-    with sf.fake_world(4):
-        mesh = sf.make_mesh((4,), ("a",))
+    with simulated(a=4) as mesh:
         lowered = sf.shard(lambda x: F.dropout(x, 0.4), mesh, (P("a"),)).lower(X)
     text = str(lowered)
     assert "no communication" in text
@@ -178,8 +178,7 @@ def _compiled(fn: Any) -> Any:
 
 def _on_shards(*axes: str | None) -> Any:
     def run(fn: Any) -> Any:
-        with sf.fake_world(4):
-            mesh = sf.make_mesh((2, 2), ("a", "b"))
+        with simulated(a=2, b=2) as mesh:
             step = sf.shard(sf.value_and_grad(fn), mesh, (P(*axes),), backend="aten")
             value, grad = sf.tree_map(sf.full, _again(step, X))
         return value, (grad * X.cos()).sum()
@@ -202,9 +201,9 @@ def test_loops_and_branches_draw_the_same_in_every_derivative(way: str, wrap: An
     value, grad = _by_ops(sf.value_and_grad(_walk))
     found, tangent = WAYS[way](wrap(_walk))
     if found is not None:
-        torch.testing.assert_close(found, value)
+        assert_close(found, value)
     if tangent is not None:
-        torch.testing.assert_close(tangent, (grad * X.cos()).sum())
+        assert_close(tangent, (grad * X.cos()).sum())
 
 
 @pytest.mark.parametrize("how", ["different", "same"])
@@ -212,11 +211,10 @@ def test_vmap_draws_as_torch_func_would(how: str) -> None:
     fn = lambda row: F.dropout(row, 0.4) + torch.rand_like(row)
     wanted = _plain(torch.func.vmap(fn, randomness=how), X)
     mapped = sf.vmap(fn, randomness=how)
-    torch.testing.assert_close(_again(sf.jit(mapped), X), wanted)
-    with sf.fake_world(4):
-        mesh = sf.make_mesh((2, 2), ("a", "b"))
+    assert_close(_again(sf.jit(mapped), X), wanted)
+    with simulated(a=2, b=2) as mesh:
         got = _again(sf.shard(mapped, mesh, (P("a", "b"),)), X)
-        torch.testing.assert_close(sf.full(got), wanted)
+        assert_close(sf.full(got), wanted)
 
 
 def test_samples_that_share_all_arguments_still_draw_apart() -> None:
@@ -235,8 +233,7 @@ def test_vmap_says_how_random_calls_are_to_be_taken() -> None:
 
 
 def test_in_a_shard_map_an_unvarying_draw_is_equal_on_all_ranks() -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("a",))
+    with simulated(a=2) as mesh:
         f = sf.shard_map(lambda x: x * 0 + torch.rand(3, 5), mesh, (P("a"),), P("a"))
         drawn = sf.full(_again(f, X.float()))
         assert torch.equal(drawn[:3], drawn[3:])
@@ -302,12 +299,11 @@ DISTRIBUTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def test_distributions_of_torch_draw_what_one_device_draws(name: str) -> None:
     fn = DISTRIBUTIONS[name]
     want = _plain(fn, X)
-    torch.testing.assert_close(_again(sf.jit(fn), X), want, rtol=1e-12, atol=1e-12)
-    with sf.fake_world(4):
-        mesh = sf.make_mesh((2, 2), ("a", "b"))
+    close(_again(sf.jit(fn), X), want)
+    with simulated(a=2, b=2) as mesh:
         for spec in (P("a"), P("b", "a")):
             got = sf.full(_again(sf.shard(fn, mesh, (spec,)), X))
-            torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+            close(got, want)
 
 
 def test_custom_vjp_draws_in_its_forward() -> None:

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from equality import close
+from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -40,7 +43,7 @@ def both(
 
 def same(step: Any, got: Any) -> None:
     wanted = step(PARAMS, X)
-    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+    close(got, wanted)
 
 
 def riding(low: Any) -> list[int]:
@@ -91,7 +94,7 @@ def test_what_is_more_than_a_page_travels_on_its_own() -> None:
 def test_a_loss_of_another_dtype_travels_on_its_own() -> None:
     step = sf.bucketed_grad(lambda params, x: (outputs(params, x).to(F32) ** 2).sum())
     low, got = both(step)
-    torch.testing.assert_close(got, step(PARAMS, X), rtol=1e-6, atol=1e-6)  # float32
+    assert_close(got, step(PARAMS, X), rtol=1e-6, atol=1e-6)  # float32
     assert riding(low) == [0] and sorted(c.nbytes for c in low.collectives) == [4, 800]
 
 
@@ -137,8 +140,7 @@ def test_without_buckets_nothing_rides() -> None:
 
 
 def test_an_edited_plan_says_where_it_rides() -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh:
         traced = sf.shard(
             sf.bucketed_grad(loss, 300, 1), mesh, (WHOLE, ROWS), backend="aten"
         ).trace(PARAMS, X)
@@ -178,10 +180,9 @@ JOINED: dict[str, tuple[Any, list[int]]] = {
 def test_small_reductions_that_one_op_reads_are_one_collective(name: str) -> None:
     fn, nbytes = JOINED[name]
     x, y = X.abs(), X.abs() + 1
-    with sf.fake_world(3):
-        mesh = sf.make_mesh((3,), ("dp",))
+    with simulated(dp=3) as mesh:
         sharded = sf.shard(fn, mesh, (P("dp"), P("dp")), P(), backend="aten")
         sent = sorted(c.nbytes for c in sharded.lower(x, y).collectives)
         got = sf.full(sharded(x, y))
     assert sent == nbytes
-    torch.testing.assert_close(got, fn(x, y))
+    assert_close(got, fn(x, y))
