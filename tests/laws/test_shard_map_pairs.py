@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
+from transform_pairs import SHAPED, Shaped
 
 import shardfn as sf
 from shardfn import P
 
-Shaped = Callable[[Tensor], Tensor]
 WORLDS: dict[str, tuple[tuple[int, ...], Any]] = {
     "2": ((2,), "a"),
     "3": ((3,), "a"),
@@ -40,26 +40,6 @@ def softmax(x: Tensor, a: Any) -> Tensor:
     return e / sf.psum(e.sum(0), a)
 
 
-OURS: dict[str, Callable[[Shaped], Shaped]] = {
-    "grad": lambda f: sf.grad(lambda x: f(x).square().sum()),
-    "bucketed_grad": lambda f: lambda x: sf.bucketed_grad(lambda x: f(x).square().sum())(x)[1],
-    "jvp": lambda f: lambda x: sf.jvp(f, (x,), (x + 1,))[1],
-    "vjp": lambda f: lambda x: sf.vjp(f, x)[1](x + 1)[0],
-    "vmap": lambda f: sf.vmap(f, 1, 1),
-    "jacrev": lambda f: lambda x: sf.jacrev(f)(x).sum((0, 1)),
-    "jacfwd": lambda f: lambda x: sf.jacfwd(f)(x).sum((2, 3)),
-}
-THEIRS: dict[str, Callable[[Shaped], Shaped]] = {
-    "grad": lambda f: torch.func.grad(lambda x: f(x).square().sum()),
-    "bucketed_grad": lambda f: torch.func.grad(lambda x: f(x).square().sum()),
-    "jvp": lambda f: lambda x: torch.func.jvp(f, (x,), (x + 1,))[1],
-    "vjp": lambda f: lambda x: torch.func.vjp(f, x)[1](x + 1)[0],
-    "vmap": lambda f: torch.func.vmap(f, 1, 1),
-    "jacrev": lambda f: lambda x: torch.func.jacrev(f)(x).sum((0, 1)),
-    "jacfwd": lambda f: lambda x: torch.func.jacfwd(f)(x).sum((2, 3)),
-}
-
-
 def as_rows(name: str, f: Shaped) -> Shaped:
     """A function of rows; under vmap, of two such at once: (rows, samples, columns)."""
     return (
@@ -70,7 +50,7 @@ def as_rows(name: str, f: Shaped) -> Shaped:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", SHAPED)
 @pytest.mark.parametrize("side", ["outside", "inside"])
 def test_a_transform_and_shard_map_in_either_order(side: str, name: str, world: str) -> None:
     shape, over = WORLDS[world]
@@ -83,28 +63,33 @@ def test_a_transform_and_shard_map_in_either_order(side: str, name: str, world: 
             local = lambda x, body=body: body(x, over)
             if side == "outside":
                 fn = sf.shard(
-                    as_rows(name, OURS[name](sf.shard_map(local, mesh, P(over), P(over)))),
+                    as_rows(name, SHAPED[name](sf, sf.shard_map(local, mesh, P(over), P(over)))),
                     mesh,
                     backend="aten",
                 )
             else:
                 fn = sf.shard_map(
-                    as_rows(name, OURS[name](local)), mesh, P(over), P(over), backend="aten"
+                    as_rows(name, SHAPED[name](sf, local)), mesh, P(over), P(over), backend="aten"
                 )
             assert_close(
-                sf.full(fn(x)), as_rows(name, THEIRS[name](whole))(x), rtol=1e-11, atol=1e-11
+                sf.full(fn(x)),
+                as_rows(name, SHAPED[name](torch.func, whole))(x),
+                rtol=1e-11,
+                atol=1e-11,
             )
 
 
-@pytest.mark.parametrize("inner", OURS)
-@pytest.mark.parametrize("outer", OURS)
+@pytest.mark.parametrize("inner", SHAPED)
+@pytest.mark.parametrize("outer", SHAPED)
 def test_transforms_on_both_sides_of_shard_map(outer: str, inner: str) -> None:
     x = torch.randn(4, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     body, whole = FUNCTIONS["softmax"]
     with sf.fake_world(2), sf.use_mesh(sf.make_mesh((2,), ("a",))):
         mapped = sf.shard_map(
-            as_rows(inner, OURS[inner](lambda x: body(x, "a"))), None, P("a"), P("a")
+            as_rows(inner, SHAPED[inner](sf, lambda x: body(x, "a"))), None, P("a"), P("a")
         )
-        fn = sf.shard(as_rows(outer, OURS[outer](mapped)), backend="aten")
-        wanted = as_rows(outer, THEIRS[outer](as_rows(inner, THEIRS[inner](whole))))
+        fn = sf.shard(as_rows(outer, SHAPED[outer](sf, mapped)), backend="aten")
+        wanted = as_rows(
+            outer, SHAPED[outer](torch.func, as_rows(inner, SHAPED[inner](torch.func, whole)))
+        )
         assert_close(sf.full(fn(x)), wanted(x), rtol=1e-10, atol=1e-10)

@@ -89,70 +89,40 @@ def squared(fn: Callable[..., Any]) -> Callable[..., Tensor]:
 
 
 W_, X_ = tuple(W), X
-TRANSFORMS: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
-    "grad": (lambda f: sf.grad(f)(W_, X), lambda: torch.func.grad(plain)(W_, X)),
-    "value_and_grad": (
-        lambda f: sf.value_and_grad(f)(W_, X),
-        lambda: torch.func.grad_and_value(plain)(W_, X)[::-1],
+# each of a function, by `sf` or by `torch.func`
+TRANSFORMS: dict[str, Callable[[Any, Any], Any]] = {
+    "grad": lambda m, f: m.grad(f)(W_, X),
+    "value_and_grad": lambda m, f: values_first(m, f)(W_, X),
+    "bucketed_grad": lambda m, f: (
+        sf.bucketed_grad(f)(W_, X) if m is sf else values_first(m, f)(W_, X)
     ),
-    "bucketed_grad": (
-        lambda f: sf.bucketed_grad(f)(W_, X),
-        lambda: torch.func.grad_and_value(plain)(W_, X)[::-1],
+    "both arguments": lambda m, f: m.grad(f, argnums=(0, 1))(W_, X),
+    "jvp": lambda m, f: m.jvp(f, (W_, X), (W_[::-1], V)),
+    "jvp of grad": lambda m, f: m.jvp(m.grad(f), (W_, X), (W_[::-1], V)),
+    "vmap": lambda m, f: m.vmap(f, (None, 0))(W_, X[:, None]),
+    "vmap of grad": lambda m, f: m.vmap(m.grad(f), (None, 0))(W_, X[:, None]),
+    "grad of vmap": lambda m, f: m.grad(lambda w, x: m.vmap(f, (None, 0))(w, x).sum())(
+        W_, X[:, None]
     ),
-    "both arguments": (
-        lambda f: sf.grad(f, argnums=(0, 1))(W_, X),
-        lambda: torch.func.grad(plain, argnums=(0, 1))(W_, X),
-    ),
-    "jvp": (
-        lambda f: sf.jvp(f, (W_, X), (W_[::-1], V)),
-        lambda: torch.func.jvp(plain, (W_, X), (W_[::-1], V)),
-    ),
-    "jvp of grad": (
-        lambda f: sf.jvp(sf.grad(f), (W_, X), (W_[::-1], V)),
-        lambda: torch.func.jvp(torch.func.grad(plain), (W_, X), (W_[::-1], V)),
-    ),
-    "vmap": (
-        lambda f: sf.vmap(f, in_axes=(None, 0))(W_, X[:, None]),
-        lambda: torch.func.vmap(plain, (None, 0))(W_, X[:, None]),
-    ),
-    "vmap of grad": (
-        lambda f: sf.vmap(sf.grad(f), in_axes=(None, 0))(W_, X[:, None]),
-        lambda: torch.func.vmap(torch.func.grad(plain), (None, 0))(W_, X[:, None]),
-    ),
-    "grad of vmap": (
-        lambda f: sf.grad(lambda w, x: sf.vmap(f, in_axes=(None, 0))(w, x).sum())(W_, X[:, None]),
-        lambda: torch.func.grad(lambda w, x: torch.func.vmap(plain, (None, 0))(w, x).sum())(
-            W_, X[:, None]
-        ),
-    ),
-    "grad of grad": (
-        lambda f: sf.grad(squared(sf.grad(f)))(W_, X),
-        lambda: torch.func.grad(squared(torch.func.grad(plain)))(W_, X),
-    ),
-    "jacrev": (
-        lambda f: sf.jacrev(f, argnums=1)(W_, X),
-        lambda: torch.func.jacrev(plain, argnums=1)(W_, X),
-    ),
-    "jacfwd": (
-        lambda f: sf.jacfwd(f, argnums=1)(W_, X),
-        lambda: torch.func.jacfwd(plain, argnums=1)(W_, X),
-    ),
-    "hessian": (
-        lambda f: sf.hessian(f, argnums=1)(W_, X),
-        lambda: torch.func.hessian(plain, argnums=1)(W_, X),
-    ),
-    "vjp": (
-        lambda f: sf.vjp(f, W_, X)[1](torch.tensor(2.0, dtype=torch.float64)),
-        lambda: torch.func.vjp(plain, W_, X)[1](torch.tensor(2.0, dtype=torch.float64)),
-    ),
+    "grad of grad": lambda m, f: m.grad(squared(m.grad(f)))(W_, X),
+    "jacrev": lambda m, f: m.jacrev(f, argnums=1)(W_, X),
+    "jacfwd": lambda m, f: m.jacfwd(f, argnums=1)(W_, X),
+    "hessian": lambda m, f: m.hessian(f, argnums=1)(W_, X),
+    "vjp": lambda m, f: m.vjp(f, W_, X)[1](torch.tensor(2.0, dtype=torch.float64)),
 }
+
+
+def values_first(m: Any, f: Callable[..., Any]) -> Callable[..., Any]:
+    if m is sf:
+        return sf.value_and_grad(f)
+    return lambda *args: torch.func.grad_and_value(f)(*args)[::-1]
 
 
 @pytest.mark.parametrize("policy", ["none given", "dots", "all but h"])
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_no_transform_sees_a_difference(transform: str, policy: str) -> None:
-    ours, torchs = TRANSFORMS[transform]
-    close(ours(remat(POLICIES[policy])), torchs())
+    run = TRANSFORMS[transform]
+    close(run(sf, remat(POLICIES[policy])), run(torch.func, plain))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -165,9 +135,9 @@ def test_no_policy_changes_a_value(policy: str) -> None:
 
 @pytest.mark.parametrize("transform", ["value_and_grad", "grad of grad", "vmap of grad", "hessian"])
 def test_a_checkpoint_around_the_whole_function_changes_nothing(transform: str) -> None:
-    ours, torchs = TRANSFORMS[transform]
-    close(ours(sf.checkpoint(loss)), torchs())
-    close(ours(sf.checkpoint(remat())), torchs())
+    run = TRANSFORMS[transform]
+    close(run(sf, sf.checkpoint(loss)), run(torch.func, plain))
+    close(run(sf, sf.checkpoint(remat())), run(torch.func, plain))
 
 
 def test_called_alone_it_just_computes() -> None:
@@ -589,8 +559,8 @@ def test_torchs_own_checkpoint_is_ours(transform: str) -> None:
         loss,
         through=lambda w, x: torch.utils.checkpoint.checkpoint(layer, w, x, use_reentrant=False),
     )
-    ours, torchs = TRANSFORMS[transform]
-    close(ours(theirs), torchs())
+    run = TRANSFORMS[transform]
+    close(run(sf, theirs), run(torch.func, plain))
     assert counts(sf.grad(theirs).trace(W_, X).program) == counts(
         sf.grad(remat()).trace(W_, X).program
     )

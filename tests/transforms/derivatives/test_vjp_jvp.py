@@ -13,6 +13,7 @@ import torch
 from equality import close
 from message import without_line
 from torch import Tensor
+from transform_pairs import SHAPED, Shaped
 
 import shardfn as sf
 from shardfn import P
@@ -72,27 +73,7 @@ def test_third_order() -> None:
     close(sf.jacfwd(sf.jacrev(sf.jacfwd(lambda x: x**4)))(X[0])[0, 0, 0, 0], 24 * X[0, 0])
 
 
-# Every transform as one of (x) -> tensor of x's shape, so that they can be put on top of each
-# other.
-Shaped = Callable[[Tensor], Tensor]
-OURS: dict[str, Callable[[Shaped], Shaped]] = {
-    "grad": lambda f: sf.grad(lambda x: f(x).square().sum()),
-    "bucketed_grad": lambda f: lambda x: sf.bucketed_grad(lambda x: f(x).square().sum())(x)[1],
-    "jvp": lambda f: lambda x: sf.jvp(f, (x,), (x + 1,))[1],
-    "vjp": lambda f: lambda x: sf.vjp(f, x)[1](x + 1)[0],
-    "vmap": lambda f: sf.vmap(lambda row: f(row[None])[0]),
-    "jacrev": lambda f: lambda x: sf.jacrev(f)(x).sum((0, 1)),
-    "jacfwd": lambda f: lambda x: sf.jacfwd(f)(x).sum((2, 3)),
-}
-THEIRS: dict[str, Callable[[Shaped], Shaped]] = {
-    "grad": lambda f: torch.func.grad(lambda x: f(x).square().sum()),
-    "bucketed_grad": lambda f: torch.func.grad(lambda x: f(x).square().sum()),
-    "jvp": lambda f: lambda x: torch.func.jvp(f, (x,), (x + 1,))[1],
-    "vjp": lambda f: lambda x: torch.func.vjp(f, x)[1](x + 1)[0],
-    "vmap": lambda f: torch.func.vmap(lambda row: f(row[None])[0]),
-    "jacrev": lambda f: lambda x: torch.func.jacrev(f)(x).sum((0, 1)),
-    "jacfwd": lambda f: lambda x: torch.func.jacfwd(f)(x).sum((2, 3)),
-}
+PAIRED = {**SHAPED, "vmap": lambda m, f: m.vmap(lambda row: f(row[None])[0])}
 FUNCTIONS: dict[str, Shaped] = {
     "pointwise": lambda x: torch.sin(x) * x,
     "normalised": lambda x: torch.log_softmax(x, -1) * torch.tanh(x),
@@ -101,40 +82,40 @@ FUNCTIONS: dict[str, Shaped] = {
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.parametrize(("outer", "inner"), list(itertools.product(OURS, OURS)))
+@pytest.mark.parametrize(("outer", "inner"), list(itertools.product(PAIRED, PAIRED)))
 def test_every_ordered_pair_equals_torch_func_sharded_and_not(
     outer: str, inner: str, function: str
 ) -> None:
     ours, wanted = (
-        OURS[outer](OURS[inner](FUNCTIONS[function])),
-        THEIRS[outer](THEIRS[inner](FUNCTIONS[function]))(X),
+        PAIRED[outer](sf, PAIRED[inner](sf, FUNCTIONS[function])),
+        PAIRED[outer](torch.func, PAIRED[inner](torch.func, FUNCTIONS[function]))(X),
     )
-    world = list(WORLDS)[(list(OURS).index(outer) + list(OURS).index(inner)) % len(WORLDS)]
+    world = list(WORLDS)[(list(PAIRED).index(outer) + list(PAIRED).index(inner)) % len(WORLDS)]
     sizes, placement = WORLDS[world]
     with sf.fake_world(torch.Size(sizes).numel()):
         mesh = sf.make_mesh(sizes, ("a", "b")[: len(sizes)])
         close(sf.full(sf.shard(ours, mesh, placement, backend="aten")(X)), wanted)
 
 
-@pytest.mark.parametrize("inner", OURS)
+@pytest.mark.parametrize("inner", PAIRED)
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_transform_of_a_sharded_function_equals_the_plain_one(world: str, inner: str) -> None:
     sizes, placement = WORLDS[world]
     with sf.fake_world(torch.Size(sizes).numel()):
         mesh = sf.make_mesh(sizes, ("a", "b")[: len(sizes)])
         fn = sf.shard(FUNCTIONS["attending"], mesh, placement, backend="aten")
-        outer = sf.shard(OURS[inner](fn), mesh, placement, backend="aten")
-        close(sf.full(outer(X)), THEIRS[inner](FUNCTIONS["attending"])(X))
+        outer = sf.shard(PAIRED[inner](sf, fn), mesh, placement, backend="aten")
+        close(sf.full(outer(X)), PAIRED[inner](torch.func, FUNCTIONS["attending"])(X))
 
 
 def test_alone_they_run_as_captured_and_capture_once() -> None:
     from shardfn.runtime import cache
 
-    for name, made in OURS.items():
+    for name, made in PAIRED.items():
         if name == "bucketed_grad":  # here it is made anew, of a new function, at every call
             continue
-        fn = made(FUNCTIONS["pointwise"])
-        close(fn(X), THEIRS[name](FUNCTIONS["pointwise"])(X))
+        fn = made(sf, FUNCTIONS["pointwise"])
+        close(fn(X), made(torch.func, FUNCTIONS["pointwise"])(X))
         before = dict(cache.counts)
         fn(X)
         assert cache.counts == before, name

@@ -119,34 +119,18 @@ def tangent(x: Tensor) -> Tensor:
     return x.cos() + 1
 
 
-TRANSFORMS: dict[str, tuple[Any, Any]] = {
-    "value": (lambda f: f, lambda f: f),
-    "grad": (lambda f: sf.grad(squares(f)), lambda f: torch.func.grad(squares(f))),
-    "jvp": (
-        lambda f: lambda x: sf.jvp(f, (x,), (tangent(x),))[1],
-        lambda f: lambda x: torch.func.jvp(f, (x,), (tangent(x),))[1],
-    ),
-    "vjp": (
-        lambda f: lambda x: sf.vjp(f, x)[1](f(x).cos())[0],
-        lambda f: lambda x: torch.func.vjp(f, x)[1](f(x).cos())[0],
-    ),
-    "vmap": (
-        lambda f: lambda x: sf.vmap(f, 2, 1)(torch.stack([x, x.sin()], 2)),
-        lambda f: lambda x: torch.func.vmap(f, 2, 1)(torch.stack([x, x.sin()], 2)),
-    ),
-    "jacrev": (sf.jacrev, torch.func.jacrev),
-    "jacfwd": (sf.jacfwd, torch.func.jacfwd),
-    "hessian": (lambda f: sf.hessian(squares(f)), lambda f: torch.func.hessian(squares(f))),
-    "grad of jvp": (
-        lambda f: sf.grad(lambda x: sf.jvp(f, (x,), (tangent(x),))[1].square().sum()),
-        lambda f: torch.func.grad(
-            lambda x: torch.func.jvp(f, (x,), (tangent(x),))[1].square().sum()
-        ),
-    ),
-    "vmap of grad": (
-        lambda f: lambda x: sf.vmap(sf.grad(squares(f)))(torch.stack([x, x.sin()])),
-        lambda f: lambda x: torch.func.vmap(torch.func.grad(squares(f)))(torch.stack([x, x.sin()])),
-    ),
+# each of a function, by `sf` or by `torch.func`
+TRANSFORMS: dict[str, Callable[[Any, Any], Any]] = {
+    "value": lambda m, f: f,
+    "grad": lambda m, f: m.grad(squares(f)),
+    "jvp": lambda m, f: lambda x: m.jvp(f, (x,), (tangent(x),))[1],
+    "vjp": lambda m, f: lambda x: m.vjp(f, x)[1](f(x).cos())[0],
+    "vmap": lambda m, f: lambda x: m.vmap(f, 2, 1)(torch.stack([x, x.sin()], 2)),
+    "jacrev": lambda m, f: m.jacrev(f),
+    "jacfwd": lambda m, f: m.jacfwd(f),
+    "hessian": lambda m, f: m.hessian(squares(f)),
+    "grad of jvp": lambda m, f: m.grad(lambda x: m.jvp(f, (x,), (tangent(x),))[1].square().sum()),
+    "vmap of grad": lambda m, f: lambda x: m.vmap(m.grad(squares(f)))(torch.stack([x, x.sin()])),
 }
 
 
@@ -154,12 +138,12 @@ TRANSFORMS: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_collective_under_a_transform_equals_whole_arrays(case: str, transform: str) -> None:
     body, out, whole = CASES[case]
-    ours, theirs = TRANSFORMS[transform]
+    transformed = TRANSFORMS[transform]
     with sf.fake_world(3):
         mesh, x = sf.make_mesh((3,), ("a",)), example(3)
-        fn = ours(sf.shard_map(lambda x: body(x, "a"), mesh, P("a"), out))
+        fn = transformed(sf, sf.shard_map(lambda x: body(x, "a"), mesh, P("a"), out))
         got = sf.full(sf.shard(fn, mesh, backend="aten")(x))
-        close(got, theirs(lambda x: whole(x, 3))(x))
+        close(got, transformed(torch.func, lambda x: whole(x, 3))(x))
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -212,11 +196,11 @@ def test_a_collective_over_one_axis_of_two_leaves_the_other_alone(case: str) -> 
 def test_a_collective_over_samples_is_one_over_ranks(case: str, transform: str) -> None:
     """vmap(axis_name=) over n pieces stands for shard_map over n ranks."""
     body, out, whole = CASES[case]
-    ours, theirs = TRANSFORMS[transform]
+    transformed = TRANSFORMS[transform]
     x, dim = example(3), out.parts.index("a")
     pieces = sf.vmap(lambda x: body(x, "i"), axis_name="i", out_axes=dim)
     fn = lambda x: pieces(x.unflatten(0, (3, -1))).flatten(dim, dim + 1)
-    close(ours(fn)(x), theirs(lambda x: whole(x, 3))(x))
+    close(transformed(sf, fn)(x), transformed(torch.func, lambda x: whole(x, 3))(x))
 
 
 @pytest.mark.parametrize("names", [("i", "dp"), ("dp", "i")])

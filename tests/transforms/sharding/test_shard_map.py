@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -401,43 +402,27 @@ def test_everything_that_per_rank_code_sends_is_asked_for() -> None:
         ]  # w is the same on all ranks of tp, and so is its gradient
 
 
-SHARED: dict[str, tuple[Any, Any]] = {  # transforms of a function of what all ranks share
-    "jacrev": (sf.jacrev, torch.func.jacrev),
-    "jacfwd": (sf.jacfwd, torch.func.jacfwd),
-    "hessian": (
-        lambda f: sf.hessian(lambda w: f(w).sum()),
-        lambda f: torch.func.hessian(lambda w: f(w).sum()),
-    ),
-    "vjp": (
-        lambda f: lambda w: sf.vjp(f, w)[1](w[0])[0],
-        lambda f: lambda w: torch.func.vjp(f, w)[1](w[0])[0],
-    ),
-    "jvp": (
-        lambda f: lambda w: sf.jvp(f, (w,), (w.cos(),)),
-        lambda f: lambda w: torch.func.jvp(f, (w,), (w.cos(),)),
-    ),
-    "vmap": (
-        lambda f: lambda w: sf.vmap(f)(torch.stack([w, -w])),
-        lambda f: lambda w: torch.func.vmap(f)(torch.stack([w, -w])),
-    ),
-    "grad of grad": (
-        lambda f: sf.grad(lambda w: sf.grad(lambda w: f(w).sum())(w).square().sum()),
-        lambda f: torch.func.grad(
-            lambda w: torch.func.grad(lambda w: f(w).sum())(w).square().sum()
-        ),
-    ),
+# transforms of a function of what all ranks share, by `sf` or by `torch.func`
+SHARED: dict[str, Callable[[Any, Any], Any]] = {
+    "jacrev": lambda m, f: m.jacrev(f),
+    "jacfwd": lambda m, f: m.jacfwd(f),
+    "hessian": lambda m, f: m.hessian(lambda w: f(w).sum()),
+    "vjp": lambda m, f: lambda w: m.vjp(f, w)[1](w[0])[0],
+    "jvp": lambda m, f: lambda w: m.jvp(f, (w,), (w.cos(),)),
+    "vmap": lambda m, f: lambda w: m.vmap(f)(torch.stack([w, -w])),
+    "grad of grad": lambda m, f: m.grad(lambda w: m.grad(lambda w: f(w).sum())(w).square().sum()),
 }
 
 
 @pytest.mark.parametrize("side", ["inside", "outside"])
 @pytest.mark.parametrize("transform", SHARED)
 def test_derivatives_by_what_all_ranks_share(transform: str, side: str) -> None:
-    ours, theirs = SHARED[transform]
+    transformed = SHARED[transform]
     mean = lambda w, x: sf.pmean((x @ w).tanh().mean(0), "dp") * w.sum(0)
     with sf.fake_world(4), sf.use_mesh(sf.make_mesh((4,), ("dp",))):
         if side == "inside":
             fn = sf.shard_map(
-                lambda w, x: ours(lambda w: mean(w, x))(w),
+                lambda w, x: transformed(sf, lambda w: mean(w, x))(w),
                 None,
                 (P(), P("dp")),
                 P(),
@@ -445,8 +430,11 @@ def test_derivatives_by_what_all_ranks_share(transform: str, side: str) -> None:
             )
         else:
             whole = sf.shard_map(mean, None, (P(), P("dp")), P())
-            fn = sf.shard(lambda w, x: ours(lambda w: whole(w, x))(w), backend="aten")
-        close(sf.full(fn(W, X)), theirs(lambda w: (X @ w).tanh().mean(0) * w.sum(0))(W))
+            fn = sf.shard(lambda w, x: transformed(sf, lambda w: whole(w, x))(w), backend="aten")
+        close(
+            sf.full(fn(W, X)),
+            transformed(torch.func, lambda w: (X @ w).tanh().mean(0) * w.sum(0))(W),
+        )
 
 
 def test_gradients_for_each_sample() -> None:
