@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -151,8 +152,7 @@ def test_parameters_without_a_part_in_a_result_have_no_gradient() -> None:
 
 
 def test_a_pair_of_layers_sends_one_all_reduce() -> None:
-    with sf.fake_world(2), torch.no_grad():
-        mesh = sf.make_mesh((2,), ("tp",))
+    with simulated(tp=2) as mesh, torch.no_grad():
         net = parallelize_module(_net(), mesh, PLANS["tensor parallel"])
         lowered = sf.jit(lambda x: net(x), backend="aten").lower(_x("", 0))
         assert [c.kind for c in lowered.collectives] == ["all_reduce"]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 
@@ -58,7 +59,7 @@ def _check(fn: Function, start: torch.Tensor, is_sharded: bool) -> None:
     (expected,) = torch.autograd.grad(fn(w * x), w)
     call = lambda x: fn(w * x)
     if is_sharded:
-        with sf.fake_world(2), sf.use_mesh(sf.make_mesh((2,), ("dp",))):
+        with simulated(dp=2) as mesh, sf.use_mesh(mesh):
             sf.shard(call)(x).backward()
     else:
         sf.jit(call, backend="aten")(x).backward()

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch._dynamo import symbolic_convert
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -197,8 +198,7 @@ def test_every_function_that_dynamo_reads_is_marked(file: str):
 
 
 def test_per_rank_code_that_dynamo_reads_is_marked():
-    with sf.fake_world(2), recorded() as read:
-        mesh = sf.make_mesh((2,), ("i",))
+    with simulated(i=2) as mesh, recorded() as read:
         mapped = sf.shard_map(exchanged, mesh, P("i"), P("i"))
         inner = sf.shard(loss, mesh, (P(), P("i")), P(), implicit_comm="warn")
         pinned = lambda w, x: sf.constrain(mapped(x), P("i")).sum() + inner(w, x)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 from transform_pairs import SHAPED, Shaped
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -84,7 +85,7 @@ def test_a_transform_and_shard_map_in_either_order(side: str, name: str, world: 
 def test_transforms_on_both_sides_of_shard_map(outer: str, inner: str) -> None:
     x = torch.randn(4, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     body, whole = FUNCTIONS["softmax"]
-    with sf.fake_world(2), sf.use_mesh(sf.make_mesh((2,), ("a",))):
+    with simulated(a=2) as mesh, sf.use_mesh(mesh):
         mapped = sf.shard_map(
             as_rows(inner, SHAPED[inner](sf, lambda x: body(x, "a"))), None, P("a"), P("a")
         )

@@ -17,6 +17,7 @@ import torch
 from message import without_line
 from torch import Tensor
 from torch.testing import assert_close
+from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
@@ -90,7 +91,7 @@ def row(request: pytest.FixtureRequest) -> Iterator[Any]:
     """(transform, function, judge, what it prints, a second argument) in a world of one rank,
     whose mesh is current.
     """
-    with sf.fake_world(1), sf.use_mesh(sf.make_mesh((1,), ("a",))):
+    with simulated(a=1) as mesh, sf.use_mesh(mesh):
         yield *TABLE[request.param], PLAIN_SECOND.get(request.param, X)
 
 
@@ -353,7 +354,7 @@ def test_compose_prints_compares_and_pickles() -> None:
 
 def test_decorators_with_arguments_print_and_pickle() -> None:
     made = sf.shard(in_placements=P("a"), backend="aten")
-    with sf.fake_world(1), sf.use_mesh(sf.make_mesh((1,), ("a",))):
+    with simulated(a=1) as mesh, sf.use_mesh(mesh):
         fn = pickle.loads(pickle.dumps(made))(loss)
         close(fn(W), loss(W))
     assert repr(sf.compose(made, sf.grad)) == "compose(shard, grad)"
@@ -418,11 +419,7 @@ LEAKS = {
 @pytest.mark.parametrize("where", LEAKS)
 def test_storing_a_traced_value_is_refused_when_it_happens(where: str, name: str) -> None:
     fn, (transform, *_, verb) = LEAKS[where], TABLE[name]
-    with (
-        sf.fake_world(1),
-        sf.use_mesh(sf.make_mesh((1,), ("a",))),
-        pytest.raises(sf.CaptureError) as caught,
-    ):
+    with simulated(a=1) as mesh, sf.use_mesh(mesh), pytest.raises(sf.CaptureError) as caught:
         transform(fn)(W)
     parts = {"nonlocal": "kept", "last": "Keeps.last", "STATE": "STATE['w']"}
     place = parts.get(where, where)

@@ -146,13 +146,13 @@ def test_tasks_are_in_the_world_and_see_the_mesh_of_their_context() -> None:
     async def every() -> Any:
         return await asyncio.gather(*(one(n) for n in (2, 3)))
 
-    with sf.fake_world(2), sf.use_mesh(sf.make_mesh((2,), ("a",))):
+    with simulated(a=2) as mesh, sf.use_mesh(mesh):
         got = asyncio.run(every())
     assert_close(got, [(values(5) * n, values(5) * n) for n in (2, 3)])
 
 
 def test_use_mesh_is_of_its_thread() -> None:
-    with sf.fake_world(2), sf.use_mesh(sf.make_mesh((2,), ("a",))):
+    with simulated(a=2) as mesh, sf.use_mesh(mesh):
         call = sf.shard(square, in_placements=P("a"), backend="aten")
         with pytest.raises(sf.PlacementError, match="there is no mesh"):
             apart(lambda: call(values(4)))

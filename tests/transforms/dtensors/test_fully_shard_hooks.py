@@ -43,8 +43,7 @@ def test_a_step_of_training_in_shard_is_that_of_one_device() -> None:
 
 
 def test_in_jit_it_takes_dtensors() -> None:
-    with sf.fake_world(2), torch.no_grad():
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh, torch.no_grad():
         module = net()
         fully_shard(module, mesh=mesh)
         call = sf.jit(lambda x: module(x), backend="aten")
@@ -243,8 +242,7 @@ def test_a_registered_method_is_called_as_the_forward(transform: str) -> None:
     alone = Doubled(5, 3)
     cast = {name: p.double() for name, p in alone.named_parameters()}
     wanted = 2 * torch.func.functional_call(alone, cast, X)
-    with sf.fake_world(2), torch.no_grad():
-        mesh = sf.make_mesh((2,), ("dp",))
+    with simulated(dp=2) as mesh, torch.no_grad():
         module: Any = alone
         fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.float64))
         register_fsdp_forward_method(module, "generate")

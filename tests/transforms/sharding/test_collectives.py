@@ -264,7 +264,7 @@ def test_sums_of_what_is_equal_send_nothing() -> None:
 
 def test_ties_share_the_derivative_of_a_maximum() -> None:
     x = torch.tensor([1.0, 3.0, 3.0], dtype=torch.float64)
-    with sf.fake_world(3), sf.use_mesh(sf.make_mesh((3,), ("dp",))):
+    with simulated(dp=3) as mesh, sf.use_mesh(mesh):
         fn = sf.shard_map(lambda x: sf.pmax(x, "dp").squeeze(0) ** 2, None, P("dp"), P())
         close(sf.full(sf.grad(fn)(x)), torch.func.grad(lambda x: x.amax() ** 2)(x))
         close(

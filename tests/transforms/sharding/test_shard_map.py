@@ -274,7 +274,7 @@ def test_in_place_writes_inside_a_body() -> None:
             out = out + (first + (x @ w).sum(0) + x[0, :4] + (w[1:] * 2).sum(0) + rest).sin().sum()
         return out
 
-    with sf.fake_world(2), sf.use_mesh(sf.make_mesh((2,), ("dp",))):
+    with simulated(dp=2) as mesh, sf.use_mesh(mesh):
         fn = sf.shard_map(body, None, (P(), P("dp")), P())
         close(sf.full(sf.value_and_grad(fn)(W, X)), torch.func.grad_and_value(whole)(W)[::-1])
 
@@ -298,7 +298,7 @@ def test_checkpointed_bodies() -> None:
         ).mean(),
         "dp",
     )
-    with sf.fake_world(2), sf.use_mesh(sf.make_mesh((2,), ("dp",))):
+    with simulated(dp=2) as mesh, sf.use_mesh(mesh):
         got = sf.full(sf.grad(sf.shard_map(body, None, (P(), P("dp")), P()))(W, X))
     close(got, torch.func.grad(lambda w: (X @ w).sin().mean())(W))
 
@@ -306,7 +306,7 @@ def test_checkpointed_bodies() -> None:
 def test_integers_and_indices_in_bodies() -> None:
     ids = torch.tensor([0, 3, 5, 1, 2, 2, 4, 0])
     body = lambda w, ids: sf.psum(w[ids].sin().sum(0) * torch.arange(4), "dp")
-    with sf.fake_world(2), sf.use_mesh(sf.make_mesh((2,), ("dp",))):
+    with simulated(dp=2) as mesh, sf.use_mesh(mesh):
         fn = sf.shard_map(body, None, (P(), P("dp")), P())
         close(
             sf.full(sf.grad(lambda w: fn(w, ids).sum())(W)),
@@ -346,7 +346,7 @@ def test_a_second_call_captures_nothing_and_another_mesh_captures_anew() -> None
     step = sf.grad(lambda x: fn(x).sum())
     cache.clear()
     for n in (2, 2, 4):
-        with sf.fake_world(n), sf.use_mesh(sf.make_mesh((n,), ("dp",))):
+        with simulated(dp=n) as mesh, sf.use_mesh(mesh):
             close(sf.full(step(X)), torch.full_like(X, n))
             close(sf.full(step(X)), torch.full_like(X, n))
     assert cache.counts["captures"] == 2
@@ -419,7 +419,7 @@ SHARED: dict[str, Callable[[Any, Any], Any]] = {
 def test_derivatives_by_what_all_ranks_share(transform: str, side: str) -> None:
     transformed = SHARED[transform]
     mean = lambda w, x: sf.pmean((x @ w).tanh().mean(0), "dp") * w.sum(0)
-    with sf.fake_world(4), sf.use_mesh(sf.make_mesh((4,), ("dp",))):
+    with simulated(dp=4) as mesh, sf.use_mesh(mesh):
         if side == "inside":
             fn = sf.shard_map(
                 lambda w, x: transformed(sf, lambda w: mean(w, x))(w),
@@ -470,7 +470,7 @@ class Cube(torch.autograd.Function):
 
 
 def test_functions_with_derivatives_of_their_own() -> None:
-    with sf.fake_world(2), sf.use_mesh(sf.make_mesh((2,), ("dp",))):
+    with simulated(dp=2) as mesh, sf.use_mesh(mesh):
         fn = sf.shard_map(
             lambda w, x: sf.psum(Cube.apply(w, x.sum(0)[:4]).sum(), "dp"), None, (P(), P("dp")), P()
         )
