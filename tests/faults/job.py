@@ -143,7 +143,7 @@ class Job:
             self.at(COMPILE)
             return self.around(aten(*args), CALL)
 
-        dispatch.trace = self.around(dispatch.trace, CAPTURE)
+        dispatch.traced_for = self.around(dispatch.traced_for, CAPTURE)
         compiling.BACKENDS["aten"] = compiled
         FileSystemWriter.write_data = self.around(FileSystemWriter.write_data, SAVE)
         checkpoint_files.Items.fill = self.around(checkpoint_files.Items.fill, LOAD)
