@@ -15,13 +15,13 @@ import torch
 
 from shardfn import _compat
 from shardfn import schedule as passes
-from shardfn.buckets import Wish
+from shardfn.buckets import BucketOptions
 from shardfn.ops import placement
 from shardfn.partition import emit, propagate
 from shardfn.types import MeshAxes, Program
 
 SIZES = (1_000, 5_000, 10_000, 20_000, 100_000)  # nodes
-SCHEDULED, LIMIT = 10_000, 2.0  # nodes; seconds for their agenda and passes
+SCHEDULED, LIMIT = 10_000, 2.0  # nodes; seconds for their schedule and passes
 LINEAR, GROWTH = (
     (1_000, 20_000),
     1.5,
@@ -39,13 +39,13 @@ class Seconds:
 
     plan: float
     emit: float
-    agenda: float
+    schedule_plan: float
     passes: float
 
     @property
     def schedule(self) -> float:
-        """Agenda and passes."""
-        return self.agenda + self.passes
+        """Seconds for the schedule and its passes."""
+        return self.schedule_plan + self.passes
 
     @property
     def whole(self) -> float:
@@ -126,7 +126,7 @@ def reductions(nodes: int) -> int:
     return nodes // 10
 
 
-def in_marks(nodes: int) -> list[tuple[int | str, ...]]:
+def in_placements(nodes: int) -> list[tuple[int | str, ...]]:
     """The batch is cut, the parameters are whole."""
     return [(0,), *[("R",)] * reductions(nodes)]
 
@@ -143,7 +143,7 @@ def program(nodes: int) -> Program:
             for _ in range(8):
                 x = _call(graph, batch, aten.mul.Tensor, x, 0.5)
             gradient = _call(graph, weight, aten.sum.dim_IntList, x, [0])
-            wish = Wish(f"w{i}", cap=1600, first_cap=160).text
+            wish = BucketOptions(f"w{i}", cap=1600, first_cap=160).text
             aligned.append(
                 _call(graph, weight, torch.ops.shardfn.prim_align.default, gradient, w, wish)
             )
@@ -177,11 +177,11 @@ def timed(nodes: int, repeats: int) -> Seconds:
     for _ in range(repeats):
         with _compat.paused_gc():  # as `lower` does
             clock = [time.process_time()]
-            chosen = propagate(written, AXES, in_marks(nodes), [None] * reductions(nodes))
+            chosen = propagate(written, AXES, in_placements(nodes), [None] * reductions(nodes))
             clock.append(time.process_time())
             graph = emit(chosen, (0,), ("dp",), "cpu")
             clock.append(time.process_time())
-            agreed = passes.agenda(chosen, "chain")
+            agreed = passes.plan_schedule(chosen, "chain")
             clock.append(time.process_time())
             done = passes.schedule(graph, agreed)[-1]
             clock.append(time.process_time())

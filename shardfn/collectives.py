@@ -50,8 +50,8 @@ class CollectiveKind:
         priced_as: the kind whose price sharding propagation takes for it. The bytes that
             reduce-scatter and all-to-all save are spent again where the next op needs the value
             as it was.
-        payload: the local shape of what is sent, padding included (partition/payload.py).
-        emit: adds it to a local graph (partition/emission/moves.py).
+        payload: the local shape of what is sent, padding included (partition/collective_bytes.py).
+        emit: adds it to a local graph (partition/emission/emit_collectives.py).
         packing: how it carries a bucket; None if it is never bucketed
             (schedule/passes/bucket.py).
         combine: the value that each rank of a group receives (runtime/simulator.py).

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from . import _compat
-from .types import MEAN, REDUCTIONS, Mark, Marks, MeshAxes
+from .types import MEAN, REDUCTIONS, AxisPlacement, MeshAxes, MeshPlacements
 
 
 class P:
@@ -64,7 +64,7 @@ def is_spec(x: Any) -> bool:
     return x is None or isinstance(x, (P, Placement, Auto))
 
 
-def marks_of(spec: Any, shape: Sequence[int], axes: MeshAxes) -> Marks:
+def marks_of(spec: Any, shape: Sequence[int], axes: MeshAxes) -> MeshPlacements:
     """One placement leaf as placements.
 
     Raises:
@@ -92,7 +92,7 @@ def marks_of(spec: Any, shape: Sequence[int], axes: MeshAxes) -> Marks:
     return marks
 
 
-def check_whole(spec: Any, marks: Marks) -> None:
+def check_whole(spec: Any, marks: MeshPlacements) -> None:
     """Raise ValueError if `in_placements` says that a plain tensor is Partial."""
     if any(m in REDUCTIONS for m in marks):
         raise ValueError(
@@ -100,7 +100,7 @@ def check_whole(spec: Any, marks: Marks) -> None:
         )
 
 
-def check_pending(marks: Marks, dtype: torch.dtype) -> None:
+def check_pending(marks: MeshPlacements, dtype: torch.dtype) -> None:
     """Raise ValueError if the dtype does not have the reduction of a Partial placement."""
     if MEAN in marks and not (dtype.is_floating_point or dtype.is_complex):
         raise ValueError(
@@ -111,7 +111,7 @@ def check_pending(marks: Marks, dtype: torch.dtype) -> None:
         raise ValueError(f"a Partial maximum or minimum of {dtype}, which has no order")
 
 
-def _from_names(spec: P, shape: Sequence[int], axes: MeshAxes) -> Marks:
+def _from_names(spec: P, shape: Sequence[int], axes: MeshAxes) -> MeshPlacements:
     if len(spec.parts) > len(shape):
         raise ValueError(
             f"{spec} names dim {len(spec.parts) - 1} of a tensor with {len(shape)} dims, "
@@ -125,14 +125,14 @@ def _from_names(spec: P, shape: Sequence[int], axes: MeshAxes) -> Marks:
     return named(rows_of(spec), shape, axes)
 
 
-def named(rows: Sequence[Sequence[str]], shape: Sequence[int], axes: MeshAxes) -> Marks:
+def named(rows: Sequence[Sequence[str]], shape: Sequence[int], axes: MeshAxes) -> MeshPlacements:
     """The placements of the names of the axes that shard each dim, in their order.
 
     Raises:
         ValueError: a number of blocks does not divide the dim, or axes in another order than
             the mesh's give shards that DTensor does not have.
     """
-    marks: list[Mark] = ["R"] * len(axes.names)
+    marks: list[AxisPlacement] = ["R"] * len(axes.names)
     for dim, names in enumerate(rows):
         ranks = 1
         outer = 1
@@ -185,7 +185,7 @@ def _undivided(dim: int, size: int, names: Sequence[str], ranks: int, axes: Mesh
     )
 
 
-def names_in(dim: int, marks: Marks, axes: MeshAxes) -> tuple[str, ...]:
+def names_in(dim: int, marks: MeshPlacements, axes: MeshAxes) -> tuple[str, ...]:
     """The axes that shard a dim, in the order in which they do."""
     found = [
         (mark[2] if isinstance(mark, tuple) and len(mark) == 3 else 1, k)
@@ -195,7 +195,7 @@ def names_in(dim: int, marks: Marks, axes: MeshAxes) -> tuple[str, ...]:
     return tuple(axes.names[k] for _, k in sorted(found))
 
 
-def row_of(dim: int, marks: Marks, axes: MeshAxes) -> tuple[str, ...]:
+def row_of(dim: int, marks: MeshPlacements, axes: MeshAxes) -> tuple[str, ...]:
     """The parts of a `P` for a dim: its axes, the first with its number of blocks."""
     names = names_in(dim, marks, axes)
     size = dict(zip(axes.names, axes.sizes, strict=True))
@@ -207,7 +207,7 @@ def row_of(dim: int, marks: Marks, axes: MeshAxes) -> tuple[str, ...]:
     return (f"{wide[0]}*{blocks}", *wide[1:], *sorted({*names} - {*wide}))
 
 
-def spec_of(marks: Marks, dims: int, axes: MeshAxes) -> P:
+def spec_of(marks: MeshPlacements, dims: int, axes: MeshAxes) -> P:
     """The axes that shard each dim of a tensor as a `P`."""
     rows = [row_of(dim, marks, axes) for dim in range(dims)]
     while rows and not rows[-1]:
@@ -215,19 +215,21 @@ def spec_of(marks: Marks, dims: int, axes: MeshAxes) -> P:
     return P(*(row[0] if len(row) == 1 else row or None for row in rows))
 
 
-def is_said(marks: Marks, shape: Sequence[int], axes: MeshAxes) -> bool:
+def is_expressible(marks: MeshPlacements, shape: Sequence[int], axes: MeshAxes) -> bool:
     """Whether a P says so."""
     rows = [row_of(dim, marks, axes) for dim in range(len(shape))]
     return _are(marks, rows, shape, axes)
 
 
-def in_some_order(marks: Marks, shape: Sequence[int], axes: MeshAxes) -> bool:
+def in_some_order(marks: MeshPlacements, shape: Sequence[int], axes: MeshAxes) -> bool:
     """Whether axes shard dims in plain chunks, in some order."""
     rows = [names_in(dim, marks, axes) for dim in range(len(shape))]
     return _are(marks, rows, shape, axes)
 
 
-def _are(marks: Marks, rows: Sequence[Sequence[str]], shape: Sequence[int], axes: MeshAxes) -> bool:
+def _are(
+    marks: MeshPlacements, rows: Sequence[Sequence[str]], shape: Sequence[int], axes: MeshAxes
+) -> bool:
     sharded = [m for m in marks if not isinstance(m, str)]
     try:
         plain = named(rows, shape, axes)
@@ -237,11 +239,11 @@ def _are(marks: Marks, rows: Sequence[Sequence[str]], shape: Sequence[int], axes
 
 
 def _check_strided(
-    placements: list[Placement], marks: Marks, shape: Sequence[int], axes: MeshAxes
+    placements: list[Placement], marks: MeshPlacements, shape: Sequence[int], axes: MeshAxes
 ) -> None:
     """Raise ValueError for a strided shard that no P says."""
     is_strided = any(isinstance(m, tuple) for m in marks)
-    if is_strided and not is_said(marks, shape, axes):
+    if is_strided and not is_expressible(marks, shape, axes):
         raise ValueError(
             f"{placements} has a strided shard that no order of axes, nor equal blocks, of a "
             f"dim of {tuple(shape)} give; redistribute it to Shard"
@@ -319,7 +321,7 @@ def check_order(spec: P, known: tuple[str, ...]) -> None:
             )
 
 
-def _mark(placement: Placement, shape: Sequence[int], n: int) -> Mark:
+def _mark(placement: Placement, shape: Sequence[int], n: int) -> AxisPlacement:
     if type(placement) is Replicate:
         return "R"
     blocks = _compat.split_factor(placement)
@@ -342,12 +344,12 @@ def _mark(placement: Placement, shape: Sequence[int], n: int) -> Mark:
     )
 
 
-def torch_placements(marks: Marks) -> tuple[Placement, ...]:
+def torch_placements(marks: MeshPlacements) -> tuple[Placement, ...]:
     """Placements of the stages as DTensor's placements."""
     return tuple(_placement(m) for m in marks)
 
 
-def _placement(mark: Mark) -> Placement:
+def _placement(mark: AxisPlacement) -> Placement:
     if mark == "R":
         return Replicate()
     if isinstance(mark, str):
@@ -358,7 +360,7 @@ def _placement(mark: Mark) -> Placement:
     return Shard(mark)
 
 
-def describe(marks: Marks, axes: MeshAxes) -> str:
+def describe(marks: MeshPlacements, axes: MeshAxes) -> str:
     """Placements in the user's words: `Shard(0) on dp, Replicate() on tp`."""
     said = [f"{_placement(m)!r} on {name}" for name, m in zip(axes.names, marks, strict=True)]
     return ", ".join(said) or "one device"

@@ -14,7 +14,7 @@ from . import _tree
 from .byte_sizes import human_bytes
 from .patterns import general
 from .placement import blocks_of, is_spec, marks_of, row_of, spec_of
-from .types import Aval, Marks, MeshAxes
+from .types import Aval, MeshAxes, MeshPlacements
 
 HEADS = ("path", "tensors", "shape", "dtype", "placement")
 
@@ -135,7 +135,7 @@ def local_bytes(leaf: Leaf, spec: Any, axes: MeshAxes | None) -> int:
     return math.prod(sizes) * leaf.dtype.itemsize
 
 
-def _largest(size: int, dim: int, marks: Marks, axes: MeshAxes) -> int:
+def _largest(size: int, dim: int, marks: MeshPlacements, axes: MeshAxes) -> int:
     """The elements of a dim on the rank that holds most of them."""
     for part in row_of(dim, marks, axes):
         name, blocks = blocks_of(part)
@@ -228,7 +228,7 @@ class Placed(Protocol):
     def avals(self) -> tuple[Aval, ...]: ...
 
     @property
-    def marks(self) -> tuple[Marks, ...]: ...
+    def marks(self) -> tuple[MeshPlacements, ...]: ...
 
     @property
     def axes(self) -> MeshAxes: ...

@@ -23,14 +23,14 @@ from .accepted import accept
 #                               the axis
 #   "avg"                       Partial mean, of arguments and results only; inside a program it
 #                               is a sum of shares
-Mark = str | int | tuple[int, int] | tuple[int, int, int] | tuple[int, int, int, int]
-Marks = tuple[Mark, ...]  # one for each mesh axis
-PENDING = ("sum", "max", "min")
+AxisPlacement = str | int | tuple[int, int] | tuple[int, int, int] | tuple[int, int, int, int]
+MeshPlacements = tuple[AxisPlacement, ...]  # one for each mesh axis
+PARTIAL_KINDS = ("sum", "max", "min")
 MEAN = "avg"
-REDUCTIONS = (*PENDING, MEAN)
+REDUCTIONS = (*PARTIAL_KINDS, MEAN)
 
 
-class IfPartial(tuple[Mark, ...]):
+class IfPartial(tuple[AxisPlacement, ...]):
     """The placements of a result that stays Partial if it is. Else propagation chooses."""
 
     __slots__ = ()
@@ -177,8 +177,8 @@ class LocalProgram:
     graph: torch.fx.Graph  # placeholders: one coordinate for each axis, then the local tensors
     unordered: torch.fx.Graph  # the same nodes before the last pass put them in order
     in_paths: tuple[str, ...]
-    in_marks: tuple[Marks, ...]
-    out_marks: tuple[Marks, ...]
+    in_placements: tuple[MeshPlacements, ...]
+    out_placements: tuple[MeshPlacements, ...]
     out_paths: tuple[str, ...]
     elided: tuple[str, ...]  # collectives over axes of size 1 that were taken out, by node name
     show: Callable[..., str] = attrs.field(repr=False)

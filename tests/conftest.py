@@ -143,7 +143,7 @@ def _own_plans(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _forget_plans() -> None:
-    plans = sys.modules.get("shardfn.partition.shared_plans")
+    plans = sys.modules.get("shardfn.partition.plan_cache")
     for known in list(plans._known) if plans is not None else ():
         known.clear()
 

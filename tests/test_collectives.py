@@ -23,11 +23,11 @@ from shardfn.collectives import (
 )
 from shardfn.compile.collective_order import events
 from shardfn.hardware import H100
-from shardfn.partition import payload
-from shardfn.partition.emission import moves
-from shardfn.partition.emission.builder import Builder
+from shardfn.partition import collective_bytes
+from shardfn.partition.emission import emit_collectives
+from shardfn.partition.emission.graph_builder import Builder
 from shardfn.partition.printing import local_text
-from shardfn.partition.redistribute import Move, kind_of, mark_price, price
+from shardfn.partition.redistribute import Move, axis_price, kind_of, price
 from shardfn.runtime.simulator import Request, simulate
 from shardfn.schedule.check import check, sends
 from shardfn.types import LocalProgram
@@ -59,8 +59,8 @@ def row() -> Iterator[CollectiveKind]:
         op="test_collectives.all_reduce_twice",
         rounds=4.0,
         reduces=True,
-        payload=payload.Sender.local,
-        emit=moves.reduce,
+        payload=collective_bytes.Sender.local,
+        emit=emit_collectives.reduce,
         combine=doubled,
     )
     add(row)
@@ -74,9 +74,9 @@ def program() -> LocalProgram:
     b = Builder(axes, (0,), _compat.FakeTensorMode(), "cpu", ("group",))
     with b.mode:
         value = torch.empty(2, 5, dtype=torch.float64)
-        term = b.piece(b.placeholder("x", value), value, ("sum",))
+        term = b.shard(b.placeholder("x", value), value, ("sum",))
         b.about = {"origin": "mm", "source": "f.py:1"}
-        result = moves.apply_move(b, term, MOVE, False)
+        result = emit_collectives.apply_move(b, term, MOVE, False)
     b.graph.output([result.node])
     return LocalProgram(
         "f", axes, b.graph, b.graph, ("x",), (("sum",),), (("R",),), ("result",), (), local_text
@@ -91,7 +91,7 @@ def test_a_new_kind_is_priced(row: CollectiveKind) -> None:
 
 def test_the_bytes_of_a_new_kind_are_counted(row: CollectiveKind) -> None:
     axes = pieces.mesh_axes(SIZES)
-    assert payload.nbytes((2, 5), 8, MOVE, axes) == 80
+    assert collective_bytes.nbytes((2, 5), 8, MOVE, axes) == 80
 
 
 def test_a_new_kind_is_emitted_with_its_record_and_passes_the_check(row: CollectiveKind) -> None:
@@ -137,7 +137,7 @@ def test_a_new_kind_may_carry_a_step_of_a_redistribution(row: CollectiveKind) ->
         add(attrs.evolve(row, carries=(PARTIAL, REPLICATED), priced_as="all_reduce"))
         assert kind_of("sum", "R") == kind_of("max", "R") == row.name
         assert kind_of("sum", 0) == "reduce_scatter"
-        a, b = (mark_price("sum", x, 90.0, 3, (9,)) for x in ("R", 0))
+        a, b = (axis_price("sum", x, 90.0, 3, (9,)) for x in ("R", 0))
         assert a == b
     finally:
         STEPS.update(before)

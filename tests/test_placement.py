@@ -12,7 +12,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from shardfn import P
 from shardfn.placement import describe, is_spec, marks_of, torch_placements
-from shardfn.types import Mark, Marks, MeshAxes
+from shardfn.types import AxisPlacement, MeshAxes, MeshPlacements
 
 AXES = MeshAxes(("dp", "tp"), (2, 3))
 LINE = MeshAxes(("dp",), (2,))
@@ -111,13 +111,13 @@ MARKS = st.tuples(*[st.sampled_from(("R", 0, 1, 2, "sum", "avg"))] * 2)
 
 @given(MARKS)
 @examples(30)
-def test_torchs_placements_round_trip(marks: Marks) -> None:
+def test_torchs_placements_round_trip(marks: MeshPlacements) -> None:
     assert marks_of(list(torch_placements(marks)), (4, 5, 6), AXES) == marks
 
 
 @given(MARKS)
 @examples(30)
-def test_p_says_what_torchs_placements_say(marks: Marks) -> None:
+def test_p_says_what_torchs_placements_say(marks: MeshPlacements) -> None:
     parts: list[tuple[str, ...]] = [
         tuple(n for n, m in zip(AXES.names, marks, strict=True) if m == d) for d in range(3)
     ]
@@ -126,7 +126,7 @@ def test_p_says_what_torchs_placements_say(marks: Marks) -> None:
 
 
 def test_marks_become_the_placements_that_dtensor_has() -> None:
-    marks: tuple[Mark, ...] = ("R", 2, "sum", "avg", "max", "min")
+    marks: tuple[AxisPlacement, ...] = ("R", 2, "sum", "avg", "max", "min")
     assert torch_placements(marks) == (
         Replicate(),
         Shard(2),

@@ -18,7 +18,7 @@ import shardfn as sf
 from shardfn import P
 from shardfn.hardware import H100
 from shardfn.partition import GLOBAL, propagate
-from shardfn.partition.planner.price import PlanPrice, plan_price
+from shardfn.partition.planner.plan_price import PlanPrice, plan_price
 
 from . import chosen, dear, llama
 

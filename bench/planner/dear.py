@@ -14,9 +14,9 @@ import shardfn as sf
 from shardfn import P
 from shardfn.hardware import H100
 from shardfn.partition import GLOBAL, propagate
-from shardfn.partition.auto import fused
-from shardfn.partition.planner.price import PlanPrice, plan_price
-from shardfn.partition.planner.starts import timed_on
+from shardfn.partition.auto import fused_op_cost
+from shardfn.partition.planner.plan_price import PlanPrice, plan_price
+from shardfn.partition.planner.start_costs import with_hardware_links
 
 from . import chosen, llama
 
@@ -34,8 +34,8 @@ def sized(rows: int) -> llama.Sizes:
 
 def price(program: Any, plan: Any) -> PlanPrice:
     """The price of a plan over the links of an H100's nodes."""
-    over = attrs.evolve(plan, axes=timed_on(plan.axes))
-    return plan_price(over, program.graph.graph, fused.in_bytes)
+    over = attrs.evolve(plan, axes=with_hardware_links(plan.axes))
+    return plan_price(over, program.graph.graph, fused_op_cost.in_bytes)
 
 
 def shown(found: PlanPrice) -> str:

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from ..byte_sizes import bytes_of, checked_caps, human_bytes
 from .plan import BucketPlan, table
-from .records import Bucket, Row, Unbucketed, Wish
+from .records import Bucket, BucketOptions, Row, Unbucketed
 
 __all__ = [
     "Bucket",
     "BucketPlan",
     "Row",
     "Unbucketed",
-    "Wish",
+    "BucketOptions",
     "bytes_of",
     "checked_caps",
     "human_bytes",

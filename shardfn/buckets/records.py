@@ -86,7 +86,7 @@ class Row(NamedTuple):
 
 
 @attrs.frozen
-class Wish:
+class BucketOptions:
     """The bucketing options of one gradient. They travel through capture as the text of a prim."""
 
     leaf: str
@@ -102,7 +102,7 @@ class Wish:
         return print_record(attrs.astuple(self))
 
     @classmethod
-    def of(cls, text: str) -> Wish:
+    def of(cls, text: str) -> BucketOptions:
         """The options that the text of a prim holds."""
         *fields, rows = parse_record(text)
         return cls(*fields, rows=None if rows is None else tuple(Row(*row) for row in rows))

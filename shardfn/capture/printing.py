@@ -13,7 +13,7 @@ import torch
 from ..buckets import human_bytes
 from ..ops.loops import Loop, Scan, While, loop_of
 from ..ops.nodes import returned_by
-from ..types import REDUCTIONS, Marks, Program
+from ..types import REDUCTIONS, MeshPlacements, Program
 from .printed_names import Names, dotted_names, is_name_of_path, op_name, printed_names
 
 DTYPES = {
@@ -37,7 +37,10 @@ LEGEND = {
 
 
 def tensor_type(
-    shape: Iterable[int], dtype: torch.dtype, marks: Marks = (), names: tuple[str, ...] = ()
+    shape: Iterable[int],
+    dtype: torch.dtype,
+    marks: MeshPlacements = (),
+    names: tuple[str, ...] = (),
 ) -> str:
     """`f32[8@dp, 64; sum@tp]`: global sizes with the axes that shard them. After a semicolon,
     the axes over which it is Partial.

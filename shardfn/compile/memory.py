@@ -17,10 +17,10 @@ import torch
 from torch.fx import Graph, Node
 
 from ..capture.checkpoint.recompute import SHAPE_ONLY
-from ..inspect.memory import PACK, Memory, Moments, memory
+from ..inspect.memory import PACK, Memory, MemoryPeaks, memory
 from ..ops.loops import Loop
 from ..ops.placement import AFTER
-from ..partition.planner import work
+from ..partition.planner import op_cost
 from ..types import LocalProgram
 from .donations import donations
 from .recomputed import recomputed
@@ -44,7 +44,7 @@ ROWWISE = {  # a loop over the elements that they read
 COSTLY = {"exp", "gelu_backward", "log", "sigmoid", "silu", "silu_backward", "softplus", "tanh"}
 REUSED_READS, READS = 6, 8  # of an elementwise value that several ops read, and of any: not stored
 FUNCTION_READS = 500  # of one function of C++
-IN_PLACE = {c10d.all_reduce.default, AFTER, work.WAIT}  # their result is their input
+IN_PLACE = {c10d.all_reduce.default, AFTER, op_cost.WAIT}  # their result is their input
 
 
 def memory_as_run(program: LocalProgram, backend: str, donated: Sequence[int] = ()) -> Memory:
@@ -61,7 +61,7 @@ def memory_as_run(program: LocalProgram, backend: str, donated: Sequence[int] = 
     graph = recomputed(program.graph)
     pairs = donations(program, donated)
 
-    def moments(inner: Graph) -> Moments:
+    def moments(inner: Graph) -> MemoryPeaks:
         return _Kernels(inner, pairs if inner is graph else {}).moments()
 
     return memory(attrs.evolve(program, graph=graph), moments)
@@ -145,7 +145,7 @@ class _Kernels:
         if not loop:
             for x in inputs:
                 self.store(x)
-        if node.target is work.WAIT:  # what a collective sends is held until it has ended
+        if node.target is op_cost.WAIT:  # what a collective sends is held until it has ended
             inputs += self.read[inputs[0]]
         reads = [self.read[x] if x in self.formulas else (x,) for x in inputs]
         self.read[node] = tuple(dict.fromkeys(itertools.chain(*reads)))
@@ -228,7 +228,7 @@ class _Kernels:
                 is_open, reads = bool(kernel.loop), count
         return found
 
-    def moments(self) -> Moments:
+    def moments(self) -> MemoryPeaks:
         """What is held while each function runs."""
         functions = self.functions()
         last: dict[Node, int] = {}
@@ -260,7 +260,7 @@ def _values(node: Node) -> list[Node]:
 
 
 def _is_view(node: Node) -> bool:
-    is_alias = node.op == "call_function" and work.is_alias(node)
+    is_alias = node.op == "call_function" and op_cost.is_alias(node)
     return (is_alias and node.target not in IN_PLACE) or node.target is aten._unsafe_view.default
 
 

@@ -12,11 +12,11 @@ import attrs
 import torch
 
 from ..partition import plan
-from ..partition.propagate import walked
+from ..partition.propagate import run_walk
 from ..partition.propagation.values import NO_ADVICE, Placed
 from ..partition.propagation.walk import Walk
 from ..partition.rule_api.strategy import OpCall
-from ..types import PENDING, Mark, Marks, MeshAxes, Program
+from ..types import PARTIAL_KINDS, AxisPlacement, MeshAxes, MeshPlacements, Program
 
 
 @attrs.frozen
@@ -27,8 +27,8 @@ class Alternative:
     bytes sent for each argument.
     """
 
-    ins: Marks  # a placement for each tensor argument
-    outs: Marks
+    ins: MeshPlacements  # a placement for each tensor argument
+    outs: MeshPlacements
     sends: tuple[float, ...]
     price: float
 
@@ -93,12 +93,12 @@ class _RecordingWalk(Walk):
         self.weighed_by_axis[axis].append(alternative)
         return price
 
-    def sent(self, value: Any, slots: list[plan.Slot], wanted: Mark, axis: int) -> float:
+    def sent(self, value: Any, slots: list[plan.Slot], wanted: AxisPlacement, axis: int) -> float:
         """Return the bytes that an argument sends to reach a placement. Sharding a replicated
         value sends nothing.
         """
-        placements = {slot.marks[axis] for slot in slots}
-        if wanted in placements or ("R" in placements and wanted not in PENDING):
+        placements = {slot.placements[axis] for slot in slots}
+        if wanted in placements or ("R" in placements and wanted not in PARTIAL_KINDS):
             return 0.0
         return self.prices.input(value, slots, wanted, axis)
 
@@ -106,7 +106,7 @@ class _RecordingWalk(Walk):
 def weighed_strategies(
     program: Program,
     axes: MeshAxes,
-    in_marks: Any,
+    in_placements: Any,
     out_marks: Any,
     unreduced: Any,
     advice: Any = None,
@@ -116,5 +116,5 @@ def weighed_strategies(
     The arguments are those of `propagate`, and the advice that its plan followed.
     """
     walk = _RecordingWalk(axes, program.name, advice)
-    walked(walk, program, in_marks, out_marks, unreduced)
+    run_walk(walk, program, in_placements, out_marks, unreduced)
     return walk.ranked

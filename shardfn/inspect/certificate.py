@@ -13,8 +13,8 @@ import torch
 
 from ..buckets import human_bytes
 from ..hardware import Hardware
-from ..partition.planner import work
-from ..schedule.agenda import Agenda
+from ..partition.planner import op_cost
+from ..schedule.schedule_plan import SchedulePlan
 from ..types import Collective, LocalProgram, MeshAxes
 from .memory import peak_bytes
 from .step_time import Clock, Timeline
@@ -99,14 +99,17 @@ def _timeline_text(t: Timeline) -> str:
 
 
 def certify(
-    programs: Sequence[LocalProgram], program: LocalProgram, agenda: Agenda, hardware: Hardware
+    programs: Sequence[LocalProgram],
+    program: LocalProgram,
+    schedule_plan: SchedulePlan,
+    hardware: Hardware,
 ) -> Certificate:
     """Check the order and the waits of all local programs, and measure one of them.
 
     Args:
         programs: the different local programs.
         program: the program whose memory and time are measured.
-        agenda: the schedule that all ranks agreed on.
+        schedule_plan: the schedule that all ranks agreed on.
         hardware: the model.
     """
     clock = Clock(hardware, program.axes, {})
@@ -115,7 +118,7 @@ def certify(
         kinds=len(programs),
         nodes=len(program.graph.nodes),
         same_nodes=all(_multiset(p.unordered) == _multiset(p.graph) for p in programs),
-        same_order=all(_batch_numbers(p.graph) == list(agenda.starts) for p in programs),
+        same_order=all(_batch_numbers(p.graph) == list(schedule_plan.starts) for p in programs),
         waits_hold=all(_waits_hold(p.graph) for p in programs),
         peak_before=peak_bytes(program.unordered),
         peak_after=peak_bytes(program.graph),
@@ -156,7 +159,7 @@ def _waits_hold(graph: torch.fx.Graph) -> bool:
     for node in graph.nodes:
         if "collective" in node.meta:
             waits = list(node.users)
-            if len(waits) != 1 or waits[0].target is not work.WAIT:
+            if len(waits) != 1 or waits[0].target is not op_cost.WAIT:
                 return False
             if (
                 not position[node]

@@ -9,10 +9,10 @@ import torch
 from ..ops.loops import Loop
 from ..ops.nodes import args_of
 from ..partition import plan
-from ..partition.planner import work
-from ..partition.planner.price import bodies_of
+from ..partition.planner import op_cost
+from ..partition.planner.plan_price import bodies_of
 from ..partition.planner.share import share_of
-from ..partition.planner.starts import parameter_slots
+from ..partition.planner.start_costs import parameter_slots
 
 Sent = tuple[plan.Redistribute, int]  # a redistribution, and an axis over which it sends
 BodyInputs = dict[torch.fx.Node, list[torch.fx.Node]]
@@ -37,9 +37,9 @@ def local_flops(chosen: plan.Plan) -> Iterator[tuple[plan.Apply, torch.fx.Node, 
     """Yield each op of a plan that has FLOPs, with its node and one rank's share of the FLOPs."""
     sizes = chosen.axes.sizes
     for step in chosen.steps:
-        if isinstance(step, plan.Apply) and (flops := work.flops(step.node)):
+        if isinstance(step, plan.Apply) and (flops := op_cost.flops(step.node)):
             tensors = (*step.outs, *step.ins)
-            slots = [(x.value, x.marks) for x in tensors]
+            slots = [(x.value, x.placements) for x in tensors]
             for axis in range(len(sizes)):
                 flops *= share_of(slots, sizes, axis)
             yield step, step.node, flops
@@ -60,7 +60,7 @@ def _sized_implicit(chosen: plan.Plan, graph: torch.fx.Graph) -> Iterator[tuple[
     for step, move in plan.moves(chosen):
         is_parameter = step.source.number in parameters
         if step.implicit and move.sends and not is_parameter:
-            yield work.nbytes(step.source.value), (step, move.axis)
+            yield op_cost.nbytes(step.source.value), (step, move.axis)
     for inner, body, times in bodies_of(chosen):
         for nbytes, sent in _sized_implicit(inner, body):
             yield nbytes * times, sent

@@ -16,15 +16,15 @@ import torch
 from ..byte_sizes import human_bytes
 from ..errors import problem
 from ..partition import layout, plan
-from ..partition.auto import fused
-from ..partition.auto.followers import Followers
-from ..partition.auto.search import timed_on
-from ..partition.planner.price import PlanPrice, plan_price, sending, unasked_bytes
+from ..partition.auto import fused_op_cost
+from ..partition.auto.parameter_groups import ParameterGroups
+from ..partition.auto.search import with_hardware_links
+from ..partition.planner.plan_price import PlanPrice, implicit_bytes, implicit_price, plan_price
 from ..partition.planner.share import share_of
 from ..partition.propagate import WORTH
 from ..partition.propagation.walk import op_name
 from ..placement import spec_of
-from ..types import Marks, Program
+from ..types import MeshPlacements, Program
 from . import everywhere
 
 REPLICATED_SHARE = 0.01  # of a rank's FLOPs; more of them computed replicated is expensive
@@ -37,8 +37,8 @@ TRIES = 6  # placements that are tried for one warning
 OPS_TO_SPLIT = 3  # number of ops from the sum with a bias to the split of its result
 LARGE_PROGRAM = 2000  # ops; fewer placements are tried in a larger program
 SPLITS = {torch.ops.aten.split.Tensor, torch.ops.aten.split_with_sizes.default}
-Placing = Callable[[Sequence[Marks]], plan.Plan]
-Changes = dict[int, Marks]  # of arguments, by their number
+Placing = Callable[[Sequence[MeshPlacements]], plan.Plan]
+Changes = dict[int, MeshPlacements]  # of arguments, by their number
 
 
 @attrs.frozen(eq=False)
@@ -73,7 +73,7 @@ def expensive(program: Program, chosen: plan.Plan, place: Placing, arguments: in
     warnings = []
     if any(n > 1 for n in chosen.axes.sizes):
         search = _Search(program, chosen, place, arguments)
-        if unasked_bytes(chosen, graph) >= WORTH:
+        if implicit_bytes(chosen, graph) >= WORTH:
             warnings += search.transfers()
         warnings += search.replicated_ops()
     return warnings
@@ -94,15 +94,15 @@ class _Search:
 
     def price(self, chosen: plan.Plan) -> PlanPrice:
         """Return the price of a plan, weighed as `sf.auto` does."""
-        over = attrs.evolve(chosen, axes=timed_on(chosen.axes))
-        return plan_price(over, self.graph, fused.in_bytes)
+        over = attrs.evolve(chosen, axes=with_hardware_links(chosen.axes))
+        return plan_price(over, self.graph, fused_op_cost.in_bytes)
 
     def transfers(self) -> Iterator[str]:
         """Yield a warning about implicitly sent activations, with a placement that sends fewer."""
         steps = everywhere.implicit_by_size(self.chosen, self.graph)
         if not steps:
             return
-        before = unasked_bytes(self.chosen, self.graph)
+        before = implicit_bytes(self.chosen, self.graph)
         splits = [row for row in steps if parts_of_next_split(row[0].node) > 1]
         for step, axis in dict.fromkeys([steps[0], *splits[:1]]):
             better = self.best(
@@ -121,9 +121,9 @@ class _Search:
 
     def mostly_sends(self) -> bool:
         """Return whether implicit collectives take longer than all compute of a rank."""
-        over = attrs.evolve(self.chosen, axes=timed_on(self.chosen.axes))
-        implicit = sending(over, self.graph, is_asked=False)
-        is_much = unasked_bytes(self.chosen, self.graph) >= MANY_BYTES
+        over = attrs.evolve(self.chosen, axes=with_hardware_links(self.chosen.axes))
+        implicit = implicit_price(over, self.graph)
+        is_much = implicit_bytes(self.chosen, self.graph) >= MANY_BYTES
         return is_much and implicit > self.price(self.chosen).computed
 
     def transfer_warning(
@@ -132,7 +132,7 @@ class _Search:
         """Return the warning about one redistribution, with its collective, its bytes and the
         better placement.
         """
-        before = unasked_bytes(self.chosen, self.graph)
+        before = implicit_bytes(self.chosen, self.graph)
         kind = next(move.kind for move in step.moves if move.axis == axis)
         name = self.chosen.axes.names[axis]
         got = (
@@ -142,7 +142,7 @@ class _Search:
         if better is None:
             got += "; that takes longer than what it computes, and no other placement of one "
             return self.warning(got + "argument spares it", "in_placements=sf.auto", step.node)
-        after = unasked_bytes(better.plan, self.graph)
+        after = implicit_bytes(better.plan, self.graph)
         fix = f"{better}, with which it sends {human_bytes(after)}"
         return self.warning(got, fix, step.node)
 
@@ -151,7 +151,7 @@ class _Search:
         total = self.price(self.chosen).nbytes
 
         def sends_less(other: plan.Plan) -> bool:
-            after = unasked_bytes(other, self.graph)
+            after = implicit_bytes(other, self.graph)
             price = self.price(other)
             return after < min(IMPROVEMENT * before, before - WORTH) and price.nbytes < total
 
@@ -189,7 +189,7 @@ class _Search:
         """Return whether all ranks of an axis compute the same values in an op."""
         if self.chosen.axes.sizes[axis] == 1:
             return False
-        slots = [(slot.value, slot.marks) for slot in (*step.outs, *step.ins)]
+        slots = [(slot.value, slot.placements) for slot in (*step.outs, *step.ins)]
         return share_of(slots, self.chosen.axes.sizes, axis) == 1.0
 
     def runs_faster(self) -> Callable[[plan.Plan], bool]:
@@ -225,7 +225,7 @@ class _Search:
 
     def data_arguments(self) -> list[int]:
         """Return the first two arguments that follow no parameter, as a batch does."""
-        followers = Followers(self.graph)
+        followers = ParameterGroups(self.graph)
         placeholders = self.graph.find_nodes(op="placeholder")[: self.arguments]
         free = [i for i, x in enumerate(placeholders) if followers.leader(x) is None]
         return free[:2] if followers.parameters else []
@@ -271,17 +271,17 @@ class _Search:
         """Yield placements that evenly shard another dim of an argument over an axis."""
         slot = self.chosen.ins[i]
         sizes = self.chosen.axes.sizes
-        if isinstance(slot.marks[axis], str) == is_sharded:
+        if isinstance(slot.placements[axis], str) == is_sharded:
             return
         for dim, size in enumerate(slot.value.shape):
-            marks = (*slot.marks[:axis], dim, *slot.marks[axis + 1 :])
+            marks = (*slot.placements[:axis], dim, *slot.placements[axis + 1 :])
             shape = tuple(slot.value.shape)
             ranks = [n for n, m in zip(sizes, marks, strict=True) if m == dim]
             count = 1
             for n in ranks:
                 count *= n
             is_plain = layout.canonical(shape, marks, sizes) == marks
-            if marks != slot.marks and is_plain and size and size % count == 0:
+            if marks != slot.placements and is_plain and size and size % count == 0:
                 yield {i: marks}
 
     def block_changes(
@@ -292,7 +292,7 @@ class _Search:
         """
         module = module_path(self.program.in_paths[i])
         neighbours = [k for k in near if module_path(self.program.in_paths[k]) == module]
-        size_of = lambda k: self.chosen.ins[k].value.shape[self.chosen.ins[k].marks[axis]]
+        size_of = lambda k: self.chosen.ins[k].value.shape[self.chosen.ins[k].placements[axis]]
         for marks in self.block_placements(i, axis, blocks):
             changes = {i: marks}
             for k in neighbours:
@@ -301,26 +301,26 @@ class _Search:
                         changes[k] = other
             yield changes
 
-    def block_placements(self, i: int, axis: int, blocks: int) -> Iterator[Marks]:
+    def block_placements(self, i: int, axis: int, blocks: int) -> Iterator[MeshPlacements]:
         """Yield the placement that views the sharded dim as equal blocks and shards each block."""
         slot = self.chosen.ins[i]
-        mark = slot.marks[axis]
+        mark = slot.placements[axis]
         n = self.chosen.axes.sizes[axis]
         if blocks == 1 or not isinstance(mark, int):
             return
         size = slot.value.shape[mark]
-        is_alone = [*slot.marks].count(mark) == 1
+        is_alone = [*slot.placements].count(mark) == 1
         if is_alone and size and size % (blocks * n) == 0:
             strided = layout.joined(mark, 1, outer=blocks)
-            yield (*slot.marks[:axis], strided, *slot.marks[axis + 1 :])
+            yield (*slot.placements[:axis], strided, *slot.placements[axis + 1 :])
 
-    def input_placements(self, changes: Changes) -> list[Marks]:
+    def input_placements(self, changes: Changes) -> list[MeshPlacements]:
         """Return the placements of all inputs, with changes for some arguments and their
         followers.
         """
-        followers = Followers(self.graph)
+        followers = ParameterGroups(self.graph)
         placeholders = self.graph.find_nodes(op="placeholder")
-        placements = [slot.marks for slot in self.chosen.ins]
+        placements = [slot.placements for slot in self.chosen.ins]
         for i, marks in changes.items():
             leader = followers.leader(placeholders[i])
             for k, x in enumerate(placeholders):
@@ -334,7 +334,7 @@ class _Search:
         for i, marks in changes.items():
             slot = self.chosen.ins[i]
             dims = slot.value.dim()
-            before = spec_of(slot.marks, dims, self.chosen.axes)
+            before = spec_of(slot.placements, dims, self.chosen.axes)
             after = spec_of(marks, dims, self.chosen.axes)
             rows.append((self.program.in_paths[i], repr(before), repr(after)))
         return BetterPlacement(rows, candidate)

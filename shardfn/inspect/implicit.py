@@ -12,7 +12,7 @@ from ..buckets import human_bytes
 from ..errors import PlacementError, problem
 from ..partition import layout
 from ..partition import plan as steps
-from ..types import Marks
+from ..types import MeshPlacements
 from .alternatives import WeighedStrategies
 from .transfers import Fallback, Transfer, communicating_moves, fallbacks, strictest, transfers
 
@@ -88,8 +88,8 @@ def fallback_line(f: Fallback) -> str:
     )
 
 
-def _placements_text(marks: Marks) -> str:
+def _placements_text(marks: MeshPlacements) -> str:
     """Return placements in words: sharded on dim 0 or 1, or replicated."""
-    dims = dict.fromkeys(str(layout.cut_of(m)[0]) for m in marks if m != "R")
+    dims = dict.fromkeys(str(layout.dim_and_unit(m)[0]) for m in marks if m != "R")
     shards = [f"sharded on dim {' or '.join(dims)}"] if dims else []
     return ", or ".join(shards + ["replicated"] * ("R" in marks))

@@ -15,7 +15,7 @@ from ..buckets import human_bytes
 from ..ops.loops import Branch, Loop, loop_of
 from ..ops.nodes import args_of
 from ..partition.lifetimes import ends_of, owners
-from ..partition.planner import work
+from ..partition.planner import op_cost
 from ..types import LocalProgram
 
 ARGUMENT = "arguments"
@@ -97,11 +97,11 @@ class Memory:
 
 
 # an op, and the nodes that own the memory that is held while it runs, arguments among them
-Moments = Iterator[tuple[torch.fx.Node, list[torch.fx.Node]]]
+MemoryPeaks = Iterator[tuple[torch.fx.Node, list[torch.fx.Node]]]
 
 
 def memory(
-    program: LocalProgram, moments: Callable[[torch.fx.Graph], Moments] | None = None
+    program: LocalProgram, moments: Callable[[torch.fx.Graph], MemoryPeaks] | None = None
 ) -> Memory:
     """Compute the peak of one rank's program and the tensors alive there, by kind.
 
@@ -128,7 +128,7 @@ def _allocations(node: torch.fx.Node, kind: str, name: str) -> list[Allocation]:
     """Build an Allocation for each tensor that a node owns."""
     source = node.meta.get("source")
     return [
-        Allocation(kind, name, tuple(x.shape), x.dtype, work.nbytes(x), source)
+        Allocation(kind, name, tuple(x.shape), x.dtype, op_cost.nbytes(x), source)
         for x in _tensors(node)
     ]
 
@@ -139,7 +139,7 @@ def peak_bytes(graph: torch.fx.Graph) -> int:
 
 
 def _peak(
-    graph: torch.fx.Graph, moments: Callable[[torch.fx.Graph], Moments]
+    graph: torch.fx.Graph, moments: Callable[[torch.fx.Graph], MemoryPeaks]
 ) -> tuple[int, torch.fx.Node | None, list[torch.fx.Node]]:
     """Find the moment at which a graph holds the most bytes: return the bytes, the op that runs
     then, and the nodes that own them.
@@ -158,7 +158,7 @@ def _peak(
     return most, at, alive
 
 
-def liveness_by_op(graph: torch.fx.Graph) -> Moments:
+def liveness_by_op(graph: torch.fx.Graph) -> MemoryPeaks:
     """Yield each op at which a graph that runs op by op holds more than before, and each loop,
     with the nodes that own the memory. A tensor of a tuple is owned by its getitem.
     """
@@ -186,7 +186,7 @@ def _getitems(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def _alive_in_loop(
-    node: torch.fx.Node, moments: Callable[[torch.fx.Graph], Moments]
+    node: torch.fx.Node, moments: Callable[[torch.fx.Graph], MemoryPeaks]
 ) -> list[torch.fx.Node]:
     """Return the nodes alive at the peak of a loop's or branch's largest body, without
     its inputs.
@@ -198,7 +198,7 @@ def _alive_in_loop(
 
 
 def _alive_in_body(
-    graph: torch.fx.Graph, moments: Callable[[torch.fx.Graph], Moments]
+    graph: torch.fx.Graph, moments: Callable[[torch.fx.Graph], MemoryPeaks]
 ) -> list[torch.fx.Node]:
     """Return the nodes of a body that are alive at its peak, without its inputs."""
     _, _, alive = _peak(graph, moments)
@@ -207,7 +207,7 @@ def _alive_in_body(
 
 def _nbytes(node: torch.fx.Node) -> int:
     """Return the bytes that a node owns."""
-    return sum(map(work.nbytes, _tensors(node)))
+    return sum(map(op_cost.nbytes, _tensors(node)))
 
 
 def _tensors(node: torch.fx.Node) -> list[torch.Tensor]:

@@ -14,7 +14,7 @@ import torch
 from ..byte_sizes import human_bytes
 from ..hardware import Hardware, Link
 from ..ops.loops import Branch, Loop, Scan, While, loop_of
-from ..partition.planner import work
+from ..partition.planner import op_cost
 from ..types import Collective, LocalProgram, MeshAxes
 
 SHOWN = 10  # rows in the text
@@ -213,7 +213,7 @@ class Clock:
                 took = self.send(record)
                 ends[node] = free[record.axis] = max(now, free[record.axis]) + took
                 communication += took
-            elif node.target is work.WAIT:
+            elif node.target is op_cost.WAIT:
                 waited = max(0.0, ends.get(node.args[0], now) - now)
                 exposed += waited
                 now += waited
@@ -224,7 +224,7 @@ class Clock:
                 exposed += inside.exposed
                 now += inside.total
             elif node.op == "call_function":
-                took = work.seconds(node, self.hardware)
+                took = op_cost.seconds(node, self.hardware)
                 compute += took
                 now += took
         return Timeline(compute, communication, exposed)
@@ -254,9 +254,9 @@ class Clock:
                 loop = loop_of(node)
                 for inner in self._counted_bodies(loop):
                     yield from self.entries(inner, times * _steps(loop))
-            elif node.op == "call_function" and node.target is not work.WAIT:
+            elif node.op == "call_function" and node.target is not op_cost.WAIT:
                 name = getattr(node.target, "_opname", node.name)
-                took = work.seconds(node, self.hardware)
+                took = op_cost.seconds(node, self.hardware)
                 yield (name, None, source), times, took
 
     def _counted_bodies(self, loop: Loop) -> tuple[torch.fx.Graph, ...]:

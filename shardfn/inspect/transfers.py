@@ -16,9 +16,9 @@ from ..collectives import ALL_GATHER
 from ..ops.prims import PRIMS
 from ..partition import layout, rules
 from ..partition import plan as steps
-from ..partition.payload import nbytes
+from ..partition.collective_bytes import nbytes
 from ..partition.redistribute import Move
-from ..types import PENDING, Mark, Marks, MeshAxes
+from ..types import PARTIAL_KINDS, AxisPlacement, MeshAxes, MeshPlacements
 from .alternatives import Alternative, WeighedStrategies
 
 SETTINGS = ("allow", "warn", "error")  # in order of strictness
@@ -53,7 +53,7 @@ class Transfer:
     value: str  # its type and placement before
     wanted: str  # its type and placement after
     whole: str | None  # the reason for the fallback on this axis, if the transfer belongs to one
-    native: Marks
+    native: MeshPlacements
     alternatives: tuple[
         Alternative, ...
     ]  # the strategies of the op on this axis, the cheapest first
@@ -216,7 +216,7 @@ def _arguments_before(
 def _typed(slot: steps.Slot, axes: MeshAxes) -> str:
     """Return the type and the placements of a value as text."""
     value = slot.value
-    return tensor_type(value.shape, value.dtype, slot.marks, axes.names)
+    return tensor_type(value.shape, value.dtype, slot.placements, axes.names)
 
 
 def argument_names(node: torch.fx.Node) -> list[str]:
@@ -243,7 +243,7 @@ def _fallback_reason(
     axis = move.axis
     before = move.before[move.axis]
     if move.kind != ALL_GATHER or any(
-        slot.marks[axis] != "R" for slot in (*reader.ins, *reader.outs)
+        slot.placements[axis] != "R" for slot in (*reader.ins, *reader.outs)
     ):
         return None
     if rules.find(reader.node.target) is None:
@@ -255,14 +255,17 @@ def _fallback_reason(
     )
 
 
-def _free_placements(alternatives: tuple[Alternative, ...], k: int, before: Mark) -> Marks:
+def _free_placements(
+    alternatives: tuple[Alternative, ...], k: int, before: AxisPlacement
+) -> MeshPlacements:
     """Return placements of the k-th argument under which nothing would be sent, sharded ones
     first.
     """
     free = [
         a
         for a in alternatives
-        if not sum(a.sends) - a.sends[k] and not any(m in PENDING for m in (a.ins[k], *a.outs))
+        if not sum(a.sends) - a.sends[k]
+        and not any(m in PARTIAL_KINDS for m in (a.ins[k], *a.outs))
     ]
     placements = dict.fromkeys(a.ins[k] for a in free if a.ins[k] != before)
     return tuple(sorted(placements, key=lambda m: (m == "R", str(m))))

@@ -12,7 +12,7 @@ from ..capture.printing import graph_titles, legend, tensor_type
 from ..ops.loops import loop_of
 from ..partition import layout
 from ..partition import plan as steps
-from ..partition.payload import nbytes
+from ..partition.collective_bytes import nbytes
 from ..types import MeshAxes
 from .transfers import argument_names
 
@@ -38,8 +38,8 @@ def verbose_text(plan: steps.Plan, name: str, coordinates: Sequence[int]) -> str
 
 def _typed(slot: steps.Slot, axes: MeshAxes, coordinates: Sequence[int]) -> str:
     """Return the type, the placements and the local shape of a value as text."""
-    local = layout.local_shape(slot.value.shape, slot.marks, axes.sizes, coordinates)
-    return f"{tensor_type(slot.value.shape, slot.value.dtype, slot.marks, axes.names)} {local}"
+    local = layout.local_shape(slot.value.shape, slot.placements, axes.sizes, coordinates)
+    return f"{tensor_type(slot.value.shape, slot.value.dtype, slot.placements, axes.names)} {local}"
 
 
 def _op_lines(step: steps.Apply, axes: MeshAxes, coordinates: Sequence[int]) -> list[str]:

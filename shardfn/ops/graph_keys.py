@@ -126,7 +126,7 @@ KEYS: tuple[Key, ...] = (
     Key("moved", LOCAL, "partition", ("schedule",), MOVE, _is_a(tuple)),
     Key("plans", LOCAL, "partition", ("schedule",), "the plans of a loop's graphs", _is_a(tuple)),
     # schedule: the order.
-    Key("batch", LOCAL, "schedule", ("schedule", "inspect"), "its batch of the agenda", _is_a(int)),
+    Key("batch", LOCAL, "schedule", ("schedule", "inspect"), "its scheduled batch", _is_a(int)),
     # compile: what Inductor needs.
     Key("user_visible_output_idxs", LOWERED, "_compat", (), "the tensor results", _is_a(list)),
     Key("should_fallback", LOWERED, "_compat", (), "whether torch's kernel runs it", _is_a(bool)),

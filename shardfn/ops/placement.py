@@ -25,7 +25,7 @@ def prim_redistribute(x: torch.Tensor, placements: str) -> torch.Tensor:
 @torch.library.custom_op("shardfn::prim_align", mutates_args=())
 def prim_align(x: torch.Tensor, like: torch.Tensor, wish: str) -> torch.Tensor:
     """Redistribute x to the placements of `like`. `wish` has the bucketing options of the
-    reduction (`buckets.Wish`), or is empty.
+    reduction (`buckets.BucketOptions`), or is empty.
     """
     return x.clone()
 

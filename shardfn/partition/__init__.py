@@ -1,10 +1,10 @@
 """Stage 2, partition: a global Program and placements in, the graph of one rank out."""
 
 from . import layout
-from .emission.emit import emit, local_sizes
+from .emission.emit_steps import emit, local_sizes
 from .plan import Plan
+from .plan_cache import cached_plan
 from .propagate import GLOBAL, PLANNERS, propagate
-from .shared_plans import shared_plan
 
 __all__ = [
     "GLOBAL",
@@ -14,5 +14,5 @@ __all__ = [
     "layout",
     "local_sizes",
     "propagate",
-    "shared_plan",
+    "cached_plan",
 ]

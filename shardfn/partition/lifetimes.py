@@ -7,11 +7,11 @@ import operator
 
 import torch
 
-from .planner import work
+from .planner import op_cost
 
 
 def owners(graph: torch.fx.Graph, *, elements: bool = False) -> dict[torch.fx.Node, torch.fx.Node]:
-    """For each node the one whose memory it has: a view has that of its base.
+    """Map each node of a graph to the node whose memory it uses: a view uses that of its base.
 
     Args:
         graph: any.
@@ -21,10 +21,10 @@ def owners(graph: torch.fx.Graph, *, elements: bool = False) -> dict[torch.fx.No
     found: dict[torch.fx.Node, torch.fx.Node] = {}
     first: dict[tuple[torch.fx.Node, object], torch.fx.Node] = {}
     for node in graph.nodes:
-        is_view = node.op == "call_function" and work.is_alias(node)
+        is_view = node.op == "call_function" and op_cost.is_alias(node)
         base: torch.fx.Node = node.all_input_nodes[0] if is_view else node
         is_item = node.target is operator.getitem
-        is_element = is_item and not work.is_alias(base)
+        is_element = is_item and not op_cost.is_alias(base)
         if elements and is_element:
             place = base, node.args[1]
             base = first.setdefault(place, node)
@@ -35,7 +35,7 @@ def owners(graph: torch.fx.Graph, *, elements: bool = False) -> dict[torch.fx.No
 def ends_of(
     graph: torch.fx.Graph, owner: dict[torch.fx.Node, torch.fx.Node]
 ) -> dict[torch.fx.Node, list[torch.fx.Node]]:
-    """For each node those whose memory it is the last to use."""
+    """Map each node to the nodes whose memory it is the last to use."""
     last: dict[torch.fx.Node, torch.fx.Node] = {}
     nodes: list[torch.fx.Node] = list(graph.nodes)
     for node in nodes:

@@ -8,24 +8,24 @@ from typing import Any
 import attrs
 import torch
 
-from ..buckets import Wish
+from ..buckets import BucketOptions
 from ..ops import debug
-from ..types import Marks, MeshAxes
+from ..types import MeshAxes, MeshPlacements
 from .redistribute import Move
 
 
 @attrs.frozen(eq=False)
 class Slot:
-    """One value at one placement."""
+    """A value at one placement: the unit that steps read and make."""
 
     number: int
     value: torch.Tensor  # fake, global
-    marks: Marks
+    placements: MeshPlacements
 
 
 @attrs.frozen(eq=False)
 class _Change:
-    """One slot made of another, of one global node or on its behalf."""
+    """A step that makes one slot of another."""
 
     node: torch.fx.Node
     source: Slot
@@ -33,16 +33,18 @@ class _Change:
 
     @property
     def read(self) -> tuple[Slot, ...]:
+        """The slots that the step reads."""
         return (self.source,)
 
     @property
     def made(self) -> tuple[Slot, ...]:
+        """The slots that the step makes."""
         return (self.target,)
 
 
 @attrs.frozen(eq=False)
 class Redistribute(_Change):
-    """Bring a slot to another placement."""
+    """A step that moves a slot to another placement, by one or more collectives and slices."""
 
     moves: tuple[Move, ...]
     implicit: bool
@@ -50,19 +52,17 @@ class Redistribute(_Change):
 
 @attrs.frozen(eq=False)
 class Relabel(_Change):
-    """Give a local tensor another meaning: a shard of a global tensor, a value of its own, or a
-    term of a sum.
-    """
+    """A step that gives a local tensor another global shape and placement, at no cost."""
 
 
 @attrs.frozen(eq=False)
 class Rescale(_Change):
-    """Make a mean over ranks a sum, or a sum a mean: a multiplication on each rank."""
+    """A step that turns a Partial mean into a sum, or back, by a local multiplication."""
 
 
 @attrs.frozen(eq=False)
 class _Call:
-    """A global node's op, with the slots that it takes and makes."""
+    """A step that runs a node of the global graph."""
 
     node: torch.fx.Node
     ins: tuple[Slot, ...]
@@ -70,16 +70,18 @@ class _Call:
 
     @property
     def read(self) -> tuple[Slot, ...]:
+        """The slots that the step reads."""
         return self.ins
 
     @property
     def made(self) -> tuple[Slot, ...]:
+        """The slots that the step makes."""
         return self.outs
 
 
 @attrs.frozen(eq=False)
 class Apply(_Call):
-    """Run a global node's op on local tensors."""
+    """A step that runs an op on local tensors."""
 
     # how a rank runs it, if that is not by the op's rule
     local: Callable[..., Any] | None = None
@@ -87,14 +89,14 @@ class Apply(_Call):
 
 @attrs.frozen(eq=False)
 class Nested(_Call):
-    """Run a loop or a branch, whose graphs have plans of their own."""
+    """A step that runs a loop or a branch, whose bodies have plans of their own."""
 
     plans: tuple[Plan, ...]
 
 
 @attrs.frozen(eq=False)
 class Fill:
-    """Make the shard of a constant tensor locally."""
+    """A step that makes a rank's shard of a constant tensor."""
 
     node: torch.fx.Node
     out: Slot
@@ -102,10 +104,12 @@ class Fill:
 
     @property
     def read(self) -> tuple[Slot, ...]:
+        """The slots that the step reads: none."""
         return ()
 
     @property
     def made(self) -> tuple[Slot, ...]:
+        """The slots that the step makes."""
         return (self.out,)
 
 
@@ -114,10 +118,10 @@ Step = Redistribute | Apply | Nested | Fill | Relabel | Rescale
 
 @attrs.frozen(eq=False)
 class Gradient:
-    """A gradient that `bucketed_grad` brings to its parameter's placement."""
+    """A gradient that `bucketed_grad` redistributes to its parameter's placement."""
 
     node: torch.fx.Node  # the global node that does
-    wish: Wish
+    options: BucketOptions
     region: str  # the same for all gradients of one call
     like: Slot | None  # the parameter, where it is an input
     slot: Slot  # the result
@@ -126,7 +130,7 @@ class Gradient:
 
 @attrs.frozen(eq=False)
 class Plan:
-    """Every step, in order, the same on all ranks."""
+    """All steps of a partitioned program in order, equal on all ranks."""
 
     axes: MeshAxes
     steps: tuple[Step, ...]
@@ -143,7 +147,9 @@ class Plan:
 
 
 def moves(chosen: Plan) -> Iterator[tuple[Redistribute, Move]]:
-    """The moves of a plan, without those of its loops. Equal ones become one collective."""
+    """Yield the moves of a plan, each that becomes a collective once; those of loops are left
+    out.
+    """
     seen = set()
     for step in chosen.steps:
         if not isinstance(step, Redistribute):
@@ -157,7 +163,7 @@ def moves(chosen: Plan) -> Iterator[tuple[Redistribute, Move]]:
 
 
 def on_one_rank(chosen: Plan) -> Iterator[str]:
-    """The names of the nodes whose collectives are over axes of one rank, which send nothing."""
+    """Yield the names of nodes whose collectives send nothing, since their axis has one rank."""
     sizes = chosen.axes.sizes
     for step, move in moves(chosen):
         if move.sends and sizes[move.axis] == 1:
@@ -169,19 +175,17 @@ def on_one_rank(chosen: Plan) -> Iterator[str]:
 
 
 def shows(step: Step) -> bool:
-    """Whether a step shows values, itself or in a loop."""
+    """Return whether a step prints or calls back, itself or in a loop."""
     return isinstance(step, (Apply, Nested)) and debug.has_effect(step.node)
 
 
 def has_effect(step: Step) -> bool:
-    """Whether a step checks or shows values, so that it runs though nothing reads its results."""
+    """Return whether a step must run though nothing reads it: it checks or shows values."""
     return not step.made or shows(step)
 
 
 def needed(planned: list[Step], outs: tuple[Slot, ...]) -> tuple[Step, ...]:
-    """The steps that some result depends on, and those that only check; the same on every rank,
-    so that all drop the same collectives.
-    """
+    """Keep the steps that results depend on, or that check values; the same on every rank."""
     live = {slot.number for slot in outs}
     kept = []
     for step in reversed(planned):

@@ -17,7 +17,7 @@ from ..types import LocalProgram
 
 
 def local_text(program: LocalProgram, full: bool = False) -> str:
-    """A LocalProgram as text. The short form of a long one shows its collectives."""
+    """Print a LocalProgram; the short form of a long one shows its collectives."""
     graph = program.graph
     axes = program.axes.names
     holders = graph.find_nodes(op="placeholder")
@@ -40,7 +40,7 @@ def local_text(program: LocalProgram, full: bool = False) -> str:
 
 
 def summary(graph: torch.fx.Graph) -> str:
-    """The number of collectives of each kind, and their bytes."""
+    """Summarise a graph's collectives: how many of each kind, and their bytes."""
     count = collections.Counter()
     size = collections.Counter()
     for node in inner_nodes(graph):
@@ -55,6 +55,7 @@ def summary(graph: torch.fx.Graph) -> str:
 
 
 def _header(program: LocalProgram) -> list[str]:
+    """Return the first lines of a printed program: name, mesh, number of ops, collectives."""
     count = sum(n.op == "call_function" for n in program.graph.nodes)
     where = f"{program.name} on mesh {program.axes}"
     lines = [f"{where}: {count} ops of one rank; {summary(program.graph)}"]
@@ -66,7 +67,7 @@ def _header(program: LocalProgram) -> list[str]:
 def _input_names(
     program: LocalProgram, coords: list[torch.fx.Node], tensors: list[torch.fx.Node]
 ) -> dict[torch.fx.Node, str]:
-    """The names of inputs: paths for tensors, axes for coordinates."""
+    """Name the inputs: tensors by path, coordinates by axis."""
     names = dotted_names(program.in_paths)
     taken = set(names)
     called = dict(zip(tensors, names, strict=True))
@@ -76,13 +77,15 @@ def _input_names(
 
 
 def _is_notable(node: torch.fx.Node) -> bool:
+    """Return whether the short form shows a node: collectives and loops."""
     return "collective" in node.meta or isinstance(node.target, Loop)
 
 
 def _type(node: torch.fx.Node, axes: tuple[str, ...]) -> str:
+    """Write the type of a node: dtype, global shape and the axes that shard it."""
     value = node.meta["val"]
     placed = node.meta.get("type")
     if placed is None:
         return value_type(value)
-    shape, marks = placed
-    return tensor_type(shape, value.dtype, marks, axes)
+    shape, placements = placed
+    return tensor_type(shape, value.dtype, placements, axes)

@@ -10,25 +10,25 @@ from collections.abc import Collection, Sequence
 
 import attrs
 
-from ..types import Marks, MeshAxes, Program
+from ..types import MeshAxes, MeshPlacements, Program
 from . import plan
-from .auto import fused
-from .planner.advice import advise
-from .planner.carried import Carries, is_better, searched
-from .planner.flattened import flattened
-from .planner.observed import Observed
-from .planner.price import (
+from .auto import fused_op_cost
+from .planner.inline_loops import inlined
+from .planner.observed_walk import ObservedWalk
+from .planner.plan_price import (
     ABOUT,
     PlanPrice,
-    gathered_alike_bytes,
-    part_read_bytes,
+    implicit_bytes,
+    partly_read_bytes,
     plan_price,
+    redundantly_read_bytes,
     thin_bytes,
-    unasked_bytes,
 )
-from .planner.starts import linked
+from .planner.search_carries import Carries, is_better, search_carries
+from .planner.solve_axes import solve_axes
+from .planner.start_costs import with_links
 from .propagation import handlers  # noqa: F401  it fills the table of the walk
-from .propagation.partial.accumulated import accumulated
+from .propagation.partial.reduce_in_float32 import reduced_in_float32
 from .propagation.values import EARLY, NO_ADVICE, Advice
 from .propagation.walk import Walk
 
@@ -36,18 +36,19 @@ GREEDY, GLOBAL = PLANNERS = ("greedy", "global")
 # The bytes that nothing asked for, below which a program is not worth a plan: some microseconds.
 WORTH = 16 * 2.0**20
 # The bytes that a plan of all ops may spare.
-SPARED = (unasked_bytes, part_read_bytes, gathered_alike_bytes, thin_bytes)
+SPARED = (implicit_bytes, partly_read_bytes, redundantly_read_bytes, thin_bytes)
 
 
 def propagate(
     program: Program,
     axes: MeshAxes,
-    in_marks: Sequence[Marks],
-    out_marks: Sequence[Marks | None],
+    in_placements: Sequence[MeshPlacements],
+    out_placements: Sequence[MeshPlacements | None],
     unreduced: Collection[int] = (),
     planner: str = GREEDY,
 ) -> plan.Plan:
-    """Choose placements for every value of a Program.
+    """Choose placements for every value of a Program: greedily, then all at once where much is
+    sent.
 
     A first walk takes the cheapest strategy of one op at a time. Where it sends
     activations that no placement asks for, or parameters of which a part is read, with which
@@ -73,16 +74,16 @@ def propagate(
         PlacementError: an op would have to reduce an unreduced gradient, or a result cannot
             stay unreduced.
     """
-    walk = Walk(linked(axes), program.name)
-    first = walked(walk, program, in_marks, out_marks, unreduced)
+    walk = Walk(with_links(axes), program.name)
+    first = run_walk(walk, program, in_placements, out_placements, unreduced)
     graph = program.graph.graph
     is_fixed = planner == GREEDY or unreduced
     if is_fixed:
         return first
     if all(of(first, graph) < WORTH for of in SPARED):
         return first
-    before = plan_price(first, graph, fused.in_bytes)
-    search = _Second(program, in_marks, first)
+    before = plan_price(first, graph, fused_op_cost.in_bytes)
+    search = PlanSearch(program, in_placements, first)
     second, now = search.best(walk.carried)
     if thin_bytes(first, graph) >= WORTH:
         # one op at a time, with every byte counted alike, as a start
@@ -94,17 +95,19 @@ def propagate(
 
 
 @attrs.frozen(eq=False)
-class _Second:
-    """The search for a second plan, whose results keep the placements of the first."""
+class PlanSearch:
+    """The search for a plan that is cheaper than the greedy one, with results placed as that
+    has them.
+    """
 
     program: Program
-    in_marks: Sequence[Marks]
+    in_placements: Sequence[MeshPlacements]
     first: plan.Plan
     early: float = EARLY  # the weight of a byte of an input
 
     def best(self, carried: Carries) -> tuple[plan.Plan, PlanPrice]:
-        """The cheapest plan, and its price: with the ops of loops planned one at a time, after
-        the cheapest carries are known, or together with those around them.
+        """Return the cheapest plan and its price: loops planned before the ops around them, or
+        together with them.
         """
         apart = self.apart(carried)
         best = apart, self.price_of(apart)
@@ -118,70 +121,70 @@ class _Second:
         return (together, price) if is_taken else best
 
     def apart(self, carried: Carries) -> plan.Plan:
-        """The plan with the cheapest carries of loops, and then of all ops around them."""
-        carries = searched(carried, self.first.axes, self.price)
+        """Plan the carries of loops first, then all ops around them."""
+        carries = search_carries(carried, self.first.axes, self.price)
         walk, placed = self.followed(Advice({}, carries))
-        ops = advise(Observed(walk, self.program, placed))
+        ops = solve_axes(ObservedWalk(walk, self.program, placed))
         _, found = self.followed(Advice(ops, carries))
         return found
 
     def together(self) -> plan.Plan | None:
-        """The plan of all ops, those of bodies included. None if there are no bodies."""
-        flat = flattened(self.program)
+        """Plan all ops at once, with loops inlined. None if there are no loops."""
+        flat = inlined(self.program)
         if flat.program is self.program:
             return None
         walk = Walk(self.first.axes, self.program.name, NO_ADVICE._replace(early=self.early))
-        placed = walked(walk, flat.program, self.in_marks, self.outs, ())
-        decided = advise(Observed(walk, flat.program, placed, flat))
+        placed = run_walk(walk, flat.program, self.in_placements, self.outs, ())
+        decided = solve_axes(ObservedWalk(walk, flat.program, placed, flat))
         _, found = self.followed(flat.advice(decided))
         return found
 
     @property
-    def outs(self) -> list[Marks]:
+    def outs(self) -> list[MeshPlacements]:
         """The placements of the results."""
-        return [slot.marks for slot in self.first.outs]
+        return [slot.placements for slot in self.first.outs]
 
     def price_of(self, chosen: plan.Plan) -> PlanPrice:
-        """The price of a plan."""
-        return plan_price(chosen, self.program.graph.graph, fused.in_bytes)
+        """Price a plan."""
+        return plan_price(chosen, self.program.graph.graph, fused_op_cost.in_bytes)
 
     def price(self, carries: Carries) -> PlanPrice:
-        """The price of the program with such carries."""
+        """Price the program with given carry placements."""
         _, found = self.followed(Advice({}, carries))
         return self.price_of(found)
 
     def followed(self, advice: Advice) -> tuple[Walk, plan.Plan]:
-        """A walk that follows advice, and its plan."""
+        """Walk the program once more along some advice. Returns the walk and its plan."""
         advice = advice._replace(early=self.early)
         walk = Walk(self.first.axes, self.program.name, advice)
-        found = walked(walk, self.program, self.in_marks, self.outs, ())
+        found = run_walk(walk, self.program, self.in_placements, self.outs, ())
         return walk, attrs.evolve(found, advice=advice)
 
 
-def walked(
+def run_walk(
     walk: Walk,
     program: Program,
-    in_marks: Sequence[Marks],
-    out_marks: Sequence[Marks | None],
+    in_placements: Sequence[MeshPlacements],
+    out_placements: Sequence[MeshPlacements | None],
     unreduced: Collection[int],
 ) -> plan.Plan:
-    """The plan that a walk over a Program makes. The arguments are those of `propagate`."""
+    """Run one walk over a Program, and return its plan."""
     graph = program.graph.graph
     holders = graph.find_nodes(op="placeholder")
     forgotten = [path if i in unreduced else None for i, path in enumerate(program.in_paths)]
-    ins = tuple(walk.enter(*entry) for entry in zip(holders, in_marks, forgotten, strict=True))
+    ins = tuple(walk.enter(*entry) for entry in zip(holders, in_placements, forgotten, strict=True))
     (output,) = graph.find_nodes(op="output")
-    leaving = zip(output.args[0], out_marks, strict=True)
-    walk.leaving = {node: marks for node, marks in leaving if marks is not None}
+    leaving = zip(output.args[0], out_placements, strict=True)
+    walk.leaving = {node: placements for node, placements in leaving if placements is not None}
     for node in graph.nodes:
         if node.op == "call_function":
             walk.visit(node)
     outs = tuple(
         walk.leave(*leaving, output)
-        for leaving in zip(output.args[0], out_marks, program.out_paths, strict=True)
+        for leaving in zip(output.args[0], out_placements, program.out_paths, strict=True)
     )
     gradients = [gradient.slot for gradient in walk.gradients.values()]
-    steps = accumulated(walk.steps, gradients, walk.axes, walk.slot)
+    steps = reduced_in_float32(walk.steps, gradients, walk.axes, walk.slot)
     needed = plan.needed(steps, outs)
     return plan.Plan(
         walk.axes,

@@ -26,7 +26,7 @@ from ..collectives import (
     STEPS,
     CollectiveKind,
 )
-from ..types import PENDING, Cost, Mark, Marks, MeshAxes
+from ..types import PARTIAL_KINDS, AxisPlacement, Cost, MeshAxes, MeshPlacements
 from . import layout
 
 EVEN = Cost()
@@ -36,32 +36,30 @@ SLICE_FACTOR = 0.01  # but copies
 
 @attrs.frozen
 class Move:
-    """One step of a redistribution, on one mesh axis.
+    """One step of a redistribution, on one mesh axis: a collective or a slice.
 
     `kind` is the name of a collective, or a slice. A ppermute changes no placement.
     """
 
     kind: str
     axis: int
-    before: Marks
-    after: Marks
+    before: MeshPlacements
+    after: MeshPlacements
     perm: tuple[tuple[int, int], ...] = ()  # of a ppermute: who sends to whom
 
     @property
     def sends(self) -> bool:
-        """Whether it communicates."""
+        """Whether the step communicates."""
         return self.kind in COLLECTIVES
 
     @property
     def collective(self) -> CollectiveKind:
-        """The kind of collective that carries it out; a slice has none."""
+        """The row of the collective that carries out the step."""
         return COLLECTIVES[self.kind]
 
 
 def price(kind: str, nbytes: float, n: int, cost: Cost = EVEN) -> float:
-    """The price of a step for a rank; `nbytes` counts the value replicated on that axis, or a
-    halo.
-    """
+    """Price one step of a redistribution for a rank."""
     if n == 1:
         return 0.0
     if kind == SLICE:
@@ -69,39 +67,42 @@ def price(kind: str, nbytes: float, n: int, cost: Cost = EVEN) -> float:
     return COLLECTIVES[kind].share(n) * nbytes * cost.byte + cost.start
 
 
-def _lies(mark: Mark) -> str:
-    """How a value lies on an axis."""
-    if isinstance(mark, str):
-        return PARTIAL if mark in PENDING else REPLICATED
-    return SHARDED_WITH_HALO if any(layout.halo(mark)) else SHARDED
+def _lies(placement: AxisPlacement) -> str:
+    """Return how a value lies on an axis: replicated, sharded, sharded with a halo, or Partial."""
+    if isinstance(placement, str):
+        return PARTIAL if placement in PARTIAL_KINDS else REPLICATED
+    return SHARDED_WITH_HALO if any(layout.halo(placement)) else SHARDED
 
 
-def kind_of(src: Mark, dst: Mark) -> str | None:
-    """The step from one mark to another on one axis, None where there is none."""
+def kind_of(src: AxisPlacement, dst: AxisPlacement) -> str | None:
+    """Return the kind of step between two placements on one axis; None where there is none."""
     step = _lies(src), _lies(dst)
     if src == dst or (step == (SHARDED, SHARDED_WITH_HALO) and src != layout.without_halo(dst)):
         return None
     return SLICE if step == (REPLICATED, SHARDED) else STEPS.get(step)
 
 
-def mark_price(
-    src: Mark, dst: Mark, nbytes: float, n: int, shape: Sequence[int], cost: Cost = EVEN
+def axis_price(
+    src: AxisPlacement,
+    dst: AxisPlacement,
+    nbytes: float,
+    n: int,
+    shape: Sequence[int],
+    cost: Cost = EVEN,
 ) -> float:
-    """The price of one axis alone: an estimate that ignores how axes stack. An axis of one rank
-    counts as one of two, so that values are placed as on the mesh that it stands for.
-    """
+    """Estimate the price of a redistribution on one axis, ignoring how axes share a dim."""
     n = max(n, 2)
     if src == dst:
         return 0.0
     if any(layout.halo(src)):
         return float("inf")
     if any(layout.halo(dst)):
-        plain = mark_price(src, layout.without_halo(dst), nbytes, n, shape, cost)
+        plain = axis_price(src, layout.without_halo(dst), nbytes, n, shape, cost)
         return plain + price(HALO, nbytes * layout.halo_share(shape, dst), n, cost)
     if (
         not isinstance(src, str)
         and not isinstance(dst, str)
-        and layout.cut_of(src)[0] == layout.cut_of(dst)[0]
+        and layout.dim_and_unit(src)[0] == layout.dim_and_unit(dst)[0]
     ):
         return price(ALL_GATHER, nbytes, n, cost) + price(SLICE, nbytes, n, cost)
     kind = kind_of(src, dst)
@@ -113,10 +114,12 @@ def mark_price(
     return price(priced_as, nbytes, n, cost) + cost.start
 
 
-def local_bytes(nbytes: float, marks: Sequence[Mark], sizes: Sequence[int], without: int) -> float:
-    """The bytes of a rank's local tensor if the axis `without` did not shard it."""
-    for k, (mark, n) in enumerate(zip(marks, sizes, strict=True)):
-        if k != without and not isinstance(mark, str):
+def local_bytes(
+    nbytes: float, placements: Sequence[AxisPlacement], sizes: Sequence[int], without: int
+) -> float:
+    """Return the bytes of a rank's local tensor if one axis did not shard it."""
+    for k, (placement, n) in enumerate(zip(placements, sizes, strict=True)):
+        if k != without and not isinstance(placement, str):
             nbytes /= n
     return nbytes
 
@@ -124,14 +127,12 @@ def local_bytes(nbytes: float, marks: Sequence[Mark], sizes: Sequence[int], with
 def route(
     shape: tuple[int, ...],
     itemsize: int,
-    src: Marks,
-    dst: Marks,
+    src: MeshPlacements,
+    dst: MeshPlacements,
     axes: MeshAxes,
     later: tuple[int, ...] = (),
 ) -> tuple[float, tuple[Move, ...]] | None:
-    """The cheapest moves from `src` to `dst`, with their price in bytes; None where there are
-    none. `later` has the sizes of axes whose placements are still open.
-    """
+    """Find the cheapest moves between two placements, with their price; None if there are none."""
     return _route(shape, itemsize, src, dst, axes, axes.costs, later)
 
 
@@ -139,30 +140,31 @@ def route(
 def _route(
     shape: tuple[int, ...],
     itemsize: int,
-    src: Marks,
-    dst: Marks,
+    src: MeshPlacements,
+    dst: MeshPlacements,
     axes: MeshAxes,
     costs: tuple[Cost, ...],
     later: tuple[int, ...],
 ) -> tuple[float, tuple[Move, ...]] | None:
+    """Run Dijkstra's algorithm over placements."""
     nbytes = float(itemsize)
     for n in shape:
         nbytes *= n
-    queue: list[tuple[float, int, Marks, tuple[Move, ...]]] = [(0.0, 0, src, ())]
-    seen: set[Marks] = set()
+    queue: list[tuple[float, int, MeshPlacements, tuple[Move, ...]]] = [(0.0, 0, src, ())]
+    seen: set[MeshPlacements] = set()
     ticket = itertools.count(1)
     while queue:
-        cost, _, marks, moves = heapq.heappop(queue)
-        if marks == dst:
+        cost, _, placements, moves = heapq.heappop(queue)
+        if placements == dst:
             return cost, moves
-        if marks in seen:
+        if placements in seen:
             continue
-        seen.add(marks)
-        for move in _moves(shape, marks, dst, axes, later):
+        seen.add(placements)
+        for move in _moves(shape, placements, dst, axes, later):
             share = layout.halo_share(shape, move.after[move.axis]) if move.kind == HALO else 1.0
             step = price(
                 move.kind,
-                share * local_bytes(nbytes, marks, axes.sizes, move.axis),
+                share * local_bytes(nbytes, placements, axes.sizes, move.axis),
                 axes.sizes[move.axis],
                 axes.cost(move.axis),
             )
@@ -171,36 +173,45 @@ def _route(
 
 
 def _moves(
-    shape: tuple[int, ...], marks: Marks, dst: Marks, axes: MeshAxes, later: tuple[int, ...]
+    shape: tuple[int, ...],
+    placements: MeshPlacements,
+    dst: MeshPlacements,
+    axes: MeshAxes,
+    later: tuple[int, ...],
 ) -> Iterator[Move]:
-    for k, mark in enumerate(marks):
-        if not _innermost(marks, k, mark):
+    """Yield the moves from some placements that lead toward the target."""
+    for k, placement in enumerate(placements):
+        if not _innermost(placements, k, placement):
             continue
         for wanted in (
             ("R",)
-            if dst[k] == "R" or dst[k] in PENDING
+            if dst[k] == "R" or dst[k] in PARTIAL_KINDS
             else dict.fromkeys(("R", layout.without_halo(dst[k]), dst[k]))
         ):
-            kind = kind_of(mark, wanted)
+            kind = kind_of(placement, wanted)
             if kind is None or (
-                kind == ALL_TO_ALL and layout.cut_of(mark)[0] == layout.cut_of(wanted)[0]
+                kind == ALL_TO_ALL
+                and layout.dim_and_unit(placement)[0] == layout.dim_and_unit(wanted)[0]
             ):
                 continue
-            after = (*marks[:k], wanted, *marks[k + 1 :])
+            after = (*placements[:k], wanted, *placements[k + 1 :])
             if _innermost(after, k, wanted) and _fits(shape, after, axes, later):
-                yield Move(kind, k, marks, after)
+                yield Move(kind, k, placements, after)
 
 
-def _innermost(marks: Marks, k: int, mark: Mark) -> bool:
-    """Whether no later axis shards a chunk of this axis."""
-    cut = layout.split(mark)
+def _innermost(placements: MeshPlacements, k: int, placement: AxisPlacement) -> bool:
+    """Return whether no later axis shards a chunk of this axis."""
+    cut = layout.split(placement)
     return cut is None or all(
         layout.split(m) is None
-        or layout.cut_of(m)[0] != cut[0]
-        or layout.outer_of(m) != layout.outer_of(mark)
-        for m in marks[k + 1 :]
+        or layout.dim_and_unit(m)[0] != cut[0]
+        or layout.block_count(m) != layout.block_count(placement)
+        for m in placements[k + 1 :]
     )
 
 
-def _fits(shape: tuple[int, ...], marks: Marks, axes: MeshAxes, later: tuple[int, ...]) -> bool:
-    return layout.canonical(shape, marks, axes.sizes, later) == marks
+def _fits(
+    shape: tuple[int, ...], placements: MeshPlacements, axes: MeshAxes, later: tuple[int, ...]
+) -> bool:
+    """Return whether placements are in their simplest form for a shape."""
+    return layout.canonical(shape, placements, axes.sizes, later) == placements

@@ -22,7 +22,7 @@ from ..ops.loops import inner_nodes
 from ..partition import Plan
 from ..partition.plan import Nested, Redistribute
 from ..random import ambient
-from ..schedule import Agenda
+from ..schedule import SchedulePlan
 from ..simulated import is_on_part
 from ..types import LocalProgram
 from ..world import texts_of_ranks
@@ -68,7 +68,9 @@ def gathered(name: str, kind: str, mine: Any) -> list[Any]:
     raise DivergenceError.of(name, "ranks are in different calls", *lines, fix=fix)
 
 
-def agree(name: str, plan: Plan, agenda: Agenda, *, may_have_own_sizes: bool = False) -> None:
+def agree(
+    name: str, plan: Plan, schedule_plan: SchedulePlan, *, may_have_own_sizes: bool = False
+) -> None:
     """Compare this rank's plan, order of collectives, and versions of torch and shardfn with the
     others'.
 
@@ -76,7 +78,10 @@ def agree(name: str, plan: Plan, agenda: Agenda, *, may_have_own_sizes: bool = F
         DivergenceError: quotes the first line that differs.
         NeedsOwnSizes: arguments differ in size, and may.
     """
-    others = [*str(agenda.plan).splitlines(), f"the order of collectives {agenda.starts}"]
+    others = [
+        *str(schedule_plan.plan).splitlines(),
+        f"the order of collectives {schedule_plan.starts}",
+    ]
     lines = [*map(Line, VERSIONS), *_lines(plan), *map(Line, others)]
     mine = hashlib.sha256("\n".join(x.text for x in lines).encode()).hexdigest()
     digests = gathered(name, "a digest of programs", mine)
@@ -165,7 +170,9 @@ def _first_other(a: Any, b: Any) -> list[str] | None:
 
 
 def _lines(plan: Plan) -> list[Line]:
-    ins = [f"in {tuple(slot.value.shape)} {slot.value.dtype} {slot.marks}" for slot in plan.ins]
+    ins = [
+        f"in {tuple(slot.value.shape)} {slot.value.dtype} {slot.placements}" for slot in plan.ins
+    ]
     steps = [line for step in plan.steps for line in (_line(step), *_inside(step))]
     return [Line(str(plan.axes)), *map(Line, ins), *steps]
 
@@ -182,9 +189,9 @@ def _line(step: Any) -> Line:
     source = step.node.meta.get("source")
     if isinstance(step, Redistribute):
         kinds = " ".join(m.kind for m in step.moves)
-        text = f"{kinds} {step.source.marks} -> {step.target.marks}"
+        text = f"{kinds} {step.source.placements} -> {step.target.placements}"
         return Line(f"%{step.node.name}: {text}", source)
-    made = " ".join(f"{tuple(s.value.shape)} {s.marks}" for s in step.made)
+    made = " ".join(f"{tuple(s.value.shape)} {s.placements}" for s in step.made)
     constants = [
         torch.fx.node.map_aggregate(x, _without_number)
         for x in (*step.node.args, *step.node.kwargs.items())

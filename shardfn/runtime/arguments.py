@@ -47,7 +47,7 @@ from ..simulated import (
     shown,
     used_after_donation,
 )
-from ..types import CONSTANTS, Aval, Marks, MeshAxes, ShapeDtype
+from ..types import CONSTANTS, Aval, MeshAxes, MeshPlacements, ShapeDtype
 from ..world import World, current_world, default_device_type
 from .options import Request
 
@@ -64,7 +64,7 @@ class Placed:
     tensors: tuple[int, ...]  # which leaves are tensors
     dtensors: tuple[bool, ...]  # of the tensors
     avals: tuple[Aval, ...]  # of the tensors
-    marks: tuple[Marks, ...]  # of the tensors
+    marks: tuple[MeshPlacements, ...]  # of the tensors
     unreduced: tuple[int, ...]  # which of the tensors are unreduced gradients
     donated: tuple[int, ...]  # which leaves are tensors of donated arguments
     followed: tuple[int, ...]  # which leaves are tensors that autograd follows
@@ -633,7 +633,7 @@ def _instead(x: Any, path: str) -> str:
 
 def marks_of_arguments(
     request: Request, arguments: Arguments, tensors: Sequence[int], mesh: Any
-) -> tuple[Marks, ...]:
+) -> tuple[MeshPlacements, ...]:
     """The placements of each tensor argument.
 
     Args:
@@ -648,7 +648,7 @@ def marks_of_arguments(
     """
     leaves, axes = arguments.leaves, axes_of(mesh)
     specs = _specs(request, arguments)
-    marks: list[Marks] = []
+    marks: list[MeshPlacements] = []
     wrong: list[tuple[str, str]] = []
     for i in tensors:
         try:
@@ -756,7 +756,7 @@ def _check_device(device: torch.device, device_type: str) -> None:
         )
 
 
-def _marks(x: Any, spec: Any, mesh: Any, axes: MeshAxes) -> Marks:
+def _marks(x: Any, spec: Any, mesh: Any, axes: MeshAxes) -> MeshPlacements:
     """The placements of one argument. Raises ValueError if they do not fit."""
     if isinstance(x, torch.Tensor) and mesh is not None:
         _check_device(x.device, mesh.device_type)
@@ -781,7 +781,7 @@ def _marks(x: Any, spec: Any, mesh: Any, axes: MeshAxes) -> Marks:
 
 def marks_of_closed_over(
     name: str, x: torch.Tensor, node: torch.fx.Node, mesh: Any, axes: MeshAxes
-) -> Marks:
+) -> MeshPlacements:
     """The placements of a closed-over tensor, the input `node` of the program: a plain one is
     replicated. A DTensor on a part of the mesh is replicated over the other axes. In the code of
     one rank it has one more dim, of each rank's own tensors.

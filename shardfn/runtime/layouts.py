@@ -22,11 +22,11 @@ from ..errors import PlacementError, call_site
 from ..mesh import all_coordinates, axes_of
 from ..partition import Plan, layout
 from ..partition.rules.dtypes import COMPUTED, INTEGERS
-from ..partition.strided import elements, strided_dims
+from ..partition.strided_shards import elements, strided_dims
 from ..placement import torch_placements
 from ..random import ambient
 from ..simulated import SimulatedDTensor, SimulatedTensor, on_mesh, own_of_part
-from ..types import MEAN, TENSOR, LocalProgram, Marks, MeshAxes
+from ..types import MEAN, TENSOR, LocalProgram, MeshAxes, MeshPlacements
 from .arguments import Placed, said
 from .store import Layouts
 
@@ -287,7 +287,7 @@ def _from_the_start(read: Reader, is_refused: bool, name: str, path: str) -> Rea
     return own
 
 
-def reader(is_dtensor: bool, marks: Marks, placed: Placed) -> Callable[[Any], Any]:
+def reader(is_dtensor: bool, marks: MeshPlacements, placed: Placed) -> Callable[[Any], Any]:
     """A reader of an argument's local tensor: that of this rank, or in a simulated world a list
     of all ranks'.
     """
@@ -323,7 +323,9 @@ def _all_shards(n: int) -> Callable[[Any], list[torch.Tensor]]:
     return read
 
 
-def cut(x: torch.Tensor, marks: Marks, axes: MeshAxes, coordinate: Sequence[int]) -> torch.Tensor:
+def cut(
+    x: torch.Tensor, marks: MeshPlacements, axes: MeshAxes, coordinate: Sequence[int]
+) -> torch.Tensor:
     """One rank's shard of a global tensor, in new memory, with the order of dims in memory of
     the global tensor.
     """
@@ -355,7 +357,7 @@ def carried(x: torch.Tensor) -> torch.Tensor:
 
 
 def join(
-    shards: Sequence[torch.Tensor], shape: Sequence[int], marks: Marks, axes: MeshAxes
+    shards: Sequence[torch.Tensor], shape: Sequence[int], marks: MeshPlacements, axes: MeshAxes
 ) -> torch.Tensor:
     """The global tensor from the local tensors of all ranks."""
     values = dict(zip(all_coordinates(axes), map(carried, shards), strict=True))
@@ -372,9 +374,9 @@ def join(
     return whole if whole.dtype == dtype else whole.view(dtype)
 
 
-def _stored(size: int, dim: int, marks: Marks, axes: MeshAxes) -> torch.Tensor:
+def _stored(size: int, dim: int, marks: MeshPlacements, axes: MeshAxes) -> torch.Tensor:
     """The numbers of the elements of a dim in the order of the ranks that hold them."""
-    shards = [layout.split(m) is not None and layout.cut_of(m)[0] == dim for m in marks]
+    shards = [layout.split(m) is not None and layout.dim_and_unit(m)[0] == dim for m in marks]
     held = [
         elements(size, dim, marks, axes.sizes, c)
         for c in all_coordinates(axes)
@@ -393,7 +395,7 @@ def _joined(group: list[torch.Tensor], mark: Any) -> torch.Tensor:
     return reduce(torch.stack(group), 0).to(group[0].dtype)  # torch sums integers in 64 bits
 
 
-def spec_of(mesh: Any, marks: Marks, value: torch.Tensor) -> Any:
+def spec_of(mesh: Any, marks: MeshPlacements, value: torch.Tensor) -> Any:
     """The DTensor spec of a result."""
     stride = value.stride()
     if not layout.is_dense(value.shape, stride):
@@ -498,7 +500,7 @@ def maker(placed: Placed, captured: Captured, partition: Plan) -> Maker | None:
     slots = partition.outs[:count]
     unreduced = {slot.number for slot, _ in partition.unreduced}
     pairs = zip(slots, values, strict=True)
-    specs = [spec_of(placed.mesh, slot.marks, value) for slot, value in pairs]
+    specs = [spec_of(placed.mesh, slot.placements, value) for slot, value in pairs]
     specs = [
         _compat.unreduced_spec(spec) if slot.number in unreduced else spec
         for spec, slot in zip(specs, slots, strict=True)

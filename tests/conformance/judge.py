@@ -15,7 +15,7 @@ from shardfn import _tree
 from shardfn.capture import Arguments, Captured, capture
 from shardfn.errors import ShardError
 from shardfn.partition import Plan, layout, plan, propagate
-from shardfn.types import Marks
+from shardfn.types import MeshPlacements
 
 MESHES = ((2,), (3,), (5,), (2, 2))
 TOLERANCE = {
@@ -184,7 +184,7 @@ def captured(fn: Callable[..., Any], call: Call, *args: Any) -> Captured:
     return capture(fn, call.name, Arguments.of(args, {}, _tree.paths((args, {}))))
 
 
-def placements(ready: Ready, sizes: tuple[int, ...]) -> Iterator[list[Marks]]:
+def placements(ready: Ready, sizes: tuple[int, ...]) -> Iterator[list[MeshPlacements]]:
     """Everything whole, then each tensor cut on each of its dims in turn, and each floating one
     pending; on two axes, the next one too.
     """
@@ -200,16 +200,16 @@ def placements(ready: Ready, sizes: tuple[int, ...]) -> Iterator[list[Marks]]:
         yield marked(ready, [(way,)] if len(sizes) == 1 else [(way,), (ways[(n + 1) % len(ways)],)])
 
 
-def results_cut(ready: Ready, sizes: tuple[int, ...]) -> Iterator[list[Marks]]:
+def results_cut(ready: Ready, sizes: tuple[int, ...]) -> Iterator[list[MeshPlacements]]:
     """Each result cut on each dim, of a call that makes tensors of nothing."""
     for i, x in enumerate(ready.wanted):
         for d in range(x.dim()):
-            outs: list[Marks] = [("R",) * len(sizes) for _ in ready.wanted]
+            outs: list[MeshPlacements] = [("R",) * len(sizes) for _ in ready.wanted]
             outs[i] = layout.canonical(x.shape, (d,) * len(sizes), sizes)
             yield [*marked(ready, [()] * len(sizes)), *outs]
 
 
-def marked(ready: Ready, per_axis: Sequence[Sequence[tuple[int, Any]]]) -> list[Marks]:
+def marked(ready: Ready, per_axis: Sequence[Sequence[tuple[int, Any]]]) -> list[MeshPlacements]:
     """The marks of every input, from what is placed on each axis."""
     found = [["R"] * len(per_axis) for _ in (*ready.ins, *ready.captured.closed_over)]
     for axis, placed in enumerate(per_axis):
@@ -218,7 +218,7 @@ def marked(ready: Ready, per_axis: Sequence[Sequence[tuple[int, Any]]]) -> list[
     return [tuple(m) for m in found]
 
 
-def judged(ready: Ready, marks: list[Marks], sizes: tuple[int, ...], name: str) -> Verdict:
+def judged(ready: Ready, marks: list[MeshPlacements], sizes: tuple[int, ...], name: str) -> Verdict:
     """Partition, run on every rank, compare."""
     xs = (*ready.ins, *ready.captured.closed_over)
     outs = marks[len(xs) :] or [None] * len(ready.wanted)
@@ -240,7 +240,7 @@ def judged(ready: Ready, marks: list[Marks], sizes: tuple[int, ...], name: str) 
         return Verdict(CRASHED, ready.what, case, said(error))
     try:
         for got, whole, slot in zip(found, ready.wanted, chosen.outs, strict=True):
-            compared(ready, got, whole, slot.marks, sizes)
+            compared(ready, got, whole, slot.placements, sizes)
     except AssertionError as error:
         return Verdict(WRONG, ready.what, case, str(error)[:500])
     what, why = kind(chosen)
@@ -251,7 +251,7 @@ def compared(
     ready: Ready,
     got: Sequence[torch.Tensor],
     whole: torch.Tensor,
-    marks: Marks,
+    marks: MeshPlacements,
     sizes: tuple[int, ...],
 ) -> None:
     if ready.call.name.split(".")[0] in UNSET:
@@ -278,7 +278,7 @@ def tolerance_of(every: Sequence[torch.Tensor], whole: torch.Tensor) -> float:
 
 
 def compared_piece(
-    ready: Ready, got: torch.Tensor, whole: torch.Tensor, marks: Marks, n: int, rank: int
+    ready: Ready, got: torch.Tensor, whole: torch.Tensor, marks: MeshPlacements, n: int, rank: int
 ) -> None:
     """Compare one rank's results with its piece of the true ones."""
     if ready.call.name.split(".")[0] in UNSET:
@@ -288,7 +288,9 @@ def compared_piece(
 
 def kind(chosen: Plan) -> tuple[str, str]:
     """Whether something is cut at the door, and for which ops what was cut is made whole."""
-    cut = any(not isinstance(m, str) for slot in (*chosen.ins, *chosen.outs) for m in slot.marks)
+    cut = any(
+        not isinstance(m, str) for slot in (*chosen.ins, *chosen.outs) for m in slot.placements
+    )
     moved = [s for s in chosen.steps if isinstance(s, plan.Redistribute) and s.implicit]
     ops = ", ".join(
         dict.fromkeys(

@@ -17,8 +17,8 @@ from conformance.judge import Ready
 from shardfn import _compat
 from shardfn.errors import ShardError
 from shardfn.partition import emit, layout, propagate
-from shardfn.schedule import agenda, schedule
-from shardfn.types import Marks
+from shardfn.schedule import plan_schedule, schedule
+from shardfn.types import MeshPlacements
 
 SHARE = 0.03
 
@@ -30,7 +30,7 @@ def is_chosen(text: str, share: float) -> bool:
 
 def cases(
     names: Sequence[str], n: int, share: float, most: int
-) -> Iterator[tuple[str, Ready, list[Marks]]]:
+) -> Iterator[tuple[str, Ready, list[MeshPlacements]]]:
     """The chosen cases of some operators on n ranks; only those are captured of which one is."""
     known = calls.entries()
     for name in names:
@@ -74,14 +74,16 @@ def checked(
     return count, wrong
 
 
-def ran(ready: Ready, marks: list[Marks], n: int, rank: int) -> list[str]:
+def ran(ready: Ready, marks: list[MeshPlacements], n: int, rank: int) -> list[str]:
     """Run one case with everybody else; what is wrong with this rank's results."""
     xs = (*ready.ins, *ready.captured.closed_over)
     program, axes = ready.captured.program, pieces.mesh_axes((n,))
     outs = marks[len(xs) :] or [None] * len(ready.wanted)
     placed = [layout.canonical(x.shape, m, (n,)) for x, m in zip(xs, marks, strict=False)]
     chosen = propagate(program, axes, placed, outs)
-    graph = schedule(emit(chosen, (rank,), ("conformance",), "cpu"), agenda(chosen, "case"))[-1]
+    graph = schedule(emit(chosen, (rank,), ("conformance",), "cpu"), plan_schedule(chosen, "case"))[
+        -1
+    ]
     mine = [
         pieces.cut(x, m, (n,), seed, exact=True)[rank]
         for seed, (x, m) in enumerate(zip(xs, placed, strict=True))
@@ -91,7 +93,7 @@ def ran(ready: Ready, marks: list[Marks], n: int, rank: int) -> list[str]:
     wrong = []
     for k, (x, whole, slot) in enumerate(zip(got, ready.wanted, chosen.outs, strict=True)):
         try:
-            judge.compared_piece(ready, x, whole, slot.marks, n, rank)
+            judge.compared_piece(ready, x, whole, slot.placements, n, rank)
         except AssertionError as error:
             wrong.append(f"result {k} of rank {rank}: {error}"[:400])
     return wrong

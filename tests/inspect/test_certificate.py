@@ -69,7 +69,7 @@ def broken(change: Any) -> Any:
     graph = copied(made.program.graph)
     change(graph)
     program = attrs.evolve(made.program, graph=graph)
-    return certify([program], program, made.agenda, H100)
+    return certify([program], program, made.schedule_plan, H100)
 
 
 def starts(graph: torch.fx.Graph) -> list[torch.fx.Node]:

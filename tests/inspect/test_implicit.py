@@ -19,7 +19,7 @@ from shardfn import P
 from shardfn.inspect.alternatives import Alternative
 from shardfn.inspect.transfers import NO_RULE, NO_SHARDED_STRATEGY
 from shardfn.partition import plan, rules
-from shardfn.partition.rule_api.op import Op
+from shardfn.partition.rule_api.op_record import Op
 
 aten = torch.ops.aten
 X = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -68,7 +68,7 @@ def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 def test_s8_1_one_record_of_an_op_call_with_placements_in_place_of_values() -> None:
     low = sharded(product, (P("dp"), P()), out_placements=P("dp")).lower(X, W)
     mm, relu = (step for step in low.partition.steps if isinstance(step, plan.Apply))
-    assert [(tuple(s.value.shape), s.marks) for s in (*mm.ins, *mm.outs)] == [
+    assert [(tuple(s.value.shape), s.placements) for s in (*mm.ins, *mm.outs)] == [
         ((6, 4), (0, "R")),
         ((4, 4), ("R", "R")),
         ((6, 4), (0, "R")),
@@ -94,7 +94,7 @@ def test_s8_2_the_cheapest_placement_is_taken_and_not_the_first() -> None:
     for placed, wanted in (((P("dp"), P("dp")), (0, "R")), ((P(None, "dp"), P("dp")), (1, 0))):
         low = sharded(lambda x, w: x @ w, placed).lower(large, small)
         (mm,) = (step for step in low.partition.steps if isinstance(step, plan.Apply))
-        assert tuple(slot.marks[0] for slot in mm.ins) == wanted
+        assert tuple(slot.placements[0] for slot in mm.ins) == wanted
         first = rules.find(aten.mm.default)(walked_call(low, mm))[0]
         assert first[0] == ("R", "R"), "the first choice gathers both"
         for t in low.implicit:

@@ -19,9 +19,9 @@ from bench.planner import llama
 from shardfn import P
 from shardfn.hardware import H100
 from shardfn.partition import propagate
-from shardfn.partition.auto import fused
-from shardfn.partition.planner.price import PlanPrice, plan_price
-from shardfn.partition.planner.starts import timed_on
+from shardfn.partition.auto import fused_op_cost
+from shardfn.partition.planner.plan_price import PlanPrice, plan_price
+from shardfn.partition.planner.start_costs import with_hardware_links
 
 LAYERS = 2
 COLUMN, ROW = P(None, None, "tp"), P(None, "tp")
@@ -126,8 +126,8 @@ SAMPLED = [
 
 def price(traced: Any, plan: Any) -> PlanPrice:
     """The price of a plan over the links of an H100's nodes."""
-    over = attrs.evolve(plan, axes=timed_on(plan.axes))
-    return plan_price(over, traced.program.graph.graph, fused.in_bytes)
+    over = attrs.evolve(plan, axes=with_hardware_links(plan.axes))
+    return plan_price(over, traced.program.graph.graph, fused_op_cost.in_bytes)
 
 
 def planned(mesh: Any, world: World, fn: Any, places: Any, planner: str) -> PlanPrice:

@@ -13,7 +13,7 @@ from shardfn.ops.halo import halo
 from shardfn.partition import Plan, layout
 from shardfn.partition import plan as steps
 from shardfn.partition.redistribute import route
-from shardfn.types import Marks
+from shardfn.types import MeshPlacements
 from tests.support.stages.exchange import exchanged
 
 FLOAT = 8  # bytes
@@ -35,9 +35,9 @@ def test_a_halo_is_the_edges_of_the_neighbours_and_zeros_at_the_ends(n: int) -> 
     for size, unit, before, after in itertools.product((6, 7, 9), (1, 3), (0, 1), (0, 1)):
         if size % unit == 0 and before + after:
             plan, x = halves(size, (0, unit, before, after), n)
-            wanted = pieces.cut(x, plan.outs[0].marks, (n,))
+            wanted = pieces.cut(x, plan.outs[0].placements, (n,))
             for got, chunk in zip(
-                pieces.run_plan(plan, [pieces.cut(x, plan.ins[0].marks, (n,))])[0],
+                pieces.run_plan(plan, [pieces.cut(x, plan.ins[0].placements, (n,))])[0],
                 wanted,
                 strict=True,
             ):
@@ -47,7 +47,7 @@ def test_a_halo_is_the_edges_of_the_neighbours_and_zeros_at_the_ends(n: int) -> 
 
 
 def test_a_halo_fits_the_chunks_it_comes_from_and_its_dim_is_cut_once() -> None:
-    fits: dict[Marks, bool] = {
+    fits: dict[MeshPlacements, bool] = {
         ((0, 1, 3, 3), "R"): True, ((0, 1, 4, 0), "R"): False, ((0, 1, 1, 1), 1): True,
         ((0, 1, 1, 1), 0): False, (0, (0, 1, 1, 1)): False, ((0, 4, 1, 1), "R"): False,
     }  # fmt: skip

@@ -12,17 +12,17 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shardfn.partition import layout
-from shardfn.types import Mark, Marks
+from shardfn.types import AxisPlacement, MeshPlacements
 
 SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=3).map(tuple)
 SHAPES = st.lists(st.integers(0, 12), min_size=1, max_size=3).map(tuple)
 
 
 @st.composite
-def cuts(draw: st.DrawFn) -> tuple[tuple[int, ...], Marks, tuple[int, ...]]:
+def cuts(draw: st.DrawFn) -> tuple[tuple[int, ...], MeshPlacements, tuple[int, ...]]:
     """A shape, marks that fit it, and the mesh's sizes; two axes often share a dim."""
     shape, sizes = draw(SHAPES), draw(SIZES)
-    marks: list[Mark] = []
+    marks: list[AxisPlacement] = []
     for k in range(len(sizes)):
         dim, unit = (draw(st.integers(0, len(shape) - 1)), draw(st.sampled_from((1, 1, 2, 3, 4))))
         outer = draw(st.sampled_from((2, 3, 4, 6))) if sizes[k] > 1 else 1
@@ -64,7 +64,7 @@ def test_a_chunk_is_torch_chunks_full_ones_then_one_remainder_then_empty_ones(
 @given(cuts())
 @examples(200)
 def test_the_local_shape_is_the_shape_of_the_piece(
-    case: tuple[tuple[int, ...], Marks, tuple[int, ...]],
+    case: tuple[tuple[int, ...], MeshPlacements, tuple[int, ...]],
 ) -> None:
     shape, marks, sizes = case
     for c, piece in zip(
@@ -76,7 +76,7 @@ def test_the_local_shape_is_the_shape_of_the_piece(
 @given(cuts())
 @examples(200)
 def test_pieces_of_all_ranks_hold_every_element(
-    case: tuple[tuple[int, ...], Marks, tuple[int, ...]],
+    case: tuple[tuple[int, ...], MeshPlacements, tuple[int, ...]],
 ) -> None:
     shape, marks, sizes = case
     x = numbered(shape)
@@ -86,7 +86,7 @@ def test_pieces_of_all_ranks_hold_every_element(
 @given(cuts())
 @examples(200)
 def test_canonical_marks_cut_the_same_and_are_canonical(
-    case: tuple[tuple[int, ...], Marks, tuple[int, ...]],
+    case: tuple[tuple[int, ...], MeshPlacements, tuple[int, ...]],
 ) -> None:
     shape, marks, sizes = case
     plain = layout.canonical(shape, marks, sizes)
@@ -100,21 +100,21 @@ def test_canonical_marks_cut_the_same_and_are_canonical(
 @given(cuts(), st.integers(0, 2), st.integers(1, 6), st.integers(1, 5))
 @examples(200)
 def test_canonical_refuses_a_unit_that_some_chunk_is_no_multiple_of(
-    case: tuple[tuple[int, ...], Marks, tuple[int, ...]], dim: int, unit: int, n: int
+    case: tuple[tuple[int, ...], MeshPlacements, tuple[int, ...]], dim: int, unit: int, n: int
 ) -> None:
     shape, marks, sizes = case
     assume(dim < len(shape) and all(map(layout.is_plain, marks)))
     found = [p.shape[dim] for p in pieces.cut(numbered(shape), marks, sizes)]
     if layout.canonical(shape, (*marks, (dim, unit)), (*sizes, n)) is not None:
         assert all(length % unit == 0 for length in found)
-    elif all(m == "R" or layout.cut_of(m)[0] != dim for m in marks):
+    elif all(m == "R" or layout.dim_and_unit(m)[0] != dim for m in marks):
         assert shape[dim] % unit
 
 
 @given(cuts(), st.integers(0, 2))
 @examples(200)
 def test_every_chunk_is_a_multiple_of_the_grain(
-    case: tuple[tuple[int, ...], Marks, tuple[int, ...]], dim: int
+    case: tuple[tuple[int, ...], MeshPlacements, tuple[int, ...]], dim: int
 ) -> None:
     shape, marks, sizes = case
     assume(dim < len(shape) and all(map(layout.is_plain, marks)))
@@ -136,7 +136,7 @@ def test_two_axes_on_one_dim_cut_in_mesh_order() -> None:
 def test_the_words_for_marks() -> None:
     assert [layout.split(m) for m in ("R", "sum", 2, (1, 3))] == [None, None, (2, 1), (1, 3)]
     assert (layout.joined(2, 1), layout.joined(1, 3)) == (2, (1, 3))
-    assert [layout.cut_of(m) for m in (2, (1, 3))] == [(2, 1), (1, 3)]
+    assert [layout.dim_and_unit(m) for m in (2, (1, 3))] == [(2, 1), (1, 3)]
 
 
 @given(st.lists(st.integers(1, 5), max_size=4), st.randoms(use_true_random=False))

@@ -8,7 +8,7 @@ import torch
 from shardfn import _compat
 from shardfn.partition import plan as steps
 from shardfn.partition.redistribute import route
-from shardfn.types import Marks
+from shardfn.types import MeshPlacements
 
 FAKE = _compat.FakeTensorMode().from_tensor(torch.ones(6))
 AXES = pieces.mesh_axes((2, 3))
@@ -25,9 +25,9 @@ def slot(number: int, *marks: object) -> steps.Slot:
 
 
 def redistribute(
-    source: steps.Slot, number: int, marks: Marks, phase: str = "forward"
+    source: steps.Slot, number: int, marks: MeshPlacements, phase: str = "forward"
 ) -> steps.Redistribute:
-    found = route((6,), 8, source.marks, marks, AXES)
+    found = route((6,), 8, source.placements, marks, AXES)
     assert found is not None
     target = steps.Slot(number, FAKE, marks)
     return steps.Redistribute(node(phase), source, target, found[1], False)

@@ -10,7 +10,7 @@ import torch
 
 import shardfn as sf
 from shardfn.partition import propagate
-from shardfn.types import Marks
+from shardfn.types import MeshPlacements
 from tests.support.stages.plans import planned, program_of, told
 
 X, W = torch.ones(8, 4), torch.ones(4, 6)
@@ -28,7 +28,7 @@ def test_results_are_brought_to_the_placements_that_are_asked_for() -> None:
 def test_an_unreduced_gradient_stays_so_through_linear_ops_and_is_refused_by_others() -> None:
     linear = program_of(lambda x: [x * 2], X)
     plan = propagate(linear, AXES, [("sum",)], [("sum",)], unreduced=[0])
-    assert plan.outs[0].marks == ("sum",)
+    assert plan.outs[0].placements == ("sum",)
     other = program_of(lambda x: [x.exp()], X)
     with pytest.raises(sf.PlacementError, match="argument x0: it is an unreduced"):
         propagate(other, AXES, [("sum",)], [None], unreduced=[0])
@@ -47,7 +47,7 @@ def test_a_global_plan_is_taken_where_it_sends_clearly_less(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     args = (torch.zeros(64, 32, dtype=torch.int64), torch.ones(50, 64), torch.ones(64, 64))
-    ins: list[Marks] = [(0,), (1,), ("R",)]
+    ins: list[MeshPlacements] = [(0,), (1,), ("R",)]
     program = program_of(embedded, *args)
     sent = lambda plan: sum("by all_reduce" in line for line in told(plan))
     greedy = propagate(program, AXES, ins, [None], planner="greedy")
@@ -57,4 +57,4 @@ def test_a_global_plan_is_taken_where_it_sends_clearly_less(
     monkeypatch.setattr(module, "WORTH", 0.0)
     planned_at_once = propagate(program, AXES, ins, [None], planner="global")
     assert sent(planned_at_once) <= sent(greedy)
-    assert planned_at_once.outs[0].marks == greedy.outs[0].marks
+    assert planned_at_once.outs[0].placements == greedy.outs[0].placements

@@ -19,25 +19,31 @@ from shardfn import _compat
 from shardfn.partition import Plan, layout
 from shardfn.partition import plan as steps
 from shardfn.partition.redistribute import Move, price, route
-from shardfn.types import PENDING, Cost, Mark, Marks
+from shardfn.types import PARTIAL_KINDS, AxisPlacement, Cost, MeshPlacements
 
 MESHES = ((2,), (3,), (2, 2), (2, 3), (2, 2, 2))
 SIZES = st.integers(0, 7) | st.sampled_from((6, 8, 9, 12, 18))
 SHAPES = st.lists(SIZES, max_size=3).map(tuple)
-Case = tuple[tuple[int, ...], tuple[int, ...], Marks, Marks]
+Case = tuple[tuple[int, ...], tuple[int, ...], MeshPlacements, MeshPlacements]
 
 
-def moves(shape: Sequence[int], src: Marks, dst: Marks, sizes: Sequence[int]) -> tuple[Move, ...]:
+def moves(
+    shape: Sequence[int], src: MeshPlacements, dst: MeshPlacements, sizes: Sequence[int]
+) -> tuple[Move, ...]:
     found = route(tuple(shape), 8, src, dst, pieces.mesh_axes(sizes))
     assert found is not None, f"no way from {src} to {dst} for {tuple(shape)} on {tuple(sizes)}"
     return found[1]
 
 
-def kinds(shape: Sequence[int], src: Marks, dst: Marks, sizes: Sequence[int]) -> list[str]:
+def kinds(
+    shape: Sequence[int], src: MeshPlacements, dst: MeshPlacements, sizes: Sequence[int]
+) -> list[str]:
     return [m.kind for m in moves(shape, src, dst, sizes)]
 
 
-def moved(x: torch.Tensor, src: Marks, dst: Marks, sizes: Sequence[int]) -> list[torch.Tensor]:
+def moved(
+    x: torch.Tensor, src: MeshPlacements, dst: MeshPlacements, sizes: Sequence[int]
+) -> list[torch.Tensor]:
     """Every rank's piece after a redistribution."""
     mode = _compat.FakeTensorMode()
     fake = mode.from_tensor(x)
@@ -49,11 +55,13 @@ def moved(x: torch.Tensor, src: Marks, dst: Marks, sizes: Sequence[int]) -> list
 
 
 @st.composite
-def marks(draw: st.DrawFn, shape: tuple[int, ...], sizes: tuple[int, ...], pending: Marks) -> Marks:
+def marks(
+    draw: st.DrawFn, shape: tuple[int, ...], sizes: tuple[int, ...], pending: MeshPlacements
+) -> MeshPlacements:
     """Marks that fit a shape; `pending` says for each axis which pending reduction it may have."""
-    out: list[Mark] = []
+    out: list[AxisPlacement] = []
     for k in range(len(sizes)):
-        offered: list[Mark] = ["R", *pending[k : k + 1]] if pending else ["R"]
+        offered: list[AxisPlacement] = ["R", *pending[k : k + 1]] if pending else ["R"]
         dims = [
             layout.joined(d, u, outer=o)
             for d in range(len(shape))
@@ -75,7 +83,7 @@ def cases(draw: st.DrawFn) -> Case:
     src = draw(marks(shape, sizes, (op,) * len(sizes)))
     dst = draw(marks(shape, sizes, ()))
     kept = [
-        s if s in PENDING and draw(st.integers(0, 3)) == 0 else d
+        s if s in PARTIAL_KINDS and draw(st.integers(0, 3)) == 0 else d
         for s, d in zip(src, dst, strict=True)
     ]
     plain = layout.canonical(shape, tuple(kept), sizes)
@@ -94,7 +102,7 @@ def test_a_route_turns_the_pieces_of_the_source_into_those_of_the_target(
     x = x.permute(back).contiguous().permute(back) if turned else x
     got = moved(x, src, dst, sizes)
     pieces.check_pieces(got, x, dst, sizes)
-    if not set(PENDING) & set(dst):
+    if not set(PARTIAL_KINDS) & set(dst):
         for a, b in zip(got, pieces.cut(x, dst, sizes), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
@@ -110,13 +118,13 @@ def test_only_the_innermost_axis_of_a_dim_is_gathered_cut_or_exchanged(case: Cas
             m for m in (move.before[move.axis], move.after[move.axis]) if not isinstance(m, str)
         ]
         for one in touched:
-            dim, outer = layout.cut_of(one)[0], layout.outer_of(one)
+            dim, outer = layout.dim_and_unit(one)[0], layout.block_count(one)
             inner = [
                 m
                 for m in move.before[move.axis + 1 :]
-                if not isinstance(m, str) and layout.outer_of(m) == outer
+                if not isinstance(m, str) and layout.block_count(m) == outer
             ]
-            assert all(layout.cut_of(m)[0] != dim for m in inner), (
+            assert all(layout.dim_and_unit(m)[0] != dim for m in inner), (
                 f"{move} works on dim {dim} under an inner axis"
             )
         others = [k for k in range(len(sizes)) if k != move.axis]

@@ -13,7 +13,7 @@ import shardfn as sf
 from shardfn.runtime import agreement
 from shardfn.runtime.agreement import VERSIONS, agree, checked, compare_ranks, has_others
 from shardfn.runtime.options import Request
-from shardfn.schedule import agenda
+from shardfn.schedule import plan_schedule
 from tests.support.stages.plans import data_parallel
 
 REQUEST = Request("f", print, print)
@@ -51,7 +51,7 @@ def test_ranks_that_compare_other_things_are_in_different_calls(
 def test_equal_plans_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     gathers(monkeypatch)
     plan = data_parallel()
-    agree("f", plan, agenda(plan, "f"))
+    agree("f", plan, plan_schedule(plan, "f"))
 
 
 def test_the_first_line_that_differs_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ def test_the_first_line_that_differs_is_quoted(monkeypatch: pytest.MonkeyPatch) 
     theirs = [*mine[:at], ("another step", None)]
     gathers(monkeypatch, "another digest", theirs)
     with pytest.raises(sf.DivergenceError) as caught:
-        agree("f", plan, agenda(plan, "f"))
+        agree("f", plan, plan_schedule(plan, "f"))
     text = str(caught.value)
     assert text.startswith("f: ranks hold different programs\n")
     assert f"rank 0: {mine[at]}" in text and "rank 1: another step" in text

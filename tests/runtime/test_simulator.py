@@ -11,8 +11,8 @@ import torch
 import shardfn as sf
 from shardfn import _compat
 from shardfn.errors import SAME_COLLECTIVES
-from shardfn.partition.emission.builder import Builder, Piece
-from shardfn.partition.emission.moves import apply_move
+from shardfn.partition.emission.emit_collectives import apply_move
+from shardfn.partition.emission.graph_builder import Builder, LocalShard
 from shardfn.partition.printing import local_text
 from shardfn.partition.redistribute import Move
 from shardfn.runtime.simulator import Request, combine, simulate
@@ -28,11 +28,11 @@ def program(sizes: Sequence[int], shape: tuple[int, ...], steps: Sequence[Step])
     b = Builder(axes, (0,) * len(sizes), _compat.FakeTensorMode(), "cpu", tuple(names))
     with b.mode:
         value = torch.empty(shape)
-        piece = b.piece(b.placeholder("x", value), value, ("R",) * len(sizes))
+        piece = b.shard(b.placeholder("x", value), value, ("R",) * len(sizes))
         for op, axis, line in steps:
             b.about = {"origin": "mm", "source": line}
             before = tuple(op if k == axis else "R" for k in range(len(sizes)))
-            pending = Piece(piece.node, piece.shape, piece.stride, before, piece.local_shape)
+            pending = LocalShard(piece.node, piece.shape, piece.stride, before, piece.local_shape)
             piece = apply_move(
                 b, pending, Move("all_reduce", axis, before, ("R",) * len(sizes)), False
             )

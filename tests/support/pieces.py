@@ -16,8 +16,8 @@ from shardfn.partition import plan as steps
 from shardfn.partition.printing import local_text
 from shardfn.partition.rule_api.strategy import OpCall
 from shardfn.runtime.simulator import simulate
-from shardfn.schedule import agenda, schedule
-from shardfn.types import LocalProgram, Mark, Marks, MeshAxes
+from shardfn.schedule import plan_schedule, schedule
+from shardfn.types import AxisPlacement, LocalProgram, MeshAxes, MeshPlacements
 
 LETTERS = "abcdefg"
 
@@ -58,7 +58,7 @@ def with_halo(
 
 
 def held_rows(
-    size: int, dim: int, marks: Marks, sizes: Sequence[int]
+    size: int, dim: int, marks: MeshPlacements, sizes: Sequence[int]
 ) -> dict[tuple[int, ...], torch.Tensor]:
     """The elements of a dim that the rank at each coordinate holds, where some axis has a
     strided shard of it: those that every axis says are its own.
@@ -102,12 +102,12 @@ def _chunk(
     return rows[torch.isin(runs, kept)]
 
 
-def is_strided(mark: Mark) -> bool:
+def is_strided(mark: AxisPlacement) -> bool:
     return isinstance(mark, tuple) and len(mark) == 3
 
 
 def split(
-    x: torch.Tensor, mark: Mark, n: int, generator: torch.Generator, exact: bool = False
+    x: torch.Tensor, mark: AxisPlacement, n: int, generator: torch.Generator, exact: bool = False
 ) -> list[torch.Tensor]:
     """What each of n ranks on one axis holds of x: a chunk, all of it, or a random term of the
     pending reduction.
@@ -143,13 +143,20 @@ def _noise(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def cut(
-    x: torch.Tensor, marks: Marks, sizes: Sequence[int], seed: int = 0, *, exact: bool = False
+    x: torch.Tensor,
+    marks: MeshPlacements,
+    sizes: Sequence[int],
+    seed: int = 0,
+    *,
+    exact: bool = False,
 ) -> list[torch.Tensor]:
     """Every rank's piece of x; the first axis cuts first."""
     generator = torch.Generator().manual_seed(seed)
     level = [x]
     strided = {m[0] for m in marks if is_strided(m)}
-    plain = ["R" if not isinstance(m, str) and layout.cut_of(m)[0] in strided else m for m in marks]
+    plain = [
+        "R" if not isinstance(m, str) and layout.dim_and_unit(m)[0] in strided else m for m in marks
+    ]
     for mark, n in zip(plain, sizes, strict=True):
         level = [piece for whole in level for piece in split(whole, mark, n, generator, exact)]
     for dim in strided:
@@ -169,7 +176,7 @@ def _ordered(piece: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def joined(
     pieces: Sequence[torch.Tensor],
-    marks: Marks,
+    marks: MeshPlacements,
     sizes: Sequence[int],
     tolerance: float | None = None,
 ) -> torch.Tensor:
@@ -180,7 +187,7 @@ def joined(
     (whole,) = level
     for dim in {m[0] for m in marks if is_strided(m)}:
         rows = held_rows(whole.shape[dim], dim, marks, sizes)
-        shards = [isinstance(m, str) or layout.cut_of(m)[0] != dim for m in marks]
+        shards = [isinstance(m, str) or layout.dim_and_unit(m)[0] != dim for m in marks]
         once = [
             rows[at]
             for at in ranks(sizes)
@@ -190,7 +197,7 @@ def joined(
     return whole
 
 
-def _join(group: list[torch.Tensor], mark: Mark, tolerance: float | None) -> torch.Tensor:
+def _join(group: list[torch.Tensor], mark: AxisPlacement, tolerance: float | None) -> torch.Tensor:
     if not isinstance(mark, str):
         return torch.cat(group, mark[0] if isinstance(mark, tuple) else mark)
     if mark == "R":
@@ -231,7 +238,7 @@ def same(
 def check_pieces(
     pieces: Sequence[torch.Tensor],
     whole: torch.Tensor,
-    marks: Marks,
+    marks: MeshPlacements,
     sizes: Sequence[int],
     tolerance: float | None = None,
 ) -> None:
@@ -264,15 +271,15 @@ def run_plan(plan: Plan, columns: Sequence[Sequence[torch.Tensor]]) -> list[list
 
 
 def _local(plan: Plan, coordinates: tuple[int, ...], names: tuple[str, ...]) -> LocalProgram:
-    graphs = schedule(emit(plan, coordinates, names, "cpu"), agenda(plan, "one op"))
+    graphs = schedule(emit(plan, coordinates, names, "cpu"), plan_schedule(plan, "one op"))
     return LocalProgram(
         name="one op",
         axes=plan.axes,
         graph=graphs[-1],
         unordered=graphs[-2],
         in_paths=tuple(f"x{i}" for i in range(len(plan.ins))),
-        in_marks=tuple(slot.marks for slot in plan.ins),
-        out_marks=tuple(slot.marks for slot in plan.outs),
+        in_placements=tuple(slot.placements for slot in plan.ins),
+        out_placements=tuple(slot.placements for slot in plan.outs),
         out_paths=tuple(f"out{i}" for i in range(len(plan.outs))),
         elided=(),
         show=local_text,
@@ -310,7 +317,9 @@ class OneOp:
         self.tensors.append(x)
         return node
 
-    def plan(self, ins: Sequence[Marks], outs: Sequence[Marks], sizes: Sequence[int]) -> Plan:
+    def plan(
+        self, ins: Sequence[MeshPlacements], outs: Sequence[MeshPlacements], sizes: Sequence[int]
+    ) -> Plan:
         """The plan that runs the op on inputs cut like this, and claims results cut like that."""
         slots = [
             steps.Slot(i, x, m)
@@ -323,7 +332,9 @@ class OneOp:
             axes=mesh_axes(sizes), steps=(steps.Apply(self.node, mine, made),), ins=mine, outs=made
         )
 
-    def prove(self, ins: Sequence[Marks], outs: Sequence[Marks], sizes: Sequence[int]) -> None:
+    def prove(
+        self, ins: Sequence[MeshPlacements], outs: Sequence[MeshPlacements], sizes: Sequence[int]
+    ) -> None:
         """Run the op on pieces, and compare the pieces that come out with those of the true
         results.
         """

@@ -12,7 +12,7 @@ import torch
 
 from ... import _compat
 from ...ops.loops import Branch, Loop, Scan, While
-from ...types import Collective, Marks
+from ...types import Collective, MeshPlacements
 from .ops import name_of, op_of
 from .values import Unwritable, index, record_text, tensor_of, tensor_text, value_of, value_text
 
@@ -151,7 +151,7 @@ def _node(
     return node
 
 
-def marks_of(rows: Any) -> Marks:
+def marks_of(rows: Any) -> MeshPlacements:
     """Placements of JSON, where a tuple is a list."""
     return tuple(tuple(x) if isinstance(x, list) else x for x in rows)
 

@@ -12,24 +12,24 @@ import attrs
 import torch
 
 from ...hardware import H100, Hardware
-from ...types import Marks, MeshAxes, Program
+from ...types import MeshAxes, MeshPlacements, Program
 from .. import plan
-from ..planner import work
+from ..plan_cache import cached_plan
+from ..planner import op_cost
 from ..planner.axis_problem import AxisProblem, Free, undecided
-from ..planner.flattened import Flattened
-from ..planner.observed import Observed
-from ..planner.price import PlanPrice, plan_price, sending
-from ..planner.starts import timed_on
-from ..propagate import walked
+from ..planner.inline_loops import InlinedProgram
+from ..planner.observed_walk import ObservedWalk
+from ..planner.plan_price import PlanPrice, explicit_price, plan_price
+from ..planner.start_costs import with_hardware_links
+from ..propagate import run_walk
 from ..propagation.walk import Walk
 from ..redistribute import local_bytes
-from ..shared_plans import shared_plan
-from . import fused
-from .moments import Moments
+from . import fused_op_cost
+from .free_arguments import FreeArguments, data_parallel, textbook
+from .memory_peaks import MemoryPeaks
 from .tensor_parallel import sharded_dims
-from .unknowns import Unknowns, data_parallel, textbook
 
-__all__ = ["Candidate", "Search", "ranked", "timed_on"]
+__all__ = ["Candidate", "Search", "ranked", "with_hardware_links"]
 
 # Among placements that take about the least time, the one that sends the fewest bytes is taken.
 ABOUT = 1.05
@@ -38,22 +38,22 @@ MOST = 64  # ranks of tensor parallelism
 
 @attrs.frozen(eq=False)
 class Candidate:
-    """Placements of all arguments, and the program that they give.
+    """One choice of placements for all arguments, with its plan and price.
 
     Args:
-        marks: of the arguments.
+        placements: of the arguments.
         plan: of all ops.
         price: of the plan.
     """
 
-    marks: tuple[Marks, ...]
+    placements: tuple[MeshPlacements, ...]
     plan: plan.Plan
     price: PlanPrice
 
 
 @attrs.define(eq=False)
 class Search:
-    """A search for the placements of the arguments of a program.
+    """The search of `sf.auto` for the placements of a program's arguments.
 
     Args:
         program: the Program.
@@ -68,66 +68,76 @@ class Search:
     """
 
     program: Program
-    flat: Flattened
-    unknowns: Unknowns
+    flat: InlinedProgram
+    unknowns: FreeArguments
     axes: MeshAxes
-    timed: MeshAxes
+    axes_with_costs: MeshAxes
     unreduced: Sequence[int]
     planner: str
     hardware: Hardware = H100
     is_late: bool = False
-    known: dict[tuple[Marks, ...], Candidate] = attrs.field(factory=dict)
+    known: dict[tuple[MeshPlacements, ...], Candidate] = attrs.field(factory=dict)
 
     def candidates(self, limit: float | None) -> list[Candidate]:
-        """Placements, the best first.
+        """List candidate placements, the fastest first.
 
         Args:
             limit: bytes of a rank, which those of the integer program keep to.
         """
         most = float("inf") if limit is None else limit
-        books = [marks for marks in self.textbook() if self.held(marks) <= most]
-        rows = list(dict.fromkeys([*books, *self.solved(limit)]))
+        textbooks = [
+            placements for placements in self.textbook() if self.argument_bytes(placements) <= most
+        ]
+        rows = list(dict.fromkeys([*textbooks, *self.solved(limit)]))
         if limit is None:
-            rows = list(self.worthwhile(rows))
-        return ranked([self.candidate(marks) for marks in rows])
+            rows = list(self.without_slow(rows))
+        return ranked([self.candidate(placements) for placements in rows])
 
-    def worthwhile(self, rows: list[tuple[Marks, ...]]) -> Iterator[tuple[Marks, ...]]:
-        """Placements without those whose gradients and results alone take longer to send than
-        all of another one.
+    def without_slow(
+        self, rows: list[tuple[MeshPlacements, ...]]
+    ) -> Iterator[tuple[MeshPlacements, ...]]:
+        """Drop placements whose explicit collectives alone take longer than all of another
+        candidate.
         """
         least = min((x.price.total for x in self.known.values()), default=float("inf"))
         outs = self.unknowns.leaving
-        asked = {}
-        for marks in rows:
-            walk = Walk(self.timed, self.program.name)
-            first = walked(walk, self.program, marks, outs, self.unreduced)
-            asked[marks] = sending(first, self.program.graph.graph, is_asked=True)
-        for marks in sorted(rows, key=asked.__getitem__):
-            if marks in self.known or asked[marks] <= ABOUT * least:
-                yield marks
-                least = min(least, self.total(marks))
+        explicit = {}
+        for placements in rows:
+            walk = Walk(self.axes_with_costs, self.program.name)
+            first = run_walk(walk, self.program, placements, outs, self.unreduced)
+            explicit[placements] = explicit_price(first, self.program.graph.graph)
+        for placements in sorted(rows, key=explicit.__getitem__):
+            if placements in self.known or explicit[placements] <= ABOUT * least:
+                yield placements
+                least = min(least, self.total(placements))
 
-    def held(self, marks: tuple[Marks, ...]) -> float:
-        """The bytes of the arguments of a rank."""
+    def argument_bytes(self, placements: tuple[MeshPlacements, ...]) -> float:
+        """Return the bytes of one rank's arguments."""
         values = [node.meta["val"] for node in self.unknowns.holders]
-        rows = zip(values, marks, strict=True)
-        return sum(local_bytes(work.nbytes(x), m, self.axes.sizes, -1) for x, m in rows)
+        rows = zip(values, placements, strict=True)
+        return sum(local_bytes(op_cost.nbytes(x), m, self.axes.sizes, -1) for x, m in rows)
 
-    def candidate(self, marks: tuple[Marks, ...]) -> Candidate:
-        """The program with such placements."""
-        if marks in self.known:
-            return self.known[marks]
+    def candidate(self, placements: tuple[MeshPlacements, ...]) -> Candidate:
+        """Plan the program with these argument placements, and price it; each placement is
+        planned once.
+        """
+        if placements in self.known:
+            return self.known[placements]
         outs = self.unknowns.leaving
-        chosen = shared_plan(self.program, self.axes, marks, outs, self.unreduced, self.planner)
+        chosen = cached_plan(
+            self.program, self.axes, placements, outs, self.unreduced, self.planner
+        )
         graph = self.program.graph.graph
-        over = attrs.evolve(chosen, axes=self.timed)
-        price = plan_price(over, graph, functools.partial(fused.in_bytes, hardware=self.hardware))
-        self.known[marks] = Candidate(marks, chosen, price)
-        return self.known[marks]
+        over = attrs.evolve(chosen, axes=self.axes_with_costs)
+        price = plan_price(
+            over, graph, functools.partial(fused_op_cost.in_bytes, hardware=self.hardware)
+        )
+        self.known[placements] = Candidate(placements, chosen, price)
+        return self.known[placements]
 
-    def textbook(self) -> list[tuple[Marks, ...]]:
-        """Data parallel, tensor parallel over one axis, and both fully sharded over some of the
-        other axes; with batches that leave ranks without a row, too.
+    def textbook(self) -> list[tuple[MeshPlacements, ...]]:
+        """List textbook placements: data parallel, fully sharded over subsets of axes, tensor
+        parallel over one axis.
         """
         every = [k for k, n in enumerate(self.axes.sizes) if n > 1]
         some = [over for size in range(1, len(every)) for over in combinations(every, size)]
@@ -141,95 +151,94 @@ class Search:
         return list(dict.fromkeys(map(tuple, rows)))
 
     def tensor_parallel(self, axis: int) -> dict[torch.fx.Node, int]:
-        """The dims of parameters that tensor parallelism over an axis shards."""
+        """Map parameters to the dim that tensor parallelism over one axis shards."""
         parameters = self.unknowns.followers.parameters
         nodes = list(self.flat.program.graph.graph.nodes)
         rows = self.unknowns.rows
         return sharded_dims(nodes, parameters, self.axes.sizes[axis], rows)
 
-    def solved(self, limit: float | None) -> Iterator[tuple[Marks, ...]]:
-        """The solutions of the integer programs. The first axes may leave memory to the later
-        ones, or keep to the limit alone.
-        """
+    def solved(self, limit: float | None) -> Iterator[tuple[MeshPlacements, ...]]:
+        """Yield the placements that integer programs find under a memory limit."""
         most = float("inf") if limit is None else limit
         start, *others = self.starts()
-        for limits in dict.fromkeys((self.hopeful(most), self.strict(most))):
+        for limits in dict.fromkeys((self.growing_limits(most), self.equal_limits(most))):
             found = list(self.solved_from(start, limits))
             yield from found
             least = min(map(self.total, found), default=float("inf"))
             for other in others:
-                for marks in self.solved_from(other, limits):
+                for placements in self.solved_from(other, limits):
                     # what sends early may overlap, which these programs do not count
-                    if ABOUT * self.total(marks) < least:
-                        yield marks
+                    if ABOUT * self.total(placements) < least:
+                        yield placements
 
-    def total(self, marks: tuple[Marks, ...]) -> float:
-        """The price of the program with such placements."""
-        return self.candidate(marks).price.total
+    def total(self, placements: tuple[MeshPlacements, ...]) -> float:
+        """Return the total time of the program with these argument placements."""
+        return self.candidate(placements).price.total
 
     def solved_from(
-        self, start: tuple[Marks, ...], limits: Sequence[float | None]
-    ) -> Iterator[tuple[Marks, ...]]:
-        """The solutions under a limit of each axis, from one start."""
-        marks = self.solution(start, limits)
-        if marks is None:
+        self, start: tuple[MeshPlacements, ...], limits: Sequence[float | None]
+    ) -> Iterator[tuple[MeshPlacements, ...]]:
+        """Yield the solver's placements from one start, and again from its first solution."""
+        placements = self.solution(start, limits)
+        if placements is None:
             return
-        yield marks
+        yield placements
         if len(limits) > 1:
             # earlier axes know now what later ones shard
-            again = self.solution(marks, limits)
-            yield marks if again is None else again
+            again = self.solution(placements, limits)
+            yield placements if again is None else again
 
-    def starts(self) -> list[tuple[Marks, ...]]:
-        """Placements from which integer programs begin. Ops on sorted rows that stay on their
-        rank have no strategies, so these programs begin with nothing sharded, too.
+    def starts(self) -> list[tuple[MeshPlacements, ...]]:
+        """List the placements from which the solver starts: data parallel, and replicated if
+        rows are sorted locally.
         """
         sharded = tuple(data_parallel(self.unknowns))
-        if not self.walked(sharded)[0].own_rows:
+        if not self.run_walk(sharded)[0].overrides:
             return [sharded]
         nowhere = ("R",) * len(self.axes.sizes)
         given = self.unknowns.given
         return [sharded, tuple(given[x] or nowhere for x in self.unknowns.holders)]
 
-    def walked(self, start: tuple[Marks, ...]) -> tuple[Walk, plan.Plan]:
-        """The first walk, without scans, and its plan."""
-        walk = Walk(self.timed, self.program.name)
+    def run_walk(self, start: tuple[MeshPlacements, ...]) -> tuple[Walk, plan.Plan]:
+        """Run the first walk over the program without scans. Returns the walk and its plan."""
+        walk = Walk(self.axes_with_costs, self.program.name)
         outs = self.unknowns.leaving
-        first = walked(walk, self.flat.program, start, outs, self.unreduced)
+        first = run_walk(walk, self.flat.program, start, outs, self.unreduced)
         return walk, first
 
     def least(self) -> Candidate | None:
-        """The placements that need the least memory."""
+        """Return the candidate that needs the least memory."""
         start = tuple(data_parallel(self.unknowns))
         nothing = tuple(None for _ in self.axes.sizes)
-        marks = self.solution(start, nothing)
-        return None if marks is None else self.candidate(marks)
+        placements = self.solution(start, nothing)
+        return None if placements is None else self.candidate(placements)
 
-    def hopeful(self, limit: float) -> tuple[float, ...]:
-        """Limits if every later axis shards everything."""
+    def growing_limits(self, limit: float) -> tuple[float, ...]:
+        """Return a memory limit per axis that assumes that every later axis shards everything."""
         found = []
         for n in reversed(self.axes.sizes):
             found.append(limit)
             limit *= n
         return tuple(reversed(found))
 
-    def strict(self, limit: float) -> tuple[float, ...]:
-        """The limit on every axis."""
+    def equal_limits(self, limit: float) -> tuple[float, ...]:
+        """Return the same memory limit for every axis."""
         return tuple(limit for _ in self.axes.sizes)
 
     def solution(
-        self, start: tuple[Marks, ...], limits: Sequence[float | None]
-    ) -> tuple[Marks, ...] | None:
-        """The placements by an integer program for each axis. None if one has no solution.
+        self, start: tuple[MeshPlacements, ...], limits: Sequence[float | None]
+    ) -> tuple[MeshPlacements, ...] | None:
+        """Solve one integer program per mesh axis for argument placements. None if one has no
+        solution.
 
         Args:
             start: placements, whose program the first walk observes.
             limits: bytes of a rank, for each axis. None: the least is looked for.
         """
-        walk, first = self.walked(start)
-        observed = Observed(walk, self.flat.program, first, self.flat)
-        moments = Moments(self.flat.program.graph.graph, observed.nodes)
-        in_bytes = functools.partial(fused.in_bytes, hardware=self.hardware)
+        walk, first = self.run_walk(start)
+        observed = ObservedWalk(walk, self.flat.program, first, self.flat)
+        moments = MemoryPeaks(self.flat.program.graph.graph, observed.nodes)
+        in_bytes = functools.partial(fused_op_cost.in_bytes, hardware=self.hardware)
         decided = undecided(observed)
         for axis, limit in enumerate(limits):
             free = Free(self.unknowns, moments, limit)
@@ -246,13 +255,14 @@ class Search:
         )
 
 
-def _known(marks: Marks | None) -> Marks:
-    assert marks is not None
-    return marks
+def _known(placements: MeshPlacements | None) -> MeshPlacements:
+    """Assert that an argument has placements."""
+    assert placements is not None
+    return placements
 
 
 def ranked(found: list[Candidate]) -> list[Candidate]:
-    """Candidates by their time. Of those that take about the least, the one that sends the
+    """Sort candidates by time; among those within 5% of the fastest, the one that sends the
     fewest bytes is first.
     """
     rest = sorted(found, key=lambda x: (x.price.total, x.price.sent))

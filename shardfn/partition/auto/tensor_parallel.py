@@ -14,9 +14,9 @@ from torch.fx import Node
 
 from ... import _compat
 from ...ops.nodes import args_of
-from ...types import PENDING
+from ...types import PARTIAL_KINDS
 from .. import layout, rules
-from ..rule_api.checked import answered
+from ..rule_api.check_strategies import strategies_of
 from ..rule_api.strategy import arguments, call_of
 
 Dim = int | None  # that is sharded
@@ -24,7 +24,7 @@ Dim = int | None  # that is sharded
 
 @attrs.frozen(eq=False)
 class Open:
-    """A parameter, or a view of one, whose sharded dim is not decided yet.
+    """A parameter, or a view of one, whose tensor-parallel dim is not chosen yet.
 
     Args:
         parameter: it.
@@ -38,7 +38,8 @@ class Open:
 def sharded_dims(
     nodes: Collection[Node], parameters: Collection[Node], n: int, first: Collection[Node] = ()
 ) -> dict[Node, int]:
-    """The sharded dim of each parameter, but for those that are replicated.
+    """Choose the dim of each parameter that tensor parallelism shards; replicated parameters
+    are left out.
 
     Args:
         nodes: of a program without loops.
@@ -60,14 +61,16 @@ def sharded_dims(
 
 @attrs.define(eq=False)
 class _Dims:
-    """The sharded dims of the values of a program, op by op."""
+    """The tensor-parallel dim of every value, found op by op."""
 
     n: int
     known: dict[Node, Any] = attrs.field(factory=dict)  # of each value; of a tuple, a list
     chosen: dict[Node, int] = attrs.field(factory=dict)
 
     def visit(self, node: Node) -> None:
-        """Note the sharded dims of the results of an op."""
+        """Choose the strategy of one op that fits its inputs best, and note the sharded dims of
+        its results.
+        """
         if node.target is getitem:
             source, position = args_of(node)
             several = self.known.get(source)
@@ -89,7 +92,7 @@ class _Dims:
         self.known[node] = list(results) if is_tuple else results[0]
 
     def at(self, node: Node) -> Any:
-        """The sharded dim of a value, or the parameter that it is a view of."""
+        """Return the sharded dim of a value, or its undecided parameter."""
         now = self.known.get(node)
         if not isinstance(now, Open) or now.parameter not in self.chosen:
             return now
@@ -97,31 +100,33 @@ class _Dims:
         return next((mine for mine, its in now.dims.items() if its == dim), None)
 
     def view(self, node: Node, of: Open, rows: list[Any]) -> None:
-        """A view of a parameter."""
+        """Note how a view maps the dims of an undecided parameter."""
         dims = {outs[0]: of.dims[ins[0]] for ins, outs in rows if ins[0] in of.dims}
         dims.pop(None, None)
         self.known[node] = Open(of.parameter, dims)
 
     def strategies(self, node: Node) -> Iterator[tuple[Any, Any]]:
-        """The strategies of an op, as the sharded dims of its inputs and results."""
+        """Yield the strategies of an op whose shards are even, as sharded dims of inputs and
+        results.
+        """
         is_op = isinstance(node.target, _compat.OpOverload) and node.target.namespace != "shardfn"
         call = call_of(node) if is_op else None
         if call is None:
             return
-        for ins, made in answered(rules.find(node.target), call, "auto", node):
-            dims = [_dim(mark) for mark in ins], [_dim(mark) for mark in made]
+        for ins, made in strategies_of(rules.find(node.target), call, "auto", node):
+            dims = [_dim(placement) for placement in ins], [_dim(placement) for placement in made]
             tensors = zip((*dims[0], *dims[1]), (*call.ins, *call.outs), strict=True)
-            is_pending = any(mark in PENDING for mark in ins)
-            if not is_pending and all(self.fits(dim, x) for dim, x in tensors):
+            is_partial_input = any(placement in PARTIAL_KINDS for placement in ins)
+            if not is_partial_input and all(self.fits(dim, x) for dim, x in tensors):
                 yield dims
 
     def fits(self, dim: Dim, x: torch.Tensor) -> bool:
-        """Whether each rank has as much of a tensor."""
+        """Return whether an axis divides this dim of a tensor evenly."""
         return dim is None or x.shape[dim] % self.n == 0
 
     def fit(self, row: Any, inputs: list[Any]) -> tuple[int, int]:
-        """How well a strategy fits: the inputs that lie as it needs them, then the parameters
-        that it shards.
+        """Score a strategy: first by how many inputs are already placed so, then by how many
+        parameters it shards.
         """
         pairs = list(zip(inputs, row[0], strict=True))
         lie = sum(dim == x for x, dim in pairs if not isinstance(x, Open))
@@ -131,7 +136,7 @@ class _Dims:
         return lie + able, 2 * shards + is_summed
 
 
-def _dim(mark: Any) -> Dim:
-    """The dim that a mark shards."""
-    cut = layout.split(mark)
+def _dim(placement: Any) -> Dim:
+    """Return the dim that a placement shards; None if it shards none."""
+    cut = layout.split(placement)
     return None if cut is None else cut[0]

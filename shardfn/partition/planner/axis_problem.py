@@ -51,19 +51,19 @@ from torch.fx import Node
 
 from ...ops.nodes import args_of
 from ...ops.placement import ALIGN
-from ...types import PENDING, Mark, Marks, MeshAxes
+from ...types import PARTIAL_KINDS, AxisPlacement, MeshAxes, MeshPlacements
 from .. import layout
-from ..auto.moments import Moments
-from ..auto.unknowns import Unknowns
+from ..auto.free_arguments import FreeArguments
+from ..auto.memory_peaks import MemoryPeaks
 from ..propagation.values import Placed
-from . import work
+from . import op_cost
 from .equal_ops import kinds_of
 from .integer_program import IntegerProgram
-from .observed import Key, Observed
+from .observed_walk import Key, ObservedWalk
+from .op_strategies import fitting, on_axis, share
 from .share import share_of
-from .starts import timed
-from .strategies import fitting, on_axis, share
-from .supplies import OneOf, Supplies, Supply
+from .start_costs import with_start_costs
+from .value_moves import OneOf, Supplies, Supply
 
 # Ways of values between two placements. With more of them a solver takes minutes, so strided shards
 # are left out: views of windows of an image have dozens.
@@ -71,21 +71,21 @@ MOST_WAYS = 150_000
 INFINITE = float("inf")
 
 # The placements that a value may have, each with its variable; None for the only one.
-Domain = Mapping[Marks, int | None]
+Domain = Mapping[MeshPlacements, int | None]
 
 
 @attrs.frozen
 class Decided:
-    """The placements on the first axes: of ops, of free arguments, and of results by position."""
+    """The placements chosen so far: of ops, of free arguments, of results by position."""
 
     ops: Mapping[Node, Placed]
-    inputs: Mapping[Node, Marks]
-    results: Mapping[int, Marks]
+    inputs: Mapping[Node, MeshPlacements]
+    results: Mapping[int, MeshPlacements]
 
 
 @attrs.frozen(eq=False)
 class Free:
-    """What is decided together with the ops.
+    """The arguments and the memory limit that are decided together with the ops.
 
     Args:
         arguments: those without a placement.
@@ -93,20 +93,20 @@ class Free:
         limit: bytes of a rank. None: the least possible is looked for.
     """
 
-    arguments: Unknowns
-    moments: Moments
+    arguments: FreeArguments
+    moments: MemoryPeaks
     limit: float | None
 
 
 class Strategy(NamedTuple):
-    """One strategy of an op, and the variable that says whether it is taken."""
+    """One strategy of an op, and the 0-1 variable that takes it."""
 
     variable: int
     placed: Placed  # on the axes up to this one
 
 
 class Alive(NamedTuple):
-    """Bytes that a rank has from one node to another if a variable is 1, or always."""
+    """Bytes that are alive between two node positions, always or if a variable is 1."""
 
     variable: int | None
     nbytes: float
@@ -114,8 +114,8 @@ class Alive(NamedTuple):
     last: int
 
 
-def undecided(observed: Observed) -> Decided:
-    """What a plan is to place, on no axis yet."""
+def undecided(observed: ObservedWalk) -> Decided:
+    """Return the ops of an observed walk that have a choice, with no axis decided."""
     ops = {}
     for node, chosen in observed.chosen.items():
         call = chosen.call
@@ -125,7 +125,7 @@ def undecided(observed: Observed) -> Decided:
 
 
 class AxisProblem:
-    """The integer program of one axis.
+    """The integer program that chooses all placements on one mesh axis.
 
     Args:
         observed: the walk that chose one op at a time.
@@ -137,11 +137,11 @@ class AxisProblem:
 
     def __init__(
         self,
-        observed: Observed,
+        observed: ObservedWalk,
         axis: int,
         before: Decided,
         free: Free | None = None,
-        in_bytes: Callable[[Node], float] = work.in_bytes,
+        in_bytes: Callable[[Node], float] = op_cost.in_bytes,
     ) -> None:
         self.observed, self.axis, self.before = observed, axis, before
         self.free, self.in_bytes = free, in_bytes
@@ -158,7 +158,7 @@ class AxisProblem:
                 self.limit_memory(free.moments, free.limit)
 
     def state(self) -> None:
-        """State the problem, but for the moves of values and memory."""
+        """Add variables and constraints for all nodes; moves and memory follow later."""
         self.program = IntegerProgram()
         self.supplies = Supplies(self.program)
         self.strategies: dict[Node, list[Strategy]] = {}
@@ -176,8 +176,8 @@ class AxisProblem:
         self.is_too_large = self.supplies.ways() > MOST_WAYS
 
     def solve(self) -> Decided | None:
-        """The placements on the axes up to this one. None if none are found in time, or if the
-        program is too large.
+        """Solve the program. Returns the placements up to this axis; None if it is too large or
+        time is up.
         """
         values = None if self.is_too_large else self.program.solve()
         if values is None:
@@ -193,8 +193,8 @@ class AxisProblem:
     # The nodes of the program
 
     def add(self, node: Node) -> None:
-        """Add a node: an argument, a gradient, an op whose strategy is free, or another one,
-        whose placements stay as they were.
+        """Add one node: an argument, a gradient, an op with a choice, or an op whose placements
+        are fixed.
         """
         found = self.fitting(node) if node in self.before.ops else []
         if node.op == "placeholder":
@@ -209,17 +209,15 @@ class AxisProblem:
         elif found:
             self.add_op(node, found)
         else:
-            for key, marks in self.observed.needs(node):
-                self.read(key, _phase(node), {marks: None})
+            for key, placements in self.observed.needs(node):
+                self.read(key, _phase(node), {placements: None})
             for key, value in self.observed.results(node):
                 if value.slots:
-                    marks = next(iter(value.slots))
-                    self.add_value(key, value.fake, marks, {self.upto_axis(marks): None})
+                    placements = next(iter(value.slots))
+                    self.add_value(key, value.fake, placements, {self.upto_axis(placements): None})
 
-    def argument_domain(self, node: Node, usual: Marks) -> Domain:
-        """The placements that an argument may have; of one that is given, that of the walk.
-        Arguments that are alike share their variables.
-        """
+    def argument_domain(self, node: Node, usual: MeshPlacements) -> Domain:
+        """Return the placements that an argument may have, each with its variable."""
         unknowns = self.free and self.free.arguments
         leader = unknowns and unknowns.leader(node)
         if unknowns is None or leader is None or node.op != "placeholder":
@@ -233,45 +231,48 @@ class AxisProblem:
         return dict(zip(candidates, variables, strict=True))
 
     def add_gradient(
-        self, node: Node, gradient: Key, key: Key, fake: torch.Tensor, marks: Marks
+        self, node: Node, gradient: Key, key: Key, fake: torch.Tensor, placements: MeshPlacements
     ) -> None:
-        """A gradient is read at the placement of its parameter, and made at it.
+        """Add the step that places a gradient like its parameter: it reads and makes it there.
 
         Args:
             node: that places it.
             gradient: as it is made.
             key: as it is placed.
             fake: its value.
-            marks: where the walk placed it.
+            placements: where the walk placed it.
         """
-        domain = self.gradient_domain(node, fake, marks)
+        domain = self.gradient_domain(node, fake, placements)
         self.read(gradient, _phase(node), _read_at(domain))
-        self.add_value(key, fake, marks, domain)
+        self.add_value(key, fake, placements, domain)
 
-    def gradient_domain(self, node: Node, fake: torch.Tensor, marks: Marks) -> Domain:
-        """The placements of a gradient: those of its parameter, if these are free and it has the
-        same shape.
+    def gradient_domain(self, node: Node, fake: torch.Tensor, placements: MeshPlacements) -> Domain:
+        """Return the placements of a gradient: those of its parameter, if these are free and
+        shapes agree.
         """
-        known = self.walk.unaligned.get(node)
+        known = self.walk.unplaced.get(node)
         parameter = known.like if known is not None else args_of(node)[1]
         domain = self.arguments.get(parameter, {})
         has_same_shape = parameter.meta["val"].shape == fake.shape
-        return domain if _is_free(domain) and has_same_shape else {self.upto_axis(marks): None}
+        return domain if _is_free(domain) and has_same_shape else {self.upto_axis(placements): None}
 
     def fitting(self, node: Node) -> list[Placed]:
-        """The placements that an op may take."""
+        """List the placements that an op may take on this axis."""
         chosen = self.observed.chosen[node]
         supplies = map(self.supplies.found.get, self.observed.inputs(node))
-        held = [{marks[-1] for marks in supply.made} if supply else set() for supply in supplies]
+        held = [
+            {placements[-1] for placements in supply.made} if supply else set()
+            for supply in supplies
+        ]
         found = fitting(self.walk, node, chosen, self.before.ops[node], held)
         if not self.is_narrow:
             return found
         usual = on_axis(chosen.placed, self.axis)
-        known = {mark for marks in usual for mark in marks}
+        known = {placement for placements in usual for placement in placements}
         return [x for x in found if known.issuperset(_strided(x, self.axis))]
 
     def add_op(self, node: Node, found: list[Placed]) -> None:
-        """Add an op that may be placed so."""
+        """Add an op: one variable for each of its strategies, with its costs, reads and results."""
         kind = (self.kinds[node], tuple(map(_hashable, found)))
         strategies = list(map(Strategy, self.one_of(kind, len(found)), found))
         self.strategies[node] = strategies
@@ -282,11 +283,11 @@ class AxisProblem:
             made = _by_placement((s.placed.outs[position], s.variable) for s in strategies)
             usual = next(iter(value.slots), ())
             self.supply(key, value.fake, usual).made.update(made)
-        for key, fake, marks in self.observed.aligned(node):
-            self.add_gradient(node, results[0][0], key, fake, marks)
+        for key, fake, placements in self.observed.aligned(node):
+            self.add_gradient(node, results[0][0], key, fake, placements)
 
     def one_of(self, kind: Hashable, count: int) -> list[int]:
-        """Variables of which one is 1. What is alike shares them."""
+        """Return variables of which exactly one is 1; equal ops and arguments share them."""
         if kind not in self.shared:
             variables = [self.program.variable(0.0) for _ in range(count)]
             self.program.one_of(variables)
@@ -294,7 +295,9 @@ class AxisProblem:
         return self.shared[kind]
 
     def placed_before(self, node: Node) -> Hashable:
-        """The placements of a node on earlier axes, and all of them if they stay."""
+        """Return the placements of a node on earlier axes, which tell otherwise equal nodes
+        apart.
+        """
         if node in self.before.ops:
             return _hashable(self.before.ops[node])
         if node.op == "placeholder" and self.free and self.free.arguments.leader(node) is not None:
@@ -303,8 +306,8 @@ class AxisProblem:
         return tuple(next(iter(value.slots), None) for _, value in results)
 
     def add_costs(self, node: Node, strategies: list[Strategy]) -> None:
-        """Each strategy costs what the busiest rank computes, and 1 if the walk chose another:
-        among equals the choice of the walk is taken.
+        """Price each strategy by the compute of its busiest rank; the first walk's choice wins
+        ties.
         """
         usual = on_axis(self.observed.chosen[node].placed, self.axis)
         alone = self.op_cost(node)
@@ -315,9 +318,7 @@ class AxisProblem:
             self.program.costs[variable] += price + (1.0 if differs else 0.0)
 
     def op_cost(self, node: Node) -> float:
-        """The time of an op, as often as it runs, on a rank that has its share by the other
-        axes.
-        """
+        """Return the compute time of an op on one rank, given how the other axes shard it."""
         call, _, usual = self.observed.chosen[node]
         cost = self.in_bytes(node) * self.observed.flat.computed(node)
         for axis in range(len(self.axes.sizes)):
@@ -327,50 +328,54 @@ class AxisProblem:
         return cost
 
     def add_reads(self, node: Node, strategies: list[Strategy]) -> None:
-        """Each strategy reads each input at one placement."""
+        """Require each input of an op at the placement that its strategy reads."""
         keys = self.observed.inputs(node)
         for position, key in enumerate(keys):
             readers = _by_placement((s.placed.ins[position], s.variable) for s in strategies)
-            self.read(key, _phase(node), {marks: tuple(v) for marks, v in readers.items()})
+            self.read(
+                key, _phase(node), {placements: tuple(v) for placements, v in readers.items()}
+            )
         if len(keys) == 1:
             self.move_after(node, keys[0], strategies)
 
     def move_after(self, node: Node, key: Key, strategies: list[Strategy]) -> None:
-        """In a large program, move the result of an op in place of its input, where nothing else
-        reads the input and the result is not larger.
+        """In a large program, let the only reader of a value move its smaller result instead of
+        the value.
         """
         supply = self.supplies.found.get(key)
         source, _ = key
         is_read_once = len(source.users) == 1
         if supply is None or not is_read_once or not self.observed.is_large:
             return
-        if work.nbytes(node.meta["val"]) <= work.nbytes(source.meta["val"]):
+        if op_cost.nbytes(node.meta["val"]) <= op_cost.nbytes(source.meta["val"]):
             passes = {placed.ins[0] for _, placed in strategies}
-            supply.passes = {marks for marks in passes if marks[-1] != "R"}
+            supply.passes = {placements for placements in passes if placements[-1] != "R"}
 
     # Values, and who reads them
 
-    def supply(self, key: Key, fake: torch.Tensor, usual: Marks) -> Supply:
-        """Add a value, which the walk had at these placements."""
-        axes = timed(self.axes, is_ahead=key in self.observed.ahead)
+    def supply(self, key: Key, fake: torch.Tensor, usual: MeshPlacements) -> Supply:
+        """Add a value: where it may be made, and what moving it costs."""
+        axes = with_start_costs(self.axes, is_ahead=key in self.observed.ahead)
         end = self.axis + 1
         upto = MeshAxes(axes.names[:end], axes.sizes[:end], axes.costs[:end])
         of_others = 1.0
-        for mark, n in zip(usual[end:], axes.sizes[end:], strict=False):
-            if not isinstance(mark, str):
+        for placement, n in zip(usual[end:], axes.sizes[end:], strict=False):
+            if not isinstance(placement, str):
                 of_others /= n
         times = self.observed.flat.made(key[0])
         supply = Supply(fake, upto, of_others, later=axes.sizes[end:], times=times)
         self.supplies.found[key] = supply
         return supply
 
-    def add_value(self, key: Key, fake: torch.Tensor, usual: Marks, domain: Domain) -> None:
+    def add_value(
+        self, key: Key, fake: torch.Tensor, usual: MeshPlacements, domain: Domain
+    ) -> None:
         """Add a value that is made at one placement of a domain."""
-        made = {marks: None if v is None else [v] for marks, v in domain.items()}
+        made = {placements: None if v is None else [v] for placements, v in domain.items()}
         self.supply(key, fake, usual).made.update(made)
 
-    def read(self, key: Key, phase: str, groups: Mapping[Marks, OneOf]) -> None:
-        """Add a reader of a value. A value that is made where it is read needs none.
+    def read(self, key: Key, phase: str, groups: Mapping[MeshPlacements, OneOf]) -> None:
+        """Add a reader of a value; a constant needs none.
 
         Args:
             key: the value.
@@ -382,33 +387,31 @@ class AxisProblem:
             return
         # each phase gathers a parameter for itself
         when = phase if self.observed.is_early(key) else ""
-        upto = {self.upto_axis(marks): group for marks, group in groups.items()}
+        upto = {self.upto_axis(placements): group for placements, group in groups.items()}
         supply.reads.append((when, upto))
-        for marks in upto:
-            place = (marks, when)
+        for placements in upto:
+            place = (placements, when)
             first, _ = supply.spans.setdefault(place, (self.position, self.position))
             supply.spans[place] = first, self.position
 
-    def upto_axis(self, marks: Marks) -> Marks:
-        """The placements on the axes up to this one."""
-        return marks[: self.axis + 1]
+    def upto_axis(self, placements: MeshPlacements) -> MeshPlacements:
+        """Cut placements to the axes up to this one."""
+        return placements[: self.axis + 1]
 
     # Results and carries
 
     def read_results(self) -> None:
-        """The results leave where the walk had them, or where they may."""
-        for position, (key, marks) in enumerate(self.observed.leaving):
-            domain = self.result_domain(position, key, marks)
+        """Require each result of the program at a placement that it may have."""
+        for position, (key, placements) in enumerate(self.observed.leaving):
+            domain = self.result_domain(position, key, placements)
             if domain:
                 self.read(key, "backward", _read_at(domain))
 
-    def result_domain(self, position: int, key: Key, marks: Marks) -> Domain:
-        """The placements at which a result may leave: those of the parameter that it follows, or
-        where it is made, and replicated.
-        """
+    def result_domain(self, position: int, key: Key, placements: MeshPlacements) -> Domain:
+        """Return the placements that a result may have, each with its variable."""
         unknowns = self.free and self.free.arguments
         if unknowns is None or unknowns.leaving[position] is not None:
-            return {marks: None}
+            return {placements: None}
         leader = unknowns.followers.leader(self.observed.returned[position])
         if leader is not None and unknowns.leader(leader) is not None:
             return self.arguments[leader]
@@ -419,31 +422,31 @@ class AxisProblem:
         places = dict.fromkeys(
             made
             for made in [(*before, "R"), *supply.made]
-            if isinstance(made[-1], (str, int)) and made[-1] not in PENDING and made[:-1] == before
+            if isinstance(made[-1], (str, int))
+            and made[-1] not in PARTIAL_KINDS
+            and made[:-1] == before
         )
         variables = self.one_of(("result", position), len(places))
         self.results[position] = dict(zip(places, variables, strict=True))
         return self.results[position]
 
     def place_carries_alike(self) -> None:
-        """A carry enters each step as it leaves the one before. Carries of one shape are placed
-        alike.
-        """
-        first_of: dict[tuple[int, ...], dict[Marks, list[int]]] = {}
+        """Require that carries of one shape have equal placements at both ends of a loop."""
+        first_of: dict[tuple[int, ...], dict[MeshPlacements, list[int]]] = {}
         for node in self.observed.flat.edges:
             strategies = self.strategies.get(node, ())
             made = _by_placement((s.placed.outs[0], s.variable) for s in strategies)
             if not made:
                 continue
             first = first_of.setdefault(tuple(node.meta["val"].shape), made)
-            for marks in dict.fromkeys((*first, *made)):
-                self.program.at_most(made.get(marks, ()), first.get(marks, ()), 0.0)
-                self.program.at_most(first.get(marks, ()), made.get(marks, ()), 0.0)
+            for placements in dict.fromkeys((*first, *made)):
+                self.program.at_most(made.get(placements, ()), first.get(placements, ()), 0.0)
+                self.program.at_most(first.get(placements, ()), made.get(placements, ()), 0.0)
 
     # Memory
 
-    def limit_memory(self, moments: Moments, limit: float | None) -> None:
-        """At each moment, the bytes alive are at most the limit, or as few as possible."""
+    def limit_memory(self, moments: MemoryPeaks, limit: float | None) -> None:
+        """Limit the bytes alive at each chosen position, or minimise them."""
         least = None if limit is not None else self.program.minimise_size()
         unit = limit or self.bytes_of_arguments()
         if unit == INFINITE:
@@ -464,69 +467,71 @@ class AxisProblem:
             self.program.between(-INFINITE, terms.items(), room)
 
     def bytes_of_arguments(self) -> float:
-        """The bytes of all arguments."""
-        return float(max(sum(work.nbytes(node.meta["val"]) for node in self.arguments), 1))
+        """Return the bytes of all arguments."""
+        return float(max(sum(op_cost.nbytes(node.meta["val"]) for node in self.arguments), 1))
 
-    def alive_values(self, moments: Moments) -> Iterator[Alive]:
-        """The memory of values where they are made."""
+    def alive_values(self, moments: MemoryPeaks) -> Iterator[Alive]:
+        """Yield the memory of values where they are made."""
         for (node, _), supply in self.supplies.found.items():
             if not moments.is_owner(node):
                 continue
             span = moments.span(node)
-            for marks, variables in supply.made.items():
-                nbytes = self.local_bytes(supply, marks)
+            for placements, variables in supply.made.items():
+                nbytes = self.local_bytes(supply, placements)
                 for variable in variables or (None,):
                     yield Alive(variable, nbytes, *span)
 
     def alive_moves(self) -> Iterator[Alive]:
-        """The memory of values where they were moved to, between their readers there."""
+        """Yield the memory of moved values, from their first reader to their last."""
         for move in self.supplies.moved:
             nbytes = self.local_bytes(move.supplies[0], move.target)
             for supply in move.supplies:
                 for span in supply.spans_at(move.target, move.phase):
                     yield Alive(move.variable, nbytes, *span)
 
-    def local_bytes(self, supply: Supply, marks: Marks) -> float:
-        """The bytes of a value on one rank."""
-        nbytes = float(work.nbytes(supply.fake))
-        for axis in range(len(marks)):
-            nbytes *= share_of([(supply.fake, marks)], self.axes.sizes, axis)
+    def local_bytes(self, supply: Supply, placements: MeshPlacements) -> float:
+        """Return the bytes of a value on one rank."""
+        nbytes = float(op_cost.nbytes(supply.fake))
+        for axis in range(len(placements)):
+            nbytes *= share_of([(supply.fake, placements)], self.axes.sizes, axis)
         return nbytes
 
 
-def _options(domain: Domain) -> Iterator[tuple[int | None, Marks]]:
-    """The variable of each placement of a domain."""
-    for marks, variable in domain.items():
-        yield variable, marks
+def _options(domain: Domain) -> Iterator[tuple[int | None, MeshPlacements]]:
+    """Yield each placement of a domain after its variable."""
+    for placements, variable in domain.items():
+        yield variable, placements
 
 
 def _is_free(domain: Domain) -> bool:
-    """Whether there is a choice."""
+    """Return whether a domain has more than a fixed placement."""
     return any(variable is not None for variable in domain.values())
 
 
-def _read_at(domain: Domain) -> dict[Marks, OneOf]:
-    """A reader at any placement of a domain."""
-    return {marks: None if v is None else (v,) for marks, v in domain.items()}
+def _read_at(domain: Domain) -> dict[MeshPlacements, OneOf]:
+    """Describe a reader that takes any placement of a domain."""
+    return {placements: None if v is None else (v,) for placements, v in domain.items()}
 
 
-def _by_placement(pairs: Iterable[tuple[Marks, int]]) -> dict[Marks, list[int]]:
-    """The variables of each placement."""
-    found: dict[Marks, list[int]] = defaultdict(list)
-    for marks, variable in pairs:
-        found[marks].append(variable)
+def _by_placement(pairs: Iterable[tuple[MeshPlacements, int]]) -> dict[MeshPlacements, list[int]]:
+    """Group variables by placement."""
+    found: dict[MeshPlacements, list[int]] = defaultdict(list)
+    for placements, variable in pairs:
+        found[placements].append(variable)
     return found
 
 
-def _strided(placed: Placed, axis: int) -> Iterator[Mark]:
-    """The strided shards of an op on one axis."""
-    for marks in on_axis(placed, axis):
-        yield from (mark for mark in marks if layout.outer_of(mark) > 1)
+def _strided(placed: Placed, axis: int) -> Iterator[AxisPlacement]:
+    """Yield the strided shards among an op's placements on one axis."""
+    for placements in on_axis(placed, axis):
+        yield from (placement for placement in placements if layout.block_count(placement) > 1)
 
 
 def _hashable(placed: Placed) -> Hashable:
+    """Return the placements of an op as a hashable key."""
     return tuple(placed.ins), tuple(placed.outs)
 
 
 def _phase(node: Node) -> str:
+    """Return the phase of a node: forward or backward."""
     return node.meta.get("phase", "forward")

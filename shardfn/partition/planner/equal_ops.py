@@ -11,14 +11,14 @@ import torch
 from torch.fx import Node
 
 from ...ops.placement import ALIGN
-from .observed import Key, Observed
+from .observed_walk import Key, ObservedWalk
 
 Descriptions = dict[Node, Hashable]
 HOPS = 4  # how far the surroundings of an op reach
 
 
-def kinds_of(observed: Observed, before: Callable[[Node], Hashable]) -> dict[Node, int]:
-    """A number for each node of a program, the same for nodes that look alike.
+def kinds_of(observed: ObservedWalk, before: Callable[[Node], Hashable]) -> dict[Node, int]:
+    """Number the nodes of a program so that equal nodes in equal surroundings share a number.
 
     Args:
         observed: the program.
@@ -44,7 +44,7 @@ def kinds_of(observed: Observed, before: Callable[[Node], Hashable]) -> dict[Nod
 
 
 def _users(inputs: Mapping[Node, Sequence[Key]]) -> dict[Node, list[tuple[Node, int]]]:
-    """For each node its readers, each with the position at which it reads."""
+    """Map each node to its readers and the argument positions at which they read it."""
     users: dict[Node, list[tuple[Node, int]]] = defaultdict(list)
     for node, read in inputs.items():
         for position, (source, _) in enumerate(read):
@@ -53,7 +53,7 @@ def _users(inputs: Mapping[Node, Sequence[Key]]) -> dict[Node, list[tuple[Node, 
 
 
 def _numbered(seen: Descriptions) -> dict[Node, int]:
-    """Numbers in place of descriptions, in the order in which they appear."""
+    """Replace descriptions by numbers, in order of appearance."""
     numbers: dict[Hashable, int] = {}
     found = {}
     for node, description in seen.items():
@@ -63,8 +63,8 @@ def _numbered(seen: Descriptions) -> dict[Node, int]:
 
 
 def _own(node: Node) -> Hashable:
-    """An op, its arguments other than tensors, and the shapes and dtypes of its results. The name
-    of a parameter, and that in the bucketing options of its gradient, play no part.
+    """Describe a node by its op, non-tensor arguments and result shapes; names of parameters
+    play no part.
     """
     if node.op == "placeholder" or node.target is ALIGN:
         call = node.op, node.op == "placeholder" or ALIGN

@@ -27,7 +27,7 @@ Terms = Iterable[tuple[int, float]]
 
 @attrs.define(eq=False)
 class IntegerProgram:
-    """Variables of 0 or 1 with a cost each, and linear constraints between them."""
+    """A minimisation over 0-1 variables and sizes with linear constraints, which HiGHS solves."""
 
     costs: list[float] = attrs.field(factory=list)
     low: list[float] = attrs.field(factory=list)
@@ -41,23 +41,23 @@ class IntegerProgram:
     is_late: bool = False  # whether time was up before it was known to be the cheapest
 
     def variable(self, cost: float) -> int:
-        """A new variable, by its number."""
+        """Add a 0-1 variable with a cost. Returns its number."""
         self.costs.append(cost)
         return len(self.costs) - 1
 
     def size(self, cost: float) -> int:
-        """A new variable of 0 or more, by its number."""
+        """Add a variable of 0 or more with a cost. Returns its number."""
         number = self.variable(cost)
         self.sizes.add(number)
         return number
 
     def minimise_size(self) -> int:
-        """Make a variable of 0 or more the objective. Returns its number."""
+        """Make one new variable of 0 or more the only objective. Returns its number."""
         self.costs[:] = [0.0] * len(self.costs)
         return self.size(1.0)
 
     def between(self, low: float, terms: Terms, high: float) -> None:
-        """Require low <= the sum of the terms <= high."""
+        """Add the constraint low <= sum of terms <= high."""
         row = len(self.low)
         for variable, factor in terms:
             self.rows.append(row)
@@ -73,13 +73,12 @@ class IntegerProgram:
         self.between(1.0, ((v, 1.0) for v in several), 1.0)
 
     def at_most(self, variables: Iterable[int], others: Iterable[int], constant: float) -> None:
-        """Require that the sum of some variables is at most that of others and a constant."""
+        """Require that the sum of some variables is at most that of others plus a constant."""
         terms = [(v, 1.0) for v in variables] + [(v, -1.0) for v in others]
         self.between(float("-inf"), terms, constant)
 
     def solve(self) -> list[bool] | None:
-        """Which variables are 1 in the cheapest solution. None if there is none, or if time was
-        up before one was found.
+        """Return which variables are 1 in the cheapest solution; None if there is none in time.
 
         The relaxation, in which variables may lie between 0 and 1, is solved first. If it leaves
         nothing open, it is the solution. Of a large program then a part is searched, and of one
@@ -110,8 +109,8 @@ class IntegerProgram:
         return min(found, key=lambda x: x.cost).taken
 
     def near(self, relaxed: _Minimum, gap: float) -> list[_Minimum]:
-        """The cheapest solution among the choices that the relaxation uses. Where that costs
-        little more, also the cheapest with the variables that it makes 1: there it is found fast.
+        """Search near the relaxation: among the choices that it uses, then with the variables
+        that it makes 1.
 
         Args:
             relaxed: the relaxation.
@@ -128,14 +127,15 @@ class IntegerProgram:
         return [first, _Minimum(self, NEAR, ones=ones)]
 
     def integral(self) -> np.ndarray:
-        """Which variables are 0 or 1."""
+        """Return which variables must be 0 or 1."""
         found = np.ones(len(self.costs), dtype=bool)
         found[sorted(self.sizes)] = False
         return found
 
 
 class _Minimum:
-    """The cheapest solution of an integer program.
+    """The cheapest solution of an integer program, or of its relaxation, by one call of scipy's
+    milp.
 
     Args:
         program: the program.
@@ -179,10 +179,10 @@ class _Minimum:
 
     @property
     def taken(self) -> list[bool] | None:
-        """Which variables are 1."""
+        """Return which variables are 1; None without a solution."""
         return None if self.values is None else [x > HALF for x in self.values]
 
 
 def gap_of(count: int) -> float:
-    """The gap for so many variables: relative to the cost of the solution."""
+    """Return the relative optimality gap for a program of so many variables."""
     return next(gap for above, gap in reversed(GAPS.items()) if count > above)

@@ -6,26 +6,26 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from ...types import Marks
+from ...types import MeshPlacements
 from .. import layout
 
 
 def share_of(
-    tensors: Iterable[tuple[torch.Tensor, Marks]], sizes: Sequence[int], axis: int
+    tensors: Iterable[tuple[torch.Tensor, MeshPlacements]], sizes: Sequence[int], axis: int
 ) -> float:
-    """The share of an op's work that the busiest rank of an axis has.
+    """Return the share of an op's work that the busiest rank of an axis has.
 
     Args:
         tensors: the op's results and inputs, with their placements up to this axis at least.
         sizes: of the mesh.
         axis: the axis.
     """
-    for x, marks in tensors:
-        cut = layout.split(marks[axis])
+    for x, placements in tensors:
+        cut = layout.split(placements[axis])
         if cut is not None:
             dim, unit = cut
-            outer = layout.outer_of(marks[axis])
-            earlier = marks[:axis]
+            outer = layout.block_count(placements[axis])
+            earlier = placements[:axis]
             length, _ = layout.grain(x.shape[dim], dim, earlier, sizes, outer)
             length = max(length, 1)
             return min(layout.full_chunk(length, unit, sizes[axis]), length) / length

@@ -9,33 +9,35 @@ from torch.fx import Node
 from ...errors import PlacementError
 from ...ops.nodes import args_of
 from ...ops.text_formats import KEEP, parse_spec
-from ...placement import P, blocks_of, check_axes, is_said, named, names_in, names_of, row_of
-from ...types import Marks, MeshAxes
+from ...placement import P, blocks_of, check_axes, is_expressible, named, names_in, names_of, row_of
+from ...types import MeshAxes, MeshPlacements
 from .. import layout
-from .values import at_one_placement, settled
+from .values import default_placements, value_of_slot
 from .walk import Walk
 
 
 def constrain(walk: Walk, node: Node) -> None:
-    """Redistribute a value to the placements of the user's constraint."""
+    """Place a `constrain` node: redistribute its value to the placements that the user wrote."""
     constrained_node, text_of_spec = args_of(node)
     value = walk.values[constrained_node]
-    current = settled(value, walk.axes, walk.given)
+    current = default_placements(value, walk.axes, walk.user_placements)
     try:
-        marks = constrained(text_of_spec, walk.axes, value.fake.shape, current)
+        placements = constrained(text_of_spec, walk.axes, value.fake.shape, current)
     except ValueError as error:
         source = node.meta.get("source")
         fix = "P with axes of the mesh, one part for each dim"
         raise PlacementError.of(
             "constrain", str(error), fix=fix, source=source, placements=text_of_spec
         ) from None
-    walk.note_given(value.fake.shape, marks)
-    slot = walk.redistribute(value, marks, node, implicit=False)
-    walk.values[node] = at_one_placement(slot, len(node.users), value.varies)
+    walk.note_user_placements(value.fake.shape, placements)
+    slot = walk.redistribute(value, placements, node, implicit=False)
+    walk.values[node] = value_of_slot(slot, len(node.users), value.varies)
 
 
-def constrained(text: str, axes: MeshAxes, shape: Sequence[int], current: Marks) -> Marks:
-    """The placements of a constraint's text. Dims with `*` keep their sharding."""
+def constrained(
+    text: str, axes: MeshAxes, shape: Sequence[int], current: MeshPlacements
+) -> MeshPlacements:
+    """Parse a constraint's text into placements; a dim written `*` keeps its sharding."""
     if not axes.names:
         return ()
     entries = parse_spec(text)
@@ -49,7 +51,7 @@ def constrained(text: str, axes: MeshAxes, shape: Sequence[int], current: Marks)
             f"a placement of {len(entries)} dims for a tensor of {len(shape)}, shape {tuple(shape)}"
         )
     check_axes(P(*parts))
-    row_now = row_of if is_said(current, shape, axes) else names_in
+    row_now = row_of if is_expressible(current, shape, axes) else names_in
     rows: list[tuple[str, ...]] = []
     for dim, entry in enumerate(entries):
         if entry == (KEEP,):

@@ -10,11 +10,11 @@ import torch
 from torch.fx import Node
 
 from ... import _compat
-from ...types import PENDING, Marks
+from ...types import PARTIAL_KINDS, MeshPlacements
 from .. import rules
-from ..rule_api.checked import answered
+from ..rule_api.check_strategies import strategies_of
 from ..rule_api.strategy import Choice, arguments, call_of
-from .prices import INFINITE, Prices
+from .redistribution_prices import INFINITE, Prices
 from .values import Value
 
 COPY = torch.ops.aten._to_copy.default
@@ -24,7 +24,7 @@ Choices = list[tuple[Choice, list[Node]]]  # strategies, each with the tensor ar
 
 
 class Ahead:
-    """The prices of placements for the readers of a Program's values.
+    """Prices of placements for the readers of a value: one step of lookahead, to break ties.
 
     Args:
         prices: of moves.
@@ -35,65 +35,69 @@ class Ahead:
     def __init__(self, prices: Prices, values: Mapping[Node, object], name: str) -> None:
         self.prices, self.values, self.name = prices, values, name
         self.known_choices: dict[Node, Choices] = {}
-        self.known_prices: dict[tuple[Node, Marks, int], float] = {}
+        self.known_prices: dict[tuple[Node, MeshPlacements, int], float] = {}
         self.times = 0  # how often a result was priced for its readers
 
-    def price(self, node: Node, marks: Marks, axis: int) -> float:
-        """The fewest bytes that the readers of an op's result move on one axis.
+    def price(self, node: Node, placements: MeshPlacements, axis: int) -> float:
+        """Return the fewest bytes that the readers of a result move if it has these placements.
 
         Args:
             node: an op with one result.
-            marks: the placements of its result, on the axes up to this one.
+            placements: the placements of its result, on the axes up to this one.
             axis: the current axis.
         """
         self.times += 1
-        if marks[axis] in PENDING:
+        if placements[axis] in PARTIAL_KINDS:
             return 0.0  # its reduction is part of the cost of the strategy itself
-        key = node, marks, axis
+        key = node, placements, axis
         if key not in self.known_prices:
             value = _past_copy(node)
             readers = list(value.users)[:FEW]
-            self.known_prices[key] = sum(self.cheapest(value, x, marks, axis) for x in readers)
+            self.known_prices[key] = sum(self.cheapest(value, x, placements, axis) for x in readers)
         return self.known_prices[key]
 
-    def cheapest(self, node: Node, reader: Node, marks: Marks, axis: int) -> float:
-        """The fewest bytes that one reader of a value moves. None where that is not known."""
+    def cheapest(self, node: Node, reader: Node, placements: MeshPlacements, axis: int) -> float:
+        """Return the fewest bytes that one reader moves; 0 where that is not known."""
         rows = self.choices(reader)
-        prices = (self.moved(node, reader, *row, marks, axis) for row in rows)
+        prices = (self.moved(node, reader, *row, placements, axis) for row in rows)
         least = min(prices, default=0.0)
         return 0.0 if least == INFINITE else least
 
     def moved(
-        self, node: Node, reader: Node, choice: Choice, nodes: list[Node], marks: Marks, axis: int
+        self,
+        node: Node,
+        reader: Node,
+        choice: Choice,
+        nodes: list[Node],
+        placements: MeshPlacements,
+        axis: int,
     ) -> float:
-        """The bytes that one strategy of a reader moves: of the value, of other available
-        inputs, and to reduce a Partial result.
-        """
+        """Return the bytes that one strategy of a reader moves."""
         ins, outs = choice
         total = 0.0
-        if outs[0] in PENDING:
+        if outs[0] in PARTIAL_KINDS:
             alone = ("R",) * axis
             total += self.prices.move(reader.meta["val"], (*alone, outs[0]), "R", axis)
         for other, wanted in zip(nodes, ins, strict=True):
             if other is node:
-                total += self.prices.move(other.meta["val"], marks, wanted, axis)
+                total += self.prices.move(other.meta["val"], placements, wanted, axis)
             elif isinstance(value := self.values.get(other), Value) and (
-                slots := value.held(node.meta["phase"])
+                slots := value.strategy_slots(node.meta["phase"])
             ):
                 price = self.prices.input(value, slots, wanted, axis)
                 total += price * self.prices.weight(value, slots, axis)
         return total
 
     def choices(self, reader: Node) -> Choices:
-        """The strategies of a reader, each with its tensor arguments. None for a node that is
-        not an op with a rule and one result.
-        """
+        """Return the strategies of a reader, from a cache."""
         if reader not in self.known_choices:
             self.known_choices[reader] = self.choices_of(reader)
         return self.known_choices[reader]
 
     def choices_of(self, reader: Node) -> Choices:
-        """The strategies of a reader by its rule."""
+        """Ask the rule of a reader for its strategies; none for a prim or an op with several
+        results.
+        """
         is_op = isinstance(reader.target, _compat.OpOverload)
         has_one_result = isinstance(reader.meta.get("val"), torch.Tensor)
         if not is_op or reader.target.namespace == "shardfn" or not has_one_result:
@@ -102,14 +106,12 @@ class Ahead:
         if call is None:
             return []
         nodes = arguments(reader)
-        rows = answered(rules.find(call.target), call, self.name, reader)
+        rows = strategies_of(rules.find(call.target), call, self.name, reader)
         return [(choice, nodes) for choice in rows]
 
 
 def _past_copy(node: Node) -> Node:
-    """The only reader of a value, where that is a cast, whose result has any placement of the
-    value.
-    """
+    """Skip a cast that is the only reader of a value. Returns the node whose readers count."""
     (reader, *others) = [*node.users] or [node]
     is_copy = reader.target is COPY and not others
     return reader if is_copy else node

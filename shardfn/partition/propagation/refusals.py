@@ -10,25 +10,27 @@ import torch
 from ...capture.drawing import draws
 from ...errors import PlacementError, RuleError
 from ...ops.higher_order import HigherOrder
-from ...types import REDUCTIONS, Marks, MeshAxes
+from ...types import REDUCTIONS, MeshAxes, MeshPlacements
 
 
-def pending_over(marks: Marks, axes: MeshAxes) -> str:
+def partials_over(placements: MeshPlacements, axes: MeshAxes) -> str:
+    """Write the Partial reductions of placements as text: sum over dp."""
     return ", ".join(
-        f"{m} over {a}" for m, a in zip(marks, axes.names, strict=True) if m in REDUCTIONS
+        f"{m} over {a}" for m, a in zip(placements, axes.names, strict=True) if m in REDUCTIONS
     )
 
 
 def not_reduced(
-    name: str, path: str, node: torch.fx.Node, marks: Marks, axes: MeshAxes
+    name: str, path: str, node: torch.fx.Node, placements: MeshPlacements, axes: MeshAxes
 ) -> PlacementError:
+    """Make the error for an op that needs the value of an unreduced gradient."""
     source, fix = (
         node.meta.get("source"),
         "reduce it first: sf.constrain(x, P()), or with its final placement",
     )
     op = getattr(node.target, "_opname", node.target)
     got = (
-        f"it is an unreduced gradient (Partial {pending_over(marks, axes)}), and {op} needs "
+        f"it is an unreduced gradient (Partial {partials_over(placements, axes)}), and {op} needs "
         "its value"
     )
     return PlacementError.of(
@@ -38,19 +40,21 @@ def not_reduced(
         fix=fix,
         source=source,
         arg_path=path,
-        placements=marks,
+        placements=placements,
     )
 
 
-def cannot_stay_pending(
-    name: str, path: str, node: torch.fx.Node, marks: Marks, axes: MeshAxes
+def cannot_stay_partial(
+    name: str, path: str, node: torch.fx.Node, placements: MeshPlacements, axes: MeshAxes
 ) -> PlacementError:
+    """Make the error for a result that cannot leave as Partial."""
     source, fix = (
         node.meta.get("source"),
         "return the gradient itself, as grad gives it, or drop Partial from out_placements",
     )
     got = (
-        f"it is reduced already, or was never Partial, and cannot stay {pending_over(marks, axes)}"
+        "it is reduced already, or was never Partial, and cannot stay "
+        f"{partials_over(placements, axes)}"
     )
     return PlacementError.of(
         f"{name}, {path}",
@@ -59,15 +63,19 @@ def cannot_stay_pending(
         fix=fix,
         source=source,
         arg_path=path,
-        placements=marks,
+        placements=placements,
     )
 
 
-def wrong_piece(
-    node: torch.fx.Node, ins: list[Marks], out: Marks, got: tuple[int, ...], wanted: tuple[int, ...]
+def wrong_local_shape(
+    node: torch.fx.Node,
+    ins: list[MeshPlacements],
+    out: MeshPlacements,
+    got: tuple[int, ...],
+    wanted: tuple[int, ...],
 ) -> RuleError:
-    """The error for an unproved user rule whose local result has another shape than its
-    placement gives.
+    """Make the error for a user's rule whose local result has another shape than its placement
+    gives.
     """
     source, fix = (
         node.meta.get("source"),
@@ -88,6 +96,7 @@ RANDOM: Callable[[Any], bool] = lambda target: (
 
 
 def refuse_random(node: torch.fx.Node, name: str, axes: MeshAxes) -> None:
+    """Raise an error for an op that draws random numbers, which ranks would draw differently."""
     is_nested = isinstance(node.target, HigherOrder)
     is_alone = all(n == 1 for n in axes.sizes) and not is_nested
     if is_alone or not draws(node):
@@ -101,8 +110,8 @@ def refuse_random(node: torch.fx.Node, name: str, axes: MeshAxes) -> None:
     raise RuleError.of(where, got, fix=fix, source=source)
 
 
-def without_terms(node: torch.fx.Node, axes: Sequence[str], kind: str) -> PlacementError:
-    """The error for `to_local` of a Partial DTensor that is reduced already."""
+def partial_is_reduced(node: torch.fx.Node, axes: Sequence[str], kind: str) -> PlacementError:
+    """Make the error for `to_local` of a Partial DTensor that is reduced already."""
     over = ", ".join(axes)
     got = f"its terms over {over}, a Partial {kind}, are reduced already: another op needs it"
     return PlacementError.of(
@@ -115,7 +124,7 @@ def without_terms(node: torch.fx.Node, axes: Sequence[str], kind: str) -> Placem
 
 
 def without_cotangent(node: torch.fx.Node) -> PlacementError:
-    """The error for a derivative of `to_local` of a Partial DTensor."""
+    """Make the error for a derivative of `to_local` of a Partial DTensor."""
     return PlacementError.of(
         "DTensor.to_local",
         "of a Partial DTensor that ops made, under a derivative: a value does not say its terms",

@@ -21,44 +21,43 @@ from ...ops.nodes import args_of
 from ...ops.placement import REDISTRIBUTE
 from ...ops.prims import CALLS, PRIMS
 from ...ops.random_bits import RANDOM_BITS
-from ...placement import is_said
-from ...types import PENDING, REDUCTIONS, IfPartial, Mark, Marks, MeshAxes
+from ...placement import is_expressible
+from ...types import PARTIAL_KINDS, REDUCTIONS, AxisPlacement, IfPartial, MeshAxes, MeshPlacements
 from .. import layout, plan, rules
 from ..redistribute import Move, route
-from ..rule_api.checked import answered, failed
+from ..rule_api.check_strategies import failed, strategies_of
 from ..rule_api.strategy import Choice, OpCall, arguments, replicated, tensors
 from . import refusals
-from .decompose import is_cut, written_out
-from .likeness import likeness
+from .decompose_softmax import decomposed, works_along_sharded_dim
 from .lookahead import Ahead
-from .partial import ends, means
-from .prices import INFINITE, Prices
-from .sorted_rows.kinds import OwnRows, SortedRows
-from .units import fit, with_units
+from .partial import partial_means, shared_partials
+from .redistribution_prices import INFINITE, Prices
+from .strategy_cache_key import strategy_cache_key
+from .strategy_units import fit, with_units
 from .values import (
     NO_ADVICE,
     Advice,
     Placed,
-    Unaligned,
+    UnplacedGradient,
     Value,
     View,
-    at_one_placement,
-    is_made_again,
-    is_numbered,
+    can_be_drawn,
+    default_placements,
     is_partial,
-    settled,
+    is_repeated_in_backward,
+    value_of_slot,
 )
 
 EXPAND = torch.ops.aten.expand.default
 OWN_TERM = CALLS[shard_map.own_term].op
 READ_ANYWHERE = {RANDOM_BITS, REDISTRIBUTE}  # prims that read a value at any placement
 
-Local = Callable[..., Any]  # how a rank runs an op (emission/emit.py)
+Local = Callable[..., Any]  # how a rank runs an op (emission/emit_steps.py)
 Slots = list[plan.Slot]
 
 
 def op_name(node: Node) -> str:
-    """The name of a node's op, without its overload."""
+    """Return the name of a node's op, without its overload."""
     return getattr(node.target, "_opname", getattr(node.target, "__name__", ""))
 
 
@@ -71,12 +70,12 @@ class Price(NamedTuple):
 
     @property
     def cost(self) -> tuple[float, float]:
-        """Among strategies with equal values of this, the readers of the result decide."""
+        """The part of the key that decides; among equals, the readers of the result do."""
         return self.nbytes, self.shared_partial
 
 
 class Chosen(NamedTuple):
-    """The choice for one op."""
+    """The strategy chosen for one op."""
 
     call: OpCall
     values: list[Value]  # its inputs
@@ -87,7 +86,7 @@ Priced = tuple[Price, Placed]
 
 
 class Walk:
-    """The state of one walk: the values so far and the steps that made them.
+    """One walk over a program, which places every value and collects the plan's steps.
 
     Args:
         axes: of the mesh.
@@ -109,89 +108,90 @@ class Walk:
         # the placements of ops that were weighed, by `likeness`
         self.weighed_before: dict[tuple[Any, ...] | None, Placed] = {}
         # the placements of `out_placements`, by result; those of inputs and of constraints
-        self.leaving: dict[Node, Marks] = {}
-        self.given: set[Marks] = set()
+        self.leaving: dict[Node, MeshPlacements] = {}
+        self.user_placements: set[MeshPlacements] = set()
         # the placements of the carries of loops, by shape
-        self.carried: dict[tuple[int, ...], Marks] = {}
+        self.carried: dict[tuple[int, ...], MeshPlacements] = {}
         # the terms of sums that are added in another order, and the sums left to later ones
         self.summed: dict[Node, list[Node]] = {}
         self.left: set[Node] = set()
         self.merged: set[Node] = set()  # gradients that are added first
-        self.unaligned: dict[Node, Unaligned] = {}
+        self.unplaced: dict[Node, UnplacedGradient] = {}
         self.gradients: dict[Node, plan.Gradient] = {}
         # gradients that leave the program Partial
         self.unreduced: list[tuple[plan.Slot, Node]] = []
         # gradients that stay Partial until the end of their loop
         self.later: Collection[Node] = ()
-        # the sorts that ranks may do on their own rows, and the ops on such rows
-        self.sorts: dict[Graph, dict[Node, SortedRows]] = {}
-        self.own_rows: dict[Node, OwnRows] = {}
+        # the sorts that ranks may run on their own rows, and nodes that the table does not place
+        self.local_sorts: dict[Graph, dict[Node, Handler]] = {}
+        self.overrides: dict[Node, Handler] = {}
         self.cotangents: dict[int, plan.Slot] = {}  # by number
 
     def fresh(self) -> Walk:
-        """A walk over another graph of the same program."""
+        """Make a walk over another graph of the same program."""
         inner = Walk(self.axes, self.name, self.advice)
         inner.carried = self.carried
         return inner
 
     @property
-    def replicated(self) -> Marks:
-        """The placement that is replicated on every axis."""
+    def replicated(self) -> MeshPlacements:
+        """The placements that replicate a value on every axis."""
         return ("R",) * len(self.axes.sizes)
 
     # Inputs, nodes and results
 
-    def enter(self, node: Node, marks: Marks, unreduced: str | None) -> plan.Slot:
-        """Add an input. Returns its slot."""
+    def enter(self, node: Node, placements: MeshPlacements, unreduced: str | None) -> plan.Slot:
+        """Add an input of the program. Returns its slot."""
         fake = node.meta["val"]
-        slot = self.slot(fake, marks)
-        self.note_given(fake.shape, marks)
-        as_sum = self.rescaled(node, slot, means.as_sums(marks))
+        slot = self.slot(fake, placements)
+        self.note_user_placements(fake.shape, placements)
+        as_sum = self.rescaled(node, slot, partial_means.as_sums(placements))
         self.values[node] = Value(
             fake,
             early=True,
-            slots={as_sum.marks: (as_sum, None)},
+            slots={as_sum.placements: (as_sum, None)},
             users=len(node.users),
             unreduced=unreduced,
         )
         return slot
 
-    def note_given(self, shape: Sequence[int], marks: Marks) -> None:
-        """Note placements that the user gave: results may have them, too."""
-        if is_said(marks, shape, self.axes):
-            self.given.add(marks)
+    def note_user_placements(self, shape: Sequence[int], placements: MeshPlacements) -> None:
+        """Remember placements that the user wrote, since results may keep them."""
+        if is_expressible(placements, shape, self.axes):
+            self.user_placements.add(placements)
 
-    def leave(self, node: Node, marks: Marks | None, path: str, output: Node) -> plan.Slot:
-        """The slot of a result, at the placements of `out_placements`."""
+    def leave(
+        self, node: Node, placements: MeshPlacements | None, path: str, output: Node
+    ) -> plan.Slot:
+        """Redistribute a result to its placements in `out_placements`. Returns its slot."""
         value = self.values[node]
-        wanted = marks or settled(value, self.axes, self.given)
-        as_sums = means.as_sums(wanted)
+        wanted = placements or default_placements(value, self.axes, self.user_placements)
+        as_sums = partial_means.as_sums(wanted)
         stays_partial = is_partial(as_sums)
         if stays_partial:
-            value = self.unaligned[node].value if node in self.unaligned else value
+            value = self.unplaced[node].value if node in self.unplaced else value
             if not self.reaches(value, as_sums):
-                if isinstance(marks, IfPartial):
+                if isinstance(placements, IfPartial):
                     return self.leave(node, None, path, output)
-                raise refusals.cannot_stay_pending(self.name, path, node, wanted, self.axes)
+                raise refusals.cannot_stay_partial(self.name, path, node, wanted, self.axes)
         as_sum = self.redistribute(value, as_sums, output, implicit=False)
         slot = self.rescaled(output, as_sum, wanted)
-        if stays_partial and (node in self.unaligned or value.unreduced):
+        if stays_partial and (node in self.unplaced or value.unreduced):
             self.unreduced.append((slot, node))
         return slot
 
     def visit(self, node: Node) -> None:
-        """Place the result of one node, by the handler of its kind."""
+        """Place one node, by the handler of its kind or by its sharding rule."""
         if _reads_slots(node):
             self.make_inputs(node)
         kind: object = type(node.target) if isinstance(node.target, Loop) else node.target
-        if node in self.own_rows:
-            kind = OwnRows
-        handler = HANDLERS.get(kind) or (PRIMS[kind].place if kind in PRIMS else Walk.apply)
+        handler = self.overrides.get(node) or HANDLERS.get(kind)
+        handler = handler or (PRIMS[kind].place if kind in PRIMS else Walk.apply)
         assert handler is not None, f"{node.target} cannot be placed"
         handler(self, node)
 
     def visit_in_place(self, node: Node, graph: Graph, result: Node) -> None:
-        """Place the ops that stand for a node. The result of one of them is its result."""
+        """Place the ops that replace a node; the result of one of them is its result."""
         for inner in graph.nodes:
             self.within[inner] = self.within.get(node, node)
             if inner.op == "call_function":
@@ -201,27 +201,30 @@ class Walk:
 
     # Slots and moves
 
-    def slot(self, fake: torch.Tensor, marks: Marks) -> plan.Slot:
-        """A new slot."""
+    def slot(self, fake: torch.Tensor, placements: MeshPlacements) -> plan.Slot:
+        """Make a new slot."""
         self.count += 1
-        return plan.Slot(self.count, fake, marks)
+        return plan.Slot(self.count, fake, placements)
 
-    def rescaled(self, node: Node, slot: plan.Slot, marks: Marks) -> plan.Slot:
-        """A slot with its means rescaled to sums, or the other way round. The slot itself if it
-        has none.
+    def rescaled(self, node: Node, slot: plan.Slot, placements: MeshPlacements) -> plan.Slot:
+        """Turn Partial means of a slot into sums, or back. Returns the slot itself if it has
+        none.
         """
-        if slot.marks == marks:
+        if slot.placements == placements:
             return slot
-        rescaled = self.slot(slot.value, marks)
+        rescaled = self.slot(slot.value, placements)
         self.steps.append(plan.Rescale(node, slot, rescaled))
         return rescaled
 
-    def redistribute(self, value: Value, marks: Marks, node: Node, *, implicit: bool) -> plan.Slot:
-        """The value at a placement: an existing slot, or the cheapest moves from another slot.
+    def redistribute(
+        self, value: Value, placements: MeshPlacements, node: Node, *, implicit: bool
+    ) -> plan.Slot:
+        """Return a slot of a value at some placements: one that exists, or the cheapest moves
+        from another.
 
         Args:
             value: the value to redistribute.
-            marks: the target placements.
+            placements: the target placements.
             node: on whose behalf.
             implicit: whether no placement of the user asks for it.
 
@@ -231,64 +234,66 @@ class Walk:
         phase = node.meta.get("phase", "forward")
         self.view_slots(value, phase)
         for slot in value.readable(phase):
-            if slot.marks == marks:
+            if slot.placements == placements:
                 return slot
         if value.fill is not None:
-            return self.fill(value, marks)
+            return self.fill(value, placements)
         if value.recipe is not None:
-            return self.make(value, marks)
-        shared = self.gathered_view(value, marks, node, implicit=implicit)
+            return self.make(value, placements)
+        shared = self.gathered_view(value, placements, node, implicit=implicit)
         if shared is not None:
             return shared
-        source, moves = self.cheapest(value, marks, phase)
+        source, moves = self.cheapest(value, placements, phase)
         reduces = any(move.sends and move.collective.reduces for move in moves)
         if implicit and value.unreduced and reduces:
-            raise refusals.not_reduced(self.name, value.unreduced, node, source.marks, self.axes)
-        slot = self.slot(value.fake, marks)
-        unasked = implicit and not value.asked
-        self.steps.append(plan.Redistribute(node, source, slot, moves, unasked))
-        again = any(is_made_again(move, value, node) for move in moves)
+            raise refusals.not_reduced(
+                self.name, value.unreduced, node, source.placements, self.axes
+            )
+        slot = self.slot(value.fake, placements)
+        is_implicit = implicit and not value.is_explicit
+        self.steps.append(plan.Redistribute(node, source, slot, moves, is_implicit))
+        again = any(is_repeated_in_backward(move, value, node) for move in moves)
         only = phase if again else None
-        value.slots[marks] = slot, only
+        value.slots[placements] = slot, only
         return slot
 
     def cheapest(
-        self, value: Value, marks: Marks, phase: str
+        self, value: Value, placements: MeshPlacements, phase: str
     ) -> tuple[plan.Slot, tuple[Move, ...]]:
-        """The slot from which a placement is cheapest, and the moves from it."""
+        """Return the slot from which placements are cheapest to reach, and the moves."""
         least = INFINITE
         best = None
         for slot in value.readable(phase):
-            found = self.route(value, slot, marks)
+            found = self.route(value, slot, placements)
             if found is not None and (best is None or found[0] < least):
                 least = found[0]
                 best = (slot, found[1])
-        assert best is not None, f"no moves to {marks}"
+        assert best is not None, f"no moves to {placements}"
         return best
 
-    def reaches(self, value: Value, marks: Marks) -> bool:
-        """Whether a value can have a placement."""
+    def reaches(self, value: Value, placements: MeshPlacements) -> bool:
+        """Return whether a value can have some placements."""
         if value.fill is not None:
-            return all(rules.fill_fits(value.fill[1], mark) for mark in marks)
+            return all(rules.fill_fits(value.fill[1], placement) for placement in placements)
         if value.recipe is not None:
-            return all(map(is_numbered, marks))
+            return all(map(can_be_drawn, placements))
         slots = value.readable("forward")
-        return any(self.route(value, slot, marks) for slot in slots)
+        return any(self.route(value, slot, placements) for slot in slots)
 
     def route(
-        self, value: Value, slot: plan.Slot, marks: Marks
+        self, value: Value, slot: plan.Slot, placements: MeshPlacements
     ) -> tuple[float, tuple[Move, ...]] | None:
-        """The cheapest moves from a slot to a placement, with their cost."""
+        """Return the price and the moves from a slot to some placements."""
         shape = tuple(value.fake.shape)
         itemsize = value.fake.element_size()
-        return route(shape, itemsize, slot.marks, marks, self.axes)
+        return route(shape, itemsize, slot.placements, placements, self.axes)
 
     # Values that each rank makes for itself at any placement, where they are read: constants,
     # random numbers, expanded scalars, and what is computed element by element from them alone.
     # Only a rank's shard is made, and nothing is sent.
 
     def fill_of(self, node: Node) -> Any:
-        """The value of a constant tensor, or of a view of one. None for any other op."""
+        """Return the number that a node fills a tensor with; None for other ops."""
         fake = node.meta.get("val")
         if not isinstance(fake, torch.Tensor):
             return None
@@ -298,7 +303,7 @@ class Walk:
         return rules.fill_value(node.target, node.args, fake.dtype)
 
     def constant(self, node: Node, value: Any) -> Value:
-        """A constant tensor of one value."""
+        """Make the value of a constant tensor, which each reader makes at its own placement."""
         is_like = node.target in rules.LIKE
         return Value(
             node.meta["val"],
@@ -308,31 +313,31 @@ class Walk:
             like=self.values.get(args_of(node)[0]) if is_like else None,
         )
 
-    def fill(self, value: Value, marks: Marks) -> plan.Slot:
-        """Make a constant at a placement."""
+    def fill(self, value: Value, placements: MeshPlacements) -> plan.Slot:
+        """Make a constant at some placements."""
         assert value.fill is not None
         node, number = value.fill
-        slot = self.slot(value.fake, marks)
+        slot = self.slot(value.fake, placements)
         self.steps.append(plan.Fill(node, slot, number))
-        value.slots[marks] = slot, None
+        value.slots[placements] = slot, None
         return slot
 
-    def make(self, value: Value, marks: Marks) -> plan.Slot:
-        """Run the op of a value at a placement."""
+    def make(self, value: Value, placements: MeshPlacements) -> plan.Slot:
+        """Run the op of a value that can be made anywhere at some placements."""
         assert value.recipe is not None
         node, values = value.recipe
         is_random = node.target is RANDOM_BITS
         ins = []
         for v in values:
-            wanted = self.replicated if is_random or not v.fake.dim() else marks
+            wanted = self.replicated if is_random or not v.fake.dim() else placements
             ins.append(self.redistribute(v, wanted, node, implicit=False))
-        slot = self.slot(value.fake, marks)
+        slot = self.slot(value.fake, placements)
         self.steps.append(plan.Apply(node, tuple(ins), (slot,)))
-        value.slots[marks] = slot, None
+        value.slots[placements] = slot, None
         return slot
 
     def make_inputs(self, node: Node) -> None:
-        """Make the inputs of a node that could be made at any placement, replicated."""
+        """Make the unmade inputs of a node, replicated."""
         for read in node.all_input_nodes:
             value = self.values[read]
             if isinstance(value, Value) and value.recipe and not value.slots:
@@ -343,15 +348,15 @@ class Walk:
     # source, which other views of it then read.
 
     def view_slots(self, value: Value, phase: str) -> None:
-        """Add the slots of a view that follow from those of its source."""
+        """Add a slot to a view for each slot of its source."""
         view = value.view
         if view is None:
             return
         self.view_slots(view.source, phase)
-        for marks, (slot, only) in list(view.source.slots.items()):
+        for placements, (slot, only) in list(view.source.slots.items()):
             if only not in (None, phase):
                 continue
-            image = self.image(view, marks)
+            image = self.image(view, placements)
             if image is None or value.slots.get(image, (None, ""))[1] in (None, phase):
                 continue
             out = self.slot(value.fake, image)
@@ -359,88 +364,92 @@ class Walk:
             value.slots[image] = out, only
 
     def gathered_view(
-        self, value: Value, marks: Marks, node: Node, *, implicit: bool
+        self, value: Value, placements: MeshPlacements, node: Node, *, implicit: bool
     ) -> plan.Slot | None:
-        """A view at a placement that replicates it on more axes, by its source at such a
-        placement. None where that costs more, or does not exist.
+        """Gather a view by gathering its source, which other views share; None where that is
+        not possible.
         """
         view = value.view
         if view is None or not view.is_same_size:
             return None
         phase = node.meta.get("phase", "forward")
         for own in view.source.readable(phase):
-            image = self.image(view, own.marks)
+            image = self.image(view, own.placements)
             if image is None:
                 continue
-            pairs = list(zip(own.marks, image, marks, strict=True))
+            pairs = list(zip(own.placements, image, placements, strict=True))
             if any(seen != wanted != "R" for _, seen, wanted in pairs):
                 continue
             # a gradient is reduced where it is ready
-            if any(seen in PENDING and wanted == "R" for _, seen, wanted in pairs):
+            if any(seen in PARTIAL_KINDS and wanted == "R" for _, seen, wanted in pairs):
                 continue
-            before = tuple(mark if seen == wanted else wanted for mark, seen, wanted in pairs)
-            if self.image(view, before) != marks:
+            before = tuple(
+                placement if seen == wanted else wanted for placement, seen, wanted in pairs
+            )
+            if self.image(view, before) != placements:
                 continue
             self.redistribute(view.source, before, node, implicit=implicit)
             self.view_slots(value, phase)
-            return value.slots[marks][0]
+            return value.slots[placements][0]
         return None
 
-    def image(self, view: View, marks: Marks) -> Marks | None:
-        """The placements of a view, given those of its source. None where it has none."""
-        if marks not in view.images:
-            view.images[marks] = self.image_of(view, marks)
-        return view.images[marks]
+    def image(self, view: View, placements: MeshPlacements) -> MeshPlacements | None:
+        """Return the placements of a view, given those of its source, from a cache."""
+        if placements not in view.images:
+            view.images[placements] = self.image_of(view, placements)
+        return view.images[placements]
 
-    def image_of(self, view: View, marks: Marks) -> Marks | None:
-        """The placements of a view by its rule, one axis after the other."""
+    def image_of(self, view: View, placements: MeshPlacements) -> MeshPlacements | None:
+        """Derive the placements of a view from those of its source by its rule; None if it has
+        none.
+        """
         call = view.call
-        rows = answered(rules.find(call.target), call, self.name, view.node)
+        rows = strategies_of(rules.find(call.target), call, self.name, view.node)
         placed = Placed([()], [()])
-        for mark in marks:
-            strategies = (x for row in rows for x in with_units(call, row, [{mark}]))
-            same = [x for x in strategies if x[0] == (mark,)]
+        for placement in placements:
+            strategies = (x for row in rows for x in with_units(call, row, [{placement}]))
+            same = [x for x in strategies if x[0] == (placement,)]
             fitting = self.fitting(call, same, placed)
             if not fitting:
                 return None
             placed = fitting[0]
-        return placed.outs[0] if placed.ins[0] == marks else None
+        return placed.outs[0] if placed.ins[0] == placements else None
 
     def rearrange(self, node: Node, call: OpCall, value: Value, result: Value) -> None:
-        """Rearrange a parameter at each of its placements, so that it is gathered once. A view
-        of another value has those of its source.
+        """Rearrange a parameter at each of its placements, so that it is gathered once for all
+        readers.
         """
         if not result.early:
             if rules.row_of(node.target).rearranges and not result.varies:
                 result.view = View(node, call, value)
             return
-        strategies = answered(rules.find(call.target), call, self.name, node)
-        out_mark: dict[Mark, Mark] = {}
-        for (mark,), (out,) in strategies:
-            out_mark.setdefault(mark, out)
+        strategies = strategies_of(rules.find(call.target), call, self.name, node)
+        out_placement: dict[AxisPlacement, AxisPlacement] = {}
+        for (placement,), (out,) in strategies:
+            out_placement.setdefault(placement, out)
         for slot, only in list(value.slots.values()):
             if only not in (None, node.meta["phase"]):
                 continue
-            if any(mark not in out_mark for mark in slot.marks):
+            if any(placement not in out_placement for placement in slot.placements):
                 continue
-            out_marks = [out_mark[mark] for mark in slot.marks]
-            marks = layout.canonical(call.outs[0].shape, out_marks, self.axes.sizes)
-            if marks is not None and marks not in result.slots:
-                out = self.slot(call.outs[0], marks)
-                result.slots[marks] = out, only
+            out_placements = [out_placement[placement] for placement in slot.placements]
+            placements = layout.canonical(call.outs[0].shape, out_placements, self.axes.sizes)
+            if placements is not None and placements not in result.slots:
+                out = self.slot(call.outs[0], placements)
+                result.slots[placements] = out, only
                 self.steps.append(plan.Apply(node, (slot,), (out,)))
 
     # Ops with a sharding rule
 
     def apply(self, node: Node, decided: Placed | None = None) -> None:
-        """Place an op by the cheapest strategy of its sharding rule, unless it is decided."""
+        """Place an op by the cheapest strategy of its sharding rule."""
         if (value := self.fill_of(node)) is not None:
             self.values[node] = self.constant(node, value)
             return
         call, values = self.call(node)
         readable = [v.readable(node.meta["phase"]) for v in values]
-        advised = node in self.advice.ops
-        if not advised and is_cut(call, readable, self.axes.sizes):
+        advised_carry = node in self.advice.ops
+        if not advised_carry and works_along_sharded_dim(call, readable, self.axes.sizes):
             self.write_out(node, call, values)
             return
         if _is_made_anywhere(call, values):
@@ -454,7 +463,7 @@ class Walk:
         self.take(node, call, values, placed)
 
     def call(self, node: Node) -> tuple[OpCall, list[Value]]:
-        """An op's call in the form that its rule takes, and its input values."""
+        """Return an op's call in the form that its rule takes, and the values of its inputs."""
         values = [self.values[x] for x in arguments(node)]
         for value in values:
             self.view_slots(value, node.meta["phase"])
@@ -463,8 +472,8 @@ class Walk:
         return OpCall(node.target, node.args, dict(node.kwargs), ins, outs), values
 
     def write_out(self, node: Node, call: OpCall, values: list[Value]) -> None:
-        """Place an op by its decomposition into smaller ones."""
-        graph = written_out(call, node)
+        """Place an op by placing its decomposition."""
+        graph = decomposed(call, node)
         holders = graph.find_nodes(op="placeholder")
         self.values.update(zip(holders, values, strict=True))
         (output,) = graph.find_nodes(op="output")
@@ -478,13 +487,14 @@ class Walk:
         placed: Placed,
         local: Local | None = None,
     ) -> None:
-        """Place an op so; `local` is how a rank runs it, if that is not by its rule."""
+        """Add the steps of an op with chosen placements: redistribute its inputs, run it."""
         ins = tuple(
-            self.redistribute(value, marks, node, implicit=node.target is not DEBUG)
-            for value, marks in zip(values, placed.ins, strict=True)
+            self.redistribute(value, placements, node, implicit=node.target is not DEBUG)
+            for value, placements in zip(values, placed.ins, strict=True)
         )
         outs = tuple(
-            self.slot(fake, marks) for fake, marks in zip(call.outs, placed.outs, strict=True)
+            self.slot(fake, placements)
+            for fake, placements in zip(call.outs, placed.outs, strict=True)
         )
         self.steps.append(plan.Apply(node, ins, outs, local))
         results = self.results(node, values, outs)
@@ -493,7 +503,7 @@ class Walk:
         self.assign(node, results)
 
     def results(self, node: Node, values: list[Value], outs: Iterable[plan.Slot]) -> list[Value]:
-        """The values of an op's results, each at one placement."""
+        """Make the values of an op's results."""
         early = rules.row_of(node.target).rearranges and all(v.early for v in values)
         gradient = next((v.unreduced for v in values if v.unreduced), None)
         varies = frozenset().union(*(v.varies for v in values))
@@ -502,15 +512,15 @@ class Walk:
         )
         results = []
         for out in outs:
-            users = ends.reducing(node, [out.marks], self.ahead.choices)
-            result = at_one_placement(out, users, varies, equal)
+            users = shared_partials.counted_readers(node, [out.placements], self.ahead.choices)
+            result = value_of_slot(out, users, varies, equal)
             result.early = early
-            result.unreduced = gradient if is_partial(out.marks) else None
+            result.unreduced = gradient if is_partial(out.placements) else None
             results.append(result)
         return results
 
     def assign(self, node: Node, results: list[Value]) -> None:
-        """Record the values of an op's results, and for a tuple those of its tensors."""
+        """Record the values of an op's results under its node."""
         result = node.meta.get("val")
         if isinstance(result, torch.Tensor):
             self.values[node] = results[0]
@@ -521,13 +531,13 @@ class Walk:
             ]
 
     def choose(self, call: OpCall, values: list[Value], node: Node) -> Placed:
-        """The advice for an op if its inputs can be placed so, else its cheapest strategies."""
-        advised = self.advice.ops.get(node)
-        if advised is not None and all(map(self.reaches, values, advised.ins)):
-            return advised
-        held = [v.held(node.meta["phase"]) for v in values]
+        """Choose the placements of an op: the planner's, those of an equal op, or the cheapest."""
+        advised_carry = self.advice.ops.get(node)
+        if advised_carry is not None and all(map(self.reaches, values, advised_carry.ins)):
+            return advised_carry
+        slots_of_inputs = [v.strategy_slots(node.meta["phase"]) for v in values]
         is_term = [self.stays_partial(node, axis) for axis in range(len(self.axes.sizes))]
-        key = likeness(call, values, held, is_term)
+        key = strategy_cache_key(call, values, slots_of_inputs, is_term)
         if key in self.weighed_before:
             ins, outs = self.weighed_before[key]
             return Placed([*ins], [*outs])
@@ -545,7 +555,7 @@ class Walk:
         strategies: Sequence[Choice] | None = None,
         fixed: Mapping[int, Choice] = {},
     ) -> Placed:
-        """For each axis, in mesh order, the strategy that moves the fewest bytes.
+        """Choose the cheapest strategy of an op on each axis, in mesh order.
 
         Args:
             call: the op.
@@ -556,14 +566,14 @@ class Walk:
         """
         rule = rules.find(call.target)
         if strategies is None:
-            strategies = answered(rule, call, self.name, node)
-        held = [v.held(node.meta["phase"]) for v in values]
+            strategies = strategies_of(rule, call, self.name, node)
+        slots_of_inputs = [v.strategy_slots(node.meta["phase"]) for v in values]
         varies = frozenset().union(*(v.varies for v in values))
         placed = Placed([()] * len(call.ins), [()] * len(call.outs))
         for axis, name in enumerate(self.axes.names):
             # values that vary between ranks are computed by each rank alone
             rows = [replicated(call)] if name in varies else strategies
-            now = [{slot.marks[axis] for slot in slots} for slots in held]
+            now = [{slot.placements[axis] for slot in slots} for slots in slots_of_inputs]
             own = [x for row in rows for x in with_units(call, row, now)]
             if axis in fixed:
                 own = [fixed[axis]]
@@ -572,26 +582,27 @@ class Walk:
                 problem = f"none of its strategies fits on axis {name}"
                 raise failed(problem, rule, call, self.name, node)
             is_term = self.stays_partial(node, axis)
-            priced = [(self.price(call, values, held, x, axis, is_term), x) for x in fitting]
+            priced = [
+                (self.price(call, values, slots_of_inputs, x, axis, is_term), x) for x in fitting
+            ]
             placed = self.best(node, priced, axis)
         return placed
 
     def fitting(self, call: OpCall, strategies: Iterable[Choice], placed: Placed) -> list[Placed]:
-        """The placements of the axes so far with one more, for each strategy that fits."""
+        """Extend an op's placements by each strategy that fits on the next axis."""
         longer = (fit(call, strategy, placed, self.axes.sizes) for strategy in strategies)
         return [x for x in longer if x is not None]
 
     def stays_partial(self, node: Node, axis: int) -> bool:
-        """Whether somebody reads the terms of a result: the caller, or code of one rank."""
+        """Return whether the caller or per-rank code reads the Partial terms of a result."""
         wanted = self.leaving.get(node)
         if wanted is not None and wanted[axis] in REDUCTIONS:
             return True
         return any(user.target is OWN_TERM for user in node.users)
 
     def best(self, node: Node, priced: list[Priced], axis: int) -> Placed:
-        """The cheapest of some strategies. Among equals, the one whose result is cheapest for
-        its readers, then the first. A reduce-scatter, which costs a start more, is the equal
-        of its all-reduce.
+        """Choose the cheapest of some priced strategies; ties go to the one that is cheapest
+        for the readers.
         """
         least, shared = min(price.cost for price, _ in priced)
         starts = (0.0, self.axes.cost(axis).start) if least else (0.0,)
@@ -615,13 +626,13 @@ class Walk:
         self,
         call: OpCall,
         values: list[Value],
-        held: list[Slots],
+        slots_of_inputs: list[Slots],
         placed: Placed,
         axis: int,
         is_term: bool,
     ) -> Price:
-        """The sort key of a strategy on one axis: its cost, then how much it changes the
-        sharding of the inputs.
+        """Price a strategy on one axis: bytes moved, then how it changes the sharding of the
+        inputs.
         """
         # one loop, since this runs for every strategy of every op
         nbytes = 0.0
@@ -629,12 +640,12 @@ class Walk:
         shared_partial = False
         was_sharded = False
         # one value as two arguments moves once
-        counted: set[tuple[int, Mark]] = set()
-        for value, slots, marks in zip(values, held, placed.ins, strict=True):
-            wanted = marks[axis]
+        counted: set[tuple[int, AxisPlacement]] = set()
+        for value, slots, placements in zip(values, slots_of_inputs, placed.ins, strict=True):
+            wanted = placements[axis]
             if not was_sharded:
-                was_sharded = any(slot.marks[axis] != "R" for slot in slots)
-            if wanted in PENDING:
+                was_sharded = any(slot.placements[axis] != "R" for slot in slots)
+            if wanted in PARTIAL_KINDS:
                 passes_partial = True
                 shared_partial = not is_term and (shared_partial or value.users > 1)
             if (id(value), wanted) not in counted:
@@ -643,9 +654,9 @@ class Walk:
                 nbytes += price * self.prices.weight(value, slots, axis)
         resharded = sum((m[axis] == "R") == was_sharded for m in placed.outs)
         if not is_term and (passes_partial or nbytes > 0):
-            for x, marks in zip(call.outs, placed.outs, strict=True):
-                if marks[axis] in PENDING:
-                    nbytes += self.prices.move(x, marks, "R", axis)
+            for x, placements in zip(call.outs, placed.outs, strict=True):
+                if placements[axis] in PARTIAL_KINDS:
+                    nbytes += self.prices.move(x, placements, "R", axis)
         return Price(nbytes, float(shared_partial), float(resharded))
 
 
@@ -656,14 +667,16 @@ HANDLERS: dict[object, Handler] = {}
 
 
 def _reads_slots(node: Node) -> bool:
-    """Whether a node must find its inputs made: a loop, or a prim."""
+    """Return whether a node needs its inputs made: a loop, or a prim."""
     is_op = isinstance(node.target, _compat.OpOverload)
     is_prim = is_op and _compat.namespace_of(node.target) == "shardfn"
     return not is_op or (is_prim and node.target not in READ_ANYWHERE)
 
 
 def _is_made_anywhere(call: OpCall, values: list[Value]) -> bool:
-    """Whether an op's result can be made at any placement, given its arguments."""
+    """Return whether each reader can make an op's result at its own placement: random numbers,
+    expanded scalars.
+    """
     if any(v.varies for v in values) or len(call.outs) != 1:
         return False
     if call.target is RANDOM_BITS:
@@ -677,12 +690,12 @@ def _is_made_anywhere(call: OpCall, values: list[Value]) -> bool:
 
 
 def _is_replicated(value: Value) -> bool:
-    """Whether every rank has the global tensor anyway."""
-    return any(all(m == "R" for m in marks) for marks in value.slots)
+    """Return whether every rank has the global tensor."""
+    return any(all(m == "R" for m in placements) for placements in value.slots)
 
 
 def _is_made_with(value: Value, result: torch.Tensor) -> bool:
-    """Whether an argument can be made at whatever placement its result gets."""
+    """Return whether an argument can be made at any placement of its op's result."""
     if not value.fake.dim():
         return value.is_unmade or _is_replicated(value)
     is_free = value.recipe is not None or value.fill is not None

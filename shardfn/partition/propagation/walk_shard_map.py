@@ -8,7 +8,8 @@ emits nothing (`plan.Relabel`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import attrs
 import torch
@@ -19,259 +20,265 @@ from ...ops import shard_map
 from ...ops.nodes import args_of
 from ...ops.prims import PRIMS, Axes, constants_of, implement
 from ...ops.text_formats import parse_axes, parse_pairs, parse_shards
-from ...types import MEAN, PENDING, Mark, Marks
+from ...types import MEAN, PARTIAL_KINDS, AxisPlacement, MeshPlacements
 from .. import layout, plan
 from ..redistribute import Move
 from . import refusals
-from .values import at_one_placement
+from .values import Value, value_of_slot
 from .walk import Walk
 
 NONE: Axes = frozenset()
 
 
-def to_local(walk: Walk, node: Node) -> None:
-    cuts = parse_shards(constants_of(node)[0])
-    wanted = {name: "R" if dim is None else dim for name, _, dim in cuts}
-    slot = _brought(walk, node, wanted, {d for _, _, d in cuts if d is not None}, ("sum",))
-    made = _relabelled(
-        walk, node, slot, node.meta["val"], _with(walk, slot.marks, dict.fromkeys(wanted, "R"))
-    )
-    _make(walk, node, made)
+class Prim:
+    """A prim of per-rank code while the walk places it.
 
+    Args:
+        walk: that places it.
+        node: of the prim.
+    """
 
-def from_local(walk: Walk, node: Node) -> None:
-    cuts = [(name, dim) for name, _, dim in parse_shards(constants_of(node)[0]) if dim is not None]
-    slot = _brought(
-        walk,
-        node,
-        dict.fromkeys((name for name, _ in cuts), "R"),
-        {dim for _, dim in cuts},
-        PENDING,
-    )
-    made = _relabelled(walk, node, slot, node.meta["val"], _with(walk, slot.marks, dict(cuts)))
-    _make(walk, node, made)
+    def __init__(self, walk: Walk, node: Node) -> None:
+        self.walk, self.node = walk, node
+        self.constants = constants_of(node)
+        self.value: Value = walk.values[args_of(node)[0]]
+        self.slots = self.value.readable(node.meta["phase"])
 
+    def index(self, axis: str) -> int:
+        """Return the number of a mesh axis."""
+        return self.walk.axes.names.index(axis)
 
-def vary(walk: Walk, node: Node) -> None:
-    axes = parse_axes(constants_of(node)[0])
-    value = walk.values[args_of(node)[0]]
-    if value.fill is not None and not value.slots:
-        walk.values[node] = attrs.evolve(
-            value,
-            users=len(node.users),
-            slots={},
-            varies=_varies(walk, node),
-            equal=value.equal.union(axes),
+    @property
+    def now(self) -> MeshPlacements:
+        """The placements of the argument; replicated, if it is not made yet."""
+        return self.slots[0].placements if self.slots else self.walk.replicated
+
+    def changed(
+        self, placements: MeshPlacements, wanted: Mapping[str, AxisPlacement]
+    ) -> MeshPlacements:
+        """Replace the placements on some axes."""
+        pairs = zip(self.walk.axes.names, placements, strict=True)
+        return tuple(wanted.get(name, placement) for name, placement in pairs)
+
+    def redistribute(self, placements: MeshPlacements) -> plan.Slot:
+        """Redistribute the argument."""
+        return self.walk.redistribute(self.value, placements, self.node, implicit=False)
+
+    def read(
+        self,
+        wanted: Mapping[str, AxisPlacement],
+        dims: Collection[int] = (),
+        partial: Collection[str] = (),
+        *,
+        alone: bool = False,
+    ) -> plan.Slot:
+        """Redistribute the argument to the placements that the prim needs on its axes; other
+        axes keep theirs if possible.
+
+        Args:
+            wanted: a placement for each axis of the prim.
+            dims: those that it shards or gathers; other axes may shard them only inside of the
+                shards of its own axes.
+            partial: the reductions that may stay Partial on other axes.
+            alone: whether no other axis may shard those dims.
+        """
+        last = max(map(self.index, wanted), default=-1)
+        placements = list(self.changed(self.now, wanted))
+        for k, (name, placement) in enumerate(zip(self.walk.axes.names, placements, strict=True)):
+            cut = layout.split(placement)
+            if name in wanted:
+                continue
+            if cut is not None:
+                placements[k] = "R" if cut[0] in dims and (alone or k < last) else cut[0]
+            elif placement not in partial:
+                placements[k] = "R"
+        return self.redistribute(
+            layout.fitted(self.value.fake.shape, placements, self.walk.axes.sizes)
         )
-        return
-    held = value.readable(node.meta["phase"])
-    marks = next((s.marks for s in held if all(_at(walk, s.marks, a) == "R" for a in axes)), None)
-    marks = marks or _with(walk, held[0].marks, dict.fromkeys(axes, "R"))
-    slot = walk.redistribute(value, marks, node, implicit=False)
-    _make(walk, node, slot, value.equal.union(axes))
+
+    def relabel(
+        self, slot: plan.Slot, wanted: Mapping[str, AxisPlacement], fake: torch.Tensor | None = None
+    ) -> plan.Slot:
+        """Give a slot another global shape and other placements, which computes nothing."""
+        value: torch.Tensor = self.node.meta["val"] if fake is None else fake
+        placements = self.changed(slot.placements, wanted)
+        target = self.walk.slot(value, layout.fitted(value.shape, placements, self.walk.axes.sizes))
+        self.walk.steps.append(plan.Relabel(self.node, slot, target))
+        return target
+
+    def send(
+        self, kind: str, axis: str, slot: plan.Slot, after: AxisPlacement, *pairs: Any
+    ) -> plan.Slot:
+        """Add one explicit collective over an axis. Returns the slot after it."""
+        placements = self.changed(slot.placements, {axis: after})
+        move = Move(kind, self.index(axis), slot.placements, placements, *pairs)
+        target = self.walk.slot(slot.value, move.after)
+        self.walk.steps.append(plan.Redistribute(self.node, slot, target, (move,), False))
+        return target
+
+    def make(self, slot: plan.Slot, equal: Axes = NONE) -> Value:
+        """Record the result of the prim."""
+        result = value_of_slot(slot, len(self.node.users), varying(self.walk, self.node), equal)
+        self.walk.values[self.node] = result
+        return result
 
 
-def vary_in_value(walk: Walk, node: Node) -> None:
-    axes = dict.fromkeys(parse_axes(constants_of(node)[0]), "R")
-    _make(walk, node, _brought(walk, node, axes, (), ()))
-
-
-def as_invariant(walk: Walk, node: Node) -> None:
-    axes = dict.fromkeys(parse_axes(constants_of(node)[0]), "R")
-    slot = _brought(walk, node, axes, (), ("sum",))
-    _make(walk, node, _relabelled(walk, node, slot, node.meta["val"], slot.marks))
-
-
-def own_term(walk: Walk, node: Node) -> None:
-    text, kind = constants_of(node)
-    axes = parse_axes(text)
-    value = walk.values[args_of(node)[0]]
-    held = value.readable(node.meta["phase"])
-    sums = dict.fromkeys(axes, "sum" if kind == MEAN else kind)
-    wanted = _with(walk, held[0].marks if held else ("R",) * len(walk.axes.names), sums)
-    if not walk.reaches(value, wanted):
-        raise refusals.without_terms(node, axes, kind)
-    slot = walk.redistribute(value, wanted, node, implicit=False)
-    if kind == MEAN:
-        means_of = _with(walk, wanted, dict.fromkeys(axes, MEAN))
-        slot = walk.rescaled(node, slot, means_of)
-    mine = _with(walk, slot.marks, dict.fromkeys(axes, "R"))
-    _make(walk, node, _relabelled(walk, node, slot, node.meta["val"], mine))
-
-
-def no_cotangent(walk: Walk, node: Node) -> None:
-    raise refusals.without_cotangent(node)
-
-
-def psum(walk: Walk, node: Node) -> None:
-    axes, pending = constants_of(node)
-    _reduced(walk, node, parse_axes(axes), "sum", pending)
-
-
-def extremum(walk: Walk, node: Node) -> None:
-    axes, kind = constants_of(node)
-    _reduced(walk, node, parse_axes(axes), kind, False)
-
-
-def _reduced(walk: Walk, node: Node, axes: Sequence[str], kind: str, pending: bool) -> None:
-    value = walk.values[args_of(node)[0]]
-    slot = _brought(walk, node, dict.fromkeys(axes, "R"), (), ("sum",) if kind == "sum" else ())
-    if value.equal.issuperset(
-        axes
-    ):  # nothing is sent: a sum of equal terms is a product, their max is each of them
-        made = walk.slot(node.meta["val"], slot.marks)
-        walk.steps.append(plan.Apply(node, (slot,), (made,)))
-        _make(walk, node, made, value.equal.difference(axes))
-        return
-    named = _relabelled(
-        walk, node, slot, node.meta["val"], _with(walk, slot.marks, dict.fromkeys(axes, kind))
-    )
-    _make(walk, node, named)
-    walk.values[node].asked = True
-    if not pending:
-        whole = walk.redistribute(
-            walk.values[node],
-            _with(walk, named.marks, dict.fromkeys(axes, "R")),
-            node,
-            implicit=False,
-        )
-        _make(walk, node, whole)
-
-
-def all_gather(walk: Walk, node: Node) -> None:
-    axis, _, dim = constants_of(node)
-    slot = _brought(walk, node, {axis: "R"}, {dim}, ())
-    whole = _relabelled(walk, node, slot, node.meta["val"], _with(walk, slot.marks, {axis: dim}))
-    _make(walk, node, whole)
-    gathered = walk.redistribute(walk.values[node], slot.marks, node, implicit=False)
-    _make(walk, node, gathered)
-
-
-def own_piece(walk: Walk, node: Node) -> None:
-    axis, _, dim = constants_of(node)
-    slot = _brought(walk, node, {axis: dim}, {dim}, ())
-    mine = _relabelled(walk, node, slot, node.meta["val"], _with(walk, slot.marks, {axis: "R"}))
-    _make(walk, node, mine)
-
-
-def all_to_all(walk: Walk, node: Node) -> None:
-    axis, n, split, concat = constants_of(node)
-    slot = _brought(walk, node, {axis: "R"}, {split, concat}, (), alone=True)
-    local = walk.values[args_of(node)[0]].fake
-    shape = [size * n if d == concat else size for d, size in enumerate(local.shape)]
-    stride = layout.dense_strides(shape, layout.stride_order(local.shape, local.stride()))
-    whole = torch.empty_strided(shape, stride, dtype=local.dtype, device="meta")
-    cut = _relabelled(walk, node, slot, whole, _with(walk, slot.marks, {axis: concat}))
-    moved = _moved(
-        walk,
-        node,
-        cut,
-        Move(
-            ALL_TO_ALL,
-            walk.axes.names.index(axis),
-            cut.marks,
-            _with(walk, cut.marks, {axis: split}),
-        ),
-    )
-    mine = _relabelled(walk, node, moved, node.meta["val"], _with(walk, moved.marks, {axis: "R"}))
-    _make(walk, node, mine)
-
-
-def ppermute(walk: Walk, node: Node) -> None:
-    axis, perm = constants_of(node)
-    permute(walk, node, axis, parse_pairs(perm))
-
-
-def permute(walk: Walk, node: Node, axis: str, pairs: tuple[tuple[int, int], ...]) -> None:
-    """Place a prim by which the first rank of each pair sends all it has to the second."""
-    k = walk.axes.names.index(axis)
-    slot = _brought(walk, node, {axis: "R"}, (), ())
-    move = Move(PPERMUTE, k, slot.marks, slot.marks, pairs)
-    _make(walk, node, _moved(walk, node, slot, move))
-
-
-def axis_index(walk: Walk, node: Node) -> None:
-    slot = walk.slot(node.meta["val"], ("R",) * len(walk.axes.names))
-    walk.steps.append(plan.Apply(node, (), (slot,)))
-    _make(walk, node, slot)
-
-
-def _make(walk: Walk, node: Node, slot: plan.Slot, equal: Axes = NONE) -> None:
-    """The result of a prim, at one placement; over the axes `equal` it varies in name only."""
-    varies = _varies(walk, node)
-    walk.values[node] = at_one_placement(slot, len(node.users), varies, equal)
-
-
-def _varies(walk: Walk, node: Node) -> Axes:
-    """The axes over which the result of a prim varies."""
+def varying(walk: Walk, node: Node) -> Axes:
+    """Return the mesh axes over which the result of a prim varies."""
     tensors = [walk.values[x].varies for x in node.all_input_nodes]
     return PRIMS[node.target].varies(node, NONE.union(*tensors))
 
 
-def _relabelled(
-    walk: Walk, node: Node, slot: plan.Slot, fake: torch.Tensor, marks: Marks
-) -> plan.Slot:
-    """A slot as another value at other placements: nothing is computed."""
-    plain = layout.canonical(fake.shape, marks, walk.axes.sizes)
-    assert plain is not None, f"{marks} on {fake.shape}"
-    made = walk.slot(fake, plain)
-    walk.steps.append(plan.Relabel(node, slot, made))
-    return made
+def replicated(axes: Iterable[str]) -> dict[str, AxisPlacement]:
+    """Map some axes to replicated."""
+    return dict.fromkeys(axes, "R")
 
 
-def _moved(walk: Walk, node: Node, slot: plan.Slot, move: Move) -> plan.Slot:
-    """One explicit move."""
-    made = walk.slot(slot.value, move.after)
-    walk.steps.append(plan.Redistribute(node, slot, made, (move,), False))
-    return made
+def to_local(walk: Walk, node: Node) -> None:
+    """Place the step from a global tensor to a rank's shard of it."""
+    prim = Prim(walk, node)
+    shards = parse_shards(prim.constants[0])
+    wanted: dict[str, AxisPlacement] = {
+        name: "R" if dim is None else dim for name, _, dim in shards
+    }
+    slot = prim.read(wanted, {dim for _, _, dim in shards if dim is not None}, ("sum",))
+    prim.make(prim.relabel(slot, replicated(wanted)))
 
 
-def _at(walk: Walk, marks: Marks, axis: str) -> Mark:
-    return marks[walk.axes.names.index(axis)]
+def from_local(walk: Walk, node: Node) -> None:
+    """Place the step from the shards of ranks to a global tensor."""
+    prim = Prim(walk, node)
+    shards = {name: dim for name, _, dim in parse_shards(prim.constants[0]) if dim is not None}
+    slot = prim.read(replicated(shards), {*shards.values()}, PARTIAL_KINDS)
+    prim.make(prim.relabel(slot, shards))
 
 
-def _with(walk: Walk, marks: Marks, wanted: dict[str, Mark]) -> Marks:
-    """The placements with others on some axes."""
-    return tuple(wanted.get(name, mark) for name, mark in zip(walk.axes.names, marks, strict=True))
+def vary(walk: Walk, node: Node) -> None:
+    """Place an invariant value where it counts as varying, though it is equal on all ranks."""
+    prim = Prim(walk, node)
+    axes = parse_axes(prim.constants[0])
+    equal = prim.value.equal.union(axes)
+    if prim.value.fill is not None and not prim.value.slots:
+        walk.values[node] = attrs.evolve(
+            prim.value, users=len(node.users), slots={}, varies=varying(walk, node), equal=equal
+        )
+        return
+    placements = [slot.placements for slot in prim.slots]
+    is_replicated = lambda m: all(m[prim.index(axis)] == "R" for axis in axes)
+    wanted = next(filter(is_replicated, placements), None) or prim.changed(
+        placements[0], replicated(axes)
+    )
+    prim.make(prim.redistribute(wanted), equal)
 
 
-def _brought(
-    walk: Walk,
-    node: Node,
-    wanted: Mapping[str, Mark],
-    dims: Collection[int],
-    partial: Collection[str],
-    *,
-    alone: bool = False,
-) -> plan.Slot:
-    """The argument of a prim, with the placements wanted on its axes; on other axes unchanged if
-    possible.
+def vary_in_value(walk: Walk, node: Node) -> None:
+    """Place a value that differs between ranks."""
+    prim = Prim(walk, node)
+    prim.make(prim.read(replicated(parse_axes(prim.constants[0]))))
 
-    Args:
-        walk: at work.
-        node: the prim.
-        wanted: a placement for each of its axes.
-        dims: those that it shards or gathers; other axes may shard them only inside of the
-            shards of its own axes.
-        partial: the reductions that may stay Partial on other axes.
-        alone: whether no other axis may shard those dims.
-    """
-    value = walk.values[args_of(node)[0]]
-    held = value.readable(node.meta["phase"])
-    now: Sequence[Mark] = held[0].marks if held else ["R"] * len(walk.axes.names)
-    last = max((walk.axes.names.index(name) for name in wanted), default=-1)
-    marks: list[Mark] = []
-    for k, (name, mark) in enumerate(zip(walk.axes.names, now, strict=True)):
-        cut = layout.split(mark)
-        if name in wanted:
-            marks.append(wanted[name])
-        elif cut is not None:
-            marks.append("R" if cut[0] in dims and (alone or k < last) else cut[0])
-        else:
-            marks.append(mark if mark == "R" or mark in partial else "R")
-    plain = layout.canonical(value.fake.shape, marks, walk.axes.sizes)
-    assert plain is not None, f"{marks} on {value.fake.shape}"
-    return walk.redistribute(value, plain, node, implicit=False)
+
+def as_invariant(walk: Walk, node: Node) -> None:
+    """Place a value that counts as equal on all ranks."""
+    prim = Prim(walk, node)
+    slot = prim.read(replicated(parse_axes(prim.constants[0])), (), ("sum",))
+    prim.make(prim.relabel(slot, {}))
+
+
+def own_term(walk: Walk, node: Node) -> None:
+    """Place a rank's term of a Partial value."""
+    prim = Prim(walk, node)
+    text, kind = prim.constants
+    axes = parse_axes(text)
+    wanted = prim.changed(prim.now, dict.fromkeys(axes, "sum" if kind == MEAN else kind))
+    if not walk.reaches(prim.value, wanted):
+        raise refusals.partial_is_reduced(node, axes, kind)
+    slot = prim.redistribute(wanted)
+    if kind == MEAN:
+        slot = walk.rescaled(node, slot, prim.changed(wanted, dict.fromkeys(axes, MEAN)))
+    prim.make(prim.relabel(slot, replicated(axes)))
+
+
+def no_cotangent(walk: Walk, node: Node) -> None:
+    """Refuse the cotangent of a rank's term."""
+    raise refusals.without_cotangent(node)
+
+
+def psum(walk: Walk, node: Node) -> None:
+    """Place a sum over ranks, which may stay Partial."""
+    axes, stays_partial = constants_of(node)
+    _reduce(walk, node, parse_axes(axes), "sum", stays_partial)
+
+
+def extremum(walk: Walk, node: Node) -> None:
+    """Place a maximum or a minimum over ranks."""
+    axes, kind = constants_of(node)
+    _reduce(walk, node, parse_axes(axes), kind, False)
+
+
+def _reduce(walk: Walk, node: Node, axes: Sequence[str], kind: str, stays_partial: bool) -> None:
+    """Place a reduction over ranks; of equal values it sends nothing."""
+    prim = Prim(walk, node)
+    slot = prim.read(replicated(axes), (), ("sum",) if kind == "sum" else ())
+    if prim.value.equal.issuperset(axes):
+        # nothing is sent: a sum of equal terms is a product, their maximum is each of them
+        out = walk.slot(node.meta["val"], slot.placements)
+        walk.steps.append(plan.Apply(node, (slot,), (out,)))
+        prim.make(out, prim.value.equal.difference(axes))
+        return
+    terms = prim.relabel(slot, dict.fromkeys(axes, kind))
+    result = prim.make(terms)
+    result.is_explicit = True
+    if not stays_partial:
+        placements = prim.changed(terms.placements, replicated(axes))
+        prim.make(walk.redistribute(result, placements, node, implicit=False))
+
+
+def all_gather(walk: Walk, node: Node) -> None:
+    """Place an all-gather: the values of ranks are shards, which are gathered."""
+    prim = Prim(walk, node)
+    axis, _, dim = prim.constants
+    slot = prim.read({axis: "R"}, {dim})
+    shards = prim.make(prim.relabel(slot, {axis: dim}))
+    prim.make(walk.redistribute(shards, slot.placements, node, implicit=False))
+
+
+def own_piece(walk: Walk, node: Node) -> None:
+    """Place a rank's shard of a value that all ranks have."""
+    prim = Prim(walk, node)
+    axis, _, dim = prim.constants
+    prim.make(prim.relabel(prim.read({axis: dim}, {dim}), {axis: "R"}))
+
+
+def all_to_all(walk: Walk, node: Node) -> None:
+    """Place an all-to-all: the values of ranks are shards of one dim, and then of another."""
+    prim = Prim(walk, node)
+    axis, n, split, concat = prim.constants
+    slot = prim.read({axis: "R"}, {split, concat}, alone=True)
+    local = prim.value.fake
+    shape = [size * n if d == concat else size for d, size in enumerate(local.shape)]
+    stride = layout.dense_strides(shape, layout.stride_order(local.shape, local.stride()))
+    fake = torch.empty_strided(shape, stride, dtype=local.dtype, device="meta")
+    shards = prim.relabel(slot, {axis: concat}, fake)
+    prim.make(prim.relabel(prim.send(ALL_TO_ALL, axis, shards, split), {axis: "R"}))
+
+
+def ppermute(walk: Walk, node: Node) -> None:
+    """Place a permute."""
+    axis, pairs = constants_of(node)
+    permute(walk, node, axis, parse_pairs(pairs))
+
+
+def permute(walk: Walk, node: Node, axis: str, pairs: tuple[tuple[int, int], ...]) -> None:
+    """Place a prim by which the first rank of each pair sends all it has to the second."""
+    prim = Prim(walk, node)
+    prim.make(prim.send(PPERMUTE, axis, prim.read({axis: "R"}), "R", pairs))
+
+
+def axis_index(walk: Walk, node: Node) -> None:
+    """Place the number of a rank along an axis."""
+    slot = walk.slot(node.meta["val"], walk.replicated)
+    walk.steps.append(plan.Apply(node, (), (slot,)))
+    walk.values[node] = value_of_slot(slot, len(node.users), varying(walk, node))
 
 
 implement(shard_map.to_local, place=to_local)

@@ -11,7 +11,7 @@ import torch
 
 from ... import _compat
 from ...errors import RuleError
-from ...types import Mark
+from ...types import AxisPlacement
 from .strategy import Choice, OpCall, replicated
 
 REST, ONE = "...", "1"  # any leading dims; a dim of size 1, which is never sharded
@@ -20,7 +20,7 @@ Row = tuple[str, ...]
 
 @attrs.frozen
 class Factors:
-    """A factor mapping: the name of each dim of each tensor argument and of each result."""
+    """A parsed einsum-like rule: the factor of each dim of each input and result."""
 
     text: str
     ins: tuple[Row, ...]
@@ -29,9 +29,7 @@ class Factors:
 
     @property
     def contracted(self) -> list[str]:
-        """Factors that some result does not have. Sharding one leaves that result a Partial
-        sum.
-        """
+        """List the factors that some result lacks; sharding one makes that result a Partial sum."""
         names = dict.fromkeys(f for row in self.ins for f in row)
         return [
             f
@@ -40,16 +38,16 @@ class Factors:
         ]
 
     def choices(self, call: OpCall) -> list[Choice]:
-        """The strategies of a call: replicated, then one for each factor."""
-        return [replicated(call), *self.cuts(*self.named(call))]
+        """List the strategies of a call: replicated, then one per factor."""
+        return [replicated(call), *self.factor_strategies(*self.named(call))]
 
-    def cuts(self, ins: Sequence[Row], outs: Sequence[Row]) -> list[Choice]:
-        """One strategy for each factor of these tensors that may be sharded."""
+    def factor_strategies(self, ins: Sequence[Row], outs: Sequence[Row]) -> list[Choice]:
+        """List one strategy for each factor that may be sharded."""
         names = dict.fromkeys(f for row in (*outs, *ins) for f in row)
         return [_cut(f, ins, outs) for f in names if f != ONE and _family(f) not in self.whole]
 
     def named(self, call: OpCall) -> tuple[list[Row], list[Row]]:
-        """The factors of each tensor of a call.
+        """Match the factors to the dims of a call's tensors.
 
         Raises:
             RuleError: the tensors have other dims, or a factor has two sizes.
@@ -77,7 +75,7 @@ class Factors:
         return rows[: len(call.ins)], rows[len(call.ins) :]
 
     def _misfit(self, call: OpCall, wrong: list[str]) -> RuleError:
-        """The error for a call whose tensors do not match the mapping."""
+        """Make the error for a call whose tensors do not match the factors."""
         fix = (
             "one name for each dim, equal names for equal sizes, 1 for a dim of size 1; or a "
             "function as the rule"
@@ -85,7 +83,7 @@ class Factors:
         return RuleError.of(f"rule({call.target}), {self.text!r}", *wrong, fix=fix)
 
     def strangers(self, op: _compat.OpOverload) -> list[str]:
-        """The mismatches between the mapping and the schema of an op."""
+        """Describe how the factors mismatch the schema of an op."""
         tensors = len(tensor_arguments(op))
         returns = len(_compat.schema(op).returns)
         wrong = []
@@ -99,7 +97,7 @@ class Factors:
 
 
 def parsed(text: str, whole: tuple[str, ...]) -> Factors:
-    """Parse a factor mapping.
+    """Parse the text of a rule, such as "i k, k j -> i j".
 
     Raises:
         ValueError: with one argument for each problem.
@@ -137,12 +135,12 @@ def parsed(text: str, whole: tuple[str, ...]) -> Factors:
 
 
 def tensor_arguments(op: _compat.OpOverload) -> list[str]:
-    """The names of an op's tensor arguments, including optional ones and lists."""
+    """List the names of an op's tensor arguments, optional ones and lists included."""
     return [a.name for a in _compat.schema(op).arguments if "Tensor" in str(a.type)]
 
 
 def in_owners(call: OpCall) -> list[int]:
-    """For each tensor of a call, the index of its tensor argument."""
+    """For each tensor of a call, return the index of its tensor argument."""
     names = tensor_arguments(call.target)
     arguments = _compat.schema(call.target).arguments
     owners: list[int] = []
@@ -157,21 +155,18 @@ def in_owners(call: OpCall) -> list[int]:
 
 
 def out_owners(call: OpCall) -> list[int]:
-    """For each tensor that a call returns, the index of its result. A list of tensors is one
-    result.
-    """
+    """For each tensor that a call returns, return the index of its result."""
     one = len(_compat.schema(call.target).returns) == 1
     return [0 if one else i for i in range(len(call.outs))]
 
 
 def _rows(text: str) -> tuple[Row, ...]:
+    """Split a text into the factors of each tensor."""
     return tuple(tuple(part.replace(REST, f" {REST} ").split()) for part in text.split(","))
 
 
 def _spelled(row: Row, dims: int) -> Row:
-    """A row with `...` replaced by a name for each dim that it stands for, counted from the
-    right.
-    """
+    """Replace `...` by one factor per leading dim, counted from the right."""
     if row[:1] != (REST,):
         return row
     others = row[1:]
@@ -181,13 +176,13 @@ def _spelled(row: Row, dims: int) -> Row:
 
 
 def _other_dims(owner: str, row: Row, x: torch.Tensor) -> str:
-    """The problem of a tensor whose number of dims differs from its row."""
+    """Describe a tensor whose number of dims differs from its factors."""
     names = " ".join(row) or "no dims"
     return f"{owner} has {x.dim()} dims, shape {tuple(x.shape)}; the rule names {names!r}"
 
 
 def _two_sizes(sizes: Mapping[str, Mapping[int, str]]) -> list[str]:
-    """The problems of factors with several sizes."""
+    """Describe the factors that have several sizes."""
     return [
         f"factor {factor} has two sizes: "
         + ", ".join(f"{n} in {owner}" for n, owner in owners.items())
@@ -197,10 +192,12 @@ def _two_sizes(sizes: Mapping[str, Mapping[int, str]]) -> list[str]:
 
 
 def _family(factor: str) -> str:
+    """Return the factor as written: `...` for any of the leading dims."""
     return REST if factor.startswith(REST) else factor
 
 
 def _cut(factor: str, ins: Sequence[Row], outs: Sequence[Row]) -> Choice:
-    place: Iterator[Mark] = (row.index(factor) if factor in row else "R" for row in ins)
-    made: Iterator[Mark] = (row.index(factor) if factor in row else "sum" for row in outs)
+    """Make the strategy that shards one factor."""
+    place: Iterator[AxisPlacement] = (row.index(factor) if factor in row else "R" for row in ins)
+    made: Iterator[AxisPlacement] = (row.index(factor) if factor in row else "sum" for row in outs)
     return tuple(place), tuple(made)

@@ -11,7 +11,7 @@ from .strategy import Rule
 
 @attrs.frozen(eq=False)
 class Registered:
-    """One registration."""
+    """A rule that a user registered for an op."""
 
     op: Any
     rule: Rule
@@ -21,12 +21,12 @@ _rules: dict[Any, list[Registered]] = {}
 
 
 def add(entry: Registered) -> None:
-    """Register a rule for its op."""
+    """Register a user's rule."""
     _rules[entry.op] = [*_rules.get(entry.op, ()), entry]
 
 
 def remove(entry: Registered) -> None:
-    """Unregister a rule. The one before it applies again. Does nothing the second time."""
+    """Unregister a user's rule; the one before it applies again."""
     left = [other for other in _rules.get(entry.op, ()) if other is not entry]
     if left:
         _rules[entry.op] = left
@@ -35,20 +35,20 @@ def remove(entry: Registered) -> None:
 
 
 def active() -> tuple[Registered, ...]:
-    """The active rules, as a key of partitioned programs."""
+    """Return the active user rules, as part of the key of partitioned programs."""
     return tuple(entries[-1] for entries in list(_rules.values()))
 
 
 def find(op: object) -> Rule | None:
-    """The registered rule of an op."""
+    """Return the user's rule of an op; None if there is none."""
     return _rules[op][-1].rule if op in _rules else None
 
 
 def ops() -> frozenset[Any]:
-    """The ops with a registered rule."""
+    """Return the ops with a user's rule."""
     return frozenset(_rules)
 
 
 def clear() -> None:
-    """Forget every registration."""
+    """Forget all user rules."""
     _rules.clear()

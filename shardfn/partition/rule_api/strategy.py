@@ -8,17 +8,17 @@ from typing import Any
 import attrs
 import torch
 
-from ...types import Mark
+from ...types import AxisPlacement
 
 # A strategy: how to place an op on ONE mesh axis, with a placement for each tensor input and for
 # each tensor output. A placement (d, scale) shards dim d in runs of `scale` elements for each
 # element of the sharded factor. "*" for an input: its values are not read.
-Choice = tuple[tuple[Mark, ...], tuple[Mark, ...]]
+Choice = tuple[tuple[AxisPlacement, ...], tuple[AxisPlacement, ...]]
 
 
 @attrs.frozen(eq=False)
 class OpCall:
-    """One call of an ATen op on global values."""
+    """One call of an ATen op on global values: the input of a sharding rule."""
 
     target: Any
     args: tuple[Any, ...]
@@ -27,13 +27,13 @@ class OpCall:
     outs: tuple[torch.Tensor, ...]
 
     def arg(self, position: int, name: str, default: Any = None) -> Any:
-        """An argument by position or name."""
+        """Return an argument by position or name."""
         if len(self.args) > position:
             return self.args[position]
         return self.kwargs.get(name, default)
 
     def __getitem__(self, name: str) -> Any:
-        """An argument by its name in the op's schema, or its default. Tensors are fake."""
+        """Return an argument by its schema name, or its default; tensors are fake."""
         arguments = arguments_of(self.target)
         position = next((i for i, a in enumerate(arguments) if a.name == name), None)
         if position is None:
@@ -47,22 +47,22 @@ class OpCall:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The global shape of each tensor input."""
+        """The global shapes of the tensor inputs."""
         return tuple(tuple(x.shape) for x in self.ins)
 
     @property
     def out_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The global shape of each result."""
+        """The global shapes of the results."""
         return tuple(tuple(x.shape) for x in self.outs)
 
 
 def arguments_of(target: Any) -> Any:
-    """The arguments of an op, as its schema describes them."""
+    """Return the arguments in an op's schema."""
     return target._schema.arguments
 
 
 def named(target: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """The arguments of a call by name."""
+    """Return the arguments of a call by schema name, defaults included."""
     arguments = arguments_of(target)
     values = {a.name: a.default_value for a in arguments}
     names = [a.name for a in arguments]
@@ -74,20 +74,20 @@ Rule = Callable[[OpCall], list[Choice]]
 
 
 def arguments(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """The tensor arguments of a node, in order; one that it takes twice is there twice."""
+    """List the tensor arguments of a node, in order, with repetitions."""
     read: list[torch.fx.Node] = []
     torch.fx.node.map_arg((node.args, node.kwargs), read.append)
     return read
 
 
 def tensors(value: object) -> tuple[torch.Tensor, ...]:
-    """The tensors of a result: of a tensor itself, of a tuple its tensors, of None none."""
+    """List the tensors of a result."""
     several = value if isinstance(value, (tuple, list)) else (value,)
     return tuple(x for x in several if isinstance(x, torch.Tensor))
 
 
 def call_of(node: torch.fx.Node) -> OpCall | None:
-    """The call of a node. None where an argument or each of its results is no tensor."""
+    """Make the OpCall of a node; None if it is not an op of tensors."""
     read = arguments(node)
     ins = tensors([x.meta.get("val") for x in read])
     outs = tensors(node.meta.get("val"))
@@ -97,10 +97,10 @@ def call_of(node: torch.fx.Node) -> OpCall | None:
 
 
 def replicated(call: OpCall) -> Choice:
-    """The strategy with everything replicated. Always correct."""
+    """Return the strategy that replicates everything, which is always correct."""
     return ("R",) * len(call.ins), ("R",) * len(call.outs)
 
 
 def together(call: OpCall, dims: Any) -> list[Choice]:
-    """Every input and output sharded on the same dim, for each of some dims."""
+    """List the strategies that shard all inputs and results on the same dim."""
     return [((d,) * len(call.ins), (d,) * len(call.outs)) for d in dims]

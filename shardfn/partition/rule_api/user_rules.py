@@ -1,4 +1,4 @@
-"""Strategies from a user's rule function. checked.py checks them, like those of every rule."""
+"""Strategies from the rule function of a user. check_strategies.py checks them, like all others."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from .einsum import parsed
 from .strategy import Choice, OpCall, Rule, replicated
 
-# DTensor's placements -> the placements of `types.Mark`
-MARKS: dict[type, Callable[[Any], Any]] = {
+# DTensor's placements -> the placements of `types.AxisPlacement`
+FROM_DTENSOR: dict[type, Callable[[Any], Any]] = {
     Shard: lambda p: p.dim,
     Replicate: lambda p: "R",
     Partial: lambda p: p.reduce_op,
@@ -19,15 +19,15 @@ MARKS: dict[type, Callable[[Any], Any]] = {
 
 
 def from_function(fn: Callable[[OpCall], Any]) -> Rule:
-    """The rule of a function that returns a text, or a list of (placements of the inputs,
-    placements of the results).
+    """Turn a user's function into a rule; it returns an einsum-like text or a list of
+    strategies.
     """
 
     def choices(call: OpCall) -> list[Choice]:
         said = fn(call)
         if isinstance(said, str):
             return parsed(said, ()).choices(call)
-        return [replicated(call), *((_marks(ins), _marks(outs)) for ins, outs in said)]
+        return [replicated(call), *((_placements(ins), _placements(outs)) for ins, outs in said)]
 
     choices.__module__, choices.__qualname__ = (
         getattr(fn, "__module__", ""),
@@ -36,5 +36,6 @@ def from_function(fn: Callable[[OpCall], Any]) -> Rule:
     return choices
 
 
-def _marks(given: Any) -> tuple[Any, ...]:
-    return tuple(MARKS[type(m)](m) if type(m) in MARKS else m for m in given)
+def _placements(given: Any) -> tuple[Any, ...]:
+    """Convert DTensor placements to those of rules."""
+    return tuple(FROM_DTENSOR[type(m)](m) if type(m) in FROM_DTENSOR else m for m in given)

@@ -12,41 +12,44 @@ from ...ops.placement import AFTER
 from ...ops.prims import PRIMS
 from .. import layout
 from ..rule_api import registry
-from ..rule_api.op import Op
+from ..rule_api.op_record import Op
 from ..rule_api.strategy import Choice, OpCall, Rule
 from . import (
     attention,
-    batch,
-    constants,
     conv,
+    fills,
+    linalg_fft_images,
     matmul,
     norm,
     pointwise,
     pool,
     random,
     reduction,
-    reshape,
     shard_map,  # noqa: F401  it fills rows of PRIMS
     view,
 )
-from .lookups import bags, indexing, reads, writes
+from .lookups import bags, gather_scatter, index, index_put
 
+# the families of ops with a table each
+FAMILIES = (
+    reduction,
+    view,
+    matmul,
+    norm,
+    conv,
+    pool,
+    attention,
+    gather_scatter,
+    index,
+    index_put,
+    bags,
+    linalg_fft_images,
+    random,
+    pointwise,
+)
 # op -> all that partition knows of it. Ops without a row run on global values.
 OPS: dict[object, Op] = {
-    **reduction.TABLE,
-    **view.TABLE,
-    **matmul.TABLE,
-    **norm.TABLE,
-    **conv.TABLE,
-    **pool.TABLE,
-    **attention.TABLE,
-    **reads.TABLE,
-    **indexing.TABLE,
-    **writes.TABLE,
-    **bags.TABLE,
-    **batch.TABLE,
-    **random.TABLE,
-    **pointwise.TABLE,
+    **{op: row for family in FAMILIES for op, row in family.TABLE.items()},
     AFTER: Op(decided_by_first=True, rearranges=True, strided=True),
 }
 NO_ROW = Op()
@@ -58,39 +61,19 @@ PUBLIC: dict[object, object] = {
     torch.ops.aten._unsafe_index_put.default: torch.ops.aten.index_put.default,
 }
 
-# the files whose tables decide how ops are placed
-FILES = (
-    attention,
-    batch,
-    constants,
-    conv,
-    matmul,
-    norm,
-    pointwise,
-    pool,
-    random,
-    reduction,
-    reshape,
-    view,
-    bags,
-    indexing,
-    reads,
-    writes,
-)
-
 BY_NAME = matmul.BY_NAME
 is_pointwise = pointwise.is_pointwise
-fill_value, fill_fits, LIKE = constants.fill_value, constants.fits, constants.LIKE
+fill_value, fill_fits, LIKE = fills.fill_value, fills.fits, fills.LIKE
 
 
 def name_of(target: object) -> str:
-    """The name of an op, without its overload."""
+    """Return the name of an op, without its overload."""
     schema = getattr(target, "_schema", None)
     return schema.name if schema is not None else ""
 
 
 def row_of(target: object) -> Op:
-    """The row of an op: its own, that of all ops element by element, or that of its name."""
+    """Look up the record of an op in the rule tables."""
     row = OPS.get(target)
     if row is None and pointwise.is_pointwise(target):
         row = pointwise.ROW
@@ -98,32 +81,30 @@ def row_of(target: object) -> Op:
 
 
 def of_user(target: object) -> Rule | None:
-    """The rule that the user has registered for an op."""
+    """Return the rule that the user registered for an op."""
     return registry.find(target) or registry.find(PUBLIC.get(target))
 
 
 def find(target: object) -> Rule | None:
-    """The rule of an op, the user's first. None means fallback."""
+    """Return the sharding rule of an op, the user's first; None means fallback."""
     return of_user(target) or row_of(target).rule
 
 
 def contents() -> list[Any]:
-    """The rows of all tables of rules: equal as long as none is added, removed or replaced."""
+    """Copy all rule tables, to see whether a row was added, removed or replaced."""
     tables: list[Any] = [PRIMS, COLLECTIVES]
-    for names in (globals(), *map(vars, FILES)):
+    for names in (globals(), *map(vars, (*FAMILIES, fills))):
         tables += [x for name, x in names.items() if not name.startswith("__")]
     return [x.copy() for x in tables if isinstance(x, (dict, set))]
 
 
 def follows_sizes(target: object) -> bool:
-    """Whether the strategies of an op follow from the sizes, dtypes and numbers of a call. The
-    rules of lookups, and those of a user, may read the graph.
-    """
+    """Return whether an op's strategies depend on sizes, dtypes and numbers alone."""
     return of_user(target) is None and row_of(target).of_sizes
 
 
 def takes_strided(call: OpCall, choice: Choice) -> bool:
-    """Whether an op may run on strided shards by a strategy of our own rule."""
+    """Return whether an op may run on strided shards by a strategy."""
     if of_user(call.target) is not None:
         return False
     row = row_of(call.target)
@@ -134,5 +115,5 @@ def takes_strided(call: OpCall, choice: Choice) -> bool:
 
 
 def lowering(target: object) -> Callable[..., Any] | None:
-    """How a rank computes an op; None where that is the op itself."""
+    """Return how a rank computes an op; None if it runs the op itself."""
     return PRIMS[target].lower if target in PRIMS else row_of(target).lower

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from ... import _compat
-from ...types import Mark
+from ...types import AxisPlacement
 from .. import layout
-from ..rule_api.op import Op
+from ..rule_api.op_record import Op
 from ..rule_api.strategy import Choice, OpCall, replicated
 
 aten = torch.ops.aten
@@ -24,9 +24,7 @@ NAMES = (
 
 
 def attention(call: OpCall) -> list[Choice]:
-    """Shards batch and heads, the leading dims of every tensor. A mask may broadcast them. The
-    RNG state is replicated.
-    """
+    """Shard attention over batch or heads, with grouped queries too."""
     batch = call.ins[0].shape[0]
     heads = call.ins[0].shape[1]
     mask = _mask(call)
@@ -34,16 +32,18 @@ def attention(call: OpCall) -> list[Choice]:
         mask is not None and mask.dim() == 3
     ):
         return [replicated(call)]
-    by_batch = _marks(call.ins, 0, {batch: 1}), _marks(call.outs, 0, {batch: 1})
+    by_batch = _placements(call.ins, 0, {batch: 1}), _placements(call.outs, 0, {batch: 1})
     groups = _groups(call, heads)
     if groups is None:
         return [replicated(call), by_batch]
-    by_head = _marks(call.ins, 1, groups), _marks(call.outs, 1, groups)
+    by_head = _placements(call.ins, 1, groups), _placements(call.outs, 1, groups)
     return [replicated(call), by_batch, by_head]
 
 
-def _marks(tensors: tuple[torch.Tensor, ...], d: int, units: dict[int, int]) -> tuple[Mark, ...]:
-    """Shards a dim in the unit of its size; replicates tensors where it has another size."""
+def _placements(
+    tensors: tuple[torch.Tensor, ...], d: int, units: dict[int, int]
+) -> tuple[AxisPlacement, ...]:
+    """Shard a dim of each tensor that has one of the given sizes, in the unit of that size."""
     return tuple(
         layout.joined(d, units[x.shape[d]]) if x.dim() >= 3 and x.shape[d] in units else "R"
         for x in tensors
@@ -51,18 +51,20 @@ def _marks(tensors: tuple[torch.Tensor, ...], d: int, units: dict[int, int]) -> 
 
 
 def _position(call: OpCall, *names: str) -> int:
+    """Return the position of an argument in an op's schema."""
     return next(i for i, a in enumerate(_compat.schema(call.target).arguments) if a.name in names)
 
 
 def _mask(call: OpCall) -> torch.Tensor | None:
+    """Return the attention mask of a call; None without one."""
     names = {"attn_mask", "attn_bias"} & {a.name for a in _compat.schema(call.target).arguments}
     found = [call.arg(_position(call, name), name) for name in names]
     return found[0].meta["val"] if found and found[0] is not None else None
 
 
 def _groups(call: OpCall, heads: int) -> dict[int, int] | None:
-    """The number of query heads, and of key heads, that go together: one of each, or with
-    grouped queries several for each key head. None where they cannot be sharded together.
+    """Return the units in which query heads and key heads are sharded together; None if they
+    cannot be.
 
     A mask may have one head for all.
     """

@@ -13,10 +13,10 @@ from typing import Any
 import attrs
 import torch
 
-from ...types import Mark
+from ...types import AxisPlacement
 from .. import layout
-from ..emission.builder import Builder, Piece
-from ..rule_api.op import Op
+from ..emission.graph_builder import Builder, LocalShard
+from ..rule_api.op_record import Op
 from ..rule_api.strategy import Choice, OpCall, replicated
 
 aten = torch.ops.aten
@@ -24,7 +24,7 @@ aten = torch.ops.aten
 
 @attrs.frozen
 class Window:
-    """The window of a convolution along one dim."""
+    """The window of a convolution along one spatial dim."""
 
     stride: int
     padding: int
@@ -32,21 +32,19 @@ class Window:
 
     @property
     def halo(self) -> tuple[int, int]:
-        """The elements that a chunk of the result reads before and after its chunk of the
-        input.
-        """
+        """The input elements that a chunk of the result reads outside of its own chunk."""
         return self.padding, max(0, self.reach - self.stride - self.padding + 1)
 
     @property
     def gradient_halo(self) -> tuple[int, int]:
-        """The elements that the gradient of a chunk of the input reads before and after its
-        chunk of the result's gradient.
+        """The elements of the result's gradient that a chunk of the input's gradient reads
+        outside of its own chunk.
         """
         return (self.reach - self.padding) // self.stride, -(-self.padding // self.stride)
 
 
 def windows(weight: Any, stride: Any, padding: Any, dilation: Any) -> list[Window]:
-    """The window of each dim of space."""
+    """Return the window of each spatial dim."""
     kernel = weight[2:]
     settings = (
         [*values] * (len(kernel) if len(values) == 1 else 1)
@@ -58,18 +56,18 @@ def windows(weight: Any, stride: Any, padding: Any, dilation: Any) -> list[Windo
 def _over_space(
     x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, settings: Any
 ) -> Iterator[tuple[int, Window]]:
-    """The dims along which the chunks of input and result line up for any number of chunks."""
+    """Yield the spatial dims whose input and result chunks line up."""
     stride, padding, dilation, transposed = settings
     for d, window in enumerate(windows(weight.shape, stride, padding, dilation), 2):
         if not transposed and x.shape[d] == window.stride * y.shape[d]:
             yield d, window
 
 
-def _other_cuts(
+def _other_strategies(
     x: torch.Tensor, y: torch.Tensor, transposed: bool, groups: int
-) -> list[tuple[Mark, Mark, Mark, Mark]]:
-    """The strategies that do not shard space: placements of input, weight, bias and result."""
-    batch: tuple[Mark, Mark, Mark, Mark] = (0, "R", "R", 0)
+) -> list[tuple[AxisPlacement, AxisPlacement, AxisPlacement, AxisPlacement]]:
+    """List the strategies that shard batch, channels or groups: input, weight, bias, result."""
+    batch: tuple[AxisPlacement, AxisPlacement, AxisPlacement, AxisPlacement] = (0, "R", "R", 0)
     if groups > 1:
         read = x.shape[1] // groups
         made = y.shape[1] // groups
@@ -83,13 +81,14 @@ def _other_cuts(
 
 
 def convolution(call: OpCall) -> list[Choice]:
-    """Batch, either kind of channel, groups, and space with a halo."""
+    """Shard a convolution over batch, channels, groups, or space with a halo."""
     (x, weight), (y,), n = call.ins[:2], call.outs, len(call.ins)
     transposed = call.args[6]
     groups = call.args[8]
     choices = [replicated(call)]
     choices += [
-        ((a, w, bias)[:n], (out,)) for a, w, bias, out in _other_cuts(x, y, transposed, groups)
+        ((a, w, bias)[:n], (out,))
+        for a, w, bias, out in _other_strategies(x, y, transposed, groups)
     ]
     for d, window in _over_space(x, y, weight, call.args[3:7]):
         choices.append(((layout.joined(d, window.stride, window.halo), "R", "R")[:n], (d,)))
@@ -97,14 +96,16 @@ def convolution(call: OpCall) -> list[Choice]:
 
 
 def convolution_backward(call: OpCall) -> list[Choice]:
-    """The transpose of each strategy: a sharded tensor has a sharded gradient, and a replicated
-    one a Partial sum.
+    """Transpose each strategy of the convolution: sharded stays sharded, replicated becomes
+    Partial.
     """
     (g, x, weight), mask = call.ins, call.args[10]
-    transpose = lambda mark: {"R": "sum", "sum": "R"}.get(mark, mark)
-    some = lambda *marks: tuple(m for m, wanted in zip(marks, mask, strict=True) if wanted)
+    transpose = lambda placement: {"R": "sum", "sum": "R"}.get(placement, placement)
+    some = lambda *placements: tuple(
+        m for m, wanted in zip(placements, mask, strict=True) if wanted
+    )
     choices = [replicated(call), (("sum", "R", "R"), some("sum", "sum", "sum"))]
-    for a, w, bias, out in _other_cuts(x, g, call.args[7], call.args[9]):
+    for a, w, bias, out in _other_strategies(x, g, call.args[7], call.args[9]):
         whole = out == "sum"  # then g is replicated, and so is the gradient of the bias
         choices.append(
             (
@@ -120,42 +121,49 @@ def convolution_backward(call: OpCall) -> list[Choice]:
 
 
 def _bias_sizes(args: list[Any], shapes: list[tuple[int, ...]]) -> list[Any]:
+    """Give the backward the local size of the bias."""
     args[3] = [shapes[0][1]] if args[3] else args[3]
     return args
 
 
-def _halo(piece: Piece, dim: int) -> tuple[int, int]:
-    """The halo of a shard along a dim."""
+def _halo(shard: LocalShard, dim: int) -> tuple[int, int]:
+    """Return the halo of a shard along a dim."""
     return next(
-        (layout.halo(m) for m in piece.marks if any(layout.halo(m)) and layout.cut_of(m)[0] == dim),
+        (
+            layout.halo(m)
+            for m in shard.placements
+            if any(layout.halo(m)) and layout.dim_and_unit(m)[0] == dim
+        ),
         (0, 0),
     )
 
 
-def _has_halo(piece: Piece) -> bool:
-    return any(any(layout.halo(m)) for m in piece.marks)
+def _has_halo(shard: LocalShard) -> bool:
+    """Return whether a shard has a halo."""
+    return any(any(layout.halo(m)) for m in shard.placements)
 
 
-def _local_padding(padding: Any, x: Piece) -> list[int]:
-    """The padding of a local convolution: 0 for a sharded dim, whose halo has the padding."""
+def _local_padding(padding: Any, x: LocalShard) -> list[int]:
+    """Return the local padding: none along a sharded dim, whose halo holds it."""
     space = range(2, len(x.shape))
     return [
-        0 if x.cuts(d) else p
+        0 if x.is_sharded(d) else p
         for d, p in zip(space, [*padding] * (len(space) if len(padding) == 1 else 1), strict=True)
     ]
 
 
-def _local_groups(groups: int, x: Piece) -> int:
+def _local_groups(groups: int, x: LocalShard) -> int:
+    """Return the number of groups on a rank."""
     return groups * x.local_shape[1] // x.shape[1] if groups > 1 else 1
 
 
 def lower_convolution(
-    b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
+    b: Builder, args: list[Any], kwargs: dict[str, Any], shards: list[LocalShard]
 ) -> Any:
-    """Add the bias to a Partial sum once: on the rank with the first input channels."""
-    x = pieces[0]
+    """Convolve a rank's shards; the bias is added to a Partial sum on one rank only."""
+    x = shards[0]
     groups = args[8]
-    if args[2] is not None and groups == 1 and x.cuts(1):
+    if args[2] is not None and groups == 1 and x.is_sharded(1):
         first = b.call(aten.eq.Scalar, b.offset(x, 1), 0)
         args[2] = b.call(aten.where.self, first, args[2], b.call(aten.zeros_like.default, args[2]))
     args[4], args[8] = _local_padding(args[4], x), _local_groups(groups, x)
@@ -163,10 +171,10 @@ def lower_convolution(
 
 
 def lower_convolution_backward(
-    b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
+    b: Builder, args: list[Any], kwargs: dict[str, Any], shards: list[LocalShard]
 ) -> Any:
-    """One call computes all gradients, unless there are halos, which differ for each gradient."""
-    g, x, weight = pieces
+    """Compute a rank's gradients: in one call, or one by one where halos differ."""
+    g, x, weight = shards
     args[9] = _local_groups(args[9], x)
     empty = x.local_shape[1] == 0
     if not (empty or _has_halo(g) or _has_halo(x)):
@@ -177,33 +185,33 @@ def lower_convolution_backward(
         aten.full.default, list(shape), 0.0, dtype=like.dtype, device=like.device
     )
     gradients = (
-        lambda: nothing(_own_shape(x)) if empty else _input_gradient(b, args, g, x),
+        lambda: nothing(_shape_without_halo(x)) if empty else _input_gradient(b, args, g, x),
         lambda: nothing(weight.local_shape) if empty else _weight_gradient(b, args, own, x),
         lambda: b.call(aten.sum.dim_IntList, own, [d for d in range(len(g.shape)) if d != 1]),
     )
     return [gradient() for gradient, wanted in zip(gradients, args[10], strict=True) if wanted]
 
 
-def _own_shape(piece: Piece) -> list[int]:
-    """The shape without the halo."""
-    return [n - sum(_halo(piece, d)) for d, n in enumerate(piece.local_shape)]
+def _shape_without_halo(shard: LocalShard) -> list[int]:
+    """Return a shard's shape without its halo."""
+    return [n - sum(_halo(shard, d)) for d, n in enumerate(shard.local_shape)]
 
 
-def _without_halo(b: Builder, piece: Piece) -> Any:
-    """The rows that are this rank's own."""
-    node = piece.node
-    for d in range(2, len(piece.shape)):
-        before, after = _halo(piece, d)
+def _without_halo(b: Builder, shard: LocalShard) -> Any:
+    """Slice the halo off a shard."""
+    node = shard.node
+    for d in range(2, len(shard.shape)):
+        before, after = _halo(shard, d)
         if before or after:
-            node = b.call(aten.slice.Tensor, node, d, before, piece.local_shape[d] - after)
-    return b.restride(node, piece.shape, piece.stride)
+            node = b.call(aten.slice.Tensor, node, d, before, shard.local_shape[d] - after)
+    return b.restride(node, shard.shape, shard.stride)
 
 
-def _input_gradient(b: Builder, args: list[Any], g: Piece, x: Piece) -> Any:
-    """A transposed convolution over the chunk of g and its halo, sliced to this rank's part."""
+def _input_gradient(b: Builder, args: list[Any], g: LocalShard, x: LocalShard) -> Any:
+    """Compute the input's gradient by a transposed convolution over a chunk and its halo."""
     padding = []
     more = []
-    sizes = _own_shape(x)[2:]
+    sizes = _shape_without_halo(x)[2:]
     kernel = args[2].meta["val"].shape
     for d, window in enumerate(windows(kernel, *args[4:7]), 2):
         padding.append(
@@ -229,8 +237,8 @@ def _input_gradient(b: Builder, args: list[Any], g: Piece, x: Piece) -> Any:
     return b.restride(node, x.shape, x.stride)
 
 
-def _weight_gradient(b: Builder, args: list[Any], own: Any, x: Piece) -> Any:
-    """The weight gradient from this rank's rows of g and the input with its halo."""
+def _weight_gradient(b: Builder, args: list[Any], own: Any, x: LocalShard) -> Any:
+    """Compute the weight's gradient from a rank's rows and the input with its halo."""
     padding = _local_padding(args[5], x)
     mask = [False, True, False]
     out = b.call(

@@ -17,12 +17,14 @@ INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def keeps_values(before: torch.dtype, after: torch.dtype) -> bool:
-    """Whether a cast is linear: rounding the terms of a Partial sum is not rounding the sum."""
+    """Return whether a cast is linear, so that casting the terms of a Partial sum equals
+    casting the sum.
+    """
     if before == after:
         return True
     return {before, after} <= COMPUTED and torch.promote_types(before, after) == after
 
 
 def reduces(dtype: torch.dtype) -> bool:
-    """Whether backends reduce a dtype by maximum or minimum: no booleans, nothing stored only."""
+    """Return whether backends can take the maximum or minimum of a dtype over ranks."""
     return dtype in COMPUTED and dtype != torch.bool

@@ -8,22 +8,20 @@ import torch
 
 from .. import layout
 from ..rule_api.einsum import parsed
-from ..rule_api.op import Op
+from ..rule_api.op_record import Op
 from ..rule_api.strategy import Choice, OpCall, Rule, replicated
 
 aten = torch.ops.aten
 
 
 def product(text: str) -> Rule:
-    """The strategies of a product, given as a factor mapping: one for each factor, and Linear in
-    each operand.
-    """
+    """Make the rule of a matrix product from an einsum-like text."""
     mapping = parsed(text, ())
     operands = range(len(mapping.ins))
     linear: list[Choice] = [
         (tuple("sum" if i == j else "R" for j in operands), ("sum",)) for i in operands
     ]
-    choices = [*mapping.cuts(mapping.ins, mapping.outs), *linear]
+    choices = [*mapping.factor_strategies(mapping.ins, mapping.outs), *linear]
 
     def rule(call: OpCall) -> list[Choice]:
         return [replicated(call), *choices]
@@ -41,9 +39,7 @@ ALIGNED = 16  # bytes: of the rows of its operands
 
 
 def grouped_product(call: OpCall) -> list[Choice]:
-    """A product for each group: of rows, columns, or contracted elements that offsets divide.
-    Shards the other dims, in units that keep rows aligned.
-    """
+    """Shard a grouped matrix product over the dims that groups do not divide."""
     a, b, *others = call.ins
     choices = [replicated(call)]
     unit = ALIGNED // a.dtype.itemsize
@@ -51,16 +47,14 @@ def grouped_product(call: OpCall) -> list[Choice]:
         sizes = {x.shape[d] for x, d in zip((a, b), dims, strict=True) if d != "R"}
         if any(n % unit for n in sizes):
             continue
-        marks = [d if d == "R" else layout.joined(d, unit) for d in dims]
+        placements = [d if d == "R" else layout.joined(d, unit) for d in dims]
         out = made if made == "sum" else layout.joined(made, unit)
-        choices.append(((*marks, *("R",) * len(others)), (out,)))
+        choices.append(((*placements, *("R",) * len(others)), (out,)))
     return choices
 
 
 def fallback_backward(call: OpCall) -> list[Choice]:
-    """The gradients of a product for each group of rows, by the factors of one matrix: sharding
-    one that a gradient does not have makes it a Partial sum.
-    """
+    """Shard the backward of the transformers library's grouped product."""
     return [
         replicated(call),
         ((1, 1, "R", "R"), (1, 1)),
@@ -70,7 +64,7 @@ def fallback_backward(call: OpCall) -> list[Choice]:
 
 
 def fallback_product(call: OpCall) -> list[Choice]:
-    """A product for each group of rows, by the factors of one matrix."""
+    """Shard the transformers library's grouped product."""
     return [
         replicated(call),
         ((1, 1, "R"), ("sum",)),

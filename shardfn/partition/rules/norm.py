@@ -9,28 +9,28 @@ from typing import Any
 
 import torch
 
-from ...types import Mark
+from ...types import AxisPlacement
 from .. import layout
-from ..rule_api.op import Op
+from ..rule_api.op_record import Op
 from ..rule_api.strategy import Choice, OpCall, replicated
 
 aten = torch.ops.aten
 
 
-def _some(mask: list[bool], marks: list[Any]) -> tuple[Any, ...]:
-    """The placements of the gradients that are needed."""
-    return tuple(m for m, wanted in zip(marks, mask, strict=True) if wanted)
+def _some(mask: list[bool], placements: list[Any]) -> tuple[Any, ...]:
+    """Keep the placements of the gradients that are needed."""
+    return tuple(m for m, wanted in zip(placements, mask, strict=True) if wanted)
 
 
 def _linear_in_gradient(call: OpCall) -> Choice:
-    """A Partial incoming gradient gives Partial gradients."""
+    """Return the strategy by which a Partial incoming gradient gives Partial gradients."""
     others = ("R",) * (len(call.ins) - 1)
     sums = ("sum",) * len(call.outs)
     return ("sum", *others), sums
 
 
 def layer_norm(call: OpCall) -> list[Choice]:
-    """Shards the dims that are not normalised. The weights are replicated."""
+    """Shard a layer norm over batch dims."""
     batch = call.ins[0].dim() - len(call.args[1])
     weights = ("R",) * (len(call.ins) - 1)
     choices = [replicated(call)]
@@ -40,9 +40,7 @@ def layer_norm(call: OpCall) -> list[Choice]:
 
 
 def layer_norm_backward(call: OpCall) -> list[Choice]:
-    """Shards batch dims. The gradients of the weights are Partial sums. Linear in the incoming
-    gradient.
-    """
+    """Shard a layer norm's backward over batch dims; the gradients of weights are Partial sums."""
     batch = call.ins[0].dim() - len(call.args[2])
     mask = call.args[7]
     weights = ("R",) * (len(call.ins) - 4)
@@ -55,7 +53,7 @@ def layer_norm_backward(call: OpCall) -> list[Choice]:
 
 
 def group_norm(call: OpCall) -> list[Choice]:
-    """Shards the batch dim, or groups of channels with their weights."""
+    """Shard a group norm over the batch or over groups of channels."""
     n = len(call.ins) - 1
     choices = [replicated(call), ((0, *("R",) * n), (0, 0, 0))]
     *_, channels, _, groups, _ = call.args
@@ -65,16 +63,14 @@ def group_norm(call: OpCall) -> list[Choice]:
     return choices
 
 
-def _in_groups(channels: int, groups: int) -> tuple[Mark, Mark]:
-    """The placements of weights and of images that shard groups of channels."""
+def _in_groups(channels: int, groups: int) -> tuple[AxisPlacement, AxisPlacement]:
+    """Return the placements of weights and images that shard groups of channels."""
     size = channels // groups
     return layout.joined(0, size), layout.joined(1, size)
 
 
 def group_norm_backward(call: OpCall) -> list[Choice]:
-    """Shards the batch dim, or groups of channels with their weights. Linear in the incoming
-    gradient.
-    """
+    """Shard a group norm's backward over the batch or over groups of channels."""
     n = len(call.ins) - 4
     mask = call.args[9]
     gradients = _some(mask, [0, "sum", "sum"])
@@ -88,7 +84,7 @@ def group_norm_backward(call: OpCall) -> list[Choice]:
 
 
 def _group_norm_args(position: int) -> Any:
-    """The sizes of the batch, of channels and of groups are arguments: a rank passes its own."""
+    """Give a group norm the local sizes of batch, channels and groups."""
 
     def local(args: list[Any], shapes: list[tuple[int, ...]]) -> list[Any]:
         batch, channels = shapes[0][:2]

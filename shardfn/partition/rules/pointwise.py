@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from ..rule_api.op import Op
+from ..rule_api.op_record import Op
 from ..rule_api.strategy import Choice, OpCall, replicated
 from .dtypes import keeps_values
 
@@ -64,18 +64,19 @@ UNTAGGED = {  # pointwise, although torch does not tag them so
 
 
 def is_pointwise(target: object) -> bool:
-    """Whether an op works element by element."""
+    """Return whether an op works element by element."""
     return target in UNTAGGED or torch.Tag.pointwise in getattr(target, "tags", ())
 
 
 def pointwise(call: OpCall) -> list[Choice]:
-    """Shards any dim of the result, and the same dim of every operand that has it."""
+    """Shard a pointwise op over any dim of its result; linear ones pass Partial sums on."""
     if len({x.shape for x in call.outs}) != 1:
         return [replicated(call)]
-    return [replicated(call), *_dims(call), *_pending(call)]
+    return [replicated(call), *_dims(call), *_partial_strategies(call)]
 
 
 def _dims(call: OpCall) -> list[Choice]:
+    """List one strategy for each dim of the result, with broadcast operands replicated."""
     out = call.outs[0]
     choices = []
     for d in range(out.dim()):
@@ -93,7 +94,8 @@ def _dims(call: OpCall) -> list[Choice]:
     return choices
 
 
-def _pending(call: OpCall) -> list[Choice]:
+def _partial_strategies(call: OpCall) -> list[Choice]:
+    """List the strategies by which a linear op passes Partial sums on."""
     target = call.target
     n = len(call.ins)
     if target in ADDS:
@@ -111,9 +113,7 @@ def _pending(call: OpCall) -> list[Choice]:
 
 
 def widens(call: OpCall) -> bool:
-    """Whether a cast keeps every value of a floating tensor, so that summing after it is no
-    worse.
-    """
+    """Return whether a cast keeps every value of a floating-point tensor."""
     (x,), (out,) = call.ins, call.outs
     return x.dtype.is_floating_point and keeps_values(x.dtype, out.dtype)
 

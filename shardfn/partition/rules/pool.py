@@ -12,8 +12,8 @@ import attrs
 import torch
 
 from .. import layout
-from ..emission.builder import Builder, Piece
-from ..rule_api.op import Op
+from ..emission.graph_builder import Builder, LocalShard
+from ..rule_api.op_record import Op
 from ..rule_api.strategy import Choice, OpCall, replicated
 
 aten = torch.ops.aten
@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 @attrs.frozen
 class Pool:
-    """One op of the family."""
+    """One op of the pooling family."""
 
     space: int  # dims
     backward: bool = False
@@ -47,7 +47,7 @@ MAX = {target: kind for target, kind in POOLS.items() if "max_pool" in str(targe
 
 
 def pool(call: OpCall) -> list[Choice]:
-    """Shards batch and channels, and also space if windows do not overlap."""
+    """Shard pooling over batch and channels, and over space if windows do not overlap."""
     kind = POOLS.get(call.target) or ADAPTIVE[call.target]
     x, y = (call.ins[1], call.ins[0]) if kind.backward else (call.ins[0], call.outs[0])
     first = x.dim() - kind.space
@@ -57,15 +57,15 @@ def pool(call: OpCall) -> list[Choice]:
         size = 1 if d < first else sizes[d - first]
         if d >= first and (not size or x.shape[d] != size * y.shape[d]):
             continue
-        mark = layout.joined(d, size)
-        large = (mark,), (d,) * len(call.outs)
-        small = (d, mark, *[d] * (len(call.ins) - 2)), (mark,)
+        placement = layout.joined(d, size)
+        large = (placement,), (d,) * len(call.outs)
+        small = (d, placement, *[d] * (len(call.ins) - 2)), (placement,)
         choices.append(small if kind.backward else large)
     return choices
 
 
 def _windows(call: OpCall, kind: Pool) -> list[int]:
-    """The window size along each dim of space, or 0 if windows overlap, leave gaps or are
+    """Return the window size along each spatial dim; 0 where windows overlap, leave gaps or are
     padded.
     """
     at = 2 if kind.backward else 1
@@ -81,13 +81,14 @@ def _windows(call: OpCall, kind: Pool) -> list[int]:
 
 
 def _adaptive_windows(x: torch.Tensor, y: torch.Tensor, first: int) -> list[int]:
+    """Return the window sizes of adaptive pooling; 0 for an empty result."""
     return [n // m if m else 0 for n, m in zip(x.shape[first:], y.shape[first:], strict=True)]
 
 
-def _moved(b: Builder, index: Any, x: Piece, space: int, to_global: bool) -> Any:
+def _moved(b: Builder, index: Any, x: LocalShard, space: int, to_global: bool) -> Any:
     """Convert flat indices into a rank's local image to indices into the global image, or back."""
     dims = range(len(x.shape) - space, len(x.shape))
-    if not any(x.cuts(d) for d in dims):
+    if not any(x.is_sharded(d) for d in dims):
         return index
     a, z = (x.local_shape, x.shape) if to_global else (x.shape, x.local_shape)
     total = None
@@ -95,7 +96,7 @@ def _moved(b: Builder, index: Any, x: Piece, space: int, to_global: bool) -> Any
     for d in reversed(dims):
         at = b.call(aten.remainder.Scalar, index, a[d])
         index = b.call(aten.div.Tensor_mode, index, a[d], rounding_mode="floor")
-        if x.cuts(d):
+        if x.is_sharded(d):
             at = b.call(aten.add.Tensor if to_global else aten.sub.Tensor, at, b.offset(x, d))
         at = b.call(aten.mul.Tensor, at, stride)
         total = at if total is None else b.call(aten.add.Tensor, total, at)
@@ -104,26 +105,26 @@ def _moved(b: Builder, index: Any, x: Piece, space: int, to_global: bool) -> Any
 
 
 def lower_max(
-    b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece], target: Any
+    b: Builder, args: list[Any], kwargs: dict[str, Any], shards: list[LocalShard], target: Any
 ) -> Any:
-    """Max pooling returns indices into the global image."""
+    """Max-pool a rank's image, with indices into the global image."""
     out = b.call(target, *args, **kwargs)
-    return [b.item(out, 0), _moved(b, b.item(out, 1), pieces[0], MAX[target].space, True)]
+    return [b.item(out, 0), _moved(b, b.item(out, 1), shards[0], MAX[target].space, True)]
 
 
 def lower_max_backward(
-    b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece], target: Any
+    b: Builder, args: list[Any], kwargs: dict[str, Any], shards: list[LocalShard], target: Any
 ) -> Any:
-    """The backward of max pooling takes indices into the local image."""
-    args[-1] = _moved(b, args[-1], pieces[1], MAX[target].space, False)
+    """Run max pooling's backward, with indices into the local image."""
+    args[-1] = _moved(b, args[-1], shards[1], MAX[target].space, False)
     return b.call(target, *args, **kwargs)
 
 
 def lower_adaptive(
-    b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece], target: Any
+    b: Builder, args: list[Any], kwargs: dict[str, Any], shards: list[LocalShard], target: Any
 ) -> Any:
-    """The sizes of the result are an argument: a rank passes its local ones."""
-    (x,), space = pieces, ADAPTIVE[target].space
+    """Run adaptive pooling with the local size of the result."""
+    (x,), space = shards, ADAPTIVE[target].space
     sizes = zip(args[1], x.local_shape[-space:], x.shape[-space:], strict=True)
     return b.call(
         target, args[0], [n * mine // whole if mine != whole else n for n, mine, whole in sizes]
@@ -131,7 +132,7 @@ def lower_adaptive(
 
 
 def _lowering(op: object) -> Callable[..., Any] | None:
-    """How a rank computes an op on its part of the images, where that is not the op itself."""
+    """Return how a rank computes a pooling op; None if it runs the op itself."""
     if op in MAX:
         return functools.partial(lower_max_backward if MAX[op].backward else lower_max, target=op)
     if op in ADAPTIVE and not ADAPTIVE[op].backward:

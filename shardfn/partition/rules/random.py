@@ -7,15 +7,15 @@ from typing import Any
 import torch
 
 from ...ops.random_bits import RANDOM_BITS
-from ..emission.builder import Builder, Piece
-from ..rule_api.op import Op
+from ..emission.graph_builder import Builder, LocalShard
+from ..rule_api.op_record import Op
 from ..rule_api.strategy import Choice, OpCall, replicated
 
 aten = torch.ops.aten
 
 
 def random_bits(call: OpCall) -> list[Choice]:
-    """Keys may be sharded as their results are; any dim of what a key makes may be sharded."""
+    """Shard random bits over any dim of the result, and keys with them."""
     key, *starts = call.ins
     batch = key.dim() - 1
     dims = call.outs[0].dim()
@@ -26,12 +26,12 @@ def random_bits(call: OpCall) -> list[Choice]:
     return choices
 
 
-def make_shard(b: Builder, args: list[Any], out: Piece) -> Any:
-    """The call that makes a rank's shard: it knows the number of its first element."""
+def make_shard(b: Builder, args: list[Any], out: LocalShard) -> Any:
+    """Draw a rank's shard of random bits, starting at its first global element."""
     key, start, size, stride, *rest = args
     batch = len(out.shape) - len(size)
     for d, step in enumerate(stride, batch):
-        if out.cuts(d):
+        if out.is_sharded(d):
             offset = b.call(aten.mul.Tensor, b.offset(out, d), step)
             start = offset if start is None else b.call(aten.add.Tensor, start, offset)
     local = list(out.local_shape[batch:])

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ..emission.builder import Builder, Piece
-from ..rule_api.op import Op
+from ..emission.graph_builder import Builder, LocalShard
+from ..rule_api.op_record import Op
 from ..rule_api.strategy import Choice, OpCall, Rule, replicated, together
 from .dtypes import keeps_values, reduces
 
@@ -17,6 +17,7 @@ aten = torch.ops.aten
 
 
 def _reduced(call: OpCall, position: int, default: int | None) -> set[int]:
+    """Return the dims that a call reduces."""
     (x,) = call.ins
     dims = call.arg(position, "dim", default)
     if isinstance(dims, int):
@@ -24,9 +25,9 @@ def _reduced(call: OpCall, position: int, default: int | None) -> set[int]:
     return {d % max(x.dim(), 1) for d in dims} if dims else set(range(x.dim()))
 
 
-def reduction(pending: str | None, position: int = 1, default: int | None = None) -> Rule:
-    """A sharded reduced dim gives a Partial result, if the op has a Partial reduction. Other
-    dims stay sharded.
+def reduction(partial: str | None, position: int = 1, default: int | None = None) -> Rule:
+    """Make the rule of a reduction: a sharded reduced dim gives a Partial result, other dims
+    stay sharded.
     """
 
     def rule(call: OpCall) -> list[Choice]:
@@ -38,9 +39,9 @@ def reduction(pending: str | None, position: int = 1, default: int | None = None
             if d not in reduced:
                 kept = d if keep else d - sum(r < d for r in reduced)
                 choices.append(((d,), (kept,) * len(call.outs)))
-            elif pending and (pending == "sum" or reduces(x.dtype)):
-                choices.append(((d,), (pending,)))
-        if pending == "sum" and keeps_values(x.dtype, out.dtype):
+            elif partial and (partial == "sum" or reduces(x.dtype)):
+                choices.append(((d,), (partial,)))
+        if partial == "sum" and keeps_values(x.dtype, out.dtype):
             choices.append((("sum",), ("sum",)))
         return choices
 
@@ -48,18 +49,18 @@ def reduction(pending: str | None, position: int = 1, default: int | None = None
 
 
 def along(position: int, name: str = "dim", default: int = -1, linear: Sequence[int] = ()) -> Rule:
-    """Shards every dim except the one that the op works along. Linear in each of the inputs at
-    these positions.
+    """Make the rule of an op that works along one dim, such as a softmax: it shards every other
+    dim.
     """
 
     def rule(call: OpCall) -> list[Choice]:
         n = call.ins[0].dim()
         dim = call.arg(position, name, default) % max(n, 1)
         choices = [replicated(call), *together(call, [d for d in range(n) if d != dim])]
-        pending = ("sum",) * len(call.outs)
+        partial = ("sum",) * len(call.outs)
         linear_in = linear if keeps_values(call.ins[0].dtype, call.outs[0].dtype) else ()
         return choices + [
-            (tuple("sum" if i == j else "R" for j in range(len(call.ins))), pending)
+            (tuple("sum" if i == j else "R" for j in range(len(call.ins))), partial)
             for i in linear_in
         ]
 
@@ -67,23 +68,24 @@ def along(position: int, name: str = "dim", default: int = -1, linear: Sequence[
 
 
 def _between_fixed_ends(call: OpCall) -> range:
-    """A histogram of shards is a Partial sum, unless its ends are the least and the greatest
-    value.
+    """Return the dims over which a histogram may be sharded: none if its ends depend on the
+    values.
     """
     return range(call.ins[0].dim() if call.arg(2, "min", 0) != call.arg(3, "max", 0) else 0)
 
 
 def _unflipped(call: OpCall) -> list[int]:
+    """List the dims that a flip leaves alone."""
     n = call.ins[0].dim()
     return [d for d in range(n) if d not in {f % n for f in call.args[1]}]
 
 
 def lower_median(target: Any) -> Any:
-    """Copies an expanded input, since along an expanded dim torch's CPU kernel reads out of
+    """Compute a median of a copy of an expanded input, since torch's CPU kernel reads out of
     bounds (2.13).
     """
 
-    def lower(b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]) -> Any:
+    def lower(b: Builder, args: list[Any], kwargs: dict[str, Any], shards: list[LocalShard]) -> Any:
         value = args[0].meta["val"]
         repeats = value.dim() > 0 and value.stride(args[1]) == 0
         return b.call(target, b.contiguous(args[0]) if repeats else args[0], *args[1:], **kwargs)
@@ -92,12 +94,12 @@ def lower_median(target: Any) -> Any:
 
 
 def histogram(call: OpCall) -> list[Choice]:
-    """Counts of shards are a Partial sum."""
+    """Shard a histogram; the counts of shards are a Partial sum."""
     return [replicated(call), *(((d,), ("sum",)) for d in _between_fixed_ends(call))]
 
 
 def flip(call: OpCall) -> list[Choice]:
-    """Shards the dims that stay; linear."""
+    """Shard a flip over the dims that it leaves alone."""
     return [replicated(call), *together(call, _unflipped(call)), (("sum",), ("sum",))]
 
 

@@ -6,35 +6,34 @@ import itertools
 import math
 from typing import NamedTuple
 
-from ...types import Mark
+from ...types import AxisPlacement
 from .. import layout
 from ..rule_api.strategy import Choice, OpCall, replicated
 
 
 def linear(choices: list[Choice], call: OpCall) -> list[Choice]:
+    """Add the replicated and the Partial strategy, which every rearrangement has."""
     sums_in = ("sum",) * len(call.ins)
     sums_out = ("sum",) * len(call.outs)
     return [replicated(call), (sums_in, sums_out), *choices]
 
 
 def reshape(call: OpCall) -> list[Choice]:
-    """Shards a factor that a dim before and a dim after have in common: of the leading dims in
-    units that do not split rows, of others as a strided shard.
-    """
+    """Shard a view over the factors that dims before and after it share."""
     (x,), (out,) = call.ins, call.outs
     if x.numel() == 0:
         return [replicated(call)]
     choices: list[Choice] = []
     for before, after in groups(list(x.shape), list(out.shape)):
         for i, j in itertools.product(before, after):
-            marks = _in_common(i, j)
-            if marks is not None:
-                choices.append(((marks[0],), (marks[1],)))
+            placements = _in_common(i, j)
+            if placements is not None:
+                choices.append(((placements[0],), (placements[1],)))
     return linear(choices, call)
 
 
 class Part(NamedTuple):
-    """A dim of a group that a reshape mixes."""
+    """One dim of a group of dims that a reshape merges or splits."""
 
     dim: int
     outer: int  # the product of the group's dims before it
@@ -42,25 +41,22 @@ class Part(NamedTuple):
     inner: int  # the product of the group's dims after it
 
 
-def _in_common(a: Part, b: Part) -> tuple[Mark, Mark] | None:
-    """The placements of two dims that shard the factor that they have in common, None where
-    they have none.
-    """
+def _in_common(a: Part, b: Part) -> tuple[AxisPlacement, AxisPlacement] | None:
+    """Return the placements that shard the common factor of two dims; None if they have none."""
     inner = math.lcm(a.inner, b.inner)
     outer = math.lcm(a.outer, b.outer)
-    marks: list[Mark] = []
+    placements: list[AxisPlacement] = []
     for part in (a, b):
         unit = inner // part.inner
         blocks = outer // part.outer
         if part.size % (unit * blocks) or (outer > 1 and part.size == unit * blocks):
             return None
-        marks.append(layout.joined(part.dim, unit, outer=blocks))
-    return marks[0], marks[1]
+        placements.append(layout.joined(part.dim, unit, outer=blocks))
+    return placements[0], placements[1]
 
 
 def groups(a: list[int], b: list[int]) -> list[tuple[list[Part], list[Part]]]:
-    """The dims of a and of b in each group of dims that a reshape mixes. Other dims of size 1
-    are in no group.
+    """Group the dims of two shapes that a reshape merges or splits.
 
     Example:
         >>> [[[p.dim for p in dims] for dims in group] for group in groups([6, 4], [2, 3, 4])]
@@ -94,7 +90,7 @@ def groups(a: list[int], b: list[int]) -> list[tuple[list[Part], list[Part]]]:
 
 
 def _parts(shape: list[int], start: int, end: int) -> list[Part]:
-    """Some dims of a shape, as a group."""
+    """Make the parts of a group of dims."""
     return [
         Part(dim, math.prod(shape[start:dim]), shape[dim], math.prod(shape[dim + 1 : end]))
         for dim in range(start, end)

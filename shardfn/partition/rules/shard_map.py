@@ -10,21 +10,22 @@ import torch
 from ...ops import shard_map
 from ...ops.prims import implement
 from ...ops.text_formats import parse_axes
-from ..emission.builder import Builder, Piece
+from ..emission.graph_builder import Builder, LocalShard
 
 aten = torch.ops.aten
 
 
 def _axis_index(
-    b: Builder, args: Sequence[Any], kwargs: dict[str, Any], mine: list[Piece]
+    b: Builder, args: Sequence[Any], kwargs: dict[str, Any], mine: list[LocalShard]
 ) -> list[torch.fx.Node]:
+    """Emit this rank's index along an axis."""
     return [b.call(aten.clone.default, b.coords[b.axes.names.index(args[0])])]
 
 
 def _equal_sum(
-    b: Builder, args: Sequence[Any], kwargs: dict[str, Any], mine: list[Piece]
+    b: Builder, args: Sequence[Any], kwargs: dict[str, Any], mine: list[LocalShard]
 ) -> list[torch.fx.Node]:
-    """The sum of equal terms over ranks."""
+    """Emit the sum of equal terms over ranks: a multiplication."""
     sizes = dict(zip(b.axes.names, b.axes.sizes, strict=True))
     x = args[0]
     n = 1
@@ -34,8 +35,9 @@ def _equal_sum(
 
 
 def _equal_extremum(
-    b: Builder, args: Sequence[Any], kwargs: dict[str, Any], mine: list[Piece]
+    b: Builder, args: Sequence[Any], kwargs: dict[str, Any], mine: list[LocalShard]
 ) -> list[torch.fx.Node]:
+    """Emit the maximum of equal values over ranks: the value itself."""
     return [args[0]]
 
 

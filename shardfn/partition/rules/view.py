@@ -10,8 +10,8 @@ import attrs
 import torch
 
 from .. import layout
-from ..emission.builder import Builder, Piece
-from ..rule_api.op import Op
+from ..emission.graph_builder import Builder, LocalShard
+from ..rule_api.op_record import Op
 from ..rule_api.strategy import Choice, OpCall, Rule, replicated, together
 from .reshape import linear, reshape
 
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 def permuted(order: Callable[[OpCall, int], list[int]]) -> Rule:
-    """Dims in another order."""
+    """Make the rule of an op that permutes dims."""
 
     def rule(call: OpCall) -> list[Choice]:
         dims = order(call, call.ins[0].dim())
@@ -33,6 +33,7 @@ def permuted(order: Callable[[OpCall, int], list[int]]) -> Rule:
 
 
 def _swapped(call: OpCall, n: int) -> list[int]:
+    """Return the order of dims after a transpose."""
     dims = list(range(n))
     a, b = (d % max(n, 1) for d in call.args[1:3])
     if n:
@@ -41,7 +42,7 @@ def _swapped(call: OpCall, n: int) -> list[int]:
 
 
 def expand(call: OpCall) -> list[Choice]:
-    """Shards dims that keep their size."""
+    """Shard an expand over the dims that keep their size."""
     (x,), (out,) = call.ins, call.outs
     lead = out.dim() - x.dim()
     choices: list[Choice] = []
@@ -53,7 +54,7 @@ def expand(call: OpCall) -> list[Choice]:
 
 
 def all_but(position: int, name: str = "dim", default: int = 0) -> Rule:
-    """Shards every dim except one: slices, splits, concatenations."""
+    """Make the rule of a slice, split or concatenation, which shards every other dim."""
 
     def rule(call: OpCall) -> list[Choice]:
         n = call.ins[0].dim()
@@ -65,16 +66,14 @@ def all_but(position: int, name: str = "dim", default: int = 0) -> Rule:
 
 
 def parts_of(call: OpCall, whole: torch.Tensor, dim: int) -> int:
-    """The number of equal parts into which an op splits a dim, or of which it makes one: 0 if
-    they are not equal.
-    """
+    """Return the number of equal parts that an op splits a dim into or joins; 0 if they differ."""
     parts = call.outs if whole is call.ins[0] else call.ins
     sizes = {x.shape[dim] for x in parts}
     return len(parts) if len(sizes) == 1 and len(parts) > 1 else 0
 
 
 def split(call: OpCall) -> list[Choice]:
-    """Shards other dims, or each of several equal parts alike: a strided shard of all."""
+    """Shard a split over other dims, or its dim as a strided shard of equal parts."""
     choices = all_but(2)(call)
     (x,) = call.ins
     dim = call.arg(2, "dim", 0) % max(x.dim(), 1)
@@ -85,8 +84,8 @@ def split(call: OpCall) -> list[Choice]:
 
 
 def cat(call: OpCall) -> list[Choice]:
-    """The inverse of split. Of operands with fewer dims, which are empty and add nothing (a cache
-    before its first token), each rank has the global ones.
+    """Shard a concatenation over other dims, or its dim as a strided shard of equal parts;
+    empty 1-D operands are skipped.
     """
     out = call.outs[0]
     takes_part = [x.dim() == out.dim() for x in call.ins]
@@ -95,16 +94,16 @@ def cat(call: OpCall) -> list[Choice]:
     choices = []
     for placed, outs in _joined(joined):
         rest = iter(placed)
-        marks = []
+        placements = []
         for takes in takes_part:
-            mark = next(rest) if takes else "R"
-            marks.append(mark)
-        choices.append((tuple(marks), outs))
+            placement = next(rest) if takes else "R"
+            placements.append(placement)
+        choices.append((tuple(placements), outs))
     return choices
 
 
 def _joined(call: OpCall) -> list[Choice]:
-    """The strategies of operands that have the dims of the result."""
+    """List the strategies of a concatenation of operands that have the dims of the result."""
     choices = all_but(1)(call)
     out = call.outs[0]
     dim = call.arg(1, "dim", 0) % max(out.dim(), 1)
@@ -117,12 +116,12 @@ def _joined(call: OpCall) -> list[Choice]:
 
 
 def lower_split(target: Any) -> Any:
-    """Equal parts of a strided shard: each is as large as the rank's share of it."""
+    """Split a rank's strided shard into its share of each part."""
 
-    def lower(b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]) -> Any:
-        (x,) = pieces
+    def lower(b: Builder, args: list[Any], kwargs: dict[str, Any], shards: list[LocalShard]) -> Any:
+        (x,) = shards
         dim = kwargs.get("dim", args[2] if len(args) > 2 else 0) % len(x.shape)
-        if x.cuts(dim):
+        if x.is_sharded(dim):
             size = args[1] if isinstance(args[1], int) else args[1][0]
             n = x.shape[dim] // size
             own = x.local_shape[dim] // n
@@ -134,7 +133,7 @@ def lower_split(target: Any) -> Any:
 
 
 def _whole(call: OpCall, d: int) -> bool:
-    """A slice that takes all of a dim."""
+    """Return whether a slice takes all of a dim."""
     return (
         call.target is aten.slice.Tensor
         and call.outs[0].shape[d] == call.ins[0].shape[d]
@@ -143,13 +142,13 @@ def _whole(call: OpCall, d: int) -> bool:
 
 
 def _without(n: int, dim: int) -> list[tuple[int, int]]:
-    """(dim before, dim after) for each dim that stays when one of n dims is removed."""
+    """List (dim before, dim after) for the dims that stay when one is removed."""
     dims = [d for d in range(n) if d != dim]
     return [(d, place) for place, d in enumerate(dims)]
 
 
 def select(call: OpCall) -> list[Choice]:
-    """Shards all dims except the selected one."""
+    """Shard a select over all dims except the selected one."""
     n = call.ins[0].dim()
     dim = call.args[1] % n
     choices: list[Choice] = [((d,), (j,)) for d, j in _without(n, dim)]
@@ -157,7 +156,7 @@ def select(call: OpCall) -> list[Choice]:
 
 
 def select_backward(call: OpCall) -> list[Choice]:
-    """The inverse of select."""
+    """Shard the backward of select."""
     n = call.outs[0].dim()
     dim = call.args[2] % n
     choices: list[Choice] = [((j,), (d,)) for d, j in _without(n, dim)]
@@ -165,7 +164,7 @@ def select_backward(call: OpCall) -> list[Choice]:
 
 
 def stack(call: OpCall) -> list[Choice]:
-    """Shards all dims except the new one."""
+    """Shard a stack over all dims except the new one."""
     n = call.outs[0].dim()
     dim = call.arg(1, "dim", 0) % n
     count = len(call.ins)
@@ -174,7 +173,7 @@ def stack(call: OpCall) -> list[Choice]:
 
 
 def pad(call: OpCall) -> list[Choice]:
-    """Shards dims that are not padded."""
+    """Shard a pad over the dims that are not padded."""
     n = call.ins[0].dim()
     pads = call.args[1]
     padded = {n - 1 - i // 2 for i, width in enumerate(pads) if width}
@@ -183,37 +182,35 @@ def pad(call: OpCall) -> list[Choice]:
 
 
 def same_dims(call: OpCall) -> list[Choice]:
-    """Shards all dims that both have. Only a trailing dim of real and imaginary parts is added
-    or removed.
-    """
+    """Shard a view between complex and real over the dims that both have."""
     n = min(call.ins[0].dim(), call.outs[0].dim())
     choices: list[Choice] = [((d,), (d,)) for d in range(n)]
     return linear(choices, call)
 
 
 def _off_diagonal(call: OpCall, n: int, position: int) -> list[int]:
-    """The dims that are not part of the diagonal. They come first in the result, in order."""
+    """List the dims that are not part of the diagonal."""
     a = call.arg(position, "dim1", 0) % n
     b = call.arg(position + 1, "dim2", 1) % n
     return [d for d in range(n) if d not in (a, b)]
 
 
 def diagonal(call: OpCall) -> list[Choice]:
-    """Shards the dims that are not part of the diagonal."""
+    """Shard a diagonal over the other dims."""
     dims = _off_diagonal(call, call.ins[0].dim(), 2)
     choices: list[Choice] = [((d,), (j,)) for j, d in enumerate(dims)]
     return linear(choices, call)
 
 
 def diagonal_scatter(call: OpCall) -> list[Choice]:
-    """`diagonal` for the tensor, and for the values written on its diagonal."""
+    """Shard a write to a diagonal over the other dims."""
     dims = _off_diagonal(call, call.ins[0].dim(), 3)
     choices: list[Choice] = [((d, j), (d,)) for j, d in enumerate(dims)]
     return linear(choices, call)
 
 
 def select_scatter(call: OpCall) -> list[Choice]:
-    """Shards all dims except the written one."""
+    """Shard a write to one index over the other dims."""
     n = call.ins[0].dim()
     dim = call.args[2] % n
     choices: list[Choice] = [((d, j), (d,)) for d, j in _without(n, dim)]
@@ -221,7 +218,7 @@ def select_scatter(call: OpCall) -> list[Choice]:
 
 
 def unfold(call: OpCall) -> list[Choice]:
-    """Shards all dims except the unfolded one and the new last one."""
+    """Shard an unfold over the dims that it leaves alone."""
     n = call.ins[0].dim()
     dim = call.args[1] % max(n, 1)
     choices: list[Choice] = [((d,), (d,)) for d in range(n) if d != dim]
@@ -229,7 +226,7 @@ def unfold(call: OpCall) -> list[Choice]:
 
 
 def repeat(call: OpCall) -> list[Choice]:
-    """Shards dims that are repeated once."""
+    """Shard a repeat over the dims that it repeats once."""
     times = call.args[1]
     n = call.ins[0].dim()
     lead = len(times) - n
@@ -242,7 +239,7 @@ def repeat(call: OpCall) -> list[Choice]:
 
 
 def strided(call: OpCall) -> list[Choice]:
-    """Shards the slowest dim, if it stays the slowest and its elements do not overlap."""
+    """Shard an as_strided over the slowest dim, if no row reads beyond itself."""
     unit = _rows_apart(call.ins[0], *call.args[1:4])
     if not unit:
         return linear([], call)
@@ -250,7 +247,7 @@ def strided(call: OpCall) -> list[Choice]:
 
 
 def strided_scatter(call: OpCall) -> list[Choice]:
-    """`strided` for the tensor and the written values."""
+    """Shard an as_strided_scatter over the slowest dim."""
     unit = _rows_apart(call.ins[0], *call.args[2:5])
     if not unit:
         return linear([], call)
@@ -261,9 +258,7 @@ def strided_scatter(call: OpCall) -> list[Choice]:
 def _rows_apart(
     x: torch.Tensor, size: list[int], stride: list[int], offset: int | None = None
 ) -> int:
-    """How many indices of dim 0 make a row, if each row reads or writes within its own: 0 if some
-    do not.
-    """
+    """Return how many indices of dim 0 make one row of an as_strided; 0 if rows overlap."""
     if not x.dim() or not x.is_contiguous() or not x.numel():
         return 0
     if not size or 0 in size:
@@ -279,6 +274,7 @@ def _rows_apart(
 
 
 def _written_size(args: list[Any], shapes: list[tuple[int, ...]]) -> list[Any]:
+    """Give an as_strided_scatter the local size of the written values."""
     args[2] = list(shapes[1])
     return args
 

@@ -152,7 +152,7 @@ def plan_of(record: dict[str, Any], axes: MeshAxes, captured: Captured) -> Plan:
 def _slots(values: Any, marks: Any, axes: MeshAxes) -> tuple[Slot, ...]:
     rows = zip(values, map(marks_of, marks), strict=True)
     slots = tuple(Slot(k, value, own) for k, (value, own) in enumerate(rows))
-    if any(len(slot.marks) != len(axes.names) for slot in slots):
+    if any(len(slot.placements) != len(axes.names) for slot in slots):
         raise ValueError("a placement for each axis")
     return slots
 
@@ -192,8 +192,8 @@ def _local(
         graph=graph,
         unordered=graph,
         in_paths=program.in_paths,
-        in_marks=tuple(slot.marks for slot in plan.ins),
-        out_marks=tuple(slot.marks for slot in plan.outs),
+        in_placements=tuple(slot.placements for slot in plan.ins),
+        out_placements=tuple(slot.placements for slot in plan.outs),
         out_paths=program.out_paths,
         elided=elided,
         show=local_text,
@@ -208,7 +208,9 @@ def _check_shapes(program: LocalProgram, plan: Plan, coordinate: Any) -> None:
     (output,) = program.graph.find_nodes(op="output")
     for slots, nodes in ((plan.ins, holders), (plan.outs, output.args[0])):
         for slot, node in zip(slots, nodes, strict=True):
-            shape = layout.local_shape(slot.value.shape, slot.marks, plan.axes.sizes, coordinate)
+            shape = layout.local_shape(
+                slot.value.shape, slot.placements, plan.axes.sizes, coordinate
+            )
             value = node.meta["val"]
             if (tuple(value.shape), value.dtype) != (tuple(shape), slot.value.dtype):
                 raise ValueError(f"{node}: a shape that no shard has")

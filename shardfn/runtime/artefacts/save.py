@@ -148,9 +148,9 @@ def _results(compiled: Any) -> dict[str, Any]:
         "paths": list(program.out_paths),
         "leaves": [TENSOR_TEXT if x is TENSOR else _constant(x) for x in program.out_leaves],
         "values": _metas(output.args[0]),
-        "marks": [marks_text(slot.marks) for slot in plan.outs],
+        "marks": [marks_text(slot.placements) for slot in plan.outs],
         "unreduced": [k for k, slot in enumerate(plan.outs) if slot.number in unreduced],
-        "inputs": [marks_text(slot.marks) for slot in plan.ins],
+        "inputs": [marks_text(slot.placements) for slot in plan.ins],
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import torch
 
-from ...buckets import Wish, checked_caps
+from ...buckets import BucketOptions, checked_caps
 
 CAPS = "25MB", None, "1GiB"  # of bucketed_grad
 
@@ -31,7 +31,7 @@ class Followed:
         cap, first_cap, in_flight = checked_caps("backward", CAPS)
         rows = zip(self.paths, self.are_real, strict=True)
         return [
-            Wish(path, cap, first_cap, max_in_flight=in_flight).text if real else ""
+            BucketOptions(path, cap, first_cap, max_in_flight=in_flight).text if real else ""
             for path, real in rows
         ]
 

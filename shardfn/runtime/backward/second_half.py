@@ -17,8 +17,8 @@ from ... import _compat
 from ...capture import Captured
 from ...compile import Runner
 from ...mesh import all_coordinates
-from ...partition.halves import INPUT, SAVED, Halves
 from ...partition.plan import Slot
+from ...partition.split_backward import INPUT, SAVED, SplitPlan
 from ...placement import torch_placements
 from ...simulated import (
     SimulatedTensor,
@@ -56,7 +56,7 @@ class Backward:
     request: Request
     placed: Placed
     captured: Captured
-    halves: Halves
+    halves: SplitPlan
     forwards: dict[tuple[int, ...], LocalProgram]
     programs: dict[tuple[int, ...], LocalProgram]
     floating: tuple[int, ...]
@@ -83,7 +83,7 @@ class Backward:
         closed = [isinstance(x, DTensor) for x in followed.closed_over]
         are_dtensors = [kinds[i] for i in followed.leaves] + closed
         specs = [
-            spec_of(self.placed.mesh, slot.marks, slot.value) if is_dtensor else None
+            spec_of(self.placed.mesh, slot.placements, slot.value) if is_dtensor else None
             for slot, is_dtensor in zip(slots, are_dtensors, strict=True)
         ]
         last = zip(specs[len(followed.leaves) :], followed.closed_over, strict=True)
@@ -233,7 +233,7 @@ class Backward:
         numbers = range(len(self.everyone))
         if g.dim() > len(slot.value.shape):
             return [local_of_rank(g, r).squeeze(0) for r in numbers]
-        placements = torch_placements(slot.marks)
+        placements = torch_placements(slot.placements)
         if isinstance(g, DTensor) and g.placements != placements:
             g = g.redistribute(placements=placements)
         return [local_of_rank(g, r) for r in numbers]

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from ... import _compat
 from ...errors import ShardError, call_site
-from ...partition.halves import INPUT
+from ...partition.split_backward import INPUT
 from ...simulated import DonatedTensor, SimulatedTensor, UnreadTensor, used_after_donation
 
 Named = Sequence[tuple[str, torch.Tensor]]  # tensors with their paths

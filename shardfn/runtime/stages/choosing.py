@@ -15,12 +15,12 @@ from ...hardware import H100, Hardware
 from ...inspect.memory import KINDS, Memory
 from ...mesh import group_names
 from ...partition import Plan
-from ...partition.auto.search import Candidate, Search, timed_on
-from ...partition.auto.unknowns import Contradiction, unknowns_of
+from ...partition.auto.free_arguments import Contradiction, free_arguments_of
+from ...partition.auto.search import Candidate, Search, with_hardware_links
 from ...partition.planner import integer_program
-from ...partition.planner.flattened import flattened
+from ...partition.planner.inline_loops import inlined
 from ...placement import describe
-from ...types import Marks, Program
+from ...types import MeshPlacements, Program
 from ..arguments import donated_places
 from .lowering import backward_of, forward_of, local_program
 from .traced import Traced
@@ -38,7 +38,7 @@ class Choice:
         peak: bytes of the rank that holds most; None where memory is not limited.
     """
 
-    marks: tuple[Marks, ...]
+    marks: tuple[MeshPlacements, ...]
     peak: int | None
 
 
@@ -67,24 +67,24 @@ def chosen(
         )
     count = len(traced.placed.tensors)
     if limit is None:
-        return Choice(first[0].marks[:count], None)
+        return Choice(first[0].placements[:count], None)
     found, peak = _fitting(traced, search, first, limit)
-    return Choice(found.marks[:count], peak)
+    return Choice(found.placements[:count], peak)
 
 
 def _fitting(
     traced: Traced, search: Search, first: list[Candidate], limit: int
 ) -> tuple[Candidate, int]:
     """The first candidate that fits in the memory of a rank, and its peak."""
-    peaks: dict[tuple[Marks, ...], int] = {}
+    peaks: dict[tuple[MeshPlacements, ...], int] = {}
     candidates = first
     allowed = float(limit)
     for _ in range(TRIES):
         for candidate in candidates:
-            if candidate.marks not in peaks:
-                peaks[candidate.marks] = peak_of(traced, candidate.plan).peak
-            if peaks[candidate.marks] <= limit:
-                return candidate, peaks[candidate.marks]
+            if candidate.placements not in peaks:
+                peaks[candidate.placements] = peak_of(traced, candidate.plan).peak
+            if peaks[candidate.placements] <= limit:
+                return candidate, peaks[candidate.placements]
         if not peaks:  # the arguments alone are more than that
             break
         # the integer program counts less than the schedule holds
@@ -123,9 +123,9 @@ def _search(traced: Traced, is_free: Sequence[bool], hardware: Hardware) -> Sear
     axes, ins, outs, unreduced = traced.placements()
     free = [*is_free, *(False for _ in ins[len(is_free) :])]
     given = [None if x else marks for marks, x in zip(ins, free, strict=True)]
-    flat = flattened(traced.program)
+    flat = inlined(traced.program)
     try:
-        unknowns = unknowns_of(flat.program, axes, given, outs, flat.rows)
+        unknowns = free_arguments_of(flat.program, axes, given, outs, flat.rows)
     except Contradiction as error:
         parameter, by_marks = error.args
         rows = [f"{path} is {describe(m, axes)}" for m, path in by_marks.items()]
@@ -136,7 +136,7 @@ def _search(traced: Traced, is_free: Sequence[bool], hardware: Hardware) -> Sear
             fix="one placement for all of them, or sf.auto for all",
             arg_path=parameter,
         ) from None
-    timed = timed_on(axes, hardware)
+    timed = with_hardware_links(axes, hardware)
     planner = traced.request.planner
     return Search(traced.program, flat, unknowns, axes, timed, unreduced, planner, hardware)
 
@@ -158,7 +158,7 @@ def _peak(traced: Traced, plan: Plan, program: Program) -> Memory:
     """The peak of one program."""
     first = tuple(0 for _ in traced.placed.axes.sizes)
     name = traced.request.name
-    agreed = passes.agenda(plan, name)
+    agreed = passes.plan_schedule(plan, name)
     names = group_names(traced.placed.mesh)
     placed = traced.placed
     own = local_program(name, program, placed, plan, agreed, first, names)

@@ -42,7 +42,7 @@ def runner(
     name: str,
     placed: Placed,
     plan: Plan,
-    agenda: passes.Agenda,
+    schedule_plan: passes.SchedulePlan,
     program: LocalProgram,
     backend: str,
     families: Families | None = None,
@@ -59,7 +59,7 @@ def runner(
         name: of the function, for errors.
         placed: its arguments.
         plan: the plan, which must be equal on all ranks.
-        agenda: the schedule, which must be equal on all ranks.
+        schedule_plan: the schedule, which must be equal on all ranks.
         program: the program of this rank.
         backend: the backend that compiles it.
         families: the compiled programs of the function for other sizes, if it was captured for
@@ -73,7 +73,7 @@ def runner(
     if has_others(placed) and has_own_sizes:
         agree_on_collectives(name, placed, program)
     elif has_others(placed):
-        agree(name, plan, agenda, may_have_own_sizes=may_have_own_sizes)
+        agree(name, plan, schedule_plan, may_have_own_sizes=may_have_own_sizes)
     compile_now = functools.partial(
         compiled_program,
         name,

@@ -16,11 +16,11 @@ from ...errors import PlacementError, TreeError, call_site, problem
 from ...mesh import all_coordinates, group_names
 from ...ops.text_formats import is_part, parse_placed
 from ...partition import Plan, emit, local_sizes
-from ...partition.halves import INPUT, RESULT, Halves
 from ...partition.plan import on_one_rank
 from ...partition.printing import local_text
+from ...partition.split_backward import INPUT, RESULT, SplitPlan
 from ...placement import check_pending, is_spec, marks_of
-from ...types import TENSOR, IfPartial, LocalProgram, Marks, Program
+from ...types import TENSOR, IfPartial, LocalProgram, MeshPlacements, Program
 from ..arguments import Placed
 from ..options import Request
 
@@ -39,7 +39,7 @@ def local_program(
     program: Program,
     placed: Placed,
     chosen: Plan,
-    agreed: passes.Agenda,
+    agreed: passes.SchedulePlan,
     coordinate: tuple[int, ...],
     names: tuple[str, ...],
 ) -> LocalProgram:
@@ -52,8 +52,8 @@ def local_program(
         graph=graphs[-1],
         unordered=graphs[-2],
         in_paths=program.in_paths,
-        in_marks=tuple(slot.marks for slot in chosen.ins),
-        out_marks=tuple(slot.marks for slot in chosen.outs),
+        in_placements=tuple(slot.placements for slot in chosen.ins),
+        out_placements=tuple(slot.placements for slot in chosen.outs),
         out_paths=program.out_paths,
         elided=tuple(sorted(on_one_rank(chosen))),
         show=local_text,
@@ -68,7 +68,7 @@ def programs_of_all(lowered: Any) -> Callable[[], dict[tuple[int, ...], LocalPro
     if traced.ranks:
         return None
     name, placed = traced.request.name, traced.placed
-    chosen, agreed = lowered.partition, lowered.agenda
+    chosen, agreed = lowered.partition, lowered.schedule_plan
     names = group_names(placed.mesh)
 
     def programs() -> dict[tuple[int, ...], LocalProgram]:
@@ -86,14 +86,14 @@ def programs_of_all(lowered: Any) -> Callable[[], dict[tuple[int, ...], LocalPro
     return programs
 
 
-def forward_of(program: Program, both: Halves) -> Program:
+def forward_of(program: Program, both: SplitPlan) -> Program:
     """The paths of the first half's inputs and results, with the values that it saves."""
     results = program.out_paths[: program.out_leaves.count(TENSOR)]
     saved = [f"saved {i}" for i in range(len(both.forward.outs) - len(results))]
     return attrs.evolve(program, out_paths=(*results, *saved))
 
 
-def backward_of(program: Program, both: Halves) -> Program:
+def backward_of(program: Program, both: SplitPlan) -> Program:
     """The paths of the second half's inputs, and of the gradients."""
     count = program.out_leaves.count(TENSOR)
     results = program.out_paths[:count]
@@ -113,7 +113,7 @@ def floating_results(program: Program) -> list[int]:
     return [i for i, node in rows if _tree.is_floating(node.meta["val"])]
 
 
-def gradient_marks(request: Request, placed: Placed) -> list[Marks | None]:
+def gradient_marks(request: Request, placed: Placed) -> list[MeshPlacements | None]:
     """The placements of the gradients that a backward returns. That of a plain tensor is
     replicated, and in the code of one rank a row of its own; that of a DTensor is placed as the
     DTensor.
@@ -128,7 +128,7 @@ def gradient_marks(request: Request, placed: Placed) -> list[Marks | None]:
     return [None if is_placed else replicated for is_placed in leaves + closed]
 
 
-def out_marks(request: Request, program: Program, placed: Placed) -> list[Marks | None]:
+def out_marks(request: Request, program: Program, placed: Placed) -> list[MeshPlacements | None]:
     """The placements that out_placements asks for, for each tensor of the result."""
     (output,) = program.graph.graph.find_nodes(op="output")
     count = program.out_leaves.count(TENSOR)
@@ -162,12 +162,12 @@ def out_marks(request: Request, program: Program, placed: Placed) -> list[Marks 
 
 def _partial_marks(
     program: Program, values: Sequence[torch.Tensor], placed: Placed
-) -> list[Marks | None]:
+) -> list[MeshPlacements | None]:
     """The placements of results of the code of one rank that torch leaves Partial."""
     leaves = program.out_leaves
     half = len(leaves) // 2
     texts = leaves[half:]
-    none: list[Marks | None] = [None] * len(values)
+    none: list[MeshPlacements | None] = [None] * len(values)
     if len(leaves) != 2 * half or not all(isinstance(x, str) for x in texts):
         return none
     said = [x for x, leaf in zip(texts, leaves[:half], strict=True) if leaf is TENSOR]
@@ -177,7 +177,7 @@ def _partial_marks(
     return [_partial(text.strip(), x, placed) for text, x in rows]
 
 
-def _partial(text: str, x: torch.Tensor, placed: Placed) -> Marks | None:
+def _partial(text: str, x: torch.Tensor, placed: Placed) -> MeshPlacements | None:
     """The placements of a text. None if they are not those of a Partial value that has a rule."""
     known = {} if is_part(text) else dict(parse_placed(text))
     if not known or any(said[0] == "?" for said in known.values()):
@@ -208,7 +208,7 @@ def beside(mine: Any, others: Sequence[Any]) -> Any:
 def _refuse_other_results(name: str, a: Plan, b: Plan) -> None:
     for x, y in zip(a.outs, b.outs, strict=True):
         is_own = x.value.shape[1:] != y.value.shape[1:]
-        if x.marks != y.marks and not is_own:
-            got = f"a result is placed {x.marks} on one rank, {y.marks} on another"
+        if x.placements != y.placements and not is_own:
+            got = f"a result is placed {x.placements} on one rank, {y.placements} on another"
             fix = "x.redistribute(mesh, placements) of the result"
             raise PlacementError.of(name, got, fix=fix)

@@ -89,4 +89,4 @@ def _agree(lowered: Lowered) -> None:
     is_unsure = traced.request.rank is not None
     for half in halves:
         name, plan = traced.request.name, half.partition
-        agree(name, plan, half.agenda, may_have_own_sizes=is_unsure)
+        agree(name, plan, half.schedule_plan, may_have_own_sizes=is_unsure)

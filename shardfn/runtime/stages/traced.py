@@ -25,11 +25,11 @@ from ...inspect.transfers import Fallback, Transfer, fallbacks, transfers
 from ...inspect.verbose import verbose_text
 from ...mesh import all_coordinates, group_names
 from ...ops.loops import inner_nodes
-from ...partition import Plan, local_sizes, shared_plan
-from ...partition.halves import Halves, halves
+from ...partition import Plan, cached_plan, local_sizes
+from ...partition.split_backward import SplitPlan, split_backward
 from ...placement_table import ArgumentPlacements, argument_placements
 from ...random import ambient
-from ...schedule.agenda import rewished
+from ...schedule.schedule_plan import with_bucket_options
 from ...types import TENSOR, Collective, LocalProgram, Program
 from .. import cache
 from ..arguments import (
@@ -181,8 +181,8 @@ class Traced:
         self, cap: int | str | None, first_cap: int | str | None, plan: BucketPlan | None
     ) -> Lowered:
         wanted, planner = self.placements(), self.request.planner
-        planned = shared_plan(self.program, *wanted, planner=planner)
-        chosen = rewished(planned, self.request.name, cap, first_cap, plan)
+        planned = cached_plan(self.program, *wanted, planner=planner)
+        chosen = with_bucket_options(planned, self.request.name, cap, first_cap, plan)
         report_implicit(
             self.request.name,
             self.request.implicit_comm,
@@ -197,11 +197,11 @@ class Traced:
         backward = self._scheduled(both.backward, backward_of(self.program, both))
         return attrs.evolve(forward, halves=both, backward=backward)
 
-    def halves(self, chosen: Plan) -> Halves:
+    def halves(self, chosen: Plan) -> SplitPlan:
         """The forward and the backward of a call that autograd follows."""
         results = self.program.out_leaves.count(TENSOR)
         drawn = [i for i, x in enumerate(self._inputs()) if x is ambient.PLACE]
-        return halves(chosen, results, drawn)
+        return split_backward(chosen, results, drawn)
 
     def _inputs(self) -> list[Any]:
         """The tensors that the program takes: None for an argument."""
@@ -214,7 +214,7 @@ class Traced:
         here = [c for c in here if c in self.ranks] if self.ranks else here
         kinds = local_sizes(chosen, here)
         programs: dict[tuple[Any, ...], LocalProgram] = {}
-        agreed = passes.agenda(chosen, self.request.name)
+        agreed = passes.plan_schedule(chosen, self.request.name)
         if agreed.plan.leaves:
             log.info("%s", agreed.plan)
             _compat.trace_artifact("shardfn_bucket_plan", str(agreed.plan))
@@ -233,12 +233,12 @@ class Lowered:
 
     traced: Traced
     partition: Plan
-    agenda: passes.Agenda
+    schedule_plan: passes.SchedulePlan
     # by coordinates; ranks may share a program
     programs: dict[tuple[int, ...], LocalProgram]
     # where autograd follows the call: the second program, and how the first one's values reach it
     backward: Lowered | None = None
-    halves: Halves | None = attrs.field(default=None, repr=False)
+    halves: SplitPlan | None = attrs.field(default=None, repr=False)
 
     @property
     def program(self) -> LocalProgram:
@@ -248,7 +248,7 @@ class Lowered:
     @property
     def plan(self) -> BucketPlan:
         """The bucket plan. Equal on all ranks."""
-        return self.agenda.plan
+        return self.schedule_plan.plan
 
     @property
     def schedule(self) -> Certificate:
@@ -266,7 +266,7 @@ class Lowered:
         """
         programs = list(dict.fromkeys(self.programs.values()))
         model = hardware_of(hardware, "Lowered.certify")
-        return certify(programs, self.program, self.agenda, model)
+        return certify(programs, self.program, self.schedule_plan, model)
 
     def time(
         self, hardware: Hardware | str = H100, links: Mapping[str, Link] | None = None
@@ -382,7 +382,7 @@ class Lowered:
                 request.name,
                 traced.placed,
                 self.partition,
-                self.agenda,
+                self.schedule_plan,
                 self.program,
                 backend,
                 None if template is None else cache.families(template),

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from ...errors import TreeError
-from ..flow import Transfer
+from ..data_flow import Transfer
 
 SAME_PROGRAM = "a plan of this very program: fn.lower(...).plan"
 
@@ -29,28 +29,28 @@ class Batch:
 
     @property
     def bucketed(self) -> bool:
-        """Whether it is a bucket of bucketed_grad."""
-        return self.members[0].wish is not None and not self.members[0].wish.ignored
+        """Whether this is a bucket of bucketed_grad."""
+        return self.members[0].options is not None and not self.members[0].options.ignored
 
     @property
     def leaves(self) -> list[Transfer]:
-        """The transfers that are not fused small reductions."""
-        return [t for t in self.members if t.wish is not None]
+        """The transfers of gradients, without fused small reductions."""
+        return [t for t in self.members if t.options is not None]
 
     @property
     def planned(self) -> int:
-        """Which bucket it is of the given plan that it follows."""
+        """The number of the user's bucket that this batch follows."""
         assert self.wanted is not None, f"batch {self.index} follows no given plan"
         return self.wanted
 
     @property
     def reduces(self) -> bool:
+        """Whether the collective reduces."""
         return self.members[0].reduces
 
 
 def reaches(batches: Sequence[Batch], chained: int, depends: int, target: Batch) -> bool:
-    """Whether a transfer that depends on some batches also depends on the target, directly or
-    through other batches.
+    """Return whether a transfer depends on a batch, directly or through other batches.
 
     Args:
         batches: all.
@@ -72,7 +72,7 @@ def reaches(batches: Sequence[Batch], chained: int, depends: int, target: Batch)
 def follow(
     batches: Sequence[Batch], places: Mapping[Any, int], name: str
 ) -> tuple[tuple[Batch, ...], dict[int, int]]:
-    """Put the buckets of a given plan, and the leaves of each, in the plan's order.
+    """Reorder buckets, and the leaves of each, as the user's plan lists them.
 
     Args:
         batches: all, as the program fills them.
@@ -102,7 +102,7 @@ def follow(
 
 
 def _slots(batches: Sequence[Batch]) -> list[list[int]]:
-    """The positions of the batches that follow one plan."""
+    """List the positions of the batches that follow one user's plan."""
     planned = [i for i, b in enumerate(batches) if b.wanted is not None]
     if len({batches[i].wanted for i in planned}) == len(planned):
         return [planned]
@@ -115,15 +115,17 @@ def _slots(batches: Sequence[Batch]) -> list[list[int]]:
 
 
 def sort_leaves(batch: Batch, place: Callable[[Transfer], Any]) -> None:
-    """Sort the leaves of a batch. Fused small reductions keep their positions."""
+    """Sort the gradients of a batch; fused small reductions keep their positions."""
     ordered = iter(sorted(batch.leaves, key=place))
-    batch.members = [next(ordered) if t.wish is not None else t for t in batch.members]
+    batch.members = [next(ordered) if t.options is not None else t for t in batch.members]
 
 
 def _chains(
     batches: Sequence[Batch], listed: Sequence[Batch], slots: Sequence[int]
 ) -> Iterator[tuple[Batch, Batch]]:
-    """Pairs (later, earlier) of batches that a plan orders differently than the program."""
+    """Yield pairs (later, earlier) of batches whose order in the plan differs from the
+    program's.
+    """
     streams: dict[Any, list[Batch]] = collections.defaultdict(list)
     for i in slots:
         streams[_stream(listed[i])].append(listed[i])
@@ -134,12 +136,12 @@ def _chains(
 
 
 def _stream(batch: Batch) -> str:
-    """Groups of batches within which order matters."""
+    """Name the group of batches within which order matters."""
     return "reductions" if batch.reduces else f"{batch.members[0].kind} {batch.members[0].phase}"
 
 
 def _renumber(listed: Sequence[Batch]) -> None:
-    """Number batches as they are listed."""
+    """Number batches in the order of a list."""
     number = {b.index: i for i, b in enumerate(listed)}
     if all(old == new for old, new in number.items()):
         return
@@ -150,7 +152,7 @@ def _renumber(listed: Sequence[Batch]) -> None:
 
 
 def _ones(bits: int) -> Iterator[int]:
-    """The positions of the set bits of a number."""
+    """Yield the positions of the set bits of a number."""
     while bits:
         lowest = bits & -bits
         yield lowest.bit_length() - 1
@@ -158,15 +160,15 @@ def _ones(bits: int) -> Iterator[int]:
 
 
 def _refuse_circles(listed: Sequence[Batch], after: Mapping[int, int], name: str) -> None:
-    """Refuse an order that makes a batch wait for itself."""
+    """Raise an error for a planned order that makes a batch wait for itself."""
     edges = {
         b.index: [*_ones(b.depends), *([after[b.index]] if b.index in after else [])]
         for b in listed
     }
     for later, earlier in after.items():
         if later in _reached(edges, edges[earlier]):
-            first = listed[earlier].leaves[0].wish
-            second = listed[later].leaves[0].wish
+            first = listed[earlier].leaves[0].options
+            second = listed[later].leaves[0].options
             assert first is not None and second is not None
             got = (
                 f"the bucket of {first.leaf} stands before that of {second.leaf}, on which "
@@ -177,7 +179,7 @@ def _refuse_circles(listed: Sequence[Batch], after: Mapping[int, int], name: str
 
 
 def _reached(edges: Mapping[int, Sequence[int]], start: Sequence[int]) -> set[int]:
-    """These batches and all batches before them."""
+    """Collect some batches and all batches before them."""
     seen = set[int]()
     queue = [*start]
     while queue:

@@ -12,8 +12,8 @@ import torch
 
 from ...buckets import Bucket, BucketPlan, Unbucketed
 from ...partition import Plan
-from ..flow import Flow, Transfer
-from .assign import Assignment
+from ..data_flow import Flow, Transfer
+from .assign_buckets import Assignment
 from .batches import Batch
 
 Numbers = Mapping[tuple[Plan, int], int]  # (graph, batch) -> number of the bucket
@@ -21,7 +21,7 @@ Numbers = Mapping[tuple[Plan, int], int]  # (graph, batch) -> number of the buck
 
 @attrs.frozen(eq=False)
 class Level:
-    """A graph of a program, with its flow and assignment."""
+    """One graph of a program (itself, or a loop body), with its data flow and batches."""
 
     plan: Plan
     flow: Flow  # the gradients of the plan, with the rows of their own bucketed_grad call
@@ -32,8 +32,8 @@ class Level:
 
 
 def numbered(levels: Sequence[Level]) -> Numbers:
-    """The number of each bucket. They are numbered in the order in which they are filled, those
-    of the main graph first, or in the order of a given plan.
+    """Number the buckets of all graphs, in the order in which they fill or as the user's plan
+    lists them.
     """
     pairs = [(level, b) for level in levels for b in level.assignment.batches if b.bucketed]
     planned = [i for i, (_, b) in enumerate(pairs) if b.wanted is not None]
@@ -47,7 +47,7 @@ def numbered(levels: Sequence[Level]) -> Numbers:
 def bucket_plan(
     levels: Sequence[Level], numbers: Numbers, regions: Mapping[str, int], name: str
 ) -> BucketPlan:
-    """The bucket plan of a program."""
+    """Build the public BucketPlan of a program."""
     buckets = {
         numbers[level.plan, batch.index]: _bucket(
             level, numbers[level.plan, batch.index], batch, regions
@@ -76,7 +76,7 @@ def bucket_plan(
 
 
 class Groups(NamedTuple):
-    """The leaves that are in no bucket, by the reason."""
+    """The gradients that are in no bucket, by reason."""
 
     ignored: tuple[str, ...]
     unused: tuple[str, ...]
@@ -85,30 +85,31 @@ class Groups(NamedTuple):
 
 
 def _grouped(levels: Sequence[Level], unbucketed: Sequence[Unbucketed]) -> Groups:
-    """Group leaves that are in no bucket by the reason. For local leaves nothing is sent."""
+    """Group the gradients that are in no bucket: ignored, unused, local, unreduced."""
     gradients = [g for level in levels for g in level.flow.plan.gradients]
     reduced = {
-        t.wish.leaf
+        t.options.leaf
         for level in levels
         for t in level.assignment.transfers
-        if t.reduces and t.wish is not None
+        if t.reduces and t.options is not None
     }
     leaving = {node for level in levels for _, node in level.plan.unreduced}
-    ignored = [g.wish.leaf for g in gradients if g.wish.ignored and g.wish.leaf in reduced]
-    unused = [g.wish.leaf for g in gradients if g.unused]
-    unreduced = [g.wish.leaf for g in gradients if g.node in leaving]
+    ignored = [g.options.leaf for g in gradients if g.options.ignored and g.options.leaf in reduced]
+    unused = [g.options.leaf for g in gradients if g.unused]
+    unreduced = [g.options.leaf for g in gradients if g.node in leaving]
     on_the_way = [leaf for sent in unbucketed for leaf in sent.leaves]
     known = {*reduced, *unused, *unreduced, *on_the_way}
-    local = [g.wish.leaf for g in gradients if g.wish.leaf not in known]
+    local = [g.options.leaf for g in gradients if g.options.leaf not in known]
     return Groups(*map(_once, (ignored, unused, local, unreduced)))
 
 
 def _once(leaves: Iterable[str]) -> tuple[str, ...]:
+    """Drop duplicates."""
     return tuple(dict.fromkeys(leaves))
 
 
 def _on_the_way(level: Level) -> Iterator[Transfer]:
-    """The transfers of terms of gradients that are in no bucket, each once."""
+    """Yield the transfers of gradient terms that are in no bucket."""
     seen = set[Any]()
     for i, sent in level.flow.transfers.items():
         (made,) = level.plan.steps[i].made
@@ -120,21 +121,23 @@ def _on_the_way(level: Level) -> Iterator[Transfer]:
 
 
 def _unbucketed(level: Level, t: Transfer) -> Unbucketed:
+    """Describe a transfer that is in no bucket."""
     (made,) = level.plan.steps[t.step].made
     return Unbucketed(
         kind=t.kind,
         axis=t.axis,
         op=t.op,
         dtype=_dtype(t.dtype),
-        leaves=tuple(sorted({g.wish.leaf for g in level.flow.served[made.number] or ()})),
+        leaves=tuple(sorted({g.options.leaf for g in level.flow.served[made.number] or ()})),
         nbytes=t.nbytes,
-        ready=_said(level.flow, max(level.flow.sources(t.step), default=None), "start"),
+        ready=_step_text(level.flow, max(level.flow.sources(t.step), default=None), "start"),
         inside=level.inside,
         times=level.times,
     )
 
 
 def _bucket(level: Level, number: int, batch: Batch, regions: Mapping[str, int]) -> Bucket:
+    """Describe one bucket: its collective, leaves, bytes, and when it is ready."""
     steps = level.flow
     members = batch.leaves
     first = members[0]
@@ -147,11 +150,11 @@ def _bucket(level: Level, number: int, batch: Batch, regions: Mapping[str, int])
         op=first.op,
         dtype=_dtype(first.dtype),
         phase=first.phase,
-        leaves=tuple(t.wish.leaf for t in members if t.wish is not None),
+        leaves=tuple(t.options.leaf for t in members if t.options is not None),
         sizes=tuple(t.nbytes for t in members),
         cap=batch.cap,
-        ready=_said(steps, max(sources, default=None), "start"),
-        first_use=_said(steps, min(readers, default=None), "result"),
+        ready=_step_text(steps, max(sources, default=None), "start"),
+        first_use=_step_text(steps, min(readers, default=None), "result"),
         region=regions[members[-1].region],
         riding=batch.riding,
         inside=level.inside,
@@ -160,11 +163,12 @@ def _bucket(level: Level, number: int, batch: Batch, regions: Mapping[str, int])
 
 
 def _dtype(dtype: torch.dtype) -> str:
+    """Write a dtype without "torch."."""
     return str(dtype).removeprefix("torch.")
 
 
-def _said(steps: Flow, i: int | None, otherwise: str) -> str:
-    """A step as text: its op and line."""
+def _step_text(steps: Flow, i: int | None, otherwise: str) -> str:
+    """Write a step as text: its op and source line."""
     if i is None:
         return otherwise
     node = steps.plan.steps[i].node
@@ -172,6 +176,6 @@ def _said(steps: Flow, i: int | None, otherwise: str) -> str:
 
 
 def line_of(name: str, node: torch.fx.Node) -> str:
-    """A name, with the user's line that a node comes from."""
+    """Append a node's source line to a name."""
     source = node.meta.get("source")
     return name + (f", {source.rsplit('/', 1)[-1]}" if source else "")

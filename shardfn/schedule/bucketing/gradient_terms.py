@@ -48,7 +48,7 @@ SCALING = {"mul", "div"}
 
 
 def served(plan: steps.Plan, outs: Outs) -> Served:
-    """The gradient that each value of a plan is a term of.
+    """Map each value of a plan to the gradients that it is a term of.
 
     Args:
         plan: the plan of a program, or of the body of a loop.
@@ -74,19 +74,20 @@ def _note(
     slot: steps.Slot,
     terms: Gradients | None,
 ) -> None:
-    """Record the gradient for which one reader uses a value."""
+    """Record the gradients for which one reader uses a value."""
     if slot.number not in fixed:
         found[slot.number] = _union([found.get(slot.number, frozenset()), terms])
 
 
 def _union(parts: Sequence[Gradients | None]) -> Gradients | None:
+    """Unite sets of gradients; None if one is None."""
     return None if None in parts else frozenset().union(*(p for p in parts if p is not None))
 
 
 def _read(
     step: steps.Step, found: Served, fills: set[int]
 ) -> Iterator[tuple[steps.Slot, Gradients | None]]:
-    """The gradient for which a step uses each of its inputs."""
+    """Yield the gradients for which a step uses each of its inputs."""
     made = (
         _union([found.get(slot.number, frozenset()) for slot in step.made]) if step.made else None
     )
@@ -99,7 +100,7 @@ def _read(
 
 
 def _adds(step: steps.Apply, fills: set[int]) -> bool:
-    """Whether an op adds or rearranges its inputs, or multiplies one by a number."""
+    """Return whether an op adds or rearranges its inputs, or scales one of them."""
     name = getattr(step.node.target, "_opname", "")
     if name in SCALING:
         tensors = [slot for slot in step.ins if slot.number not in fills]
@@ -108,7 +109,9 @@ def _adds(step: steps.Apply, fills: set[int]) -> bool:
 
 
 def inside(step: steps.Nested, found: Served) -> list[tuple[steps.Plan, Outs]]:
-    """Each plan of a loop or a branch, with the gradients that its results are terms of."""
+    """For each body of a loop or branch, return its plan and the gradients that its results are
+    terms of.
+    """
     after = [found.get(slot.number, frozenset()) for slot in step.outs]
     loop = step.node.target
     if not isinstance(loop, Scan):
@@ -130,7 +133,7 @@ def inside(step: steps.Nested, found: Served) -> list[tuple[steps.Plan, Outs]]:
 
 
 def _entering(step: steps.Nested, found: Served) -> list[Gradients | None]:
-    """The gradients that the inputs of a loop or a branch are terms of."""
+    """Return the gradients that the inputs of a loop or branch are terms of."""
     parts: list[list[Any]] = [[] for _ in step.ins]
     for plan, outs in inside(step, found):
         within = served(plan, outs)

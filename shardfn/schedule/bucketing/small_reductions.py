@@ -8,15 +8,15 @@ from typing import Any
 
 from ...collectives import ALL_REDUCE
 from ...partition import plan
-from ..flow import Flow, Transfer
+from ..data_flow import Flow, Transfer
 
 LIGHT = 4096  # bytes; negligible next to a bucket
 FEW = 8
 
 
-def riders(flow: Flow) -> frozenset[Any]:
-    """The keys of the transfers that may share a bucket: no other transfer depends on them, and
-    few ops do.
+def fusable_reductions(flow: Flow) -> frozenset[Any]:
+    """Find the small reductions that may share a bucket, such as that of the loss: nothing
+    sends after them.
     """
     if not flow.plan.gradients:
         return frozenset()
@@ -27,9 +27,7 @@ def riders(flow: Flow) -> frozenset[Any]:
 
 
 def common_readers(flow: Flow) -> dict[Any, int]:
-    """For the key of each small reduction whose results a single op reads: the step of this op.
-    Ops of one input in between count as part of the reduction.
-    """
+    """Group the small reductions that a single op reads, such as the squares of a global norm."""
     found: dict[Any, int] = {}
     for i, sent in flow.transfers.items():
         reader = _reader(flow, i)
@@ -40,7 +38,7 @@ def common_readers(flow: Flow) -> dict[Any, int]:
 
 
 def _reader(flow: Flow, step: int) -> int | None:
-    """The first step of several inputs that a step leads to; None where several steps read it."""
+    """Follow a step to the first step with several inputs; None if several steps read it."""
     while True:
         readers = set(flow.readers[step])
         if len(readers) != 1 or step in flow.returned:
@@ -54,17 +52,18 @@ def _reader(flow: Flow, step: int) -> int | None:
 
 
 def _is_term(flow: Flow, step: int) -> bool:
-    """Whether a step makes terms of gradients."""
+    """Return whether a step makes terms of gradients."""
     (made,) = flow.plan.steps[step].made
     return bool(flow.served.get(made.number))
 
 
 def _is_light(t: Transfer) -> bool:
-    return t.kind == ALL_REDUCE and t.wish is None and t.nbytes <= LIGHT
+    """Return whether a transfer is a small all-reduce that is no gradient."""
+    return t.kind == ALL_REDUCE and t.options is None and t.nbytes <= LIGHT
 
 
 def _is_last(flow: Flow, step: int) -> bool:
-    """Whether few steps follow, and none of them sends."""
+    """Return whether few steps follow, and none of them sends."""
     seen = set[int]()
     queue = [*flow.readers[step]]
     while queue and len(seen) <= FEW:

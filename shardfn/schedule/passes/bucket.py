@@ -1,6 +1,6 @@
 """Replace the collectives of a bucket by one: pack, send, and split the result into the leaves.
 
-The agenda, which all ranks share, says which collectives are joined. To watch this pass at
+The schedule_plan, which all ranks share, says which collectives are joined. To watch this pass at
 work, stop at `join` (docs/debug-bucketing.md).
 """
 
@@ -16,26 +16,29 @@ from ...capture.graph_copies import copied
 from ...collectives import ALL_GATHER, ALL_REDUCE, COLLECTIVES, REDUCE_SCATTER, implement
 from ...ops.nodes import args_of
 from ...ops.pack import pack as _pack_op  # noqa: F401
-from ..agenda import Agenda
-from ..order import sort
+from ..reorder import sort
+from ..schedule_plan import SchedulePlan
 
 aten = torch.ops.aten
 WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
-def bucket(graph: torch.fx.Graph, agenda: Agenda) -> torch.fx.Graph:
-    """The graph with one collective for each batch of the agenda."""
+def bucket(graph: torch.fx.Graph, schedule_plan: SchedulePlan) -> torch.fx.Graph:
+    """Replace the collectives of each batch by one."""
     out = copied(graph)
     found: dict[int, dict[Any, torch.fx.Node]] = {}
     for node in out.nodes:
         if "collective" in node.meta:
             key = node.meta["transfer"]
-            found.setdefault(agenda.batch_of[key], {})[key] = node
+            found.setdefault(schedule_plan.batch_of[key], {})[key] = node
     instead: dict[torch.fx.Node, torch.fx.Node] = {}
     for index, starts in sorted(found.items()):
         instead.update(
             join(
-                out, agenda, index, [starts[key] for key in agenda.members[index] if key in starts]
+                out,
+                schedule_plan,
+                index,
+                [starts[key] for key in schedule_plan.members[index] if key in starts],
             )
         )
     _replace(out, instead)
@@ -45,9 +48,7 @@ def bucket(graph: torch.fx.Graph, agenda: Agenda) -> torch.fx.Graph:
 
 
 def _replace(graph: torch.fx.Graph, instead: dict[torch.fx.Node, torch.fx.Node]) -> None:
-    """Read the value of each wait from its bucket instead. One pass does all, since a program
-    may return thousands.
-    """
+    """Let the readers of each old wait read the value from its bucket."""
     for reader in dict.fromkeys(user for wait in instead for user in wait.users):
         reader.args, reader.kwargs = torch.fx.node.map_arg(
             (reader.args, reader.kwargs), lambda x: instead.get(x, x)
@@ -59,26 +60,26 @@ def _replace(graph: torch.fx.Graph, instead: dict[torch.fx.Node, torch.fx.Node])
 
 
 def join(
-    graph: torch.fx.Graph, agenda: Agenda, index: int, starts: list[torch.fx.Node]
+    graph: torch.fx.Graph, schedule_plan: SchedulePlan, index: int, starts: list[torch.fx.Node]
 ) -> dict[torch.fx.Node, torch.fx.Node]:
-    """Add one collective that replaces several.
+    """Add one collective that replaces several. Returns what replaces each old wait.
 
     Args:
         graph: the graph to extend. Its nodes may be out of topological order afterwards.
-        agenda: the schedule.
+        schedule_plan: the schedule.
         index: the index of the batch.
         starts: the collectives that it joins.
 
     Returns:
         The replacement of each collective's wait. Empty if nothing changes.
     """
-    number = agenda.bucket_of.get(index)
+    number = schedule_plan.bucket_of.get(index)
     for node in starts:
         node.meta["batch"] = index
         node.meta["collective"] = attrs.evolve(node.meta["collective"], bucket=number)
     first = starts[0]
     own_dtype: torch.dtype = args_of(first)[0].meta["val"].dtype
-    dtype = agenda.dtypes.get(index, own_dtype)
+    dtype = schedule_plan.dtypes.get(index, own_dtype)
     if len(starts) == 1 and dtype == own_dtype:
         return {}
     packing = COLLECTIVES[first.meta["collective"].kind].packing
@@ -86,7 +87,7 @@ def join(
         record = first.meta["collective"]
         origin = record.name if number is None else f"bucket {number}"
         source = record.source if number is None else None
-        pack = _Pack.beside(first, origin, source)
+        pack = _Pack.next_to(first, origin, source)
         parts = [pack.cast(packing.payload(node), dtype) for node in starts]
         wait = _sent(pack, packing, first, parts)
         wait.meta["batch"] = index
@@ -96,9 +97,7 @@ def join(
 def _sent(
     pack: _Pack, packing: _Packing, first: torch.fx.Node, parts: list[torch.fx.Node]
 ) -> torch.fx.Node:
-    """The wait for one collective with several payloads. It takes the record of the first one
-    joined.
-    """
+    """Add the packed payload, the collective and its wait."""
     n = packing.ranks(first)
     packed = packing.pack(pack, parts, n)
     start = pack.call(first.target, packed, *first.args[1:])
@@ -116,7 +115,7 @@ def _sent(
 def _unpacked(
     pack: _Pack, packing: _Packing, wait: torch.fx.Node, parts: dict[torch.fx.Node, torch.fx.Node]
 ) -> dict[torch.fx.Node, torch.fx.Node]:
-    """The leaves of a bucket's result, each as it would have arrived alone.
+    """Unpack the result of a bucket into the value that each old wait gave.
 
     Args:
         pack: adds nodes to the graph.
@@ -143,7 +142,7 @@ def _unpacked(
 
 
 def _unviewed(x: Any) -> torch.fx.Node:
-    """The value before a view changed its shape, since packing does not depend on the shape."""
+    """Return the value before a view, since packing does not depend on the shape."""
     while (
         x.target is aten.view.default
         and len(x.args[0].users) == 1
@@ -155,14 +154,14 @@ def _unviewed(x: Any) -> torch.fx.Node:
 
 @attrs.frozen(eq=False)
 class _Pack:
-    """Adds calls to a graph, with their metadata."""
+    """Adds calls to a graph, with metadata."""
 
     graph: torch.fx.Graph
     about: dict[str, Any]
 
     @classmethod
-    def beside(cls, node: torch.fx.Node, origin: str, source: str | None = None) -> _Pack:
-        """Adds calls of the same phase and step as a node."""
+    def next_to(cls, node: torch.fx.Node, origin: str, source: str | None = None) -> _Pack:
+        """Start adding calls of the same phase and step as a node."""
         about = {
             "source": source,
             "phase": node.meta["phase"],
@@ -172,28 +171,32 @@ class _Pack:
         return cls(node.graph, about)
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
+        """Add a call and compute its fake value."""
         node = self.graph.call_function(target, args, kwargs)
         fakes = torch.fx.node.map_arg(args, lambda n: n.meta["val"])
         node.meta.update(self.about, val=target(*fakes, **kwargs))
         return node
 
     def cast(self, x: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
+        """Cast a value if needed."""
         return (
             x if x.meta["val"].dtype == dtype else self.call(aten._to_copy.default, x, dtype=dtype)
         )
 
     def viewed(self, x: torch.fx.Node, shape: list[int]) -> torch.fx.Node:
+        """View a value if needed."""
         if list(x.meta["val"].shape) == shape:
             return x
         return self.call(aten.view.default, x, shape)
 
 
 def _pack_flat(pack: _Pack, parts: list[torch.fx.Node], n: int) -> torch.fx.Node:
+    """Concatenate payloads."""
     return parts[0] if len(parts) == 1 else pack.call(torch.ops.shardfn.pack.default, parts)
 
 
 def _pack_rows(pack: _Pack, parts: list[torch.fx.Node], n: int) -> torch.fx.Node:
-    """The chunks of every part for each rank, ordered by rank."""
+    """Interleave payloads so that the chunks for each rank are together."""
     if len(parts) == 1:
         return parts[0]
     rows = [pack.call(aten.view.default, x, [n, x.meta["val"].numel() // n]) for x in parts]
@@ -202,6 +205,7 @@ def _pack_rows(pack: _Pack, parts: list[torch.fx.Node], n: int) -> torch.fx.Node
 
 
 def _cut_flat(pack: _Pack, whole: torch.fx.Node, offset: int, size: int, n: int) -> torch.fx.Node:
+    """Slice one payload out of a flat result."""
     return (
         whole
         if whole.meta["val"].numel() == size
@@ -212,7 +216,7 @@ def _cut_flat(pack: _Pack, whole: torch.fx.Node, offset: int, size: int, n: int)
 def _cut_columns(
     pack: _Pack, whole: torch.fx.Node, offset: int, size: int, n: int
 ) -> torch.fx.Node:
-    """The chunks of one part from every rank, ordered by rank."""
+    """Collect the chunks of one payload from every rank."""
     if whole.meta["val"].numel() == n * size:
         return whole
     rows = pack.call(aten.view.default, whole, [n, whole.meta["val"].numel() // n])
@@ -233,20 +237,21 @@ class _Packing:
     any_shape: bool = False  # whether the shape of a payload does not matter
 
     def ranks(self, start: torch.fx.Node) -> int:
-        """The number of ranks of the group, if packing depends on it."""
+        """Return the number of ranks of the group, if packing depends on it."""
         return 1 if self.ranks_at is None else args_of(start)[self.ranks_at]
 
     def payload(self, start: torch.fx.Node) -> torch.fx.Node:
+        """Return the payload of an old collective."""
         x = args_of(start)[0]
         return _unviewed(x) if self.any_shape else x
 
     def received(self, part: torch.fx.Node, n: int) -> int:
-        """The number of elements of a part that each rank sends to each receiver."""
+        """Return how many elements of a part go to each receiver."""
         size = part.meta["val"].numel()
         return size // n if self.scatters else size
 
     def nbytes(self, packed: torch.fx.Node, n: int) -> int:
-        """The bytes of the full payload."""
+        """Return the bytes of the full payload."""
         value = packed.meta["val"]
         sent = value.numel() * value.element_size()
         return sent * n if self.gathers else sent

@@ -11,13 +11,13 @@ import torch
 from ...capture.graph_copies import copied
 from ...ops.debug import has_effect
 from ...ops.loops import Loop, inner_nodes
-from ..agenda import Agenda
+from ..schedule_plan import SchedulePlan
 
 WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
-def drop_dead(graph: torch.fx.Graph, agenda: Agenda) -> torch.fx.Graph:
-    """The graph without unread local ops."""
+def drop_dead(graph: torch.fx.Graph, schedule_plan: SchedulePlan) -> torch.fx.Graph:
+    """Remove local ops that nothing reads; collectives stay, since all ranks take part."""
     if not any(_is_dead(node) for node in graph.nodes):
         return graph
     out = copied(graph)
@@ -28,6 +28,7 @@ def drop_dead(graph: torch.fx.Graph, agenda: Agenda) -> torch.fx.Graph:
 
 
 def _is_dead(node: torch.fx.Node) -> bool:
+    """Return whether a node may be removed."""
     only_checks = node.op == "call_function" and node.meta.get("val") is None
     if has_effect(node):
         return False

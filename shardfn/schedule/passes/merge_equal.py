@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from ...capture.graph_copies import copied
-from ..agenda import Agenda
+from ..schedule_plan import SchedulePlan
 
 
-def merge_equal(graph: torch.fx.Graph, agenda: Agenda) -> torch.fx.Graph:
+def merge_equal(graph: torch.fx.Graph, schedule_plan: SchedulePlan) -> torch.fx.Graph:
     """The graph with the second of two equal moves reading the first one's result."""
     keys = [node.meta["moved"] for node in graph.nodes if "moved" in node.meta]
     if len(set(keys)) == len(keys):

@@ -1,4 +1,4 @@
-"""Put a graph into the order of the agenda: collectives start early and are waited for late."""
+"""Put a graph into its scheduled order: collectives start early and are waited for late."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import collections
 
 import torch
 
-from ..agenda import Agenda
-from ..order import ordered
+from ..reorder import ordered
+from ..schedule_plan import SchedulePlan
 
 WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
-def overlap(graph: torch.fx.Graph, agenda: Agenda) -> torch.fx.Graph:
-    """The same nodes in the agenda's order. A node that only a start or a reader needs is
-    placed right before it.
-    """
+def overlap(graph: torch.fx.Graph, schedule_plan: SchedulePlan) -> torch.fx.Graph:
+    """Reorder the nodes as the schedule says: collectives start early and are waited for late."""
     nodes: dict[tuple[str, int], list[torch.fx.Node]] = collections.defaultdict(list)
     for node in graph.nodes:
         if "collective" in node.meta:
@@ -29,5 +27,5 @@ def overlap(graph: torch.fx.Graph, agenda: Agenda) -> torch.fx.Graph:
         ):
             nodes["run", node.meta["step"]].append(node)
     return ordered(
-        graph, [*(node for item in agenda.sequence for node in nodes[item]), *graph.nodes]
+        graph, [*(node for item in schedule_plan.sequence for node in nodes[item]), *graph.nodes]
     )

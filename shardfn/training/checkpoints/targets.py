@@ -13,11 +13,11 @@ from ...mesh import all_coordinates, axes_of, check_mesh, refuse_elsewhere
 from ...partition import layout
 from ...placement import check_whole, is_spec, marks_of, torch_placements
 from ...simulated import SimulatedTensor, dtensors, shown
-from ...types import Marks
+from ...types import MeshPlacements
 from ...world import current_world
 from .contents import named, shape_of
 
-Placed = tuple[Any, Marks]  # a mesh, and a placement for each of its axes
+Placed = tuple[Any, MeshPlacements]  # a mesh, and a placement for each of its axes
 
 
 def placed_leaves(where: str, like: Any, mesh: Any, placements: Any) -> dict[str, Placed | None]:

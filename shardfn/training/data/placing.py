@@ -15,7 +15,7 @@ from ...partition import layout
 from ...placement import P, check_whole, is_spec, marks_of, torch_placements
 from ...runtime.layouts import cut
 from ...simulated import SimulatedTensor, UnreadTensor, dtensors, shown
-from ...types import Marks
+from ...types import MeshPlacements
 from ...world import current_world
 from .samples import described
 from .sources import Batch
@@ -139,7 +139,7 @@ def _device(mesh: Any) -> torch.device:
 
 
 def _dtensor(
-    local: Any, shape: Sequence[int], dtype: torch.dtype, marks: Marks, mesh: Any
+    local: Any, shape: Sequence[int], dtype: torch.dtype, marks: MeshPlacements, mesh: Any
 ) -> DTensor:
     strides = layout.dense_strides(shape, range(len(shape)))
     spec = _compat.dtensor_spec(mesh, torch_placements(marks), tuple(shape), strides, dtype)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ... import _compat, _tree
-from ...buckets import BucketPlan, Wish, checked_caps
+from ...buckets import BucketOptions, BucketPlan, checked_caps
 from ...errors import ShardError, TreeError
 
 
@@ -59,7 +59,7 @@ def wishes_text(
         )
     rows = {} if plan is None else BucketPlan.from_json(plan).rows(name, paths)
     wishes = [
-        Wish(
+        BucketOptions(
             path,
             cap,
             first_cap,

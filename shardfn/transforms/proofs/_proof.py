@@ -18,8 +18,8 @@ from ...partition.printing import local_text
 from ...partition.rule_api.strategy import Choice, OpCall, Rule
 from ...runtime.layouts import cut, join
 from ...runtime.simulator import simulate
-from ...schedule import agenda, schedule
-from ...types import PENDING, TENSOR, LocalProgram, Mark, MeshAxes
+from ...schedule import plan_schedule, schedule
+from ...types import PARTIAL_KINDS, TENSOR, AxisPlacement, LocalProgram, MeshAxes
 from ..derivatives._grad import grad
 from ._sample import Sample, filled, mapped, tensors_of
 
@@ -67,7 +67,9 @@ def _prove_choice(sample: Sample, choice: Choice, n: int) -> None:
         # either
         return
     ins, outs = slots
-    shards = [_pieces(x, slot.marks, axes) for x, slot in zip(sample.tensors, ins, strict=True)]
+    shards = [
+        _pieces(x, slot.placements, axes) for x, slot in zip(sample.tensors, ins, strict=True)
+    ]
     plan = Plan(axes, (steps.Apply(sample.node, ins, outs),), ins, outs)
     try:
         results = run(plan, shards)
@@ -79,7 +81,7 @@ def _prove_choice(sample: Sample, choice: Choice, n: int) -> None:
     tolerance = max(_tolerance(x) for x in (*sample.tensors, *sample.results))
     rows = zip(results, sample.results, outs, strict=True)
     for i, (column, wanted, slot) in enumerate(rows):
-        if wrong := _difference(column, wanted, slot.marks, axes, tolerance):
+        if wrong := _difference(column, wanted, slot.placements, axes, tolerance):
             text = f"result {i}, shape {tuple(wanted.shape)}: {wrong}"
             raise _refuted(sample.call, choice, n, text)
 
@@ -161,7 +163,7 @@ def _captured_gradient(
 def _is_sharded(choice: Choice) -> bool:
     """Return whether a strategy shards an input and needs no Partial input."""
     ins = choice[0]
-    return any(layout.split(m) for m in ins) and not {*ins} & {*PENDING}
+    return any(layout.split(m) for m in ins) and not {*ins} & {*PARTIAL_KINDS}
 
 
 def _prove_captured(
@@ -176,7 +178,7 @@ def _prove_captured(
     tolerance = max(_tolerance(x) for x in tensors)
     for i, (column, gradient, slot) in enumerate(zip(found, wanted, chosen.outs, strict=True)):
         whole = torch.zeros_like(slot.value, device="cpu") if gradient is None else gradient
-        if wrong := _difference(column, whole, slot.marks, axes, tolerance):
+        if wrong := _difference(column, whole, slot.placements, axes, tolerance):
             raise _refuted(
                 sample.call, choice, n, f"gradient {i}, shape {tuple(whole.shape)}: {wrong}"
             )
@@ -198,24 +200,24 @@ def run(plan: Plan, columns: Sequence[Sequence[torch.Tensor]]) -> list[list[torc
 
 
 def _local(plan: Plan, coordinates: tuple[int, ...]) -> LocalProgram:
-    graphs = schedule(emit(plan, coordinates, plan.axes.names, "cpu"), agenda(plan, "proof"))
+    graphs = schedule(emit(plan, coordinates, plan.axes.names, "cpu"), plan_schedule(plan, "proof"))
     return LocalProgram(
         name="proof",
         axes=plan.axes,
         graph=graphs[-1],
         unordered=graphs[-2],
         in_paths=tuple(f"input {i}" for i in range(len(plan.ins))),
-        in_marks=tuple(slot.marks for slot in plan.ins),
-        out_marks=tuple(slot.marks for slot in plan.outs),
+        in_placements=tuple(slot.placements for slot in plan.ins),
+        out_placements=tuple(slot.placements for slot in plan.outs),
         out_paths=tuple(f"result {i}" for i in range(len(plan.outs))),
         elided=(),
         show=local_text,
     )
 
 
-def _pieces(x: torch.Tensor, marks: Sequence[Mark], axes: MeshAxes) -> list[torch.Tensor]:
+def _pieces(x: torch.Tensor, marks: Sequence[AxisPlacement], axes: MeshAxes) -> list[torch.Tensor]:
     """The local tensor of each rank: its chunk, the global value, or a term of a Partial value."""
-    if marks[0] not in PENDING:
+    if marks[0] not in PARTIAL_KINDS:
         return [cut(x, tuple(marks), axes, c) for c in all_coordinates(axes)]
     generator = torch.Generator().manual_seed(0)
     noise = [
@@ -262,7 +264,7 @@ def _tolerance(x: torch.Tensor) -> float:
     return TOLERANCE.get(x.dtype, INEXACT if x.is_floating_point() or x.is_complex() else 0.0)
 
 
-def _fit(x: torch.Tensor, mark: Mark, n: int) -> Any:
+def _fit(x: torch.Tensor, mark: AxisPlacement, n: int) -> Any:
     return layout.canonical(x.shape, (mark,), (n,))
 
 

@@ -9,7 +9,7 @@ import torch
 
 from ... import _compat
 from ...errors import RuleError
-from ...partition.rule_api.checked import answered
+from ...partition.rule_api.check_strategies import strategies_of
 from ...partition.rule_api.strategy import Choice, OpCall, Rule
 from ...types import TENSOR
 
@@ -53,7 +53,7 @@ class Sample:
 
     def choices(self, rule: Rule) -> list[Choice]:
         """Ask a sharding rule for its strategies on this sample call."""
-        return answered(rule, self.call, f"rule({self.call.target})", self.node)
+        return strategies_of(rule, self.call, f"rule({self.call.target})", self.node)
 
     def _holder(self, x: torch.Tensor) -> torch.fx.Node:
         node = self.graph.placeholder(f"x{len(self.tensors)}")

@@ -20,7 +20,7 @@ from ...partition.rule_api import registry
 from ...placement import AUTO, is_spec, marks_of, spec_of
 from ...runtime import Request, trace
 from ...runtime.stages.choosing import chosen
-from ...types import Marks, ShapeDtype
+from ...types import MeshPlacements, ShapeDtype
 
 KNOWN = 64  # choices that a function remembers; the oldest is dropped first
 
@@ -38,7 +38,7 @@ class Resolved:
 
     mesh: Any
     specs: tuple[Any, ...]
-    marks: tuple[Marks | None, ...]
+    marks: tuple[MeshPlacements | None, ...]
     fn: Any
 
     def suits(self, leaves: Sequence[Any]) -> bool:
@@ -48,7 +48,7 @@ class Resolved:
             marks is None or not isinstance(x, DTensor) or self.has(x, marks) for x, marks in rows
         )
 
-    def has(self, x: DTensor, marks: Marks) -> bool:
+    def has(self, x: DTensor, marks: MeshPlacements) -> bool:
         """Return whether one DTensor has these placements on this mesh."""
         if x.device_mesh != self.mesh:
             return False
@@ -118,7 +118,7 @@ def choose(
     free = {i for i, spec in enumerate(asked) if spec is AUTO}
     is_free = [i in free and not isinstance(leaves[i], DTensor) for i in placed.tensors]
     found = chosen(traced, is_free, limit, hardware)
-    marks: list[Marks | None] = [None] * len(asked)
+    marks: list[MeshPlacements | None] = [None] * len(asked)
     specs = [None if spec is AUTO else spec for spec in asked]
     for i, now in zip(placed.tensors, found.marks, strict=True):
         if i in free:

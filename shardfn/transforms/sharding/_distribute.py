@@ -16,12 +16,12 @@ from ...capture.rewrites.strides import refuse_unstrided
 from ...errors import PlacementError, TreeError
 from ...mesh import all_coordinates, axes_of, check_mesh, refuse_elsewhere
 from ...partition import layout
-from ...partition.emission import wire
+from ...partition.emission import wire_dtypes
 from ...partition.rules.dtypes import COMPUTED
 from ...placement import P, check_pending, check_whole, is_spec, marks_of, torch_placements
 from ...runtime.layouts import cut, join
 from ...simulated import SimulatedTensor, UnreadTensor, dtensors, shown
-from ...types import Marks
+from ...types import MeshPlacements
 from ...world import current_world
 
 
@@ -91,7 +91,7 @@ def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
     return _tree.unflatten(treedef, out)
 
 
-def _placed(x: torch.Tensor, mesh: Any, marks: Marks) -> DTensor:
+def _placed(x: torch.Tensor, mesh: Any, marks: MeshPlacements) -> DTensor:
     axes = axes_of(mesh)
     world = current_world()
     x = x if layout.is_dense(x.shape, x.stride()) else x.contiguous()
@@ -215,7 +215,7 @@ def _given_shards(x: Any, count: int, is_simulated: bool) -> list[torch.Tensor]:
     return shards
 
 
-def _checked_marks(shard: torch.Tensor, mesh: Any, placements: Any) -> Marks:
+def _checked_marks(shard: torch.Tensor, mesh: Any, placements: Any) -> MeshPlacements:
     """The placements of the global tensor that has this shard.
 
     Raises:
@@ -231,7 +231,7 @@ def _checked_marks(shard: torch.Tensor, mesh: Any, placements: Any) -> Marks:
     return marks
 
 
-def _whole_shape(shards: list[torch.Tensor], marks: Marks, axes: Any) -> tuple[int, ...]:
+def _whole_shape(shards: list[torch.Tensor], marks: MeshPlacements, axes: Any) -> tuple[int, ...]:
     """The global shape: that of the given shards, or of shards that all have the shape of this
     one.
     """
@@ -342,4 +342,4 @@ def _joined(x: DTensor, shards: list[torch.Tensor], is_simulated: bool) -> torch
         axes = axes_of(x.device_mesh)
         marks = marks_of(list(x.placements), x.shape, axes)
         return join(shards, x.shape, marks, axes)
-    return x.full_tensor() if x.dtype in wire.CARRIED else _whole_otherwise(x)
+    return x.full_tensor() if x.dtype in wire_dtypes.CARRIED else _whole_otherwise(x)

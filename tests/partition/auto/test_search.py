@@ -11,12 +11,12 @@ import torch
 import shardfn as sf
 from bench.planner import chosen
 from shardfn.hardware import H100
-from shardfn.partition.auto.search import ABOUT, Candidate, Search, ranked, timed_on
-from shardfn.partition.auto.unknowns import shards, unknowns_of
+from shardfn.partition.auto.free_arguments import free_arguments_of, shards
+from shardfn.partition.auto.search import ABOUT, Candidate, Search, ranked, with_hardware_links
 from shardfn.partition.planner import axis_problem
-from shardfn.partition.planner.flattened import flattened
+from shardfn.partition.planner.inline_loops import inlined
 from shardfn.partition.planner.integer_program import IntegerProgram
-from shardfn.partition.planner.price import PlanPrice
+from shardfn.partition.planner.plan_price import PlanPrice
 from shardfn.types import Cost, MeshAxes
 
 
@@ -39,9 +39,9 @@ def search_of(fn: Any, params: Any, x: Any, sizes: tuple[int, ...]) -> Search:
     program = sf.jit(fn).trace(params, x).program
     axes = MeshAxes(("dp", "tp")[: len(sizes)], sizes)
     outs = [None] * len(program.out_paths)
-    unknowns = unknowns_of(program, axes, [None] * len(program.in_paths), outs)
-    flat = flattened(program)
-    return Search(program, flat, unknowns, axes, timed_on(axes), (), "global")
+    unknowns = free_arguments_of(program, axes, [None] * len(program.in_paths), outs)
+    flat = inlined(program)
+    return Search(program, flat, unknowns, axes, with_hardware_links(axes), (), "global")
 
 
 CASES = {
@@ -63,7 +63,7 @@ def test_no_other_placements_take_less_time(case: str) -> None:
 
 def test_few_rows_and_wide_layers_are_tensor_parallel() -> None:
     best = search(*CASES["few rows"], (8,)).candidates(None)[0]
-    up, down, _ = best.marks
+    up, down, _ = best.placements
     assert (up, down) == ((1,), (0,))
 
 
@@ -73,7 +73,7 @@ def test_few_tokens_of_wide_experts_are_tensor_parallel() -> None:
     params = {"router": half(1024, 8), "up": half(8, 1024, 4096), "down": half(8, 4096, 1024)}
     step = chosen.sgd(chosen.experts)
     found = search_of(step, params, half(256, 1024), (4,))
-    _, up, down, tokens = found.candidates(None)[0].marks
+    _, up, down, tokens = found.candidates(None)[0].placements
     assert (up, down, tokens) == ((2,), (1,), ("R",))
     assert len(found.starts()) == 2
     assert len(search(64, 8, 16, (4,)).starts()) == 1
@@ -81,13 +81,13 @@ def test_few_tokens_of_wide_experts_are_tensor_parallel() -> None:
 
 def test_on_two_axes_many_rows_are_data_parallel() -> None:
     best = search(*CASES["many rows"], (4, 2)).candidates(None)[0]
-    assert best.marks[2] == (0, 0)
+    assert best.placements[2] == (0, 0)
 
 
 def test_limits_leave_room_to_later_axes_or_do_not() -> None:
     found = search(64, 8, 8, (4, 2))
-    assert found.hopeful(10.0) == (20.0, 10.0)
-    assert found.strict(10.0) == (10.0, 10.0)
+    assert found.growing_limits(10.0) == (20.0, 10.0)
+    assert found.equal_limits(10.0) == (10.0, 10.0)
 
 
 @pytest.mark.parametrize("why", ["time is up", "too large"])
@@ -101,7 +101,7 @@ def test_textbook_placements_are_compared_when_there_is_no_solution(
     found = search(64, 8, 16, (4,))
     books = {(("R",), ("R",), (0,)), ((1,), (0,), (0,)), ((1,), (0,), ("R",))}
     assert {*found.textbook()} == books
-    rows = {candidate.marks for candidate in found.candidates(None)}
+    rows = {candidate.placements for candidate in found.candidates(None)}
     assert rows and rows <= books
     assert found.is_late
 
@@ -117,8 +117,8 @@ def test_of_about_equal_times_the_fewest_bytes_are_first() -> None:
 
 
 def test_axes_without_links_have_those_of_the_hardware() -> None:
-    inside, between = timed_on(MeshAxes(("dp", "tp"), (4, 8))).costs[::-1]
+    inside, between = with_hardware_links(MeshAxes(("dp", "tp"), (4, 8))).costs[::-1]
     assert inside == Cost(H100.latency * H100.link, 1.0)
     assert between.byte > 1.0
     known = MeshAxes(("dp",), (4,), (Cost(7.0, 2.0),))
-    assert timed_on(known) is known
+    assert with_hardware_links(known) is known

@@ -8,8 +8,8 @@ import torch
 from shardfn.partition import layout
 from shardfn.partition.planner import axis_problem
 from shardfn.partition.planner.axis_problem import AxisProblem, undecided
-from shardfn.partition.planner.strategies import on_axis
-from tests.partition.planner.test_observed import observed
+from shardfn.partition.planner.op_strategies import on_axis
+from tests.partition.planner.test_observed_walk import observed
 
 
 def solved(fn, args, ins, sizes=(2,)) -> dict[str, object]:
@@ -60,7 +60,7 @@ def problem_of_a_merge() -> AxisProblem:
 
 def strided_shards(problem: AxisProblem) -> int:
     return sum(
-        layout.outer_of(mark) > 1
+        layout.block_count(mark) > 1
         for strategies in problem.strategies.values()
         for _, placed in strategies
         for marks in on_axis(placed, 0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardfn.partition.planner import observed as module
+from shardfn.partition.planner import observed_walk as module
 from shardfn.partition.planner.equal_ops import kinds_of
-from tests.partition.planner.test_observed import observed
+from tests.partition.planner.test_observed_walk import observed
 
 LAYERS = 13
 

@@ -8,39 +8,39 @@ import pytest
 import torch
 
 import shardfn as sf
-from shardfn.partition.auto import fused
-from shardfn.partition.auto.moments import Moments
-from shardfn.partition.auto.search import timed_on
-from shardfn.partition.auto.unknowns import data_parallel, unknowns_of
+from shardfn.partition.auto import fused_op_cost
+from shardfn.partition.auto.free_arguments import data_parallel, free_arguments_of
+from shardfn.partition.auto.memory_peaks import MemoryPeaks
+from shardfn.partition.auto.search import with_hardware_links
 from shardfn.partition.planner.axis_problem import AxisProblem, Free, undecided
-from shardfn.partition.planner.observed import Observed
-from shardfn.partition.propagate import walked
+from shardfn.partition.planner.observed_walk import ObservedWalk
+from shardfn.partition.propagate import run_walk
 from shardfn.partition.propagation.walk import Walk
-from shardfn.types import Marks, MeshAxes
-from tests.partition.auto.test_followers import momentum
+from shardfn.types import MeshAxes, MeshPlacements
+from tests.partition.auto.test_parameter_groups import momentum
 
 ROWS, WIDTH = 65536, 1024
 PARAMS = {k: sf.ShapeDtype((WIDTH, WIDTH)) for k in "vw"}
 X = sf.ShapeDtype((ROWS, WIDTH))
 
 
-def problem(limit: float | None, **given: Marks) -> AxisProblem:
+def problem(limit: float | None, **given: MeshPlacements) -> AxisProblem:
     """The integer program of a step of momentum on one axis of 4 ranks."""
     program = sf.jit(momentum).trace(PARAMS, PARAMS, X).program
-    axes = timed_on(MeshAxes(("dp",), (4,)))
+    axes = with_hardware_links(MeshAxes(("dp",), (4,)))
     rows = [given.get(path[0] + path[3:4]) for path in program.in_paths]
     outs = [None] * len(program.out_paths)
-    unknowns = unknowns_of(program, axes, rows, outs)
+    unknowns = free_arguments_of(program, axes, rows, outs)
     walk = Walk(axes, program.name)
-    first = walked(walk, program, data_parallel(unknowns), outs, ())
-    observed = Observed(walk, program, first)
-    moments = Moments(program.graph.graph, observed.nodes)
+    first = run_walk(walk, program, data_parallel(unknowns), outs, ())
+    observed = ObservedWalk(walk, program, first)
+    moments = MemoryPeaks(program.graph.graph, observed.nodes)
     return AxisProblem(
-        observed, 0, undecided(observed), Free(unknowns, moments, limit), fused.in_bytes
+        observed, 0, undecided(observed), Free(unknowns, moments, limit), fused_op_cost.in_bytes
     )
 
 
-def chosen(limit: float | None, **given: Marks) -> list[Any]:
+def chosen(limit: float | None, **given: MeshPlacements) -> list[Any]:
     found = problem(limit, **given).solve()
     assert found is not None
     return [marks[0] for marks in found.inputs.values()]

@@ -19,9 +19,9 @@ from shardfn import P
 from shardfn.partition.planner import integer_program
 from shardfn.partition.planner.axis_problem import AxisProblem, undecided
 from shardfn.partition.planner.integer_program import IntegerProgram, gap_of
-from shardfn.partition.planner.observed import Observed
-from shardfn.partition.planner.supplies import IMPOSSIBLE, Supply
-from shardfn.partition.propagate import walked
+from shardfn.partition.planner.observed_walk import ObservedWalk
+from shardfn.partition.planner.value_moves import IMPOSSIBLE, Supply
+from shardfn.partition.propagate import run_walk
 from shardfn.partition.propagation.walk import Walk
 
 N = 64
@@ -63,8 +63,8 @@ def problem(seed: int, ops: int, n: int) -> AxisProblem:
         traced = sharded.trace(*[sf.ShapeDtype((N, N)) for _ in places])
         axes, *marks = traced.placements()
         walk = Walk(axes, "program")
-        chosen = walked(walk, traced.program, *marks)
-        observed = Observed(walk, traced.program, chosen)
+        chosen = run_walk(walk, traced.program, *marks)
+        observed = ObservedWalk(walk, traced.program, chosen)
         return AxisProblem(observed, 0, undecided(observed))
 
 

@@ -17,9 +17,9 @@ from ranks import run_ranks
 import shardfn as sf
 from shardfn import P, ShardError
 from shardfn._tree import leaves
-from shardfn.partition.planner import advice, integer_program
-from shardfn.partition.planner.observed import FEW
-from shardfn.partition.planner.price import PlanPrice
+from shardfn.partition.planner import integer_program, solve_axes
+from shardfn.partition.planner.observed_walk import FEW
+from shardfn.partition.planner.plan_price import PlanPrice
 
 planning = importlib.import_module("shardfn.partition.propagate")
 MIB = 2**20
@@ -126,7 +126,7 @@ def test_when_time_is_up_the_first_plan_is_taken_and_said_so(
 ) -> None:
     monkeypatch.setattr(integer_program, "SECONDS", 0.0)
     said: list[str] = []
-    monkeypatch.setattr(advice.log, "warning", lambda text, *args: said.append(text % args))
+    monkeypatch.setattr(solve_axes.log, "warning", lambda text, *args: said.append(text % args))
     low = lowered(P(None, "dp"))
     assert str(low) == str(lowered(P(None, "dp"), planner="greedy"))
     assert said == [

@@ -7,11 +7,11 @@ import torch
 
 import shardfn as sf
 from shardfn.partition.rule_api import registry
-from shardfn.types import Marks
+from shardfn.types import MeshPlacements
 from tests.support.stages.plans import planned, told
 
 X, W = torch.ones(8, 4), torch.ones(4, 6)
-FREE: dict[str, tuple[Marks, Marks, str]] = {
+FREE: dict[str, tuple[MeshPlacements, MeshPlacements, str]] = {
     "rows": ((0,), ("R",), "apply mm: 0, R -> 0"),
     "columns": (("R",), (1,), "apply mm: R, 1 -> 1"),
     "contracted": ((1,), (0,), "apply mm: 1, 0 -> sum"),

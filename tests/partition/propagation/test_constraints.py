@@ -7,16 +7,16 @@ import pytest
 import torch
 
 import shardfn as sf
-from shardfn.buckets import Wish
+from shardfn.buckets import BucketOptions
 from shardfn.ops.placement import prim_align, prim_redistribute
 from shardfn.partition.propagation.constraints import constrained
 from shardfn.partition.propagation.gradients import aligned
-from shardfn.types import Marks
+from shardfn.types import MeshPlacements
 from tests.support.stages.plans import planned, told
 
 AXES = pieces.mesh_axes((2, 3))
 X = torch.ones(6, 6)
-SPECS: dict[str, tuple[str, Marks, Marks]] = {
+SPECS: dict[str, tuple[str, MeshPlacements, MeshPlacements]] = {
     "axes by dim": ("b;a", ("R", "R"), (1, 0)),
     "two axes on one dim": ("a,b;", ("R", "R"), (0, 0)),
     "nothing named is replicated": (";", (0, 1), ("R", "R")),
@@ -63,7 +63,9 @@ def test_a_gradient_of_other_sizes_is_aligned_where_sizes_agree() -> None:
 
 def added(times: int):
     def step(w: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
-        grads = [prim_align(x.t() @ (x + i), w, Wish("w", 1, 1).text) for i in range(times)]
+        grads = [
+            prim_align(x.t() @ (x + i), w, BucketOptions("w", 1, 1).text) for i in range(times)
+        ]
         return [sum(grads[1:], grads[0])]
 
     return step
@@ -74,13 +76,13 @@ def test_gradients_that_are_only_added_are_reduced_once() -> None:
     plan = planned(added(3), args, [("R",), (0,)], [("R",)])
     sent = [line for line in told(plan) if line.startswith("redistribute")]
     assert [line.split(": ")[1] for line in sent] == ["sum -> R by all_reduce"]
-    assert [g.wish.leaf for g in plan.gradients] == ["w"]
+    assert [g.options.leaf for g in plan.gradients] == ["w"]
 
 
 def test_gradients_of_two_parameters_are_reduced_each() -> None:
     def step(v: torch.Tensor, w: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
         g, h = x.t() @ x, x.t() @ (x + 1)
-        options = Wish("w", 1, 1).text
+        options = BucketOptions("w", 1, 1).text
         return [prim_align(g, v, options) + prim_align(h, w, options)]
 
     args = torch.ones(6, 6), torch.ones(6, 6), torch.ones(4, 6)

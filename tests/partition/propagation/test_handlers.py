@@ -14,9 +14,9 @@ def test_a_cotangent_has_the_placement_of_its_result_reduced() -> None:
     fn = lambda x, w: [prim_cotangent(x @ w, 0) * 2]
     partial = planned(fn, (X, torch.ones(4, 4)), [(1,), (0,)])
     ((number, slot),) = partial.cotangents
-    assert (number, slot.marks) == (0, ("R",)), "of a Partial sum: reduced"
+    assert (number, slot.placements) == (0, ("R",)), "of a Partial sum: reduced"
     sharded = planned(fn, (X, torch.ones(4, 4)), [(0,), ("R",)])
-    assert [slot.marks for _, slot in sharded.cotangents] == [(0,)]
+    assert [slot.placements for _, slot in sharded.cotangents] == [(0,)]
 
 
 def test_a_residual_after_a_token_keeps_every_placement() -> None:

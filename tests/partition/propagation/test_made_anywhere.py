@@ -50,7 +50,7 @@ def test_an_expanded_scalar_is_expanded_on_each_rank() -> None:
 
 def test_a_result_that_nothing_shards_is_replicated() -> None:
     plan = planned(lambda key: [uniform(key, (4, 6))], (KEY,), [("R",)])
-    assert plan.outs[0].marks == ("R",)
+    assert plan.outs[0].placements == ("R",)
 
 
 def test_random_numbers_of_blocks_of_a_dim_are_right() -> None:

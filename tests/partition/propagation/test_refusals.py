@@ -30,7 +30,7 @@ def test_an_unreduced_gradient_that_an_op_needs() -> None:
 
 
 def test_a_result_that_cannot_stay_partial() -> None:
-    error = refusals.cannot_stay_pending("step", "out", node(), ("R", "sum"), AXES)
+    error = refusals.cannot_stay_partial("step", "out", node(), ("R", "sum"), AXES)
     assert str(error).startswith(
         "step, out: it is reduced already, or was never Partial, and cannot stay sum over b\n"
         "  at: model.py:7\n  needed: a value that is reduced once\n"
@@ -38,7 +38,7 @@ def test_a_result_that_cannot_stay_partial() -> None:
 
 
 def test_a_rule_that_gives_shards_of_another_shape() -> None:
-    error = refusals.wrong_piece(node(), [(0, "R")], (0, "R"), (3,), (2,))
+    error = refusals.wrong_local_shape(node(), [(0, "R")], (0, "R"), (3,), (2,))
     text = str(error)
     assert text.startswith("rule(aten.exp.default): the op gives (3,) on a rank\n")
     assert "inputs placed (0, 'R'), the result (0, 'R')" in text

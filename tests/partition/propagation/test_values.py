@@ -7,22 +7,22 @@ import torch
 
 from shardfn import _compat
 from shardfn.partition import plan as steps
-from shardfn.partition.propagation.values import Value, is_partial, settled
-from shardfn.types import Marks
+from shardfn.partition.propagation.values import Value, default_placements, is_partial
+from shardfn.types import MeshPlacements
 
 FAKE = _compat.FakeTensorMode().from_tensor(torch.ones(4, 6))
 AXES = pieces.mesh_axes((2, 3))
 NODE = torch.fx.Graph().placeholder("x")
 
 
-def value(*placed: tuple[Marks, str | None], **fields: object) -> Value:
+def value(*placed: tuple[MeshPlacements, str | None], **fields: object) -> Value:
     slots = {marks: (steps.Slot(i, FAKE, marks), only) for i, (marks, only) in enumerate(placed)}
     return Value(FAKE, early=False, slots=slots, **fields)
 
 
 def test_a_slot_of_one_phase_is_not_read_in_the_other() -> None:
     x = value(((0, "R"), None), (("R", "R"), "forward"))
-    read = lambda phase: [slot.marks for slot in x.readable(phase)]
+    read = lambda phase: [slot.placements for slot in x.readable(phase)]
     assert read("forward") == [(0, "R"), ("R", "R")]
     assert read("backward") == [(0, "R")]
 
@@ -30,7 +30,7 @@ def test_a_slot_of_one_phase_is_not_read_in_the_other() -> None:
 def test_a_constant_like_another_value_follows_it_but_not_its_partial_sums() -> None:
     like = value((("sum", "R"), None), ((0, "R"), None))
     zeros = Value(FAKE, early=False, fill=(NODE, 0), like=like)
-    assert [slot.marks for slot in zeros.held("forward")] == [(0, "R")]
+    assert [slot.placements for slot in zeros.strategy_slots("forward")] == [(0, "R")]
     assert zeros.is_unmade and zeros.readable("forward") == []
 
 
@@ -41,9 +41,9 @@ def test_a_value_with_slots_is_made() -> None:
 
 
 def test_the_default_placement_is_reduced_and_in_plain_chunks() -> None:
-    assert settled(value((("sum", 1), None)), AXES) == ("R", 1)
-    assert settled(value(((0, (1, 2)), None)), AXES) == (0, 1)
-    assert settled(Value(FAKE, early=False, fill=(NODE, 1)), AXES) == ("R", "R")
+    assert default_placements(value((("sum", 1), None)), AXES) == ("R", 1)
+    assert default_placements(value(((0, (1, 2)), None)), AXES) == (0, 1)
+    assert default_placements(Value(FAKE, early=False, fill=(NODE, 1)), AXES) == ("R", "R")
 
 
 def test_partial_placements() -> None:

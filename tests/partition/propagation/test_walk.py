@@ -19,7 +19,7 @@ def test_a_constant_is_made_at_the_placement_of_its_reader() -> None:
 def test_an_op_with_several_results_makes_a_slot_for_each() -> None:
     plan = planned(lambda x: list(torch.max(x, 1)), (X,), [(0,)])
     assert told(plan) == ["apply max_1: 0 -> 0, 0"]
-    assert [slot.marks for slot in plan.outs] == [(0,), (0,)]
+    assert [slot.placements for slot in plan.outs] == [(0,), (0,)]
 
 
 def test_a_result_is_reduced_unless_it_is_to_stay_partial() -> None:

@@ -13,8 +13,8 @@ import shardfn as sf
 from shardfn import P
 from shardfn.ops.placement import AFTER
 from shardfn.partition import rules
-from shardfn.partition.emission.builder import Builder, Piece
-from shardfn.partition.rule_api.op import Op
+from shardfn.partition.emission.graph_builder import Builder, LocalShard
+from shardfn.partition.rule_api.op_record import Op
 from shardfn.partition.rule_api.strategy import Choice, OpCall, replicated
 from tests.support.stages.rule_proofs import choices, family
 
@@ -86,7 +86,7 @@ def test_a_new_op_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     def rule(call: OpCall) -> list[Choice]:
         return [replicated(call), ((0,), (0,)), ((1,), (1,))]
 
-    def lower(b: Builder, args: Any, kwargs: Any, pieces: list[Piece]) -> Any:
+    def lower(b: Builder, args: Any, kwargs: Any, pieces: list[LocalShard]) -> Any:
         own = b.call(op, args[0])
         return b.call(aten.add.Tensor, own, b.offset(pieces[0], 0))
 

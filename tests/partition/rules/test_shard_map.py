@@ -8,7 +8,7 @@ import torch
 from shardfn import _compat, partition
 from shardfn.ops import shard_map
 from shardfn.ops.prims import CALLS
-from shardfn.partition.emission.builder import Builder
+from shardfn.partition.emission.graph_builder import Builder
 from tests.support.stages.graphs import shown
 
 assert partition  # it fills the rows

@@ -124,8 +124,8 @@ def test_a_gradient_has_its_parameters_placement() -> None:
     for scheme, axes in (("fully_sharded", {"dp": 2}), ("mixed", {"dp": 2, "tp": 2})):
         params, low = lowered("gpt", axes, scheme, P("dp"))
         count = len(leaves(params))
-        out = low.program.out_marks
-        assert out[:count] == out[count : 2 * count] == low.program.in_marks[:count]
+        out = low.program.out_placements
+        assert out[:count] == out[count : 2 * count] == low.program.in_placements[:count]
 
 
 def test_s1_2_all_reduce_and_wait_stay_above_one_rank_and_are_elided_at_one() -> None:

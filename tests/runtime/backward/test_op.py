@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import shardfn as sf
 from shardfn import P
-from shardfn.partition.halves import SAVED
+from shardfn.partition.split_backward import SAVED
 from shardfn.runtime import cache
 
 F64 = torch.float64

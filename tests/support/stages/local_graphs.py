@@ -15,7 +15,7 @@ from shardfn.partition import Plan, emit
 from shardfn.partition import plan as steps
 from shardfn.partition.printing import local_text
 from shardfn.partition.redistribute import route
-from shardfn.types import LocalProgram, Marks
+from shardfn.types import LocalProgram, MeshPlacements
 
 SIZES = (2, 3)
 AXES = pieces.mesh_axes(SIZES)
@@ -31,8 +31,8 @@ def text(graph: torch.fx.Graph, axes: Any = AXES) -> str:
         graph=graph,
         unordered=graph,
         in_paths=tuple(f"x{i}" for i in range(count)),
-        in_marks=(),
-        out_marks=((),) * len(output.args[0]),
+        in_placements=(),
+        out_placements=((),) * len(output.args[0]),
         out_paths=tuple(f"out{i}" for i in range(len(output.args[0]))),
         elided=(),
         show=local_text,
@@ -44,7 +44,9 @@ def text(graph: torch.fx.Graph, axes: Any = AXES) -> str:
 
 
 def redistributed(
-    src: Marks, targets: Sequence[tuple[Marks, str]], sizes: tuple[int, ...] = SIZES
+    src: MeshPlacements,
+    targets: Sequence[tuple[MeshPlacements, str]],
+    sizes: tuple[int, ...] = SIZES,
 ) -> torch.fx.Graph:
     """One value of 6 elements brought from one placement to others, each on behalf of a phase."""
     axes, fake = (
@@ -64,9 +66,9 @@ def redistributed(
     return emit(plan, (0,) * len(sizes), tuple(f"group:{a}" for a in axes.names), "cpu")
 
 
-def nothing_agreed(axes: Any = AXES) -> schedule.Agenda:
-    """The agenda of a program that sends nothing: what these passes read of it is the mesh."""
-    return schedule.agenda(Plan(axes=axes, steps=(), ins=(), outs=()), "f")
+def nothing_agreed(axes: Any = AXES) -> schedule.SchedulePlan:
+    """The schedule of a program that sends nothing: what these passes read of it is the mesh."""
+    return schedule.plan_schedule(Plan(axes=axes, steps=(), ins=(), outs=()), "f")
 
 
 def add(graph: torch.fx.Graph, target: Any, *args: Any) -> torch.fx.Node:

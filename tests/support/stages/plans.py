@@ -10,13 +10,13 @@ import pieces
 import torch
 
 from shardfn import _compat
-from shardfn.buckets import Wish
+from shardfn.buckets import BucketOptions
 from shardfn.capture.printing import program_text
 from shardfn.ops.loops import Loop, shapes_of
 from shardfn.ops.placement import prim_align
 from shardfn.partition import Plan, propagate
 from shardfn.partition import plan as steps
-from shardfn.types import Marks, Program
+from shardfn.types import MeshPlacements, Program
 from tests.support.stages.graphs import graph_of
 
 LOSS_ARGS = (torch.ones(4, 4), torch.ones(4, 4), torch.ones(6, 4))
@@ -54,8 +54,8 @@ def program_of(
 def planned(
     fn: Callable[..., Any] | torch.fx.Graph,
     args: Sequence[Any],
-    ins: Sequence[Marks],
-    outs: Sequence[Marks | None] | None = None,
+    ins: Sequence[MeshPlacements],
+    outs: Sequence[MeshPlacements | None] | None = None,
     sizes: tuple[int, ...] = (2,),
     **options: Any,
 ) -> Plan:
@@ -82,7 +82,7 @@ def _told(step: steps.Step) -> str:
 
 
 def _marks(slot: steps.Slot) -> str:
-    return "|".join(map(str, slot.marks))
+    return "|".join(map(str, slot.placements))
 
 
 def gradient_step(cap: int = 10**6, **options: Any) -> Callable[..., list[Any]]:
@@ -102,8 +102,8 @@ def gradient_step(cap: int = 10**6, **options: Any) -> Callable[..., list[Any]]:
         of_v = x.t() @ (g @ w.t())
         return [
             y.sin().sum(),
-            prim_align(of_w, w, Wish("w", cap, cap, **options).text),
-            prim_align(of_v, v, Wish("v", cap, cap, **options).text),
+            prim_align(of_w, w, BucketOptions("w", cap, cap, **options).text),
+            prim_align(of_v, v, BucketOptions("v", cap, cap, **options).text),
         ]
 
     return step
@@ -111,7 +111,7 @@ def gradient_step(cap: int = 10**6, **options: Any) -> Callable[..., list[Any]]:
 
 def data_parallel(cap: int = 10**6, **options: Any) -> Plan:
     """The plan of `gradient_step` with the rows of x sharded over two ranks."""
-    ins: list[Marks] = [("R",), ("R",), (0,)]
+    ins: list[MeshPlacements] = [("R",), ("R",), (0,)]
     return planned(
         gradient_step(cap, **options),
         LOSS_ARGS,

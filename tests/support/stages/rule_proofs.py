@@ -16,7 +16,7 @@ from effort import EFFORT
 
 from shardfn.partition import layout, rules
 from shardfn.partition.rule_api.strategy import Choice, replicated
-from shardfn.types import PENDING, Marks
+from shardfn.types import PARTIAL_KINDS, MeshPlacements
 
 LINES = ((2,), (3,), (7,))  # 7 ranks: more than most dims, so that some chunks are empty
 GRIDS = ((2, 2), (2, 3))
@@ -27,7 +27,7 @@ COARSE, PAIRS, FEW = (
     # how many are tried of the coarser units, of the pairs of choices on a grid, of a pointwise
     # op's ways
 )
-Placed = tuple[list[Marks], list[Marks]]
+Placed = tuple[list[MeshPlacements], list[MeshPlacements]]
 
 
 def choices(op: pieces.OneOp, units: Sequence[int] = (1, 2, 3)) -> list[Choice]:
@@ -63,8 +63,10 @@ def placed(op: pieces.OneOp, per_axis: Sequence[Choice], sizes: Sequence[int]) -
     return found_ins, found_outs
 
 
-def _fit(shape: Sequence[int], marks: Marks, sizes: Sequence[int]) -> Marks | None:
-    pending = {m for m in marks if m in PENDING}
+def _fit(
+    shape: Sequence[int], marks: MeshPlacements, sizes: Sequence[int]
+) -> MeshPlacements | None:
+    pending = {m for m in marks if m in PARTIAL_KINDS}
     return None if len(pending) > 1 else layout.canonical(shape, marks, sizes)
 
 
@@ -115,7 +117,9 @@ def prove(
         pytest.fail("\n  ".join([f"{len(failed)} wrong", *failed[:8]]), pytrace=False)
 
 
-def said(op: pieces.OneOp, ins: list[Marks], outs: list[Marks], sizes: Sequence[int]) -> str:
+def said(
+    op: pieces.OneOp, ins: list[MeshPlacements], outs: list[MeshPlacements], sizes: Sequence[int]
+) -> str:
     """A placed call in one line."""
     shapes = ", ".join(f"{tuple(x.shape)} {m}" for x, m in zip(op.tensors, ins, strict=True))
     made = ", ".join(f"{tuple(x.shape)} {m}" for x, m in zip(op.results, outs, strict=True))

@@ -409,11 +409,11 @@ def test_caps_at_lower_are_checked_as_those_of_bucketed_grad() -> None:
         traced.lower(plan="plan.json")
 
 
-PENDING = [Partial()]
+PARTIAL_KINDS = [Partial()]
 
 
 def unreduced(placed: Any = WHOLE) -> Any:
-    return sharded(sf.bucketed_grad(loss), (placed, P("dp")), (P(), PENDING))
+    return sharded(sf.bucketed_grad(loss), (placed, P("dp")), (P(), PARTIAL_KINDS))
 
 
 @pytest.mark.parametrize("placed", [P(), P("dp")], ids=str)
@@ -434,7 +434,7 @@ def test_unreduced_gradients_add_up_and_are_reduced_where_it_is_said() -> None:
     wanted = sf.tree_map(
         torch.add, sf.value_and_grad(loss)(PARAMS, X)[1], sf.value_and_grad(loss)(PARAMS, 2 * X)[1]
     )
-    pending = sharded(lambda a, b: sf.tree_map(torch.add, a, b), None, PENDING)(one, two)
+    pending = sharded(lambda a, b: sf.tree_map(torch.add, a, b), None, PARTIAL_KINDS)(one, two)
     assert all(g.placements == (Partial(),) for g in pending.values())
     close(sf.full(pending), wanted)
     update = sharded(lambda p, g: sf.tree_map(lambda p, g: p - sf.constrain(g, P()), p, g), None)
@@ -465,9 +465,12 @@ def test_an_unreduced_gradient_whose_value_is_needed_is_refused() -> None:
 def test_that_does_not_depend_on_what_was_called_before() -> None:
     _, grads = unreduced()(PARAMS, X)
     other = sf.from_local(
-        [torch.ones(4, 4, dtype=torch.float64)] * 2, sf.make_mesh((2,), ("dp",)), PENDING
+        [torch.ones(4, 4, dtype=torch.float64)] * 2, sf.make_mesh((2,), ("dp",)), PARTIAL_KINDS
     )
-    fn, add = (sharded(lambda g: torch.tanh(g), None), sharded(lambda a, b: a + b, None, PENDING))
+    fn, add = (
+        sharded(lambda g: torch.tanh(g), None),
+        sharded(lambda a, b: a + b, None, PARTIAL_KINDS),
+    )
     fn(other)  # a pending sum that is no gradient is reduced where it is needed
     add(other, other)
     refusal(sf.PlacementError, lambda: fn(grads["a"]))
@@ -480,7 +483,7 @@ def test_that_does_not_depend_on_what_was_called_before() -> None:
 def test_asking_for_a_reduced_value_unreduced_is_refused() -> None:
     fix = "return the gradient itself, as grad gives it, or drop Partial from out_placements"
     step = lambda p, x: sf.tree_map(lambda p, g: p - 0.1 * g, p, sf.bucketed_grad(loss)(p, x)[1])
-    error, text = refusal(sf.PlacementError, lambda: sharded(step, out=PENDING)(PARAMS, X))
+    error, text = refusal(sf.PlacementError, lambda: sharded(step, out=PARTIAL_KINDS)(PARAMS, X))
     said = "it is reduced already, or was never Partial, and cannot stay sum over dp"
     assert text == (
         f"shard(<lambda>), result['a']: {said}\n  needed: a value that is reduced once\n "
@@ -489,7 +492,7 @@ def test_asking_for_a_reduced_value_unreduced_is_refused() -> None:
     assert error.arg_path == "result['a']" and error.fix == fix
     _, text = refusal(
         sf.PlacementError,
-        lambda: sharded(sf.bucketed_grad(loss), (P(), P()), (P(), PENDING))(PARAMS, X),
+        lambda: sharded(sf.bucketed_grad(loss), (P(), P()), (P(), PARTIAL_KINDS))(PARAMS, X),
     )
     assert text.startswith(f"shard(bucketed_grad(loss)), result[1]['a']: {said}\n"), (
         "the batch is whole: nothing is pending"
@@ -497,7 +500,7 @@ def test_asking_for_a_reduced_value_unreduced_is_refused() -> None:
 
 
 def test_some_gradients_may_stay_unreduced_while_others_travel() -> None:
-    out = {"a": PENDING, "b": P(), "c": None, "d": PENDING}
+    out = {"a": PARTIAL_KINDS, "b": P(), "c": None, "d": PARTIAL_KINDS}
     fn = sharded(sf.bucketed_grad(loss), out=(P(), out))
     low = fn.lower(PARAMS, X)
     assert [b.leaves for b in low.plan.buckets] == [("params['c']", "params['b']")]

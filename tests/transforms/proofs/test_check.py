@@ -20,7 +20,7 @@ def test_check_proves_law_0_and_finds_what_breaks_it(monkeypatch: pytest.MonkeyP
         (("dp", 2), ("tp", 2)),
     ]
     from shardfn.partition import rules
-    from shardfn.partition.rule_api.op import Op
+    from shardfn.partition.rule_api.op_record import Op
     from shardfn.partition.rules import pointwise
 
     # a wrong rule: the square of a pending sum is not the pending sum of squares

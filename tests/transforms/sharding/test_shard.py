@@ -215,11 +215,11 @@ def test_no_garbage_is_looked_for_while_a_program_is_placed(
     mesh: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[bool] = []
-    shared_plan = stages.shared_plan
+    cached_plan = stages.cached_plan
     monkeypatch.setattr(
         stages,
         "shared_plan",
-        lambda *args, **options: (seen.append(gc.isenabled()), shared_plan(*args, **options))[1],
+        lambda *args, **options: (seen.append(gc.isenabled()), cached_plan(*args, **options))[1],
     )
     fn = aten(lambda x: x * 2, mesh, (P("dp"),))
     traced = fn.trace(sf.ShapeDtype((8, 16)))

@@ -12,39 +12,39 @@ import torch
 
 from ....ops.loops import Branch, Loop, Scan, While, loop_of
 from ....ops.nodes import args_of
-from ....types import PENDING, Marks, MeshAxes
+from ....types import PARTIAL_KINDS, MeshAxes, MeshPlacements
 from ... import layout, rules
 from ... import plan as steps
-from ..values import Value, at_one_placement, is_partial
+from ..values import Value, is_partial, value_of_slot
 from ..walk import Walk
-from .carries import Inside, LoopBody, natural, plain, settle, shifted, stacked
+from .carries import BodyWalk, LoopBody, plain, propagated, shifted, stable_placements, stacked
 
 
 class Placed(NamedTuple):
-    """The placements of a loop and its graphs."""
+    """The placements of a loop's inputs and results, and the plans of its bodies."""
 
-    ins: list[Marks]
-    outs: list[Marks]
+    ins: list[MeshPlacements]
+    outs: list[MeshPlacements]
     plans: list[steps.Plan]  # of each graph
     varies: list[frozenset[str]]  # the axes over which each result varies
-    after: dict[int, Marks]  # the placements of some results right after the loop
+    after: dict[int, MeshPlacements]  # the placements of some results right after the loop
 
 
 def scan(walk: Walk, node: torch.fx.Node) -> None:
-    """Place a scan, and its body at the fixed point of the placements of its carries."""
+    """Place a scan: its body is walked until the placements of its carries are stable."""
     scan = loop_of(node)
     assert isinstance(scan, Scan)
     values = [walk.values[x] for x in args_of(node)]
     end = scan.consts + scan.carries
-    consts = [natural(v, walk.axes) for v in values[: scan.consts]]
+    consts = [propagated(v, walk.axes) for v in values[: scan.consts]]
     inputs = [
-        _without_rows(natural(v, walk.axes), v.fake.shape, walk.axes.sizes) for v in values[end:]
+        _without_rows(propagated(v, walk.axes), v.fake.shape, walk.axes.sizes) for v in values[end:]
     ]
     init = values[scan.consts : end]
     body = LoopBody(walk, node, scan.graphs[0], init, inputs, values)
-    carries, consts, inner, after = settle(body, consts)
+    carries, consts, inner, after = stable_placements(body, consts)
     outputs = [
-        _reduced_to(natural(output, walk.axes), output, inner, end)
+        _reduced_to(propagated(output, walk.axes), output, inner, end)
         for output in inner.results()[scan.carries :]
     ]
     placed = Placed(
@@ -58,16 +58,16 @@ def scan(walk: Walk, node: torch.fx.Node) -> None:
 
 
 def while_loop(walk: Walk, node: torch.fx.Node) -> None:
-    """Place a while loop, with its test and its body."""
+    """Place a while loop: its test, and its body with stable carry placements."""
     loop = loop_of(node)
     assert isinstance(loop, While)
     values = [walk.values[x] for x in args_of(node)]
     test_graph, body_graph = loop.graphs
-    consts = [natural(v, walk.axes) for v in values[: loop.consts]]
+    consts = [propagated(v, walk.axes) for v in values[: loop.consts]]
     init = values[loop.consts :]
     body = LoopBody(walk, node, body_graph, init, [], values)
-    carries, consts, inner, after = settle(body, consts)
-    test = Inside(walk, test_graph, [*consts, *carries], values)
+    carries, consts, inner, after = stable_placements(body, consts)
+    test = BodyWalk(walk, test_graph, [*consts, *carries], values)
     placed = Placed(
         ins=[*consts, *carries],
         outs=carries,
@@ -79,13 +79,13 @@ def while_loop(walk: Walk, node: torch.fx.Node) -> None:
 
 
 def branch(walk: Walk, node: torch.fx.Node) -> None:
-    """Place a cond, and both branches: they leave their results alike."""
+    """Place a cond: both branches return their results at equal placements."""
     branch = loop_of(node)
     assert isinstance(branch, Branch)
     values = [walk.values[x] for x in args_of(node)]
     *inputs, condition = values
-    ins = [natural(v, walk.axes) for v in inputs]
-    walks = [Inside(walk, graph, ins, inputs) for graph in branch.graphs]
+    ins = [propagated(v, walk.axes) for v in inputs]
+    walks = [BodyWalk(walk, graph, ins, inputs) for graph in branch.graphs]
     pairs = zip(*(w.results() for w in walks), strict=True)
     outs = [
         _advised(walk, (node, k), *pair) or _agreed(walk, *pair) for k, pair in enumerate(pairs)
@@ -102,69 +102,74 @@ def branch(walk: Walk, node: torch.fx.Node) -> None:
 
 
 def _nest(walk: Walk, node: torch.fx.Node, values: Sequence[Value], placed: Placed) -> None:
-    """Add the step of a loop whose graphs are placed, and the values of its results."""
+    """Add the Nested step of a loop whose bodies are placed, and the values of its results."""
     ins = tuple(
-        walk.redistribute(value, marks, node, implicit=True)
-        for value, marks in zip(values, placed.ins, strict=True)
+        walk.redistribute(value, placements, node, implicit=True)
+        for value, placements in zip(values, placed.ins, strict=True)
     )
     outs = tuple(
-        walk.slot(fake, marks) for fake, marks in zip(node.meta["val"], placed.outs, strict=True)
+        walk.slot(fake, placements)
+        for fake, placements in zip(node.meta["val"], placed.outs, strict=True)
     )
     walk.steps.append(steps.Nested(node, ins, outs, tuple(placed.plans)))
     results = [
-        at_one_placement(slot, varies=varies)
-        for slot, varies in zip(outs, placed.varies, strict=True)
+        value_of_slot(slot, varies=varies) for slot, varies in zip(outs, placed.varies, strict=True)
     ]
-    for k, marks in placed.after.items():
-        slot = walk.redistribute(results[k], marks, node, implicit=False)
-        results[k] = at_one_placement(slot, varies=placed.varies[k])
+    for k, placements in placed.after.items():
+        slot = walk.redistribute(results[k], placements, node, implicit=False)
+        results[k] = value_of_slot(slot, varies=placed.varies[k])
     walk.values[node] = results
 
 
-def _without_rows(marks: Marks, shape: Sequence[int], sizes: Sequence[int]) -> Marks:
-    """The placements of one per-step input or output. No axis may shard the step dim."""
-    marks = tuple("R" if layout.split(m) and layout.cut_of(m)[0] == 0 else m for m in marks)
-    whole = layout.canonical(shape, marks, sizes)
-    return tuple(shifted(m, -1) for m in whole or ("R",) * len(marks))
+def _without_rows(
+    placements: MeshPlacements, shape: Sequence[int], sizes: Sequence[int]
+) -> MeshPlacements:
+    """Return the placements of one slice of a stacked input, whose step dim is not sharded."""
+    placements = tuple(
+        "R" if layout.split(m) and layout.dim_and_unit(m)[0] == 0 else m for m in placements
+    )
+    whole = layout.canonical(shape, placements, sizes)
+    return tuple(shifted(m, -1) for m in whole or ("R",) * len(placements))
 
 
-def _reduced_to(marks: Marks, result: Value, inner: Inside, first: int) -> Marks:
-    """The placements of a per-step output. A Partial one is reduce-scattered to the sharding of
-    a per-step input of the same shape, such as a parameter of fully sharded layers.
+def _reduced_to(
+    placements: MeshPlacements, result: Value, inner: BodyWalk, first: int
+) -> MeshPlacements:
+    """Reduce-scatter a Partial per-step output to the shards of a per-step input of its shape.
 
     Args:
-        marks: the output's placements from propagation.
+        placements: the output's placements from propagation.
         result: the output.
         inner: the walk over the body.
         first: the index of the first per-step input.
     """
     shape = tuple(result.fake.shape)
-    alike = [s.marks for s in inner.ins[first:] if tuple(s.value.shape) == shape]
+    alike = [s.placements for s in inner.ins[first:] if tuple(s.value.shape) == shape]
     for like in alike:
         reduced = tuple(
-            there if m in PENDING and not isinstance(there, str) else m
-            for m, there in zip(marks, like, strict=True)
+            there if m in PARTIAL_KINDS and not isinstance(there, str) else m
+            for m, there in zip(placements, like, strict=True)
         )
-        if reduced != marks and inner.walk.reaches(result, reduced):
+        if reduced != placements and inner.walk.reaches(result, reduced):
             return reduced
-    return marks
+    return placements
 
 
-def _advised(walk: Walk, result: tuple[torch.fx.Node, int], yes: Value, no: Value) -> Marks | None:
-    """The placement that a plan of all ops has for a result of a cond, if both branches can place
-    it so.
-    """
-    marks = walk.advice.branches.get(result)
-    if marks is None:
+def _advised(
+    walk: Walk, result: tuple[torch.fx.Node, int], yes: Value, no: Value
+) -> MeshPlacements | None:
+    """Return the planner's placement of a cond's result, if both branches can return it so."""
+    placements = walk.advice.branches.get(result)
+    if placements is None:
         return None
-    fits_yes = walk.reaches(yes, marks)
-    fits_no = walk.reaches(no, marks)
-    return marks if fits_yes and fits_no else None
+    fits_yes = walk.reaches(yes, placements)
+    fits_no = walk.reaches(no, placements)
+    return placements if fits_yes and fits_no else None
 
 
-def _agreed(walk: Walk, yes: Value, no: Value) -> Marks:
-    """One placement for a result of two branches. If it is Partial in both, it stays Partial
-    and is reduced once, after the cond.
+def _agreed(walk: Walk, yes: Value, no: Value) -> MeshPlacements:
+    """Choose one placement for the results of two branches; what is Partial in both stays
+    Partial.
     """
     first = _leaving(yes, walk.axes)
     second = _leaving(no, walk.axes)
@@ -180,34 +185,32 @@ def _agreed(walk: Walk, yes: Value, no: Value) -> Marks:
     return _without_partial(both)
 
 
-def _like_other(constant: Value, other: Value, marks: Marks) -> Marks:
-    """The placements of a result that is constant in one branch: those of the other branch, if
-    the constant can have them.
-    """
+def _like_other(constant: Value, other: Value, placements: MeshPlacements) -> MeshPlacements:
+    """Choose the placement of a result that is constant in one branch: that of the other branch."""
     assert constant.fill is not None
     number = constant.fill[1]
-    fits = other.fill is None and all(rules.fill_fits(number, m) for m in marks)
-    return plain(marks) if fits else _without_partial(marks)
+    fits = other.fill is None and all(rules.fill_fits(number, m) for m in placements)
+    return plain(placements) if fits else _without_partial(placements)
 
 
-def _leaving(value: Value, axes: MeshAxes) -> Marks:
-    """A result of a branch at its placements from propagation, or reduced if the branch also
-    has it reduced.
-    """
-    marks = natural(value, axes)
-    if value.fill is not None or not is_partial(marks):
-        return marks
+def _leaving(value: Value, axes: MeshAxes) -> MeshPlacements:
+    """Return the placements of a branch's result, reduced if the branch reduces it anyway."""
+    placements = propagated(value, axes)
+    if value.fill is not None or not is_partial(placements):
+        return placements
     for slot in value.readable("backward"):
-        if not is_partial(slot.marks):
-            return tuple(layout.without_halo(m) if isinstance(m, tuple) else m for m in slot.marks)
-    return marks
+        if not is_partial(slot.placements):
+            return tuple(
+                layout.without_halo(m) if isinstance(m, tuple) else m for m in slot.placements
+            )
+    return placements
 
 
-def _without_partial(marks: Marks) -> Marks:
-    """The placements with Partial reduced."""
-    return tuple("R" if m in PENDING else m for m in plain(marks))
+def _without_partial(placements: MeshPlacements) -> MeshPlacements:
+    """Replace Partial by replicated."""
+    return tuple("R" if m in PARTIAL_KINDS else m for m in plain(placements))
 
 
-def evolved(loop: Loop, graphs: Sequence[torch.fx.Graph], coordinates: int) -> Loop:
-    """The loop with the graphs of one rank. They take the rank's coordinates first."""
+def with_graphs(loop: Loop, graphs: Sequence[torch.fx.Graph], coordinates: int) -> Loop:
+    """Return the loop with the graphs of one rank, which take its coordinates first."""
     return attrs.evolve(loop, graphs=tuple(graphs), consts=loop.consts + coordinates)

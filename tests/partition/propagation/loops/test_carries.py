@@ -11,7 +11,7 @@ import shardfn as sf
 from shardfn.ops.loops import Scan
 from shardfn.ops.placement import prim_redistribute
 from shardfn.partition import plan as steps
-from shardfn.types import Marks
+from shardfn.types import MeshPlacements
 from tests.support.stages.graphs import graph_of
 from tests.support.stages.plans import graph_with_loop, planned, told
 
@@ -19,7 +19,7 @@ W, C = torch.ones(4, 4), torch.ones(6, 4)
 ROWS = torch.ones(3, 6, 4)
 
 
-def scanned(body: Any, args: Any, ins: list[Marks], consts: int = 0) -> steps.Plan:
+def scanned(body: Any, args: Any, ins: list[MeshPlacements], consts: int = 0) -> steps.Plan:
     rows = [x[0] if x.dim() == 3 else x for x in args]
     graph = graph_of(body, *rows)
     loop = Scan((graph,), consts, 1, 3)

@@ -8,21 +8,21 @@ import torch
 
 from shardfn.ops.loops import Branch, Scan, While
 from shardfn.partition import plan as steps
-from shardfn.types import Marks
+from shardfn.types import MeshPlacements
 from tests.support.stages.graphs import graph_of
 from tests.support.stages.plans import graph_with_loop, planned, told
 
 W, C, ROWS = torch.ones(4, 4), torch.ones(6, 4), torch.ones(3, 6, 4)
 
 
-def nested(loop: Any, args: Any, ins: list[Marks]) -> tuple[steps.Plan, steps.Nested]:
+def nested(loop: Any, args: Any, ins: list[MeshPlacements]) -> tuple[steps.Plan, steps.Nested]:
     plan = planned(graph_with_loop(loop, *args), args, ins)
     (step,) = [s for s in plan.steps if isinstance(s, steps.Nested)]
     return plan, step
 
 
-def marks(slots: Any) -> list[Marks]:
-    return [slot.marks for slot in slots]
+def marks(slots: Any) -> list[MeshPlacements]:
+    return [slot.placements for slot in slots]
 
 
 def test_rows_of_a_scan_are_sharded_one_dim_deeper() -> None:

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 
 import shardfn as sf
 from shardfn import P
-from shardfn.partition.rules.lookups.bag_numbers import options_of
+from shardfn.partition.rule_api.strategy import call_of
+from shardfn.partition.rules.lookups.bags import options_in
 
 TABLE = torch.linspace(-1, 1, 20, dtype=torch.float64).view(5, 4)
 AT = torch.arange(18) % 5
@@ -34,7 +35,9 @@ def test_bags_are_equally_long_where_the_offsets_count(
     fn = bagged(step, last)
     program = sf.jit(fn).trace(TABLE, AT).program
     (node,) = [x for x in program.graph.graph.nodes if "bag" in str(x.target)][:1]
-    assert options_of(node.target, node.args, node.kwargs).long == long
+    call = call_of(node)
+    assert call is not None
+    assert options_in(call).length == long
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
         sharded = sf.shard(fn, mesh, (P(), P("dp")), backend="aten")

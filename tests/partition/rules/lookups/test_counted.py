@@ -9,7 +9,7 @@ import torch
 
 import shardfn as sf
 from shardfn import P
-from shardfn.partition.rules.lookups.counted import along
+from shardfn.partition.rules.lookups.index import counts_along
 
 X = torch.arange(35.0, dtype=torch.float64).view(7, 5)
 INDICES: dict[str, tuple[Any, int | None]] = {
@@ -30,7 +30,7 @@ def test_the_dim_along_which_an_index_counts(case: str) -> None:
     make, wanted = INDICES[case]
     graph = sf.jit(lambda x: x[make()]).trace(torch.ones(40, 2)).program.graph.graph
     (node,) = graph.find_nodes(op="call_function", target=torch.ops.aten.index.Tensor)
-    assert along(node.args[1][0], 7) == wanted
+    assert counts_along(node.args[1][0], 7) == wanted
 
 
 @pytest.mark.parametrize("n", [2, 3])

@@ -1,1 +1,0 @@
-"""Rows that a program sorts and puts back: each rank sorts its own."""

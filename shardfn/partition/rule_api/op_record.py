@@ -1,0 +1,53 @@
+"""One record per op: all that partition knows of it. A new op is a row in the table of a family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from .strategy import OpCall, Rule
+
+
+@attrs.frozen
+class Op:
+    """All that partition knows of one op: its rule, its lowering, and facts about it.
+
+    Args:
+        rule: its strategies. None: it runs on global values.
+        lower: how a rank computes it, where that is not the op itself on shards.
+        lower_at: the same, of an op that must know where its result lies.
+        local_args: the arguments of a rank, from the global ones and the shapes of its shards.
+        size_arg: the position of the argument that is the shape of the result.
+        as_view: whether a rank runs it as a view to its local shape, as a dim of local size 1
+            need not have global size 1.
+        decided_by_first: whether a rank runs it if its shard of the first input is not empty.
+        run_empty: whether a rank with empty shards runs it, too.
+        strided: whether a strategy for a chunk of a dim is one for any elements of it. Other ops
+            read where a shard is, or neighbours.
+        numbered_dims: the dims of the first input of which it reads elements by number: it is
+            strided on the others.
+        of_sizes: whether its rule reads the sizes, dtypes and numbers of a call alone, neither
+            where its arguments come from nor who reads its result.
+        rearranges: whether it only rearranges: its results from a program's inputs are available
+            from the start.
+        keeps_constants: whether it makes a constant tensor of a constant tensor.
+    """
+
+    rule: Rule | None = None
+    lower: Callable[..., Any] | None = None
+    lower_at: Callable[..., Any] | None = None
+    local_args: Callable[[list[Any], list[tuple[int, ...]]], list[Any]] | None = None
+    size_arg: int | None = None
+    as_view: bool = False
+    decided_by_first: bool = False
+    run_empty: bool = False
+    strided: bool = False
+    numbered_dims: Callable[[OpCall], list[int]] | None = None
+    of_sizes: bool = False
+    rearranges: bool = False
+    keeps_constants: bool = False
+
+
+Rows = dict[object, Op]

@@ -1,0 +1,89 @@
+"""The arithmetic and the memory traffic of one op, against counts by hand."""
+
+from __future__ import annotations
+
+import operator
+
+import pytest
+import torch
+
+from shardfn.hardware import H100
+from shardfn.partition.planner import op_cost
+from tests.support.stages.graphs import calls, graph_of
+
+X, W = torch.ones(5, 3), torch.ones(3, 7)
+
+
+def test_a_product_multiplies_and_adds_for_every_term() -> None:
+    (mm,) = calls(graph_of(torch.mm, X, W), "mm")
+    assert op_cost.flops(mm) == 2 * 5 * 3 * 7
+    assert op_cost.traffic(mm) == 4 * (5 * 3 + 3 * 7 + 5 * 7)
+
+
+def test_other_ops_count_their_traffic_alone() -> None:
+    (add,) = calls(graph_of(torch.add, X, torch.ones(3)), "add")
+    assert (op_cost.flops(add), op_cost.traffic(add)) == (0.0, 4 * (15 + 3 + 15))
+    assert op_cost.seconds(add, H100) > 0
+    assert op_cost.in_bytes(add) == pytest.approx(op_cost.seconds(add, H100) * H100.link)
+
+
+def test_a_view_costs_nothing() -> None:
+    graph = graph_of(lambda x: x.t() + 1, X)
+    view, add = (n for n in graph.nodes if n.op == "call_function")
+    assert op_cost.is_alias(view) and not op_cost.is_alias(add)
+    assert op_cost.seconds(view, H100) == 0.0
+
+
+def test_an_item_of_several_results_costs_nothing() -> None:
+    graph = graph_of(lambda x: torch.max(x, 0)[1], X)
+    items = [n for n in graph.nodes if n.target is operator.getitem]
+    assert items and all(op_cost.is_alias(n) for n in items)
+
+
+def test_bytes_of_tensors_and_of_tuples_of_them() -> None:
+    assert op_cost.nbytes((X, None, W.half())) == 4 * 15 + 2 * 21
+    assert op_cost.nbytes(None) == 0
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    return op(q, k, v)[0]
+
+
+def grouped(x: torch.Tensor, w: torch.Tensor, *ends: torch.Tensor) -> torch.Tensor:
+    return torch.ops.aten._grouped_mm.default(x, w, *ends)
+
+
+HALF = torch.bfloat16
+ENDS = torch.tensor([16, 16, 32], dtype=torch.int32)
+ROWS, SHARED = torch.ones(32, 16, dtype=HALF), torch.ones(32, 48, dtype=HALF)
+EACH, STACKED = torch.ones(3, 16, 48, dtype=HALF), torch.ones(3, 8, 16, dtype=HALF)
+HEADS, KEYS = torch.ones(2, 4, 5, 8), torch.ones(2, 4, 7, 8)
+PRODUCTS = {
+    "rows of groups": (grouped, (ROWS, EACH, ENDS), 32 * 16 * 48),
+    "columns of groups": (grouped, (STACKED, ROWS.t(), ENDS), 8 * 16 * 32),
+    "terms of groups": (grouped, (ROWS.t(), SHARED, ENDS), 16 * 32 * 48),
+    "one of each group": (grouped, (STACKED, EACH), 3 * 8 * 16 * 48),
+    "a vector": (torch.mv, (X, torch.ones(3)), 15),
+    "two vectors": (torch.dot, (torch.ones(9), torch.ones(9)), 9),
+    "attention": (attention, (HEADS, KEYS, KEYS), 2 * (2 * 4 * 5 * 7 * 8)),
+}
+
+
+@pytest.mark.parametrize("case", PRODUCTS)
+def test_products_that_torchs_counter_does_not_know(case: str) -> None:
+    fn, args, terms = PRODUCTS[case]
+    graph = graph_of(fn, *args)
+    assert sum(map(op_cost.flops, graph.nodes)) == 2 * terms
+
+
+def test_the_gradient_of_attention_counts_five_products() -> None:
+    def gradients(*args: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        inputs = [x.detach().requires_grad_() for x in args]
+        return torch.autograd.grad(attention(*inputs).sum(), inputs)
+
+    backward = calls(
+        graph_of(gradients, HEADS, KEYS, KEYS),
+        "_scaled_dot_product_flash_attention_for_cpu_backward",
+    )
+    assert [*map(op_cost.flops, backward)] == [5 * 2 * (2 * 4 * 5 * 7 * 8)]

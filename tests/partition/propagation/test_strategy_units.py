@@ -1,0 +1,39 @@
+"""Strategies in the units of values that are sharded already."""
+
+from __future__ import annotations
+
+from shardfn.partition.propagation.strategy_units import extended, in_units
+
+
+def test_a_strategy_is_offered_in_every_unit_in_which_an_input_is_sharded() -> None:
+    choice = ((0, "R"), (0,))
+    assert in_units(choice, [{(0, 4), 0}, {"R"}], strided=lambda: True) == [
+        ((0, "R"), (0,)),
+        (((0, 4), "R"), ((0, 4),)),
+    ]
+
+
+def test_units_count_on_the_dim_of_the_strategy_alone() -> None:
+    choice = ((0, "R"), (0,))
+    assert in_units(choice, [{(1, 4), "sum"}, {(0, 7)}], strided=lambda: True) == [choice]
+
+
+def test_a_unit_of_the_strategy_divides_that_of_the_value() -> None:
+    split = (((0, 3),), (0,))
+    assert in_units(split, [{(0, 6)}], strided=lambda: True) == [
+        (((0, 3),), (0,)),
+        (((0, 6),), ((0, 2),)),
+    ]
+    assert in_units(split, [{(0, 4)}], strided=lambda: True) == [split]
+
+
+def test_one_more_axis_in_the_simplest_placements() -> None:
+    assert extended((4, 6), (0,), 1, (2, 3)) == (0, 1)
+    assert extended((4, 6), ("R",), (1, 2), (2, 3)) == ("R", 1), "in plain chunks"
+    assert extended((4, 6), ("R",), (1, 3), (2, 4)) == ("R", (1, 3))
+
+
+def test_placements_that_do_not_go_together() -> None:
+    assert extended((4, 6), ("sum",), "max", (2, 3)) is None
+    assert extended((4, 6), ("sum",), "sum", (2, 3)) == ("sum", "sum")
+    assert extended((4, 6), ("R",), (1, 4), (2, 3)) is None, "6 is no multiple of 4"

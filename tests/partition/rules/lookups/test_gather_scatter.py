@@ -1,0 +1,63 @@
+"""Lookups, and scatters along a dim: every choice of their rules is right on shards."""
+
+from __future__ import annotations
+
+import pieces
+import pytest
+import torch
+
+from shardfn.partition.rules.lookups import gather_scatter
+from tests.support.stages.rule_proofs import choices, family, prove_on_grids, prove_on_lines
+
+aten = torch.ops.aten
+
+
+@pytest.mark.parametrize(("name", "position"), family(gather_scatter))
+def test_every_choice_is_right_on_one_axis(name: str, position: int) -> None:
+    prove_on_lines(name, position)
+
+
+@pytest.mark.parametrize(("name", "position"), family(gather_scatter))
+def test_choices_are_independent_on_two_axes(name: str, position: int) -> None:
+    prove_on_grids(name, position)
+
+
+TABLE, ROWS = (torch.arange(10.0, dtype=torch.float64).view(5, 2), torch.tensor([4, 3, 2, 1, 0]))
+WIDE = ROWS[:, None].expand(5, 2)
+LOOKUPS = {
+    "embedding": (aten.embedding.default, (TABLE, ROWS), "sum"),
+    "gather": (aten.gather.default, (TABLE, 0, WIDE), "sum"),
+    "scatter": (aten.scatter.value, (TABLE, 0, WIDE[:3], -1.0), 0),
+    "scatter_add": (aten.scatter_add.default, (TABLE, 0, WIDE, TABLE), 0),
+}
+
+
+@pytest.mark.parametrize("name", list(LOOKUPS))
+def test_a_table_cut_over_two_axes_is_read_and_written_at_its_own_offset(name: str) -> None:
+    """5 rows on 2 x 2 ranks: pieces of 2, 1, 1, 1 rows, so that equal sizes do not mean equal
+    offsets.
+    """
+    target, args, made = LOOKUPS[name]
+    op = pieces.OneOp(target, args, {})
+    rest = [("R", "R")] * (len(op.tensors) - 1)
+    op.prove([(0, 0), *rest], [(made, made)], (2, 2))
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+@pytest.mark.parametrize("name", ["embedding", "gather"])
+def test_a_lookup_does_not_see_what_other_rows_of_the_table_hold(name: str, bad: float) -> None:
+    target, (table, *args), _ = LOOKUPS[name]
+    table = table.clone()
+    table[0] = table[2] = bad
+    pieces.OneOp(target, (table, *args), {}).prove([(0,), ("R",)], [("sum",)], (3,))
+
+
+def test_a_rank_with_nothing_to_add_keeps_its_own_term() -> None:
+    index, values = torch.tensor([0, 1]), TABLE[:2]
+    add = pieces.OneOp(
+        aten.scatter_add.default, (TABLE, 0, index[:, None].expand(2, 2), values), {}
+    )
+    put = pieces.OneOp(aten.index_put.default, (TABLE, [index], values, True), {})
+    for op in (add, put):
+        if (("sum", 0, 0), ("sum",)) in choices(op, (1,)):
+            op.prove([("sum",), (0,), (0,)], [("sum",)], (3,))
