@@ -66,8 +66,8 @@ def cached_plan(
     Args:
         program: the Program.
         axes: of the mesh, with the costs of its links.
-        in_marks: the placement of each input.
-        out_marks: the placement of each output.
+        in_placements: the placement of each input.
+        out_placements: the placement of each output.
         unreduced: the positions of inputs that are unreduced gradients.
         planner: "global" or "greedy".
     """

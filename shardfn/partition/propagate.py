@@ -59,8 +59,8 @@ def propagate(
         program: the Program.
         axes: names and sizes of the mesh. Axes without the costs of links have those of an
             H100's nodes.
-        in_marks: the placement of each input.
-        out_marks: the placement of each output. None leaves an output where propagation puts
+        in_placements: the placement of each input.
+        out_placements: the placement of each output. None leaves an output where propagation puts
             it.
         unreduced: the positions of inputs that are unreduced gradients. No op may reduce them
             implicitly.

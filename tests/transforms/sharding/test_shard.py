@@ -218,7 +218,7 @@ def test_no_garbage_is_looked_for_while_a_program_is_placed(
     cached_plan = stages.cached_plan
     monkeypatch.setattr(
         stages,
-        "shared_plan",
+        "cached_plan",
         lambda *args, **options: (seen.append(gc.isenabled()), cached_plan(*args, **options))[1],
     )
     fn = aten(lambda x: x * 2, mesh, (P("dp"),))
