@@ -38,9 +38,9 @@ class State(NamedTuple):
 
 CONTEXTS = (
     State("mesh", "_stack", "the meshes of `use_mesh`, the innermost last"),
-    State("capture.trace", "_recording", "the capture at work: its loops and hooks"),
+    State("capture.aten_trace", "_recording", "the capture at work: its loops and hooks"),
     State("capture.shard_map.axis_names", "_scope", "its mesh and its axis names"),
-    State("capture.refusals.leaks", "_WATCHED", "what it may store elsewhere"),
+    State("capture.refusals.leaked_values", "_WATCHED", "what it may store elsewhere"),
     State("_compat.threads", "_CAPTURING", "whether this thread captures"),
     State(
         "_compat.compilations.undisturbed",

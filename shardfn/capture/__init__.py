@@ -4,10 +4,10 @@ from .capture import Captured, capture, capture_again, raise_users
 from .closure.constant_keys import constant_key, is_constant
 from .closure.read_paths import name_of
 from .closure.reads import Reads
-from .dtensors import own_sizes
-from .dtensors.values import placement_of
+from .dtensors import uneven_shards
+from .dtensors.dtensor_values import placement_of
 from .inputs import Arguments
-from .modules.call import PureModule
+from .modules.module_call import PureModule
 from .printing import tensor_type
 from .reading.capture_settings import Settings
 from .reading.symbolic_sizes import Template
@@ -24,7 +24,7 @@ __all__ = [
     "constant_key",
     "is_constant",
     "name_of",
-    "own_sizes",
+    "uneven_shards",
     "placement_of",
     "raise_users",
     "tensor_type",

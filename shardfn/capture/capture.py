@@ -18,28 +18,28 @@ from ..errors import ShardError
 from ..ops import debug, placement
 from ..types import Program
 from . import annotations as sources
-from .closure import closed_over
+from .aten_trace import simplified
+from .closure import closed_over_tensors
 from .closure.closed_over_primals import Derivative, follow_primals
 from .closure.lazy_attributes import read_with_lazy_attributes
 from .closure.reads import Reads, reads_of_constants
 from .control_flow import control_flow_ops, pullbacks_in_bodies
-from .dtensors import own_sizes, partial_terms
-from .dtensors.checks import NeedsRanks
-from .dtensors.writes import refuse_writes
+from .dtensors import partial_terms, uneven_shards
+from .dtensors.placement_checks import NeedsRanks
+from .dtensors.shared_memory_writes import refuse_writes
 from .inputs import Arguments, Inputs, holding, inputs_like
-from .reading import rerun
+from .reading import python_rerun
 from .reading.aten_from_dynamo import flatten
 from .reading.capture_settings import Settings, tracing
-from .reading.objects import lost_changes, made, refuse_lost
+from .reading.container_objects import lost_changes, refuse_lost, remade_tree
 from .reading.symbolic_sizes import Template, refuse_strict
-from .refusals import explain, leaks, tensor_subclasses
+from .refusals import leaked_values, tensor_subclasses, torch_errors
 from .refusals.unscaled_float16 import refuse_unscaled
 from .result_tree import Result, program_of
-from .rewrites import strides, tensor_indices
+from .rewrites import as_strided, tensor_indices
 from .rewrites.python_substitutes import Misuse
 from .shard_map import axis_names as named
 from .shard_map import varying
-from .trace import simplified
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -49,7 +49,7 @@ class Captured:
     """
 
     program: Program
-    outside: closed_over.ClosedOver
+    outside: closed_over_tensors.ClosedOver
     mesh: Any  # the mesh whose names and sizes the Program depends on; usually None
     own_mesh: Any  # the mesh that a transform inside names, which a call's must equal; usually None
     brought_mesh: Any  # the mesh of a shard_map inside, which a call without a mesh uses
@@ -158,14 +158,14 @@ class Given(NamedTuple):
 
     def named(self, failed: Exception) -> Any:
         """What `explain.named` finds in an error of the function."""
-        return explain.named(failed, self.arguments.paths, self.fn)
+        return torch_errors.cause_in_tables(failed, self.arguments.paths, self.fn)
 
 
 class Reading(NamedTuple):
     """A function that has been read."""
 
     graph: torch.fx.GraphModule
-    outside: closed_over.ClosedOver  # the tensors that it closes over
+    outside: closed_over_tensors.ClosedOver  # the tensors that it closes over
     out: Result
     names: named.Scope  # with the meshes that it names
     reads: Reads  # its other reads
@@ -197,7 +197,9 @@ def _constant(given: Given, settings: Settings, handled: BaseException | None) -
         tracebacks.note_fault(failed)
         raise failed
     fn = settings.signature_of or given.user_fn
-    raise explain.explained(failed, fn, settings.name, given.arguments.paths, given.fn) from failed
+    raise torch_errors.capture_error_of(
+        failed, fn, settings.name, given.arguments.paths, given.fn
+    ) from failed
 
 
 def _raise_users(given: Given, settings: Settings, failed: Exception) -> None:
@@ -206,10 +208,12 @@ def _raise_users(given: Given, settings: Settings, failed: Exception) -> None:
     if is_known and not _compat.is_observed(failed):
         return
     # the code of a rank may call methods that only DTensors have, and stop before
-    line = explain.line_of(failed) if settings.rank is not None else None
-    _run_again(given, settings, lambda error: rerun.is_users(error, line, is_known=is_known))
+    line = torch_errors.line_of(failed) if settings.rank is not None else None
+    _run_again(
+        given, settings, lambda error: python_rerun.is_users_error(error, line, is_known=is_known)
+    )
     if not _compat.is_of_tracing(failed):  # fake tensors do not have it when Dynamo reads
-        _run_again(given, settings, rerun.is_like(failed), failed)
+        _run_again(given, settings, python_rerun.has_text_of(failed), failed)
 
 
 def raise_users(
@@ -225,7 +229,7 @@ def raise_users(
         failed: the error.
     """
     given = Given.of(fn, arguments)
-    _run_again(given, settings, rerun.is_like(failed), failed)
+    _run_again(given, settings, python_rerun.has_text_of(failed), failed)
 
 
 def _run_again(
@@ -240,7 +244,7 @@ def _run_again(
     call = _called(given.fn, inputs.name, inputs.objects)
     with tracing(settings, mode, _compat.Memo(), inputs.named_tensors) as state:
         run = lambda: call(*inputs.positional)
-        rerun.raise_users(settings.name, given.user_fn, run, is_users, failed)
+        python_rerun.raise_users(settings.name, given.user_fn, run, is_users, failed)
         state.watched.rewind()
 
 
@@ -254,7 +258,7 @@ def _dynamic(given: Given, settings: Settings) -> tuple[Captured | None, str]:
     try:
         reading = _reading(given, inputs, mode, settings)
         found = _captured(reading, inputs, given.user_fn, settings.gradients)
-    except (NeedsRanks, own_sizes.NeedsOwnSizes):
+    except (NeedsRanks, uneven_shards.NeedsOwnSizes):
         raise
     except Exception as error:
         return None, _first_line(error)
@@ -288,8 +292,8 @@ def _read(
         refuse_writes(python, name)
         tensor_indices.refuse_writes(python, name)
         partial_terms.read_local_tensors(python)
-        traits = own_sizes.traits(python) if settings.rank else None
-        own_sizes.mark_differing(python, name, settings.differing)
+        traits = uneven_shards.traits(python) if settings.rank else None
+        uneven_shards.mark_differing(python, name, settings.differing)
         follow_primals(python)
         pullbacks_in_bodies.compute_outer_primals(python, name)
         varying.make_varying(python, name)
@@ -315,7 +319,7 @@ def _called(fn: Callable[..., Any], name: str, how: Any) -> types.FunctionType:
         named.begin()
         debug.begin()
         records: list[Any] = []
-        args, kwargs = made(_compat.owned((args, kwargs)), how, records)
+        args, kwargs = remade_tree(_compat.owned((args, kwargs)), how, records)
         out = fn(*args, **kwargs)
         refuse_lost(name, lost_changes(records, out))
         # Dynamo makes no graph of a function without any op (torch 2.13)
@@ -334,7 +338,7 @@ def _captured(
     sources.attach(graph)
     refuse_unscaled(graph, inputs.name)
     in_paths = (*inputs.tensor_paths, *outside.paths())
-    memory = strides.settled(graph, inputs.name, in_paths, list(outside.tensors))
+    memory = as_strided.settled(graph, inputs.name, in_paths, list(outside.tensors))
     graph = _compat.graph_module(graph, simplified(graph.graph))
     if gradients is None:
         derivative = None
@@ -346,7 +350,7 @@ def _captured(
 
 
 def _reads(
-    fn: Callable[..., Any], read: Iterable[_compat.Read], watched: leaks.WatchedFunctions
+    fn: Callable[..., Any], read: Iterable[_compat.Read], watched: leaked_values.WatchedFunctions
 ) -> Reads:
     """The reads of Dynamo, and the modes and constants of modules that it does not trace."""
     held = reads_of_constants(held for _, held in watched.functions.values())

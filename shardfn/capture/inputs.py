@@ -13,7 +13,7 @@ import torch
 
 from .. import _compat, _tree
 from ..types import CONSTANTS, ShapeDtype
-from .reading import objects
+from .reading import container_objects
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -73,7 +73,7 @@ class Inputs(NamedTuple):
     tensor_names: dict[int, str]  # the paths of the tensors, by leaf
     paths: Sequence[str]  # of the leaves
     positional: Any  # (args, kwargs), of fake tensors, with a row in place of each object
-    objects: Any  # how `objects.made` makes these objects
+    objects: Any  # how `container_objects.remade_tree` makes these objects
 
     @property
     def tensor_paths(self) -> list[str]:
@@ -93,7 +93,7 @@ def inputs_like(
     leaves, paths = arguments.leaves, arguments.paths
     fakes = [_fake(mode, leaf, device) for leaf in leaves]
     places = [i for i, x in enumerate(fakes) if isinstance(x, torch.Tensor)]
-    opened = objects.opened(_tree.unflatten(arguments.treedef, fakes))
+    opened = container_objects.opened_tree(_tree.unflatten(arguments.treedef, fakes))
     tensors = [fakes[i] for i in places]
     return Inputs(name, leaves, fakes, tensors, {i: paths[i] for i in places}, paths, *opened)
 

@@ -13,12 +13,12 @@ from ..errors import ShardError
 from ..ops import placement
 from . import annotations as sources
 from . import transform_levels
+from .aten_trace import note_derivative
 from .control_flow import bodies, control_flow_ops
 from .dynamo_nodes import BACKWARD, name_of
 from .refusals.derived_tangents import refuse_derived
 from .rewrites import inner_gradients
 from .rewrites.custom_op_gradients import refuse_dropped
-from .trace import note_derivative
 
 
 class Replay(torch.fx.Interpreter):

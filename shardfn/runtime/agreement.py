@@ -16,7 +16,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from .. import _compat
-from ..capture import own_sizes
+from ..capture import uneven_shards
 from ..errors import SAME_COLLECTIVES, DivergenceError, call_site
 from ..ops.loops import inner_nodes
 from ..partition import Plan
@@ -91,7 +91,7 @@ def agree(
     own = [[x for x, _ in lines if x.startswith("in ")] for lines in texts]
     if may_have_own_sizes and any(x != own[0] for x in own):
         got = "arguments differ in size between ranks"
-        raise own_sizes.NeedsOwnSizes.of(name, got)
+        raise uneven_shards.NeedsOwnSizes.of(name, got)
     other = next(r for r, digest in enumerate(digests) if digest != digests[0])
     raise _different(name, texts[0], texts[other], other)
 

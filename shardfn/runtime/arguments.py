@@ -20,11 +20,11 @@ from torch.distributed.tensor import DTensor, Shard
 from .. import _compat, _tree, argnums, tree_pairs
 from .._compat.cuda import numbered, unnumbered
 from ..capture import Arguments, constant_key
-from ..capture.closure.closed_over import lost_tangent
-from ..capture.dtensors.checks import needs_ranks
-from ..capture.dtensors.flattened import home_of
-from ..capture.refusals.leaks import LeakedTensor, leaked
-from ..capture.rewrites.strides import refuse_unstrided
+from ..capture.closure.closed_over_tensors import lost_tangent
+from ..capture.dtensors.flattened_meshes import home_of
+from ..capture.dtensors.placement_checks import needs_ranks
+from ..capture.refusals.leaked_values import LeakedTensor, leaked
+from ..capture.rewrites.as_strided import refuse_unstrided
 from ..errors import PlacementError, ShardError, TreeError, call_site
 from ..mesh import (
     all_coordinates,

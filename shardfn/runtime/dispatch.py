@@ -15,8 +15,8 @@ from torch.distributed.tensor import DTensor
 
 from .. import _compat, _tree
 from ..capture import Reads, Template, constant_key
-from ..capture.refusals.leaks import leaked
-from ..capture.rewrites.strides import refuse_unstrided
+from ..capture.refusals.leaked_values import leaked
+from ..capture.rewrites.as_strided import refuse_unstrided
 from ..errors import ShardError
 from ..mesh import axes_of, current_mesh
 from ..partition.rule_api import registry

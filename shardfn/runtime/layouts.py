@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from .. import _compat, _tree
 from ..capture import Captured
-from ..capture.rewrites.strides import refuse_view
+from ..capture.rewrites.as_strided import refuse_view
 from ..errors import PlacementError, call_site
 from ..mesh import all_coordinates, axes_of
 from ..partition import Plan, layout

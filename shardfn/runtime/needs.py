@@ -7,8 +7,8 @@ from typing import Any
 
 import attrs
 
-from ..capture.dtensors.checks import NeedsRanks
-from ..capture.dtensors.own_sizes import NeedsOwnSizes
+from ..capture.dtensors.placement_checks import NeedsRanks
+from ..capture.dtensors.uneven_shards import NeedsOwnSizes
 from ..errors import CaptureError
 from .options import Request
 

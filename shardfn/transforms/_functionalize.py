@@ -15,10 +15,10 @@ from .. import _compat
 from ..accepted import accept
 from ..capture import PureModule
 from ..capture.modules import module_copies
-from ..capture.modules.call import frozen_names
+from ..capture.modules.module_call import frozen_names
 from ..capture.modules.parameter_hooks import hooks_of
 from ..capture.modules.train_modes import Modes
-from ..capture.rewrites.strides import refuse_unshaped
+from ..capture.rewrites.as_strided import refuse_unshaped
 from ..errors import TreeError
 from ..runtime import Request
 from ._transformed import Transformed

@@ -1,4 +1,4 @@
-"""Tensors that a function closes over, as inputs of its graph."""
+"""Closed-over tensors as inputs of the graph: which they are, their fakes, what is refused."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch.distributed.tensor import DTensor
 from ... import _compat, _tree
 from ...errors import CaptureError
 from .. import annotations as sources
-from ..dtensors import values
-from ..refusals import leaks
+from ..dtensors import dtensor_values
+from ..refusals import leaked_values
 from ..shard_map import axis_names as named
-from . import closed_over
+from . import closed_over_tensors
 
 
 def refuse_closed_over_classes(tensors: Sequence[torch.Tensor], name: str) -> None:
-    if any(isinstance(x, leaks.LeakedTensor) for x in tensors):
-        raise leaks.leaked(f"{name}, a tensor that it closes over")
+    if any(isinstance(x, leaked_values.LeakedTensor) for x in tensors):
+        raise leaked_values.leaked(f"{name}, a tensor that it closes over")
     wrong = [
         x
         for x in tensors
@@ -46,7 +46,7 @@ def _is_around_others(x: torch.Tensor) -> bool:
 def fake_of_closed_over(x: torch.Tensor, mode: _compat.FakeTensorMode) -> torch.Tensor:
     """A fake tensor in place of a closed-over tensor, for the trace."""
     if isinstance(x, DTensor):
-        return values.fake_global_tensor(x, mode)
+        return dtensor_values.fake_global_tensor(x, mode)
     fake = mode.from_tensor(x.detach())
     if x.is_meta:
         with mode:
@@ -56,7 +56,7 @@ def fake_of_closed_over(x: torch.Tensor, mode: _compat.FakeTensorMode) -> torch.
 
 def closed_over_inputs(
     python: torch.fx.GraphModule, tensors: list[torch.Tensor], positional: Any
-) -> closed_over.ClosedOver:
+) -> closed_over_tensors.ClosedOver:
     """The inputs of Dynamo's graph that are not arguments: the tensors that the function closes
     over.
     """
@@ -84,4 +84,4 @@ def closed_over_inputs(
         next(filter(None, (sources.user_line(u) for u in n.users)), None) for _, n in rows_of_closed
     )
     closed = tuple(x for x, _ in rows_of_closed)
-    return closed_over.ClosedOver(closed, lines=lines, holders=tuple(subclasses))
+    return closed_over_tensors.ClosedOver(closed, lines=lines, holders=tuple(subclasses))

@@ -9,7 +9,7 @@ import torch
 
 from ...ops import placement
 from ..dynamo_nodes import name_of
-from .closed_over import results_by_leaf
+from .closed_over_tensors import results_by_leaf
 
 # functions of torch.func in Dynamo's graph
 WRAPS = "_wrap_for_grad"

@@ -1,4 +1,4 @@
-"""cond under every torch.func transform. A derivative of a cond is a cond."""
+"""cond under every torch.func transform: its derivatives, which are conds again, and its vmap."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ... import _compat
 from ...ops.loops import Branch, Tensors
 from ...random import ambient
 from .. import annotations as sources
-from .. import trace
+from .. import aten_trace
 from ..shard_map import axis_names
 from . import wrapper_subclasses
 from .bodies import BodyResult
@@ -47,13 +47,13 @@ class CondOp(torch.autograd.Function):
         branch: UntracedCond, truth: torch.Tensor, *consts: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         (yes, first), (no, second) = (
-            trace.traced(body, consts, "cond", branch.derived) for body in branch.bodies
+            aten_trace.traced(body, consts, "cond", branch.derived) for body in branch.bodies
         )
         add_inputs(yes, len(consts) + len(first), second)
         add_inputs(no, len(consts), first)
         inputs = [*consts, *first, *second]
         branches = Branch((yes, no), len(inputs))
-        return tuple(trace.emit_loop(branches, [*inputs, truth]))
+        return tuple(aten_trace.emit_loop(branches, [*inputs, truth]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

@@ -17,7 +17,7 @@ from ... import _compat
 from ...ops.loops import Scan, Tensors
 from ...random import ambient
 from .. import annotations as sources
-from .. import trace
+from .. import aten_trace
 from ..shard_map import axis_names
 from . import wrapper_subclasses
 from .bodies import BodyResult
@@ -68,7 +68,7 @@ class ScanOp(torch.autograd.Function):
         row = [torch.empty(x.shape[1:], dtype=x.dtype, device=x.device) for x in columns]
         examples = [*consts, *carries, *row]
         run = lambda *xs: [*scan.body(*xs), *scan.parts(xs)[1]]
-        graph, constants = trace.traced(run, examples, "scan", scan.derived)
+        graph, constants = aten_trace.traced(run, examples, "scan", scan.derived)
         move_constants(graph, len(constants), scan.consts)
         loop = Scan(
             (graph,),
@@ -78,7 +78,7 @@ class ScanOp(torch.autograd.Function):
             scan.reverse,
             scan.transposes,
         )
-        return tuple(trace.emit_loop(loop, [*consts, *constants, *carries, *columns]))
+        return tuple(aten_trace.emit_loop(loop, [*consts, *constants, *carries, *columns]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

@@ -1,4 +1,4 @@
-"""while_loop under every torch.func transform.
+"""while_loop under every torch.func transform: its derivatives and its vmap.
 
 Every loop counts its steps. Reverse mode runs the loop again in chunks of equal length, as many
 as one scan has steps, and saves the carries that enter each chunk. The scan's transpose goes
@@ -15,7 +15,7 @@ import torch
 
 from ...ops.loops import Tensors, While
 from ...random import ambient
-from .. import trace
+from .. import aten_trace
 from ..shard_map import axis_names
 from . import scan as scans
 from . import wrapper_subclasses
@@ -83,7 +83,8 @@ class _While(torch.autograd.Function):
     def forward(loop: UntracedWhile, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         n = loop.consts
         (go_on, first), (body, second) = (
-            trace.traced(f, tensors, "while_loop", loop.derived) for f in (loop.go_on, loop.body)
+            aten_trace.traced(f, tensors, "while_loop", loop.derived)
+            for f in (loop.go_on, loop.body)
         )
         move_constants(go_on, len(first), n)
         move_constants(body, len(second), n)
@@ -92,7 +93,7 @@ class _While(torch.autograd.Function):
         consts = [*tensors[:n], *first, *second]
         carries = tensors[n:]
         target = While((go_on, body), len(consts), len(carries))
-        return tuple(trace.emit_loop(target, [*consts, *carries]))
+        return tuple(aten_trace.emit_loop(target, [*consts, *carries]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

@@ -1,4 +1,4 @@
-"""Bodies over tensors that hold others, as bodies over the tensors that they hold.
+"""Bodies over wrapper subclasses, as bodies over their inner tensors.
 
 A tensor that a derivative or vmap follows stays as it is: its class runs the op.
 """

@@ -18,8 +18,8 @@ from ... import _compat
 from ...errors import CaptureError, PlacementError
 from ...mesh import EVERY, axes_of, current_mesh, mesh_of_world, meshes_here, ranks_of, real_mesh
 from ..shard_map.axis_names import current_scope
-from .checks import needs_ranks
-from .flattened import axes_of_flattened_group, unflattened_axes
+from .flattened_meshes import axes_of_flattened_group, unflattened_axes
+from .placement_checks import needs_ranks
 
 KINDS = {
     "sum": dist.ReduceOp.SUM,

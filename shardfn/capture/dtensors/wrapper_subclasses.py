@@ -1,4 +1,4 @@
-"""Tensors that hold other tensors, in the code of one rank."""
+"""Wrapper subclasses, whose tensors hold inner tensors, in the code of one rank."""
 
 from __future__ import annotations
 

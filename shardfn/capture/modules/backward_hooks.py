@@ -11,7 +11,7 @@ import torch
 
 from ... import _compat
 from ...errors import CaptureError
-from ..refusals import leaks
+from ..refusals import leaked_values
 from ..rewrites.autograd_function_code import calls_ranks
 
 Hook = Callable[..., Any]  # (module, gradients...) -> None, or other gradients
@@ -138,7 +138,7 @@ def hooked_module(
     call = HookedCall(module, after, before)
     name = type(module).__name__
     for hook in (*after, *before):
-        leaks.watch(f"a backward hook of {name}", hook)
+        leaked_values.watch(f"a backward hook of {name}", hook)
         if calls_ranks([hook]):
             raise CaptureError.of(
                 f"a backward hook of {name}",

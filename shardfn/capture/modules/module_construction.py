@@ -11,9 +11,9 @@ from ... import _compat
 from ...errors import ShardError, TreeError
 from ...random import ambient
 from ...random.torch_ops import initialised
-from ..refusals import explain
-from .call import ModuleTracing, frozen_names
+from ..refusals import torch_errors
 from .constructor_numbers import Numbers
+from .module_call import ModuleTracing, frozen_names
 
 Builder = Callable[[], torch.nn.Module]
 
@@ -78,7 +78,7 @@ class Building:
             except ShardError:
                 raise
             except Exception as error:
-                if refusal := explain.raised(error, self.name):
+                if refusal := torch_errors.module_error_of(error, self.name):
                     raise refusal from error
                 raise
         traced.refuse_written()

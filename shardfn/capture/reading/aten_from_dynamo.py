@@ -9,7 +9,8 @@ import torch
 from ... import _compat, _tree
 from ...ops import higher_order
 from ...random import ambient
-from ..closure import closed_over
+from ..aten_trace import functional_graph, lifted_constants
+from ..closure import closed_over_tensors
 from ..closure.closed_over_inputs import (
     closed_over_inputs,
     fake_of_closed_over,
@@ -20,7 +21,6 @@ from ..refusals import tensor_subclasses
 from ..replay import Replay
 from ..result_tree import Result
 from ..shard_map import axis_names as named
-from ..trace import functional_graph, lifted_constants
 
 
 class _Flat:
@@ -33,7 +33,7 @@ class _Flat:
     """
 
     def __init__(
-        self, python: torch.fx.GraphModule, inputs: Inputs, outside: closed_over.ClosedOver
+        self, python: torch.fx.GraphModule, inputs: Inputs, outside: closed_over_tensors.ClosedOver
     ) -> None:
         self.python, self.inputs = python, inputs
         self.positional = inputs.positional
@@ -53,13 +53,13 @@ class _Flat:
         tensor_subclasses.refuse_unheld_tensors(out, self.inputs.name)
         self.result, self.calls = Result.of(out), source.calls
         leaves = list(filter(_tree.is_tensor, _tree.leaves(out)))
-        self.ends = closed_over.leaves_reached(leaves)
+        self.ends = closed_over_tensors.leaves_reached(leaves)
         return leaves
 
 
 def flatten(
     python: torch.fx.GraphModule, inputs: Inputs, mode: _compat.FakeTensorMode
-) -> tuple[torch.fx.GraphModule, closed_over.ClosedOver, Result]:
+) -> tuple[torch.fx.GraphModule, closed_over_tensors.ClosedOver, Result]:
     """Replay Dynamo's graph under make_fx. Returns the ATen graph, the closed-over tensors and the
     results.
     """

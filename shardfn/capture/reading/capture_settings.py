@@ -11,9 +11,10 @@ import attrs
 import torch
 
 from ... import _compat
-from ..dtensors.values import DTensors
+from ..aten_trace import Recording, recording
+from ..dtensors.dtensor_values import DTensors
 from ..modules import backward_hooks
-from ..refusals import leaks, rank_numbers
+from ..refusals import leaked_values, rank_numbers
 from ..rewrites import (
     autograd_function_code,
     autograd_functions,
@@ -25,7 +26,6 @@ from ..rewrites import (
 )
 from ..rewrites.custom_op_gradients import custom_op_runner
 from ..shard_map import axis_names as named
-from ..trace import Recording, recording
 
 
 @attrs.frozen(eq=False)
@@ -64,7 +64,7 @@ class Tracing(NamedTuple):
     """The records that are filled during a capture."""
 
     recorded: Recording
-    watched: leaks.WatchedFunctions
+    watched: leaked_values.WatchedFunctions
     names: named.Scope
 
 
@@ -81,7 +81,7 @@ def tracing(
     recorder = recording(settings.name, table, mode)
     with (
         _patched_torch(mode, settings, memo, arguments),
-        leaks.swept() as watched,
+        leaked_values.swept() as watched,
         _compat.unwound(),
         recorder as recorded,
         scope as names,

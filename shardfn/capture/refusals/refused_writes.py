@@ -1,4 +1,4 @@
-"""Effects that a captured function may not have: writes to its inputs, and torch's collectives."""
+"""In-place writes to inputs and torch's collectives in an ATen graph, which are refused."""
 
 from __future__ import annotations
 

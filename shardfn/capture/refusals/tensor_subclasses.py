@@ -13,7 +13,7 @@ from ...errors import CaptureError
 from ...ops.nodes import args_of
 from .. import annotations as sources
 from ..dynamo_nodes import name_of
-from . import leaks
+from . import leaked_values
 
 FIX = (
     "DTensor.from_local(x, mesh, placements) or distribute_tensor, in jit and shard_map; "
@@ -127,4 +127,4 @@ def refuse_fakes(constants: list[torch.Tensor], name: str) -> None:
         CaptureError: it leaked from a trace.
     """
     if any(_compat.is_fake(x) for x in constants):
-        raise leaks.leaked(f"{name}, a tensor that it holds")
+        raise leaked_values.leaked(f"{name}, a tensor that it holds")

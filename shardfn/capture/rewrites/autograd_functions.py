@@ -15,7 +15,7 @@ import torch
 from ... import _compat, _tree
 from ...errors import CaptureError, source_at
 from .. import annotations as sources
-from ..refusals import leaks
+from ..refusals import leaked_values
 from .autograd_function_code import is_of_ranks
 from .autograd_function_records import (
     Context,
@@ -74,8 +74,8 @@ def apply_function(call: Callable[..., Any], function: Function, *args: Any, **k
         source = _replayed_line() or _definition(function)
         raise CaptureError.of(_name(function), got, fix=fix, source=source)
     for fn in (function.forward, function.backward, function.jvp):
-        leaks.watch(_name(function), inspect.unwrap(fn), is_pure=is_users)
-    leaks.note_methods(function)
+        leaked_values.watch(_name(function), inspect.unwrap(fn), is_pure=is_users)
+    leaked_values.note_methods(function)
     if not _compat.takes_context(function):
         return call(function, *args, **kwargs)
     if kwargs:

@@ -38,7 +38,7 @@ from ...ops.text_formats import parse_axes, parse_shards, print_axes
 from .. import annotations as sources
 from ..control_flow import bodies, control_flow_ops
 from ..dtensors.mixed_ops import refuse_varying
-from ..dtensors.own_sizes import DIFFERS, differs_error
+from ..dtensors.uneven_shards import DIFFERS, differs_error
 from ..dynamo_nodes import (
     BACKWARD,
     PLUMBING,

@@ -13,7 +13,7 @@ import torch
 from ... import _compat
 from ..._compat.cuda import numbered
 from ...capture import Captured, Reads, constant_key
-from ...capture.closure.closed_over import ClosedOver
+from ...capture.closure.closed_over_tensors import ClosedOver
 from ...capture.printing import program_text
 from ...compile.text import graph_of, marks_of, tensor_of, value_of
 from ...mesh import all_coordinates, axes_of, group_names

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from ... import _compat, _tree
-from ...capture import Arguments, Captured, own_sizes
+from ...capture import Arguments, Captured, uneven_shards
 from ...errors import TreeError, call_site
 from ...mesh import all_coordinates
 from ...types import TENSOR
@@ -40,7 +40,7 @@ def kinds_of_ranks(request: Request, arguments: Arguments, placed: Placed) -> li
     """
     kinds = _captured(request, arguments, placed)
     readings = [kind.captured.traits for kind in kinds]
-    differing = own_sizes.differing(request.name, readings)
+    differing = uneven_shards.differing(request.name, readings)
     if differing:
         request = _asking(request, differing=differing)
         kinds = _captured(request, arguments, placed)
@@ -66,7 +66,7 @@ def _captured(request: Request, arguments: Arguments, placed: Placed) -> list[Ki
             c
             for c in left
             if _layouts_of(request, number[c]) == layouts
-            and own_sizes.fits(kind.captured.cuts, placed.axes.names, c)
+            and uneven_shards.fits(kind.captured.cuts, placed.axes.names, c)
         ]
         kinds.append(attrs.evolve(kind, ranks=tuple(fitting)))
         left = [c for c in left if c not in fitting]

@@ -10,8 +10,8 @@ import attrs
 import torch
 
 from ... import _compat, _tree
-from ...capture import trace
-from ...capture.modules.call import is_unbatched, spread
+from ...capture import aten_trace
+from ...capture.modules.module_call import is_unbatched, spread
 from ...ops.nodes import remove_unread
 from .layout import State, unhooked
 from .mode import Stepping
@@ -32,7 +32,7 @@ def after_step(recipe: Recipe, rows: Sequence[Row], options: Options) -> Stepped
     may combine parameters, and is traced for all of them together; so is a step inside a
     derivative or a `vmap`.
     """
-    is_plain = trace.is_recording() and not _compat.inside_transform()
+    is_plain = aten_trace.is_recording() and not _compat.inside_transform()
     if not (recipe.is_torchs and is_plain):
         return _batched(recipe, rows, options)
     known: dict[Any, Program] = {}
@@ -97,7 +97,7 @@ class Program:
             self.names = tuple(state)
             return [param, *state.values()]
 
-        graph, self.constants = trace.traced(step, inputs, self.recipe.name)
+        graph, self.constants = aten_trace.traced(step, inputs, self.recipe.name)
         without_copies(graph)
         self.graph = torch.fx.GraphModule(torch.nn.Module(), graph)
 

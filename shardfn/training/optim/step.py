@@ -12,7 +12,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ... import _compat
-from ...capture.modules.call import running
+from ...capture.modules.module_call import running
 from ...errors import CaptureError, TreeError, call_site
 from .graph import after_step
 from .layout import STARTED, Layout, State, first_state, layout_of

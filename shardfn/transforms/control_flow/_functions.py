@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ... import _compat, _tree
-from ...capture import trace
+from ...capture import aten_trace
 from ...capture.control_flow import bodies, control_flow_ops
 from ...capture.dtensors import replaced_calls
 from ...errors import CaptureError
@@ -69,7 +69,7 @@ def applied(key: int, name: str, methods: tuple[Callable[..., Any], ...], *args:
         methods: its backward, its forward, and its setup_context if it has one.
         args: of the call.
     """
-    if not trace.begin_rule(key):
+    if not aten_trace.begin_rule(key):
         return _forward(methods, args, (False,) * len(args))[0]
     xs = [x for x in args if isinstance(x, torch.Tensor)]
     needs = tuple([isinstance(x, torch.Tensor) and _is_float(x) for x in args])
@@ -82,7 +82,7 @@ def applied(key: int, name: str, methods: tuple[Callable[..., Any], ...], *args:
     back = [g for g in gradients if g is not None]
     forward = [*results, *residuals]
     outs = control_flow_ops.custom_vjp(name, results, forward, back, xs, given)
-    trace.end_rule()
+    aten_trace.end_rule()
     return _tree.with_tensors(out, outs)
 
 

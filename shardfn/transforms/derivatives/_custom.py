@@ -13,7 +13,7 @@ import torch
 
 from ... import _compat, _tree
 from ...argnums import positions
-from ...capture import trace
+from ...capture import aten_trace
 from ...capture.control_flow import bodies
 from ...errors import ShardError, TreeError, problem
 from .._paired import zero_like
@@ -38,10 +38,10 @@ class Custom(Transformed):
         still, moving = self.split(args)
         if not _compat.is_in_dynamo():
             return self.eagerly(still, moving)
-        if not trace.begin_rule(id(self)):
+        if not aten_trace.begin_rule(id(self)):
             return self.fn(*args)
         out = self.traced(still, moving)
-        trace.end_rule()
+        aten_trace.end_rule()
         return out
 
     def ruled(self, rules: list[Callable[..., Any]]) -> None:

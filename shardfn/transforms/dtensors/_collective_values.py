@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ... import _compat
-from ...capture import trace
-from ...capture.dtensors import checks, group_ranks, process_groups
+from ...capture import aten_trace
+from ...capture.dtensors import group_ranks, placement_checks, process_groups
 from ...ops import shard_map as prims
 from ...ops.text_formats import print_axes
 from ..sharding import _collectives as ours
@@ -50,7 +50,7 @@ class Done:
         """Refuse `work.get_future()`, whose callbacks would run outside of the program."""
         what = "get_future of a collective"
         fix = "work.wait(), and then what the callback does"
-        checks.refuse_option(what, "callbacks run outside of the program", fix)
+        placement_checks.refuse_option(what, "callbacks run outside of the program", fix)
 
 
 @_compat.read_by_dynamo
@@ -59,7 +59,7 @@ def written(out: torch.Tensor, value: torch.Tensor, async_op: bool) -> Any:
     derivative, as in torch.
     """
     value = value.reshape(out.shape)
-    if torch.is_grad_enabled() or trace.is_in_rule():
+    if torch.is_grad_enabled() or aten_trace.is_in_rule():
         _compat.overwrite(out, value)
     else:
         out.copy_(value)

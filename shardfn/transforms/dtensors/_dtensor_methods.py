@@ -22,7 +22,7 @@ from torch.distributed.tensor import (
 )
 
 from ... import _compat
-from ...capture.dtensors import checks, replaced_calls
+from ...capture.dtensors import placement_checks, replaced_calls
 from ...capture.dtensors.mesh_contexts import in_mesh
 from ...errors import PlacementError
 from ...mesh import use_mesh
@@ -52,10 +52,12 @@ def from_local(
     _check_tensor(FROM_LOCAL, local_tensor)
     # any local size makes shards of equal sizes
     local = multiples(local_tensor, 1) if shape is None else kind(local_tensor)[0]
-    rows = checks.checked_placements(
+    rows = placement_checks.checked_placements(
         FROM_LOCAL, device_mesh, None, _said(FROM_LOCAL, placements), local
     )
-    shards = checks.check_shape(FROM_LOCAL, rows, local, None if shape is None else tuple(shape))
+    shards = placement_checks.check_shape(
+        FROM_LOCAL, rows, local, None if shape is None else tuple(shape)
+    )
     _check_gradient(FROM_LOCAL, device_mesh, None, grad_placements, local)
     x = placement.shared(local_tensor, "a DTensor")
     same = tuple([name for name, _, said in rows if said == "R"])
@@ -64,7 +66,7 @@ def from_local(
     if stride is not None:
         shape = numbers(placed)
         strides = tuple([int(n) for n in placed.stride()])
-        checks.check_stride(FROM_LOCAL, shape, strides, tuple(stride))
+        placement_checks.check_stride(FROM_LOCAL, shape, strides, tuple(stride))
     return placed
 
 
@@ -79,7 +81,7 @@ def joined(x: torch.Tensor, rows: Any, shards: str) -> torch.Tensor:
         if said[0] == "P":
             x = _reduced(x, name, n, said[1:])
     x = prims.from_local(x, shards, where=f"{FROM_LOCAL}: its argument")
-    return placement.placed(x, checks.placements_text(rows))
+    return placement.placed(x, placement_checks.placements_text(rows))
 
 
 @_compat.read_by_dynamo
@@ -96,15 +98,19 @@ def redistribute(
     """Run DTensor.redistribute. With async_op the program waits where the result is read."""
     what = "DTensor.redistribute"
     if placements is None:
-        checks.refuse_option(what, "without placements", "x.redistribute(mesh, [Replicate()])")
-    is_constraint = checks.is_constraint()
+        placement_checks.refuse_option(
+            what, "without placements", "x.redistribute(mesh, [Replicate()])"
+        )
+    is_constraint = placement_checks.is_constraint()
     if not is_constraint:
-        checks.refuse_plain(what, placed)
-    rows = checks.checked_placements(what, device_mesh, placed, _said(what, placements), kind(x)[0])
-    checks.refuse_partial(what, rows)
+        placement_checks.refuse_plain(what, placed)
+    rows = placement_checks.checked_placements(
+        what, device_mesh, placed, _said(what, placements), kind(x)[0]
+    )
+    placement_checks.refuse_partial(what, rows)
     _check_dtype(f"{what}, forward_dtype", forward_dtype)
     _check_dtype(f"{what}, backward_dtype", backward_dtype)
-    text = checks.placements_text(rows)
+    text = placement_checks.placements_text(rows)
     if is_constraint:
         y = placement.moved(x, text, text, forward_dtype, backward_dtype)
         return placement.unmarked(y)
@@ -116,7 +122,7 @@ def _check_dtype(what: str, dtype: Any) -> None:
     """Refuse a forward_dtype or backward_dtype of redistribute that is no torch.dtype."""
     if dtype is not None and not isinstance(dtype, torch.dtype):
         got = f"a {type(dtype).__name__}"
-        checks.refuse_option(what, got, "a dtype, such as torch.bfloat16")
+        placement_checks.refuse_option(what, got, "a dtype, such as torch.bfloat16")
 
 
 @_compat.read_by_dynamo
@@ -124,7 +130,7 @@ def _placed(x: torch.Tensor, rows: Any, is_constraint: bool) -> torch.Tensor:
     """Constrain a global tensor to placements; as a DTensor, or inside `shard` as a
     plain tensor.
     """
-    text = checks.placements_text(rows)
+    text = placement_checks.placements_text(rows)
     y = placement.placed(x, text)
     return placement.unmarked(y) if is_constraint else y
 
@@ -136,15 +142,15 @@ def to_local(x: torch.Tensor, placed: str | None, *, grad_placements: Any = None
     arguments.
     """
     what = "DTensor.to_local"
-    rows = checks.placement_rows(what, placed)
+    rows = placement_checks.placement_rows(what, placed)
     _check_gradient(what, None, placed, grad_placements, kind(x)[0])
     for name, _, said in rows:
         if said[0] == "P":
             x = prims.own_term(x, name, said[1:])
     shape = multiples(x, math.prod([n for _, n, _ in rows]))
-    shards = checks.shards_of(what, rows, shape)
+    shards = placement_checks.shards_of(what, rows, shape)
     if not is_divided(x, shards):
-        shards = checks.shards_of(what, rows, numbers(x))
+        shards = placement_checks.shards_of(what, rows, numbers(x))
     x = prims.to_local(x, shards)
     replicated = [name for name, _, said in rows if said == "R"]
     if grad_placements is None:
@@ -162,7 +168,7 @@ def _check_gradient(
     """Refuse `grad_placements` that the DTensor's mesh and shape do not allow."""
     if said is not None:
         what = f"{what}, grad_placements"
-        checks.checked_placements(what, mesh, placed, _said(what, said), shape)
+        placement_checks.checked_placements(what, mesh, placed, _said(what, said), shape)
 
 
 @_compat.read_by_dynamo
@@ -171,10 +177,10 @@ def full_tensor(
 ) -> torch.Tensor:
     """Run DTensor.full_tensor: all-gather, and return the plain tensor."""
     what = "DTensor.full_tensor"
-    if checks.is_constraint():
-        rows = checks.checked_placements(what, None, placed, None, kind(x)[0])
+    if placement_checks.is_constraint():
+        rows = placement_checks.checked_placements(what, None, placed, None, kind(x)[0])
         return _placed(x, rows, True)
-    text = checks.replicated_text(what, placed)
+    text = placement_checks.replicated_text(what, placed)
     _check_gradient(what, None, placed, grad_placements, kind(x)[0])
     x = placement.moved(x, text, placed or "")
     return to_local(x, text, grad_placements=grad_placements)
@@ -195,18 +201,18 @@ def distributed(
     if isinstance(tensor, DTensor):
         return tensor.redistribute(device_mesh, placements)
     shape = kind(tensor)[0]
-    rows = checks.checked_placements(
+    rows = placement_checks.checked_placements(
         DISTRIBUTE, device_mesh, None, _said(DISTRIBUTE, placements), shape
     )
-    checks.refuse_partial(DISTRIBUTE, rows)
-    if checks.is_constraint():
+    placement_checks.refuse_partial(DISTRIBUTE, rows)
+    if placement_checks.is_constraint():
         return _placed(tensor, rows, True)
     axes = tuple([name for name, _, _ in rows])
     if src_data_rank is None:
         x = _invariant(tensor, axes)
     else:
         x = of_rank(tensor, _source(rows, src_data_rank), axes)
-    return placement.placed(x, checks.placements_text(rows))
+    return placement.placed(x, placement_checks.placements_text(rows))
 
 
 @_compat.read_by_dynamo
@@ -218,7 +224,9 @@ def _source(rows: Any, rank: int) -> int:
     for name, n, _ in rows:
         if not 0 <= rank < n:
             got = f"src_data_rank is {rank}, and axis {name} has {n} ranks"
-            checks.refuse_option(DISTRIBUTE, got, "a rank of each axis of the mesh, or None")
+            placement_checks.refuse_option(
+                DISTRIBUTE, got, "a rank of each axis of the mesh, or None"
+            )
         number = number * n + rank
     return number
 
@@ -232,7 +240,7 @@ def _invariant(x: torch.Tensor, axes: tuple[str, ...]) -> torch.Tensor:
 @_compat.read_by_dynamo
 def placements_of(placed: str | None) -> tuple[Any, ...]:
     """Return DTensor.placements as torch's Placement objects."""
-    rows = checks.placement_rows("DTensor.placements", placed)
+    rows = placement_checks.placement_rows("DTensor.placements", placed)
     return tuple([_placement(said) for _, _, said in rows])
 
 
@@ -246,7 +254,7 @@ def partial_of(placed: str | None) -> str:
 def spec_of(placed: str | None) -> Any:
     """Refuse the private attribute DTensor._spec."""
     fix = "x.placements, x.device_mesh, x.shape and x.stride()"
-    checks.refuse_option("DTensor._spec", "a private attribute", fix)
+    placement_checks.refuse_option("DTensor._spec", "a private attribute", fix)
 
 
 @_compat.read_by_dynamo
@@ -299,7 +307,7 @@ def _check_tensor(what: str, x: Any) -> None:
     """Refuse a first argument that is no tensor."""
     if not isinstance(x, torch.Tensor):
         kind_of = type(x).__name__
-        checks.refuse_option(what, f"its first argument is a {kind_of}", "a tensor")
+        placement_checks.refuse_option(what, f"its first argument is a {kind_of}", "a tensor")
 
 
 @_compat.read_by_dynamo
@@ -318,10 +326,10 @@ def _made(make: Any, name: str, size: tuple[Any, ...], options: Any) -> torch.Te
     shape = tuple([int(n) for n in size])
     mesh = options.get("device_mesh")
     placements = options.get("placements")
-    rows = checks.checked_placements(what, mesh, None, _said(what, placements), shape)
-    checks.refuse_partial(what, rows)
+    rows = placement_checks.checked_placements(what, mesh, None, _said(what, placements), shape)
+    placement_checks.refuse_partial(what, rows)
     x = make(shape, dtype=options.get("dtype"))
-    return _placed(x, rows, checks.is_constraint())
+    return _placed(x, rows, placement_checks.is_constraint())
 
 
 def _factory(make: Any, name: str) -> Any:
@@ -347,7 +355,7 @@ replaced_calls.METHODS.update(
 replaced_calls.ATTRIBUTES["placements"] = placements_of
 replaced_calls.ATTRIBUTES["_spec"] = spec_of
 replaced_calls.ATTRIBUTES[replaced_calls.PARTIAL] = partial_of
-replaced_calls.ATTRIBUTES[replaced_calls.PART] = checks.placements_on_part
+replaced_calls.ATTRIBUTES[replaced_calls.PART] = placement_checks.placements_on_part
 replaced_calls.FUNCTIONS.update(
     {
         use_mesh: in_mesh,

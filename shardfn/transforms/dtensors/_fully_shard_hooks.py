@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from ... import _compat, _tree
 from ..._compat.distributed import fsdp_hooks
 from ...capture import annotations
-from ...capture.dtensors import checks, replaced_calls
+from ...capture.dtensors import placement_checks, replaced_calls
 from ...ops import placement
 from ...ops import shard_map as prims
 from ...ops.text_formats import print_axes
@@ -26,7 +26,7 @@ from ...ops.text_formats import print_axes
 def pre_forward(state: Any, module: Any, args: Any, kwargs: Any) -> Any:
     """Replace FSDP's pre-forward hook: cast the inputs, and all-gather the parameters."""
     policy = fsdp_hooks.policy_of(state)
-    is_own = not checks.is_constraint() and not _has_dtensors(args, kwargs)
+    is_own = not placement_checks.is_constraint() and not _has_dtensors(args, kwargs)
     _compat.for_a_while(_enter, state, policy, is_own)
     if policy.cast_forward_inputs and policy.param_dtype is not None:
         args = _cast(policy.param_dtype, args)
@@ -99,7 +99,7 @@ def _gathered(x: Any, factor: float | None) -> torch.Tensor:
     """All-gather a parameter for per-rank code. Its gradient is the mean over ranks, or the sum
     divided by `factor` if the user set one.
     """
-    rows = checks.mesh_axes_here()
+    rows = placement_checks.mesh_axes_here()
     axes = [name for name, _ in rows]
     sizes = [n for _, n in rows]
     everywhere = [Replicate()] * len(axes)
@@ -167,7 +167,7 @@ def _check_reduced(own: str, compute: str, reduce: str) -> None:
     ]
     if own == compute and sizes[2] > sizes[0]:
         return
-    checks.refuse_option(
+    placement_checks.refuse_option(
         "fully_shard",
         f"mp_policy with reduce_dtype={reduce}, of parameters in {own} that are computed with "
         f"in {compute}",
@@ -184,13 +184,13 @@ def _check(factor: float | None, has_hook: bool) -> None:
         CaptureError: the module has a gradient divide factor or an all-reduce hook.
     """
     if factor is not None:
-        checks.refuse_option(
+        placement_checks.refuse_option(
             "fully_shard",
             f"a module with set_gradient_divide_factor({factor})",
             "the loss of all rows, divided in the function as it should be",
         )
     if has_hook:
-        checks.refuse_option(
+        placement_checks.refuse_option(
             "fully_shard",
             "a module with set_all_reduce_hook",
             "the gradients that sf.grad returns, changed after it",

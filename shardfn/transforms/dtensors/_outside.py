@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from ... import _compat, _tree
 from ...capture import Arguments
-from ...capture.dtensors.values import dtensor_placements_text
+from ...capture.dtensors.dtensor_values import dtensor_placements_text
 from ...errors import TreeError
 from ...mesh import axes_of
 from ...ops.text_formats import is_part, print_held

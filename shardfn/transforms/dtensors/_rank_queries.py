@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from ... import _compat
 from ...capture.dtensors import group_ranks, process_groups, replaced_calls
-from ...capture.dtensors.flattened import flatten
+from ...capture.dtensors.flattened_meshes import flatten
 from ...capture.refusals import rank_numbers
 from ...capture.shard_map import axis_names
 from ..sharding._axis_names import linear_index

@@ -15,7 +15,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ... import _compat, _tree
-from ...capture.dtensors import checks, wrapper_subclasses
+from ...capture.dtensors import placement_checks, wrapper_subclasses
 from ...capture.shard_map import axis_names
 from ...ops import placement
 from ...ops import shard_map as prims
@@ -103,7 +103,7 @@ def _with_gradients(fn: Callable[..., Any]) -> Differentiated:
 @_compat.read_by_dynamo
 def _each_ranks_own(x: torch.Tensor) -> torch.Tensor:
     """A plain tensor that the code closes over: the gradient of each rank is its own."""
-    names = [name for name, _ in checks.mesh_axes_here()]
+    names = [name for name, _ in placement_checks.mesh_axes_here()]
     own = prims.vary(x, print_axes(names))
     return placement.shared(own, placement.HELD)
 

@@ -10,8 +10,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ... import _compat
-from ...capture.dtensors import checks, replaced_calls
-from ...capture.dtensors.values import placement_of
+from ...capture.dtensors import placement_checks, replaced_calls
+from ...capture.dtensors.dtensor_values import placement_of
 from ...ops import placement
 from ...ops import shard_map as prims
 from ...ops.text_formats import parse_part, parse_placed, print_part, print_shards
@@ -27,7 +27,7 @@ def own_of(name: str, path: str, x: DTensor, mesh: Any) -> torch.Tensor:
     Raises:
         PlacementError: the shards have different sizes.
     """
-    checks.refuse_uneven_part(f"{name}, argument {path}", path, x)
+    placement_checks.refuse_uneven_part(f"{name}, argument {path}", path, x)
     return own_of_part(x, mesh)
 
 
@@ -48,7 +48,7 @@ def entering(x: torch.Tensor, rows: Any, axes: Any) -> torch.Tensor:
     shards = print_shards([(name, n, 0) for name, n in axes])
     x = placement.shared(prims.to_local(x, shards).squeeze(0), placement.PART)
     local = tuple([int(n) for n in x.shape])
-    made = checks.check_shape(placement.PART, rows, local, None)
+    made = placement_checks.check_shape(placement.PART, rows, local, None)
     return joined(x, rows, made)
 
 
@@ -57,7 +57,7 @@ def closed_over(x: torch.Tensor, text: str) -> torch.Tensor:
     """Make a DTensor on a submesh of the local tensor of a DTensor that the function
     closes over.
     """
-    axes = checks.mesh_axes_here()
+    axes = placement_checks.mesh_axes_here()
     return entering(x, rows_of_part(text, axes), axes)
 
 

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from ... import _compat, _tree, tree_pairs
 from ...accepted import described
-from ...capture.rewrites.strides import refuse_unstrided
+from ...capture.rewrites.as_strided import refuse_unstrided
 from ...errors import PlacementError, TreeError
 from ...mesh import all_coordinates, axes_of, check_mesh, refuse_elsewhere
 from ...partition import layout

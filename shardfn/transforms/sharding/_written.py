@@ -15,7 +15,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from ... import _compat
-from ...capture.closure.closed_over import modules_of
+from ...capture.closure.closed_over_tensors import modules_of
 from ...capture.modules.module_copies import computed_by_hooks
 from ...errors import TreeError
 from ...ops.placement import REDISTRIBUTE

@@ -14,7 +14,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 
 import shardfn as sf
 from shardfn import P, _compat
-from shardfn.capture.refusals import data_dependent, explain
+from shardfn.capture.refusals import data_dependent, torch_errors
 
 X = torch.arange(6.0, dtype=torch.float64)
 W = torch.ones(6, dtype=torch.float64)
@@ -168,13 +168,13 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
 
 
 def test_every_row_has_a_program() -> None:
-    assert {row[0] for row in explain.CAUSES} == PROGRAMS.keys()
+    assert {row[0] for row in torch_errors.CAUSES} == PROGRAMS.keys()
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("row", explain.CAUSES, ids=lambda row: row[0])
+@pytest.mark.parametrize("row", torch_errors.CAUSES, ids=lambda row: row[0])
 def test_a_program_reaches_each_row(row: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explain, "CAUSES", (row,))
+    monkeypatch.setattr(torch_errors, "CAUSES", (row,))
     with sf.fake_world(2), pytest.raises(sf.CaptureError) as caught:
         PROGRAMS[row[0]]()
     said = str(caught.value)

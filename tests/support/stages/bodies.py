@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from shardfn import _compat
-from shardfn.capture import trace
+from shardfn.capture import aten_trace
 from shardfn.capture.control_flow.bodies import BodyGraph, BodyResult, EnteringTensor
 from shardfn.capture.reading.capture_settings import Settings, tracing
 
@@ -36,7 +36,7 @@ def lowered(fn: Callable[..., Any], *args: torch.Tensor) -> torch.fx.GraphModule
     with tracing(Settings(name="f"), mode, _compat.Memo()):
         inputs = [mode.from_tensor(x) for x in args]
         paths = [f"x{i}" for i in range(len(args))]
-        module = trace.functional_graph(fn, inputs, "f", paths)
+        module = aten_trace.functional_graph(fn, inputs, "f", paths)
     module.recompile()
     return module
 

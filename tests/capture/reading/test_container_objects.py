@@ -9,7 +9,7 @@ import torch
 
 import shardfn as sf
 from shardfn import P
-from shardfn.capture.reading.objects import lost_changes
+from shardfn.capture.reading.container_objects import lost_changes
 
 
 def net() -> Any:

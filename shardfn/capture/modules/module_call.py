@@ -16,10 +16,10 @@ from torch.overrides import TorchFunctionMode
 from ... import _compat, _tree
 from ...errors import CaptureError, ShardError, is_ours
 from .. import annotations as sources
-from ..refusals import data_dependent, explain, leaks
+from ..aten_trace import hooked_values
+from ..refusals import data_dependent, leaked_values, torch_errors
 from ..rewrites import python_substitutes
 from ..rewrites.custom_op_gradients import refuse_dropped_call
-from ..trace import hooked_values
 from . import module_copies
 from .attribute_stores import stored_at
 from .backward_hooks import HookedCall
@@ -118,12 +118,12 @@ class PureModule:
         frozen parameters afterwards.
         """
         module = self.module_with(params, buffers)
-        leaks.note_modes(self.modes)
+        leaked_values.note_modes(self.modes)
         before = module_copies.snapshot(module)
         hooks = [hook for hooks in self.hooks.values() for hook in hooks]
         # keeps the module alive, for torch's old backward hooks
         for fn in (module, *module_copies.user_functions(module), *hooks):
-            leaks.watch(self.name, fn)
+            leaked_values.watch(self.name, fn)
         with _compat.patched("backward hooks", hook=HookedCall):
             out = module(*args, **kwargs)
         self.refuse_changes(
@@ -242,7 +242,7 @@ def running(name: str) -> Iterator[bool]:
         except ShardError:
             raise
         except Exception as error:
-            if refusal := explain.raised(error, name):
+            if refusal := torch_errors.module_error_of(error, name):
                 raise refusal from error
             raise
     traced.refuse_written()
@@ -325,7 +325,7 @@ class ModuleTracing(TorchFunctionMode):
             CaptureError: there was one.
         """
         if any(_compat.version_of(fake) > version for _, fake, version in self.fakes.values()):
-            got, fix = explain.HELD
+            got, fix = torch_errors.HELD
             raise CaptureError.of(self.name, got, needed="one pure graph of tensor ops", fix=fix)
 
 

@@ -18,8 +18,8 @@ from torch.overrides import TorchFunctionMode
 from ... import _compat, _tree
 from ...errors import ShardError, is_inside, is_ours, source_at
 from ...tracebacks import FULL, note_once
-from ..closure.closed_over import modules_of
-from ..refusals import leaks
+from ..closure.closed_over_tensors import modules_of
+from ..refusals import leaked_values
 
 LARGE = 2**20  # elements, from which on a tensor that stands for another has the memory of one
 
@@ -36,7 +36,7 @@ class EagerMode(TorchFunctionMode):
 
     def __init__(self, failed: Exception | None = None) -> None:
         super().__init__()
-        self.is_wanted = None if failed is None else is_like(failed)
+        self.is_wanted = None if failed is None else has_text_of(failed)
         self.entered: list[Any] = []  # the frames of loops, whose bodies run once
 
     def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -114,7 +114,7 @@ def raise_users(
     """
     try:
         with _compat.reading(), _modules_kept(fn), _compat.Silent(OnlyFake), EagerMode(failed):
-            leaks.watch(name, fn)
+            leaked_values.watch(name, fn)
             call()
     except BaseException as error:
         if isinstance(error, Exception) and not is_users(error):
@@ -124,7 +124,7 @@ def raise_users(
         raise
 
 
-def is_users(error: Exception, line: str | None, *, is_known: bool) -> bool:
+def is_users_error(error: Exception, line: str | None, *, is_known: bool) -> bool:
     """Whether an error is of the user's code.
 
     Args:
@@ -160,7 +160,7 @@ def _is_raised(error: Exception) -> bool:
     return dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]] in RAISES
 
 
-def is_like(failed: Exception) -> Callable[[Exception], bool]:
+def has_text_of(failed: Exception) -> Callable[[Exception], bool]:
     """A test whether an error has the same text as another one."""
     said = str(failed)
     return lambda error: bool(str(error)) and str(error) in said

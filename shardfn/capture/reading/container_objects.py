@@ -10,9 +10,9 @@ from ... import _compat, _tree, tree_pairs
 from ...errors import CaptureError
 
 
-def opened(tree: Any) -> tuple[Any, Any]:
-    """A tree with a tuple of children in place of each container object, and how `made` makes the
-    objects again. None where there are none.
+def opened_tree(tree: Any) -> tuple[Any, Any]:
+    """A tree with a tuple of children in place of each container object, and how `remade_tree` makes
+    the objects again. None where there are none.
     """
     if not tree_pairs.is_node(tree):
         return tree, None
@@ -26,7 +26,7 @@ def opened(tree: Any) -> tuple[Any, Any]:
     rows = []
     inner = []
     for child in children:
-        row, how = opened(child)
+        row, how = opened_tree(child)
         rows.append(row)
         inner.append(how)
     if way is not None:
@@ -37,9 +37,9 @@ def opened(tree: Any) -> tuple[Any, Any]:
 
 
 @_compat.read_by_dynamo
-def made(tree: Any, how: Any, records: list[Any]) -> Any:
-    """The tree with its container objects made again, as `opened` took them apart. Adds to a list
-    for each record (the outermost record around it, itself, how it opens, its children).
+def remade_tree(tree: Any, how: Any, records: list[Any]) -> Any:
+    """The tree with its container objects made again, as `opened_tree` took them apart. Adds to
+    a list for each record (the outermost record around it, itself, how it opens, its children).
     """
     if how is None:
         return tree
@@ -48,7 +48,7 @@ def made(tree: Any, how: Any, records: list[Any]) -> Any:
     given = tree.values() if isinstance(tree, dict) else tree
     children = []
     for x, below in zip(given, inner, strict=True):
-        children.append(made(x, below, records))
+        children.append(remade_tree(x, below, records))
     if way is None:
         return _tree.like(tree, children)
     found = way.closed(context, children)

@@ -193,14 +193,14 @@ CAUSES = (
 )
 
 
-def explained(
+def capture_error_of(
     error: BaseException, fn: Callable[..., Any], name: str, paths: Sequence[str], read: Any = None
 ) -> CaptureError:
     """The CaptureError for an error of Dynamo or make_fx in a user's function. Dynamo may have
     traced a wrapper around it.
     """
     text, source = str(error), line_of(error) or _definition(fn)
-    got, fix = named(error, paths, read or fn) or _of_unknown_cause(error, text)
+    got, fix = cause_in_tables(error, paths, read or fn) or _of_unknown_cause(error, text)
     is_of_value = got.startswith(OF_VALUES)
     ranks = (
         rank_numbers.notes_of_error(error)
@@ -214,7 +214,7 @@ def explained(
     )
 
 
-def raised(error: BaseException, name: str) -> CaptureError | None:
+def module_error_of(error: BaseException, name: str) -> CaptureError | None:
     """The CaptureError for an error in a module that Dynamo does not trace, if a table has its
     cause.
     """
@@ -234,7 +234,9 @@ def raised(error: BaseException, name: str) -> CaptureError | None:
     return CaptureError.of(name, got, needed="one pure graph of tensor ops", fix=fix, source=source)
 
 
-def named(error: BaseException, paths: Sequence[str], read: Any) -> tuple[str, str] | None:
+def cause_in_tables(
+    error: BaseException, paths: Sequence[str], read: Any
+) -> tuple[str, str] | None:
     """The problem and the suggestion, if a table has the cause of an error."""
     text = str(error)
     frames = list(getattr(error, "real_stack", None) or ())

@@ -1,4 +1,4 @@
-"""The state of one capture while it traces: the decompositions, and the loops so far.
+"""Tracing into ATen graphs by make_fx, and the record of one capture: decompositions, loops.
 
 A loop is traced separately while the outer trace is paused. The outer graph has one op with the
 number of the loop.
@@ -25,7 +25,7 @@ from .closure.closed_over_primals import Derivative, derivative_of
 from .control_flow import scan_residuals, trim_loops
 from .drawing import draws
 from .refusals.refused_writes import OF_BODY, refuse_collectives, refuse_mutation
-from .rewrites import strides
+from .rewrites import as_strided
 from .rewrites.in_place_ops import without_writes
 
 
@@ -147,7 +147,7 @@ def traced(
             lambda *xs: [x.contiguous() for x in fn(*xs)], inputs, name, [OF_BODY] * len(inputs)
         )
         sources.attach(graph)
-        strides.settle(graph, name, [], inside=True)
+        as_strided.settle(graph, name, [], inside=True)
         constants = lifted_constants(graph, _recording.get().mode, name)
         if again:
             _refuse_random(graph.graph, name)

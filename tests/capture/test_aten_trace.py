@@ -6,7 +6,7 @@ import torch
 
 import shardfn as sf
 from shardfn import _compat
-from shardfn.capture import trace
+from shardfn.capture import aten_trace
 from tests.support.stages.graphs import calls
 
 X = torch.ones(3)
@@ -17,7 +17,7 @@ def test_constants_of_the_function_become_its_last_inputs() -> None:
     module.c = X + 1
     x = module.graph.placeholder("x")
     module.graph.output([module.graph.call_function(torch.add, (x, module.graph.get_attr("c")))])
-    (constant,) = trace.lifted_constants(module, _compat.FakeTensorMode(), "f")
+    (constant,) = aten_trace.lifted_constants(module, _compat.FakeTensorMode(), "f")
     assert constant.tolist() == [2, 2, 2]
     names = [n.name for n in module.graph.find_nodes(op="placeholder")]
     assert names == ["x", "constant_0"] and not module.graph.find_nodes(op="get_attr")

@@ -11,14 +11,14 @@ import torch
 
 import shardfn as sf
 from shardfn import _compat
-from shardfn.capture.refusals.explain import explained
+from shardfn.capture.refusals.torch_errors import capture_error_of
 
 
 def fn(x: Any) -> Any: ...
 
 
 def told(text: str, paths: Any = (), read: Any = None) -> str:
-    return str(explained(RuntimeError(text), fn, "f", paths, read))
+    return str(capture_error_of(RuntimeError(text), fn, "f", paths, read))
 
 
 class Counter:

@@ -26,10 +26,10 @@ from ..control_flow import bodies
 from ..dynamo_nodes import BACKWARD, PLUMBING, is_wrap, name_of
 from ..shard_map.axis_names import current_scope
 from ..transform_levels import dtensor_at
-from . import checks, replaced_calls
-from .flattened import flattened
+from . import placement_checks, replaced_calls
+from .flattened_meshes import flattened
 from .mixed_ops import of_control_flow, origin_of, refuse_mixed, refuse_two_meshes
-from .writes import is_replaceable
+from .shared_memory_writes import is_replaceable
 
 Outer = Mapping[torch.fx.Node, torch.fx.Node]
 APART = (*placement.PLACED, placement.unmarked)
@@ -113,7 +113,7 @@ class DTensors:
         """
         here = current_scope()
         if here.may_be_of_ranks and here.mesh is not None and not here.manual:
-            raise checks.needs_ranks("isinstance(x, DTensor)", here.mesh)
+            raise placement_checks.needs_ranks("isinstance(x, DTensor)", here.mesh)
         return self.is_dtensor(node, outer)
 
     @_compat.located
@@ -172,13 +172,13 @@ class DTensors:
             NeedsRanks: among plain tensors.
             PlacementError: its mesh is another one.
         """
-        checks.check_closed_over(x.device_mesh)
-        if checks.among_global_tensors():
+        placement_checks.check_closed_over(x.device_mesh)
+        if placement_checks.among_global_tensors():
             current_scope().closes_over = True
             return _constrained, dtensor_placements_text(x, current_scope().mesh)
         if not is_on_part(x, current_scope().mesh):
             return placement.placed, dtensor_placements_text(x)
-        checks.refuse_uneven_part("a DTensor that the function closes over", "", x)
+        placement_checks.refuse_uneven_part("a DTensor that the function closes over", "", x)
         current_scope().parts.append(x)
         return replaced_calls.CLOSED_OVER[replaced_calls.PART], dtensor_placements_text(x)
 
@@ -195,7 +195,7 @@ class DTensors:
     def mesh(self, node: torch.fx.Node, outer: Outer) -> Any:
         """The mesh of a DTensor."""
         if not self.is_dtensor(node, outer):
-            checks.refuse_plain("DTensor.device_mesh", None)
+            placement_checks.refuse_plain("DTensor.device_mesh", None)
         return _mesh_of(_axes_of(node, outer))
 
     def value(self, node: torch.fx.Node, outer: Outer) -> Any:

@@ -15,8 +15,8 @@ from ...ops.text_formats import parse_placed, print_placed
 from ...simulated import uneven_dim
 from ..refusals.unsupported_calls import IN_SHARD, MODULE_IN_SHARD, STYLES
 from ..shard_map.axis_names import current_scope
-from . import own_sizes
-from .flattened import home_of, refuse_flattened
+from . import uneven_shards
+from .flattened_meshes import home_of, refuse_flattened
 
 CONSTRAINTS = (  # in `shard`
     "DTensor.redistribute",
@@ -218,7 +218,7 @@ def shards_of(what: str, rows: tuple[Any, ...], shape: tuple[int, ...]) -> str:
     Raises:
         PlacementError, NeedsOwnSizes: into shards of different sizes, where ranks share a program.
     """
-    return own_sizes.shards_of(what, rows, shape)
+    return uneven_shards.shards_of(what, rows, shape)
 
 
 @_compat.constant_in_graph
@@ -234,14 +234,14 @@ def check_shape(what: str, rows: tuple[Any, ...], local: tuple[int, ...], shape:
         if placement[0] == "S":
             found[int(placement[1:])] *= n
     if shape is None or tuple(shape) == tuple(found):
-        return own_sizes.shards_of(what, rows, tuple(found))
+        return uneven_shards.shards_of(what, rows, tuple(found))
     got = f"shape {tuple(shape)}, of local tensors of shape {tuple(local)}"
     needed = f"{tuple(found)}, of shards of equal size"
-    if own_sizes.ranks_may_differ():
-        at = own_sizes.coordinate_of_rank(what, got)
-        mine = own_sizes.local_shape(rows, shape, at)
+    if uneven_shards.ranks_may_differ():
+        at = uneven_shards.coordinate_of_rank(what, got)
+        mine = uneven_shards.local_shape(rows, shape, at)
         if mine == tuple(local):
-            return own_sizes.shards_of(what, rows, tuple(shape))
+            return uneven_shards.shards_of(what, rows, tuple(shape))
         place = ", ".join(f"{axis}={k}" for axis, k in at.items())
         needed = f"local tensors of shape {mine} on the rank at {place}"
     raise PlacementError.of(what, got, needed=needed, fix="pad the tensor")

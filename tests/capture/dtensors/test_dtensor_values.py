@@ -11,7 +11,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import shardfn as sf
 from shardfn import _compat
-from shardfn.capture.dtensors import replaced_calls, values
+from shardfn.capture.dtensors import dtensor_values, replaced_calls
 from shardfn.capture.shard_map import axis_names
 from shardfn.ops import placement
 
@@ -47,8 +47,8 @@ class Nodes:
         return node
 
 
-def dtensors() -> values.DTensors:
-    return values.DTensors(_compat.fake_mode())
+def dtensors() -> dtensor_values.DTensors:
+    return dtensor_values.DTensors(_compat.fake_mode())
 
 
 def test_what_torch_cannot_place_is_refused(mesh: Any) -> None:
