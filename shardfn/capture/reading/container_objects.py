@@ -11,8 +11,8 @@ from ...errors import CaptureError
 
 
 def opened_tree(tree: Any) -> tuple[Any, Any]:
-    """A tree with a tuple of children in place of each container object, and how `remade_tree` makes
-    the objects again. None where there are none.
+    """A tree with a tuple of children in place of each container object, and how `remade_tree`
+    makes the objects again. None where there are none.
     """
     if not tree_pairs.is_node(tree):
         return tree, None
