@@ -83,7 +83,7 @@ REGISTRIES = (
     State("random.ambient", "state", "the user's random states, by name"),
     State("_compat.inductor", "_formulas", "ops that Inductor writes as formulas"),
     State("_compat.distributed.every_rank", "_one_thread", "who runs torch for all ranks"),
-    State("_compat.cpp_kernels.folder", "_named", "who needs the folder of kernels"),
+    State("_compat.cpp_kernels.folder", "_kernel_folder", "who needs the folder of kernels"),
     State("_compat.native.library", "_loaded", "the C++ functions of a call"),
     State("_compat.threads", "_replaced", "attributes of torch that are replaced now"),
 )

@@ -7,7 +7,7 @@ from .compilations.culprits import culprits
 from .compilations.environment import environment, has_own_passes, machine
 from .compilations.garbage import paused_gc
 from .compilations.modules import Generated, Rerun, generated
-from .cpp_kernels.folder import CACHE_DIR, cache_folder, not_own
+from .cpp_kernels.folder import CACHE_DIR, cache_folder, not_private
 from .cpp_kernels.units import compiler_facts
 from .dispatch import Silent, aten_ops, ops_replaced, takes_context
 from .distributed.checkpoints import chunk, is_of_one_process, write_item
@@ -128,11 +128,11 @@ from .levels import (
     below_gradient,
     enter_gradient,
     followed,
-    followed_at,
+    wrapped_at_gradient,
     grad_and_value,
     jvp,
     leave_gradient,
-    stops_pulls,
+    has_no_grad_mode,
 )
 from .loops import in_body, substitutes, torch_map, torch_scan, torch_while_loop
 from .memory import (
@@ -300,7 +300,7 @@ __all__ = [
     "fake_store",
     "flattened_meshes",
     "followed",
-    "followed_at",
+    "wrapped_at_gradient",
     "followed_from_here",
     "for_a_while",
     "forward_hooks_of",
@@ -366,7 +366,7 @@ __all__ = [
     "named_group",
     "namespace_of",
     "neutral",
-    "not_own",
+    "not_private",
     "of_trees",
     "one_thread",
     "open_dual",
@@ -414,7 +414,7 @@ __all__ = [
     "spec_of",
     "split_factor",
     "staging",
-    "stops_pulls",
+    "has_no_grad_mode",
     "storage_of",
     "strided_shard",
     "substitutes",

@@ -1,5 +1,5 @@
-"""Ops that torch's kernels run in a compiled program, since Inductor's code for them is wrong
-(torch 2.11 to 2.13), as it is under `torch.compile`.
+"""Ops that a compiled program runs by torch's own kernels, since Inductor's code for them is wrong
+(torch 2.11 to 2.13).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ BYTES = {torch.uint8, torch.int8, torch.bool}
 
 
 def mark(graph: torch.fx.Graph) -> None:
-    """Mark the nodes of a graph whose ops torch's kernels run.
+    """Mark the nodes of an fx graph that Inductor must run by torch's kernels.
 
     Args:
         graph: as Inductor lowers it. Its nodes have their fake values.
@@ -26,14 +26,14 @@ def mark(graph: torch.fx.Graph) -> None:
 
 
 def _of_bytes(node: Any) -> bool:
-    """An extreme of bytes: vectors of 16 or more elements give others, and places that do not
-    exist.
+    """Check whether a max, min or argmax node is of 8-bit integers: Inductor's vectors of 16 or
+    more elements give wrong values and indices.
     """
     return node.args[0].meta["val"].dtype in BYTES
 
 
 def _by_zero(node: Any) -> bool:
-    """A division of integers whose divisor may be zero: torch raises an error, and compiled code
+    """Check whether a division of integers may be by zero: torch raises an error, and compiled code
     would end the process.
     """
     divisor = node.args[1]
@@ -42,6 +42,7 @@ def _by_zero(node: Any) -> bool:
 
 
 def _always(node: torch.fx.Node) -> bool:
+    """Check nothing: the op of any such node runs by torch's kernel."""
     return True
 
 

@@ -1,4 +1,4 @@
-"""Ops that Inductor compiles into other values than torch's, written as ops that it does not.
+"""Ops that Inductor compiles to other values than torch's, decomposed into ops that it does not.
 
 Each of these is wrong under `torch.compile` as well (torch 2.11 to 2.13).
 """
@@ -15,7 +15,9 @@ aten = torch.ops.aten
 
 
 def table() -> dict[Any, Any]:
-    """Inductor's table of decompositions, with ours in place of those that change values."""
+    """Return Inductor's decomposition table, with ours in place of the decompositions that change
+    values.
+    """
     from torch._inductor.decomposition import select_decomp_table
 
     theirs = select_decomp_table()
@@ -23,7 +25,7 @@ def table() -> dict[Any, Any]:
 
 
 def before(ours: Callable[..., Any], theirs: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Our decomposition of an op, and torch's for what it leaves alone."""
+    """Chain two decompositions of an op: ours, and torch's where ours returns NotImplemented."""
 
     def decomposed(*args: Any, **kwargs: Any) -> Any:
         result = ours(*args, **kwargs)
@@ -35,8 +37,8 @@ def before(ours: Callable[..., Any], theirs: Callable[..., Any] | None) -> Calla
 
 
 def _cumsum(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
-    """A cumulative sum in a dtype is one of cast values, in int64 for integers, and cast again.
-    Inductor drops the dtype where all values are one number.
+    """Decompose cumsum in a dtype into a cast, cumsum and a cast. Inductor drops the dtype where
+    all values are one number.
     """
     if dtype is None and x.dtype != torch.bool:
         return NotImplemented
@@ -45,8 +47,8 @@ def _cumsum(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> A
 
 
 def _add(a: Any, b: Any, *, alpha: Any = 1) -> Any:
-    """A sum whose factor is a product of its own. Inductor drops the factor where it makes one
-    call of the product of two matrices and a sum.
+    """Decompose a + alpha * b into a product and a sum. Inductor drops alpha where it fuses the sum
+    with a matrix product.
     """
     is_one = isinstance(alpha, int | float) and alpha == 1
     tensors = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
@@ -56,8 +58,8 @@ def _add(a: Any, b: Any, *, alpha: Any = 1) -> Any:
 
 
 def _mul(a: torch.Tensor, b: Any) -> Any:
-    """A product with zero. Inductor takes that with an integer for zero, also where the other
-    factor is infinite or no number.
+    """Decompose x * 0 into x * 0.0 for floats, which keeps nan. Inductor folds a product with
+    integer 0 to zeros, also where x is infinite or nan.
     """
     is_zero = isinstance(b, int) and b == 0
     if not is_zero or not (a.is_floating_point() or a.is_complex()):
@@ -66,8 +68,8 @@ def _mul(a: torch.Tensor, b: Any) -> Any:
 
 
 def _divide(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
-    """A division that rounds down: 1.0 // 0.1 is 9, since 0.1 is a little more than a tenth.
-    Inductor rounds the quotient, which is 10.
+    """Decompose a floor division of floats: 1.0 // 0.1 is 9, since 0.1 is a little more than a
+    tenth. Inductor floors the quotient, which is 10.
     """
     if rounding_mode != "floor" or not _is_floating(a, b):
         return NotImplemented
@@ -75,6 +77,7 @@ def _divide(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
 
 
 def _floor_divide(a: Any, b: Any) -> Any:
+    """Compute the floor division of floats from fmod, as torch's kernel does."""
     if not _is_floating(a, b):
         return NotImplemented
     a, b = _operands(a, b, is_rounded=False)
@@ -92,7 +95,9 @@ def _floor_divide(a: Any, b: Any) -> Any:
 
 
 def _remainder(a: Any, b: Any) -> Any:
-    """The rest of a division that rounds down, from that of one toward zero, which is exact."""
+    """Compute the remainder of a floor division from fmod, the remainder toward zero, which is
+    exact.
+    """
     if not _is_floating(a, b):
         return NotImplemented
     a, b = _operands(a, b)
@@ -101,24 +106,25 @@ def _remainder(a: Any, b: Any) -> Any:
 
 
 def _differ(rest: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Where there is a rest whose sign is not that of the divisor."""
+    """Return a mask of where a nonzero remainder has another sign than the divisor."""
     return (rest != 0) & ((rest < 0) != (b < 0))
 
 
 def _is_floating(a: Any, b: Any) -> bool:
+    """Check whether two operands promote to a floating dtype."""
     return torch.result_type(a, b).is_floating_point
 
 
 def _rest(a: torch.Tensor, b: Any) -> Any:
-    """The rest of a division toward zero. torch rounds a number first."""
+    """Decompose fmod by a number: torch rounds the number to the tensor's dtype first."""
     if not _is_floating(a, b):
         return NotImplemented
     return torch.fmod(*_operands(a, b))
 
 
 def _operands(a: Any, b: Any, *, is_rounded: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both as tensors of the dtype of the result. Inductor computes with a number of 16 bits as
-    it stands, unless it is rounded.
+    """Cast both operands to tensors of their common dtype. Inductor computes with a 16-bit number
+    unrounded, unless it is rounded here.
     """
     dtype = torch.result_type(a, b)
     first = next(x for x in (a, b) if isinstance(x, torch.Tensor))

@@ -1,4 +1,4 @@
-"""Inductor: the order of the program kept, and the lowerings of our own ops."""
+"""Compilation of an ATen graph by Inductor, and Inductor's lowerings of shardfn's own ops."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OURS = "shardfn: what its code depends on besides its ops"  # a key of a graph's
 
 
 def trace_artifact(name: str, text: str) -> None:
-    """Write a text to torch's structured trace, which TORCH_TRACE turns on."""
+    """Write a named text to torch's structured trace, which TORCH_TRACE turns on."""
     from torch._logging._internal import trace_structured
 
     metadata = {"name": name, "encoding": "string"}
@@ -26,7 +26,7 @@ def trace_artifact(name: str, text: str) -> None:
 
 
 def generated_code(runner: Any) -> str:
-    """The generated code of a function that Inductor returned, or "" if Inductor did not keep
+    """Return the source code of a function that Inductor compiled, or "" if Inductor did not keep
     it.
     """
     inner = getattr(runner, "__wrapped__", runner)
@@ -34,8 +34,8 @@ def generated_code(runner: Any) -> str:
 
 
 def _lower_pack(xs: Any) -> Any:
-    """Inductor's lowering of `shardfn::pack`: a tensor that nothing else reads is computed
-    directly into the flat buffer.
+    """Lower `shardfn::pack`: compute each tensor that nothing else reads directly into the flat
+    buffer.
 
     Like Inductor's ConcatKernel, which however copies tensors that have to be flattened (torch
     2.11 to 2.13).
@@ -72,6 +72,7 @@ def _lower_pack(xs: Any) -> Any:
 
 @functools.cache
 def _after_class() -> Any:
+    """Make the Inductor IR class of `shardfn::after`, once torch's IR is imported."""
     from torch._inductor import ir
 
     class After(ir.FallbackKernel):
@@ -86,7 +87,7 @@ def _after_class() -> Any:
 
 
 def _lower_after(x: Any, token: Any) -> Any:
-    """Inductor's lowering of `shardfn::after`."""
+    """Lower `shardfn::after`, which orders a value after a token, to an assignment."""
     from torch._inductor import ir
 
     op = torch.ops.shardfn.after.default
@@ -95,8 +96,8 @@ def _lower_after(x: Any, token: Any) -> Any:
 
 @functools.cache
 def _lower_collective(op: Any) -> None:
-    """Have Inductor's code start a collective of ours as it starts its own, so that what is sent
-    stays as it is until the wait.
+    """Register the lowering of one of our collectives as a collective of Inductor's, so that the
+    sent buffer stays unchanged until the wait.
     """
     from torch._inductor import ir
     from torch._inductor.lowering import register_lowering
@@ -110,24 +111,24 @@ def _lower_collective(op: Any) -> None:
 
 
 class Loader:
-    """A tensor that a formula reads: its shape, and its element at a place."""
+    """A tensor argument of a formula: its sizes, and a function that loads the element at an index."""
 
     def __init__(self, x: Any) -> None:
         self.sizes, self.at = [_number(n) for n in x.get_size()], x.make_loader()
 
 
 def _number(n: Any) -> Any:
-    """A size as an int, if it is one."""
+    """Convert a size of Inductor's to an int, unless it has free symbols."""
     return n if getattr(n, "free_symbols", None) else int(n)
 
 
 def _expression(n: Any) -> Any:
-    """A size in the form that Inductor computes with."""
+    """Convert a SymInt to its sympy expression."""
     return n.node.expr if isinstance(n, torch.SymInt) else n
 
 
 def _operator(name: str) -> Callable[[Integer, Integer | int], Integer]:
-    """One of Inductor's operations of two integers."""
+    """Make an operator method of Integer from the name of an op of Inductor's."""
 
     def apply(left: Integer, right: Integer | int) -> Integer:
         from torch._inductor.virtualized import ops
@@ -159,7 +160,8 @@ _formulas: dict[Any, Callable[..., Any]] = {}
 
 
 def lower_by_formula(op: OpOverload, formula: Callable[..., Any]) -> None:
-    """Have Inductor compute an op by a formula, which it writes into whatever reads the result.
+    """Register a pointwise formula as Inductor's lowering of an op, fused into whatever reads the
+    result.
 
     Args:
         op: one of ours; its result has the shape, dtype and device of its fake.
@@ -170,16 +172,16 @@ def lower_by_formula(op: OpOverload, formula: Callable[..., Any]) -> None:
 
 
 def _lower_formula(op: OpOverload, *args: Any) -> Any:
-    """Inductor's code for an op that a formula computes."""
+    """Lower an op to a pointwise kernel by its registered formula."""
     from torch._inductor import ir
     from torch._inductor.virtualized import V, ops
 
     like = V.graph.current_node.meta["val"]
-    given = [Loader(x) if isinstance(x, ir.TensorBox) else x for x in args]
+    arguments = [Loader(x) if isinstance(x, ir.TensorBox) else x for x in args]
     return ir.Pointwise.create(
         device=like.device,
         dtype=like.dtype,
-        inner_fn=lambda place: _formulas[op](ops, place, *given),
+        inner_fn=lambda place: _formulas[op](ops, place, *arguments),
         ranges=[_expression(n) for n in like.shape],
     )
 
@@ -188,7 +190,8 @@ _effects: list[OpOverload] = []
 
 
 def keep_effects(op: OpOverload) -> None:
-    """Have torch keep the calls of an op of ours that nothing reads, and Inductor their order.
+    """Mark an op of ours as having side effects: torch keeps calls whose results nothing reads, and
+    Inductor keeps their order.
 
     Args:
         op: one that does more than compute its results.
@@ -199,6 +202,7 @@ def keep_effects(op: OpOverload) -> None:
 
 @functools.cache
 def _effect_class() -> Any:
+    """Make the Inductor IR class of ops with side effects, once torch's IR is imported."""
     from torch._inductor import dependencies, ir
     from torch._inductor.virtualized import V
 
@@ -224,16 +228,17 @@ def _effect_class() -> Any:
 
 
 def _lower_effect(op: OpOverload, *args: Any) -> Any:
-    """Inductor's lowering of an op that does more than compute its results."""
+    """Lower an op with side effects to a call of its kernel, in program order."""
     from torch._inductor import ir
 
     plain = [list(x) if isinstance(x, (list, tuple)) else x for x in args]
-    found = _effect_class().create(op, *plain)
-    return [ir.TensorBox.create(x) for x in found] if isinstance(found, (list, tuple)) else None
+    results = _effect_class().create(op, *plain)
+    return [ir.TensorBox.create(x) for x in results] if isinstance(results, (list, tuple)) else None
 
 
 @functools.cache
 def _register_lowerings() -> None:
+    """Register the lowerings of pack, after, and of all ops with side effects or formulas."""
     from torch._inductor.lowering import register_lowering
 
     register_lowering(torch.ops.shardfn.pack.default, type_promotion_kind=None)(_lower_pack)
@@ -247,8 +252,8 @@ def _register_lowerings() -> None:
 
 
 def _run_by_kernels(graph: torch.fx.Graph) -> None:
-    """Have Inductor call torch's kernels for interpolations and other ops that torch.compile
-    decomposes before their gradient, and Inductor does not lower.
+    """Register torch's kernels as fallbacks for the ops of a graph that Inductor does not lower,
+    such as interpolations, which torch.compile decomposes before their gradient.
 
     It would do so itself, but refuses where the environment has the variable CI, which GitHub
     sets (torch 2.13).
@@ -274,7 +279,7 @@ def _run_by_kernels(graph: torch.fx.Graph) -> None:
 
 @contextlib.contextmanager
 def _faking(mode: Any) -> Iterator[None]:
-    """Inductor at work on the fake tensors of a mode."""
+    """Enter a fake tensor mode as Inductor expects it while it compiles."""
     from torch._guards import TracingContext, tracing
     from torch._inductor.virtualized import V
 
@@ -285,7 +290,7 @@ def _faking(mode: Any) -> Iterator[None]:
 def _after_joint_passes(
     run: Callable[..., Any], inputs: Sequence[torch.Tensor]
 ) -> torch.fx.GraphModule:
-    """The graph of a program after Inductor's decompositions and its first passes."""
+    """Trace a function with Inductor's decompositions, and run Inductor's joint-graph passes."""
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -303,15 +308,15 @@ def inductor(
     collectives: Sequence[Any],
     checked: Sequence[int] = (),
 ) -> Callable[[list[Any]], list[Any]]:
-    """Compile what runs an ATen graph with Inductor. The result takes a list of inputs, empties
+    """Compile a function of an ATen graph with Inductor. The result takes a list of inputs, empties
     it, and returns a list.
 
     Args:
-        run: runs a graph of functional ATen.
+        run: interprets a graph of functional ATen.
         inputs: fake tensors like its inputs. Sizes that are symbols stay such.
         finish: changes the graph when Inductor has simplified it, before it makes code of it.
         collectives: the ops of ours that start one.
-        checked: the inputs whose layout each call checks, so that the code need not.
+        checked: positions of inputs whose layout the caller checks, so that the code need not.
     """
     from torch._inductor.compile_fx import compile_fx_inner, record_original_output_strides
     from torch._subclasses.fake_tensor import FakeTensorMode

@@ -1,4 +1,4 @@
-"""The levels of torch.func one at a time: a value at the innermost level, and below it."""
+"""One level of torch.func at a time: wrap a tensor at the innermost level, or unwrap it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ steps: Any = eager_transforms
 def grad_and_value(
     fn: Callable[..., Any], primals: tuple[torch.Tensor, ...]
 ) -> tuple[Any, Any, Any]:
-    """torch.func.grad_and_value of a function of a tuple of tensors, which returns a scalar and
-    a tuple of tensors: the same calls, with less Python for Dynamo to read.
+    """Compute gradients, value and aux of a function of a tuple of tensors, as
+    torch.func.grad_and_value does, with less Python for Dynamo to read.
 
     Returns:
         The gradients, the scalar and the tuple.
@@ -43,8 +43,8 @@ def grad_and_value(
         with steps.enable_inplace_requires_grad(True):
             xs = [steps._set_tensor_requires_grad(x) for x in xs]
         value, aux = fn(tuple(xs))
-        found = steps._autograd_grad((value,), xs, create_graph=True)
-        gradients = [steps._unwrap_for_grad(g, level) for g in found]
+        wrapped = steps._autograd_grad((value,), xs, create_graph=True)
+        gradients = [steps._unwrap_for_grad(g, level) for g in wrapped]
         value = steps._unwrap_for_grad(value, level)
         if aux:
             aux = tuple([steps._unwrap_for_grad(x, level) for x in aux])
@@ -52,37 +52,38 @@ def grad_and_value(
 
 
 def enter_gradient() -> int:
-    """Open a level of a gradient, and return its number."""
+    """Push a grad level of torch.func, and return its number."""
     return int(_functorch._grad_increment_nesting())
 
 
 def leave_gradient() -> None:
-    """Close the innermost level, one of a gradient."""
+    """Pop the innermost grad level of torch.func."""
     _functorch._grad_decrement_nesting()
 
 
-def _is_at(x: torch.Tensor, level: int) -> bool:
+def _is_wrapped_at(x: torch.Tensor, level: int) -> bool:
+    """Check whether a tensor is wrapped at a grad level."""
     x = _functorch.unwrap_if_dead(x)
     return _functorch.is_gradtrackingtensor(x) and _functorch.maybe_get_level(x) == level
 
 
-def followed_at(x: torch.Tensor, level: int) -> torch.Tensor:
-    """A tensor that a level of a gradient, the innermost one, follows."""
-    here = x if _is_at(x, level) else steps._wrap_for_grad(x, level)
-    if not here.requires_grad:
+def wrapped_at_gradient(x: torch.Tensor, level: int) -> torch.Tensor:
+    """Wrap a tensor at the innermost grad level, and require its gradient there."""
+    wrapped = x if _is_wrapped_at(x, level) else steps._wrap_for_grad(x, level)
+    if not wrapped.requires_grad:
         with steps.enable_inplace_requires_grad(True):
-            here.requires_grad_()
-    return here
+            wrapped.requires_grad_()
+    return wrapped
 
 
 def below_gradient(x: torch.Tensor, level: int) -> torch.Tensor:
-    """A tensor without a level of a gradient."""
-    return steps._unwrap_for_grad(x, level) if _is_at(x, level) else x
+    """Unwrap a tensor that is wrapped at a grad level; return any other as it is."""
+    return steps._unwrap_for_grad(x, level) if _is_wrapped_at(x, level) else x
 
 
-class _Pulled(_SingleLevelFunction):
-    """An autograd.Function of results of the level below, whose derivative at this level is a
-    given function.
+class _CustomBackward(_SingleLevelFunction):
+    """An autograd.Function that wraps results of the level below, with a given function as its
+    backward at this level.
     """
 
     @staticmethod
@@ -93,20 +94,20 @@ class _Pulled(_SingleLevelFunction):
         if level.kind is None:  # saved because torch's own autograd may differentiate again
             ctx.save_for_backward(*args)
         ctx.set_materialize_grads(False)
-        here = tuple(level.wrapped(x) for x in outs)
+        wrapped = tuple(level.wrapped(x) for x in outs)
         ctx.mark_non_differentiable(
-            *(x for x in here if not (x.is_floating_point() or x.is_complex()))
+            *(x for x in wrapped if not (x.is_floating_point() or x.is_complex()))
         )
-        return here
+        return wrapped
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
-        again = ctx.saved_tensors if ctx.level.kind is None else None
-        return None, None, None, *ctx.pull(cotangents, again)
+        saved = ctx.saved_tensors if ctx.level.kind is None else None
+        return None, None, None, *ctx.pull(cotangents, saved)
 
 
 class Level:
-    """The innermost active transform. Without one, torch's own autograd, of kind None."""
+    """The innermost active torch.func transform. Without one: torch's own autograd, kind None."""
 
     def __init__(self) -> None:
         from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
@@ -121,7 +122,9 @@ class Level:
 
     @contextlib.contextmanager
     def lowered(self) -> Iterator[None]:
-        """A context without this transform. The others still differentiate."""
+        """Enter a context in which this transform is inactive, and the outer ones still
+        differentiate.
+        """
         from torch.autograd.forward_ad import _set_fwd_grad_enabled
 
         with torch.enable_grad(), _set_fwd_grad_enabled(True):
@@ -132,41 +135,44 @@ class Level:
                 yield
 
     def below(self, x: torch.Tensor) -> torch.Tensor:
-        """The value of a tensor one level down."""
+        """Unwrap a tensor by one level; detach it under torch's own autograd."""
         if self.kind is None:
             return x.detach()
         x = _functorch.unwrap_if_dead(x)
         return x if self.kind == "vmap" else steps._unwrap_for_grad(x, self.number)
 
     def peeled(self, x: torch.Tensor) -> torch.Tensor:
-        """A tensor without its wrapper of this level. Samples get their batch dim."""
+        """Remove the wrapper of this level from a tensor. A sample of vmap becomes its batch."""
         x = _functorch.unwrap_if_dead(x)
         is_here = _functorch.maybe_get_level(x) == self.number
         return _functorch.get_unwrapped(x) if is_here else x
 
     def wrapped(self, x: torch.Tensor) -> torch.Tensor:
-        """A tensor of the level below, wrapped at this level."""
+        """Wrap a tensor of the level below at this level."""
         return x.view_as(x) if self.kind is None else steps._wrap_for_grad(x, self.number)
 
     def dual(self, x: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
-        """A tensor with its tangent at this level, both of the level below."""
+        """Make a dual tensor at this level from a primal and a tangent of the level below."""
         return torch._VF._make_dual(self.wrapped(x), self.wrapped(tangent), level=0)
 
     def tangent(self, x: torch.Tensor) -> torch.Tensor | None:
-        """The tangent of a tensor at this level, as a value of the level below."""
+        """Return the tangent of a tensor at this level, unwrapped to the level below. None if it
+        has none.
+        """
         if not self._is_here(x):
             return None
         tangent = torch._VF._unpack_dual(x, level=0)[1]
         return None if tangent is None else self.below(tangent.to(x.dtype))
 
     def moves(self, x: torch.Tensor) -> bool:
-        """Whether this level differentiates with respect to a tensor."""
+        """Check whether this level differentiates with respect to a tensor."""
         if self.kind == "jvp":
             tangent = self.tangent(x)
             return tangent is not None and not tangent._is_zerotensor()
         return self._is_here(x) and x.requires_grad
 
     def _is_here(self, x: torch.Tensor) -> bool:
+        """Check whether a tensor is wrapped at this level."""
         if self.kind is None:
             return True
         x = _functorch.unwrap_if_dead(x)
@@ -175,8 +181,8 @@ class Level:
     def pulled(
         self, outs: Sequence[torch.Tensor], pull: Pull, args: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """Results of the level below, wrapped at this level with a function for their
-        derivative.
+        """Wrap results of the level below at this level, with a function that computes their
+        vector-Jacobian product.
 
         Args:
             outs: the results.
@@ -187,12 +193,14 @@ class Level:
         from torch._functorch.utils import enable_single_level_autograd_function
 
         with enable_single_level_autograd_function():
-            return list(_Pulled.apply(self, outs, pull, *args))
+            return list(_CustomBackward.apply(self, outs, pull, *args))
 
     def batched(
         self, xs: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], tuple[int | None, ...], int]:
-        """Under vmap: the batched tensors, the batch dim of each, and the batch size."""
+        """Unwrap samples under vmap: return the batched tensors, the batch dim of each, and the
+        batch size.
+        """
         assert self.interpreter is not None, "under no vmap"
         pairs = [_functorch._unwrap_batched(_functorch.unwrap_if_dead(x), self.number) for x in xs]
         return (
@@ -202,13 +210,13 @@ class Level:
         )
 
     def sample(self, x: torch.Tensor) -> torch.Tensor:
-        """Under vmap: a tensor with the batch dim first, wrapped as one sample."""
+        """Wrap a tensor, batch dim first, as one sample under vmap."""
         return _functorch._add_batch_dim(x, 0, self.number)
 
 
 def followed(xs: Sequence[Any]) -> list[str]:
-    """The modes in which the levels of torch.func follow one of these values, the innermost
-    first: "jvp" or "grad".
+    """List the torch.func transforms that differentiate one of these values, the innermost first:
+    "jvp" or "grad".
     """
     level, xs = Level(), [x for x in xs if isinstance(x, torch.Tensor)]
     if level.kind is None or not xs:
@@ -219,9 +227,9 @@ def followed(xs: Sequence[Any]) -> list[str]:
     return [level.kind, *below] if is_one else below
 
 
-def stops_pulls() -> bool:
-    """Whether grad mode is off, and no derivative around this call asked for that. torch.func
-    then takes backward formulas that have no derivative of their own (torch 2.13).
+def has_no_grad_mode() -> bool:
+    """Check whether grad mode is off and no torch.func.grad is active. torch.func then takes
+    backward formulas that have no derivative of their own (torch 2.13).
     """
     kinds = torch._C._functorch.TransformType
     stack = torch._C._functorch.get_interpreter_stack() or ()
@@ -235,19 +243,19 @@ def jvp(
     tangents: tuple[Any, ...],
     has_aux: bool = False,
 ) -> Any:
-    """torch.func.jvp of a function that returns tuples. Also works where a graph has opened
-    forward mode.
+    """Call torch.func.jvp on a function that returns tuples. Works where an fx graph has opened
+    forward mode too.
     """
     close = open_dual()
     is_counted = close is not already_open
     if is_counted:
         close()
     with contextlib.nullcontext() if is_counted else patched("dual level"):
-        return _of_one_dtype(*torch.func.jvp(fn, primals, tangents, has_aux=has_aux))
+        return _tangents_in_dtype(*torch.func.jvp(fn, primals, tangents, has_aux=has_aux))
 
 
-def _of_one_dtype(values: Any, tangents: Any, *aux: Any) -> Any:
-    """Tangents cast to the dtypes of their values, since a number may raise a tangent's dtype
-    (torch 2.13).
+def _tangents_in_dtype(values: Any, tangents: Any, *aux: Any) -> Any:
+    """Cast tangents to the dtypes of their primals, since a Python number may raise a tangent's
+    dtype (torch 2.13).
     """
     return (values, tuple(t.to(x.dtype) for x, t in zip(values, tangents, strict=True)), *aux)

@@ -613,14 +613,14 @@ LOADING = (
         why="torch keeps them in a folder of /tmp that others may read, or have made",
         lost="kernels are kept in torch's folder",
         on_missing=DEGRADE,
-        enter=folder.own_kernels,
+        enter=folder.private_kernel_folder,
     ),
     Patch(
         what="the processor's instruction sets",
         why="Inductor builds and loads a program for each of them: eight seconds",
         lost="the first compilation of a machine takes eight seconds longer",
         on_missing=DEGRADE,
-        enter=instructions.instructions_known,
+        enter=instructions.quick_instruction_check,
         places=("torch._inductor.cpu_vec_isa:VecISA.check_build",),
     ),
 )
@@ -635,9 +635,9 @@ COMPILATION = (
         "and a constant that is no number is an error",
         lost="compiled erf, expm1, acosh, atanh and casts would have other values than torch's",
         calls={
-            **{f"{functions.VECTORS}.{x}": functions.written(x) for x in functions.FORMULAS},
+            **{f"{functions.VECTORS}.{x}": functions.vector_formula(x) for x in functions.FORMULAS},
             "torch._inductor.index_propagation:IndexPropagation.propagate_sympy": (
-                index_values.propagated
+                index_values.exact_propagation
             ),
         },
         is_mine=_always,

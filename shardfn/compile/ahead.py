@@ -11,7 +11,7 @@ import threading
 import attrs
 
 from .. import _compat
-from .._compat.cpp_kernels.header import compile_header, header_place
+from .._compat.cpp_kernels.header import compile_header, header_folder
 from ..stored import own_folder
 from .native import FAILURES, load_native
 
@@ -50,7 +50,7 @@ def _place() -> str | None:
     of it meanwhile.
     """
     try:
-        return header_place()
+        return header_folder()
     except FAILURES as error:
         log.info("the compiler is not prepared: %s", error)
         return None

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import attrs
 
-from .._compat import cache_folder, not_own
+from .._compat import cache_folder, not_private
 from ..byte_sizes import bytes_of
 from . import complete_files
 
@@ -161,7 +161,7 @@ def own_folder() -> Folder | None:
     path = place()
     if path is None or fcntl is None:
         return None
-    problem = not_own(path)
+    problem = not_private(path)
     if problem is None:
         return Folder(path)
     complain(f"compilations are not stored in {path}: {problem}")

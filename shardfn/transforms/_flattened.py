@@ -18,7 +18,7 @@ from ._transformed import name_of, parameter_names
 
 @_compat.constant_in_graph
 def _stops_pulls() -> bool:
-    return _compat.stops_pulls()
+    return _compat.has_no_grad_mode()
 
 
 def pulled_back(pull: Callable[..., Any], *args: Any) -> Any:

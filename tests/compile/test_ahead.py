@@ -38,7 +38,7 @@ def test_a_compiler_that_fails_is_left_to_the_compilation_that_needs_it(
     def missing() -> None:
         raise FileNotFoundError("a C++ compiler")
 
-    for step in ("compile_header", "header_place"):
+    for step in ("compile_header", "header_folder"):
         with monkeypatch.context() as patch:
             patch.setattr(ahead, step, missing)
             ahead.prepare_compiler().join()

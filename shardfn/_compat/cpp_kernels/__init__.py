@@ -1,1 +1,1 @@
-"""Inductor's C++ kernels: many in one translation unit, each compiled once on a machine."""
+"""Inductor's C++ kernels: how they are joined, compiled once a machine, and kept."""

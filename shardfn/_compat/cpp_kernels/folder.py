@@ -28,24 +28,26 @@ HEADERS = ("_HEADER_DIR", "_HEADER_LOCK_DIR")
 
 
 @contextlib.contextmanager
-def own_kernels() -> Iterator[None]:
-    """Let Inductor keep kernels in the folder of this user. Compilations may overlap."""
-    with _named.lock:
-        if not _named.users:
-            _named.enter()
-        _named.users += 1
+def private_kernel_folder() -> Iterator[None]:
+    """Enter a context in which Inductor caches kernels in a folder of this user alone. Contexts of
+    several compilations may overlap.
+    """
+    with _kernel_folder.lock:
+        if not _kernel_folder.users:
+            _kernel_folder.enter()
+        _kernel_folder.users += 1
     try:
         yield
     finally:
-        with _named.lock:
-            _named.users -= 1
-            if not _named.users:
-                _named.leave()
+        with _kernel_folder.lock:
+            _kernel_folder.users -= 1
+            if not _kernel_folder.users:
+                _kernel_folder.leave()
 
 
 @attrs.define(eq=False)
-class _Named:
-    """Whether the environment names the folder of this user.
+class _KernelFolder:
+    """Point TORCHINDUCTOR_CACHE_DIR at this user's kernel folder while any compilation runs.
 
     Args:
         lock: held while the rest changes.
@@ -66,7 +68,7 @@ class _Named:
     removal: Any = None
 
     def enter(self) -> None:
-        """Name it, unless the user has named one."""
+        """Set TORCHINDUCTOR_CACHE_DIR, unless the user has set it."""
         from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
         self.before = os.environ.get(TORCHS)
@@ -77,7 +79,7 @@ class _Named:
             self.move_headers(place / "precompiled_headers")
 
     def move_headers(self, place: Path) -> None:
-        """Let torch keep precompiled headers in a folder."""
+        """Set the folder in which torch stores precompiled headers."""
         from torch._inductor import codecache
 
         self.headers = {
@@ -88,7 +90,7 @@ class _Named:
                 setattr(codecache, name, str(path))
 
     def leave(self) -> None:
-        """Let the environment and torch be as before."""
+        """Restore TORCHINDUCTOR_CACHE_DIR and torch's header folders."""
         if not self.is_ours:
             return
         from torch._inductor import codecache
@@ -101,11 +103,13 @@ class _Named:
             os.environ[TORCHS] = self.before
 
     def place(self) -> Path:
-        """The folder, which exists. A temporary one if the user's cannot be had."""
+        """Return the folder of kernels, and create it. Fall back to a temporary one, with a
+        warning, where the user's is not private or not writable.
+        """
         parent = cache_folder()
         if parent is not None and self.temporary is None:
             path = parent / NAME
-            problem = not_own(path) or unwritable(path)
+            problem = not_private(path) or unwritable(path)
             if problem is None:
                 return path
             warnings.warn(
@@ -120,16 +124,16 @@ class _Named:
         return Path(self.temporary)
 
 
-_named = _Named()
+_kernel_folder = _KernelFolder()
 
 
 def cache_folder() -> Path | None:
-    """The parent of what shardfn stores for this user. None if nothing is to be stored, or the
-    user has no home.
+    """Return the folder below which shardfn caches files: $SHARDFN_CACHE_DIR, or ~/.cache/shardfn.
+    None if caching is turned off, or the user has no home.
     """
-    said = os.environ.get(CACHE_DIR)
-    if said is not None:
-        return Path(said).expanduser() if said else None
+    folder = os.environ.get(CACHE_DIR)
+    if folder is not None:
+        return Path(folder).expanduser() if folder else None
     try:
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     except RuntimeError:
@@ -137,8 +141,10 @@ def cache_folder() -> Path | None:
     return Path(base, "shardfn")
 
 
-def not_own(path: Path) -> str | None:
-    """Make a folder of mode 0700. The fault of it; None if it is this user's alone."""
+def not_private(path: Path) -> str | None:
+    """Create a folder with mode 0700, and return why other users could read or change it. None if
+    it is private.
+    """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         about = os.lstat(path)
@@ -152,7 +158,7 @@ def not_own(path: Path) -> str | None:
 
 
 def unwritable(path: Path) -> str | None:
-    """Why no file can be made in a folder. None if one can."""
+    """Return the OS error of creating a file in a folder. None if the folder is writable."""
     try:
         with tempfile.NamedTemporaryFile(dir=path):
             return None

@@ -1,8 +1,7 @@
-"""Elementary functions in Inductor's C++ with the digits that torch's kernels give.
+"""C++ formulas of acosh, atanh, erf and expm1 that give the digits of torch's own kernels.
 
 Compiled code has torch's values to 16 units in the last place of float32 and float64, near zero
-and near overflow too. Formulas of Inductor that lose digits there stand in `FORMULAS`, with what
-is written in their place.
+and near overflow too. Inductor's formulas of these functions lose digits there.
 """
 
 from __future__ import annotations
@@ -19,23 +18,25 @@ ERF = (1.1283791670955126, -0.37612638903183754, 0.11283791670955126, -0.0268661
 
 
 def _by_method(name: str) -> Callable[[Any], str]:
-    """The function of torch's vectors."""
+    """Return the formula that calls a method of torch's C++ vector class: `x.expm1()`."""
     return lambda x: f"{x}.{name}()"
 
 
-def _one_by_one(name: str) -> Callable[[Any], Any]:
-    """The function of the C++ library, for each element of a vector."""
+def _per_element(name: str) -> Callable[[Any], Any]:
+    """Return the formula that applies the scalar C++ function to each element of a vector."""
 
-    def written(x: Any) -> Any:
+    def vector_formula(x: Any) -> Any:
         from torch._inductor.codegen.cpp import CppOverrides, CppVecOverrides
 
         return CppVecOverrides._scalarize(getattr(CppOverrides, name))(x)
 
-    return written
+    return vector_formula
 
 
 def _erf(x: Any) -> str:
-    """torch's vectors of float32 have it to seven digits after the point: not near zero."""
+    """Write erf of a vector: a power series for float32 below 1/2, where torch's vectorised erf
+    loses digits, and torch's erf elsewhere.
+    """
     if x.dtype is torch.float64:
         return f"{x}.erf()"
     kind = f"decltype({x})"
@@ -46,15 +47,15 @@ def _erf(x: Any) -> str:
 
 
 FORMULAS: dict[str, Callable[[Any], Any]] = {
-    "acosh": _one_by_one("acosh"),  # infinite from the root of the largest number on
-    "atanh": _one_by_one("atanh"),  # log((1 + x) / (1 - x)) / 2
+    "acosh": _per_element("acosh"),  # infinite from the root of the largest number on
+    "atanh": _per_element("atanh"),  # log((1 + x) / (1 - x)) / 2
     "erf": _erf,
     "expm1": _by_method("expm1"),  # exp(x) - 1
 }
 
 
-def written(name: str) -> Callable[..., Any]:
-    """What a patch calls to write a function of the table.
+def vector_formula(name: str) -> Callable[..., Any]:
+    """Return the patch that has Inductor write the formula of FORMULAS for a function.
 
     Args:
         name: the function.

@@ -1,24 +1,24 @@
-"""The header that all C++ kernels include, compiled once on a machine."""
+"""The C++ header that all kernels include, precompiled once on a machine."""
 
 from __future__ import annotations
 
-from .folder import own_kernels
-from .instructions import instructions_known
+from .folder import private_kernel_folder
+from .instructions import quick_instruction_check
 from .source import INCLUDE
 
 
-def header_place() -> str | None:
-    """The folder of the compiled header. None where headers are not compiled."""
+def header_folder() -> str | None:
+    """Return the folder of the precompiled header. None where torch precompiles no headers."""
     from torch._inductor import codecache, config
 
     if not config.cpp_cache_precompile_headers:
         return None
-    with own_kernels():
+    with private_kernel_folder():
         return getattr(codecache, "_HEADER_DIR", None)
 
 
 def compile_header() -> None:
-    """Compile the header, which takes several seconds, unless this machine has it.
+    """Precompile the header that kernels include, which takes several seconds, unless it is cached.
 
     Raises:
         OSError: the compiler, or a folder to write to, is missing.
@@ -27,7 +27,7 @@ def compile_header() -> None:
     from torch._inductor.codecache import CppPythonBindingsCodeCache
 
     with (
-        own_kernels(),
-        instructions_known(),
+        private_kernel_folder(),
+        quick_instruction_check(),
     ):  # torch compiles the header before it submits a kernel
         CppPythonBindingsCodeCache.load_async(INCLUDE, submit_fn=lambda _: None)

@@ -1,4 +1,4 @@
-"""Values that Inductor takes from the place of an element, such as `arange`.
+"""Exact dtypes of values that Inductor derives from an element's index, such as `arange`.
 
 It computes with their formulas, as integers without bounds, and drops casts of them: as
 `(arange(3) - 1).to(torch.uint8)` it has -1 where torch has 255. Here only int64, which formulas
@@ -16,10 +16,11 @@ import torch
 EXACT = (torch.int64, torch.int32)
 
 
-def propagated(
+def exact_propagation(
     original: Callable[..., Any], handler: Any, name: str, args: Any, kwargs: Any
 ) -> Any:
-    """An operation of values that are known as formulas, as one, where that is exact.
+    """Patch Inductor's index propagation: keep an op as a symbolic formula only where int64
+    arithmetic is exact, and else emit it as code.
 
     Args:
         original: of torch.
@@ -45,6 +46,8 @@ def propagated(
 
 
 def _has_no_number(values: list[Any]) -> bool:
-    """Whether one of some constants is nan, which has no place in an order (torch 2.13)."""
+    """Check whether any constant among Inductor's values is nan, which sympy cannot order (torch
+    2.13).
+    """
     constants = [x.expr for x in values if x.is_constant()]
     return any(str(x) == "nan" for x in constants)

@@ -1,4 +1,4 @@
-"""The instruction sets of the processor that kernels may use, found out without building programs.
+"""Detection of the processor's vector instruction sets (AVX2, AVX512) without building programs.
 
 Inductor builds and loads a program for each set and each of its extensions: six, in eight seconds
 of a machine's first compilation.
@@ -25,22 +25,25 @@ EXP = {256: "Sleef_expf8_u10", 512: "Sleef_expf16_u10"}
 
 
 @contextlib.contextmanager
-def instructions_known() -> Iterator[None]:
-    """A context in which Inductor asks the compiler and torch's library instead. Where they do not
-    say yes, it builds its programs.
+def quick_instruction_check() -> Iterator[None]:
+    """Enter a context in which Inductor detects instruction sets by compiler flags and torch's
+    exported symbols. Where these do not confirm a set, Inductor builds its test program.
     """
     from torch._inductor.cpu_vec_isa import VecISA
 
-    with threads.replaced(VecISA, "check_build", _asked_first):
+    with threads.replaced(VecISA, "check_build", _with_quick_check):
         yield
 
 
-def _asked_first(original: Callable[..., bool]) -> Callable[..., bool]:
+def _with_quick_check(original: Callable[..., bool]) -> Callable[..., bool]:
+    """Wrap Inductor's check of an instruction set: skip its test program where `is_known` confirms
+    the set.
+    """
     return lambda isa, code: is_known(isa, code) or original(isa, code)
 
 
 def is_known(isa: Any, code: str) -> bool:
-    """Whether a program that uses a set certainly compiles and loads.
+    """Check that a test program for an instruction set would compile and load, without linking it.
 
     Args:
         isa: the set, of Inductor.
@@ -52,10 +55,11 @@ def is_known(isa: Any, code: str) -> bool:
     if code != isa._avx_code:
         return _compiles(code, flags)
     exp = EXP.get(isa.bit_width())
-    return _is_exported(exp) and _compiles("", flags)
+    return _is_exported_by_torch(exp) and _compiles("", flags)
 
 
 def _compiles(code: str, flags: list[str]) -> bool:
+    """Check that the C++ compiler accepts code with these flags."""
     from torch._inductor.cpp_builder import get_cpp_compiler
 
     compiler = get_cpp_compiler()
@@ -68,8 +72,8 @@ def _compiles(code: str, flags: list[str]) -> bool:
     return done.returncode == 0
 
 
-def _is_exported(name: str | None) -> bool:
-    """Whether torch's library has a function."""
+def _is_exported_by_torch(name: str | None) -> bool:
+    """Check whether libtorch_cpu.so exports a function."""
     if name is None:
         return False
     folder = Path(torch.__file__).parent / "lib"

@@ -1,4 +1,4 @@
-"""The text of a translation unit with many of Inductor's C++ kernels.
+"""The C++ text of a translation unit that joins many of Inductor's kernels in one Python module.
 
 A kernel is a text that includes headers and defines `extern "C" void kernel(...)`. In a unit each
 stands in a namespace of its own, and one Python module calls them all.
@@ -65,24 +65,26 @@ ROW = '    {{"{0}", reinterpret_cast<PyCFunction>({0}_called), METH_FASTCALL, nu
 
 
 class Kernel(NamedTuple):
-    """One kernel: the C++ types of its arguments, and its text."""
+    """One C++ kernel of Inductor: the C++ types of its arguments, and its text."""
 
     types: tuple[str, ...]
     text: str
 
 
 def can_join(kernel: Kernel) -> bool:
-    """Whether a kernel may stand in a namespace: it defines one function, no macro, and takes
-    pointers and integers.
+    """Check whether a kernel may be wrapped in a namespace: it defines one function and no macro,
+    and takes pointers and integers.
     """
     directives = [line for line in kernel.text.splitlines() if line.lstrip().startswith("#")]
-    plain = all(line.lstrip().startswith(("#include", "#pragma")) for line in directives)
-    known = all(POINTER.fullmatch(t) or NUMBER.fullmatch(t) for t in kernel.types)
-    return plain and known and len(ENTRY.findall(kernel.text)) == 1
+    has_no_macro = all(line.lstrip().startswith(("#include", "#pragma")) for line in directives)
+    are_supported = all(POINTER.fullmatch(t) or NUMBER.fullmatch(t) for t in kernel.types)
+    return has_no_macro and are_supported and len(ENTRY.findall(kernel.text)) == 1
 
 
 def unit(kernels: Sequence[Kernel]) -> str:
-    """The text of a unit. The module has a function for each kernel, of the name `name_of`."""
+    """Write the C++ translation unit of kernels: one namespace each, and a Python module with one
+    function each, named by `name_of`.
+    """
     headers: dict[str, None] = {}
     bodies, functions, rows = [], [], []
     for i, kernel in enumerate(kernels):
@@ -98,16 +100,17 @@ def unit(kernels: Sequence[Kernel]) -> str:
 
 
 def name_of(i: int) -> str:
-    """The name of a unit's function."""
+    """Return the name of the i-th kernel in its translation unit: k0, k1, ..."""
     return f"k{i}"
 
 
 def _is_include(line: str) -> bool:
+    """Check whether a line of C++ is an #include."""
     return line.lstrip().startswith("#include")
 
 
 def _function(name: str, types: Sequence[str]) -> str:
-    """The function that Python calls: it reads the arguments, and runs the kernel."""
+    """Write the C++ function that reads a kernel's arguments from Python objects and calls it."""
     values = "\n".join(f"        {_value(i, t)}" for i, t in enumerate(types))
     names = ", ".join(f"a{i}" for i in range(len(types)))
     fields = {"name": name, "count": len(types), "values": values, "names": names}
@@ -115,7 +118,7 @@ def _function(name: str, types: Sequence[str]) -> str:
 
 
 def _value(i: int, kind: str) -> str:
-    """The line that reads an argument."""
+    """Write the C++ line that reads the i-th argument: a tensor's data pointer, or an integer."""
     if POINTER.fullmatch(kind):
         return f"auto a{i} = static_cast<{kind}>(memory_of(x[{i}]));"
     return f"{kind} a{i} = PyLong_AsLongLong(x[{i}]);"

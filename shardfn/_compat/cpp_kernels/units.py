@@ -1,5 +1,5 @@
-"""The kernels of one generated module, compiled together: a few translation units, as many as
-there are compiler threads. A kernel that this machine has compiled before is loaded.
+"""Compilation of a module's C++ kernels: joined in few translation units, in parallel, and cached
+on disk.
 
 Inductor compiles a file for each kernel. Most of that time the compiler reads one header.
 """
@@ -33,20 +33,22 @@ PLACE = "shardfn_batch"  # the attribute of Inductor's AsyncCompile
 
 @contextlib.contextmanager
 def kernels_joined() -> Iterator[None]:
-    """A context in which this thread compiles the C++ kernels of a module together."""
+    """Enter a context in which Inductor, in this thread, compiles the C++ kernels of a module
+    together.
+    """
     from torch._inductor.async_compile import AsyncCompile
 
     mine = threads.only_here()
 
     with (
-        threads.overridden(AsyncCompile, "cpp_pybinding", _noted, mine),
-        threads.overridden(AsyncCompile, "wait", _filled, mine),
+        threads.overridden(AsyncCompile, "cpp_pybinding", _queue_kernel, mine),
+        threads.overridden(AsyncCompile, "wait", _resolve_kernels, mine),
     ):
         yield
 
 
-def _noted(original: Any, compiler: Any, types: Sequence[str], text: str) -> Any:
-    """Note a kernel that the module asks for, in place of compiling it."""
+def _queue_kernel(original: Any, compiler: Any, types: Sequence[str], text: str) -> Any:
+    """Patch AsyncCompile.cpp_pybinding: queue a kernel in the module's Batch, and return a future."""
     from torch._inductor.codecache import LambdaFuture
 
     kernel = Kernel(tuple(types), text)
@@ -58,8 +60,10 @@ def _noted(original: Any, compiler: Any, types: Sequence[str], text: str) -> Any
     return LambdaFuture(lambda: batch.functions()[place])
 
 
-def _filled(original: Any, compiler: Any, scope: dict[str, Any]) -> Any:
-    """Put the compiled kernels into a module: with one compiler thread Inductor waits for none."""
+def _resolve_kernels(original: Any, compiler: Any, scope: dict[str, Any]) -> Any:
+    """Patch AsyncCompile.wait: resolve the futures of kernels in a generated module's globals,
+    which Inductor leaves unresolved with one compiler thread.
+    """
     if PLACE in compiler.__dict__:
         futures = {name: x for name, x in scope.items() if _is_future(x)}
         scope.update((name, x.result()) for name, x in futures.items())
@@ -67,17 +71,19 @@ def _filled(original: Any, compiler: Any, scope: dict[str, Any]) -> Any:
 
 
 def _is_future(x: Any) -> bool:
+    """Check whether a value is a future of Inductor's."""
     from torch._inductor.codecache import LambdaFuture
 
     return isinstance(x, LambdaFuture)
 
 
 def _resolved(x: Any) -> Function:
+    """Return a compiled function, of itself or of its future."""
     return x.result() if _is_future(x) else x
 
 
 class Batch:
-    """The kernels of one module, and the compiled function of each."""
+    """The queued kernels of one generated module, and their compiled functions."""
 
     def __init__(self) -> None:
         self.kernels: list[Kernel] = []
@@ -85,13 +91,15 @@ class Batch:
         self.compiled: list[Function] | None = None
 
     def add(self, kernel: Kernel, alone: Callable[[], Function]) -> int:
-        """Note a kernel, and how Inductor compiles it by itself. Returns its place."""
+        """Queue a kernel, with a function that compiles it alone as a fallback. Returns its
+        position.
+        """
         self.kernels.append(kernel)
         self.alone.append(alone)
         return len(self.kernels) - 1
 
     def functions(self) -> list[Function]:
-        """The compiled functions, in the order of the kernels."""
+        """Compile the queued kernels once, and return the functions in their order."""
         if self.compiled is None:
             keys = keys_of(self.kernels)
             _compile(missing(self.kernels))
@@ -103,46 +111,50 @@ class Batch:
 
 
 def _compile(kernels: dict[str, Kernel]) -> None:
-    """Compile kernels, in as many units as there are compiler threads, and load them. The kernels
-    of a unit that the compiler refuses are left out.
+    """Compile kernels in as many translation units as there are compiler threads, and load them.
+    Skip the kernels of a unit that the compiler refuses.
     """
-    divided = _divided(kernels)
+    divided = _divided_by_thread(kernels)
     with ThreadPoolExecutor(max(1, len(divided))) as pool:
-        started = [(keys, _start([kernels[key] for key in keys], pool)) for keys in divided]
+        started = [(keys, _start_unit([kernels[key] for key in keys], pool)) for keys in divided]
         for keys, load in started:
-            _take(keys, load)
+            _register_unit(keys, load)
 
 
-def _start(kernels: list[Kernel], pool: ThreadPoolExecutor) -> Callable[[], Any]:
-    """Compile kernels as one unit, in a thread of a pool. Returns what waits for its module."""
+def _start_unit(kernels: list[Kernel], pool: ThreadPoolExecutor) -> Callable[[], Any]:
+    """Start to compile one translation unit in a thread pool. Returns a function that waits for the
+    loaded module.
+    """
     from torch._inductor.codecache import CppPythonBindingsCodeCache
 
     return CppPythonBindingsCodeCache.load_async(unit(kernels), submit_fn=pool.submit)
 
 
-def _take(keys: list[str], load: Callable[[], Any]) -> None:
-    """Load a unit, when it is compiled."""
+def _register_unit(keys: list[str], load: Callable[[], Any]) -> None:
+    """Load a compiled translation unit, and register the function of each key, in memory and on
+    disk.
+    """
     from torch._inductor.exc import CppCompileError
 
     with contextlib.suppress(CppCompileError):
         module = load()
         for i, key in enumerate(keys):
             _kernels[key] = getattr(module, name_of(i))
-            _remember(key, module, name_of(i))
+            _write_to_disk(key, module, name_of(i))
 
 
 def missing(kernels: Sequence[Kernel]) -> dict[str, Kernel]:
-    """Those of some kernels that this machine has not compiled before, by key."""
+    """Filter kernels to those without a compiled function in memory or on disk, by key."""
     return {
         key: kernel
         for key, kernel in zip(keys_of(kernels), kernels, strict=True)
-        if key not in _kernels and not _load(key)
+        if key not in _kernels and not _load_from_disk(key)
     }
 
 
-def _divided(kernels: dict[str, Kernel]) -> list[list[str]]:
-    """The keys of the kernels of each unit, of about equal lengths of text. As many units as
-    there are compiler threads.
+def _divided_by_thread(kernels: dict[str, Kernel]) -> list[list[str]]:
+    """Partition kernels, by key, into one translation unit a compiler thread, of about equal text
+    length.
     """
     from torch._inductor.async_compile import get_compile_threads
 
@@ -157,7 +169,8 @@ def _divided(kernels: dict[str, Kernel]) -> list[list[str]]:
 
 
 def compiler_facts() -> str:
-    """The compiler, its version and options, and the processor: what kernels depend on.
+    """Describe the compiler, its version and options, and the processor, as part of the key of
+    kernels.
 
     Torch finds the instruction set by compiling programs, which takes seconds. These facts
     determine what it finds.
@@ -175,57 +188,60 @@ def compiler_facts() -> str:
 
 @functools.cache
 def _processor() -> str:
-    """The features of this machine's processor."""
+    """Return the architecture, and a digest of the CPU's feature flags."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
     kinds = ("flags", "Features")
-    known = {line for line in lines if line.startswith(kinds)}
-    found = [torch.backends.cpu.get_cpu_capability(), *sorted(known)]
-    digest = hashlib.sha256(repr(found).encode()).hexdigest()
+    features = {line for line in lines if line.startswith(kinds)}
+    facts = [torch.backends.cpu.get_cpu_capability(), *sorted(features)]
+    digest = hashlib.sha256(repr(facts).encode()).hexdigest()
     return f"{platform.machine()} {digest}"
 
 
 def keys_of(kernels: Sequence[Kernel]) -> list[str]:
-    """Names for the texts of kernels, with the compiler, its options and torch."""
-    same = torch.__version__, compiler_facts()
-    said = [repr((same, kernel.types, kernel.text)) for kernel in kernels]
-    return [hashlib.sha256(text.encode()).hexdigest() for text in said]
+    """Return the cache key of each kernel: a digest of its text, the compiler and torch's version."""
+    common = torch.__version__, compiler_facts()
+    texts = [repr((common, kernel.types, kernel.text)) for kernel in kernels]
+    return [hashlib.sha256(text.encode()).hexdigest() for text in texts]
 
 
-def _load(key: str) -> bool:
-    """Load a kernel that has been compiled on this machine. False if there is none."""
+def _load_from_disk(key: str) -> bool:
+    """Load a kernel from the disk cache by its key. Returns False if it is not there."""
     from torch._inductor.codecache import CppPythonBindingsCodeCache
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     try:
-        found = json.loads(_record(key).read_text())
-        path = Path(cache_dir(), found["unit"]).resolve()
+        record = json.loads(_record_path(key).read_text())
+        path = Path(cache_dir(), record["unit"]).resolve()
         path.relative_to(Path(cache_dir()).resolve())  # no library from elsewhere
-        module = CppPythonBindingsCodeCache._load_library(str(path), found["key"])
-        _kernels[key] = getattr(module, found["name"])
+        module = CppPythonBindingsCodeCache._load_library(str(path), record["key"])
+        _kernels[key] = getattr(module, record["name"])
     except UNREADABLE:
         return False
     return True
 
 
-def _remember(key: str, module: Any, name: str) -> None:
-    """Write down which unit has a kernel, for other processes."""
+def _write_to_disk(key: str, module: Any, name: str) -> None:
+    """Write to the disk cache which compiled module, and which of its functions, has the kernel of
+    a key.
+    """
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     unit_path = os.path.relpath(module.__file__, cache_dir())
-    found = {"unit": unit_path, "key": module.key, "name": name}
-    path = _record(key)
+    record = {"unit": unit_path, "key": module.key, "name": name}
+    path = _record_path(key)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, partial = tempfile.mkstemp(dir=path.parent)
         with os.fdopen(handle, "w") as file:
-            json.dump(found, file)
+            json.dump(record, file)
         os.replace(partial, path)
 
 
-def _record(key: str) -> Path:
+def _record_path(key: str) -> Path:
+    """Return the path of the JSON file that describes a kernel in the disk cache."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     return Path(cache_dir(), FOLDER, key[:2], f"{key}.json")

@@ -168,7 +168,7 @@ class Spans:
             self.open.append(span)
         for span in self.open:
             for x in span.followed.get(number, ()):
-                env[x] = _compat.followed_at(env[x], span.level)
+                env[x] = _compat.wrapped_at_gradient(env[x], span.level)
         for span in self.closing.get(number, ()):
             self.open.remove(span)
             for x, value in env.items():

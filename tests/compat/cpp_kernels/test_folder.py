@@ -24,7 +24,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv(HERE)
     monkeypatch.delenv(folder.CACHE_DIR)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(folder, "_named", folder._Named())
+    monkeypatch.setattr(folder, "_kernel_folder", folder._KernelFolder())
     return tmp_path / "cache" / "shardfn" / "kernels"
 
 
@@ -45,14 +45,14 @@ def test_a_compiled_call_keeps_its_kernels_in_a_folder_of_mode_0700(home: Path) 
 def test_precompiled_headers_are_there_too(home: Path) -> None:
     codecache = import_module("torch._inductor.codecache")
     before = codecache._HEADER_DIR
-    with folder.own_kernels():
+    with folder.private_kernel_folder():
         assert str(home / "precompiled_headers") == codecache._HEADER_DIR
     assert before == codecache._HEADER_DIR
 
 
 def test_a_folder_that_the_user_names_is_taken(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HERE, "/of/mine")
-    with folder.own_kernels():
+    with folder.private_kernel_folder():
         assert named() == "/of/mine"
     assert named() == "/of/mine"
     assert not home.exists()
@@ -64,7 +64,7 @@ def test_what_torch_named_by_default_is_named_again_afterwards(
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     monkeypatch.setenv(HERE, default_cache_dir())
-    with folder.own_kernels():
+    with folder.private_kernel_folder():
         assert named() == str(home)
     assert named() == default_cache_dir()
 
@@ -73,14 +73,14 @@ def test_compilations_may_overlap(home: Path) -> None:
     inside, leave = threading.Event(), threading.Event()
 
     def compile_slowly() -> None:
-        with folder.own_kernels():
+        with folder.private_kernel_folder():
             inside.set()
             leave.wait()
 
     thread = threading.Thread(target=compile_slowly)
     thread.start()
     inside.wait()
-    with folder.own_kernels():
+    with folder.private_kernel_folder():
         assert named() == str(home)
     assert named() == str(home)  # the thread needs it
     leave.set()
@@ -106,10 +106,10 @@ def test_a_folder_that_is_not_the_users_is_left_with_one_warning(
 ) -> None:
     assert callable(spoil)
     spoil(home)
-    with pytest.warns(UserWarning, match=said), folder.own_kernels():
+    with pytest.warns(UserWarning, match=said), folder.private_kernel_folder():
         place = Path(named() or "")
     assert place != home and stat.S_IMODE(place.stat().st_mode) == 0o700
-    with folder.own_kernels():  # without another warning
+    with folder.private_kernel_folder():  # without another warning
         assert named() == str(place)
 
 
@@ -117,10 +117,10 @@ def test_where_nothing_is_to_be_stored_kernels_go_when_the_process_ends(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(folder.CACHE_DIR, "")
-    with folder.own_kernels():
+    with folder.private_kernel_folder():
         place = Path(named() or "")
     assert place.is_dir() and not home.exists()
-    removal = folder._named.removal
+    removal = folder._kernel_folder.removal
     assert removal.alive and removal.atexit
     removal()
     assert not place.exists()

@@ -26,4 +26,4 @@ def test_it_is_compiled_as_for_a_kernel_without_compiling_one(
 
 def test_where_headers_are_not_compiled_there_is_no_place_for_them() -> None:
     with config.patch(cpp_cache_precompile_headers=False):
-        assert header.header_place() is None
+        assert header.header_folder() is None
