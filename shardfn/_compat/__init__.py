@@ -128,11 +128,11 @@ from .levels import (
     below_gradient,
     enter_gradient,
     followed,
-    wrapped_at_gradient,
     grad_and_value,
+    has_no_grad_mode,
     jvp,
     leave_gradient,
-    has_no_grad_mode,
+    wrapped_at_gradient,
 )
 from .loops import in_body, substitutes, torch_map, torch_scan, torch_while_loop
 from .memory import (
@@ -160,7 +160,7 @@ from .modules import (
 )
 from .native import calls, library
 from .patches import PATCHES, degraded, patched, rows_of_all
-from .seeds import checkpoints_wrapped, last_seeding, loaders_inside, seed_of
+from .seeds import checkpoints_wrapped, last_seeding, loaders_in_context, seed_of
 from .settings import SETTINGS, anomaly_off, autocast_off, inference_off, settings, without_autocast
 from .threads import is_capturing, staging
 from .tracing import (
@@ -351,7 +351,7 @@ __all__ = [
     "level",
     "level_of",
     "library",
-    "loaders_inside",
+    "loaders_in_context",
     "local_tensor",
     "located",
     "lower_by_formula",

@@ -1,4 +1,4 @@
-"""Torch's ops and functions replaced where they are called eagerly."""
+"""Replacements of torch's ops and of autograd.Functions where Python calls them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .tracing import inside_transform
 
 
 class Silent(TorchDispatchMode):
-    """A mode in which no op communicates: each raises an error.
+    """A dispatch mode in which every collective raises an error.
 
     Args:
         error: its class.
@@ -33,7 +33,7 @@ class Silent(TorchDispatchMode):
 
 
 class _Replacing(TorchDispatchMode):
-    """Ops replaced by the rows of a table; a capture inside replaces its own."""
+    """A dispatch mode that replaces ops by the functions of a table, except in a capture."""
 
     def __init__(
         self, table: Mapping[Any, Callable[..., Any]], is_mine: Callable[[Mapping[str, Any]], bool]
@@ -55,7 +55,8 @@ class _Replacing(TorchDispatchMode):
 def ops_replaced(
     table: Mapping[Any, Callable[..., Any]], is_mine: Callable[[Mapping[str, Any]], bool]
 ) -> Iterator[None]:
-    """Torch's ops inside, in this thread, replaced by functions of the same arguments.
+    """Enter a context in which this thread's eager calls of some ops run functions of the same
+    arguments.
 
     Args:
         table: the functions by op.
@@ -66,7 +67,7 @@ def ops_replaced(
 
 
 def aten_ops(*names: str) -> list[Any]:
-    """Those of these ops that this version of torch has.
+    """Return the ATen ops of these names that this version of torch has.
 
     Args:
         names: of ATen, with the overload: "cholesky.default", which ends before 2.15.
@@ -79,7 +80,7 @@ def aten_ops(*names: str) -> list[Any]:
 
 @contextlib.contextmanager
 def init_replaced(replacement: tuple[Callable[..., Any], Callable[[], bool]]) -> Iterator[None]:
-    """The one function of torch.nn.init that draws until all numbers fit, replaced.
+    """Replace torch.nn.init's truncated normal, which redraws until all numbers fit.
 
     Args:
         replacement: a function of its arguments, and whether to use it for a call.
@@ -96,8 +97,8 @@ def init_replaced(replacement: tuple[Callable[..., Any], Callable[[], bool]]) ->
         yield
 
 
-class _OnSecondLook:
-    """A truth value that is false once, and true afterwards."""
+class _TrueOnSecondTest:
+    """A value that is False when first tested, and True afterwards."""
 
     def __init__(self) -> None:
         self.looks = 0
@@ -108,26 +109,26 @@ class _OnSecondLook:
 
 
 def takes_context(function: Any) -> bool:
-    """Whether the forward of an autograd.Function takes the context, as those without a
-    setup_context do.
-    """
+    """Check whether the forward of an autograd.Function takes ctx: it defines no setup_context."""
     return function.setup_context is torch.autograd.Function.setup_context
 
 
 def context_split(known: Callable[..., bool], setup_context: Any) -> Any:
-    """torch's check whether an autograd.Function has a setup_context, in its `apply`.
+    """Patch the check whether an autograd.Function has a setup_context, so that torch.func
+    accepts a forward that takes ctx.
 
     Functions are often stored as `f = F.apply`, so `apply` itself cannot be replaced. It looks at
     the answer twice: whether forward has defaults to fill in, and whether torch.func takes the
     function. Only the second answer changes.
     """
     is_defined = known(setup_context)
-    return is_defined if is_defined or not inside_transform() else _OnSecondLook()
+    return is_defined if is_defined or not inside_transform() else _TrueOnSecondTest()
 
 
 class _SetupContext:
-    """The setup_context of a class that defines none, to torch's `apply` in C: another function
-    than the default where `context_split` says that there is one.
+    """A descriptor for the setup_context of a class that defines none, as the C++ `apply` of
+    torch 2.15 reads it: it answers other than the default where `context_split` would say that
+    there is one.
     """
 
     def __init__(self, default: Callable[..., Any]) -> None:
@@ -140,25 +141,25 @@ class _SetupContext:
         if not issubclass(owner, torch.autograd.Function):  # of one level of torch.func
             return self.default
         self.asked_for = owner
-        return _defined
+        return _present_setup_context
 
     def bound(self, bind: Callable[..., Any], forward: Any, args: Any, kwargs: Any) -> Any:
-        """The arguments of a call, with the defaults of the forward filled in if it does not
-        take the context.
-        """
+        """Patch torch's binding of default arguments: skip it for a forward that takes ctx."""
         owner, self.asked_for = self.asked_for, None
         is_default = owner is not None and owner.forward is forward
         return (args, kwargs) if is_default else bind(forward, args, kwargs)
 
 
-def _defined(ctx: Any, inputs: Any, output: Any) -> None:
-    """Never called: `function_called` takes the functions that have it."""
+def _present_setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    """Stand for a setup_context. Never called: `run_rewritten` takes the functions that have
+    it.
+    """
     raise AssertionError
 
 
 @contextlib.contextmanager
 def context_split_in_c() -> Iterator[None]:
-    """The same as `context_split`, for the `apply` that is C code (torch 2.15)."""
+    """Enter the equivalent of `context_split` for the `apply` that is C++ code (torch 2.15)."""
     module = torch.autograd.function
     if not hasattr(module, "_bind_default_args"):
         yield
@@ -172,18 +173,18 @@ def context_split_in_c() -> Iterator[None]:
         yield
 
 
-def function_called(
+def run_rewritten(
     rewritten: Callable[..., Any],
     call: Callable[..., Any],
     function: Any,
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """A call of an autograd.Function under torch.func, whose forward may take the context."""
+    """Patch the call of an autograd.Function under torch.func: run our rewriting of it."""
     return rewritten(call, function, *args, **kwargs)
 
 
-def hooks_read(
+def hooks_in_graph(
     hooked: Callable[..., Any],
     create: Callable[..., Any],
     tx: Any,
@@ -191,13 +192,13 @@ def hooks_read(
     after: Any,
     before: Any,
 ) -> Any:
-    """Dynamo's record of one call of a module with full backward hooks, which stay functions that
-    run as they are.
+    """Patch Dynamo's handling of a module with full backward hooks: keep the hooks as function
+    calls in the graph, where torch would need compiled autograd.
 
     Args:
-        hooked: of the module, its hooks, and its pre-hooks: a function of a side ("in" or "out")
-            and of the number of values there and which of them are floating. It returns a
-            function of those, which the graph calls.
+        hooked: (module, its hooks, its pre-hooks) -> a function of a side ("in" or "out"), the
+            number of values there, and the positions of the floating ones. That returns the
+            function of these values which the graph calls.
         create: torch's, which needs compiled autograd.
         tx: Dynamo's translator.
         module: the module.
@@ -215,30 +216,30 @@ def hooks_read(
             is_one = given.is_tensor()
             items = [given] if is_one else given.items
             items = [x.realize() for x in items]
-            at = [k for k, x in enumerate(items) if _is_floating(x)]
-            if not at:
+            floating = [k for k, x in enumerate(items) if _is_floating(x)]
+            if not floating:
                 return given
-            call = self.through(side, len(items), at)
-            nodes = tuple(items[k].as_proxy() for k in at)
+            call = self.through(side, len(items), floating)
+            nodes = tuple(items[k].as_proxy() for k in floating)
             proxy = tx.output.create_proxy("call_function", call, nodes, {})
-            found = wrap_fx_proxy(tx, proxy)
-            for k, x in zip(at, found.items, strict=True):
+            results = wrap_fx_proxy(tx, proxy)
+            for k, x in zip(floating, results.items, strict=True):
                 items[k] = x
             return items[0] if is_one else type(given)(items)
 
     no_proxy: Any = None
-    made: Any = Hooked(no_proxy, module, after, before)
+    variable: Any = Hooked(no_proxy, module, after, before)
     owner = module.realize().value
-    made.through = hooked(owner, _functions(after), _functions(before))
-    return made
+    variable.through = hooked(owner, _functions(after), _functions(before))
+    return variable
 
 
 def _functions(row: Any) -> list[Any]:
-    """The functions in a list of Dynamo's."""
+    """Return the Python functions in a list variable of Dynamo's."""
     items = row.realize().items
     return [x.as_python_constant() for x in items]
 
 
 def _is_floating(x: Any) -> bool:
-    """Whether a value of Dynamo's is a floating tensor."""
+    """Check whether a Dynamo variable is a floating-point or complex tensor."""
     return x.is_tensor() and (x.dtype.is_floating_point or x.dtype.is_complex)

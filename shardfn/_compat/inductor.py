@@ -111,7 +111,7 @@ def _lower_collective(op: Any) -> None:
 
 
 class Loader:
-    """A tensor argument of a formula: its sizes, and a function that loads the element at an index."""
+    """A tensor argument of a formula: its sizes, and a function that loads one element."""
 
     def __init__(self, x: Any) -> None:
         self.sizes, self.at = [_number(n) for n in x.get_size()], x.make_loader()

@@ -1,4 +1,6 @@
-"""torch's own higher-order functions, which have no public name."""
+"""torch's map, scan and while_loop, flex attention under transforms, and substitutes for
+functions that Dynamo cannot trace.
+"""
 
 import contextlib
 import contextvars
@@ -32,7 +34,7 @@ _IN_BODY: contextvars.ContextVar[bool] = contextvars.ContextVar("shardfn_in_body
 
 @contextlib.contextmanager
 def in_body() -> Iterator[None]:
-    """A context in which the body of a loop is traced, which may have no graphs inside of it."""
+    """Enter a context that marks the tracing of a loop's body, in which no subgraph may stand."""
     token = _IN_BODY.set(True)
     try:
         yield
@@ -41,8 +43,8 @@ def in_body() -> Iterator[None]:
 
 
 def differentiable_flex(call: Callable[..., Any], op: Any, *args: Any, **kw: Any) -> Any:
-    """The op of flex attention, which no transform of torch.func takes, and no loop: there it is
-    computed by the formula, score by score.
+    """Patch the flex attention op: compute it by its formula, score by score, under torch.func
+    and in loop bodies, which do not take the op.
     """
     if not (is_transformed() or _IN_BODY.get()):
         return call(op, *args, **kw)
@@ -52,13 +54,15 @@ def differentiable_flex(call: Callable[..., Any], op: Any, *args: Any, **kw: Any
 
 
 def differentiable_index(call: Callable[..., Any], x: Any, indices: Any) -> Any:
-    """An element of a tensor that a score function reads, by an op that has all derivatives."""
+    """Patch the element read of a flex score function: use aten.index, which has all
+    derivatives, under transforms and in loop bodies.
+    """
     by_formula = is_transformed() or _IN_BODY.get()
     return torch.ops.aten.index(x, indices) if by_formula else call(x, indices)
 
 
 def fake_inputs(collect: Callable[..., list[Any]], inputs: Sequence[Any]) -> list[Any]:
-    """The fake tensors of nodes, also inside of those that torch.func follows."""
+    """Patch the collection of fake tensors from nodes: look inside of torch.func's wrappers too."""
     found = []
     for x in inputs:
         value: Any = getattr(x, "meta", {}).get("example_value")
@@ -67,7 +71,7 @@ def fake_inputs(collect: Callable[..., list[Any]], inputs: Sequence[Any]) -> lis
 
 
 def substitutes() -> dict[Any, Callable[..., Any]]:
-    """The substitutes for functions of torch's.
+    """Return the table of torch's functions that Dynamo traces by a function of ours.
 
     Two are of flex attention, once that is imported: a check, since its kernel has no derivative
     on CPU, which the formula has, and a warning of old options. One names what vmap maps: torch
@@ -76,7 +80,7 @@ def substitutes() -> dict[Any, Callable[..., Any]]:
     basis of a Jacobian: torch 2.12 reads the places of its ones from a tensor.
     """
     module = sys.modules.get("torch.nn.attention.flex_attention")
-    rows = ("_validate_device", _any_device), ("_warn_once", _unsaid)
+    rows = ("_validate_device", _any_device), ("_warn_once", _no_warning)
     found: list[tuple[Any, Callable[..., Any]]] = [
         (getattr(module, name, None), ours) for name, ours in rows
     ]
@@ -90,13 +94,13 @@ def substitutes() -> dict[Any, Callable[..., Any]]:
 
 @read_by_dynamo
 def _name_of(func: Any) -> str:
-    """The name of a function."""
+    """Return a function's __name__, for vmap's messages."""
     return getattr(func, "__name__", "a function")
 
 
 @read_by_dynamo
 def _broadcast(a: Sequence[int], b: Sequence[int]) -> torch.Size:
-    """The shape that two shapes broadcast to."""
+    """Return the shape that two shapes broadcast to."""
     return torch.broadcast_shapes(a, b)
 
 
@@ -104,7 +108,7 @@ def _broadcast(a: Sequence[int], b: Sequence[int]) -> torch.Size:
 def _standard_basis(
     tensors: Sequence[torch.Tensor], sizes: Sequence[int], chunk_size: int | None = None
 ) -> list[tuple[torch.Tensor, ...]]:
-    """The rows of an identity matrix in the shapes of these tensors, in chunks of rows."""
+    """Build the rows of an identity matrix, split over these tensors' shapes, in chunks."""
     total = sum(sizes)
     basis, start = [], 0
     for x, n in zip(tensors, sizes, strict=True):
@@ -118,9 +122,11 @@ def _standard_basis(
 
 @read_by_dynamo
 def _any_device(query: Any, key: Any, value: Any) -> None:
-    """A check that all devices pass."""
+    """Check nothing about query, key and value: pass them on every device."""
 
 
 @read_by_dynamo
-def _unsaid(*args: Any, **kw: Any) -> None:
-    """A warning that torch gives once, and records outside of the function that it reads."""
+def _no_warning(*args: Any, **kw: Any) -> None:
+    """Skip a warning that torch gives once and records in a global, which a capture may not
+    write.
+    """

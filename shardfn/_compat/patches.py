@@ -1,6 +1,6 @@
-"""Every change that shardfn makes to torch: the places, the reason, what ends it, and what is lost
-in a torch without the place. Each is entered for a capture or a compilation, affects the capturing
-thread only, and is undone afterwards.
+"""The table of every change that shardfn makes to torch: the places, the reason, what ends it,
+and what is lost in a torch without the place. Each is entered for a capture or a compilation,
+affects the capturing thread only, and is undone afterwards.
 
 A row is one reason. `patched` enters the rows of a stage, in their order: of two replacements of
 one function the later row's is asked first.
@@ -66,7 +66,9 @@ OBJECT_ATTRIBUTE = f"{OBJECT}.var_getattr{OR}{CUSTOM}.tp_getattro_impl"
 
 @contextlib.contextmanager
 def _inductor_order() -> Iterator[None]:
-    """Inductor's settings for a compilation. They are per thread (torch 2.13)."""
+    """Turn off Inductor's reordering for locality during a compilation. Inductor's settings are
+    per thread (torch 2.13).
+    """
     from torch._inductor import config
 
     with caches.settings(config, reorder_for_locality=False):
@@ -74,7 +76,9 @@ def _inductor_order() -> Iterator[None]:
 
 
 def _others_checked(checked: frozenset[int], original: Any, wrapper: Any) -> None:
-    """Write the checks of all inputs but those that each call checks."""
+    """Patch codegen_input_size_asserts: write layout checks into generated code only for the
+    inputs that the caller does not check.
+    """
     inputs = wrapper.get_graph_inputs().items()
     others = dict(row for k, row in enumerate(inputs) if k not in checked)
     wrapper.get_graph_inputs = lambda: others
@@ -85,6 +89,7 @@ def _others_checked(checked: frozenset[int], original: Any, wrapper: Any) -> Non
 
 
 def _always() -> bool:
+    """Apply a patch to the calls of every thread."""
     return True
 
 
@@ -249,7 +254,9 @@ READING = (  # a captured function, by Dynamo
         lost="modules with full backward hooks would end a capture",
         until="later than 2.13",
         calls={
-            "torch._dynamo.variables.distributed:BackwardHookVariable.create": dispatch.hooks_read
+            "torch._dynamo.variables.distributed:BackwardHookVariable.create": (
+                dispatch.hooks_in_graph
+            )
         },
         takes="hooked",
     ),
@@ -401,7 +408,7 @@ TRACING = (  # the graph that Dynamo read, by make_fx
         what="autograd.Functions under make_fx",
         why="they run in a form that torch.func does not take",
         lost="an autograd.Function would end a capture under a derivative",
-        calls={"torch.autograd.function:custom_function_call": dispatch.function_called},
+        calls={"torch.autograd.function:custom_function_call": dispatch.run_rewritten},
         takes="functions",
     ),
     Patch(
@@ -429,7 +436,7 @@ TRACING = (  # the graph that Dynamo read, by make_fx
         what="notes on nodes of graphs",
         why="they are the process's: other threads' graphs would get them",
         lost="graphs of other threads would get the notes of a capture",
-        enter=tracing.notes_kept_apart,
+        enter=tracing.metadata_per_thread,
         places=(
             "torch.fx.traceback:has_preserved_node_meta",
             "torch.fx.traceback:set_current_meta",
@@ -790,7 +797,7 @@ STAYS = (
 
 @contextlib.contextmanager
 def patched(stage: str, **given: Any) -> Iterator[None]:
-    """Enter the patches of a stage of PATCHES, in this thread.
+    """Enter the patches of a stage, such as "capture", in this thread.
 
     Args:
         stage: a key of PATCHES.
@@ -814,8 +821,8 @@ def patched(stage: str, **given: Any) -> Iterator[None]:
 
 @functools.cache
 def require_places(stage: str) -> None:
-    """Look once at all places of a stage. The first capture looks at those of every stage whose
-    modules of torch have been imported.
+    """Check once that torch has all places that a stage patches. The first capture checks every
+    stage whose modules of torch have been imported.
 
     Raises:
         TorchVersionError: a place is gone, or takes other arguments, that keeps programs right.
@@ -827,16 +834,18 @@ def require_places(stage: str) -> None:
 
 
 def rows_of_all() -> list[Patch]:
-    """Every row of the table, once."""
+    """List every patch of the table once, over all stages."""
     return list(dict.fromkeys(row for rows in PATCHES.values() for row in rows))
 
 
 def degraded() -> list[str]:
-    """What the running torch lacks, where programs stay right: a line for each place."""
+    """List the places that the running torch lacks where programs stay right, with what is lost:
+    a line each.
+    """
     rows = [row for row in rows_of_all() if row.on_missing == DEGRADE and row.is_imported()]
     return [f"{place} ({row.lost})" for row in rows for place in row.missing()]
 
 
 def _is_entered(row: Patch, stage: str) -> bool:
-    """Whether a stage enters a row, and imports what that needs."""
+    """Check whether a stage enters a patch without waiting for the user's import."""
     return row in PATCHES[stage] and not row.if_imported

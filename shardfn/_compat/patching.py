@@ -1,6 +1,4 @@
-"""One change of torch, for the time of a context, and whether this torch has the places that it
-needs.
-"""
+"""The record of one patch of torch, how it is entered, and whether this torch has its places."""
 
 from __future__ import annotations
 
@@ -37,18 +35,18 @@ INHERITED = {  # a method, and the class whose method it ends in, before torch 2
 
 
 def methods(owner: str, *names: str) -> tuple[str, ...]:
-    """The places of methods of a class."""
+    """Build the places of methods from their class and names."""
     return tuple(f"{owner}.{name}" for name in names)
 
 
 def each(new: Callable[..., Any], *places: str) -> dict[str, Callable[..., Any]]:
-    """One replacement for several functions of torch."""
+    """Build a `calls` table that gives several places the same replacement."""
     return dict.fromkeys(places, new)
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Patch:
-    """One change of torch: one reason, and all places where torch is changed for it.
+    """A patch of torch: one reason, and all places where torch is changed for it.
 
     A place is "module:attribute", or several of them joined by OR, of which the first that exists
     counts. `calls` replaces functions and methods. A replacement takes the patch's argument if it
@@ -83,29 +81,29 @@ class Patch:
     if_imported: bool = False
 
     def is_imported(self) -> bool:
-        """Whether the modules of all its places have been imported."""
+        """Check whether the modules of all its places have been imported."""
         places = (*self.calls, *self.places)
         return all(place.partition(":")[0] in sys.modules for place in places)
 
     def missing(self) -> tuple[str, ...]:
-        """The places that this torch lacks, or has with other arguments."""
+        """List the places that this torch lacks, or has with other arguments."""
         gone = [place for place in self.places if is_due(place) and resolve(place) is None]
         for place, new in self.calls.items():
             if not is_due(place):
                 continue
-            found = resolve(place)
-            given = 1 if self.takes is None else 2  # torch's function, and the patch's argument
-            if found is None or not takes_calls(new, given, threads.torchs(getattr(*found))):
+            resolved = resolve(place)
+            before = 1 if self.takes is None else 2  # torch's function, and the patch's argument
+            if resolved is None or not takes_calls(new, before, threads.torchs(getattr(*resolved))):
                 gone.append(place)
         return tuple(gone)
 
 
-def enter(row: Patch, given: tuple[Any, ...], stack: contextlib.ExitStack) -> None:
-    """Enter a patch, in the places that this torch has.
+def enter(row: Patch, argument: tuple[Any, ...], stack: contextlib.ExitStack) -> None:
+    """Enter a patch on an exit stack, in the places that this torch has.
 
     Args:
         row: the patch.
-        given: its argument, if it takes one.
+        argument: its argument, if it takes one.
         stack: leaves it again.
 
     Raises:
@@ -117,17 +115,17 @@ def enter(row: Patch, given: tuple[Any, ...], stack: contextlib.ExitStack) -> No
     if row.on_missing == REFUSE:
         refuse([(row, place) for place in gone])
     for place, new in row.calls.items():
-        found = None if place in gone else resolve(place)
-        if found is None or _ends_in_patched(place, found[0]):
+        resolved = None if place in gone else resolve(place)
+        if resolved is None or _ends_in_patched(place, resolved[0]):
             continue
-        new = functools.partial(new, *given) if given else new
-        stack.enter_context(threads.overridden(*found, new, row.is_mine))
+        new = functools.partial(new, *argument) if argument else new
+        stack.enter_context(threads.overridden(*resolved, new, row.is_mine))
     if row.enter is not None and not {*row.places}.intersection(gone):
-        stack.enter_context(row.enter(*given))
+        stack.enter_context(row.enter(*argument))
 
 
 def refuse(gone: Sequence[tuple[Patch, str]]) -> None:
-    """Refuse a torch that lacks places; with SHARDFN_ANY_TORCH=1, warn.
+    """Refuse a torch that lacks the places of some patches; with SHARDFN_ANY_TORCH=1, warn.
 
     Args:
         gone: each missing place, with its patch. If there is none, nothing happens.
@@ -141,7 +139,7 @@ def refuse(gone: Sequence[tuple[Patch, str]]) -> None:
 
 
 def resolve(place: str) -> tuple[Any, str] | None:
-    """The module or class of a place, and the attribute. None if this torch lacks it.
+    """Resolve a place to (module or class, attribute name). None if this torch lacks it.
 
     Every patch asks here, and nowhere else.
     """
@@ -156,17 +154,17 @@ def resolve(place: str) -> tuple[Any, str] | None:
 
 
 def is_due(place: str) -> bool:
-    """Whether this version of torch should have a place."""
+    """Check whether this version of torch should have a place, by SINCE."""
     return SINCE.get(place, ()) <= versions.RUNNING
 
 
 @functools.cache
-def takes_calls(new: Callable[..., Any], given: int, original: Any) -> bool:
-    """Whether a replacement takes all arguments with which torch calls its own function.
+def takes_calls(new: Callable[..., Any], before: int, original: Any) -> bool:
+    """Check that a replacement's signature accepts every call that torch's own function accepts.
 
     Args:
         new: the replacement.
-        given: how many arguments it gets before those of the call.
+        before: how many arguments it gets before those of the call.
         original: torch's function. One of C has no signature, and is taken to fit.
     """
     try:
@@ -174,7 +172,7 @@ def takes_calls(new: Callable[..., Any], given: int, original: Any) -> bool:
     except (TypeError, ValueError):
         return True
     ours = [*inspect.signature(new).parameters.values()]
-    ours = [x for k, x in enumerate(ours) if k >= given or x.kind not in _BY_PLACE]
+    ours = [x for k, x in enumerate(ours) if k >= before or x.kind not in _BY_PLACE]
     kinds = {x.kind for x in ours}
     if any(x.kind is inspect.Parameter.VAR_POSITIONAL for x in torchs):
         return True  # torch's own says nothing of its arguments
@@ -189,16 +187,18 @@ _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_
 
 
 def _most(parameters: Sequence[inspect.Parameter]) -> int:
-    """How many arguments a function takes by place."""
+    """Count the positional parameters of a signature."""
     return sum(x.kind in _BY_PLACE for x in parameters)
 
 
 def _least(parameters: Sequence[inspect.Parameter]) -> int:
-    """How many of them it needs."""
+    """Count the positional parameters without a default."""
     return sum(x.kind in _BY_PLACE and x.default is x.empty for x in parameters)
 
 
 def _ends_in_patched(place: str, owner: Any) -> bool:
-    """Whether a method ends in one of its base class that is patched too."""
+    """Check whether a method calls its base class's method, which is patched too, so that one
+    patch is enough.
+    """
     base = INHERITED.get(place)
     return base is not None and issubclass(owner, pkgutil.resolve_name(base))

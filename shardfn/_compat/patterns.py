@@ -1,4 +1,4 @@
-"""Inductor's patterns of attention, which compare constants here.
+"""Inductor's attention patterns, made to compare constants such as the dim of a softmax.
 
 Inductor looks for attention by patterns that it has traced before, on other sizes, and ignores
 every integer in them, such as the dim of a softmax and the order of a permutation. A pattern of
@@ -16,19 +16,21 @@ TRACED = "search_fn_pattern"  # the variable of a pattern's check that holds the
 
 @contextlib.contextmanager
 def constants_compared() -> Iterator[None]:
-    """Let each pattern that Inductor meets be traced for its sizes."""
-    taken = [(cell, cell.cell_contents) for cell in _cells() if cell.cell_contents is not None]
-    for cell, _ in taken:
+    """Clear the pre-traced attention patterns, so that Inductor traces each for the sizes at
+    hand.
+    """
+    saved = [(cell, cell.cell_contents) for cell in _cells() if cell.cell_contents is not None]
+    for cell, _ in saved:
         cell.cell_contents = None
     try:
         yield
     finally:
-        for cell, pattern in taken:
+        for cell, pattern in saved:
             cell.cell_contents = pattern
 
 
 def _cells() -> list[Any]:
-    """The variables that hold patterns traced before, of all checks."""
+    """List the closure cells of Inductor's pattern checks that store a pre-traced pattern."""
     from torch._inductor.fx_passes import joint_graph
 
     joint_graph.lazy_init(None)

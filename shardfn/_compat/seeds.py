@@ -1,4 +1,6 @@
-"""When torch's generators were seeded, and what draws from them beside a function."""
+"""torch's random seeds: the last torch.manual_seed, and checkpoint and DataLoader, which draw
+from it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ Fn = Callable[..., Any]
 
 
 def last_seeding() -> tuple[Any, int]:
-    """(an object for the last call of `torch.manual_seed`, torch's seed now).
+    """Return (an object that identifies the last torch.manual_seed call, torch's current seed).
 
     Its device XPU, which nothing here uses, keeps that call until it starts (torch 2.11 to 2.15).
     """
@@ -28,7 +30,7 @@ def last_seeding() -> tuple[Any, int]:
 
 
 def seed_of(seeding: Any) -> int | None:
-    """The seed of a call of `torch.manual_seed`, None if it is not known."""
+    """Return the seed that a torch.manual_seed call was given. None if it is unknown."""
     if seeding is None:
         return None
     fn, *_ = seeding
@@ -39,7 +41,8 @@ def seed_of(seeding: Any) -> int | None:
 def checkpoints_wrapped(
     wrap: Callable[[Fn, bool], Fn], is_mine: Callable[[], bool]
 ) -> Iterator[Any]:
-    """Contexts in which torch's checkpoint runs a function that is made from the user's.
+    """Yield contexts in which torch.utils.checkpoint wraps the user's function before it runs
+    it.
 
     Args:
         wrap: makes it, from the user's function, and whether the first run is one of it.
@@ -60,10 +63,11 @@ def checkpoints_wrapped(
     yield replaced(module, name, lambda original: made(original, False))
 
 
-def loaders_inside(
+def loaders_in_context(
     context: Callable[[], AbstractContextManager[Any]], is_mine: Callable[[], bool]
 ) -> Iterator[Any]:
-    """Contexts in which torch's DataLoader starts, and makes a batch, inside of another context.
+    """Yield contexts in which torch's DataLoader starts, and makes each batch, inside a given
+    context.
 
     Args:
         context: makes that context.

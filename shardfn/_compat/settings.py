@@ -1,5 +1,5 @@
-"""torch's global settings: those that a program depends on, as one tuple that each call compares,
-and those of the tracers, which a capture has its own of.
+"""torch's global settings: a tuple of those that programs depend on, and contexts that fix those
+of tracers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ MODES = 2
 
 
 def _reader() -> Callable[[], tuple[Any, ...]]:
-    """One function that calls every getter: a loop over them would take twice as long."""
+    """Compile one function that calls every getter: a loop would take twice as long."""
     names = {f"g{i}": getattr(home, name) for i, (_, name, home) in enumerate(_ROWS)}
     return eval(f"lambda: ({', '.join(f'{name}()' for name in names)},)", names)
 
@@ -65,12 +65,17 @@ _read = _reader()
 
 
 def settings() -> tuple[Any, ...]:
-    """The current settings, with the devices and dtypes of autocast and the active modes."""
+    """Read the current settings as a tuple, with the devices and dtypes of autocast and the
+    active modes.
+    """
     now = _read()
     return _in_full(now) if now[AUTOCAST] or now[MODES] else now
 
 
 def _in_full(now: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Replace the flags of autocast and of modes in a tuple of settings by their devices, dtypes
+    and modes.
+    """
     casts = tuple((d, torch.get_autocast_dtype(d)) for d in DEVICES if torch.is_autocast_enabled(d))
     modes = tuple(_mode(_C._get_function_stack_at(i)) for i in range(now[MODES]))
     full = list(now)
@@ -79,21 +84,23 @@ def _in_full(now: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _mode(mode: Any) -> Any:
-    """The key of a torch function mode. A default-device mode is identified by its device."""
+    """Return the comparison key of a torch function mode: a default-device mode's device, or the
+    mode itself.
+    """
     from torch.utils._device import DeviceContext
 
     return mode.device if type(mode) is DeviceContext else mode
 
 
 def autocast_off() -> AbstractContextManager[None]:
-    """A context in which autocast changes no op."""
+    """Make a context in which autocast changes no op."""
     return _C._DisableAutocast()
 
 
 @contextlib.contextmanager
 def inference_off() -> Iterator[None]:
-    """A context without inference mode, in the same grad mode. Tensors made in inference mode
-    have no version, and the levels of torch.func need one.
+    """Leave inference mode, keeping the grad mode. Tensors made in inference mode have no
+    version, which torch.func's levels need.
     """
     if not torch.is_inference_mode_enabled():
         yield
@@ -105,8 +112,8 @@ def inference_off() -> Iterator[None]:
 
 @contextlib.contextmanager
 def anomaly_off() -> Iterator[None]:
-    """A context without autograd's anomaly mode, which reads the gradients of fake tensors. The
-    mode is the process's: other threads are without it meanwhile.
+    """Turn off autograd's anomaly mode, which reads the gradients of fake tensors. The mode is
+    the process's: other threads are without it meanwhile.
     """
     if not torch.is_anomaly_enabled():
         yield
@@ -122,8 +129,8 @@ def anomaly_off() -> Iterator[None]:
 def without_autocast(
     run: Callable[[list[Any]], Any], state: tuple[Any, ...]
 ) -> Callable[[list[Any]], Any]:
-    """`run` with autocast turned off, if these settings turn it on, since the program already
-    has its casts.
+    """Wrap a runner so that autocast is off in it, if these settings have it on: the program
+    already has its casts.
     """
     if not state[AUTOCAST]:
         return run
@@ -137,8 +144,8 @@ def without_autocast(
 
 @contextlib.contextmanager
 def of_captures(is_dynamic: bool) -> Iterator[None]:
-    """The tracers' settings for a capture, per thread (torch 2.13). With some of the user's, made
-    for torch.compile, no capture is possible: graphs of subgraphs, numbers of real tensors.
+    """Set Dynamo's settings for a capture, in this thread (torch 2.13). With some of the user's,
+    made for torch.compile, no capture is possible: graphs of subgraphs, numbers of real tensors.
 
     Shapes stay numbers. By default Dynamo makes symbols of them once it has traced two
     functions of different shapes. Where sizes are numbers there are no conditions on them, for
@@ -168,7 +175,9 @@ def of_captures(is_dynamic: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def of_fakes() -> Iterator[None]:
-    """The settings with which fake tensors and symbols are made: nothing real beside them."""
+    """Set torch's settings for making fake tensors and symbols: no real tensors propagate beside
+    them.
+    """
     real = caches.settings(torch._functorch.config, fake_tensor_propagate_real_tensors=False)
     checked = caches.settings(torch.fx.experimental._config, translation_validation=False)
     with real, checked:

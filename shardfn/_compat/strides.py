@@ -1,4 +1,4 @@
-"""Values in the layouts that their ops have, whatever ops they are decomposed into.
+"""Results with the strides of their op, whatever ops they are decomposed into.
 
 Inductor decomposes a concatenation of one tensor, beside empty ones, into a copy with the strides
 of that tensor, where the op has row-major ones (torch 2.13). A view that follows could not be made
@@ -21,9 +21,10 @@ BY_STRIDES = {
 }
 
 
-class Relaid(torch.fx.Interpreter):
-    """Runs a graph. Each result has the strides of its node, also where a trace decomposes the
-    op. A view by strides that leaves its tensor is a ValueError: compiled code would not check.
+class WithRecordedStrides(torch.fx.Interpreter):
+    """An fx interpreter whose results have the strides recorded for their nodes, also where a
+    trace decomposes the op. It raises ValueError for an as_strided outside of its tensor's
+    memory, which compiled code would not check.
     """
 
     def run_node(self, n: torch.fx.Node) -> Any:
@@ -33,20 +34,20 @@ class Relaid(torch.fx.Interpreter):
         result = super().run_node(n)
         like = n.meta.get("val")
         if isinstance(result, tuple | list):
-            return type(result)(map(relaid, result, like or result))
-        return relaid(result, like)
+            return type(result)(map(with_strides_of, result, like or result))
+        return with_strides_of(result, like)
 
 
 def check_reach(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Check that an op that views a tensor by strides stays inside of its memory.
+    """Check that an as_strided call stays inside of its tensor's memory.
 
     Raises:
         ValueError: it does not. A graph of a file may say so.
     """
     names = [x.name for x in op._schema.arguments]
-    said = dict(zip(names, args, strict=False)) | kwargs
-    base, shape, stride = said["self"], said["size"], said["stride"]
-    offset = said.get("storage_offset")
+    arguments = dict(zip(names, args, strict=False)) | kwargs
+    base, shape, stride = arguments["self"], arguments["size"], arguments["stride"]
+    offset = arguments.get("storage_offset")
     if offset is None:
         offset = base.storage_offset()
     room = base.untyped_storage().nbytes()
@@ -58,11 +59,11 @@ def check_reach(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         raise ValueError(f"{op}: elements outside of its tensor")
 
 
-def relaid(x: Any, like: Any) -> Any:
-    """A tensor in the strides of another one of its shape. Anything else as it is, and a tensor
-    like one that does not fill its memory.
+def with_strides_of(x: Any, like: Any) -> Any:
+    """Copy a tensor into the strides of an example of its shape, where these differ. Leave
+    non-tensors, and examples that do not fill their memory.
     """
-    if not is_laid_otherwise(x, like):
+    if not has_other_strides(x, like):
         return x
     sizes, strides = like.shape, like.stride()
     order = sorted(range(x.dim()), key=lambda dim: (-strides[dim], dim))
@@ -74,7 +75,7 @@ def relaid(x: Any, like: Any) -> Any:
 
 
 def _are_dense(dims: Sequence[tuple[Any, Any]]) -> bool:
-    """Whether dims, each a size and a stride, are those of a row-major tensor."""
+    """Check whether (size, stride) pairs are those of a contiguous tensor."""
     step = 1
     for size, stride in reversed(dims):
         if size != 1 and stride != step:
@@ -83,24 +84,25 @@ def _are_dense(dims: Sequence[tuple[Any, Any]]) -> bool:
     return True
 
 
-def are_laid_otherwise(result: Any, like: Any) -> bool:
-    """Whether a tensor of a result has other strides than that of another result."""
+def have_other_strides(result: Any, like: Any) -> bool:
+    """Check whether any tensor of a result has other strides than its example."""
     if isinstance(result, tuple | list):
-        return any(map(is_laid_otherwise, result, like or result))
-    return is_laid_otherwise(result, like)
+        return any(map(has_other_strides, result, like or result))
+    return has_other_strides(result, like)
 
 
-def is_laid_otherwise(x: Any, like: Any) -> bool:
-    """Whether a tensor has other strides than another one of its shape, if sizes that are symbols
-    are as in their example.
+def has_other_strides(x: Any, like: Any) -> bool:
+    """Check whether a tensor has other strides than an example of its shape. Symbolic sizes
+    count by their hints.
     """
     if not isinstance(x, torch.Tensor) or not isinstance(like, torch.Tensor):
         return False
-    sizes, own, wanted = map(_numbers, (x.shape, x.stride(), like.stride()))
-    if own == wanted or 0 in sizes:
+    sizes, strides, wanted = map(_numbers, (x.shape, x.stride(), like.stride()))
+    if strides == wanted or 0 in sizes:
         return False
-    return any(n > 1 and a != b for n, a, b in zip(sizes, own, wanted, strict=True))
+    return any(n > 1 and a != b for n, a, b in zip(sizes, strides, wanted, strict=True))
 
 
 def _numbers(sizes: Any) -> list[int]:
+    """Replace symbolic sizes by their hints."""
     return [n.node.hint if isinstance(n, torch.SymInt) else n for n in sizes]

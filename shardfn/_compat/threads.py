@@ -1,4 +1,4 @@
-"""Threads: one thread stages at a time, and its patches of torch affect that thread only."""
+"""One thread captures and compiles at a time, and its patches of torch affect that thread only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _home = os.getpid()
 
 @contextlib.contextmanager
 def staging() -> Iterator[None]:
-    """A re-entrant lock: one thread at a time traces, lowers and compiles.
+    """Acquire the re-entrant lock under which one thread at a time traces, lowers and compiles.
 
     The lock is that of torch.compile, since Dynamo, its settings and fx's metadata are global
     to the process.
@@ -49,21 +49,21 @@ def staging() -> Iterator[None]:
 
 
 def _is_lost() -> bool:
-    """Whether nothing will release a lock: this is a forked process without other threads."""
+    """Check whether the lock's holder is gone: this is a forked process without other threads."""
     return os.getpid() != _home and threading.active_count() == 1
 
 
 def is_capturing() -> bool:
-    """Whether this thread is capturing a function."""
+    """Check whether this thread is capturing a function."""
     return _CAPTURING.get()
 
 
 @contextlib.contextmanager
 def capturing() -> Iterator[None]:
-    """A context that marks this thread as capturing.
+    """Enter a context that marks this thread as capturing.
 
-    Derivatives are taken in this thread too. Autograd has a thread for each GPU, where the marks
-    of a capture would not be seen.
+    Derivatives are taken in this thread too. Autograd has a thread for each GPU, which would not
+    count as capturing.
     """
     token = _CAPTURING.set(True)
     try:
@@ -74,13 +74,13 @@ def capturing() -> Iterator[None]:
 
 
 def only_here() -> Callable[[], bool]:
-    """A function that says whether the thread that calls it is this one."""
+    """Return a predicate that is true in the calling thread alone."""
     thread = threading.get_ident()
     return lambda: threading.get_ident() == thread
 
 
 def torchs(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's own function, of one that may be overridden."""
+    """Return torch's own function behind one that may be overridden."""
     return getattr(fn, ORIGINAL, fn)
 
 
@@ -88,8 +88,8 @@ def torchs(fn: Callable[..., Any]) -> Callable[..., Any]:
 def overridden(
     owner: Any, name: str, new: Callable[..., Any], is_mine: Callable[[], bool]
 ) -> Iterator[None]:
-    """Replace a function or method of torch, for some calls only. Other calls run torch's
-    function.
+    """Replace a function or method of torch for the calls that satisfy a predicate. Other calls
+    run torch's function.
 
     Args:
         owner: the module or class.

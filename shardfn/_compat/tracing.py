@@ -1,4 +1,4 @@
-"""Fake tensors, make_fx, decompositions, and the levels of torch.func."""
+"""Fake tensors, make_fx and decompositions, and questions about the active torch.func levels."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ OF_TRACING = ("torch._dynamo.", "torch._subclasses.", "torch._guards", "torch.fx
 
 
 def is_of_tracing(error: BaseException) -> bool:
-    """Whether an error is of a class that only torch's tracing raises, or that of torch.func for an
-    op without a rule under a transform.
+    """Check whether an error is of a class that only torch's tracing raises, or that of
+    torch.func for an op without a batching or derivative rule.
     """
     if isinstance(error, KeyError) and error.args:
         return type(error.args[0]).__name__ == "TransformType"
@@ -54,50 +54,54 @@ def is_of_tracing(error: BaseException) -> bool:
 
 
 def is_observed(error: BaseException) -> bool:
-    """Whether an error of Dynamo's stands for an exception that Python raises in what it reads."""
+    """Check whether a Dynamo error stands for an exception that the user's Python raises."""
     return type(error.__cause__).__name__.startswith("Observed")
 
 
-def _is_other() -> bool:
+def _is_not_capturing() -> bool:
+    """Check whether this thread is not capturing."""
     return not is_capturing()
 
 
-def _is_of_others(record: logging.LogRecord) -> bool:
-    return _is_other()
+def _is_of_another_thread(record: logging.LogRecord) -> bool:
+    """Filter log records: keep those of threads that do not capture."""
+    return _is_not_capturing()
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence torch's logs in this thread, where shardfn raises an error of its own."""
+    """Silence torch's log of fake tensors in this thread, where shardfn raises an error of its
+    own.
+    """
     logger = logging.getLogger("torch._subclasses.fake_tensor")
-    is_first = _is_of_others not in logger.filters
-    logger.addFilter(_is_of_others)
+    is_first = _is_of_another_thread not in logger.filters
+    logger.addFilter(_is_of_another_thread)
     try:
         yield
     finally:
         if is_first:
-            logger.removeFilter(_is_of_others)
+            logger.removeFilter(_is_of_another_thread)
 
 
 @contextlib.contextmanager
 def without_saved_hooks() -> Iterator[None]:
-    """Disable the user's saved-tensor hooks. A call saves no tensors, and torch.func refuses to
-    run under such hooks.
+    """Disable the user's saved-tensor hooks. A capture saves no tensors, and torch.func refuses
+    to run under such hooks.
     """
-    hooks, aside = torch._C._autograd, []
+    hooks, disabled = torch._C._autograd, []
     while (top := hooks._top_saved_tensors_default_hooks(False)) is not None:
-        aside.append(top)
+        disabled.append(top)
         hooks._pop_saved_tensors_default_hooks()
     try:
         yield
     finally:
-        for pack, unpack in reversed(aside):
+        for pack, unpack in reversed(disabled):
             hooks._push_saved_tensors_default_hooks(pack, unpack)
 
 
 @contextlib.contextmanager
 def unwound() -> Iterator[None]:
-    """Leave all torch.func levels that a failed trace has entered."""
+    """Pop all torch.func levels that a failed trace has left on the stack."""
     functorch, autograd = torch._C._functorch, torch._C._autograd
     depth, dual = functorch.get_dynamic_layer_stack_depth(), in_dual_level()
     try:
@@ -118,9 +122,7 @@ def unwound() -> Iterator[None]:
 
 @contextlib.contextmanager
 def dual_level_counted() -> Iterator[None]:
-    """Tell torch.func.jvp of a level that a graph has opened. torch counts levels in Python
-    only.
-    """
+    """Set torch.func.jvp's Python counters to a dual level that an fx graph has opened in C++."""
     from torch._functorch import eager_transforms
 
     with (
@@ -131,11 +133,13 @@ def dual_level_counted() -> Iterator[None]:
 
 
 def already_open() -> None:
-    """Closes a level of dual numbers that other code has opened: does nothing."""
+    """Do nothing: close a dual level that other code has opened."""
 
 
 def open_dual() -> Callable[[], None]:
-    """Open the level of dual numbers, if it is not open. Returns a function that closes it."""
+    """Open the dual level of forward-mode AD, if it is not open. Returns a function that closes
+    it.
+    """
     try:
         level = torch._C._enter_dual_level()
     except RuntimeError:
@@ -144,24 +148,24 @@ def open_dual() -> Callable[[], None]:
 
 
 def is_wrapped(x: Any) -> bool:
-    """Whether a transform of torch.func follows a tensor."""
+    """Check whether a tensor is wrapped by a torch.func transform."""
     return isinstance(x, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def unwrapped(x: torch.Tensor) -> torch.Tensor:
-    """The tensor inside of one that transforms of torch.func follow."""
+    """Remove all torch.func wrappers of a tensor."""
     while is_wrapped(x):
         x = torch._C._functorch.get_unwrapped(x)
     return x
 
 
 def in_dual_level() -> bool:
-    """Whether the user has opened a level of forward-mode AD (torch.autograd.forward_ad)."""
+    """Check whether the user has opened a dual level (torch.autograd.forward_ad)."""
     return forward_ad._current_level >= 0
 
 
 def carries_tangent(x: Any) -> bool:
-    """Whether forward mode follows a tensor, at any level of torch.func. A graph opens levels
+    """Check whether a tensor has a tangent at any level of torch.func. An fx graph opens levels
     that torch.autograd.forward_ad does not count.
     """
     functorch = torch._C._functorch
@@ -173,7 +177,7 @@ def carries_tangent(x: Any) -> bool:
 
 
 def is_differentiated(x: torch.Tensor) -> bool:
-    """Whether reverse mode follows a tensor, at any level of torch.func."""
+    """Check whether a tensor requires a gradient at any level of torch.func."""
     while is_wrapped(x):
         if x.requires_grad:
             return True
@@ -182,17 +186,18 @@ def is_differentiated(x: torch.Tensor) -> bool:
 
 
 def _tangent(x: torch.Tensor) -> torch.Tensor | None:
+    """Return the tangent of a dual tensor. None if it has none."""
     return torch._VF._unpack_dual(x, level=0)[1]
 
 
 def has_tangent(x: torch.Tensor) -> bool:
-    """Whether a tensor is a dual number of the open level."""
+    """Check whether a tensor has a tangent at the user's open dual level."""
     return forward_ad.unpack_dual(x).tangent is not None
 
 
 @contextlib.contextmanager
 def values() -> Iterator[None]:
-    """A context in which ops on tensors with values run as if nothing were traced."""
+    """Enter a context in which ops on real tensors run eagerly, outside of all modes."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     with torch._C.DisableTorchFunction(), _disable_current_modes():
@@ -201,14 +206,16 @@ def values() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_torch_functions() -> Iterator[None]:
-    """A context in which ops pass by all torch function modes."""
+    """Enter a context in which ops bypass all torch function modes."""
     with torch._C.DisableTorchFunction():
         yield
 
 
 @contextlib.contextmanager
 def neutral() -> Iterator[None]:
-    """A context in which ops run as if nothing were traced, and no torch.func transform active."""
+    """Enter a context in which ops run eagerly, outside of all modes and of all torch.func
+    transforms.
+    """
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -217,12 +224,12 @@ def neutral() -> Iterator[None]:
 
 
 def inside_transform() -> bool:
-    """Whether this call is inside a torch.func transform."""
+    """Check whether any torch.func transform is active."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def is_transformed() -> bool:
-    """Whether a derivative or a vmap of torch.func is around this call."""
+    """Check whether torch.func's grad, jvp or vmap is active."""
     kinds = torch._C._functorch.TransformType
     return any(
         level.key() in (kinds.Grad, kinds.Jvp, kinds.Vmap)
@@ -231,7 +238,7 @@ def is_transformed() -> bool:
 
 
 def derivative_levels() -> int:
-    """The number of torch.func transforms around this call that differentiate."""
+    """Count the active torch.func transforms that differentiate: grad and jvp."""
     kinds = torch._C._functorch.TransformType
     return sum(
         level.key() in (kinds.Grad, kinds.Jvp)
@@ -240,20 +247,20 @@ def derivative_levels() -> int:
 
 
 def level() -> int | None:
-    """The level of the innermost active torch.func transform, if there is one."""
+    """Return the level number of the innermost active torch.func transform. None without one."""
     innermost = torch._C._functorch.peek_interpreter_stack()
     return None if innermost is None else innermost.level()
 
 
 def level_of(x: torch.Tensor) -> int:
-    """The level of the torch.func transform that a tensor belongs to, or -1 or less for a plain
+    """Return the torch.func level at which a tensor is wrapped; -1 or less for an unwrapped
     tensor.
     """
     return torch._C._functorch.maybe_get_level(x)
 
 
 def is_differentiating() -> bool:
-    """Whether the innermost active torch.func transform is grad, and no torch function mode is
+    """Check whether the innermost torch.func transform is grad, and no torch function mode is
     still to handle the call.
     """
     innermost = torch._C._functorch.peek_interpreter_stack()
@@ -263,12 +270,12 @@ def is_differentiating() -> bool:
 
 
 def innermost_level() -> int:
-    """The level of the innermost active torch.func transform."""
+    """Return the level number of the innermost torch.func transform, which must exist."""
     return torch._C._functorch.peek_interpreter_stack().level()
 
 
 def mapped_index(size: int, level: int, device: str) -> torch.Tensor:
-    """The index of the sample of the vmap at this level: one scalar for each sample."""
+    """Make the index of the sample under the vmap at a level: a scalar tensor per sample."""
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
     with temporarily_clear_interpreter_stack():  # else inner transforms take it for their own
@@ -277,8 +284,8 @@ def mapped_index(size: int, level: int, device: str) -> torch.Tensor:
 
 
 def fake_mode() -> FakeTensorMode:
-    """A fake tensor mode for tracing. Loops ask it for symbols to ignore. It refuses sizes and
-    scalars that depend on values.
+    """Make a fake tensor mode for tracing, which refuses sizes and scalars that depend on
+    values. Control flow reads its ShapeEnv.
     """
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -288,17 +295,19 @@ def fake_mode() -> FakeTensorMode:
 
 
 @contextlib.contextmanager
-def notes_kept_apart() -> Iterator[None]:
-    """Keep fx's metadata of a capture to its thread. Other threads record none, as if nothing
-    were traced.
+def metadata_per_thread() -> Iterator[None]:
+    """Confine fx's node metadata to the capturing thread. Other threads record none, as if
+    nothing were traced.
     """
     notes = torch.fx.traceback
     if notes.has_preserved_node_meta():  # another thread had turned them on before
         yield
         return
     with (
-        overridden(notes, "has_preserved_node_meta", lambda _: False, _is_other),
-        overridden(notes, "set_current_meta", lambda *_: contextlib.nullcontext(), _is_other),
+        overridden(notes, "has_preserved_node_meta", lambda _: False, _is_not_capturing),
+        overridden(
+            notes, "set_current_meta", lambda *_: contextlib.nullcontext(), _is_not_capturing
+        ),
     ):
         yield
 
@@ -306,7 +315,9 @@ def notes_kept_apart() -> Iterator[None]:
 def trace_aten(
     fn: Callable[..., Any], args: Sequence[Any], decompositions: dict[Any, Any]
 ) -> torch.fx.GraphModule:
-    """Flatten a function of fake tensors to one ATen graph whose nodes keep their source lines."""
+    """Trace a function of fake tensors with make_fx to one ATen graph whose nodes keep their
+    source lines.
+    """
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with torch.fx.traceback.preserve_node_meta():
@@ -316,7 +327,7 @@ def trace_aten(
 
 @contextlib.contextmanager
 def paused_tracing() -> Iterator[None]:
-    """Pause the active trace, so that another one can run inside."""
+    """Pause the active make_fx trace, so that another one can run inside."""
     from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
     with disable_proxy_modes_tracing():
@@ -325,14 +336,14 @@ def paused_tracing() -> Iterator[None]:
 
 @functools.cache
 def core_decompositions() -> dict[Any, Any]:
-    """torch's decompositions into core ATen, and those of losses and batch norms, which core
-    ATen does not decompose. Ops that torch composes of others above autograd need none; listing
-    them would take a seventh of a second.
+    """Return torch's decompositions into core ATen, and those of losses and batch norms, which
+    core ATen leaves out. Ops that torch composes above autograd need none; listing them would
+    take a seventh of a second.
     """
     from torch._decomp import _core_aten_decompositions_post_autograd, decomposition_table
 
     aten = torch.ops.aten
-    whole = (
+    packets = (
         aten.nll_loss_forward,
         aten.nll_loss_backward,
         aten._log_softmax,
@@ -345,31 +356,33 @@ def core_decompositions() -> dict[Any, Any]:
         aten._native_batch_norm_legit_functional,
         aten._native_batch_norm_legit_no_training,
     )
-    extra = [getattr(op, name) for op in whole for name in op.overloads()]
-    found = _core_aten_decompositions_post_autograd()
-    known = (op for op in extra if op in decomposition_table)
-    return {**found, **{op: decomposition_table[op] for op in known}}
+    extra = [getattr(op, name) for op in packets for name in op.overloads()]
+    core = _core_aten_decompositions_post_autograd()
+    decomposed = (op for op in extra if op in decomposition_table)
+    return {**core, **{op: decomposition_table[op] for op in decomposed}}
 
 
 def kernels(op: OpOverload) -> set[str]:
-    """The dispatch keys, of these, for which an op has kernels of its own."""
+    """Return the dispatch keys, of CPU, CUDA and autograd, under which an op has its own
+    kernels.
+    """
     keys = ("CPU", "CUDA", "Autograd", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
     return {key for key in keys if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)}
 
 
 def custom_ops(*, of_torch: bool = True) -> list[Any]:
-    """The records of all ops that torch.library.custom_op made, with torch's own or without."""
+    """List the records of all ops made by torch.library.custom_op, with or without torch's own."""
     from torch._library.custom_ops import OPDEFS
 
     # A list at once: another thread that imports may add ops.
     every = [record for ref in OPDEFS.valuerefs() if (record := ref()) is not None]
-    own = [r for r in every if not r._init_fn.__module__.startswith("torch.")]
-    return every if of_torch else own
+    users = [r for r in every if not r._init_fn.__module__.startswith("torch.")]
+    return every if of_torch else users
 
 
 def read_by_dynamo(fn: Function) -> Function:
-    """Mark a function that Dynamo reads while it captures a user's: it is written in the Python
-    that Dynamo can read. A file of such functions says so in its first lines.
+    """Mark a function whose Python Dynamo traces during a capture, so its code must be simple
+    enough. A file of such functions says so in its first lines.
     """
     fn.read_by_dynamo = True
     return fn

@@ -16,7 +16,7 @@ ANY = "SHARDFN_ANY_TORCH"  # set to 1, another torch is tried, with a warning
 
 
 def release(version: str) -> tuple[int, ...]:
-    """Major and minor of a version.
+    """Parse (major, minor) from a version. () if it is not numeric.
 
     Example:
         >>> (release("2.13.0+cpu"), release("2.15.0.dev20260101"), release("unknown"))
@@ -30,7 +30,7 @@ RUNNING = release(torch.__version__)
 
 
 def known() -> str:
-    """The versions in words.
+    """Format the supported versions for messages.
 
     Example:
         >>> known()
@@ -40,7 +40,7 @@ def known() -> str:
 
 
 def requirement() -> str:
-    """The versions as pip reads them.
+    """Format the supported versions as a pip requirement.
 
     Example:
         >>> requirement()
@@ -50,18 +50,18 @@ def requirement() -> str:
 
 
 def fix() -> str:
-    """What to do about another torch."""
+    """Return the advice that errors give about another version of torch."""
     return f"pip install '{requirement()}', or {ANY}=1 to try this one"
 
 
 def is_known() -> bool:
-    """Whether the running torch is one of them."""
+    """Check whether the running torch is a supported version."""
     return OLDEST <= RUNNING <= NEWEST
 
 
 @functools.cache
 def require_known() -> None:
-    """Refuse a torch that shardfn does not know.
+    """Refuse a torch outside of the supported versions, once a process.
 
     Raises:
         TorchVersionError: it is older or newer, and the user does not want to try.
@@ -71,7 +71,8 @@ def require_known() -> None:
 
 
 def refuse(problem: str, *more: str) -> None:
-    """Refuse the running torch. Where the user wants any torch, warn.
+    """Raise TorchVersionError about the running torch; warn in place of it if
+    SHARDFN_ANY_TORCH=1.
 
     Args:
         problem: the first reason, to follow "shardfn 0.1.0 knows torch 2.13 to 2.15; ".

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .. import _compat
-from .._compat.strides import Relaid
+from .._compat.strides import WithRecordedStrides
 from ..collectives import our_ops
 from ..ops import higher_order
 from ..schedule import copied
@@ -83,7 +83,7 @@ def _compiled(
 ) -> Runner:
     fakes = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
     return _compat.inductor(
-        Relaid(higher_order.unfold(graph)).run,
+        WithRecordedStrides(higher_order.unfold(graph)).run,
         fakes,
         lambda lowered: separate(lowered, donated),
         our_ops(),

@@ -41,7 +41,7 @@ def plain() -> Iterator[None]:
             _compat.ops_replaced(TABLE, is_drawn_here),
             initialised(),
             *_compat.checkpoints_wrapped(redrawn, is_eager),
-            *_compat.loaders_inside(lambda: drawing_from(None), is_eager),
+            *_compat.loaders_in_context(lambda: drawing_from(None), is_eager),
         ):
             stack.enter_context(context)
         yield

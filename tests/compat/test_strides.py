@@ -10,7 +10,7 @@ import torch
 
 import shardfn as sf
 from shardfn import P
-from shardfn._compat.strides import relaid
+from shardfn._compat.strides import with_strides_of
 from tests.support.ranks import run_ranks
 
 F64 = torch.float64
@@ -86,13 +86,13 @@ def test_code_for_many_sizes_is_right(read: str) -> None:
 
 def test_a_tensor_takes_the_strides_of_another_of_its_shape() -> None:
     like = X.mT
-    moved = relaid(X.mT.contiguous(), like)
+    moved = with_strides_of(X.mT.contiguous(), like)
     assert torch.equal(moved, like) and moved.stride() == like.stride()
     images = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
-    moved = relaid(images.contiguous(), images)
+    moved = with_strides_of(images.contiguous(), images)
     assert torch.equal(moved, images) and moved.stride() == images.stride()
-    assert relaid(X, X.clone()) is X
-    assert relaid(3, X) == 3 and relaid(X, None) is X
+    assert with_strides_of(X, X.clone()) is X
+    assert with_strides_of(3, X) == 3 and with_strides_of(X, None) is X
     wide = X.expand(2, 4, 6)
     dense = wide.contiguous()
-    assert relaid(dense, wide) is dense, "several places are one element of it"
+    assert with_strides_of(dense, wide) is dense, "several places are one element of it"

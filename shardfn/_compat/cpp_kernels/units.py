@@ -48,7 +48,7 @@ def kernels_joined() -> Iterator[None]:
 
 
 def _queue_kernel(original: Any, compiler: Any, types: Sequence[str], text: str) -> Any:
-    """Patch AsyncCompile.cpp_pybinding: queue a kernel in the module's Batch, and return a future."""
+    """Patch AsyncCompile.cpp_pybinding: queue a kernel in the module's Batch; return a future."""
     from torch._inductor.codecache import LambdaFuture
 
     kernel = Kernel(tuple(types), text)
@@ -201,7 +201,7 @@ def _processor() -> str:
 
 
 def keys_of(kernels: Sequence[Kernel]) -> list[str]:
-    """Return the cache key of each kernel: a digest of its text, the compiler and torch's version."""
+    """Digest each kernel's text, the compiler and torch's version to its cache key."""
     common = torch.__version__, compiler_facts()
     texts = [repr((common, kernel.types, kernel.text)) for kernel in kernels]
     return [hashlib.sha256(text.encode()).hexdigest() for text in texts]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..settings import of_fakes
-from ..strides import are_laid_otherwise
+from ..strides import have_other_strides
 from ..tracing import FakeTensorMode
 from .sizes import Noted, Sizes, conditions_of
 
@@ -68,7 +68,7 @@ class Sized(torch.fx.Interpreter):
             ValueError: a trace gives it other strides than its op has.
         """
         result = super().run_node(n)
-        if are_laid_otherwise(result, n.meta.get("val")):
+        if have_other_strides(result, n.meta.get("val")):
             raise ValueError(f"{n} has other strides where it is decomposed")
         return result
 
