@@ -1,4 +1,6 @@
-"""The memory of a tensor, whether it is shared, and tensors without values."""
+"""Ownership of a tensor's memory, exchange of memory between tensors, and tensors without
+values.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,14 @@ _attributes = attrgetter("__dict__")
 
 
 def storage_of(x: torch.Tensor) -> int:
-    """The id of a tensor's memory. Tensors that share memory have equal ids, while both are
-    alive.
+    """Return the id of a tensor's storage. Tensors that share memory have equal ids, while both
+    are alive.
     """
     return x.untyped_storage()._cdata
 
 
 def is_sole_owner(x: torch.Tensor) -> bool:
-    """Whether no other tensor, array or process can see this tensor's memory."""
+    """Check that no other tensor, array or process can see a tensor's memory."""
     storage = x.untyped_storage()
     if torch._C._storage_Use_Count(storage._cdata) > OWNERS or x._use_count() > 1:
         return False
@@ -45,13 +47,13 @@ def is_sole_owner(x: torch.Tensor) -> bool:
 
 
 def can_be_taken(x: torch.Tensor) -> bool:
-    """Whether torch.utils.swap_tensors can replace this tensor."""
+    """Check that torch.utils.swap_tensors can replace a tensor: one use, no weak references."""
     return x._use_count() == 1 and not weakref.getweakrefs(x)
 
 
 def are_alone(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether each of some ordinary tensors is the sole owner of its memory, and can be taken.
-    One pass of C++ calls for each question costs less than the questions of each tensor.
+    """Check that each of some ordinary tensors solely owns its memory and can be swapped. One
+    pass of C++ calls for each question costs less than the questions of each tensor.
     """
     storages = list(map(Tensor.untyped_storage, tensors))
     if any(map(UntypedStorage.is_shared, storages)):  # as every storage of a GPU says
@@ -65,7 +67,7 @@ def are_alone(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def are_plain(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether all are plain tensors, of which autograd knows nothing."""
+    """Check that all are exact torch.Tensors without requires_grad, gradients or inference mode."""
     return (
         {torch.Tensor}.issuperset(map(type, tensors))
         and not any(map(_requires_grad, tensors))
@@ -75,8 +77,8 @@ def are_plain(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def is_forgotten(objects: Sequence[torch.Tensor]) -> bool:
-    """Whether nothing but this list refers to any of some tensors, and they have no attributes.
-    False where Python does not count references exactly.
+    """Check that nothing but this list refers to its tensors, and they have no attributes. False
+    where Python does not count references exactly.
     """
     counts = map(sys.getrefcount, objects)
     return (
@@ -91,17 +93,17 @@ def is_forgotten(objects: Sequence[torch.Tensor]) -> bool:
 def without_memory(
     kind: type[torch.Tensor], layouts: Sequence[tuple[Any, dict[str, Any]]]
 ) -> list[torch.Tensor]:
-    """Tensors of a class that defines every op on them, each from its shape, and its strides, dtype
-    and device.
+    """Make tensors of a wrapper subclass without storage, from (shape, {strides, dtype, device})
+    pairs.
     """
     make = torch.Tensor._make_wrapper_subclass
     return [make(kind, shape, **layout) for shape, layout in layouts]
 
 
 def exchange(xs: Sequence[torch.Tensor], ys: Sequence[torch.Tensor]) -> None:
-    """Exchange the memory and the classes of tensors that can be taken, in pairs. All of `xs` are
-    of one class, and all of `ys`: classes without slots. Each keeps its attributes. An exception
-    leaves all as they were.
+    """Swap the memory and the classes of two lists of tensors, in pairs. All of `xs` are of one
+    class, and all of `ys`: classes without slots. Each keeps its attributes. An exception leaves
+    all as they were.
 
     As torch.utils.swap_tensors, without its search for slots and uses: most of its time.
     """
@@ -122,7 +124,7 @@ def exchange(xs: Sequence[torch.Tensor], ys: Sequence[torch.Tensor]) -> None:
 def empty_strided(
     shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: str
 ) -> torch.Tensor:
-    """A tensor of this layout without values; a fake one in a fake mode.
+    """Make an empty tensor of a shape, strides, dtype and device; a fake one in a fake mode.
 
     The dispatcher takes five times as long to make a fake one.
     """

@@ -1,4 +1,4 @@
-"""Patches for running an nn.Module while it is traced: backward hooks, fused kernels, questions
+"""Patches for nn.Modules that run inside a trace: backward hooks, checkpoints, RNNs, questions
 for the rank.
 """
 
@@ -37,7 +37,8 @@ _HOOKED: contextvars.ContextVar[bool] = contextvars.ContextVar("hooked", default
 
 @contextlib.contextmanager
 def hooked_by(cls: Any) -> Iterator[None]:
-    """Have modules with backward hooks use this class instead of torch's BackwardHook.
+    """Replace torch's BackwardHook class, which fails under torch.func (2.11 to 2.15), by
+    another class in this thread.
 
     torch's class fails under torch.func (2.11 to 2.15). Modules called by other threads still
     use it.
@@ -60,7 +61,9 @@ def hooked_by(cls: Any) -> Iterator[None]:
 def rank_asked(
     asked: Callable[[str], None], answer: Callable[..., int], *args: Any, **kwargs: Any
 ) -> int:
-    """Intercept a question for the rank. `asked` takes the file of the calling code."""
+    """Patch torch's functions that return the rank: report the file of the calling code to
+    `asked` first.
+    """
     asked(sys._getframe(2).f_code.co_filename)  # past the frame of the dispatch
     return answer(*args, **kwargs)
 
@@ -68,7 +71,9 @@ def rank_asked(
 def checkpointed_generator(
     around: Callable[[], AbstractContextManager[Any]], *_: Any, **__: Any
 ) -> Iterator[None]:
-    """The contexts in which torch.utils.checkpoint runs a function."""
+    """Patch torch.utils.checkpoint without reentrance: run the function in a given context
+    alone.
+    """
     with around():
         yield
 
@@ -80,7 +85,9 @@ def checkpointed_call(
     preserve: bool,
     *args: Any,
 ) -> Any:
-    """torch.utils.checkpoint with use_reentrant=True."""
+    """Patch torch.utils.checkpoint with use_reentrant=True: call the function in a given
+    context.
+    """
     with around():
         return fn(*args)
 
@@ -88,7 +95,7 @@ def checkpointed_call(
 def dtensor_made(
     making: Callable[[], None], make: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """One of the two ways in which a DTensor is made."""
+    """Patch DTensor's constructors: call `making`, which may refuse, before torch's own."""
     making()
     return make(*args, **kwargs)
 
@@ -101,15 +108,15 @@ def nested_traces_allowed() -> Iterator[None]:
 
 
 def weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor:
-    """torch._weight_norm, which has no forward-mode derivative and no batching rule (torch
-    2.13).
+    """Compute torch._weight_norm by ops with a forward-mode derivative and a batching rule
+    (torch 2.13 has none).
     """
     dims = [d for d in range(v.dim()) if dim == -1 or d != dim % v.dim()]
     return v * (g / v.square().sum(dims, keepdim=True).sqrt())
 
 
 def is_followed() -> bool:
-    """Whether torch.func itself is about to follow a tensor, by its flag."""
+    """Check whether torch.func is setting requires_grad itself, by its flag."""
     return torch._C._functorch.get_inplace_requires_grad_allowed()
 
 
@@ -128,7 +135,7 @@ MODULE_OPS = {torch._VF._weight_norm: weight_norm, torch.Tensor.requires_grad_: 
 
 
 def layer_of_lstm(choose: Callable[..., Any], *args: Any) -> Callable[..., Any]:
-    """The function of one layer of an LSTM: that of torch's ops under a transform."""
+    """Patch the choice of an LSTM layer's decomposition: the one of plain ops under a transform."""
     return decompositions.one_layer_lstm if is_transformed() else choose(*args)
 
 
@@ -145,7 +152,8 @@ def layers_of_rnn(
     batch_first: bool,
     layer: Callable[..., Any],
 ) -> tuple[torch.Tensor, list[Any]]:
-    """torch's loop over the layers of an RNN, one layer at a time, with dropout between them.
+    """Patch torch's loop over the layers of an RNN: run one layer at a time, with dropout
+    between them.
 
     Returns:
         (the sequence that the last layer returns, the hidden states of all).
@@ -167,8 +175,8 @@ def layers_of_rnn(
 
 
 def recurrent(op: Callable[..., Any]) -> Callable[..., Any] | None:
-    """The step-by-step decomposition of nn.LSTM, nn.GRU or nn.RNN, if this is one of their ops.
-    torch cannot vmap them (2.13).
+    """Return the step-by-step decomposition of torch.lstm, gru or rnn, which torch cannot vmap
+    (2.13). None for another op.
     """
     written: dict[Any, Callable[..., Any]] = {
         torch.lstm: decompositions.lstm_impl,
@@ -180,8 +188,8 @@ def recurrent(op: Callable[..., Any]) -> Callable[..., Any] | None:
 
 
 def with_numbers_as_tensors(step: types.FunctionType, *args: Any, **kwargs: Any) -> Any:
-    """torch's step of Adafactor, which reads numbers from tensors and compares them, with `max`
-    and `min` of tensors.
+    """Patch Adafactor's step, which reads numbers from tensors: run it with `max` and `min` of
+    tensors.
     """
     known = {**step.__globals__, "max": _maximum, "min": _minimum}
     copied = types.FunctionType(step.__code__, known, step.__name__)
@@ -189,8 +197,8 @@ def with_numbers_as_tensors(step: types.FunctionType, *args: Any, **kwargs: Any)
 
 
 def applied(original: Any, module: Any, fn: Any, recurse: bool = True) -> Any:
-    """Module._apply, for `.to()` and `.double()` of a module without values: it gets other
-    parameters, and `settle` puts them wherever the old ones are.
+    """Patch Module._apply (`.to()`, `.double()`) for fake parameters: make new parameters, which
+    `settle` puts in place of the old ones.
     """
     own = parameters_of(module)
     before = dict(own)
@@ -204,13 +212,16 @@ def applied(original: Any, module: Any, fn: Any, recurse: bool = True) -> Any:
 
 
 def settle(module: torch.nn.Module) -> None:
-    """Replace the parameters of a module that conversions of another part have replaced."""
+    """Replace each parameter of a module by its latest conversion, also where submodules share
+    it.
+    """
     for part in module.modules():
         own = parameters_of(part)
         own.update({name: _latest(x) for name, x in own.items()})
 
 
 def _applied(x: Any, fn: Any) -> Any:
+    """Convert one parameter, and note the result on the old one."""
     if x is None:
         return None
     latest = _latest(x)
@@ -224,16 +235,19 @@ def _applied(x: Any, fn: Any) -> Any:
 
 
 def _latest(x: Any) -> Any:
+    """Follow a parameter's conversions to the latest."""
     while (after := getattr(x, AFTER, None)) is not None:
         x = after
     return x
 
 
 def _maximum(a: Any, b: Any) -> Any:
+    """Return the larger of two numbers or tensors."""
     return _chosen(a, b, max, torch.maximum, "min")
 
 
 def _minimum(a: Any, b: Any) -> Any:
+    """Return the smaller of two numbers or tensors."""
     return _chosen(a, b, min, torch.minimum, "max")
 
 
@@ -244,7 +258,7 @@ def _chosen(
     of_tensors: Callable[..., torch.Tensor],
     bound: str,
 ) -> Any:
-    """One of two numbers, of which some may be tensors."""
+    """Compute max or min of two operands, each a Python number or a tensor."""
     numbers = [x for x in (a, b) if not isinstance(x, torch.Tensor)]
     if len(numbers) == 2:
         return of_numbers(a, b)

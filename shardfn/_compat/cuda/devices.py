@@ -10,7 +10,7 @@ WITHOUT_NUMBER = ("cpu", "meta")
 
 
 def _current() -> int | None:
-    """The number of this process's device, if the machine has one."""
+    """Return the index of this process's accelerator. None without one."""
     try:
         return torch.accelerator.current_device_index()
     except RuntimeError:
@@ -18,7 +18,7 @@ def _current() -> int | None:
 
 
 def numbered(device: torch.device | str) -> torch.device:
-    """A device with its number: of this process's device, if it has none."""
+    """Add this process's device index to a device without one."""
     device = torch.device(device)
     if device.type in WITHOUT_NUMBER or device.index is not None:
         return device
@@ -27,7 +27,7 @@ def numbered(device: torch.device | str) -> torch.device:
 
 
 def unnumbered(device: torch.device) -> torch.device:
-    """A device without its number, if it is the one that this process runs on."""
+    """Remove the index from a device, if it is this process's own."""
     if device.type in WITHOUT_NUMBER or device.index != _current():
         return device
     return torch.device(device.type)

@@ -1,4 +1,4 @@
-"""CUDA's graphs: the kernels of one run, which are launched again as one."""
+"""CUDA graphs: record the kernels of one run of a function, and replay them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 
 def copy_all(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
-    """Copy tensors, those of one dtype with one kernel."""
+    """Copy source tensors to target tensors, those of one dtype with one kernel."""
     if sources:
         torch.ops.aten._foreach_copy_.default(list(targets), list(sources))
 
 
 class CudaGraph:
-    """The kernels that a function launches, recorded without running them.
+    """A CUDA graph of the kernels that a function launches.
 
     Args:
         run: the function. It has run before, so that what is made once is made.
@@ -31,13 +31,13 @@ class CudaGraph:
             self.results = run(list(inputs))
 
     def begin(self) -> None:
-        """Wait until the replay before, of any stream, has left the memory of the graph."""
+        """Make the current stream wait until the previous replay has left the graph's memory."""
         torch.cuda.current_stream().wait_event(self.done)
 
     def replay(self) -> None:
-        """Launch the kernels."""
+        """Launch the recorded kernels."""
         self.graph.replay()
 
     def end(self) -> None:
-        """The memory of the graph is free for the next replay."""
+        """Record that the graph's memory is free for the next replay."""
         self.done.record()

@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint in a world of one process. It is imported only if the user does."""
+"""torch.distributed.checkpoint in a fake world of one process, where it asks no other process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .. import threads
 
 @contextlib.contextmanager
 def plans_of_one_process() -> Iterator[None]:
-    """A context in which a checkpoint's plans are made by this process, without the others."""
+    """Patch torch.distributed.checkpoint to plan in this process alone."""
     from torch.distributed.checkpoint.utils import _DistWrapper
 
     def alone(original: Any, wrapper: Any, group: Any, _: bool, rank: int) -> None:
@@ -24,21 +24,21 @@ def plans_of_one_process() -> Iterator[None]:
 
 
 def is_of_one_process() -> bool:
-    """Whether `plans_of_one_process` has been entered after the user's import."""
+    """Check whether `plans_of_one_process` is active."""
     from torch.distributed.checkpoint.utils import _DistWrapper
 
     return hasattr(_DistWrapper.__init__, "__wrapped__")
 
 
 def chunk(offsets: Sequence[int], sizes: Sequence[int]) -> Any:
-    """A checkpoint's record of a shard: its place in the global tensor."""
+    """Make torch's checkpoint record of a shard: its offsets and sizes in the global tensor."""
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
     return ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
 
 
 def write_item(fqn: str, x: torch.Tensor, chunk: Any) -> Any:
-    """An item of a checkpoint's plan: a chunk of a DTensor is written."""
+    """Make the WriteItem that has a checkpoint write one chunk of a DTensor."""
     from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
     from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 

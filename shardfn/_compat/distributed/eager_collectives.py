@@ -1,6 +1,4 @@
-"""torch.distributed's collectives as a script calls them, in a world of one process: their kernels
-are replaced, and their arguments read.
-"""
+"""c10d's collective ops replaced for a world of one process, and their arguments parsed."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
 @contextlib.contextmanager
 def kernels_replaced(run: Callable[..., Any]) -> Iterator[None]:
-    """The kernels of c10d's ops replaced, for all threads.
+    """Register a kernel for all c10d collectives, for all threads.
 
     Args:
         run: takes the op, and then its arguments.
@@ -60,7 +58,7 @@ def kernels_replaced(run: Callable[..., Any]) -> Iterator[None]:
 
 
 def bound(op: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """The arguments of an op by their names, with the defaults."""
+    """Bind the arguments of an op to their names, with the defaults."""
     arguments = op._schema.arguments
     names = [x.name for x in arguments]
     given: dict[str, Any] = {}
@@ -72,7 +70,7 @@ def bound(op: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 
 
 def returned(op: Any, outputs: Any) -> Any:
-    """The result of an op of c10d: its handle, which is done, beside the outputs if it has them."""
+    """Return what a c10d op returns: a finished Work handle, with the outputs if it has them."""
     from torch._C._distributed_c10d import FakeWork, Work
 
     work = Work.boxed(FakeWork())
@@ -80,7 +78,8 @@ def returned(op: Any, outputs: Any) -> Any:
 
 
 def groups_like(group: Any) -> list[list[int]]:
-    """The ranks of a process group, and of the groups that the other ranks have in its place.
+    """List the ranks of a process group, and those of the groups that other ranks have in its
+    place.
 
     Args:
         group: a process group, as torch's ops take it, or its name.
@@ -98,7 +97,7 @@ def groups_like(group: Any) -> list[list[int]]:
 
 
 def reduction_name(op: Any) -> str | None:
-    """The name of a reduction, as torch's ops take it. None for one that is not known."""
+    """Return the name of a ReduceOp, such as "SUM". None for an unknown one."""
     if isinstance(op, str):
         return op.upper()
     kind = op.op() if hasattr(op, "op") and callable(op.op) else op

@@ -1,4 +1,4 @@
-"""torch's way to run code of DTensor for all ranks at once, in one process."""
+"""torch's LocalTensorMode, which runs DTensor code for all ranks in one process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _INSIDE: contextvars.ContextVar[bool] = contextvars.ContextVar("inside", default
 
 @contextlib.contextmanager
 def all_ranks(ranks: Sequence[int]) -> Iterator[None]:
-    """A context in which torch runs each op, and each collective, for all of these ranks.
+    """Enter a LocalTensorMode: torch runs each op and collective for all of these ranks.
 
     Args:
         ranks: of the world.
@@ -41,20 +41,20 @@ def all_ranks(ranks: Sequence[int]) -> Iterator[None]:
 
 
 def one_thread() -> AbstractContextManager[Any]:
-    """A re-entrant lock around all work with tensors of `per_rank`: torch patches DeviceMesh for
-    it, for all threads.
+    """Return the lock around work with `per_rank` tensors: torch patches DeviceMesh for it, in
+    all threads.
     """
     return _one_thread
 
 
 def runs_on_all_ranks() -> bool:
-    """Whether this thread is inside `all_ranks`."""
+    """Check whether this thread is inside `all_ranks`."""
     return _INSIDE.get()
 
 
 @contextlib.contextmanager
 def constructor_replaced(made: Callable[..., Any]) -> Iterator[None]:
-    """DTensor's constructor replaced, for all threads.
+    """Replace DTensor.__new__, for all threads.
 
     Args:
         made: takes torch's constructor, and then its arguments.
@@ -68,7 +68,7 @@ def constructor_replaced(made: Callable[..., Any]) -> Iterator[None]:
 
 
 def per_rank(values: Mapping[int, torch.Tensor]) -> torch.Tensor:
-    """One tensor for the tensors of several ranks, which `all_ranks` computes with.
+    """Make one LocalTensor of the tensors of several ranks.
 
     Args:
         values: rank -> its tensor.
@@ -79,7 +79,7 @@ def per_rank(values: Mapping[int, torch.Tensor]) -> torch.Tensor:
 
 
 def values_per_rank(x: torch.Tensor) -> dict[int, torch.Tensor] | None:
-    """The tensors of several ranks, of one that `per_rank` has made. None for any other tensor."""
+    """Return the tensor of each rank in a LocalTensor. None for any other tensor."""
     from torch.distributed._local_tensor import LocalTensor
 
     return x._local_tensors if isinstance(x, LocalTensor) else None
@@ -88,7 +88,8 @@ def values_per_rank(x: torch.Tensor) -> dict[int, torch.Tensor] | None:
 def fully_sharded(
     ours: Any, original: Callable[..., Any], record: Any, given: Any, *args: Any, **kwargs: Any
 ) -> None:
-    """FSDP's parameter of a module, with the shards of all ranks. torch makes that of one rank.
+    """Patch FSDPParam's sharding of a parameter: make the shards of all ranks, where torch makes
+    that of one.
 
     Args:
         ours: its `sharded` makes the shards of all ranks, of a parameter and its layout.
@@ -109,7 +110,7 @@ def fully_sharded(
 
 
 def _of_one_rank(x: Any) -> Any:
-    """A parameter without the local tensors of other ranks."""
+    """Reduce a simulated DTensor parameter to a DTensor of one rank's local tensor."""
     if not isinstance(x, DTensor):
         return x
     local: Any = local_tensor(x)

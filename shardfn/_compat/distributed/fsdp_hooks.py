@@ -1,6 +1,4 @@
-"""The hooks of fully_shard, which gather the parameters of a module around its forward, and what
-they say of it.
-"""
+"""FSDP2's private state: its hooks, parameter groups, layouts and mixed-precision policies."""
 
 from __future__ import annotations
 
@@ -20,8 +18,8 @@ RUNS = "_shardfn_runs"  # an attribute of the state while its modules run
 
 
 def key_of(called: Any) -> Any:
-    """The key of a function in a table of functions: for a hook of fully_shard its name, since its
-    module takes long to import. None for what has no hash.
+    """Return the lookup key of a called function: its name for a hook of fully_shard, whose
+    module imports slowly. None without a hash.
     """
     if getattr(called, "__hash__", None) is None:
         return None
@@ -32,12 +30,12 @@ def key_of(called: Any) -> Any:
 
 
 def takes_itself(key: Any) -> bool:
-    """Whether our function for a key takes the called function first."""
+    """Check whether our replacement of a hook takes the hook as its first argument."""
     return key in OF_GROUPS.values()
 
 
 def _is_of_group(called: Any) -> bool:
-    """Whether a hook closes over its state, in place of being called with it."""
+    """Check whether a hook closes over its FSDPState, as those of fully_shard([a, b]) do."""
     inner = called
     while hasattr(inner, "__wrapped__"):
         inner = inner.__wrapped__
@@ -47,7 +45,7 @@ def _is_of_group(called: Any) -> bool:
 
 
 def state_of(hook: Any) -> Any:
-    """The state that a hook closes over: its wrappers refuse Dynamo, and count the modules. Dynamo
+    """Return the FSDPState that a group's hook closes over: its wrappers refuse Dynamo. Dynamo
     reads this.
     """
     inner = hook
@@ -57,12 +55,12 @@ def state_of(hook: Any) -> Any:
 
 
 def policy_of(state: Any) -> Any:
-    """The MixedPrecisionPolicy of a module's state. Dynamo reads this."""
+    """Return the MixedPrecisionPolicy of an FSDPState. Dynamo reads this."""
     return state._mp_policy
 
 
 def groups_of(state: Any) -> Any:
-    """The groups of parameters of a module's state. Dynamo reads this."""
+    """Return the parameter groups of an FSDPState. Dynamo reads this."""
     groups = getattr(state, "_fsdp_param_groups", None)
     if groups is not None:
         return groups
@@ -71,40 +69,39 @@ def groups_of(state: Any) -> Any:
 
 
 def of_tensors(fn: Callable[[torch.Tensor], Any], tree: Any) -> Any:
-    """A tree with a function of each of its tensors, as FSDP goes through the arguments of a
-    module. Dynamo reads this.
-    """
+    """Map a function over the tensors of a module's arguments, as FSDP does. Dynamo reads this."""
     return torch.distributed.utils._apply_to_tensors(fn, tree)
 
 
 def has_hook(group: Any) -> bool:
-    """Whether the user has set a hook for the reduced gradients. Dynamo reads this."""
+    """Check whether the user has set an all-reduce hook on a group. Dynamo reads this."""
     return group._all_reduce_hook is not None
 
 
 def places_of(parameter: Any) -> list[tuple[Any, str]]:
-    """The modules that have a parameter, each with its name there. Dynamo reads this."""
+    """List the (module, name) pairs under which a parameter is registered. Dynamo reads this."""
     info = parameter._module_info
     shared = zip(info.shared_modules, info.shared_param_names, strict=True)
     return [(info.module, info.param_name), *shared]
 
 
 def sharded(parameter: Any, now: Any) -> Any:
-    """The tensor of a module for a parameter: another one that torch.func.functional_call gives
-    it, or the DTensor. After a forward outside of functions the module may still have the
-    gathered one. Dynamo reads this.
+    """Return the sharded parameter in place of a gathered one that a forward has left in the
+    module. Dynamo reads this.
     """
     gathered = getattr(parameter, "_unsharded_param", None)
     return parameter.sharded_param if now is gathered else now
 
 
 def parameter_at(module: Any, name: str) -> Any:
-    """The parameter of a module. Dynamo reads this."""
+    """Return a module's parameter of a name. Dynamo reads this."""
     return module._parameters[name]
 
 
 def replaced(module: Any, name: str, x: Any) -> Any:
-    """The parameter of a module, which has a tensor in its place now. Dynamo reads this."""
+    """Set a module's parameter of a name to a tensor, and return the previous one. Dynamo reads
+    this.
+    """
     before = module._parameters[name]
     module._parameters[name] = x
     return before
@@ -112,7 +109,7 @@ def replaced(module: Any, name: str, x: Any) -> Any:
 
 @attrs.frozen(eq=False)
 class Layout:
-    """How FSDP places a parameter.
+    """How FSDP shards a parameter: its spec, dim and gradient divide factor.
 
     Args:
         spec: of the DTensor.
@@ -133,7 +130,7 @@ class Layout:
 
 
 def layout_of(parameter: Any, group: Any = None) -> Layout:
-    """How FSDP places a parameter of a group."""
+    """Read the Layout of a parameter in its group."""
     part = None
     if parameter.is_dtensor:
         part = getattr(parameter, "_unsharded_dtensor_spec", None) or parameter._tp_spec
@@ -142,7 +139,7 @@ def layout_of(parameter: Any, group: Any = None) -> Layout:
 
 
 def dtypes_of(policy: Any, own: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
-    """The dtypes in which a module computes with a parameter, and reduces its gradient."""
+    """Return the dtypes in which a policy computes with a parameter, and reduces its gradient."""
     if not own.is_floating_point:
         return own, own
     compute = policy.param_dtype or own
@@ -150,7 +147,7 @@ def dtypes_of(policy: Any, own: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
 
 
 def learned(parameter: Any) -> None:
-    """FSDP's look at a parameter that the user may have replaced: it is what the module has."""
+    """Patch FSDP's refresh of a parameter that the user may have replaced: take the module's."""
     module, name = places_of(parameter)[0]
     now = module._parameters[name]
     parameter.sharded_param = now
@@ -158,26 +155,26 @@ def learned(parameter: Any) -> None:
 
 
 def all_learned(group: Any) -> None:
-    """FSDP's first look at the parameters of a group."""
+    """Patch FSDP's lazy initialization of a group: refresh each parameter."""
     for parameter in group.fsdp_params:
         learned(parameter)
 
 
 def resharded(group: Any) -> None:
-    """Give the modules of a group their parameters back."""
+    """Patch FSDP's reshard: register the sharded parameters in the modules again."""
     for parameter in group.fsdp_params:
         parameter._setattr_on_modules(parameter.sharded_param)
         parameter.__dict__.pop("_unsharded_param", None)
 
 
 def own_policy(parameter: Any, group: Any) -> Any:
-    """How a parameter is cast. It has a policy of its own from torch 2.15 on."""
+    """Return the mixed-precision policy of a parameter, or of its group (before torch 2.15)."""
     own = getattr(parameter, "mp_policy", None)
     return own or group.mp_policy
 
 
 def unsharded(group: Any, gathered: Callable[..., torch.Tensor]) -> None:
-    """Give the modules of a group the tensors that they compute with, until the forward ends. A
+    """Register the gathered parameters of a group in its modules until the forward ends. A
     forward that a backward repeats may stop before its end.
     """
     for parameter in group.fsdp_params:

@@ -1,4 +1,4 @@
-"""Process groups by name, and a fast constructor of DTensors."""
+"""Process groups by name, meshes, and DTensors and their specs without torch's checks."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ FUNCTIONAL = torch.distributed._functional_collectives
 
 
 def named(owner: Any, rows: Mapping[str, Any]) -> dict[Any, Any]:
-    """A table whose keys are the functions of a module by these names, as far as it has them."""
+    """Build a table keyed by the functions of a module with these names, where it has them."""
     return {getattr(owner, name): row for name, row in rows.items() if hasattr(owner, name)}
 
 
 def group_tag(group: Any) -> str:
-    """The tag of a process group."""
+    """Return the tag of a process group."""
     return dist.distributed_c10d._get_group_tag(group)
 
 
 def name_of_group(ranks: Sequence[int], tag: str) -> str | None:
-    """The name of the process group of these ranks, in any order, with a tag, if this rank is in
-    such a group.
+    """Look up the name of the process group with these ranks and tag. None if this rank is in no
+    such group.
     """
     find = dist.distributed_c10d._resolve_group_name_by_ranks_and_tag
     try:
@@ -51,21 +51,21 @@ def name_of_group(ranks: Sequence[int], tag: str) -> str | None:
 
 
 def fake_store() -> Any:
-    """The store of a process group without other processes."""
+    """Make the store of a fake process group, without other processes."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     return FakeStore()
 
 
 def own_store() -> Any:
-    """The store of a process group that has one process: this one."""
+    """Make the in-memory store of a one-process group."""
     return torch._C._distributed_c10d.HashStore()
 
 
 @contextlib.contextmanager
 def rules_kept() -> Iterator[None]:
-    """A context in which a new process group leaves Dynamo its table of rules, if that knows
-    torch.distributed already. Torch has the table made again for each group, in 40 ms.
+    """Patch new process groups to leave Dynamo's table of rules cached. Torch rebuilds it for
+    each group, in 40 ms.
     """
     rules: Any = sys.modules.get("torch._dynamo.trace_rules")
     table: Any = getattr(rules, "get_torch_obj_rule_map", None)
@@ -77,7 +77,7 @@ def rules_kept() -> Iterator[None]:
 
 
 def register_group(name: str, group: dist.ProcessGroup) -> None:
-    """Bind a name, which is the same on every rank, to this rank's process group."""
+    """Register this rank's process group under a name that is the same on every rank."""
     registry = torch._C._distributed_c10d
     try:
         if registry._resolve_process_group(name) == group:
@@ -89,7 +89,7 @@ def register_group(name: str, group: dist.ProcessGroup) -> None:
 
 
 def leave_groups() -> None:
-    """Leave all process groups and end their threads. Meshes hold groups too, and lose them."""
+    """Destroy all process groups and end their threads, also those that meshes hold."""
     meshes = [x for x in gc.get_objects() if type(x) is DeviceMesh]
     for mesh in meshes:
         getattr(mesh, "_pg_registry", {}).clear()
@@ -106,8 +106,8 @@ TABLES = (  # of torch's process groups
 
 @contextlib.contextmanager
 def groups_set_aside() -> Iterator[None]:
-    """A context in which torch has no process group. Those that it has come back afterwards; those
-    that are made meanwhile must have ended.
+    """Hide all process groups of torch in a context, and restore them afterwards. Groups created
+    inside must have ended.
     """
     c10d: Any = torch.distributed.distributed_c10d
     world, registry = c10d._world, torch._C._distributed_c10d
@@ -137,7 +137,7 @@ def groups_set_aside() -> Iterator[None]:
 
 
 def root_mesh(mesh: Any) -> Any:
-    """The mesh that this one is a slice of, or the mesh itself."""
+    """Return the mesh that a mesh is a slice of, or the mesh itself."""
     root = getattr(mesh, "_get_root_mesh", None)
     return (
         root()
@@ -147,36 +147,40 @@ def root_mesh(mesh: Any) -> Any:
 
 
 def flattened_meshes(mesh: Any) -> dict[str, Any]:
-    """The meshes of one axis that `_flatten` has made of a root mesh, by name."""
+    """Return the one-axis meshes that `_flatten` has made of a root mesh, by name."""
     return getattr(root_mesh(mesh), "_flatten_mapping", {})
 
 
 def entered_meshes() -> list[Any]:
-    """The meshes that this thread has entered by torch's `with mesh:`, the innermost last."""
+    """Return the meshes that this thread has entered by torch's `with mesh:`, the innermost
+    last.
+    """
     return torch.distributed.device_mesh._mesh_resources.mesh_stack
 
 
 def named_group(name: str) -> dist.ProcessGroup:
-    """The process group of a name on this rank."""
+    """Look up this rank's process group of a name."""
     return torch._C._distributed_c10d._resolve_process_group(name)
 
 
 def wait_later(out: torch.Tensor, work: Any) -> None:
-    """Have `wait_tensor` of any tensor in this memory wait for the communication that fills it."""
+    """Register a Work handle for a buffer, so that `wait_tensor` of it waits for the
+    communication.
+    """
     torch._C._distributed_c10d._register_work(out, work)
 
 
 def dtensor_spec(
     mesh: Any, placements: tuple[Placement, ...], shape: Any, stride: Any, dtype: torch.dtype
 ) -> Any:
-    """DTensor's record of a mesh, placements and global metadata."""
+    """Make a DTensorSpec of a mesh, placements and global shape, stride and dtype."""
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
     return DTensorSpec(mesh, placements, TensorMeta(torch.Size(shape), tuple(stride), dtype))
 
 
 def split_factor(placement: Placement) -> int | None:
-    """The number of blocks of a strided shard; None for another placement."""
+    """Return the split factor of a _StridedShard; None for another placement."""
     from torch.distributed.tensor.placement_types import _StridedShard
 
     if type(placement) is not _StridedShard:
@@ -185,7 +189,7 @@ def split_factor(placement: Placement) -> int | None:
 
 
 def strided_shard(dim: int, blocks: int) -> Placement:
-    """torch's strided shard: a chunk of each of so many blocks of a dim."""
+    """Make torch's _StridedShard: a chunk of each of so many blocks of a dim."""
     from torch.distributed.tensor.placement_types import _StridedShard
 
     return _StridedShard(dim, split_factor=blocks)
@@ -193,6 +197,7 @@ def strided_shard(dim: int, blocks: int) -> Placement:
 
 @functools.cache
 def _unreduced_class() -> type:
+    """Make the DTensorSpec subclass of unreduced gradients."""
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
     class UnreducedSpec(DTensorSpec):
@@ -207,17 +212,18 @@ def _unreduced_class() -> type:
 
 
 def unreduced_spec(spec: Any) -> Any:
-    """The spec of a gradient that leaves a program before it is reduced."""
+    """Convert a spec to that of a gradient that leaves a program before its reduction."""
     return _unreduced_class()(spec.mesh, spec.placements, spec.tensor_meta)
 
 
 def is_unreduced(spec: Any) -> bool:
-    """Whether a spec is that of an unreduced gradient."""
+    """Check whether a spec is that of an unreduced gradient."""
     return type(spec) is _unreduced_class()
 
 
 @functools.cache
 def _gone_class() -> type:
+    """Make the DTensorSpec subclass of donated tensors."""
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
     class GoneSpec(DTensorSpec):
@@ -231,14 +237,14 @@ def _gone_class() -> type:
 
 
 def gone_spec(spec: Any) -> Any:
-    """A copy of a spec that equals no other spec, for a tensor that was donated."""
+    """Copy a spec for a donated tensor; the copy equals no other spec."""
     return _gone_class()(spec.mesh, spec.placements, spec.tensor_meta)
 
 
 def dtensors(
     locals_: Sequence[torch.Tensor], specs: Sequence[Any], kind: Any = DTensor
 ) -> list[DTensor]:
-    """Make DTensors of local tensors, of a class, without torch's checks."""
+    """Wrap local tensors as DTensors with these specs, without torch's checks."""
     make = getattr(torch.Tensor, "_dtensor__new__", None)
     if make is None:
         return [kind(x, spec, requires_grad=False) for x, spec in zip(locals_, specs, strict=True)]
@@ -254,7 +260,7 @@ def empty_dtensor(
     stride: tuple[int, ...],
     dtype: torch.dtype,
 ) -> DTensor:
-    """A DTensor of this rank without values, on the meta device."""
+    """Make a DTensor on the meta device, with this rank's local shape."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     sizes, _ = compute_local_shape_and_global_offset(shape, mesh, placements)
@@ -264,9 +270,9 @@ def empty_dtensor(
 
 
 def with_own_masks(x: DTensor) -> DTensor:
-    """A DTensor without values whose masks are its own. torch remembers the masks of a lookup in
-    a row-sharded table with its placements, until the result is reduced: the next lookup of this
-    kind would meet one without values (torch 2.13).
+    """Copy a DTensor's masked placements. torch shares the mask of a lookup in a row-sharded
+    table until the result is reduced: the next lookup would meet one without values (torch
+    2.13).
     """
     spec = spec_of(x)
     masked = [p for p in spec.placements if hasattr(p, "mask_buffer")]
@@ -283,15 +289,15 @@ def with_own_masks(x: DTensor) -> DTensor:
 
 
 def is_arriving(x: torch.Tensor) -> bool:
-    """Whether a tensor is the result of one of torch's collectives that has not been waited
-    for. Reading it waits.
+    """Check whether a tensor is an AsyncCollectiveTensor, whose collective has not been waited
+    for.
     """
     return isinstance(x, torch.distributed._functional_collectives.AsyncCollectiveTensor)
 
 
 def shardings_forgotten() -> None:
-    """Forget the shardings that torch has found for DTensors. They hold meshes of a world that
-    has ended, and a mesh of the next world may equal one of these.
+    """Clear DTensor's caches of sharding propagation, which hold meshes of a world that has
+    ended.
     """
     from torch.distributed.tensor import DTensor
 

@@ -1,6 +1,4 @@
-"""Sizes that differ between simulated ranks, as torch's symbolic numbers: formulas of derivatives
-take the sizes of a tensor, and each rank reads its own.
-"""
+"""SymInts that hold a different size for each simulated rank."""
 
 from __future__ import annotations
 
@@ -14,7 +12,9 @@ __all__ = ["global_sizes", "in_backward", "of_rank", "size_of_ranks"]
 
 
 class _Number:
-    """The number of each rank. torch looks its methods up by name."""
+    """The symbolic node of a number that differs between ranks. torch looks its methods up by
+    name.
+    """
 
     def __init__(self, values: Sequence[Any]) -> None:
         self.values = tuple(values)
@@ -58,7 +58,7 @@ class _Number:
         return True
 
     def one(self, *_: Any) -> Any:
-        """The number that all ranks have."""
+        """Return the number if all ranks agree; else raise."""
         first, *others = self.values
         if any(x != first for x in others):
             raise RuntimeError(f"a size of {[*self.values]} on these ranks is read as one number")
@@ -69,7 +69,7 @@ class _Number:
 
 
 def _pairwise(fn: Callable[..., Any]) -> Callable[..., _Number]:
-    """A method of two numbers."""
+    """Make a method that applies a binary operator rank by rank."""
 
     def method(self: _Number, other: Any) -> _Number:
         others = other.values if isinstance(other, _Number) else [_plain(other)] * len(self.values)
@@ -80,7 +80,7 @@ def _pairwise(fn: Callable[..., Any]) -> Callable[..., _Number]:
 
 
 def _plain(x: Any) -> Any:
-    """A number of torch's own nodes of constants."""
+    """Convert an int or a constant symbolic node to a Python number."""
     if isinstance(x, int):
         return x
     value = x.maybe_as_int()
@@ -88,7 +88,7 @@ def _plain(x: Any) -> Any:
 
 
 def _equal(fn: Callable[..., Any], decide: Callable[..., bool]) -> Any:
-    """A method that compares two numbers: one answer for all ranks."""
+    """Make a comparison method with one answer for all ranks."""
     compare = _pairwise(fn)
 
     def method(self: _Number, other: Any) -> _Number:
@@ -124,7 +124,7 @@ _Number.sym_not = lambda self: _Number([not x for x in self.values])  # type: ig
 
 
 def size_of_ranks(values: Sequence[int]) -> int | torch.SymInt:
-    """One size, from those of all ranks."""
+    """Make one size from those of all ranks: an int if they agree, else a SymInt."""
     first, *others = values
     if all(x == first for x in others):
         return first
@@ -132,7 +132,7 @@ def size_of_ranks(values: Sequence[int]) -> int | torch.SymInt:
 
 
 def of_rank(x: Any, rank: int) -> Any:
-    """A rank's own number, where an argument is a size of `size_of_ranks`."""
+    """Return one rank's value of a SymInt from `size_of_ranks`; any other value as it is."""
     if not isinstance(x, torch.SymInt):
         return x
     node: Any = x.node
@@ -140,21 +140,21 @@ def of_rank(x: Any, rank: int) -> Any:
 
 
 def in_backward() -> bool:
-    """Whether this thread runs the backward of autograd."""
+    """Check whether autograd's backward is running in this thread."""
     return torch._C._current_graph_task_id() != -1
 
 
 def global_sizes(
     compute: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> tuple[list[int], list[int]]:
-    """The shape and strides of a DTensor of local tensors. Strides of uneven shards differ between
-    ranks, and are those of the first one.
+    """Patch the global shape and strides of a DTensor: take those of the first rank where shards
+    are uneven.
     """
     shape, strides = compute(*args, **kwargs)
     return [_of_first(n) for n in shape], [_of_first(n) for n in strides]
 
 
 def _of_first(x: Any) -> int:
-    """The number of the first rank, of torch's numbers of all ranks."""
+    """Return the first rank's value of torch's per-rank SymInt."""
     own = getattr(getattr(x, "node", None), "_local_ints", None)
     return int(x) if own is None else next(iter(own.values()))

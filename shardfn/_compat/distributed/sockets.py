@@ -1,5 +1,5 @@
-"""The connections of process groups. Gloo waits for other ranks where nothing in Python reaches it,
-and its `abort` does nothing (torch 2.13): the wait ends if its connections are shut down.
+"""Sockets of process groups, shut down to end Gloo's waits for ranks that do not answer (its
+`abort` does nothing in torch 2.13).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TOLD = ("gloo/transport", "gloo::", "connection closed by peer", "timed out wait
 
 
 def _open() -> set[tuple[int, int]]:
-    """The number and the inode of each socket of this process. Empty outside of Linux."""
+    """List this process's open sockets as (file descriptor, inode). Empty outside of Linux."""
     found = set[tuple[int, int]]()
     numbers = os.listdir(FOLDER) if os.path.isdir(FOLDER) else []
     for number in map(int, numbers):
@@ -32,7 +32,7 @@ def _open() -> set[tuple[int, int]]:
 
 @contextlib.contextmanager
 def sockets_noted(found: set[tuple[int, int]]) -> Iterator[None]:
-    """A context that adds the sockets which are opened inside to a set."""
+    """Collect into a set the sockets that are opened inside a context."""
     before = _open()
     try:
         yield
@@ -41,7 +41,7 @@ def sockets_noted(found: set[tuple[int, int]]) -> Iterator[None]:
 
 
 def shut_down(sockets: set[tuple[int, int]], store: Any) -> None:
-    """Shut these connections down, if they are still open, so that who waits on them fails.
+    """Shut down sockets that are still open, except a store's, so that a wait on them fails.
 
     Args:
         sockets: the number and the inode of each.
@@ -56,14 +56,14 @@ def shut_down(sockets: set[tuple[int, int]], store: Any) -> None:
 
 
 def _port(store: Any) -> int | None:
-    """The port of a store. None for one of files."""
+    """Return the TCP port of a store. None for one of files."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return getattr(store, "port", None)
 
 
 def tells_of_ranks(error: BaseException) -> bool:
-    """Whether an error is of a collective that other ranks did not answer."""
+    """Check whether an error is of a collective that other ranks did not answer."""
     if isinstance(error, dist.DistError):
         return True
     text = str(error).lower()

@@ -1,4 +1,4 @@
-"""The store through which processes find each other, and the timeouts of process groups."""
+"""torch's key-value stores, through which processes rendezvous, and timeouts of process groups."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TORCH_VERSION = str(torch.__version__)
 
 
 def tcp_store(host: str, port: int, is_server: bool, seconds: float) -> Any:
-    """The store of an address. One process of the address serves it."""
+    """Connect to the TCPStore of an address; one process serves it."""
     return torch._C._distributed_c10d.TCPStore(
         host,
         port,
@@ -29,17 +29,17 @@ def tcp_store(host: str, port: int, is_server: bool, seconds: float) -> Any:
 
 
 def prefixed(prefix: str, store: Any) -> Any:
-    """A store whose keys begin with a prefix."""
+    """Wrap a store so that its keys begin with a prefix."""
     return torch._C._distributed_c10d.PrefixStore(prefix, store)
 
 
 def world_store() -> Any:
-    """The store of the initialised process group."""
+    """Return the store of the default process group."""
     return _c10d._get_default_store()
 
 
 def has_come(store: Any, key: str, seconds: float) -> bool:
-    """Wait for a key. Whether it came within these seconds."""
+    """Wait for a key of a store. Returns whether it was set within these seconds."""
     try:
         store.wait([key], timedelta(seconds=seconds))
     except dist.DistStoreError as error:
@@ -51,14 +51,14 @@ def has_come(store: Any, key: str, seconds: float) -> bool:
 
 @contextlib.contextmanager
 def groups_time_out(seconds: float) -> Iterator[None]:
-    """A context in which new process groups have this timeout, unless they are given one."""
+    """Set the default timeout of new process groups."""
     timeout = timedelta(seconds=seconds)
     with replaced(_c10d, "_get_default_timeout", lambda _: lambda backend: timeout):
         yield
 
 
 def timeout_of(group: Any) -> float | None:
-    """The timeout of a process group in seconds. None for a backend without one."""
+    """Return the timeout of a process group in seconds. None for a backend without one."""
     for kind in group._device_types:
         options = getattr(group._get_backend(kind), "options", None)
         if options is not None:
@@ -67,7 +67,7 @@ def timeout_of(group: Any) -> float | None:
 
 
 def device_of_group(group: Any) -> torch.device:
-    """The device of the tensors with which a process group exchanges bytes."""
+    """Return the device on which a process group exchanges objects."""
     return torch.device(_c10d._get_object_coll_device(group))
 
 
@@ -77,7 +77,8 @@ def set_timeout(group: Any, seconds: float) -> None:
 
 
 def another_client(store: Any, seconds: float) -> Any:
-    """A connection of its own to a store, for another thread: a client serves one call at a time.
+    """Open a second connection to a store, for another thread: a client serves one call at a
+    time.
 
     Args:
         store: the store.
@@ -89,12 +90,14 @@ def another_client(store: Any, seconds: float) -> Any:
 
 
 def put_first(store: Any, key: str, text: str) -> str:
-    """Set a key, if no process has set it yet. The value that it has then."""
+    """Set a key of a store unless another process has set it. Returns the value that it has
+    then.
+    """
     return store.compare_set(key, "", text).decode()
 
 
 def texts_of(store: Any, keys: list[str]) -> list[str | None]:
-    """The values of these keys, None for those that are not set."""
+    """Read the values of keys in a store, None for those that are not set."""
     if not keys:
         return []
     there = [key for key in keys if store.check([key])]

@@ -1,4 +1,6 @@
-"""How DTensor shards a dim over several mesh axes of which some are strided shards."""
+"""Which elements of a dim a rank has where DTensor shards it over several axes, some by strided
+shards.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ Runs = list[tuple[int, int]]  # of elements, each from its start to its end
 
 
 def is_in_order(size: int, dim: int, marks: Sequence[Any], sizes: Sequence[int]) -> bool:
-    """Whether the shards that DTensor makes of a dim are those of axes that shard it one after
-    the other, the ones with the fewest blocks first.
+    """Check whether DTensor's shards of a dim equal those of sharding it over its axes one after
+    the other, fewest blocks first.
 
     Args:
         size: of the dim.
@@ -33,8 +35,8 @@ def is_in_order(size: int, dim: int, marks: Sequence[Any], sizes: Sequence[int])
 
 
 def span(size: int, axes: Sequence[tuple[int, int]], at: Sequence[int]) -> tuple[int, int] | None:
-    """The start and the end of the elements of a dim that DTensor gives a rank, or None if others
-    lie between them.
+    """Return the (start, end) of a rank's elements of a dim, given its coordinates. None if they
+    are not contiguous.
 
     Args:
         size: of the dim.
@@ -46,7 +48,9 @@ def span(size: int, axes: Sequence[tuple[int, int]], at: Sequence[int]) -> tuple
 
 
 def _runs_of(size: int, axes: Sequence[tuple[int, int]], at: Sequence[int]) -> Runs:
-    """The elements of a dim that DTensor gives a rank."""
+    """List the contiguous runs of a dim's elements that DTensor gives the rank at these
+    coordinates.
+    """
     mine = [(0, size)]
     for (n, blocks), c in zip(axes, at, strict=True):
         parts = [_chunk_of(mine, blocks, i) for i in range(blocks)]
@@ -55,14 +59,14 @@ def _runs_of(size: int, axes: Sequence[tuple[int, int]], at: Sequence[int]) -> R
 
 
 def _cut_on(mark: Any, dim: int) -> int:
-    """As how many blocks a placement views a dim that it shards; 0 if it shards another one."""
+    """Return how many blocks a placement splits a dim into; 0 if it shards another dim."""
     if isinstance(mark, tuple):
         return mark[2] if mark[0] == dim else 0
     return int(mark == dim)
 
 
 def _chunk_of(runs: Runs, n: int, number: int) -> Runs:
-    """One of n chunks of some runs."""
+    """Return the k-th of n chunks of some runs."""
     total = sum(end - start for start, end in runs)
     full = -(-total // n)
     found = []
@@ -79,7 +83,7 @@ def _chunk_of(runs: Runs, n: int, number: int) -> Runs:
 
 
 def _elements(runs: Runs) -> list[int]:
-    """The starts and ends of some runs, without those at which one follows another."""
+    """Merge adjacent runs, and return their starts and ends in order."""
     found: list[int] = []
     for start, end in runs:
         if found and found[-1] == start:

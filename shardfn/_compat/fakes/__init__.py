@@ -1,1 +1,1 @@
-"""Fake tensors: sizes that they know, zeros of theirs, and results that are remembered."""
+"""Fake tensors: known result sizes, zero tangents, and a cache of op results."""

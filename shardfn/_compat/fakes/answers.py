@@ -1,4 +1,4 @@
-"""Results of ops on fake tensors, remembered by what they depend on.
+"""A cache of the results of ops on fake tensors, with a smaller key than torch's own.
 
 torch remembers them too. Its key has eighteen fields for each tensor, of which a plain strided
 tensor needs seven, so most of the time of a capture's fake tensors went into keys. Results that
@@ -35,7 +35,7 @@ NUMBERS = frozenset(
 
 
 class Made(NamedTuple):
-    """One tensor of a result."""
+    """The metadata of one fake tensor in a cached result."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -46,7 +46,7 @@ class Made(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The result of an op."""
+    """A cached result of an op: the metadata of its tensors, and the argument that it views."""
 
     tensors: tuple[Made, ...]
     is_tuple: bool
@@ -64,7 +64,8 @@ def remembered(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    """The result of an op on fake tensors.
+    """Patch the dispatch of an op on fake tensors: look its result up in the cache, else compute
+    and store it.
 
     Args:
         compute: torch's own way to it.
@@ -90,14 +91,16 @@ def remembered(
 
 
 def _not_kept() -> int:
-    """How many results torch has not remembered, for any reason."""
+    """Count the results that torch's own cache has refused so far."""
     return sum(FakeTensorMode.cache_bypasses.values())
 
 
 def _key(
     mode: FakeTensorMode, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Any, ...] | None:
-    """All that a result depends on. None if that is more than plain tensors and numbers."""
+    """Build the cache key of an op's call. None if an argument is neither a plain tensor nor a
+    constant.
+    """
     if type(func) is not torch._ops.OpOverload:
         return None
     parts: list[Any] = [
@@ -116,7 +119,9 @@ def _key(
 
 
 def _described(mode: FakeTensorMode, args: Iterable[Any], parts: list[Any]) -> bool:
-    """Append what a result depends on. False if an argument is not plain."""
+    """Append the key parts of arguments to a list. Returns False at an argument that cannot be a
+    key.
+    """
     for x in args:
         kind = type(x)
         if kind is FakeTensor:
@@ -143,7 +148,9 @@ def _described(mode: FakeTensorMode, args: Iterable[Any], parts: list[Any]) -> b
 
 
 def _is_plain(x: FakeTensor) -> bool:
-    """Whether a tensor is strided, of known sizes, and has neither a value nor a lazy bit."""
+    """Check that a fake tensor is strided, of static sizes, without a constant value or a conj
+    or neg bit.
+    """
     return not (
         x._has_symbolic_sizes_strides
         or x.constant is not None
@@ -154,7 +161,7 @@ def _is_plain(x: FakeTensor) -> bool:
 
 
 def _remember(key: tuple[Any, ...], func: Any, args: Sequence[Any], result: Any) -> None:
-    """Keep a result that torch had kept, if it is one or several new plain tensors."""
+    """Store a result that torch too would have cached: one or several new plain tensors."""
     is_tuple = type(result) is tuple
     tensors = result if is_tuple else (result,)
     if any(type(x) is not FakeTensor or not _is_plain(x) for x in tensors):
@@ -176,14 +183,16 @@ def _remember(key: tuple[Any, ...], func: Any, args: Sequence[Any], result: Any)
 
 
 def _made(mode: FakeTensorMode, answer: Answer, args: Sequence[Any]) -> Any:
-    """New tensors as an answer says."""
+    """Rebuild a cached result as new fake tensors."""
     viewed = None if answer.viewed is None else args[answer.viewed]
     tensors = [_tensor(mode, made, viewed) for made in answer.tensors]
     return tuple(tensors) if answer.is_tuple else tensors[0]
 
 
 def _tensor(mode: FakeTensorMode, made: Made, viewed: torch.Tensor | None) -> FakeTensor:
-    """One new tensor, in memory of its own or in that of the tensor that it views."""
+    """Build one fake tensor from cached metadata, as a view of an argument or with memory of its
+    own.
+    """
     with torch._C._DisableTorchDispatch():
         empty = torch.empty_strided(
             made.shape,

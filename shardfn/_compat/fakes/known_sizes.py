@@ -35,6 +35,7 @@ def _ctc_loss(
     *rest: Any,
     **named: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return fake results of _ctc_loss; the longest target determines their sizes."""
     time, batch, _ = log_probs.shape
     with mode:
         return log_probs.new_empty(batch), log_probs.new_empty(
@@ -51,6 +52,7 @@ def _lstsq(
     *,
     driver: str | None = None,
 ) -> Any:
+    """Return fake results of linalg.lstsq, with the sizes of a real run on random matrices."""
     if driver not in SETTLED:
         raise DynamicOutputShapeException(op)
     with torch._C._DisableTorchDispatch():  # its result for any matrices of these shapes
@@ -74,7 +76,7 @@ CHANGED = frozenset({aten.index.Tensor})
 
 @contextlib.contextmanager
 def sizes_known() -> Iterator[None]:
-    """A context in which this thread's fake tensors use these kernels."""
+    """Enter a context in which this thread's fake mode uses these kernels."""
     from torch._subclasses.fake_impls import op_implementations_dict as known
 
     token = _KNOWN.set(True)
@@ -89,7 +91,7 @@ def sizes_known() -> Iterator[None]:
 
 
 def _asking(sizes: Callable[..., Any]) -> Callable[..., Any]:
-    """A fake kernel for this thread. Other threads run as without it."""
+    """Wrap a fake kernel so that it returns NotImplemented in other threads."""
 
     def asking(*args: Any, **kwargs: Any) -> Any:
         return sizes(*args, **kwargs) if _KNOWN.get() else NotImplemented
@@ -98,15 +100,15 @@ def _asking(sizes: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_known() -> bool:
-    """Whether this thread's fake tensors use these kernels."""
+    """Check whether this thread's fake mode uses these kernels."""
     return _KNOWN.get()
 
 
 def indexed(
     original: Callable[..., torch.Tensor], x: torch.Tensor, indices: list[torch.Tensor | None]
 ) -> torch.Tensor:
-    """The fake result of x[indices]. Its strides follow from those of x and, where they leave a
-    choice, from those of the indices, which torch leaves out (2.13).
+    """Patch the fake result of x[indices]: torch computes its strides from x alone (2.13), and
+    the op from the indices too.
     """
     out = original(x, indices)
     given = {k: index for k, index in enumerate(indices) if index is not None}
@@ -121,7 +123,7 @@ def indexed(
 
 
 def _decides(index: torch.Tensor) -> bool:
-    """Whether an index may change the order of strides. Masks do not."""
+    """Check whether an index tensor may change the order of the result's strides. Masks do not."""
     is_mask = index.dtype in (torch.bool, torch.int8, torch.uint8)
     is_symbolic = any(isinstance(n, torch.SymInt) for n in index.shape)
     return not (is_mask or is_symbolic or index.is_contiguous())
@@ -130,7 +132,7 @@ def _decides(index: torch.Tensor) -> bool:
 def _over_result(
     x: torch.Tensor, given: dict[int, torch.Tensor], shape: torch.Size
 ) -> list[torch.Tensor]:
-    """The tensor and its indices, each as a view of the result's shape."""
+    """View x and its index tensors in the shape of the indexed result."""
     indices = torch.broadcast_tensors(*given.values())
     first, last = min(given), max(given)
     is_adjacent = last - first + 1 == len(given)

@@ -1,5 +1,5 @@
-"""Fixes for zero tensors, which stand for zero tangents: torch handles them wrongly under fake
-tensors (2.11 to 2.13).
+"""Zero tensors, torch's stand-ins for zero tangents, mended under fake tensors (torch 2.11 to
+2.13).
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ KEY = "ZeroTensor"  # of the dispatcher
 
 
 def _result(a: Any, b: Any) -> tuple[torch.Size, torch.dtype, torch.device]:
-    """Shape, dtype and device of the result of two operands. An operand may be a number."""
+    """Return the broadcast shape, dtype and device of a binary op's result. An operand may be a
+    number.
+    """
     shape = torch.broadcast_shapes(*(getattr(x, "shape", ()) for x in (a, b)))
     tensors = [x for x in (a, b) if isinstance(x, torch.Tensor)]
     device = next((x.device for x in tensors if x.dim()), tensors[0].device)
@@ -36,7 +38,9 @@ def _result(a: Any, b: Any) -> tuple[torch.Size, torch.dtype, torch.device]:
 
 
 def _dtype(a: Any, b: Any) -> torch.dtype:
-    """The dtype of a result. The zero tangent of a number is float64, and does not count."""
+    """Promote the dtypes of two operands, ignoring the float64 of a Python number's zero
+    tangent.
+    """
     for x, other in ((a, b), (b, a)):
         if (
             _is_zero(x)
@@ -50,22 +54,27 @@ def _dtype(a: Any, b: Any) -> torch.dtype:
 
 
 def _is_zero(x: Any) -> bool:
+    """Check whether a value is a zero tensor."""
     return isinstance(x, torch.Tensor) and x._is_zerotensor()
 
 
 def _zero(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Make a zero tensor."""
     return torch._VF._efficientzerotensor(shape, dtype=dtype, device=device)
 
 
 def _mul(a: Any, b: Any) -> torch.Tensor:
+    """Multiply where one factor is a zero tensor: a zero tensor."""
     return _zero(*_result(a, b))
 
 
 def _cross(a: torch.Tensor, b: torch.Tensor, *, dim: int = -1) -> torch.Tensor:
+    """Compute the cross product where one vector is a zero tensor: a zero tensor."""
     return _zero(*_result(a, b))
 
 
 def _div(a: Any, b: Any) -> torch.Tensor:
+    """Divide where an operand is a zero tensor: zeros, nan or inf."""
     shape, dtype, device = _result(a, b)
     dtype = dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
     if not _is_zero(b):
@@ -74,6 +83,7 @@ def _div(a: Any, b: Any) -> torch.Tensor:
 
 
 def _add(a: Any, b: Any, *, alpha: Any = 1) -> torch.Tensor:
+    """Add where a term is a zero tensor: the other term, expanded and scaled."""
     shape, dtype, device = _result(a, b)
     if _is_zero(a) and _is_zero(b):
         return _zero(shape, dtype, device)
@@ -88,6 +98,7 @@ def _add(a: Any, b: Any, *, alpha: Any = 1) -> torch.Tensor:
 
 
 def _sub(a: Any, b: Any, *, alpha: Any = 1) -> torch.Tensor:
+    """Subtract where a term is a zero tensor."""
     return _add(a, b, alpha=-alpha)
 
 
@@ -110,7 +121,9 @@ def zeros_dispatched(
     args: Any = (),
     kwargs: Any = None,
 ) -> Any:
-    """A fake mode's handling of a call whose tangents may be zero tensors."""
+    """Patch FakeTensorMode.dispatch for zero tensors: expand a number, and pass the check of
+    their storage.
+    """
     if func is ATEN.expand.default and not isinstance(
         args[0], torch.Tensor
     ):  # a number that was added to a zero tensor
@@ -123,13 +136,13 @@ def zeros_dispatched(
 
 
 def _beneath(op: Any) -> Callable[..., Any]:
-    """A missing kernel: the next one in the dispatch order runs."""
+    """Return a function that redispatches an op below the ZeroTensor key."""
     beneath = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.ZeroTensor)
     return lambda keys, *args, **kw: op.redispatch(keys & beneath, *args, **kw)
 
 
 def _tensors(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Operands, one of which may be a number, as equivalent tensors."""
+    """Convert the number among two operands to a tensor."""
     like = next(x for x in args if isinstance(x, torch.Tensor))
     return tuple(
         x
@@ -140,9 +153,7 @@ def _tensors(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _kernel(name: str) -> Callable[..., Any]:
-    """An op's kernel for zero tensors in a capture of this thread. Other calls run torch's
-    kernel.
-    """
+    """Make an op's ZeroTensor kernel: ours in a capturing thread, torch's in others."""
     packet, _, overload = name.partition(".")
     op = getattr(getattr(ATEN, packet), overload or "default")
     torchs = torch.library.get_kernel(op, KEY)
@@ -162,6 +173,7 @@ def _kernel(name: str) -> Callable[..., Any]:
 
 
 def _override(library: torch.library.Library, name: str) -> None:
+    """Register our ZeroTensor kernel of an op."""
     kernel = _kernel(name)
     library.impl(name, kernel, KEY, with_keyset=True, allow_override=True)
 
@@ -179,9 +191,7 @@ def _warn_of_overrides() -> None:
 
 @contextlib.contextmanager
 def zeros_kept_fake() -> Iterator[None]:
-    """A context in which a capture's fake zero tensors are treated like other fake tensors:
-    views of them stay fake.
-    """
+    """Enter a context in which views and arithmetic of a capture's zero tensors stay fake."""
     _warn_of_overrides()
     library = torch.library.Library("aten", "IMPL")
     try:
@@ -193,8 +203,7 @@ def zeros_kept_fake() -> Iterator[None]:
 
 
 def write_out_zeros(graph: torch.fx.GraphModule) -> None:
-    """Make the zero tensors of a traced graph ordinary zeros, since later runs of the graph
-    cannot handle others.
+    """Replace zero tensors in a traced graph by ordinary zeros, which later runs can handle.
 
     Must be called under the fake mode of the trace.
     """

@@ -1,5 +1,5 @@
-"""The questions of a repeated call. Each is answered by one C++ function for all tensors, or by
-Python.
+"""Checks of a repeated call's arguments, each one C++ function over all tensors, or its Python
+twin.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _spec = operator.attrgetter("_spec")
 
 
 class SameTensors:
-    """A check that other tensors have the classes, shapes, strides, dtypes, devices and
-    `requires_grad` of these, in the same order.
+    """A check that a list of tensors has the classes, shapes, strides, dtypes, devices and
+    `requires_grad` of an example list.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -43,7 +43,7 @@ class SameTensors:
 
 
 class Leaves:
-    """The leaves of trees of one structure, else None.
+    """A function that flattens a tree to its leaves, if it has a known structure; else None.
 
     Args:
         said: the structure: None for a leaf, else its class, the keys of a dict, its children.
@@ -66,8 +66,8 @@ class Leaves:
 
 
 def are_dtensors(tensors: list[Any], specs: list[Any]) -> bool:
-    """Whether so many tensors are DTensors of exactly these specs, over ordinary tensors, and
-    require no gradient. No Python runs for each.
+    """Check that tensors are DTensors of exactly these specs, over ordinary tensors, and require
+    no gradient.
     """
     functions = native()
     if functions is not None:
@@ -81,21 +81,21 @@ def are_dtensors(tensors: list[Any], specs: list[Any]) -> bool:
 
 
 def locals_of(tensors: list[Any]) -> list[torch.Tensor]:
-    """The local tensors of DTensors."""
+    """Return the local tensors of DTensors."""
     functions = native()
     found = None if functions is None else functions.locals_of(tensors)
     return list(map(_local, tensors)) if found is None else found
 
 
 def put_specs(tensors: Sequence[Any], specs: Sequence[Any]) -> None:
-    """Give DTensors other specs."""
+    """Assign other specs to DTensors."""
     for x, spec in zip(tensors, specs, strict=True):
         x._spec = spec
 
 
 def exchanged(leaves: list[Any], *about: Any) -> list[Any] | None:
-    """The leaves of a call with the memory of the donated in other objects. None if only Python
-    can tell whether they can be donated; nothing has changed then.
+    """Move the memory of donated leaves to new objects, and return the leaves. None, with
+    nothing changed, if only Python can tell whether they can be donated.
 
     Args:
         leaves: of the arguments.
@@ -114,7 +114,7 @@ def placed_again(
     places: tuple[int, ...],
     make: Callable[[Sequence[Any], Sequence[Any]], list[DTensor]],
 ) -> list[Any]:
-    """DTensors of local tensors. Those that have a place among the spare ones are put into them.
+    """Wrap local tensors as DTensors, reusing spare DTensor objects where a position is given.
 
     Args:
         results: the local tensors.
@@ -137,6 +137,9 @@ def placed_again(
 
 
 def _put(x: Any, spec: Any, spares: list[Any], place: int) -> Any:
+    """Set the local tensor and spec of a spare DTensor; return x itself if its position is
+    negative.
+    """
     if place < 0:
         return x
     spare = spares[place]

@@ -1,4 +1,4 @@
-"""The C++ functions of a call: how they are compiled, and whether they are loaded.
+"""Compilation and loading of the C++ functions that check a call's arguments. They are optional.
 
 They are an option: where there are none, Python functions of the same answers run.
 """
@@ -35,7 +35,7 @@ SECONDS = 300.0  # the most that the compiler may take
 
 @attrs.define(eq=False)
 class Loaded:
-    """The module of C++ functions. None before it is loaded, and where Python's run."""
+    """The loaded module of C++ functions. None where Python's twins run."""
 
     functions: Any = None
 
@@ -44,13 +44,13 @@ _loaded = Loaded()
 
 
 def native() -> Any:
-    """The module of C++ functions. None where Python's run."""
+    """Return the loaded module of C++ functions. None where Python's twins run."""
     return _loaded.functions
 
 
 @contextlib.contextmanager
 def only_python() -> Iterator[None]:
-    """A context in which Python's functions run, in all threads."""
+    """Enter a context in which Python's twins run, in all threads."""
     before, _loaded.functions = _loaded.functions, None
     try:
         yield
@@ -59,15 +59,17 @@ def only_python() -> Iterator[None]:
 
 
 def is_wanted() -> bool:
-    """Whether C++ functions may be used: Python counts references exactly, and the
-    environment does not turn them off.
+    """Check that C++ functions may be used: Python has its global lock, and SHARDFN_CPP_CALLS is
+    not 0.
     """
     has_lock = getattr(sys, "_is_gil_enabled", lambda: True)()
     return has_lock and os.environ.get(SWITCH) != "0"
 
 
 def library_name() -> str:
-    """A name for the library, with all that it depends on."""
+    """Return the cache name of the compiled library: a digest of its sources, torch, Python and
+    flags.
+    """
     about = [
         torch.__version__,
         torch.version.git_version,
@@ -83,7 +85,7 @@ def library_name() -> str:
 
 
 def compiled_library() -> bytes:
-    """The library, compiled now.
+    """Compile the library, and return its bytes.
 
     Raises:
         OSError: the compiler, or a folder to write to, is missing.
@@ -100,7 +102,7 @@ def compiled_library() -> bytes:
 
 
 def load_library(binary: bytes) -> bool:
-    """Load the library. Whether it works with this torch."""
+    """Load the library from its bytes. Returns whether it works with this torch."""
     with tempfile.TemporaryDirectory(prefix="shardfn-calls-") as folder:
         path = Path(folder, f"{NAME}.so")  # in a folder of mode 0700
         path.write_bytes(binary)
@@ -116,7 +118,7 @@ def load_library(binary: bytes) -> bool:
 
 
 def _starts(module: Any) -> bool:
-    """Tell the library of torch's classes. Whether it finds its way in their objects."""
+    """Initialize the loaded library with torch's classes, and test it on examples."""
     example = torch.empty(2, 3)
     knows = module.start(
         torch.Tensor,
@@ -140,10 +142,12 @@ def _starts(module: Any) -> bool:
 
 
 def _sources() -> list[Path]:
+    """List the library's C++ files."""
     return sorted(x for x in SOURCES.iterdir() if x.suffix in (".cpp", ".h"))
 
 
 def _command(out: Path) -> list[str]:
+    """Build the compiler's command line for the library."""
     from torch._inductor.cpp_builder import get_cpp_compiler
 
     compiler = shutil.which(get_cpp_compiler())
