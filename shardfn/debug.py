@@ -117,7 +117,7 @@ def _encoded(kind: str, where: str, args: list[Any], kwargs: dict[str, Any]) -> 
         raise ShardError.of(
             f"sf.debug.{kind}, ranks", f"it is {ranks!r}", needed='"first" or "all"', source=where
         )
-    tensors, text = debug.encoded(kind, ranks, where, args, kwargs)
+    tensors, text = debug.encode_call(kind, ranks, where, args, kwargs)
     return debug.call, text, tensors
 
 
@@ -207,7 +207,7 @@ def _python(kind: str, where: str, args: list[Any], kwargs: dict[str, Any]) -> C
     """A call of Python's own: of constants alone it is done when the function is captured."""
     call = _encoded(kind, where, args, kwargs)
     if call is not None and not call[2]:
-        debug.note(call[1])
+        debug.show_constants(call[1])
         return None
     return call
 

@@ -56,7 +56,9 @@ CONTEXTS = (
     State("_compat.fakes.known_sizes", "_KNOWN", "whether fake kernels of ours answer"),
     State("_compat.distributed.every_rank", "_INSIDE", "whether torch runs for all ranks"),
     State("ops.debug", "_rank", "the simulated rank that runs"),
-    State("ops.debug", "_notes", "what a capture shows of constants when it ends"),
+    State(
+        "ops.debug", "_constant_calls", "debug calls of constants, which run when a capture ends"
+    ),
     State("random.ambient", "_source", "the source of torch's random calls"),
     State("random.ambient", "_tag", "the name of the random state in use"),
 )
@@ -103,7 +105,7 @@ CACHES = (
     State("capture.rewrites.foreach", "table", "torch._foreach ops", CLEAR_CACHE),
     State("_compat.fakes.answers", "_ANSWERS", "results of fake tensors", CLEAR),
     State("_compat.cpp_kernels.units", "_kernels", "compiled C++ kernels", CLEAR),
-    State("compile.once", "_alive", "compiled programs in use, by key", CLEAR),
+    State("compile.once", "_runners", "compiled programs in use, by key", CLEAR),
     State("capture.checkpoint.policies", "read", "policies, by text", CLEAR_CACHE),
 )
 
@@ -118,8 +120,8 @@ ONCE = (
     State("_compat.cpp_kernels.units", "_processor", "what the processor can"),
     State("_compat.compilations.environment", "_fixed", "torch, the machine"),
     State("_compat.compilations.caches", "_changed", "contexts of torch's settings"),
-    State("compile.native", "_start", "whether those are loaded or on the way"),
-    State("compile.ahead", "_start", "whether the header is compiled or on the way"),
+    State("compile.native", "_loading", "whether those are loaded or on the way"),
+    State("compile.ahead", "_preparation", "whether the header is compiled or on the way"),
     State("_compat.inductor", "_after_class", "a class over torch's"),
     State("_compat.inductor", "_lower_collective", "lowerings of our collectives"),
     State("_compat.inductor", "_effect_class", "the class of calls that Inductor keeps in order"),

@@ -21,7 +21,7 @@ from shardfn.collectives import (
     our_ops,
     started_by,
 )
-from shardfn.compile.collective_order import events
+from shardfn.compile.collective_order import collective_events
 from shardfn.hardware import H100
 from shardfn.partition import collective_bytes
 from shardfn.partition.emission import emit_collectives
@@ -119,7 +119,7 @@ def test_a_new_kind_is_printed(row: CollectiveKind) -> None:
 
 def test_a_new_kind_is_seen_in_generated_code(row: CollectiveKind) -> None:
     code = "torch.ops.test_collectives.all_reduce_twice.default(buf0, 'sum', '0')"
-    assert events(code) == [("start", "all_reduce_twice")]
+    assert collective_events(code) == [("start", "all_reduce_twice")]
     assert started_by("test_collectives.all_reduce_twice") is row
 
 

@@ -17,7 +17,7 @@ import torch
 from .. import _compat
 from ..errors import CaptureError
 from ..ops import debug
-from ..ops.loops import Loop, inner_nodes, shapes_of
+from ..ops.loops import Loop, empty_results, inner_nodes
 from ..random.ambient import Missing, drawing_from
 from . import annotations as sources
 from .checkpoint.recompute import recompute
@@ -86,7 +86,7 @@ def looped(tensors: list[torch.Tensor], number: int) -> list[torch.Tensor]:
 
 @looped.register_fake
 def _(tensors: list[torch.Tensor], number: int) -> list[torch.Tensor]:
-    return shapes_of(_recording.get().loops[number])
+    return empty_results(_recording.get().loops[number])
 
 
 # a body may show values: `trim` removes an unread one that does not
@@ -151,7 +151,7 @@ def traced(
         constants = lifted_constants(graph, _recording.get().mode, name)
         if again:
             _refuse_random(graph.graph, name)
-            debug.erase(graph.graph)
+            debug.erase_debug_calls(graph.graph)
         body = simplified(graph.graph)
     return body, constants
 

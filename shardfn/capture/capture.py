@@ -94,7 +94,7 @@ def capture(
     handled = sys.exception()  # the user may be calling from an `except`
     given = Given.of(fn, arguments)
     settings = attrs.evolve(settings or Settings(), name=name)
-    with debug.noting(name), _compat.made_or_not():
+    with debug.show_constants_at_end(name), _compat.made_or_not():
         return _captured_on(given, settings, handled)
 
 
@@ -317,7 +317,7 @@ def _called(fn: Callable[..., Any], name: str, how: Any) -> types.FunctionType:
     @_compat.read_by_dynamo
     def call(args: Any, kwargs: Any) -> Any:
         named.begin()
-        debug.begin()
+        debug.forget_constants()
         records: list[Any] = []
         args, kwargs = remade_tree(_compat.owned((args, kwargs)), how, records)
         out = fn(*args, **kwargs)

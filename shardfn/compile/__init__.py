@@ -1,4 +1,4 @@
-"""Stage 4, compile: turns a local graph into a callable."""
+"""Stage 4, compile: turn a local graph into a callable, with Inductor or op by op."""
 
 from .backends import BACKENDS, Runner, aten, inductor
 from .sized import Families

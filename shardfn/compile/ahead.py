@@ -1,5 +1,5 @@
-"""The preparation of the compiler, in the background while the first program is captured: the
-processor's instruction set, and the header of all kernels. Every program needs them.
+"""Prepare Inductor's C++ compiler in the background while the first program is captured: read the
+processor's instruction set, and compile the header that all kernels include.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ log = logging.getLogger("shardfn")
 
 
 @attrs.define(eq=False)
-class Start:
-    """Whether this process has begun."""
+class PreparationState:
+    """The thread that prepares the compiler in this process, if it has started."""
 
     lock: threading.Lock = attrs.field(factory=threading.Lock)
     thread: threading.Thread | None = None
 
 
-_start = Start()
+_preparation = PreparationState()
 
 
 def prepare_compiler() -> threading.Thread:
-    """Have the compiler prepared, once in a process, by a thread. A compilation that comes
+    """Start the thread that prepares the compiler, once in a process. A compilation that comes
     earlier waits for what it needs.
     """
-    with _start.lock:
-        if _start.thread is None:
-            _start.thread = threading.Thread(
+    with _preparation.lock:
+        if _preparation.thread is None:
+            _preparation.thread = threading.Thread(
                 target=_prepare,
-                args=(_place(),),
+                args=(_header_folder(),),
                 name="shardfn prepares the compiler",
                 daemon=False,  # a process that ends must not leave a compiler at work
             )
-            _start.thread.start()
-    return _start.thread
+            _preparation.thread.start()
+    return _preparation.thread
 
 
-def _place() -> str | None:
-    """The folder of the header. It imports Inductor in the thread of the call, which imports more
-    of it meanwhile.
+def _header_folder() -> str | None:
+    """Return the folder of the header, or None. This imports Inductor in the caller's thread,
+    which imports more of it meanwhile.
     """
     try:
         return header_folder()
@@ -56,22 +56,23 @@ def _place() -> str | None:
         return None
 
 
-def _prepare(place: str | None) -> None:
+def _prepare(folder: str | None) -> None:
+    """Compile the header and load the C++ functions: the body of the thread."""
     try:
-        if place is not None:
-            _compile_header(place)
+        if folder is not None:
+            _compile_header(folder)
     except FAILURES as error:  # the compilation that needs it says so
         log.info("the compiler is not prepared: %s", error)
     load_native()
 
 
-def _compile_header(place: str) -> None:
-    """Compile the header, unless the folder of compilations says that this machine has it."""
-    where = own_folder()
-    about = f"{_compat.compiler_facts()}\n{place}"
-    name = f"header-{hashlib.sha256(about.encode()).hexdigest()}"
-    if where is not None and where.read(name) is not None:
+def _compile_header(header: str) -> None:
+    """Compile the header, unless the disk cache says that this machine has it."""
+    folder = own_folder()
+    facts = f"{_compat.compiler_facts()}\n{header}"
+    name = f"header-{hashlib.sha256(facts.encode()).hexdigest()}"
+    if folder is not None and folder.read(name) is not None:
         return
     compile_header()
-    if where is not None:
-        where.write(name, b"compiled")
+    if folder is not None:
+        folder.write(name, b"compiled")

@@ -1,4 +1,4 @@
-"""The two backends: Inductor, and `aten`, which runs the graph as it is."""
+"""The two backends: Inductor, and `aten`, which runs the graph op by op."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ..collectives import our_ops
 from ..ops import higher_order
 from ..schedule import copied
 from .collective_order import refuse_other_order
-from .loops import keep, outlined
+from .loops import compile_loops, release_loops
 from .native import load_native
 from .once import compiled_once, key_of
 from .op_by_op import op_by_op
-from .recomputed import recomputed
+from .recomputed import recompute_cheap_values
 from .separate import separate
 
 Runner = Callable[[list[torch.Tensor]], list[torch.Tensor]]  # takes the inputs, empties the list
 
 
 def aten(graph: torch.fx.GraphModule, donated: Sequence[int] = (), *_: Any) -> Runner:
-    """Run the graph op by op, without compilation. Results share memory only with donated
-    inputs.
+    """Build a runner that runs the graph op by op, without compilation. Results share memory only
+    with donated inputs.
     """
     separate(graph, donated)
     op_by_op(graph.graph)
@@ -48,8 +48,8 @@ def inductor(
     checked: Sequence[int] = (),
     pairs: dict[int, int] | None = None,
 ) -> Runner:
-    """Compile the graph: C++ on CPU, Triton on CUDA. The body of each loop is compiled
-    separately, once. Equal graphs are compiled once, also in other processes.
+    """Compile the graph with Inductor: C++ on CPU, Triton on CUDA. The body of each loop is
+    compiled separately, once. Equal graphs are compiled once, also in other processes.
 
     Results share memory only with donated inputs.
 
@@ -62,28 +62,35 @@ def inductor(
             written into donated inputs. None for a graph that is compiled as it is.
     """
     load_native()
-    loops = outlined(graph, _inner)
-    has_own = any(x.is_own for x in loops)
-    key = None if has_own else key_of(graph.graph, donated, checked, pairs)
-    runner = compiled_once(key, lambda: _compiled(_finished(graph, pairs), donated, checked), note)
-    weakref.finalize(runner, keep, loops)
+    loops = compile_loops(graph, _compile_body)
+    is_unshareable = any(x.is_own for x in loops)
+    key = None if is_unshareable else key_of(graph.graph, donated, checked, pairs)
+    runner = compiled_once(
+        key, lambda: _run_inductor(_recompute_and_donate(graph, pairs), donated, checked), note
+    )
+    weakref.finalize(runner, release_loops, loops)
     return runner
 
 
-def _finished(graph: torch.fx.GraphModule, pairs: dict[int, int] | None) -> torch.fx.GraphModule:
-    """The graph that is compiled. A stored compilation does not need it."""
+def _recompute_and_donate(
+    graph: torch.fx.GraphModule, pairs: dict[int, int] | None
+) -> torch.fx.GraphModule:
+    """Recompute cheap values in the backward, and write results into donated inputs. A stored
+    compilation does not need this.
+    """
     if pairs is None:
         return graph
-    own = recomputed(graph.graph)
-    return donate(torch.fx.GraphModule(torch.nn.Module(), own), pairs)
+    smaller = recompute_cheap_values(graph.graph)
+    return donate(torch.fx.GraphModule(torch.nn.Module(), smaller), pairs)
 
 
-def _compiled(
+def _run_inductor(
     graph: torch.fx.GraphModule, donated: Sequence[int], checked: Sequence[int]
 ) -> Runner:
+    """Compile a graph with Inductor, without looking in a cache."""
     fakes = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
     return _compat.inductor(
-        WithRecordedStrides(higher_order.unfold(graph)).run,
+        WithRecordedStrides(higher_order.unbind_graphs(graph)).run,
         fakes,
         lambda lowered: separate(lowered, donated),
         our_ops(),
@@ -91,8 +98,8 @@ def _compiled(
     )
 
 
-def _inner(graph: torch.fx.Graph) -> Runner:
-    """Compile the body of a loop."""
+def _compile_body(graph: torch.fx.Graph) -> Runner:
+    """Compile the body of a loop, and check the order of its collectives."""
     runner = inductor(torch.fx.GraphModule(torch.nn.Module(), copied(graph)))
     if code := _compat.generated_code(runner):
         refuse_other_order("a loop", graph, code)
@@ -103,25 +110,25 @@ BACKENDS: dict[str, Callable[..., Runner]] = {"aten": aten, "inductor": inductor
 
 
 def donate(graph: torch.fx.GraphModule, pairs: dict[int, int]) -> Any:
-    """The graph with outputs written into the memory of donated inputs.
+    """Write outputs of a graph into the memory of donated inputs.
 
     Args:
         graph: a local graph.
         pairs: output position -> input position (among the placeholders) of a donated input of
             the same layout.
     """
-    holders, (output,) = (
+    placeholders, (output,) = (
         graph.graph.find_nodes(op="placeholder"),
         graph.graph.find_nodes(op="output"),
     )
     results = list(output.args[0])
     with graph.graph.inserting_before(output):
-        for out, into in pairs.items():
-            written = graph.graph.call_function(
-                torch.ops.aten.copy_.default, (holders[into], results[out])
+        for out, argument in pairs.items():
+            copy = graph.graph.call_function(
+                torch.ops.aten.copy_.default, (placeholders[argument], results[out])
             )
-            written.meta["val"] = holders[into].meta["val"]
-            results[out] = written
+            copy.meta["val"] = placeholders[argument].meta["val"]
+            results[out] = copy
     output.args = (results,)
     graph.recompile()
     return graph

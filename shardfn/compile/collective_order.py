@@ -1,5 +1,5 @@
-"""Checks the order of collectives in generated code. Compilers reorder, and ranks that start
-collectives in different orders deadlock.
+"""The check that generated code starts collectives in the schedule's order. Compilers reorder, and
+ranks that start collectives in different orders deadlock.
 """
 
 from __future__ import annotations
@@ -18,47 +18,49 @@ CALL = re.compile(r"torch\.ops\.(\w+\.\w+)\.default\((\w+)")
 WAIT = "_c10d_functional.wait_tensor"
 
 
-def events(code: str) -> list[tuple[str, str]]:
-    """The collectives of generated code in order, as ("start", kind) and ("wait", buffer).
+def collective_events(code: str) -> list[tuple[str, str]]:
+    """List the collectives of generated code in order, as ("start", kind) and ("wait", buffer).
 
     Args:
         code: Python text that Inductor made.
 
     Example:
-        >>> events("torch.ops._c10d_functional.wait_tensor.default(buf3)")
+        >>> collective_events("torch.ops._c10d_functional.wait_tensor.default(buf3)")
         [('wait', 'buf3')]
     """
-    found: list[tuple[str, str]] = []
+    events: list[tuple[str, str]] = []
     for op, buffer in CALL.findall(code):
         if op == WAIT:
-            found.append(("wait", buffer))
+            events.append(("wait", buffer))
         elif (kind := started_by(op)) is not None:
-            found.append(("start", kind.name))
-    return found
+            events.append(("start", kind.name))
+    return events
 
 
 def refuse_other_order(name: str, graph: torch.fx.Graph, code: str) -> None:
-    """Check that generated code starts the collectives of a graph in the graph's order.
+    """Refuse generated code that starts the collectives of a graph in another order than the
+    graph.
 
     Raises:
         DivergenceError: it does not.
     """
     wanted = [n.meta["collective"].kind for n in graph.nodes if "collective" in n.meta]
-    got = [kind for what, kind in events(code) if what == "start"]
+    got = [kind for what, kind in collective_events(code) if what == "start"]
     if got != wanted:
         first = next(
             (i for i, (a, b) in enumerate(zip(wanted, got, strict=False)) if a != b),
             min(len(wanted), len(got)),
         )
-        said = (
-            f"collective {first} is {_at(got, first)} in the code, {_at(wanted, first)} in "
-            "the schedule"
+        difference = (
+            f"collective {first} is {_kind_at(got, first)} in the code, "
+            f"{_kind_at(wanted, first)} in the schedule"
         )
         fix = 'backend="aten", which runs the schedule as it is'
         raise DivergenceError.of(
-            name, "the compiler changed the order of collectives", said, fix=fix
+            name, "the compiler changed the order of collectives", difference, fix=fix
         )
 
 
-def _at(kinds: Sequence[str], i: int) -> str:
+def _kind_at(kinds: Sequence[str], i: int) -> str:
+    """Return the kind of the i-th collective, or "missing"."""
     return kinds[i] if i < len(kinds) else "missing"

@@ -1,4 +1,6 @@
-"""What a compiler cannot compile, in words: the function, the op and its line."""
+"""`failure`: the error for a program that Inductor cannot compile, with the function, the op and
+its line.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from ..errors import ShardError
 
 
 def failure(name: str, graph: torch.fx.Graph, error: Exception) -> ShardError:
-    """The error for a program that Inductor does not compile.
+    """Build the error for a program that Inductor does not compile.
 
     Args:
         name: the function.
@@ -20,20 +22,22 @@ def failure(name: str, graph: torch.fx.Graph, error: Exception) -> ShardError:
     source = _line(graph, ops[0] if ops else "")
     lines = str(error).strip().splitlines() or [type(error).__name__]
     detail = next((x for x in lines if "error:" in x), "")  # of a C++ compiler
-    of = ", ".join(ops) or f"one of {', '.join(_ops(graph))}"
+    of = ", ".join(ops) or f"one of {', '.join(_op_names(graph))}"
     got = f"Inductor cannot compile {of}: {lines[0]} {detail}".strip()[:600]
     fix = 'backend="aten" runs the program op by op'
     return ShardError.of(name, got, needed="ops that Inductor compiles", fix=fix, source=source)
 
 
-def _ops(graph: torch.fx.Graph) -> list[str]:
-    """The names of the first ops of a graph."""
+def _op_names(graph: torch.fx.Graph) -> list[str]:
+    """Return the names of the first ops of a graph."""
     every = [str(x.target) for x in graph.nodes if x.op == "call_function"]
     return list(dict.fromkeys(every))[:8]
 
 
 def _line(graph: torch.fx.Graph, op: str) -> str | None:
-    """The line of the first op of that name. Of the nearest, if Inductor has decomposed it."""
+    """Return the source line of the first op of that name, or of the nearest name if Inductor has
+    decomposed it.
+    """
     base = op.split(".")[1].strip("_") if "." in op else op
     nodes = [x for x in graph.nodes if x.op == "call_function" and x.meta.get("source")]
     equal = [x for x in nodes if str(x.target) == op]

@@ -1,5 +1,5 @@
-"""Loops in compiled programs: each graph of a loop is compiled once, and Python code outside of
-it runs the steps.
+"""Loops in compiled programs: each graph of a loop is compiled once, and an opaque op runs the
+steps from Python.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import torch
 
 from .. import _compat
 from ..ops.debug import has_effect
-from ..ops.loops import Loop, apart, driven
+from ..ops.loops import Loop, drive_loop, unaliased
 from .text import Unwritable, devices_of, loop_text
 
 Graphs = Sequence[Callable[..., Any]]
 # by the number in the compiled code; the programs that call them keep them alive
-_compiled: weakref.WeakValueDictionary[int, Compiled] = weakref.WeakValueDictionary()
-OWN = 2**62  # the first number of loops without a text, which this process alone knows
-_numbers = itertools.count(OWN)
+_compiled: weakref.WeakValueDictionary[int, CompiledLoop] = weakref.WeakValueDictionary()
+FIRST_LOCAL_NUMBER = 2**62  # of loops without a text, which this process alone knows
+_numbers = itertools.count(FIRST_LOCAL_NUMBER)
 
 
 @attrs.frozen(eq=False)
-class Compiled:
-    """A loop whose graphs are compiled."""
+class CompiledLoop:
+    """A loop whose graphs are compiled, with the number by which compiled code finds it."""
 
     number: int
     loop: Loop
@@ -37,21 +37,21 @@ class Compiled:
 
     @property
     def is_own(self) -> bool:
-        """Whether only this process knows its number."""
-        return self.number >= OWN
+        """Return whether only this process knows the loop's number."""
+        return self.number >= FIRST_LOCAL_NUMBER
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        own = driven(
+        own = drive_loop(
             self.loop,
             tensors,
             lambda which, inputs: [x.contiguous() for x in self.runners[which](list(inputs))],
         )
-        return apart(own, tensors)
+        return unaliased(own, tensors)
 
 
 @torch.library.custom_op("shardfn::run_loop", mutates_args=())
 def run_loop(tensors: list[torch.Tensor], number: int) -> list[torch.Tensor]:
-    """Run the compiled loop of that number."""
+    """Run the compiled loop with this number: the op in compiled code."""
     return _compiled[number](tensors)
 
 
@@ -65,8 +65,8 @@ def _(tensors: list[torch.Tensor], number: int) -> list[torch.Tensor]:
 
 @torch.library.custom_op("shardfn::run_showing_loop", mutates_args=())
 def run_showing_loop(tensors: list[torch.Tensor], number: int) -> list[torch.Tensor]:
-    """As `run_loop`, of a loop that shows values: it runs though nothing may read its results, and
-    in order.
+    """Run a loop that shows values: as `run_loop`, but in order, and also if nothing reads its
+    results.
     """
     return _compiled[number](tensors)
 
@@ -80,11 +80,11 @@ SHOWING = torch.ops.shardfn.run_showing_loop.default
 _compat.keep_effects(SHOWING)
 
 
-def outlined(
+def compile_loops(
     module: torch.fx.GraphModule, compile_graph: Callable[[torch.fx.Graph], Any]
-) -> list[Compiled]:
-    """Compile the bodies of a graph's loops, and replace each loop by a call. Returns the
-    compiled loops.
+) -> list[CompiledLoop]:
+    """Compile the bodies of a graph's loops, and replace each loop by a call of `run_loop`. Return
+    the compiled loops.
     """
     loops = []
     for node in module.graph.nodes:
@@ -95,7 +95,7 @@ def outlined(
         if compiled is None:
             runners = tuple(compile_graph(graph) for graph in node.target.graphs)
             shapes = tuple(node.meta["val"])
-            compiled = Compiled(number, node.target, runners, shapes)
+            compiled = CompiledLoop(number, node.target, runners, shapes)
             _compiled[number] = compiled
         run = SHOWING if has_effect(node) else torch.ops.shardfn.run_loop.default
         node.target, node.args = (run, (list(node.args), number))
@@ -106,16 +106,18 @@ def outlined(
 
 
 def _number_of(node: torch.fx.Node) -> int:
-    """The number of a loop: equal for equal ones, in every process."""
+    """Return the number of a loop: a hash of its text, equal for equal loops in every process."""
     try:
         text = loop_text(node.target)
         devices = devices_of(node.all_input_nodes)
-        said = json.dumps([text, len(node.args), devices])
+        program = json.dumps([text, len(node.args), devices])
     except Unwritable:
         return next(_numbers)
-    depends = f"{said}\n{_compat.environment()}"
-    return int.from_bytes(hashlib.sha256(depends.encode()).digest()[:7], "little")
+    key = f"{program}\n{_compat.environment()}"
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "little")
 
 
-def keep(loops: Sequence[Compiled]) -> None:
-    """Called when the program of some loops is gone: until then, they are kept."""
+def release_loops(loops: Sequence[CompiledLoop]) -> None:
+    """Do nothing. As the finalizer of a program, it holds the loops of the program until the
+    program is gone.
+    """

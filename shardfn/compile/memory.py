@@ -1,7 +1,8 @@
-"""The memory of a program as its backend runs it: op by op, or in the kernels of Inductor.
+"""`memory_as_run`: the memory of a program as its backend runs it, op by op or in Inductor's fused
+kernels.
 
 Inductor computes elementwise values where they are read, runs ops over equal elements as one loop,
-writes loops that follow each other as one function, and computes the parts of a bucket into its
+writes loops that follow each other as one function, and computes the tensors of a bucket into its
 memory. It also leaves out what only one loop reads, writes results over values that end there, and
 keeps the memory of others for later: these about cancel, and do not count here.
 """
@@ -23,7 +24,7 @@ from ..ops.placement import AFTER
 from ..partition.planner import op_cost
 from ..types import LocalProgram
 from .donations import donations
-from .recomputed import recomputed
+from .recomputed import recompute_cheap_values
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -48,7 +49,7 @@ IN_PLACE = {c10d.all_reduce.default, AFTER, op_cost.WAIT}  # their result is the
 
 
 def memory_as_run(program: LocalProgram, backend: str, donated: Sequence[int] = ()) -> Memory:
-    """The memory of one rank's program.
+    """Return the memory of one rank's program as its backend runs it.
 
     Args:
         program: one rank's program.
@@ -58,18 +59,18 @@ def memory_as_run(program: LocalProgram, backend: str, donated: Sequence[int] = 
     """
     if backend != "inductor":
         return memory(program)
-    graph = recomputed(program.graph)
+    graph = recompute_cheap_values(program.graph)
     pairs = donations(program, donated)
 
     def moments(inner: Graph) -> MemoryPeaks:
-        return _Kernels(inner, pairs if inner is graph else {}).moments()
+        return _Kernels(inner, pairs if inner is graph else {}).live_by_function()
 
     return memory(attrs.evolve(program, graph=graph), moments)
 
 
 @attrs.define(eq=False)
 class _Kernel:
-    """Ops that run at once.
+    """A model of one fused kernel: the ops that run as one loop.
 
     Args:
         number: its place in the order in which kernels begin.
@@ -84,7 +85,7 @@ class _Kernel:
     before: set[_Kernel]
 
     def waits_for(self, kernel: _Kernel) -> bool:
-        """Whether it runs after another kernel, or is that kernel."""
+        """Return whether this kernel runs after another one, or is that kernel."""
         seen: set[_Kernel] = {self}
         queue: list[_Kernel] = [self]
         while queue:
@@ -95,7 +96,7 @@ class _Kernel:
 
 
 class _Kernels:
-    """The kernels of a graph, and the values that they store.
+    """A model of Inductor's fusion: the kernels of a graph, and the values that they store.
 
     Args:
         graph: one rank's program.
@@ -116,16 +117,16 @@ class _Kernels:
         self.readers: dict[Node, list[_Kernel]] = {}
         for node in graph.nodes:
             if node.op == "call_function":
-                self.visit(node)
+                self.add_node(node)
             else:
                 self.base[node] = self.owner[node] = node
         for node in filter(None, self.results):
             self.store(self.base[node])
         for node in graph.find_nodes(op="call_function", target=PACK):
-            self.join(node)
+            self.pack_into_bucket(node)
 
-    def visit(self, node: Node) -> None:
-        """Add an op to a kernel, or to the formulas of its readers."""
+    def add_node(self, node: Node) -> None:
+        """Add an op to a kernel, to the views, or to the formulas that its readers compute."""
         first = node.all_input_nodes[0] if node.all_input_nodes else node
         is_item = node.target is operator.getitem and first in self.kernel
         if is_item:
@@ -155,20 +156,22 @@ class _Kernels:
             self.fuse(node, loop)
 
     def is_stored(self, node: Node) -> bool:
-        """Whether an elementwise value is too long a formula for its readers."""
+        """Return whether an elementwise value is too long a formula to be computed by its
+        readers.
+        """
         count = len(self.read[node])
         is_reused = len(_readers(node)) > 1
         return count > READS or (is_reused and (count > REUSED_READS or _name(node) in COSTLY))
 
     def store(self, node: Node) -> None:
-        """Store a value that has been a formula so far."""
+        """Store a value that was a formula so far."""
         if node in self.formulas:
             self.formulas.remove(node)
             self.fuse(node, _loop(node))
 
     def fuse(self, node: Node, loop: int) -> None:
-        """Add an op to the last kernel that runs over as many elements, and makes what it reads or
-        reads it too; else to a new one.
+        """Add an op to the last kernel over as many elements that makes or reads its inputs; else
+        to a new kernel.
         """
         reads = self.read[node]
         before = {self.kernel[x] for x in reads if x in self.kernel}
@@ -186,55 +189,57 @@ class _Kernels:
         for x in reads:
             self.readers.setdefault(x, []).append(kernel)
 
-    def join(self, node: Node) -> None:
-        """Have the parts of a bucket lie in its memory."""
+    def pack_into_bucket(self, node: Node) -> None:
+        """Let the tensors of a bucket lie in the bucket's memory."""
         for part in node.all_input_nodes:
             owner = self.owner[part]
             is_all = _count(owner) == _count(part) and owner.target is not PACK
             if is_all and owner.op == "call_function" and self.owner[owner] is owner:
                 self.owner[owner] = node
 
-    def place(self, node: Node) -> Node:
-        """The value in whose memory another lies, also in a bucket."""
+    def memory_of(self, node: Node) -> Node:
+        """Return the value in whose memory another lies, also in a bucket."""
         owner = self.owner[node]
         return self.owner[owner]
 
     def order(self) -> list[_Kernel]:
-        """The kernels as they run: each where it begins, after those that it waits for."""
-        found: dict[_Kernel, None] = {}
+        """Return the kernels in the order of their run: each where it begins, after those that it
+        waits for.
+        """
+        ordered: dict[_Kernel, None] = {}
         for kernel in self.kernels:
             stack = [kernel]
             while stack:
-                waiting = [k for k in stack[-1].before if k not in found]
+                waiting = [k for k in stack[-1].before if k not in ordered]
                 if waiting:
                     stack.append(min(waiting, key=lambda k: k.number))
                 else:
-                    found[stack.pop()] = None
-        return list(found)
+                    ordered[stack.pop()] = None
+        return list(ordered)
 
     def functions(self) -> list[list[Node]]:
-        """The ops of each function that runs: those of a call, or of loops that follow each
-        other.
+        """Group the ops by the function that runs them: one external call, or loops that follow
+        each other.
         """
-        found: list[list[Node]] = []
+        functions: list[list[Node]] = []
         is_open, reads = False, 0
         for kernel in self.order():
             count = sum(1 + len(self.read[node]) for node in kernel.nodes)
             if is_open and kernel.loop and reads + count <= FUNCTION_READS:
-                found[-1] += kernel.nodes
+                functions[-1] += kernel.nodes
                 reads += count
             else:
-                found.append(list(kernel.nodes))
+                functions.append(list(kernel.nodes))
                 is_open, reads = bool(kernel.loop), count
-        return found
+        return functions
 
-    def moments(self) -> MemoryPeaks:
-        """What is held while each function runs."""
+    def live_by_function(self) -> MemoryPeaks:
+        """Yield the last op of each function, with the values alive while it runs."""
         functions = self.functions()
         last: dict[Node, int] = {}
         for k, nodes in enumerate(functions):
-            last |= {self.place(x): k for node in nodes for x in (node, *self.read[node])}
-        results = {self.place(x) for x in self.results if x is not None}
+            last |= {self.memory_of(x): k for node in nodes for x in (node, *self.read[node])}
+        results = {self.memory_of(x) for x in self.results if x is not None}
         alive: dict[Node, None] = {}
         for k, nodes in enumerate(functions):
             alive |= dict.fromkeys(self.stored(nodes))
@@ -242,44 +247,47 @@ class _Kernels:
             alive = {x: None for x in alive if x in results or last.get(x) != k}
 
     def stored(self, nodes: list[Node]) -> Iterator[Node]:
-        """The values into whose memory ops write, but for the arguments."""
+        """Yield the values into whose memory ops write, except the arguments."""
         for value in itertools.chain(*map(_values, nodes)):
-            place = self.place(value)
-            if place.op != "placeholder" and value not in self.donated:
-                yield place
+            memory = self.memory_of(value)
+            if memory.op != "placeholder" and value not in self.donated:
+                yield memory
 
 
 def _name(node: Node) -> str:
+    """Return the name of an op without its overload."""
     return getattr(node.target, "_opname", "")
 
 
 def _values(node: Node) -> list[Node]:
-    """The values of an op: the parts of a tuple one by one."""
+    """Return the values of an op: the elements of a tuple one by one."""
     is_tuple = isinstance(node.meta.get("val"), (tuple, list))
     return [x for x in node.users if x.target is operator.getitem] if is_tuple else [node]
 
 
 def _is_view(node: Node) -> bool:
+    """Return whether an op makes a view, which has no memory of its own."""
     is_alias = node.op == "call_function" and op_cost.is_alias(node)
     return (is_alias and node.target not in IN_PLACE) or node.target is aten._unsafe_view.default
 
 
 def _readers(node: Node) -> list[Node]:
-    """The ops that read a value, also through views."""
-    found: list[Node] = []
+    """Return the ops that read a value, also through views."""
+    readers: list[Node] = []
     for user in node.users:
-        found += _readers(user) if _is_view(user) else [user]
-    return found
+        readers += _readers(user) if _is_view(user) else [user]
+    return readers
 
 
 def _is_elementwise(node: Node) -> bool:
+    """Return whether an op computes each element from the elements at the same place."""
     is_tensor = isinstance(node.meta.get("val"), torch.Tensor)
     tags = getattr(node.target, "tags", ())
     return is_tensor and (torch.Tag.pointwise in tags or _name(node) in ELEMENTWISE)
 
 
 def _loop(node: Node) -> int:
-    """The number of elements over which the loop of an op runs; 0 for a call."""
+    """Return the number of elements over which the loop of an op runs; 0 for an external call."""
     if isinstance(node.target, Loop):
         return 0
     if _is_elementwise(node):
@@ -288,6 +296,6 @@ def _loop(node: Node) -> int:
 
 
 def _count(node: Node) -> int:
-    """The elements of a value; 0 for a tuple."""
+    """Return the number of elements of a value; 0 for a tuple."""
     value = node.meta["val"]
     return value.numel() if isinstance(value, torch.Tensor) else 0

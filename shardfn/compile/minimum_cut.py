@@ -1,4 +1,4 @@
-"""The minimum cut of a network with capacities."""
+"""The minimum cut of a network with capacities, by scipy's maximum flow."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-ENDLESS = 1 << 62  # a capacity that no minimum cut includes
-LIMIT = 1 << 30  # of what scipy adds up in 32 bits
+INFINITE = 1 << 62  # a capacity that no minimum cut includes
+MOST_CAPACITY = 1 << 30  # of what scipy adds up in 32 bits
 
 
 def minimum_cut(edges: Mapping[tuple[int, int], int], source: int, sink: int) -> set[int]:
-    """The nodes below the minimum cut that is next to the sink.
+    """Return the nodes on the sink's side of the minimum cut that is next to the sink.
 
     Args:
         edges: the capacity of each edge (tail, head), at least 0.
@@ -28,13 +28,13 @@ def minimum_cut(edges: Mapping[tuple[int, int], int], source: int, sink: int) ->
     from scipy.sparse import csr_matrix
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-    known = sum(room for room in edges.values() if room < ENDLESS)
-    unit = max(1, -(-known // (LIMIT // 2)))
-    capacity = [min(-(-room // unit), LIMIT) for room in edges.values()]
+    total = sum(room for room in edges.values() if room < INFINITE)
+    unit = max(1, -(-total // (MOST_CAPACITY // 2)))
+    capacity = [min(-(-room // unit), MOST_CAPACITY) for room in edges.values()]
     tails, heads = zip(*edges, strict=True)
     size = max(*tails, *heads, source, sink) + 1
     network = csr_matrix((np.array(capacity, dtype=np.int32), (tails, heads)), shape=(size, size))
-    left = network - maximum_flow(network, source, sink).flow
-    left.eliminate_zeros()
-    below = breadth_first_order(left.T.tocsr(), sink, return_predecessors=False)
+    residual = network - maximum_flow(network, source, sink).flow
+    residual.eliminate_zeros()
+    below = breadth_first_order(residual.T.tocsr(), sink, return_predecessors=False)
     return {int(node) for node in below}

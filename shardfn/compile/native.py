@@ -1,4 +1,6 @@
-"""The C++ functions of a call, for this process: stored ones, or compiled in the background."""
+"""The loader of the C++ functions of a call: read from the disk cache, or compiled in the
+background.
+"""
 
 from __future__ import annotations
 
@@ -16,52 +18,55 @@ FAILURES = (OSError, RuntimeError, ImportError, subprocess.SubprocessError)
 
 
 @attrs.define(eq=False)
-class Start:
-    """Whether a process has begun to load them."""
+class LoadState:
+    """The thread that loads the C++ functions in this process, if it has started."""
 
     lock: threading.Lock = attrs.field(factory=threading.Lock)
     thread: threading.Thread | None = None
 
 
-_start = Start()
+_loading = LoadState()
 
 
 def load_native() -> threading.Thread | None:
-    """Have the C++ functions loaded, once in a process, by a thread. Python's functions run
-    until then, and where it fails. None where they are not wanted.
+    """Start the thread that loads the C++ functions, once in a process. Python's functions run
+    until then, and if loading fails. Return None where C++ is turned off.
     """
     if not _compat.library.is_wanted():
         return None
-    with _start.lock:
-        if _start.thread is None:
-            _start.thread = threading.Thread(
+    with _loading.lock:
+        if _loading.thread is None:
+            _loading.thread = threading.Thread(
                 target=_load,
                 name="shardfn compiles the functions of a call",
                 daemon=False,  # a process that ends must not leave a compiler at work
             )
-            _start.thread.start()
-    return _start.thread
+            _loading.thread.start()
+    return _loading.thread
 
 
 def _load() -> None:
+    """Load the library, and log a failure: the body of the thread."""
     try:
-        if not _stored_or_compiled():
+        if not _load_or_compile():
             log.info("the C++ functions of a call do not fit this torch")
     except FAILURES as error:
         log.info("calls use Python's functions alone: %s", error)
 
 
-def _stored_or_compiled() -> bool:
-    """Load the library of this machine. Without a folder to store it in there is none."""
-    where = own_folder()
-    if where is None:
+def _load_or_compile() -> bool:
+    """Load the library from the disk cache, or compile and store it; return whether it loaded.
+    Without a cache folder there is none.
+    """
+    folder = own_folder()
+    if folder is None:
         return False
     name = _compat.library.library_name()
-    binary = where.read(name)
+    binary = folder.read(name)
     if binary is None:
-        with where.alone(name):  # another process may be compiling it
-            binary = where.read(name)
+        with folder.alone(name):  # another process may be compiling it
+            binary = folder.read(name)
             if binary is None:
                 binary = _compat.library.compiled_library()
-                where.write(name, binary)
+                folder.write(name, binary)
     return _compat.library.load_library(binary)

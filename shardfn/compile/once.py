@@ -1,5 +1,5 @@
-"""A program is compiled once: in a process, in a folder that processes share, and by one of the
-ranks that run it.
+"""`compiled_once`: each program is compiled once in a process, in a disk cache that processes
+share, and by one of the ranks that run it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ..stored import Folder, contents, own_folder
 from .text import Unwritable, devices_of, text_of
 
 log = logging.getLogger("shardfn")
-_alive: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+_runners: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
 def compiled_once(key: str | None, compile_now: Callable[[], Any], note: Callable[[], None]) -> Any:
-    """The compiled program of a graph: of an equal graph in this process, or from the folder of
-    compilations, or compiled now.
+    """Return the runner of a graph: of an equal graph in this process, or from the disk cache, or
+    compiled now.
 
     Args:
         key: of the graph; None if it has none.
@@ -35,11 +35,11 @@ def compiled_once(key: str | None, compile_now: Callable[[], Any], note: Callabl
         SettingsChanged: another thread has changed a setting of torch meanwhile. Nothing is kept.
     """
     if key is None:
-        return _compiled(compile_now, note)
-    runner = _alive.get(key)
+        return _compile_counted(compile_now, note)
+    runner = _runners.get(key)
     if runner is None:
-        runner = _stored_or_compiled(key, compile_now, note)
-        _alive[key] = runner
+        runner = _load_or_compile(key, compile_now, note)
+        _runners[key] = runner
     return runner
 
 
@@ -49,58 +49,65 @@ def key_of(
     checked: Sequence[int] = (),
     pairs: Mapping[int, int] | None = None,
 ) -> str | None:
-    """A name for a graph and all that its compilation depends on. None if no text describes it."""
+    """Hash a graph and all that its compilation depends on. None if no text describes the graph."""
     try:
-        written = None if pairs is None else sorted(pairs.items())
+        donation_pairs = None if pairs is None else sorted(pairs.items())
         program = [text_of(graph), devices_of(graph.nodes)]
-        said = json.dumps([*program, list(donated), list(checked), written])
+        text = json.dumps([*program, list(donated), list(checked), donation_pairs])
     except Unwritable as reason:
         log.info("the compilation is not shared: the program has %s", reason)
         return None
     if _compat.has_own_passes():
         return None
-    return hashlib.sha256(f"{said}\n{_compat.environment()}".encode()).hexdigest()
+    return hashlib.sha256(f"{text}\n{_compat.environment()}".encode()).hexdigest()
 
 
-def _stored_or_compiled(key: str, compile_now: Callable[[], Any], note: Callable[[], None]) -> Any:
-    where = own_folder()
-    if where is None:
-        return _compiled(compile_now, note)
-    runner = _load(where, key)
+def _load_or_compile(key: str, compile_now: Callable[[], Any], note: Callable[[], None]) -> Any:
+    """Read a compilation from the disk cache, or compile and store it, while other
+    processes wait.
+    """
+    folder = own_folder()
+    if folder is None:
+        return _compile_counted(compile_now, note)
+    runner = _load(folder, key)
     if runner is not None:
         return runner
-    with where.alone(key):  # another process may be compiling it
-        runner = _load(where, key)
+    with folder.alone(key):  # another process may be compiling it
+        runner = _load(folder, key)
         if runner is None:
-            runner = _compiled(compile_now, note)
-            _store(where, key, runner)
+            runner = _compile_counted(compile_now, note)
+            _store(folder, key, runner)
     return runner
 
 
-def _compiled(compile_now: Callable[[], Any], note: Callable[[], None]) -> Any:
+def _compile_counted(compile_now: Callable[[], Any], note: Callable[[], None]) -> Any:
+    """Compile, count the compilation, and check that no thread changed a setting of torch
+    meanwhile.
+    """
     note()
     runner = compile_now()
     check_settings()
     return runner
 
 
-def _load(where: Folder, key: str) -> Any | None:
-    """A stored compilation, ready to run. None if there is none that can be."""
-    found = where.read(key)
-    if found is None:
+def _load(folder: Folder, key: str) -> Any | None:
+    """Load a stored compilation. Return None if there is none, or it does not load."""
+    stored = folder.read(key)
+    if stored is None:
         return None
     try:
-        return _compat.Rerun(contents.from_bytes(found), f"shardfn_{key}")
+        return _compat.Rerun(contents.from_bytes(stored), f"shardfn_{key}")
     except Exception as error:  # generated code may raise anything
-        where.refuse(key, f"it does not load: {error}")
+        folder.refuse(key, f"it does not load: {error}")
         return None
 
 
-def _store(where: Folder, key: str, runner: Any) -> None:
-    made = _compat.generated(runner)
-    if made is None:
+def _store(folder: Folder, key: str, runner: Any) -> None:
+    """Write a compilation into the disk cache, if it can be stored."""
+    code = _compat.generated(runner)
+    if code is None:
         return
     try:
-        where.write(key, contents.to_bytes(made))
+        folder.write(key, contents.to_bytes(code))
     except ValueError as reason:
         log.info("the compilation is not stored: %s", reason)

@@ -1,5 +1,5 @@
-"""Graphs that run op by op. A view runs as a reshape, which copies where memory has other strides
-than torch's fake kernel said.
+"""`op_by_op`: the rewrite of a graph that runs op by op. A view runs as a reshape, which copies
+where memory has other strides than torch's fake kernel predicted.
 
 Of two operands with different orders of strides, fake kernels follow one and kernels the other
 (torch 2.13: copysign, floor_divide, and others). A view that capture has found possible is then
@@ -21,12 +21,12 @@ RUN_AS = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: at
 
 
 def run_as(target: Any) -> Any:
-    """The op that runs in place of another."""
+    """Return the op that runs in place of another: reshape for view."""
     return RUN_AS.get(target, target)
 
 
 def op_by_op(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """Change a graph, in place, to the ops that run. The graphs of its loops are copied.
+    """Replace views by reshapes in a graph, in place, and in copies of the graphs of its loops.
 
     Returns:
         The graph.

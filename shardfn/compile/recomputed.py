@@ -1,8 +1,8 @@
-"""Recomputation of cheap values: the backward of a compiled program recomputes pointwise
-values and norms, where fewer bytes then live from the forward to the backward.
+"""Rematerialization of cheap values: the backward recomputes pointwise values and norms, where
+fewer bytes are then saved from the forward.
 
-Which values are saved is a minimum cut of the forward, as in torch's partitioner. A
-compiler that is given forward and backward as one graph would keep every value that both read.
+A minimum cut of the forward decides which values are saved, as in torch's partitioner. A compiler
+that is given forward and backward as one graph would keep every value that both read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..capture.drawing import draws
 from ..ops.nodes import remove_unread
 from ..ops.placement import AFTER
 from ..schedule import copied
-from .minimum_cut import ENDLESS, minimum_cut
+from .minimum_cut import INFINITE, minimum_cut
 
 aten = torch.ops.aten
 CASTS = {aten._to_copy.default, aten.clone.default}  # cheap, and not tagged as pointwise
@@ -31,8 +31,8 @@ WAIT = torch.ops._c10d_functional.wait_tensor.default
 LEAST_BYTES = 1 << 20  # to spare: a smaller program stays as it is
 
 
-def recomputed(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """The graph with cheap values recomputed in its backward.
+def recompute_cheap_values(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """Return the graph with cheap values recomputed in its backward.
 
     Args:
         graph: one rank's program, functional ATen. Nodes carry `val` and `phase`.
@@ -45,46 +45,49 @@ def recomputed(graph: torch.fx.Graph) -> torch.fx.Graph:
     split = _Split.of(graph)
     if split is None or split.bytes(split.crossing) < LEAST_BYTES:
         return graph
-    again = split.cheapest()
-    spared = split.bytes(split.crossing) - split.bytes(split.saved(again))
-    if spared < LEAST_BYTES:
+    recomputed = split.cheapest()
+    saving = split.bytes(split.crossing) - split.bytes(split.saved(recomputed))
+    if saving < LEAST_BYTES:
         return graph
-    names = {node.name for node in again}
-    return _Copies(copied(graph), names, len(split.early)).graph
+    names = {node.name for node in recomputed}
+    return _RecomputingGraph(copied(graph), names, len(split.early)).graph
 
 
-def _size(node: torch.fx.Node) -> int:
+def _nbytes(node: torch.fx.Node) -> int:
+    """Return the bytes of a tensor value."""
     value = node.meta["val"]
     return value.numel() * value.itemsize
 
 
-def _peak(nodes: Sequence[torch.fx.Node]) -> int:
-    """The place in an order of nodes before which most bytes are alive that they compute."""
+def _peak_position(nodes: Sequence[torch.fx.Node]) -> int:
+    """Return the position in an order of nodes before which the most computed bytes are alive."""
     last = {x: k for k, node in enumerate(nodes) for x in map(owner_of, _reads(node))}
     change = [0] * (len(nodes) + 1)
     for k, node in enumerate(nodes):
-        if node in last and _is_tensor(node) and not _is_given(node):
-            change[k + 1] += _size(node)
-            change[last[node]] -= _size(node)
+        if node in last and _is_tensor(node) and not _is_input_or_constant(node):
+            change[k + 1] += _nbytes(node)
+            change[last[node]] -= _nbytes(node)
     alive = list(itertools.accumulate(change))
     return alive.index(max(alive))
 
 
-def _is_given(node: torch.fx.Node) -> bool:
-    """Whether a value is an input, or computed from nothing."""
+def _is_input_or_constant(node: torch.fx.Node) -> bool:
+    """Return whether a value is an input, or computed from nothing."""
     return node.op != "call_function" or not node.all_input_nodes
 
 
 def _is_tensor(node: torch.fx.Node) -> bool:
+    """Return whether a node's value is one tensor."""
     return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def _is_of_backward(node: torch.fx.Node) -> bool:
+    """Return whether an op belongs to the backward."""
     return node.op == "call_function" and node.meta.get("phase") == "backward"
 
 
 def _is_cheap(node: torch.fx.Node) -> bool:
-    """Whether an op may run again: a view, a norm, or a pointwise op that is not random."""
+    """Return whether an op may run again: a view, a norm, or a pointwise op that is not random."""
     if node.op != "call_function" or "collective" in node.meta:
         return False
     if _is_free(node):
@@ -97,18 +100,20 @@ def _is_cheap(node: torch.fx.Node) -> bool:
 
 
 def _is_free(node: torch.fx.Node) -> bool:
-    """Whether a value has no memory of its own: a view, or the results of a norm together."""
+    """Return whether a value has no memory of its own: a view, or the results of a
+    norm together.
+    """
     return node.op == "call_function" and (is_view(node) or node.target in NORMS)
 
 
 def _reads(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """The values that an op computes with."""
+    """Return the values that an op computes with: none if it reads a shape only."""
     return [] if node.target in SHAPE_ONLY else node.all_input_nodes
 
 
 @attrs.frozen
 class _Split:
-    """A program, divided where most of what it computes is alive.
+    """A program, divided where most of what it computes is alive: the values to save or recompute.
 
     Args:
         early: the nodes before that place, in order.
@@ -122,11 +127,11 @@ class _Split:
 
     @classmethod
     def of(cls, graph: torch.fx.Graph) -> _Split | None:
-        """The parts of a graph; None for one without a backward."""
+        """Split a graph at its peak; None for one without a backward."""
         *nodes, output = graph.nodes
         if not any(map(_is_of_backward, nodes)):
             return None
-        peak = _peak(nodes)
+        peak = _peak_position(nodes)
         read = {x for node in nodes[peak:] for x in _reads(node)}
         early = tuple(nodes[:peak])
         crossing = tuple(x for x in early if x in read and _is_tensor(x))
@@ -134,76 +139,80 @@ class _Split:
         return cls(early, crossing, results)
 
     def bytes(self, nodes: Iterable[torch.fx.Node]) -> int:
-        """The memory of values that would not be kept anyway, each once."""
+        """Return the bytes of values that would not be kept anyway, each memory once."""
         owners = dict.fromkeys(owner_of(node) for node in nodes)
         return sum(map(self.price, owners))
 
     def price(self, node: torch.fx.Node) -> int:
-        """The bytes of keeping a value."""
-        return 0 if node in self.results or _is_given(node) else _size(node)
+        """Return the bytes that saving a value costs."""
+        return 0 if node in self.results or _is_input_or_constant(node) else _nbytes(node)
 
     def is_cheap(self, node: torch.fx.Node) -> bool:
-        """Whether an op may run again."""
+        """Return whether an op may run again, and is no result."""
         return node not in self.results and _is_cheap(node)
 
     def cheapest(self) -> set[torch.fx.Node]:
-        """The values to recompute, so that the fewest bytes are saved."""
-        inside = self._above()
-        number = {node: k for k, node in enumerate(inside)}
-        source, sink = 2 * len(inside), 2 * len(inside) + 1
+        """Return the values to recompute so that the fewest bytes are saved: a minimum cut."""
+        candidates = self._candidates()
+        number = {node: k for k, node in enumerate(candidates)}
+        source, sink = 2 * len(candidates), 2 * len(candidates) + 1
         edges: dict[tuple[int, int], int] = {}
         for node, k in number.items():
             enters, leaves = 2 * k, 2 * k + 1
             is_free = _is_free(node) and self.is_cheap(node)
-            edges[enters, leaves] = ENDLESS if is_free else self.price(node)
+            edges[enters, leaves] = INFINITE if is_free else self.price(node)
             if self.is_cheap(node):
                 above = {number[x] for x in node.all_input_nodes}
-                edges |= {(2 * x + 1, enters): ENDLESS for x in above}
+                edges |= {(2 * x + 1, enters): INFINITE for x in above}
             else:
-                edges[source, enters] = ENDLESS
-        edges |= {(2 * number[x] + 1, sink): ENDLESS for x in self.crossing}
+                edges[source, enters] = INFINITE
+        edges |= {(2 * number[x] + 1, sink): INFINITE for x in self.crossing}
         below = minimum_cut(edges, source, sink)
         return {node for node, k in number.items() if 2 * k in below}
 
-    def saved(self, again: set[torch.fx.Node]) -> list[torch.fx.Node]:
-        """The values that live on, if some are recomputed."""
-        needed = [x for node in again for x in node.all_input_nodes]
-        return [x for x in (*self.crossing, *needed) if x not in again]
+    def saved(self, recomputed: set[torch.fx.Node]) -> list[torch.fx.Node]:
+        """Return the values that the backward still reads from the forward, if some are
+        recomputed.
+        """
+        needed = [x for node in recomputed for x in node.all_input_nodes]
+        return [x for x in (*self.crossing, *needed) if x not in recomputed]
 
-    def _above(self) -> list[torch.fx.Node]:
-        """The values that cross, and all that cheap ops compute them from, in order."""
-        found: set[torch.fx.Node] = set()
+    def _candidates(self) -> list[torch.fx.Node]:
+        """Return the values that cross, and all that cheap ops compute them from, in order."""
+        candidates: set[torch.fx.Node] = set()
         queue = list(self.crossing)
         while queue:
             node = queue.pop()
-            if node not in found:
-                found.add(node)
+            if node not in candidates:
+                candidates.add(node)
                 queue += node.all_input_nodes if self.is_cheap(node) else []
-        return [node for node in self.early if node in found]
+        return [node for node in self.early if node in candidates]
 
 
-class _Copies:
-    """A graph in which nodes from some place on read copies of some values.
+class _RecomputingGraph:
+    """A graph in which the nodes after some position read recomputed copies of some values.
 
     Args:
         graph: it is changed.
         names: of the values to recompute.
-        place: that of the first node that may read copies.
+        start: that of the first node that may read copies.
     """
 
-    def __init__(self, graph: torch.fx.Graph, names: set[str], place: int) -> None:
+    def __init__(self, graph: torch.fx.Graph, names: set[str], start: int) -> None:
         self.graph = graph
-        self.again = {
-            node for node in graph.nodes if node.name in names and not _is_given(owner_of(node))
+        self.recomputed = {
+            node
+            for node in graph.nodes
+            if node.name in names and not _is_input_or_constant(owner_of(node))
         }
         self.copies: dict[torch.fx.Node, torch.fx.Node] = {}
-        self.barred: dict[torch.fx.Node, torch.fx.Node] = {}
+        self.delayed: dict[torch.fx.Node, torch.fx.Node] = {}
         self.tokens: set[torch.fx.Node] = set()
         *nodes, _ = graph.nodes
         token: torch.fx.Node | None = None
-        for node in nodes[place:]:
+        for node in nodes[start:]:
             if token is not None:
-                self.serve(node, self.token_of(node, token))
+                self.read_copies(node, self.token_of(node, token))
             if _is_token(node):
                 self.tokens.add(node)
                 token = node
@@ -211,16 +220,18 @@ class _Copies:
         graph.lint()
 
     def token_of(self, node: torch.fx.Node, last: torch.fx.Node) -> torch.fx.Node:
-        """A late value that is there before a node: one that it reads, or the last."""
+        """Return a value of the backward that is available before a node: one that it reads, or
+        the last.
+        """
         return next((x for x in node.all_input_nodes if x in self.tokens), last)
 
-    def serve(self, reader: torch.fx.Node, token: torch.fx.Node) -> None:
-        """Have a node of the backward read copies, made right before it."""
+    def read_copies(self, reader: torch.fx.Node, token: torch.fx.Node) -> None:
+        """Let a node of the backward read copies, recomputed right before it."""
         needed: set[torch.fx.Node] = set()
         queue = _reads(reader)
         while queue:
             node = queue.pop()
-            if node in self.again and node not in needed | set(self.copies):
+            if node in self.recomputed and node not in needed | set(self.copies):
                 needed.add(node)
                 queue = [*queue, *node.all_input_nodes]
         with self.graph.inserting_before(reader):
@@ -228,38 +239,43 @@ class _Copies:
                 self.copy(node, token)
         if _reads(reader):
             reader.args, reader.kwargs = torch.fx.node.map_arg(
-                (reader.args, reader.kwargs), self.late
+                (reader.args, reader.kwargs), self.backward_value
             )
 
-    def late(self, x: torch.fx.Node) -> torch.fx.Node:
-        """The node from which the backward reads a value, one for all, so that they fuse."""
-        return self.copies.get(x) or self.barred.get(x, x)
+    def backward_value(self, x: torch.fx.Node) -> torch.fx.Node:
+        """Return the node from which the backward reads a value: one for all readers, so that they
+        fuse.
+        """
+        return self.copies.get(x) or self.delayed.get(x, x)
 
     def copy(self, node: torch.fx.Node, token: torch.fx.Node) -> None:
-        """Recompute a value."""
-        for x in self.barring(node):
+        """Recompute one value, after its delayed inputs."""
+        for x in self.inputs_to_delay(node):
             after = self.graph.call_function(AFTER, (x, token))
             after.meta = {**x.meta, "phase": "backward"}
-            self.barred[x] = after
-        again = self.graph.node_copy(node, self.late)
-        again.meta = {**node.meta, "phase": "backward"}
-        self.copies[node] = again
+            self.delayed[x] = after
+        duplicate = self.graph.node_copy(node, self.backward_value)
+        duplicate.meta = {**node.meta, "phase": "backward"}
+        self.copies[node] = duplicate
 
-    def barring(self, node: torch.fx.Node) -> list[torch.fx.Node]:
-        """The inputs of a copy that wait for the backward, so that it is not the forward's
-        value: computed ones, or given ones if there are no others.
+    def inputs_to_delay(self, node: torch.fx.Node) -> list[torch.fx.Node]:
+        """Return the inputs of a copy that must wait for the backward, so that no compiler merges
+        the copy with the forward: computed ones, or inputs of the program if there are no others.
         """
         read = [x for x in node.all_input_nodes if not _is_constant(x)]
-        computed = [x for x in read if not _is_given(owner_of(x))]
-        return [x for x in computed or read if self.late(x) is x]
+        computed = [x for x in read if not _is_input_or_constant(owner_of(x))]
+        return [x for x in computed or read if self.backward_value(x) is x]
 
 
 def _is_constant(node: torch.fx.Node) -> bool:
+    """Return whether a value is computed from nothing."""
     return node.op == "call_function" and not node.all_input_nodes
 
 
 def _is_token(node: torch.fx.Node) -> bool:
-    """Whether a node computes a floating value from others, without waiting for other ranks."""
+    """Return whether a node computes a floating value from others, without waiting for other
+    ranks.
+    """
     value = node.meta.get("val")
     is_own = node.target not in (getitem, WAIT) and "collective" not in node.meta
     is_floating = isinstance(value, torch.Tensor) and value.is_floating_point()

@@ -1,3 +1,3 @@
-"""The ops of shardfn, one family per file: placements, per-rank prims, loops, packing, and
-communication with neighbours.
+"""The custom ops of shardfn, one family per file: placements, prims of shard_map, loops, packing,
+and communication with neighbours.
 """

@@ -1,7 +1,9 @@
-"""The op that shows values of a running program: it prints, logs, warns, calls a function or stops.
+"""The op `shardfn::debug` shows values of a running program: it prints, logs, warns, calls a
+function or stops.
 
-It returns nothing, so no pass may take it for unread (`has_effect`). What it does is a text:
-`encoded` writes it of the arguments of a call, and `show` reads it where the values are known.
+It returns nothing, so no pass may remove it as unread (`has_effect`). A text says what it does:
+`encode_call` writes it from the arguments of a call, and `run_debug_call` carries it out where the
+values are known.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from .higher_order import HigherOrder
 from .loops import Loop
 
 SCALARS = (str, int, float, bool, type(None))
-FIRST = "first"
+FIRST_RANK = "first"
 _objects: dict[int, Any] = {}  # functions that programs call, by number
 _numbers = itertools.count()
 _rank: contextvars.ContextVar[int | None] = contextvars.ContextVar("rank", default=None)
@@ -32,11 +34,11 @@ _rank: contextvars.ContextVar[int | None] = contextvars.ContextVar("rank", defau
 
 @torch.library.custom_op("shardfn::debug", mutates_args=())
 def debug(xs: list[torch.Tensor], what: str) -> None:
-    """Show the values of tensors, as a text says."""
+    """Show the values of tensors as the text `what` says: the custom op."""
     rank = _rank.get()  # of a simulated one
     if rank is None:
         rank = dist.get_rank() if dist.is_initialized() else 0
-    show(what, {rank: xs})
+    run_debug_call(what, {rank: xs})
 
 
 @debug.register_fake
@@ -58,12 +60,12 @@ _compat.keep_effects(DEBUG)
 
 @_compat.keep_in_graph
 def call(what: str, *tensors: torch.Tensor) -> None:
-    """Show tensors; a call in the graph of a captured function."""
+    """Show tensors: the function that Dynamo keeps in the graph of a captured function."""
     debug([x.detach() for x in tensors] or [torch.zeros(())], what)
 
 
 def has_effect(node: torch.fx.Node) -> bool:
-    """Whether a node shows values, itself or in a graph that it runs."""
+    """Return whether a node shows values, itself or in a graph that it runs."""
     if isinstance(node.target, (Loop, HigherOrder)):
         every: Any = node.target.graphs
         graphs = (getattr(x, "graph", x) for x in every)
@@ -71,15 +73,17 @@ def has_effect(node: torch.fx.Node) -> bool:
     return node.target is DEBUG
 
 
-def erase(graph: torch.fx.Graph) -> None:
-    """Show nothing in a graph that computes again what another one shows."""
+def erase_debug_calls(graph: torch.fx.Graph) -> None:
+    """Remove the debug ops from a graph that recomputes another one, so that each value is shown
+    once.
+    """
     for node in reversed(graph.nodes):
         if node.target is DEBUG:
             graph.erase_node(node)
 
 
-def encoded(kind: str, ranks: str, where: str, args: Any, kwargs: Any) -> tuple[list[Any], str]:
-    """The tensors of a call, and the text of what is to be done with them.
+def encode_call(kind: str, ranks: str, where: str, args: Any, kwargs: Any) -> tuple[list[Any], str]:
+    """Return the tensors of a debug call, and its kind, line and arguments as JSON text.
 
     Args:
         kind: a row of `SHOWS`.
@@ -90,34 +94,34 @@ def encoded(kind: str, ranks: str, where: str, args: Any, kwargs: Any) -> tuple[
     """
     tensors: list[Any] = []
 
-    def written(x: Any) -> Any:
+    def encode(x: Any) -> Any:
         if isinstance(x, (torch.Tensor, _compat.Traced)):
             tensors.append(x)
             return {"item" if getattr(x, "is_number", False) else "tensor": len(tensors) - 1}
         if type(x) in SCALARS:
             return x
         if isinstance(x, _compat.Delayed):
-            return {"format": [x.text, written(x.args), written(x.kwargs)]}
+            return {"format": [x.text, encode(x.args), encode(x.kwargs)]}
         if type(x) is list:
-            return [written(y) for y in x]
+            return [encode(y) for y in x]
         if type(x) is tuple:
-            return {"tuple": [written(y) for y in x]}
+            return {"tuple": [encode(y) for y in x]}
         if type(x) is dict:
-            return {"dict": [[written(k), written(y)] for k, y in x.items()]}
-        if kind not in OF_OBJECTS and not isinstance(x, type):
+            return {"dict": [[encode(k), encode(y)] for k, y in x.items()]}
+        if kind not in TAKE_OBJECTS and not isinstance(x, type):
             return str(x)
         number = next((n for n, y in _objects.items() if y is x), None)
         number = next(_numbers) if number is None else number
         _objects[number] = x
         return {"object": number}
 
-    return tensors, json.dumps([kind, ranks, where, written(tuple(args)), written(dict(kwargs))])
+    return tensors, json.dumps([kind, ranks, where, encode(tuple(args)), encode(dict(kwargs))])
 
 
-def _read(x: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    """What `written` wrote, with tensors in their places."""
+def _decode(x: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    """Rebuild the arguments that `encode_call` wrote, with the tensors in their places."""
     if isinstance(x, list):
-        return [_read(y, tensors) for y in x]
+        return [_decode(y, tensors) for y in x]
     if not isinstance(x, dict):
         return x
     ((key, value),) = x.items()
@@ -128,77 +132,80 @@ def _read(x: Any, tensors: Sequence[torch.Tensor]) -> Any:
     if key == "object":
         return _objects[value]
     if key == "tuple":
-        return tuple(_read(y, tensors) for y in value)
+        return tuple(_decode(y, tensors) for y in value)
     if key == "dict":
-        return {_read(k, tensors): _read(y, tensors) for k, y in value}
+        return {_decode(k, tensors): _decode(y, tensors) for k, y in value}
     text, args, kwargs = value
-    return text.format(*_read(args, tensors), **_read(kwargs, tensors))
+    return text.format(*_decode(args, tensors), **_decode(kwargs, tensors))
 
 
-def show(what: str, values: Mapping[int, Sequence[torch.Tensor]]) -> None:
-    """Do what a text says.
+def run_debug_call(what: str, values: Mapping[int, Sequence[torch.Tensor]]) -> None:
+    """Carry out a debug call: print, log, warn or call with the values, or start the debugger.
 
     Args:
         what: the text.
         values: the tensors of each rank that is here.
     """
     kind, ranks, where, args, kwargs = json.loads(what)
-    every = {}
+    decoded = {}
     with _compat.values(), torch.no_grad():
         for rank, xs in values.items():
-            own = [x.detach().clone() for x in xs]
-            every[rank] = _read(args, own), _read(kwargs, own)
+            local = [x.detach().clone() for x in xs]
+            decoded[rank] = _decode(args, local), _decode(kwargs, local)
     if kind == "breakpoint":
-        _stop(where, [given for _, given in every.values()])
+        _breakpoint(where, [positional for _, positional in decoded.values()])
         return
-    for rank, (given, named) in every.items():
-        if ranks != FIRST or rank == 0:
-            SHOWS[kind](rank if ranks != FIRST else None, where, *given, **named)
+    for rank, (positional, named) in decoded.items():
+        if ranks != FIRST_RANK or rank == 0:
+            SHOWS[kind](rank if ranks != FIRST_RANK else None, where, *positional, **named)
 
 
 def _print(rank: int | None, where: str, text: str, *args: Any, **kwargs: Any) -> None:
-    """`sf.debug.print`."""
-    builtins.print(f"{_of(rank)}{text.format(*args, **kwargs)}", flush=True)
+    """Print formatted text with the rank in front: `sf.debug.print`."""
+    builtins.print(f"{_rank_prefix(rank)}{text.format(*args, **kwargs)}", flush=True)
 
 
-def _plain(rank: int | None, where: str, *args: Any, sep: Any = " ", end: Any = "\n") -> None:
-    """The print of Python."""
+def _python_print(
+    rank: int | None, where: str, *args: Any, sep: Any = " ", end: Any = "\n"
+) -> None:
+    """Print as Python's own `print` does."""
     builtins.print(*args, sep=sep, end=end, flush=True)
 
 
 def _log(rank: int | None, where: str, name: str, method: str, *args: Any, **kwargs: Any) -> None:
-    """A method of a logger."""
+    """Call a method of a logger."""
     getattr(logging.getLogger(name), method)(*args, **kwargs)
 
 
 def _warn(rank: int | None, where: str, message: Any, category: Any = UserWarning) -> None:
-    """`warnings.warn`."""
+    """Warn at the user's line: `warnings.warn`."""
     file, _, line = where.rpartition(":")
     warnings.warn_explicit(message, category, file, int(line or 0))
 
 
 def _call(rank: int | None, where: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-    """`sf.debug.callback`."""
+    """Call the user's function: `sf.debug.callback`."""
     fn(*args, **kwargs)
 
 
 SHOWS: dict[str, Callable[..., None]] = {
     "print": _print,
-    "plain": _plain,
+    "plain": _python_print,
     "log": _log,
     "warn": _warn,
     "callback": _call,
 }
-OF_OBJECTS = ("callback", "breakpoint")
+TAKE_OBJECTS = ("callback", "breakpoint")
 
 
-def _of(rank: int | None) -> str:
+def _rank_prefix(rank: int | None) -> str:
+    """Return `rank n: `, or nothing for a line that only the first rank prints."""
     return "" if rank is None else f"rank {rank}: "
 
 
-def _stop(where: str, ranks: list[dict[str, Any]]) -> None:
-    """Start the debugger at a line of the user's, with the values of all ranks that are here.
-    The names are those of the first one.
+def _breakpoint(where: str, ranks: list[dict[str, Any]]) -> None:
+    """Start the debugger at the user's line, with the values of all ranks of this process. The
+    names are those of the first rank.
     """
     file, _, line = where.rpartition(":")
     text = "\n" * (int(line or 1) - 1) + "breakpoint(); ranks"
@@ -206,8 +213,8 @@ def _stop(where: str, ranks: list[dict[str, Any]]) -> None:
 
 
 @contextlib.contextmanager
-def on_rank(number: int) -> Iterator[None]:
-    """The context of a simulated rank that runs."""
+def as_rank(number: int) -> Iterator[None]:
+    """Run a block as a simulated rank, whose number the debug op reads."""
     token = _rank.set(number)
     try:
         yield
@@ -215,31 +222,34 @@ def on_rank(number: int) -> Iterator[None]:
         _rank.reset(token)
 
 
-_notes: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar("notes", default=None)
+_constant_calls: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar(
+    "constant_calls", default=None
+)
 
 
 @contextlib.contextmanager
-def noting(name: str) -> Iterator[None]:
-    """The context of a capture. What shows constants alone is done when it ends, once, however
-    often the function has been read.
+def show_constants_at_end(name: str) -> Iterator[None]:
+    """Run a capture. Debug calls of constants alone run when it ends, once, however often Dynamo
+    reads the function.
 
     Args:
         name: of the function.
     """
-    token = _notes.set([])
+    token = _constant_calls.set([])
     try:
         yield
     finally:
-        notes = _notes.get() or []
-        _notes.reset(token)
-        for text in dict.fromkeys(notes):
+        calls = _constant_calls.get() or []
+        _constant_calls.reset(token)
+        for text in dict.fromkeys(calls):
             kind, _, where, args, kwargs = json.loads(text)
             note = f"(when {name} is captured: no tensor is in it)"
-            SHOWS[kind](None, where, *_marked(kind, _read(args, ()), note), **_read(kwargs, ()))
+            positional = _with_note(kind, _decode(args, ()), note)
+            SHOWS[kind](None, where, *positional, **_decode(kwargs, ()))
 
 
-def _marked(kind: str, args: tuple[Any, ...], note: str) -> tuple[Any, ...]:
-    """The arguments of a call, with a note."""
+def _with_note(kind: str, args: tuple[Any, ...], note: str) -> tuple[Any, ...]:
+    """Append a note to the text among the arguments of a debug call."""
     if kind == "plain":
         return *args, note
     first = 0 if kind == "warn" else 3 if args[1] == "log" else 2
@@ -247,17 +257,17 @@ def _marked(kind: str, args: tuple[Any, ...], note: str) -> tuple[Any, ...]:
 
 
 @_compat.constant_in_graph
-def begin() -> None:
-    """Forget the calls of an earlier reading of the function."""
-    notes = _notes.get()
-    if notes is not None:
-        notes.clear()
+def forget_constants() -> None:
+    """Forget the debug calls of an earlier reading of the function."""
+    calls = _constant_calls.get()
+    if calls is not None:
+        calls.clear()
 
 
-def note(text: str) -> None:
-    """Show constants when the capture ends; at once outside of one."""
-    notes = _notes.get()
-    if notes is None:
-        show(text, {0: ()})
+def show_constants(text: str) -> None:
+    """Run a debug call of constants when the capture ends, or at once outside of one."""
+    calls = _constant_calls.get()
+    if calls is None:
+        run_debug_call(text, {0: ()})
     else:
-        notes.append(text)
+        calls.append(text)

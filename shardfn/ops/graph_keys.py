@@ -1,4 +1,6 @@
-"""Every key of `node.meta`: which stage writes it, which stages read it, what it holds."""
+"""The table of the keys of `node.meta`: which stage writes each, which stages read it, and its
+values.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ TORCH = "torch"  # as an owner: torch writes the key
 
 @attrs.frozen
 class Key:
-    """One key of `node.meta` in one kind of graph.
+    """A row of the table: one key of `node.meta` in one kind of graph.
 
     Args:
         name: the key.
@@ -44,35 +46,38 @@ VALUES = (torch.Tensor, int, float, complex, type(None))
 
 
 def _is_a(*types: type) -> Callable[[Any], bool]:
-    """Whether a value is of one of the types. A bool does not count as an int."""
+    """Build a check that a value is of one of the types. A bool does not count as an int."""
     if bool in types or int not in types:
         return lambda value: isinstance(value, types)
     return lambda value: isinstance(value, types) and not isinstance(value, bool)
 
 
 def _is_value(value: Any) -> bool:
+    """Return whether a value is a fake tensor or a number, or a nested list of them."""
     if isinstance(value, VALUES):
         return True
     return isinstance(value, (list, tuple)) and all(map(_is_value, value))
 
 
 def _is_type(value: Any) -> bool:
-    """A global shape, and a placement for each mesh axis."""
+    """Return whether a value is a pair of a global shape and a placement for each mesh axis."""
     if not isinstance(value, tuple) or len(value) != 2:
         return False
-    shape, marks = value
+    shape, placements = value
     return (
         all(isinstance(n, int) for n in shape)
-        and isinstance(marks, tuple)
-        and all(isinstance(mark, (str, int, tuple)) for mark in marks)
+        and isinstance(placements, tuple)
+        and all(isinstance(placement, (str, int, tuple)) for placement in placements)
     )
 
 
-def _is_notes(value: Any) -> bool:
+def _is_annotations(value: Any) -> bool:
+    """Return whether a value is a dict with string keys."""
     return isinstance(value, dict) and all(isinstance(key, str) for key in value)
 
 
-def _anything(value: Any) -> bool:
+def _is_any(value: Any) -> bool:
+    """Accept every value."""
     return True
 
 
@@ -86,25 +91,25 @@ MOVE = "which redistribution, equal on all ranks"
 # fmt: off
 KEYS: tuple[Key, ...] = (
     # torch writes these while Dynamo and make_fx trace.
-    Key("example_value", PYTHON, TORCH, ("capture", "_compat"), FAKE, _anything),
+    Key("example_value", PYTHON, TORCH, ("capture", "_compat"), FAKE, _is_any),
     Key("stack_trace", PYTHON, TORCH, ("capture",), "the user's stack", LINE),
-    Key("grapharg", PYTHON, TORCH, ("capture",), "where an input comes from", _anything),
-    Key("tensor_dict", PYTHON, TORCH, ("_compat",), "the attributes of a tensor", _anything),
+    Key("grapharg", PYTHON, TORCH, ("capture",), "where an input comes from", _is_any),
+    Key("tensor_dict", PYTHON, TORCH, ("_compat",), "the attributes of a tensor", _is_any),
     Key("stack_trace", GLOBAL, TORCH, ("capture",), "the user's stack", LINE),
     Key("seq_nr", GLOBAL, TORCH, ("capture",), "pairs a backward op with its forward", _is_a(int)),
-    Key("eager_input_vals", GLOBAL, TORCH, (), "arguments before decomposition", _anything),
-    Key("from_node", GLOBAL, TORCH, (), "provenance", _anything),
-    Key("nn_module_stack", GLOBAL, TORCH, (), "the modules around the op", _anything),
-    Key("original_aten", GLOBAL, TORCH, (), "the op before decomposition", _anything),
-    Key("source_fn_stack", GLOBAL, TORCH, (), "the functions around the op", _anything),
-    Key("tensor_meta", GLOBAL, TORCH, (), "shape and dtype", _anything),
-    Key("torch_fn", GLOBAL, TORCH, (), "the torch function", _anything),
-    Key("unbacked_bindings", GLOBAL, TORCH, (), "symbols", _anything),
+    Key("eager_input_vals", GLOBAL, TORCH, (), "arguments before decomposition", _is_any),
+    Key("from_node", GLOBAL, TORCH, (), "provenance", _is_any),
+    Key("nn_module_stack", GLOBAL, TORCH, (), "the modules around the op", _is_any),
+    Key("original_aten", GLOBAL, TORCH, (), "the op before decomposition", _is_any),
+    Key("source_fn_stack", GLOBAL, TORCH, (), "the functions around the op", _is_any),
+    Key("tensor_meta", GLOBAL, TORCH, (), "shape and dtype", _is_any),
+    Key("torch_fn", GLOBAL, TORCH, (), "the torch function", _is_any),
+    Key("unbacked_bindings", GLOBAL, TORCH, (), "symbols", _is_any),
     # capture: source lines, phases and annotations.
-    Key("custom", PYTHON, "capture", ("capture",), "annotations of an op", _is_notes),
+    Key("custom", PYTHON, "capture", ("capture",), "annotations of an op", _is_annotations),
     Key("overwritten", PYTHON, "capture", ("capture",), "whether a body replaces it", _is_a(bool)),
     Key("custom", GLOBAL, "capture", ("capture", "partition", "inspect"),
-        "annotations of an op", _is_notes),
+        "annotations of an op", _is_annotations),
     Key("source", GLOBAL, "capture",
         ("capture", "partition", "schedule", "inspect", "runtime", "transforms"), SOURCE, LINE),
     Key("phase", GLOBAL, "capture", ("capture", "partition", "schedule", "inspect"),
@@ -139,17 +144,18 @@ BY_GRAPH: dict[str, dict[str, Key]] = {
 
 
 def wrong_keys(nodes: Iterable[torch.fx.Node], graph: str) -> list[str]:
-    """Keys of nodes that are not in the list, or whose values do not fit it.
+    """Describe each key of some nodes that is not in the table, or whose value does not fit its
+    row.
 
     Args:
         nodes: of a graph.
         graph: the kind of graph.
     """
-    known = BY_GRAPH[graph]
+    keys = BY_GRAPH[graph]
     wrong = []
     for node in nodes:
         for name, value in node.meta.items():
-            key = known.get(name)
+            key = keys.get(name)
             if key is None:
                 wrong.append(f"{node}: {name!r} is not a key of a {graph} graph")
             elif not key.fits(value):
@@ -158,7 +164,7 @@ def wrong_keys(nodes: Iterable[torch.fx.Node], graph: str) -> list[str]:
 
 
 def check_keys(nodes: Iterable[torch.fx.Node], graph: str) -> None:
-    """Check that nodes carry only keys of the list, each with a valid value.
+    """Assert that nodes carry only keys of the table, each with a valid value.
 
     Raises:
         AssertionError: a stage wrote a key that it does not own. Names the nodes.

@@ -1,7 +1,7 @@
-"""halo: each rank exchanges edge rows with its neighbours on a mesh axis.
+"""The op `shardfn::halo`: each rank exchanges edge rows with its neighbours on a mesh axis.
 
-The ranks at the ends have one neighbour. The op reads the rank from the group when it runs, so
-all ranks run the same program.
+The ranks at the ends have one neighbour. The op reads the rank from the group when it runs, so all
+ranks run the same program.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .. import _compat
 
 @torch.library.custom_op("shardfn::halo", mutates_args=())
 def halo(x: torch.Tensor, before: int, group: str) -> torch.Tensor:
-    """Start an exchange with the neighbours. `wait_tensor` waits for the result.
+    """Start an exchange of edge elements with both neighbours. `wait_tensor` waits for the result.
 
     Args:
         x: flat: first the elements for the previous rank, then the `before` elements for the
@@ -26,21 +26,24 @@ def halo(x: torch.Tensor, before: int, group: str) -> torch.Tensor:
         Flat, as long as x: `before` elements from the previous rank, then those from the next
         rank. Zeros without a neighbour.
     """
-    members = _compat.named_group(group)
-    rank = members.rank()
-    n = members.size()
+    process_group = _compat.named_group(group)
+    rank = process_group.rank()
+    n = process_group.size()
     head = x.numel() - before
     out = torch.zeros_like(x)
-    sent = [0] * n
-    taken = [0] * n
+    send_sizes = [0] * n
+    receive_sizes = [0] * n
     if rank > 0:
-        sent[rank - 1], taken[rank - 1] = head, before
+        send_sizes[rank - 1], receive_sizes[rank - 1] = head, before
     if rank < n - 1:
-        sent[rank + 1], taken[rank + 1] = before, head
+        send_sizes[rank + 1], receive_sizes[rank + 1] = before, head
     source = x[0 if rank > 0 else head : x.numel() if rank < n - 1 else head]
     target = out[0 if rank > 0 else before : out.numel() if rank < n - 1 else before]
     _compat.wait_later(
-        out, dist.all_to_all_single(target, source, taken, sent, group=members, async_op=True)
+        out,
+        dist.all_to_all_single(
+            target, source, receive_sizes, send_sizes, group=process_group, async_op=True
+        ),
     )
     return out
 

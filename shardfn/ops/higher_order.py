@@ -1,4 +1,6 @@
-"""Higher-order ops in a graph: an op that runs graphs of its own, as one call on tensors."""
+"""torch's higher-order ops (cond, scan, flex_attention) as one call on tensors, with their graphs
+bound.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ POINTWISE = torch.Tag.pointwise
 OPS = ("cond", "scan", "while_loop", "map_impl", "associative_scan", "flex_attention")
 
 
-class _Hole:
-    """The place of a tensor among the arguments."""
+class _TensorSlot:
+    """The position of a tensor in a template of arguments."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -36,7 +38,7 @@ class HigherOrder:
         self.op, self.template, self.__name__ = op, template, str(op)
 
     def __call__(self, *tensors: Any) -> Any:
-        args, kwargs = _filled(self.template, tensors)
+        args, kwargs = _substitute(self.template, tensors)
         return self.op(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -44,48 +46,51 @@ class HigherOrder:
 
     @property
     def tags(self) -> list[Any]:
-        """The tags of the op: random if a branch draws random numbers, pointwise if all ops of
-        its branches are.
+        """Return the tags of the op: random if a branch draws random numbers, pointwise if all ops
+        of its branches are.
         """
-        inside = [
+        op_tags = [
             getattr(n.target, "tags", ())
             for g in self.graphs
             for n in g.graph.nodes
             if n.op == "call_function"
         ]
         targets = {n.target for graph in self.graphs for n in graph.graph.nodes}
-        is_random = RANDOM_BITS in targets or any(RANDOM in t for t in inside)
+        is_random = RANDOM_BITS in targets or any(RANDOM in t for t in op_tags)
         tags = [RANDOM] if is_random else []
         return (
             [*tags, POINTWISE]
-            if str(self.op) == "cond" and all(POINTWISE in t for t in inside)
+            if str(self.op) == "cond" and all(POINTWISE in t for t in op_tags)
             else tags
         )
 
     @property
     def graphs(self) -> list[torch.fx.GraphModule]:
-        """The graphs that it runs, and those inside them."""
-        found: list[torch.fx.GraphModule] = []
-        _filled(self.template, (), found)
+        """Return the graphs that the op runs, and those inside them."""
+        graphs: list[torch.fx.GraphModule] = []
+        _substitute(self.template, (), graphs)
         return [
-            m for graph in found for m in graph.modules() if isinstance(m, torch.fx.GraphModule)
+            m for graph in graphs for m in graph.modules() if isinstance(m, torch.fx.GraphModule)
         ]
 
 
-def _filled(tree: Any, tensors: Any, graphs: list[Any] | None = None) -> Any:
-    if isinstance(tree, _Hole):
+def _substitute(tree: Any, tensors: Any, graphs: list[Any] | None = None) -> Any:
+    """Fill a template of arguments with tensors; or collect its graphs into a list, if one is
+    passed.
+    """
+    if isinstance(tree, _TensorSlot):
         return tensors[tree.number] if graphs is None else None
     if isinstance(tree, torch.fx.GraphModule) and graphs is not None:
         graphs.append(tree)
     if isinstance(tree, (list, tuple)):
-        return type(tree)([_filled(t, tensors, graphs) for t in tree])
+        return type(tree)([_substitute(t, tensors, graphs) for t in tree])
     if isinstance(tree, dict):
-        return {k: _filled(t, tensors, graphs) for k, t in tree.items()}
+        return {k: _substitute(t, tensors, graphs) for k, t in tree.items()}
     return tree
 
 
-def fold(module: torch.fx.GraphModule) -> None:
-    """Replace each higher-order op in a graph by one call on tensors."""
+def bind_graphs(module: torch.fx.GraphModule) -> None:
+    """Replace each higher-order op of a graph by a HigherOrder call that takes tensors alone."""
     for node in list(module.graph.nodes):
         if (
             node.op != "call_function"
@@ -101,9 +106,9 @@ def fold(module: torch.fx.GraphModule) -> None:
             ):
                 return getattr(module, str(n.target))
             tensors.append(n)
-            return _Hole(len(tensors) - 1)
+            return _TensorSlot(len(tensors) - 1)
 
-        template = _plain(torch.fx.node.map_arg((node.args, node.kwargs), place))
+        template = _mutable(torch.fx.node.map_arg((node.args, node.kwargs), place))
         node.target, node.args, node.kwargs = (
             HigherOrder(node.target, template),
             tuple(tensors),
@@ -114,40 +119,47 @@ def fold(module: torch.fx.GraphModule) -> None:
             module.graph.erase_node(node)
 
 
-def _plain(tree: Any) -> Any:
-    """fx keeps arguments in immutable containers, which the ops do not take."""
+def _mutable(tree: Any) -> Any:
+    """Copy fx's immutable lists and dicts into plain ones, as the ops require."""
     if isinstance(tree, list):
-        return [_plain(t) for t in tree]
+        return [_mutable(t) for t in tree]
     if isinstance(tree, tuple):
-        return tuple(_plain(t) for t in tree)
-    return {k: _plain(t) for k, t in tree.items()} if isinstance(tree, dict) else tree
+        return tuple(_mutable(t) for t in tree)
+    return {k: _mutable(t) for k, t in tree.items()} if isinstance(tree, dict) else tree
 
 
-def unfold(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The graph with higher-order ops in torch's form, which compilers understand."""
+def unbind_graphs(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Restore torch's form of the higher-order ops, which compilers understand: graphs as
+    arguments.
+    """
     for n, node in enumerate(list(module.graph.nodes)):
         if not isinstance(node.target, HigherOrder):
             continue
         graphs: list[torch.fx.GraphModule] = []
-        _filled(node.target.template, (), graphs)
+        _substitute(node.target.template, (), graphs)
         with module.graph.inserting_before(node):
-            held = {}
+            graph_nodes = {}
             for k, graph in enumerate(graphs):
                 module.register_module(f"graph_{n}_{k}", graph)
-                held[id(graph)] = module.graph.get_attr(f"graph_{n}_{k}")
-        args, kwargs = _filled(node.target.template, node.args)
+                graph_nodes[id(graph)] = module.graph.get_attr(f"graph_{n}_{k}")
+        args, kwargs = _substitute(node.target.template, node.args)
         node.target, node.args, node.kwargs = (
             node.target.op,
-            _swapped(args, held),
-            _swapped(kwargs, held),
+            _with_graph_nodes(args, graph_nodes),
+            _with_graph_nodes(kwargs, graph_nodes),
         )
     module.recompile()
     return module
 
 
-def _swapped(tree: Any, held: dict[int, torch.fx.Node]) -> Any:
+def _with_graph_nodes(tree: Any, graph_nodes: dict[int, torch.fx.Node]) -> Any:
+    """Replace each graph in a tree of arguments by the node that holds it."""
     if isinstance(tree, torch.fx.GraphModule):
-        return held[id(tree)]
+        return graph_nodes[id(tree)]
     if isinstance(tree, (list, tuple)):
-        return type(tree)([_swapped(t, held) for t in tree])
-    return {k: _swapped(t, held) for k, t in tree.items()} if isinstance(tree, dict) else tree
+        return type(tree)([_with_graph_nodes(t, graph_nodes) for t in tree])
+    return (
+        {k: _with_graph_nodes(t, graph_nodes) for k, t in tree.items()}
+        if isinstance(tree, dict)
+        else tree
+    )

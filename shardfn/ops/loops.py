@@ -1,5 +1,5 @@
-"""Loops and branches as ops of a graph. A node whose target is one of these runs the op's
-graphs on its tensors.
+"""Loops and branches (`Scan`, `While`, `Branch`) as ops of a graph: a node whose target is one of
+these runs its graphs on its tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Driver = Generator[
 
 @attrs.frozen(eq=False, repr=False)
 class Loop:
-    """The base class of `Scan`, `While` and `Branch`.
+    """The base class of `Scan`, `While` and `Branch`: graphs, and how often to run each.
 
     Args:
         graphs: the graphs to run. The leading arguments, which are constant, are the leading
@@ -30,12 +30,14 @@ class Loop:
     consts: int
 
     def drive(self, tensors: Sequence[torch.Tensor]) -> Driver:
-        """Yield the graphs to run, one after the other. Returns the results."""
+        """Yield each graph to run with its inputs, and return the results of the loop."""
         raise NotImplementedError
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
         modules = [torch.fx.GraphModule(torch.nn.Module(), graph) for graph in self.graphs]
-        return apart(driven(self, tensors, lambda which, inputs: modules[which](*inputs)), tensors)
+        return unaliased(
+            drive_loop(self, tensors, lambda which, inputs: modules[which](*inputs)), tensors
+        )
 
     def __repr__(self) -> str:
         return type(self).__name__.lower()
@@ -68,21 +70,21 @@ class Scan(Loop):
     def drive(self, tensors: Sequence[torch.Tensor]) -> Driver:
         consts = list(tensors[: self.consts])
         carry = list(tensors[self.consts : self.consts + self.carries])
-        columns = tensors[self.consts + self.carries :]
-        values = results(self.graphs[0])[self.carries :]
-        stacked = [_like(x, 0) for x in values]
+        stacked_inputs = tensors[self.consts + self.carries :]
+        values = graph_outputs(self.graphs[0])[self.carries :]
+        stacked = [_empty_stack(x, 0) for x in values]
         steps = range(self.length)
         for i in reversed(steps) if self.reverse else steps:
-            outs = yield 0, [*consts, *carry, *(x[i] for x in columns)]
+            outs = yield 0, [*consts, *carry, *(x[i] for x in stacked_inputs)]
             carry = list(outs[: self.carries])
             stacked = self.put(i, outs[self.carries :], stacked)
             del outs  # not alive beside those of the next step
         return [*carry, *stacked]
 
     def put(self, i: int, row: Sequence[torch.Tensor], stacked: Tensors) -> Tensors:
-        """Write the outputs of one step where they are stacked."""
+        """Write the outputs of one step into the stacked outputs."""
         if row and not len(stacked[0]):
-            stacked = [_like(x, self.length) for x in row]
+            stacked = [_empty_stack(x, self.length) for x in row]
         for stack, x in zip(stacked, row, strict=True):
             stack[i].copy_(x)
         return stacked
@@ -91,7 +93,7 @@ class Scan(Loop):
 @attrs.frozen(eq=False, repr=False)
 class While(Loop):
     """A while loop: applies the second graph, (consts, carries) -> carries, to its own results
-    while the first returns true.
+    while the first graph returns true.
 
     Args:
         carries: the number of loop-carried values.
@@ -111,8 +113,8 @@ class While(Loop):
 
 @attrs.frozen(eq=False, repr=False)
 class Branch(Loop):
-    """A cond: runs one of two graphs, the first if a truth value holds. (consts, truth) ->
-    results.
+    """A cond: runs the first of two graphs if a truth value holds, else the second; (consts,
+    truth) -> results.
     """
 
     def drive(self, tensors: Sequence[torch.Tensor]) -> Driver:
@@ -124,15 +126,15 @@ class Branch(Loop):
 
 
 def loop_of(node: torch.fx.Node) -> Loop:
-    """The loop that a node runs."""
+    """Return the Loop that is the target of a node."""
     assert isinstance(node.target, Loop), f"{node} runs no loop"
     return node.target
 
 
-def driven(
+def drive_loop(
     loop: Loop, tensors: Sequence[torch.Tensor], call: Callable[[int, Tensors], Tensors]
 ) -> Tensors:
-    """Run a loop, with a function that runs each graph."""
+    """Run a loop to its end, calling a function for each of its graphs."""
     driver: Any = loop.drive(tensors)
     outs: Any = None
     while True:
@@ -144,41 +146,40 @@ def driven(
         outs = call(which, inputs)
 
 
-def apart(outs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Tensors:
-    """Results in memory of their own. Copies a result that shares memory with an argument or
-    another result.
-    """
-    known = {x.untyped_storage().data_ptr() for x in tensors}
-    own = []
+def unaliased(outs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Tensors:
+    """Copy each result that shares memory with an argument or another result."""
+    pointers = {x.untyped_storage().data_ptr() for x in tensors}
+    separate = []
     for x in outs:
         pointer = x.untyped_storage().data_ptr()
-        own.append(x.clone() if pointer in known else x)
-        known.add(pointer)
-    return own
+        separate.append(x.clone() if pointer in pointers else x)
+        pointers.add(pointer)
+    return separate
 
 
-def results(graph: torch.fx.Graph) -> list[Any]:
-    """The fake values that a graph returns."""
+def graph_outputs(graph: torch.fx.Graph) -> list[Any]:
+    """Return the fake values that a graph returns."""
     (output,) = graph.find_nodes(op="output")
     return [node.meta["val"] for node in output.args[0]]
 
 
-def _like(x: torch.Tensor, rows: int) -> torch.Tensor:
+def _empty_stack(x: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return an empty tensor of n stacked values like x."""
     return torch.empty((rows, *x.shape), dtype=x.dtype, device=x.device)
 
 
-def shapes_of(loop: Loop) -> list[torch.Tensor]:
-    """The results of a loop as empty tensors."""
-    values = results(loop.graphs[-1])
+def empty_results(loop: Loop) -> list[torch.Tensor]:
+    """Return the results of a loop as empty tensors, with their shapes and dtypes."""
+    values = graph_outputs(loop.graphs[-1])
     if not isinstance(loop, Scan):
         return [torch.empty_like(x) for x in values]
     carries = [torch.empty_like(x) for x in values[: loop.carries]]
-    return [*carries, *(_like(x, loop.length) for x in values[loop.carries :])]
+    return [*carries, *(_empty_stack(x, loop.length) for x in values[loop.carries :])]
 
 
 def inner_nodes(graph: torch.fx.Graph, *, once: bool = False) -> Generator[torch.fx.Node]:
-    """Every node that runs, in order. Nodes of a scan are repeated for each step, or listed
-    once. Nodes of other loops are listed once for each graph.
+    """Yield every node in the order in which it runs. The nodes of a scan are repeated for each
+    step, or listed once; those of other loops are listed once for each graph.
     """
     for node in graph.nodes:
         yield node

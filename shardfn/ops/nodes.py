@@ -1,4 +1,4 @@
-"""Nodes of a graph as those read them who know the op."""
+"""Reading and cleaning fx nodes: typed arguments, and removal of unread nodes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .debug import has_effect
 
 
 def args_of(node: torch.fx.Node) -> tuple[Any, ...]:
-    """The arguments of a node, each of the type that its op gives it: torch's annotation only
-    says that a node may have any argument that fx can hold.
+    """Return the arguments of a node as `Any`: torch's annotation only says that a node may have
+    any argument that fx can hold.
     """
     return node.args
 
@@ -23,7 +23,7 @@ def returned_by(graph: torch.fx.Graph) -> list[torch.fx.Node]:
 
 
 def remove_unread(graph: torch.fx.Graph) -> None:
-    """Remove the nodes that nothing reads and that have no effect. torch asks of every node
-    whether it has one, which takes longer than all else here.
+    """Remove the nodes that nothing reads and that have no effect. The users are looked at first,
+    as torch's `is_impure` takes longer than all else here.
     """
     graph.eliminate_dead_code(lambda node: bool(node.users) or node.is_impure() or has_effect(node))

@@ -1,7 +1,8 @@
-"""pack: several tensors one after the other in one flat buffer.
+"""The op `shardfn::pack`: concatenate several tensors in one flat buffer, which one collective
+sends.
 
-A separate op, so that a compiler can compute each tensor directly into the send buffer, without
-a copy.
+A separate op, so that a compiler can compute each tensor directly into the send buffer, without a
+copy.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 
 @torch.library.custom_op("shardfn::pack", mutates_args=())
 def pack(xs: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The elements of contiguous tensors of one dtype, one after the other."""
+    """Concatenate the elements of contiguous tensors of one dtype into one flat tensor."""
     flat = [x.reshape(-1) for x in xs]
     return torch.cat(flat)
 

@@ -1,5 +1,5 @@
-"""permute: each rank of a mesh axis sends its value to at most one other rank, and receives
-from at most one.
+"""The op `shardfn::permute`: each rank of a mesh axis sends its value to at most one other rank,
+and receives from at most one.
 
 The op reads the rank from the group when it runs, so all ranks run the same program.
 """
@@ -18,7 +18,7 @@ from .. import _compat
 def permute(
     x: torch.Tensor, sources: Sequence[int], targets: Sequence[int], group: str
 ) -> torch.Tensor:
-    """Start the permute. `wait_tensor` waits for the result.
+    """Start a permute of flat tensors among ranks. `wait_tensor` waits for the result.
 
     Args:
         x: flat.
@@ -29,21 +29,26 @@ def permute(
     Returns:
         The value of the rank that sends to this one, or zeros if none does.
     """
-    members = _compat.named_group(group)
-    rank = members.rank()
-    n = members.size()
+    process_group = _compat.named_group(group)
+    rank = process_group.rank()
+    n = process_group.size()
     out = torch.zeros_like(x)
-    sent = [0] * n
-    taken = [0] * n
+    send_sizes = [0] * n
+    receive_sizes = [0] * n
     for source, target in zip(sources, targets, strict=True):
         if source == rank:
-            sent[target] = x.numel()
+            send_sizes[target] = x.numel()
         if target == rank:
-            taken[source] = x.numel()
+            receive_sizes[source] = x.numel()
     _compat.wait_later(
         out,
         dist.all_to_all_single(
-            out[: sum(taken)], x[: sum(sent)], taken, sent, group=members, async_op=True
+            out[: sum(receive_sizes)],
+            x[: sum(send_sizes)],
+            receive_sizes,
+            send_sizes,
+            group=process_group,
+            async_op=True,
         ),
     )
     return out

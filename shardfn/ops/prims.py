@@ -1,7 +1,8 @@
-"""The table of the prims of per-rank code: one row for each prim, for all stages.
+"""`Prim`: the table of the prims of shard_map (per-rank code), one row for each prim, for all
+stages.
 
-A row is one function with `@prim`. A higher layer adds its own functions to the row (how a prim
-is placed, how a rank computes it) with `implement`.
+A row is one function with `@prim`. A higher layer adds its own functions to the row (how a prim is
+placed, how a rank computes it) with `implement`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ P = ParamSpec("P")
 
 @attrs.frozen(eq=False)
 class Prim:
-    """One prim. Its constants are all arguments of the op but the tensor that comes first.
+    """One row: a prim with its op, its derivatives and the functions of the later stages. Its
+    constants are all arguments of the op but the tensor that comes first.
 
     A linear prim has a `transpose`, any other one `jvp` and `vjp`; without a tensor there is no
     derivative.
@@ -62,15 +64,17 @@ class Prim:
 
     @property
     def op(self) -> Any:
-        """The op that a Program holds."""
+        """Return the op that a Program holds."""
         return _compat.overload_of(self.definition)
 
     def axes_of(self, node: torch.fx.Node) -> Axes:
-        """The mesh axes that a call works over."""
+        """Return the mesh axes that a call works over."""
         return self.axes(*constants_of(node))
 
     def varies(self, node: torch.fx.Node, before: Axes) -> Axes:
-        """The axes over which the result of a call varies, if its tensor does over `before`."""
+        """Return the axes over which the result of a call varies, if its tensor varies over
+        `before`.
+        """
         axes = self.axes_of(node)
         return before | axes if self.gives_varying else before - axes
 
@@ -79,25 +83,26 @@ PRIMS: dict[Any, Prim] = {}  # by op
 CALLS: dict[Any, Prim] = {}  # by what per-rank code calls
 
 
-def add(row: Prim) -> None:
+def add_row(row: Prim) -> None:
     """Put a row into the table, in place of one of the same prim."""
     PRIMS[row.op] = CALLS[row.call] = row
 
 
-def implement(call: Callable[..., torch.Tensor], **parts: Any) -> None:
-    """Put what a higher layer knows of a prim into its row."""
-    add(attrs.evolve(CALLS[call], **parts))
+def implement(call: Callable[..., torch.Tensor], **fields: Any) -> None:
+    """Add the functions of a higher layer (check, place, lower, transpose) to a prim's row."""
+    add_row(attrs.evolve(CALLS[call], **fields))
 
 
 def constants_of(node: torch.fx.Node) -> tuple[Any, ...]:
-    """The constants of a call of a prim, in Dynamo's graph or in a Program."""
+    """Return the constants of a call of a prim, in Dynamo's graph or in a Program."""
     return tuple(x for x in node.args if not isinstance(x, torch.fx.Node))
 
 
 def prim(
-    *, name: str = "", **facts: Any
+    *, name: str = "", **fields: Any
 ) -> Callable[[Callable[P, torch.Tensor]], Callable[P, torch.Tensor]]:
-    """Make a prim of its fake kernel: the op, what per-rank code calls, and the row.
+    """Define a prim from its fake kernel: register the op, wrap the call for per-rank code, and
+    add the row.
 
     The op takes the positional parameters. Keyword-only ones are for capture, which finds them
     in Dynamo's graph.
@@ -107,23 +112,23 @@ def prim(
         facts: the other fields of `Prim`.
     """
 
-    def decorated(fake: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
-        definition = _defined(name or fake.__name__, fake)
+    def decorator(fake: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
+        definition = _custom_op(name or fake.__name__, fake)
         op = _compat.overload_of(definition)
 
-        def called(*args: P.args, **_: P.kwargs) -> torch.Tensor:
+        def call(*args: P.args, **_: P.kwargs) -> torch.Tensor:
             return _run(op, *args)
 
-        called.__name__ = called.__qualname__ = fake.__name__
-        called.__module__, called.__doc__ = fake.__module__, fake.__doc__
-        add(Prim(_compat.keep_in_graph(called), definition, **facts))
-        return called
+        call.__name__ = call.__qualname__ = fake.__name__
+        call.__module__, call.__doc__ = fake.__module__, fake.__doc__
+        add_row(Prim(_compat.keep_in_graph(call), definition, **fields))
+        return call
 
-    return decorated
+    return decorator
 
 
-def _defined(name: str, fake: Callable[..., torch.Tensor]) -> Any:
-    """The op of our namespace that has this fake kernel, and no other."""
+def _custom_op(name: str, fake: Callable[..., torch.Tensor]) -> Any:
+    """Register the op of our namespace that runs only as a fake kernel."""
     signature = inspect.signature(fake)
     positional = [
         p for p in signature.parameters.values() if p.kind is not inspect.Parameter.KEYWORD_ONLY
@@ -153,13 +158,13 @@ def uncaptured(*_: Any) -> torch.Tensor:
 
 
 def _run(op: Any, *args: Any) -> torch.Tensor:
-    """A prim right under every transform."""
+    """Call a prim so that it is right under every transform."""
     takes_tensor = isinstance(args[0], torch.Tensor)
     return _Applied.apply(args[0], op, *args[1:]) if takes_tensor else op(*args)
 
 
 class _Applied(torch.autograd.Function):
-    """A prim of a tensor, with what its row says of derivatives and batching."""
+    """A prim of a tensor as autograd.Function, with the derivatives and the batching of its row."""
 
     @staticmethod
     def forward(x: torch.Tensor, op: Any, *constants: Any) -> torch.Tensor:
@@ -192,21 +197,21 @@ class _Applied(torch.autograd.Function):
         return _Applied.apply(tangent, row.op, *constants)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, x: torch.Tensor, op: Any, *given: Any) -> Any:
-        constants = PRIMS[op].batched(*given)
+    def vmap(info: Any, in_dims: Any, x: torch.Tensor, op: Any, *unbatched: Any) -> Any:
+        constants = PRIMS[op].batched(*unbatched)
         return _Applied.apply(x.movedim(in_dims[0], 0), op, *constants), 0
 
 
 def named_axes(text: str, *_: Any) -> Axes:
-    """The axes of a prim whose first constant lists them."""
+    """Return the axes of a prim whose first constant lists them."""
     return frozenset(parse_axes(text))
 
 
 def one_axis(axis: str, *_: Any) -> Axes:
-    """The axes of a prim whose first constant is one."""
+    """Return the axes of a prim whose first constant is one."""
     return frozenset((axis,))
 
 
 def sharding_axes(text: str, *_: Any) -> Axes:
-    """The axes that shard a dim, of a prim whose first constant says how axes shard a tensor."""
+    """Return the axes that shard a dim, of a prim whose first constant is a text of shards."""
     return frozenset(name for name, _, dim in parse_shards(text) if dim is not None)

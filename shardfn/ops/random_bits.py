@@ -1,4 +1,5 @@
-"""random_bits: numbers that depend on a key and on where an element stands in the global tensor.
+"""The op `shardfn::random_bits`: numbers that depend on a key and on the element's index in the
+global tensor.
 
 Each element is one block of Philox-4x32-10: the counter is the element's number in row-major
 order, so a rank that knows where its shard starts makes exactly its part.
@@ -48,7 +49,7 @@ DTYPES = (*SIGNIFICANT, *WIDTH)
 
 
 def philox(counter: Sequence[Any], key: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
-    """One block of Philox-4x32-10, of whatever has the operators of 64-bit integers.
+    """Compute one block of Philox-4x32-10, of any type with the operators of 64-bit integers.
 
     Args:
         counter: four words, each below 2**32.
@@ -70,8 +71,8 @@ def philox(counter: Sequence[Any], key: Sequence[Any]) -> tuple[Any, Any, Any, A
 
 
 def bits_of(words: Sequence[Any], dtype: torch.dtype) -> Any:
-    """The random integer that becomes an element of this dtype: 53, 24, 11 or 8 bits for a
-    floating number, else as many as the dtype has, in two's complement.
+    """Return the random integer that becomes an element of a dtype: 53, 24, 11 or 8 bits for a
+    floating dtype, else as many as the dtype has, in two's complement.
     """
     low = words[0]
     high = words[1]
@@ -90,7 +91,7 @@ def bits_of(words: Sequence[Any], dtype: torch.dtype) -> Any:
 
 
 def scale_of(dtype: torch.dtype) -> float:
-    """The factor of the bits of a floating number."""
+    """Return the factor that maps the bits of a floating dtype to [0, 1)."""
     return 2.0 ** -SIGNIFICANT[dtype]
 
 
@@ -104,7 +105,7 @@ def random_bits(
     call: int,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Random numbers, one for each element.
+    """Draw random numbers, one for each element: the custom op.
 
     Args:
         key: int64 (*batch, 2): two words below 2**32; one stream for each of a batch. Of a state,
@@ -129,11 +130,11 @@ def random_bits(
         for begin in range(0, row.numel(), CHUNK):
             part = row[begin : begin + CHUNK]
             flat = torch.arange(begin, begin + part.numel(), dtype=torch.int64, device=key.device)
-            part.copy_(_made(keys[i], first, flat, size, stride, use, call, dtype))
+            part.copy_(_draw_chunk(keys[i], first, flat, size, stride, use, call, dtype))
     return out
 
 
-def _made(
+def _draw_chunk(
     key: torch.Tensor,
     start: torch.Tensor | None,
     flat: torch.Tensor,
@@ -143,7 +144,7 @@ def _made(
     call: int,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """The elements at these places of a flattened result."""
+    """Draw the elements at some indices of a flattened result."""
     number = torch.zeros_like(flat) if start is None else start.expand(flat.shape)
     for d in reversed(range(len(size))):
         number = number + (flat % size[d]) * stride[d]
@@ -191,16 +192,16 @@ def _(
 
 
 def _batched(x: torch.Tensor, dim: int | None, size: int) -> torch.Tensor:
-    """The tensor with the mapped dim first."""
+    """Return the tensor with the mapped dim first."""
     return x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
 
 
 RANDOM_BITS = torch.ops.shardfn.random_bits.default
 
 
-def _element(
+def _inductor_element(
     ops: Any,
-    place: Sequence[Any],
+    full_index: Sequence[Any],
     key: Any,
     start: Any,
     size: Sequence[int],
@@ -209,16 +210,16 @@ def _element(
     call: int,
     dtype: torch.dtype,
 ) -> Any:
-    """One element, in Inductor's operations."""
-    batch = place[: len(key.sizes) - 1]
-    own = place[len(key.sizes) - 1 :]
-    number = _number(ops, own, stride)
+    """Compute one element in Inductor's operations, inside a generated kernel."""
+    batch = full_index[: len(key.sizes) - 1]
+    index = full_index[len(key.sizes) - 1 :]
+    number = _element_number(ops, index, stride)
     if start is not None:
         first = start.at(batch[len(batch) - len(start.sizes) :])
         number = number + _compat.Integer(first)
     parts = [_compat.Integer(key.at([*batch, i])) for i in range(key.sizes[-1])]
-    calls = _constant(ops, call)
-    last = _constant(ops, use)
+    calls = _integer_constant(ops, call)
+    last = _integer_constant(ops, use)
     for first_call in parts[2:]:
         calls = (calls + first_call) & WORD
     words = philox((number & WORD, (number >> 32) & WORD, calls, last), parts[:2])
@@ -228,19 +229,19 @@ def _element(
     return value * ops.constant(scale_of(dtype), dtype)
 
 
-def _number(ops: Any, place: Sequence[Any], stride: Sequence[int]) -> Any:
-    """The number of an element, from its place and how numbers grow along each dim."""
+def _element_number(ops: Any, place: Sequence[Any], stride: Sequence[int]) -> Any:
+    """Compute the number of an element from its index and the strides of the numbering."""
     steps = (i * step for i, step in zip(place, stride, strict=True))
     return _compat.Integer(ops.index_expr(sum(steps), torch.int64))
 
 
-def _constant(ops: Any, value: int) -> Any:
+def _integer_constant(ops: Any, value: int) -> Any:
     return _compat.Integer(ops.constant(value, torch.int64))
 
 
-_compat.lower_by_formula(RANDOM_BITS, _element)
+_compat.lower_by_formula(RANDOM_BITS, _inductor_element)
 
 
 def strides_of(size: Sequence[int]) -> list[int]:
-    """By how much the number of an element grows along each dim, in row-major order."""
+    """Return by how much the number of an element grows along each dim, in row-major order."""
     return [math.prod(size[d + 1 :]) for d in range(len(size))]

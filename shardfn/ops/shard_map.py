@@ -1,10 +1,10 @@
-"""The prims of per-rank code, one row each: into a shard_map and out of it, and the collectives
+"""The prims of shard_map (per-rank code), one row each: entry and exit, and the collectives
 inside, right under every transform.
 
 A value inside is the same on all ranks of an axis (invariant) or each rank's own (varying);
-`capture/shard_map/varying.py` finds out which. All of these but `extremum` are linear, so each
-has a transpose (below the rows), and none is its own guess: an invariant value that a rank uses
-passes `vary`, whose transpose is the sum; the transpose of a sum sends nothing.
+`capture/shard_map/varying.py` infers which. All of these but `extremum` are linear, so each has a
+transpose (below the rows), and none is its own guess: an invariant value that a rank uses passes
+`vary`, whose transpose is the sum; the transpose of a sum sends nothing.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .prims import implement, named_axes, one_axis, prim, sharding_axes, uncaptu
 from .text_formats import parse_pairs, parse_sized_shards, print_pairs, print_sized_shards
 
 
-def _one_dim_deeper(text: str) -> str:
-    """How mesh axes shard a tensor that has one more dim in front."""
+def _batched_shards(text: str) -> str:
+    """Shift the sharded dims of a text by one, for a tensor with one more dim in front."""
     return print_sized_shards(
         [
             (name, n, None if dim is None else dim + 1, sizes)
@@ -29,13 +29,13 @@ def _one_dim_deeper(text: str) -> str:
     )
 
 
-def _reversed(perm: str) -> str:
-    """The pairs of ranks that send everything back."""
+def _reversed_pairs(perm: str) -> str:
+    """Swap source and destination in each pair of ranks."""
     return print_pairs([(b, a) for a, b in parse_pairs(perm)])
 
 
-def _sized(x: torch.Tensor, sizes: dict[int, int]) -> torch.Tensor:
-    """An empty tensor like x with other sizes, in the same order of dims in memory."""
+def _empty_resized(x: torch.Tensor, sizes: dict[int, int]) -> torch.Tensor:
+    """Return an empty tensor like x with other sizes, in the same order of dims in memory."""
     shape = [sizes.get(d, n) for d, n in enumerate(x.shape)]
     stride = [1] * len(shape)
     step = 1
@@ -50,16 +50,16 @@ def _sized(x: torch.Tensor, sizes: dict[int, int]) -> torch.Tensor:
     axes=sharding_axes,
     takes_varying=False,
     gives_varying=True,
-    batched=lambda text: (_one_dim_deeper(text),),
+    batched=lambda text: (_batched_shards(text),),
     public="shard_map",
 )
 def to_local(x: torch.Tensor, shards: str) -> torch.Tensor:
-    """A rank's local tensor of a global one."""
+    """Return a rank's local tensor of a global one."""
     sizes = dict(enumerate(x.shape))
     for _, n, dim, uneven in parse_sized_shards(shards):
         if dim is not None:
             sizes[dim] = uneven[0] if uneven else sizes[dim] // n
-    return _sized(x, sizes)
+    return _empty_resized(x, sizes)
 
 
 @prim(
@@ -67,44 +67,46 @@ def to_local(x: torch.Tensor, shards: str) -> torch.Tensor:
     axes=sharding_axes,
     takes_varying=True,
     gives_varying=False,
-    batched=lambda text: (_one_dim_deeper(text),),
+    batched=lambda text: (_batched_shards(text),),
     public="shard_map",
 )
 def from_local(x: torch.Tensor, shards: str, *, where: str = "") -> torch.Tensor:
-    """The global tensor of the ranks' local ones; `where` names the result in errors."""
+    """Build the global tensor of the ranks' local ones; `where` names the result in errors."""
     sizes = dict(enumerate(x.shape))
     for _, n, dim, uneven in reversed(parse_sized_shards(shards)):
         if dim is not None:
             sizes[dim] = uneven[1] if uneven else sizes[dim] * n
-    return _sized(x, sizes)
+    return _empty_resized(x, sizes)
 
 
 @prim(axes=named_axes, takes_varying=False, gives_varying=True, communicates=False)
 def vary(x: torch.Tensor, axes: str, *, where: str = "") -> torch.Tensor:
-    """An invariant value as one that varies; `where` is the user's call that asks for it."""
+    """Return an invariant value as a varying one, whose gradient is summed over ranks; `where` is
+    the user's line.
+    """
     return torch.empty_like(x)
 
 
 @prim(axes=named_axes, takes_varying=False, gives_varying=True, communicates=False)
 def vary_equal(x: torch.Tensor, axes: str) -> torch.Tensor:
-    """As `vary`, of a value of which the code says that all ranks have the same gradient."""
+    """Return an invariant value as a varying one, whose gradient is declared equal on all ranks."""
     return torch.empty_like(x)
 
 
 @prim(axes=named_axes, takes_varying=False, gives_varying=False, communicates=False)
 def as_equal(x: torch.Tensor, axes: str) -> torch.Tensor:
-    """A cotangent of which the code says that all ranks have the same."""
+    """Return a cotangent that the code declares equal on all ranks."""
     return torch.empty_like(x)
 
 
 RESULT = "jit: result"  # `where` of each rank's own result
 
 # why a gradient is refused, as `undecided` says: what has happened, what is needed, what to write
-UNSAID = "unsaid"
+UNDECIDED = "unsaid"
 SUMMED = "summed"
 CONTRADICTED = "contradicted"
 REFUSALS = {
-    UNSAID: (
+    UNDECIDED: (
         "DTensor.to_local",
         "all ranks of {} have the same value, it meets plain tensors, which may differ between "
         "them, and its gradient is taken",
@@ -133,8 +135,8 @@ REFUSALS = {
 }
 
 
-def _refused(g: torch.Tensor, axes: str, why: str, source: str) -> torch.Tensor:
-    """Refuse a cotangent.
+def _refuse_cotangent(g: torch.Tensor, axes: str, why: str, source: str) -> torch.Tensor:
+    """Refuse a cotangent whose meaning (equal or terms of a sum) is undecided.
 
     Raises:
         CaptureError: always.
@@ -146,15 +148,17 @@ def _refused(g: torch.Tensor, axes: str, why: str, source: str) -> torch.Tensor:
 
 @prim(axes=named_axes, takes_varying=True, gives_varying=True, communicates=False)
 def undecided(x: torch.Tensor, axes: str, why: str, source: str) -> torch.Tensor:
-    """A value whose cotangent is refused, with the user's line: the code does not say whether
-    ranks have the same or terms of it, or it says two things.
+    """Return a value whose cotangent is refused, with the user's line: the code does not say
+    whether ranks have equal gradients or terms of a sum, or it says both.
     """
     return torch.empty_like(x)
 
 
 @prim(axes=named_axes, takes_varying=True, gives_varying=True, communicates=False)
 def vary_in_value(x: torch.Tensor, axes: str) -> torch.Tensor:
-    """A value that an op with another size on each rank has made: it varies in more than name."""
+    """Return a value that an op with another size on each rank has made: it really differs between
+    ranks.
+    """
     return torch.empty_like(x)
 
 
@@ -175,35 +179,35 @@ def _cotangent_of_term(g: Any, x: Any, y: Any, axes: str, kind: str) -> torch.Te
     public="DTensor.to_local",
 )
 def own_term(x: torch.Tensor, axes: str, kind: str) -> torch.Tensor:
-    """A rank's term of a Partial value: which one, the ops say that made it."""
+    """Return a rank's term of a Partial value. The ops that made the value decide which term."""
     return torch.empty_like(x)
 
 
 @prim(axes=named_axes, takes_varying=True, gives_varying=False, communicates=False)
 def no_cotangent(x: torch.Tensor, axes: str) -> torch.Tensor:
-    """The cotangent of a value from that of its terms, which a value does not determine. Capture
-    may take it away again with the term (capture/dtensors/partial_terms.py); else it is refused.
+    """Return the cotangent of a Partial value from that of its terms, which does not determine it.
+    Capture may remove it with the term (capture/dtensors/partial_terms.py); else it is refused.
     """
     return torch.empty_like(x)
 
 
 @prim(axes=named_axes, takes_varying=False, gives_varying=False, communicates=False)
 def as_invariant(x: torch.Tensor, axes: str, *, where: str = "") -> torch.Tensor:
-    """A value that varies in name, and is the same on all ranks, as an invariant one. With
-    `where`, the call that takes it, a value that varies is refused.
+    """Return a varying value that is equal on all ranks as an invariant one. With `where`, the
+    call that takes it, a value that really varies is refused.
     """
     return torch.empty_like(x)
 
 
 @prim(axes=named_axes, takes_varying=True, gives_varying=False)
 def psum(x: torch.Tensor, axes: str, pending: bool) -> torch.Tensor:
-    """The sum over the ranks of some axes; it may stay Partial."""
+    """Return the sum over the ranks of some axes; `pending` leaves it Partial."""
     return torch.empty_like(x)
 
 
-def _shares(x: torch.Tensor, largest: torch.Tensor, axes: str) -> torch.Tensor:
-    """Of each rank that holds the extremum: an equal share of its derivative, as torch.amax
-    does it.
+def _extremum_shares(x: torch.Tensor, largest: torch.Tensor, axes: str) -> torch.Tensor:
+    """Return each rank's share of the derivative of an extremum: equal shares for the ranks that
+    hold it, as in torch.amax.
     """
     holds = (x == vary(largest, axes)).to(x.dtype)
     return holds / vary(psum(holds, axes, False), axes)
@@ -213,12 +217,12 @@ def _shares(x: torch.Tensor, largest: torch.Tensor, axes: str) -> torch.Tensor:
     axes=named_axes,
     takes_varying=True,
     gives_varying=False,
-    jvp=lambda t, x, y, axes, _: psum(t * _shares(x, y, axes), axes, False),
-    vjp=lambda g, x, y, axes, _: vary(g, axes) * _shares(x, y, axes),
+    jvp=lambda t, x, y, axes, _: psum(t * _extremum_shares(x, y, axes), axes, False),
+    vjp=lambda g, x, y, axes, _: vary(g, axes) * _extremum_shares(x, y, axes),
     public="pmax or pmin",
 )
 def extremum(x: torch.Tensor, axes: str, kind: str) -> torch.Tensor:
-    """The max or min over the ranks of some axes."""
+    """Return the max or min over the ranks of some axes."""
     return torch.empty_like(x)
 
 
@@ -229,8 +233,8 @@ def extremum(x: torch.Tensor, axes: str, kind: str) -> torch.Tensor:
     batched=lambda axis, n, dim: (axis, n, dim + 1),
 )
 def all_gather(x: torch.Tensor, axis: str, n: int, dim: int) -> torch.Tensor:
-    """The values of all ranks, concatenated along a dim."""
-    return _sized(x, {dim: x.shape[dim] * n})
+    """Concatenate the values of all ranks along a dim."""
+    return _empty_resized(x, {dim: x.shape[dim] * n})
 
 
 @prim(
@@ -240,9 +244,9 @@ def all_gather(x: torch.Tensor, axis: str, n: int, dim: int) -> torch.Tensor:
     batched=lambda axis, n, dim: (axis, n, dim + 1),
     public="psum_scatter",
 )
-def own_piece(x: torch.Tensor, axis: str, n: int, dim: int) -> torch.Tensor:
-    """A rank's own chunk along a dim of what all ranks have."""
-    return _sized(x, {dim: x.shape[dim] // n})
+def own_chunk(x: torch.Tensor, axis: str, n: int, dim: int) -> torch.Tensor:
+    """Return a rank's own chunk, along a dim, of an invariant value."""
+    return _empty_resized(x, {dim: x.shape[dim] // n})
 
 
 @prim(
@@ -252,23 +256,23 @@ def own_piece(x: torch.Tensor, axis: str, n: int, dim: int) -> torch.Tensor:
     batched=lambda axis, n, split, concat: (axis, n, split + 1, concat + 1),
 )
 def all_to_all(x: torch.Tensor, axis: str, n: int, split: int, concat: int) -> torch.Tensor:
-    """Each rank's chunk along `split` of what all ranks have, one after the other along
-    `concat`.
+    """Send each rank its chunk along `split`, and concatenate the received chunks
+    along `concat`.
     """
-    return _sized(x, {split: x.shape[split] // n, concat: x.shape[concat] * n})
+    return _empty_resized(x, {split: x.shape[split] // n, concat: x.shape[concat] * n})
 
 
 @prim(axes=one_axis, takes_varying=True, gives_varying=True)
 def ppermute(x: torch.Tensor, axis: str, perm: str) -> torch.Tensor:
-    """The value of the rank that sends to this one, or zeros. `0>1,1>0`: 0 sends to 1, and 1 to
-    0.
+    """Return the value of the rank that sends to this one, or zeros. `0>1,1>0`: 0 sends to 1, and
+    1 to 0.
     """
     return torch.empty_like(x)
 
 
 @prim(axes=one_axis, takes_varying=False, gives_varying=True, communicates=False)
 def axis_index(axis: str, device: torch.device) -> torch.Tensor:
-    """A rank's number on an axis."""
+    """Return a rank's number on an axis."""
     return torch.empty((), dtype=torch.int64, device=device)
 
 
@@ -281,13 +285,13 @@ implement(as_equal, transpose=vary_equal)
 # of each rank: what all of them have counts once in further derivatives
 implement(as_invariant, transpose=vary_equal)
 implement(no_cotangent, transpose=vary)
-implement(undecided, transpose=_refused)
+implement(undecided, transpose=_refuse_cotangent)
 implement(vary_in_value, transpose=vary_in_value)
 implement(psum, transpose=lambda g, axes, pending: vary(g, axes))
-implement(all_gather, transpose=own_piece)
-implement(own_piece, transpose=all_gather)
+implement(all_gather, transpose=own_chunk)
+implement(own_chunk, transpose=all_gather)
 implement(all_to_all, transpose=lambda g, axis, n, s, c: all_to_all(g, axis, n, c, s))
-implement(ppermute, transpose=lambda g, axis, perm: ppermute(g, axis, _reversed(perm)))
+implement(ppermute, transpose=lambda g, axis, perm: ppermute(g, axis, _reversed_pairs(perm)))
 
 
 class _MappedGather(torch.autograd.Function):
@@ -326,11 +330,11 @@ class _MappedGather(torch.autograd.Function):
 
 @_compat.keep_in_graph
 def mapped_index(n: int, level: int, device: str) -> torch.Tensor:
-    """A sample's number in the vmap at a level."""
+    """Return a sample's number in the vmap at a level."""
     return _compat.mapped_index(n, level, device)
 
 
 @_compat.keep_in_graph
 def mapped_gather(x: torch.Tensor, n: int, level: int) -> torch.Tensor:
-    """The values of all samples of the vmap at a level, stacked along dim 0."""
+    """Stack the values of all samples of the vmap at a level along dim 0."""
     return _MappedGather.apply(x, _compat.mapped_index(n, level, str(x.device)))

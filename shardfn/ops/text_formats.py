@@ -1,5 +1,5 @@
-"""The text formats of op arguments. Dynamo accepts only constants, so an op's mesh axes,
-shards, pairs of ranks, specs and records are texts. Each format has a printer and a parser.
+"""The text formats of op arguments, each with a printer and a parser. Dynamo accepts only
+constants, so an op's mesh axes, shards, pairs of ranks, specs and records are texts.
 
 | format | text | value |
 |---|---|---|
@@ -7,7 +7,7 @@ shards, pairs of ranks, specs and records are texts. Each format has a printer a
 | shards | `dp:2=0,tp:4=` | `[("dp", 2, 0), ("tp", 4, None)]`: axis, size, sharded dim |
 | sized_shards | `dp:2=0@3/5` | `[("dp", 2, 0, (3, 5))]`: also the size on one rank and before |
 | placed | `dp=S0,tp=R` | `(("dp", "S0"), ("tp", "R"))`: the DTensor placement on each axis |
-| held | `dp=S0;dp=R` | `("dp=S0", "dp=R")`: `placed` of each DTensor that a tensor holds |
+| placed_list | `dp=S0;dp=R` | `("dp=S0", "dp=R")`: `placed` of each DTensor that a tensor holds |
 | part | `tp=S0|4,6` | `("tp=S0", (4, 6))`: `placed` of a DTensor on a part, its shape |
 | pairs | `0>1,1>2` | `((0, 1), (1, 2))`: source rank, destination rank |
 | spec | `*;dp,tp;` | `(("*",), ("dp", "tp"), ())`: mesh axes of each dim; `*` keeps its placement |
@@ -28,12 +28,12 @@ KEEP = "*"  # of a spec: the dim keeps its placement
 
 Shard = tuple[str, int, int | None]  # mesh axis, its size, the dim that is sharded
 Sizes = tuple[int, int]  # the size of one rank's chunk, and the size before
-Cut = tuple[str, int, int | None, Sizes | None]
+SizedShard = tuple[str, int, int | None, Sizes | None]
 
 
 @_compat.read_by_dynamo
 def print_axes(names: Iterable[str]) -> str:
-    """Mesh axes as text.
+    """Print mesh axes as text.
 
     Example:
         >>> print_axes(("dp", "tp"))
@@ -43,7 +43,7 @@ def print_axes(names: Iterable[str]) -> str:
 
 
 def parse_axes(text: str) -> tuple[str, ...]:
-    """The mesh axes of a text.
+    """Parse the mesh axes of a text.
 
     Example:
         >>> parse_axes("dp,tp"), parse_axes("")
@@ -54,7 +54,7 @@ def parse_axes(text: str) -> tuple[str, ...]:
 
 @_compat.read_by_dynamo
 def print_shards(shards: Iterable[Shard]) -> str:
-    """How mesh axes shard a tensor, as text.
+    """Print how mesh axes shard a tensor.
 
     Example:
         >>> print_shards([("dp", 2, 0), ("tp", 4, None)])
@@ -64,7 +64,7 @@ def print_shards(shards: Iterable[Shard]) -> str:
 
 
 def parse_shards(text: str) -> list[Shard]:
-    """How mesh axes shard a tensor.
+    """Parse how mesh axes shard a tensor: (axis, size, sharded dim) for each axis.
 
     Example:
         >>> parse_shards("dp:2=0,tp:4=")
@@ -73,8 +73,8 @@ def parse_shards(text: str) -> list[Shard]:
     return [(name, n, dim) for name, n, dim, _ in parse_sized_shards(text)]
 
 
-def print_sized_shards(cuts: Iterable[Cut]) -> str:
-    """How mesh axes shard a tensor, with the sizes on one rank where chunks are uneven.
+def print_sized_shards(shards: Iterable[SizedShard]) -> str:
+    """Print how mesh axes shard a tensor, with the sizes on one rank where chunks are uneven.
 
     Example:
         >>> print_sized_shards([("dp", 2, 0, (3, 5)), ("tp", 4, None, None)])
@@ -83,32 +83,33 @@ def print_sized_shards(cuts: Iterable[Cut]) -> str:
     return ",".join(
         [
             print_shards([(name, n, dim)]) + ("" if sizes is None else f"@{sizes[0]}/{sizes[1]}")
-            for name, n, dim, sizes in cuts
+            for name, n, dim, sizes in shards
         ]
     )
 
 
-def parse_sized_shards(text: str) -> list[Cut]:
-    """How mesh axes shard a tensor, with the sizes on one rank where chunks are uneven.
+def parse_sized_shards(text: str) -> list[SizedShard]:
+    """Parse how mesh axes shard a tensor, with the sizes on one rank where chunks are uneven.
 
     Example:
         >>> parse_sized_shards("dp:2=0@3/5,tp:4=")
         [('dp', 2, 0, (3, 5)), ('tp', 4, None, None)]
     """
-    return [_cut(entry) for entry in text.split(",") if entry]
+    return [_parse_sized_shard(entry) for entry in text.split(",") if entry]
 
 
-def _cut(entry: str) -> Cut:
+def _parse_sized_shard(entry: str) -> SizedShard:
+    """Parse one entry `dp:2=0@3/5`: axis, size, sharded dim, local and previous size."""
     shard, _, sizes = entry.partition("@")
     name, n, dim = shard.replace(":", "=").split("=")
-    mine, _, whole = sizes.partition("/")
-    uneven = (int(mine), int(whole)) if sizes else None
+    local, _, total = sizes.partition("/")
+    uneven = (int(local), int(total)) if sizes else None
     return name, int(n), int(dim) if dim else None, uneven
 
 
 @_compat.read_by_dynamo
 def print_placed(rows: Iterable[tuple[str, str]]) -> str:
-    """The DTensor placement on each mesh axis, as text.
+    """Print the DTensor placement on each mesh axis.
 
     Example:
         >>> print_placed([("dp", "S0"), ("tp", "R"), ("pp", "Psum")])
@@ -118,7 +119,7 @@ def print_placed(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def parse_placed(text: str) -> tuple[tuple[str, str], ...]:
-    """The DTensor placement on each mesh axis.
+    """Parse the DTensor placement on each mesh axis.
 
     Example:
         >>> parse_placed("dp=S0,tp=R,pp=Psum")
@@ -128,21 +129,21 @@ def parse_placed(text: str) -> tuple[tuple[str, str], ...]:
     return tuple((axis, placement) for axis, placement in rows)
 
 
-def print_held(texts: Iterable[str]) -> str:
-    """The DTensor placements of each DTensor that a tensor holds, as text.
+def print_placed_list(texts: Iterable[str]) -> str:
+    """Join the `placed` texts of each DTensor that a tensor subclass holds.
 
     Example:
-        >>> print_held(["dp=S0", "dp=R"])
+        >>> print_placed_list(["dp=S0", "dp=R"])
         'dp=S0;dp=R'
     """
     return ";".join(texts)
 
 
-def parse_held(text: str) -> tuple[str, ...]:
-    """The DTensor placements of each DTensor that a tensor holds, each as text.
+def parse_placed_list(text: str) -> tuple[str, ...]:
+    """Split the text of several DTensors into the `placed` text of each.
 
     Example:
-        >>> parse_held("dp=S0;dp=R")
+        >>> parse_placed_list("dp=S0;dp=R")
         ('dp=S0', 'dp=R')
     """
     return tuple(text.split(";")) if text else ()
@@ -150,7 +151,7 @@ def parse_held(text: str) -> tuple[str, ...]:
 
 @_compat.read_by_dynamo
 def print_part(placed: str, shape: Iterable[int]) -> str:
-    """The placements of a DTensor on a part of the mesh, and its shape, as text.
+    """Print the placements of a DTensor on a part of the mesh, and its shape.
 
     Example:
         >>> print_part("tp=S0", (4, 6))
@@ -160,7 +161,7 @@ def print_part(placed: str, shape: Iterable[int]) -> str:
 
 
 def parse_part(text: str) -> tuple[str, tuple[int, ...]]:
-    """The placements of a DTensor on a part of the mesh, as text, and its shape.
+    """Parse the text of a DTensor on a part of the mesh: its `placed` text and its shape.
 
     Example:
         >>> parse_part("tp=S0|4,6")
@@ -171,7 +172,7 @@ def parse_part(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def is_part(text: str) -> bool:
-    """Whether a text is that of a DTensor on a part of the mesh.
+    """Return whether a text describes a DTensor on a part of the mesh.
 
     Example:
         >>> is_part("tp=S0|4,6"), is_part(" tp=Psum")
@@ -182,7 +183,7 @@ def is_part(text: str) -> bool:
 
 @_compat.read_by_dynamo
 def print_pairs(pairs: Iterable[Sequence[int]]) -> str:
-    """Pairs (source rank, destination rank) as text.
+    """Print pairs (source rank, destination rank) as text.
 
     Example:
         >>> print_pairs([(0, 1), (1, 2)])
@@ -192,7 +193,7 @@ def print_pairs(pairs: Iterable[Sequence[int]]) -> str:
 
 
 def parse_pairs(text: str) -> tuple[tuple[int, int], ...]:
-    """The pairs (source rank, destination rank) of a text.
+    """Parse the pairs (source rank, destination rank) of a text.
 
     Example:
         >>> parse_pairs("0>1,1>2")
@@ -204,7 +205,7 @@ def parse_pairs(text: str) -> tuple[tuple[int, int], ...]:
 
 @_compat.read_by_dynamo
 def print_spec(dims: Iterable[Sequence[str]]) -> str:
-    """The mesh axes of each tensor dim, as text.
+    """Print the mesh axes of each tensor dim as text.
 
     Example:
         >>> print_spec([("*",), ("dp", "tp"), ()])
@@ -214,7 +215,7 @@ def print_spec(dims: Iterable[Sequence[str]]) -> str:
 
 
 def parse_spec(text: str) -> tuple[tuple[str, ...], ...]:
-    """The mesh axes of each tensor dim.
+    """Parse the mesh axes of each tensor dim.
 
     Example:
         >>> parse_spec("*;dp,tp;")
@@ -224,7 +225,7 @@ def parse_spec(text: str) -> tuple[tuple[str, ...], ...]:
 
 
 def print_record(fields: Sequence[Any]) -> str:
-    """The fields of a record as text: numbers, texts, None, and sequences of these.
+    """Print the fields of a record as JSON: numbers, strings, None, and sequences of these.
 
     Example:
         >>> print_record(("w", 1024, None, ((0, 1),)))
@@ -234,14 +235,15 @@ def print_record(fields: Sequence[Any]) -> str:
 
 
 def parse_record(text: str) -> tuple[Any, ...]:
-    """The fields of a record; sequences are tuples.
+    """Parse the fields of a record from JSON; sequences become tuples.
 
     Example:
         >>> parse_record('["w", 1024, null, [[0, 1]]]')
         ('w', 1024, None, ((0, 1),))
     """
-    return _tupled(json.loads(text))
+    return _as_tuples(json.loads(text))
 
 
-def _tupled(x: Any) -> Any:
-    return tuple(_tupled(y) for y in x) if isinstance(x, list) else x
+def _as_tuples(x: Any) -> Any:
+    """Convert nested lists to nested tuples."""
+    return tuple(_as_tuples(y) for y in x) if isinstance(x, list) else x

@@ -110,7 +110,7 @@ def _lockstep(
     while ready or asked:
         for i, answer in ready.items():
             try:
-                with debug.on_rank(i):
+                with debug.as_rank(i):
                     asked[i] = ranks[i].send(answer)
             except StopIteration as stop:
                 results[i] = stop.value
@@ -149,7 +149,7 @@ def _shown(asked: dict[int, Any]) -> list[int]:
     first = next(iter(waiting.values()), None)
     ranks = sorted(i for i, r in waiting.items() if first is not None and r.what == first.what)
     if first is not None:
-        debug.show(first.what, {i: waiting[i].values for i in ranks})
+        debug.run_debug_call(first.what, {i: waiting[i].values for i in ranks})
     for i in ranks:
         del asked[i]
     return ranks

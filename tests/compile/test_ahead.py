@@ -13,7 +13,7 @@ from shardfn.compile import ahead
 def headers(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> list[str]:
     """The headers compiled by a process that has prepared nothing yet."""
     compiled: list[str] = []
-    monkeypatch.setattr(ahead, "_start", ahead.Start())
+    monkeypatch.setattr(ahead, "_preparation", ahead.PreparationState())
     monkeypatch.setenv("SHARDFN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(ahead, "load_native", lambda: None)
     monkeypatch.setattr(ahead, "compile_header", lambda: compiled.append("header"))
@@ -27,7 +27,7 @@ def test_the_header_is_compiled_once_on_a_machine(
     assert ahead.prepare_compiler() is thread
     thread.join()
     assert headers == ["header"]
-    monkeypatch.setattr(ahead, "_start", ahead.Start())
+    monkeypatch.setattr(ahead, "_preparation", ahead.PreparationState())
     ahead.prepare_compiler().join()
     assert headers == ["header"], "the folder of compilations says that it is there"
 
@@ -42,7 +42,7 @@ def test_a_compiler_that_fails_is_left_to_the_compilation_that_needs_it(
         with monkeypatch.context() as patch:
             patch.setattr(ahead, step, missing)
             ahead.prepare_compiler().join()
-        monkeypatch.setattr(ahead, "_start", ahead.Start())
+        monkeypatch.setattr(ahead, "_preparation", ahead.PreparationState())
     assert not headers
     ahead.prepare_compiler().join()
     assert headers == ["header"], "a failure is not remembered"

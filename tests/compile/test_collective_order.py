@@ -14,7 +14,7 @@ import torch
 
 import shardfn as sf
 from shardfn import P
-from shardfn.compile.collective_order import events, refuse_other_order
+from shardfn.compile.collective_order import collective_events, refuse_other_order
 from shardfn.runtime import cache
 from shardfn_demo import adamw
 
@@ -113,7 +113,7 @@ def test_s9_9_four_layers_of_2000_start_three_all_reduces_and_then_wait_for_thre
     compiled = sf.shard(sf.bucketed_grad(loss_fn, "25MB"), world, (P(), P("dp"))).compile(
         params, batch
     )
-    assert [what for what, _ in events(compiled.code)] == ["start"] * 3 + [
+    assert [what for what, _ in collective_events(compiled.code)] == ["start"] * 3 + [
         "wait"
     ] * 3  # the loss rides in the first
 

@@ -27,7 +27,7 @@ def outlined() -> tuple[torch.fx.GraphModule, list[Any], list[torch.fx.Graph]]:
     body = graph_of(lambda c, x: [c + x, c], C, ROWS[0])
     whole = graph_with_loop(Scan((body,), 0, 1, 3), C, ROWS)
     module = torch.fx.GraphModule(torch.nn.Module(), whole)
-    return module, loops.outlined(module, compile_graph), seen
+    return module, loops.compile_loops(module, compile_graph), seen
 
 
 def test_a_body_is_compiled_once_however_many_steps_it_runs() -> None:

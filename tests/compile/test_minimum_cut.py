@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from shardfn.compile.minimum_cut import ENDLESS, minimum_cut
+from shardfn.compile.minimum_cut import INFINITE, minimum_cut
 
 SIZE, SOURCE, SINK = 7, 0, 6
 
@@ -19,7 +19,7 @@ def network(seed: int, unit: int = 1) -> dict[tuple[int, int], int]:
     edges = {pair: chosen.randrange(9) * unit for pair in pairs}
     for pair in pairs:
         if chosen.random() < 0.2 and pair != (SOURCE, SINK):
-            edges[pair] = ENDLESS
+            edges[pair] = INFINITE
     return edges
 
 
@@ -40,7 +40,7 @@ def test_a_cut_is_the_cheapest_and_next_to_the_sink(unit: int) -> None:
             for chosen in itertools.combinations(inner, count)
         ]
         least = min(price(edges, below) for below in sets)
-        if least >= ENDLESS:
+        if least >= INFINITE:
             continue
         found = minimum_cut(edges, SOURCE, SINK)
         assert price(edges, found) <= least * (1 + 1e-6), seed

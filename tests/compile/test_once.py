@@ -183,4 +183,4 @@ def test_nothing_is_kept_of_a_compilation_during_which_a_setting_changed(
 
     with undisturbed(), pytest.raises(SettingsChanged):
         once.compiled_once(key, compile_now, lambda: None)
-    assert not stored() and key not in once._alive
+    assert not stored() and key not in once._runners

@@ -13,8 +13,8 @@ from ranks import run_ranks
 
 import shardfn as sf
 from shardfn import P
-from shardfn.compile import recomputed as module
-from shardfn.compile.recomputed import recomputed
+from shardfn.compile import recompute_cheap_values as module
+from shardfn.compile.recomputed import recompute_cheap_values
 from shardfn.ops.placement import AFTER
 
 ROWS, WIDTH, INNER = 63, 5, 301
@@ -77,7 +77,7 @@ def test_fewer_bytes_live_on_and_the_values_stay(fn: Any, monkeypatch: pytest.Mo
     with sf.fake_world(1):
         program = lowered(fn, (1,), (P(), P("dp")), *arguments()).program
     before = program.graph
-    after = recomputed(before)
+    after = recompute_cheap_values(before)
     assert after is not before
     assert alive(after) <= 0.75 * alive(before)
     for got, wanted in zip(values_of(after), values_of(before), strict=True):
@@ -99,7 +99,7 @@ def test_collectives_keep_their_order(
     sent = lambda graph: [
         node.meta["collective"] for node in graph.nodes if "collective" in node.meta
     ]
-    after = recomputed(program.graph)
+    after = recompute_cheap_values(program.graph)
     assert after is not program.graph
     assert sent(after) == sent(program.graph)
     inputs = lambda graph: [n.name for n in graph.find_nodes(op="placeholder")]
@@ -110,7 +110,7 @@ def test_what_is_computed_again_waits_for_the_backward(monkeypatch: pytest.Monke
     monkeypatch.setattr(module, "LEAST_BYTES", 1 << 10)
     with sf.fake_world(1):
         program = lowered(gated, (1,), (P(), P("dp")), *arguments()).program
-    graph = recomputed(program.graph)
+    graph = recompute_cheap_values(program.graph)
     barred = graph.find_nodes(op="call_function", target=AFTER)
     assert barred
     for node in barred:
@@ -133,14 +133,14 @@ def test_waiting_for_the_backward_is_no_call(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_program_that_spares_little_stays_as_it_is() -> None:
     with sf.fake_world(1):
         program = lowered(mlp, (1,), (P(), P("dp")), *arguments()).program
-    assert recomputed(program.graph) is program.graph
+    assert recompute_cheap_values(program.graph) is program.graph
 
 
 def test_a_program_without_a_backward_stays_as_it_is() -> None:
     with sf.fake_world(1):
         mesh = sf.make_mesh((1,), ("dp",))
         program = sf.shard(mlp, mesh, (P(), P("dp"))).lower(*arguments()).program
-    assert recomputed(program.graph) is program.graph
+    assert recompute_cheap_values(program.graph) is program.graph
 
 
 def on_two_ranks() -> tuple[Any, int]:
@@ -150,7 +150,7 @@ def on_two_ranks() -> tuple[Any, int]:
     step = sf.shard(sf.value_and_grad(gated), mesh, (P(), P("dp")), backend="inductor")
     params, x = arguments(1)
     program = step.lower(params, x).program.graph
-    added = len(recomputed(program).nodes) - len(program.nodes)
+    added = len(recompute_cheap_values(program).nodes) - len(program.nodes)
     return sf.full(step(params, x)), added
 
 

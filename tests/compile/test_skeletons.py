@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardfn.compile.skeletons import Formula, arguments_at, formulas, refilled, skeleton_of
+from shardfn.compile.skeletons import Formula, arguments_with, formulas, replace_ints, skeleton_of
 from shardfn.ops.loops import Scan
 from tests.support.stages.graphs import graph_of
 
@@ -81,14 +81,14 @@ def test_where_no_formula_fits_there_is_none() -> None:
 
 
 def test_arguments_with_other_ints() -> None:
-    assert refilled((1, [2, "a"], {"k": 3, "b": True}), iter([7, 8, 9])) == (
+    assert replace_ints((1, [2, "a"], {"k": 3, "b": True}), iter([7, 8, 9])) == (
         7,
         [8, "a"],
         {"k": 9, "b": True},
     )
     small, large = graph(5), graph(8)
     skeleton, other = skeleton_of(small), skeleton_of(large)
-    given = arguments_at(small, skeleton, list(other.ints))
+    given = arguments_with(small, skeleton, list(other.ints))
     calls = [n for n in small.nodes if n.op == "call_function"]
     wanted = [n for n in large.nodes if n.op == "call_function"]
     assert [str(given(n)[0]) for n in calls] == [str(n.args) for n in wanted]

@@ -44,7 +44,7 @@ def follow_primals(python: torch.fx.GraphModule) -> None:
     Dynamo wraps a closed-over tensor for the derivative that has it as a primal. The function
     inside reads the tensor itself, which the derivative would not see.
     """
-    for marked in python.graph.find_nodes(op="call_function", target=placement.primal):
+    for marked in python.graph.find_nodes(op="call_function", target=placement.closed_over_primal):
         (held,) = marked.all_input_nodes
         wrapped = _wrapped(marked)
         for node in _nodes_of_level(wrapped):

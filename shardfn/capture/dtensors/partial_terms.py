@@ -39,7 +39,7 @@ def _replace_term(node: torch.fx.Node) -> None:
 
 def _local_tensor(x: Any, axes: dict[str, str]) -> torch.fx.Node | None:
     """The local tensors that a Partial DTensor was made of. None if ops made it."""
-    while x.target in placement.PLACED:
+    while x.target in placement.PLACING_CALLS:
         x = args_of(x)[0]
     if x.target is not shard_map.from_local:
         return None

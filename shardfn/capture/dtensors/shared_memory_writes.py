@@ -19,14 +19,14 @@ from ..refusals.refused_writes import BUFFERS
 
 # the result shares memory with the first argument in eager torch
 SHARING = (
-    *placement.PLACED,
-    placement.unmarked,
-    placement.shared,
+    *placement.PLACING_CALLS,
+    placement.forget_dtensor,
+    placement.forbid_writes,
     shard_map.as_invariant,
     shard_map.from_local,
     shard_map.to_local,
 )
-OF_DTENSORS = (*placement.PLACED, placement.shared)
+OF_DTENSORS = (*placement.PLACING_CALLS, placement.forbid_writes)
 GIVEN = "an argument or a closed-over tensor"
 
 

@@ -1,6 +1,8 @@
-"""Local graphs as JSON: the text that says which programs are equal, and that a file may hold."""
+"""Local graphs as JSON: the text by which programs compare equal, and which an artefact file
+holds.
+"""
 
-from .graphs import graph_of, loop_text, marks_of, text_of
+from .graphs import graph_of, loop_text, placements_of, text_of
 from .values import Unwritable, devices_of, tensor_of, tensor_text, value_of, value_text
 
 __all__ = [
@@ -8,7 +10,7 @@ __all__ = [
     "devices_of",
     "graph_of",
     "loop_text",
-    "marks_of",
+    "placements_of",
     "tensor_of",
     "tensor_text",
     "text_of",

@@ -1,5 +1,5 @@
-"""Graphs as JSON and back: the nodes in order, each with its op, its arguments and the metadata
-of its value.
+"""`text_of` and `graph_of`: graphs as JSON and back, one row for each node with its op, its
+arguments and its fake value.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .ops import name_of, op_of
 from .values import Unwritable, index, record_text, tensor_of, tensor_text, value_of, value_text
 
 LOOPS: dict[str, type[Loop]] = {"Scan": Scan, "While": While, "Branch": Branch}
-NOTES = ("source", "phase")  # metadata that printed programs read
+ANNOTATION_KEYS = ("source", "phase")  # metadata that printed programs read
 
 
 def text_of(graph: torch.fx.Graph, *, notes: bool = False) -> list[Any]:
-    """The JSON of a graph: equal for graphs that compute the same in the same order.
+    """Write a graph as JSON: equal for graphs that compute the same in the same order.
 
     Args:
         graph: functional ATen and our ops, the inputs as placeholders.
@@ -40,7 +40,7 @@ def text_of(graph: torch.fx.Graph, *, notes: bool = False) -> list[Any]:
 
 
 def _row(node: torch.fx.Node, numbers: dict[torch.fx.Node, int], notes: bool) -> dict[str, Any]:
-    """One node."""
+    """Write one node."""
     if node.op == "placeholder":
         return {"in": tensor_text(node.meta["val"])}
     args = [value_text(x, numbers.__getitem__) for x in node.args]
@@ -50,14 +50,14 @@ def _row(node: torch.fx.Node, numbers: dict[torch.fx.Node, int], notes: bool) ->
     if node.kwargs:
         kwargs = node.kwargs.items()
         row["kwargs"] = {k: value_text(x, numbers.__getitem__) for k, x in kwargs}
-    row["val"] = _meta_text(node.meta.get("val"))
+    row["val"] = _value_text(node.meta.get("val"))
     if notes:
-        row |= _notes(node)
+        row |= _annotations(node)
     return row
 
 
 def _target_text(node: torch.fx.Node, notes: bool) -> dict[str, Any]:
-    """The op of a node, or the loop that it runs."""
+    """Write the op of a node, or the loop that it runs."""
     target: Any = node.target
     if isinstance(target, Loop):
         return loop_text(target, notes=notes)
@@ -68,40 +68,41 @@ def _target_text(node: torch.fx.Node, notes: bool) -> dict[str, Any]:
 
 
 def loop_text(loop: Any, *, notes: bool = False) -> dict[str, Any]:
-    """The JSON of a loop with its graphs.
+    """Write a loop with its graphs as JSON.
 
     Raises:
         Unwritable: one of them has none.
     """
     fields = attrs.asdict(loop, recurse=False)
     graphs = fields.pop("graphs")
-    said = {name: _plain(x) for name, x in fields.items()}
+    json_fields = {name: _json_field(x) for name, x in fields.items()}
     inner = [text_of(graph, notes=notes) for graph in graphs]
-    return {"loop": type(loop).__name__, "fields": said, "graphs": inner}
+    return {"loop": type(loop).__name__, "fields": json_fields, "graphs": inner}
 
 
-def _plain(x: Any) -> Any:
-    """A field of a loop: a number, a flag, or a row of numbers."""
+def _json_field(x: Any) -> Any:
+    """Convert a field of a loop (a number, a flag, or a tuple of numbers) to JSON."""
     return list(x) if isinstance(x, tuple) else x
 
 
-def _meta_text(value: Any) -> Any:
-    """The metadata of a node's value: of a tensor, or of each tensor of several."""
+def _value_text(value: Any) -> Any:
+    """Write the fake value of a node: the metadata of a tensor, or of each tensor of several."""
     if isinstance(value, torch.Tensor):
         return tensor_text(value)
     if isinstance(value, (tuple, list)):
-        return {"row": [_meta_text(x) for x in value]}
+        return {"row": [_value_text(x) for x in value]}
     return None
 
 
-def _notes(node: torch.fx.Node) -> dict[str, Any]:
-    found = {key: node.meta[key] for key in NOTES if node.meta.get(key) is not None}
+def _annotations(node: torch.fx.Node) -> dict[str, Any]:
+    """Write the metadata that only people and checks read: name, source line, type, collective."""
+    values = {key: node.meta[key] for key in ANNOTATION_KEYS if node.meta.get(key) is not None}
     notes: dict[str, Any] = {"name": node.name}
-    if found:
-        notes["notes"] = record_text(found)
+    if values:
+        notes["notes"] = record_text(values)
     if "type" in node.meta:
-        shape, marks = node.meta["type"]
-        notes["type"] = [list(shape), [_plain(mark) for mark in marks]]
+        shape, placements = node.meta["type"]
+        notes["type"] = [list(shape), [_json_field(placement) for placement in placements]]
     record = node.meta.get("collective")
     if record is not None:
         notes["collective"] = record_text(attrs.asdict(record))
@@ -109,57 +110,60 @@ def _notes(node: torch.fx.Node) -> dict[str, Any]:
 
 
 def graph_of(rows: Any) -> torch.fx.Graph:
-    """The graph of a JSON text, with fake values.
+    """Build the graph of a JSON text, with fake values.
 
     Raises:
         ValueError, TypeError, KeyError, RuntimeError: no graph has that text.
         Unwritable: it calls an op that a file may not call.
     """
     with _compat.fake_mode():
-        return _graph(rows)
+        return _parse_graph(rows)
 
 
-def _graph(rows: Any) -> torch.fx.Graph:
+def _parse_graph(rows: Any) -> torch.fx.Graph:
+    """Build a graph from its rows, inside a fake mode."""
     graph = torch.fx.Graph()
     nodes: list[torch.fx.Node] = []
     for row in rows:
-        nodes.append(_node(graph, row, nodes))
+        nodes.append(_parse_node(graph, row, nodes))
     if not nodes or nodes[-1].op != "output":
         raise ValueError("a graph without results")
     return graph
 
 
-def _node(
+def _parse_node(
     graph: torch.fx.Graph, row: dict[str, Any], nodes: Sequence[torch.fx.Node]
 ) -> torch.fx.Node:
+    """Append the node of one row to a graph."""
     if "in" in row:
-        holder = graph.placeholder(f"in_{len(nodes)}")
-        holder.meta["val"] = tensor_of(row["in"])
-        return holder
+        placeholder = graph.placeholder(f"in_{len(nodes)}")
+        placeholder.meta["val"] = tensor_of(row["in"])
+        return placeholder
     if "out" in row:
         return graph.output(value_of(row["out"], nodes))
     args = tuple(value_of(x, nodes) for x in row["args"])
     kwargs = {str(k): value_of(x, nodes) for k, x in row.get("kwargs", {}).items()}
-    node = graph.call_function(_target_of(row), args, kwargs)
-    node.meta["val"] = _meta_of(row["val"])
-    node.meta.update({k: row["notes"][k] for k in NOTES if k in row.get("notes", {})})
+    node = graph.call_function(_parse_target(row), args, kwargs)
+    node.meta["val"] = _value_of(row["val"])
+    node.meta.update({k: row["notes"][k] for k in ANNOTATION_KEYS if k in row.get("notes", {})})
     if "type" in row:
-        shape, marks = row["type"]
-        node.meta["type"] = tuple(shape), marks_of(marks)
+        shape, placements = row["type"]
+        node.meta["type"] = tuple(shape), placements_of(placements)
     if "collective" in row:
         node.meta["collective"] = Collective(**row["collective"])
     return node
 
 
-def marks_of(rows: Any) -> MeshPlacements:
-    """Placements of JSON, where a tuple is a list."""
+def placements_of(rows: Any) -> MeshPlacements:
+    """Convert placements from JSON, where a tuple is a list."""
     return tuple(tuple(x) if isinstance(x, list) else x for x in rows)
 
 
-def _target_of(row: dict[str, Any]) -> Any:
+def _parse_target(row: dict[str, Any]) -> Any:
+    """Return the op or the loop of a row."""
     if "loop" in row:
-        fields = {k: _field(x) for k, x in row["fields"].items()}
-        graphs = tuple(_graph(rows) for rows in row["graphs"])
+        fields = {k: _parse_field(x) for k, x in row["fields"].items()}
+        graphs = tuple(_parse_graph(rows) for rows in row["graphs"])
         return LOOPS[row["loop"]](graphs=graphs, **fields)
     op = op_of(row["op"])
     if op is None:
@@ -167,8 +171,8 @@ def _target_of(row: dict[str, Any]) -> Any:
     return op
 
 
-def _field(x: Any) -> Any:
-    """A field of a loop, checked."""
+def _parse_field(x: Any) -> Any:
+    """Check a field of a loop, and convert lists to tuples."""
     if isinstance(x, list):
         return tuple(index(n, 2**31) for n in x)
     if x is None or type(x) is bool:
@@ -176,7 +180,8 @@ def _field(x: Any) -> Any:
     return index(x, 2**63)
 
 
-def _meta_of(said: Any) -> Any:
-    if isinstance(said, dict):
-        return tuple(_meta_of(x) for x in said["row"])
-    return None if said is None else tensor_of(said)
+def _value_of(text: Any) -> Any:
+    """Build the fake value of a node from its metadata."""
+    if isinstance(text, dict):
+        return tuple(_value_of(x) for x in text["row"])
+    return None if text is None else tensor_of(text)

@@ -1,4 +1,4 @@
-"""The ops that a graph in a file may call, by name. They compute tensors of tensors, and do
+"""The list of ops that a graph in a file may call. They compute tensors from tensors and do
 nothing else: none reads a file, runs Python, or writes to memory of others.
 """
 
@@ -29,7 +29,7 @@ GETITEM = "getitem"
 
 
 def name_of(target: Any) -> str | None:
-    """The name of a node's op in a file. None if a file may not call it."""
+    """Return the name under which a file calls an op; None if a file may not call it."""
     if target is operator.getitem:
         return GETITEM
     if not isinstance(target, _compat.OpOverload):
@@ -40,7 +40,7 @@ def name_of(target: Any) -> str | None:
 
 
 def op_of(name: Any) -> Callable[..., Any] | None:
-    """The op of a name. None if there is none that a file may call."""
+    """Return the op of a name; None if there is none that a file may call."""
     if name == GETITEM:
         return operator.getitem
     name = CHECKED.get(name, name) if isinstance(name, str) else None
@@ -55,7 +55,7 @@ def op_of(name: Any) -> Callable[..., Any] | None:
 
 
 def is_allowed(op: Any) -> bool:
-    """Whether a file may call an op."""
+    """Return whether a file may call an op."""
     name, schema = str(op), op._schema
     if name in CHECKS or name in WRITES:
         return True

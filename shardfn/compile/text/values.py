@@ -1,4 +1,4 @@
-"""The arguments of nodes, and the metadata of tensors, as JSON and back.
+"""Constants, arguments of nodes, and the metadata of tensors, as JSON and back.
 
 | JSON | value |
 |---|---|
@@ -36,7 +36,7 @@ class Unwritable(Exception):
 
 
 def value_text(x: Any, number: Callable[[torch.fx.Node], int]) -> Any:
-    """An argument as JSON.
+    """Write an argument of a node as JSON.
 
     Args:
         x: the argument.
@@ -66,7 +66,7 @@ def value_text(x: Any, number: Callable[[torch.fx.Node], int]) -> Any:
 
 
 def value_of(x: Any, nodes: Sequence[torch.fx.Node]) -> Any:
-    """The argument that a JSON value stands for.
+    """Read an argument from JSON, with the nodes that it names.
 
     Raises:
         ValueError: it stands for none.
@@ -77,9 +77,9 @@ def value_of(x: Any, nodes: Sequence[torch.fx.Node]) -> Any:
         return [value_of(child, nodes) for child in x]
     if not isinstance(x, dict) or len(x) != 1:
         raise ValueError(f"{x!r} must be an argument")
-    ((kind, said),) = x.items()
+    ((kind, payload),) = x.items()
     if kind in TORCH:
-        return torch_value(kind, said)
+        return torch_value(kind, payload)
     readers: dict[str, Callable[[Any], Any]] = {
         "node": lambda n: nodes[index(n, len(nodes))],
         "tuple": lambda row: tuple(value_of(child, nodes) for child in row),
@@ -89,23 +89,23 @@ def value_of(x: Any, nodes: Sequence[torch.fx.Node]) -> Any:
     }
     if kind not in readers:
         raise ValueError(f"{x!r} must be an argument")
-    return readers[kind](said)
+    return readers[kind](payload)
 
 
 def torch_value(kind: str, name: Any) -> Any:
-    """A dtype, memory format or layout by its name.
+    """Return a dtype, memory format or layout by its name.
 
     Raises:
         ValueError: there is none.
     """
-    found = getattr(torch, name, None) if isinstance(name, str) else None
-    if not isinstance(found, TORCH[kind]):
+    value = getattr(torch, name, None) if isinstance(name, str) else None
+    if not isinstance(value, TORCH[kind]):
         raise ValueError(f"{name!r} is not a {kind} of torch")
-    return found
+    return value
 
 
 def index(n: Any, count: int) -> int:
-    """A number below a count.
+    """Check that a number is an int from 0 to below a count, and return it.
 
     Raises:
         ValueError: it is none.
@@ -116,8 +116,8 @@ def index(n: Any, count: int) -> int:
 
 
 def tensor_text(x: torch.Tensor) -> list[Any]:
-    """The metadata of a tensor as JSON: shape, strides, offset, dtype, device, and its conj and
-    neg bits, if it has some.
+    """Write the metadata of a tensor: shape, strides, offset, dtype, device, and its conj and neg
+    bits, if it has some.
 
     Raises:
         Unwritable: a size is a symbol.
@@ -132,23 +132,23 @@ def tensor_text(x: torch.Tensor) -> list[Any]:
 
 
 def devices_of(nodes: Iterable[torch.fx.Node]) -> list[str]:
-    """The devices of the values of nodes, with their numbers: compiled code has them too."""
+    """List the devices of the values of nodes, with their numbers: compiled code has them too."""
     values = [node.meta.get("val") for node in nodes]
     tensors = [x for x in values if isinstance(x, torch.Tensor)]
     return sorted({str(x.device) for x in tensors})
 
 
-def tensor_of(said: Any) -> torch.Tensor:
-    """A tensor of this metadata; a fake one in a fake mode.
+def tensor_of(metadata: Any) -> torch.Tensor:
+    """Build a tensor from its metadata; a fake one in a fake mode.
 
     Raises:
         ValueError: no tensor has it.
     """
-    shape, stride, offset, dtype, place, *bits = said
+    shape, stride, offset, dtype, place, *bits = metadata
     device = str(numbered(place))
     sizes = [*shape, *stride, offset]
     if len(shape) != len(stride) or any(type(n) is not int or n < 0 for n in sizes):
-        raise ValueError(f"{said!r} must be a layout")
+        raise ValueError(f"{metadata!r} must be a layout")
     kind = torch_value("dtype", dtype)
     x = empty_strided(shape, stride, kind, device)
     if offset:
@@ -161,7 +161,7 @@ def tensor_of(said: Any) -> torch.Tensor:
 
 
 def record_text(x: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields that are JSON as they are.
+    """Check that the fields of a record are JSON values, and return them.
 
     Raises:
         Unwritable: one is not.

@@ -11,7 +11,7 @@ from torch.fx import Node
 from ...buckets import BucketOptions
 from ...capture import annotations
 from ...ops.nodes import args_of
-from ...ops.placement import ALIGN, OF_TERMS, REDISTRIBUTE
+from ...ops.placement import ALIGN, KEEPS_PARTIAL, REDISTRIBUTE
 from ...placement import is_expressible
 from ...types import PARTIAL_KINDS, AxisPlacement, MeshAxes, MeshPlacements
 from .. import layout, plan
@@ -144,7 +144,7 @@ def cast_placement(walk: Walk, node: Node, call: OpCall, values: list[Value]) ->
     slots = value.readable(node.meta["phase"])
     if not slots or not is_partial(slots[0].placements):
         return None
-    if OF_TERMS in (node.meta.get("custom") or {}):
+    if KEEPS_PARTIAL in (node.meta.get("custom") or {}):
         return Placed([slots[0].placements], [slots[0].placements])
     is_left = reader.op == "output" and _is_reduced_after(node, call)  # by a body
     if is_left or _is_there_and_back(node, reader, call):

@@ -15,7 +15,7 @@ from ..._compat.cuda import numbered
 from ...capture import Captured, Reads, constant_key
 from ...capture.closure.closed_over_tensors import ClosedOver
 from ...capture.printing import program_text
-from ...compile.text import graph_of, marks_of, tensor_of, value_of
+from ...compile.text import graph_of, placements_of, tensor_of, value_of
 from ...mesh import all_coordinates, axes_of, group_names
 from ...partition import Plan, layout
 from ...partition.plan import Slot
@@ -56,7 +56,7 @@ def placed_of(said: dict[str, Any], mesh: Any, state: tuple[Any, ...]) -> Placed
         tensors=tuple(said["tensors"]),
         dtensors=tuple(map(bool, said["dtensors"])),
         avals=tuple(_aval(*row) for row in said["avals"]),
-        marks=tuple(map(marks_of, said["marks"])),
+        marks=tuple(map(placements_of, said["marks"])),
         unreduced=tuple(said["unreduced"]),
         followed=(),
         static=frozenset(),
@@ -150,7 +150,7 @@ def plan_of(record: dict[str, Any], axes: MeshAxes, captured: Captured) -> Plan:
 
 
 def _slots(values: Any, marks: Any, axes: MeshAxes) -> tuple[Slot, ...]:
-    rows = zip(values, map(marks_of, marks), strict=True)
+    rows = zip(values, map(placements_of, marks), strict=True)
     slots = tuple(Slot(k, value, own) for k, (value, own) in enumerate(rows))
     if any(len(slot.placements) != len(axes.names) for slot in slots):
         raise ValueError("a placement for each axis")

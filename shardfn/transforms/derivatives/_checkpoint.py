@@ -210,7 +210,7 @@ def checkpoint_name(x: Any, name: str) -> Any:
         (x,),
         iter(
             [
-                placement.named(v, name) if isinstance(v, torch.Tensor) else v
+                placement.name_value(v, name) if isinstance(v, torch.Tensor) else v
                 for v in _tree.quick_leaves((x,))
             ]
         ),

@@ -81,7 +81,7 @@ def differentiated(
     def value_and_gradients(*args: Any, **kwargs: Any) -> Any:
         flat = Flat(fn, (args, kwargs), numbers)
         leaves = [flat.leaves[i] for i in numbers]
-        held = [placement.primal(x) for x, _ in closed_over]
+        held = [placement.closed_over_primal(x) for x, _ in closed_over]
         entered = [
             x if is_placed else entering(x)
             for x, (_, is_placed) in zip(held, closed_over, strict=True)

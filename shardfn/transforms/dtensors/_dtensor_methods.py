@@ -59,7 +59,7 @@ def from_local(
         FROM_LOCAL, rows, local, None if shape is None else tuple(shape)
     )
     _check_gradient(FROM_LOCAL, device_mesh, None, grad_placements, local)
-    x = placement.shared(local_tensor, "a DTensor")
+    x = placement.forbid_writes(local_tensor, "a DTensor")
     same = tuple([name for name, _, said in rows if said == "R"])
     x = of_rank(x, 0, same) if same and run_check else x
     placed = joined(x, rows, shards)
@@ -113,7 +113,7 @@ def redistribute(
     text = placement_checks.placements_text(rows)
     if is_constraint:
         y = placement.moved(x, text, text, forward_dtype, backward_dtype)
-        return placement.unmarked(y)
+        return placement.forget_dtensor(y)
     return placement.moved(x, text, placed or "", forward_dtype, backward_dtype)
 
 
@@ -132,7 +132,7 @@ def _placed(x: torch.Tensor, rows: Any, is_constraint: bool) -> torch.Tensor:
     """
     text = placement_checks.placements_text(rows)
     y = placement.placed(x, text)
-    return placement.unmarked(y) if is_constraint else y
+    return placement.forget_dtensor(y) if is_constraint else y
 
 
 @_compat.read_by_dynamo
@@ -154,11 +154,11 @@ def to_local(x: torch.Tensor, placed: str | None, *, grad_placements: Any = None
     x = prims.to_local(x, shards)
     replicated = [name for name, _, said in rows if said == "R"]
     if grad_placements is None:
-        return placement.shared(x, "a DTensor", "", print_axes(replicated))
+        return placement.forbid_writes(x, "a DTensor", "", print_axes(replicated))
     pairs = zip(rows, grad_placements, strict=True)
     terms = [row[0] for row, p in pairs if p.is_partial()]
     equal = [name for name in replicated if name not in terms]
-    return placement.shared(x, "a DTensor", print_axes(equal))
+    return placement.forbid_writes(x, "a DTensor", print_axes(equal))
 
 
 @_compat.read_by_dynamo

@@ -106,10 +106,10 @@ def _gathered(x: Any, factor: float | None) -> torch.Tensor:
     terms = [Partial()] * len(axes)
     replicated = x.redistribute(placements=everywhere)
     local = replicated.to_local(grad_placements=terms)
-    local = placement.shared(local, placement.GATHERED)
+    local = placement.forbid_writes(local, placement.GATHERED)
     local = prims.vary(local, print_axes(axes))
     divisor = math.prod(sizes) if factor is None else factor
-    return placement.scaled(local, 1 / divisor)
+    return placement.scale_gradient(local, 1 / divisor)
 
 
 @_compat.read_by_dynamo

@@ -46,7 +46,7 @@ def rows_of_part(text: str, axes: Any) -> Any:
 def entering(x: torch.Tensor, rows: Any, axes: Any) -> torch.Tensor:
     """Make a DTensor on a submesh of the local tensor of an argument."""
     shards = print_shards([(name, n, 0) for name, n in axes])
-    x = placement.shared(prims.to_local(x, shards).squeeze(0), placement.PART)
+    x = placement.forbid_writes(prims.to_local(x, shards).squeeze(0), placement.PART)
     local = tuple([int(n) for n in x.shape])
     made = placement_checks.check_shape(placement.PART, rows, local, None)
     return joined(x, rows, made)

@@ -73,7 +73,7 @@ def _scattered(x: torch.Tensor, names: Names, dim: int, tiled: bool) -> torch.Te
     x = x.reshape(*[b[1] for b in names], *x.shape[1:])
     for name, n, level in names:
         piece = (
-            shard_map.own_piece(x, name, n, 0)
+            shard_map.own_chunk(x, name, n, 0)
             if level == axis_names.MESH
             else chosen(x, 0, index(name, n, level))
         )

@@ -18,7 +18,7 @@ from ranks import run_ranks
 import shardfn as sf
 from shardfn import P
 from shardfn._tree import leaves
-from shardfn.compile.collective_order import events
+from shardfn.compile.collective_order import collective_events
 from shardfn.partition.rules import conv as convolutions
 from tests.support.stages.rule_proofs import family, prove_on_grids, prove_on_lines
 
@@ -251,7 +251,7 @@ def checked(backend: str) -> list[Any]:
     found = run_ranks(2, real, backend)
     for whole, _, code in found:
         equal(whole, wanted)
-        started = [kind for what, kind in events(code) if what == "start"]
+        started = [kind for what, kind in collective_events(code) if what == "start"]
         count = started.count("halo")
         assert count == 4, "one for each convolution and each gradient"
     return [local for _, local, _ in found]

@@ -56,9 +56,9 @@ class _Written:
         backends.inductor(torch.fx.GraphModule(torch.nn.Module(), copied(graph)))
         return self.peak()
 
-    def outlined(self, module: torch.fx.GraphModule, _: Any) -> list[Any]:
+    def compile_loops(self, module: torch.fx.GraphModule, _: Any) -> list[Any]:
         """Write the code of all bodies of a graph."""
-        every = loops.outlined(module, self.body)
+        every = loops.compile_loops(module, self.body)
         self.loops |= {x.number: max(x.runners) for x in every}
         return every
 
@@ -76,7 +76,7 @@ def _without_building(written: _Written) -> Iterator[None]:
         mock.patch.object(GraphLowering, "compile_to_module", unbuilt),
         mock.patch("torch._dynamo.repro.after_aot.save_graph_repro"),
         mock.patch.object(backends, "key_of", lambda *args: None),
-        mock.patch.object(backends, "outlined", written.outlined),
+        mock.patch.object(backends, "compile_loops", written.compile_loops),
         mock.patch.object(loops, "_compiled", weakref.WeakValueDictionary()),
         config.patch(fx_graph_cache=False),
         _compat.staging(),

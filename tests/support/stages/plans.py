@@ -12,7 +12,7 @@ import torch
 from shardfn import _compat
 from shardfn.buckets import BucketOptions
 from shardfn.capture.printing import program_text
-from shardfn.ops.loops import Loop, shapes_of
+from shardfn.ops.loops import Loop, empty_results
 from shardfn.ops.placement import prim_align
 from shardfn.partition import Plan, propagate
 from shardfn.partition import plan as steps
@@ -133,7 +133,7 @@ def graph_with_loop(loop: Loop, *inputs: torch.Tensor) -> torch.fx.Graph:
     for holder, x in zip(holders, inputs, strict=True):
         holder.meta["val"] = mode.from_tensor(x)
     node = graph.call_function(loop, tuple(holders))
-    node.meta["val"] = shapes_of(loop)
+    node.meta["val"] = empty_results(loop)
     results = []
     for i, value in enumerate(node.meta["val"]):
         item = graph.call_function(operator.getitem, (node, i))
