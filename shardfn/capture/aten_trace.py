@@ -18,7 +18,7 @@ from .. import _compat
 from ..errors import CaptureError
 from ..ops import debug
 from ..ops.loops import Loop, empty_results, inner_nodes
-from ..random.ambient import Missing, drawing_from
+from ..random.ambient import NoState, drawing_from
 from . import annotations as sources
 from .checkpoint.recompute import recompute
 from .closure.closed_over_primals import Derivative, derivative_of
@@ -140,7 +140,7 @@ def traced(
         _compat.in_body(),
         torch.enable_grad(),
         _recording.get().mode,
-        drawing_from(Missing()),
+        drawing_from(NoState()),
     ):
         inputs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in examples]
         graph = functional_graph(

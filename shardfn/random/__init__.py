@@ -1,5 +1,5 @@
-"""Random numbers that depend on a key and on an element's place in the global tensor: the same on
-every mesh.
+"""`sf.random`: random numbers that depend on a key and on an element's index in the global tensor,
+so that they are the same on every mesh.
 """
 
 from .ambient import state

@@ -1,5 +1,5 @@
-"""The state that torch's own random calls draw from: named keys, each with the number of calls
-that it has served.
+"""`sf.random.state`: the named random states that torch's own random calls draw from inside
+captured functions. Each is a key with the number of calls that it has served.
 
 A call's numbers follow from the key, the number of the call and the element. A captured function
 takes (key, number of its first call) as an input, so the next call of it draws others.
@@ -25,7 +25,9 @@ DEFAULT = "default"
 WORDS = 3  # of a state: the two of its key, the number of the next call
 SEEDS = 64  # torch's seeds whose states are remembered; the oldest are forgotten first
 MOST_CALLS = WORD + 1  # of one key: the number of a call is one word of a counter
-PLACE = torch.zeros(WORDS, dtype=torch.int64)  # stands for the state in what is captured
+PLACEHOLDER_STATE = torch.zeros(
+    WORDS, dtype=torch.int64
+)  # stands for the state in what is captured
 
 _tag: contextvars.ContextVar[str] = contextvars.ContextVar("tag", default=DEFAULT)
 
@@ -56,7 +58,7 @@ class States:
         self._agreed: int | None = None  # the last that was compared between ranks
 
     def seed(self, seed: int, tag: str | None = None) -> None:
-        """Start a state again from a seed.
+        """Start a random state again from a seed.
 
         Args:
             seed: an int; its low 64 bits count.
@@ -73,7 +75,7 @@ class States:
             self._states[name] = [*words_of(seed), 0]
 
     def get(self) -> dict[str, torch.Tensor]:
-        """All states, as a tree that `set` takes back and a checkpoint can hold.
+        """Return all states, as a tree that `set` takes back and a checkpoint can hold.
 
         Returns:
             For each tag an int64 tensor of shape (3,): the key's words, the number of calls.
@@ -83,32 +85,33 @@ class States:
             return {tag: torch.tensor(state) for tag, state in self._states.items()}
 
     def set(self, states: Mapping[str, torch.Tensor]) -> None:
-        """Take states back that `get` gave; other states stay.
+        """Restore states that `get` returned; other states stay.
 
         Raises:
             ShardError: not such a tree, or a tag that is not known here: `seed` makes one.
         """
-        wrong = [tag for tag, x in states.items() if not _is_state(x)]
-        if wrong:
+        invalid = [tag for tag, x in states.items() if not _is_state(x)]
+        if invalid:
             fix = "what sf.random.state.get() returned, from the same version of shardfn"
-            got = f"{wrong[0]!r} is {_described(states[wrong[0]])}"
+            got = f"{invalid[0]!r} is {_shape_and_dtype(states[invalid[0]])}"
             needed = f"an int64 tensor of shape ({WORDS},)"
             text = problem("random.state.set", got, needed=needed, fix=fix)
-            raise ShardError(text, arg_path=f"states[{wrong[0]!r}]", fix=fix)
+            raise ShardError(text, arg_path=f"states[{invalid[0]!r}]", fix=fix)
         with self._lock:
             self._follow()
-            strange = [tag for tag in states if tag not in self._states]
-            if strange:
-                known = ", ".join(map(repr, self._states))
-                fix = f"sf.random.state.seed(0, {strange[0]!r}) before"
-                got = f"there is no state {strange[0]!r}, only {known}"
+            unknown = [tag for tag in states if tag not in self._states]
+            if unknown:
+                names = ", ".join(map(repr, self._states))
+                fix = f"sf.random.state.seed(0, {unknown[0]!r}) before"
+                got = f"there is no state {unknown[0]!r}, only {names}"
                 text = problem("random.state.set", got, fix=fix)
-                raise ShardError(text, arg_path=f"states[{strange[0]!r}]", fix=fix)
+                raise ShardError(text, arg_path=f"states[{unknown[0]!r}]", fix=fix)
             self._states.update({tag: x.tolist() for tag, x in states.items()})
 
     @contextlib.contextmanager
     def fork(self, tag: str) -> Iterator[None]:
-        """Draw from another state inside; where there is none of that name, one is split off.
+        """Draw from another named state inside the context; a new name is split off the current
+        state.
 
         Args:
             tag: the name of the state; the outer one stands where it stood afterwards.
@@ -125,7 +128,9 @@ class States:
 
     @contextlib.contextmanager
     def again(self, states: Mapping[str, torch.Tensor], tag: str) -> Iterator[None]:
-        """Draw from states of before inside; the present ones stand where they stood afterwards."""
+        """Draw from earlier states inside the context, as a recomputation does; afterwards the
+        present ones are as before.
+        """
         with self._lock:
             self._follow()
             present = self._states
@@ -140,22 +145,22 @@ class States:
 
     @property
     def tag(self) -> str:
-        """The name of the state in use."""
+        """Return the name of the state in use."""
         return _tag.get()
 
-    def take(self, calls: int) -> torch.Tensor:
+    def take(self, calls_so_far: int) -> torch.Tensor:
         """Reserve some calls and return the state of the first: int64 (3,)."""
         with self._lock:
             self._follow()
             state = self._current()
-            if state[2] + calls > MOST_CALLS:
+            if state[2] + calls_so_far > MOST_CALLS:
                 state[:] = _state_from(state, "")
             taken = torch.tensor(state)
-            state[2] += calls
+            state[2] += calls_so_far
             return taken
 
-    def unagreed(self) -> int | None:
-        """Torch's seed, if states follow it and other ranks have not been asked for theirs."""
+    def uncompared_seed(self) -> int | None:
+        """Return torch's seed if states follow it and ranks have not compared it yet; else None."""
         with self._lock:
             self._follow()
             is_new = self._seed != self._agreed and DEFAULT not in self._own
@@ -163,34 +168,34 @@ class States:
             return self._seed if is_new else None
 
     def _current(self) -> list[int]:
-        """The state in use."""
+        """Return the state in use, split off the default one if it is new."""
         tag = _tag.get()
         if tag not in self._states:
             self._states[tag] = _state_from(self._states[DEFAULT], tag)
         return self._states[tag]
 
     def _follow(self) -> None:
-        """Take the states of torch's seed, if that has changed or was set once more."""
+        """Adopt torch's seed if it has changed or was set once more since the last look."""
         call, seed = now = _compat.last_seeding()
-        before, known = self._seen
-        if call is before and seed == known:
+        last_call, last_seed = self._seen
+        if call is last_call and seed == last_seed:
             return
-        is_set = call is not before and _compat.seed_of(call) in (seed, None)
+        is_set = call is not last_call and _compat.seed_of(call) in (seed, None)
         self._seen = now
-        if not is_set and seed == known:
+        if not is_set and seed == last_seed:
             return  # seeded elsewhere, and put back
         self._seed = seed
         following = {tag: x for tag, x in self._states.items() if tag not in self._own}
-        own = {tag: x for tag, x in self._states.items() if tag in self._own}
-        self._left[known] = following
+        independent = {tag: x for tag, x in self._states.items() if tag in self._own}
+        self._left[last_seed] = following
         new = {DEFAULT: [*words_of(seed), 0]}
-        self._states = {**(new if is_set else self._left.pop(seed, new)), **own}
+        self._states = {**(new if is_set else self._left.pop(seed, new)), **independent}
         while len(self._left) > SEEDS:
             self._left.pop(next(iter(self._left)))
 
 
 def _state_from(state: Sequence[int], name: str) -> list[int]:
-    """A new state that follows from the key of another one and a name."""
+    """Derive a new state from the key of another one and a name."""
     key = torch.tensor(state[:2])
     hashed = hashlib.blake2b(name.encode(), digest_size=8).digest()
     number = torch.tensor(int.from_bytes(hashed, "little", signed=True))
@@ -199,10 +204,12 @@ def _state_from(state: Sequence[int], name: str) -> list[int]:
 
 
 def _is_state(x: Any) -> bool:
+    """Return whether a value is an int64 tensor of shape (3,)."""
     return isinstance(x, torch.Tensor) and (tuple(x.shape), x.dtype) == ((WORDS,), torch.int64)
 
 
-def _described(x: Any) -> str:
+def _shape_and_dtype(x: Any) -> str:
+    """Describe a value in an error: a tensor by shape and dtype."""
     return f"{tuple(x.shape)} {x.dtype}" if isinstance(x, torch.Tensor) else repr(x)
 
 
@@ -213,12 +220,12 @@ class Source:
     """Where the random calls of a trace, or of `plain`, get their state from."""
 
     def next(self, device: torch.device) -> tuple[torch.Tensor, int]:
-        """(a state, the number of this call from the first one of that state)."""
+        """Return a state, and the number of this call counted from the first one of that state."""
         raise NotImplementedError
 
 
 class Traced(Source):
-    """The random calls of a function that is being captured; they are counted.
+    """The source of a function that is being captured: it counts the random calls.
 
     Args:
         state: stands for the state in the trace.
@@ -235,7 +242,7 @@ class Traced(Source):
 
 
 class Eager(Source):
-    """Random calls that are made one by one."""
+    """The source under `plain`: each call takes the next number of the real state."""
 
     def next(self, device: torch.device) -> tuple[torch.Tensor, int]:
         return state.take(1).to(device), 0
@@ -245,9 +252,9 @@ class StateMissing(Exception):
     """The body of a loop or a branch draws random numbers, and has no state to draw from."""
 
 
-class Missing(Source):
-    """The random calls of a body that has no state: who traces it catches the error, and traces
-    it again with one.
+class NoState(Source):
+    """The source of a body that has no state: the tracer catches the error, and traces the body
+    again with one.
     """
 
     def next(self, device: torch.device) -> tuple[torch.Tensor, int]:
@@ -259,8 +266,8 @@ _source: contextvars.ContextVar[Source | None] = contextvars.ContextVar("source"
 
 @contextlib.contextmanager
 def drawing_from(source: Source | None) -> Iterator[None]:
-    """Torch's random calls inside, where they are ours to replace, draw from this source; None
-    for torch's own generators.
+    """Replace torch's random calls inside the context by draws from a source; None restores
+    torch's own generators.
     """
     token = _source.set(source)
     try:
@@ -270,17 +277,19 @@ def drawing_from(source: Source | None) -> Iterator[None]:
 
 
 def is_drawing() -> bool:
-    """Whether torch's random calls of this thread draw from a source of ours."""
+    """Return whether torch's random calls of this thread draw from a source of ours."""
     return _source.get() is not None
 
 
 def is_eager() -> bool:
-    """Whether torch's random calls of this thread are made one by one, under `plain`."""
+    """Return whether torch's random calls of this thread run one by one, under `plain`."""
     return isinstance(_source.get(), Eager)
 
 
 def draw(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """The numbers of one call: uniform in [0, 1) for a floating dtype, else all bits."""
+    """Draw the numbers of one random call: uniform in [0, 1) for a floating dtype,
+    else all bits.
+    """
     source = _source.get()
     assert source is not None, "no capture is at work"
     state, call = source.next(device)
@@ -288,8 +297,10 @@ def draw(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torc
     return random_bits(state, None, size, strides_of(size), AMBIENT, call, dtype)
 
 
-def _key_words(shape: Sequence[int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """The two words of new keys that one call makes."""
+def _draw_key_words(
+    shape: Sequence[int], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw the two words of new keys in one random call."""
     source = _source.get()
     assert source is not None, "no capture is at work"
     state, call = source.next(device)
@@ -299,39 +310,41 @@ def _key_words(shape: Sequence[int], device: torch.device) -> tuple[torch.Tensor
 
 
 def call_key(device: torch.device) -> torch.Tensor:
-    """A key of one call, for numbers that take several draws: int64 (2,)."""
-    return torch.stack(_key_words([], device))
+    """Draw a key in one random call, for numbers that take several draws: int64 (2,)."""
+    return torch.stack(_draw_key_words([], device))
 
 
 def new_states(shape: Sequence[int], device: str) -> torch.Tensor:
-    """States of their own for the bodies of a loop or a branch, made by one call: int64
-    (*shape, 3).
+    """Draw separate states for the bodies of a loop or a branch in one random call: int64 (*shape,
+    3).
     """
-    first, second = _key_words(shape, torch.device(device))
+    first, second = _draw_key_words(shape, torch.device(device))
     return torch.stack([first, second, torch.zeros_like(first)], -1)
 
 
-def after_calls(state: torch.Tensor, calls: int) -> torch.Tensor:
-    """The state when it has served some calls: int64 (3,)."""
-    return torch.stack([state[0], state[1], state[2] + calls])
+def after_calls(state: torch.Tensor, calls_so_far: int) -> torch.Tensor:
+    """Return a state that has served some more calls: int64 (3,)."""
+    return torch.stack([state[0], state[1], state[2] + calls_so_far])
 
 
-def calls() -> int:
-    """How many random calls the trace has made so far."""
+def calls_so_far() -> int:
+    """Return how many random calls the trace has made."""
     source = _source.get()
     return source.calls if isinstance(source, Traced) else 0
 
 
-def state_at(before: int) -> torch.Tensor | int:
-    """The state that the random calls after the first ones drew from, or 0 without such calls."""
+def state_after(before: int) -> torch.Tensor | int:
+    """Return the state after the first `before` calls of the trace, or 0 if no call
+    followed them.
+    """
     source = _source.get()
     if isinstance(source, Traced) and source.calls > before:
         return after_calls(source.state, before)
     return 0
 
 
-def resume(state: torch.Tensor | int, is_mapped: bool) -> contextvars.Token[Source | None]:
-    """Have random calls draw from a state, until `stop`.
+def draw_from_state(state: torch.Tensor | int, is_mapped: bool) -> contextvars.Token[Source | None]:
+    """Make random calls draw from a state, until `restore_source`.
 
     Raises:
         CaptureError: samples of a vmap would draw different numbers from it.
@@ -343,6 +356,6 @@ def resume(state: torch.Tensor | int, is_mapped: bool) -> contextvars.Token[Sour
     return _source.set(Traced(state) if isinstance(state, torch.Tensor) else _source.get())
 
 
-def stop(token: contextvars.Token[Source | None]) -> None:
-    """Have random calls draw as they did before."""
+def restore_source(token: contextvars.Token[Source | None]) -> None:
+    """Make random calls draw from the previous source."""
     _source.reset(token)

@@ -1,11 +1,11 @@
-"""Random choices from arrays: permutation, choice, dropout."""
+"""Random choices from arrays: `permutation`, `choice`, `dropout`."""
 
 from __future__ import annotations
 
 import torch
 
 from .. import _compat
-from .checks import check_device, check_number, check_shape, dims_of, floating
+from .checks import check_device, check_number, check_shape, dims_of, floating_dtype
 from .continuous import gumbel
 from .discrete import bits, randint
 from .keys import draw
@@ -14,7 +14,7 @@ from .keys import draw
 def permutation(
     key: torch.Tensor, x: int | torch.Tensor, axis: int = 0, independent: bool = False
 ) -> torch.Tensor:
-    """An array in random order.
+    """Shuffle a tensor along a dim, or the integers below n.
 
     Args:
         key: int64 (2,).
@@ -52,7 +52,7 @@ def choice(
     p: torch.Tensor | None = None,
     axis: int = 0,
 ) -> torch.Tensor:
-    """Random elements of an array.
+    """Choose random elements of an array, with or without replacement.
 
     Args:
         key: int64 (2,).
@@ -78,7 +78,7 @@ def choice(
     dims = dims_of(shape)
     check_shape("random.choice", _compat.signs(dims))
     n = a if isinstance(a, int) else a.shape[axis]
-    index = _chosen(key, n, dims, replace, p)
+    index = _choose_positions(key, n, dims, replace, p)
     if isinstance(a, int):
         return index
     rows = torch.index_select(a, axis, index.reshape(-1))
@@ -86,10 +86,10 @@ def choice(
     return rows.reshape(*a.shape[:axis], *dims, *a.shape[axis + 1 :])
 
 
-def _chosen(
+def _choose_positions(
     key: torch.Tensor, n: int, shape: tuple[int, ...], replace: bool, p: torch.Tensor | None
 ) -> torch.Tensor:
-    """The positions that are chosen, of n."""
+    """Draw the positions to choose, of n."""
     count = 1
     for size in shape:
         count *= size
@@ -107,7 +107,7 @@ def _chosen(
 
 
 def dropout(key: torch.Tensor, x: torch.Tensor, rate: float = 0.5) -> torch.Tensor:
-    """A tensor with some elements set to zero and the others scaled to keep the mean.
+    """Set random elements of a tensor to zero, and scale the others to keep the mean.
 
     Args:
         key: int64 (2,), on the device of x.
@@ -129,8 +129,8 @@ def dropout(key: torch.Tensor, x: torch.Tensor, rate: float = 0.5) -> torch.Tens
     """
     check_number("random.dropout", "rate", rate, "a probability")
     check_device("random.dropout", str(key.device), str(x.device))
-    keep = 1 - rate
-    if not keep:
+    keep_rate = 1 - rate
+    if not keep_rate:
         return torch.zeros_like(x)
-    kept = draw(key, tuple(x.shape), floating(torch.float32)) < keep
-    return torch.where(kept, x * (1 / keep), 0)
+    is_kept = draw(key, tuple(x.shape), floating_dtype(torch.float32)) < keep_rate
+    return torch.where(is_kept, x * (1 / keep_rate), 0)

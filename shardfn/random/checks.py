@@ -1,4 +1,4 @@
-"""Checks of the arguments of random functions."""
+"""The checks of the arguments of random functions: keys, shapes, dtypes, parameters, ranges."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ..errors import ShardError, problem
 from ..ops.random_bits import DTYPES, SIGNIFICANT
 
 FLOATING = tuple(SIGNIFICANT)
-MOST = 2**63  # integers in a range: a draw has so many values
+MOST_INTEGERS = 2**63  # integers in a range: a draw has so many values
 
 
 def dims_of(shape: int | tuple[int, ...]) -> tuple[int, ...]:
-    """A shape as a tuple; an int is one dim."""
+    """Return a shape as a tuple; an int is one dim."""
     return (shape,) if isinstance(shape, int) else tuple(shape)
 
 
-def floating(dtype: torch.dtype | None) -> torch.dtype:
-    """A dtype, torch's default one for None."""
+def floating_dtype(dtype: torch.dtype | None) -> torch.dtype:
+    """Return a dtype, or torch's default one for None."""
     return torch.get_default_dtype() if dtype is None else dtype
 
 
@@ -40,7 +40,7 @@ def check_key(where: str, key: Any) -> None:
 
 @_compat.constant_in_graph
 def refuse_key(where: str, shape: tuple[int, ...] | None, kind: str) -> None:
-    """Refuse anything but a key.
+    """Refuse anything but one key.
 
     Args:
         where: the function.
@@ -64,7 +64,7 @@ def refuse_key(where: str, shape: tuple[int, ...] | None, kind: str) -> None:
 
 @_compat.constant_in_graph
 def check_shape(where: str, shape: tuple[int, ...]) -> None:
-    """Check that a shape is one.
+    """Check that all sizes of a shape are ints of 0 or more.
 
     Raises:
         ShardError: a size that is negative or no int.
@@ -77,7 +77,7 @@ def check_shape(where: str, shape: tuple[int, ...]) -> None:
 
 @_compat.constant_in_graph
 def check_dtype(where: str, dtype: Any, allowed: tuple[torch.dtype, ...]) -> None:
-    """Check that a function makes numbers of a dtype.
+    """Check that a random function can make numbers of a dtype.
 
     Raises:
         ShardError: it does not.
@@ -88,7 +88,7 @@ def check_dtype(where: str, dtype: Any, allowed: tuple[torch.dtype, ...]) -> Non
         raise ShardError(text, arg_path="dtype", fix=fix)
 
 
-RULES: dict[str, tuple[Callable[[Any], bool], str]] = {  # what a number must be, and the fix
+NUMBER_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {  # what a number must be, and the fix
     "a probability": (lambda x: 0 <= x <= 1, "from 0 to 1"),
     "a probability between 0 and 1": (lambda x: 0 < x < 1, "above 0 and below 1"),
     "a number above 0": (lambda x: x > 0, "> 0"),
@@ -98,7 +98,8 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {  # what a number must be
 
 @_compat.constant_in_graph
 def check_number(where: str, name: str, value: Any, needed: str) -> None:
-    """Check that a parameter is one of its distribution; a tensor's values are not read.
+    """Check that a parameter satisfies the rule of its distribution; a tensor's values are not
+    read.
 
     Args:
         where: the function.
@@ -109,14 +110,14 @@ def check_number(where: str, name: str, value: Any, needed: str) -> None:
     Raises:
         ShardError: the rule does not hold.
     """
-    holds, range_ = RULES[needed]
-    if not isinstance(value, torch.Tensor) and not _holds(holds, value):
+    holds, range_ = NUMBER_RULES[needed]
+    if not isinstance(value, torch.Tensor) and not _rule_holds(holds, value):
         fix = f"{name} {range_}"
         raise ShardError.of(where, f"{name} is {value!r}", needed=needed, fix=fix, arg_path=name)
 
 
-def _holds(rule: Callable[..., Any], *values: Any) -> bool:
-    """Whether a rule holds of some values. It holds of none that are not numbers."""
+def _rule_holds(rule: Callable[..., Any], *values: Any) -> bool:
+    """Return whether a rule holds of some values. It holds of none that are not numbers."""
     try:
         return bool(rule(*values))
     except TypeError:
@@ -125,19 +126,19 @@ def _holds(rule: Callable[..., Any], *values: Any) -> bool:
 
 @_compat.constant_in_graph
 def check_interval(where: str, low: Any, high: Any) -> None:
-    """Check that an interval of real numbers is one.
+    """Check that an interval of real numbers does not end before it starts.
 
     Raises:
         ShardError: it ends before it starts.
     """
-    if not _holds(operator.le, low, high):
+    if not _rule_holds(operator.le, low, high):
         got = f"the range starts at {low!r} and ends at {high!r}"
         raise ShardError.of(where, got, fix="low <= high", arg_path="high")
 
 
 @_compat.constant_in_graph
 def check_range(where: str, low: int, high: int, dtype: torch.dtype) -> None:
-    """Check that a range holds an integer, and that a dtype holds those of the range.
+    """Check that a range of integers is not empty, and that a dtype holds all of them.
 
     Args:
         where: the function.
@@ -149,10 +150,10 @@ def check_range(where: str, low: int, high: int, dtype: torch.dtype) -> None:
         ShardError: high is not above low, an integer that the dtype has not, or more than 2**63
             integers.
     """
-    if not _holds(operator.lt, low, high):
+    if not _rule_holds(operator.lt, low, high):
         got = f"minval is {low!r}, maxval is {high!r}"
         raise ShardError.of(where, got, fix="minval < maxval", arg_path="maxval")
-    if high - low > MOST:
+    if high - low > MOST_INTEGERS:
         got = f"{low} to {high} are more than 2**63 integers"
         fix = "sf.random.bits(key, shape, torch.int64), or a smaller range"
         raise ShardError.of(where, got, fix=fix, arg_path="maxval")
@@ -167,7 +168,7 @@ def check_range(where: str, low: int, high: int, dtype: torch.dtype) -> None:
 
 
 def integers_of(dtype: torch.dtype) -> tuple[int, int]:
-    """The least and the largest integer of an integer dtype or bool."""
+    """Return the least and the largest integer of an integer dtype or bool."""
     if dtype == torch.bool:
         return 0, 1
     info = torch.iinfo(dtype)
@@ -176,7 +177,7 @@ def integers_of(dtype: torch.dtype) -> tuple[int, int]:
 
 @_compat.constant_in_graph
 def check_device(where: str, key: str, other: str) -> None:
-    """Check that a key is where the numbers are needed.
+    """Check that a key is on the device where the numbers are needed.
 
     Raises:
         ShardError: it is on another device.
@@ -200,14 +201,14 @@ def check_ends(where: str, shape: tuple[int, ...], needed: tuple[int, ...]) -> N
         raise ShardError(text, arg_path="shape", fix=fix)
 
 
-def checked_draw(
+def check_draw(
     where: str,
     key: Any,
     shape: int | tuple[int, ...],
     dtype: torch.dtype,
     allowed: tuple[torch.dtype, ...] = DTYPES,
 ) -> tuple[int, ...]:
-    """The shape of a draw as a tuple, all arguments checked.
+    """Check the key, the shape and the dtype of a draw, and return the shape as a tuple.
 
     Raises:
         ShardError: see the checks.

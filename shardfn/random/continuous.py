@@ -1,4 +1,6 @@
-"""Real numbers: uniform, normal, exponential, gamma and their kin."""
+"""Random real numbers: `uniform`, `normal`, `truncated_normal`, `exponential`, `gumbel`, `gamma`,
+`beta`.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ import torch
 
 from .. import _compat
 from . import from_uniform
-from .checks import FLOATING, check_ends, checked_draw, dims_of, floating
-from .from_uniform import positive, wide
+from .checks import FLOATING, check_draw, check_ends, dims_of, floating_dtype
+from .from_uniform import compute_dtype, positive
 from .keys import draw, split
 
 Number = float | torch.Tensor
@@ -23,7 +25,7 @@ def uniform(
     minval: Number = 0.0,
     maxval: Number = 1.0,
 ) -> torch.Tensor:
-    """Numbers spread evenly over [minval, maxval).
+    """Draw numbers spread evenly over [minval, maxval).
 
     Args:
         key: int64 (2,).
@@ -46,8 +48,8 @@ def uniform(
         >>> sf.random.uniform(sf.random.key(0), (2, 3)).shape
         torch.Size([2, 3])
     """
-    dtype = floating(dtype)
-    dims = checked_draw("random.uniform", key, shape, dtype, FLOATING)
+    dtype = floating_dtype(dtype)
+    dims = check_draw("random.uniform", key, shape, dtype, FLOATING)
     unit = draw(key, dims, dtype)
     if (
         not isinstance(minval, torch.Tensor)
@@ -63,7 +65,7 @@ def uniform(
 def normal(
     key: torch.Tensor, shape: int | tuple[int, ...] = (), dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Numbers with mean 0 and variance 1, normally distributed.
+    """Draw normally distributed numbers with mean 0 and variance 1.
 
     Args:
         key: int64 (2,).
@@ -83,9 +85,9 @@ def normal(
         >>> bool(sf.random.normal(sf.random.key(0), (1000,)).mean().abs() < 0.1)
         True
     """
-    dtype = floating(dtype)
-    dims = checked_draw("random.normal", key, shape, dtype, FLOATING)
-    return from_uniform.normal(draw(key, dims, wide(dtype))).to(dtype)
+    dtype = floating_dtype(dtype)
+    dims = check_draw("random.normal", key, shape, dtype, FLOATING)
+    return from_uniform.normal(draw(key, dims, compute_dtype(dtype))).to(dtype)
 
 
 def truncated_normal(
@@ -95,7 +97,7 @@ def truncated_normal(
     shape: int | tuple[int, ...] | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Normally distributed numbers, given that they lie between two bounds.
+    """Draw normally distributed numbers, given that they lie between two bounds.
 
     Args:
         key: int64 (2,).
@@ -117,13 +119,13 @@ def truncated_normal(
         >>> bool((sf.random.truncated_normal(sf.random.key(0), -1.0, 2.0, (9,)) >= -1).all())
         True
     """
-    dtype = floating(dtype)
-    computed = wide(dtype)
+    dtype = floating_dtype(dtype)
+    computed = compute_dtype(dtype)
     low = torch.as_tensor(lower, dtype=computed, device=key.device)
     high = torch.as_tensor(upper, dtype=computed, device=key.device)
     common = tuple(torch.broadcast_shapes(low.shape, high.shape))
     shape = common if shape is None else dims_of(shape)
-    dims = checked_draw("random.truncated_normal", key, shape, dtype, FLOATING)
+    dims = check_draw("random.truncated_normal", key, shape, dtype, FLOATING)
     first = torch.erf(low / math.sqrt(2))
     last = torch.erf(high / math.sqrt(2))
     value = from_uniform.truncated_normal(draw(key, dims, computed), first, last)
@@ -133,7 +135,7 @@ def truncated_normal(
 def exponential(
     key: torch.Tensor, shape: int | tuple[int, ...] = (), dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Exponentially distributed numbers with mean 1.
+    """Draw exponentially distributed numbers with mean 1.
 
     Args:
         key: int64 (2,).
@@ -153,15 +155,15 @@ def exponential(
         >>> bool((sf.random.exponential(sf.random.key(0), (9,)) >= 0).all())
         True
     """
-    dtype = floating(dtype)
-    dims = checked_draw("random.exponential", key, shape, dtype, FLOATING)
-    return from_uniform.exponential(draw(key, dims, wide(dtype))).to(dtype)
+    dtype = floating_dtype(dtype)
+    dims = check_draw("random.exponential", key, shape, dtype, FLOATING)
+    return from_uniform.exponential(draw(key, dims, compute_dtype(dtype))).to(dtype)
 
 
 def gumbel(
     key: torch.Tensor, shape: int | tuple[int, ...] = (), dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Numbers with the standard Gumbel distribution.
+    """Draw numbers with the standard Gumbel distribution.
 
     Args:
         key: int64 (2,).
@@ -181,9 +183,9 @@ def gumbel(
         >>> sf.random.gumbel(sf.random.key(0), (2,)).shape
         torch.Size([2])
     """
-    dtype = floating(dtype)
-    dims = checked_draw("random.gumbel", key, shape, dtype, FLOATING)
-    return from_uniform.gumbel(draw(key, dims, wide(dtype))).to(dtype)
+    dtype = floating_dtype(dtype)
+    dims = check_draw("random.gumbel", key, shape, dtype, FLOATING)
+    return from_uniform.gumbel(draw(key, dims, compute_dtype(dtype))).to(dtype)
 
 
 def gamma(
@@ -192,7 +194,7 @@ def gamma(
     shape: int | tuple[int, ...] | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Numbers with a gamma distribution of scale 1, differentiable by its shape parameter.
+    """Draw numbers with a gamma distribution of scale 1, differentiable by its shape parameter.
 
     Args:
         key: int64 (2,).
@@ -215,22 +217,23 @@ def gamma(
         >>> bool((sf.random.gamma(sf.random.key(0), 2.5, (9,)) > 0).all())
         True
     """
-    dtype = floating(dtype)
-    computed = wide(dtype)
+    dtype = floating_dtype(dtype)
+    computed = compute_dtype(dtype)
     parameter = torch.as_tensor(a, dtype=computed, device=key.device)
-    own = tuple(parameter.shape)
-    shape = own if shape is None else dims_of(shape)
-    check_ends("random.gamma", _compat.sizes_named(shape), _compat.sizes_named(own))
-    dims = checked_draw("random.gamma", key, shape, dtype, FLOATING)
+    parameter_shape = tuple(parameter.shape)
+    shape = parameter_shape if shape is None else dims_of(shape)
+    check_ends("random.gamma", _compat.sizes_named(shape), _compat.sizes_named(parameter_shape))
+    dims = check_draw("random.gamma", key, shape, dtype, FLOATING)
     parameter = parameter.expand(dims)
     fixed = parameter.detach()
-    value = _gamma(key, fixed, dims)
+    value = _sample_gamma(key, fixed, dims)
     slope = torch.ops.aten._standard_gamma_grad.default(fixed, value)
     return (value + (parameter - fixed) * slope).to(dtype)
 
 
-def _gamma(key: torch.Tensor, a: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Marsaglia's and Tsang's method; the first of several attempts that is accepted counts.
+def _sample_gamma(key: torch.Tensor, a: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Sample by Marsaglia's and Tsang's method: of several attempts, take the first that is
+    accepted.
 
     All attempts are one tensor: written one after the other, they are code that takes a compiler
     minutes.
@@ -240,18 +243,18 @@ def _gamma(key: torch.Tensor, a: torch.Tensor, shape: tuple[int, ...]) -> torch.
     x = from_uniform.normal(draw(keys[0:-1:2], shape, a.dtype))  # (ATTEMPTS, *shape)
     u = positive(draw(keys[1:-1:2], shape, a.dtype))
     cube = (1 + x / torch.sqrt(9 * d)) ** 3
-    accepted = (cube > 0) & (torch.log(u) < _bound(x, d, cube))
-    left = torch.arange(ATTEMPTS, 0, -1, device=key.device)
-    left = left.view(ATTEMPTS, *[1] * len(shape)) * accepted  # most for the first
-    first = left.amax(0)
-    chosen = torch.where(accepted & (left == first), d * cube, 0).sum(0)
+    accepted = (cube > 0) & (torch.log(u) < _log_acceptance(x, d, cube))
+    rank = torch.arange(ATTEMPTS, 0, -1, device=key.device)
+    rank = rank.view(ATTEMPTS, *[1] * len(shape)) * accepted  # most for the first
+    first = rank.amax(0)
+    chosen = torch.where(accepted & (rank == first), d * cube, 0).sum(0)
     value = torch.where(first > 0, chosen, d)
     u = positive(draw(keys[-1], shape, a.dtype))
     return torch.where(a < 1, value * torch.exp(torch.log(u) / a), value)
 
 
-def _bound(x: torch.Tensor, d: torch.Tensor, cube: torch.Tensor) -> torch.Tensor:
-    """The logarithm below which a uniform number accepts an attempt."""
+def _log_acceptance(x: torch.Tensor, d: torch.Tensor, cube: torch.Tensor) -> torch.Tensor:
+    """Return the logarithm below which a uniform number accepts an attempt."""
     return 0.5 * x * x + d - d * cube + d * torch.log(positive(cube))
 
 
@@ -262,7 +265,7 @@ def beta(
     shape: int | tuple[int, ...] | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Numbers with a beta distribution, differentiable by its parameters.
+    """Draw numbers with a beta distribution, differentiable by its parameters.
 
     Args:
         key: int64 (2,).
@@ -285,8 +288,8 @@ def beta(
         >>> bool((sf.random.beta(sf.random.key(0), 2.0, 3.0, (9,)) < 1).all())
         True
     """
-    dtype = floating(dtype)
-    computed = wide(dtype)
+    dtype = floating_dtype(dtype)
+    computed = compute_dtype(dtype)
     first = torch.as_tensor(a, dtype=computed, device=key.device)
     second = torch.as_tensor(b, dtype=computed, device=key.device)
     common = tuple(torch.broadcast_shapes(first.shape, second.shape))

@@ -1,4 +1,4 @@
-"""Integers and truth values: bits, bernoulli, randint, categorical."""
+"""Random integers and truth values: `bits`, `bernoulli`, `randint`, `categorical`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from .. import _compat
 from ..ops.random_bits import WIDTH
-from .checks import check_ends, check_number, check_range, checked_draw, dims_of, floating
+from .checks import check_draw, check_ends, check_number, check_range, dims_of, floating_dtype
 from .continuous import gumbel
 from .keys import draw
 
@@ -17,7 +17,7 @@ LARGEST = 2**63 - 1
 def bits(
     key: torch.Tensor, shape: int | tuple[int, ...] = (), dtype: torch.dtype = torch.int32
 ) -> torch.Tensor:
-    """Integers of which all bits are random.
+    """Draw integers of which all bits are random.
 
     Args:
         key: int64 (2,).
@@ -37,14 +37,14 @@ def bits(
         >>> sf.random.bits(sf.random.key(0), (2,), torch.uint8).dtype
         torch.uint8
     """
-    dims = checked_draw("random.bits", key, shape, dtype, INTEGERS)
+    dims = check_draw("random.bits", key, shape, dtype, INTEGERS)
     return draw(key, dims, dtype)
 
 
 def bernoulli(
     key: torch.Tensor, p: float | torch.Tensor = 0.5, shape: int | tuple[int, ...] | None = None
 ) -> torch.Tensor:
-    """Truth values that are True with some probability.
+    """Draw truth values that are True with some probability.
 
     Args:
         key: int64 (2,).
@@ -66,12 +66,12 @@ def bernoulli(
     """
     if isinstance(p, torch.Tensor):
         dtype = p.dtype
-        own = tuple(p.shape)
+        parameter_shape = tuple(p.shape)
     else:
         check_number("random.bernoulli", "p", p, "a probability")
-        dtype = floating(None)
-        own = ()
-    dims = checked_draw("random.bernoulli", key, own if shape is None else shape, dtype)
+        dtype = floating_dtype(None)
+        parameter_shape = ()
+    dims = check_draw("random.bernoulli", key, parameter_shape if shape is None else shape, dtype)
     return draw(key, dims, dtype) < p
 
 
@@ -82,7 +82,7 @@ def randint(
     maxval: int | torch.Tensor,
     dtype: torch.dtype = torch.int64,
 ) -> torch.Tensor:
-    """Integers spread evenly over [minval, maxval).
+    """Draw integers spread evenly over [minval, maxval).
 
     Args:
         key: int64 (2,).
@@ -105,7 +105,7 @@ def randint(
         >>> bool((sf.random.randint(sf.random.key(0), (99,), 0, 10) < 10).all())
         True
     """
-    dims = checked_draw("random.randint", key, shape, dtype, INTEGERS)
+    dims = check_draw("random.randint", key, shape, dtype, INTEGERS)
     if not isinstance(minval, torch.Tensor) and not isinstance(maxval, torch.Tensor):
         check_range("random.randint", minval, maxval, dtype)
     number = draw(key, dims, torch.int64) & LARGEST
@@ -118,7 +118,7 @@ def categorical(
     axis: int = -1,
     shape: int | tuple[int, ...] | None = None,
 ) -> torch.Tensor:
-    """Indices drawn with the probabilities softmax(logits).
+    """Draw indices with the probabilities softmax(logits).
 
     Args:
         key: int64 (2,).
@@ -141,10 +141,10 @@ def categorical(
         tensor(1)
     """
     dim = axis % logits.dim()
-    own = tuple(logits.shape)
-    batch = own[:dim] + own[dim + 1 :]
+    logits_shape = tuple(logits.shape)
+    batch = logits_shape[:dim] + logits_shape[dim + 1 :]
     dims = batch if shape is None else dims_of(shape)
     check_ends("random.categorical", _compat.sizes_named(dims), _compat.sizes_named(batch))
     prefix = dims[: len(dims) - len(batch)]
-    noise = gumbel(key, (*prefix, *own), logits.dtype)
+    noise = gumbel(key, (*prefix, *logits_shape), logits.dtype)
     return torch.argmax(logits + noise, dim=len(prefix) + dim)

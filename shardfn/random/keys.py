@@ -1,4 +1,4 @@
-"""Keys: small tensors from which random numbers follow."""
+"""Keys: small int64 tensors that determine random numbers; `key`, `split`, `fold_in`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from .. import _compat
 from ..errors import ShardError, problem
 from ..ops.random_bits import DRAW, FOLD_IN, SPLIT, WORD, random_bits, strides_of
 from .checks import check_key, check_shape, dims_of
-from .used import note_use
+from .used import check_key_unused
 
 
 def key(seed: int, device: str | torch.device = "cpu") -> torch.Tensor:
-    """A key from a seed.
+    """Make a key from a seed.
 
     Args:
         seed: an int; its low 64 bits count.
@@ -37,7 +37,7 @@ def key(seed: int, device: str | torch.device = "cpu") -> torch.Tensor:
 
 @_compat.constant_in_graph
 def words_of(seed: object) -> list[int]:
-    """The two words of a seed.
+    """Return the two 32-bit words of a seed.
 
     Raises:
         ShardError: the seed is not an int.
@@ -50,7 +50,7 @@ def words_of(seed: object) -> list[int]:
 
 
 def split(key: torch.Tensor, num: int | tuple[int, ...] = 2) -> torch.Tensor:
-    """Several new keys from one, which is used up.
+    """Split a key into several new ones; the old key is used up.
 
     Args:
         key: int64 (2,).
@@ -71,14 +71,16 @@ def split(key: torch.Tensor, num: int | tuple[int, ...] = 2) -> torch.Tensor:
     """
     check_key("random.split", key)
     if not _compat.is_tracing():
-        note_use("random.split", key)
+        check_key_unused("random.split", key)
     shape = dims_of(num)
     check_shape("random.split", _compat.signs(shape))
-    return _keys(random_bits(key, None, list(shape), strides_of(shape), SPLIT, 0, torch.int64))
+    return _key_of_bits(
+        random_bits(key, None, list(shape), strides_of(shape), SPLIT, 0, torch.int64)
+    )
 
 
 def fold_in(key: torch.Tensor, data: int | torch.Tensor) -> torch.Tensor:
-    """A new key from a key and a number, such as the number of a step or of a rank.
+    """Make a new key from a key and a number, such as the number of a step or of a rank.
 
     Args:
         key: int64 (2,).
@@ -103,16 +105,16 @@ def fold_in(key: torch.Tensor, data: int | torch.Tensor) -> torch.Tensor:
         number = data.to(torch.int64)
     else:
         number = torch.full((), data, dtype=torch.int64, device=key.device)
-    return _keys(random_bits(key, number, [], [], FOLD_IN, 0, torch.int64))
+    return _key_of_bits(random_bits(key, number, [], [], FOLD_IN, 0, torch.int64))
 
 
-def _keys(bits: torch.Tensor) -> torch.Tensor:
-    """64 random bits as the two words of a key."""
+def _key_of_bits(bits: torch.Tensor) -> torch.Tensor:
+    """Split 64 random bits into the two words of a key."""
     return torch.stack([bits & WORD, (bits >> 32) & WORD], -1)
 
 
 def draw(key: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Uniform in [0, 1) for a floating dtype, else all bits of a dtype."""
+    """Draw numbers from a key: uniform in [0, 1) for a floating dtype, else all bits of a dtype."""
     if not _compat.is_tracing():
-        note_use("random", key)
+        check_key_unused("random", key)
     return random_bits(key, None, list(shape), strides_of(shape), DRAW, 0, dtype)

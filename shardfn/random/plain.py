@@ -1,4 +1,6 @@
-"""plain: a function run eagerly by torch, its random calls as a captured function makes them."""
+"""`plain`: torch runs a function eagerly with the random numbers that a captured function would
+draw.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Any
 
 from .. import _compat
 from .ambient import Eager, drawing_from, is_eager, state
-from .torch_ops import TABLE, initialised
+from .torch_ops import TABLE, patched_initialisation
 
 
 @contextlib.contextmanager
@@ -38,23 +40,23 @@ def plain() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for context in (
             drawing_from(Eager()),
-            _compat.ops_replaced(TABLE, is_drawn_here),
-            initialised(),
-            *_compat.checkpoints_wrapped(redrawn, is_eager),
+            _compat.ops_replaced(TABLE, is_replaced),
+            patched_initialisation(),
+            *_compat.checkpoints_wrapped(redraw_on_recompute, is_eager),
             *_compat.loaders_in_context(lambda: drawing_from(None), is_eager),
         ):
             stack.enter_context(context)
         yield
 
 
-def is_drawn_here(kwargs: Mapping[str, Any]) -> bool:
-    """Whether a random call is one of ours: not one of a DataLoader, nor of a generator's."""
+def is_replaced(kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a random call under `plain` is ours to replace: it has no torch.Generator."""
     return is_eager() and kwargs.get("generator") is None
 
 
-def redrawn(fn: Callable[..., Any], runs_first: bool) -> Callable[..., Any]:
-    """A function for torch's checkpoint, which draws the same numbers when it runs again, inside of
-    `plain` or after it.
+def redraw_on_recompute(fn: Callable[..., Any], runs_first: bool) -> Callable[..., Any]:
+    """Wrap a function of torch's checkpoint so that it draws the same numbers when it runs again,
+    inside of `plain` or after it.
 
     Args:
         fn: the user's, which is about to run.

@@ -1,7 +1,7 @@
-"""torch's random ops, by numbers that depend on state, call and global element.
+"""torch's random ops, computed from numbers that depend on state, call and global element.
 
-One row for each op: what it returns, from its arguments. Ops that write in place follow from the
-rows of their functional twins.
+One row for each op: a function that returns what the op returns, from its arguments. Ops that
+write in place follow from the rows of their functional twins.
 """
 
 from __future__ import annotations
@@ -19,32 +19,35 @@ from . import ambient, from_uniform
 from .checks import FLOATING, check_dtype, check_interval, check_number, check_range
 from .continuous import gamma as gamma_of
 from .discrete import LARGEST
-from .from_uniform import wide
+from .from_uniform import compute_dtype
 
 aten = torch.ops.aten
 Op = Callable[..., Any]
 
 
 def _unit(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Uniform in [0, 1), like x, in the dtype in which it is computed with."""
-    return ambient.draw(x.shape, dtype or wide(x.dtype), x.device)
+    """Draw uniform numbers in [0, 1), shaped like x, in the dtype of the computation."""
+    return ambient.draw(x.shape, dtype or compute_dtype(x.dtype), x.device)
 
 
 def _normal_like(x: torch.Tensor) -> torch.Tensor:
-    """Normally distributed, like x, in the dtype in which it is computed with."""
+    """Draw normally distributed numbers, shaped like x, in the dtype of the computation."""
     return from_uniform.normal(_unit(x))
 
 
-def _made(size: Any, like: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
-    """A tensor of the shape, dtype and device that a factory call asks for; it is not read."""
-    given = {k: kwargs.get(k) for k in ("dtype", "device")}
+def _empty(size: Any, like: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
+    """Return an empty tensor of the shape, dtype and device that a factory call asks for; it is
+    not read.
+    """
+    options = {k: kwargs.get(k) for k in ("dtype", "device")}
     if like is not None:
-        return like.new_empty(size, **given)
-    device = given["device"] or torch.get_default_device()
-    return torch.empty(size, dtype=given["dtype"], device=device)
+        return like.new_empty(size, **options)
+    device = options["device"] or torch.get_default_device()
+    return torch.empty(size, dtype=options["dtype"], device=device)
 
 
-def _no_generator(op: str, generator: Any) -> None:
+def _refuse_generator(op: str, generator: Any) -> None:
+    """Refuse a torch.Generator, whose numbers depend on the device."""
     if generator is not None:
         fix = "sf.random.state.seed(seed) before the call, or sf.random with a key"
         got = "it is given a torch.Generator, whose numbers depend on the device"
@@ -52,7 +55,7 @@ def _no_generator(op: str, generator: Any) -> None:
 
 
 def rand(size: Any, **kwargs: Any) -> torch.Tensor:
-    x = _made(size, **kwargs)
+    x = _empty(size, **kwargs)
     check_dtype("torch.rand", x.dtype, FLOATING)
     return ambient.draw(x.shape, x.dtype, x.device)
 
@@ -62,7 +65,7 @@ def rand_like(x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
 
 
 def randn(size: Any, **kwargs: Any) -> torch.Tensor:
-    x = _made(size, **kwargs)
+    x = _empty(size, **kwargs)
     check_dtype("torch.randn", x.dtype, FLOATING)
     return _normal_like(x).to(x.dtype)
 
@@ -72,7 +75,7 @@ def randn_like(x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
 
 
 def _integers(x: torch.Tensor, low: int, high: int) -> torch.Tensor:
-    """Integers in [low, high), like x."""
+    """Draw integers in [low, high), shaped like x."""
     check_range("torch.randint", low, high, x.dtype)
     number = ambient.draw(x.shape, torch.int64, x.device) & LARGEST
     return (number % (high - low) + low).to(x.dtype)
@@ -84,7 +87,7 @@ def randint(high: int, size: Any, **kwargs: Any) -> torch.Tensor:
 
 def randint_low(low: int, high: int, size: Any, **kwargs: Any) -> torch.Tensor:
     kwargs["dtype"] = kwargs.get("dtype") or torch.int64
-    return _integers(_made(size, **kwargs), low, high)
+    return _integers(_empty(size, **kwargs), low, high)
 
 
 def randint_like(x: torch.Tensor, high: int, **kwargs: Any) -> torch.Tensor:
@@ -92,12 +95,12 @@ def randint_like(x: torch.Tensor, high: int, **kwargs: Any) -> torch.Tensor:
 
 
 def randint_like_low(x: torch.Tensor, low: int, high: int, **kwargs: Any) -> torch.Tensor:
-    return _integers(_made(x.shape, like=x, **kwargs), low, high)
+    return _integers(_empty(x.shape, like=x, **kwargs), low, high)
 
 
 def randperm(n: int, **kwargs: Any) -> torch.Tensor:
     kwargs["dtype"] = kwargs.get("dtype") or torch.int64
-    x = _made([n], **kwargs)
+    x = _empty([n], **kwargs)
     order = torch.argsort(ambient.draw([n], torch.int64, x.device), stable=True)
     return order.to(x.dtype)
 
@@ -107,11 +110,11 @@ def bernoulli(x: torch.Tensor, generator: Any = None) -> torch.Tensor:
 
 
 def bernoulli_p(x: torch.Tensor, p: Any = 0.5, generator: Any = None) -> torch.Tensor:
-    _no_generator("bernoulli", generator)
+    _refuse_generator("bernoulli", generator)
     check_number("torch.bernoulli", "p", p, "a probability")
     if not isinstance(p, torch.Tensor):
         return (_unit(x, torch.float32) < p).to(x.dtype)
-    drawn = (_unit(x, wide(p.dtype)) < p).to(x.dtype)
+    drawn = (_unit(x, compute_dtype(p.dtype)) < p).to(x.dtype)
     if not x.is_floating_point():
         return drawn
     return torch.where((p >= 0) & (p <= 1), drawn, math.nan)
@@ -123,14 +126,14 @@ def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     if p == 1:
         return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
-    kept = _unit(x, torch.float32) < 1 - p
-    return x * kept.to(x.dtype).div(1 - p), kept
+    is_kept = _unit(x, torch.float32) < 1 - p
+    return x * is_kept.to(x.dtype).div(1 - p), is_kept
 
 
 def uniform(
     x: torch.Tensor, low: float = 0.0, high: float = 1.0, generator: Any = None
 ) -> torch.Tensor:
-    _no_generator("uniform", generator)
+    _refuse_generator("uniform", generator)
     check_interval("torch.Tensor.uniform_", low, high)
     return (_unit(x, x.dtype) * (high - low) + low).to(x.dtype)
 
@@ -138,13 +141,13 @@ def uniform(
 def normal(
     x: torch.Tensor, mean: float = 0.0, std: float = 1.0, generator: Any = None
 ) -> torch.Tensor:
-    _no_generator("normal", generator)
+    _refuse_generator("normal", generator)
     check_number("torch.normal", "std", std, "a number of 0 or more")
     return (_normal_like(x) * std + mean).to(x.dtype)
 
 
 def normal_of_tensors(mean: Any, std: Any = 1.0, generator: Any = None) -> torch.Tensor:
-    _no_generator("normal", generator)
+    _refuse_generator("normal", generator)
     check_number("torch.normal", "std", std, "a number of 0 or more")
     x = mean if isinstance(mean, torch.Tensor) else std
     if isinstance(mean, torch.Tensor) and isinstance(std, torch.Tensor):
@@ -155,8 +158,8 @@ def normal_of_tensors(mean: Any, std: Any = 1.0, generator: Any = None) -> torch
 
 
 def normal_of_numbers(mean: float, std: float, size: Any, **kwargs: Any) -> torch.Tensor:
-    _no_generator("normal", kwargs.pop("generator", None))
-    return normal(_made(size, **kwargs), mean, std)
+    _refuse_generator("normal", kwargs.pop("generator", None))
+    return normal(_empty(size, **kwargs), mean, std)
 
 
 @_compat.read_by_dynamo
@@ -168,23 +171,25 @@ def truncated_normal_(
     b: float = 2.0,
     generator: Any = None,
 ) -> torch.Tensor:
-    """`torch.nn.init.trunc_normal_`, which torch draws again until all numbers fit."""
-    _no_generator("nn.init.trunc_normal_", generator)
+    """Fill a tensor as `torch.nn.init.trunc_normal_` does, but in one draw: torch draws again
+    until all numbers fit.
+    """
+    _refuse_generator("nn.init.trunc_normal_", generator)
     ends = [math.erf((end - mean) / (std * math.sqrt(2))) for end in (a, b)]
     with torch.no_grad():
-        u = torch.rand(x.shape, dtype=wide(x.dtype), device=x.device)
+        u = torch.rand(x.shape, dtype=compute_dtype(x.dtype), device=x.device)
         value = from_uniform.truncated_normal(u, *ends) * std + mean
         return x.copy_(value.clamp(a, b))
 
 
-def initialised() -> AbstractContextManager[None]:
-    """A context in which torch.nn.init draws by our numbers, where torch's random ops do."""
+def patched_initialisation() -> AbstractContextManager[None]:
+    """Patch torch.nn.init to draw our numbers, where torch's random ops do."""
     replacement = truncated_normal_, ambient.is_drawing
     return _compat.patched("initialisation", truncated_normal=replacement)
 
 
 def exponential(x: torch.Tensor, lambd: float = 1.0, generator: Any = None) -> torch.Tensor:
-    _no_generator("exponential", generator)
+    _refuse_generator("exponential", generator)
     check_number("torch.Tensor.exponential_", "lambd", lambd, "a number above 0")
     return (from_uniform.exponential(_unit(x)) / lambd).to(x.dtype)
 
@@ -192,7 +197,7 @@ def exponential(x: torch.Tensor, lambd: float = 1.0, generator: Any = None) -> t
 def cauchy(
     x: torch.Tensor, median: float = 0.0, sigma: float = 1.0, generator: Any = None
 ) -> torch.Tensor:
-    _no_generator("cauchy", generator)
+    _refuse_generator("cauchy", generator)
     check_number("torch.Tensor.cauchy_", "sigma", sigma, "a number above 0")
     return (median + sigma * torch.tan(math.pi * (_unit(x) - 0.5))).to(x.dtype)
 
@@ -200,13 +205,13 @@ def cauchy(
 def log_normal(
     x: torch.Tensor, mean: float = 1.0, std: float = 2.0, generator: Any = None
 ) -> torch.Tensor:
-    _no_generator("log_normal", generator)
+    _refuse_generator("log_normal", generator)
     check_number("torch.Tensor.log_normal_", "std", std, "a number above 0")
     return torch.exp(_normal_like(x) * std + mean).to(x.dtype)
 
 
 def geometric(x: torch.Tensor, p: float, generator: Any = None) -> torch.Tensor:
-    _no_generator("geometric", generator)
+    _refuse_generator("geometric", generator)
     check_number("torch.Tensor.geometric_", "p", p, "a probability between 0 and 1")
     return (
         torch.ceil(torch.log(from_uniform.positive(_unit(x))) / math.log1p(-p))
@@ -224,12 +229,12 @@ def random_to(x: torch.Tensor, high: int, generator: Any = None) -> torch.Tensor
 
 
 def random_from(x: torch.Tensor, low: int, high: int | None, generator: Any = None) -> torch.Tensor:
-    _no_generator("random_", generator)
-    return _integers(x, low, _end(x.dtype) if high is None else high)
+    _refuse_generator("random_", generator)
+    return _integers(x, low, _integer_end(x.dtype) if high is None else high)
 
 
-def _end(dtype: torch.dtype) -> int:
-    """The end of the integers that a dtype holds exactly."""
+def _integer_end(dtype: torch.dtype) -> int:
+    """Return the end of the integers that a dtype holds exactly."""
     if dtype.is_floating_point:
         return round(2 / torch.finfo(dtype).eps) + 1
     return 2 if dtype == torch.bool else min(torch.iinfo(dtype).max + 1, LARGEST)
@@ -238,14 +243,14 @@ def _end(dtype: torch.dtype) -> int:
 def multinomial(
     p: torch.Tensor, count: int, replacement: bool = False, generator: Any = None
 ) -> torch.Tensor:
-    _no_generator("multinomial", generator)
+    _refuse_generator("multinomial", generator)
     dim = p.dim() - 1
     shape = list(p.shape)
     if replacement or count == 1:
         size = [*shape[:-1], count, shape[-1]]
-        u = ambient.draw(size, wide(p.dtype), p.device)
+        u = ambient.draw(size, compute_dtype(p.dtype), p.device)
         return torch.argmax(from_uniform.gumbel(u) + torch.log(p).unsqueeze(dim), -1)
-    u = ambient.draw(shape, wide(p.dtype), p.device)
+    u = ambient.draw(shape, compute_dtype(p.dtype), p.device)
     order = torch.argsort(from_uniform.gumbel(u) + torch.log(p), descending=True, stable=True)
     return order.narrow(dim, 0, count)
 
@@ -258,7 +263,7 @@ def rrelu(
     training: bool = False,
     generator: Any = None,
 ) -> Any:
-    _no_generator("rrelu", generator)
+    _refuse_generator("rrelu", generator)
     check_interval("torch.rrelu", lower, upper)
     if not training:
         return torch.nn.functional.leaky_relu(x, (lower + upper) / 2), noise
@@ -274,7 +279,7 @@ def rrelu_writing(x: torch.Tensor, noise: torch.Tensor, *args: Any, **kwargs: An
 
 
 def standard_gamma(a: torch.Tensor, generator: Any = None) -> torch.Tensor:
-    _no_generator("_standard_gamma", generator)
+    _refuse_generator("_standard_gamma", generator)
     return gamma_of(ambient.call_key(a.device), a, dtype=a.dtype)
 
 
@@ -284,22 +289,22 @@ def dirichlet(a: torch.Tensor, generator: Any = None) -> torch.Tensor:
 
 
 def _refusing_generator(fn: Op) -> Op:
-    """A factory that was given a generator."""
+    """Wrap a factory so that it refuses a generator."""
 
-    def refused(*args: Any, generator: Any = None, **kwargs: Any) -> Any:
-        _no_generator(fn.__name__, generator)
+    def refuse(*args: Any, generator: Any = None, **kwargs: Any) -> Any:
+        _refuse_generator(fn.__name__, generator)
         return fn(*args, **kwargs)
 
-    return refused
+    return refuse
 
 
 def _in_place(fn: Op) -> Op:
-    """The op that writes into its first argument what a functional one returns."""
+    """Wrap a functional op as one that writes its result into its first argument."""
 
-    def written(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def write(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return x.copy_(fn(x, *args, **kwargs))
 
-    return written
+    return write
 
 
 FACTORIES: dict[Any, Op] = {

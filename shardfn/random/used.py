@@ -1,4 +1,4 @@
-"""Keys that were used outside of captured functions, remembered under SHARDFN_CHECK=1."""
+"""The check for keys that are used twice outside of captured functions, under SHARDFN_CHECK=1."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ..errors import ShardError, call_site
 _lines: Any = WeakIdKeyDictionary()
 
 
-def note_use(where: str, key: torch.Tensor) -> None:
-    """Remember that a key is used, if asked to.
+def check_key_unused(where: str, key: torch.Tensor) -> None:
+    """Record the line that uses a key, and refuse a second use, under SHARDFN_CHECK=1.
 
     Args:
         where: the function that uses it.
@@ -29,18 +29,19 @@ def note_use(where: str, key: torch.Tensor) -> None:
         return
     base, line = _compat.base_of(key), call_site()
     lines = _lines.setdefault(key if base is None else base, {})
-    place = key.storage_offset(), key.stride(), _compat.version_of(key)
-    if place in lines:
+    slice_ = key.storage_offset(), key.stride(), _compat.version_of(key)
+    if slice_ in lines:
         raise ShardError.of(
             where,
-            f"a key is used twice: at {lines[place]} and at {line}",
+            f"a key is used twice: at {lines[slice_]} and at {line}",
             needed="one draw, or one split, for each key",
             fix="first, second = sf.random.split(key)",
             source=line,
             arg_path="key",
         )
-    lines[place] = line
+    lines[slice_] = line
 
 
 def _is_traced(key: torch.Tensor) -> bool:
+    """Return whether a key is fake, or inside a transform."""
     return _compat.is_fake(key) or _compat.inside_transform()

@@ -237,7 +237,7 @@ def state_agreed(name: str, placed: Placed) -> Callable[[int], torch.Tensor] | N
         return None
 
     def take(draws: int) -> torch.Tensor:
-        seed = ambient.state.unagreed()
+        seed = ambient.state.uncompared_seed()
         seeds = [] if seed is None else gathered(name, "a new seed of torch", seed)
         other = next((r for r, theirs in enumerate(seeds) if theirs != seeds[0]), None)
         if other is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..capture import Captured
 from ..capture.key_reuse import used_keys
-from ..random.used import note_use
+from ..random.used import check_key_unused
 from .arguments import Placed
 from .options import Request
 
@@ -27,7 +27,7 @@ def keys_noted(run: Run, request: Request, placed: Placed, captured: Captured) -
     def note_and_run(leaves: list[Any]) -> Any:
         inputs = [*(leaves[i] for i in placed.tensors), *known]
         for i in used:
-            note_use(request.name, inputs[i])
+            check_key_unused(request.name, inputs[i])
         return run(leaves)
 
     return note_and_run

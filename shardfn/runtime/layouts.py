@@ -212,7 +212,7 @@ def _with_state(
     captured: Captured, closed: list[torch.Tensor], take: Callable[[int], torch.Tensor] | None
 ) -> Callable[[], list[torch.Tensor]]:
     """The readers of closed-over tensors for a program with random calls, which takes a state."""
-    (at,) = (i for i, x in enumerate(closed) if x is ambient.PLACE)
+    (at,) = (i for i, x in enumerate(closed) if x is ambient.PLACEHOLDER_STATE)
     first = len(_values(captured.program.graph.graph)) - len(closed)
     device = _values(captured.program.graph.graph)[first + at].device
     draws = captured.outside.draws

@@ -13,7 +13,7 @@ from ranks import run_ranks
 
 import shardfn as sf
 from shardfn import P
-from shardfn.compile import recompute_cheap_values as module
+from shardfn.compile import recomputed as module
 from shardfn.compile.recomputed import recompute_cheap_values
 from shardfn.ops.placement import AFTER
 

@@ -45,5 +45,7 @@ def test_truncated_numbers_lie_between_their_ends() -> None:
 
 
 def test_only_double_precision_is_computed_in_double_precision() -> None:
-    assert of.wide(torch.float64) == torch.float64
-    assert {of.wide(d) for d in (torch.float16, torch.bfloat16, torch.float32)} == {torch.float32}
+    assert of.compute_dtype(torch.float64) == torch.float64
+    assert {of.compute_dtype(d) for d in (torch.float16, torch.bfloat16, torch.float32)} == {
+        torch.float32
+    }

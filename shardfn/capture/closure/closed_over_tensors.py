@@ -14,7 +14,7 @@ import torch
 
 from ... import _compat
 from ...errors import CaptureError, ShardError, call_site
-from ...random.ambient import PLACE
+from ...random.ambient import PLACEHOLDER_STATE
 from .. import annotations as sources
 
 # limits of the search for a name: depth, and number of objects
@@ -43,7 +43,7 @@ class ClosedOver:
     reached: frozenset[int] = (
         frozenset()
     )  # positions of those that the gradient of a result would reach
-    draws: int = 0  # random calls; their state takes the place of PLACE
+    draws: int = 0  # random calls; their state takes the place of PLACEHOLDER_STATE
     # those that hold some of the tensors, each with the rest of it
     holders: tuple[tuple[torch.Tensor, Any], ...] = ()
     constants: int = 0  # the last ones, which the function makes of numbers
@@ -65,14 +65,14 @@ class ClosedOver:
         """
         if not calls:
             return self
-        tensors = (*self.tensors, PLACE)
+        tensors = (*self.tensors, PLACEHOLDER_STATE)
         lines = (*self.lines, None)
         return attrs.evolve(self, tensors=tensors, lines=lines, draws=calls)
 
     def paths(self) -> list[str]:
         """The path of each tensor, for printed programs."""
         return [
-            "<random state>" if x is PLACE else f"<closed over {i}>"
+            "<random state>" if x is PLACEHOLDER_STATE else f"<closed over {i}>"
             for i, x in enumerate(self.tensors)
         ]
 

@@ -181,7 +181,7 @@ def _copy_steps(body: Graph, home: Graph, steps: Sequence[torch.fx.Node]) -> Nod
         return copies[x] if x in copies else body.closed_over(x, home)
 
     with graph.inserting_before(body.first):
-        drawing = graph.call_function(ambient.resume, (state, is_mapped))
+        drawing = graph.call_function(ambient.draw_from_state, (state, is_mapped))
         for node in steps:
             if node.op == "get_attr":
                 continue
@@ -191,7 +191,7 @@ def _copy_steps(body: Graph, home: Graph, steps: Sequence[torch.fx.Node]) -> Nod
                 continue
             copies[node] = graph.node_copy(node, given)
             _shift(copies[node], shift)
-        graph.call_function(ambient.stop, (drawing,))
+        graph.call_function(ambient.restore_source, (drawing,))
     return copies
 
 
@@ -201,9 +201,9 @@ def _state_of(home: Graph, steps: Sequence[torch.fx.Node]) -> torch.fx.Node:
     graph = home.module.graph
     if first not in home.states:
         with graph.inserting_before(first):
-            calls = graph.call_function(ambient.calls)
+            calls = graph.call_function(ambient.calls_so_far)
         with graph.inserting_after(last):
-            home.states[first] = graph.call_function(ambient.state_at, (calls,))
+            home.states[first] = graph.call_function(ambient.state_after, (calls,))
     return home.states[first]
 
 

@@ -10,7 +10,7 @@ import torch
 from ... import _compat
 from ...errors import ShardError, TreeError
 from ...random import ambient
-from ...random.torch_ops import initialised
+from ...random.torch_ops import patched_initialisation
 from ..refusals import torch_errors
 from .constructor_numbers import Numbers
 from .module_call import ModuleTracing, frozen_names
@@ -68,7 +68,7 @@ class Building:
         state = torch.cat([key, torch.zeros_like(key[:1])])
         with (
             ambient.drawing_from(ambient.Traced(state)),
-            initialised(),
+            patched_initialisation(),
             torch.device(self.device),
             ModuleTracing(mode, self.name) as traced,
             Numbers(),

@@ -106,11 +106,11 @@ def _is_tensor(x: Any) -> bool:
 def _outside(said: dict[str, Any], tensors: Tensors) -> ClosedOver:
     """The closed-over tensors, with their values."""
     closed = [
-        ambient.PLACE if like is None else filled(tensor_of(like), tensors[str(i)])
+        ambient.PLACEHOLDER_STATE if like is None else filled(tensor_of(like), tensors[str(i)])
         for i, like in enumerate(said["tensors"])
     ]
     draws = int(said["draws"])
-    if (draws > 0) != any(x is ambient.PLACE for x in closed):
+    if (draws > 0) != any(x is ambient.PLACEHOLDER_STATE for x in closed):
         raise ValueError("the state of random calls")
     names = tuple(map(str, said["names"]))
     lines = (None,) * len(closed)

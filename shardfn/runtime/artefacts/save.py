@@ -54,7 +54,11 @@ def save_compiled(path: Any, compiled: Any, programs: Mapping[Coordinate, LocalP
         got = f"it has {found}, which a file cannot hold"
         raise ArtefactError.of(where, got, fix=FIX, source=call_site()) from None
     closed = enumerate(compiled.captured.closed_over)
-    file.write(os.fspath(path), record, {str(i): x for i, x in closed if x is not ambient.PLACE})
+    file.write(
+        os.fspath(path),
+        record,
+        {str(i): x for i, x in closed if x is not ambient.PLACEHOLDER_STATE},
+    )
 
 
 def _unfit(compiled: Any) -> str:
@@ -125,7 +129,9 @@ def _outside(captured: Any) -> dict[str, Any]:
     """The closed-over tensors, and how the program takes its inputs."""
     outside = captured.outside
     return {
-        "tensors": [None if x is ambient.PLACE else tensor_text(x) for x in outside.tensors],
+        "tensors": [
+            None if x is ambient.PLACEHOLDER_STATE else tensor_text(x) for x in outside.tensors
+        ],
         "names": list(outside.names),
         "draws": outside.draws,
         "constants": outside.constants,

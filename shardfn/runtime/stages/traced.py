@@ -200,7 +200,7 @@ class Traced:
     def halves(self, chosen: Plan) -> SplitPlan:
         """The forward and the backward of a call that autograd follows."""
         results = self.program.out_leaves.count(TENSOR)
-        drawn = [i for i, x in enumerate(self._inputs()) if x is ambient.PLACE]
+        drawn = [i for i, x in enumerate(self._inputs()) if x is ambient.PLACEHOLDER_STATE]
         return split_backward(chosen, results, drawn)
 
     def _inputs(self) -> list[Any]:
