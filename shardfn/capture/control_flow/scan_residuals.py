@@ -10,7 +10,7 @@ import attrs
 import torch
 from torch.fx import Graph, Node
 
-from ...ops.loops import Scan, results
+from ...ops.loops import Scan, graph_outputs
 from ...ops.nodes import args_of, remove_unread, returned_by
 from .trim_loops import copy_node, dependencies_of, trim
 
@@ -156,7 +156,7 @@ def _stacked_residuals(
         values: the values of the added outputs in one step.
     """
     forward = primal.target
-    first = len(results(forward.graphs[0]))
+    first = len(graph_outputs(forward.graphs[0]))
     primal.target = attrs.evolve(forward, graphs=(wider,))
     stacked = [x.new_empty((forward.length, *x.shape)) for x in values]
     primal.meta["val"] = [*primal.meta["val"], *stacked]

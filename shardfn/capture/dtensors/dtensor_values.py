@@ -32,7 +32,7 @@ from .mixed_ops import of_control_flow, origin_of, refuse_mixed, refuse_two_mesh
 from .shared_memory_writes import is_replaceable
 
 Outer = Mapping[torch.fx.Node, torch.fx.Node]
-APART = (*placement.PLACED, placement.unmarked)
+APART = (*placement.PLACING_CALLS, placement.forget_dtensor)
 PLACING = ("redistribute", "full_tensor")
 HOOKED = "register_hook"  # of a value, which it stands for, and the body of a hook
 FIX = "x.redistribute(mesh, placements) before it, which says how it is placed"
@@ -70,7 +70,7 @@ class DTensors:
         Raises:
             CaptureError: it does.
         """
-        if node.target in placement.PLACED:
+        if node.target in placement.PLACING_CALLS:
             self.meshes.add(_axes_of(node, {}))
         if self.meshes:
             around = outer()
@@ -144,7 +144,7 @@ class DTensors:
         """
         if not self.is_dtensor(node, outer):
             return None
-        if node.target in placement.PLACED:
+        if node.target in placement.PLACING_CALLS:
             return str(node.args[1])
         if name in PLACING:  # they say themselves how the result is placed
             return print_placed((axis, "?") for axis in _axes_of(node, outer))
@@ -208,7 +208,7 @@ class DTensors:
 
     def _made(self, node: torch.fx.Node, outer: Outer) -> Any:
         name = name_of(node)
-        if node.target in placement.PLACED:
+        if node.target in placement.PLACING_CALLS:
             return self._from_text(node, str(node.args[1]))
         if name == HOOKED:
             return self.value(args_of(node)[0], outer)
@@ -261,7 +261,7 @@ SIZES = torch.Size, int, float, torch.SymInt, torch.SymFloat, torch.SymBool
 @_compat.read_by_dynamo
 def _constrained(x: torch.Tensor, text: str) -> torch.Tensor:
     """A global tensor with a placement constraint, which does not count as a DTensor."""
-    return placement.unmarked(placement.placed(x, text))
+    return placement.forget_dtensor(placement.placed(x, text))
 
 
 def fake_global_tensor(x: DTensor, mode: Any) -> torch.Tensor:
@@ -297,7 +297,7 @@ def is_dtensor(node: torch.fx.Node, outer: Outer, known: dict[torch.fx.Node, boo
             stack += missing
             continue
         is_size = isinstance(here.meta.get("example_value"), SIZES)
-        known[here] = here.target in placement.PLACED or (
+        known[here] = here.target in placement.PLACING_CALLS or (
             not is_size and any(known[x] for x in sources)
         )
         stack.pop()
@@ -339,7 +339,7 @@ def _axes_of(node: torch.fx.Node, outer: Outer) -> tuple[str, ...]:
     queue = [node]
     while queue:
         here = queue.pop()
-        if here.target in placement.PLACED:
+        if here.target in placement.PLACING_CALLS:
             return tuple(axis for axis, _ in parse_placed(str(here.args[1])))
         if here not in seen:
             seen.add(here)

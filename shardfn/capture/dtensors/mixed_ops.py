@@ -30,10 +30,10 @@ class Origin(NamedTuple):
 
 
 ANNOTATIONS = (
-    *placement.PLACED,
-    placement.unmarked,
-    placement.returned,
-    placement.shared,
+    *placement.PLACING_CALLS,
+    placement.forget_dtensor,
+    placement.per_rank_result,
+    placement.forbid_writes,
     placement.align,
 )
 
@@ -124,7 +124,7 @@ def _refuse_global(node: torch.fx.Node, is_dtensor: Callable[[torch.fx.Node], bo
         CaptureError: names the call.
     """
     is_local = node.target in CALLS and node.target not in (to_local, own_term)
-    if not is_local and node.target is not placement.shared:
+    if not is_local and node.target is not placement.forbid_writes:
         return
     if any(is_dtensor(x) for x in node.all_input_nodes[:1]):
         call = CALLS.get(node.target)
@@ -162,7 +162,7 @@ def refuse_varying(
     """
     every = _mesh_axes(graph)
     for node, axes in every.items():
-        is_result = node.target is placement.returned
+        is_result = node.target is placement.per_rank_result
         wrong = sorted(varies(node) if is_result else axes & varies(node))
         if wrong:
             own = every.get(node.all_input_nodes[0]) if is_result else None
@@ -174,9 +174,9 @@ def _mesh_axes(graph: torch.fx.Graph) -> dict[torch.fx.Node, set[str]]:
     """The axes of the mesh of each DTensor, as far as ops lead from one to the other."""
     axes: dict[torch.fx.Node, set[str]] = {}
     for node in graph.nodes:
-        if node.target in placement.PLACED:
+        if node.target in placement.PLACING_CALLS:
             axes[node] = {axis for axis, _ in parse_placed(str(node.args[1]))}
-        elif node.target is placement.returned:
+        elif node.target is placement.per_rank_result:
             axes[node] = set()
         elif node.target in RESULTS:
             continue  # its results are, each as it is

@@ -67,11 +67,11 @@ def flatten(
     outside = closed_over_inputs(python, inputs.tensors, inputs.positional)
     refuse_closed_over_classes(outside.tensors, name)
     stand_ins = [fake_of_closed_over(x, mode) for x in outside.tensors]
-    state = mode.from_tensor(ambient.PLACE.to(named.device()))
+    state = mode.from_tensor(ambient.PLACEHOLDER_STATE.to(named.device()))
     flat = _Flat(python, inputs, outside)
     every = [*inputs.tensors, *stand_ins, state]
     graph = functional_graph(flat, every, name, inputs.tensor_paths)
-    higher_order.fold(graph)
+    higher_order.bind_graphs(graph)
     outside = outside.drawing(flat.calls)
     if not flat.calls:
         _drop_last_input(graph)

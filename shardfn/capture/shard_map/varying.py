@@ -64,7 +64,7 @@ from .varying_facts import (
     EQUAL,
     NONE,
     SUMMED,
-    UNSAID,
+    UNDECIDED,
     Fact,
     Facts,
     axes_in,
@@ -219,7 +219,7 @@ class VaryingAxes:
         if name_of(node) in BACKWARD:
             every = [self.axes(x) for x in args[1]]
             return [axes | facts_over(CERTAIN, axes) | {DIFFERENTIABLE} for axes in every]
-        if target is placement.shared:
+        if target is placement.forbid_writes:
             return local_tensor_facts(node, self.facts(args))
         if name_of(node) in DIFFERENTIATED:
             return self.facts(args) | {DIFFERENTIABLE}
@@ -344,7 +344,7 @@ class VaryingAxes:
         """
         facts = self.facts(x)
         if is_result:  # whoever gives its cotangent gives that of each rank
-            unsaid = facts & facts_over(UNSAID, axes_in(needs))
+            unsaid = facts & facts_over(UNDECIDED, axes_in(needs))
             facts = facts - unsaid | facts_over(EQUAL, frozenset(fact.axis for fact in unsaid))
         reasons = reasons_to_vary(facts, needs)
         is_constant = x.op == "get_attr" or is_size(x)
@@ -371,7 +371,7 @@ class VaryingAxes:
             if why != CONTRADICTED:
                 prim = shard_map.vary_equal if why == EQUAL else shard_map.vary
                 x = self.insert_after(x, prim, (x, print_axes(sorted(axes))))
-            if why in (UNSAID, CONTRADICTED):
+            if why in (UNDECIDED, CONTRADICTED):
                 x = self.insert_after(x, shard_map.undecided, _undecided(x, sorted(axes), why))
         return x
 

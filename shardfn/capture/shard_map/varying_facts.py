@@ -19,7 +19,7 @@ import torch
 from ...ops import placement, shard_map
 from ...ops.nodes import args_of
 from ...ops.prims import CALLS, Axes
-from ...ops.shard_map import CONTRADICTED, SUMMED, UNSAID
+from ...ops.shard_map import CONTRADICTED, SUMMED, UNDECIDED
 from ...ops.text_formats import parse_axes
 
 CERTAIN = "certain"  # the value differs between ranks, whatever plain arguments they have
@@ -27,12 +27,12 @@ EQUAL = "equal"  # the code says that all ranks have the same gradient of it
 Facts = frozenset[Any]  # the axes over which a value varies, and facts
 NONE: Facts = frozenset()
 IN_NAME = (shard_map.vary, shard_map.vary_equal, shard_map.as_invariant)
-MAY_DIFFER = (placement.ARGUMENT, placement.PART, placement.HELD)
+MAY_DIFFER = (placement.ARGUMENT, placement.PART, placement.CLOSED_OVER)
 
 
 class Fact(NamedTuple):
-    """A fact about a value over one mesh axis: CERTAIN or EQUAL, UNSAID where the code does not say
-    how ranks share its gradient, SUMMED where one that it depends on is summed over ranks.
+    """A fact about a value over one mesh axis: CERTAIN or EQUAL, UNDECIDED where the code does not
+    say how ranks share its gradient, SUMMED where one that it depends on is summed over ranks.
     """
 
     name: str
@@ -61,7 +61,7 @@ def reasons_to_vary(facts: Facts, needs: Facts) -> dict[str, Axes]:
     """The axes over which a value must be made varying before it meets others, by reason.
 
     Returns:
-        For each reason, which decides its gradient, the axes: EQUAL, UNSAID, SUMMED, or
+        For each reason, which decides its gradient, the axes: EQUAL, UNDECIDED, SUMMED, or
         CONTRADICTED for a value that varies already.
     """
     axes_by_reason: dict[str, Axes] = {}
@@ -74,8 +74,8 @@ def reasons_to_vary(facts: Facts, needs: Facts) -> dict[str, Axes]:
             why = CONTRADICTED if is_new and is_equal else None
         elif is_certain:
             why = SUMMED
-        elif Fact(UNSAID, axis) in facts:
-            why = UNSAID
+        elif Fact(UNDECIDED, axis) in facts:
+            why = UNDECIDED
         else:
             why = EQUAL if is_equal else SUMMED
         if why is not None:
@@ -127,5 +127,5 @@ def local_tensor_facts(node: torch.fx.Node, before: Facts) -> Facts:
     _, what, *texts = args_of(node)
     if what in MAY_DIFFER:
         return frozenset(x for x in before if isinstance(x, str) or x.name != CERTAIN)
-    rows = zip((EQUAL, UNSAID), texts, strict=False)
+    rows = zip((EQUAL, UNDECIDED), texts, strict=False)
     return before.union(*(facts_over(name, frozenset(parse_axes(text))) for name, text in rows))

@@ -15,7 +15,7 @@ from ...capture import Arguments
 from ...capture.dtensors.dtensor_values import dtensor_placements_text
 from ...errors import TreeError
 from ...mesh import axes_of
-from ...ops.text_formats import is_part, print_held
+from ...ops.text_formats import is_part, print_placed_list
 from ...runtime import Needs, Request, donation
 from ...runtime.arguments import (
     ATTRIBUTE,
@@ -53,7 +53,7 @@ def linked_as(mesh: Any, leaves: list[Any]) -> Any:
 def _text(x: Any) -> str:
     if isinstance(x, DTensor):
         return dtensor_placements_text(x)
-    return print_held([dtensor_placements_text(y) for y in _held_dtensors(x)])
+    return print_placed_list([dtensor_placements_text(y) for y in _held_dtensors(x)])
 
 
 def _held_dtensors(x: Any) -> list[DTensor]:

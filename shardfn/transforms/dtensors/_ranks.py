@@ -19,7 +19,7 @@ from ...capture.dtensors import placement_checks, wrapper_subclasses
 from ...capture.shard_map import axis_names
 from ...ops import placement
 from ...ops import shard_map as prims
-from ...ops.text_formats import parse_held, print_axes, print_shards, print_spec
+from ...ops.text_formats import parse_placed_list, print_axes, print_shards, print_spec
 from ...runtime import Around, Followed, Request
 from ...runtime.options import Differentiated
 from ..derivatives._outside import differentiated
@@ -105,7 +105,7 @@ def _each_ranks_own(x: torch.Tensor) -> torch.Tensor:
     """A plain tensor that the code closes over: the gradient of each rank is its own."""
     names = [name for name, _ in placement_checks.mesh_axes_here()]
     own = prims.vary(x, print_axes(names))
-    return placement.shared(own, placement.HELD)
+    return placement.forbid_writes(own, placement.CLOSED_OVER)
 
 
 @_compat.read_by_dynamo
@@ -115,7 +115,7 @@ def _entering(x: Any, text: str, axes: Any) -> Any:
         return x
     names = wrapper_subclasses.inner_tensor_names(x)
     if names and text:
-        texts = parse_held(text)
+        texts = parse_placed_list(text)
         own = [placement.placed(getattr(x, k), t) for k, t in zip(names, texts, strict=True)]
         return _compat.closed(wrapper_subclasses.spec_with_shape(x, tuple(x.shape)), own)
     if text:
@@ -129,7 +129,7 @@ def _entering(x: Any, text: str, axes: Any) -> Any:
         return _compat.closed(shell, own)
     shards = print_shards([(name, n, 0) for name, n in axes])
     x = prims.to_local(x, shards).squeeze(0)
-    return placement.shared(x, placement.ARGUMENT)
+    return placement.forbid_writes(x, placement.ARGUMENT)
 
 
 @_compat.read_by_dynamo
@@ -148,7 +148,7 @@ def _leaving(x: Any, axes: Any) -> Any:
     is_placed = isinstance(x, DTensor)
     x = _submesh_dtensors.leaving(x) if is_placed else x
     if is_placed and isinstance(x, DTensor):
-        return placement.returned(x)
+        return placement.per_rank_result(x)
     if names := wrapper_subclasses.inner_tensor_names(x):
         count = math.prod([n for _, n in axes])
         shell = wrapper_subclasses.spec_with_shape(x, (count, *tuple(x.shape)))

@@ -25,7 +25,7 @@ from shardfn.capture.shard_map.varying_facts import (
     joint_facts,
     reasons_to_vary,
 )
-from shardfn.ops.shard_map import CONTRADICTED, SUMMED, UNSAID
+from shardfn.ops.shard_map import CONTRADICTED, SUMMED, UNDECIDED
 from shardfn.simulated import SimulatedTensor
 
 F64 = torch.float64
@@ -333,9 +333,9 @@ def test_a_value_that_enters_both_ways_is_refused_where_it_is_differentiated(lin
 def test_how_values_meet() -> None:
     plain = frozenset({"a"})
     shard = frozenset({"a", Fact(CERTAIN, "a")})
-    equal, unsaid = (frozenset({Fact(name, "a"), DIFFERENTIABLE}) for name in (EQUAL, UNSAID))
+    equal, unsaid = (frozenset({Fact(name, "a"), DIFFERENTIABLE}) for name in (EQUAL, UNDECIDED))
     reasons = reasons_to_vary
-    assert reasons(equal, plain) == {EQUAL: plain} and reasons(unsaid, plain) == {UNSAID: plain}
+    assert reasons(equal, plain) == {EQUAL: plain} and reasons(unsaid, plain) == {UNDECIDED: plain}
     for facts in (equal, unsaid, frozenset()):
         assert reasons(facts, shard) == {SUMMED: plain}
     assert reasons(frozenset(), plain) == {SUMMED: plain}
