@@ -109,20 +109,20 @@ def prim(
 
     Args:
         name: of the op, where it is not that of the function.
-        facts: the other fields of `Prim`.
+        fields: the other fields of `Prim`.
     """
 
     def decorator(fake: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
         definition = _custom_op(name or fake.__name__, fake)
         op = _compat.overload_of(definition)
 
-        def call(*args: P.args, **_: P.kwargs) -> torch.Tensor:
+        def per_rank_call(*args: P.args, **_: P.kwargs) -> torch.Tensor:
             return _run(op, *args)
 
-        call.__name__ = call.__qualname__ = fake.__name__
-        call.__module__, call.__doc__ = fake.__module__, fake.__doc__
-        add_row(Prim(_compat.keep_in_graph(call), definition, **fields))
-        return call
+        per_rank_call.__name__ = per_rank_call.__qualname__ = fake.__name__
+        per_rank_call.__module__, per_rank_call.__doc__ = fake.__module__, fake.__doc__
+        add_row(Prim(_compat.keep_in_graph(per_rank_call), definition, **fields))
+        return per_rank_call
 
     return decorator
 

@@ -31,7 +31,7 @@ FORMATS: dict[str, tuple[Any, Any, Any]] = {
     "shards": (SHARDS, texts.print_shards, texts.parse_shards),
     "sized_shards": (CUTS, texts.print_sized_shards, texts.parse_sized_shards),
     "placed": (PLACED, texts.print_placed, texts.parse_placed),
-    "held": (HELD, texts.print_placed_list, texts.parse_placed_list),
+    "placed_list": (HELD, texts.print_placed_list, texts.parse_placed_list),
     "part": (PARTS, lambda part: texts.print_part(*part), texts.parse_part),
     "pairs": (PAIRS, texts.print_pairs, texts.parse_pairs),
     "spec": (SPECS, texts.print_spec, texts.parse_spec),
