@@ -26,7 +26,7 @@ def wishes_text(
     reduce_dtype: torch.dtype | None,
     plan: str | None,
 ) -> str:
-    """A line for each leaf, which `Wish.of` parses.
+    """A line for each leaf, which `BucketOptions.of` parses.
 
     Args:
         name: the name of the transformed function in errors.
