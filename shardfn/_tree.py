@@ -142,7 +142,8 @@ def call_paths(treedef: TreeDef, names: Sequence[str]) -> list[str]:
     out = []
     for way in treedef.accessors():
         side, argument = way.path[:2]
-        out.append((argument if side else names[argument]) + way[2:].codify(""))
+        root = str(argument) if side else names[argument]
+        out.append(f"{root}{way[2:].codify('')}")
     return out
 
 
@@ -160,8 +161,8 @@ def positional_names(bound: inspect.BoundArguments | None, count: int) -> list[s
 
 
 def container_classes(treedef: TreeDef) -> set[type]:
-    """The classes of the containers of a tree."""
-    if treedef.is_leaf():
+    """Collect the classes of all containers in a tree."""
+    if treedef.type is None:  # a leaf
         return set()
     return {treedef.type}.union(*map(container_classes, treedef.children()))
 

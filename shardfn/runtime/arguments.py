@@ -474,7 +474,9 @@ def _is_unknown(kind: type) -> bool:
     return not is_known and _compat.registered(kind) is None
 
 
-def check_leaves(request: Request, leaves: list[Any], paths: list[str], static: set[int]) -> None:
+def check_leaves(
+    request: Request, leaves: list[Any], paths: Sequence[str], static: set[int]
+) -> None:
     for i, (x, path) in enumerate(zip(leaves, paths, strict=True)):
         where = f"{request.name}, argument {path}"
         if isinstance(x, DonatedTensor) or (
