@@ -1,4 +1,4 @@
-"""Numbers of bytes as people write and read them, and the caps of buckets."""
+"""Byte sizes as text and numbers (`25MB`, `1.5 KiB`), and the caps of buckets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 
 def bytes_of(size: int | str) -> int:
-    """A number of bytes, written as a number or as text.
+    """Parse a number of bytes, given as a number or as text.
 
     Args:
         size: bytes, or text such as "512KB" (thousands) or "1GiB" (1024s).
@@ -36,26 +36,26 @@ def bytes_of(size: int | str) -> int:
     if isinstance(size, int) and not isinstance(size, bool):
         n = size
     else:
-        found = SIZE.fullmatch(size) if isinstance(size, str) else None
-        if found is None or found[2] not in UNITS:
+        match = SIZE.fullmatch(size) if isinstance(size, str) else None
+        if match is None or match[2] not in UNITS:
             raise ValueError(f"{size!r} is not a number of bytes")
-        n = int(Fraction(found[1]) * UNITS[found[2]])
+        n = int(Fraction(match[1]) * UNITS[match[2]])
     if n <= 0:
         raise ValueError(f"{size!r} is not positive")
     return n
 
 
-def checked_caps(name: str, caps: tuple[Any, Any, Any]) -> tuple[int, int, int]:
-    """Cap, first cap and bytes in flight, as numbers."""
+def check_caps(name: str, caps: tuple[Any, Any, Any]) -> tuple[int, int, int]:
+    """Check cap, first cap and bytes in flight, and return them as numbers."""
     sizes: list[int] = []
-    for what, size in zip(CAP_NAMES, caps, strict=True):
+    for option, size in zip(CAP_NAMES, caps, strict=True):
         try:
-            if what == "first_cap" and size is None:
+            if option == "first_cap" and size is None:
                 sizes.append(min(DEFAULT_FIRST, sizes[0]))
             else:
                 sizes.append(bytes_of(size))
         except ValueError as error:
-            raise ShardError.of(f"{name}, {what}", str(error), fix=SIZE_FIX) from None
+            raise ShardError.of(f"{name}, {option}", str(error), fix=SIZE_FIX) from None
     if sizes[1] > sizes[0]:
         fix = "the first bucket is to close early: make first_cap at most cap"
         got = f"first_cap {caps[1]!r} is above cap {caps[0]!r}"
@@ -64,7 +64,7 @@ def checked_caps(name: str, caps: tuple[Any, Any, Any]) -> tuple[int, int, int]:
 
 
 def human_bytes(n: float) -> str:
-    """A number of bytes for people.
+    """Format a number of bytes for people.
 
     Example:
         >>> human_bytes(1536)

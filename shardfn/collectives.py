@@ -1,7 +1,8 @@
-"""The table of collectives: one row for each kind, with everything that the stages know of it.
+"""The table of collectives: one row for each kind, with its op, its price and its part in each
+stage.
 
-A file of a higher layer adds its part of a row (emission, packing, simulation) with
-`implement`. A new collective is a new row, with `add`.
+A file of a higher layer adds its fields of a row (emission, packing, simulation) with `implement`.
+A new collective is a new row, with `add_row`.
 """
 
 from __future__ import annotations
@@ -73,21 +74,21 @@ class CollectiveKind:
     combine: Callable[..., Any] | None = None
 
     def share(self, n: int) -> float:
-        """The bytes that a rank sends, given the bytes of the unsharded value on an axis of n
-        ranks.
+        """Return the bytes that a rank sends, as a multiple of the bytes of the unsharded value,
+        on an axis of n ranks.
         """
         share = self.rounds * ((n - 1) / n)
         return share / n if self.sends_shard else share
 
     @property
     def overload(self) -> Any:
-        """The op itself."""
+        """Return the torch op that starts the collective."""
         namespace, name = self.op.split(".")
         return getattr(getattr(torch.ops, namespace), name).default
 
     @property
     def starts(self) -> tuple[str, ...]:
-        """The names of all ops that start it."""
+        """Return the names of all ops that start it, in graphs and in generated code."""
         return (self.op, *self.code)
 
 
@@ -95,30 +96,34 @@ COLLECTIVES: dict[str, CollectiveKind] = {}  # by name
 STEPS: dict[tuple[str, str], str] = {}  # the name, by the step that it carries out
 
 
-def add(row: CollectiveKind) -> None:
+def add_row(row: CollectiveKind) -> None:
     """Put a row into the table, in place of one of the same name."""
     COLLECTIVES[row.name] = row
     if row.carries is not None:
         STEPS[row.carries] = row.name
 
 
-def implement(name: str, **parts: Any) -> None:
-    """Add a higher layer's part to the row of a kind."""
-    add(attrs.evolve(COLLECTIVES[name], **parts))
+def implement(name: str, **fields: Any) -> None:
+    """Add the functions of a higher layer (payload, emit, packing, combine) to the row
+    of a kind.
+    """
+    add_row(attrs.evolve(COLLECTIVES[name], **fields))
 
 
-def started_by(op: str) -> CollectiveKind | None:
-    """The kind of collective that an op starts, given as "namespace.name"."""
+def kind_of_op(op: str) -> CollectiveKind | None:
+    """Return the kind of collective that an op starts, given as "namespace.name"; None for another
+    op.
+    """
     return next((row for row in COLLECTIVES.values() if op in row.starts), None)
 
 
-def our_ops() -> list[Any]:
-    """The ops that start a collective and are not torch's: compilers do not know them."""
+def custom_collective_ops() -> list[Any]:
+    """Return the ops of shardfn that start a collective: compilers do not know them."""
     rows = COLLECTIVES.values()
     return [row.overload for row in rows if not row.op.startswith(f"{C10D}.")]
 
 
-add(
+add_row(
     CollectiveKind(
         name=ALL_REDUCE,
         op=f"{C10D}.all_reduce",
@@ -128,7 +133,7 @@ add(
         reduces=True,
     )
 )
-add(
+add_row(
     CollectiveKind(
         name=ALL_GATHER,
         op=f"{C10D}.all_gather_into_tensor",
@@ -137,7 +142,7 @@ add(
         grows=True,
     )
 )
-add(
+add_row(
     CollectiveKind(
         name=REDUCE_SCATTER,
         op=f"{C10D}.reduce_scatter_tensor",
@@ -147,7 +152,7 @@ add(
         priced_as=ALL_REDUCE,
     )
 )
-add(
+add_row(
     CollectiveKind(
         name=ALL_TO_ALL,
         op=f"{C10D}.all_to_all_single",
@@ -157,7 +162,7 @@ add(
         priced_as=ALL_GATHER,
     )
 )
-add(
+add_row(
     CollectiveKind(
         name=HALO,
         op="shardfn.halo",
@@ -166,4 +171,4 @@ add(
         counts_elements=True,
     )
 )
-add(CollectiveKind(name=PPERMUTE, op="shardfn.permute"))
+add_row(CollectiveKind(name=PPERMUTE, op="shardfn.permute"))

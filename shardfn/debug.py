@@ -1,4 +1,4 @@
-"""Values of a running program: print them, call a function of them, or stop at them.
+"""`sf.debug`: print values of a running program, call a function of them, or stop in the debugger.
 
 The calls stay in the program, in order, in loops and branches, under derivatives and vmap, and in
 compiled code. They show the primal values of the forward; a derivative shows nothing more. A
@@ -49,7 +49,7 @@ def print(fmt: str, *args: Any, ranks: str = "first", **kwargs: Any) -> None:
         y is 5.0, of 2 elements
         tensor([2., 4.])
     """
-    _run(_prepared_print(call_site() or "", [fmt, *args], {"ranks": ranks, **kwargs}))
+    _run(_print_call(call_site() or "", [fmt, *args], {"ranks": ranks, **kwargs}))
 
 
 def callback(fn: Callable[..., Any], *args: Any, ranks: str = "first", **kwargs: Any) -> None:
@@ -76,7 +76,7 @@ def callback(fn: Callable[..., Any], *args: Any, ranks: str = "first", **kwargs:
         >>> seen
         [tensor(3.)]
     """
-    _run(_prepared_callback(call_site() or "", [fn, *args], {"ranks": ranks, **kwargs}))
+    _run(_callback_call(call_site() or "", [fn, *args], {"ranks": ranks, **kwargs}))
 
 
 def breakpoint(**values: Any) -> None:
@@ -99,19 +99,19 @@ def breakpoint(**values: Any) -> None:
         (Pdb) p y, ranks[0]["x"]
     """
     frame = user_frame()
-    own = {} if frame is None else frame.f_locals
-    _run(_prepared_stop(call_site() or "", [], {**own, **values}))
+    variables = {} if frame is None else frame.f_locals
+    _run(_breakpoint_call(call_site() or "", [], {**variables, **values}))
 
 
 def _run(call: Call) -> None:
-    """Show values where Python runs the function itself."""
+    """Run a debug call at once, where Python runs the function itself."""
     if call is not None:
         fn, text, tensors = call
         fn(text, *(x.full_tensor() if hasattr(x, "full_tensor") else x for x in tensors))
 
 
-def _encoded(kind: str, where: str, args: list[Any], kwargs: dict[str, Any]) -> Call:
-    """The call of the graph."""
+def _graph_call(kind: str, where: str, args: list[Any], kwargs: dict[str, Any]) -> Call:
+    """Build the call that the graph holds: the function, the text and the tensors."""
     ranks = kwargs.pop("ranks", "first")
     if ranks not in RANKS:
         raise ShardError.of(
@@ -121,64 +121,69 @@ def _encoded(kind: str, where: str, args: list[Any], kwargs: dict[str, Any]) -> 
     return debug.call, text, tensors
 
 
-def _prepared_print(where: str, args: list[Any], kwargs: dict[str, Any]) -> Call:
+def _print_call(where: str, args: list[Any], kwargs: dict[str, Any]) -> Call:
+    """Check the text and the arguments of `sf.debug.print`, and build its call."""
     if not args or not isinstance(args[0], (str, _compat.Delayed)):
-        got, fix = _got(args), 'sf.debug.print("x is {}", x)'
+        got, fix = _describe_first(args), 'sf.debug.print("x is {}", x)'
         raise ShardError.of(
             "sf.debug.print, fmt", got, needed="a text", fix=fix, source=where, arg_path="fmt"
         )
-    named = {name: _Anything() for name in kwargs}
+    named = {name: _AnyFormat() for name in kwargs}
     try:
         if isinstance(args[0], str):
-            args[0].format(*[_Anything() for _ in args[1:]], **named)
+            args[0].format(*[_AnyFormat() for _ in args[1:]], **named)
     except (IndexError, KeyError, ValueError) as error:
         got = f"{args[0]!r} does not fit {len(args) - 1} arguments and {sorted(named)}: {error}"
         fix = "a field for each: {} by position, {name} by name"
         raise ShardError.of("sf.debug.print, fmt", got, fix=fix, source=where) from None
-    return _encoded("print", where, args, kwargs)
+    return _graph_call("print", where, args, kwargs)
 
 
-class _Anything:
-    """A value of any kind, for a text whose fields are checked."""
+class _AnyFormat:
+    """A stand-in for any value, with which the fields of a format text are checked."""
 
-    def __getattr__(self, name: str) -> _Anything:
+    def __getattr__(self, name: str) -> _AnyFormat:
         return self
 
-    def __getitem__(self, key: Any) -> _Anything:
+    def __getitem__(self, key: Any) -> _AnyFormat:
         return self
 
     def __format__(self, spec: str) -> str:
         return ""
 
 
-def _got(args: list[Any]) -> str:
-    """What the first argument is."""
+def _describe_first(args: list[Any]) -> str:
+    """Describe the first argument in an error."""
     if not args:
         return "there is none"
     is_tensor = isinstance(args[0], (torch.Tensor, _compat.Traced))
     return f"it is {'a tensor' if is_tensor else type(args[0]).__name__}"
 
 
-def _prepared_callback(where: str, args: list[Any], kwargs: dict[str, Any]) -> Call:
+def _callback_call(where: str, args: list[Any], kwargs: dict[str, Any]) -> Call:
+    """Check the function of `sf.debug.callback`, and build its call."""
     if not args or not callable(args[0]):
-        got, fix = _got(args), "sf.debug.callback(fn, x)"
+        got, fix = _describe_first(args), "sf.debug.callback(fn, x)"
         raise ShardError.of(
             "sf.debug.callback, fn", got, needed="a function", fix=fix, source=where, arg_path="fn"
         )
-    return _encoded("callback", where, args, kwargs)
+    return _graph_call("callback", where, args, kwargs)
 
 
-def _prepared_stop(where: str, args: list[Any], kwargs: dict[str, Any]) -> Call:
-    shown = {name: x for name, x in kwargs.items() if name != "ranks" and _is_shown(x)}
-    return _encoded("breakpoint", where, [], shown)
+def _breakpoint_call(where: str, args: list[Any], kwargs: dict[str, Any]) -> Call:
+    """Build the call of a breakpoint, with the variables that can be shown."""
+    shown = {name: x for name, x in kwargs.items() if name != "ranks" and _is_showable(x)}
+    return _graph_call("breakpoint", where, [], shown)
 
 
-def _is_shown(x: Any) -> bool:
+def _is_showable(x: Any) -> bool:
+    """Return whether a value is a tree of tensors and constants."""
     kinds = torch.Tensor, _compat.Traced, *debug.SCALARS
     return all(isinstance(leaf, kinds) for leaf in _tree.leaves(x))
 
 
-def _prepared_plain(where: str, args: list[Any], kwargs: dict[str, Any]) -> Call:
+def _python_print_call(where: str, args: list[Any], kwargs: dict[str, Any]) -> Call:
+    """Build the call of Python's own `print`; refuse another file than stdout and stderr."""
     file = kwargs.pop("file", None)
     kwargs.pop("flush", None)
     if file not in (None, sys.stdout, sys.stderr):
@@ -189,43 +194,45 @@ def _prepared_plain(where: str, args: list[Any], kwargs: dict[str, Any]) -> Call
             fix="sf.debug.callback(write, x), with a function that writes",
             source=where,
         )
-    return _python("plain", where, args, kwargs)
+    return _call_or_defer("plain", where, args, kwargs)
 
 
-def _prepared_log(where: str, args: list[Any], kwargs: dict[str, Any]) -> Call:
+def _log_call(where: str, args: list[Any], kwargs: dict[str, Any]) -> Call:
+    """Build the call of a logger's method."""
     kwargs.pop("stacklevel", None)
-    return _python("log", where, args, kwargs)
+    return _call_or_defer("log", where, args, kwargs)
 
 
-def _prepared_warning(where: str, args: list[Any], kwargs: dict[str, Any]) -> Call:
-    given = dict(zip(("message", "category"), args, strict=False)) | kwargs
-    category = given.get("category") or UserWarning
-    return _python("warn", where, [given["message"], category], {})
+def _warning_call(where: str, args: list[Any], kwargs: dict[str, Any]) -> Call:
+    """Build the call of `warnings.warn`."""
+    arguments = dict(zip(("message", "category"), args, strict=False)) | kwargs
+    category = arguments.get("category") or UserWarning
+    return _call_or_defer("warn", where, [arguments["message"], category], {})
 
 
-def _python(kind: str, where: str, args: list[Any], kwargs: dict[str, Any]) -> Call:
-    """A call of Python's own: of constants alone it is done when the function is captured."""
-    call = _encoded(kind, where, args, kwargs)
+def _call_or_defer(kind: str, where: str, args: list[Any], kwargs: dict[str, Any]) -> Call:
+    """Build a call of Python's own functions. One of constants alone runs when the capture ends."""
+    call = _graph_call(kind, where, args, kwargs)
     if call is not None and not call[2]:
         debug.show_constants(call[1])
         return None
     return call
 
 
-def _logging(method: str) -> Callable[..., Call]:
-    """A function of `logging`, of the root logger."""
-    return lambda where, args, kwargs: _prepared_log(where, ["root", method, *args], kwargs)
+def _root_logger(method: str) -> Callable[..., Call]:
+    """Build calls of a function of `logging`, which uses the root logger."""
+    return lambda where, args, kwargs: _log_call(where, ["root", method, *args], kwargs)
 
 
 _compat.SHOWS.update(
     {
-        print: _prepared_print,
-        callback: _prepared_callback,
-        breakpoint: _prepared_stop,
-        builtins.print: _prepared_plain,
-        builtins.breakpoint: _prepared_stop,
-        warnings.warn: _prepared_warning,
-        logging.Logger: _prepared_log,
-        **{getattr(logging, name): _logging(name) for name in LEVELS if hasattr(logging, name)},
+        print: _print_call,
+        callback: _callback_call,
+        breakpoint: _breakpoint_call,
+        builtins.print: _python_print_call,
+        builtins.breakpoint: _breakpoint_call,
+        warnings.warn: _warning_call,
+        logging.Logger: _log_call,
+        **{getattr(logging, name): _root_logger(name) for name in LEVELS if hasattr(logging, name)},
     }
 )

@@ -1,4 +1,4 @@
-"""ShardError, its subclasses, and the function that writes their messages."""
+"""`ShardError`, its subclasses, and `problem`, which formats their messages."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class ShardError(Exception):
         source: str | None = None,
         **fields: Any,
     ) -> Self:
-        """An error whose text `problem` writes from its fields.
+        """Build an error whose text `problem` formats from its fields.
 
         Args:
             where: the function and argument.
@@ -112,7 +112,7 @@ class ShardError(Exception):
         return cls(text, fix=fix, source=source, **fields)
 
     def locate(self, source: str | None) -> None:
-        """Add the user's line to an error that names none.
+        """Add the user's source line to an error that names none.
 
         Args:
             source: `file:line`; None where no line is known.
@@ -220,20 +220,20 @@ def listed(ranks: Iterable[int]) -> str:
 
 
 def is_ours(file: str) -> bool:
-    """Whether a file belongs to torch, to shardfn's stages or to a library, rather than to the
-    user.
+    """Return whether a file belongs to torch, to shardfn or to a library, rather than
+    to the user.
     """
     library = any(part in file for part in _LIBRARIES) or file.startswith(_TORCH)
     return library or is_inside(file)
 
 
 def is_inside(file: str) -> bool:
-    """Whether a file is shardfn's own."""
+    """Return whether a file belongs to shardfn itself."""
     return file.startswith(_HERE)
 
 
 def user_frame() -> types.FrameType | None:
-    """The frame of user code that called into shardfn."""
+    """Return the innermost frame of user code that called into shardfn."""
     frame = sys._getframe(1)
     while frame is not None and is_ours(frame.f_code.co_filename):
         frame = frame.f_back
@@ -241,28 +241,28 @@ def user_frame() -> types.FrameType | None:
 
 
 def call_site() -> str | None:
-    """The `file:line` of user code that called into shardfn."""
+    """Return the `file:line` of user code that called into shardfn."""
     frame = user_frame()
     return source_at(frame.f_code.co_filename, frame.f_lineno) if frame else None
 
 
 def source_at(file: str, line: int | str | None) -> str:
-    """A line of a file as errors and programs name it; of a notebook, its cell and the line.
+    """Format a source line as errors and programs name it; of a notebook, its cell and the line.
 
     Example:
         >>> source_at("train.py", 3), source_at("<ipython-input-10-5e1f7>", 2)
         ('train.py:3', 'Cell In[10], line 2')
     """
-    cell = _cell_of(file)
+    cell = _notebook_cell(file)
     return f"{file}:{line}" if cell is None else f"Cell {cell}, line {line}"
 
 
-def _cell_of(file: str) -> str | None:
-    """The cell of a notebook that a file stands for, such as In[10], or None."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    named = getattr(getattr(shell, "compile", None), "format_code_name", lambda _: None)(file)
-    if named:  # ("Cell", "In[10]")
-        return named[1]
+def _notebook_cell(file: str) -> str | None:
+    """Return the cell of a notebook that a file stands for, such as In[10], or None."""
+    ipython = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    code_name = getattr(getattr(ipython, "compile", None), "format_code_name", lambda _: None)(file)
+    if code_name:  # ("Cell", "In[10]")
+        return code_name[1]
     number = _CELL.search(file)
     return f"In[{number[1]}]" if number else None
 
@@ -274,7 +274,7 @@ def problem(
     fix: str | None = None,
     source: str | None = None,
 ) -> str:
-    """Write the text of an error: function and argument, problem, needed, suggestion.
+    """Format the text of an error: function and argument, problem, needed, suggestion.
 
     Args:
         where: the function and argument, such as `shard(step), argument params['w']`.

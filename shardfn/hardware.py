@@ -1,4 +1,6 @@
-"""Figures of a device and its links, from which the time of a program is computed."""
+"""`Hardware` and `Link`: figures of a device and its links, from which the time of a program is
+predicted.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Link:
     bandwidth: float
 
     def send(self, kind: str, nbytes: float, n: int) -> float:
-        """Seconds of a collective over n ranks, as a ring: `nbytes` is the full payload."""
+        """Return the seconds of a collective over n ranks, as a ring: `nbytes` is the full
+        payload.
+        """
         accept("Link.send", kind=kind, nbytes=nbytes, n=n)
         row = COLLECTIVES.get(kind)
         if row is None:
@@ -45,8 +49,8 @@ class Link:
         return self.latency + row.rounds * (n - 1) / n * nbytes / self.bandwidth
 
 
-def costs(links: Sequence[Link]) -> tuple[Cost, ...]:
-    """The costs of the axes, in bytes over the fastest of them."""
+def costs_of_links(links: Sequence[Link]) -> tuple[Cost, ...]:
+    """Convert the links of mesh axes to costs: bytes over the fastest of them."""
     fastest = max((link.bandwidth for link in links), default=1.0)
     return tuple(
         Cost(start=max(1.0, link.latency * fastest), byte=fastest / link.bandwidth)
@@ -56,7 +60,7 @@ def costs(links: Sequence[Link]) -> tuple[Cost, ...]:
 
 @attrs.frozen
 class Hardware:
-    """A kind of node: its devices and their links.
+    """The figures of one kind of node: its devices, their memory and their links.
 
     Args:
         name: for people.
@@ -95,59 +99,61 @@ class Hardware:
         accept("Hardware", **attrs.asdict(self, filter=lambda field, _: field.name != "name"))
 
     def compute(self, flops: float, nbytes: float, dtype: torch.dtype) -> float:
-        """Seconds of an op: what takes longer, its arithmetic or its memory traffic."""
+        """Return the seconds of an op: those of its arithmetic or of its memory traffic, whichever
+        is longer.
+        """
         accept("Hardware.compute", flops=flops, nbytes=nbytes, dtype=dtype)
         rate = self.flops if dtype.itemsize * 8 <= MATMUL else self.flops32
         return max(flops / rate, nbytes / self.memory)
 
     def send(self, kind: str, nbytes: float, n: int) -> float:
-        """Seconds of a collective over n ranks of one node."""
+        """Return the seconds of a collective over n ranks of one node."""
         return Link(self.latency, self.link).send(kind, nbytes, n)
 
     def links(self, axes: MeshAxes) -> dict[str, Link]:
-        """The link of each axis of a mesh whose ranks fill nodes in row-major order. The ranks
-        of an axis that share a node send to other nodes side by side.
+        """Return the link of each axis of a mesh whose ranks fill nodes in row-major order. The
+        ranks of an axis that share a node send to other nodes side by side.
         """
-        found = {}
+        links = {}
         near = 1  # ranks from one to the next on this axis
         for name, size in reversed([*zip(axes.names, axes.sizes, strict=True)]):
             inside = Link(self.latency, self.link)
             if self.node is None or near * size <= self.node:
-                found[name] = inside
+                links[name] = inside
             else:
                 together = max(1, self.node // near)
                 bandwidth = min(self.link, together * self.network)
-                found[name] = Link(self.network_latency, bandwidth)
+                links[name] = Link(self.network_latency, bandwidth)
             near *= size
-        return found
+        return links
 
 
-def hardware_of(given: Hardware | str, where: str = "Lowered.time") -> Hardware:
-    """Hardware, given as such or by its name in HARDWARE.
+def hardware_of(hardware: Hardware | str, where: str = "Lowered.time") -> Hardware:
+    """Return hardware that is given as such, or by its name in HARDWARE.
 
     Raises:
         ShardError: HARDWARE has no such name.
     """
-    if isinstance(given, Hardware):
-        return given
-    if isinstance(given, str) and given in HARDWARE:
-        return HARDWARE[given]
+    if isinstance(hardware, Hardware):
+        return hardware
+    if isinstance(hardware, str) and hardware in HARDWARE:
+        return HARDWARE[hardware]
     raise ShardError.of(
         where,
-        f"hardware is {given!r}",
+        f"hardware is {hardware!r}",
         needed=f"one of {', '.join(HARDWARE)}, or an sf.Hardware",
         fix="sf.Hardware(name, flops, ...) with the figures of the machine, or "
         "sf.measure_hardware() for this one",
     )
 
 
-def links_of(given: Mapping[str, Link] | None, axes: Sequence[str]) -> Mapping[str, Link]:
-    """The links of some mesh axes, checked.
+def links_of(links: Mapping[str, Link] | None, axes: Sequence[str]) -> Mapping[str, Link]:
+    """Check the links of some mesh axes, and return them.
 
     Raises:
         ShardError: the mesh has no such axis, or a value is not a link.
     """
-    for axis, link in (given or {}).items():
+    for axis, link in (links or {}).items():
         if axis not in axes or not isinstance(link, Link):
             raise ShardError.of(
                 "Lowered.time",
@@ -155,7 +161,7 @@ def links_of(given: Mapping[str, Link] | None, axes: Sequence[str]) -> Mapping[s
                 needed=f"an sf.Link for one of the axes {', '.join(axes)}",
                 fix="sf.Link(latency=10e-6, bandwidth=50e9)",
             )
-    return given or {}
+    return links or {}
 
 
 # NVIDIA's datasheets of the SXM modules: dense BF16 and TF32, memory, NVLink in one direction;

@@ -1,4 +1,4 @@
-"""Meshes: how they are made and entered, and their axes for the stages."""
+"""Device meshes: `make_mesh`, `use_mesh`, and the axes, world and ranks of a mesh."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from . import _compat
 from .accepted import accept
 from .errors import PlacementError, call_site
-from .hardware import Link, costs
+from .hardware import Link, costs_of_links
 from .mesh_arguments import check_shape, check_tuples, checked_timeout, checked_type, refuse_absent
 from .types import Cost, MeshAxes
 from .world import World, current_world, default_device_type, groups_of, is_alone, join_world
@@ -74,17 +74,17 @@ def make_mesh(
     shape, names = tuple(shape), tuple(axis_names)
     check_shape(shape, names)
     device_type = checked_type(device_type or default_device_type())
-    known = _costs(names, links)
+    costs = _check_links(names, links)
     seconds = checked_timeout(timeout)
     refuse_absent(device_type)
     if is_alone():
         _check_size(shape)  # before it makes a process group
     join_world(device_type, seconds)
-    asked = f"shape {shape}, axis names {names}, on {device_type}, links {links}"
-    with groups_of("make_mesh", asked, seconds):
+    request = f"shape {shape}, axis names {names}, on {device_type}, links {links}"
+    with groups_of("make_mesh", request, seconds):
         _check_size(shape)
         mesh = init_device_mesh(device_type, shape, mesh_dim_names=names)
-    _known_meshes[mesh] = MeshAxes(names, shape, known), current_world()
+    _known_meshes[mesh] = MeshAxes(names, shape, costs), current_world()
     return mesh
 
 
@@ -94,18 +94,18 @@ def _check_size(shape: tuple[int, ...]) -> None:
     Raises:
         PlacementError: it has more or fewer.
     """
-    size, wanted = current_world().size, math.prod(shape)
-    if wanted == size:
+    size, needed = current_world().size, math.prod(shape)
+    if needed == size:
         return
-    fix = f"a shape whose product is {size}, or fake_world({wanted})"
+    fix = f"a shape whose product is {size}, or fake_world({needed})"
     if is_alone():
-        fix = f"`with sf.fake_world({wanted}):` around it, or torchrun --nproc-per-node={wanted}"
-    got = f"shape {shape} needs {wanted} ranks, the world has {size}"
+        fix = f"`with sf.fake_world({needed}):` around it, or torchrun --nproc-per-node={needed}"
+    got = f"shape {shape} needs {needed} ranks, the world has {size}"
     raise PlacementError.of("make_mesh", got, fix=fix)
 
 
 def check_mesh(where: str, mesh: Any, *, or_none: bool = False) -> None:
-    """Check that something is a mesh.
+    """Check that an argument is a DeviceMesh.
 
     Raises:
         PlacementError: it is not a DeviceMesh.
@@ -117,7 +117,8 @@ def check_mesh(where: str, mesh: Any, *, or_none: bool = False) -> None:
         )
 
 
-def _costs(names: tuple[str, ...], links: Mapping[str, Link] | None) -> tuple[Cost, ...]:
+def _check_links(names: tuple[str, ...], links: Mapping[str, Link] | None) -> tuple[Cost, ...]:
+    """Check the links of the axes, and convert them to costs."""
     if links is None:
         return ()
     fix = "links={" + ", ".join(f"{x!r}: Link(latency=..., bandwidth=...)" for x in names) + "}"
@@ -138,7 +139,7 @@ def _costs(names: tuple[str, ...], links: Mapping[str, Link] | None) -> tuple[Co
                 needed="a Link of seconds and bytes a second",
                 fix=fix,
             )
-    return costs([links[name] for name in names])
+    return costs_of_links([links[name] for name in names])
 
 
 @contextlib.contextmanager
@@ -161,16 +162,16 @@ def use_mesh(mesh: DeviceMesh) -> Iterator[DeviceMesh]:
         1
     """
     check_mesh("use_mesh", mesh)
-    before = entered()
+    outer = entered_meshes()
     enter(mesh)
     try:
         yield mesh
     finally:
-        return_to(before)
+        restore_meshes(outer)
 
 
 def enter(mesh: DeviceMesh) -> None:
-    """Make a mesh the current one, until it is left."""
+    """Make a mesh the current one, until `leave`."""
     _stack.set((*_stack.get(), (mesh, len(_compat.entered_meshes()))))
 
 
@@ -179,18 +180,18 @@ def leave() -> None:
     _stack.set(_stack.get()[:-1])
 
 
-def entered() -> tuple[tuple[DeviceMesh, int], ...]:
-    """The meshes that are entered, the innermost last."""
+def entered_meshes() -> tuple[tuple[DeviceMesh, int], ...]:
+    """Return the stack of entered meshes, the innermost last."""
     return _stack.get()
 
 
-def return_to(before: tuple[tuple[DeviceMesh, int], ...]) -> None:
-    """Leave all meshes that were entered since."""
+def restore_meshes(before: tuple[tuple[DeviceMesh, int], ...]) -> None:
+    """Restore the stack of entered meshes, leaving all that were entered since."""
     _stack.set(before)
 
 
 def current_mesh() -> DeviceMesh | None:
-    """The mesh of the innermost `use_mesh`, or of torch's `with mesh:`. None outside.
+    """Return the mesh of the innermost `use_mesh`, or of torch's `with mesh:`. None outside.
 
     Returns:
         A DeviceMesh or None.
@@ -205,81 +206,81 @@ def current_mesh() -> DeviceMesh | None:
 
 
 def meshes_here() -> list[DeviceMesh]:
-    """The meshes of the current world that are in use, without those that are parts of others."""
+    """Return the root meshes of the current world that are in use."""
     here = current_world()
-    known = [mesh for mesh, (_, world) in _known_meshes.items() if world is here]
-    return [mesh for mesh in known if _compat.root_mesh(mesh) is mesh]
+    meshes = [mesh for mesh, (_, world) in _known_meshes.items() if world is here]
+    return [mesh for mesh in meshes if _compat.root_mesh(mesh) is mesh]
 
 
-def living(mesh: DeviceMesh) -> DeviceMesh:
-    """The equal mesh of the current world, for one of a world that has ended: torch's caches give
-    tensors the meshes of earlier ones. The mesh itself if there is none.
+def same_mesh_now(mesh: DeviceMesh) -> DeviceMesh:
+    """Return the equal mesh of the current world, for a mesh of an ended one: torch's caches give
+    tensors the meshes of earlier worlds. The mesh itself if there is none.
     """
-    if not is_over(mesh):
+    if not is_of_ended_world(mesh):
         return mesh
     return next((known for known in meshes_here() if known == mesh), mesh)
 
 
-EVERY = "world"  # the axis of a mesh of all ranks
+WORLD_AXIS = "world"  # the axis of a mesh of all ranks
 
 
 def mesh_of_world(device_type: str) -> DeviceMesh:
-    """A mesh of all ranks on one axis. Works while a function is traced."""
+    """Make a mesh of all ranks on one axis. Works while a function is traced."""
     with _compat.values():
-        return make_mesh((current_world().size,), (EVERY,), device_type)
+        return make_mesh((current_world().size,), (WORLD_AXIS,), device_type)
 
 
 def axes_of(mesh: DeviceMesh | None) -> MeshAxes:
-    """A mesh's axis names and sizes. None has no axes."""
+    """Return a mesh's axis names, sizes and costs. None has no axes."""
     if mesh is None:
         return MeshAxes((), ())
-    axes, _ = _known(mesh)
+    axes, _ = _axes_and_world(mesh)
     return axes
 
 
 def costs_of(mesh: DeviceMesh) -> dict[str, Cost]:
-    """The costs of the axes of a mesh that has links."""
+    """Return the costs of the axes of a mesh that has links, by name."""
     axes = axes_of(mesh)
     return dict(zip(axes.names, axes.costs, strict=True)) if axes.costs else {}
 
 
 def world_of(mesh: DeviceMesh) -> World:
-    """The world to whose ranks a mesh belongs."""
-    _, world = _known(mesh)
+    """Return the world to whose ranks a mesh belongs."""
+    _, world = _axes_and_world(mesh)
     return world
 
 
-def _known(mesh: DeviceMesh) -> tuple[MeshAxes, World]:
-    """The axes and the world of a mesh. A mesh that torch made belongs to the world of its root
-    mesh. A root mesh belongs to the world in which it is first used.
+def _axes_and_world(mesh: DeviceMesh) -> tuple[MeshAxes, World]:
+    """Look up the axes and the world of a mesh. A mesh that torch made belongs to the world of its
+    root mesh; a root mesh belongs to the world in which it is first used.
     """
-    known = _known_meshes.get(mesh)
-    if known is None:
+    record = _known_meshes.get(mesh)
+    if record is None:
         names = mesh.mesh_dim_names or tuple(f"axis{i}" for i in range(mesh.ndim))
         root = _compat.root_mesh(mesh)
         world = current_world() if root is mesh else world_of(root)
-        costs = {} if root is mesh else costs_of(root)
-        of_names = tuple(costs[name] for name in names if name in costs)
+        costs_of_links = {} if root is mesh else costs_of(root)
+        of_names = tuple(costs_of_links[name] for name in names if name in costs_of_links)
         of_names = of_names if len(of_names) == len(names) else ()
-        known = MeshAxes(tuple(names), tuple(mesh.shape), of_names), world
-        _known_meshes[mesh] = known
-    return known
+        record = MeshAxes(tuple(names), tuple(mesh.shape), of_names), world
+        _known_meshes[mesh] = record
+    return record
 
 
-def is_over(mesh: DeviceMesh | None) -> bool:
-    """Whether a mesh belongs to a world that has ended."""
+def is_of_ended_world(mesh: DeviceMesh | None) -> bool:
+    """Return whether a mesh belongs to a world that has ended."""
     return mesh is not None and world_of(mesh) is not current_world()
 
 
-def refuse_elsewhere(where: str, mesh: DeviceMesh) -> None:
-    """Refuse a mesh whose world has ended, since its process groups are gone, and one that this
-    rank is not in.
+def refuse_unusable_mesh(where: str, mesh: DeviceMesh) -> None:
+    """Refuse a mesh of an ended world, whose process groups are gone, and a mesh without this
+    rank.
 
     Raises:
         PlacementError: says where to make the mesh, or which ranks it has.
     """
     here = current_world()
-    if not is_over(mesh):
+    if not is_of_ended_world(mesh):
         if here.kind != "simulated" and here.rank not in ranks_of(mesh):
             got = f"rank {here.rank} is not in its mesh, of ranks {ranks_of(mesh)}"
             fix = "call it on its ranks only: if mesh.get_coordinate() is not None"
@@ -294,20 +295,20 @@ def refuse_elsewhere(where: str, mesh: DeviceMesh) -> None:
 
 
 def real_mesh(mesh: Any) -> Any:
-    """The mesh that Dynamo's stand-in stands for (torch 2.13). Any other object is returned as
-    it is.
+    """Return the mesh behind Dynamo's stand-in (torch 2.13). Any other object is returned as it
+    is.
     """
     return getattr(mesh, "real_obj", mesh)
 
 
 def ranks_of(mesh: DeviceMesh) -> list[int]:
-    """The ranks of a mesh, in row-major order. Works while a function is traced."""
+    """Return the ranks of a mesh, in row-major order. Works while a function is traced."""
     with _compat.values():
         return mesh.mesh.flatten().tolist()
 
 
 def _ranks(mesh: DeviceMesh) -> str:
-    """The ranks of a mesh as short text. Works while a function is traced."""
+    """Format the first ranks of a mesh for an error. Works while a function is traced."""
     with _compat.values():
         ranks = mesh.mesh.flatten()[:SHOWN].tolist()
     more = ", ..." if mesh.size() > SHOWN else ""
@@ -334,8 +335,8 @@ def refuse_other(where: str, mesh: DeviceMesh, around: DeviceMesh, fix: str = ""
 
 
 def group_names(mesh: DeviceMesh | None) -> tuple[str, ...]:
-    """The name under which each rank registers its process group of an axis. All ranks use the
-    same text.
+    """Return the name under which each rank registers its process group of each axis. All ranks
+    use the same text.
     """
     if mesh is None:
         return ()
@@ -348,5 +349,5 @@ def group_names(mesh: DeviceMesh | None) -> tuple[str, ...]:
 
 
 def all_coordinates(axes: MeshAxes) -> list[tuple[int, ...]]:
-    """The coordinates of every rank of a mesh, in row-major order."""
+    """Return the coordinates of every rank of a mesh, in row-major order."""
     return list(itertools.product(*(range(n) for n in axes.sizes)))

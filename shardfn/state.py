@@ -1,4 +1,5 @@
-"""All state of the package that outlives a call: one row each, and one `clear()`.
+"""The table of all state of the package that outlives a call, and `clear()`, which drops the
+caches.
 
 Everything else is a value, or lives in an object that a row leads to. tests/test_state.py reads
 the package and finds each place that is written to after import; it must have a row here.
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 
 def _clear_each(stores: Iterable[Any]) -> None:
+    """Clear each store of a registry."""
     for store in list(stores):  # a copy, since a store may die meanwhile
         store.clear()
 
@@ -28,7 +30,7 @@ CLEAR_EACH: Forget = _clear_each
 
 
 class State(NamedTuple):
-    """One place that is written to after import."""
+    """A row: one variable that is written to after import, and how `clear` empties it."""
 
     module: str  # below shardfn
     name: str

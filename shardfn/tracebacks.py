@@ -1,5 +1,5 @@
-"""Tracebacks of errors that leave shardfn: the frames of the user, without torch's and shardfn's
-own. Modelled on jax's traceback filtering.
+"""Traceback filtering: errors that leave shardfn show the user's frames, without torch's and
+shardfn's own. Modelled on jax's.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ OF_PYTHON = (AssertionError, AttributeError, KeyError, NameError, TypeError)
 
 
 def is_full() -> bool:
-    """Whether the user wants all frames."""
+    """Return whether the user wants all frames (SHARDFN_TRACEBACK=full)."""
     return os.environ.get(FULL) == "full"
 
 
-def shown(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Have the errors of a function that users call show their frames only."""
+def filter_errors(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a public function so that its errors show the user's frames only."""
 
     @_compat.read_by_dynamo
     @functools.wraps(fn)
@@ -37,16 +37,14 @@ def shown(fn: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return fn(*args, **kwargs)
         except BaseException as error:
-            show(error)
+            prepare_error(error)
             raise
 
     return outermost
 
 
-def show(error: BaseException) -> None:
-    """Prepare an error for the user: with the user's frames only, and with what the running torch
-    lacks.
-    """
+def prepare_error(error: BaseException) -> None:
+    """Hide the frames of shardfn and torch in an error, and note which places this torch lacks."""
     hide_frames(error)
     lacks = _compat.degraded() if isinstance(error, Exception) else []
     if lacks:
@@ -54,7 +52,7 @@ def show(error: BaseException) -> None:
 
 
 def hide_frames(error: BaseException) -> None:
-    """Take the frames of torch and of shardfn out of the traceback of an error, and of those that
+    """Remove the frames of torch and of shardfn from the traceback of an error, and of those that
     led to it. A fault of shardfn's own keeps its frames.
     """
     if is_full():
@@ -70,35 +68,35 @@ def hide_frames(error: BaseException) -> None:
         if id(error) in seen:
             continue
         seen[id(error)] = error
-        error.__traceback__ = users_frames(error.__traceback__)
+        error.__traceback__ = user_frames(error.__traceback__)
         if _is_of_torch(error.__cause__):
             error.__cause__ = None
         if _is_of_torch(error.__context__):
             error.__context__ = None
         inside = getattr(error, "exceptions", ()) if isinstance(error, BaseExceptionGroup) else ()
         queue += [x for x in (error.__cause__, error.__context__, *inside) if x is not None]
-    every = [[*_each(error.__traceback__)] for error in seen.values()]
+    every = [[*_links_of_traceback(error.__traceback__)] for error in seen.values()]
     if len(every) > 1 or sum(map(len, every)) >= MANY:
         for error, frames in zip(seen.values(), every, strict=True):
-            error.__traceback__ = _chained(frames, has_carets=False)
+            error.__traceback__ = _traceback_of(frames, has_carets=False)
 
 
-def users_frames(frames: types.TracebackType | None) -> types.TracebackType | None:
-    """A traceback without the frames of torch and of shardfn."""
-    kept = [x for x in _each(frames) if not is_ours(x.tb_frame.f_code.co_filename)]
-    return _chained(kept, has_carets=len(kept) < MANY)
+def user_frames(frames: types.TracebackType | None) -> types.TracebackType | None:
+    """Return a traceback without the frames of torch and of shardfn."""
+    links = [x for x in _links_of_traceback(frames) if not is_ours(x.tb_frame.f_code.co_filename)]
+    return _traceback_of(links, has_carets=len(links) < MANY)
 
 
-def _each(frames: types.TracebackType | None) -> Iterator[types.TracebackType]:
+def _links_of_traceback(frames: types.TracebackType | None) -> Iterator[types.TracebackType]:
     while frames is not None:
         yield frames
         frames = frames.tb_next
 
 
-def _chained(
+def _traceback_of(
     frames: Sequence[types.TracebackType], *, has_carets: bool
 ) -> types.TracebackType | None:
-    """The traceback of some frames."""
+    """Build the traceback of some frames."""
     result = None
     for each in reversed(frames):
         place = each.tb_lasti if has_carets else -1  # without a place there are no carets
@@ -107,22 +105,22 @@ def _chained(
 
 
 def _is_of_torch(error: BaseException | None) -> bool:
-    """Whether an error is of torch's tracing, which says nothing to users."""
+    """Return whether an error comes from torch's tracing, which says nothing to users."""
     return error is not None and (
-        type(error).__module__.startswith("torch.") or users_frames(error.__traceback__) is None
+        type(error).__module__.startswith("torch.") or user_frames(error.__traceback__) is None
     )
 
 
 def is_fault(error: BaseException) -> bool:
-    """Whether an error of a call is a fault of shardfn's own: Python raised it in a line of
+    """Return whether an error is a fault of shardfn's own: Python raised it in a line of
     shardfn's.
     """
-    return isinstance(error, OF_PYTHON) and not is_noted(error) and is_from_here(error)
+    return isinstance(error, OF_PYTHON) and not has_our_note(error) and is_raised_by_shardfn(error)
 
 
-def is_from_here(error: BaseException) -> bool:
-    """Whether an error comes from a function of shardfn's, or from one that it has called, and
-    says nothing of the user.
+def is_raised_by_shardfn(error: BaseException) -> bool:
+    """Return whether an error comes from a function of shardfn's, or from one that it has called,
+    and says nothing of the user.
     """
     if isinstance(error, ShardError) or _compat.is_of_tracing(error):
         return False
@@ -134,16 +132,16 @@ def is_from_here(error: BaseException) -> bool:
 
 
 def note_fault(error: BaseException) -> None:
-    """Say of an error that it is a fault of shardfn's own."""
-    note_once(error, FAULT)
+    """Note on an error that it is a fault of shardfn's own."""
+    add_note_once(error, FAULT)
 
 
-def note_once(error: BaseException, note: str) -> None:
+def add_note_once(error: BaseException, note: str) -> None:
     """Add a note to an error that has none of shardfn's."""
-    if not is_noted(error):
+    if not has_our_note(error):
         error.add_note(note)
 
 
-def is_noted(error: BaseException) -> bool:
-    """Whether an error has a note of shardfn's."""
+def has_our_note(error: BaseException) -> bool:
+    """Return whether an error has a note of shardfn's."""
     return any(str(note).startswith("shardfn: ") for note in getattr(error, "__notes__", ()))

@@ -1,4 +1,6 @@
-"""The world a program runs in: real ranks, or n ranks in this one process."""
+"""`World` and `fake_world`: the ranks that a program runs on, real processes or n ranks in this
+one process.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ MAX_RANKS = 2**20
 
 @attrs.frozen(eq=False, repr=False)
 class World:
-    """The ranks that take part.
+    """The ranks that take part in a program.
 
     `kind` is real (process groups), simulated (all ranks here, true values) or fake (one rank
     here, no values).
@@ -40,7 +42,7 @@ class World:
 
 
 @attrs.define(eq=False)
-class _Entered:
+class _FakeWorldState:
     """The fake world of this process. It holds for every thread, as torch's process group does."""
 
     world: World | None = None
@@ -52,7 +54,7 @@ class _Entered:
 
 
 _ALONE = World("real", 1, 0)
-_entered = _Entered()
+_entered = _FakeWorldState()
 _door = threading.Lock()  # one thread at a time enters or leaves
 _groups: weakref.WeakKeyDictionary[World, Iterator[int]] = (
     weakref.WeakKeyDictionary()
@@ -65,7 +67,8 @@ _real: dict[
 
 
 def current_world() -> World:
-    """The current world: a fake world, that of the initialised process group, or a single rank.
+    """Return the current world: a fake one, that of the initialised process group, or a single
+    rank.
 
     Raises:
         ShardError: this process was forked from a rank of a world of several ranks, and shares
@@ -77,16 +80,14 @@ def current_world() -> World:
     if not dist.is_initialized():
         return _ALONE
     group = dist.group.WORLD
-    world, process = _real.get(group) or _joined(group)
+    world, process = _real.get(group) or _world_of_new_group(group)
     if world.size > 1 and process != os.getpid():
-        raise _forked(world)
+        raise _error_of_fork(world)
     return world
 
 
-def _joined(group: Any) -> tuple[World, int]:
-    """The world of a process group that is used for the first time. All threads get the same
-    one.
-    """
+def _world_of_new_group(group: Any) -> tuple[World, int]:
+    """Return the world of a process group at its first use. All threads get the same one."""
     with _door:
         if group not in _real:
             _real.clear()
@@ -94,7 +95,8 @@ def _joined(group: Any) -> tuple[World, int]:
         return _real[group]
 
 
-def _forked(world: World) -> ShardError:
+def _error_of_fork(world: World) -> ShardError:
+    """Build the error for a process that was forked from a rank."""
     fix = "multiprocessing's spawn, or plain tensors in the forked process"
     got = f"it was forked from rank {world.rank} of {world.size}, whose connections are not its own"
     return ShardError.of("this process", got, needed="a process that joined itself", fix=fix)
@@ -144,10 +146,10 @@ class fake_world(contextlib.ContextDecorator):
     def __enter__(self) -> World:
         with _door:
             if dist.is_initialized():
-                raise _exists_already()
+                raise _error_of_second_world()
             _warn_of_launcher(self.world)
             if _entered.world is not None:
-                _leave()  # its process group was destroyed
+                _leave_fake_world()  # its process group was destroyed
             hook = sys.excepthook
             rank, size = self.world.rank, self.world.size
             with contextlib.ExitStack() as torchs:
@@ -179,15 +181,15 @@ class fake_world(contextlib.ContextDecorator):
         return self
 
     def stop(self) -> None:
-        """Leave the world that `start` has entered. Any `fake_world` of so many ranks leaves it: a
-        notebook may have lost the one that did.
+        """Leave the world that `start` has entered. Any `fake_world` of as many ranks leaves it: a
+        notebook may have lost the one that entered it.
 
         Raises:
             ShardError: none was started, one of another size was, or a `with` has entered it.
         """
         with _door:
             _refuse_stop(self.world.size)
-            _leave()
+            _leave_fake_world()
 
     def __exit__(self, *exc: object) -> None:
         with _door:
@@ -195,7 +197,7 @@ class fake_world(contextlib.ContextDecorator):
                 fix = f"`with fake_world({self.world.size}):` around the code that needs it"
                 got = "it is left, and it was not entered or has been left already"
                 raise ShardError.of("fake_world", got, fix=fix)
-            _leave()
+            _leave_fake_world()
 
     def __repr__(self) -> str:
         world = self.world
@@ -205,13 +207,13 @@ class fake_world(contextlib.ContextDecorator):
 
 @contextlib.contextmanager
 def world_set_aside() -> Iterator[None]:
-    """A context outside of the current world, in which a fake world can be entered and left. The
+    """Leave the current world inside a context, so that a fake world can be entered there. The
     current one, with its meshes and process groups, comes back afterwards.
     """
     if not dist.is_initialized():
         yield
         return
-    names = [field.name for field in attrs.fields(_Entered)]
+    names = [field.name for field in attrs.fields(_FakeWorldState)]
     outer = {name: getattr(_entered, name) for name in names}
     _entered.world = _entered.by = None
     _entered.torchs = contextlib.ExitStack()
@@ -235,8 +237,8 @@ def _warn_of_launcher(world: World) -> None:
     warnings.warn(text, stacklevel=3)
 
 
-def _leave() -> None:
-    """Leave the world that is entered."""
+def _leave_fake_world() -> None:
+    """Leave the fake world, and destroy its process group."""
     _entered.torchs.close()
     _entered.world = _entered.by = None
     if dist.is_initialized():
@@ -265,8 +267,8 @@ def _refuse_stop(size: int) -> None:
     raise ShardError.of("fake_world", got, fix=fix)
 
 
-def _exists_already() -> ShardError:
-    """The error for a world inside another, entered by the same thread or by another one."""
+def _error_of_second_world() -> ShardError:
+    """Build the error for a world inside another, entered by the same thread or by another one."""
     got = f"a world of {dist.get_world_size()} ranks exists already"
     fix = "drop fake_world: this process has real ranks"
     if is_alone():
@@ -288,7 +290,7 @@ def is_launched() -> bool:
 
 
 def is_alone() -> bool:
-    """Whether this process is no part of a job, nor of a world of several ranks."""
+    """Return whether this process is no part of a job, nor of a world of several ranks."""
     return current_world().size == 1 and not is_launched()
 
 
@@ -321,12 +323,13 @@ def _join_by_torch(backend: str, seconds: float | None) -> None:
 
 
 @contextlib.contextmanager
-def groups_of(where: str, asked: str, seconds: float | None) -> Iterator[None]:
-    """A context in which all processes make the same groups, with one timeout.
+def groups_of(where: str, request: str, seconds: float | None) -> Iterator[None]:
+    """Check that all processes make the same groups inside the context, and apply one timeout to
+    them.
 
     Args:
         where: the function, which errors name.
-        asked: a description of the groups, which must be the same on all ranks.
+        request: a description of the groups, which must be the same on all ranks.
         seconds: the timeout of the groups and of the world. None for that of the world.
 
     Raises:
@@ -346,7 +349,7 @@ def groups_of(where: str, asked: str, seconds: float | None) -> Iterator[None]:
     job = service(Job)
     if job is not None:
         job.watch(world, limit)
-    compare(where, _compat.world_store(), prefix, ranks, asked, limit)
+    compare(where, _compat.world_store(), prefix, ranks, request, limit)
     connecting = contextlib.nullcontext() if job is None else job.connecting()
     with _compat.patched("new groups", seconds=limit), connecting:
         yield
@@ -426,5 +429,5 @@ def leave_gloo() -> None:
 
 
 def default_device_type() -> str:
-    """The type of torch's default device."""
+    """Return the type of torch's default device."""
     return torch.get_default_device().type

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardfn as sf
-from shardfn.byte_sizes import bytes_of, checked_caps, human_bytes
+from shardfn.byte_sizes import bytes_of, check_caps, human_bytes
 
 SIZES = {
     1: 1,
@@ -90,8 +90,8 @@ def test_bytes_for_people() -> None:
 
 
 def test_caps_as_numbers_with_the_first_one_at_most_one_mebibyte() -> None:
-    assert checked_caps("f", ("25MB", None, "1GiB")) == (25_000_000, 2**20, 2**30)
-    assert checked_caps("f", (100, None, 7)) == (100, 100, 7)
+    assert check_caps("f", ("25MB", None, "1GiB")) == (25_000_000, 2**20, 2**30)
+    assert check_caps("f", (100, None, 7)) == (100, 100, 7)
 
 
 @pytest.mark.parametrize(
@@ -105,5 +105,5 @@ def test_caps_as_numbers_with_the_first_one_at_most_one_mebibyte() -> None:
 )
 def test_a_cap_that_cannot_be_is_refused_by_its_name(caps: Any, text: str) -> None:
     with pytest.raises(sf.ShardError) as caught:
-        checked_caps("f", caps)
+        check_caps("f", caps)
     assert str(caught.value).startswith(text)

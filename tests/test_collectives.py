@@ -18,8 +18,8 @@ from shardfn.collectives import (
     STEPS,
     CollectiveKind,
     add,
-    our_ops,
-    started_by,
+    custom_collective_ops,
+    kind_of_op,
 )
 from shardfn.compile.collective_order import collective_events
 from shardfn.hardware import H100
@@ -120,11 +120,11 @@ def test_a_new_kind_is_printed(row: CollectiveKind) -> None:
 def test_a_new_kind_is_seen_in_generated_code(row: CollectiveKind) -> None:
     code = "torch.ops.test_collectives.all_reduce_twice.default(buf0, 'sum', '0')"
     assert collective_events(code) == [("start", "all_reduce_twice")]
-    assert started_by("test_collectives.all_reduce_twice") is row
+    assert kind_of_op("test_collectives.all_reduce_twice") is row
 
 
 def test_a_new_kind_of_ours_gets_a_lowering(row: CollectiveKind) -> None:
-    assert {o.name() for o in our_ops()} == {
+    assert {o.name() for o in custom_collective_ops()} == {
         "shardfn::halo",
         "shardfn::permute",
         "test_collectives::all_reduce_twice",
@@ -170,7 +170,7 @@ def test_every_kind_can_be_counted_emitted_and_simulated(name: str) -> None:
     kind = COLLECTIVES[name]
     assert kind.carries is None or STEPS[kind.carries] == name
     assert None not in (kind.payload, kind.emit, kind.combine)
-    assert started_by(kind.op) is kind
+    assert kind_of_op(kind.op) is kind
     assert sends(kind.overload)
 
 

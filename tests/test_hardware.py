@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import shardfn as sf
-from shardfn.hardware import H100, HARDWARE, Hardware, Link, costs, hardware_of, links_of
+from shardfn.hardware import H100, HARDWARE, Hardware, Link, costs_of_links, hardware_of, links_of
 from shardfn.types import MeshAxes
 
 NODE = Hardware(
@@ -30,10 +30,10 @@ def test_a_ring_sends_all_but_one_part_once_or_twice() -> None:
 
 
 def test_costs_are_relative_to_the_fastest_link() -> None:
-    slow, fast = costs([Link(0.5, 2.0), Link(0.01, 8.0)])
+    slow, fast = costs_of_links([Link(0.5, 2.0), Link(0.01, 8.0)])
     assert (slow.start, slow.byte) == (4.0, 4.0)
     assert (fast.start, fast.byte) == (1.0, 1.0), "a start costs a byte at least"
-    assert costs([]) == ()
+    assert costs_of_links([]) == ()
 
 
 def test_axes_inside_a_node_use_its_links_and_others_the_network() -> None:

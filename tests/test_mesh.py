@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import shardfn as sf
-from shardfn.mesh import all_coordinates, axes_of, entered, return_to
+from shardfn.mesh import all_coordinates, axes_of, entered_meshes, restore_meshes
 from shardfn.types import MeshAxes
 
 
@@ -24,14 +24,14 @@ def test_a_mesh_has_named_axes_in_row_major_order() -> None:
 def test_the_innermost_mesh_is_the_current_one() -> None:
     with sf.fake_world(4):
         outer, inner = sf.make_mesh((4,), ("a",)), sf.make_mesh((2, 2), ("a", "b"))
-        before = entered()
+        before = entered_meshes()
         with sf.use_mesh(outer):
             assert sf.current_mesh() is outer
             with sf.use_mesh(inner):
                 assert sf.current_mesh() is inner
-                return_to(before)
+                restore_meshes(before)
                 assert sf.current_mesh() is None
-        assert entered() == before
+        assert entered_meshes() == before
 
 
 WRONG: list[tuple[Any, Any]] = [

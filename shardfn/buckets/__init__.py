@@ -4,7 +4,7 @@ saved and edited.
 
 from __future__ import annotations
 
-from ..byte_sizes import bytes_of, checked_caps, human_bytes
+from ..byte_sizes import bytes_of, check_caps, human_bytes
 from .plan import BucketPlan, table
 from .records import Bucket, BucketOptions, Row, Unbucketed
 
@@ -15,7 +15,7 @@ __all__ = [
     "Unbucketed",
     "BucketOptions",
     "bytes_of",
-    "checked_caps",
+    "check_caps",
     "human_bytes",
     "table",
 ]

@@ -193,7 +193,7 @@ def _constant(given: Given, settings: Settings, handled: BaseException | None) -
     _raise_users(given, settings, failed)
     if isinstance(failed, Misuse):
         raise failed
-    if tracebacks.is_from_here(failed) and given.named(failed) is None:
+    if tracebacks.is_raised_by_shardfn(failed) and given.named(failed) is None:
         tracebacks.note_fault(failed)
         raise failed
     fn = settings.signature_of or given.user_fn

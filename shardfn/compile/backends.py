@@ -10,7 +10,7 @@ import torch
 
 from .. import _compat
 from .._compat.strides import WithRecordedStrides
-from ..collectives import our_ops
+from ..collectives import custom_collective_ops
 from ..ops import higher_order
 from ..schedule import copied
 from .collective_order import refuse_other_order
@@ -93,7 +93,7 @@ def _run_inductor(
         WithRecordedStrides(higher_order.unbind_graphs(graph)).run,
         fakes,
         lambda lowered: separate(lowered, donated),
-        our_ops(),
+        custom_collective_ops(),
         checked,
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..collectives import started_by
+from ..collectives import kind_of_op
 from ..errors import DivergenceError
 
 # As Inductor writes them: torch.ops._c10d_functional.all_reduce_.default(buf3, 'sum', ...);
@@ -32,7 +32,7 @@ def collective_events(code: str) -> list[tuple[str, str]]:
     for op, buffer in CALL.findall(code):
         if op == WAIT:
             events.append(("wait", buffer))
-        elif (kind := started_by(op)) is not None:
+        elif (kind := kind_of_op(op)) is not None:
             events.append(("start", kind.name))
     return events
 

@@ -12,7 +12,7 @@ import attrs
 import torch
 
 from .. import _compat
-from ..collectives import our_ops
+from ..collectives import custom_collective_ops
 from .backends import Runner
 from .separate import separate
 from .skeletons import Formulas, Row, Skeleton, arguments_with, formulas, skeleton_of
@@ -140,7 +140,7 @@ def _compile_symbolic(
         _compat.Sized(graph, arguments).run,
         inputs,
         lambda lowered: separate(lowered, donated),
-        our_ops(),
+        custom_collective_ops(),
     )
     return SymbolicProgram(formulas, symbols.conditions(inputs), runner)
 

@@ -31,8 +31,8 @@ from ..mesh import (
     axes_of,
     current_mesh,
     mesh_of_world,
-    refuse_elsewhere,
     refuse_other,
+    refuse_unusable_mesh,
 )
 from ..partition import layout
 from ..placement import AUTO, check_pending, check_whole, describe, is_spec, marks_of
@@ -268,7 +268,7 @@ def _mesh(request: Request, leaves: list[Any]) -> Any:
         source = call_site()
         raise PlacementError.of(request.name, "there is no mesh", fix=fix, source=source)
     if mesh is not None:
-        refuse_elsewhere(request.name, mesh)
+        refuse_unusable_mesh(request.name, mesh)
     return mesh
 
 

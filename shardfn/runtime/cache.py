@@ -19,7 +19,7 @@ import torch
 from .. import state
 from ..capture import Template, constant_key
 from ..compile import Families
-from ..mesh import is_over
+from ..mesh import is_of_ended_world
 from .options import Request
 from .store import CallStore, FunctionStore
 
@@ -50,7 +50,7 @@ def request(kind: Any, fn: Any, options: Any, make: Callable[[], Request]) -> Re
     )  # meshes by identity: equal meshes may belong to different worlds, or have different links
     with _writing:
         known = _store_of(fn).requests
-        known[:] = [row for row in known if not is_over(row[2].mesh)]
+        known[:] = [row for row in known if not is_of_ended_world(row[2].mesh)]
         for transform, other, found in known:
             if transform is kind and other == key:
                 return found

@@ -21,7 +21,7 @@ from ..errors import ShardError
 from ..mesh import axes_of, current_mesh
 from ..partition.rule_api import registry
 from ..simulated import DonatedTensor, SimulatedDTensor, SimulatedTensor, UnreadTensor
-from ..tracebacks import is_noted
+from ..tracebacks import has_our_note
 from ..world import World, current_world
 from .agreement import checked, compare_ranks
 from .arguments import (
@@ -112,7 +112,7 @@ def _first_call(request: Request, given: Taken, signature: tuple[Any, ...]) -> A
             entry = ready or _stage(request, given, key, mesh)
         out = entry.run(leaves)
     except Exception as error:
-        if isinstance(error, ShardError) or is_noted(error):
+        if isinstance(error, ShardError) or has_our_note(error):
             raise
         failed = error
     if failed is not None:

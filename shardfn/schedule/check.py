@@ -19,7 +19,7 @@ import torch
 from torch.fx import Graph, Node
 
 from .. import _compat
-from ..collectives import COLLECTIVES, started_by
+from ..collectives import COLLECTIVES, kind_of_op
 from ..ops.graph_keys import GLOBAL, LOCAL, check_keys
 from ..ops.higher_order import HigherOrder
 from ..ops.loops import Loop, loop_of
@@ -57,7 +57,7 @@ def sends(target: _compat.OpOverload) -> bool:
     """Return whether a call of this op starts a collective."""
     if target.namespace == "_c10d_functional":
         return target is not WAIT  # also ops that we never emit
-    return started_by(f"{target.namespace}.{_compat.name_of_op(target)}") is not None
+    return kind_of_op(f"{target.namespace}.{_compat.name_of_op(target)}") is not None
 
 
 # What both kinds of graph keep to

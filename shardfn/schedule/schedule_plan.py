@@ -15,7 +15,7 @@ import attrs
 import torch
 
 from ..buckets import BucketOptions, BucketPlan
-from ..byte_sizes import checked_caps
+from ..byte_sizes import check_caps
 from ..errors import TreeError
 from ..ops.loops import Scan
 from ..partition import Plan
@@ -187,7 +187,7 @@ def _refuse_no_plan(name: str, has_caps: bool, wanted: Any) -> None:
 def _other_caps(options: BucketOptions, name: str, cap: Any, first_cap: Any) -> BucketOptions:
     """Replace the caps in the bucketing options of a gradient."""
     own_cap = options.cap if cap is None else cap
-    cap, first_cap, *_ = checked_caps(name, (own_cap, first_cap, options.max_in_flight))
+    cap, first_cap, *_ = check_caps(name, (own_cap, first_cap, options.max_in_flight))
     return attrs.evolve(options, cap=cap, first_cap=first_cap, rows=None)
 
 

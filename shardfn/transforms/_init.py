@@ -13,7 +13,7 @@ from ..errors import CaptureError, TreeError
 from ..patterns import compiled
 from ..placement import P
 from ..random.checks import check_key
-from ..tracebacks import shown
+from ..tracebacks import filter_errors
 from ._functionalize import Functional, functionalize
 from ._jit import jit
 from .sharding._shard import shard
@@ -21,7 +21,7 @@ from .sharding._shard import shard
 Values = dict[str, torch.Tensor]
 
 
-@shown
+@filter_errors
 def init(
     module_fn: Callable[[], torch.nn.Module],
     mesh: Any = None,

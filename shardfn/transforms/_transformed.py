@@ -28,7 +28,7 @@ from ..runtime import (
     prepare,
     trace,
 )
-from ..tracebacks import show, shown
+from ..tracebacks import filter_errors, prepare_error
 from ..world import current_world
 from .derivatives._outside import differentiated
 from .dtensors._outside import calling, entering, leaving, linked_as, placed
@@ -117,7 +117,7 @@ class Transformed:
         try:
             return self.outermost(args, kwargs)
         except BaseException as error:
-            show(error)
+            prepare_error(error)
             raise
 
     def outermost(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -206,23 +206,23 @@ class Transformed:
         make = lambda: on_ranks(self.request, mesh, texts, has_own_sizes=is_own, layouts=layouts)
         return cache.request(OnRanks, self.fn, options, make)
 
-    @shown
+    @filter_errors
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """Stage 1: the global program for arguments like these, which may be `ShapeDtype`s."""
         return self.staged(trace, args, kwargs, lambda traced: traced)
 
-    @shown
+    @filter_errors
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Stages 1 to 3: one rank's program."""
         return self.trace(*args, **kwargs).lower()
 
-    @shown
+    @filter_errors
     def compile(self, *args: Any, **kwargs: Any) -> Compiled:
         """Stages 1 to 4: ready to run."""
         prepare(self.request, _tree.leaves((args, kwargs)))
         return compiled_for(self.trace(*args, **kwargs))
 
-    @shown
+    @filter_errors
     def explain_retrace(self, *args: Any, **kwargs: Any) -> str:
         """Why a call is staged again: the closest earlier signature, and where it differs.
 
@@ -295,17 +295,17 @@ class Bound(functools.partial):
     def __repr__(self) -> str:
         return f"{self.func} of {self.args[0]!r}"
 
-    @shown
+    @filter_errors
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """Stage 1, with the instance as the first argument."""
         return self.func.trace(*self.args, *args, **kwargs)
 
-    @shown
+    @filter_errors
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Stages 1 to 3."""
         return self.func.lower(*self.args, *args, **kwargs)
 
-    @shown
+    @filter_errors
     def compile(self, *args: Any, **kwargs: Any) -> Compiled:
         """Stages 1 to 4."""
         return self.func.compile(*self.args, *args, **kwargs)

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from ... import _compat, _tree
 from ...errors import CaptureError
-from ...mesh import axes_of, entered
+from ...mesh import axes_of, entered_meshes
 from ...ops import placement
 from ...ops.nodes import args_of, returned_by
 from ...ops.prims import CALLS
@@ -133,7 +133,7 @@ class DTensors:
             NeedsRanks: it may be, and is read as a global tensor: no mesh is entered, so there is
                 one by a DTensor that is an argument.
         """
-        return self.asked_for(node, outer) if not entered() else self.is_dtensor(node, outer)
+        return self.asked_for(node, outer) if not entered_meshes() else self.is_dtensor(node, outer)
 
     @_compat.located
     def placed(self, name: str, node: torch.fx.Node, outer: Outer) -> str | None:

@@ -10,7 +10,15 @@ from typing import Any
 
 from ... import _compat
 from ...errors import CaptureError, PlacementError
-from ...mesh import EVERY, axes_of, check_mesh, current_mesh, living, real_mesh, refuse_elsewhere
+from ...mesh import (
+    EVERY,
+    axes_of,
+    check_mesh,
+    current_mesh,
+    real_mesh,
+    refuse_unusable_mesh,
+    same_mesh_now,
+)
 from ...ops.text_formats import parse_placed, print_placed
 from ...simulated import uneven_dim
 from ..refusals.unsupported_calls import IN_SHARD, MODULE_IN_SHARD, STYLES
@@ -86,7 +94,7 @@ def _axes_of_call(
         around = here.mesh if among_global_tensors() else current_mesh()
         mesh = mesh if mesh is not None else around
         check_mesh(what, mesh)
-        refuse_elsewhere(what, mesh)
+        refuse_unusable_mesh(what, mesh)
         _refuse_stranger(what, mesh)
         names = axes_of(mesh).names
         if here.manual or among_global_tensors():
@@ -137,8 +145,8 @@ def check_closed_over(mesh: Any) -> None:
         PlacementError: its mesh is another one than that of the code here.
     """
     what = "a DTensor that the function closes over"
-    mesh = living(mesh)
-    refuse_elsewhere(what, mesh)
+    mesh = same_mesh_now(mesh)
+    refuse_unusable_mesh(what, mesh)
     _refuse_stranger(what, mesh)
     if not current_scope().manual and not among_global_tensors():
         raise needs_ranks(what, mesh)

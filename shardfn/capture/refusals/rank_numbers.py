@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ... import _compat
 from ...errors import ShardError
-from ...tracebacks import is_noted
+from ...tracebacks import has_our_note
 from ..shard_map.axis_names import Scope, current_scope
 from . import data_dependent
 
@@ -55,7 +55,7 @@ def noting_rank_calls(scope: Scope) -> Iterator[None]:
     except ShardError:
         raise
     except Exception as error:
-        if scope.rank_calls and not is_noted(error):
+        if scope.rank_calls and not has_our_note(error):
             calls = ", ".join(dict.fromkeys(scope.rank_calls))
             error.add_note(f"the number of a rank is {SHARED}: {calls}")
         raise

@@ -20,11 +20,11 @@ from ...mesh import (
     axes_of,
     check_mesh,
     current_mesh,
-    entered,
+    entered_meshes,
     real_mesh,
-    refuse_elsewhere,
     refuse_other,
-    return_to,
+    refuse_unusable_mesh,
+    restore_meshes,
 )
 from ...placement import P, check_axes, names_of
 from ...types import MeshAxes
@@ -53,7 +53,7 @@ class Scope:
     brought: Any = None  # the first mesh that a shard_map inside names itself
     uses_mesh: bool = False  # whether the Program depends on the mesh's names and sizes
     names: list[Bound] = attrs.field(factory=list)  # the innermost last
-    before: tuple[Any, ...] = attrs.field(factory=entered)  # the meshes entered outside
+    before: tuple[Any, ...] = attrs.field(factory=entered_meshes)  # the meshes entered outside
     # the coordinate of the rank whose code is read, or nothing as long as all share a program
     rank: tuple[int, ...] | None = None
     # the local shapes that its program depends on: `dtensors.own_sizes`
@@ -67,7 +67,7 @@ class Scope:
 
     def named_or_entered(self, mesh: Any) -> Any:
         """A mesh that a transform names, or the one that is entered around it in the function."""
-        is_inside = len(entered()) > len(self.before)
+        is_inside = len(entered_meshes()) > len(self.before)
         return current_mesh() if mesh is None and is_inside else mesh
 
     @property
@@ -106,7 +106,7 @@ def scope(
         yield inner
     finally:
         _scope.reset(token)
-        return_to(inner.before)
+        restore_meshes(inner.before)
 
 
 def current_scope() -> Scope:
@@ -120,7 +120,7 @@ def begin() -> None:
     here = current_scope()
     here.names.clear()
     here.rank_calls.clear()
-    return_to(here.before)
+    restore_meshes(here.before)
 
 
 @_compat.constant_in_graph
@@ -190,7 +190,7 @@ def _name_mesh(where: str, mesh: Any, here: Scope) -> None:
         PlacementError: its world has ended, or it differs from the call's or from another that
             the function names.
     """
-    refuse_elsewhere(where, mesh)
+    refuse_unusable_mesh(where, mesh)
     for other in (here.mesh, here.own):
         if other is not None:
             refuse_other(where, mesh, other)

@@ -242,7 +242,7 @@ def all_gather(walk: Walk, node: Node) -> None:
     prim.make(walk.redistribute(shards, slot.placements, node, implicit=False))
 
 
-def own_piece(walk: Walk, node: Node) -> None:
+def own_chunk(walk: Walk, node: Node) -> None:
     """Place a rank's shard of a value that all ranks have."""
     prim = Prim(walk, node)
     axis, _, dim = prim.constants
@@ -294,7 +294,7 @@ implement(shard_map.no_cotangent, place=no_cotangent)
 implement(shard_map.psum, place=psum)
 implement(shard_map.extremum, place=extremum)
 implement(shard_map.all_gather, place=all_gather)
-implement(shard_map.own_chunk, place=own_piece)
+implement(shard_map.own_chunk, place=own_chunk)
 implement(shard_map.all_to_all, place=all_to_all)
 implement(shard_map.ppermute, place=ppermute)
 implement(shard_map.axis_index, place=axis_index)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import torch
 
-from ...buckets import BucketOptions, checked_caps
+from ...buckets import BucketOptions, check_caps
 
 CAPS = "25MB", None, "1GiB"  # of bucketed_grad
 
@@ -28,7 +28,7 @@ class Followed:
     @property
     def wishes(self) -> list[str]:
         """The bucketing options of each gradient: those of `bucketed_grad`."""
-        cap, first_cap, in_flight = checked_caps("backward", CAPS)
+        cap, first_cap, in_flight = check_caps("backward", CAPS)
         rows = zip(self.paths, self.are_real, strict=True)
         return [
             BucketOptions(path, cap, first_cap, max_in_flight=in_flight).text if real else ""

@@ -8,7 +8,7 @@ import attrs
 
 from ...capture import Arguments, Captured, Settings, Template, capture, capture_again, raise_users
 from ...capture.rewrites import decompositions
-from ...mesh import axes_of, is_over
+from ...mesh import axes_of, is_of_ended_world
 from ...partition.rule_api import registry
 from ...world import World
 from .. import cache
@@ -160,7 +160,7 @@ def _is_for(made: Made, placed: Placed) -> bool:
     if captured.reads.asks_world and elsewhere:
         return False
     own = captured.own_mesh
-    if own is not None and (is_over(own) or own != (placed.mesh or own)):
+    if own is not None and (is_of_ended_world(own) or own != (placed.mesh or own)):
         return False
     if captured.mesh is None:
         return True

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from ... import _compat, _tree, tree_pairs
 from ...errors import FakeValueError, PlacementError, TreeError
-from ...mesh import all_coordinates, axes_of, check_mesh, refuse_elsewhere
+from ...mesh import all_coordinates, axes_of, check_mesh, refuse_unusable_mesh
 from ...partition import layout
 from ...placement import check_whole, is_spec, marks_of, torch_placements
 from ...simulated import SimulatedTensor, dtensors, shown
@@ -39,7 +39,7 @@ def placed_leaves(where: str, like: Any, mesh: Any, placements: Any) -> dict[str
         raise PlacementError.of(where, got, fix="mesh=", arg_path="mesh")
     if mesh is not None:
         check_mesh(where, mesh)
-        refuse_elsewhere(where, mesh)
+        refuse_unusable_mesh(where, mesh)
     try:
         specs = tree_pairs.broadcast_prefix(placements, like, is_spec)
     except ValueError as error:

@@ -9,7 +9,7 @@ from typing import Any
 from ... import _compat
 from ...accepted import accept
 from ...errors import DivergenceError
-from ...mesh import check_mesh, refuse_elsewhere
+from ...mesh import check_mesh, refuse_unusable_mesh
 from . import checks, placing
 from .agreement import BATCH, END, FAILED, ranks_that_compare
 from .draws import Draws
@@ -216,7 +216,7 @@ def loader(
     """
     accept("loader", data=data, seed=seed, rows=rows)
     check_mesh("loader", mesh)
-    refuse_elsewhere("loader", mesh)
+    refuse_unusable_mesh("loader", mesh)
     checks.check_data(data)
     checks.check_axes(placements, mesh)
     first = placing.rows_of(placements)

@@ -13,14 +13,14 @@ import torch
 from ... import _compat, _tree, tree_pairs
 from ...capture.control_flow import bodies, control_flow_ops
 from ...capture.shard_map import axis_names
-from ...tracebacks import shown
+from ...tracebacks import filter_errors
 from .._paired import kind, kinds, scalar
 from .._transformed import name_of
 from ._checks import branch_dtypes, check_branch_trees, check_carry, check_choice
 from ._controlled import Controlled, carried, leaf_kinds
 
 
-@shown
+@filter_errors
 def cond(
     pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], *operands: Any
 ) -> Any:
@@ -153,7 +153,7 @@ def _taken(truth: torch.Tensor, operands: tuple[Any, ...]) -> tuple[Any, ...]:
     return _tree.with_tensors(operands, own)
 
 
-@shown
+@filter_errors
 def while_loop(
     cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Any
 ) -> Any:

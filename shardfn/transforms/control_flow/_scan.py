@@ -13,7 +13,7 @@ import torch
 from ... import _compat, _tree
 from ...capture.control_flow import bodies, control_flow_ops
 from ...capture.shard_map import axis_names
-from ...tracebacks import shown
+from ...tracebacks import filter_errors
 from .._options import check_flag
 from .._paired import NUMBERS, compare_sizes, scalar
 from .._transformed import name_of
@@ -21,7 +21,7 @@ from ._checks import check_carry, check_step, rows_of
 from ._controlled import Controlled, carried, leaf_kinds
 
 
-@shown
+@filter_errors
 def scan(
     f: Callable[[Any, Any], tuple[Any, Any]],
     init: Any,
@@ -182,7 +182,7 @@ def _no_steps(name: str, f: Any, init: Any, xs: Any) -> Any:
     return init, _tree.with_tensors(y, empty)
 
 
-@shown
+@filter_errors
 def map(f: Callable[[Any], Any], xs: Any) -> Any:
     """Apply `f` to each slice of dim 0, one at a time: `vmap(f)` with the memory of one slice.
 

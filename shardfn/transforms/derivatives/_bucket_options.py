@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ... import _compat, _tree
-from ...buckets import BucketOptions, BucketPlan, checked_caps
+from ...buckets import BucketOptions, BucketPlan, check_caps
 from ...errors import ShardError, TreeError
 
 
@@ -48,7 +48,7 @@ def wishes_text(
         TreeError: a leaf without a gradient, an ignore that matches no leaf, or a plan for
             other leaves.
     """
-    cap, first_cap, in_flight = checked_caps(name, caps)
+    cap, first_cap, in_flight = check_caps(name, caps)
     _refuse_kinds(name, paths, kinds)
     dtype = _dtype_name(name, reduce_dtype)
     ignored = list(by_path) if by_path is not None else _ignored(name, by_tree, roots, paths)

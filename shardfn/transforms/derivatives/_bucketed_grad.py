@@ -14,7 +14,7 @@ import torch
 
 from ... import _compat, _tree
 from ...argnums import Argnums
-from ...buckets import BucketPlan, checked_caps
+from ...buckets import BucketPlan, check_caps
 from ...errors import TreeError
 from .._transformed import name_of, parameter_names
 from ._bucket_options import wishes_text
@@ -132,7 +132,7 @@ def bucketed_grad(
     check_derivative("bucketed_grad", fn, argnums, has_aux)
     caps = (cap, None if first_cap is FIRST_CAP else first_cap, max_in_flight)
     if not _compat.is_tracing():
-        checked_caps(f"bucketed_grad({name_of(fn)})", caps)
+        check_caps(f"bucketed_grad({name_of(fn)})", caps)
         if plan is not None and not isinstance(plan, BucketPlan):
             fix = "the plan of fn.lower(...).plan, or BucketPlan.load(path)"
             raise TreeError.of(

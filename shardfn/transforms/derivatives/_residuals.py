@@ -17,7 +17,7 @@ from ...capture.checkpoint.recompute import names_of, owner_of, residuals
 from ...capture.printing import tensor_type
 from ...errors import CaptureError
 from ...ops.nodes import args_of
-from ...tracebacks import shown
+from ...tracebacks import filter_errors
 from ...types import Program
 from .._transformed import Transformed, name_of
 
@@ -143,7 +143,7 @@ def refuse_none(name: str, what: str, count: int) -> None:
         )
 
 
-@shown
+@filter_errors
 def saved_residuals(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Residuals:
     """List the residuals that a function's forward saves for its backward, with bytes, reason and
     line.

@@ -16,7 +16,7 @@ from ...accepted import accept
 from ...errors import TreeError
 from ...ops import placement
 from ...runtime import Request
-from ...tracebacks import shown
+from ...tracebacks import filter_errors
 from .._flattened import Flattened, check_aux, pulled_back
 from .._paired import check_leaves, kinds, paired
 from .._transformed import Transformed, innermost, name_of
@@ -128,7 +128,7 @@ def check_tuples(name: str, primals: str, tangents: str) -> None:
         raise TreeError.of(f"jvp({name})", got, needed="tuples of arguments", fix=fix)
 
 
-@shown
+@filter_errors
 def jvp(
     fn: Callable[..., Any],
     primals: tuple[Any, ...],
@@ -160,7 +160,7 @@ def jvp(
     return Forward((fn,), has_aux)(tuple(primals), tuple(tangents))
 
 
-@shown
+@filter_errors
 def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     """The value of a function, and a function that maps a cotangent of the value to cotangents
     of the arguments.
@@ -200,7 +200,7 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     return (value[0], pull, value[1]) if has_aux else (value, pull)
 
 
-@shown
+@filter_errors
 def linearize(fn: Callable[..., Any], *primals: Any) -> Any:
     """The value of a function, and its linear approximation at a point.
 

@@ -8,11 +8,11 @@ from ...accepted import accept
 from ...byte_sizes import bytes_of
 from ...errors import BudgetError, ShardError, call_site
 from ...inspect.budget import COLLECTIVE_KINDS, Explanation, over_budget
-from ...tracebacks import shown
+from ...tracebacks import filter_errors
 from .._transformed import Bound, Transformed, name_of
 
 
-@shown
+@filter_errors
 def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
     """List every collective of a call: its bytes, its mesh axis, its source line, its bucket.
 
@@ -61,7 +61,7 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
     )
 
 
-@shown
+@filter_errors
 def assert_comms(
     fn: Any,
     *args: Any,

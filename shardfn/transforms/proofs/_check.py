@@ -12,13 +12,13 @@ from ...accepted import accept
 from ...errors import DivergenceError
 from ...mesh import make_mesh
 from ...placement import P
-from ...tracebacks import shown
+from ...tracebacks import filter_errors
 from ...world import fake_world
 from ..sharding._distribute import full
 from ..sharding._shard import shard
 
 
-@shown
+@filter_errors
 def check(
     fn: Callable[..., Any],
     *args: Any,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import ShardError
-from ...tracebacks import shown
+from ...tracebacks import filter_errors
 from .._transformed import Bound, Transformed, name_of
 
 
-@shown
+@filter_errors
 def explain_retrace(fn: Any, *args: Any, **kwargs: Any) -> str:
     """Say why a call of a transformed function is staged again.
 

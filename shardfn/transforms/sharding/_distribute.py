@@ -14,7 +14,7 @@ from ... import _compat, _tree, tree_pairs
 from ...accepted import described
 from ...capture.rewrites.as_strided import refuse_unstrided
 from ...errors import PlacementError, TreeError
-from ...mesh import all_coordinates, axes_of, check_mesh, refuse_elsewhere
+from ...mesh import all_coordinates, axes_of, check_mesh, refuse_unusable_mesh
 from ...partition import layout
 from ...partition.emission import wire_dtypes
 from ...partition.rules.dtypes import COMPUTED
@@ -54,7 +54,7 @@ def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
     """
     check_mesh("distribute", mesh)
     axes = axes_of(mesh)
-    refuse_elsewhere("distribute", mesh)
+    refuse_unusable_mesh("distribute", mesh)
     _tree.learn(tree)
     leaves, treedef = _tree.flatten(tree)
     _refuse_dtensors("distribute", leaves, [path or "the tensor" for path in _tree.paths(tree)])
@@ -169,7 +169,7 @@ def from_local(x: Any, mesh: Any, placements: Any) -> DTensor:
     check_mesh("from_local", mesh)
     axes = axes_of(mesh)
     world = current_world()
-    refuse_elsewhere("from_local", mesh)
+    refuse_unusable_mesh("from_local", mesh)
     is_simulated = world.kind == "simulated"
     shards = _given_shards(x, mesh.size(), is_simulated)
     first = shards[0]

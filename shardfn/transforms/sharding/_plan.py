@@ -13,7 +13,7 @@ from ...hardware import H100, Hardware, hardware_of
 from ...inspect.mesh_plans import MeshPlan, MeshPlans
 from ...mesh import make_mesh
 from ...placement import AUTO
-from ...tracebacks import shown
+from ...tracebacks import filter_errors
 from ...types import MeshAxes
 from ...world import fake_world, world_set_aside
 from .._transformed import name_of
@@ -24,7 +24,7 @@ NAMES = {1: ("dp",), 2: ("dp", "tp"), 3: ("dp", "cp", "tp")}
 
 
 @_compat.outside_only
-@shown
+@filter_errors
 def plan(
     fn: Callable[..., Any],
     *args: Any,
