@@ -17,7 +17,7 @@ from shardfn.collectives import (
     REPLICATED,
     STEPS,
     CollectiveKind,
-    add,
+    add_row,
     custom_collective_ops,
     kind_of_op,
 )
@@ -63,7 +63,7 @@ def row() -> Iterator[CollectiveKind]:
         emit=emit_collectives.reduce,
         combine=doubled,
     )
-    add(row)
+    add_row(row)
     yield row
     del COLLECTIVES[row.name]
 
@@ -134,7 +134,7 @@ def test_a_new_kind_of_ours_gets_a_lowering(row: CollectiveKind) -> None:
 def test_a_new_kind_may_carry_a_step_of_a_redistribution(row: CollectiveKind) -> None:
     before = dict(STEPS)
     try:
-        add(attrs.evolve(row, carries=(PARTIAL, REPLICATED), priced_as="all_reduce"))
+        add_row(attrs.evolve(row, carries=(PARTIAL, REPLICATED), priced_as="all_reduce"))
         assert kind_of("sum", "R") == kind_of("max", "R") == row.name
         assert kind_of("sum", 0) == "reduce_scatter"
         a, b = (axis_price("sum", x, 90.0, 3, (9,)) for x in ("R", 0))

@@ -11,7 +11,7 @@ from typing import Any
 from ... import _compat
 from ...errors import CaptureError, PlacementError
 from ...mesh import (
-    EVERY,
+    WORLD_AXIS,
     axes_of,
     check_mesh,
     current_mesh,
@@ -187,7 +187,7 @@ def _refuse_stranger(what: str, mesh: Any) -> None:
     around = current_scope().mesh
     if around is None or not (current_scope().manual or among_global_tensors()):
         return
-    if axes_of(around).names == (EVERY,):  # of collectives that named no mesh
+    if axes_of(around).names == (WORLD_AXIS,):  # of collectives that named no mesh
         raise needs_ranks(what, mesh)
     if mesh != around and _compat.root_mesh(mesh) != _compat.root_mesh(around):
         raise PlacementError.of(

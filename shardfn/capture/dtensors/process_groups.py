@@ -16,7 +16,15 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ... import _compat
 from ...errors import CaptureError, PlacementError
-from ...mesh import EVERY, axes_of, current_mesh, mesh_of_world, meshes_here, ranks_of, real_mesh
+from ...mesh import (
+    WORLD_AXIS,
+    axes_of,
+    current_mesh,
+    mesh_of_world,
+    meshes_here,
+    ranks_of,
+    real_mesh,
+)
 from ..shard_map.axis_names import current_scope
 from .flattened_meshes import axes_of_flattened_group, unflattened_axes
 from .placement_checks import needs_ranks
@@ -132,7 +140,7 @@ def _manual_axes(what: str, names: tuple[str, ...], mesh: Any) -> tuple[str, ...
 def _mesh(what: str, group: Any) -> Any:
     """The mesh of the code here: that of the shard_map, or one that has the group."""
     here = current_scope()
-    is_auto = here.mesh is not None and axes_of(here.mesh).names == (EVERY,)
+    is_auto = here.mesh is not None and axes_of(here.mesh).names == (WORLD_AXIS,)
     if here.manual and not is_auto:
         return here.mesh
     wanted = here.mesh if is_auto else current_mesh()
