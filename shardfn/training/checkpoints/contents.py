@@ -66,7 +66,11 @@ def contents(tree: Any) -> dict[str, Any]:
             wrong += unsaved(name, x)
             _add(out, name, x.detach())
         elif is_stateful(x):
-            _add(out, name, _state(name, x.state_dict(), out))
+            state = x.state_dict()
+            if isinstance(state, CONSTANTS):
+                wrong.append(f"the state_dict of {name} is {state!r}, and not a dict")
+                continue
+            _add(out, name, _state(name, state, out))
         elif isinstance(x, CONSTANTS):
             _add(out, name, _plain(x))
         else:

@@ -39,6 +39,18 @@ def test_an_object_takes_its_state_only_when_all_was_read(tmp_path: Path) -> Non
         sf.load(folder, {"c": 3, "x": torch.ones(2)})
 
 
+@pytest.mark.parametrize("state", [3, "text", None, 2.5])
+def test_an_object_whose_state_is_no_dict_is_refused_before_anything_is_written(
+    tmp_path: Path, state: Any
+) -> None:
+    saved = _Counter()
+    saved.state_dict = lambda: state  # type: ignore[method-assign]
+    with pytest.raises(sf.CheckpointError) as error:
+        sf.save(tmp_path, {"c": saved})
+    assert f"the state_dict of c is {state!r}, and not a dict" in str(error.value)
+    assert not os.listdir(tmp_path)
+
+
 def test_a_state_that_is_no_json_is_refused(tmp_path: Path) -> None:
     class Strange(_Counter):
         def state_dict(self) -> dict[str, Any]:
