@@ -145,9 +145,9 @@ class Transformed:
                 out = self.of_one_rank(mesh, stage, args, kwargs, unwrap)
             if not isinstance(out, Needs):
                 return out
-            mesh = self.mesh_for(out, mesh, tried)
+            mesh = self._mesh_for(out, mesh, tried)
 
-    def mesh_for(self, needs: Needs, mesh: Any, tried: list[Any]) -> Any:
+    def _mesh_for(self, needs: Needs, mesh: Any, tried: list[Any]) -> Any:
         """The mesh of the next attempt, which does what the last one needs.
 
         Raises:

@@ -31,7 +31,16 @@ INNER = {
         "mesh_of_ranks",
         "on_ranks",
     ),
-    *("on_a_rank", "options", "outermost", "placed_so", "stage_of_all", "staged", "halves", "run"),
+    *(
+        "of_one_rank",
+        "options",
+        "outermost",
+        "placed_so",
+        "of_global_tensors",
+        "staged",
+        "halves",
+        "run",
+    ),
     *("renumbered", "rows", "links", "cells", "as_constant"),
 }
 # parameters that are passed on to functions of one's own

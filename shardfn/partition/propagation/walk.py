@@ -105,7 +105,7 @@ class Walk:
         # what was chosen for each op, and for the ops that one was written out as, that one
         self.chosen: dict[Node, Chosen] = {}
         self.within: dict[Node, Node] = {}
-        # the placements of ops that were weighed, by `likeness`
+        # the placements of ops that were weighed, by strategy_cache_key
         self.weighed_before: dict[tuple[Any, ...] | None, Placed] = {}
         # the placements of `out_placements`, by result; those of inputs and of constraints
         self.leaving: dict[Node, MeshPlacements] = {}

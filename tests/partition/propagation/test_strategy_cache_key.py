@@ -64,7 +64,7 @@ def test_the_plan_is_that_of_weighing_each_op(monkeypatch: pytest.MonkeyPatch) -
     for marks in [((0,), ("R",)), ((1,), (0,)), (("R",), (1,)), ((0,), (1,))]:
         short = told(planned(layers(step), (X, W), marks))
         with monkeypatch.context() as patch:
-            patch.setattr(walks, "likeness", lambda *args: None)
+            patch.setattr(walks, "strategy_cache_key", lambda *args: None)
             assert told(planned(layers(step), (X, W), marks)) == short
 
 
