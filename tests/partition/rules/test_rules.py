@@ -33,18 +33,18 @@ CUDA_ONLY = {
 FAMILIES = (
     rules.attention,
     rules.bags,
-    rules.batch,
+    rules.linalg_fft_images,
     rules.conv,
-    rules.indexing,
+    rules.index,
     rules.matmul,
     rules.norm,
     rules.pool,
     rules.random,
-    rules.reads,
+    rules.gather_scatter,
     rules.reduction,
     rules.reshape,
     rules.view,
-    rules.writes,
+    rules.index_put,
 )
 
 
