@@ -35,8 +35,8 @@ VERSIONS = (f"torch {_compat.TORCH_VERSION}", f"shardfn {_compat.versions.VERSIO
 
 
 class Line(NamedTuple):
-    """One fact of a program, which is compared, and the user's line, which is not: ranks may
-    have their files in other folders.
+    """A fact of a program that ranks compare, with the user's source line, which they do not
+    compare: ranks may have their files in other folders.
     """
 
     text: str
@@ -47,7 +47,8 @@ class Line(NamedTuple):
 
 
 def gathered(name: str, kind: str, mine: Any) -> list[Any]:
-    """The values of all ranks, which are JSON: nothing of another process is executed.
+    """All-gather a JSON value over the ranks of a job through the store. Nothing of another process
+    is executed.
 
     Args:
         name: of the function, which errors name.
@@ -97,7 +98,7 @@ def agree(
 
 
 def agree_on_digest(name: str, placed: Placed, digest: str) -> None:
-    """Compare the digest of a file among all ranks.
+    """Refuse an artefact whose file has another digest on another rank.
 
     Raises:
         DivergenceError: ranks have other files.
@@ -112,7 +113,7 @@ def agree_on_digest(name: str, placed: Placed, digest: str) -> None:
 
 
 def _different(name: str, first: list[Any], others: list[Any], rank: int) -> DivergenceError:
-    """The error for two ranks with different programs."""
+    """Build the DivergenceError for two ranks with different programs."""
     none: Any = ("(nothing)", None)
     pairs = itertools.zip_longest(first, others, fillvalue=none)
     a, b = next((a, b) for a, b in pairs if a[0] != b[0])
@@ -150,7 +151,7 @@ def agree_on_collectives(name: str, placed: Placed, program: LocalProgram) -> No
 
 
 def _collectives(program: LocalProgram) -> Iterator[tuple[str, str, str]]:
-    """The kind, the axis and the payload of each collective, in order."""
+    """List kind, axis and payload of each collective of a program, in order."""
     for node in inner_nodes(program.graph):
         record = node.meta.get("collective")
         if record is not None:
@@ -161,7 +162,7 @@ def _collectives(program: LocalProgram) -> Iterator[tuple[str, str, str]]:
 
 
 def _first_other(a: Any, b: Any) -> list[str] | None:
-    """The first lines of two ranks that differ."""
+    """Find the first lines in which the programs of two ranks differ."""
     pairs = itertools.zip_longest(a[1], b[1], fillvalue="(nothing)")
     for one, other in pairs:
         if one != other:
@@ -202,14 +203,14 @@ def _line(step: Any) -> Line:
 
 
 def _without_number(x: Any) -> Any:
-    """A device by its type: those of ranks of one machine differ in number."""
+    """Print a device by its type alone: ranks of one machine differ in the device index."""
     return x.type if isinstance(x, torch.device) else x
 
 
 def checked(
     run: Callable[[list[Any]], Any], request: Request, placed: Placed
 ) -> Callable[[list[Any]], Any]:
-    """`run`, which under SHARDFN_CHECK=1 compares the plain tensors of all ranks at each call."""
+    """Wrap `run` so that under SHARDFN_CHECK=1 ranks compare their plain tensors at each call."""
     if os.environ.get("SHARDFN_CHECK") != "1" or not has_others(placed):
         return run
 
@@ -221,8 +222,8 @@ def checked(
 
 
 def has_others(placed: Placed) -> bool:
-    """Whether all processes take part in a call, and can be compared. A call without a mesh is
-    local, and one on a mesh of a part of the ranks is not called by the others.
+    """Return whether all processes of the job take part in a call, and so can be compared. A call
+    without a mesh is local; a mesh of some ranks is not called by the others.
     """
     if placed.world.kind != "real" or placed.world.size == 1 or placed.mesh is None:
         return False
@@ -230,8 +231,8 @@ def has_others(placed: Placed) -> bool:
 
 
 def state_agreed(name: str, placed: Placed) -> Callable[[int], torch.Tensor] | None:
-    """A function that takes the state of random calls. It compares torch's seed with that of the
-    other ranks when that is new. None if nobody else takes part.
+    """Build the function that returns the random state of a call. It compares torch's seed among
+    ranks when the seed is new. None if no other rank takes part.
     """
     if not has_others(placed):
         return None
@@ -288,7 +289,7 @@ def compare_ranks(
 
 
 def _compare(request: Request, everyone: Sequence[Sequence[Any]]) -> None:
-    """Compare the rows of all ranks.
+    """Raise for the first tensor that is not the same on all ranks.
 
     Raises:
         DivergenceError: names the first argument that differs, on every rank.
@@ -303,18 +304,20 @@ def _compare(request: Request, everyone: Sequence[Sequence[Any]]) -> None:
 
 
 def _by_path(rows: Sequence[Any]) -> dict[str, Any]:
-    """The rows that ranks compare, by the path of the tensor."""
+    """Index the rows that ranks compare by the argument path of the tensor."""
     return {row[0][0]: row for row in rows}
 
 
 def _kind(what: str, x: torch.Tensor) -> list[Any]:
-    """The facts of a tensor that ranks compare while they stage: plans tell DTensors apart."""
+    """Describe a tensor by the facts that ranks compare while they stage; plans tell DTensors
+    apart.
+    """
     return [what, list(x.shape), str(x.dtype)] if _is_plain(x) else [what, None, ""]
 
 
 def _digest(x: torch.Tensor, mesh: Any) -> str:
-    """A digest of what must be the same on all ranks: the values of a plain tensor, and of a
-    DTensor on a part of the mesh, or that was on one.
+    """Hash what must be the same on all ranks: the values of a plain tensor, or of a DTensor on a
+    submesh.
     """
     if _is_plain(x):
         return digest_of(x)
@@ -325,7 +328,7 @@ def _digest(x: torch.Tensor, mesh: Any) -> str:
 
 
 def _differing(request: Request, what: str, rows: tuple[Any, Any], rank: int) -> DivergenceError:
-    """The error for a tensor that is another one on rank 0 than on a rank.
+    """Build the error for a tensor that differs between rank 0 and another rank.
 
     Args:
         request: the function.
@@ -352,7 +355,7 @@ def _differing(request: Request, what: str, rows: tuple[Any, Any], rank: int) ->
 
 
 def _class_of(row: Any) -> str:
-    """The class of the tensor of a rank, in words."""
+    """Print the tensor class in a compared row, for an error."""
     if row is None:
         return "no tensor"
     return OF_DTENSOR if row[0][1] is None else "a plain tensor"
@@ -363,6 +366,6 @@ def _is_plain(x: Any) -> bool:
 
 
 def digest_of(x: torch.Tensor) -> str:
-    """A digest of the values of a tensor."""
+    """Hash the values of one tensor."""
     plain = x.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return hashlib.sha256(plain.view(-1).view(torch.uint8).numpy().data).hexdigest()

@@ -54,7 +54,7 @@ from .options import Request
 
 @attrs.frozen(eq=False, repr=False)
 class Placed:
-    """The arguments of one call: which are static, and the placements of each tensor."""
+    """The checked arguments of one call: the static ones, and the placements of each tensor."""
 
     world: World
     mesh: Any
@@ -81,27 +81,27 @@ class Placed:
 
     @property
     def device(self) -> str:
-        """The type of the devices of the mesh, or the device of the arguments."""
+        """The device type of the mesh, or the device of the arguments."""
         if self.mesh is not None:
             return self.mesh.device_type
         return next((x.device for x in self.avals if x.device != "cpu"), "cpu")
 
     @property
     def coordinate(self) -> tuple[int, ...]:
-        """This rank's coordinate in the mesh, or that of the rank that is shown."""
+        """This rank's coordinate in the mesh; in a simulated world that of the displayed rank."""
         if self.is_simulated:
             return all_coordinates(self.axes)[shown(self.mesh, self.world.rank)]
         return tuple(self.mesh.get_coordinate()) if self.mesh is not None else ()
 
 
 def donated_places(placed: Placed) -> list[int]:
-    """Which placeholders are donated inputs."""
+    """List the placeholders of a program that are donated arguments."""
     skip = len(placed.axes.names)
     return [skip + k for k, leaf in enumerate(placed.tensors) if leaf in placed.donated]
 
 
 def aval_of(x: Any, mesh: Any) -> Aval:
-    """The metadata of a tensor for capture."""
+    """Build the abstract value of a tensor for capture: shape, strides, dtype, device."""
     shape = tuple(x.shape)
     if isinstance(x, ShapeDtype):
         return Aval(
@@ -115,7 +115,9 @@ def aval_of(x: Any, mesh: Any) -> Aval:
 
 
 def device_of(device: torch.device, mesh: Any) -> str:
-    """The device of an argument; for one without values that of the mesh, or torch's default."""
+    """Return the device of an argument; an argument without values has that of the mesh, or torch's
+    default.
+    """
     if device.type != "meta":
         return str(device)
     if mesh is not None:
@@ -128,7 +130,7 @@ OWN = "_of_one_rank"  # set on a DTensor that stands for each rank's own tensors
 
 
 class Taken(NamedTuple):
-    """The arguments of a call as programs take them, and their leaves."""
+    """The arguments of a call in the form that programs take, with their flat leaves."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -137,8 +139,8 @@ class Taken(NamedTuple):
 
 
 def taken(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Taken:
-    """Arguments in the form that the programs of a function take: arrived, and with DTensors inside
-    of the tensors that hold others.
+    """Convert arguments to the form that programs take: asynchronous tensors waited for, and a
+    DTensor of wrapper subclasses turned inside out.
 
     Raises:
         TreeError: a DTensor of tensors that hold others of another shape.
@@ -152,7 +154,7 @@ def taken(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ta
 
 
 def as_given(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-    """The record of arguments before they are in the form that programs take.
+    """Make the `Arguments` record of a call as the user wrote it, before `taken` converts it.
 
     Raises:
         TreeError: as `arguments_of`.
@@ -161,7 +163,7 @@ def as_given(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def arguments_of(request: Request, call: Taken) -> Arguments:
-    """The record of the arguments of a call: bound once, and their paths read once.
+    """Make the `Arguments` record of a call: bind the signature once, and read the paths once.
 
     Raises:
         TreeError: they do not fit the signature, or the options that name them by position.
@@ -226,28 +228,28 @@ def place(request: Request, arguments: Arguments) -> Placed:
 
 
 def _donated(donated: set[int], leaves: list[Any], tensors: list[int]) -> tuple[int, ...]:
-    """Which of the tensors are donated. Each rank's own are views of the user's tensors, which
-    the caller takes away.
+    """List the tensors of a call that are donated. Those of per-rank code are views of the user's
+    tensors, which the caller invalidates.
     """
     rows = (i for i in sorted(donated & {*tensors}))
     return tuple(i for i in rows if not getattr(leaves[i], OWN, False))
 
 
 def _tensors(leaves: list[Any]) -> list[int]:
-    """Which leaves are tensors, or stand for them."""
+    """List the positions of leaves that are tensors, or stand for tensors."""
     kinds = (torch.Tensor, ShapeDtype)
     return [i for i, x in enumerate(leaves) if isinstance(x, kinds)]
 
 
 def _followed(leaves: list[Any], tensors: list[int]) -> tuple[int, ...]:
-    """Which of the tensors autograd follows."""
+    """List the tensors that autograd follows."""
     if not torch.is_grad_enabled():
         return ()
     return tuple(i for i in tensors if getattr(leaves[i], "requires_grad", False))
 
 
 def _unreduced(values: Sequence[Any]) -> tuple[int, ...]:
-    """Which of the tensors are unreduced gradients."""
+    """List the tensors that are unreduced (Partial) gradients."""
     return tuple(
         i
         for i, x in enumerate(values)
@@ -273,7 +275,7 @@ def _mesh(request: Request, leaves: list[Any]) -> Any:
 
 
 def _refuse_parts(leaves: list[Any], mesh: Any) -> None:
-    """Refuse DTensors on parts of the mesh as global tensors: only the code of one rank has such.
+    """Refuse DTensors on submeshes as global tensors: only per-rank code takes them.
 
     Raises:
         NeedsRanks: always, if there is one.
@@ -288,8 +290,8 @@ def _refuse_parts(leaves: list[Any], mesh: Any) -> None:
 def donated_tensors(
     arguments: Arguments,
 ) -> tuple[list[tuple[str, torch.Tensor]], list[tuple[str, torch.Tensor]]]:
-    """Of the code of one rank: the path and the tensor of each donated leaf that is the rank's own,
-    and those of all other tensors.
+    """Split the tensors of a per-rank call into the donated local ones, with their paths, and all
+    others.
     """
     donated = arguments.places(arguments.donated)
     own: list[tuple[str, torch.Tensor]] = []
@@ -302,7 +304,7 @@ def donated_tensors(
 
 
 def _of_dtensors(leaves: list[Any]) -> Any:
-    """The mesh of the DTensors: of the first, or the mesh of which they are on parts."""
+    """Return the mesh of the DTensors among the leaves, or the root mesh of their submeshes."""
     meshes = [x.device_mesh for x in leaves if isinstance(x, DTensor)]
     first = meshes[0] if meshes else None
     if all(mesh == first for mesh in meshes):
@@ -316,7 +318,7 @@ OF_PART = "_of_part"  # set on a DTensor of the mesh that was one on a part of i
 
 
 def is_prepared(leaves: list[Any], mesh: Any = None) -> bool:
-    """Whether a program takes all these arguments as they are.
+    """Return whether a program takes all these arguments as they are, without `prepared_for`.
 
     Args:
         leaves: of the arguments.
@@ -328,7 +330,7 @@ def is_prepared(leaves: list[Any], mesh: Any = None) -> bool:
 
 
 def prepared_for(request: Request, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Arguments of which some are not yet in the form that the programs of a function take."""
+    """Convert the arguments that are not yet in the form that programs take."""
     name, mesh = request.name, whole_mesh(request)
     _tree.learn((args, kwargs))
     _tree.learn_registered((args, kwargs))
@@ -342,8 +344,8 @@ def prepared_for(request: Request, args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 
 def whole_mesh(request: Request) -> Any:
-    """The mesh of a program of global tensors, else nothing. Code of one rank takes DTensors on
-    parts of its mesh as they are.
+    """Return the mesh of a program of global tensors. None for per-rank code, which takes DTensors
+    on submeshes as they are.
     """
     if not request.needs_mesh or request.around is not None:
         return None
@@ -351,7 +353,7 @@ def whole_mesh(request: Request) -> Any:
 
 
 def _on_mesh(name: str, x: DTensor, mesh: Any) -> DTensor:
-    """A DTensor on a part of a mesh as one on the mesh, of which all parts hold the same."""
+    """Turn a DTensor on a submesh into one on the root mesh, replicated over the other axes."""
     where = f"{name}, a DTensor on a part of the mesh"
     refuse_lost_gradient(where, "", x)
     refuse_lost_tangent(where, x)
@@ -379,13 +381,13 @@ def _prepared(name: str, x: Any) -> Any:
 
 
 def _shown(x: torch.Tensor) -> torch.Tensor:
-    """A tensor, or the local tensor of a DTensor, of the rank that is shown."""
+    """Return the local tensor, of the displayed rank, of a DTensor or plain tensor."""
     local: Any = _compat.local_tensor(x) if isinstance(x, DTensor) else x
     return local.shards[local.shown] if isinstance(local, SimulatedTensor) else local
 
 
 def _turned(name: str, x: DTensor) -> torch.Tensor:
-    """A DTensor of tensors that hold others, as one such tensor that holds DTensors."""
+    """Turn a DTensor of wrapper subclasses into a wrapper subclass of DTensors."""
     refuse_lost_gradient(f"{name}, a DTensor", "", x)
     refuse_lost_tangent(f"{name}, a DTensor", x)
     local: Any = _compat.local_tensor(x)
@@ -409,7 +411,7 @@ def _turned(name: str, x: DTensor) -> torch.Tensor:
 
 
 def _global(locals_: list[torch.Tensor], like: DTensor) -> DTensor:
-    """The DTensor of local tensors, placed like another."""
+    """Make a DTensor of local tensors with the placements of another DTensor."""
     x = locals_[0]
     is_simulated = current_world().kind == "simulated"
     local = SimulatedTensor(locals_, shown(like.device_mesh)) if is_simulated else x
@@ -427,7 +429,7 @@ WITH_VALUES = (
 
 
 def _check_containers(request: Request, arguments: Arguments) -> None:
-    """Check the containers of the arguments.
+    """Refuse arguments in containers that cannot be rebuilt.
 
     Raises:
         TreeError: containers of user classes that are registered as pytrees but unknown to Dynamo.
@@ -464,12 +466,12 @@ def _check_containers(request: Request, arguments: Arguments) -> None:
 
 
 def _named_arguments(arguments: Arguments) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
-    """The positional and the keyword arguments, each with its name."""
+    """Pair the positional and keyword arguments of a call with their names."""
     return list(zip(arguments.names, arguments.args, strict=True)), [*arguments.kwargs.items()]
 
 
 def _is_unknown(kind: type) -> bool:
-    """Whether nothing tells how to make a container of a class."""
+    """Return whether no registered rule tells how to rebuild a container class."""
     is_known = _tree.is_plain_class(kind) or issubclass(kind, torch.Tensor)
     return not is_known and _compat.registered(kind) is None
 
@@ -504,7 +506,7 @@ def check_leaves(
 
 
 def refuse_lost_gradient(where: str, path: str, x: torch.Tensor) -> None:
-    """Refuse an argument whose gradient would be lost.
+    """Refuse an argument that requires grad where its gradient would be lost.
 
     Raises:
         ShardError: saying how to differentiate.
@@ -519,7 +521,7 @@ def refuse_lost_gradient(where: str, path: str, x: torch.Tensor) -> None:
 
 
 def refuse_lost_tangent(where: str, x: torch.Tensor) -> None:
-    """Refuse an argument whose tangent would be lost.
+    """Refuse an argument with a forward-mode tangent where the tangent would be lost.
 
     Raises:
         ShardError: saying how to take tangents.
@@ -531,8 +533,7 @@ def refuse_lost_tangent(where: str, x: torch.Tensor) -> None:
 def refuse_without_values(
     name: str, values: Sequence[Any], paths_of: Callable[[], Sequence[str]]
 ) -> None:
-    """Refuse to run on tensors of the meta device and on ShapeDtypes. `trace` and `lower` take
-    them.
+    """Refuse to run on meta tensors and ShapeDtypes, which only `trace` and `lower` take.
 
     Args:
         name: of the function.
@@ -565,14 +566,16 @@ def _is_on_meta(x: Any) -> bool:
 
 
 def _is_numpys(x: Any) -> bool:
-    """Whether x is numpy's str or bytes, which Dynamo takes for an array."""
+    """Return whether x is numpy's str or bytes, which Dynamo would take for an array."""
     return isinstance(x, (str, bytes)) and type(x).__module__ == "numpy"
 
 
 def _of_each_rank(
     request: Request, where: str, path: str, x: torch.Tensor, leaves: list[Any]
 ) -> ShardError:
-    """The error for each rank's own tensor, which only the code of one rank takes."""
+    """Build the error for a SimulatedTensor (one local tensor per rank), which only per-rank code
+    takes.
+    """
     meshes = [request.mesh, *(y.device_mesh for y in leaves if isinstance(y, DTensor))]
     mesh = next((m for m in (*meshes, current_mesh()) if m is not None), None)
     mesh = mesh_of_world(x.device.type) if mesh is None else mesh
@@ -588,7 +591,7 @@ def _of_each_rank(
 
 
 def _refuse_foreign(where: str, path: str, x: torch.Tensor) -> None:
-    """Refuse a tensor subclass, since its result would be a plain tensor."""
+    """Refuse a tensor subclass of the user's, whose result would be a plain tensor."""
     if not _compat.is_foreign(x) or isinstance(x, DTensor):
         return
     fix, source = f"{path}.as_subclass(torch.Tensor)", call_site()
@@ -599,7 +602,9 @@ def _refuse_foreign(where: str, path: str, x: torch.Tensor) -> None:
 
 
 def _is_function(x: Any) -> bool:
-    """Whether x is code. An object with `__call__` is not, since it may change between calls."""
+    """Return whether x is a function. An object with `__call__` is not one, since it may change
+    between calls.
+    """
     known = isinstance(
         x,
         (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial, type),
@@ -611,7 +616,7 @@ def _is_function(x: Any) -> bool:
 
 
 def _instead(x: Any, path: str) -> str:
-    """A suggestion of what to pass instead of an object."""
+    """Suggest in an error what to pass in place of an object."""
     kind = type(x).__name__
     if isinstance(x, torch.nn.Module):
         if any(isinstance(p, DTensor) for p in x.parameters()):
@@ -636,7 +641,7 @@ def _instead(x: Any, path: str) -> str:
 def marks_of_arguments(
     request: Request, arguments: Arguments, tensors: Sequence[int], mesh: Any
 ) -> tuple[MeshPlacements, ...]:
-    """The placements of each tensor argument.
+    """Determine the placements of every tensor argument from `in_placements` and DTensors.
 
     Args:
         request: the request with the `in_placements`.
@@ -663,7 +668,7 @@ def marks_of_arguments(
 
 
 def _misfit(request: Request, mesh: Any, wrong: list[tuple[str, str]]) -> PlacementError:
-    """The error for placements that do not fit."""
+    """Build the PlacementError that lists all placements that do not fit."""
     path, first = wrong[0]
     where, lines = f"{request.name}, argument {path}", [first]
     if len(wrong) > 1:
@@ -712,7 +717,7 @@ def _specs(request: Request, arguments: Arguments) -> list[Any]:
 def _bound(
     prefix: Any, args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str] | None
 ) -> tuple[Any, dict[str, Any]]:
-    """The placements of the positional arguments, and those of keywords by name."""
+    """Split `in_placements` into those of positional arguments and those of keywords."""
     names = names or []
     if isinstance(prefix, dict) and not is_spec(prefix) and prefix.keys() <= {*names, *kwargs}:
         own: Any = tuple(prefix.get(name) for name in names[: len(args)])
@@ -726,7 +731,7 @@ def _bound(
 
 
 def _named(names: list[str] | None, lines: Sequence[str]) -> list[str]:
-    """The mismatches with parameter names in place of `[0]`."""
+    """Write parameter names in place of `[0]` in lines about mismatches."""
     out = []
     for line in lines:
         start = "the whole tree: " if line.startswith("the whole tree: ") else ""
@@ -737,7 +742,7 @@ def _named(names: list[str] | None, lines: Sequence[str]) -> list[str]:
 
 
 def _parameter(names: list[str], found: re.Match[str]) -> str:
-    """The name of a parameter, by its position in a mismatch."""
+    """Look up the parameter name for a position in a line about a mismatch."""
     number = int(found[1])
     return names[number] if number < len(names) else found[0]
 
@@ -759,7 +764,9 @@ def _check_device(device: torch.device, device_type: str) -> None:
 
 
 def _marks(x: Any, spec: Any, mesh: Any, axes: MeshAxes) -> MeshPlacements:
-    """The placements of one argument. Raises ValueError if they do not fit."""
+    """Determine the placements of one argument from its spec. Raises ValueError if the spec does
+    not fit.
+    """
     if isinstance(x, torch.Tensor) and mesh is not None:
         _check_device(x.device, mesh.device_type)
     declared = None if spec is None or spec is AUTO else marks_of(spec, x.shape, axes)
@@ -813,14 +820,14 @@ HINTS = {"AUTO": False, "DYNAMIC": True}
 
 
 def marked(x: Any) -> Dims:
-    """The dims that `mark_dynamic` has marked, ours or torch's."""
+    """Return the dims that `mark_dynamic` has marked, ours or torch's."""
     if not isinstance(x, torch.Tensor):
         return {}
     return {**_compat.torch_marks(x), **getattr(x, ATTRIBUTE, {})}
 
 
 def dims_of(request: Request, arguments: Arguments) -> dict[int, Dims]:
-    """By leaf of the arguments, the dims whose sizes may change between calls.
+    """Collect, for each leaf of the arguments, the dims whose sizes may change between calls.
 
     Raises:
         TreeError: `dynamic` does not fit the arguments. Lists all mismatches.
@@ -842,18 +849,20 @@ def dims_of(request: Request, arguments: Arguments) -> dict[int, Dims]:
 
 
 def _with_marks(spec: Any, x: Any) -> Dims:
-    """The dims of one leaf: those of `dynamic`, and its marked ones."""
+    """Merge the dynamic dims of one leaf that `dynamic=` gives and that
+    `mark_dynamic` has marked.
+    """
     return {**marked(x), **_dims(spec, x)}
 
 
 def _other_dims(request: Request, lines: Sequence[str], needed: str, **fields: Any) -> TreeError:
-    """The error for a `dynamic` that does not fit."""
+    """Build the error for a `dynamic=` option that does not fit the arguments."""
     where, source = f"{request.name}, dynamic", call_site()
     return TreeError.of(where, *lines, needed=needed, fix=FORM, source=source, **fields)
 
 
 def _dynamic_specs(request: Request, arguments: Arguments) -> list[Any]:
-    """The leaf of `dynamic` for each leaf of the arguments."""
+    """Broadcast the prefix tree `dynamic=` to one entry for each leaf of the arguments."""
     prefix = request.dynamic
     if prefix is None:
         return [None] * len(arguments.leaves)
@@ -868,7 +877,7 @@ def _dynamic_specs(request: Request, arguments: Arguments) -> list[Any]:
 
 
 def _by_argument(request: Request, arguments: Arguments) -> tuple[Any, dict[str, Any]]:
-    """`dynamic` as a prefix of (args, kwargs)."""
+    """Arrange `dynamic=` as a prefix tree of (args, kwargs)."""
     prefix, kwargs, count = request.dynamic, arguments.kwargs, len(arguments.args)
     if isinstance(prefix, dict):
         _refuse_unknown(request, prefix, arguments)
@@ -884,7 +893,7 @@ def _by_argument(request: Request, arguments: Arguments) -> tuple[Any, dict[str,
 
 
 def _refuse_unknown(request: Request, prefix: dict[Any, Any], arguments: Arguments) -> None:
-    """Refuse a name that is not an argument's.
+    """Refuse a name in `dynamic=` that is no parameter.
 
     Raises:
         TreeError: names each.
@@ -899,14 +908,14 @@ def _refuse_unknown(request: Request, prefix: dict[Any, Any], arguments: Argumen
 
 
 def _is_dims(x: Any) -> bool:
-    """Whether a part of `dynamic` is a leaf."""
+    """Return whether an entry of `dynamic=` is a leaf: a dim, dims, or None."""
     if isinstance(x, dict):
         return any(_compat.dim_hint(hint) is not None for hint in x.values())
     return x is None or isinstance(x, (bool, int, set, frozenset))
 
 
 def _misfits(spec: Any, x: Any) -> Iterator[str]:
-    """Lines for a leaf of `dynamic` that does not fit the argument."""
+    """Describe how an entry of `dynamic=` does not fit its argument."""
     if spec is None or spec is True or spec is False or x is None:
         return
     if not isinstance(x, (torch.Tensor, ShapeDtype)):
@@ -925,12 +934,12 @@ def _misfits(spec: Any, x: Any) -> Iterator[str]:
 
 
 def _given(spec: Any) -> list[Any]:
-    """The dims of a leaf of `dynamic`."""
+    """Return the dims that an entry of `dynamic=` names."""
     return [spec] if isinstance(spec, int) else [*spec]
 
 
 def _dims(spec: Any, x: Any) -> Dims:
-    """A leaf of `dynamic` for one argument."""
+    """Normalize an entry of `dynamic=` for one argument to dims and whether each is strict."""
     if spec is None or spec is False or not isinstance(x, (torch.Tensor, ShapeDtype)):
         return {}
     rank = len(x.shape)
@@ -946,7 +955,7 @@ OF_RANKS = (SimulatedTensor, UnreadTensor)  # each rank's own, which no program 
 
 
 def other_leaves(request: Request, placed: Placed, leaves: list[Any], treedef: Any) -> list[str]:
-    """Lines for the leaves of two trees of arguments that have no counterpart."""
+    """Describe the leaves of two argument trees that have no counterpart."""
     now, before = _tree.unflatten(treedef, leaves), _indices(placed.treedef)
     names = _tree.argument_paths(request.signature_of, *now)
     gone = _lacking(before, placed.paths, now)
@@ -961,19 +970,19 @@ def other_leaves(request: Request, placed: Placed, leaves: list[Any], treedef: A
 
 
 def _indices(treedef: Any) -> Any:
-    """A tree with the position of each leaf."""
+    """Build a tree that holds the position of each leaf."""
     return _tree.unflatten(treedef, range(treedef.num_leaves))
 
 
 def _lacking(tree: Any, names: Sequence[str], other: Any) -> list[str]:
-    """The names of the leaves of a tree that another tree has no leaf for."""
+    """List the leaf names of one tree that another tree lacks."""
     known = set(_tree.paths(other))
     places = _tree.paths(tree)
     return [n for place, n in zip(places, names, strict=True) if place not in known]
 
 
 def other_tensors(placed: Placed, leaves: list[Any]) -> Iterator[str]:
-    """Lines for the tensors whose shape, dtype or placement differs from the program's."""
+    """Describe the tensors whose shape, dtype or placement differs from the program's."""
     rows = zip(placed.tensors, placed.marks, placed.avals, strict=True)
     for i, marks, aval in rows:
         x, path = leaves[i], placed.paths[i]
@@ -990,12 +999,12 @@ def other_tensors(placed: Placed, leaves: list[Any]) -> Iterator[str]:
 
 
 def other_constants(placed: Placed, leaves: list[Any]) -> Iterator[str]:
-    """Lines for the constants that differ from the program's."""
+    """Describe the constants that differ from the program's."""
     for i, key, old in placed.constants:
         if constant_key(leaves[i]) != key:
             yield f"{placed.paths[i]}: {said(leaves[i])}, the program is for {old!r}"
 
 
 def said(x: Any) -> str:
-    """A leaf in an error: a tensor by its shape and dtype."""
+    """Print a leaf in an error: a tensor by its shape and dtype."""
     return f"{tuple(x.shape)} {x.dtype}" if isinstance(x, torch.Tensor) else repr(x)

@@ -42,8 +42,8 @@ _families: weakref.WeakKeyDictionary[Template, Families] = weakref.WeakKeyDictio
 
 
 def request(kind: Any, fn: Any, options: Any, make: Callable[[], Request]) -> Request:
-    """The request for one transform of one function. All applications with equal options share
-    it.
+    """Return the Request of one transform of one function, shared by all applications with equal
+    options.
     """
     key = constant_key(
         options
@@ -61,8 +61,8 @@ def request(kind: Any, fn: Any, options: Any, make: Callable[[], Request]) -> Re
 
 
 def programs(request: Request) -> tuple[list[Any], Any]:
-    """The captures of one function, and the key of those of this request among them. They do
-    not depend on placements, and depend on a mesh only if the function does.
+    """Return the captures of one function, and the key of this request among them. Captures do not
+    depend on placements, and on a mesh only if the function does.
 
     Equal transforms of one function share its captures.
     """
@@ -78,7 +78,7 @@ def programs(request: Request) -> tuple[list[Any], Any]:
 
 
 def prepared(program: Any, prepare: Callable[[Any], Any]) -> Any:
-    """The steps that the simulator runs for a local program, made once."""
+    """Prepare the steps that the simulator runs for a local program, once."""
     found = _prepared.get(program)
     if found is None:
         found = _prepared[program] = prepare(program)
@@ -86,7 +86,7 @@ def prepared(program: Any, prepare: Callable[[Any], Any]) -> Any:
 
 
 def families(template: Template) -> Families:
-    """The compiled programs of a function that was captured for many sizes."""
+    """Return the compiled programs of a function that was captured for many sizes."""
     found = _families.get(template)
     if found is None:
         found = _families[template] = Families()
@@ -111,7 +111,7 @@ def claimed(mine: set[int]) -> Iterator[bool]:
 
 
 def is_claimed() -> bool:
-    """Whether a call at work, of any thread, has claimed donated tensors."""
+    """Return whether a running call, of any thread, has claimed donated tensors."""
     return bool(_taken)
 
 

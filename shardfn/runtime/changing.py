@@ -41,7 +41,7 @@ def note_changes(request: Request, entries: Sequence[Any], key: list[Any], place
 def _note_arguments(
     request: Request, entries: Sequence[Any], key: list[Any], placed: Placed
 ) -> None:
-    """Look for a cached entry that differs only in numbers and functions."""
+    """Find a cached entry that differs from a call only in numbers and functions."""
     given = {i: x for i, _, x in placed.constants}
     for entry in entries:
         if entry.treedef != placed.treedef or entry.state != placed.state:
@@ -60,7 +60,7 @@ def _kind(x: Any) -> type | None:
 
 
 def _before(key: Any) -> Any:
-    """The constant of a key."""
+    """Return the constant inside a key."""
     kind, value = key
     if kind is float:
         return float.fromhex(value)
@@ -97,7 +97,7 @@ def _text(request: Request, where: str, path: str, old: Any, new: Any) -> str:
 
 
 def _users_level() -> int:
-    """The stacklevel of the user's innermost frame, for a warning by the calling function."""
+    """Compute the stacklevel of the user's innermost frame, for warnings.warn in the caller."""
     frame = sys._getframe(1)
     level = 1
     while frame.f_back is not None and is_inside(frame.f_code.co_filename):

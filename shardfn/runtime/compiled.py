@@ -113,7 +113,7 @@ class Compiled:
         return memory_as_run(program, self.backend, donated)
 
     def run(self, leaves: list[Any]) -> Any:
-        """Run on the leaves of arguments that have been checked."""
+        """Run the program on leaves that have been checked already."""
         if self.donation is None:
             return self.wrap(self.execute(leaves))
         return self.donation.run(leaves, self.execute, self.wrap)
@@ -239,7 +239,7 @@ def _refuse_transforms(compiled: Compiled, leaves: list[Any]) -> None:
 
 
 def _other_settings(compiled: Compiled) -> list[str]:
-    """Lines for the reads of the function outside of its arguments that have changed."""
+    """Describe the settings and closed-over values that have changed since the capture."""
     now, before = _compat.settings(), compiled.placed.state
     rows = zip(_compat.SETTINGS, now, before, strict=True)
     wrong = [f"{name}: {new}, the program is for {old}" for name, new, old in rows if new != old]
@@ -283,7 +283,7 @@ def _of_locals(
     coords: list[torch.Tensor],
     fitted: Callable[[list[torch.Tensor]], list[torch.Tensor]],
 ) -> Callable[[list[Any]], list[Any]]:
-    """A function from DTensors to the local results."""
+    """Build the function from DTensor arguments to local results."""
     locals_of = _compat.calls.locals_of
     return lambda leaves: run([*coords, *fitted(locals_of(leaves))])
 
@@ -291,7 +291,7 @@ def _of_locals(
 def _gathering(
     compiled: Compiled, rows: Sequence[tuple[int, Any]]
 ) -> Callable[[list[Any]], list[torch.Tensor]]:
-    """A function from all leaves to the tensors that the program reads of them."""
+    """Build the function from all leaves to the local tensors that the program takes."""
     gather = gathering(rows, compiled.placed.treedef.num_leaves)
     if not any(compiled.placed.dtensors):
         return gather
@@ -300,7 +300,7 @@ def _gathering(
 
 
 def _fitting(compiled: Compiled) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
-    """A function that gives local tensors the layouts of the program."""
+    """Build the function that gives local tensors the memory layouts of the program."""
     placed = compiled.placed
     holders = compiled.program.graph.find_nodes(op="placeholder")
     fakes = [x.meta["val"] for x in holders[len(placed.axes.names) :]]
@@ -336,8 +336,8 @@ def _simulated(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
 
 
 def _apart(outs: Sequence[torch.Tensor], known: set[int]) -> list[torch.Tensor]:
-    """One rank's results. A result is copied if its memory is among the known ones, to which it
-    is then added.
+    """Copy each result of one rank whose memory is among the known ones, and note its memory
+    otherwise.
     """
     own = []
     for x in outs:
@@ -348,7 +348,7 @@ def _apart(outs: Sequence[torch.Tensor], known: set[int]) -> list[torch.Tensor]:
 
 
 def _unread(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
-    """The results in a world without values: shapes only, nothing runs."""
+    """Make the results of a world without values: shapes only, nothing runs."""
     (output,) = compiled.program.graph.find_nodes(op="output")
     values = [n.meta["val"] for n in output.args[0]]
     return lambda leaves: [UnreadTensor(v) for v in values]

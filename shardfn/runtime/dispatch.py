@@ -83,7 +83,7 @@ def call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 
 def explain_retrace(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Whether a call with these arguments would be staged, and why."""
+    """Say whether a call with these arguments would be staged, and why."""
     given = taken(request, args, kwargs)
     leaves, treedef = given.leaves, given.treedef
     key = [_spec(x) if type(x) in DTENSORS else _signature(x) for x in leaves]
@@ -126,8 +126,8 @@ def _first_call(request: Request, given: Taken, signature: tuple[Any, ...]) -> A
 
 
 def _staged_meanwhile(request: Request, leaves: list[Any], *signature: Any) -> Entry | None:
-    """The entry that another thread has staged for this signature while this thread waited for
-    the lock.
+    """Find the entry that another thread has staged for this signature during the wait for the
+    lock.
     """
     if _compat.in_dual_level():
         return None
@@ -138,7 +138,9 @@ def _staged_meanwhile(request: Request, leaves: list[Any], *signature: Any) -> E
 
 
 def _spec(x: Any) -> Any:
-    """The spec of a DTensor; with the class of its local tensor, if that is not a plain one."""
+    """Key a DTensor by its spec, and by the class of its local tensor if that is not
+    a plain one.
+    """
     spec, local = x._spec, _compat.local_tensor(x)
     if type(local) is SimulatedTensor:
         local = local.shards[local.shown]
@@ -146,8 +148,8 @@ def _spec(x: Any) -> Any:
 
 
 def _have_same_links(a: Any, b: Any) -> bool:
-    """Whether equal items of two keys are of meshes of the same links. torch's equality of meshes
-    leaves them out.
+    """Return whether equal parts of two keys belong to meshes of the same links, which torch's
+    equality of meshes leaves out.
     """
     if a is b:
         return True
@@ -199,32 +201,32 @@ def _stage(request: Request, given: Taken, key: list[Any], mesh: Any) -> Entry:
 
 
 def _watched(run: Any, request: Request, placed: Placed, captured: Any) -> Any:
-    """`run`, with the checks of each call."""
+    """Wrap `run` with the checks of each call."""
     run = checked(run, request, placed)
     return keys_noted(run, request, placed, captured)
 
 
 def _compare_constants(traced: Traced, leaves: list[Any]) -> None:
-    """Compare the constants of a program between ranks. Those of uneven ranks may differ."""
+    """Compare the constants of a program among ranks. Ranks with uneven shards may differ."""
     outside = traced.captured.outside
     if outside.constants and not traced.ranks:
         compare_ranks(traced.request, traced.placed, leaves, outside.tensors, staging=True)
 
 
 def _with(entry: Entry, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
-    """The entries of a function with a new one, without those that cannot be used again."""
+    """Add an entry to those of a function, dropping entries that cannot be used again."""
     alive = [e for e in entries if e.reads is None or not e.reads.is_lost()]
     return entry, *alive[: KEPT_SIGNATURES - 1]
 
 
 def _followed(tensors: list[Any]) -> tuple[bool, ...] | None:
-    """Which of the tensors autograd follows. None for none."""
+    """List the tensors that autograd follows; None if there are none."""
     flags = tuple(map(REQUIRES_GRAD, tensors))
     return flags if torch.is_grad_enabled() and any(flags) else None
 
 
 def _note_retrace(request: Request, key: list[Any], placed: Placed, mesh: Any) -> None:
-    """Log and keep the reason why a new signature is staged, and warn of what keeps changing."""
+    """Log the reason why a new signature is staged, and warn of constants that keep changing."""
     store = request.store
     explained = retrace(request.name, store.every(), key, placed, mesh)
     if store.entries:
@@ -261,13 +263,15 @@ class Entry:
     is_grad_enabled: bool = False  # where they have
 
     def fits(self, key: Any, treedef: Any, *rest: Any) -> bool:
-        """Whether a call matches this signature, in the same world and with the same settings."""
+        """Return whether a call matches this signature, in the same world and with the same
+        settings.
+        """
         is_same = self.key == key and self.treedef == treedef and self.is_in(*rest)
         return is_same and all(map(_have_same_links, self.key, key))
 
     def repeated(self, arguments: Any, *rest: Any) -> list[Any] | None:
-        """The leaves, if `fits` and `follows` hold, found in one check of all tensors. None if
-        only they can tell.
+        """Flatten the arguments if one check of all tensors shows that `fits` and `follows` hold;
+        None if that check cannot tell.
         """
         if (
             self.alike is None
@@ -281,8 +285,8 @@ class Entry:
         return leaves if leaves is not None and self.alike(leaves) else None
 
     def remember(self, leaves: list[Any]) -> None:
-        """Make the check of `repeated`, if the leaves are plain tensors, and DTensors that
-        autograd does not follow.
+        """Build the check of `repeated`, for plain tensors and DTensors that autograd does not
+        follow.
         """
         if self.alike is not None or not leaves or self.suspects:
             return
@@ -293,7 +297,7 @@ class Entry:
         self.leaves_of = leaves_like(self.treedef) or self._flattened
 
     def _check_of(self, leaves: list[Any]) -> Callable[[list[Any]], bool] | None:
-        """The check that tensors are like these. None if no check of all of them can tell."""
+        """Build the check that tensors are like these; None if no single check can tell."""
         plain = [i for i, x in enumerate(leaves) if type(x) in _compat.ORDINARY]
         if len(plain) == len(leaves):
             return _compat.calls.SameTensors(leaves)
@@ -308,12 +312,12 @@ class Entry:
         return lambda xs: _compat.calls.are_dtensors(others(xs), others(self.key)) and same(own(xs))
 
     def _flattened(self, arguments: Any) -> list[Any] | None:
-        """The leaves of arguments of this structure, else None."""
+        """Flatten arguments of this entry's structure; None for another structure."""
         leaves, treedef = _tree.flatten(arguments)
         return leaves if treedef == self.treedef else None
 
     def is_in(self, world: Any, mesh: Any, rules: Any, state: Any) -> bool:
-        """Whether a call is in the same world and with the same settings."""
+        """Return whether a call is in the entry's world and settings."""
         return (
             self.world is world
             and self.mesh is mesh
@@ -324,7 +328,7 @@ class Entry:
         )
 
     def follows(self, leaves: list[Any]) -> bool:
-        """Whether autograd follows the same tensors as in this signature's first call."""
+        """Return whether autograd follows the same tensors as in this signature's first call."""
         if not torch.is_grad_enabled():
             return self.followed is None
         flags = map(REQUIRES_GRAD, self.watched(leaves))
@@ -333,6 +337,6 @@ class Entry:
         return tuple(flags) == self.followed
 
     def watched(self, leaves: list[Any]) -> list[Any]:
-        """The tensors that autograd may follow: arguments and closed-over tensors."""
+        """List the tensors that autograd may follow: arguments and closed-over tensors."""
         tensors = leaves if self.tensors is None else [leaves[i] for i in self.tensors]
         return tensors + self.suspects if self.suspects else tensors

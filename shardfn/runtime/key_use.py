@@ -16,7 +16,7 @@ Run = Callable[[list[Any]], Any]
 
 
 def keys_noted(run: Run, request: Request, placed: Placed, captured: Captured) -> Run:
-    """`run`, which under SHARDFN_CHECK=1 refuses a key that an earlier call has used."""
+    """Wrap `run` so that under SHARDFN_CHECK=1 a key that an earlier call has used is refused."""
     if os.environ.get("SHARDFN_CHECK") != "1":
         return run
     known = captured.closed_over

@@ -41,7 +41,7 @@ def readers(
     *,
     are_alike: bool = True,
 ) -> list[tuple[int, Reader]]:
-    """For each tensor among the leaves: its position, and a reader of its local tensors.
+    """Build a reader of local tensors for each tensor among the leaves, with its position.
 
     Args:
         name: the name of the transformed function.
@@ -76,9 +76,7 @@ def readers(
 def gathering(
     rows: Sequence[tuple[int, Reader]], count: int
 ) -> Callable[[list[Any]], list[torch.Tensor]]:
-    """A function from all leaves, of which there are so many, to local tensors: one call of Python
-    for each that needs one.
-    """
+    """Build the function from all `count` leaves to the local tensors that a program takes."""
     places = [i for i, _ in rows]
     pick = list if places == list(range(count)) else picking(places)
     reads = [read for _, read in rows]
@@ -105,7 +103,7 @@ def gathering(
 
 
 def picking(places: list[int]) -> Callable[[list[Any]], list[Any]]:
-    """A function from a list to the list of some of its elements."""
+    """Build the function that picks the elements of a list at fixed positions."""
     if len(places) < 2:
         return lambda leaves: [leaves[i] for i in places]
     pick = operator.itemgetter(*places)
@@ -118,7 +116,7 @@ def closed_over(
     ranks: Sequence[int] | None = None,
     take: Callable[[int], torch.Tensor] | None = None,
 ) -> Callable[[], list[list[torch.Tensor]]]:
-    """The readers of closed-over tensors: a list for each program.
+    """Build the readers of closed-over tensors, a list for each program.
 
     Args:
         captured: the capture from which the programs were made.
@@ -150,8 +148,8 @@ def closed_over(
 def _of_parts(
     closed: Sequence[torch.Tensor], strides: Sequence[Sequence[int]], names: tuple[str, ...]
 ) -> dict[int, Callable[[Any], torch.Tensor]]:
-    """The positions of DTensors on a part of the mesh of these axes, and how a program takes them.
-    In the code of one rank they have one more dim.
+    """Find closed-over DTensors on submeshes, and how a program takes them; in per-rank code they
+    have one more dim.
     """
     own = {}
     for i, (x, stride) in enumerate(zip(closed, strides, strict=True)):
@@ -163,18 +161,20 @@ def _of_parts(
 
 
 def on_root(x: DTensor) -> DTensor:
-    """A DTensor on a part of a mesh as one on the mesh that it is a part of."""
+    """Turn a DTensor on a submesh into one on its root mesh."""
     return on_mesh(x, _compat.root_mesh(x.device_mesh))
 
 
 def row_of_part(x: Any) -> torch.Tensor:
-    """Each rank's own tensor of a DTensor on a part of a mesh, as a row of one of all ranks."""
+    """Turn the local tensor of a DTensor on a submesh into a row of a global tensor
+    of all ranks.
+    """
     root = _compat.root_mesh(x.device_mesh)
     return own_of_part(x, root).unsqueeze(0)
 
 
 def local_of_rank(x: torch.Tensor, rank: int) -> torch.Tensor:
-    """The local tensor of a closed-over tensor, of this rank or of a simulated one."""
+    """Return the local tensor of a closed-over tensor, of this rank or of a simulated one."""
     local = _compat.local_tensor(x) if isinstance(x, DTensor) else x
     return local.shards[rank] if isinstance(local, SimulatedTensor) else local
 
@@ -182,7 +182,7 @@ def local_of_rank(x: torch.Tensor, rank: int) -> torch.Tensor:
 def closed_over_of_kinds(
     captures: Sequence[Captured], programs: Sequence[LocalProgram]
 ) -> Callable[[], list[list[torch.Tensor]]]:
-    """The readers of closed-over tensors, where ranks have captures of their own."""
+    """Build the readers of closed-over tensors where ranks have captures of their own."""
     states: list[torch.Tensor] = []
 
     def take(draws: int) -> torch.Tensor:
@@ -211,7 +211,9 @@ def closed_over_of_kinds(
 def _with_state(
     captured: Captured, closed: list[torch.Tensor], take: Callable[[int], torch.Tensor] | None
 ) -> Callable[[], list[torch.Tensor]]:
-    """The readers of closed-over tensors for a program with random calls, which takes a state."""
+    """Build the readers of closed-over tensors of a program with random calls, which takes a random
+    state too.
+    """
     (at,) = (i for i, x in enumerate(closed) if x is ambient.PLACEHOLDER_STATE)
     first = len(_values(captured.program.graph.graph)) - len(closed)
     device = _values(captured.program.graph.graph)[first + at].device
@@ -223,8 +225,8 @@ def _with_state(
 
 
 def laid_out(x: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
-    """The tensor with these strides, copied only if it has others. Its neg and conj bits are
-    resolved.
+    """Give a tensor these strides, copying only if it has others, and resolve its neg and conj
+    bits.
     """
     if x.stride() == stride and not x.is_neg() and not x.is_conj():
         return x
@@ -232,13 +234,12 @@ def laid_out(x: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
 
 
 def resolved(x: torch.Tensor) -> torch.Tensor:
-    """A real tensor of no dims, copied if its neg bit is set."""
+    """Copy a real 0-dim tensor if its neg bit is set."""
     return x.resolve_neg()
 
 
 def _is_odd(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> bool:
-    """Whether the layout of a tensor may differ from the program's: it has gaps or overlaps, or
-    may have a neg bit.
+    """Return whether a tensor's layout may differ from the program's: gaps, overlaps, or a neg bit.
 
     torch sets the neg bit on the imaginary part of a conjugate, whose strides have gaps if it
     has two elements.
@@ -252,8 +253,8 @@ def _values(graph: torch.fx.Graph) -> list[torch.Tensor]:
 
 
 def _strides(programs: Sequence[LocalProgram]) -> list[tuple[tuple[int, ...], ...]]:
-    """For each input of the programs, its strides in each program. Leaves out the coordinates,
-    which come first.
+    """Collect the strides of each input in each program, without the coordinates that
+    come first.
     """
     skip = len(programs[0].axes.names)
     rows = [[x.stride() for x in _values(program.graph)[skip:]] for program in programs]
@@ -271,8 +272,8 @@ def _all_laid_out(read: Reader, strides: Sequence[Sequence[int]]) -> Reader:
 
 
 def _from_the_start(read: Reader, is_refused: bool, name: str, path: str) -> Reader:
-    """A reader of local tensors that start their memory, for as_strided. A view is copied, or
-    refused.
+    """Build a reader of local tensors that start at offset 0 of their memory, for as_strided. A
+    view is copied or refused.
     """
 
     def start(x: torch.Tensor) -> torch.Tensor:
@@ -288,7 +289,7 @@ def _from_the_start(read: Reader, is_refused: bool, name: str, path: str) -> Rea
 
 
 def reader(is_dtensor: bool, marks: MeshPlacements, placed: Placed) -> Callable[[Any], Any]:
-    """A reader of an argument's local tensor: that of this rank, or in a simulated world a list
+    """Build the reader of one argument's local tensor: this rank's, or in a simulated world a list
     of all ranks'.
     """
     simulated = placed.is_simulated
@@ -306,12 +307,12 @@ def reader(is_dtensor: bool, marks: MeshPlacements, placed: Placed) -> Callable[
 
 
 def local_of(x: Any) -> torch.Tensor:
-    """The local tensor of a DTensor."""
+    """Return the local tensor of a DTensor."""
     return _compat.local_tensor(x)
 
 
 def itself(x: torch.Tensor) -> torch.Tensor:
-    """A tensor that is its own local tensor."""
+    """Return a plain tensor, which is its own local tensor."""
     return x
 
 
@@ -326,8 +327,8 @@ def _all_shards(n: int) -> Callable[[Any], list[torch.Tensor]]:
 def cut(
     x: torch.Tensor, marks: MeshPlacements, axes: MeshAxes, coordinate: Sequence[int]
 ) -> torch.Tensor:
-    """One rank's shard of a global tensor, in new memory, with the order of dims in memory of
-    the global tensor.
+    """Copy one rank's shard out of a global tensor, keeping the global tensor's order of dims in
+    memory.
     """
     out = whole = carried(x)
     strided = strided_dims(marks)
@@ -350,8 +351,8 @@ def cut(
 
 
 def carried(x: torch.Tensor) -> torch.Tensor:
-    """A tensor in a dtype that has all kernels that move elements: integers for what torch only
-    stores.
+    """View a tensor in a dtype that has kernels for moving elements: integers for dtypes that torch
+    only stores.
     """
     return x if x.dtype in COMPUTED else x.view(INTEGERS[x.itemsize])
 
@@ -359,7 +360,7 @@ def carried(x: torch.Tensor) -> torch.Tensor:
 def join(
     shards: Sequence[torch.Tensor], shape: Sequence[int], marks: MeshPlacements, axes: MeshAxes
 ) -> torch.Tensor:
-    """The global tensor from the local tensors of all ranks."""
+    """Assemble the global tensor from the local tensors of all ranks."""
     values = dict(zip(all_coordinates(axes), map(carried, shards), strict=True))
     dtype = shards[0].dtype
     for k in reversed(range(len(marks))):
@@ -375,7 +376,7 @@ def join(
 
 
 def _stored(size: int, dim: int, marks: MeshPlacements, axes: MeshAxes) -> torch.Tensor:
-    """The numbers of the elements of a dim in the order of the ranks that hold them."""
+    """List the indices of a dim in the order of the ranks that hold them."""
     shards = [layout.split(m) is not None and layout.dim_and_unit(m)[0] == dim for m in marks]
     held = [
         elements(size, dim, marks, axes.sizes, c)
@@ -396,7 +397,7 @@ def _joined(group: list[torch.Tensor], mark: Any) -> torch.Tensor:
 
 
 def spec_of(mesh: Any, marks: MeshPlacements, value: torch.Tensor) -> Any:
-    """The DTensor spec of a result."""
+    """Build the DTensorSpec of a result."""
     stride = value.stride()
     if not layout.is_dense(value.shape, stride):
         stride = layout.dense_strides(value.shape, range(value.dim()))
@@ -405,7 +406,7 @@ def spec_of(mesh: Any, marks: MeshPlacements, value: torch.Tensor) -> Any:
 
 @attrs.frozen(eq=False)
 class LocalLayouts:
-    """The layouts that a program needs.
+    """The memory layouts of local tensors that a program was compiled for.
 
     Args:
         name: of the function, for errors.
@@ -422,8 +423,8 @@ class LocalLayouts:
     known: Layouts = attrs.field(factory=Layouts, init=False)
 
     def fitted(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The tensors that a program reads of its arguments, a local tensor of other strides
-        copied.
+        """Give the local tensors of a call the layouts of the program, copying those with other
+        strides.
 
         Raises:
             PlacementError: one has another shape or dtype than the program.
@@ -440,7 +441,7 @@ class LocalLayouts:
         return fitted
 
     def _fitted(self, k: int, x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """A local tensor with the program's strides."""
+        """Give one local tensor the program's strides."""
         if (x.shape, x.dtype) != (like.shape, like.dtype):
             raise self._refused(k, x, like)
         if _has_strides(x, like):
@@ -461,7 +462,7 @@ class LocalLayouts:
 
 
 def local_layouts(name: str, placed: Placed, inputs: Sequence[torch.Tensor]) -> LocalLayouts | None:
-    """The layouts of the DTensors among the arguments. None without one.
+    """Build the LocalLayouts of the DTensor arguments; None without one.
 
     Args:
         name: of the function, for errors.
@@ -479,7 +480,7 @@ def _is_same(x: Any, y: Any) -> bool:
 
 
 def _has_strides(x: torch.Tensor, like: torch.Tensor) -> bool:
-    """Whether the elements lie as in another tensor of this shape."""
+    """Return whether a tensor's elements lie as in another tensor of its shape."""
     if x.stride() == like.stride() or not x.numel():
         return True
     rows = zip(x.shape, x.stride(), like.stride(), strict=True)
@@ -491,7 +492,7 @@ Maker = Callable[..., list[Any]]
 
 
 def maker(placed: Placed, captured: Captured, partition: Plan) -> Maker | None:
-    """A function from local results to the results of a call. None if they are the same."""
+    """Build the function from local results to a call's results; None if they are the same."""
     if placed.mesh is None:
         return None
     count = captured.program.out_leaves.count(TENSOR)
@@ -518,9 +519,7 @@ def maker(placed: Placed, captured: Captured, partition: Plan) -> Maker | None:
 
 
 def _places(placed: Placed, specs: list[Any]) -> tuple[int, ...]:
-    """For each result, the donated DTensor that has its shape, strides and dtype, among the
-    donated; -1 without one.
-    """
+    """Match each result with a donated DTensor of its shape, strides and dtype; -1 without one."""
     avals = dict(zip(placed.tensors, placed.avals, strict=True))
     rows = [avals[i] for i in placed.donated]
     free: dict[Any, list[int]] = {}
@@ -533,7 +532,7 @@ def _places(placed: Placed, specs: list[Any]) -> tuple[int, ...]:
 
 
 def in_tree(captured: Captured) -> Callable[[list[Any]], Any]:
-    """A function from the results of a call to the tree that it returns."""
+    """Build the function from flat results to the tree that the user's function returns."""
     tree = captured.program.out_tree
     constants = captured.program.out_leaves
     unflatten = _tree.unflatten

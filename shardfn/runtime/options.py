@@ -29,7 +29,9 @@ def _known(kind: str, known: Any) -> Callable[[Any, Any, str], None]:
 
 
 def _recordable(request: Any, _: Any, value: bool) -> None:
-    """Check that what is to be recorded is compiled, for fixed sizes."""
+    """Check that a function whose kernels are to be recorded (cuda_graphs) is compiled for fixed
+    sizes.
+    """
     if not isinstance(value, bool):
         got, needed = f"cuda_graphs is {value!r}", "True or False"
         raise ShardError.of(request.name, got, needed=needed)
@@ -42,7 +44,7 @@ Differentiated = Callable[[Callable[..., Any], Followed], Callable[..., Any]]
 
 
 class Around(NamedTuple):
-    """The changes around a call of a program: of its arguments, before, and of its result."""
+    """The functions to apply around a call: to its arguments before, and to its result after."""
 
     entering: Callable[[Any, Any, Any, Any], Any]  # request, mesh, args, kwargs
     leaving: Callable[[Any], Any]

@@ -21,7 +21,7 @@ SHOWN = 8  # differences that are printed
 
 
 def retrace(name: str, entries: Sequence[Any], key: list[Any], placed: Placed, mesh: Any) -> str:
-    """The closest earlier signature of a function, and where a call differs from it.
+    """Find the closest earlier signature of a function, and say where a call differs from it.
 
     Args:
         name: of the function.
@@ -42,7 +42,7 @@ def retrace(name: str, entries: Sequence[Any], key: list[Any], placed: Placed, m
 
 
 def _differences(entry: Any, key: list[Any], placed: Placed, mesh: Any) -> Iterator[str]:
-    """A line for each difference of a call from an earlier one."""
+    """Describe each difference of a call from an earlier one, a line each."""
     if entry.treedef != placed.treedef:
         yield _trees(entry, placed)
     else:
@@ -63,12 +63,12 @@ def _differences(entry: Any, key: list[Any], placed: Placed, mesh: Any) -> Itera
 
 
 def _is_for_one_size(entry: Any) -> bool:
-    """Whether a function was captured for the sizes of one call alone."""
+    """Return whether a function was captured for the sizes of one call alone."""
     return entry.template is None or not entry.template.sizes.ranges
 
 
 def _sizes(entry: Any, placed: Placed) -> Iterator[str]:
-    """A line for a call of a function that was captured for other sizes too."""
+    """Describe how a call's sizes differ from those that the function was captured for."""
     if entry.fixed and placed.dynamic:
         yield f"its sizes are constants, since it cannot be read with symbols: {entry.fixed}"
     if _is_for_one_size(entry):
@@ -86,7 +86,7 @@ def _sizes(entry: Any, placed: Placed) -> Iterator[str]:
 
 
 def _followed(entry: Any, placed: Placed) -> Iterator[str]:
-    """Lines for the arguments that autograd follows now or did before, but not both."""
+    """Describe the arguments that autograd follows in only one of two calls."""
     tensors = range(len(entry.paths)) if entry.tensors is None else entry.tensors
     flags = entry.followed or (False,) * len(tensors)
     before = {entry.paths[i] for i, flag in zip(tensors, flags, strict=False) if flag}
@@ -104,7 +104,7 @@ def _followed(entry: Any, placed: Placed) -> Iterator[str]:
 
 
 def _trees(entry: Any, placed: Placed) -> str:
-    """The difference of two trees of arguments."""
+    """Describe the difference of two argument trees."""
     new = [p for p in placed.paths if p not in entry.paths]
     gone = [p for p in entry.paths if p not in placed.paths]
     said = [("also", new), ("without", gone)]
@@ -115,7 +115,7 @@ def _trees(entry: Any, placed: Placed) -> str:
 
 
 def _surroundings(entry: Any, world: Any, mesh: Any) -> Iterator[str]:
-    """Lines for the world, the mesh and the rules."""
+    """Describe how the world, the mesh or the sharding rules of two calls differ."""
     if entry.world is not world:
         now, before = (f"{w.kind}, of {w.size}" for w in (world, entry.world))
         yield f"the world: {now}, was {before}"
@@ -131,7 +131,7 @@ def _mesh(mesh: Any) -> str:
 
 
 def _text(signature: Any) -> str:
-    """One leaf of a signature: metadata and placements of a tensor, or a constant."""
+    """Print one leaf of a signature: a tensor's metadata and placements, or a constant."""
     meta = getattr(signature, "tensor_meta", None)
     if meta is not None:
         axes = axes_of(signature.mesh)

@@ -12,7 +12,7 @@ Reduce = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def ring_reduce(values: Sequence[torch.Tensor], reduce: Reduce) -> torch.Tensor:
-    """The reduction of one value per rank.
+    """Reduce one value per rank in the order of Gloo's ring.
 
     Chunk c starts with rank c - 1 and goes round backwards; a chunk is a whole number of
     segments, two or more a rank.
@@ -48,7 +48,7 @@ def ring_reduce(values: Sequence[torch.Tensor], reduce: Reduce) -> torch.Tensor:
 
 
 def chunk_length(count: int, itemsize: int, n: int) -> int:
-    """Elements in a rank's chunk of the ring."""
+    """Compute the number of elements in a rank's chunk of the ring."""
     total = count * itemsize
     largest = itemsize * max(1, SEGMENT_BYTES // itemsize)
     least = _divided(total, largest)
@@ -59,7 +59,7 @@ def chunk_length(count: int, itemsize: int, n: int) -> int:
 
 
 def _divided(value: int, by: int) -> int:
-    """The quotient, rounded up."""
+    """Divide, rounding up."""
     return -(-value // by)
 
 

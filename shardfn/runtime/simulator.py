@@ -60,8 +60,8 @@ class Shown:
 
 @attrs.frozen(eq=False)
 class _Step:
-    """One node of a local graph, ready to run: arguments by register, registers to free after
-    it.
+    """One node of a local graph, ready to run: its arguments by register, and the registers to free
+    after it.
     """
 
     run: Callable[..., Any]
@@ -127,7 +127,7 @@ def _lockstep(
 def _groups(
     asked: dict[int, Request], coordinates: Any, at: Any, axes: MeshAxes
 ) -> Iterator[list[int]]:
-    """The groups whose ranks have all arrived."""
+    """Select the groups whose ranks have all arrived at the same collective."""
     done: set[int] = set()
     asked = {i: request for i, request in asked.items() if isinstance(request, Request)}
     for i in list(asked):
@@ -144,7 +144,7 @@ def _groups(
 
 
 def _shown(asked: dict[int, Any]) -> list[int]:
-    """Show the values of all ranks that wait at one call of `sf.debug`, and let them go on."""
+    """Display the values of all ranks that wait at one `sf.debug` call, and let them go on."""
     waiting = {i: r for i, r in asked.items() if isinstance(r, Shown)}
     first = next(iter(waiting.values()), None)
     ranks = sorted(i for i, r in waiting.items() if first is not None and r.what == first.what)
@@ -191,7 +191,7 @@ def _said(rank: int, request: Request) -> str:
 
 
 def combine(group: list[Request]) -> list[torch.Tensor]:
-    """The value that each rank of a group receives."""
+    """Compute the value that each rank of a group receives from a collective."""
     kind = COLLECTIVES[group[0].record.kind]
     assert kind.combine is not None, f"{kind.name} cannot be simulated"
     return kind.combine(group)
@@ -223,7 +223,9 @@ def _all_to_all(group: list[Request]) -> list[torch.Tensor]:
 
 
 def _halo(group: list[Request]) -> list[torch.Tensor]:
-    """The edge rows of the previous and the next rank. Ranks at the ends have one neighbour."""
+    """Exchange edge rows with the previous and the next rank. Ranks at the ends have
+    one neighbour.
+    """
     before = group[0].what[1]
     ends = torch.zeros_like(group[0].value)
     sent = [r.value for r in group]
@@ -277,7 +279,7 @@ def _rank(
 def _looping(
     loop: Loop, tensors: Sequence[torch.Tensor]
 ) -> Generator[Request, torch.Tensor, list[torch.Tensor]]:
-    """One rank's runs of the graphs of a loop."""
+    """Run the graphs of a loop for one rank, yielding at each collective inside."""
     driver = loop.drive(tensors)
     outs = None
     while True:

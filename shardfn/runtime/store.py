@@ -15,7 +15,7 @@ from .. import _compat
 
 @attrs.define(eq=False)
 class CallStore:
-    """The cached entries of one request, and the notes about its calls."""
+    """The cached entries of one Request, and notes about its calls."""
 
     # the last used first; replaced as a tuple, because other threads read it
     entries: tuple[Any, ...] = ()
@@ -39,7 +39,7 @@ class CallStore:
     kin: weakref.WeakSet[CallStore] = attrs.field(factory=weakref.WeakSet)
 
     def every(self) -> tuple[Any, ...]:
-        """The cached entries, and those of its kin."""
+        """The cached entries of this store and of the stores that share its function."""
         others = [e for store in self.kin if store is not self for e in store.entries]
         return (*self.entries, *others)
 
@@ -79,28 +79,28 @@ class FunctionStore:
 
 
 def _nobody() -> None:
-    """The owner of a copied store."""
+    """Stand in for the owner of a copied store."""
 
 
 @attrs.define(eq=False)
 class Compared:
-    """Whether the ranks have compared the arguments of a compiled program."""
+    """Note whether the ranks have compared the arguments of a compiled program."""
 
     is_done: bool = False
 
 
 @attrs.define(eq=False)
 class Earlier:
-    """The donated arguments of the last call of a program, without memory."""
+    """Hold the donated argument objects of a program's last call, emptied of memory."""
 
     _calls: list[Sequence[Any]] = attrs.field(factory=list, init=False)  # at most one
 
     def put(self, tensors: Sequence[Any]) -> None:
-        """Keep those of a call instead."""
+        """Replace the objects by those of a newer call."""
         self._calls[:] = [tensors]
 
     def take(self) -> Sequence[Any] | None:
-        """Those of the last call, for one caller."""
+        """Hand the objects of the last call to one caller."""
         try:
             return self._calls.pop()
         except IndexError:
@@ -109,14 +109,16 @@ class Earlier:
 
 @attrs.define(eq=False)
 class Layouts:
-    """A check that tensors have the layouts of those that were compared last."""
+    """Remember the layouts of the tensors that ranks compared last."""
 
     _check: Callable[[list[Any]], bool] | None = attrs.field(default=None, init=False)
 
     def put(self, tensors: Sequence[Any]) -> None:
-        """Compare with these from now on."""
+        """Remember the layouts of these tensors from now on."""
         self._check = _compat.calls.SameTensors(tensors)
 
     def are_same(self, tensors: list[Any]) -> bool:
-        """Whether tensors have the layouts of those. False if only a comparison can tell."""
+        """Return whether tensors have the remembered layouts; False if only a
+        comparison can tell.
+        """
         return self._check is not None and self._check(tensors)

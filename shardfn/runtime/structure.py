@@ -14,8 +14,8 @@ Walk = Callable[[Any, list[Any]], bool]
 
 
 def leaves_like(treedef: _tree.TreeDef) -> Callable[[Any], list[Any] | None] | None:
-    """A function of a tree: its leaves if it has this structure, else None. Where the structure
-    has a leaf, a tree may have a container, which then stands among the leaves.
+    """Build the function that returns a tree's leaves if it has this structure, else None. Where
+    the structure has a leaf, a tree may have a container, which then counts as a leaf.
 
     None for a structure with other containers than dicts, lists and tuples.
     """
@@ -24,7 +24,7 @@ def leaves_like(treedef: _tree.TreeDef) -> Callable[[Any], list[Any] | None] | N
 
 
 def _said(treedef: _tree.TreeDef) -> Any:
-    """A structure as a value: None for a leaf, else its class, the keys of a dict, its children."""
+    """Describe a tree structure by values: None for a leaf, else class, dict keys and children."""
     if treedef.is_leaf():
         return None
     keys = list(treedef.entries()) if treedef.type is dict else None

@@ -24,7 +24,7 @@ DAMAGED = "another copy, or save it again: it is damaged, or something else"
 
 
 def write(path: str, record: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
-    """Write a file that appears complete, or not at all.
+    """Write an artefact so that the file appears complete, or not at all.
 
     Raises:
         ArtefactError: it cannot be written there.
@@ -46,7 +46,7 @@ def write(path: str, record: Mapping[str, Any], tensors: Mapping[str, Any]) -> N
 
 
 def read(path: str) -> tuple[dict[str, Any], dict[str, torch.Tensor], str]:
-    """The record and the tensors of a file, as bytes, and its digest.
+    """Read the record, the tensors as bytes, and the digest of an artefact.
 
     Raises:
         ArtefactError: it is damaged, incomplete, or something else.
@@ -66,14 +66,14 @@ def read(path: str) -> tuple[dict[str, Any], dict[str, torch.Tensor], str]:
 
 
 def damaged(path: str, why: Exception) -> ArtefactError:
-    """The error for a file that cannot be read."""
+    """Build the error for an artefact that cannot be read."""
     where, got = "load_compiled, path", f"{path} cannot be read as an artefact"
     text = f"{type(why).__name__}: {why}"
     return ArtefactError.of(where, got, text, fix=DAMAGED, source=call_site())
 
 
 def _metadata(found: bytes) -> dict[str, Any]:
-    """The metadata of a file of safetensors.
+    """Parse the metadata header of a safetensors file.
 
     Raises:
         ValueError: it is none of ours.
@@ -100,13 +100,13 @@ def _digest(text: str, tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def as_bytes(x: torch.Tensor) -> torch.Tensor:
-    """The elements of a tensor, in order, as bytes."""
+    """Return the elements of a tensor in logical order, as bytes."""
     plain = x.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return plain.reshape(-1).view(torch.uint8).clone()
 
 
 def filled(like: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
-    """A tensor of this layout with these bytes.
+    """Make a tensor of a given layout from bytes.
 
     Raises:
         RuntimeError: they are too many, or too few.

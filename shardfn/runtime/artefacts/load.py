@@ -33,7 +33,7 @@ BROKEN = (
 
 
 def load(path: str, mesh: Any = None, backend: str | None = None) -> Compiled:
-    """The compiled program of a file.
+    """Load a saved program, and bind it to a mesh.
 
     Args:
         path: of the file.
@@ -51,7 +51,7 @@ def load(path: str, mesh: Any = None, backend: str | None = None) -> Compiled:
 
 
 def _loaded(path: str, mesh: Any, backend: str | None) -> tuple[Compiled, str]:
-    """The compiled program of a file, and the file's digest."""
+    """Load a saved program, and return it with the digest of its file."""
     record, tensors, digest = file.read(path)
     try:
         _refuse_other_versions(path, record)
@@ -92,7 +92,7 @@ def _refuse_other_versions(path: str, record: dict[str, Any]) -> None:
 
 
 def _release(version: Any) -> str:
-    """A version without the build: `2.13.0+cpu` and `2.13.0+cu126` have the same ops."""
+    """Drop the build tag of a version: `2.13.0+cpu` and `2.13.0+cu126` have the same ops."""
     return str(version).partition("+")[0]
 
 
@@ -104,7 +104,7 @@ def _mesh_of(record: dict[str, Any]) -> tuple[MeshAxes, str | None]:
 
 
 def _found_mesh(path: str, axes: MeshAxes, device: str | None, mesh: Any) -> Any:
-    """The mesh that a program runs on.
+    """Find or make the mesh that a saved program runs on.
 
     Raises:
         ArtefactError: it has other axes or devices than the program was made for.
@@ -158,7 +158,7 @@ def _built(record: dict[str, Any], tensors: Any, mesh: Any, backend: str) -> Com
 
 
 def _state(rows: Any) -> tuple[Any, ...]:
-    """The settings of torch that a program was made under, in this torch's order."""
+    """Arrange the torch settings that a program was saved under in this torch's order."""
     known: dict[str, list[Any]] = {}
     for name, x in rows:
         known.setdefault(name, []).append(value_of(x, ()))

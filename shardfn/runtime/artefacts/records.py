@@ -33,12 +33,12 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def unread(*_: Any, **__: Any) -> NoReturn:
-    """Stands for the function of a loaded program, which is never called."""
+    """Stand in for the user's function of a loaded program, which is never called."""
     raise AssertionError("the program was loaded without its function")
 
 
 def placed_of(said: dict[str, Any], mesh: Any, state: tuple[Any, ...]) -> Placed:
-    """The arguments of a program."""
+    """Rebuild the `Placed` arguments of a saved program from JSON."""
     count = len(said["paths"])
     positions = ("tensors", "donated")
     if any(type(i) is not int or not 0 <= i < count for k in positions for i in said[k]):
@@ -73,7 +73,7 @@ def _aval(shape: Any, stride: Any, _: Any, dtype: Any, device: Any) -> Aval:
 
 
 def captured_of(record: dict[str, Any], tensors: Tensors) -> Captured:
-    """The capture of a program: only its inputs and its results."""
+    """Rebuild the capture of a saved program: only its inputs and results."""
     said, results = record["outside"], record["results"]
     leaves = [TENSOR if _is_tensor(x) else value_of(x, ()) for x in results["leaves"]]
     tree = tree_of(results["tree"])
@@ -104,7 +104,7 @@ def _is_tensor(x: Any) -> bool:
 
 
 def _outside(said: dict[str, Any], tensors: Tensors) -> ClosedOver:
-    """The closed-over tensors, with their values."""
+    """Rebuild the closed-over tensors of a saved program, with their values."""
     closed = [
         ambient.PLACEHOLDER_STATE if like is None else filled(tensor_of(like), tensors[str(i)])
         for i, like in enumerate(said["tensors"])
@@ -119,7 +119,7 @@ def _outside(said: dict[str, Any], tensors: Tensors) -> ClosedOver:
 
 
 def _signature(inputs: Sequence[Any], values: Sequence[Any]) -> torch.fx.GraphModule:
-    """A graph of inputs and results, without what is between them."""
+    """Build a graph of placeholders and outputs without the ops between them."""
     graph = torch.fx.Graph()
     with _compat.fake_mode():
         for k, like in enumerate(inputs):
@@ -136,7 +136,7 @@ def _signature(inputs: Sequence[Any], values: Sequence[Any]) -> torch.fx.GraphMo
 
 
 def plan_of(record: dict[str, Any], axes: MeshAxes, captured: Captured) -> Plan:
-    """The placements of the inputs and the results, without the steps between them."""
+    """Rebuild the placements of a saved program's inputs and results."""
     graph = captured.program.graph.graph
     (output,) = graph.find_nodes(op="output")
     said = record["results"]
@@ -160,7 +160,7 @@ def _slots(values: Any, marks: Any, axes: MeshAxes) -> tuple[Slot, ...]:
 def programs_of(
     record: dict[str, Any], plan: Plan, captured: Captured, mesh: Any
 ) -> dict[tuple[int, ...], LocalProgram]:
-    """The program of each rank, by its coordinates."""
+    """Rebuild the local program of each rank, keyed by its coordinate."""
     everyone = all_coordinates(plan.axes)
     graphs = [graph_of(said["graph"]) for said in record["programs"]]
     names = dict(zip(plan.axes.names, group_names(mesh), strict=True))
@@ -177,7 +177,7 @@ def programs_of(
 
 
 def _renamed(x: Any, names: Mapping[str, str]) -> Any:
-    """A name of a process group as the name of this mesh's."""
+    """Replace a saved process-group name by the name in this job's mesh."""
     match = GROUP.fullmatch(x) if isinstance(x, str) else None
     return names[match[1]] if match else x
 

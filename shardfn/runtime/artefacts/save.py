@@ -25,7 +25,7 @@ TENSOR_TEXT = {"tensor": True}
 
 
 def save_compiled(path: Any, compiled: Any, programs: Mapping[Coordinate, LocalProgram]) -> None:
-    """Write a compiled program to a file.
+    """Write a compiled program to an artefact file.
 
     Args:
         path: of the file.
@@ -62,7 +62,7 @@ def save_compiled(path: Any, compiled: Any, programs: Mapping[Coordinate, LocalP
 
 
 def _unfit(compiled: Any) -> str:
-    """Why no file can hold a program, or nothing."""
+    """Say why a compiled program cannot be saved, or return None."""
     closed = compiled.captured.closed_over
     if compiled.backward is not None:
         return "autograd follows its call, so it is two programs"
@@ -76,7 +76,7 @@ def _unfit(compiled: Any) -> str:
 
 
 def _origin(compiled: Any) -> dict[str, Any]:
-    """The versions, the mesh and the settings that a program was made with."""
+    """Record the versions, mesh and settings that a program was compiled with."""
     placed = compiled.placed
     device = placed.mesh.device_type if placed.mesh is not None else None
     state = zip(_compat.SETTINGS, placed.state, strict=True)
@@ -121,12 +121,12 @@ def _device(x: str) -> str:
 
 
 def marks_text(marks: Any) -> list[Any]:
-    """Placements as JSON."""
+    """Print placements as JSON."""
     return [list(x) if isinstance(x, tuple) else x for x in marks]
 
 
 def _outside(captured: Any) -> dict[str, Any]:
-    """The closed-over tensors, and how the program takes its inputs."""
+    """Record the closed-over tensors, and how the program takes its inputs."""
     outside = captured.outside
     return {
         "tensors": [
@@ -161,7 +161,7 @@ def _results(compiled: Any) -> dict[str, Any]:
 
 
 def _programs(programs: Mapping[Coordinate, LocalProgram]) -> dict[str, Any]:
-    """The distinct programs, and the number of each rank's."""
+    """Record the distinct local programs, and which of them each rank runs."""
     distinct = list(dict.fromkeys(programs.values()))
     numbers = {program: k for k, program in enumerate(distinct)}
     return {

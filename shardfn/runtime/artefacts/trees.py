@@ -16,11 +16,11 @@ KEYS = (str, int, bool)
 
 
 class Leaf:
-    """The place of a leaf."""
+    """Stand for a leaf in a tree structure."""
 
 
 def tree_text(treedef: Any) -> Any:
-    """A structure as JSON.
+    """Print a tree structure as JSON.
 
     Raises:
         Unwritable: it has a container of another class, or a key other than text and numbers.
@@ -47,7 +47,7 @@ def _key(x: Any) -> Any:
 
 
 def tree_of(said: Any) -> Any:
-    """The structure of a JSON text.
+    """Parse the tree structure of a JSON text.
 
     Raises:
         ValueError, TypeError: it is none.

@@ -12,7 +12,7 @@ CAPS = "25MB", None, "1GiB"  # of bucketed_grad
 
 @attrs.frozen(eq=False)
 class Followed:
-    """The tensors of one call that require grad.
+    """The tensors of one call that require grad: argument leaves and closed-over tensors.
 
     Args:
         leaves: their positions among the leaves of (args, kwargs).
@@ -27,7 +27,7 @@ class Followed:
 
     @property
     def wishes(self) -> list[str]:
-        """The bucketing options of each gradient: those of `bucketed_grad`."""
+        """The bucketing options of each gradient, with the caps of `bucketed_grad`."""
         cap, first_cap, in_flight = check_caps("backward", CAPS)
         rows = zip(self.paths, self.are_real, strict=True)
         return [
@@ -37,5 +37,5 @@ class Followed:
 
     @property
     def key(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...]]:
-        """Equal for calls that share captures."""
+        """A hashable value that is equal for calls that share captures."""
         return self.leaves, tuple(map(id, self.closed_over)), self.paths

@@ -23,7 +23,7 @@ WRITTEN = "write to the tensor after the backward, or to a clone of it"
 
 @attrs.frozen(eq=False)
 class Differentiable:
-    """A call through which gradients go back: from the leaves of its arguments to results.
+    """Run a call as one autograd.Function, from the leaves of its arguments to its results.
 
     Args:
         execute: the first half: from leaves to local results, and local saved values.
@@ -42,7 +42,7 @@ class Differentiable:
         return list(_Op.apply(self, leaves, *tensors))
 
     def forward(self, leaves: list[Any]) -> tuple[list[Any], list[torch.Tensor]]:
-        """The results, and the tensors that autograd is to keep."""
+        """Run the forward, and return the results and the tensors that autograd is to save."""
         outs = self.execute(leaves)
         count = len(self.backward.has_derivative())
         own = outs[:count]
@@ -76,7 +76,7 @@ class _Op(torch.autograd.Function):
 
 
 def _saved(name: str, ctx: Any) -> list[torch.Tensor]:
-    """The tensors that autograd has kept. It lets go of them, unless the graph is retained.
+    """Return the tensors that autograd has saved, which it frees unless the graph is retained.
 
     Raises:
         ShardError: they are freed, or have been written to.

@@ -40,7 +40,7 @@ Local = list[torch.Tensor]  # one value's local tensors, of each rank that runs 
 
 @attrs.frozen(eq=False)
 class Backward:
-    """The compiled second half.
+    """The compiled backward of a call that autograd follows.
 
     Args:
         request: for the function with its gradients.
@@ -91,7 +91,7 @@ class Backward:
         return [*specs[: len(followed.leaves)], *on_parts]
 
     def _spec_like(self, spec: Any, x: torch.Tensor) -> Any:
-        """The spec of the gradient of a closed-over tensor: on the mesh of the tensor."""
+        """Build the spec of a closed-over tensor's gradient, on the mesh of that tensor."""
         if not is_on_part(x, self.placed.mesh):
             return spec
         own: Any = x
@@ -101,18 +101,18 @@ class Backward:
 
     @property
     def everyone(self) -> list[tuple[int, ...]]:
-        """The coordinates of the ranks that run here."""
+        """The coordinates of the ranks that run in this process."""
         if self.placed.is_simulated:
             return all_coordinates(self.placed.axes)
         return [self.placed.coordinate]
 
     @property
     def is_unread(self) -> bool:
-        """Whether tensors have no values in this world."""
+        """Whether tensors have no values in this world (`numerics=False`)."""
         return self.placed.mesh is not None and self.placed.world.kind == "fake"
 
     def has_derivative(self) -> list[bool]:
-        """For each result, whether autograd goes on from it."""
+        """For each result, whether autograd differentiates it."""
         derivative = self.captured.derivative
         assert derivative is not None
         flags = dict(zip(self.floating, derivative.results, strict=True))
@@ -122,7 +122,7 @@ class Backward:
     def saved(
         self, leaves: list[Any], results: Sequence[Any], values: Sequence[Any]
     ) -> list[torch.Tensor]:
-        """The tensors that autograd is to keep.
+        """List the tensors that autograd is to save for the backward.
 
         Args:
             leaves: of the arguments.
@@ -141,8 +141,8 @@ class Backward:
     def run(
         self, saved: Sequence[torch.Tensor], cotangents: Sequence[Any]
     ) -> list[torch.Tensor | None]:
-        """The gradients of the tensors that autograd follows. None for a tensor that no result
-        with a cotangent depends on.
+        """Compute the gradients of the tensors that autograd follows. None for a tensor that no
+        result with a cotangent depends on.
         """
         if self.is_unread:
             outs: list[Any] = self._unread()
@@ -159,8 +159,8 @@ class Backward:
         ]
 
     def _placed(self, out: Any, spec: Any) -> torch.Tensor:
-        """A gradient as a DTensor; or as the global tensor that every rank has, in the code of one
-        rank its own.
+        """Wrap a local gradient as a DTensor, or as a global tensor; in per-rank code as the local
+        tensor.
         """
         if spec is not None:
             is_row = out.dim() > len(spec.shape)
@@ -172,7 +172,7 @@ class Backward:
         return out.shards[out.shown] if isinstance(out, SimulatedTensor) else out
 
     def _unread(self) -> list[UnreadTensor]:
-        """Gradients without values."""
+        """Make gradients without values, of the right shapes."""
         (output,) = self.programs[self.placed.coordinate].graph.find_nodes(op="output")
         return [UnreadTensor(node.meta["val"]) for node in output.args[0]]
 
@@ -180,7 +180,7 @@ class Backward:
         return sum(other == kind for other, _ in self.halves.residuals)
 
     def _executed(self, values: list[Local]) -> list[Any]:
-        """The local gradients: in a simulated world those of all ranks."""
+        """Run the backward, and return local gradients; in a simulated world those of all ranks."""
         rows: list[list[torch.Tensor]] = []
         for rank, fakes in enumerate(self.inputs):
             own = [value[rank] for value in values]
@@ -198,7 +198,7 @@ class Backward:
         return self.runner([*coords, *rows.pop()])
 
     def _residuals(self, saved: Sequence[torch.Tensor]) -> Iterator[Local]:
-        """The local tensors of each residual."""
+        """List the local tensors of each saved residual."""
         feed = iter(saved)
         for kind, i in self.halves.residuals:
             if kind == SAVED:
@@ -211,13 +211,13 @@ class Backward:
                 yield [local_of_rank(x, r) for r in range(len(self.everyone))]
 
     def _global(self, x: Any) -> Any:
-        """A residual as one on the mesh: of a part, in the code of one rank a row for each."""
+        """Turn a residual on a submesh, or of per-rank code, into one on the mesh."""
         mesh = self.placed.mesh
         is_row = self.request.rank is not None and is_on_part(x, mesh)
         return row_of_part(x) if is_row else on_mesh(x, mesh)
 
     def _given(self, cotangents: Sequence[Any]) -> Iterator[Local]:
-        """The local tensors of each cotangent: zeros where autograd has none."""
+        """List the local tensors of each cotangent, with zeros where autograd has none."""
         first = len(self.halves.residuals)
         slots = self.halves.backward.ins[first:]
         rows = zip(self.halves.cotangents, slots, strict=True)
@@ -229,7 +229,9 @@ class Backward:
             yield self._locals(g, slot)
 
     def _locals(self, g: torch.Tensor, slot: Slot) -> Local:
-        """The local tensors of a cotangent: a row of a global one for a rank's own result."""
+        """List the local tensors of one cotangent; in per-rank code the rank's row of
+        a global one.
+        """
         numbers = range(len(self.everyone))
         if g.dim() > len(slot.value.shape):
             return [local_of_rank(g, r).squeeze(0) for r in numbers]
@@ -240,23 +242,23 @@ class Backward:
 
 
 def _stride_of(like: Any) -> tuple[int, ...]:
-    """The strides of a tensor, or of a spec."""
+    """Return the strides of a tensor or of a DTensorSpec."""
     if isinstance(like, torch.Tensor):
         return tuple(like.stride())
     return tuple(like.stride)
 
 
 def _zeros(like: torch.Tensor) -> torch.Tensor:
-    """Zeros for a fake tensor."""
+    """Make zeros with the layout of a fake tensor."""
     return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
 
 
 def _every(x: torch.Tensor) -> Sequence[torch.Tensor]:
-    """The local tensors of a value: of each rank that runs here."""
+    """List the local tensors of a value, one for each rank that runs in this process."""
     return x.shards if isinstance(x, SimulatedTensor) else [x]
 
 
 def _fakes(program: LocalProgram) -> list[torch.Tensor]:
-    """The fake inputs of a program, without the coordinates."""
+    """List the fake inputs of a program, without the rank's coordinates."""
     holders = program.graph.find_nodes(op="placeholder")[len(program.axes.names) :]
     return [holder.meta["val"] for holder in holders]

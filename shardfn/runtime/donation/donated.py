@@ -23,7 +23,7 @@ Layout = tuple[tuple[int, ...], dict[str, Any]]  # shape; strides, dtype and dev
 
 @attrs.frozen(eq=False)
 class Donation:
-    """Which leaves of a call are donated.
+    """The donated arguments of a compiled program: checked before a call, invalidated after it.
 
     Args:
         name: of the transformed function.
@@ -60,8 +60,8 @@ class Donation:
     def run(
         self, leaves: list[Any], execute: Callable[[Any], list[Any]], wrap: Callable[..., Any]
     ) -> Any:
-        """Check, run, invalidate the donated arguments, and wrap the results. No other thread may
-        donate one meanwhile.
+        """Check the arguments, run, invalidate the donated ones, and wrap the results. No other
+        thread may donate one meanwhile.
 
         Raises:
             ShardError: a donated tensor that cannot be donated, or that was donated before.
@@ -88,7 +88,9 @@ class Donation:
             return wrap(self.take(mine, execute(given)))
 
     def is_simple(self, mine: Sequence[Any]) -> bool:
-        """Whether the donated are plain tensors, or DTensors of such, that nothing else sees."""
+        """Return whether the donated are plain tensors, or DTensors of such, that nothing else
+        sees.
+        """
         if self.recorded or self.is_mixed or not self.writes:
             return False
         if self.gone is None:
@@ -97,8 +99,8 @@ class Donation:
         return are_dtensors and _compat.are_plain(_compat.calls.locals_of(list(mine)))
 
     def exchanged(self, leaves: list[Any]) -> tuple[list[Any], Sequence[torch.Tensor]] | None:
-        """The leaves with the memory of the donated in the tensors of the last call, and those.
-        None where another way must be tried.
+        """Move the memory of donated arguments into spare tensor objects; None where that is not
+        possible.
         """
         if self.recorded or self.is_mixed or cache.is_claimed():
             return None
@@ -113,7 +115,7 @@ class Donation:
         return given, earlier
 
     def in_holders(self, mine: Sequence[Any]) -> Sequence[torch.Tensor]:
-        """New objects with the memory of the donated: tensors, or DTensors of such."""
+        """Make new tensor objects that hold the memory of the donated ones."""
         if self.gone is None:
             holders = self.holders()
             _compat.exchange(mine, holders)
@@ -134,8 +136,7 @@ class Donation:
         execute: Callable[[Any], list[Any]],
         wrap: Callable[..., Any],
     ) -> Any:
-        """Run on tensors whose memory has passed to new objects, while it is at hand. Those may
-        be the results.
+        """Run on tensors whose memory has moved to spare objects, which may become the results.
 
         An exception gives the memory back.
         """
@@ -152,7 +153,7 @@ class Donation:
         return wrap(outs, list(holders))
 
     def give_back(self, holders: Sequence[Any], mine: Sequence[Any]) -> None:
-        """Undo the exchange."""
+        """Undo the exchange of memory after an error."""
         if self.gone is None:
             _compat.exchange(holders, mine)
             return
@@ -172,7 +173,7 @@ class Donation:
         return _compat.without_memory(self.kind, self.layouts)
 
     def is_clear(self, mine: Sequence[Any], ids: set[int], leaves: Sequence[Any]) -> bool:
-        """Whether `check` refuses nothing and `owned` copies nothing, found in few steps a leaf.
+        """Decide in a few steps a leaf that `check` refuses nothing and `owned` copies nothing;
         False if only they can tell.
 
         A tensor that is the only owner of its memory shares it with no other tensor, so each of
@@ -217,7 +218,7 @@ class Donation:
                 raise refused_held(self.name, self.paths[i])
 
     def owned(self, leaves: list[Any]) -> list[Any]:
-        """The leaves, with a copy of each donated one whose memory something else sees."""
+        """Copy each donated leaf whose memory something else sees."""
         if not self.writes:
             return leaves
         given = list(leaves)
@@ -242,7 +243,7 @@ class Donation:
 
 
 def are_viewed(graph: torch.fx.Graph, donated: Collection[int]) -> bool:
-    """Whether a result of a graph is a view of one of its donated inputs."""
+    """Return whether a result of a graph is a view of one of its donated inputs."""
     holders = graph.find_nodes(op="placeholder")
     memory = {holders[i] for i in donated}
     (output,) = graph.find_nodes(op="output")
@@ -251,18 +252,18 @@ def are_viewed(graph: torch.fx.Graph, donated: Collection[int]) -> bool:
 
 
 def layout_of(aval: Aval) -> Layout:
-    """The layout of the remains of a donated argument."""
+    """Describe the layout of a donated argument of a program, for the tensor that remains of it."""
     device = torch.device(aval.device)
     return aval.shape, {"strides": aval.stride, "dtype": aval.dtype, "device": device}
 
 
 def layout_of_tensor(x: torch.Tensor) -> Layout:
-    """The layout of the remains of a tensor."""
+    """Describe the layout of a tensor, for what remains of it after donation."""
     return tuple(x.shape), {"strides": x.stride(), "dtype": x.dtype, "device": x.device}
 
 
 def _gone(compiled: Any) -> tuple[Any, ...] | None:
-    """The specs of DTensors that were donated. None if one of the donated is another tensor."""
+    """List the specs of donated DTensors; None if one of the donated is no DTensor."""
     placed = compiled.placed
     rows = zip(placed.tensors, placed.dtensors, placed.marks, placed.avals, strict=True)
     mine = [row[1:] for row in rows if row[0] in placed.donated]
@@ -276,7 +277,7 @@ def _gone(compiled: Any) -> tuple[Any, ...] | None:
 
 
 def _ordinary(tensors: Sequence[Any]) -> Sequence[torch.Tensor] | None:
-    """The local tensors of some tensors, if all are ordinary ones."""
+    """List local tensors if all are ordinary strided tensors, else None."""
     if _compat.ORDINARY.issuperset(map(type, tensors)):
         return tensors
     locals_ = [_compat.local_tensor(x) if isinstance(x, DTensor) else x for x in tensors]
@@ -284,18 +285,18 @@ def _ordinary(tensors: Sequence[Any]) -> Sequence[torch.Tensor] | None:
 
 
 def _without_views(memory: Sequence[torch.Tensor], outs: list[Any]) -> list[Any]:
-    """The results, those that are views of donated memory without a reference to its tensor."""
+    """Detach results that view donated memory from the donated tensors."""
     ids = set(map(id, memory))
     return [_free(x) if id(_compat.base_of(x)) in ids else x for x in outs]
 
 
 def _donated_to(x: Any) -> str | None:
-    """The call that a tensor was donated to."""
+    """Return the call that a tensor was donated to."""
     return getattr(_compat.local_tensor(x) if isinstance(x, DTensor) else x, "call", None)
 
 
 def _free(x: torch.Tensor) -> torch.Tensor:
-    """A result in a donated tensor's memory, without a reference to that tensor."""
+    """Detach one result in donated memory from the donated tensor."""
     memory = x.untyped_storage()
     return torch.empty(0, dtype=x.dtype, device=x.device).set_(
         memory, x.storage_offset(), x.shape, x.stride()
@@ -303,8 +304,8 @@ def _free(x: torch.Tensor) -> torch.Tensor:
 
 
 def _own(x: Any) -> Any:
-    """A donated tensor if nothing else sees its memory, else a copy. Results may be written into
-    it.
+    """Return a donated tensor if nothing else sees its memory, else a copy that results may
+    overwrite.
     """
     local = _compat.local_tensor(x) if isinstance(x, DTensor) else x
     if _compat.is_sole_owner(local):
@@ -319,7 +320,7 @@ def _own(x: Any) -> Any:
 
 
 def donation_of(compiled: Any) -> Donation | None:
-    """The donated arguments of a compiled program. None without such."""
+    """Build the Donation of a compiled program; None if it donates nothing."""
     placed, taken = compiled.placed, compiled.placed.donated
     if not taken:
         return None

@@ -17,7 +17,7 @@ Named = Sequence[tuple[str, torch.Tensor]]  # tensors with their paths
 
 
 def check_own(name: str, own: Named, others: Named) -> None:
-    """Refuse tensors of one rank that cannot be donated, before anything has run.
+    """Refuse donated tensors of per-rank code that cannot be donated, before anything has run.
 
     Raises:
         ShardError: something else refers to one, or shares its memory.
@@ -43,7 +43,7 @@ def refused_shared(name: str, path: str, of: str) -> ShardError:
 
 
 def take_own(name: str, own: Named) -> None:
-    """Invalidate tensors of one rank that a call took."""
+    """Invalidate the donated tensors of a per-rank call after it."""
     for _, x in own:
         torch.utils.swap_tensors(x, DonatedTensor(x, name))
 

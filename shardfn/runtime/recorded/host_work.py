@@ -45,7 +45,7 @@ def refuse_host_work(name: str, placed: Placed, program: LocalProgram) -> None:
 
 
 def _inputs(placed: Placed, program: LocalProgram) -> list[str]:
-    """Inputs on the CPU."""
+    """List the program's inputs on the CPU."""
     holders = program.graph.find_nodes(op="placeholder")
     own = holders[len(placed.axes.names) :]
     rows = zip(program.in_paths, own, strict=True)
@@ -53,7 +53,7 @@ def _inputs(placed: Placed, program: LocalProgram) -> list[str]:
 
 
 def _ops(program: LocalProgram) -> list[str]:
-    """Ops that run on the CPU, and loops and branches that it decides."""
+    """List the ops that run on the CPU, and the loops and branches that the CPU decides."""
     found = []
     for node in inner_nodes(program.graph, once=True):
         if node.op != "call_function":

@@ -25,7 +25,7 @@ FIX = "cuda_graphs=False, or a function whose work is all on the GPU"
 
 @attrs.frozen(eq=False)
 class Recording:
-    """A recorded program.
+    """A CUDA graph with the places of its inputs and results.
 
     Args:
         graph: replays it.
@@ -46,7 +46,7 @@ class Recording:
     back: dict[int, torch.Tensor]
 
     def moved(self, inputs: Sequence[torch.Tensor]) -> list[int]:
-        """The inputs that lie elsewhere than when they were recorded."""
+        """List the inputs that lie elsewhere than when they were recorded."""
         now = [*map(ADDRESS, map(inputs.__getitem__, self.places))]
         if now == self.addresses:
             return []
@@ -64,7 +64,7 @@ class Recording:
         return out
 
     def _taken(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The results in memory that is not the graph's."""
+        """Copy the results out of the graph's memory."""
         out: list[Any] = [None if i is None else inputs[i] for i in self.sources]
         for k, x in self.fresh.items():
             out[k] = _empty_like(x)
@@ -75,7 +75,8 @@ class Recording:
 
 
 class Recorded:
-    """Runs a compiled program in its first call, records it in the second one, and replays it.
+    """Run a compiled program in its first call, record it as a CUDA graph in the second, replay it
+    from then on.
 
     Args:
         name: of the function, which errors name.
@@ -104,7 +105,7 @@ class Recorded:
             return out
 
     def _recording(self, inputs: Sequence[torch.Tensor]) -> Recording:
-        """The recording, made again if an input that it reads in place has moved."""
+        """Return the recording, made again if an input that it reads in place has moved."""
         known = self.recording
         if known is None:
             assert self.first is not None
@@ -123,7 +124,7 @@ class Recorded:
 def recorded(
     name: str, run: Runner, inputs: Sequence[torch.Tensor], moved: Collection[int]
 ) -> Recording:
-    """Record a program.
+    """Record a compiled program's kernels as a CUDA graph.
 
     Args:
         name: of the function, which errors name.
@@ -149,7 +150,7 @@ def recorded(
 def _described(
     graph: Any, given: Sequence[torch.Tensor], copies: dict[int, torch.Tensor]
 ) -> Recording:
-    """A graph with where its inputs and results lie.
+    """Describe a CUDA graph by where its inputs and results lie.
 
     Args:
         graph: recorded, with its results.
@@ -173,7 +174,7 @@ def _described(
 
 
 def _place(x: torch.Tensor) -> tuple[Any, ...]:
-    """Where a tensor lies, and how."""
+    """Describe where a tensor lies, and its layout."""
     return x.data_ptr(), x.dtype, x.shape, x.stride()
 
 

@@ -31,7 +31,7 @@ TRIES = 3  # of an integer program whose program needs more than it counted
 
 @attrs.frozen(eq=False)
 class Choice:
-    """Placements of the tensor arguments of a call.
+    """Placements of a call's tensor arguments that `sf.auto` may take, with their price.
 
     Args:
         marks: of each tensor.
@@ -45,7 +45,7 @@ class Choice:
 def chosen(
     traced: Traced, is_free: Sequence[bool], limit: int | None = None, hardware: Hardware = H100
 ) -> Choice:
-    """The placements of the arguments under which a step takes the least time.
+    """Choose the argument placements with the least step time.
 
     Args:
         traced: the function, traced with free arguments replicated.
@@ -75,7 +75,7 @@ def chosen(
 def _fitting(
     traced: Traced, search: Search, first: list[Candidate], limit: int
 ) -> tuple[Candidate, int]:
-    """The first candidate that fits in the memory of a rank, and its peak."""
+    """Find the first candidate whose peak fits in a rank's memory, and that peak."""
     peaks: dict[tuple[MeshPlacements, ...], int] = {}
     candidates = first
     allowed = float(limit)
@@ -100,7 +100,7 @@ def _fitting(
 
 
 def _nothing_fits(traced: Traced, least: Memory, limit: int) -> PlacementError:
-    """The error for a limit below the least memory that was found."""
+    """Build the error for a memory limit below the least peak of all candidates."""
     parts = [f"{human_bytes(least.of(kind))} of {kind}" for kind in KINDS]
     shown = [x for x, kind in zip(parts, KINDS, strict=True) if least.of(kind)]
     at = f", at {least.at}" if least.at else ""
@@ -115,7 +115,7 @@ def _nothing_fits(traced: Traced, least: Memory, limit: int) -> PlacementError:
 
 
 def _search(traced: Traced, is_free: Sequence[bool], hardware: Hardware) -> Search:
-    """The search over the program of a call.
+    """Set up the search over argument placements for the program of a call.
 
     Raises:
         PlacementError: tensors that follow one parameter are placed otherwise.
@@ -142,8 +142,8 @@ def _search(traced: Traced, is_free: Sequence[bool], hardware: Hardware) -> Sear
 
 
 def peak_of(traced: Traced, plan: Plan) -> Memory:
-    """The peak of the rank with the largest shards, the same on all ranks. Of a call that
-    autograd follows: of its forward, or of its backward.
+    """Compute the memory peak of the rank with the largest shards, over the forward or the
+    backward.
     """
     program = traced.program
     if traced.request.followed is None:
@@ -155,7 +155,7 @@ def peak_of(traced: Traced, plan: Plan) -> Memory:
 
 
 def _peak(traced: Traced, plan: Plan, program: Program) -> Memory:
-    """The peak of one program."""
+    """Compute the memory peak of one local program."""
     first = tuple(0 for _ in traced.placed.axes.sizes)
     name = traced.request.name
     agreed = passes.plan_schedule(plan, name)

@@ -53,7 +53,7 @@ def runner(
     is_backward: bool = False,
     cuda_graphs: bool = False,
 ) -> Runner:
-    """The compiled local program of this rank.
+    """Compare this rank's local program among the ranks, and compile it.
 
     Args:
         name: of the function, for errors.
@@ -97,7 +97,7 @@ def runner(
 
 
 def settled(name: str, compile_now: Callable[[], Runner]) -> Runner:
-    """The compiled program, from a compilation during which no other thread changed a setting.
+    """Compile a program, again if another thread changed a setting meanwhile.
 
     Raises:
         ShardError: other threads changed one each time.
@@ -121,7 +121,7 @@ def compiled_program(
     cuda_graphs: bool = False,
     wanted: tuple[Any, ...] | None = None,
 ) -> Runner:
-    """The compiled local program of this rank, without a comparison of ranks.
+    """Compile this rank's local program without comparing ranks.
 
     Args:
         name: of the function, for errors.
@@ -176,9 +176,7 @@ def _compiled(
     families: Families | None,
     checked: Sequence[int],
 ) -> Runner:
-    """The compiled graph: its own, or one for many sizes, which has no bytes to compare and
-    recomputes nothing.
-    """
+    """Compile a graph for its own sizes, or look up a program for many sizes."""
 
     def note() -> None:
         cache.counts["compilations"] += 1
@@ -192,12 +190,12 @@ def _compiled(
 
 
 def _runs_here(placed: Placed) -> bool:
-    """Whether calls run compiled code: not on a mesh of a world without real ranks."""
+    """Return whether calls run compiled code: not on a mesh of a world without real ranks."""
     return placed.mesh is None or placed.world.kind == "real"
 
 
 def _bind_groups(placed: Placed) -> None:
-    """Bind the axes' names to this rank's process groups, once."""
+    """Bind the axis names of a program to this rank's process groups, once."""
     for k, name in enumerate(group_names(placed.mesh)):
         _compat.register_group(name, placed.mesh.get_group(k))
 

@@ -13,7 +13,7 @@ from ..options import Request
 
 
 class Staged(Protocol):
-    """A traced function."""
+    """The part of a traced function that a warning needs."""
 
     @property
     def request(self) -> Request: ...

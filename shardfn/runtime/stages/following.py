@@ -19,7 +19,7 @@ from .known import captured_for
 def followed_capture(
     request: Request, arguments: Arguments, placed: Placed
 ) -> tuple[Request, Captured]:
-    """The program of a function for a call, with gradients if autograd follows it.
+    """Capture a function for a call, together with its gradients if autograd follows the call.
 
     Tensors that the function closes over are known when it has been captured. If autograd
     follows one of them, the function is captured again.
@@ -57,7 +57,7 @@ def followed_capture(
 
 
 def _looking_at_all(captured: Captured, first: Captured) -> Captured:
-    """A capture with gradients, with the reads of the capture without."""
+    """Join the reads of the capture without gradients to those of the capture with gradients."""
     if captured is first:
         return captured
     every = captured.reads.with_those_of(first.reads)
@@ -71,8 +71,8 @@ def _following(
     closed: tuple[torch.Tensor, ...],
     names: tuple[str, ...],
 ) -> Request:
-    """The request for a function with its gradients, made once. Without gradients it is the
-    request itself.
+    """Build the Request of a function with its gradients, once; without gradients the request
+    itself.
     """
     if not placed.followed and not closed:
         return request
@@ -93,7 +93,7 @@ def _following(
 
 
 def check_numbers(request: Request, captured: Captured) -> None:
-    """Check the random numbers of a program: that keys make them, and that each makes them once.
+    """Refuse a program whose random numbers are not each made once, from a key.
 
     Raises:
         CaptureError: they do not, where the request or SHARDFN_CHECK wants it.

@@ -23,7 +23,9 @@ Coordinate = tuple[int, ...]
 
 @attrs.frozen(eq=False, repr=False)
 class Kind:
-    """Ranks that share a program: its arguments and its capture."""
+    """A group of ranks with equal local shapes, which share a program: its arguments and its
+    capture.
+    """
 
     ranks: tuple[Coordinate, ...]
     placed: Placed
@@ -31,7 +33,7 @@ class Kind:
 
 
 def kinds_of_ranks(request: Request, arguments: Arguments, placed: Placed) -> list[Kind]:
-    """The kinds of ranks, that of this rank first.
+    """Capture per-rank code once for each kind of rank, this rank's kind first.
 
     Raises:
         CaptureError, PlacementError: their programs do not fit each other; a gradient would be
@@ -74,19 +76,19 @@ def _captured(request: Request, arguments: Arguments, placed: Placed) -> list[Ki
 
 
 def _capture_of(request: Request, arguments: Arguments, placed: Placed) -> Kind:
-    """The capture for the arguments of one rank."""
+    """Capture per-rank code for the local arguments of one rank."""
     if request.layouts:
         placed = place(request, arguments)
     return Kind((), placed, captured_for(request, arguments, placed))
 
 
 def _layouts_of(request: Request, rank: int) -> list[Any]:
-    """The layouts of a rank's own arguments, where ranks have different ones."""
+    """Return the local shapes and strides of one rank's arguments, where ranks differ."""
     return [every and every[rank] for every in request.layouts]
 
 
 def _as_of_rank(request: Request, arguments: Arguments, rank: int) -> Arguments:
-    """The arguments as those of another rank: its own ones have its sizes."""
+    """Give the arguments the local sizes of another rank."""
     if not request.layouts:
         return arguments
     tree = arguments.args, arguments.kwargs
@@ -98,7 +100,7 @@ def _as_of_rank(request: Request, arguments: Arguments, rank: int) -> Arguments:
 
 
 def _like(x: Any, shape: Any, stride: Any) -> Any:
-    """A DTensor of each rank's own tensor, as it would be for another local shape."""
+    """Make a DTensor of per-rank local tensors with another local shape."""
     spec = _compat.spec_of(x)
     whole = (x.shape[0], *shape)
     strides = (max(math.prod(shape), 1), *stride)
@@ -107,7 +109,7 @@ def _like(x: Any, shape: Any, stride: Any) -> Any:
 
 
 def _asking(request: Request, **changes: Any) -> Request:
-    """The request with other fields, made once."""
+    """Copy a Request with other fields, once."""
     key = tuple(changes.items())
     known = request.store.followed
     if key not in known:
@@ -129,5 +131,5 @@ def _refuse_other_results(name: str, a: Captured, b: Captured) -> None:
 
 
 def _is_same(a: Captured, b: Captured) -> bool:
-    """Whether two captures close over the same tensors."""
+    """Return whether two captures close over the same tensors."""
     return [*map(id, a.outside.shared)] == [*map(id, b.outside.shared)]

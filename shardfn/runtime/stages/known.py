@@ -27,7 +27,7 @@ def explain_failed(
 
 
 def captured_for(request: Request, arguments: Arguments, placed: Placed) -> Captured:
-    """The program of a function for a call: from the cache, or newly captured."""
+    """Return the capture of a function for a call, from the cache or newly captured."""
     # composite ops that are not decomposed, because they have a rule
     undecomposed = frozenset(decompositions.table().keys() & registry.ops())
     known, transforms = cache.programs(request)
@@ -53,7 +53,7 @@ def captured_for(request: Request, arguments: Arguments, placed: Placed) -> Capt
 
 
 def _settings(request: Request, placed: Placed, undecomposed: frozenset[Any]) -> Settings:
-    """The settings of a capture."""
+    """Collect the capture settings (mesh, rules, decompositions) that key a capture."""
     return Settings(
         signature_of=request.signature_of,
         device=placed.device,
@@ -71,7 +71,9 @@ def _settings(request: Request, placed: Placed, undecomposed: frozenset[Any]) ->
 def _replayed(
     known: list[Made], signature: Any, placed: Placed, arguments: Arguments, settings: Settings
 ) -> Captured | None:
-    """The capture of a function that has been read for sizes like a call's, if it has been."""
+    """Replay Dynamo's graph of an earlier call of similar sizes, in place of reading the Python
+    again.
+    """
     template = _template(known, signature, placed)
     if template is None:
         return None
@@ -82,7 +84,7 @@ def _replayed(
 
 
 def _template(known: list[Made], signature: Any, placed: Placed) -> Template | None:
-    """The function as it has been read for sizes like a call's."""
+    """Find Dynamo's graph that was read for sizes like a call's."""
     rest, leaves = signature
     misfits: dict[int, str | None] = {}  # by template, which many captures share
     for made in known:
@@ -99,8 +101,8 @@ def _template(known: list[Made], signature: Any, placed: Placed) -> Template | N
 
 
 def _fixed(known: list[Made], signature: Any, placed: Placed) -> str:
-    """Why the function cannot be read with symbols, if an earlier capture has found that, and no
-    dim is strict.
+    """Say why a function cannot be captured with symbolic sizes, if an earlier
+    capture found out.
     """
     if any(is_strict for dims in placed.dynamic.values() for is_strict in dims.values()):
         return ""
@@ -110,7 +112,9 @@ def _fixed(known: list[Made], signature: Any, placed: Placed) -> str:
 
 
 def _with_paths(captured: Captured) -> Captured:
-    """The capture of code of one rank, whose result is the first of two, with the paths of that."""
+    """Take the user's result, with its paths, out of a per-rank capture that returns (result,
+    texts).
+    """
     program = captured.program
     names = [path.replace("result[0]", "result", 1) for path in program.out_paths]
     named = attrs.evolve(program, out_paths=tuple(names))
@@ -118,16 +122,14 @@ def _with_paths(captured: Captured) -> Captured:
 
 
 def _leaf_keys(placed: Placed) -> list[Any]:
-    """The leaves of a call in the key of its capture: metadata of tensors, keys of constants."""
+    """Key the leaves of a call for the cache: tensor metadata and constant keys."""
     found = dict(zip(placed.tensors, placed.avals, strict=True))
     found |= {i: key for i, key, _ in placed.constants}
     return [found[i] for i in range(len(placed.paths))]
 
 
 def _remember(known: list[Made], made: Made) -> None:
-    """Add a program to those of its function. Evicts programs that cannot be used again, and
-    the oldest.
-    """
+    """Add a capture to those of its function, evicting unusable and oldest ones."""
     known[:] = [other for other in known if not other.captured.reads.is_lost()]
     del known[: max(0, len(known) - cache.PROGRAMS + 1)]
     known.append(made)
@@ -135,7 +137,7 @@ def _remember(known: list[Made], made: Made) -> None:
 
 @attrs.frozen(eq=False)
 class Made:
-    """A capture with the call that it was made for."""
+    """A capture together with the call that it was made for."""
 
     signature: tuple[Any, list[Any]]  # its leaves last
     world: World
@@ -144,7 +146,7 @@ class Made:
 
 
 def _is_for(made: Made, placed: Placed) -> bool:
-    """Whether the capture of one call is valid for another with the same signature.
+    """Return whether the capture of one call is valid for another with the same signature.
 
     A capture with a shard_map inside depends on the names and sizes of the mesh. A function
     that reads the world or the mesh depends on those.

@@ -26,9 +26,7 @@ from ..options import Request
 
 
 def coordinates_here(placed: Placed) -> list[tuple[int, ...]]:
-    """The coordinates of the ranks that this process runs: all in a simulated world, else its
-    own.
-    """
+    """List the coordinates of the ranks that run in this process: all in a simulated world."""
     if placed.is_simulated:
         return all_coordinates(placed.axes)
     return [placed.coordinate]
@@ -43,7 +41,7 @@ def local_program(
     coordinate: tuple[int, ...],
     names: tuple[str, ...],
 ) -> LocalProgram:
-    """The scheduled program of the rank at a coordinate."""
+    """Emit and schedule the local program of the rank at a coordinate."""
     emitted = emit(chosen, coordinate, names, placed.device)
     graphs = passes.schedule(emitted, agreed)
     return LocalProgram(
@@ -87,14 +85,14 @@ def programs_of_all(lowered: Any) -> Callable[[], dict[tuple[int, ...], LocalPro
 
 
 def forward_of(program: Program, both: SplitPlan) -> Program:
-    """The paths of the first half's inputs and results, with the values that it saves."""
+    """Name the inputs and results of a forward, with the residuals that it saves."""
     results = program.out_paths[: program.out_leaves.count(TENSOR)]
     saved = [f"saved {i}" for i in range(len(both.forward.outs) - len(results))]
     return attrs.evolve(program, out_paths=(*results, *saved))
 
 
 def backward_of(program: Program, both: SplitPlan) -> Program:
-    """The paths of the second half's inputs, and of the gradients."""
+    """Name the inputs of a backward, and its gradients."""
     count = program.out_leaves.count(TENSOR)
     results = program.out_paths[:count]
     names = {INPUT: program.in_paths, RESULT: results}
@@ -106,7 +104,7 @@ def backward_of(program: Program, both: SplitPlan) -> Program:
 
 
 def floating_results(program: Program) -> list[int]:
-    """The positions of the results that have derivatives, by dtype."""
+    """List the positions of differentiable results, by dtype."""
     (output,) = program.graph.graph.find_nodes(op="output")
     count = program.out_leaves.count(TENSOR)
     rows = enumerate(output.args[0][:count])
@@ -129,7 +127,7 @@ def gradient_marks(request: Request, placed: Placed) -> list[MeshPlacements | No
 
 
 def out_marks(request: Request, program: Program, placed: Placed) -> list[MeshPlacements | None]:
-    """The placements that out_placements asks for, for each tensor of the result."""
+    """Determine the placements that `out_placements` asks for, for each tensor of the result."""
     (output,) = program.graph.graph.find_nodes(op="output")
     count = program.out_leaves.count(TENSOR)
     values = [node.meta["val"] for node in output.args[0][:count]]
@@ -163,7 +161,7 @@ def out_marks(request: Request, program: Program, placed: Placed) -> list[MeshPl
 def _partial_marks(
     program: Program, values: Sequence[torch.Tensor], placed: Placed
 ) -> list[MeshPlacements | None]:
-    """The placements of results of the code of one rank that torch leaves Partial."""
+    """Determine the placements of per-rank results that torch leaves Partial."""
     leaves = program.out_leaves
     half = len(leaves) // 2
     texts = leaves[half:]
@@ -178,7 +176,7 @@ def _partial_marks(
 
 
 def _partial(text: str, x: torch.Tensor, placed: Placed) -> MeshPlacements | None:
-    """The placements of a text. None if they are not those of a Partial value that has a rule."""
+    """Parse the placements of a Partial result; None if no rule handles them."""
     known = {} if is_part(text) else dict(parse_placed(text))
     if not known or any(said[0] == "?" for said in known.values()):
         return None
@@ -192,7 +190,7 @@ def _partial(text: str, x: torch.Tensor, placed: Placed) -> MeshPlacements | Non
 
 
 def beside(mine: Any, others: Sequence[Any]) -> Any:
-    """The lowered program of this kind of rank with those of the other kinds.
+    """Join the lowered program of this kind of rank with those of the other kinds.
 
     Raises:
         PlacementError: a DTensor among the results would be another one on each.

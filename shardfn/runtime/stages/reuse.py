@@ -29,14 +29,14 @@ SAME = (  # of two calls of one capture that run one program
 
 @attrs.frozen(eq=False)
 class Ready:
-    """A compiled program, and what it was lowered from."""
+    """A compiled program in the cache, and what it was lowered from."""
 
     lowered: Lowered
     compiled: Compiled
     rules: Any  # the sharding rules of users
 
     def serves(self, traced: Traced) -> bool:
-        """Whether it is the program of a call."""
+        """Return whether this compiled program is that of a call."""
         mine = self.lowered.traced
         return (
             mine.captured is traced.captured
@@ -52,7 +52,7 @@ def _are_alike(a: Placed, b: Placed) -> bool:
 
 
 def compiled_for(traced: Traced, *, warm: bool = False) -> Compiled:
-    """The compiled program of a call: lowered and compiled now, or for an earlier one.
+    """Return the compiled program of a call, from an earlier call or compiled now.
 
     Args:
         traced: the call.
@@ -73,7 +73,7 @@ def compiled_for(traced: Traced, *, warm: bool = False) -> Compiled:
 
 
 def _placed(compiled: Compiled, placed: Placed) -> Compiled:
-    """The program for arguments of the same placements, as DTensors or as global tensors."""
+    """Adapt a compiled program to arguments of the same placements, DTensors or global tensors."""
     if placed.dtensors == compiled.placed.dtensors:
         return compiled
     backward = compiled.backward and attrs.evolve(compiled.backward, placed=placed)
@@ -81,7 +81,7 @@ def _placed(compiled: Compiled, placed: Placed) -> Compiled:
 
 
 def _agree(lowered: Lowered) -> None:
-    """Compare the program among the ranks: others may be compiling it now."""
+    """Compare the program among the ranks, some of which may be compiling it now."""
     traced = lowered.traced
     if not has_others(traced.placed):
         return

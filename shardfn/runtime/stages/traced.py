@@ -80,7 +80,7 @@ def explain_failed(request: Request, call: Taken, failed: Exception) -> None:
 
 
 def traced_for(request: Request, arguments: Arguments) -> Traced:
-    """Stage 1 for the record of a call's arguments, in the thread that stages."""
+    """Run stage 1 for an `Arguments` record, in the thread that stages."""
     placed = place(request, arguments)
     if request.has_own_sizes:
         return _traced_kinds(request, arguments, placed)
@@ -95,7 +95,7 @@ def traced_for(request: Request, arguments: Arguments) -> Traced:
 
 
 def _traced_kinds(request: Request, arguments: Arguments, placed: Placed) -> Traced:
-    """The programs of code of one rank, one for each kind of rank."""
+    """Trace per-rank code once for each kind of rank."""
     kinds = kinds_of_ranks(request, arguments, placed)
     for kind in kinds:
         check_numbers(request, kind.captured)
@@ -198,17 +198,17 @@ class Traced:
         return attrs.evolve(forward, halves=both, backward=backward)
 
     def halves(self, chosen: Plan) -> SplitPlan:
-        """The forward and the backward of a call that autograd follows."""
+        """Split the plan into the forward and the backward of a call that autograd follows."""
         results = self.program.out_leaves.count(TENSOR)
         drawn = [i for i, x in enumerate(self._inputs()) if x is ambient.PLACEHOLDER_STATE]
         return split_backward(chosen, results, drawn)
 
     def _inputs(self) -> list[Any]:
-        """The tensors that the program takes: None for an argument."""
+        """List the closed-over tensors of the program; None stands for an argument."""
         return [*(None for _ in self.placed.tensors), *self.captured.closed_over]
 
     def _scheduled(self, chosen: Plan, paths: Program) -> Lowered:
-        """The program of each kind of ranks for a plan, scheduled."""
+        """Emit and schedule the program of each kind of rank for a plan."""
         names = group_names(self.placed.mesh)
         here = coordinates_here(self.placed)
         here = [c for c in here if c in self.ranks] if self.ranks else here
@@ -372,7 +372,7 @@ class Lowered:
     def _runner(
         self, backend: str, *, warm: bool = False, is_backward: bool = False
     ) -> Runner | None:
-        """The compiled program. None in a simulated world, where nothing is compiled."""
+        """Compile the program; None in a simulated world, where nothing is compiled."""
         traced = self.traced
         if traced.placed.is_simulated:
             return None
@@ -394,7 +394,7 @@ class Lowered:
             )
 
     def _backward(self, backend: str) -> Backward | None:
-        """The compiled backward, where autograd follows the call."""
+        """Compile the backward, where autograd follows the call."""
         if self.backward is None:
             return None
         assert self.halves is not None

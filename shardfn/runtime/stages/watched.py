@@ -40,14 +40,14 @@ def watched(compiled: Runner, name: str, placed: Placed, program: LocalProgram) 
 
 
 def _signature(placed: Placed) -> str:
-    """The dtypes and shapes of the first tensors."""
+    """Print dtypes and shapes of a call's first tensors, for the watchdog."""
     shown = [f"{x.dtype} {list(x.shape)}" for x in placed.avals[:SHOWN]]
     more = [", ..."] if len(placed.avals) > SHOWN else []
     return "".join([", ".join(shown).replace("torch.", ""), *more])
 
 
 def _sends(graph: torch.fx.Graph) -> dict[str, str]:
-    """The collective that each node starts or waits for: its kind, its axis and its line."""
+    """Map each node that starts or awaits a collective to its kind, axis and line."""
     rows = dict[str, str]()
     for node in inner_nodes(graph, once=True):
         record = node.meta.get("collective")

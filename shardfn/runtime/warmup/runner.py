@@ -68,7 +68,7 @@ class Warming:
             self.error = error
 
     def _in_this_call(self) -> None:
-        """Compile while the call waits."""
+        """Compile now, while the call waits."""
         with self.lock:
             if self.is_disturbed:
                 self.is_disturbed = False

@@ -58,7 +58,7 @@ class Switch:
         self._decided = threading.Event()
 
     def is_compiled(self) -> bool:
-        """Whether the call that starts now runs compiled code.
+        """Return whether the call that starts now runs compiled code.
 
         Raises:
             DivergenceError: another rank does not say when it will.
@@ -73,7 +73,7 @@ class Switch:
         return self.first is not None and call >= self.first
 
     def _wait(self) -> None:
-        """Wait until all ranks have said when they are ready."""
+        """Wait until every rank has published the call from which it is ready."""
         deadline = time.monotonic() + PATIENCE
         while not self._decided.wait(LOOK):
             if self.raise_lost is not None:
@@ -106,7 +106,7 @@ class Switch:
 
 
 def _pause() -> None:
-    """Wait a little.
+    """Yield the processor for a moment between two looks at the store.
 
     Raises:
         SystemExit: the process ends, and no call will ask.
@@ -117,7 +117,7 @@ def _pause() -> None:
 
 
 def switch_of(name: str, placed: Placed) -> Switch | None:
-    """The switch of a program. None where ranks cannot agree, since not all of them run it."""
+    """Build the Switch of a program; None where ranks cannot agree because not all run it."""
     if has_others(placed):
         world, store = placed.world, _compat.world_store()
         place = world.rank, world.size, next(_numbers)
