@@ -55,7 +55,7 @@ class BucketPlan:
 
     @property
     def leaves(self) -> tuple[str, ...]:
-        """Every leaf that the plan knows, each once."""
+        """All leaf paths of the plan, each once."""
         sent = (leaf for b in (*self.buckets, *self.unbucketed) for leaf in b.leaves)
         return tuple(dict.fromkeys((*sent, *self._others)))
 
@@ -65,7 +65,7 @@ class BucketPlan:
         return (*self.ignored, *self.unused, *self.local, *self.unreduced)
 
     def merge(self, *indices: int) -> BucketPlan:
-        """The plan with these buckets as one, in place of the first.
+        """Return the plan with these buckets merged into the first.
 
         Raises:
             TreeError: a bucket that does not exist, or buckets that cannot be one collective.
@@ -98,7 +98,7 @@ class BucketPlan:
         return self.renumbered(rest)
 
     def split(self, index: int, at: int) -> BucketPlan:
-        """The plan with one bucket split in two before its leaf number `at`.
+        """Return the plan with one bucket split before its leaf number `at`.
 
         Raises:
             TreeError: a bucket that does not exist, or a part without leaves.
@@ -123,18 +123,18 @@ class BucketPlan:
         return self.buckets[index]
 
     def renumbered(self, buckets: Iterable[Bucket]) -> BucketPlan:
-        """The plan with other buckets, counted from 0."""
+        """Return the plan with other buckets, numbered from 0."""
         return attrs.evolve(
             self, buckets=tuple(attrs.evolve(b, index=i) for i, b in enumerate(buckets))
         )
 
     def to_json(self) -> str:
-        """The plan as JSON text."""
+        """Print the plan as JSON."""
         return json.dumps(attrs.asdict(self), indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> BucketPlan:
-        """The plan that JSON text describes.
+        """Parse a plan from JSON.
 
         Raises:
             TreeError: the text is not a bucket plan: lists the values that are wrong.
@@ -151,7 +151,7 @@ class BucketPlan:
     def rows(
         self, name: str, leaves: Sequence[str], region: int | None = None
     ) -> dict[str, list[Row]]:
-        """The rows of each leaf: one for each of its collectives.
+        """Return each leaf's rows, one per collective.
 
         Buckets are numbered by their position in the plan. Buckets of the same `index` are one
         bucket.
@@ -231,7 +231,7 @@ class BucketPlan:
 
     @constant_in_graph
     def as_constant(self) -> str:
-        """The plan as text that a function may use while it is traced."""
+        """Print the plan as text that a function may use while it is traced."""
         return self.to_json()
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -256,9 +256,7 @@ class BucketPlan:
 
 
 def table(plan: BucketPlan) -> str:
-    """The plan as text: a line for each bucket, then the leaves and collectives outside of
-    buckets.
-    """
+    """Print a plan: a line for each bucket, then the leaves and collectives outside of buckets."""
     lines = [f"buckets of {plan.name} on mesh {plan.mesh}: {len(plan.buckets)}"]
     if plan.buckets or plan.unbucketed:
         lines.append(_columns("", "bytes", "collective", "dtype", "ready", "first use", "leaves"))
@@ -304,7 +302,7 @@ def _collective(sent: Bucket | Unbucketed) -> str:
 
 
 def _where(sent: Bucket | Unbucketed) -> str:
-    """The loop or branch that holds a collective, as text."""
+    """Print the loop or branch that contains a collective."""
     times = f", {sent.times} times" if sent.times > 1 else ""
     return f" (inside {sent.inside}{times})" if sent.inside else ""
 

@@ -14,7 +14,7 @@ LARGEST = 2**63 - 1  # bytes, and other counts
 
 
 class Check(NamedTuple):
-    """The values of one type."""
+    """Check the JSON values of one type."""
 
     accepts: Callable[[Any], bool]
     needed: str
@@ -28,7 +28,7 @@ CHECKS: dict[Any, Check] = {
 
 
 def read(kind: type, text: str, required: Sequence[str] = ()) -> tuple[Any, list[str]]:
-    """A record from JSON text.
+    """Parse a record from JSON text, checking every value.
 
     Args:
         kind: an attrs class; its annotations say what each field holds.
@@ -56,7 +56,7 @@ def read(kind: type, text: str, required: Sequence[str] = ()) -> tuple[Any, list
 
 
 def _value(kind: Any, x: Any, path: str, wrong: list[str]) -> Any:
-    """A value of this type. Problems are added to `wrong`."""
+    """Convert a JSON value to a type; problems are added to `wrong`."""
     if typing.get_origin(kind) is tuple:
         return _items(typing.get_args(kind)[0], x, path, wrong)
     if attrs.has(kind):
@@ -96,6 +96,6 @@ def _record(kind: type, x: Any, path: str, wrong: list[str]) -> Any:
 
 
 def _said(x: Any) -> str:
-    """A value in an error, shortened."""
+    """Print a value in an error, shortened."""
     text = json.dumps(x)
     return text if len(text) <= 40 else f"{text[:40]}..."

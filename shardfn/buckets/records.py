@@ -44,7 +44,7 @@ class Bucket:
 
     @property
     def extended(self) -> bool:
-        """Whether it holds more than its cap, since a leaf is never split."""
+        """Whether the bucket exceeds its cap, since a leaf is never split."""
         return self.nbytes > self.cap
 
 
@@ -81,7 +81,7 @@ class Row(NamedTuple):
 
     @property
     def what(self) -> tuple[str, str, str]:
-        """Identifies one of a leaf's collectives."""
+        """A key that identifies one of a leaf's collectives."""
         return self.kind, self.axis, self.phase
 
 
@@ -103,13 +103,13 @@ class BucketOptions:
 
     @classmethod
     def of(cls, text: str) -> BucketOptions:
-        """The options that the text of a prim holds."""
+        """Parse options from the text of a prim."""
         *fields, rows = parse_record(text)
         return cls(*fields, rows=None if rows is None else tuple(Row(*row) for row in rows))
 
 
 def uneven(buckets: Sequence[Bucket]) -> str | None:
-    """The first bucket that does not have one size for each leaf, as text."""
+    """Describe the first bucket whose sizes do not match its leaves."""
     wrong = next((b for b in buckets if len(b.leaves) != len(b.sizes)), None)
     if wrong is None:
         return None

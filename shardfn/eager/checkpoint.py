@@ -14,7 +14,8 @@ from ..errors import ShardError
 
 
 def chunks(x: DTensor) -> list[Any]:
-    """The place of each rank's shard in the global tensor, in the mesh's row-major order.
+    """List the offsets and sizes of each rank's shard in the global tensor, in row-major order of
+    the mesh.
 
     Raises:
         ShardError: a shard is not one block of the global tensor, or
@@ -46,7 +47,7 @@ def _chunk(x: DTensor, coordinates: Sequence[int]) -> Any:
 
 
 def _spans(x: DTensor, coordinates: Sequence[int]) -> list[tuple[int, int]] | None:
-    """The start and the end of a rank's shard in each dim, or None if it is not one block."""
+    """Return the start and end of a rank's shard in each dim; None if it is not one block."""
     sizes = x.device_mesh.shape
     rows = [*zip(x.placements, sizes, coordinates, strict=True)]
     found = []
@@ -61,12 +62,14 @@ def _spans(x: DTensor, coordinates: Sequence[int]) -> list[tuple[int, int]] | No
 
 
 def _blocks(place: Placement) -> int | None:
-    """As how many blocks a placement views its dim; None for one that is not a shard."""
+    """Return the number of blocks as which a placement views its dim; None for one that does not
+    shard.
+    """
     return 1 if type(place) is Shard else _compat.split_factor(place)
 
 
 def write_items(fqn: str, x: DTensor) -> list[Any]:
-    """The items of a plan that writes each shard once, without empty ones.
+    """List DCP write items that write each shard once, without empty ones.
 
     Args:
         fqn: the name of the tensor in the state dict.
@@ -77,7 +80,7 @@ def write_items(fqn: str, x: DTensor) -> list[Any]:
 
 
 def shard(x: DTensor, index: Any) -> torch.Tensor:
-    """The shard that an item of a plan is about.
+    """Return the shard that a DCP item refers to.
 
     An item that is read has the number of its rank. An item that is written may have its number
     among the chunks of the plan, which has each chunk once: there the place counts.

@@ -39,7 +39,7 @@ REDUCTIONS: dict[str, Callable[..., torch.Tensor]] = {
 
 
 class Call(NamedTuple):
-    """A collective in one group."""
+    """One call of a collective in one group."""
 
     what: str  # for errors
     given: dict[str, Any]  # its arguments, by name
@@ -47,11 +47,11 @@ class Call(NamedTuple):
 
     @property
     def root(self) -> int:
-        """The number in the group of the rank that sends or receives."""
+        """The rank in the group that sends or receives."""
         return int(self.given["root_rank" if "root_rank" in self.given else "src"])
 
     def reduced(self, tensors: Row) -> torch.Tensor:
-        """The reduction of the tensors of all ranks."""
+        """Reduce the tensors of all ranks by the op of the call."""
         op = self.given["reduce_op"]
         kind = eager.reduction_name(op)
         if kind not in REDUCTIONS:
@@ -67,7 +67,7 @@ class Call(NamedTuple):
 
 
 def _columns(ins: Values) -> list[Row]:
-    """The tensors of all ranks in each place."""
+    """Transpose the inputs of all ranks: the tensors of all ranks for each input."""
     return list(zip(*ins, strict=True))
 
 
@@ -82,7 +82,7 @@ def _sent(call: Call, ins: Values) -> Values:
 
 
 def _gathered(call: Call, ins: Values) -> Values:
-    """All tensors of a column in one."""
+    """Concatenate each input over the ranks of the group."""
     row = []
     for column in _columns(ins):
         parts = [x.reshape(-1) for x in column]
@@ -102,7 +102,7 @@ def _of_root(call: Call, ins: Values) -> Values:
 
 
 def _scattered(call: Call, ins: Values) -> Values:
-    """A chunk of each reduced tensor."""
+    """Split each reduced input into a chunk per rank."""
     chunks = []
     for column in _columns(ins):
         total = call.reduced(column)
@@ -132,7 +132,9 @@ def _exchanged(call: Call, ins: Values) -> Values:
 
 
 class Collective(NamedTuple):
-    """One op: its outputs and inputs among its arguments, and their values in a group."""
+    """How to simulate one c10d op: which arguments are outputs and inputs, and the values of the
+    outputs.
+    """
 
     outputs: str
     inputs: str
@@ -171,7 +173,7 @@ AS_IT_IS = ("wait_tensor", "_wrap_tensor_autograd")
 
 
 def run(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """An op of c10d for all ranks.
+    """Run a c10d op for all simulated ranks.
 
     Raises:
         ShardError: ranks would have other values of a plain tensor, or it is sent to one rank.
@@ -198,7 +200,7 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def functional(op: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """A functional collective of a tensor that has a value for each rank."""
+    """Run a functional collective on a SimulatedTensor."""
     name = str(op).split(".")[1]
     if name in AS_IT_IS:
         return x
@@ -231,7 +233,7 @@ def _of_all(
     given: dict[str, Any],
     inputs: Row,
 ) -> dict[int, list[torch.Tensor]]:
-    """The values of the outputs of each rank."""
+    """Compute the outputs of each rank from the inputs of its group."""
     try:
         groups = eager.groups_like(group)
     except AssertionError:
@@ -251,7 +253,7 @@ def _of_all(
 
 
 def _own(what: str, x: torch.Tensor, rank: int) -> torch.Tensor:
-    """The tensor of a rank."""
+    """Return one rank's tensor of a SimulatedTensor."""
     shards = getattr(x, "shards", None)
     if shards is None:
         return x
@@ -264,7 +266,7 @@ def _own(what: str, x: torch.Tensor, rank: int) -> torch.Tensor:
 
 
 def _write(what: str, x: torch.Tensor, values: dict[int, torch.Tensor]) -> None:
-    """Write the new values of a tensor.
+    """Write new values into a SimulatedTensor in place.
 
     Raises:
         ShardError: it is a plain tensor, and ranks have other values.
@@ -289,7 +291,7 @@ def _write(what: str, x: torch.Tensor, values: dict[int, torch.Tensor]) -> None:
 
 
 def refused(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """A collective of values, in a world that computes none.
+    """Refuse a collective in a world that computes no values.
 
     Raises:
         FakeValueError: always.
@@ -314,7 +316,7 @@ def _refuse_absent_list(what: str, name: str, inputs: Row) -> None:
 
 
 def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors are equal, where nan equals nan."""
+    """Return whether two tensors are equal, nan equal to nan."""
     if a is b:
         return True
     are_nan = a.isnan() & b.isnan()

@@ -23,9 +23,8 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 @contextlib.contextmanager
 def constructors_simulated() -> Iterator[None]:
-    """A context in which DTensor.from_local, distribute_tensor and the factories of
-    torch.distributed.tensor make tensors for all ranks, and collectives are those of all ranks.
-    torch.load takes their classes for safe, as it takes DTensor.
+    """Make DTensor.from_local, distribute_tensor and torch.distributed.tensor's factories work for
+    all simulated ranks inside this context.
     """
     patched = _compat.patched(
         "simulated world",
@@ -40,8 +39,8 @@ def constructors_simulated() -> Iterator[None]:
 
 
 def constructors_unread() -> AbstractContextManager[None]:
-    """A context in which DTensors are made without values, and collectives of plain tensors are
-    refused.
+    """Make DTensors without values, and refuse collectives of plain tensors, inside
+    this context.
     """
     return _compat.patched(
         "world of shapes", made=unread, on_all_ranks=on_one_rank, communicated=collectives.refused
@@ -61,7 +60,9 @@ def unread(
 
 
 def on_one_rank(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A call that shards or replicates a tensor, which all ranks have: nothing is sent."""
+    """Wrap a function that shards or replicates a tensor which all ranks hold, so that nothing is
+    sent.
+    """
     if _as_torch_does():
         return fn(*args, **kwargs)
     call = inspect.signature(fn).bind(*args, **kwargs)
@@ -87,7 +88,7 @@ def made(
 
 
 def on_all_ranks(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A call of a function of torch's that depends on the rank, for all ranks of its mesh."""
+    """Wrap a torch function whose result depends on the rank to run for all ranks of its mesh."""
     if _as_torch_does():
         return fn(*args, **kwargs)
     leaves = _tree.leaves((args, kwargs))
@@ -103,7 +104,7 @@ def on_all_ranks(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _mesh_of(x: Any) -> DeviceMesh | None:
-    """The mesh that an argument is, or has, as a spec has one."""
+    """Return the mesh that an argument is or has, as a spec has one."""
     if isinstance(x, DeviceMesh):
         return x
     mesh = getattr(x, "mesh", None)
@@ -133,5 +134,7 @@ def _from_source(fn: Any, mesh: DeviceMesh, args: Any, kwargs: Any) -> Any:
 
 
 def _as_torch_does() -> bool:
-    """Whether torch runs for all ranks already, or a capture refuses DTensors that are made."""
+    """Return whether torch already runs for all ranks, or a capture is going on that refuses new
+    DTensors.
+    """
     return _compat.runs_on_all_ranks() or _compat.is_capturing()

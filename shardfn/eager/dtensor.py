@@ -30,7 +30,7 @@ Call = Callable[[DTensor], torch.Tensor]
 
 
 def op(func: Any, args: Any, kwargs: Any) -> Any:
-    """An op, run for all ranks."""
+    """Run an ATen op on simulated DTensors, for all ranks."""
     _refuse_views_in_place(func)
     if func is aten._local_scalar_dense.default:  # torch reads one rank's
         return _number(args[0])
@@ -44,7 +44,7 @@ def op(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def method(name: str, x: SimulatedDTensor, args: Any, kwargs: Any) -> Any:
-    """A method, run for all ranks."""
+    """Run a method of a simulated DTensor, for all ranks."""
     return METHODS[name](x, *args, **kwargs)
 
 
@@ -85,7 +85,7 @@ METHODS: dict[str, Callable[..., Any]] = {
 
 
 class AllRanks:
-    """A call of torch's that runs for all ranks of a mesh.
+    """Run one torch call for all ranks of a mesh over torch's LocalTensors.
 
     Args:
         mesh: the mesh of its DTensors.
@@ -106,7 +106,7 @@ class AllRanks:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """A context in which torch's code runs for all ranks.
+        """Run torch's code for all ranks inside this context.
 
         Raises:
             ShardError: it communicates, and the world has ended.
@@ -124,24 +124,24 @@ class AllRanks:
 
     @classmethod
     def of(cls, x: DTensor) -> AllRanks:
-        """A call with this tensor."""
+        """Build an AllRanks call for a tensor's mesh."""
         local: Any = _compat.local_tensor(x)
         if isinstance(local, DonatedTensor):
             raise used_after_donation(local.call)
         return cls(x.device_mesh, local.shown)
 
     def entering(self, tree: Any) -> Any:
-        """A tree with torch's tensors of all ranks in place of ours."""
+        """Convert our simulated tensors in a tree to torch's LocalTensors."""
         return _tree.tree_map(self._entering, tree)
 
     def copied(self, x: Any) -> Any:
-        """A plain tensor as one that every rank has a copy of. Anything else stays as it is."""
+        """Convert a plain tensor to one of which every rank has a copy."""
         if type(x) not in (torch.Tensor, torch.nn.Parameter):
             return x
         return _compat.per_rank({rank: x.detach().clone() for rank in self.ranks})
 
     def leaving(self, tree: Any) -> Any:
-        """A tree with our tensors in place of torch's. A given one comes back as itself."""
+        """Convert torch's LocalTensors in a tree back to our simulated tensors."""
         return _tree.tree_map(self._leaving, tree)
 
     def _entering(self, x: Any) -> Any:
@@ -173,7 +173,7 @@ class AllRanks:
 
 
 class _Called(torch.autograd.Function):
-    """A method of a DTensor, run for all ranks. Its derivative is torch's."""
+    """Run a DTensor method for all ranks, with torch's derivative."""
 
     @staticmethod
     def forward(ctx: Any, x: SimulatedDTensor, call: Call) -> Any:
@@ -189,7 +189,9 @@ class _Called(torch.autograd.Function):
 
 
 class _Pulled(torch.autograd.Function):
-    """The derivative of a method of a DTensor. All are linear, so its own is the method again."""
+    """Run the derivative of a DTensor method. All are linear, so its own derivative is the method
+    again.
+    """
 
     @staticmethod
     def forward(ctx: Any, cotangent: Any, of: Any, call: Call) -> Any:
@@ -205,7 +207,7 @@ class _Pulled(torch.autograd.Function):
 
 
 class _OfOneRank(torch.autograd.Function):
-    """The tensor of one rank, where all ranks have the same."""
+    """Take one rank's tensor where all ranks have the same."""
 
     @staticmethod
     def forward(ctx: Any, x: SimulatedTensor) -> torch.Tensor:
@@ -218,7 +220,7 @@ class _OfOneRank(torch.autograd.Function):
 
 
 class _OfEach(torch.autograd.Function):
-    """One tensor as that of each rank."""
+    """Give every rank a copy of one tensor."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, count: int, shown: int) -> torch.Tensor:
@@ -245,7 +247,7 @@ def _running(x: DTensor) -> Iterator[AllRanks]:
 
 
 def _number(x: DTensor) -> Any:
-    """The number that all ranks hold, as float(x) reads it.
+    """Read the number that all ranks hold, for float(x).
 
     Raises:
         DivergenceError: ranks hold others.

@@ -18,7 +18,7 @@ Grid = list[list[list[int]]]  # of places in a mesh: by replica, shard, and plac
 
 
 def sharded(given: torch.Tensor, layout: fsdp_hooks.Layout) -> torch.Tensor:
-    """The shards of all ranks of a parameter, which may be one of parallelize_module.
+    """Shard an FSDP parameter for all ranks, possibly one of parallelize_module.
 
     Args:
         given: the parameter before.
@@ -29,8 +29,7 @@ def sharded(given: torch.Tensor, layout: fsdp_hooks.Layout) -> torch.Tensor:
 
 
 def gathered(x: Any, layout: fsdp_hooks.Layout, policy: Any) -> torch.Tensor:
-    """The tensor that a module computes with: a plain one, or on a part of the mesh the DTensor of
-    parallelize_module.
+    """All-gather the tensor that a module computes with: plain, or a DTensor of parallelize_module.
 
     Args:
         x: the parameter.
@@ -41,7 +40,7 @@ def gathered(x: Any, layout: fsdp_hooks.Layout, policy: Any) -> torch.Tensor:
 
 
 def unsharded(group: Any) -> None:
-    """FSDP's all-gather of the parameters of a group.
+    """Simulate FSDP's all-gather of a parameter group.
 
     Raises:
         ShardError: the user has FSDP change gradients.
@@ -53,7 +52,7 @@ def unsharded(group: Any) -> None:
 
 
 class _Gathered(torch.autograd.Function):
-    """The parameter of a module while it runs. Its gradient is the mean over ranks."""
+    """All-gather a parameter while its module runs; its gradient is the mean over ranks."""
 
     @staticmethod
     def forward(ctx: Any, x: SimulatedDTensor, layout: Any, policy: Any) -> torch.Tensor:
@@ -92,7 +91,7 @@ class _Gathered(torch.autograd.Function):
 
 
 def _terms(cotangent: Any, layout: fsdp_hooks.Layout) -> list[torch.Tensor]:
-    """The gradient of each rank of the mesh."""
+    """Split a cotangent into the gradient of each rank."""
     if layout.part is not None:
         placed = cotangent.redistribute(placements=layout.part.placements)
         return _locals(on_mesh(placed, layout.mesh))
@@ -102,7 +101,7 @@ def _terms(cotangent: Any, layout: fsdp_hooks.Layout) -> list[torch.Tensor]:
 
 
 def _from_parts(parts: list[torch.Tensor], layout: fsdp_hooks.Layout) -> DTensor:
-    """A DTensor of the tensors of each place in a part, in shards."""
+    """Build a sharded DTensor from tensors of submesh positions."""
     grid = _grid(layout)
     count = len(grid[0])
     chunks = [_chunks(part, count, layout.dim) for part in parts]
@@ -117,14 +116,14 @@ def _from_parts(parts: list[torch.Tensor], layout: fsdp_hooks.Layout) -> DTensor
 
 
 def _chunks(x: torch.Tensor, count: int, dim: int) -> list[torch.Tensor]:
-    """The chunks of a tensor, as many as there are ranks. The last ones may be empty."""
+    """Chunk a tensor into one part per rank; the last may be empty."""
     found = list(x.chunk(count, dim))
     empty = x.narrow(dim, 0, 0)
     return found + [empty] * (count - len(found))
 
 
 def _grid(layout: fsdp_hooks.Layout) -> Grid:
-    """The places of a mesh whose axes replicate, shard, and belong to a part, in this order."""
+    """Arrange a mesh's ranks by (replicate, shard, submesh) axes."""
     mesh = layout.mesh
     of_part = 0 if layout.part is None else layout.part.mesh.ndim
     places = torch.arange(mesh.size()).view(mesh.shape)

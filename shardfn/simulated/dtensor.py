@@ -41,13 +41,13 @@ class SimulatedDTensor(DTensor):
         return _eager(str(func)).op(func, args, kwargs or {})
 
     def redistribute(self, *args: Any, **kwargs: Any) -> DTensor:
-        """DTensor.redistribute, for all ranks."""
+        """Run DTensor.redistribute for all ranks."""
         return self._method("redistribute", *args, **kwargs)
 
     def to_local(
         self, *, grad_placements: Sequence[Placement] | None = None, rank: int | None = None
     ) -> torch.Tensor:
-        """DTensor.to_local, for all ranks.
+        """Run DTensor.to_local for all ranks.
 
         Args:
             grad_placements: placements of the gradient, as in DTensor.to_local.
@@ -62,7 +62,7 @@ class SimulatedDTensor(DTensor):
         return self._method("to_local", grad_placements=grad_placements, rank=rank)
 
     def full_tensor(self, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor:
-        """DTensor.full_tensor, a plain tensor."""
+        """Run DTensor.full_tensor, and return a plain tensor."""
         return self._method("full_tensor", grad_placements=grad_placements)
 
     def __create_write_items__(self, fqn: str, _: Any) -> Any:
@@ -79,14 +79,16 @@ class SimulatedDTensor(DTensor):
 
 
 def dtensors(locals_: Sequence[torch.Tensor], specs: Sequence[Any]) -> list[DTensor]:
-    """DTensors of local tensors, without torch's checks: simulated ones of simulated tensors."""
+    """Build DTensors of local tensors without torch's checks; SimulatedDTensors of simulated
+    tensors.
+    """
     kinds = {type(x) for x in locals_}
     kind = SimulatedDTensor if SimulatedTensor in kinds else DTensor
     return _compat.dtensors(locals_, specs, kind)
 
 
 def _eager(where: str) -> Eager:
-    """The room that runs ops outside of functions.
+    """Return the service of the eager room, which runs ops outside of functions.
 
     Raises:
         ImportError: this package lacks it.

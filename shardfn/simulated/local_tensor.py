@@ -68,12 +68,12 @@ class SimulatedTensor(torch.Tensor):
         return self.shards[self.shown].numel()
 
     def is_of_one_rank(self) -> bool:
-        """Whether autograd would take the sizes of one rank for those of all."""
+        """Whether autograd would take one rank's sizes for those of all."""
         shapes = {x.shape for x in self.shards}
         return len(shapes) > 1 and not self.followed
 
     def wait(self) -> SimulatedTensor:
-        """The tensor, as that of a functional collective. It has its values."""
+        """Return the tensor, as a functional collective's result is awaited."""
         return self
 
     def __repr__(self, **_: Any) -> str:
@@ -106,7 +106,7 @@ class SimulatedTensor(torch.Tensor):
 
 
 def _collective(func: Any, args: Any, kwargs: Any) -> Any:
-    """A collective that a script calls outside of functions.
+    """Run a collective that a script calls outside of functions.
 
     Raises:
         ImportError: this package lacks the room that runs them.
@@ -118,7 +118,7 @@ def _collective(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _writes_only_ranks_own(func: Any, written: Iterable[Any]) -> None:
-    """Raises where the values of each rank would be written to a tensor that all ranks have.
+    """Refuse to write per-rank values into a tensor that all ranks share.
 
     Raises:
         ShardError: an argument that `func` writes to is a plain tensor with values.
@@ -130,7 +130,7 @@ def _writes_only_ranks_own(func: Any, written: Iterable[Any]) -> None:
 
 
 def _is_followed(leaves: Sequence[Any]) -> bool:
-    """Whether autograd follows an op of these arguments.
+    """Return whether autograd records an op with these arguments.
 
     Raises:
         ShardError: one of them was made without autograd, and its sizes differ between ranks:
@@ -152,12 +152,12 @@ def _is_followed(leaves: Sequence[Any]) -> bool:
 
 
 def _of_ranks(rows: Sequence[Sequence[int]]) -> list[Any]:
-    """Sizes, or strides, from those of each rank."""
+    """Join the sizes or strides of all ranks into one tuple."""
     return [_compat.size_of_ranks(column) for column in zip(*rows, strict=True)]
 
 
 def _of_rank(leaves: list[Any], treedef: Any, rank: int) -> tuple[Any, Any]:
-    """The arguments of one rank."""
+    """Select one rank's arguments."""
     own = [
         x.shards[rank] if isinstance(x, SimulatedTensor) else _compat.of_rank(x, rank)
         for x in leaves
@@ -166,7 +166,9 @@ def _of_rank(leaves: list[Any], treedef: Any, rank: int) -> tuple[Any, Any]:
 
 
 def _gathered(func: Any, values: tuple[Any, ...], shown: int, followed: bool) -> Any:
-    """The tensors of all ranks as one. Other values must be equal on all ranks."""
+    """Join the results of all ranks into a SimulatedTensor; non-tensors must be equal
+    on all ranks.
+    """
     if isinstance(values[0], torch.Tensor):
         return SimulatedTensor(values, shown, followed)
     if len({str(v) for v in values}) > 1:  # as text, in which nan equals nan
@@ -180,8 +182,8 @@ def _gathered(func: Any, values: tuple[Any, ...], shown: int, followed: bool) ->
 
 
 def shown(mesh: DeviceMesh, rank: int | None = None) -> int:
-    """The place in a mesh of a rank, which is the one that is shown by default, or 0 if it is not
-    there.
+    """Return the row-major place, in a mesh, of the rank that is displayed; 0 if it
+    is not there.
     """
     ranks = mesh.mesh.flatten().tolist()
     rank = dist.get_rank() if rank is None else rank
@@ -189,7 +191,7 @@ def shown(mesh: DeviceMesh, rank: int | None = None) -> int:
 
 
 def of_one_part(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """The local tensors of the ranks of a mesh, among those of all ranks.
+    """Select the local tensors of one submesh's ranks.
 
     Raises:
         PlacementError: the tensor is of other ranks, or the other parts hold other values, which
@@ -215,7 +217,7 @@ def of_one_part(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
 
 
 def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors are equal, where nan equals nan."""
+    """Return whether two tensors are equal, nan equal to nan."""
     if a.shape != b.shape:
         return False
     are_nan = a.isnan() & b.isnan()
@@ -224,7 +226,7 @@ def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _parts(mesh: DeviceMesh, count: int) -> list[list[int]]:
-    """The ranks of this part and of each other one of its root mesh."""
+    """List the ranks of a submesh, and of each other submesh of its root mesh."""
     root = _compat.root_mesh(mesh)
     names = mesh.mesh_dim_names or ()
     every = root.mesh_dim_names or ()
@@ -282,7 +284,7 @@ class UnreadTensor(torch.Tensor):
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
-    """The arguments that an op writes to."""
+    """List the arguments that an op writes to."""
     if func.namespace == "c10d":  # whose schemas do not say it
         return _tree.leaves((args, kwargs))
     found: list[Any] = []
@@ -340,9 +342,7 @@ class DonatedTensor(torch.Tensor):
 
 
 def remains_of(call: str) -> type[DonatedTensor]:
-    """The class of the tensors that a call took. Its objects have no attributes, and no
-    initialiser.
-    """
+    """Make the tensor class for the arguments that a call took by donation."""
 
     class Remains(DonatedTensor):
         """As `DonatedTensor`."""
@@ -352,7 +352,7 @@ def remains_of(call: str) -> type[DonatedTensor]:
 
 
 def used_after_donation(call: str) -> ShardError:
-    """The error for a donated argument that is used afterwards."""
+    """Build the error for a donated argument that is used afterwards."""
     fix = "use the call's results, or leave the argument out of donate_argnums"
     return ShardError.of(
         call, "this tensor was donated to that call and its memory is gone", fix=fix

@@ -13,7 +13,7 @@ from .local_tensor import SimulatedTensor, shown
 
 
 def is_on_part(x: Any, mesh: Any) -> bool:
-    """Whether a tensor is a DTensor on a part of a mesh."""
+    """Return whether a tensor is a DTensor on a submesh."""
     if mesh is None or not isinstance(x, DTensor) or x.device_mesh == mesh:
         return False
     names = {*(x.device_mesh.mesh_dim_names or ())}
@@ -22,7 +22,7 @@ def is_on_part(x: Any, mesh: Any) -> bool:
 
 
 def uneven_dim(x: DTensor) -> int | None:
-    """A dim that is in shards of different sizes, if there is one."""
+    """Return a dim that is sharded unevenly, or None."""
     left = list(x.shape)
     for p, n in zip(x.placements, x.device_mesh.shape, strict=True):
         dim = getattr(p, "dim", None)
@@ -35,15 +35,15 @@ def uneven_dim(x: DTensor) -> int | None:
 
 
 def placements_on(x: DTensor, mesh: Any) -> tuple[Placement, ...]:
-    """The placements on a mesh of a DTensor on a part of it: replicated over the other axes."""
+    """Extend a submesh DTensor's placements to the root mesh: replicated over the other axes."""
     names = x.device_mesh.mesh_dim_names or ()
     own = dict(zip(names, x.placements, strict=True))
     return tuple(own.get(axis, Replicate()) for axis in mesh.mesh_dim_names)
 
 
 def on_mesh(x: Any, mesh: Any) -> Any:
-    """A DTensor on a part of a mesh as one on the mesh, of which all parts hold the same. Any other
-    tensor is itself.
+    """Turn a DTensor on a submesh into one on the root mesh, where all submeshes hold the same;
+    other tensors as they are.
     """
     if not is_on_part(x, mesh):
         return x
@@ -54,9 +54,7 @@ def on_mesh(x: Any, mesh: Any) -> Any:
 
 
 def own_of_part(x: DTensor, mesh: Any) -> torch.Tensor:
-    """Each rank's own tensor of a DTensor on a part of a mesh. In a simulated world, which has
-    those of one part, all parts have the same.
-    """
+    """Return the local tensors, over the root mesh, of a DTensor on a submesh."""
     local: Any = _compat.local_tensor(x)
     if not isinstance(local, SimulatedTensor):
         return local
@@ -73,7 +71,7 @@ def _ranks(mesh: Any) -> list[int]:
 
 
 def _peer(mesh: Any, names: tuple[str, ...], rank: int, here: list[int]) -> int:
-    """The rank of a part that has the coordinates of another rank on the axes of the part."""
+    """Return the rank of a submesh with the coordinates of another rank on the submesh's axes."""
     at = _coordinates(mesh, names, rank)
     peers = (other for other in here if _coordinates(mesh, names, other) == at)
     return next(peers)

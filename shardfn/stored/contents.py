@@ -15,7 +15,7 @@ FORMAT = "shardfn compilation 1"
 
 
 def to_bytes(made: _compat.Generated) -> bytes:
-    """The bytes of a compilation.
+    """Serialize a compilation.
 
     Raises:
         ValueError: the format has no name for the dtype of a constant.
@@ -40,7 +40,7 @@ def to_bytes(made: _compat.Generated) -> bytes:
 
 
 def from_bytes(found: bytes) -> _compat.Generated:
-    """The compilation of some bytes.
+    """Parse a serialized compilation.
 
     Raises:
         ValueError: they are none of this version.

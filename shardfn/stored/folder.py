@@ -89,8 +89,8 @@ class Folder:
 
     @contextlib.contextmanager
     def alone(self, name: str) -> Iterator[None]:
-        """A context that one process at a time is in, for this name. Another waits, but not for
-        ever.
+        """Hold a lock on a name, one process at a time, inside this context. Others wait, but not
+        for ever.
         """
         handle = self._lock(name)
         try:
@@ -100,7 +100,7 @@ class Folder:
                 os.close(handle)  # which unlocks it
 
     def _lock(self, name: str) -> int | None:
-        """The handle of a locked file. None in a folder that is only read."""
+        """Open and lock a file; None in a read-only folder."""
         path = self.path / f"{name[:2]}.lock"  # few files, which stay
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -145,7 +145,7 @@ class Folder:
         return None
 
     def _new_key(self) -> bytes:
-        """The key of the folder, made by whichever process is first."""
+        """Create the folder's key, by whichever process is first."""
         complete_files.write(self.path / KEY, secrets.token_bytes(BITS), keep=True)
         found = self._key()
         if found is None:
@@ -157,7 +157,9 @@ class Folder:
 
 
 def own_folder() -> Folder | None:
-    """The folder of this user. None if nothing is to be stored, or nothing can."""
+    """Open this user's folder of compilations; None if nothing is to be stored or
+    nothing can be.
+    """
     path = place()
     if path is None or fcntl is None:
         return None
@@ -169,13 +171,13 @@ def own_folder() -> Folder | None:
 
 
 def place() -> Path | None:
-    """Where the folder is, or would be. None if SHARDFN_CACHE_DIR is empty."""
+    """Return the path of the folder; None if SHARDFN_CACHE_DIR is empty."""
     parent = cache_folder()
     return parent / NAME if parent is not None else None
 
 
 def limit() -> int:
-    """How many bytes may be stored."""
+    """Return how many bytes may be stored."""
     said = os.environ.get(LIMIT, DEFAULT_LIMIT)
     try:
         return bytes_of(said)
@@ -185,7 +187,7 @@ def limit() -> int:
 
 
 def complain(problem: str) -> None:
-    """Warn of a problem, once in a process."""
+    """Warn of a problem once in a process."""
     if problem not in _warned:
         _warned.add(problem)
         warnings.warn(f"shardfn: {problem}", stacklevel=2)
@@ -196,7 +198,7 @@ def _code(key: bytes, name: str, text: bytes) -> bytes:
 
 
 def _wait_for(handle: int) -> None:
-    """Lock a file, or go on without after a while."""
+    """Lock a file, or proceed without the lock after a while."""
     end = time.monotonic() + WAIT
     while fcntl is not None and time.monotonic() < end:
         with contextlib.suppress(OSError):

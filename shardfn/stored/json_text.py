@@ -7,7 +7,7 @@ from typing import Any
 
 
 def parsed(text: str | bytes) -> Any:
-    """The value of a text of JSON.
+    """Parse untrusted JSON.
 
     Raises:
         ValueError: it is damaged, nested too deeply, or not JSON.

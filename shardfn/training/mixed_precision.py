@@ -42,7 +42,7 @@ class MixedPrecision(Transformed):
         return self.fn(*cast, **kwargs)
 
     def cast(self, number: int, arg: Any) -> Any:
-        """An argument with its floating tensors in the dtype of the computation."""
+        """Cast the floating tensors of one argument to the compute dtype."""
         floats = _tree.tensors((arg,), _tree.is_floating)
         paths = _float_paths(arg)
         kept: tuple[bool, ...] = (False,) * len(floats)
@@ -61,7 +61,9 @@ class MixedPrecision(Transformed):
 
 @_compat.of_trees
 def _float_paths(arg: Any) -> tuple[str, ...]:
-    """The path of each floating tensor of an argument, as a module writes it."""
+    """List the paths of an argument's floating tensors, as `module.named_parameters`
+    writes them.
+    """
     leaves = _tree.quick_leaves((arg,))
     paths = _tree.quick_paths((arg,), "")
     pairs = zip(paths, leaves, strict=True)
@@ -69,14 +71,14 @@ def _float_paths(arg: Any) -> tuple[str, ...]:
 
 
 def _dotted(path: str) -> str:
-    """`[0]['w1'].x` as `w1.x`."""
+    """Rewrite a pytree path `[0]['w1'].x` as a module path `w1.x`."""
     text = path.removeprefix("[0]").replace("['", ".").replace("']", "")
     return text.replace("[", ".").replace("]", "").removeprefix(".")
 
 
 @_compat.constant_in_graph
 def _kept(name: str, paths: tuple[str, ...], keep: tuple[str, ...]) -> tuple[bool, ...]:
-    """Which of some parameters keep their dtype.
+    """Select the parameters that keep their dtype by the `keep` patterns.
 
     Raises:
         ShardError: a pattern that matches none.
@@ -167,7 +169,7 @@ def mixed_precision(
 
 @_compat.constant_in_graph
 def _positions(argnums: Any) -> tuple[int, ...] | None:
-    """The positions of the arguments that are cast; None for all.
+    """Normalize argnums to positions; None for all arguments.
 
     Raises:
         ShardError: something else than positions.
@@ -180,7 +182,7 @@ def _positions(argnums: Any) -> tuple[int, ...] | None:
 
 @_compat.constant_in_graph
 def _patterns(keep: Iterable[str]) -> tuple[str, ...]:
-    """The patterns.
+    """Normalize `keep` to a tuple of patterns.
 
     Raises:
         ShardError: not a list of text.

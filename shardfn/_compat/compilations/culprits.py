@@ -9,7 +9,8 @@ import torch
 
 
 def culprits(error: BaseException | None) -> list[torch.fx.Node]:
-    """The nodes that Inductor worked on when it raised an error, the innermost known ones.
+    """List the graph nodes that Inductor was working on when it raised an error, innermost known
+    ones.
 
     Args:
         error: of Inductor.
@@ -34,7 +35,7 @@ def _frames(traceback: TracebackType | None) -> list[TracebackType]:
 
 
 def _nodes(value: Any) -> list[torch.fx.Node]:
-    """The nodes that a local variable of Inductor stands for."""
+    """List the graph nodes that a local variable of Inductor refers to."""
     if isinstance(value, torch.fx.Node):
         return [value] if value.op == "call_function" else []
     inner = getattr(value, "node", None)

@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).resolve().parents[2]
 
 
 def environment() -> str:
-    """The versions, options and settings that compiled code depends on, as text."""
+    """Print the versions, options and settings that compiled code depends on."""
     now = [*_fixed(), f"threads {torch.get_num_threads()}"]
     now += [f"setting {x!r}" for x in settings()]
     now += [f"option {name} {x!r}" for name, x in options().items()]
@@ -28,7 +28,7 @@ def environment() -> str:
 
 
 def options() -> dict[str, Any]:
-    """The options of Inductor."""
+    """Return Inductor's config as a dict."""
     from torch._inductor import config
 
     known = config.save_config_portable(ignore_private_configs=False)
@@ -45,7 +45,7 @@ def has_own_passes() -> bool:
 
 @functools.cache
 def _fixed() -> tuple[str, ...]:
-    """The part that stays as it is in a process."""
+    """Print the part of the environment that does not change in a process."""
     return (
         f"torch {torch.__version__} {torch.version.git_version}",
         f"shardfn {_sources()}",
@@ -57,7 +57,7 @@ def _fixed() -> tuple[str, ...]:
 
 
 def machine() -> str:
-    """The kind of this machine's processor, and its operating system."""
+    """Name this machine's processor and operating system."""
     return f"{platform.machine()} {platform.system()}"
 
 
@@ -68,7 +68,7 @@ def _devices() -> str:
 
 
 def _compiler() -> str:
-    """The compiler and its options, which do not change while the process runs."""
+    """Name the C++ compiler and its options."""
     try:
         return compiler_facts()
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
@@ -76,7 +76,7 @@ def _compiler() -> str:
 
 
 def _sources() -> str:
-    """A digest of shardfn's own code, which writes a part of the code that it compiles."""
+    """Hash shardfn's own source, which generates part of the compiled code."""
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         digest.update(str(path.relative_to(PACKAGE)).encode())

@@ -27,8 +27,8 @@ def paused_gc() -> Iterator[None]:
 
 
 def grow_up() -> None:
-    """Count all objects as old ones. As young ones the next collection, which comes soon, would
-    read them all.
+    """Move all objects to the oldest garbage-collection generation, so that the next young
+    collection does not scan them.
     """
     young, *_ = gc.get_count()
     if young < LEAST or gc.get_freeze_count():

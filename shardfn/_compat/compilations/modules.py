@@ -14,7 +14,7 @@ from ..patches import patched
 
 
 class Generated(NamedTuple):
-    """The code that Inductor made of a program.
+    """The Python module that Inductor generated for a program, as text.
 
     Args:
         code: the text of a Python module with a function `call`.
@@ -41,7 +41,7 @@ BESIDE = (
 
 
 def generated(runner: Any) -> Generated | None:
-    """The compilation of a function that Inductor returned. None if text cannot hold it."""
+    """Extract the generated module of a compiled function; None if text cannot hold it."""
     code = getattr(runner, "source_code", None)
     if not code or any(getattr(runner, name, None) for name in BESIDE):
         return None
@@ -73,7 +73,7 @@ def _of_inductor(name: str) -> Any:
 
 
 def _align(nbytes: Any) -> Any:
-    """As Inductor aligns the size of a pool of memory."""
+    """Round a size up as Inductor aligns a pool of memory."""
     from torch._inductor.utils import _align as align
 
     return align(nbytes)
@@ -90,9 +90,7 @@ SLOW_IMPORTS: dict[str, tuple[str, Callable[[], Any]]] = {
 
 
 class Rerun:
-    """A compilation that is run again: it takes a list of inputs, empties it, and returns a
-    list.
-    """
+    """Run a generated module again: it takes a list of inputs, empties it, and returns a list."""
 
     def __init__(self, made: Generated, name: str) -> None:
         self.source_code = made.code

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def order_kept(_: Callable[..., Any], nodes: list[Any], *graph: Any) -> list[Any]:
-    """Find out how much memory each kernel holds, and keep their order.
+    """Patch Inductor's scheduler: measure the memory that each kernel holds, and keep their order.
 
     Inductor takes freed memory again where that does not raise the peak, which it must know.
 
@@ -23,7 +23,7 @@ def order_kept(_: Callable[..., Any], nodes: list[Any], *graph: Any) -> list[Any
 
 
 def in_place_decided(original: Callable[[Any], None], loop: Any) -> None:
-    """Decide which values a loop writes over: those that no later one reads.
+    """Patch Inductor's choice of values that a loop overwrites: those that no later op reads.
 
     An update of a donated parameter runs after all loops that read the parameter. Inductor counts
     it as a reader of their results, so that no loop could write over those.
@@ -42,7 +42,7 @@ def in_place_decided(original: Callable[[Any], None], loop: Any) -> None:
 
 @contextlib.contextmanager
 def _only_readers(value: Any) -> Iterator[None]:
-    """Hide the users of a value that only run later."""
+    """Hide the users of a value that run later, inside this context."""
     name, users = value.get_name(), value.users
     value.users = [user for user in users if _reads(user, name)]
     try:
@@ -52,7 +52,7 @@ def _only_readers(value: Any) -> Iterator[None]:
 
 
 def _reads(user: Any, name: str) -> bool:
-    """Whether a user of a value reads it, or an alias of it."""
+    """Return whether a scheduler node reads a value or an alias of it."""
     if not user.is_weak:
         return True
     return name in user.node.used_or_aliased_buffer_names()

@@ -48,14 +48,14 @@ class SettingsChanged(Exception):
 
 
 def process_settings() -> tuple[Any, ...]:
-    """The settings that are the process's and not a thread's."""
+    """Snapshot the torch settings that are the process's and not a thread's."""
     now = enumerate(settings())
     return tuple(x for k, x in now if k not in (AUTOCAST, MODES))
 
 
 @contextlib.contextmanager
 def undisturbed(wanted: tuple[Any, ...] | None = None) -> Iterator[None]:
-    """A context in which a thread compiles, and `check_settings` can tell.
+    """Compile inside this context so that `check_settings` can detect changes by other threads.
 
     Args:
         wanted: what `process_settings` was at the call that is compiled for. None: what it is.
@@ -77,7 +77,7 @@ def undisturbed(wanted: tuple[Any, ...] | None = None) -> Iterator[None]:
 
 
 def check_settings() -> None:
-    """Check that the code that was just compiled may be used.
+    """Raise SettingsChanged if another thread changed a setting during the compilation.
 
     Raises:
         SettingsChanged: another thread has changed a setting since the compilation began.
@@ -88,7 +88,7 @@ def check_settings() -> None:
 
 
 def _counted(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A setter of torch that counts the changes by threads that do not compile."""
+    """Wrap a torch setter to count changes by threads that do not compile."""
 
     @functools.wraps(original)
     def counted(*args: Any, **kwargs: Any) -> Any:

@@ -19,7 +19,7 @@ def _refuse() -> None:
 
 
 def seeds(called: Any, kwargs: Any) -> str | None:
-    """The refusal of a call that reads or seeds a generator, or is given one."""
+    """Refuse a call that reads or seeds a random generator, or that is passed one."""
     is_torchs = getattr(called, "__module__", "") in MODULES
     is_pythons = isinstance(getattr(called, "__self__", None), random.Random)
     is_any = is_torchs or is_pythons or is_given("generator", kwargs)
@@ -27,12 +27,12 @@ def seeds(called: Any, kwargs: Any) -> str | None:
 
 
 def refused_random(*_: Any) -> None:
-    """A call of Python's `random`."""
+    """Refuse a call of Python's `random`."""
     _refuse()
 
 
 def numpy_called(call: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-    """A call of a function of numpy, which may be one of numpy.random."""
+    """Patch Dynamo's call of a numpy function, which may be one of numpy.random."""
     owner = type(getattr(function.value, "__self__", None))
     module = getattr(function.value, "__module__", None) or owner.__module__
     if module.startswith("numpy.random"):
@@ -41,7 +41,7 @@ def numpy_called(call: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def is_given(name: str, kwargs: Any) -> bool:
-    """Whether an argument is passed, and is not None."""
+    """Return whether an argument is passed and is not None."""
     if name not in kwargs:
         return False
     variable = kwargs[name].realize()

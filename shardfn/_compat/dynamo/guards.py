@@ -67,7 +67,7 @@ ARRAY = "NumpyTensorSource"  # an array that is read as a tensor
 
 
 def outside_reads(out: Any, scope: dict[str, Any]) -> tuple[Read, ...]:
-    """The reads recorded by Dynamo's guards, except those of the arguments.
+    """List the reads that Dynamo's guards recorded, without those of the arguments.
 
     Args:
         out: the result of `fullgraph_capture`.
@@ -97,8 +97,8 @@ def _reads(guard: Any, scope: dict[str, Any]) -> list[Read]:
 
 
 def _path(source: Any, scope: dict[str, Any]) -> tuple[Step, ...] | None:
-    """The steps to a source from a root, or None for a source in the arguments or of another
-    class.
+    """Build the path of attribute and item steps to a guard's source; None for a source in the
+    arguments, or of an unknown class.
     """
     kind = type(source).__name__
     if kind == "LocalSource":
@@ -130,7 +130,7 @@ def _stepped(before: tuple[Step, ...], step: str, to: Any, source: Any) -> tuple
 
 
 def _root(name: str, scope: dict[str, Any]) -> tuple[Step, ...] | None:
-    """The root of a global: a module that Dynamo recorded, a dict of globals that belongs to no
+    """Find the root object of a global: a recorded module, a dict of globals that belongs to no
     module, or a function.
     """
     found = scope.get(name)
@@ -177,7 +177,7 @@ def code_noted(
 
 
 def _class_of(variable: Any) -> type:
-    """The class of an object that Dynamo reads, or the class that it is."""
+    """Return the class of an object that Dynamo reads, or the class that the variable is."""
     from torch._dynamo.variables.lazy import LazyVariableTracker
 
     if variable is None or isinstance(variable, LazyVariableTracker):
@@ -190,7 +190,7 @@ def _class_of(variable: Any) -> type:
 
 
 def _homes(cls: type, fn: Any) -> Iterator[tuple[type, str]]:
-    """The classes of the user's among the bases of one that have a function, and its names."""
+    """Find the user's classes in an MRO that define a function, with its names there."""
     for base in cls.__mro__:
         if not base.__module__.startswith(("torch.", "builtins")):
             for name, x in base.__dict__.items():
@@ -199,7 +199,7 @@ def _homes(cls: type, fn: Any) -> Iterator[tuple[type, str]]:
 
 
 def read_of_code(fn: Any) -> Read:
-    """The code of a function, which may be replaced in place."""
+    """Read `fn.__code__`, which may be replaced in place."""
     return Read((("scope", Itself(fn)), ("attr", "__code__")), "CODE", None)
 
 

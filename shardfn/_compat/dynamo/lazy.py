@@ -26,7 +26,7 @@ AGAIN = "_shardfn_made"  # of an error: makes again what was taken back because 
 
 
 class State:
-    """What a module is now, and the state of torch's random numbers."""
+    """A snapshot of a lazy module's class and attributes, and of torch's random state."""
 
     def __init__(self, module: Any, tensors: list[Any]) -> None:
         self.module, self.kind = module, type(module)
@@ -38,7 +38,7 @@ class State:
         self.on_cpu = torch.get_rng_state()
 
     def enter(self) -> None:
-        """Have the module be so again."""
+        """Restore the module to this snapshot."""
         self.module.__class__ = self.kind
         for table, content in self.tables:
             table.clear()
@@ -49,7 +49,7 @@ class State:
         self.draw_on()
 
     def draw_on(self) -> None:
-        """Have the random numbers go on from there."""
+        """Restore torch's random state to this snapshot."""
         torch.set_rng_state(self.on_cpu)
         for device, state in self.on_devices:
             torch.cuda.set_rng_state(state, device)
@@ -57,7 +57,7 @@ class State:
 
 @contextlib.contextmanager
 def made_or_not(error: BaseException | None = None) -> Iterator[None]:
-    """A context that leaves modules without parameters as they were if it fails.
+    """Restore lazy modules to their uninitialized state if the body raises.
 
     Args:
         error: of a context before. What that took back is made again.
@@ -83,8 +83,8 @@ def made_or_not(error: BaseException | None = None) -> Iterator[None]:
 def parameters_made(
     infer: Callable[..., None], module: Any, _: Any, args: Any, kwargs: Any = None
 ) -> None:
-    """Make the parameters of a module with values, for the shapes of its first arguments, as a
-    plain call does.
+    """Initialize a lazy module's parameters with values, for the shapes of its first arguments, as
+    a plain call does.
 
     Args:
         infer: torch's function.
@@ -108,7 +108,7 @@ def parameters_made(
 
 
 def shape_read(wrap: Callable[..., Any], builder: Any, value: Any) -> Any:
-    """Dynamo's handling of a new object, which may be a parameter that has no shape yet."""
+    """Patch Dynamo's wrapping of a new object, which may be a parameter without a shape yet."""
     refuse(WITHOUT_SHAPE if is_lazy(value) else None)
     return wrap(builder, value)
 
@@ -132,7 +132,7 @@ def made_by_hooks(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
 
 
 def _needs_values(error: BaseException) -> bool:
-    """Whether an op has failed since fake tensors have no values."""
+    """Return whether an op failed because fake tensors have no values."""
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     is_read = isinstance(error, (DATA_DEPENDENT, GuardOnDataDependentSymNode))
@@ -140,7 +140,7 @@ def _needs_values(error: BaseException) -> bool:
 
 
 def _of_numbers(x: Any) -> Any:
-    """A fake tensor whose sizes are numbers, and that no transform follows, in place of one."""
+    """Make a fake tensor with concrete sizes, outside of transforms, from a symbolic one."""
     inner = unwrapped(x) if isinstance(x, torch.Tensor) else x
     if not is_fake(inner):
         return x

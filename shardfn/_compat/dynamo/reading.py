@@ -75,7 +75,7 @@ def keep_in_graph(fn: types.FunctionType) -> types.FunctionType:
 
 
 def kept_in_graph(allowed: Callable[[Any], bool], fn: Any) -> bool:
-    """Dynamo's check whether calls of a function stay in the graph."""
+    """Patch Dynamo's check whether calls of a function stay in the graph."""
     is_kept = isinstance(fn, types.FunctionType) and "kept_in_graph" in fn.__dict__
     return is_kept or allowed(fn)
 
@@ -112,9 +112,7 @@ def located(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 @read_by_dynamo
 def wrapped(fn: Callable[..., Any], *xs: torch.Tensor) -> Any:
-    """One run of a function that Dynamo traces into a subgraph: a call of
-    torch.ops.higher_order.wrap.
-    """
+    """Trace a function into a subgraph, as a call of torch.ops.higher_order.wrap."""
     return torch.ops.higher_order.wrap(fn, *xs)
 
 
@@ -142,15 +140,14 @@ def capture_python(
 
 
 def _with_own_globals(fn: types.FunctionType) -> types.FunctionType:
-    """The function over a copy of its globals, since Dynamo leaves its own objects among them."""
+    """Copy a function with a copy of its globals, where Dynamo leaves objects behind."""
     return types.FunctionType(
         fn.__code__, dict(fn.__globals__), fn.__name__, fn.__defaults__, fn.__closure__
     )
 
 
 def faked(device: str, make_fake: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
-    """How Dynamo makes fake tensors, also of views, of results of autograd and of tensors that
-    hold others.
+    """Patch how Dynamo makes fake tensors, also of views, autograd results and wrapper subclasses.
 
     Args:
         device: of the program, and so of tensors on the meta device.
@@ -175,7 +172,7 @@ def faked(device: str, make_fake: Callable[..., Any], x: Any, *args: Any, **kwar
 
 
 def dual_wrapped(wrap: Callable[..., Any], builder: Any, x: Any) -> Any:
-    """Dynamo's handling of a new tensor, as if it had no tangent (torch 2.15 refuses one)."""
+    """Patch Dynamo's wrapping of a new tensor: ignore its tangent, which torch 2.15 refuses."""
     is_dual = isinstance(x, torch.Tensor) and in_dual_level() and has_tangent(x)
     closed = mock.patch.object(forward_ad, "_current_level", -1)
     with closed if is_dual else contextlib.nullcontext():
@@ -183,8 +180,8 @@ def dual_wrapped(wrap: Callable[..., Any], builder: Any, x: Any) -> Any:
 
 
 def fresh(read: Callable[..., Any], tensor: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-    """Dynamo's handling of a tensor whose shape and strides may have changed in place, or that has
-    begun to be followed.
+    """Patch Dynamo's read of a tensor that may have changed shape in place, or begun to require
+    grad.
     """
     from torch._dynamo.variables.base import VariableTracker
 
@@ -200,7 +197,9 @@ def fresh(read: Callable[..., Any], tensor: Any, tx: Any, *args: Any, **kwargs: 
 
 
 def _is_followed(tensor: Any, tx: Any) -> bool:
-    """Whether a tensor depends on one that has begun to be followed, other than by detach."""
+    """Return whether a tensor depends on one that has begun to require grad, not only through
+    detach.
+    """
     nodes = tx.output.graph.find_nodes(op="call_function", target=followed_from_here)
     marked = {node.args[0] for node in nodes}
     if not marked or not tensor.dtype.is_floating_point:
@@ -216,9 +215,7 @@ def _is_followed(tensor: Any, tx: Any) -> bool:
 def fresh_or_random(
     call: Callable[..., Any], tensor: Any, tx: Any, name: str, args: Any, kwargs: Any
 ) -> Any:
-    """Dynamo's call of a method of a tensor that may have changed in place. Dynamo leaves out
-    `random_`.
-    """
+    """Patch Dynamo's call of a tensor method, for tensors changed in place and for `random_`."""
     from torch._dynamo.utils import proxy_args_kwargs
     from torch._dynamo.variables import builder
 
@@ -232,8 +229,8 @@ def fresh_or_random(
 def grad_required(
     call: Callable[..., Any], tensor: Any, tx: Any, name: str, args: Any, kwargs: Any
 ) -> Any:
-    """Dynamo's `requires_grad_`, which it does not know of arguments, and torch.func refuses. From
-    there on gradients that the function itself takes follow the tensor.
+    """Patch `requires_grad_` in Dynamo: from there on gradients that the function itself takes
+    follow the tensor.
     """
     is_allowed = torch._C._functorch.get_inplace_requires_grad_allowed()
     if name != "requires_grad_" or is_allowed:
@@ -245,7 +242,7 @@ def grad_required(
 
 
 def _begun(tensor: Any, tx: Any) -> Any:
-    """A tensor that begins to be followed."""
+    """Mark a tensor as requiring grad from here on."""
     proxy = tensor.as_proxy()
     fake = proxy.node.meta["example_value"]
     if not fake.requires_grad:
@@ -257,7 +254,7 @@ def _begun(tensor: Any, tx: Any) -> Any:
 
 
 def flag_set(call: Callable[..., Any], builtin: Any, tx: Any, owner: Any, name: Any, x: Any) -> Any:
-    """Dynamo's setattr, of the flag of a tensor: `x.requires_grad = True`."""
+    """Patch Dynamo's setattr for `x.requires_grad = True`."""
     is_flag = owner.is_tensor() and name.as_python_constant() == "requires_grad"
     if is_flag and x.is_python_constant() and x.as_python_constant() is True:
         _begun(owner, tx)
@@ -267,19 +264,21 @@ def flag_set(call: Callable[..., Any], builtin: Any, tx: Any, owner: Any, name: 
 
 @keep_in_graph
 def followed_from_here(x: torch.Tensor) -> None:
-    """Stands in Dynamo's graph where a tensor begins to be followed."""
+    """Mark in Dynamo's graph where a tensor begins to require grad."""
 
 
 @keep_in_graph
 def reached(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Any:
-    """The number of this question in the capture, and for each input whether an output depends on
-    it: in Dynamo's graph, unless a reading before has found out.
+    """Return the number of this question in the capture, and for each input whether an output
+    depends on it, as Dynamo's graph or an earlier reading says.
     """
     raise AssertionError("Dynamo answers this")
 
 
 class Unlike(Exception):
-    """Other inputs of a gradient have a derivative than Dynamo's graph says."""
+    """Raised when other inputs of a gradient turn out to have a derivative than Dynamo's graph
+    says.
+    """
 
     def __init__(self, number: int, flags: tuple[bool, ...]) -> None:
         super().__init__(number, flags)
@@ -291,7 +290,7 @@ _USES: contextvars.ContextVar[Uses] = contextvars.ContextVar("uses")
 
 
 def with_uses(read: Callable[[], Any]) -> Any:
-    """The reading of a function, read again where it is `Unlike`."""
+    """Run a reading, and run it again where it raised `Unlike`."""
     known: dict[int, tuple[bool, ...]] = {}
     while True:
         token = _USES.set(([], known))
@@ -306,7 +305,7 @@ def with_uses(read: Callable[[], Any]) -> Any:
 
 
 def torch_called(call: Callable[..., Any], function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-    """Dynamo's call of a function of torch, which may make a tensor that is followed, or of
+    """Patch Dynamo's call of a torch function, which may make a tensor that requires grad, or be
     `reached`.
     """
     from torch._dynamo.variables.base import VariableTracker
@@ -359,7 +358,7 @@ ONCE = torch.autograd.function.once_differentiable(len).__code__
 
 
 def _read_by(ours: Callable[..., Any], function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-    """A call of an autograd.Function, by a function of ours of its methods."""
+    """Read an autograd.Function through a function of ours that takes its methods."""
     from torch._dynamo.source import AttrSource
     from torch._dynamo.variables.base import VariableTracker
 
@@ -383,7 +382,9 @@ def _read_by(ours: Callable[..., Any], function: Any, tx: Any, args: Any, kwargs
 
 
 def _applied(fn_cls: Any) -> Callable[..., Any]:
-    """The `apply` of an autograd.Function, a builtin that no graph can name from torch 2.15 on."""
+    """Return the `apply` of an autograd.Function, a builtin that no graph can name from torch 2.15
+    on.
+    """
 
     def apply(*args: Any, **kwargs: Any) -> Any:
         return fn_cls.apply(*args, **kwargs)
@@ -392,7 +393,9 @@ def _applied(fn_cls: Any) -> Callable[..., Any]:
 
 
 def own_error_raised(run: Callable[..., Any], *args: Any) -> Any:
-    """One call that Dynamo runs on fake tensors. It makes a text of an error (torch 2.15)."""
+    """Patch Dynamo's run of a call on fake tensors, which turns an error into text in
+    torch 2.15.
+    """
     try:
         return run(*args)
     except RuntimeError as error:
@@ -402,7 +405,7 @@ def own_error_raised(run: Callable[..., Any], *args: Any) -> Any:
 
 
 def is_substituted(table: dict[Any, Any], known: Callable[[Any], bool], fn: Any) -> bool:
-    """Dynamo's check whether a function has a substitute. One of pybind11 has no hash."""
+    """Patch Dynamo's check whether a function has a substitute; a pybind11 function has no hash."""
     if getattr(fn, "__hash__", None) is None:
         return False
     is_ours = fn in table and any(fn is original for original in table)
@@ -416,7 +419,7 @@ def substitutes(table: dict[Any, Any], known: Callable[[], dict[Any, Any]]) -> d
 
 @functools.cache
 def _handler(ours: Callable[..., Any]) -> Any:
-    """A substitute in the form that Dynamo expects."""
+    """Wrap a substitute in the form that Dynamo expects."""
     handler = functools.partial(ours)
     handler.__torch_dynamo_polyfill__ = ours
     return handler
@@ -441,7 +444,7 @@ def python_results(graph: torch.fx.GraphModule, outputs: Any) -> Any:
 
 
 def guarded_twice(original: Any, source: Any, other: Any) -> Any:
-    """Dynamo's guard on two places of one object: also where only one of them is a global."""
+    """Patch Dynamo's guard that two places hold one object, for when only one is a global."""
     from torch._dynamo.guards import GuardBuilder
 
     guard = original(source, other)
@@ -451,7 +454,7 @@ def guarded_twice(original: Any, source: Any, other: Any) -> Any:
 
 
 def raised_here(original: Any, tx: Any, error: Any) -> None:
-    """Note the user's frames of an error of a builtin before a `with` around it raises it again."""
+    """Note the user's frames of a builtin's error before a `with` around it raises it again."""
     if getattr(error, "python_stack", True) is None:
         error.python_stack = torch._guards.TracingContext.extract_stack()
     original(tx, error)

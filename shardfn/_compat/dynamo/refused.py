@@ -50,8 +50,8 @@ def outside_only(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def makes_dtensors(fn: Any) -> bool:
-    """Whether a function belongs to torch.distributed.tensor, except for what Dynamo can read, or
-    is marked as making DTensors.
+    """Return whether a function makes DTensors: those of torch.distributed.tensor, except for what
+    Dynamo can read, and marked ones.
     """
     if getattr(fn, "makes_dtensors", False) is True:
         return True
@@ -62,7 +62,7 @@ def makes_dtensors(fn: Any) -> bool:
 
 
 def refusal(fn: Any) -> str | None:
-    """Why a captured function may not call this function or class, or None if it may."""
+    """Say why a captured function may not call a function or class; None if it may."""
     if makes_dtensors(fn):
         return MAKES_DTENSOR
     if is_foreign_class(fn):
@@ -74,7 +74,7 @@ def refusal(fn: Any) -> str | None:
 
 
 def _runs_code_unread(cls: type) -> bool:
-    """Whether Python runs functions that Dynamo leaves out where an object is made or deleted."""
+    """Return whether making or deleting an object of a class runs Python that Dynamo leaves out."""
     made = getattr(type(cls).__call__, "__code__", None)
     is_enum = issubclass(cls, enum.Enum)
     is_deleted = hasattr(getattr(cls, "__del__", None), "__code__")
@@ -109,7 +109,7 @@ def refuse(text: str | None) -> None:
 
 
 def rank_call_refused(call: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
-    """A call of a function of torch, which may ask for the rank."""
+    """Patch Dynamo's call of a torch function, which may ask for the rank."""
     refuse(ASKS_RANK if function.value is dist.get_rank else None)
     return call(function, *args, **kwargs)
 
@@ -117,13 +117,13 @@ def rank_call_refused(call: Callable[..., Any], function: Any, *args: Any, **kwa
 def rank_method_refused(
     call: Callable[..., Any], owner: Any, tx: Any, name: str, *args: Any, **kw: Any
 ) -> Any:
-    """A call of a method of a mesh or a group, which may ask for the rank."""
+    """Patch Dynamo's call of a method of a mesh or group, which may ask for the rank."""
     refuse(ASKS_RANK if name in RANK else None)
     return call(owner, tx, name, *args, **kw)
 
 
 def context_refused(read: Callable[..., Any], variable: Any, tx: Any, *args: Any) -> Any:
-    """A read of a context variable, whose value torch 2.15 takes for a constant. Those of torch's
+    """Refuse a read of a ContextVar, which torch 2.15 takes for a constant. Those of torch's
     settings are in the key of a capture.
     """
     is_torchs = tx.f_globals.get("__name__", "").startswith("torch.")
@@ -160,7 +160,7 @@ def refuse_call(called: Any, args: Any, kwargs: Any) -> None:
 
 
 def collective_refused(_: Any, function: Any, *args: Any, **kwargs: Any) -> None:
-    """A call of a collective of torch.distributed that Dynamo would rewrite."""
+    """Refuse a torch.distributed collective that Dynamo would rewrite."""
     refuse(f"{COMMUNICATES} {function.fn.__name__};")
 
 
@@ -178,7 +178,7 @@ def method_refused(
 
 
 def class_refused(wrap: Callable[..., Any], builder: Any, value: Any) -> Any:
-    """Dynamo's handling of a new tensor, which may be of a subclass."""
+    """Patch Dynamo's wrapping of a new tensor, to refuse unknown subclasses."""
     is_refused = is_foreign(value) and not (isinstance(value, DTensor) or holds_tensors(value))
     refuse(f"{FOREIGN} {class_name(value)};" if is_refused else None)
     return wrap(builder, value)
@@ -209,7 +209,7 @@ def side_effects_listed(listed: Any, output: Any, **options: Any) -> list[str]:
 
 
 def _changed_parts(variable: Any, stored: Iterable[str]) -> list[str]:
-    """The attributes and the keys that a function stores in an object."""
+    """List the attributes and keys that a function stores in an object."""
     parts = [f".{name}" for name in stored if name != "cell_contents"]
     held = getattr(variable, "_base_vt", None) or variable
     before, now = getattr(held, "original_items", None), getattr(held, "items", None)

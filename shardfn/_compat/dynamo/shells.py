@@ -52,7 +52,7 @@ class Shell:
 
 
 def opened(x: Any) -> tuple[list[torch.Tensor], Shell]:
-    """The tensors that a tensor holds, and the rest of it."""
+    """Split a wrapper subclass into its inner tensors and a spec of the rest."""
     names, context = x.__tensor_flatten__()
     if isinstance(context, dict):
         context = dict(context)  # as it is now
@@ -66,7 +66,7 @@ def opened(x: Any) -> tuple[list[torch.Tensor], Shell]:
 
 @read_by_dynamo
 def closed(shell: Shell, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A tensor that holds these tensors."""
+    """Build a wrapper subclass from its spec and inner tensors."""
     held = dict(zip(shell.names, tensors, strict=True))
     size = torch.Size(shell.shape)
     stride = shell.stride
@@ -76,8 +76,8 @@ def closed(shell: Shell, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def registered(kind: type[Any]) -> Class | None:
-    """How a class of containers is opened and closed: one that torch's pytree knows, a
-    subclass of dict or of UserDict, a record. None for others.
+    """Return how to flatten and rebuild a container class: one that torch's pytree knows, a
+    subclass of dict or UserDict, or a record. None for others.
     """
     if kind.__module__ == "builtins" or kind is torch.Size:  # a constant
         return None
@@ -93,7 +93,7 @@ def registered(kind: type[Any]) -> Class | None:
 
 
 def _of_torch(kind: type[Any]) -> Class:
-    """A class that torch's pytree knows."""
+    """Build the flatten and rebuild functions of a class that torch's pytree knows."""
 
     # each closes over the class alone: Dynamo reads them, and no functools.partial of torch's
     def opened(x: Any) -> Opened:
@@ -113,7 +113,7 @@ def _of_torch(kind: type[Any]) -> Class:
 
 
 def _names(known: Any, x: Any, count: int) -> list[Any]:
-    """The names of the children of an object that torch's pytree knows."""
+    """Name the children of an object that torch's pytree knows."""
     if known.flatten_with_keys_fn is None:
         is_items = isinstance(x, dict) and len(x) == count
         return list(x) if is_items else [f"item{i}" for i in range(count)]
@@ -126,7 +126,7 @@ def _names(known: Any, x: Any, count: int) -> list[Any]:
 
 
 def _mapping(kind: Any, place: str | None) -> Class:
-    """A mapping with attributes: its values, then its attributes other than constants.
+    """Build the flatten and rebuild functions of a mapping with attributes.
 
     Args:
         kind: the class.
@@ -156,7 +156,7 @@ def _mapping(kind: Any, place: str | None) -> Class:
 
 
 def _record(kind: Any) -> Class:
-    """An object that is its attributes."""
+    """Build the flatten and rebuild functions of an object that is just its attributes."""
 
     def opened(x: Any) -> Opened:
         values, names, constants = _attributes(x, None)
@@ -172,8 +172,8 @@ def _record(kind: Any) -> Class:
 
 
 def _attributes(x: Any, place: str | None) -> tuple[list[Any], list[str], list[tuple[str, Any]]]:
-    """(the attributes of an object other than constants, their names, the constants), without
-    that in which it holds its items.
+    """Split an object's attributes into children with names, and constants, leaving out the one
+    that holds its items.
     """
     left_out = LEFT_OUT.get(type(x).__name__)
     values: list[Any] = []
@@ -191,7 +191,7 @@ def _attributes(x: Any, place: str | None) -> tuple[list[Any], list[str], list[t
 
 
 def _store(made: Any, names: Any, values: Any, constants: Any) -> None:
-    """Give an object its attributes."""
+    """Set the attributes of a rebuilt object."""
     for name, value in constants:
         object.__setattr__(made, name, value)
     for name, value in zip(names, values, strict=True):

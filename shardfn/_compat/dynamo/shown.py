@@ -55,12 +55,12 @@ class Delayed:
 
 
 def of_function(fn: Any) -> Prepare | None:
-    """The row of a function. One of pybind11 has no hash."""
+    """Return the table row of a function that shows values; a pybind11 function has no hash."""
     return SHOWS.get(fn) if isinstance(fn, FUNCTIONS) else None
 
 
 def show(prepare: Prepare, tx: Any, args: Any, kwargs: Any) -> Any:
-    """Put a call that shows values into the graph."""
+    """Put a call that shows values (print, logging, sf.debug) into Dynamo's graph."""
     from torch._dynamo.variables import ConstantVariable
 
     given = [_object(tx, x) for x in args]
@@ -76,7 +76,7 @@ def show(prepare: Prepare, tx: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _locals(tx: Any) -> dict[str, Any]:
-    """The variables of a function that are tensors or constants, or hold them."""
+    """Collect the local variables of a frame that are tensors or constants, or contain them."""
     found = {}
     for name, x in tx.symbolic_locals.items():
         is_other = _is_unread(x) and not isinstance(x.original_value(), (torch.Tensor, *SCALARS))
@@ -86,14 +86,14 @@ def _locals(tx: Any) -> dict[str, Any]:
 
 
 def _is_unread(x: Any) -> bool:
-    """Whether Dynamo has not looked at a variable yet."""
+    """Return whether Dynamo has not realized a lazy variable yet."""
     from torch._dynamo.variables import LazyVariableTracker
 
     return isinstance(x, LazyVariableTracker) and not x.is_realized()
 
 
 def _object(tx: Any, x: Any, depth: int = 0) -> Any:
-    """The object that a variable of Dynamo's stands for, with tensors as `Traced`."""
+    """Convert a Dynamo variable to the object it stands for, with `Traced` for tensors."""
     from torch._dynamo import variables
     from torch._dynamo.variables.misc import StringFormatVariable
     from torch._dynamo.variables.tensor import SymNodeVariable
@@ -130,7 +130,7 @@ def _object(tx: Any, x: Any, depth: int = 0) -> Any:
 
 
 def _number(proxy: Any) -> Traced:
-    """The number that `item` has read from a tensor."""
+    """Return the number that `item` read from a tensor."""
     node = proxy.node
     if node.op == "call_method" and node.target == "item":
         return Traced(torch.fx.Proxy(node.args[0], proxy.tracer), is_number=True)
@@ -144,7 +144,7 @@ def _number(proxy: Any) -> Traced:
 
 
 def _function(tx: Any, x: Any) -> Any:
-    """A function that the captured one has made, over the cells that exist outside of it."""
+    """Rebuild a function that the captured one defines, over the cells that exist outside."""
     code = x.get_code()
     cells = []
     for cell in x.closure.items if x.closure is not None else ():
@@ -169,7 +169,7 @@ def _function(tx: Any, x: Any) -> Any:
 
 
 def _cell(tx: Any, content: Any) -> types.CellType:
-    """The cell of a variable: the one outside, if nothing has read it yet."""
+    """Return the closure cell of a variable: the outer one, if nothing has read it yet."""
     if not _is_unread(content):
         return types.CellType(_object(tx, content))
     cell = tx.output.resolve_source_value(content.source.base)
@@ -177,7 +177,7 @@ def _cell(tx: Any, content: Any) -> types.CellType:
 
 
 def method_loaded(load: Callable[..., Any], tx: Any, name: str) -> None:
-    """A method of a container outside of the function. Nothing is read of the container yet."""
+    """Patch Dynamo's load of a container's method, without realizing the container."""
     from torch._dynamo.variables import GetAttrVariable
 
     x = tx.stack[-1]
@@ -192,7 +192,7 @@ def method_loaded(load: Callable[..., Any], tx: Any, name: str) -> None:
 def logger_called(
     call: Callable[..., Any], logger: Any, tx: Any, name: str, args: Any, kwargs: Any
 ) -> Any:
-    """A call of a logger's method."""
+    """Patch Dynamo's call of a logger's method."""
     from torch._dynamo.variables import ConstantVariable
 
     if name in QUESTIONS:
@@ -205,7 +205,7 @@ def logger_called(
 
 
 def run_called(fn: Any, _: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-    """A call of Python's own that shows values, in a module that is run and not read."""
+    """Replace print and its like in a module that is run and not traced."""
     frame = user_frame()
     where = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
     if fn is BREAKPOINT and frame is not None:
@@ -219,12 +219,12 @@ def run_called(fn: Any, _: Callable[..., Any], *args: Any, **kwargs: Any) -> Non
 def run_logged(
     _: Callable[..., Any], logger: Any, level: int, msg: Any, args: Any, *others: Any, **kwargs: Any
 ) -> None:
-    """The same, of a logger: what all of its methods call."""
+    """Replace `Logger._log` in a module that is run and not traced."""
     run_called(logging.Logger, _, logger.name, "log", level, msg, *args)
 
 
 def builtin_called(call: Callable[..., Any], builtin: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-    """A call of a builtin, which may be `print` or `breakpoint`, or make a text of tensors."""
+    """Patch Dynamo's call of a builtin, which may be print, breakpoint, or format tensors."""
     from torch._dynamo.variables.misc import StringFormatVariable
 
     fn = builtin.fn
@@ -245,14 +245,14 @@ def builtin_called(call: Callable[..., Any], builtin: Any, tx: Any, args: Any, k
 
 
 def _items(x: Any) -> list[Any]:
-    """The values that a text takes."""
+    """List the values that a format text takes."""
     from torch._dynamo.variables import TupleVariable
 
     return [y.realize() for y in x.items] if isinstance(x, TupleVariable) else [x]
 
 
 def _as_format(text: str) -> str | None:
-    """A text of "..." % x as one of str.format. None where the two differ."""
+    """Rewrite "..." % x as a str.format; None where the two differ."""
     plain = text.replace("{", "{{").replace("}", "}}")
     if "%" in FIELD.sub("", text):
         return None

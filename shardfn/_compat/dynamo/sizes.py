@@ -35,31 +35,31 @@ def torch_marks(x: torch.Tensor) -> dict[int, bool]:
 
 
 def dim_hint(x: Any) -> str | None:
-    """The name of a hint of `torch.export.Dim`: AUTO, DYNAMIC or STATIC. None for other values."""
+    """Return the name of a torch.export.Dim hint (AUTO, DYNAMIC, STATIC); None for other values."""
     return x.type.name if type(x).__name__ == "_DimHint" else None
 
 
 @of_trees
 def size_name(n: Any) -> Any:
-    """A size as a constant: a number, or the text of a symbol. Equal texts are equal sizes."""
+    """Turn a size into a constant: an int, or the name of a symbol. Equal names are equal sizes."""
     return str(n.node.expr) if isinstance(n, torch.SymInt) else n
 
 
 @of_trees
 def sizes_named(shape: Sequence[Any]) -> tuple[Any, ...]:
-    """A shape as constants: numbers, and texts of symbols."""
+    """Turn a shape into constants: ints and names of symbols."""
     return tuple([size_name(n) for n in shape])
 
 
 @of_trees
 def signs(shape: Sequence[Any]) -> tuple[Any, ...]:
-    """A shape with 1 for symbols that are 0 or more here, and -1 for others."""
+    """Map a shape to 1 for symbols known to be 0 or more, and -1 for other sizes."""
     return tuple([(1 if n >= 0 else -1) if is_symbol(n) else n for n in shape])
 
 
 @of_trees
 def is_symbol(n: Any) -> bool:
-    """Whether a size is a symbol."""
+    """Return whether a size is a SymInt."""
     return isinstance(n, torch.SymInt)
 
 
@@ -92,7 +92,7 @@ class Noted(NamedTuple):
 
 @contextlib.contextmanager
 def noting() -> Iterator[Noted]:
-    """A context in which a run of Dynamo is noted."""
+    """Note the fake tensors and guards of one Dynamo run inside this context."""
     notes = Noted({}, {})
     token = _NOTED.set(notes)
     try:
@@ -109,7 +109,7 @@ def note(x: Any, fake: Any) -> None:
 
 
 def place_noted(place_of: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """torch's place of a new guard, with a note of the user's line."""
+    """Patch torch's guard locations to note the user's line."""
     place = place_of(*args, **kwargs)
     notes = _NOTED.get()
     if notes is not None:
@@ -118,19 +118,19 @@ def place_noted(place_of: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def user_line() -> str | None:
-    """The innermost user line that Dynamo is tracing, or None."""
+    """Return the innermost user line that Dynamo is tracing, or None."""
     frames = [f for f in _frames() if not is_ours(f.filename)]
     return source_at(frames[-1].filename, frames[-1].lineno) if frames else None
 
 
 def is_reading(folder: str) -> bool:
-    """Whether the innermost code that Dynamo is tracing, apart from ours, is in a folder."""
+    """Return whether the innermost code that Dynamo traces, ours aside, is in a folder."""
     frames = [f for f in _frames() if not is_inside(f.filename)]
     return bool(frames) and folder in frames[-1].filename
 
 
 def _frames() -> list[Any]:
-    """The lines that Dynamo is tracing, the innermost last."""
+    """List the frames that Dynamo is tracing, innermost last."""
     from torch._guards import TracingContext
 
     if TracingContext.try_get() is None:
@@ -140,7 +140,7 @@ def _frames() -> list[Any]:
 
 @contextlib.contextmanager
 def linear_written_out() -> Iterator[None]:
-    """A context in which `linear` under torch.func is a product and a sum."""
+    """Make `linear` a matmul and an add under torch.func, inside this context."""
     op = torch.ops.aten.linear.default
     key = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
     op.py_kernels[key] = _linear
@@ -219,7 +219,7 @@ class Sizes(NamedTuple):
         return found
 
     def _places(self) -> dict[Any, tuple[int, int]]:
-        """The input and the dim of each symbol."""
+        """Map each symbol to the input and dim that it is the size of."""
         return {
             expr: (number, dim)
             for number, (shape, _) in self.rows.items()
@@ -233,7 +233,7 @@ class Sizes(NamedTuple):
         return lines[-1] if lines else None
 
     def _bound(self, given: Mapping[int, Given]) -> dict[Any, int]:
-        """The value of each symbol."""
+        """Bind each symbol to its value in given sizes."""
         values: dict[Any, int] = {}
         for number, (shape, stride) in self.rows.items():
             for expr, n in zip((*shape, *stride), _flat(given[number]), strict=True):
@@ -242,7 +242,7 @@ class Sizes(NamedTuple):
         return values
 
     def _said(self, condition: Any, names: Mapping[int, str]) -> str:
-        """A condition with the user's names."""
+        """Print a condition with the user's argument names."""
         said = {s: f"{names[i]}.shape[{dim}]" for s, (i, dim) in self._places().items()}
         text = printed(condition)
         for symbol, name in said.items():
@@ -281,7 +281,7 @@ def conditions_of(env: Any, inputs: Sequence[torch.Tensor], notes: Noted) -> Siz
 
 
 def printed(condition: Any) -> str:
-    """A condition as Python writes it."""
+    """Print a sympy condition in Python syntax."""
     kind = type(condition).__name__
     sign = {"Equality": "==", "Unequality": "!="}.get(kind)
     if sign is None:
@@ -306,14 +306,14 @@ def _flat(given: Given) -> tuple[int, ...]:
 
 
 def _resolved(expr: Any, fixed: Mapping[Any, Any]) -> Any:
-    """An expression in the symbols that are left."""
+    """Substitute the symbols that are fixed in an expression."""
     while expr.free_symbols & fixed.keys():
         expr = expr.xreplace(dict(fixed))
     return expr
 
 
 def _at(expr: Any, values: Mapping[Any, int]) -> Any:
-    """The value of an expression, as a number or a bool; the expression itself if unknown."""
+    """Evaluate an expression to an int or a bool; return the expression if a symbol is unknown."""
     if not hasattr(expr, "free_symbols"):
         return expr
     found = expr.subs(dict(values))

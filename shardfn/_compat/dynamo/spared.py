@@ -19,7 +19,7 @@ MADE = "dynamo_compile_id"  # what Dynamo notes of the module that it makes
 
 @contextlib.contextmanager
 def of_graphs() -> Iterator[None]:
-    """A context without the code of graphs, and without searches of the arguments of nodes."""
+    """Leave out graph code generation and argument searches inside this context."""
     with code_on_demand(), arguments_not_searched():
         yield
 

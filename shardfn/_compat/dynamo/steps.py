@@ -22,8 +22,8 @@ MULTIPLIES = (operator.mul, operator.imul, "mul")
 
 
 class Functions(NamedTuple):
-    """The functions of ours: of the tensor, the starts, the rows (dim, count, stride), and the
-    index that remains; and of the value that is written.
+    """Our functions for indexing by tensors: one of (tensor, starts, rows (dim, count, stride),
+    remaining index), and one that also takes the written value.
     """
 
     get: Callable[..., Any]
@@ -33,7 +33,7 @@ class Functions(NamedTuple):
 def sliced(
     _: Any, init: Callable[..., None], self: Any, items: Sequence[Any], *args: Any, **kwargs: Any
 ) -> None:
-    """Dynamo's record of a slice. It makes numbers of tensors; here they stay."""
+    """Patch Dynamo's slice variable to keep tensors in place of making ints of them."""
     from torch._dynamo.variables import ConstantVariable
 
     nothing = ConstantVariable.create(None)
@@ -46,7 +46,7 @@ def sliced(
 def selected(
     ours: Functions, call: Callable[..., Any], builtin: Any, tx: Any, args: Any, kwargs: Any
 ) -> Any:
-    """Dynamo's call of a builtin: `x[key]`."""
+    """Patch Dynamo's `x[key]`."""
     if builtin.fn is operator.getitem and len(args) == 2 and args[0].is_tensor():
         found = _split(args[0], tx, args[1])
         if found is not None:
@@ -55,7 +55,7 @@ def selected(
 
 
 def written(ours: Functions, put: Callable[..., Any], x: Any, tx: Any, key: Any, value: Any) -> Any:
-    """Dynamo's `x[key] = value`."""
+    """Patch Dynamo's `x[key] = value`."""
     found = _split(x, tx, key)
     return put(x, tx, key, value) if found is None else _called(tx, ours.put, x, *found, value)
 
@@ -63,7 +63,7 @@ def written(ours: Functions, put: Callable[..., Any], x: Any, tx: Any, key: Any,
 def narrowed(
     ours: Functions, call: Callable[..., Any], x: Any, tx: Any, name: str, args: Any, kwargs: Any
 ) -> Any:
-    """Dynamo's `x.select(dim, t)` and `x.narrow(dim, t, count)`."""
+    """Patch Dynamo's `x.select(dim, t)` and `x.narrow(dim, t, count)`."""
     from torch._dynamo.variables import TupleVariable
 
     given = [*args, *kwargs.values()]
@@ -86,8 +86,8 @@ def _called(tx: Any, fn: Callable[..., Any], x: Any, starts: Any, rows: Any, *ot
 
 
 def _split(x: Any, tx: Any, key: Any) -> tuple[Any, tuple[Any, ...], Any] | None:
-    """The numbers of an index that are tensors, their rows, and the index of the dims that have
-    been gathered. None without such numbers.
+    """Split an index into tensor-valued starts, their rows, and the remaining index; None without
+    tensor starts.
     """
     from torch._dynamo.variables import ListVariable, SliceVariable, TupleVariable
 
@@ -119,7 +119,7 @@ def _split(x: Any, tx: Any, key: Any) -> tuple[Any, tuple[Any, ...], Any] | None
 
 
 def _dims(items: Sequence[Any], ndim: int) -> list[int]:
-    """The dim that each item of an index starts at."""
+    """List the tensor dim at which each item of an index starts."""
     taken = [_taken(item) for item in items]
     known = sum(n for n in taken if n is not None)
     dims = []
@@ -131,7 +131,7 @@ def _dims(items: Sequence[Any], ndim: int) -> list[int]:
 
 
 def _taken(item: Any) -> int | None:
-    """The number of dims that an item of an index takes. None for an ellipsis."""
+    """Count the dims that an index item consumes; None for an ellipsis."""
     if item.is_tensor():
         return item.ndim if item.dtype == torch.bool else 1
     value = item.as_python_constant() if item.is_python_constant() else 0
@@ -141,7 +141,7 @@ def _taken(item: Any) -> int | None:
 
 
 def _range(item: Any, tx: Any) -> tuple[Any, int, int]:
-    """The start of a slice, its size and its stride.
+    """Return the start, size and stride of a slice.
 
     Raises:
         CaptureError: its size depends on values.
@@ -162,7 +162,7 @@ def _range(item: Any, tx: Any) -> tuple[Any, int, int]:
 
 
 def _sum_of(x: Any, tx: Any) -> tuple[dict[Any, int], int]:
-    """An integer as a sum of multiples of values, and a number."""
+    """Decompose an integer expression into multiples of values plus a constant."""
     lift = getattr(tx.output.current_tracer, "maybe_lift_tracked_freevar_to_input", None)
     proxy = x.as_proxy()
     return _terms((lift(proxy) if lift else proxy).node)
@@ -190,7 +190,7 @@ def _terms(x: Any) -> tuple[dict[Any, int], int]:
 
 
 def _is_step(x: Any) -> bool:
-    """Whether an item of an index is a number in a tensor."""
+    """Return whether an index item is an integer held in a tensor."""
     return x.is_tensor() and x.ndim == 0 and x.dtype in INTEGERS
 
 

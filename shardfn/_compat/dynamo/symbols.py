@@ -37,12 +37,12 @@ class Symbols:
     def empty(
         self, like: torch.Tensor, shape: Sequence[Any], stride: Sequence[Any]
     ) -> torch.Tensor:
-        """A fake tensor of these sizes, with the dtype and device of another."""
+        """Make a fake tensor of these sizes, with the dtype and device of another."""
         with self.mode:
             return torch.empty_strided(shape, stride, dtype=like.dtype, device=like.device)
 
     def conditions(self, inputs: Sequence[torch.Tensor]) -> Sizes:
-        """The conditions on sizes under which code is right that was compiled for inputs."""
+        """Collect the size conditions under which code compiled for these inputs is right."""
         made: dict[int, Any] = {id(x): x for x in inputs}
         return conditions_of(self.env, inputs, Noted(made, {}))
 
@@ -62,7 +62,7 @@ class Sized(torch.fx.Interpreter):
         self.given = given
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        """The value of a node.
+        """Run one node of the graph.
 
         Raises:
             ValueError: a trace gives it other strides than its op has.

@@ -17,7 +17,7 @@ PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 def is_foreign(x: Any) -> bool:
-    """Whether a tensor is of a subclass: a DTensor, a pair of tensors, a user's class."""
+    """Return whether a tensor is of any subclass: DTensor, wrapper subclass, user class."""
     kind = type(x)
     if isinstance(x, DTensor):
         return True
@@ -29,7 +29,7 @@ def is_foreign(x: Any) -> bool:
 
 
 def reads_calls(x: torch.Tensor) -> bool:
-    """Whether the class of a tensor has a `__torch_function__` of its own."""
+    """Return whether a tensor's class defines its own `__torch_function__`."""
     own = type(x).__torch_function__
     plain = torch.Tensor.__torch_function__.__func__
     known = (plain, torch._C._disabled_torch_function_impl)
@@ -37,7 +37,7 @@ def reads_calls(x: torch.Tensor) -> bool:
 
 
 def is_foreign_class(x: Any) -> bool:
-    """Whether x is a class of tensors that neither is plain nor holds other tensors."""
+    """Return whether x is a tensor class that is neither plain nor a wrapper subclass."""
     return (
         isinstance(x, type)
         and issubclass(x, torch.Tensor)
@@ -47,7 +47,7 @@ def is_foreign_class(x: Any) -> bool:
 
 
 def class_name(x: torch.Tensor) -> str:
-    """The name of a tensor's class in errors."""
+    """Return the name of a tensor's class for errors."""
     return "DTensor" if isinstance(x, DTensor) else type(x).__name__
 
 

@@ -44,19 +44,17 @@ TORCHS = {  # torch.func calls these at every level
 
 
 def is_of_trees(fn: Any) -> bool:
-    """Whether a Python function is marked, or is one of torch's that are as good."""
+    """Return whether a function is marked `of_trees`, or is an equivalent one of torch's."""
     return "of_trees" in fn.__dict__ or fn in TORCHS
 
 
 def owned(tree: Any) -> Any:
-    """A tree whose dicts, lists and tuples are new. Dynamo makes them itself, so a captured
-    function may change them.
-    """
+    """Copy the dicts, lists and tuples of a tree, so that a captured function may change them."""
     return tree
 
 
 def run_as_it_is(read: Callable[..., Any], function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-    """Dynamo's call of a Python function: one that is marked `of_trees` is run, not read."""
+    """Patch Dynamo's call of a Python function: one marked `of_trees` is run, not traced."""
     fn = function.fn
     run = _mapped if fn is _pytree.tree_map else _run if is_of_trees(fn) else read
     if fn.__name__ == LOOKUP:
@@ -70,7 +68,7 @@ def run_as_it_is(read: Callable[..., Any], function: Any, tx: Any, args: Any, kw
 
 
 def _run(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-    """One call of a function of trees."""
+    """Run a function of trees on the Python values of Dynamo's variables."""
     values = Values()
     given = [values.of(x) for x in args]
     named = {name: values.of(x) for name, x in kwargs.items()}
@@ -78,7 +76,9 @@ def _run(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _registered_class(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-    """optree's lookup of a class. Dynamo cannot compare `sys.version_info` before torch 2.13."""
+    """Replace optree's lookup of a class; Dynamo cannot compare `sys.version_info` before torch
+    2.13.
+    """
     from torch._dynamo import variables
     from torch._dynamo.source import GlobalSource
 
@@ -93,7 +93,7 @@ def _registered_class(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _mapped(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-    """One call of torch's `tree_map`: Dynamo reads what is applied to the leaves of a tree."""
+    """Run torch's tree_map, tracing the function that it applies to leaves."""
     if kwargs or len(args) != 2:
         raise UnknownVariable
     values = Values()
@@ -103,7 +103,7 @@ def _mapped(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _owned(variable: Any) -> Any:
-    """A variable of a tree, with new containers."""
+    """Copy a Dynamo variable of a tree with new containers."""
     from torch._dynamo import variables
     from torch._dynamo.variables.base import ValueMutationNew
     from torch._dynamo.variables.lazy import LazyVariableTracker
@@ -132,7 +132,7 @@ class Values:
         self.tensors: dict[int, Any] = {}
 
     def of(self, variable: Any) -> Any:
-        """The value of a variable.
+        """Convert a Dynamo variable to a Python value.
 
         Raises:
             UnknownVariable: it has none that a function of trees may see.
@@ -150,7 +150,7 @@ class Values:
         return fake
 
     def size(self, variable: Any) -> Any:
-        """A size that is a symbol."""
+        """Convert a symbolic size."""
         self.tensors[id(variable.sym_num)] = variable
         return variable.sym_num
 
@@ -181,7 +181,7 @@ class Values:
         return variable.value
 
     def variable(self, value: Any) -> Any:
-        """The variable of a value: a tensor's own, a new one of a container."""
+        """Convert a Python value back to a Dynamo variable: a tensor's own, or a new container."""
         from torch._dynamo import variables
         from torch._dynamo.variables.base import ValueMutationNew
 

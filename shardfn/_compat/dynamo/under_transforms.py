@@ -29,7 +29,7 @@ class UnderTransforms(NamedTuple):
 def function_called(
     given: UnderTransforms, call: Callable[..., Any], function: Any, tx: Any, args: Any, kwargs: Any
 ) -> Any:
-    """Dynamo's call of a function of torch."""
+    """Patch Dynamo's call of a torch function that would read values under torch.func."""
     ours = _ours(given, function.value)
     if ours is None:
         return call(function, tx, args, kwargs)
@@ -39,7 +39,7 @@ def function_called(
 def method_called(
     given: UnderTransforms, call: Callable[..., Any], x: Any, tx: Any, name: str, args: Any, kw: Any
 ) -> Any:
-    """Dynamo's call of a method of a tensor."""
+    """Patch Dynamo's call of a tensor method that would read values under torch.func."""
     if ours := _ours(given, name):
         return _built(tx, ours).call_function(tx, [x, *args], kw)
     if name.endswith("_") and (ours := _ours(given, name[:-1])):
@@ -50,7 +50,7 @@ def method_called(
 def written(
     given: UnderTransforms, put: Callable[..., Any], x: Any, tx: Any, key: Any, value: Any
 ) -> Any:
-    """Dynamo's `x[mask] = value`, with whole dims before the mask."""
+    """Patch Dynamo's `x[mask] = value`, with full dims before the mask."""
     from torch._dynamo.variables import ListVariable, SliceVariable, TupleVariable
 
     is_tuple = isinstance(key, TupleVariable) and not isinstance(key, ListVariable)

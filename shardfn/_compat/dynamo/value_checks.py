@@ -26,8 +26,8 @@ METHODS = ("all", "any")
 
 
 def check_passed(frame: types.FrameType | None) -> bool | None:
-    """The answer by which a check of values passes, if this frame is one of torch.distributions.
-    None elsewhere.
+    """Return the answer with which a torch.distributions value check passes; None outside of
+    torch.distributions.
     """
     return _answer(frame, "f_back")
 
@@ -35,8 +35,8 @@ def check_passed(frame: types.FrameType | None) -> bool | None:
 def function_passed(
     call: Callable[..., Any], function: Any, tx: Any, args: Any, kwargs: Any
 ) -> Any:
-    """Dynamo's call of a function, by which a distribution may check values. Parameters are not
-    checked where none of their values is known.
+    """Patch Dynamo's call of a function by which a distribution may check values. Parameters are
+    not checked where none of their values is known.
     """
     place = _place(tx.f_code)
     name = getattr(function.value, "__name__", "")
@@ -52,13 +52,13 @@ def function_passed(
 def method_passed(
     call: Callable[..., Any], tensor: Any, tx: Any, name: str, args: Any, kwargs: Any
 ) -> Any:
-    """Dynamo's call of a tensor's method, by which a distribution may check values."""
+    """Patch Dynamo's call of a tensor method by which a distribution may check values."""
     answer = None if name not in METHODS or args or kwargs else _answer(tx, "parent")
     return call(tensor, tx, name, args, kwargs) if answer is None else _constant(answer)
 
 
 def _answer(frame: Any, caller: str) -> bool | None:
-    """The answer by which a check passes, itself or by its constraint.
+    """Return the answer by which a check passes, itself or through its constraint.
 
     Args:
         frame: that asks, of Python or of Dynamo.
@@ -73,7 +73,7 @@ def _answer(frame: Any, caller: str) -> bool | None:
 
 
 def _place(code: types.CodeType) -> tuple[str, str] | None:
-    """The file of torch.distributions and the function of code. None elsewhere."""
+    """Return the file and function name of code in torch.distributions; None elsewhere."""
     file = Path(code.co_filename)
     return (file.stem, code.co_name) if str(file.parent) == FOLDER else None
 

@@ -24,7 +24,7 @@ FAMILY = {cls.__name__: cls for cls in ShardError.__subclasses__()}
 
 @attrs.frozen
 class Steps:
-    """The steps of a function that all ranks call.
+    """Run the steps of a collective function so that a failure on one rank fails on all.
 
     Args:
         where: the function, for its errors.
@@ -60,7 +60,7 @@ class Steps:
         return self._heard(answer)
 
     def _told(self, value: Any, error: BaseException | None) -> str:
-        """The text for the others."""
+        """Encode the outcome of a step for the other ranks."""
         if error is None:
             return json.dumps({"value": value})
         failed: dict[str, Any] = {
@@ -73,7 +73,7 @@ class Steps:
         return json.dumps({"failed": failed}, default=str)
 
     def _heard(self, text: str) -> Any:
-        """The value that another rank has told.
+        """Decode the outcome of another rank's step.
 
         Raises:
             Exception: its error.
@@ -123,14 +123,14 @@ def read(
 
 
 def job_texts() -> Texts:
-    """Texts between all ranks of the job. A fake world has one process."""
+    """Make the exchange of texts between the ranks of the job; a fake world has one process."""
     is_alone = current_world().kind == "simulated"
     is_shared = dist.is_initialized() and not is_alone
     return Texts(dist.group.WORLD if is_shared else None)
 
 
 def _tried(step: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """The value of a step, or its error: the others wait for an answer."""
+    """Run a step, and return its value or its error."""
     try:
         return step(), None
     except BaseException as error:

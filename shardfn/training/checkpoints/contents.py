@@ -23,7 +23,7 @@ CONSTANTS = (int, float, str, bool, type(None))
 
 
 def named(where: str, tree: Any) -> dict[str, Any]:
-    """The leaves of a tree by name, such as `params.w1`.
+    """Flatten a tree into leaves by dotted name, such as `params.w1`.
 
     Raises:
         CheckpointError: two leaves have one name.
@@ -41,19 +41,19 @@ def named(where: str, tree: Any) -> dict[str, Any]:
 
 
 def listed(mismatches: list[str]) -> list[str]:
-    """Mismatches as the lines of an error, which does not list more than fit on a page."""
+    """Limit a list of mismatches to what fits on a page."""
     more = len(mismatches) - MOST_LINES
     rest = [f"and {more} more"] if more > 0 else []
     return mismatches[:MOST_LINES] + rest
 
 
 def is_stateful(x: Any) -> bool:
-    """Whether a leaf saves and loads its state by itself."""
+    """Return whether a leaf has `state_dict` and `load_state_dict`."""
     return hasattr(x, "state_dict") and hasattr(x, "load_state_dict")
 
 
 def contents(tree: Any) -> dict[str, Any]:
-    """The tensors and the other values of a tree by name.
+    """Flatten a tree into the tensors and other values that a checkpoint holds, by name.
 
     Raises:
         CheckpointError: a leaf that is neither a tensor, a constant nor an object with a state;
@@ -85,17 +85,17 @@ def contents(tree: Any) -> dict[str, Any]:
 
 
 def tensors_of(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The tensors of what a checkpoint holds."""
+    """Select the tensors of a checkpoint's contents."""
     return {name: x for name, x in state.items() if isinstance(x, torch.Tensor)}
 
 
 def _plain(x: Any) -> Any:
-    """A constant as Python's own: numpy's float64, an enum of ints and their like are numbers."""
+    """Turn a constant into Python's own type: numpy's float64, an enum of ints."""
     return json.loads(json.dumps(x))
 
 
 def unsaved(name: str, x: torch.Tensor) -> list[str]:
-    """Why a tensor cannot be saved; empty if it can."""
+    """Say why a tensor cannot be saved; [] if it can."""
     kinds = {
         "is on the meta device, without values": x.is_meta,
         f"is {x.layout}": x.layout is not torch.strided,
@@ -107,7 +107,7 @@ def unsaved(name: str, x: torch.Tensor) -> list[str]:
 
 
 def _unsaved_placements(x: DTensor) -> list[Placement]:
-    """The placements with which a DTensor cannot be saved."""
+    """List the placements with which a DTensor cannot be saved."""
     strange = [p for p in x.placements if type(p) not in (Shard, Replicate)]
     are_strided = all(map(_compat.split_factor, strange))
     is_saved = not strange or (are_strided and not has_gaps(x))
@@ -128,7 +128,7 @@ def _add(state: dict[str, Any], name: str, x: Any) -> None:
 
 
 def _state(path: str, state: Any, out: dict[str, Any]) -> Any:
-    """An object's state without its tensors, which are added to those of the checkpoint.
+    """Move the tensors out of an object's state, and return the rest.
 
     Raises:
         CheckpointError: a part that is not a dict, a list, a tuple, a plain tensor or a constant;
@@ -152,7 +152,7 @@ def _state(path: str, state: Any, out: dict[str, Any]) -> Any:
 
 
 def replaced(path: str, x: Any, leaf: Callable[[str, Any], Any]) -> Any:
-    """An object's state with other values for its leaves.
+    """Map a function over the leaves of an object's state.
 
     Args:
         path: its name.
@@ -167,18 +167,20 @@ def replaced(path: str, x: Any, leaf: Callable[[str, Any], Any]) -> Any:
 
 
 def names_in(path: str, state: Any) -> list[str]:
-    """The names of the tensors in an object's state that a checkpoint holds."""
+    """List the names of the tensors in an object's saved state."""
     names: list[str] = []
     replaced(path, state, lambda name, x: names.append(name) if is_away(x) else None)
     return names
 
 
 def is_away(x: Any) -> bool:
-    """Whether a leaf of an object's state stands for a tensor of the checkpoint."""
+    """Return whether a leaf of an object's state stands for a tensor of the checkpoint."""
     return isinstance(x, torch.Tensor) and x.is_meta
 
 
 def shape_of(x: Any) -> tuple[tuple[int, ...], torch.dtype] | None:
-    """The global shape and dtype of a leaf that stands for a tensor."""
+    """Return the global shape and dtype of a leaf that stands for a tensor; None for
+    other leaves.
+    """
     is_tensor = isinstance(x, torch.Tensor | ShapeDtype)
     return (tuple(x.shape), x.dtype) if is_tensor else None

@@ -19,7 +19,7 @@ _STEP = re.compile(r"step-(\d+)")
 
 
 def folder_of(root: str, step: int, ending: str = "") -> str:
-    """The folder of a step."""
+    """Return the path of a step's folder."""
     return os.path.join(root, f"step-{step:08d}{ending}")
 
 
@@ -29,13 +29,13 @@ def is_complete(folder: str) -> bool:
 
 
 def complete(root: str, step: int) -> str | None:
-    """The folder that holds a step, or None."""
+    """Return the complete folder of a step, or None."""
     folders = [folder_of(root, step, ending) for ending in ENDINGS]
     return next(filter(is_complete, folders), None)
 
 
 def steps(root: str) -> list[int]:
-    """The steps that are complete, in order."""
+    """List the complete steps in order."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         names = [name.split(".")[0] for name in os.listdir(root)]
         numbers = {int(m[1]) for m in map(_STEP.fullmatch, names) if m}
@@ -44,7 +44,7 @@ def steps(root: str) -> list[int]:
 
 
 def begin(root: str, step: int) -> None:
-    """Make the folder that a step is written to, empty."""
+    """Make the empty folder that a step is written to."""
     folder = folder_of(root, step, SAVING)
     if complete(root, step) == folder:  # a process was killed before it renamed the folder
         _replace(root, step)
@@ -53,7 +53,7 @@ def begin(root: str, step: int) -> None:
 
 
 def commit(root: str, step: int, keep: int | None) -> None:
-    """Have the folder that was written take the place of its step; remove older steps.
+    """Rename the written folder to its step, and remove older steps.
 
     Args:
         root: the folder of all steps.
@@ -75,7 +75,7 @@ def discard(root: str, step: int) -> None:
 
 
 def _replace(root: str, step: int) -> None:
-    """Rename the folder that was written. Until then it counts once the old one is removed."""
+    """Rename the written folder. Until then it counts once the old one is removed."""
     _remove(folder_of(root, step))
     os.rename(folder_of(root, step, SAVING), folder_of(root, step))
 
@@ -88,7 +88,7 @@ def _remove(folder: str) -> None:
 
 
 def _sync(folder: str) -> None:
-    """Have the entries of a folder on disk."""
+    """Flush the directory entries of a folder to disk."""
     number = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(number)

@@ -90,7 +90,7 @@ def load(
 
 
 def _folder(path: str, step: int | None) -> str:
-    """The folder of a step.
+    """Resolve the folder of a step, or of the newest one.
 
     Raises:
         CheckpointError: there is none, or it is not complete.
@@ -137,7 +137,7 @@ def _check(
 
 
 def _difference(name: str, leaf: Any, has: Tensor | None, value: Any) -> list[str]:
-    """How a leaf differs from what the checkpoint has under its name."""
+    """Describe how a leaf differs from what the checkpoint has under its name."""
     wanted = shape_of(leaf)
     if wanted is None and has is None:
         is_state = not isinstance(value, CONSTANTS)
@@ -158,7 +158,7 @@ def _filled(
     tensors: Mapping[str, torch.Tensor],
     values: Mapping[str, Any],
 ) -> Any:
-    """The tree with what was read. Objects take their states last, when all is there."""
+    """Rebuild the tree with the loaded values. Objects load their states last."""
     out = {}
     for name, leaf in leaves.items():
         out[name] = tensors[name] if name in tensors else values[name]

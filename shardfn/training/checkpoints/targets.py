@@ -21,7 +21,7 @@ Placed = tuple[Any, MeshPlacements]  # a mesh, and a placement for each of its a
 
 
 def placed_leaves(where: str, like: Any, mesh: Any, placements: Any) -> dict[str, Placed | None]:
-    """The mesh and the placements of each leaf; None for a plain tensor and for a constant.
+    """Determine the mesh and placements of each leaf; None for plain tensors and constants.
 
     Args:
         where: the function, for its errors.
@@ -75,7 +75,7 @@ def _placed(x: Any, mesh: Any, spec: Any) -> Placed | None:
 def empty(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, placed: Placed | None
 ) -> torch.Tensor:
-    """A tensor without values yet: a plain one, or a DTensor.
+    """Make an uninitialized tensor or DTensor to read into.
 
     Args:
         shape: global shape.
@@ -101,7 +101,7 @@ def empty(
 
 
 def refuse_without_values(where: str) -> None:
-    """Refuse a world without values.
+    """Refuse to load in a world without values (`numerics=False`).
 
     Raises:
         FakeValueError: it has numerics=False.
@@ -113,11 +113,11 @@ def refuse_without_values(where: str) -> None:
 
 
 def device_of(x: Any) -> torch.device:
-    """Where a leaf is loaded to: where `like` has it."""
+    """Return the device that a leaf is loaded to: that of `like`."""
     return x.device if isinstance(x, torch.Tensor) else torch.device("cpu")
 
 
 def refilled(like: Any, leaves: dict[str, Any]) -> Any:
-    """The tree with other leaves, by name."""
+    """Rebuild the tree with other leaves, by name."""
     _, treedef = _tree.flatten(like)
     return _tree.unflatten(treedef, list(leaves.values()))

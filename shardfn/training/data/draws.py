@@ -10,8 +10,8 @@ import torch
 
 
 class Draws:
-    """Torch's and Python's default generators as a pass over the data finds them. Samplers
-    without a generator of their own draw from these.
+    """The states of torch's and Python's default generators as a pass over the data finds them, for
+    samplers without a generator of their own.
 
     Args:
         seed: of the loader.
@@ -27,7 +27,7 @@ class Draws:
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
-        """A context in which the default generators are these."""
+        """Install these generator states as the defaults inside this context."""
         before = torch.get_rng_state(), random.getstate()
         torch.set_rng_state(self.state[0])
         random.setstate(self.state[1])

@@ -64,7 +64,7 @@ class Loader:
         self.epoch, self.number, self.sample = self.epoch + 1, 0, 0
 
     def _begin(self) -> Iterator[Batch]:
-        """Start a pass, or go on with one that was loaded."""
+        """Start a pass over the data, or continue one from a loaded state."""
         state, self.loaded = self.loaded, None
         if state is None and self.number:  # a pass that was left
             self.epoch, self.number, self.sample = self.epoch + 1, 0, 0
@@ -83,7 +83,7 @@ class Loader:
         return self.source.read(draws, skip, self.sample)
 
     def _next(self, feed: Iterator[Batch]) -> tuple[Batch | None, Any]:
-        """The next batch, and its tree of DTensors; (None, None) at the end."""
+        """Read the next batch, and place it as DTensors; (None, None) at the end."""
         batch, tree, text, error = None, None, "", None
         try:
             batch = next(feed, None)
@@ -164,7 +164,7 @@ class Loader:
 
     @property
     def is_stateful(self) -> bool:
-        """Whether the data are read on by a state of their own."""
+        """Whether the data source has a state_dict of its own."""
         has_state = hasattr(self.data, "state_dict")
         can_load = hasattr(self.data, "load_state_dict")
         return has_state and can_load and not is_indexed(self.data)

@@ -24,7 +24,7 @@ SHOWN = 8  # leaves in a message
 
 
 def rows_of(placements: Any) -> P | None:
-    """The placement of dim 0, if all placements of a tree shard it alike."""
+    """Return the placement of dim 0 if all placements of a tree shard it alike, else None."""
     specs = _tree.flatten(placements, is_spec)[0]
     if not specs or not all(isinstance(spec, P) for spec in specs):
         return None
@@ -34,7 +34,7 @@ def rows_of(placements: Any) -> P | None:
 
 
 def share_of(n: int, spec: P, mesh: Any) -> list[int]:
-    """The rows of n that this rank holds."""
+    """Compute the rows, out of n, that this rank reads."""
     axes = axes_of(mesh)
     marks = marks_of(spec, (n,), axes)
     return cut(torch.arange(n), marks, axes, mesh.get_coordinate()).tolist()
@@ -77,7 +77,7 @@ def placed(batch: Batch, mesh: Any, placements: Any) -> Any:
 
 
 def _placed(x: Any, spec: Any, batch: Batch, mesh: Any) -> Any:
-    """One leaf.
+    """Place one tensor of a batch as a DTensor.
 
     Raises:
         ValueError: says why it does not fit.
@@ -126,7 +126,7 @@ def _check_rows(x: torch.Tensor, batch: Batch) -> None:
 
 
 def _but_rows(mark: Any) -> Any:
-    """A placement without a shard of dim 0, which has been read as a shard."""
+    """Drop a shard of dim 0 from a placement: the rows were read as a shard already."""
     found = layout.split(mark)
     return "R" if found and found[0] == 0 else mark
 

@@ -15,13 +15,13 @@ SAMPLE = 4096  # bytes of each tensor that count
 
 
 def of_indices(indices: Iterable[Any], before: int) -> int:
-    """The number of a batch of a dataset's indices, after those before it."""
+    """Hash a batch of dataset indices into the running checksum of the pass."""
     return zlib.crc32(repr(list(indices)).encode(), before)
 
 
 def of_tree(tree: Any, before: int) -> int:
-    """The number of a batch: of the paths, shapes and dtypes of its leaves, and of the first
-    bytes of each tensor.
+    """Hash a batch into the running checksum: paths, shapes, dtypes, and the first bytes of each
+    tensor.
     """
     number = before
     for path, x in zip(_tree.paths(tree), _tree.leaves(tree), strict=True):
@@ -38,7 +38,7 @@ def _first_bytes(x: torch.Tensor) -> bytes:
 
 
 def described(x: Any, sharded: Sequence[int] = ()) -> str:
-    """A leaf in a message; the sizes of some dims are left open."""
+    """Describe a leaf by shape and dtype, leaving the sizes of sharded dims open."""
     if not isinstance(x, torch.Tensor):
         return repr(x)
     sizes = ["*" if dim in sharded else str(n) for dim, n in enumerate(x.shape)]

@@ -32,7 +32,7 @@ OPTIONS = (
 
 @attrs.frozen
 class Batch:
-    """A batch as it is read.
+    """One batch as read from the source.
 
     Args:
         tree: of tensors.
@@ -48,7 +48,7 @@ class Batch:
 
 
 def is_indexed(data: Any) -> bool:
-    """Whether data is a DataLoader that reads a dataset by indices, a batch at a time."""
+    """Return whether data is a DataLoader over a map-style dataset with batches of indices."""
     return (
         isinstance(data, DataLoader)
         and not isinstance(data.dataset, IterableDataset)
@@ -57,12 +57,12 @@ def is_indexed(data: Any) -> bool:
 
 
 def is_by_rows(data: Any) -> bool:
-    """Whether a batch of some rows is known to be those rows of the batch."""
+    """Return whether reading some rows of a batch gives those rows of the batch."""
     return is_indexed(data) and data.collate_fn is default_collate
 
 
 class Shares:
-    """The indices of a rank's share of each batch, as a batch sampler.
+    """A batch sampler that yields this rank's share of each batch's indices.
 
     Args:
         batches: the batch sampler of global batches.
@@ -96,7 +96,7 @@ class Shares:
 
 
 class Indexed:
-    """A DataLoader over a dataset with indices, of which a rank reads its share.
+    """A map-style DataLoader of which a rank reads only its share.
 
     Args:
         data: the DataLoader of global batches.
@@ -126,7 +126,7 @@ class Indexed:
 
 
 class Whole:
-    """Any iterable of global batches, of which every rank reads all.
+    """An iterable of global batches, all of which every rank reads.
 
     Args:
         data: the iterable.
@@ -155,7 +155,7 @@ class Whole:
 
 
 def drawn(data: Iterable[Any], draws: Draws) -> Iterator[Any]:
-    """The items of an iterable that draws from these generators."""
+    """Iterate a source that draws from these generators."""
     end = object()
     with draws.used():
         feed = iter(data)
@@ -168,7 +168,7 @@ def drawn(data: Iterable[Any], draws: Draws) -> Iterator[Any]:
 
 
 def generators_of(data: Any) -> list[torch.Generator]:
-    """The generators that a DataLoader and its samplers own."""
+    """List the generators that a DataLoader and its samplers own."""
     if not isinstance(data, DataLoader):
         return []
     batches = data.batch_sampler
@@ -179,7 +179,7 @@ def generators_of(data: Any) -> list[torch.Generator]:
 
 
 def set_epoch(data: Any, epoch: int) -> None:
-    """Tell samplers and the dataset the number of the pass, if they ask for it."""
+    """Call set_epoch of the samplers and the dataset, if they have it."""
     batches = getattr(data, "batch_sampler", None)
     dataset = getattr(data, "dataset", None)
     inner = getattr(batches, "sampler", None)

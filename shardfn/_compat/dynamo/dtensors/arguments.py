@@ -52,7 +52,7 @@ def _signature(called: Any) -> inspect.Signature | None:
 
 
 def _problem(signature: inspect.Signature, args: Sequence[Any], kwargs: Any) -> str | None:
-    """Why arguments do not fit a function, in Python's words."""
+    """Say in Python's words why arguments do not fit a function's signature."""
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
@@ -61,7 +61,7 @@ def _problem(signature: inspect.Signature, args: Sequence[Any], kwargs: Any) -> 
 
 
 def _parameters(signature: inspect.Signature) -> str:
-    """The parameters of a function without their types."""
+    """List the parameters of a signature without their annotations."""
     plain = [
         parameter.replace(annotation=inspect.Parameter.empty)
         for parameter in signature.parameters.values()

@@ -27,7 +27,7 @@ def overwrite(x: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def for_a_while(fn: Callable[..., Any], *args: Any) -> None:
-    """Call a function that changes objects. The body that Dynamo reads changes them back."""
+    """Call a function that changes objects, which the traced body changes back before it ends."""
     fn(*args)
 
 
@@ -36,7 +36,9 @@ CONTIGUOUS = "contiguous"  # the tensor itself where it is, which a collective m
 
 
 class DTensors(Protocol):
-    """Our functions for those of DTensors, and the tensors of a capture that are DTensors."""
+    """Our replacements of DTensor's methods, and the tensors of a capture that stand
+    for DTensors.
+    """
 
     methods: Mapping[str, Callable[..., Any]]
     attributes: Mapping[str, Callable[..., Any]]
@@ -46,7 +48,7 @@ class DTensors(Protocol):
     of_groups: Mapping[str, Callable[..., Any]]
 
     def placed(self, name: str, node: torch.fx.Node, outer: Mapping[Any, Any]) -> str | None:
-        """The placements of a DTensor, as text; None for a plain tensor."""
+        """The placements of a DTensor's node as text; None for a plain tensor."""
         ...
 
     def check(self, node: torch.fx.Node, outer: Callable[[], Mapping[Any, Any]]) -> None:
@@ -54,11 +56,11 @@ class DTensors(Protocol):
         ...
 
     def closed_over(self, x: DTensor) -> tuple[Callable[..., Any], str]:
-        """The function of a tensor and a text that places a closed-over DTensor, and the text."""
+        """The function that places a closed-over DTensor, and the text that it takes."""
         ...
 
     def stand_in(self, x: DTensor) -> torch.Tensor:
-        """A fake tensor for a DTensor."""
+        """Make the fake tensor that stands for a DTensor in Dynamo's graph."""
         ...
 
     def is_replaceable(self, x: torch.fx.Node, value: torch.fx.Node, graph: torch.fx.Graph) -> bool:
@@ -66,11 +68,11 @@ class DTensors(Protocol):
         ...
 
     def mesh(self, node: torch.fx.Node, outer: Mapping[Any, Any]) -> DeviceMesh:
-        """The mesh of a DTensor."""
+        """The mesh of a DTensor's node."""
         ...
 
     def flattened(self, mesh: DeviceMesh, *args: Any) -> DeviceMesh:
-        """The mesh of one axis with the ranks of a mesh."""
+        """The 1-D mesh over all ranks of a mesh."""
         ...
 
     def has_class(self, node: torch.fx.Node, outer: Mapping[Any, Any]) -> bool:
@@ -91,7 +93,7 @@ def method_called(
     args: Any,
     kwargs: Any,
 ) -> Any:
-    """A call of a tensor's method, which may be one of DTensors."""
+    """Patch Dynamo's call of a tensor method, which may be a method of DTensor."""
     if name == WAIT and not args:
         return tensor  # a value is available where it is read
     if name == CONTIGUOUS and not (args or kwargs) and is_dense(node_of(tensor)):
@@ -106,7 +108,7 @@ def method_called(
 
 
 def _overwritten(dtensors: DTensors, tx: Any, args: Any) -> Any:
-    """A tensor with a new value. Every name of the tensor shows it."""
+    """Give a tensor a new value under every name by which Dynamo knows it."""
     tensor, value = args[0].realize(), args[1].realize()
     graph = tx.output.current_tracer.graph
     if dtensors.is_replaceable(node_of(tensor), node_of(value), graph):
@@ -116,7 +118,9 @@ def _overwritten(dtensors: DTensors, tx: Any, args: Any) -> Any:
 
 
 def _changed(call: Callable[..., Any], function: Any, tx: Any, args: Any) -> Any:
-    """Objects with other contents. Dynamo refuses changes in bodies of control flow."""
+    """Run a function that changes objects; Dynamo refuses such changes in bodies of
+    control flow.
+    """
     tracer = tx.output.current_tracer
     before = tracer.unsafe_allow_externally_visible_side_effects
     tracer.unsafe_allow_externally_visible_side_effects = True
@@ -129,7 +133,7 @@ def _changed(call: Callable[..., Any], function: Any, tx: Any, args: Any) -> Any
 def attribute_read(
     dtensors: DTensors, read: Callable[..., Any], tensor: Any, tx: Any, name: str
 ) -> Any:
-    """An attribute of a tensor, which may be one of DTensors."""
+    """Patch Dynamo's read of a tensor attribute, which may be one of DTensor."""
     from torch._dynamo.variables.base import VariableTracker
     from torch._dynamo.variables.misc import GetAttrVariable
 
@@ -170,7 +174,7 @@ def declared_member(dtensors: DTensors, look_up: Callable[..., Any], tensor: Any
 def has_attribute(
     dtensors: DTensors, asked: Callable[..., Any], tensor: Any, tx: Any, name: str
 ) -> Any:
-    """Whether a tensor has an attribute, which may be one of DTensors."""
+    """Patch Dynamo's hasattr of a tensor, whose attribute may be one of DTensor."""
     from torch._dynamo.variables.base import VariableTracker
 
     own = {*dtensors.methods, *dtensors.attributes, "device_mesh", "_local_tensor"}
@@ -213,7 +217,7 @@ def function_called(
 
 
 def _with_labels(dtensors: DTensors, tx: Any, called: Any, args: Any, kwargs: Any) -> Any:
-    """The arguments of a loss, with its labels as it takes them."""
+    """Replace the labels among the arguments of a loss by the form that the loss takes."""
     given = dict(zip(("input", "target"), args, strict=False)) | kwargs
     if not {"input", "target"} <= given.keys():
         return args, kwargs
@@ -225,7 +229,9 @@ def _with_labels(dtensors: DTensors, tx: Any, called: Any, args: Any, kwargs: An
 
 
 def _unbound(dtensors: DTensors, called: Any) -> str | None:
-    """The name of a method of DTensor that is called as a function, such as DTensor.to_local."""
+    """Return the name of a DTensor method that is called as a function, such as
+    DTensor.to_local.
+    """
     name = getattr(called, "__name__", "")
     is_method = name in dtensors.methods and called is getattr(DTensor, name)
     return name if is_method else None
@@ -234,7 +240,7 @@ def _unbound(dtensors: DTensors, called: Any) -> str | None:
 def collective_called(
     dtensors: DTensors, call: Callable[..., Any], function: Any, tx: Any, args: Any, kwargs: Any
 ) -> Any:
-    """A call of a collective of torch.distributed that Dynamo would rewrite."""
+    """Patch Dynamo's rewriting of torch.distributed collectives: read ours instead."""
     ours = dtensors.functions.get(function.fn)
     if ours is None:
         return collective_refused(call, function, tx, args, kwargs)
@@ -245,7 +251,7 @@ def collective_called(
 def node_created(
     dtensors: DTensors, create: Callable[..., Any], tracer: Any, *args: Any, **kw: Any
 ) -> Any:
-    """A new node of Dynamo's graph."""
+    """Patch Dynamo's creation of graph nodes: refuse one that mixes DTensors and plain tensors."""
     node = create(tracer, *args, **kw)
     if node.op in ("call_function", "call_method"):
         dtensors.check(node, functools.partial(_outside, tracer))
@@ -255,7 +261,7 @@ def node_created(
 def is_instance(
     dtensors: DTensors, call: Callable[..., Any], builtin: Any, tx: Any, x: Any, classes: Any
 ) -> Any:
-    """A call of isinstance, which may ask whether a tensor is a DTensor."""
+    """Patch isinstance in Dynamo, which may ask whether a tensor is a DTensor."""
     from torch._dynamo.variables.base import VariableTracker
     from torch._dynamo.variables.tensor import TensorVariable
 
@@ -270,7 +276,7 @@ def is_instance(
 
 
 def class_of(dtensors: DTensors, call: Callable[..., Any], builtin: Any, tx: Any, x: Any) -> Any:
-    """A call of type, which may ask for the class of a DTensor."""
+    """Patch type() in Dynamo, which may ask for the class of a DTensor."""
     from torch._dynamo.variables.base import VariableTracker
     from torch._dynamo.variables.tensor import TensorVariable
 
@@ -282,7 +288,7 @@ def class_of(dtensors: DTensors, call: Callable[..., Any], builtin: Any, tx: Any
 
 
 def _is_asked_for_class(dtensors: DTensors, tensor: Any, tx: Any) -> bool:
-    """Whether user code asks for the class of a tensor that is a DTensor."""
+    """Return whether the user's code asks for the class of a tensor that stands for a DTensor."""
     is_users = not is_ours(tx.f_code.co_filename)
     return is_users and dtensors.has_class(node_of(tensor), _outer(tx))
 
@@ -296,7 +302,7 @@ def read_ours(tx: Any, fn: Callable[..., Any], args: list[Any], kwargs: Any) -> 
 
 
 def mesh_variable(tx: Any, mesh: DeviceMesh) -> Any:
-    """A mesh as a variable of Dynamo's."""
+    """Wrap a DeviceMesh as a Dynamo variable."""
     from torch._dynamo.source import GlobalSource
     from torch._dynamo.variables.builder import VariableBuilder
 
@@ -313,7 +319,7 @@ def _outer(tx: Any) -> dict[Any, Any]:
 
 
 def _outside(tracer: Any) -> dict[Any, Any]:
-    """The inputs of a subgraph and of those around it, each with the value outside."""
+    """Map the inputs of a subgraph, and of the subgraphs around it, to the values outside."""
     found = {}
     while tracer is not None:
         for outside, inside in tracer.lifted_freevars.items():

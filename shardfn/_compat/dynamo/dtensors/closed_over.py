@@ -14,7 +14,9 @@ from .calls import DTensors, node_of, read_ours
 
 
 def closed_over(dtensors: DTensors, wrap: Callable[..., Any], builder: Any, x: Any) -> Any:
-    """Dynamo's handling of a new tensor, which may be a DTensor that the function closes over."""
+    """Patch Dynamo's wrapping of a new tensor, which may be a DTensor that the function closes
+    over.
+    """
     if not isinstance(x, DTensor):
         return wrap(builder, x)
     tag, text = dtensors.closed_over(x)
@@ -32,8 +34,8 @@ def closed_over(dtensors: DTensors, wrap: Callable[..., Any], builder: Any, x: A
 
 @contextlib.contextmanager
 def _beside_the_inputs(output: Any) -> Iterator[None]:
-    """New nodes follow the inputs of the graph. Dynamo reads a DTensor once for all that read it:
-    bodies of control flow, transforms, and code under torch.no_grad alike.
+    """Insert new nodes right after the graph inputs. Dynamo reads a DTensor once for all its
+    readers: bodies of control flow, transforms, and code under torch.no_grad.
     """
     tracers = output.tracers
     root = output.root_tracer

@@ -14,7 +14,7 @@ from .calls import DTensors, mesh_variable, read_ours
 
 
 def _held(owner: Any) -> Any:
-    """The object of one of Dynamo's variables."""
+    """Return the mesh or group behind a Dynamo variable."""
     held = getattr(owner, "value", None)
     return getattr(held, "real_obj", held)
 
@@ -24,7 +24,7 @@ def _is_known(held: Any) -> bool:
 
 
 def _ours(dtensors: DTensors, held: Any) -> Mapping[str, Callable[..., Any]]:
-    """Our functions for the methods of a mesh or a group."""
+    """Return our replacements of the methods of a mesh or a group."""
     if isinstance(held, DeviceMesh):
         return dtensors.of_meshes
     return dtensors.of_groups if isinstance(held, dist.ProcessGroup) else {}
@@ -39,7 +39,7 @@ def method_called(
     args: Any,
     kwargs: Any,
 ) -> Any:
-    """A call of a method of a mesh or a group, which may ask for the rank."""
+    """Patch Dynamo's call of a method of a mesh or group, which may ask for the rank."""
     held = _held(owner)
     if isinstance(held, DeviceMesh) and name == "_flatten":
         given = [x.as_python_constant() for x in (*args, *kwargs.values())]
@@ -53,7 +53,7 @@ def method_called(
 def attribute_read(
     dtensors: DTensors, read: Callable[..., Any], owner: Any, tx: Any, name: str
 ) -> Any:
-    """An attribute of a mesh or a group: Dynamo knows a list of them."""
+    """Patch Dynamo's read of an attribute of a mesh or group, of which Dynamo knows only some."""
     from torch._dynamo.variables.misc import GetAttrVariable
 
     held = _held(owner)
@@ -74,7 +74,7 @@ def _options(tx: Any, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def has_attribute(_: DTensors, asked: Callable[..., Any], owner: Any, tx: Any, name: str) -> Any:
-    """Whether a mesh or a group has an attribute. Dynamo asks its stand-in."""
+    """Patch hasattr of a mesh or group, which Dynamo would ask of its stand-in."""
     from torch._dynamo.variables.base import VariableTracker
 
     held = _held(owner)
@@ -84,7 +84,7 @@ def has_attribute(_: DTensors, asked: Callable[..., Any], owner: Any, tx: Any, n
 
 
 def text_of(_: DTensors, read: Callable[..., Any], owner: Any, tx: Any) -> Any:
-    """repr of a mesh or a group. Dynamo gives that of its stand-in."""
+    """Patch repr of a mesh or group, which Dynamo would take from its stand-in."""
     from torch._dynamo.variables.base import VariableTracker
 
     held = _held(owner)
@@ -94,12 +94,12 @@ def text_of(_: DTensors, read: Callable[..., Any], owner: Any, tx: Any) -> Any:
 
 
 def str_of(dtensors: DTensors, call: Callable[..., Any], builtin: Any, tx: Any, x: Any) -> Any:
-    """A call of str, which may be of a mesh or a group."""
+    """Patch str() in Dynamo, for a mesh or a group."""
     return text_of(dtensors, lambda owner, tx: call(builtin, tx, owner), x.realize(), tx)
 
 
 def context_entered(dtensors: DTensors, enter: Callable[..., Any], tx: Any, *args: Any) -> Any:
-    """A `with`, which may enter a mesh."""
+    """Patch Dynamo's `with` statement, which may enter a mesh."""
     if isinstance(_held(tx.stack[-1]), DeviceMesh):
         in_mesh = dtensors.functions[DeviceMesh.__enter__]
         tx.push(read_ours(tx, in_mesh, [tx.pop()], {}))
