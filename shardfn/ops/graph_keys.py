@@ -122,7 +122,7 @@ KEYS: tuple[Key, ...] = (
     Key("phase", LOCAL, "partition", ("schedule", "compile"), PHASE, _is_a(str)),
     Key("origin", LOCAL, "partition", (), "the global node it does a part of", _is_a(str)),
     Key("step", LOCAL, "partition", ("schedule",), "its number in the plan", _is_a(int)),
-    Key("type", LOCAL, "partition", ("partition", "compile"),
+    Key("type", LOCAL, "partition", ("partition", "schedule", "compile"),
         "global shape and placements", _is_type),
     Key("collective", LOCAL, "partition",
         ("capture", "partition", "schedule", "inspect", "compile", "runtime"),
