@@ -33,8 +33,11 @@ from ..types import PARTIAL_KINDS, Collective, MeshAxes
 WAIT = torch.ops._c10d_functional.wait_tensor.default
 PHASES = ("forward", "backward")
 # Constants that an op may take; everything else in its arguments is a node. No mesh, no group.
-CONSTANTS = (int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout)
-CONSTANTS = (*CONSTANTS, torch.memory_format, torch.SymInt, torch.SymFloat, torch.SymBool)
+CONSTANTS = (
+    *(int, float, complex, str, type(None)),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+    *(torch.SymInt, torch.SymFloat, torch.SymBool),
+)
 
 
 @attrs.frozen
