@@ -35,6 +35,7 @@ __all__ = [
     "ShapeDtype",
     "Shard",
     "ShardError",
+    "Stage",
     "Strategy",
     "TorchVersionError",
     "TreeError",

@@ -9,7 +9,39 @@ import torch
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from . import _compat
-from .types import MEAN, REDUCTIONS, AxisPlacement, MeshAxes, MeshPlacements
+from .types import MEAN, REDUCTIONS, AtStage, AxisPlacement, MeshAxes, MeshPlacements, stage_of
+
+
+class Stage(Placement):
+    """A placement on one mesh axis: one coordinate alone has the global value, and the others
+    have an empty local tensor. It places a parameter on a stage of a pipeline.
+
+    Args:
+        coordinate: of the mesh axis, from 0.
+        chunk: which stage of that coordinate, where a coordinate has several (virtual stages).
+
+    Source: pipeline stages, GPipe (arXiv 1811.06965); virtual stages, Megatron-LM (arXiv
+        2104.04473).
+
+    Example:
+        >>> Stage(2), Stage(0, chunk=1)
+        (Stage(2), Stage(0, chunk=1))
+    """
+
+    @_compat.read_by_dynamo
+    def __init__(self, coordinate: int, chunk: int = 0) -> None:
+        super().__init__()
+        self.coordinate, self.chunk = coordinate, chunk
+
+    def __repr__(self) -> str:
+        return f"Stage({self.coordinate}" + (f", chunk={self.chunk})" if self.chunk else ")")
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, Stage) and self.coordinate == other.coordinate
+        return same and self.chunk == other.chunk
+
+    def __hash__(self) -> int:
+        return hash((Stage, self.coordinate, self.chunk))
 
 
 class P:
@@ -21,6 +53,8 @@ class P:
             another order than the mesh's, DTensor must have the shards: it has those of most
             sizes. `"tp*3"` views the dim as 3 equal blocks, and shards each block over tp: a
             packed weight of queries, keys and values.
+        stages: by mesh axis, the stage of a pipeline that has the tensor: `P(None, "tp", pp=2)`,
+            or an `sf.Stage`.
 
     Source: jax.sharding.PartitionSpec.
 
@@ -30,17 +64,28 @@ class P:
     """
 
     @_compat.read_by_dynamo
-    def __init__(self, *parts: str | tuple[str, ...] | None) -> None:
-        self.parts = parts
+    def __init__(self, *parts: str | tuple[str, ...] | None, **stages: int | Stage) -> None:
+        self.parts, self.stages = parts, stages
 
     def __repr__(self) -> str:
-        return f"P({', '.join(map(repr, self.parts))})"
+        rows = [f"{axis}={stage!r}" for axis, stage in self.stages.items()]
+        return f"P({', '.join([*map(repr, self.parts), *rows])})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, P) and self.parts == other.parts
+        return isinstance(other, P) and self._key() == other._key()
 
     def __hash__(self) -> int:
-        return hash(self.parts)
+        return hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        stages = {axis: as_stage(stage) for axis, stage in self.stages.items()}
+        return self.parts, frozenset(stages.items())
+
+
+def as_stage(stage: Any) -> Any:
+    """The `Stage` that a number says."""
+    is_number = isinstance(stage, int) and not isinstance(stage, bool)
+    return Stage(stage) if is_number else stage
 
 
 class Auto:
@@ -81,7 +126,8 @@ def marks_of(spec: Any, shape: Sequence[int], axes: MeshAxes) -> MeshPlacements:
         raise ValueError(
             f"{len(placements)} placements {placements} for a mesh of {len(axes.names)} axes {axes}"
         )
-    marks = tuple(_mark(p, shape, n) for p, n in zip(placements, axes.sizes, strict=True))
+    rows = zip(placements, axes.sizes, axes.names, strict=True)
+    marks = tuple(_mark(p, shape, n, name) for p, n, name in rows)
     _check_strided(placements, marks, shape, axes)
     kinds = {"sum" if m == MEAN else m for m in marks if m in REDUCTIONS}
     if len(kinds) > 1:
@@ -122,7 +168,13 @@ def _from_names(spec: P, shape: Sequence[int], axes: MeshAxes) -> MeshPlacements
     if unknown is not None:
         raise ValueError(f"{spec} names axis {unknown!r}; the mesh has {axes}")
     check_axes(spec)
-    return named(rows_of(spec), shape, axes)
+    marks = list(named(rows_of(spec), shape, axes))
+    for name, stage in spec.stages.items():
+        if name not in axes.names:
+            raise ValueError(f"{spec} names axis {name!r}; the mesh has {axes}")
+        k = axes.names.index(name)
+        marks[k] = _stage_mark(as_stage(stage), axes.sizes[k], name)
+    return tuple(marks)
 
 
 def named(rows: Sequence[Sequence[str]], shape: Sequence[int], axes: MeshAxes) -> MeshPlacements:
@@ -212,7 +264,13 @@ def spec_of(marks: MeshPlacements, dims: int, axes: MeshAxes) -> P:
     rows = [row_of(dim, marks, axes) for dim in range(dims)]
     while rows and not rows[-1]:
         rows.pop()
-    return P(*(row[0] if len(row) == 1 else row or None for row in rows))
+    named_stages = zip(axes.names, map(stage_of, marks), strict=True)
+    stages = {
+        name: Stage(*stage) if stage.chunk else stage.coordinate
+        for name, stage in named_stages
+        if stage is not None
+    }
+    return P(*(row[0] if len(row) == 1 else row or None for row in rows), **stages)
 
 
 def is_expressible(marks: MeshPlacements, shape: Sequence[int], axes: MeshAxes) -> bool:
@@ -301,6 +359,9 @@ def check_axes(spec: P) -> None:
                     f"{spec} uses axis {name!r} twice, for dims {used[name]} and {dim}"
                 )
             used[name] = dim
+    for name in spec.stages:
+        if name in used:
+            raise ValueError(f"{spec} uses axis {name!r} twice, for dim {used[name]} and a stage")
 
 
 def check_order(spec: P, known: tuple[str, ...]) -> None:
@@ -321,9 +382,25 @@ def check_order(spec: P, known: tuple[str, ...]) -> None:
             )
 
 
-def _mark(placement: Placement, shape: Sequence[int], n: int) -> AxisPlacement:
+def _stage_mark(stage: Any, n: int, axis: str) -> str:
+    if not isinstance(stage, Stage):
+        raise ValueError(f"{axis}={stage!r} is not a stage; write {axis}=0 or an sf.Stage")
+    for word, number in (("stage", stage.coordinate), ("chunk", stage.chunk)):
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            raise ValueError(f"{stage} on axis {axis!r}: {word} is not an int from 0")
+    if stage.coordinate >= n:
+        raise ValueError(
+            f"{stage} on axis {axis!r}, which has the stages 0 to {n - 1}; a second stage on a "
+            f"coordinate is sf.Stage({stage.coordinate % n}, chunk={stage.coordinate // n})"
+        )
+    return AtStage(stage.coordinate, stage.chunk).mark
+
+
+def _mark(placement: Placement, shape: Sequence[int], n: int, axis: str) -> AxisPlacement:
     if type(placement) is Replicate:
         return "R"
+    if isinstance(placement, Stage):
+        return _stage_mark(placement, n, axis)
     blocks = _compat.split_factor(placement)
     if blocks is not None:
         dim = placement.dim % max(len(shape), 1)
@@ -339,7 +416,7 @@ def _mark(placement: Placement, shape: Sequence[int], n: int) -> AxisPlacement:
     if type(placement) is Partial and placement.reduce_op in REDUCTIONS:
         return placement.reduce_op
     raise ValueError(
-        f"{placement} is not a placement that shardfn knows: Shard, Replicate, Partial "
+        f"{placement} is not a placement that shardfn knows: Shard, Replicate, Stage, Partial "
         "of sum, avg, max or min"
     )
 
@@ -352,6 +429,8 @@ def torch_placements(marks: MeshPlacements) -> tuple[Placement, ...]:
 def _placement(mark: AxisPlacement) -> Placement:
     if mark == "R":
         return Replicate()
+    if (stage := stage_of(mark)) is not None:
+        return Stage(*stage)
     if isinstance(mark, str):
         return Partial(mark)
     if isinstance(mark, tuple) and len(mark) == 3 and mark[1] == 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 import torch
@@ -23,11 +23,33 @@ from .accepted import accept
 #                               the axis
 #   "avg"                       Partial mean, of arguments and results only; inside a program it
 #                               is a sum of shares
+#   "@2" "@2.1"                 on stage 2 of a pipeline: coordinate 2 alone has the value (of its
+#                               first, its second stage), and the others have none of it
 AxisPlacement = str | int | tuple[int, int] | tuple[int, int, int] | tuple[int, int, int, int]
 MeshPlacements = tuple[AxisPlacement, ...]  # one for each mesh axis
 PARTIAL_KINDS = ("sum", "max", "min")
 MEAN = "avg"
 REDUCTIONS = (*PARTIAL_KINDS, MEAN)
+
+
+class AtStage(NamedTuple):
+    """A stage of a pipeline: the coordinate that has its values, and which of its stages it is."""
+
+    coordinate: int
+    chunk: int = 0
+
+    @property
+    def mark(self) -> str:
+        """The placement on the axis of the pipeline."""
+        return f"@{self.coordinate}" + (f".{self.chunk}" if self.chunk else "")
+
+
+def stage_of(placement: AxisPlacement) -> AtStage | None:
+    """Return the stage that a placement on one mesh axis names; None for any other."""
+    if not isinstance(placement, str) or placement[0] != "@":
+        return None
+    coordinate, _, chunk = placement[1:].partition(".")
+    return AtStage(int(coordinate), int(chunk or 0))
 
 
 class IfPartial(tuple[AxisPlacement, ...]):

@@ -14,7 +14,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from ..types import AxisPlacement, MeshPlacements
+from ..types import AxisPlacement, MeshPlacements, stage_of
 
 
 def split(placement: AxisPlacement) -> tuple[int, int] | None:
@@ -238,13 +238,24 @@ def fitted(
     return plain
 
 
+ELSEWHERE = (0,)  # the shape of the local tensor of a rank whose stage does not have the value
+
+
+def is_here(placements: Sequence[AxisPlacement], coordinates: Sequence[int]) -> bool:
+    """Return whether a rank has a shard of a value: none where it is on another stage."""
+    stages = ((stage_of(m), c) for m, c in zip(placements, coordinates, strict=True))
+    return all(stage is None or stage.coordinate == c for stage, c in stages)
+
+
 def local_shape(
     shape: Sequence[int],
     placements: Sequence[AxisPlacement],
     sizes: Sequence[int],
     coordinates: Sequence[int],
 ) -> tuple[int, ...]:
-    """Return the shape of one rank's local tensor."""
+    """Return the shape of one rank's local tensor: (0,) where another stage has the value."""
+    if not is_here(placements, coordinates):
+        return ELSEWHERE
     out = list(shape)
     strided: set[int] = set()
     for placement, n, c in zip(placements, sizes, coordinates, strict=True):

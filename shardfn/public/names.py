@@ -24,7 +24,7 @@ from ..inspect.budget import Explanation
 from ..inspect.measured import measure_hardware
 from ..mesh import current_mesh, make_mesh, use_mesh
 from ..placement import AUTO as auto
-from ..placement import P, Partial, Replicate, Shard
+from ..placement import P, Partial, Replicate, Shard, Stage
 from ..transforms import (
     accumulate,
     all_gather,
