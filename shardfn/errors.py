@@ -160,6 +160,10 @@ class RendezvousError(ShardError):
     """Processes of a job that do not find each other."""
 
 
+class ScheduleError(ShardError):
+    """A schedule of a pipeline that cannot run as it is, or needs more memory than allowed."""
+
+
 class RankLostError(ShardError):
     """A rank that has ended, has stopped, has left after an error, or does not answer.
 

@@ -17,6 +17,7 @@ FAMILY = (
     sf.RuleError,
     sf.DivergenceError,
     sf.RankLostError,
+    sf.ScheduleError,
     sf.RendezvousError,
     sf.BudgetError,
     sf.FakeValueError,

@@ -153,6 +153,7 @@ COUNTS = Kind(
 )
 NUMBER_OR_NONE = Kind(lambda x: x is None or _is_count(x), "an int from 0 up, or None", "0")
 COUNT = Kind(_is_count, "an int from 0 up", "0")
+SIZE = Kind(INTERVAL.test, "an int from 1 up", "4")
 RANKS = Kind(INTERVAL.test, "a number of ranks, 1 or more", "8")
 RANKS_OR_NONE = Kind(KEEP.test, "a number of ranks, 1 or more, or None", "node=8")
 NUMBER = Kind(TOLERANCE.test, "a number, 0 or more", "2**20")
@@ -205,6 +206,8 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     "Memory.of": {"kind": TEXT},
     "Optim.schedule": {"make": FUNCTION},
     "Optim.update": {"state": OF_OPTIM},
+    "Schedule": {"name": TEXT},
+    "Schedule.home": {"stage": COUNT},
     "Schedule.load_state_dict": {"state": OF_SCHEDULE},
     "assert_comms": {"counts": COUNTS, "max_implicit": NUMBER_OR_NONE},
     "check": {"fn": FUNCTION, "worlds": WORLDS, "rtol": TOLERANCE, "atol": TOLERANCE},
@@ -212,6 +215,8 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     "clip_by_global_norm": {"max_norm": LIMIT},
     "compose": {"transform": FUNCTION},
     "functionalize": {"share": FLAG},
+    "gpipe": {"coordinates": SIZE, "microbatches": SIZE},
+    "interleaved": {"coordinates": SIZE, "microbatches": SIZE, "chunks": SIZE},
     "linearize": {"fn": FUNCTION},
     "load": {"path": PATH, "step": STEP, "strict": FLAG},
     "load_compiled": {"path": FILE},
@@ -220,6 +225,7 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     "loss_scale": {"initial": SCALE, "growth": GROWTH, "backoff": BACKOFF, "interval": INTERVAL},
     "make_mesh": {"device_type": DEVICE_TYPE},
     "mixed_precision": {"argnums": POSITIONS},
+    "one_f_one_b": {"coordinates": SIZE, "microbatches": SIZE},
     "pin": {"outputs": PATTERNS, "inputs": PATTERNS},
     "plan": {"fn": FUNCTION, "meshes": SHAPES, "axis_names": NAMES},
     "save": {"path": PATH, "step": STEP, "keep": KEEP, "background": FLAG},

@@ -15,6 +15,7 @@ from ..errors import (
     RankLostError,
     RendezvousError,
     RuleError,
+    ScheduleError,
     ShardError,
     TorchVersionError,
     TreeError,
@@ -23,6 +24,7 @@ from ..hardware import Hardware, Link
 from ..inspect.budget import Explanation
 from ..inspect.measured import measure_hardware
 from ..mesh import current_mesh, make_mesh, use_mesh
+from ..pipelines import Schedule, schedules
 from ..placement import AUTO as auto
 from ..placement import P, Partial, Replicate, Shard, Stage
 from ..transforms import (

@@ -1,0 +1,213 @@
+"""`Schedule`: for each coordinate of a pipeline's mesh axis, in order, what it computes."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import attrs
+
+from ..accepted import accept, described
+from ..errors import ScheduleError
+from .actions import KINDS, Action
+
+SHOWN = 8  # problems in an error
+EXAMPLE = 'sf.Schedule("mine", [[("F", 0, 0), ("BW", 0, 0)]])'
+
+
+def _rows_of(table: Any) -> tuple[tuple[Action, ...], ...]:
+    """Convert the rows of a table to actions.
+
+    Raises:
+        ScheduleError: lists the values that are not actions.
+    """
+    if not _is_sequence(table) or not all(map(_is_sequence, table)):
+        raise _not_a_table(f"table is {described(table)}")
+    wrong = [
+        f"table[{row}][{i}] is {described(x)}"
+        for row, actions in enumerate(table)
+        for i, x in enumerate(actions)
+        if not _is_action(x)
+    ]
+    if wrong:
+        raise _not_a_table(*wrong[:SHOWN])
+    if not any(map(len, table)):
+        raise _not_a_table("table has no action")
+    return tuple(tuple(Action(*x) for x in actions) for actions in table)
+
+
+def _not_a_table(*lines: str) -> ScheduleError:
+    needed = (
+        f"one row a coordinate, each a sequence of (kind, stage, microbatch): "
+        f"kinds {', '.join(KINDS)}, numbers from 0 up"
+    )
+    return ScheduleError.of("Schedule, table", *lines, needed=needed, fix=EXAMPLE)
+
+
+def _is_sequence(x: Any) -> bool:
+    return isinstance(x, Sequence) and not isinstance(x, str | bytes)
+
+
+def _is_action(x: Any) -> bool:
+    if not _is_sequence(x) or len(x) != len(Action._fields):
+        return False
+    kind, *numbers = x
+    return isinstance(kind, str) and kind in KINDS and all(map(_is_index, numbers))
+
+
+def _is_index(x: Any) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool) and x >= 0
+
+
+@attrs.frozen(repr=False, cache_hash=True)
+class Schedule:
+    """The order in which each coordinate of a pipeline's mesh axis computes: its actions.
+
+    An action is (kind, stage, microbatch). Its kind is F (the forward), B (the gradients of the
+    stage's inputs, which the stage before waits for), W (the gradients of its weights), or BW
+    (B and W as one). `sf.schedules` has the published schedules.
+
+    Args:
+        name: for people.
+        table: one row a coordinate, each a sequence of (kind, stage, microbatch).
+
+    Raises:
+        ScheduleError: a table that does not have this form.
+
+    Example:
+        >>> import shardfn as sf
+        >>> rows = [[("F", s, 0), ("BW", s, 0)] for s in range(2)]
+        >>> schedule = sf.Schedule("one microbatch", rows)
+        >>> schedule.stages, schedule.home(1), schedule.order
+        (2, 1, 'loop')
+    """
+
+    name: str
+    table: tuple[tuple[Action, ...], ...] = attrs.field(converter=_rows_of)
+
+    def __attrs_post_init__(self) -> None:
+        accept("Schedule", name=self.name)
+
+    def __repr__(self) -> str:
+        sizes = f"{self.coordinates}, microbatches={self.microbatches}, stages={self.stages}"
+        return f"Schedule({self.name!r}, coordinates={sizes})"
+
+    @property
+    def coordinates(self) -> int:
+        """The number of coordinates of the mesh axis."""
+        return len(self.table)
+
+    @property
+    def actions(self) -> Iterable[Action]:
+        """The actions of all coordinates."""
+        return (action for row in self.table for action in row)
+
+    @functools.cached_property
+    def microbatches(self) -> int:
+        """The number of microbatches."""
+        return 1 + max(action.microbatch for action in self.actions)
+
+    @functools.cached_property
+    def stages(self) -> int:
+        """The number of stages."""
+        return 1 + max(action.stage for action in self.actions)
+
+    @functools.cached_property
+    def parts(self) -> bool:
+        """Whether the gradients of weights (W) stand apart from those of inputs (B)."""
+        return any(action.kind == "W" for action in self.actions)
+
+    @functools.cached_property
+    def _homes(self) -> dict[int, set[int]]:
+        """The coordinates of each stage."""
+        homes: dict[int, set[int]] = {}
+        for coordinate, row in enumerate(self.table):
+            for stage in {action.stage for action in row}:
+                homes.setdefault(stage, set()).add(coordinate)
+        return homes
+
+    def home(self, stage: int) -> int:
+        """Return the coordinate that computes a stage.
+
+        Args:
+            stage: a number from 0 up to `stages`.
+
+        Returns:
+            The coordinate.
+
+        Raises:
+            ScheduleError: the schedule has no such stage, or has it on two coordinates.
+
+        Example:
+            >>> import shardfn as sf
+            >>> sf.schedules.interleaved(2, 4).home(3)
+            1
+        """
+        accept("Schedule.home", stage=stage)
+        homes = sorted(self._homes.get(stage, ()))
+        if len(homes) == 1:
+            return homes[0]
+        on = f"is on coordinates {', '.join(map(str, homes))}" if homes else "is on no coordinate"
+        raise ScheduleError.of(
+            f"Schedule.home, {self.name}",
+            f"stage {stage} {on}",
+            needed="each stage on one coordinate",
+            fix=f"a stage from 0 to {self.stages - 1}" if not homes else "schedule.check()",
+        )
+
+    @functools.cached_property
+    def order(self) -> str:
+        """How stages lie on n coordinates: "loop" (stage s on coordinate s mod n), "v" (two a
+        coordinate, forth and back), or "other". On one coordinate every order is "loop".
+        """
+        n = self.coordinates
+        homes = [self._homes.get(stage) for stage in range(self.stages)]
+        if homes == [{s % n} for s in range(self.stages)]:
+            return "loop"
+        return "v" if homes == [{s} for s in (*range(n), *reversed(range(n)))] else "other"
+
+    def to_json(self) -> str:
+        """Print the schedule as JSON, equal for equal schedules.
+
+        Example:
+            >>> Schedule("one", [[("F", 0, 0), ("BW", 0, 0)]]).to_json()
+            '{"name": "one", "table": [[["F", 0, 0], ["BW", 0, 0]]]}'
+        """
+        return json.dumps({"name": self.name, "table": self.table})
+
+    @classmethod
+    def from_json(cls, text: str) -> Schedule:
+        """Parse a schedule from JSON.
+
+        Args:
+            text: as `to_json` prints it.
+
+        Returns:
+            The schedule.
+
+        Raises:
+            ScheduleError: the text is not a schedule.
+
+        Example:
+            >>> schedule = Schedule("one", [[("F", 0, 0), ("BW", 0, 0)]])
+            >>> Schedule.from_json(schedule.to_json()) == schedule
+            True
+        """
+        try:
+            fields = json.loads(text)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise _not_json(f"it is not JSON: {error}") from error
+        if not isinstance(fields, dict) or fields.keys() != {"name", "table"}:
+            raise _not_json(f"it is {described(fields)}")
+        return cls(**fields)
+
+
+def _not_json(got: str) -> ScheduleError:
+    return ScheduleError.of(
+        "Schedule.from_json, text",
+        got,
+        needed='an object of "name" and "table"',
+        fix="text that Schedule.to_json printed",
+    )
