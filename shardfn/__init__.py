@@ -92,6 +92,7 @@ __all__ = [
     "optim",
     "placements",
     "pin",
+    "pipelined_grad",
     "plan",
     "pmax",
     "pmean",

@@ -28,6 +28,8 @@ SCALES = "scales the loss"
 INHERITED = (ASKS, REDUCES, IN_FLOAT16)  # by the backward of an op
 # followed by a number: one call of a checkpointed function; the value is its policy
 REGION = "checkpoint="
+# of a scan over microbatches that a pipeline runs: the text of its schedule and axis
+PIPELINE = "pipeline"
 # marks a backward that is not itself differentiated, if annotated
 OUTERMOST = "outermost"
 # one number for each such call, unique even among nested captures
@@ -127,6 +129,17 @@ def annotate_cast(dtype: str, reduced: str) -> Any:
     if dtype == "torch.float16":
         notes[IN_FLOAT16] = True
     return torch.fx.traceback.annotate(notes)
+
+
+@_compat.read_by_dynamo
+def annotate_pipeline(text: str) -> Any:
+    """A context that annotates a scan with the schedule and the axis of a pipeline."""
+    return torch.fx.traceback.annotate({PIPELINE: text})
+
+
+def is_pipelined() -> bool:
+    """Whether the scan that is being traced is one over the microbatches of a pipeline."""
+    return PIPELINE in (torch.fx.traceback.get_current_meta().get("custom") or {})
 
 
 @_compat.read_by_dynamo

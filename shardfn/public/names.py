@@ -63,6 +63,7 @@ from ..transforms import (
     mark_dynamic,
     pin,
     plan,
+    pipelined_grad,
     pmax,
     pmean,
     pmin,

@@ -327,6 +327,34 @@ def after_calls(state: torch.Tensor, calls_so_far: int) -> torch.Tensor:
     return torch.stack([state[0], state[1], state[2] + calls_so_far])
 
 
+def is_counting() -> bool:
+    """Return whether the random calls of this trace are counted from one state."""
+    return isinstance(_source.get(), Traced)
+
+
+def count_calls(calls: int) -> None:
+    """Count random calls that the steps of a loop have made."""
+    source = _source.get()
+    assert isinstance(source, Traced), "no calls are counted"
+    source.calls += calls
+
+
+def states_of_steps(length: int) -> torch.Tensor:
+    """Return a row for each step of a loop: the state before the loop, and the number of the
+    step: int64 (length, 4).
+    """
+    source = _source.get()
+    assert isinstance(source, Traced), "no calls are counted"
+    before = after_calls(source.state, source.calls)
+    numbers = torch.arange(length, device=before.device)
+    return torch.cat([before.expand(length, WORDS), numbers.unsqueeze(1)], 1)
+
+
+def state_of_step(row: torch.Tensor, calls: int) -> torch.Tensor:
+    """Return the state of a step, of a row of `states_of_steps` and the calls of one step."""
+    return torch.stack([row[0], row[1], row[2] + row[3] * calls])
+
+
 def calls_so_far() -> int:
     """Return how many random calls the trace has made."""
     source = _source.get()

@@ -18,6 +18,7 @@ from .derivatives._custom_jvp import custom_jvp
 from .derivatives._custom_vjp import custom_vjp
 from .derivatives._grad import grad, value_and_grad
 from .derivatives._jacobian import hessian, jacfwd, jacrev
+from .derivatives._pipelined_grad import pipelined_grad
 from .derivatives._residuals import Residual, Residuals, saved_residuals
 from .derivatives._vjp_jvp import jvp, linearize, vjp
 from .dtensors import (  # noqa: F401  (enter them in a table)
@@ -82,6 +83,7 @@ __all__ = [
     "mark_dynamic",
     "pin",
     "plan",
+    "pipelined_grad",
     "pmax",
     "pmean",
     "pmin",

@@ -80,6 +80,32 @@ def body_with_random_state(body: Body) -> Body:
     return run
 
 
+class NumberedBody:
+    """A body with one more input, last: the state before the first step, and the number of the step.
+    Its random calls go on from those of the steps before, as if the steps stood one after the
+    other.
+    """
+
+    STRIDE = 2**31 - 1  # stands for the calls of a step, which are known once it is traced
+
+    def __init__(self, body: Body) -> None:
+        self.body, self.calls = body, 0
+
+    def __call__(self, *xs: torch.Tensor) -> Sequence[torch.Tensor]:
+        *others, row = xs
+        source = ambient.Traced(ambient.state_of_step(row, self.STRIDE))
+        with ambient.drawing_from(source):
+            outs = self.body(*others)
+        self.calls = source.calls
+        return outs
+
+    def settle(self, graph: torch.fx.Graph) -> None:
+        """Put the number of calls of a step where it was not known."""
+        for node in graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor):
+            if self.STRIDE in node.args:
+                node.args = tuple(self.calls if x == self.STRIDE else x for x in node.args)
+
+
 def vmapped_body(
     body: Body, dims: tuple[int | None, ...], size: int, randomness: str = "error"
 ) -> Body:

@@ -23,6 +23,7 @@ from . import wrapper_subclasses
 from .bodies import BodyResult
 from .flat_tensors import (
     Body,
+    NumberedBody,
     body_with_random_state,
     floats_of,
     for_floats,
@@ -69,6 +70,8 @@ class ScanOp(torch.autograd.Function):
         examples = [*consts, *carries, *row]
         run = lambda *xs: [*scan.body(*xs), *scan.parts(xs)[1]]
         graph, constants = aten_trace.traced(run, examples, "scan", scan.derived)
+        if isinstance(scan.body, NumberedBody):
+            scan.body.settle(graph)
         move_constants(graph, len(constants), scan.consts)
         loop = Scan(
             (graph,),
@@ -361,6 +364,12 @@ def _apply_scan(
     """Call the scan; if its body draws random numbers, with a random state for each step."""
     count = len(region.free)
     body = lambda *xs: region(xs[count:], xs[:count])
+    if sources.is_pipelined() and ambient.is_counting():
+        numbered = NumberedBody(body)
+        states = ambient.states_of_steps(length)
+        outs = ScanOp.apply(UntracedScan(numbered, count, carries, length, reverse), *inputs, states)
+        ambient.count_calls(length * numbered.calls)
+        return outs
     try:
         return ScanOp.apply(UntracedScan(body, count, carries, length, reverse), *inputs)
     except ambient.StateMissing:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ... import _compat, _tree
+from ...capture import annotations as sources
 from ...capture.control_flow import bodies, control_flow_ops
 from ...capture.shard_map import axis_names
 from ...tracebacks import filter_errors
@@ -70,7 +71,7 @@ def scan(
     return Controlled((f,), _scan, (length, reverse))(init, xs)
 
 
-def _scan(f: Any, settings: tuple[Any, Any], init: Any, xs: Any) -> Any:
+def _scan(f: Any, settings: tuple[Any, Any], init: Any, xs: Any, pipeline: str = "") -> Any:
     length, reverse = settings
     name = f"scan({name_of(f)})"
     check_flag(name, "reverse", reverse)
@@ -86,12 +87,32 @@ def _scan(f: Any, settings: tuple[Any, Any], init: Any, xs: Any) -> Any:
     ys = _tree.tensors(y)
     if not carries and not ys:
         return init, y
-    outs = control_flow_ops.scan([*after, *ys], carries, columns, count, reverse)
+    if pipeline:
+        with sources.annotate_pipeline(pipeline):
+            outs = control_flow_ops.scan([*after, *ys], carries, columns, count, reverse)
+    else:
+        outs = control_flow_ops.scan([*after, *ys], carries, columns, count, reverse)
     ends = outs[: len(carries)]
     stacked = outs[len(carries) :]  # each (count, *shape of y)
     carry = _tree.with_tensors(init, ends)
     results = _tree.with_tensors(y, stacked)
     return carry, results
+
+
+def pipelined(
+    step: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any, pipeline: str
+) -> tuple[Any, Any]:
+    """A scan over microbatches whose steps a pipeline may run in another order.
+
+    Args:
+        step: (sums, microbatch) -> (sums, per-step outputs).
+        init: the sums before the first step.
+        xs: the microbatches, stacked.
+        pipeline: the text of the schedule and its axis.
+    """
+    if _compat.is_in_dynamo():
+        return _scan(step, (None, False), init, xs, pipeline)
+    return _scan_eagerly(step, init, xs, None, False)
 
 
 def _step_region(name: str, f: Any, init: Any, xs: Any, inputs: list[torch.Tensor]) -> Any:

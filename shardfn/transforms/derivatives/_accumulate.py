@@ -49,7 +49,7 @@ def _accumulated(
     if isinstance(fn, Shard):
         with fn.asking():
             return fn.leaving(_accumulated(fn.fn, k, batch_argnums, fn.entering(args), kwargs))
-    numbers = _batches(fn, k, batch_argnums, args)
+    numbers = batches(f"accumulate({name_of(fn)})", fn, k, batch_argnums, args)
     if isinstance(fn, ValueAndGrad):
         return _gradients(fn, k, args, numbers, kwargs)
     outs = [fn(*_microbatch(args, numbers, k, i), **kwargs) for i in range(k)]
@@ -57,15 +57,14 @@ def _accumulated(
     return _tree.with_tensors(outs[0], [x / k for x in sums])
 
 
-def _batches(
-    fn: Any, k: int, batch_argnums: tuple[int, ...] | None, args: tuple[Any, ...]
+def batches(
+    where: str, fn: Any, k: int, batch_argnums: tuple[int, ...] | None, args: tuple[Any, ...]
 ) -> tuple[int, ...]:
     """The positions of the arguments that are batches of k microbatches.
 
     Raises:
         TreeError: a batch whose size is not a multiple of k.
     """
-    where = f"accumulate({name_of(fn)})"
     numbers = _batch_numbers(where, fn, batch_argnums, len(args))
     rows = [_rows(x, k) for n in numbers for x in _tree.quick_leaves((args[n],))]
     paths = [p for n in numbers for p in _tree.quick_paths(args[n], f"args[{n}]")]
@@ -117,9 +116,9 @@ def _gradients(
     auxes = [aux for _, aux, _ in found]
     stacked = None
     if fn.has_aux:
-        columns = zip(*_columns(fn, [_as_tensors(aux) for aux in auxes]), strict=True)
+        columns = zip(*_columns(fn, [as_tensors(aux) for aux in auxes]), strict=True)
         stacked = _tree.with_tensors(
-            _as_tensors(auxes[0]), [torch.stack(column) for column in columns]
+            as_tensors(auxes[0]), [torch.stack(column) for column in columns]
         )
     return fn.returned(*fn.placed((value, stacked, gradients), args, wishes))
 
@@ -131,7 +130,7 @@ def _total(xs: Sequence[torch.Tensor]) -> torch.Tensor:
     return total
 
 
-def _as_tensors(tree: Any) -> Any:
+def as_tensors(tree: Any) -> Any:
     """A tree with tensors for its numbers."""
     leaves = _tree.quick_leaves((tree,))
     filled = [scalar(x, axis_names.device()) if isinstance(x, NUMBERS) else x for x in leaves]

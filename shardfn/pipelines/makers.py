@@ -1,0 +1,1 @@
+BY_NAME={"gpipe":0,"1f1b":1}

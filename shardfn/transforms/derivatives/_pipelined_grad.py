@@ -1,0 +1,157 @@
+"""pipelined_grad: value and gradient of the mean over microbatches, run by a pipeline schedule.
+
+Dynamo reads this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import attrs
+import torch
+
+from ... import _compat, _tree
+from ...argnums import Argnums, check_argnums, is_number
+from ...errors import ShardError
+from ...ops.text_formats import print_record
+from ...pipelines import Schedule, makers
+from .._flattened import picked
+from .._transformed import name_of
+from ..control_flow._scan import pipelined
+from ._accumulate import as_tensors, batches, check_microbatches
+from ._bucketed_grad import BucketedGrad
+from ._grad import check_derivative
+
+CAPS = ("25MB", None, "1GiB")  # those of bucketed_grad
+
+
+@attrs.define(eq=False, repr=False, slots=False)
+class PipelinedGrad(BucketedGrad):
+    """`pipelined_grad` of a function."""
+
+    verb: ClassVar[str] = "pipelined_grad"
+    microbatches: int
+    batch_argnums: tuple[int, ...] | None
+    pipeline: str  # the text of the schedule and of its axis
+
+    def inline(self, *args: Any, **kwargs: Any) -> Any:
+        wishes = self.wishes(args)
+        k = self.microbatches
+        where = f"{self.verb}({name_of(self.fn)})"
+        numbers = batches(where, self, k, self.batch_argnums, args)
+        parameters = _tree.tensors(picked(args, self.numbers(len(args))))
+        whole = [args[n] for n in numbers]
+        columns = [_stacked(x, k) for x in _tree.tensors(whole) if x.dim()]
+
+        def step(sums: list[torch.Tensor], row: list[torch.Tensor]) -> Any:
+            inside = _with_rows(args, numbers, whole, row)
+            value, aux, gradients = self.found(inside, kwargs)
+            total = [s + g for s, g in zip(sums, gradients, strict=True)]
+            return total, (value, as_tensors(aux))
+
+        zeros = [torch.zeros_like(x) for x in parameters]
+        sums, (values, auxes) = pipelined(step, zeros, columns, self.pipeline)
+        found = (values.sum() / k, auxes if self.has_aux else None, [s / k for s in sums])
+        return self.returned(*self.placed(found, args, wishes))
+
+    def options(self) -> Any:
+        own = (self.microbatches, self.batch_argnums, self.pipeline)
+        return (*super().options(), *own)
+
+
+def _stacked(x: torch.Tensor, k: int) -> torch.Tensor:
+    """A batch as k microbatches along a new first dim: rows i, i + k, i + 2k, ... are the i-th."""
+    return x.reshape(x.shape[0] // k, k, *x.shape[1:]).transpose(0, 1)
+
+
+def _with_rows(
+    args: tuple[Any, ...], numbers: tuple[int, ...], whole: list[Any], row: list[torch.Tensor]
+) -> tuple[Any, ...]:
+    """The arguments with the tensors of one microbatch in place of the batch."""
+    feed = iter(row)
+    tensors = [next(feed) if x.dim() else x for x in _tree.tensors(whole)]
+    own = _tree.with_tensors(whole, tensors)
+    rows = dict(zip(numbers, own, strict=True))
+    return tuple([rows.get(n, arg) for n, arg in enumerate(args)])
+
+
+@_compat.constant_in_graph
+def checked_pipeline(name: str, schedule: Any, axis: Any) -> str:
+    """The text of a schedule and its axis.
+
+    Raises:
+        ShardError: it is neither a schedule nor the name of one, or the axis is not a name.
+    """
+    if not isinstance(axis, str) or not axis.isidentifier():
+        raise ShardError.of(
+            f"{name}, axis", f"{axis!r}", needed="the name of a mesh axis", fix='axis="pp"'
+        )
+    if isinstance(schedule, Schedule):
+        return print_record((axis, schedule.to_json()))
+    if isinstance(schedule, str) and schedule in makers.BY_NAME:
+        return print_record((axis, schedule))
+    names = ", ".join(repr(x) for x in makers.BY_NAME)
+    raise ShardError.of(
+        f"{name}, schedule", f"{schedule!r}", needed=f"an sf.Schedule, or one of {names}"
+    )
+
+
+def pipelined_grad(
+    loss_fn: Callable[..., Any],
+    microbatches: int,
+    *,
+    schedule: str | Schedule = "1f1b",
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    batch_argnums: int | tuple[int, ...] | None = None,
+    axis: str = "pp",
+) -> PipelinedGrad:
+    """`value_and_grad` of the mean over microbatches, which stages of a pipeline compute in the
+    order of a schedule.
+
+    Parameters placed on stages (`sf.Stage`) say where their ops run; all else follows. Without
+    such parameters, and outside of `shard`, it runs one microbatch after the other. The result is
+    that of `accumulate(value_and_grad(loss_fn), microbatches)`, always.
+
+    Args:
+        loss_fn: returns a floating scalar, or (scalar, aux) with `has_aux`. Its value is a mean
+            over the rows of the batch; of another, the result is the mean over microbatches.
+        microbatches: how many; the first dim of every batch tensor is a multiple of it.
+        schedule: an `sf.Schedule`, or "gpipe", "1f1b", "interleaved", "zero_bubble", "zbv",
+            "dualpipev".
+        argnums: which positional arguments to differentiate; each may be a tree of floating
+            tensors.
+        has_aux: whether loss_fn returns auxiliary data, a tree, beside the scalar.
+        batch_argnums: the positional arguments that are batches; by default those that are not
+            differentiated. Microbatch i holds rows i, i + microbatches, ...
+        axis: the mesh axis of the stages.
+
+    Returns:
+        A function of the same arguments that returns (value, gradients), or ((value, aux),
+        gradients), with a leading dim of size microbatches in aux. A gradient has the shape,
+        dtype and placement of its argument.
+
+    Raises:
+        ShardError: microbatches, schedule or axis of another kind; when called, a schedule that
+            does not fit the stages.
+        TreeError: when called, a batch that cannot be split evenly.
+        CaptureError: when called, if loss_fn does not return a scalar.
+
+    Source: GPipe (arXiv 1811.06965); PipeDream-Flush, 1F1B (arXiv 2006.09503); torch.distributed
+        .pipelining.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> loss = lambda w, x: ((x @ w) ** 2).mean()
+        >>> sf.pipelined_grad(loss, 2)(torch.ones(1), torch.tensor([[1.0], [3.0]]))
+        (tensor(5.), tensor([10.]))
+    """
+    check_derivative("pipelined_grad", loss_fn, argnums, has_aux)
+    name = f"pipelined_grad({name_of(loss_fn)})"
+    check_microbatches(name, is_number(microbatches) and microbatches >= 1, repr(microbatches))
+    numbers = None if batch_argnums is None else check_argnums(name, "batch_argnums", batch_argnums)
+    text = checked_pipeline(name, schedule, axis)
+    return PipelinedGrad(
+        (loss_fn,), argnums, has_aux, CAPS, None, None, None, microbatches, numbers, text
+    )
