@@ -24,7 +24,14 @@ class Slot:
 
 
 @attrs.frozen(eq=False)
-class _Change:
+class _Step:
+    """A step of a plan. One with a coordinate runs only there, on the axis of a pipeline."""
+
+    coordinate: int | None = attrs.field(default=None, kw_only=True)
+
+
+@attrs.frozen(eq=False)
+class _Change(_Step):
     """A step that makes one slot of another."""
 
     node: torch.fx.Node
@@ -56,12 +63,21 @@ class Relabel(_Change):
 
 
 @attrs.frozen(eq=False)
+class FromStage(Relabel):
+    """A step that makes a value of one coordinate a term of a sum over the axis of a pipeline; the
+    terms of other coordinates are zero.
+    """
+
+    home: int = attrs.field(kw_only=True)  # the coordinate that has the value
+
+
+@attrs.frozen(eq=False)
 class Rescale(_Change):
     """A step that turns a Partial mean into a sum, or back, by a local multiplication."""
 
 
 @attrs.frozen(eq=False)
-class _Call:
+class _Call(_Step):
     """A step that runs a node of the global graph."""
 
     node: torch.fx.Node
@@ -95,7 +111,15 @@ class Nested(_Call):
 
 
 @attrs.frozen(eq=False)
-class Fill:
+class Pipelined(Nested):
+    """A step that runs a pipeline. Its plans are those of the actions of all stages."""
+
+    # how a coordinate runs them (stages/actions.py)
+    actions: Any = attrs.field(kw_only=True, repr=False)
+
+
+@attrs.frozen(eq=False)
+class Fill(_Step):
     """A step that makes a rank's shard of a constant tensor."""
 
     node: torch.fx.Node
@@ -142,6 +166,8 @@ class Plan:
     ] = ()  # outs that are gradients which somebody else is to reduce
     # of a function with its gradients: the cotangents of its results, by their number
     cotangents: tuple[tuple[int, Slot], ...] = ()
+    # the mesh axis of a pipeline's stages, for a plan of which coordinates run parts
+    stage_axis: int | None = None
     # the placements that a plan of all ops has (propagation/values.py)
     advice: Any = attrs.field(default=None, repr=False)
 

@@ -31,6 +31,7 @@ from .propagation import handlers  # noqa: F401  it fills the table of the walk
 from .propagation.partial.reduce_in_float32 import reduced_in_float32
 from .propagation.values import EARLY, NO_ADVICE, Advice
 from .propagation.walk import Walk
+from .stages import locate
 
 GREEDY, GLOBAL = PLANNERS = ("greedy", "global")
 # The bytes that nothing asked for, below which a program is not worth a plan: some microseconds.
@@ -74,6 +75,12 @@ def propagate(
         PlacementError: an op would have to reduce an unreduced gradient, or a result cannot
             stay unreduced.
     """
+    stages = locate.stage_axis([*in_placements, *out_placements])
+    if stages is not None:
+        ins = [*map(locate.without_stages, in_placements)]
+        outs = [row if row is None else locate.without_stages(row) for row in out_placements]
+        whole = propagate(program, axes, ins, outs, unreduced, planner)
+        return locate.located(whole, program, stages, in_placements, out_placements)
     walk = Walk(with_links(axes), program.name)
     first = run_walk(walk, program, in_placements, out_placements, unreduced)
     graph = program.graph.graph

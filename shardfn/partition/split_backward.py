@@ -126,7 +126,7 @@ class _Flow:
                 read[slot.number] = slot
                 continue
             is_own = step in self.late and step not in early
-            if is_own or _is_free(step):
+            if is_own or is_free(step):
                 steps.add(step)
                 queue += step.read
             else:
@@ -140,7 +140,7 @@ def _is_noted(step: Step) -> bool:
     return sources.OUTERMOST in noted
 
 
-def _is_free(step: Step) -> bool:
+def is_free(step: Step) -> bool:
     """Return whether the backward may repeat a step instead of saving its result."""
     if isinstance(step, Apply):
         return not step.ins or is_view(step.node)

@@ -27,6 +27,7 @@ from ..errors import SAME_COLLECTIVES, DivergenceError
 from ..ops import debug
 from ..ops.debug import DEBUG
 from ..ops.loops import Loop
+from ..ops.pipeline import Receive, Send, shown
 from ..types import Collective, LocalProgram, MeshAxes
 from . import cache
 from .ring import ring_reduce
@@ -48,6 +49,19 @@ class Request:
         Any, ...
     ]  # the op and its arguments except the tensor; equal on all ranks of the group
     value: torch.Tensor
+
+
+@attrs.frozen(eq=False)
+class Mail:
+    """A message of a pipeline that a rank sends, or waits for."""
+
+    what: Send | Receive
+    values: list[torch.Tensor]
+
+    def key(self, coordinates: tuple[int, ...], axes: MeshAxes) -> tuple[Any, ...]:
+        """The name of the message among those of all ranks."""
+        k = axes.names.index(self.what.axis)
+        return (*coordinates[:k], *coordinates[k + 1 :]), self.what.message.number
 
 
 @attrs.frozen(eq=False)
@@ -107,6 +121,7 @@ def _lockstep(
     asked: dict[int, Any] = {}  # a Request, or values that a rank shows
     ready: dict[int, Any] = dict.fromkeys(range(len(ranks)))
     at = {c: i for i, c in enumerate(coordinates)}
+    mail: dict[Any, torch.Tensor] = {}  # messages on their way
     while ready or asked:
         for i, answer in ready.items():
             try:
@@ -117,6 +132,7 @@ def _lockstep(
         ready = {}
         for group in _groups(asked, coordinates, at, axes):
             ready.update(zip(group, combine([asked.pop(i) for i in group]), strict=True))
+        ready.update(_delivered(asked, mail, coordinates, axes))
         if not ready:
             ready.update(dict.fromkeys(_shown(asked)))
         if asked and not ready:
@@ -141,6 +157,24 @@ def _groups(
             _same_request(group, asked)
             done.update(group)
             yield group
+
+
+def _delivered(
+    asked: dict[int, Any], mail: dict[Any, torch.Tensor], coordinates: Any, axes: MeshAxes
+) -> dict[int, list[torch.Tensor]]:
+    """Take messages on their way, and answer the ranks that wait for one that is."""
+    ready: dict[int, list[torch.Tensor]] = {}
+    for i, request in list(asked.items()):
+        if isinstance(request, Mail):
+            key = request.key(coordinates[i], axes)
+            if isinstance(request.what, Send):
+                mail[key] = request.values[0]
+                ready[i] = []
+            elif key in mail:
+                ready[i] = [mail.pop(key).clone()]
+    for i in ready:
+        del asked[i]
+    return ready
 
 
 def _shown(asked: dict[int, Any]) -> list[int]:
@@ -177,12 +211,15 @@ def _deadlock(asked: dict[int, Request]) -> DivergenceError:
     said = [_said(i, request) for i, request in sorted(asked.items())[:8]]
     return DivergenceError.of(
         "simulator",
-        "deadlock: blocked in collectives that the rest of their group never enters",
+        "deadlock: blocked in collectives that the rest of their group never enters, or in "
+        "messages that nobody sends",
         *said,
     )
 
 
-def _said(rank: int, request: Request) -> str:
+def _said(rank: int, request: Request | Mail) -> str:
+    if isinstance(request, Mail):
+        return f"rank {rank}: waits for {shown(request.what.message)}"
     record, value = request.record, request.value
     what = f"{record.kind} over {record.axis}"
     sent = f"{tuple(value.shape)} {value.dtype}"
@@ -287,7 +324,10 @@ def _looping(
             which, inputs = driver.send(outs) if outs is not None else next(driver)
         except StopIteration as stop:
             return stop.value
-        outs = yield from _rank(loop.graphs[which], inputs)
+        if isinstance(which, int):
+            outs = yield from _rank(loop.graphs[which], inputs)
+        else:
+            outs = yield Mail(which, inputs)
 
 
 @attrs.frozen

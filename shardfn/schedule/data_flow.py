@@ -37,6 +37,7 @@ class Transfer:
         BucketOptions | None
     )  # the options of the gradient that it reduces, or whose parameter it gathers
     region: str
+    coordinate: int | None = None  # of a pipeline's axis, where it is sent; None: everywhere
 
     @property
     def reduces(self) -> bool:
@@ -216,4 +217,5 @@ def _transfer(
         step=i,
         options=None if served is None else served.options,
         region="" if served is None else served.region,
+        coordinate=step.coordinate,
     )

@@ -367,7 +367,9 @@ def _apply_scan(
     if sources.is_pipelined() and ambient.is_counting():
         numbered = NumberedBody(body)
         states = ambient.states_of_steps(length)
-        outs = ScanOp.apply(UntracedScan(numbered, count, carries, length, reverse), *inputs, states)
+        outs = ScanOp.apply(
+            UntracedScan(numbered, count, carries, length, reverse), *inputs, states
+        )
         ambient.count_calls(length * numbered.calls)
         return outs
     try:

@@ -11,7 +11,7 @@ import torch
 from ... import _compat
 from ...collectives import HALO, PPERMUTE
 from ...ops.loops import loop_of
-from ...types import MeshPlacements
+from ...types import MeshPlacements, stage_of
 from .. import layout, rules, strided_shards
 from .. import plan as steps
 from ..propagation import refusals
@@ -48,11 +48,13 @@ def emit(
         shards: dict[int, LocalShard] = {}
         for slot in plan.ins:
             shards[slot.number] = _input(b, slot)
+        here = None if plan.stage_axis is None else coordinates[plan.stage_axis]
         for number, step in enumerate(plan.steps):
-            b.about = {**_about(step), "step": number}
-            EMIT[type(step)](b, step, shards)
+            if step.coordinate in (None, here):
+                b.about = {**_about(step), "step": number}
+                EMIT[type(step)](b, step, shards)
         b.about = {}
-        b.graph.output([_result(b, shards[slot.number]) for slot in plan.outs])
+        b.graph.output([_result(b, shards, slot) for slot in plan.outs])
     return b.graph
 
 
@@ -64,8 +66,10 @@ def local_sizes(
     sizes = plan.axes.sizes
     kinds: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # each key once, however many ranks
     found = {}
+    axis = plan.stage_axis
     for own in coordinates:
-        key = tuple(
+        key = () if axis is None else (own[axis],)
+        key += tuple(
             (
                 *layout.local_shape(shape, placements, sizes, own),
                 *strided_shards.strided_factors(shape, placements, sizes, own),
@@ -115,12 +119,15 @@ def _input(b: Builder, slot: steps.Slot) -> LocalShard:
     """Emit the placeholder of a local input."""
     value = slot.value
     shape = b.local_shape(value.shape, slot.placements)
-    stride = layout.dense_strides(shape, layout.stride_order(value.shape, value.stride()))
+    order = layout.stride_order(value.shape, value.stride())
+    is_here = layout.is_here(slot.placements, b.coordinates)
+    stride = layout.dense_strides(shape, order if is_here else [0])
     node = b.placeholder(
         f"x{slot.number}",
         torch.empty_strided(shape, stride, dtype=value.dtype, device=value.device),
     )
-    return b.shard(node, value, slot.placements)
+    inside = tuple("R" if stage_of(m) else m for m in slot.placements)
+    return b.shard(node, value, inside if is_here else slot.placements)
 
 
 def transfer_key(step: steps.Redistribute, move: Move) -> tuple[Any, ...]:
@@ -163,6 +170,21 @@ def _relabel(b: Builder, step: steps.Relabel, shards: dict[int, LocalShard]) -> 
     assert renamed.local_shape == shard.local_shape, (
         f"{step.node} calls {shard.local_shape} on a rank {renamed.local_shape}"
     )
+
+
+def _from_stage(b: Builder, step: steps.FromStage, shards: dict[int, LocalShard]) -> None:
+    """Emit a FromStage step: the value where it is, and zeros on the other coordinates."""
+    target = step.target
+    (axis,) = (k for k, m in enumerate(target.placements) if m != step.source.placements[k])
+    if b.coordinates[axis] == step.home:
+        node = shards[step.source.number].node
+    else:
+        shape = b.local_shape(target.value.shape, target.placements)
+        zero = False if target.value.dtype is torch.bool else 0
+        like = {"dtype": target.value.dtype, "device": target.value.device}
+        node = b.call(aten.full.default, list(shape), zero, **like)
+        node = b.restride(node, target.value.shape, target.value.stride())
+    shards[target.number] = b.shard(node, target.value, target.placements)
 
 
 def _fill(b: Builder, step: steps.Fill, shards: dict[int, LocalShard]) -> None:
@@ -214,6 +236,28 @@ def _nested(b: Builder, step: steps.Nested, shards: dict[int, LocalShard]) -> No
     ]
     node.meta.update(b.about, val=values, plans=step.plans)
     for i, slot in enumerate(step.outs):
+        shards[slot.number] = b.shard(b.item(node, i), slot.value, slot.placements)
+
+
+def _pipelined(b: Builder, step: steps.Pipelined, shards: dict[int, LocalShard]) -> None:
+    """Emit a Pipelined step: the actions of this rank's coordinate."""
+    device = str(b.coords[0].meta["val"].device)
+    own = step.actions.of(b)
+    graphs = [emit(step.plans[i], b.coordinates, b.group_names, device) for i in own.plans]
+    loop = attrs.evolve(own.pipeline, graphs=tuple(graphs), coordinates=len(b.coords))
+    ins = [b.contiguous(shards[step.ins[i].number].node) for i in own.ins]
+    node = b.graph.call_function(loop, (*b.coords, *ins))
+    outs = [step.outs[i] for i in own.outs]
+    values = [
+        torch.empty(
+            b.local_shape(slot.value.shape, slot.placements),
+            dtype=slot.value.dtype,
+            device=slot.value.device,
+        )
+        for slot in outs
+    ]
+    node.meta.update(b.about, val=values, plans=tuple(step.plans[i] for i in own.plans))
+    for i, slot in enumerate(outs):
         shards[slot.number] = b.shard(b.item(node, i), slot.value, slot.placements)
 
 
@@ -305,10 +349,14 @@ def _results(b: Builder, node: torch.fx.Node) -> list[torch.fx.Node]:
     return [b.item(node, i) for i, v in enumerate(value or ()) if isinstance(v, torch.Tensor)]
 
 
-def _result(b: Builder, shard: LocalShard) -> torch.fx.Node:
+def _result(b: Builder, shards: dict[int, LocalShard], slot: steps.Slot) -> torch.fx.Node:
     """Make a result dense in memory, so that it can be passed back as an argument without a
-    copy.
+    copy. A rank whose stage does not have it returns an empty tensor.
     """
+    if not layout.is_here(slot.placements, b.coordinates):
+        like = {"dtype": slot.value.dtype, "device": slot.value.device}
+        return b.call(aten.full.default, [*layout.ELSEWHERE], 0, **like)
+    shard = shards[slot.number]
     if layout.is_dense(shard.shape, shard.stride):
         return b.restride(shard.node, shard.shape, shard.stride)
     return b.contiguous(shard.node)
@@ -319,6 +367,8 @@ EMIT: dict[type, Any] = {
     steps.Fill: _fill,
     steps.Apply: _apply,
     steps.Nested: _nested,
+    steps.Pipelined: _pipelined,
+    steps.FromStage: _from_stage,
     steps.Relabel: _relabel,
     steps.Rescale: partial_means.rescale,
 }

@@ -236,13 +236,15 @@ class _Joiner:
         bucket closes.
         """
         if t.options is None and t.key in self.readers:
-            return (self.readers[t.key], t.axis, t.op, t.dtype, t.phase), UNBOUNDED
+            what = (t.axis, t.op, t.dtype, t.phase, t.coordinate)
+            return (self.readers[t.key], *what), UNBOUNDED
         if t.options is None or t.options.ignored:
             return None, 0
         if t.options.rows is not None:
             row = self.wanted(t, t.options)
             return _Wanted(t.region, row.bucket), row.cap
-        key = (t.region, t.kind, t.axis, t.op, t.dtype, t.phase if t.kind == ALL_GATHER else "")
+        phase = t.phase if t.kind == ALL_GATHER else ""
+        key = (t.region, t.kind, t.axis, t.op, t.dtype, phase, t.coordinate)
         return key, t.options.cap if key in self.started else t.options.first_cap
 
     def wanted(self, t: Transfer, options: BucketOptions) -> Row:
@@ -286,7 +288,8 @@ def _contradicted(t: Transfer, leaf: str, row: Row) -> str | None:
 
 def _alike(a: Transfer, b: Transfer) -> bool:
     """Return whether one collective can carry two transfers."""
-    return (a.kind, a.axis, a.op, a.dtype) == (b.kind, b.axis, b.op, b.dtype)
+    what = lambda t: (t.kind, t.axis, t.op, t.dtype, t.coordinate)
+    return what(a) == what(b)
 
 
 @attrs.frozen

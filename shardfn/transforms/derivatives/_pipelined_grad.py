@@ -15,7 +15,8 @@ from ... import _compat, _tree
 from ...argnums import Argnums, check_argnums, is_number
 from ...errors import ShardError
 from ...ops.text_formats import print_record
-from ...pipelines import Schedule, makers
+from ...pipelines import Schedule
+from ...pipelines.named import NAMES
 from .._flattened import picked
 from .._transformed import name_of
 from ..control_flow._scan import pipelined
@@ -89,9 +90,9 @@ def checked_pipeline(name: str, schedule: Any, axis: Any) -> str:
         )
     if isinstance(schedule, Schedule):
         return print_record((axis, schedule.to_json()))
-    if isinstance(schedule, str) and schedule in makers.BY_NAME:
+    if isinstance(schedule, str) and schedule in NAMES:
         return print_record((axis, schedule))
-    names = ", ".join(repr(x) for x in makers.BY_NAME)
+    names = ", ".join(repr(x) for x in NAMES)
     raise ShardError.of(
         f"{name}, schedule", f"{schedule!r}", needed=f"an sf.Schedule, or one of {names}"
     )

@@ -1,0 +1,185 @@
+"""One coordinate's part of a pipeline, as an op of a graph: the graphs of its stages, and the order
+in which it runs them, sends and receives.
+
+A schedule says which actions a coordinate runs. `partition/stages` adds the messages, and says of
+each value when it is no longer needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from .loops import Driver, Loop, Tensors
+
+# A value of one coordinate: a kind, and numbers that tell values of this kind apart.
+#   ("in", i)          the i-th input, the same for every microbatch
+#   ("row", i, k)      microbatch k of the i-th stacked input
+#   ("value", s, k)    of microbatch k; s is a slot of the plan
+#   ("sum", j)         of the gradients so far
+Ref = tuple[Any, ...]
+
+
+@attrs.frozen
+class Message:
+    """A tensor that one coordinate sends to another.
+
+    Args:
+        source: the coordinate that sends it.
+        target: the coordinate that receives it.
+        number: of the message among all of the pipeline, equal on both.
+        value: on the coordinate, where it is sent from or received as.
+        shape: local.
+        dtype: of the tensor.
+        device: where it is received.
+        about: what it is, in the words of the user's program.
+    """
+
+    source: int
+    target: int
+    number: int
+    value: Ref
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+    about: str
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that are sent."""
+        size = self.dtype.itemsize
+        for n in self.shape:
+            size *= n
+        return size
+
+
+@attrs.frozen
+class Send:
+    """An instruction to send a value."""
+
+    message: Message
+    axis: str
+    group: str
+
+
+@attrs.frozen
+class Receive:
+    """An instruction to receive a value."""
+
+    message: Message
+    axis: str
+    group: str
+
+
+@attrs.frozen
+class Run:
+    """An instruction to run an action: a graph on values of one microbatch.
+
+    Args:
+        graph: the number of the graph; None for an action that has nothing to do.
+        kind: F, B, W or BW.
+        stage: the stage.
+        microbatch: the microbatch.
+        reads: the inputs of the graph.
+        makes: its results.
+    """
+
+    graph: int | None
+    kind: str
+    stage: int
+    microbatch: int
+    reads: tuple[Ref, ...] = ()
+    makes: tuple[Ref, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.kind} of stage {self.stage}, microbatch {self.microbatch}"
+
+
+@attrs.frozen
+class Add:
+    """An instruction to add a value to a sum."""
+
+    total: Ref
+    term: Ref
+
+
+@attrs.frozen
+class Free:
+    """An instruction to forget values that nothing reads any more."""
+
+    values: tuple[Ref, ...]
+
+
+Instruction = Send | Receive | Run | Add | Free
+
+
+@attrs.frozen(eq=False, repr=False)
+class Pipeline(Loop):
+    """The actions of one coordinate of a pipeline, with its messages.
+
+    The arguments are constants, then the sums that gradients are added to, then microbatches that
+    are stacked along a new first dim. A ref `("in", i)` counts all of them.
+
+    Args:
+        length: the number of microbatches.
+        instructions: what the coordinate does, in order.
+        results: the values that it returns: sums, or a value of each microbatch, to be stacked.
+        coordinates: how many arguments are coordinates, which every graph takes first.
+    """
+
+    length: int
+    instructions: tuple[Instruction, ...]
+    results: tuple[Ref, ...]
+    coordinates: int = 0
+
+    def drive(self, tensors: Sequence[torch.Tensor]) -> Driver:
+        first = list(tensors[: self.coordinates])
+        inputs = tensors[self.coordinates :]
+        values: dict[Ref, torch.Tensor] = {}
+
+        def look(ref: Ref) -> torch.Tensor:
+            if ref in values:
+                return values[ref]
+            kind, i, *microbatch = ref
+            return inputs[i][microbatch[0]] if kind == "row" else inputs[i]
+
+        for step in self.instructions:
+            if isinstance(step, Run):
+                if step.graph is not None:
+                    outs = yield step.graph, [*first, *map(look, step.reads)]
+                    values.update(zip(step.makes, outs, strict=True))
+                    del outs
+            elif isinstance(step, Send):
+                yield step, [look(step.message.value)]
+            elif isinstance(step, Receive):
+                (values[step.message.value],) = yield step, []
+            elif isinstance(step, Add):
+                values[step.total] = look(step.total) + values[step.term]
+            else:
+                for ref in step.values:
+                    values.pop(ref, None)
+        return [self._result(ref, look) for ref in self.results]
+
+    def _result(self, ref: Ref, look: Any) -> torch.Tensor:
+        kind, number = ref
+        if kind != "stack":
+            return look(ref)
+        return torch.stack([look(("value", number, k)) for k in range(self.length)])
+
+    @property
+    def messages(self) -> list[Message]:
+        """What the coordinate sends, in order."""
+        return [x.message for x in self.instructions if isinstance(x, Send)]
+
+
+def shown(message: Message) -> str:
+    """Describe a message in an error."""
+    shape = tuple(message.shape)
+    route = f"from coordinate {message.source} to {message.target}"
+    return f"{message.about}, {shape} {message.dtype} {route}"
+
+
+__all__ = ["Add", "Free", "Message", "Pipeline", "Receive", "Run", "Send", "Tensors", "shown"]

@@ -1,0 +1,307 @@
+"""Which coordinate of a pipeline's axis runs each step of a plan.
+
+A plan is made as if the axis had one rank. Here each step goes where the values are that it reads, and
+a value that others read too is sent to them. A pipeline among the steps is taken apart into its
+stages' actions.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from ...capture.annotations import PIPELINE
+from ...collectives import ALL_REDUCE
+from ...errors import PlacementError, ScheduleError
+from ...ops.loops import Scan
+from ...ops.text_formats import parse_record
+from ...pipelines import Schedule
+from ...pipelines.named import schedule_of
+from ...types import AtStage, MeshAxes, MeshPlacements, Program, stage_of
+from ..plan import FromStage, Nested, Pipelined, Plan, Redistribute, Slot, Step
+from ..redistribute import Move
+from .actions import Actions, Parting, totals_of
+from .body import Locating
+
+
+def stage_axis(marks: Sequence[MeshPlacements | None]) -> int | None:
+    """The mesh axis on which values are on stages; None if there are no stages."""
+    rows = [row for row in marks if row is not None]
+    axes = {k for row in rows for k, mark in enumerate(row) if stage_of(mark) is not None}
+    if len(axes) > 1:
+        raise PlacementError.of("placements", "stages on two mesh axes", needed="one axis")
+    return axes.pop() if axes else None
+
+
+def without_stages(marks: MeshPlacements) -> MeshPlacements:
+    """Placements with replicated in place of stages."""
+    return tuple("R" if stage_of(mark) else mark for mark in marks)
+
+
+def located(
+    plan: Plan,
+    program: Program,
+    axis: int,
+    in_marks: Sequence[MeshPlacements],
+    out_marks: Sequence[MeshPlacements | None],
+) -> Plan:
+    """Give each step of a plan its coordinate, and send values to where they are read.
+
+    Args:
+        plan: of the program, as if the axis had one rank.
+        program: the Program.
+        axis: of the stages.
+        in_marks: the placements of the inputs.
+        out_marks: those that results must have; None where propagation decides.
+
+    Raises:
+        PlacementError: a parameter on no stage, or on one before its readers.
+        ScheduleError: a schedule that does not fit the stages.
+    """
+    return _Locate(plan, program, axis, in_marks).located(out_marks)
+
+
+class _Locate:
+    """The homes of the values of a plan, and its steps so far."""
+
+    def __init__(
+        self, plan: Plan, program: Program, axis: int, in_marks: Sequence[MeshPlacements]
+    ) -> None:
+        self.plan, self.program, self.axis = plan, program, axis
+        self.size = plan.axes.sizes[axis]
+        self.steps: list[Step] = []
+        self.homes: dict[int, AtStage | None] = {}  # by slot; None: every coordinate has it
+        # by slot: the arguments of a stage that it is made of, by their shapes
+        self.kin: dict[int, frozenset[tuple[Any, AtStage]]] = {}
+        self.everywhere: dict[int, Slot] = {}  # by slot: the slot that all coordinates have
+        self.fresh = 1 + max(
+            [0, *(s.number for x in plan.steps for s in x.made), *(s.number for s in plan.ins)]
+        )
+        self.likes = {g.slot.number: g.like for g in plan.gradients if g.like is not None}
+        self.paths = dict(zip((s.number for s in plan.ins), program.in_paths, strict=False))
+        for slot, marks in zip(plan.ins, in_marks, strict=True):
+            home = stage_of(marks[axis])
+            self.homes[slot.number] = home
+            self.kin[slot.number] = _kin(slot, home)
+
+    def located(self, out_marks: Sequence[MeshPlacements | None]) -> Plan:
+        for step in self.plan.steps:
+            if _is_pipeline(step):
+                self.pipeline(step)
+            else:
+                self.steps.append(self.placed(step))
+        outs = tuple(map(self.result, self.plan.outs, out_marks))
+        ins = tuple(self.marked(slot, self.homes[slot.number]) for slot in self.plan.ins)
+        return attrs.evolve(
+            self.plan, steps=tuple(self.steps), ins=ins, outs=outs, stage_axis=self.axis
+        )
+
+    def marked(self, slot: Slot, home: AtStage | None) -> Slot:
+        """A slot with its stage among its placements."""
+        marks = list(slot.placements)
+        marks[self.axis] = "R" if home is None else home.mark
+        return attrs.evolve(slot, placements=tuple(marks))
+
+    def placed(self, step: Step) -> Step:
+        """Place one step where most of what it reads is."""
+        weight: dict[AtStage, float] = collections.defaultdict(float)
+        for slot in step.read:
+            home = self.homes[slot.number]
+            if home is not None:
+                weight[home] += slot.value.numel() * slot.value.element_size()
+        home = max(weight, key=lambda x: (weight[x], x)) if weight else None
+        coordinate = None if home is None else home.coordinate
+        kin = frozenset().union(*(self.kin[slot.number] for slot in step.read))
+        for slot in step.made:
+            self.homes[slot.number] = home
+            like = self.likes.get(slot.number)
+            own = frozenset() if like is None else _kin(like, self.homes[like.number])
+            self.kin[slot.number] = kin | own
+        return self.reading(step, coordinate)
+
+    def reading(self, step: Step, coordinate: int | None) -> Step:
+        """A step of one coordinate, which reads values of others after they are sent."""
+        instead = {}
+        for slot in step.read:
+            home = self.homes[slot.number]
+            if home is not None and home.coordinate != coordinate:
+                instead[slot.number] = self.sent(slot, step)
+        if instead:
+            new = tuple(instead.get(slot.number, slot) for slot in step.read)
+            step = attrs.evolve(
+                step, **({"ins": new} if hasattr(step, "ins") else {"source": new[0]})
+            )
+        return attrs.evolve(step, coordinate=coordinate)
+
+    def sent(self, slot: Slot, reader: Step | None) -> Slot:
+        """The slot of a value of one coordinate that all coordinates have: a sum over the axis, to
+        which the others add zeros.
+        """
+        if slot.number in self.everywhere:
+            return self.everywhere[slot.number]
+        home = self.homes[slot.number]
+        assert home is not None, f"{slot} is everywhere"
+        before = list(slot.placements)
+        before[self.axis] = "sum"
+        term = attrs.evolve(slot, number=self.fresh, placements=tuple(before))
+        whole = attrs.evolve(slot, number=self.fresh + 1)
+        self.fresh += 2
+        node = reader.node if reader is not None else self.output
+        self.steps.append(FromStage(node, slot, term, home=home.coordinate))
+        move = Move(ALL_REDUCE, self.axis, term.placements, whole.placements)
+        self.steps.append(Redistribute(node, term, whole, (move,), implicit=False))
+        self.homes[term.number] = self.homes[whole.number] = None
+        self.everywhere[slot.number] = whole
+        return whole
+
+    @property
+    def output(self) -> Any:
+        (output,) = self.program.graph.graph.find_nodes(op="output")
+        return output
+
+    def result(self, slot: Slot, wanted: MeshPlacements | None) -> Slot:
+        """A result on the stage that it must be on, or on that of the argument that it is made of;
+        else all coordinates have it.
+        """
+        home = self.homes[slot.number]
+        if wanted is not None:
+            target = stage_of(wanted[self.axis])
+        else:
+            own = {at for shape, at in self.kin.get(slot.number, ()) if shape == slot.value.shape}
+            target = own.pop() if len(own) == 1 else None
+        is_there = home is None or (target is not None and home.coordinate == target.coordinate)
+        return self.marked(slot if is_there else self.sent(slot, None), target)
+
+    # Pipelines
+
+    def pipeline(self, step: Nested) -> None:
+        """Take a pipeline apart into the actions of its stages."""
+        scan = step.node.target
+        axis_name, text = parse_record(step.node.meta["custom"][PIPELINE])
+        name = f"{self.program.name}, pipelined_grad"
+        if axis_name != self.plan.axes.names[self.axis]:
+            raise PlacementError.of(
+                f"{name}, axis",
+                f"{axis_name!r}, and parameters are on stages of {self.plan.axes.names[self.axis]!r}",
+                needed="the axis of the stages",
+            )
+        consts, end = scan.consts, scan.consts + scan.carries
+        homes = [self.homes[slot.number] for slot in step.ins]
+        self.refuse_unplaced(name)
+        schedule = schedule_of(
+            text, self.size, scan.length, 1 + max((h.chunk for h in homes[:consts] if h), default=0)
+        )
+        self.refuse_other(name, schedule, scan)
+        numbers = [None if h is None else _stage_number(name, schedule, h) for h in homes[:consts]]
+        (plan,) = step.plans
+        paths = [self.path(slot) for slot in step.ins[:consts]]
+        sums = range(consts, end)
+        body = Locating(plan, name, schedule.stages, numbers, paths, sums).located()
+        kinds = ("F", "B", "W") if schedule.parts else ("F", "BW")
+        stacked = [(slot, _stage_of_result(body, slot)) for slot in plan.outs[scan.carries :]]
+        parts = Parting(body, kinds, consts, scan.carries).actions(stacked)
+        actions = Actions(
+            name, self.axis, schedule, body, parts, [*totals_of(body, scan.carries)], stacked,
+            consts, scan.carries,
+        )  # fmt: skip
+        ins = [
+            slot if i < consts or homes[i] is None else self.sent(slot, step)
+            for i, slot in enumerate(step.ins)
+        ]
+        self.steps.append(
+            Pipelined(step.node, tuple(ins), step.outs, actions.plans, actions=actions)
+        )
+        coordinates = [actions.home_of_total(j) for j in range(scan.carries)]
+        coordinates += [actions.home_of_stacked(k) for k in range(len(stacked))]
+        for slot, coordinate in zip(step.outs, coordinates, strict=True):
+            self.homes[slot.number] = AtStage(coordinate)
+            self.kin[slot.number] = frozenset()
+
+    def path(self, slot: Slot) -> str:
+        return self.paths.get(slot.number, f"a value of {tuple(slot.value.shape)}")
+
+    def refuse_unplaced(self, name: str) -> None:
+        """Refuse parameters that are on no stage.
+
+        Raises:
+            PlacementError: names them.
+        """
+        wrong = [
+            f"{self.path(like)} is on no stage"
+            for like in self.likes.values()
+            if self.homes.get(like.number) is None
+        ]
+        if wrong:
+            axis = self.plan.axes.names[self.axis]
+            fix = f"P(..., {axis}=0), or sf.strategy('pipeline', params, mesh)"
+            raise PlacementError.of(
+                f"{name}, stages", *wrong, needed="a stage for each parameter", fix=fix
+            )
+
+    def refuse_other(self, name: str, schedule: Schedule, scan: Scan) -> None:
+        """Refuse a schedule of other coordinates or microbatches, or one that is not right.
+
+        Raises:
+            ScheduleError: says what differs.
+        """
+        wrong = []
+        if schedule.coordinates != self.size:
+            wrong.append(f"it has {schedule.coordinates} coordinates, the axis {self.size}")
+        if schedule.microbatches != scan.length:
+            wrong.append(f"it has {schedule.microbatches} microbatches, the call {scan.length}")
+        if wrong:
+            raise ScheduleError.of(f"{name}, schedule {schedule.name!r}", *wrong)
+        if hasattr(schedule, "check"):
+            schedule.check(schedule.stages)
+
+
+def _kin(slot: Slot, home: AtStage | None) -> frozenset[tuple[Any, AtStage]]:
+    return frozenset() if home is None else frozenset([(slot.value.shape, home)])
+
+
+def _is_pipeline(step: Step) -> bool:
+    if not isinstance(step, Nested):
+        return False
+    return PIPELINE in (step.node.meta.get("custom") or {})
+
+
+def _stage_number(name: str, schedule: Schedule, at: AtStage) -> int:
+    """The number of a stage in a schedule.
+
+    Raises:
+        ScheduleError: the coordinate has fewer stages.
+    """
+    own = [s for s in range(schedule.stages) if schedule.home(s) == at.coordinate]
+    if at.chunk < len(own):
+        return own[at.chunk]
+    raise ScheduleError.of(
+        f"{name}, schedule {schedule.name!r}",
+        f"coordinate {at.coordinate} has {len(own)} stages in it, and a parameter is on its "
+        f"stage {at.chunk}",
+        fix='schedule="interleaved", which takes any number',
+    )
+
+
+def _stage_of_result(body: Any, slot: Slot) -> int:
+    origin = body.origins[slot.number]
+    return body.last if origin.stage is None else origin.stage
+
+
+def refuse_no_axis(program: Program, axes: MeshAxes) -> None:
+    """Refuse a pipeline on a mesh where no parameter is on a stage.
+
+    Raises:
+        PlacementError: says what is missing.
+    """
+    for node in program.graph.graph.nodes:
+        noted = node.meta.get("custom") or {}
+        if PIPELINE in noted and isinstance(node.target, Scan):
+            axis, _ = parse_record(noted[PIPELINE])
+            got = f"no parameter is on a stage of {axis!r}"
+            if axis not in axes.names:
+                got = f"{axis!r} is no axis of the mesh {axes}"
+            fix = f"P(..., {axis}=0), or sf.strategy('pipeline', params, mesh)"
+            raise PlacementError.of(f"{program.name}, pipelined_grad", got, fix=fix)

@@ -1,1 +1,0 @@
-BY_NAME={"gpipe":0,"1f1b":1}
