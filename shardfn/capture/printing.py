@@ -13,6 +13,7 @@ import torch
 from ..buckets import human_bytes
 from ..ops.loops import Loop, Scan, While, loop_of
 from ..ops.nodes import returned_by
+from ..ops.pipeline import Pipeline
 from ..types import REDUCTIONS, MeshPlacements, Program
 from .printed_names import Names, dotted_names, is_name_of_path, op_name, printed_names
 
@@ -164,6 +165,8 @@ class Printer:
 
 def graph_titles(loop: Loop) -> tuple[str, ...]:
     """The title of each graph of a loop."""
+    if isinstance(loop, Pipeline):
+        return loop.titles
     if isinstance(loop, Scan):
         return (f"{loop.length} steps of body",)
     return ("condition", "body") if isinstance(loop, While) else ("if true", "if false")

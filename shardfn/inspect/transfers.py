@@ -97,7 +97,7 @@ def plan_and_bodies(plan: steps.Plan) -> Iterator[steps.Plan]:
     """Yield a plan and the plans of its loops and branches."""
     yield plan
     for step in plan.steps:
-        for inner in step.plans if isinstance(step, steps.Nested) else ():
+        for inner in step.bodies if isinstance(step, steps.Nested) else ():
             yield from plan_and_bodies(inner)
 
 

@@ -55,7 +55,7 @@ def _loop_lines(step: steps.Nested, axes: MeshAxes, coordinates: Sequence[int]) 
     typed = lambda slots: ", ".join(_typed(slot, axes, coordinates) for slot in slots)
     lines = [_line(f"{step.node.target}({typed(step.ins)}) -> {typed(step.outs)}", step)]
     titles = graph_titles(loop_of(step.node))
-    for title, plan in zip(titles, step.plans, strict=True):
+    for title, plan in zip(titles, step.bodies, strict=True):
         lines.append(f"    {title}:")
         lines += [
             "    " + line

@@ -170,6 +170,13 @@ class Pipeline(Loop):
         return torch.stack([look(("value", number, k)) for k in range(self.length)])
 
     @property
+    def titles(self) -> tuple[str, ...]:
+        """What each graph computes."""
+        runs = [x for x in self.instructions if isinstance(x, Run)]
+        found = {x.graph: f"{x.kind} of stage {x.stage}" for x in reversed(runs)}
+        return tuple(found[i] for i in range(len(self.graphs)))
+
+    @property
     def messages(self) -> list[Message]:
         """What the coordinate sends, in order."""
         return [x.message for x in self.instructions if isinstance(x, Send)]

@@ -109,6 +109,11 @@ class Nested(_Call):
 
     plans: tuple[Plan, ...]
 
+    @property
+    def bodies(self) -> tuple[Plan, ...]:
+        """The plans of the graphs of the loop."""
+        return self.plans
+
 
 @attrs.frozen(eq=False)
 class Pipelined(Nested):
@@ -116,6 +121,11 @@ class Pipelined(Nested):
 
     # how a coordinate runs them (stages/actions.py)
     actions: Any = attrs.field(kw_only=True, repr=False)
+
+    @property
+    def bodies(self) -> tuple[Plan, ...]:
+        """The plan of one microbatch, of which its plans are parts."""
+        return (self.actions.body.plan,)
 
 
 @attrs.frozen(eq=False)

@@ -230,7 +230,7 @@ def _reads_arguments(step: steps.Step, axes: MeshAxes) -> bool:
 
 def _plans_each_graph(step: steps.Step, axes: MeshAxes) -> bool:
     is_loop = isinstance(step, steps.Nested)
-    return not is_loop or len(step.plans) == len(loop_of(step.node).graphs)
+    return not is_loop or len(step.bodies) == len(loop_of(step.node).graphs)
 
 
 def _keeps_value(step: steps.Step, axes: MeshAxes) -> bool:

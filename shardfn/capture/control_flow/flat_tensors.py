@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ...ops.nodes import remove_unread
 from ...random import ambient
 
 Body = Callable[..., Sequence[torch.Tensor]]  # a function of flat tensors
@@ -81,9 +82,9 @@ def body_with_random_state(body: Body) -> Body:
 
 
 class NumberedBody:
-    """A body with one more input, last: the state before the first step, and the number of the step.
-    Its random calls go on from those of the steps before, as if the steps stood one after the
-    other.
+    """A body with one more input, last: the state before the first step, and the number of the
+    step. Its random calls go on from those of the steps before, as if the steps stood one after
+    the other.
     """
 
     STRIDE = 2**31 - 1  # stands for the calls of a step, which are known once it is traced
@@ -104,6 +105,7 @@ class NumberedBody:
         for node in graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor):
             if self.STRIDE in node.args:
                 node.args = tuple(self.calls if x == self.STRIDE else x for x in node.args)
+        remove_unread(graph)
 
 
 def vmapped_body(

@@ -82,8 +82,20 @@ def flatten(
 
 
 def _drop_last_input(module: torch.fx.GraphModule) -> None:
-    """Remove the last input of a graph, which nothing reads."""
-    module.graph.erase_node(module.graph.find_nodes(op="placeholder")[-1])
+    """Remove the last input of a graph, which no random call reads. Loops that draw nothing get
+    zeros, until they are trimmed.
+    """
+    holder = module.graph.find_nodes(op="placeholder")[-1]
+    if holder.users:
+        value = holder.meta["val"]
+        like = {"dtype": value.dtype, "device": value.device}
+        with module.graph.inserting_after(holder):
+            zeros = module.graph.call_function(
+                torch.ops.aten.full.default, (list(value.shape), 0), like
+            )
+        zeros.meta["val"] = value
+        holder.replace_all_uses_with(zeros)
+    module.graph.erase_node(holder)
     module.recompile()
 
 

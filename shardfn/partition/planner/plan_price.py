@@ -223,7 +223,7 @@ def bodies_of(chosen: plan.Plan) -> Iterator[tuple[plan.Plan, Graph, int]]:
         if isinstance(step, plan.Nested):
             loop = loop_of(step.node)
             times = op_cost.turns(loop)
-            for inner, body in zip(step.plans, loop.graphs, strict=True):
+            for inner, body in zip(step.bodies, loop.graphs, strict=True):
                 yield inner, body, times
 
 

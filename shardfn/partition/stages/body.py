@@ -1,9 +1,9 @@
 """The stage of each step of a pipeline's body: one microbatch's value and gradients.
 
-A forward step runs where its latest input is. A step of the backward runs at the earliest stage that
-has what it reads: what it saved in the forward, or what is further up the pipeline. A gradient is
-added up where it is made. What depends on no parameter, or on parameters alone, runs wherever it is
-read.
+A forward step runs where its latest input is. A step of the backward runs at the earliest stage
+that has what it reads: what it saved in the forward, or what is further up the pipeline. A gradient
+is added up where it is made. What depends on no parameter, or on parameters alone, runs wherever
+it is read.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from ...errors import PlacementError
 from ...ops.pipeline import Ref
 from ..plan import Apply, Plan, Slot, Step
+from ..split_backward import is_free
 
 ADD = torch.ops.aten.add.Tensor
 FORWARD, BACKWARD, WEIGHTS = "F", "B", "W"
@@ -206,8 +207,11 @@ class Locating:
             made = Origin(None, parameters, has_rows)
         else:
             is_late = any(self.made_by.get(s.number) in self.backward for s in step.read)
-            if is_late or step.node.meta.get("phase") == "backward":
+            is_noted = step.node.meta.get("phase") == "backward"
+            if is_late or (is_noted and not is_free(step)):
                 self.backward.add(step)
+            if is_free(step) and len(step.read) == 1:
+                self.has[step.made[0].number] = self.has[step.read[0].number]
             latest = [x.stage for x in ins if x.stage is not None]
             latest += [self.home(i) for i in parameters]
             made = Origin(max(latest))
@@ -217,7 +221,7 @@ class Locating:
                 self.note_reads(step, max(latest))
         for slot in step.made:
             self.origins[slot.number] = made
-            if made.stage is not None:
+            if made.stage is not None and step not in self.backward:
                 self.has[slot.number].add(made.stage)
 
     def home(self, parameter: int) -> int:
@@ -281,7 +285,7 @@ class Locating:
             self.stage_of[step] = stage
             for slot in step.made:
                 self.origins[slot.number] = Origin(stage)
-                self.has[slot.number] = {stage}
+                self.has[slot.number].add(stage)
 
     def stage_now(self, slot: Slot) -> int:
         """Return the stage of a value that one stage makes."""

@@ -1,7 +1,7 @@
 """Which coordinate of a pipeline's axis runs each step of a plan.
 
-A plan is made as if the axis had one rank. Here each step goes where the values are that it reads, and
-a value that others read too is sent to them. A pipeline among the steps is taken apart into its
+A plan is made as if the axis had one rank. Here each step goes where the values are that it reads,
+and a value that others read too is sent to them. A pipeline among the steps is taken apart into its
 stages' actions.
 """
 
@@ -158,6 +158,10 @@ class _Locate:
         return whole
 
     @property
+    def axis_name(self) -> str:
+        return self.plan.axes.names[self.axis]
+
+    @property
     def output(self) -> Any:
         (output,) = self.program.graph.graph.find_nodes(op="output")
         return output
@@ -182,12 +186,9 @@ class _Locate:
         scan = step.node.target
         axis_name, text = parse_record(step.node.meta["custom"][PIPELINE])
         name = f"{self.program.name}, pipelined_grad"
-        if axis_name != self.plan.axes.names[self.axis]:
-            raise PlacementError.of(
-                f"{name}, axis",
-                f"{axis_name!r}, and parameters are on stages of {self.plan.axes.names[self.axis]!r}",
-                needed="the axis of the stages",
-            )
+        if axis_name != self.axis_name:
+            got = f"{axis_name!r}, and parameters are on stages of {self.axis_name!r}"
+            raise PlacementError.of(f"{name}, axis", got, needed="the axis of the stages")
         consts, end = scan.consts, scan.consts + scan.carries
         homes = [self.homes[slot.number] for slot in step.ins]
         self.refuse_unplaced(name)
@@ -235,8 +236,7 @@ class _Locate:
             if self.homes.get(like.number) is None
         ]
         if wrong:
-            axis = self.plan.axes.names[self.axis]
-            fix = f"P(..., {axis}=0), or sf.strategy('pipeline', params, mesh)"
+            fix = f"P(..., {self.axis_name}=0), or sf.strategy('pipeline', params, mesh)"
             raise PlacementError.of(
                 f"{name}, stages", *wrong, needed="a stage for each parameter", fix=fix
             )

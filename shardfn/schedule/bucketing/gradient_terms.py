@@ -112,6 +112,8 @@ def inside(step: steps.Nested, found: Served) -> list[tuple[steps.Plan, Outs]]:
     """For each body of a loop or branch, return its plan and the gradients that its results are
     terms of.
     """
+    if isinstance(step, steps.Pipelined):  # gradients are sent after it
+        return [(plan, [None] * len(plan.outs)) for plan in step.plans]
     after = [found.get(slot.number, frozenset()) for slot in step.outs]
     loop = step.node.target
     if not isinstance(loop, Scan):
@@ -134,6 +136,8 @@ def inside(step: steps.Nested, found: Served) -> list[tuple[steps.Plan, Outs]]:
 
 def _entering(step: steps.Nested, found: Served) -> list[Gradients | None]:
     """Return the gradients that the inputs of a loop or branch are terms of."""
+    if isinstance(step, steps.Pipelined):
+        return [None] * len(step.ins)
     parts: list[list[Any]] = [[] for _ in step.ins]
     for plan, outs in inside(step, found):
         within = served(plan, outs)
