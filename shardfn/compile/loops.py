@@ -17,6 +17,7 @@ import torch
 from .. import _compat
 from ..ops.debug import has_effect
 from ..ops.loops import Loop, drive_loop, unaliased
+from ..ops.pipeline import Pipeline
 from .text import Unwritable, devices_of, loop_text
 
 Graphs = Sequence[Callable[..., Any]]
@@ -41,9 +42,10 @@ class CompiledLoop:
         return self.number >= FIRST_LOCAL_NUMBER
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        # compiled code may hand over a tensor in other strides than its graph said
         own = drive_loop(
             self.loop,
-            tensors,
+            [x.contiguous() for x in tensors],
             lambda which, inputs: [x.contiguous() for x in self.runners[which](list(inputs))],
         )
         return unaliased(own, tensors)
@@ -97,7 +99,8 @@ def compile_loops(
             shapes = tuple(node.meta["val"])
             compiled = CompiledLoop(number, node.target, runners, shapes)
             _compiled[number] = compiled
-        run = SHOWING if has_effect(node) else torch.ops.shardfn.run_loop.default
+        communicates = isinstance(node.target, Pipeline)
+        run = SHOWING if communicates or has_effect(node) else torch.ops.shardfn.run_loop.default
         node.target, node.args = (run, (list(node.args), number))
         loops.append(compiled)
     if loops:

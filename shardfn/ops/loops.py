@@ -33,6 +33,10 @@ class Loop:
         """Yield each graph to run with its inputs, and return the results of the loop."""
         raise NotImplementedError
 
+    def exchange(self) -> Any:
+        """Return what carries the messages that it yields; None for one that has none."""
+        return None
+
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
         modules = [torch.fx.GraphModule(torch.nn.Module(), graph) for graph in self.graphs]
         return unaliased(
@@ -136,14 +140,17 @@ def drive_loop(
 ) -> Tensors:
     """Run a loop to its end, calling a function for each of its graphs."""
     driver: Any = loop.drive(tensors)
+    exchange = loop.exchange()
     outs: Any = None
     while True:
         try:
             which, inputs = driver.send(outs)
         except StopIteration as stop:
+            if exchange is not None:
+                exchange.finish()
             return stop.value
         outs = None  # not alive beside those of the next step
-        outs = call(which, inputs)
+        outs = call(which, inputs) if isinstance(which, int) else exchange(which, inputs)
 
 
 def unaliased(outs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Tensors:

@@ -13,65 +13,8 @@ from typing import Any
 import attrs
 import torch
 
-from .loops import Driver, Loop, Tensors
-
-# A value of one coordinate: a kind, and numbers that tell values of this kind apart.
-#   ("in", i)          the i-th input, the same for every microbatch
-#   ("row", i, k)      microbatch k of the i-th stacked input
-#   ("value", s, k)    of microbatch k; s is a slot of the plan
-#   ("sum", j)         of the gradients so far
-Ref = tuple[Any, ...]
-
-
-@attrs.frozen
-class Message:
-    """A tensor that one coordinate sends to another.
-
-    Args:
-        source: the coordinate that sends it.
-        target: the coordinate that receives it.
-        number: of the message among all of the pipeline, equal on both.
-        value: on the coordinate, where it is sent from or received as.
-        shape: local.
-        dtype: of the tensor.
-        device: where it is received.
-        about: what it is, in the words of the user's program.
-    """
-
-    source: int
-    target: int
-    number: int
-    value: Ref
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: str
-    about: str
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes that are sent."""
-        size = self.dtype.itemsize
-        for n in self.shape:
-            size *= n
-        return size
-
-
-@attrs.frozen
-class Send:
-    """An instruction to send a value."""
-
-    message: Message
-    axis: str
-    group: str
-
-
-@attrs.frozen
-class Receive:
-    """An instruction to receive a value."""
-
-    message: Message
-    axis: str
-    group: str
+from .loops import Driver, Loop
+from .messages import Exchange, Message, Receive, Ref, Send
 
 
 @attrs.frozen
@@ -163,6 +106,10 @@ class Pipeline(Loop):
                     values.pop(ref, None)
         return [self._result(ref, look) for ref in self.results]
 
+    def exchange(self) -> Exchange:
+        receives = [x for x in self.instructions if isinstance(x, Receive)]
+        return Exchange(receives)
+
     def _result(self, ref: Ref, look: Any) -> torch.Tensor:
         kind, number = ref
         if kind != "stack":
@@ -180,13 +127,3 @@ class Pipeline(Loop):
     def messages(self) -> list[Message]:
         """What the coordinate sends, in order."""
         return [x.message for x in self.instructions if isinstance(x, Send)]
-
-
-def shown(message: Message) -> str:
-    """Describe a message in an error."""
-    shape = tuple(message.shape)
-    route = f"from coordinate {message.source} to {message.target}"
-    return f"{message.about}, {shape} {message.dtype} {route}"
-
-
-__all__ = ["Add", "Free", "Message", "Pipeline", "Receive", "Run", "Send", "Tensors", "shown"]

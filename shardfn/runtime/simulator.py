@@ -27,7 +27,7 @@ from ..errors import SAME_COLLECTIVES, DivergenceError
 from ..ops import debug
 from ..ops.debug import DEBUG
 from ..ops.loops import Loop
-from ..ops.pipeline import Receive, Send, shown
+from ..ops.messages import Receive, Send, shown
 from ..types import Collective, LocalProgram, MeshAxes
 from . import cache
 from .ring import ring_reduce

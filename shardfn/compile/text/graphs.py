@@ -82,6 +82,8 @@ def loop_text(loop: Any, *, notes: bool = False) -> dict[str, Any]:
 
 def _json_field(x: Any) -> Any:
     """Convert a field of a loop (a number, a flag, or a tuple of numbers) to JSON."""
+    if isinstance(x, tuple) and any(attrs.has(type(y)) for y in x):
+        raise Unwritable("a pipeline")
     return list(x) if isinstance(x, tuple) else x
 
 

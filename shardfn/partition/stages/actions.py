@@ -10,7 +10,8 @@ from typing import Any
 
 import attrs
 
-from ...ops.pipeline import Add, Free, Instruction, Message, Pipeline, Receive, Ref, Run, Send
+from ...ops.messages import Message, Receive, Ref, Send
+from ...ops.pipeline import Add, Free, Instruction, Pipeline, Run
 from ...pipelines import Schedule
 from ..emission.graph_builder import Builder
 from ..plan import Plan, Slot, Step

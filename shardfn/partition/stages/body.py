@@ -15,7 +15,7 @@ import attrs
 import torch
 
 from ...errors import PlacementError
-from ...ops.pipeline import Ref
+from ...ops.messages import Ref
 from ..plan import Apply, Plan, Slot, Step
 from ..split_backward import is_free
 
