@@ -22,6 +22,7 @@ REDUCE_SCATTER = "reduce_scatter"
 ALL_TO_ALL = "all_to_all"
 HALO = "halo"
 PPERMUTE = "ppermute"
+SEND = "send"  # a message of a pipeline, from one coordinate to another
 
 # How a value lies on one mesh axis, as far as a redistribution goes.
 REPLICATED, SHARDED, SHARDED_WITH_HALO, PARTIAL = (
@@ -48,6 +49,7 @@ class CollectiveKind:
         grows: whether its result takes memory beside the value that it is made of: a
             checkpointed call makes it again in the backward.
         counts_elements: whether its constants count elements of the payload.
+        is_message: whether one rank sends it to one other, whatever the axis has.
         priced_as: the kind whose price sharding propagation takes for it. The bytes that
             reduce-scatter and all-to-all save are spent again where the next op needs the value
             as it was.
@@ -67,6 +69,7 @@ class CollectiveKind:
     reduces: bool = False
     grows: bool = False
     counts_elements: bool = False
+    is_message: bool = False
     priced_as: str | None = None
     payload: Callable[..., list[int]] | None = None
     emit: Callable[..., Any] | None = None
@@ -120,7 +123,8 @@ def kind_of_op(op: str) -> CollectiveKind | None:
 def custom_collective_ops() -> list[Any]:
     """Return the ops of shardfn that start a collective: compilers do not know them."""
     rows = COLLECTIVES.values()
-    return [row.overload for row in rows if not row.op.startswith(f"{C10D}.")]
+    own = [row for row in rows if not row.op.startswith(f"{C10D}.")]
+    return [row.overload for row in own if not row.is_message]
 
 
 add_row(
@@ -172,3 +176,5 @@ add_row(
     )
 )
 add_row(CollectiveKind(name=PPERMUTE, op="shardfn.permute"))
+# no op starts it: a pipeline sends between its graphs (ops/messages.py)
+add_row(CollectiveKind(name=SEND, op="shardfn.send", is_message=True))

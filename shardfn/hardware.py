@@ -46,7 +46,8 @@ class Link:
         if row is None:
             got, needed = f"kind is {kind!r}", f"one of {', '.join(COLLECTIVES)}"
             raise ShardError.of("Link.send, kind", got, needed=needed, fix="'all_reduce'")
-        return self.latency + row.rounds * (n - 1) / n * nbytes / self.bandwidth
+        share = 1.0 if row.is_message else row.rounds * (n - 1) / n
+        return self.latency + share * nbytes / self.bandwidth
 
 
 def costs_of_links(links: Sequence[Link]) -> tuple[Cost, ...]:

@@ -202,6 +202,7 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     "LossScale.update": {"state": OF_SCALE, "finite": FINITE},
     "Lowered.compile": {"backend": BACKEND, "warm": FLAG},
     "Lowered.time": {"links": LINKS},
+    "Lowered.stage": {"k": COUNT},
     "Lowered.verbose": {"rank": COUNT},
     "Memory.of": {"kind": TEXT},
     "Optim.schedule": {"make": FUNCTION},

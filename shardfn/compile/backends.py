@@ -98,9 +98,15 @@ def _run_inductor(
     )
 
 
-def _compile_body(graph: torch.fx.Graph) -> Runner:
-    """Compile the body of a loop, and check the order of its collectives."""
-    runner = inductor(torch.fx.GraphModule(torch.nn.Module(), copied(graph)))
+def _compile_body(graph: torch.fx.Graph, sums: dict[int, int]) -> Runner:
+    """Compile the body of a loop, and check the order of its collectives.
+
+    Args:
+        graph: of the body.
+        sums: results that are written into the memory of an input, by position.
+    """
+    module = torch.fx.GraphModule(torch.nn.Module(), copied(graph))
+    runner = inductor(module, [*sums.values()], pairs=sums or None)
     if code := _compat.generated_code(runner):
         refuse_other_order("a loop", graph, code)
     return runner

@@ -83,7 +83,7 @@ _compat.keep_effects(SHOWING)
 
 
 def compile_loops(
-    module: torch.fx.GraphModule, compile_graph: Callable[[torch.fx.Graph], Any]
+    module: torch.fx.GraphModule, compile_graph: Callable[[torch.fx.Graph, dict[int, int]], Any]
 ) -> list[CompiledLoop]:
     """Compile the bodies of a graph's loops, and replace each loop by a call of `run_loop`. Return
     the compiled loops.
@@ -95,7 +95,9 @@ def compile_loops(
         number = _number_of(node)
         compiled = _compiled.get(number)
         if compiled is None:
-            runners = tuple(compile_graph(graph) for graph in node.target.graphs)
+            loop = node.target
+            pairs = [loop.sums_of(i) for i in range(len(loop.graphs))]
+            runners = tuple(map(compile_graph, loop.graphs, pairs))
             shapes = tuple(node.meta["val"])
             compiled = CompiledLoop(number, node.target, runners, shapes)
             _compiled[number] = compiled

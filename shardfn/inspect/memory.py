@@ -13,7 +13,9 @@ import torch
 from ..accepted import accept
 from ..buckets import human_bytes
 from ..ops.loops import Branch, Loop, loop_of
+from ..ops.messages import Message, Receive
 from ..ops.nodes import args_of
+from ..ops.pipeline import Free, Pipeline, Run, Zero
 from ..partition.lifetimes import ends_of, owners
 from ..partition.planner import op_cost
 from ..types import LocalProgram
@@ -148,9 +150,9 @@ def _peak(
     size = functools.cache(_nbytes)
     for node, owned in moments(graph):
         inside = _alive_in_loop(node, moments)
-        # the results of a branch are those of its graph
-        is_branch = isinstance(node.target, Branch)
-        counted = {node, *_getitems(node)} if is_branch else set()
+        # the results of a branch are those of its graph, and those of a pipeline are its sums
+        is_inside = isinstance(node.target, (Branch, Pipeline))
+        counted = {node, *_getitems(node)} if is_inside else set()
         alive_now = [*(x for x in owned if x not in counted), *inside]
         nbytes = sum(map(size, alive_now))
         if nbytes > most:
@@ -193,8 +195,51 @@ def _alive_in_loop(
     """
     if not isinstance(node.target, Loop):
         return []
+    if isinstance(node.target, Pipeline):
+        return _alive_in_pipeline(node.target, moments)
     every = [_alive_in_body(graph, moments) for graph in loop_of(node).graphs]
     return max(every, key=lambda alive: sum(map(_nbytes, alive)))
+
+
+def _alive_in_pipeline(
+    pipeline: Pipeline, moments: Callable[[torch.fx.Graph], MemoryPeaks]
+) -> list[torch.fx.Node]:
+    """Return the nodes alive at the peak of a coordinate's part of a pipeline, without its inputs:
+    the values of the microbatches on their way, the sums, and those inside of an action.
+    """
+    outputs = [graph.find_nodes(op="output")[0].args[0] for graph in pipeline.graphs]
+    inside = []
+    for i, graph in enumerate(pipeline.graphs):
+        sums = {outputs[i][k] for k in pipeline.sums_of(i)}
+        inside.append([x for x in _alive_in_body(graph, moments) if x not in sums])
+    scratch = torch.fx.Graph()
+    values: dict[Any, torch.fx.Node] = {}
+    size = functools.cache(_nbytes)
+    most, peak = -1, list[torch.fx.Node]()
+    for x in pipeline.instructions:
+        busy: list[torch.fx.Node] = []
+        made: dict[Any, torch.fx.Node] = {}
+        if isinstance(x, Run) and x.graph is not None:
+            busy = inside[x.graph]
+            made = dict(zip(x.makes, outputs[x.graph], strict=True))
+        elif isinstance(x, Receive):
+            made[x.message.value] = _received(x.message, "received", scratch)
+        elif isinstance(x, Zero):
+            made[x.total] = _received(x, "a sum", scratch)
+        now = [*values.values(), *busy]
+        if (nbytes := sum(map(size, now))) > most:
+            most, peak = nbytes, now
+        values.update((ref, node) for ref, node in made.items() if node.op == "call_function")
+        for ref in x.values if isinstance(x, Free) else ():
+            values.pop(ref, None)
+    return peak
+
+
+def _received(x: Message | Zero, name: str, scratch: torch.fx.Graph) -> torch.fx.Node:
+    """Make a node for a tensor that no graph makes: of a message, or the begin of a sum."""
+    node = scratch.call_function(torch.empty, name=name)
+    node.meta["val"] = torch.empty(x.shape, dtype=x.dtype, device="meta")
+    return node
 
 
 def _alive_in_body(

@@ -5,15 +5,18 @@ links).
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 import torch
 
 from ..byte_sizes import human_bytes
+from ..collectives import SEND
 from ..hardware import Hardware, Link
 from ..ops.loops import Branch, Loop, Scan, While, loop_of
+from ..ops.messages import Receive, Send
+from ..ops.pipeline import Pipeline, Run
 from ..partition.planner import op_cost
 from ..types import Collective, LocalProgram, MeshAxes
 
@@ -86,6 +89,8 @@ class StepTime:
             depends on values.
         capacity: bytes of a device's memory. None: not known.
         memory: counts the bytes of the rank at its peak.
+        bubble: the time in which the rank waits for other stages of a pipeline, until the last of
+            them is done.
     """
 
     name: str
@@ -97,6 +102,7 @@ class StepTime:
     endless: int = 0
     capacity: float | None = None
     memory: Callable[[], float] | None = attrs.field(default=None, eq=False, repr=False)
+    bubble: float = 0.0
 
     @property
     def excess(self) -> float:
@@ -108,7 +114,7 @@ class StepTime:
     @property
     def total(self) -> float:
         """Return the seconds of a step."""
-        return self.compute + self.exposed
+        return self.compute + self.exposed + self.bubble
 
     def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:
         """Print the table in a notebook."""
@@ -120,6 +126,7 @@ class StepTime:
             f"  compute        {_milliseconds(self.compute)}",
             f"  communication  {_milliseconds(self.communication)}",
             f"  exposed        {_milliseconds(self.exposed)}",
+            *self.bubble_line(),
             *self.out_of_memory_line(),
             "the longest first",
         ]
@@ -130,6 +137,12 @@ class StepTime:
         if self.endless:
             lines.append(f"{self.endless} while loops count as one step each")
         return "\n".join(lines)
+
+    def bubble_line(self) -> list[str]:
+        """Return a line for a stage of a pipeline."""
+        if not self.bubble:
+            return []
+        return [f"  bubble         {_milliseconds(self.bubble)}, {self.bubble / self.total:.1%}"]
 
     def out_of_memory_line(self) -> list[str]:
         """Return a line if the peak does not fit in the memory of the device."""
@@ -146,6 +159,7 @@ def step_time(
     hardware: Hardware,
     links: Mapping[str, Link] | None = None,
     memory: Callable[[], float] | None = None,
+    stages: Sequence[LocalProgram] = (),
 ) -> StepTime:
     """Predict the time of one rank's step, in the order of its schedule.
 
@@ -154,6 +168,8 @@ def step_time(
         hardware: the model.
         links: of mesh axes, by name, in place of the hardware's.
         memory: counts the bytes of the rank at its peak.
+        stages: the programs of all coordinates of a pipeline's axis, of the rank's other
+            coordinates.
     """
     clock = Clock(hardware, program.axes, links or {})
     times = clock.timeline(program.graph)
@@ -178,6 +194,7 @@ def step_time(
         _count_while_loops(program.graph),
         hardware.capacity,
         memory,
+        clock.bubble(program.graph, [x.graph for x in stages]),
     )
 
 
@@ -231,6 +248,8 @@ class Clock:
 
     def loop(self, loop: Loop) -> Timeline:
         """Return the timeline of a loop (all its steps) or of a branch (its longer body)."""
+        if isinstance(loop, Pipeline):
+            return self.alone(loop)
         inside = [self.timeline(graph) for graph in loop.graphs]
         if isinstance(loop, Branch):
             return max(inside, key=lambda times: times.total)
@@ -240,6 +259,53 @@ class Clock:
             sum(times.communication for times in steps),
             sum(times.exposed for times in steps),
         )
+
+    def bubble(self, graph: torch.fx.Graph, stages: Sequence[torch.fx.Graph]) -> float:
+        """Return the seconds in which a rank waits for other stages of its pipelines."""
+        rows = zip(*map(_pipelines, stages), strict=True)
+        pairs = zip(_pipelines(graph), rows, strict=False)
+        return sum(self.together(row) - self.alone(own).total for own, row in pairs)
+
+    def alone(self, pipeline: Pipeline) -> Timeline:
+        """Return the timeline of a coordinate's part of a pipeline if it never waits."""
+        inside = [self.timeline(graph) for graph in pipeline.graphs]
+        runs = [inside[x.graph] for x in pipeline.runs_of_graphs() if x.graph is not None]
+        sent = sum(map(self.message, pipeline.sends()))
+        return Timeline(
+            sum(times.compute for times in runs),
+            sum(times.communication for times in runs) + sent,
+            sum(times.exposed for times in runs),
+        )
+
+    def message(self, send: Send) -> float:
+        """Return the seconds of a message."""
+        return self.links[send.axis].send(SEND, send.message.nbytes, self.sizes[send.axis])
+
+    def together(self, pipelines: Sequence[Pipeline]) -> float:
+        """Return the seconds from the first action of all coordinates of a pipeline to the last.
+        Messages of one direction follow each other, beside all computation.
+        """
+        inside = [[self.timeline(graph).total for graph in x.graphs] for x in pipelines]
+        at, now = [0] * len(pipelines), [0.0] * len(pipelines)
+        arrival: dict[int, float] = {}
+        free: dict[tuple[int, int], float] = collections.defaultdict(float)
+        while any(i < len(x.instructions) for i, x in zip(at, pipelines, strict=True)):
+            before = list(at)
+            for c, pipeline in enumerate(pipelines):
+                for x in pipeline.instructions[at[c] :]:
+                    if isinstance(x, Receive) and x.message.number not in arrival:
+                        break
+                    if isinstance(x, Receive):
+                        now[c] = max(now[c], arrival[x.message.number])
+                    elif isinstance(x, Send):
+                        way = x.message.source, x.message.target
+                        free[way] = max(now[c], free[way]) + self.message(x)
+                        arrival[x.message.number] = free[way]
+                    elif isinstance(x, Run) and x.graph is not None:
+                        now[c] += inside[c][x.graph]
+                    at[c] += 1
+            assert at != before, "coordinates of a pipeline wait for each other"
+        return max(now)
 
     def entries(self, graph: torch.fx.Graph, times: int = 1) -> Iterator[tuple[Key, int, float]]:
         """Yield each op of a graph and its loops: its op, axis and line, how often it runs, and
@@ -252,6 +318,8 @@ class Clock:
                 yield (record.kind, record.axis, source), times, self.send(record)
             elif isinstance(node.target, Loop):
                 loop = loop_of(node)
+                for send in loop.sends() if isinstance(loop, Pipeline) else ():
+                    yield (SEND, send.axis, send.message.source_line), times, self.message(send)
                 for inner in self._counted_bodies(loop):
                     yield from self.entries(inner, times * _steps(loop))
             elif node.op == "call_function" and node.target is not op_cost.WAIT:
@@ -268,7 +336,12 @@ class Clock:
 
 def _steps(loop: Loop) -> int:
     """Return the number of steps of a loop, as far as it is known: 1 for while_loop."""
-    return loop.length if isinstance(loop, Scan) else 1
+    return loop.length if isinstance(loop, (Scan, Pipeline)) else 1
+
+
+def _pipelines(graph: torch.fx.Graph) -> list[Pipeline]:
+    """Return the pipelines of a graph."""
+    return [node.target for node in graph.nodes if isinstance(node.target, Pipeline)]
 
 
 def _count_while_loops(graph: torch.fx.Graph) -> int:

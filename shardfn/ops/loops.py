@@ -4,7 +4,7 @@ these runs its graphs on its tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -32,6 +32,20 @@ class Loop:
     def drive(self, tensors: Sequence[torch.Tensor]) -> Driver:
         """Yield each graph to run with its inputs, and return the results of the loop."""
         raise NotImplementedError
+
+    def sums_of(self, graph: int) -> dict[int, int]:
+        """Return the results of a graph that take the memory of an input, which is that value
+        before: of a pipeline its sums.
+        """
+        return {}
+
+    def runs(self) -> Iterator[torch.fx.Graph]:
+        """Yield the graphs as often as they run, as far as that is known."""
+        yield from self.graphs
+
+    def runs_and_messages(self) -> Iterator[Any]:
+        """Yield the graphs as often as they run, and records of the messages between them."""
+        yield from self.runs()
 
     def exchange(self) -> Any:
         """Return what carries the messages that it yields; None for one that has none."""
@@ -70,6 +84,10 @@ class Scan(Loop):
     length: int
     reverse: bool = False
     transposes: tuple[int, int, int] | None = None
+
+    def runs(self) -> Iterator[torch.fx.Graph]:
+        for _ in range(self.length):
+            yield from self.graphs
 
     def drive(self, tensors: Sequence[torch.Tensor]) -> Driver:
         consts = list(tensors[: self.consts])
@@ -185,12 +203,24 @@ def empty_results(loop: Loop) -> list[torch.Tensor]:
 
 
 def inner_nodes(graph: torch.fx.Graph, *, once: bool = False) -> Generator[torch.fx.Node]:
-    """Yield every node in the order in which it runs. The nodes of a scan are repeated for each
-    step, or listed once; those of other loops are listed once for each graph.
+    """Yield every node in the order in which it runs. The nodes of a loop are repeated as often as
+    it is known to run them, or listed once for each graph.
     """
     for node in graph.nodes:
         yield node
         if isinstance(node.target, Loop):
-            for _ in range(node.target.length if isinstance(node.target, Scan) and not once else 1):
-                for inner in node.target.graphs:
-                    yield from inner_nodes(inner, once=once)
+            for inner in node.target.graphs if once else node.target.runs():
+                yield from inner_nodes(inner, once=once)
+
+
+def collectives_in(graph: torch.fx.Graph) -> Generator[Any]:
+    """Yield the record of every collective and message, in the order in which they start."""
+    for node in graph.nodes:
+        if "collective" in node.meta:
+            yield node.meta["collective"]
+        if isinstance(node.target, Loop):
+            for inner in node.target.runs_and_messages():
+                if isinstance(inner, torch.fx.Graph):
+                    yield from collectives_in(inner)
+                else:
+                    yield inner

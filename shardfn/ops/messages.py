@@ -38,7 +38,9 @@ class Message:
         shape: local.
         dtype: of the tensor.
         device: where it is received.
-        about: what it is, in the words of the user's program.
+        about: the op that makes it.
+        source_line: of the user's program, where that is.
+        microbatch: of which it is a value; None for a parameter, or a sum.
     """
 
     source: int
@@ -49,6 +51,8 @@ class Message:
     dtype: torch.dtype
     device: str
     about: str
+    source_line: str | None = None
+    microbatch: int | None = None
 
     @property
     def nbytes(self) -> int:
@@ -81,7 +85,9 @@ def shown(message: Message) -> str:
     """Describe a message in an error."""
     shape = tuple(message.shape)
     route = f"from coordinate {message.source} to {message.target}"
-    return f"{message.about}, {shape} {message.dtype} {route}"
+    of = "" if message.microbatch is None else f" of microbatch {message.microbatch}"
+    line = f", at {message.source_line}" if message.source_line else ""
+    return f"{message.about}{of}, {shape} {message.dtype} {route}{line}"
 
 
 class Exchange:

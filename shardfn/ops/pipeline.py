@@ -7,12 +7,14 @@ each value when it is no longer needed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
 import torch
 
+from ..collectives import SEND
+from ..types import Collective
 from .loops import Driver, Loop
 from .messages import Exchange, Message, Receive, Ref, Send
 
@@ -42,6 +44,16 @@ class Run:
 
 
 @attrs.frozen
+class Zero:
+    """An instruction to begin a sum."""
+
+    total: Ref
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+
+
+@attrs.frozen
 class Add:
     """An instruction to add a value to a sum."""
 
@@ -56,15 +68,15 @@ class Free:
     values: tuple[Ref, ...]
 
 
-Instruction = Send | Receive | Run | Add | Free
+Instruction = Send | Receive | Run | Zero | Add | Free
 
 
 @attrs.frozen(eq=False, repr=False)
 class Pipeline(Loop):
     """The actions of one coordinate of a pipeline, with its messages.
 
-    The arguments are constants, then the sums that gradients are added to, then microbatches that
-    are stacked along a new first dim. A ref `("in", i)` counts all of them.
+    The arguments are constants, then microbatches that are stacked along a new first dim. A ref
+    `("in", i)` or `("row", i, k)` counts all of them.
 
     Args:
         length: the number of microbatches.
@@ -99,12 +111,27 @@ class Pipeline(Loop):
                 yield step, [look(step.message.value)]
             elif isinstance(step, Receive):
                 (values[step.message.value],) = yield step, []
+            elif isinstance(step, Zero):
+                like = {"dtype": step.dtype, "device": step.device}
+                values[step.total] = torch.zeros(step.shape, **like)
             elif isinstance(step, Add):
-                values[step.total] = look(step.total) + values[step.term]
+                values[step.total] = values[step.total] + values[step.term]
             else:
                 for ref in step.values:
                     values.pop(ref, None)
         return [self._result(ref, look) for ref in self.results]
+
+    def runs(self) -> Iterator[torch.fx.Graph]:
+        yield from (x for x in self.runs_and_messages() if isinstance(x, torch.fx.Graph))
+
+    def runs_and_messages(self) -> Iterator[Any]:
+        records: dict[str, Collective] = {}  # equal messages share a record
+        for x in self.instructions:
+            if isinstance(x, Run) and x.graph is not None:
+                yield self.graphs[x.graph]
+            elif isinstance(x, Send):
+                about = f"{x.message.about} {x.message.source} {x.message.target}"
+                yield records.setdefault(about, _record(x))
 
     def exchange(self) -> Exchange:
         receives = [x for x in self.instructions if isinstance(x, Receive)]
@@ -116,6 +143,14 @@ class Pipeline(Loop):
             return look(ref)
         return torch.stack([look(("value", number, k)) for k in range(self.length)])
 
+    def sums_of(self, graph: int) -> dict[int, int]:
+        """Return the results of a graph that are sums, each with the input that it was before:
+        their memory is used again.
+        """
+        run = next(x for x in self.runs_of_graphs() if x.graph == graph)
+        made = {ref: i for i, ref in enumerate(run.makes) if ref[0] == "sum"}
+        return {made[ref]: self.coordinates + run.reads.index(ref) for ref in made}
+
     @property
     def titles(self) -> tuple[str, ...]:
         """What each graph computes."""
@@ -123,7 +158,22 @@ class Pipeline(Loop):
         found = {x.graph: f"{x.kind} of stage {x.stage}" for x in reversed(runs)}
         return tuple(found[i] for i in range(len(self.graphs)))
 
+    def sends(self) -> list[Send]:
+        """Return what the coordinate sends, in order."""
+        return [x for x in self.instructions if isinstance(x, Send)]
+
+    def runs_of_graphs(self) -> list[Run]:
+        """Return the actions that have something to do, in order."""
+        return [x for x in self.instructions if isinstance(x, Run) and x.graph is not None]
+
     @property
     def messages(self) -> list[Message]:
         """What the coordinate sends, in order."""
-        return [x.message for x in self.instructions if isinstance(x, Send)]
+        return [x.message for x in self.sends()]
+
+
+def _record(send: Send) -> Collective:
+    """The record of a message among the collectives of a program."""
+    x = send.message
+    name = f"{x.about} to coordinate {x.target}"
+    return Collective(SEND, send.axis, x.nbytes, None, name, x.source_line, implicit=False)

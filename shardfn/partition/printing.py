@@ -12,7 +12,7 @@ import torch
 from ..buckets import human_bytes
 from ..capture.printed_names import dotted_names, printed_names, unique_name
 from ..capture.printing import Printer, input_lines, legend, tensor_type, value_type
-from ..ops.loops import Loop, inner_nodes
+from ..ops.loops import Loop, collectives_in
 from ..types import LocalProgram
 
 
@@ -43,10 +43,9 @@ def summary(graph: torch.fx.Graph) -> str:
     """Summarise a graph's collectives: how many of each kind, and their bytes."""
     count = collections.Counter()
     size = collections.Counter()
-    for node in inner_nodes(graph):
-        if record := node.meta.get("collective"):
-            count[record.kind, record.axis] += 1
-            size[record.kind, record.axis] += record.nbytes
+    for record in collectives_in(graph):
+        count[record.kind, record.axis] += 1
+        size[record.kind, record.axis] += record.nbytes
     parts = [
         f"{count[kind, axis]} {kind} over {axis}, {human_bytes(size[kind, axis])}"
         for kind, axis in sorted(count)

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from ...ops.messages import Message, Receive, Ref, Send
-from ...ops.pipeline import Add, Free, Instruction, Pipeline, Run
+from ...ops.pipeline import Add, Free, Instruction, Pipeline, Run, Zero
 from ...pipelines import Schedule
 from ..emission.graph_builder import Builder
 from ..plan import Plan, Slot, Step
@@ -65,6 +65,7 @@ class Actions:
     Args:
         name: of the function.
         axis: the mesh axis of the stages.
+        paths: of the inputs that are the same for every microbatch.
         schedule: the order.
         body: the body, located.
         actions: by stage and kinds.
@@ -76,6 +77,7 @@ class Actions:
 
     name: str
     axis: int
+    paths: Sequence[str]
     schedule: Schedule
     body: Located
     actions: dict[tuple[int, str], Action]
@@ -97,7 +99,7 @@ class Actions:
     @property
     def ordered(self) -> list[Action]:
         """All actions, in the order of their stages."""
-        return [self.actions[key] for key in sorted(self.actions)]
+        return [self.actions[key] for key in sorted(self.actions, key=_in_order)]
 
     def home_of_total(self, k: int) -> int:
         """Return the coordinate that has a sum in the end."""
@@ -182,7 +184,7 @@ class _Order:
             targets = {self.schedule.home(s) for s in self.wanted[ref]} - {coordinate}
             for target in sorted(targets):
                 slot = self.slot_of(action, ref)
-                self.message(at, slot, coordinate, target, f" of microbatch {k}")
+                self.message(at, slot, coordinate, target, k)
                 self.there.add((at, target))
         return True
 
@@ -195,14 +197,15 @@ class _Order:
         if arriving is not None:
             self.rows[coordinate].append(arriving)
 
-    def message(self, value: Ref, slot: Slot, source: int, target: int, about: str = "") -> None:
+    def message(
+        self, value: Ref, slot: Slot, source: int, target: int, microbatch: int | None = None
+    ) -> None:
         """Send a value where it is made; `receive` puts the other end of it."""
         shape = self.b.local_shape(slot.value.shape, slot.placements)
         number, self.count = self.count, self.count + 1
         step = self.a.body.made_by.get(slot.number)
-        what = f"%{step.node.name}" if step is not None else "a parameter"
+        about = f"%{step.node.name}" if step is not None else self.about_input(slot)
         line = step.node.meta.get("source") if step is not None else None
-        text = f"{what}{about}" + (f", at {line}" if line else "")
         message = Message(
             source,
             target,
@@ -211,10 +214,17 @@ class _Order:
             tuple(shape),
             slot.value.dtype,
             str(slot.value.device),
-            text,
+            about,
+            line,
+            microbatch,
         )
         self.rows[source].append(Send(message, self.axis, self.group))
         self.arriving[value, target] = Receive(message, self.axis, self.group)
+
+    def about_input(self, slot: Slot) -> str:
+        """What an input is called in messages: a parameter by its path, or a sum of gradients."""
+        i = self.a.body.plan.ins.index(slot)
+        return self.a.paths[i] if i < self.a.consts else "a sum of gradients"
 
     def add_totals(self) -> None:
         """Send the sums of other stages home, and add them there."""
@@ -244,21 +254,29 @@ class _Order:
 
     def numbers(self, coordinate: int) -> list[tuple[int, str]]:
         """The actions of a coordinate."""
-        keys = sorted(self.a.actions)
+        keys = sorted(self.a.actions, key=_in_order)
         return [key for key in keys if self.schedule.home(key[0]) == coordinate]
+
+    def zeros(self, refs: Iterable[Ref]) -> Iterator[Zero]:
+        """Begin the sums of a coordinate."""
+        for ref in dict.fromkeys(ref for ref in refs if ref[0] == "sum"):
+            slot = self.a.body.plan.ins[self.a.consts + ref[1]]
+            shape = self.b.local_shape(slot.value.shape, slot.placements)
+            yield Zero(ref, tuple(shape), slot.value.dtype, str(slot.value.device))
 
     def own(self, coordinate: int, row: Sequence[Instruction]) -> Own:
         """The part of a coordinate, whose inputs are those that it reads."""
         a = self.a
-        keys = sorted(a.actions)
+        keys = sorted(a.actions, key=_in_order)
         mine = self.numbers(coordinate)
         results = self.results(coordinate)
         received = {x.message.value for x in row if isinstance(x, Receive)}
         refs = [ref for x in row for ref in _read(x)] + [ref for ref in results if ref[0] == "sum"]
-        used = dict.fromkeys(_input(ref, a.consts) for ref in refs if ref not in received)
+        used = dict.fromkeys(_input(ref) for ref in refs if ref not in received)
         ins = sorted(i for i in used if i is not None)
+        row = [*self.zeros(refs), *row]
         place = {i: n for n, i in enumerate(ins)}
-        renamed = _Renaming(a.consts, place, received)
+        renamed = _Renaming(place, received)
         outs = [j for j in range(a.carries) if a.home_of_total(j) == coordinate]
         outs += [a.carries + k for k in range(len(a.stacked)) if a.home_of_stacked(k) == coordinate]
         pipeline = Pipeline(
@@ -270,6 +288,12 @@ class _Order:
         )
         plans = tuple(keys.index(key) for key in mine)
         return Own(plans, tuple(ins), tuple(outs), pipeline)
+
+
+def _in_order(key: tuple[int, str]) -> tuple[int, int]:
+    """The place of an action among all: by stage, the forward first."""
+    stage, kinds = key
+    return stage, "FBW".index(kinds[0])
 
 
 def _at(ref: Ref, k: int) -> Ref:
@@ -286,27 +310,24 @@ def _read(x: Instruction) -> Iterable[Ref]:
     return (x.total, x.term) if isinstance(x, Add) else ()
 
 
-def _input(ref: Ref, consts: int) -> int | None:
+def _input(ref: Ref) -> int | None:
     """The number of the input that a value is, if it is one."""
-    if ref[0] in ("in", "row"):
-        return ref[1]
-    return consts + ref[1] if ref[0] == "sum" else None
+    return ref[1] if ref[0] in ("in", "row") else None
 
 
 @attrs.frozen(eq=False)
 class _Renaming:
     """Values with the numbers that the inputs of one coordinate have."""
 
-    consts: int
     place: dict[int, int]
     received: set[Ref]
 
     def ref(self, ref: Ref) -> Ref:
         kind, *numbers = ref
-        if ref in self.received or kind in ("value", "stack", "term"):
-            return ("got", *numbers) if kind == "in" else ref
-        if kind == "sum":
-            return ("sum", self.place[self.consts + ref[1]])
+        if ref in self.received and kind == "in":
+            return ("got", *numbers)
+        if kind not in ("in", "row"):
+            return ref
         return (kind, self.place[ref[1]], *numbers[1:])
 
     def instruction(self, x: Instruction) -> Instruction:
@@ -316,9 +337,7 @@ class _Renaming:
         if isinstance(x, (Send, Receive)):
             value = self.ref(x.message.value)
             return attrs.evolve(x, message=attrs.evolve(x.message, value=value))
-        if isinstance(x, Add):
-            return Add(self.ref(x.total), self.ref(x.term))
-        return Free(tuple(map(self.ref, x.values)))
+        return x
 
 
 def _with_frees(row: list[Instruction], results: list[Ref]) -> list[Instruction]:

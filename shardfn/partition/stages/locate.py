@@ -204,10 +204,9 @@ class _Locate:
         kinds = ("F", "B", "W") if schedule.parts else ("F", "BW")
         stacked = [(slot, _stage_of_result(body, slot)) for slot in plan.outs[scan.carries :]]
         parts = Parting(body, kinds, consts, scan.carries).actions(stacked)
-        actions = Actions(
-            name, self.axis, schedule, body, parts, [*totals_of(body, scan.carries)], stacked,
-            consts, scan.carries,
-        )  # fmt: skip
+        totals = [*totals_of(body, scan.carries)]
+        counts = consts, scan.carries
+        actions = Actions(name, self.axis, paths, schedule, body, parts, totals, stacked, *counts)
         ins = [
             slot if i < consts or homes[i] is None else self.sent(slot, step)
             for i, slot in enumerate(step.ins)

@@ -24,7 +24,7 @@ from ...inspect.step_time import StepTime, step_time
 from ...inspect.transfers import Fallback, Transfer, fallbacks, transfers
 from ...inspect.verbose import verbose_text
 from ...mesh import all_coordinates, group_names
-from ...ops.loops import inner_nodes
+from ...ops.loops import collectives_in
 from ...partition import Plan, cached_plan, local_sizes
 from ...partition.split_backward import SplitPlan, split_backward
 from ...placement_table import ArgumentPlacements, argument_placements
@@ -286,7 +286,50 @@ class Lowered:
         accept("Lowered.time", links=links)
         names = self.program.axes.names
         model = hardware_of(hardware)
-        return step_time(self.program, model, links_of(links, names), lambda: self.memory.peak)
+        own, stages = links_of(links, names), self._along_stages()
+        return step_time(self.program, model, own, lambda: self.memory.peak, stages)
+
+    def _along_stages(self) -> list[LocalProgram]:
+        """The programs of all stages of a pipeline, at this rank's other coordinates."""
+        axis = self.partition.stage_axis
+        if axis is None:
+            return []
+        return [self.stage(k) for k in range(self.program.axes.sizes[axis])]
+
+    def stage(self, k: int) -> LocalProgram:
+        """The program of coordinate k of a pipeline's axis, at this rank's other coordinates.
+
+        Args:
+            k: the coordinate.
+
+        Raises:
+            ShardError: nothing is on stages, or the axis has no such coordinate.
+        """
+        accept("Lowered.stage", k=k)
+        axis = self.partition.stage_axis
+        if axis is None:
+            fix = "P(..., pp=0) for parameters, and sf.pipelined_grad"
+            got = "no parameter is on a stage"
+            raise ShardError.of("Lowered.stage", got, fix=fix, source=call_site())
+        size, own = self.program.axes.sizes[axis], list(self.traced.placed.coordinate)
+        if k >= size:
+            got, fix = f"k is {k}, and the axis has {size} coordinates", f"0 to {size - 1}"
+            raise ShardError.of("Lowered.stage, k", got, fix=fix, source=call_site())
+        own[axis] = k
+        place = tuple(own)
+        if place in self.programs:
+            return self.programs[place]
+        traced = self.traced
+        names = group_names(traced.placed.mesh)
+        return local_program(
+            traced.request.name,
+            traced.program,
+            traced.placed,
+            self.partition,
+            self.schedule_plan,
+            place,
+            names,
+        )
 
     @property
     def memory(self) -> Memory:
@@ -301,10 +344,10 @@ class Lowered:
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """Every collective, as they start. Those of a scan are repeated for each step."""
-        return tuple(
-            n.meta["collective"] for n in inner_nodes(self.program.graph) if "collective" in n.meta
-        )
+        """Every collective and every message of a pipeline, as they start. Those of a scan are
+        repeated for each step, those of a stage for each microbatch.
+        """
+        return tuple(collectives_in(self.program.graph))
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:
