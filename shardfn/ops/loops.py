@@ -211,16 +211,3 @@ def inner_nodes(graph: torch.fx.Graph, *, once: bool = False) -> Generator[torch
         if isinstance(node.target, Loop):
             for inner in node.target.graphs if once else node.target.runs():
                 yield from inner_nodes(inner, once=once)
-
-
-def collectives_in(graph: torch.fx.Graph) -> Generator[Any]:
-    """Yield the record of every collective and message, in the order in which they start."""
-    for node in graph.nodes:
-        if "collective" in node.meta:
-            yield node.meta["collective"]
-        if isinstance(node.target, Loop):
-            for inner in node.target.runs_and_messages():
-                if isinstance(inner, torch.fx.Graph):
-                    yield from collectives_in(inner)
-                else:
-                    yield inner

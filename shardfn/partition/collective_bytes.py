@@ -1,11 +1,14 @@
-"""The payload of a collective: the one place where its bytes are counted."""
+"""The payload of a collective: the one place where its bytes are counted; and the collectives of a
+local graph.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
+from torch.fx import Graph
 
 from ..collectives import (
     ALL_GATHER,
@@ -16,7 +19,8 @@ from ..collectives import (
     REDUCE_SCATTER,
     implement,
 )
-from ..types import MeshAxes, MeshPlacements
+from ..ops.loops import Loop
+from ..types import Collective, MeshAxes, MeshPlacements
 from . import layout, strided_shards
 from .redistribute import Move
 
@@ -117,3 +121,16 @@ implement(ALL_GATHER, payload=_gathered)
 implement(REDUCE_SCATTER, payload=_scattered)
 implement(ALL_TO_ALL, payload=_exchanged)
 implement(HALO, payload=_edges)
+
+
+def collectives_in(graph: Graph) -> Iterator[Collective]:
+    """Yield the record of every collective and message, in the order in which they start."""
+    for node in graph.nodes:
+        if "collective" in node.meta:
+            yield node.meta["collective"]
+        if isinstance(node.target, Loop):
+            for inner in node.target.runs_and_messages():
+                if isinstance(inner, Graph):
+                    yield from collectives_in(inner)
+                else:
+                    yield inner

@@ -12,8 +12,9 @@ import torch
 from ..buckets import human_bytes
 from ..capture.printed_names import dotted_names, printed_names, unique_name
 from ..capture.printing import Printer, input_lines, legend, tensor_type, value_type
-from ..ops.loops import Loop, collectives_in
+from ..ops.loops import Loop
 from ..types import LocalProgram
+from .collective_bytes import collectives_in
 
 
 def local_text(program: LocalProgram, full: bool = False) -> str:

@@ -24,8 +24,8 @@ from ...inspect.step_time import StepTime, step_time
 from ...inspect.transfers import Fallback, Transfer, fallbacks, transfers
 from ...inspect.verbose import verbose_text
 from ...mesh import all_coordinates, group_names
-from ...ops.loops import collectives_in
 from ...partition import Plan, cached_plan, local_sizes
+from ...partition.collective_bytes import collectives_in
 from ...partition.split_backward import SplitPlan, split_backward
 from ...placement_table import ArgumentPlacements, argument_placements
 from ...random import ambient
