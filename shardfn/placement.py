@@ -9,7 +9,10 @@ import torch
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from . import _compat
+from .errors import PlacementError
 from .types import MEAN, REDUCTIONS, AtStage, AxisPlacement, MeshAxes, MeshPlacements, stage_of
+
+REDISTRIBUTE = "sf.shard(lambda x: x, mesh, None, placements)(x), which redistributes it"
 
 
 class Stage(Placement):
@@ -33,8 +36,24 @@ class Stage(Placement):
         super().__init__()
         self.coordinate, self.chunk = coordinate, chunk
 
+    def is_replicate(self) -> bool:
+        """Refuse torch's redistribution to a stage, which asks this first, and would change nothing
+        but the placement (torch 2.13).
+
+        Raises:
+            PlacementError: always.
+        """
+        raise PlacementError.of(
+            "redistribute of a DTensor",
+            f"to {self!r}: torch's DTensor knows no sf.Stage",
+            fix=REDISTRIBUTE,
+        )
+
+    def __reduce__(self) -> Any:
+        return Stage, (self.coordinate, self.chunk)
+
     def __repr__(self) -> str:
-        return f"Stage({self.coordinate}" + (f", chunk={self.chunk})" if self.chunk else ")")
+        return f"Stage({self.coordinate!r}" + (f", chunk={self.chunk})" if self.chunk else ")")
 
     def __eq__(self, other: object) -> bool:
         same = isinstance(other, Stage) and self.coordinate == other.coordinate
@@ -138,6 +157,19 @@ def marks_of(spec: Any, shape: Sequence[int], axes: MeshAxes) -> MeshPlacements:
     return marks
 
 
+def stages_in(spec: Any, axes: MeshAxes) -> MeshPlacements:
+    """The stages that a placement leaf names, and "R" on other axes. They need no shape.
+
+    Raises:
+        ValueError: an axis has no such stage.
+    """
+    if isinstance(spec, P):
+        return _with_stages(["R"] * len(axes.names), spec, axes)
+    placements = spec if isinstance(spec, (list, tuple)) else [spec]
+    rows = zip(placements, axes.sizes, axes.names, strict=False)
+    return tuple(_stage_mark(p, n, name) if isinstance(p, Stage) else "R" for p, n, name in rows)
+
+
 def check_whole(spec: Any, marks: MeshPlacements) -> None:
     """Raise ValueError if `in_placements` says that a plain tensor is Partial."""
     if any(m in REDUCTIONS for m in marks):
@@ -168,13 +200,18 @@ def _from_names(spec: P, shape: Sequence[int], axes: MeshAxes) -> MeshPlacements
     if unknown is not None:
         raise ValueError(f"{spec} names axis {unknown!r}; the mesh has {axes}")
     check_axes(spec)
-    marks = list(named(rows_of(spec), shape, axes))
+    return _with_stages(named(rows_of(spec), shape, axes), spec, axes)
+
+
+def _with_stages(marks: Sequence[AxisPlacement], spec: P, axes: MeshAxes) -> MeshPlacements:
+    """The placements of a `P`'s dims, with those of its stages."""
+    placed = list(marks)
     for name, stage in spec.stages.items():
         if name not in axes.names:
             raise ValueError(f"{spec} names axis {name!r}; the mesh has {axes}")
         k = axes.names.index(name)
-        marks[k] = _stage_mark(as_stage(stage), axes.sizes[k], name)
-    return tuple(marks)
+        placed[k] = _stage_mark(as_stage(stage), axes.sizes[k], name)
+    return tuple(placed)
 
 
 def named(rows: Sequence[Sequence[str]], shape: Sequence[int], axes: MeshAxes) -> MeshPlacements:

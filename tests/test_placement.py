@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -10,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from shardfn import P
-from shardfn.placement import describe, is_spec, marks_of, torch_placements
+from shardfn import P, Stage
+from shardfn.placement import describe, is_spec, marks_of, spec_of, torch_placements
 from shardfn.types import AxisPlacement, MeshAxes, MeshPlacements
 
 AXES = MeshAxes(("dp", "tp"), (2, 3))
@@ -32,6 +34,12 @@ WRITTEN = {
     "pending": ([Partial(), Partial("sum")], ("sum", "sum")),
     "a mean and a sum": ([Partial("avg"), Partial()], ("avg", "sum")),
     "a maximum": ([Shard(0), Partial("max")], (0, "max")),
+    "a stage": (P(dp=1), ("@1", "R")),
+    "a stage, beside a shard": (P(None, "tp", dp=0), ("@0", 1)),
+    "a second stage of a coordinate": (P(tp=Stage(2, chunk=1)), ("R", "@2.1")),
+    "stages on two axes": (P(dp=1, tp=0), ("@1", "@0")),
+    "a stage among placements": ([Shard(0), Stage(2)], (0, "@2")),
+    "a stage and a Partial": ([Stage(1, chunk=2), Partial()], ("@1.2", "sum")),
     "a minimum": ([Partial("min"), Shard(0)], ("min", 0)),
 }
 
@@ -72,9 +80,44 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a product": (
         [Partial("product"), Replicate()],
         (
-            "P(product) is not a placement that shardfn knows: Shard, Replicate, Partial of "
+            "P(product) is not a placement that shardfn knows: Shard, Replicate, Stage, Partial of "
             "sum, avg, max or min"
         ),
+    ),
+    "a stage that is not there": (
+        P(tp=5),
+        (
+            "Stage(5) on axis 'tp', which has the stages 0 to 2; a second stage on a coordinate is "
+            "sf.Stage(2, chunk=1)"
+        ),
+    ),
+    "a stage that is not there, among placements": (
+        [Stage(2), Replicate()],
+        (
+            "Stage(2) on axis 'dp', which has the stages 0 to 1; a second stage on a coordinate is "
+            "sf.Stage(0, chunk=1)"
+        ),
+    ),
+    "a stage below 0": (P(tp=-1), "Stage(-1) on axis 'tp': stage is not an int from 0"),
+    "a chunk below 0": (
+        P(tp=Stage(0, chunk=-1)),
+        "Stage(0, chunk=-1) on axis 'tp': chunk is not an int from 0",
+    ),
+    "a stage of no int": (
+        [Stage("0"), Replicate()],
+        "Stage('0') on axis 'dp': stage is not an int from 0",
+    ),
+    "a stage that is True": (P(tp=True), "tp=True is not a stage; write tp=0 or an sf.Stage"),
+    "a stage by its name": (P(tp="first"), "tp='first' is not a stage; write tp=0 or an sf.Stage"),
+    "a stage of an unknown axis": (P(pp=0), "P(pp=0) names axis 'pp'; the mesh has (dp=2, tp=3)"),
+    "an axis for a dim and a stage": (
+        P(None, "tp", tp=1),
+        "P(None, 'tp', tp=1) uses axis 'tp' twice, for dim 1 and a stage",
+    ),
+    "a stage alone": ([Stage(1)], "1 placements [Stage(1)] for a mesh of 2 axes (dp=2, tp=3)"),
+    "a stage too many": (
+        [Shard(0), Replicate(), Stage(1)],
+        "3 placements [Shard(dim=0), Replicate(), Stage(1)] for a mesh of 2 axes (dp=2, tp=3)",
     ),
     "reductions of two kinds": (
         [Partial("max"), Partial("avg")],
@@ -106,7 +149,7 @@ def test_what_does_not_fit_is_said_in_words(case: str) -> None:
     assert str(error.value) == said
 
 
-MARKS = st.tuples(*[st.sampled_from(("R", 0, 1, 2, "sum", "avg"))] * 2)
+MARKS = st.tuples(*[st.sampled_from(("R", 0, 1, 2, "sum", "avg", "@0", "@1", "@0.1", "@1.12"))] * 2)
 
 
 @given(MARKS)
@@ -122,7 +165,31 @@ def test_p_says_what_torchs_placements_say(marks: MeshPlacements) -> None:
         tuple(n for n, m in zip(AXES.names, marks, strict=True) if m == d) for d in range(3)
     ]
     plain = tuple("R" if m in ("sum", "avg") else m for m in marks)
-    assert marks_of(P(*parts), (4, 5, 6), AXES) == plain
+    stages = {n: p for n, p in zip(AXES.names, torch_placements(marks), strict=True) if is_stage(p)}
+    assert marks_of(P(*parts, **stages), (4, 5, 6), AXES) == plain
+
+
+def is_stage(placement: Any) -> bool:
+    return isinstance(placement, Stage)
+
+
+@given(MARKS)
+@examples(30)
+def test_the_p_of_marks_says_them_again(marks: MeshPlacements) -> None:
+    plain = tuple("R" if m in ("sum", "avg") else m for m in marks)
+    spec = spec_of(marks, 3, AXES)
+    assert marks_of(spec, (4, 5, 6), AXES) == plain
+    assert eval(repr(spec), {"P": P, "Stage": Stage}) == spec
+
+
+def test_a_stage_is_a_value() -> None:
+    assert Stage(1) == Stage(1) != Stage(1, chunk=1)
+    assert Stage(1) != Stage(0) and Stage(1) != Replicate()
+    assert len({Stage(1), Stage(1, 0), Stage(0)}) == 2
+    assert copy.deepcopy(Stage(1, chunk=2)) == Stage(1, chunk=2)
+    assert pickle.loads(pickle.dumps([Stage(3)])) == [Stage(3)]
+    assert P(pp=1) == P(pp=Stage(1)) != P(pp=Stage(1, chunk=1))
+    assert repr(P(None, "tp", pp=1)) == "P(None, 'tp', pp=1)"
 
 
 def test_marks_become_the_placements_that_dtensor_has() -> None:
@@ -138,6 +205,7 @@ def test_marks_become_the_placements_that_dtensor_has() -> None:
 
 def test_marks_in_the_users_words() -> None:
     assert describe((0, "R"), AXES) == "Shard(dim=0) on dp, Replicate() on tp"
+    assert describe(("@1", "@0.2"), AXES) == "Stage(1) on dp, Stage(0, chunk=2) on tp"
     assert describe((), MeshAxes((), ())) == "one device"
 
 

@@ -110,6 +110,9 @@ PATTERNS = Kind(
 )
 WORLDS = Kind(_are_worlds, "a tuple of sizes, or of dicts of axes and sizes", "(1, 2, 3)")
 SHAPE = Kind(_is_shape, "a tuple of sizes, 0 or more each", "ShapeDtype((2, 3))")
+SHAPE_OR_NONE = Kind(
+    lambda x: x is None or _is_shape(x), "a tuple of sizes, 0 or more each, or None", "shape=(4, 3)"
+)
 SHAPES = Kind(
     _are_shapes,
     "a list of shapes of meshes, each a tuple of numbers of ranks",
@@ -215,6 +218,7 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     "clear_cache": {"stored": FLAG},
     "clip_by_global_norm": {"max_norm": LIMIT},
     "compose": {"transform": FUNCTION},
+    "from_local": {"shape": SHAPE_OR_NONE},
     "functionalize": {"share": FLAG},
     "gpipe": {"coordinates": SIZE, "microbatches": SIZE},
     "interleaved": {"coordinates": SIZE, "microbatches": SIZE, "chunks": SIZE},

@@ -25,8 +25,9 @@ from ..partition.rules.dtypes import COMPUTED, INTEGERS
 from ..partition.strided_shards import elements, strided_dims
 from ..placement import torch_placements
 from ..random import ambient
-from ..simulated import SimulatedDTensor, SimulatedTensor, on_mesh, own_of_part
-from ..types import MEAN, TENSOR, LocalProgram, MeshAxes, MeshPlacements
+from ..simulated import SimulatedDTensor, SimulatedTensor, dtensors, on_mesh, own_of_part
+from ..staged import has_stages
+from ..types import MEAN, TENSOR, LocalProgram, MeshAxes, MeshPlacements, stage_of
 from .arguments import Placed, said
 from .store import Layouts
 
@@ -328,8 +329,10 @@ def cut(
     x: torch.Tensor, marks: MeshPlacements, axes: MeshAxes, coordinate: Sequence[int]
 ) -> torch.Tensor:
     """Copy one rank's shard out of a global tensor, keeping the global tensor's order of dims in
-    memory.
+    memory. A rank that is not on the stage of the tensor gets an empty one.
     """
+    if not layout.is_here(marks, coordinate):
+        return x.new_empty(layout.ELSEWHERE)
     out = whole = carried(x)
     strided = strided_dims(marks)
     for dim in strided:
@@ -361,7 +364,8 @@ def join(
     shards: Sequence[torch.Tensor], shape: Sequence[int], marks: MeshPlacements, axes: MeshAxes
 ) -> torch.Tensor:
     """Assemble the global tensor from the local tensors of all ranks."""
-    values = dict(zip(all_coordinates(axes), map(carried, shards), strict=True))
+    rows = zip(all_coordinates(axes), map(carried, shards), strict=True)
+    values = {c: shard for c, shard in rows if layout.is_here(marks, c)}
     dtype = shards[0].dtype
     for k in reversed(range(len(marks))):
         groups: dict[tuple[int, ...], list[torch.Tensor]] = {}
@@ -390,7 +394,7 @@ def _joined(group: list[torch.Tensor], mark: Any) -> torch.Tensor:
     found = layout.split(mark)
     if found:
         return torch.cat(group, found[0])
-    if mark == "R":
+    if mark == "R" or stage_of(mark) is not None:
         return group[0]
     reduce = {"sum": torch.sum, MEAN: torch.mean, "max": torch.amax, "min": torch.amin}[mark]
     return reduce(torch.stack(group), 0).to(group[0].dtype)  # torch sums integers in 64 bits
@@ -506,8 +510,9 @@ def maker(placed: Placed, captured: Captured, partition: Plan) -> Maker | None:
         _compat.unreduced_spec(spec) if slot.number in unreduced else spec
         for spec, slot in zip(specs, slots, strict=True)
     ]
+    are_staged = any(has_stages(spec.placements) for spec in specs)
     kind = SimulatedDTensor if placed.is_simulated else DTensor
-    make = functools.partial(_compat.dtensors, kind=kind)
+    make = dtensors if are_staged else functools.partial(_compat.dtensors, kind=kind)
     places = _places(placed, specs)
 
     def made(outs: Any, spares: list[DTensor] | None = None) -> list[Any]:
@@ -519,15 +524,17 @@ def maker(placed: Placed, captured: Captured, partition: Plan) -> Maker | None:
 
 
 def _places(placed: Placed, specs: list[Any]) -> tuple[int, ...]:
-    """Match each result with a donated DTensor of its shape, strides and dtype; -1 without one."""
+    """Match each result with a donated DTensor of its shape, strides and dtype; -1 without one, as
+    for a result on a stage, whose class is another.
+    """
     avals = dict(zip(placed.tensors, placed.avals, strict=True))
     rows = [avals[i] for i in placed.donated]
     free: dict[Any, list[int]] = {}
     for k, x in reversed([*enumerate(rows)]):
         key = tuple(x.shape), tuple(x.stride), x.dtype
         free.setdefault(key, []).append(k)
-    metas = [spec.tensor_meta for spec in specs]
-    keys = [(tuple(x.shape), tuple(x.stride), x.dtype) for x in metas]
+    metas = [None if has_stages(spec.placements) else spec.tensor_meta for spec in specs]
+    keys = [x and (tuple(x.shape), tuple(x.stride), x.dtype) for x in metas]
     return tuple(free[key].pop() if free.get(key) else -1 for key in keys)
 
 

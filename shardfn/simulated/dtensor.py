@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Placement
 
-from .. import _compat
+from .. import _compat, _tree
 from ..errors import ShardError
 from ..extensions import Eager, absent, service
+from ..placement import REDISTRIBUTE
+from ..staged import StagedDTensor, check_gradient, has_stages, is_staged, refused, run_on_shards
 from .local_tensor import DonatedTensor, SimulatedTensor
 
 
@@ -38,10 +40,14 @@ class SimulatedDTensor(DTensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(map(is_staged, _tree.leaves((args, kwargs or {})))):
+            return run_on_shards(func, args, kwargs or {})
         return _eager(str(func)).op(func, args, kwargs or {})
 
     def redistribute(self, *args: Any, **kwargs: Any) -> DTensor:
         """Run DTensor.redistribute for all ranks."""
+        if is_staged(self):
+            raise refused("redistribute", self, REDISTRIBUTE)
         return self._method("redistribute", *args, **kwargs)
 
     def to_local(
@@ -57,13 +63,26 @@ class SimulatedDTensor(DTensor):
             The local tensors of all ranks as one `SimulatedTensor`, or one rank's.
 
         Raises:
-            ShardError: the mesh has no such rank.
+            ShardError: the mesh has no such rank, or autograd follows the local tensors of a
+                stage, which have other numbers of dims on other ranks.
         """
+        if is_staged(self) and rank is None:
+            return self._shards_of_stage(grad_placements)
         return self._method("to_local", grad_placements=grad_placements, rank=rank)
 
     def full_tensor(self, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor:
         """Run DTensor.full_tensor, and return a plain tensor."""
+        if is_staged(self):
+            raise refused("full_tensor", self, "sf.full(x)")
         return self._method("full_tensor", grad_placements=grad_placements)
+
+    def _shards_of_stage(self, grad_placements: Sequence[Placement] | None) -> torch.Tensor:
+        """The local tensors of all ranks where one stage has the values."""
+        check_gradient(self, grad_placements)
+        if self.requires_grad and torch.is_grad_enabled():
+            raise refused("to_local", self, "x.detach().to_local(), or sf.full(x)")
+        local: Any = _compat.local_tensor(self)
+        return SimulatedTensor(local.shards, local.shown)
 
     def __create_write_items__(self, fqn: str, _: Any) -> Any:
         return self._method("__create_write_items__", fqn, _)
@@ -82,9 +101,11 @@ def dtensors(locals_: Sequence[torch.Tensor], specs: Sequence[Any]) -> list[DTen
     """Build DTensors of local tensors without torch's checks; SimulatedDTensors of simulated
     tensors.
     """
-    kinds = {type(x) for x in locals_}
-    kind = SimulatedDTensor if SimulatedTensor in kinds else DTensor
-    return _compat.dtensors(locals_, specs, kind)
+    is_simulated = any(isinstance(x, SimulatedTensor) for x in locals_)
+    if is_simulated:
+        return _compat.dtensors(locals_, specs, SimulatedDTensor)
+    kinds = [StagedDTensor if has_stages(spec.placements) else DTensor for spec in specs]
+    return _compat.dtensors(locals_, specs, kinds)
 
 
 def _eager(where: str) -> Eager:

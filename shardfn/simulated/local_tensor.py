@@ -32,11 +32,10 @@ class SimulatedTensor(torch.Tensor):
     def __new__(
         cls, shards: Sequence[torch.Tensor], shown: int = 0, followed: bool = False
     ) -> SimulatedTensor:
-        followed = followed or _compat.in_backward()
         x = shards[shown]
         shape: Any = x.shape
         strides: Any = x.stride()
-        if followed:
+        if _has_sizes_of_all(shards, followed):
             shape = _of_ranks([y.shape for y in shards])
             strides = _of_ranks([y.stride() for y in shards])
         return torch.Tensor._make_wrapper_subclass(
@@ -48,7 +47,7 @@ class SimulatedTensor(torch.Tensor):
     ) -> None:
         self.shards = list(shards)
         self.shown = shown
-        self.followed = followed or _compat.in_backward()
+        self.followed = _has_sizes_of_all(shards, followed)
 
     # where sizes differ and autograd follows, its formulas have those of each rank;
     # code reads those of one rank
@@ -149,6 +148,14 @@ def _is_followed(leaves: Sequence[Any]) -> bool:
                 fix="requires_grad_() of the DTensor, before its to_local()",
             )
     return bool(followed)
+
+
+def _has_sizes_of_all(shards: Sequence[torch.Tensor], followed: bool) -> bool:
+    """Return whether a tensor's sizes are those of all ranks. On other stages of a pipeline than
+    its own a tensor may have another number of dims.
+    """
+    has_same_dims = len({x.dim() for x in shards}) == 1
+    return has_same_dims and (followed or _compat.in_backward())
 
 
 def _of_ranks(rows: Sequence[Sequence[int]]) -> list[Any]:

@@ -244,13 +244,21 @@ def gone_spec(spec: Any) -> Any:
 def dtensors(
     locals_: Sequence[torch.Tensor], specs: Sequence[Any], kind: Any = DTensor
 ) -> list[DTensor]:
-    """Wrap local tensors as DTensors with these specs, without torch's checks."""
+    """Wrap local tensors as DTensors with these specs, without torch's checks.
+
+    Args:
+        locals_: the local tensors.
+        specs: of each.
+        kind: the class of all, or a list with that of each.
+    """
+    kinds = kind if isinstance(kind, list) else [kind] * len(specs)
     make = getattr(torch.Tensor, "_dtensor__new__", None)
     if make is None:
-        return [kind(x, spec, requires_grad=False) for x, spec in zip(locals_, specs, strict=True)]
-    assert len(locals_) == len(specs)
+        rows = zip(kinds, locals_, specs, strict=True)
+        return [each(x, spec, requires_grad=False) for each, x, spec in rows]
+    assert len(locals_) == len(specs) == len(kinds)
     # its last argument: requires_grad. A call of it in C takes 0.9 us, and one in Python 1.1
-    return list(map(make, repeat(kind), locals_, specs, repeat(False)))
+    return list(map(make, kinds, locals_, specs, repeat(False)))
 
 
 def empty_dtensor(

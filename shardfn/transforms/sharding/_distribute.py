@@ -8,20 +8,31 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
 from ... import _compat, _tree, tree_pairs
-from ...accepted import described
+from ...accepted import accept, described
 from ...capture.rewrites.as_strided import refuse_unstrided
 from ...errors import PlacementError, TreeError
 from ...mesh import all_coordinates, axes_of, check_mesh, refuse_unusable_mesh
 from ...partition import layout
 from ...partition.emission import wire_dtypes
 from ...partition.rules.dtypes import COMPUTED
-from ...placement import P, check_pending, check_whole, is_spec, marks_of, torch_placements
-from ...runtime.layouts import cut, join
+from ...placement import (
+    P,
+    check_pending,
+    check_whole,
+    describe,
+    is_spec,
+    marks_of,
+    stages_in,
+    torch_placements,
+)
+from ...runtime.layouts import carried, cut, join
 from ...simulated import SimulatedTensor, UnreadTensor, dtensors, shown
-from ...types import MeshPlacements
+from ...types import REDUCTIONS, MeshAxes, MeshPlacements, stage_of
 from ...world import current_world
 
 
@@ -141,22 +152,27 @@ def _own(x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
 
 
 @_compat.outside_only
-def from_local(x: Any, mesh: Any, placements: Any) -> DTensor:
+def from_local(
+    x: Any, mesh: Any, placements: Any, *, shape: Sequence[int] | None = None
+) -> DTensor:
     """Make a DTensor of the local tensor of each rank.
 
     Args:
         x: this rank's local tensor; in a simulated world it may be a list with one tensor for
-            each rank of the mesh.
+            each rank of the mesh. Under `sf.Stage`, ranks of other stages give `torch.empty(0)`
+            of the same dtype.
         mesh: a DeviceMesh.
         placements: one leaf: `P`, a Placement, or a list of Placements. With `Partial()` or
             `Partial("avg")`, x is this rank's term of a sum or mean.
+        shape: the global shape. By default the shards are equal, or those of the list. A single
+            x under `sf.Stage` needs it, since ranks of other stages cannot know it.
 
     Returns:
-        A DTensor with a copy of x. Its global shape assumes equal shards.
+        A DTensor with a copy of x.
 
     Raises:
-        PlacementError: the placement does not fit the tensor or the mesh, or there is not one
-            tensor for each rank.
+        PlacementError: the placement does not fit the tensor, the shape or the mesh, or there is
+            not one tensor for each rank.
 
     Source: DTensor.from_local.
 
@@ -170,11 +186,15 @@ def from_local(x: Any, mesh: Any, placements: Any) -> DTensor:
     axes = axes_of(mesh)
     world = current_world()
     refuse_unusable_mesh("from_local", mesh)
+    accept("from_local", shape=shape)
     is_simulated = world.kind == "simulated"
     shards = _given_shards(x, mesh.size(), is_simulated)
-    first = shards[0]
-    marks = _checked_marks(first, mesh, placements)
-    shape = _whole_shape(shards, marks, axes)
+    first = _first_here(shards, mesh, placements, shape)
+    marks = _checked_marks(first.shape if shape is None else shape, first.dtype, mesh, placements)
+    shape = _whole_shape(shards, marks, axes) if shape is None else tuple(shape)
+    everyone = all_coordinates(axes) if is_simulated else [mesh.get_coordinate()]
+    for shard, coordinates in zip(shards, everyone, strict=True):
+        _check_shape(shard, coordinates, marks, axes, shape)
     shards = [s.detach().clone(memory_format=torch.contiguous_format) for s in shards]
     spec = _compat.dtensor_spec(
         mesh,
@@ -215,19 +235,51 @@ def _given_shards(x: Any, count: int, is_simulated: bool) -> list[torch.Tensor]:
     return shards
 
 
-def _checked_marks(shard: torch.Tensor, mesh: Any, placements: Any) -> MeshPlacements:
-    """The placements of the global tensor that has this shard.
+def _first_here(
+    shards: list[torch.Tensor], mesh: Any, placements: Any, shape: Sequence[int] | None
+) -> torch.Tensor:
+    """The first of the given shards that is on its stage.
+
+    Raises:
+        PlacementError: ranks of other stages cannot know the global shape.
+    """
+    axes = axes_of(mesh)
+    try:
+        stages = stages_in(placements, axes)
+    except ValueError as error:
+        raise _refused(str(error), mesh, placements) from None
+    if all(mark == "R" for mark in stages):
+        return shards[0]
+    if len(shards) == mesh.size():
+        rows = zip(shards, all_coordinates(axes), strict=True)
+        return next(shard for shard, c in rows if layout.is_here(stages, c))
+    if shape is None:
+        raise _refused(
+            f"{placements} without a shape: ranks of other stages cannot know it",
+            mesh,
+            placements,
+            fix="sf.from_local(x, mesh, placements, shape=(...)), the global shape",
+        )
+    return shards[0]
+
+
+def _refused(text: str, mesh: Any, placements: Any, fix: str | None = None) -> PlacementError:
+    return PlacementError.of("from_local", text, fix=fix, mesh=mesh, placements=placements)
+
+
+def _checked_marks(
+    shape: Sequence[int], dtype: torch.dtype, mesh: Any, placements: Any
+) -> MeshPlacements:
+    """The placements of the global tensor that has a shard of this shape and dtype.
 
     Raises:
         PlacementError: it does not fit the mesh or the tensor.
     """
     try:
-        marks = marks_of(placements, shard.shape, axes_of(mesh))
-        check_pending(marks, shard.dtype)
+        marks = marks_of(placements, shape, axes_of(mesh))
+        check_pending(marks, dtype)
     except ValueError as error:
-        raise PlacementError.of(
-            "from_local", str(error), mesh=mesh, placements=placements
-        ) from None
+        raise _refused(str(error), mesh, placements) from None
     return marks
 
 
@@ -236,7 +288,10 @@ def _whole_shape(shards: list[torch.Tensor], marks: MeshPlacements, axes: Any) -
     one.
     """
     everyone = all_coordinates(axes) if len(shards) > 1 else []
-    shape = list(shards[0].shape)
+    stages = [stage_of(mark) for mark in marks]
+    first = [stage.coordinate if stage else 0 for stage in stages]
+    here = (s for s, c in zip(shards, everyone, strict=False) if layout.is_here(marks, c))
+    shape = list(next(here, shards[0]).shape)
     cutting = collections.defaultdict[int, list[int]](list)
     for k, mark in enumerate(marks):
         if found := layout.split(mark):
@@ -245,19 +300,18 @@ def _whole_shape(shards: list[torch.Tensor], marks: MeshPlacements, axes: Any) -
         sizes = [
             s.shape[dim]
             for s, c in zip(shards, everyone, strict=False)
-            if not any(c[k] for k in range(len(c)) if k not in by)
+            if all(c[k] == first[k] for k in range(len(c)) if k not in by)
         ]
         ranks = math.prod(axes.sizes[k] for k in by)
         shape[dim] = sum(sizes) if sizes else shape[dim] * ranks
-    for s, c in zip(shards, everyone, strict=False):
-        _check_shape(s, c, layout.local_shape(shape, marks, axes.sizes, c), shape)
     return tuple(shape)
 
 
 def _check_shape(
     shard: torch.Tensor,
-    coordinates: tuple[int, ...],
-    local_shape: tuple[int, ...],
+    coordinates: Sequence[int],
+    marks: MeshPlacements,
+    axes: MeshAxes,
     shape: Sequence[int],
 ) -> None:
     """Check that a rank's shard has the shape that torch.chunk gives it.
@@ -265,10 +319,15 @@ def _check_shape(
     Raises:
         PlacementError: it has another shape.
     """
-    if tuple(shard.shape) != local_shape:
-        got = f"the shard of rank at {coordinates} has shape {tuple(shard.shape)}"
-        needed = f"{local_shape}, torch.chunk's share of {tuple(shape)}"
-        raise PlacementError.of("from_local", got, needed=needed)
+    local_shape = layout.local_shape(shape, marks, axes.sizes, coordinates)
+    if tuple(shard.shape) == local_shape:
+        return
+    got = f"the shard of rank at {tuple(coordinates)} has shape {tuple(shard.shape)}"
+    needed, fix = f"{local_shape}, torch.chunk's share of {tuple(shape)}", None
+    if not layout.is_here(marks, coordinates):
+        needed = f"{local_shape}: with {describe(marks, axes)} another stage has the value"
+        fix = "torch.empty(0, dtype=x.dtype) on ranks of other stages"
+    raise PlacementError.of("from_local", got, needed=needed, fix=fix)
 
 
 def full(tree: Any) -> Any:
@@ -336,10 +395,53 @@ def _whole(x: Any) -> Any:
 
 def _joined(x: DTensor, shards: list[torch.Tensor], is_simulated: bool) -> torch.Tensor:
     """The global tensor of local tensors. Autograd follows torch's own way of making it."""
+    axes = axes_of(x.device_mesh)
+    marks = marks_of(list(x.placements), x.shape, axes)
+    on_stages = any(map(stage_of, marks))
     if x.requires_grad and torch.is_grad_enabled():
-        return x.full_tensor()
+        return _OfStage.apply(x, marks) if on_stages else x.full_tensor()
     if is_simulated:
-        axes = axes_of(x.device_mesh)
-        marks = marks_of(list(x.placements), x.shape, axes)
         return join(shards, x.shape, marks, axes)
+    if on_stages:
+        x = _on_all_stages(x, marks)
     return x.full_tensor() if x.dtype in wire_dtypes.CARRIED else _whole_otherwise(x)
+
+
+def _on_all_stages(x: DTensor, marks: MeshPlacements) -> DTensor:
+    """The DTensor whose values a stage has, replicated over the axes of stages: a broadcast over
+    each.
+    """
+    mesh: Any = x.device_mesh
+    now = list(marks)
+    axes, coordinates = axes_of(mesh), mesh.get_coordinate()
+    local = _compat.local_tensor(x)
+    for k, mark in enumerate(marks):
+        stage = stage_of(mark)
+        if stage is None:
+            continue
+        now[k] = "R"
+        if not layout.is_here(now, coordinates):
+            continue  # nor are the others of this group
+        payload = local.new_empty(layout.local_shape(x.shape, now, axes.sizes, coordinates))
+        if coordinates[k] == stage.coordinate:
+            carried(payload).copy_(carried(local))
+        sent = carried(payload).view(-1).view(torch.uint8)
+        dist.broadcast(sent, group=mesh.get_group(k), group_src=stage.coordinate)
+        local = payload
+    spec = _compat.dtensor_spec(mesh, torch_placements(tuple(now)), x.shape, x.stride(), x.dtype)
+    return dtensors([local], [spec])[0]
+
+
+class _OfStage(torch.autograd.Function):
+    """The global value of a DTensor on a stage. The gradient is on that stage."""
+
+    @staticmethod
+    def forward(ctx: Any, x: DTensor, marks: MeshPlacements) -> torch.Tensor:
+        ctx.mesh = x.device_mesh
+        ctx.marks = tuple("R" if mark in REDUCTIONS else mark for mark in marks)
+        return _whole(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, cotangent: torch.Tensor) -> Any:
+        return _placed(cotangent, ctx.mesh, ctx.marks), None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from worlds import simulated
@@ -94,3 +96,121 @@ def test_distribute_keeps_memory_of_its_own_so_that_donation_leaves_the_callers_
         assert sf.distribute(mine, mesh, P()).to_local().data_ptr() != mine.data_ptr()
     finally:
         torch.distributed.destroy_process_group()
+
+
+STAGES = [
+    ({"pp": 2}, P(pp=1)),
+    ({"pp": 3}, P(pp=0)),
+    ({"pp": 3}, P(pp=sf.Stage(2, chunk=1))),
+    ({"pp": 2, "tp": 3}, P("tp", pp=1)),
+    ({"tp": 3, "pp": 2}, P(None, "tp", pp=1)),
+    ({"pp": 2, "tp": 2}, P(pp=1, tp=0)),
+    ({"tp": 2, "pp": 2}, P("tp*2", pp=0)),
+    ({"dp": 2, "pp": 2, "tp": 3}, P("tp", "dp", pp=1)),
+    ({"dp": 2, "pp": 2, "tp": 2}, P(("tp", "dp"), pp=1)),
+]
+
+
+@pytest.mark.parametrize(("axes", "spec"), STAGES, ids=str)
+def test_a_stage_alone_has_shards_and_other_ranks_have_none(axes: dict[str, int], spec: P) -> None:
+    x = torch.arange(84.0).reshape(12, 7)
+    names = (*axes,)
+    without = P(*spec.parts)
+    with simulated(**axes) as mesh:
+        placed = sf.distribute(x.t().contiguous().t(), mesh, spec)
+        alike = sf.distribute(x, mesh, without)
+        coordinates = itertools.product(*map(range, axes.values()))
+        rows = zip(coordinates, placed.to_local().shards, alike.to_local().shards, strict=True)
+        for at, shard, wanted in rows:
+            stages = zip(names, at, placed.placements, strict=True)
+            is_here = all(p.coordinate == c for _, c, p in stages if isinstance(p, sf.Stage))
+            assert torch.equal(shard, wanted if is_here else torch.empty(0))
+        assert placed.shape == (12, 7) and torch.equal(sf.full(placed), x)
+        assert torch.equal(sf.full(sf.from_local(placed.to_local(), mesh, spec)), x)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (1, 5)], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.int16, torch.complex64, torch.float8_e4m3fn, torch.uint32], ids=str
+)
+def test_a_stage_has_tensors_of_all_shapes_and_dtypes(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    x = torch.randint(0, 2, shape, dtype=torch.uint8).to(dtype)
+    with simulated(pp=2, tp=2) as mesh:
+        placed = sf.distribute(x, mesh, P(pp=1))
+        assert [tuple(shard.shape) for shard in placed.to_local().shards] == [(0,)] * 2 + [
+            shape
+        ] * 2
+        back = sf.full(placed)
+        assert back.dtype == dtype and back.shape == shape
+        assert back.to(torch.complex128).tolist() == x.to(torch.complex128).tolist()
+
+
+def test_terms_of_a_sum_on_a_stage_are_added_there() -> None:
+    with simulated(pp=2, tp=2) as mesh:
+        shards = [torch.empty(0), torch.empty(0), torch.ones(3), 2 * torch.ones(3)]
+        x = sf.from_local(shards, mesh, [sf.Stage(1), sf.Partial()])
+        assert x.shape == (3,) and sf.full(x).tolist() == [3, 3, 3]
+
+
+def test_the_gradient_of_a_global_value_is_on_the_stage_of_its_dtensor() -> None:
+    x = torch.arange(15.0).reshape(5, 3)
+    with simulated(pp=2, tp=2) as mesh:
+        placed = sf.distribute(x, mesh, P("tp", pp=1)).requires_grad_()
+        for times in (1, 2):
+            sf.full(placed).square().sum().backward()
+            assert placed.grad is not None and placed.grad.placements == placed.placements
+            assert torch.equal(sf.full(placed.grad), times * 2 * x)
+
+
+def test_from_local_takes_the_shape_of_uneven_shards() -> None:
+    with sf.fake_world(3, rank=2, numerics=False):
+        mesh = sf.make_mesh((3,), ("dp",))
+        assert sf.from_local(torch.ones(1, 2), mesh, P("dp"), shape=(5, 2)).shape == (5, 2)
+        with pytest.raises(sf.PlacementError) as error:
+            sf.from_local(torch.ones(2, 2), mesh, P("dp"), shape=(5, 2))
+        assert str(error.value) == (
+            "from_local: the shard of rank at (2,) has shape (2, 2)\n"
+            "  needed: (1, 2), torch.chunk's share of (5, 2)"
+        )
+
+
+@pytest.mark.parametrize(("rank", "local"), [(0, (0,)), (1, (4, 3))])
+def test_a_rank_knows_the_global_shape_of_a_tensor_of_another_stage(
+    rank: int, local: tuple[int, ...]
+) -> None:
+    with sf.fake_world(2, rank=rank, numerics=False):
+        mesh = sf.make_mesh((2,), ("pp",))
+        placed = sf.distribute(torch.ones(4, 3), mesh, P(pp=1))
+        assert placed.shape == (4, 3) and placed.to_local().shape == local
+        again = sf.from_local(torch.empty(local), mesh, P(pp=1), shape=(4, 3))
+        assert again.shape == (4, 3) and again.to_local().shape == local
+        with pytest.raises(sf.PlacementError) as error:
+            sf.from_local(torch.empty(local), mesh, P(pp=1))
+        assert str(error.value) == (
+            "from_local: P(pp=1) without a shape: ranks of other stages cannot know it\n"
+            "  try: sf.from_local(x, mesh, placements, shape=(...)), the global shape"
+        )
+
+
+def test_ranks_of_other_stages_bring_nothing() -> None:
+    with simulated(pp=2) as mesh:
+        for shards in (torch.ones(3), [torch.ones(3)] * 2):
+            with pytest.raises(sf.PlacementError) as error:
+                sf.from_local(shards, mesh, P(pp=1))
+            assert str(error.value) == (
+                "from_local: the shard of rank at (0,) has shape (3,)\n"
+                "  needed: (0,): with Stage(1) on pp another stage has the value\n"
+                "  try: torch.empty(0, dtype=x.dtype) on ranks of other stages"
+            )
+        with pytest.raises(
+            sf.PlacementError, match=r"Stage\(2\) on axis 'pp', which has the stages"
+        ):
+            sf.from_local([torch.ones(3)] * 2, mesh, sf.Stage(2))
+        with pytest.raises(
+            sf.PlacementError, match=r"\['w'\]: Stage\(2\) on axis 'pp', which has the st"
+        ):
+            sf.distribute({"w": torch.ones(3)}, mesh, {"w": P(pp=2)})
+        with pytest.raises(sf.ShardError, match="shape is 3, a int, and must be a tuple of sizes"):
+            sf.from_local(torch.ones(3), mesh, P(), shape=3)

@@ -1,0 +1,169 @@
+"""DTensors on a stage of a pipeline, outside of functions. torch's DTensor takes a stage for a
+placement that changes nothing, so an op runs on the shards alone where that is right, and is
+refused elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Placement
+
+from . import _compat, _tree
+from .errors import PlacementError
+from .placement import REDISTRIBUTE, Stage
+
+aten = torch.ops.aten
+NOT_OF_ELEMENTS = {torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output}
+# besides the elementwise ops, which torch marks as such
+ON_SHARDS = {
+    aten.alias.default,
+    aten.detach.default,
+    aten.clone.default,
+    aten.copy_.default,
+    aten._to_copy.default,
+    aten.zero_.default,
+    aten.fill_.Scalar,
+    aten.empty_like.default,
+    aten.zeros_like.default,
+    aten.ones_like.default,
+    aten.full_like.default,
+}
+
+
+def is_staged(x: Any) -> bool:
+    """Return whether a value is a DTensor on a stage of a pipeline."""
+    return isinstance(x, DTensor) and has_stages(x.placements)
+
+
+def has_stages(placements: Sequence[Placement]) -> bool:
+    """Return whether one of a DTensor's placements is a stage."""
+    return any(isinstance(p, Stage) for p in placements)
+
+
+class StagedDTensor(DTensor):
+    """A DTensor on a stage of a pipeline, in a world of real processes."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return run_on_shards(func, args, kwargs or {})
+
+    def redistribute(self, *args: Any, **kwargs: Any) -> DTensor:
+        """Refuse DTensor.redistribute."""
+        raise refused("redistribute", self, REDISTRIBUTE)
+
+    def full_tensor(self, **_: Any) -> torch.Tensor:  # type: ignore[override]
+        """Refuse DTensor.full_tensor."""
+        raise refused("full_tensor", self, "sf.full(x)")
+
+    def to_local(self, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor:
+        """Return the local tensor. Its gradient is on the same stage."""
+        check_gradient(self, grad_placements)
+        if self.requires_grad and torch.is_grad_enabled():
+            return _ToLocal.apply(self)
+        local = _compat.local_tensor(self)
+        return local.view_as(local)
+
+
+class _ToLocal(torch.autograd.Function):
+    """The local tensor of a DTensor on a stage, and the DTensor of its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: DTensor) -> torch.Tensor:
+        ctx.spec = _compat.spec_of(x)
+        local = _compat.local_tensor(x)
+        return local.view_as(local)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: torch.Tensor) -> DTensor:
+        return _FromLocal.apply(cotangent, ctx.spec)
+
+
+class _FromLocal(torch.autograd.Function):
+    """The DTensor of a local tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, local: torch.Tensor, spec: Any) -> DTensor:
+        return _compat.dtensors([local.detach()], [spec], StagedDTensor)[0]
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: DTensor) -> Any:
+        return _ToLocal.apply(cotangent), None
+
+
+def check_gradient(x: DTensor, grad_placements: Sequence[Placement] | None) -> None:
+    """Refuse a gradient of `to_local` that is placed otherwise than its DTensor.
+
+    Raises:
+        PlacementError: names both.
+    """
+    if grad_placements is not None and tuple(grad_placements) != tuple(x.placements):
+        got = f"grad_placements are {list(grad_placements)}, and x is placed {list(x.placements)}"
+        raise PlacementError.of("to_local", got, fix="x.to_local()", arg_path="grad_placements")
+
+
+def refused(what: str, x: DTensor, fix: str) -> PlacementError:
+    """Build the error for an op or a method that would need to know the stage of a DTensor."""
+    got = f"it is placed {list(x.placements)}, and torch's DTensor knows no sf.Stage"
+    return PlacementError.of(f"{what} of a DTensor", got, fix=fix, placements=list(x.placements))
+
+
+def run_on_shards(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run an op on the shards of DTensors that all have the same placements.
+
+    Raises:
+        PlacementError: the op does more than change each element, or takes tensors of other
+            placements.
+    """
+    tensors = [x for x in _tree.leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    first = next(x for x in tensors if isinstance(x, DTensor) and is_staged(x))
+    if not (_is_on_shards(func) and all(_is_like(x, first) for x in tensors)):
+        fix = "the op inside of a function: sf.shard(f, mesh)(x)"
+        raise refused(str(func), first, fix)
+    of_locals = _tree.tree_map(_local, (args, kwargs))
+    results = func(*of_locals[0], **of_locals[1])
+    if _compat.schema(func).is_mutable:
+        return args[0]
+    meta_args, meta_kwargs = _tree.tree_map(_meta, (args, kwargs))
+    if "device" in meta_kwargs:
+        meta_kwargs["device"] = "meta"
+    placed = zip(
+        _tree.leaves((results,)), _tree.leaves((func(*meta_args, **meta_kwargs),)), strict=True
+    )
+    outs = [_placed(local, meta, first) for local, meta in placed]
+    return outs[0] if isinstance(results, torch.Tensor) else type(results)(outs)
+
+
+def _is_on_shards(func: Any) -> bool:
+    """Return whether an op changes each element by itself, and alike on every rank."""
+    tags = func.tags
+    is_elementwise = torch.Tag.pointwise in tags and not NOT_OF_ELEMENTS & {*tags}
+    return is_elementwise or func in ON_SHARDS
+
+
+def _is_like(x: torch.Tensor, first: DTensor) -> bool:
+    """Return whether a tensor lies on the ranks as another one does, and is Partial nowhere."""
+    if not isinstance(x, DTensor) or any(p.is_partial() for p in x.placements):
+        return False
+    is_placed_alike = x.device_mesh == first.device_mesh and x.placements == first.placements
+    return is_placed_alike and x.shape == first.shape
+
+
+def _local(x: Any) -> Any:
+    return _compat.local_tensor(x) if isinstance(x, DTensor) else x
+
+
+def _meta(x: Any) -> Any:
+    if not isinstance(x, DTensor):
+        return x
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+
+
+def _placed(local: torch.Tensor, like: torch.Tensor, first: DTensor) -> DTensor:
+    """The DTensor of a result, of the class of the op's first DTensor."""
+    spec = _compat.dtensor_spec(
+        first.device_mesh, tuple(first.placements), like.shape, like.stride(), like.dtype
+    )
+    return _compat.dtensors([local], [spec], type(first))[0]
