@@ -119,8 +119,9 @@ class Locating:
     adds: set[Apply] = attrs.field(factory=set)  # steps that add terms to sums
     adder: dict[int, Apply] = attrs.field(factory=dict)
     made_by: dict[int, Step] = attrs.field(factory=dict)
-    # by value: the earliest bound of the steps of the backward that read it
-    earliest: dict[int, int] = attrs.field(factory=dict)
+    # by value: the steps of the backward that read it
+    readers: dict[int, list[Step]] = attrs.field(factory=lambda: collections.defaultdict(list))
+    fitting_of: dict[Step, set[int]] = attrs.field(factory=dict)
     ahead: set[int] = attrs.field(factory=set)  # values that B reads
 
     def located(self) -> Located:
@@ -306,8 +307,7 @@ class Locating:
             bounds[step] = max(after, self.saved(step))
             for slot in step.read:
                 needed[slot.number] = max(needed.get(slot.number, 0), bounds[step])
-                before = self.earliest.get(slot.number, bounds[step])
-                self.earliest[slot.number] = min(before, bounds[step])
+                self.readers[slot.number].append(step)
         return bounds
 
     def saved(self, step: Step) -> int:
@@ -331,20 +331,31 @@ class Locating:
         """The stage at which a step of the backward sends least: the earliest among equals, among
         those that have what it saved and the parameters that it reads.
         """
-        fixed: list[set[int]] = []
-        for slot in step.read:
-            origin = self.origins[slot.number]
-            if origin.is_placed and slot not in cotangents:
-                fixed.append(self.has[slot.number])
-            fixed += [self.has_parameter[i] for i in origin.parameters]
-        fitting = [s for s in stages if all(s in x for x in fixed)] or [*stages]
+        fitting = [s for s in stages if s in self.fitting(step)] or [*stages]
 
         def sent(stage: int) -> float:
             moved = [x for x in cotangents if stage not in self.has[x.number]]
-            moved += [x for x in step.made if self.earliest.get(x.number, stage) < stage]
+            for slot in step.made:
+                readers = (self.fitting(x) for x in self.readers[slot.number])
+                moved += [slot] * any(stage not in fitting for fitting in readers)
             return sum(x.value.numel() * x.value.element_size() for x in moved)
 
         return min(fitting, key=lambda stage: (sent(stage), stage))
+
+    def fitting(self, step: Step) -> set[int]:
+        """The stages that have the forward values and the parameters that a step of the backward
+        reads; all of them if it reads none, or if no stage has all.
+        """
+        if step not in self.fitting_of:
+            found = set(range(self.stages))
+            for slot in step.read:
+                origin = self.origins[slot.number]
+                if self.made_by.get(slot.number) not in self.backward and origin.is_placed:
+                    found &= self.has[slot.number]
+                for i in origin.parameters:
+                    found &= self.has_parameter[i]
+            self.fitting_of[step] = found or set(range(self.stages))
+        return self.fitting_of[step]
 
     def part_backward(self) -> None:
         """Part the backward: B is what earlier stages wait for, and W is the rest."""
