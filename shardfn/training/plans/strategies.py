@@ -6,16 +6,17 @@ from typing import Any
 
 import attrs
 
-from ... import _compat
+from ... import _compat, _tree
 from ...byte_sizes import human_bytes
 from ...errors import PlacementError
 from ...mesh import axes_of, check_mesh
 from ...patterns import near
-from ...placement import P
+from ...placement import P, Stage, is_spec
 from ...placement_table import Placements
 from ...types import MeshAxes
 from .fully_sharded import Dims, axes_in, base_of, placed, smallest_of, spec_of
-from .leaves import checked_axes, params_of
+from .leaves import Params, checked_axes, params_of
+from .stages import EVEN, stage_placements, with_stage
 
 KINDS = ("params", "grads", "state")
 MOMENTS = 2  # of Adam, each of the dtype of its parameter
@@ -31,6 +32,7 @@ class Kind:
         batch: whether the axes shard the batch.
         sequence: whether the axis shards the sequence between layers.
         has_base: whether `base` says how parameters are sharded over the axis.
+        has_stages: whether each parameter is on one stage of the axis.
     """
 
     axes: tuple[str, ...] = ("dp",)
@@ -38,6 +40,7 @@ class Kind:
     batch: bool = True
     sequence: bool = False
     has_base: bool = False
+    has_stages: bool = False
 
 
 STRATEGIES = {
@@ -48,6 +51,7 @@ STRATEGIES = {
     "hsdp": Kind(axes=("replica", "dp"), sharded=KINDS),
     "tensor": Kind(axes=("tp",), batch=False, has_base=True),
     "sequence": Kind(axes=("tp",), batch=False, has_base=True, sequence=True),
+    "pipeline": Kind(axes=("pp",), batch=False, has_stages=True),
 }
 
 
@@ -93,27 +97,38 @@ def strategy(
     axis: str | tuple[str, ...] | None = None,
     base: Any = None,
     min_bytes: int | str = 0,
+    stages: Any = EVEN,
+    chunks: int = 1,
+    order: str = "loop",
 ) -> Strategy:
     """The placements of parameters, gradients and optimizer state of a parallel strategy.
 
     Args:
-        name: "ddp", "zero1", "zero2", "zero3", "hsdp", "tensor" or "sequence".
+        name: "ddp", "zero1", "zero2", "zero3", "hsdp", "tensor", "sequence" or "pipeline".
         params: a dict of tensors, DTensors or `ShapeDtype`s, or a tree of dicts.
         mesh: a DeviceMesh.
         axis: the mesh axis; of "hsdp" two, of which the last shards. By default "dp",
-            ("replica", "dp") for "hsdp", and "tp" for "tensor" and "sequence".
+            ("replica", "dp") for "hsdp", "tp" for "tensor" and "sequence", and "pp" for
+            "pipeline".
         base: placements of parameters to keep, as in `sf.fsdp`, or a `Strategy` to join, whose
             batch and activations are kept too. "tensor" and "sequence" need those of a tensor
             parallel plan.
         min_bytes: smaller parameters are not sharded over the axis; bytes of the global tensor,
             or text such as "100KB".
+        stages: of "pipeline": "even" gives stages of consecutive layers with about as many
+            elements, in the order of `params`; a dict gives the number of a stage for each
+            pattern of paths.
+        chunks: of "pipeline": how many stages each coordinate has.
+        order: of "pipeline": "loop" puts stage s on coordinate s mod n; "v" goes there and back,
+            with 2 chunks.
 
     Returns:
         A `Strategy`: `params`, `grads`, `state`, `batch` and `activations`.
 
     Raises:
         PlacementError: another name, an axis that the mesh lacks, a base that shards nothing
-            over the axis of "tensor", or does not fit.
+            over the axis of "tensor", or does not fit; parameters without a stage, or fewer
+            layers than stages.
         TreeError: a base that does not match the parameters.
 
     Source: Rajbhandari et al. 2020, ZeRO, arXiv:1910.02054; Shoeybi et al. 2019, Megatron-LM,
@@ -146,8 +161,23 @@ def strategy(
             _check_base(where, before, names)
         added = names[-1:] if which in kind.sharded else ()
         found[which] = placed(tree, before, added, smallest, axes)
+    if kind.has_stages:
+        size = axes.sizes[axes.names.index(names[0])]
+        at = stage_placements(where, tree.tensors, dict(params), size, stages, chunks, order)
+        found = {
+            which: _on_stages(tree, specs, names[0], at, axes) for which, specs in found.items()
+        }
     batch, activations = _of_batch(kind, names, base, axes)
     return Strategy(name, **found, batch=batch, activations=activations)
+
+
+def _on_stages(
+    tree: Params, specs: Placements, axis: str, stages: dict[str, Stage], axes: MeshAxes
+) -> Placements:
+    """Placements with the stage of each parameter."""
+    rows = dict(_tree.named_leaves(dict(specs), is_spec))
+    whole = {path: with_stage(rows[path], axis, stage) for path, stage in stages.items()}
+    return Placements(tree.filled(whole), tree.tensors, axes)
 
 
 def _kind(name: Any) -> Kind:
