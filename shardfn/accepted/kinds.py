@@ -157,6 +157,14 @@ COUNTS = Kind(
 NUMBER_OR_NONE = Kind(lambda x: x is None or _is_count(x), "an int from 0 up, or None", "0")
 COUNT = Kind(_is_count, "an int from 0 up", "0")
 SIZE = Kind(INTERVAL.test, "an int from 1 up", "4")
+COSTS = Kind(
+    lambda x: (
+        isinstance(x, Mapping)
+        and all(isinstance(k, str) and TOLERANCE.test(n) for k, n in x.items())
+    ),
+    "a dict of kinds and times",
+    'costs={"F": 1, "B": 1, "W": 1}',
+)
 RANKS = Kind(INTERVAL.test, "a number of ranks, 1 or more", "8")
 RANKS_OR_NONE = Kind(KEEP.test, "a number of ranks, 1 or more, or None", "node=8")
 NUMBER = Kind(TOLERANCE.test, "a number, 0 or more", "2**20")
@@ -211,6 +219,7 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     "Optim.schedule": {"make": FUNCTION},
     "Optim.update": {"state": OF_OPTIM},
     "Schedule": {"name": TEXT},
+    "Schedule.check": {"stages": SIZE, "on_the_way": SIZE, "costs": COSTS, "alive": KEEP},
     "Schedule.home": {"stage": COUNT},
     "Schedule.load_state_dict": {"state": OF_SCHEDULE},
     "assert_comms": {"counts": COUNTS, "max_implicit": NUMBER_OR_NONE},
@@ -218,6 +227,7 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     "clear_cache": {"stored": FLAG},
     "clip_by_global_norm": {"max_norm": LIMIT},
     "compose": {"transform": FUNCTION},
+    "dualpipev": {"coordinates": SIZE, "microbatches": SIZE},
     "from_local": {"shape": SHAPE_OR_NONE},
     "functionalize": {"share": FLAG},
     "gpipe": {"coordinates": SIZE, "microbatches": SIZE},
@@ -239,4 +249,6 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     "ShapeDtype": {"shape": SHAPE, "dtype": DTYPE},
     "tree_map": {"fn": FUNCTION, "is_leaf": FUNCTION_OR_NONE},
     "vjp": {"fn": FUNCTION, "has_aux": FLAG},
+    "zbv": {"coordinates": SIZE, "microbatches": SIZE},
+    "zero_bubble": {"coordinates": SIZE, "microbatches": SIZE},
 }

@@ -4,6 +4,8 @@ computes.
 
 from . import schedules
 from .actions import Action
+from .proof import Checked
 from .schedule import Schedule
+from .timeline import timeline
 
-__all__ = ["Action", "Schedule", "schedules"]
+__all__ = ["Action", "Checked", "Schedule", "schedules", "timeline"]

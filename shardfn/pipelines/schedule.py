@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -12,6 +12,8 @@ import attrs
 from ..accepted import accept, described
 from ..errors import ScheduleError
 from .actions import KINDS, Action
+from .drawing import grid, picture
+from .proof import UNIT_COSTS, Checked, check_costs, proved
 
 SHOWN = 8  # problems in an error
 EXAMPLE = 'sf.Schedule("mine", [[("F", 0, 0), ("BW", 0, 0)]])'
@@ -94,6 +96,17 @@ class Schedule:
         sizes = f"{self.coordinates}, microbatches={self.microbatches}, stages={self.stages}"
         return f"Schedule({self.name!r}, coordinates={sizes})"
 
+    def __str__(self) -> str:
+        return f"{self._title}\n{grid(self.table)}"
+
+    def _repr_html_(self) -> str:
+        return picture(self._title, self.table)
+
+    @property
+    def _title(self) -> str:
+        sizes = f"{self.coordinates} coordinates, {self.stages} stages"
+        return f"{self.name}: {sizes}, {self.microbatches} microbatches"
+
     @property
     def coordinates(self) -> int:
         """The number of coordinates of the mesh axis."""
@@ -167,6 +180,50 @@ class Schedule:
         if homes == [{s % n} for s in range(self.stages)]:
             return "loop"
         return "v" if homes == [{s} for s in (*range(n), *reversed(range(n)))] else "other"
+
+    def check(
+        self,
+        stages: int | None = None,
+        *,
+        on_the_way: int = 1,
+        costs: Mapping[str, float] | None = None,
+        alive: int | None = None,
+    ) -> Checked:
+        """Prove that the schedule runs to its end, however long messages take, and price it.
+
+        Each stage is on one coordinate. Each microbatch runs through each stage once, in F, and
+        back once, in B and W or in BW. Each action stands after those that it needs. Each message
+        is received once. No coordinates wait for each other in a circle, although a coordinate
+        waits to send while `on_the_way` of its messages to the same coordinate are not received.
+
+        Args:
+            stages: of the pipeline; those of the schedule if None.
+            on_the_way: how many messages from one coordinate to another may be on the way.
+            costs: the time of F, B and W; 1 each if None. BW takes that of B and W unless it has
+                its own.
+            alive: the most activations that a coordinate may keep; any number if None.
+
+        Returns:
+            `alive`, the most activations that each coordinate keeps; `time`, from the first action
+            to the last; `busy`, the time in which each coordinate computes; `idle`, the share of
+            the time in which coordinates wait. The times are those without time for messages.
+
+        Raises:
+            ScheduleError: names what is missing, doubled, early or unmatched; or a circle of waits;
+                or the coordinates that keep too many activations.
+
+        Example:
+            >>> import shardfn as sf
+            >>> price = sf.schedules.one_f_one_b(2, 3).check()
+            >>> price.alive, price.time, price.idle
+            ((2, 1), 12.0, 0.25)
+        """
+        stages = self.stages if stages is None else stages
+        costs = UNIT_COSTS if costs is None else costs
+        accept("Schedule.check", stages=stages, on_the_way=on_the_way, costs=costs, alive=alive)
+        check_costs(self.table, costs)
+        where = f"Schedule.check, {self.name}"
+        return proved(where, self.table, stages, on_the_way=on_the_way, costs=costs, alive=alive)
 
     def to_json(self) -> str:
         """Print the schedule as JSON, equal for equal schedules.

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, cycle
 
 from ..accepted import accept
 from .actions import Action
+from .merging import merged
 from .schedule import Schedule
 
-__all__ = ["gpipe", "interleaved", "one_f_one_b"]
+__all__ = ["dualpipev", "gpipe", "interleaved", "one_f_one_b", "zbv", "zero_bubble"]
+
+# Two stages a coordinate, two coordinates, and thus both kinds of messages on both ways: an order
+# of F and B in which each is read as it was written. For each coordinate, its start and its round.
+TWO_BY_TWO = (("FFFF", "BFBBFFBF"), ("FFFBFB", "BFBFFBFB"))
 
 
 def gpipe(coordinates: int, microbatches: int) -> Schedule:
@@ -110,8 +116,156 @@ def interleaved(coordinates: int, microbatches: int, *, chunks: int = 2) -> Sche
         stages = range(c, n * chunks, n)
         forwards = list(_in_groups("F", stages, whole, n))
         backwards = list(_in_groups("BW", stages[::-1], whole, n))
-        rows.append(_one_by_one(forwards, backwards, 2 * (n - c - 1) + (chunks - 1) * n + 1))
+        ahead = 2 * (n - c - 1) + (chunks - 1) * n + 1
+        if n == 2 and chunks == 2:
+            rows.append(_by_letters(TWO_BY_TWO[c], forwards, backwards))
+        elif n == 2 and chunks > 2:
+            rows.append(forwards + backwards)
+        else:
+            rows.append(_one_by_one(forwards, backwards, ahead))
     return Schedule("interleaved", _first_microbatches(rows, microbatches))
+
+
+def zero_bubble(coordinates: int, microbatches: int) -> Schedule:
+    """Return ZB-H1: 1F1B with the gradients of weights apart, which fill the end. Stage s is on
+    coordinate s.
+
+    No coordinate keeps more activations than the first one of 1F1B, n.
+
+    Args:
+        coordinates: of the mesh axis, n.
+        microbatches: slices of the batch, m.
+
+    Returns:
+        The schedule. A coordinate waits for (n - 1) (F + B - W).
+
+    Raises:
+        ShardError: a number below 1.
+
+    Source: Qi et al. 2023, Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 2.3.
+
+    Example:
+        >>> import shardfn as sf
+        >>> schedule = sf.schedules.zero_bubble(2, 3)
+        >>> " ".join(map(str, schedule.table[1]))
+        'F1.0 B1.0 F1.1 B1.1 W1.0 F1.2 B1.2 W1.1 W1.2'
+    """
+    accept("zero_bubble", coordinates=coordinates, microbatches=microbatches)
+    rows = []
+    for stage in range(coordinates):
+        ahead = min(microbatches, coordinates - stage)
+        row = [Action("F", stage, k) for k in range(ahead)]
+        for k in range(microbatches):
+            row.append(Action("B", stage, k))
+            if k >= stage:
+                row.append(Action("W", stage, k - stage))
+            if k + ahead < microbatches:
+                row.append(Action("F", stage, k + ahead))
+        late = range(max(0, microbatches - stage), microbatches)
+        rows.append(row + [Action("W", stage, k) for k in late])
+    return Schedule("zero_bubble", rows)
+
+
+def zbv(coordinates: int, microbatches: int) -> Schedule:
+    """Return ZBV: two stages a coordinate, in the form of a V, and the gradients of weights apart.
+    Stage s is on coordinate s, and stage 2n - 1 - s too.
+
+    A coordinate keeps at most 2n activations, each of a stage half as large.
+
+    Args:
+        coordinates: of the mesh axis, n.
+        microbatches: slices of the batch, m.
+
+    Returns:
+        The schedule. If F, B and W take the same time, a coordinate waits for n - 1 of them: until
+        its first action, and after its last.
+
+    Raises:
+        ShardError: a number below 1.
+
+    Source: Qi et al. 2023, Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 6. The order
+    is another one: messages from one coordinate to another are read as they are written.
+
+    Example:
+        >>> import shardfn as sf
+        >>> schedule = sf.schedules.zbv(2, 2)
+        >>> " ".join(map(str, schedule.table[1]))
+        'F1.0 F2.0 F1.1 F2.1 B2.0 B1.0 B2.1 B1.1 W2.0 W1.0 W2.1 W1.1'
+    """
+    accept("zbv", coordinates=coordinates, microbatches=microbatches)
+    n = coordinates
+    return Schedule("zbv", _v(n, microbatches, ahead=(n, n), keep=2 * n))
+
+
+def dualpipev(coordinates: int, microbatches: int) -> Schedule:
+    """Return DualPipeV: two stages a coordinate, in the form of a V, and most forwards beside the
+    B of another microbatch and stage, so that one can compute while the other communicates. Stage
+    s is on coordinate s, and stage 2n - 1 - s too.
+
+    A coordinate keeps at most 2n + 1 activations, each of a stage half as large.
+
+    Args:
+        coordinates: of the mesh axis, n.
+        microbatches: slices of the batch, m.
+
+    Returns:
+        The schedule. If F, B and W take the same time, a coordinate waits for at most 2 (n - 1) of
+        them. Published: (n - 1) (F&B + B - 2 W), where F&B is the time of F, B and W together.
+
+    Raises:
+        ShardError: a number below 1.
+
+    Source: DeepSeek-AI 2024, DeepSeek-V3, arXiv 2412.19437, section 3.2.1, and its half by
+    Qi et al. 2025. The order is another one: messages from one coordinate to another are read as
+    they are written.
+
+    Example:
+        >>> import shardfn as sf
+        >>> schedule = sf.schedules.dualpipev(2, 2)
+        >>> " ".join(map(str, schedule.table[1]))
+        'F1.0 F2.0 F1.1 F2.1 B2.0 B1.0 B2.1 B1.1 W2.0 W1.0 W2.1 W1.1'
+    """
+    accept("dualpipev", coordinates=coordinates, microbatches=microbatches)
+    n = coordinates
+    return Schedule("dualpipev", _v(n, microbatches, ahead=(n, n + 1), keep=2 * n + 1))
+
+
+def _v(n: int, microbatches: int, ahead: tuple[int, int], keep: int) -> list[list[Action]]:
+    """Return rows of two stages a coordinate, in the form of a V.
+
+    Messages up the coordinates are F of the first stages and B of the second ones; messages down
+    are F of the second and B of the first. Each coordinate has the same order of either, 1F1B with
+    so many forwards ahead, so it reads messages as they were written.
+    """
+    orders = []
+    for c in range(n):
+        first, second = c, 2 * n - 1 - c
+        forwards = [[Action("F", s, k) for k in range(microbatches)] for s in (first, second)]
+        backwards = [[Action("B", s, k) for k in range(microbatches)] for s in (second, first)]
+        own = zip(forwards, backwards, ahead, strict=True)
+        orders.append([_one_by_one(*each) for each in own])
+
+    def rank(action: Action) -> int:
+        if action.kind == "F":
+            return 0 if action.stage >= n else 2
+        return 1 if action.kind == "B" else 3
+
+    return merged(orders, keep, rank)
+
+
+def _by_letters(
+    letters: tuple[str, str], forwards: Sequence[Action], backwards: Sequence[Action]
+) -> list[Action]:
+    """Order forwards and backwards by the letters F and B of a start and of each round."""
+    start, round_ = letters
+    queues = {"F": deque(forwards), "B": deque(backwards)}
+    row = []
+    for letter in chain(start, cycle(round_)):
+        if queues[letter]:
+            row.append(queues[letter].popleft())
+        if not any(queues.values()):
+            break
+    return row
 
 
 def _one_by_one(

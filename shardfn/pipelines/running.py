@@ -1,0 +1,72 @@
+"""When each action of a schedule starts and ends."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ..errors import ScheduleError
+from .actions import Action
+
+Table = Sequence[Sequence[Action]]
+
+
+class Span(NamedTuple):
+    """The start and the end of an action."""
+
+    start: float
+    end: float
+
+
+def spans_of(
+    table: Table, cost: Callable[[Action], float], *, delay: float = 0.0
+) -> list[list[Span]]:
+    """Return when each action starts and ends, if each starts as soon as it can.
+
+    Args:
+        table: the actions of each coordinate, in order.
+        cost: the time that an action takes.
+        delay: the time that a message takes from one coordinate to another.
+
+    Returns:
+        A span for each action of the table.
+
+    Raises:
+        ScheduleError: an action that waits forever.
+    """
+    stages = 1 + max(action.stage for row in table for action in row)
+    results: dict[Action, tuple[int, float]] = {}  # its coordinate, and when it is available there
+    waiting: dict[Action, list[int]] = {}  # a result, and the coordinates that wait for it
+    spans: list[list[Span]] = [[] for _ in table]
+    runnable = deque(range(len(table)))
+    while runnable:
+        c = runnable.popleft()
+        for action in table[c][len(spans[c]) :]:
+            needs = action.needs(stages)
+            missing = next((need for need in needs if need not in results), None)
+            if missing is not None:
+                waiting.setdefault(missing, []).append(c)
+                break
+            start = spans[c][-1].end if spans[c] else 0.0
+            for need in needs:
+                home, ready = results[need]
+                start = max(start, ready + (delay if home != c else 0.0))
+            end = start + cost(action)
+            spans[c].append(Span(start, end))
+            for result in action.results:
+                results.setdefault(result, (c, end))
+                runnable.extend(waiting.pop(result, ()))
+    for c, row in enumerate(table):
+        if len(spans[c]) < len(row):
+            raise _stuck(c, row[len(spans[c])])
+    return spans
+
+
+def _stuck(coordinate: int, action: Action) -> ScheduleError:
+    return ScheduleError.of(
+        "timeline",
+        f"coordinate {coordinate} waits forever before {action}",
+        needed="a schedule that runs",
+        fix="schedule.check(), which says why",
+    )
