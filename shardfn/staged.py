@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor import DTensor, Placement, Replicate
 
 from . import _compat, _tree
 from .errors import PlacementError
@@ -43,6 +43,12 @@ def has_stages(placements: Sequence[Placement]) -> bool:
     return any(isinstance(p, Stage) for p in placements)
 
 
+def is_here(placements: Sequence[Placement], coordinates: Sequence[int]) -> bool:
+    """Return whether a rank is on the stages that a DTensor is placed on."""
+    rows = zip(placements, coordinates, strict=True)
+    return all(not isinstance(p, Stage) or p.coordinate == c for p, c in rows)
+
+
 class StagedDTensor(DTensor):
     """A DTensor on a stage of a pipeline, in a world of real processes."""
 
@@ -65,6 +71,25 @@ class StagedDTensor(DTensor):
             return _ToLocal.apply(self)
         local = _compat.local_tensor(self)
         return local.view_as(local)
+
+    def __create_write_items__(self, fqn: str, _: Any) -> list[Any]:
+        """List what this rank writes to a checkpoint: nothing on other stages."""
+        return [item for x in self._here() for item in x.__create_write_items__(fqn, x)]
+
+    def __create_chunk_list__(self) -> list[Any]:
+        """List what this rank reads of a checkpoint: nothing on other stages."""
+        return [chunk for x in self._here() for chunk in x.__create_chunk_list__()]
+
+    def _here(self) -> list[DTensor]:
+        """The DTensor that this rank's coordinates on other axes describe; none on another stage
+        than its own.
+        """
+        mesh = self.device_mesh
+        if not is_here(self.placements, mesh.get_coordinate() or ()):
+            return []
+        others = tuple(Replicate() if isinstance(p, Stage) else p for p in self.placements)
+        spec = _compat.dtensor_spec(mesh, others, self.shape, self.stride(), self.dtype)
+        return _compat.dtensors([_compat.local_tensor(self)], [spec])
 
 
 class _ToLocal(torch.autograd.Function):

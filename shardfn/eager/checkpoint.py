@@ -7,15 +7,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Placement, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from .. import _compat
 from ..errors import ShardError
+from ..placement import Stage
+from ..staged import is_here
+
+IN_ONE_BLOCK = (Replicate, Stage)
 
 
 def chunks(x: DTensor) -> list[Any]:
     """List the offsets and sizes of each rank's shard in the global tensor, in row-major order of
-    the mesh.
+    the mesh. Ranks of other stages have none.
 
     Raises:
         ShardError: a shard is not one block of the global tensor, or
@@ -24,18 +28,22 @@ def chunks(x: DTensor) -> list[Any]:
     if not _compat.is_of_one_process():
         fix = "import torch.distributed.checkpoint before the world is entered"
         raise ShardError.of("a checkpoint", "it would wait for other processes", fix=fix)
-    everyone = itertools.product(*(range(n) for n in x.device_mesh.shape))
-    return [_chunk(x, coordinates) for coordinates in everyone]
+    return [_chunk(x, coordinates) for coordinates in _coordinates(x).values()]
+
+
+def _coordinates(x: DTensor) -> dict[int, tuple[int, ...]]:
+    """The coordinates of each rank that has a shard, by its place in the mesh."""
+    everyone = enumerate(itertools.product(*(range(n) for n in x.device_mesh.shape)))
+    return {place: at for place, at in everyone if is_here(x.placements, at)}
 
 
 def has_gaps(x: DTensor) -> bool:
     """Whether a shard of a DTensor is more than one block of the global tensor."""
-    everyone = itertools.product(*(range(n) for n in x.device_mesh.shape))
-    return any(_spans(x, at) is None for at in everyone)
+    return any(_spans(x, at) is None for at in _coordinates(x).values())
 
 
 def _chunk(x: DTensor, coordinates: Sequence[int]) -> Any:
-    strange = [p for p in x.placements if _blocks(p) is None and not p.is_replicate()]
+    strange = [p for p in x.placements if _blocks(p) is None and type(p) not in IN_ONE_BLOCK]
     spans = None if strange else _spans(x, coordinates)
     if spans is None:
         got = f"a {(strange or x.placements)[0]}"
@@ -82,13 +90,14 @@ def write_items(fqn: str, x: DTensor) -> list[Any]:
 def shard(x: DTensor, index: Any) -> torch.Tensor:
     """Return the shard that a DCP item refers to.
 
-    An item that is read has the number of its rank. An item that is written may have its number
+    An item that is read has the number of its shard. An item that is written may have its number
     among the chunks of the plan, which has each chunk once: there the place counts.
     """
     local: Any = _compat.local_tensor(x)
+    shards = [local.shards[k] for k in _coordinates(x)]
     places = [c.offsets for c in chunks(x)]
     place = torch.Size(index.offset)
     number = index.index
     if number is not None and number < len(places) and places[number] == place:
-        return local.shards[number]
-    return local.shards[places.index(place)]
+        return shards[number]
+    return shards[places.index(place)]

@@ -47,6 +47,16 @@ def test_an_item_finds_its_shard_by_number_or_place() -> None:
             assert torch.equal(shard(x, index), X[index.offset[0] :][: len(shard(x, index))])
 
 
+def test_ranks_of_other_stages_write_and_read_nothing() -> None:
+    with sf.fake_world(4):
+        x = sf.distribute(X, sf.make_mesh((2, 2), ("pp", "tp")), P("tp", pp=1))
+        assert [tuple(c.offsets) for c in chunks(x)] == [(0, 0), (4, 0)]
+        rows = write_items("w", x)
+        assert len(rows) == 2
+        for item, place in zip(rows, (2, 3), strict=True):
+            assert shard(x, item.index) is x._local_tensor.shards[place]
+
+
 def test_a_partial_value_is_refused() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("a",))

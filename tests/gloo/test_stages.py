@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import copy
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from ranks import run_ranks
 from torch.distributed.tensor import Replicate
 
@@ -148,3 +150,42 @@ def test_ops_of_a_script_are_right_or_refused(n: int) -> None:
                 f"from_local: {spec} without a shape: ranks of other stages cannot know it"
             ),
         }
+
+
+W, B = torch.arange(35.0).reshape(5, 7), torch.arange(3)
+
+
+def saved(n: int, folder: str) -> Any:
+    """Of two tensors on two stages, saved and loaded on other stages and on a mesh without any:
+    the values, and this rank's shards.
+    """
+    mesh = sf.make_mesh((n,), ("pp",))
+    tree = sf.distribute({"w": W, "b": B}, mesh, {"w": P(pp=0), "b": P(pp=n - 1)})
+    sf.save(f"{folder}/ours", tree)
+    dcp.save(tree, checkpoint_id=f"{folder}/torchs")
+    other = {"w": P(pp=n - 1), "b": P(pp=0)}
+    like = {"w": sf.ShapeDtype(W.shape), "b": sf.ShapeDtype(B.shape, B.dtype)}
+    line = sf.make_mesh((n,), ("dp",))
+    loaded = [
+        sf.load(f"{folder}/ours", like, mesh, other),
+        sf.load(f"{folder}/torchs", like, mesh, other),
+        sf.load(f"{folder}/ours", like, line, P("dp")),
+        sf.distribute({"w": torch.zeros_like(W), "b": torch.zeros_like(B)}, mesh, other),
+    ]
+    dcp.load(loaded[-1], checkpoint_id=f"{folder}/ours/step-00000000")
+    sf.save(f"{folder}/back", loaded[2])
+    loaded.append(sf.load(f"{folder}/back", tree))
+    return sf.full(loaded), [x.to_local() for x in loaded[0].values()]
+
+
+@pytest.mark.parametrize("n", MESHES)
+def test_the_owner_of_a_stage_saves_it_and_any_other_loads_it(n: int, tmp_path: Path) -> None:
+    for rank, (trees, (w, b)) in enumerate(run_ranks(n, saved, n, str(tmp_path))):
+        for tree in trees:
+            assert torch.equal(tree["w"], W) and torch.equal(tree["b"], B)
+        assert torch.equal(w, W if rank == n - 1 else torch.empty(0))
+        assert torch.equal(b, B if rank == 0 else torch.empty(0, dtype=B.dtype))
+    for folder in ("ours/step-00000000", "torchs"):
+        stored = dcp.FileSystemReader(tmp_path / folder).read_metadata().storage_data
+        files = {index.fqn: place.relative_path for index, place in stored.items()}
+        assert files == {"w": "__0_0.distcp", "b": f"__{n - 1}_0.distcp"}

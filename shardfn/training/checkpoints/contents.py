@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from ... import _compat, _tree
 from ...eager.checkpoint import has_gaps
 from ...errors import CheckpointError
+from ...placement import Stage
 from ...types import ShapeDtype
 
 MOST_LINES = 20  # of one error
@@ -77,7 +78,7 @@ def contents(tree: Any) -> dict[str, Any]:
             wrong.append(f"{name} is a {type(x).__name__}")
     if wrong:
         needed = (
-            "tensors, sharded or replicated, numbers, text, None, or objects with "
+            "tensors, sharded, replicated or on a stage, numbers, text, None, or objects with "
             "state_dict and load_state_dict"
         )
         raise CheckpointError.of("save", *wrong, needed=needed)
@@ -108,7 +109,7 @@ def unsaved(name: str, x: torch.Tensor) -> list[str]:
 
 def _unsaved_placements(x: DTensor) -> list[Placement]:
     """List the placements with which a DTensor cannot be saved."""
-    strange = [p for p in x.placements if type(p) not in (Shard, Replicate)]
+    strange = [p for p in x.placements if type(p) not in (Shard, Replicate, Stage)]
     are_strided = all(map(_compat.split_factor, strange))
     is_saved = not strange or (are_strided and not has_gaps(x))
     return [] if is_saved else strange

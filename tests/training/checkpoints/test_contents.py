@@ -107,8 +107,8 @@ def test_leaves_that_cannot_be_saved_are_named_at_once(tmp_path: Path) -> None:
         "save: a is a object\n"
         "  b is placed as P(sum)\n"
         "  c is a set\n"
-        "  needed: tensors, sharded or replicated, numbers, text, None, or objects with state_dict "
-        "and load_state_dict"
+        "  needed: tensors, sharded, replicated or on a stage, numbers, text, None, or objects "
+        "with state_dict and load_state_dict"
     )
     assert not os.listdir(tmp_path)
 

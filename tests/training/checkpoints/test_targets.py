@@ -9,6 +9,8 @@ import torch
 
 import shardfn as sf
 from shardfn import P
+from tests.support.checkpoint_trees import assert_equal
+from tests.support.worlds import simulated
 
 TREE = {"w": torch.arange(6.0).reshape(2, 3), "epoch": 3, "b": torch.ones(4)}
 
@@ -41,3 +43,47 @@ def test_a_dtensor_in_the_tree_keeps_its_placements(tmp_path: Path) -> None:
         assert loaded.placements == x["w"].placements
         assert torch.equal(sf.full(loaded), torch.arange(7.0))
         assert not sf.full(like["w"]).any()  # nothing is written in place
+
+
+W = torch.arange(35.0).reshape(5, 7)
+LAYOUTS = [
+    ({"pp": 2}, P(pp=1)),
+    ({"pp": 4}, P(pp=sf.Stage(2, chunk=1))),
+    ({"pp": 2, "tp": 2}, P("tp", pp=0)),
+    ({"tp": 3, "pp": 2}, P(None, "tp", pp=1)),
+    ({"dp": 2, "pp": 2, "tp": 2}, P(("dp", "tp"), pp=0)),
+    ({"dp": 4}, P("dp")),
+    ({"dp": 1}, P()),
+]
+
+
+@pytest.mark.parametrize(("axes", "spec"), LAYOUTS, ids=str)
+@pytest.mark.parametrize(("to", "other"), LAYOUTS, ids=str)
+def test_a_stage_is_loaded_on_another_stage_and_without_one(
+    axes: dict[str, int], spec: P, to: dict[str, int], other: P, tmp_path: Path
+) -> None:
+    tree = {"w": W, "number": torch.tensor(3), "wide": torch.ones(2, dtype=torch.complex64)}
+    with simulated(**axes) as mesh:
+        stages = P(**spec.stages)
+        placed = sf.distribute(tree, mesh, {"w": spec, "number": stages, "wide": stages})
+        sf.save(tmp_path, placed)
+        assert_equal(sf.full(sf.load(tmp_path, placed)), tree)
+    with simulated(**to) as mesh:
+        stages = P(**other.stages)
+        like = {name: sf.ShapeDtype(x.shape, x.dtype) for name, x in tree.items()}
+        wanted = {"w": other, "number": stages, "wide": stages}
+        loaded = sf.load(tmp_path, like, mesh, wanted)
+        as_placed = sf.distribute(tree, mesh, wanted)
+        for name in tree:
+            assert loaded[name].placements == as_placed[name].placements
+            assert_equal(loaded[name].to_local().shards, as_placed[name].to_local().shards)
+    assert_equal(sf.load(tmp_path, tree), tree)
+
+
+def test_a_stage_is_saved_in_the_background_and_read_from_safetensors(tmp_path: Path) -> None:
+    with simulated(pp=2, tp=2) as mesh:
+        placed = sf.distribute({"w": W}, mesh, P("tp", pp=1))
+        sf.save(tmp_path / "steps", placed, background=True).wait()
+        assert_equal(sf.full(sf.load(tmp_path / "steps", placed)), {"w": W})
+        sf.save_safetensors(tmp_path / "model", placed)
+        assert_equal(sf.full(sf.load_safetensors(tmp_path / "model", placed)), {"w": W})
