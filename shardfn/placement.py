@@ -301,13 +301,18 @@ def spec_of(marks: MeshPlacements, dims: int, axes: MeshAxes) -> P:
     rows = [row_of(dim, marks, axes) for dim in range(dims)]
     while rows and not rows[-1]:
         rows.pop()
-    named_stages = zip(axes.names, map(stage_of, marks), strict=True)
-    stages = {
+    parts = [row[0] if len(row) == 1 else row or None for row in rows]
+    return P(*parts, **stages_of(marks, axes))
+
+
+def stages_of(marks: MeshPlacements, axes: MeshAxes) -> dict[str, int | Stage]:
+    """The stages among placements by mesh axis, as a `P` takes them."""
+    rows = zip(axes.names, map(stage_of, marks), strict=True)
+    return {
         name: Stage(*stage) if stage.chunk else stage.coordinate
-        for name, stage in named_stages
+        for name, stage in rows
         if stage is not None
     }
-    return P(*(row[0] if len(row) == 1 else row or None for row in rows), **stages)
 
 
 def is_expressible(marks: MeshPlacements, shape: Sequence[int], axes: MeshAxes) -> bool:

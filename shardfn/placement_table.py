@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -13,8 +14,8 @@ import torch
 from . import _tree
 from .byte_sizes import human_bytes
 from .patterns import general
-from .placement import blocks_of, is_spec, marks_of, row_of, spec_of
-from .types import Aval, MeshAxes, MeshPlacements
+from .placement import blocks_of, is_spec, marks_of, row_of, spec_of, stages_in
+from .types import Aval, MeshAxes, MeshPlacements, stage_of
 
 HEADS = ("path", "tensors", "shape", "dtype", "placement")
 
@@ -71,9 +72,10 @@ class Placements(dict[str, Any]):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of a rank; of the global tensors where the mesh is not known."""
-        rows = _rows(dict(self), self._leaves, self._axes)
-        return sum(row.nbytes for row in rows)
+        """The bytes of the rank that holds most; of the global tensors where the mesh is not
+        known.
+        """
+        return bytes_of_rank(_rows(dict(self), self._leaves, self._axes))
 
     def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:
         """What a notebook shows: the table."""
@@ -90,13 +92,16 @@ class Placements(dict[str, Any]):
 
 @attrs.frozen
 class Row:
-    """Tensors of one shape and placement whose paths differ in numbers only."""
+    """Tensors of one shape and placement whose paths differ in numbers only. Ranks of other stages
+    hold none of them.
+    """
 
     paths: tuple[str, ...]
     shape: str
     dtype: str
     placement: str
     nbytes: int
+    stages: Mapping[str, int]  # by mesh axis, the coordinate that has them
 
     @property
     def path(self) -> str:
@@ -107,6 +112,7 @@ class Row:
 def _rows(tree: dict[str, Any], leaves: Mapping[str, Leaf], axes: MeshAxes | None) -> list[Row]:
     """The rows of a tree, those of equal layers as one."""
     groups = defaultdict[tuple[str, str, str, str], list[tuple[str, int]]](list)
+    stages: dict[str, dict[str, int]] = {}
     for path, spec in _tree.named_leaves(tree, is_spec):
         shape = dtype = ""
         size = 0
@@ -114,13 +120,29 @@ def _rows(tree: dict[str, Any], leaves: Mapping[str, Leaf], axes: MeshAxes | Non
             shape = "x".join(map(str, leaf.shape)) or "()"
             dtype = str(leaf.dtype).removeprefix("torch.")
             size = local_bytes(leaf, spec, axes)
+        stages[repr(spec)] = {} if axes is None else _coordinates(spec, axes)
         groups[general(path), shape, dtype, repr(spec)].append((path, size))
     rows = []
     for (_, shape, dtype, placement), same in groups.items():
         paths = tuple(path for path, _ in same)
         size = sum(size for _, size in same)
-        rows.append(Row(paths, shape, dtype, placement, size))
+        rows.append(Row(paths, shape, dtype, placement, size, stages[placement]))
     return rows
+
+
+def _coordinates(spec: Any, axes: MeshAxes) -> dict[str, int]:
+    """The coordinate that each stage of a placement names, by mesh axis."""
+    marks = ("R",) * len(axes.names) if spec is None else stages_in(spec, axes)
+    rows = zip(axes.names, map(stage_of, marks), strict=True)
+    return {name: stage.coordinate for name, stage in rows if stage is not None}
+
+
+def bytes_of_rank(rows: Sequence[Row]) -> int:
+    """The bytes of the rank that holds most of all rows."""
+    names = sorted({name for row in rows for name in row.stages})
+    columns = [{row.stages[name] for row in rows if name in row.stages} for name in names]
+    ranks = (dict(zip(names, at, strict=True)) for at in itertools.product(*columns))
+    return max(sum(row.nbytes for row in rows if row.stages.items() <= at.items()) for at in ranks)
 
 
 def local_bytes(leaf: Leaf, spec: Any, axes: MeshAxes | None) -> int:
@@ -169,8 +191,9 @@ def _total(rows: Sequence[Row], leaves: Mapping[str, Leaf], axes: MeshAxes | Non
     count = sum(len(row.paths) for row in rows)
     if axes is None:
         return f"{count} tensors, {every}"
-    mine = human_bytes(sum(row.nbytes for row in rows))
-    return f"{count} tensors on {axes}: {every}, {mine} a rank"
+    mine = human_bytes(bytes_of_rank(rows))
+    most = "at most " if any(row.stages for row in rows) else ""
+    return f"{count} tensors on {axes}: {every}, {most}{mine} a rank"
 
 
 @attrs.frozen(eq=False)

@@ -35,6 +35,28 @@ def test_equal_layers_share_a_row_and_uneven_shards_count_as_the_largest() -> No
     )
 
 
+def test_a_rank_has_the_bytes_of_its_own_stages() -> None:
+    plan = {
+        "layers.0.w": P("tp", pp=0),
+        "layers.1.w": P("tp", pp=0),
+        "layers.2.w": [sf.Replicate(), sf.Stage(1, chunk=2)],
+        "head": P(),
+    }
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((2, 2), ("tp", "pp"))
+        where = sf.placements(PARAMS, plan, mesh=mesh)
+        assert where.nbytes == 100
+        both = {"layers.*.w": P(pp=0, tp=1), "head": P(tp=0)}
+        assert sf.placements(PARAMS, both, mesh=mesh).nbytes == 240
+    assert str(where) == (
+        "path        tensors  shape  dtype    placement                         bytes a rank\n"
+        "layers.*.w  2        5x4    float32  P('tp', pp=0)                     96 B\n"
+        "layers.2.w  1        5x4    float32  [Replicate(), Stage(1, chunk=2)]  80 B\n"
+        "head        1        ()     float32  P()                               4 B\n"
+        "4 tensors on (tp=2, pp=2): 244 B, at most 100 B a rank"
+    )
+
+
 def test_two_axes_on_one_dim_share_it() -> None:
     with sf.fake_world(4):
         mesh = sf.make_mesh((2, 2), ("dp", "tp"))

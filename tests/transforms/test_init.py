@@ -161,6 +161,18 @@ def test_a_module_on_a_mesh_is_placed_by_the_first_pattern_that_fits() -> None:
         assert sf.full(loss(params, buffers, tokens)).isfinite()
 
 
+def test_parameters_are_made_on_their_stages() -> None:
+    alone = _on_one_device(Model)
+    with simulated(pp=2, tp=2) as mesh:
+        first, last = P(pp=0), [sf.Stage(1), sf.Shard(0)]
+        placements = {"blocks.0.**": first, "blocks.1.**": P(pp=1), "embed.weight": last}
+        _, params, buffers = sf.init(Model, mesh, placements, KEY, backend="aten")
+        _assert_same(params | buffers, alone)
+        assert params["embed.weight"].placements == tuple(last)
+        shapes = [tuple(x.shape) for x in params["blocks.0.linear1.bias"].to_local().shards]
+        assert shapes[2:] == [(0,)] * 2 and shapes[0] == shapes[1] != (0,)
+
+
 def test_a_rank_makes_no_more_than_its_shard_and_sends_nothing() -> None:
     def build() -> nn.Module:
         return nn.Linear(64, 64, bias=False)

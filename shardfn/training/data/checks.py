@@ -11,7 +11,7 @@ from ... import _tree
 from ...accepted import described
 from ...errors import CheckpointError, PlacementError, ShardError
 from ...mesh import axes_of
-from ...placement import P, is_spec, names_of
+from ...placement import P, is_spec, names_of, stages_in
 from .sources import is_indexed
 
 STATE = {"epoch": int, "batch": int, "sample": int, "seed": int, "generators": list}
@@ -52,6 +52,10 @@ def check_axes(placements: Any, mesh: Any) -> None:
             if unknown:
                 got = f"{spec} names axis {', '.join(unknown)}; the mesh has {axes}"
                 wrong.append(got)
+        try:
+            stages_in(spec, axes)
+        except ValueError as error:
+            wrong.append(str(error))
     if wrong:
         raise PlacementError.of(
             "loader, placements",

@@ -60,11 +60,11 @@ def refused_placements(name: str, lines: list[str]) -> TreeError:
 
 
 def _like(spec: P | None, param: Any, entry: torch.Tensor) -> P:
-    """The placement of a state's tensor: of each dim that has the parameter's size."""
+    """The placement of a state's tensor: of each dim of the parameter's size, and its stage."""
     if spec is None or entry.dim() != len(param.shape):
         return P()
     parts = [
         part if entry.shape[dim] == param.shape[dim] else None
         for dim, part in enumerate(spec.parts)
     ]
-    return P(*parts)
+    return P(*parts, **spec.stages)

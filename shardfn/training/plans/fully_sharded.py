@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
+
+import attrs
 
 from ... import _compat, tree_pairs
 from ...byte_sizes import bytes_of
 from ...errors import PlacementError, ShardError, TreeError
 from ...mesh import axes_of, check_mesh
-from ...placement import P, blocks_of, is_spec, marks_of, row_of
+from ...placement import P, Stage, blocks_of, is_spec, marks_of, row_of, stages_of
 from ...placement_table import Leaf, Placements
 from ...types import REDUCTIONS, MeshAxes
 from .leaves import Params, checked_axes, params_of
 
-# the mesh axes of each dim of a parameter, the first with a number of blocks ("tp*3")
-Dims = list[tuple[str, ...]]
+
+@attrs.frozen
+class Dims:
+    """Where a parameter is.
+
+    Args:
+        axes: for each dim the mesh axes that shard it, the first with a number of blocks ("tp*3").
+        stages: by mesh axis, the stage of a pipeline that has it.
+    """
+
+    axes: tuple[tuple[str, ...], ...]
+    stages: Mapping[str, int | Stage] = attrs.field(factory=dict)
 
 
 @_compat.outside_only
@@ -35,7 +48,8 @@ def fsdp(
     Args:
         params: a dict of tensors, DTensors or `ShapeDtype`s, or a tree of dicts.
         mesh: a DeviceMesh.
-        axis: the mesh axis, or axes; by default all axes over which `base` shards nothing.
+        axis: the mesh axis, or axes; by default all axes over which `base` shards nothing, and
+            has no stages.
         min_bytes: smaller parameters keep the placement of `base`; bytes of the global tensor,
             or text such as "100KB".
         base: placements to keep, such as those of a tensor parallel plan: a prefix tree over the
@@ -97,24 +111,25 @@ def sharded(dims: Dims, shape: tuple[int, ...], names: tuple[str, ...], axes: Me
     """The axes of each dim, with these axes on the largest free dim that they divide."""
     used = axes_in(dims)
     added = tuple(name for name in names if name not in used)
-    free = [i for i, dim in enumerate(dims) if not dim and shape[i] > 1]
+    free = [i for i, dim in enumerate(dims.axes) if not dim and shape[i] > 1]
     if not added or not free:
         return dims
     ranks = math.prod(axes.sizes[axes.names.index(name)] for name in added)
     best = max(free, key=lambda i: (shape[i] % ranks == 0, shape[i], -i))
-    return [added if i == best else dim for i, dim in enumerate(dims)]
+    rows = tuple(added if i == best else dim for i, dim in enumerate(dims.axes))
+    return Dims(rows, dims.stages)
 
 
 def axes_in(dims: Dims) -> list[str]:
-    """The mesh axes that shard any dim."""
-    return [blocks_of(part)[0] for dim in dims for part in dim]
+    """The mesh axes that shard any dim, or have stages."""
+    return [blocks_of(part)[0] for dim in dims.axes for part in dim] + [*dims.stages]
 
 
 def spec_of(dims: Dims) -> P:
-    """The axes of each dim as a placement."""
-    count = max((i + 1 for i, dim in enumerate(dims) if dim), default=0)
-    parts = [dim[0] if len(dim) == 1 else dim or None for dim in dims[:count]]
-    return P(*parts)
+    """The axes of each dim, and the stages, as a placement."""
+    count = max((i + 1 for i, dim in enumerate(dims.axes) if dim), default=0)
+    parts = [dim[0] if len(dim) == 1 else dim or None for dim in dims.axes[:count]]
+    return P(*parts, **dims.stages)
 
 
 def smallest_of(where: str, size: int | str) -> int:
@@ -183,8 +198,9 @@ def base_of(where: str, base: Any, params: Any, tree: Params, axes: MeshAxes) ->
 
 
 def _dims(leaf: Leaf, spec: Any, axes: MeshAxes) -> Dims:
-    """The mesh axes over which a placement shards each dim."""
+    """The mesh axes over which a placement shards each dim, and its stages."""
     marks = ("R",) * len(axes.names) if spec is None else marks_of(spec, leaf.shape, axes)
     if set(marks) & {*REDUCTIONS}:
         raise ValueError(f"{spec} is Partial, and a parameter is a global value")
-    return [row_of(dim, marks, axes) for dim in range(len(leaf.shape))]
+    rows = tuple(row_of(dim, marks, axes) for dim in range(len(leaf.shape)))
+    return Dims(rows, stages_of(marks, axes))

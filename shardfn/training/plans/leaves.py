@@ -11,7 +11,7 @@ import torch
 
 from ... import _tree
 from ...errors import PlacementError, TreeError
-from ...placement import marks_of
+from ...placement import P, Stage, as_stage, marks_of
 from ...placement_table import Leaf
 from ...types import MeshAxes, ShapeDtype
 
@@ -132,13 +132,21 @@ def check_fit(
 
 def assumed_axes(spec: Any) -> MeshAxes:
     """Axes of a mesh that is not known: those that a placement names."""
-    if isinstance(spec, list):
-        names = [f"axis {i}" for i in range(len(spec))]
-    else:
-        parts = getattr(spec, "parts", ("axis 0",))
-        rows = [(part,) if isinstance(part, str) else part for part in parts if part]
-        named = [part for row in rows if isinstance(row, tuple) for part in row]
-        # without a number of blocks; other parts than names are refused later
-        names = [str(part).partition("*")[0] for part in named]
-    known = tuple(dict.fromkeys(names))
-    return MeshAxes(known, (1,) * len(known))
+    if not isinstance(spec, P):
+        placements = spec if isinstance(spec, list) else [spec]
+        names = tuple(f"axis {i}" for i in range(len(placements)))
+        return MeshAxes(names, tuple(map(_least_size, placements)))
+    rows = [(part,) if isinstance(part, str) else part for part in spec.parts if part]
+    named = [part for row in rows if isinstance(row, tuple) for part in row]
+    # without a number of blocks; other parts than names are refused later
+    sizes = {str(part).partition("*")[0]: 1 for part in named}
+    sizes |= {axis: _least_size(as_stage(stage)) for axis, stage in spec.stages.items()}
+    return MeshAxes(tuple(sizes), tuple(sizes.values()))
+
+
+def _least_size(placement: Any) -> int:
+    """The size of the smallest axis that has a placement. Other stages than numbers are refused
+    later.
+    """
+    coordinate = placement.coordinate if isinstance(placement, Stage) else 0
+    return max(coordinate, 0) + 1 if type(coordinate) is int else 1

@@ -254,4 +254,4 @@ def _of_batch(kind: Kind, names: tuple[str, ...], base: Any, axes: MeshAxes) -> 
     batch += names if kind.batch else ()
     sequence += names if kind.sequence else ()
     rows = [[axis for axis in axes.names if axis in row] for row in (batch, sequence)]
-    return spec_of([tuple(rows[0])]), spec_of([*map(tuple, rows)])
+    return spec_of(Dims((tuple(rows[0]),))), spec_of(Dims(tuple(map(tuple, rows))))

@@ -47,6 +47,15 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
         {},
         "loader, placements: P('pp') names axis 'pp'; the mesh has (dp=2)\n  try: P('dp')",
     ),
+    "stages that the mesh lacks": (
+        [],
+        {"x": P(pp=0), "y": sf.Stage(2)},
+        {},
+        "loader, placements: P(pp=0) names axis 'pp'; the mesh has (dp=2)\n"
+        "  Stage(2) on axis 'dp', which has the stages 0 to 1; a second stage on a coordinate is "
+        "sf.Stage(0, chunk=1)\n"
+        "  try: P('dp')",
+    ),
     "no placement": (
         [],
         "dp",

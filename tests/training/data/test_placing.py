@@ -36,6 +36,17 @@ def test_a_batch_is_sharded_as_distribute_shards_it(mesh: Any) -> None:
     assert list(placing.placed(Batch(other, 0), mesh, P())) == ["x"]
 
 
+def test_a_stage_alone_has_its_batch(mesh: Any) -> None:
+    tree = {"x": torch.arange(28.0).view(7, 4), "y": torch.arange(7)}
+    where = {"x": P("dp", tp=0), "y": P("dp", tp=1)}
+    found = placing.placed(Batch(tree, 0), mesh, where)
+    for key, stage in (("x", 0), ("y", 1)):
+        assert torch.equal(sf.full(found[key]), tree[key])
+        rows = [shard.shape[0] for shard in found[key].to_local().shards]
+        assert rows[stage::2] == [3, 3, 1] and rows[1 - stage :: 2] == [0, 0, 0]
+    assert placing.rows_of(where) == P("dp")
+
+
 def test_rows_of_one_rank_become_the_global_batch() -> None:
     with sf.fake_world(6, numerics=False):
         mesh = sf.make_mesh((3, 2), ("dp", "tp"))

@@ -70,6 +70,13 @@ def test_a_step_of_adamw_sends_nothing() -> None:
         ]
 
 
+def test_the_state_of_a_parameter_is_on_its_stage() -> None:
+    params = {"w": sf.ShapeDtype((4, 3)), "b": sf.ShapeDtype((3,))}
+    states = sf.optim(O.AdamW, lr=LR).state_placements({"w": P("tp", pp=1), "b": P(pp=0)}, params)
+    assert states["w"] == {"exp_avg": P("tp", pp=1), "exp_avg_sq": P("tp", pp=1), "step": P()}
+    assert states["b"] == {"exp_avg": P(pp=0), "exp_avg_sq": P(pp=0), "step": P()}
+
+
 def test_dtensors_outside_keep_their_placements() -> None:
     opt, params = sf.optim(O.AdamW, lr=LR), table.tree(0)
     wanted, _ = table.torchs(O.AdamW, {}, params, GRADS[:2])

@@ -75,6 +75,11 @@ def test_values_may_be_torchs_placements() -> None:
         assert "24 B" in str(where)
 
 
+@pytest.mark.parametrize("spec", [P("tp", pp=3), sf.Stage(2), [Shard(0), sf.Stage(5, chunk=1)]])
+def test_stages_are_placements_on_a_mesh_that_is_not_known(spec: Any) -> None:
+    assert sf.placements({"w": S((4, 3))}, {"w": spec}) == {"w": spec}
+
+
 def refused(
     plan: Any, params: Any = None, kind: type[sf.ShardError] = sf.TreeError, **more: Any
 ) -> str:
@@ -130,6 +135,13 @@ MISFITS: dict[str, tuple[Any, str]] = {
         "layers.0.up.bias: P('pp') names axis 'pp'; the mesh has (dp=2, tp=2)",
     ),
     "an axis twice": (P(("tp", "tp")), "uses axis 'tp' twice"),
+    "a stage that the mesh lacks": (P(tp=2), "Stage(2) on axis 'tp', which has the stages 0 to 1"),
+    "a stage of an axis that the mesh lacks": (
+        P(pp=0),
+        "P(pp=0) names axis 'pp'; the mesh has (dp",
+    ),
+    "an axis for a dim and a stage": (P("tp", tp=1), "uses axis 'tp' twice, for dim 0 and a stage"),
+    "a stage among too few": ([sf.Stage(0)], "1 placements [Stage(0)] for a mesh of 2 axes"),
     "another number of placements": ([Shard(0)], "1 placements [Shard(dim=0)] for a"),
 }
 
@@ -146,7 +158,8 @@ def test_placements_that_do_not_fit_are_all_listed(case: str) -> None:
 
 
 def test_placements_are_checked_without_a_mesh_too() -> None:
-    for spec in (P("tp", None), P("tp", "tp"), P(3), [Shard(1)], Shard(1)):
+    stages = (P(pp=-1), P(pp="0"), P("pp", pp=0), sf.Stage(-1), [Shard(0), sf.Stage(0, chunk=-1)])
+    for spec in (P("tp", None), P("tp", "tp"), P(3), [Shard(1)], Shard(1), *stages):
         text = refused({"**.bias": spec}, None, sf.PlacementError, default=P())
         assert "layers.1.up.bias: " in text
     fine = sf.placements(PARAMS, {"**": [Shard(0), Replicate()]})

@@ -39,6 +39,15 @@ CASES: dict[str, tuple[tuple[int, ...], Any, Any, P]] = {
     "the free axes": ((6, 9), None, P("tp"), P("tp", "dp")),
     "blocks": ((6, 9), "dp", P("tp*3"), P("tp*3", "dp")),
     "blocks, and the free axes": ((6, 9), None, P("tp*3"), P("tp*3", "dp")),
+    "a stage": ((6, 9), "dp", P(tp=1), P(None, "dp", tp=1)),
+    "a stage, and the free axes": ((6, 9), None, P(tp=1), P(None, "dp", tp=1)),
+    "a second stage of a coordinate": (
+        (6, 9),
+        None,
+        [Replicate(), sf.Stage(1, chunk=1)],
+        P(None, "dp", tp=sf.Stage(1, chunk=1)),
+    ),
+    "the axis has stages": ((6, 9), ("dp", "tp"), P(tp=0), P(None, "dp", tp=0)),
     "another order": ((6, 6), "dp", P(("tp", "dp")), P(("tp", "dp"))),
     "all axes": ((5, 12), None, None, P(None, ("dp", "tp"))),
 }
