@@ -41,7 +41,7 @@ def gpipe(coordinates: int, microbatches: int) -> Schedule:
         >>> " ".join(map(str, schedule.table[0]))
         'F0.0 F0.1 BW0.0 BW0.1'
     """
-    accept("gpipe", coordinates=coordinates, microbatches=microbatches)
+    accept("schedules.gpipe", coordinates=coordinates, microbatches=microbatches)
     rows = []
     for stage in range(coordinates):
         forwards = [Action("F", stage, k) for k in range(microbatches)]
@@ -74,7 +74,7 @@ def one_f_one_b(coordinates: int, microbatches: int) -> Schedule:
         >>> " ".join(map(str, schedule.table[0]))
         'F0.0 F0.1 BW0.0 F0.2 BW0.1 BW0.2'
     """
-    accept("one_f_one_b", coordinates=coordinates, microbatches=microbatches)
+    accept("schedules.one_f_one_b", coordinates=coordinates, microbatches=microbatches)
     rows = []
     for stage in range(coordinates):
         forwards = [Action("F", stage, k) for k in range(microbatches)]
@@ -108,7 +108,9 @@ def interleaved(coordinates: int, microbatches: int, *, chunks: int = 2) -> Sche
         >>> " ".join(map(str, schedule.table[1]))
         'F1.0 F1.1 F3.0 BW3.0 F3.1 BW3.1 BW1.0 BW1.1'
     """
-    accept("interleaved", coordinates=coordinates, microbatches=microbatches, chunks=chunks)
+    accept(
+        "schedules.interleaved", coordinates=coordinates, microbatches=microbatches, chunks=chunks
+    )
     n = coordinates
     whole = -(-microbatches // n) * n  # a full group of n microbatches at a time
     rows = []
@@ -150,7 +152,7 @@ def zero_bubble(coordinates: int, microbatches: int) -> Schedule:
         >>> " ".join(map(str, schedule.table[1]))
         'F1.0 B1.0 F1.1 B1.1 W1.0 F1.2 B1.2 W1.1 W1.2'
     """
-    accept("zero_bubble", coordinates=coordinates, microbatches=microbatches)
+    accept("schedules.zero_bubble", coordinates=coordinates, microbatches=microbatches)
     rows = []
     for stage in range(coordinates):
         ahead = min(microbatches, coordinates - stage)
@@ -192,7 +194,7 @@ def zbv(coordinates: int, microbatches: int) -> Schedule:
         >>> " ".join(map(str, schedule.table[1]))
         'F1.0 F2.0 F1.1 F2.1 B2.0 B1.0 B2.1 B1.1 W2.0 W1.0 W2.1 W1.1'
     """
-    accept("zbv", coordinates=coordinates, microbatches=microbatches)
+    accept("schedules.zbv", coordinates=coordinates, microbatches=microbatches)
     n = coordinates
     return Schedule("zbv", _v(n, microbatches, ahead=(n, n), keep=2 * n))
 
@@ -225,7 +227,7 @@ def dualpipev(coordinates: int, microbatches: int) -> Schedule:
         >>> " ".join(map(str, schedule.table[1]))
         'F1.0 F2.0 F1.1 F2.1 B2.0 B1.0 B2.1 B1.1 W2.0 W1.0 W2.1 W1.1'
     """
-    accept("dualpipev", coordinates=coordinates, microbatches=microbatches)
+    accept("schedules.dualpipev", coordinates=coordinates, microbatches=microbatches)
     n = coordinates
     return Schedule("dualpipev", _v(n, microbatches, ahead=(n, n + 1), keep=2 * n + 1))
 

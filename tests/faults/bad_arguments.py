@@ -93,6 +93,7 @@ def good_values(mesh: Any) -> dict[str, Any]:
         "path": "/no/such/folder",
         "like": {"w": X},
         "transforms": sf.grad,
+        "table": [[("F", 0, 0), ("BW", 0, 0)]],
     }
 
 

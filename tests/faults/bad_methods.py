@@ -41,7 +41,7 @@ INNER = {
         "halves",
         "run",
     ),
-    *("renumbered", "rows", "links", "cells", "as_constant"),
+    *("renumbered", "rows", "links", "cells", "as_constant", "needs"),
 }
 # parameters that are passed on to functions of one's own
 PASSED_ON = {
@@ -64,6 +64,7 @@ GOOD = {
     "at": 1,
     "text": "{}",
     "make": torch.optim.lr_scheduler.ConstantLR,
+    "stage": 0,
     "finite": torch.tensor(True),
 }
 STATES = {"Optim": OPTIM.init(W), "LossScale": SCALE.init(), "Ema": AVERAGE.init(W)}
@@ -91,7 +92,7 @@ class Model(torch.nn.Module):
 def outside() -> list[Any]:
     """Objects that are made outside of worlds."""
     plans = sf.plan(torch.sin, sf.ShapeDtype((4, 3)), meshes=[(2,)])
-    return [plans, plans.best]
+    return [plans, plans.best, sf.schedules.gpipe(2, 2)]
 
 
 def objects(mesh: Any) -> list[Any]:

@@ -52,11 +52,15 @@ def test_stages_lie_in_a_loop_or_in_a_v(name: str) -> None:
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_number_below_one_is_refused_by_name(name: str) -> None:
-    with pytest.raises(sf.ShardError, match=f"^{name}, coordinates: coordinates is 0, a int"):
+    with pytest.raises(
+        sf.ShardError, match=f"^schedules.{name}, coordinates: coordinates is 0, a int"
+    ):
         MAKERS[name](0, 3)
-    with pytest.raises(sf.ShardError, match=f"^{name}, microbatches: microbatches is 0, a int"):
+    with pytest.raises(
+        sf.ShardError, match=f"^schedules.{name}, microbatches: microbatches is 0, a int"
+    ):
         MAKERS[name](3, 0)
-    with pytest.raises(sf.ShardError, match="^interleaved, chunks: chunks is 0, a int"):
+    with pytest.raises(sf.ShardError, match="^schedules.interleaved, chunks: chunks is 0, a int"):
         sf.schedules.interleaved(2, 3, chunks=0)
 
 
