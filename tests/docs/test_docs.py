@@ -18,6 +18,7 @@ PAGES = [
     "data.md",
     "mixed-precision.md",
     "per-rank-code.md",
+    "pipelines.md",
     "starting.md",
     "strategies.md",
 ]
