@@ -51,7 +51,7 @@ def picture(name: str, table: Table) -> str:
     about = ", ".join(f"{kind}: {of}" for kind, of in KINDS.items())
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'font-family="sans-serif" font-size="10">'
+        f'font-family="sans-serif" font-size="10" style="background: white">'
         f"{_text(MARGIN, 0, words, 'start')}{''.join(boxes)}"
         f"{_text(MARGIN, (len(table) + 1) * ROW, about, 'start')}</svg>"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
 from typing import NamedTuple
 
 import attrs
@@ -72,7 +73,7 @@ def proved(
         table: the actions of each coordinate, in order.
         stages: of the pipeline.
         on_the_way: the messages from one coordinate to another that may wait to be received.
-        costs: the time of each kind of action. BW takes that of B and W unless it has its own.
+        costs: the time of each kind of action, as `check_costs` accepts it.
         alive: the most activations that a coordinate may keep; any number if None.
 
     Returns:
@@ -87,14 +88,14 @@ def proved(
         for i, action in reversed([*enumerate(row)])
         for result in action.results
     }  # the first of each
-    problems = [
-        *_unmatched(table, stages),
-        *_doubled(table, places),
-        *_missing(table, places, stages),
-        *_early(table, places, stages),
-    ]
-    if problems:
-        raise _refused(where, problems)
+    problems = chain(
+        _unmatched(table, stages),
+        _doubled(table, places),
+        _missing(table, places, stages),
+        _early(table, places, stages),
+    )
+    if shown := list(islice(problems, SHOWN + 1)):
+        raise _refused(where, shown)
     if circle := _circular_wait(table, places, stages, on_the_way):
         fix = "exchange two actions of one of these coordinates, or allow more messages on the way"
         raise ScheduleError.of(where, "circular wait:", *circle, fix=fix)
@@ -140,8 +141,7 @@ def _costs(table: Table, alive: tuple[int, ...], costs: Mapping[str, float]) -> 
 
 
 def _refused(where: str, problems: list[str]) -> ScheduleError:
-    more = len(problems) - SHOWN
-    lines = problems[:SHOWN] + ([f"and {more} more"] if more > 0 else [])
+    lines = problems[:SHOWN] + ["and more"] * (len(problems) > SHOWN)
     needed = (
         "for each stage and microbatch F once, and B and W, or BW, once, on one coordinate, each "
         "after the results that it reads"
