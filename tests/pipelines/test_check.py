@@ -280,7 +280,7 @@ def is_once_each(table: Table, stages: int, microbatches: int) -> bool:
 
 
 def changed(table: Table, how: str, rng: random.Random) -> Table:
-    """A table with two actions of a row swapped, two neighbours exchanged, one dropped, one doubled,
+    """A table with two actions of a row swapped, or two neighbours, or one dropped, one doubled,
     or one moved to another coordinate.
     """
     rows = [row for row in table if len(row) > 1]
