@@ -125,6 +125,8 @@ class MeshAxes:
     names: tuple[str, ...]
     sizes: tuple[int, ...]
     costs: tuple[Cost, ...] = attrs.field(default=(), repr=False)  # of each axis; none: all equal
+    # those on which propagation shards nothing: a pipeline's, whose stages are chosen afterwards
+    closed: tuple[str, ...] = attrs.field(default=(), repr=False)
 
     def cost(self, axis: int) -> Cost:
         """The cost of sending over an axis."""

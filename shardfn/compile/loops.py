@@ -43,12 +43,13 @@ class CompiledLoop:
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         # compiled code may hand over a tensor in other strides than its graph said
-        own = drive_loop(
-            self.loop,
-            [x.contiguous() for x in tensors],
-            lambda which, inputs: [x.contiguous() for x in self.runners[which](list(inputs))],
-        )
+        own = drive_loop(self.loop, [x.contiguous() for x in tensors], self.run_graph)
         return unaliased(own, tensors)
+
+    def run_graph(self, which: int, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Run one of the graphs."""
+        outs = self.runners[which](list(inputs))
+        return outs if isinstance(self.loop, Pipeline) else [x.contiguous() for x in outs]
 
 
 @torch.library.custom_op("shardfn::run_loop", mutates_args=())

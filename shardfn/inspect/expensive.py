@@ -71,7 +71,8 @@ def expensive(program: Program, chosen: plan.Plan, place: Placing, arguments: in
     """
     graph = program.graph.graph
     warnings = []
-    if any(n > 1 for n in chosen.axes.sizes):
+    # other placements would take parameters off the stages of a pipeline
+    if chosen.stage_axis is None and any(n > 1 for n in chosen.axes.sizes):
         search = _Search(program, chosen, place, arguments)
         if implicit_bytes(chosen, graph) >= WORTH:
             warnings += search.transfers()

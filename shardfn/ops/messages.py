@@ -36,6 +36,7 @@ class Message:
         number: of the message among all of the pipeline, equal on both.
         value: on the coordinate, where it is sent from or received as.
         shape: local.
+        order: its dims from the slowest to the fastest in memory.
         dtype: of the tensor.
         device: where it is received.
         about: the op that makes it.
@@ -48,6 +49,7 @@ class Message:
     number: int
     value: Ref
     shape: tuple[int, ...]
+    order: tuple[int, ...]
     dtype: torch.dtype
     device: str
     about: str
@@ -115,7 +117,7 @@ class Exchange:
     def __call__(self, what: Send | Receive, values: list[torch.Tensor]) -> list[torch.Tensor]:
         """Start a send, or wait for a message."""
         if isinstance(what, Send):
-            x = values[0].contiguous()
+            x = values[0].permute(what.message.order).contiguous()
             self.sending = [pair for pair in self.sending if not pair[0].is_completed()]
             if x.numel():
                 self.sending.append((_send(what, x), x))
@@ -128,7 +130,8 @@ class Exchange:
         self.post(row, 1)
         if work is not None:
             work.wait()
-        return [x]
+        order = what.message.order
+        return [x.permute([order.index(d) for d in range(len(order))])]
 
     def finish(self) -> None:
         """Wait for the sends that are still on their way."""
@@ -145,7 +148,8 @@ def _send(what: Send, x: torch.Tensor) -> Any:
 
 def _receive(what: Receive) -> tuple[Any, torch.Tensor]:
     message = what.message
-    x = torch.empty(message.shape, dtype=message.dtype, device=message.device)
+    shape = [message.shape[d] for d in message.order]
+    x = torch.empty(shape, dtype=message.dtype, device=message.device)
     if not x.numel():
         return None, x
     channel, places = _channel(what.group, message.source, message.target)

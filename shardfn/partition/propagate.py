@@ -79,7 +79,9 @@ def propagate(
     if stages is not None:
         ins = [*map(locate.without_stages, in_placements)]
         outs = [row if row is None else locate.without_stages(row) for row in out_placements]
-        whole = propagate(program, axes, ins, outs, unreduced, planner)
+        closed = attrs.evolve(axes, closed=(axes.names[stages],))
+        whole = propagate(program, closed, ins, outs, unreduced, planner)
+        whole = attrs.evolve(whole, axes=attrs.evolve(whole.axes, closed=()))
         return locate.located(whole, program, stages, in_placements, out_placements)
     walk = Walk(with_links(axes), program.name)
     first = run_walk(walk, program, in_placements, out_placements, unreduced)

@@ -68,7 +68,7 @@ def share(walk: Walk, call: OpCall, placed: Placed, axis: int) -> float:
 def _rows(walk: Walk, node: torch.fx.Node, chosen: Chosen, axis: int) -> Iterator[Choice]:
     """Yield the strategies of an op's rule; an op on varying values is only replicated."""
     varies = frozenset().union(*(v.varies for v in chosen.values))
-    if walk.axes.names[axis] in varies:
+    if walk.axes.names[axis] in {*varies, *walk.axes.closed}:
         yield replicated(chosen.call)
     else:
         rule = rules.find(chosen.call.target)

@@ -572,7 +572,8 @@ class Walk:
         placed = Placed([()] * len(call.ins), [()] * len(call.outs))
         for axis, name in enumerate(self.axes.names):
             # values that vary between ranks are computed by each rank alone
-            rows = [replicated(call)] if name in varies else strategies
+            is_closed = name in varies or name in self.axes.closed
+            rows = [replicated(call)] if is_closed else strategies
             now = [{slot.placements[axis] for slot in slots} for slots in slots_of_inputs]
             own = [x for row in rows for x in with_units(call, row, now)]
             if axis in fixed:

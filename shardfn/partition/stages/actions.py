@@ -13,6 +13,7 @@ import attrs
 from ...ops.messages import Message, Receive, Ref, Send
 from ...ops.pipeline import Add, Free, Instruction, Pipeline, Run, Zero
 from ...pipelines import Schedule
+from .. import layout
 from ..emission.graph_builder import Builder
 from ..plan import Plan, Slot, Step
 from ..split_backward import is_free
@@ -212,6 +213,7 @@ class _Order:
             number,
             value,
             tuple(shape),
+            layout.stride_order(slot.value.shape, slot.value.stride()),
             slot.value.dtype,
             str(slot.value.device),
             about,

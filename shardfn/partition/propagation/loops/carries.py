@@ -235,7 +235,8 @@ def _is_zeros(value: Value) -> bool:
 def _first_try(init: Value, walk: Walk) -> MeshPlacements:
     """Guess the placements of a carry: zeros may be a Partial sum."""
     if _is_zeros(init):
-        return tuple("R" if name in init.varies else "sum" for name in walk.axes.names)
+        closed = {*init.varies, *walk.axes.closed}
+        return tuple("R" if name in closed else "sum" for name in walk.axes.names)
     return advised_carry(init, walk) or plain(propagated(init, walk.axes))
 
 
