@@ -9,13 +9,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
+import torch
 
 from ...ops.messages import Message, Receive, Ref, Send
 from ...ops.pipeline import Add, Free, Instruction, Pipeline, Run, Zero
 from ...pipelines import Schedule
 from .. import layout
 from ..emission.graph_builder import Builder
-from ..plan import Plan, Slot, Step
+from ..plan import Apply, Plan, Slot, Step
 from ..split_backward import is_free
 from .body import Located
 
@@ -482,7 +483,7 @@ class Parting:
             carry = self.body.plan.ins[self.consts + j]
             if j not in before:
                 before[j] = after[j] = carry
-            add = self.body.adder[j]
+            add = _in_place(self.body.adder[j])
             total = attrs.evolve(carry, number=self.fresh)
             self.fresh += 1
             steps.append(attrs.evolve(add, ins=(after[j], term.value), outs=(total,)))
@@ -495,6 +496,17 @@ class Parting:
         if i is None:
             return self.body.name_of(slot, stage)
         return ("row", i) if i >= self.consts + self.carries else ("in", i)
+
+
+def _in_place(add: Apply) -> Apply:
+    """A step that adds a term to a sum, in a form that no compiler joins with the product that makes
+    the term: it would copy the sum twice.
+    """
+    graph = torch.fx.Graph()
+    inputs = graph.placeholder("total"), graph.placeholder("term")
+    node = graph.call_function(torch.ops.prims.add.default, inputs)
+    node.meta = dict(add.node.meta)
+    return attrs.evolve(add, node=node)
 
 
 def totals_of(body: Located, carries: int) -> Iterator[tuple[int, list[int]]]:
