@@ -160,7 +160,7 @@ from .modules import (
 )
 from .native import calls, library
 from .patches import PATCHES, degraded, patched, rows_of_all
-from .seeds import checkpoints_wrapped, last_seeding, loaders_in_context, seed_of
+from .seeds import last_seeding, loaders_in_context, seed_of
 from .settings import SETTINGS, anomaly_off, autocast_off, inference_off, settings, without_autocast
 from .threads import is_capturing, staging
 from .tracing import (
@@ -276,7 +276,6 @@ __all__ = [
     "calls",
     "carries_tangent",
     "check_passed",
-    "checkpoints_wrapped",
     "chunk",
     "class_name",
     "closed",

@@ -1,6 +1,6 @@
 """The table of every change that shardfn makes to torch: the places, the reason, what ends it,
-and what is lost in a torch without the place. Each is entered for a capture or a compilation,
-affects the capturing thread only, and is undone afterwards.
+and what is lost in a torch without the place. Each is entered for a while, as for a capture or a
+compilation, affects the thread that enters it only, and is undone afterwards.
 
 A row is one reason. `patched` enters the rows of a stage, in their order: of two replacements of
 one function the later row's is asked first.
@@ -13,7 +13,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from . import dispatch, loops, modules, patterns, settings, threads, tracing, versions
+from . import dispatch, loops, modules, patterns, seeds, settings, threads, tracing, versions
 from .compilations import caches, reuse
 from .cpp_kernels import folder, functions, index_values, instructions, units
 from .distributed import (
@@ -764,6 +764,16 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
                 "torch._functorch.eager_transforms:JVP_NESTING",
                 "torch.autograd.forward_ad:_current_level",
             ),
+        ),
+    ),
+    "plain": (
+        Patch(
+            what="torch.utils.checkpoint under sf.random.plain",
+            why="it restores torch's generators, which the numbers do not come from",
+            lost="a recomputation would draw other random numbers",
+            enter=seeds.checkpoints_wrapped,
+            places=(seeds.REENTRANT, seeds.GENERATOR),
+            takes="redrawing",
         ),
     ),
     "loading": LOADING,

@@ -4,6 +4,8 @@ from it.
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -15,9 +17,16 @@ import torch.utils.data
 import torch.xpu
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from . import patching
 from .threads import replaced
 
 Fn = Callable[..., Any]
+REENTRANT = "torch.utils.checkpoint:CheckpointFunction.apply"
+# of checkpoint without reentrant autograd: its doors call the first, which torch 2.15 brought
+GENERATOR = patching.OR.join(
+    f"torch.utils.checkpoint:_checkpoint_without_reentrant_generator{end}" for end in ("_impl", "")
+)
+COMPOSABLE = "torch.distributed._composable.checkpoint_activation"  # has the name of its own
 
 
 def last_seeding() -> tuple[Any, int]:
@@ -38,29 +47,29 @@ def seed_of(seeding: Any) -> int | None:
     return names["seed"].cell_contents % 2**64 if "seed" in names else None
 
 
-def checkpoints_wrapped(
-    wrap: Callable[[Fn, bool], Fn], is_mine: Callable[[], bool]
-) -> Iterator[Any]:
-    """Yield contexts in which torch.utils.checkpoint wraps the user's function before it runs
-    it.
+@contextlib.contextmanager
+def checkpoints_wrapped(wrap: Callable[[Fn, bool], Fn]) -> Iterator[None]:
+    """Enter a context in which torch's checkpoint wraps the user's function before it runs it.
 
     Args:
-        wrap: makes it, from the user's function, and whether the first run is one of it.
-        is_mine: whether to use it for a call.
+        wrap: makes the wrapper, from the user's function, and whether the first run is one of it.
     """
 
     def made(original: Fn, runs_first: bool) -> Fn:
-        def checkpointed(fn: Fn, *args: Any, **kwargs: Any) -> Any:
-            fn = wrap(fn, runs_first) if is_mine() else fn
-            return original(fn, *args, **kwargs)
-
-        return checkpointed
+        return lambda fn, *args, **kwargs: original(wrap(fn, runs_first), *args, **kwargs)
 
     by_function = lambda original: types.SimpleNamespace(apply=made(original.apply, True))
-    module: Any = torch.utils.checkpoint
-    yield replaced(module, "CheckpointFunction", by_function)
-    name = "_checkpoint_without_reentrant_generator"
-    yield replaced(module, name, lambda original: made(original, False))
+    resolved = patching.resolve(GENERATOR)
+    assert resolved is not None, "the table's row has this place"
+    _, name = resolved
+    modules = [torch.utils.checkpoint, sys.modules.get(COMPOSABLE)]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(torch.utils.checkpoint, "CheckpointFunction", by_function))
+        for module in modules:
+            if hasattr(module, name):
+                make = lambda original: made(original, False)
+                stack.enter_context(replaced(module, name, make))
+        yield
 
 
 def loaders_in_context(

@@ -42,7 +42,7 @@ def plain() -> Iterator[None]:
             drawing_from(Eager()),
             _compat.ops_replaced(TABLE, is_replaced),
             patched_initialisation(),
-            *_compat.checkpoints_wrapped(redraw_on_recompute, is_eager),
+            _compat.patched("plain", redrawing=redraw_on_recompute),
             *_compat.loaders_in_context(lambda: drawing_from(None), is_eager),
         ):
             stack.enter_context(context)
@@ -62,6 +62,8 @@ def redraw_on_recompute(fn: Callable[..., Any], runs_first: bool) -> Callable[..
         fn: the user's, which is about to run.
         runs_first: whether the first run goes through this function too.
     """
+    if not is_eager():
+        return fn  # another thread is under `plain`
     before = state.get(), state.tag
     runs = itertools.count(0 if runs_first else 1)
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from ranks import run_ranks
+from torch.distributed._composable.checkpoint_activation import checkpoint as of_module
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
@@ -209,6 +210,22 @@ def test_s8_torchs_checkpoint_draws_the_same_again_under_plain(
     first = torch.rand(3)
     torch.manual_seed(0)
     assert torch.equal(torch.rand(3), first), "outside torch draws as always"
+
+
+def test_s8_a_checkpointed_module_draws_the_same_again_under_plain() -> None:
+    def grads(wrap: Any) -> list[torch.Tensor]:
+        inner = torch.nn.Linear(3, 3, dtype=torch.float64)
+        torch.nn.init.eye_(inner.weight)
+        torch.nn.init.zeros_(inner.bias)
+        module = torch.nn.Sequential(torch.nn.Dropout(0.5), inner, torch.nn.Tanh())
+        wrap(module)
+        torch.manual_seed(4)
+        with sf.random.plain():
+            loss = module(module(torch.ones(5, 3, dtype=torch.float64))).sum()
+        torch.manual_seed(5)
+        return [*torch.autograd.grad(loss, [*module.parameters()])]
+
+    assert_close(grads(of_module), grads(lambda module: None), rtol=1e-14, atol=1e-14)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
