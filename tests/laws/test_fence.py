@@ -1,13 +1,18 @@
 """Each place of torch that shardfn changes, taken away in turn: programs are right, or refused by
-an error that names torch's version and the place. None blames the user's function.
+an error that names torch's version and the place. None blames the user's function. What shardfn
+calls of torch and leaves as it is takes the arguments that it gets.
 
 One program is tried without each place; all ten without each place are a sweep.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
+import re
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -254,3 +259,51 @@ def test_an_error_of_a_torch_without_a_place_says_so(monkeypatch: pytest.MonkeyP
 
 def mine(x: torch.Tensor) -> torch.Tensor:
     raise ValueError("mine")
+
+
+def unfit_calls(source: str) -> tuple[int, list[str]]:
+    """Count the calls of torch's Python functions, and list those that torch's signature refuses.
+
+    An import that torch lacks is an ImportError.
+    """
+    nodes = [*ast.walk(ast.parse(source))]
+    names: dict[str, Any] = {"__builtins__": {"__import__": __import__}}
+    for node in nodes:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            text = ast.unparse(node)
+            if re.match(r"(import|from) torch\b", text):
+                exec(text, names)
+    checked, unfit = 0, []
+    for node in nodes:
+        if not isinstance(node, ast.Call) or not re.fullmatch(r"[\w.]+", ast.unparse(node.func)):
+            continue
+        starred = [x for x in node.args if isinstance(x, ast.Starred)]
+        named = {x.arg: x for x in node.keywords if x.arg is not None}
+        if starred or len(named) < len(node.keywords):
+            continue
+        try:
+            signature = inspect.signature(eval(ast.unparse(node.func), names))
+        except (NameError, AttributeError, TypeError, ValueError):
+            continue  # not of torch, of another version of it, or of C
+        checked += 1
+        try:
+            signature.bind(*node.args, **named)
+        except TypeError as error:
+            unfit.append(f"line {node.lineno}: {ast.unparse(node)}: {error}")
+    return checked, unfit
+
+
+def test_calls_of_torchs_own_functions_fit_its_signatures() -> None:
+    checked, unfit = 0, {}
+    for path in Path(patches.__file__).parent.rglob("*.py"):
+        count, wrong = unfit_calls(path.read_text())
+        checked += count
+        if wrong:
+            unfit[path.name] = wrong
+    assert unfit == {} and checked > 100
+
+
+def test_a_call_that_does_not_fit_is_listed() -> None:
+    source = "from torch import nn\nnn.Linear(2, 3)\nnn.Linear(2)\nnn.Linear(*x)\nlen(x)"
+    wrong = "line 3: nn.Linear(2): missing a required argument: 'out_features'"
+    assert unfit_calls(source) == (2, [wrong])

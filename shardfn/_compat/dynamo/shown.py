@@ -241,7 +241,7 @@ def builtin_called(call: Callable[..., Any], builtin: Any, tx: Any, args: Any, k
             args = given if text is not None else args
     if text is None:
         return call(builtin, tx, args, kwargs)
-    return StringFormatVariable.create(text, args, {})
+    return StringFormatVariable(text, [*args], {})
 
 
 def _items(x: Any) -> list[Any]:
