@@ -74,9 +74,10 @@ def _is_state(x: Any, names: tuple[str, ...]) -> bool:
 
 def _is_device(x: Any) -> bool:
     try:
-        return x is None or torch.device(x) is not None
-    except (RuntimeError, TypeError, ValueError):
+        torch.empty((), device=x)
+    except (RuntimeError, TypeError, AssertionError, ImportError):  # as the device's backend says
         return False
+    return True
 
 
 def _is_floating(x: Any) -> bool:
@@ -171,7 +172,7 @@ NUMBER = Kind(TOLERANCE.test, "a number, 0 or more", "2**20")
 RATE = Kind(lambda x: _is_number(x) and x > 0, "a positive number", "1e12")
 RATE_OR_NONE = Kind(lambda x: x is None or RATE.test(x), "a positive number, or None", "80e9")
 TEXT = Kind(lambda x: isinstance(x, str), "text", "'all_reduce'")
-DEVICE = Kind(_is_device, "a device, or None", "'cpu'")
+DEVICE = Kind(_is_device, "a device of this machine, or None", "'cpu'")
 LOSS = Kind(_is_floating, "a floating tensor", "loss_fn(params, batch)")
 FINITE = Kind(_is_flag_tensor, "a 0-d tensor of bool", "grads, finite = scaler.unscale(...)")
 LINKS = Kind(

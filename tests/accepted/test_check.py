@@ -97,6 +97,18 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: LIB.make_mesh((2,), ("a",), torch.device("cpu")),
         "make_mesh, device_type: device_type is device(type='cpu'), a device",
     ),
+    "no such device": (
+        lambda: LIB.loss_scale().init(device="cuda:77"),
+        "LossScale.init, device: device is 'cuda:77', a str, and must be a device of this machine",
+    ),
+    "no such number": (
+        lambda: LIB.loss_scale().init(device=77),
+        "LossScale.init, device: device is 77, a int, and must be a device of this machine, or N",
+    ),
+    "a backend that torch lacks": (
+        lambda: LIB.loss_scale().init(device="hpu"),
+        "LossScale.init, device: device is 'hpu', a str, and must be a device of this machine, or",
+    ),
     "names": (
         lambda: LIB.make_mesh((1,), ([],)),
         "make_mesh: axis names [[]]",
