@@ -101,8 +101,8 @@ def stage_of(path: str, count: int) -> int:
     return 0 if path.startswith("embedding") else count - 1
 
 
-def ours(name: str, mesh: Any, chunks: int, batch: tuple[Any, Any]) -> tuple[Step, Any]:
-    """The step of shardfn, and the function."""
+def ours(name: str, mesh: Any, chunks: int, batch: tuple[Any, Any]) -> Step:
+    """The step of shardfn."""
     fn, parameters, _ = sf.functionalize(whole())
     size = mesh.size()
     count = size * chunks
@@ -125,7 +125,7 @@ def ours(name: str, mesh: Any, chunks: int, batch: tuple[Any, Any]) -> tuple[Ste
         value, _ = step(placed, *batch)
         return value.to_local().item()
 
-    return run, (step, placed)
+    return run
 
 
 def theirs(kind: Any, chunks: int, batch: tuple[Any, Any]) -> Step:
@@ -164,7 +164,7 @@ def on_rank(rank: int, size: int, folder: str, rounds: int, only: str | None) ->
         if only not in (None, kind):
             continue
         steps: dict[str, Step] = {}
-        steps["shardfn"], (function, placed) = ours(name, mesh, chunks, batch)
+        steps["shardfn"] = ours(name, mesh, chunks, batch)
         steps["torch"] = theirs(rival, chunks, batch)
         values = {who: [step() for _ in range(WARM)][-1] for who, step in steps.items()}
         if rank == size - 1 or values["torch"]:

@@ -499,8 +499,8 @@ class Parting:
 
 
 def _in_place(add: Apply) -> Apply:
-    """A step that adds a term to a sum, in a form that no compiler joins with the product that makes
-    the term: it would copy the sum twice.
+    """A step that adds a term to a sum, in a form that no compiler joins with the product that
+    makes the term: it would copy the sum twice.
     """
     graph = torch.fx.Graph()
     inputs = graph.placeholder("total"), graph.placeholder("term")
