@@ -11,9 +11,8 @@ import attrs
 import torch
 
 Tensors = list[torch.Tensor]
-Driver = Generator[
-    tuple[int, Tensors], Tensors, Tensors
-]  # yields (which graph, its inputs), is sent its outputs
+# yields (which graph, or which message; its inputs), and is sent its outputs
+Driver = Generator[tuple[Any, Tensors], Tensors, Tensors]
 
 
 @attrs.frozen(eq=False, repr=False)

@@ -315,8 +315,8 @@ def _rank(
 
 def _looping(
     loop: Loop, tensors: Sequence[torch.Tensor]
-) -> Generator[Request, torch.Tensor, list[torch.Tensor]]:
-    """Run the graphs of a loop for one rank, yielding at each collective inside."""
+) -> Generator[Any, Any, list[torch.Tensor]]:
+    """Run the graphs of a loop for one rank, yielding at each collective and message inside."""
     driver = loop.drive(tensors)
     outs = None
     while True:

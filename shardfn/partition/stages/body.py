@@ -177,17 +177,7 @@ class Locating:
     def summands(self, slot: Slot, carry: Slot, readers: dict[int, int]) -> Iterator[Slot]:
         """Take a sum apart, as far as all its parts are placed alike."""
         step = self.made_by.get(slot.number)
-        is_sum = (
-            isinstance(step, Apply)
-            and step.node.target is ADD
-            and not step.node.kwargs
-            and len(step.ins) == 2
-            and all(x.placements == slot.placements for x in step.ins)
-            and all(x.value.shape == slot.value.shape for x in step.ins)
-            and all(x.value.dtype == slot.value.dtype for x in step.ins)
-            and readers[slot.number] == 1
-        )
-        if not is_sum:
+        if not isinstance(step, Apply) or not _is_plain_sum(step, slot) or readers[slot.number] > 1:
             yield slot
             return
         self.adds.add(step)
@@ -371,3 +361,10 @@ class Locating:
                 waiting[slot.number] = min(waiting.get(slot.number, stage), stage)
                 if is_waited_for:
                     self.ahead.add(slot.number)
+
+
+def _is_plain_sum(step: Apply, result: Slot) -> bool:
+    """Whether a step adds two values that are placed and shaped as their sum."""
+    form = lambda x: (x.placements, x.value.shape, x.value.dtype)
+    is_add = step.node.target is ADD and not step.node.kwargs and len(step.ins) == 2
+    return is_add and all(form(x) == form(result) for x in step.ins)

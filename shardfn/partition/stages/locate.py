@@ -89,7 +89,7 @@ class _Locate:
 
     def located(self, out_marks: Sequence[MeshPlacements | None]) -> Plan:
         for step in self.plan.steps:
-            if _is_pipeline(step):
+            if isinstance(step, Nested) and _is_pipeline(step):
                 self.pipeline(step)
             else:
                 self.steps.append(self.placed(step))
@@ -184,6 +184,7 @@ class _Locate:
     def pipeline(self, step: Nested) -> None:
         """Take a pipeline apart into the actions of its stages."""
         scan = step.node.target
+        assert isinstance(scan, Scan), f"{step.node} is no scan over microbatches"
         axis_name, text = parse_record(step.node.meta["custom"][PIPELINE])
         name = f"{self.program.name}, pipelined_grad"
         if axis_name != self.axis_name:
@@ -253,17 +254,14 @@ class _Locate:
             wrong.append(f"it has {schedule.microbatches} microbatches, the call {scan.length}")
         if wrong:
             raise ScheduleError.of(f"{name}, schedule {schedule.name!r}", *wrong)
-        if hasattr(schedule, "check"):
-            schedule.check(schedule.stages)
+        schedule.check(schedule.stages)
 
 
 def _kin(slot: Slot, home: AtStage | None) -> frozenset[tuple[Any, AtStage]]:
     return frozenset() if home is None else frozenset([(slot.value.shape, home)])
 
 
-def _is_pipeline(step: Step) -> bool:
-    if not isinstance(step, Nested):
-        return False
+def _is_pipeline(step: Nested) -> bool:
     return PIPELINE in (step.node.meta.get("custom") or {})
 
 
