@@ -79,13 +79,14 @@ def put_by_mask(
     is_tensor = isinstance(values, torch.Tensor)
     is_turn = is_tensor and values.dim() > rest and values.shape[values.dim() - rest - 1] != 1
     is_exact = is_turn and not values.is_floating_point() and not values.is_complex()
+    number: Any = values
+    values = values if is_tensor else x.new_full((), number)
     if is_exact or mask.shape != shape[lead : lead + mask.dim()]:
         return aten.index_put(x, [*[None] * lead, mask], values, accumulate)
     wide = mask.reshape(*mask.shape, *[1] * rest)
     if is_tensor and values.dim() > rest:
         values = _in_turn(values, mask, rest)
-    number: Any = values
-    values = values.to(x.dtype) if is_tensor else x.new_full((), number)
+    values = values.to(x.dtype)
     out = torch.where(wide, x + values if accumulate else values, x)
     if out.shape != shape:
         refuse_values(tuple(shape), tuple(out.shape))
