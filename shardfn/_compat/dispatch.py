@@ -15,11 +15,14 @@ from .threads import is_capturing, overridden, replaced
 from .tracing import inside_transform
 
 
-class Silent(TorchDispatchMode):
-    """A dispatch mode in which every collective raises an error.
+class WithoutEffects(TorchDispatchMode):
+    """A dispatch mode, inside of a fake mode, in which every collective raises an error, and a
+    write to a tensor with values leaves it as it is.
+
+    A fake mode computes with numbers and tensors with values alone, and writes to them.
 
     Args:
-        error: its class.
+        error: the class of a collective's error.
     """
 
     def __init__(self, error: type[Exception]) -> None:
@@ -29,7 +32,25 @@ class Silent(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if "c10d" in func.namespace:
             raise self.error
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:
+            args, kwargs = _with_fakes_written(func._schema.arguments, args, kwargs)
+        return func(*args, **kwargs)
+
+
+def _with_fakes_written(
+    parameters: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Replace the tensors with values that an op writes to by fake ones, in its arguments."""
+    written = {
+        x.name: k for k, x in enumerate(parameters) if x.alias_info and x.alias_info.is_write
+    }
+    positions = {*written.values()}
+    fake = lambda x: torch.empty_like(x) if type(x) in (torch.Tensor, torch.nn.Parameter) else x
+    return (
+        [fake(x) if k in positions else x for k, x in enumerate(args)],
+        {name: fake(x) if name in written else x for name, x in kwargs.items()},
+    )
 
 
 class _Replacing(TorchDispatchMode):

@@ -370,3 +370,25 @@ def test_what_a_run_to_find_an_error_stores_is_taken_back() -> None:
     error = error_of(lambda: sf.jit(f, backend="aten")(X))
     assert isinstance(error, KeyError)
     assert not seen and not hasattr(net, "last")
+
+
+WRITES: dict[str, Callable[[Any], Any]] = {
+    "add_": lambda held: held.add_(1),
+    "mul_": lambda held: torch.mul(held, 2, out=held),
+    "a row": lambda held: held[0].sub_(1),
+    "lists": lambda held: torch._foreach_add_([held], 1),
+    "fill_": lambda held: held.data.fill_(5),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize("transform", [lambda f: sf.jit(f, backend="aten"), sf.vmap])
+def test_a_run_to_find_an_error_writes_to_no_tensor(transform: Any, name: str) -> None:
+    held = torch.ones(2, 3)
+
+    def f(x: Any) -> Any:
+        WRITES[name](held)
+        return look_up(x, "b")
+
+    assert isinstance(error_of(lambda: transform(f)(X)), KeyError)
+    assert torch.equal(held, torch.ones(2, 3))

@@ -113,7 +113,12 @@ def raise_users(
         failed: the error that its program had when it ran.
     """
     try:
-        with _compat.reading(), _modules_kept(fn), _compat.Silent(OnlyFake), EagerMode(failed):
+        with (
+            _compat.reading(),
+            _modules_kept(fn),
+            _compat.WithoutEffects(OnlyFake),
+            EagerMode(failed),
+        ):
             leaked_values.watch(name, fn)
             call()
     except BaseException as error:
