@@ -83,7 +83,7 @@ class P:
     """
 
     @_compat.read_by_dynamo
-    def __init__(self, *parts: str | tuple[str, ...] | None, **stages: int | Stage) -> None:
+    def __init__(self, /, *parts: str | tuple[str, ...] | None, **stages: int | Stage) -> None:
         self.parts, self.stages = parts, stages
 
     def __repr__(self) -> str:
@@ -164,7 +164,7 @@ def stages_in(spec: Any, axes: MeshAxes) -> MeshPlacements:
         ValueError: an axis has no such stage.
     """
     if isinstance(spec, P):
-        return _with_stages(["R"] * len(axes.names), spec, axes)
+        return with_stages(["R"] * len(axes.names), spec, axes)
     placements = spec if isinstance(spec, (list, tuple)) else [spec]
     rows = zip(placements, axes.sizes, axes.names, strict=False)
     return tuple(_stage_mark(p, n, name) if isinstance(p, Stage) else "R" for p, n, name in rows)
@@ -200,10 +200,10 @@ def _from_names(spec: P, shape: Sequence[int], axes: MeshAxes) -> MeshPlacements
     if unknown is not None:
         raise ValueError(f"{spec} names axis {unknown!r}; the mesh has {axes}")
     check_axes(spec)
-    return _with_stages(named(rows_of(spec), shape, axes), spec, axes)
+    return with_stages(named(rows_of(spec), shape, axes), spec, axes)
 
 
-def _with_stages(marks: Sequence[AxisPlacement], spec: P, axes: MeshAxes) -> MeshPlacements:
+def with_stages(marks: Sequence[AxisPlacement], spec: P, axes: MeshAxes) -> MeshPlacements:
     """The placements of a `P`'s dims, with those of its stages."""
     placed = list(marks)
     for name, stage in spec.stages.items():
@@ -424,12 +424,26 @@ def check_order(spec: P, known: tuple[str, ...]) -> None:
             )
 
 
-def _stage_mark(stage: Any, n: int, axis: str) -> str:
+def check_stages(spec: P) -> None:
+    """Check that stages are numbers from 0, where the mesh is not known.
+
+    Raises:
+        ValueError: names the axis.
+    """
+    for axis, stage in spec.stages.items():
+        _check_stage(as_stage(stage), axis)
+
+
+def _check_stage(stage: Any, axis: str) -> None:
     if not isinstance(stage, Stage):
         raise ValueError(f"{axis}={stage!r} is not a stage; write {axis}=0 or an sf.Stage")
     for word, number in (("stage", stage.coordinate), ("chunk", stage.chunk)):
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
             raise ValueError(f"{stage} on axis {axis!r}: {word} is not an int from 0")
+
+
+def _stage_mark(stage: Any, n: int, axis: str) -> str:
+    _check_stage(stage, axis)
     if stage.coordinate >= n:
         raise ValueError(
             f"{stage} on axis {axis!r}, which has the stages 0 to {n - 1}; a second stage on a "

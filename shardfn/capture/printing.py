@@ -14,7 +14,7 @@ from ..buckets import human_bytes
 from ..ops.loops import Loop, Scan, While, loop_of
 from ..ops.nodes import returned_by
 from ..ops.pipeline import Pipeline
-from ..types import REDUCTIONS, MeshPlacements, Program
+from ..types import REDUCTIONS, MeshPlacements, Program, stage_of
 from .printed_names import Names, dotted_names, is_name_of_path, op_name, printed_names
 
 DTYPES = {
@@ -34,6 +34,7 @@ LEGEND = {
     r"\bmax@": "max@axis: Partial max over the axis",
     r"\bmin@": "min@axis: Partial min over the axis",
     r"\bavg@": "avg@axis: Partial mean over the axis",
+    r"; [^\]]*\w=\d[^\]]*\]": "axis=n: on stage n of the axis alone",
 }
 
 
@@ -43,8 +44,8 @@ def tensor_type(
     marks: MeshPlacements = (),
     names: tuple[str, ...] = (),
 ) -> str:
-    """`f32[8@dp, 64; sum@tp]`: global sizes with the axes that shard them. After a semicolon,
-    the axes over which it is Partial.
+    """`f32[8@dp, 64; sum@tp pp=1]`: global sizes with the axes that shard them. After a semicolon,
+    the axes over which it is Partial, and its stage on an axis.
     """
     sizes = [str(n) for n in shape]
     for name, mark in zip(names, marks, strict=True):
@@ -59,8 +60,13 @@ def tensor_type(
     reductions = [
         f"{mark}@{name}" for name, mark in zip(names, marks, strict=True) if mark in REDUCTIONS
     ]
-    partial = f"; {' '.join(reductions)}" if reductions else ""
-    return f"{DTYPES.get(dtype, str(dtype))}[{', '.join(sizes)}{partial}]"
+    stages = [
+        f"{name}={mark[1:]}"
+        for name, mark in zip(names, marks, strict=True)
+        if isinstance(mark, str) and stage_of(mark) is not None
+    ]
+    others = f"; {' '.join([*reductions, *stages])}" if reductions or stages else ""
+    return f"{DTYPES.get(dtype, str(dtype))}[{', '.join(sizes)}{others}]"
 
 
 @attrs.frozen

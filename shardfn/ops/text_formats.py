@@ -11,6 +11,7 @@ constants, so an op's mesh axes, shards, pairs of ranks, specs and records are t
 | part | `tp=S0|4,6` | `("tp=S0", (4, 6))`: `placed` of a DTensor on a part, its shape |
 | pairs | `0>1,1>2` | `((0, 1), (1, 2))`: source rank, destination rank |
 | spec | `*;dp,tp;` | `(("*",), ("dp", "tp"), ())`: mesh axes of each dim; `*` keeps its placement |
+| | `;tp|pp=@1` | `((), ("tp",))`, and `(("pp", "@1"),)`: the stages on other axes |
 | record | `["w", 1024, null]` | the fields of a record, as JSON |
 
 Policies of `checkpoint` are texts too, in the syntax of Python: `capture/checkpoint/policies.py`.
@@ -204,24 +205,36 @@ def parse_pairs(text: str) -> tuple[tuple[int, int], ...]:
 
 
 @_compat.read_by_dynamo
-def print_spec(dims: Iterable[Sequence[str]]) -> str:
-    """Print the mesh axes of each tensor dim as text.
+def print_spec(dims: Iterable[Sequence[str]], stages: Iterable[tuple[str, str]] = ()) -> str:
+    """Print the mesh axes of each tensor dim as text, and the stages on other axes.
 
     Example:
-        >>> print_spec([("*",), ("dp", "tp"), ()])
-        '*;dp,tp;'
+        >>> print_spec([("*",), ("dp", "tp"), ()]), print_spec([(), ("tp",)], [("pp", "@1")])
+        ('*;dp,tp;', ';tp|pp=@1')
     """
-    return ";".join([",".join(axes) for axes in dims]) or ";"
+    text = ";".join([",".join(axes) for axes in dims]) or ";"
+    on_stages = print_placed(stages)
+    return f"{text}|{on_stages}" if on_stages else text
 
 
 def parse_spec(text: str) -> tuple[tuple[str, ...], ...]:
     """Parse the mesh axes of each tensor dim.
 
     Example:
-        >>> parse_spec("*;dp,tp;")
-        (('*',), ('dp', 'tp'), ())
+        >>> parse_spec("*;dp,tp;"), parse_spec(";tp|pp=@1")
+        ((('*',), ('dp', 'tp'), ()), ((), ('tp',)))
     """
-    return tuple(parse_axes(entry) for entry in text.split(";"))
+    return tuple(parse_axes(entry) for entry in text.partition("|")[0].split(";"))
+
+
+def parse_stages(text: str) -> tuple[tuple[str, str], ...]:
+    """Parse the stages of a spec: the placement on each axis that has one.
+
+    Example:
+        >>> parse_stages(";tp|pp=@1"), parse_stages(";tp")
+        ((('pp', '@1'),), ())
+    """
+    return parse_placed(text.partition("|")[2])
 
 
 def print_record(fields: Sequence[Any]) -> str:

@@ -994,8 +994,8 @@ def other_tensors(placed: Placed, leaves: list[Any]) -> Iterator[str]:
             continue
         own = marks_of(list(x.placements), x.shape, placed.axes)
         if not layout.agree(own, marks, placed.axes.sizes):
-            wanted = f"the program is for {marks} on {placed.axes.names}"
-            yield f"{path}: placed {x.placements}, {wanted}"
+            wanted = f"the program is for {describe(marks, placed.axes)}"
+            yield f"{path}: placed {describe(own, placed.axes)}, {wanted}"
 
 
 def other_constants(placed: Placed, leaves: list[Any]) -> Iterator[str]:

@@ -132,3 +132,16 @@ def test_the_legend_explains_the_placements_that_occur_and_no_others() -> None:
         "multiple of n; @axis+before+after: with a halo of so many rows; max@axis: "
         "Partial max over the axis"
     ]
+    assert legend(["  %y = sum(%x, dim=0): f32[8; pp=1.2]"]) == [
+        "  legend: axis=n: on stage n of the axis alone"
+    ]
+    assert legend(["  %y = prim_redistribute(%x, ;|pp=@1): f32[8]"]) == []
+
+
+def test_the_stage_of_a_value_stands_in_its_type() -> None:
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((2, 2), ("pp", "tp"))
+        x = sf.distribute(torch.ones(4, 3), mesh, P("tp", pp=sf.Stage(1, chunk=2)))
+        text = str(sf.shard(lambda x: x * 2, mesh, backend="aten").lower(x))
+    assert "in    %x: f32[4@tp, 3; pp=1.2]" in text
+    assert "axis=n: on stage n of the axis alone" in text

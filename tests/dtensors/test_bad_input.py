@@ -320,3 +320,62 @@ def test_what_a_refused_rank_is_to_write_instead() -> None:
         found = [y.shards for y in sf.jit(fn, backend="aten")(X)]
     wanted = 3 * [(X[:2], X[2:])] + [(X, 3 * X), (X, -X)]
     assert_close([tuple(y) for y in found], wanted)
+
+
+ON_STAGE = "the DTensor is on a stage of pp, which DTensor's methods do not know"
+TO_STAGE = "a placement on a stage, which DTensor's methods do not know"
+METHODS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "placements": (lambda x, mesh: x + len(x.placements), f"DTensor.placements: {ON_STAGE}"),
+    "to_local": (lambda x, mesh: x.to_local(), f"DTensor.to_local: {ON_STAGE}"),
+    "full_tensor": (lambda x, mesh: x.full_tensor(), f"DTensor.full_tensor: {ON_STAGE}"),
+    "redistribute": (lambda x, mesh: x.redistribute(mesh, R), f"DTensor.redistribute: {ON_STAGE}"),
+    "full_tensor of a result": (
+        lambda x, mesh: (x + 1).full_tensor(),
+        f"DTensor.full_tensor: {ON_STAGE}",
+    ),
+    "redistribute of a result": (
+        lambda x, mesh: (x + 1).redistribute(mesh, S),
+        f"DTensor.redistribute: {ON_STAGE}",
+    ),
+    "to_local of a result": (
+        lambda x, mesh: (x + 1).to_local(),
+        f"DTensor.to_local: torch places no such DTensor: a result: {ON_STAGE}",
+    ),
+    "from_local to a stage": (
+        lambda x, mesh: DTensor.from_local(torch.ones(2), mesh, [sf.Stage(0)]),
+        f"DTensor.from_local: {TO_STAGE}",
+    ),
+    "a factory": (
+        lambda x, mesh: x + torch.distributed.tensor.ones(4, 2, placements=[sf.Stage(1)]),
+        f"torch.distributed.tensor.ones: {TO_STAGE}",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_of_a_dtensor_on_a_stage_are_refused(name: str) -> None:
+    fn, said = METHODS[name]
+    with simulated(pp=2) as mesh:
+        x = sf.distribute(X, mesh, P(pp=1))
+        with sf.use_mesh(mesh):
+            text = refused(sf.ShardError, lambda: sf.jit(lambda x: fn(x, mesh), backend="aten")(x))
+        assert text.splitlines()[0] == said
+
+
+def test_ops_of_a_dtensor_on_a_stage_stay_there() -> None:
+    with simulated(pp=2) as mesh:
+        x = sf.distribute(X, mesh, P(pp=1))
+        y = sf.jit(lambda x: x * 2 + 1, backend="aten")(x)
+        assert y.placements == x.placements and torch.equal(sf.full(y), 2 * X + 1)
+        g = sf.grad(lambda x: (x * x).sum())(x)
+        assert g.placements == x.placements and torch.equal(sf.full(g), 2 * X)
+
+
+def test_a_redistribution_to_a_stage_inside_shard_is_refused() -> None:
+    with simulated(pp=2) as mesh:
+        f = sf.shard(lambda x: x.redistribute(mesh, [sf.Stage(0)]), mesh, backend="aten")
+        text = refused(sf.PlacementError, lambda: f(X))
+        assert text == (
+            f"DTensor.redistribute: {TO_STAGE}\n"
+            "  try: sf.constrain(x, P(axis=stage)) of a global tensor, inside of sf.shard"
+        )

@@ -24,6 +24,7 @@ HELD = st.lists(PLACED.filter(len).map(texts.print_placed), max_size=3).map(tupl
 PARTS = st.tuples(PLACED.map(texts.print_placed), st.lists(NUMBERS, max_size=3).map(tuple))
 PAIRS = st.lists(st.tuples(NUMBERS, NUMBERS), max_size=4).map(tuple)
 SPECS = st.lists(AXES | st.just((texts.KEEP,)), min_size=2, max_size=4).map(tuple)
+STAGES = st.lists(st.tuples(NAMES, st.sampled_from(["@0", "@12", "@3.1"])), max_size=2).map(tuple)
 PLAIN = st.none() | st.booleans() | NUMBERS | st.text(max_size=4)
 RECORDS = st.lists(st.recursive(PLAIN, lambda x: st.lists(x).map(tuple))).map(tuple)
 FORMATS: dict[str, tuple[Any, Any, Any]] = {
@@ -34,7 +35,11 @@ FORMATS: dict[str, tuple[Any, Any, Any]] = {
     "placed_list": (HELD, texts.print_placed_list, texts.parse_placed_list),
     "part": (PARTS, lambda part: texts.print_part(*part), texts.parse_part),
     "pairs": (PAIRS, texts.print_pairs, texts.parse_pairs),
-    "spec": (SPECS, texts.print_spec, texts.parse_spec),
+    "spec": (
+        st.tuples(SPECS, STAGES),
+        lambda spec: texts.print_spec(*spec),
+        lambda text: (texts.parse_spec(text), texts.parse_stages(text)),
+    ),
     "record": (RECORDS, texts.print_record, texts.parse_record),
 }
 
@@ -52,7 +57,8 @@ def test_a_printed_text_is_parsed_to_the_same_value(name: str) -> None:
 
 
 def test_the_page_lists_every_format() -> None:
-    listed = {line.split("|")[1].strip() for line in texts.__doc__.splitlines() if "| `" in line}
+    rows = [line.split("|")[1].strip() for line in texts.__doc__.splitlines() if "| `" in line]
+    listed = {name for name in rows if name}
     assert listed == set(FORMATS)
     printers = {name.removeprefix("print_") for name in vars(texts) if name.startswith("print_")}
     assert printers == set(FORMATS)

@@ -8,7 +8,7 @@ ops that lead to the value, on DTensors without values.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -147,7 +147,13 @@ class DTensors:
         if node.target in placement.PLACING_CALLS:
             return str(node.args[1])
         if name in PLACING:  # they say themselves how the result is placed
-            return print_placed((axis, "?") for axis in _axes_of(node, outer))
+            staged = {
+                axis
+                for text in _placed_before(node, outer)
+                for axis in placement_checks.stages_in(text)
+            }
+            unknown = lambda axis: placement_checks.STAGE if axis in staged else "?"
+            return print_placed((axis, unknown(axis)) for axis in _axes_of(node, outer))
         try:
             with _compat.neutral():
                 found = self.value(node, outer)
@@ -234,6 +240,7 @@ class DTensors:
         return call(*args, **kwargs)
 
     def _from_text(self, node: torch.fx.Node, text: str) -> DTensor:
+        placement_checks.refuse_stages("a result", text)
         x = node.meta["example_value"]
         rows = parse_placed(text)
         mesh = _mesh_of(tuple(axis for axis, _ in rows))
@@ -335,16 +342,21 @@ def _gradient_of(node: torch.fx.Node) -> torch.fx.Node | None:
 
 def _axes_of(node: torch.fx.Node, outer: Outer) -> tuple[str, ...]:
     """The axes of the mesh of a DTensor."""
+    text = next(_placed_before(node, outer), "")
+    return tuple(axis for axis, _ in parse_placed(text))
+
+
+def _placed_before(node: torch.fx.Node, outer: Outer) -> Iterator[str]:
+    """The placements, as text, of the DTensors of which a DTensor is made."""
     seen = set()
     queue = [node]
     while queue:
         here = queue.pop()
         if here.target in placement.PLACING_CALLS:
-            return tuple(axis for axis, _ in parse_placed(str(here.args[1])))
-        if here not in seen:
+            yield str(here.args[1])
+        elif here not in seen:
             seen.add(here)
             queue += _deciding_inputs(here, outer)
-    return ()
 
 
 def _mesh_of(names: tuple[str, ...]) -> Any:

@@ -38,6 +38,7 @@ CONSTRAINTS = (  # in `shard`
     "torch.distributed.tensor.randn",
 )
 REDUCED = ("sum", "avg", "max", "min")
+STAGE = "?Stage"  # the text of a placement on a stage
 
 
 class NeedsRanks(CaptureError):
@@ -88,6 +89,8 @@ def _axes_of_call(
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """The names and sizes of the mesh axes that a call works over, which are manual here."""
     here, mesh = current_scope(), real_mesh(mesh)
+    if not among_global_tensors():
+        refuse_stages(what, before)
     if mesh is None and before is not None:
         names = tuple(axis for axis, _ in parse_placed(before))
     else:
@@ -111,6 +114,26 @@ def _axes_of_call(
             "for another",
         )
     return names, tuple(known[name] for name in names)
+
+
+def stages_in(placed: str) -> list[str]:
+    """The axes of a DTensor's text that have stages of a pipeline."""
+    return [axis for axis, placement in parse_placed(placed) if placement == STAGE]
+
+
+def refuse_stages(what: str, placed: str | None) -> None:
+    """Refuse a DTensor on a stage of a pipeline, in code of one rank.
+
+    Raises:
+        PlacementError: names the axis.
+    """
+    axes = stages_in(placed or "")
+    if axes:
+        raise PlacementError.of(
+            what,
+            f"the DTensor is on a stage of {axes[0]}, which DTensor's methods do not know",
+            fix="sf.shard(f, mesh)(x), in which x is a global tensor",
+        )
 
 
 @_compat.constant_in_graph
@@ -211,6 +234,10 @@ def _normalized_placement(what: str, placement: str, shape: Sequence[int]) -> st
             fix = "Shard of a dim that the tensor has, or Replicate()"
             raise PlacementError.of(what, got, needed=needed, fix=fix, dim=dim)
         return f"S{dim % len(shape)}"
+    if placement == STAGE:
+        got = "a placement on a stage, which DTensor's methods do not know"
+        fix = "sf.constrain(x, P(axis=stage)) of a global tensor, inside of sf.shard"
+        raise PlacementError.of(what, got, fix=fix)
     if placement[0] == "?" or (placement[0] == "P" and placement[1:] not in REDUCED):
         got = f"{placement[1:]} is not a placement that shardfn knows"
         needed = f"Shard, Replicate, or Partial of {', '.join(REDUCED)}"
@@ -291,6 +318,7 @@ def placement_rows(what: str, text: str | None) -> Any:
         PlacementError: torch has placed it in a way that shardfn does not know.
     """
     rows = placements_with_sizes(what, text)
+    refuse_stages(what, text)
     wrong = [f"{placement[1:]} over {name}" for name, _, placement in rows if placement[0] == "?"]
     if wrong:
         raise PlacementError.of(
@@ -327,6 +355,7 @@ def placements_on_part(text: str | None) -> str:
 @_compat.constant_in_graph
 def replicated_text(what: str, text: str | None) -> str:
     """The text of placements that replicate over the axes of a DTensor."""
+    refuse_stages(what, text)
     return print_placed([(name, "R") for name, _, _ in placements_with_sizes(what, text)])
 
 

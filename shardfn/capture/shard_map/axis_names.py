@@ -26,7 +26,7 @@ from ...mesh import (
     refuse_unusable_mesh,
     restore_meshes,
 )
-from ...placement import P, check_axes, names_of
+from ...placement import P, Stage, check_axes, check_stages, names_of
 from ...types import MeshAxes
 
 MESH = -1  # the level of a name that is a mesh axis
@@ -326,26 +326,36 @@ def device() -> str:
 
 
 @_compat.constant_in_graph
-def check_placed(what: str, path: str, parts: tuple[Any, ...]) -> None:
+def check_placed(
+    what: str, path: str, parts: tuple[Any, ...], stages: tuple[tuple[str, Any, int], ...] = ()
+) -> None:
     """Check the axes of a placement inside a program: they exist, each is used once, and they
     are not manual.
 
+    Args:
+        what: the function, for errors.
+        path: of the value.
+        parts: the axes of each dim, as `P` takes them.
+        stages: (axis, coordinate, chunk).
+
     Raises:
-        PlacementError: naming the axes.
+        PlacementError: naming the axes, or a stage that is not a number.
     """
     where = f"{what}, {path}" if path else what
+    spec = P(*parts, **{axis: Stage(k, chunk) if chunk else k for axis, k, chunk in stages})
     try:
-        every = [name for names in names_of(P(*parts)) for name in names]
-        check_axes(P(*parts))
+        every = [name for names in names_of(spec) for name in names] + [*spec.stages]
+        check_axes(spec)
+        check_stages(spec)
     except ValueError as error:
         fix = "each axis once, by its name"
-        raise PlacementError.of(where, str(error), fix=fix, placements=P(*parts)) from None
+        raise PlacementError.of(where, str(error), fix=fix, placements=spec) from None
     wrong = [name for name in every if name in current_scope().manual]
     if wrong:
         fix = "leave it to in_placements and out_placements, or to axis_names without it"
         raise PlacementError.of(
             where,
-            f"{P(*parts)} names {', '.join(wrong)}, which is manual in the shard_map around it",
+            f"{spec} names {', '.join(wrong)}, which is manual in the shard_map around it",
             fix=fix,
         )
 

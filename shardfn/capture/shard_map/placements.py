@@ -41,7 +41,7 @@ def shard_texts(
         axes: ((name, size), ...), the manual ones.
         paths: of the leaves.
         shapes: of the leaves; None for a leaf that is not a tensor.
-        specs: of each leaf: None, ("names", parts) or ("placements", ...).
+        specs: of each leaf: None, ("names", parts), ("placements", ...), ("stages", text).
         wrong: mismatches found before.
 
     Returns:
@@ -138,10 +138,15 @@ def _placements_by_axis(axes: Sequence[Any], shape: Sequence[int], spec: Any) ->
     if spec is None:
         return ["R"] * len(axes)
     kind, parts = spec
+    if kind == "stages":
+        raise ValueError(f"{parts} is on a stage, and each rank of a shard_map has a value")
     if kind == "names":
         _check_axis_names(P(*parts), manual)
         check_order(P(*parts), manual.names)
         return marks_of(P(*parts), shape, manual)
+    strange = [rest[0] for k, *rest in parts if k == "?"]
+    if strange:
+        raise ValueError(f"{strange[0]} is not a placement that a shard_map knows")
     mesh_axes = axes_of(current_scope().mesh)
     placements = [PLACED[k](*rest) for k, *rest in parts]
     every = marks_of(placements, shape, mesh_axes)

@@ -8,9 +8,20 @@ from torch.fx import Node
 
 from ...errors import PlacementError
 from ...ops.nodes import args_of
-from ...ops.text_formats import KEEP, parse_spec
-from ...placement import P, blocks_of, check_axes, is_expressible, named, names_in, names_of, row_of
-from ...types import MeshAxes, MeshPlacements
+from ...ops.text_formats import KEEP, parse_spec, parse_stages
+from ...placement import (
+    P,
+    Stage,
+    blocks_of,
+    check_axes,
+    is_expressible,
+    named,
+    names_in,
+    names_of,
+    row_of,
+    with_stages,
+)
+from ...types import MeshAxes, MeshPlacements, stage_of
 from .. import layout
 from .values import default_placements, value_of_slot
 from .walk import Walk
@@ -29,9 +40,15 @@ def constrain(walk: Walk, node: Node) -> None:
         raise PlacementError.of(
             "constrain", str(error), fix=fix, source=source, placements=text_of_spec
         ) from None
+    placements = stage_constraint(walk, node, placements)
     walk.note_user_placements(value.fake.shape, placements)
     slot = walk.redistribute(value, placements, node, implicit=False)
     walk.values[node] = value_of_slot(slot, len(node.users), value.varies)
+
+
+def stage_constraint(walk: Walk, node: Node, placements: MeshPlacements) -> MeshPlacements:
+    """Return the placements of a `constrain` node without its stages: replicated on their axes."""
+    return tuple("R" if stage_of(placement) else placement for placement in placements)
 
 
 def constrained(
@@ -42,7 +59,12 @@ def constrained(
         return ()
     entries = parse_spec(text)
     parts = [() if entry == (KEEP,) else entry for entry in entries]
-    axes_named = {name for names in names_of(P(*parts)) for name in names}
+    stages = {
+        axis: Stage(*stage)
+        for axis, placement in parse_stages(text)
+        if (stage := stage_of(placement)) is not None
+    }
+    axes_named = {name for names in names_of(P(*parts)) for name in names} | {*stages}
     unknown = axes_named - {*axes.names}
     if unknown:
         raise ValueError(f"no axis {', '.join(sorted(unknown))}; the mesh has {axes}")
@@ -50,7 +72,7 @@ def constrained(
         raise ValueError(
             f"a placement of {len(entries)} dims for a tensor of {len(shape)}, shape {tuple(shape)}"
         )
-    check_axes(P(*parts))
+    check_axes(P(*parts, **stages))
     row_now = row_of if is_expressible(current, shape, axes) else names_in
     rows: list[tuple[str, ...]] = []
     for dim, entry in enumerate(entries):
@@ -58,4 +80,5 @@ def constrained(
             now = row_now(dim, current, axes)
             entry = tuple(x for x in now if blocks_of(x)[0] not in axes_named)
         rows.append(entry)
-    return layout.fitted(shape, named(rows, shape, axes), axes.sizes)
+    on_dims = layout.fitted(shape, named(rows, shape, axes), axes.sizes)
+    return with_stages(on_dims, P(**stages), axes)

@@ -299,7 +299,7 @@ def _one(what: str, p: Any) -> str:
         return f"S{p.dim}"
     if p.is_partial():
         return f"P{p.reduce_op}"
-    return "R" if p.is_replicate() else f"?{type(p).__name__}"
+    return "R" if isinstance(p, Replicate) else f"?{type(p).__name__}"
 
 
 @_compat.read_by_dynamo

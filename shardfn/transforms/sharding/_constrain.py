@@ -14,7 +14,7 @@ from ...capture.shard_map import axis_names
 from ...errors import PlacementError, TreeError
 from ...ops import placement
 from ...ops.text_formats import print_spec
-from ...placement import AUTO, P
+from ...placement import AUTO, P, Stage
 from .._paired import kind
 
 
@@ -54,7 +54,7 @@ def pinned(x: Any, placements: Any, what: str) -> Any:
     rows = [(leaf, spec, path) for leaf, spec, path in zip(leaves, specs, paths, strict=True)]
     for leaf, spec, path in rows:
         if spec is not None:
-            axis_names.check_placed(what, path, spec.parts)
+            axis_names.check_placed(what, path, spec.parts, _stages(spec))
             if isinstance(leaf, torch.Tensor):
                 axis_names.check_dims(what, path, spec.parts, kind(leaf)[0])
     if not _compat.is_tracing():
@@ -97,6 +97,20 @@ def _pin(x: Any, spec: P) -> Any:
 
 
 def text_of(spec: P, rank: int) -> str:
-    """Print a P as the text that the constraint prim takes: the axis names of each tensor dim."""
+    """Print a P as the text that the constraint prim takes: the axis names of each tensor dim, and
+    the stages.
+    """
     parts = [*spec.parts, *[None] * (rank - len(spec.parts))]
-    return print_spec([() if p is None else (p,) if isinstance(p, str) else p for p in parts])
+    dims = [() if p is None else (p,) if isinstance(p, str) else p for p in parts]
+    stages = [(axis, f"@{k}.{chunk}" if chunk else f"@{k}") for axis, k, chunk in _stages(spec)]
+    return print_spec(dims, stages)
+
+
+def _stages(spec: P) -> tuple[tuple[str, Any, int], ...]:
+    """The axis, the coordinate and the chunk of each stage of a P, as constants."""
+    return tuple(
+        [
+            (axis, stage.coordinate, stage.chunk) if isinstance(stage, Stage) else (axis, stage, 0)
+            for axis, stage in spec.stages.items()
+        ]
+    )

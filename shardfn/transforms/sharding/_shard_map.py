@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import attrs
 import torch
-from torch.distributed.tensor import Placement
+from torch.distributed.tensor import Placement, Replicate
 
 from ... import _compat, _tree, tree_pairs
 from ...capture.shard_map import axis_names as named
@@ -202,13 +202,17 @@ def _constant(spec: Any) -> Any:
     if spec is None:
         return None
     if isinstance(spec, P):
-        return "names", spec.parts
+        return ("stages", repr(spec)) if spec.stages else ("names", spec.parts)
     every = spec if isinstance(spec, list) else [spec]
     return "placements", tuple([_placement(p) for p in every])
 
 
 def _placement(p: Placement) -> tuple[Any, ...]:
-    return ("S", p.dim) if p.is_shard() else ("P", p.reduce_op) if p.is_partial() else ("R",)
+    if p.is_shard():
+        return "S", p.dim
+    if p.is_partial():
+        return "P", p.reduce_op
+    return ("R",) if isinstance(p, Replicate) else ("?", type(p).__name__)
 
 
 def shard_map(

@@ -22,6 +22,10 @@ SPECS: dict[str, tuple[str, MeshPlacements, MeshPlacements]] = {
     "nothing named is replicated": (";", (0, 1), ("R", "R")),
     "a star keeps what shards the dim": ("*;a", (0, 0), (1, 0)),
     "a star keeps no Partial sum": ("*;", ("sum", 0), ("R", 0)),
+    "a stage": (";b|a=@1", ("R", "R"), ("@1", 1)),
+    "a second stage of a coordinate": (";|b=@2.1", (0, "R"), ("R", "@2.1")),
+    "a star keeps no axis of a stage": ("*;|b=@0", (0, 0), (0, "@0")),
+    "stages on two axes": (";|a=@0,b=@2", ("R", "R"), ("@0", "@2")),
     "fewer dims": ("a", ("R", "R"), (0, "R")),
 }
 
@@ -34,6 +38,12 @@ def test_the_placements_of_a_text(name: str) -> None:
 
 REFUSED = {
     "z;": "no axis z; the mesh has (a=2, b=3)",
+    ";|z=@0": "no axis z; the mesh has (a=2, b=3)",
+    ";|a=@2": (
+        "Stage(2) on axis 'a', which has the stages 0 to 1; a second stage on a coordinate is "
+        "sf.Stage(0, chunk=1)"
+    ),
+    "a;|a=@1": "P(('a',), (), a=Stage(1)) uses axis 'a' twice, for dim 0 and a stage",
     "a;;b": "a placement of 3 dims for a tensor of 2, shape (6, 6)",
 }
 

@@ -120,6 +120,25 @@ def test_a_loaded_program_has_the_bits_of_the_compiled_one(name: str, tmp_path: 
     assert artefact_file.read(tmp_path / "again")[0] == artefact_file.read(tmp_path / "program")[0]
 
 
+def test_arguments_and_results_of_a_loaded_program_are_on_their_stages(tmp_path: Path) -> None:
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((2, 2), ("pp", "tp"))
+        places = (P(None, "tp", pp=0), P("tp", pp=sf.Stage(1, chunk=1)), P("tp", pp=1))
+        f = sf.shard(lambda w, v, x: (w * 2, x @ v), mesh, places, backend="aten")
+        args = sf.distribute((torch.ones(3, 4), torch.eye(3).t(), torch.rand(3, 3)), mesh, places)
+        f.compile(*args).save(tmp_path / "program")
+        loaded = sf.load_compiled(tmp_path / "program")
+        for mine, wanted in zip(loaded(*args), f(*args), strict=True):
+            assert mine.placements == wanted.placements
+            assert torch.equal(sf.full(mine), sf.full(wanted))
+        with pytest.raises(TreeError) as error:
+            loaded(sf.distribute(torch.ones(3, 4), mesh, P(None, "tp", pp=1)), *args[1:])
+        assert (
+            "\n  w: placed Stage(1) on pp, Shard(dim=1) on tp, the program is for Stage(0) on pp, "
+            "Shard(dim=1) on tp\n"
+        ) in str(error.value)
+
+
 def test_inductor_compiles_a_loaded_program_to_the_same_bits(tmp_path: Path) -> None:
     compiled = sf.jit(lambda x: (x.sin() * x).cumsum(0)).compile(X)
     compiled.save(tmp_path / "program")

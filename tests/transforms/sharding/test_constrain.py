@@ -58,3 +58,79 @@ def test_none_leaves_a_value_free_and_a_prefix_stands_for_a_tree() -> None:
     tree = {"a": torch.ones(2), "b": [torch.ones(3), 5]}
     assert sf.constrain(tree, {"a": P("dp"), "b": None}) is tree
     assert sf.constrain(tree, P("dp")) is tree
+
+
+STAGES = {
+    "a stage": (P("tp", dp=1), "tp;|dp=@1"),
+    "a second stage of a coordinate": (P(None, "tp", dp=sf.Stage(0, chunk=3)), ";tp|dp=@0.3"),
+    "stages on two axes": (P(dp=0, tp=1), ";|dp=@0,tp=@1"),
+}
+
+
+@pytest.mark.parametrize("case", STAGES)
+def test_a_stage_is_carried_by_the_constraint(case: str, mesh: Any) -> None:
+    spec, text = STAGES[case]
+    x = torch.randn(6, 8, dtype=torch.float64)
+    f = lambda x: sf.constrain(x * 2, spec)
+    assert f"prim_redistribute(%mul, {text})" in str(aten(f, mesh).trace(x))
+    each = aten(lambda x: torch.func.vmap(f)(x), mesh).trace(x[None])
+    assert f", *;{text})" in str(each)
+    gradient = str(aten(sf.grad(lambda x: f(x).square().sum()), mesh).trace(x))
+    assert gradient.count(f", {text})") == 2
+    assert torch.equal(sf.full(aten(f, mesh)(x)), 2 * x)
+
+
+def test_a_stage_made_inside_is_carried_too(mesh: Any) -> None:
+    f = lambda x: sf.constrain(x * 2, P(dp=sf.Stage(1, chunk=2)))
+    assert "prim_redistribute(%mul, ;|dp=@1.2)" in str(aten(f, mesh).trace(torch.ones(2, 2)))
+
+
+def test_placements_of_a_shard_inside_are_constraints_with_stages(mesh: Any) -> None:
+    inner = sf.shard(lambda x: x * 2, mesh, (P(dp=1),), P(dp=0))
+    x = torch.randn(6, 8)
+    text = str(aten(lambda x: inner(x) + 1, mesh).trace(x))
+    assert ", ;|dp=@1)" in text and ", ;|dp=@0)" in text
+    assert torch.equal(sf.full(aten(lambda x: inner(x) + 1, mesh)(x)), 2 * x + 1)
+
+
+BAD_STAGES = {
+    "below 0": (P(dp=-1), "Stage(-1) on axis 'dp': stage is not an int from 0"),
+    "a chunk below 0": (
+        P(dp=sf.Stage(0, chunk=-1)),
+        "Stage(0, chunk=-1) on axis 'dp': chunk is not an int from 0",
+    ),
+    "no int": (P(dp="a"), "dp='a' is not a stage; write dp=0 or an sf.Stage"),  # type: ignore[arg-type]
+    "True": (P(dp=True), "dp=True is not a stage; write dp=0 or an sf.Stage"),
+    "an axis of a dim": (
+        P("dp", dp=1),
+        "P('dp', dp=1) uses axis 'dp' twice, for dim 0 and a stage",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_STAGES)
+def test_what_is_no_stage_is_refused_inside_and_outside(case: str, mesh: Any) -> None:
+    spec, text = BAD_STAGES[case]
+    x = torch.ones(2, 2)
+    for call in (
+        lambda: sf.constrain(x, spec),
+        lambda: aten(lambda x: sf.constrain(x, spec), mesh)(x),
+    ):
+        with pytest.raises(sf.PlacementError) as error:
+            call()
+        assert str(error.value).splitlines()[0] == f"constrain: {text}"
+
+
+def test_a_stage_that_the_mesh_lacks_or_that_is_manual_is_refused(mesh: Any) -> None:
+    x = torch.ones(6, 8)
+    with pytest.raises(
+        sf.PlacementError, match=r"constrain: Stage\(9\) on axis 'dp', which has the"
+    ):
+        aten(lambda x: sf.constrain(x, P(dp=9)), mesh)(x)
+    with pytest.raises(sf.PlacementError, match=r"constrain: no axis pp; the mesh has"):
+        aten(lambda x: sf.constrain(x, P(pp=0)), mesh)(x)
+    with pytest.raises(
+        sf.PlacementError, match=r"P\(dp=1\) names dp, which is manual in the shard_m"
+    ):
+        inner = lambda x: sf.constrain(x, P(dp=1))
+        sf.shard_map(inner, mesh, P("dp"), P("dp"), backend="aten")(x)

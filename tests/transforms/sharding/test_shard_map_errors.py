@@ -12,6 +12,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import shardfn as sf
 from shardfn import P
+from shardfn._compat import strided_shard
 
 X = torch.ones(8, 6)
 
@@ -302,6 +303,36 @@ invariant over dp: psum or pmax it""",
         sf.CaptureError,
         """shard_map(<lambda>): psum inside the higher-order op flex_attention
   try: the collective before or after it, or a Python loop""",
+    ),
+    "an argument on a stage": (
+        lambda: mapped(fn, P("dp", tp=1))(X),
+        sf.PlacementError,
+        """shard_map(fn), in_placements: x: P('dp', tp=1) is on a stage, and each rank of a \
+shard_map has a value
+  needed: equal shards on all ranks
+  try: sizes that the ranks divide, and placements that fit each tensor""",
+    ),
+    "a result on a stage": (
+        lambda: mapped(fn, P("dp"), P("dp", tp=0))(X),
+        sf.PlacementError,
+        """shard_map(fn), out_placements: result: P('dp', tp=0) is on a stage, and each rank of a \
+shard_map has a value
+  needed: equal shards on all ranks
+  try: sizes that the ranks divide, and placements that fit each tensor""",
+    ),
+    "a stage among placements": (
+        lambda: mapped(fn, [sf.Shard(0), sf.Stage(1)])(X),
+        sf.PlacementError,
+        """shard_map(fn), in_placements: x: Stage is not a placement that a shard_map knows
+  needed: equal shards on all ranks
+  try: sizes that the ranks divide, and placements that fit each tensor""",
+    ),
+    "a strided shard": (
+        lambda: mapped(fn, [strided_shard(0, 2), sf.Replicate()])(X),
+        sf.PlacementError,
+        """shard_map(fn), in_placements: x: _StridedShard is not a placement that a shard_map knows
+  needed: equal shards on all ranks
+  try: sizes that the ranks divide, and placements that fit each tensor""",
     ),
     "no function": (
         lambda: sf.shard_map(3),
