@@ -20,7 +20,7 @@ from ...ops.loops import Scan
 from ...ops.text_formats import parse_record
 from ...pipelines import Schedule
 from ...pipelines.named import schedule_of
-from ...types import AtStage, MeshAxes, MeshPlacements, Program, stage_of
+from ...types import AtStage, MeshPlacements, Program, stage_of
 from ..plan import FromStage, Nested, Pipelined, Plan, Redistribute, Slot, Step
 from ..redistribute import Move
 from .actions import Actions, Parting, totals_of
@@ -285,20 +285,3 @@ def _stage_number(name: str, schedule: Schedule, at: AtStage) -> int:
 def _stage_of_result(body: Any, slot: Slot) -> int:
     origin = body.origins[slot.number]
     return body.last if origin.stage is None else origin.stage
-
-
-def refuse_no_axis(program: Program, axes: MeshAxes) -> None:
-    """Refuse a pipeline on a mesh where no parameter is on a stage.
-
-    Raises:
-        PlacementError: says what is missing.
-    """
-    for node in program.graph.graph.nodes:
-        noted = node.meta.get("custom") or {}
-        if PIPELINE in noted and isinstance(node.target, Scan):
-            axis, _ = parse_record(noted[PIPELINE])
-            got = f"no parameter is on a stage of {axis!r}"
-            if axis not in axes.names:
-                got = f"{axis!r} is no axis of the mesh {axes}"
-            fix = f"P(..., {axis}=0), or sf.strategy('pipeline', params, mesh)"
-            raise PlacementError.of(f"{program.name}, pipelined_grad", got, fix=fix)

@@ -1,7 +1,8 @@
 """Drop unread nodes.
 
 Collectives stay, since the plan decides for all ranks alike whether one is needed. A rank with
-an empty shard may not read the result of a gather, but must take part in it.
+an empty shard may not read the result of a gather, but must take part in it. A pipeline stays too:
+a coordinate with no result of its own sends to others.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import torch
 from ...capture.graph_copies import copied
 from ...ops.debug import has_effect
 from ...ops.loops import Loop, inner_nodes
+from ...ops.pipeline import Pipeline
 from ..schedule_plan import SchedulePlan
 
 WAIT = torch.ops._c10d_functional.wait_tensor.default
@@ -30,7 +32,7 @@ def drop_dead(graph: torch.fx.Graph, schedule_plan: SchedulePlan) -> torch.fx.Gr
 def _is_dead(node: torch.fx.Node) -> bool:
     """Return whether a node may be removed."""
     only_checks = node.op == "call_function" and node.meta.get("val") is None
-    if has_effect(node):
+    if has_effect(node) or isinstance(node.target, Pipeline):
         return False
     if isinstance(node.target, Loop) and any(
         "collective" in inner.meta

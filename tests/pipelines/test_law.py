@@ -1,0 +1,87 @@
+"""The law of pipelines: a step of stages is the step of accumulated gradients on one device."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import attrs
+import pytest
+import torch
+
+import shardfn as sf
+from tests.support.pipelined import MESHES, MODELS, gpt, mlp, ran
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev")
+# Every model meets every schedule on 2, 3 and 4 coordinates; meshes and microbatches take turns.
+TURNS = zip(itertools.cycle(MESHES), itertools.cycle((3, 1, 4, 8, 2, 6, 4)), strict=False)
+CASES = [
+    (model, schedule, coordinates, microbatches, mesh)
+    for (model, schedule, coordinates), (mesh, microbatches) in zip(
+        itertools.product(MODELS, SCHEDULES, (2, 3, 4)), TURNS, strict=False
+    )
+]
+
+
+@pytest.mark.parametrize(("model", "schedule", "coordinates", "microbatches", "mesh"), CASES)
+def test_a_pipeline_computes_what_one_device_accumulates(
+    model: str, schedule: str, coordinates: int, microbatches: int, mesh: str
+) -> None:
+    assert ran(MODELS[model](), schedule, coordinates, microbatches, mesh=mesh).gap < 1e-10
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_runs_on_two_coordinates(model: str) -> None:
+    assert ran(MODELS[model](), "1f1b", 2, 3).gap < 1e-10
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_runs_fewer_microbatches_than_stages(schedule: str) -> None:
+    assert ran(mlp(), schedule, 3, 2).gap < 1e-10
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_dropout_has_the_numbers_of_one_device_on_every_mesh(mesh: str) -> None:
+    assert ran(gpt(), "1f1b", 2, 2, mesh=mesh).gap < 1e-10
+
+
+def test_an_optimizer_and_the_norm_of_all_gradients_stand_in_the_step() -> None:
+    optimizer = sf.optim.chain(sf.clip_by_global_norm(0.1), sf.optim.adamw(1e-2))
+
+    def make(derivative: Any) -> Any:
+        def step(params: Any, batch: Any) -> Any:
+            value, gradients = derivative(params, batch)
+            updates, state = optimizer.update(gradients, optimizer.init(params), params)
+            return value, sf.optim.apply_updates(params, updates), state
+
+        return step
+
+    assert ran(mlp(), "1f1b", 2, 3, mesh="dp", step=make).gap < 1e-10
+
+
+def test_aux_has_a_row_for_each_microbatch() -> None:
+    model = mlp()
+
+    def loss(params: Any, batch: Any) -> Any:
+        value = model.loss(params, batch)
+        return value, {"twice": 2 * value, "rows": batch[0].sum(1)}
+
+    step = ran(attrs.evolve(model, loss=loss), "1f1b", 2, 3, has_aux=True)
+    assert step.gap < 1e-10
+
+
+def test_without_a_pipeline_the_value_and_the_gradients_are_right_too() -> None:
+    model = mlp(4)
+
+    def step(params: Any, batch: Any) -> Any:
+        value, gradients = sf.value_and_grad(model.loss)(params, batch)
+        return value, gradients, model.loss(params, batch)
+
+    expected = step(model.params, model.batch)
+    with sf.fake_world(2):
+        places = sf.tree_map(lambda layer: sf.P(pp=layer // 2), model.layers)
+        sharded = sf.shard(
+            step, sf.make_mesh((2,), ("pp",)), in_placements=(places, None), backend="aten"
+        )
+        got = sf.full(sharded(model.params, model.batch))
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)

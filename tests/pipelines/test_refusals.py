@@ -1,0 +1,82 @@
+"""What a pipeline cannot run is refused by name before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import shardfn as sf
+from tests.support.pipelined import randn
+
+
+def loss(params: Any, batch: Any) -> torch.Tensor:
+    h, y = batch
+    for w in params:
+        h = torch.tanh(h @ w)
+    return F.mse_loss(h, y)
+
+
+def refused(
+    places: Any,
+    *,
+    rows: int = 12,
+    mesh: tuple[tuple[int, ...], tuple[str, ...]] = ((2,), ("pp",)),
+    make: Callable[[Any], Any] = lambda step: step,
+    **options: Any,
+) -> str:
+    """The error of a step."""
+    torch.manual_seed(0)
+    params, batch = [randn(4, 4) for _ in range(2)], (randn(rows, 4), randn(rows, 4))
+    size = torch.Size(mesh[0]).numel()
+    with sf.fake_world(size), pytest.raises(sf.ShardError) as error:
+        step = make(sf.pipelined_grad(loss, 3, **options))
+        sharded = sf.shard(step, sf.make_mesh(*mesh), in_placements=(places, None), backend="aten")
+        sharded(params, batch)
+    return str(error.value)
+
+
+FIRST, LAST = sf.P(pp=0), sf.P(pp=1)
+
+
+def test_a_parameter_on_no_stage() -> None:
+    text = refused([FIRST, None])
+    assert "params[1] is on no stage" in text and "sf.strategy('pipeline', params, mesh)" in text
+
+
+def test_a_value_that_would_go_back_names_its_parameter_and_line() -> None:
+    text = refused([LAST, FIRST])
+    assert "params[1] is on stage 0, and is first read on stage 1, at " in text
+    assert "test_refusals.py" in text
+
+
+def test_a_batch_that_cannot_be_split_evenly() -> None:
+    assert "pipelined_grad(loss)" in refused([FIRST, LAST], rows=11)
+
+
+def test_an_axis_that_the_mesh_does_not_have() -> None:
+    assert "'stages'" in refused([FIRST, LAST], axis="stages")
+
+
+def test_stages_on_two_axes() -> None:
+    text = refused([FIRST, sf.P(other=1)], mesh=((2, 2), ("pp", "other")))
+    assert "stages on two mesh axes" in text
+
+
+@pytest.mark.parametrize(
+    ("schedule", "problem"),
+    [
+        (sf.schedules.one_f_one_b(4, 3), "it has 4 coordinates, the axis 2"),
+        (sf.schedules.one_f_one_b(2, 5), "it has 5 microbatches, the call 3"),
+    ],
+)
+def test_a_schedule_of_another_size(schedule: sf.Schedule, problem: str) -> None:
+    assert problem in refused([FIRST, LAST], schedule=schedule)
+
+
+def test_a_chunk_that_the_schedule_does_not_have() -> None:
+    text = refused([FIRST, sf.P(pp=sf.Stage(0, 1))], schedule="1f1b")
+    assert "coordinate 0 has 1 stages in it, and a parameter is on its stage 1" in text
