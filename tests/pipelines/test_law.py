@@ -46,13 +46,14 @@ def test_dropout_has_the_numbers_of_one_device_on_every_mesh(mesh: str) -> None:
 
 
 def test_an_optimizer_and_the_norm_of_all_gradients_stand_in_the_step() -> None:
-    optimizer = sf.optim.chain(sf.clip_by_global_norm(0.1), sf.optim.adamw(1e-2))
+    optimizer = sf.optim(torch.optim.AdamW, lr=0.01)
 
     def make(derivative: Any) -> Any:
         def step(params: Any, batch: Any) -> Any:
             value, gradients = derivative(params, batch)
-            updates, state = optimizer.update(gradients, optimizer.init(params), params)
-            return value, sf.optim.apply_updates(params, updates), state
+            gradients, norm = sf.clip_by_global_norm(gradients, 0.1)
+            params, state = optimizer.update(params, gradients, optimizer.init(params))
+            return value, norm, params, state
 
         return step
 
