@@ -81,7 +81,8 @@ class Pipeline(Loop):
     Args:
         length: the number of microbatches.
         instructions: what the coordinate does, in order.
-        results: the values that it returns: sums, or a value of each microbatch, to be stacked.
+        results: the values that it returns: sums, an argument of all microbatches, or a value of
+            each microbatch, to be stacked.
         coordinates: how many arguments are coordinates, which every graph takes first.
     """
 
@@ -139,6 +140,8 @@ class Pipeline(Loop):
 
     def _result(self, ref: Ref, look: Any) -> torch.Tensor:
         kind, number = ref
+        if kind == "in":  # no result shares memory with an argument
+            return look(ref).clone()
         if kind != "stack":
             return look(ref)
         return torch.stack([look(("value", number, k)) for k in range(self.length)])

@@ -250,10 +250,18 @@ class _Order:
             ("sum", j) for j in range(a.carries) if a.home_of_total(j) == coordinate
         ]
         return found + [
-            ("stack", a.body.name_of(slot, stage)[1])
+            self.stack(slot, stage)
             for k, (slot, stage) in enumerate(a.stacked)
             if a.home_of_stacked(k) == coordinate
         ]
+
+    def stack(self, slot: Slot, stage: int) -> Ref:
+        """A result of each microbatch: the microbatches themselves are stacked already."""
+        body = self.a.body
+        rows = body.plan.ins[self.a.consts + self.a.carries :]
+        if slot in rows:
+            return ("in", body.plan.ins.index(slot))
+        return ("stack", body.name_of(slot, stage)[1])
 
     def numbers(self, coordinate: int) -> list[tuple[int, str]]:
         """The actions of a coordinate."""
@@ -274,7 +282,9 @@ class _Order:
         mine = self.numbers(coordinate)
         results = self.results(coordinate)
         received = {x.message.value for x in row if isinstance(x, Receive)}
-        refs = [ref for x in row for ref in _read(x)] + [ref for ref in results if ref[0] == "sum"]
+        refs = [ref for x in row for ref in _read(x)] + [
+            ref for ref in results if ref[0] != "stack"
+        ]
         used = dict.fromkeys(_input(ref) for ref in refs if ref not in received)
         ins = sorted(i for i in used if i is not None)
         row = [*self.zeros(refs), *row]

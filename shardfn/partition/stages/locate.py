@@ -199,6 +199,7 @@ class _Locate:
         self.refuse_other(name, schedule, scan)
         numbers = [None if h is None else _stage_number(name, schedule, h) for h in homes[:consts]]
         (plan,) = step.plans
+        refuse_unstacked(name, plan, consts, end)
         paths = [self.path(slot) for slot in step.ins[:consts]]
         sums = range(consts, end)
         body = Locating(plan, name, schedule.stages, numbers, paths, sums).located()
@@ -285,3 +286,26 @@ def _stage_number(name: str, schedule: Schedule, at: AtStage) -> int:
 def _stage_of_result(body: Any, slot: Slot) -> int:
     origin = body.origins[slot.number]
     return body.last if origin.stage is None else origin.stage
+
+
+def refuse_unstacked(name: str, plan: Plan, consts: int, end: int) -> None:
+    """Refuse results of microbatches that no stage makes.
+
+    Args:
+        name: of the function, for errors.
+        plan: of the body.
+        consts: how many inputs are the same for every microbatch.
+        end: the number of the first input that is a microbatch.
+
+    Raises:
+        PlacementError: a derivative of the pipeline needs its sums after each microbatch, or aux
+            is an argument.
+    """
+    results = plan.outs[end - consts :]
+    if any(slot in plan.ins[consts:end] for slot in results):
+        problem = "a derivative of it needs the sums of gradients after each microbatch"
+        fix = "sf.accumulate(sf.value_and_grad(loss_fn), microbatches) where it is differentiated"
+        raise PlacementError.of(name, problem, needed="one sum at the end", fix=fix)
+    if any(slot in plan.ins[:consts] for slot in results):
+        problem = "aux has an argument that is the same for every microbatch"
+        raise PlacementError.of(name, problem, fix="return the argument outside of loss_fn")
