@@ -70,6 +70,7 @@ REGISTRIES = (
     State("extensions", "_rooms", "which room serves an extension point"),
     State("extensions", "_services", "the services of rooms"),
     State("world", "_real", "the world of the process group"),
+    State("ops.messages", "_pair", "process groups of one direction of a pipeline, but on Gloo"),
     State("world", "_groups", "how often a world has made groups"),
     State("jobs.beside", "_watches", "the watchdog of each world"),
     State("jobs.beside", "_connections", "sockets of its process groups"),

@@ -100,6 +100,7 @@ TRIGGERS: dict[str, Callable[[Tensor], Any]] = {
         x[0], x
     ),
     "_accumulate.check_microbatches": lambda x: sf.accumulate(torch.sum, 0)(x),
+    "_pipelined_grad.checked_pipeline": lambda x: sf.pipelined_grad(torch.sum, 2, schedule="x")(x),
     "_checkpoint.check_text": lambda x: sf.checkpoint_name(x, 3),
     "_checkpoint.refuse_context": lambda x: sf.jit(torch.utils.checkpoint.checkpoint)(
         torch.sin, x, use_reentrant=False, context_fn=contextlib.nullcontext

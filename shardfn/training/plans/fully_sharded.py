@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ from ...placement_table import Leaf, Placements
 from ...types import REDUCTIONS, MeshAxes
 from .leaves import Params, checked_axes, params_of
 
+NO_STAGES: Mapping[str, int | Stage] = types.MappingProxyType({})
+
 
 @attrs.frozen
 class Dims:
@@ -28,7 +31,7 @@ class Dims:
     """
 
     axes: tuple[tuple[str, ...], ...]
-    stages: Mapping[str, int | Stage] = attrs.field(factory=dict)
+    stages: Mapping[str, int | Stage] = NO_STAGES
 
 
 @_compat.outside_only

@@ -258,7 +258,8 @@ REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
         ("zero4",),
         {},
         "strategy, name: it is 'zero4'\n"
-        "  needed: 'ddp' or 'zero1' or 'zero2' or 'zero3' or 'hsdp' or 'tensor' or 'sequence'\n"
+        "  needed: 'ddp' or 'zero1' or 'zero2' or 'zero3' or 'hsdp' or 'tensor' or 'sequence' or "
+        "'pipeline'\n"
         "  try: 'zero3'",
     ),
     "a mesh without its axis": (
