@@ -8,9 +8,11 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 import shardfn as sf
-from tests.support.pipelined import MESHES, MODELS, gpt, mlp, ran
+from shardfn.ops.pipeline import Pipeline
+from tests.support.pipelined import MESHES, MODELS, difference, gpt, mlp, ran, randn, updated
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev")
 # Every model meets every schedule on 2, 3 and 4 coordinates; meshes and microbatches take turns.
@@ -86,3 +88,70 @@ def test_without_a_pipeline_the_value_and_the_gradients_are_right_too() -> None:
         )
         got = sf.full(sharded(model.params, model.batch))
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
+
+
+def placed_evenly(function: Any, **options: Any) -> tuple[Any, Any]:
+    """A function of (params, batch) of an MLP of four layers: on two stages, and on one device."""
+    model = mlp(4)
+    places = sf.tree_map(lambda layer: sf.P(pp=layer // 2), model.layers)
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("pp",))
+        sharded = sf.shard(function, mesh, in_placements=(places, None), backend="aten", **options)
+        params = sf.tree_map(lambda w, at: sf.distribute(w.clone(), mesh, at), model.params, places)
+        got = sf.full(sharded(params, model.batch))
+    return got, function(model.params, model.batch)
+
+
+def test_derivatives_of_a_pipelined_gradient_are_those_of_one_device() -> None:
+    derivative = sf.pipelined_grad(mlp(4).loss, 3)
+
+    def of_squares(params: Any, batch: Any) -> Any:
+        def norm(params: Any) -> torch.Tensor:
+            _, gradients = derivative(params, batch)
+            return torch.stack([(g**2).sum() for g in tree_leaves(gradients)]).sum()
+
+        return sf.grad(norm)(params)
+
+    def along(params: Any, batch: Any) -> Any:
+        return sf.jvp(lambda params: derivative(params, batch), (params,), (params,))
+
+    for function in (of_squares, along):
+        assert difference(*placed_evenly(function)) < 1e-10
+
+
+def test_donated_parameters_are_updated_in_place_of_the_old() -> None:
+    derivative = sf.pipelined_grad(mlp(4).loss, 3)
+
+    def step(params: Any, batch: Any) -> Any:
+        value, gradients = derivative(params, batch)
+        return value, updated(params, gradients)
+
+    assert difference(*placed_evenly(step, donate_argnums=0)) < 1e-10
+
+
+def test_a_frozen_parameter_stays_on_its_stage() -> None:
+    def loss(trained: torch.Tensor, frozen: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(torch.tanh(x @ trained) @ frozen).square().mean()
+
+    torch.manual_seed(0)
+    args = randn(4, 6), randn(6, 4), randn(12, 4)
+    expected = sf.accumulate(sf.value_and_grad(loss), 3, batch_argnums=2)(*args)
+    with sf.fake_world(2):
+        sharded = sf.shard(
+            sf.pipelined_grad(loss, 3, batch_argnums=2),
+            sf.make_mesh((2,), ("pp",)),
+            in_placements=(sf.P(pp=0), sf.P(pp=1), None),
+            backend="aten",
+        )
+        assert difference(sf.full(sharded(*args)), expected) < 1e-10
+
+
+def test_gradients_are_reduced_once_after_the_last_microbatch() -> None:
+    lowered = ran(mlp(4), "1f1b", 2, 3, mesh="dp", is_lowered=True).lowered
+    for program in lowered.programs.values():
+        nodes = list(program.graph.nodes)
+        (pipeline,) = [node.target for node in nodes if isinstance(node.target, Pipeline)]
+        inner = [node for graph in pipeline.graphs for node in graph.nodes]
+        assert not any("collective" in node.meta for node in inner)
+        reductions = [x for node in nodes if (x := node.meta.get("collective")) and x.axis == "dp"]
+        assert len([x for x in reductions if x.nbytes > 8]) == 1  # all gradients; 8: the loss

@@ -262,8 +262,16 @@ def _kin(slot: Slot, home: AtStage | None) -> frozenset[tuple[Any, AtStage]]:
     return frozenset() if home is None else frozenset([(slot.value.shape, home)])
 
 
-def _is_pipeline(step: Nested) -> bool:
-    return PIPELINE in (step.node.meta.get("custom") or {})
+def _is_pipeline(step: Step) -> bool:
+    """Whether a step runs by a schedule. A pipeline whose sums are saved after each microbatch, as
+    a derivative of it does, has the order of a loop.
+    """
+    if not isinstance(step, Nested) or PIPELINE not in (step.node.meta.get("custom") or {}):
+        return False
+    (plan,) = step.plans
+    scan = step.node.target
+    ins = {slot.number for slot in plan.ins}
+    return not any(slot.number in ins for slot in plan.outs[scan.carries :])
 
 
 def _stage_number(name: str, schedule: Schedule, at: AtStage) -> int:
