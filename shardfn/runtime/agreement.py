@@ -24,9 +24,11 @@ from ..partition.plan import Nested, Redistribute
 from ..random import ambient
 from ..schedule import SchedulePlan
 from ..simulated import is_on_part
+from ..staged import is_staged
 from ..types import LocalProgram
 from ..world import texts_of_ranks
 from .arguments import OF_PART, Placed, whole_mesh
+from .layouts import on_all_stages
 from .options import Request
 
 OF_DTENSOR = "a DTensor"
@@ -324,7 +326,7 @@ def _digest(x: torch.Tensor, mesh: Any) -> str:
     if not getattr(x, OF_PART, False) and not is_on_part(x, mesh):
         return ""
     whole: Any = x
-    return digest_of(whole.full_tensor())
+    return digest_of((on_all_stages(whole) if is_staged(x) else whole).full_tensor())
 
 
 def _differing(request: Request, what: str, rows: tuple[Any, Any], rank: int) -> DivergenceError:

@@ -13,6 +13,7 @@ from typing import Any
 
 import attrs
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from .. import _compat, _tree
@@ -23,7 +24,7 @@ from ..mesh import all_coordinates, axes_of
 from ..partition import Plan, layout
 from ..partition.rules.dtypes import COMPUTED, INTEGERS
 from ..partition.strided_shards import elements, strided_dims
-from ..placement import torch_placements
+from ..placement import marks_of, torch_placements
 from ..random import ambient
 from ..simulated import SimulatedDTensor, SimulatedTensor, dtensors, on_mesh, own_of_part
 from ..staged import has_stages
@@ -377,6 +378,32 @@ def join(
         order = _stored(shape[dim], dim, marks, axes).argsort()
         whole = whole.index_select(dim, order.to(whole.device))
     return whole if whole.dtype == dtype else whole.view(dtype)
+
+
+def on_all_stages(x: DTensor) -> DTensor:
+    """Replicate a DTensor of which a stage has the values over the axes of stages, on real ranks: a
+    broadcast over each.
+    """
+    mesh: Any = x.device_mesh
+    axes, coordinates = axes_of(mesh), mesh.get_coordinate()
+    marks = marks_of(list(x.placements), x.shape, axes)
+    now = list(marks)
+    local = _compat.local_tensor(x)
+    for k, mark in enumerate(marks):
+        stage = stage_of(mark)
+        if stage is None:
+            continue
+        now[k] = "R"
+        if not layout.is_here(now, coordinates):
+            continue  # nor are the others of this group
+        payload = local.new_empty(layout.local_shape(x.shape, now, axes.sizes, coordinates))
+        if coordinates[k] == stage.coordinate:
+            carried(payload).copy_(carried(local))
+        sent = carried(payload).view(-1).view(torch.uint8)
+        dist.broadcast(sent, group=mesh.get_group(k), group_src=stage.coordinate)
+        local = payload
+    spec = _compat.dtensor_spec(mesh, torch_placements(tuple(now)), x.shape, x.stride(), x.dtype)
+    return dtensors([local], [spec])[0]
 
 
 def _stored(size: int, dim: int, marks: MeshPlacements, axes: MeshAxes) -> torch.Tensor:

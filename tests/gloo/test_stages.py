@@ -189,3 +189,20 @@ def test_the_owner_of_a_stage_saves_it_and_any_other_loads_it(n: int, tmp_path: 
         stored = dcp.FileSystemReader(tmp_path / folder).read_metadata().storage_data
         files = {index.fqn: place.relative_path for index, place in stored.items()}
         assert files == {"w": "__0_0.distcp", "b": f"__{n - 1}_0.distcp"}
+
+
+def on_part() -> dict[str, Any]:
+    """Values of DTensors on stages of a part of a mesh."""
+    mesh = sf.make_mesh((2, 2), ("pp", "tp"))
+    x = sf.distribute(X, mesh["pp"], P(pp=1))
+    double = sf.shard(lambda x: x * 2, mesh, backend="aten")
+    own = X + 100 * mesh.get_local_rank("tp")  # another value on each part
+    with pytest.raises(sf.DivergenceError) as error:
+        double(sf.distribute(own, mesh["pp"], P(pp=0)))
+    return {"full": sf.full(x), "double": sf.full(double(x)), "error": str(error.value)}
+
+
+def test_stages_of_a_part_of_a_mesh() -> None:
+    for rank in run_ranks(4, on_part):
+        assert torch.equal(rank["full"], X) and torch.equal(rank["double"], 2 * X)
+        assert "a DTensor on a part of the mesh, and rank 1 is on one that holds" in rank["error"]

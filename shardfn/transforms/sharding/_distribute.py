@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
@@ -30,7 +29,7 @@ from ...placement import (
     stages_in,
     torch_placements,
 )
-from ...runtime.layouts import carried, cut, join
+from ...runtime.layouts import cut, join, on_all_stages
 from ...simulated import SimulatedTensor, UnreadTensor, dtensors, shown
 from ...types import REDUCTIONS, MeshAxes, MeshPlacements, stage_of
 from ...world import current_world
@@ -403,33 +402,8 @@ def _joined(x: DTensor, shards: list[torch.Tensor], is_simulated: bool) -> torch
     if is_simulated:
         return join(shards, x.shape, marks, axes)
     if on_stages:
-        x = _on_all_stages(x, marks)
+        x = on_all_stages(x)
     return x.full_tensor() if x.dtype in wire_dtypes.CARRIED else _whole_otherwise(x)
-
-
-def _on_all_stages(x: DTensor, marks: MeshPlacements) -> DTensor:
-    """The DTensor whose values a stage has, replicated over the axes of stages: a broadcast over
-    each.
-    """
-    mesh: Any = x.device_mesh
-    now = list(marks)
-    axes, coordinates = axes_of(mesh), mesh.get_coordinate()
-    local = _compat.local_tensor(x)
-    for k, mark in enumerate(marks):
-        stage = stage_of(mark)
-        if stage is None:
-            continue
-        now[k] = "R"
-        if not layout.is_here(now, coordinates):
-            continue  # nor are the others of this group
-        payload = local.new_empty(layout.local_shape(x.shape, now, axes.sizes, coordinates))
-        if coordinates[k] == stage.coordinate:
-            carried(payload).copy_(carried(local))
-        sent = carried(payload).view(-1).view(torch.uint8)
-        dist.broadcast(sent, group=mesh.get_group(k), group_src=stage.coordinate)
-        local = payload
-    spec = _compat.dtensor_spec(mesh, torch_placements(tuple(now)), x.shape, x.stride(), x.dtype)
-    return dtensors([local], [spec])[0]
 
 
 class _OfStage(torch.autograd.Function):
