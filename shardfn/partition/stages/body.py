@@ -101,6 +101,7 @@ class Locating:
         homes: of each constant input, its stage, or None.
         paths: of each constant input.
         sums: the numbers of the inputs that are sums.
+        owners: for each sum, the stage of the parameter whose gradient it is, or None.
     """
 
     plan: Plan
@@ -109,6 +110,7 @@ class Locating:
     homes: Sequence[int | None]
     paths: Sequence[str]
     sums: range
+    owners: Sequence[int | None]
     origins: dict[int, Origin] = attrs.field(factory=dict)
     stage_of: dict[Step, int] = attrs.field(factory=dict)
     kind_of: dict[Step, str] = attrs.field(factory=dict)
@@ -123,11 +125,17 @@ class Locating:
     readers: dict[int, list[Step]] = attrs.field(factory=lambda: collections.defaultdict(list))
     fitting_of: dict[Step, set[int]] = attrs.field(factory=dict)
     ahead: set[int] = attrs.field(factory=set)  # values that B reads
+    # by value: the stages of the parameters whose gradients it is a term of
+    owner_of: dict[int, set[int]] = attrs.field(factory=lambda: collections.defaultdict(set))
 
     def located(self) -> Located:
         """Place every step."""
         self.made_by = {slot.number: step for step in self.plan.steps for slot in step.made}
         terms = list(self.found_terms())
+        for total, slot in terms:
+            owner = self.owners[total]
+            if owner is not None:
+                self.owner_of[slot.number].add(owner)
         self.enter()
         for step in self.plan.steps:
             self.visit(step)
@@ -334,7 +342,8 @@ class Locating:
 
     def fitting(self, step: Step) -> set[int]:
         """The stages that have the forward values and the parameters that a step of the backward
-        reads; all of them if it reads none, or if no stage has all.
+        reads; all of them if it reads none, or if no stage has all. A gradient is made where its
+        parameter lives, if that stage is among them.
         """
         if step not in self.fitting_of:
             found = set(range(self.stages))
@@ -344,8 +353,21 @@ class Locating:
                     found &= self.has[slot.number]
                 for i in origin.parameters:
                     found &= self.has_parameter[i]
-            self.fitting_of[step] = found or set(range(self.stages))
+            found = found or set(range(self.stages))
+            self.fitting_of[step] = found & self.owners_fed(step) or found
         return self.fitting_of[step]
+
+    def owners_fed(self, step: Step) -> set[int]:
+        """The stage of the parameter whose gradient a step makes; empty if it makes another value."""
+        fed: set[int] = set()
+        for slot in step.made:
+            fed |= self.owner_of[slot.number]
+            for reader in self.readers[slot.number]:
+                further = self.owners_fed(reader)
+                if not further:
+                    return set()
+                fed |= further
+        return fed if len(fed) == 1 else set()
 
     def part_backward(self) -> None:
         """Part the backward: B is what earlier stages wait for, and W is the rest."""

@@ -80,6 +80,10 @@ class _Locate:
         self.fresh = 1 + max(
             [0, *(s.number for x in plan.steps for s in x.made), *(s.number for s in plan.ins)]
         )
+        self.readers: dict[int, list[Step]] = collections.defaultdict(list)
+        for step in plan.steps:
+            for slot in step.read:
+                self.readers[slot.number].append(step)
         self.likes = {g.slot.number: g.like for g in plan.gradients if g.like is not None}
         self.paths = dict(zip((s.number for s in plan.ins), program.in_paths, strict=False))
         for slot, marks in zip(plan.ins, in_marks, strict=True):
@@ -202,7 +206,9 @@ class _Locate:
         refuse_unstacked(name, plan, consts, end)
         paths = [self.path(slot) for slot in step.ins[:consts]]
         sums = range(consts, end)
-        body = Locating(plan, name, schedule.stages, numbers, paths, sums).located()
+        owners = [self.owner(slot) for slot in step.outs[: scan.carries]]
+        owned = [None if at is None else _stage_number(name, schedule, at) for at in owners]
+        body = Locating(plan, name, schedule.stages, numbers, paths, sums, owned).located()
         kinds = ("F", "B", "W") if schedule.parts else ("F", "BW")
         stacked = [(slot, _stage_of_result(body, slot)) for slot in plan.outs[scan.carries :]]
         parts = Parting(body, kinds, consts, scan.carries).actions(stacked)
@@ -221,6 +227,16 @@ class _Locate:
         for slot, coordinate in zip(step.outs, coordinates, strict=True):
             self.homes[slot.number] = AtStage(coordinate)
             self.kin[slot.number] = frozenset()
+
+    def owner(self, slot: Slot) -> AtStage | None:
+        """The stage of the parameter whose gradient is made of a sum; None if it is not found."""
+        number: int | None = slot.number
+        while number is not None:
+            if number in self.likes:
+                return self.homes.get(self.likes[number].number)
+            made = [s.number for step in self.readers[number] for s in step.made]
+            number = made[0] if len(made) == 1 else None
+        return None
 
     def path(self, slot: Slot) -> str:
         return self.paths.get(slot.number, f"a value of {tuple(slot.value.shape)}")
