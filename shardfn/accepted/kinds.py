@@ -73,9 +73,10 @@ def _is_state(x: Any, names: tuple[str, ...]) -> bool:
 
 
 def _is_device(x: Any) -> bool:
+    refused = (RuntimeError, TypeError, ValueError, AssertionError, ImportError)
     try:
         torch.empty((), device=x)
-    except (RuntimeError, TypeError, AssertionError, ImportError):  # as the device's backend says
+    except refused:  # as the device's backend says
         return False
     return True
 

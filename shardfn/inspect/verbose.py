@@ -113,4 +113,6 @@ LINES = {
     steps.Redistribute: _redistribute_lines,
     steps.Relabel: _relabel_lines,
     steps.Rescale: _relabel_lines,
+    steps.FromStage: _relabel_lines,
+    steps.Pipelined: _loop_lines,
 }

@@ -82,15 +82,6 @@ def test_a_chunk_that_the_schedule_does_not_have() -> None:
     assert "coordinate 0 has 1 stages in it, and a parameter is on its stage 1" in text
 
 
-def test_a_derivative_that_needs_each_partial_sum() -> None:
-    def make(step: Any) -> Any:
-        return lambda params, batch: sf.grad(lambda p: step(p, batch)[0])(params)
-
-    text = refused([FIRST, LAST], make=make)
-    assert "a derivative of it needs the sums of gradients after each microbatch" in text
-    assert "sf.accumulate(sf.value_and_grad(loss_fn), microbatches)" in text
-
-
 def with_aux(number: int) -> Callable[[Any], Any]:
     """Makes a step whose aux is one of the arguments of its loss."""
 
@@ -100,18 +91,27 @@ def with_aux(number: int) -> Callable[[Any], Any]:
     return lambda _: sf.pipelined_grad(both, 3, has_aux=True)
 
 
-def test_aux_that_is_an_argument_of_every_microbatch() -> None:
-    text = refused([FIRST, LAST], make=with_aux(0))
-    assert "aux has an argument that is the same for every microbatch" in text
-
-
-def test_aux_may_be_the_batch() -> None:
+@pytest.mark.parametrize("number", [0, 1])
+def test_aux_may_be_an_argument(number: int) -> None:
     torch.manual_seed(0)
     params, batch = [randn(4, 4) for _ in range(2)], (randn(12, 4), randn(12, 4))
-    step = with_aux(1)(None)
+    step = with_aux(number)(None)
     (value, aux), gradients = step(params, batch)
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("pp",))
         sharded = sf.shard(step, mesh, in_placements=([FIRST, LAST], None), backend="aten")
         found = sf.full(sharded(params, batch))
     torch.testing.assert_close(found, ((value, aux), gradients), rtol=0, atol=1e-10)
+
+
+def test_autograd_does_not_follow_a_call_with_stages() -> None:
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("pp",))
+        params = sf.distribute([randn(4, 4) for _ in range(2)], mesh, [FIRST, LAST])
+        followed = [x.detach().requires_grad_() for x in params]
+        sharded = sf.shard(loss, mesh, in_placements=([FIRST, LAST], None), backend="aten")
+        with pytest.raises(sf.PlacementError) as error:
+            sharded(followed, (randn(12, 4), randn(12, 4)))
+    assert "autograd follows the call, and arguments are on stages of a pipeline" in str(
+        error.value
+    )

@@ -236,7 +236,7 @@ def late_readers() -> Model:
     params = {
         "w": _squares(4),
         "positions": randn(7, 4),
-        "scale": randn(),
+        "scale": torch.randn((), dtype=torch.float64),
         "unread": randn(3),
         "empty": randn(0, 4),
     }

@@ -358,15 +358,20 @@ class Locating:
         return self.fitting_of[step]
 
     def owners_fed(self, step: Step) -> set[int]:
-        """The stage of the parameter whose gradient a step makes; empty if it makes another value."""
+        """The stage of the parameter whose gradient a product makes; empty if it makes another
+        value.
+        """
+        if len(step.read) < 2:
+            return set()
         fed: set[int] = set()
-        for slot in step.made:
+        queue = list(step.made)
+        while queue:
+            slot = queue.pop()
             fed |= self.owner_of[slot.number]
             for reader in self.readers[slot.number]:
-                further = self.owners_fed(reader)
-                if not further:
+                if len(reader.read) > 1:
                     return set()
-                fed |= further
+                queue += reader.made
         return fed if len(fed) == 1 else set()
 
     def part_backward(self) -> None:

@@ -76,6 +76,8 @@ class _Locate:
         self.homes: dict[int, AtStage | None] = {}  # by slot; None: every coordinate has it
         # by slot: the arguments of a stage that it is made of, by their shapes
         self.kin: dict[int, frozenset[tuple[Any, AtStage]]] = {}
+        self.homes.update((slot.number, None) for _, slot in plan.cotangents)
+        self.kin.update((slot.number, frozenset()) for _, slot in plan.cotangents)
         self.everywhere: dict[int, Slot] = {}  # by slot: the slot that all coordinates have
         self.fresh = 1 + max(
             [0, *(s.number for x in plan.steps for s in x.made), *(s.number for s in plan.ins)]
@@ -117,6 +119,9 @@ class _Locate:
             if home is not None:
                 weight[home] += slot.value.numel() * slot.value.element_size()
         home = max(weight, key=lambda x: (weight[x], x)) if weight else None
+        for slot in step.made:  # a gradient is made where its parameter lives
+            like = self.likes.get(slot.number)
+            home = home if like is None else self.homes[like.number] or home
         coordinate = None if home is None else home.coordinate
         kin = frozenset().union(*(self.kin[slot.number] for slot in step.read))
         for slot in step.made:
@@ -179,7 +184,7 @@ class _Locate:
             target = stage_of(wanted[self.axis])
         else:
             own = {at for shape, at in self.kin.get(slot.number, ()) if shape == slot.value.shape}
-            target = own.pop() if len(own) == 1 else None
+            target = home if home in own else own.pop() if len(own) == 1 else None
         is_there = home is None or (target is not None and home.coordinate == target.coordinate)
         return self.marked(slot if is_there else self.sent(slot, None), target)
 
@@ -203,7 +208,6 @@ class _Locate:
         self.refuse_other(name, schedule, scan)
         numbers = [None if h is None else _stage_number(name, schedule, h) for h in homes[:consts]]
         (plan,) = step.plans
-        refuse_unstacked(name, plan, consts, end)
         paths = [self.path(slot) for slot in step.ins[:consts]]
         sums = range(consts, end)
         owners = [self.owner(slot) for slot in step.outs[: scan.carries]]
@@ -310,26 +314,3 @@ def _stage_number(name: str, schedule: Schedule, at: AtStage) -> int:
 def _stage_of_result(body: Any, slot: Slot) -> int:
     origin = body.origins[slot.number]
     return body.last if origin.stage is None else origin.stage
-
-
-def refuse_unstacked(name: str, plan: Plan, consts: int, end: int) -> None:
-    """Refuse results of microbatches that no stage makes.
-
-    Args:
-        name: of the function, for errors.
-        plan: of the body.
-        consts: how many inputs are the same for every microbatch.
-        end: the number of the first input that is a microbatch.
-
-    Raises:
-        PlacementError: a derivative of the pipeline needs its sums after each microbatch, or aux
-            is an argument.
-    """
-    results = plan.outs[end - consts :]
-    if any(slot in plan.ins[consts:end] for slot in results):
-        problem = "a derivative of it needs the sums of gradients after each microbatch"
-        fix = "sf.accumulate(sf.value_and_grad(loss_fn), microbatches) where it is differentiated"
-        raise PlacementError.of(name, problem, needed="one sum at the end", fix=fix)
-    if any(slot in plan.ins[:consts] for slot in results):
-        problem = "aux has an argument that is the same for every microbatch"
-        raise PlacementError.of(name, problem, fix="return the argument outside of loss_fn")

@@ -14,7 +14,7 @@ from ...accepted import accept
 from ...buckets import BucketPlan
 from ...capture import Arguments, Captured
 from ...compile.memory import memory_as_run
-from ...errors import ShardError, call_site
+from ...errors import PlacementError, ShardError, call_site
 from ...hardware import H100, Hardware, Link, hardware_of, links_of
 from ...inspect.alternatives import weighed_strategies
 from ...inspect.certificate import Certificate, certify
@@ -192,6 +192,10 @@ class Traced:
         warn_of_expensive(self, planned, wanted)
         if self.request.followed is None:
             return self._scheduled(chosen, self.program)
+        if chosen.stage_axis is not None:
+            got = "autograd follows the call, and arguments are on stages of a pipeline"
+            fix = "sf.pipelined_grad, or sf.value_and_grad, inside of the function"
+            raise PlacementError.of(self.request.name, got, fix=fix, source=call_site())
         both = self.halves(chosen)
         forward = self._scheduled(both.forward, forward_of(self.program, both))
         backward = self._scheduled(both.backward, backward_of(self.program, both))
@@ -264,7 +268,9 @@ class Lowered:
         Raises:
             ShardError: the hardware is unknown.
         """
-        programs = list(dict.fromkeys(self.programs.values()))
+        axis, own = self.partition.stage_axis, self.traced.placed.coordinate
+        mine = [x for c, x in self.programs.items() if axis is None or c[axis] == own[axis]]
+        programs = list(dict.fromkeys(mine))
         model = hardware_of(hardware, "Lowered.certify")
         return certify(programs, self.program, self.schedule_plan, model)
 
