@@ -13,12 +13,12 @@ import torch
 from ..accepted import accept
 from ..buckets import human_bytes
 from ..ops.loops import Branch, Loop, loop_of
-from ..ops.messages import Message, Receive
+from ..ops.messages import Receive
 from ..ops.nodes import args_of
 from ..ops.pipeline import Free, Pipeline, Run, Zero
 from ..partition.lifetimes import ends_of, owners
 from ..partition.planner import op_cost
-from ..types import LocalProgram
+from ..types import Aval, LocalProgram
 
 ARGUMENT = "arguments"
 RESULT = "results"
@@ -219,13 +219,13 @@ def _alive_in_pipeline(
     for x in pipeline.instructions:
         busy: list[torch.fx.Node] = []
         made: dict[Any, torch.fx.Node] = {}
-        if isinstance(x, Run) and x.graph is not None:
+        if isinstance(x, Run):
             busy = inside[x.graph]
             made = dict(zip(x.makes, outputs[x.graph], strict=True))
         elif isinstance(x, Receive):
-            made[x.message.value] = _received(x.message, "received", scratch)
+            made[x.message.value] = _empty(x.message.aval, "received", scratch)
         elif isinstance(x, Zero):
-            made[x.total] = _received(x, "a sum", scratch)
+            made[x.total] = _empty(x.aval, "a_sum", scratch)
         now = [*values.values(), *busy]
         if (nbytes := sum(map(size, now))) > most:
             most, peak = nbytes, now
@@ -235,10 +235,10 @@ def _alive_in_pipeline(
     return peak
 
 
-def _received(x: Message | Zero, name: str, scratch: torch.fx.Graph) -> torch.fx.Node:
+def _empty(aval: Aval, name: str, scratch: torch.fx.Graph) -> torch.fx.Node:
     """Make a node for a tensor that no graph makes: of a message, or the begin of a sum."""
     node = scratch.call_function(torch.empty, name=name)
-    node.meta["val"] = torch.empty(x.shape, dtype=x.dtype, device="meta")
+    node.meta["val"] = torch.empty(aval.shape, dtype=aval.dtype, device="meta")
     return node
 
 

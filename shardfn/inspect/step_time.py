@@ -269,7 +269,7 @@ class Clock:
     def alone(self, pipeline: Pipeline) -> Timeline:
         """Return the timeline of a coordinate's part of a pipeline if it never waits."""
         inside = [self.timeline(graph) for graph in pipeline.graphs]
-        runs = [inside[x.graph] for x in pipeline.runs_of_graphs() if x.graph is not None]
+        runs = [inside[x.graph] for x in pipeline.actions()]
         sent = sum(map(self.message, pipeline.sends()))
         return Timeline(
             sum(times.compute for times in runs),
@@ -279,7 +279,7 @@ class Clock:
 
     def message(self, send: Send) -> float:
         """Return the seconds of a message."""
-        return self.links[send.axis].send(SEND, send.message.nbytes, self.sizes[send.axis])
+        return self.links[send.axis].send(SEND, send.message.aval.nbytes, self.sizes[send.axis])
 
     def together(self, pipelines: Sequence[Pipeline]) -> float:
         """Return the seconds from the first action of all coordinates of a pipeline to the last.
@@ -301,7 +301,7 @@ class Clock:
                         way = x.message.source, x.message.target
                         free[way] = max(now[c], free[way]) + self.message(x)
                         arrival[x.message.number] = free[way]
-                    elif isinstance(x, Run) and x.graph is not None:
+                    elif isinstance(x, Run):
                         now[c] += inside[c][x.graph]
                     at[c] += 1
             assert at != before, "coordinates of a pipeline wait for each other"

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from .. import _compat
+from ..types import Aval
 
 # A value of one coordinate: a kind, and numbers that tell values of this kind apart.
 #   ("in", i)          the i-th input, the same for every microbatch
@@ -35,10 +36,7 @@ class Message:
         target: the coordinate that receives it.
         number: of the message among all of the pipeline, equal on both.
         value: on the coordinate, where it is sent from or received as.
-        shape: local.
-        order: its dims from the slowest to the fastest in memory.
-        dtype: of the tensor.
-        device: where it is received.
+        aval: of the local tensor, which is dense.
         about: the op that makes it.
         source_line: of the user's program, where that is.
         microbatch: of which it is a value; None for a parameter, or a sum.
@@ -48,21 +46,10 @@ class Message:
     target: int
     number: int
     value: Ref
-    shape: tuple[int, ...]
-    order: tuple[int, ...]
-    dtype: torch.dtype
-    device: str
+    aval: Aval
     about: str
     source_line: str | None = None
     microbatch: int | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes that are sent."""
-        size = self.dtype.itemsize
-        for n in self.shape:
-            size *= n
-        return size
 
 
 @attrs.frozen
@@ -85,11 +72,10 @@ class Receive:
 
 def shown(message: Message) -> str:
     """Describe a message in an error."""
-    shape = tuple(message.shape)
     route = f"from coordinate {message.source} to {message.target}"
     of = "" if message.microbatch is None else f" of microbatch {message.microbatch}"
     line = f", at {message.source_line}" if message.source_line else ""
-    return f"{message.about}{of}, {shape} {message.dtype} {route}{line}"
+    return f"{message.about}{of}, {message.aval.shape} {message.aval.dtype} {route}{line}"
 
 
 class Exchange:
@@ -117,21 +103,20 @@ class Exchange:
     def __call__(self, what: Send | Receive, values: list[torch.Tensor]) -> list[torch.Tensor]:
         """Start a send, or wait for a message."""
         if isinstance(what, Send):
-            x = values[0].permute(what.message.order).contiguous()
+            x = _dense(values[0], what.message.aval)
             self.sending = [pair for pair in self.sending if not pair[0].is_completed()]
             if x.numel():
                 self.sending.append((_send(what, x), x))
             return []
         number = what.message.number
         row = self.coming[what.message.source]
-        while number not in self.received:
+        while number not in self.received and row:
             self.post(row, 1)
         work, x = self.received.pop(number)
         self.post(row, 1)
         if work is not None:
             work.wait()
-        order = what.message.order
-        return [x.permute([order.index(d) for d in range(len(order))])]
+        return [x]
 
     def finish(self) -> None:
         """Wait for the sends that are still on their way."""
@@ -140,21 +125,36 @@ class Exchange:
         self.sending.clear()
 
 
+def empty(aval: Aval) -> torch.Tensor:
+    """Make a tensor of these metadata, without values."""
+    return torch.empty_strided(aval.shape, aval.stride, dtype=aval.dtype, device=aval.device)
+
+
+def _dense(x: torch.Tensor, aval: Aval) -> torch.Tensor:
+    """A tensor in the memory layout that its receiver has."""
+    return x if tuple(x.stride()) == aval.stride else empty(aval).copy_(x)
+
+
+def _flat(x: torch.Tensor) -> torch.Tensor:
+    """The memory of a dense tensor, as it is sent."""
+    return x.as_strided((x.numel(),), (1,))
+
+
 def _send(what: Send, x: torch.Tensor) -> Any:
     message = what.message
     channel, places = _channel(what.group, message.source, message.target)
-    return dist.isend(x, group=channel, group_dst=places[message.target], tag=message.number)
+    target = places[message.target]
+    return dist.isend(_flat(x), group=channel, group_dst=target, tag=message.number)
 
 
 def _receive(what: Receive) -> tuple[Any, torch.Tensor]:
     message = what.message
-    shape = [message.shape[d] for d in message.order]
-    x = torch.empty(shape, dtype=message.dtype, device=message.device)
+    x = empty(message.aval)
     if not x.numel():
         return None, x
     channel, places = _channel(what.group, message.source, message.target)
     source = places[message.source]
-    return dist.irecv(x, group=channel, group_src=source, tag=message.number), x
+    return dist.irecv(_flat(x), group=channel, group_src=source, tag=message.number), x
 
 
 def _channel(name: str, source: int, target: int) -> tuple[Any, dict[int, int]]:

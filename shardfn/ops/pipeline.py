@@ -14,9 +14,9 @@ import attrs
 import torch
 
 from ..collectives import SEND
-from ..types import Collective
+from ..types import Aval, Collective
 from .loops import Driver, Loop
-from .messages import Exchange, Message, Receive, Ref, Send
+from .messages import Exchange, Message, Receive, Ref, Send, empty
 
 
 @attrs.frozen
@@ -24,7 +24,7 @@ class Run:
     """An instruction to run an action: a graph on values of one microbatch.
 
     Args:
-        graph: the number of the graph; None for an action that has nothing to do.
+        graph: the number of the graph.
         kind: F, B, W or BW.
         stage: the stage.
         microbatch: the microbatch.
@@ -32,7 +32,7 @@ class Run:
         makes: its results.
     """
 
-    graph: int | None
+    graph: int
     kind: str
     stage: int
     microbatch: int
@@ -48,9 +48,7 @@ class Zero:
     """An instruction to begin a sum."""
 
     total: Ref
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: str
+    aval: Aval
 
 
 @attrs.frozen
@@ -104,17 +102,15 @@ class Pipeline(Loop):
 
         for step in self.instructions:
             if isinstance(step, Run):
-                if step.graph is not None:
-                    outs = yield step.graph, [*first, *map(look, step.reads)]
-                    values.update(zip(step.makes, outs, strict=True))
-                    del outs
+                outs = yield step.graph, [*first, *map(look, step.reads)]
+                values.update(zip(step.makes, outs, strict=True))
+                del outs
             elif isinstance(step, Send):
                 yield step, [look(step.message.value)]
             elif isinstance(step, Receive):
                 (values[step.message.value],) = yield step, []
             elif isinstance(step, Zero):
-                like = {"dtype": step.dtype, "device": step.device}
-                values[step.total] = torch.zeros(step.shape, **like)
+                values[step.total] = empty(step.aval).zero_()
             elif isinstance(step, Add):
                 values[step.total] = values[step.total] + values[step.term]
             else:
@@ -128,7 +124,7 @@ class Pipeline(Loop):
     def runs_and_messages(self) -> Iterator[Any]:
         records: dict[str, Collective] = {}  # equal messages share a record
         for x in self.instructions:
-            if isinstance(x, Run) and x.graph is not None:
+            if isinstance(x, Run):
                 yield self.graphs[x.graph]
             elif isinstance(x, Send):
                 about = f"{x.message.about} {x.message.source} {x.message.target}"
@@ -150,24 +146,23 @@ class Pipeline(Loop):
         """Return the results of a graph that are sums, each with the input that it was before:
         their memory is used again.
         """
-        run = next(x for x in self.runs_of_graphs() if x.graph == graph)
+        run = next(x for x in self.actions() if x.graph == graph)
         made = {ref: i for i, ref in enumerate(run.makes) if ref[0] == "sum"}
         return {made[ref]: self.coordinates + run.reads.index(ref) for ref in made}
 
     @property
     def titles(self) -> tuple[str, ...]:
         """What each graph computes."""
-        runs = [x for x in self.instructions if isinstance(x, Run)]
-        found = {x.graph: f"{x.kind} of stage {x.stage}" for x in reversed(runs)}
+        found = {x.graph: f"{x.kind} of stage {x.stage}" for x in self.actions()}
         return tuple(found[i] for i in range(len(self.graphs)))
 
     def sends(self) -> list[Send]:
         """Return what the coordinate sends, in order."""
         return [x for x in self.instructions if isinstance(x, Send)]
 
-    def runs_of_graphs(self) -> list[Run]:
-        """Return the actions that have something to do, in order."""
-        return [x for x in self.instructions if isinstance(x, Run) and x.graph is not None]
+    def actions(self) -> list[Run]:
+        """Return what the coordinate runs, in order."""
+        return [x for x in self.instructions if isinstance(x, Run)]
 
     @property
     def messages(self) -> list[Message]:
@@ -179,4 +174,4 @@ def _record(send: Send) -> Collective:
     """The record of a message among the collectives of a program."""
     x = send.message
     name = f"{x.about} to coordinate {x.target}"
-    return Collective(SEND, send.axis, x.nbytes, None, name, x.source_line, implicit=False)
+    return Collective(SEND, send.axis, x.aval.nbytes, None, name, x.source_line, implicit=False)

@@ -6,6 +6,5 @@ from . import schedules
 from .actions import Action
 from .proof import Checked
 from .schedule import Schedule
-from .timeline import timeline
 
-__all__ = ["Action", "Checked", "Schedule", "schedules", "timeline"]
+__all__ = ["Action", "Checked", "Schedule", "schedules"]

@@ -19,15 +19,12 @@ class Span(NamedTuple):
     end: float
 
 
-def spans_of(
-    table: Table, cost: Callable[[Action], float], *, delay: float = 0.0
-) -> list[list[Span]]:
+def spans_of(table: Table, cost: Callable[[Action], float]) -> list[list[Span]]:
     """Return when each action starts and ends, if each starts as soon as it can.
 
     Args:
         table: the actions of each coordinate, in order.
         cost: the time that an action takes.
-        delay: the time that a message takes from one coordinate to another.
 
     Returns:
         A span for each action of the table.
@@ -36,7 +33,7 @@ def spans_of(
         ScheduleError: an action that waits forever.
     """
     stages = 1 + max(action.stage for row in table for action in row)
-    results: dict[Action, tuple[int, float]] = {}  # its coordinate, and when it is available there
+    results: dict[Action, float] = {}  # when each is there
     waiting: dict[Action, list[int]] = {}  # a result, and the coordinates that wait for it
     spans: list[list[Span]] = [[] for _ in table]
     runnable = deque(range(len(table)))
@@ -48,14 +45,12 @@ def spans_of(
             if missing is not None:
                 waiting.setdefault(missing, []).append(c)
                 break
-            start = spans[c][-1].end if spans[c] else 0.0
-            for need in needs:
-                home, ready = results[need]
-                start = max(start, ready + (delay if home != c else 0.0))
+            before = spans[c][-1].end if spans[c] else 0.0
+            start = max([before, *(results[need] for need in needs)])
             end = start + cost(action)
             spans[c].append(Span(start, end))
             for result in action.results:
-                results.setdefault(result, (c, end))
+                results.setdefault(result, end)
                 runnable.extend(waiting.pop(result, ()))
     for c, row in enumerate(table):
         if len(spans[c]) < len(row):
@@ -65,7 +60,7 @@ def spans_of(
 
 def _stuck(coordinate: int, action: Action) -> ScheduleError:
     return ScheduleError.of(
-        "timeline",
+        "Schedule",
         f"coordinate {coordinate} waits forever before {action}",
         needed="a schedule that runs",
         fix="schedule.check(), which says why",

@@ -20,7 +20,7 @@ from ..capture import uneven_shards
 from ..errors import SAME_COLLECTIVES, DivergenceError, call_site
 from ..ops.loops import inner_nodes
 from ..partition import Plan
-from ..partition.plan import Nested, Redistribute
+from ..partition.plan import Nested, Pipelined, Redistribute
 from ..random import ambient
 from ..schedule import SchedulePlan
 from ..simulated import is_on_part
@@ -185,7 +185,12 @@ def _inside(step: Any) -> list[Line]:
         return []
     loop = step.node.target
     settings = [x for x in attrs.astuple(loop, recurse=False) if isinstance(x, (int, bool))]
-    return [Line(f"{loop} of {settings}"), *(line for plan in step.plans for line in _lines(plan))]
+    heads = [Line(f"{loop} of {settings}")]
+    if isinstance(step, Pipelined):
+        source = step.node.meta.get("source")
+        rows = (" ".join(map(str, row)) for row in step.actions.schedule.table)
+        heads += [Line(f"coordinate {c} runs {row}", source) for c, row in enumerate(rows)]
+    return [*heads, *(line for plan in step.plans for line in _lines(plan))]
 
 
 def _line(step: Any) -> Line:

@@ -53,7 +53,7 @@ def sent(parts: list[Pipeline]) -> dict[tuple[int, int], int]:
     edges: dict[tuple[int, int], int] = collections.Counter()
     for part in parts:
         for message in part.messages:
-            edges[message.source, message.target] += message.nbytes
+            edges[message.source, message.target] += message.aval.nbytes
     return dict(edges)
 
 
@@ -68,7 +68,7 @@ def test_tied_weights_go_up_once_and_their_gradient_comes_down_once() -> None:
     parts = pipelines(model, "1f1b", 2, 4)
     embedding = model.params["embedding"]
     once = [m for part in parts for m in part.messages if m.microbatch is None]
-    assert [(m.source, m.target, m.nbytes) for m in once] == [
+    assert [(m.source, m.target, m.aval.nbytes) for m in once] == [
         (0, 1, embedding.nbytes),
         (1, 0, embedding.nbytes),
     ]

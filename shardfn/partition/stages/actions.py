@@ -14,6 +14,7 @@ import torch
 from ...ops.messages import Message, Receive, Ref, Send
 from ...ops.pipeline import Add, Free, Instruction, Pipeline, Run, Zero
 from ...pipelines import Schedule
+from ...types import Aval
 from .. import layout
 from ..emission.graph_builder import Builder
 from ..plan import Apply, Plan, Slot, Step
@@ -51,16 +52,6 @@ class Own:
 
 
 @attrs.frozen(eq=False)
-class Wire:
-    """A value that one stage sends to another, once a microbatch or once."""
-
-    value: Ref  # without a microbatch
-    slot: Slot
-    source: int  # stage
-    target: int  # stage
-
-
-@attrs.frozen(eq=False)
 class Actions:
     """All actions of a pipeline, and the schedule that orders them.
 
@@ -87,11 +78,6 @@ class Actions:
     stacked: list[tuple[Slot, int]]
     consts: int
     carries: int
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """The kinds of actions that the schedule has."""
-        return ("F", "B", "W") if self.schedule.parts else ("F", "BW")
 
     @property
     def plans(self) -> tuple[Plan, ...]:
@@ -203,26 +189,20 @@ class _Order:
         self, value: Ref, slot: Slot, source: int, target: int, microbatch: int | None = None
     ) -> None:
         """Send a value where it is made; `receive` puts the other end of it."""
-        shape = self.b.local_shape(slot.value.shape, slot.placements)
         number, self.count = self.count, self.count + 1
         step = self.a.body.made_by.get(slot.number)
         about = f"%{step.node.name}" if step is not None else self.about_input(slot)
         line = step.node.meta.get("source") if step is not None else None
-        message = Message(
-            source,
-            target,
-            number,
-            value,
-            tuple(shape),
-            layout.stride_order(slot.value.shape, slot.value.stride()),
-            slot.value.dtype,
-            str(slot.value.device),
-            about,
-            line,
-            microbatch,
-        )
+        message = Message(source, target, number, value, self.aval(slot), about, line, microbatch)
         self.rows[source].append(Send(message, self.axis, self.group))
         self.arriving[value, target] = Receive(message, self.axis, self.group)
+
+    def aval(self, slot: Slot) -> Aval:
+        """The local tensor of a value: dense, with its dims in the order of the global one."""
+        x = slot.value
+        shape = self.b.local_shape(x.shape, slot.placements)
+        stride = layout.dense_strides(shape, layout.stride_order(x.shape, x.stride()))
+        return Aval(tuple(shape), tuple(stride), x.dtype, str(x.device))
 
     def about_input(self, slot: Slot) -> str:
         """What an input is called in messages: a parameter by its path, or a sum of gradients."""
@@ -271,9 +251,7 @@ class _Order:
     def zeros(self, refs: Iterable[Ref]) -> Iterator[Zero]:
         """Begin the sums of a coordinate."""
         for ref in dict.fromkeys(ref for ref in refs if ref[0] == "sum"):
-            slot = self.a.body.plan.ins[self.a.consts + ref[1]]
-            shape = self.b.local_shape(slot.value.shape, slot.placements)
-            yield Zero(ref, tuple(shape), slot.value.dtype, str(slot.value.device))
+            yield Zero(ref, self.aval(self.a.body.plan.ins[self.a.consts + ref[1]]))
 
     def own(self, coordinate: int, row: Sequence[Instruction]) -> Own:
         """The part of a coordinate, whose inputs are those that it reads."""
@@ -383,9 +361,7 @@ class Parting:
         self.body, self.kinds = body, kinds
         self.consts, self.carries = consts, carries
         self.inputs = {slot.number: i for i, slot in enumerate(body.plan.ins)}
-        self.slots = {s.number: s for step in body.plan.steps for s in step.made}
-        self.slots.update((s.number, s) for s in body.plan.ins)
-        self.fresh = max([0, *self.slots]) + 1
+        self.fresh = max([0, *self.inputs, *body.made_by]) + 1
 
     def actions(self, results: Iterable[tuple[Slot, int]]) -> dict[tuple[int, str], Action]:
         """The actions of all stages.
