@@ -114,5 +114,6 @@ LINES = {
     steps.Relabel: _relabel_lines,
     steps.Rescale: _relabel_lines,
     steps.FromStage: _relabel_lines,
+    steps.OnStage: _relabel_lines,
     steps.Pipelined: _loop_lines,
 }

@@ -10,7 +10,7 @@ import torch
 
 from ..buckets import BucketOptions
 from ..ops import debug
-from ..types import MeshAxes, MeshPlacements
+from ..types import AtStage, MeshAxes, MeshPlacements
 from .redistribute import Move
 
 
@@ -60,6 +60,13 @@ class Redistribute(_Change):
 @attrs.frozen(eq=False)
 class Relabel(_Change):
     """A step that gives a local tensor another global shape and placement, at no cost."""
+
+
+@attrs.frozen(eq=False)
+class OnStage(Relabel):
+    """A step that puts a value on a stage of a pipeline, as a constraint of the user asks."""
+
+    home: AtStage = attrs.field(kw_only=True)
 
 
 @attrs.frozen(eq=False)

@@ -75,7 +75,8 @@ def propagate(
         PlacementError: an op would have to reduce an unreduced gradient, or a result cannot
             stay unreduced.
     """
-    stages = locate.stage_axis([*in_placements, *out_placements])
+    marks = [*in_placements, *out_placements]
+    stages = None if axes.closed else locate.stage_axis(program, axes, marks)
     if stages is not None:
         ins = [*map(locate.without_stages, in_placements)]
         outs = [row if row is None else locate.without_stages(row) for row in out_placements]

@@ -8,7 +8,7 @@ import attrs
 
 from ..capture import annotations as sources
 from ..capture.checkpoint.recompute import is_view
-from .plan import Apply, Fill, Plan, Relabel, Slot, Step, has_effect
+from .plan import Apply, Fill, OnStage, Plan, Relabel, Slot, Step, has_effect
 
 INPUT = "input"
 RESULT = "result"
@@ -144,4 +144,4 @@ def is_free(step: Step) -> bool:
     """Return whether the backward may repeat a step instead of saving its result."""
     if isinstance(step, Apply):
         return not step.ins or is_view(step.node)
-    return isinstance(step, (Fill, Relabel))
+    return isinstance(step, (Fill, Relabel)) and not isinstance(step, OnStage)

@@ -79,3 +79,20 @@ def test_compiled_stages_have_the_values_of_one_device() -> None:
         for x, y in zip(values, wanted, strict=True):
             if x.numel():
                 torch.testing.assert_close(x, y, rtol=0, atol=1e-10)
+
+
+def other_schedules() -> str:
+    """The error of ranks that run other schedules."""
+    schedule = "gpipe" if torch.distributed.get_rank() == 0 else "1f1b"
+    try:
+        run(schedule, {"pp": 2}, "aten")
+    except sf.DivergenceError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_with_other_schedules_are_named_before_they_wait() -> None:
+    for text in run_ranks(2, other_schedules):
+        assert "ranks hold different programs" in text
+        assert "rank 0: coordinate 0 runs F0.0 F0.1 F0.2 BW0.0" in text
+        assert "rank 1: coordinate 0 runs F0.0 F0.1 BW0.0" in text

@@ -75,6 +75,38 @@ def test_a_stage_prints_its_actions(sharded: Any) -> None:
         lowered.stage(2)
 
 
+def pinned(params: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x = torch.tanh(x @ params[0])
+    x = sf.constrain(x, P(pp=1)).sin()
+    return (x @ params[1] - y).square().mean()
+
+
+def test_a_constraint_puts_a_value_on_a_stage() -> None:
+    params, x, y = arguments()
+    args = params[:2], x, y
+    with sf.fake_world(3):
+        mesh = sf.make_mesh((3,), ("pp",))
+        grad = sf.pipelined_grad(pinned, MICROBATCHES)
+        run = sf.shard(grad, mesh, in_placements=([P(pp=0), P(pp=2)], None, None), backend="aten")
+        text = run.lower(*args).stage(1).show(run.lower(*args).stage(1), full=True)
+        found = sf.full(run(*args))
+    assert " = sin(" in text and " = tanh(" not in text and " = mm(" not in text
+    wanted = sf.accumulate(sf.value_and_grad(pinned), MICROBATCHES)(*args)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-10)
+
+
+def test_a_constraint_to_an_earlier_stage_is_refused() -> None:
+    params, x, y = arguments()
+    with sf.fake_world(3):
+        mesh = sf.make_mesh((3,), ("pp",))
+        specs = ([P(pp=2), P(pp=2)], None, None)
+        run = sf.shard(sf.pipelined_grad(pinned, MICROBATCHES), mesh, in_placements=specs)
+        with pytest.raises(sf.PlacementError) as error:
+            run.lower(params[:2], x, y)
+    assert "a value of stage 2 would have to go back to stage 1" in str(error.value)
+    assert "test_reading.py" in str(error.value)
+
+
 def test_only_programs_with_stages_have_stages() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("pp",))

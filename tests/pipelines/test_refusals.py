@@ -63,7 +63,8 @@ def test_an_axis_that_the_mesh_does_not_have() -> None:
 
 def test_stages_on_two_axes() -> None:
     text = refused([FIRST, sf.P(other=1)], mesh=((2, 2), ("pp", "other")))
-    assert "stages on two mesh axes" in text
+    assert "values are on stages of 'pp' and 'other'" in text
+    assert "needed: stages of one axis" in text
 
 
 @pytest.mark.parametrize(

@@ -369,6 +369,7 @@ EMIT: dict[type, Any] = {
     steps.Nested: _nested,
     steps.Pipelined: _pipelined,
     steps.FromStage: _from_stage,
+    steps.OnStage: _relabel,
     steps.Relabel: _relabel,
     steps.Rescale: partial_means.rescale,
 }

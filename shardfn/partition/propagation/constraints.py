@@ -23,6 +23,7 @@ from ...placement import (
 )
 from ...types import MeshAxes, MeshPlacements, stage_of
 from .. import layout
+from ..plan import OnStage
 from .values import default_placements, value_of_slot
 from .walk import Walk
 
@@ -40,15 +41,14 @@ def constrain(walk: Walk, node: Node) -> None:
         raise PlacementError.of(
             "constrain", str(error), fix=fix, source=source, placements=text_of_spec
         ) from None
-    placements = stage_constraint(walk, node, placements)
+    at = next((stage for stage in map(stage_of, placements) if stage is not None), None)
+    placements = tuple("R" if stage_of(placement) else placement for placement in placements)
     walk.note_user_placements(value.fake.shape, placements)
     slot = walk.redistribute(value, placements, node, implicit=False)
+    if at is not None:
+        before, slot = slot, walk.slot(slot.value, slot.placements)
+        walk.steps.append(OnStage(node, before, slot, home=at))
     walk.values[node] = value_of_slot(slot, len(node.users), value.varies)
-
-
-def stage_constraint(walk: Walk, node: Node, placements: MeshPlacements) -> MeshPlacements:
-    """Return the placements of a `constrain` node without its stages: replicated on their axes."""
-    return tuple("R" if stage_of(placement) else placement for placement in placements)
 
 
 def constrained(

@@ -9,14 +9,15 @@ it is read.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 import torch
 
 from ...errors import PlacementError
 from ...ops.messages import Ref
-from ..plan import Apply, Plan, Slot, Step
+from ...types import AtStage
+from ..plan import Apply, OnStage, Plan, Slot, Step
 from ..split_backward import is_free
 
 ADD = torch.ops.aten.add.Tensor
@@ -102,6 +103,7 @@ class Locating:
         paths: of each constant input.
         sums: the numbers of the inputs that are sums.
         owners: for each sum, the stage of the parameter whose gradient it is, or None.
+        number_of: the number of a stage that a constraint names.
     """
 
     plan: Plan
@@ -111,6 +113,7 @@ class Locating:
     paths: Sequence[str]
     sums: range
     owners: Sequence[int | None]
+    number_of: Callable[[AtStage], int]
     origins: dict[int, Origin] = attrs.field(factory=dict)
     stage_of: dict[Step, int] = attrs.field(factory=dict)
     kind_of: dict[Step, str] = attrs.field(factory=dict)
@@ -202,6 +205,7 @@ class Locating:
         parameters = frozenset[int]().union(*(x.parameters for x in ins))
         has_rows = any(x.has_rows for x in ins)
         is_placed = any(x.is_placed for x in ins) or (parameters and has_rows)
+        is_placed = is_placed or isinstance(step, OnStage)
         if not is_placed:
             made = Origin(None, parameters, has_rows)
         else:
@@ -213,15 +217,30 @@ class Locating:
                 self.has[step.made[0].number] = self.has[step.read[0].number]
             latest = [x.stage for x in ins if x.stage is not None]
             latest += [self.home(i) for i in parameters]
-            made = Origin(max(latest))
-            self.stage_of[step] = max(latest)
+            stage = max(latest, default=0)
             if step not in self.backward:
+                stage = self.constrained(step, stage)
                 self.kind_of[step] = FORWARD
-                self.note_reads(step, max(latest))
+                self.note_reads(step, stage)
+            made = Origin(stage)
+            self.stage_of[step] = stage
         for slot in step.made:
             self.origins[slot.number] = made
             if made.stage is not None and step not in self.backward:
                 self.has[slot.number].add(made.stage)
+
+    def constrained(self, step: Step, stage: int) -> int:
+        """The stage of a forward step: that of a constraint, which may be a later one.
+
+        Raises:
+            PlacementError: it is an earlier one.
+        """
+        wanted = self.number_of(step.home) if isinstance(step, OnStage) else stage
+        if wanted < stage:
+            got = f"a value of stage {stage} would have to go back to stage {wanted}"
+            line = step.node.meta.get("source")
+            raise PlacementError.of(f"{self.name}, constrain", got, source=line)
+        return wanted
 
     def home(self, parameter: int) -> int:
         """Return the stage of a parameter."""
@@ -280,7 +299,10 @@ class Locating:
                 default=max(lowest[step], self.latest(step)),
             )
             lower = min(lowest[step], upper)
-            stage = self.cheapest(step, cotangents, range(lower, upper + 1))
+            stages = range(lower, upper + 1)
+            stage = self.number_of(step.home) if isinstance(step, OnStage) else -1
+            if stage not in stages:
+                stage = self.cheapest(step, cotangents, stages)
             self.stage_of[step] = stage
             for slot in step.made:
                 self.origins[slot.number] = Origin(stage)

@@ -8,6 +8,7 @@ stages' actions.
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,23 +18,40 @@ from ...capture.annotations import PIPELINE
 from ...collectives import ALL_REDUCE
 from ...errors import PlacementError, ScheduleError
 from ...ops.loops import Scan
-from ...ops.text_formats import parse_record
+from ...ops.placement import REDISTRIBUTE
+from ...ops.text_formats import parse_record, parse_stages
 from ...pipelines import Schedule
 from ...pipelines.named import schedule_of
-from ...types import AtStage, MeshPlacements, Program, stage_of
-from ..plan import FromStage, Nested, Pipelined, Plan, Redistribute, Slot, Step
+from ...types import AtStage, MeshAxes, MeshPlacements, Program, stage_of
+from ..plan import FromStage, Nested, OnStage, Pipelined, Plan, Redistribute, Slot, Step
 from ..redistribute import Move
 from .actions import Actions, Parting, totals_of
 from .body import Locating
 
 
-def stage_axis(marks: Sequence[MeshPlacements | None]) -> int | None:
-    """The mesh axis on which values are on stages; None if there are no stages."""
+def stage_axis(
+    program: Program, axes: MeshAxes, marks: Sequence[MeshPlacements | None]
+) -> int | None:
+    """The mesh axis on which values are on stages; None if there are no stages.
+
+    Args:
+        program: the Program, whose constraints may name stages.
+        axes: of the mesh.
+        marks: the placements of inputs and results.
+
+    Raises:
+        PlacementError: they name stages of two axes.
+    """
     rows = [row for row in marks if row is not None]
-    axes = {k for row in rows for k, mark in enumerate(row) if stage_of(mark) is not None}
-    if len(axes) > 1:
-        raise PlacementError.of("placements", "stages on two mesh axes", needed="one axis")
-    return axes.pop() if axes else None
+    found = {k for row in rows for k, mark in enumerate(row) if stage_of(mark) is not None}
+    constraints = program.graph.graph.find_nodes(op="call_function", target=REDISTRIBUTE)
+    named = [name for node in constraints for name, _ in parse_stages(node.args[1])]
+    found |= {axes.names.index(name) for name in named if name in axes.names}
+    if len(found) > 1:
+        names = " and ".join(repr(axes.names[k]) for k in sorted(found))
+        got = f"values are on stages of {names}"
+        raise PlacementError.of(f"{program.name}, placements", got, needed="stages of one axis")
+    return found.pop() if found else None
 
 
 def without_stages(marks: MeshPlacements) -> MeshPlacements:
@@ -111,8 +129,17 @@ class _Locate:
         marks[self.axis] = "R" if home is None else home.mark
         return attrs.evolve(slot, placements=tuple(marks))
 
+    def constrained(self, step: OnStage) -> Step:
+        """Place a value where a constraint says."""
+        self.homes[step.target.number] = step.home
+        kin = self.kin[step.source.number] | _kin(step.target, step.home)
+        self.kin[step.target.number] = kin
+        return self.reading(step, step.home.coordinate)
+
     def placed(self, step: Step) -> Step:
         """Place one step where most of what it reads is."""
+        if isinstance(step, OnStage):
+            return self.constrained(step)
         weight: dict[AtStage, float] = collections.defaultdict(float)
         for slot in step.read:
             home = self.homes[slot.number]
@@ -212,7 +239,10 @@ class _Locate:
         sums = range(consts, end)
         owners = [self.owner(slot) for slot in step.outs[: scan.carries]]
         owned = [None if at is None else _stage_number(name, schedule, at) for at in owners]
-        body = Locating(plan, name, schedule.stages, numbers, paths, sums, owned).located()
+        number_of = functools.partial(_stage_number, name, schedule)
+        body = Locating(
+            plan, name, schedule.stages, numbers, paths, sums, owned, number_of
+        ).located()
         kinds = ("F", "B", "W") if schedule.parts else ("F", "BW")
         stacked = [(slot, _stage_of_result(body, slot)) for slot in plan.outs[scan.carries :]]
         parts = Parting(body, kinds, consts, scan.carries).actions(stacked)
@@ -282,14 +312,14 @@ def _kin(slot: Slot, home: AtStage | None) -> frozenset[tuple[Any, AtStage]]:
     return frozenset() if home is None else frozenset([(slot.value.shape, home)])
 
 
-def _is_pipeline(step: Step) -> bool:
+def _is_pipeline(step: Nested) -> bool:
     """Whether a step runs by a schedule. A pipeline whose sums are saved after each microbatch, as
     a derivative of it does, has the order of a loop.
     """
-    if not isinstance(step, Nested) or PIPELINE not in (step.node.meta.get("custom") or {}):
+    if PIPELINE not in (step.node.meta.get("custom") or {}):
         return False
     (plan,) = step.plans
-    scan = step.node.target
+    scan: Any = step.node.target
     ins = {slot.number for slot in plan.ins}
     return not any(slot.number in ins for slot in plan.outs[scan.carries :])
 

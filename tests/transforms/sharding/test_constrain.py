@@ -63,7 +63,6 @@ def test_none_leaves_a_value_free_and_a_prefix_stands_for_a_tree() -> None:
 STAGES = {
     "a stage": (P("tp", dp=1), "tp;|dp=@1"),
     "a second stage of a coordinate": (P(None, "tp", dp=sf.Stage(0, chunk=3)), ";tp|dp=@0.3"),
-    "stages on two axes": (P(dp=0, tp=1), ";|dp=@0,tp=@1"),
 }
 
 
@@ -77,7 +76,15 @@ def test_a_stage_is_carried_by_the_constraint(case: str, mesh: Any) -> None:
     assert f", *;{text})" in str(each)
     gradient = str(aten(sf.grad(lambda x: f(x).square().sum()), mesh).trace(x))
     assert gradient.count(f", {text})") == 2
-    assert torch.equal(sf.full(aten(f, mesh)(x)), 2 * x)
+    out = aten(f, mesh)(x)
+    stage = spec.stages["dp"]
+    assert out.placements[0] == (sf.Stage(stage) if isinstance(stage, int) else stage)
+    assert torch.equal(sf.full(out), 2 * x)
+
+
+def test_stages_of_two_axes_are_refused(mesh: Any) -> None:
+    with pytest.raises(sf.PlacementError, match="values are on stages of 'dp' and 'tp'"):
+        aten(lambda x: sf.constrain(x * 2, P(dp=0, tp=1)), mesh)(torch.randn(6, 8))
 
 
 def test_a_stage_made_inside_is_carried_too(mesh: Any) -> None:
