@@ -11,15 +11,20 @@ import torch
 
 from ..collectives import kind_of_op
 from ..errors import DivergenceError
+from ..ops.debug import has_effect
+from ..ops.loops import Loop
+from ..ops.pipeline import Pipeline
 
 # As Inductor writes them: torch.ops._c10d_functional.all_reduce_.default(buf3, 'sum', ...);
 # aten graphs keep the op's name.
-CALL = re.compile(r"torch\.ops\.(\w+\.\w+)\.default\((\w+)")
+CALL = re.compile(r"torch\.ops\.(\w+\.\w+)\.default\(\[?(\w+)")
 WAIT = "_c10d_functional.wait_tensor"
+PIPELINE = "shardfn.run_showing_loop"  # also a loop that shows values
 
 
 def collective_events(code: str) -> list[tuple[str, str]]:
-    """List the collectives of generated code in order, as ("start", kind) and ("wait", buffer).
+    """List the collectives and pipelines of generated code in order, as ("start", kind) and
+    ("wait", buffer).
 
     Args:
         code: Python text that Inductor made.
@@ -32,6 +37,8 @@ def collective_events(code: str) -> list[tuple[str, str]]:
     for op, buffer in CALL.findall(code):
         if op == WAIT:
             events.append(("wait", buffer))
+        elif op == PIPELINE:
+            events.append(("start", PIPELINE))
         elif (kind := kind_of_op(op)) is not None:
             events.append(("start", kind.name))
     return events
@@ -44,7 +51,7 @@ def refuse_other_order(name: str, graph: torch.fx.Graph, code: str) -> None:
     Raises:
         DivergenceError: it does not.
     """
-    wanted = [n.meta["collective"].kind for n in graph.nodes if "collective" in n.meta]
+    wanted = [kind for kind in map(_started_by, graph.nodes) if kind is not None]
     got = [kind for what, kind in collective_events(code) if what == "start"]
     if got != wanted:
         first = next(
@@ -59,6 +66,13 @@ def refuse_other_order(name: str, graph: torch.fx.Graph, code: str) -> None:
         raise DivergenceError.of(
             name, "the compiler changed the order of collectives", difference, fix=fix
         )
+
+
+def _started_by(node: torch.fx.Node) -> str | None:
+    """Return the kind of collective that a node starts, or that it runs a pipeline."""
+    if isinstance(node.target, Loop):
+        return PIPELINE if isinstance(node.target, Pipeline) or has_effect(node) else None
+    return node.meta["collective"].kind if "collective" in node.meta else None
 
 
 def _kind_at(kinds: Sequence[str], i: int) -> str:

@@ -19,7 +19,7 @@ def outlined() -> tuple[torch.fx.GraphModule, list[Any], list[torch.fx.Graph]]:
     """A program with a scan whose body is compiled by a function that notes it."""
     seen: list[torch.fx.Graph] = []
 
-    def compile_graph(graph: torch.fx.Graph) -> Any:
+    def compile_graph(graph: torch.fx.Graph, sums: dict[int, int]) -> Any:
         seen.append(graph)
         run = torch.fx.GraphModule(torch.nn.Module(), graph)
         return lambda inputs: run(*inputs)
