@@ -207,14 +207,16 @@ def _same_request(group: list[int], asked: dict[int, Request]) -> None:
             )
 
 
-def _deadlock(asked: dict[int, Request]) -> DivergenceError:
+def _deadlock(asked: dict[int, Any]) -> DivergenceError:
     said = [_said(i, request) for i, request in sorted(asked.items())[:8]]
-    return DivergenceError.of(
-        "simulator",
-        "deadlock: blocked in collectives that the rest of their group never enters, or in "
-        "messages that nobody sends",
-        *said,
-    )
+    waits = {
+        "collectives that the rest of their group never enters": Request,
+        "messages that nobody sends": Mail,
+    }
+    held = [
+        text for text, kind in waits.items() if any(isinstance(r, kind) for r in asked.values())
+    ]
+    return DivergenceError.of("simulator", f"deadlock: blocked in {', and in '.join(held)}", *said)
 
 
 def _said(rank: int, request: Request | Mail) -> str:

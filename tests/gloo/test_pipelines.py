@@ -53,7 +53,7 @@ def run(schedule: str, axes: dict[str, int], backend: str) -> list[torch.Tensor]
     )
     values = []
     for _ in range(2):
-        torch.manual_seed(5)
+        sf.random.state.seed(5)
         value, grads = step(*arguments())
         values = [value, *(layer[name] for layer in grads for name in ("up", "down"))]
     return [x.to_local() for x in values]
@@ -72,7 +72,7 @@ def test_real_ranks_have_the_bits_of_the_simulator(schedule: str, axes: dict[str
 
 def test_compiled_stages_have_the_values_of_one_device() -> None:
     real = run_ranks(2, run, "1f1b", {"pp": 2}, "inductor")
-    torch.manual_seed(5)
+    sf.random.state.seed(5)
     value, grads = sf.accumulate(sf.value_and_grad(loss), MICROBATCHES)(*arguments())
     wanted = [value, *(layer[name] for layer in grads for name in ("up", "down"))]
     for values in real:

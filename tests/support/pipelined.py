@@ -139,7 +139,7 @@ def ran(
 
     make = step or descent
     plain = sf.value_and_grad(model.loss, has_aux=has_aux)
-    torch.manual_seed(7)
+    sf.random.state.seed(7)
     expected = make(sf.accumulate(plain, microbatches))(model.params, model.batch)
     names, rows = MESHES[mesh]
     sizes = tuple(coordinates if name == "pp" else 2 for name in names)
@@ -154,7 +154,7 @@ def ran(
             ),
             backend="aten",
         )
-        torch.manual_seed(7)
+        sf.random.state.seed(7)
         pipelined = sf.full(stepped(model.params, model.batch))
         lowered = stepped.lower(model.params, model.batch) if is_lowered else None
     return Ran(pipelined, expected, lowered)

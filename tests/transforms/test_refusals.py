@@ -193,6 +193,7 @@ ELSEWHERE = {
     "_distribute.distribute": "refused in a trace",
     "_distribute._refuse_dtensors": "called by distribute and from_local",
     "_distribute._check_shards": "called by from_local",
+    "_distribute._first_here": "called by from_local",
     "_distribute._given_shards": "called by from_local",
     "_distribute._checked_marks": "called by from_local",
     "_distribute._check_shape": "called by from_local",

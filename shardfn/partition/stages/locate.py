@@ -26,7 +26,7 @@ from ...types import AtStage, MeshAxes, MeshPlacements, Program, stage_of
 from ..plan import FromStage, Nested, OnStage, Pipelined, Plan, Redistribute, Slot, Step
 from ..redistribute import Move
 from .actions import Actions, Parting, totals_of
-from .body import Locating
+from .body import Located, Locating
 
 
 def stage_axis(
@@ -341,6 +341,6 @@ def _stage_number(name: str, schedule: Schedule, at: AtStage) -> int:
     )
 
 
-def _stage_of_result(body: Any, slot: Slot) -> int:
+def _stage_of_result(body: Located, slot: Slot) -> int:
     origin = body.origins[slot.number]
     return body.last if origin.stage is None else origin.stage
