@@ -88,6 +88,17 @@ class Schedule:
 
     name: str
     table: tuple[tuple[Action, ...], ...] = attrs.field(converter=_rows_of)
+    # plain attributes, which Dynamo can read in a step that is given its schedule
+    microbatches: int = attrs.field(init=False, eq=False)
+    stages: int = attrs.field(init=False, eq=False)
+
+    @microbatches.default
+    def _count_microbatches(self) -> int:
+        return 1 + max(action.microbatch for action in self.actions)
+
+    @stages.default
+    def _count_stages(self) -> int:
+        return 1 + max(action.stage for action in self.actions)
 
     def __attrs_post_init__(self) -> None:
         accept("Schedule", name=self.name)
@@ -116,16 +127,6 @@ class Schedule:
     def actions(self) -> Iterable[Action]:
         """The actions of all coordinates."""
         return (action for row in self.table for action in row)
-
-    @functools.cached_property
-    def microbatches(self) -> int:
-        """The number of microbatches."""
-        return 1 + max(action.microbatch for action in self.actions)
-
-    @functools.cached_property
-    def stages(self) -> int:
-        """The number of stages."""
-        return 1 + max(action.stage for action in self.actions)
 
     @functools.cached_property
     def parts(self) -> bool:

@@ -20,7 +20,7 @@ from ...partition.rule_api import registry
 from ...placement import AUTO, is_spec, marks_of, spec_of
 from ...runtime import Request, trace
 from ...runtime.stages.choosing import chosen
-from ...types import MeshPlacements, ShapeDtype
+from ...types import MeshPlacements, ShapeDtype, stage_of
 
 KNOWN = 64  # choices that a function remembers; the oldest is dropped first
 
@@ -115,6 +115,7 @@ def choose(
     leaves = _tree.leaves((args, kwargs))
     asked = _asked(request, args)
     _refuse_no_tensor(request.name, placed.paths, asked, leaves)
+    _refuse_stages(request.name, placed)
     free = {i for i, spec in enumerate(asked) if spec is AUTO}
     is_free = [i in free and not isinstance(leaves[i], DTensor) for i in placed.tensors]
     found = chosen(traced, is_free, limit, hardware)
@@ -172,6 +173,20 @@ def _refuse_no_tensor(
         fix="None for arguments without tensors",
         source=call_site(),
     )
+
+
+def _refuse_stages(name: str, placed: Any) -> None:
+    """Refuse sf.auto beside placements on stages."""
+    rows = zip(placed.tensors, placed.marks, strict=True)
+    on_stages = [placed.paths[i] for i, marks in rows if any(map(stage_of, marks))]
+    if on_stages:
+        raise PlacementError.of(
+            f"{name}, in_placements",
+            f"sf.auto, and {on_stages[0]} is on a stage",
+            needed="placements for all arguments of a pipeline",
+            fix="P() or P('dp') for the batch; sf.plan(..., pipelines=) compares schedules",
+            source=call_site(),
+        )
 
 
 def checked_memory(where: str, memory: Any, in_placements: Any) -> int | None:
