@@ -53,6 +53,59 @@ def test_a_value_that_would_go_back_names_its_parameter_and_line() -> None:
     assert "test_refusals.py" in text
 
 
+def refused_loss(loss_fn: Callable[..., Any], places: Any, mesh: Any = ((2,), ("pp",))) -> str:
+    """The error of a loss of a batch, whose parameters are 4 x 4."""
+    torch.manual_seed(0)
+    params, batch = [randn(4, 4) for _ in places], (randn(12, 4), randn(12, 4))
+    with sf.fake_world(torch.Size(mesh[0]).numel()), pytest.raises(sf.PlacementError) as error:
+        step = sf.pipelined_grad(loss_fn, 3)
+        sf.shard(step, sf.make_mesh(*mesh), (places, None), backend="aten")(params, batch)
+    return str(error.value)
+
+
+def joined(params: Any, batch: Any) -> torch.Tensor:
+    """A product with two parameters that one op joins."""
+    return F.mse_loss(batch[0] @ torch.cat(params, 1), batch[1].repeat(1, 2))
+
+
+def normed(params: Any, batch: Any) -> torch.Tensor:
+    """A norm whose weight is a row of one parameter, and its bias a row of another."""
+    h = F.group_norm(batch[0].unsqueeze(2), 2, params[0][0], params[1][0])
+    return F.mse_loss(h.squeeze(2), batch[1])
+
+
+@pytest.mark.parametrize("loss_fn", [joined, normed])
+@pytest.mark.parametrize("dp", [False, True])
+def test_an_op_that_reads_parameters_of_two_stages_names_both(
+    loss_fn: Callable[..., Any], dp: bool
+) -> None:
+    if dp:
+        places, mesh = [sf.P("dp", pp=0), sf.P("dp", pp=1)], ((2, 2), ("dp", "pp"))
+    else:
+        places, mesh = [FIRST, LAST], ((2,), ("pp",))
+    text = refused_loss(loss_fn, places, mesh)
+    assert "params[0] is on stage 0, and is first read on stage 1, at " in text
+    assert "test_refusals.py" in text and "with params[1] of that stage" in text
+    assert "try: each of them on the stage that reads it first: stages follow the order" in text
+
+
+def test_a_value_of_a_microbatch_that_is_sharded_over_the_axis_of_stages() -> None:
+    def spread(params: Any, batch: Any) -> torch.Tensor:
+        h = sf.constrain(torch.tanh(batch[0] @ params[0]), sf.P("pp"))
+        return F.mse_loss(h @ params[1], batch[1])
+
+    text = refused_loss(spread, [FIRST, LAST])
+    assert "a value is sharded over 'pp', at " in text and "test_refusals.py" in text
+    assert "try: shards over other axes: 'pp' is the axis of the stages" in text
+
+
+def test_a_parameter_that_a_microbatch_shards_over_the_axis_of_stages() -> None:
+    def spread(params: Any, batch: Any) -> torch.Tensor:
+        return loss([sf.constrain(w, sf.P("pp")) for w in params], batch)
+
+    assert "params[1] is sharded over 'pp'" in refused_loss(spread, [FIRST, LAST])
+
+
 def test_a_batch_that_cannot_be_split_evenly() -> None:
     assert "pipelined_grad(loss)" in refused([FIRST, LAST], rows=11)
 

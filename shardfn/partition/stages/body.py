@@ -278,11 +278,21 @@ class Locating:
                 line = earliest.node.meta.get("source") or earliest.node.name
                 wrong.append(
                     f"{self.paths[i]} is on stage {home}, and is first read on stage {stage}, at "
-                    f"{line}: the value that it meets there would have to go back to stage {home}"
+                    f"{line}, with {self.met(earliest, stage)}"
                 )
         if wrong:
-            fix = "stages in the order in which the function reads their parameters"
+            fix = (
+                "each of them on the stage that reads it first: stages follow the order in which "
+                "the function reads its parameters"
+            )
             raise PlacementError.of(f"{self.name}, stages", *wrong, fix=fix)
+
+    def met(self, step: Step, stage: int) -> str:
+        """What holds a step on its stage: parameters, or values that are made there."""
+        origins = [self.origins[slot.number] for slot in step.read]
+        found = sorted({i for x in origins for i in x.parameters if self.home(i) == stage})
+        names = " and ".join(self.paths[i] for i in found) or "a value"
+        return f"{names} of that stage"
 
     # Backward
 

@@ -13,11 +13,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
+from torch.fx import Node
 
 from ...capture.annotations import PIPELINE
 from ...collectives import ALL_REDUCE
 from ...errors import PlacementError, ScheduleError
 from ...ops.loops import Scan
+from ...ops.nodes import args_of, returned_by
 from ...ops.placement import REDISTRIBUTE
 from ...ops.text_formats import parse_record, parse_stages
 from ...pipelines import Schedule
@@ -104,6 +106,7 @@ class _Locate:
         for step in plan.steps:
             for slot in step.read:
                 self.readers[slot.number].append(step)
+        self.makers = {slot.number: step for step in plan.steps for slot in step.made}
         self.likes = {g.slot.number: g.like for g in plan.gradients if g.like is not None}
         self.paths = dict(zip((s.number for s in plan.ins), program.in_paths, strict=False))
         for slot, marks in zip(plan.ins, in_marks, strict=True):
@@ -117,7 +120,8 @@ class _Locate:
                 self.pipeline(step)
             else:
                 self.steps.append(self.placed(step))
-        outs = tuple(map(self.result, self.plan.outs, out_marks))
+        returned = returned_by(self.program.graph.graph)
+        outs = tuple(map(self.result, self.plan.outs, out_marks, map(_is_constrained, returned)))
         ins = tuple(self.marked(slot, self.homes[slot.number]) for slot in self.plan.ins)
         return attrs.evolve(
             self.plan, steps=tuple(self.steps), ins=ins, outs=outs, stage_axis=self.axis
@@ -126,7 +130,8 @@ class _Locate:
     def marked(self, slot: Slot, home: AtStage | None) -> Slot:
         """A slot with its stage among its placements."""
         marks = list(slot.placements)
-        marks[self.axis] = "R" if home is None else home.mark
+        if home is not None:
+            marks[self.axis] = home.mark
         return attrs.evolve(slot, placements=tuple(marks))
 
     def constrained(self, step: OnStage) -> Step:
@@ -137,9 +142,15 @@ class _Locate:
         return self.reading(step, step.home.coordinate)
 
     def placed(self, step: Step) -> Step:
-        """Place one step where most of what it reads is."""
+        """Place one step where most of what it reads is; on all coordinates, where these have
+        shards of what it reads or makes.
+        """
         if isinstance(step, OnStage):
             return self.constrained(step)
+        if _is_sharded_over(self.axis, step):
+            self.homes.update((slot.number, None) for slot in step.made)
+            self.kin.update((slot.number, frozenset()) for slot in step.made)
+            return self.reading(step, None)
         weight: dict[AtStage, float] = collections.defaultdict(float)
         for slot in step.read:
             home = self.homes[slot.number]
@@ -202,13 +213,15 @@ class _Locate:
         (output,) = self.program.graph.graph.find_nodes(op="output")
         return output
 
-    def result(self, slot: Slot, wanted: MeshPlacements | None) -> Slot:
+    def result(self, slot: Slot, wanted: MeshPlacements | None, is_constrained: bool) -> Slot:
         """A result on the stage that it must be on, or on that of the argument that it is made of;
         else all coordinates have it.
         """
         home = self.homes[slot.number]
         if wanted is not None:
             target = stage_of(wanted[self.axis])
+        elif is_constrained or slot.placements[self.axis] != "R":
+            target = None
         else:
             own = {at for shape, at in self.kin.get(slot.number, ()) if shape == slot.value.shape}
             target = home if home in own else own.pop() if len(own) == 1 else None
@@ -228,6 +241,7 @@ class _Locate:
             raise PlacementError.of(f"{name}, axis", got, needed="the axis of the stages")
         consts, end = scan.consts, scan.consts + scan.carries
         homes = [self.homes[slot.number] for slot in step.ins]
+        self.refuse_sharded(name, step)
         self.refuse_unplaced(name)
         schedule = schedule_of(
             text, self.size, scan.length, 1 + max((h.chunk for h in homes[:consts] if h), default=0)
@@ -273,7 +287,30 @@ class _Locate:
         return None
 
     def path(self, slot: Slot) -> str:
-        return self.paths.get(slot.number, f"a value of {tuple(slot.value.shape)}")
+        """The path of the argument that a value is, or that it alone is made of."""
+        number: int | None = slot.number
+        while number is not None and number not in self.paths:
+            read = self.makers[number].read if number in self.makers else ()
+            number = read[0].number if len(read) == 1 else None
+        return f"a value of {tuple(slot.value.shape)}" if number is None else self.paths[number]
+
+    def refuse_sharded(self, name: str, step: Nested) -> None:
+        """Refuse values of a microbatch that are sharded over the axis of the stages, of which
+        each runs in its own time.
+
+        Raises:
+            PlacementError: names the arguments, or the lines.
+        """
+        sharded = [slot for slot in step.ins if slot.placements[self.axis] != "R"]
+        wrong = [f"{self.path(slot)} is sharded over {self.axis_name!r}" for slot in sharded]
+        if not wrong:
+            (plan,) = step.plans
+            steps = [x for x in plan.steps if _is_sharded_over(self.axis, x)]
+            lines = dict.fromkeys(x.node.meta.get("source") or x.node.name for x in steps)
+            wrong = [f"a value is sharded over {self.axis_name!r}, at {line}" for line in lines]
+        if wrong:
+            fix = f"shards over other axes: {self.axis_name!r} is the axis of the stages"
+            raise PlacementError.of(f"{name}, placements", *wrong, fix=fix)
 
     def refuse_unplaced(self, name: str) -> None:
         """Refuse parameters that are on no stage.
@@ -310,6 +347,19 @@ class _Locate:
 
 def _kin(slot: Slot, home: AtStage | None) -> frozenset[tuple[Any, AtStage]]:
     return frozenset() if home is None else frozenset([(slot.value.shape, home)])
+
+
+def _is_constrained(node: Node) -> bool:
+    """Whether a value is placed by a constraint that names no stage."""
+    return node.target is REDISTRIBUTE and not parse_stages(args_of(node)[1])
+
+
+def _is_sharded_over(axis: int, step: Step) -> bool:
+    """Whether a step reads or makes shards over an axis, itself or in a loop."""
+    if any(slot.placements[axis] != "R" for slot in (*step.read, *step.made)):
+        return True
+    plans = step.plans if isinstance(step, Nested) else ()
+    return any(_is_sharded_over(axis, inner) for plan in plans for inner in plan.steps)
 
 
 def _is_pipeline(step: Nested) -> bool:
