@@ -35,9 +35,10 @@ def search_carries(
     least = price(best)
     largest = sorted(carried, key=math.prod, reverse=True)[:LARGEST]
     seen = [best]
+    free = [k for k, name in enumerate(axes.names) if name not in axes.closed]
     for _ in range(ROUNDS):
         before = best
-        for shape, axis in itertools.product(largest, range(len(axes.sizes))):
+        for shape, axis in itertools.product(largest, free):
             now = best.get(shape, carried[shape])
             for placements in _others(shape, now, axis, axes):
                 tried = {**best, shape: placements}

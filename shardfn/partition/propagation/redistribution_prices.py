@@ -47,6 +47,20 @@ class Prices:
             return 0.0
         return min(self.move(value.fake, slot.placements, wanted, axis) for slot in slots)
 
+    def share_of_terms(
+        self, x: torch.Tensor, terms: Sequence[tuple[Value, Sequence[plan.Slot]]], axis: int
+    ) -> float:
+        """Estimate the share of a Partial result that a rank will have, from how later axes shard
+        the Partial inputs of its size. So a sum is not taken for larger than its terms.
+        """
+        sizes = self.axes.sizes[axis + 1 :]
+        shares = [
+            min(local_bytes(1.0, slot.placements[axis + 1 :], sizes, -1) for slot in slots)
+            for value, slots in terms
+            if slots and value.fake.numel() == x.numel()
+        ]
+        return max(shares, default=1.0)
+
     def weight(self, value: Value, slots: Sequence[plan.Slot], axis: int) -> float:
         """Return the weight of a byte of an input: parameters count less, since their gathers
         start early.

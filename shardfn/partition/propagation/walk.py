@@ -642,12 +642,14 @@ class Walk:
         was_sharded = False
         # one value as two arguments moves once
         counted: set[tuple[int, AxisPlacement]] = set()
+        terms: list[tuple[Value, Slots]] = []
         for value, slots, placements in zip(values, slots_of_inputs, placed.ins, strict=True):
             wanted = placements[axis]
             if not was_sharded:
                 was_sharded = any(slot.placements[axis] != "R" for slot in slots)
             if wanted in PARTIAL_KINDS:
                 passes_partial = True
+                terms.append((value, slots))
                 shared_partial = not is_term and (shared_partial or value.users > 1)
             if (id(value), wanted) not in counted:
                 counted.add((id(value), wanted))
@@ -657,7 +659,8 @@ class Walk:
         if not is_term and (passes_partial or nbytes > 0):
             for x, placements in zip(call.outs, placed.outs, strict=True):
                 if placements[axis] in PARTIAL_KINDS:
-                    nbytes += self.prices.move(x, placements, "R", axis)
+                    later = self.prices.share_of_terms(x, terms, axis)
+                    nbytes += self.prices.move(x, placements, "R", axis) * later
         return Price(nbytes, float(shared_partial), float(resharded))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pieces
 
 from shardfn.partition.planner.plan_price import PlanPrice
@@ -66,3 +67,11 @@ def test_only_the_two_largest_carries_and_dims_with_an_element_for_each_rank() -
 def test_without_carries_nothing_is_priced() -> None:
     seen: list[Carries] = []
     assert search_carries({}, AXES, priced({}, seen)) == {} and not seen
+
+
+def test_an_axis_over_which_nothing_is_sharded_is_not_tried() -> None:
+    seen: list[Carries] = []
+    now: Carries = {(4, 6): ("R", "R")}
+    closed = attrs.evolve(AXES, closed=AXES.names[1:])
+    search_carries(now, closed, priced({(4, 6): (0, 0)}, seen))
+    assert {marks[1] for row in seen for marks in row.values()} == {"R"}

@@ -102,3 +102,22 @@ def test_a_gradient_inside_a_scan_is_reduced_as_often_as_it_is_needed(
         elif fn in (added, scaled):
             assert "1 reduce_scatter over dp" in said
             assert got.placements[0].is_shard(0)
+
+
+def test_a_sum_whose_terms_a_later_and_longer_axis_shards_is_reduced_once() -> None:
+    def products(xs: Tensor, ys: Tensor) -> Tensor:
+        start = torch.zeros(6, 16, dtype=F64)
+        return sf.scan(lambda c, row: (c + row[0].T @ row[1], None), start, (xs, ys))[0]
+
+    xs, ys = (
+        torch.randn(3, 4, 6, generator=G, dtype=F64),
+        torch.randn(3, 4, 16, generator=G).double(),
+    )
+    with sf.fake_world(16):
+        mesh = sf.make_mesh((2, 8), ("dp", "tp"))
+        ins = (P(None, "dp"), P(None, "dp", "tp"))
+        sharded = sf.shard(products, mesh, ins, P(None, "tp"), backend="aten")
+        torch.testing.assert_close(
+            sf.full(sharded(xs, ys)), products(xs, ys), rtol=1e-12, atol=1e-12
+        )
+        assert [x.kind for x in sharded.lower(xs, ys).collectives] == ["all_reduce"]
