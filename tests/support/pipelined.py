@@ -116,6 +116,7 @@ def ran(
     step: Callable[[Any], Callable[[Any, Any], Any]] | None = None,
     has_aux: bool = False,
     is_lowered: bool = False,
+    places: Callable[[Any], Any] | None = None,
 ) -> Ran:
     """Run a training step.
 
@@ -128,6 +129,7 @@ def ran(
         step: a step of (params, batch), made of a function that returns value and gradients.
         has_aux: whether the loss returns aux too.
         is_lowered: whether the programs are wanted.
+        places: the placements of the parameters on a mesh; by default those of the model's layers.
     """
 
     def descent(derivative: Any) -> Callable[[Any, Any], Any]:
@@ -145,13 +147,12 @@ def ran(
     sizes = tuple(coordinates if name == "pp" else 2 for name in names)
     with sf.fake_world(math.prod(sizes)):
         derivative = sf.pipelined_grad(model.loss, microbatches, schedule=schedule, has_aux=has_aux)
+        device_mesh = sf.make_mesh(sizes, names)
+        own = lambda _: placements(model, schedule, coordinates, mesh)
         stepped = sf.shard(
             make(derivative),
-            sf.make_mesh(sizes, names),
-            in_placements=(
-                placements(model, schedule, coordinates, mesh),
-                None if rows is None else sf.P(rows),
-            ),
+            device_mesh,
+            in_placements=((places or own)(device_mesh), None if rows is None else sf.P(rows)),
             backend="aten",
         )
         sf.random.state.seed(7)

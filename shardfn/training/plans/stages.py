@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -84,10 +85,7 @@ def _even(where: str, leaves: Sequence[Leaf], count: int) -> dict[str, int]:
     """Stages of consecutive layers, of which the largest has the fewest elements: the arithmetic
     of a layer is that of its matrices, and its bytes are too.
     """
-    layers: dict[str, list[Leaf]] = {}
-    for leaf in leaves:
-        layers.setdefault(_layer(leaf.path), []).append(leaf)
-    rows = [*layers.values()]
+    rows = _layers(leaves)
     if len(rows) < count:
         raise PlacementError.of(
             f"{where}, stages",
@@ -104,13 +102,22 @@ def _even(where: str, leaves: Sequence[Leaf], count: int) -> dict[str, int]:
     return numbers
 
 
-def _layer(path: str) -> str:
-    """The layer of a parameter: its path up to the first number, or up to its own name."""
+def _layers(leaves: Sequence[Leaf]) -> list[list[Leaf]]:
+    """The parameters of each layer, in order: those with a path that is equal up to its first
+    number, and those between two such layers. Where no path has a number, those of each module.
+    """
+    names = [_numbered(leaf.path) for leaf in leaves]
+    if not any(names):
+        names = [leaf.path.rpartition(".")[0] or leaf.path for leaf in leaves]
+    pairs = itertools.groupby(zip(names, leaves, strict=True), lambda pair: pair[0])
+    return [[leaf for _, leaf in group] for _, group in pairs]
+
+
+def _numbered(path: str) -> str:
+    """A path up to its first number; empty if it has none."""
     parts = path.split(".")
-    for i, part in enumerate(parts):
-        if part.isdecimal():
-            return ".".join(parts[: i + 1])
-    return ".".join(parts[:-1]) or path
+    i = next((i for i, part in enumerate(parts) if part.isdecimal()), -1)
+    return ".".join(parts[: i + 1])
 
 
 def _even_ends(weights: Sequence[int], count: int) -> list[int]:
