@@ -108,6 +108,32 @@ def test_gpt2_by_patterns() -> None:
     assert ran(model, "zero_bubble", 2, 2, places=places).gap < 1e-10
 
 
+@pytest.mark.parametrize("name", MAKERS)
+def test_stages_by_the_work_of_a_model(name: str) -> None:
+    model, net = of_hub(name, 2)
+    traced = sf.jit(model.loss).trace(model.params, model.batch)
+    places = by_strategy(model, net, "alone", stages=traced)
+    assert ran(model, "1f1b", 2, 2, places=places).gap < 1e-10
+
+
+def test_stages_of_two_towers_follow_the_order_of_the_reads() -> None:
+    def loss(params: Any, batch: Any) -> torch.Tensor:
+        """A parameter that is read last is the first, as the scale of CLIP."""
+        sides = zip(batch, (params["words"], params["pictures"]), strict=True)
+        a, b = (torch.tanh(x @ w["0"]) @ w["1"] for x, w in sides)
+        return ((a * b).sum(1) * params["scale"].exp()).square().mean()
+
+    torch.manual_seed(0)
+    tower = lambda: {"0": randn(4, 8), "1": randn(8, 4)}
+    params = {"scale": randn(1), "words": tower(), "pictures": tower()}
+    model = Model(loss, params, (randn(24, 4), randn(24, 4)), None)
+    traced = sf.jit(loss).trace(model.params, model.batch)
+    places = by_strategy(model, None, "alone", stages=traced)
+    assert ran(model, "1f1b", 2, 3, places=places).gap < 1e-10
+    with pytest.raises(sf.PlacementError, match="is on stage 0, and is first read on stage 1"):
+        ran(model, "1f1b", 2, 3, places=by_strategy(model, None, "alone"))
+
+
 @pytest.mark.parametrize(
     ("name", "first", "last"),
     [

@@ -1,16 +1,21 @@
-"""The stage of each parameter of a pipeline: even by the work of its layers, or by patterns."""
+"""The stage of each parameter of a pipeline: even by the elements of its layers or by the work of a
+traced function, or by patterns.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...errors import PlacementError
+from ...partition.stages.work import work_of
 from ...patterns import compiled
 from ...placement import P, Stage
 from ...placement_table import Leaf
+from ...types import Program
 
 EVEN = "even"
 ORDERS = ("loop", "v")
@@ -26,7 +31,8 @@ def stage_placements(
         leaves: the parameters.
         tree: their tree, in whose order the layers run.
         size: of the mesh axis.
-        stages: "even", or for patterns of paths the number of a stage.
+        stages: "even", a traced function of the parameters, or for patterns of paths the number
+            of a stage.
         chunks: how many stages a coordinate has.
         order: "loop" or "v": on which coordinate the stages are.
 
@@ -37,8 +43,12 @@ def stage_placements(
     _check_options(where, chunks, order)
     count = size * chunks
     by_path = {leaf.path: leaf for leaf in leaves}
-    if stages == EVEN:
-        numbers = _even(where, [by_path[p] for p in _paths_as_written(tree) if p in by_path], count)
+    program = getattr(stages, "program", None)
+    if isinstance(program, Program):
+        numbers = _even(where, _by_work(where, program, by_path), count)
+    elif stages == EVEN:
+        written = [by_path[path] for path in _paths_as_written(tree) if path in by_path]
+        numbers = _even(where, [(leaf, math.prod(leaf.shape)) for leaf in written], count)
     else:
         numbers = _by_pattern(where, leaves, stages, count)
     return {path: _placed(number, size, order) for path, number in numbers.items()}
@@ -81,9 +91,41 @@ def _paths_as_written(tree: Any, path: str = "") -> Iterator[str]:
         yield from _paths_as_written(x, f"{path}.{key}" if path else str(key))
 
 
-def _even(where: str, leaves: Sequence[Leaf], count: int) -> dict[str, int]:
-    """Stages of consecutive layers, of which the largest has the fewest elements: the arithmetic
-    of a layer is that of its matrices, and its bytes are too.
+def _by_work(where: str, program: Program, leaves: Mapping[str, Leaf]) -> list[tuple[Leaf, float]]:
+    """The parameters in the order in which a program reads them, each with the time of its ops.
+
+    Raises:
+        PlacementError: the first argument of the program has other tensors.
+    """
+    first = program.in_paths[0].partition("[")[0] if program.in_paths else ""
+    paths = {
+        i: ".".join(key.strip("'") for key in re.findall(r"\[('[^']*'|\d+)\]", path))
+        for i, path in enumerate(program.in_paths)
+        if path.partition("[")[0] == first
+    }
+    nodes = program.graph.graph.find_nodes(op="placeholder")
+    shapes = {path: tuple(nodes[i].meta["val"].shape) for i, path in paths.items()}
+    expected = {path: leaf.shape for path, leaf in leaves.items()}
+    wrong = [path for path in {**expected, **shapes} if expected.get(path) != shapes.get(path)]
+    if wrong:
+        told = lambda rows, path: rows.get(path, "not there")
+        raise PlacementError.of(
+            f"{where}, stages",
+            *(
+                f"{path}: {told(expected, path)} in params, {told(shapes, path)} in {program.name}"
+                for path in wrong
+            ),
+            needed="a program whose first argument is params",
+            fix="stages=sf.jit(loss_fn).trace(params, batch)",
+        )
+    return [(leaves[paths[i]], time) for i, time in work_of(program, [*paths])]
+
+
+def _even(where: str, leaves: Sequence[tuple[Leaf, float]], count: int) -> dict[str, int]:
+    """Stages of consecutive layers, of which the heaviest is as light as it can be.
+
+    Raises:
+        PlacementError: fewer layers than stages.
     """
     rows = _layers(leaves)
     if len(rows) < count:
@@ -93,24 +135,23 @@ def _even(where: str, leaves: Sequence[Leaf], count: int) -> dict[str, int]:
             needed="a layer for each stage",
             fix="fewer stages, or stages={pattern: number}",
         )
-    weights = [sum(math.prod(leaf.shape) for leaf in row) for row in rows]
-    ends = _even_ends(weights, count)
+    ends = _even_ends([sum(weight for _, weight in row) for row in rows], count)
     numbers = {}
     for i, row in enumerate(rows):
         stage = sum(i >= end for end in ends)
-        numbers.update({leaf.path: stage for leaf in row})
+        numbers.update({leaf.path: stage for leaf, _ in row})
     return numbers
 
 
-def _layers(leaves: Sequence[Leaf]) -> list[list[Leaf]]:
+def _layers(leaves: Sequence[tuple[Leaf, float]]) -> list[list[tuple[Leaf, float]]]:
     """The parameters of each layer, in order: those with a path that is equal up to its first
     number, and those between two such layers. Where no path has a number, those of each module.
     """
-    names = [_numbered(leaf.path) for leaf in leaves]
+    names = [_numbered(leaf.path) for leaf, _ in leaves]
     if not any(names):
-        names = [leaf.path.rpartition(".")[0] or leaf.path for leaf in leaves]
+        names = [leaf.path.rpartition(".")[0] or leaf.path for leaf, _ in leaves]
     pairs = itertools.groupby(zip(names, leaves, strict=True), lambda pair: pair[0])
-    return [[leaf for _, leaf in group] for _, group in pairs]
+    return [[row for _, row in group] for _, group in pairs]
 
 
 def _numbered(path: str) -> str:
@@ -120,12 +161,12 @@ def _numbered(path: str) -> str:
     return ".".join(parts[: i + 1])
 
 
-def _even_ends(weights: Sequence[int], count: int) -> list[int]:
+def _even_ends(weights: Sequence[float], count: int) -> list[int]:
     """Where to cut a row into so many parts, none empty, so that the heaviest is as light as it can
     be, and the parts are as equal as they can be.
     """
     n = len(weights)
-    before = [0]
+    before = [0.0]
     for weight in weights:
         before.append(before[-1] + weight)
     # best[k][i]: (the heaviest part, the sum of squares, the cuts) of the first i in k parts
@@ -149,8 +190,8 @@ def _by_pattern(where: str, leaves: Sequence[Leaf], stages: Any, count: int) -> 
         raise PlacementError.of(
             f"{where}, stages",
             f"it is {stages!r}",
-            needed='"even", or a dict of patterns to numbers of stages',
-            fix='{"layers.0.*": 0, "layers.1.*": 1}',
+            needed='"even", a traced function, or a dict of patterns to numbers of stages',
+            fix='{"layers.0.*": 0, "layers.1.*": 1}, or sf.jit(loss_fn).trace(params, batch)',
         )
     wrong = [
         f"{pattern!r} is for stage {number!r}, and there are the stages 0 to {count - 1}"

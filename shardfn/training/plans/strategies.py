@@ -116,8 +116,9 @@ def strategy(
         min_bytes: smaller parameters are not sharded over the axis; bytes of the global tensor,
             or text such as "100KB".
         stages: of "pipeline": "even" gives stages of consecutive layers with about as many
-            elements, in the order of `params`; a dict gives the number of a stage for each
-            pattern of paths.
+            elements, in the order of `params`; `sf.jit(loss_fn).trace(params, batch)` those with
+            about as much arithmetic and traffic, in the order in which loss_fn reads them; a
+            dict gives the number of a stage for each pattern of paths.
         chunks: of "pipeline": how many stages each coordinate has.
         order: of "pipeline": "loop" puts stage s on coordinate s mod n; "v" goes there and back,
             with 2 chunks.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 import shardfn as sf
 from shardfn import P, Stage
@@ -52,6 +53,66 @@ def test_patterns_and_a_base() -> None:
     assert plan.batch == P("dp")
 
 
+def tied(params: Any, ids: torch.Tensor) -> torch.Tensor:
+    """A loss whose head is its embedding; `scale` is the first parameter and is read last."""
+    h = torch.nn.functional.embedding(ids, params["embedding"])
+    for layer in params["layers"]:
+        h = h + torch.relu(h @ layer["w"]) @ layer["v"]
+    return (h @ params["embedding"].t()).mean() * params["scale"]
+
+
+def of_tied(layers: int, words: int) -> dict[str, Any]:
+    block = {"w": sf.ShapeDtype((64, 256)), "v": sf.ShapeDtype((256, 64))}
+    ends = {"scale": sf.ShapeDtype(()), "embedding": sf.ShapeDtype((words, 64))}
+    return {**ends, "layers": [block for _ in range(layers)]}
+
+
+def stages_of(tree: dict[str, Any], mesh: Any, stages: Any) -> tuple[list[int], int, int]:
+    """The stages of (the layers, the embedding, the scale)."""
+    plan = sf.strategy("pipeline", tree, mesh, stages=stages).params
+    layers = [layer["w"].stages["pp"] for layer in plan["layers"]]
+    return layers, plan["embedding"].stages["pp"], plan["scale"].stages["pp"]
+
+
+def test_stages_of_a_traced_function_follow_its_work_and_the_order_of_its_reads() -> None:
+    ids = sf.ShapeDtype((64, 128), torch.int64)
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("pp",))
+        # the head of 1,024 words takes as long as two layers, by its traffic
+        large, small = of_tied(5, 1024), of_tied(4, 2)
+        by_work = stages_of(large, mesh, sf.jit(tied).trace(large, ids))
+        assert by_work == ([0, 0, 0, 0, 1], 0, 1)
+        assert stages_of(large, mesh, "even") == ([0, 1, 1, 1, 1], 0, 0)
+        assert stages_of(small, mesh, sf.jit(tied).trace(small, ids)) == ([0, 0, 1, 1], 0, 1)
+
+
+def test_stages_of_a_loop_count_all_its_turns() -> None:
+    def looped(params: Any, x: torch.Tensor) -> torch.Tensor:
+        for weights in params.values():
+            x = sf.scan(lambda h, w: (torch.relu(h @ w), None), x, weights)[0]
+        return x.sum()
+
+    depths = {"a": 6, "b": 2, "c": 2, "d": 2}
+    tree = {name: sf.ShapeDtype((n, 64, 64)) for name, n in depths.items()}
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("pp",))
+        traced = sf.jit(looped).trace(tree, sf.ShapeDtype((4096, 64)))
+        plan = sf.strategy("pipeline", tree, mesh, stages=traced).params
+    assert [place.stages["pp"] for place in plan.values()] == [0, 1, 1, 1]
+
+
+def test_a_traced_function_of_other_parameters_is_refused() -> None:
+    traced = sf.jit(tied).trace(of_tied(2, 8), sf.ShapeDtype((4, 8), torch.int64))
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("pp",))
+        with pytest.raises(sf.PlacementError) as error:
+            sf.strategy("pipeline", of_tied(1, 9), mesh, stages=traced)
+    text = str(error.value)
+    assert "embedding: (9, 64) in params, (8, 64) in jit(tied)" in text
+    assert "layers.1.w: not there in params, (64, 256) in jit(tied)" in text
+    assert "try: stages=sf.jit(loss_fn).trace(params, batch)" in text
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -59,7 +120,7 @@ def test_patterns_and_a_base() -> None:
         ({"order": "x"}, 'order: it is \'x\'\n  needed: "loop" or "v"'),
         ({"order": "v"}, '1 stages a coordinate, and order="v" goes there and back'),
         ({"chunks": 3}, "4 layers for 6 stages\n  needed: a layer for each stage"),
-        ({"stages": 3}, 'it is 3\n  needed: "even", or a dict of patterns to numbers of stages'),
+        ({"stages": 3}, 'it is 3\n  needed: "even", a traced function, or a dict of patterns'),
         ({"stages": {"**": 2}}, "'**' is for stage 2, and there are the stages 0 to 1"),
         ({"stages": {"layers.**": 0}}, "embedding is on no stage\n  head is on no stage"),
         ({"axis": "tp"}, "it names 'tp'; the mesh has (pp=2)"),
