@@ -1,10 +1,11 @@
 """A GPT's step on 2 and 4 real ranks as a pipeline, `make bench-pipeline`: shardfn beside
-torch.distributed.pipelining, each schedule beside the same one.
+torch.distributed.pipelining, each schedule beside the same one, in time and in memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import statistics
 import sys
@@ -33,7 +34,9 @@ KINDS = {
     "interleaved": ("interleaved", schedules.ScheduleInterleaved1F1B, 2),
     "zero bubble": ("zero_bubble", schedules.ScheduleInterleavedZeroBubble, 1),
 }
-Step = Callable[[], float]
+MIB = 2**20
+# runs a step; returns its loss, and the norm of this rank's gradients if asked for
+Step = Callable[[bool], tuple[float, float]]
 
 
 class Block(nn.Module):
@@ -121,9 +124,10 @@ def ours(name: str, mesh: Any, chunks: int, batch: tuple[Any, Any]) -> Step:
     )
     placed = sf.distribute(dict(parameters), mesh, specs)
 
-    def run() -> float:
-        value, _ = step(placed, *batch)
-        return value.to_local().item()
+    def run(is_checked: bool = False) -> tuple[float, float]:
+        value, gradients = step(placed, *batch)
+        own = [x.to_local() for x in gradients.values()] if is_checked else []
+        return value.to_local().item(), norm_of(own)
 
     return run
 
@@ -139,15 +143,23 @@ def theirs(kind: Any, chunks: int, batch: tuple[Any, Any]) -> Step:
     run_schedule = kind(mine if is_multiple else mine[0], MICROBATCHES, loss_fn=loss_of)
     has_last = (count - 1) % size == rank
 
-    def run() -> float:
-        for s in range(rank, count, size):
-            parts[s].zero_grad(set_to_none=True)
+    def run(is_checked: bool = False) -> tuple[float, float]:
         losses: list[torch.Tensor] = []
         inputs = (batch[0],) if rank == 0 else ()
         run_schedule.step(*inputs, target=batch[1] if has_last else None, losses=losses)
-        return float(torch.stack(losses).mean()) if has_last else 0.0
+        own = [parts[s] for s in range(rank, count, size)]
+        parameters = [x for part in own for x in part.parameters()] if is_checked else []
+        norm = norm_of([x.grad for x in parameters if x.grad is not None])
+        for part in own:
+            part.zero_grad(set_to_none=True)
+        return float(torch.stack(losses).detach().mean()) if has_last else 0.0, norm
 
     return run
+
+
+def norm_of(tensors: Sequence[torch.Tensor]) -> float:
+    """The norm of tensors as one vector."""
+    return float(sum((x.detach().double().square().sum() for x in tensors), torch.zeros(()))) ** 0.5
 
 
 def on_rank(rank: int, size: int, folder: str, rounds: int, only: str | None) -> None:
@@ -159,40 +171,67 @@ def on_rank(rank: int, size: int, folder: str, rounds: int, only: str | None) ->
     shape = (BATCH, LENGTH)
     batch = torch.randint(0, VOCABULARY, shape), torch.randint(0, VOCABULARY, shape)
     mesh = sf.make_mesh((size,), ("pp",))
-    rows = []
     for kind, (name, rival, chunks) in KINDS.items():
         if only not in (None, kind):
             continue
         steps: dict[str, Step] = {}
         steps["shardfn"] = ours(name, mesh, chunks, batch)
         steps["torch"] = theirs(rival, chunks, batch)
-        values = {who: [step() for _ in range(WARM)][-1] for who, step in steps.items()}
-        if rank == size - 1 or values["torch"]:
-            assert abs(values["shardfn"] - values["torch"]) < 1e-4, values
+        check_equal(steps, is_last=rank == size - 1)
         taken: dict[str, list[float]] = {who: [] for who in steps}
         for _ in range(rounds):
             for who, step in steps.items():
                 dist.barrier()
                 start = time.perf_counter()
-                step()
+                step(False)
                 dist.barrier()
                 taken[who].append(time.perf_counter() - start)
+        median = {who: statistics.median(t) for who, t in taken.items()}
         busy, total = measured_idle(steps["shardfn"])
         share = torch.tensor([busy, total])
         dist.all_reduce(share)
-        median = {who: statistics.median(t) for who, t in taken.items()}
-        rows.append((kind, median, 1 - float(share[0] / share[1])))
-    if rank == 0:
-        for kind, median, idle in rows:
+        peaks = torch.tensor([measured_peak(step) for step in steps.values()])
+        dist.all_reduce(peaks, dist.ReduceOp.MAX)
+        if rank == 0:
             ratio = median["shardfn"] / median["torch"]
             verdict = "met" if ratio <= TARGET else "missed"
             print(
-                f"| {size} | {kind} | {1e3 * median['shardfn']:.1f} | {1e3 * median['torch']:.1f} "
-                f"| {ratio:.2f} {verdict} | {idle:.1%} |",
+                f"| {size} | {kind} | {1e3 * median['shardfn']:.0f} | {1e3 * median['torch']:.0f} "
+                f"| {ratio:.2f} {verdict} | {1 - float(share[0] / share[1]):.1%} "
+                f"| {peaks[0] / MIB:.0f} | {peaks[1] / MIB:.0f} |",
                 flush=True,
             )
     dist.barrier()
     dist.destroy_process_group()
+
+
+def check_equal(steps: dict[str, Step], *, is_last: bool) -> None:
+    """Warm the steps, and assert that their losses and gradients are equal."""
+    found = {who: [step(True) for _ in range(WARM)][-1] for who, step in steps.items()}
+    (value, norm), (wanted, wanted_norm) = found["shardfn"], found["torch"]
+    assert not is_last or abs(value - wanted) < 1e-4, found
+    assert abs(norm - wanted_norm) < 1e-4 * wanted_norm, found
+
+
+def measured_peak(step: Step) -> int:
+    """The bytes that a warm step adds to the resident memory of its process, at their peak.
+
+    Freed memory goes back to the system first. Then the system forgets its peak.
+    """
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident("VmRSS")
+    dist.barrier()
+    step(False)
+    dist.barrier()
+    return resident("VmHWM") - before
+
+
+def resident(field: str) -> int:
+    """A row of /proc/self/status, in bytes."""
+    rows = Path("/proc/self/status").read_text().splitlines()
+    (row,) = [row for row in rows if row.startswith(f"{field}:")]
+    return 1024 * int(row.split()[1])
 
 
 def measured_idle(step: Step) -> tuple[float, float]:
@@ -211,7 +250,7 @@ def measured_idle(step: Step) -> tuple[float, float]:
     try:
         dist.barrier()
         start = time.perf_counter()
-        step()
+        step(False)
         dist.barrier()
         return spent, time.perf_counter() - start
     finally:
@@ -228,10 +267,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     print(
         f"A GPT of {LAYERS} layers, width {WIDTH}, {BATCH} x {LENGTH} tokens, {MICROBATCHES} "
-        "microbatches; medians, steps in turn, one thread each"
+        f"microbatches; medians, steps in turn, one thread each, {os.cpu_count()} cores; MiB that "
+        "a warm step adds to the resident memory of the rank where it adds the most"
     )
-    print("| ranks | schedule | shardfn ms | torch ms | ratio | idle |")
-    print("|---|---|---|---|---|---|")
+    print("| ranks | schedule | shardfn ms | torch ms | ratio | idle | shardfn MiB | torch MiB |")
+    print("|---|---|---|---|---|---|---|---|")
     for size in args.ranks:
         with tempfile.TemporaryDirectory() as folder:
             mp.spawn(on_rank, (size, folder, args.rounds, args.only), size)
