@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import torch
 
-from ... import _tree, tree_pairs
+from ... import _compat, _tree, tree_pairs
 from ...runtime import Request
 from .._paired import kinds, scalar
 from .._transformed import Transformed
@@ -54,8 +54,19 @@ def carried(name: str, after: Any, init: Any) -> list[torch.Tensor]:
     entered = _tree.quick_leaves((init,))
     paths = _tree.quick_paths(init, "carry")
     check_after(name, tuple(wrong), tuple(paths), kinds(entered), kinds(leaves))
-    pairs = [(x, c) for x, c in zip(leaves, entered, strict=True) if isinstance(c, torch.Tensor)]
-    return [x if isinstance(x, torch.Tensor) else scalar(x, c.device, c.dtype) for x, c in pairs]
+    starts, ends, are_tensors = _at_tensors(entered, leaves)
+    if are_tensors:
+        return ends
+    pairs = zip(starts, ends, strict=True)
+    return [x if isinstance(x, torch.Tensor) else scalar(x, c.device, c.dtype) for c, x in pairs]
+
+
+@_compat.of_trees
+def _at_tensors(entered: list[Any], left: list[Any]) -> tuple[list[Any], list[Any], bool]:
+    """The tensors of a carry, the leaves that come after them, and whether all are tensors."""
+    pairs = [(c, x) for c, x in zip(entered, left, strict=True) if isinstance(c, torch.Tensor)]
+    are_tensors = all(isinstance(x, torch.Tensor) for _, x in pairs)
+    return [c for c, _ in pairs], [x for _, x in pairs], are_tensors
 
 
 def leaf_kinds(tree: Any, path: str) -> tuple[tuple[str, ...], tuple[Any, ...]]:

@@ -53,15 +53,7 @@ class BucketedGrad(ValueAndGrad):
     def wishes(self, args: tuple[Any, ...]) -> list[str]:
         names, numbers = (parameter_names(self.fn, len(args)), self.numbers(len(args)))
         roots = [names[n] if n < len(names) else f"args[{n}]" for n in numbers]
-        paths = [
-            p
-            for n, root in zip(numbers, roots, strict=True)
-            for p in _tree.quick_paths(args[n], root)
-        ]
-        every = _tree.quick_leaves(tuple(args[n] for n in numbers))
-        paths = [p for p, x in zip(paths, every, strict=True) if x is not None]
-        leaves = [x for x in every if x is not None]
-        kinds = [x.dtype if isinstance(x, torch.Tensor) else type(x).__name__ for x in leaves]
+        paths, kinds = _leaf_kinds([args[n] for n in numbers], roots)
         by_path = [bool(self.ignore(p)) for p in paths] if callable(self.ignore) else None
         by_tree = None if callable(self.ignore) else self.ignore
         rows = None if self.plan is None else self.plan.as_constant()
@@ -76,6 +68,16 @@ class BucketedGrad(ValueAndGrad):
             self.ignore if callable(self.ignore) else repr(self.ignore)
         )  # 1 == True in Python, but 1 is not a bool
         return (self.argnums, self.has_aux, repr(self.caps), said, self.reduce_dtype, self.plan)
+
+
+@_compat.of_trees
+def _leaf_kinds(trees: list[Any], roots: list[str]) -> tuple[list[str], list[Any]]:
+    """The path of each leaf that is not None, and its dtype, or the name of its type."""
+    paths = [p for x, root in zip(trees, roots, strict=True) for p in _tree.quick_paths(x, root)]
+    leaves = _tree.quick_leaves(trees)
+    pairs = [(p, x) for p, x in zip(paths, leaves, strict=True) if x is not None]
+    kinds = [x.dtype if isinstance(x, torch.Tensor) else type(x).__name__ for _, x in pairs]
+    return [p for p, _ in pairs], kinds
 
 
 def bucketed_grad(

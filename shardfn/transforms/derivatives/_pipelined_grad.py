@@ -48,12 +48,11 @@ class PipelinedGrad(BucketedGrad):
         def step(sums: list[torch.Tensor], row: list[torch.Tensor]) -> Any:
             inside = _with_rows(args, numbers, whole, row)
             value, aux, gradients = self.found(inside, kwargs)
-            total = [s + g for s, g in zip(sums, gradients, strict=True)]
-            return total, (value, as_tensors(aux))
+            return _added(sums, gradients), (value, as_tensors(aux))
 
         zeros = [torch.zeros_like(x) for x in parameters]
         sums, (values, auxes) = pipelined(step, zeros, columns, self.pipeline)
-        found = (values.sum() / k, auxes if self.has_aux else None, [s / k for s in sums])
+        found = (values.sum() / k, auxes if self.has_aux else None, _divided(sums, k))
         return self.returned(*self.placed(found, args, wishes))
 
     def options(self) -> Any:
@@ -64,6 +63,18 @@ class PipelinedGrad(BucketedGrad):
 def _stacked(x: torch.Tensor, k: int) -> torch.Tensor:
     """A batch as k microbatches along a new first dim: rows i, i + k, i + 2k, ... are the i-th."""
     return x.reshape(x.shape[0] // k, k, *x.shape[1:]).transpose(0, 1)
+
+
+@_compat.keep_in_graph
+def _added(sums: list[torch.Tensor], terms: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The sums with one more term each. Dynamo traces all of them as one call."""
+    return [s + x for s, x in zip(sums, terms, strict=True)]
+
+
+@_compat.keep_in_graph
+def _divided(sums: list[torch.Tensor], k: int) -> list[torch.Tensor]:
+    """The sums divided by a number. Dynamo traces all of them as one call."""
+    return [s / k for s in sums]
 
 
 def _with_rows(
