@@ -437,9 +437,18 @@ def check_stages(spec: P) -> None:
 def _check_stage(stage: Any, axis: str) -> None:
     if not isinstance(stage, Stage):
         raise ValueError(f"{axis}={stage!r} is not a stage; write {axis}=0 or an sf.Stage")
+    check_numbers(stage, f" on axis {axis!r}")
+
+
+def check_numbers(stage: Stage, where: str = "") -> None:
+    """Check that the coordinate and the chunk of a stage are numbers from 0.
+
+    Raises:
+        ValueError: says which is not; `where` follows the stage in its text.
+    """
     for word, number in (("stage", stage.coordinate), ("chunk", stage.chunk)):
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-            raise ValueError(f"{stage} on axis {axis!r}: {word} is not an int from 0")
+            raise ValueError(f"{stage}{where}: {word} is not an int from 0")
 
 
 def _stage_mark(stage: Any, n: int, axis: str) -> str:

@@ -26,6 +26,7 @@ from typing import Any
 from .. import _compat
 
 KEEP = "*"  # of a spec: the dim keeps its placement
+STAGE_AXIS = ""  # of a spec: the mesh axis that has stages
 
 Shard = tuple[str, int, int | None]  # mesh axis, its size, the dim that is sharded
 Sizes = tuple[int, int]  # the size of one rank's chunk, and the size before

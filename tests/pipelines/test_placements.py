@@ -92,3 +92,23 @@ def test_a_batch_may_be_sharded_over_the_axis_of_stages() -> None:
         return sf.pipelined_grad(model.loss, 3)(params, batch), batch[0], batch[1] * 2
 
     assert placed(step, P("pp"))[-2:] == [ROWS, WHOLE]
+
+
+def test_a_value_that_is_constrained_to_a_stage_moves_its_readers_there() -> None:
+    def loss(params: list[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        h = sf.constrain(torch.tanh(x @ params[0]) * 2, sf.Stage(1))
+        for w in params[1:]:
+            h = torch.tanh(h @ w)
+        return h.square().mean()
+
+    torch.manual_seed(0)
+    params = [torch.randn(4, 4, dtype=torch.float64) for _ in range(3)]
+    x = torch.randn(6, 4, dtype=torch.float64)
+    value, gradients = sf.value_and_grad(loss)(params, x)
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("pp",))
+        stages = [P(pp=0), P(pp=1), P(pp=1)]
+        step = sf.shard(sf.pipelined_grad(loss, 3), mesh, (stages, None), backend="aten")
+        torch.testing.assert_close(sf.full(step(params, x)), (value, gradients), rtol=0, atol=1e-14)
+        sent = [c.name for c in step.lower(params, x).collectives if c.kind == "send"]
+        assert len(sent) == 3 and {*sent} == {"%mul_1 to coordinate 1"}

@@ -26,7 +26,7 @@ from ...mesh import (
     refuse_unusable_mesh,
     restore_meshes,
 )
-from ...placement import P, Stage, check_axes, check_stages, names_of
+from ...placement import P, Stage, check_axes, check_numbers, check_stages, names_of
 from ...types import MeshAxes
 
 MESH = -1  # the level of a name that is a mesh axis
@@ -358,6 +358,21 @@ def check_placed(
             f"{spec} names {', '.join(wrong)}, which is manual in the shard_map around it",
             fix=fix,
         )
+
+
+@_compat.constant_in_graph
+def check_stage(what: str, path: str, coordinate: Any, chunk: Any) -> None:
+    """Check a stage inside a program, whose axis is found later.
+
+    Raises:
+        PlacementError: its coordinate or chunk is not a number from 0.
+    """
+    stage = Stage(coordinate, chunk)
+    try:
+        check_numbers(stage)
+    except ValueError as error:
+        where = f"{what}, {path}" if path else what
+        raise PlacementError.of(where, str(error), fix="sf.Stage(0)", placements=stage) from None
 
 
 @_compat.constant_in_graph

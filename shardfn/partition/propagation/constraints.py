@@ -60,7 +60,7 @@ def constrained(
     entries = parse_spec(text)
     parts = [() if entry == (KEEP,) else entry for entry in entries]
     stages = {
-        axis: Stage(*stage)
+        axis or axes.closed[0]: Stage(*stage)
         for axis, placement in parse_stages(text)
         if (stage := stage_of(placement)) is not None
     }

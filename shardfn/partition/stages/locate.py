@@ -21,7 +21,7 @@ from ...errors import PlacementError, ScheduleError
 from ...ops.loops import Scan
 from ...ops.nodes import args_of, returned_by
 from ...ops.placement import REDISTRIBUTE
-from ...ops.text_formats import parse_record, parse_stages
+from ...ops.text_formats import STAGE_AXIS, parse_record, parse_stages
 from ...pipelines import Schedule
 from ...pipelines.named import schedule_of
 from ...types import AtStage, MeshAxes, MeshPlacements, Program, stage_of
@@ -49,6 +49,12 @@ def stage_axis(
     constraints = program.graph.graph.find_nodes(op="call_function", target=REDISTRIBUTE)
     named = [name for node in constraints for name, _ in parse_stages(node.args[1])]
     found |= {axes.names.index(name) for name in named if name in axes.names}
+    if STAGE_AXIS in named and axes.names and not found:
+        if len(axes.names) > 1:
+            got = "a constraint to an sf.Stage, where no value is on a stage of a named axis"
+            fix = f"P({axes.names[-1]}=...), which names the axis"
+            raise PlacementError.of(f"{program.name}, placements", got, fix=fix)
+        found = {0}
     if len(found) > 1:
         names = " and ".join(repr(axes.names[k]) for k in sorted(found))
         got = f"values are on stages of {names}"

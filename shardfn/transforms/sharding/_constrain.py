@@ -13,7 +13,7 @@ from ... import _compat, _tree, tree_pairs
 from ...capture.shard_map import axis_names
 from ...errors import PlacementError, TreeError
 from ...ops import placement
-from ...ops.text_formats import print_spec
+from ...ops.text_formats import KEEP, STAGE_AXIS, print_spec
 from ...placement import AUTO, P, Stage
 from .._paired import kind
 
@@ -23,14 +23,16 @@ def constrain(x: Any, placements: Any) -> Any:
 
     Args:
         x: a tensor, or a pytree of tensors.
-        placements: a prefix tree of `P` leaves; None leaves a value free.
+        placements: a prefix tree of `P` leaves; None leaves a value free. A `Stage` puts a value
+            on a stage of the axis that has stages, and leaves its sharding free.
 
     Returns:
         x. Its gradient is constrained likewise.
 
     Raises:
-        PlacementError: more dims named than the tensor has; a leaf that is not a `P` or None;
-            an axis named twice, or axes of one dim in another order than the mesh's.
+        PlacementError: more dims named than the tensor has; a leaf that is not a `P`, a `Stage`
+            or None; an axis named twice, or axes of one dim in another order than the mesh's; a
+            `Stage` where no argument is on a stage, and the mesh has several axes.
         TreeError: placements that are not a prefix of x.
 
     Source: jax.lax.with_sharding_constraint.
@@ -53,7 +55,9 @@ def pinned(x: Any, placements: Any, what: str) -> Any:
     paths = _tree.quick_paths(x, "")
     rows = [(leaf, spec, path) for leaf, spec, path in zip(leaves, specs, paths, strict=True)]
     for leaf, spec, path in rows:
-        if spec is not None:
+        if isinstance(spec, Stage):
+            axis_names.check_stage(what, path, spec.coordinate, spec.chunk)
+        elif spec is not None:
             axis_names.check_placed(what, path, spec.parts, _stages(spec))
             if isinstance(leaf, torch.Tensor):
                 axis_names.check_dims(what, path, spec.parts, kind(leaf)[0])
@@ -65,7 +69,7 @@ def pinned(x: Any, placements: Any, what: str) -> Any:
 
 def is_constraint(x: Any) -> bool:
     """Return whether x is a placement or None, and so a leaf of a tree of constraints."""
-    return x is None or isinstance(x, P)
+    return x is None or isinstance(x, (P, Stage))
 
 
 def _unknown(spec: Any) -> str | None:
@@ -92,8 +96,14 @@ def check_placements(where: str, wrong: tuple[str, ...], unknown: tuple[str | No
         raise PlacementError.of(where, *strangers, needed="a P, or a tree of them", fix=fix)
 
 
-def _pin(x: Any, spec: P) -> Any:
-    return placement.redistribute(x, text_of(spec, x.dim())) if isinstance(x, torch.Tensor) else x
+def _pin(x: Any, spec: P | Stage) -> Any:
+    if not isinstance(x, torch.Tensor):
+        return x
+    if isinstance(spec, Stage):
+        text = print_spec([(KEEP,)] * x.dim(), [(STAGE_AXIS, _mark(spec.coordinate, spec.chunk))])
+    else:
+        text = text_of(spec, x.dim())
+    return placement.redistribute(x, text)
 
 
 def text_of(spec: P, rank: int) -> str:
@@ -102,8 +112,11 @@ def text_of(spec: P, rank: int) -> str:
     """
     parts = [*spec.parts, *[None] * (rank - len(spec.parts))]
     dims = [() if p is None else (p,) if isinstance(p, str) else p for p in parts]
-    stages = [(axis, f"@{k}.{chunk}" if chunk else f"@{k}") for axis, k, chunk in _stages(spec)]
-    return print_spec(dims, stages)
+    return print_spec(dims, [(axis, _mark(k, chunk)) for axis, k, chunk in _stages(spec)])
+
+
+def _mark(coordinate: Any, chunk: int) -> str:
+    return f"@{coordinate}.{chunk}" if chunk else f"@{coordinate}"
 
 
 def _stages(spec: P) -> tuple[tuple[str, Any, int], ...]:

@@ -141,3 +141,36 @@ def test_a_stage_that_the_mesh_lacks_or_that_is_manual_is_refused(mesh: Any) -> 
     ):
         inner = lambda x: sf.constrain(x, P(dp=1))
         sf.shard_map(inner, mesh, P("dp"), P("dp"), backend="aten")(x)
+
+
+def test_a_bare_stage_is_one_of_the_axis_that_has_stages_and_leaves_shards_free() -> None:
+    w, x = torch.randn(4, 3), torch.randn(6, 4)
+    f = lambda w, x: sf.constrain(x @ w, sf.Stage(1))
+    assert torch.equal(f(w, x), x @ w)
+    with sf.fake_world(4):
+        both = sf.make_mesh((2, 2), ("dp", "pp"))
+        sharded = sf.shard(f, both, (P(pp=0), P("dp")), backend="aten")
+        assert "prim_redistribute(%mm, *;*|=@1)" in str(sharded.trace(w, x))
+        out = sharded(w, x)
+        assert out.placements == (Shard(0), sf.Stage(1))
+        torch.testing.assert_close(sf.full(out), x @ w)
+    with sf.fake_world(2):
+        alone = sf.make_mesh((2,), ("pp",))
+        assert sf.shard(f, alone, (None, None), backend="aten")(w, x).placements == (sf.Stage(1),)
+
+
+def test_a_bare_stage_without_an_axis_or_without_a_number_is_refused(mesh: Any) -> None:
+    x = torch.ones(2, 2)
+    with pytest.raises(
+        sf.PlacementError, match=r"a constraint to an sf.Stage, where no value is on a stage"
+    ):
+        aten(lambda x: sf.constrain(x, sf.Stage(1)), mesh)(x)
+    for stage, word in ((sf.Stage(-1), "stage"), (sf.Stage(0, chunk=-1), "chunk")):
+        for call in (
+            lambda stage=stage: sf.constrain(x, stage),
+            lambda stage=stage: aten(lambda x: sf.constrain(x, stage), mesh)(x),
+        ):
+            with pytest.raises(sf.PlacementError) as error:
+                call()
+            said = str(error.value).splitlines()[0]
+            assert said == f"constrain: {stage}: {word} is not an int from 0"
