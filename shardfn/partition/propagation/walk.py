@@ -112,6 +112,8 @@ class Walk:
         self.user_placements: set[MeshPlacements] = set()
         # the placements of the carries of loops, by shape
         self.carried: dict[tuple[int, ...], MeshPlacements] = {}
+        # how scans inside of loops were placed, by what decides that
+        self.placed_scans: dict[tuple[Any, ...], Any] = {}
         # the terms of sums that are added in another order, and the sums left to later ones
         self.summed: dict[Node, list[Node]] = {}
         self.left: set[Node] = set()
@@ -131,6 +133,8 @@ class Walk:
         """Make a walk over another graph of the same program."""
         inner = Walk(self.axes, self.name, self.advice)
         inner.carried = self.carried
+        inner.placed_scans = self.placed_scans
+        inner.weighed_before = self.weighed_before
         return inner
 
     @property

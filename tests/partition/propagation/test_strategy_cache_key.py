@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import shardfn as sf
 from shardfn.partition.propagation import walk as walks
 from shardfn.partition.rule_api import registry
 from tests.support.stages.plans import planned, told
@@ -107,3 +108,19 @@ def test_an_op_with_a_rule_of_the_user_is_weighed(
     monkeypatch.setattr(registry, "find", rules.get)
     planned(lambda x: [x.exp(), x.exp()], (X,), [(0,)])
     assert weighed.count(exp) == 2
+
+
+def test_the_bodies_of_loops_take_the_choices_of_each_other(weighed: list[Any]) -> None:
+    def run(count: int) -> int:
+        def rows(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(count):
+                x, _ = sf.scan(lambda c, _: (torch.tanh(c @ w), None), x, length=3)
+            return x
+
+        before = len(weighed)
+        with sf.fake_world(2):
+            mesh = sf.make_mesh((2,), ("dp",))
+            sf.shard(rows, mesh, (None, sf.P("dp")), backend="aten").lower(W, X)
+        return len(weighed) - before
+
+    assert 0 < run(4) == run(2)

@@ -5,7 +5,7 @@ point of the carry placements.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import attrs
 import torch
@@ -31,10 +31,26 @@ class Placed(NamedTuple):
 
 
 def scan(walk: Walk, node: torch.fx.Node) -> None:
-    """Place a scan: its body is walked until the placements of its carries are stable."""
+    """Place a scan: its body is walked until the placements of its carries are stable. A loop
+    around it walks it again, mostly with the same inputs.
+    """
+    values = [walk.values[x] for x in args_of(node)]
+    key = node, *[_decisive(value, walk.axes) for value in values]
+    placed = walk.placed_scans.get(key)
+    if placed is None:
+        placed = walk.placed_scans[key] = _scan_placed(walk, node, values)
+    _nest(walk, node, values, placed)
+
+
+def _decisive(value: Value, axes: MeshAxes) -> tuple[Any, ...]:
+    """What the placement of a scan depends on of an input."""
+    fill = None if value.fill is None else value.fill[1]
+    return propagated(value, axes), value.varies, value.early, fill
+
+
+def _scan_placed(walk: Walk, node: torch.fx.Node, values: list[Value]) -> Placed:
     scan = loop_of(node)
     assert isinstance(scan, Scan)
-    values = [walk.values[x] for x in args_of(node)]
     end = scan.consts + scan.carries
     consts = [propagated(v, walk.axes) for v in values[: scan.consts]]
     inputs = [
@@ -47,14 +63,13 @@ def scan(walk: Walk, node: torch.fx.Node) -> None:
         _reduced_to(propagated(output, walk.axes), output, inner, end)
         for output in inner.results()[scan.carries :]
     ]
-    placed = Placed(
+    return Placed(
         ins=[*consts, *carries, *map(stacked, inputs)],
         outs=[*carries, *map(stacked, outputs)],
         plans=[inner.finished([*carries, *outputs])],
         varies=inner.varies(),
         after=after,
     )
-    _nest(walk, node, values, placed)
 
 
 def while_loop(walk: Walk, node: torch.fx.Node) -> None:

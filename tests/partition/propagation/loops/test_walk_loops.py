@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
+import shardfn as sf
 from shardfn.ops.loops import Branch, Scan, While
 from shardfn.partition import plan as steps
+from shardfn.partition.propagation.loops import walk_loops
 from shardfn.types import MeshPlacements
 from tests.support.stages.graphs import graph_of
 from tests.support.stages.plans import graph_with_loop, planned, told
@@ -69,3 +72,33 @@ def test_both_branches_leave_their_results_alike() -> None:
     _, step = nested(Branch((yes, no), 1), (C, torch.tensor(True)), [(0,), ("R",)])
     first, second = (marks(plan.outs) for plan in step.plans)
     assert first == second == marks(step.outs)
+
+
+def test_a_scan_in_a_loop_is_placed_once_for_equal_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    placed: list[torch.fx.Node] = []
+    visited: list[torch.fx.Node] = []
+    place, nest = walk_loops._scan_placed, walk_loops._nest
+
+    def noted(walk: Any, node: torch.fx.Node, values: Any) -> Any:
+        placed.append(node)
+        return place(walk, node, values)
+
+    def nested(walk: Any, node: torch.fx.Node, *rest: Any) -> None:
+        visited.append(node)
+        nest(walk, node, *rest)
+
+    monkeypatch.setattr(walk_loops, "_scan_placed", noted)
+    monkeypatch.setattr(walk_loops, "_nest", nested)
+
+    def rows(w: torch.Tensor, xs: torch.Tensor) -> torch.Tensor:
+        inner = lambda c, x: (torch.tanh(c @ w) + x, None)
+        outer = lambda c, x: (c + sf.scan(inner, x[0], x)[0], None)
+        return sf.scan(outer, torch.zeros(6, 4), xs)[0]
+
+    w, xs = torch.randn(4, 4), torch.randn(3, 2, 6, 4)
+    with sf.fake_world(2):
+        ins = (None, sf.P(None, None, "dp"))
+        sharded = sf.shard(rows, sf.make_mesh((2,), ("dp",)), ins, backend="aten")
+        torch.testing.assert_close(sf.full(sharded(w, xs)), rows(w, xs))
+    (inner,) = {node for node in visited if visited.count(node) > 1}
+    assert visited.count(inner) == 2 and placed.count(inner) == 1
