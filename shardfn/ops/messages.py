@@ -39,7 +39,7 @@ class Message:
         aval: of the local tensor, which is dense.
         about: the op that makes it.
         source_line: of the user's program, where that is.
-        microbatch: of which it is a value; None for a parameter, or a sum.
+        action: which makes it, of a stage and a microbatch; None for a parameter, or a sum.
     """
 
     source: int
@@ -49,7 +49,7 @@ class Message:
     aval: Aval
     about: str
     source_line: str | None = None
-    microbatch: int | None = None
+    action: str | None = None
 
 
 @attrs.frozen
@@ -73,7 +73,7 @@ class Receive:
 def shown(message: Message) -> str:
     """Describe a message in an error."""
     route = f"from coordinate {message.source} to {message.target}"
-    of = "" if message.microbatch is None else f" of microbatch {message.microbatch}"
+    of = "" if message.action is None else f" of {message.action}"
     line = f", at {message.source_line}" if message.source_line else ""
     return f"{message.about}{of}, {message.aval.shape} {message.aval.dtype} {route}{line}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pieces
 import pytest
@@ -11,12 +12,14 @@ import torch
 import shardfn as sf
 from shardfn import _compat
 from shardfn.errors import SAME_COLLECTIVES
+from shardfn.ops.messages import Message, Receive
 from shardfn.partition.emission.emit_collectives import apply_move
 from shardfn.partition.emission.graph_builder import Builder, LocalShard
 from shardfn.partition.printing import local_text
 from shardfn.partition.redistribute import Move
-from shardfn.runtime.simulator import Request, combine, simulate
-from shardfn.types import Collective, LocalProgram
+from shardfn.runtime import simulator
+from shardfn.runtime.simulator import Mail, Request, combine, simulate
+from shardfn.types import Aval, Collective, LocalProgram
 
 SUM, MAX = ("sum", "R"), ("max", "R")
 Step = tuple[str, int, str]  # what is pending, over which axis, at which line
@@ -183,3 +186,22 @@ def test_integers_and_booleans_reduce_too() -> None:
     bools = [torch.tensor([True, False]), torch.tensor([False, False])]
     assert asked("all_reduce", bools, "sum")[0].tolist() == [True, False]
     assert asked("all_reduce", [torch.empty(0)] * 2, "sum")[0].shape == (0,)
+
+
+def test_ranks_that_wait_for_messages_that_nobody_sends_are_named() -> None:
+    aval = Aval((2, 3), (3, 1), torch.float32, "cpu")
+    group = pieces.mesh_axes((2,))
+
+    def waiting(source: int, target: int) -> Any:
+        made = f"F of stage {source}, microbatch 5"
+        message = Message(source, target, 0, ("value", 1, 0), aval, "%mm", "model.py:4", made)
+        yield Mail(Receive(message, group.names[0], "group:0"), [])
+
+    with pytest.raises(sf.DivergenceError) as error:
+        simulator._lockstep([waiting(1, 0), waiting(0, 1)], [(0,), (1,)], group)
+    what = "(2, 3) torch.float32 from coordinate"
+    assert str(error.value) == "\n".join([
+        "simulator: deadlock: blocked in messages that nobody sends",
+        f"  rank 0: waits for %mm of F of stage 1, microbatch 5, {what} 1 to 0, at model.py:4",
+        f"  rank 1: waits for %mm of F of stage 0, microbatch 5, {what} 0 to 1, at model.py:4",
+    ])  # fmt: skip

@@ -164,7 +164,8 @@ class _Order:
         number = self.numbers(coordinate).index((stage, kind))
         for at in reads:
             self.receive(at, coordinate)
-        self.rows[coordinate].append(Run(number, kind, stage, k, reads, makes))
+        run = Run(number, kind, stage, k, reads, makes)
+        self.rows[coordinate].append(run)
         for ref, at in zip(action.makes, makes, strict=True):
             if ref[0] != "value":
                 continue
@@ -172,7 +173,7 @@ class _Order:
             targets = {self.schedule.home(s) for s in self.wanted[ref]} - {coordinate}
             for target in sorted(targets):
                 slot = self.slot_of(action, ref)
-                self.message(at, slot, coordinate, target, k)
+                self.message(at, slot, coordinate, target, str(run))
                 self.there.add((at, target))
         return True
 
@@ -186,14 +187,14 @@ class _Order:
             self.rows[coordinate].append(arriving)
 
     def message(
-        self, value: Ref, slot: Slot, source: int, target: int, microbatch: int | None = None
+        self, value: Ref, slot: Slot, source: int, target: int, action: str | None = None
     ) -> None:
         """Send a value where it is made; `receive` puts the other end of it."""
         number, self.count = self.count, self.count + 1
         step = self.a.body.made_by.get(slot.number)
         about = f"%{step.node.name}" if step is not None else self.about_input(slot)
         line = step.node.meta.get("source") if step is not None else None
-        message = Message(source, target, number, value, self.aval(slot), about, line, microbatch)
+        message = Message(source, target, number, value, self.aval(slot), about, line, action)
         self.rows[source].append(Send(message, self.axis, self.group))
         self.arriving[value, target] = Receive(message, self.axis, self.group)
 
