@@ -206,6 +206,7 @@ ELSEWHERE = {
     "_written._check": "called after a call",
     "_budget.explain": "called outside of a trace",
     "_budget.assert_comms": "called outside of a trace",
+    "_auto._refuse_stages": "called when placements are chosen, after the trace",
     "_auto._refuse_no_tensor": "called where a call is staged",
     "_auto.checked_memory": "called where shard is applied outside of a trace",
     "_budget._bytes": "called by assert_comms",
@@ -216,7 +217,7 @@ ELSEWHERE = {
     "_plan.plan": "plan is refused in a trace",
 }
 # rules are registered outside of functions
-MODULES_ELSEWHERE = ("_rule", "_proof", "_sample")
+MODULES_ELSEWHERE = ("_rule", "_proof", "_sample", "_plan_pipelines")
 
 
 def test_every_raise_of_the_transforms_is_a_check_with_a_trigger_or_is_told_why_not() -> None:
