@@ -67,7 +67,7 @@ def test_tied_weights_go_up_once_and_their_gradient_comes_down_once() -> None:
     model = gpt(dropout=0.0)
     parts = pipelines(model, "1f1b", 2, 4)
     embedding = model.params["embedding"]
-    once = [m for part in parts for m in part.messages if m.microbatch is None]
+    once = [m for part in parts for m in part.messages if m.action is None]
     assert [(m.source, m.target, m.aval.nbytes) for m in once] == [
         (0, 1, embedding.nbytes),
         (1, 0, embedding.nbytes),
