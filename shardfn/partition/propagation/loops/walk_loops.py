@@ -43,9 +43,8 @@ def scan(walk: Walk, node: torch.fx.Node) -> None:
 
 
 def _decisive(value: Value, axes: MeshAxes) -> tuple[Any, ...]:
-    """What the placement of a scan depends on of an input."""
-    fill = None if value.fill is None else value.fill[1]
-    return propagated(value, axes), value.varies, value.early, fill
+    """What the placement of a scan depends on of an input, besides what its node says."""
+    return propagated(value, axes), value.varies, value.early
 
 
 def _scan_placed(walk: Walk, node: torch.fx.Node, values: list[Value]) -> Placed:

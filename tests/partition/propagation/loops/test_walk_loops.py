@@ -74,7 +74,11 @@ def test_both_branches_leave_their_results_alike() -> None:
     assert first == second == marks(step.outs)
 
 
-def test_a_scan_in_a_loop_is_placed_once_for_equal_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("begins_with_the_carry", "count"), [(False, 1), (True, 2)])
+def test_a_scan_in_a_loop_is_placed_once_for_equal_inputs(
+    begins_with_the_carry: bool, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The outer carry is zeros, first tried as a sum and then sharded as its rows are."""
     placed: list[torch.fx.Node] = []
     visited: list[torch.fx.Node] = []
     place, nest = walk_loops._scan_placed, walk_loops._nest
@@ -92,7 +96,8 @@ def test_a_scan_in_a_loop_is_placed_once_for_equal_inputs(monkeypatch: pytest.Mo
 
     def rows(w: torch.Tensor, xs: torch.Tensor) -> torch.Tensor:
         inner = lambda c, x: (torch.tanh(c @ w) + x, None)
-        outer = lambda c, x: (c + sf.scan(inner, x[0], x)[0], None)
+        first = lambda c, x: c if begins_with_the_carry else x[0]
+        outer = lambda c, x: (c + sf.scan(inner, first(c, x), x)[0], None)
         return sf.scan(outer, torch.zeros(6, 4), xs)[0]
 
     w, xs = torch.randn(4, 4), torch.randn(3, 2, 6, 4)
@@ -101,4 +106,4 @@ def test_a_scan_in_a_loop_is_placed_once_for_equal_inputs(monkeypatch: pytest.Mo
         sharded = sf.shard(rows, sf.make_mesh((2,), ("dp",)), ins, backend="aten")
         torch.testing.assert_close(sf.full(sharded(w, xs)), rows(w, xs))
     (inner,) = {node for node in visited if visited.count(node) > 1}
-    assert visited.count(inner) == 2 and placed.count(inner) == 1
+    assert visited.count(inner) == 2 and placed.count(inner) == count
