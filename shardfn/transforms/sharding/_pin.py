@@ -59,7 +59,8 @@ def pin(
         module: the module. Its layers get hooks.
         outputs: patterns over paths of layers -> the placement of what they return: a `P` or a
             `Stage` for every tensor of it, or a tree of them. A pattern is a glob, as in
-            `placements`, or a regular expression; "" is the module itself. The first that matches a layer counts.
+            `placements`, or a regular expression; "" is the module itself. The first that
+            matches a layer counts.
         inputs: the same for what layers take: a `P` for the first argument, or a tuple with one
             for each positional argument; None leaves one free.
 
@@ -233,4 +234,6 @@ def _check(placement: Any, where: str) -> None:
         if isinstance(row, (tuple, list, dict)):
             _check(row, where)
         elif not is_constraint(row):
-            raise PlacementError.of(where, f"{row!r}", needed="a P, a Stage, a tree of them, or None")
+            raise PlacementError.of(
+                where, f"{row!r}", needed="a P, a Stage, a tree of them, or None"
+            )

@@ -266,7 +266,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "of pin": (
         lambda mesh: sf.pin(torch.nn.ReLU(), {"": Lib.auto}),
-        "pin, outputs['']: sf.auto\n  needed: a P, a tree of them, or None",
+        "pin, outputs['']: sf.auto\n  needed: a P, a Stage, a tree of them, or None",
     ),
     "states that contradict": (
         lambda mesh: sf.shard(both, mesh, (sf.auto, P("dp"), P(None, "dp"), P()))(

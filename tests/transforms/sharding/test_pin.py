@@ -128,7 +128,7 @@ WRONG: list[tuple[Any, Any, type[Exception], str]] = [
         None,
         {"blocks.*": (P("dp"), "dp")},
         sf.PlacementError,
-        "pin, inputs['blocks.*']: 'dp'\n  needed: a P, a tree of them, or None",
+        "pin, inputs['blocks.*']: 'dp'\n  needed: a P, a Stage, a tree of them, or None",
     ),
     (
         None,
