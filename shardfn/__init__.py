@@ -16,6 +16,7 @@ __all__ = [
     "Bucket",
     "BucketPlan",
     "BudgetError",
+    "CapacityError",
     "CaptureError",
     "CheckpointError",
     "DivergenceError",

@@ -22,6 +22,7 @@ REDUCE_SCATTER = "reduce_scatter"
 ALL_TO_ALL = "all_to_all"
 HALO = "halo"
 PPERMUTE = "ppermute"
+RAGGED_ALL_TO_ALL = "ragged_all_to_all"
 SEND = "send"  # a message of a pipeline, from one coordinate to another
 
 # How a value lies on one mesh axis, as far as a redistribution goes.
@@ -176,5 +177,7 @@ add_row(
     )
 )
 add_row(CollectiveKind(name=PPERMUTE, op="shardfn.permute"))
+# priced by the rows of a rank, of which it sends all but its own
+add_row(CollectiveKind(name=RAGGED_ALL_TO_ALL, op="shardfn.ragged_all_to_all"))
 # no op starts it: a pipeline sends between its graphs (ops/messages.py)
 add_row(CollectiveKind(name=SEND, op="shardfn.send", is_message=True))

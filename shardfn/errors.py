@@ -193,6 +193,32 @@ class RankLostError(ShardError):
         self.doing = doing
 
 
+class CapacityError(ShardError):
+    """A rank that would receive more rows than it can take. No row is sent or dropped.
+
+    Args:
+        message: the full text.
+        rank: the rank with the most rows, by its number on the mesh axis.
+        received: the rows that would come to it.
+        bound: the rows that it can take.
+        fields: those of ShardError.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        received: int | None = None,
+        bound: int | None = None,
+        **fields: Any,
+    ) -> None:
+        super().__init__(message, **fields)
+        self.rank = rank
+        self.received = received
+        self.bound = bound
+
+
 class BudgetError(ShardError):
     """A program that communicates more than it was allowed to."""
 

@@ -127,6 +127,7 @@ def test_a_new_kind_of_ours_gets_a_lowering(row: CollectiveKind) -> None:
     assert {o.name() for o in custom_collective_ops()} == {
         "shardfn::halo",
         "shardfn::permute",
+        "shardfn::ragged_all_to_all",
         "test_collectives::all_reduce_twice",
     }
 

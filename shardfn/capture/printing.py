@@ -153,7 +153,8 @@ class Printer:
     def _collective(self, node: torch.fx.Node) -> str:
         record = node.meta["collective"]
         op = f"{record.op}, " if record.op else ""
-        return f"{record.kind}[{op}{record.axis}]({self._argument(node.args[0])})"
+        tensors = ", ".join(self._argument(x) for x in node.args if isinstance(x, torch.fx.Node))
+        return f"{record.kind}[{op}{record.axis}]({tensors})"
 
     def _call(self, node: torch.fx.Node) -> str:
         args = [self._argument(a) for a in node.args] + [

@@ -14,7 +14,7 @@ from ..partition.planner.plan_price import bodies_of
 from ..partition.planner.share import share_of
 from ..partition.planner.start_costs import parameter_slots
 
-Sent = tuple[plan.Redistribute, int]  # a redistribution, and an axis over which it sends
+Sent = tuple[plan.Sending, int]  # a redistribution, and an axis over which it sends
 BodyInputs = dict[torch.fx.Node, list[torch.fx.Node]]
 
 

@@ -128,7 +128,7 @@ class _Search:
         return is_much and implicit > self.price(self.chosen).computed
 
     def transfer_warning(
-        self, step: plan.Redistribute, axis: int, better: BetterPlacement | None, how_many: str
+        self, step: plan.Sending, axis: int, better: BetterPlacement | None, how_many: str
     ) -> str:
         """Return the warning about one redistribution, with its collective, its bytes and the
         better placement.

@@ -101,13 +101,13 @@ def plan_and_bodies(plan: steps.Plan) -> Iterator[steps.Plan]:
             yield from plan_and_bodies(inner)
 
 
-def communicating_moves(plan: steps.Plan) -> Iterator[tuple[steps.Redistribute, Move]]:
+def communicating_moves(plan: steps.Plan) -> Iterator[tuple[steps.Sending, Move]]:
     """Yield each redistribution that communicates, with its move, also inside loops."""
     for inner in plan_and_bodies(plan):
         yield from _communicating_moves(inner)
 
 
-def _communicating_moves(plan: steps.Plan) -> Iterator[tuple[steps.Redistribute, Move]]:
+def _communicating_moves(plan: steps.Plan) -> Iterator[tuple[steps.Sending, Move]]:
     """Yield the moves of one plan that communicate over an axis of more than one rank."""
     for step, move in steps.moves(plan):
         if move.sends and plan.axes.sizes[move.axis] > 1:
@@ -147,7 +147,7 @@ def _first_readers(plan: steps.Plan) -> dict[int, tuple[steps.Apply, int]]:
 
 def _transfer(
     plan: steps.Plan,
-    step: steps.Redistribute,
+    step: steps.Sending,
     move: Move,
     readers: dict[int, tuple[steps.Apply, int]],
     setting: str,
@@ -200,7 +200,7 @@ def _reader_name(node: torch.fx.Node) -> str:
 
 
 def _arguments_before(
-    step: steps.Redistribute, reader: steps.Apply | None, axes: MeshAxes
+    step: steps.Sending, reader: steps.Apply | None, axes: MeshAxes
 ) -> tuple[str, ...]:
     """Return the tensor arguments of the reader as text, with their placements before the
     redistribution.

@@ -71,7 +71,7 @@ def _fill_lines(step: steps.Fill, axes: MeshAxes, coordinates: Sequence[int]) ->
 
 
 def _redistribute_lines(
-    step: steps.Redistribute, axes: MeshAxes, coordinates: Sequence[int]
+    step: steps.Sending, axes: MeshAxes, coordinates: Sequence[int]
 ) -> list[str]:
     """Format each collective of a redistribution, with its bytes and the placements before and
     after.
@@ -110,6 +110,7 @@ LINES = {
     steps.Apply: _op_lines,
     steps.Nested: _loop_lines,
     steps.Fill: _fill_lines,
+    steps.Exchange: _redistribute_lines,
     steps.Redistribute: _redistribute_lines,
     steps.Relabel: _relabel_lines,
     steps.Rescale: _relabel_lines,

@@ -25,7 +25,8 @@ P = ParamSpec("P")
 @attrs.frozen(eq=False)
 class Prim:
     """One row: a prim with its op, its derivatives and the functions of the later stages. Its
-    constants are all arguments of the op but the tensor that comes first.
+    constants are all arguments of the op but the tensor that comes first. The first of them may be
+    an operand: a tensor without a derivative.
 
     A linear prim has a `transpose`, any other one `jvp` and `vjp`; without a tensor there is no
     derivative.
@@ -40,6 +41,8 @@ class Prim:
         jvp: of the tangent, the tensor, the result and the constants: the tangent of the result.
         vjp: of the cotangent, the tensor, the result and the constants: that of the tensor.
         batched: of its constants: those for a tensor with one more dim in front.
+        batched_operand: of an operand without that dim: where a tensor has one more dim, in place
+            of the front. An operand with one has it in front, and so has the tensor.
         communicates: whether ranks must call it together.
         public: what users call it, where that is not its name.
         check: refuses a call in Dynamo's graph (capture/shard_map/varying.py).
@@ -56,6 +59,7 @@ class Prim:
     jvp: Callable[..., torch.Tensor] | None = None
     vjp: Callable[..., torch.Tensor] | None = None
     batched: Callable[..., tuple[Any, ...]] = lambda *constants: constants
+    batched_operand: Callable[[torch.Tensor], int] | None = None
     communicates: bool = True
     public: str = ""
     check: Callable[..., None] | None = None
@@ -174,32 +178,49 @@ class _Applied(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         x, op, *constants = inputs
         ctx.row, ctx.constants = PRIMS[op], constants
-        if ctx.row.transpose is None:
-            ctx.save_for_backward(x, output)
-            ctx.save_for_forward(x, output)
+        operands = [c for c in constants if isinstance(c, torch.Tensor)]
+        ctx.constants = constants[len(operands) :]
+        saved = [*operands] if ctx.row.transpose else [*operands, x, output]
+        if saved:
+            ctx.save_for_backward(*saved)
+            ctx.save_for_forward(*saved)
 
     @staticmethod
     def backward(ctx: Any, cotangent: torch.Tensor) -> Any:
         row = ctx.row
-        constants = ctx.constants
         if row.transpose is None:
-            result = row.vjp(cotangent, *ctx.saved_tensors, *constants)
-        else:
-            result = row.transpose(cotangent, *constants)
-        return result, None, *[None] * len(constants)
+            result = row.vjp(cotangent, *ctx.saved_tensors, *ctx.constants)
+            return result, None, *[None] * len(ctx.constants)
+        constants = (*ctx.saved_tensors, *ctx.constants)
+        return row.transpose(cotangent, *constants), None, *[None] * len(constants)
 
     @staticmethod
     def jvp(ctx: Any, tangent: torch.Tensor, *_: Any) -> Any:
         row = ctx.row
-        constants = ctx.constants
         if row.transpose is None:
-            return row.jvp(tangent, *ctx.saved_tensors, *constants)
-        return _Applied.apply(tangent, row.op, *constants)
+            return row.jvp(tangent, *ctx.saved_tensors, *ctx.constants)
+        return _Applied.apply(tangent, row.op, *ctx.saved_tensors, *ctx.constants)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: torch.Tensor, op: Any, *unbatched: Any) -> Any:
-        constants = PRIMS[op].batched(*unbatched)
+        row = PRIMS[op]
+        if row.batched_operand is not None:
+            return _with_operand(info.batch_size, in_dims, x, row, *unbatched)
+        constants = row.batched(*unbatched)
         return _Applied.apply(x.movedim(in_dims[0], 0), op, *constants), 0
+
+
+def _with_operand(
+    size: int, in_dims: Any, x: torch.Tensor, row: Prim, operand: torch.Tensor, *constants: Any
+) -> Any:
+    """Apply a prim with an operand to batched tensors. Returns the result and its batched dim."""
+    x_dim, _, operand_dim, *_ = in_dims
+    assert row.batched_operand is not None
+    if operand_dim is None:
+        dim = row.batched_operand(operand)
+        return _Applied.apply(x.movedim(x_dim, dim), row.op, operand, *constants), dim
+    x = x.expand(size, *x.shape) if x_dim is None else x.movedim(x_dim, 0)
+    return _Applied.apply(x, row.op, operand.movedim(operand_dim, 0), *constants), 0
 
 
 def named_axes(text: str, *_: Any) -> Axes:

@@ -270,6 +270,23 @@ def ppermute(x: torch.Tensor, axis: str, perm: str) -> torch.Tensor:
     return torch.empty_like(x)
 
 
+@prim(
+    name="rows_to_ranks",
+    axes=one_axis,
+    takes_varying=True,
+    gives_varying=True,
+    public="ragged_all_to_all",
+    batched_operand=lambda counts: counts.dim() - 1,  # right after the rows
+)
+def ragged_all_to_all(
+    x: torch.Tensor, counts: torch.Tensor, axis: str, n: int, given: int, rows: int
+) -> torch.Tensor:
+    """Send rows to each rank: counts[s, d] of the `given` rows of rank s go to d, which takes
+    `rows` of them. Leading dims of the counts are leading dims of x.
+    """
+    return _empty_resized(x, {counts.dim() - 2: rows})
+
+
 @prim(axes=one_axis, takes_varying=False, gives_varying=True, communicates=False)
 def axis_index(axis: str, device: torch.device) -> torch.Tensor:
     """Return a rank's number on an axis."""
@@ -292,6 +309,12 @@ implement(all_gather, transpose=own_chunk)
 implement(own_chunk, transpose=all_gather)
 implement(all_to_all, transpose=lambda g, axis, n, s, c: all_to_all(g, axis, n, c, s))
 implement(ppermute, transpose=lambda g, axis, perm: ppermute(g, axis, _reversed_pairs(perm)))
+implement(
+    ragged_all_to_all,
+    transpose=lambda g, counts, axis, n, given, rows: ragged_all_to_all(
+        g, counts.transpose(-1, -2), axis, n, rows, given
+    ),
+)
 
 
 class _MappedGather(torch.autograd.Function):

@@ -16,6 +16,7 @@ from ..collectives import (
     ALL_TO_ALL,
     HALO,
     PPERMUTE,
+    RAGGED_ALL_TO_ALL,
     REDUCE_SCATTER,
     implement,
 )
@@ -117,6 +118,7 @@ def _edges(sender: Sender) -> list[int]:
 
 implement(ALL_REDUCE, payload=Sender.local)
 implement(PPERMUTE, payload=Sender.local)
+implement(RAGGED_ALL_TO_ALL, payload=Sender.local)
 implement(ALL_GATHER, payload=_gathered)
 implement(REDUCE_SCATTER, payload=_scattered)
 implement(ALL_TO_ALL, payload=_exchanged)

@@ -111,6 +111,31 @@ class Apply(_Call):
 
 
 @attrs.frozen(eq=False)
+class Exchange(Apply):
+    """A step that runs a collective of several tensors, of which it sends the first. Its local
+    function emits the collective once, with its wait; on an axis of one rank it emits none.
+    """
+
+    move: Move = attrs.field(kw_only=True)  # of the first tensor to the first result
+    implicit: bool = attrs.field(default=False, kw_only=True)
+
+    @property
+    def source(self) -> Slot:
+        """The slot that it sends."""
+        return self.ins[0]
+
+    @property
+    def target(self) -> Slot:
+        """The slot that it makes."""
+        return self.outs[0]
+
+    @property
+    def moves(self) -> tuple[Move, ...]:
+        """The one collective."""
+        return (self.move,)
+
+
+@attrs.frozen(eq=False)
 class Nested(_Call):
     """A step that runs a loop or a branch, whose bodies have plans of their own."""
 
@@ -155,6 +180,15 @@ class Fill(_Step):
 
 
 Step = Redistribute | Apply | Nested | Fill | Relabel | Rescale
+Sending = Redistribute | Exchange
+SENDING = (Redistribute, Exchange)
+
+
+def transfer_key(step: Sending, move: Move) -> tuple[Any, ...]:
+    """Return the key of a move, equal on all ranks and for equal moves."""
+    phase = step.node.meta.get("phase", "forward")
+    key = (step.source.number, move.before, move.after, move.perm, phase)
+    return (*key, step.target.number) if isinstance(step, Exchange) else key
 
 
 @attrs.frozen(eq=False)
@@ -189,17 +223,16 @@ class Plan:
     advice: Any = attrs.field(default=None, repr=False)
 
 
-def moves(chosen: Plan) -> Iterator[tuple[Redistribute, Move]]:
+def moves(chosen: Plan) -> Iterator[tuple[Sending, Move]]:
     """Yield the moves of a plan, each that becomes a collective once; those of loops are left
     out.
     """
     seen = set()
     for step in chosen.steps:
-        if not isinstance(step, Redistribute):
+        if not isinstance(step, SENDING):
             continue
-        phase = step.node.meta.get("phase")
         for move in step.moves:
-            key = (step.source.number, move.before, move.after, move.perm, phase)
+            key = transfer_key(step, move)
             if key not in seen:
                 seen.add(key)
                 yield step, move

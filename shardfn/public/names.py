@@ -7,6 +7,7 @@ from ..buckets import Bucket, BucketPlan
 from ..errors import (
     ArtefactError,
     BudgetError,
+    CapacityError,
     CaptureError,
     CheckpointError,
     DivergenceError,

@@ -20,7 +20,7 @@ from ..capture import uneven_shards
 from ..errors import SAME_COLLECTIVES, DivergenceError, call_site
 from ..ops.loops import inner_nodes
 from ..partition import Plan
-from ..partition.plan import Nested, Pipelined, Redistribute
+from ..partition.plan import SENDING, Nested, Pipelined
 from ..random import ambient
 from ..schedule import SchedulePlan
 from ..simulated import is_on_part
@@ -195,7 +195,7 @@ def _inside(step: Any) -> list[Line]:
 
 def _line(step: Any) -> Line:
     source = step.node.meta.get("source")
-    if isinstance(step, Redistribute):
+    if isinstance(step, SENDING):
         kinds = " ".join(m.kind for m in step.moves)
         text = f"{kinds} {step.source.placements} -> {step.target.placements}"
         return Line(f"%{step.node.name}: {text}", source)

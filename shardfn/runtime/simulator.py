@@ -19,15 +19,17 @@ from ..collectives import (
     COLLECTIVES,
     HALO,
     PPERMUTE,
+    RAGGED_ALL_TO_ALL,
     REDUCE_SCATTER,
     implement,
 )
 from ..compile.op_by_op import run_as
-from ..errors import SAME_COLLECTIVES, DivergenceError
+from ..errors import SAME_COLLECTIVES, DivergenceError, ShardError
 from ..ops import debug
 from ..ops.debug import DEBUG
 from ..ops.loops import Loop
 from ..ops.messages import Receive, Send, shown
+from ..ops.ragged import rows_of_each
 from ..types import Collective, LocalProgram, MeshAxes
 from . import cache
 from .ring import ring_reduce
@@ -45,10 +47,9 @@ class Request:
     """The collective over one axis that a rank stops at."""
 
     record: Collective
-    what: tuple[
-        Any, ...
-    ]  # the op and its arguments except the tensor; equal on all ranks of the group
+    what: tuple[Any, ...]  # the op and its constants; equal on all ranks of the group
     value: torch.Tensor
+    others: tuple[torch.Tensor, ...] = ()  # further tensors; equal on all ranks of the group
 
 
 @attrs.frozen(eq=False)
@@ -205,6 +206,15 @@ def _same_request(group: list[int], asked: dict[int, Request]) -> None:
                 *said,
                 fix=SAME_COLLECTIVES,
             )
+        if not all(map(torch.equal, other.others, first.others)):
+            raise DivergenceError.of(
+                f"axis {first.record.axis}",
+                "ranks enter a collective with different counts",
+                _said(group[0], first),
+                _said(j, other),
+                needed="the counts of all ranks, equal on all of them",
+                fix="counts from sf.all_gather over the axis",
+            )
 
 
 def _deadlock(asked: dict[int, Any]) -> DivergenceError:
@@ -233,7 +243,11 @@ def combine(group: list[Request]) -> list[torch.Tensor]:
     """Compute the value that each rank of a group receives from a collective."""
     kind = COLLECTIVES[group[0].record.kind]
     assert kind.combine is not None, f"{kind.name} cannot be simulated"
-    return kind.combine(group)
+    try:
+        return kind.combine(group)
+    except ShardError as error:
+        error.locate(group[0].record.source)
+        raise
 
 
 def _reduced(group: list[Request]) -> torch.Tensor:
@@ -284,12 +298,20 @@ def _ppermute(group: list[Request]) -> list[torch.Tensor]:
     return out
 
 
+def _ragged_all_to_all(group: list[Request]) -> list[torch.Tensor]:
+    """Exchange rows by the counts that all ranks have."""
+    _, rows, *_ = group[0].what
+    (counts,) = group[0].others
+    return rows_of_each([r.value for r in group], counts, rows)
+
+
 implement(ALL_REDUCE, combine=_all_reduce)
 implement(ALL_GATHER, combine=_all_gather)
 implement(REDUCE_SCATTER, combine=_reduce_scatter)
 implement(ALL_TO_ALL, combine=_all_to_all)
 implement(HALO, combine=_halo)
 implement(PPERMUTE, combine=_ppermute)
+implement(RAGGED_ALL_TO_ALL, combine=_ragged_all_to_all)
 
 
 def _rank(
@@ -305,7 +327,10 @@ def _rank(
         if step.run is DEBUG:
             yield Shown(args[1], args[0])
         elif step.record is not None:
-            values[step.out] = yield Request(step.record, (step.run, *args[1:]), args[0])
+            value, *rest = args
+            others = tuple(a for a in rest if isinstance(a, torch.Tensor))
+            constants = (a for a in rest if not isinstance(a, torch.Tensor))
+            values[step.out] = yield Request(step.record, (step.run, *constants), value, others)
         elif isinstance(step.run, Loop):
             values[step.out] = yield from _looping(step.run, args)
         else:

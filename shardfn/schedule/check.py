@@ -214,7 +214,7 @@ def _moves_along(step: steps.Step, axes: MeshAxes) -> bool:
 
 
 def _moves_by_table(step: steps.Step, axes: MeshAxes) -> bool:
-    moves = step.moves if isinstance(step, steps.Redistribute) else ()
+    moves = step.moves if isinstance(step, steps.SENDING) else ()
     return all(move.kind == SLICE or move.kind in COLLECTIVES for move in moves)
 
 

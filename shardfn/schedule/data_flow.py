@@ -14,7 +14,6 @@ from ..collectives import ALL_GATHER, COLLECTIVES
 from ..partition import plan as steps
 from ..partition import rules
 from ..partition.collective_bytes import nbytes
-from ..partition.emission.emit_steps import transfer_key
 from ..partition.redistribute import Move
 from ..types import MeshAxes
 from .bucketing.gradient_terms import Outs, Served
@@ -26,7 +25,7 @@ class Transfer:
     """One collective that a step needs, before bucketing."""
 
     key: Any  # the key that nodes of the local graph carry
-    kind: str  # all_reduce, reduce_scatter, all_gather, all_to_all, halo or ppermute
+    kind: str  # all_reduce, reduce_scatter, all_gather, all_to_all, ...
     axis: str
     op: str | None
     dtype: torch.dtype  # dtype on the wire
@@ -87,7 +86,7 @@ def flow(plan: steps.Plan, outs: Outs) -> Flow:
     parameters = _parameters(plan)
     transfers: dict[int, tuple[Transfer, ...]] = {}
     for i, step in enumerate(plan.steps):
-        if isinstance(step, steps.Redistribute):
+        if isinstance(step, steps.SENDING):
             sent = tuple(
                 _transfer(plan.axes, i, step, move, gradients, parameters)
                 for move in step.moves
@@ -183,7 +182,7 @@ def _parameters(plan: steps.Plan) -> dict[int, steps.Gradient]:
 def _transfer(
     axes: MeshAxes,
     i: int,
-    step: steps.Redistribute,
+    step: steps.Sending,
     move: Move,
     gradients: dict[int, steps.Gradient],
     parameters: dict[int, steps.Gradient],
@@ -205,7 +204,7 @@ def _transfer(
     if served is not None and reduces and served.options.reduce_dtype is not None:
         dtype = getattr(torch, served.options.reduce_dtype)
     return Transfer(
-        key=transfer_key(step, move),
+        key=steps.transfer_key(step, move),
         kind=kind,
         axis=axes.names[move.axis],
         op=str(move.before[move.axis]) if reduces else None,

@@ -60,7 +60,9 @@ class _Timing:
         computing = [
             i
             for i in self.assignment.order
-            if isinstance(self.flow.plan.steps[i], plan.Apply) and not late[i]
+            if isinstance(self.flow.plan.steps[i], plan.Apply)
+            and i not in self.flow.transfers
+            and not late[i]
         ]
         self.run = sorted(computing, key=lambda i: tails[i])
         self.position = {i: p for p, i in enumerate(self.run)}

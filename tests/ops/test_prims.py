@@ -35,7 +35,15 @@ SAMPLES: dict[Callable[..., Tensor], tuple[Any, ...]] = {
     shard_map.own_chunk: ("a", 2, 1),
     shard_map.all_to_all: ("a", 2, 0, 1),
     shard_map.ppermute: ("a", "0>1"),
+    shard_map.ragged_all_to_all: ("a", 2, 4, 5),
 }
+
+
+def sample(call: Callable[..., Tensor], device: str = "cpu") -> tuple[Any, ...]:
+    """The operand of a prim, if it takes one, and the constants of its sample."""
+    has_operand = CALLS[call].batched_operand is not None
+    counts = [torch.ones(2, 2, dtype=torch.int64, device=device)] if has_operand else []
+    return (*counts, *SAMPLES[call])
 
 
 def as_graph(fn: Callable[[Tensor], Tensor], x: Tensor) -> torch.fx.Graph:
@@ -73,7 +81,7 @@ def test_a_transpose_has_the_shape_of_the_tensor_and_varies_the_other_way_round(
     call: Callable[..., Tensor],
 ) -> None:
     def traced(x: Tensor) -> Tensor:
-        row, constants = CALLS[call], SAMPLES[call]
+        row, constants = CALLS[call], sample(call)
         assert row.transpose is not None
         return row.transpose(row.op(x, *constants), *constants)
 
@@ -89,12 +97,20 @@ def test_a_transpose_has_the_shape_of_the_tensor_and_varies_the_other_way_round(
 
 @pytest.mark.parametrize("call", SAMPLES)
 def test_batching_commutes_with_the_fake_kernel(call: Callable[..., Tensor]) -> None:
-    row, constants = CALLS[call], SAMPLES[call]
+    row, constants = CALLS[call], sample(call, "meta")
     x = torch.empty(4, 6, device="meta")
-    batched = torch.empty(3, 4, 6, device="meta")
+    dim = 0 if row.batched_operand is None else row.batched_operand(constants[0])
+    batched = torch.empty(3, 4, 6, device="meta").movedim(0, dim)
     alone = row.op(x, *constants)
     together = row.op(batched, *row.batched(*constants))
-    assert together.shape == (3, *alone.shape)
+    assert together.movedim(dim, 0).shape == (3, *alone.shape)
+
+
+def test_a_batched_operand_has_its_dim_in_front() -> None:
+    row, (_, *constants) = CALLS[shard_map.ragged_all_to_all], sample(shard_map.ragged_all_to_all)
+    x = torch.empty(3, 4, 6, device="meta")
+    counts = torch.ones(3, 2, 2, dtype=torch.int64, device="meta")
+    assert row.op(x, counts, *constants).shape == (3, 5, 6)
 
 
 def place(walk: Any, node: torch.fx.Node) -> None:

@@ -13,11 +13,14 @@ from ...collectives import (
     ALL_TO_ALL,
     HALO,
     PPERMUTE,
+    RAGGED_ALL_TO_ALL,
     REDUCE_SCATTER,
     implement,
 )
 from ...ops.halo import halo as _halo_op  # noqa: F401
 from ...ops.permute import permute as _permute_op  # noqa: F401
+from ...ops.ragged import checked_counts as _checked_counts_op  # noqa: F401
+from ...ops.ragged import ragged_all_to_all as _ragged_op  # noqa: F401
 from ...types import Collective, MeshPlacements
 from .. import layout, strided_shards
 from ..collective_bytes import nbytes
@@ -349,9 +352,59 @@ def ppermute(b: Builder, shard: LocalShard, move: Move, implicit: bool) -> torch
     return b.call(aten.view.default, received, shape)
 
 
+def ragged_all_to_all(
+    b: Builder, shard: LocalShard, move: Move, implicit: bool, counts: torch.fx.Node, rows: int
+) -> torch.fx.Node:
+    """Emit an exchange of rows by counts.
+
+    Args:
+        b: the builder of the local graph.
+        shard: the rows of a rank, (*batch, N, ...).
+        move: of kind RAGGED_ALL_TO_ALL, with the mesh axis.
+        implicit: whether no code of the user asks for it.
+        counts: (*batch, n, n) int64, equal on all ranks of the axis.
+        rows: of the result.
+
+    Returns:
+        The received rows, (*batch, rows, ...).
+    """
+    x = b.contiguous(shard.node)
+    counts = b.contiguous(counts)
+    batch = _shape(counts)[:-2]
+    local = [*batch, rows, *_shape(x)[len(batch) + 1 :]]
+    if _ranks(b, move) == 1:
+        return _rows_of_one(b, x, counts, local)
+    received = _communicate(b, shard, move, implicit, x, counts, rows)
+    return received if list(_shape(received)) == local else _viewed(b, received, local)
+
+
+def _viewed(b: Builder, x: torch.fx.Node, shape: list[int]) -> torch.fx.Node:
+    """View a contiguous value in another shape."""
+    return b.call(aten.view.default, x, shape)
+
+
+def _rows_of_one(
+    b: Builder, x: torch.fx.Node, counts: torch.fx.Node, shape: list[int]
+) -> torch.fx.Node:
+    """Emit the exchange of a rank that is alone on the axis: its own rows, and zeros."""
+    batch = _shape(counts)[:-2]
+    dim = len(batch)
+    given, rows = _shape(x)[dim], shape[dim]
+    checked = b.call(torch.ops.shardfn.checked_counts.default, counts, given, rows)
+    sizes = _viewed(b, checked, [*batch, 1])
+    places = b.call(aten.arange.default, rows, dtype=torch.int64, device=counts.meta["val"].device)
+    is_row = b.call(aten.lt.Tensor, places, sizes)
+    is_row = _viewed(b, is_row, [*batch, rows, *[1] * (len(shape) - dim - 1)])
+    padded = _padded(b, _first(b, x, dim, min(rows, given)), dim, rows)
+    like = {"dtype": x.meta["val"].dtype, "device": x.meta["val"].device}
+    zero = b.call(aten.full.default, [], 0, **like)
+    return b.call(aten.where.self, is_row, padded, zero)
+
+
 implement(ALL_GATHER, emit=gather)
 implement(ALL_REDUCE, emit=reduce)
 implement(REDUCE_SCATTER, emit=reduce_scatter)
 implement(ALL_TO_ALL, emit=all_to_all)
 implement(HALO, emit=halo)
 implement(PPERMUTE, emit=ppermute)
+implement(RAGGED_ALL_TO_ALL, emit=ragged_all_to_all)

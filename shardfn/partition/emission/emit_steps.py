@@ -17,7 +17,6 @@ from .. import plan as steps
 from ..propagation import refusals
 from ..propagation.loops import walk_loops as nested
 from ..propagation.partial import partial_means
-from ..redistribute import Move
 from ..rule_api import registry
 from .emit_collectives import apply_move
 from .graph_builder import Builder, LocalShard
@@ -130,17 +129,6 @@ def _input(b: Builder, slot: steps.Slot) -> LocalShard:
     return b.shard(node, value, inside if is_here else slot.placements)
 
 
-def transfer_key(step: steps.Redistribute, move: Move) -> tuple[Any, ...]:
-    """Return the key of a move, equal on all ranks and for equal moves."""
-    return (
-        step.source.number,
-        move.before,
-        move.after,
-        move.perm,
-        step.node.meta.get("phase", "forward"),
-    )
-
-
 def _redistribute(b: Builder, step: steps.Redistribute, shards: dict[int, LocalShard]) -> None:
     """Emit a Redistribute step: its moves, one after the other."""
     shard = shards[step.source.number]
@@ -149,7 +137,7 @@ def _redistribute(b: Builder, step: steps.Redistribute, shards: dict[int, LocalS
         if is_alone and move.kind not in CHANGES_ON_ONE_RANK:
             shard = attrs.evolve(shard, placements=move.after)
             continue
-        key = b.about["transfer"] = transfer_key(step, move)
+        key = b.about["transfer"] = steps.transfer_key(step, move)
         shard = apply_move(b, shard, move, step.implicit)
         shard.node.meta["moved"] = key
     shards[step.target.number] = shard
@@ -209,6 +197,27 @@ def _apply(b: Builder, step: steps.Apply, shards: dict[int, LocalShard]) -> None
         results = [_empty_result(b, slot) for slot in step.outs]
     else:
         results = _run(b, step, mine)
+    _enter(b, step, mine, results, shards)
+
+
+def _exchange(b: Builder, step: steps.Exchange, shards: dict[int, LocalShard]) -> None:
+    """Emit an Exchange step: all ranks of its axis take part, those with empty shards too."""
+    if b.axes.sizes[step.move.axis] > 1:
+        b.about["transfer"] = steps.transfer_key(step, step.move)
+    mine = [shards[slot.number] for slot in step.ins]
+    rows = zip(_run(b, step, mine), step.outs, strict=True)
+    results = [b.restride(node, slot.value.shape, slot.value.stride()) for node, slot in rows]
+    _enter(b, step, mine, results, shards)
+
+
+def _enter(
+    b: Builder,
+    step: steps.Apply,
+    mine: list[LocalShard],
+    results: list[torch.fx.Node],
+    shards: dict[int, LocalShard],
+) -> None:
+    """Enter the results of an op, whose shapes must be those of their placements."""
     for slot, node in zip(step.outs, results, strict=True):
         shards[slot.number] = shard = b.shard(node, slot.value, slot.placements)
         shape = tuple(node.meta["val"].shape)
@@ -366,6 +375,7 @@ EMIT: dict[type, Any] = {
     steps.Redistribute: _redistribute,
     steps.Fill: _fill,
     steps.Apply: _apply,
+    steps.Exchange: _exchange,
     steps.Nested: _nested,
     steps.Pipelined: _pipelined,
     steps.FromStage: _from_stage,

@@ -97,7 +97,7 @@ class Sent:
     """
 
     plan: plan.Plan
-    step: plan.Redistribute
+    step: plan.Sending
     move: Move
     ahead: set[int]
     ops: dict[Node, plan.Apply]
@@ -227,7 +227,7 @@ def bodies_of(chosen: plan.Plan) -> Iterator[tuple[plan.Plan, Graph, int]]:
                 yield inner, body, times
 
 
-def _sent(axes: MeshAxes, step: plan.Redistribute, move: Move, ahead: set[int]) -> float:
+def _sent(axes: MeshAxes, step: plan.Sending, move: Move, ahead: set[int]) -> float:
     """Price one move, with the time that it takes to start."""
     if not move.sends:
         return _price(axes, step, move)
@@ -235,12 +235,12 @@ def _sent(axes: MeshAxes, step: plan.Redistribute, move: Move, ahead: set[int]) 
     return _price(with_start_costs(axes, is_ahead=is_ahead), step, move)
 
 
-def _nbytes(axes: MeshAxes, step: plan.Redistribute, move: Move) -> float:
+def _nbytes(axes: MeshAxes, step: plan.Sending, move: Move) -> float:
     """Return the bytes that a rank sends in one move."""
     return _price(attrs.evolve(axes, costs=()), step, move) if move.sends else 0.0
 
 
-def _price(axes: MeshAxes, step: plan.Redistribute, move: Move) -> float:
+def _price(axes: MeshAxes, step: plan.Sending, move: Move) -> float:
     """Price one move by its kind, its local bytes and the cost of its axis."""
     value = step.source.value
     nbytes = local_bytes(op_cost.nbytes(value), move.before, axes.sizes, move.axis)

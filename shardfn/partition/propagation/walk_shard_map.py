@@ -15,13 +15,15 @@ import attrs
 import torch
 from torch.fx import Node
 
-from ...collectives import ALL_TO_ALL, PPERMUTE
+from ...collectives import ALL_TO_ALL, PPERMUTE, RAGGED_ALL_TO_ALL
 from ...ops import shard_map
 from ...ops.nodes import args_of
 from ...ops.prims import PRIMS, Axes, constants_of, implement
 from ...ops.text_formats import parse_axes, parse_pairs, parse_shards
 from ...types import MEAN, PARTIAL_KINDS, AxisPlacement, MeshPlacements
 from .. import layout, plan
+from ..emission import emit_collectives
+from ..emission.graph_builder import Builder, LocalShard
 from ..redistribute import Move
 from . import refusals
 from .values import Value, value_of_slot
@@ -274,6 +276,37 @@ def permute(walk: Walk, node: Node, axis: str, pairs: tuple[tuple[int, int], ...
     prim.make(prim.send(PPERMUTE, axis, prim.read({axis: "R"}), "R", pairs))
 
 
+def ragged_all_to_all(walk: Walk, node: Node) -> None:
+    """Place an exchange of rows by counts, which all ranks of the axis have."""
+    prim = Prim(walk, node)
+    axis, *_ = prim.constants
+    counts: Value = walk.values[args_of(node)[1]]
+    dims = range(counts.fake.dim() - 1)  # those of a batch, and the rows
+    x = prim.read({axis: "R"}, dims, ("sum",), alone=True)
+    every = walk.redistribute(counts, walk.replicated, node, implicit=False)
+    out = walk.slot(node.meta["val"], x.placements)
+    move = Move(RAGGED_ALL_TO_ALL, prim.index(axis), x.placements, out.placements)
+    local = _ExchangedRows(move)
+    walk.steps.append(plan.Exchange(node, (x, every), (out,), local, move=move))
+    prim.make(out)
+
+
+@attrs.frozen
+class _ExchangedRows:
+    """How a rank runs an exchange of rows."""
+
+    move: Move
+
+    def __call__(
+        self, b: Builder, args: list[Any], kwargs: dict[str, Any], mine: list[LocalShard]
+    ) -> list[Node]:
+        """Emit the exchange."""
+        rows, _ = mine
+        _, counts, *_, bound = args
+        received = emit_collectives.ragged_all_to_all(b, rows, self.move, False, counts, bound)
+        return [received]
+
+
 def axis_index(walk: Walk, node: Node) -> None:
     """Place the number of a rank along an axis."""
     slot = walk.slot(node.meta["val"], walk.replicated)
@@ -297,4 +330,5 @@ implement(shard_map.all_gather, place=all_gather)
 implement(shard_map.own_chunk, place=own_chunk)
 implement(shard_map.all_to_all, place=all_to_all)
 implement(shard_map.ppermute, place=ppermute)
+implement(shard_map.ragged_all_to_all, place=ragged_all_to_all)
 implement(shard_map.axis_index, place=axis_index)

@@ -28,7 +28,7 @@ def bucket(graph: torch.fx.Graph, schedule_plan: SchedulePlan) -> torch.fx.Graph
     out = copied(graph)
     found: dict[int, dict[Any, torch.fx.Node]] = {}
     for node in out.nodes:
-        if "collective" in node.meta:
+        if "collective" in node.meta and "transfer" in node.meta:
             key = node.meta["transfer"]
             found.setdefault(schedule_plan.batch_of[key], {})[key] = node
     instead: dict[torch.fx.Node, torch.fx.Node] = {}

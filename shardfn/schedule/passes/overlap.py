@@ -13,10 +13,13 @@ WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
 def overlap(graph: torch.fx.Graph, schedule_plan: SchedulePlan) -> torch.fx.Graph:
-    """Reorder the nodes as the schedule says: collectives start early and are waited for late."""
+    """Reorder the nodes as the schedule says: collectives start early and are waited for late.
+
+    A collective that an op of the plan emits by itself starts with the op.
+    """
     nodes: dict[tuple[str, int], list[torch.fx.Node]] = collections.defaultdict(list)
     for node in graph.nodes:
-        if "collective" in node.meta:
+        if "batch" in node.meta and "collective" in node.meta:
             nodes["start", node.meta["batch"]].append(node)
             nodes["wait", node.meta["batch"]] += node.users
         elif (
