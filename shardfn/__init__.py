@@ -42,6 +42,7 @@ __all__ = [
     "Strategy",
     "TorchVersionError",
     "TreeError",
+    "Zigzag",
     "accumulate",
     "all_gather",
     "all_to_all",
@@ -118,4 +119,5 @@ __all__ = [
     "vjp",
     "vmap",
     "while_loop",
+    "zigzag",
 ]

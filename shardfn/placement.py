@@ -12,6 +12,7 @@ from . import _compat
 from .errors import PlacementError
 from .types import MEAN, REDUCTIONS, AtStage, AxisPlacement, MeshAxes, MeshPlacements, stage_of
 
+ZIGZAG = "zigzag"  # in place of a number of blocks
 REDISTRIBUTE = "sf.shard(lambda x: x, mesh, None, placements)(x), which redistributes it"
 
 
@@ -63,6 +64,84 @@ class Stage(Placement):
         return hash((Stage, self.coordinate, self.chunk))
 
 
+class Zigzag(Placement):
+    """A placement on one mesh axis: the dim is 2n equal chunks, and rank r of n holds chunks r and
+    2n - 1 - r. It balances causal attention; no value of a program depends on it.
+
+    Args:
+        dim: the tensor dim that is sharded.
+
+    Source: the balanced layout of causal ring attention, Striped Attention (arXiv 2311.09431);
+        Llama 3 (arXiv 2407.21783), section 3.3.2.
+
+    Example:
+        >>> Zigzag(1)
+        Zigzag(1)
+    """
+
+    @_compat.read_by_dynamo
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def is_replicate(self) -> bool:
+        """Refuse torch's redistribution to a zigzag, which asks this first, and would change
+        nothing but the placement (torch 2.13).
+
+        Raises:
+            PlacementError: always.
+        """
+        raise PlacementError.of(
+            "redistribute of a DTensor",
+            f"to {self!r}: torch's DTensor knows no sf.Zigzag",
+            fix=REDISTRIBUTE,
+        )
+
+    def __reduce__(self) -> Any:
+        return Zigzag, (self.dim,)
+
+    def __repr__(self) -> str:
+        return f"Zigzag({self.dim!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Zigzag) and self.dim == other.dim
+
+    def __hash__(self) -> int:
+        return hash((Zigzag, self.dim))
+
+
+OWN = (Stage, Zigzag)  # the placements that torch's DTensor does not know
+
+
+class zigzag:
+    """A part of a `P`: the dim is 2n equal chunks, and rank r of the axis holds chunks r and
+    2n - 1 - r. It balances causal sequences.
+
+    Args:
+        axis: the mesh axis, of n ranks; 2n must divide the dim.
+
+    Source: the balanced layout of causal ring attention, Striped Attention (arXiv 2311.09431);
+        Llama 3 (arXiv 2407.21783), section 3.3.2.
+
+    Example:
+        >>> P("dp", zigzag("cp"))
+        P('dp', zigzag('cp'))
+    """
+
+    @_compat.read_by_dynamo
+    def __init__(self, axis: str) -> None:
+        self.axis = axis
+
+    def __repr__(self) -> str:
+        return f"zigzag({self.axis!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, zigzag) and self.axis == other.axis
+
+    def __hash__(self) -> int:
+        return hash((zigzag, self.axis))
+
+
 class P:
     """The mesh axes over which each tensor dim is sharded.
 
@@ -71,7 +150,8 @@ class P:
             not sharded. The first axis of a tuple shards the dim, the next one each chunk. In
             another order than the mesh's, DTensor must have the shards: it has those of most
             sizes. `"tp*3"` views the dim as 3 equal blocks, and shards each block over tp: a
-            packed weight of queries, keys and values.
+            packed weight of queries, keys and values. `sf.zigzag("cp")` balances a causal
+            sequence.
         stages: by mesh axis, the stage of a pipeline that has the tensor: `P(None, "tp", pp=2)`,
             or an `sf.Stage`.
 
@@ -83,12 +163,14 @@ class P:
     """
 
     @_compat.read_by_dynamo
-    def __init__(self, /, *parts: str | tuple[str, ...] | None, **stages: int | Stage) -> None:
-        self.parts, self.stages = parts, stages
+    def __init__(
+        self, /, *parts: str | zigzag | tuple[str | zigzag, ...] | None, **stages: int | Stage
+    ) -> None:
+        self.parts, self.stages = tuple([_as_text(part) for part in parts]), stages
 
     def __repr__(self) -> str:
         rows = [f"{axis}={stage!r}" for axis, stage in self.stages.items()]
-        return f"P({', '.join([*map(repr, self.parts), *rows])})"
+        return f"P({', '.join([*map(_written, self.parts), *rows])})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, P) and self._key() == other._key()
@@ -99,6 +181,22 @@ class P:
     def _key(self) -> tuple[Any, ...]:
         stages = {axis: as_stage(stage) for axis, stage in self.stages.items()}
         return self.parts, frozenset(stages.items())
+
+
+@_compat.read_by_dynamo
+def _as_text(part: Any) -> Any:
+    """A part of a `P`, with each zigzag as text."""
+    if isinstance(part, zigzag) and isinstance(part.axis, str):
+        return f"{part.axis}*{ZIGZAG}"
+    return tuple([_as_text(name) for name in part]) if isinstance(part, tuple) else part
+
+
+def _written(part: Any) -> str:
+    """A part of a `P` as Python."""
+    if isinstance(part, tuple):
+        return f"({', '.join(map(_written, part))}{',' * (len(part) == 1)})"
+    is_zigzag = isinstance(part, str) and part.endswith(f"*{ZIGZAG}")
+    return repr(zigzag(part.removesuffix(f"*{ZIGZAG}")) if is_zigzag else part)
 
 
 def as_stage(stage: Any) -> Any:
@@ -229,6 +327,9 @@ def named(rows: Sequence[Sequence[str]], shape: Sequence[int], axes: MeshAxes) -
         for part in names:
             name, blocks = blocks_of(part)
             k = axes.names.index(name)
+            if blocks < 0 and axes.sizes[k] > 1 and shape[dim]:
+                marks[k] = _zigzag(dim, shape[dim], names, part, axes)
+                continue
             if blocks > 1:
                 outer = ranks = _checked(dim, shape[dim], names, part)
             outer = ranks if k < last else outer
@@ -244,9 +345,44 @@ def named(rows: Sequence[Sequence[str]], shape: Sequence[int], axes: MeshAxes) -
 
 
 def blocks_of(part: str) -> tuple[str, int]:
-    """An axis, and the number of blocks as which it views its dim, of "axis*blocks"."""
+    """An axis, and the number of blocks as which it views its dim, of "axis*blocks": -2 of a
+    zigzag.
+    """
     name, _, blocks = part.partition("*")
-    return name, int(blocks or 1)
+    return name, -2 if blocks == ZIGZAG else int(blocks or 1)
+
+
+def _zigzag(
+    dim: int, size: int, names: Sequence[str], part: str, axes: MeshAxes
+) -> tuple[int, int, int]:
+    """The placement of a zigzag.
+
+    Raises:
+        ValueError: the dim does not have its chunks, or another axis shards it too.
+    """
+    name, blocks = blocks_of(part)
+    wide = [other for other in names if axes.sizes[axes.names.index(blocks_of(other)[0])] > 1]
+    if blocks != -2 or len(wide) > 1:
+        others = " and ".join(map(_written, [other for other in wide if other != part]))
+        raise ValueError(
+            f"{_written(part)} shards dim {dim} together with {others}; a zigzag must be the only "
+            "axis of its dim, so shard another dim over the others"
+        )
+    check_zigzag(dim, size, name, axes.sizes[axes.names.index(name)])
+    return dim, 1, blocks
+
+
+def check_zigzag(dim: int, size: int, axis: str, n: int) -> None:
+    """Check that a dim can be a zigzag over n ranks.
+
+    Raises:
+        ValueError: 2n does not divide its size.
+    """
+    if size % (2 * n):
+        raise ValueError(
+            f"{zigzag(axis)} views dim {dim} of size {size} as {2 * n} equal chunks, two for each "
+            f"of {n} ranks, so {2 * n} must divide it; pad it by {-size % (2 * n)}"
+        )
 
 
 def _checked(dim: int, size: int, names: Sequence[str], part: str) -> int:
@@ -277,7 +413,7 @@ def _undivided(dim: int, size: int, names: Sequence[str], ranks: int, axes: Mesh
 def names_in(dim: int, marks: MeshPlacements, axes: MeshAxes) -> tuple[str, ...]:
     """The axes that shard a dim, in the order in which they do."""
     found = [
-        (mark[2] if isinstance(mark, tuple) and len(mark) == 3 else 1, k)
+        (abs(_blocks(mark)), k)
         for k, mark in enumerate(marks)
         if not isinstance(mark, str) and (mark[0] if isinstance(mark, tuple) else mark) == dim
     ]
@@ -285,15 +421,22 @@ def names_in(dim: int, marks: MeshPlacements, axes: MeshAxes) -> tuple[str, ...]
 
 
 def row_of(dim: int, marks: MeshPlacements, axes: MeshAxes) -> tuple[str, ...]:
-    """The parts of a `P` for a dim: its axes, the first with its number of blocks."""
+    """The parts of a `P` for a dim: its axes, the first with its number of blocks, and zigzags."""
     names = names_in(dim, marks, axes)
     size = dict(zip(axes.names, axes.sizes, strict=True))
     wide = [name for name in names if size[name] > 1]
-    mark = marks[axes.names.index(wide[0])] if wide else "R"
-    blocks = mark[2] if isinstance(mark, tuple) and len(mark) == 3 else 1
-    if blocks == 1:
-        return names
-    return (f"{wide[0]}*{blocks}", *wide[1:], *sorted({*names} - {*wide}))
+    parts = []
+    for place, name in enumerate(wide):
+        blocks = _blocks(marks[axes.names.index(name)])
+        is_written = blocks < 0 or (blocks > 1 and place == 0)
+        text = ZIGZAG if blocks == -2 else blocks
+        parts.append(f"{name}*{text}" if is_written else name)
+    return names if parts == wide else (*parts, *sorted({*names} - {*wide}))
+
+
+def _blocks(mark: AxisPlacement) -> int:
+    """The blocks of a strided shard, negative of a zigzag."""
+    return mark[2] if isinstance(mark, tuple) and len(mark) == 3 else 1
 
 
 def spec_of(marks: MeshPlacements, dims: int, axes: MeshAxes) -> P:
@@ -322,8 +465,9 @@ def is_expressible(marks: MeshPlacements, shape: Sequence[int], axes: MeshAxes) 
 
 
 def in_some_order(marks: MeshPlacements, shape: Sequence[int], axes: MeshAxes) -> bool:
-    """Whether axes shard dims in plain chunks, in some order."""
-    rows = [names_in(dim, marks, axes) for dim in range(len(shape))]
+    """Whether axes shard dims in plain chunks, in some order, or as zigzags."""
+    turning = {mark[0] for mark in marks if isinstance(mark, tuple) and _blocks(mark) < 0}
+    rows = [(row_of if dim in turning else names_in)(dim, marks, axes) for dim in range(len(shape))]
     return _are(marks, rows, shape, axes)
 
 
@@ -342,6 +486,8 @@ def _check_strided(
     placements: list[Placement], marks: MeshPlacements, shape: Sequence[int], axes: MeshAxes
 ) -> None:
     """Raise ValueError for a strided shard that no P says."""
+    if any(isinstance(p, Zigzag) for p in placements):
+        named([row_of(dim, marks, axes) for dim in range(len(shape))], shape, axes)
     is_strided = any(isinstance(m, tuple) for m in marks)
     if is_strided and not is_expressible(marks, shape, axes):
         raise ValueError(
@@ -383,7 +529,7 @@ def _is_part(part: Any) -> bool:
     if not isinstance(part, str):
         return False
     name, star, blocks = part.partition("*")
-    counts = not star or (blocks.isdecimal() and int(blocks) > 0)
+    counts = not star or blocks == ZIGZAG or (blocks.isdecimal() and int(blocks) > 0)
     return bool(name) and counts and not set(name) & set(",;*")
 
 
@@ -413,6 +559,11 @@ def check_order(spec: P, known: tuple[str, ...]) -> None:
         ValueError: names the dim.
     """
     for dim, parts in enumerate(rows_of(spec)):
+        if any(blocks_of(part)[1] < 0 for part in parts):
+            raise ValueError(
+                f"{spec} shards dim {dim} as a zigzag, and each rank of a shard_map has one "
+                "chunk; write the axis alone, or constrain it so outside of the shard_map"
+            )
         if any(blocks_of(part)[1] > 1 for part in parts):
             raise ValueError(
                 f"{spec} views dim {dim} as blocks; constrain it so outside of the shard_map"
@@ -470,19 +621,22 @@ def _mark(placement: Placement, shape: Sequence[int], n: int, axis: str) -> Axis
     if blocks is not None:
         dim = placement.dim % max(len(shape), 1)
         return dim if blocks == 1 or n == 1 else (dim, 1, blocks)
-    if type(placement) is Shard:
+    if type(placement) in (Shard, Zigzag):
         dim = placement.dim + len(shape) if placement.dim < 0 else placement.dim
         if not 0 <= dim < len(shape):
             raise ValueError(
                 f"{placement} names dim {placement.dim} of a tensor with {len(shape)} "
                 f"dims, shape {tuple(shape)}"
             )
-        return dim
+        if type(placement) is Shard or n == 1 or not shape[dim]:
+            return dim
+        check_zigzag(dim, shape[dim], axis, n)
+        return dim, 1, -2
     if type(placement) is Partial and placement.reduce_op in REDUCTIONS:
         return placement.reduce_op
     raise ValueError(
-        f"{placement} is not a placement that shardfn knows: Shard, Replicate, Stage, Partial "
-        "of sum, avg, max or min"
+        f"{placement} is not a placement that shardfn knows: Shard, Replicate, Stage, Zigzag, "
+        "Partial of sum, avg, max or min"
     )
 
 
@@ -498,7 +652,9 @@ def _placement(mark: AxisPlacement) -> Placement:
         return Stage(*stage)
     if isinstance(mark, str):
         return Partial(mark)
-    if isinstance(mark, tuple) and len(mark) == 3 and mark[1] == 1:
+    if isinstance(mark, tuple) and mark[1:] == (1, -2):
+        return Zigzag(mark[0])
+    if isinstance(mark, tuple) and len(mark) == 3 and mark[1] == 1 and mark[2] > 0:
         return _compat.strided_shard(mark[0], mark[2])
     assert isinstance(mark, int), f"an inner layout {mark} cannot leave the program"
     return Shard(mark)

@@ -17,6 +17,8 @@ from .accepted import accept
 #   (d, unit)                   the same, but no chunk boundary inside a run of `unit` elements
 #   (d, unit, outer)            a strided shard: dim d is viewed as so many blocks of equal size, of
 #                               each of which a rank holds such a chunk
+#   (d, unit, -outer)           a zigzag: the same, where the ranks of every second block are in
+#                               reverse order, so that rank r of n holds chunks r and 2n - 1 - r
 #   (d, unit, before, after)    the same with a halo: so many elements of the neighbours on
 #                               either side, zeros at the ends
 #   "sum" "max" "min"           Partial: each rank holds a term; the value is the reduction over

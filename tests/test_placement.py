@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from shardfn import P, Stage
+from shardfn import P, Stage, Zigzag, zigzag
 from shardfn.placement import describe, is_spec, marks_of, spec_of, torch_placements
 from shardfn.types import AxisPlacement, MeshAxes, MeshPlacements
 
@@ -41,6 +41,10 @@ WRITTEN = {
     "a stage among placements": ([Shard(0), Stage(2)], (0, "@2")),
     "a stage and a Partial": ([Stage(1, chunk=2), Partial()], ("@1.2", "sum")),
     "a minimum": ([Partial("min"), Shard(0)], ("min", 0)),
+    "a zigzag": (P(zigzag("dp"), "tp"), ((0, 1, -2), 1)),
+    "a zigzag in a tuple": (P(None, None, (zigzag("tp"),)), ("R", (2, 1, -2))),
+    "zigzags of two dims": (P(zigzag("dp"), None, zigzag("tp")), ((0, 1, -2), (2, 1, -2))),
+    "a zigzag among placements": ([Zigzag(-3), Shard(1)], ((0, 1, -2), 1)),
 }
 
 
@@ -48,6 +52,25 @@ WRITTEN = {
 def test_what_a_placement_means(case: str) -> None:
     spec, wanted = WRITTEN[case]
     assert marks_of(spec, (4, 5, 6), AXES) == wanted
+
+
+def test_a_zigzag_of_one_rank_or_of_no_elements_is_plain() -> None:
+    alone = MeshAxes(("dp", "tp"), (1, 2))
+    assert marks_of(P(zigzag("dp"), zigzag("tp")), (5, 0), alone) == (0, 1)
+    assert marks_of([Zigzag(0), Zigzag(1)], (5, 0), alone) == (0, 1)
+    assert marks_of(P((zigzag("tp"), "dp")), (4, 5), alone) == (0, (0, 1, -2))
+
+
+def test_a_zigzag_prints_as_it_is_written_and_back() -> None:
+    for spec in (P("dp", zigzag("tp")), P((zigzag("tp"),), ("dp", "pp")), P(None, zigzag("a b"))):
+        assert eval(repr(spec), {"P": P, "zigzag": zigzag}) == spec
+        assert pickle.loads(pickle.dumps(spec)) == spec and hash(copy.copy(spec)) == hash(spec)
+    assert repr(P("dp", (zigzag("tp"),))) == "P('dp', (zigzag('tp'),))"
+    assert P(zigzag("dp")) != P("dp") and zigzag("dp") != zigzag("tp")
+    assert spec_of(((0, 1, -2), 1), 2, AXES) == P(zigzag("dp"), "tp")
+    assert torch_placements(((0, 1, -2), 1)) == (Zigzag(0), Shard(1))
+    assert Zigzag(0) != Zigzag(1) and pickle.loads(pickle.dumps(Zigzag(1))) == Zigzag(1)
+    assert Zigzag(0) not in (Shard(0), Replicate()) and Shard(0) != Zigzag(0)
 
 
 def test_one_placement_is_enough_on_a_mesh_of_one_axis() -> None:
@@ -80,8 +103,47 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a product": (
         [Partial("product"), Replicate()],
         (
-            "P(product) is not a placement that shardfn knows: Shard, Replicate, Stage, Partial of "
-            "sum, avg, max or min"
+            "P(product) is not a placement that shardfn knows: Shard, Replicate, Stage, Zigzag, "
+            "Partial of sum, avg, max or min"
+        ),
+    ),
+    "a zigzag of chunks that the dim does not have": (
+        P(None, zigzag("dp")),
+        (
+            "zigzag('dp') views dim 1 of size 5 as 4 equal chunks, two for each of 2 ranks, so 4 "
+            "must divide it; pad it by 3"
+        ),
+    ),
+    "a zigzag among placements, of chunks that the dim does not have": (
+        [Replicate(), Zigzag(-2)],
+        (
+            "zigzag('tp') views dim 0 of size 4 as 6 equal chunks, two for each of 3 ranks, so 6 "
+            "must divide it; pad it by 2"
+        ),
+    ),
+    "a zigzag beside an axis": (
+        P((zigzag("dp"), "tp")),
+        (
+            "zigzag('dp') shards dim 0 together with 'tp'; a zigzag must be the only axis of its "
+            "dim, so shard another dim over the others"
+        ),
+    ),
+    "a zigzag beside a shard": (
+        [Zigzag(0), Shard(0)],
+        (
+            "zigzag('dp') shards dim 0 together with 'tp'; a zigzag must be the only axis of its "
+            "dim, so shard another dim over the others"
+        ),
+    ),
+    "a zigzag of a dim that is not there": (
+        [Zigzag(2), Replicate()],
+        "Zigzag(2) names dim 2 of a tensor with 2 dims, shape (4, 5)",
+    ),
+    "a zigzag over no axis": (
+        P(zigzag(3)),
+        (
+            "P(zigzag(3)) names zigzag(3) for dim 0, which is not an axis name; write 'axis', a "
+            "tuple of names, or None"
         ),
     ),
     "a stage that is not there": (

@@ -30,6 +30,7 @@ LEGEND = {
     r"\d@\w+:\d": "@axis:n: shards of a multiple of n",
     r"\d@[\w:]+\+\d": "@axis+before+after: with a halo of so many rows",
     r"\d@[\w:]+\*\d": "@axis*n: strided, a shard of each of n equal blocks",
+    r"\*zigzag": "@axis*zigzag: chunks r and 2n - 1 - r of 2n, on rank r of n",
     r"\bsum@": "sum@axis: Partial sum over the axis",
     r"\bmax@": "max@axis: Partial max over the axis",
     r"\bmin@": "min@axis: Partial min over the axis",
@@ -51,12 +52,7 @@ def tensor_type(
     for name, mark in zip(names, marks, strict=True):
         if not isinstance(mark, str):
             dim, unit, *rest = mark if isinstance(mark, tuple) else (mark, 1)
-            blocks = "*" if len(rest) == 1 else "+"
-            sizes[dim] += (
-                f"@{name}"
-                + (f":{unit}" if unit > 1 else "")
-                + "".join(f"{blocks}{number}" for number in rest)
-            )
+            sizes[dim] += f"@{name}" + (f":{unit}" if unit > 1 else "") + _inner(rest)
     reductions = [
         f"{mark}@{name}" for name, mark in zip(names, marks, strict=True) if mark in REDUCTIONS
     ]
@@ -67,6 +63,16 @@ def tensor_type(
     ]
     others = f"; {' '.join([*reductions, *stages])}" if reductions or stages else ""
     return f"{DTYPES.get(dtype, str(dtype))}[{', '.join(sizes)}{others}]"
+
+
+def _inner(rest: Sequence[int]) -> str:
+    """The blocks of a strided shard, `*3`, those of a zigzag, `*3*zigzag`, or a halo, `+1+1`."""
+    if len(rest) != 1:
+        return "".join(f"+{number}" for number in rest)
+    (blocks,) = rest
+    if blocks > 0:
+        return f"*{blocks}"
+    return f"*{-blocks // 2}*zigzag" if blocks < -2 else "*zigzag"
 
 
 @attrs.frozen

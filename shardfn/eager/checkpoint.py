@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from .. import _compat
 from ..errors import ShardError
+from ..own_dtensors import is_here
 from ..placement import Stage
-from ..staged import is_here
 
 IN_ONE_BLOCK = (Replicate, Stage)
 

@@ -6,6 +6,9 @@ axes on one dim shard in mesh order: the first axis shards the dim, the next one
 A strided shard views its dim as blocks of equal size and holds a chunk of each block. Axes that
 view one dim as different numbers of blocks shard different factors of it, in any order. Blocks
 that are the chunks of other axes may be uneven: a rank then holds a chunk of its one block.
+
+A zigzag is a strided shard of an even number of blocks, in every second of which the ranks are in
+reverse order. Its number of blocks is written as a negative one.
 """
 
 from __future__ import annotations
@@ -32,8 +35,10 @@ def dim_and_unit(placement: AxisPlacement) -> tuple[int, int]:
 
 
 def joined(dim: int, unit: int, halo: tuple[int, int] = (0, 0), outer: int = 1) -> AxisPlacement:
-    """Make a Shard placement from a dim, a unit, and a halo or a number of blocks."""
-    if outer > 1:
+    """Make a Shard placement from a dim, a unit, and a halo or a number of blocks, negative for a
+    zigzag.
+    """
+    if outer != 1:
         assert not any(halo), "a strided shard has no halo"
         return (dim, unit, outer)
     if any(halo):
@@ -41,9 +46,19 @@ def joined(dim: int, unit: int, halo: tuple[int, int] = (0, 0), outer: int = 1) 
     return dim if unit == 1 else (dim, unit)
 
 
+def blocks(placement: AxisPlacement) -> int:
+    """Return the blocks of a strided shard, as `joined` takes them; 1 for a plain shard."""
+    return placement[2] if isinstance(placement, tuple) and len(placement) == 3 else 1
+
+
 def block_count(placement: AxisPlacement) -> int:
     """Return the number of blocks of a strided shard; 1 for a plain shard."""
-    return placement[2] if isinstance(placement, tuple) and len(placement) == 3 else 1
+    return abs(blocks(placement))
+
+
+def is_zigzag(placement: AxisPlacement) -> bool:
+    """Return whether the ranks are in reverse order in every second block."""
+    return blocks(placement) < 0
 
 
 def is_plain(placement: AxisPlacement) -> bool:
@@ -76,7 +91,7 @@ def scaled(placement: AxisPlacement, unit: int, outer: int = 1) -> AxisPlacement
     if cut is None:
         return placement
     dim, own_unit = cut
-    return joined(dim, own_unit * unit, halo(placement), block_count(placement) * outer)
+    return joined(dim, own_unit * unit, halo(placement), blocks(placement) * outer)
 
 
 def full_chunk(size: int, unit: int, n: int) -> int:
@@ -165,6 +180,9 @@ def _simplest(
     is_uneven = shape[dim] % outer > 0
     if (outer > 1 and shape[dim] == 0) or (is_uneven and unit > 1):
         return None
+    same = [m for m in out if shards(m, dim) and block_count(m) == outer]
+    if any(map(is_zigzag, [*same, placement])) and (same or shape[dim] % (outer * n)):
+        return None
     length, even = grain(shape[dim], dim, out, sizes, outer)
     if length % unit or max(halo(placement)) > full_chunk(length, unit, n):
         return None
@@ -173,7 +191,9 @@ def _simplest(
         return None
     if even and (length // unit) % n == 0:
         unit = 1
-    return joined(dim, unit, halo(placement), outer)
+    elif is_zigzag(placement):
+        return None
+    return joined(dim, unit, halo(placement), blocks(placement))
 
 
 def agree(
@@ -198,12 +218,14 @@ def _is_product(
 ) -> bool:
     """Return whether axes with different numbers of blocks shard different factors of a dim."""
     outers = [1, *(outer for outer in levels(dim, placements) if outer > 1)]
+    turning = {block_count(m) for m in placements if shards(m, dim) and is_zigzag(m)}
     for outer, finer in itertools.pairwise(outers):
         length, _ = grain(size, dim, placements, sizes, outer)
+        pair = 2 if finer in turning else 1  # of blocks, in which a zigzag goes there and back
         if size % finer:
             if not _are_chunks(finer, dim, placements, sizes, later):
                 return False
-        elif finer % outer or length % (size // finer):
+        elif finer % (outer * pair) or length % (size // finer * pair):
             return False
     return True
 

@@ -12,7 +12,7 @@ import attrs
 import torch
 
 from ..types import AxisPlacement
-from .layout import block_count, chunk, dim_and_unit, factors, is_plain, levels, shards
+from .layout import block_count, chunk, dim_and_unit, factors, is_plain, is_zigzag, levels, shards
 
 
 def strided_factors(
@@ -50,19 +50,23 @@ def elements(
     """Return the indices along a dim that a rank holds."""
     held = torch.arange(size)
     cuts = [
-        (block_count(m), dim_and_unit(m)[1], n, c)
+        (block_count(m), dim_and_unit(m)[1], n, c, is_zigzag(m))
         for m, n, c in zip(placements, sizes, coordinates, strict=True)
         if shards(m, dim)
     ]
     length = size
     before = 0
-    for outer, unit, n, c in sorted(cuts, key=operator.itemgetter(0)):
+    for outer, unit, n, c, turns in sorted(cuts, key=operator.itemgetter(0)):
         if outer != before:
             # uneven blocks are the chunks of the axes before
             length = held.numel() if size % outer else size // outer
         before = outer
         start, length_here = chunk(length, unit, n, c)
-        held = held.view(-1, max(length, 1)).narrow(1, start, length_here)
+        runs = held.view(-1, max(length, 1))
+        held = runs.narrow(1, start, length_here)
+        if turns:
+            back = runs.narrow(1, length - start - length_here, length_here)
+            held = torch.stack([held[::2], back[1::2]], 1)
         held = held.flatten()
         length = length_here
     return held
@@ -78,6 +82,7 @@ class Open:
         size: of the sharded dim, before the axis shards it.
         inner: the number of elements of a run after it.
         unit: of the sharded dim.
+        turns: whether it is a zigzag: in every second run the ranks are in reverse order.
     """
 
     dim: int
@@ -85,6 +90,7 @@ class Open:
     size: int
     inner: int
     unit: int
+    turns: bool = False
 
     @property
     def is_dim(self) -> bool:
@@ -113,4 +119,5 @@ def opened(
         size=found[i],
         inner=math.prod(found[i + 1 :]),
         unit=1 if unit % block else unit // block,
+        turns=is_zigzag(placement),
     )

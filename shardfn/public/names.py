@@ -27,7 +27,7 @@ from ..inspect.measured import measure_hardware
 from ..mesh import current_mesh, make_mesh, use_mesh
 from ..pipelines import Schedule, schedules
 from ..placement import AUTO as auto
-from ..placement import P, Partial, Replicate, Shard, Stage
+from ..placement import P, Partial, Replicate, Shard, Stage, Zigzag, zigzag
 from ..transforms import (
     accumulate,
     all_gather,

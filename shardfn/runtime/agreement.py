@@ -19,16 +19,16 @@ from .. import _compat
 from ..capture import uneven_shards
 from ..errors import SAME_COLLECTIVES, DivergenceError, call_site
 from ..ops.loops import inner_nodes
+from ..own_dtensors import is_own
 from ..partition import Plan
 from ..partition.plan import SENDING, Nested, Pipelined
 from ..random import ambient
 from ..schedule import SchedulePlan
 from ..simulated import is_on_part
-from ..staged import is_staged
 from ..types import LocalProgram
 from ..world import texts_of_ranks
 from .arguments import OF_PART, Placed, whole_mesh
-from .layouts import on_all_stages
+from .layouts import as_chunks, on_all_stages
 from .options import Request
 
 OF_DTENSOR = "a DTensor"
@@ -331,7 +331,7 @@ def _digest(x: torch.Tensor, mesh: Any) -> str:
     if not getattr(x, OF_PART, False) and not is_on_part(x, mesh):
         return ""
     whole: Any = x
-    return digest_of((on_all_stages(whole) if is_staged(x) else whole).full_tensor())
+    return digest_of((on_all_stages(as_chunks(whole)) if is_own(x) else whole).full_tensor())
 
 
 def _differing(request: Request, what: str, rows: tuple[Any, Any], rank: int) -> DivergenceError:

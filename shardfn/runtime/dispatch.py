@@ -19,9 +19,9 @@ from ..capture.refusals.leaked_values import leaked
 from ..capture.rewrites.as_strided import refuse_unstrided
 from ..errors import ShardError
 from ..mesh import axes_of, current_mesh
+from ..own_dtensors import OwnDTensor
 from ..partition.rule_api import registry
 from ..simulated import DonatedTensor, SimulatedDTensor, SimulatedTensor, UnreadTensor
-from ..staged import StagedDTensor
 from ..tracebacks import has_our_note
 from ..world import World, current_world
 from .agreement import checked, compare_ranks
@@ -46,7 +46,7 @@ from .structure import leaves_like
 
 log = logging.getLogger("shardfn")
 KEPT_SIGNATURES = 64
-DTENSORS = {DTensor, SimulatedDTensor, StagedDTensor}
+DTENSORS = {DTensor, SimulatedDTensor, OwnDTensor}
 PLAIN = {torch.Tensor, torch.nn.Parameter, UnreadTensor, DonatedTensor}
 REQUIRES_GRAD = operator.attrgetter("requires_grad")
 

@@ -14,20 +14,20 @@ from typing import Any
 import attrs
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from .. import _compat, _tree
 from ..capture import Captured
 from ..capture.rewrites.as_strided import refuse_view
 from ..errors import PlacementError, call_site
 from ..mesh import all_coordinates, axes_of
+from ..own_dtensors import has_own
 from ..partition import Plan, layout
 from ..partition.rules.dtypes import COMPUTED, INTEGERS
 from ..partition.strided_shards import elements, strided_dims
-from ..placement import marks_of, torch_placements
+from ..placement import Zigzag, marks_of, torch_placements
 from ..random import ambient
 from ..simulated import SimulatedDTensor, SimulatedTensor, dtensors, on_mesh, own_of_part
-from ..staged import has_stages
 from ..types import MEAN, TENSOR, LocalProgram, MeshAxes, MeshPlacements, stage_of
 from .arguments import Placed, said
 from .store import Layouts
@@ -375,9 +375,23 @@ def join(
         values = {c: _joined(group, marks[k]) for c, group in groups.items()}
     (whole,) = values.values()
     for dim in strided_dims(marks):
-        order = _stored(shape[dim], dim, marks, axes).argsort()
-        whole = whole.index_select(dim, order.to(whole.device))
+        whole = in_order(whole, dim, marks, axes)
     return whole if whole.dtype == dtype else whole.view(dtype)
+
+
+def in_order(x: torch.Tensor, dim: int, marks: MeshPlacements, axes: MeshAxes) -> torch.Tensor:
+    """Put the elements along a dim, which follow each other as the ranks hold them, in order."""
+    order = _stored(x.shape[dim], dim, marks, axes).argsort()
+    return carried(x).index_select(dim, order.to(x.device)).view(x.dtype)
+
+
+def as_chunks(x: DTensor) -> DTensor:
+    """Describe a DTensor with zigzags as one with plain chunks, whose elements are in the order in
+    which the ranks hold them.
+    """
+    plain = tuple(Shard(p.dim) if isinstance(p, Zigzag) else p for p in x.placements)
+    spec = _compat.dtensor_spec(x.device_mesh, plain, x.shape, x.stride(), x.dtype)
+    return dtensors([_compat.local_tensor(x)], [spec])[0]
 
 
 def on_all_stages(x: DTensor) -> DTensor:
@@ -537,9 +551,9 @@ def maker(placed: Placed, captured: Captured, partition: Plan) -> Maker | None:
         _compat.unreduced_spec(spec) if slot.number in unreduced else spec
         for spec, slot in zip(specs, slots, strict=True)
     ]
-    are_staged = any(has_stages(spec.placements) for spec in specs)
+    are_own = any(has_own(spec.placements) for spec in specs)
     kind = SimulatedDTensor if placed.is_simulated else DTensor
-    make = dtensors if are_staged else functools.partial(_compat.dtensors, kind=kind)
+    make = dtensors if are_own else functools.partial(_compat.dtensors, kind=kind)
     places = _places(placed, specs)
 
     def made(outs: Any, spares: list[DTensor] | None = None) -> list[Any]:
@@ -552,7 +566,7 @@ def maker(placed: Placed, captured: Captured, partition: Plan) -> Maker | None:
 
 def _places(placed: Placed, specs: list[Any]) -> tuple[int, ...]:
     """Match each result with a donated DTensor of its shape, strides and dtype; -1 without one, as
-    for a result on a stage, whose class is another.
+    for a result at a placement of our own, whose class is another.
     """
     avals = dict(zip(placed.tensors, placed.avals, strict=True))
     rows = [avals[i] for i in placed.donated]
@@ -560,7 +574,7 @@ def _places(placed: Placed, specs: list[Any]) -> tuple[int, ...]:
     for k, x in reversed([*enumerate(rows)]):
         key = tuple(x.shape), tuple(x.stride), x.dtype
         free.setdefault(key, []).append(k)
-    metas = [None if has_stages(spec.placements) else spec.tensor_meta for spec in specs]
+    metas = [None if has_own(spec.placements) else spec.tensor_meta for spec in specs]
     keys = [x and (tuple(x.shape), tuple(x.stride), x.dtype) for x in metas]
     return tuple(free[key].pop() if free.get(key) else -1 for key in keys)
 

@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor, Placement
 from .. import _compat, _tree
 from ..errors import ShardError
 from ..extensions import Eager, absent, service
+from ..own_dtensors import OwnDTensor, check_gradient, has_own, is_own, refused, run_on_shards
 from ..placement import REDISTRIBUTE
-from ..staged import StagedDTensor, check_gradient, has_stages, is_staged, refused, run_on_shards
 from .local_tensor import DonatedTensor, SimulatedTensor
 
 
@@ -40,13 +40,13 @@ class SimulatedDTensor(DTensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(map(is_staged, _tree.leaves((args, kwargs or {})))):
+        if any(map(is_own, _tree.leaves((args, kwargs or {})))):
             return run_on_shards(func, args, kwargs or {})
         return _eager(str(func)).op(func, args, kwargs or {})
 
     def redistribute(self, *args: Any, **kwargs: Any) -> DTensor:
         """Run DTensor.redistribute for all ranks."""
-        if is_staged(self):
+        if is_own(self):
             raise refused("redistribute", self, REDISTRIBUTE)
         return self._method("redistribute", *args, **kwargs)
 
@@ -66,13 +66,13 @@ class SimulatedDTensor(DTensor):
             ShardError: the mesh has no such rank, or autograd follows the local tensors of a
                 stage, which have other numbers of dims on other ranks.
         """
-        if is_staged(self) and rank is None:
+        if is_own(self) and rank is None:
             return self._shards_of_stage(grad_placements)
         return self._method("to_local", grad_placements=grad_placements, rank=rank)
 
     def full_tensor(self, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor:
         """Run DTensor.full_tensor, and return a plain tensor."""
-        if is_staged(self):
+        if is_own(self):
             raise refused("full_tensor", self, "sf.full(x)")
         return self._method("full_tensor", grad_placements=grad_placements)
 
@@ -104,7 +104,7 @@ def dtensors(locals_: Sequence[torch.Tensor], specs: Sequence[Any]) -> list[DTen
     is_simulated = any(isinstance(x, SimulatedTensor) for x in locals_)
     if is_simulated:
         return _compat.dtensors(locals_, specs, SimulatedDTensor)
-    kinds = [StagedDTensor if has_stages(spec.placements) else DTensor for spec in specs]
+    kinds = [OwnDTensor if has_own(spec.placements) else DTensor for spec in specs]
     return _compat.dtensors(locals_, specs, kinds)
 
 

@@ -186,9 +186,15 @@ def captured(fn: Callable[..., Any], call: Call, *args: Any) -> Captured:
 
 def placements(ready: Ready, sizes: tuple[int, ...]) -> Iterator[list[MeshPlacements]]:
     """Everything whole, then each tensor cut on each of its dims in turn, and each floating one
-    pending; on two axes, the next one too.
+    pending; on two axes, the next one too. Then each dim that has the chunks of a zigzag as one.
     """
     ways: list[tuple[int, Any]] = []
+    zigzags = [
+        (i, (d, 1, -2))
+        for i, x in enumerate(ready.ins[: len(ready.call.tensors)])
+        for d, size in enumerate(x.shape)
+        if size and size % (2 * sizes[0]) == 0
+    ]
     for i, x in enumerate(ready.ins[: len(ready.call.tensors)]):
         ways += [(i, d) for d in range(x.dim())]
         ways += [(i, "sum")] if x.is_floating_point() or x.is_complex() else []
@@ -198,6 +204,12 @@ def placements(ready: Ready, sizes: tuple[int, ...]) -> Iterator[list[MeshPlacem
         yield from results_cut(ready, sizes)
     for n, way in enumerate(ways):
         yield marked(ready, [(way,)] if len(sizes) == 1 else [(way,), (ways[(n + 1) % len(ways)],)])
+    for n, (i, mark) in enumerate(zigzags):
+        others = [way for way in ways if way != (i, mark[0])]
+        if len(sizes) == 1:
+            yield marked(ready, [((i, mark),)])
+        elif others:
+            yield marked(ready, [((i, mark),), (others[n % len(others)],)])
 
 
 def results_cut(ready: Ready, sizes: tuple[int, ...]) -> Iterator[list[MeshPlacements]]:

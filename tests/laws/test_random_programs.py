@@ -123,6 +123,12 @@ def test_programs_that_merge_and_split_dims_equal_the_plain_ones(drawn: Drawn) -
     checked(drawn)
 
 
+@given(programs(lengths=(2, 4, 4, 8, 12, 3)))
+@examples(25)
+def test_programs_with_zigzags_equal_the_plain_ones(drawn: Drawn) -> None:
+    checked(drawn)
+
+
 def test_a_program_without_a_gradient_says_nothing() -> None:
     for line, tells in (
         ("(x0 - x0).sqrt()", False),

@@ -37,7 +37,7 @@ LAYERS: dict[str, int] = {
     "argnums": 3, "patterns": 3,
     "collectives": 3, "mesh_arguments": 3,
     "byte_sizes": 4, "buckets": 4, "hardware": 4, "placement": 4, "mesh": 4, "world": 4,
-    "pipelines": 4, "simulated": 4, "staged": 4,
+    "pipelines": 4, "simulated": 4, "own_dtensors": 4,
     "ops": 4,
     "debug": 5, "placement_table": 5, "random": 5, "stored": 5,
     "capture": 6,

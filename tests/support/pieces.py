@@ -64,7 +64,8 @@ def held_rows(
     strided shard of it: those that every axis says are its own.
 
     An axis views the dim as so many blocks, each of runs that a finer axis does not cut, and
-    holds a chunk of the runs of each block. The last blocks may be short.
+    holds a chunk of the runs of each block. The last blocks may be short. In every second block of
+    a zigzag, whose number of blocks is negative, the last rank holds the first chunk.
     """
     mine = [
         (*(mark if isinstance(mark, tuple) else (mark, 1)), 1)[1:3]
@@ -72,22 +73,24 @@ def held_rows(
         else None
         for mark in marks
     ]
-    outers = sorted({outer for _, outer in filter(None, mine)})
+    outers = sorted({abs(outer) for _, outer in filter(None, mine)})
     found = {}
     for at in ranks(sizes):
         rows = torch.arange(size)
         for k, cut_by in enumerate(mine):
             if cut_by is None:
                 continue
-            unit, outer = cut_by
+            unit, blocks = cut_by
+            outer = abs(blocks)
+            back = sizes[k] - 1 - at[k] if blocks < 0 else at[k]
             finer = [o for o in outers if o > outer]
             run = -(-size // finer[0]) if finer else 1
             length = -(-size // outer)
-            blocks = [rows[rows // length == b] for b in range(outer)]
+            parts = [rows[rows // length == b] for b in range(outer)]
             rows = torch.cat(
                 [
-                    _chunk(block, block % length // run, unit // run, sizes[k], at[k])
-                    for block in blocks
+                    _chunk(part, part % length // run, unit // run, sizes[k], (at[k], back)[b % 2])
+                    for b, part in enumerate(parts)
                 ]
             )
         found[at] = rows

@@ -5,6 +5,7 @@ run on.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -122,7 +123,7 @@ class Drawn:
 
     def function(self) -> Any:
         """(inputs) -> (sum of squares, result)."""
-        scope: dict[str, Any] = {"torch": torch, "F": F, "sf": sf, "P": sf.P}
+        scope: dict[str, Any] = {"torch": torch, "F": F, "sf": sf, "P": sf.P, "zigzag": sf.zigzag}
         scope |= {name: torch.tensor(values) for name, values in self.indices.items()}
         exec(compile(self.text(), "<program>", "exec"), scope)
         return scope["program"]
@@ -178,13 +179,18 @@ class Writer:
         return self.draw(st.integers(0, len(shape) - 1))
 
     def placement(self, shape: Shape) -> sf.P:
-        """Each axis cuts some dim, or none. Axes on one dim are in any order that fits it."""
-        parts: list[tuple[str, ...]] = [()] * len(shape)
+        """Each axis cuts some dim, or none. Axes on one dim are in any order that fits it; a zigzag
+        is alone on its dim.
+        """
+        parts: list[tuple[Any, ...]] = [()] * len(shape)
         for axis in self.mesh:
             dim = self.draw(st.integers(-1, len(shape) - 1))
-            if dim < 0:
+            if dim < 0 or any(isinstance(p, sf.zigzag) for p in parts[dim]):
                 continue
             ranks = self.mesh[axis]
+            if not parts[dim] and shape[dim] % (2 * ranks) == 0 and self.draw(st.booleans()):
+                parts[dim] = (sf.zigzag(axis),)
+                continue
             is_first = shape[dim] % ranks == 0 and self.draw(st.booleans())
             mine = parts[dim]
             parts[dim] = (axis, *mine) if is_first and len(mine) < 2 else (*mine, axis)
@@ -469,12 +475,17 @@ GROWING = {"split", "stack", "expand"}
 
 
 @st.composite
-def programs(draw: st.DrawFn, most: int = 12, kinds: tuple[str, ...] = ()) -> Drawn:
-    """A program of 3 to 12 lines, of these kinds, over shapes of 1 to 7."""
+def programs(
+    draw: st.DrawFn,
+    most: int = 12,
+    kinds: tuple[str, ...] = (),
+    lengths: Sequence[int] = range(1, 8),
+) -> Drawn:
+    """A program of 3 to 12 lines, of these kinds, over dims of these lengths."""
     w = Writer(draw, kinds)
     dims = 3 if kinds else 1
     for _ in range(draw(st.integers(1, 2))):
-        sizes = st.lists(st.integers(1, 7), min_size=dims, max_size=3)
+        sizes = st.lists(st.sampled_from(lengths), min_size=dims, max_size=3)
         w.input(tuple(draw(sizes)))
     for _ in range(draw(st.integers(3, most))):
         w.step()

@@ -134,6 +134,23 @@ def _closed(b: Builder, x: torch.fx.Node, shard: LocalShard, move: Move) -> torc
     return b.call(aten.view.default, b.contiguous(x), list(local_shape))
 
 
+def _turned(b: Builder, x: torch.fx.Node, cut: strided_shards.Open, n: int) -> torch.fx.Node:
+    """Reverse the order of the chunks in every second run of an opened zigzag, which makes it a
+    strided shard; and back.
+    """
+    if not cut.turns:
+        return x
+    shape = list(_shape(x))
+    pairs = [cut.outer // 2, 2, n, cut.size // n]
+    opened_shape = [*shape[: cut.dim], *pairs, *shape[cut.dim + 2 :]]
+    runs = b.call(aten.view.default, b.contiguous(x), opened_shape)
+    there = b.call(aten.slice.Tensor, runs, cut.dim + 1, 0, 1)
+    back = b.call(aten.slice.Tensor, runs, cut.dim + 1, 1, 2)
+    back = b.call(aten.flip.default, back, [cut.dim + 2])
+    turned = b.call(aten.cat.default, [there, back], cut.dim + 1)
+    return b.call(aten.view.default, turned, shape)
+
+
 def _place(cut: strided_shards.Open) -> int:
     """Return the index of the sharded dim after `_open`."""
     return cut.dim if cut.is_dim else cut.dim + 1
@@ -204,6 +221,7 @@ def gather(b: Builder, shard: LocalShard, move: Move, implicit: bool) -> torch.f
     chunks = b.call(aten.view.default, received, [n, *shape])
     padded = _join_dim(b, chunks, dim)
     out = _first(b, padded, dim, cut.size)
+    out = _turned(b, out, cut, n)
     return _closed(b, out, shard, move)
 
 
@@ -217,6 +235,11 @@ def cut(b: Builder, shard: LocalShard, move: Move, implicit: bool) -> torch.fx.N
     steps = b.call(aten.arange.default, mine, dtype=torch.int64, device=device)
     start = b.start(move.axis, own.size, own.unit)
     rows = b.call(aten.add.Tensor, steps, start)
+    if own.turns:  # a pair of runs is one, of which a rank has a chunk at either end
+        end = b.call(aten.rsub.Scalar, start, 2 * own.size - mine)
+        back = b.call(aten.add.Tensor, steps, end)
+        rows = b.call(aten.cat.default, [rows, back])
+        own = attrs.evolve(own, outer=own.outer // 2, size=2 * own.size)
     x = _open(b, shard.node, own, own.size)
     out = b.call(aten.index_select.default, x, _place(own), rows)
     return _closed(b, out, shard, move)
@@ -237,6 +260,7 @@ def reduce_scatter(b: Builder, shard: LocalShard, move: Move, implicit: bool) ->
     n = _ranks(b, move)
     full = layout.full_chunk(cut.size, cut.unit, n)
     x = _open(b, shard.node, cut, cut.size)
+    x = _turned(b, x, cut, n)
     padded = _padded(b, x, dim, full * n)
     chunks = _split_dim(b, padded, dim, n)
     _, *shape = _shape(chunks)
@@ -255,6 +279,7 @@ def all_to_all(b: Builder, shard: LocalShard, move: Move, implicit: bool) -> tor
     src_full = layout.full_chunk(src.size, src.unit, n)
     dst_full = layout.full_chunk(dst.size, dst.unit, n)
     x, src_dim, dst_dim = _opened_twice(b, shard.node, move, src, dst)
+    x = _turned(b, x, attrs.evolve(dst, dim=dst_dim - 1), n)
     x = _padded(b, x, src_dim, src_full)
     x = _padded(b, x, dst_dim, dst_full * n)
     chunks = _split_dim(b, x, dst_dim, n)
@@ -266,6 +291,7 @@ def all_to_all(b: Builder, shard: LocalShard, move: Move, implicit: bool) -> tor
     out = _join_dim(b, out, src_dim)
     out = _first(b, out, src_dim, src.size)
     out = _first(b, out, dst_dim, _chunk_size(b, move, dst))
+    out = _turned(b, out, attrs.evolve(src, dim=src_dim - 1), n)
     return _closed(b, out, shard, move)
 
 

@@ -115,6 +115,19 @@ class Builder:
         assert total is not None
         return total
 
+    def runs(self, shard: LocalShard, dim: int) -> list[torch.fx.Node]:
+        """Emit the offsets of the runs of this rank's shard in a global dim: one, or the two of a
+        zigzag.
+        """
+        turning = [k for k, m in enumerate(shard.placements) if layout.is_zigzag(m)]
+        for axis in turning:
+            if layout.shards(shard.placements[axis], dim):
+                size = shard.shape[dim]
+                first = self.start(axis, size // 2, 1)
+                own = layout.chunk(size // 2, 1, self.axes.sizes[axis], 0)[1]
+                return [first, self.call(aten.rsub.Scalar, first, size - own)]
+        return [self.offset(shard, dim)]
+
     def start(self, axis: int, size: int, unit: int) -> torch.fx.Node:
         """Emit the start of this rank's chunk along one axis; an equal start is emitted once."""
         n = self.axes.sizes[axis]

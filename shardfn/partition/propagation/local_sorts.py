@@ -91,7 +91,7 @@ class RowShard:
         """Return the placement on one axis, given the placement of the sorted elements."""
         _, unit = layout.dim_and_unit(elements)
         runs = unit // self.each if unit % self.each == 0 else 1
-        return layout.joined(self.dim, runs, outer=layout.block_count(elements))
+        return layout.joined(self.dim, runs, outer=layout.blocks(elements))
 
 
 Role = RowShard | str  # or the placement itself

@@ -75,6 +75,8 @@ def in_units(
             scales.update(_scales(placement, placements, strided))
     if len(scales) == 1:
         return [choice]
+    if any(map(layout.is_zigzag, (*choice[0], *choice[1]))):
+        scales = {(unit, outer) for unit, outer in scales if outer > 0}
     return [
         (_scaled(choice[0], u, o), _scaled(choice[1], u, o)) for u, o in sorted(scales)
     ]  # in one order: all ranks break ties alike
@@ -83,21 +85,34 @@ def in_units(
 def _scales(
     wanted: AxisPlacement, placements: Collection[AxisPlacement], strided: Callable[[], bool]
 ) -> Iterator[tuple[int, int]]:
-    """Yield the factors between a strategy's unit and blocks and those of an input."""
+    """Yield the factors between a strategy's unit and blocks and those of an input; the blocks of a
+    zigzag are negative.
+    """
     dim, unit = layout.dim_and_unit(wanted)
-    outer = layout.block_count(wanted)
     for placement in placements:
         cut = layout.split(placement)
         if cut is None or cut[0] != dim:
             continue
-        blocks, rest = divmod(layout.block_count(placement), outer)
-        if rest or (blocks > 1 and not strided()):
+        blocks = _blocks_in(placement, wanted)
+        if blocks is None or (blocks != 1 and not strided()):
             continue
         # even chunks have the unit 1, whatever the strategy's
         if cut[1] % unit == 0:
             yield cut[1] // unit, blocks
-        elif blocks > 1:
+        elif blocks != 1:
             yield 1, blocks
+
+
+def _blocks_in(placement: AxisPlacement, wanted: AxisPlacement) -> int | None:
+    """Return into how many blocks a placement divides each block of another one, negative for a
+    zigzag; None if it does not.
+    """
+    blocks, rest = divmod(layout.block_count(placement), layout.block_count(wanted))
+    if rest or (layout.is_zigzag(wanted) and not layout.is_zigzag(placement)):
+        return None
+    if layout.is_zigzag(placement) == layout.is_zigzag(wanted):
+        return blocks
+    return None if blocks % 2 else -blocks
 
 
 def _scaled(

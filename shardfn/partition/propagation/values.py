@@ -177,5 +177,7 @@ def in_plain_chunks(
 
 
 def can_be_drawn(placement: AxisPlacement) -> bool:
-    """Return whether a rank can draw its shard of random numbers at this placement."""
-    return placement not in PARTIAL_KINDS and layout.is_plain(placement)
+    """Return whether a rank can draw its shard of random numbers at this placement: its elements
+    are one run along each dim, or the two of a zigzag.
+    """
+    return placement not in PARTIAL_KINDS and layout.blocks(placement) in (1, -2)

@@ -16,6 +16,7 @@ from ...accepted import accept, described
 from ...capture.rewrites.as_strided import refuse_unstrided
 from ...errors import PlacementError, TreeError
 from ...mesh import all_coordinates, axes_of, check_mesh, refuse_unusable_mesh
+from ...own_dtensors import is_own
 from ...partition import layout
 from ...partition.emission import wire_dtypes
 from ...partition.rules.dtypes import COMPUTED
@@ -29,7 +30,7 @@ from ...placement import (
     stages_in,
     torch_placements,
 )
-from ...runtime.layouts import cut, join, on_all_stages
+from ...runtime.layouts import as_chunks, cut, in_order, join, on_all_stages
 from ...simulated import SimulatedTensor, UnreadTensor, dtensors, shown
 from ...types import REDUCTIONS, MeshAxes, MeshPlacements, stage_of
 from ...world import current_world
@@ -396,18 +397,27 @@ def _joined(x: DTensor, shards: list[torch.Tensor], is_simulated: bool) -> torch
     """The global tensor of local tensors. Autograd follows torch's own way of making it."""
     axes = axes_of(x.device_mesh)
     marks = marks_of(list(x.placements), x.shape, axes)
-    on_stages = any(map(stage_of, marks))
     if x.requires_grad and torch.is_grad_enabled():
-        return _OfStage.apply(x, marks) if on_stages else x.full_tensor()
+        return _OfOwn.apply(x, marks) if is_own(x) else x.full_tensor()
     if is_simulated:
         return join(shards, x.shape, marks, axes)
-    if on_stages:
+    if any(map(stage_of, marks)):
         x = on_all_stages(x)
+    zigzags = [mark for mark in marks if layout.is_zigzag(mark)]
+    whole = _received(as_chunks(x) if zigzags else x)
+    for mark in zigzags:
+        dim, _ = layout.dim_and_unit(mark)
+        whole = in_order(whole, dim, marks, axes)
+    return whole
+
+
+def _received(x: DTensor) -> torch.Tensor:
+    """The global tensor of a DTensor at placements of torch, on real ranks."""
     return x.full_tensor() if x.dtype in wire_dtypes.CARRIED else _whole_otherwise(x)
 
 
-class _OfStage(torch.autograd.Function):
-    """The global value of a DTensor on a stage. The gradient is on that stage."""
+class _OfOwn(torch.autograd.Function):
+    """The global value of a DTensor at a placement of our own. The gradient is placed alike."""
 
     @staticmethod
     def forward(ctx: Any, x: DTensor, marks: MeshPlacements) -> torch.Tensor:

@@ -311,8 +311,13 @@ def propagated(value: Value, axes: MeshAxes) -> MeshPlacements:
 
 
 def plain(placements: MeshPlacements) -> MeshPlacements:
-    """Drop the units of shards, for a value that re-enters a loop in plain chunks."""
-    return tuple(layout.dim_and_unit(m)[0] if isinstance(m, tuple) else m for m in placements)
+    """Drop the units of shards, for a value that re-enters a loop in plain chunks, or as the zigzag
+    that a `P` says.
+    """
+    return tuple(
+        layout.dim_and_unit(m)[0] if isinstance(m, tuple) and m[1:] != (1, -2) else m
+        for m in placements
+    )
 
 
 def shifted(placement: AxisPlacement, by: int) -> AxisPlacement:
@@ -320,7 +325,7 @@ def shifted(placement: AxisPlacement, by: int) -> AxisPlacement:
     cut = layout.split(placement)
     if cut is None:
         return placement
-    return layout.joined(cut[0] + by, cut[1], outer=layout.block_count(placement))
+    return layout.joined(cut[0] + by, cut[1], outer=layout.blocks(placement))
 
 
 def stacked(placements: MeshPlacements) -> MeshPlacements:

@@ -1,6 +1,6 @@
-"""DTensors on a stage of a pipeline, outside of functions. torch's DTensor takes a stage for a
-placement that changes nothing, so an op runs on the shards alone where that is right, and is
-refused elsewhere.
+"""DTensors at placements of our own, a stage or a zigzag, outside of functions. torch's DTensor
+takes them for placements that change nothing, so an op runs on the shards alone where that is
+right, and is refused elsewhere.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate
 
 from . import _compat, _tree
 from .errors import PlacementError
-from .placement import REDISTRIBUTE, Stage
+from .placement import OWN, REDISTRIBUTE, Stage
 
 aten = torch.ops.aten
 NOT_OF_ELEMENTS = {torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output}
@@ -33,14 +33,14 @@ ON_SHARDS = {
 }
 
 
-def is_staged(x: Any) -> bool:
-    """Return whether a value is a DTensor on a stage of a pipeline."""
-    return isinstance(x, DTensor) and has_stages(x.placements)
+def is_own(x: Any) -> bool:
+    """Return whether a value is a DTensor at a placement of our own."""
+    return isinstance(x, DTensor) and has_own(x.placements)
 
 
-def has_stages(placements: Sequence[Placement]) -> bool:
-    """Return whether one of a DTensor's placements is a stage."""
-    return any(isinstance(p, Stage) for p in placements)
+def has_own(placements: Sequence[Placement]) -> bool:
+    """Return whether one of a DTensor's placements is our own."""
+    return any(isinstance(p, OWN) for p in placements)
 
 
 def is_here(placements: Sequence[Placement], coordinates: Sequence[int]) -> bool:
@@ -49,8 +49,8 @@ def is_here(placements: Sequence[Placement], coordinates: Sequence[int]) -> bool
     return all(not isinstance(p, Stage) or p.coordinate == c for p, c in rows)
 
 
-class StagedDTensor(DTensor):
-    """A DTensor on a stage of a pipeline, in a world of real processes."""
+class OwnDTensor(DTensor):
+    """A DTensor at a placement of our own, in a world of real processes."""
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -65,7 +65,7 @@ class StagedDTensor(DTensor):
         raise refused("full_tensor", self, "sf.full(x)")
 
     def to_local(self, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor:
-        """Return the local tensor. Its gradient is on the same stage."""
+        """Return the local tensor. Its gradient is placed alike."""
         check_gradient(self, grad_placements)
         if self.requires_grad and torch.is_grad_enabled():
             return _ToLocal.apply(self)
@@ -93,7 +93,7 @@ class StagedDTensor(DTensor):
 
 
 class _ToLocal(torch.autograd.Function):
-    """The local tensor of a DTensor on a stage, and the DTensor of its gradient."""
+    """The local tensor of a DTensor, and the DTensor of its gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: DTensor) -> torch.Tensor:
@@ -111,7 +111,7 @@ class _FromLocal(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, spec: Any) -> DTensor:
-        return _compat.dtensors([local.detach()], [spec], StagedDTensor)[0]
+        return _compat.dtensors([local.detach()], [spec], OwnDTensor)[0]
 
     @staticmethod
     def backward(ctx: Any, cotangent: DTensor) -> Any:
@@ -130,8 +130,9 @@ def check_gradient(x: DTensor, grad_placements: Sequence[Placement] | None) -> N
 
 
 def refused(what: str, x: DTensor, fix: str) -> PlacementError:
-    """Build the error for an op or a method that would need to know the stage of a DTensor."""
-    got = f"it is placed {list(x.placements)}, and torch's DTensor knows no sf.Stage"
+    """Build the error for an op or a method that would need to know the placement of a DTensor."""
+    own = next(type(p).__name__ for p in x.placements if isinstance(p, OWN))
+    got = f"it is placed {list(x.placements)}, and torch's DTensor knows no sf.{own}"
     return PlacementError.of(f"{what} of a DTensor", got, fix=fix, placements=list(x.placements))
 
 
@@ -143,7 +144,7 @@ def run_on_shards(func: Any, args: Any, kwargs: Any) -> Any:
             placements.
     """
     tensors = [x for x in _tree.leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-    first = next(x for x in tensors if isinstance(x, DTensor) and is_staged(x))
+    first = next(x for x in tensors if isinstance(x, DTensor) and is_own(x))
     if not (_is_on_shards(func) and all(_is_like(x, first) for x in tensors)):
         fix = "the op inside of a function: sf.shard(f, mesh)(x)"
         raise refused(str(func), first, fix)

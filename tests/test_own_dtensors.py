@@ -1,4 +1,6 @@
-"""DTensors on a stage of a pipeline in code outside of functions: right, or refused by name."""
+"""DTensors on a stage of a pipeline, and zigzags, in code outside of functions: right, or refused
+by name.
+"""
 
 from __future__ import annotations
 
@@ -118,6 +120,46 @@ def test_torchs_redistribution_from_and_to_a_stage_is_refused(numerics: bool) ->
             "full_tensor of a DTensor: it is placed [Stage(1)], and torch's DTensor knows no "
             "sf.Stage\n  try: sf.full(x)"
         )
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_ops_on_each_element_keep_the_zigzag(name: str) -> None:
+    with simulated(cp=2, tp=3) as mesh:
+        got = RIGHT[name](sf.distribute(X.t(), mesh, P("tp", sf.zigzag("cp"))))
+        wanted = RIGHT[name](X.t().clone())
+        assert got.placements == (sf.Zigzag(1), Shard(0))
+        torch.testing.assert_close(sf.full(got), wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("numerics", [True, False])
+def test_other_ops_on_a_zigzag_are_refused(numerics: bool) -> None:
+    with sf.fake_world(2, numerics=numerics):
+        mesh = sf.make_mesh((2,), ("cp",))
+        x = sf.distribute(X, mesh, P(sf.zigzag("cp")))
+        for call in (
+            torch.sum,
+            torch.Tensor.t,
+            lambda x: x + x.redistribute(placements=[Shard(0)]),
+        ):
+            with pytest.raises(sf.PlacementError, match=r"torch's DTensor knows no sf\.Zigzag"):
+                call(x)
+        for call in (lambda x: x.redistribute(placements=[Replicate()]), lambda x: x.full_tensor()):
+            with pytest.raises(sf.PlacementError, match=r"is placed \[Zigzag\(0\)\], and torch's"):
+                call(x)
+        plain = sf.distribute(X, mesh, P("cp"))
+        with pytest.raises(sf.PlacementError, match=r"to Zigzag\(0\): torch's DTensor knows no"):
+            plain.redistribute(placements=[sf.Zigzag(0)])
+        with pytest.raises(sf.PlacementError, match=r"aten\.add\.Tensor of a DTensor"):
+            x + plain
+
+
+def test_full_of_a_zigzag_is_followed_by_autograd() -> None:
+    with simulated(cp=2) as mesh:
+        x = sf.distribute(X, mesh, P(sf.zigzag("cp"))).requires_grad_()
+        (gradient,) = torch.autograd.grad((sf.full(x) * X).sum(), [x])
+        assert gradient.placements == (sf.Zigzag(0),)
+        assert torch.equal(sf.full(gradient), X)
+        assert torch.equal(x.detach().to_local(rank=1), X[1:3])
 
 
 def test_to_local_of_a_stage_keeps_its_gradient_there() -> None:
