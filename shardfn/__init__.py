@@ -103,6 +103,7 @@ __all__ = [
     "psum",
     "psum_scatter",
     "pvary",
+    "ragged_all_to_all",
     "random",
     "rule",
     "save",

@@ -72,6 +72,7 @@ from ..transforms import (
     psum,
     psum_scatter,
     pvary,
+    ragged_all_to_all,
     rule,
     saved_residuals,
     scan,

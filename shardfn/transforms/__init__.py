@@ -40,6 +40,7 @@ from .sharding._constrain import constrain
 from .sharding._distribute import distribute, from_local, full
 from .sharding._pin import pin
 from .sharding._plan import plan
+from .sharding._ragged import ragged_all_to_all
 from .sharding._scatter import all_to_all, ppermute, psum_scatter
 from .sharding._shard import shard
 from .sharding._shard_map import shard_map
@@ -91,6 +92,7 @@ __all__ = [
     "psum",
     "psum_scatter",
     "pvary",
+    "ragged_all_to_all",
     "rule",
     "saved_residuals",
     "scan",

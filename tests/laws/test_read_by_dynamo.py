@@ -59,6 +59,8 @@ def exchanged(x: torch.Tensor) -> torch.Tensor:
     """Collectives of per-rank code, and of samples."""
     y = sf.psum(x, "i") + sf.pmean(x, "i") * sf.axis_index("i") + sf.pmax(x, "i")
     y = y + sf.ppermute(x, "i", [(0, 1), (1, 0)]) - sf.pmin(x, "i")
+    rows, counts = sf.ragged_all_to_all(x, [1, 0], "i", rows=x.shape[0])
+    y = y + rows + counts.sum()
     y = y + sf.psum_scatter(sf.all_gather(x, "i"), "i")
     return y + sf.all_to_all(torch.stack([x, x]), "i", 0, 0)[0] / sf.axis_size("i")
 

@@ -125,6 +125,12 @@ TRIGGERS: dict[str, Callable[[Tensor], Any]] = {
     "_custom.check_rules": unruled,
     "_custom.check_pair": no_pair,
     "_functions.check_count": too_few,
+    "_ragged.check_send_counts": lambda x: sf.vmap(
+        lambda r: sf.ragged_all_to_all(r, r, "i"), axis_name="i"
+    )(x),
+    "_ragged.rows_bound": lambda x: sf.vmap(
+        lambda r: sf.ragged_all_to_all(r, r.long(), "i", rows=0), axis_name="i"
+    )(torch.ones(2, 2)),
     "_scatter.check_size": lambda x: sf.vmap(lambda r: sf.psum_scatter(r, "i"), axis_name="i")(x),
     "_scatter.check_perm": lambda x: sf.vmap(
         lambda r: sf.ppermute(r, "i", [(0, 9)]), axis_name="i"

@@ -1,0 +1,173 @@
+"""ragged_all_to_all: rows to other ranks or samples, as many as a tensor of counts says.
+
+Dynamo reads this.
+"""
+
+from __future__ import annotations
+
+import fractions
+import re
+from typing import Any
+
+import torch
+
+from ... import _compat
+from ...capture.shard_map import axis_names
+from ...errors import PlacementError
+from ...ops import shard_map
+from ...ops.ragged import checked_counts
+from .._paired import numbers
+from ._axis_names import AxisName, Names, chosen, count, leafwise, linear_index, stacked, tensor
+
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+MULTIPLE = re.compile(r"\d+(\.\d+)?x")
+BOUNDS = (
+    'rows=64 for a number of rows; rows="1.5x" for 1.5 times the rows of x, rounded up; rows=None '
+    "for the most that can come, the rows of x of all ranks"
+)
+
+
+def ragged_all_to_all(
+    x: Any, send_counts: Any, axis_name: AxisName, *, rows: int | str | None = None
+) -> tuple[Any, torch.Tensor]:
+    """Send the first rows of x to rank 0, the next to rank 1, and so on, as many as counts say.
+
+    The counts are data: they may differ between ranks and from call to call. They are gathered
+    first, so every rank of the axis knows all of them, and all refuse the same ones before a row
+    is sent. No row is dropped.
+
+    Args:
+        x: a tensor (N, ...), or a pytree of them: rows in the order of their destinations. Those
+            that the counts leave over stay.
+        send_counts: (n,) integers, of which the sum is N at most: how many rows go to each of the
+            n ranks or samples.
+        axis_name: a name; or a tuple of names, of which the first counts slowest: then all rows
+            are gathered. See `psum`.
+        rows: the rows that each can take: a number; or a text such as "1.5x", which is 1.5 * N
+            rounded up, where N is the mean of what comes if all rows are sent. By default n * N,
+            the most that can come.
+
+    Returns:
+        The received rows, (rows, ...), in the order of their senders, and zeros after them; and
+        their counts, (n,) int64: how many rows each rank or sample has sent here.
+
+    Raises:
+        CaptureError: a name that is not bound here.
+        PlacementError: counts of another shape or dtype, an x without rows, or a bound that is no
+            number of rows.
+        CapacityError: more rows come to a rank than it can take. Every rank of the axis raises it,
+            when the program runs.
+        ShardError: a count is negative, or a sum of counts is more than N, when it runs.
+
+    Source: jax.lax.ragged_all_to_all.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        >>> counts = torch.tensor([[0, 2], [1, 1]])  # sample 0 sends both rows to sample 1
+        >>> send = lambda x, counts: ragged_all_to_all(x, counts, "i", rows=3)
+        >>> sf.vmap(send, axis_name="i")(x, counts)
+        (tensor([[3., 0., 0.],
+                [1., 2., 4.]]), tensor([[0, 1],
+                [2, 1]]))
+    """
+    names = axis_names.bindings_of("ragged_all_to_all", axis_name)
+    text = ", ".join([b[0] for b in names])
+    own = _counts(send_counts, count(names), text)
+    every = stacked(own.long(), names)  # (n, n)
+    received = leafwise(lambda leaf: _exchanged(tensor(leaf), every, names, text, rows), x)
+    return received, chosen(every, 1, linear_index(names)).squeeze(1)
+
+
+def _counts(send_counts: Any, n: int, names: str) -> torch.Tensor:
+    """Return the counts as a tensor, which is checked."""
+    if isinstance(send_counts, torch.Tensor):
+        check_send_counts((numbers(send_counts), send_counts.dtype), n, names)
+        return send_counts
+    if not isinstance(send_counts, (list, tuple)):
+        check_send_counts(type(send_counts).__name__, n, names)
+    return _counts(torch.tensor(send_counts), n, names)
+
+
+def _exchanged(
+    x: torch.Tensor, every: torch.Tensor, names: Names, text: str, rows: int | str | None
+) -> torch.Tensor:
+    n = count(names)
+    shape = numbers(x)
+    bound = rows_bound(shape, n, rows, text)
+    given = shape[0]
+    if len(names) == 1 and names[0][2] == axis_names.MESH:
+        return shard_map.ragged_all_to_all(x, every, names[0][0], n, given, bound)
+    return _selected(stacked(x, names), checked_counts(every, given, bound), names, bound)
+
+
+def _selected(x: torch.Tensor, counts: torch.Tensor, names: Names, rows: int) -> torch.Tensor:
+    """Select the rows that come to this rank or sample from those of all.
+
+    Args:
+        x: (n, N, ...), the rows of all.
+        counts: (n, n), which are checked.
+        names: of the axes.
+        rows: of the result.
+    """
+    n, given = x.shape[:2]
+    index = linear_index(names)
+    own = chosen(counts, 1, index).squeeze(1)  # (n,), from each sender
+    starts = chosen(counts.cumsum(1) - counts, 1, index).squeeze(1)  # (n,), in its rows
+    ends = own.cumsum(0)  # (n,), in the result
+    places = torch.arange(rows, device=x.device)
+    senders = (places.unsqueeze(1) >= ends).sum(1)  # (rows,); n where no row comes
+    is_row = (senders < n).reshape(rows, *[1] * (x.dim() - 2))
+    senders = senders.clamp(max=n - 1)
+    offsets = places - (ends - own).index_select(0, senders)
+    from_row = starts.index_select(0, senders) + offsets
+    flat = torch.cat([x.flatten(0, 1), x.new_zeros(1, *x.shape[2:])])
+    numbered = (senders * given + from_row).clamp(max=n * given)
+    return torch.where(is_row, flat.index_select(0, numbered), torch.zeros_like(flat[:1]))
+
+
+@_compat.constant_in_graph
+def check_send_counts(kind: tuple[tuple[int, ...], torch.dtype] | str, n: int, names: str) -> None:
+    """Check the counts: the shape and the dtype of a tensor, or the name of another type.
+
+    Raises:
+        PlacementError: they are not n integers.
+    """
+    if not isinstance(kind, str) and kind[0] == (n,) and kind[1] in INTEGERS:
+        return
+    raise PlacementError.of(
+        f"ragged_all_to_all over {names}, send_counts",
+        f"got {kind}" if isinstance(kind, str) else f"got shape {kind[0]}, {kind[1]}",
+        needed=f"shape ({n},), torch.int64: how many rows go to each of {n}",
+        fix=f"torch.bincount(destinations, minlength={n}), of the destination of each row",
+    )
+
+
+@_compat.constant_in_graph
+def rows_bound(shape: tuple[int, ...], n: int, rows: int | str | None, names: str) -> int:
+    """Return how many rows each rank or sample can take.
+
+    Raises:
+        PlacementError: x has no rows, or the bound is no number of rows.
+    """
+    where = f"ragged_all_to_all over {names}"
+    if not shape:
+        raise PlacementError.of(
+            f"{where}, x", "a tensor without dims", needed="rows: dim 0", fix="x.reshape(1)"
+        )
+    if rows is None:
+        return n * shape[0]
+    bound = 0
+    if isinstance(rows, str) and MULTIPLE.fullmatch(rows):
+        bound = -int(-fractions.Fraction(rows[:-1]) * shape[0] // 1)
+    elif isinstance(rows, int) and not isinstance(rows, bool):
+        bound = rows
+    if bound < 1:
+        got = "a tensor" if isinstance(rows, torch.Tensor) else repr(rows)
+        raise PlacementError.of(
+            f"{where}, rows",
+            f"got {got}, and x has {shape[0]} rows",
+            needed="1 row or more",
+            fix=BOUNDS,
+        )
+    return bound
