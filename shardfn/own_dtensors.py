@@ -5,15 +5,17 @@ right, and is refused elsewhere.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
 import torch
-from torch.distributed.tensor import DTensor, Placement, Replicate
+from torch.distributed.tensor import DTensor, Placement
 
 from . import _compat, _tree
 from .errors import PlacementError
-from .placement import OWN, REDISTRIBUTE, Stage
+from .placement import OWN, REDISTRIBUTE, Stage, Zigzag
 
 aten = torch.ops.aten
 NOT_OF_ELEMENTS = {torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output}
@@ -49,6 +51,63 @@ def is_here(placements: Sequence[Placement], coordinates: Sequence[int]) -> bool
     return all(not isinstance(p, Stage) or p.coordinate == c for p, c in rows)
 
 
+@attrs.frozen
+class Block:
+    """A block of a global tensor that a rank holds.
+
+    Args:
+        offsets: in the global tensor.
+        sizes: of the block.
+        start: its offsets in the local tensor.
+    """
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    start: tuple[int, ...]
+
+    def of(self, local: torch.Tensor) -> torch.Tensor:
+        """Return the block of a local tensor, as a view if it is not the whole of it."""
+        if local.shape == self.sizes:
+            return local
+        rows = zip(self.start, self.sizes, strict=True)
+        return local[tuple(slice(start, start + size) for start, size in rows)]
+
+
+def blocks(x: DTensor, coordinates: Sequence[int]) -> list[Block] | None:
+    """List the blocks of its global tensor that a rank holds: one, and two along each zigzag. None
+    if a strided shard has gaps.
+    """
+    if not is_here(x.placements, coordinates):
+        return []
+    rows = [*zip(x.placements, x.device_mesh.shape, coordinates, strict=True)]
+    by_dim = []
+    for dim, size in enumerate(x.shape):
+        mine = [row for row in rows if getattr(row[0], "dim", None) == dim]
+        runs = _runs(size, mine)
+        if runs is None:
+            return None
+        by_dim.append(runs)
+    found = itertools.product(*by_dim)
+    return [Block(*zip(*runs, strict=True)) if runs else Block((), (), ()) for runs in found]
+
+
+def _runs(size: int, rows: Sequence[Any]) -> list[tuple[int, int, int]] | None:
+    """List the runs of a dim that a rank holds: offset, size and start in the local tensor. None
+    if a strided shard has gaps.
+
+    Args:
+        size: of the dim.
+        rows: the placements of its axes, their sizes, and the coordinates of the rank.
+    """
+    for placement, n, c in rows:
+        if isinstance(placement, Zigzag):
+            chunk = size // (2 * n)
+            return [(c * chunk, chunk, 0), ((2 * n - 1 - c) * chunk, chunk, chunk)]
+    axes = [(n, _compat.split_factor(placement) or 1) for placement, n, _ in rows]
+    span = _compat.span(size, axes, [c for *_, c in rows])
+    return None if span is None else [(span[0], span[1] - span[0], 0)]
+
+
 class OwnDTensor(DTensor):
     """A DTensor at a placement of our own, in a world of real processes."""
 
@@ -74,22 +133,27 @@ class OwnDTensor(DTensor):
 
     def __create_write_items__(self, fqn: str, _: Any) -> list[Any]:
         """List what this rank writes to a checkpoint: nothing on other stages."""
-        return [item for x in self._here() for item in x.__create_write_items__(fqn, x)]
+        return [_compat.write_item(fqn, self, chunk) for chunk in self.__create_chunk_list__()]
 
     def __create_chunk_list__(self) -> list[Any]:
         """List what this rank reads of a checkpoint: nothing on other stages."""
-        return [chunk for x in self._here() for chunk in x.__create_chunk_list__()]
+        return [_compat.chunk(block.offsets, block.sizes) for block in self._blocks()]
 
-    def _here(self) -> list[DTensor]:
-        """The DTensor that this rank's coordinates on other axes describe; none on another stage
-        than its own.
+    def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
+        """Return the block of the local tensor that an item of a checkpoint refers to."""
+        local = _compat.local_tensor(self)
+        return next(b.of(local) for b in self._blocks() if b.offsets == tuple(index.offset))
+
+    def _blocks(self) -> list[Block]:
+        """List the blocks of the global tensor that this rank holds.
+
+        Raises:
+            PlacementError: each rank holds a term of them.
         """
-        mesh = self.device_mesh
-        if not is_here(self.placements, mesh.get_coordinate() or ()):
-            return []
-        others = tuple(Replicate() if isinstance(p, Stage) else p for p in self.placements)
-        spec = _compat.dtensor_spec(mesh, others, self.shape, self.stride(), self.dtype)
-        return _compat.dtensors([_compat.local_tensor(self)], [spec])
+        found = blocks(self, self.device_mesh.get_coordinate() or ())
+        if found is None or any(p.is_partial() for p in self.placements):
+            raise refused("a checkpoint", self, "x after a redistribution to Shard and Replicate")
+        return found
 
 
 class _ToLocal(torch.autograd.Function):

@@ -57,6 +57,17 @@ def test_ranks_of_other_stages_write_and_read_nothing() -> None:
             assert shard(x, item.index) is x._local_tensor.shards[place]
 
 
+def test_a_zigzag_is_two_blocks_of_each_rank() -> None:
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((2, 2), ("cp", "tp"))
+        x = sf.distribute(X[:4, :4], mesh, P(sf.zigzag("cp"), sf.zigzag("tp")))
+        assert len(chunks(x)) == 16 and len({tuple(c.offsets) for c in chunks(x)}) == 16
+        assert [tuple(c.offsets) for c in chunks(x)[:4]] == [(0, 0), (0, 3), (3, 0), (3, 3)]
+        for item in write_items("w", x):
+            (row, column) = item.index.offset
+            assert torch.equal(shard(x, item.index), X[row : row + 1, column : column + 1])
+
+
 def test_a_partial_value_is_refused() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("a",))

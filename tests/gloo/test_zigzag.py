@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from ranks import run_ranks
 
@@ -60,3 +62,44 @@ def test_processes_compute_what_the_simulator_does(n: int, backend: str) -> None
     for real in run_ranks(n, results, n, backend):
         exact = 0.0 if backend == "aten" else 1e-14  # kernels round as memory is aligned
         torch.testing.assert_close(real, simulated, rtol=exact, atol=exact)
+
+
+X = torch.arange(96.0).reshape(4, 24)
+
+
+def saved(n: int, folder: str) -> Any:
+    """Of a zigzag, saved and loaded as a zigzag and as other placements: the values, and this
+    rank's shard.
+    """
+    axes, spec = MESHES[n]
+    mesh = sf.make_mesh(tuple(axes.values()), tuple(axes))
+    tree = {"x": sf.distribute(X, mesh, spec)}
+    sf.save(f"{folder}/ours", tree)
+    dcp.save(tree, checkpoint_id=f"{folder}/torchs")
+    like = {"x": sf.ShapeDtype(X.shape)}
+    turned = P(sf.zigzag("cp"))
+    loaded = [
+        sf.load(f"{folder}/ours", like, mesh, P(None, "cp")),
+        sf.load(f"{folder}/torchs", like, mesh, turned),
+        sf.load(f"{folder}/ours", like, sf.make_mesh((n,), ("tp",)), P(None, sf.zigzag("tp"))),
+        {"x": sf.distribute(torch.zeros_like(X), mesh, turned)},
+    ]
+    dcp.load(loaded[-1], checkpoint_id=f"{folder}/ours/step-00000000")
+    sf.save(f"{folder}/back", loaded[0])
+    loaded.append(sf.load(f"{folder}/back", tree))
+    return sf.full(loaded), loaded[-1]["x"].to_local()
+
+
+@pytest.mark.parametrize("n", MESHES)
+def test_a_zigzag_is_saved_and_loaded_at_any_placement(n: int, tmp_path: Path) -> None:
+    axes, spec = MESHES[n]
+    with sf.fake_world(n):
+        mesh = sf.make_mesh(tuple(axes.values()), tuple(axes))
+        placed = sf.distribute(X, mesh, spec)
+        simulated = saved(n, str(tmp_path / "simulated"))
+        locals_ = [placed.to_local(rank=rank) for rank in range(n)]
+    real = run_ranks(n, saved, n, str(tmp_path / "real"))
+    for trees, _ in (simulated, *real):
+        assert len(trees) == 5 and all(torch.equal(tree["x"], X) for tree in trees)
+    for (_, local), wanted in zip(real, locals_, strict=True):
+        assert torch.equal(local, wanted)

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from ... import _compat, _tree
 from ...eager.checkpoint import has_gaps
 from ...errors import CheckpointError
-from ...placement import Stage
+from ...placement import Stage, Zigzag
 from ...types import ShapeDtype
 
 MOST_LINES = 20  # of one error
@@ -109,7 +109,7 @@ def unsaved(name: str, x: torch.Tensor) -> list[str]:
 
 def _unsaved_placements(x: DTensor) -> list[Placement]:
     """List the placements with which a DTensor cannot be saved."""
-    strange = [p for p in x.placements if type(p) not in (Shard, Replicate, Stage)]
+    strange = [p for p in x.placements if type(p) not in (Shard, Replicate, Stage, Zigzag)]
     are_strided = all(map(_compat.split_factor, strange))
     is_saved = not strange or (are_strided and not has_gaps(x))
     return [] if is_saved else strange
