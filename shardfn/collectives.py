@@ -177,7 +177,7 @@ add_row(
     )
 )
 add_row(CollectiveKind(name=PPERMUTE, op="shardfn.permute"))
-# priced by the rows of a rank, of which it sends all but its own
-add_row(CollectiveKind(name=RAGGED_ALL_TO_ALL, op="shardfn.ragged_all_to_all"))
+# priced as if each rank sent the same rows to each
+add_row(CollectiveKind(name=RAGGED_ALL_TO_ALL, op="shardfn.ragged_all_to_all", grows=True))
 # no op starts it: a pipeline sends between its graphs (ops/messages.py)
 add_row(CollectiveKind(name=SEND, op="shardfn.send", is_message=True))

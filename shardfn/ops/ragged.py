@@ -114,6 +114,13 @@ def _(info: Any, in_dims: Any, counts: torch.Tensor, given: int, rows: int) -> t
     return checked_counts(counts.movedim(in_dims[0], 0), given, rows), 0
 
 
+# the ops that read counts on the processor, and refuse wrong ones
+READS_COUNTS = (
+    torch.ops.shardfn.ragged_all_to_all.default,
+    torch.ops.shardfn.checked_counts.default,
+)
+
+
 def check_counts(counts: torch.Tensor, given: int, rows: int) -> None:
     """Check how many rows ranks send to each other.
 

@@ -116,9 +116,20 @@ def _edges(sender: Sender) -> list[int]:
     return local
 
 
+def _rows(sender: Sender) -> list[int]:
+    """Return the payload shape of a ragged all-to-all: the most that ranks send on average, which
+    is at most what each has, and what each takes.
+    """
+    assert sender.move.rows is not None
+    dim, rows = sender.move.rows
+    local = sender.local()
+    local[dim] = min(local[dim], rows)
+    return local
+
+
 implement(ALL_REDUCE, payload=Sender.local)
 implement(PPERMUTE, payload=Sender.local)
-implement(RAGGED_ALL_TO_ALL, payload=Sender.local)
+implement(RAGGED_ALL_TO_ALL, payload=_rows)
 implement(ALL_GATHER, payload=_gathered)
 implement(REDUCE_SCATTER, payload=_scattered)
 implement(ALL_TO_ALL, payload=_exchanged)

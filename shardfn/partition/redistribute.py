@@ -46,6 +46,8 @@ class Move:
     before: MeshPlacements
     after: MeshPlacements
     perm: tuple[tuple[int, int], ...] = ()  # of a ppermute: who sends to whom
+    # of a ragged all-to-all: the dim of the rows, and how many the result has
+    rows: tuple[int, int] | None = None
 
     @property
     def sends(self) -> bool:

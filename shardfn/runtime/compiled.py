@@ -53,6 +53,7 @@ from .layouts import (
 from .options import Request
 from .simulator import simulate
 from .store import Compared
+from .value_checks import located
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -91,7 +92,9 @@ class Compiled:
 
     @execute.default
     def _execute(self) -> Callable[[list[Any]], list[Any]]:
-        execute = _compat.without_autocast(_executor(self), self.placed.state)
+        program = next(iter(self.programs.values()))
+        checked = located(_executor(self), program)
+        execute = _compat.without_autocast(checked, self.placed.state)
         if self.backward is None:
             return execute
         make = maker(self.placed, self.captured, self.partition)

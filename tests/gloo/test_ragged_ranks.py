@@ -106,7 +106,8 @@ def send_too_many(n: int, backend: str) -> Any:
         try:
             send(x, counts)
         except sf.ShardError as error:
-            errors.append((type(error).__name__, str(error).split("\n")[0]))
+            assert __file__ in str(error.source)
+            errors.append((type(error).__name__, str(error)))
     return errors, sf.full(send(x, own))
 
 

@@ -41,6 +41,13 @@ def test_a_rank_with_a_shorter_shard_sends_less_of_a_value_and_as_much_of_a_chun
     assert nbytes((5, 3), 1, gather, axes, (1, 0)) == 6 * 3
 
 
+@pytest.mark.parametrize("rows, wanted", [(9, 5), (5, 5), (2, 2)])
+def test_rows_count_as_the_most_that_ranks_send_on_average(rows: int, wanted: int) -> None:
+    axes = pieces.mesh_axes((2, 3))
+    move = Move("ragged_all_to_all", 0, ("R", 1), ("R", 1), rows=(0, rows))
+    assert nbytes((5, 3), 8, move, axes) == 8 * wanted * 1
+
+
 def test_a_slice_sends_nothing_and_has_no_payload() -> None:
     move = Move("slice", 0, ("R",), (0,))
     assert not move.sends

@@ -285,7 +285,9 @@ def ragged_all_to_all(walk: Walk, node: Node) -> None:
     x = prim.read({axis: "R"}, dims, ("sum",), alone=True)
     every = walk.redistribute(counts, walk.replicated, node, implicit=False)
     out = walk.slot(node.meta["val"], x.placements)
-    move = Move(RAGGED_ALL_TO_ALL, prim.index(axis), x.placements, out.placements)
+    bound = len(dims) - 1, out.value.shape[len(dims) - 1]
+    k = prim.index(axis)
+    move = Move(RAGGED_ALL_TO_ALL, k, x.placements, out.placements, rows=bound)
     local = _ExchangedRows(move)
     walk.steps.append(plan.Exchange(node, (x, every), (out,), local, move=move))
     prim.make(out)

@@ -6,10 +6,12 @@ import torch
 
 from ...errors import ShardError
 from ...ops.loops import Branch, While, inner_nodes
+from ...ops.ragged import READS_COUNTS
 from ...types import LocalProgram
 from ..arguments import Placed
 
 DECIDES = "the processor reads a value to decide what runs next"
+COUNTS = "the processor reads how many rows go to each rank"
 SHOWN = 4  # lines of an error
 
 
@@ -69,6 +71,8 @@ def _ops(program: LocalProgram) -> list[str]:
 def _reason(node: torch.fx.Node) -> str | None:
     if isinstance(node.target, (Branch, While)):
         return DECIDES
+    if node.target in READS_COUNTS:
+        return COUNTS
     return "it runs on the CPU" if _is_on_cpu(node) else None
 
 

@@ -164,6 +164,18 @@ def shard_map_in_jit() -> Any:
 
 
 @program
+def rows_to_ranks() -> Any:
+    def own(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        counts = torch.full((sf.axis_size("dp"),), 1, device=x.device)
+        rows, came = sf.ragged_all_to_all(x @ w, counts, "dp")
+        back, _ = sf.ragged_all_to_all(rows.sin(), came, "dp", rows="1x")
+        return sf.psum(back.sum(), "dp")
+
+    loss = sf.shard_map(own, grid(), (P(), P("dp")), P())
+    return lowered(sf.grad(loss), (P(), P("dp")), W, X)
+
+
+@program
 def dtensors_inside() -> Any:
     mesh = grid()
 
@@ -271,6 +283,7 @@ def host_work() -> dict[str, str]:
         "dropout in a scan": lambda: PROGRAMS["dropout_in_a_scan"](),
         "cond": lambda: PROGRAMS["cond"](),
         "while_loop": lambda: PROGRAMS["while_loop"](),
+        "rows by counts": lambda: PROGRAMS["rows_to_ranks"](),
         "on the CPU": lambda: lowered(lambda x: x.cpu().sum(), P("dp"), X),
         "an input": lambda: lowered(lambda x: x * scale, P("dp"), X),
     }

@@ -88,10 +88,11 @@ def test_the_gradient_goes_back_by_the_transposed_counts(backend: str) -> None:
         of_both = sf.grad(losses(on_ranks(there_and_back, None)), (0, 1))
         grad = sf.shard(of_both, mesh, (P(), P("a"), P("a")), backend=backend)
         got = sf.full(grad(W, X, C))
-        kinds = [c.kind for c in grad.lower(W, X, C).collectives]
+        counts = {"ragged_all_to_all": 4, "all_gather": 2}  # two of rows each way, two of counts
+        comms = sf.assert_comms(grad, W, X, C, counts=counts)
     close(got, torch.func.grad(losses(one_device), (0, 1))(W, X, C))
-    assert kinds.count("ragged_all_to_all") == 4  # two forward, two back
-    assert kinds.count("all_gather") == 2  # of the counts, which the backward has
+    exchanges = [c.nbytes for c in comms.collectives if c.kind == "ragged_all_to_all"]
+    assert exchanges == 4 * [N * D * 8]
 
 
 # each of a function of x, by `sf` or by `torch.func`
@@ -509,6 +510,7 @@ def test_samples_refuse_the_counts_that_ranks_refuse(name: str) -> None:
             X.view(3, N, D), counts
         )
     assert str(caught.value).startswith(text)
+    assert __file__ in str(caught.value.source)
 
 
 @pytest.mark.parametrize("count", [-1, N + 1, N])
