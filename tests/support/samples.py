@@ -100,23 +100,31 @@ def _avg_pool_backward(dims: int, *shape: int) -> Sample:
     return call(f(*out.shape), x, two, two, [0] * dims, False, True, None)
 
 
+def hidden(mask: torch.Tensor) -> torch.Tensor:
+    """A mask by which a query sees none of the first keys, and another sees no key."""
+    mask[..., 3, :3] = -float("inf")
+    mask[..., 4, :] = -float("inf")
+    return mask
+
+
 def _attention(
-    *shape: int, causal: bool = False, mask: Any = None, few: int | None = None
+    *shape: int,
+    causal: bool = False,
+    mask: Any = None,
+    few: int | None = None,
+    keys: int | None = None,
 ) -> Sample:
-    """A call with so few key heads, or as many as query heads."""
-    keys = (shape[0], few or shape[1], *shape[2:])
-    return call(f(*shape), f(*keys), f(*keys), 0.0, causal, attn_mask=mask)
+    """A call with so few key heads and so many keys, by default as many as of queries."""
+    batch, heads, rows, width = shape
+    of_keys = (batch, few or heads, keys or rows, width)
+    return call(f(*shape), f(*of_keys), f(*of_keys), 0.0, causal, attn_mask=mask)
 
 
-def _attention_backward(
-    *shape: int, causal: bool = False, mask: Any = None, few: int | None = None
-) -> Sample:
-    keys = (shape[0], few or shape[1], *shape[2:])
-    q, k, v = f(*shape), f(*keys), f(*keys)
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, 0.0, causal, attn_mask=mask
-    )
-    return call(f(*shape), q, k, v, out, lse, 0.0, causal, attn_mask=mask)
+def _attention_backward(*shape: int, **options: Any) -> Sample:
+    args, kwargs = _attention(*shape, **options)
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*args, **kwargs)
+    q, k, v, dropout, causal = args
+    return call(f(*shape), q, k, v, out, lse, dropout, causal, **kwargs)
 
 
 REDUCTIONS = {
@@ -405,12 +413,24 @@ ATTENTION = {
         lambda: _attention(3, 1, 5, 2, mask=f(3, 1, 5, 5)),
         lambda: _attention(2, 6, 3, 2, few=3),
         lambda: _attention(3, 4, 3, 2, few=2, mask=f(3, 4, 3, 3)),
+        lambda: _attention(1, 6, 5, 2, few=1, causal=True),
+        lambda: _attention(1, 6, 7, 2, few=2, causal=True, keys=9),
+        lambda: _attention(1, 2, 7, 2, causal=True, keys=5),
+        lambda: _attention(2, 2, 5, 2, keys=3),
+        lambda: _attention(2, 2, 5, 2, keys=3, mask=f(2, 2, 1, 3)),
+        lambda: _attention(2, 2, 5, 2, keys=3, mask=f(1, 2, 5, 1)),
+        lambda: _attention(1, 4, 7, 2, keys=5, mask=hidden(f(1, 1, 7, 5))),
     ],
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": [
         lambda: _attention_backward(5, 3, 4, 2),
         lambda: _attention_backward(3, 3, 5, 2, causal=True),
         lambda: _attention_backward(2, 3, 5, 2, mask=f(2, 1, 5, 5)),
         lambda: _attention_backward(2, 6, 3, 2, few=3),
+        lambda: _attention_backward(1, 6, 5, 2, few=1, causal=True),
+        lambda: _attention_backward(1, 6, 7, 2, few=2, causal=True, keys=9),
+        lambda: _attention_backward(1, 2, 7, 2, causal=True, keys=5),
+        lambda: _attention_backward(2, 2, 5, 2, keys=3, mask=f(2, 2, 1, 3)),
+        lambda: _attention_backward(1, 4, 7, 2, keys=5, mask=hidden(f(1, 1, 7, 5))),
     ],
 }
 

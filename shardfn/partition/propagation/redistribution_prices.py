@@ -9,7 +9,7 @@ import torch
 
 from ...types import PARTIAL_KINDS, AxisPlacement, MeshAxes, MeshPlacements
 from .. import plan, rules
-from ..redistribute import axis_price, local_bytes
+from ..redistribute import axis_price, kind_of, local_bytes, price
 from .values import Value, can_be_drawn
 
 INFINITE = float("inf")  # the price of an impossible placement
@@ -46,6 +46,17 @@ class Prices:
         if any(slot.placements[axis] == wanted for slot in slots):
             return 0.0
         return min(self.move(value.fake, slot.placements, wanted, axis) for slot in slots)
+
+    def reduced(
+        self, x: torch.Tensor, placements: MeshPlacements, slots: Sequence[plan.Slot], axis: int
+    ) -> float:
+        """Price the reduction of a Partial gradient to the cheapest placement of its source."""
+        n = self.axes.sizes[axis]
+        nbytes = local_bytes(nbytes_of(x), placements, self.axes.sizes[: len(placements)], axis)
+        targets = {slot.placements[axis] for slot in slots} or {"R"}
+        kinds = {kind_of(placements[axis], wanted) for wanted in targets} - {None}
+        prices = (price(kind, nbytes, n, self.axes.cost(axis)) for kind in kinds if kind)
+        return min(prices, default=0.0)
 
     def share_of_terms(
         self, x: torch.Tensor, terms: Sequence[tuple[Value, Sequence[plan.Slot]]], axis: int

@@ -29,7 +29,8 @@ def with_units(
 
 
 def fit(call: OpCall, choice: Choice, placed: Placed, sizes: tuple[int, ...]) -> Placed | None:
-    """Extend an op's placements by one mesh axis; None if a unit does not divide a chunk.
+    """Extend an op's placements by one mesh axis; None if a unit does not divide a chunk,
+    or the op does not allow them together.
 
     Args:
         call: the op.
@@ -39,7 +40,9 @@ def fit(call: OpCall, choice: Choice, placed: Placed, sizes: tuple[int, ...]) ->
     """
     ins = _all_extended(call.ins, placed.ins, choice[0], sizes)
     outs = _all_extended(call.outs, placed.outs, choice[1], sizes)
-    return None if ins is None or outs is None else Placed(ins, outs)
+    if ins is None or outs is None or not rules.fits(call, ins):
+        return None
+    return Placed(ins, outs)
 
 
 def _all_extended(

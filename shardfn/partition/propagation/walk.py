@@ -661,10 +661,15 @@ class Walk:
                 nbytes += price * self.prices.weight(value, slots, axis)
         resharded = sum((m[axis] == "R") == was_sharded for m in placed.outs)
         if not is_term and (passes_partial or nbytes > 0):
-            for x, placements in zip(call.outs, placed.outs, strict=True):
+            gradients_of = rules.row_of(call.target).gradients_of
+            sources = gradients_of(call) if gradients_of else [None] * len(call.outs)
+            for x, placements, k in zip(call.outs, placed.outs, sources, strict=True):
                 if placements[axis] in PARTIAL_KINDS:
                     later = self.prices.share_of_terms(x, terms, axis)
-                    nbytes += self.prices.move(x, placements, "R", axis) * later
+                    price = self.prices.move(x, placements, "R", axis)
+                    if k is not None:
+                        price = self.prices.reduced(x, placements, slots_of_inputs[k], axis)
+                    nbytes += price * later
         return Price(nbytes, float(shared_partial), float(resharded))
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
 
-from .strategy import OpCall, Rule
+from ...types import MeshPlacements
+from .strategy import Choice, OpCall, Rule
 
 
 @attrs.frozen
@@ -28,6 +29,10 @@ class Op:
             read where a shard is, or neighbours.
         numbered_dims: the dims of the first input of which it reads elements by number: it is
             strided on the others.
+        strided_by: whether it is strided by a strategy, where strategies differ.
+        fits: whether strategies of several axes go together, given the placements of its inputs.
+        gradients_of: for each result the position of the input whose gradient it is, and to
+            whose placement it is reduced if it is Partial; None for another.
         of_sizes: whether its rule reads the sizes, dtypes and numbers of a call alone, neither
             where its arguments come from nor who reads its result.
         rearranges: whether it only rearranges: its results from a program's inputs are available
@@ -45,6 +50,9 @@ class Op:
     run_empty: bool = False
     strided: bool = False
     numbered_dims: Callable[[OpCall], list[int]] | None = None
+    strided_by: Callable[[OpCall, Choice], bool] | None = None
+    fits: Callable[[OpCall, Sequence[MeshPlacements]], bool] | None = None
+    gradients_of: Callable[[OpCall], Sequence[int | None]] | None = None
     of_sizes: bool = False
     rearranges: bool = False
     keeps_constants: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,12 +10,12 @@ import torch
 from ...collectives import COLLECTIVES
 from ...ops.placement import AFTER
 from ...ops.prims import PRIMS
+from ...types import MeshPlacements
 from .. import layout
 from ..rule_api import registry
 from ..rule_api.op_record import Op
 from ..rule_api.strategy import Choice, OpCall, Rule
 from . import (
-    attention,
     conv,
     fills,
     linalg_fft_images,
@@ -28,6 +28,7 @@ from . import (
     shard_map,  # noqa: F401  it fills rows of PRIMS
     view,
 )
+from .attention import strategies as attention
 from .lookups import bags, gather_scatter, index, index_put
 
 # the families of ops with a table each
@@ -108,10 +109,18 @@ def takes_strided(call: OpCall, choice: Choice) -> bool:
     if of_user(call.target) is not None:
         return False
     row = row_of(call.target)
+    if row.strided_by is not None:
+        return row.strided_by(call, choice)
     if row.numbered_dims is None:
         return row.strided
     cut = layout.split(choice[0][0]) if choice[0] else None
     return cut is None or cut[0] not in row.numbered_dims(call)
+
+
+def fits(call: OpCall, ins: Sequence[MeshPlacements]) -> bool:
+    """Return whether an op can run with some placements of its inputs on several axes."""
+    row = row_of(call.target)
+    return row.fits is None or of_user(call.target) is not None or row.fits(call, ins)
 
 
 def lowering(target: object) -> Callable[..., Any] | None:

@@ -58,7 +58,7 @@ def placed(op: pieces.OneOp, per_axis: Sequence[Choice], sizes: Sequence[int]) -
     outs = [tuple(c[1][o] for c in per_axis) for o in range(len(op.call.outs))]
     found_ins = [_fit(x.shape, m, sizes) for x, m in zip(op.call.ins, ins, strict=True)]
     found_outs = [_fit(x.shape, m, sizes) for x, m in zip(op.call.outs, outs, strict=True)]
-    if None in found_ins or None in found_outs:
+    if None in found_ins or None in found_outs or not rules.fits(op.call, found_ins):
         return None
     return found_ins, found_outs
 
