@@ -5,7 +5,6 @@ The kernels of CPU and CUDA name and order them differently.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,7 +36,6 @@ RESULTS: tuple[Factors, ...] = (OF_QUERIES, OF_QUERIES)
 GRADIENTS: tuple[Factors, ...] = (OF_QUERIES, OF_KEYS, OF_KEYS, OF_MASK)
 
 
-@functools.cache
 def names_of(target: Any) -> tuple[str, ...]:
     """List the names of an op's arguments."""
     return tuple(a.name for a in _compat.schema(target).arguments)

@@ -62,7 +62,7 @@ def _sharded(call: OpCall, units: Units) -> Choice:
 
 def _placement(row: Factors, units: Units, otherwise: AxisPlacement) -> AxisPlacement:
     """Return the placement of a tensor whose dims are these factors."""
-    sharded = (layout.joined(d, units[f]) for d, f in enumerate(row) if f is not None and f in units)
+    sharded = (layout.joined(d, units[f]) for d, f in enumerate(row) if f and f in units)
     return next(sharded, otherwise)
 
 
