@@ -18,8 +18,8 @@ from ..capture.checkpoint.recompute import SHAPE_ONLY, is_view, owner_of
 from ..capture.drawing import draws
 from ..ops.nodes import remove_unread
 from ..ops.placement import AFTER
+from ..partition.minimum_cut import INFINITE, minimum_cut
 from ..schedule import copied
-from .minimum_cut import INFINITE, minimum_cut
 
 aten = torch.ops.aten
 CASTS = {aten._to_copy.default, aten.clone.default}  # cheap, and not tagged as pointwise

@@ -17,7 +17,7 @@ from ...ops.nodes import args_of
 from ...ops.placement import AFTER, ALIGN, COTANGENT, REDISTRIBUTE
 from ...types import REDUCTIONS, MeshPlacements
 from .. import plan
-from . import constraints, gradients, local_sorts, walk_shard_map  # noqa: F401  it fills rows of PRIMS
+from . import constraints, gradients, place_sorts, walk_shard_map  # noqa: F401  it fills rows of PRIMS
 from .loops import walk_loops
 from .partial import add_partials_first, shared_partials
 from .values import default_placements, value_of_slot
@@ -81,8 +81,8 @@ HANDLERS.update(
         # the two halves of a program with a backward
         COTANGENT: cotangent,
         AFTER: after,
-        aten.sort.default: local_sorts.sort,
-        aten.sort.stable: local_sorts.sort,
+        aten.sort.default: place_sorts.sort,
+        aten.sort.stable: place_sorts.sort,
         operator.getitem: element,
     }
 )

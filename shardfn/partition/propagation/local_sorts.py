@@ -22,7 +22,7 @@ from ...capture.drawing import draws
 from ...ops.nodes import args_of
 from ...ops.placement import AFTER
 from ...types import PARTIAL_KINDS, AxisPlacement, MeshPlacements
-from .. import layout, plan, rules
+from .. import layout, rules
 from ..emission.graph_builder import Builder, LocalShard
 from ..rule_api.check_strategies import strategies_of
 from ..rule_api.strategy import Choice, OpCall, arguments, call_of, named
@@ -94,8 +94,23 @@ class RowShard:
         return layout.joined(self.dim, runs, outer=layout.blocks(elements))
 
 
-Role = RowShard | str  # or the placement itself
+@attrs.frozen
+class GroupShard:
+    """The role of a tensor with one slice for each group of equal elements, as the weights of
+    experts are.
+
+    Args:
+        dim: of the slices.
+        own: the placement where a rank has rows of all groups.
+    """
+
+    dim: int
+    own: str = "R"
+
+
+Role = RowShard | GroupShard | str  # or the placement itself
 ROWS = RowShard(0)
+WEIGHTS, TERMS = GroupShard(0), GroupShard(0, SUM)
 
 
 @attrs.frozen(eq=False)
@@ -108,25 +123,39 @@ class RowOp:
         outs: of its results.
         kinds: of its results.
         local: how a rank runs it on its own rows. None for the way of other shards.
+        is_row_by_row: whether each row of its results needs that row of its inputs alone.
+        reads_keys: whether it finds the slice of each row's group by the sorted elements.
     """
 
     ins: tuple[Role, ...]
     outs: tuple[Role, ...]
     kinds: tuple[Kind, ...]
     local: Callable[..., Any] | None = None
+    is_row_by_row: bool = False
+    reads_keys: bool = False
 
     def on(self, elements: AxisPlacement) -> Choice:
         """Return the strategy on one axis, given the placement of the sorted elements."""
-        ins, outs = (
-            tuple(r.on(elements) if isinstance(r, RowShard) else r for r in roles)
-            for roles in (self.ins, self.outs)
-        )
-        return ins, outs
 
-    def keeps_rows(self, choice: Choice) -> bool:
-        """Return whether a strategy for another axis leaves rows unsharded."""
+        def placed(role: Role) -> AxisPlacement:
+            if isinstance(role, GroupShard):
+                return role.own
+            return role.on(elements) if isinstance(role, RowShard) else role
+
+        return tuple(map(placed, self.ins)), tuple(map(placed, self.outs))
+
+    def by_group(self) -> Choice:
+        """Return the strategy on an axis whose ranks have the rows of some groups each."""
+        placed = lambda role: role if isinstance(role, str) else role.dim
+        return tuple(map(placed, self.ins)), tuple(map(placed, self.outs))
+
+    def keeps_rows(self, choice: Choice, *roles: type) -> bool:
+        """Return whether a strategy for another axis leaves rows unsharded, and tensors of some
+        other roles.
+        """
         pairs = zip((*self.ins, *self.outs), (*choice[0], *choice[1]), strict=True)
-        return not any(isinstance(r, RowShard) and layout.shards(m, r.dim) for r, m in pairs)
+        unsharded = (RowShard, *roles)
+        return not any(isinstance(r, unsharded) and layout.shards(m, r.dim) for r, m in pairs)
 
 
 @attrs.frozen(eq=False)
@@ -145,14 +174,18 @@ class Reading:
     elements: Node
     is_ascending: bool
 
-    def row_op(self, kinds: Sequence[Kind]) -> RowOp:
-        """Make the row op whose results have some kinds; a result without a kind is a Partial
-        sum.
+    def row_op(self, kinds: Sequence[Kind], other: Role = "R", term: Role = SUM) -> RowOp:
+        """Make the row op whose results have some kinds.
+
+        Args:
+            kinds: of the results.
+            other: the role of an argument without a kind.
+            term: the role of a result without a kind.
         """
-        roles = {COUNTS: SUM, ENDS: SUM, None: "R"}
+        roles: dict[Kind, Role] = {COUNTS: TERMS, ENDS: TERMS, None: other}
         role = lambda kind: RowShard(kind.dim) if isinstance(kind, Rows) else roles[kind]
         nodes = arguments_of(self.call)
-        outs = tuple(SUM if kind is None else role(kind) for kind in kinds)
+        outs = tuple(term if kind is None else role(kind) for kind in kinds)
         return RowOp(tuple(role(self.kinds[x]) for x in nodes), outs, tuple(kinds))
 
     def reads(self, *kinds: Kind) -> bool:
@@ -218,7 +251,7 @@ def histogram(r: Reading) -> RowOp | None:
     counts_all = r.call["max"] > low and r.call.outs[0].dtype in COUNTING
     if not (r.is_ascending and are_elements and counts_all and is_at_least(r.elements, low)):
         return None
-    return RowOp((ROWS,), (SUM,), (COUNTS,))
+    return RowOp((ROWS,), (TERMS,), (COUNTS,))
 
 
 def _same(a: Node, b: Node) -> bool:
@@ -247,17 +280,18 @@ def grouped_product(r: Reading) -> RowOp | None:
     if r.call["offs"] is None or r.call["bias"] is not None or form not in GROUPED:
         return None
     *operands, out = GROUPED[form]
-    return r.row_op([out]) if r.reads(*operands, ENDS) else None
+    return r.row_op([out], WEIGHTS, TERMS) if r.reads(*operands, ENDS) else None
 
 
 def fallback_product(r: Reading) -> RowOp | None:
     """Accept the grouped product of the transformers library."""
-    return r.row_op([Rows(0)]) if r.reads(Rows(0), None, ENDS) else None
+    return r.row_op([Rows(0)], WEIGHTS) if r.reads(Rows(0), None, ENDS) else None
 
 
 def fallback_backward(r: Reading) -> RowOp | None:
     """Accept the backward of the transformers library's grouped product."""
-    return r.row_op([Rows(0), None]) if r.reads(Rows(0), None, ENDS, Rows(0)) else None
+    is_of_groups = r.reads(Rows(0), None, ENDS, Rows(0))
+    return r.row_op([Rows(0), None], WEIGHTS, TERMS) if is_of_groups else None
 
 
 def lookup(r: Reading) -> RowOp | None:
@@ -278,6 +312,8 @@ def lookup(r: Reading) -> RowOp | None:
         dim %= x.meta["val"].dim()
     kind = r.kinds[at]
     rows_dim = 0 if at.meta["val"].dim() == 1 else dim
+    if kind == Rows(0, KEYS):
+        return of_groups(r, x, dim, values[:1]) if adds or not values else None
     if not isinstance(kind, Rows) or not kind.has_numbers:
         return None
     if kind.holds == UNREAD or kind.dim != rows_dim:
@@ -288,7 +324,9 @@ def lookup(r: Reading) -> RowOp | None:
     row = RowShard(dim)
     numbered, kind_of_x, kind_of_rows = (row, Rows(dim), None)
     if isinstance(kind.holds, int):
-        numbered, kind_of_x, kind_of_rows = (RowShard(dim, kind.holds), None, Rows(dim))
+        are_keys = kind.holds == 1 and r.is_ascending and _same(x, r.elements)
+        numbered, kind_of_x = RowShard(dim, kind.holds), None
+        kind_of_rows = Rows(dim, KEYS if are_keys else None)
     roles: dict[Node, Role] = {x: numbered, at: RowShard(kind.dim)}
     out, kind_of_out = row, kind_of_rows
     if values:
@@ -304,6 +342,20 @@ def lookup(r: Reading) -> RowOp | None:
         return None
     ins = tuple(roles.get(node, "R") for node in arguments_of(r.call))
     return RowOp(ins, (out,), (kind_of_out,), functools.partial(itself, target=r.call.target))
+
+
+def of_groups(r: Reading, x: Node, dim: int, values: Sequence[Node]) -> RowOp | None:
+    """Accept an op that reads the slice of each row's group, or adds each row to it."""
+    x_kind, *kinds_of_values = (r.kinds[node] for node in (x, *values))
+    if x_kind is not None or len(r.kinds) != 2 + len(values):
+        return None
+    if not values:
+        return RowOp((GroupShard(dim), ROWS), (RowShard(dim),), (Rows(dim),), reads_keys=True)
+    is_zero = rules.fill_value(x.target, x.args, x.meta["val"].dtype) == 0
+    if not is_zero or kinds_of_values != [Rows(dim)]:
+        return None
+    terms = GroupShard(dim, SUM)
+    return RowOp((terms, ROWS, RowShard(dim)), (terms,), (None,), reads_keys=True)
 
 
 def _inverts(r: Reading, x: Node, kind: Rows, values: Node) -> bool:
@@ -416,11 +468,13 @@ class LocalSort:
         elements: those that are sorted.
         ops: the ops on sorted rows, by node.
         earlier: those of them that the program has before the sort, which count the elements.
+        kinds: of the tensors that they read.
     """
 
     elements: Node
     ops: dict[Node, RowOp]
     earlier: tuple[Node, ...]
+    kinds: dict[Node, Kind]
 
     @property
     def each(self) -> list[int]:
@@ -477,7 +531,8 @@ class _Search:
                 self.note(node, RowOp((ROWS,), (ROWS, ROWS), (keys, PLACES)))
             elif not self.follow(node):
                 return None
-        return LocalSort(self.elements, self.ops, earlier)
+        kinds = {node: kinds[0] for node, kinds in self.kinds.items() if kinds}
+        return LocalSort(self.elements, self.ops, earlier, kinds)
 
     def note(self, node: Node, op: RowOp) -> None:
         """Record an op on sorted rows, and the kind of each of its results."""
@@ -544,7 +599,9 @@ class _Search:
                 role = lambda placement: (
                     RowShard(placement) if isinstance(placement, int) else str(placement)
                 )
-                return RowOp(tuple(map(role, ins)), tuple(map(role, outs)), tuple(kinds))
+                roles = tuple(map(role, ins)), tuple(map(role, outs))
+                alone = all(isinstance(r, RowShard) for r in roles[1])
+                return RowOp(*roles, tuple(kinds), is_row_by_row=alone)
         return None
 
 
@@ -574,72 +631,6 @@ def _fits(r: Reading, node: Node, placement: AxisPlacement) -> bool:
 
 
 # Placing
-
-
-def sort(walk: Walk, node: Node) -> None:
-    """Place a sort: locally on each rank where nothing reveals the order, else by its rule."""
-    graph = node.graph
-    if graph not in walk.local_sorts:
-        sorts = local_sorts(graph, walk.name)
-        walk.local_sorts[graph] = {
-            x: functools.partial(sort_locally, sort=local) for x, local in sorts.items()
-        }
-    place = walk.local_sorts[graph].get(node, Walk.apply)
-    place(walk, node)
-
-
-def sort_locally(walk: Walk, node: Node, sort: LocalSort) -> None:
-    """Place a sort on each rank's own rows if the elements are sharded and can stay so, else by
-    its rule.
-    """
-    elements = _sharded(walk, sort, node)
-    if elements is None:
-        walk.apply(node)
-        return
-    for other, op in sort.ops.items():
-        if other not in sort.earlier:
-            place = functools.partial(place_row_op, op=op, elements=elements)
-            walk.overrides[other] = place
-    walk.overrides[node](walk, node)
-
-
-def _sharded(walk: Walk, sort: LocalSort, node: Node) -> MeshPlacements | None:
-    """Return the placements of the sorted elements; None if they must be gathered."""
-    value = walk.values[sort.elements]
-    slots = value.readable(node.meta.get("phase", "forward"))
-    if value.varies or not slots:
-        return None
-    elements = tuple(
-        placement if layout.split(placement) else "R" for placement in slots[0].placements
-    )
-    is_sharded = any(placement != "R" for placement in elements)
-    if not is_sharded or any(any(layout.halo(placement)) for placement in elements):
-        return None
-    n = value.fake.shape[0]
-    whole = all(_has_whole_rows(n, elements, each, walk.axes.sizes) for each in sort.each)
-    placed = all(_is_placed(walk, x, sort.ops[x], elements) for x in sort.earlier)
-    return elements if whole and placed else None
-
-
-def _has_whole_rows(n: int, elements: MeshPlacements, each: int, sizes: Sequence[int]) -> bool:
-    """Return whether every rank holds all elements of the rows that it holds."""
-    row = RowShard(0, each)
-    placements = [placement if placement == "R" else row.on(placement) for placement in elements]
-    rows = layout.canonical((n // each,), placements, sizes)
-    if rows is None:
-        return False
-    scaled = [layout.scaled(placement, each) for placement in rows]
-    return layout.canonical((n,), scaled, sizes) == elements
-
-
-def _is_placed(walk: Walk, node: Node, op: RowOp, elements: MeshPlacements) -> bool:
-    """Return whether an op before the sort was placed on each rank's own elements."""
-    replicated: Choice = (("R",) * len(op.ins), ("R",) * len(op.outs))
-    by_axis = [replicated if placement == "R" else op.on(placement) for placement in elements]
-    wanted = [list(zip(*side, strict=True)) for side in zip(*by_axis, strict=True)]
-    steps = [s for s in walk.steps if s.node is node and isinstance(s, plan.Apply)]
-    placements = [[[slot.placements for slot in slots] for slots in (s.ins, s.outs)] for s in steps]
-    return bool(steps) and all(placed == wanted for placed in placements)
 
 
 def place_row_op(walk: Walk, node: Node, op: RowOp, elements: MeshPlacements) -> None:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from shardfn.compile.minimum_cut import INFINITE, minimum_cut
+from shardfn.partition.minimum_cut import INFINITE, minimum_cut
 
 SIZE, SOURCE, SINK = 7, 0, 6
 

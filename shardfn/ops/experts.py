@@ -1,0 +1,71 @@
+"""The op `shardfn::checked_groups`: refuses routes of rows that the ranks of experts cannot take.
+
+Every rank has the counts of all ranks, so all of them refuse alike, before a row is sent.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import CapacityError, ShardError
+
+
+@torch.library.custom_op("shardfn::checked_groups", mutates_args=())
+def checked_groups(
+    counts: torch.Tensor, ranks: int, rows: int, strict: bool, name: str
+) -> torch.Tensor:
+    """Check how many rows each rank sends to each group.
+
+    Args:
+        counts: (n, groups + 1), int64: of each rank of an axis, the rows of each group, and then
+            those of numbers that are no group.
+        ranks: of the axis, which have the groups in chunks.
+        rows: that each rank can take.
+        strict: whether every number must be that of a group.
+        name: of the weights of the groups, for errors.
+
+    Returns:
+        The counts.
+
+    Raises:
+        ShardError: a number is not that of a group.
+        CapacityError: a rank gets more rows than it can take.
+    """
+    table = counts.cpu()
+    groups = table.shape[1] - 1
+    outside = table[:, groups]
+    if strict and outside.any():
+        raise ShardError.of(
+            name,
+            f"{int(outside.sum())} rows have the number of no expert",
+            needed=f"numbers of experts from 0 to {groups - 1}",
+            fix=f"ids.clamp(0, {groups - 1})",
+        )
+    chunk = -(-groups // ranks)
+    by_group = table[:, :groups].sum(0)
+    received = [int(part.sum()) for part in by_group.split(chunk)]
+    if received and max(received) > rows:
+        raise _too_many(by_group, received, chunk, rows, name)
+    return counts.clone()
+
+
+checked_groups.register_fake(lambda counts, ranks, rows, strict, name: torch.empty_like(counts))
+
+
+def _too_many(
+    by_group: torch.Tensor, received: list[int], chunk: int, rows: int, name: str
+) -> CapacityError:
+    """Make the error that names the rank with the most rows, and its fullest expert."""
+    rank = received.index(max(received))
+    own = by_group[rank * chunk : (rank + 1) * chunk]
+    expert = rank * chunk + int(own.argmax())
+    return CapacityError.of(
+        name,
+        f"rank {rank} of the axis gets {received[rank]} rows for its experts, "
+        f"{int(own.max())} of them for expert {expert}, and can take {rows}",
+        needed=f"a bound of {received[rank]} rows or more",
+        fix=f"rows={received[rank]}, or no rows= for the most that can come",
+        rank=rank,
+        received=received[rank],
+        bound=rows,
+    )

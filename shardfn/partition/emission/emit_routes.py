@@ -1,0 +1,226 @@
+"""What a rank computes to send rows to the ranks of their groups, and to bring them back.
+
+A rank counts its own rows of each group. From the counts of all ranks it knows how many rows go
+from each rank to each, where the rows of its own groups end, and how the rows that come, sorted by
+sender, are sorted by group.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import torch
+from torch.fx import Node
+
+from ...ops.experts import checked_groups as _checked_groups_op  # noqa: F401
+from ...types import MeshPlacements
+from .. import layout
+from ..redistribute import Move
+from .emit_collectives import ragged_all_to_all
+from .graph_builder import Builder, LocalShard
+
+aten = torch.ops.aten
+Args = list[Any]
+
+
+def STEP(*_: Any) -> None:
+    """Stand in the plan for a step that is no op of the program."""
+
+
+@attrs.frozen
+class Groups:
+    """The groups of a mesh axis, whose ranks have a chunk of them each.
+
+    Args:
+        count: of all groups.
+        axis: of the mesh.
+        ranks: of the axis.
+        rows: that each rank can take.
+        strict: whether every row must be of a group.
+        name: of the weights of the groups, for errors.
+    """
+
+    count: int
+    axis: int
+    ranks: int
+    rows: int
+    strict: bool
+    name: str
+
+    @property
+    def chunk(self) -> int:
+        """The groups of a rank with the most of them."""
+        return layout.full_chunk(self.count, 1, self.ranks)
+
+    # Routes
+
+    def counts(self, b: Builder, args: Args, kwargs: Any, shards: list[LocalShard]) -> Node:
+        """Emit the counts of a rank's own sorted rows: of each group, then of none."""
+        (keys,) = (shard.node for shard in shards)
+        like = {"dtype": keys.meta["val"].dtype, "device": keys.meta["val"].device}
+        edges = b.call(aten.arange.default, self.count + 1, **like)
+        starts = b.call(aten.searchsorted.Tensor, keys, edges)
+        first, last = (b.call(aten.slice.Tensor, starts, 0, i, i + 1) for i in (0, self.count))
+        inside = b.call(
+            aten.sub.Tensor,
+            b.call(aten.slice.Tensor, starts, 0, 1, self.count + 1),
+            b.call(aten.slice.Tensor, starts, 0, 0, self.count),
+        )
+        (n,) = keys.meta["val"].shape
+        after = b.call(aten.rsub.Scalar, last, n)
+        return b.call(aten.cat.default, [inside, b.call(aten.add.Tensor, first, after)])
+
+    def route(self, b: Builder, args: Args, kwargs: Any, shards: list[LocalShard]) -> list[Node]:
+        """Emit a rank's route, of the counts of all ranks: the rows that go from each rank to
+        each, the ends of the rank's own groups, the order by group of the rows that come, its
+        inverse, and the group of each row.
+        """
+        (every,) = (shard.node for shard in shards)
+        n, chunk = self.ranks, self.chunk
+        every = b.call(aten.view.default, every, [n, self.count + 1])
+        every = b.call(
+            torch.ops.shardfn.checked_groups.default,
+            every, n, self.rows, self.strict, self.name,
+        )  # fmt: skip
+        table = b.call(aten.slice.Tensor, every, 1, 0, self.count)
+        table = b.call(aten.constant_pad_nd.default, table, [0, n * chunk - self.count])
+        table = b.call(aten.view.default, b.contiguous(table), [n, n, chunk])
+        sent = b.call(aten.sum.dim_IntList, table, [2])
+        coordinate = b.call(aten.view.default, b.coords[self.axis], [1])
+        own = b.call(aten.index_select.default, table, 1, coordinate)
+        by_sender = b.call(aten.view.default, own, [n * chunk])
+        by_group = self._by_group(b, by_sender)
+        ends = b.call(aten.cumsum.default, by_group, 0)
+        starts = b.call(aten.sub.Tensor, ends, by_group)
+        sender_ends = b.call(aten.cumsum.default, by_sender, 0)
+        sender_starts = self._by_group(b, b.call(aten.sub.Tensor, sender_ends, by_sender))
+        places = b.call(
+            aten.arange.default, self.rows, dtype=torch.int64, device=ends.meta["val"].device
+        )
+        block = b.call(aten.searchsorted.Tensor, ends, places, right=True)
+        block = b.call(aten.clamp.default, block, None, n * chunk - 1)
+        shift = b.call(aten.sub.Tensor, sender_starts, starts)
+        moved = b.call(aten.add.Tensor, places, b.call(aten.index_select.default, shift, 0, block))
+        total = b.call(aten.sum.dim_IntList, by_sender, [0], True)
+        is_row = b.call(aten.lt.Tensor, places, total)
+        order = b.call(aten.where.self, is_row, moved, places)
+        back = b.call(aten.scatter.src, b.call(aten.zeros_like.default, order), 0, order, places)
+        first = b.call(aten.mul.Tensor, coordinate, chunk)
+        group = b.call(aten.div.Tensor_mode, block, n, rounding_mode="floor")
+        none = b.call(aten.full_like.default, places, self.count)
+        groups = b.call(aten.where.self, is_row, b.call(aten.add.Tensor, group, first), none)
+        return [sent, self._own_ends(b, ends), order, back, groups]
+
+    def _by_group(self, b: Builder, x: Node) -> Node:
+        """Emit a table of senders and groups, sorted by group."""
+        table = b.call(aten.view.default, x, [self.ranks, self.chunk])
+        turned = b.contiguous(b.call(aten.transpose.int, table, 0, 1))
+        return b.call(aten.view.default, turned, [self.ranks * self.chunk])
+
+    def _own_ends(self, b: Builder, ends: Node) -> Node:
+        """Emit where the rows of each of a rank's groups end."""
+        _, own = layout.chunk(self.count, 1, self.ranks, b.coordinates[self.axis])
+        table = b.call(aten.view.default, ends, [self.chunk, self.ranks])
+        last = b.call(aten.select.int, table, 1, self.ranks - 1)
+        return b.contiguous(b.call(aten.slice.Tensor, last, 0, 0, own))
+
+    # Ops on the slices of groups
+
+    def own_groups(
+        self, b: Builder, args: Args, kwargs: Any, shards: list[LocalShard], target: Any, dim: int
+    ) -> Node:
+        """Emit an op that reads the slice of each row's group, or adds rows to it along a dim,
+        with the numbers of a rank's own groups.
+        """
+        _, keys, *values = shards
+        _, own = layout.chunk(self.count, 1, self.ranks, b.coordinates[self.axis])
+        first = b.call(aten.mul.Tensor, b.coords[self.axis], self.chunk)
+        number = b.call(aten.sub.Tensor, keys.node, first)
+        inside = b.call(aten.clamp.default, number, 0, max(own - 1, 0))
+        new: dict[Node, Node] = {keys.node: inside}
+        if values:  # rows of no group add nothing
+            (rows,) = values
+            is_row = b.call(aten.eq.Tensor, number, inside)
+            rest = len(rows.local_shape) - dim - 1
+            is_row = b.call(aten.view.default, is_row, [self.rows, *[1] * rest])
+            zero = b.call(aten.zeros_like.default, rows.node)
+            new[rows.node] = b.call(aten.where.self, is_row, rows.node, zero)
+        args, kwargs = torch.fx.node.map_arg((args, kwargs), lambda node: new.get(node, node))
+        return b.call(target, *args, **kwargs)
+
+
+# Rows that travel
+
+
+def exchange(
+    b: Builder,
+    args: Args,
+    kwargs: Any,
+    shards: list[LocalShard],
+    *,
+    move: Move,
+    rows: int,
+    back: bool,
+) -> Node:
+    """Emit the exchange of rows by the counts of a route, or the way back."""
+    sent, counts = shards
+    table = b.call(aten.transpose.int, counts.node, 0, 1) if back else counts.node
+    return ragged_all_to_all(b, sent, move, True, table, rows)
+
+
+def rows_first(
+    b: Builder, args: Args, kwargs: Any, shards: list[LocalShard], *, dim: int, most: int
+) -> Node:
+    """Emit rows along the first dim, contiguous, padded to those of a rank with the most."""
+    rows = _moved(b, shards[0].node, dim, 0)
+    shape = rows.meta["val"].shape
+    if shape[0] < most:
+        pads = [0] * (2 * len(shape) - 1)
+        rows = b.call(aten.constant_pad_nd.default, rows, [*pads, most - shape[0]])
+    return b.contiguous(rows)
+
+
+def by_group(b: Builder, args: Args, kwargs: Any, shards: list[LocalShard], *, dim: int) -> Node:
+    """Emit rows that came from all senders, sorted by group, along a dim."""
+    came, order = (shard.node for shard in shards)
+    return _moved(b, b.call(aten.index_select.default, came, 0, order), 0, dim)
+
+
+def by_sender(b: Builder, args: Args, kwargs: Any, shards: list[LocalShard], *, dim: int) -> Node:
+    """Emit rows of groups in the order of their senders, along the first dim."""
+    rows, back = (shard.node for shard in shards)
+    return b.call(aten.index_select.default, _moved(b, rows, dim, 0), 0, back)
+
+
+def of_tokens(
+    b: Builder,
+    args: Args,
+    kwargs: Any,
+    shards: list[LocalShard],
+    *,
+    dim: int,
+    shape: tuple[int, ...],
+    placements: MeshPlacements,
+) -> Node:
+    """Emit the rows that a rank has, without the padding to those of a rank with the most."""
+    (came,) = (shard.node for shard in shards)
+    own = b.local_shape(shape, placements)[dim]
+    rows = came if own == came.meta["val"].shape[0] else b.call(aten.slice.Tensor, came, 0, 0, own)
+    return _moved(b, rows, 0, dim)
+
+
+def cast(
+    b: Builder, args: Args, kwargs: Any, shards: list[LocalShard], *, dtype: torch.dtype
+) -> Node:
+    """Emit places in another dtype."""
+    return b.call(aten._to_copy.default, shards[0].node, dtype=dtype)
+
+
+def _moved(b: Builder, x: Node, source: int, target: int) -> Node:
+    """Emit a value with one dim moved."""
+    if source == target:
+        return x
+    order = list(range(x.meta["val"].dim()))
+    order.insert(target, order.pop(source))
+    return b.call(aten.permute.default, x, order)

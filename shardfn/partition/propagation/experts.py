@@ -1,0 +1,591 @@
+"""Rows of experts that travel to the ranks of their experts, and back.
+
+A program sorts tokens by expert, multiplies the rows of each expert with its weights, and puts the
+rows back (local_sorts.py). If the weights are sharded over the experts, the ops between run where
+the weights are: each rank sends its sorted rows to the ranks of their experts (dispatch), which
+sort what comes by expert (route), and send the results back (combine).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch.fx import Graph, Node
+
+from ...collectives import ALL_GATHER, RAGGED_ALL_TO_ALL
+from ...ops.nodes import args_of
+from ...ops.placement import AFTER
+from ...types import PARTIAL_KINDS, AxisPlacement, MeshPlacements
+from .. import layout, plan, rules
+from ..emission import emit_routes
+from ..minimum_cut import INFINITE, minimum_cut
+from ..redistribute import Move
+from ..rule_api.check_strategies import strategies_of
+from ..rule_api.strategy import arguments, call_of, tensors
+from .local_sorts import (
+    COUNTS,
+    ENDS,
+    KEYS,
+    SUM,
+    GroupShard,
+    LocalSort,
+    RowOp,
+    Rows,
+    RowShard,
+    is_constant_along,
+    place_row_op,
+)
+from .values import Value, value_of_slot
+from .walk import Walk
+
+aten = torch.ops.aten
+
+
+def _swapped(node: Node, d: int) -> int:
+    """Return the dim of the input that is a dim of a transposed tensor."""
+    dims = node.meta["val"].dim()
+    a, b = (int(x) % dims for x in args_of(node)[1:3])
+    return {a: b, b: a}.get(d, d)
+
+
+VIEWS = {  # that keep dim 0, or say where it goes
+    aten.transpose.int: _swapped,
+    aten.permute.default: lambda node, d: node.args[1][d],
+    aten._to_copy.default: lambda node, d: d,
+    aten.clone.default: lambda node, d: d,
+    aten.detach.default: lambda node, d: d,
+    AFTER: lambda node, d: d,
+}
+
+
+# Which ops run where the experts are
+
+
+@attrs.frozen(eq=False)
+class Result:
+    """One result of an op: a tensor with sorted rows."""
+
+    op: Node
+    number: int
+    dim: int  # of the rows
+    nbytes: int
+
+
+def results_of(sort: LocalSort, node: Node) -> Iterator[Result]:
+    """Yield the results of an op that have sorted rows."""
+    value = node.meta["val"]
+    several = value if isinstance(value, (tuple, list)) else (value,)
+    made = [(i, x) for i, x in enumerate(several) if isinstance(x, torch.Tensor)]
+    op = sort.ops[node]
+    for (i, x), role, kind in zip(made, op.outs, op.kinds, strict=True):
+        if isinstance(role, RowShard) and role.each == 1:
+            is_key = isinstance(kind, Rows) and kind.holds == KEYS and x.dim() == 1
+            yield Result(node, i, role.dim, 0 if is_key else _nbytes(x))
+
+
+def readers(node: Node, number: int) -> Iterator[Node]:
+    """Yield the nodes that read one result of an op."""
+    is_several = isinstance(node.meta["val"], (tuple, list))
+    for user in node.users:
+        if is_several and user.target is operator.getitem:
+            if args_of(user)[1] == number:
+                yield from readers(user, 0)
+        elif user.target is AFTER and args_of(user)[0] is node:
+            yield from readers(user, 0)
+        else:
+            yield user
+
+
+def source_of(x: Node) -> tuple[Node, int]:
+    """Return the op and the number of the result that a node is."""
+    if x.target is AFTER:
+        return source_of(args_of(x)[0])
+    if x.target is operator.getitem:
+        source, number = args_of(x)
+        return source, number
+    return x, 0
+
+
+def is_of_groups(op: RowOp) -> bool:
+    """Return whether an op has both sorted rows and slices of their groups."""
+    roles = {type(role) for role in (*op.ins, *op.outs)}
+    return {RowShard, GroupShard} <= roles and COUNTS not in op.kinds
+
+
+def at_experts(sort: LocalSort) -> tuple[frozenset[Node], int]:
+    """Find the ops that run where the experts are, so that the fewest bytes travel: those on
+    slices of groups, and such row by row ops as are cheaper there.
+
+    Returns:
+        The ops, and the bytes of all rows that travel.
+    """
+    number = {node: i for i, node in enumerate(sort.ops)}
+    source, sink = len(number), len(number) + 1
+    count = sink + 1
+    edges: dict[tuple[int, int], int] = {}
+    for node, op in sort.ops.items():
+        if is_of_groups(op):
+            edges[source, number[node]] = INFINITE
+        elif not op.is_row_by_row:
+            edges[number[node], sink] = INFINITE
+        for result in results_of(sort, node):
+            leaving, arriving, count = count, count + 1, count + 2
+            edges[number[node], leaving] = edges[arriving, number[node]] = result.nbytes
+            for reader in readers(node, result.number):
+                end = number.get(reader, sink)
+                edges[leaving, end] = edges[end, arriving] = INFINITE
+    turned = {(head, tail): room for (tail, head), room in edges.items()}
+    above = minimum_cut(turned, sink, source)  # the smallest, where several cost the same
+    sent = sum(room for (a, b), room in edges.items() if a in above and b not in above)
+    return frozenset(node for node, i in number.items() if i in above), sent
+
+
+# When it pays
+
+
+@attrs.frozen(eq=False)
+class Weights:
+    """A tensor with one slice for each expert, that an op reads.
+
+    Args:
+        node: of the tensor.
+        dim: of the slices.
+        value: the value that it is, or is a view of.
+        source_dim: of the slices in that value.
+    """
+
+    node: Node
+    dim: int
+    value: Value
+    source_dim: int
+
+    @property
+    def count(self) -> int:
+        """The number of slices."""
+        return self.node.meta["val"].shape[self.dim]
+
+    def is_sharded(self, axis: int) -> bool:
+        """Return whether the slices are sharded over a mesh axis, wherever the value is."""
+        slots = [slot for slot, _ in self.value.slots.values()]
+        return bool(slots) and all(
+            layout.split(slot.placements[axis]) == (self.source_dim, 1)
+            and layout.is_plain(slot.placements[axis])
+            for slot in slots
+        )
+
+
+def weights_of(walk: Walk, sort: LocalSort, ops: frozenset[Node]) -> list[Weights]:
+    """List the tensors with slices of experts that ops read."""
+    found: dict[tuple[Node, int], Weights] = {}
+    for node in sort.ops:
+        op = sort.ops[node]
+        for x, role in zip(arguments(node), op.ins, strict=True):
+            if node not in ops or not isinstance(role, GroupShard) or role.own != "R":
+                continue
+            source, dim = x, role.dim
+            while source not in walk.values and source.target in VIEWS:
+                dim = VIEWS[source.target](source, dim)
+                source = args_of(source)[0]
+            if isinstance(value := walk.values.get(source), Value):
+                found[x, role.dim] = Weights(x, role.dim, value, dim)
+    return list(found.values())
+
+
+def dispatch_of(walk: Walk, node: Node, sort: LocalSort, now: MeshPlacements) -> Dispatch | None:
+    """Choose the mesh axis over which the rows of a sort travel to their experts; None where the
+    experts are not sharded, or are gathered for fewer bytes.
+
+    Args:
+        walk: the walk.
+        node: the sort.
+        sort: what is known of it.
+        now: the placements of its elements.
+    """
+    ops, sent = at_experts(sort)
+    weights = weights_of(walk, sort, ops)
+    counts = {w.count for w in weights}
+    if len(counts) != 1:
+        return None
+    for axis, n in enumerate(walk.axes.sizes):
+        is_closed = walk.axes.names[axis] in walk.axes.closed
+        if n == 1 or is_closed or not any(w.is_sharded(axis) for w in weights):
+            continue
+        elements = _elements(sort, now, axis)
+        gathered = _gathered_bytes(sort, ops, weights)
+        if sent / _ranks(walk, elements) < gathered / n:
+            return Dispatch(walk, node, sort, ops, elements, axis, weights)
+    return None
+
+
+def _elements(sort: LocalSort, now: MeshPlacements, axis: int) -> MeshPlacements:
+    """Return the placements of the sorted elements for a dispatch over an axis: sharded over it,
+    which sends nothing.
+    """
+    each = max(sort.each)
+    elements = [*now]
+    if elements[axis] == "R":
+        elements[axis] = layout.joined(0, each)
+    return tuple(elements)
+
+
+def _ranks(walk: Walk, elements: MeshPlacements) -> int:
+    """Return the number of ranks over which the elements are sharded."""
+    sizes = zip(walk.axes.sizes, elements, strict=True)
+    return math.prod(n for n, m in sizes if m != "R")
+
+
+def _gathered_bytes(sort: LocalSort, ops: frozenset[Node], weights: Sequence[Weights]) -> int:
+    """Return the bytes of the slices of all experts that are gathered, and of their gradients."""
+    read = {(x.node, phase) for x in weights for phase in _phases(x.node, ops)}
+    nbytes = sum(_nbytes(node.meta["val"]) for node, _ in read)
+    for node in ops:
+        outs = tensors(node.meta["val"])
+        roles = zip(outs, sort.ops[node].outs, strict=True)
+        nbytes += sum(_nbytes(x) for x, role in roles if isinstance(role, GroupShard))
+    return nbytes
+
+
+def _phases(weights: Node, ops: frozenset[Node]) -> set[str]:
+    """Return the phases in which ops read some weights."""
+    return {op.meta.get("phase", "forward") for op in weights.users if op in ops}
+
+
+def _nbytes(x: torch.Tensor) -> int:
+    return x.numel() * x.element_size()
+
+
+# Placing
+
+
+@attrs.frozen(eq=False)
+class Route:
+    """The slots that say where rows go.
+
+    Args:
+        sent: (n, n), the rows that each rank of the axis sends to each.
+        ends: (groups,), where the rows of each group end, on the rank of the group.
+        order: for each row, sorted by group, its place among the rows that came.
+        back: the inverse of it.
+        groups: for each row its group.
+    """
+
+    sent: plan.Slot
+    ends: plan.Slot
+    order: plan.Slot
+    back: plan.Slot
+    groups: plan.Slot
+
+
+class Dispatch:
+    """The rows of one sort, which travel over one mesh axis to the ranks of their groups.
+
+    Rows at their experts are a global tensor of `rows` for each rank, sharded over the axis of
+    the experts and over those of the tokens.
+    """
+
+    def __init__(
+        self,
+        walk: Walk,
+        node: Node,
+        sort: LocalSort,
+        ops: frozenset[Node],
+        elements: MeshPlacements,
+        axis: int,
+        weights: Sequence[Weights],
+    ) -> None:
+        self.walk, self.node, self.sort, self.ops = walk, node, sort, ops
+        self.elements, self.axis = elements, axis
+        self.tokens = [k for k, m in enumerate(elements) if m != "R"]
+        self.count = math.prod(walk.axes.sizes[k] for k in self.tokens)
+        self.ranks = walk.axes.sizes[axis]
+        self.most = self._most_rows()
+        self.groups = emit_routes.Groups(
+            weights[0].count,
+            axis,
+            self.ranks,
+            self.most * self.ranks,
+            any(sort.ops[x].reads_keys for x in ops),
+            weights[0].node.name,
+        )
+        self.arrived: dict[tuple[Node, int], Value] = {}
+        self._route: Route | None = None
+
+    def _most_rows(self) -> int:
+        """Return the most sorted rows that a rank has before they travel."""
+        shape = self.sort.elements.meta["val"].shape
+        first = (0,) * len(self.elements)
+        (most,) = layout.local_shape(shape, self.elements, self.walk.axes.sizes, first)
+        return most
+
+    def place(self, walk: Walk, node: Node, op: RowOp) -> None:
+        """Place an op on sorted rows: where their experts are, or where their tokens are."""
+        if node not in self.ops:
+            place_row_op(walk, node, op, self.elements)
+            return
+        kinds = [self.sort.kinds.get(x) for x in arguments(node)]
+        values = [
+            self.value(x, role, kind, node)
+            for x, role, kind in zip(arguments(node), op.ins, kinds, strict=True)
+        ]
+        own = call_of(node)
+        assert own is not None
+        outs = tuple(
+            self.at_groups(x, role.dim) if isinstance(role, RowShard) else x
+            for x, role in zip(own.outs, op.outs, strict=True)
+        )
+        call = attrs.evolve(own, ins=tuple(v.fake for v in values), outs=outs)
+        strategies = strategies_of(rules.find(own.target), own, walk.name, node)
+        others = [x for x in strategies if op.keeps_rows(x, GroupShard)]
+        fixed = {k: op.on(0) for k in self.tokens} | {self.axis: op.by_group()}
+        placed = walk.weigh(call, values, node, others, fixed)
+        walk.take(node, call, values, placed, self._local(node, op))
+        for result in results_of(self.sort, node):
+            self._bring_back(node, result)
+
+    def _local(self, node: Node, op: RowOp) -> Any:
+        """Return how a rank runs an op on the slices of its own groups."""
+        if not op.reads_keys:
+            return None
+        dim = next(r.dim for r in reversed((*op.ins, *op.outs)) if isinstance(r, RowShard))
+        return functools.partial(self.groups.own_groups, target=node.target, dim=dim)
+
+    def _bring_back(self, node: Node, result: Result) -> None:
+        """Note where the rows of a result are, and send them back if an op on tokens reads
+        them.
+        """
+        values = self.walk.values[node]
+        is_several = isinstance(values, list)
+        value = values[result.number] if is_several else values
+        self.arrived[node, result.number] = value
+        if all(x in self.ops for x in readers(node, result.number)):
+            return
+        own = self.combined(value, result, node)
+        if is_several:
+            values[result.number] = own
+        else:
+            self.walk.values[node] = own
+
+    # Values
+
+    def at_groups(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        """Return a fake tensor of rows at their experts."""
+        shape = list(x.shape)
+        shape[dim] = self.groups.rows * self.count
+        strides = layout.dense_strides(shape, layout.stride_order(x.shape, x.stride()))
+        return x.new_empty_strided(shape, strides)
+
+    def value(self, x: Node, role: Any, kind: Any, node: Node) -> Value:
+        """Return an argument of an op that runs at the experts."""
+        walk = self.walk
+        if kind == ENDS:
+            return self._cast(self.route.ends, x.meta["val"].dtype)
+        if not isinstance(role, RowShard):
+            return walk.values[x]
+        source, number = source_of(x)
+        if (source, number) not in self.arrived:
+            self.arrived[source, number] = self._sent(x, role.dim, kind, node)
+        return self.arrived[source, number]
+
+    def _sent(self, x: Node, dim: int, kind: Any, node: Node) -> Value:
+        """Return rows of tokens at their experts."""
+        value = self.walk.values[x]
+        fake = self.at_groups(value.fake, dim)
+        if value.fill is not None:
+            return Value(fake, early=False, fill=value.fill)
+        if kind is None and is_constant_along(x, dim):
+            return self._constant(x, fake, dim)
+        if isinstance(kind, Rows) and kind.holds == KEYS and fake.dim() == 1:
+            return self._cast(self.route.groups, fake.dtype)
+        return self.dispatched(value, fake, dim, node)
+
+    def _constant(self, x: Node, fake: torch.Tensor, dim: int) -> Value:
+        """Make rows that are all equal as the program does, and as many as there are at the
+        experts.
+        """
+        walk = self.walk
+        own = x.meta["val"]
+        values: list[Value] = []
+        placed: list[MeshPlacements] = []
+        for read in arguments(x):
+            place = dim - own.dim() + read.meta["val"].dim()
+            has_rows = place >= 0 and read.meta["val"].shape[place] == own.shape[dim]
+            value = self.value(read, RowShard(place), None, x) if has_rows else walk.values[read]
+            values.append(value)
+            placed.append(self.on_axes(place, place) if has_rows else walk.replicated)
+        ins = tuple(
+            walk.redistribute(value, placements, x, implicit=True)
+            for value, placements in zip(values, placed, strict=True)
+        )
+        out = walk.slot(fake, self.on_axes(dim, dim))
+        walk.steps.append(plan.Apply(x, ins, (out,)))
+        return value_of_slot(out)
+
+    def _cast(self, slot: plan.Slot, dtype: torch.dtype) -> Value:
+        """Return places or ends in another dtype."""
+        if slot.value.dtype is dtype:
+            return value_of_slot(slot)
+        out = self.walk.slot(slot.value.to(dtype), slot.placements)
+        local = functools.partial(emit_routes.cast, dtype=dtype)
+        self._apply("cast", local, (slot,), (out,), self.node)
+        return value_of_slot(out)
+
+    # Steps
+
+    def on_axes(self, tokens: AxisPlacement, experts: AxisPlacement) -> MeshPlacements:
+        """Return placements by kind of axis: of tokens, of experts; others are replicated."""
+        placements: list[AxisPlacement] = ["R"] * len(self.elements)
+        for k in self.tokens:
+            placements[k] = tokens
+        placements[self.axis] = experts
+        return tuple(placements)
+
+    @property
+    def route(self) -> Route:
+        """The slots that say where rows go; made where they are first read."""
+        if self._route is None:
+            self._route = self._made_route()
+        return self._route
+
+    def _made_route(self) -> Route:
+        """Add the steps that count rows, exchange the counts, and compute where rows go."""
+        walk, n, groups = self.walk, self.ranks, self.groups
+        keys = walk.redistribute(walk.values[self.node][0], self.elements, self.node, implicit=True)
+
+        def slot(placements: MeshPlacements, *shape: int) -> plan.Slot:
+            return walk.slot(keys.value.new_empty(shape, dtype=torch.int64), placements)
+
+        own = slot(self.on_axes(SUM, 0), n * (groups.count + 1))
+        self._apply("count_rows", groups.counts, (keys,), (own,), self.node)
+        every = slot(self.on_axes(SUM, "R"), n * (groups.count + 1))
+        move = Move(ALL_GATHER, self.axis, own.placements, every.placements)
+        node = _step_node("gather_counts", (own,), (every,), self.node)
+        walk.steps.append(plan.Redistribute(node, own, every, (move,), True))
+        rows = groups.rows * self.count
+        at_rows = self.on_axes(0, 0)
+        route = Route(
+            slot(self.on_axes(SUM, "R"), n, n),
+            slot(self.on_axes(SUM, 0), groups.count),
+            *(slot(at_rows, rows) for _ in range(3)),
+        )
+        outs = (route.sent, route.ends, route.order, route.back, route.groups)
+        self._apply("route", groups.route, (every,), outs, self.node)
+        return route
+
+    def dispatched(self, value: Value, fake: torch.Tensor, dim: int, node: Node) -> Value:
+        """Send rows of tokens to their experts, and sort them by expert."""
+        walk, route = self.walk, self.route
+        (now, *_) = value.readable(node.meta.get("phase", "forward"))
+        placements = [
+            RowShard(dim).on(self.elements[k])
+            if k in self.tokens
+            else ("R" if m in PARTIAL_KINDS else m)
+            for k, m in enumerate(now.placements)
+        ]
+        slot = walk.redistribute(value, tuple(placements), node, implicit=True)
+        local = functools.partial(emit_routes.rows_first, dim=dim, most=self.most)
+        sent = self._rows_first("rows_first", local, (slot,), dim, self.most, node)
+        came = self._exchange("dispatch", sent, self.groups.rows, node, back=False)
+        placements = [dim if k in self.tokens else m for k, m in enumerate(placements)]
+        out = walk.slot(fake, tuple(placements))
+        local = functools.partial(emit_routes.by_group, dim=dim)
+        self._apply("by_expert", local, (came, route.order), (out,), node)
+        return value_of_slot(out)
+
+    def combined(self, value: Value, result: Result, node: Node) -> Value:
+        """Send rows back from their experts to their tokens."""
+        walk, dim = self.walk, result.dim
+        (slot, *_) = value.readable(node.meta.get("phase", "forward"))
+        several = node.meta["val"]
+        own = several[result.number] if isinstance(several, (tuple, list)) else several
+        local = functools.partial(emit_routes.by_sender, dim=dim)
+        ins = (slot, self.route.back)
+        sent = self._rows_first("by_sender", local, ins, dim, self.groups.rows, node)
+        came = self._exchange("combine", sent, self.most, node, back=True)
+        placements = tuple(
+            RowShard(dim).on(self.elements[k]) if k in self.tokens else m
+            for k, m in enumerate(slot.placements)
+        )
+        out = walk.slot(own, placements)
+        local = functools.partial(
+            emit_routes.of_tokens, dim=dim, shape=tuple(own.shape), placements=placements
+        )
+        self._apply("rows", local, (came,), (out,), node)
+        return value_of_slot(out, len(node.users))
+
+    def _rows_first(
+        self,
+        name: str,
+        local: Callable[..., Any],
+        ins: tuple[plan.Slot, ...],
+        dim: int,
+        rows: int,
+        node: Node,
+    ) -> plan.Slot:
+        """Add a step that makes rows ready to be sent: along their first dim, contiguous, as many
+        on each rank.
+        """
+        fake = ins[0].value
+        shape = [rows * self.count, *fake.movedim(dim, 0).shape[1:]]
+        placements = [
+            0 if k in self.tokens else m for k, m in enumerate(_first(ins[0].placements, dim))
+        ]
+        out = self.walk.slot(fake.new_empty(shape), tuple(placements))
+        self._apply(name, local, ins, (out,), node)
+        return out
+
+    def _exchange(
+        self, name: str, sent: plan.Slot, rows: int, node: Node, *, back: bool
+    ) -> plan.Slot:
+        """Add a step that sends rows over the axis of the experts, where a rank has some room."""
+        shape = [rows * self.count, *sent.value.shape[1:]]
+        target = self.walk.slot(sent.value.new_empty(shape), sent.placements)
+        move = Move(RAGGED_ALL_TO_ALL, self.axis, sent.placements, sent.placements, rows=(0, self.most))
+        local = functools.partial(emit_routes.exchange, move=move, rows=rows, back=back)
+        ins = (sent, self.route.sent)
+        step = _step_node(name, ins, (target,), node)
+        self.walk.steps.append(plan.Exchange(step, ins, (target,), local, move=move, implicit=True))
+        return target
+
+    def _apply(
+        self,
+        name: str,
+        local: Callable[..., Any],
+        ins: tuple[plan.Slot, ...],
+        outs: tuple[plan.Slot, ...],
+        node: Node,
+    ) -> None:
+        """Add a step that is no op of the program."""
+        self.walk.steps.append(plan.Apply(_step_node(name, ins, outs, node), ins, outs, local))
+
+
+def _first(placements: MeshPlacements, dim: int) -> MeshPlacements:
+    """Return the placements of a tensor after a dim became its first."""
+
+    def placed(m: AxisPlacement) -> AxisPlacement:
+        cut = layout.split(m)
+        if cut is None:
+            return m
+        d = 0 if cut[0] == dim else cut[0] + 1 if cut[0] < dim else cut[0]
+        return layout.joined(d, cut[1], layout.halo(m), layout.block_count(m))
+
+    return tuple(map(placed, placements))
+
+
+def _step_node(name: str, ins: Sequence[plan.Slot], outs: Sequence[plan.Slot], node: Node) -> Node:
+    """Make the node of a step that no op of the program is, on behalf of one that is."""
+    graph = Graph()
+    args = []
+    for i, slot in enumerate(ins):
+        args.append(graph.placeholder(f"x{i}"))
+        args[-1].meta["val"] = slot.value
+    made = graph.create_node("call_function", emit_routes.STEP, tuple(args), name=name)
+    made.meta.update({k: node.meta[k] for k in ("source", "phase", "custom") if k in node.meta})
+    fakes = tuple(slot.value for slot in outs)
+    made.meta["val"] = fakes if len(fakes) > 1 else fakes[0]
+    return made

@@ -1,0 +1,94 @@
+"""Placing a sort of rows: they stay with their tokens, go to their experts, or are gathered."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+from torch.fx import Node
+
+from ...types import MeshPlacements
+from .. import layout, plan
+from ..rule_api.strategy import Choice
+from .experts import dispatch_of
+from .local_sorts import LocalSort, RowOp, RowShard, local_sorts, place_row_op
+from .walk import Walk
+
+
+def sort(walk: Walk, node: Node) -> None:
+    """Place a sort: locally on each rank where nothing reveals the order, else by its rule."""
+    graph = node.graph
+    if graph not in walk.local_sorts:
+        sorts = local_sorts(graph, walk.name)
+        walk.local_sorts[graph] = {
+            x: functools.partial(sort_locally, sort=local) for x, local in sorts.items()
+        }
+    place = walk.local_sorts[graph].get(node, Walk.apply)
+    place(walk, node)
+
+
+def sort_locally(walk: Walk, node: Node, sort: LocalSort) -> None:
+    """Place a sort on each rank's own rows if the elements are sharded and can stay so, else by
+    its rule.
+    """
+    now = _now(walk, sort, node)
+    dispatch = None if now is None else dispatch_of(walk, node, sort, now)
+    place: Callable[..., None]
+    if dispatch is not None and _may_stay(walk, sort, now, dispatch.elements):
+        place = dispatch.place
+    elif now is not None and _may_stay(walk, sort, now, now):
+        place = functools.partial(place_row_op, elements=now)
+    else:
+        walk.apply(node)
+        return
+    for other, op in sort.ops.items():
+        if other not in sort.earlier:
+            walk.overrides[other] = functools.partial(place, op=op)
+    walk.overrides[node](walk, node)
+
+
+def _now(walk: Walk, sort: LocalSort, node: Node) -> MeshPlacements | None:
+    """Return how the sorted elements are sharded; None if they are not placed on all ranks."""
+    value = walk.values[sort.elements]
+    slots = value.readable(node.meta.get("phase", "forward"))
+    if value.varies or not slots:
+        return None
+    return tuple(m if layout.split(m) else "R" for m in slots[0].placements)
+
+
+def _may_stay(walk: Walk, sort: LocalSort, now: MeshPlacements, elements: MeshPlacements) -> bool:
+    """Return whether ranks may sort their own elements, sharded so.
+
+    Args:
+        walk: the walk.
+        sort: what is known of the sort.
+        now: the placements of the elements, with which ops before the sort were placed.
+        elements: those with which ranks are to sort them.
+    """
+    is_sharded = any(m != "R" for m in elements)
+    if not is_sharded or any(any(layout.halo(m)) for m in elements):
+        return False
+    (n,) = sort.elements.meta["val"].shape
+    whole = all(_has_whole_rows(n, elements, each, walk.axes.sizes) for each in sort.each)
+    return whole and all(_is_placed(walk, x, sort.ops[x], now) for x in sort.earlier)
+
+
+def _has_whole_rows(n: int, elements: MeshPlacements, each: int, sizes: Sequence[int]) -> bool:
+    """Return whether every rank holds all elements of the rows that it holds."""
+    row = RowShard(0, each)
+    placements = [placement if placement == "R" else row.on(placement) for placement in elements]
+    rows = layout.canonical((n // each,), placements, sizes)
+    if rows is None:
+        return False
+    scaled = [layout.scaled(placement, each) for placement in rows]
+    return layout.canonical((n,), scaled, sizes) == elements
+
+
+def _is_placed(walk: Walk, node: Node, op: RowOp, elements: MeshPlacements) -> bool:
+    """Return whether an op before the sort was placed on each rank's own elements."""
+    replicated: Choice = (("R",) * len(op.ins), ("R",) * len(op.outs))
+    by_axis = [replicated if placement == "R" else op.on(placement) for placement in elements]
+    wanted = [list(zip(*side, strict=True)) for side in zip(*by_axis, strict=True)]
+    steps = [s for s in walk.steps if s.node is node and isinstance(s, plan.Apply)]
+    placements = [[[slot.placements for slot in slots] for slots in (s.ins, s.outs)] for s in steps]
+    return bool(steps) and all(placed == wanted for placed in placements)
