@@ -118,6 +118,24 @@ class Cost:
     wait: float | None = None
 
 
+ROWS = "rows"  # the option of the rows that a rank of an axis can take
+
+
+@attrs.frozen
+class AxisOption:
+    """An option that the user set for a mesh axis.
+
+    Args:
+        name: of the option.
+        axis: of the mesh.
+        value: as the user wrote it.
+    """
+
+    name: str
+    axis: str
+    value: Any
+
+
 @attrs.frozen
 class MeshAxes:
     """A mesh as the stages see it: names, sizes and the costs of links; no ranks, no process
@@ -129,6 +147,12 @@ class MeshAxes:
     costs: tuple[Cost, ...] = attrs.field(default=(), repr=False)  # of each axis; none: all equal
     # those on which propagation shards nothing: a pipeline's, whose stages are chosen afterwards
     closed: tuple[str, ...] = attrs.field(default=(), repr=False)
+    options: tuple[AxisOption, ...] = attrs.field(default=(), repr=False)
+
+    def option(self, name: str, axis: int) -> Any:
+        """The value of an option of an axis; None if it is not set."""
+        values = (x.value for x in self.options if (x.name, x.axis) == (name, self.names[axis]))
+        return next(values, None)
 
     def cost(self, axis: int) -> Cost:
         """The cost of sending over an axis."""

@@ -182,6 +182,7 @@ def run_walk(
     graph = program.graph.graph
     holders = graph.find_nodes(op="placeholder")
     forgotten = [path if i in unreduced else None for i, path in enumerate(program.in_paths)]
+    walk.paths = dict(zip(holders, program.in_paths, strict=True))
     ins = tuple(walk.enter(*entry) for entry in zip(holders, in_placements, forgotten, strict=True))
     (output,) = graph.find_nodes(op="output")
     leaving = zip(output.args[0], out_placements, strict=True)

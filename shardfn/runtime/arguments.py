@@ -49,6 +49,7 @@ from ..simulated import (
 )
 from ..types import CONSTANTS, Aval, MeshAxes, MeshPlacements, ShapeDtype
 from ..world import World, current_world, default_device_type
+from .axis_options import with_options
 from .options import Request
 
 
@@ -210,7 +211,7 @@ def place(request: Request, arguments: Arguments) -> Placed:
     return Placed(
         world=world,
         mesh=mesh,
-        axes=axes_of(mesh),
+        axes=with_options(request.name, axes_of(mesh), request.rows),
         treedef=treedef,
         paths=tuple(paths),
         tensors=tuple(tensors),

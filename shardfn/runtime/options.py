@@ -10,6 +10,7 @@ import attrs
 from ..compile import BACKENDS
 from ..errors import ShardError
 from ..partition import GLOBAL, PLANNERS
+from .axis_options import check_rows
 from .backward.followed import Followed
 from .store import CallStore
 
@@ -73,6 +74,8 @@ class Request:
     # the dims of arguments that may change between calls: `arguments.dynamic`
     dynamic: Any = None
     seed: str = attrs.field(default="state", validator=_known("seed", SEEDS))
+    # by mesh axis, how many rows a rank can take that other ranks send to it
+    rows: Any = attrs.field(default=None, validator=check_rows)
     # the function under the transforms of fn, and their key, if equal ones share captures
     structure: Callable[[], tuple[Callable[..., Any], Any]] | None = None
     # whether it may be the code of one rank, which capture finds out

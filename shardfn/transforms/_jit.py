@@ -46,6 +46,7 @@ def jit(
     donate_argnums: int | tuple[int, ...] = (),
     seed: str = "state",
     dynamic: Any = None,
+    rows: dict[str, int | str] | None = None,
 ) -> Any:
     """Compile a function of tensors into one program, for one device.
 
@@ -82,6 +83,7 @@ def jit(
             for all of them. A prefix tree over the positional arguments, as `in_axes` of vmap, or
             a dict of arguments by name. A leaf is a dim, a set of dims, True for all dims, or
             a dict with hints, `{0: torch.export.Dim.DYNAMIC}`. See `mark_dynamic`.
+        rows: by mesh axis, how many rows a rank takes for its experts, as of `shard`.
 
     Returns:
         A function of the same arguments, with `.trace`, `.lower` and `.compile`.
@@ -107,6 +109,7 @@ def jit(
         "donate_argnums": donate_argnums,
         "seed": seed,
         "dynamic": dynamic,
+        "rows": rows,
     }
     if fn is None:
         return functools.partial(jit, **options)

@@ -14,6 +14,7 @@ from ...ops.loops import loop_of
 from ...ops.placement import ALIGN
 from ...types import MeshAxes
 from .. import layout, plan
+from ..collective_bytes import nbytes as payload_bytes
 from ..redistribute import Move, local_bytes, price
 from . import op_cost
 from .share import share_of
@@ -243,7 +244,10 @@ def _nbytes(axes: MeshAxes, step: plan.Sending, move: Move) -> float:
 def _price(axes: MeshAxes, step: plan.Sending, move: Move) -> float:
     """Price one move by its kind, its local bytes and the cost of its axis."""
     value = step.source.value
-    nbytes = local_bytes(op_cost.nbytes(value), move.before, axes.sizes, move.axis)
+    if move.rows is not None:
+        nbytes = payload_bytes(value.shape, value.element_size(), move, axes)
+    else:
+        nbytes = local_bytes(op_cost.nbytes(value), move.before, axes.sizes, move.axis)
     if move.kind == HALO:
         nbytes *= layout.halo_share(value.shape, move.after[move.axis])
     return price(move.kind, nbytes, axes.sizes[move.axis], axes.cost(move.axis))

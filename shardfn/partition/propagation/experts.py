@@ -21,7 +21,8 @@ from torch.fx import Graph, Node
 from ...collectives import ALL_GATHER, RAGGED_ALL_TO_ALL
 from ...ops.nodes import args_of
 from ...ops.placement import AFTER
-from ...types import PARTIAL_KINDS, AxisPlacement, MeshPlacements
+from ...row_bounds import row_bound
+from ...types import PARTIAL_KINDS, ROWS, AxisPlacement, MeshPlacements
 from .. import layout, plan, rules
 from ..emission import emit_routes
 from ..minimum_cut import INFINITE, minimum_cut
@@ -156,12 +157,14 @@ class Weights:
     Args:
         node: of the tensor.
         dim: of the slices.
-        value: the value that it is, or is a view of.
+        source: the node that it is, or is a view of, which has a value.
+        value: of that node.
         source_dim: of the slices in that value.
     """
 
     node: Node
     dim: int
+    source: Node
     value: Value
     source_dim: int
 
@@ -193,7 +196,7 @@ def weights_of(walk: Walk, sort: LocalSort, ops: frozenset[Node]) -> list[Weight
                 dim = VIEWS[source.target](source, dim)
                 source = args_of(source)[0]
             if isinstance(value := walk.values.get(source), Value):
-                found[x, role.dim] = Weights(x, role.dim, value, dim)
+                found[x, role.dim] = Weights(x, role.dim, source, value, dim)
     return list(found.values())
 
 
@@ -216,22 +219,25 @@ def dispatch_of(walk: Walk, node: Node, sort: LocalSort, now: MeshPlacements) ->
         is_closed = walk.axes.names[axis] in walk.axes.closed
         if n == 1 or is_closed or not any(w.is_sharded(axis) for w in weights):
             continue
-        elements = _elements(sort, now, axis)
+        elements = _elements(walk, sort, now, axis)
+        if elements is None:
+            continue
+        is_asked = walk.axes.option(ROWS, axis) is not None
         gathered = _gathered_bytes(sort, ops, weights)
-        if sent / _ranks(walk, elements) < gathered / n:
+        if is_asked or sent / _ranks(walk, elements) < gathered:
             return Dispatch(walk, node, sort, ops, elements, axis, weights)
     return None
 
 
-def _elements(sort: LocalSort, now: MeshPlacements, axis: int) -> MeshPlacements:
+def _elements(walk: Walk, sort: LocalSort, now: MeshPlacements, axis: int) -> MeshPlacements | None:
     """Return the placements of the sorted elements for a dispatch over an axis: sharded over it,
-    which sends nothing.
+    which sends nothing. None if they cannot be.
     """
-    each = max(sort.each)
-    elements = [*now]
-    if elements[axis] == "R":
-        elements[axis] = layout.joined(0, each)
-    return tuple(elements)
+    if now[axis] != "R":
+        return now
+    sharded = [*now]
+    sharded[axis] = layout.joined(0, max(sort.each))
+    return layout.canonical(sort.elements.meta["val"].shape, sharded, walk.axes.sizes)
 
 
 def _ranks(walk: Walk, elements: MeshPlacements) -> int:
@@ -309,9 +315,9 @@ class Dispatch:
             weights[0].count,
             axis,
             self.ranks,
-            self.most * self.ranks,
+            self._bound(),
             any(sort.ops[x].reads_keys for x in ops),
-            weights[0].node.name,
+            f"{walk.name}, {walk.paths.get(weights[0].source, 'experts')}",
         )
         self.arrived: dict[tuple[Node, int], Value] = {}
         self._route: Route | None = None
@@ -322,6 +328,12 @@ class Dispatch:
         first = (0,) * len(self.elements)
         (most,) = layout.local_shape(shape, self.elements, self.walk.axes.sizes, first)
         return most
+
+    def _bound(self) -> int:
+        """Return how many rows a rank can take for its experts."""
+        every = self.most * self.ranks
+        asked = self.walk.axes.option(ROWS, self.axis)
+        return every if asked is None else min(row_bound(asked, self.most), every)
 
     def place(self, walk: Walk, node: Node, op: RowOp) -> None:
         """Place an op on sorted rows: where their experts are, or where their tokens are."""
@@ -584,7 +596,8 @@ def _step_node(name: str, ins: Sequence[plan.Slot], outs: Sequence[plan.Slot], n
     for i, slot in enumerate(ins):
         args.append(graph.placeholder(f"x{i}"))
         args[-1].meta["val"] = slot.value
-    made = graph.create_node("call_function", emit_routes.STEP, tuple(args), name=name)
+    target = emit_routes.OwnStep(name)
+    made = graph.create_node("call_function", target, tuple(args), name=name)
     made.meta.update({k: node.meta[k] for k in ("source", "phase", "custom") if k in node.meta})
     fakes = tuple(slot.value for slot in outs)
     made.meta["val"] = fakes if len(fakes) > 1 else fakes[0]

@@ -128,6 +128,7 @@ class Walk:
         self.local_sorts: dict[Graph, dict[Node, Handler]] = {}
         self.overrides: dict[Node, Handler] = {}
         self.cotangents: dict[int, plan.Slot] = {}  # by number
+        self.paths: dict[Node, str] = {}  # of the arguments
 
     def fresh(self) -> Walk:
         """Make a walk over another graph of the same program."""

@@ -116,6 +116,7 @@ def shard(
     implicit_comm: str = "allow",
     planner: str = "global",
     memory: int | str | None = None,
+    rows: dict[str, int | str] | None = None,
     donate_argnums: int | tuple[int, ...] = (),
     static_argnums: int | tuple[int, ...] = (),
     backend: str = "inductor",
@@ -147,6 +148,11 @@ def shard(
             all ops are chosen at once, so that a step takes the least time; "greedy": one op at a
             time, the fewest bytes. Inside another transform it has no effect.
         memory: the most that a rank may hold, for `sf.auto`: bytes, or text such as "80GiB".
+        rows: by mesh axis, how many rows a rank takes for its experts: a number, or a text such
+            as "1.5x", of the mean. Rows of tokens then travel over that axis to the ranks of their
+            experts, if the experts are sharded over it; without it they do where that sends fewer
+            bytes than to gather the experts, and a rank can take all rows. More rows are a
+            CapacityError on every rank. Inside another transform it has no effect.
         donate_argnums: positional arguments whose memory the results may take. Using one
             afterwards is an error.
         static_argnums: positional arguments that are constants of the trace. Arguments other
@@ -192,6 +198,7 @@ def shard(
         "implicit_comm": implicit_comm,
         "planner": planner,
         "memory": memory,
+        "rows": rows,
         "backend": backend,
         "warmup": warmup,
         "cuda_graphs": cuda_graphs,
