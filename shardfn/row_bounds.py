@@ -25,5 +25,6 @@ def row_bound(bound: Any, mean: int) -> int:
     """
     if isinstance(bound, str) and MULTIPLE.fullmatch(bound):
         return -int(-fractions.Fraction(bound[:-1]) * mean // 1)
-    is_number = isinstance(bound, int) and not isinstance(bound, bool)
-    return bound if is_number and bound > 0 else 0
+    if isinstance(bound, bool) or not isinstance(bound, int):
+        return 0
+    return max(bound, 0)

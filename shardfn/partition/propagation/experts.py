@@ -55,9 +55,9 @@ def _swapped(node: Node, d: int) -> int:
     return {a: b, b: a}.get(d, d)
 
 
-VIEWS = {  # that keep dim 0, or say where it goes
+VIEWS: dict[Any, Callable[[Node, int], int]] = {  # that keep dim 0, or say where it goes
     aten.transpose.int: _swapped,
-    aten.permute.default: lambda node, d: node.args[1][d],
+    aten.permute.default: lambda node, d: args_of(node)[1][d],
     aten._to_copy.default: lambda node, d: d,
     aten.clone.default: lambda node, d: d,
     aten.detach.default: lambda node, d: d,
@@ -599,6 +599,5 @@ def _step_node(name: str, ins: Sequence[plan.Slot], outs: Sequence[plan.Slot], n
     target = emit_routes.OwnStep(name)
     made = graph.create_node("call_function", target, tuple(args), name=name)
     made.meta.update({k: node.meta[k] for k in ("source", "phase", "custom") if k in node.meta})
-    fakes = tuple(slot.value for slot in outs)
-    made.meta["val"] = fakes if len(fakes) > 1 else fakes[0]
+    made.meta["val"] = outs[0].value if len(outs) == 1 else tuple(slot.value for slot in outs)
     return made

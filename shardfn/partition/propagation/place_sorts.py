@@ -32,19 +32,26 @@ def sort_locally(walk: Walk, node: Node, sort: LocalSort) -> None:
     its rule.
     """
     now = _now(walk, sort, node)
-    dispatch = None if now is None else dispatch_of(walk, node, sort, now)
-    place: Callable[..., None]
-    if dispatch is not None and _may_stay(walk, sort, now, dispatch.elements):
-        place = dispatch.place
-    elif now is not None and _may_stay(walk, sort, now, now):
-        place = functools.partial(place_row_op, elements=now)
-    else:
+    place = None if now is None else _way(walk, node, sort, now)
+    if place is None:
         walk.apply(node)
         return
     for other, op in sort.ops.items():
         if other not in sort.earlier:
             walk.overrides[other] = functools.partial(place, op=op)
     walk.overrides[node](walk, node)
+
+
+def _way(
+    walk: Walk, node: Node, sort: LocalSort, now: MeshPlacements
+) -> Callable[..., None] | None:
+    """Return how the ops on sorted rows are placed; None if the rows are gathered."""
+    dispatch = dispatch_of(walk, node, sort, now)
+    if dispatch is not None and _may_stay(walk, sort, now, dispatch.elements):
+        return dispatch.place
+    if _may_stay(walk, sort, now, now):
+        return functools.partial(place_row_op, elements=now)
+    return None
 
 
 def _now(walk: Walk, sort: LocalSort, node: Node) -> MeshPlacements | None:

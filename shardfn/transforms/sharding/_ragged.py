@@ -5,8 +5,6 @@ Dynamo reads this.
 
 from __future__ import annotations
 
-import fractions
-import re
 from typing import Any
 
 import torch
@@ -16,11 +14,11 @@ from ...capture.shard_map import axis_names
 from ...errors import PlacementError
 from ...ops import shard_map
 from ...ops.ragged import checked_counts
+from ...row_bounds import row_bound
 from .._paired import numbers
 from ._axis_names import AxisName, Names, chosen, count, leafwise, linear_index, stacked, tensor
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-MULTIPLE = re.compile(r"\d+(\.\d+)?x")
 BOUNDS = (
     'rows=64 for a number of rows; rows="1.5x" for 1.5 times the rows of x, rounded up; rows=None '
     "for the most that can come, the rows of x of all ranks"
@@ -157,12 +155,8 @@ def rows_bound(shape: tuple[int, ...], n: int, rows: int | str | None, names: st
         )
     if rows is None:
         return n * shape[0]
-    bound = 0
-    if isinstance(rows, str) and MULTIPLE.fullmatch(rows):
-        bound = -int(-fractions.Fraction(rows[:-1]) * shape[0] // 1)
-    elif isinstance(rows, int) and not isinstance(rows, bool):
-        bound = rows
-    if bound < 1:
+    bound = row_bound(rows, shape[0])
+    if not bound:
         got = "a tensor" if isinstance(rows, torch.Tensor) else repr(rows)
         raise PlacementError.of(
             f"{where}, rows",
