@@ -557,7 +557,9 @@ class Dispatch:
         """Add a step that sends rows over the axis of the experts, where a rank has some room."""
         shape = [rows * self.count, *sent.value.shape[1:]]
         target = self.walk.slot(sent.value.new_empty(shape), sent.placements)
-        move = Move(RAGGED_ALL_TO_ALL, self.axis, sent.placements, sent.placements, rows=(0, self.most))
+        move = Move(
+            RAGGED_ALL_TO_ALL, self.axis, sent.placements, sent.placements, rows=(0, self.most)
+        )
         local = functools.partial(emit_routes.exchange, move=move, rows=rows, back=back)
         ins = (sent, self.route.sent)
         step = _step_node(name, ins, (target,), node)
