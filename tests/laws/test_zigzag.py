@@ -4,17 +4,21 @@ are global: rotary tables, masks, shifted labels, random numbers.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
+import models
 import pytest
+import schemes
 import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import Shard
 from worlds import simulated
 
 import shardfn as sf
-from shardfn import P
+from shardfn import P, _tree
 
 LENGTH = 24  # 2n divides it for 2, 3 and 4 ranks
 MESHES: dict[str, tuple[dict[str, int], P]] = {
@@ -140,3 +144,61 @@ def test_ops_on_each_position_keep_the_zigzag_and_send_nothing(name: str) -> Non
         x = drawn(4, LENGTH, 6)
         assert f(x).placements == (Shard(0), sf.Zigzag(1))
         assert not f.lower(x).collectives
+
+
+def tokens(length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    numbers = (drawn(4, length + 1) * 100).long() % models.VOCAB
+    return numbers[:, :-1].contiguous(), numbers[:, 1:].contiguous()
+
+
+@pytest.mark.parametrize("scheme", ["replicated", "fully_sharded"])
+@pytest.mark.parametrize("mesh", ["2", "4", "2x2", "3x2"])
+def test_a_step_of_a_gpt_is_that_of_one_device(mesh: str, scheme: str) -> None:
+    axes, spec = MESHES[mesh]
+    params = models.gpt_params()
+    params["pos"] = drawn(LENGTH, models.WIDTH)
+    x, y = tokens(LENGTH)
+    wanted = models.oracle(models.gpt_loss, params, x, y)
+    placed = getattr(schemes, scheme)(params) if "dp" in axes else P()
+    with simulated(**axes) as at:
+        step = sf.shard(models.sgd_step(models.gpt_loss), at, (placed, spec, spec), backend="aten")
+        got = sf.full(step(params, x, y))
+    for a, b in zip(_tree.leaves(got), _tree.leaves(wanted), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+def test_inductor_computes_what_one_device_does() -> None:
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        at_positions = rotated(x) * F.dropout(x, 0.3)
+        return (attended(at_positions).cumsum(1) * x).sum()
+
+    step = sf.value_and_grad(loss)
+    x = drawn(4, LENGTH, 6)
+    sf.random.state.seed(5)
+    wanted = sf.jit(step, backend="aten")(x)
+    with simulated(dp=2, cp=2) as mesh:
+        sf.random.state.seed(5)
+        got = sf.full(sf.shard(step, mesh, P("dp", sf.zigzag("cp")))(x))
+    torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
+
+
+def test_a_redistribution_holds_between_any_placements() -> None:
+    parts = (None, "cp", sf.zigzag("cp"), "tp", sf.zigzag("tp"), "cp*3", ("cp", "tp"))
+    pairs = itertools.product(parts, parts)
+    specs = [P(a, b) for a, b in pairs if not {*_axes(a)} & {*_axes(b)}]
+    x = drawn(24, 24)
+    with simulated(cp=2, tp=3) as mesh:
+        for before, after in itertools.product(specs[::2], specs[1::2]):
+            given = sf.distribute(x, mesh, before)
+            move = sf.shard(lambda x: x, mesh, None, after, backend="aten")
+            moved = move(given)
+            assert torch.equal(sf.full(moved), x), (before, after)
+            wanted = sf.distribute(x, mesh, after)
+            assert moved.placements == wanted.placements
+            for rank in range(6):
+                assert torch.equal(moved.to_local(rank=rank), wanted.to_local(rank=rank))
+
+
+def _axes(part: Any) -> tuple[str, ...]:
+    names = part if isinstance(part, tuple) else () if part is None else (part,)
+    return tuple(n.axis if isinstance(n, sf.zigzag) else n.partition("*")[0] for n in names)

@@ -15,7 +15,8 @@ from shardfn.partition import layout
 from shardfn.types import AxisPlacement, MeshPlacements
 
 SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=3).map(tuple)
-SHAPES = st.lists(st.integers(0, 12), min_size=1, max_size=3).map(tuple)
+LENGTHS = st.integers(0, 12) | st.sampled_from((16, 24, 36))
+SHAPES = st.lists(LENGTHS, min_size=1, max_size=3).map(tuple)
 
 
 @st.composite
@@ -25,7 +26,7 @@ def cuts(draw: st.DrawFn) -> tuple[tuple[int, ...], MeshPlacements, tuple[int, .
     marks: list[AxisPlacement] = []
     for k in range(len(sizes)):
         dim, unit = (draw(st.integers(0, len(shape) - 1)), draw(st.sampled_from((1, 1, 2, 3, 4))))
-        outer = draw(st.sampled_from((2, 3, 4, 6))) if sizes[k] > 1 else 1
+        outer = draw(st.sampled_from((2, 3, 4, 6, -2, -2, -4, -6))) if sizes[k] > 1 else 1
         mark = draw(
             st.sampled_from(
                 (
@@ -131,6 +132,17 @@ def test_two_axes_on_one_dim_cut_in_mesh_order() -> None:
     assert layout.canonical((9,), ((0, 3), 0), (2, 3)) == ((0, 3), 0)
     assert layout.canonical((9,), (0, (0, 3)), (2, 3)) is None, "5 and 4 are no multiples of 3"
     assert layout.canonical((8,), ((0, 3),), (2,)) is None
+
+
+def test_a_zigzag_turns_in_whole_pairs_of_blocks() -> None:
+    assert layout.canonical((8,), ((0, 1, -2),), (2,)) == ((0, 1, -2),)
+    assert layout.canonical((24,), (0, (0, 1, -6)), (3, 2)) == (0, (0, 1, -6))
+    assert layout.canonical((8,), ((0, 1, -2),), (1,)) == (0,), "one rank has all"
+    assert layout.canonical((6,), ((0, 1, -2),), (2,)) is None, "4 does not divide 6"
+    assert layout.canonical((16,), (0, (0, 1, -2)), (2, 2)) is None, "a chunk has half a pair"
+    assert layout.canonical((16,), ((0, 1, 2), (0, 1, -2)), (2, 2)) is None
+    assert layout.canonical((48,), ((0, 1, 2), (0, 1, -6)), (2, 2)) is None, "3 blocks in a half"
+    assert layout.canonical((8,), ((0, 1, -2), (0, 1, -2)), (2, 2)) is None
 
 
 def test_the_words_for_marks() -> None:

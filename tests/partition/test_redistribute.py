@@ -22,7 +22,7 @@ from shardfn.partition.redistribute import Move, price, route
 from shardfn.types import PARTIAL_KINDS, AxisPlacement, Cost, MeshPlacements
 
 MESHES = ((2,), (3,), (2, 2), (2, 3), (2, 2, 2))
-SIZES = st.integers(0, 7) | st.sampled_from((6, 8, 9, 12, 18))
+SIZES = st.integers(0, 7) | st.sampled_from((6, 8, 9, 12, 18, 24))
 SHAPES = st.lists(SIZES, max_size=3).map(tuple)
 Case = tuple[tuple[int, ...], tuple[int, ...], MeshPlacements, MeshPlacements]
 
@@ -65,7 +65,7 @@ def marks(
         dims = [
             layout.joined(d, u, outer=o)
             for d in range(len(shape))
-            for u, o in ((1, 1), (1, 1), (2, 1), (3, 1), (1, 2), (1, 3), (2, 2))
+            for u, o in ((1, 1), (1, 1), (2, 1), (3, 1), (1, 2), (1, 3), (2, 2), (1, -2), (1, -4))
         ]
         mark = draw(st.sampled_from(offered + dims))
         plain = layout.canonical(shape, (*out, mark), sizes[: k + 1])

@@ -27,6 +27,27 @@ def test_a_unit_of_the_strategy_divides_that_of_the_value() -> None:
     assert in_units(split, [{(0, 4)}], strided=lambda: True) == [split]
 
 
+def test_a_zigzag_turns_within_the_blocks_of_a_strategy() -> None:
+    keep = ((0, "R"), (1,))
+    assert in_units(keep, [{(0, 1, -2)}, {"R"}], strided=lambda: True) == [
+        (((0, 1, -2), "R"), ((1, 1, -2),)),
+        keep,
+    ]
+    split = (((0, 1, 2),), (1,))
+    assert in_units(split, [{(0, 1, -2)}], strided=lambda: True) == [split]
+    assert in_units(split, [{(0, 1, -4)}], strided=lambda: True) == [
+        (((0, 1, -4),), ((1, 1, -2),)),
+        split,
+    ]
+    assert in_units(keep, [{(0, 1, -2)}, {"R"}], strided=lambda: False) == [keep]
+    own = (((0, 1, -2),), (0,))
+    assert in_units(own, [{(0, 1, -2), (0, 1, 2), 0}], strided=lambda: True) == [own]
+    assert in_units(own, [{(0, 1, -6)}], strided=lambda: True) == [
+        own,
+        (((0, 1, -6),), ((0, 1, 3),)),
+    ]
+
+
 def test_one_more_axis_in_the_simplest_placements() -> None:
     assert extended((4, 6), (0,), 1, (2, 3)) == (0, 1)
     assert extended((4, 6), ("R",), (1, 2), (2, 3)) == ("R", 1), "in plain chunks"
