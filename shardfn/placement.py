@@ -372,6 +372,19 @@ def _zigzag(
     return dim, 1, blocks
 
 
+def zigzag_dims(spec: Any) -> list[int]:
+    """The dims that a placement leaf shards as zigzags."""
+    if isinstance(spec, P):
+        return [
+            dim
+            for dim, part in enumerate(spec.parts)
+            for name in (part if isinstance(part, tuple) else (part,))
+            if isinstance(name, str) and name.endswith(f"*{ZIGZAG}")
+        ]
+    placements = spec if isinstance(spec, (list, tuple)) else [spec]
+    return [p.dim for p in placements if isinstance(p, Zigzag)]
+
+
 def check_zigzag(dim: int, size: int, axis: str, n: int) -> None:
     """Check that a dim can be a zigzag over n ranks.
 

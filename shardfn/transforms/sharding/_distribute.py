@@ -29,6 +29,7 @@ from ...placement import (
     marks_of,
     stages_in,
     torch_placements,
+    zigzag_dims,
 )
 from ...runtime.layouts import as_chunks, cut, in_order, join, on_all_stages
 from ...simulated import SimulatedTensor, UnreadTensor, dtensors, shown
@@ -190,8 +191,15 @@ def from_local(
     is_simulated = world.kind == "simulated"
     shards = _given_shards(x, mesh.size(), is_simulated)
     first = _first_here(shards, mesh, placements, shape)
-    marks = _checked_marks(first.shape if shape is None else shape, first.dtype, mesh, placements)
-    shape = _whole_shape(shards, marks, axes) if shape is None else tuple(shape)
+    if shape is None:
+        known = [*first.shape]
+        for dim in zigzag_dims(placements):
+            if -len(known) <= dim < len(known):
+                known[dim] *= mesh.size()  # a multiple of 2n; checked below, of the global shape
+        marks = _checked_marks(known, first.dtype, mesh, placements)
+        shape = _whole_shape(shards, marks, axes)
+    marks = _checked_marks(shape, first.dtype, mesh, placements)
+    shape = tuple(shape)
     everyone = all_coordinates(axes) if is_simulated else [mesh.get_coordinate()]
     for shard, coordinates in zip(shards, everyone, strict=True):
         _check_shape(shard, coordinates, marks, axes, shape)
