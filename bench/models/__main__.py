@@ -46,6 +46,9 @@ Each column is a scheme in a fake world, with what one step sends before bucketi
   matrices on their last dim and kernels of convolutions on their first.
 - dp x tp: a mesh of 2 x 2, the batch on one axis, and the parameters as above on the other.
 - 5 ranks, uneven: fully sharded over a number of ranks that divides few dims.
+- dp x ep: of models with experts, the batch on both axes, and the experts by the model's own
+  `ep_plan`: tokens travel to their experts.
+- sequence: of models that read words, 4 ranks, each with a part of every sequence.
 - `loss.backward()`: through a call of the loss, on fully sharded DTensors that require grad.
 - 2 processes: over Gloo, fully sharded, the step and `loss.backward()`.
 
@@ -76,6 +79,9 @@ def row(model: Model) -> list[str]:
     """The cells of a line of the table."""
     training, times, cells = Training(model), ("", ""), []
     for scheme in SCHEMES:
+        if not scheme.fits(training.net, training.inputs):
+            cells.append("")
+            continue
         found, wrong = cell(lambda s=scheme: tried(training, s))
         if found and not cells:
             times = f"{found[0]:.1f} s", f"{found[1]:.1f} s"

@@ -119,6 +119,20 @@ def clip() -> Any:
     return hub.CLIPModel(config)
 
 
+def deepseek() -> Any:
+    sizes = {**WORDS, "num_key_value_heads": 4, "moe_intermediate_size": 32}
+    ranks = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8}
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1}
+    groups = {"n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "v_head_dim": 8}
+    return hub.DeepseekV3ForCausalLM(hub.DeepseekV3Config(**sizes, **ranks, **experts, **groups))
+
+
+def gpt_oss() -> Any:
+    kinds = ["full_attention", "sliding_attention"]
+    sizes = {**EXPERTS, "num_local_experts": 4, "head_dim": 8, "sliding_window": 4}
+    return hub.GptOssForCausalLM(hub.GptOssConfig(**sizes, layer_types=kinds))
+
+
 FLOAT = torch.float32  # of models with parts that compute in no other
 MODELS = (
     Model("Llama", causal("Llama", **GROUPED), language, tokens),
@@ -142,6 +156,15 @@ MODELS = (
         tokens,
         FLOAT,
     ),
+    Model(
+        "Qwen3-MoE",
+        causal("Qwen3Moe", **EXPERTS, num_experts=4, moe_intermediate_size=32, head_dim=8),
+        language,
+        tokens,
+        FLOAT,
+    ),
+    Model("DeepSeek-V3", deepseek, language, tokens, FLOAT),
+    Model("gpt-oss", gpt_oss, language, tokens, FLOAT),
     Model(
         "Mamba",
         causal("Mamba", vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, state_size=4),

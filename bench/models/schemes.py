@@ -34,12 +34,34 @@ def tensor_parallel(net: torch.nn.Module, params: Params) -> Placed:
     return {name: dims.get(x.dim(), P()) for name, x in params.items()}
 
 
+def expert_parallel(net: torch.nn.Module, params: Params) -> Placed:
+    """By the model's own plan for experts."""
+    plan: Any = net.ep_plan
+    return sf.placements(params, plan, axis="ep")
+
+
+def always(net: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> bool:
+    return True
+
+
+def has_experts(net: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> bool:
+    return bool(getattr(net, "ep_plan", None))
+
+
+def reads_words(net: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> bool:
+    """Whether all inputs are words: (examples, sequence)."""
+    return all(x.dim() == 2 and not x.is_floating_point() for x in inputs)
+
+
 class Scheme(NamedTuple):
-    """A mesh, and where things lie on it. Inputs are sharded over "dp", if there is that axis."""
+    """A mesh, and where things lie on it. Inputs are sharded over "dp" and "ep", if there are those
+    axes, and on their sequence over "cp".
+    """
 
     name: str
     sizes: dict[str, int]
     placed: Callable[[torch.nn.Module, Params], Placed]
+    fits: Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], bool] = always
 
     @property
     def ranks(self) -> int:
@@ -53,7 +75,8 @@ class Scheme(NamedTuple):
 
     def rows(self, inputs: tuple[torch.Tensor, ...]) -> tuple[P, ...]:
         """Placements of the inputs: of those with a row for each example."""
-        batch = P("dp") if "dp" in self.sizes else P()
+        over = tuple(axis for axis in ("dp", "ep") if axis in self.sizes)
+        batch = P(over or None, *(["cp"] if "cp" in self.sizes else []))
         return tuple(batch if len(x) == len(inputs[0]) else P() for x in inputs)
 
 
@@ -63,5 +86,7 @@ SCHEMES = (
     Scheme("tp", {"tp": 4}, tensor_parallel),
     Scheme("dp x tp", {"dp": 2, "tp": 2}, tensor_parallel),
     Scheme("5 ranks, uneven", {"dp": 5}, fully_sharded),
+    Scheme("dp x ep", {"dp": 2, "ep": 2}, expert_parallel, has_experts),
+    Scheme("sequence", {"cp": 4}, replicated, reads_words),
 )
 PROCESSES = Scheme("2 processes", {"dp": 2}, fully_sharded)

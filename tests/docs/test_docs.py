@@ -16,6 +16,7 @@ PAGES = [
     "auto-sharding.md",
     "checkpoints.md",
     "data.md",
+    "experts.md",
     "mixed-precision.md",
     "per-rank-code.md",
     "pipelines.md",

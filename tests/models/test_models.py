@@ -164,3 +164,49 @@ def test_data_parallel_of_experts_sends_no_activation(
     assert {c.kind for c in collectives} == {"all_reduce"}
     # the loss, and the number of tokens of which it is the mean
     assert len(collectives) <= len(params) + 2
+
+
+def qwen3_moe() -> Any:
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    return hub.Qwen3MoeForCausalLM(hub.Qwen3MoeConfig(**SMALL, **sizes, head_dim=8))
+
+
+def deepseek() -> Any:
+    sizes = {**SMALL, "num_key_value_heads": 4, "moe_intermediate_size": 24}
+    ranks = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8}
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1}
+    groups = {"n_group": 2, "topk_group": 1, "first_k_dense_replace": 0, "v_head_dim": 8}
+    return hub.DeepseekV3ForCausalLM(hub.DeepseekV3Config(**sizes, **ranks, **experts, **groups))
+
+
+def gpt_oss() -> Any:
+    sizes = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8}
+    layers = {"layer_types": ["sliding_attention"], "sliding_window": 4}
+    return hub.GptOssForCausalLM(hub.GptOssConfig(**SMALL, **sizes, **layers))
+
+
+@pytest.mark.parametrize("make", [mixtral, qwen2_moe, qwen3_moe, deepseek, gpt_oss])
+def test_rows_travel_to_experts_by_the_plan_of_the_model(
+    make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No expert is gathered; values and gradients are those of one device."""
+    monkeypatch.setitem(SMALL, "num_hidden_layers", 1)
+    torch.manual_seed(2)
+    model = make().double()
+    fn, params, buffers = sf.functionalize(model)
+    call = lambda p: lambda **given: fn(p, buffers, **given)[0]
+    step = sf.value_and_grad(lambda p, x: language(call(p), x))
+    with simulated(dp=2, ep=2) as mesh:
+        plan = sf.strategy(
+            "expert", params, mesh, base=sf.placements(params, model.ep_plan, axis="ep")
+        )
+        ins = (plan.params, P(("dp", "ep")))
+        sharded = sf.shard(step, mesh, ins, backend="aten", rows={"ep": "2x"})
+        loss, grads = sf.full(sharded(params, TOKENS))
+        collectives = sharded.lower(params, TOKENS).collectives
+    assert sum(c.kind == "ragged_all_to_all" for c in collectives) == 4
+    assert sum(c.kind == "all_gather" for c in collectives) == 1  # of counts
+    wanted, wanted_grads = step(params, TOKENS)
+    torch.testing.assert_close(loss, wanted, rtol=1e-6, atol=1e-8)  # some norms are in float32
+    for name, grad in grads.items():
+        torch.testing.assert_close(grad, wanted_grads[name], rtol=1e-5, atol=1e-7)

@@ -28,7 +28,7 @@ from ..emission import emit_routes
 from ..minimum_cut import INFINITE, minimum_cut
 from ..redistribute import Move
 from ..rule_api.check_strategies import strategies_of
-from ..rule_api.strategy import arguments, call_of, tensors
+from ..rule_api.strategy import arguments, call_of, named, tensors
 from .local_sorts import (
     COUNTS,
     ENDS,
@@ -62,6 +62,16 @@ VIEWS: dict[Any, Callable[[Node, int], int]] = {  # that keep dim 0, or say wher
     aten.clone.default: lambda node, d: d,
     aten.detach.default: lambda node, d: d,
     AFTER: lambda node, d: d,
+}
+
+
+SAME_ORDER = {
+    aten.view.default,
+    aten.reshape.default,
+    aten._unsafe_view.default,
+    aten.clone.default,
+    aten.detach.default,
+    AFTER,
 }
 
 
@@ -145,6 +155,23 @@ def at_experts(sort: LocalSort) -> tuple[frozenset[Node], int]:
     above = minimum_cut(turned, sink, source)  # the smallest, where several cost the same
     sent = sum(room for (a, b), room in edges.items() if a in above and b not in above)
     return frozenset(node for node, i in number.items() if i in above), sent
+
+
+def chosen_of_each(elements: Node) -> int:
+    """Return how many different groups each token has, if the elements are those of a top-k;
+    1 if that is not proven.
+    """
+    node = elements
+    while node.target in SAME_ORDER:
+        node = args_of(node)[0]
+    if node.target is not operator.getitem or args_of(node)[1] != 1:
+        return 1
+    source = args_of(node)[0]
+    if source.target is not aten.topk.default:
+        return 1
+    options = named(source.target, source.args, source.kwargs)
+    is_last = options["dim"] % source.meta["val"][1].dim() == source.meta["val"][1].dim() - 1
+    return options["k"] if is_last else 1
 
 
 # When it pays
@@ -306,7 +333,7 @@ class Dispatch:
         weights: Sequence[Weights],
     ) -> None:
         self.walk, self.node, self.sort, self.ops = walk, node, sort, ops
-        self.elements, self.axis = elements, axis
+        self.elements, self.axis, self.weights = elements, axis, weights
         self.tokens = [k for k, m in enumerate(elements) if m != "R"]
         self.count = math.prod(walk.axes.sizes[k] for k in self.tokens)
         self.ranks = walk.axes.sizes[axis]
@@ -330,8 +357,12 @@ class Dispatch:
         return most
 
     def _bound(self) -> int:
-        """Return how many rows a rank can take for its experts."""
-        every = self.most * self.ranks
+        """Return how many rows a rank can take for its experts: what the user asks for, or all
+        that can come.
+        """
+        k = chosen_of_each(self.sort.elements)
+        own = layout.full_chunk(self.weights[0].count, 1, self.ranks)
+        every = self.ranks * self.most // k * min(k, own)
         asked = self.walk.axes.option(ROWS, self.axis)
         return every if asked is None else min(row_bound(asked, self.most), every)
 

@@ -13,6 +13,7 @@ from ...mesh import axes_of, check_mesh
 from ...patterns import near
 from ...placement import P, Stage, is_spec
 from ...placement_table import Placements
+from ...row_bounds import row_bound
 from ...types import MeshAxes
 from .fully_sharded import Dims, axes_in, base_of, placed, smallest_of, spec_of
 from .leaves import Params, checked_axes, params_of
@@ -31,7 +32,9 @@ class Kind:
         sharded: which of KINDS are sharded over the last of the axes.
         batch: whether the axes shard the batch.
         sequence: whether the axis shards the sequence between layers.
-        has_base: whether `base` says how parameters are sharded over the axis.
+        base: the plan of a model that says how parameters are sharded over the axis, which `base`
+            must have.
+        has_rows: whether rows of tokens travel over the axis to their experts.
         has_stages: whether each parameter is on one stage of the axis.
     """
 
@@ -39,7 +42,8 @@ class Kind:
     sharded: tuple[str, ...] = ()
     batch: bool = True
     sequence: bool = False
-    has_base: bool = False
+    base: str | None = None
+    has_rows: bool = False
     has_stages: bool = False
 
 
@@ -49,8 +53,9 @@ STRATEGIES = {
     "zero2": Kind(sharded=("grads", "state")),
     "zero3": Kind(sharded=KINDS),
     "hsdp": Kind(axes=("replica", "dp"), sharded=KINDS),
-    "tensor": Kind(axes=("tp",), batch=False, has_base=True),
-    "sequence": Kind(axes=("tp",), batch=False, has_base=True, sequence=True),
+    "tensor": Kind(axes=("tp",), batch=False, base="tp_plan"),
+    "sequence": Kind(axes=("tp",), batch=False, base="tp_plan", sequence=True),
+    "expert": Kind(axes=("ep",), base="ep_plan", has_rows=True),
     "pipeline": Kind(axes=("pp",), batch=False, has_stages=True),
 }
 
@@ -67,6 +72,7 @@ class Strategy:
         batch: of the inputs: (batch, ...).
         activations: of values between layers: (batch, sequence, features), for `sf.pin` or
             `sf.constrain`.
+        rows: by mesh axis, how many rows a rank takes for its experts, for `sf.shard(rows=)`.
     """
 
     name: str
@@ -75,6 +81,7 @@ class Strategy:
     state: Placements
     batch: P
     activations: P
+    rows: dict[str, int | str] | None = None
 
     def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:
         """What a notebook shows: the table."""
@@ -100,19 +107,21 @@ def strategy(
     stages: Any = EVEN,
     chunks: int = 1,
     order: str = "loop",
+    rows: int | str | None = None,
 ) -> Strategy:
     """The placements of parameters, gradients and optimizer state of a parallel strategy.
 
     Args:
-        name: "ddp", "zero1", "zero2", "zero3", "hsdp", "tensor", "sequence" or "pipeline".
+        name: "ddp", "zero1", "zero2", "zero3", "hsdp", "tensor", "sequence", "expert" or
+            "pipeline".
         params: a dict of tensors, DTensors or `ShapeDtype`s, or a tree of dicts.
         mesh: a DeviceMesh.
         axis: the mesh axis; of "hsdp" two, of which the last shards. By default "dp",
-            ("replica", "dp") for "hsdp", "tp" for "tensor" and "sequence", and "pp" for
-            "pipeline".
+            ("replica", "dp") for "hsdp", "tp" for "tensor" and "sequence", "ep" for "expert", and
+            "pp" for "pipeline".
         base: placements of parameters to keep, as in `sf.fsdp`, or a `Strategy` to join, whose
             batch and activations are kept too. "tensor" and "sequence" need those of a tensor
-            parallel plan.
+            parallel plan, "expert" those of experts, such as `model.ep_plan`.
         min_bytes: smaller parameters are not sharded over the axis; bytes of the global tensor,
             or text such as "100KB".
         stages: of "pipeline": "even" gives stages of consecutive layers with about as many
@@ -122,14 +131,16 @@ def strategy(
         chunks: of "pipeline": how many stages each coordinate has.
         order: of "pipeline": "loop" puts stage s on coordinate s mod n; "v" goes there and back,
             with 2 chunks.
+        rows: of "expert": how many rows a rank takes for its experts, a number or a text such as
+            "1.5x", of the mean. By default all that can come.
 
     Returns:
-        A `Strategy`: `params`, `grads`, `state`, `batch` and `activations`.
+        A `Strategy`: `params`, `grads`, `state`, `batch`, `activations` and `rows`.
 
     Raises:
         PlacementError: another name, an axis that the mesh lacks, a base that shards nothing
             over the axis of "tensor", or does not fit; parameters without a stage, or fewer
-            layers than stages.
+            layers than stages; rows of another strategy, or below one.
         TreeError: a base that does not match the parameters.
 
     Source: Rajbhandari et al. 2020, ZeRO, arXiv:1910.02054; Shoeybi et al. 2019, Megatron-LM,
@@ -158,8 +169,8 @@ def strategy(
     for which in KINDS:
         under = getattr(base, which) if isinstance(base, Strategy) else base
         before = base_of(where, under, params, tree, axes)
-        if kind.has_base:
-            _check_base(where, before, names)
+        if kind.base is not None:
+            _check_base(where, before, names, kind.base)
         added = names[-1:] if which in kind.sharded else ()
         found[which] = placed(tree, before, added, smallest, axes)
     if kind.has_stages:
@@ -169,7 +180,28 @@ def strategy(
             which: _on_stages(tree, specs, names[0], at, axes) for which, specs in found.items()
         }
     batch, activations = _of_batch(kind, names, base, axes)
-    return Strategy(name, **found, batch=batch, activations=activations)
+    bounds = _bounds(where, kind, names[-1], rows, base)
+    return Strategy(name, **found, batch=batch, activations=activations, rows=bounds)
+
+
+def _bounds(where: str, kind: Kind, axis: str, rows: Any, base: Any) -> dict[str, int | str] | None:
+    """The bounds of rows by mesh axis, those of a base too.
+
+    Raises:
+        PlacementError: rows of a strategy that has none, or no bound.
+    """
+    bounds = dict(base.rows or {}) if isinstance(base, Strategy) else {}
+    if rows is None:
+        return bounds or None
+    if not kind.has_rows or not row_bound(rows, 1):
+        raise PlacementError.of(
+            f"{where}, rows",
+            f"it is {rows!r}",
+            needed='a number of rows, 1 or more, or a text such as "1.5x", of "expert"',
+            fix='sf.strategy("expert", params, mesh, base=base, rows="1.5x")',
+            arg_path="rows",
+        )
+    return {**bounds, axis: rows}
 
 
 def _on_stages(
@@ -220,8 +252,10 @@ def _axes(name: str, kind: Kind, axis: Any, axes: MeshAxes) -> tuple[str, ...]:
     return names
 
 
-def _check_base(where: str, before: dict[str, Dims], names: tuple[str, ...]) -> None:
-    """Check that placements shard some parameter over the axes of tensor parallelism.
+def _check_base(
+    where: str, before: dict[str, Dims], names: tuple[str, ...], model_plan: str
+) -> None:
+    """Check that placements shard some parameter over the axes of a strategy.
 
     Raises:
         PlacementError: they do not.
@@ -233,8 +267,8 @@ def _check_base(where: str, before: dict[str, Dims], names: tuple[str, ...]) -> 
         raise PlacementError.of(
             f"{where}, base",
             f"it shards no parameter over {axis!r}",
-            needed="the placements of a tensor parallel plan",
-            fix=f"base=sf.placements(params, model.tp_plan, axis={axis!r})",
+            needed=f"placements such as those of a model's {model_plan}",
+            fix=f"base=sf.placements(params, model.{model_plan}, axis={axis!r})",
             arg_path="base",
         )
 

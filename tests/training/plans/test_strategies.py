@@ -259,7 +259,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
         {},
         "strategy, name: it is 'zero4'\n"
         "  needed: 'ddp' or 'zero1' or 'zero2' or 'zero3' or 'hsdp' or 'tensor' or 'sequence' or "
-        "'pipeline'\n"
+        "'expert' or 'pipeline'\n"
         "  try: 'zero3'",
     ),
     "a mesh without its axis": (
@@ -279,8 +279,22 @@ REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
         ("tensor",),
         {},
         "strategy('tensor'), base: it shards no parameter over 'tp'\n"
-        "  needed: the placements of a tensor parallel plan\n"
+        "  needed: placements such as those of a model's tp_plan\n"
         "  try: base=sf.placements(params, model.tp_plan, axis='tp')",
+    ),
+    "expert parallelism without a plan": (
+        ("expert",),
+        {"axis": "tp"},
+        "strategy('expert'), base: it shards no parameter over 'tp'\n"
+        "  needed: placements such as those of a model's ep_plan\n"
+        "  try: base=sf.placements(params, model.ep_plan, axis='tp')",
+    ),
+    "rows of another strategy": (
+        ("ddp",),
+        {"rows": 4},
+        "strategy('ddp'), rows: it is 4\n"
+        '  needed: a number of rows, 1 or more, or a text such as "1.5x", of "expert"\n'
+        '  try: sf.strategy("expert", params, mesh, base=base, rows="1.5x")',
     ),
     "a base that does not fit": (
         ("zero1",),
@@ -305,3 +319,17 @@ def test_what_is_refused(case: str) -> None:
         with pytest.raises(sf.ShardError) as error:
             sf.strategy(*args, {"w": torch.ones(4, 4)}, mesh, **options)
     assert without_line(error.value) == text
+
+
+def test_experts_have_rows_and_their_axis_shards_the_batch_too() -> None:
+    params = {"up": sf.ShapeDtype((4, 2, 2)), "w": sf.ShapeDtype((4, 4))}
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((2, 2), ("dp", "ep"))
+        base = sf.strategy("zero3", {"up": params["up"], "w": params["w"]}, mesh)
+        assert base.rows is None
+        whole = {"up": P("ep"), "w": P()}
+        experts = sf.strategy("expert", params, mesh, base=whole, rows="1.5x")
+        both = sf.strategy("zero3", params, mesh, base=experts)
+    assert experts.params["up"] == P("ep") and experts.batch == P("ep")
+    assert both.params["up"] == P("ep", "dp") and both.batch == P(("dp", "ep"))
+    assert both.rows == experts.rows == {"ep": "1.5x"}
