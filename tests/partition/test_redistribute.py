@@ -185,6 +185,33 @@ def test_the_moves_that_are_taken(case: str) -> None:
     assert kinds((6, 9), src, dst, (4, 2)[: len(src)]) == wanted
 
 
+ZIGZAG: AxisPlacement = (0, 1, -2)
+ZIGZAGS = {
+    "gathered": ((ZIGZAG,), ("R",), ["all_gather"]),
+    "cut": (("R",), (ZIGZAG,), ["slice"]),
+    "to another dim": ((ZIGZAG,), (1,), ["all_to_all"]),
+    "from another dim": ((1,), (ZIGZAG,), ["all_to_all"]),
+    "to that of another dim": ((ZIGZAG,), ((1, 1, -2),), ["all_to_all"]),
+    "pending": (("sum",), (ZIGZAG,), ["reduce_scatter"]),
+    "a maximum": (("max",), (ZIGZAG,), ["reduce_scatter"]),
+    "beside an axis": (("sum", 1), (ZIGZAG, 1), ["reduce_scatter"]),
+    "of merged dims": ((0, (0, 1, -4)), (0, "R"), ["all_gather"]),
+    "of merged dims, pending": ((0, "sum"), (0, (0, 1, -4)), ["reduce_scatter"]),
+}
+
+
+@pytest.mark.parametrize("case", list(ZIGZAGS))
+def test_a_zigzag_is_reached_and_left_by_one_move(case: str) -> None:
+    src, dst, wanted = ZIGZAGS[case]
+    for n in (2, 3) if len(src) == 1 else (2,):
+        sizes = (n, 2)[: len(src)]
+        x = torch.arange(24.0 * 12, dtype=torch.float64).reshape(24, 12)
+        assert kinds(x.shape, src, dst, sizes) == wanted
+        found = moved(x, src, dst, sizes)
+        for a, b in zip(found, pieces.cut(x, dst, sizes), strict=True):
+            torch.testing.assert_close(a, b)
+
+
 def test_gathers_start_with_the_inner_axis_and_cuts_with_the_outer() -> None:
     assert [m.axis for m in moves((12,), (0, 0, 0), ("R", "R", "R"), (2, 2, 2))] == [2, 1, 0]
     assert [m.axis for m in moves((12,), ("R", "R", "R"), (0, 0, 0), (2, 2, 2))] == [0, 1, 2]
