@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 
@@ -106,7 +106,10 @@ def axis_price(
         and not isinstance(dst, str)
         and layout.dim_and_unit(src)[0] == layout.dim_and_unit(dst)[0]
     ):
-        return price(ALL_GATHER, nbytes, n, cost) + price(SLICE, nbytes, n, cost)
+        through_all = price(ALL_GATHER, nbytes, n, cost) + price(SLICE, nbytes, n, cost)
+        if not _between(shape, src, dst, n):
+            return through_all
+        return min(through_all, 2 * price(ALL_TO_ALL, nbytes, n, cost))
     kind = kind_of(src, dst)
     if kind is None:
         return float("inf")
@@ -185,11 +188,7 @@ def _moves(
     for k, placement in enumerate(placements):
         if not _innermost(placements, k, placement):
             continue
-        for wanted in (
-            ("R",)
-            if dst[k] == "R" or dst[k] in PARTIAL_KINDS
-            else dict.fromkeys(("R", layout.without_halo(dst[k]), dst[k]))
-        ):
+        for wanted in _toward(shape, placement, dst[k], axes.sizes[k]):
             kind = kind_of(placement, wanted)
             if kind is None or (
                 kind == ALL_TO_ALL
@@ -199,6 +198,30 @@ def _moves(
             after = (*placements[:k], wanted, *placements[k + 1 :])
             if _innermost(after, k, wanted) and _fits(shape, after, axes, later):
                 yield Move(kind, k, placements, after)
+
+
+def _toward(
+    shape: tuple[int, ...], placement: AxisPlacement, dst: AxisPlacement, n: int
+) -> Iterable[AxisPlacement]:
+    """List the placements on one axis that may lead toward its target."""
+    if dst == "R" or dst in PARTIAL_KINDS:
+        return ("R",)
+    plain = layout.without_halo(dst)
+    return dict.fromkeys(("R", plain, dst, *_between(shape, placement, plain, n)))
+
+
+def _between(
+    shape: Sequence[int], placement: AxisPlacement, dst: AxisPlacement, n: int
+) -> list[AxisPlacement]:
+    """List the dims over which two all-to-alls lead from a zigzag to other chunks of its dim, or
+    back. Each sends a shard, where a gather sends all of them.
+    """
+    cuts = layout.split(placement), layout.split(dst)
+    if None in cuts or layout.is_zigzag(placement) == layout.is_zigzag(dst):
+        return []
+    dims = {layout.dim_and_unit(placement)[0], layout.dim_and_unit(dst)[0]}
+    others = [d for d, size in enumerate(shape) if d not in dims and size and size % n == 0]
+    return [*others] if len(dims) == 1 else []
 
 
 def _innermost(placements: MeshPlacements, k: int, placement: AxisPlacement) -> bool:

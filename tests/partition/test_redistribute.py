@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from shardfn import _compat
 from shardfn.partition import Plan, layout
 from shardfn.partition import plan as steps
-from shardfn.partition.redistribute import Move, price, route
+from shardfn.partition.redistribute import Move, axis_price, price, route
 from shardfn.types import PARTIAL_KINDS, AxisPlacement, Cost, MeshPlacements
 
 MESHES = ((2,), (3,), (2, 2), (2, 3), (2, 2, 2))
@@ -210,6 +210,20 @@ def test_a_zigzag_is_reached_and_left_by_one_move(case: str) -> None:
         found = moved(x, src, dst, sizes)
         for a, b in zip(found, pieces.cut(x, dst, sizes), strict=True):
             torch.testing.assert_close(a, b)
+
+
+def test_a_zigzag_and_chunks_of_its_dim_exchange_shards_where_that_sends_less() -> None:
+    through_all, exchanged = ["all_gather", "slice"], ["all_to_all", "all_to_all"]
+    for src, dst in (((ZIGZAG,), (0,)), ((0,), (ZIGZAG,)), ((ZIGZAG,), ((0, 1, 3),))):
+        for n, width, wanted in ((2, 12, exchanged), (4, 12, exchanged), (4, 7, through_all)):
+            x = torch.arange(96.0 * width, dtype=torch.float64).reshape(96, width)
+            assert kinds(x.shape, src, dst, (n,)) == wanted
+            for a, b in zip(moved(x, src, dst, (n,)), pieces.cut(x, dst, (n,)), strict=True):
+                assert torch.equal(a, b)
+    nbytes = 8.0 * 96 * 12
+    assert axis_price(ZIGZAG, 0, nbytes, 4, (96, 12)) == 2 * price("all_to_all", nbytes, 4)
+    both = price("all_gather", nbytes, 4) + price("slice", nbytes, 4)
+    assert axis_price(ZIGZAG, 0, nbytes, 4, (96, 7)) == pytest.approx(both)
 
 
 def test_gathers_start_with_the_inner_axis_and_cuts_with_the_outer() -> None:
