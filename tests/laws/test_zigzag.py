@@ -202,3 +202,34 @@ def test_a_redistribution_holds_between_any_placements() -> None:
 def _axes(part: Any) -> tuple[str, ...]:
     names = part if isinstance(part, tuple) else () if part is None else (part,)
     return tuple(n.axis if isinstance(n, sf.zigzag) else n.partition("*")[0] for n in names)
+
+
+EXPERTS, CHOICES = 4, 2  # experts, and those of each token
+
+
+def experts(
+    x: torch.Tensor, router: torch.Tensor, up: torch.Tensor, down: torch.Tensor
+) -> torch.Tensor:
+    """Tokens (B, T, D), sorted by expert and put back."""
+    rows = x.flatten(0, 1)
+    weights, ids = torch.topk(torch.softmax(rows @ router, -1), CHOICES, -1)
+    ids, perm = torch.sort(ids.flatten())
+    h = torch.bmm(rows[perm // CHOICES].unsqueeze(1), up[ids]).tanh()
+    y = torch.bmm(h, down[ids]).squeeze(1) * weights.flatten()[perm].unsqueeze(-1)
+    inverse = torch.empty_like(perm)
+    inverse[perm] = torch.arange(perm.size(0))
+    return y[inverse].view(-1, CHOICES, x.shape[-1]).sum(1).view(x.shape)
+
+
+@pytest.mark.parametrize("over", [None, "cp", "dp"])
+def test_experts_of_a_balanced_sequence_are_those_of_one_device(over: str | None) -> None:
+    step = sf.value_and_grad(
+        lambda *args: (experts(*args).cumsum(1) ** 2).sum(), argnums=(0, 1, 2, 3)
+    )
+    sizes = (4, 8, 6), (6, EXPERTS), (EXPERTS, 6, 5), (EXPERTS, 5, 6)
+    args = [drawn(*shape) for shape in sizes]
+    wanted = step(*args)
+    with simulated(dp=2, cp=2) as mesh:
+        specs = P("dp", sf.zigzag("cp")), P(), P(over), P(over)
+        got = sf.full(sf.shard(step, mesh, specs, backend="aten")(*args))
+    torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)

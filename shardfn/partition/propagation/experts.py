@@ -617,7 +617,7 @@ def _first(placements: MeshPlacements, dim: int) -> MeshPlacements:
         if cut is None:
             return m
         d = 0 if cut[0] == dim else cut[0] + 1 if cut[0] < dim else cut[0]
-        return layout.joined(d, cut[1], layout.halo(m), layout.block_count(m))
+        return layout.joined(d, cut[1], layout.halo(m), layout.blocks(m))
 
     return tuple(map(placed, placements))
 
