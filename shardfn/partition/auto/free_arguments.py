@@ -160,17 +160,20 @@ def textbook(
     unknowns: FreeArguments,
     over: Collection[int],
     tensor: Mapping[int, Mapping[Node, int]] = {},
+    experts: Mapping[int, Mapping[Node, int]] = {},
     *,
     is_uneven: bool = False,
 ) -> list[MeshPlacements]:
     """Return the placements of textbook parallelism: data parallel, fully sharded over some
-    axes, tensor parallel over others.
+    axes, tensor parallel over others, expert parallel over some.
 
     Args:
         unknowns: the arguments.
         over: the axes over which parameters are fully sharded.
         tensor: for an axis of tensor parallelism, which shards no batch, the dims over which it
             shards parameters.
+        experts: for an axis of expert parallelism, which shards the batch too, the dims over
+            which it shards parameters of experts.
         is_uneven: whether ranks may have no row of a batch.
     """
     sizes = unknowns.axes.sizes
@@ -188,8 +191,10 @@ def textbook(
             placements = fixed
         elif leader is not None and leader in unknowns.followers.parameters:
             first = unknowns.first_dim(node)
-            dims = {k: rows[leader] for k, rows in tensor.items() if leader in rows}
-            placements = _on_largest(x, over, sizes, first, dims)
+            by_axis = [*tensor.items(), *experts.items()]
+            dims = {k: rows[leader] for k, rows in by_axis if leader in rows}
+            free = [k for k in over if k not in dims]
+            placements = _on_largest(x, free, sizes, first, dims)
         else:
             first = unknowns.first_dim(node)
             placements = _on_first(x, sizes, first, of_batch, is_uneven=is_uneven)

@@ -22,6 +22,7 @@ from ..planner.observed_walk import ObservedWalk
 from ..planner.plan_price import PlanPrice, explicit_price, plan_price
 from ..planner.start_costs import with_hardware_links
 from ..propagate import run_walk
+from ..propagation.experts import expert_dims
 from ..propagation.walk import Walk
 from ..redistribute import local_bytes
 from . import fused_op_cost
@@ -137,7 +138,7 @@ class Search:
 
     def textbook(self) -> list[tuple[MeshPlacements, ...]]:
         """List textbook placements: data parallel, fully sharded over subsets of axes, tensor
-        parallel over one axis.
+        parallel over one axis, expert parallel over one axis.
         """
         every = [k for k, n in enumerate(self.axes.sizes) if n > 1]
         some = [over for size in range(1, len(every)) for over in combinations(every, size)]
@@ -148,7 +149,16 @@ class Search:
             others = [k for k in every if k != axis]
             if dims[axis] and self.axes.sizes[axis] <= MOST:
                 rows += [textbook(self.unknowns, over, dims) for over in ((), others)]
+        dims_of_experts = self.expert_parallel()
+        for axis in every if dims_of_experts else ():
+            experts = {axis: dims_of_experts}
+            rows += [textbook(self.unknowns, over, {}, experts) for over in ((), every)]
         return list(dict.fromkeys(map(tuple, rows)))
+
+    def expert_parallel(self) -> dict[torch.fx.Node, int]:
+        """Map the parameters of experts to the dim of their experts."""
+        graph = self.flat.program.graph.graph
+        return expert_dims(graph, self.program.name, self.unknowns.followers.parameters)
 
     def tensor_parallel(self, axis: int) -> dict[torch.fx.Node, int]:
         """Map parameters to the dim that tensor parallelism over one axis shards."""

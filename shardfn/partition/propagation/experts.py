@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -33,14 +33,18 @@ from .local_sorts import (
     COUNTS,
     ENDS,
     KEYS,
+    MOVES,
     SUM,
+    WITH_PLACES,
     GroupShard,
     LocalSort,
     RowOp,
     Rows,
     RowShard,
     is_constant_along,
+    local_sorts,
     place_row_op,
+    source_of,
 )
 from .values import Value, value_of_slot
 from .walk import Walk
@@ -58,6 +62,7 @@ def _swapped(node: Node, d: int) -> int:
 VIEWS: dict[Any, Callable[[Node, int], int]] = {  # that keep dim 0, or say where it goes
     aten.transpose.int: _swapped,
     aten.permute.default: lambda node, d: args_of(node)[1][d],
+    aten.select.int: lambda node, d: d + (d >= args_of(node)[1]),
     aten._to_copy.default: lambda node, d: d,
     aten.clone.default: lambda node, d: d,
     aten.detach.default: lambda node, d: d,
@@ -113,10 +118,10 @@ def readers(node: Node, number: int) -> Iterator[Node]:
             yield user
 
 
-def source_of(x: Node) -> tuple[Node, int]:
+def result_of(x: Node) -> tuple[Node, int]:
     """Return the op and the number of the result that a node is."""
     if x.target is AFTER:
-        return source_of(args_of(x)[0])
+        return result_of(args_of(x)[0])
     if x.target is operator.getitem:
         source, number = args_of(x)
         return source, number
@@ -155,6 +160,31 @@ def at_experts(sort: LocalSort) -> tuple[frozenset[Node], int]:
     above = minimum_cut(turned, sink, source)  # the smallest, where several cost the same
     sent = sum(room for (a, b), room in edges.items() if a in above and b not in above)
     return frozenset(node for node, i in number.items() if i in above), sent
+
+
+def counts_each(node: Node, elements: Node, groups: int) -> bool:
+    """Return whether an op that counts elements counts those of each number from 0 apart, as many
+    as there are groups; True for other ops.
+    """
+    if node.target is not aten.histc.default:
+        return True
+    options = named(node.target, node.args, node.kwargs)
+    if options["bins"] != groups or options["min"] != 0:
+        return False
+    most = options["max"]
+    return most == groups - 1 or (most == groups and is_below(elements, groups))
+
+
+def is_below(elements: Node, bound: int) -> bool:
+    """Return whether a graph proves that all elements are places in a dim of so many."""
+    node = source_of(elements, MOVES)
+    if node.target is not operator.getitem or args_of(node)[1] != 1:
+        return False
+    source = args_of(node)[0]
+    if source.target not in WITH_PLACES:
+        return False
+    options = named(source.target, source.args, source.kwargs)
+    return options["self"].meta["val"].shape[options["dim"]] <= bound
 
 
 def chosen_of_each(elements: Node) -> int:
@@ -210,21 +240,51 @@ class Weights:
         )
 
 
-def weights_of(walk: Walk, sort: LocalSort, ops: frozenset[Node]) -> list[Weights]:
+def weights_of(walk: Walk, sort: LocalSort, ops: Collection[Node]) -> list[Weights]:
     """List the tensors with slices of experts that ops read."""
-    found: dict[tuple[Node, int], Weights] = {}
+    found: list[Weights] = []
+    for x, dim in read_by(sort, ops):
+        source, source_dim = viewed(x, dim, walk.values)
+        if isinstance(value := walk.values.get(source), Value):
+            found.append(Weights(x, dim, source, value, source_dim))
+    return found
+
+
+def expert_dims(graph: Graph, name: str, parameters: Collection[Node]) -> dict[Node, int]:
+    """Return the dim of each parameter along which it has one slice for each expert.
+
+    Args:
+        graph: of a program.
+        name: of the program, for errors.
+        parameters: some of its inputs.
+    """
+    dims: dict[Node, int] = {}
+    for sort in local_sorts(graph, name).values():
+        ops, _ = at_experts(sort)
+        for x, dim in read_by(sort, ops):
+            source, dim = viewed(x, dim, parameters)
+            if source in parameters:
+                dims[source] = dim
+    return dims
+
+
+def read_by(sort: LocalSort, ops: Collection[Node]) -> dict[tuple[Node, int], None]:
+    """Return the tensors with slices of experts that ops read, each with the dim of the slices."""
+    found: dict[tuple[Node, int], None] = {}
     for node in sort.ops:
-        op = sort.ops[node]
-        for x, role in zip(arguments(node), op.ins, strict=True):
-            if node not in ops or not isinstance(role, GroupShard) or role.own != "R":
-                continue
-            source, dim = x, role.dim
-            while source not in walk.values and source.target in VIEWS:
-                dim = VIEWS[source.target](source, dim)
-                source = args_of(source)[0]
-            if isinstance(value := walk.values.get(source), Value):
-                found[x, role.dim] = Weights(x, role.dim, source, value, dim)
-    return list(found.values())
+        if node in ops:
+            for x, role in zip(arguments(node), sort.ops[node].ins, strict=True):
+                if isinstance(role, GroupShard) and role.own == "R":
+                    found[x, role.dim] = None
+    return found
+
+
+def viewed(x: Node, dim: int, until: Container[Node]) -> tuple[Node, int]:
+    """Follow views back to one of some nodes, with the dim that is the one of a tensor."""
+    while x not in until and x.target in VIEWS:
+        dim = VIEWS[x.target](x, dim)
+        x = args_of(x)[0]
+    return x, dim
 
 
 def dispatch_of(walk: Walk, node: Node, sort: LocalSort, now: MeshPlacements) -> Dispatch | None:
@@ -241,6 +301,9 @@ def dispatch_of(walk: Walk, node: Node, sort: LocalSort, now: MeshPlacements) ->
     weights = weights_of(walk, sort, ops)
     counts = {w.count for w in weights}
     if len(counts) != 1:
+        return None
+    (count,) = counts
+    if not all(counts_each(x, sort.elements, count) for x in sort.ops):
         return None
     for axis, n in enumerate(walk.axes.sizes):
         is_closed = walk.axes.names[axis] in walk.axes.closed
@@ -430,7 +493,7 @@ class Dispatch:
             return self._cast(self.route.ends, x.meta["val"].dtype)
         if not isinstance(role, RowShard):
             return walk.values[x]
-        source, number = source_of(x)
+        source, number = result_of(x)
         if (source, number) not in self.arrived:
             self.arrived[source, number] = self._sent(x, role.dim, kind, node)
         return self.arrived[source, number]

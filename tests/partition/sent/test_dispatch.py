@@ -226,6 +226,29 @@ def test_a_number_of_no_expert_is_an_error_before_a_row_is_sent() -> None:
             sharded(PARAMS["up"], X, ids.clone().index_fill(0, torch.tensor([3]), E))
 
 
+GROUPS: dict[str, tuple[int, int, Callable[[torch.Tensor], torch.Tensor], bool]] = {
+    "numbers of experts": (0, E - 1, lambda ids: ids, True),
+    "up to how many there are": (0, E, lambda ids: ids, True),
+    "up to a number that may come": (0, E, lambda ids: ids.clamp(min=0), False),
+    "from -1": (-1, E - 2, lambda ids: (ids - 1).clamp(min=-1), False),
+    "two numbers for each": (0, 2 * E - 1, lambda ids: (2 * ids).clamp(min=0), False),
+}
+
+
+@pytest.mark.parametrize("case", GROUPS)
+def test_only_groups_that_are_numbers_of_experts_travel(case: str) -> None:
+    low, high, change, travels = GROUPS[case]
+
+    def fn(p: Params, x: torch.Tensor) -> torch.Tensor:
+        _, ids = chosen(p, x)
+        ids, perm = torch.sort(change(ids))
+        ends = torch.cumsum(torch.histc(ids.double(), E, low, high), 0, dtype=torch.int32)
+        return back(torch.ops.transformers.grouped_mm_fallback(x[perm // K], p["up"], ends), perm)
+
+    kinds = sent(fn, {"ep": 2}, P("ep"))
+    assert bool(kinds["ragged_all_to_all", "ep"]) == travels
+
+
 def test_fewer_bytes_decide_where_no_bound_is_given() -> None:
     many, few = drawn(400, D), X
     fn = FORMS["grouped products"]
@@ -285,3 +308,16 @@ def test_on_four_real_ranks_values_are_those_of_simulated_ones() -> None:
         simulated = _results()
     for real in run_ranks(4, _on_four_ranks):
         assert all(torch.equal(a, b) for a, b in zip(real, simulated, strict=True))
+
+
+def _compiled() -> Any:
+    torch.set_num_threads(1)
+    mesh = sf.make_mesh((2,), ("ep",))
+    spec = (places(P("ep")), P("ep"))
+    fn = step(FORMS["a product for each row"])
+    sharded = sf.shard(fn, mesh, spec, backend="inductor", rows={"ep": "2x"})
+    equal(sf.full(sharded(PARAMS, X)), fn(PARAMS, X))
+
+
+def test_compiled_ranks_exchange_rows() -> None:
+    run_ranks(2, _compiled)
