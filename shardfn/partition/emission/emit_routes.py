@@ -34,6 +34,9 @@ class OwnStep:
     def __init__(self, name: str) -> None:
         self.__name__ = name
 
+    def __str__(self) -> str:
+        return self.__name__
+
     def __call__(self, *tensors: Any) -> None:
         """Do nothing: the step has a local function."""
 
@@ -172,11 +175,12 @@ def exchange(
     move: Move,
     rows: int,
     back: bool,
+    implicit: bool,
 ) -> Node:
     """Emit the exchange of rows by the counts of a route, or the way back."""
     sent, counts = shards
     table = b.call(aten.transpose.int, counts.node, 0, 1) if back else counts.node
-    return ragged_all_to_all(b, sent, move, True, table, rows)
+    return ragged_all_to_all(b, sent, move, implicit, table, rows)
 
 
 def rows_first(

@@ -409,6 +409,7 @@ class Dispatch:
             any(sort.ops[x].reads_keys for x in ops),
             f"{walk.name}, {walk.paths.get(weights[0].source, 'experts')}",
         )
+        self.is_asked = walk.axes.option(ROWS, axis) is not None
         self.arrived: dict[tuple[Node, int], Value] = {}
         self._route: Route | None = None
 
@@ -571,7 +572,7 @@ class Dispatch:
         every = slot(self.on_axes(SUM, "R"), n * (groups.count + 1))
         move = Move(ALL_GATHER, self.axis, own.placements, every.placements)
         node = _step_node("gather_counts", (own,), (every,), self.node)
-        walk.steps.append(plan.Redistribute(node, own, every, (move,), True))
+        walk.steps.append(plan.Redistribute(node, own, every, (move,), not self.is_asked))
         rows = groups.rows * self.count
         at_rows = self.on_axes(0, 0)
         route = Route(
@@ -654,10 +655,14 @@ class Dispatch:
         move = Move(
             RAGGED_ALL_TO_ALL, self.axis, sent.placements, sent.placements, rows=(0, self.most)
         )
-        local = functools.partial(emit_routes.exchange, move=move, rows=rows, back=back)
+        local = functools.partial(
+            emit_routes.exchange, move=move, rows=rows, back=back, implicit=not self.is_asked
+        )
         ins = (sent, self.route.sent)
         step = _step_node(name, ins, (target,), node)
-        self.walk.steps.append(plan.Exchange(step, ins, (target,), local, move=move, implicit=True))
+        self.walk.steps.append(
+            plan.Exchange(step, ins, (target,), local, move=move, implicit=not self.is_asked)
+        )
         return target
 
     def _apply(

@@ -321,3 +321,56 @@ def _compiled() -> Any:
 
 def test_compiled_ranks_exchange_rows() -> None:
     run_ranks(2, _compiled)
+
+
+def test_rows_travel_in_each_stage_of_a_pipeline() -> None:
+    fn = FORMS["grouped products"]
+    layers = {"a": PARAMS, "b": {name: 1.1 * x for name, x in PARAMS.items()}}
+    loss = lambda p, x: fn(p["b"], fn(p["a"], x).tanh()).sin().mean()
+    x = drawn(20, D)
+    at = lambda k: {n: P("ep", pp=k) if n in EXPERTS else P(pp=k) for n in PARAMS}
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((2, 2), ("pp", "ep"))
+        spec = ({"a": at(0), "b": at(1)}, P("ep"))
+        piped = sf.pipelined_grad(loss, 4, schedule="1f1b")
+        sharded = sf.shard(piped, mesh, spec, backend="aten", rows={"ep": "2x"})
+        equal(sf.full(sharded(layers, x)), sf.accumulate(sf.value_and_grad(loss), 4)(layers, x))
+        kinds = Counter(c.kind for c in sharded.lower(layers, x).collectives)
+    assert kinds["ragged_all_to_all"]
+
+
+def test_a_dispatch_is_implicit_until_a_bound_asks_for_it() -> None:
+    fn = FORMS["grouped products"]
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("ep",))
+        options = {"backend": "aten", "implicit_comm": "error"}
+        spec = (places(P("ep")), P("ep"))
+        with pytest.raises(sf.PlacementError, match="for dispatch at"):
+            sf.shard(fn, mesh, spec, **options).lower(PARAMS, X)
+        asked = sf.shard(fn, mesh, spec, **options, rows={"ep": "2x"}).lower(PARAMS, X)
+    assert not asked.implicit
+
+
+def test_auto_shards_experts_where_that_is_fastest() -> None:
+    """Much for each expert, few tokens."""
+    wide = 512
+    params = {
+        "router": sf.ShapeDtype((wide, 8)),
+        "up": sf.ShapeDtype((8, wide, wide)),
+        "down": sf.ShapeDtype((8, wide, wide)),
+    }
+
+    def loss(p: Params, x: torch.Tensor) -> torch.Tensor:
+        weights, ids = torch.topk(torch.softmax(x @ p["router"], -1), K, -1)
+        ids, perm = torch.sort(ids.reshape(-1))
+        ends = torch.cumsum(torch.histc(ids.float(), 8, 0, 7), 0, dtype=torch.int32)
+        product = torch.ops.transformers.grouped_mm_fallback
+        y = product(F.silu(product(x[perm // K], p["up"], ends)), p["down"], ends)
+        return back(y * weights.reshape(-1)[perm].unsqueeze(-1), perm).square().mean()
+
+    with sf.fake_world(8, numerics=False):
+        mesh = sf.make_mesh((8,), ("ep",))
+        step = sf.shard(sf.value_and_grad(loss), mesh, sf.auto, backend="aten")
+        lowered = step.lower(params, sf.ShapeDtype((512, wide)))
+    assert Counter(c.kind for c in lowered.collectives)["ragged_all_to_all"] == 3
+    assert "'up': P('ep')" in str(lowered.placements)
