@@ -68,7 +68,7 @@ def test_few_rows_and_wide_layers_are_tensor_parallel() -> None:
 
 
 def test_few_tokens_of_wide_experts_travel_to_them() -> None:
-    """That takes less time than tensor parallel experts, which all tokens reach."""
+    """That takes less time than the tensor parallel experts of the integer program."""
     half = lambda *shape: sf.ShapeDtype(shape, torch.bfloat16)
     params = {"router": half(1024, 8), "up": half(8, 1024, 4096), "down": half(8, 4096, 1024)}
     step = chosen.sgd(chosen.experts)
@@ -76,7 +76,7 @@ def test_few_tokens_of_wide_experts_travel_to_them() -> None:
     best = found.candidates(None)[0]
     _, *rest = best.placements
     assert rest == [(0,), (0,), (0,)]
-    tensor = found.candidate((("R",), (2,), (1,), ("R",)))
+    tensor = found.candidate(((1,), (2,), (1,), ("R",)))
     assert best.price.total < tensor.price.total
     assert len(found.starts()) == 2
     assert len(search(64, 8, 16, (4,)).starts()) == 1
