@@ -47,9 +47,9 @@ def results(n: int, backend: str) -> list[torch.Tensor]:
     step = sf.value_and_grad(loss, argnums=(0, 1), has_aux=True)
     specs = spec, P(None, "cp")
     sf.random.state.seed(1)
-    found = sf.shard(step, mesh, specs, backend=backend)(x, w)
     again = sf.distribute(x, mesh, spec)
     assert torch.equal(sf.full(again), x)
+    found = sf.shard(step, mesh, specs, backend=backend)(again, w)
     return [*_tree.leaves(sf.full(found)), sf.full(sf.from_local(again.to_local(), mesh, spec))]
 
 

@@ -241,6 +241,7 @@ class DTensors:
 
     def _from_text(self, node: torch.fx.Node, text: str) -> DTensor:
         placement_checks.refuse_stages("a result", text)
+        placement_checks.refuse_unknown("a result", text)
         x = node.meta["example_value"]
         rows = parse_placed(text)
         mesh = _mesh_of(tuple(axis for axis, _ in rows))
@@ -385,6 +386,7 @@ def placement_of(text: str) -> Placement:
     """The DTensor placement of a text."""
     kind = text[0]
     rest = text[1:]
+    assert kind != "?", f"{rest} is refused before"
     if kind == "S":
         return Shard(int(rest))
     return Partial(rest) if kind == "P" else Replicate()

@@ -319,7 +319,18 @@ def placement_rows(what: str, text: str | None) -> Any:
     """
     rows = placements_with_sizes(what, text)
     refuse_stages(what, text)
-    wrong = [f"{placement[1:]} over {name}" for name, _, placement in rows if placement[0] == "?"]
+    refuse_unknown(what, text)
+    return rows
+
+
+def refuse_unknown(what: str, placed: str | None) -> None:
+    """Refuse a DTensor at placements that its methods do not know, as a strided shard or a zigzag.
+
+    Raises:
+        PlacementError: names them with their axes.
+    """
+    rows = parse_placed(placed or "")
+    wrong = [f"{placement[1:]} over {name}" for name, placement in rows if placement[0] == "?"]
     if wrong:
         raise PlacementError.of(
             what,
@@ -327,7 +338,6 @@ def placement_rows(what: str, text: str | None) -> Any:
             needed="Shard or Replicate",
             fix="x.redistribute(mesh, placements) with Replicate() or Shard(dim) first",
         )
-    return rows
 
 
 def placements_with_sizes(what: str, text: str | None) -> tuple[tuple[str, int, str], ...]:

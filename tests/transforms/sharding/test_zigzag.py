@@ -142,6 +142,11 @@ def test_methods_of_a_dtensor_inside_of_a_function() -> None:
         assert back.placements == (Shard(0),) and torch.equal(sf.full(back), X * 2)
         with pytest.raises(sf.PlacementError, match="torch has placed the DTensor as Zigzag"):
             sf.jit(lambda x: x.to_local() * 2)(x)
+        with pytest.raises(sf.CaptureError, match="torch has placed the DTensor as Zigzag over cp"):
+            sf.jit(lambda x: x.sin().to_local())(x)
+        strided = sf.distribute(X, mesh, P(None, "cp*2"))
+        with pytest.raises(sf.CaptureError, match="has placed the DTensor as _StridedShard over"):
+            sf.jit(lambda x: x.sin().to_local())(strided)
         with pytest.raises(sf.PlacementError, match="redistribute: Zigzag is not a placement"):
             sf.jit(lambda x: x.redistribute(mesh, [sf.Zigzag(0)]))(x)
         with pytest.raises(sf.PlacementError, match="from_local: Zigzag is not a placement"):
