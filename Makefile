@@ -18,7 +18,7 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo quick test sweeps lint bench-start bench-calls bench-capture bench-buckets bench-schedule bench-stages bench-transforms bench-remat bench-random bench-optimizers bench-backward bench-planner conformance fuzz models gpu-check sizes clean examples bench-sent bench-train bench-checkpoints faults long-runs bench-pipeline bench-published
+.PHONY: help venv demo quick test sweeps lint bench-start bench-calls bench-capture bench-buckets bench-schedule bench-stages bench-transforms bench-remat bench-random bench-optimizers bench-backward bench-planner conformance fuzz models gpu-check sizes clean examples bench-sent bench-train bench-checkpoints faults long-runs bench-pipeline bench-experts bench-published
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -119,6 +119,9 @@ bench-checkpoints: venv  ## saving and loading of sharded state next to torch.di
 
 bench-pipeline: venv  ## a GPT in stages on 2 and 4 ranks, next to torch.distributed.pipelining: ARGS="--ranks 2 --only 1f1b"
 	$(BIN)/python -m bench.pipeline $(ARGS)
+
+bench-experts: venv  ## a mixture of experts by hand on 2 and 4 ranks, sf.ragged_all_to_all next to all_to_all_single: ARGS="--ranks 2"
+	$(BIN)/python -m bench.experts $(ARGS)
 
 bench-published: venv  ## Llama 3 405B on 512 H100, two schedules as lowered.time says, beside what torchtitan measured: ARGS="--only 1f1b"
 	$(BIN)/python -m bench.published $(ARGS)

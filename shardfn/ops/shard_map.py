@@ -100,6 +100,7 @@ def as_equal(x: torch.Tensor, axes: str) -> torch.Tensor:
 
 
 RESULT = "jit: result"  # `where` of each rank's own result
+COUNTS_OF_ALL = "ragged_all_to_all, send_counts"  # `where` of a matrix that all ranks must have
 
 # why a gradient is refused, as `undecided` says: what has happened, what is needed, what to write
 UNDECIDED = "unsaid"

@@ -476,15 +476,25 @@ def _check_result_is_invariant(before: Axes, node: torch.fx.Node) -> None:
 implement(shard_map.from_local, check=_check_result_is_invariant)
 
 
-def _check_ranks_agree(before: Axes, node: torch.fx.Node) -> None:
-    """Check that all ranks of a group name the same rank to a collective."""
-    _refuse_varying_argument(
-        before,
-        node,
-        "ranks of one group name different ranks: src or dst varies over {}",
-        needed="the same rank from all ranks of the group",
-        fix="dist.get_global_rank(group, 0), or group_src= or group_dst= with a number",
+RANK_NUMBERS = (
+    "ranks of one group name different ranks: src or dst varies over {}",
+    "the same rank from all ranks of the group",
+    "dist.get_global_rank(group, 0), or group_src= or group_dst= with a number",
+)
+# by `where` of the call: what is wrong, what is needed, what to write
+DISAGREEMENTS = {
+    shard_map.COUNTS_OF_ALL: (
+        "the counts of all ranks vary over {}",
+        "one matrix, which all ranks have",
+        "sf.all_gather of the counts of each rank, over the axis; or these counts themselves",
     )
+}
+
+
+def _check_ranks_agree(before: Axes, node: torch.fx.Node) -> None:
+    """Check that all ranks of a group give the same value to a collective."""
+    got, needed, fix = DISAGREEMENTS.get(str(node.kwargs.get("where")), RANK_NUMBERS)
+    _refuse_varying_argument(before, node, got, needed=needed, fix=fix)
 
 
 implement(shard_map.as_invariant, check=_check_ranks_agree)

@@ -16,7 +16,17 @@ from ...ops import shard_map
 from ...ops.ragged import checked_counts
 from ...row_bounds import row_bound
 from .._paired import numbers
-from ._axis_names import AxisName, Names, chosen, count, leafwise, linear_index, stacked, tensor
+from ._axis_names import (
+    AxisName,
+    Names,
+    chosen,
+    count,
+    leafwise,
+    linear_index,
+    mesh_axes,
+    stacked,
+    tensor,
+)
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 BOUNDS = (
@@ -38,7 +48,8 @@ def ragged_all_to_all(
         x: a tensor (N, ...), or a pytree of them: rows in the order of their destinations. Those
             that the counts leave over stay.
         send_counts: (n,) integers, of which the sum is N at most: how many rows go to each of the
-            n ranks or samples.
+            n ranks or samples. Or those of all, (n, n), the same everywhere, with the sender first:
+            then nothing is gathered.
         axis_name: a name; or a tuple of names, of which the first counts slowest: then all rows
             are gathered. See `psum`.
         rows: the rows that each can take: a number; or a text such as "1.5x", which is 1.5 * N
@@ -71,8 +82,7 @@ def ragged_all_to_all(
     """
     names = axis_names.bindings_of("ragged_all_to_all", axis_name)
     text = ", ".join([b[0] for b in names])
-    own = _counts(send_counts, count(names), text)
-    every = stacked(own.long(), names)  # (n, n)
+    every = _of_all(_counts(send_counts, count(names), text).long(), names)  # (n, n)
     received = leafwise(lambda leaf: _exchanged(tensor(leaf), every, names, text, rows), x)
     return received, chosen(every, 1, linear_index(names)).squeeze(1)
 
@@ -87,6 +97,19 @@ def _counts(send_counts: Any, n: int, names: str) -> torch.Tensor:
     return _counts(torch.tensor(send_counts), n, names)
 
 
+def _of_all(counts: torch.Tensor, names: Names) -> torch.Tensor:
+    """Return the counts of all ranks or samples: gathered, or as they are given."""
+    if counts.dim() == 1:
+        return stacked(counts, names)
+    if _is_one_mesh_axis(names):
+        return shard_map.as_invariant(counts, mesh_axes(names), where=shard_map.COUNTS_OF_ALL)
+    return stacked(chosen(counts, 0, linear_index(names)).squeeze(0), names)
+
+
+def _is_one_mesh_axis(names: Names) -> bool:
+    return len(names) == 1 and names[0][2] == axis_names.MESH
+
+
 def _exchanged(
     x: torch.Tensor, every: torch.Tensor, names: Names, text: str, rows: int | str | None
 ) -> torch.Tensor:
@@ -94,7 +117,7 @@ def _exchanged(
     shape = numbers(x)
     bound = rows_bound(shape, n, rows, text)
     given = shape[0]
-    if len(names) == 1 and names[0][2] == axis_names.MESH:
+    if _is_one_mesh_axis(names):
         return shard_map.ragged_all_to_all(x, every, names[0][0], n, given, bound)
     return _selected(stacked(x, names), checked_counts(every, given, bound), names, bound)
 
@@ -131,12 +154,12 @@ def check_send_counts(kind: tuple[tuple[int, ...], torch.dtype] | str, n: int, n
     Raises:
         PlacementError: they are not n integers.
     """
-    if not isinstance(kind, str) and kind[0] == (n,) and kind[1] in INTEGERS:
+    if not isinstance(kind, str) and kind[0] in ((n,), (n, n)) and kind[1] in INTEGERS:
         return
     raise PlacementError.of(
         f"ragged_all_to_all over {names}, send_counts",
         f"got {kind}" if isinstance(kind, str) else f"got shape {kind[0]}, {kind[1]}",
-        needed=f"shape ({n},), torch.int64: how many rows go to each of {n}",
+        needed=f"shape ({n},), torch.int64: how many rows go to each of {n}; or ({n}, {n}), of all",
         fix=f"torch.bincount(destinations, minlength={n}), of the destination of each row",
     )
 

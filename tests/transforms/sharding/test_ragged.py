@@ -281,6 +281,42 @@ def test_a_tuple_of_axes_counts_the_first_slowest() -> None:
     close(gradient, torch.func.grad(losses(plain))(x))
 
 
+def with_one_gather(w: Tensor, x: Tensor, counts: Tensor) -> Tensor:
+    """`there_and_back`, with the counts of all ranks."""
+    every = sf.all_gather(counts.reshape(-1), "a")
+    there, _ = sf.ragged_all_to_all(x, every, "a")
+    back, _ = sf.ragged_all_to_all((there @ w).tanh(), every.T, "a", rows=N)
+    return 2 * back + x
+
+
+def test_counts_of_all_ranks_are_gathered_once() -> None:
+    with simulated(a=3) as mesh:
+        f = on_ranks(with_one_gather, None)
+        grad = sf.shard(sf.grad(losses(f), (0, 1)), mesh, (P(), P("a"), P("a")), backend="aten")
+        close(sf.full(grad(W, X, C)), torch.func.grad(losses(one_device), (0, 1))(W, X, C))
+        sf.assert_comms(grad, W, X, C, counts={"ragged_all_to_all": 4, "all_gather": 1})
+        each = sf.vmap(lambda x, c: on_ranks(with_one_gather, mesh)(W, x, c))(XS, CS)
+    close(sf.full(each), torch.stack([one_device(W, x, c) for x, c in zip(XS, CS, strict=True)]))
+
+
+def test_counts_of_all_that_differ_between_ranks_are_refused() -> None:
+    local = lambda x, c: sf.ragged_all_to_all(x, c.reshape(-1).repeat(3, 1), "a")[0]
+    with simulated(a=3) as mesh, pytest.raises(sf.CaptureError) as caught:
+        sf.shard_map(local, mesh, P("a"), P("a"))(X, C)
+    assert without_line(caught.value) == (
+        "ragged_all_to_all, send_counts: the counts of all ranks vary over a\n"
+        "  needed: one matrix, which all ranks have\n"
+        "  try: sf.all_gather of the counts of each rank, over the axis; or these counts themselves"
+    )
+
+
+def test_samples_take_the_counts_of_all_samples_too() -> None:
+    samples = X.view(3, N, D)
+    send = lambda x: sf.ragged_all_to_all(x, C, "i", rows=9)
+    rows, came = sf.vmap(send, axis_name="i")(samples)
+    assert torch.equal(rows.flatten(0, 1), received(X, C, 9)) and torch.equal(came, C.T)
+
+
 def test_samples_of_a_named_vmap_exchange_rows_as_ranks_do() -> None:
     samples = X.view(3, N, D)
     over = lambda x, c: sf.vmap(
@@ -393,7 +429,7 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
         None,
         {},
         """ragged_all_to_all over a, send_counts: got shape (3,), torch.float64
-  needed: shape (3,), torch.int64: how many rows go to each of 3
+  needed: shape (3,), torch.int64: how many rows go to each of 3; or (3, 3), of all
   try: torch.bincount(destinations, minlength=3), of the destination of each row""",
     ),
     "counts of another shape": (
@@ -401,7 +437,7 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
         None,
         {},
         """ragged_all_to_all over a, send_counts: got shape (1, 3), torch.int64
-  needed: shape (3,), torch.int64: how many rows go to each of 3
+  needed: shape (3,), torch.int64: how many rows go to each of 3; or (3, 3), of all
   try: torch.bincount(destinations, minlength=3), of the destination of each row""",
     ),
     "counts that are a text": (
@@ -409,7 +445,7 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
         None,
         {},
         """ragged_all_to_all over a, send_counts: got str
-  needed: shape (3,), torch.int64: how many rows go to each of 3
+  needed: shape (3,), torch.int64: how many rows go to each of 3; or (3, 3), of all
   try: torch.bincount(destinations, minlength=3), of the destination of each row""",
     ),
     "an x without rows": (
