@@ -119,6 +119,7 @@ class Cost:
 
 
 ROWS = "rows"  # the option of the rows that a rank of an axis can take
+ATTENTION = "attention"  # the option of the way in which attention is sharded over an axis
 
 
 @attrs.frozen

@@ -108,6 +108,8 @@ class Apply(_Call):
 
     # how a rank runs it, if that is not by the op's rule
     local: Callable[..., Any] | None = None
+    # whether a rank with empty shards runs it, too
+    run_empty: bool = False
 
 
 @attrs.frozen(eq=False)

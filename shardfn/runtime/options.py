@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import attrs
@@ -10,6 +10,7 @@ import attrs
 from ..compile import BACKENDS
 from ..errors import ShardError
 from ..partition import GLOBAL, PLANNERS
+from .attention import check_attention
 from .axis_options import check_rows
 from .backward.followed import Followed
 from .store import CallStore
@@ -41,6 +42,11 @@ def _recordable(request: Any, _: Any, value: bool) -> None:
         raise ShardError.of(request.name, got, fix="backend='inductor'")
 
 
+def _attention(request: Any, _: Any, value: Any) -> None:
+    """Check the ways of attention."""
+    check_attention(request.name, value)
+
+
 Differentiated = Callable[[Callable[..., Any], Followed], Callable[..., Any]]
 
 
@@ -64,6 +70,8 @@ class Request:
     out_placements: Any = None
     implicit_comm: str = attrs.field(default="allow", validator=_known("implicit_comm", IMPLICIT))
     planner: str = attrs.field(default=GLOBAL, validator=_known("planner", PLANNERS))
+    # for mesh axes, how attention is sharded over them
+    attention: Mapping[str, str] | None = attrs.field(default=None, validator=_attention)
     donate_argnums: tuple[int, ...] = ()
     static_argnums: tuple[int, ...] = ()
     backend: str = attrs.field(default="aten", validator=_known("backend", tuple(BACKENDS)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import attrs
@@ -39,6 +39,7 @@ class Jitted(Evaluated):
 def jit(
     fn: Callable[..., Any] | None = None,
     *,
+    attention: Mapping[str, str] | None = None,
     backend: str = "inductor",
     warmup: str | None = None,
     cuda_graphs: bool = False,
@@ -62,6 +63,7 @@ def jit(
         fn: a pure function of pytrees. Without it, a decorator is returned. Each call looks at
             what fn closes over: tensors by reference, everything else by value. A changed value
             triggers a retrace.
+        attention: as in `shard`, for functions of DTensors.
         backend: "inductor", or "aten", which runs op by op and starts at once. In a simulated
             world it changes nothing: the simulator runs op by op, and nothing is compiled.
         warmup: "aten": the first calls run op by op, while Inductor compiles in the background.
@@ -102,6 +104,7 @@ def jit(
         (tensor([2., 2.]), jit(<lambda>))
     """
     options = {
+        "attention": attention,
         "backend": backend,
         "warmup": warmup,
         "cuda_graphs": cuda_graphs,

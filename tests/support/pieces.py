@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from shardfn import _compat
-from shardfn.partition import Plan, emit, layout, local_sizes
+from shardfn.partition import Plan, emit, layout, local_sizes, rules
 from shardfn.partition import plan as steps
 from shardfn.partition.printing import local_text
 from shardfn.partition.rule_api.strategy import OpCall
@@ -331,9 +331,12 @@ class OneOp:
             )
         ]
         mine, made = tuple(slots[: len(ins)]), tuple(slots[len(ins) :])
-        return Plan(
-            axes=mesh_axes(sizes), steps=(steps.Apply(self.node, mine, made),), ins=mine, outs=made
-        )
+        axes, step = mesh_axes(sizes), steps.Apply(self.node, mine, made)
+        numbers = itertools.count(len(slots))
+        more = lambda value, marks: steps.Slot(next(numbers), value, marks)
+        with self.mode:
+            parts = rules.steps_of(step, axes, more)
+        return Plan(axes=axes, steps=tuple(parts), ins=mine, outs=made)
 
     def prove(
         self, ins: Sequence[MeshPlacements], outs: Sequence[MeshPlacements], sizes: Sequence[int]

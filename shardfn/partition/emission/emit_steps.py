@@ -193,7 +193,7 @@ def _apply(b: Builder, step: steps.Apply, shards: dict[int, LocalShard]) -> None
     mine = [shards[slot.number] for slot in step.ins]
     row = rules.row_of(step.node.target)
     deciding = mine[:1] if row.decided_by_first else mine
-    if not row.run_empty and any(_is_empty_shard(p) for p in deciding):
+    if not (row.run_empty or step.run_empty) and any(_is_empty_shard(p) for p in deciding):
         results = [_empty_result(b, slot) for slot in step.outs]
     else:
         results = _run(b, step, mine)

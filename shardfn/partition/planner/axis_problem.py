@@ -11,7 +11,8 @@ k and values v:
     m(v, a, b, f)  0 or 1: value v is moved from placement a to b, for its readers of phase f
     w(v, a, b, q)  0 or more: reader q finds v at b, which was made at a
 
-cost(o, s) is the time in which the busiest rank computes the op (`op_cost`), and price(v, a, b)
+cost(o, s) is the time in which the busiest rank computes the op (`op_cost`) and sends what travels
+inside of it (`Prices.inside`), and price(v, a, b)
 that of the cheapest collectives (`Supply.price`), both in bytes that a rank could send in that
 time. A value is made at a by those x or d that say so: made(v, a) is their sum, or 1 if a is the
 only placement that there is. What is fixed has a domain of one, and needs no variable.
@@ -55,6 +56,7 @@ from ...types import PARTIAL_KINDS, AxisPlacement, MeshAxes, MeshPlacements
 from .. import layout
 from ..auto.free_arguments import FreeArguments
 from ..auto.memory_peaks import MemoryPeaks
+from ..propagation.redistribution_prices import Prices
 from ..propagation.values import Placed
 from . import op_cost
 from .equal_ops import kinds_of
@@ -311,9 +313,12 @@ class AxisProblem:
         """
         usual = on_axis(self.observed.chosen[node].placed, self.axis)
         alone = self.op_cost(node)
+        prices = Prices(with_start_costs(self.axes, is_ahead=False), early=1.0)
+        times = self.observed.flat.computed(node)
         call = self.observed.chosen[node].call
         for variable, placed in strategies:
             price = alone * share(self.walk, call, placed, self.axis)
+            price += times * prices.inside(call, placed.ins, self.axis)
             differs = on_axis(placed, self.axis) != usual
             self.program.costs[variable] += price + (1.0 if differs else 0.0)
 

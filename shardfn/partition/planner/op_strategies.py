@@ -9,6 +9,7 @@ import torch
 
 from ...types import AxisPlacement
 from .. import rules
+from ..propagation.attention_ways import asked_rows
 from ..propagation.strategy_units import fit, with_units
 from ..propagation.values import Placed, Value, can_be_drawn
 from ..propagation.walk import Chosen, Walk
@@ -72,7 +73,8 @@ def _rows(walk: Walk, node: torch.fx.Node, chosen: Chosen, axis: int) -> Iterato
         yield replicated(chosen.call)
     else:
         rule = rules.find(chosen.call.target)
-        yield from strategies_of(rule, chosen.call, walk.name, node)
+        rows = strategies_of(rule, chosen.call, walk.name, node)
+        yield from asked_rows(chosen.call, rows, walk.axes, axis, walk.name, node)
 
 
 def _can_read(values: Sequence[Value], placed: Placed, axis: int) -> bool:

@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch.fx import Graph, Node
 
-from ...collectives import HALO
+from ...collectives import HALO, PPERMUTE
 from ...ops.loops import loop_of
 from ...ops.placement import ALIGN
 from ...types import MeshAxes
@@ -247,7 +247,9 @@ def _price(axes: MeshAxes, step: plan.Sending, move: Move) -> float:
     if move.rows is not None:
         nbytes = payload_bytes(value.shape, value.element_size(), move, axes)
     else:
-        nbytes = local_bytes(op_cost.nbytes(value), move.before, axes.sizes, move.axis)
+        # a permute sends what a rank has, other collectives a share of what all have
+        without = -1 if move.kind == PPERMUTE else move.axis
+        nbytes = local_bytes(op_cost.nbytes(value), move.before, axes.sizes, without)
     if move.kind == HALO:
         nbytes *= layout.halo_share(value.shape, move.after[move.axis])
     return price(move.kind, nbytes, axes.sizes[move.axis], axes.cost(move.axis))

@@ -10,6 +10,7 @@ import torch
 from ...types import PARTIAL_KINDS, AxisPlacement, MeshAxes, MeshPlacements
 from .. import plan, rules
 from ..redistribute import axis_price, kind_of, local_bytes, price
+from ..rule_api.strategy import OpCall
 from .values import Value, can_be_drawn
 
 INFINITE = float("inf")  # the price of an impossible placement
@@ -57,6 +58,15 @@ class Prices:
         kinds = {kind_of(placements[axis], wanted) for wanted in targets} - {None}
         prices = (price(kind, nbytes, n, self.axes.cost(axis)) for kind in kinds if kind)
         return min(prices, default=0.0)
+
+    def inside(self, call: OpCall, ins: Sequence[MeshPlacements], axis: int) -> float:
+        """Price what ranks send inside of an op by a strategy on one axis."""
+        of_op = rules.row_of(call.target).sends
+        if of_op is None:
+            return 0.0
+        nbytes, starts = of_op(call, ins, axis, self.axes.sizes)
+        cost = self.axes.cost(axis)
+        return nbytes * cost.byte + starts * cost.start
 
     def share_of_terms(
         self, x: torch.Tensor, terms: Sequence[tuple[Value, Sequence[plan.Slot]]], axis: int

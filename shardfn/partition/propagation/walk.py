@@ -28,6 +28,7 @@ from ..redistribute import Move, route
 from ..rule_api.check_strategies import failed, strategies_of
 from ..rule_api.strategy import Choice, OpCall, arguments, replicated, tensors
 from . import refusals
+from .attention_ways import asked_rows, is_asked
 from .decompose_softmax import decomposed, works_along_sharded_dim
 from .lookahead import Ahead
 from .partial import partial_means, shared_partials
@@ -255,7 +256,8 @@ class Walk:
                 self.name, value.unreduced, node, source.placements, self.axes
             )
         slot = self.slot(value.fake, placements)
-        is_implicit = implicit and not value.is_explicit
+        moved = [move.axis for move in moves if move.sends]
+        is_implicit = implicit and not value.is_explicit and not is_asked(self.axes, node, moved)
         self.steps.append(plan.Redistribute(node, source, slot, moves, is_implicit))
         again = any(is_repeated_in_backward(move, value, node) for move in moves)
         only = phase if again else None
@@ -501,7 +503,8 @@ class Walk:
             self.slot(fake, placements)
             for fake, placements in zip(call.outs, placed.outs, strict=True)
         )
-        self.steps.append(plan.Apply(node, ins, outs, local))
+        step = plan.Apply(node, ins, outs, local)
+        self.steps += rules.steps_of(step, self.axes, self.slot)
         results = self.results(node, values, outs)
         if len(values) == len(results) == 1:
             self.rearrange(node, call, values[0], results[0])
@@ -579,6 +582,8 @@ class Walk:
             # values that vary between ranks are computed by each rank alone
             is_closed = name in varies or name in self.axes.closed
             rows = [replicated(call)] if is_closed else strategies
+            if self.axes.options and not is_closed:
+                rows = asked_rows(call, rows, self.axes, axis, self.name, node)
             now = [{slot.placements[axis] for slot in slots} for slots in slots_of_inputs]
             own = [x for row in rows for x in with_units(call, row, now)]
             if axis in fixed:
@@ -641,7 +646,7 @@ class Walk:
         inputs.
         """
         # one loop, since this runs for every strategy of every op
-        nbytes = 0.0
+        nbytes = self.prices.inside(call, placed.ins, axis)
         passes_partial = False
         shared_partial = False
         was_sharded = False

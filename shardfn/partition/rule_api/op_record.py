@@ -31,6 +31,11 @@ class Op:
             strided on the others.
         strided_by: whether it is strided by a strategy, where strategies differ.
         fits: whether strategies of several axes go together, given the placements of its inputs.
+        in_steps: writes its step as several, where ranks communicate inside of it, given the mesh
+            and a function that makes slots.
+        way_of: the name of a strategy that a user may ask for (`attention={"cp": "ring"}`).
+        sends: the bytes that a rank sends inside of it over one axis, and in how many collectives:
+            from the placements of its inputs, the axis and the sizes of the mesh.
         gradients_of: for each result the position of the input whose gradient it is, and to
             whose placement it is reduced if it is Partial; None for another.
         of_sizes: whether its rule reads the sizes, dtypes and numbers of a call alone, neither
@@ -52,6 +57,9 @@ class Op:
     numbered_dims: Callable[[OpCall], list[int]] | None = None
     strided_by: Callable[[OpCall, Choice], bool] | None = None
     fits: Callable[[OpCall, Sequence[MeshPlacements]], bool] | None = None
+    in_steps: Callable[..., Sequence[Any]] | None = None
+    way_of: Callable[[OpCall, Choice], str | None] | None = None
+    sends: Callable[..., tuple[float, int]] | None = None
     gradients_of: Callable[[OpCall], Sequence[int | None]] | None = None
     of_sizes: bool = False
     rearranges: bool = False

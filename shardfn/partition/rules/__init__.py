@@ -10,8 +10,9 @@ import torch
 from ...collectives import COLLECTIVES
 from ...ops.placement import AFTER
 from ...ops.prims import PRIMS
-from ...types import MeshPlacements
+from ...types import MeshAxes, MeshPlacements
 from .. import layout
+from ..plan import Apply, Slot, Step
 from ..rule_api import registry
 from ..rule_api.op_record import Op
 from ..rule_api.strategy import Choice, OpCall, Rule
@@ -121,6 +122,15 @@ def fits(call: OpCall, ins: Sequence[MeshPlacements]) -> bool:
     """Return whether an op can run with some placements of its inputs on several axes."""
     row = row_of(call.target)
     return row.fits is None or of_user(call.target) is not None or row.fits(call, ins)
+
+
+def steps_of(step: Apply, axes: MeshAxes, slot: Callable[..., Slot]) -> Sequence[Step]:
+    """Write the step of an op as several, if ranks communicate inside of it."""
+    target = step.node.target
+    row = row_of(target)
+    if row.in_steps is None or step.local is not None or of_user(target) is not None:
+        return [step]
+    return row.in_steps(step, axes, slot)
 
 
 def lowering(target: object) -> Callable[..., Any] | None:

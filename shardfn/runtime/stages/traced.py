@@ -41,6 +41,7 @@ from ..arguments import (
     place,
     taken,
 )
+from ..attention import with_attention
 from ..backward.second_half import Backward
 from ..compiled import Compiled
 from ..options import Request
@@ -139,8 +140,8 @@ class Traced:
         """The arguments of the partition: the mesh, the placements of inputs and results, and
         which inputs are unreduced gradients.
         """
-        axes = self.placed.axes
         mesh, name = self.placed.mesh, self.request.name
+        axes = with_attention(name, self.placed.axes, self.request.attention)
         held = self.captured.closed_over
         nodes = self.program.graph.graph.find_nodes(op="placeholder")
         own = zip(held, nodes[len(nodes) - len(held) :], strict=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -115,6 +115,7 @@ def shard(
     *,
     implicit_comm: str = "allow",
     planner: str = "global",
+    attention: Mapping[str, str] | None = None,
     memory: int | str | None = None,
     rows: dict[str, int | str] | None = None,
     donate_argnums: int | tuple[int, ...] = (),
@@ -147,6 +148,9 @@ def shard(
         planner: "global": where activations are sent that no placement asks for, the placements of
             all ops are chosen at once, so that a step takes the least time; "greedy": one op at a
             time, the fewest bytes. Inside another transform it has no effect.
+        attention: for mesh axes, how attention is sharded over them: {"cp": "ring"}, "gather" or
+            "ulysses". By default each attention takes the way that sends least. Inside another
+            transform it has no effect.
         memory: the most that a rank may hold, for `sf.auto`: bytes, or text such as "80GiB".
         rows: by mesh axis, how many rows a rank takes for its experts: a number, or a text such
             as "1.5x", of the mean. Rows of tokens then travel over that axis to the ranks of their
@@ -197,6 +201,7 @@ def shard(
         "out_placements": out_placements,
         "implicit_comm": implicit_comm,
         "planner": planner,
+        "attention": attention,
         "memory": memory,
         "rows": rows,
         "backend": backend,

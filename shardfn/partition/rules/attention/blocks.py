@@ -161,6 +161,10 @@ def attended(b: Builder, block: Block, results: Node) -> Merged:
     out, rows = b.item(results, 0), b.item(results, 1)
     if rows.meta["val"].dim() > QUERIES + 1:  # of cuDNN: (B, H, T, 1)
         rows = b.call(aten.squeeze.dim, rows, -1)
+    if block.mask is not None:  # whose logsumexp is 0 for a query that sees no key
+        most = b.call(aten.amax.default, block.mask, [-1])
+        is_hidden = b.call(aten.eq.Scalar, most, INFINITE)
+        rows = b.call(aten.masked_fill.Scalar, rows, is_hidden, INFINITE)
     out = chosen(b, block.visible, cast(b, out, dtype(rows)), 0.0)
     return Merged(out, chosen(b, block.visible, rows, INFINITE))
 
@@ -169,7 +173,8 @@ def finished(kernel: Kernel, merged: Merged, results: Node) -> list[Node]:
     """Return merged blocks in the form in which the kernel returned one: all its tensors."""
     b = kernel.b
     out, rows, *rest = tensors_of(b, results)
-    whole = [formed(b, merged.out, out), formed(b, merged.logsumexp, rows)]
+    pairs = ((merged.out, out), (merged.logsumexp, rows))
+    whole = [formed(b, x, own.meta["val"]) for x, own in pairs]
     if not kernel.given.get("compute_log_sumexp", True):
         whole[1] = b.call(aten.slice.Tensor, whole[1], QUERIES, 0, 0)
     return [*whole, *rest]
@@ -186,13 +191,12 @@ def summed(b: Builder, terms: Sequence[Node]) -> Node:
     return functools.reduce(lambda x, y: b.call(aten.add.Tensor, x, y), terms)
 
 
-def formed(b: Builder, x: Node, like: Node) -> Node:
+def formed(b: Builder, x: Node, like: torch.Tensor) -> Node:
     """Give a value the dtype, the number of dims and their order in memory of another one."""
-    fake = like.meta["val"]
-    x = cast(b, x, fake.dtype)
-    if x.meta["val"].dim() < fake.dim():
+    x = cast(b, x, like.dtype)
+    if x.meta["val"].dim() < like.dim():
         x = b.call(aten.unsqueeze.default, x, -1)
-    return b.restride(x, fake.shape, fake.stride())
+    return b.restride(x, like.shape, like.stride())
 
 
 def pulled_back(kernel: Kernel, block: Block, results: Node) -> list[Node]:

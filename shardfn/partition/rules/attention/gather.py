@@ -229,4 +229,5 @@ def backward(kernel: Kernel, keys: Keys, causal: Causal | None) -> list[Node]:
         keys.placed(b, x, kernel.given[name]) for x, name in ((key, "key"), (value, "value"))
     )
     whole = (query, key, value)
-    return [*(formed(b, x, like) for x, like in zip(whole, first, strict=False)), *rest]
+    pairs = zip(whole, first, strict=False)
+    return [*(formed(b, x, own.meta["val"]) for x, own in pairs), *rest]

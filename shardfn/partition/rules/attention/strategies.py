@@ -17,6 +17,7 @@ from ...rule_api.strategy import Choice, OpCall, replicated
 from .arguments import Factors, factors_in, factors_out, is_backward, mask_name, tensors_by_name
 from .blocks import HEADS, QUERIES
 from .gather import lower
+from .ring import in_steps, sends
 
 aten = torch.ops.aten
 NAMES = (
@@ -29,12 +30,15 @@ NAMES = (
     "_scaled_dot_product_cudnn_attention",
     "_scaled_dot_product_cudnn_attention_backward",
 )
+GATHER, RING, ULYSSES = "gather", "ring", "ulysses"
+WAYS = (GATHER, RING, ULYSSES)
 Units = Mapping[str, int]  # sharded factors, each with its unit
 # The kernels that pad the rows of logsumexp to a multiple of this.
 PADDED = tuple(
     getattr(aten, name).default for name in NAMES if "efficient" in name and hasattr(aten, name)
 )
 PADDED_TO = 32
+CPU = tuple(getattr(aten, name).default for name in NAMES if "for_cpu" in name)
 
 
 def attention(call: OpCall) -> list[Choice]:
@@ -42,7 +46,7 @@ def attention(call: OpCall) -> list[Choice]:
     mask = _mask(call)
     if call["dropout_p"] or (mask is not None and mask.dim() == 3):
         return [replicated(call)]
-    ways: list[Units] = [{"b": 1}, *_by_heads(call), *_by_queries(call)]
+    ways: list[Units] = [{"b": 1}, *_by_heads(call), *_by_queries(call), *_by_ring(call)]
     return [replicated(call), *(_sharded(call, units) for units in ways)]
 
 
@@ -93,6 +97,23 @@ def _by_queries(call: OpCall) -> list[Units]:
     return [] if queries % unit else [{"t": unit}]
 
 
+def _by_ring(call: OpCall) -> list[Units]:
+    """List the ways to shard queries and keys, which travel; none if a kernel cannot run so."""
+    tensors = tensors_by_name(call)
+    queries, keys = tensors["query"].shape[QUERIES], tensors["key"].shape[QUERIES]
+    is_masked = _mask(call) is not None
+    # kernels of CUDA do not say which queries a mask hides from all keys
+    if (
+        keys < 2
+        or (call["is_causal"] and queries != keys)
+        or (is_masked and call.target not in CPU)
+    ):
+        return []
+    units = _by_queries(call)
+    unit = units[0]["t"] if units and call["is_causal"] else 1
+    return [{**way, "s": unit} for way in units]
+
+
 def _takes_mask(call: OpCall) -> bool:
     """Return whether an op has a mask or bias argument."""
     return mask_name(call.target) is not None
@@ -103,12 +124,15 @@ def takes_strided(call: OpCall, choice: Choice) -> bool:
     query, key = (choice[0][_index(call, name)] for name in ("query", "key"))
     dim = None if isinstance(query, str) else layout.dim_and_unit(query)[0]
     has_own_keys = not isinstance(key, str)
-    return dim == 0 or (dim == 1 and has_own_keys) or (dim == 2 and not call["is_causal"])
+    if dim == QUERIES:
+        return not call["is_causal"] and not has_own_keys
+    return dim == 0 or (dim == HEADS and has_own_keys)
 
 
 def fits(call: OpCall, ins: Sequence[MeshPlacements]) -> bool:
     """Return whether the strategies of several axes go together: where a rank counts its rows or
-    heads, no axis may have a strided shard of them.
+    heads, no axis may have a strided shard of them. Keys travel over one axis, and in causal
+    attention over one that alone shards the queries.
     """
     query, key = (ins[_index(call, name)] for name in ("query", "key"))
     strided = {layout.dim_and_unit(m)[0] for m in (*query, *key) if not layout.is_plain(m)}
@@ -116,10 +140,12 @@ def fits(call: OpCall, ins: Sequence[MeshPlacements]) -> bool:
         layout.shards(q, HEADS) and not layout.shards(k, HEADS)
         for q, k in zip(query, key, strict=True)
     )
+    of_queries, of_keys = ([layout.shards(m, QUERIES) for m in ms] for ms in (query, key))
     counted = {HEADS} if lacks_heads else set()
-    if call["is_causal"]:
+    if call["is_causal"] or any(of_keys):
         counted.add(QUERIES)
-    return not counted & strided
+    too_many = sum(of_keys) > 1 or (call["is_causal"] and any(of_keys) and sum(of_queries) > 1)
+    return not too_many and not counted & strided
 
 
 def gradients_of(call: OpCall) -> list[int | None]:
@@ -130,6 +156,14 @@ def gradients_of(call: OpCall) -> list[int | None]:
     present = tensors_by_name(call)
     places = [_index(call, name) if name and name in present else None for name in names]
     return places[: len(call.outs)]
+
+
+def way_of(call: OpCall, choice: Choice) -> str | None:
+    """Return the name of a strategy; None if it has none."""
+    query, key = (choice[0][_index(call, name)] for name in ("query", "key"))
+    if layout.shards(query, QUERIES):
+        return RING if layout.shards(key, QUERIES) else GATHER
+    return ULYSSES if layout.shards(query, HEADS) and layout.shards(key, HEADS) else None
 
 
 def _index(call: OpCall, name: str) -> int:
@@ -143,6 +177,9 @@ TABLE: dict[object, Op] = {
         lower=functools.partial(lower, target=target),
         strided_by=takes_strided,
         fits=fits,
+        in_steps=in_steps,
+        sends=sends,
+        way_of=way_of,
         gradients_of=gradients_of if is_backward(target) else None,
         of_sizes=True,
     )

@@ -1,0 +1,81 @@
+"""Strategies of attention that the user asks for: `attention={"cp": "ring"}`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch.fx import Node
+
+from ...errors import PlacementError
+from ...types import ATTENTION, MeshAxes
+from .. import rules
+from ..rule_api.strategy import Choice, OpCall
+from ..rules.attention.arguments import tensors_by_name
+from ..rules.attention.blocks import HEADS, QUERIES
+from ..rules.attention.strategies import ULYSSES
+
+
+def asked_rows(
+    call: OpCall, rows: Sequence[Choice], axes: MeshAxes, axis: int, name: str, node: Node
+) -> Sequence[Choice]:
+    """Select the strategies of an op that the user asks for on an axis; all, if none is asked for.
+
+    Args:
+        call: the op.
+        rows: the strategies of its rule.
+        axes: of the mesh.
+        axis: one of them.
+        name: of the function, for errors.
+        node: of the op.
+
+    Raises:
+        PlacementError: this attention has no such strategy, or its key heads do not divide.
+    """
+    way = axes.option(ATTENTION, axis)
+    way_of = rules.row_of(call.target).way_of
+    n = axes.sizes[axis]
+    if way is None or way_of is None or n == 1 or rules.of_user(call.target):
+        return rows
+    by_way = {way_of(call, row): row for row in rows}
+    tensors = tensors_by_name(call)
+    few = tensors["key"].shape[HEADS]
+    divides = way != ULYSSES or few % n == 0
+    if way in by_way and divides:
+        return [row for row in rows if way_of(call, row) == way]
+    others = [x for x in by_way if x not in (None, way) and (x != ULYSSES or few % n == 0)]
+    raise PlacementError.of(
+        f"{name}, attention",
+        f"attention over {axes.names[axis]!r} must be {way!r}, and {_described(call)} cannot be so",
+        needed=f"a number of key heads that {n} ranks divide"
+        if way == ULYSSES
+        else "as many queries as keys if it is causal, no dropout, and a mask only where the "
+        "kernel allows it",
+        fix=f"attention={{{axes.names[axis]!r}: {others[0]!r}}}"
+        if others
+        else f"no attention= for {axes.names[axis]!r}",
+        source=node.meta.get("source"),
+        arg_path="attention",
+    )
+
+
+def is_asked(axes: MeshAxes, node: Node, moved: Sequence[int]) -> bool:
+    """Return whether the user asks for collectives of an op over some axes."""
+    is_known = rules.row_of(node.target).way_of is not None
+    return is_known and bool(moved) and all(axes.option(ATTENTION, axis) for axis in moved)
+
+
+def _described(call: OpCall) -> str:
+    """Describe an attention for an error."""
+    tensors = tensors_by_name(call)
+    query, key = tensors["query"], tensors["key"]
+    parts = [
+        f"{query.shape[QUERIES]} queries of {query.shape[HEADS]} heads",
+        f"{key.shape[QUERIES]} keys of {key.shape[HEADS]}",
+    ]
+    if call["is_causal"]:
+        parts.append("causal")
+    if "attn_mask" in tensors or "attn_bias" in tensors:
+        parts.append("with a mask")
+    if call["dropout_p"]:
+        parts.append("with dropout")
+    return ", ".join(parts)
