@@ -12,13 +12,15 @@ from ..errors import CapacityError, ShardError
 
 @torch.library.custom_op("shardfn::checked_groups", mutates_args=())
 def checked_groups(
-    counts: torch.Tensor, ranks: int, rows: int, strict: bool, name: str
+    counts: torch.Tensor, needed: torch.Tensor, ranks: int, rows: int, strict: bool, name: str
 ) -> torch.Tensor:
     """Check how many rows each rank sends to each group.
 
     Args:
         counts: (n, groups + 1), int64: of each rank of an axis, the rows of each group, and then
             those of numbers that are no group.
+        needed: (2,), int64: the most rows that a rank gets, and the most rows of no group, on any
+            coordinate of the mesh.
         ranks: of the axis, which have the groups in chunks.
         rows: that each rank can take.
         strict: whether every number must be that of a group.
@@ -33,39 +35,45 @@ def checked_groups(
     """
     table = counts.cpu()
     groups = table.shape[1] - 1
-    outside = table[:, groups]
-    if strict and outside.any():
+    most, outside = needed.tolist()
+    if strict and outside:
         raise ShardError.of(
             name,
-            f"{int(outside.sum())} rows have the number of no expert",
+            f"{outside} rows have the number of no expert",
             needed=f"numbers of experts from 0 to {groups - 1}",
             fix=f"ids.clamp(0, {groups - 1})",
         )
-    chunk = -(-groups // ranks)
-    by_group = table[:, :groups].sum(0)
-    received = [int(part.sum()) for part in by_group.split(chunk)]
-    if received and max(received) > rows:
-        raise _too_many(by_group, received, chunk, rows, name)
+    if most > rows:
+        raise _too_many(table[:, :groups].sum(0), -(-groups // ranks), most, rows, name)
     return counts.clone()
 
 
-checked_groups.register_fake(lambda counts, ranks, rows, strict, name: torch.empty_like(counts))
+checked_groups.register_fake(lambda counts, *_: torch.empty_like(counts))
 
 
-def _too_many(
-    by_group: torch.Tensor, received: list[int], chunk: int, rows: int, name: str
-) -> CapacityError:
+def _too_many(by_group: torch.Tensor, chunk: int, most: int, rows: int, name: str) -> CapacityError:
     """Make the error that names the rank with the most rows, and its fullest expert."""
-    rank = received.index(max(received))
-    own = by_group[rank * chunk : (rank + 1) * chunk]
-    expert = rank * chunk + int(own.argmax())
+    received = [int(part.sum()) for part in by_group.split(chunk)]
+    if max(received) > rows:
+        rank, most = received.index(max(received)), max(received)
+        own = by_group[rank * chunk : (rank + 1) * chunk]
+        expert = rank * chunk + int(own.argmax())
+        got = (
+            f"rank {rank} of the axis gets {most} rows for its experts, {int(own.max())} of them "
+            f"for expert {expert}, and can take {rows}"
+        )
+    else:
+        rank = -1
+        got = (
+            f"a rank at another coordinate of the mesh gets {most} rows for its experts, and can "
+            f"take {rows}"
+        )
     return CapacityError.of(
         name,
-        f"rank {rank} of the axis gets {received[rank]} rows for its experts, "
-        f"{int(own.max())} of them for expert {expert}, and can take {rows}",
-        needed=f"a bound of {received[rank]} rows or more",
-        fix=f"rows={received[rank]}, or no rows= for the most that can come",
+        got,
+        needed=f"a bound of {most} rows or more",
+        fix=f"rows={most}, or no rows= for the most that can come",
         rank=rank,
-        received=received[rank],
+        received=most,
         bound=rows,
     )

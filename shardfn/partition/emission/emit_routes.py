@@ -84,17 +84,31 @@ class Groups:
         after = b.call(aten.rsub.Scalar, last, n)
         return b.call(aten.cat.default, [inside, b.call(aten.add.Tensor, first, after)])
 
-    def route(self, b: Builder, args: Args, kwargs: Any, shards: list[LocalShard]) -> list[Node]:
-        """Emit a rank's route, of the counts of all ranks: the rows that go from each rank to
-        each, the ends of the rank's own groups, the order by group of the rows that come, its
-        inverse, and the group of each row.
-        """
+    def needed(self, b: Builder, args: Args, kwargs: Any, shards: list[LocalShard]) -> Node:
+        """Emit the most rows that a rank of the axis gets, and the rows of no group."""
         (every,) = (shard.node for shard in shards)
+        total = b.call(aten.view.default, every, [self.ranks, self.count + 1])
+        total = b.call(aten.sum.dim_IntList, total, [0])
+        groups = b.call(aten.slice.Tensor, total, 0, 0, self.count)
+        groups = b.call(
+            aten.constant_pad_nd.default, groups, [0, self.ranks * self.chunk - self.count]
+        )
+        by_rank = b.call(aten.view.default, groups, [self.ranks, self.chunk])
+        most = b.call(aten.amax.default, b.call(aten.sum.dim_IntList, by_rank, [1]), [0], True)
+        outside = b.call(aten.slice.Tensor, total, 0, self.count, self.count + 1)
+        return b.call(aten.cat.default, [most, outside])
+
+    def route(self, b: Builder, args: Args, kwargs: Any, shards: list[LocalShard]) -> list[Node]:
+        """Emit a rank's route, of the counts of all ranks and what is needed: the rows that go
+        from each rank to each, the ends of the rank's own groups, the order by group of the rows
+        that come, its inverse, and the group of each row.
+        """
+        every, needed = (shard.node for shard in shards)
         n, chunk = self.ranks, self.chunk
         every = b.call(aten.view.default, every, [n, self.count + 1])
         every = b.call(
             torch.ops.shardfn.checked_groups.default,
-            every, n, self.rows, self.strict, self.name,
+            every, needed, n, self.rows, self.strict, self.name,
         )  # fmt: skip
         table = b.call(aten.slice.Tensor, every, 1, 0, self.count)
         table = b.call(aten.constant_pad_nd.default, table, [0, n * chunk - self.count])

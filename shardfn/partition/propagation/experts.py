@@ -18,7 +18,7 @@ import attrs
 import torch
 from torch.fx import Graph, Node
 
-from ...collectives import ALL_GATHER, RAGGED_ALL_TO_ALL
+from ...collectives import ALL_GATHER, ALL_REDUCE, RAGGED_ALL_TO_ALL
 from ...ops.nodes import args_of
 from ...ops.placement import AFTER
 from ...row_bounds import row_bound
@@ -401,15 +401,15 @@ class Dispatch:
         self.count = math.prod(walk.axes.sizes[k] for k in self.tokens)
         self.ranks = walk.axes.sizes[axis]
         self.most = self._most_rows()
-        self.groups = emit_routes.Groups(
-            weights[0].count,
-            axis,
-            self.ranks,
-            self._bound(),
-            any(sort.ops[x].reads_keys for x in ops),
-            f"{walk.name}, {walk.paths.get(weights[0].source, 'experts')}",
-        )
-        self.is_asked = walk.axes.option(ROWS, axis) is not None
+        every, asked = self._every_row(), walk.axes.option(ROWS, axis)
+        rows = every if asked is None else min(row_bound(asked, self.most), every)
+        count = weights[0].count
+        reads_keys = any(sort.ops[x].reads_keys for x in ops)
+        strict = reads_keys and not is_below(sort.elements, count)
+        name = f"{walk.name}, {walk.paths.get(weights[0].source, 'experts')}"
+        self.groups = emit_routes.Groups(count, axis, self.ranks, rows, strict, name)
+        self.may_fail = strict or rows < every
+        self.is_asked = asked is not None
         self.arrived: dict[tuple[Node, int], Value] = {}
         self._route: Route | None = None
 
@@ -420,15 +420,11 @@ class Dispatch:
         (most,) = layout.local_shape(shape, self.elements, self.walk.axes.sizes, first)
         return most
 
-    def _bound(self) -> int:
-        """Return how many rows a rank can take for its experts: what the user asks for, or all
-        that can come.
-        """
+    def _every_row(self) -> int:
+        """Return the most rows that can come to a rank."""
         k = chosen_of_each(self.sort.elements)
         own = layout.full_chunk(self.weights[0].count, 1, self.ranks)
-        every = self.ranks * self.most // k * min(k, own)
-        asked = self.walk.axes.option(ROWS, self.axis)
-        return every if asked is None else min(row_bound(asked, self.most), every)
+        return self.ranks * self.most // k * min(k, own)
 
     def place(self, walk: Walk, node: Node, op: RowOp) -> None:
         """Place an op on sorted rows: where their experts are, or where their tokens are."""
@@ -571,8 +567,8 @@ class Dispatch:
         self._apply("count_rows", groups.counts, (keys,), (own,), self.node)
         every = slot(self.on_axes(SUM, "R"), n * (groups.count + 1))
         move = Move(ALL_GATHER, self.axis, own.placements, every.placements)
-        node = _step_node("gather_counts", (own,), (every,), self.node)
-        walk.steps.append(plan.Redistribute(node, own, every, (move,), not self.is_asked))
+        self._collective("gather_counts", move, own, every)
+        needed = self._needed(every)
         rows = groups.rows * self.count
         at_rows = self.on_axes(0, 0)
         route = Route(
@@ -581,8 +577,30 @@ class Dispatch:
             *(slot(at_rows, rows) for _ in range(3)),
         )
         outs = (route.sent, route.ends, route.order, route.back, route.groups)
-        self._apply("route", groups.route, (every,), outs, self.node)
+        self._apply("route", groups.route, (every, needed), outs, self.node)
         return route
+
+    def _needed(self, every: plan.Slot) -> plan.Slot:
+        """Add the steps that find the most rows that a rank gets. Where they may be too many, all
+        ranks of the mesh know those of all, so that all refuse alike.
+        """
+        placements = self.on_axes("max", "R") if self.may_fail else self.on_axes(SUM, "R")
+        needed = self.walk.slot(every.value.new_empty((2,)), placements)
+        self._apply("needed_rows", self.groups.needed, (every,), (needed,), self.node)
+        for k in self.tokens:
+            if self.may_fail and k != self.axis:
+                after = tuple("R" if i == k else m for i, m in enumerate(needed.placements))
+                own, needed = needed, self.walk.slot(needed.value, after)
+                self._collective(
+                    "most_rows", Move(ALL_REDUCE, k, own.placements, after), own, needed
+                )
+        return needed
+
+    def _collective(self, name: str, move: Move, source: plan.Slot, target: plan.Slot) -> None:
+        """Add a step that redistributes a slot by one collective."""
+        node = _step_node(name, (source,), (target,), self.node)
+        step = plan.Redistribute(node, source, target, (move,), not self.is_asked)
+        self.walk.steps.append(step)
 
     def dispatched(self, value: Value, fake: torch.Tensor, dim: int, node: Node) -> Value:
         """Send rows of tokens to their experts, and sort them by expert."""

@@ -339,6 +339,40 @@ def test_rows_travel_in_each_stage_of_a_pipeline() -> None:
     assert kinds["ragged_all_to_all"]
 
 
+def _too_many_on_one_coordinate() -> str:
+    """Tokens of dp 0 go to the experts of one rank, those of dp 1 to those of both."""
+    torch.set_num_threads(1)
+    params = {**PARAMS, "router": torch.eye(D, E, dtype=torch.float64)}
+    chosen = [(3, 4)] * 4 + [(0, 3), (1, 4), (2, 3), (0, 4)]
+    x = torch.zeros(8, D, dtype=torch.float64)
+    for row, (first, second) in zip(x, chosen, strict=True):
+        row[first], row[second] = 9, 8
+    mesh = sf.make_mesh((2, 2), ("dp", "ep"))
+    spec = (places(P("ep")), P(("dp", "ep")))
+    fn = step(FORMS["grouped products"])
+    small = sf.shard(fn, mesh, spec, backend="aten", rows={"ep": 5})
+    try:
+        small(params, x)
+    except sf.CapacityError as error:
+        return str(error)
+    raise AssertionError("no CapacityError")
+
+
+def test_every_rank_of_the_mesh_refuses_what_one_cannot_take() -> None:
+    here, there = run_ranks(4, _too_many_on_one_coordinate)[1:3]
+    assert "rank 1 of the axis gets 8 rows for its experts, 4 of them for expert 3" in here
+    assert "a rank at another coordinate of the mesh gets 8 rows" in there
+
+
+def test_nothing_is_agreed_on_where_no_bound_can_be_broken() -> None:
+    sizes, batch = {"dp": 2, "ep": 2}, P(("dp", "ep"))
+    kinds = [
+        sent(FORMS["grouped products"], sizes, batch, rows=rows)["all_reduce", "dp"]
+        for rows in ({"ep": "2x"}, {"ep": 11})
+    ]
+    assert kinds == [0, 1]
+
+
 def test_a_dispatch_is_implicit_until_a_bound_asks_for_it() -> None:
     fn = FORMS["grouped products"]
     with sf.fake_world(2):
