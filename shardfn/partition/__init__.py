@@ -5,10 +5,8 @@ from .emission.emit_steps import emit, local_sizes
 from .plan import Plan
 from .plan_cache import cached_plan
 from .propagate import GLOBAL, PLANNERS, propagate
-from .rules.attention.strategies import WAYS as ATTENTION_WAYS
 
 __all__ = [
-    "ATTENTION_WAYS",
     "GLOBAL",
     "PLANNERS",
     "Plan",

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import attrs
 
+from ..attention_ways import check_attention
 from ..compile import BACKENDS
 from ..errors import ShardError
 from ..partition import GLOBAL, PLANNERS
-from .attention import check_attention
 from .axis_options import check_rows
 from .backward.followed import Followed
 from .store import CallStore

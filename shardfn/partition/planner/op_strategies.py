@@ -9,7 +9,7 @@ import torch
 
 from ...types import AxisPlacement
 from .. import rules
-from ..propagation.attention_ways import asked_rows
+from ..propagation.asked_ways import asked_rows
 from ..propagation.strategy_units import fit, with_units
 from ..propagation.values import Placed, Value, can_be_drawn
 from ..propagation.walk import Chosen, Walk

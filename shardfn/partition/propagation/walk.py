@@ -28,7 +28,7 @@ from ..redistribute import Move, route
 from ..rule_api.check_strategies import failed, strategies_of
 from ..rule_api.strategy import Choice, OpCall, arguments, replicated, tensors
 from . import refusals
-from .attention_ways import asked_rows, is_asked
+from .asked_ways import asked_rows, is_asked
 from .decompose_softmax import decomposed, works_along_sharded_dim
 from .lookahead import Ahead
 from .partial import partial_means, shared_partials

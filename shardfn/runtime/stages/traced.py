@@ -11,6 +11,7 @@ import attrs
 from ... import _compat
 from ... import schedule as passes
 from ...accepted import accept
+from ...attention_ways import with_attention
 from ...buckets import BucketPlan
 from ...capture import Arguments, Captured
 from ...compile.memory import memory_as_run
@@ -41,7 +42,6 @@ from ..arguments import (
     place,
     taken,
 )
-from ..attention import with_attention
 from ..backward.second_half import Backward
 from ..compiled import Compiled
 from ..options import Request

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
 from ... import _compat, _tree
+from ...attention_ways import check_attention
 from ...byte_sizes import human_bytes
 from ...errors import PlacementError
 from ...mesh import axes_of, check_mesh
@@ -34,6 +36,7 @@ class Kind:
         sequence: whether the axis shards the sequence between layers.
         base: the plan of a model that says how parameters are sharded over the axis, which `base`
             must have.
+        is_of_tokens: whether the axis shards the sequence of the inputs, too.
         has_rows: whether rows of tokens travel over the axis to their experts.
         has_stages: whether each parameter is on one stage of the axis.
     """
@@ -44,6 +47,7 @@ class Kind:
     sequence: bool = False
     base: str | None = None
     has_rows: bool = False
+    is_of_tokens: bool = False
     has_stages: bool = False
 
 
@@ -55,6 +59,7 @@ STRATEGIES = {
     "hsdp": Kind(axes=("replica", "dp"), sharded=KINDS),
     "tensor": Kind(axes=("tp",), batch=False, base="tp_plan"),
     "sequence": Kind(axes=("tp",), batch=False, base="tp_plan", sequence=True),
+    "context": Kind(axes=("cp",), batch=False, sequence=True, is_of_tokens=True),
     "expert": Kind(axes=("ep",), base="ep_plan", has_rows=True),
     "pipeline": Kind(axes=("pp",), batch=False, has_stages=True),
 }
@@ -72,6 +77,7 @@ class Strategy:
         batch: of the inputs: (batch, ...).
         activations: of values between layers: (batch, sequence, features), for `sf.pin` or
             `sf.constrain`.
+        attention: by mesh axis, how attention is sharded, for `sf.shard(attention=)`.
         rows: by mesh axis, how many rows a rank takes for its experts, for `sf.shard(rows=)`.
     """
 
@@ -82,6 +88,7 @@ class Strategy:
     batch: P
     activations: P
     rows: dict[str, int | str] | None = None
+    attention: dict[str, str] | None = None
 
     def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:
         """What a notebook shows: the table."""
@@ -108,17 +115,18 @@ def strategy(
     chunks: int = 1,
     order: str = "loop",
     rows: int | str | None = None,
+    attention: Mapping[str, str] | None = None,
 ) -> Strategy:
     """The placements of parameters, gradients and optimizer state of a parallel strategy.
 
     Args:
-        name: "ddp", "zero1", "zero2", "zero3", "hsdp", "tensor", "sequence", "expert" or
-            "pipeline".
+        name: "ddp", "zero1", "zero2", "zero3", "hsdp", "tensor", "sequence", "context", "expert"
+            or "pipeline".
         params: a dict of tensors, DTensors or `ShapeDtype`s, or a tree of dicts.
         mesh: a DeviceMesh.
         axis: the mesh axis; of "hsdp" two, of which the last shards. By default "dp",
-            ("replica", "dp") for "hsdp", "tp" for "tensor" and "sequence", "ep" for "expert", and
-            "pp" for "pipeline".
+            ("replica", "dp") for "hsdp", "tp" for "tensor" and "sequence", "cp" for "context",
+            "ep" for "expert", and "pp" for "pipeline".
         base: placements of parameters to keep, as in `sf.fsdp`, or a `Strategy` to join, whose
             batch and activations are kept too. "tensor" and "sequence" need those of a tensor
             parallel plan, "expert" those of experts, such as `model.ep_plan`.
@@ -133,18 +141,22 @@ def strategy(
             with 2 chunks.
         rows: of "expert": how many rows a rank takes for its experts, a number or a text such as
             "1.5x", of the mean. By default all that can come.
+        attention: of "context": how attention is sharded over its axis: {"cp": "ring"}, "gather"
+            or "ulysses". By default each attention takes the way that sends least.
 
     Returns:
-        A `Strategy`: `params`, `grads`, `state`, `batch`, `activations` and `rows`.
+        A `Strategy`: `params`, `grads`, `state`, `batch`, `activations`, `rows` and `attention`.
 
     Raises:
         PlacementError: another name, an axis that the mesh lacks, a base that shards nothing
             over the axis of "tensor", or does not fit; parameters without a stage, or fewer
-            layers than stages; rows of another strategy, or below one.
+            layers than stages; rows of another strategy, or below one; attention of another
+            strategy, or over another axis.
         TreeError: a base that does not match the parameters.
 
     Source: Rajbhandari et al. 2020, ZeRO, arXiv:1910.02054; Shoeybi et al. 2019, Megatron-LM,
-        arXiv:1909.08053; Korthikanti et al. 2022, arXiv:2205.05198, for "sequence";
+        arXiv:1909.08053; Korthikanti et al. 2022, arXiv:2205.05198, for "sequence"; Liu et al.
+        2023, arXiv:2310.01889, and Jacobs et al. 2023, arXiv:2309.14509, for "context";
         torch.distributed.fsdp.ShardingStrategy.
 
     Example:
@@ -181,7 +193,32 @@ def strategy(
         }
     batch, activations = _of_batch(kind, names, base, axes)
     bounds = _bounds(where, kind, names[-1], rows, base)
-    return Strategy(name, **found, batch=batch, activations=activations, rows=bounds)
+    ways = _ways(where, kind, names[-1], attention, base)
+    return Strategy(
+        name, **found, batch=batch, activations=activations, rows=bounds, attention=ways
+    )
+
+
+def _ways(where: str, kind: Kind, axis: str, attention: Any, base: Any) -> dict[str, str] | None:
+    """The ways of attention by mesh axis, those of a base too.
+
+    Raises:
+        PlacementError: a way of a strategy that has none, or over another axis, or no way.
+    """
+    ways = dict(base.attention or {}) if isinstance(base, Strategy) else {}
+    check_attention(where, attention)
+    if attention is None:
+        return ways or None
+    if not kind.is_of_tokens or [*attention] != [axis]:
+        of_context = axis if kind.is_of_tokens else "cp"
+        raise PlacementError.of(
+            f"{where}, attention",
+            f"it is {attention!r}",
+            needed=f'the way of the axis of "context", {of_context!r}',
+            fix=f"attention={{{of_context!r}: 'ring'}}",
+            arg_path="attention",
+        )
+    return {**ways, **attention}
 
 
 def _bounds(where: str, kind: Kind, axis: str, rows: Any, base: Any) -> dict[str, int | str] | None:
@@ -288,5 +325,13 @@ def _of_batch(kind: Kind, names: tuple[str, ...], base: Any, axes: MeshAxes) -> 
         sequence = flattened(base.activations.parts[1:])
     batch += names if kind.batch else ()
     sequence += names if kind.sequence else ()
-    rows = [[axis for axis in axes.names if axis in row] for row in (batch, sequence)]
-    return spec_of(Dims((tuple(rows[0]),))), spec_of(Dims(tuple(map(tuple, rows))))
+    tokens: list[str] = []
+    if isinstance(base, Strategy):
+        tokens = flattened(base.batch.parts[1:])
+        batch = [axis for axis in batch if axis not in tokens]
+    tokens += names if kind.is_of_tokens else ()
+    first, second, between = (
+        tuple(axis for axis in axes.names if axis in row) for row in (batch, tokens, sequence)
+    )
+    of_inputs = (first, second) if second else (first,)
+    return spec_of(Dims(of_inputs)), spec_of(Dims((first, between)))

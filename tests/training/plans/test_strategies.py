@@ -259,7 +259,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
         {},
         "strategy, name: it is 'zero4'\n"
         "  needed: 'ddp' or 'zero1' or 'zero2' or 'zero3' or 'hsdp' or 'tensor' or 'sequence' or "
-        "'expert' or 'pipeline'\n"
+        "'context' or 'expert' or 'pipeline'\n"
         "  try: 'zero3'",
     ),
     "a mesh without its axis": (
@@ -296,6 +296,27 @@ REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
         '  needed: a number of rows, 1 or more, or a text such as "1.5x", of "expert"\n'
         '  try: sf.strategy("expert", params, mesh, base=base, rows="1.5x")',
     ),
+    "attention of another strategy": (
+        ("ddp",),
+        {"attention": {"dp": "ring"}},
+        "strategy('ddp'), attention: it is {'dp': 'ring'}\n"
+        "  needed: the way of the axis of \"context\", 'cp'\n"
+        "  try: attention={'cp': 'ring'}",
+    ),
+    "attention over another axis": (
+        ("context",),
+        {"axis": "tp", "attention": {"dp": "ring"}},
+        "strategy('context'), attention: it is {'dp': 'ring'}\n"
+        "  needed: the way of the axis of \"context\", 'tp'\n"
+        "  try: attention={'tp': 'ring'}",
+    ),
+    "an unknown way of attention": (
+        ("context",),
+        {"axis": "tp", "attention": {"tp": "rings"}},
+        "strategy('context'), attention: attention['tp'] is 'rings'\n"
+        "  needed: a dict of mesh axes, each with 'gather' or 'ring' or 'ulysses'\n"
+        "  try: attention={'tp': 'ring'}",
+    ),
     "a base that does not fit": (
         ("zero1",),
         {"base": {"w": P("dp", None, None)}},
@@ -319,6 +340,51 @@ def test_what_is_refused(case: str) -> None:
         with pytest.raises(sf.ShardError) as error:
             sf.strategy(*args, {"w": torch.ones(4, 4)}, mesh, **options)
     assert without_line(error.value) == text
+
+
+def test_a_context_shards_the_sequence_of_inputs_and_says_how_attention_is_sharded() -> None:
+    params = {"w": sf.ShapeDtype((4, 4))}
+    with sf.fake_world(8):
+        mesh = sf.make_mesh((2, 4), ("dp", "cp"))
+        plain = sf.strategy("context", params, mesh)
+        ring = sf.strategy("context", params, mesh, attention={"cp": "ring"})
+        both = sf.strategy("zero3", params, mesh, base=ring)
+        other = sf.strategy("context", params, mesh, base=sf.strategy("ddp", params, mesh))
+    assert (plain.batch, plain.activations) == (P(None, "cp"), P(None, "cp"))
+    assert (plain.params["w"], plain.attention) == (P(), None)
+    assert both.params["w"] == P("dp") and both.attention == ring.attention == {"cp": "ring"}
+    assert both.batch == both.activations == other.batch == P("dp", "cp")
+
+
+@pytest.mark.parametrize("way", [None, "ring", "gather"])
+def test_a_step_of_a_decoder_on_a_sharded_context_is_that_of_one_device(way: str | None) -> None:
+    generator = torch.Generator().manual_seed(3)
+    make = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64) / 3
+    params = {"embed": make(11, 16), "qkv": make(16, 24), "out": make(16, 11)}
+    tokens = torch.randint(0, 11, (2, 9), generator=generator)
+
+    def loss_fn(params: Any, tokens: Any, targets: Any) -> Any:
+        x = params["embed"][tokens]
+        q, k, v = (x @ params["qkv"]).split([16, 4, 4], -1)
+        q, k, v = (y.unflatten(-1, (-1, 4)).transpose(1, 2) for y in (q, k, v))
+        attend = torch.nn.functional.scaled_dot_product_attention
+        y = attend(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2).flatten(2)
+        logits = (x + y) @ params["out"]
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    args = (params, tokens, tokens.roll(-1, 1))
+    with sf.fake_world(6):
+        mesh = sf.make_mesh((2, 3), ("dp", "cp"))
+        ddp = sf.strategy("ddp", params, mesh)
+        attention = None if way is None else {"cp": way}
+        plan = sf.strategy("context", params, mesh, base=ddp, attention=attention)
+        placed = (plan.params, plan.batch, plan.batch)
+        run = sf.bucketed_grad(loss_fn)
+        step = sf.shard(run, mesh, placed, backend="aten", attention=plan.attention)
+        found = sf.full(step(*args))
+        kinds = {x.kind for x in step.lower(*args).collectives}
+    assert_close(found, torch.func.grad_and_value(loss_fn)(*args)[::-1])
+    assert ("ppermute" in kinds) == (way == "ring")
 
 
 def test_experts_have_rows_and_their_axis_shards_the_batch_too() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from ....attention_ways import GATHER, RING, ULYSSES
 from ....types import AxisPlacement, MeshPlacements
 from ... import layout
 from ...rule_api.op_record import Op
@@ -30,8 +31,6 @@ NAMES = (
     "_scaled_dot_product_cudnn_attention",
     "_scaled_dot_product_cudnn_attention_backward",
 )
-GATHER, RING, ULYSSES = "gather", "ring", "ulysses"
-WAYS = (GATHER, RING, ULYSSES)
 Units = Mapping[str, int]  # sharded factors, each with its unit
 # The kernels that pad the rows of logsumexp to a multiple of this.
 PADDED = tuple(

@@ -1,4 +1,4 @@
-"""The `attention` option of a function: how attention is sharded over mesh axes."""
+"""The `attention` option: the way in which attention is sharded over each mesh axis."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 
 import attrs
 
-from ..errors import PlacementError
-from ..partition import ATTENTION_WAYS
-from ..patterns import near
-from ..types import ATTENTION, AxisOption, MeshAxes
+from .errors import PlacementError
+from .patterns import near
+from .types import ATTENTION, AxisOption, MeshAxes
 
-NEEDED = f"a dict of mesh axes, each with {' or '.join(map(repr, ATTENTION_WAYS))}"
+GATHER, RING, ULYSSES = "gather", "ring", "ulysses"
+WAYS = (GATHER, RING, ULYSSES)
+NEEDED = f"a dict of mesh axes, each with {' or '.join(map(repr, WAYS))}"
 
 
 def check_attention(name: str, attention: Any) -> None:
@@ -27,8 +28,8 @@ def check_attention(name: str, attention: Any) -> None:
     if not is_table:
         raise _refused(name, f"attention is {attention!r}", "attention={'cp': 'ring'}")
     for axis, way in attention.items():
-        if not isinstance(way, str) or way not in ATTENTION_WAYS:
-            fix = near(str(way), ATTENTION_WAYS)[0]
+        if not isinstance(way, str) or way not in WAYS:
+            fix = near(str(way), WAYS)[0]
             raise _refused(
                 name, f"attention[{axis!r}] is {way!r}", f"attention={{{axis!r}: {fix!r}}}"
             )

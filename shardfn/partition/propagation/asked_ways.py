@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from torch.fx import Node
 
+from ...attention_ways import ULYSSES
 from ...errors import PlacementError
 from ...types import ATTENTION, MeshAxes
 from .. import rules
 from ..rule_api.strategy import Choice, OpCall
 from ..rules.attention.arguments import tensors_by_name
 from ..rules.attention.blocks import HEADS, QUERIES
-from ..rules.attention.strategies import ULYSSES
 
 
 def asked_rows(
