@@ -123,8 +123,9 @@ bench-pipeline: venv  ## a GPT in stages on 2 and 4 ranks, next to torch.distrib
 bench-experts: venv  ## a mixture of experts by hand on 2 and 4 ranks, sf.ragged_all_to_all next to all_to_all_single: ARGS="--ranks 2"
 	$(BIN)/python -m bench.experts $(ARGS)
 
-bench-published: venv  ## Llama 3 405B on 512 H100, two schedules as lowered.time says, beside what torchtitan measured: ARGS="--only 1f1b"
+bench-published: venv  ## Llama 3 405B on 512 H100 by two schedules, and 8B on 8 with long sequences, as lowered.time says, beside what torchtitan measured: ARGS="--only 1f1b"
 	$(BIN)/python -m bench.published $(ARGS)
+	$(BIN)/python -m bench.sequences_published
 
 bench-planner: venv  ## what planning a Llama of 70 billion parameters at once spares and takes: ARGS="80 --scan" stacks its layers, ARGS=--auto chooses placements
 	$(BIN)/python -m bench.planner $(ARGS)
