@@ -19,21 +19,25 @@ CASES = (
     Case("window", queries=7, keys=7, window=3),
     Case("across", queries=4, keys=7),
 )
+BALANCED = Case("zigzag", queries=12, keys=12, heads=4, few=2, causal=True)
 WAYS = ("ring", "gather")
 
 
 def run(backend: str) -> Any:
     mesh = sf.make_mesh((3,), ("cp",))
-    return [
+    plain = [
         sharded(case, mesh, case.tensors(), "cp", attention={"cp": way}, backend=backend)
         for case in CASES
         for way in WAYS
     ]
+    options = {"attention": {"cp": "ring"}, "backend": backend}
+    return [*plain, sharded(BALANCED, mesh, BALANCED.tensors(), sf.zigzag("cp"), **options)]
 
 
 def checked(backend: str) -> list[Any]:
     """What each rank of gloo returns, where all of it equals one device."""
-    wanted = [value_and_gradients(case, case.tensors()) for case in CASES for _ in WAYS]
+    cases = [*(case for case in CASES for _ in WAYS), BALANCED]
+    wanted = [value_and_gradients(case, case.tensors()) for case in cases]
     found = run_ranks(3, run, backend)
     for got in found:
         close(got, wanted)

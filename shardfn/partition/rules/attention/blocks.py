@@ -76,6 +76,10 @@ class Kernel:
                 args.append(values[argument.name])
         return self.b.call(self.target, *args, **kwargs)
 
+    def with_given(self, instead: dict[str, Node]) -> Kernel:
+        """Return the same op with other arguments."""
+        return attrs.evolve(self, given={**self.given, **instead})
+
     def on(self, block: Block, **instead: Any) -> Node:
         """Call the op on the queries and one block of keys."""
         rows = shape(self.given["query"])[QUERIES]

@@ -22,6 +22,7 @@ from ... import layout, plan
 from ...emission.graph_builder import Builder, LocalShard
 from ...redistribute import Move, local_bytes
 from ...rule_api.strategy import OpCall, named
+from . import zigzag
 from .arguments import is_backward, mask_name, names_of, tensors_by_name
 from .blocks import (
     INFINITE,
@@ -155,6 +156,11 @@ class Ring:
     def is_causal(self) -> bool:
         """Whether query i sees the keys up to i."""
         return self.constants["is_causal"]
+
+    @property
+    def is_zigzag(self) -> bool:
+        """Whether a rank has an early and a late chunk of a causal sequence."""
+        return layout.is_zigzag(self.slots["query"].placements[self.axis])
 
     # Steps
 
@@ -358,6 +364,10 @@ class Ring:
             found.append(Block(key, value, visible=visible, mask=mask))
         return keys, found
 
+    def is_before(self, b: Builder, i: int) -> Node:
+        """Emit whether the rank whose chunk arrives in step i is before this one."""
+        return b.call(aten.ge.Scalar, b.coords[self.axis], i)
+
     def columns(self, kernel: Kernel, owner: Node, start: int, end: int) -> Node | None:
         """Select the columns of the mask of some keys of a rank's chunk; None without a mask."""
         b = kernel.b
@@ -390,8 +400,11 @@ class Ring:
         """Attend to the chunk that has arrived in step i, and merge the result."""
         b = kernel.b
         merged = Merged(*(kernel.shards[name].node for name in ("out", "logsumexp")))
-        for block in self.blocks(kernel, i)[1]:
-            merged = merged.with_block(b, attended(b, block, kernel.on(block)))
+        if self.is_zigzag:
+            merged = zigzag.merged(kernel, Keys.of(kernel), merged, self.is_before(b, i))
+        else:
+            for block in self.blocks(kernel, i)[1]:
+                merged = merged.with_block(b, attended(b, block, kernel.on(block)))
         rows = merged.logsumexp
         if i == self.n - 1 and self.masks:  # a query may see no key
             is_empty = b.call(aten.eq.Scalar, rows, INFINITE)
@@ -414,7 +427,10 @@ class Ring:
         keys, blocks = self.blocks(kernel, i)
         if not blocks:
             return before
-        found = [pulled_back(kernel, block, kernel.on(block)) for block in blocks]
+        if self.is_zigzag and i:
+            found = [zigzag.pulled_back(kernel, keys, self.is_before(b, i))]
+        else:
+            found = [pulled_back(kernel, block, kernel.on(block)) for block in blocks]
         of_queries, of_keys, of_values = zip(*found, strict=True)
         joined = (
             keys.placed(b, b.call(aten.cat.default, [*x], QUERIES), kernel.given[name])

@@ -123,18 +123,24 @@ def takes_strided(call: OpCall, choice: Choice) -> bool:
     query, key = (choice[0][_index(call, name)] for name in ("query", "key"))
     dim = None if isinstance(query, str) else layout.dim_and_unit(query)[0]
     has_own_keys = not isinstance(key, str)
-    if dim == QUERIES:
-        return not call["is_causal"] and not has_own_keys
+    if dim == QUERIES:  # a causal ring takes a zigzag, and `fits` refuses others
+        return call["is_causal"] == has_own_keys
     return dim == 0 or (dim == HEADS and has_own_keys)
 
 
 def fits(call: OpCall, ins: Sequence[MeshPlacements]) -> bool:
     """Return whether the strategies of several axes go together: where a rank counts its rows or
     heads, no axis may have a strided shard of them. Keys travel over one axis, and in causal
-    attention over one that alone shards the queries.
+    attention over one that alone shards the queries, in plain chunks or as a zigzag.
     """
     query, key = (ins[_index(call, name)] for name in ("query", "key"))
-    strided = {layout.dim_and_unit(m)[0] for m in (*query, *key) if not layout.is_plain(m)}
+    turns = [layout.is_zigzag(m) and layout.shards(m, QUERIES) for m in query]
+    is_zigzag = call["is_causal"] and any(turns) and query[turns.index(True)] in key
+    strided = {
+        layout.dim_and_unit(m)[0]
+        for m in (*query, *key)
+        if not layout.is_plain(m) and not (is_zigzag and layout.is_zigzag(m))
+    }
     lacks_heads = any(
         layout.shards(q, HEADS) and not layout.shards(k, HEADS)
         for q, k in zip(query, key, strict=True)
