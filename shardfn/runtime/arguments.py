@@ -211,7 +211,7 @@ def place(request: Request, arguments: Arguments) -> Placed:
     return Placed(
         world=world,
         mesh=mesh,
-        axes=with_options(request.name, axes_of(mesh), request.rows),
+        axes=with_options(request, axes_of(mesh)),
         treedef=treedef,
         paths=tuple(paths),
         tensors=tuple(tensors),

@@ -1,4 +1,6 @@
-"""Options of a transformed function that name mesh axes: how many rows a rank can take."""
+"""Options of a transformed function that name mesh axes: how many rows a rank can take, and how
+attention is sharded.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from ..attention_ways import with_attention
 from ..errors import PlacementError
 from ..row_bounds import row_bound
 from ..types import ROWS, AxisOption, MeshAxes
@@ -35,20 +38,21 @@ def check_rows(request: Any, _: Any, rows: Any) -> None:
             )
 
 
-def with_options(name: str, axes: MeshAxes, rows: dict[str, Any] | None) -> MeshAxes:
-    """Return a mesh with the options for its axes.
+def with_options(request: Any, axes: MeshAxes) -> MeshAxes:
+    """Return a mesh with the options that a request has for its axes.
 
     Raises:
         PlacementError: an option names no axis of the mesh.
     """
-    if not rows:
-        return axes
-    unknown = [axis for axis in rows if axis not in axes.names]
-    if unknown:
-        raise PlacementError.of(
-            f"{name}, rows[{unknown[0]!r}]",
-            f"the mesh {axes} has no axis {unknown[0]!r}",
-            needed=f"one of {', '.join(axes.names) or 'no axes'}",
-            fix=f"rows={{{axes.names[0]!r}: ...}}" if axes.names else "a mesh",
-        )
-    return attrs.evolve(axes, options=tuple(AxisOption(ROWS, *row) for row in rows.items()))
+    name, rows = request.name, request.rows or {}
+    for axis in rows:
+        if axis not in axes.names:
+            raise PlacementError.of(
+                f"{name}, rows[{axis!r}]",
+                f"the mesh {axes} has no axis {axis!r}",
+                needed=f"one of {', '.join(axes.names) or 'no axes'}",
+                fix=f"rows={{{axes.names[0]!r}: ...}}" if axes.names else "a mesh",
+            )
+    bounds = [AxisOption(ROWS, *row) for row in sorted(rows.items())]
+    axes = attrs.evolve(axes, options=(*axes.options, *bounds))
+    return with_attention(name, axes, request.attention)

@@ -303,6 +303,8 @@ def dispatch_of(walk: Walk, node: Node, sort: LocalSort, now: MeshPlacements) ->
     if len(counts) != 1:
         return None
     (count,) = counts
+    if sort.elements.meta["val"].dtype.is_floating_point:
+        return None  # numbers between those of experts
     if not all(counts_each(x, sort.elements, count) for x in sort.ops):
         return None
     for axis, n in enumerate(walk.axes.sizes):

@@ -11,7 +11,6 @@ import attrs
 from ... import _compat
 from ... import schedule as passes
 from ...accepted import accept
-from ...attention_ways import with_attention
 from ...buckets import BucketPlan
 from ...capture import Arguments, Captured
 from ...compile.memory import memory_as_run
@@ -140,8 +139,7 @@ class Traced:
         """The arguments of the partition: the mesh, the placements of inputs and results, and
         which inputs are unreduced gradients.
         """
-        mesh, name = self.placed.mesh, self.request.name
-        axes = with_attention(name, self.placed.axes, self.request.attention)
+        mesh, axes, name = self.placed.mesh, self.placed.axes, self.request.name
         held = self.captured.closed_over
         nodes = self.program.graph.graph.find_nodes(op="placeholder")
         own = zip(held, nodes[len(nodes) - len(held) :], strict=True)

@@ -230,6 +230,7 @@ GROUPS: dict[str, tuple[int, int, Callable[[torch.Tensor], torch.Tensor], bool]]
     "numbers of experts": (0, E - 1, lambda ids: ids, True),
     "up to how many there are": (0, E, lambda ids: ids, True),
     "up to a number that may come": (0, E, lambda ids: ids.clamp(min=0), False),
+    "fractions": (0, E - 1, lambda ids: ids.double() * 0.9, False),
     "from -1": (-1, E - 2, lambda ids: (ids - 1).clamp(min=-1), False),
     "two numbers for each": (0, 2 * E - 1, lambda ids: (2 * ids).clamp(min=0), False),
 }
