@@ -20,6 +20,7 @@ PAGES = [
     "mixed-precision.md",
     "per-rank-code.md",
     "pipelines.md",
+    "sequences.md",
     "starting.md",
     "strategies.md",
 ]
