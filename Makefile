@@ -120,7 +120,7 @@ bench-checkpoints: venv  ## saving and loading of sharded state next to torch.di
 bench-pipeline: venv  ## a GPT in stages on 2 and 4 ranks, next to torch.distributed.pipelining: ARGS="--ranks 2 --only 1f1b"
 	$(BIN)/python -m bench.pipeline $(ARGS)
 
-bench-experts: venv  ## a mixture of experts by hand on 2 and 4 ranks, sf.ragged_all_to_all next to all_to_all_single: ARGS="--ranks 2"
+bench-experts: venv  ## a mixture of experts on 2 and 4 ranks, by placement and per rank, next to all_to_all_single by hand: ARGS="--ranks 2"
 	$(BIN)/python -m bench.experts $(ARGS)
 
 bench-published: venv  ## Llama 3 405B on 512 H100 by two schedules, and 8B on 8 with long sequences, as lowered.time says, beside what torchtitan measured: ARGS="--only 1f1b"

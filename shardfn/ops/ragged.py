@@ -43,9 +43,10 @@ def ragged_all_to_all(x: torch.Tensor, counts: torch.Tensor, rows: int, group: s
     check_counts(matrix, _given(x, matrix), rows)
     if matrix.dim() > 2:
         return _exchanged_batch(x, matrix, rows, process_group)
-    out = x.new_zeros(rows, *x.shape[1:])
+    out = x.new_empty(rows, *x.shape[1:])
     sent = matrix[rank].tolist()
     received = matrix[:, rank].tolist()
+    out[sum(received) :].zero_()
     _compat.wait_later(
         out,
         dist.all_to_all_single(
