@@ -52,6 +52,12 @@ def running(code: CodeType, sends: Mapping[str, str]) -> tuple[str | None, str |
     return None, None
 
 
+def _line(frame: FrameType) -> int | None:
+    """The line that a frame is at; None at an instruction that no line made."""
+    line: int | None = frame.f_lineno  # its type says int
+    return line
+
+
 def _of_call(frames: list[FrameType]) -> bool:
     return any(is_inside(x.f_code.co_filename) for x in frames) and any(
         not is_ours(x.f_code.co_filename) for x in frames
@@ -77,14 +83,14 @@ def _users(frames: list[FrameType]) -> str | None:
     first = next((k for k, x in enumerate(frames) if is_inside(x.f_code.co_filename)), 0)
     for frame in frames[first:]:
         if not is_ours(frame.f_code.co_filename):
-            return source_at(frame.f_code.co_filename, frame.f_lineno)
+            return source_at(frame.f_code.co_filename, _line(frame) or frame.f_code.co_firstlineno)
     return None
 
 
 def _collective(frames: list[FrameType], sends: Mapping[str, str]) -> str | None:
     """The collective of a line of generated code: known by its node, or by the name of the op."""
     for frame in frames:
-        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        line = linecache.getline(frame.f_code.co_filename, _line(frame) or 0)
         assigned = _ASSIGNED.match(line)
         if assigned and assigned[1] in sends:
             return sends[assigned[1]]
