@@ -18,7 +18,7 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo quick test sweeps lint bench-start bench-calls bench-capture bench-buckets bench-schedule bench-stages bench-transforms bench-remat bench-random bench-optimizers bench-backward bench-planner conformance fuzz models gpu-check sizes clean examples bench-sent bench-train bench-checkpoints faults long-runs bench-pipeline bench-experts bench-published
+.PHONY: help venv demo quick test sweeps lint bench-start bench-calls bench-capture bench-buckets bench-schedule bench-stages bench-transforms bench-remat bench-random bench-optimizers bench-backward bench-planner conformance fuzz models gpu-check sizes clean examples bench-sent bench-train bench-checkpoints faults long-runs bench-pipeline bench-experts bench-sequences bench-published
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -122,6 +122,9 @@ bench-pipeline: venv  ## a GPT in stages on 2 and 4 ranks, next to torch.distrib
 
 bench-experts: venv  ## a mixture of experts on 2 and 4 ranks, by placement and per rank, next to all_to_all_single by hand: ARGS="--ranks 2"
 	$(BIN)/python -m bench.experts $(ARGS)
+
+bench-sequences: venv  ## causal attention on a sequence over 2 and 4 ranks, by placement next to a ring by hand: ARGS="--ranks 2"
+	$(BIN)/python -m bench.sequences $(ARGS)
 
 bench-published: venv  ## Llama 3 405B on 512 H100 by two schedules, and 8B on 8 with long sequences, as lowered.time says, beside what torchtitan measured: ARGS="--only 1f1b"
 	$(BIN)/python -m bench.published $(ARGS)
