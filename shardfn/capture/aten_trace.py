@@ -27,6 +27,7 @@ from .drawing import draws
 from .refusals.refused_writes import OF_BODY, refuse_collectives, refuse_mutation
 from .rewrites import as_strided
 from .rewrites.in_place_ops import without_writes
+from .rewrites.reverse_cumulative import join_flips
 
 
 @attrs.define(eq=False)
@@ -160,6 +161,7 @@ def simplified(graph: torch.fx.Graph) -> torch.fx.Graph:
     """A graph with trimmed loops, whose backward recomputes the residuals that checkpoints do
     not save.
     """
+    join_flips(graph)
     scan_residuals.simplify(graph)
     out = recompute(graph)
     trim_loops.trim(out)

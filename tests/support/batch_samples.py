@@ -193,6 +193,8 @@ REST: dict[str, list[Callable[[], Sample]]] = {
     ],
     "aten.cummax.default": [lambda: call(f(5, 3), 1), lambda: call(f(5, 3), 0)],
     "aten.cummin.default": [lambda: call(f(5, 3), 1), lambda: call(f(5, 3), -2)],
+    "shardfn.reverse_cumsum.default": [lambda: call(f(5, 3), 1), lambda: call(f(5, 3), 0)],
+    "shardfn.reverse_logcumsumexp.default": [lambda: call(f(5, 3), 1), lambda: call(f(5, 3), -2)],
     "aten.logcumsumexp.default": [lambda: call(f(5, 3), 1), lambda: call(f(5, 3), 0)],
     "aten.sort.stable": [
         lambda: call(f(5, 3), stable=True, dim=1),

@@ -18,6 +18,7 @@ from ..rule_api.op_record import Op
 from ..rule_api.strategy import Choice, OpCall, Rule
 from . import (
     conv,
+    cumulative,
     fills,
     linalg_fft_images,
     matmul,
@@ -35,6 +36,7 @@ from .lookups import bags, gather_scatter, index, index_put
 # the families of ops with a table each
 FAMILIES = (
     reduction,
+    cumulative,
     view,
     matmul,
     norm,

@@ -35,6 +35,7 @@ FAMILIES = (
     rules.bags,
     rules.linalg_fft_images,
     rules.conv,
+    rules.cumulative,
     rules.index,
     rules.matmul,
     rules.norm,
