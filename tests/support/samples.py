@@ -301,6 +301,8 @@ VIEWS = {
         lambda: call(f(5, 3), [0, 0, 2, 1], 7.0),
         lambda: call(f(5, 3), [1, 0, 0, 0]),
         lambda: call(f(5, 3), [0, 0, 1, -1]),
+        lambda: call(f(7, 3), [1, 0, -2, 2]),
+        lambda: call(f(2, 3), [0, 0, -1, 1], 0.5),
         lambda: call(f(5, 3), [-1, 1], 2.0),
     ],
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -173,12 +173,49 @@ def stack(call: OpCall) -> list[Choice]:
 
 
 def pad(call: OpCall) -> list[Choice]:
-    """Shard a pad over the dims that are not padded."""
+    """Shard a pad over the dims that are not padded. A shift, which drops as many elements at one
+    end as it adds zeros at the other, reads some of a neighbour: a halo.
+    """
     n = call.ins[0].dim()
-    pads = call.args[1]
-    padded = {n - 1 - i // 2 for i, width in enumerate(pads) if width}
-    others = [d for d in range(n) if d not in padded]
-    return [replicated(call), *together(call, others)]
+    widths = _widths(call.args[1], n)
+    others = [d for d in range(n) if not any(widths[d])]
+    shifts = [] if call.arg(2, "value", 0) else [d for d in range(n) if _is_shift(*widths[d])]
+    halos = [(d, layout.joined(d, 1, _halo_of_shift(*widths[d]))) for d in shifts]
+    return [replicated(call), *together(call, others), *(((m,), (d,)) for d, m in halos)]
+
+
+def _widths(pads: Sequence[int], n: int) -> list[tuple[int, int]]:
+    """Return by dim how many elements a pad adds before and after; negative ones it drops."""
+    pairs = [(pads[i], pads[i + 1]) for i in range(0, len(pads), 2)]  # the last dim first
+    return [(0, 0)] * (n - len(pairs)) + pairs[::-1]
+
+
+def _is_shift(before: int, after: int) -> bool:
+    """Return whether a pad leaves the size of a dim as it is, and moves its elements."""
+    return before == -after != 0
+
+
+def _halo_of_shift(before: int, after: int) -> tuple[int, int]:
+    """Return the elements of the previous and the next chunk that a shift reads."""
+    return max(before, 0), max(after, 0)
+
+
+def lower_pad(b: Builder, args: list[Any], kwargs: dict[str, Any], shards: list[LocalShard]) -> Any:
+    """Pad a rank's shard. A halo holds what a shift adds."""
+    (x,) = shards
+    widths = _widths(args[1], len(x.shape))
+    for placement in x.placements:
+        if any(layout.halo(placement)):
+            d, _ = layout.dim_and_unit(placement)
+            before, after = (w - h for w, h in zip(widths[d], layout.halo(placement), strict=True))
+            widths[d] = before, after
+    pads = [width for pair in widths[::-1] for width in pair]
+    return b.call(aten.constant_pad_nd.default, args[0], pads, *args[2:], **kwargs)
+
+
+def pads_strided(call: OpCall, choice: Choice) -> bool:
+    """Return whether a strategy of a pad for a chunk is one for any elements: without a halo."""
+    return not any(any(layout.halo(m)) for m in choice[0] if not isinstance(m, str))
 
 
 def same_dims(call: OpCall) -> list[Choice]:
@@ -312,5 +349,5 @@ TABLE: dict[object, Op] = {
     aten.stack.default: row(stack, rearranges=False),
     aten.select.int: row(select, keeps_constants=True),
     aten.select_backward.default: row(select_backward, size_arg=1),
-    aten.constant_pad_nd.default: row(pad),
+    aten.constant_pad_nd.default: row(pad, lower=lower_pad, strided_by=pads_strided),
 }
