@@ -197,11 +197,32 @@ def exchange(
     return ragged_all_to_all(b, sent, move, implicit, table, rows)
 
 
+def sort_rows(
+    b: Builder, args: Args, kwargs: Any, shards: list[LocalShard], *, wrapped: int
+) -> list[Node]:
+    """Emit the sorted keys of a rank's own rows, the order that sorts the rows, and its inverse;
+    negative keys count from the last of so many groups, unless none are wrapped.
+    """
+    (keys,) = (shard.node for shard in shards)
+    if wrapped:
+        from_last = b.call(aten.add.Tensor, keys, wrapped)
+        keys = b.call(aten.where.self, b.call(aten.lt.Scalar, keys, 0), from_last, keys)
+    both = b.call(aten.sort.stable, keys, stable=True)
+    in_order, order = b.item(both, 0), b.item(both, 1)
+    (n,) = keys.meta["val"].shape
+    places = b.call(aten.arange.default, n, dtype=torch.int64, device=keys.meta["val"].device)
+    back = b.call(aten.scatter.src, b.call(aten.zeros_like.default, order), 0, order, places)
+    return [in_order, order, back]
+
+
 def rows_first(
     b: Builder, args: Args, kwargs: Any, shards: list[LocalShard], *, dim: int, most: int
 ) -> Node:
-    """Emit rows along the first dim, contiguous, padded to those of a rank with the most."""
-    rows = _moved(b, shards[0].node, dim, 0)
+    """Emit rows along the first dim, contiguous, padded to those of a rank with the most; in an
+    order, if there is one.
+    """
+    x, *order = (shard.node for shard in shards)
+    rows = _in_order(b, _moved(b, x, dim, 0), order)
     shape = rows.meta["val"].shape
     if shape[0] < most:
         pads = [0] * (2 * len(shape) - 1)
@@ -231,11 +252,18 @@ def of_tokens(
     shape: tuple[int, ...],
     placements: MeshPlacements,
 ) -> Node:
-    """Emit the rows that a rank has, without the padding to those of a rank with the most."""
-    (came,) = (shard.node for shard in shards)
+    """Emit the rows that a rank has, without the padding to those of a rank with the most; in an
+    order, if there is one.
+    """
+    came, *order = (shard.node for shard in shards)
     own = b.local_shape(shape, placements)[dim]
     rows = came if own == came.meta["val"].shape[0] else b.call(aten.slice.Tensor, came, 0, 0, own)
-    return _moved(b, rows, 0, dim)
+    return _moved(b, _in_order(b, rows, order), 0, dim)
+
+
+def _in_order(b: Builder, rows: Node, order: list[Node]) -> Node:
+    """Emit rows in an order, if there is one."""
+    return b.call(aten.index_select.default, rows, 0, order[0]) if order else rows
 
 
 def cast(

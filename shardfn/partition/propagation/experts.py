@@ -34,6 +34,7 @@ from .local_sorts import (
     ENDS,
     KEYS,
     MOVES,
+    SORTS,
     SUM,
     WITH_PLACES,
     GroupShard,
@@ -42,10 +43,12 @@ from .local_sorts import (
     Rows,
     RowShard,
     is_constant_along,
+    is_filled,
     local_sorts,
     place_row_op,
     source_of,
 )
+from .unsorted_rows import MATRICES, unsorted_rows
 from .values import Value, value_of_slot
 from .walk import Walk
 
@@ -106,7 +109,7 @@ def results_of(sort: LocalSort, node: Node) -> Iterator[Result]:
 
 
 def readers(node: Node, number: int) -> Iterator[Node]:
-    """Yield the nodes that read one result of an op."""
+    """Yield the nodes that read one result of an op, and not only its shape."""
     is_several = isinstance(node.meta["val"], (tuple, list))
     for user in node.users:
         if is_several and user.target is operator.getitem:
@@ -114,7 +117,7 @@ def readers(node: Node, number: int) -> Iterator[Node]:
                 yield from readers(user, 0)
         elif user.target is AFTER and args_of(user)[0] is node:
             yield from readers(user, 0)
-        else:
+        elif not is_filled(user):
             yield user
 
 
@@ -160,6 +163,27 @@ def at_experts(sort: LocalSort) -> tuple[frozenset[Node], int]:
     above = minimum_cut(turned, sink, source)  # the smallest, where several cost the same
     sent = sum(room for (a, b), room in edges.items() if a in above and b not in above)
     return frozenset(node for node, i in number.items() if i in above), sent
+
+
+def sends_matrices(sort: LocalSort, ops: Collection[Node]) -> bool:
+    """Return whether a matrix of each row would travel, as where tokens read it too."""
+    for node in ops:
+        op = sort.ops[node]
+        pairs = [*zip(arguments(node), op.ins, strict=True)]
+        of_matrices = any(
+            isinstance(role, GroupShard) and x.meta["val"].dim() >= MATRICES for x, role in pairs
+        )
+        if not (op.reads_keys and of_matrices):
+            continue
+        if any(
+            x not in ops for result in results_of(sort, node) for x in readers(node, result.number)
+        ):
+            return True
+        for x, role in pairs:
+            is_row = isinstance(role, RowShard) and x not in sort.kinds
+            if is_row and result_of(x)[0] not in ops and not is_constant_along(x, role.dim):
+                return True
+    return False
 
 
 def counts_each(node: Node, elements: Node, groups: int) -> bool:
@@ -259,7 +283,7 @@ def expert_dims(graph: Graph, name: str, parameters: Collection[Node]) -> dict[N
         parameters: some of its inputs.
     """
     dims: dict[Node, int] = {}
-    for sort in local_sorts(graph, name).values():
+    for sort in (*local_sorts(graph, name).values(), *unsorted_rows(graph, name).values()):
         ops, _ = at_experts(sort)
         for x, dim in read_by(sort, ops):
             source, dim = viewed(x, dim, parameters)
@@ -328,7 +352,7 @@ def _elements(walk: Walk, sort: LocalSort, now: MeshPlacements, axis: int) -> Me
     if now[axis] != "R":
         return now
     sharded = [*now]
-    sharded[axis] = layout.joined(0, max(sort.each))
+    sharded[axis] = layout.joined(0, max(*sort.each, chosen_of_each(sort.elements)))
     return layout.canonical(sort.elements.meta["val"].shape, sharded, walk.axes.sizes)
 
 
@@ -371,6 +395,7 @@ class Route:
         order: for each row, sorted by group, its place among the rows that came.
         back: the inverse of it.
         groups: for each row its group.
+        own: where the rows of a rank are not sorted: the order that sorts them, and its inverse.
     """
 
     sent: plan.Slot
@@ -378,6 +403,17 @@ class Route:
     order: plan.Slot
     back: plan.Slot
     groups: plan.Slot
+    own: tuple[plan.Slot, ...]
+
+    @property
+    def sorting(self) -> tuple[plan.Slot, ...]:
+        """The order that sorts the rows of a rank; none where they are sorted."""
+        return self.own[:1]
+
+    @property
+    def unsorting(self) -> tuple[plan.Slot, ...]:
+        """The inverse of that order."""
+        return self.own[1:]
 
 
 class Dispatch:
@@ -560,7 +596,7 @@ class Dispatch:
     def _made_route(self) -> Route:
         """Add the steps that count rows, exchange the counts, and compute where rows go."""
         walk, n, groups = self.walk, self.ranks, self.groups
-        keys = walk.redistribute(walk.values[self.node][0], self.elements, self.node, implicit=True)
+        keys, *sorting = self._sorted_keys()
 
         def slot(placements: MeshPlacements, *shape: int) -> plan.Slot:
             return walk.slot(keys.value.new_empty(shape, dtype=torch.int64), placements)
@@ -577,10 +613,30 @@ class Dispatch:
             slot(self.on_axes(SUM, "R"), n, n),
             slot(self.on_axes(SUM, 0), groups.count),
             *(slot(at_rows, rows) for _ in range(3)),
+            tuple(sorting),
         )
         outs = (route.sent, route.ends, route.order, route.back, route.groups)
         self._apply("route", groups.route, (every, needed), outs, self.node)
         return route
+
+    def _sorted_keys(self) -> tuple[plan.Slot, ...]:
+        """Return the sorted elements of a rank; where the program does not sort them, they are
+        sorted, and the order and its inverse follow.
+        """
+        walk, node = self.walk, self.node
+        is_sorted = node.target in SORTS
+        value = walk.values[node][0] if is_sorted else walk.values[self.sort.elements]
+        elements = walk.redistribute(value, self.elements, node, implicit=True)
+        if is_sorted:
+            return (elements,)
+        dtypes = (elements.value.dtype, torch.int64, torch.int64)
+        shape = elements.value.shape
+        slots = [walk.slot(value.fake.new_empty(shape, dtype=x), self.elements) for x in dtypes]
+        wraps = not any(x.target is aten.index_select.default for x in self.ops)
+        count = self.groups.count if wraps else 0
+        local = functools.partial(emit_routes.sort_rows, wrapped=count)
+        self._apply("sort_rows", local, (elements,), tuple(slots), node)
+        return tuple(slots)
 
     def _needed(self, every: plan.Slot) -> plan.Slot:
         """Add the steps that find the most rows that a rank gets. Where they may be too many, all
@@ -607,22 +663,23 @@ class Dispatch:
     def dispatched(self, value: Value, fake: torch.Tensor, dim: int, node: Node) -> Value:
         """Send rows of tokens to their experts, and sort them by expert."""
         walk, route = self.walk, self.route
-        (now, *_) = value.readable(node.meta.get("phase", "forward"))
+        now = value.readable(node.meta.get("phase", "forward"))
         placements = [
             RowShard(dim).on(self.elements[k])
             if k in self.tokens
-            else ("R" if m in PARTIAL_KINDS else m)
-            for k, m in enumerate(now.placements)
+            else ("R" if m in PARTIAL_KINDS or layout.shards(m, dim) else m)
+            for k, m in enumerate(now[0].placements if now else walk.replicated)
         ]
         slot = walk.redistribute(value, tuple(placements), node, implicit=True)
         local = functools.partial(emit_routes.rows_first, dim=dim, most=self.most)
-        sent = self._rows_first("rows_first", local, (slot,), dim, self.most, node)
+        ins = (slot, *route.sorting)
+        sent = self._rows_first("rows_first", local, ins, dim, self.most, node)
         came = self._exchange("dispatch", sent, self.groups.rows, node, back=False)
         placements = [dim if k in self.tokens else m for k, m in enumerate(placements)]
         out = walk.slot(fake, tuple(placements))
         local = functools.partial(emit_routes.by_group, dim=dim)
         self._apply("by_expert", local, (came, route.order), (out,), node)
-        return value_of_slot(out)
+        return value_of_slot(out, varies=value.varies, equal=value.equal)
 
     def combined(self, value: Value, result: Result, node: Node) -> Value:
         """Send rows back from their experts to their tokens."""
@@ -642,8 +699,8 @@ class Dispatch:
         local = functools.partial(
             emit_routes.of_tokens, dim=dim, shape=tuple(own.shape), placements=placements
         )
-        self._apply("rows", local, (came,), (out,), node)
-        return value_of_slot(out, len(node.users))
+        self._apply("rows", local, (came, *self.route.unsorting), (out,), node)
+        return value_of_slot(out, len(node.users), value.varies, value.equal)
 
     def _rows_first(
         self,

@@ -81,8 +81,10 @@ HANDLERS.update(
         # the two halves of a program with a backward
         COTANGENT: cotangent,
         AFTER: after,
-        aten.sort.default: place_sorts.sort,
-        aten.sort.stable: place_sorts.sort,
+        aten.sort.default: place_sorts.rows,
+        aten.sort.stable: place_sorts.rows,
+        aten.index.Tensor: place_sorts.rows,
+        aten.index_select.default: place_sorts.rows,
         operator.getitem: element,
     }
 )

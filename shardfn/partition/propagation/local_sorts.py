@@ -167,12 +167,14 @@ class Reading:
         kinds: of its tensor arguments, by node.
         elements: the node of the sorted elements.
         is_ascending: whether the least of them comes first.
+        is_sorted: whether rows have another order than those of other tensors.
     """
 
     call: OpCall
     kinds: Mapping[Node, Kind]
     elements: Node
     is_ascending: bool
+    is_sorted: bool = True
 
     def row_op(self, kinds: Sequence[Kind], other: Role = "R", term: Role = SUM) -> RowOp:
         """Make the row op whose results have some kinds.
@@ -409,7 +411,7 @@ OPS: dict[object, Callable[[Reading], RowOp | None]] = {
 def is_constant_along(node: Node, dim: int) -> bool:
     """Return whether a graph proves that a tensor has equal elements all along a dim."""
     value = node.meta["val"]
-    if _is_filled(node) or value.shape[dim] == 1 or value.numel() == 1:
+    if is_filled(node) or value.shape[dim] == 1 or value.numel() == 1:
         return True
     is_copy = node.target is aten.copy.default
     if not (is_copy or node.target is aten.expand.default or rules.is_pointwise(node.target)):
@@ -422,7 +424,7 @@ def is_constant_along(node: Node, dim: int) -> bool:
     return True
 
 
-def _is_filled(node: Node) -> bool:
+def is_filled(node: Node) -> bool:
     """Return whether a node makes a constant tensor, and reads only shapes."""
     value = node.meta.get("val")
     is_tensor = isinstance(value, torch.Tensor)
@@ -557,7 +559,7 @@ class _Search:
             self.kinds[node] = tuple(kinds.values())[:1]
             return True
         is_counted = node.target is aten.histc.default
-        if not (is_counted or any(kinds.values())) or _is_filled(node):
+        if not (is_counted or any(kinds.values())) or is_filled(node):
             return True
         op = self.row_op(node, kinds)
         if op is not None:
@@ -566,43 +568,58 @@ class _Search:
 
     def row_op(self, node: Node, kinds: Mapping[Node, Kind]) -> RowOp | None:
         """Return the node as an op on sorted rows; None if it is not one."""
-        target = node.target
-        is_op = isinstance(target, _compat.OpOverload)
-        if not is_op or _compat.namespace_of(target) == "shardfn":
-            return None
-        call = call_of(node)
-        if call is None or draws(node) or rules.of_user(target) is not None:
+        call = call_on_rows(node)
+        if call is None:
             return None
         reading = Reading(call, kinds, self.elements, self.is_ascending)
-        known = OPS.get(target) or OPS.get(rules.name_of(target))
+        known = OPS.get(node.target) or OPS.get(rules.name_of(node.target))
         op = known(reading) if known else None
-        return op or self.row_by_row(node, reading)
+        return op or row_by_row(node, reading, self.name)
 
-    def row_by_row(self, node: Node, reading: Reading) -> RowOp | None:
-        """Accept an op with a strategy that shards all sorted rows, so that it treats them
-        alike.
-        """
-        moves = node.target in MOVES and _keeps_elements(node)
-        rows = [kind for kind in reading.kinds.values() if isinstance(kind, Rows)]
-        if not rows or any(r.holds == UNREAD or (r.has_numbers and not moves) for r in rows):
-            return None
-        holds = rows[0].holds if moves else None
-        call = reading.call
-        for ins, outs in strategies_of(rules.find(node.target), call, self.name, node):
-            pairs = zip(arguments_of(call), ins, strict=True)
-            if not rules.takes_strided(call, (ins, outs)):
-                continue
-            if not all(_fits(reading, x, placement) for x, placement in pairs):
-                continue
-            kinds = [*_results(reading, outs, holds)]
-            if len(kinds) == len(outs):
-                role = lambda placement: (
-                    RowShard(placement) if isinstance(placement, int) else str(placement)
-                )
-                roles = tuple(map(role, ins)), tuple(map(role, outs))
-                alone = all(isinstance(r, RowShard) for r in roles[1])
-                return RowOp(*roles, tuple(kinds), is_row_by_row=alone)
+
+def call_on_rows(node: Node) -> OpCall | None:
+    """Return the call of an op that a rank may run on its own rows alone; None for prims, random
+    numbers, and ops with a rule of the user.
+    """
+    target = node.target
+    is_op = isinstance(target, _compat.OpOverload)
+    if not is_op or _compat.namespace_of(target) == "shardfn":
         return None
+    if draws(node) or rules.of_user(target) is not None:
+        return None
+    return call_of(node)
+
+
+def row_by_row(node: Node, reading: Reading, name: str) -> RowOp | None:
+    """Accept an op with a strategy that shards all rows that it reads, so that it treats them
+    alike.
+
+    Args:
+        node: of the op.
+        reading: what is known of its arguments.
+        name: of the program, for errors.
+    """
+    moves = node.target in MOVES and _keeps_elements(node)
+    rows = [kind for kind in reading.kinds.values() if isinstance(kind, Rows)]
+    if not rows or any(r.holds == UNREAD or (r.has_numbers and not moves) for r in rows):
+        return None
+    holds = rows[0].holds if moves else None
+    call = reading.call
+    for ins, outs in strategies_of(rules.find(node.target), call, name, node):
+        pairs = zip(arguments_of(call), ins, strict=True)
+        if not rules.takes_strided(call, (ins, outs)):
+            continue
+        if not all(_fits(reading, x, placement) for x, placement in pairs):
+            continue
+        kinds = [*_results(reading, outs, holds)]
+        if len(kinds) == len(outs):
+            role = lambda placement: (
+                RowShard(placement) if isinstance(placement, int) else str(placement)
+            )
+            roles = tuple(map(role, ins)), tuple(map(role, outs))
+            alone = all(isinstance(r, RowShard) for r in roles[1])
+            return RowOp(*roles, tuple(kinds), is_row_by_row=alone)
+    return None
 
 
 def _results(r: Reading, outs: Sequence[AxisPlacement], holds: str | int | None) -> Iterator[Kind]:
@@ -618,7 +635,7 @@ def _results(r: Reading, outs: Sequence[AxisPlacement], holds: str | int | None)
 
 def _fits(r: Reading, node: Node, placement: AxisPlacement) -> bool:
     """Return whether a strategy may place an argument so: sorted rows sharded, others
-    replicated or constant along rows.
+    replicated, or in the same order or constant along rows.
     """
     kind = r.kinds[node]
     if isinstance(kind, Rows):
@@ -627,7 +644,7 @@ def _fits(r: Reading, node: Node, placement: AxisPlacement) -> bool:
         return rules.fill_value(node.target, node.args, node.meta["val"].dtype) == 0
     if not isinstance(placement, int) or not r.has_rows(node, RowShard(placement)):
         return placement == "R"
-    return is_constant_along(node, placement)
+    return not r.is_sorted or is_constant_along(node, placement)
 
 
 # Placing

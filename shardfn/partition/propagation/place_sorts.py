@@ -1,4 +1,6 @@
-"""Placing a sort of rows: they stay with their tokens, go to their experts, or are gathered."""
+"""Placing rows that are sorted, or read the slices of their experts: they stay with their tokens,
+go to their experts, or are gathered.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +12,41 @@ from torch.fx import Node
 from ...types import MeshPlacements
 from .. import layout, plan
 from ..rule_api.strategy import Choice
-from .experts import dispatch_of
+from .experts import dispatch_of, sends_matrices
 from .local_sorts import LocalSort, RowOp, RowShard, local_sorts, place_row_op
+from .unsorted_rows import unsorted_rows
 from .walk import Walk
 
 
-def sort(walk: Walk, node: Node) -> None:
-    """Place a sort: locally on each rank where nothing reveals the order, else by its rule."""
+def rows(walk: Walk, node: Node) -> None:
+    """Place a sort, or a lookup: locally on each rank where nothing reveals the order, at the
+    experts, else by its rule.
+    """
     graph = node.graph
     if graph not in walk.local_sorts:
         sorts = local_sorts(graph, walk.name)
+        lookups = unsorted_rows(graph, walk.name)
         walk.local_sorts[graph] = {
-            x: functools.partial(sort_locally, sort=local) for x, local in sorts.items()
+            **{x: functools.partial(sort_locally, sort=own) for x, own in sorts.items()},
+            **{x: functools.partial(at_their_experts, lookups=own) for x, own in lookups.items()},
         }
     place = walk.local_sorts[graph].get(node, Walk.apply)
     place(walk, node)
+
+
+def at_their_experts(walk: Walk, node: Node, lookups: LocalSort) -> None:
+    """Place the ops on rows that read slices by unsorted numbers: at their experts, if these are
+    sharded and their matrices need not travel.
+    """
+    now = _now(walk, lookups, node)
+    dispatch = None if now is None else dispatch_of(walk, node, lookups, now)
+    stays = dispatch is not None and _may_stay(walk, lookups, dispatch.elements, dispatch.elements)
+    if dispatch is None or not stays or sends_matrices(lookups, dispatch.ops):
+        walk.apply(node)
+        return
+    for other in dispatch.ops:
+        walk.overrides[other] = functools.partial(dispatch.place, op=lookups.ops[other])
+    walk.overrides[node](walk, node)
 
 
 def sort_locally(walk: Walk, node: Node, sort: LocalSort) -> None:

@@ -88,10 +88,28 @@ def by_scattering(p: Params, x: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(x).scatter_add(0, token, y)
 
 
+def unsorted(product: Callable[..., torch.Tensor]) -> Form:
+    """Rows in the order of their tokens, each of which reads its matrix."""
+
+    def fn(p: Params, x: torch.Tensor) -> torch.Tensor:
+        weights, ids = chosen(p, x)
+        h = F.silu(product(x.repeat_interleave(K, 0), p["up"], ids)) + p["bias"][ids]
+        y = product(h, p["down"], ids) * weights.unsqueeze(-1)
+        return y.view(-1, K, D).sum(1) + x @ p["shared"]
+
+    return fn
+
+
+def einsum(x: torch.Tensor, w: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return torch.einsum("rd,rdf->rf", x, w[ids])
+
+
 FORMS: dict[str, Form] = {
     "grouped products": by_products(grouped),
     "a product for each row": by_products(each),
     "weighted first": by_scattering,
+    "unsorted": unsorted(each),
+    "unsorted einsum": unsorted(einsum),
 }
 
 
@@ -147,22 +165,25 @@ def test_rows_travel_to_their_experts_and_no_expert_is_gathered(
 ) -> None:
     kinds = sent(step(FORMS[form]), sizes, batch)
     assert kinds["ragged_all_to_all", "ep"] == 4  # there and back, and so for the gradients
-    gathers = 1 if "ep" in str(batch) else 2  # of counts, and of equal tokens
+    # of counts; and of tokens, if they are equal on all ranks
+    gathers = 1 if "ep" in str(batch) else 4 if "unsorted" in form else 2
     assert kinds["all_gather", "ep"] <= gathers
     assert not kinds["reduce_scatter", "ep"]
 
 
+@pytest.mark.parametrize("form", ["grouped products", "unsorted"])
 @pytest.mark.parametrize("order", [{"dp": 2, "ep": 2, "tp": 2}, {"tp": 2, "ep": 2, "dp": 1}])
-def test_another_axis_may_shard_the_hidden_dim_of_experts(order: dict[str, int]) -> None:
+def test_another_axis_may_shard_the_hidden_dim_of_experts(order: dict[str, int], form: str) -> None:
     hidden = {"up": P("ep", None, "tp"), "down": P("ep", "tp"), "bias": P("ep", "tp")}
-    kinds = sent(step(FORMS["grouped products"]), order, P(("dp", "ep")), **hidden)
+    kinds = sent(step(FORMS[form]), order, P(("dp", "ep")), **hidden)
     assert kinds["ragged_all_to_all", "ep"] == 4
     assert not kinds["all_gather", "tp"]
 
 
-def test_another_axis_may_shard_experts_as_fsdp_does() -> None:
+@pytest.mark.parametrize("form", ["grouped products", "unsorted"])
+def test_another_axis_may_shard_experts_as_fsdp_does(form: str) -> None:
     gathered = {"up": P("ep", "dp"), "down": P("ep", "dp"), "bias": P("ep")}
-    kinds = sent(step(FORMS["grouped products"]), {"dp": 2, "ep": 2}, P(("dp", "ep")), **gathered)
+    kinds = sent(step(FORMS[form]), {"dp": 2, "ep": 2}, P(("dp", "ep")), **gathered)
     assert kinds["ragged_all_to_all", "ep"] == 4
     assert kinds["all_gather", "ep"] == 1
 
