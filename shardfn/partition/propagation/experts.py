@@ -609,12 +609,10 @@ class Dispatch:
         needed = self._needed(every)
         rows = groups.rows * self.count
         at_rows = self.on_axes(0, 0)
-        route = Route(
-            slot(self.on_axes(SUM, "R"), n, n),
-            slot(self.on_axes(SUM, 0), groups.count),
-            *(slot(at_rows, rows) for _ in range(3)),
-            tuple(sorting),
-        )
+        order, back, numbers = (slot(at_rows, rows) for _ in range(3))
+        sent = slot(self.on_axes(SUM, "R"), n, n)
+        ends = slot(self.on_axes(SUM, 0), groups.count)
+        route = Route(sent, ends, order, back, numbers, tuple(sorting))
         outs = (route.sent, route.ends, route.order, route.back, route.groups)
         self._apply("route", groups.route, (every, needed), outs, self.node)
         return route

@@ -122,7 +122,7 @@ class _Search:
         if not self.ops:
             return None
         in_order = {x: self.ops[x] for x in nodes if x in self.ops}
-        kinds = {x: Rows(0, KEYS) for node in nodes for x in self.keys(node)}
+        kinds: dict[Node, Kind] = {x: Rows(0, KEYS) for node in nodes for x in self.keys(node)}
         tokens = dict(self.tokens(in_order))
         return LocalSort(self.numbers, {**tokens, **in_order}, (), kinds)
 
