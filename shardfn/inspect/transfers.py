@@ -17,7 +17,6 @@ from ..ops.prims import PRIMS
 from ..partition import layout, rules
 from ..partition import plan as steps
 from ..partition.collective_bytes import nbytes
-from ..partition.emission.emit_routes import OwnStep
 from ..partition.redistribute import Move
 from ..types import PARTIAL_KINDS, AxisPlacement, MeshAxes, MeshPlacements
 from .alternatives import Alternative, WeighedStrategies
@@ -158,7 +157,8 @@ def _transfer(
     axes = plan.axes
     source = step.source
     reader, k = readers.get(step.target.number, (None, 0))
-    if reader is None or not step.implicit or isinstance(reader.node.target, OwnStep):
+    is_inside = reader is not None and reader.node.graph is not step.node.graph
+    if reader is None or not step.implicit or is_inside:  # a step of an op reads no argument of it
         reader = None
         k = 0
     node = reader.node if reader else step.node

@@ -278,3 +278,28 @@ def test_what_the_walk_weighs_is_noted_on_demand_only(monkeypatch: pytest.Monkey
     low = sharded(sort, P("dp")).lower(X)
     assert not walks
     assert low.implicit and walks
+
+
+@pytest.mark.parametrize(
+    ("fn", "kind", "op"),
+    [
+        (lambda x: torch.cumsum(x.sin(), 0), "all_gather", "cumsum"),
+        (lambda x: torch.cummax(x.sin(), 0)[0], "all_gather", "cummax"),
+    ],
+)
+def test_what_an_op_sends_in_steps_of_its_own_is_listed_for_it(
+    fn: Callable[..., Any], kind: str, op: str
+) -> None:
+    long = torch.randn(600, 4, dtype=torch.float64)
+    transfers = sharded(fn, P("dp")).lower(long).transfers
+    assert {(t.kind, t.op, t.argument) for t in transfers} == {(kind, f"aten.{op}.default", "it")}
+    with pytest.raises(sf.PlacementError, match=rf"{kind} of it over dp .* for aten\.{op}"):
+        sharded(fn, P("dp"), implicit_comm="error").lower(long)
+
+
+def test_an_attention_that_travels_in_a_ring_is_listed_for_it() -> None:
+    q = torch.randn(1, 2, 6, 4)
+    fn = lambda q: torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+    ring = sharded(fn, P(None, None, "dp"), attention={"dp": "ring"}).lower(q).transfers
+    assert [t.kind for t in ring] == ["ppermute"]
+    assert "attention" in ring[0].op and not ring[0].implicit

@@ -408,8 +408,8 @@ def test_a_dispatch_is_implicit_until_a_bound_asks_for_it() -> None:
 
 
 def test_auto_shards_experts_where_that_is_fastest() -> None:
-    """Much for each expert, few tokens."""
-    wide = 512
+    """Wide experts, whose weights and whose results are more bytes than the rows of tokens."""
+    wide = 2048
     params = {
         "router": sf.ShapeDtype((wide, 8)),
         "up": sf.ShapeDtype((8, wide, wide)),
@@ -427,6 +427,6 @@ def test_auto_shards_experts_where_that_is_fastest() -> None:
     with sf.fake_world(8, numerics=False):
         mesh = sf.make_mesh((8,), ("ep",))
         step = sf.shard(sf.value_and_grad(loss), mesh, sf.auto, backend="aten")
-        lowered = step.lower(params, sf.ShapeDtype((512, wide)))
+        lowered = step.lower(params, sf.ShapeDtype((16384, wide)))
     assert Counter(c.kind for c in lowered.collectives)["ragged_all_to_all"] == 3
     assert "'up': P('ep')" in str(lowered.placements)
