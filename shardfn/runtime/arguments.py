@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from .. import _compat, _tree, argnums, tree_pairs
 from .._compat.cuda import numbered, unnumbered
+from ..axis_options import OPTIONS, with_options
 from ..capture import Arguments, constant_key
 from ..capture.closure.closed_over_tensors import lost_tangent
 from ..capture.dtensors.flattened_meshes import home_of
@@ -49,7 +50,6 @@ from ..simulated import (
 )
 from ..types import CONSTANTS, Aval, MeshAxes, MeshPlacements, ShapeDtype
 from ..world import World, current_world, default_device_type
-from .axis_options import with_options
 from .options import Request
 
 
@@ -199,6 +199,7 @@ def place(request: Request, arguments: Arguments) -> Placed:
         PlacementError: placements that do not fit, all listed.
     """
     leaves, treedef, paths = arguments.leaves, arguments.treedef, arguments.paths
+    options = {name: getattr(request, name) for name in OPTIONS}
     refuse_unstrided(request.name, leaves, paths)
     world = current_world()
     mesh = _mesh(request, leaves)
@@ -211,7 +212,7 @@ def place(request: Request, arguments: Arguments) -> Placed:
     return Placed(
         world=world,
         mesh=mesh,
-        axes=with_options(request, axes_of(mesh)),
+        axes=with_options(request.name, axes_of(mesh), options),
         treedef=treedef,
         paths=tuple(paths),
         tensors=tuple(tensors),

@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 
 import attrs
 
-from ..attention_ways import check_attention
+from ..axis_options import check_option
 from ..compile import BACKENDS
 from ..errors import ShardError
 from ..partition import GLOBAL, PLANNERS
-from .axis_options import check_rows
 from .backward.followed import Followed
 from .store import CallStore
 
@@ -42,9 +41,9 @@ def _recordable(request: Any, _: Any, value: bool) -> None:
         raise ShardError.of(request.name, got, fix="backend='inductor'")
 
 
-def _attention(request: Any, _: Any, value: Any) -> None:
-    """Check the ways of attention."""
-    check_attention(request.name, value)
+def _of_axes(request: Any, attribute: Any, value: Any) -> None:
+    """Check an option that names mesh axes."""
+    check_option(request.name, attribute.name, value)
 
 
 Differentiated = Callable[[Callable[..., Any], Followed], Callable[..., Any]]
@@ -71,7 +70,7 @@ class Request:
     implicit_comm: str = attrs.field(default="allow", validator=_known("implicit_comm", IMPLICIT))
     planner: str = attrs.field(default=GLOBAL, validator=_known("planner", PLANNERS))
     # for mesh axes, how attention is sharded over them
-    attention: Mapping[str, str] | None = attrs.field(default=None, validator=_attention)
+    attention: Mapping[str, str] | None = attrs.field(default=None, validator=_of_axes)
     donate_argnums: tuple[int, ...] = ()
     static_argnums: tuple[int, ...] = ()
     backend: str = attrs.field(default="aten", validator=_known("backend", tuple(BACKENDS)))
@@ -83,7 +82,7 @@ class Request:
     dynamic: Any = None
     seed: str = attrs.field(default="state", validator=_known("seed", SEEDS))
     # by mesh axis, how many rows a rank can take that other ranks send to it
-    rows: Any = attrs.field(default=None, validator=check_rows)
+    rows: Mapping[str, int | str] | None = attrs.field(default=None, validator=_of_axes)
     # the function under the transforms of fn, and their key, if equal ones share captures
     structure: Callable[[], tuple[Callable[..., Any], Any]] | None = None
     # whether it may be the code of one rank, which capture finds out

@@ -36,7 +36,7 @@ LAYERS: dict[str, int] = {
     "types": 3,
     "argnums": 3, "patterns": 3,
     "collectives": 3, "mesh_arguments": 3,
-    "byte_sizes": 4, "row_bounds": 4, "attention_ways": 4, "buckets": 4, "hardware": 4,
+    "byte_sizes": 4, "row_bounds": 4, "axis_options": 4, "buckets": 4, "hardware": 4,
     "placement": 4, "mesh": 4, "world": 4,
     "pipelines": 4, "simulated": 4, "own_dtensors": 4,
     "ops": 4,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch.fx import Node
 
-from ...attention_ways import ULYSSES
+from ...axis_options import ULYSSES
 from ...errors import PlacementError
 from ...types import ATTENTION, MeshAxes
 from .. import rules

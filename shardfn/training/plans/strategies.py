@@ -8,15 +8,14 @@ from typing import Any
 import attrs
 
 from ... import _compat, _tree
-from ...attention_ways import check_attention
+from ...axis_options import OPTIONS, check_option
 from ...byte_sizes import human_bytes
 from ...errors import PlacementError
 from ...mesh import axes_of, check_mesh
 from ...patterns import near
 from ...placement import P, Stage, is_spec
 from ...placement_table import Placements
-from ...row_bounds import row_bound
-from ...types import MeshAxes
+from ...types import ATTENTION, ROWS, MeshAxes
 from .fully_sharded import Dims, axes_in, base_of, placed, smallest_of, spec_of
 from .leaves import Params, checked_axes, params_of
 from .stages import EVEN, stage_placements, with_stage
@@ -206,7 +205,7 @@ def _ways(where: str, kind: Kind, axis: str, attention: Any, base: Any) -> dict[
         PlacementError: a way of a strategy that has none, or over another axis, or no way.
     """
     ways = dict(base.attention or {}) if isinstance(base, Strategy) else {}
-    check_attention(where, attention)
+    check_option(where, ATTENTION, attention)
     if attention is None:
         return ways or None
     if not kind.is_of_tokens or [*attention] != [axis]:
@@ -230,7 +229,7 @@ def _bounds(where: str, kind: Kind, axis: str, rows: Any, base: Any) -> dict[str
     bounds = dict(base.rows or {}) if isinstance(base, Strategy) else {}
     if rows is None:
         return bounds or None
-    if not kind.has_rows or not row_bound(rows, 1):
+    if not kind.has_rows or not OPTIONS[ROWS].is_value(rows):
         raise PlacementError.of(
             f"{where}, rows",
             f"it is {rows!r}",

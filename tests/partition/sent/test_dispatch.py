@@ -218,11 +218,11 @@ def test_more_rows_than_a_rank_takes_are_an_error_that_names_the_expert() -> Non
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ({"ep": 0}, "rows['ep']: got 0"),
-        ({"ep": "many"}, "rows['ep']: got 'many'"),
-        ({"ep": True}, "rows['ep']: got True"),
-        (8, "rows: got 8"),
-        ({"tp": 8}, "rows['tp']: the mesh (ep=2) has no axis 'tp'"),
+        ({"ep": 0}, "rows['ep'] is 0"),
+        ({"ep": "many"}, "rows['ep'] is 'many'"),
+        ({"ep": True}, "rows['ep'] is True"),
+        (8, "rows is 8"),
+        ({"tp": 8}, "rows names the axis 'tp', and the mesh has ep"),
     ],
 )
 def test_a_bound_that_is_none_is_named(rows: Any, said: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from ....attention_ways import GATHER, RING, ULYSSES
+from ....axis_options import GATHER, RING, ULYSSES
 from ....types import AxisPlacement, MeshPlacements
 from ... import layout
 from ...rule_api.op_record import Op

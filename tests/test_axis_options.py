@@ -1,4 +1,4 @@
-"""The `attention` option: one way of attention over a mesh axis, or a named error."""
+"""Options that name mesh axes: one way of attention over an axis, or a named error."""
 
 from __future__ import annotations
 
