@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -184,6 +184,37 @@ class Fill(_Step):
 Step = Redistribute | Apply | Nested | Fill | Relabel | Rescale
 Sending = Redistribute | Exchange
 SENDING = (Redistribute, Exchange)
+
+
+def holders(graph: torch.fx.Graph, ins: Iterable[Slot]) -> list[torch.fx.Node]:
+    """Add a placeholder to a graph for each input of a step that is no op of the program."""
+    found = []
+    for slot in ins:
+        found.append(graph.placeholder("x"))
+        found[-1].meta["val"] = slot.value
+    return found
+
+
+def part_of(
+    node: torch.fx.Node,
+    graph: torch.fx.Graph,
+    target: Any,
+    args: tuple[Any, ...],
+    outs: Sequence[torch.Tensor],
+) -> torch.fx.Node:
+    """Make the node of a step that is a part of an op of the program, with the op's metadata.
+
+    Args:
+        node: the op.
+        graph: of the parts.
+        target: what the part computes.
+        args: its arguments.
+        outs: the values of its results.
+    """
+    part = graph.call_function(target, args)
+    part.meta.update({k: node.meta[k] for k in ("source", "phase", "custom") if k in node.meta})
+    part.meta["val"] = outs[0] if len(outs) == 1 else tuple(outs)
+    return part
 
 
 def transfer_key(step: Sending, move: Move) -> tuple[Any, ...]:

@@ -768,12 +768,5 @@ def _first(placements: MeshPlacements, dim: int) -> MeshPlacements:
 def _step_node(name: str, ins: Sequence[plan.Slot], outs: Sequence[plan.Slot], node: Node) -> Node:
     """Make the node of a step that no op of the program is, on behalf of one that is."""
     graph = Graph()
-    args = []
-    for i, slot in enumerate(ins):
-        args.append(graph.placeholder(f"x{i}"))
-        args[-1].meta["val"] = slot.value
-    target = emit_routes.OwnStep(name)
-    made = graph.create_node("call_function", target, tuple(args), name=name)
-    made.meta.update({k: node.meta[k] for k in ("source", "phase", "custom") if k in node.meta})
-    made.meta["val"] = outs[0].value if len(outs) == 1 else tuple(slot.value for slot in outs)
-    return made
+    args = tuple(plan.holders(graph, ins))
+    return plan.part_of(node, graph, emit_routes.OwnStep(name), args, [x.value for x in outs])

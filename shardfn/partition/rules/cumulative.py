@@ -230,15 +230,9 @@ class Chunks:
 
     def node(self, ins: Sequence[plan.Slot], outs: Sequence[plan.Slot]) -> Node:
         """Make the node of a step, with the metadata of the op."""
-        holders = [self.graph.placeholder("x") for _ in ins]
-        for holder, slot in zip(holders, ins, strict=True):
-            holder.meta["val"] = slot.value
-        node = self.graph.call_function(self.target, (*holders,))
-        about = self.step.node.meta
-        node.meta.update({k: about[k] for k in ("source", "phase", "custom") if k in about})
-        first, *others = (slot.value for slot in outs)
-        node.meta["val"] = (first, *others) if others else first
-        return node
+        args = tuple(plan.holders(self.graph, ins))
+        made = [slot.value for slot in outs]
+        return plan.part_of(self.step.node, self.graph, self.target, args, made)
 
     def run(self, b: Builder, x: Node) -> Nodes:
         """Emit the op on a local tensor."""

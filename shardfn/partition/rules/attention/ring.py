@@ -240,14 +240,14 @@ class Ring:
     def pack(self, block: plan.Slot) -> plan.Step:
         """Make the step that packs a rank's chunk of keys and values."""
         ins = (self.slots["key"], self.slots["value"])
-        node = self.node(aten.cat.default, ([*self.holders(ins)], -1), block.value)
+        node = self.node(aten.cat.default, ([*plan.holders(self.graph, ins)], -1), block.value)
         return plan.Apply(node, ins, (block,), self.emit_pack, run_empty=True)
 
     def unpack(self, block: plan.Slot, key: plan.Slot, value: plan.Slot) -> plan.Step:
         """Make the step that takes the gradients of a rank's own chunk apart."""
         sizes = [self.width, block.value.shape[-1] - self.width]
-        args = (*self.holders((block,)), sizes, -1)
-        node = self.node(aten.split_with_sizes.default, args, (key.value, value.value))
+        args = (*plan.holders(self.graph, (block,)), sizes, -1)
+        node = self.node(aten.split_with_sizes.default, args, key.value, value.value)
         emit = functools.partial(self.emit_unpack, outs=(key, value))
         return plan.Apply(node, (block,), (key, value), emit, run_empty=True)
 
@@ -260,7 +260,7 @@ class Ring:
         for token in after:
             ins = (source, token)
             source = self.like(source)
-            node = self.node(AFTER, tuple(self.holders(ins)), source.value)
+            node = self.node(AFTER, tuple(plan.holders(self.graph, ins)), source.value)
             yield plan.Apply(node, ins, (source,))
         places = source.placements
         perm = tuple((k, (k + 1) % self.n) for k in range(self.n))
@@ -286,33 +286,22 @@ class Ring:
             run: emits it.
             run_empty: whether a rank without queries runs it, too.
         """
-        holders = self.holders(ins)
+        holders = plan.holders(self.graph, ins)
         key, value = self.slots["key"].value, self.slots["value"].value
         second = names.index("key") if "key" in names else names.index("block")
         for place, x in ((second, key), (second + 1, value)):
             holders[place].meta["val"] = x.new_empty((*x.shape[:QUERIES], self.full, x.shape[-1]))
-        made = tuple(slot.value for slot in outs)
-        node = self.node(self.step.node.target, tuple(holders), made)
+        made = (slot.value for slot in outs)
+        node = self.node(self.step.node.target, tuple(holders), *made)
 
         def local(b: Builder, _: Any, __: Any, shards: list[LocalShard]) -> Emitted:
             return run(self.kernel(b, dict(zip(names, shards, strict=True))))
 
         return plan.Apply(node, tuple(ins), tuple(outs), local, run_empty=run_empty)
 
-    def holders(self, ins: Sequence[plan.Slot]) -> list[Node]:
-        """Make a placeholder for each input of a step."""
-        found = [self.graph.placeholder("x") for _ in ins]
-        for holder, slot in zip(found, ins, strict=True):
-            holder.meta["val"] = slot.value
-        return found
-
-    def node(self, target: Any, args: tuple[Any, ...], value: Any) -> Node:
-        """Make the node of a step, with the metadata of the op."""
-        node = self.graph.call_function(target, args)
-        of_op = self.step.node.meta
-        node.meta.update({k: of_op[k] for k in ("source", "phase", "custom") if k in of_op})
-        node.meta["val"] = value
-        return node
+    def node(self, target: Any, args: tuple[Any, ...], *outs: torch.Tensor) -> Node:
+        """Make the node of a step."""
+        return plan.part_of(self.step.node, self.graph, target, args, outs)
 
     # What a rank runs
 
