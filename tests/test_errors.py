@@ -20,6 +20,7 @@ FAMILY = (
     sf.ScheduleError,
     sf.RendezvousError,
     sf.BudgetError,
+    sf.CapacityError,
     sf.FakeValueError,
     sf.CheckpointError,
     sf.ArtefactError,

@@ -46,6 +46,8 @@ from .local_sorts import (
     is_filled,
     local_sorts,
     place_row_op,
+    result_of,
+    results,
     source_of,
 )
 from .unsorted_rows import MATRICES, unsorted_rows
@@ -98,9 +100,7 @@ class Result:
 
 def results_of(sort: LocalSort, node: Node) -> Iterator[Result]:
     """Yield the results of an op that have sorted rows."""
-    value = node.meta["val"]
-    several = value if isinstance(value, (tuple, list)) else (value,)
-    made = [(i, x) for i, x in enumerate(several) if isinstance(x, torch.Tensor)]
+    made = [(i, x) for i, x in enumerate(results(node)) if isinstance(x, torch.Tensor)]
     op = sort.ops[node]
     for (i, x), role, kind in zip(made, op.outs, op.kinds, strict=True):
         if isinstance(role, RowShard) and role.each == 1:
@@ -119,16 +119,6 @@ def readers(node: Node, number: int) -> Iterator[Node]:
             yield from readers(user, 0)
         elif not is_filled(user):
             yield user
-
-
-def result_of(x: Node) -> tuple[Node, int]:
-    """Return the op and the number of the result that a node is."""
-    if x.target is AFTER:
-        return result_of(args_of(x)[0])
-    if x.target is operator.getitem:
-        source, number = args_of(x)
-        return source, number
-    return x, 0
 
 
 def is_of_groups(op: RowOp) -> bool:
@@ -327,21 +317,24 @@ def dispatch_of(walk: Walk, node: Node, sort: LocalSort, now: MeshPlacements) ->
     if len(counts) != 1:
         return None
     (count,) = counts
-    if sort.elements.meta["val"].dtype.is_floating_point:
+    elements = sort.elements.meta["val"]
+    if elements.dtype.is_floating_point:
         return None  # numbers between those of experts
+    if elements.numel() == 1:
+        return None  # a row is no shorter than a dim along which all is equal
     if not all(counts_each(x, sort.elements, count) for x in sort.ops):
         return None
     for axis, n in enumerate(walk.axes.sizes):
         is_closed = walk.axes.names[axis] in walk.axes.closed
         if n == 1 or is_closed or not any(w.is_sharded(axis) for w in weights):
             continue
-        elements = _elements(walk, sort, now, axis)
-        if elements is None:
+        placements = _elements(walk, sort, now, axis)
+        if placements is None:
             continue
         is_asked = walk.axes.option(ROWS, axis) is not None
         gathered = _gathered_bytes(sort, ops, weights)
-        if is_asked or sent / _ranks(walk, elements) < gathered:
-            return Dispatch(walk, node, sort, ops, elements, axis, weights)
+        if is_asked or sent / _ranks(walk, placements) < gathered:
+            return Dispatch(walk, node, sort, ops, placements, axis, weights)
     return None
 
 

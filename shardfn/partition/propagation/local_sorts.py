@@ -408,6 +408,28 @@ OPS: dict[object, Callable[[Reading], RowOp | None]] = {
 # What a program says of the elements of a tensor
 
 
+def original(x: Node) -> Node:
+    """Follow a residual of the backward to the value that it is."""
+    while x.target is AFTER:
+        x = args_of(x)[0]
+    return x
+
+
+def result_of(x: Node) -> tuple[Node, int]:
+    """Return the op and the number of the result that a node is."""
+    x = original(x)
+    if x.target is operator.getitem:
+        source, number = args_of(x)
+        return source, number
+    return x, 0
+
+
+def results(node: Node) -> Sequence[object]:
+    """List the values of a node's results."""
+    value = node.meta["val"]
+    return value if isinstance(value, (tuple, list)) else (value,)
+
+
 def is_constant_along(node: Node, dim: int) -> bool:
     """Return whether a graph proves that a tensor has equal elements all along a dim."""
     value = node.meta["val"]

@@ -32,6 +32,9 @@ from .local_sorts import (
     call_on_rows,
     is_constant_along,
     lookup,
+    original,
+    result_of,
+    results,
     row_by_row,
 )
 
@@ -69,27 +72,20 @@ def unsorted_rows(graph: Graph, name: str) -> dict[Node, LocalSort]:
 
 def _numbers(node: Node) -> Node | None:
     """Return the numbers by which a node reads the matrices of experts; None for other ops."""
-    if node.target not in LOOKUPS or node.args[0].meta["val"].dim() < MATRICES:  # type: ignore[union-attr]
+    if node.target not in LOOKUPS or args_of(node)[0].meta["val"].dim() < MATRICES:
         return None
     read = [x for x in arguments(node)[1:] if x.meta["val"].dtype in INTS]
     is_row = len(read) == 1 and read[0].meta["val"].dim() == 1
-    return _original(read[0]) if is_row else None
+    return original(read[0]) if is_row else None
 
 
 def _same(x: Node) -> Numbers:
     """Return what is equal for two tensors that are the same views of one."""
-    x = _original(x)
+    x = original(x)
     if x.target not in MOVES or len(x.all_input_nodes) > 1:
         return x
     source, *options = args_of(x)
     return x.target, str(options), str(x.kwargs), _same(source)
-
-
-def _original(x: Node) -> Node:
-    """Follow a residual of the backward to the value that it is."""
-    while x.target is AFTER:
-        x = args_of(x)[0]
-    return x
 
 
 class _Search:
@@ -206,7 +202,7 @@ class _Search:
             later: the nodes from the first lookup on.
         """
         for x, role in self.rows_of(node):
-            source = _original(x)
+            source = original(x)
             is_free = source in later and source not in self.ops and source not in self.others
             if is_free and not is_constant_along(source, role.dim):
                 op = self.op_above(source, role.dim)
@@ -257,7 +253,7 @@ class _Search:
         roles: dict[Node, dict[int, RowShard]] = {}
         for node in ops:
             for x, role in self.rows_of(node):
-                source, number = _result_of(x)
+                source, number = result_of(x)
                 if source not in ops and not is_constant_along(x, role.dim):
                     roles.setdefault(source, {})[number] = role
         for source, by_number in roles.items():
@@ -265,18 +261,3 @@ class _Search:
             outs = [by_number.get(i, "R") for i in made]
             kinds = [Rows(r.dim) if isinstance(r, RowShard) else None for r in outs]
             yield source, RowOp((), tuple(outs), tuple(kinds))
-
-
-def results(node: Node) -> Sequence[object]:
-    """List the values of a node's results."""
-    value = node.meta["val"]
-    return value if isinstance(value, (tuple, list)) else (value,)
-
-
-def _result_of(x: Node) -> tuple[Node, int]:
-    """Return the op and the number of the result that a node is."""
-    x = _original(x)
-    if x.target is operator.getitem:
-        source, number = args_of(x)
-        return source, number
-    return x, 0
