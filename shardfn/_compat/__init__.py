@@ -47,6 +47,14 @@ from .distributed.groups import (
     wait_later,
     with_own_masks,
 )
+from .distributed.rank_groups import (
+    RankGroup,
+    RankWorld,
+    enter_world,
+    groups_are_of_threads,
+    rank_groups,
+    start_world,
+)
 from .distributed.rank_sizes import in_backward, of_rank, size_of_ranks
 from .distributed.sockets import shut_down, sockets_noted, tells_of_ranks
 from .distributed.stores import (
@@ -209,6 +217,12 @@ from .tracing import (
 )
 
 __all__ = [
+    "RankGroup",
+    "RankWorld",
+    "enter_world",
+    "groups_are_of_threads",
+    "rank_groups",
+    "start_world",
     "versions",
     "degraded",
     "rows_of_all",

@@ -1,0 +1,1 @@
+"""Programs of torch.distributed, run as they are: each rank is a thread of this process."""
