@@ -47,6 +47,7 @@ __all__ = [
     "all_gather",
     "all_to_all",
     "assert_comms",
+    "audit",
     "auto",
     "axis_index",
     "axis_size",

@@ -50,6 +50,7 @@ from .distributed.groups import (
 from .distributed.rank_groups import (
     RankGroup,
     RankWorld,
+    Store,
     enter_world,
     groups_are_of_threads,
     rank_groups,
@@ -219,6 +220,7 @@ from .tracing import (
 __all__ = [
     "RankGroup",
     "RankWorld",
+    "Store",
     "enter_world",
     "groups_are_of_threads",
     "rank_groups",

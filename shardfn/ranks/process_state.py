@@ -54,7 +54,7 @@ def _exchanged(table: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def generators() -> dict[str, Any]:
     """Return the states of the random generators of Python, numpy and torch."""
-    states = {"torch": torch.get_rng_state(), "random": random.getstate()}
+    states: dict[str, Any] = {"torch": torch.get_rng_state(), "random": random.getstate()}
     if "numpy" in sys.modules:
         states["numpy"] = sys.modules["numpy"].random.get_state()
     return states

@@ -34,7 +34,7 @@ class Ranks:
     n: int
     turns: Turns
     exchange: Exchange
-    groups: dict[str, tuple[str, tuple[int, ...]]]
+    groups: dict[str, tuple[str, tuple[int, ...]]] = attrs.field(factory=dict)
 
     def rank(self) -> int:
         """Return the rank of the calling thread."""
@@ -79,7 +79,7 @@ def run_ranks(
         return DivergenceError(problem(name, "all ranks wait for each other", *lines, needed=MATCH))
 
     turns = Turns(n, stuck, lambda r: states[r].enter(), lambda r: states[r].leave())
-    ranks = Ranks(n, turns, Exchange(turns, name), {})
+    ranks = Ranks(n, turns, Exchange(turns, name))
 
     def begin(rank: int) -> Any:
         with torch.autograd.set_multithreading_enabled(False):
@@ -116,7 +116,8 @@ def _installed(ranks: Ranks) -> Iterator[None]:
     """Make process groups those of the ranks."""
     store = SharedStore(ranks.turns)
 
-    def new_group(name: str, rank: int, n: int) -> Any:
+    def new_group(name: str, rank: int, n: int, members: Sequence[int], about: str) -> Any:
+        ranks.groups[name] = about, tuple(members or range(n))
         return _compat.RankGroup(name, rank, n, ranks.exchange.post)
 
     _compat.groups_are_of_threads(True)

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
-
+from .. import _compat
 from .turns import Turns
 
 
-class SharedStore(dist.Store):
+class SharedStore(_compat.Store):
     """A store of all ranks. A rank that waits for a key lets the others run.
 
     Args:
@@ -21,7 +20,7 @@ class SharedStore(dist.Store):
     def __init__(self, turns: Turns) -> None:
         super().__init__()
         self.turns = turns
-        self.values: dict[str, bytes] = {}
+        self.values: dict[str, Any] = {}
         self.seconds = timedelta(seconds=300)
 
     def set(self, key: str, value: Any) -> None:

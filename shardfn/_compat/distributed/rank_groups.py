@@ -10,11 +10,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
 
 from ..threads import replaced
 
-_bindings = torch._C._distributed_c10d
+_bindings: Any = torch._C._distributed_c10d
+_c10d: Any = torch.distributed.distributed_c10d
+_Work: Any = _bindings.Work
+_Group: Any = dist.ProcessGroup
+Store: Any = _bindings.Store
 # Posts a collective of this rank: its name, what must be equal on all ranks, the tensors that it
 # writes, and those that it reads. Returns it, with `is_done` and `wait`.
 Post = Callable[..., Any]
@@ -22,7 +25,7 @@ REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 Tensors = Sequence[torch.Tensor]
 
 
-class RankWork(_bindings.Work):
+class RankWork(_Work):
     """torch's handle of a posted collective.
 
     Args:
@@ -73,7 +76,7 @@ def reduction_name(op: Any) -> str:
     return str(op)
 
 
-class RankGroup(dist.ProcessGroup):
+class RankGroup(_Group):
     """A rank's process group. Each method posts a collective; names before torch 2.13 follow those
     of torch 2.13.
 
@@ -233,7 +236,7 @@ def _split(x: torch.Tensor, sizes: Sequence[int] | None, n: int) -> list[torch.T
     return [*x.detach().split([*sizes] if sizes else [len(x) // n] * n)]
 
 
-class RankWorld(c10d._World):
+class RankWorld(_c10d._World):
     """torch's record of the process groups of one process."""
 
     pg_map: Any = None
@@ -252,7 +255,7 @@ class RankWorld(c10d._World):
 
 def enter_world(world: Any) -> Any:
     """Make a record that of torch.distributed. Returns the one before."""
-    before, c10d._world = c10d._world, world
+    before, _c10d._world = _c10d._world, world
     return before
 
 
@@ -263,21 +266,22 @@ def groups_are_of_threads(is_so: bool) -> None:
 
 @contextlib.contextmanager
 def rank_groups(
-    new_group: Callable[[str, int, int], RankGroup], store: Any, place: Callable[[], Sequence[int]]
+    new_group: Callable[..., RankGroup], store: Any, place: Callable[[], Sequence[int]]
 ) -> Iterator[None]:
     """Make every new process group one of threads.
 
     Args:
-        new_group: makes one of a name, a rank and a size.
+        new_group: makes one of a name, a rank, a size, the ranks of the world that it has (all if
+            there are none), and a description.
         store: the key-value store of all ranks.
         place: gives the rank and the number of ranks of the calling thread.
     """
 
     def init(original: Any) -> Any:
         def init_process_group(backend: Any = None, *args: Any, **options: Any) -> None:
-            if dist.is_initialized() and getattr(c10d._world, "is_ready", False):
-                c10d._world.is_ready = False  # the group that every rank has at its start
-                c10d._world.pg_map[c10d._world.default_pg] = (_backend(backend), store)
+            if dist.is_initialized() and getattr(_c10d._world, "is_ready", False):
+                _c10d._world.is_ready = False  # the group that every rank has at its start
+                _c10d._world.pg_map[_c10d._world.default_pg] = (_backend(backend), store)
                 return
             rank, n = place()
             original(_backend(backend), store=store, rank=rank, world_size=n)
@@ -289,11 +293,11 @@ def rank_groups(
             n: int, rank: int, ranks: Any, backend: Any, store: Any, group_name: Any, **options: Any
         ) -> Any:
             tag, desc = options.get("pg_tag"), options.get("group_desc")
-            if tag and (known := c10d._find_pg_by_ranks_and_tag(tag, ranks)):
-                return known, c10d._world.pg_map[known][1]
-            if ranks and c10d._get_default_group().rank() not in ranks:
+            if tag and (known := _c10d._find_pg_by_ranks_and_tag(tag, ranks)):
+                return known, _c10d._world.pg_map[known][1]
+            if ranks and _c10d._get_default_group().rank() not in ranks:
                 return dist.GroupMember.NON_GROUP_MEMBER, None
-            group = new_group(str(group_name), rank, n)
+            group = new_group(str(group_name), rank, n, ranks, desc or "undefined")
             group._set_group_desc(desc or "undefined")
             _register(group, str(backend), store, group_name, tag)
             return group, store
@@ -301,9 +305,9 @@ def rank_groups(
         return make
 
     with (
-        replaced(c10d, "init_process_group", init),
+        replaced(_c10d, "init_process_group", init),
         replaced(dist, "init_process_group", init),
-        replaced(c10d, "_new_process_group_helper", helper),
+        replaced(_c10d, "_new_process_group_helper", helper),
     ):
         yield
 
@@ -314,11 +318,11 @@ def _backend(name: Any) -> str:
 
 def _register(group: RankGroup, backend: str, store: Any, name: Any, tag: str | None) -> None:
     """Note a group in the tables of torch.distributed."""
-    world = c10d._world
+    world = _c10d._world
     world.pg_map[group] = (backend, store)
     world.pg_names[group] = name
     world.pg_backend_config[group] = f"cpu:{backend}"
-    c10d._register_process_group(name, group)
+    _c10d._register_process_group(name, group)
     tags = [f"user:{tag}"] if tag else ["", f"ptd:{name}"]
     for each in tags:
         world.tags_to_pg.setdefault(each, []).append(group)
@@ -328,4 +332,4 @@ def _register(group: RankGroup, backend: str, store: Any, name: Any, tag: str | 
 def start_world() -> None:
     """Make the default process group of a rank, which the program may make itself later."""
     dist.init_process_group("gloo")
-    c10d._world.is_ready = True
+    _c10d._world.is_ready = True

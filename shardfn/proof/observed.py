@@ -1,0 +1,266 @@
+"""What a training step does that can be seen from outside: the values of its parameters when it
+begins, its losses, its gradients, and its parameters and buffers after each optimizer step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from .._tree import named_leaves
+from .shards_of_ranks import LocalValue, local_value
+
+# What wrappers of modules put into the names of parameters.
+WRAPPERS = re.compile(
+    r"(?<![^.])(module|_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\."
+)
+# The values that a node of a loss keeps, from which follows how many elements its mean has.
+ELEMENTS = ("_saved_self_sym_numel", "_saved_self_numel")
+MEAN = 1  # of `_saved_reduction`
+
+
+class EnoughSteps(BaseException):
+    """Ends a program after the optimizer steps that are compared."""
+
+
+@attrs.frozen(eq=False)
+class Loss:
+    """The loss of one backward.
+
+    Args:
+        value: the loss.
+        count: the elements that its mean is taken over; None where it is not known.
+    """
+
+    value: LocalValue
+    count: float | None
+
+
+@attrs.frozen(eq=False)
+class OptimizerStep:
+    """What one step of an optimizer reads and writes.
+
+    Args:
+        gradients: by parameter; None for those without.
+        after: the parameters that it has written.
+        is_adaptive: whether it divides by the size of gradients, which makes noise large.
+    """
+
+    gradients: dict[nn.Parameter, LocalValue | None]
+    after: dict[nn.Parameter, LocalValue]
+    is_adaptive: bool
+
+
+class Observed:
+    """What is seen of one process.
+
+    Args:
+        most_steps: the optimizer steps after which the program is ended; None for no end.
+    """
+
+    def __init__(self, most_steps: int | None = None) -> None:
+        self.most_steps = most_steps
+        self.modules: list[nn.Module] = []  # those that no other module called
+        self.depth = 0
+        self.start: dict[nn.Parameter, LocalValue] = {}
+        self.losses: list[Loss] = []
+        self.steps_of_losses: list[int] = []
+        self.steps: list[OptimizerStep] = []
+        self.rows: list[int] = []  # the batch sizes of calls
+        self.axes: dict[str, tuple[int, ...]] = {}  # of meshes: this rank's group along each
+        self.result: Any = None
+        self.drawn: torch.Tensor | None = None  # the state of torch's generator at the first call
+        self.draws = False  # whether random numbers were drawn after it
+
+    # What hooks report
+
+    def enters(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note the call of a module."""
+        self.depth += 1
+        if self.depth > 1:
+            return
+        self.note(module)
+        if self.drawn is None:
+            self.drawn = torch.get_rng_state()
+        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor) and x.dim()]
+        if tensors:
+            self.rows.append(len(tensors[0]))
+
+    def leaves(self) -> None:
+        """Note the end of a call."""
+        self.depth = max(self.depth - 1, 0)
+
+    def note(self, module: nn.Module) -> None:
+        """Note a module, and the values of parameters that are new."""
+        if not any(module is known for known in self.modules):
+            self.modules.append(module)
+        for parameter in module.parameters():
+            self.note_parameter(parameter)
+
+    def note_parameter(self, parameter: nn.Parameter) -> None:
+        """Note the value of a parameter, and the axes of its mesh, if it is new."""
+        if parameter in self.start:
+            return
+        self.start[parameter] = local_value(parameter)
+        if isinstance(parameter, DTensor):
+            self.axes |= groups_of(parameter.device_mesh)
+
+    def goes_back(self, roots: Any) -> None:
+        """Note the losses whose gradients are asked for."""
+        for root in [roots] if isinstance(roots, torch.Tensor) else roots:
+            if root.numel() == 1 and root.requires_grad:
+                self.losses.append(Loss(local_value(root.reshape(())), count_of(root.grad_fn)))
+                self.steps_of_losses.append(len(self.steps))
+
+    def losses_of(self, step: int) -> list[Loss]:
+        """Return the losses before an optimizer step."""
+        numbers = zip(self.losses, self.steps_of_losses, strict=True)
+        return [loss for loss, number in numbers if number == step]
+
+    @contextlib.contextmanager
+    def until_enough_steps(self) -> Iterator[None]:
+        """End the program in a context after the steps that are compared."""
+        try:
+            yield
+        except EnoughSteps:
+            self.ends(None)
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note the gradients that an optimizer reads."""
+        gradients = {}
+        for parameter in parameters_of(optimizer):
+            self.note_parameter(parameter)
+            gradients[parameter] = gradient_of(parameter)
+        is_adaptive = "betas" in optimizer.defaults or "eps" in optimizer.defaults
+        self.steps.append(OptimizerStep(gradients, {}, is_adaptive))
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note the parameters that an optimizer has written."""
+        for parameter in parameters_of(optimizer):
+            self.steps[-1].after[parameter] = local_value(parameter)
+        if self.most_steps is not None and len(self.steps) >= self.most_steps:
+            raise EnoughSteps
+
+    def ends(self, result: Any) -> None:
+        """Note the results of the program, and the gradients that no optimizer has read."""
+        self.result = result
+        for module in modules_in(result):
+            self.note(module)
+        if self.drawn is not None:
+            self.draws = not torch.equal(self.drawn, torch.get_rng_state())
+        if not self.steps:
+            gradients = {parameter: gradient_of(parameter) for parameter in self.start}
+            self.steps.append(OptimizerStep(gradients, {}, False))
+
+    # Names
+
+    def names(self) -> dict[nn.Parameter, str]:
+        """Return the name of each parameter, by the largest module that has it."""
+        found: dict[nn.Parameter, str] = {}
+        for name, parameter in self._named(lambda module: module.named_parameters()):
+            if parameter not in found:
+                taken = name in found.values()
+                found[parameter] = f"{name} ({len(found)})" if taken else name
+        for parameter in self.start:
+            found.setdefault(parameter, f"parameter {len(found)}")
+        return found
+
+    def buffers(self) -> dict[str, LocalValue]:
+        """Return the buffers of all modules, by name."""
+        found: dict[str, LocalValue] = {}
+        for name, buffer in self._named(lambda module: module.named_buffers()):
+            if name not in found:
+                found[name] = local_value(buffer)
+        return found
+
+    def tensors(self) -> dict[str, LocalValue]:
+        """Return the tensors of the result, by path."""
+        return {
+            path: local_value(x)
+            for path, x in leaves_of(self.result)
+            if isinstance(x, torch.Tensor) and not isinstance(x, nn.Parameter)
+        }
+
+    def _named(self, each: Any) -> Iterator[tuple[str, Any]]:
+        modules = {id(m): m for m in [*modules_in(self.result), *self.modules]}
+        by_size = sorted(modules.values(), key=lambda m: -sum(1 for _ in m.modules()))
+        for module in by_size:
+            for name, x in each(module):
+                yield WRAPPERS.sub("", name), x
+
+
+def groups_of(mesh: Any) -> dict[str, tuple[int, ...]]:
+    """Return the ranks of the calling rank's group along each axis of a mesh."""
+    names = mesh.mesh_dim_names or [f"axis {i}" for i in range(mesh.ndim)]
+    place = mesh.get_coordinate()
+    if place is None:
+        return {}
+    found = {}
+    for i, name in enumerate(names):
+        row = mesh.mesh[(*place[:i], slice(None), *place[i + 1 :])]
+        found[name] = tuple(row.tolist())
+    return found
+
+
+def modules_in(result: Any) -> list[nn.Module]:
+    """Return the modules in a tree."""
+    return [x for _, x in leaves_of(result) if isinstance(x, nn.Module)]
+
+
+def leaves_of(result: Any) -> list[tuple[str, Any]]:
+    """Return the leaves of a result, by path. Modules and optimizers are leaves."""
+    return named_leaves(result, lambda x: isinstance(x, (nn.Module, torch.optim.Optimizer)))
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """Return the parameters of an optimizer."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def gradient_of(parameter: nn.Parameter) -> LocalValue | None:
+    """Copy the gradient of a parameter."""
+    return None if parameter.grad is None else local_value(parameter.grad)
+
+
+def count_of(node: Any) -> float | None:
+    """Return how many elements the mean is taken over that a loss is, from its graph.
+
+    Args:
+        node: that made the loss.
+
+    Returns:
+        The number, or the product of several divisors; None where the loss is no mean.
+    """
+    count, is_mean = 1.0, False
+    while node is not None and (divisor := _divisor(node)) is not None:
+        is_mean = is_mean or divisor != 1
+        count *= divisor
+        inputs = [x for x, _ in node.next_functions if x is not None]
+        if len(inputs) != 1 or (divisor != 1 and not type(node).__name__.startswith("Div")):
+            break
+        (node,) = inputs
+    return count if is_mean and math.isfinite(count) and count > 0 else None
+
+
+def _divisor(node: Any) -> float | None:
+    """Return by what a node of a scalar divides; None where the search ends."""
+    name = type(node).__name__
+    if name.startswith("NllLoss") and node._saved_reduction == MEAN:
+        return float(node._saved_total_weight)
+    if getattr(node, "_saved_reduction", None) == MEAN:
+        return float(node._saved_self.numel())
+    if name.startswith("MeanBackward0"):
+        return float(next(getattr(node, x) for x in ELEMENTS if hasattr(node, x)))
+    if name.startswith("Div"):
+        other = node._saved_other
+        other = other if other is not None else 1
+        return float(other) if not isinstance(other, torch.Tensor) or other.numel() == 1 else None
+    return 1.0 if name.startswith(("Neg", "Mul", "ToCopy", "View", "Squeeze", "Alias")) else None

@@ -1,0 +1,65 @@
+"""Means of means: losses of parts that are averaged as if the parts were of one size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from .causes import Axis, tolerance
+from .observed import Loss
+
+
+def mean_of_means(
+    ranks: Sequence[Sequence[Loss]],
+    rows: Sequence[Sequence[int]],
+    alone: Sequence[Loss],
+    axes: Sequence[Axis],
+) -> str | None:
+    """Say whether the loss of one device is the mean of the ranks' losses by other weights than
+    equal ones.
+
+    Args:
+        ranks: the losses of each rank.
+        rows: the batch sizes of the calls of each rank.
+        alone: the losses of one device.
+        axes: the groups of ranks.
+
+    Returns:
+        The axis and the weights; None where the mean with equal weights is right, too.
+    """
+    wanted = mean([float(x.value.value) for x in alone], [x.count or 1.0 for x in alone])
+    if wanted is None:
+        return None
+    bound = 4 * tolerance(alone[0].value.value.dtype) * max(abs(wanted), 1e-30)
+    for axis in axes:
+        group = axis.groups[0]
+        losses = [x for r in group for x in ranks[r]]
+        values = [float(x.value.value) for x in losses]
+        sources = [[x.count for x in losses], [float(n) for r in group for n in rows[r]]]
+        for weights in sources:
+            known = [w for w in weights if w is not None]
+            if len(known) != len(values) or len({*known}) < 2:
+                continue
+            for scale in {1, len(values) // len(group), len(values), len(group)}:
+                weighted, equal = mean(values, known), mean(values, [1.0] * len(values))
+                if weighted is None or equal is None:
+                    continue
+                if abs(weighted * scale - wanted) <= bound < abs(equal * scale - wanted):
+                    return f"mean of means over {axis.name}: weights {written(known)}"
+    return None
+
+
+def mean(values: Sequence[float], weights: Sequence[float]) -> float | None:
+    """Return a weighted mean."""
+    total = sum(weights)
+    if not values or not total:
+        return None
+    return sum(w * x for w, x in zip(weights, values, strict=True)) / total
+
+
+def written(weights: Sequence[float]) -> str:
+    """Write weights as small whole numbers where they are such."""
+    if all(w == int(w) for w in weights):
+        shared = math.gcd(*(int(w) for w in weights))
+        return ", ".join(str(int(w) // shared) for w in weights)
+    return ", ".join(f"{w:.4g}" for w in weights)
