@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -15,7 +17,9 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from ..errors import DivergenceError, TreeError
 from ..ranks import process_state
+from ..ranks.process_state import ProcessState
 from ..ranks.run_ranks import Ranks, run_ranks
+from ..ranks.script import Script
 from .causes import Axis, Difference, Pair, difference, said, tolerance
 from .hooks import observing
 from .observed import Observed
@@ -114,9 +118,12 @@ def audit(
     is seen without that. A step that returns a loss without a backward is differentiated.
 
     Args:
-        distributed: the step of each rank, or a module. `mesh` is passed if it takes a mesh.
-        single: the step of one device, on the whole batch.
-        args: the arguments of both.
+        distributed: the step of each rank, a module, or the path of a script for torchrun. A step
+            that takes `mesh` gets a DeviceMesh.
+        single: the step of one device, on the whole batch; the path of a script. None for the
+            distributed script on one rank, where data loaders with a DistributedSampler give the
+            batches of all ranks.
+        args: the arguments of both; of scripts, those of the command line.
         world: the number of ranks.
         mesh: the sizes of the mesh axes by name, for the words of causes and for a step that takes
             a mesh; their product is the number of ranks.
@@ -148,16 +155,39 @@ def audit(
         1 of 3 values of distributed on 2 ranks are not those of one device
           gradient of weight: each rank its own: not reduced over world (differs by 3, ranks 0, 1)
     """
-    name = f"audit({_name(distributed)})"
-    axes_of_mesh = _axes_of_mesh(name, mesh, world)
+    step = _name(distributed)
+    axes = _axes_of_mesh(f"audit({step})", mesh, world)
     starts = process_state.generators()
-    alone = _run(name, single, args, 1, starts, None, steps, is_started=False)[0][0]
-    seen, ranks = _run(name, distributed, args, world, starts, mesh, steps)
-    axes = _axes(axes_of_mesh, seen, ranks)
-    return Comparison(name, alone, seen, axes).audit(_name(distributed))
+    if isinstance(distributed, str):
+        alone, seen, ranks = _scripts(distributed, single, args, world, mesh, steps)
+    else:
+        name = f"audit({step})"
+        (alone,), _ = _run(name, single, args, 1, starts, None, steps, is_started=False)
+        seen, ranks = _run(name, distributed, args, world, starts, mesh, steps)
+    return Comparison(f"audit({step})", alone, seen, _axes(axes, seen, ranks)).audit(step)
+
+
+def _scripts(
+    path: str,
+    single: str | None,
+    args: tuple[Any, ...],
+    world: int,
+    mesh: Mapping[str, int] | None,
+    steps: int | None,
+) -> tuple[Observed, list[Observed], Ranks]:
+    """Run a script on many ranks, and it or another on one. Scripts start as new processes do."""
+    starts = process_state.new_generators()
+    arguments = [str(x) for x in args]
+    script = Script(path, arguments)
+    seen, ranks = _run(script.name, script, (), world, starts, mesh, steps, is_started=False)
+    whole = Script(single or path, arguments, script.loaders.get(0, ()))
+    (alone,), _ = _run(script.name, whole, (), 1, starts, None, steps, is_started=False)
+    return alone, seen, ranks
 
 
 def _name(step: Any) -> str:
+    if isinstance(step, str):
+        return Path(step).name
     return getattr(step, "__name__", type(step).__name__)
 
 
@@ -233,8 +263,20 @@ def _run(
         with own.seen.until_enough_steps():
             own.seen.ends(_differentiated(own.seen, step(*copies, **options)))
 
-    with observing(lambda: getattr(own, "seen", None)):
-        run_ranks(each, n, name=name, generators=starts, is_started=is_started)
+    def rank() -> int | None:
+        return world[0].turns.rank() if world else None
+
+    is_script = isinstance(step, Script)
+    installed = step.installed(rank) if is_script else contextlib.nullcontext()
+    with observing(lambda: getattr(own, "seen", None)), installed:
+        run_ranks(
+            each,
+            n,
+            name=name,
+            generators=starts,
+            is_started=is_started,
+            state=step.state if is_script else ProcessState,
+        )
     return seen, world[0]
 
 

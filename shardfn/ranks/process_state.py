@@ -20,25 +20,43 @@ class ProcessState:
 
     Args:
         environment: variables of the rank.
-        generators: the states of random generators at its start.
+        states: the states of random generators at its start.
+        folder: of a script. Modules in it are imported once for each rank.
     """
 
-    def __init__(self, environment: Mapping[str, str], generators: Mapping[str, Any]) -> None:
-        self.environment, self.generators = dict(environment), dict(generators)
-        self.modules: dict[str, Any] = {}  # of the rank's own, by name
+    def __init__(
+        self, environment: Mapping[str, str], states: Mapping[str, Any], folder: str | None = None
+    ) -> None:
+        self.environment, self.states, self.folder = dict(environment), dict(states), folder
+        self.modules: dict[str, Any] = {}
+        self.others: set[str] = set()  # the names of modules of the process
         self.world = _compat.RankWorld()
-        self.outside: ProcessState | None = None
 
     def enter(self) -> None:
         """Make it the state of the process."""
-        self.environment = _exchanged(os.environ, self.environment)
+        self._exchange()
+        self.others = set(sys.modules)
         self.modules = _exchanged(sys.modules, self.modules)
+
+    def leave(self) -> None:
+        """Give the process its own state back."""
+        new = [x for x in sys.modules.keys() - self.others if self._is_own(x)]
+        own = {x: sys.modules.get(x) for x in (*new, *self.modules)}
+        _exchanged(sys.modules, {x: self.modules.get(x) for x in own})
+        self.modules = own
+        self._exchange()
+
+    def _exchange(self) -> None:
+        self.environment = _exchanged(os.environ, self.environment)
         before = generators()
-        restore(self.generators)
-        self.generators = before
+        restore(self.states)
+        self.states = before
         self.world = _compat.enter_world(self.world)
 
-    leave = enter
+    def _is_own(self, name: str) -> bool:
+        """Return whether a module is of the script's folder."""
+        file = getattr(sys.modules[name], "__file__", None) or ""
+        return self.folder is not None and file.startswith(self.folder)
 
 
 def _exchanged(table: Any, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,3 +84,12 @@ def restore(states: Mapping[str, Any]) -> None:
     random.setstate(states["random"])
     if "numpy" in states:
         sys.modules["numpy"].random.set_state(states["numpy"])
+
+
+def new_generators() -> dict[str, Any]:
+    """Return the states of the random generators of a new process, which has seeded none."""
+    states: dict[str, Any] = {"torch": torch.Generator().get_state()}
+    states["random"] = random.Random(0).getstate()
+    if "numpy" in sys.modules:
+        states["numpy"] = sys.modules["numpy"].random.RandomState(0).get_state()
+    return states

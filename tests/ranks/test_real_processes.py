@@ -29,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from shardfn.ranks.run_ranks import run_ranks
 
 ROWS, D, HIDDEN, STEPS = 12, 5, 8, 3
+ADAM = functools.partial(torch.optim.AdamW, lr=0.01)
 Values = list[torch.Tensor]
 
 
@@ -57,7 +58,7 @@ def train(
     net: nn.Module,
     *,
     part: Callable[[torch.Tensor], torch.Tensor] = own,
-    optimizer: Any = functools.partial(torch.optim.AdamW, lr=0.01),
+    optimizer: Any = ADAM,
     microbatches: int = 1,
 ) -> Values:
     """Losses, gradients and parameters of three steps."""

@@ -5,8 +5,10 @@ them as they call Gloo's.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -308,6 +310,7 @@ def rank_groups(
         replaced(_c10d, "init_process_group", init),
         replaced(dist, "init_process_group", init),
         replaced(_c10d, "_new_process_group_helper", helper),
+        mock.patch.object(sys, "excepthook", sys.excepthook),  # which torch replaces
     ):
         yield
 
