@@ -1,4 +1,4 @@
-"""The command line: `python -m shardfn demo | doctor`."""
+"""The command line: `python -m shardfn demo | doctor | audit`."""
 
 import argparse
 import sys
@@ -6,15 +6,18 @@ from collections.abc import Sequence
 
 import shardfn_demo
 from shardfn.inspect import doctor
+from shardfn.proof import command as audit
 
-COMMANDS = {"demo": shardfn_demo.main, "doctor": doctor.main}
+COMMANDS = {"demo": shardfn_demo.main, "doctor": doctor.main, "audit": audit.main}
 
 
 def main(argv: Sequence[str]) -> int:
     """Run one command, which reads the arguments after its name."""
     parser = argparse.ArgumentParser(prog="python -m shardfn")
     parser.add_argument(
-        "command", choices=COMMANDS, help="one GPT in three worlds; or what this machine can do"
+        "command",
+        choices=COMMANDS,
+        help="one GPT in three worlds; what this machine can do; a script against one device",
     )
     name = parser.parse_args(argv[:1]).command
     return COMMANDS[name](argv[1:])

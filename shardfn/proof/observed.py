@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from .._tree import named_leaves
+from .progress import Progress
 from .shards_of_ranks import LocalValue, local_value
 
 # What wrappers of modules put into the names of parameters.
@@ -64,10 +65,11 @@ class Observed:
 
     Args:
         most_steps: the optimizer steps after which the program is ended; None for no end.
+        progress: prints what the process does; None for a quiet one.
     """
 
-    def __init__(self, most_steps: int | None = None) -> None:
-        self.most_steps = most_steps
+    def __init__(self, most_steps: int | None, progress: Progress | None) -> None:
+        self.most_steps, self.progress = most_steps, progress
         self.modules: list[nn.Module] = []  # those that no other module called
         self.depth = 0
         self.start: dict[nn.Parameter, LocalValue] = {}
@@ -88,11 +90,17 @@ class Observed:
         if self.depth > 1:
             return
         self.note(module)
+        self.tell(f"calls {type(module).__name__}")
         if self.drawn is None:
             self.drawn = torch.get_rng_state()
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor) and x.dim()]
         if tensors:
             self.rows.append(len(tensors[0]))
+
+    def tell(self, what: str) -> None:
+        """Print what comes next."""
+        if self.progress is not None:
+            self.progress.line(what)
 
     def leaves(self) -> None:
         """Note the end of a call."""
@@ -135,6 +143,7 @@ class Observed:
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Note the gradients that an optimizer reads."""
+        self.tell(f"optimizer step {len(self.steps)}")
         gradients = {}
         for parameter in parameters_of(optimizer):
             self.note_parameter(parameter)

@@ -1,0 +1,52 @@
+"""The command line of `audit`: `python -m shardfn audit train.py --world 8 -- --lr 0.1`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+
+from ..errors import ShardError
+from .audit import audit
+
+WORLD, STEPS = 8, 3
+
+
+def main(argv: Sequence[str]) -> int:
+    """Audit a script. Returns 0 if it computes what one device computes, 1 if not, 2 on errors."""
+    parser = argparse.ArgumentParser(
+        prog="python -m shardfn audit",
+        description="run a script for torchrun as n ranks of one process, and compare them with "
+        "one device",
+    )
+    parser.add_argument("script", help="the path of the script")
+    parser.add_argument("--world", type=int, help="the number of ranks (default: 8)")
+    parser.add_argument("--mesh", type=sizes, help="names and sizes of axes, as dp=4,tp=2")
+    parser.add_argument("--single", help="a script of one device (default: the script on one rank)")
+    parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps (default: 3)")
+    own = argv[: argv.index("--")] if "--" in argv else argv
+    options = parser.parse_args(own)
+    mesh = options.mesh
+    try:
+        found = audit(
+            options.script,
+            options.single,
+            *argv[len(own) + 1 :],
+            world=options.world or (math.prod(mesh.values()) if mesh else WORLD),
+            mesh=mesh,
+            steps=options.steps,
+        )
+    except ShardError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(found)
+    return 0 if found.ok else 1
+
+
+def sizes(text: str) -> dict[str, int]:
+    """Read the sizes of axes: `dp=4,tp=2`."""
+    pairs = [part.split("=") for part in text.split(",")]
+    if any(len(pair) != 2 or not pair[1].isdigit() for pair in pairs):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form dp=4,tp=2")
+    return {name: int(n) for name, n in pairs}

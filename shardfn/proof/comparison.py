@@ -1,0 +1,406 @@
+"""The comparison of a distributed step with that of one device, value by value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import nn
+
+from ..errors import DivergenceError, TreeError
+from .causes import Axis, Difference, Pair, difference, said, tolerance
+from .observed import Observed
+from .shards_of_ranks import Holdings, LocalValue, parts_of
+from .weights import mean_of_means
+
+START, LOSS, GRADIENT = "start", "loss", "gradient"
+AFTER, BUFFER, RESULT = "parameter after the step", "buffer", "result"
+
+
+@attrs.frozen
+class Row:
+    """A value of a distributed step that is not that of one device.
+
+    Args:
+        name: of the parameter, buffer, or part of the result.
+        kind: what of it: start, loss, gradient, parameter after the step, buffer, result.
+        step: the optimizer step, from 0.
+        ratio: by which it is too large on every rank; None where no number is.
+        difference: the largest difference of an element.
+        ranks: where it differs.
+        cause: what it looks like.
+    """
+
+    name: str
+    kind: str
+    step: int
+    ratio: float | None
+    difference: float
+    ranks: tuple[int, ...]
+    cause: str
+
+    def __str__(self) -> str:
+        size = f"differs by {self.difference:.2g}"
+        return f"{self.kind} of {self.name}: {self.cause} ({size}, {said(self.ranks)})"
+
+
+@attrs.frozen
+class Audit:
+    """The result of an audit, which prints as a table.
+
+    Args:
+        name: of the distributed step.
+        world: the number of ranks.
+        rows: what differs, in the order of the step: values at the start, gradients, parameters
+            after the step, buffers, results, losses.
+        compared: the number of values that were compared.
+        notes: what the audit could not follow, and means of means.
+    """
+
+    name: str
+    world: int
+    rows: tuple[Row, ...]
+    compared: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing differs."""
+        return not self.rows
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __str__(self) -> str:
+        counted = f"{self.compared} values of {self.name} on {self.world} ranks"
+        first = f"{counted} are those of one device"
+        if self.rows:
+            first = f"{len(self.rows)} of {counted} are not those of one device"
+        return "\n".join(
+            [first, *(f"  {row}" for row in self.rows), *(f"  note: {x}" for x in self.notes)]
+        )
+
+    __repr__ = __str__
+
+
+class Comparison:
+    """The comparison of what is seen of ranks with what is seen of one device.
+
+    Args:
+        name: of the program, for errors.
+        alone: of one device.
+        ranks: of each rank.
+        axes: the groups of ranks.
+    """
+
+    def __init__(
+        self, name: str, alone: Observed, ranks: Sequence[Observed], axes: Sequence[Axis]
+    ) -> None:
+        self.name, self.alone, self.ranks, self.axes = name, alone, ranks, axes
+        self.rows: list[Row] = []
+        self.compared = 0
+        self.notes: list[str] = []
+        self.names = [each.names() for each in ranks]
+        self.names_alone = alone.names()
+        self.starts = {self.names_alone[p]: _whole(x) for p, x in alone.start.items()}
+        holdings = Holdings(self.starts, _close)
+        self.held = [
+            holdings.of_rank({names[p]: x for p, x in each.start.items()})
+            for each, names in zip(ranks, self.names, strict=True)
+        ]
+
+    def audit(self, step: str) -> Audit:
+        """Compare all."""
+        self.check()
+        self.compare_starts()
+        if not self.rows:
+            for number in range(len(self.alone.steps)):
+                self.compare_step(number)
+                if self.rows:
+                    break
+            self.compare_buffers()
+            self.compare_results()
+        return Audit(step, len(self.ranks), tuple(self.rows), self.compared, tuple(self.notes))
+
+    def check(self) -> None:
+        """Refuse steps with nothing to compare."""
+        for who, each in (("the single-device step", self.alone), ("distributed", self.ranks[0])):
+            if not each.start and not each.losses and not each.tensors():
+                raise TreeError.of(
+                    self.name,
+                    f"{who} called no module, took no gradient and returned no tensor",
+                    needed="a step with a loss, gradients, parameters or tensors to compare",
+                    fix="return the loss and the module",
+                )
+        counts = {len(self.alone.steps), *(len(each.steps) for each in self.ranks)}
+        if len(counts) > 1:
+            raise DivergenceError.of(
+                self.name,
+                f"one device takes {len(self.alone.steps)} optimizer steps, ranks take "
+                f"{', '.join(str(len(each.steps)) for each in self.ranks)}",
+                needed="as many steps on one device as on each rank",
+            )
+
+    # What is compared
+
+    def compare_starts(self) -> None:
+        """Compare the values that parameters begin with."""
+        wrong: dict[str, list[int]] = {}
+        for rank, (each, names, held) in enumerate(
+            zip(self.ranks, self.names, self.held, strict=True)
+        ):
+            for parameter in each.start:
+                name = names[parameter]
+                known = held.get(name)
+                if known is None or not known.is_equal:
+                    wrong.setdefault(name, []).append(rank)
+        self.compared += len(self.starts)
+        for name, ranks in wrong.items():
+            cause = "begins with other values: seeds, or what is broadcast, are not alike"
+            if name not in self.starts:
+                cause = "one device has no such parameter, nor one with its values"
+            self.rows.append(Row(name, START, 0, None, float("nan"), tuple(ranks), cause))
+
+    def compare_step(self, number: int) -> None:
+        """Compare what one optimizer step reads and writes."""
+        alone = self.alone.steps[number]
+        gradients = self.by_name({p: x for p, x in alone.gradients.items() if x is not None})
+        scale = max((float(x.abs().max()) for x in gradients.values() if x.numel()), default=0.0)
+        hint = self.hint(number)
+        for name, expected in gradients.items():
+            noise = 64 * _eps(expected) * scale
+            pairs = self.pairs(name, expected, [s.steps[number].gradients for s in self.ranks])
+            self.compare(name, GRADIENT, number, pairs, noise, hint)
+        self.compare_partial(number)
+        self.compare_common_ratio()
+        wrong = {row.name for row in self.rows}
+        for name, after in self.by_name(alone.after).items():
+            if name not in wrong and name in gradients:
+                self.compare_update(number, name, after, gradients[name])
+
+    def by_name(self, values: Mapping[nn.Parameter, LocalValue]) -> dict[str, torch.Tensor]:
+        """Return values of the single-device program by name."""
+        return {self.names_alone[p]: _whole(x) for p, x in values.items()}
+
+    def pairs(
+        self, name: str, expected: torch.Tensor, ranks: Sequence[Mapping[Any, LocalValue | None]]
+    ) -> dict[int, Pair]:
+        """Pair a value of one device with those of the ranks that hold parts of its parameter."""
+        flat = expected.reshape(-1)
+        pairs = {}
+        for rank, (values, names, held) in enumerate(
+            zip(ranks, self.names, self.held, strict=True)
+        ):
+            for parameter, x in values.items():
+                known = held.get(names[parameter])
+                if known is not None and known.name == name:
+                    value = None if x is None else x.value.reshape(known.elements.shape)
+                    pairs[rank] = Pair(value, flat[known.elements], known.elements)
+        return pairs
+
+    def compare(
+        self,
+        name: str,
+        kind: str,
+        number: int,
+        pairs: Mapping[int, Pair],
+        noise: float,
+        hint: str | None = None,
+    ) -> None:
+        """Compare one value, and note a row if it differs."""
+        self.compared += 1
+        dtypes = [x.dtype for p in pairs.values() for x in (p.value, p.expected) if x is not None]
+        largest = max(
+            (float(p.expected.abs().max()) for p in pairs.values() if p.expected.numel()),
+            default=0.0,
+        )
+        found = difference(pairs, self.axes, tolerance(*dtypes) * largest + noise, hint)
+        if found is not None:
+            self.note(name, kind, number, found)
+
+    def note(self, name: str, kind: str, number: int, found: Difference) -> None:
+        """Note a row."""
+        self.rows.append(
+            Row(name, kind, number, found.ratio, found.largest, found.ranks, found.cause)
+        )
+
+    def compare_partial(self, number: int) -> None:
+        """Note the gradients that DTensors leave unreduced."""
+        for rank, each in enumerate(self.ranks):
+            for parameter, x in each.steps[number].gradients.items():
+                name = self.names[rank][parameter]
+                if x is not None and x.partial and not any(row.name == name for row in self.rows):
+                    ranks = tuple(range(len(self.ranks)))
+                    cause = f"left as {', '.join(x.partial)}: not reduced"
+                    self.rows.append(Row(name, GRADIENT, number, None, float("nan"), ranks, cause))
+
+    def compare_common_ratio(self) -> None:
+        """Say of gradients that all are scaled by one number what that looks like."""
+        ratios = {round(row.ratio, 3) for row in self.rows if row.ratio is not None}
+        whole = [row for row in self.rows if row.cause.endswith(": scaled")]
+        if len(whole) == len(self.rows) > 1 and len(ratios) == 1:
+            text = "every gradient alike: the loss, or the norm that clips, is another"
+            self.rows = [
+                attrs.evolve(row, cause=row.cause.replace(": scaled", f": {text}"))
+                for row in self.rows
+            ]
+
+    def compare_update(
+        self, number: int, name: str, after: torch.Tensor, gradient: torch.Tensor
+    ) -> None:
+        """Compare how an optimizer has changed a parameter whose gradient is right."""
+        before = self.before(number)
+        ranks_after = [s.steps[number].after for s in self.ranks]
+        pairs = self.pairs(name, after - before[name], ranks_after)
+        values: dict[int, Pair] = {}
+        for rank, pair in pairs.items():
+            start = before[name].reshape(-1)[pair.elements]
+            value = None if pair.value is None else pair.value - start
+            expected = pair.expected
+            if value is not None and self.alone.steps[number].is_adaptive:
+                # Where a gradient is noise, its sign is, and an update divided by its size.
+                g = gradient.reshape(-1)[pair.elements].abs()
+                steady = g > 100 * tolerance(gradient.dtype) * float(gradient.abs().max())
+                value, expected = value * steady, expected * steady
+            values[rank] = Pair(value, expected, pair.elements)
+        noise = 8 * _eps(after) * float(after.abs().max())
+        rows = len(self.rows)
+        self.compare(name, AFTER, number, values, noise)
+        if len(self.rows) > rows and (row := self.rows[-1]).ratio is not None:
+            words = row.cause.replace(
+                "reduced twice, or summed where it is averaged", "learning rate multiplied"
+            )
+            words = words.replace("divided once more", "learning rate divided once more")
+            self.rows[-1] = attrs.evolve(row, cause=f"the update is {words}")
+
+    def before(self, number: int) -> dict[str, torch.Tensor]:
+        """Return the single-device parameters before a step."""
+        before = dict(self.starts)
+        for step in self.alone.steps[:number]:
+            before |= self.by_name(step.after)
+        return before
+
+    def hint(self, number: int) -> str | None:
+        """Say whether the loss of a step is a mean of means."""
+        losses = [each.losses_of(number) for each in self.ranks]
+        found = mean_of_means(
+            losses, [s.rows for s in self.ranks], self.alone.losses_of(number), self.axes
+        )
+        if found is not None:
+            self.notes.append(f"the loss of step {number} is a {found}")
+        return found
+
+    def compare_buffers(self) -> None:
+        """Compare the buffers at the end."""
+        alone = self.alone.buffers()
+        found = [each.buffers() for each in self.ranks]
+        for name, x in alone.items():
+            self.compare_named(name, BUFFER, _whole(x), [each.get(name) for each in found])
+
+    def compare_results(self) -> None:
+        """Compare the tensors that the steps return."""
+        found = [each.tensors() for each in self.ranks]
+        for path, x in self.alone.tensors().items():
+            values = [each.get(path) for each in found]
+            name = path or "the result"
+            if x.value.numel() == 1 and all(v is None or v.value.numel() == 1 for v in values):
+                self.compare_scalar(name, _whole(x), values)
+            else:
+                self.compare_named(name, RESULT, _whole(x), values)
+
+    def compare_scalar(
+        self, name: str, expected: torch.Tensor, values: Sequence[LocalValue | None]
+    ) -> None:
+        """Compare a number, such as a loss: of all ranks, or of each rank's part."""
+        self.compared += 1
+        numbers = [float(v.value) for v in values if v is not None]
+        want = float(expected)
+        bound = 4 * tolerance(expected.dtype) * max(abs(want), 1e-30)
+        right = lambda x: abs(x - want) <= bound
+        n = len(numbers)
+        if not n or all(map(right, numbers)):
+            return
+        is_one = all(abs(x - numbers[0]) <= bound for x in numbers)
+        weighted = [self.weighted(name, numbers)] if not is_one else []
+        if not is_one and any(
+            map(
+                right,
+                [
+                    sum(numbers) / n,
+                    sum(numbers),
+                    *self.sums(numbers),
+                    *[w for w in weighted if w is not None],
+                ],
+            )
+        ):
+            return
+        pairs = {
+            r: Pair(
+                None if v is None else v.value.reshape(()), expected.reshape(()), torch.zeros(())
+            )
+            for r, v in enumerate(values)
+        }
+        found = difference(pairs, self.axes, bound, self.hint(0))
+        if found is not None:
+            self.note(name, LOSS if expected.is_floating_point() else RESULT, 0, found)
+
+    def sums(self, numbers: Sequence[float]) -> list[float]:
+        """Return the sums of a number over each axis, where the groups agree."""
+        found = []
+        for axis in self.axes:
+            sums = [sum(numbers[r] for r in group if r < len(numbers)) for group in axis.groups]
+            if max(sums) - min(sums) <= 1e-6 * max(map(abs, sums)):
+                found.append(sums[0])
+        return found
+
+    def weighted(self, name: str, numbers: Sequence[float]) -> float | None:
+        """Return the mean of losses weighted by their elements, if those are known."""
+        counts = [each.losses[-1].count if each.losses else None for each in self.ranks]
+        known = [c for c in counts if c is not None]
+        if len(known) != len(numbers):
+            return None
+        return sum(c * x for c, x in zip(known, numbers, strict=True)) / sum(known)
+
+    def compare_named(
+        self, name: str, kind: str, expected: torch.Tensor, values: Sequence[LocalValue | None]
+    ) -> None:
+        """Compare a tensor with those of ranks, which may be parts of it."""
+        pairs = {}
+        for rank, x in enumerate(values):
+            if x is not None and (pair := _closest(expected, x)) is not None:
+                pairs[rank] = pair
+        if pairs:
+            self.compare(name, kind, len(self.alone.steps) - 1, pairs, 0.0)
+
+
+def _closest(expected: torch.Tensor, x: LocalValue) -> Pair | None:
+    """Pair a tensor of a rank with the part of a single-device one that is the closest to it."""
+    elements = x.elements()
+    flat = expected.reshape(-1)
+    if elements is not None:
+        if tuple(expected.shape) != x.shape:
+            return None
+        return Pair(x.value, flat[elements], elements)
+    parts = [e for e, _, _ in parts_of(expected.shape, x.value.shape)]
+    pairs = [Pair(x.value, flat[e].reshape(x.value.shape), e) for e in parts]
+    apart = lambda p: float((p.value.double() - p.expected.double()).abs().sum())
+    return min(pairs, key=apart, default=None)
+
+
+def _whole(x: LocalValue) -> torch.Tensor:
+    return x.value
+
+
+def _eps(x: torch.Tensor) -> float:
+    return torch.finfo(x.dtype).eps if x.dtype.is_floating_point else 0.0
+
+
+def _close(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Return whether parameters are equal, but for the rounding of their making."""
+    if x.numel() != y.numel():
+        return False
+    x = x.reshape(y.shape)
+    bound = tolerance(x.dtype, y.dtype)
+    return not x.numel() or bool((x - y).abs().max() <= bound * max(float(y.abs().max()), 1e-30))
