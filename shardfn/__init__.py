@@ -13,6 +13,7 @@ else:
 
 __all__ = [
     "ArtefactError",
+    "Audit",
     "Bucket",
     "BucketPlan",
     "BudgetError",

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from ..errors import TreeError
+from ..errors import DivergenceError, TreeError
 from ..ranks import process_state
 from ..ranks.run_ranks import Ranks
-from .causes import Axis
+from .causes import OTHER, Axis, tolerance
 from .comparison import Audit, Comparison
 from .observed import Observed
 from .watched_runs import watched, watched_scripts
@@ -85,7 +85,35 @@ def audit(
         name = f"audit({step})"
         (alone,), _ = watched(name, single, args, 1, starts, None, steps, is_started=False)
         seen, ranks = watched(name, distributed, args, world, starts, mesh, steps)
-    return Comparison(f"audit({step})", alone, seen, _axes(axes, seen, ranks)).audit(step)
+    found = Comparison(f"audit({step})", alone, seen, _axes(axes, seen, ranks)).audit(step)
+    if not isinstance(distributed, str) and any(row.cause == OTHER for row in found):
+        _same_loss(f"audit({step})", distributed, args, alone, starts, mesh)
+    return found
+
+
+def _same_loss(
+    name: str,
+    distributed: Any,
+    args: tuple[Any, ...],
+    alone: Observed,
+    starts: Mapping[str, Any],
+    mesh: Mapping[str, int] | None,
+) -> None:
+    """Refuse a single-device step with another loss than that of the ranks' step on one rank."""
+    try:
+        (one,), _ = watched(name, distributed, args, 1, starts, dict.fromkeys(mesh or (), 1), 1)
+    except Exception:  # a step that needs its number of ranks
+        return
+    losses = [float(each.losses[0].value.value) for each in (alone, one) if each.losses]
+    bound = 4 * tolerance(alone.losses[0].value.value.dtype) if alone.losses else 0.0
+    if len(losses) == 2 and abs(losses[0] - losses[1]) > bound * abs(losses[0]):
+        raise DivergenceError.of(
+            name,
+            f"the single-device step has a loss of {losses[0]:.6g}, and distributed on one rank of "
+            f"{losses[1]:.6g}",
+            needed="two steps with one loss",
+            fix="the same loss, and the same reduction, on the whole batch",
+        )
 
 
 def _name(step: Any) -> str:

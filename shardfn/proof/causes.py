@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import attrs
 import torch
 
+OTHER = "other values"
+
 
 @attrs.frozen
 class Axis:
@@ -87,12 +89,12 @@ def difference(
         return None
     largest = max(gaps[r] for r in wrong)
     shared = ratio_of([pairs[r] for r in wrong], bound)
-    cause, ratio = hint or "other values", None
+    cause, ratio = hint or OTHER, None
     if any(not math.isfinite(x) for x in gaps.values()):
         cause = f"not finite on {said([r for r in wrong if not math.isfinite(gaps[r])])}"
     elif own := unreduced(pairs, axes, bound):
         cause = own
-    elif shared is not None:
+    elif shared is not None and is_telling(shared, [pairs[r] for r in wrong], axes):
         ratio, cause = shared, scaled(shared, wrong, pairs, axes)
     elif parts := replicas(pairs, bound):
         cause = f"differs between replicas: {parts}"
@@ -118,6 +120,12 @@ def ratio_of(pairs: Sequence[Pair], bound: float) -> float | None:
     ratio = float(value @ expected) / square
     rest = float((value - ratio * expected).abs().max())
     return ratio if rest <= bound * max(1.0, abs(ratio)) else None
+
+
+def is_telling(ratio: float, pairs: Sequence[Pair], axes: Sequence[Axis]) -> bool:
+    """Return whether a ratio says something: any two numbers have one."""
+    is_size = abs(ratio - 1) < 1e-3 or bool(sized(ratio, axes) or sized(1 / (ratio or 1), axes))
+    return is_size or any(p.expected.numel() > 1 for p in pairs)
 
 
 def scaled(
@@ -165,7 +173,7 @@ def unreduced(pairs: Mapping[int, Pair], axes: Sequence[Axis], bound: float) -> 
         ]
         n = len(groups[0])
         ratio = ratio_of(sums, bound * n)
-        if ratio is None or abs(ratio) < 1e-6:
+        if ratio is None or abs(ratio) < 1e-6 or not is_telling(ratio, sums, axes):
             continue
         name = " x ".join(axis.name for axis in chosen)
         start = f"each rank its own: not reduced over {name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,21 @@ from .weights import mean_of_means
 
 START, LOSS, GRADIENT = "start", "loss", "gradient"
 AFTER, BUFFER, RESULT = "parameter after the step", "buffer", "result"
+
+
+OTHER_START = (
+    "begins with other values: seed both steps alike, as by torch.manual_seed(0) before the module "
+    "is made, or broadcast what one rank has"
+)
+UNKNOWN = "one device has no such parameter, nor one with its values"
+RANDOM = (
+    "the steps draw random numbers, as dropout does: ranks draw others than one device; compare "
+    "with dropout of 0"
+)
+OF_UPDATES = {  # the words for gradients, and those for updates by them
+    "reduced twice, or summed where it is averaged": "learning rate multiplied",
+    "divided once more": "learning rate divided once more",
+}
 
 
 @attrs.frozen
@@ -120,8 +136,11 @@ class Comparison:
                 self.compare_step(number)
                 if self.rows:
                     break
+        if not self.rows:
             self.compare_buffers()
             self.compare_results()
+        if self.rows and (self.alone.draws or any(each.draws for each in self.ranks)):
+            self.notes.append(RANDOM)
         return Audit(step, len(self.ranks), tuple(self.rows), self.compared, tuple(self.notes))
 
     def check(self) -> None:
@@ -158,10 +177,20 @@ class Comparison:
                     wrong.setdefault(name, []).append(rank)
         self.compared += len(self.starts)
         for name, ranks in wrong.items():
-            cause = "begins with other values: seeds, or what is broadcast, are not alike"
-            if name not in self.starts:
-                cause = "one device has no such parameter, nor one with its values"
-            self.rows.append(Row(name, START, 0, None, float("nan"), tuple(ranks), cause))
+            cause = OTHER_START if name in self.starts else UNKNOWN
+            self.rows.append(Row(name, START, 0, None, math.nan, tuple(ranks), cause))
+        everyone = tuple(range(len(self.ranks)))
+        for name, x in self.starts.items():
+            parts = [
+                h.elements.reshape(-1)
+                for held in self.held
+                for h in held.values()
+                if h.name == name
+            ]
+            elements = torch.cat([torch.zeros(0, dtype=torch.int64), *parts]).unique()
+            if len(elements) < x.numel() and name not in wrong:
+                cause = f"{x.numel() - len(elements)} of {x.numel()} elements are on no rank"
+                self.rows.append(Row(name, START, 0, None, math.nan, everyone, cause))
 
     def compare_step(self, number: int) -> None:
         """Compare what one optimizer step reads and writes."""
@@ -178,7 +207,7 @@ class Comparison:
         wrong = {row.name for row in self.rows}
         for name, after in self.by_name(alone.after).items():
             if name not in wrong and name in gradients:
-                self.compare_update(number, name, after, gradients[name])
+                self.compare_update(number, name, after)
 
     def by_name(self, values: Mapping[nn.Parameter, LocalValue]) -> dict[str, torch.Tensor]:
         """Return values of the single-device program by name."""
@@ -234,7 +263,7 @@ class Comparison:
                 if x is not None and x.partial and not any(row.name == name for row in self.rows):
                     ranks = tuple(range(len(self.ranks)))
                     cause = f"left as {', '.join(x.partial)}: not reduced"
-                    self.rows.append(Row(name, GRADIENT, number, None, float("nan"), ranks, cause))
+                    self.rows.append(Row(name, GRADIENT, number, None, math.nan, ranks, cause))
 
     def compare_common_ratio(self) -> None:
         """Say of gradients that all are scaled by one number what that looks like."""
@@ -247,40 +276,43 @@ class Comparison:
                 for row in self.rows
             ]
 
-    def compare_update(
-        self, number: int, name: str, after: torch.Tensor, gradient: torch.Tensor
-    ) -> None:
+    def compare_update(self, number: int, name: str, after: torch.Tensor) -> None:
         """Compare how an optimizer has changed a parameter whose gradient is right."""
-        before = self.before(number)
-        ranks_after = [s.steps[number].after for s in self.ranks]
-        pairs = self.pairs(name, after - before[name], ranks_after)
+        before = self.before(number)[name]
+        steady = self.steady(number, name).reshape(-1)
+        written = self.pairs(name, after - before, [s.steps[number].after for s in self.ranks])
+        read = self.pairs(name, before, [s.before(number) for s in self.ranks])
         values: dict[int, Pair] = {}
-        for rank, pair in pairs.items():
-            start = before[name].reshape(-1)[pair.elements]
-            value = None if pair.value is None else pair.value - start
-            expected = pair.expected
-            if value is not None and self.alone.steps[number].is_adaptive:
-                # Where a gradient is noise, its sign is, and an update divided by its size.
-                g = gradient.reshape(-1)[pair.elements].abs()
-                steady = g > 100 * tolerance(gradient.dtype) * float(gradient.abs().max())
-                value, expected = value * steady, expected * steady
-            values[rank] = Pair(value, expected, pair.elements)
+        for rank, pair in written.items():
+            start = read[rank].value if rank in read else None
+            here = steady[pair.elements]
+            is_known = pair.value is not None and start is not None
+            value = (pair.value - start) * here if is_known else None  # type: ignore[operator]
+            values[rank] = Pair(value, pair.expected * here, pair.elements)
         noise = 8 * _eps(after) * float(after.abs().max())
         rows = len(self.rows)
         self.compare(name, AFTER, number, values, noise)
         if len(self.rows) > rows and (row := self.rows[-1]).ratio is not None:
-            words = row.cause.replace(
-                "reduced twice, or summed where it is averaged", "learning rate multiplied"
-            )
-            words = words.replace("divided once more", "learning rate divided once more")
+            words = row.cause
+            for gradients, updates in OF_UPDATES.items():
+                words = words.replace(gradients, updates)
             self.rows[-1] = attrs.evolve(row, cause=f"the update is {words}")
+
+    def steady(self, number: int, name: str) -> torch.Tensor:
+        """Return the elements of a parameter whose updates are no noise. An adaptive optimizer
+        divides by the size of gradients: where one is noise, its sign and the update are.
+        """
+        found = torch.ones_like(self.starts[name], dtype=torch.bool)
+        for step in self.alone.steps[: number + 1]:
+            gradient = self.by_name({p: x for p, x in step.gradients.items() if x is not None})
+            if step.is_adaptive and name in gradient:
+                g = gradient[name].abs()
+                found &= g > 100 * tolerance(g.dtype) * g.max()
+        return found
 
     def before(self, number: int) -> dict[str, torch.Tensor]:
         """Return the single-device parameters before a step."""
-        before = dict(self.starts)
-        for step in self.alone.steps[:number]:
-            before |= self.by_name(step.after)
-        return before
+        return self.by_name(self.alone.before(number))
 
     def hint(self, number: int) -> str | None:
         """Say whether the loss of a step is a mean of means."""
@@ -302,8 +334,12 @@ class Comparison:
     def compare_results(self) -> None:
         """Compare the tensors that the steps return."""
         found = [each.tensors() for each in self.ranks]
-        for path, x in self.alone.tensors().items():
-            values = [each.get(path) for each in found]
+        alone = self.alone.tensors()
+        for path in {path for each in found for path in each} ^ alone.keys():
+            who = "one device returns" if path in alone else "ranks return"
+            self.notes.append(f"only {who} {path or 'a tensor'}, which is not compared")
+        for path in alone.keys() & found[0].keys():
+            x, values = alone[path], [each.get(path) for each in found]
             name = path or "the result"
             if x.value.numel() == 1 and all(v is None or v.value.numel() == 1 for v in values):
                 self.compare_scalar(name, _whole(x), values)
@@ -385,8 +421,15 @@ def _closest(expected: torch.Tensor, x: LocalValue) -> Pair | None:
         return Pair(x.value, flat[elements], elements)
     parts = [e for e, _, _ in parts_of(expected.shape, x.value.shape)]
     pairs = [Pair(x.value, flat[e].reshape(x.value.shape), e) for e in parts]
-    apart = lambda p: float((p.value.double() - p.expected.double()).abs().sum())
-    return min(pairs, key=apart, default=None)
+    return min(pairs, key=_apart, default=None)
+
+
+def _apart(pair: Pair) -> tuple[float, float]:
+    """Measure how far a tensor is from a multiple of another, and that multiple from 1."""
+    assert pair.value is not None
+    x, y = pair.value.double().reshape(-1), pair.expected.double().reshape(-1)
+    ratio = float(x @ y) / max(float(y @ y), 1e-300)
+    return round(float((x - ratio * y).norm() / max(float(x.norm()), 1e-300)), 6), abs(ratio - 1)
 
 
 def _whole(x: LocalValue) -> torch.Tensor:

@@ -169,6 +169,13 @@ class Observed:
             gradients = {parameter: gradient_of(parameter) for parameter in self.start}
             self.steps.append(OptimizerStep(gradients, {}, False))
 
+    def before(self, step: int) -> dict[nn.Parameter, LocalValue]:
+        """Return the parameters before an optimizer step."""
+        before = dict(self.start)
+        for earlier in self.steps[:step]:
+            before |= earlier.after
+        return before
+
     # Names
 
     def names(self) -> dict[nn.Parameter, str]:

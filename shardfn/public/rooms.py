@@ -1,6 +1,7 @@
 """The public names of the rooms. The first one that is read imports this file."""
 
 from ..proof.audit import audit
+from ..proof.comparison import Audit
 from ..training.checkpoints import Saving, load, load_safetensors, save, save_safetensors
 from ..training.clip import clip_by_global_norm
 from ..training.data import Loader, loader

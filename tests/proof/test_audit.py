@@ -1,0 +1,241 @@
+"""`audit` names the parameter, the ratio and the cause; it says nothing of right programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import shardfn as sf
+
+G = torch.Generator().manual_seed(1)
+X = torch.randn(8, 3, dtype=torch.float64, generator=G)
+Y = torch.randn(8, 2, dtype=torch.float64, generator=G)
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+
+
+def train(m: nn.Module, x: torch.Tensor, y: torch.Tensor, lr: float = 0.1, steps: int = 2) -> Any:
+    opt = torch.optim.SGD(m.parameters(), lr)
+    for _ in range(steps):
+        opt.zero_grad()
+        loss = F.mse_loss(m(x), y)
+        loss.backward()
+        opt.step()
+    return loss, m
+
+
+def own(x: torch.Tensor) -> torch.Tensor:
+    return x.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def single(x: torch.Tensor, y: torch.Tensor) -> Any:
+    return train(model(), x, y)
+
+
+def ddp(x: torch.Tensor, y: torch.Tensor) -> Any:
+    return train(DistributedDataParallel(model()), own(x), own(y))
+
+
+def fsdp(x: torch.Tensor, y: torch.Tensor) -> Any:
+    m = model()
+    fully_shard(m[0])
+    return train(fully_shard(m), own(x), own(y))
+
+
+def causes(audit: sf.Audit) -> set[str]:
+    return {row.cause for row in audit}
+
+
+@pytest.mark.parametrize("step", [ddp, fsdp])
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_right_programs_have_no_rows(step: Callable[..., Any], world: int) -> None:
+    rows = 12 if world == 3 else 8  # a mean of equal parts
+    x, y = X.repeat(2, 1)[:rows], Y.repeat(2, 1)[:rows]
+    audit = sf.audit(step, single, x, y, world=world)
+    assert audit.ok and not audit.notes, audit
+    assert str(audit).endswith("are those of one device") and audit.compared > 12
+
+
+def test_a_learning_rate_that_is_divided_is_named() -> None:
+    def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+        n = dist.get_world_size()
+        return train(DistributedDataParallel(model()), own(x), own(y), lr=0.1 / n)
+
+    audit = sf.audit(step, single, X, Y, world=4)
+    assert [row.name for row in audit] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert {row.kind for row in audit} == {"parameter after the step"}
+    assert causes(audit) == {
+        "the update is x 1/4 on every rank = 1 / size of world: learning rate divided once more"
+    }
+    assert all(row.ratio == pytest.approx(0.25) for row in audit)
+
+
+def test_parts_of_other_sizes_are_a_mean_of_means() -> None:
+    def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+        sizes, r = [3, 3, 2], dist.get_rank()
+        return train(DistributedDataParallel(model()), x.split(sizes)[r], y.split(sizes)[r])
+
+    audit = sf.audit(step, single, X, Y, world=3)
+    assert causes(audit) == {"mean of means over world: weights 3, 3, 2"}
+    assert audit.notes == ("the loss of step 0 is a mean of means over world: weights 3, 3, 2",)
+
+
+def test_a_reduction_that_is_missing_is_named_by_its_axis() -> None:
+    def step(x: torch.Tensor, y: torch.Tensor, mesh: Any) -> Any:
+        m, dp = model(), mesh["dp"]
+        x, y = (a.chunk(dp.size())[dp.get_local_rank()] for a in (x, y))
+        F.mse_loss(m(x), y).backward()
+        for p in (*m[0].parameters(), m[2].weight):
+            dist.all_reduce(p.grad, dist.ReduceOp.AVG, group=dp.get_group())
+        return m
+
+    def alone(x: torch.Tensor, y: torch.Tensor) -> Any:
+        m = model()
+        F.mse_loss(m(x), y).backward()
+        return m
+
+    (row,) = sf.audit(step, alone, X, Y, world=4, mesh={"dp": 2, "tp": 2})
+    assert (row.name, row.kind, row.ranks) == ("2.bias", "gradient", (0, 1, 2, 3))
+    assert row.cause == "each rank its own: not reduced over dp"
+
+
+def test_a_loss_that_is_returned_is_differentiated() -> None:
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(model()(x), y)
+
+    def doubled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return loss(x, y) * 2
+
+    assert sf.audit(loss, loss, X, Y, world=2).ok
+    audit = sf.audit(doubled, loss, X, Y, world=2)
+    assert [row.ratio for row in audit] == [pytest.approx(2.0)] * 4
+
+
+def test_parameters_are_found_by_their_values_where_names_are_of_a_rank() -> None:
+    """Experts of a rank have the names that it gives them."""
+
+    def experts(n: int) -> nn.ModuleList:
+        torch.manual_seed(3)
+        return nn.ModuleList([nn.Linear(3, 2).double() for _ in range(n)])
+
+    def alone(x: torch.Tensor) -> Any:
+        m = experts(4)
+        sum(layer(x).pow(2).sum() * (i + 1) for i, layer in enumerate(m)).backward()
+        return m
+
+    def step(x: torch.Tensor, factor: float = 1.0) -> Any:
+        r = dist.get_rank()
+        mine = nn.ModuleList([*experts(4)][2 * r : 2 * r + 2])
+        losses = (layer(x).pow(2).sum() * (2 * r + i + 1) for i, layer in enumerate(mine))
+        (sum(losses) * factor).backward()
+        return mine
+
+    assert sf.audit(step, alone, X, world=2).ok
+    audit = sf.audit(lambda x: step(x, 2.0), alone, X, world=2, mesh={"ep": 2})
+    assert [row.name for row in audit] == [f"{i}.{x}" for i in range(4) for x in ("weight", "bias")]
+    assert all("= size of ep: reduced twice" in row.cause for row in audit)
+
+
+def test_starts_that_differ_are_said_with_what_to_do() -> None:
+    def unseeded(x: torch.Tensor, y: torch.Tensor) -> Any:
+        torch.manual_seed(dist.get_rank())
+        return train(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double(), x, y)
+
+    audit = sf.audit(unseeded, single, X, Y, world=2)
+    assert {row.kind for row in audit} == {"start"} and {row.ranks for row in audit} == {(1,)}
+    assert "torch.manual_seed(0)" in next(iter(audit)).cause
+
+
+def test_dropout_is_noted() -> None:
+    def dropped(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return train(nn.Sequential(model(), nn.Dropout(0.5)), x, y)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+        net = DistributedDataParallel(nn.Sequential(model(), nn.Dropout(0.5)))
+        return train(net, own(x), own(y))
+
+    audit = sf.audit(step, dropped, X, Y, world=2)
+    assert not audit.ok and "draw random numbers" in audit.notes[-1]
+
+
+# Bad input
+
+
+def test_a_mesh_of_other_ranks_is_refused() -> None:
+    with pytest.raises(sf.TreeError, match="mesh {'dp': 2} has 2 ranks, world=8\n.*\n.*world=2"):
+        sf.audit(ddp, single, X, Y, mesh={"dp": 2})
+
+
+def test_a_step_that_does_nothing_is_refused() -> None:
+    with pytest.raises(sf.TreeError, match="distributed called no module, took no gradient"):
+        sf.audit(lambda x, y: None, single, X, Y, world=2)
+    with pytest.raises(sf.TreeError, match="the single-device step called no module"):
+        sf.audit(ddp, lambda x, y: None, X, Y, world=2)
+
+
+def test_steps_with_other_losses_are_refused() -> None:
+    def other(x: torch.Tensor, y: torch.Tensor) -> Any:
+        m = model()
+        F.l1_loss(m(x), y).backward()
+        return m
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+        m = DistributedDataParallel(model())
+        F.mse_loss(m(own(x)), own(y)).backward()
+        return m
+
+    with pytest.raises(sf.DivergenceError, match="the single-device step has a loss of .* of"):
+        sf.audit(step, other, X, Y, world=2)
+
+
+def test_ranks_that_take_other_branches_are_named() -> None:
+    def branch(x: torch.Tensor, y: torch.Tensor) -> Any:
+        if dist.get_rank() == 1:
+            dist.broadcast(x, 0)
+        else:
+            dist.all_reduce(x)
+        return ddp(x, y)
+
+    with pytest.raises(sf.DivergenceError) as error:
+        sf.audit(branch, single, X, Y, world=3)
+    assert "rank 1 of the group: broadcast([8, 3], 0) at" in str(error.value)
+    assert "ranks 0, 2 of the group: all_reduce([8, 3], SUM) at" in str(error.value)
+    assert "test_audit.py" in str(error.value)
+
+
+def test_ranks_that_take_other_steps_are_named() -> None:
+    def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return train(model(), x, y, steps=1 + dist.get_rank())
+
+    with pytest.raises(
+        sf.DivergenceError, match="one device takes 2 optimizer steps, ranks take 1"
+    ):
+        sf.audit(step, single, X, Y, world=2)
+
+
+def test_an_error_of_a_rank_is_raised_with_its_rank() -> None:
+    def fails(x: torch.Tensor, y: torch.Tensor) -> Any:
+        if dist.get_rank() == 1:
+            raise ValueError("no data")
+        return ddp(x, y)
+
+    with pytest.raises(ValueError, match="no data") as error:
+        sf.audit(fails, single, X, Y, world=3)
+    assert error.value.__notes__ == ["raised on simulated rank 1 of 3"]
+
+
+def test_the_process_is_as_before() -> None:
+    before = torch.get_rng_state()
+    sf.audit(ddp, single, X, Y, world=2)
+    assert torch.equal(before, torch.get_rng_state()) and not dist.is_initialized()
