@@ -92,6 +92,7 @@ __all__ = [
     "map",
     "mark_dynamic",
     "measure_hardware",
+    "meshes",
     "mixed_precision",
     "optim",
     "placements",

@@ -238,6 +238,7 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     "loader": {"data": ITERABLE, "seed": SEED, "rows": FLAG_OR_NONE},
     "loss_scale": {"initial": SCALE, "growth": GROWTH, "backoff": BACKOFF, "interval": INTERVAL},
     "make_mesh": {"device_type": DEVICE_TYPE},
+    "meshes": {"examples": SIZE, "seed": SEED},
     "mixed_precision": {"argnums": POSITIONS},
     "pin": {"outputs": PATTERNS, "inputs": PATTERNS},
     "plan": {"fn": FUNCTION, "meshes": SHAPES, "axis_names": NAMES},

@@ -23,6 +23,7 @@ PAGES = [
     "sequences.md",
     "starting.md",
     "strategies.md",
+    "testing.md",
 ]
 
 

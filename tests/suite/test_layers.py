@@ -61,6 +61,7 @@ OPTIONAL = {
     "matplotlib",
     "jax",
     "triton",
+    "hypothesis",
     "scipy",  # not optional, but slow to import
 }  # may be imported inside a function
 LATE = {"_compat"}  # may import torch late: torch._dynamo changes os.environ when it is imported
