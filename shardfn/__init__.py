@@ -87,6 +87,7 @@ __all__ = [
     "load_compiled",
     "load_safetensors",
     "loader",
+    "lock",
     "loss_scale",
     "make_mesh",
     "map",

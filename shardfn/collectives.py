@@ -54,6 +54,7 @@ class CollectiveKind:
         priced_as: the kind whose price sharding propagation takes for it. The bytes that
             reduce-scatter and all-to-all save are spent again where the next op needs the value
             as it was.
+        verb: what a line does that starts it, in messages.
         payload: the local shape of what is sent, padding included (partition/collective_bytes.py).
         emit: adds it to a local graph (partition/emission/emit_collectives.py).
         packing: how it carries a bucket; None if it is never bucketed
@@ -72,6 +73,7 @@ class CollectiveKind:
     counts_elements: bool = False
     is_message: bool = False
     priced_as: str | None = None
+    verb: str = "sends"
     payload: Callable[..., list[int]] | None = None
     emit: Callable[..., Any] | None = None
     packing: Any = None
@@ -132,6 +134,7 @@ add_row(
     CollectiveKind(
         name=ALL_REDUCE,
         op=f"{C10D}.all_reduce",
+        verb="reduces",
         code=(f"{C10D}.all_reduce_",),
         carries=(PARTIAL, REPLICATED),
         rounds=2.0,
@@ -142,6 +145,7 @@ add_row(
     CollectiveKind(
         name=ALL_GATHER,
         op=f"{C10D}.all_gather_into_tensor",
+        verb="gathers",
         code=(f"{C10D}.all_gather_into_tensor_out",),
         carries=(SHARDED, REPLICATED),
         grows=True,
@@ -151,6 +155,7 @@ add_row(
     CollectiveKind(
         name=REDUCE_SCATTER,
         op=f"{C10D}.reduce_scatter_tensor",
+        verb="reduce-scatters",
         code=(f"{C10D}.reduce_scatter_tensor_out",),
         carries=(PARTIAL, SHARDED),
         reduces=True,
@@ -161,6 +166,7 @@ add_row(
     CollectiveKind(
         name=ALL_TO_ALL,
         op=f"{C10D}.all_to_all_single",
+        verb="exchanges",
         carries=(SHARDED, SHARDED),
         sends_shard=True,
         grows=True,
@@ -171,13 +177,18 @@ add_row(
     CollectiveKind(
         name=HALO,
         op="shardfn.halo",
+        verb="sends halos of",
         carries=(SHARDED, SHARDED_WITH_HALO),
         grows=True,
         counts_elements=True,
     )
 )
-add_row(CollectiveKind(name=PPERMUTE, op="shardfn.permute"))
+add_row(CollectiveKind(name=PPERMUTE, op="shardfn.permute", verb="permutes"))
 # priced as if each rank sent the same rows to each
-add_row(CollectiveKind(name=RAGGED_ALL_TO_ALL, op="shardfn.ragged_all_to_all", grows=True))
+add_row(
+    CollectiveKind(
+        name=RAGGED_ALL_TO_ALL, op="shardfn.ragged_all_to_all", verb="sends rows of", grows=True
+    )
+)
 # no op starts it: a pipeline sends between its graphs (ops/messages.py)
-add_row(CollectiveKind(name=SEND, op="shardfn.send", is_message=True))
+add_row(CollectiveKind(name=SEND, op="shardfn.send", verb="sends", is_message=True))

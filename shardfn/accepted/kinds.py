@@ -181,6 +181,17 @@ LINKS = Kind(
     "a dict of axes and links, or None",
     "links={'dp': sf.Link(latency=10e-6, bandwidth=50e9)}",
 )
+TOLERANCES = Kind(
+    lambda x: (
+        x is None
+        or (
+            isinstance(x, Mapping)
+            and all(isinstance(k, str) and TOLERANCE.test(n) for k, n in x.items())
+        )
+    ),
+    "a dict of fields and numbers, or None",
+    "tolerances={'peak_bytes': 0.1}",
+)
 BACKEND = Kind(DEVICE_TYPE.test, "the name of a backend, or None", "'aten'")
 OF_SCALE = _state("scaler.init()", "scale", "good_steps")
 OF_AVERAGE = _state("ema.init(params)", "count", "average")
@@ -236,6 +247,13 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     "load_compiled": {"path": FILE},
     "load_safetensors": {"path": PATH, "strict": FLAG},
     "loader": {"data": ITERABLE, "seed": SEED, "rows": FLAG_OR_NONE},
+    "lock": {
+        "path": FILE,
+        "update": FLAG,
+        "tolerances": TOLERANCES,
+        "links": LINKS,
+        "kernels": FLAG,
+    },
     "loss_scale": {"initial": SCALE, "growth": GROWTH, "backoff": BACKOFF, "interval": INTERVAL},
     "make_mesh": {"device_type": DEVICE_TYPE},
     "meshes": {"examples": SIZE, "seed": SEED},
