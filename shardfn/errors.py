@@ -220,7 +220,7 @@ class CapacityError(ShardError):
 
 
 class BudgetError(ShardError):
-    """A program that communicates more than it was allowed to."""
+    """A program that costs more than it was allowed to, or whose price differs from its lock."""
 
 
 class FakeValueError(ShardError):

@@ -274,7 +274,7 @@ def _buckets(old: Price, new: Price, close: Mapping[str, Any], share: float) -> 
     ]
     for i, bucket in enumerate(new.buckets):
         if bucket not in old.buckets:
-            at = f", ready at {bucket.ready}," if bucket.ready else ""
+            at = f", {bucket.at}," if bucket.at else ""
             lines.append(f"bucket {i}{at} is now {bucket}")
     lines += [
         f"bucket {i} was {bucket}"

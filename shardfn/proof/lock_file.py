@@ -50,7 +50,8 @@ class Bucket:
         leaves: how many there are.
         first: the path of the first.
         last: the path of the last.
-        ready: the op that makes its last gradient, with its line. A file does not hold it.
+        at: the op that makes its last gradient, or reads it first, with its line. A file does not
+            hold it.
     """
 
     kind: str
@@ -59,7 +60,7 @@ class Bucket:
     leaves: int
     first: str
     last: str
-    ready: str = attrs.field(default="", eq=False)
+    at: str = attrs.field(default="", eq=False)
 
     def __str__(self) -> str:
         paths = self.first if self.first == self.last else f"{self.first} to {self.last}"
@@ -343,7 +344,7 @@ def write(where: str, path: str, text: str) -> None:
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
         complete_files.write(path, text.encode())
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a path that no system has
         fix = "path='locks/step.json', in a folder that can be written to"
         got = f"it cannot be written: {error}"
         raise ShardError.of(where, got, fix=fix, source=call_site(), arg_path="path") from None

@@ -21,6 +21,7 @@ from .lock_file import Bucket, Price, Sent
 from .source_lines import SourceLines
 
 STEP, BACKWARD = "step", "backward"  # the programs of a step
+START = "start"  # where a bucket of arguments is ready
 DIGITS = 4  # of a predicted time
 DOES = " -> "  # between a line and what it sends
 _KERNELS = re.compile(
@@ -168,7 +169,7 @@ def _buckets(plan: Any) -> tuple[Bucket, ...]:
             len(b.leaves),
             b.leaves[0],
             b.leaves[-1],
-            b.ready,
+            f"ready at {b.ready}" if b.ready != START else f"read first by {b.first_use}",
         )
         for b in plan.buckets
     )

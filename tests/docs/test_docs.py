@@ -17,6 +17,7 @@ PAGES = [
     "checkpoints.md",
     "data.md",
     "experts.md",
+    "locks.md",
     "mixed-precision.md",
     "per-rank-code.md",
     "pipelines.md",

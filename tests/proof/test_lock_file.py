@@ -152,9 +152,13 @@ def test_a_file_that_is_not_text_or_a_folder_is_named(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    path = tmp_path / "file" / "step.json"
+    _check_unwritable(str(tmp_path / "file" / "step.json"))
+    _check_unwritable(str(tmp_path / "a\0b"))
+
+
+def _check_unwritable(path: str) -> None:
     with pytest.raises(sf.ShardError) as error:
         sf.lock(sf.jit(lambda x: x * 2), sf.ShapeDtype((3,)), path=path)
     head, _, fix = str(error.value).splitlines()
-    assert head.startswith(f"lock(jit(<lambda>)), path {str(path)!r}: it cannot be written: ")
+    assert head.startswith(f"lock(jit(<lambda>)), path {path!r}: it cannot be written: ")
     assert fix == "  try: path='locks/step.json', in a folder that can be written to"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tests.support.reading.source import ROOT, files
 
-FOLDERS = ("shardfn", "shardfn_demo", "tests", "bench", "examples")
+FOLDERS = ("shardfn", "shardfn_demo", "shardfn_pytest", "tests", "bench", "examples")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
