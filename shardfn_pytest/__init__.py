@@ -95,10 +95,9 @@ class Locks:
 
     def _stem(self, name: str | None) -> str:
         """Return the name of a file for the next call."""
-        if name is None:
-            _, _, rest = self._node.nodeid.partition("::")
-            name = rest.replace("::", ".")
-        stem = re.sub(r"[^\w.]+", "-", name).strip("-.") or "lock"
+        _, _, test = self._node.nodeid.partition("::")
+        text = test.replace("::", ".") if name is None else name
+        stem = re.sub(r"[^\w.]+", "-", text).strip("-.") or "lock"
         count = self._calls[stem] = self._calls.get(stem, 0) + 1
         return stem if count == 1 else f"{stem}-{count}"
 

@@ -161,7 +161,8 @@ class _Code:
             if is_same(total(before.values()), total(now.values())):
                 continue
             for s, value in now.items():
-                rows[s, what] = (before.pop(self.pairs.get(s), nothing), value)
+                was = self.pairs.get(s)
+                rows[s, what] = (before.pop(was, nothing) if was else nothing, value)
             for s, value in before.items():
                 place = next((b for b, a in self.pairs.items() if a == s), s)
                 rows[place, what] = (value, nothing)
