@@ -2,8 +2,8 @@
 
 from ..proof.audit import audit
 from ..proof.comparison import Audit
-from ..proof.meshes import meshes
 from ..proof.lock import lock
+from ..proof.meshes import meshes
 from ..training.checkpoints import Saving, load, load_safetensors, save, save_safetensors
 from ..training.clip import clip_by_global_norm
 from ..training.data import Loader, loader
