@@ -192,6 +192,20 @@ TOLERANCES = Kind(
     "a dict of fields and numbers, or None",
     "tolerances={'peak_bytes': 0.1}",
 )
+PROGRAM = Kind(
+    lambda x: callable(x) or isinstance(x, str), "a function, or the path of a script", "'train.py'"
+)
+PROGRAM_OR_NONE = Kind(
+    lambda x: x is None or PROGRAM.test(x), "a function, the path of a script, or None", "None"
+)
+THREADS = Kind(
+    lambda x: x is None or (_is_count(x) and 0 < x <= 1024), "an int from 1 to 1,024", "world=8"
+)
+AXES = Kind(
+    lambda x: x is None or (isinstance(x, Mapping) and _is_world(x)),
+    "the sizes of axes by name",
+    "{'dp': 4, 'tp': 2}",
+)
 BACKEND = Kind(DEVICE_TYPE.test, "the name of a backend, or None", "'aten'")
 OF_SCALE = _state("scaler.init()", "scale", "good_steps")
 OF_AVERAGE = _state("ema.init(params)", "count", "average")
@@ -236,6 +250,13 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     "Schedule.home": {"stage": COUNT},
     "Schedule.load_state_dict": {"state": OF_SCHEDULE},
     "assert_comms": {"counts": COUNTS, "max_implicit": NUMBER_OR_NONE},
+    "audit": {
+        "distributed": PROGRAM,
+        "single": PROGRAM_OR_NONE,
+        "world": THREADS,
+        "mesh": AXES,
+        "steps": KEEP,
+    },
     "check": {"fn": FUNCTION, "worlds": WORLDS, "rtol": TOLERANCE, "atol": TOLERANCE},
     "clear_cache": {"stored": FLAG},
     "clip_by_global_norm": {"max_norm": LIMIT},

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..accepted import accept
 from ..errors import DivergenceError, TreeError
 from ..ranks import process_state
 from ..ranks.run_ranks import Ranks
@@ -16,12 +18,14 @@ from .comparison import Audit, Comparison
 from .observed import Observed
 from .watched_runs import watched, watched_scripts
 
+WORLD = 8
+
 
 def audit(
     distributed: Any,
     single: Any,
     *args: Any,
-    world: int = 8,
+    world: int | None = None,
     mesh: Mapping[str, int] | None = None,
     steps: int | None = None,
 ) -> Audit:
@@ -45,15 +49,16 @@ def audit(
             distributed script on one rank, where data loaders with a DistributedSampler give the
             batches of all ranks.
         args: the arguments of both; of scripts, those of the command line.
-        world: the number of ranks.
+        world: the number of ranks: those of the mesh, or 8.
         mesh: the sizes of the mesh axes by name, for the words of causes and for a step that takes
-            a mesh; their product is the number of ranks.
+            a mesh.
         steps: the optimizer steps to compare; None for all.
 
     Returns:
         The values that differ, each with its ratio, its ranks, and what it looks like.
 
     Raises:
+        ShardError: lists the arguments of other kinds.
         TreeError: the world and the mesh differ, or a step does nothing that can be compared.
         DivergenceError: ranks wait for each other, or enter different collectives.
 
@@ -76,7 +81,9 @@ def audit(
         1 of 3 values of distributed on 2 ranks are not those of one device
           gradient of weight: each rank its own: not reduced over world (differs by 3, ranks 0, 1)
     """
+    accept("audit", distributed=distributed, single=single, world=world, mesh=mesh, steps=steps)
     step = _name(distributed)
+    world = world or (math.prod(mesh.values()) if mesh else WORLD)
     axes = _axes_of_mesh(f"audit({step})", mesh, world)
     starts = process_state.generators()
     if isinstance(distributed, str):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Sequence
 
 from ..errors import ShardError
 from .audit import audit
 
-WORLD, STEPS = 8, 3
+STEPS = 3
 
 
 def main(argv: Sequence[str]) -> int:
@@ -21,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
         "one device",
     )
     parser.add_argument("script", help="the path of the script")
-    parser.add_argument("--world", type=int, help="the number of ranks (default: 8)")
+    parser.add_argument("--world", type=int, help="the number of ranks (default: the mesh's, or 8)")
     parser.add_argument("--mesh", type=sizes, help="names and sizes of axes, as dp=4,tp=2")
     parser.add_argument("--single", help="a script of one device (default: the script on one rank)")
     parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps (default: 3)")
@@ -33,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
             options.script,
             options.single,
             *argv[len(own) + 1 :],
-            world=options.world or (math.prod(mesh.values()) if mesh else WORLD),
+            world=options.world,
             mesh=mesh,
             steps=options.steps,
         )

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import attrs
 import torch
 
 from .. import _compat
@@ -20,7 +19,6 @@ from .turns import Turns
 MATCH = "every wait answered: the same collectives on every rank of a group, in the same order"
 
 
-@attrs.frozen(eq=False)
 class Ranks:
     """The ranks of a run.
 
@@ -28,13 +26,11 @@ class Ranks:
         n: the number of ranks.
         turns: of their threads.
         exchange: their collectives.
-        groups: the process groups that they have made: of each name, its description and ranks.
     """
 
-    n: int
-    turns: Turns
-    exchange: Exchange
-    groups: dict[str, tuple[str, tuple[int, ...]]] = attrs.field(factory=dict)
+    def __init__(self, n: int, turns: Turns, exchange: Exchange) -> None:
+        self.n, self.turns, self.exchange = n, turns, exchange
+        self.groups: dict[str, tuple[str, tuple[int, ...]]] = {}  # by name: description, ranks
 
     def rank(self) -> int:
         """Return the rank of the calling thread."""

@@ -174,7 +174,7 @@ def test_dropout_is_noted() -> None:
 
 def test_a_mesh_of_other_ranks_is_refused() -> None:
     with pytest.raises(sf.TreeError, match="mesh {'dp': 2} has 2 ranks, world=8\n.*\n.*world=2"):
-        sf.audit(ddp, single, X, Y, mesh={"dp": 2})
+        sf.audit(ddp, single, X, Y, world=8, mesh={"dp": 2})
 
 
 def test_a_step_that_does_nothing_is_refused() -> None:

@@ -257,7 +257,8 @@ class RankWorld(_c10d._World):
 
 def enter_world(world: Any) -> Any:
     """Make a record that of torch.distributed. Returns the one before."""
-    before, _c10d._world = _c10d._world, world
+    c10d: Any = torch.distributed.distributed_c10d
+    before, c10d._world = c10d._world, world
     return before
 
 
