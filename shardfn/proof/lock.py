@@ -49,10 +49,11 @@ class Lock:
         noun = "collective" if count == 1 else "collectives"
         total = human_bytes(sum((price.bytes or {}).values()))
         peak = human_bytes(max((price.peak_bytes or {}).values()))
+        of = "a rank" if len(price.peak_bytes or {}) == 1 else "of all programs"
         ms = sum((price.ms or {}).values())
         lines = [
             f"{price.function} on {price.mesh}: {self.state}, {self.path}",
-            f"  {count} {noun}, {total} a rank; peak {peak}; {ms:.4g} ms on {price.hardware}",
+            f"  {count} {noun}, {total} {of}; peak {peak}; {ms:.4g} ms on {price.hardware}",
             *(f"  {note}" for note in self.notes),
         ]
         return "\n".join(lines)

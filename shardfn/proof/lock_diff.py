@@ -122,8 +122,9 @@ class _Code:
         self.source, self.places = source, places
         ran = {Statement.parsed(line) for line in old.ops or ()}
         # edited, removed or no longer run since the lock; and those in their place
-        self.gone = {x for x in before - now if x in ran or source.find(x) is None}
-        self.fresh = now - before
+        gone = [x for x in before - now if x in ran or source.find(x) is None]
+        self.gone = dict.fromkeys(sorted(gone, key=str))
+        self.fresh = dict.fromkeys(sorted(now - before, key=str))
         self.pairs = _pairs(self.gone, self.fresh)  # by the new one
 
     def at(self, statement: Statement) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -81,7 +81,7 @@ def read_price(
         torch=".".join(str(_compat.TORCH_VERSION).split(".")[:2]),
         hardware=model.name,
         arguments=_arguments(lowered.program),
-        results=_results(lowered.program),
+        results=_results([part.program for _, part in _stages(STEP, lowered)]),
         collectives=_by_line((c for c in sent if c.bucket is None), lines),
         buckets=_buckets(lowered.plan),
         bytes=_by_axis(sent),
@@ -113,10 +113,24 @@ def _arguments(program: LocalProgram) -> dict[str, str]:
     return {path: _type(x, names) for path, x in zip(program.in_paths, holders, strict=True)}
 
 
-def _results(program: LocalProgram) -> dict[str, str]:
-    (output,) = program.graph.find_nodes(op="output")
-    rows = zip(program.out_paths, output.args[0], strict=False)
-    return {path: _type(x, program.axes.names) for path, x in rows if x is not None}
+def _results(programs: Sequence[LocalProgram]) -> dict[str, str]:
+    """Return the types of results: of a pipeline, as the stage knows them that computes them."""
+    results: dict[str, str] = {}
+    known: set[str] = set()  # whose global shape a program has
+    for program in programs:
+        (output,) = program.graph.find_nodes(op="output")
+        rows = zip(program.out_paths, output.args[0], program.out_placements, strict=False)
+        for path, x, placements in rows:
+            if x is None or path in known:
+                continue
+            if "type" in x.meta:
+                known.add(path)
+                shape, _ = x.meta["type"]
+                dtype = x.meta["val"].dtype
+                results[path] = tensor_type(shape, dtype, placements, program.axes.names)
+            else:
+                results.setdefault(path, value_type(x.meta["val"]))
+    return results
 
 
 def _type(node: torch.fx.Node, names: tuple[str, ...]) -> str:

@@ -100,6 +100,11 @@ def test_every_stage_of_a_pipeline_is_locked(world: None, tmp_path: Path) -> Non
     assert list(price.peak_bytes) == ["stage 0", "stage 1"]
     lowered = fn.lower(*args)
     assert price.peak_bytes["stage 0"] == lowered.memory.peak
+    assert price.results == {
+        "result[0]": "f32[]",
+        "result[1]['a']": "f32[4, 4; pp=0]",
+        "result[1]['b']": "f32[4, 4; pp=1]",
+    }
     sent = [key for key in price.collectives if "send[pp]" in key]
     assert sent and price.bytes["send over pp"] > 0
     (both,) = (row for line, row in price.ops.items() if "::staged::return" in line)
