@@ -74,7 +74,7 @@ class Ticket:
     def is_done(self) -> bool:
         """Return whether it has finished, after a turn of the other ranks."""
         if not self.has_finished():
-            self.turns.wait(lambda: True, str)
+            self.turns.pause()
         return self.has_finished()
 
     def wait(self) -> None:

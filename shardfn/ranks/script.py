@@ -59,10 +59,12 @@ class Script:
         self, path: str, arguments: Sequence[str], whole: Sequence[LoaderUse] = ()
     ) -> None:
         self.path = Path(path).resolve()
-        self.code = compile(self.path.read_bytes(), str(self.path), "exec")
         self.arguments, self.whole = [*arguments], whole
         self.loaders: dict[int, list[LoaderUse]] = {}  # by rank
         self.name = f"audit({self.path.name})"
+        if not self.path.is_file():
+            raise self._error(f"is not there: there is no script {path}", "the path of a file")
+        self.code = compile(self.path.read_bytes(), str(self.path), "exec")
 
     def __call__(self) -> None:
         """Run the script on the calling rank, in the context of `installed`."""

@@ -101,10 +101,16 @@ class Turns:
             until: the test.
             what: says what the thread waits for.
         """
+        if not until():
+            self._stop(until, what)
+
+    def pause(self) -> None:
+        """Let the other threads that can go on run first."""
+        self._stop(lambda: True, str)
+
+    def _stop(self, until: Test, what: Callable[[], str]) -> None:
         rank = self.rank()
         assert rank is not None
-        if until():
-            return
         self.leave(rank)
         self.waiting[rank] = until, what
         self.next(rank)
