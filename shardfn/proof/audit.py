@@ -78,7 +78,7 @@ def audit(
         ...     dist.all_reduce(model.bias.grad, dist.ReduceOp.AVG)
         ...     return model
         >>> print(audit(distributed, single, torch.arange(12.0).view(4, 3), world=2))
-        1 of 3 values of distributed on 2 ranks are not those of one device
+        1 of 4 values of distributed on 2 ranks are not those of one device
           gradient of weight: each rank its own: not reduced over world (differs by 3, ranks 0, 1)
     """
     accept("audit", distributed=distributed, single=single, world=world, mesh=mesh, steps=steps)

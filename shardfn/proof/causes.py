@@ -92,7 +92,7 @@ def difference(
     cause, ratio = hint or OTHER, None
     if any(not math.isfinite(x) for x in gaps.values()):
         cause = f"not finite on {said([r for r in wrong if not math.isfinite(gaps[r])])}"
-    elif own := unreduced(pairs, axes, bound):
+    elif own := scaled_by_rank(pairs, bound) or unreduced(pairs, axes, bound):
         cause = own
     elif shared is not None and is_telling(shared, [pairs[r] for r in wrong], axes):
         ratio, cause = shared, scaled(shared, wrong, pairs, axes)
@@ -125,7 +125,8 @@ def ratio_of(pairs: Sequence[Pair], bound: float) -> float | None:
 def is_telling(ratio: float, pairs: Sequence[Pair], axes: Sequence[Axis]) -> bool:
     """Return whether a ratio says something: any two numbers have one."""
     is_size = abs(ratio - 1) < 1e-3 or bool(sized(ratio, axes) or sized(1 / (ratio or 1), axes))
-    return is_size or any(p.expected.numel() > 1 for p in pairs)
+    elements = {int(e) for p in pairs for e in p.elements.reshape(-1)[:2]}
+    return is_size or len(elements) > 1
 
 
 def scaled(
@@ -143,6 +144,22 @@ def scaled(
     if names:
         return f"{start} = 1 / size of {names}: divided once more"
     return f"{start}: scaled"
+
+
+def scaled_by_rank(pairs: Mapping[int, Pair], bound: float) -> str | None:
+    """Say by which number each rank has scaled what is right, if ranks have numbers of their own:
+    a norm of its part, a count of its tokens.
+    """
+    ratios = {
+        rank: ratio_of([pair], bound)
+        for rank, pair in pairs.items()
+        if int((pair.expected.abs() > bound).sum()) > 1
+    }
+    known = [ratio for ratio in ratios.values() if ratio is not None and abs(ratio) > 1e-3]
+    if len(known) < max(len(ratios), 2) or max(known) - min(known) < 1e-3:
+        return None
+    written = ", ".join(f"x {ratio:.4g} on rank {rank}" for rank, ratio in ratios.items())
+    return f"each rank another scale: {written}"
 
 
 def sized(ratio: float, axes: Sequence[Axis]) -> str:

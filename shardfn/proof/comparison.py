@@ -13,7 +13,7 @@ from torch import nn
 from ..errors import DivergenceError, TreeError
 from .causes import Axis, Difference, Pair, difference, said, tolerance
 from .observed import Observed
-from .shards_of_ranks import Holdings, LocalValue, parts_of
+from .shards_of_ranks import Holdings, LocalValue, parts_of, reduced
 from .weights import mean_of_means
 
 START, LOSS, GRADIENT = "start", "loss", "gradient"
@@ -198,16 +198,34 @@ class Comparison:
         gradients = self.by_name({p: x for p, x in alone.gradients.items() if x is not None})
         scale = max((float(x.abs().max()) for x in gradients.values() if x.numel()), default=0.0)
         hint = self.hint(number)
+        ranks = self.gradients_of_ranks(number)
         for name, expected in gradients.items():
             noise = 64 * _eps(expected) * scale
-            pairs = self.pairs(name, expected, [s.steps[number].gradients for s in self.ranks])
+            pairs = self.pairs(name, expected, ranks)
             self.compare(name, GRADIENT, number, pairs, noise, hint)
-        self.compare_partial(number)
         self.compare_common_ratio()
         wrong = {row.name for row in self.rows}
         for name, after in self.by_name(alone.after).items():
             if name not in wrong and name in gradients:
                 self.compare_update(number, name, after)
+
+    def gradients_of_ranks(self, number: int) -> list[dict[nn.Parameter, LocalValue | None]]:
+        """Return the gradients of each rank. Those that DTensors leave Partial are reduced: an
+        optimizer that reads them does that.
+        """
+        steps = [each.steps[number].gradients for each in self.ranks]
+        named = [
+            {names[p]: x for p, x in gradients.items()}
+            for names, gradients in zip(self.names, steps, strict=True)
+        ]
+        whole = {
+            name: reduced([each.get(name) for each in named])
+            for name in {name for each in named for name in each}
+        }
+        return [
+            {p: whole[names[p]][rank] for p in gradients}
+            for rank, (names, gradients) in enumerate(zip(self.names, steps, strict=True))
+        ]
 
     def by_name(self, values: Mapping[nn.Parameter, LocalValue]) -> dict[str, torch.Tensor]:
         """Return values of the single-device program by name."""
@@ -254,16 +272,6 @@ class Comparison:
         self.rows.append(
             Row(name, kind, number, found.ratio, found.largest, found.ranks, found.cause)
         )
-
-    def compare_partial(self, number: int) -> None:
-        """Note the gradients that DTensors leave unreduced."""
-        for rank, each in enumerate(self.ranks):
-            for parameter, x in each.steps[number].gradients.items():
-                name = self.names[rank][parameter]
-                if x is not None and x.partial and not any(row.name == name for row in self.rows):
-                    ranks = tuple(range(len(self.ranks)))
-                    cause = f"left as {', '.join(x.partial)}: not reduced"
-                    self.rows.append(Row(name, GRADIENT, number, None, math.nan, ranks, cause))
 
     def compare_common_ratio(self) -> None:
         """Say of gradients that all are scaled by one number what that looks like."""

@@ -26,6 +26,7 @@ WRAPPERS = re.compile(
 # The values that a node of a loss keeps, from which follows how many elements its mean has.
 ELEMENTS = ("_saved_self_sym_numel", "_saved_self_numel")
 MEAN = 1  # of `_saved_reduction`
+PASSED = ("Neg", "Mul", "ToCopy", "View", "Squeeze", "Alias")  # nodes that take no mean
 
 
 class EnoughSteps(BaseException):
@@ -257,7 +258,7 @@ def count_of(node: Any) -> float | None:
     """
     count, is_mean = 1.0, False
     while node is not None and (divisor := _divisor(node)) is not None:
-        is_mean = is_mean or divisor != 1
+        is_mean = is_mean or not type(node).__name__.startswith(PASSED)
         count *= divisor
         inputs = [x for x, _ in node.next_functions if x is not None]
         if len(inputs) != 1 or (divisor != 1 and not type(node).__name__.startswith("Div")):
@@ -279,4 +280,4 @@ def _divisor(node: Any) -> float | None:
         other = node._saved_other
         other = other if other is not None else 1
         return float(other) if not isinstance(other, torch.Tensor) or other.numel() == 1 else None
-    return 1.0 if name.startswith(("Neg", "Mul", "ToCopy", "View", "Squeeze", "Alias")) else None
+    return 1.0 if name.startswith(PASSED) else None

@@ -13,6 +13,14 @@ from torch.distributed.tensor import DTensor
 
 from .. import _compat
 
+REDUCED = {
+    "sum": lambda terms: terms.sum(0),
+    "avg": lambda terms: terms.mean(0),
+    "product": lambda terms: terms.prod(0),
+    "max": lambda terms: terms.amax(0),
+    "min": lambda terms: terms.amin(0),
+}
+
 
 @attrs.frozen(eq=False)
 class LocalValue:
@@ -23,17 +31,14 @@ class LocalValue:
         shape: the global shape; None for a plain tensor.
         placements: of a DTensor.
         mesh: of a DTensor: the size of each axis, and the coordinate of the rank.
+        groups: of a DTensor: the ranks of this rank's group along each axis.
     """
 
     value: torch.Tensor
     shape: tuple[int, ...] | None = None
     placements: tuple[Any, ...] = ()
     mesh: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def partial(self) -> list[str]:
-        """The placements that say that values are not reduced yet."""
-        return [str(p) for p in self.placements if p.is_partial()]
+    groups: tuple[tuple[int, ...], ...] = ()
 
     def elements(self) -> torch.Tensor | None:
         """Return the number of each local element in the flattened global tensor; None for a plain
@@ -65,9 +70,33 @@ def local_value(x: torch.Tensor) -> LocalValue:
         if not isinstance(x, DTensor):
             return LocalValue(x.detach().clone())
         mesh = x.device_mesh
-        sizes = zip(mesh.shape, mesh.get_coordinate() or [0] * mesh.ndim, strict=True)
+        place = mesh.get_coordinate() or [0] * mesh.ndim
+        sizes = tuple(zip(mesh.shape, place, strict=True))
+        rows = (mesh.mesh[(*place[:i], slice(None), *place[i + 1 :])] for i in range(mesh.ndim))
+        groups = tuple(tuple(row.tolist()) for row in rows)
         local = x.to_local().detach().clone()
-        return LocalValue(local, tuple(x.shape), tuple(x.placements), tuple(sizes))
+        return LocalValue(local, tuple(x.shape), tuple(x.placements), sizes, groups)
+
+
+def reduced(values: Sequence[LocalValue | None]) -> list[LocalValue | None]:
+    """Reduce what DTensors leave Partial, as every op that reads them does.
+
+    Args:
+        values: one tensor, of each rank; None where a rank has none.
+    """
+    for axis in range(max((len(x.placements) for x in values if x is not None), default=0)):
+        values = [x if x is None else _reduced(x, axis, values) for x in values]
+    return list(values)
+
+
+def _reduced(x: LocalValue, axis: int, values: Sequence[LocalValue | None]) -> LocalValue:
+    """Reduce a tensor over one mesh axis, if it is Partial there."""
+    if axis >= len(x.placements) or not x.placements[axis].is_partial():
+        return x
+    terms = [values[rank] for rank in x.groups[axis]]
+    known = [term.value for term in terms if term is not None]
+    value = REDUCED[x.placements[axis].reduce_op](torch.stack(known))
+    return attrs.evolve(x, value=value)
 
 
 @attrs.frozen(eq=False)

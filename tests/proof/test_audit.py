@@ -10,7 +10,15 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Partial, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 import shardfn as sf
@@ -239,3 +247,58 @@ def test_the_process_is_as_before() -> None:
     before = torch.get_rng_state()
     sf.audit(ddp, single, X, Y, world=2)
     assert torch.equal(before, torch.get_rng_state()) and not dist.is_initialized()
+
+
+class Normed(nn.Module):
+    """A norm before layers of tensor parallelism."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.up = nn.LayerNorm(3).double(), nn.Linear(3, 4).double()
+        self.down = nn.Linear(4, 2).double()
+
+
+def test_a_gradient_that_a_dtensor_leaves_partial_is_read_as_its_sum() -> None:
+    """As an optimizer does. That of a norm with SequenceParallel is Partial."""
+
+    def stepped(m: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
+        opt = torch.optim.AdamW(m.parameters(), 0.1)
+        F.mse_loss(m.down(torch.tanh(m.up(m.norm(x)))), y).backward()
+        opt.step()
+        return m
+
+    def alone(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return stepped(Normed(), x, y)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        plan = {
+            "norm": SequenceParallel(sequence_dim=0),
+            "up": ColwiseParallel(input_layouts=Shard(0)),
+            "down": RowwiseParallel(),
+        }
+        m = stepped(parallelize_module(Normed(), mesh, plan), own(x), y)
+        assert m.norm.weight.grad.placements == (Partial(),)
+        return m
+
+    audit = sf.audit(step, alone, X, Y, world=2)
+    assert audit.ok and audit.compared == 18, audit
+
+
+def test_a_scale_of_each_rank_is_written_by_rank() -> None:
+    def alone(x: torch.Tensor) -> Any:
+        m = model()
+        m(x).sum().backward()
+        return m
+
+    def step(x: torch.Tensor) -> Any:
+        m = model()
+        m(x).sum().backward()
+        if dist.get_rank() == 2:
+            m[0].weight.grad.mul_(0.25)
+        return m
+
+    (row,) = sf.audit(step, alone, X, world=3)
+    assert (row.name, row.ratio, row.ranks) == ("0.weight", None, (2,))
+    assert row.cause == "each rank another scale: x 1 on rank 0, x 1 on rank 1, x 0.25 on rank 2"

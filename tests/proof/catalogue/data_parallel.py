@@ -21,9 +21,9 @@ MASK = torch.tensor([1, 1, 1, 0, 0, 1, 0, 0], dtype=torch.float64)  # 3 and 1 of
 ALL = "0.weight 0.bias 2.weight 2.bias"
 
 
-def model() -> nn.Sequential:
+def model(out: int = 2) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, out)).double()
 
 
 def alone(x: torch.Tensor, y: torch.Tensor) -> Any:
@@ -57,7 +57,7 @@ def the_learning_rate_is_divided_by_the_world(faulty: bool, x: Any, y: Any) -> A
 
 @entry(
     "huggingface/transformers#35438", alone, X, Y,
-    names=ALL, ratio=2.0, cause="x 2.0 on every rank",
+    names=ALL, ratio=2.0, cause="x 2.0 on every rank = size of world",
 )  # fmt: skip
 def microbatches_are_summed(faulty: bool, x: Any, y: Any) -> Any:
     m = DistributedDataParallel(model())
@@ -116,7 +116,7 @@ def masked_alone(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> Any:
 
 @entry(
     "PrimeIntellect-ai/prime-rl#2562", masked_alone, X, Y, MASK,
-    names=ALL, cause="mean of means over world: weights 3, 1|other values",
+    names=ALL, cause="mean of means over world: weights 3, 1",
 )  # fmt: skip
 def tokens_are_counted_by_each_rank(faulty: bool, x: Any, y: Any, mask: Any) -> Any:
     m, mask = DistributedDataParallel(model()), own(mask)
@@ -139,7 +139,7 @@ def a_last_batch_is_shorter(faulty: bool, x: Any, y: Any) -> Any:
 
 
 def clipped_alone(x: torch.Tensor, y: torch.Tensor) -> Any:
-    m = model()
+    m = model(y.shape[1])
     F.mse_loss(m(x), y).backward()
     nn.utils.clip_grad_norm_(m.parameters(), 0.5)
     return m
@@ -326,7 +326,7 @@ def running_means_are_those_of_a_rank(faulty: bool, x: Any) -> Any:
 
 @entry(
     "NVIDIA-NeMo/Megatron-Bridge#4066", alone, X, Y,
-    names="0.weight 0.bias", ratio=1 / 2, cause="1 / size of",
+    names="0.weight 0.bias", ratio=1 / 2, cause="1 / size of dp or tp: divided once more",
     world=4, mesh={"dp": 2, "tp": 2},
 )  # fmt: skip
 def an_encoder_is_divided_by_the_ranks_of_the_other_module(

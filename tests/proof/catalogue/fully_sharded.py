@@ -14,14 +14,14 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from .data_parallel import ALL, MASK, X, Y, alone, clipped_alone, masked_alone, model
-from .entries import Family, own
+from .entries import Family, numbers, own
 
 entry = Family()
 PAIRS = {"replicas": 2, "shards": 2}
 
 
-def sharded(mesh: DeviceMesh | None = None) -> Any:
-    m = model()
+def sharded(mesh: DeviceMesh | None = None, out: int = 2) -> Any:
+    m = model(out)
     fully_shard(m[0], mesh=mesh)
     fully_shard(m[2], mesh=mesh)
     return fully_shard(m, mesh=mesh)
@@ -34,7 +34,7 @@ def backward(m: nn.Module, x: Any, y: Any, mesh: DeviceMesh | None = None) -> An
 
 @entry(
     "pytorch/pytorch#118298", alone, X, Y,
-    names=ALL, cause="none on every rank|not reduced",
+    names=ALL, cause="none on every rank: not computed, or not kept",
 )  # fmt: skip
 def gradients_stay_unsynchronised(faulty: bool, x: Any, y: Any) -> Any:
     m = sharded()
@@ -44,7 +44,7 @@ def gradients_stay_unsynchronised(faulty: bool, x: Any, y: Any) -> Any:
 
 @entry(
     "NVIDIA/cosmos-framework#162", alone, X, Y,
-    names=ALL, cause="none on every rank|not reduced over replicas", world=4, mesh=PAIRS,
+    names=ALL, cause="none on every rank: not computed, or not kept", world=4, mesh=PAIRS,
 )  # fmt: skip
 def replicas_are_not_reduced(faulty: bool, x: Any, y: Any) -> Any:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
@@ -68,7 +68,7 @@ def the_divide_factor_is_that_of_one_axis(faulty: bool, x: Any, y: Any) -> Any:
 
 @entry(
     "NVIDIA-NeMo/Automodel#3830, one of two factors", alone, X, Y,
-    names=ALL, ratio=4.0, cause="size of world: reduced twice, or summed", world=4,
+    names=ALL, ratio=4.0, cause="size of axis 0: reduced twice, or summed", world=4,
 )  # fmt: skip
 def the_loss_is_multiplied_by_the_ranks(faulty: bool, x: Any, y: Any) -> Any:
     m = sharded()
@@ -101,7 +101,7 @@ def embedded_alone(x: torch.Tensor, y: torch.Tensor) -> Any:
 
 @entry(
     "mindspore-ai/hyper-parallel#279", embedded_alone, X, Y,
-    names="scale", cause="each rank its own: not reduced over world",
+    names="scale", cause="each rank its own: not reduced over axis 0",
 )  # fmt: skip
 def parameters_of_the_root_are_not_sharded(faulty: bool, x: Any, y: Any) -> Any:
     m = Embedded()
@@ -111,11 +111,11 @@ def parameters_of_the_root_are_not_sharded(faulty: bool, x: Any, y: Any) -> Any:
 
 
 @entry(
-    "pytorch/pytorch#170862", clipped_alone, X, Y,
-    names=ALL, cause="x |other values|differs",
+    "pytorch/pytorch#170862", clipped_alone, X, numbers(8, 4, seed=2),
+    names=ALL, cause="each rank another scale",
 )  # fmt: skip
 def the_norm_is_that_of_local_shards(faulty: bool, x: Any, y: Any) -> Any:
-    m = backward(sharded(), x, y)
+    m = backward(sharded(out=4), x, y)
     square = torch.stack([p.grad.to_local().norm() ** 2 for p in m.parameters()]).sum()
     if not faulty:
         dist.all_reduce(square)
@@ -154,7 +154,7 @@ def gradients_are_not_clipped(faulty: bool, x: Any, y: Any) -> Any:
 
 @entry(
     "PrimeIntellect-ai/prime-rl#1957", masked_alone, X, Y, MASK,
-    names=ALL, ratio=1 / 2, cause="1 / size of world: divided once more",
+    names=ALL, ratio=1 / 2, cause="1 / size of axis 0: divided once more",
 )  # fmt: skip
 def the_mean_of_the_reduction_is_not_undone(faulty: bool, x: Any, y: Any, mask: Any) -> Any:
     m, count = sharded(), mask.sum()
@@ -165,7 +165,7 @@ def the_mean_of_the_reduction_is_not_undone(faulty: bool, x: Any, y: Any, mask: 
 
 @entry(
     "meta-pytorch/torchtune#2687", alone, X, Y,
-    names=ALL, ratio=2.0, cause="size of (dp|tp|dp or tp|tp or dp|shards)",
+    names=ALL, ratio=2.0, cause="size of dp or tp: reduced twice, or summed",
     world=4, mesh={"dp": 2, "tp": 2},
 )  # fmt: skip
 def tokens_are_scaled_by_the_world_under_tensor_parallelism(faulty: bool, x: Any, y: Any) -> Any:
@@ -182,7 +182,7 @@ def tokens_are_scaled_by_the_world_under_tensor_parallelism(faulty: bool, x: Any
 
 @entry(
     "mindspore-ai/hyper-parallel#413", embedded_alone, X, Y,
-    names="scale", ratio=2.0, cause="size of world: reduced twice",
+    names="scale", ratio=2.0, cause="size of axis 0: reduced twice",
 )  # fmt: skip
 def an_ignored_parameter_is_reduced_twice(faulty: bool, x: Any, y: Any) -> Any:
     m = Embedded()

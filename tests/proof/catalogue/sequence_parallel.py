@@ -111,7 +111,7 @@ def the_mean_of_a_part_is_taken_for_that_of_all(faulty: bool, x: Any, y: Any) ->
 
 @entry(
     "huggingface/transformers, SequenceParallel of a plan", block_alone, A, B,
-    names="norm.weight norm.bias", cause="not reduced",
+    names="norm.weight norm.bias", cause="each rank its own: not reduced over tp",
 )  # fmt: skip
 def a_norm_outside_of_the_plan_is_not_reduced(faulty: bool, x: Any, y: Any) -> Any:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
@@ -190,7 +190,7 @@ def context_step(
 
 @entry(
     "volcengine/verl#5983", attention_alone, X, TARGETS, MASK,
-    names=ALL, cause="mean of means over world: weights 6, 1|other values",
+    names=ALL, cause="mean of means over world: weights 7, 1",
 )  # fmt: skip
 def tokens_of_each_part_are_averaged(faulty: bool, x: Any, targets: Any, mask: Any) -> Any:
     count = own(mask, dim=1).sum() * dist.get_world_size() if faulty else None

@@ -200,7 +200,7 @@ def the_norm_counts_replicated_parameters_once_a_rank(faulty: bool, x: Any, y: A
 
 @entry(
     "pytorch/torchtitan#2387", alone, X, Y,
-    names="0.weight 0.bias", cause="each rank its own: not reduced over (world|tp|axis 0)",
+    names="0.weight 0.bias", cause="each rank its own: not reduced over tp",
 )  # fmt: skip
 def a_local_tensor_has_no_gradient_placement(faulty: bool, x: Any, y: Any) -> Any:
     """The first layer is replicated, and each rank uses its own columns of the second one."""
@@ -264,7 +264,7 @@ def dp_tp_alone(x: torch.Tensor, y: torch.Tensor) -> Any:
 @entry(
     "meta-pytorch/torchtune#2420", dp_tp_alone, A, B,
     names="norm.weight norm.bias down.bias up.weight up.bias down.weight", ratio=1 / 2,
-    cause="1 / size of", world=4, mesh={"dp": 2, "tp": 2},
+    cause="1 / size of dp or tp: divided once more", world=4, mesh={"dp": 2, "tp": 2},
 )  # fmt: skip
 def gradients_are_divided_by_the_ranks_of_the_world(
     faulty: bool, x: Any, y: Any, mesh: DeviceMesh
