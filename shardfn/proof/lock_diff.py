@@ -73,6 +73,7 @@ def differences(
         *_times(old, new, tolerances["ms"]),
         *_placements("argument ", old.arguments, new.arguments),
         *_placements("", old.results, new.results),
+        *(_closed_over(old, new) if is_same_torch else ()),
         *(_ops(old, new, code, close["ops"]) if is_same_torch else ()),
         *(_kernels(old, new, close["kernels"]) if is_same_torch else ()),
     ]
@@ -84,7 +85,7 @@ def _is_close(old: float, new: float, share: float) -> bool:
 
 
 def _notes(old: Price, new: Price, is_same_torch: bool) -> list[str]:
-    """Say what was not compared."""
+    """Say what was not compared. With ops, kernels and closed-over tensors are left out."""
     notes = []
     absent = [x for x in attrs.asdict(new, recurse=False) if getattr(old, x) is None]
     absent = [x for x in absent if getattr(new, x) is not None]
@@ -93,7 +94,7 @@ def _notes(old: Price, new: Price, is_same_torch: bool) -> list[str]:
     if not is_same_torch and old.ops is not None:
         then = " on ".join(filter(None, (old.torch, old.device)))
         now = f"{new.torch} on {new.device}"
-        notes.append(f"ops and kernels are those of torch {then}, and this is {now}: not compared")
+        notes.append(f"ops are those of torch {then}, and this is {now}: not compared")
     elif old.kernels is not None and new.kernels is None:
         notes.append("kernels were not compared: sf.lock(..., kernels=True) compiles the step")
     return notes
@@ -369,9 +370,23 @@ def _placements(
     lines = []
     for (pattern, now, was), paths in groups.items():
         named = paths[0] if len(paths) == 1 else f"{pattern}, {len(paths)} of them,"
-        verb = "is" if len(paths) == 1 else "are"
-        lines.append(f"{noun}{named} {verb} {now}, was {was}")
+        is_now, was_then = ("is", "was") if len(paths) == 1 else ("are", "were")
+        lines.append(f"{noun}{named} {is_now} {now}, {was_then} {was}")
     return _shown(lines)
+
+
+def _closed_over(old: Price, new: Price) -> list[str]:
+    """Return the differences in the tensors that a step closes over."""
+    before, now = old.closed_over, new.closed_over
+    if before is None or now is None:
+        return []
+    return _shown(
+        [
+            f"it closes over {b} tensors {kind} (was {a})"
+            for kind in sorted({*before, *now})
+            if (a := before.get(kind, 0)) != (b := now.get(kind, 0))
+        ]
+    )
 
 
 def _ops(old: Price, new: Price, code: _Code, is_close: Callable[..., bool]) -> list[str]:

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import stat
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ from ..stored.json_text import parsed
 FORMAT = 1
 NUMBER = re.compile(r"(?<=\[)\d+(?=\])|(?<=\.)\d+(?![^.])")  # of a layer, in a path
 RANGE = re.compile(r"(?<=[\[.])(\d+)\.\.(\d+)(?=\]|\.|$)")  # of such numbers
+MODE = 0o644  # of a new file: others may read it, as other files of a project
 MOST = 2**20  # paths of one range
 CONFLICT = ("<<<<<<<", "=======", ">>>>>>>")  # how version control marks lines of two versions
 
@@ -80,10 +82,11 @@ class Price:
         device: the type of device of its tensors.
         backend: which runs it.
         rank: whose program it is.
-        torch: the version of torch, of which ops and kernels are.
+        torch: the version of torch, of which ops, kernels and closed-over tensors are.
         hardware: the model of `ms`.
         arguments: dtype, global shape and placements, by path.
-        results: the same of the results.
+        closed_over: how many tensors of each such type the step closes over.
+        results: dtype, global shape and placements of the results, by path.
         collectives: what each line sends; without buckets.
         buckets: in their order.
         bytes: the payloads of a rank, by kind of collective and mesh axis, buckets included.
@@ -101,6 +104,7 @@ class Price:
     torch: str | None = None
     hardware: str | None = None
     arguments: Mapping[str, str] | None = None
+    closed_over: Mapping[str, int] | None = None
     results: Mapping[str, str] | None = None
     collectives: Mapping[str, Sent] | None = None
     buckets: tuple[Bucket, ...] | None = None
@@ -324,6 +328,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "torch": _text,
     "hardware": _text,
     "arguments": _by_path,
+    "closed_over": _table(_count),
     "results": _by_path,
     "collectives": _table(_sent),
     "buckets": _buckets,
@@ -343,7 +348,9 @@ def write(where: str, path: str, text: str) -> None:
     """
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        mode = stat.S_IMODE(os.stat(path).st_mode) if os.path.exists(path) else MODE
         complete_files.write(path, text.encode())
+        os.chmod(path, mode)
     except (OSError, ValueError) as error:  # ValueError: a path that no system has
         fix = "path='locks/step.json', in a folder that can be written to"
         got = f"it cannot be written: {error}"

@@ -22,6 +22,7 @@ from .source_lines import SourceLines
 
 STEP, BACKWARD = "step", "backward"  # the programs of a step
 START = "start"  # where a bucket of arguments is ready
+UNNAMED = "<"  # how the path of a tensor begins that a program closes over
 DIGITS = 4  # of a predicted time
 DOES = " -> "  # between a line and what it sends
 _KERNELS = re.compile(
@@ -81,6 +82,7 @@ def read_price(
         torch=".".join(str(_compat.TORCH_VERSION).split(".")[:2]),
         hardware=model.name,
         arguments=_arguments(lowered.program),
+        closed_over=_closed_over(lowered.program),
         results=_results([part.program for _, part in _stages(STEP, lowered)]),
         collectives=_by_line((c for c in sent if c.bucket is None), lines),
         buckets=_buckets(lowered.plan),
@@ -108,9 +110,23 @@ def _stages(name: str, half: Any) -> list[tuple[str, Any]]:
 
 
 def _arguments(program: LocalProgram) -> dict[str, str]:
+    """Return the types of the arguments, by path."""
+    return {path: kind for path, kind in _inputs(program) if not path.startswith(UNNAMED)}
+
+
+def _closed_over(program: LocalProgram) -> dict[str, int]:
+    """Return how many tensors of each type a program closes over. They have numbers for names,
+    and which constants are among them depends on torch.
+    """
+    rows = _inputs(program)
+    return dict(collections.Counter(kind for path, kind in rows if path.startswith(UNNAMED)))
+
+
+def _inputs(program: LocalProgram) -> list[tuple[str, str]]:
     names = program.axes.names
     holders = program.graph.find_nodes(op="placeholder")[len(names) :]
-    return {path: _type(x, names) for path, x in zip(program.in_paths, holders, strict=True)}
+    rows = zip(program.in_paths, holders, strict=True)
+    return [(path, _type(x, names)) for path, x in rows]
 
 
 def _results(programs: Sequence[LocalProgram]) -> dict[str, str]:

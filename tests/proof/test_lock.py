@@ -102,6 +102,7 @@ def test_it_writes_a_file_and_then_compares(tmp_path: Path) -> None:
     first = locked(tmp_path, step)
     text = (tmp_path / "locks" / "step.json").read_text()
     assert first.state == "written" and str(first).startswith("shard(step) on (dp=2, tp=2): wri")
+    assert (tmp_path / "locks" / "step.json").stat().st_mode & 0o777 == 0o644
     second = locked(tmp_path, step)
     assert second.state == "equal" and second.notes == () and second.price == first.price
     assert (tmp_path / "locks" / "step.json").read_text() == text
@@ -235,7 +236,7 @@ OTHER: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "placements of layers": (
         TRAIN,
         {"params": [P("tp"), P("tp"), P("tp")]},
-        ["argument params[*], 3 of them, are f32[6@tp, 6], was f32[6, 6]"],
+        ["argument params[*], 3 of them, are f32[6@tp, 6], were f32[6, 6]"],
     ),
     "a placement of the batch": (TRAIN, {"x": P()}, ["argument x is f32[8, 6], was f32[8@dp, 6]",
          "0 buckets of all_reduce[sum, dp] (was 1)"]),
@@ -340,7 +341,7 @@ def test_another_torch_or_device_leaves_ops_out_and_says_so(tmp_path: Path) -> N
     result = locked(tmp_path, step)
     assert result.state == "equal"
     (note,) = result.notes
-    assert note.startswith("ops and kernels are those of torch 2.99 on cpu, and this is ")
+    assert note.startswith("ops are those of torch 2.99 on cpu, and this is ")
     fields["bytes"]["all_reduce over dp"] += 4
     path.write_text(json.dumps(fields))
     lines = differences(tmp_path, step)
@@ -348,6 +349,16 @@ def test_another_torch_or_device_leaves_ops_out_and_says_so(tmp_path: Path) -> N
     del fields["torch"]
     path.write_text(json.dumps(fields))
     assert any("decomposed_otherwise" in x for x in differences(tmp_path, step))
+
+
+def test_closed_over_tensors_are_counted_by_type(tmp_path: Path) -> None:
+    path = tmp_path / "step.json"
+    w, u, v = torch.ones(6, 6), torch.ones(6, 6), torch.ones(6)
+    price = sf.lock(sf.jit(lambda x: x @ w + v), X, path=path).price
+    assert price.closed_over == {"f32[6, 6]": 1, "f32[6]": 1}
+    assert price.arguments == {"x": "f32[8, 6]"}
+    with pytest.raises(sf.BudgetError, match=r"it closes over 2 tensors f32\[6, 6\] \(was 1\)"):
+        sf.lock(sf.jit(lambda x: x @ w @ u + v), X, path=path)
 
 
 def test_other_hardware_is_one_difference(tmp_path: Path) -> None:
