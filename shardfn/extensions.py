@@ -7,10 +7,12 @@ when the core first asks.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
 
+DIGESTS = "SHARDFN_DIGESTS"  # the folder for the digests of values
 DEFAULT_WAIT = 600.0  # seconds for which processes wait for each other to start
 # torch's variables, by which the launcher of a job gives a process its place
 LAUNCHER = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
@@ -61,6 +63,17 @@ class Eager(NamedTuple):
     method: Callable[[str, Any, Any, Any], Any]
 
 
+class Digests(NamedTuple):
+    """What a room does with the values of a run where SHARDFN_DIGESTS names a folder for their
+    digests. Without it a run writes none.
+    """
+
+    # (lowered, run): `run`, op by op, which writes the digest of each value of this rank
+    runner: Callable[[Any, Run], Run]
+    # (compiled): a function that makes, for each call, what watches the nodes of all ranks
+    watch: Callable[[Any], Callable[[], Any]]
+
+
 T = TypeVar("T")
 _rooms: dict[type[Any], Callable[[], Any]] = {}  # how to load the service of a point
 _services: dict[type[Any], Any] = {}  # that have been loaded
@@ -79,6 +92,20 @@ def service(point: type[T]) -> T | None:
         load = _rooms.get(point)
         _services[point] = None if load is None else load()
     return _services[point]
+
+
+def digests() -> Digests | None:
+    """The service that writes digests; None where nobody asks for them.
+
+    Raises:
+        ImportError: this package lacks its room.
+    """
+    if not os.environ.get(DIGESTS):
+        return None
+    found = service(Digests)
+    if found is None:
+        raise absent(DIGESTS, "proof")
+    return found
 
 
 def absent(where: str, room: str) -> ImportError:

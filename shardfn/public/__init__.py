@@ -97,3 +97,4 @@ errors = module("errors")  # imports torch
 extensions = module("extensions")
 extensions.serve(extensions.Job, functools.partial(service, "jobs"))
 extensions.serve(extensions.Eager, functools.partial(service, "eager"))
+extensions.serve(extensions.Digests, functools.partial(service, "proof"))

@@ -12,7 +12,7 @@ import attrs
 import torch
 from torch.distributed.tensor import DTensor
 
-from .. import _compat
+from .. import _compat, extensions
 from ..capture import Captured, name_of
 from ..compile import Runner
 from ..compile.memory import memory_as_run
@@ -316,6 +316,33 @@ def _simulated(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
     placed = compiled.placed
     everyone = all_coordinates(placed.axes)
     programs = [compiled.programs[c] for c in everyone]
+    inputs_of = inputs_of_ranks(compiled)
+    at = shown(placed.mesh, placed.world.rank)
+    digests = extensions.digests()
+    watch_of_call = (lambda: None) if digests is None else digests.watch(compiled)
+
+    def execute(leaves: list[Any]) -> list[Any]:
+        inputs = inputs_of(leaves)
+        known = {_compat.storage_of(x) for row in inputs for x in row}
+        outs_of_ranks = simulate(programs, inputs, everyone, watch_of_call())
+        results = [_apart(outs, known) for outs in outs_of_ranks]
+        return [SimulatedTensor(shards, at) for shards in zip(*results, strict=True)]
+
+    return execute
+
+
+def inputs_of_ranks(compiled: Compiled) -> Callable[[list[Any]], list[list[torch.Tensor]]]:
+    """Build the function from all leaves to the local inputs of each rank of a simulated world; of
+    a program without a mesh to those of the one device.
+    """
+    placed = compiled.placed
+    if not placed.is_simulated:
+        rows = readers(compiled.request.name, placed, compiled.captured, [compiled.program])
+        gather = _gathering(compiled, rows)
+        closed = closed_over(compiled.captured, [compiled.program])
+        return lambda leaves: [[*gather(leaves), *closed()[0]]]
+    everyone = all_coordinates(placed.axes)
+    programs = [compiled.programs[c] for c in everyone]
     rows = readers(
         compiled.request.name, placed, compiled.captured, programs, are_alike=not compiled.captures
     )
@@ -325,17 +352,12 @@ def _simulated(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
     else:
         closed_now = closed_over(compiled.captured, programs)
 
-    at = shown(placed.mesh, placed.world.rank)
-
-    def execute(leaves: list[Any]) -> list[Any]:
+    def inputs(leaves: list[Any]) -> list[list[torch.Tensor]]:
         columns = [read(leaves[i]) for i, read in rows]
         closed = closed_now()
-        inputs = [[*(column[r] for column in columns), *closed[r]] for r in range(len(everyone))]
-        known = {_compat.storage_of(x) for row in inputs for x in row}
-        results = [_apart(outs, known) for outs in simulate(programs, inputs, everyone)]
-        return [SimulatedTensor(shards, at) for shards in zip(*results, strict=True)]
+        return [[*(column[r] for column in columns), *closed[r]] for r in range(len(everyone))]
 
-    return execute
+    return inputs
 
 
 def _apart(outs: Sequence[torch.Tensor], known: set[int]) -> list[torch.Tensor]:

@@ -6,6 +6,7 @@ with the same request, the values are combined as Gloo combines them and the gro
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
@@ -35,6 +36,9 @@ from . import cache
 from .ring import ring_reduce
 
 WAIT = torch.ops._c10d_functional.wait_tensor.default
+# takes the rank, the node and its result, of each input and of each node that has run; of loops
+# the inner ones too
+Watch = Callable[[int, torch.fx.Node, Any], None]
 REDUCE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "sum": torch.add,
     "max": torch.maximum,
@@ -84,12 +88,14 @@ class _Step:
     out: int
     free: tuple[int, ...]
     record: Collective | None
+    node: torch.fx.Node
 
 
 def simulate(
     programs: Sequence[LocalProgram],
     inputs: Sequence[Sequence[torch.Tensor]],
     coordinates: Sequence[Sequence[int]],
+    watch: Watch | None = None,
 ) -> list[Any]:
     """Run one program per rank.
 
@@ -97,6 +103,7 @@ def simulate(
         programs: the program of each rank. Ranks may share one.
         inputs: the local tensors of each rank.
         coordinates: the coordinates of each rank.
+        watch: takes the rank, the node and its result, of each input and each node that has run.
 
     Returns:
         The list of results of each rank.
@@ -107,10 +114,14 @@ def simulate(
     axes = programs[0].axes
     with torch.no_grad():
         ranks = [
-            _rank(p.graph, (*map(torch.tensor, c), *xs))
-            for p, xs, c in zip(programs, inputs, coordinates, strict=True)
+            _rank(p.graph, (*map(torch.tensor, c), *xs), _watch_of(watch, rank))
+            for rank, (p, xs, c) in enumerate(zip(programs, inputs, coordinates, strict=True))
         ]
         return _lockstep(ranks, [tuple(c) for c in coordinates], axes)
+
+
+def _watch_of(watch: Watch | None, rank: int) -> Callable[[torch.fx.Node, Any], None] | None:
+    return None if watch is None else functools.partial(watch, rank)
 
 
 def _lockstep(
@@ -315,11 +326,16 @@ implement(RAGGED_ALL_TO_ALL, combine=_ragged_all_to_all)
 
 
 def _rank(
-    graph: torch.fx.Graph, inputs: Sequence[torch.Tensor]
+    graph: torch.fx.Graph,
+    inputs: Sequence[torch.Tensor],
+    watch: Callable[[torch.fx.Node, Any], None] | None = None,
 ) -> Generator[Any, torch.Tensor, list[torch.Tensor]]:
     """Run one rank's graph, and yield at each collective, and at each call that shows values."""
     steps, registers, output = cache.prepared(graph, _prepare)
     values: list[Any] = [*inputs, *[None] * (registers - len(inputs))]
+    if watch is not None:
+        for node, x in zip(graph.find_nodes(op="placeholder"), inputs, strict=True):
+            watch(node, x)
     for step in steps:
         args, kwargs = torch.fx.node.map_aggregate(
             step.call, lambda a: values[a.index] if isinstance(a, _Register) else a
@@ -332,16 +348,20 @@ def _rank(
             constants = (a for a in rest if not isinstance(a, torch.Tensor))
             values[step.out] = yield Request(step.record, (step.run, *constants), value, others)
         elif isinstance(step.run, Loop):
-            values[step.out] = yield from _looping(step.run, args)
+            values[step.out] = yield from _looping(step.run, args, watch)
         else:
             values[step.out] = step.run(*args, **kwargs)
+        if watch is not None:
+            watch(step.node, values[step.out])
         for dead in step.free:
             values[dead] = None
     return [values[r.index] for r in output]
 
 
 def _looping(
-    loop: Loop, tensors: Sequence[torch.Tensor]
+    loop: Loop,
+    tensors: Sequence[torch.Tensor],
+    watch: Callable[[torch.fx.Node, Any], None] | None = None,
 ) -> Generator[Any, Any, list[torch.Tensor]]:
     """Run the graphs of a loop for one rank, yielding at each collective and message inside."""
     driver = loop.drive(tensors)
@@ -352,7 +372,7 @@ def _looping(
         except StopIteration as stop:
             return stop.value
         if isinstance(which, int):
-            outs = yield from _rank(loop.graphs[which], inputs)
+            outs = yield from _rank(loop.graphs[which], inputs, watch)
         else:
             outs = yield Mail(which, inputs)
 
@@ -376,7 +396,8 @@ def _prepare(graph: torch.fx.Graph) -> tuple[list[_Step], int, list[_Register]]:
         elif node.op == "call_function":
             free = tuple(number[r].index for r in node.all_input_nodes if last[r] is node)
             run = _identity if node.target is WAIT else run_as(node.target)
-            steps.append(_Step(run, call, number[node].index, free, node.meta.get("collective")))
+            record = node.meta.get("collective")
+            steps.append(_Step(run, call, number[node].index, free, record, node))
     return steps, len(number), output
 
 

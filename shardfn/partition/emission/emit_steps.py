@@ -47,14 +47,24 @@ def emit(
         shards: dict[int, LocalShard] = {}
         for slot in plan.ins:
             shards[slot.number] = _input(b, slot)
+            _note_slots([slot], shards)
         here = None if plan.stage_axis is None else coordinates[plan.stage_axis]
         for number, step in enumerate(plan.steps):
             if step.coordinate in (None, here):
                 b.about = {**_about(step), "step": number}
                 EMIT[type(step)](b, step, shards)
+                _note_slots(step.made, shards)
         b.about = {}
         b.graph.output([_result(b, shards, slot) for slot in plan.outs])
     return b.graph
+
+
+def _note_slots(slots: Iterable[steps.Slot], shards: dict[int, LocalShard]) -> None:
+    """Note on each node the numbers of the slots whose local tensor it is."""
+    for slot in slots:
+        if slot.number in shards:
+            meta = shards[slot.number].node.meta
+            meta["slots"] = (*meta.get("slots", ()), slot.number)
 
 
 def local_sizes(

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from ... import _compat
+from ... import _compat, extensions
 from ... import schedule as passes
 from ...accepted import accept
 from ...buckets import BucketPlan
@@ -425,21 +425,23 @@ class Lowered:
         if traced.placed.is_simulated:
             return None
         template, request = traced.captured.template, traced.request
+        digests = None if is_backward else extensions.digests()
         with _compat.staging():
-            return runner(
+            made = runner(
                 request.name,
                 traced.placed,
                 self.partition,
                 self.schedule_plan,
                 self.program,
-                backend,
+                backend if digests is None else "aten",
                 None if template is None else cache.families(template),
                 has_own_sizes=bool(traced.ranks),
                 may_have_own_sizes=request.rank is not None,
-                warmup=request.warmup if warm else None,
+                warmup=request.warmup if warm and digests is None else None,
                 is_backward=is_backward,
-                cuda_graphs=request.cuda_graphs,
+                cuda_graphs=request.cuda_graphs and digests is None,
             )
+        return made if digests is None else digests.runner(self, made)
 
     def _backward(self, backend: str) -> Backward | None:
         """Compile the backward, where autograd follows the call."""
