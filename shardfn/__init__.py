@@ -59,6 +59,7 @@ __all__ = [
     "checkpoint_policies",
     "clear_cache",
     "clip_by_global_norm",
+    "compare",
     "compose",
     "cond",
     "constrain",

@@ -260,6 +260,7 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     "check": {"fn": FUNCTION, "worlds": WORLDS, "rtol": TOLERANCE, "atol": TOLERANCE},
     "clear_cache": {"stored": FLAG},
     "clip_by_global_norm": {"max_norm": LIMIT},
+    "compare": {"raises": FLAG},
     "compose": {"transform": FUNCTION},
     "from_local": {"shape": SHAPE_OR_NONE},
     "functionalize": {"share": FLAG},

@@ -170,6 +170,7 @@ class _Between:
             if partner is not None and not isinstance(node.meta.get("val"), torch.Tensor):
                 self.env[node] = computed  # its results are compared
                 self.several.add(node)
+                self._note_extra(node)
                 continue
             if partner is None or known is UNKNOWN:
                 self.env[node] = computed
@@ -197,6 +198,11 @@ class _Between:
         if not isinstance(value, torch.Tensor) or not _is_rounded(value, value.dtype):
             return value
         return _rounded(value, self.coarse).to(value.dtype)
+
+    def _note_extra(self, node: Node) -> None:
+        extra = self._extra_of(node)
+        if extra is not None:
+            self.extra[node] = extra
 
     def _extra_of(self, node: Node) -> Node | None:
         """Return the first node that only the second program has, of those that a node reads."""

@@ -16,6 +16,7 @@ from typing import Any
 import attrs
 import torch
 
+from ..accepted import accept
 from ..capture.printed_names import op_name
 from ..capture.printing import tensor_type
 from ..errors import DivergenceError, ShardError, call_site, listed
@@ -234,6 +235,7 @@ def compare(
         compare(step), a: one device, b: (dp=2)
           5 values agree up to rounding; the largest relative difference is 0.0e+00, of w
     """
+    accept("compare", raises=raises)
     if isinstance(step, str | os.PathLike):
         return compare_digests(step, *args, raises=raises)
     if not callable(step):

@@ -21,9 +21,10 @@ from ..ops.loops import Loop, drive_loop
 from ..ops.placement import ALIGN, COTANGENT, REDISTRIBUTE
 from ..ops.prims import PRIMS
 from ..types import MeshPlacements
-from .rounding import Again, exceeding, length_of_sums, rounded_anew
+from .rounding import ALONE, Again, Terms, exceeding, length_of_sums, rounded_anew
 from .values_of_ranks import Values
 
+ADD = torch.ops.aten.add.Tensor
 IDENTITIES = (REDISTRIBUTE, ALIGN, COTANGENT)
 # memory as it is
 EMPTY = (
@@ -184,6 +185,7 @@ def errors_of(values: Values) -> list[OpError]:
     """
     errors: list[OpError] = []
     env: dict[torch.fx.Node, Any] = {}
+    sums: dict[torch.fx.Node, Terms] = {}  # that the run left to a later one
     changed = {x.node: x for x in reversed(values.redistributed)}
     alone = not values.axes.names
     for node in values.program.graph.graph.nodes:
@@ -197,9 +199,13 @@ def errors_of(values: Values) -> list[OpError]:
         if first is None:
             own = values.locals.get(node)
             env[node] = computed if own is None else OfRanks(own)
+            if node.target is ADD and isinstance(computed, torch.Tensor):
+                sums[node] = _terms_of(node, env, sums, values)
             continue
         if is_judged:
-            error = _own_error(values, node, computed, env)
+            is_longer = any(x in sums for x in node.all_input_nodes)
+            terms = _terms_of(node, env, sums, values) if is_longer else ALONE
+            error = _own_error(values, node, computed, env, terms)
             if error is not None:
                 errors.append(error)
             elif node in changed:
@@ -208,7 +214,26 @@ def errors_of(values: Values) -> list[OpError]:
     return errors
 
 
-def _own_error(values: Values, node: torch.fx.Node, computed: Any, env: Environment) -> Any:
+def _terms_of(
+    node: torch.fx.Node, env: Environment, sums: Mapping[torch.fx.Node, Terms], values: Values
+) -> Terms:
+    """The terms of a sum of sums, which a run may add in another order."""
+    magnitude: Any = 0
+    count = 0
+    for x in node.all_input_nodes:
+        known, value = sums.get(x), env[x]
+        if known is None and x in values.first and values.first[x].magnitude is not None:
+            known = values.first[x].terms
+        if known is not None:
+            magnitude, count = magnitude + known.magnitude, count + known.count
+        elif isinstance(value, torch.Tensor):
+            magnitude, count = magnitude + value.abs(), count + 1
+    return Terms(magnitude, count)
+
+
+def _own_error(
+    values: Values, node: torch.fx.Node, computed: Any, env: Environment, sums: Terms
+) -> Any:
     first = values.first[node]
     marks = first.slot.placements
     got = first.value
@@ -223,7 +248,11 @@ def _own_error(values: Values, node: torch.fx.Node, computed: Any, env: Environm
         return None
     got = got.to(computed.dtype)  # a Partial sum may be kept in a wider dtype
     mask = exceeding(
-        computed, got, length=length_of(node, got), terms=first.terms, again=again_of(node, env)
+        computed,
+        got,
+        length=length_of(node, got),
+        terms=first.terms.with_more(sums),
+        again=again_of(node, env),
     )
     if mask is None:
         return None

@@ -30,7 +30,7 @@ SAMPLES = 5  # of inputs that are rounded anew
 
 @attrs.frozen(eq=False)
 class Terms:
-    """The terms of a Partial value.
+    """The terms of a Partial value, or of a sum that is added in another order.
 
     Args:
         magnitude: the sum of their magnitudes; None for a value that is not Partial.
@@ -39,6 +39,15 @@ class Terms:
 
     magnitude: torch.Tensor | None = None
     count: int = 1
+
+    def with_more(self, other: Terms) -> Terms:
+        """The terms of both, where each of these is made of such."""
+        if other.magnitude is None:
+            return self
+        if self.magnitude is None:
+            return other
+        count = self.count + other.count
+        return Terms(torch.maximum(self.magnitude, other.magnitude), count)
 
 
 ALONE = Terms()

@@ -1,6 +1,7 @@
 """The public names of the rooms. The first one that is read imports this file."""
 
 from ..proof.audit import audit
+from ..proof.compare import compare
 from ..proof.comparison import Audit
 from ..proof.lock import lock
 from ..proof.meshes import meshes
