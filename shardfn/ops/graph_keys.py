@@ -126,7 +126,7 @@ KEYS: tuple[Key, ...] = (
     Key("step", LOCAL, "partition", ("schedule",), "its number in the plan", _is_a(int)),
     Key("slots", LOCAL, "partition", ("proof",), "the slots whose local tensor it is",
         _is_a(tuple)),
-    Key("type", LOCAL, "partition", ("partition", "schedule", "compile"),
+    Key("type", LOCAL, "partition", ("partition", "schedule", "compile", "proof"),
         "global shape and placements", _is_type),
     Key("collective", LOCAL, "partition",
         ("capture", "partition", "schedule", "inspect", "compile", "runtime"),

@@ -83,6 +83,7 @@ BAD = {
     "phase": None,
     "origin": None,
     "step": True,
+    "slots": 3,
     "type": ((3,), ["R"]),
     "collective": "all_reduce",
     "transfer": [],
@@ -107,6 +108,7 @@ def test_a_value_of_the_right_type_passes() -> None:
     good = {
         "source": None,
         "phase": "backward",
+        "slots": (1, 4),
         "type": ((6,), ((0, 2), "sum")),
         "collective": record,
         "val": [torch.ones(2), None],
