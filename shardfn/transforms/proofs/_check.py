@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,12 +11,13 @@ import torch
 from ... import _tree
 from ...accepted import accept
 from ...errors import DivergenceError
-from ...mesh import make_mesh
+from ...mesh import make_mesh, use_mesh
 from ...placement import P
 from ...tracebacks import filter_errors
 from ...world import fake_world
 from ..sharding._distribute import full
 from ..sharding._shard import shard
+from ._means import mean_of_means
 
 
 @filter_errors
@@ -43,7 +45,8 @@ def check(
         The largest absolute difference for each world.
 
     Raises:
-        DivergenceError: a result differs. Names the world, the result and the difference.
+        DivergenceError: a result differs. Names the world, the result and the difference; and the
+            weights, where it is a mean of means.
 
     Source: chex.assert_trees_all_close; DTensor's own op tests.
 
@@ -53,10 +56,7 @@ def check(
         {2: 0.0}
     """
     accept("check", fn=fn, worlds=worlds, rtol=rtol, atol=atol)
-    wanted = _tree.flatten(fn(*args))
-    return {
-        _name(world): _differ(fn, args, world, placements, wanted, (rtol, atol)) for world in worlds
-    }
+    return {_name(world): _differ(fn, args, world, placements, (rtol, atol)) for world in worlds}
 
 
 def _name(world: Any) -> Any:
@@ -64,34 +64,42 @@ def _name(world: Any) -> Any:
 
 
 def _differ(
-    fn: Any, args: Any, world: Any, placements: Any, wanted: Any, tolerance: tuple[float, float]
+    fn: Any, args: Any, world: Any, placements: Any, tolerance: tuple[float, float]
 ) -> float:
     axes = {"dp": world} if isinstance(world, int) else dict(world)
-    size = 1
-    for n in axes.values():
-        size *= n
-    with fake_world(size):
+    first = next(iter(axes))
+    specs = (
+        _tree.tree_map(lambda x: _first_dim(x, first), args) if placements is None else placements
+    )
+    wanted = _plain(fn, args, axes)
+    with fake_world(math.prod(axes.values())):
         mesh = make_mesh(tuple(axes.values()), tuple(axes), device_type="cpu")
-        specs = (
-            _tree.tree_map(lambda x: _first_dim(x, next(iter(axes))), args)
-            if placements is None
-            else placements
-        )
         got = full(shard(fn, mesh, specs, backend="aten")(*args))
     worst = 0.0
-    for path, a, b in zip(_tree.paths(got), _tree.leaves(got), wanted[0], strict=True):
+    leaves = _tree.leaves(got)
+    for path, a, b in zip(_tree.paths(got), leaves, wanted, strict=True):
         if not isinstance(b, torch.Tensor):
             continue
         worst = max(
             worst, float((a - b).abs().max()) if b.numel() and b.dtype != torch.bool else 0.0
         )
         if not torch.allclose(a, b, rtol=tolerance[0], atol=tolerance[1], equal_nan=True):
+            cause = mean_of_means(
+                fn, args, axes, specs, _tree.tensors(leaves), _tree.tensors(wanted)
+            )
             raise DivergenceError.of(
                 f"check, world {_name(world)}, result{path}",
                 f"sharded differs from plain by up to {worst:.3g}",
+                *([f"it is {cause}"] if cause else []),
                 arg_path=path,
             )
     return worst
+
+
+def _plain(fn: Any, args: Any, axes: dict[str, int]) -> list[Any]:
+    """Run a function on one device. One with collectives runs on a mesh of one rank."""
+    with fake_world(1), use_mesh(make_mesh((1,) * len(axes), tuple(axes), device_type="cpu")):
+        return _tree.leaves(full(fn(*args)))
 
 
 def _first_dim(x: Any, axis: str) -> P | None:
