@@ -186,6 +186,9 @@ def _copy(outs: Tensors, values: Sequence[torch.Tensor]) -> None:
 
 def reduced(values: Sequence[torch.Tensor], name: str) -> torch.Tensor:
     """Reduce one tensor for each rank."""
+    name, _, factor = name.partition("*")
+    if factor:
+        values = [x * float(factor) for x in values]
     total = ring_reduce([x.contiguous() for x in values], REDUCE[name])
     return total / len(values) if name == "AVG" else total
 

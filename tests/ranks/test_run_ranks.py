@@ -150,3 +150,14 @@ def test_one_failed_rank_ends_the_others() -> None:
     assert error.value.__notes__ == ["raised on simulated rank 2 of 4"]
     assert sorted(ended) == [0, 1, 2, 3] or sorted(ended) == [0, 1, 2]
     assert not dist.is_initialized()
+
+
+def test_a_sum_of_what_is_multiplied_is_that_of_nccl() -> None:
+    """FSDP2 has it of NCCL, for set_gradient_divide_factor; Gloo lacks it."""
+
+    def each(rank: int) -> float:
+        x = torch.ones(1) * (rank + 1)
+        dist.all_reduce(x, dist.ReduceOp.PREMUL_SUM(0.25))
+        return x.item()
+
+    assert run(3, each) == [1.5] * 3

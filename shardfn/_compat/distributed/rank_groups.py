@@ -71,7 +71,11 @@ class RankWork(_Work):
 
 
 def reduction_name(op: Any) -> str:
-    """Return the name of a ReduceOp, such as `SUM`."""
+    """Return the name of a ReduceOp, such as `SUM`. `SUM*0.5` is the sum of what is multiplied by a
+    half, as FSDP2 has of NCCL.
+    """
+    if op == dist.ReduceOp.PREMUL_SUM:
+        return f"SUM*{float(op.factor)!r}"
     for name in REDUCTIONS:
         if op == getattr(dist.ReduceOp, name):
             return name

@@ -51,9 +51,7 @@ def test_equal_parts_are_right_and_other_faults_are_no_means() -> None:
     specs = P(), P("dp"), P("dp")
     assert sf.check(per_rank(loss), W, X, equal, worlds=[3], placements=specs)[3] < 1e-12
     summed: Step = sf.shard_map(
-        lambda w, x, mask: sf.psum(loss(w, x, mask), "dp"),
-        in_placements=specs,
-        out_placements=P(),
+        lambda w, x, mask: sf.psum(loss(w, x, mask), "dp"), in_placements=specs, out_placements=P()
     )
     assert "mean of means" not in failure(summed, equal)
 
