@@ -58,8 +58,8 @@ class Row:
     cause: str
 
     def __str__(self) -> str:
-        size = f"differs by {self.difference:.2g}"
-        return f"{self.kind} of {self.name}: {self.cause} ({size}, {said(self.ranks)})"
+        size = "" if math.isnan(self.difference) else f"differs by {self.difference:.2g}, "
+        return f"{self.kind} of {self.name}: {self.cause} ({size}{said(self.ranks)})"
 
 
 @attrs.frozen
@@ -153,6 +153,13 @@ class Comparison:
                     needed="a step with a loss, gradients, parameters or tensors to compare",
                     fix="return the loss and the module",
                 )
+        if any(each.is_flattened for each in self.ranks):
+            raise TreeError.of(
+                self.name,
+                "FullyShardedDataParallel flattens parameters, and a rank holds parts of no dim",
+                needed="parameters, or parts of them along a dim",
+                fix="fully_shard, which replaces it, or DistributedDataParallel",
+            )
         counts = {len(self.alone.steps), *(len(each.steps) for each in self.ranks)}
         if len(counts) > 1:
             raise DivergenceError.of(

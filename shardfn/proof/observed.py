@@ -25,6 +25,7 @@ WRAPPERS = re.compile(
 )
 # The values that a node of a loss keeps, from which follows how many elements its mean has.
 ELEMENTS = ("_saved_self_sym_numel", "_saved_self_numel")
+FLATTENING = "FullyShardedDataParallel"
 MEAN = 1  # of `_saved_reduction`
 PASSED = ("Neg", "Mul", "ToCopy", "View", "Squeeze", "Alias")  # nodes that take no mean
 
@@ -81,6 +82,7 @@ class Observed:
         self.axes: dict[str, tuple[int, ...]] = {}  # of meshes: this rank's group along each
         self.result: Any = None
         self.drawn: torch.Tensor | None = None  # the state of torch's generator at the first call
+        self.is_flattened = False  # by FullyShardedDataParallel
         self.draws = False  # whether random numbers were drawn after it
 
     # What hooks report
@@ -111,6 +113,7 @@ class Observed:
         """Note a module, and the values of parameters that are new."""
         if not any(module is known for known in self.modules):
             self.modules.append(module)
+        self.is_flattened |= any(type(m).__name__ == FLATTENING for m in module.modules())
         for parameter in module.parameters():
             self.note_parameter(parameter)
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import Partial, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -190,6 +190,17 @@ def test_a_step_that_does_nothing_is_refused() -> None:
         sf.audit(lambda x, y: None, single, X, Y, world=2)
     with pytest.raises(sf.TreeError, match="the single-device step called no module"):
         sf.audit(ddp, lambda x, y: None, X, Y, world=2)
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_flattened_parameters_are_refused(flat: bool) -> None:
+    def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+        cpu = torch.device("cpu")
+        m = FullyShardedDataParallel(model(), device_id=cpu, use_orig_params=not flat)
+        return train(m, own(x), own(y))
+
+    with pytest.raises(sf.TreeError, match=r"flattens parameters.*\n.*\n.*fully_shard"):
+        sf.audit(step, single, X, Y, world=2)
 
 
 def test_steps_with_other_losses_are_refused() -> None:
