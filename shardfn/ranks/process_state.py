@@ -14,6 +14,10 @@ import torch
 
 from .. import _compat
 
+# Packages that keep the place of a process in variables of their modules.
+OF_A_PROCESS = {"accelerate", "deepspeed", "lightning", "lightning_fabric", "megatron"}
+OF_A_PROCESS |= {"pytorch_lightning", "torchtitan"}
+
 
 class ProcessState:
     """The state of one rank, which is the process's while the rank runs.
@@ -21,14 +25,15 @@ class ProcessState:
     Args:
         environment: variables of the rank.
         states: the states of random generators at its start.
-        folder: of a script. Modules in it are imported once for each rank.
+        folder: of a script. Modules in it are imported once for each rank, as those of packages
+            are that keep the place of a process.
     """
 
     def __init__(
         self, environment: Mapping[str, str], states: Mapping[str, Any], folder: str | None = None
     ) -> None:
         self.environment, self.states, self.folder = dict(environment), dict(states), folder
-        self.modules: dict[str, Any] = {}
+        self.modules: dict[str, Any] = {x: None for x in sys.modules if is_of_a_process(x)}
         self.others: set[str] = set()  # the names of modules of the process
         self.world = _compat.RankWorld()
 
@@ -54,9 +59,15 @@ class ProcessState:
         self.world = _compat.enter_world(self.world)
 
     def _is_own(self, name: str) -> bool:
-        """Return whether a module is of the script's folder."""
+        """Return whether each rank has a module for itself."""
         file = getattr(sys.modules[name], "__file__", None) or ""
-        return self.folder is not None and file.startswith(self.folder)
+        is_in_folder = self.folder is not None and file.startswith(self.folder)
+        return is_in_folder or is_of_a_process(name)
+
+
+def is_of_a_process(name: str) -> bool:
+    """Return whether a module is of a package that keeps the place of a process."""
+    return name.partition(".")[0] in OF_A_PROCESS
 
 
 def _exchanged(table: Any, values: Mapping[str, Any]) -> dict[str, Any]:

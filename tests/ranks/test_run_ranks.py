@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,6 +135,28 @@ def test_a_program_may_make_its_own_process_group() -> None:
 
     assert run(2, each) == [("nccl", False)] * 2
     assert not dist.is_initialized()
+
+
+def test_packages_that_keep_the_place_of_a_process_are_imported_once_for_each_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "accelerate"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("from .state import PLACE")
+    (folder / "state.py").write_text("import os\nPLACE = os.environ.get('RANK')")
+    monkeypatch.syspath_prepend(tmp_path)
+    outside = importlib.import_module("accelerate")
+
+    def each(rank: int) -> Any:
+        dist.barrier()
+        importlib.import_module("accelerate")
+        dist.barrier()
+        return importlib.import_module("accelerate.state").PLACE
+
+    assert run(3, each) == ["0", "1", "2"]
+    assert sys.modules["accelerate"] is outside and outside.PLACE is None
+    for name in ("accelerate", "accelerate.state"):
+        monkeypatch.delitem(sys.modules, name)
 
 
 def test_one_failed_rank_ends_the_others() -> None:
