@@ -55,13 +55,19 @@ def world() -> Iterator[None]:
         del sys.modules[name]
 
 
-def program(folder: Path, text: str = TRAIN, name: str = "train.py") -> Any:
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The module of the program as it was locked, which is captured once."""
+    return program(tmp_path_factory.mktemp("base"), prefix="base_for_lock_")
+
+
+def program(folder: Path, text: str = TRAIN, name: str = "train.py", prefix: str = MODULE) -> Any:
     """A project with one file, and the file as a module."""
     folder.mkdir(exist_ok=True)
     (folder / "pyproject.toml").touch()
     file = folder / name
     file.write_text(text)
-    name = f"{MODULE}{next(NUMBERS)}"
+    name = f"{prefix}{next(NUMBERS)}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -167,9 +173,11 @@ SAME = {
 
 
 @pytest.mark.parametrize("change", SAME)
-def test_code_that_is_written_otherwise_is_no_difference(change: str, tmp_path: Path) -> None:
+def test_code_that_is_written_otherwise_is_no_difference(
+    change: str, base: Any, tmp_path: Path
+) -> None:
     specs = [P(None, "tp"), P("tp"), P()]
-    locked(tmp_path, sharded(program(tmp_path), specs))
+    locked(tmp_path, sharded(base, specs))
     assert locked(tmp_path, sharded(program(tmp_path, SAME[change]), specs)).state == "equal"
 
 
@@ -248,9 +256,9 @@ OTHER: dict[str, tuple[str, dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("change", OTHER)
-def test_a_change_is_named_by_its_line(change: str, tmp_path: Path) -> None:
+def test_a_change_is_named_by_its_line(change: str, base: Any, tmp_path: Path) -> None:
     text, options, wanted = OTHER[change]
-    locked(tmp_path, sharded(program(tmp_path)))
+    locked(tmp_path, sharded(base))
     before = (tmp_path / "locks" / "step.json").read_bytes()
     step = sharded(program(tmp_path, text), **options)
     lines = differences(tmp_path, step)
@@ -258,12 +266,12 @@ def test_a_change_is_named_by_its_line(change: str, tmp_path: Path) -> None:
     assert (tmp_path / "locks" / "step.json").read_bytes() == before
     assert locked(tmp_path, step, update=True).state == "written"
     assert locked(tmp_path, step).state == "equal"
-    back = differences(tmp_path, sharded(program(tmp_path)))
+    back = differences(tmp_path, sharded(base))
     assert len(back) > 3, "the way back differs too"
 
 
-def test_the_message_says_what_to_do(tmp_path: Path) -> None:
-    locked(tmp_path, sharded(program(tmp_path)))
+def test_the_message_says_what_to_do(base: Any, tmp_path: Path) -> None:
+    locked(tmp_path, sharded(base))
     step = sharded(program(tmp_path, constrained("P()")))
     with pytest.raises(sf.BudgetError) as error:
         locked(tmp_path, step)
@@ -329,8 +337,8 @@ def test_tolerances_are_by_field(tmp_path: Path) -> None:
     assert any("now gathers" in line for line in lines)
 
 
-def test_another_torch_or_device_leaves_ops_out_and_says_so(tmp_path: Path) -> None:
-    step = sharded(program(tmp_path))
+def test_another_torch_or_device_leaves_ops_out_and_says_so(base: Any, tmp_path: Path) -> None:
+    step = sharded(base)
     locked(tmp_path, step)
     path = tmp_path / "locks" / "step.json"
     fields = json.loads(path.read_text())
@@ -361,8 +369,8 @@ def test_closed_over_tensors_are_counted_by_type(tmp_path: Path) -> None:
         sf.lock(sf.jit(lambda x: x @ w @ u + v), X, path=path)
 
 
-def test_other_hardware_is_one_difference(tmp_path: Path) -> None:
-    step = sharded(program(tmp_path))
+def test_other_hardware_is_one_difference(base: Any, tmp_path: Path) -> None:
+    step = sharded(base)
     locked(tmp_path, step)
     lines = differences(tmp_path, step, hardware="A100")
     assert lines[1:-2] == ["hardware is A100 SXM, NVLink, was H100 SXM, NVLink"]
@@ -403,9 +411,9 @@ def test_a_plain_function_is_refused(tmp_path: Path) -> None:
     assert error.value.fix == "sf.shard(fn, mesh, ...)"
 
 
-def test_a_tolerance_of_no_field_is_refused(tmp_path: Path) -> None:
+def test_a_tolerance_of_no_field_is_refused(base: Any, tmp_path: Path) -> None:
     with pytest.raises(sf.ShardError) as error:
-        locked(tmp_path, sharded(program(tmp_path)), tolerances={"peak": 0.1})
+        locked(tmp_path, sharded(base), tolerances={"peak": 0.1})
     head, _, needed, fix = str(error.value).splitlines()
     assert head == "lock: 'peak' in tolerances"
     assert needed == (
