@@ -19,6 +19,7 @@ _TORCH = os.path.dirname(torch.__file__)
 _LIBRARIES = (
     "/optree/",
     "/shardfn/kernels/",
+    "/shardfn_pytest/",
     "/torchinductor_",
     "<string>",
     "<frozen",

@@ -67,6 +67,7 @@ class Locks:
         Raises:
             BudgetError: the price differs from the file's.
         """
+        __tracebackhide__ = True  # a failed test shows its own line
         from shardfn.hardware import H100
         from shardfn.proof.lock import checked_options, locked
 

@@ -126,6 +126,7 @@ def checked_options(**options: Any) -> None:
     accept("lock", **options)
 
 
+@filter_errors
 def locked(
     fn: Any,
     args: tuple[Any, ...],

@@ -64,17 +64,22 @@ def differences(
         name: lambda a, b, share=share: _is_close(a, b, share) for name, share in tolerances.items()
     }
     is_same_torch = old.torch in (None, new.torch) and old.device in (None, new.device)
+    sent = _collectives(old, new, code, close)
+    ops = _ops(old, new, code, close["ops"]) if is_same_torch else []
+    # other ops follow from other collectives; without these they are what has changed
+    first, last = ([], ops) if sent else (ops, [])
     lines = [
         *_heads(old, new),
-        *_collectives(old, new, code, close),
+        *sent,
+        *first,
         *_buckets(old, new, close, tolerances["collectives"]),
         *_totals(old, new, close["bytes"]),
         *_peaks(old, new, tolerances["peak_bytes"]),
         *_times(old, new, tolerances["ms"]),
         *_placements("argument ", old.arguments, new.arguments),
         *_placements("", old.results, new.results),
+        *last,
         *(_closed_over(old, new) if is_same_torch else ()),
-        *(_ops(old, new, code, close["ops"]) if is_same_torch else ()),
         *(_kernels(old, new, close["kernels"]) if is_same_torch else ()),
     ]
     return Differences(tuple(lines), tuple(_notes(old, new, is_same_torch)))

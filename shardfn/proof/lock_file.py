@@ -141,7 +141,9 @@ def text_of(price: Price, **about: Any) -> str:
 def _section(value: Any) -> str:
     """Return the value of a field as JSON, one item a line."""
     if isinstance(value, Mapping):
-        items = [f"{json.dumps(key)}: {_item(value[key])}" for key in sorted(value)]
+        items = [
+            f"{json.dumps(key, ensure_ascii=False)}: {_item(value[key])}" for key in sorted(value)
+        ]
         brackets = "{}"
     elif isinstance(value, tuple):
         items = [_item(x) for x in value]
@@ -159,7 +161,7 @@ def _item(value: Any) -> str:
     if isinstance(value, Sent | Bucket):
         fields = attrs.fields(type(value))
         value = {x.name: getattr(value, x.name) for x in fields if x.eq}
-    return json.dumps(value, sort_keys=is_table)
+    return json.dumps(value, sort_keys=is_table, ensure_ascii=False)
 
 
 def read(where: str, path: str) -> tuple[Price, dict[str, Any]]:

@@ -284,6 +284,14 @@ def test_the_message_says_what_to_do(base: Any, tmp_path: Path) -> None:
     assert error.value.arg_path == "path" and error.value.fix == fix.removeprefix("  try: ")
 
 
+def test_the_line_that_has_changed_comes_first(base: Any, tmp_path: Path) -> None:
+    locked(tmp_path, sharded(base))
+    text = edited(("for w in params", "for w in [*params, params[0]]"))
+    lines = differences(tmp_path, sharded(program(tmp_path, text)))
+    assert lines[1].startswith("train.py:6 now runs add x 1 (was 0)")
+    assert lines[2].startswith("the peak is 1.5 KiB")
+
+
 def test_a_collective_that_is_gone_is_named_by_the_line_that_sent_it(tmp_path: Path) -> None:
     gathering = constrained("P()")
     locked(tmp_path, sharded(program(tmp_path, gathering)))

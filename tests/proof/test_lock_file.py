@@ -26,7 +26,7 @@ PRICE = Price(
     bytes={"all_gather over tp": 64},
     peak_bytes={"step": 128},
     ms={"step": 0.25},
-    ops={"a.py::f::x = y": {"mm": 1, "add": 2}},
+    ops={"a.py::f::x = y": {"mm": 1, "add": 2}, "a.py::f::größe = 1": {"mm": 1}},
 )
 
 
@@ -47,6 +47,7 @@ def test_one_item_stands_on_one_line() -> None:
     lines = lock_file.text_of(PRICE).splitlines()
     assert '    "w[0..1]": "f32[3]",' in lines and '    "w[2]": "f32[5]"' in lines
     assert '    "a.py::f::x = y": {"add": 2, "mm": 1}' in lines
+    assert '    "a.py::f::größe = 1": {"mm": 1},' in lines
     assert '  "torch": "2.13",' in lines
     assert not [line for line in lines if "a.py:3" in line], "no number of a line"
 

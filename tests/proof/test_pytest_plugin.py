@@ -92,6 +92,7 @@ def test_the_fixture_writes_compares_and_updates(
     assert {*other.failures} == {"test_sizes[a/b]", "test_sizes[c d]", "test_twice"}
     message = other.failures["test_sizes[a/b]"]
     assert "test_of_steps_1.py:8 now runs sin x 1 (was 0)" in message
+    assert f"at: {file}:12" in message and "shardfn_pytest/" not in message
     assert "try: pytest --update-locks, where the change is meant" in message
     assert {name: (tmp_path / "locks" / name).read_bytes() for name in names} == texts
 
