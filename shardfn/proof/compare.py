@@ -170,7 +170,11 @@ class Comparison:
                 more = ", ..." if len(ops) > SHOWN else ""
                 lines.append(f"  only in {name}: {', '.join(ops[:SHOWN])}{more}")
         if self.first is None:
-            lines.append(f"  {len(self.rows)} values agree up to rounding{_worst(self.rows)}")
+            both = [x for x in self.rows if x.difference is not None]
+            lines.append(f"  {len(both)} values agree up to rounding{_worst(both)}")
+            if len(both) < len(self.rows):
+                more = len(self.rows) - len(both)
+                lines.append(f"  {more} more are in one of them alone, or only in parts of an op")
             return "\n".join(lines)
         lines += [f"  first: {line}" if not i else f"  {line}" for i, line in _lines(self.first)]
         others = self.differences[1:]

@@ -8,6 +8,7 @@ it adds up over shards and over the terms of a Partial sum: runs of other layout
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import math
@@ -52,6 +53,8 @@ class _Described:
     marks: dict[int, MeshPlacements]
     shapes: dict[int, tuple[int, ...]]
     own: set[torch.fx.Node]  # values of one rank
+    paths: dict[torch.fx.Node, str]  # of the arguments
+    places: dict[torch.fx.Node, int]  # of the nodes in the program
 
     @classmethod
     def of(cls, name: str, program: Program, plan: Any, axes: MeshAxes) -> _Described:
@@ -63,6 +66,10 @@ class _Described:
             {n: slot.placements for n, slot in slots.items()},
             {n: tuple(slot.value.shape) for n, slot in slots.items()},
             of_one_rank(program.graph.graph),
+            dict(
+                zip(program.graph.graph.find_nodes(op="placeholder"), program.in_paths, strict=True)
+            ),
+            {node: i for i, node in enumerate(program.graph.graph.nodes)},
         )
 
     def line(self, number: int, x: torch.Tensor, coordinates: tuple[int, ...]) -> dict[str, Any]:
@@ -75,8 +82,9 @@ class _Described:
         op = op_of(node)
         return {
             "slot": number,
+            "place": self.places[node],
             "value": node.name,
-            "op": op_name(op) if op.op == "call_function" else "argument",
+            "op": op_name(op) if op.op == "call_function" else f"argument {self.paths[op]}",
             "line": node.meta.get("source"),
             "phase": node.meta.get("phase") or "forward",
             "reads": [y.name for y in op.all_input_nodes],
@@ -340,12 +348,15 @@ def _call(
         for row in rows:
             by_slot.setdefault(row["slot"], {})[rank] = row
     values: dict[str, RecordedValue] = {}
+    places: dict[str, int] = {}
     for slot in sorted(by_slot):
         rows = by_slot[slot]
-        name = next(iter(rows.values()))["value"]
-        if name not in values:
-            values[name] = _value(rows, coordinates)
-    return RecordedCall(head["call"], axes, values)
+        one = next(iter(rows.values()))
+        if one["value"] not in values:
+            values[one["value"]] = _value(rows, coordinates)
+            places[one["value"]] = one["place"]
+    ordered = sorted(values, key=places.__getitem__)
+    return RecordedCall(head["call"], axes, {name: values[name] for name in ordered})
 
 
 def _value(
@@ -484,14 +495,14 @@ def compare_digests(*paths: Any, raises: bool = False) -> DigestComparison:
         needed = "the paths of two folders of digests"
         raise ShardError.of("compare", got, needed=needed, fix=FIX, source=call_site())
     a, b = (read_digests(path) for path in paths)
-    names = [[call.name for call in calls] for calls in (a, b)]
+    names = [[_function(call.name) for call in calls] for calls in (a, b)]
     if len(a) != len(b):
         got = f"{paths[0]} has {len(a)} calls, {paths[1]} has {len(b)}"
         fix = "runs of the same number of steps, each in a folder of its own"
         raise ShardError.of("compare", got, fix=fix, source=call_site())
     if names[0] != names[1]:
         first = next(i for i, (x, y) in enumerate(zip(*names, strict=True)) if x != y)
-        got = f"call {first} is {names[0][first]} in a, {names[1][first]} in b"
+        got = f"call {first} is {a[first].name} in a, {b[first].name} in b"
         fix = "two runs of one script"
         raise ShardError.of("compare", got, fix=fix, source=call_site())
     rows = [row for i, pair in enumerate(zip(a, b, strict=True)) for row in _pairs(i, *pair)]
@@ -511,6 +522,16 @@ def compare_digests(*paths: Any, raises: bool = False) -> DigestComparison:
     return result
 
 
+def _function(name: str) -> str:
+    """The name of a function without the transform that placed it or not: a run on one device is
+    compared with one on a mesh.
+    """
+    for verb in ("shard(", "jit("):
+        if name.startswith(verb):
+            return name.removeprefix(verb).removesuffix(")")
+    return name
+
+
 @attrs.frozen(eq=False)
 class _Pair:
     text: str
@@ -522,10 +543,7 @@ class _Pair:
 def _pairs(number: int, a: RecordedCall, b: RecordedCall) -> Iterator[_Pair]:
     """Compare the values of two calls, in order."""
     sizes: dict[str, float] = {}  # the difference of each value so far
-    for name, x in a.values.items():
-        y = b.values.get(name)
-        if y is None or x.shape != y.shape or x.op != y.op:
-            continue
+    for name, x, y in _aligned(a, b):
         is_one_layout = x.placements == y.placements and a.axes == b.axes
         unequal: tuple[int, ...] = ()
         if is_one_layout:
@@ -546,6 +564,18 @@ def _pairs(number: int, a: RecordedCall, b: RecordedCall) -> Iterator[_Pair]:
                 number, a.name, name, x.op, x.line, x.phase, *texts, size, inputs, unequal
             )
         yield _Pair(f"{x.op}{line}", is_one_layout and not unequal, unequal, difference)
+
+
+def _aligned(
+    a: RecordedCall, b: RecordedCall
+) -> Iterator[tuple[str, RecordedValue, RecordedValue]]:
+    """Pair the values of two calls: by order, where their programs are not the same."""
+    one, two = list(a.values.values()), list(b.values.values())
+    keys = [[(x.op, x.shape, x.phase) for x in values] for values in (one, two)]
+    for block in difflib.SequenceMatcher(None, *keys, autojunk=False).get_matching_blocks():
+        for i in range(block.size):
+            x = one[block.a + i]
+            yield x.value, x, two[block.b + i]
 
 
 @attrs.frozen

@@ -134,8 +134,12 @@ def _check_mesh(place: str, mesh: Any) -> None:
     raise ShardError.of(place, f"mesh is {mesh!r}", needed=needed, fix="mesh={'dp': 2, 'tp': 4}")
 
 
-def run(where: str, layout: Layout, args: tuple[Any, ...]) -> Side:
-    """Run one side of a comparison for all its ranks.
+@contextlib.contextmanager
+def staged(
+    where: str, layout: Layout, args: tuple[Any, ...]
+) -> Iterator[tuple[Compiled, list[Any]]]:
+    """The program of a side and the leaves of its arguments, in its world. Random states are as
+    before it at each run, and afterwards.
 
     Raises:
         ShardError: the world computes no values of all ranks.
@@ -147,9 +151,19 @@ def run(where: str, layout: Layout, args: tuple[Any, ...]) -> Side:
             compiled = _compiled(layout, mesh, placed)
             leaves = leaves_of(compiled, placed)
             ambient.state.set(before)
-            return Side(layout, compiled, values_of(compiled, leaves))
+            yield compiled, leaves
     finally:
         ambient.state.set(before)
+
+
+def run(where: str, layout: Layout, args: tuple[Any, ...]) -> Side:
+    """Run one side of a comparison for all its ranks.
+
+    Raises:
+        ShardError: the world computes no values of all ranks.
+    """
+    with staged(where, layout, args) as (compiled, leaves):
+        return Side(layout, compiled, values_of(compiled, leaves))
 
 
 def leaves_of(compiled: Compiled, args: tuple[Any, ...]) -> list[Any]:

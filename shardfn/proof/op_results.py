@@ -179,6 +179,17 @@ def length_of(node: torch.fx.Node, out: torch.Tensor) -> int:
     return length_of_sums(op.target, tensors, out)
 
 
+def ops_in(node: torch.fx.Node) -> int:
+    """Count the ops that a node runs: those of a loop, as often as it runs them."""
+    if node.op != "call_function" or node.target is getitem:
+        return 0
+    if not isinstance(node.target, Loop):
+        return 1
+    times = getattr(node.target, "length", 1)
+    inner = (x for graph in node.target.graphs for x in graph.nodes)
+    return times * sum(ops_in(x) for x in inner)
+
+
 def errors_of(values: Values) -> list[OpError]:
     """Run each op of a program on the values that a run had, and list the values of the run that
     differ from its results by more than rounding, in order.
@@ -186,11 +197,13 @@ def errors_of(values: Values) -> list[OpError]:
     errors: list[OpError] = []
     env: dict[torch.fx.Node, Any] = {}
     sums: dict[torch.fx.Node, Terms] = {}  # that the run left to a later one
+    hidden: dict[torch.fx.Node, int] = {}  # how many ops since values that the run has
     changed = {x.node: x for x in reversed(values.redistributed)}
     alone = not values.axes.names
     for node in values.program.graph.graph.nodes:
         if node.op == "output":
             break
+        hidden[node] = ops_in(node) + sum(hidden[x] for x in node.all_input_nodes)
         first = values.first.get(node)
         is_judged = first is not None and not alone
         computed = UNKNOWN
@@ -205,12 +218,14 @@ def errors_of(values: Values) -> list[OpError]:
         if is_judged:
             is_longer = any(x in sums for x in node.all_input_nodes)
             terms = _terms_of(node, env, sums, values) if is_longer else ALONE
-            error = _own_error(values, node, computed, env, terms)
+            unseen = hidden[node] - 1 if hidden[node] > 1 else 0
+            error = _own_error(values, node, computed, env, terms, unseen)
             if error is not None:
                 errors.append(error)
             elif node in changed:
                 errors.append(_changed(values, node, changed[node]))
         env[node] = values.read[node]
+        hidden[node] = 0
     return errors
 
 
@@ -232,7 +247,12 @@ def _terms_of(
 
 
 def _own_error(
-    values: Values, node: torch.fx.Node, computed: Any, env: Environment, sums: Terms
+    values: Values,
+    node: torch.fx.Node,
+    computed: Any,
+    env: Environment,
+    sums: Terms,
+    unseen: int,
 ) -> Any:
     first = values.first[node]
     marks = first.slot.placements
@@ -252,6 +272,7 @@ def _own_error(
         got,
         length=length_of(node, got),
         terms=first.terms.with_more(sums),
+        unseen=unseen,
         again=again_of(node, env),
     )
     if mask is None:

@@ -1,10 +1,11 @@
 """Whether two results of one op on the same inputs differ by more than rounding.
 
-The bound of an element is the smallest number of its dtype, and a sum of four terms:
+The bound of an element is the smallest number of its dtype, and a sum of five terms:
     4 eps |y|                       the result's own rounding, with eps of its dtype; 1 or 2 where a
                                     wider accumulator is rounded once
     4 eps' (1 + log2 L) rms(y)      sums of L terms in another order, with eps' of the accumulator
     n eps sum of |terms|            n additions of the terms of a Partial value
+    4 eps sqrt(m) rms(y)            m ops before it whose results are not known, as those in a loop
     2 (1 + log2 L eps'/eps) r       r is what the op itself makes of inputs that are rounded anew
 The last one runs the op again, and only where the others do not suffice.
 
@@ -61,6 +62,7 @@ def exceeding(
     *,
     length: int = 1,
     terms: Terms = ALONE,
+    unseen: int = 0,
     coarse: torch.dtype | None = None,
     again: Again | None = None,
 ) -> torch.Tensor | None:
@@ -71,6 +73,7 @@ def exceeding(
         got: the other result, of the same shape.
         length: the number of terms in the sums of the op.
         terms: of the other result, where it is Partial.
+        unseen: the number of ops before it whose results are not known, as those in a loop.
         coarse: the dtype in which one of them was computed, if not that of the results.
         again: runs the op on inputs that are rounded anew.
 
@@ -95,6 +98,8 @@ def exceeding(
     own = OWN if accumulated == eps else ONCE if length == 1 else 2 * ONCE
     smallest = torch.finfo(wanted.dtype if coarse is None else coarse).smallest_normal * eps
     bound = own * eps * size + smallest + ORDER * accumulated * depth * scale
+    if unseen:
+        bound = bound + ORDER * eps * math.sqrt(unseen) * scale
     if terms.magnitude is not None:
         bound = bound + OWN * terms.count * eps * terms.magnitude
     elif terms.count > 1:

@@ -112,7 +112,8 @@ def values_of(compiled: Compiled, leaves: list[Any]) -> Values:
     programs = [compiled.programs[c] for c in everyone]
     inputs = inputs_of_ranks(compiled)(leaves)
     gathering = _Gathering(program, plan, axes, [p.graph for p in programs])
-    simulate(programs, inputs, everyone, gathering.note)
+    results = simulate(programs, inputs, everyone, gathering.note)
+    gathering.note_results(results)
     return gathering.values()
 
 
@@ -122,7 +123,7 @@ class _Gathering:
     def __init__(
         self, program: Program, plan: steps.Plan, axes: MeshAxes, graphs: Sequence[torch.fx.Graph]
     ) -> None:
-        self.program, self.axes = program, axes
+        self.program, self.plan, self.axes = program, plan, axes
         self.forms = Forms(axes)
         self.tops = {id(graph) for graph in graphs}
         self.node_of = node_of_slots(program, plan)
@@ -159,6 +160,19 @@ class _Gathering:
         value = self.forms.global_value(slot, rows, self._claimed(number, slot.placements))
         if value is not None:
             self.known[number] = value
+
+    def note_results(self, results: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Take the results of all ranks, of which an op that is run in parts says nothing."""
+        columns = zip(*results, strict=True)
+        nodes: Any = self.program.graph.graph.output_node().args[0]
+        seen = {self.node_of[number] for number in self.known}
+        for slot, node, column in zip(self.plan.outs, nodes, columns, strict=True):
+            if node in seen or node in self.own:
+                continue
+            replicated = tuple(m == "R" for m in slot.placements)
+            value = self.forms.global_value(slot, dict(enumerate(column)), replicated)
+            if value is not None:
+                self.known[slot.number], self.node_of[slot.number] = value, node
 
     def _claimed(self, number: int, marks: MeshPlacements) -> tuple[bool, ...]:
         """For each axis, whether the plan says that a step makes equal replicas over it, of values

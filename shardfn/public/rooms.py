@@ -3,6 +3,7 @@
 from ..proof.audit import audit
 from ..proof.compare import compare
 from ..proof.comparison import Audit
+from ..proof.inspect_ranks import first_nan, inspect_ranks
 from ..proof.lock import lock
 from ..proof.meshes import meshes
 from ..training.checkpoints import Saving, load, load_safetensors, save, save_safetensors
