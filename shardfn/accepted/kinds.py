@@ -206,6 +206,16 @@ AXES = Kind(
     "the sizes of axes by name",
     "{'dp': 4, 'tp': 2}",
 )
+PLACE = Kind(
+    lambda x: isinstance(x, str) or (isinstance(x, int) and not isinstance(x, bool)),
+    "a number, or text: a line, a name or an op",
+    "'train.py:12', 'mm_1' or 'mm'",
+)
+WATCH = Kind(
+    lambda x: x is None or callable(x),
+    "a function of a rank and a tensor, or None",
+    "watch=lambda rank, x: x.isnan().any()",
+)
 BACKEND = Kind(DEVICE_TYPE.test, "the name of a backend, or None", "'aten'")
 OF_SCALE = _state("scaler.init()", "scale", "good_steps")
 OF_AVERAGE = _state("ema.init(params)", "count", "average")
@@ -233,6 +243,10 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     },
     "Hardware.compute": {"flops": NUMBER, "nbytes": NUMBER, "dtype": DTYPE},
     "Link.send": {"kind": TEXT, "nbytes": NUMBER, "n": RANKS},
+    "InspectedRun.back": {"count": COUNT},
+    "InspectedRun.find": {"where": TEXT},
+    "InspectedRun.goto": {"where": PLACE},
+    "InspectedRun.next": {"count": COUNT},
     "LossScale.init": {"device": DEVICE},
     "LossScale.scale": {"loss": LOSS, "state": OF_SCALE},
     "LossScale.select": {"finite": FINITE},
@@ -243,6 +257,7 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     "Lowered.stage": {"k": COUNT},
     "Lowered.verbose": {"rank": COUNT},
     "Memory.of": {"kind": TEXT},
+    "OpOnRanks.state": {"rank": COUNT},
     "Optim.schedule": {"make": FUNCTION},
     "Optim.update": {"state": OF_OPTIM},
     "Schedule": {"name": TEXT},
@@ -262,8 +277,10 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     "clip_by_global_norm": {"max_norm": LIMIT},
     "compare": {"raises": FLAG},
     "compose": {"transform": FUNCTION},
+    "first_nan": {"step": FUNCTION},
     "from_local": {"shape": SHAPE_OR_NONE},
     "functionalize": {"share": FLAG},
+    "inspect_ranks": {"step": FUNCTION, "watch": WATCH},
     "linearize": {"fn": FUNCTION},
     "load": {"path": PATH, "step": STEP, "strict": FLAG},
     "load_compiled": {"path": FILE},

@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 import torch
 
+from ..accepted import accept
 from ..byte_sizes import human_bytes
 from ..capture.printed_names import dotted_names, op_name, printed_names
 from ..capture.printing import DTYPES, tensor_type
@@ -26,7 +27,6 @@ from ..types import LocalProgram
 from .layouts import layout_of, staged
 
 SHOWN = 8  # ranks of a printed op
-EXAMPLE = "sf.inspect_ranks(sf.shard(step, mesh, placements), *args), in a fake world"
 Watch = Callable[[int, torch.Tensor], Any]
 
 
@@ -50,21 +50,6 @@ class TensorState:
     infinities: int
     zeros: int
 
-    @classmethod
-    def of(cls, x: torch.Tensor) -> TensorState:
-        """The state of a tensor."""
-        wide = x.detach().abs().double() if x.is_complex() else x.detach().double()
-        finite = wide[torch.isfinite(wide)]
-        has_any = bool(finite.numel())
-        return cls(
-            _type(x),
-            float(finite.min()) if has_any else None,
-            float(finite.max()) if has_any else None,
-            int(torch.isnan(wide).sum()),
-            int(torch.isinf(wide).sum()),
-            int((wide == 0).sum()),
-        )
-
     def __str__(self) -> str:
         counts = {"nan": self.nans, "inf": self.infinities, "zero": self.zeros}
         parts = [f"{n} {name}" for name, n in counts.items() if n]
@@ -74,6 +59,21 @@ class TensorState:
         if self.least is None and (self.nans or self.infinities):
             span = "no finite element"
         return ", ".join([f"{self.type} {span}", *parts])
+
+
+def _state_of(x: torch.Tensor) -> TensorState:
+    """What a tensor holds, in numbers; of a complex one, its magnitudes."""
+    wide = x.detach().abs().double() if x.is_complex() else x.detach().double()
+    finite = wide[torch.isfinite(wide)]
+    has_any = bool(finite.numel())
+    return TensorState(
+        _type(x),
+        float(finite.min()) if has_any else None,
+        float(finite.max()) if has_any else None,
+        int(torch.isnan(wide).sum()),
+        int(torch.isinf(wide).sum()),
+        int((wide == 0).sum()),
+    )
 
 
 def _type(x: torch.Tensor) -> str:
@@ -111,9 +111,17 @@ class OpOnRanks:
     holds: tuple[int, ...]
 
     def state(self, rank: int) -> TensorState | None:
-        """What one rank's result holds, in numbers; None if it is no tensor."""
+        """What one rank's result holds, in numbers; None if it is no tensor.
+
+        Raises:
+            ShardError: the run has no such rank.
+        """
+        accept("OpOnRanks.state", rank=rank)
+        if rank >= len(self.values):
+            got, fix = f"the run has {len(self.values)} ranks", f"0 to {len(self.values) - 1}"
+            raise ShardError.of("OpOnRanks.state, rank", f"{got}, no rank {rank}", fix=fix)
         x = self.values[rank]
-        return TensorState.of(x) if isinstance(x, torch.Tensor) else None
+        return _state_of(x) if isinstance(x, torch.Tensor) else None
 
     @property
     def heading(self) -> str:
@@ -158,7 +166,7 @@ def _shown(x: Any) -> str:
     if x is None:
         return "does not run it"
     if isinstance(x, torch.Tensor):
-        return str(TensorState.of(x))
+        return str(_state_of(x))
     return f"{len(x)} results" if isinstance(x, list | tuple) else type(x).__name__
 
 
@@ -182,12 +190,15 @@ class InspectedRun:
 
     def next(self, count: int = 1) -> OpOnRanks:
         """Move the cursor forwards; it stays at the last op."""
-        self._at = min(max(self._at + count, 0), len(self.ops) - 1)
+        accept("InspectedRun.next", count=count)
+        self._at = min(self._at + count, len(self.ops) - 1)
         return self.here
 
     def back(self, count: int = 1) -> OpOnRanks:
         """Move the cursor backwards; it stays at the first op."""
-        return self.next(-count)
+        accept("InspectedRun.back", count=count)
+        self._at = max(self._at - count, 0)
+        return self.here
 
     def goto(self, where: int | str) -> OpOnRanks:
         """Move the cursor to an op.
@@ -199,7 +210,8 @@ class InspectedRun:
         Raises:
             ShardError: there is none.
         """
-        if isinstance(where, int) and not isinstance(where, bool):
+        accept("InspectedRun.goto", where=where)
+        if isinstance(where, int):
             if not -len(self.ops) <= where < len(self.ops):
                 fix = f"0 to {len(self.ops) - 1}"
                 raise _refused("goto", f"the run has no op {where}", fix)
@@ -216,9 +228,7 @@ class InspectedRun:
 
     def find(self, where: str) -> tuple[OpOnRanks, ...]:
         """List the ops of a line, as `train.py:12`, of a name, as `mm_1`, or of an op, as `mm`."""
-        if not isinstance(where, str):
-            got = f"it is {type(where).__name__}"
-            raise _refused("goto, where", got, "a number, or text as 'train.py:12', 'mm_1', 'mm'")
+        accept("InspectedRun.find", where=where)
         return tuple(op for op in self.ops if _is_at(op, where))
 
     def next_stop(self) -> OpOnRanks | None:
@@ -286,12 +296,7 @@ def inspect_ranks(step: Any, *args: Any, watch: Watch | None = None) -> Inspecte
           rank 0: f32[2] 0 to 1, 1 zero
           rank 1: f32[2] 2 to 3
     """
-    if not callable(step):
-        got = f"step is {type(step).__name__}"
-        raise ShardError.of("inspect_ranks", got, needed="a function", fix=EXAMPLE)
-    if watch is not None and not callable(watch):
-        got, fix = f"watch is {type(watch).__name__}", "watch=lambda rank, x: x.isnan().any()"
-        raise ShardError.of("inspect_ranks, watch", got, needed="a function", fix=fix)
+    accept("inspect_ranks", step=step, watch=watch)
     return _inspected("inspect_ranks", step, args, watch)
 
 
@@ -517,9 +522,7 @@ def first_nan(step: Any, *args: Any) -> NanFound | None:
         >>> sf.first_nan(lambda x: (x - 1).sqrt().sum(), torch.tensor([0.5, 2.0])).op
         'sqrt'
     """
-    if not callable(step):
-        got = f"step is {type(step).__name__}"
-        raise ShardError.of("first_nan", got, needed="a function", fix="sf.first_nan(step, *args)")
+    accept("first_nan", step=step)
     run = _inspected("first_nan", step, args, lambda rank, x: x.isnan().any())
     if not run.stops:
         return None
@@ -533,6 +536,6 @@ def first_nan(step: Any, *args: Any) -> NanFound | None:
         op.phase,
         op.type,
         op.holds,
-        TensorState.of(op.values[rank]),
-        {name: TensorState.of(x) for name, x in rows.items() if isinstance(x, torch.Tensor)},
+        _state_of(op.values[rank]),
+        {name: _state_of(x) for name, x in rows.items() if isinstance(x, torch.Tensor)},
     )

@@ -247,12 +247,7 @@ def _terms_of(
 
 
 def _own_error(
-    values: Values,
-    node: torch.fx.Node,
-    computed: Any,
-    env: Environment,
-    sums: Terms,
-    unseen: int,
+    values: Values, node: torch.fx.Node, computed: Any, env: Environment, sums: Terms, unseen: int
 ) -> Any:
     first = values.first[node]
     marks = first.slot.placements

@@ -15,6 +15,7 @@ EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 PAGES = [
     "auto-sharding.md",
     "checkpoints.md",
+    "compare.md",
     "data.md",
     "experts.md",
     "locks.md",

@@ -66,6 +66,8 @@ GOOD = {
     "make": torch.optim.lr_scheduler.ConstantLR,
     "stage": 0,
     "finite": torch.tensor(True),
+    "rank": 0,
+    "where": "mm",
 }
 STATES = {"Optim": OPTIM.init(W), "LossScale": SCALE.init(), "Ema": AVERAGE.init(W)}
 
@@ -100,6 +102,7 @@ def objects(mesh: Any) -> list[Any]:
     train = sf.shard(sf.bucketed_grad(loss), mesh, (P(), P("dp")), backend="aten")
     lowered = train.lower(W, X)
     decay = OPTIM.schedule(torch.optim.lr_scheduler.StepLR, step_size=2)
+    run = sf.inspect_ranks(train, W, X)
     return [
         *(
             train,
@@ -111,7 +114,7 @@ def objects(mesh: Any) -> list[Any]:
         *(train.trace(W, X), lowered, train.compile(W, X), lowered.plan, lowered.memory),
         *(lowered.time("H100"), lowered.schedule, lowered.placements, sf.explain(train, W, X)),
         *(sf.strategy("ddp", W, mesh), sf.saved_residuals(lambda x: loss(W, x), X)),
-        *(OPTIM, decay, SCALE, AVERAGE),
+        *(OPTIM, decay, SCALE, AVERAGE, run, run[0]),
         *(sf.Link(1e-6, 1e9), H100, lowered.collectives[0]),
         *(
             sf.fake_world(2),

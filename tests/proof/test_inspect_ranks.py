@@ -231,12 +231,17 @@ def test_a_nan_inside_of_a_loop_is_that_of_its_op() -> None:
 
 def test_each_bad_input_is_named() -> None:
     bad: list[tuple[Any, str]] = [
-        (lambda: sf.inspect_ranks(3), "step is int"),  # pyright: ignore
-        (lambda: sf.first_nan(3), "step is int"),  # pyright: ignore
-        (lambda: sf.inspect_ranks(summed, X, watch=3), "watch is int"),  # pyright: ignore
+        (lambda: sf.inspect_ranks(3), "step is 3, a int"),  # pyright: ignore
+        (lambda: sf.first_nan(3), "step is 3, a int"),  # pyright: ignore
+        (lambda: sf.inspect_ranks(summed, X, watch=3), "watch is 3, a int"),  # pyright: ignore
         (lambda: run_of().goto(7), "the run has no op 7"),
         (lambda: run_of().goto("conv"), "no op is 'conv'"),
-        (lambda: run_of().goto(None), "it is NoneType"),
+        (lambda: run_of().find(3), "where is 3, a int"),
+        (lambda: run_of().next(-1), "count is -1, a int"),
+        (lambda: run_of().back("1"), "count is '1', a str"),
+        (lambda: run_of().here.state(3), "the run has 3 ranks, no rank 3"),
+        (lambda: run_of().here.state("0"), "rank is '0', a str"),
+        (lambda: run_of().goto(None), "where is None, a NoneType"),
     ]
     for call, text in bad:
         with pytest.raises(sf.ShardError, match=text):
