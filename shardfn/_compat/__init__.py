@@ -9,7 +9,7 @@ from .compilations.garbage import paused_gc
 from .compilations.modules import Generated, Rerun, generated
 from .cpp_kernels.folder import CACHE_DIR, cache_folder, not_private
 from .cpp_kernels.units import compiler_facts
-from .dispatch import WithoutEffects, aten_ops, ops_replaced, takes_context
+from .dispatch import RoundedOtherwise, WithoutEffects, aten_ops, ops_replaced, takes_context
 from .distributed.checkpoints import chunk, is_of_one_process, write_item
 from .distributed.every_rank import (
     all_ranks,
@@ -270,6 +270,7 @@ __all__ = [
     "Sizes",
     "Symbols",
     "UnderTransforms",
+    "RoundedOtherwise",
     "TORCH_VERSION",
     "WITHOUT_SHAPE",
     "WITHOUT_VALUES",

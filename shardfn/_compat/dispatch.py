@@ -53,6 +53,39 @@ def _with_fakes_written(
     )
 
 
+class RoundedOtherwise(TorchDispatchMode):
+    """A dispatch mode in which the results of floating ops are off by a rounding, each by another.
+
+    Args:
+        eps: the distance of 1.0 to the next number of the dtype that rounds.
+        seed: of the roundings.
+        is_on: whether results are off now.
+    """
+
+    def __init__(self, eps: float, seed: int, is_on: Callable[[], bool]) -> None:
+        super().__init__()
+        self.eps, self.is_on = eps, is_on
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not isinstance(func, torch._ops.OpOverload) or not self.is_on():
+            return result
+        schema = func._schema
+        aliases = schema.is_mutable or any(x.alias_info for x in schema.returns)
+        reads = any(isinstance(x, torch.Tensor) for x in args)
+        if aliases or not reads:
+            return result
+        return torch.utils._pytree.tree_map_only(torch.Tensor, self._rounded, result)
+
+    def _rounded(self, x: torch.Tensor) -> torch.Tensor:
+        if type(x) is not torch.Tensor or not x.is_floating_point() or x.device.type != "cpu":
+            return x
+        wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
+        off = torch.rand(x.shape, generator=self.generator) - 0.5
+        return (wide * (1 + self.eps * off)).to(x.dtype)
+
+
 class _Replacing(TorchDispatchMode):
     """A dispatch mode that replaces ops by the functions of a table, except in a capture."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ..ranks.run_ranks import Ranks
 from .causes import OTHER, Axis, tolerance
 from .comparison import Audit, Comparison
 from .observed import Observed
+from .other_roundings import RUNS, Rounding, narrow_eps, otherwise
 from .watched_runs import watched, watched_scripts
 
 WORLD = 8
@@ -86,15 +88,27 @@ def audit(
     world = world or (math.prod(mesh.values()) if mesh else WORLD)
     axes = _axes_of_mesh(f"audit({step})", mesh, world)
     starts = process_state.generators()
+    name = f"audit({step})"
+
+    def step_alone(around: Callable[[Observed], Any]) -> Observed:
+        (one,), _ = watched(
+            name, single, args, 1, starts, None, steps, is_started=False, around=around
+        )
+        return one
+
     if isinstance(distributed, str):
-        alone, seen, ranks = watched_scripts(distributed, single, args, world, mesh, steps)
+        run_alone, seen, ranks = watched_scripts(distributed, single, args, world, mesh, steps)
+        alone = run_alone(contextlib.nullcontext)
     else:
-        name = f"audit({step})"
-        (alone,), _ = watched(name, single, args, 1, starts, None, steps, is_started=False)
+        run_alone, alone = step_alone, step_alone(contextlib.nullcontext)
         seen, ranks = watched(name, distributed, args, world, starts, mesh, steps)
-    found = Comparison(f"audit({step})", alone, seen, _axes(axes, seen, ranks)).audit(step)
+    rounding = None
+    if (eps := narrow_eps([alone, seen[0]])) is not None:
+        runs = [run_alone(otherwise(eps, seed)) for seed in range(RUNS)]
+        rounding = Rounding(alone, runs, eps)
+    found = Comparison(name, alone, seen, _axes(axes, seen, ranks), rounding).audit(step)
     if not isinstance(distributed, str) and any(row.cause == OTHER for row in found):
-        _same_loss(f"audit({step})", distributed, args, alone, starts, mesh)
+        _same_loss(name, distributed, args, alone, starts, mesh, eps or 0.0)
     return found
 
 
@@ -105,6 +119,7 @@ def _same_loss(
     alone: Observed,
     starts: Mapping[str, Any],
     mesh: Mapping[str, int] | None,
+    eps: float,
 ) -> None:
     """Refuse a single-device step with another loss than that of the ranks' step on one rank."""
     try:
@@ -113,6 +128,7 @@ def _same_loss(
         return
     losses = [float(each.losses[0].value.value) for each in (alone, one) if each.losses]
     bound = 4 * tolerance(alone.losses[0].value.value.dtype) if alone.losses else 0.0
+    bound = max(bound, 16 * eps)
     if len(losses) == 2 and abs(losses[0] - losses[1]) > bound * abs(losses[0]):
         raise DivergenceError.of(
             name,

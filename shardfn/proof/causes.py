@@ -10,6 +10,8 @@ import attrs
 import torch
 
 OTHER = "other values"
+SCALED = ": scaled"  # by a number that is no size
+FIT = 0.1  # of the largest element: what is farther from a multiple is none
 
 
 @attrs.frozen
@@ -19,10 +21,12 @@ class Axis:
     Args:
         name: of the axis.
         groups: the ranks of each group.
+        slack: how far a ratio may be from its size, relative to it.
     """
 
     name: str
     groups: tuple[tuple[int, ...], ...]
+    slack: float = 1e-3
 
     @property
     def size(self) -> int:
@@ -88,17 +92,27 @@ def difference(
     if not wrong:
         return None
     largest = max(gaps[r] for r in wrong)
+    slack = slack_of(pairs, bound)
+    axes = [attrs.evolve(axis, slack=slack) for axis in axes]
     shared = ratio_of([pairs[r] for r in wrong], bound)
     cause, ratio = hint or OTHER, None
     if any(not math.isfinite(x) for x in gaps.values()):
         cause = f"not finite on {said([r for r in wrong if not math.isfinite(gaps[r])])}"
-    elif own := scaled_by_rank(pairs, bound) or unreduced(pairs, axes, bound):
+    elif own := scaled_by_rank(pairs, bound, slack) or unreduced(pairs, axes, bound):
         cause = own
     elif shared is not None and is_telling(shared, [pairs[r] for r in wrong], axes):
         ratio, cause = shared, scaled(shared, wrong, pairs, axes)
+        if hint is not None and cause.endswith(SCALED):
+            ratio, cause = None, hint
     elif parts := replicas(pairs, bound):
         cause = f"differs between replicas: {parts}"
     return Difference(ratio, largest, wrong, cause)
+
+
+def slack_of(pairs: Mapping[int, Pair], bound: float) -> float:
+    """Return how far rounding may move the ratio of two tensors."""
+    sizes = [float(p.expected.abs().max()) for p in pairs.values() if p.expected.numel()]
+    return min(max(bound / max([*sizes, 1e-300]), 1e-3), FIT)
 
 
 def gap(pair: Pair) -> float:
@@ -119,12 +133,16 @@ def ratio_of(pairs: Sequence[Pair], bound: float) -> float | None:
         return None
     ratio = float(value @ expected) / square
     rest = float((value - ratio * expected).abs().max())
-    return ratio if rest <= bound * max(1.0, abs(ratio)) else None
+    allowed = bound * max(1.0, abs(ratio))
+    if abs(ratio) > 1e-2:  # where rounding is large, all else would be a multiple
+        allowed = min(allowed, FIT * abs(ratio) * float(expected.abs().max()))
+    return ratio if rest <= allowed else None
 
 
 def is_telling(ratio: float, pairs: Sequence[Pair], axes: Sequence[Axis]) -> bool:
     """Return whether a ratio says something: any two numbers have one."""
-    is_size = abs(ratio - 1) < 1e-3 or bool(sized(ratio, axes) or sized(1 / (ratio or 1), axes))
+    slack = max(axis.slack for axis in axes)
+    is_size = abs(ratio - 1) < slack or bool(sized(ratio, axes) or sized(1 / (ratio or 1), axes))
     elements = {int(e) for p in pairs for e in p.elements.reshape(-1)[:2]}
     return is_size or len(elements) > 1
 
@@ -143,10 +161,10 @@ def scaled(
     names = sized(1 / ratio, axes)
     if names:
         return f"{start} = 1 / size of {names}: divided once more"
-    return f"{start}: scaled"
+    return f"{start}{SCALED}"
 
 
-def scaled_by_rank(pairs: Mapping[int, Pair], bound: float) -> str | None:
+def scaled_by_rank(pairs: Mapping[int, Pair], bound: float, slack: float) -> str | None:
     """Say by which number each rank has scaled what is right, if ranks have numbers of their own:
     a norm of its part, a count of its tokens.
     """
@@ -156,7 +174,7 @@ def scaled_by_rank(pairs: Mapping[int, Pair], bound: float) -> str | None:
         if int((pair.expected.abs() > bound).sum()) > 1
     }
     known = [ratio for ratio in ratios.values() if ratio is not None and abs(ratio) > 1e-3]
-    if len(known) < max(len(ratios), 2) or max(known) - min(known) < 1e-3:
+    if len(known) < max(len(ratios), 2) or max(known) - min(known) < 2 * slack * max(known):
         return None
     written = ", ".join(f"x {ratio:.4g} on rank {rank}" for rank, ratio in ratios.items())
     return f"each rank another scale: {written}"
@@ -164,7 +182,8 @@ def scaled_by_rank(pairs: Mapping[int, Pair], bound: float) -> str | None:
 
 def sized(ratio: float, axes: Sequence[Axis]) -> str:
     """Return the names of the axes of a size, or of two axes whose sizes make it."""
-    close = lambda n: n > 1 and abs(ratio / n - 1) < 1e-3
+    slack = max((axis.slack for axis in axes), default=1e-3)
+    close = lambda n: n > 1 and abs(ratio / n - 1) < slack
     names = [axis.name for axis in axes if close(axis.size)]
     if not names:
         pairs = itertools.combinations(axes, 2)
@@ -194,7 +213,8 @@ def unreduced(pairs: Mapping[int, Pair], axes: Sequence[Axis], bound: float) -> 
             continue
         name = " x ".join(axis.name for axis in chosen)
         start = f"each rank its own: not reduced over {name}"
-        if abs(ratio - 1) < 1e-3 or abs(ratio / n - 1) < 1e-3:
+        slack = chosen[0].slack
+        if abs(ratio - 1) < slack or abs(ratio / n - 1) < slack:
             return start
         return f"{start}, and x {number(ratio)}"
     return None

@@ -13,6 +13,7 @@ from torch import nn
 from ..errors import DivergenceError, TreeError
 from .causes import Axis, Difference, Pair, difference, said, tolerance
 from .observed import Observed
+from .other_roundings import Rounding
 from .shards_of_ranks import Holdings, LocalValue, parts_of, reduced
 from .weights import mean_of_means
 
@@ -109,12 +110,19 @@ class Comparison:
         alone: of one device.
         ranks: of each rank.
         axes: the groups of ranks.
+        rounding: how far rounding moves values, if they are computed in 16 bits.
     """
 
     def __init__(
-        self, name: str, alone: Observed, ranks: Sequence[Observed], axes: Sequence[Axis]
+        self,
+        name: str,
+        alone: Observed,
+        ranks: Sequence[Observed],
+        axes: Sequence[Axis],
+        rounding: Rounding | None = None,
     ) -> None:
         self.name, self.alone, self.ranks, self.axes = name, alone, ranks, axes
+        self.rounding = rounding
         self.rows: list[Row] = []
         self.compared = 0
         self.notes: list[str] = []
@@ -208,6 +216,9 @@ class Comparison:
         ranks = self.gradients_of_ranks(number)
         for name, expected in gradients.items():
             noise = 64 * _eps(expected) * scale
+            if self.rounding is not None:
+                moved = self.rounding.gradient(number, name)
+                noise = self.rounding.bound(moved, expected)
             pairs = self.pairs(name, expected, ranks)
             self.compare(name, GRADIENT, number, pairs, noise, hint)
         self.compare_common_ratio()
@@ -282,9 +293,11 @@ class Comparison:
 
     def compare_common_ratio(self) -> None:
         """Say of gradients that all are scaled by one number what that looks like."""
-        ratios = {round(row.ratio, 3) for row in self.rows if row.ratio is not None}
+        slack = 1e-3 if self.rounding is None else 8 * self.rounding.eps
+        ratios = [row.ratio for row in self.rows if row.ratio is not None]
         whole = [row for row in self.rows if row.cause.endswith(": scaled")]
-        if len(whole) == len(self.rows) > 1 and len(ratios) == 1:
+        are_equal = ratios and max(ratios) - min(ratios) < slack * abs(max(ratios))
+        if len(whole) == len(self.rows) > 1 and are_equal:
             text = "every gradient alike: the loss, or the norm that clips, is another"
             self.rows = [
                 attrs.evolve(row, cause=row.cause.replace(": scaled", f": {text}"))
@@ -305,6 +318,12 @@ class Comparison:
             value = (pair.value - start) * here if is_known else None  # type: ignore[operator]
             values[rank] = Pair(value, pair.expected * here, pair.elements)
         noise = 8 * _eps(after) * float(after.abs().max())
+        if self.rounding is not None:
+            moved = self.rounding.after(number, name)
+            update = (after - before).reshape(-1) * steady
+            noise += self.rounding.bound(
+                None if moved is None else moved.reshape(-1) * steady, update
+            )
         rows = len(self.rows)
         self.compare(name, AFTER, number, values, noise)
         if len(self.rows) > rows and (row := self.rows[-1]).ratio is not None:
@@ -323,6 +342,15 @@ class Comparison:
             if step.is_adaptive and name in gradient:
                 g = gradient[name].abs()
                 found &= g > 100 * tolerance(g.dtype) * g.max()
+        for earlier in range(number + 1 if self.rounding is not None else 0):
+            assert self.rounding is not None
+            moved, step = self.rounding.gradient(earlier, name), self.alone.steps[earlier]
+            gradient = self.by_name({p: x for p, x in step.gradients.items() if x is not None})
+            if step.is_adaptive and moved is not None and name in gradient:
+                found &= (
+                    gradient[name].abs()
+                    > 20 * moved + 4 * self.rounding.eps * gradient[name].abs().max()
+                )
         return found
 
     def before(self, number: int) -> dict[str, torch.Tensor]:
@@ -332,9 +360,9 @@ class Comparison:
     def hint(self, number: int) -> str | None:
         """Say whether the loss of a step is a mean of means."""
         losses = [each.losses_of(number) for each in self.ranks]
-        found = mean_of_means(
-            losses, [s.rows for s in self.ranks], self.alone.losses_of(number), self.axes
-        )
+        rows = [each.rows for each in self.ranks]
+        eps = 2 * self.rounding.eps if self.rounding is not None else 0.0
+        found = mean_of_means(losses, rows, self.alone.losses_of(number), self.axes, eps)
         if found is not None:
             self.notes.append(f"the loss of step {number} is a {found}")
         return found
@@ -344,7 +372,10 @@ class Comparison:
         alone = self.alone.buffers()
         found = [each.buffers() for each in self.ranks]
         for name, x in alone.items():
-            self.compare_named(name, BUFFER, _whole(x), [each.get(name) for each in found])
+            noise = 0.0
+            if self.rounding is not None:
+                noise = self.rounding.bound(self.rounding.buffer(name), _whole(x))
+            self.compare_named(name, BUFFER, _whole(x), [each.get(name) for each in found], noise)
 
     def compare_results(self) -> None:
         """Compare the tensors that the steps return."""
@@ -355,20 +386,22 @@ class Comparison:
             self.notes.append(f"only {who} {path or 'a tensor'}, which is not compared")
         for path in alone.keys() & found[0].keys():
             x, values = alone[path], [each.get(path) for each in found]
-            name = path or "the result"
+            name, noise = path or "the result", 0.0
+            if self.rounding is not None:
+                noise = self.rounding.bound(self.rounding.result(path), _whole(x))
             if x.value.numel() == 1 and all(v is None or v.value.numel() == 1 for v in values):
-                self.compare_scalar(name, _whole(x), values)
+                self.compare_scalar(name, _whole(x), values, noise)
             else:
-                self.compare_named(name, RESULT, _whole(x), values)
+                self.compare_named(name, RESULT, _whole(x), values, noise)
 
     def compare_scalar(
-        self, name: str, expected: torch.Tensor, values: Sequence[LocalValue | None]
+        self, name: str, expected: torch.Tensor, values: Sequence[LocalValue | None], noise: float
     ) -> None:
         """Compare a number, such as a loss: of all ranks, or of each rank's part."""
         self.compared += 1
         numbers = [float(v.value) for v in values if v is not None]
         want = float(expected)
-        bound = 4 * tolerance(expected.dtype) * max(abs(want), 1e-30)
+        bound = 4 * tolerance(expected.dtype) * max(abs(want), 1e-30) + noise
         right = lambda x: abs(x - want) <= bound
         n = len(numbers)
         if not n or all(map(right, numbers)):
@@ -415,7 +448,12 @@ class Comparison:
         return sum(c * x for c, x in zip(known, numbers, strict=True)) / sum(known)
 
     def compare_named(
-        self, name: str, kind: str, expected: torch.Tensor, values: Sequence[LocalValue | None]
+        self,
+        name: str,
+        kind: str,
+        expected: torch.Tensor,
+        values: Sequence[LocalValue | None],
+        noise: float,
     ) -> None:
         """Compare a tensor with those of ranks, which may be parts of it."""
         pairs = {}
@@ -423,7 +461,7 @@ class Comparison:
             if x is not None and (pair := _closest(expected, x)) is not None:
                 pairs[rank] = pair
         if pairs:
-            self.compare(name, kind, len(self.alone.steps) - 1, pairs, 0.0)
+            self.compare(name, kind, len(self.alone.steps) - 1, pairs, noise)
 
 
 def _closest(expected: torch.Tensor, x: LocalValue) -> Pair | None:

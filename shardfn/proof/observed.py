@@ -81,6 +81,7 @@ class Observed:
         self.rows: list[int] = []  # the batch sizes of calls
         self.axes: dict[str, tuple[int, ...]] = {}  # of meshes: this rank's group along each
         self.result: Any = None
+        self.narrow: set[torch.dtype] = set()  # of 16 bits or less, in which losses are computed
         self.drawn: torch.Tensor | None = None  # the state of torch's generator at the first call
         self.is_flattened = False  # by FullyShardedDataParallel
         self.draws = False  # whether random numbers were drawn after it
@@ -129,6 +130,8 @@ class Observed:
         """Note the losses whose gradients are asked for."""
         for root in [roots] if isinstance(roots, torch.Tensor) else roots:
             if root.numel() == 1 and root.requires_grad:
+                if not self.losses:
+                    self.narrow = narrow_dtypes(root.grad_fn)
                 self.losses.append(Loss(local_value(root.reshape(())), count_of(root.grad_fn)))
                 self.steps_of_losses.append(len(self.steps))
 
@@ -268,6 +271,21 @@ def count_of(node: Any) -> float | None:
             break
         (node,) = inputs
     return count if is_mean and math.isfinite(count) and count > 0 else None
+
+
+def narrow_dtypes(node: Any) -> set[torch.dtype]:
+    """Return the floating dtypes of 16 bits or less of the values in a graph of autograd."""
+    found: set[torch.dtype] = set()
+    seen, waiting = {node}, [node]
+    while waiting:
+        node = waiting.pop()
+        for x in getattr(node, "_input_metadata", None) or ():
+            if x.dtype.is_floating_point and x.dtype.itemsize <= 2:
+                found.add(x.dtype)
+        more = [x for x, _ in getattr(node, "next_functions", ()) if x is not None]
+        waiting += [x for x in more if x not in seen]
+        seen.update(more)
+    return found
 
 
 def _divisor(node: Any) -> float | None:

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import inspect
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ def watched(
     steps: int | None,
     *,
     is_started: bool = True,
+    around: Callable[[Observed], Any] = contextlib.nullcontext,
 ) -> tuple[list[Observed], Ranks]:
     """Run a step on n ranks, and watch each of them.
 
@@ -43,6 +44,7 @@ def watched(
         mesh: the sizes of the axes of a mesh, for a step that takes one.
         steps: the optimizer steps after which it ends; None for all.
         is_started: whether ranks begin with a process group.
+        around: a context of each rank's run, made for what is seen of it.
 
     Returns:
         What is seen of each rank, and the ranks.
@@ -61,7 +63,7 @@ def watched(
             options["mesh"] = init_device_mesh(
                 "cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh)
             )
-        with own.seen.until_enough_steps():
+        with own.seen.until_enough_steps(), around(own.seen):
             own.seen.ends(_differentiated(own.seen, step(*copies, **options)))
 
     def rank() -> int | None:
@@ -96,6 +98,9 @@ def _differentiated(seen: Observed, result: Any) -> Any:
     return result
 
 
+Alone = Callable[[Callable[[Observed], Any]], Observed]  # runs one device in a context
+
+
 def watched_scripts(
     path: str,
     single: str | None,
@@ -103,12 +108,20 @@ def watched_scripts(
     world: int,
     mesh: Mapping[str, int] | None,
     steps: int | None,
-) -> tuple[Observed, list[Observed], Ranks]:
-    """Run a script on many ranks, and it or another on one. Scripts start as new processes do."""
+) -> tuple[Alone, list[Observed], Ranks]:
+    """Run a script on many ranks. Return what runs it, or another one, on one. Scripts start as
+    new processes do.
+    """
     starts = process_state.new_generators()
     arguments = [str(x) for x in args]
     script = Script(path, arguments)
     seen, ranks = watched(script.name, script, (), world, starts, mesh, steps, is_started=False)
-    whole = Script(single or path, arguments, script.loaders.get(0, ()))
-    (alone,), _ = watched(script.name, whole, (), 1, starts, None, steps, is_started=False)
+
+    def alone(around: Callable[[Observed], Any]) -> Observed:
+        whole = Script(single or path, arguments, script.loaders.get(0, ()))
+        (one,), _ = watched(
+            script.name, whole, (), 1, starts, None, steps, is_started=False, around=around
+        )
+        return one
+
     return alone, seen, ranks

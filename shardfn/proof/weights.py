@@ -14,6 +14,7 @@ def mean_of_means(
     rows: Sequence[Sequence[int]],
     alone: Sequence[Loss],
     axes: Sequence[Axis],
+    eps: float = 0.0,
 ) -> str | None:
     """Say whether the loss of one device is the mean of the ranks' losses by other weights than
     equal ones.
@@ -23,6 +24,7 @@ def mean_of_means(
         rows: the batch sizes of the calls of each rank.
         alone: the losses of one device.
         axes: the groups of ranks.
+        eps: the relative distance that rounding may make, if it is large.
 
     Returns:
         The axis and the weights; None where the mean with equal weights is right, too.
@@ -30,7 +32,7 @@ def mean_of_means(
     wanted = mean([float(x.value.value) for x in alone], [x.count or 1.0 for x in alone])
     if wanted is None:
         return None
-    bound = 4 * tolerance(alone[0].value.value.dtype) * max(abs(wanted), 1e-30)
+    bound = max(4 * tolerance(alone[0].value.value.dtype), eps) * max(abs(wanted), 1e-30)
     for axis in axes:
         group = axis.groups[0]
         losses = [x for r in group for x in ranks[r]]

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Partial, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -313,3 +313,80 @@ def test_a_scale_of_each_rank_is_written_by_rank() -> None:
     (row,) = sf.audit(step, alone, X, world=3)
     assert (row.name, row.ratio, row.ranks) == ("0.weight", None, (2,))
     assert row.cause == "each rank another scale: x 1 on rank 0, x 1 on rank 1, x 0.25 on rank 2"
+
+
+# Computing in 16 bits: rounding is measured, and is no difference
+
+
+def narrow_model(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = (nn.Linear(5, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4))
+    return nn.Sequential(*layers).to(dtype)
+
+
+def narrow(
+    m: nn.Module, x: torch.Tensor, y: torch.Tensor, autocast: bool, factor: float = 1
+) -> Any:
+    opt = torch.optim.AdamW(m.parameters(), 0.01)
+    for _ in range(3):
+        opt.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = F.mse_loss(m(x).float(), y.float())
+        (loss * factor).backward()
+        opt.step()
+    return loss, m
+
+
+def narrow_alone(x: torch.Tensor, y: torch.Tensor) -> Any:
+    return narrow(narrow_model(), x, y, True)
+
+
+def wide_alone(x: torch.Tensor, y: torch.Tensor) -> Any:
+    return narrow(narrow_model(), x, y, False)
+
+
+def all_narrow_alone(x: torch.Tensor, y: torch.Tensor) -> Any:
+    return narrow(narrow_model(torch.bfloat16), x.bfloat16(), y, False)
+
+
+def autocast_ddp(x: torch.Tensor, y: torch.Tensor, factor: float = 1) -> Any:
+    return narrow(DistributedDataParallel(narrow_model()), own(x), own(y), True, factor)
+
+
+def narrow_fsdp(x: torch.Tensor, y: torch.Tensor, factor: float = 1) -> Any:
+    m, policy = narrow_model(), MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    for layer in (m[0], m[3], m):
+        fully_shard(layer, mp_policy=policy)
+    return narrow(m, own(x), own(y), False, factor)
+
+
+def all_narrow_ddp(x: torch.Tensor, y: torch.Tensor, factor: float = 1) -> Any:
+    m = DistributedDataParallel(narrow_model(torch.bfloat16))
+    return narrow(m, own(x).bfloat16(), own(y), False, factor)
+
+
+PAIRS = [
+    (autocast_ddp, narrow_alone),
+    (narrow_fsdp, narrow_alone),
+    (narrow_fsdp, wide_alone),
+    (all_narrow_ddp, all_narrow_alone),
+]
+
+
+@pytest.mark.parametrize(("step", "alone"), PAIRS)
+def test_rounding_to_16_bits_is_no_difference(step: Any, alone: Any) -> None:
+    g = torch.Generator().manual_seed(2)
+    x, y = torch.randn(24, 5, generator=g), torch.randn(24, 4, generator=g)
+    audit = sf.audit(step, alone, x, y, world=4)
+    assert audit.ok and audit.compared > 30, audit
+
+
+@pytest.mark.parametrize(("step", "alone"), PAIRS)
+def test_a_factor_of_4_is_found_under_the_rounding_of_16_bits(step: Any, alone: Any) -> None:
+    g = torch.Generator().manual_seed(2)
+    x, y = torch.randn(24, 5, generator=g), torch.randn(24, 4, generator=g)
+    audit = sf.audit(lambda x, y: step(x, y, 4), alone, x, y, world=4)
+    names = {f"{layer}.{part}" for layer in (0, 2, 3) for part in ("weight", "bias")}
+    assert {row.name for row in audit} == names, audit
+    assert all("= size of " in row.cause for row in audit), audit
+    assert all(row.ratio == pytest.approx(4, rel=0.05) for row in audit), audit
