@@ -11,6 +11,7 @@ import attrs
 import torch
 
 from ..ops.loops import Loop
+from ..ops.nodes import returned_by
 from ..types import Program
 from .op_results import UNKNOWN, OfRanks, OpError, again_of, length_of, result_of
 from .rounding import exceeding
@@ -94,7 +95,7 @@ def is_same_op(x: Node, y: Node, pairs: dict[Node, Node]) -> bool:
 class _Named:
     """A node among the arguments of another, equal to itself alone."""
 
-    node: Node = attrs.field(eq=id)
+    node: Node | None = attrs.field(eq=id)
 
 
 def is_same_loop(x: Any, y: Any) -> bool:
@@ -271,10 +272,9 @@ class _Between:
 
     def _results(self, second: Program) -> list[OpError]:
         """Compare the results of the programs where other ops make them."""
-        first = self.values.program.graph.graph.output_node()
+        first = returned_by(self.values.program.graph.graph)
         errors = []
-        outs: Any = zip(first.args[0], second.graph.graph.output_node().args[0], strict=False)  # type: ignore[arg-type]
-        for x, y in outs:
+        for x, y in zip(first, returned_by(second.graph.graph), strict=False):
             if self.how.of_second.get(y) is x:
                 continue
             got, wanted = self.env.get(y, UNKNOWN), self.first_env.get(x, UNKNOWN)

@@ -29,7 +29,7 @@ from .digests import DigestComparison, compare_digests
 from .layouts import EXAMPLE, Side, layout_of, run
 from .op_results import OpError, errors_of, op_of
 from .rounding import epsilons
-from .values_of_ranks import Values
+from .values_of_ranks import GlobalValue, Values
 
 Node = torch.fx.Node
 SHOWN = 12  # rows of a printed comparison
@@ -338,7 +338,7 @@ def _rows(a: Values, b: Values, how: Alignment) -> Iterator[ComparedValue]:
         partner = how.of_first.get(node)
         second = b.first.get(partner) if partner is not None else None
         difference = relative = None
-        if second is not None and first.value.shape == second.value.shape:
+        if partner is not None and second is not None and _have_one_shape(first, second):
             difference, relative = _distance(a.read[node], b.read[partner])
         yield ComparedValue(
             op=held.get(node) or op_name(op_of(node)),
@@ -349,6 +349,10 @@ def _rows(a: Values, b: Values, how: Alignment) -> Iterator[ComparedValue]:
             difference=difference,
             relative=relative,
         )
+
+
+def _have_one_shape(x: GlobalValue, y: GlobalValue) -> bool:
+    return x.value.shape == y.value.shape
 
 
 def _distance(x: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
@@ -365,7 +369,7 @@ def _distance(x: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
     return difference, difference / scale if scale else difference
 
 
-def _type(value: Any, axes: MeshAxes) -> str:
+def _type(value: GlobalValue | None, axes: MeshAxes) -> str:
     if value is None:
         return ""
     return _typed(value.value, value.slot.placements, axes)

@@ -26,6 +26,7 @@ from ..compile.op_by_op import run_as
 from ..compile.separate import separate
 from ..errors import DivergenceError, ShardError, call_site, listed
 from ..mesh import all_coordinates
+from ..ops.nodes import returned_by
 from ..partition import layout
 from ..runtime.compiled import Compiled
 from ..runtime.layouts import cut
@@ -177,7 +178,7 @@ def _interpreted(
             args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = run_as(node.target)(*args, **kwargs)
         note(node, values[node])
-    return [values[x] for x in graph.output_node().args[0]]
+    return [values[x] for x in returned_by(graph)]
 
 
 def watch(compiled: Compiled) -> Callable[[], Any]:

@@ -292,7 +292,7 @@ def inspect_ranks(step: Any, *args: Any, watch: Watch | None = None) -> Inspecte
         ...     mean = sf.shard(lambda x: x.sum(), mesh, sf.P("dp"))
         ...     run = sf.inspect_ranks(mean, torch.arange(4.0))
         >>> run.here
-        [0/5] x = argument: f32[4@dp]
+        [0/4] x = argument: f32[4@dp]
           rank 0: f32[2] 0 to 1, 1 zero
           rank 1: f32[2] 2 to 3
     """

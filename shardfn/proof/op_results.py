@@ -18,6 +18,7 @@ from ..compile.op_by_op import run_as
 from ..errors import ShardError
 from ..ops import debug
 from ..ops.loops import Loop, drive_loop
+from ..ops.nodes import args_of, returned_by
 from ..ops.placement import ALIGN, COTANGENT, REDISTRIBUTE
 from ..ops.prims import PRIMS
 from ..types import MeshPlacements
@@ -134,7 +135,7 @@ def run_graph(graph: torch.fx.Graph, inputs: Sequence[torch.Tensor]) -> list[tor
     for node in graph.nodes:
         if node.op == "call_function":
             env[node] = result_of(node, env)
-    results = [env[x] for x in graph.output_node().args[0]]
+    results = [env[x] for x in returned_by(graph)]
     if any(x is UNKNOWN for x in results):
         raise RuntimeError("an op of a loop runs on ranks alone")
     return results
@@ -142,7 +143,7 @@ def run_graph(graph: torch.fx.Graph, inputs: Sequence[torch.Tensor]) -> list[tor
 
 def op_of(node: torch.fx.Node) -> torch.fx.Node:
     """Return the node of the op of whose results a node is one."""
-    return node.args[0] if node.target is getitem else node  # type: ignore[return-value]
+    return args_of(node)[0] if node.target is getitem else node
 
 
 def again_of(
@@ -166,7 +167,7 @@ def again_of(
         result = result_of(op, env, functools.partial(moved, seed))
         if op is node or result is UNKNOWN:
             return result
-        return result[node.args[1]]  # type: ignore[index]
+        return result[args_of(node)[1]]
 
     return again
 

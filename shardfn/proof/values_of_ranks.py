@@ -15,6 +15,7 @@ import torch
 from ..mesh import all_coordinates
 from ..ops import shard_map
 from ..ops.loops import Loop
+from ..ops.nodes import returned_by
 from ..ops.prims import CALLS, PRIMS
 from ..partition import layout
 from ..partition import plan as steps
@@ -164,7 +165,7 @@ class _Gathering:
     def note_results(self, results: Sequence[Sequence[torch.Tensor]]) -> None:
         """Take the results of all ranks, of which an op that is run in parts says nothing."""
         columns = zip(*results, strict=True)
-        nodes: Any = self.program.graph.graph.output_node().args[0]
+        nodes = returned_by(self.program.graph.graph)
         seen = {self.node_of[number] for number in self.known}
         for slot, node, column in zip(self.plan.outs, nodes, columns, strict=True):
             if node in seen or node in self.own:
@@ -205,10 +206,9 @@ class _Gathering:
     def _changed(self, number: int, node: torch.fx.Node, value: GlobalValue) -> Any:
         """Compare a slot with the one that it was redistributed from."""
         step = self.steps.get(number)
-        source = getattr(step, "source", None)
-        if not isinstance(step, steps.Redistribute) or source.number not in self.known:
+        if not isinstance(step, steps.Redistribute) or step.source.number not in self.known:
             return None
-        before = self.known[source.number]
+        before = self.known[step.source.number]
         if before.value.shape != value.value.shape or before.value.dtype != value.value.dtype:
             return None
         terms = attrs.evolve(before.terms, count=max(self.axes.sizes, default=1))
@@ -358,7 +358,7 @@ def node_of_slots(program: Program, plan: steps.Plan) -> dict[int, torch.fx.Node
             places = [i for i, x in enumerate(values) if isinstance(x, torch.Tensor)]
             for i, slot in zip(places, step.outs, strict=False):
                 link(slot, results.get(i))
-    for slot, node in zip(plan.outs, graph.output_node().args[0], strict=True):
+    for slot, node in zip(plan.outs, returned_by(graph), strict=True):
         link(slot, node)
     unfinished = _unfinished(plan, nodes)
     return {
