@@ -73,7 +73,12 @@ def tolerance(*dtypes: torch.dtype) -> float:
 
 
 def difference(
-    pairs: Mapping[int, Pair], axes: Sequence[Axis], bound: float, hint: str | None
+    pairs: Mapping[int, Pair],
+    axes: Sequence[Axis],
+    bound: float,
+    hint: str | None,
+    *,
+    is_summed: bool = True,
 ) -> Difference | None:
     """Say how the tensors of ranks differ from those of one device; None where they do not.
 
@@ -82,6 +87,7 @@ def difference(
         axes: the groups of ranks, the likeliest first.
         bound: the difference of an element that rounding may make.
         hint: a cause that is known of all tensors; None where none is.
+        is_summed: whether ranks add up what each has, as gradients and losses, unlike parameters.
     """
     if missing := tuple(r for r, p in pairs.items() if p.value is None):
         largest = max(float(pairs[r].expected.abs().max()) for r in missing if len(missing))
@@ -98,6 +104,8 @@ def difference(
     cause, ratio = hint or OTHER, None
     if any(not math.isfinite(x) for x in gaps.values()):
         cause = f"not finite on {said([r for r in wrong if not math.isfinite(gaps[r])])}"
+    elif not is_summed and (parts := replicas(pairs, bound)):
+        cause = f"differs between replicas: {parts}"
     elif own := scaled_by_rank(pairs, bound, slack) or unreduced(pairs, axes, bound):
         cause = own
     elif shared is not None and is_telling(shared, [pairs[r] for r in wrong], axes):

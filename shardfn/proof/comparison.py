@@ -224,7 +224,7 @@ class Comparison:
         self.compare_common_ratio()
         wrong = {row.name for row in self.rows}
         for name, after in self.by_name(alone.after).items():
-            if name not in wrong and name in gradients:
+            if name not in wrong:
                 self.compare_update(number, name, after)
 
     def gradients_of_ranks(self, number: int) -> list[dict[nn.Parameter, LocalValue | None]]:
@@ -281,7 +281,8 @@ class Comparison:
             (float(p.expected.abs().max()) for p in pairs.values() if p.expected.numel()),
             default=0.0,
         )
-        found = difference(pairs, self.axes, tolerance(*dtypes) * largest + noise, hint)
+        bound = tolerance(*dtypes) * largest + noise
+        found = difference(pairs, self.axes, bound, hint, is_summed=kind != AFTER)
         if found is not None:
             self.note(name, kind, number, found)
 

@@ -37,7 +37,7 @@ def observing(current: Callable[[], Observed | None]) -> Iterator[None]:
 
     def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         if (seen := current()) is not None:
-            seen.after_step(optimizer)
+            seen.after_step()
 
     def going_back(original: Any) -> Any:
         def call(roots: Any, *args: Any, **kwargs: Any) -> Any:

@@ -53,7 +53,7 @@ class OptimizerStep:
 
     Args:
         gradients: by parameter; None for those without.
-        after: the parameters that it has written.
+        after: all parameters after it, when the next call or step begins.
         is_adaptive: whether it divides by the size of gradients, which makes noise large.
     """
 
@@ -74,6 +74,9 @@ class Observed:
         self.most_steps, self.progress = most_steps, progress
         self.modules: list[nn.Module] = []  # those that no other module called
         self.depth = 0
+        self.optimizer_depth = 0  # an optimizer may call another
+        self.is_settled = True  # whether what the last step leads to is noted
+        self.is_enough = False  # whether the steps that are compared are done
         self.start: dict[nn.Parameter, LocalValue] = {}
         self.losses: list[Loss] = []
         self.steps_of_losses: list[int] = []
@@ -93,6 +96,7 @@ class Observed:
         self.depth += 1
         if self.depth > 1:
             return
+        self.settle()
         self.note(module)
         self.tell(f"calls {type(module).__name__}")
         if self.drawn is None:
@@ -128,6 +132,7 @@ class Observed:
 
     def goes_back(self, roots: Any) -> None:
         """Note the losses whose gradients are asked for."""
+        self.settle()
         for root in [roots] if isinstance(roots, torch.Tensor) else roots:
             if root.numel() == 1 and root.requires_grad:
                 if not self.losses:
@@ -150,6 +155,10 @@ class Observed:
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Note the gradients that an optimizer reads."""
+        self.optimizer_depth += 1
+        if self.optimizer_depth > 1:
+            return
+        self.settle()
         self.tell(f"optimizer step {len(self.steps)}")
         gradients = {}
         for parameter in parameters_of(optimizer):
@@ -158,23 +167,39 @@ class Observed:
         is_adaptive = "betas" in optimizer.defaults or "eps" in optimizer.defaults
         self.steps.append(OptimizerStep(gradients, {}, is_adaptive))
 
-    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note the parameters that an optimizer has written."""
-        for parameter in parameters_of(optimizer):
+    def after_step(self) -> None:
+        """Note the end of an optimizer's step, whose parameters may still be sent to others."""
+        self.optimizer_depth = max(self.optimizer_depth - 1, 0)
+        self.is_settled = self.optimizer_depth > 0
+
+    def settle(self) -> None:
+        """Note the parameters that a step and what came after it have written.
+
+        Raises:
+            EnoughSteps: the steps that are compared are done.
+        """
+        if self.is_settled:
+            return
+        self.is_settled = True
+        for parameter in self.start:
             self.steps[-1].after[parameter] = local_value(parameter)
         if self.most_steps is not None and len(self.steps) >= self.most_steps:
+            self.is_enough = True
             raise EnoughSteps
 
     def ends(self, result: Any) -> None:
         """Note the results of the program, and the gradients that no optimizer has read."""
         self.result = result
+        with contextlib.suppress(EnoughSteps):
+            self.settle()
         for module in modules_in(result):
             self.note(module)
         if self.drawn is not None:
             self.draws = not torch.equal(self.drawn, torch.get_rng_state())
         if not self.steps:
             gradients = {parameter: gradient_of(parameter) for parameter in self.start}
-            self.steps.append(OptimizerStep(gradients, {}, False))
+            after = {parameter: local_value(parameter) for parameter in self.start}
+            self.steps.append(OptimizerStep(gradients, after, False))
 
     def before(self, step: int) -> dict[nn.Parameter, LocalValue]:
         """Return the parameters before an optimizer step."""

@@ -79,6 +79,7 @@ def watched(
             generators=starts,
             is_started=is_started,
             state=step.state if is_script else ProcessState,
+            is_over=lambda: any(each.is_enough for each in seen),
         )
     return seen, world[0]
 

@@ -47,7 +47,7 @@ def mean_of_means(
                 if weighted is None or equal is None:
                     continue
                 if abs(weighted * scale - wanted) <= bound < abs(equal * scale - wanted):
-                    return f"mean of means over {axis.name}: weights {written(known)}"
+                    return f"mean of means: weights {written(known)} over {axis.name}"
     return None
 
 

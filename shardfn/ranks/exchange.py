@@ -105,7 +105,7 @@ class Exchange:
         if kind == "recv":
             return Ticket(self.turns, posted, functools.partial(self._receive, group))
         ticket = Ticket(self.turns, posted)
-        if kind == "send":
+        if kind == "isend":
             to, tag = same
             self._mail(group, to).append((group.rank(), tag, [x.clone() for x in ins]))
         if kind in AT_ONCE:
@@ -272,7 +272,7 @@ COMBINE: dict[str, Callable[[Sequence[Posted]], None]] = {
     "all_to_all_single": _all_to_all,
     "barrier": _barrier,
 }
-AT_ONCE = {"send", "nothing"}
+AT_ONCE = {"isend", "nothing"}
 # Collectives whose tensors are of one size on all ranks.
 EQUAL_SHAPES = {"all_reduce", "reduce", "broadcast", "reduce_scatter_tensor"}
 EQUAL_SHAPES |= {"all_gather_into_tensor", "reduce_scatter"}

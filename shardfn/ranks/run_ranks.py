@@ -14,7 +14,7 @@ from . import process_state
 from .exchange import Exchange
 from .process_state import ProcessState
 from .store import SharedStore
-from .turns import Turns
+from .turns import Ended, Turns
 
 MATCH = "every wait answered: the same collectives on every rank of a group, in the same order"
 
@@ -47,6 +47,7 @@ def run_ranks(
     generators: Mapping[str, Any] | None = None,
     is_started: bool = True,
     state: Callable[..., ProcessState] = ProcessState,
+    is_over: Callable[[], bool] = bool,
 ) -> list[Any]:
     """Run a function on n ranks, which take turns. torch.distributed is theirs meanwhile.
 
@@ -57,6 +58,7 @@ def run_ranks(
         generators: the states of random generators at the start of each rank; those of now.
         is_started: whether each rank begins with its default process group.
         state: makes the state of a process.
+        is_over: whether ranks that wait for others end, without an error.
 
     Returns:
         The result of each rank.
@@ -68,7 +70,9 @@ def run_ranks(
     starts = dict(generators or process_state.generators())
     states = [state(environment_of(rank, n), starts) for rank in range(n)]
 
-    def stuck(waits: dict[int, str]) -> DivergenceError:
+    def stuck(waits: dict[int, str]) -> BaseException:
+        if is_over():
+            return Ended()
         ended = sorted(set(range(n)) - set(waits))
         lines = [f"  rank {rank} {text}" for rank, text in waits.items()]
         lines += [f"  rank {rank} has ended" for rank in ended]
@@ -85,8 +89,9 @@ def run_ranks(
 
     with _installed(ranks):
         results = turns.run(begin)
-    if turns.failed:
-        raise _first_error(turns.failed, n)
+    errors = {r: error for r, error in turns.failed.items() if not isinstance(error, Ended)}
+    if errors:
+        raise _first_error(errors, n)
     return results
 
 

@@ -26,7 +26,7 @@ class Turns:
     def __init__(
         self,
         n: int,
-        stuck: Callable[[dict[int, str]], Exception],
+        stuck: Callable[[dict[int, str]], BaseException],
         enter: Callable[[int], None],
         leave: Callable[[int], None],
     ) -> None:

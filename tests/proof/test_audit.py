@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import Partial, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -95,8 +96,8 @@ def test_parts_of_other_sizes_are_a_mean_of_means() -> None:
         return train(DistributedDataParallel(model()), x.split(sizes)[r], y.split(sizes)[r])
 
     audit = sf.audit(step, single, X, Y, world=3)
-    assert causes(audit) == {"mean of means over world: weights 3, 3, 2"}
-    assert audit.notes == ("the loss of step 0 is a mean of means over world: weights 3, 3, 2",)
+    assert causes(audit) == {"mean of means: weights 3, 3, 2 over world"}
+    assert audit.notes == ("the loss of step 0 is a mean of means: weights 3, 3, 2 over world",)
 
 
 def test_a_reduction_that_is_missing_is_named_by_its_axis() -> None:
@@ -390,3 +391,81 @@ def test_a_factor_of_4_is_found_under_the_rounding_of_16_bits(step: Any, alone: 
     assert {row.name for row in audit} == names, audit
     assert all("= size of " in row.cause for row in audit), audit
     assert all(row.ratio == pytest.approx(4, rel=0.05) for row in audit), audit
+
+
+# Optimizers whose states are shared among ranks
+
+
+def adam(x: torch.Tensor, y: torch.Tensor) -> None:
+    train_by(model(), x, y, lambda m: torch.optim.AdamW(m.parameters(), 0.1))
+
+
+def train_by(m: nn.Module, x: torch.Tensor, y: torch.Tensor, made: Any, sent: Any = None) -> None:
+    opt = made(m)
+    for _ in range(3):
+        m.zero_grad()
+        F.mse_loss(m(x), y).backward()
+        opt.step()
+        if sent is not None:
+            sent(m)
+
+
+def test_steps_of_optimizers_in_optimizers_are_counted_once() -> None:
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        m = DistributedDataParallel(model())
+        shared = lambda m: ZeroRedundancyOptimizer(m.parameters(), torch.optim.AdamW, lr=0.1)
+        train_by(m, own(x), own(y), shared)
+
+    assert sf.audit(step, adam, X, Y, world=2).ok
+
+
+@pytest.mark.parametrize("steps", [None, 1, 2])
+@pytest.mark.parametrize("lost", [None, "0.bias"])
+def test_parameters_that_are_sent_after_a_step_are_compared_on_all_ranks(
+    steps: int | None, lost: str | None
+) -> None:
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        r, n = dist.get_rank(), dist.get_world_size()
+
+        def sent(m: Any) -> None:
+            for i, (name, p) in enumerate(m.module.named_parameters()):
+                if name != lost:
+                    dist.broadcast(p.data, i % n)
+
+        some = lambda m: torch.optim.AdamW([*m.parameters()][r::n], 0.1)
+        train_by(DistributedDataParallel(model()), own(x), own(y), some, sent)
+
+    audit = sf.audit(step, adam, X, Y, world=2, steps=steps)
+    assert [row.name for row in audit] == [lost] * (lost is not None)
+    assert causes(audit) <= {"differs between replicas: rank 0 | rank 1"}
+
+
+def test_updates_by_hand_are_compared() -> None:
+    def by_hand(m: nn.Module, x: torch.Tensor, y: torch.Tensor, lr: float) -> None:
+        F.mse_loss(m(x), y).backward()
+        with torch.no_grad():
+            for p in m.parameters():
+                p -= lr * p.grad
+
+    def alone(x: torch.Tensor, y: torch.Tensor) -> None:
+        by_hand(model(), x, y, 0.1)
+
+    def step(x: torch.Tensor, y: torch.Tensor, lr: float) -> None:
+        by_hand(DistributedDataParallel(model()), own(x), own(y), lr)
+
+    assert sf.audit(lambda x, y: step(x, y, 0.1), alone, X, Y, world=2).ok
+    audit = sf.audit(lambda x, y: step(x, y, 0.2), alone, X, Y, world=2)
+    assert {row.kind for row in audit} == {"parameter after the step"} and len(audit.rows) == 4
+
+
+def test_what_one_rank_does_after_the_steps_does_not_hold_the_others() -> None:
+    """A rank evaluates alone, and the others wait for it."""
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        m = DistributedDataParallel(model())
+        train(m, own(x), own(y), steps=2)
+        if dist.get_rank() == 0:
+            m.module(x)
+        dist.barrier()
+
+    assert sf.audit(step, single, X, Y, world=2, steps=2).ok

@@ -209,7 +209,7 @@ class RankGroup(_Group):
         self.barrier().wait()
 
     def send(self, tensors: Tensors, to: int, tag: int) -> RankWork:
-        return self.post("send", (to, tag), [], tensors)
+        return self.post("isend", (to, tag), [], tensors)
 
     def recv(self, tensors: Tensors, source: int, tag: int) -> RankWork:
         return self.post("recv", (source, tag), tensors, [])
