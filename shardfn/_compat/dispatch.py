@@ -68,6 +68,8 @@ class RoundedOtherwise(TorchDispatchMode):
         self.generator = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and not torch.is_tensor(args[0]):
+            return args[0]  # a number that torch has unwrapped
         result = func(*args, **(kwargs or {}))
         if not isinstance(func, torch._ops.OpOverload) or not self.is_on():
             return result

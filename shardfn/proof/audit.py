@@ -21,6 +21,7 @@ from .other_roundings import RUNS, Rounding, narrow_eps, otherwise
 from .watched_runs import watched, watched_scripts
 
 WORLD = 8
+UNNAMED = {"axis 0"}  # of a mesh without names
 
 
 def audit(
@@ -126,14 +127,17 @@ def _same_loss(
         (one,), _ = watched(name, distributed, args, 1, starts, dict.fromkeys(mesh or (), 1), 1)
     except Exception:  # a step that needs its number of ranks
         return
-    losses = [float(each.losses[0].value.value) for each in (alone, one) if each.losses]
-    bound = 4 * tolerance(alone.losses[0].value.value.dtype) if alone.losses else 0.0
-    bound = max(bound, 16 * eps)
-    if len(losses) == 2 and abs(losses[0] - losses[1]) > bound * abs(losses[0]):
+    of_alone, of_one = ([float(x.value.value) for x in s.losses_of(0)] for s in (alone, one))
+    if not of_alone or not of_one:
+        return
+    bound = max(4 * tolerance(alone.losses[0].value.value.dtype), 16 * eps)
+    wanted = {sum(of_alone), sum(of_alone) / len(of_alone)}
+    found = {sum(of_one), sum(of_one) / len(of_one)}  # of microbatches
+    if not any(abs(x - y) <= bound * abs(x) for x in wanted for y in found):
         raise DivergenceError.of(
             name,
-            f"the single-device step has a loss of {losses[0]:.6g}, and distributed on one rank of "
-            f"{losses[1]:.6g}",
+            f"the single-device step has a loss of {of_alone[0]:.6g}, and distributed on one rank "
+            f"of {of_one[0]:.6g}",
             needed="two steps with one loss",
             fix="the same loss, and the same reduction, on the whole batch",
         )
@@ -170,7 +174,8 @@ def _axes(of_mesh: list[Axis], seen: Sequence[Observed], ranks: Ranks) -> list[A
     groups: dict[str, dict[tuple[int, ...], None]] = {}
     for each in seen:
         for axis, group in each.axes.items():
-            groups.setdefault(axis, {})[group] = None
+            if axis not in UNNAMED or len(group) < ranks.n:
+                groups.setdefault(axis, {})[group] = None
     for about, group in ranks.groups.values():
         axis = about.removeprefix("mesh_") if about.startswith("mesh_") else None
         if len(group) < ranks.n:

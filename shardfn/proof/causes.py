@@ -10,6 +10,7 @@ import attrs
 import torch
 
 OTHER = "other values"
+UNREDUCED = "each rank its own"
 SCALED = ": scaled"  # by a number that is no size
 FIT = 0.1  # of the largest element: what is farther from a multiple is none
 
@@ -90,7 +91,7 @@ def difference(
         is_summed: whether ranks add up what each has, as gradients and losses, unlike parameters.
     """
     if missing := tuple(r for r, p in pairs.items() if p.value is None):
-        largest = max(float(pairs[r].expected.abs().max()) for r in missing if len(missing))
+        largest = max(size(pairs[r].expected) for r in missing)
         where = "every rank" if len(missing) == len(pairs) else said(missing)
         return Difference(0.0, largest, missing, f"none on {where}: not computed, or not kept")
     gaps = {r: gap(p) for r, p in pairs.items()}
@@ -119,17 +120,19 @@ def difference(
 
 def slack_of(pairs: Mapping[int, Pair], bound: float) -> float:
     """Return how far rounding may move the ratio of two tensors."""
-    sizes = [float(p.expected.abs().max()) for p in pairs.values() if p.expected.numel()]
-    return min(max(bound / max([*sizes, 1e-300]), 1e-3), FIT)
+    largest = max(size(p.expected) for p in pairs.values())
+    return min(max(bound / max(largest, 1e-300), 1e-3), FIT)
 
 
 def gap(pair: Pair) -> float:
     """Return the largest difference of an element."""
     assert pair.value is not None
-    if not pair.value.numel():
-        return 0.0
-    x = (pair.value.double() - pair.expected.double()).abs().max()
-    return float(x)
+    return size(pair.value.double() - pair.expected.double())
+
+
+def size(x: torch.Tensor) -> float:
+    """Return the size of the largest element; 0 for a tensor without elements."""
+    return float(x.abs().max()) if x.numel() else 0.0
 
 
 def ratio_of(pairs: Sequence[Pair], bound: float) -> float | None:
@@ -140,10 +143,10 @@ def ratio_of(pairs: Sequence[Pair], bound: float) -> float | None:
     if square == 0:
         return None
     ratio = float(value @ expected) / square
-    rest = float((value - ratio * expected).abs().max())
+    rest = size(value - ratio * expected)
     allowed = bound * max(1.0, abs(ratio))
     if abs(ratio) > 1e-2:  # where rounding is large, all else would be a multiple
-        allowed = min(allowed, FIT * abs(ratio) * float(expected.abs().max()))
+        allowed = min(allowed, FIT * abs(ratio) * size(expected))
     return ratio if rest <= allowed else None
 
 
@@ -220,7 +223,7 @@ def unreduced(pairs: Mapping[int, Pair], axes: Sequence[Axis], bound: float) -> 
         if ratio is None or abs(ratio) < 1e-6 or not is_telling(ratio, sums, axes):
             continue
         name = " x ".join(axis.name for axis in chosen)
-        start = f"each rank its own: not reduced over {name}"
+        start = f"{UNREDUCED}: not reduced over {name}"
         slack = chosen[0].slack
         if abs(ratio - 1) < slack or abs(ratio / n - 1) < slack:
             return start
@@ -280,9 +283,9 @@ def _near(x: torch.Tensor | None, y: torch.Tensor | None, bound: float) -> bool:
 
 def number(x: float) -> str:
     """Write a ratio: as a fraction where it is one."""
-    if 0 < x < 1 and abs(1 / x - round(1 / x)) < 1e-3:
+    if 0 < x < 0.75 and abs(x * round(1 / x) - 1) < 1e-3:
         return f"1/{round(1 / x)}"
-    return f"{x:.4g}" if abs(x - round(x)) > 1e-3 else f"{round(x)}.0"
+    return f"{round(x)}.0" if round(x) and abs(x / round(x) - 1) < 1e-3 else f"{x:.4g}"
 
 
 def said(ranks: Sequence[int]) -> str:

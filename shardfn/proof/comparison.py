@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..errors import DivergenceError, TreeError
-from .causes import Axis, Difference, Pair, difference, said, tolerance
+from .causes import UNREDUCED, Axis, Difference, Pair, difference, said, tolerance
 from .observed import Observed
 from .other_roundings import Rounding
 from .shards_of_ranks import Holdings, LocalValue, parts_of, reduced
@@ -59,8 +59,9 @@ class Row:
     cause: str
 
     def __str__(self) -> str:
+        where = f" at step {self.step}" if self.step else ""
         size = "" if math.isnan(self.difference) else f"differs by {self.difference:.2g}, "
-        return f"{self.kind} of {self.name}: {self.cause} ({size}{said(self.ranks)})"
+        return f"{self.kind} of {self.name}{where}: {self.cause} ({size}{said(self.ranks)})"
 
 
 @attrs.frozen
@@ -191,9 +192,9 @@ class Comparison:
                 if known is None or not known.is_equal:
                     wrong.setdefault(name, []).append(rank)
         self.compared += len(self.starts)
+        unknown: dict[str, list[int]] = {x: wrong.pop(x) for x in [*wrong] if x not in self.starts}
         for name, ranks in wrong.items():
-            cause = OTHER_START if name in self.starts else UNKNOWN
-            self.rows.append(Row(name, START, 0, None, math.nan, tuple(ranks), cause))
+            self.rows.append(Row(name, START, 0, None, math.nan, tuple(ranks), OTHER_START))
         everyone = tuple(range(len(self.ranks)))
         for name, x in self.starts.items():
             parts = [
@@ -206,6 +207,12 @@ class Comparison:
             if len(elements) < x.numel() and name not in wrong:
                 cause = f"{x.numel() - len(elements)} of {x.numel()} elements are on no rank"
                 self.rows.append(Row(name, START, 0, None, math.nan, everyone, cause))
+        is_missing = len(self.rows) > len(wrong)
+        for name, ranks in unknown.items():
+            if is_missing:
+                self.rows.append(Row(name, START, 0, None, math.nan, tuple(ranks), UNKNOWN))
+            else:  # besides all that one device has, as an optimizer's own copy
+                self.notes.append(f"{name} of {said(ranks)} is not compared: {UNKNOWN}")
 
     def compare_step(self, number: int) -> None:
         """Compare what one optimizer step reads and writes."""
@@ -222,10 +229,21 @@ class Comparison:
             pairs = self.pairs(name, expected, ranks)
             self.compare(name, GRADIENT, number, pairs, noise, hint)
         self.compare_common_ratio()
-        wrong = {row.name for row in self.rows}
+        rows, self.rows = self.rows, []
+        wrong = {row.name for row in rows if not row.cause.startswith(UNREDUCED)}
         for name, after in self.by_name(alone.after).items():
             if name not in wrong:
                 self.compare_update(number, name, after)
+        self.rows = [row for row in rows if not self.is_reduced_later(row)] + [
+            row for row in self.rows if row.name not in {x.name for x in rows}
+        ]
+
+    def is_reduced_later(self, row: Row) -> bool:
+        """Return whether gradients are each rank's own, and parameters after the step are right:
+        the optimizer reduces them, or the ranks average what they have.
+        """
+        is_right = row.name not in {x.name for x in self.rows}
+        return row.cause.startswith(UNREDUCED) and is_right and self.alone.has_stepped
 
     def gradients_of_ranks(self, number: int) -> list[dict[nn.Parameter, LocalValue | None]]:
         """Return the gradients of each rank. Those that DTensors leave Partial are reduced: an

@@ -76,6 +76,7 @@ class Observed:
         self.depth = 0
         self.optimizer_depth = 0  # an optimizer may call another
         self.is_settled = True  # whether what the last step leads to is noted
+        self.has_stepped = False  # whether an optimizer has
         self.is_enough = False  # whether the steps that are compared are done
         self.start: dict[nn.Parameter, LocalValue] = {}
         self.losses: list[Loss] = []
@@ -155,16 +156,22 @@ class Observed:
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Note the gradients that an optimizer reads."""
+        self.has_stepped = True
         self.optimizer_depth += 1
         if self.optimizer_depth > 1:
             return
-        self.settle()
-        self.tell(f"optimizer step {len(self.steps)}")
-        gradients = {}
+        gradients: dict[nn.Parameter, LocalValue | None] = {}
         for parameter in parameters_of(optimizer):
             self.note_parameter(parameter)
             gradients[parameter] = gradient_of(parameter)
         is_adaptive = "betas" in optimizer.defaults or "eps" in optimizer.defaults
+        if not self.is_settled and not gradients.keys() & self.steps[-1].gradients.keys():
+            last = self.steps.pop()  # of another optimizer, with other parameters
+            gradients = {**last.gradients, **gradients}
+            is_adaptive = is_adaptive or last.is_adaptive
+        else:
+            self.settle()
+            self.tell(f"optimizer step {len(self.steps)}")
         self.steps.append(OptimizerStep(gradients, {}, is_adaptive))
 
     def after_step(self) -> None:
@@ -213,10 +220,9 @@ class Observed:
     def names(self) -> dict[nn.Parameter, str]:
         """Return the name of each parameter, by the largest module that has it."""
         found: dict[nn.Parameter, str] = {}
-        for name, parameter in self._named(lambda module: module.named_parameters()):
+        for where, name, parameter in self._named(lambda module: module.named_parameters()):
             if parameter not in found:
-                taken = name in found.values()
-                found[parameter] = f"{name} ({len(found)})" if taken else name
+                found[parameter] = f"{where}.{name}" if name in found.values() else name
         for parameter in self.start:
             found.setdefault(parameter, f"parameter {len(found)}")
         return found
@@ -224,7 +230,7 @@ class Observed:
     def buffers(self) -> dict[str, LocalValue]:
         """Return the buffers of all modules, by name."""
         found: dict[str, LocalValue] = {}
-        for name, buffer in self._named(lambda module: module.named_buffers()):
+        for _, name, buffer in self._named(lambda module: module.named_buffers()):
             if name not in found:
                 found[name] = local_value(buffer)
         return found
@@ -237,12 +243,18 @@ class Observed:
             if isinstance(x, torch.Tensor) and not isinstance(x, nn.Parameter)
         }
 
-    def _named(self, each: Any) -> Iterator[tuple[str, Any]]:
-        modules = {id(m): m for m in [*modules_in(self.result), *self.modules]}
-        by_size = sorted(modules.values(), key=lambda m: -sum(1 for _ in m.modules()))
-        for module in by_size:
+    def _named(self, each: Any) -> Iterator[tuple[str, str, Any]]:
+        """Yield where a module is, and what it has, by name: of the one with most parameters first,
+        and of those that are called before those that are returned.
+        """
+        called = [(type(m).__name__, m) for m in self.modules]
+        modules: dict[int, tuple[str, nn.Module]] = {}
+        for where, m in [*called, *leaves_of(self.result)]:
+            if isinstance(m, nn.Module):
+                modules.setdefault(id(m), (where, m))
+        for where, module in sorted(modules.values(), key=lambda x: -len([*x[1].parameters()])):
             for name, x in each(module):
-                yield WRAPPERS.sub("", name), x
+                yield where, WRAPPERS.sub("", name), x
 
 
 def groups_of(mesh: Any) -> dict[str, tuple[int, ...]]:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from .causes import Axis, tolerance
+import torch
+
+from .causes import Axis
 from .observed import Loss
+
+SAFETY = 32  # roundings of a loss
 
 
 def mean_of_means(
@@ -32,7 +36,8 @@ def mean_of_means(
     wanted = mean([float(x.value.value) for x in alone], [x.count or 1.0 for x in alone])
     if wanted is None:
         return None
-    bound = max(4 * tolerance(alone[0].value.value.dtype), eps) * max(abs(wanted), 1e-30)
+    eps = max(SAFETY * torch.finfo(alone[0].value.value.dtype).eps, eps)
+    bound = eps * max(abs(wanted), 1e-30)
     for axis in axes:
         group = axis.groups[0]
         losses = [x for r in group for x in ranks[r]]
@@ -46,7 +51,8 @@ def mean_of_means(
                 weighted, equal = mean(values, known), mean(values, [1.0] * len(values))
                 if weighted is None or equal is None:
                     continue
-                if abs(weighted * scale - wanted) <= bound < abs(equal * scale - wanted):
+                apart = abs(weighted * scale - wanted), abs(equal * scale - wanted)
+                if apart[0] <= bound and apart[1] > 4 * max(bound, apart[0]):
                     return f"mean of means: weights {written(known)} over {axis.name}"
     return None
 

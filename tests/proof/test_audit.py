@@ -469,3 +469,107 @@ def test_what_one_rank_does_after_the_steps_does_not_hold_the_others() -> None:
         dist.barrier()
 
     assert sf.audit(step, single, X, Y, world=2, steps=2).ok
+
+
+class ReducingSGD(torch.optim.Optimizer):
+    """An optimizer that reduces the gradients it reads."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                dist.all_reduce(p.grad, dist.ReduceOp.AVG)
+                p -= group["lr"] * p.grad
+
+
+def sgd(x: torch.Tensor, y: torch.Tensor) -> None:
+    train_by(model(), x, y, lambda m: torch.optim.SGD(m.parameters(), 0.1))
+
+
+def test_gradients_that_an_optimizer_reduces_are_right() -> None:
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        train_by(model(), own(x), own(y), lambda m: ReducingSGD(m.parameters(), 0.1))
+
+    def averaged(m: nn.Module) -> None:
+        for p in m.parameters():
+            dist.all_reduce(p.data, dist.ReduceOp.AVG)
+
+    def later(x: torch.Tensor, y: torch.Tensor) -> None:
+        plain = lambda m: torch.optim.SGD(m.parameters(), 0.1)
+        train_by(model(), own(x), own(y), plain, averaged)
+
+    assert sf.audit(step, sgd, X, Y, world=2).ok
+    assert sf.audit(later, sgd, X, Y, world=2).ok
+
+
+def test_optimizers_in_the_backward_are_one_step() -> None:
+    def in_backward(x: torch.Tensor, y: torch.Tensor, names: Any, reduced: bool) -> None:
+        m = model()
+        optimizers = {p: torch.optim.SGD([p], 0.1) for p in m.parameters()}
+
+        def hook(p: Any) -> None:
+            if reduced and p.dim() in names:
+                dist.all_reduce(p.grad, dist.ReduceOp.AVG)
+            optimizers[p].step()
+
+        for p in m.parameters():
+            p.register_post_accumulate_grad_hook(hook)
+        F.mse_loss(m(x), y).backward()
+
+    alone = lambda x, y: in_backward(x, y, (), False)
+    right = lambda x, y: in_backward(own(x), own(y), (1, 2), True)
+    wrong = lambda x, y: in_backward(own(x), own(y), (2,), True)
+    assert sf.audit(right, alone, X, Y, world=2).ok
+    assert {row.name for row in sf.audit(wrong, alone, X, Y, world=2)} == {"0.bias", "2.bias"}
+
+
+def test_a_step_after_the_first_is_named() -> None:
+    def step(x: torch.Tensor, y: torch.Tensor, wrap: Any, is_kept: bool) -> None:
+        m = wrap(model())
+        opt = torch.optim.SGD(m.parameters(), 0.1)
+        for i in range(3):
+            if i == 0 or not is_kept:
+                opt.zero_grad()
+            F.mse_loss(m(x), y).backward()
+            opt.step()
+
+    alone = lambda x, y: step(x, y, lambda m: m, False)
+    kept = lambda x, y: step(own(x), own(y), DistributedDataParallel, True)
+    audit = sf.audit(kept, alone, X, Y, world=2)
+    assert {row.step for row in audit} == {1} and "0.weight at step 1: " in str(audit)
+
+
+def test_copies_of_a_model_have_their_own_names() -> None:
+    def step(x: torch.Tensor, y: torch.Tensor, wrap: Any, keep: Any) -> Any:
+        m = wrap(model())
+        plain = getattr(m, "module", m)
+        mean = torch.optim.swa_utils.AveragedModel(plain)
+        train(m, x, y, steps=1)
+        if keep():
+            mean.update_parameters(plain)
+        return {"mean": mean}
+
+    alone = lambda x, y: step(x, y, lambda m: m, lambda: True)
+    of_one = lambda x, y: step(own(x), own(y), DistributedDataParallel, lambda: not dist.get_rank())
+    audit = sf.audit(of_one, alone, X, Y, world=2)
+    assert {row.name.rpartition(".")[0] for row in audit if row.kind != "buffer"} <= {
+        "mean.0",
+        "mean.2",
+    }
+    assert not audit.ok
+
+
+def test_parameters_of_no_elements_are_compared() -> None:
+    def step(x: torch.Tensor, y: torch.Tensor, mesh: Any) -> None:
+        m = fully_shard(model(), mesh=mesh)
+        m.set_requires_all_reduce(False)
+        F.mse_loss(m(own(x)), own(y)).backward()
+
+    def alone(x: torch.Tensor, y: torch.Tensor) -> None:
+        F.mse_loss(model()(x), y).backward()
+
+    audit = sf.audit(step, alone, X, Y, mesh={"replicas": 2, "shards": 4})
+    assert not audit.ok

@@ -68,7 +68,7 @@ def the_divide_factor_is_that_of_one_axis(faulty: bool, x: Any, y: Any) -> Any:
 
 @entry(
     "NVIDIA-NeMo/Automodel#3830, one of two factors", alone, X, Y,
-    names=ALL, ratio=4.0, cause="size of axis 0: reduced twice, or summed", world=4,
+    names=ALL, ratio=4.0, cause="size of world: reduced twice, or summed", world=4,
 )  # fmt: skip
 def the_loss_is_multiplied_by_the_ranks(faulty: bool, x: Any, y: Any) -> Any:
     m = sharded()
@@ -101,7 +101,7 @@ def embedded_alone(x: torch.Tensor, y: torch.Tensor) -> Any:
 
 @entry(
     "mindspore-ai/hyper-parallel#279", embedded_alone, X, Y,
-    names="scale", cause="each rank its own: not reduced over axis 0",
+    names="scale", cause="each rank its own: not reduced over world",
 )  # fmt: skip
 def parameters_of_the_root_are_not_sharded(faulty: bool, x: Any, y: Any) -> Any:
     m = Embedded()
@@ -154,7 +154,7 @@ def gradients_are_not_clipped(faulty: bool, x: Any, y: Any) -> Any:
 
 @entry(
     "PrimeIntellect-ai/prime-rl#1957", masked_alone, X, Y, MASK,
-    names=ALL, ratio=1 / 2, cause="1 / size of axis 0: divided once more",
+    names=ALL, ratio=1 / 2, cause="1 / size of world: divided once more",
 )  # fmt: skip
 def the_mean_of_the_reduction_is_not_undone(faulty: bool, x: Any, y: Any, mask: Any) -> Any:
     m, count = sharded(), mask.sum()
@@ -182,7 +182,7 @@ def tokens_are_scaled_by_the_world_under_tensor_parallelism(faulty: bool, x: Any
 
 @entry(
     "mindspore-ai/hyper-parallel#413", embedded_alone, X, Y,
-    names="scale", ratio=2.0, cause="size of axis 0: reduced twice",
+    names="scale", ratio=2.0, cause="size of world: reduced twice",
 )  # fmt: skip
 def an_ignored_parameter_is_reduced_twice(faulty: bool, x: Any, y: Any) -> Any:
     m = Embedded()
