@@ -49,8 +49,8 @@ def audit(
         distributed: the step of each rank, a module, or the path of a script for torchrun. A step
             that takes `mesh` gets a DeviceMesh.
         single: the step of one device, on the whole batch; the path of a script. None for the
-            distributed script on one rank, where data loaders with a DistributedSampler give the
-            batches of all ranks.
+            distributed step or script on one rank, where data loaders with a DistributedSampler
+            give the batches of all ranks.
         args: the arguments of both; of scripts, those of the command line.
         world: the number of ranks: those of the mesh, or 8.
         mesh: the sizes of the mesh axes by name, for the words of causes and for a step that takes
@@ -81,7 +81,7 @@ def audit(
         ...     dist.all_reduce(model.bias.grad, dist.ReduceOp.AVG)
         ...     return model
         >>> print(audit(distributed, single, torch.arange(12.0).view(4, 3), world=2))
-        1 of 4 values of distributed on 2 ranks are not those of one device
+        1 of 6 values of distributed on 2 ranks are not those of one device
           gradient of weight: each rank its own: not reduced over world (differs by 3, ranks 0, 1)
     """
     accept("audit", distributed=distributed, single=single, world=world, mesh=mesh, steps=steps)
@@ -92,8 +92,11 @@ def audit(
     name = f"audit({step})"
 
     def step_alone(around: Callable[[Observed], Any]) -> Observed:
+        ones = dict.fromkeys(mesh or (), 1) if single is None else None
+        step = distributed if single is None else single
+        started = single is None
         (one,), _ = watched(
-            name, single, args, 1, starts, None, steps, is_started=False, around=around
+            name, step, args, 1, starts, ones, steps, is_started=started, around=around
         )
         return one
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,12 +13,14 @@ import torch
 from torch import nn
 
 from ..errors import DivergenceError, TreeError
-from .causes import UNREDUCED, Axis, Difference, Pair, difference, said, tolerance
+from .causes import OTHER, UNREDUCED, Axis, Difference, Pair, difference, said, tolerance
 from .observed import Observed
 from .other_roundings import Rounding
 from .shards_of_ranks import Holdings, LocalValue, parts_of, reduced
 from .weights import mean_of_means
 
+MANY = 4  # rows with one cause that are written together
+INDENT: dict[str, Any] = {"initial_indent": "  ", "subsequent_indent": "  "}
 START, LOSS, GRADIENT = "start", "loss", "gradient"
 AFTER, BUFFER, RESULT = "parameter after the step", "buffer", "result"
 
@@ -88,6 +92,9 @@ class Audit:
         """Whether nothing differs."""
         return not self.rows
 
+    def __bool__(self) -> bool:
+        return self.ok
+
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
 
@@ -96,11 +103,22 @@ class Audit:
         first = f"{counted} are those of one device"
         if self.rows:
             first = f"{len(self.rows)} of {counted} are not those of one device"
-        return "\n".join(
-            [first, *(f"  {row}" for row in self.rows), *(f"  note: {x}" for x in self.notes)]
+        groups = itertools.groupby(
+            self.rows, lambda row: (row.kind, row.step, row.cause, row.ranks)
         )
+        lines = [f"  {line}" for _, rows in groups for line in _lines([*rows])]
+        return "\n".join([first, *lines, *(f"  note: {x}" for x in self.notes)])
 
     __repr__ = __str__
+
+
+def _lines(rows: Sequence[Row]) -> list[str]:
+    """Write rows with one cause: one by one, or together where there are many."""
+    if len(rows) < MANY:
+        return [str(row) for row in rows]
+    largest = max(rows, key=lambda row: row.difference)
+    together = attrs.evolve(largest, name=f"{len(rows)} parameters")
+    return [str(together), *textwrap.wrap(", ".join(row.name for row in rows), 96, **INDENT)]
 
 
 class Comparison:
@@ -148,9 +166,37 @@ class Comparison:
         if not self.rows:
             self.compare_buffers()
             self.compare_results()
+        if any(row.cause == OTHER for row in self.rows):
+            self.notes += self.of_losses()
+        if self.rows:
+            self.notes += self.of_batches()
         if self.rows and (self.alone.draws or any(each.draws for each in self.ranks)):
             self.notes.append(RANDOM)
         return Audit(step, len(self.ranks), tuple(self.rows), self.compared, tuple(self.notes))
+
+    def of_losses(self) -> list[str]:
+        """Say whether the losses of the first step that differs agree, or forwards differ."""
+        number = self.rows[0].step
+        alone = [float(x.value.value) for x in self.alone.losses_of(number)]
+        ranks = [float(x.value.value) for each in self.ranks for x in each.losses_of(number)]
+        if not alone or not ranks:
+            return []
+        one, mean = sum(alone) / len(alone), sum(ranks) / len(ranks)
+        bound = 4 * tolerance(self.alone.losses[0].value.value.dtype) * max(abs(one), 1e-30)
+        if abs(one - mean) <= bound or abs(one - sum(ranks)) <= bound:
+            return [f"the loss of step {number} is right: what differs is in the backward"]
+        return [
+            f"the loss of step {number} is {one:.6g} on one device, {mean:.6g} in the mean of ranks"
+        ]
+
+    def of_batches(self) -> list[str]:
+        """Say where the ranks see more or fewer rows than one device."""
+        if not self.alone.rows or not all(each.rows for each in self.ranks):
+            return []
+        one, ranks = self.alone.rows[0], [each.rows[0] for each in self.ranks]
+        if one in (sum(ranks), *ranks) or any(sum(ranks) == one * a.size for a in self.axes):
+            return []
+        return [f"the first batch of one device has {one} rows, those of ranks {sum(ranks)}"]
 
     def check(self) -> None:
         """Refuse steps with nothing to compare."""
@@ -176,6 +222,8 @@ class Comparison:
                 f"one device takes {len(self.alone.steps)} optimizer steps, ranks take "
                 f"{', '.join(str(len(each.steps)) for each in self.ranks)}",
                 needed="as many steps on one device as on each rank",
+                fix="a single-device step of its own, where the number of steps follows from the "
+                "number of ranks",
             )
 
     # What is compared
@@ -222,7 +270,7 @@ class Comparison:
         hint = self.hint(number)
         ranks = self.gradients_of_ranks(number)
         for name, expected in gradients.items():
-            noise = 64 * _eps(expected) * scale
+            noise = 16 * _eps(expected) * scale
             if self.rounding is not None:
                 moved = self.rounding.gradient(number, name)
                 noise = self.rounding.bound(moved, expected)

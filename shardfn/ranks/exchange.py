@@ -27,6 +27,9 @@ REDUCE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
+SAME_ORDER = "the same collectives on every rank of a group, in the same order"
+
+
 @attrs.frozen(eq=False)
 class Posted:
     """A collective that one rank has posted.

@@ -141,10 +141,17 @@ class Script:
         if rank is not None:
             for name in OF_WORKERS:
                 options.pop(name, None)
-            if isinstance(sampler := options.get("sampler"), DistributedSampler):
+            batches = options.get("batch_sampler")
+            sampler = options.get("sampler") or getattr(batches, "sampler", None)
+            if isinstance(sampler, DistributedSampler):
                 mine = self.loaders.setdefault(rank, [])
+                size = getattr(batches, "batch_size", None) or options.get("batch_size", 1)
                 if len(mine) < len(self.whole):
                     use = self.whole[len(mine)]
-                    options["batch_size"] = (use.batch_size or 1) * use.replicas
-                mine.append(LoaderUse(sampler.num_replicas, options.get("batch_size", 1)))
+                    size = (use.batch_size or 1) * use.replicas
+                    if batches is None:
+                        options["batch_size"] = size
+                    else:
+                        batches.batch_size = size
+                mine.append(LoaderUse(sampler.num_replicas, size))
         original(*call.args, **call.kwargs)

@@ -539,7 +539,9 @@ def test_a_step_after_the_first_is_named() -> None:
     alone = lambda x, y: step(x, y, lambda m: m, False)
     kept = lambda x, y: step(own(x), own(y), DistributedDataParallel, True)
     audit = sf.audit(kept, alone, X, Y, world=2)
-    assert {row.step for row in audit} == {1} and "0.weight at step 1: " in str(audit)
+    assert {row.step for row in audit} == {1} and "gradient of 4 parameters at step 1: " in str(
+        audit
+    )
 
 
 def test_copies_of_a_model_have_their_own_names() -> None:
@@ -573,3 +575,40 @@ def test_parameters_of_no_elements_are_compared() -> None:
 
     audit = sf.audit(step, alone, X, Y, mesh={"replicas": 2, "shards": 4})
     assert not audit.ok
+
+
+def test_a_step_without_another_is_compared_with_itself_on_one_rank() -> None:
+    assert sf.audit(ddp, None, X, Y, world=4).ok
+    half = lambda x, y: train(
+        DistributedDataParallel(model()), own(x), own(y), 0.1 * dist.get_world_size()
+    )
+    audit = sf.audit(half, None, X, Y, world=2)
+    assert not audit and {row.ratio for row in audit if row.ratio} != set()
+
+
+def test_many_rows_of_one_cause_are_written_together() -> None:
+    doubled = lambda x, y: train(model(), x, y, 0.2)
+    text = str(sf.audit(doubled, single, X, Y, world=2))
+    assert "parameter after the step of 4 parameters: the update is x 2.0 on every rank" in text
+    assert "\n    0.weight, 0.bias, 2.weight, 2.bias" in text
+
+
+def test_where_no_cause_is_known_the_loss_and_the_batch_tell_more() -> None:
+    def shorter(x: torch.Tensor, y: torch.Tensor) -> Any:
+        rows = 1 if dist.get_world_size() > 1 else 8
+        return train(DistributedDataParallel(model()), own(x)[:rows], own(y)[:rows])
+
+    def clipped(x: torch.Tensor, y: torch.Tensor) -> Any:
+        m = model()
+        F.mse_loss(m(own(x)), own(y)).backward()
+        for p in m.parameters():
+            limit = 1e-2 if dist.get_world_size() > 1 else 1e9
+            p.grad.clamp_(-limit, limit)
+            dist.all_reduce(p.grad, dist.ReduceOp.AVG)
+        return m
+
+    notes = " ".join(sf.audit(shorter, single, X, Y, world=2).notes)
+    assert "the first batch of one device has 8 rows, those of ranks 2" in notes
+    assert "the loss of step 0 is" in notes and "in the mean of ranks" in notes
+    notes = " ".join(sf.audit(clipped, None, X, Y, world=2).notes)
+    assert notes == "the loss of step 0 is right: what differs is in the backward"

@@ -89,6 +89,34 @@ def test_a_wrong_script_exits_with_1(train: str, capsys: pytest.CaptureFixture[s
     assert "x 1/2 on every rank = 1 / size of dp: learning rate divided once more" in text
 
 
+def test_a_mesh_makes_the_process_group_of_a_script(tmp_path: Path) -> None:
+    text = """
+        import torch
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (WORLD,))
+        torch.manual_seed(0)
+        model = fully_shard(torch.nn.Linear(3, 2), mesh=mesh)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        x = torch.arange(24.0).view(8, 3).chunk(WORLD)[mesh.get_local_rank()]
+        model(x).square().mean().backward()
+        optimizer.step()
+    """
+    world = "import os\nWORLD = int(os.environ['WORLD_SIZE'])\n"
+    path = written(tmp_path, world + textwrap.dedent(text))
+    assert sf.audit(path, None, world=4).ok
+
+
+def test_a_batch_sampler_over_a_distributed_one_gives_whole_batches(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(textwrap.dedent(NET))
+    batches = "batch_sampler=BatchSampler(sampler, 4, False), num_workers=2)"
+    text = TRAIN.replace("4, sampler=sampler, num_workers=2, persistent_workers=True)", batches)
+    text = text.replace("import DataLoader,", "import BatchSampler, DataLoader,")
+    assert batches in text
+    assert sf.audit(written(tmp_path, text), None, world=3, steps=2).ok
+
+
 def test_another_script_may_be_the_single_device_step(train: str, tmp_path: Path) -> None:
     alone = tmp_path / "alone.py"
     alone.write_text(textwrap.dedent(TRAIN).replace("DataLoader(data, 4,", "DataLoader(data, 12,"))

@@ -311,13 +311,20 @@ def rank_groups(
 
         return make
 
-    with (
-        replaced(_c10d, "init_process_group", init),
-        replaced(dist, "init_process_group", init),
-        replaced(_c10d, "_new_process_group_helper", helper),
-        mock.patch.object(sys, "excepthook", sys.excepthook),  # which torch replaces
-    ):
+    with contextlib.ExitStack() as stack:
+        for module in _modules_with("init_process_group"):
+            stack.enter_context(replaced(module, "init_process_group", init))
+        stack.enter_context(replaced(_c10d, "_new_process_group_helper", helper))
+        # torch replaces it
+        stack.enter_context(mock.patch.object(sys, "excepthook", sys.excepthook))
         yield
+
+
+def _modules_with(name: str) -> list[Any]:
+    """Return the modules of torch.distributed that have imported a function of it."""
+    function = getattr(_c10d, name)
+    modules = [m for x, m in sys.modules.items() if x.startswith("torch.distributed")]
+    return [m for m in modules if vars(m).get(name) is function]
 
 
 def _backend(name: Any) -> str:
