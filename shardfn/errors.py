@@ -12,6 +12,8 @@ from typing import Any, Self
 
 import torch
 
+from .source_text import located
+
 SHOWN_RANKS = 16
 _CELL = re.compile(r"ipython-input-(\d+)-")  # in the name that IPython gives a cell's code
 _HERE = os.path.dirname(__file__) + os.sep
@@ -59,6 +61,7 @@ class ShardError(Exception):
         dim: the tensor dim.
         source: `file:line` in the user's code.
         fix: the suggestion.
+        module: the path of the submodule whose op is at that line.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class ShardError(Exception):
         dim: int | None = None,
         source: str | None = None,
         fix: str | None = None,
+        module: str | None = None,
     ) -> None:
         super().__init__(message)
         self.arg_path = arg_path
@@ -79,6 +83,7 @@ class ShardError(Exception):
         self.dim = dim
         self.source = source
         self.fix = fix
+        self.module = module
 
     @classmethod
     def of(
@@ -88,6 +93,7 @@ class ShardError(Exception):
         needed: str | None = None,
         fix: str | None = None,
         source: str | None = None,
+        module: str | None = None,
         **fields: Any,
     ) -> Self:
         """Build an error whose text `problem` formats from its fields.
@@ -98,6 +104,7 @@ class ShardError(Exception):
             needed: a description of a right value.
             fix: the suggestion.
             source: `file:line` in the user's code.
+            module: the path of the submodule whose op is at that line.
             fields: other fields of the error, such as arg_path.
 
         Returns:
@@ -109,22 +116,26 @@ class ShardError(Exception):
               needed: 2
               try: add 1
         """
-        text = problem(where, *lines, needed=needed, fix=fix, source=source)
-        return cls(text, fix=fix, source=source, **fields)
+        text = problem(where, *lines, needed=needed, fix=fix, source=source, module=module)
+        return cls(text, fix=fix, source=source, module=module, **fields)
 
-    def locate(self, source: str | None) -> None:
+    def locate(self, source: str | None, module: str | None = None) -> None:
         """Add the user's source line to an error that names none.
 
         Args:
             source: `file:line`; None where no line is known.
+            module: the path of the submodule whose op is at that line.
         """
         if self.source is not None or source is None:
             return
         head, *lines = str(self).split("\n")
         advice = [i for i, line in enumerate(lines) if line.startswith(("  needed: ", "  try: "))]
-        lines.insert(advice[0] if advice else len(lines), f"  at: {source}")
+        lines.insert(
+            advice[0] if advice else len(lines), f"  at: {located(source, module, full=True)}"
+        )
         self.args = ("\n".join([head, *lines]),)
         self.source = source
+        self.module = module
 
 
 class PlacementError(ShardError):
@@ -304,6 +315,7 @@ def problem(
     needed: str | None = None,
     fix: str | None = None,
     source: str | None = None,
+    module: str | None = None,
 ) -> str:
     """Format the text of an error: function and argument, problem, needed, suggestion.
 
@@ -313,6 +325,7 @@ def problem(
         needed: a description of a right value.
         fix: the suggestion.
         source: `file:line` in the user's code.
+        module: the path of the submodule whose op is at that line.
 
     Returns:
         The text of the message.
@@ -325,9 +338,10 @@ def problem(
     """
     head, *more = lines
     text = [f"{where}: {head}", *(f"  {line}" for line in more)]
+    place = located(source, module, full=True)
     text += [
         f"  {label}: {value}"
-        for label, value in (("at", source), ("needed", needed), ("try", fix))
+        for label, value in (("at", place), ("needed", needed), ("try", fix))
         if value
     ]
     return "\n".join(text)

@@ -10,6 +10,7 @@ import torch
 from torch.distributed.tensor import Placement
 
 from .accepted import accept
+from .source_text import Origin
 
 # A placement on ONE mesh axis, as rules and plans write it:
 #   "R"                         replicated
@@ -215,6 +216,12 @@ class Collective:
     source: str | None
     implicit: bool
     bucket: int | None = None  # its number in the bucket plan
+    module: str | None = None  # the path of the submodule of `source`
+
+    @property
+    def origin(self) -> Origin:
+        """The line and the module that it comes from."""
+        return {"source": self.source, "module": self.module}
 
 
 @attrs.frozen(eq=False)

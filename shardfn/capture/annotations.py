@@ -16,7 +16,10 @@ import torch
 
 from .. import _compat
 from ..errors import is_ours, source_at
+from ..ops.nodes import origin_of
+from ..source_text import NOWHERE, Origin
 from .checkpoint import policies
+from .modules.submodule_paths import module_of, path_of_stack
 
 ASKS = "implicit_comm="  # followed by a setting: the implicit_comm of a shard inside another
 # followed by a dtype: gradients are reduced in it, after the cast that makes them
@@ -35,7 +38,6 @@ OUTERMOST = "outermost"
 # one number for each such call, unique even among nested captures
 _numbers = itertools.count()
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-_MODULE = re.compile(r" of module (\S+)$", re.MULTILINE)
 
 
 def follow_backward(roots: Iterable[Any], inside: dict[str, Any]) -> None:
@@ -156,10 +158,11 @@ def reduced_in(node: torch.fx.Node) -> str | None:
 
 
 def attach(graph: torch.fx.GraphModule) -> None:
-    """Give every node its `source` ("file:line" or None) and its `phase` ("forward" or "backward").
+    """Give every node its `source` ("file:line" or None), the `module` in which its op was called
+    (the path of the submodule, or None) and its `phase` ("forward" or "backward").
 
-    torch gives the nodes of a backward the line of the grad call. Here they get the line of
-    their forward op. `annotate_checkpointed` records the checkpointed calls of that op.
+    torch gives the nodes of a backward the line of the grad call. Here they get the line and the
+    module of their forward op. `annotate_checkpointed` records the checkpointed calls of that op.
     """
     # the sequence numbers of the ops so far, ascending, and the ops
     numbers: list[int] = []
@@ -167,47 +170,38 @@ def attach(graph: torch.fx.GraphModule) -> None:
     for node in graph.graph.nodes:
         noted = node.meta.get("custom") or {}
         owner = _forward_op(noted.get("belongs_to"), numbers, owners)
-        line = (
-            noted.get("source")
-            or (owner and owner.meta["source"])
-            or line_of(node.meta.get("stack_trace"))
-        )
-        if (
-            line is None and node.op == "call_function"
-        ):  # a prim, such as one that places a gradient: annotated like its input
-            line = next(
-                (x.meta["source"] for x in node.all_input_nodes if x.meta.get("source")), None
-            )
         phase = noted.get("phase", "forward")
-        module = _module(node, noted, owner)
+        origin = _origin(node, noted, owner)
         node.meta.update(
-            phase=phase,
-            source=line,
-            custom={**noted, **_inherited(owner), "phase": phase, "source": line, **module},
+            phase=phase, **origin, custom={**noted, **_inherited(owner), "phase": phase, **origin}
         )
         if owner and phase == "backward" and "inside" not in noted:
             node.meta["custom"]["inside"] = owner.meta["custom"].get("inside") or tuple(
                 regions(owner.meta["custom"])
             )
-        is_known = line or reduced_in(node)
+        is_known = node.meta["source"] or reduced_in(node)
         newest = numbers[-1] if numbers else -1
         if is_known and node.meta.get("seq_nr", -1) > newest:
             numbers.append(node.meta["seq_nr"])
             owners.append(node)
 
 
-def _module(
-    node: torch.fx.Node, noted: dict[str, Any], owner: torch.fx.Node | None
-) -> dict[str, str]:
-    """The annotation with the path of the submodule that a node's op was called in."""
-    path = (
+def _origin(node: torch.fx.Node, noted: dict[str, Any], owner: torch.fx.Node | None) -> Origin:
+    """The user's line and the submodule of a node's op: of a backward op those of its forward."""
+    before = origin_of(owner) if owner else NOWHERE
+    stack = node.meta.get("stack_trace")
+    line = noted.get("source") or before["source"] or line_of(stack)
+    module = (
         noted.get("module")
-        or (owner and owner.meta["custom"].get("module"))
-        or module_of(node.meta.get("stack_trace"))
+        or before["module"]
+        or module_of(stack)
+        or path_of_stack(node.meta.get("nn_module_stack"))
     )
-    if not path:
-        return {}
-    return {"module": path}
+    if line is None and node.op == "call_function":
+        # a prim, such as one that places a gradient: that of its input
+        known = (x for x in node.all_input_nodes if x.meta.get("source"))
+        return next(map(origin_of, known), {"source": None, "module": module})
+    return {"source": line, "module": module}
 
 
 def _inherited(owner: torch.fx.Node | None) -> dict[str, Any]:
@@ -235,9 +229,3 @@ def line_of(stack: str | None) -> str | None:
 def user_line(node: torch.fx.Node) -> str | None:
     """The user's line of a node of Dynamo's graph."""
     return line_of(node.meta.get("stack_trace"))
-
-
-def module_of(stack: str | None) -> str | None:
-    """The path of the submodule in a stack trace of code that a module ran."""
-    paths = _MODULE.findall(stack or "")
-    return paths[-1] if paths else None

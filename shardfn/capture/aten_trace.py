@@ -18,6 +18,7 @@ from .. import _compat
 from ..errors import CaptureError
 from ..ops import debug
 from ..ops.loops import Loop, empty_results, inner_nodes
+from ..ops.nodes import origin_of
 from ..random.ambient import NoState, drawing_from
 from . import annotations as sources
 from .checkpoint.recompute import recompute
@@ -178,7 +179,7 @@ def _refuse_random(graph: torch.fx.Graph, name: str) -> None:
             f"it is differentiated, and draws random numbers ({drawn.target}), which would "
             "differ in its derivative",
             fix="pass random tensors in, such as the per-step inputs of a scan",
-            source=drawn.meta.get("source"),
+            **origin_of(drawn),
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..errors import ShardError
+from ..ops.nodes import origin_of
 from ..ops.random_bits import AMBIENT, AMBIENT_KEY, RANDOM_BITS
 
 
@@ -43,5 +44,5 @@ def refuse_state(graph: torch.fx.Graph, name: str) -> None:
                 'torch draws random numbers from sf.random.state, with seed="required"',
                 needed="a key for every draw",
                 fix="sf.random with a key that is an argument",
-                source=node.meta.get("source"),
+                **origin_of(node),
             )

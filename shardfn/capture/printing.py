@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -12,8 +11,9 @@ import torch
 
 from ..buckets import human_bytes
 from ..ops.loops import Loop, Scan, While, loop_of
-from ..ops.nodes import returned_by
+from ..ops.nodes import origin_of, returned_by
 from ..ops.pipeline import Pipeline
+from ..source_text import Origin, located_in_program
 from ..types import REDUCTIONS, MeshPlacements, Program, stage_of
 from .printed_names import Names, dotted_names, is_name_of_path, op_name, printed_names
 
@@ -111,8 +111,9 @@ class Printer:
     def lines(self, node: torch.fx.Node) -> list[str]:
         """`%mm = mm(%x, %w): f32[8, 4] # model.py:12`. A loop is followed by its graphs."""
         record = node.meta.get("collective")
-        source = record.source if record else node.meta.get("source")
-        where = f"# {os.path.basename(source)}" if source else ""
+        origin: Origin = record.origin if record else origin_of(node)
+        place = located_in_program(**origin)
+        where = f"# {place}" if place else ""
         size = human_bytes(record.nbytes) if record else ""
         call = self._collective(node) if record else self._call(node)
         text = f"%{self.names[node]} = {call}: {self.type_of(node)}"

@@ -114,7 +114,7 @@ def _insert_copy(
     """Insert a copy of a node, before anything is written into a donated input."""
     with graph.inserting_after(placeholders[-1] if node.op == "placeholder" else node):
         copy = graph.call_function(aten.clone.default, (node,))
-    annotations = {key: x for key, x in node.meta.items() if key in ("source", "phase")}
+    annotations = {key: x for key, x in node.meta.items() if key in ("source", "module", "phase")}
     # the clone of a fake tensor has memory of its own
     copy.meta.update(annotations, val=node.meta["val"].clone())
     return copy

@@ -9,9 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
+from ..buckets import BucketPlan
 from ..byte_sizes import human_bytes
 from ..collectives import COLLECTIVES
-from ..types import Collective
+from ..partition.collective_bytes import collectives_in
+from ..source_text import located
+from ..types import Collective, LocalProgram
 
 COLLECTIVE_KINDS = tuple(COLLECTIVES)  # the names of all kinds
 PUBLIC_READERS = {  # of a value that is not an op's
@@ -64,6 +67,23 @@ class Explanation:
     __repr__ = __str__
 
 
+def explanation(programs: Sequence[LocalProgram], plan: BucketPlan) -> Explanation:
+    """List the collectives of the programs of one rank, which run one after the other.
+
+    Args:
+        programs: the forward, and the backward where autograd follows the call.
+        plan: the bucket plan.
+    """
+    first = programs[0]
+    return Explanation(
+        name=first.name,
+        mesh=str(first.axes),
+        collectives=tuple(c for program in programs for c in collectives_in(program.graph)),
+        elided=sum(len(program.elided) for program in programs),
+        buckets=str(plan) if plan.buckets else "",
+    )
+
+
 def _table(collectives: Sequence[Collective]) -> list[str]:
     """Return the lines of the table: one row for each collective, and its count in a scan."""
     rows = [("bytes", "collective", "for", "bucket", "asked by", "at")]
@@ -78,7 +98,7 @@ def _table(collectives: Sequence[Collective]) -> list[str]:
             _reader(c),
             "" if c.bucket is None else str(c.bucket),
             "nothing: implicit" if c.implicit else "a placement",
-            c.source or "",
+            located(**c.origin),
         )
         for c in once
     ]
@@ -144,7 +164,7 @@ def _places(collectives: Iterable[Collective]) -> str:
     """
     places = [
         f"for {_reader(c)} over {c.axis}, {human_bytes(c.nbytes)}"
-        + (f", at {c.source}" if c.source else "")
+        + (f", at {located(**c.origin)}" if c.source else "")
         for c in collectives
     ]
     return f": {'; '.join(places)}" if places else ""

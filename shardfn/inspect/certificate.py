@@ -12,6 +12,7 @@ import attrs
 import torch
 
 from ..buckets import human_bytes
+from ..durations import human_seconds
 from ..hardware import Hardware
 from ..partition.planner import op_cost
 from ..schedule.schedule_plan import SchedulePlan
@@ -87,15 +88,16 @@ class Certificate:
         )
         lines.append(
             f"  on {self.hardware.name}: {_timeline_text(self.after)}; as written: "
-            f"{1e3 * self.before.exposed:.3f} ms exposed"
+            f"{human_seconds(self.before.exposed)} exposed"
         )
         return "\n".join(lines)
 
 
 def _timeline_text(t: Timeline) -> str:
-    """Return a Timeline as text: compute, communication and the exposed part, in ms."""
-    parts = f"{1e3 * t.compute:.3f} ms of computation, {1e3 * t.communication:.3f} of communication"
-    return f"{parts}, {1e3 * t.exposed:.3f} exposed ({t.hidden:.0%} hidden)"
+    """Return a Timeline as text: compute, communication and the exposed part."""
+    compute, sent = human_seconds(t.compute), human_seconds(t.communication)
+    parts = f"{compute} of computation, {sent} of communication"
+    return f"{parts}, {human_seconds(t.exposed)} exposed ({t.hidden:.0%} hidden)"
 
 
 def certify(

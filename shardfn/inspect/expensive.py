@@ -15,6 +15,7 @@ import torch
 
 from ..byte_sizes import human_bytes
 from ..errors import problem
+from ..ops.nodes import origin_of
 from ..partition import layout, plan
 from ..partition.auto import fused_op_cost
 from ..partition.auto.parameter_groups import ParameterGroups
@@ -342,10 +343,7 @@ class _Search:
 
     def warning(self, got: str, fix: str, node: torch.fx.Node) -> str:
         """Format a warning with the source line and the module of an op."""
-        source = node.meta.get("source")
-        module = (node.meta.get("custom") or {}).get("module")
-        where = f", in {module}" if module else ""
-        return problem(self.program.name, f"{got}{where}", fix=fix, source=source)
+        return problem(self.program.name, got, fix=fix, **origin_of(node))
 
 
 def module_path(path: str) -> str:

@@ -12,6 +12,7 @@ from ..buckets import human_bytes
 from ..errors import PlacementError, problem
 from ..partition import layout
 from ..partition import plan as steps
+from ..source_text import located
 from ..types import MeshPlacements
 from .alternatives import WeighedStrategies
 from .transfers import Fallback, Transfer, communicating_moves, fallbacks, strictest, transfers
@@ -51,7 +52,8 @@ def report_implicit(
     refused = tuple(t for t in implicit if t.setting == "error")
     if refused:
         text = report(name, refused)
-        raise PlacementError(text, source=refused[0].source, fix=FIX)
+        first = refused[0]
+        raise PlacementError(text, source=first.source, module=first.module, fix=FIX)
     if warned := tuple(t for t in implicit if t.setting == "warn"):
         warnings.warn(report(name, warned), stacklevel=2)
 
@@ -73,7 +75,8 @@ def transfer_line(t: Transfer) -> str:
     nothing.
     """
     size = human_bytes(t.nbytes)
-    sent = f"{t.kind} of {t.argument} over {t.axis} ({size}) for {t.op} at {t.source}"
+    place = located(t.source, t.module) or None
+    sent = f"{t.kind} of {t.argument} over {t.axis} ({size}) for {t.op} at {place}"
     placed = f"{t.argument} is {t.value}"
     if t.native:
         placed += f"; {_placements_text(t.native)}, it would need no transfer"
@@ -82,8 +85,9 @@ def transfer_line(t: Transfer) -> str:
 
 def fallback_line(f: Fallback) -> str:
     """Format a fallback: the op with its arguments, the line, the bytes and the reason."""
+    place = located(f.source, f.module) or None
     return (
-        f"{f.op}({', '.join(f.arguments)}) at {f.source} is computed replicated, for "
+        f"{f.op}({', '.join(f.arguments)}) at {place} is computed replicated, for "
         f"{human_bytes(f.nbytes)}: {f.why}"
     )
 

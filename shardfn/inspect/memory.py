@@ -14,10 +14,11 @@ from ..accepted import accept
 from ..buckets import human_bytes
 from ..ops.loops import Branch, Loop, loop_of
 from ..ops.messages import Receive
-from ..ops.nodes import args_of
+from ..ops.nodes import args_of, origin_of
 from ..ops.pipeline import Free, Pipeline, Run, Zero
 from ..partition.lifetimes import ends_of, owners
 from ..partition.planner import op_cost
+from ..source_text import located
 from ..types import Aval, LocalProgram
 
 ARGUMENT = "arguments"
@@ -42,6 +43,7 @@ class Allocation:
         dtype: of the tensor.
         nbytes: of the tensor.
         source: the line that makes it.
+        module: the path of the submodule of that line.
     """
 
     kind: str
@@ -50,11 +52,12 @@ class Allocation:
     dtype: torch.dtype
     nbytes: int
     source: str | None
+    module: str | None = None
 
     def __str__(self) -> str:
         size = human_bytes(self.nbytes)
         form = f"{self.name} {list(self.shape)} {str(self.dtype).removeprefix('torch.')}"
-        return f"{size:>10}  {self.kind:<12} {form}  {self.source or ''}".rstrip()
+        return f"{size:>10}  {self.kind:<12} {form}  {located(self.source, self.module)}".rstrip()
 
 
 @attrs.frozen
@@ -67,12 +70,14 @@ class Memory:
             memory of their base.
         at: the line at which the peak is reached.
         alive: the tensors that are alive at the peak, the largest first.
+        module: the path of the submodule of the line at which the peak is reached.
     """
 
     name: str
     peak: int
     at: str | None
     alive: tuple[Allocation, ...]
+    module: str | None = None
 
     def of(self, kind: str) -> int:
         """Return the bytes of one kind of tensor at the peak."""
@@ -86,7 +91,7 @@ class Memory:
     def __str__(self) -> str:
         lines = [f"{self.name}: {human_bytes(self.peak)} on one rank"]
         if self.at:
-            lines[0] += f", at {self.at}"
+            lines[0] += f", at {located(self.at, self.module)}"
         for kind in KINDS:
             size = human_bytes(self.of(kind))
             lines.append(f"  {kind:<12} {size:>10}")
@@ -122,15 +127,15 @@ def memory(
         name = paths.get(node, _op_name(node))
         tensors += _allocations(node, kind, name)
     largest = sorted(tensors, key=lambda tensor: -tensor.nbytes)
-    source = at.meta.get("source") if at else None
-    return Memory(program.name, peak, source, tuple(largest))
+    meta = at.meta if at else {}
+    line, module = meta.get("source"), meta.get("module")
+    return Memory(program.name, peak, line, tuple(largest), module)
 
 
 def _allocations(node: torch.fx.Node, kind: str, name: str) -> list[Allocation]:
     """Build an Allocation for each tensor that a node owns."""
-    source = node.meta.get("source")
     return [
-        Allocation(kind, name, tuple(x.shape), x.dtype, op_cost.nbytes(x), source)
+        Allocation(kind, name, tuple(x.shape), x.dtype, op_cost.nbytes(x), **origin_of(node))
         for x in _tensors(node)
     ]
 

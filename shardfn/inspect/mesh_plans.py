@@ -12,13 +12,14 @@ import attrs
 
 from ..byte_sizes import human_bytes
 from ..collectives import COLLECTIVES
+from ..durations import human_seconds
 from ..pipelines import Schedule
 from ..placement_table import ArgumentPlacements
 from ..types import Collective, MeshAxes
 from .memory import Memory
 from .step_time import StepTime
 
-HEADS = ("mesh", "ms a step", "sent a rank", "peak a rank", "collectives")
+HEADS = ("mesh", "time a step", "sent a rank", "peak a rank", "collectives")
 OF_SCHEDULE = ("schedule", "stages", "microbatches", "idle")
 
 
@@ -56,7 +57,7 @@ class MeshPlan:
         return (
             str(self.axes),
             *self._cells_of_schedule(),
-            f"{1e3 * self.time.total:.3f}",
+            human_seconds(self.time.total),
             human_bytes(self.sent),
             human_bytes(self.memory.peak),
             ", ".join(kinds) or "none",

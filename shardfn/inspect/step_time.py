@@ -13,15 +13,20 @@ import torch
 
 from ..byte_sizes import human_bytes
 from ..collectives import SEND
+from ..durations import human_seconds
 from ..hardware import Hardware, Link
 from ..ops.loops import Branch, Loop, Scan, While, loop_of
 from ..ops.messages import Receive, Send
 from ..ops.pipeline import Pipeline, Run
 from ..partition.planner import op_cost
+from ..source_text import joined_paths, located, shape_of_path
 from ..types import Collective, LocalProgram, MeshAxes
 
 SHOWN = 10  # rows in the text
-Key = tuple[str, str | None, str | None]  # op, axis, line
+# op, axis, line, and the module as `shape_of_path` has it: of all layers
+Key = tuple[str, str | None, str | None, tuple[str, ...] | None]
+# op, axis, line, module, how often it runs, seconds of one run
+Entry = tuple[str, str | None, str | None, str | None, int, float]
 
 
 @attrs.frozen
@@ -51,7 +56,7 @@ class Timeline:
 
 @attrs.frozen
 class OpTime:
-    """The time of the equal ops of one line.
+    """The time of the equal ops of one line, in equal modules.
 
     Args:
         name: the op, or the kind of collective.
@@ -59,6 +64,8 @@ class OpTime:
         count: how often a step runs it.
         seconds: of all of them.
         source: the line.
+        module: the path of the submodule; of those of several layers with the range of their
+            numbers, layers.0-31.up.
     """
 
     name: str
@@ -66,11 +73,12 @@ class OpTime:
     count: int
     seconds: float
     source: str | None
+    module: str | None = None
 
     def __str__(self) -> str:
         name = self.name if self.axis is None else f"{self.name} over {self.axis}"
-        source = self.source or ""
-        line = f"{_milliseconds(self.seconds)}  {self.count:>5} x {name:<28} {source}"
+        where = located(self.source, self.module)
+        line = f"{_aligned(self.seconds)}  {self.count:>5} x {name:<28} {where}"
         return line.rstrip()
 
 
@@ -122,10 +130,10 @@ class StepTime:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.name}: {_milliseconds(self.total).strip()} a step on {self.hardware}",
-            f"  compute        {_milliseconds(self.compute)}",
-            f"  communication  {_milliseconds(self.communication)}",
-            f"  exposed        {_milliseconds(self.exposed)}",
+            f"{self.name}: {human_seconds(self.total)} a step on {self.hardware}",
+            f"  compute        {_aligned(self.compute)}",
+            f"  communication  {_aligned(self.communication)}",
+            f"  exposed        {_aligned(self.exposed)}",
             *self.bubble_line(),
             *self.out_of_memory_line(),
             "the longest first",
@@ -142,7 +150,7 @@ class StepTime:
         """Return a line for a stage of a pipeline."""
         if not self.bubble:
             return []
-        return [f"  bubble         {_milliseconds(self.bubble)}, {self.bubble / self.total:.1%}"]
+        return [f"  bubble         {_aligned(self.bubble)}, {self.bubble / self.total:.1%}"]
 
     def out_of_memory_line(self) -> list[str]:
         """Return a line if the peak does not fit in the memory of the device."""
@@ -175,13 +183,16 @@ def step_time(
     times = clock.timeline(program.graph)
     counts: collections.Counter[Key] = collections.Counter()
     seconds: dict[Key, float] = collections.defaultdict(float)
-    for key, count, took in clock.entries(program.graph):
+    paths: dict[Key, dict[str, None]] = collections.defaultdict(dict)
+    for name, axis, source, module, count, took in clock.entries(program.graph):
         if took:
+            key = name, axis, source, shape_of_path(module)
             counts[key] += count
             seconds[key] += count * took
+            paths[key].update({module: None} if module else {})
     rows = [
-        OpTime(name, axis, counts[name, axis, source], took, source)
-        for (name, axis, source), took in seconds.items()
+        OpTime(key[0], key[1], counts[key], took, key[2], joined_paths(paths[key]) or None)
+        for key, took in seconds.items()
     ]
     longest = sorted(rows, key=lambda row: -row.seconds)
     return StepTime(
@@ -307,25 +318,24 @@ class Clock:
             assert at != before, "coordinates of a pipeline wait for each other"
         return max(now)
 
-    def entries(self, graph: torch.fx.Graph, times: int = 1) -> Iterator[tuple[Key, int, float]]:
-        """Yield each op of a graph and its loops: its op, axis and line, how often it runs, and
-        the seconds of one run.
-        """
+    def entries(self, graph: torch.fx.Graph, times: int = 1) -> Iterator[Entry]:
+        """Yield each op of a graph and its loops."""
         for node in graph.nodes:
-            source = node.meta.get("source")
+            source, module = node.meta.get("source"), node.meta.get("module")
             record = node.meta.get("collective")
             if record is not None:
-                yield (record.kind, record.axis, source), times, self.send(record)
+                yield record.kind, record.axis, source, module, times, self.send(record)
             elif isinstance(node.target, Loop):
                 loop = loop_of(node)
                 for send in loop.sends() if isinstance(loop, Pipeline) else ():
-                    yield (SEND, send.axis, send.message.source_line), times, self.message(send)
+                    x = send.message
+                    yield SEND, send.axis, x.source_line, x.module, times, self.message(send)
                 for inner in self._counted_bodies(loop):
                     yield from self.entries(inner, times * _steps(loop))
             elif node.op == "call_function" and node.target is not op_cost.WAIT:
                 name = getattr(node.target, "_opname", node.name)
                 took = op_cost.seconds(node, self.hardware)
-                yield (name, None, source), times, took
+                yield name, None, source, module, times, took
 
     def _counted_bodies(self, loop: Loop) -> tuple[torch.fx.Graph, ...]:
         """Return the graphs of a loop that count in the time: of a cond the longer one."""
@@ -355,5 +365,5 @@ def _count_while_loops(graph: torch.fx.Graph) -> int:
     return count
 
 
-def _milliseconds(seconds: float) -> str:
-    return f"{1e3 * seconds:>10.3f} ms"
+def _aligned(seconds: float) -> str:
+    return f"{human_seconds(seconds):>13}"

@@ -13,6 +13,7 @@ from .. import _compat
 from ..capture.annotations import ASKS
 from ..capture.printing import tensor_type
 from ..collectives import ALL_GATHER
+from ..ops.nodes import origin_of
 from ..ops.prims import PRIMS
 from ..partition import layout, rules
 from ..partition import plan as steps
@@ -48,6 +49,7 @@ class Transfer:
     setting: str  # the strictest implicit_comm that holds for the op
     op: str
     source: str | None
+    module: str | None
     argument: str
     arguments: tuple[str, ...]
     value: str  # its type and placement before
@@ -70,6 +72,7 @@ class Fallback:
     nbytes: int
     why: str
     arguments: tuple[str, ...]
+    module: str | None = None
 
 
 def transfers(plan: steps.Plan, setting: str, weighed: WeighedStrategies) -> tuple[Transfer, ...]:
@@ -123,14 +126,14 @@ def strictest(node: torch.fx.Node, setting: str) -> str:
 
 
 def fallbacks(collectives: tuple[Transfer, ...]) -> tuple[Fallback, ...]:
-    """Group the implicit transfers of fallbacks by op and line, and sum their bytes."""
-    groups: dict[tuple[str, str | None], list[Transfer]] = {}
+    """Group the implicit transfers of fallbacks by op, line and module, and sum their bytes."""
+    groups: dict[tuple[str, str | None, str | None], list[Transfer]] = {}
     for transfer in collectives:
         if transfer.whole and transfer.implicit:
-            groups.setdefault((transfer.op, transfer.source), []).append(transfer)
+            groups.setdefault((transfer.op, transfer.source, transfer.module), []).append(transfer)
     return tuple(
-        Fallback(*key, sum(t.nbytes for t in ts), ts[0].whole or "", ts[0].arguments)
-        for key, ts in groups.items()
+        Fallback(op, source, sum(t.nbytes for t in ts), ts[0].whole or "", ts[0].arguments, module)
+        for (op, source, module), ts in groups.items()
     )
 
 
@@ -170,7 +173,7 @@ def _transfer(
         implicit=step.implicit,
         setting=strictest(step.node, setting),
         op=_reader_name(node),
-        source=node.meta.get("source"),
+        **origin_of(node),
         argument=argument_names(node)[k] if reader else "it",
         arguments=_arguments_before(step, reader, axes),
         value=_typed(source, axes),

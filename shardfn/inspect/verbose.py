@@ -4,15 +4,16 @@ for one rank.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 from ..buckets import human_bytes
 from ..capture.printing import graph_titles, legend, tensor_type
 from ..ops.loops import loop_of
+from ..ops.nodes import origin_of
 from ..partition import layout
 from ..partition import plan as steps
 from ..partition.collective_bytes import nbytes
+from ..source_text import located_in_program
 from ..types import MeshAxes
 from .transfers import argument_names
 
@@ -93,8 +94,8 @@ def _redistribute_lines(
 
 def _line(text: str, step: steps.Step) -> str:
     """Indent a line, and end it with the source file and line of a step."""
-    source = step.node.meta.get("source")
-    return f"  {text}" + (f"   # {os.path.basename(source)}" if source else "")
+    place = located_in_program(**origin_of(step.node))
+    return f"  {text}" + (f"   # {place}" if place else "")
 
 
 def _relabel_lines(

@@ -85,6 +85,7 @@ READ_BY_ALL = ("capture", "partition", "schedule", "inspect", "compile", "runtim
 LINE = _is_a(str, type(None))
 FAKE = "the fake tensor, or a list of them"
 SOURCE = "file:line of the user's code, or None"
+MODULE = "the path of the submodule that called the op, or None"
 PHASE = "forward or backward"
 MOVE = "which redistribution, equal on all ranks"
 
@@ -99,7 +100,7 @@ KEYS: tuple[Key, ...] = (
     Key("seq_nr", GLOBAL, TORCH, ("capture",), "pairs a backward op with its forward", _is_a(int)),
     Key("eager_input_vals", GLOBAL, TORCH, (), "arguments before decomposition", _is_any),
     Key("from_node", GLOBAL, TORCH, (), "provenance", _is_any),
-    Key("nn_module_stack", GLOBAL, TORCH, (), "the modules around the op", _is_any),
+    Key("nn_module_stack", GLOBAL, TORCH, ("capture",), "the modules around the op", _is_any),
     Key("original_aten", GLOBAL, TORCH, (), "the op before decomposition", _is_any),
     Key("source_fn_stack", GLOBAL, TORCH, (), "the functions around the op", _is_any),
     Key("tensor_meta", GLOBAL, TORCH, (), "shape and dtype", _is_any),
@@ -111,16 +112,16 @@ KEYS: tuple[Key, ...] = (
     Key("custom", GLOBAL, "capture", ("capture", "partition", "inspect"),
         "annotations of an op", _is_annotations),
     Key("source", GLOBAL, "capture",
-        ("capture", "partition", "schedule", "inspect", "runtime", "transforms", "proof"), SOURCE,
-        LINE),
+        ("capture", "ops", "inspect", "runtime", "transforms", "proof"), SOURCE, LINE),
+    Key("module", GLOBAL, "capture", ("ops", "inspect"), MODULE, LINE),
     Key("phase", GLOBAL, "capture", ("capture", "partition", "schedule", "inspect", "proof"),
         PHASE, _is_a(str)),
     Key("val", GLOBAL, "capture", ("_compat", "ops", *READ_BY_ALL, "training", "proof"), FAKE,
         _is_value),
     # partition: one rank's ops and collectives.
     Key("val", LOCAL, "partition", ("ops", *READ_BY_ALL), FAKE, _is_value),
-    Key("source", LOCAL, "partition", ("capture", "schedule", "compile", "inspect"), SOURCE,
-        LINE),
+    Key("source", LOCAL, "partition", ("ops", "capture", "compile", "inspect"), SOURCE, LINE),
+    Key("module", LOCAL, "partition", ("ops", "inspect"), MODULE, LINE),
     Key("phase", LOCAL, "partition", ("schedule", "compile"), PHASE, _is_a(str)),
     Key("origin", LOCAL, "partition", (), "the global node it does a part of", _is_a(str)),
     Key("step", LOCAL, "partition", ("schedule",), "its number in the plan", _is_a(int)),

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from .. import _compat
+from ..source_text import Origin, located
 from ..types import Aval
 
 # A value of one coordinate: a kind, and numbers that tell values of this kind apart.
@@ -50,6 +51,12 @@ class Message:
     about: str
     source_line: str | None = None
     action: str | None = None
+    module: str | None = None  # the path of the submodule of that line
+
+    @property
+    def origin(self) -> Origin:
+        """The line and the module that it comes from."""
+        return {"source": self.source_line, "module": self.module}
 
 
 @attrs.frozen
@@ -74,7 +81,8 @@ def shown(message: Message) -> str:
     """Describe a message in an error."""
     route = f"from coordinate {message.source} to {message.target}"
     of = "" if message.action is None else f" of {message.action}"
-    line = f", at {message.source_line}" if message.source_line else ""
+    place = located(**message.origin)
+    line = f", at {place}" if place else ""
     return f"{message.about}{of}, {message.aval.shape} {message.aval.dtype} {route}{line}"
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ..source_text import Origin
 from .debug import has_effect
 
 
@@ -14,6 +15,11 @@ def args_of(node: torch.fx.Node) -> tuple[Any, ...]:
     any argument that fx can hold.
     """
     return node.args
+
+
+def origin_of(node: torch.fx.Node) -> Origin:
+    """Return the line and the module that the op of a node comes from."""
+    return {"source": node.meta.get("source"), "module": node.meta.get("module")}
 
 
 def returned_by(graph: torch.fx.Graph) -> list[torch.fx.Node]:

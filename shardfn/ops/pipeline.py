@@ -174,4 +174,4 @@ def _record(send: Send) -> Collective:
     """The record of a message among the collectives of a program."""
     x = send.message
     name = f"{x.about} to coordinate {x.target}"
-    return Collective(SEND, send.axis, x.aval.nbytes, None, name, x.source_line, implicit=False)
+    return Collective(SEND, send.axis, x.aval.nbytes, None, name, implicit=False, **x.origin)

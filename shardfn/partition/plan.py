@@ -212,7 +212,8 @@ def part_of(
         outs: the values of its results.
     """
     part = graph.call_function(target, args)
-    part.meta.update({k: node.meta[k] for k in ("source", "phase", "custom") if k in node.meta})
+    keys = "source", "module", "phase", "custom"
+    part.meta.update({k: node.meta[k] for k in keys if k in node.meta})
     part.meta["val"] = outs[0] if len(outs) == 1 else tuple(outs)
     return part
 

@@ -19,12 +19,14 @@ from .. import _compat
 from ..capture import uneven_shards
 from ..errors import SAME_COLLECTIVES, DivergenceError, call_site
 from ..ops.loops import inner_nodes
+from ..ops.nodes import origin_of
 from ..own_dtensors import is_own
 from ..partition import Plan
 from ..partition.plan import SENDING, Nested, Pipelined
 from ..random import ambient
 from ..schedule import SchedulePlan
 from ..simulated import is_on_part
+from ..source_text import located
 from ..types import LocalProgram
 from ..world import texts_of_ranks
 from .arguments import OF_PART, Placed, whole_mesh
@@ -187,14 +189,14 @@ def _inside(step: Any) -> list[Line]:
     settings = [x for x in attrs.astuple(loop, recurse=False) if isinstance(x, (int, bool))]
     heads = [Line(f"{loop} of {settings}")]
     if isinstance(step, Pipelined):
-        source = step.node.meta.get("source")
+        source = located(**origin_of(step.node)) or None
         rows = (" ".join(map(str, row)) for row in step.actions.schedule.table)
         heads += [Line(f"coordinate {c} runs {row}", source) for c, row in enumerate(rows)]
     return [*heads, *(line for plan in step.plans for line in _lines(plan))]
 
 
 def _line(step: Any) -> Line:
-    source = step.node.meta.get("source")
+    source = located(**origin_of(step.node)) or None
     if isinstance(step, SENDING):
         kinds = " ".join(m.kind for m in step.moves)
         text = f"{kinds} {step.source.placements} -> {step.target.placements}"

@@ -31,6 +31,7 @@ from ..ops.debug import DEBUG
 from ..ops.loops import Loop
 from ..ops.messages import Receive, Send, shown
 from ..ops.ragged import rows_of_each
+from ..source_text import located
 from ..types import Collective, LocalProgram, MeshAxes
 from . import cache
 from .ring import ring_reduce
@@ -246,7 +247,7 @@ def _said(rank: int, request: Request | Mail) -> str:
     record, value = request.record, request.value
     what = f"{record.kind} over {record.axis}"
     sent = f"{tuple(value.shape)} {value.dtype}"
-    where = record.source or record.name
+    where = located(**record.origin) or record.name
     return f"rank {rank}: {what} of {sent}, at {where}"
 
 
@@ -257,7 +258,7 @@ def combine(group: list[Request]) -> list[torch.Tensor]:
     try:
         return kind.combine(group)
     except ShardError as error:
-        error.locate(group[0].record.source)
+        error.locate(**group[0].record.origin)
         raise
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from .. import source_text
 from ..errors import ShardError
 from ..ops.loops import inner_nodes
+from ..ops.nodes import origin_of
 from ..ops.ragged import READS_COUNTS
 from ..types import LocalProgram
 
@@ -25,7 +27,8 @@ def located(execute: Execute, program: LocalProgram) -> Execute:
         The function itself, if no op checks values.
     """
     checks = [x for x in inner_nodes(program.graph, once=True) if x.target in READS_COUNTS]
-    lines = dict.fromkeys(x.meta["source"] for x in checks if x.meta.get("source"))
+    origins = [origin_of(x) for x in checks if x.meta.get("source")]
+    lines = dict.fromkeys(source_text.located(**origin, full=True) for origin in origins)
     if not lines:
         return execute
 

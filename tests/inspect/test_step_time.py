@@ -120,7 +120,7 @@ def test_the_text_names_lines_and_the_total() -> None:
     text = str(lowered(lambda x: x.sum(), [(8, 8)], P("dp"), (4,)).time(TOY))
     first, *_ = text.splitlines()
     assert first.startswith("shard(<lambda>): ")
-    assert first.endswith(" ms a step on a toy")
+    assert first.endswith(" us a step on a toy")
     assert "all_reduce over dp" in text and "test_step_time.py:" in text
 
 

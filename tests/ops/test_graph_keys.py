@@ -80,6 +80,7 @@ def test_a_key_that_the_list_does_not_know_is_noticed_after_a_pass() -> None:
 BAD = {
     "val": "a tensor",
     "source": 3,
+    "module": 3,
     "phase": None,
     "origin": None,
     "step": True,

@@ -29,7 +29,7 @@ from tests.support.reading.source import (
 # may import
 # each other as long as there is no cycle. "" is shardfn/__init__.py, the door.
 LAYERS: dict[str, int] = {
-    "errors": 0, "state": 0, "extensions": 0,
+    "errors": 0, "state": 0, "extensions": 0, "source_text": 0, "durations": 0,
     "accepted": 1,
     "_compat": 1,
     "_tree": 2, "tree_pairs": 2, "tracebacks": 2,

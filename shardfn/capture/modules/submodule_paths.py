@@ -4,13 +4,25 @@
 
 from __future__ import annotations
 
+import functools
+import re
+from collections.abc import Mapping
 from types import CodeType, FrameType
+from typing import Any
 
 import torch
 
 from ...errors import is_ours
 
 MODULE = " of module "  # stands before the path in a stack trace
+_MODULE = re.compile(rf"{MODULE}(\S+)$", re.MULTILINE)
+# Dynamo's expressions for a part of a module or of a list
+_GETATTR = re.compile(r"getattr\((.*), '(\w+)'\)")
+_INDEX = re.compile(r"(?:\._modules)?\['?(\w+)'?\]")
+# a list of modules at the end of an expression, with the numbers: layers.0
+_LISTED = re.compile(r"([A-Za-z_]\w*)((?:\.\d+)+)$")
+# a method of the module that has the parts
+_METHOD = re.compile(r"^(?:.*\.__self__|L\.self)\.")
 
 
 class Paths:
@@ -52,3 +64,44 @@ class Paths:
             self.known[id(root)] = root, paths
         _, paths = self.known[id(root)]
         return paths.get(id(inner), "")
+
+
+def module_of(stack: str | None) -> str | None:
+    """The path of the submodule in a stack trace of code that a module ran."""
+    paths = _MODULE.findall(stack or "")
+    return paths[-1] if paths else None
+
+
+def path_of_stack(stack: Mapping[str, tuple[str, Any]] | None) -> str | None:
+    """The path of the innermost submodule in the outermost module that Dynamo read, or None for
+    the outermost module itself.
+
+    Args:
+        stack: `nn_module_stack` of a node: expressions and types of the modules, the outermost
+            first.
+    """
+    if not stack:
+        return None
+    expressions = [expression for expression, _ in stack.values()]
+    return _relative_path(expressions[0], expressions[-1]) or None
+
+
+@functools.lru_cache(maxsize=4096)
+def _relative_path(outer: str, inner: str) -> str:
+    """The path from one expression of Dynamo's to another. An outermost module that is an element
+    of a list is called by the name of the list: layers.0.
+    """
+    root, path = _dotted(outer), _dotted(inner)
+    if method := _METHOD.match(root):
+        return path[method.end() :]
+    listed = _LISTED.search(root)
+    first = listed[0].removeprefix("cell_contents.") if listed else ""
+    rest = path.removeprefix(root) if path.startswith(root) else ""
+    return (first + rest).strip(".")
+
+
+def _dotted(expression: str) -> str:
+    """An expression of Dynamo's, with attributes and indices as a path."""
+    while (shorter := _GETATTR.sub(r"\1.\2", expression)) != expression:
+        expression = shorter
+    return _INDEX.sub(r".\1", expression)

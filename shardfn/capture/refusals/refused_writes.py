@@ -8,6 +8,7 @@ import torch
 
 from ... import _compat
 from ...errors import CaptureError
+from ...ops.nodes import origin_of
 from .. import annotations as sources
 from ..aten_views import viewed
 
@@ -67,13 +68,12 @@ def refuse_collectives(graph: torch.fx.GraphModule, name: str) -> None:
     """
     for node in graph.graph.nodes:
         if str(getattr(node.target, "namespace", "")).strip("_").startswith("c10d"):
-            source, fix = node.meta.get("source"), ALONE
             raise CaptureError.of(
                 name,
                 f"it communicates by itself: {node.target}",
                 needed="a function of global tensors",
-                fix=fix,
-                source=source,
+                fix=ALONE,
+                **origin_of(node),
             )
 
 

@@ -11,7 +11,7 @@ import torch
 from ... import _compat
 from ...errors import CaptureError, TreeError, call_site
 from ...ops import placement
-from ...ops.nodes import args_of
+from ...ops.nodes import args_of, origin_of
 from ..aten_views import viewed
 
 
@@ -208,7 +208,6 @@ def _is_dense(x: torch.Tensor) -> bool:
 
 
 def _refused(name: str, node: torch.fx.Node, path: str | None, wrong: str) -> CaptureError:
-    source = node.meta.get("source")
     fix = VALUES
     where = f"{name}, argument {path}" if path is not None else name
     return CaptureError.of(
@@ -217,7 +216,7 @@ def _refused(name: str, node: torch.fx.Node, path: str | None, wrong: str) -> Ca
         wrong,
         needed="memory that one dense value fills",
         fix=fix,
-        source=source,
+        **origin_of(node),
         arg_path=path,
     )
 

@@ -17,7 +17,7 @@ from .ops import name_of, op_of
 from .values import Unwritable, index, record_text, tensor_of, tensor_text, value_of, value_text
 
 LOOPS: dict[str, type[Loop]] = {"Scan": Scan, "While": While, "Branch": Branch}
-ANNOTATION_KEYS = ("source", "phase")  # metadata that printed programs read
+ANNOTATION_KEYS = ("source", "module", "phase")  # metadata that printed programs read
 
 
 def text_of(graph: torch.fx.Graph, *, notes: bool = False) -> list[Any]:

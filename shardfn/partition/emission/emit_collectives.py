@@ -104,6 +104,7 @@ def _record(b: Builder, shard: LocalShard, move: Move, implicit: bool) -> Collec
         name=str(b.about.get("origin", "")),
         source=b.about.get("source"),
         implicit=implicit,
+        module=b.about.get("module"),
     )
 
 

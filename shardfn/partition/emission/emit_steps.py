@@ -11,6 +11,7 @@ import torch
 from ... import _compat
 from ...collectives import HALO, PPERMUTE
 from ...ops.loops import loop_of
+from ...ops.nodes import origin_of
 from ...types import MeshPlacements, stage_of
 from .. import layout, rules, strided_shards
 from .. import plan as steps
@@ -117,11 +118,7 @@ def _placed_values(plan: steps.Plan) -> dict[tuple[torch.Size, MeshPlacements], 
 def _about(step: steps.Step) -> dict[str, Any]:
     """Return the metadata that emitted nodes take from the step's global node."""
     meta = step.node.meta
-    return {
-        "source": meta.get("source"),
-        "phase": meta.get("phase", "forward"),
-        "origin": step.node.name,
-    }
+    return {**origin_of(step.node), "phase": meta.get("phase", "forward"), "origin": step.node.name}
 
 
 def _input(b: Builder, slot: steps.Slot) -> LocalShard:

@@ -8,6 +8,7 @@ from torch.fx import Node
 
 from ...axis_options import ULYSSES
 from ...errors import PlacementError
+from ...ops.nodes import origin_of
 from ...types import ATTENTION, MeshAxes
 from .. import rules
 from ..rule_api.strategy import Choice, OpCall
@@ -53,7 +54,7 @@ def asked_rows(
         fix=f"attention={{{axes.names[axis]!r}: {others[0]!r}}}"
         if others
         else f"no attention= for {axes.names[axis]!r}",
-        source=node.meta.get("source"),
+        **origin_of(node),
         arg_path="attention",
     )
 

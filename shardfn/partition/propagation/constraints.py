@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch.fx import Node
 
 from ...errors import PlacementError
-from ...ops.nodes import args_of
+from ...ops.nodes import args_of, origin_of
 from ...ops.text_formats import KEEP, parse_spec, parse_stages
 from ...placement import (
     P,
@@ -36,10 +36,9 @@ def constrain(walk: Walk, node: Node) -> None:
     try:
         placements = constrained(text_of_spec, walk.axes, value.fake.shape, current)
     except ValueError as error:
-        source = node.meta.get("source")
         fix = "P with axes of the mesh, one part for each dim"
         raise PlacementError.of(
-            "constrain", str(error), fix=fix, source=source, placements=text_of_spec
+            "constrain", str(error), fix=fix, placements=text_of_spec, **origin_of(node)
         ) from None
     at = next((stage for stage in map(stage_of, placements) if stage is not None), None)
     placements = tuple("R" if stage_of(placement) else placement for placement in placements)

@@ -55,7 +55,8 @@ def decomposed(call: OpCall, node: torch.fx.Node) -> torch.fx.Graph:
     graph = _compat.trace_aten(
         whole, call.ins, {call.target: _compat.core_decompositions()[call.target]}
     ).graph
-    about = {key: node.meta[key] for key in ("source", "phase", "custom") if key in node.meta}
+    keys = "source", "module", "phase", "custom"
+    about = {key: node.meta[key] for key in keys if key in node.meta}
     for inner in graph.nodes:
         inner.meta.update(about)
     return graph

@@ -10,6 +10,7 @@ import torch
 from ...capture.drawing import draws
 from ...errors import PlacementError, RuleError
 from ...ops.higher_order import HigherOrder
+from ...ops.nodes import origin_of
 from ...types import REDUCTIONS, MeshAxes, MeshPlacements
 
 
@@ -24,10 +25,7 @@ def not_reduced(
     name: str, path: str, node: torch.fx.Node, placements: MeshPlacements, axes: MeshAxes
 ) -> PlacementError:
     """Make the error for an op that needs the value of an unreduced gradient."""
-    source, fix = (
-        node.meta.get("source"),
-        "reduce it first: sf.constrain(x, P()), or with its final placement",
-    )
+    fix = "reduce it first: sf.constrain(x, P()), or with its final placement"
     op = getattr(node.target, "_opname", node.target)
     got = (
         f"it is an unreduced gradient (Partial {partials_over(placements, axes)}), and {op} needs "
@@ -38,7 +36,7 @@ def not_reduced(
         got,
         needed="an explicit reduction",
         fix=fix,
-        source=source,
+        **origin_of(node),
         arg_path=path,
         placements=placements,
     )
@@ -48,10 +46,7 @@ def cannot_stay_partial(
     name: str, path: str, node: torch.fx.Node, placements: MeshPlacements, axes: MeshAxes
 ) -> PlacementError:
     """Make the error for a result that cannot leave as Partial."""
-    source, fix = (
-        node.meta.get("source"),
-        "return the gradient itself, as grad gives it, or drop Partial from out_placements",
-    )
+    fix = "return the gradient itself, as grad gives it, or drop Partial from out_placements"
     got = (
         "it is reduced already, or was never Partial, and cannot stay "
         f"{partials_over(placements, axes)}"
@@ -61,7 +56,7 @@ def cannot_stay_partial(
         got,
         needed="a value that is reduced once",
         fix=fix,
-        source=source,
+        **origin_of(node),
         arg_path=path,
         placements=placements,
     )
@@ -77,16 +72,18 @@ def wrong_local_shape(
     """Make the error for a user's rule whose local result has another shape than its placement
     gives.
     """
-    source, fix = (
-        node.meta.get("source"),
-        "sf.rule(..., example=(arguments of the op)), which proves a rule when it is registered",
-    )
+    fix = "sf.rule(..., example=(arguments of the op)), which proves a rule when it is registered"
     lines = (
         f"the op gives {got} on a rank",
         f"inputs placed {', '.join(map(str, ins))}, the result {out}",
     )
     return RuleError.of(
-        f"rule({node.target})", *lines, needed=f"{wanted}", fix=fix, source=source, placements=out
+        f"rule({node.target})",
+        *lines,
+        needed=f"{wanted}",
+        fix=fix,
+        placements=out,
+        **origin_of(node),
     )
 
 
@@ -106,8 +103,7 @@ def refuse_random(node: torch.fx.Node, name: str, axes: MeshAxes) -> None:
     if is_nested:
         got = "it draws random numbers, for which its graphs have no state"
         fix = "sf.cond, sf.scan or sf.while_loop; or pass random tensors in"
-    source, where = node.meta.get("source"), f"{name}, op {node.target}"
-    raise RuleError.of(where, got, fix=fix, source=source)
+    raise RuleError.of(f"{name}, op {node.target}", got, fix=fix, **origin_of(node))
 
 
 def partial_is_reduced(node: torch.fx.Node, axes: Sequence[str], kind: str) -> PlacementError:
@@ -119,7 +115,7 @@ def partial_is_reduced(node: torch.fx.Node, axes: Sequence[str], kind: str) -> P
         got,
         needed="a DTensor that nothing else needs reduced",
         fix="x.redistribute(mesh, placements) with Replicate() or Shard(dim) first",
-        source=node.meta.get("source"),
+        **origin_of(node),
     )
 
 
@@ -130,5 +126,5 @@ def without_cotangent(node: torch.fx.Node) -> PlacementError:
         "of a Partial DTensor that ops made, under a derivative: a value does not say its terms",
         needed="a DTensor that is not Partial, or that from_local made",
         fix="x.redistribute(mesh, placements) with Replicate() or Shard(dim) first",
-        source=node.meta.get("source"),
+        **origin_of(node),
     )

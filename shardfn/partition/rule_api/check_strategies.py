@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from ...errors import RuleError, ShardError, problem
+from ...ops.nodes import origin_of
 from ...types import PARTIAL_KINDS, AxisPlacement
 from .strategy import Choice, OpCall, Rule, replicated
 
@@ -62,12 +63,8 @@ def failed(
         f"its rule {getattr(rule, '__module__', '')}.{getattr(rule, '__qualname__', rule)} "
         f"fails: {cause}"
     )
-    source = node.meta.get("source")
-    return RuleError(
-        problem(f"{name}, op {call.target}", who, schema, needed=FIX, source=source),
-        source=source,
-        fix=FIX,
-    )
+    where, origin = f"{name}, op {call.target}", origin_of(node)
+    return RuleError(problem(where, who, schema, needed=FIX, **origin), fix=FIX, **origin)
 
 
 def _wrong(choice: Choice, call: OpCall) -> str | None:

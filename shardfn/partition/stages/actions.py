@@ -12,8 +12,10 @@ import attrs
 import torch
 
 from ...ops.messages import Message, Receive, Ref, Send
+from ...ops.nodes import origin_of
 from ...ops.pipeline import Add, Free, Instruction, Pipeline, Run, Zero
 from ...pipelines import Schedule
+from ...source_text import NOWHERE
 from ...types import Aval
 from .. import layout
 from ..emission.graph_builder import Builder
@@ -193,8 +195,10 @@ class _Order:
         number, self.count = self.count, self.count + 1
         step = self.a.body.made_by.get(slot.number)
         about = f"%{step.node.name}" if step is not None else self.about_input(slot)
-        line = step.node.meta.get("source") if step is not None else None
-        message = Message(source, target, number, value, self.aval(slot), about, line, action)
+        origin = origin_of(step.node) if step is not None else NOWHERE
+        line, module = origin["source"], origin["module"]
+        aval = self.aval(slot)
+        message = Message(source, target, number, value, aval, about, line, action, module)
         self.rows[source].append(Send(message, self.axis, self.group))
         self.arriving[value, target] = Receive(message, self.axis, self.group)
 

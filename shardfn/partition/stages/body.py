@@ -16,6 +16,8 @@ import torch
 
 from ...errors import PlacementError
 from ...ops.messages import Ref
+from ...ops.nodes import origin_of
+from ...source_text import located
 from ...types import AtStage
 from ..plan import Apply, OnStage, Plan, Slot, Step
 from ..split_backward import is_free
@@ -238,8 +240,7 @@ class Locating:
         wanted = self.number_of(step.home) if isinstance(step, OnStage) else stage
         if wanted < stage:
             got = f"a value of stage {stage} would have to go back to stage {wanted}"
-            line = step.node.meta.get("source")
-            raise PlacementError.of(f"{self.name}, constrain", got, source=line)
+            raise PlacementError.of(f"{self.name}, constrain", got, **origin_of(step.node))
         return wanted
 
     def home(self, parameter: int) -> int:
@@ -275,7 +276,7 @@ class Locating:
             earliest = min(steps, key=self.stage_of.__getitem__)
             stage = self.stage_of[earliest]
             if stage > home:
-                line = earliest.node.meta.get("source") or earliest.node.name
+                line = located(**origin_of(earliest.node)) or earliest.node.name
                 wrong.append(
                     f"{self.paths[i]} is on stage {home}, and is first read on stage {stage}, at "
                     f"{line}, with {self.met(earliest, stage)}"

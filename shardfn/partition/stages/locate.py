@@ -15,11 +15,12 @@ from typing import Any
 import attrs
 from torch.fx import Node
 
+from ... import source_text
 from ...capture.annotations import PIPELINE
 from ...collectives import ALL_REDUCE
 from ...errors import PlacementError, ScheduleError
 from ...ops.loops import Scan
-from ...ops.nodes import args_of, returned_by
+from ...ops.nodes import args_of, origin_of, returned_by
 from ...ops.placement import REDISTRIBUTE
 from ...ops.text_formats import STAGE_AXIS, parse_record, parse_stages
 from ...pipelines import Schedule
@@ -312,7 +313,9 @@ class _Locate:
         if not wrong:
             (plan,) = step.plans
             steps = [x for x in plan.steps if _is_sharded_over(self.axis, x)]
-            lines = dict.fromkeys(x.node.meta.get("source") or x.node.name for x in steps)
+            lines = dict.fromkeys(
+                source_text.located(**origin_of(x.node)) or x.node.name for x in steps
+            )
             wrong = [f"a value is sharded over {self.axis_name!r}, at {line}" for line in lines]
         if wrong:
             fix = f"shards over other axes: {self.axis_name!r} is the axis of the stages"

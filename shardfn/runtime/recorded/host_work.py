@@ -6,7 +6,9 @@ import torch
 
 from ...errors import ShardError
 from ...ops.loops import Branch, While, inner_nodes
+from ...ops.nodes import origin_of
 from ...ops.ragged import READS_COUNTS
+from ...source_text import located
 from ...types import LocalProgram
 from ..arguments import Placed
 
@@ -62,8 +64,8 @@ def _ops(program: LocalProgram) -> list[str]:
             continue
         reason = _reason(node)
         if reason:
-            source = node.meta.get("source")
-            at = f", {source}" if source else ""
+            place = located(**origin_of(node))
+            at = f", {place}" if place else ""
             found.append(f"%{node.name}: {reason}{at}")
     return found
 

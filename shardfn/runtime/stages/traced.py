@@ -17,6 +17,7 @@ from ...compile.memory import memory_as_run
 from ...errors import PlacementError, ShardError, call_site
 from ...hardware import H100, Hardware, Link, hardware_of, links_of
 from ...inspect.alternatives import weighed_strategies
+from ...inspect.budget import Explanation, explanation
 from ...inspect.certificate import Certificate, certify
 from ...inspect.implicit import report_implicit
 from ...inspect.memory import Memory
@@ -353,6 +354,12 @@ class Lowered:
         repeated for each step, those of a stage for each microbatch.
         """
         return tuple(collectives_in(self.program.graph))
+
+    def explain(self) -> Explanation:
+        """Every collective as a table, as `sf.explain` gives it: with bytes, axis, bucket, line and
+        module. Of the backward too, where autograd follows the call.
+        """
+        return explanation([half.program for half in self._halves()], self.plan)
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:

@@ -10,6 +10,7 @@ from ... import extensions
 from ...compile.backends import Runner
 from ...mesh import group_names, ranks_of
 from ...ops.loops import inner_nodes
+from ...source_text import located
 from ...types import LocalProgram
 from ..arguments import Placed
 
@@ -53,7 +54,7 @@ def _sends(graph: torch.fx.Graph) -> dict[str, str]:
         record = node.meta.get("collective")
         if record is None:
             continue
-        at = f" for {record.source}" if record.source else ""
+        at = f" for {located(**record.origin)}" if record.source else ""
         text = f"{record.kind} over {record.axis}{at}"
         rows.update({x.name: text for x in (node, *node.users)})
     return rows

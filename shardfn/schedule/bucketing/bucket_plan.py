@@ -11,7 +11,9 @@ import attrs
 import torch
 
 from ...buckets import Bucket, BucketPlan, Unbucketed
+from ...ops.nodes import origin_of
 from ...partition import Plan
+from ...source_text import located_in_program
 from ..data_flow import Flow, Transfer
 from .assign_buckets import Assignment
 from .batches import Batch
@@ -177,5 +179,5 @@ def _step_text(steps: Flow, i: int | None, otherwise: str) -> str:
 
 def line_of(name: str, node: torch.fx.Node) -> str:
     """Append a node's source line to a name."""
-    source = node.meta.get("source")
-    return name + (f", {source.rsplit('/', 1)[-1]}" if source else "")
+    place = located_in_program(**origin_of(node))
+    return f"{name}, {place}" if place else name

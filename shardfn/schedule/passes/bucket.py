@@ -86,8 +86,8 @@ def join(
     with graph.inserting_before(first):
         record = first.meta["collective"]
         origin = record.name if number is None else f"bucket {number}"
-        source = record.source if number is None else None
-        pack = _Pack.next_to(first, origin, source)
+        place = (record.source, record.module) if number is None else (None, None)
+        pack = _Pack.next_to(first, origin, *place)
         parts = [pack.cast(packing.payload(node), dtype) for node in starts]
         wait = _sent(pack, packing, first, parts)
         wait.meta["batch"] = index
@@ -107,6 +107,7 @@ def _sent(
         nbytes=packing.nbytes(packed, n),
         name=pack.about["origin"],
         source=pack.about["source"],
+        module=pack.about["module"],
     )
     start.meta.update(collective=record, batch=first.meta["batch"], transfer=first.meta["transfer"])
     return wait
@@ -160,10 +161,13 @@ class _Pack:
     about: dict[str, Any]
 
     @classmethod
-    def next_to(cls, node: torch.fx.Node, origin: str, source: str | None = None) -> _Pack:
+    def next_to(
+        cls, node: torch.fx.Node, origin: str, source: str | None = None, module: str | None = None
+    ) -> _Pack:
         """Start adding calls of the same phase and step as a node."""
         about = {
             "source": source,
+            "module": module,
             "phase": node.meta["phase"],
             "step": node.meta["step"],
             "origin": origin,

@@ -14,9 +14,10 @@ from .._transformed import Bound, Transformed, name_of
 
 @filter_errors
 def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
-    """List every collective of a call: its bytes, its mesh axis, its source line, its bucket.
+    """List every collective of a call: its bytes, its mesh axis, its bucket, its source line with
+    the path of the module that calls it.
 
-    Nothing is run or compiled.
+    Nothing is run or compiled. `sf.shard(fn, ...).lower(*args).explain()` is the same.
 
     Args:
         fn: a transformed function, such as the result of shard.
@@ -48,17 +49,7 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
     if not isinstance(fn, Transformed):
         got = f"{name_of(fn)} is not a transformed function"
         raise ShardError.of("explain", got, fix="sf.shard(fn, mesh, ...)")
-    lowered = fn.lower(*args, **kwargs)
-    program = lowered.program
-    plan = lowered.plan
-    halves = [lowered, *filter(None, [lowered.backward])]
-    return Explanation(
-        name=program.name,
-        mesh=str(program.axes),
-        collectives=tuple(c for half in halves for c in half.collectives),
-        elided=sum(len(half.program.elided) for half in halves),
-        buckets=str(plan) if plan.buckets else "",
-    )
+    return fn.lower(*args, **kwargs).explain()
 
 
 @filter_errors

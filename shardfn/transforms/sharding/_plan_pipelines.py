@@ -13,6 +13,7 @@ from typing import Any
 from ...accepted import described
 from ...byte_sizes import human_bytes
 from ...compile.memory import memory_as_run
+from ...durations import human_seconds
 from ...errors import PlacementError, ScheduleError
 from ...hardware import Hardware
 from ...inspect.mesh_plans import MeshPlan, sent_bytes
@@ -204,7 +205,7 @@ def _plan(
                 f"{where}, memory",
                 f"{title}, do not fit in {human_bytes(limit)} a rank of {axes}",
                 f"{title}: {human_bytes(peak)} on {AXIS}={fullest}, "
-                f"{1e3 * slowest.total:.3f} ms a step",
+                f"{human_seconds(slowest.total)} a step",
                 fix="a schedule that keeps fewer microbatches, or smaller ones",
                 arg_path="memory",
             )

@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from ....errors import PlacementError
-from ....ops.nodes import args_of
+from ....ops.nodes import args_of, origin_of
 from ....ops.placement import REDISTRIBUTE
 from ....placement import describe
 from ....types import PARTIAL_KINDS, AxisPlacement, MeshAxes, MeshPlacements
@@ -282,7 +282,6 @@ def _changed(
 ) -> PlacementError:
     """Make the error for a carry that enters and leaves a step at different placements."""
     axes = body.walk.axes
-    source = result.meta.get("source")
     fix = (
         "constrain the initial carry to the placement with which the function returns it, or "
         "drop the constraint inside"
@@ -296,7 +295,7 @@ def _changed(
         got,
         needed="one placement for every step",
         fix=fix,
-        source=source,
+        **origin_of(result),
         placements=after,
     )
 
