@@ -68,6 +68,7 @@ __all__ = [
     "custom_vjp",
     "debug",
     "distribute",
+    "draw",
     "ema",
     "explain",
     "explain_retrace",

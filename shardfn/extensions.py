@@ -74,6 +74,15 @@ class Digests(NamedTuple):
     watch: Callable[[Any], Callable[[], Any]]
 
 
+class Pictures(NamedTuple):
+    """What a room draws. Without it a notebook shows the text of values."""
+
+    # (value, path=): its picture, as a Figure of matplotlib and a file
+    draw: Callable[..., Any]
+    # (value): HTML for a notebook; None for a value that it cannot draw here
+    page: Callable[[Any], str | None]
+
+
 T = TypeVar("T")
 _rooms: dict[type[Any], Callable[[], Any]] = {}  # how to load the service of a point
 _services: dict[type[Any], Any] = {}  # that have been loaded
@@ -106,6 +115,12 @@ def digests() -> Digests | None:
     if found is None:
         raise absent(DIGESTS, "proof")
     return found
+
+
+def page_of(x: Any) -> str | None:
+    """The HTML that a notebook shows of a value; None for its text."""
+    found = service(Pictures)
+    return None if found is None else found.page(x)
 
 
 def absent(where: str, room: str) -> ImportError:

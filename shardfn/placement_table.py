@@ -13,6 +13,7 @@ import torch
 
 from . import _tree
 from .byte_sizes import human_bytes
+from .extensions import page_of
 from .patterns import general
 from .placement import blocks_of, is_spec, marks_of, row_of, spec_of, stages_in
 from .types import Aval, MeshAxes, MeshPlacements, stage_of
@@ -62,31 +63,42 @@ class Placements(dict[str, Any]):
     ) -> None:
         super().__init__(tree)
         self._leaves = {leaf.path: leaf for leaf in leaves}
-        self._axes = axes
+        self.axes = axes
         self._notes = tuple(notes)
 
     def __or__(self, other: Any) -> Any:
         """These placements, and others in their place where there are some."""
         both = {**self, **other}
-        return Placements(both, [*self._leaves.values()], self._axes, self._notes)
+        return Placements(both, [*self._leaves.values()], self.axes, self._notes)
 
     @property
     def nbytes(self) -> int:
         """The bytes of the rank that holds most; of the global tensors where the mesh is not
         known.
         """
-        return bytes_of_rank(_rows(dict(self), self._leaves, self._axes))
+        return bytes_of_rank(self.rows)
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows of the table."""
+        return _rows(dict(self), self._leaves, self.axes)
+
+    @property
+    def total(self) -> str:
+        """The last line of the table: the bytes of all tensors, on one device and on a rank."""
+        return _total(self.rows, self._leaves, self.axes)
 
     def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:
         """What a notebook shows: the table."""
         printer.text(str(self))
 
+    def _repr_html_(self) -> str | None:
+        """Draw a picture in a notebook."""
+        return page_of(self)
+
     def __str__(self) -> str:
-        rows = _rows(dict(self), self._leaves, self._axes)
-        head = _heads(self._axes)
-        grid = [head, *map(_cells, rows)]
-        total = _total(rows, self._leaves, self._axes)
-        lines = [*_aligned(grid), total, *self._notes]
+        grid = [_heads(self.axes), *map(_cells, self.rows)]
+        lines = [*_aligned(grid), self.total, *self._notes]
         return "\n".join(lines)
 
 
@@ -102,6 +114,8 @@ class Row:
     placement: str
     nbytes: int
     stages: Mapping[str, int]  # by mesh axis, the coordinate that has them
+    sizes: tuple[int, ...] | None  # the shape of each; None if it is not known
+    spec: Any  # the placement of the first
 
     @property
     def path(self) -> str:
@@ -113,6 +127,7 @@ def _rows(tree: dict[str, Any], leaves: Mapping[str, Leaf], axes: MeshAxes | Non
     """The rows of a tree, those of equal layers as one."""
     groups = defaultdict[tuple[str, str, str, str], list[tuple[str, int]]](list)
     stages: dict[str, dict[str, int]] = {}
+    firsts: dict[str, Any] = {}
     for path, spec in _tree.named_leaves(tree, is_spec):
         shape = dtype = ""
         size = 0
@@ -121,12 +136,16 @@ def _rows(tree: dict[str, Any], leaves: Mapping[str, Leaf], axes: MeshAxes | Non
             dtype = str(leaf.dtype).removeprefix("torch.")
             size = local_bytes(leaf, spec, axes)
         stages[repr(spec)] = {} if axes is None else _coordinates(spec, axes)
+        firsts[path] = spec
         groups[general(path), shape, dtype, repr(spec)].append((path, size))
     rows = []
     for (_, shape, dtype, placement), same in groups.items():
         paths = tuple(path for path, _ in same)
         size = sum(size for _, size in same)
-        rows.append(Row(paths, shape, dtype, placement, size, stages[placement]))
+        leaf = leaves.get(paths[0])
+        sizes = None if leaf is None else leaf.shape
+        spec = firsts[paths[0]]
+        rows.append(Row(paths, shape, dtype, placement, size, stages[placement], sizes, spec))
     return rows
 
 
@@ -228,6 +247,10 @@ class ArgumentPlacements:
     def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:
         """What a notebook shows: the table."""
         printer.text(str(self))
+
+    def _repr_html_(self) -> str | None:
+        """Draw a picture in a notebook."""
+        return page_of(self)
 
     def __str__(self) -> str:
         return f"in_placements = {self.text()}\n{self.table}"

@@ -141,6 +141,9 @@ POSITIONS = Kind(
 )
 PATH = Kind(lambda x: isinstance(x, str | os.PathLike), "the path of a folder", "'run/steps'")
 FILE = Kind(PATH.test, "the path of a file", "'run/step.artefact'")
+FILE_OR_NONE = Kind(
+    lambda x: x is None or PATH.test(x), "the path of a file, or None", "path='picture.svg'"
+)
 BYTES = Kind(
     lambda x: isinstance(x, str) or (_is_count(x) and x > 0), "a number of bytes, or text", "'5GB'"
 )
@@ -277,6 +280,7 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     "clip_by_global_norm": {"max_norm": LIMIT},
     "compare": {"raises": FLAG},
     "compose": {"transform": FUNCTION},
+    "draw": {"path": FILE_OR_NONE},
     "first_nan": {"step": FUNCTION},
     "from_local": {"shape": SHAPE_OR_NONE},
     "functionalize": {"share": FLAG},

@@ -15,6 +15,7 @@ from .._compat import constant_in_graph
 from ..accepted import accept
 from ..byte_sizes import human_bytes
 from ..errors import TreeError
+from ..extensions import page_of
 from .reading import read
 from .records import Bucket, Row, Unbucketed, uneven
 
@@ -127,6 +128,10 @@ class BucketPlan:
         return attrs.evolve(
             self, buckets=tuple(attrs.evolve(b, index=i) for i, b in enumerate(buckets))
         )
+
+    def _repr_html_(self) -> str | None:
+        """Draw a picture in a notebook."""
+        return page_of(self)
 
     def to_json(self) -> str:
         """Print the plan as JSON."""

@@ -12,6 +12,7 @@ import attrs
 from ..buckets import BucketPlan
 from ..byte_sizes import human_bytes
 from ..collectives import COLLECTIVES
+from ..extensions import page_of
 from ..partition.collective_bytes import collectives_in
 from ..source_text import located
 from ..types import Collective, LocalProgram
@@ -53,6 +54,10 @@ class Explanation:
     def implicit(self) -> tuple[Collective, ...]:
         """Return the collectives that no placement asked for."""
         return tuple(c for c in self.collectives if c.implicit)
+
+    def _repr_html_(self) -> str | None:
+        """Draw a picture in a notebook."""
+        return page_of(self)
 
     def __str__(self) -> str:
         count = len(self.collectives)

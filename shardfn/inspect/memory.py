@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -12,6 +12,7 @@ import torch
 
 from ..accepted import accept
 from ..buckets import human_bytes
+from ..extensions import page_of
 from ..ops.loops import Branch, Loop, loop_of
 from ..ops.messages import Receive
 from ..ops.nodes import args_of, origin_of
@@ -61,6 +62,26 @@ class Allocation:
 
 
 @attrs.frozen
+class Moment:
+    """The memory of one rank's program while one op runs, in bytes.
+
+    Args:
+        source: the line of the op.
+        phase: "forward", "backward", or "" outside of a gradient.
+        sizes: the bytes of each kind of tensor that is alive, in the order of KINDS.
+    """
+
+    source: str | None
+    phase: str
+    sizes: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all kinds."""
+        return sum(self.sizes)
+
+
+@attrs.frozen
 class Memory:
     """The memory of one rank's program, in bytes.
 
@@ -71,6 +92,7 @@ class Memory:
         at: the line at which the peak is reached.
         alive: the tensors that are alive at the peak, the largest first.
         module: the path of the submodule of the line at which the peak is reached.
+        moments: computes what is alive while each op runs, in order.
     """
 
     name: str
@@ -78,6 +100,7 @@ class Memory:
     at: str | None
     alive: tuple[Allocation, ...]
     module: str | None = None
+    moments: Callable[[], tuple[Moment, ...]] = attrs.field(default=tuple, eq=False, repr=False)
 
     def of(self, kind: str) -> int:
         """Return the bytes of one kind of tensor at the peak."""
@@ -87,6 +110,10 @@ class Memory:
     def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:
         """Print the table in a notebook."""
         printer.text(str(self))
+
+    def _repr_html_(self) -> str | None:
+        """Draw a picture in a notebook."""
+        return page_of(self)
 
     def __str__(self) -> str:
         lines = [f"{self.name}: {human_bytes(self.peak)} on one rank"]
@@ -108,7 +135,9 @@ MemoryPeaks = Iterator[tuple[torch.fx.Node, list[torch.fx.Node]]]
 
 
 def memory(
-    program: LocalProgram, moments: Callable[[torch.fx.Graph], MemoryPeaks] | None = None
+    program: LocalProgram,
+    moments: Callable[[torch.fx.Graph], MemoryPeaks] | None = None,
+    every: Callable[[torch.fx.Graph], MemoryPeaks] | None = None,
 ) -> Memory:
     """Compute the peak of one rank's program and the tensors alive there, by kind.
 
@@ -116,6 +145,8 @@ def memory(
         program: one rank's program.
         moments: what is held while a graph runs, its own and those of loops; op by op in its
             order by default.
+        every: the same, for each op and not only where more is held than before; by default those
+            of `moments`.
     """
     graph = program.graph
     peak, at, alive = _peak(graph, moments or liveness_by_op)
@@ -129,7 +160,26 @@ def memory(
     largest = sorted(tensors, key=lambda tensor: -tensor.nbytes)
     meta = at.meta if at else {}
     line, module = meta.get("source"), meta.get("module")
-    return Memory(program.name, peak, line, tuple(largest), module)
+    course = functools.partial(_course, graph, every or moments or live_by_op, kinds)
+    return Memory(program.name, peak, line, tuple(largest), module, course)
+
+
+def _course(
+    graph: torch.fx.Graph,
+    moments: Callable[[torch.fx.Graph], MemoryPeaks],
+    kinds: Mapping[torch.fx.Node, str],
+) -> tuple[Moment, ...]:
+    """List what a graph holds while each op runs."""
+    size = functools.cache(_nbytes)
+    course = []
+    for node, alive in _held(graph, moments):
+        if node.op == "placeholder":
+            continue
+        sizes: dict[str, int] = dict.fromkeys(KINDS, 0)
+        for x in alive:
+            sizes[kinds.get(x, TEMPORARY)] += size(x)
+        course.append(Moment(node.meta.get("source"), _phase(node), tuple(sizes.values())))
+    return tuple(course)
 
 
 def _allocations(node: torch.fx.Node, kind: str, name: str) -> list[Allocation]:
@@ -153,22 +203,36 @@ def _peak(
     """
     most, at, alive = 0, None, []
     size = functools.cache(_nbytes)
-    for node, owned in moments(graph):
-        inside = _alive_in_loop(node, moments)
-        # the results of a branch are those of its graph, and those of a pipeline are its sums
-        is_inside = isinstance(node.target, (Branch, Pipeline))
-        counted = {node, *_getitems(node)} if is_inside else set()
-        alive_now = [*(x for x in owned if x not in counted), *inside]
+    for node, alive_now in _held(graph, moments):
         nbytes = sum(map(size, alive_now))
         if nbytes > most:
             most, at, alive = nbytes, node, alive_now
     return most, at, alive
 
 
+def _held(graph: torch.fx.Graph, moments: Callable[[torch.fx.Graph], MemoryPeaks]) -> MemoryPeaks:
+    """Yield ops with the nodes that own what is held, inside of loops too."""
+    for node, owned in moments(graph):
+        inside = _alive_in_loop(node, moments)
+        # the results of a branch are those of its graph, and those of a pipeline are its sums
+        is_inside = isinstance(node.target, (Branch, Pipeline))
+        counted = {node, *_getitems(node)} if is_inside else set()
+        yield node, [*(x for x in owned if x not in counted), *inside]
+
+
 def liveness_by_op(graph: torch.fx.Graph) -> MemoryPeaks:
     """Yield each op at which a graph that runs op by op holds more than before, and each loop,
     with the nodes that own the memory. A tensor of a tuple is owned by its getitem.
     """
+    return _by_op(graph, is_every=False)
+
+
+def live_by_op(graph: torch.fx.Graph) -> MemoryPeaks:
+    """Yield each op of a graph that runs op by op, with the nodes that own the memory."""
+    return _by_op(graph, is_every=True)
+
+
+def _by_op(graph: torch.fx.Graph, *, is_every: bool) -> MemoryPeaks:
     owner = owners(graph, elements=True)
     ends = ends_of(graph, owner)
     alive: dict[torch.fx.Node, int] = {}
@@ -179,7 +243,8 @@ def liveness_by_op(graph: torch.fx.Graph) -> MemoryPeaks:
         if node.target is not operator.getitem:
             alive.update((x, _nbytes(x)) for x in allocated)
             nbytes += sum(map(_nbytes, allocated))
-        if nbytes > most or isinstance(node.target, Loop):
+        is_op = is_every and node.op == "call_function" and node.target is not operator.getitem
+        if is_op or nbytes > most or isinstance(node.target, Loop):
             most = max(most, nbytes)
             yield node, list(alive)
         for dead in ends[node]:

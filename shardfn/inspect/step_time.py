@@ -14,6 +14,7 @@ import torch
 from ..byte_sizes import human_bytes
 from ..collectives import SEND
 from ..durations import human_seconds
+from ..extensions import page_of
 from ..hardware import Hardware, Link
 from ..ops.loops import Branch, Loop, Scan, While, loop_of
 from ..ops.messages import Receive, Send
@@ -127,6 +128,10 @@ class StepTime:
     def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:
         """Print the table in a notebook."""
         printer.text(str(self))
+
+    def _repr_html_(self) -> str | None:
+        """Draw a picture in a notebook."""
+        return page_of(self)
 
     def __str__(self) -> str:
         lines = [

@@ -11,8 +11,9 @@ import attrs
 
 from ..accepted import accept, described
 from ..errors import ScheduleError
+from ..extensions import page_of
 from .actions import KINDS, Action
-from .drawing import grid, picture
+from .drawing import grid
 from .proof import UNIT_COSTS, Checked, check_costs, proved
 
 SHOWN = 8  # problems in an error
@@ -108,13 +109,15 @@ class Schedule:
         return f"Schedule({self.name!r}, coordinates={sizes})"
 
     def __str__(self) -> str:
-        return f"{self._title}\n{grid(self.table)}"
+        return f"{self.title}\n{grid(self.table)}"
 
-    def _repr_html_(self) -> str:
-        return picture(self._title, self.table)
+    def _repr_html_(self) -> str | None:
+        """Draw a picture in a notebook."""
+        return page_of(self)
 
     @property
-    def _title(self) -> str:
+    def title(self) -> str:
+        """The name, and the numbers of coordinates, stages and microbatches."""
         sizes = f"{self.coordinates} coordinates, {self.stages} stages"
         return f"{self.name}: {sizes}, {self.microbatches} microbatches"
 

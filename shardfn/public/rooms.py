@@ -1,5 +1,6 @@
 """The public names of the rooms. The first one that is read imports this file."""
 
+from ..pictures.draw import draw
 from ..proof.audit import audit
 from ..proof.compare import compare
 from ..proof.comparison import Audit

@@ -9,11 +9,14 @@ import torch
 from torch.distributed.tensor import DTensor, Placement
 
 from .. import _compat, _tree
-from ..errors import ShardError
-from ..extensions import Eager, absent, service
+from ..errors import ShardError, listed
+from ..extensions import Eager, absent, page_of, service
 from ..own_dtensors import OwnDTensor, check_gradient, has_own, is_own, refused, run_on_shards
 from ..placement import REDISTRIBUTE
 from .local_tensor import DonatedTensor, SimulatedTensor
+
+SHOWN = 16  # different local tensors in the text of a DTensor
+COMPARED = 4096  # elements of a local tensor that its text compares with those of other ranks
 
 
 class SimulatedDTensor(DTensor):
@@ -21,13 +24,29 @@ class SimulatedDTensor(DTensor):
     and methods outside of functions.
     """
 
-    def __repr__(self, **_: Any) -> str:
+    def __str__(self) -> str:
+        """Print the DTensor as a script prints it on the rank that is shown."""
         local: Any = _compat.local_tensor(self)
         shown = local if isinstance(local, DonatedTensor) else local.shards[local.shown]
         return (
             f"DTensor(local_tensor={shown}, "
             f"device_mesh={self.device_mesh}, placements={self.placements})"
         )
+
+    def __repr__(self, **_: Any) -> str:
+        """Show the global shape, the placements, and the local tensors of all ranks."""
+        local: Any = _compat.local_tensor(self)
+        head = (
+            f"shape={tuple(self.shape)}, dtype={self.dtype}, device_mesh={self.device_mesh}, "
+            f"placements={self.placements}"
+        )
+        if isinstance(local, DonatedTensor):
+            return f"DTensor(local_tensor={local}, {head})"
+        return "\n".join([f"DTensor({head}", *_lines_of_ranks(local.shards, self.device_mesh)])
+
+    def _repr_html_(self) -> str | None:
+        """Draw a picture in a notebook."""
+        return None if isinstance(_compat.local_tensor(self), DonatedTensor) else page_of(self)
 
     def __format__(self, form: str) -> str:
         if self.dim():
@@ -95,6 +114,36 @@ class SimulatedDTensor(DTensor):
 
     def _method(self, name: str, *args: Any, **kwargs: Any) -> Any:
         return _eager(f"{name} of a DTensor").method(name, self, args, kwargs)
+
+
+def _lines_of_ranks(shards: Sequence[torch.Tensor], mesh: Any) -> list[str]:
+    """Print the local tensors of ranks, those of ranks with equal ones once."""
+    names = mesh.mesh.flatten().tolist()
+    groups: list[tuple[torch.Tensor, list[int]]] = []
+    for name, shard in zip(names, shards, strict=True):
+        same = next((ranks for x, ranks in groups if _looks_equal(x, shard)), None)
+        if same is not None:
+            same.append(name)
+        elif len(groups) < SHOWN:
+            groups.append((shard, [name]))
+    lines = []
+    for shard, ranks in groups:
+        head = f"  {listed(ranks)}: "
+        lines += f"{head}{shard.detach()}".replace("\n", f"\n{' ' * len(head)}").split("\n")
+    left = len(names) - sum(len(ranks) for _, ranks in groups)
+    if left:
+        lines.append(f"  and {left} more ranks")
+    lines[-1] += ")"
+    return lines
+
+
+def _looks_equal(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Return whether two local tensors are one, or small and equal."""
+    if x is y:
+        return True
+    if x.shape != y.shape or x.numel() > COMPARED:
+        return False
+    return bool(((x == y) | (x.isnan() & y.isnan())).all())
 
 
 def dtensors(locals_: Sequence[torch.Tensor], specs: Sequence[Any]) -> list[DTensor]:

@@ -21,6 +21,7 @@ PAGES = [
     "locks.md",
     "mixed-precision.md",
     "per-rank-code.md",
+    "pictures.md",
     "pipelines.md",
     "sequences.md",
     "starting.md",

@@ -225,3 +225,25 @@ def test_a_copy_has_memory_of_its_own() -> None:
         assert torch.equal(x.full_tensor(), eager.X)
         with pytest.raises(TypeError, match="unsupported format string"):
             format(x, ".3f")
+
+
+def test_its_repr_has_the_local_tensors_of_all_ranks() -> None:
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((2, 2), ("dp", "tp"))
+        x = sf.distribute(torch.arange(6.0).reshape(3, 2), mesh, sf.P("dp"))
+        nan = sf.distribute(torch.full((3,), torch.nan), mesh, sf.P())
+    assert repr(x).split("\n") == [
+        f"DTensor(shape=(3, 2), dtype=torch.float32, device_mesh={mesh}, placements={x.placements}",
+        "  ranks 0, 1: tensor([[0., 1.],",
+        "                      [2., 3.]])",
+        "  ranks 2, 3: tensor([[4., 5.]]))",
+    ]
+    assert repr(nan).split("\n")[1] == "  ranks 0, 1, 2, 3: tensor([nan, nan, nan]))"
+    assert str(x).startswith("DTensor(local_tensor=tensor([[0., 1.],")
+
+
+def test_the_repr_of_many_different_ones_says_how_many_are_left() -> None:
+    with sf.fake_world(20):
+        x = sf.distribute(torch.arange(20), sf.make_mesh((20,), ("dp",)), sf.P("dp"))
+    lines = repr(x).split("\n")
+    assert lines[1] == "  rank 0: tensor([0])" and lines[-1] == "  and 4 more ranks)"

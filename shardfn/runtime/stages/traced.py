@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -391,6 +392,28 @@ class Lowered:
             raise ShardError.of("Lowered.verbose, rank", got, fix=fix, source=call_site())
         coordinates = every[rank]
         return verbose_text(self.partition, self.traced.request.name, coordinates)
+
+    def draw(self, *, path: str | os.PathLike[str] | None = None) -> Any:
+        """Draw where the arguments lie, and the memory, the time and the collectives of a step.
+
+        Args:
+            path: a file to write, which ends in ".png" or ".svg". None: no file.
+
+        Returns:
+            The `matplotlib.figure.Figure`, as `sf.draw` returns it.
+
+        Raises:
+            ShardError: the file has another ending, or matplotlib is not installed.
+            ImportError: this package lacks its room.
+        """
+        found = extensions.service(extensions.Pictures)
+        if found is None:
+            raise extensions.absent("Lowered.draw", "pictures")
+        return found.draw(self, path=path)
+
+    def _repr_html_(self) -> str | None:
+        """Draw a picture in a notebook."""
+        return extensions.page_of(self)
 
     def __str__(self) -> str:
         return "\n".join(str(half.program) for half in self._halves())

@@ -11,6 +11,7 @@ from ... import _compat, _tree
 from ...axis_options import OPTIONS, check_option
 from ...byte_sizes import human_bytes
 from ...errors import PlacementError
+from ...extensions import page_of
 from ...mesh import axes_of, check_mesh
 from ...patterns import near
 from ...placement import P, Stage, is_spec
@@ -92,6 +93,10 @@ class Strategy:
     def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:
         """What a notebook shows: the table."""
         printer.text(str(self))
+
+    def _repr_html_(self) -> str | None:
+        """Draw a picture in a notebook."""
+        return page_of(self)
 
     def __str__(self) -> str:
         texts = [f"{kind} {human_bytes(getattr(self, kind).nbytes)}" for kind in KINDS]
