@@ -70,8 +70,10 @@ def simulated() -> None:
         )
     sf.check(sf.grad(loss), W, X, worlds=(2,))
     equal(sf.jit(sf.grad(loss))(W, X), one_device())  # Inductor
-    eagerly("shardfn.proof", lambda: sf.optim)  # the first room that is absent
-    eagerly("shardfn.proof", lambda: sf.save)
+    eagerly("shardfn.pictures", lambda: sf.optim)  # the first room that is absent
+    eagerly("shardfn.pictures", lambda: sf.save)
+    assert low._repr_html_() is None  # a notebook shows text
+    eagerly("shardfn.pictures", low.draw)
 
 
 def eagerly(room: str, call: Any) -> None:
