@@ -110,6 +110,7 @@ CACHES = (
     State("_compat.cpp_kernels.units", "_kernels", "compiled C++ kernels", CLEAR),
     State("compile.once", "_runners", "compiled programs in use, by key", CLEAR),
     State("capture.checkpoint.policies", "read", "policies, by text", CLEAR_CACHE),
+    State("capture.modules.submodule_paths", "_relative_path", "paths of modules", CLEAR_CACHE),
 )
 
 ONCE = (
