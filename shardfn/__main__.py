@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import shardfn_demo
 from shardfn.inspect import doctor
-from shardfn.proof import command as audit
+from shardfn.proof.audits import command as audit
 
 COMMANDS = {"demo": shardfn_demo.main, "doctor": doctor.main, "audit": audit.main}
 

@@ -69,7 +69,7 @@ class Locks:
         """
         __tracebackhide__ = True  # a failed test shows its own line
         from shardfn.hardware import H100
-        from shardfn.proof.lock import checked_options, locked
+        from shardfn.proof.locks.lock import checked_options, locked
 
         options = {"tolerances": tolerances, "links": links, "kernels": kernels}
         path = self._folder / f"{self._stem(name)}.json"

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from ..extensions import Digests
-from .digests import runner, watch
+from .comparisons.digests import runner, watch
 
 SERVICE = Digests(runner, watch)

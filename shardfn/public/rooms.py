@@ -1,12 +1,12 @@
 """The public names of the rooms. The first one that is read imports this file."""
 
 from ..pictures.draw import draw
-from ..proof.audit import audit
-from ..proof.compare import compare
-from ..proof.comparison import Audit
-from ..proof.inspect_ranks import first_nan, inspect_ranks
-from ..proof.lock import lock
-from ..proof.meshes import meshes
+from ..proof.audits.audit import audit
+from ..proof.audits.audited import Audit
+from ..proof.comparisons.compare import compare
+from ..proof.comparisons.inspect_ranks import first_nan, inspect_ranks
+from ..proof.locks.lock import lock
+from ..proof.over_meshes.meshes import meshes
 from ..training.checkpoints import Saving, load, load_safetensors, save, save_safetensors
 from ..training.clip import clip_by_global_norm
 from ..training.data import Loader, loader

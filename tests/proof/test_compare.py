@@ -15,7 +15,7 @@ from torch import Tensor
 
 import shardfn as sf
 from shardfn import P
-from shardfn.proof.compare import Comparison
+from shardfn.proof.comparisons.compare import Comparison
 
 HALVES = [torch.float32, torch.bfloat16]
 

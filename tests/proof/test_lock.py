@@ -436,7 +436,7 @@ def test_a_rank_of_a_job_that_is_not_the_first_leaves_the_file_alone(
     step = sharded(program(tmp_path))
     other = sf.shard(step.fn, sf.make_mesh((4, 1), ("dp", "tp")), (P(), P("dp")))
     locked(tmp_path, step)
-    from shardfn.proof import lock as module
+    from shardfn.proof.locks import lock as module
     from shardfn.world import World
 
     monkeypatch.setattr(module, "current_world", lambda: World("real", 4, 1))

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from shardfn.collectives import COLLECTIVES
-from shardfn.proof.lock_diff import TOLERANCES, Differences, differences
-from shardfn.proof.lock_file import Bucket, Price, Sent
-from shardfn.proof.source_lines import SourceLines
+from shardfn.proof.locks.lock_diff import TOLERANCES, Differences, differences
+from shardfn.proof.locks.lock_file import Bucket, Price, Sent
+from shardfn.proof.locks.source_lines import SourceLines
 
 LINE = "train.py::step::x = f(y)"
 PLACES = {LINE: "train.py:41"}

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardfn as sf
-from shardfn.proof import lock_file
-from shardfn.proof.lock_file import Bucket, Price, Sent
+from shardfn.proof.locks import lock_file
+from shardfn.proof.locks.lock_file import Bucket, Price, Sent
 
 PRICE = Price(
     function="shard(step)",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import shardfn as sf
 from shardfn import Replicate, Shard
-from shardfn.proof.mesh_programs import literal, spec_text
+from shardfn.proof.over_meshes.mesh_programs import literal, spec_text
 
 LIMIT = 1
 

@@ -10,7 +10,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 import shardfn as sf
 from shardfn import P
-from shardfn.proof.mesh_spaces import spaces
+from shardfn.proof.over_meshes.mesh_spaces import spaces
 
 LIB: Any = sf
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardfn.proof.source_lines import SourceLines, Statement, statements
+from shardfn.proof.locks.source_lines import SourceLines, Statement, statements
 
 CODE = """\
 import x

@@ -14,11 +14,11 @@ import attrs
 import torch
 from torch.distributed.tensor import Placement, Replicate
 
-from ..accepted import described
-from ..errors import ShardError
-from ..placement import P, Partial, Shard, is_spec, marks_of, names_of, torch_placements, zigzag
-from ..types import MeshAxes
-from ..world import MAX_RANKS
+from ...accepted import described
+from ...errors import ShardError
+from ...placement import P, Partial, Shard, is_spec, marks_of, names_of, torch_placements, zigzag
+from ...types import MeshAxes
+from ...world import MAX_RANKS
 
 AXES = ("dp", "tp", "cp")  # the names of mesh axes, where nothing else names them
 WORDS = ("any", "all")

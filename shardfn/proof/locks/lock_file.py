@@ -13,10 +13,10 @@ from typing import Any
 
 import attrs
 
-from ..byte_sizes import human_bytes
-from ..errors import ShardError, call_site
-from ..stored import complete_files
-from ..stored.json_text import parsed
+from ...byte_sizes import human_bytes
+from ...errors import ShardError, call_site
+from ...stored import complete_files
+from ...stored.json_text import parsed
 
 FORMAT = 1
 NUMBER = re.compile(r"(?<=\[)\d+(?=\])|(?<=\.)\d+(?![^.])")  # of a layer, in a path

@@ -14,14 +14,14 @@ from typing import Any
 import attrs
 import torch
 
-from ..compile.op_by_op import run_as
-from ..errors import ShardError
-from ..ops import debug
-from ..ops.loops import Loop, drive_loop
-from ..ops.nodes import args_of, returned_by
-from ..ops.placement import ALIGN, COTANGENT, REDISTRIBUTE
-from ..ops.prims import PRIMS
-from ..types import MeshPlacements
+from ...compile.op_by_op import run_as
+from ...errors import ShardError
+from ...ops import debug
+from ...ops.loops import Loop, drive_loop
+from ...ops.nodes import args_of, returned_by
+from ...ops.placement import ALIGN, COTANGENT, REDISTRIBUTE
+from ...ops.prims import PRIMS
+from ...types import MeshPlacements
 from .rounding import ALONE, Again, Terms, exceeding, length_of_sums, rounded_anew
 from .values_of_ranks import Values
 

@@ -16,14 +16,14 @@ from typing import Any
 import attrs
 import torch
 
-from ..accepted import accept
-from ..capture.printed_names import op_name
-from ..capture.printing import tensor_type
-from ..errors import DivergenceError, ShardError, call_site, listed
-from ..ops.loops import Loop
-from ..tracebacks import filter_errors
-from ..transforms.sharding._shard import Shard
-from ..types import MeshAxes, MeshPlacements
+from ...accepted import accept
+from ...capture.printed_names import op_name
+from ...capture.printing import tensor_type
+from ...errors import DivergenceError, ShardError, call_site, listed
+from ...ops.loops import Loop
+from ...tracebacks import filter_errors
+from ...transforms.sharding._shard import Shard
+from ...types import MeshAxes, MeshPlacements
 from .aligned import Alignment, aligned, errors_between, first_other_node
 from .digests import DigestComparison, compare_digests
 from .layouts import EXAMPLE, Side, layout_of, run

@@ -14,16 +14,16 @@ import attrs
 import torch
 from torch.distributed.tensor import DTensor
 
-from .. import _tree
-from ..errors import FakeValueError, ShardError, call_site
-from ..mesh import axes_of, make_mesh
-from ..random import ambient
-from ..runtime.arguments import taken
-from ..runtime.compiled import Compiled
-from ..transforms import full, jit
-from ..transforms import shard as shard_fn
-from ..transforms.sharding._shard import Shard
-from ..world import current_world, fake_world
+from ... import _tree
+from ...errors import FakeValueError, ShardError, call_site
+from ...mesh import axes_of, make_mesh
+from ...random import ambient
+from ...runtime.arguments import taken
+from ...runtime.compiled import Compiled
+from ...transforms import full, jit
+from ...transforms import shard as shard_fn
+from ...transforms.sharding._shard import Shard
+from ...world import current_world, fake_world
 from .values_of_ranks import Values, values_of
 
 OWN = ("fn", "mesh", "dtype")

@@ -12,17 +12,17 @@ from typing import Any
 import attrs
 import torch
 
-from ..mesh import all_coordinates
-from ..ops import shard_map
-from ..ops.loops import Loop
-from ..ops.nodes import returned_by
-from ..ops.prims import CALLS, PRIMS
-from ..partition import layout
-from ..partition import plan as steps
-from ..runtime.compiled import Compiled, inputs_of_ranks
-from ..runtime.layouts import cut, join
-from ..runtime.simulator import simulate
-from ..types import REDUCTIONS, MeshAxes, MeshPlacements, Program
+from ...mesh import all_coordinates
+from ...ops import shard_map
+from ...ops.loops import Loop
+from ...ops.nodes import returned_by
+from ...ops.prims import CALLS, PRIMS
+from ...partition import layout
+from ...partition import plan as steps
+from ...runtime.compiled import Compiled, inputs_of_ranks
+from ...runtime.layouts import cut, join
+from ...runtime.simulator import simulate
+from ...types import REDUCTIONS, MeshAxes, MeshPlacements, Program
 from .rounding import Terms, exceeding
 
 FROM_LOCAL = CALLS[shard_map.from_local].op

@@ -17,12 +17,12 @@ from typing import Any
 import attrs
 import torch
 
-from ..accepted import accept, described
-from ..errors import DivergenceError, ShardError
-from ..mesh import make_mesh
-from ..placement import P, Partial, Replicate, Shard, Stage, Zigzag, zigzag
-from ..transforms import distribute, from_local
-from ..world import (
+from ...accepted import accept, described
+from ...errors import DivergenceError, ShardError
+from ...mesh import make_mesh
+from ...placement import P, Partial, Replicate, Shard, Stage, Zigzag, zigzag
+from ...transforms import distribute, from_local
+from ...world import (
     current_world,
     default_device_type,
     fake_world,

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from ..ranks import process_state
-from ..ranks.process_state import ProcessState
-from ..ranks.run_ranks import Ranks, run_ranks
-from ..ranks.script import Script
+from ...ranks import process_state
+from ...ranks.process_state import ProcessState
+from ...ranks.run_ranks import Ranks, run_ranks
+from ...ranks.script import Script
 from .hooks import observing
 from .observed import Observed
 from .progress import Progress

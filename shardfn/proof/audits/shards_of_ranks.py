@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch.distributed.tensor import DTensor
 
-from .. import _compat
+from ... import _compat
 
 REDUCED = {
     "sum": lambda terms: terms.sum(0),

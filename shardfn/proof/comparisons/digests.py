@@ -20,19 +20,19 @@ from typing import Any
 import attrs
 import torch
 
-from .. import extensions
-from ..capture.printed_names import op_name
-from ..compile.op_by_op import run_as
-from ..compile.separate import separate
-from ..errors import DivergenceError, ShardError, call_site, listed
-from ..mesh import all_coordinates
-from ..ops.nodes import returned_by
-from ..partition import layout
-from ..runtime.compiled import Compiled
-from ..runtime.layouts import cut
-from ..runtime.stages import Lowered
-from ..schedule import copied
-from ..types import REDUCTIONS, LocalProgram, MeshAxes, MeshPlacements, Program
+from ... import extensions
+from ...capture.printed_names import op_name
+from ...compile.op_by_op import run_as
+from ...compile.separate import separate
+from ...errors import DivergenceError, ShardError, call_site, listed
+from ...mesh import all_coordinates
+from ...ops.nodes import returned_by
+from ...partition import layout
+from ...runtime.compiled import Compiled
+from ...runtime.layouts import cut
+from ...runtime.stages import Lowered
+from ...schedule import copied
+from ...types import REDUCTIONS, LocalProgram, MeshAxes, MeshPlacements, Program
 from .op_results import op_of
 from .rounding import epsilons, length_of_sums
 from .values_of_ranks import node_of_slots, of_one_rank, slots_and_steps

@@ -12,7 +12,7 @@ import attrs
 import torch
 from torch import nn
 
-from ..errors import DivergenceError, TreeError
+from ...errors import DivergenceError, TreeError
 from .causes import OTHER, UNREDUCED, Axis, Difference, Pair, difference, said, tolerance
 from .observed import Observed
 from .other_roundings import Rounding

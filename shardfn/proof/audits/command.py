@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from ..errors import ShardError
+from ...errors import ShardError
 from .audit import audit
 
 STEPS = 3

@@ -10,9 +10,9 @@ from typing import Any
 
 import attrs
 
-from ..byte_sizes import human_bytes
-from ..collectives import COLLECTIVES
-from ..inspect.budget import PUBLIC_READERS
+from ...byte_sizes import human_bytes
+from ...collectives import COLLECTIVES
+from ...inspect.budget import PUBLIC_READERS
 from .lock_file import NUMBER, Bucket, Price, Sent
 from .lock_price import DOES
 from .source_lines import SourceLines, Statement

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from ..accepted import accept
-from ..errors import DivergenceError, TreeError
-from ..ranks import process_state
-from ..ranks.run_ranks import Ranks
+from ...accepted import accept
+from ...errors import DivergenceError, TreeError
+from ...ranks import process_state
+from ...ranks.run_ranks import Ranks
+from .audited import Audit, Comparison
 from .causes import OTHER, Axis, tolerance
-from .comparison import Audit, Comparison
 from .observed import Observed
 from .other_roundings import RUNS, Rounding, narrow_eps, otherwise
 from .watched_runs import watched, watched_scripts

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .. import _compat
+from ... import _compat
 from .observed import Observed
 
 RUNS = 3

@@ -10,13 +10,13 @@ from typing import Any
 import attrs
 import torch
 
-from .. import _compat
-from ..capture.printing import tensor_type, value_type
-from ..errors import ShardError, call_site
-from ..hardware import Hardware, Link, hardware_of
-from ..inspect.budget import PUBLIC_READERS
-from ..inspect.step_time import step_time
-from ..types import Collective, LocalProgram
+from ... import _compat
+from ...capture.printing import tensor_type, value_type
+from ...errors import ShardError, call_site
+from ...hardware import Hardware, Link, hardware_of
+from ...inspect.budget import PUBLIC_READERS
+from ...inspect.step_time import step_time
+from ...types import Collective, LocalProgram
 from .lock_file import Bucket, Price, Sent
 from .source_lines import SourceLines
 

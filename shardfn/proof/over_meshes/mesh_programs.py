@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from ..placement import P, is_spec
+from ...placement import P, is_spec
 from .mesh_spaces import Argument, Example
 
 LINES = 10  # of a program

@@ -13,17 +13,17 @@ from typing import Any
 import attrs
 import torch
 
-from ..accepted import accept
-from ..byte_sizes import human_bytes
-from ..capture.printed_names import dotted_names, op_name, printed_names
-from ..capture.printing import DTYPES, tensor_type
-from ..errors import ShardError, call_site, listed
-from ..mesh import all_coordinates
-from ..runtime.compiled import Compiled, inputs_of_ranks
-from ..runtime.simulator import WAIT, simulate
-from ..tracebacks import filter_errors
-from ..transforms.sharding._shard import Shard
-from ..types import LocalProgram
+from ...accepted import accept
+from ...byte_sizes import human_bytes
+from ...capture.printed_names import dotted_names, op_name, printed_names
+from ...capture.printing import DTYPES, tensor_type
+from ...errors import ShardError, call_site, listed
+from ...mesh import all_coordinates
+from ...runtime.compiled import Compiled, inputs_of_ranks
+from ...runtime.simulator import WAIT, simulate
+from ...tracebacks import filter_errors
+from ...transforms.sharding._shard import Shard
+from ...types import LocalProgram
 from .layouts import layout_of, staged
 
 SHOWN = 8  # ranks of a printed op

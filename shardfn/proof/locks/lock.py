@@ -8,13 +8,13 @@ from typing import Any
 
 import attrs
 
-from ..accepted import accept
-from ..byte_sizes import human_bytes
-from ..errors import BudgetError, ShardError, call_site
-from ..hardware import H100, Hardware, Link
-from ..tracebacks import filter_errors
-from ..transforms._transformed import Bound, Transformed, name_of
-from ..world import current_world
+from ...accepted import accept
+from ...byte_sizes import human_bytes
+from ...errors import BudgetError, ShardError, call_site
+from ...hardware import H100, Hardware, Link
+from ...tracebacks import filter_errors
+from ...transforms._transformed import Bound, Transformed, name_of
+from ...world import current_world
 from . import lock_file
 from .lock_diff import TOLERANCES, differences
 from .lock_file import Price

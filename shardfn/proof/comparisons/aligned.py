@@ -10,9 +10,9 @@ from typing import Any
 import attrs
 import torch
 
-from ..ops.loops import Loop
-from ..ops.nodes import returned_by
-from ..types import Program
+from ...ops.loops import Loop
+from ...ops.nodes import returned_by
+from ...types import Program
 from .op_results import UNKNOWN, OfRanks, OpError, again_of, length_of, result_of
 from .rounding import exceeding
 from .values_of_ranks import Values

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from .._tree import named_leaves
+from ..._tree import named_leaves
 from .progress import Progress
 from .shards_of_ranks import LocalValue, local_value
 

@@ -1,0 +1,1 @@
+"""Code for torch.distributed, judged against one device."""

@@ -1,0 +1,1 @@
+"""The price of a step under version control."""

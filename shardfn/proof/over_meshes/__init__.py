@@ -1,0 +1,1 @@
+"""Tests over many meshes, placements and sizes."""
