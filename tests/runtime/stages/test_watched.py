@@ -54,8 +54,9 @@ def program(*, sends: bool) -> Any:
     start = graph.placeholder("start")
     wait = graph.call_function(torch.neg, (start,))
     if sends:
+        origin = {"source": "train.py:3", "module": None}
         start.meta["collective"] = SimpleNamespace(
-            kind="all_reduce", axis="dp", source="train.py:3"
+            kind="all_reduce", axis="dp", source="train.py:3", origin=origin
         )
     graph.output(wait)
     return SimpleNamespace(graph=graph)
