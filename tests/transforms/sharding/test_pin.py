@@ -239,4 +239,4 @@ def test_a_placement_that_does_not_fit_is_refused_at_the_line_of_the_layer(
     first, at, *_ = str(error.value).splitlines()
     assert first == f"constrain: {said}"
     line = Block.forward.__code__.co_firstlineno + 1
-    assert at == f"  at: {__file__}:{line}"
+    assert at == f"  at: blocks.0.up ({__file__}:{line})"

@@ -32,7 +32,7 @@ def test_meshes_are_compared_from_one_capture() -> None:
 def test_the_table_has_a_row_for_each_mesh_with_placements_to_paste() -> None:
     found = sf.plan(sgd(loss), *WIDE, meshes=[(8,), (2, 4)], memory="1GiB", axis_names=("a", "b"))
     text = str(found)
-    assert text.splitlines()[1].split()[:4] == ["mesh", "ms", "a", "step"]
+    assert text.splitlines()[1].split()[:4] == ["mesh", "time", "a", "step"]
     for plan in found.plans:
         assert str(plan.axes) in text
         assert f"on {plan.axes}: in_placements = {plan.placements.text()}" in text
