@@ -612,3 +612,45 @@ def test_where_no_cause_is_known_the_loss_and_the_batch_tell_more() -> None:
     assert "the loss of step 0 is" in notes and "in the mean of ranks" in notes
     notes = " ".join(sf.audit(clipped, None, X, Y, world=2).notes)
     assert notes == "the loss of step 0 is right: what differs is in the backward"
+
+
+@pytest.mark.parametrize("lr", [0.0, 1e-6, 1e-3])
+def test_a_small_update_does_not_hide_a_gradient_that_is_not_reduced(lr: float) -> None:
+    """As in the warm-up of a learning rate, or in float32."""
+
+    def step(x: torch.Tensor, y: torch.Tensor, cut: Any) -> Any:
+        return train(model().float(), cut(x).float(), cut(y).float(), lr, steps=1)
+
+    audit = sf.audit(
+        lambda x, y: step(x, y, own), lambda x, y: step(x, y, lambda a: a), X, Y, world=2
+    )
+    assert {row.cause for row in audit} == {"each rank its own: not reduced over world"}
+    assert len(audit.rows) == 4
+
+
+def test_a_gradient_that_one_device_has_not_is_named() -> None:
+    def step(x: torch.Tensor, y: torch.Tensor, wrap: Any, cut: Any, frozen: bool) -> Any:
+        m = model()
+        m[0].bias.requires_grad_(not frozen)
+        m = wrap(m)
+        F.mse_loss(m(cut(x)), cut(y)).backward()
+        return m
+
+    alone = lambda x, y: step(x, y, lambda m: m, lambda a: a, True)
+    right = lambda x, y: step(x, y, DistributedDataParallel, own, True)
+    wrong = lambda x, y: step(x, y, DistributedDataParallel, own, False)
+    assert sf.audit(right, alone, X, Y, world=2).ok
+    (row,) = sf.audit(wrong, alone, X, Y, world=2)
+    assert (row.name, row.kind) == ("0.bias", "gradient") and "one device has none" in row.cause
+
+
+def test_results_that_are_not_compared_are_noted_and_nothing_at_all_is_refused() -> None:
+    alone = lambda x, y: {"a": x.sum(0), "b": x}
+    other = lambda x, y: {"a": x.sum(0), "b": x[:, :2].reshape(-1)[:5]}
+    last = lambda x, y: {"a": x.sum(0), **({"b": x} if dist.get_rank() else {})}
+    (note,) = sf.audit(other, alone, X, Y, world=2).notes
+    assert note.startswith("result b, [8, 3] on one device, is not compared on ranks 0, 1")
+    audit = sf.audit(last, alone, X, Y, world=2)
+    assert audit.ok and "not compared on rank 0:" in audit.notes[0] and audit.compared == 2
+    with pytest.raises(sf.TreeError, match="no parameter and no result of one name"):
+        sf.audit(lambda x, y: {"c": x}, alone, X, Y, world=2)

@@ -13,12 +13,13 @@ import torch
 from torch import nn
 
 from ...errors import DivergenceError, TreeError
-from .causes import OTHER, UNREDUCED, Axis, Difference, Pair, difference, said, tolerance
+from .causes import OTHER, UNREDUCED, Axis, Difference, Pair, difference, said, size, tolerance
 from .observed import Observed
 from .other_roundings import Rounding
 from .shards_of_ranks import Holdings, LocalValue, parts_of, reduced
 from .weights import mean_of_means
 
+TELLING = 100  # roundings of a parameter, of an update that tells whether it is right
 MANY = 4  # rows with one cause that are written together
 INDENT: dict[str, Any] = {"initial_indent": "  ", "subsequent_indent": "  "}
 START, LOSS, GRADIENT = "start", "loss", "gradient"
@@ -29,6 +30,7 @@ OTHER_START = (
     "begins with other values: seed both steps alike, as by torch.manual_seed(0) before the module "
     "is made, or broadcast what one rank has"
 )
+FROZEN = "one device has none: it is not trained there"
 UNKNOWN = "one device has no such parameter, nor one with its values"
 RANDOM = (
     "the steps draw random numbers, as dropout does: ranks draw others than one device; compare "
@@ -172,6 +174,14 @@ class Comparison:
             self.notes += self.of_batches()
         if self.rows and (self.alone.draws or any(each.draws for each in self.ranks)):
             self.notes.append(RANDOM)
+        if not self.compared:
+            raise TreeError.of(
+                self.name,
+                "the two steps have no parameter and no result of one name",
+                *self.notes,
+                needed="something that both have",
+                fix="return the loss and the module from both",
+            )
         return Audit(step, len(self.ranks), tuple(self.rows), self.compared, tuple(self.notes))
 
     def of_losses(self) -> list[str]:
@@ -276,6 +286,9 @@ class Comparison:
                 noise = self.rounding.bound(moved, expected)
             pairs = self.pairs(name, expected, ranks)
             self.compare(name, GRADIENT, number, pairs, noise, hint)
+        for parameter, x in alone.gradients.items():
+            if x is None:
+                self.compare_without(number, self.names_alone[parameter], ranks)
         self.compare_common_ratio()
         rows, self.rows = self.rows, []
         wrong = {row.name for row in rows if not row.cause.startswith(UNREDUCED)}
@@ -290,8 +303,20 @@ class Comparison:
         """Return whether gradients are each rank's own, and parameters after the step are right:
         the optimizer reduces them, or the ranks average what they have.
         """
-        is_right = row.name not in {x.name for x in self.rows}
-        return row.cause.startswith(UNREDUCED) and is_right and self.alone.has_stepped
+        if not row.cause.startswith(UNREDUCED) or row.name in {x.name for x in self.rows}:
+            return False
+        before = self.before(row.step)[row.name]
+        after = self.by_name(self.alone.steps[row.step].after)[row.name]
+        return self.alone.has_stepped and size(after - before) > TELLING * rounding_of(after)
+
+    def compare_without(self, number: int, name: str, ranks: Sequence[Mapping[Any, Any]]) -> None:
+        """Compare a gradient that one device has not, which is one of zeros."""
+        zeros = torch.zeros_like(self.starts[name])
+        pairs = {r: p for r, p in self.pairs(name, zeros, ranks).items() if p.value is not None}
+        wrong = [rank for rank, pair in pairs.items() if size(pair.value)]
+        if wrong:
+            largest = max(size(pairs[rank].value) for rank in wrong)
+            self.rows.append(Row(name, GRADIENT, number, None, largest, tuple(wrong), FROZEN))
 
     def gradients_of_ranks(self, number: int) -> list[dict[nn.Parameter, LocalValue | None]]:
         """Return the gradients of each rank. Those that DTensors leave Partial are reduced: an
@@ -384,7 +409,7 @@ class Comparison:
             is_known = pair.value is not None and start is not None
             value = (pair.value - start) * here if is_known else None  # type: ignore[operator]
             values[rank] = Pair(value, pair.expected * here, pair.elements)
-        noise = 8 * _eps(after) * float(after.abs().max())
+        noise = rounding_of(after)
         if self.rounding is not None:
             moved = self.rounding.after(number, name)
             update = (after - before).reshape(-1) * steady
@@ -451,7 +476,7 @@ class Comparison:
         for path in {path for each in found for path in each} ^ alone.keys():
             who = "one device returns" if path in alone else "ranks return"
             self.notes.append(f"only {who} {path or 'a tensor'}, which is not compared")
-        for path in alone.keys() & found[0].keys():
+        for path in alone.keys() & {path for each in found for path in each}:
             x, values = alone[path], [each.get(path) for each in found]
             name, noise = path or "the result", 0.0
             if self.rounding is not None:
@@ -527,6 +552,13 @@ class Comparison:
         for rank, x in enumerate(values):
             if x is not None and (pair := _closest(expected, x)) is not None:
                 pairs[rank] = pair
+        apart = [rank for rank in range(len(values)) if rank not in pairs]
+        if apart:
+            shape = [*expected.shape]
+            self.notes.append(
+                f"{kind} {name}, {shape} on one device, is not compared on {said(apart)}: "
+                "it is not there, or is no part of that"
+            )
         if pairs:
             self.compare(name, kind, len(self.alone.steps) - 1, pairs, noise)
 
@@ -558,6 +590,11 @@ def _whole(x: LocalValue) -> torch.Tensor:
 
 def _eps(x: torch.Tensor) -> float:
     return torch.finfo(x.dtype).eps if x.dtype.is_floating_point else 0.0
+
+
+def rounding_of(after: torch.Tensor) -> float:
+    """Return how far rounding may move a parameter that an optimizer writes."""
+    return 8 * _eps(after) * size(after)
 
 
 def _close(x: torch.Tensor, y: torch.Tensor) -> bool:
