@@ -32,7 +32,6 @@ class Turns:
     ) -> None:
         self.n, self.stuck, self.enter, self.leave = n, stuck, enter, leave
         self.waiting: dict[int, tuple[Test, Callable[[], str]]] = {}
-        self.ended: set[int] = set()
         self.ending: set[int] = set()  # told to end, which C++ may report as another error
         self.failed: dict[int, BaseException] = {}
         self.signals = [threading.Semaphore(0) for _ in range(n)]
@@ -62,7 +61,6 @@ class Turns:
             except BaseException as error:  # each rank's own, raised by the caller of `run`
                 if rank not in self.ending:
                     self.failed[rank] = error
-            self.ended.add(rank)
             self.waiting.pop(rank, None)
             self.next(rank)
 

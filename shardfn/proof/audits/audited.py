@@ -17,7 +17,7 @@ from .causes import OTHER, UNREDUCED, Axis, Difference, Pair, difference, said, 
 from .observed import Observed
 from .other_roundings import Rounding
 from .shards_of_ranks import Holdings, LocalValue, parts_of, reduced
-from .weights import mean_of_means
+from .weights import mean, mean_of_means
 
 TELLING = 100  # roundings of a parameter, of an update that tells whether it is right
 MANY = 4  # rows with one cause that are written together
@@ -149,7 +149,7 @@ class Comparison:
         self.notes: list[str] = []
         self.names = [each.names() for each in ranks]
         self.names_alone = alone.names()
-        self.starts = {self.names_alone[p]: _whole(x) for p, x in alone.start.items()}
+        self.starts = {self.names_alone[p]: x.value for p, x in alone.start.items()}
         holdings = Holdings(self.starts, _close)
         self.held = [
             holdings.of_rank({names[p]: x for p, x in each.start.items()})
@@ -191,12 +191,13 @@ class Comparison:
         ranks = [float(x.value.value) for each in self.ranks for x in each.losses_of(number)]
         if not alone or not ranks:
             return []
-        one, mean = sum(alone) / len(alone), sum(ranks) / len(ranks)
+        one, of_ranks = mean(alone), mean(ranks)
         bound = 4 * tolerance(self.alone.losses[0].value.value.dtype) * max(abs(one), 1e-30)
-        if abs(one - mean) <= bound or abs(one - sum(ranks)) <= bound:
+        if abs(one - of_ranks) <= bound or abs(one - sum(ranks)) <= bound:
             return [f"the loss of step {number} is right: what differs is in the backward"]
         return [
-            f"the loss of step {number} is {one:.6g} on one device, {mean:.6g} in the mean of ranks"
+            f"the loss of step {number} is {one:.6g} on one device, {of_ranks:.6g} in the mean of "
+            "ranks"
         ]
 
     def of_batches(self) -> list[str]:
@@ -312,11 +313,11 @@ class Comparison:
     def compare_without(self, number: int, name: str, ranks: Sequence[Mapping[Any, Any]]) -> None:
         """Compare a gradient that one device has not, which is one of zeros."""
         zeros = torch.zeros_like(self.starts[name])
-        pairs = {r: p for r, p in self.pairs(name, zeros, ranks).items() if p.value is not None}
-        wrong = [rank for rank, pair in pairs.items() if size(pair.value)]
-        if wrong:
-            largest = max(size(pairs[rank].value) for rank in wrong)
-            self.rows.append(Row(name, GRADIENT, number, None, largest, tuple(wrong), FROZEN))
+        pairs = self.pairs(name, zeros, ranks)
+        sizes = {r: size(p.value) for r, p in pairs.items() if p.value is not None}
+        if wrong := tuple(rank for rank, x in sizes.items() if x):
+            largest = max(sizes.values())
+            self.rows.append(Row(name, GRADIENT, number, None, largest, wrong, FROZEN))
 
     def gradients_of_ranks(self, number: int) -> list[dict[nn.Parameter, LocalValue | None]]:
         """Return the gradients of each rank. Those that DTensors leave Partial are reduced: an
@@ -338,7 +339,7 @@ class Comparison:
 
     def by_name(self, values: Mapping[nn.Parameter, LocalValue]) -> dict[str, torch.Tensor]:
         """Return values of the single-device program by name."""
-        return {self.names_alone[p]: _whole(x) for p, x in values.items()}
+        return {self.names_alone[p]: x.value for p, x in values.items()}
 
     def pairs(
         self, name: str, expected: torch.Tensor, ranks: Sequence[Mapping[Any, LocalValue | None]]
@@ -466,8 +467,8 @@ class Comparison:
         for name, x in alone.items():
             noise = 0.0
             if self.rounding is not None:
-                noise = self.rounding.bound(self.rounding.buffer(name), _whole(x))
-            self.compare_named(name, BUFFER, _whole(x), [each.get(name) for each in found], noise)
+                noise = self.rounding.bound(self.rounding.buffer(name), x.value)
+            self.compare_named(name, BUFFER, x.value, [each.get(name) for each in found], noise)
 
     def compare_results(self) -> None:
         """Compare the tensors that the steps return."""
@@ -480,11 +481,11 @@ class Comparison:
             x, values = alone[path], [each.get(path) for each in found]
             name, noise = path or "the result", 0.0
             if self.rounding is not None:
-                noise = self.rounding.bound(self.rounding.result(path), _whole(x))
+                noise = self.rounding.bound(self.rounding.result(path), x.value)
             if x.value.numel() == 1 and all(v is None or v.value.numel() == 1 for v in values):
-                self.compare_scalar(name, _whole(x), values, noise)
+                self.compare_scalar(name, x.value, values, noise)
             else:
-                self.compare_named(name, RESULT, _whole(x), values, noise)
+                self.compare_named(name, RESULT, x.value, values, noise)
 
     def compare_scalar(
         self, name: str, expected: torch.Tensor, values: Sequence[LocalValue | None], noise: float
@@ -495,22 +496,11 @@ class Comparison:
         want = float(expected)
         bound = 4 * tolerance(expected.dtype) * max(abs(want), 1e-30) + noise
         right = lambda x: abs(x - want) <= bound
-        n = len(numbers)
-        if not n or all(map(right, numbers)):
+        if not numbers or all(map(right, numbers)):
             return
         is_one = all(abs(x - numbers[0]) <= bound for x in numbers)
-        weighted = [self.weighted(name, numbers)] if not is_one else []
-        if not is_one and any(
-            map(
-                right,
-                [
-                    sum(numbers) / n,
-                    sum(numbers),
-                    *self.sums(numbers),
-                    *[w for w in weighted if w is not None],
-                ],
-            )
-        ):
+        of_parts = [mean(numbers), sum(numbers), *self.sums(numbers), *self.weighted(numbers)]
+        if not is_one and any(map(right, of_parts)):
             return
         pairs = {
             r: Pair(
@@ -531,13 +521,11 @@ class Comparison:
                 found.append(sums[0])
         return found
 
-    def weighted(self, name: str, numbers: Sequence[float]) -> float | None:
+    def weighted(self, numbers: Sequence[float]) -> list[float]:
         """Return the mean of losses weighted by their elements, if those are known."""
-        counts = [each.losses[-1].count if each.losses else None for each in self.ranks]
+        counts = [each.losses[-1].count for each in self.ranks if each.losses]
         known = [c for c in counts if c is not None]
-        if len(known) != len(numbers):
-            return None
-        return sum(c * x for c, x in zip(known, numbers, strict=True)) / sum(known)
+        return [mean(numbers, known)] if len(known) == len(numbers) else []
 
     def compare_named(
         self,
@@ -582,10 +570,6 @@ def _apart(pair: Pair) -> tuple[float, float]:
     x, y = pair.value.double().reshape(-1), pair.expected.double().reshape(-1)
     ratio = float(x @ y) / max(float(y @ y), 1e-300)
     return round(float((x - ratio * y).norm() / max(float(x.norm()), 1e-300)), 6), abs(ratio - 1)
-
-
-def _whole(x: LocalValue) -> torch.Tensor:
-    return x.value
 
 
 def _eps(x: torch.Tensor) -> float:

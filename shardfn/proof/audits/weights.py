@@ -33,9 +33,9 @@ def mean_of_means(
     Returns:
         The axis and the weights; None where the mean with equal weights is right, too.
     """
-    wanted = mean([float(x.value.value) for x in alone], [x.count or 1.0 for x in alone])
-    if wanted is None:
+    if not alone:
         return None
+    wanted = mean([float(x.value.value) for x in alone], [x.count or 1.0 for x in alone])
     eps = max(SAFETY * torch.finfo(alone[0].value.value.dtype).eps, eps)
     bound = eps * max(abs(wanted), 1e-30)
     for axis in axes:
@@ -48,21 +48,17 @@ def mean_of_means(
             if len(known) != len(values) or len({*known}) < 2:
                 continue
             for scale in {1, len(values) // len(group), len(values), len(group)}:
-                weighted, equal = mean(values, known), mean(values, [1.0] * len(values))
-                if weighted is None or equal is None:
-                    continue
-                apart = abs(weighted * scale - wanted), abs(equal * scale - wanted)
+                means = mean(values, known), mean(values)
+                apart = [abs(x * scale - wanted) for x in means]
                 if apart[0] <= bound and apart[1] > 4 * max(bound, apart[0]):
                     return f"mean of means: weights {written(known)} over {axis.name}"
     return None
 
 
-def mean(values: Sequence[float], weights: Sequence[float]) -> float | None:
-    """Return a weighted mean."""
-    total = sum(weights)
-    if not values or not total:
-        return None
-    return sum(w * x for w, x in zip(weights, values, strict=True)) / total
+def mean(values: Sequence[float], weights: Sequence[float] | None = None) -> float:
+    """Return the mean of numbers, with equal weights if none are given."""
+    weights = weights or [1.0] * len(values)
+    return sum(w * x for w, x in zip(weights, values, strict=True)) / sum(weights)
 
 
 def written(weights: Sequence[float]) -> str:
