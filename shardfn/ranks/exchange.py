@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import torch
 
-from ..errors import SAME_COLLECTIVES, DivergenceError, call_site, problem
+from ..errors import SAME_COLLECTIVES, DivergenceError, call_site, listed, problem
 from ..runtime.ring import ring_reduce
 from .turns import Turns
 
@@ -144,7 +144,7 @@ class Exchange:
             return
         texts = dict.fromkeys(str(p) for p in posts)
         lines = [
-            f"  {_ranks([r for r, p in enumerate(posts) if str(p) == text])} of the group: {text}"
+            f"  {listed([r for r, p in enumerate(posts) if str(p) == text])} of the group: {text}"
             for text in texts
         ]
         raise DivergenceError(
@@ -168,10 +168,6 @@ class Exchange:
                 ticket.sender, ticket.is_finished = sender, True
                 return True
         return False
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 def _shapes(tensors: Tensors) -> tuple[Any, ...]:

@@ -12,8 +12,8 @@ import attrs
 import torch
 from torch import nn
 
-from ...errors import DivergenceError, TreeError
-from .causes import OTHER, UNREDUCED, Axis, Difference, Pair, difference, said, size, tolerance
+from ...errors import DivergenceError, TreeError, listed
+from .causes import OTHER, UNREDUCED, Axis, Difference, Pair, difference, size, tolerance
 from .observed import Observed
 from .other_roundings import Rounding
 from .shards_of_ranks import Holdings, LocalValue, parts_of, reduced
@@ -67,7 +67,7 @@ class Row:
     def __str__(self) -> str:
         where = f" at step {self.step}" if self.step else ""
         size = "" if math.isnan(self.difference) else f"differs by {self.difference:.2g}, "
-        return f"{self.kind} of {self.name}{where}: {self.cause} ({size}{said(self.ranks)})"
+        return f"{self.kind} of {self.name}{where}: {self.cause} ({size}{listed(self.ranks)})"
 
 
 @attrs.frozen
@@ -271,7 +271,7 @@ class Comparison:
             if is_missing:
                 self.rows.append(Row(name, START, 0, None, math.nan, tuple(ranks), UNKNOWN))
             else:  # besides all that one device has, as an optimizer's own copy
-                self.notes.append(f"{name} of {said(ranks)} is not compared: {UNKNOWN}")
+                self.notes.append(f"{name} of {listed(ranks)} is not compared: {UNKNOWN}")
 
     def compare_step(self, number: int) -> None:
         """Compare what one optimizer step reads and writes."""
@@ -544,7 +544,7 @@ class Comparison:
         if apart:
             shape = [*expected.shape]
             self.notes.append(
-                f"{kind} {name}, {shape} on one device, is not compared on {said(apart)}: "
+                f"{kind} {name}, {shape} on one device, is not compared on {listed(apart)}: "
                 "it is not there, or is no part of that"
             )
         if pairs:

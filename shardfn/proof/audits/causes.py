@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import attrs
 import torch
 
+from ...errors import listed
+
 OTHER = "other values"
 UNREDUCED = "each rank its own"
 SCALED = ": scaled"  # by a number that is no size
@@ -92,7 +94,7 @@ def difference(
     """
     if missing := tuple(r for r, p in pairs.items() if p.value is None):
         largest = max(size(pairs[r].expected) for r in missing)
-        where = "every rank" if len(missing) == len(pairs) else said(missing)
+        where = "every rank" if len(missing) == len(pairs) else listed(missing)
         return Difference(0.0, largest, missing, f"none on {where}: not computed, or not kept")
     gaps = {r: gap(p) for r, p in pairs.items()}
     wrong = tuple(r for r, x in gaps.items() if not x <= bound)  # also for NaN
@@ -104,7 +106,7 @@ def difference(
     shared = ratio_of([pairs[r] for r in wrong], bound)
     cause, ratio = hint or OTHER, None
     if any(not math.isfinite(x) for x in gaps.values()):
-        cause = f"not finite on {said([r for r in wrong if not math.isfinite(gaps[r])])}"
+        cause = f"not finite on {listed([r for r in wrong if not math.isfinite(gaps[r])])}"
     elif not is_summed and (parts := replicas(pairs, bound)):
         cause = f"differs between replicas: {parts}"
     elif own := scaled_by_rank(pairs, bound, slack) or unreduced(pairs, axes, bound):
@@ -162,7 +164,7 @@ def scaled(
     ratio: float, ranks: Sequence[int], pairs: Mapping[int, Pair], axes: Sequence[Axis]
 ) -> str:
     """Say what a ratio looks like."""
-    where = "every rank" if len(ranks) == len(pairs) else said(ranks)
+    where = "every rank" if len(ranks) == len(pairs) else listed(ranks)
     start = f"x {number(ratio)} on {where}"
     if abs(ratio) < 1e-6:
         return f"{start}: lost"
@@ -273,7 +275,7 @@ def replicas(pairs: Mapping[int, Pair], bound: float) -> str | None:
             classes.append([rank])
     firsts = [pairs[known[0]].elements for known in classes]
     repeated = any(torch.equal(a, b) for a, b in itertools.combinations(firsts, 2))
-    return " | ".join(said(known) for known in classes) if repeated else None
+    return " | ".join(listed(known) for known in classes) if repeated else None
 
 
 def _near(x: torch.Tensor | None, y: torch.Tensor | None, bound: float) -> bool:
@@ -286,8 +288,3 @@ def number(x: float) -> str:
     if 0 < x < 0.75 and abs(x * round(1 / x) - 1) < 1e-3:
         return f"1/{round(1 / x)}"
     return f"{round(x)}.0" if round(x) and abs(x / round(x) - 1) < 1e-3 else f"{x:.4g}"
-
-
-def said(ranks: Sequence[int]) -> str:
-    """Write ranks: `ranks 0, 2`."""
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
