@@ -15,6 +15,7 @@ from .errors import ShardError
 from .types import Cost, MeshAxes
 
 MATMUL = 16  # bits of the dtypes that run at the full rate
+NODE, NETWORK = "node", "network"  # what joins the devices of a node, and nodes
 
 
 @attrs.frozen
@@ -116,17 +117,30 @@ class Hardware:
         ranks of an axis that share a node send to other nodes side by side.
         """
         links = {}
+        physical = physical_links(self, axes)
         near = 1  # ranks from one to the next on this axis
         for name, size in reversed([*zip(axes.names, axes.sizes, strict=True)]):
-            inside = Link(self.latency, self.link)
-            if self.node is None or near * size <= self.node:
-                links[name] = inside
+            if physical[name] == NODE:
+                links[name] = Link(self.latency, self.link)
             else:
-                together = max(1, self.node // near)
+                together = max(1, (self.node or 1) // near)
                 bandwidth = min(self.link, together * self.network)
                 links[name] = Link(self.network_latency, bandwidth)
             near *= size
         return links
+
+
+def physical_links(hardware: Hardware, axes: MeshAxes) -> dict[str, str]:
+    """Return what each axis of a mesh sends over, NODE or NETWORK, if its ranks fill nodes in
+    row-major order: axes with one answer share the bandwidth of that link.
+    """
+    physical = {}
+    size = 1  # ranks of this axis and of those inside of it
+    for name, n in reversed([*zip(axes.names, axes.sizes, strict=True)]):
+        size *= n
+        is_inside = hardware.node is None or size <= hardware.node
+        physical[name] = NODE if is_inside else NETWORK
+    return physical
 
 
 def hardware_of(hardware: Hardware | str, where: str = "Lowered.time") -> Hardware:

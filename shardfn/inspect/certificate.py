@@ -18,7 +18,7 @@ from ..partition.planner import op_cost
 from ..schedule.schedule_plan import SchedulePlan
 from ..types import Collective, LocalProgram, MeshAxes
 from .memory import peak_bytes
-from .step_time import Clock, Timeline
+from .timeline.clock import Clock, Timeline
 
 
 @attrs.frozen

@@ -13,7 +13,7 @@ from shardfn import P
 from shardfn.hardware import H100, Hardware
 from shardfn.inspect.certificate import certify
 from shardfn.inspect.memory import peak_bytes
-from shardfn.inspect.step_time import Clock
+from shardfn.inspect.timeline.clock import Clock
 from shardfn.schedule import copied
 
 SLOW = Hardware("slow", flops=1e9, flops32=1e9, memory=1e9, link=1e8, latency=1e-6)

@@ -294,7 +294,8 @@ class Lowered:
         names = self.program.axes.names
         model = hardware_of(hardware)
         own, stages = links_of(links, names), self._along_stages()
-        return step_time(self.program, model, own, lambda: self.memory.peak, stages)
+        peak, axis = lambda: self.memory.peak, self.partition.stage_axis
+        return step_time(self.program, model, own, peak, stages, axis)
 
     def _along_stages(self) -> list[LocalProgram]:
         """The programs of all stages of a pipeline, at this rank's other coordinates."""

@@ -17,7 +17,7 @@ from ...durations import human_seconds
 from ...errors import PlacementError, ScheduleError
 from ...hardware import Hardware
 from ...inspect.mesh_plans import MeshPlan, sent_bytes
-from ...inspect.step_time import step_time
+from ...inspect.step_time import step_times
 from ...mesh import make_mesh
 from ...ops.pipeline import Pipeline
 from ...partition.collective_bytes import collectives_in
@@ -191,10 +191,8 @@ def _plan(
         _refuse_other(where, programs, schedule)
         donated = donated_places(lowered.traced.placed)
         memories = [memory_as_run(x, "inductor", donated) for x in programs]
-        times = [
-            step_time(x, hardware, memory=lambda peak=held.peak: peak, stages=programs)
-            for x, held in zip(programs, memories, strict=True)
-        ]
+        peaks = [lambda peak=held.peak: peak for held in memories]
+        times = step_times(programs, hardware, None, peaks, lowered.partition.stage_axis)
         sent = [tuple(collectives_in(x.graph)) for x in programs]
         fullest = max(coordinates, key=lambda k: memories[k].peak)
         slowest = max(times, key=lambda time: time.total)
