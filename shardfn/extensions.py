@@ -83,6 +83,13 @@ class Pictures(NamedTuple):
     page: Callable[[Any], str | None]
 
 
+class Reports(NamedTuple):
+    """The page that a room writes of a lowered program. Without it there is none."""
+
+    # (lowered, path=, hardware=): the report, written to a file
+    report: Callable[..., Any]
+
+
 T = TypeVar("T")
 _rooms: dict[type[Any], Callable[[], Any]] = {}  # how to load the service of a point
 _services: dict[type[Any], Any] = {}  # that have been loaded

@@ -209,6 +209,11 @@ AXES = Kind(
     "the sizes of axes by name",
     "{'dp': 4, 'tp': 2}",
 )
+MESH_OR_AXES = Kind(
+    lambda x: AXES.test(x) or hasattr(x, "mesh_dim_names"),
+    "a mesh, the sizes of axes by name, or None",
+    "mesh={'dp': 4, 'tp': 2}",
+)
 PLACE = Kind(
     lambda x: isinstance(x, str) or (isinstance(x, int) and not isinstance(x, bool)),
     "a number, or text: a line, a name or an op",
@@ -303,6 +308,8 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     "mixed_precision": {"argnums": POSITIONS},
     "pin": {"outputs": PATTERNS, "inputs": PATTERNS},
     "plan": {"fn": FUNCTION, "meshes": SHAPES, "axis_names": NAMES},
+    "Lowered.report": {"path": FILE},
+    "report": {"path": FILE, "mesh": MESH_OR_AXES},
     "save": {"path": PATH, "step": STEP, "keep": KEEP, "background": FLAG},
     "save_safetensors": {"path": PATH, "max_bytes": BYTES},
     "saved_residuals": {"fn": FUNCTION},

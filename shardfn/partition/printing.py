@@ -21,12 +21,10 @@ def local_text(program: LocalProgram, full: bool = False) -> str:
     """Print a LocalProgram; the short form of a long one shows its collectives."""
     graph = program.graph
     axes = program.axes.names
+    printer = printer_of(program, full)
+    called, type_of = printer.names, printer.type_of
     holders = graph.find_nodes(op="placeholder")
-    coords = holders[: len(axes)]
-    tensors = holders[len(axes) :]
-    called = _input_names(program, coords, tensors)
-    type_of = functools.partial(_type, axes=axes)
-    printer = Printer(printed_names(graph, called), type_of, _is_notable, full)
+    coords, tensors = holders[: len(axes)], holders[len(axes) :]
     lines = input_lines(
         [called[h] for h in tensors], program.in_paths, [type_of(h) for h in tensors], full
     )
@@ -38,6 +36,18 @@ def local_text(program: LocalProgram, full: bool = False) -> str:
     lines += printer.body(graph)
     lines += printer.returned(graph, program.out_paths)
     return "\n".join([*_header(program), *legend(lines), *lines])
+
+
+def printer_of(program: LocalProgram, full: bool = False) -> Printer:
+    """Return what prints the nodes of a LocalProgram.
+
+    Args:
+        program: of one rank.
+        full: whether to print all lines.
+    """
+    names = printed_names(program.graph, _input_names(program))
+    type_of = functools.partial(_type, axes=program.axes.names)
+    return Printer(names, type_of, _is_notable, full)
 
 
 def summary(graph: torch.fx.Graph) -> str:
@@ -64,10 +74,11 @@ def _header(program: LocalProgram) -> list[str]:
     return lines
 
 
-def _input_names(
-    program: LocalProgram, coords: list[torch.fx.Node], tensors: list[torch.fx.Node]
-) -> dict[torch.fx.Node, str]:
+def _input_names(program: LocalProgram) -> dict[torch.fx.Node, str]:
     """Name the inputs: tensors by path, coordinates by axis."""
+    holders = program.graph.find_nodes(op="placeholder")
+    count = len(program.axes.names)
+    coords, tensors = holders[:count], holders[count:]
     names = dotted_names(program.in_paths)
     taken = set(names)
     called = dict(zip(tensors, names, strict=True))

@@ -23,6 +23,7 @@ PAGES = [
     "per-rank-code.md",
     "pictures.md",
     "pipelines.md",
+    "report.md",
     "sequences.md",
     "starting.md",
     "strategies.md",

@@ -74,6 +74,7 @@ def simulated() -> None:
     eagerly("shardfn.pictures", lambda: sf.save)
     assert low._repr_html_() is None  # a notebook shows text
     eagerly("shardfn.pictures", low.draw)
+    eagerly("shardfn.reports", low.report)
 
 
 def eagerly(room: str, call: Any) -> None:

@@ -412,6 +412,27 @@ class Lowered:
             raise extensions.absent("Lowered.draw", "pictures")
         return found.draw(self, path=path)
 
+    def report(
+        self, *, path: str | os.PathLike[str] = "report.html", hardware: Hardware | str = H100
+    ) -> Any:
+        """Write a page of the step, as `sf.report` does: its time, its memory, what it sends.
+
+        Args:
+            path: of the page.
+            hardware: an `sf.Hardware`, or a name such as "H100".
+
+        Returns:
+            The `sf.Report`, which prints the step in a sentence.
+
+        Raises:
+            ShardError: the hardware is unknown, or the file cannot be written.
+            ImportError: this package lacks its room.
+        """
+        found = extensions.service(extensions.Reports)
+        if found is None:
+            raise extensions.absent("Lowered.report", "reports")
+        return found.report(self, path=path, hardware=hardware)
+
     def _repr_html_(self) -> str | None:
         """Draw a picture in a notebook."""
         return extensions.page_of(self)

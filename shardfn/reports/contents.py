@@ -1,0 +1,145 @@
+"""The contents of a report: all figures of a lowered step, as the page's JSON has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from torch.fx import Graph
+
+from ..hardware import Hardware
+from ..inspect.memory import Memory
+from ..inspect.step_time import StepTime
+from ..ops.loops import Loop, loop_of
+from ..partition.planner import op_cost
+from ..runtime.stages import Lowered
+from ..types import Collective, LocalProgram
+from .collectives import SentByLine, collective_rows, sent_by_line
+from .memory import memory_rows
+from .placements import placement_rows
+from .program import program_rows
+from .strings import Strings
+from .summary import ARITHMETIC, BUBBLE, TRAFFIC, Summary, exposed_by_axis
+
+
+@attrs.frozen(eq=False)
+class Step:
+    """A lowered step on some hardware, as the sections of a report read it.
+
+    Args:
+        lowered: its forward and, where autograd follows the call, its backward.
+        times: of each.
+        memory: of the one that holds more.
+        collectives: of a step, in the order of their start.
+        sent: the same, by line.
+    """
+
+    lowered: tuple[Lowered, ...]
+    times: tuple[StepTime, ...]
+    memory: Memory
+    collectives: tuple[Collective, ...]
+    sent: tuple[SentByLine, ...]
+
+    @property
+    def programs(self) -> tuple[LocalProgram, ...]:
+        """The programs of this rank, one after the other."""
+        return tuple(x.program for x in self.lowered)
+
+
+def step_of(lowered: Lowered, hardware: Hardware) -> Step:
+    """Read the figures of a lowered step.
+
+    Args:
+        lowered: the step.
+        hardware: the model of time.
+    """
+    halves = (lowered,) if lowered.backward is None else (lowered, lowered.backward)
+    axes = lowered.program.axes
+    links = hardware.links(axes)
+    sizes = dict(zip(axes.names, axes.sizes, strict=True))
+    collectives = lowered.explain().collectives
+
+    def seconds_of(x: Collective) -> float:
+        return links[x.axis].send(x.kind, x.nbytes, sizes[x.axis])
+
+    return Step(
+        halves,
+        tuple(x.time(hardware) for x in halves),
+        max((x.memory for x in halves), key=lambda memory: memory.peak),
+        collectives,
+        sent_by_line(collectives, seconds_of),
+    )
+
+
+def summary_of(step: Step, first: str = "") -> Summary:
+    """Return the figures of a step's sentence.
+
+    Args:
+        step: the step.
+        first: what to change first.
+    """
+    program, times = step.programs[0], step.times
+    arithmetic = sum(map(_arithmetic, times, step.programs))
+    exposed = sum(time.exposed for time in times)
+    by_axis = exposed_by_axis(exposed, [(x.axis, x.seconds) for x in step.sent])
+    parts = {
+        ARITHMETIC: arithmetic,
+        TRAFFIC: sum(time.compute for time in times) - arithmetic,
+        **{f"communication over {axis}": seconds for axis, seconds in by_axis.items()},
+        BUBBLE: sum(time.bubble for time in times),
+    }
+    return Summary(
+        name=program.name,
+        mesh=str(program.axes),
+        hardware=times[0].hardware,
+        total=sum(time.total for time in times),
+        parts=parts,
+        peak=step.memory.peak,
+        capacity=times[0].capacity,
+        nbytes=sum(x.nbytes for x in step.collectives),
+        collectives=len(step.collectives),
+        first=first,
+    )
+
+
+def _arithmetic(time: StepTime, program: LocalProgram) -> float:
+    """Return the seconds of matrix products, convolutions and attention."""
+    names = set(_names_with_flops(program.graph))
+    return sum(op.seconds for op in time.ops if op.axis is None and op.name in names)
+
+
+def _names_with_flops(graph: Graph) -> list[str]:
+    names = []
+    for node in graph.nodes:
+        if isinstance(node.target, Loop):
+            for body in loop_of(node).graphs:
+                names += _names_with_flops(body)
+        elif node.op == "call_function" and "collective" not in node.meta and op_cost.flops(node):
+            names.append(getattr(node.target, "_opname", node.name))
+    return names
+
+
+def contents_of(step: Step, summary: Summary) -> dict[str, Any]:
+    """Return all sections of the page.
+
+    Args:
+        step: the step.
+        summary: its sentence and figures.
+    """
+    lowered, strings = step.lowered[0], Strings()
+    axes = lowered.program.axes
+    contents: dict[str, Any] = {
+        "name": lowered.program.name,
+        "mesh": str(axes),
+        "axes": [*map(list, zip(axes.names, axes.sizes, strict=True))],
+        "rank": list(lowered.traced.placed.coordinate),
+        "hardware": step.times[0].hardware,
+        "summary": summary.contents(),
+        "endless": sum(time.endless for time in step.times),
+        "memory": memory_rows(step.memory, strings),
+        "collectives": collective_rows(step.sent, strings),
+        "placements": placement_rows(lowered.placements.table, strings),
+        "program": program_rows(step.programs),
+    }
+    contents["strings"] = strings.texts()
+    return contents

@@ -1,0 +1,347 @@
+"use strict";
+// Draws the contents of the report. Rows refer to texts by their number in `strings`.
+
+const contents = JSON.parse(document.getElementById("contents").textContent);
+const text = (number) => contents.strings[number];
+const byId = (id) => document.getElementById(id);
+const COLOURS = 8;
+const ROWS = 25; // of a table, before a button shows all
+
+// Elements and texts
+
+function element(name, attributes = {}, ...children) {
+  const node = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  node.append(...children.filter((child) => child !== null));
+  return node;
+}
+
+function drawn(name, attributes = {}, ...children) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  node.append(...children);
+  return node;
+}
+
+function bytes(n) {
+  let k = 0;
+  const units = ["B", "KiB", "MiB", "GiB"];
+  while (n >= 1023.95 && k < 3) { n /= 1024; k += 1; }
+  return (k ? n.toFixed(1) : String(Math.round(n))) + " " + units[k];
+}
+
+function seconds(x) {
+  if (x >= 0.9999995) return x.toFixed(3) + " s";
+  if (x >= 0.9995e-3) return (1e3 * x).toFixed(3) + " ms";
+  if (x >= 0.9995e-6) return Number((1e6 * x).toPrecision(3)) + " us";
+  return x ? Number((1e9 * x).toPrecision(3)) + " ns" : "0 us";
+}
+
+const share = (part, whole) => (whole ? Math.round((100 * part) / whole) : 0) + "%";
+const plural = (n, noun) => n.toLocaleString("en") + " " + noun + (n === 1 ? "" : "s");
+const baseName = (line) => line.slice(line.lastIndexOf("/") + 1);
+const colour = (k) => `var(--c${k % COLOURS})`;
+const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+const code = (name) => element("code", {}, name);
+const swatched = (fill, name) => element("span", {}, element("i", { class: "swatch", style: `background:${fill}` }), name);
+
+function place(source, module) {
+  const cell = element("span");
+  if (module) cell.append(code(text(module)), element("br"));
+  if (source) cell.append(element("span", { title: text(source) }, baseName(text(source))));
+  if (!module && !source) cell.append("no line");
+  return cell;
+}
+
+// Tables
+
+function table(caption, columns, rows, options = {}) {
+  const body = element("tbody");
+  const heads = columns.map(([name, kind]) => element("th", { scope: "col", class: kind }, name));
+  const made = element("table", {}, element("caption", {}, caption),
+    element("thead", {}, element("tr", {}, ...heads)), body);
+  const region = element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, made);
+  const more = element("button", { type: "button" });
+  const count = element("p", { class: "note" });
+  const line = (row) => row.filter((cell) => cell !== null).map((cell) => cell.textContent ?? cell).join(" ").toLowerCase();
+  const lines = rows.map(line);
+  let wanted = "", isAll = false;
+  const fill = () => {
+    const fitting = rows.filter((_, k) => lines[k].includes(wanted));
+    const shown = isAll ? fitting : fitting.slice(0, ROWS);
+    body.replaceChildren(...shown.map((row) => element("tr", {},
+      ...row.map((cell, k) => element("td", { class: columns[k][1] }, cell ?? "")))));
+    more.hidden = shown.length === fitting.length;
+    more.textContent = `Show all ${plural(fitting.length, "row")}`;
+    count.textContent = wanted ? `${plural(fitting.length, "row")} with "${wanted}"` : "";
+    count.hidden = !wanted;
+  };
+  more.addEventListener("click", () => { isAll = true; fill(); });
+  fill();
+  const parts = [region, more, count];
+  if (options.filter && rows.length > 5) {
+    parts.unshift(search(options.filter, (value) => { wanted = value; fill(); }));
+  }
+  return parts;
+}
+
+function search(label, onSearch) {
+  const input = element("input", { type: "search", autocomplete: "off" });
+  const labelled = element("label", {}, label + " ", input);
+  input.addEventListener("input", () => onSearch(input.value.trim().toLowerCase()));
+  return element("div", { class: "tools" }, labelled);
+}
+
+function keys(items) {
+  return element("ul", { class: "keys" }, ...items.map(([fill, name]) =>
+    element("li", {}, element("i", { style: `background:${fill}` }), name)));
+}
+
+// The step
+
+function drawStep() {
+  const s = contents.summary;
+  byId("name").textContent = contents.name;
+  const ranks = contents.axes.reduce((n, [, size]) => n * size, 1);
+  byId("where").textContent = `Mesh ${contents.mesh}, ${plural(ranks, "rank")}, on ${contents.hardware}. Figures are those of one rank.`;
+  const lines = byId("sentences");
+  if (s.fits === false) lines.classList.add("bad");
+  lines.append(...s.sentences.map((sentence) => element("p", {}, sentence)));
+  const tile = (name, value, note) => element("div", {}, element("dt", {}, name),
+    element("dd", {}, value, element("small", {}, note)));
+  const room = s.capacity ? `${share(s.peak, s.capacity)} of ${bytes(s.capacity)}` : "the device's is not known";
+  byId("tiles").append(
+    tile("Time of a step", seconds(s.total), `on ${contents.hardware}`),
+    tile("Peak of memory", bytes(s.peak), room),
+    tile("MFU", s.mfu === null ? "not known" : (100 * s.mfu).toFixed(1) + "%", "of the device's peak arithmetic"),
+    tile("Sent by a rank", bytes(s.nbytes), plural(s.collectives, "collective")),
+    tile("Bound by", s.bound || "nothing", s.parts.length ? share(Math.max(...s.parts.map((part) => part[1])), s.total) + " of the step" : ""));
+  const parts = s.parts.map(([name, took], k) => [colour(k), `${name}: ${seconds(took)}, ${share(took, s.total)}`, took]);
+  byId("parts").append(
+    element("div", { class: "bar", role: "img", "aria-label": parts.map((part) => part[1]).join("; ") },
+      ...parts.map(([fill, title, took]) => element("span", { style: `background:${fill};flex:${took / s.total}`, title }))),
+    keys(parts));
+  if (contents.endless) byId("parts").append(element("p", { class: "note" },
+    `${plural(contents.endless, "while loop")} counted as one turn each: how many turns they take depends on values.`));
+}
+
+// Memory
+
+function drawMemory() {
+  const m = contents.memory;
+  const used = m.kinds.map((name, k) => [name, k]).filter(([, k]) => m.moments.some((row) => row[2 + k]));
+  const chart = byId("memory-chart");
+  if (m.moments.length) chart.append(...memoryChart(m, used));
+  const rows = m.alive.map((row) => [
+    swatched(colour(row.kind), m.kinds[row.kind]), code(text(row.name)), code(`${text(row.dtype)}[${row.shape.join(", ")}]`),
+    row.count.toLocaleString("en"), bytes(row.nbytes), share(row.nbytes, m.peak), place(row.source, row.module)]);
+  byId("alive").append(...table("Tensors at the peak, of a rank: shapes are local",
+    [["Kind", ""], ["Tensor", "wide"], ["Local shape", "where"], ["Count", "n"], ["Bytes", "n"], ["Share", "n"], ["Module and line", "where"]],
+    rows, { filter: "Find a tensor" }));
+  if (m.left_out_rows) byId("alive").append(element("p", { class: "note" },
+    `${plural(m.left_out_rows, "smaller row")} left out, ${bytes(m.left_out)} in all.`));
+}
+
+function memoryChart(m, used) {
+  const wide = 1000, high = 240, left = 70, top = 14, bottom = 22;
+  const inner = wide - left - 8, tall = high - top - bottom, n = m.moments.length;
+  const total = (row) => row.slice(2).reduce((a, b) => a + b, 0);
+  const most = Math.max(m.peak, ...m.moments.map(total)) || 1;
+  const x = (k) => left + (inner * k) / n, y = (size) => top + tall * (1 - size / most);
+  const svg = drawn("svg", { viewBox: `0 0 ${wide} ${high}`, class: "chart", tabindex: "0", role: "img",
+    "aria-label": `Memory over ${m.ops} ops; the peak is ${bytes(m.peak)}. Arrow keys move along the step.` });
+  for (const part of [0, 0.5, 1]) {
+    svg.append(drawn("line", { x1: left, x2: wide - 8, y1: y(part * most), y2: y(part * most), stroke: "var(--line)" }));
+    const label = drawn("text", { x: left - 8, y: y(part * most) + 4, "text-anchor": "end" });
+    label.textContent = bytes(part * most);
+    svg.append(label);
+  }
+  const below = m.moments.map(() => 0);
+  for (const [, kind] of used) {
+    const above = m.moments.map((row, k) => below[k] + row[2 + kind]);
+    const up = above.map((size, k) => `L${x(k).toFixed(1)},${y(size).toFixed(1)}L${x(k + 1).toFixed(1)},${y(size).toFixed(1)}`);
+    const down = below.map((size, k) => `L${x(k + 1).toFixed(1)},${y(size).toFixed(1)}L${x(k).toFixed(1)},${y(size).toFixed(1)}`).reverse();
+    svg.append(drawn("path", { d: "M" + (up.join("") + down.join("")).slice(1) + "Z", fill: colour(kind) }));
+    above.forEach((size, k) => { below[k] = size; });
+  }
+  phases(m).forEach(([from, to, name]) => {
+    const label = drawn("text", { x: x((from + to) / 2), y: high - 6, "text-anchor": "middle" });
+    label.textContent = name;
+    svg.append(label, drawn("line", { x1: x(from), x2: x(from), y1: top, y2: high - 4, stroke: "var(--soft)", "stroke-dasharray": "2 3" }));
+  });
+  const cursor = drawn("line", { y1: top, y2: high - bottom, stroke: "var(--ink)", "stroke-width": "1.5" });
+  svg.append(cursor);
+  const readout = element("p", { class: "readout", "aria-live": "polite" });
+  let at = m.moments.reduce((best, row, k) => (total(row) > total(m.moments[best]) ? k : best), 0);
+  const show = (k) => {
+    at = Math.max(0, Math.min(n - 1, k));
+    const row = m.moments[at];
+    cursor.setAttribute("x1", x(at + 0.5));
+    cursor.setAttribute("x2", x(at + 0.5));
+    const parts = used.filter(([, kind]) => row[2 + kind]).map(([name, kind]) => `${bytes(row[2 + kind])} of ${name}`);
+    const line = text(row[0]) ? ` at ${baseName(text(row[0]))}` : "";
+    readout.textContent = `${bytes(total(row))}${line}: ${parts.join(", ")}.`;
+  };
+  const under = (event) => {
+    const box = svg.getBoundingClientRect();
+    return Math.floor((((event.clientX - box.left) / box.width) * wide - left) / inner * n);
+  };
+  svg.addEventListener("pointermove", (event) => show(under(event)));
+  svg.addEventListener("keydown", (event) => {
+    const step = { ArrowLeft: -1, ArrowRight: 1, PageUp: -20, PageDown: 20, Home: -n, End: n }[event.key];
+    if (step) { event.preventDefault(); show(at + step); }
+  });
+  show(at);
+  const names = used.map(([name, kind]) => [colour(kind), name]);
+  return [svg, keys(names), readout];
+}
+
+function phases(m) {
+  const found = [];
+  m.moments.forEach((row, k) => {
+    const name = text(row[1]), last = found[found.length - 1];
+    if (last && last[2] === name) last[1] = k + 1; else found.push([k, k + 1, name]);
+  });
+  return found.filter(([from, to, name]) => name && to - from > m.moments.length / 10);
+}
+
+// Collectives
+
+function drawCollectives() {
+  const axes = contents.axes.map(([name]) => name);
+  const rows = contents.collectives.map((row) => [
+    swatched(colour(axes.indexOf(text(row.axis)) + 1), code(`${text(row.kind)}${row.op ? " " + text(row.op) : ""} over ${text(row.axis)}`)),
+    bytes(row.nbytes), row.count.toLocaleString("en"), seconds(row.seconds),
+    row.implicit ? element("span", { class: "tag warn" }, "implicit") : element("span", { class: "tag plain" }, "a placement"),
+    place(row.source, row.module), buckets(row.buckets)]);
+  if (!rows.length) {
+    byId("sent").append(element("p", {}, "Ranks send each other nothing."));
+    return;
+  }
+  byId("sent").append(...table("Collectives of a step by line; bytes are the payload of a rank",
+    [["Collective", "wide"], ["Bytes", "n"], ["Count", "n"], ["Time", "n"], ["Asked by", ""], ["Module and line", "where"], ["Bucket", ""]],
+    rows, { filter: "Find a collective" }));
+}
+
+function buckets(numbers) {
+  if (!numbers.length) return "";
+  const last = numbers[numbers.length - 1];
+  return `bucket ${numbers[0]}${numbers.length > 1 ? " to " + last : ""}`;
+}
+
+// Placements
+
+function drawPlacements() {
+  const p = contents.placements;
+  const rows = p.rows.map((row) => [
+    code(text(row.path)), code(text(row.placement)), `${text(row.dtype)} ${text(row.shape).replaceAll("x", " × ")}`,
+    row.count.toLocaleString("en"), bytes(row.nbytes)]);
+  byId("placed").append(element("p", {}, p.total + "."));
+  const groups = new Map();
+  p.rows.forEach((row, k) => {
+    const name = text(row.path), end = Math.max(name.lastIndexOf("."), name.lastIndexOf("["));
+    const group = end > 0 ? name.slice(0, end) : "arguments";
+    groups.set(group, [...(groups.get(group) ?? []), k]);
+  });
+  const columns = [["Argument", "wide"], ["Placement", "where"], ["Global shape", "where"], ["Count", "n"], ["Bytes of a rank", "n"]];
+  const isFolded = groups.size > 1 && rows.length > 12;
+  if (!isFolded) byId("placed").append(...table("Placements of the arguments", columns, rows, { filter: "Find an argument" }));
+  for (const [name, numbers] of isFolded ? groups : []) {
+    const sum = numbers.reduce((n, k) => n + p.rows[k].nbytes, 0);
+    const fold = element("details", {}, element("summary", {}, element("code", {}, name), " ",
+      element("small", {}, `${plural(numbers.length, "row")}, ${bytes(sum)}`)));
+    fold.addEventListener("toggle", () => {
+      if (fold.children.length === 1) fold.append(...table(`Placements in ${name}`, columns, numbers.map((k) => rows[k])));
+    });
+    byId("placed").append(fold);
+  }
+  if (p.left_out) byId("placed").append(element("p", { class: "note" }, `${plural(p.left_out, "row")} left out.`));
+}
+
+// The program
+
+function drawProgram() {
+  const { ops, outline, blocks } = contents.program;
+  const tree = element("div");
+  const note = outline
+    ? `The program is too large to show: of its ${plural(ops, "op")}, collectives and loops are shown, with the number of ops left out beside them.`
+    : `${plural(ops, "op")}.`;
+  const count = element("p", { class: "note", "aria-live": "polite" }, note);
+  const show = (wanted) => {
+    const found = { n: 0 };
+    const kept = wanted ? blocks.map((block) => matching(block, wanted, found)).filter(Boolean) : blocks;
+    tree.replaceChildren(...kept.map((block) => fold(block, wanted, blocks.length === 1 || Boolean(wanted))));
+    count.textContent = wanted ? `${plural(found.n, "line")} with "${wanted}".` : note;
+  };
+  byId("ops").append(search("Find an op, a line or a module", show), count, tree);
+  show("");
+}
+
+// A block is [title, ops, left out, lines]; a line is a text or a block.
+function matching([title, ops, left, lines], wanted, found) {
+  if (title.toLowerCase().includes(wanted)) { found.n += ops; return [title, ops, left, lines]; }
+  const kept = lines.map((line) => {
+    if (typeof line !== "string") return matching(line, wanted, found);
+    if (!line.toLowerCase().includes(wanted)) return null;
+    found.n += 1;
+    return line;
+  }).filter(Boolean);
+  return kept.length ? [title, ops, left, kept] : null;
+}
+
+function fold([title, ops, left, lines], wanted, isOpen) {
+  const some = left ? `${plural(ops, "op")}, ${left.toLocaleString("en")} left out` : plural(ops, "op");
+  const made = element("details", {}, element("summary", {}, element("code", {}, title), " ", element("small", {}, some)));
+  const open = () => {
+    if (made.children.length > 1) return;
+    let texts = [];
+    const flush = () => { if (texts.length) made.append(element("pre", {}, ...texts)); texts = []; };
+    for (const line of lines) {
+      if (typeof line === "string") { texts.push(...highlighted(line, wanted), "\n"); continue; }
+      flush();
+      made.append(fold(line, wanted, Boolean(wanted) && lines.length < 20));
+    }
+    flush();
+  };
+  made.addEventListener("toggle", open);
+  if (isOpen) { open(); made.open = true; }
+  return made;
+}
+
+const COLLECTIVE = /= (all_gather|all_reduce|reduce_scatter|all_to_all|permute|ppermute|halo|send)\[/;
+
+function highlighted(line, wanted) {
+  const parts = [];
+  let rest = line;
+  for (let at = wanted ? rest.toLowerCase().indexOf(wanted) : -1; at >= 0; at = rest.toLowerCase().indexOf(wanted)) {
+    parts.push(rest.slice(0, at), element("mark", {}, rest.slice(at, at + wanted.length)));
+    rest = rest.slice(at + wanted.length);
+  }
+  parts.push(rest);
+  return COLLECTIVE.test(line) ? [element("b", {}, ...parts)] : parts;
+}
+
+// Light and dark
+
+function setTheme(name) {
+  document.documentElement.dataset.theme = name;
+  byId("theme").textContent = name === "dark" ? "Light page" : "Dark page";
+  document.dispatchEvent(new Event("themed"));
+}
+
+function themes() {
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  setTheme(dark.matches ? "dark" : "light");
+  dark.addEventListener("change", () => setTheme(dark.matches ? "dark" : "light"));
+  byId("theme").addEventListener("click", () =>
+    setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
+}
+
+themes();
+drawStep();
+if (contents.timeline) drawTimeline(); else byId("timeline").hidden = true;
+drawMemory();
+drawCollectives();
+drawPlacements();
+drawProgram();

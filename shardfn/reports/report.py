@@ -1,0 +1,160 @@
+"""`report`: a step before it runs, as one page."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..accepted import accept
+from ..byte_sizes import human_bytes
+from ..errors import ShardError, call_site
+from ..hardware import H100, Hardware, hardware_of
+from ..mesh import make_mesh, use_mesh
+from ..runtime.stages import Lowered
+from ..tracebacks import filter_errors
+from ..transforms import shard
+from ..transforms._transformed import Bound, Transformed, name_of
+from ..world import current_world, fake_world
+from .contents import contents_of, step_of, summary_of
+from .page import page_of
+from .summary import Summary
+
+MeshLike = DeviceMesh | Mapping[str, int]
+
+
+@attrs.frozen(eq=False)
+class Report:
+    """The report of a step, which prints the step in a sentence.
+
+    Args:
+        path: of the page.
+        summary: the figures of the sentence.
+        contents: all that the page shows.
+    """
+
+    path: str
+    summary: Summary
+    contents: Mapping[str, Any] = attrs.field(repr=False)
+
+    def __str__(self) -> str:
+        size = human_bytes(os.path.getsize(self.path)) if os.path.exists(self.path) else "no file"
+        return "\n".join([*self.summary.sentences(), f"{self.path}, {size}"])
+
+
+@filter_errors
+def report(
+    fn: Any,
+    *args: Any,
+    path: str | os.PathLike[str] = "report.html",
+    mesh: MeshLike | None = None,
+    hardware: Hardware | str = H100,
+    in_placements: Any = None,
+    **kwargs: Any,
+) -> Report:
+    """Write a page that shows a step before it runs: its time, its memory, what it sends. Nothing
+    is run. The page is one file, and opens without a network.
+
+    Args:
+        fn: a transformed function, such as the result of shard; or a function of global tensors,
+            with `mesh`.
+        args: of the call; `ShapeDtype`s (global shape, dtype) may stand for tensors.
+        path: of the page.
+        mesh: a mesh, or the sizes of its axes, `{"dp": 8, "tp": 4}`, for which no ranks are
+            needed. None: that of the function.
+        hardware: an `sf.Hardware`, or a name such as "H100".
+        in_placements: of a function that is not transformed, as `shard` takes them.
+        kwargs: keyword arguments of the call.
+
+    Returns:
+        A `Report`: its `path`, its `summary`, and the `contents` of the page.
+
+    Raises:
+        ShardError: fn is not transformed and there is no mesh; the hardware is unknown; or the
+            page cannot be written.
+
+    Source: the memory and trace viewers of XProf, for a program that has not run.
+
+    Example:
+        >>> import os, tempfile, shardfn as sf
+        >>> from shardfn import P
+        >>> product = lambda x, w: x @ w
+        >>> shapes = sf.ShapeDtype((4096, 4096)), sf.ShapeDtype((4096, 4096))
+        >>> path = os.path.join(tempfile.mkdtemp(), "product.html")
+        >>> page = sf.report(
+        ...     product, *shapes, mesh={"tp": 8}, in_placements=(P(), P(None, "tp")), path=path
+        ... )
+        >>> page.summary.fits, page.summary.collectives
+        (True, 0)
+    """
+    accept("report", path=path, mesh=mesh)
+    if isinstance(fn, Bound):
+        fn, args = fn.func, (*fn.args, *args)
+    model = hardware_of(hardware, "report, hardware")
+    with _mesh_of(mesh) as over:
+        lowered = _transformed(fn, over, in_placements).lower(*args, **kwargs)
+        return report_of(lowered, path=path, hardware=model)
+
+
+@contextlib.contextmanager
+def _mesh_of(mesh: MeshLike | None) -> Iterator[DeviceMesh | None]:
+    """Make a mesh of some axes, in a fake world where there is no world of that size."""
+    if not isinstance(mesh, Mapping):
+        with use_mesh(mesh) if mesh is not None else contextlib.nullcontext():
+            yield mesh
+        return
+    count = math.prod(mesh.values())
+    is_here = current_world().size == count
+    with contextlib.nullcontext() if is_here else fake_world(count, numerics=False):
+        made = make_mesh(tuple(mesh.values()), tuple(mesh))
+        with use_mesh(made):
+            yield made
+
+
+def _transformed(fn: Any, mesh: DeviceMesh | None, in_placements: Any) -> Transformed:
+    """Return a transformed function as it is, and shard another one.
+
+    Raises:
+        ShardError: there is no mesh.
+    """
+    if isinstance(fn, Transformed):
+        return fn
+    if mesh is None or not callable(fn):
+        got = f"{name_of(fn)} is not a transformed function, and mesh is None"
+        fix = "sf.shard(fn, mesh, ...), or mesh={'dp': 8}"
+        raise ShardError.of("report", got, fix=fix, source=call_site())
+    return shard(fn, mesh, in_placements)
+
+
+def report_of(
+    lowered: Lowered, *, path: str | os.PathLike[str], hardware: Hardware | str
+) -> Report:
+    """Write the page of a lowered step, as `Lowered.report` does."""
+    accept("Lowered.report", path=path)
+    model = hardware_of(hardware, "Lowered.report, hardware")
+    step = step_of(lowered, model)
+    summary = summary_of(step)
+    contents = contents_of(step, summary)
+    _write(Path(path), page_of(contents))
+    return Report(str(path), summary, contents)
+
+
+def _write(path: Path, page: str) -> None:
+    """Write the page.
+
+    Raises:
+        ShardError: the system refuses it.
+    """
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        got = f"{str(path)!r} cannot be written: {error.strerror}"
+        fix = "the path of a file in a folder that exists"
+        source = call_site()
+        raise ShardError.of("report, path", got, fix=fix, source=source, arg_path="path") from error

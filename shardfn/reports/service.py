@@ -1,0 +1,8 @@
+"""The service of the room of reports for the core: the page of a lowered program."""
+
+from __future__ import annotations
+
+from ..extensions import Reports
+from .report import report_of
+
+SERVICE = Reports(report_of)

@@ -1,0 +1,18 @@
+"""The texts of a page, each stored once: rows refer to them by number."""
+
+from __future__ import annotations
+
+
+class Strings:
+    """A list of different texts. A row of the page holds the number of a text, not the text."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {"": 0}
+
+    def number(self, text: str | None) -> int:
+        """Return the number of a text; 0 for none."""
+        return self._numbers.setdefault(text or "", len(self._numbers))
+
+    def texts(self) -> list[str]:
+        """Return all texts, in the order of their numbers."""
+        return [*self._numbers]

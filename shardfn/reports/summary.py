@@ -1,0 +1,111 @@
+"""A step in one sentence: whether it fits, how long it takes, what bounds it, what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from ..byte_sizes import human_bytes
+from ..durations import human_seconds
+
+ARITHMETIC, TRAFFIC, BUBBLE = "arithmetic", "memory traffic", "the bubble"
+
+
+@attrs.frozen
+class Summary:
+    """The figures of a step that its sentence names.
+
+    Args:
+        name: of the function.
+        mesh: as text.
+        hardware: the name of the model.
+        total: seconds of a step.
+        parts: seconds by what a rank is busy with or waits for: "arithmetic", "memory traffic",
+            "communication over dp", "the bubble".
+        peak: bytes of a rank at its peak.
+        capacity: bytes of a device; None if they are not known.
+        nbytes: payload bytes of all collectives of a rank.
+        collectives: how many a step has.
+        mfu: the share of the device's peak arithmetic; None if it is not known.
+        first: what to change first; empty if nothing is known.
+    """
+
+    name: str
+    mesh: str
+    hardware: str
+    total: float
+    parts: Mapping[str, float]
+    peak: int
+    capacity: float | None
+    nbytes: int
+    collectives: int
+    mfu: float | None = None
+    first: str = ""
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the peak fits in a device's memory; None if its size is not known."""
+        return None if self.capacity is None else self.peak <= self.capacity
+
+    @property
+    def bound(self) -> str:
+        """What takes the largest part of a step."""
+        return max(self.parts, key=lambda name: self.parts[name], default="")
+
+    def sentences(self) -> list[str]:
+        """Return the step in sentences: fit, time, what bounds it, what to change first."""
+        return [self._fit(), self._time(), *self._bound(), *([self.first] if self.first else [])]
+
+    def _fit(self) -> str:
+        peak = human_bytes(self.peak)
+        if self.capacity is None:
+            return f"{self.name} on mesh {self.mesh} holds {peak} a rank."
+        verb = "fits" if self.fits else "does not fit"
+        most = human_bytes(self.capacity)
+        return f"{self.name} on mesh {self.mesh} {verb}: {peak} of the {most} of a device."
+
+    def _time(self) -> str:
+        rate = "" if self.mfu is None else f", at {self.mfu:.1%} MFU"
+        return f"A step takes {human_seconds(self.total)} on {self.hardware}{rate}."
+
+    def _bound(self) -> list[str]:
+        if not self.total or not self.bound:
+            return []
+        share = self.parts[self.bound] / self.total
+        return [f"{capitalised(self.bound)} bounds it: {share:.0%} of the step."]
+
+    def contents(self) -> dict[str, Any]:
+        """Return the figures as JSON has them."""
+        return {
+            "sentences": self.sentences(),
+            "total": self.total,
+            "parts": [[name, seconds] for name, seconds in self.parts.items() if seconds],
+            "bound": self.bound,
+            "peak": self.peak,
+            "capacity": self.capacity,
+            "fits": self.fits,
+            "nbytes": self.nbytes,
+            "collectives": self.collectives,
+            "mfu": self.mfu,
+        }
+
+
+def capitalised(text: str) -> str:
+    """Return a text as a sentence begins."""
+    return text[:1].upper() + text[1:]
+
+
+def exposed_by_axis(exposed: float, rows: Sequence[tuple[str, float]]) -> dict[str, float]:
+    """Divide exposed communication among the axes, by the seconds that each sends.
+
+    Args:
+        exposed: seconds in which only collectives run.
+        rows: the axis and the seconds of collectives.
+    """
+    sent: dict[str, float] = {}
+    for axis, seconds in rows:
+        sent[axis] = sent.get(axis, 0.0) + seconds
+    every = sum(sent.values())
+    return {axis: exposed * seconds / every for axis, seconds in sent.items() if every}

@@ -1,0 +1,142 @@
+"""The report of a step: its figures are those that are counted when the program runs."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from reports.counted import run_alone
+from reports.steps import STEPS
+
+import shardfn as sf
+from shardfn import P
+
+
+@functools.cache
+def lowered(name: str) -> Any:
+    return STEPS[name]()
+
+
+def embedded(path: Path) -> Any:
+    """The contents that a page has for its script."""
+    page = path.read_text()
+    found = re.search(r'<script id="contents" type="application/json">(.*?)</script>', page, re.S)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def sent_on(page: Any) -> tuple[Counter[str], Counter[str]]:
+    """The number of collectives and their bytes, by kind, as a page has them."""
+    texts = page["strings"]
+    sent, nbytes = Counter(), Counter()
+    for row in page["collectives"]:
+        kind, count, size = texts[row["kind"]], row["count"], row["nbytes"]
+        sent[kind] += count
+        nbytes[kind] += size
+    return sent, nbytes
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_collectives_and_bytes_are_those_of_a_run(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    lowered(name).report(path=path)
+    counting = run_alone(lowered(name).program)
+    assert sent_on(embedded(path)) == (counting.sent, counting.nbytes)
+    assert counting.sent
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_peak_is_within_15_percent_of_that_of_a_run(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    page = lowered(name).report(path=path)
+    counting = run_alone(lowered(name).program)
+    assert page.summary.peak == pytest.approx(counting.peak, rel=0.15)
+    shown = embedded(path)["memory"]
+    assert shown["peak"] == page.summary.peak
+    alive = sum(row["nbytes"] for row in shown["alive"]) + shown["left_out"]
+    assert alive == page.summary.peak
+    assert max(sum(row[2:]) for row in shown["moments"]) == page.summary.peak
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_parts_of_the_time_add_up_to_that_of_the_step(name: str, tmp_path: Path) -> None:
+    page = lowered(name).report(path=tmp_path / "report.html", hardware="A100")
+    time = lowered(name).time("A100")
+    assert page.summary.total == time.total
+    assert sum(page.summary.parts.values()) == pytest.approx(time.total)
+
+
+def test_it_prints_the_step_in_sentences(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    lines = str(lowered("replicated").report(path=path)).split("\n")
+    assert lines[0].startswith("shard(value_and_grad(<lambda>)) on mesh (dp=2) fits: ")
+    assert lines[1].startswith("A step takes ")
+    assert " bounds it: " in lines[2]
+    assert lines[-1].startswith(str(path))
+
+
+def test_a_step_that_does_not_fit_says_so(tmp_path: Path) -> None:
+    small = sf.Hardware("small", 1e12, 1e12, 1e11, 1e10, 1e-6, capacity=1e3)
+    page = lowered("replicated").report(path=tmp_path / "report.html", hardware=small)
+    assert page.summary.fits is False
+    assert "does not fit: " in str(page)
+
+
+def test_the_page_is_one_file_and_names_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    lowered("modules").report(path=path)
+    page = path.read_text()
+    assert not re.search(r"""(src|href)=["']?(https?:|//)""", page)
+    assert "@import" not in page and "url(" not in page and "fetch(" not in page
+    assert path.stat().st_size < 3e6
+
+
+def test_names_of_the_program_end_no_script(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    with sf.fake_world(2, numerics=False):
+        mesh = sf.make_mesh((2,), ("dp",))
+        step = sf.shard(lambda x: x["</script><b>"].sum(), mesh, P("dp"))
+        step.lower({"</script><b>": sf.ShapeDtype((4,))}).report(path=path)
+    page = path.read_text()
+    assert page.count("</script>") == 2
+    assert "['</script><b>']" in str(embedded(path)["strings"])
+
+
+def total(x: torch.Tensor) -> torch.Tensor:
+    return x.sum()
+
+
+X = sf.ShapeDtype((8, 3))
+
+
+def test_a_function_a_transform_and_a_lowered_program_have_the_same_report(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{k}.html" for k in range(4)]
+    sf.report(total, X, mesh={"dp": 4}, in_placements=P("dp"), path=paths[0])
+    sf.report(sf.shard(total, in_placements=P("dp")), X, mesh={"dp": 4}, path=paths[1])
+    with sf.fake_world(4, numerics=False):
+        mesh = sf.make_mesh((4,), ("dp",))
+        sf.report(total, X, mesh=mesh, in_placements=P("dp"), path=paths[2])
+        sf.shard(total, mesh, P("dp")).lower(X).report(path=paths[3])
+    pages = [path.read_text() for path in paths]
+    assert len(set(pages)) == 1
+
+
+def test_bad_calls_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    with pytest.raises(sf.ShardError, match="report: total is not a transformed function, and"):
+        sf.report(total, X, path=path)
+    with pytest.raises(sf.ShardError, match=r"hardware is 'H1000'\n  needed: one of A100, .*H100"):
+        sf.report(total, X, mesh={"dp": 2}, hardware="H1000", path=path)
+    with pytest.raises(sf.ShardError, match="'no/folder/x.html' cannot be written: No such file"):
+        sf.report(total, X, mesh={"dp": 2}, path="no/folder/x.html")
+    with pytest.raises(sf.ShardError, match="report, path: path is 3, a int, and must be the path"):
+        sf.report(total, X, mesh={"dp": 2}, path=3)
+    with pytest.raises(sf.ShardError, match="report, mesh: mesh is 8, a int, and must be"):
+        sf.report(total, X, mesh=8, path=path)
+    assert not path.exists()
