@@ -145,6 +145,8 @@ NUMBERS = (
 )
 
 AT_WORK = (
+    State("progress", "_door", "lock: the thread that shows a line"),
+    State("progress", "_own", "the line of a thread"),
     State("world", "_door", "lock: who enters or leaves a world"),
     State("jobs.beside", "_door", "lock: who starts a watchdog"),
     State("training.checkpoints.save", "_running", "saves in the background, by folder"),

@@ -17,12 +17,14 @@ from .tracing import OpOverload
 OURS = "shardfn: what its code depends on besides its ops"  # a key of a graph's meta
 
 
-def trace_artifact(name: str, text: str) -> None:
-    """Write a named text to torch's structured trace, which TORCH_TRACE turns on."""
+def trace_artifact(name: str, text: Callable[[], str]) -> None:
+    """Write a named text to torch's structured trace, which TORCH_TRACE turns on. `text` is called
+    only then.
+    """
     from torch._logging._internal import trace_structured
 
     metadata = {"name": name, "encoding": "string"}
-    trace_structured("artifact", metadata_fn=lambda: metadata, payload_fn=lambda: text)
+    trace_structured("artifact", metadata_fn=lambda: metadata, payload_fn=text)
 
 
 def generated_code(runner: Any) -> str:

@@ -20,6 +20,7 @@ from ..errors import ShardError, TreeError, call_site
 from ..inspect.memory import Memory
 from ..mesh import all_coordinates
 from ..partition import Plan
+from ..progress import progress
 from ..simulated import SimulatedTensor, UnreadTensor, shown
 from ..types import LocalProgram
 from .agreement import compare_ranks, state_agreed
@@ -324,7 +325,8 @@ def _simulated(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
     def execute(leaves: list[Any]) -> list[Any]:
         inputs = inputs_of(leaves)
         known = {_compat.storage_of(x) for row in inputs for x in row}
-        outs_of_ranks = simulate(programs, inputs, everyone, watch_of_call())
+        with progress(f"simulating {compiled.request.name} on {len(everyone)} ranks"):
+            outs_of_ranks = simulate(programs, inputs, everyone, watch_of_call())
         results = [_apart(outs, known) for outs in outs_of_ranks]
         return [SimulatedTensor(shards, at) for shards in zip(*results, strict=True)]
 

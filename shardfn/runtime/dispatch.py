@@ -22,6 +22,7 @@ from ..mesh import axes_of, current_mesh
 from ..own_dtensors import OwnDTensor
 from ..partition.rule_api import registry
 from ..simulated import DonatedTensor, SimulatedDTensor, SimulatedTensor, UnreadTensor
+from ..stage_log import stage
 from ..tracebacks import has_our_note
 from ..world import World, current_world
 from .agreement import checked, compare_ranks
@@ -111,7 +112,8 @@ def _first_call(request: Request, given: Taken, signature: tuple[Any, ...]) -> A
         with _compat.paused_gc(), _compat.staging():
             ready = _staged_meanwhile(request, leaves, *signature)
             entry = ready or _stage(request, given, key, mesh)
-        out = entry.run(leaves)
+        with stage("run", request.name):
+            out = entry.run(leaves)
     except Exception as error:
         if isinstance(error, ShardError) or has_our_note(error):
             raise

@@ -29,10 +29,10 @@ from tests.support.reading.source import (
 # may import
 # each other as long as there is no cycle. "" is shardfn/__init__.py, the door.
 LAYERS: dict[str, int] = {
-    "errors": 0, "state": 0, "extensions": 0, "source_text": 0, "durations": 0,
+    "errors": 0, "state": 0, "extensions": 0, "source_text": 0, "durations": 0, "progress": 0,
     "accepted": 1,
     "_compat": 1,
-    "_tree": 2, "tree_pairs": 2, "tracebacks": 2,
+    "_tree": 2, "tree_pairs": 2, "tracebacks": 2, "stage_log": 2,
     "types": 3,
     "argnums": 3, "patterns": 3,
     "collectives": 3, "mesh_arguments": 3,

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from ..._tree import named_leaves
-from .progress import Progress
+from ...progress import show_nothing
 from .shards_of_ranks import LocalValue, local_value
 
 # What wrappers of modules put into the names of parameters.
@@ -67,11 +67,11 @@ class Observed:
 
     Args:
         most_steps: the optimizer steps after which the program is ended; None for no end.
-        progress: prints what the process does; None for a quiet one.
     """
 
-    def __init__(self, most_steps: int | None, progress: Progress | None) -> None:
-        self.most_steps, self.progress = most_steps, progress
+    def __init__(self, most_steps: int | None) -> None:
+        self.most_steps = most_steps
+        self.show = show_nothing  # takes what the process does now
         self.modules: list[nn.Module] = []  # those that no other module called
         self.depth = 0
         self.optimizer_depth = 0  # an optimizer may call another
@@ -99,17 +99,12 @@ class Observed:
             return
         self.settle()
         self.note(module)
-        self.tell(f"calls {type(module).__name__}")
+        self.show(f"calls {type(module).__name__}")
         if self.drawn is None:
             self.drawn = torch.get_rng_state()
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor) and x.dim()]
         if tensors:
             self.rows.append(len(tensors[0]))
-
-    def tell(self, what: str) -> None:
-        """Print what comes next."""
-        if self.progress is not None:
-            self.progress.line(what)
 
     def leaves(self) -> None:
         """Note the end of a call."""
@@ -171,7 +166,7 @@ class Observed:
             is_adaptive = is_adaptive or last.is_adaptive
         else:
             self.settle()
-            self.tell(f"optimizer step {len(self.steps)}")
+            self.show(f"optimizer step {len(self.steps)}")
         self.steps.append(OptimizerStep(gradients, {}, is_adaptive))
 
     def after_step(self) -> None:

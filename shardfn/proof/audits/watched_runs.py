@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
+from ...progress import progress
 from ...ranks import process_state
 from ...ranks.process_state import ProcessState
 from ...ranks.run_ranks import Ranks, run_ranks
 from ...ranks.script import Script
 from .hooks import observing
 from .observed import Observed
-from .progress import Progress
 
 
 def watched(
@@ -49,8 +49,7 @@ def watched(
     Returns:
         What is seen of each rank, and the ranks.
     """
-    progress = Progress(name, "one device" if n == 1 else f"{n} ranks")
-    seen = [Observed(steps, progress if rank == 0 else None) for rank in range(n)]
+    seen = [Observed(steps) for _ in range(n)]
     world: list[Ranks] = []
     own = threading.local()
 
@@ -71,7 +70,8 @@ def watched(
 
     is_script = isinstance(step, Script)
     installed = step.installed(rank) if is_script else contextlib.nullcontext()
-    with observing(lambda: getattr(own, "seen", None)), installed:
+    shown = progress(f"{name}: {'one device' if n == 1 else f'{n} ranks'}")
+    with shown as seen[0].show, observing(lambda: getattr(own, "seen", None)), installed:
         run_ranks(
             each,
             n,

@@ -27,12 +27,13 @@ from ...compile.failures import failure
 from ...errors import ShardError
 from ...mesh import group_names
 from ...partition import Plan
+from ...stage_log import stage
 from ...types import LocalProgram
 from .. import cache
 from ..agreement import agree, agree_on_collectives, has_others
 from ..arguments import Placed, donated_places
 from ..recorded import Recorded, refuse_host_work
-from ..warmup import Warming, progress, switch_of
+from ..warmup import Warming, switch_of
 from .watched import watched
 
 ATTEMPTS = 3  # to compile while other threads change torch's settings
@@ -148,14 +149,14 @@ def compiled_program(
         return BACKENDS[backend](graph, donated)
     pairs = donations(program, donated)
     ops = sum(node.op == "call_function" for node in own.nodes)
-    is_told = placed.world.rank == 0
     with (
         _compat.staging(),
         _compat.autocast_off(),
         undisturbed(wanted),
         random_state_kept() if wanted else contextlib.nullcontext(),
-        progress(name, ops, is_told=is_told),
+        stage("compile", name, is_awaited=wanted is None) as note,
     ):
+        note(ops=ops)
         checked = donated if is_backward else _checked(placed)
         try:
             compiled = _compiled(graph, donated, pairs, backend, families, checked)

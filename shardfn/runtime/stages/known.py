@@ -10,6 +10,7 @@ from ...capture import Arguments, Captured, Settings, Template, capture, capture
 from ...capture.rewrites import decompositions
 from ...mesh import axes_of, is_of_ended_world
 from ...partition.rule_api import registry
+from ...stage_log import artefact, stage
 from ...world import World
 from .. import cache
 from ..arguments import Placed
@@ -39,13 +40,16 @@ def captured_for(request: Request, arguments: Arguments, placed: Placed) -> Capt
         if made.signature == signature and _is_for(made, placed):
             return made.captured
     settings = _settings(request, placed, undecomposed)
-    captured = _replayed(known, signature, placed, arguments, settings)
+    captured = _replayed(request, known, signature, placed, arguments, settings)
     if captured is None:
         cache.counts["captures"] += 1
         if reason := _fixed(known, signature, placed):
             settings = attrs.evolve(settings, dynamic={})
-        captured = capture(request.fn, request.name, arguments, settings)
+        with stage("capture", request.name) as note:
+            captured = capture(request.fn, request.name, arguments, settings)
+            note(nodes=len(captured.program.graph.graph.nodes))
         captured = attrs.evolve(captured, fixed=captured.fixed or reason)
+        _leave_artefact(request, captured)
     if request.around is not None:
         captured = _with_paths(captured)
     _remember(known, Made(signature, placed.world, placed.mesh, captured))
@@ -69,7 +73,12 @@ def _settings(request: Request, placed: Placed, undecomposed: frozenset[Any]) ->
 
 
 def _replayed(
-    known: list[Made], signature: Any, placed: Placed, arguments: Arguments, settings: Settings
+    request: Request,
+    known: list[Made],
+    signature: Any,
+    placed: Placed,
+    arguments: Arguments,
+    settings: Settings,
 ) -> Captured | None:
     """Replay Dynamo's graph of an earlier call of similar sizes, in place of reading the Python
     again.
@@ -77,10 +86,20 @@ def _replayed(
     template = _template(known, signature, placed)
     if template is None:
         return None
-    captured = capture_again(template, arguments, settings)
+    with stage("replay", request.name) as note:
+        captured = capture_again(template, arguments, settings)
+        if captured is not None:
+            note(nodes=len(captured.program.graph.graph.nodes))
     if captured is not None:
         cache.counts["replays"] += 1
+        _leave_artefact(request, captured)
     return captured
+
+
+def _leave_artefact(request: Request, captured: Captured) -> None:
+    """Write a captured program to the log and the trace, where they are on."""
+    program = captured.program
+    artefact("captured_program", request.name, lambda: program.show(program, full=True))
 
 
 def _template(known: list[Made], signature: Any, placed: Placed) -> Template | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -32,6 +31,7 @@ from ...partition.split_backward import SplitPlan, split_backward
 from ...placement_table import ArgumentPlacements, argument_placements
 from ...random import ambient
 from ...schedule.schedule_plan import with_bucket_options
+from ...stage_log import artefact, stage
 from ...types import TENSOR, Collective, LocalProgram, Program
 from .. import cache
 from ..arguments import (
@@ -62,8 +62,6 @@ from .lowering import (
     out_marks,
     programs_of_all,
 )
-
-log = logging.getLogger("shardfn")
 
 
 def trace(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
@@ -182,7 +180,9 @@ class Traced:
         self, cap: int | str | None, first_cap: int | str | None, plan: BucketPlan | None
     ) -> Lowered:
         wanted, planner = self.placements(), self.request.planner
-        planned = cached_plan(self.program, *wanted, planner=planner)
+        with stage("partition", self.request.name) as note:
+            planned = cached_plan(self.program, *wanted, planner=planner)
+            note(steps=len(planned.steps))
         chosen = with_bucket_options(planned, self.request.name, cap, first_cap, plan)
         report_implicit(
             self.request.name,
@@ -219,17 +219,24 @@ class Traced:
         here = [c for c in here if c in self.ranks] if self.ranks else here
         kinds = local_sizes(chosen, here)
         programs: dict[tuple[Any, ...], LocalProgram] = {}
-        agreed = passes.plan_schedule(chosen, self.request.name)
-        if agreed.plan.leaves:
-            log.info("%s", agreed.plan)
-            _compat.trace_artifact("shardfn_bucket_plan", str(agreed.plan))
-        for coordinate, size in kinds.items():
-            if size not in programs:
-                programs[size] = local_program(
-                    self.request.name, paths, self.placed, chosen, agreed, coordinate, names
-                )
+        name = self.request.name
+        with stage("schedule", name) as note:
+            agreed = passes.plan_schedule(chosen, name)
+            for coordinate, size in kinds.items():
+                if size not in programs:
+                    programs[size] = local_program(
+                        name, paths, self.placed, chosen, agreed, coordinate, names
+                    )
+            graph = programs[kinds[here[0]]].graph
+            note(
+                nodes=len(graph.nodes),
+                collectives=sum(1 for _ in collectives_in(graph)),
+                buckets=len(agreed.plan.buckets),
+            )
         by_rank = {c: programs[size] for c, size in kinds.items()}
-        return Lowered(self, chosen, agreed, by_rank)
+        lowered = Lowered(self, chosen, agreed, by_rank)
+        lowered._leave_artefacts()
+        return lowered
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -441,6 +448,15 @@ class Lowered:
         return "\n".join(str(half.program) for half in self._halves())
 
     __repr__ = __str__
+
+    def _leave_artefacts(self) -> None:
+        """Write what this stage has made to the log and the trace, where they are on."""
+        name, program = self.traced.request.name, self.program
+        artefact("local_program", name, lambda: program.show(program, full=True))
+        if self.plan.leaves:
+            artefact("bucket_plan", name, lambda: str(self.plan))
+        artefact("explain", name, lambda: str(self.explain()))
+        artefact("memory", name, lambda: str(self.memory))
 
     def _halves(self) -> list[Lowered]:
         return [self] if self.backward is None else [self, self.backward]

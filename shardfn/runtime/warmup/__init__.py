@@ -1,7 +1,6 @@
 """Start at once: the first calls run op by op, while the program is compiled in the background."""
 
-from .progress import progress
 from .runner import Warming
 from .switch import Switch, switch_of
 
-__all__ = ["Switch", "Warming", "progress", "switch_of"]
+__all__ = ["Switch", "Warming", "switch_of"]

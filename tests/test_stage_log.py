@@ -1,0 +1,140 @@
+"""Each stage writes a line under TORCH_LOGS=shardfn and artefacts under TORCH_TRACE."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import shardfn as sf
+from shardfn import P
+from shardfn.stage_log import artefact
+
+ROOT = Path(__file__).parents[1]
+PROGRAM = """
+import torch, shardfn as sf
+from shardfn import P
+
+def loss(w, x):
+    return (x @ w).square().mean()
+
+with sf.fake_world(4):
+    mesh = sf.make_mesh((4,), ("dp",))
+    step = sf.shard(sf.bucketed_grad(loss), mesh, (P(), P("dp")))
+    for rows in (8, 8, 12):
+        step(torch.ones(3, 2), torch.ones(rows, 3))
+    step.lower(torch.ones(3, 2), torch.ones(8, 3))
+"""
+NAME = "shard(bucketed_grad(loss))"
+
+
+def run(**variables: str) -> str:
+    """The standard error of a process."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, check=True, cwd=ROOT
+    )
+    return done.stderr
+
+
+def test_torch_logs_has_a_line_for_each_stage() -> None:
+    text = run(TORCH_LOGS="shardfn")
+    lines = [line.partition("] ")[2] for line in text.splitlines()]
+    stages = [line for line in lines if re.match(r"(capture|partition|schedule|run) ", line)]
+    kinds = [line.split()[0] for line in stages]
+    assert kinds == 2 * ["capture", "partition", "schedule", "run"] + ["partition", "schedule"]
+    first = dict(zip(kinds, stages, strict=False))
+    number = r"[\d.]+ [mu]?s"
+    assert re.fullmatch(rf"capture {re.escape(NAME)}: {number}, nodes \d+", first["capture"])
+    assert re.fullmatch(rf"partition {re.escape(NAME)}: {number}, steps \d+", first["partition"])
+    counts = r"nodes \d+, collectives 1, buckets 1"
+    assert re.fullmatch(rf"schedule {re.escape(NAME)}: {number}, {counts}", first["schedule"])
+    assert "%all_reduce" not in text
+
+
+def test_verbose_logs_have_the_programs() -> None:
+    text = run(TORCH_LOGS="+shardfn")
+    assert f"captured program of {NAME}" in text and f"local program of {NAME}" in text
+    assert "%all_reduce = all_reduce[sum, dp]" in text
+
+
+def test_without_the_variables_nothing_is_printed() -> None:
+    assert run() == ""
+
+
+def test_torch_trace_has_an_artefact_of_each_stage(tmp_path: Path) -> None:
+    """In the form that tlparse reads: a line of JSON, and the text indented below it."""
+    run(TORCH_TRACE=str(tmp_path))
+    (log,) = tmp_path.iterdir()
+    texts: dict[str, list[str]] = {}
+    name = None
+    for line in log.read_text().splitlines():
+        if not line.startswith("\t"):
+            _, _, record = line.partition("] ")
+            known = json.loads(record) if record.startswith("{") else {}
+            found = known.get("artifact", {})
+            name = found.get("name", "") if found.get("encoding") == "string" else ""
+            if name.startswith("shardfn_"):
+                texts.setdefault(name, []).append("")
+        elif name and name.startswith("shardfn_"):
+            texts[name][-1] += line[1:] + "\n"
+    counts = {name: len(rows) for name, rows in texts.items()}
+    assert counts == {
+        "shardfn_captured_program": 2,
+        "shardfn_local_program": 3,
+        "shardfn_bucket_plan": 3,
+        "shardfn_explain": 3,
+        "shardfn_memory": 3,
+    }
+    assert "%mm = mm(%x, %w): f32[8, 2]" in texts["shardfn_captured_program"][0]
+    assert "all_reduce[sum, dp]" in texts["shardfn_local_program"][0]
+    assert f"buckets of {NAME} on mesh (dp=4): 1" in texts["shardfn_bucket_plan"][0]
+    assert "1 all_reduce over dp" in texts["shardfn_explain"][0]
+    assert "alive at the peak" in texts["shardfn_memory"][0]
+
+
+@pytest.fixture
+def records() -> Iterator[list[str]]:
+    lines: list[str] = []
+    log = logging.getLogger("shardfn")
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    yield lines
+    log.removeHandler(handler)
+    log.setLevel(level)
+
+
+def test_a_compilation_has_a_line_with_its_ops_and_a_repeated_call_none(records: list[str]) -> None:
+    double = sf.jit(lambda x: (x * 2).cos())
+    double(torch.ones(3))
+    compiled = [line for line in records if line.startswith("compile ")]
+    assert len(compiled) == 1 and compiled[0].endswith(", ops 2")
+    records.clear()
+    double(torch.ones(3))
+    assert records == []
+
+
+def test_ranks_that_differ_are_one_schedule(records: list[str]) -> None:
+    with sf.fake_world(3, numerics=False):
+        mesh = sf.make_mesh((3,), ("dp",))
+        sf.shard(lambda x: x.sum(), mesh, P("dp"), P()).lower(torch.ones(7))
+    assert sum(line.startswith("schedule ") for line in records) == 1
+
+
+def test_a_text_that_nobody_reads_is_not_written() -> None:
+    def text() -> str:
+        raise AssertionError
+
+    artefact("memory", "step", text)
