@@ -5,16 +5,18 @@ them.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 
+from ..inspect.step_time import StepTime
+from ..inspect.timeline.events import BUBBLE, EXPOSED, Event
 from ..source_text import joined_paths, shape_of_path
 from ..types import Collective
 from .strings import Strings
 
-Key = tuple[Any, ...]  # of the collectives of a row
+Key = tuple[Any, ...]  # what the collectives of a row, or events, have in common
 
 
 @attrs.frozen
@@ -31,6 +33,7 @@ class SentByLine:
         count: how many a step has.
         nbytes: the payload of all of them, of a rank.
         seconds: of all of them.
+        exposed: the part of the seconds in which the rank waits for them.
         buckets: the numbers of their buckets.
     """
 
@@ -43,27 +46,56 @@ class SentByLine:
     count: int
     nbytes: int
     seconds: float
+    exposed: float
     buckets: tuple[int, ...] = ()
 
 
 def sent_by_line(
-    collectives: Sequence[Collective], seconds_of: Callable[[Collective], float]
+    collectives: Sequence[Collective], times: Sequence[StepTime]
 ) -> tuple[SentByLine, ...]:
-    """Sum the collectives of each line, those that take longest first.
+    """Sum the collectives of each line, those that are waited for longest first.
 
     Args:
         collectives: of a step, those of loops as often as they run.
-        seconds_of: returns the seconds of one.
+        times: of its programs.
     """
     groups = collections.defaultdict[Key, list[Collective]](list)
     for x in collectives:
-        key = x.kind, x.op, x.axis, x.source, shape_of_path(x.module), x.implicit
-        groups[key].append(x)
-    rows = [_row(same, seconds_of) for same in groups.values()]
-    return tuple(sorted(rows, key=lambda row: (-row.seconds, -row.nbytes)))
+        groups[_key(x.kind, x), x.op, x.implicit].append(x)
+    sent, waited = _seconds(times)
+    bytes_of_key: collections.Counter[Key] = collections.Counter()
+    for (key, *_), same in groups.items():
+        bytes_of_key[key] += _nbytes(same)
+    rows = []
+    for (key, *_), same in groups.items():
+        share = _nbytes(same) / (bytes_of_key[key] or 1)
+        rows.append(_row(same, share * sent[key], share * waited[key]))
+    return tuple(sorted(rows, key=lambda row: (-row.exposed, -row.seconds, -row.nbytes)))
 
 
-def _row(same: Sequence[Collective], seconds_of: Callable[[Collective], float]) -> SentByLine:
+def _key(kind: str, x: Collective | Event) -> Key:
+    return kind, x.axis, x.source, shape_of_path(x.module)
+
+
+def _nbytes(same: Sequence[Collective]) -> int:
+    return sum(x.nbytes for x in same)
+
+
+def _seconds(times: Sequence[StepTime]) -> tuple[dict[Key, float], dict[Key, float]]:
+    """Return the seconds that the collectives of each line take, and those that a rank waits."""
+    sent = collections.defaultdict[Key, float](float)
+    waited = collections.defaultdict[Key, float](float)
+    for time in times:
+        run = time.ranks[time.coordinate].run
+        for part, repeats in run.counts().items():
+            for x in part.events:
+                if x.axis is not None and x.track != BUBBLE:
+                    of_key = waited if x.track == EXPOSED else sent
+                    of_key[_key(x.name, x)] += repeats * x.seconds
+    return sent, waited
+
+
+def _row(same: Sequence[Collective], seconds: float, exposed: float) -> SentByLine:
     first = same[0]
     modules = [x.module for x in same if x.module]
     buckets = sorted({x.bucket for x in same if x.bucket is not None})
@@ -75,8 +107,9 @@ def _row(same: Sequence[Collective], seconds_of: Callable[[Collective], float]) 
         joined_paths(modules) if modules else None,
         first.implicit,
         len(same),
-        sum(x.nbytes for x in same),
-        sum(map(seconds_of, same)),
+        _nbytes(same),
+        seconds,
+        exposed,
         tuple(buckets),
     )
 
@@ -99,6 +132,7 @@ def collective_rows(sent: Sequence[SentByLine], strings: Strings) -> list[dict[s
             "count": x.count,
             "nbytes": x.nbytes,
             "seconds": x.seconds,
+            "exposed": x.exposed,
             "buckets": list(x.buckets),
         }
         for x in sent

@@ -19,7 +19,8 @@ from .memory import memory_rows
 from .placements import placement_rows
 from .program import program_rows
 from .strings import Strings
-from .summary import ARITHMETIC, BUBBLE, TRAFFIC, Summary, exposed_by_axis
+from .summary import ARITHMETIC, BUBBLE, TRAFFIC, Summary, communication_over
+from .timeline import timeline_rows
 
 
 @attrs.frozen(eq=False)
@@ -54,20 +55,14 @@ def step_of(lowered: Lowered, hardware: Hardware) -> Step:
         hardware: the model of time.
     """
     halves = (lowered,) if lowered.backward is None else (lowered, lowered.backward)
-    axes = lowered.program.axes
-    links = hardware.links(axes)
-    sizes = dict(zip(axes.names, axes.sizes, strict=True))
+    times = tuple(x.time(hardware) for x in halves)
     collectives = lowered.explain().collectives
-
-    def seconds_of(x: Collective) -> float:
-        return links[x.axis].send(x.kind, x.nbytes, sizes[x.axis])
-
     return Step(
         halves,
-        tuple(x.time(hardware) for x in halves),
+        times,
         max((x.memory for x in halves), key=lambda memory: memory.peak),
         collectives,
-        sent_by_line(collectives, seconds_of),
+        sent_by_line(collectives, times),
     )
 
 
@@ -80,14 +75,11 @@ def summary_of(step: Step, first: str = "") -> Summary:
     """
     program, times = step.programs[0], step.times
     arithmetic = sum(map(_arithmetic, times, step.programs))
-    exposed = sum(time.exposed for time in times)
-    by_axis = exposed_by_axis(exposed, [(x.axis, x.seconds) for x in step.sent])
-    parts = {
-        ARITHMETIC: arithmetic,
-        TRAFFIC: sum(time.compute for time in times) - arithmetic,
-        **{f"communication over {axis}": seconds for axis, seconds in by_axis.items()},
-        BUBBLE: sum(time.bubble for time in times),
-    }
+    parts = {ARITHMETIC: arithmetic, TRAFFIC: sum(time.compute for time in times) - arithmetic}
+    for x in step.sent:
+        name = communication_over(x.axis)
+        parts[name] = parts.get(name, 0.0) + x.exposed
+    parts[BUBBLE] = sum(time.bubble for time in times)
     return Summary(
         name=program.name,
         mesh=str(program.axes),
@@ -136,6 +128,7 @@ def contents_of(step: Step, summary: Summary) -> dict[str, Any]:
         "hardware": step.times[0].hardware,
         "summary": summary.contents(),
         "endless": sum(time.endless for time in step.times),
+        "timeline": timeline_rows(step.times, strings),
         "memory": memory_rows(step.memory, strings),
         "collectives": collective_rows(step.sent, strings),
         "placements": placement_rows(lowered.placements.table, strings),

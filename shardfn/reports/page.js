@@ -1,11 +1,10 @@
-"use strict";
 // Draws the contents of the report. Rows refer to texts by their number in `strings`.
 
 const contents = JSON.parse(document.getElementById("contents").textContent);
 const text = (number) => contents.strings[number];
 const byId = (id) => document.getElementById(id);
 const COLOURS = 8;
-const ROWS = 25; // of a table, before a button shows all
+const ROWS = 12; // of a table, before a button shows all
 
 // Elements and texts
 
@@ -117,13 +116,18 @@ function drawStep() {
     tile("MFU", s.mfu === null ? "not known" : (100 * s.mfu).toFixed(1) + "%", "of the device's peak arithmetic"),
     tile("Sent by a rank", bytes(s.nbytes), plural(s.collectives, "collective")),
     tile("Bound by", s.bound || "nothing", s.parts.length ? share(Math.max(...s.parts.map((part) => part[1])), s.total) + " of the step" : ""));
-  const parts = s.parts.map(([name, took], k) => [colour(k), `${name}: ${seconds(took)}, ${share(took, s.total)}`, took]);
+  const parts = s.parts.map(([name, took]) => [partColour(name), `${name}: ${seconds(took)}, ${share(took, s.total)}`, took]);
   byId("parts").append(
     element("div", { class: "bar", role: "img", "aria-label": parts.map((part) => part[1]).join("; ") },
       ...parts.map(([fill, title, took]) => element("span", { style: `background:${fill};flex:${took / s.total}`, title }))),
     keys(parts));
   if (contents.endless) byId("parts").append(element("p", { class: "note" },
     `${plural(contents.endless, "while loop")} counted as one turn each: how many turns they take depends on values.`));
+}
+
+function partColour(name) {
+  const own = { arithmetic: "var(--c0)", "memory traffic": "var(--traffic)", "the bubble": "var(--c7)" };
+  return own[name] ?? colour(contents.axes.findIndex(([axis]) => name.endsWith(` ${axis}`)) + 1);
 }
 
 // Memory
@@ -212,7 +216,7 @@ function drawCollectives() {
   const axes = contents.axes.map(([name]) => name);
   const rows = contents.collectives.map((row) => [
     swatched(colour(axes.indexOf(text(row.axis)) + 1), code(`${text(row.kind)}${row.op ? " " + text(row.op) : ""} over ${text(row.axis)}`)),
-    bytes(row.nbytes), row.count.toLocaleString("en"), seconds(row.seconds),
+    bytes(row.nbytes), row.count.toLocaleString("en"), seconds(row.seconds), seconds(row.exposed),
     row.implicit ? element("span", { class: "tag warn" }, "implicit") : element("span", { class: "tag plain" }, "a placement"),
     place(row.source, row.module), buckets(row.buckets)]);
   if (!rows.length) {
@@ -220,7 +224,7 @@ function drawCollectives() {
     return;
   }
   byId("sent").append(...table("Collectives of a step by line; bytes are the payload of a rank",
-    [["Collective", "wide"], ["Bytes", "n"], ["Count", "n"], ["Time", "n"], ["Asked by", ""], ["Module and line", "where"], ["Bucket", ""]],
+    [["Collective", "wide"], ["Bytes", "n"], ["Count", "n"], ["Time", "n"], ["Exposed", "n"], ["Asked by", ""], ["Module and line", "where"], ["Bucket", ""]],
     rows, { filter: "Find a collective" }));
 }
 
@@ -340,7 +344,7 @@ function themes() {
 
 themes();
 drawStep();
-if (contents.timeline) drawTimeline(); else byId("timeline").hidden = true;
+drawTimeline();
 drawMemory();
 drawCollectives();
 drawPlacements();

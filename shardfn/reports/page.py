@@ -1,4 +1,4 @@
-"""The page: a template of HTML with its style, its script and the contents of a report as JSON."""
+"""The page: a template of HTML with its style, its scripts and the contents of a report as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def page_of(contents: Mapping[str, Any]) -> str:
     """
     texts = {
         STYLE: _file("page.css"),
-        SCRIPT: _file("page.js"),
+        SCRIPT: _file("timeline.js") + _file("page.js"),
         TITLE: html.escape(f"{contents['name']}: report of a step"),
         CONTENTS: _embedded(contents),
     }

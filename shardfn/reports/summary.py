@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -97,15 +97,6 @@ def capitalised(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def exposed_by_axis(exposed: float, rows: Sequence[tuple[str, float]]) -> dict[str, float]:
-    """Divide exposed communication among the axes, by the seconds that each sends.
-
-    Args:
-        exposed: seconds in which only collectives run.
-        rows: the axis and the seconds of collectives.
-    """
-    sent: dict[str, float] = {}
-    for axis, seconds in rows:
-        sent[axis] = sent.get(axis, 0.0) + seconds
-    every = sum(sent.values())
-    return {axis: exposed * seconds / every for axis, seconds in sent.items() if every}
+def communication_over(axis: str) -> str:
+    """Return the name of the time in which a rank waits for collectives over an axis."""
+    return f"communication over {axis}"

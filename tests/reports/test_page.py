@@ -11,7 +11,7 @@ from reports.steps import modules
 
 WIDTHS = (380, 1000, 2000)
 SCHEMES = ("light", "dark")
-SECTIONS = ("step", "memory", "collectives", "placements", "program")
+SECTIONS = ("step", "timeline", "memory", "collectives", "placements", "program")
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 
@@ -112,4 +112,21 @@ def test_arrow_keys_move_along_the_memory(chromium: Any, url: str) -> None:
     before = page.inner_text("#memory-chart .readout")
     page.keyboard.press("Home")
     assert page.inner_text("#memory-chart .readout") != before
+    page.close()
+
+
+def test_keys_choose_events_of_the_timeline_and_zoom(chromium: Any, url: str) -> None:
+    page, _ = opened(chromium, url, 1000)
+    page.focus("#timeline canvas")
+    read = lambda: page.inner_text("#timeline .readout")
+    seen = {read()}
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown", "ArrowRight"):
+        page.keyboard.press(key)
+        seen.add(read())
+    assert len(seen) == 5 and " over " in read() and " at " in read()
+    whole = page.locator("#timeline canvas").screenshot()
+    page.keyboard.press("+")
+    assert page.locator("#timeline canvas").screenshot() != whole
+    page.keyboard.press("0")
+    assert page.locator("#timeline canvas").screenshot() == whole
     page.close()

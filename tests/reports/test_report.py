@@ -16,6 +16,10 @@ from reports.steps import STEPS
 
 import shardfn as sf
 from shardfn import P
+from shardfn.inspect.step_time import RankTimeline, StepTime
+from shardfn.inspect.timeline.events import Event, GraphRun
+from shardfn.reports.strings import Strings
+from shardfn.reports.timeline import timeline_rows
 
 
 @functools.cache
@@ -70,6 +74,35 @@ def test_the_parts_of_the_time_add_up_to_that_of_the_step(name: str, tmp_path: P
     time = lowered(name).time("A100")
     assert page.summary.total == time.total
     assert sum(page.summary.parts.values()) == pytest.approx(time.total)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_events_and_exposed_time_add_up_to_those_of_the_step(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    lowered(name).report(path=path)
+    time, page = lowered(name).time(), embedded(path)
+    drawn = page["timeline"]
+    (lane,) = drawn["lanes"]
+    lengths: Counter[str] = Counter()
+    for track, _, length, *_ in lane["events"]:
+        lengths[drawn["tracks"][track]] += length / 1e9
+    assert lengths["compute"] == pytest.approx(time.compute, rel=1e-3)
+    assert lengths["exposed"] == pytest.approx(time.exposed, rel=1e-3)
+    rows = page["collectives"]
+    assert sum(row["seconds"] for row in rows) == pytest.approx(time.communication)
+    assert sum(row["exposed"] for row in rows) == pytest.approx(time.exposed)
+
+
+def test_a_timeline_of_many_events_is_drawn_as_fewer_of_the_same_length() -> None:
+    event = lambda k: Event("mul", "compute", k * 1e-6, 1e-6, "a.py:1", None)
+    run = GraphRun(0.03, tuple(event(k) for k in range(30_000)))
+    one = RankTimeline("", (0,), run)
+    step = StepTime("f", "H100", 0.03, 0.0, 0.0, (), ranks=(one,))
+    drawn = timeline_rows([step], Strings())
+    (lane,) = drawn["lanes"]
+    assert drawn["events"] == 30_000 and len(lane["events"]) <= 12_000
+    assert sum(row[2] for row in lane["events"]) == pytest.approx(0.03e9, rel=1e-3)
+    assert sum(1 + row[10] for row in lane["events"] if len(row) > 10) == 30_000
 
 
 def test_it_prints_the_step_in_sentences(tmp_path: Path) -> None:
