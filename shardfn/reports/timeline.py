@@ -77,7 +77,8 @@ def _fewer(events: Sequence[Event], total: float, most: int) -> list[Drawn]:
     by_track = collections.defaultdict[str, list[Event]](list)
     for event in events:
         by_track[event.track].append(event)
-    least = 0.0 if len(events) <= most else total * len(by_track) / most
+    # joined events fill at least half of so many seconds each, on every track
+    least = 0.0 if len(events) <= most else 2 * total * len(by_track) / most
     return [x for same in by_track.values() for x in _joined(same, least)]
 
 
