@@ -227,7 +227,8 @@ class Rank:
         def done(start: float, end: float) -> None:
             log.events.append(_sent(record, start - log.start, end - start))
 
-        sending = Sending(self.clock.send(record), done)
+        latency = self.clock.links[record.axis].latency
+        sending = Sending(latency, self.clock.send(record) - latency, done)
         self.links.start(record.axis, sending, self.now)
         return sending
 
@@ -241,7 +242,7 @@ class Rank:
         seconds = self.clock.send(record)
         self._add(_sent(record, start, seconds))
         self.free = start + seconds
-        return Sending(seconds, lambda start, end: None, start, self.free)
+        return Sending(0.0, 0.0, lambda start, end: None, start, self.free)
 
     def _wait(self, record: Collective, sending: Sending) -> None:
         """Wait for a collective: first for coordinates that are not ready, then for its bytes."""

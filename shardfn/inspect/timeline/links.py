@@ -15,23 +15,40 @@ class Sending:
     """A collective that was started.
 
     Args:
-        left: seconds that it still takes on a link that nothing else uses.
+        latency: seconds until its first bytes are sent.
+        left: seconds that its bytes still take on a link that nothing else uses.
         done: called with its start and its end.
         start: when the link took it up.
         end: when it ended.
     """
 
+    latency: float
     left: float
     done: Callable[[float, float], None]
     start: float | None = None
     end: float | None = None
+
+    def next_end(self, n: int) -> float:
+        """Return the seconds until its latency is over, or its bytes are sent beside n - 1
+        others.
+        """
+        return self.latency or n * self.left
+
+    def advance(self, seconds: float, n: int) -> None:
+        """Run it for some time, beside n - 1 others."""
+        if self.latency:
+            self.latency -= seconds
+        elif seconds == n * self.left:
+            self.left = 0.0
+        else:
+            self.left -= seconds / n
 
 
 class Links:
     """The collectives of one rank that are under way.
 
     Those over one axis follow each other. Those over axes that use one physical link share its
-    bandwidth: of k at once, each takes k times as long. Their latency counts as if it were bytes.
+    bandwidth: the bytes of k at once take k times as long.
 
     Args:
         physical: the physical link of each axis.
@@ -54,43 +71,44 @@ class Links:
         link = self.physical[axis]
         self._advance(link, now)
         while sending.end is None:
-            self._advance(link, self._next_end(link))
+            self._advance(link, None)
         return sending.end
 
     def is_idle(self, now: float) -> bool:
         """Return whether nothing is under way."""
-        for link in self.now:
-            self._advance(link, now)
-        return not any(self.queues.values())
+        return not any(self._advance(link, now) for link in self.now)
 
-    def _busy(self, link: str) -> list[collections.deque[Sending]]:
-        """Return the queues of a link in which something is under way."""
-        return [q for axis, q in self.queues.items() if q and self.physical[axis] == link]
+    def _heads(self, link: str) -> list[Sending]:
+        """Return the collectives that use a link now: the first of each axis."""
+        heads = []
+        for axis, queue in self.queues.items():
+            if self.physical[axis] == link:
+                while queue and queue[0].end is not None:
+                    queue.popleft()
+                heads += [queue[0]] if queue else []
+        return heads
 
-    def _next_end(self, link: str) -> float:
-        """Return when the next collective on a link ends."""
-        busy = self._busy(link)
-        return self.now[link] + len(busy) * min(queue[0].left for queue in busy)
-
-    def _advance(self, link: str, until: float) -> None:
-        """Run what is under way on a link up to a time."""
-        while busy := self._busy(link):
-            now, first = self.now[link], min(queue[0].left for queue in busy)
-            for queue in busy:
-                if queue[0].start is None:
-                    queue[0].start = now
-            end = now + len(busy) * first
-            if end > until:
-                for queue in busy:
-                    queue[0].left -= max(0.0, until - now) / len(busy)
-                self.now[link] = max(now, until)
-                return
+    def _advance(self, link: str, until: float | None) -> bool:
+        """Run what is under way on a link up to a time, or without one up to the next end of a
+        latency or of a collective. Return whether something is still under way.
+        """
+        while heads := self._heads(link):
+            now, n = self.now[link], sum(not x.latency for x in heads)
+            for x in heads:
+                x.start = now if x.start is None else x.start
+            seconds = min(x.next_end(n) for x in heads)
+            end = now + seconds
+            is_cut = until is not None and end > until
+            if until is not None and is_cut:
+                seconds, end = max(0.0, until - now), max(now, until)
+            for x in heads:
+                x.advance(seconds, n)
+                if not x.latency and not x.left and not is_cut:
+                    x.end = end
+                    assert x.start is not None
+                    x.done(x.start, end)
             self.now[link] = end
-            for queue in busy:
-                queue[0].left -= first
-                if queue[0].left <= 0.0:
-                    ended = queue.popleft()
-                    ended.end = end
-                    assert ended.start is not None
-                    ended.done(ended.start, end)
-        self.now[link] = max(self.now[link], until)
+            if until is None or is_cut:
+                return True
+        self.now[link] = max(self.now[link], until or 0.0)
+        return False
