@@ -21,6 +21,7 @@ __all__ = [
     "CaptureError",
     "CheckpointError",
     "DivergenceError",
+    "Efficiency",
     "Explanation",
     "FakeValueError",
     "Hardware",

@@ -14,8 +14,53 @@ from .collectives import COLLECTIVES
 from .errors import ShardError
 from .types import Cost, MeshAxes
 
-MATMUL = 16  # bits of the dtypes that run at the full rate
 NODE, NETWORK = "node", "network"  # what joins the devices of a node, and nodes
+
+
+@attrs.frozen
+class Efficiency:
+    """The shares of the peak figures of a device that its programs reach, from 0 to 1.
+
+    Args:
+        product8: of `flops8`, in matrix products of 8-bit floats. Their casts count in it.
+        product16: of `flops`, in matrix products.
+        product32: of `flops32`, in matrix products.
+        attention: of the same figures, in fused attention.
+        memory: of `memory`.
+        link: of `link`.
+        network: of `network`.
+
+    Raises:
+        ShardError: a share that is not a number above 0 and up to 1.
+
+    Source: docs/time-model.md, which says how those of the named cards were fitted.
+
+    Example:
+        >>> import attrs, shardfn as sf
+        >>> half = sf.Efficiency(product16=0.5)
+        >>> card = sf.Hardware(
+        ...     "a card",
+        ...     flops=2e12,
+        ...     flops32=1e12,
+        ...     memory=1e12,
+        ...     link=1e11,
+        ...     latency=1e-5,
+        ...     efficiency=half,
+        ... )
+        >>> card.compute(1e12, 0.0, torch.bfloat16)
+        1.0
+    """
+
+    product8: float = 1.0
+    product16: float = 1.0
+    product32: float = 1.0
+    attention: float = 1.0
+    memory: float = 1.0
+    link: float = 1.0
+    network: float = 1.0
+
+    def __attrs_post_init__(self) -> None:
+        accept("Efficiency", **attrs.asdict(self))
 
 
 @attrs.frozen
@@ -75,6 +120,9 @@ class Hardware:
         network: bytes a second that one rank can send to another node.
         network_latency: seconds that a collective between nodes takes beside its bytes.
         capacity: bytes of a device's memory. None: not known.
+        flops8: operations a second, in products of 8-bit floats. None: those of `flops`.
+        launch: seconds that the start of one kernel takes on the device.
+        efficiency: the shares of these figures that programs reach. All of each by default.
 
     Raises:
         ShardError: a figure that is not a number.
@@ -96,21 +144,43 @@ class Hardware:
     network: float = 0.0
     network_latency: float = 0.0
     capacity: float | None = None
+    flops8: float | None = None
+    launch: float = 0.0
+    efficiency: Efficiency = Efficiency()
 
     def __attrs_post_init__(self) -> None:
-        accept("Hardware", **attrs.asdict(self, filter=lambda field, _: field.name != "name"))
+        is_figure = lambda field, _: field.name not in ("name", "efficiency")
+        accept("Hardware", efficiency=self.efficiency, **attrs.asdict(self, filter=is_figure))
 
-    def compute(self, flops: float, nbytes: float, dtype: torch.dtype) -> float:
+    def peak(self, dtype: torch.dtype) -> float:
+        """Return the operations a second of matrix products of a dtype, at most."""
+        accept("Hardware.peak", dtype=dtype)
+        if dtype.itemsize == 1:
+            return self.flops8 or self.flops
+        return self.flops if dtype.itemsize == 2 else self.flops32
+
+    def compute(
+        self, flops: float, nbytes: float, dtype: torch.dtype, is_attention: bool = False
+    ) -> float:
         """Return the seconds of an op: those of its arithmetic or of its memory traffic, whichever
         is longer.
         """
-        accept("Hardware.compute", flops=flops, nbytes=nbytes, dtype=dtype)
-        rate = self.flops if dtype.itemsize * 8 <= MATMUL else self.flops32
-        return max(flops / rate, nbytes / self.memory)
+        accept(
+            "Hardware.compute", flops=flops, nbytes=nbytes, dtype=dtype, is_attention=is_attention
+        )
+        share = self.efficiency
+        shares = {1: share.product8, 2: share.product16}
+        reached = share.attention if is_attention else shares.get(dtype.itemsize, share.product32)
+        arithmetic = flops / (reached * self.peak(dtype))
+        return self.launch + max(arithmetic, nbytes / (share.memory * self.memory))
 
     def send(self, kind: str, nbytes: float, n: int) -> float:
         """Return the seconds of a collective over n ranks of one node."""
-        return Link(self.latency, self.link).send(kind, nbytes, n)
+        return self._inside().send(kind, nbytes, n)
+
+    def _inside(self) -> Link:
+        """Return the link of a node."""
+        return Link(self.latency, self.efficiency.link * self.link)
 
     def links(self, axes: MeshAxes) -> dict[str, Link]:
         """Return the link of each axis of a mesh whose ranks fill nodes in row-major order. The
@@ -118,13 +188,14 @@ class Hardware:
         """
         links = {}
         physical = physical_links(self, axes)
+        inside, network = self._inside(), self.efficiency.network * self.network
         near = 1  # ranks from one to the next on this axis
         for name, size in reversed([*zip(axes.names, axes.sizes, strict=True)]):
             if physical[name] == NODE:
-                links[name] = Link(self.latency, self.link)
+                links[name] = inside
             else:
                 together = max(1, (self.node or 1) // near)
-                bandwidth = min(self.link, together * self.network)
+                bandwidth = min(inside.bandwidth, together * network)
                 links[name] = Link(self.network_latency, bandwidth)
             near *= size
         return links
@@ -144,15 +215,16 @@ def physical_links(hardware: Hardware, axes: MeshAxes) -> dict[str, str]:
 
 
 def hardware_of(hardware: Hardware | str, where: str = "Lowered.time") -> Hardware:
-    """Return hardware that is given as such, or by its name in HARDWARE.
+    """Return hardware that is given as such, or by its name in HARDWARE, in
+    large or small letters.
 
     Raises:
         ShardError: HARDWARE has no such name.
     """
     if isinstance(hardware, Hardware):
         return hardware
-    if isinstance(hardware, str) and hardware in HARDWARE:
-        return HARDWARE[hardware]
+    if isinstance(hardware, str) and hardware.upper() in HARDWARE:
+        return HARDWARE[hardware.upper()]
     raise ShardError.of(
         where,
         f"hardware is {hardware!r}",
@@ -179,7 +251,18 @@ def links_of(links: Mapping[str, Link] | None, axes: Sequence[str]) -> Mapping[s
     return links or {}
 
 
-# NVIDIA's datasheets of the SXM modules: dense BF16 and TF32, memory, NVLink in one direction;
+# The shares that torchtitan's runs of Llama 3 8B on 8 cards reach, see docs/time-model.md. Those of
+# products and memory are fitted, those of attention and links are published.
+FITTED = Efficiency(
+    product8=0.35,
+    product16=0.45,
+    product32=0.45,
+    attention=0.35,
+    memory=0.7,
+    link=0.71,
+    network=0.71,
+)
+# NVIDIA's datasheets of the SXM modules: dense BF16, TF32 and FP8, memory, NVLink in one direction;
 # of the DGX systems: 8 modules, one network card for each. The latencies are round figures.
 A100 = Hardware(
     "A100 SXM, NVLink",
@@ -192,6 +275,7 @@ A100 = Hardware(
     network=25e9,
     network_latency=20e-6,
     capacity=80e9,
+    efficiency=FITTED,
 )
 H100 = Hardware(
     "H100 SXM, NVLink",
@@ -204,7 +288,13 @@ H100 = Hardware(
     network=50e9,
     network_latency=20e-6,
     capacity=80e9,
+    flops8=1979e12,
+    efficiency=FITTED,
 )
+# Bytes a second that a rank of an H100 sends. The planner counts time in such bytes.
+SENT = H100.efficiency.link * H100.link
+# The card of torchtitan's benchmarks: 96 GB of HBM2e, 500 W, one network card of 400 Gb/s each.
+H100_96GB = attrs.evolve(H100, name="H100 96 GB HBM2e, 500 W", memory=2.4e12, capacity=96e9)
 H200 = attrs.evolve(H100, name="H200 SXM, NVLink", memory=4.8e12, capacity=141e9)
 B200 = Hardware(
     "B200 SXM, NVLink",
@@ -217,5 +307,18 @@ B200 = Hardware(
     network=50e9,
     network_latency=20e-6,
     capacity=180e9,
+    flops8=4.5e15,
+    efficiency=FITTED,
 )
-HARDWARE = {"A100": A100, "H100": H100, "H200": H200, "B200": B200}
+# The datasheet of GB200 NVL72: 72 modules of one NVLink domain.
+GB200 = attrs.evolve(
+    B200, name="GB200 NVL72", flops=2.5e15, flops32=1.25e15, flops8=5e15, node=72, capacity=186e9
+)
+HARDWARE = {
+    "A100": A100,
+    "H100": H100,
+    "H100-96GB": H100_96GB,
+    "H200": H200,
+    "B200": B200,
+    "GB200": GB200,
+}

@@ -57,13 +57,14 @@ def test_without_nodes_all_ranks_are_joined() -> None:
 
 
 def test_hardware_is_given_or_named() -> None:
-    assert hardware_of("H100") is H100 and hardware_of(NODE) is NODE
+    assert hardware_of("H100") is hardware_of("h100") is H100 and hardware_of(NODE) is NODE
     with pytest.raises(sf.ShardError) as caught:
         hardware_of("TPU")
+    known = "A100, H100, H100-96GB, H200, B200, GB200"
     assert str(caught.value).startswith(
-        "Lowered.time: hardware is 'TPU'\n  needed: one of A100, H100, H200, B200, or"
+        f"Lowered.time: hardware is 'TPU'\n  needed: one of {known}, or"
     )
-    assert set(HARDWARE) == {"A100", "H100", "H200", "B200"}
+    assert set(HARDWARE) == {"A100", "H100", "H100-96GB", "H200", "B200", "GB200"}
 
 
 def test_links_are_of_axes_of_the_mesh() -> None:
@@ -73,3 +74,39 @@ def test_links_are_of_axes_of_the_mesh() -> None:
     for wrong in ({"pp": Link(1.0, 1.0)}, {"dp": 3}):
         with pytest.raises(sf.ShardError, match="an sf.Link for one of the axes dp"):
             links_of(wrong, ["dp"])
+
+
+def test_programs_reach_a_share_of_each_figure() -> None:
+    shares = sf.Efficiency(
+        product8=0.5, product16=0.2, product32=0.1, attention=0.25, memory=0.4, link=0.8,
+        network=0.5,
+    )  # fmt: skip
+    card = attrs.evolve(NODE, flops8=200.0, efficiency=shares)
+    products = {torch.float8_e4m3fn: 100.0, torch.bfloat16: 20.0, torch.float32: 5.0}
+    for dtype, reached in products.items():
+        assert card.compute(1000.0, 0.0, dtype) == pytest.approx(1000.0 / reached)
+    assert card.compute(1000.0, 0.0, torch.bfloat16, is_attention=True) == 40.0
+    assert card.compute(0.0, 100.0, torch.bfloat16) == 25.0
+    assert card.links(MeshAxes(("dp", "tp"), (2, 4))) == {
+        "tp": Link(0.5, 6.4),
+        "dp": Link(2.0, 0.5),
+    }
+    assert card.send("all_gather", 64.0, 4) == Link(0.5, 6.4).send("all_gather", 64.0, 4)
+
+
+def test_a_kernel_takes_its_start_beside_its_work() -> None:
+    card = attrs.evolve(NODE, launch=3.0)
+    assert card.compute(1000.0, 10.0, torch.bfloat16) == 13.0
+
+
+def test_a_card_without_8_bit_products_runs_them_as_wider_ones() -> None:
+    assert NODE.peak(torch.float8_e5m2) == NODE.peak(torch.bfloat16) == 100.0
+
+
+@pytest.mark.parametrize("share", [0.0, 1.5, "half"])
+def test_a_share_is_above_0_and_at_most_1(share: object) -> None:
+    with pytest.raises(sf.ShardError) as caught:
+        sf.Efficiency(memory=share)  # pyright: ignore[reportArgumentType]
+    assert "Efficiency, memory" in str(caught.value)
+    with pytest.raises(sf.ShardError, match="an sf.Efficiency"):
+        attrs.evolve(NODE, efficiency=share)

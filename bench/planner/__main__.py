@@ -16,7 +16,7 @@ import time
 
 import shardfn as sf
 from shardfn import P
-from shardfn.hardware import H100
+from shardfn.hardware import SENT
 from shardfn.partition import GLOBAL, propagate
 from shardfn.partition.planner.plan_price import PlanPrice, plan_price
 
@@ -50,7 +50,7 @@ def sent(
 
 def shown(price: PlanPrice) -> str:
     """What a rank sends in a step, and the seconds that this takes."""
-    return f"{price.nbytes / GIB:.1f} GiB, {price.sent / H100.link:.2f} s,"
+    return f"{price.nbytes / GIB:.1f} GiB, {price.sent / SENT:.2f} s,"
 
 
 def main() -> None:

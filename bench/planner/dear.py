@@ -12,7 +12,7 @@ import attrs
 
 import shardfn as sf
 from shardfn import P
-from shardfn.hardware import H100
+from shardfn.hardware import SENT
 from shardfn.partition import GLOBAL, propagate
 from shardfn.partition.auto import fused_op_cost
 from shardfn.partition.planner.plan_price import PlanPrice, plan_price
@@ -40,7 +40,7 @@ def price(program: Any, plan: Any) -> PlanPrice:
 
 def shown(found: PlanPrice) -> str:
     """A price in GiB and seconds."""
-    return f"{found.nbytes / GIB:.1f} GiB, {found.total / H100.link:.2f} s"
+    return f"{found.nbytes / GIB:.1f} GiB, {found.total / SENT:.2f} s"
 
 
 def planned(rows: int, embedding: P, planner: str, pinned: P | None = None) -> PlanPrice:

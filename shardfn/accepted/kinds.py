@@ -174,6 +174,10 @@ RANKS = Kind(INTERVAL.test, "a number of ranks, 1 or more", "8")
 RANKS_OR_NONE = Kind(KEEP.test, "a number of ranks, 1 or more, or None", "node=8")
 NUMBER = Kind(TOLERANCE.test, "a number, 0 or more", "2**20")
 RATE = Kind(lambda x: _is_number(x) and x > 0, "a positive number", "1e12")
+SHARE = Kind(BACKOFF.test, "a number above 0, at most 1", "0.5")
+EFFICIENCY = Kind(
+    lambda x: hasattr(x, "product16"), "an sf.Efficiency", "efficiency=sf.Efficiency(memory=0.7)"
+)
 RATE_OR_NONE = Kind(lambda x: x is None or RATE.test(x), "a positive number, or None", "80e9")
 TEXT = Kind(lambda x: isinstance(x, str), "text", "'all_reduce'")
 DEVICE = Kind(_is_device, "a device of this machine, or None", "'cpu'")
@@ -236,6 +240,15 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     "BucketPlan.merge": {"indices": COUNT},
     "BucketPlan.save": {"path": FILE},
     "BucketPlan.split": {"index": COUNT, "at": COUNT},
+    "Efficiency": {
+        "product8": SHARE,
+        "product16": SHARE,
+        "product32": SHARE,
+        "attention": SHARE,
+        "memory": SHARE,
+        "link": SHARE,
+        "network": SHARE,
+    },
     "Ema.average": {"state": OF_AVERAGE},
     "Ema.update": {"state": OF_AVERAGE},
     "Hardware": {
@@ -248,8 +261,12 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
         "network": NUMBER,
         "network_latency": NUMBER,
         "capacity": RATE_OR_NONE,
+        "flops8": RATE_OR_NONE,
+        "launch": NUMBER,
+        "efficiency": EFFICIENCY,
     },
-    "Hardware.compute": {"flops": NUMBER, "nbytes": NUMBER, "dtype": DTYPE},
+    "Hardware.compute": {"flops": NUMBER, "nbytes": NUMBER, "dtype": DTYPE, "is_attention": FLAG},
+    "Hardware.peak": {"dtype": DTYPE},
     "Link.send": {"kind": TEXT, "nbytes": NUMBER, "n": RANKS},
     "InspectedRun.back": {"count": COUNT},
     "InspectedRun.find": {"where": TEXT},

@@ -33,6 +33,8 @@ INHERITED = (ASKS, REDUCES, IN_FLOAT16)  # by the backward of an op
 REGION = "checkpoint="
 # of a scan over microbatches that a pipeline runs: the text of its schedule and axis
 PIPELINE = "pipeline"
+# marks a copy of a forward op that the backward of a checkpointed call runs
+RECOMPUTED = "recomputed"
 # marks a backward that is not itself differentiated, if annotated
 OUTERMOST = "outermost"
 # one number for each such call, unique even among nested captures

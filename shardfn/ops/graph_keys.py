@@ -123,6 +123,8 @@ KEYS: tuple[Key, ...] = (
     Key("source", LOCAL, "partition", ("ops", "capture", "compile", "inspect"), SOURCE, LINE),
     Key("module", LOCAL, "partition", ("ops", "inspect"), MODULE, LINE),
     Key("phase", LOCAL, "partition", ("schedule", "compile"), PHASE, _is_a(str)),
+    Key("is_recomputed", LOCAL, "partition", ("partition",),
+        "set where a backward runs an op of the forward again", _is_a(bool)),
     Key("origin", LOCAL, "partition", (), "the global node it does a part of", _is_a(str)),
     Key("step", LOCAL, "partition", ("schedule", "proof"), "its number in the plan", _is_a(int)),
     Key("slots", LOCAL, "partition", ("proof",), "the slots whose local tensor it is",

@@ -21,7 +21,7 @@ from ..errors import (
     TorchVersionError,
     TreeError,
 )
-from ..hardware import Hardware, Link
+from ..hardware import Efficiency, Hardware, Link
 from ..inspect.budget import Explanation
 from ..inspect.measured import measure_hardware
 from ..mesh import current_mesh, make_mesh, use_mesh

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import shardfn as sf
 from shardfn.accepted import kinds
 
 T = torch.tensor
@@ -49,6 +50,8 @@ ACCEPTED: dict[str, list[Any]] = {
     "NUMBER": [0, 2.5],
     "RATE": [1, 1e12, float("inf")],
     "RATE_OR_NONE": [None, 80e9],
+    "SHARE": [1, 0.5],
+    "EFFICIENCY": [sf.Efficiency()],
     "TEXT": ["", "all_reduce"],
     "DEVICE": [None, "cpu", torch.device("meta")],
     "LOSS": [T(1.0), T(1j)],
@@ -106,6 +109,8 @@ REFUSED: dict[str, list[Any]] = {
     "NUMBER": [-1, True, None],
     "RATE": [0, -1.0, float("nan"), "1"],
     "RATE_OR_NONE": [0, "1"],
+    "SHARE": [0, 1.5, "1"],
+    "EFFICIENCY": [None, 0.5],
     "TEXT": [b"", None],
     "DEVICE": ["nope", 1.0, 1 << 70],
     "LOSS": [1.0, T(1)],

@@ -133,7 +133,7 @@ def test_names_stand_for_real_machines_and_others_are_refused() -> None:
         low.time("H900")
     assert str(error.value) == (
         "Lowered.time: hardware is 'H900'\n"
-        "  needed: one of A100, H100, H200, B200, or an sf.Hardware\n"
+        "  needed: one of A100, H100, H100-96GB, H200, B200, GB200, or an sf.Hardware\n"
         "  try: sf.Hardware(name, flops, ...) with the figures of the machine, or "
         "sf.measure_hardware() for this one"
     )

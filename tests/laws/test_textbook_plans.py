@@ -17,7 +17,7 @@ import torch.nn.functional as F
 import shardfn as sf
 from bench.planner import llama
 from shardfn import P
-from shardfn.hardware import H100
+from shardfn.hardware import H100, SENT
 from shardfn.partition import propagate
 from shardfn.partition.auto import fused_op_cost
 from shardfn.partition.planner.plan_price import PlanPrice, plan_price
@@ -231,7 +231,10 @@ def test_links_count_without_being_told() -> None:
         mesh = sf.make_mesh((16, 8), ("dp", "tp"))
         traced = sf.shard(torch.matmul, mesh, (P("dp"), P())).trace(*shape)
         plan = propagate(traced.program, *traced.placements())
-    assert [x.byte for x in plan.axes.costs] == [H100.link / H100.network, 1.0]
+    assert [x.byte for x in plan.axes.costs] == [
+        SENT / (H100.efficiency.network * H100.network),
+        1.0,
+    ]
 
 
 @pytest.mark.parametrize("sizes", [(8,), (2, 4)], ids=str)

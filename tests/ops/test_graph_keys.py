@@ -82,6 +82,7 @@ BAD = {
     "source": 3,
     "module": 3,
     "phase": None,
+    "is_recomputed": 1,
     "origin": None,
     "step": True,
     "slots": 3,

@@ -284,6 +284,7 @@ class _Region:
             self.bar(node.all_input_nodes[0], reader)
         again = self.copies[node] = self.graph.node_copy(node, self.current)
         again.meta = self.about(node, reader)
+        again.meta["custom"][sources.RECOMPUTED] = True
         self.work.enter(again, reader)
         if any(x in self.late for x in again.all_input_nodes):
             self.late.add(again)

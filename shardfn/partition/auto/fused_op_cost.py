@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 import torch
 
-from ...hardware import H100, Hardware
+from ...hardware import H100, SENT, Hardware
 from .. import rules
 from ..planner import op_cost
 
@@ -26,7 +26,7 @@ def in_bytes(node: torch.fx.Node, hardware: Hardware = H100) -> float:
     )
     is_kept = not all(map(is_fused, node.users))
     written = op_cost.nbytes(node.meta["val"]) if is_kept else 0
-    return (read + written) / hardware.memory * H100.link
+    return hardware.compute(0.0, read + written, torch.uint8) * SENT
 
 
 def is_fused(node: torch.fx.Node) -> bool:

@@ -9,6 +9,7 @@ import attrs
 import torch
 
 from ... import _compat
+from ...capture.annotations import RECOMPUTED
 from ...collectives import HALO, PPERMUTE
 from ...ops.loops import loop_of
 from ...ops.nodes import origin_of
@@ -118,7 +119,9 @@ def _placed_values(plan: steps.Plan) -> dict[tuple[torch.Size, MeshPlacements], 
 def _about(step: steps.Step) -> dict[str, Any]:
     """Return the metadata that emitted nodes take from the step's global node."""
     meta = step.node.meta
-    return {**origin_of(step.node), "phase": meta.get("phase", "forward"), "origin": step.node.name}
+    again = {"is_recomputed": True} if RECOMPUTED in (meta.get("custom") or {}) else {}
+    phase = meta.get("phase", "forward")
+    return {**origin_of(step.node), "phase": phase, "origin": step.node.name, **again}
 
 
 def _input(b: Builder, slot: steps.Slot) -> LocalShard:

@@ -11,12 +11,25 @@ import torch
 from torch.fx import Node
 from torch.utils.flop_counter import flop_registry
 
-from ...hardware import H100, Hardware
+from ...hardware import H100, SENT, Hardware
 from ...ops.loops import Loop, Scan, While
 from .. import rules
 
 # A while loop counts as so many turns: how many it takes depends on values.
 TURNS = 8
+# the fused attentions, with the place of their argument `is_causal`
+ATTENTION = {
+    "aten::_scaled_dot_product_flash_attention_for_cpu": 4,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": 7,
+    "aten::_scaled_dot_product_flash_attention": 4,
+    "aten::_scaled_dot_product_flash_attention_backward": 11,
+    "aten::_scaled_dot_product_efficient_attention": 6,
+    "aten::_scaled_dot_product_efficient_attention_backward": 11,
+    "aten::_scaled_dot_product_cudnn_attention": 6,
+    "aten::_scaled_dot_product_cudnn_attention_backward": 14,
+    "aten::_scaled_dot_product_fused_attention_overrideable": 5,
+    "aten::_scaled_dot_product_fused_attention_overrideable_backward": 13,
+}
 WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
@@ -28,19 +41,20 @@ def seconds(node: Node, hardware: Hardware) -> float:
     first = next((x for x in values if isinstance(x, torch.Tensor)), None)
     if first is None or is_alias(node):
         return 0.0
-    return hardware.compute(flops(node), traffic(node), first.dtype)
+    count, moved = flops(node), traffic(node)
+    return hardware.compute(count, moved, first.dtype, is_attention=is_attention(node))
 
 
 def in_bytes(node: Node, hardware: Hardware = H100) -> float:
     """Estimate the time of one op on one device, in bytes that a rank of an H100 sends
     meanwhile.
     """
-    return seconds(node, hardware) * H100.link
+    return seconds(node, hardware) * SENT
 
 
 def is_alias(node: Node) -> bool:
     """Return whether a node is a view of another one."""
-    if node.target in (WAIT, operator.getitem):
+    if node.target in (WAIT, operator.getitem, torch.ops.aten._unsafe_view.default):
         return True
     return getattr(node.target, "is_view", False)
 
@@ -53,8 +67,27 @@ def traffic(node: Node) -> int:
 
 def flops(node: Node) -> float:
     """Count the floating-point operations of a product, convolution or attention; 0 for other
-    ops.
+    ops. A causal attention over as many keys as queries runs half of its pairs.
     """
+    if is_attention(node):
+        products = 5 if _is_backward(node) else 2
+        return _attention(node, products) * (0.5 if is_causal(node) else 1.0)
+    return _products(node)
+
+
+def model_flops(node: Node) -> float:
+    """Count the operations that a model needs, as papers count them: all pairs of a causal
+    attention, and four products in its backward, which runs five. A recomputation is not needed.
+    """
+    if node.meta.get("is_recomputed"):
+        return 0.0
+    if is_attention(node):
+        return _attention(node, 4 if _is_backward(node) else 2)
+    return _products(node)
+
+
+def _products(node: Node) -> float:
+    """Count the operations of an op that is no attention."""
     values = lambda x: torch.fx.node.map_arg(x, lambda n: n.meta["val"])
     own = OWN.get(rules.name_of(node.target))
     if own is not None:
@@ -66,27 +99,39 @@ def flops(node: Node) -> float:
     return float(formula(*values(node.args), **kwargs, out_val=node.meta["val"]))
 
 
-def _attention(q: Any, k: Any, v: Any, *_: Any) -> float:
-    """Count the flops of attention: queries times keys, and weights times values."""
-    pairs = _pairs(q, k)
-    width = q.shape[-1]
-    of_values = v.shape[-1]
-    return 2 * pairs * (width + of_values)
+def is_attention(node: Node) -> bool:
+    """Return whether an op is a fused attention, or its backward."""
+    return rules.name_of(node.target) in ATTENTION
 
 
-def _attention_backward(_: Any, q: Any, k: Any, v: Any, *others: Any) -> float:
-    """Count the flops of attention's backward: five products."""
-    pairs = _pairs(q, k)
-    width = q.shape[-1]
-    of_values = v.shape[-1]
-    return 2 * pairs * (3 * width + 2 * of_values)
+def is_causal(node: Node) -> bool:
+    """Return whether an attention runs half of its pairs: those of a query and earlier keys."""
+    q, k, _ = _operands(node)
+    place = ATTENTION[rules.name_of(node.target)]
+    given = node.args[place] if place < len(node.args) else node.kwargs.get("is_causal")
+    return bool(given) and q.shape[-2] == k.shape[-2]
 
 
-def _pairs(q: Any, k: Any) -> float:
-    """Count the pairs of a query and a key."""
-    queries = math.prod(q.shape[:-1])
-    keys = k.shape[-2]
-    return float(queries * keys)
+def _is_backward(node: Node) -> bool:
+    """Return whether an attention is a backward."""
+    return rules.name_of(node.target).endswith("_backward")
+
+
+def _operands(node: Node) -> list[torch.Tensor]:
+    """Return the queries, keys and values of an attention. The cotangent stands before them."""
+    first = 1 if _is_backward(node) else 0
+    operands: Any = node.args[first : first + 3]
+    return [x.meta["val"] for x in operands]
+
+
+def _attention(node: Node, products: int) -> float:
+    """Count the operations of some products of attention, half of them as wide as the keys: of
+    five, three.
+    """
+    q, k, v = _operands(node)
+    pairs = math.prod(q.shape[:-1]) * k.shape[-2]
+    of_values = products // 2
+    return 2.0 * pairs * ((products - of_values) * q.shape[-1] + of_values * v.shape[-1])
 
 
 def _grouped(x: Any, w: Any, *_: Any) -> float:
@@ -110,8 +155,6 @@ def _vectors(x: Any, _: Any) -> float:
 
 # by the names of ops that torch's own counter does not know
 OWN: dict[str, Callable[..., float]] = {
-    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
     "aten::_grouped_mm": _grouped,
     "aten::mv": _vectors,
     "aten::dot": _vectors,

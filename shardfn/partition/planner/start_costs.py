@@ -7,14 +7,14 @@ from __future__ import annotations
 import attrs
 import torch
 
-from ...hardware import H100, Hardware
+from ...hardware import H100, SENT, Hardware
 from ...ops.nodes import args_of
 from ...ops.placement import ALIGN
 from ...types import Cost, MeshAxes
 from .. import plan, rules
 
 # The bytes that a rank could send in the time that a collective takes to start.
-START = H100.latency * H100.link
+START = H100.latency * SENT
 
 
 def with_start_costs(axes: MeshAxes, *, is_ahead: bool) -> MeshAxes:
@@ -40,10 +40,7 @@ def with_hardware_links(axes: MeshAxes, hardware: Hardware = H100) -> MeshAxes:
     if axes.costs:
         return axes
     links = hardware.links(axes)
-    costs = [
-        Cost(links[name].latency * H100.link, H100.link / links[name].bandwidth)
-        for name in axes.names
-    ]
+    costs = [Cost(links[name].latency * SENT, SENT / links[name].bandwidth) for name in axes.names]
     return attrs.evolve(axes, costs=tuple(costs))
 
 

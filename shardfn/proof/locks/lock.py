@@ -86,7 +86,7 @@ def lock(
         update: whether to write it in any case.
         tolerances: the share by which a field may differ from the file: "peak_bytes" (0.05),
             "ms" (0.1); "collectives", "bytes", "ops" and "kernels" (0). `math.inf` is for any.
-        hardware: an `sf.Hardware`, or "A100", "H100", "H200" or "B200", for the time.
+        hardware: an `sf.Hardware`, or its name, such as "H100", for the time.
         links: `sf.Link`s of mesh axes, by name, in place of those of the hardware.
         kernels: whether to compile the step, and to hold its kernels too.
         kwargs: keyword arguments of the call.

@@ -271,7 +271,7 @@ class Lowered:
         """The certificate of the schedule under a model of the hardware.
 
         Args:
-            hardware: an `sf.Hardware`, or "A100", "H100", "H200" or "B200".
+            hardware: an `sf.Hardware`, or its name, such as "H100".
 
         Raises:
             ShardError: the hardware is unknown.
@@ -291,7 +291,7 @@ class Lowered:
         peak of memory does not fit in a device.
 
         Args:
-            hardware: an `sf.Hardware`, or "A100", "H100", "H200" or "B200".
+            hardware: an `sf.Hardware`, or its name, such as "H100".
             links: `sf.Link`s of mesh axes, by name, in place of those of the hardware.
 
         Raises:

@@ -54,7 +54,7 @@ def plan(
         args: its positional arguments; `ShapeDtype`s (global shape, dtype) may stand for tensors.
         meshes: shapes, each a tuple of the ranks along each axis.
         memory: the most that a rank may hold: bytes, or text such as "80GiB".
-        hardware: an `sf.Hardware`, or "A100", "H100", "H200" or "B200".
+        hardware: an `sf.Hardware`, or its name, such as "H100".
         in_placements: what is known of the placements: a prefix tree over the positional
             arguments, with `sf.auto` where they are to be chosen. With `pipelines` all of them, or
             a function of (mesh, schedule) that returns them.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from shardfn.hardware import H100
+from shardfn.hardware import H100, SENT
 from shardfn.partition.auto import fused_op_cost
 from shardfn.partition.planner import op_cost
 from tests.support.stages.graphs import graph_of
 
 X = torch.ones(1000)
-UNIT = 4000 / H100.memory * H100.link  # of one tensor
+UNIT = H100.compute(0.0, 4000.0, X.dtype) * SENT  # of one tensor
 
 
 def costs(fn, *args) -> dict[str, float]:

@@ -10,7 +10,7 @@ import torch
 
 import shardfn as sf
 from bench.planner import chosen
-from shardfn.hardware import H100
+from shardfn.hardware import H100, SENT
 from shardfn.partition.auto.free_arguments import free_arguments_of, shards
 from shardfn.partition.auto.search import ABOUT, Candidate, Search, ranked, with_hardware_links
 from shardfn.partition.planner import axis_problem
@@ -121,7 +121,7 @@ def test_of_about_equal_times_the_fewest_bytes_are_first() -> None:
 
 def test_axes_without_links_have_those_of_the_hardware() -> None:
     inside, between = with_hardware_links(MeshAxes(("dp", "tp"), (4, 8))).costs[::-1]
-    assert inside == Cost(H100.latency * H100.link, 1.0)
+    assert inside == Cost(H100.latency * SENT, 1.0)
     assert between.byte > 1.0
     known = MeshAxes(("dp",), (4,), (Cost(7.0, 2.0),))
     assert with_hardware_links(known) is known

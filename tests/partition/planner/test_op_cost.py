@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 
 import pytest
 import torch
 
-from shardfn.hardware import H100
+import shardfn as sf
+from shardfn.hardware import H100, SENT
 from shardfn.partition.planner import op_cost
 from tests.support.stages.graphs import calls, graph_of
 
@@ -24,7 +26,7 @@ def test_other_ops_count_their_traffic_alone() -> None:
     (add,) = calls(graph_of(torch.add, X, torch.ones(3)), "add")
     assert (op_cost.flops(add), op_cost.traffic(add)) == (0.0, 4 * (15 + 3 + 15))
     assert op_cost.seconds(add, H100) > 0
-    assert op_cost.in_bytes(add) == pytest.approx(op_cost.seconds(add, H100) * H100.link)
+    assert op_cost.in_bytes(add) == pytest.approx(op_cost.seconds(add, H100) * SENT)
 
 
 def test_a_view_costs_nothing() -> None:
@@ -77,13 +79,45 @@ def test_products_that_torchs_counter_does_not_know(case: str) -> None:
     assert sum(map(op_cost.flops, graph.nodes)) == 2 * terms
 
 
-def test_the_gradient_of_attention_counts_five_products() -> None:
-    def gradients(*args: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        inputs = [x.detach().requires_grad_() for x in args]
-        return torch.autograd.grad(attention(*inputs).sum(), inputs)
+def gradients(*args: torch.Tensor, causal: bool = False) -> tuple[torch.Tensor, ...]:
+    op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    inputs = [x.detach().requires_grad_() for x in args]
+    return torch.autograd.grad(op(*inputs, 0.0, causal)[0].sum(), inputs)
 
+
+def test_the_gradient_of_attention_counts_five_products() -> None:
     backward = calls(
         graph_of(gradients, HEADS, KEYS, KEYS),
         "_scaled_dot_product_flash_attention_for_cpu_backward",
     )
     assert [*map(op_cost.flops, backward)] == [5 * 2 * (2 * 4 * 5 * 7 * 8)]
+    assert [*map(op_cost.model_flops, backward)] == [4 * 2 * (2 * 4 * 5 * 7 * 8)]
+
+
+def test_a_causal_attention_runs_half_of_its_pairs_and_a_model_counts_all() -> None:
+    causal = functools.partial(gradients, causal=True)
+    nodes = [*graph_of(causal, KEYS, KEYS, KEYS).nodes]
+    one = 2 * (2 * 4 * 7 * 7 * 8)  # a product of all pairs
+    assert sum(map(op_cost.flops, nodes)) == (2 + 5) * one / 2
+    assert sum(map(op_cost.model_flops, nodes)) == (2 + 4) * one
+
+
+def test_a_recomputed_product_runs_and_a_model_does_not_need_it() -> None:
+    @sf.checkpoint
+    def layer(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return ((x @ w).sin() @ w).cos()
+
+    one = 2 * 5 * 3 * 3
+    step = sf.jit(sf.value_and_grad(lambda w, x: layer(w, x).sum()), backend="aten")
+    graph = step.lower(torch.ones(3, 3), torch.ones(5, 3)).program.graph
+    assert sum(map(op_cost.model_flops, graph.nodes)) == (2 + 3) * one
+    assert sum(map(op_cost.flops, graph.nodes)) == (2 + 3 + 2) * one
+
+
+@pytest.mark.parametrize("name", op_cost.ATTENTION)
+def test_the_place_of_is_causal_is_that_of_torch(name: str) -> None:
+    op = getattr(torch.ops.aten, name.removeprefix("aten::")).default
+    names = [x.name for x in op._schema.arguments]
+    assert names.index("is_causal") == op_cost.ATTENTION[name]
+    first = int(name.endswith("_backward"))
+    assert names[first : first + 3] == ["query", "key", "value"]

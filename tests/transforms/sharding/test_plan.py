@@ -63,8 +63,8 @@ X = torch.ones(8, 4)
 WRONG: dict[str, tuple[Any, str]] = {
     "hardware": (
         lambda: sf.plan(torch.sin, X, meshes=[(2,)], hardware="H1000"),
-        "plan(sin): hardware is 'H1000'\n  needed: one of A100, H100, H200, B200, or an "
-        "sf.Hardware",
+        "plan(sin): hardware is 'H1000'\n  needed: one of A100, H100, H100-96GB, H200, B200, "
+        "GB200, or an sf.Hardware",
     ),
     "meshes": (
         lambda: Lib.plan(torch.sin, X, meshes=[8]),
