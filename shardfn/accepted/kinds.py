@@ -289,6 +289,7 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     "Schedule.check": {"stages": SIZE, "on_the_way": SIZE, "costs": COSTS, "alive": KEEP},
     "Schedule.home": {"stage": COUNT},
     "Schedule.load_state_dict": {"state": OF_SCHEDULE},
+    "StepTime.trace": {"path": FILE},
     "assert_comms": {"counts": COUNTS, "max_implicit": NUMBER_OR_NONE},
     "audit": {
         "distributed": PROGRAM,

@@ -5,15 +5,16 @@ links).
 from __future__ import annotations
 
 import collections
-import functools
 import itertools
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 import torch
 
+from ..accepted import accept
 from ..byte_sizes import human_bytes
 from ..durations import human_seconds
 from ..extensions import page_of
@@ -22,7 +23,9 @@ from ..ops.loops import Loop, While, loop_of
 from ..source_text import joined_paths, located, shape_of_path
 from ..types import LocalProgram, MeshAxes
 from .timeline.clock import Clock
-from .timeline.events import BUBBLE, COMPUTE, EXPOSED, MOST_EVENTS, Event, GraphRun
+from .timeline.events import BUBBLE, COMPUTE, EXPOSED, Event, GraphRun
+from .timeline.ranks import RankTimeline
+from .timeline.trace import Trace, write_trace
 
 SHOWN = 10  # rows in the text
 # op, axis, line, and the module as `shape_of_path` has it: of all layers
@@ -55,28 +58,6 @@ class OpTime:
         where = located(self.source, self.module)
         line = f"{_aligned(self.seconds)}  {self.count:>5} x {name:<28} {where}"
         return line.rstrip()
-
-
-@attrs.frozen(eq=False)
-class RankTimeline:
-    """What some ranks of a mesh do in a step. They run equal programs at equal times.
-
-    Args:
-        title: their coordinate on the axis of a pipeline, such as "pp=1"; "" without one.
-        ranks: their row-major indices in the mesh.
-        run: the step on each of them.
-    """
-
-    title: str
-    ranks: tuple[int, ...]
-    run: GraphRun = attrs.field(repr=False)
-
-    @functools.cached_property
-    def events(self) -> tuple[Event, ...]:
-        """The events of a step on each of them, in order of their start. Loops are unrolled as
-        deep as that gives no more than 50,000; a deeper body is one event a track.
-        """
-        return self.run.unrolled(self.run.depth_within(MOST_EVENTS))
 
 
 @attrs.frozen
@@ -130,6 +111,26 @@ class StepTime:
     def total(self) -> float:
         """Return the seconds of a step."""
         return self.compute + self.exposed + self.bubble
+
+    def trace(self, path: str | os.PathLike[str]) -> Trace:
+        """Write the timelines of all ranks as a file for Perfetto (ui.perfetto.dev): a process for
+        each coordinate of a pipeline's axis, with a thread for compute, for waits, and for each
+        mesh axis. Events have the user's line, the module path, bytes, buckets and actions.
+
+        Args:
+            path: of the file, which ends in ".json" or ".json.gz".
+
+        Returns:
+            What was written. A timeline of more than 200,000 events is an outline, and says so.
+
+        Raises:
+            ShardError: the file has another ending, or cannot be written.
+
+        Source: the trace event format of Chrome.
+        """
+        accept("StepTime.trace", path=path)
+        title = f"{self.name}: {human_seconds(self.total)} a step on {self.hardware}"
+        return write_trace(path, title, self.ranks)
 
     def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:
         """Print the table in a notebook."""

@@ -28,14 +28,18 @@ PAGES = [
     "starting.md",
     "strategies.md",
     "testing.md",
+    "timeline.md",
 ]
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_examples_of_a_page_run(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_of_a_page_run(
+    page: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     text = Path(ROOT, "docs", page).read_text()
     program = "\n".join(EXAMPLE.findall(text))
     assert program
     module = types.ModuleType("examples_of_a_page")
+    monkeypatch.chdir(tmp_path)  # some write files
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(compile(program, f"docs/{page}", "exec"), vars(module))

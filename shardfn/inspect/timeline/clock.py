@@ -131,13 +131,20 @@ class Mail:
         self.n = n
         self.progress = 0  # counts what has happened
         self.arrivals: dict[tuple[int, int], float] = {}  # by pipeline and message
+        self.events: dict[tuple[int, int], tuple[Record, int]] = {}  # of messages, and where
         # of each collective over the axis, by its number: when each coordinate is ready for it
         self.ready: dict[int, dict[int, float]] = collections.defaultdict(dict)
 
-    def send(self, pipeline: int, message: Message, arrival: float) -> None:
-        """Note when a message arrives."""
+    def send(self, pipeline: int, message: Message, arrival: float, record: Record) -> None:
+        """Note when a message arrives, whose event is the last of a record."""
         self.arrivals[pipeline, message.number] = arrival
+        self.events[pipeline, message.number] = record, len(record.events) - 1
         self.progress += 1
+
+    def receive(self, pipeline: int, message: Message, now: float) -> None:
+        """Note when a message is read."""
+        record, i = self.events[pipeline, message.number]
+        record.events[i] = attrs.evolve(record.events[i], read=now)
 
     def meet(self, number: int, coordinate: int, now: float) -> None:
         """Note that a coordinate is ready for a collective over the axis."""
@@ -222,13 +229,8 @@ class Rank:
 
     def _start(self, record: Collective) -> Sending:
         """Start a collective."""
-        log = self.record
-
-        def done(start: float, end: float) -> None:
-            log.events.append(_sent(record, start - log.start, end - start))
-
         latency = self.clock.links[record.axis].latency
-        sending = Sending(latency, self.clock.send(record) - latency, done)
+        sending = Sending(latency, self.clock.send(record) - latency)
         self.links.start(record.axis, sending, self.now)
         return sending
 
@@ -239,10 +241,8 @@ class Rank:
         mail.meet(number, self.coordinate, max(self.now, self.free))
         while (start := mail.start_of(number)) is None:
             yield
-        seconds = self.clock.send(record)
-        self._add(_sent(record, start, seconds))
-        self.free = start + seconds
-        return Sending(0.0, 0.0, lambda start, end: None, start, self.free)
+        self.free = start + self.clock.send(record)
+        return Sending(0.0, 0.0, start, self.free)
 
     def _wait(self, record: Collective, sending: Sending) -> None:
         """Wait for a collective: first for coordinates that are not ready, then for its bytes."""
@@ -250,7 +250,10 @@ class Rank:
         if is_own and sending.start is not None:
             self.wait_for_stages(sending.start, record.kind, record.origin)
         end = self.links.finish(record.axis, sending, self.now)
-        self._expose(end, _sent(record, 0.0, 0.0))
+        assert sending.start is not None
+        event = _sent(record, sending.start, end - sending.start)
+        self._add(attrs.evolve(event, read=max(self.now, end)))
+        self._expose(end, event)
 
     def _expose(self, end: float, event: Event) -> None:
         """Wait for the end of a collective or message."""
@@ -314,11 +317,12 @@ class Rank:
                     yield
                 name = f"{x.message.about} of coordinate {x.message.source}"
                 self.wait_for_stages(mail.arrivals[key], name, x.message.origin)
+                mail.receive(number, x.message, self.now)
             elif isinstance(x, Send):
                 self._send(x)
                 last = x
                 if mail is not None:
-                    mail.send(number, x.message, self.free)
+                    mail.send(number, x.message, self.free, self.record)
             elif isinstance(x, Run):
                 self._bodies(str(x), pipeline.graphs[x.graph], 1, str(x), NOWHERE)
         if last is not None:
@@ -331,7 +335,7 @@ class Rank:
         self._add(_message(x, start, seconds))
 
     def _add(self, event: Event) -> None:
-        self.record.events.append(attrs.evolve(event, start=event.start - self.record.start))
+        self.record.events.append(event.later(-self.record.start, None))
 
     def _inner(self, bodies: InnerRuns) -> None:
         self.record.inner.append(attrs.evolve(bodies, start=bodies.start - self.record.start))
@@ -362,5 +366,6 @@ def _message(x: Send, start: float, seconds: float) -> Event:
         axis=x.axis,
         nbytes=message.aval.nbytes,
         action=message.action,
+        target=message.target,
         **message.origin,
     )

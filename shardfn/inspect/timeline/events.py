@@ -40,6 +40,8 @@ class Event:
         action: of a pipeline, such as "F of stage 0, microbatch 3".
         repeats: how often it stands one after the other. More than 1: the event stands for all
             that a track does in so many runs of a loop's body.
+        read: when the rank that waits for a collective or a message goes on.
+        target: of a message, the coordinate that receives it.
     """
 
     name: str
@@ -53,6 +55,8 @@ class Event:
     bucket: int | None = None
     action: str | None = None
     repeats: int = 1
+    read: float | None = None
+    target: int | None = None
 
     @property
     def end(self) -> float:
@@ -73,6 +77,8 @@ class Event:
             self.bucket,
             self.action or action,
             self.repeats,
+            None if self.read is None else self.read + seconds,
+            self.target,
         )
 
 

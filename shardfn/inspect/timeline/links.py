@@ -5,7 +5,7 @@ share its bandwidth.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import attrs
 
@@ -17,14 +17,12 @@ class Sending:
     Args:
         latency: seconds until its first bytes are sent.
         left: seconds that its bytes still take on a link that nothing else uses.
-        done: called with its start and its end.
         start: when the link took it up.
         end: when it ended.
     """
 
     latency: float
     left: float
-    done: Callable[[float, float], None]
     start: float | None = None
     end: float | None = None
 
@@ -105,8 +103,6 @@ class Links:
                 x.advance(seconds, n)
                 if not x.latency and not x.left and not is_cut:
                     x.end = end
-                    assert x.start is not None
-                    x.done(x.start, end)
             self.now[link] = end
             if until is None or is_cut:
                 return True

@@ -11,17 +11,16 @@ from shardfn.inspect.timeline.links import Links, Sending
 SHARED = {"dp": "node", "tp": "node", "pp": "network"}
 
 
-def run(links: Links, starts: list[tuple[str, float, float]]) -> list[tuple[float, float]]:
+def run(links: Links, starts: list[tuple[str, float, float]]) -> list[Any]:
     """Start collectives (axis, seconds of their bytes, start), and return when each runs."""
-    times: list[Any] = [None] * len(starts)
     sent = []
-    for i, (axis, seconds, now) in enumerate(starts):
-        sending = Sending(0.0, seconds, lambda start, end, i=i: times.__setitem__(i, (start, end)))
+    for axis, seconds, now in starts:
+        sending = Sending(0.0, seconds)
         links.start(axis, sending, now)
         sent.append((axis, sending))
     for axis, sending in sent:
         links.finish(axis, sending, starts[-1][2])
-    return times
+    return [(sending.start, sending.end) for _, sending in sent]
 
 
 def test_collectives_of_one_axis_follow_each_other() -> None:
@@ -43,18 +42,16 @@ def test_a_shared_link_sends_as_much_as_one_after_the_other() -> None:
 
 def test_links_are_idle_when_all_has_ended() -> None:
     links = Links(SHARED)
-    links.start("dp", Sending(1.0, 2.0, lambda start, end: None), 1.0)
+    links.start("dp", Sending(1.0, 2.0), 1.0)
     assert not links.is_idle(3.5)
     assert links.is_idle(4.0)
 
 
 def test_latencies_share_nothing() -> None:
-    ends = {}
     links = Links(SHARED)
-    sent = {"dp": Sending(1.0, 2.0, lambda start, end: ends.update(dp=end))}
-    sent["tp"] = Sending(1.5, 2.0, lambda start, end: ends.update(tp=end))
-    for axis, sending in sent.items():
-        links.start(axis, sending, 0.0)
+    over_dp, over_tp = Sending(1.0, 2.0), Sending(1.5, 2.0)
+    links.start("dp", over_dp, 0.0)
+    links.start("tp", over_tp, 0.0)
     # dp alone for half a second, then both: 1.5 left of dp take 3, and half of tp is left
-    assert links.finish("tp", sent["tp"], 0.0) == ends["tp"] == 5.0
-    assert ends["dp"] == 4.5
+    assert links.finish("tp", over_tp, 0.0) == 5.0
+    assert over_dp.end == 4.5
