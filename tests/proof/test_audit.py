@@ -163,7 +163,15 @@ def test_starts_that_differ_are_said_with_what_to_do() -> None:
 
     audit = sf.audit(unseeded, single, X, Y, world=2)
     assert {row.kind for row in audit} == {"start"} and {row.ranks for row in audit} == {(1,)}
-    assert "torch.manual_seed(0)" in next(iter(audit)).cause
+    assert "which differ between ranks: seed all ranks alike" in next(iter(audit)).cause
+
+    def otherwise(x: torch.Tensor, y: torch.Tensor) -> Any:
+        torch.manual_seed(7)
+        return train(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double(), x, y)
+
+    audit = sf.audit(otherwise, single, X, Y, world=2)
+    assert {row.ranks for row in audit} == {(0, 1)}
+    assert "seed both steps alike, as by torch.manual_seed(0)" in next(iter(audit)).cause
 
 
 def test_dropout_is_noted() -> None:

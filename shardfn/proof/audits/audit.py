@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 
 from ...accepted import accept
 from ...errors import DivergenceError, TreeError
 from ...ranks import process_state
 from ...ranks.run_ranks import Ranks
-from .audited import Audit, Comparison
+from .audited import RANDOM, Audit, Comparison
 from .causes import OTHER, Axis, tolerance
+from .forwards import AGREED, departure
 from .observed import Observed
 from .other_roundings import RUNS, Rounding, narrow_eps, otherwise
-from .watched_runs import watched, watched_scripts
+from .watched_runs import watched, watched_scripts, watched_steps
 
 WORLD = 8
 UNNAMED = {"axis 0"}  # of a mesh without names
@@ -91,29 +93,35 @@ def audit(
     starts = process_state.generators()
     name = f"audit({step})"
 
-    def step_alone(around: Callable[[Observed], Any]) -> Observed:
-        ones = dict.fromkeys(mesh or (), 1) if single is None else None
-        step = distributed if single is None else single
-        started = single is None
-        (one,), _ = watched(
-            name, step, args, 1, starts, ones, steps, is_started=started, around=around
-        )
-        return one
+    is_script = isinstance(distributed, str)
 
-    if isinstance(distributed, str):
-        run_alone, seen, ranks = watched_scripts(distributed, single, args, world, mesh, steps)
-        alone = run_alone(contextlib.nullcontext)
-    else:
-        run_alone, alone = step_alone, step_alone(contextlib.nullcontext)
-        seen, ranks = watched(name, distributed, args, world, starts, mesh, steps)
+    def run(steps: int | None, *, keeps_calls: bool = False) -> Any:
+        if is_script:
+            return watched_scripts(distributed, single, args, world, mesh, steps, keeps_calls)
+        return watched_steps(
+            name, distributed, single, args, world, starts, mesh, steps, keeps_calls
+        )
+
+    run_alone, seen, ranks = run(steps)
+    alone = run_alone(contextlib.nullcontext)
+    groups = _axes(axes, seen, ranks)
     rounding = None
     if (eps := narrow_eps([alone, seen[0]])) is not None:
         runs = [run_alone(otherwise(eps, seed)) for seed in range(RUNS)]
         rounding = Rounding(alone, runs, eps)
-    found = Comparison(name, alone, seen, _axes(axes, seen, ranks), rounding).audit(step)
-    if not isinstance(distributed, str) and any(row.cause == OTHER for row in found):
+    comparison = Comparison(name, alone, seen, groups, rounding)
+    found = comparison.audit(step)
+    others = [row for row in found if row.cause == OTHER]
+    if others and not is_script:
         _same_loss(name, distributed, args, alone, starts, mesh, eps or 0.0)
-    return found
+    if RANDOM in found.notes or not any(row.step == 0 for row in others):
+        return found
+    run_alone, seen, _ = run(1, keeps_calls=True)
+    calls = run_alone(contextlib.nullcontext).calls_by_path()
+    where = departure(calls, [each.calls_by_path() for each in seen], groups, eps or 0.0)
+    if where is None or (where == AGREED and comparison.has_right_loss(0) is not False):
+        return found
+    return attrs.evolve(found, notes=(*found.notes, where))
 
 
 def _same_loss(

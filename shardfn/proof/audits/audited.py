@@ -30,6 +30,10 @@ OTHER_START = (
     "begins with other values: seed both steps alike, as by torch.manual_seed(0) before the module "
     "is made, or broadcast what one rank has"
 )
+APART_START = (
+    "begins with other values, which differ between ranks: seed all ranks alike, without their "
+    "number, before the module is made, or broadcast what one rank has"
+)
 FROZEN = "one device has none: it is not trained there"
 UNKNOWN = "one device has no such parameter, nor one with its values"
 RANDOM = (
@@ -184,17 +188,32 @@ class Comparison:
             )
         return Audit(step, len(self.ranks), tuple(self.rows), self.compared, tuple(self.notes))
 
+    def losses(self, number: int) -> tuple[list[float], list[float]]:
+        """Return the losses of a step, of one device and of ranks."""
+        alone = [float(x.value.value) for x in self.alone.losses_of(number)]
+        ranks = [float(x.value.value) for each in self.ranks for x in each.losses_of(number)]
+        return alone, ranks
+
+    def has_right_loss(self, number: int) -> bool | None:
+        """Whether the mean or the sum of the losses of ranks is that of one device; None where
+        there are none.
+        """
+        alone, ranks = self.losses(number)
+        if not alone or not ranks:
+            return None
+        one = mean(alone)
+        bound = 4 * tolerance(self.alone.losses[0].value.value.dtype) * max(abs(one), 1e-30)
+        return abs(one - mean(ranks)) <= bound or abs(one - sum(ranks)) <= bound
+
     def of_losses(self) -> list[str]:
         """Say whether the losses of the first step that differs agree, or forwards differ."""
         number = self.rows[0].step
-        alone = [float(x.value.value) for x in self.alone.losses_of(number)]
-        ranks = [float(x.value.value) for each in self.ranks for x in each.losses_of(number)]
-        if not alone or not ranks:
+        is_right = self.has_right_loss(number)
+        if is_right is None:
             return []
-        one, of_ranks = mean(alone), mean(ranks)
-        bound = 4 * tolerance(self.alone.losses[0].value.value.dtype) * max(abs(one), 1e-30)
-        if abs(one - of_ranks) <= bound or abs(one - sum(ranks)) <= bound:
+        if is_right:
             return [f"the loss of step {number} is right: what differs is in the backward"]
+        one, of_ranks = map(mean, self.losses(number))
         return [
             f"the loss of step {number} is {one:.6g} on one device, {of_ranks:.6g} in the mean of "
             "ranks"
@@ -253,7 +272,8 @@ class Comparison:
         self.compared += len(self.starts)
         unknown: dict[str, list[int]] = {x: wrong.pop(x) for x in [*wrong] if x not in self.starts}
         for name, ranks in wrong.items():
-            self.rows.append(Row(name, START, 0, None, math.nan, tuple(ranks), OTHER_START))
+            cause = APART_START if self.has_other_replicas(name) else OTHER_START
+            self.rows.append(Row(name, START, 0, None, math.nan, tuple(ranks), cause))
         everyone = tuple(range(len(self.ranks)))
         for name, x in self.starts.items():
             parts = [
@@ -272,6 +292,17 @@ class Comparison:
                 self.rows.append(Row(name, START, 0, None, math.nan, tuple(ranks), UNKNOWN))
             else:  # besides all that one device has, as an optimizer's own copy
                 self.notes.append(f"{name} of {listed(ranks)} is not compared: {UNKNOWN}")
+
+    def has_other_replicas(self, name: str) -> bool:
+        """Whether ranks begin with whole parameters of one name that differ."""
+        whole = self.starts[name].shape
+        values = [
+            x.value
+            for each, names in zip(self.ranks, self.names, strict=True)
+            for parameter, x in each.start.items()
+            if names[parameter] == name and x.value.shape == whole
+        ]
+        return any(not torch.equal(values[0], x) for x in values[1:])
 
     def compare_step(self, number: int) -> None:
         """Compare what one optimizer step reads and writes."""

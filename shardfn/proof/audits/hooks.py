@@ -29,7 +29,7 @@ def observing(current: Callable[[], Observed | None]) -> Iterator[None]:
 
     def after_call(module: nn.Module, args: Any, result: Any) -> None:
         if (seen := current()) is not None:
-            seen.leaves()
+            seen.leaves(module, args, result)
 
     def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         if (seen := current()) is not None:

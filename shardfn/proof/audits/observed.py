@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from ..._tree import named_leaves
 from ...progress import show_nothing
+from .forwards import Call, call_of
 from .shards_of_ranks import LocalValue, local_value
 
 # What wrappers of modules put into the names of parameters.
@@ -67,10 +68,11 @@ class Observed:
 
     Args:
         most_steps: the optimizer steps after which the program is ended; None for no end.
+        keeps_calls: whether to keep what modules read and return when they are first called.
     """
 
-    def __init__(self, most_steps: int | None) -> None:
-        self.most_steps = most_steps
+    def __init__(self, most_steps: int | None, *, keeps_calls: bool = False) -> None:
+        self.most_steps, self.keeps_calls = most_steps, keeps_calls
         self.show = show_nothing  # takes what the process does now
         self.modules: list[nn.Module] = []  # those that no other module called
         self.depth = 0
@@ -79,6 +81,7 @@ class Observed:
         self.has_stepped = False  # whether an optimizer has
         self.is_enough = False  # whether the steps that are compared are done
         self.start: dict[nn.Parameter, LocalValue] = {}
+        self.calls: dict[nn.Module, Call] = {}  # the first of each module
         self.losses: list[Loss] = []
         self.steps_of_losses: list[int] = []
         self.steps: list[OptimizerStep] = []
@@ -106,9 +109,11 @@ class Observed:
         if tensors:
             self.rows.append(len(tensors[0]))
 
-    def leaves(self) -> None:
+    def leaves(self, module: nn.Module, args: Any, result: Any) -> None:
         """Note the end of a call."""
         self.depth = max(self.depth - 1, 0)
+        if self.keeps_calls and not self.losses and module not in self.calls:
+            self.calls[module] = call_of(module, args, result)
 
     def note(self, module: nn.Module) -> None:
         """Note a module, and the values of parameters that are new."""
@@ -228,6 +233,17 @@ class Observed:
         for _, name, buffer in self._named(lambda module: module.named_buffers()):
             if name not in found:
                 found[name] = local_value(buffer)
+        return found
+
+    def calls_by_path(self) -> dict[str, Call]:
+        """Return the first call of each module by its path, in the order in which they end."""
+        paths: dict[nn.Module, str] = {}
+        for _, name, module in self._named(lambda module: module.named_modules()):
+            paths.setdefault(module, name)
+        found: dict[str, Call] = {}
+        for module, call in self.calls.items():
+            if module in paths:
+                found.setdefault(WRAPPERS.sub("", paths[module] + ".").rstrip("."), call)
         return found
 
     def tensors(self) -> dict[str, LocalValue]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,7 @@ def watched(
     steps: int | None,
     *,
     is_started: bool = True,
+    keeps_calls: bool = False,
     around: Callable[[Observed], Any] = contextlib.nullcontext,
 ) -> tuple[list[Observed], Ranks]:
     """Run a step on n ranks, and watch each of them.
@@ -44,12 +46,13 @@ def watched(
         mesh: the sizes of the axes of a mesh, for a step that takes one.
         steps: the optimizer steps after which it ends; None for all.
         is_started: whether ranks begin with a process group.
+        keeps_calls: whether to keep what modules read and return.
         around: a context of each rank's run, made for what is seen of it.
 
     Returns:
         What is seen of each rank, and the ranks.
     """
-    seen = [Observed(steps) for _ in range(n)]
+    seen = [Observed(steps, keeps_calls=keeps_calls) for _ in range(n)]
     world: list[Ranks] = []
     own = threading.local()
 
@@ -84,6 +87,45 @@ def watched(
     return seen, world[0]
 
 
+Alone = Callable[[Callable[[Observed], Any]], Observed]  # runs one device in a context
+
+
+def watched_steps(
+    name: str,
+    distributed: Any,
+    single: Any,
+    args: tuple[Any, ...],
+    world: int,
+    starts: Mapping[str, Any],
+    mesh: Mapping[str, int] | None,
+    steps: int | None,
+    keeps_calls: bool = False,
+) -> tuple[Alone, list[Observed], Ranks]:
+    """Run a step on many ranks. Return what runs another one, or the same, on one device."""
+    ones = dict.fromkeys(mesh or (), 1) if single is None else None
+    step = distributed if single is None else single
+
+    def alone(around: Callable[[Observed], Any]) -> Observed:
+        (one,), _ = watched(
+            name,
+            step,
+            args,
+            1,
+            starts,
+            ones,
+            steps,
+            is_started=single is None,
+            keeps_calls=keeps_calls,
+            around=around,
+        )
+        return one
+
+    seen, ranks = watched(
+        name, distributed, args, world, starts, mesh, steps, keeps_calls=keeps_calls
+    )
+    return alone, seen, ranks
+
+
 def _parameters(step: Any) -> Sequence[str]:
     try:
         return [*inspect.signature(step).parameters]
@@ -99,9 +141,6 @@ def _differentiated(seen: Observed, result: Any) -> Any:
     return result
 
 
-Alone = Callable[[Callable[[Observed], Any]], Observed]  # runs one device in a context
-
-
 def watched_scripts(
     path: str,
     single: str | None,
@@ -109,6 +148,7 @@ def watched_scripts(
     world: int,
     mesh: Mapping[str, int] | None,
     steps: int | None,
+    keeps_calls: bool = False,
 ) -> tuple[Alone, list[Observed], Ranks]:
     """Run a script on many ranks. Return what runs it, or another one, on one. Scripts start as
     new processes do.
@@ -116,13 +156,12 @@ def watched_scripts(
     starts = process_state.new_generators()
     arguments = [str(x) for x in args]
     script = Script(path, arguments)
-    seen, ranks = watched(script.name, script, (), world, starts, mesh, steps, is_started=False)
+    run = functools.partial(watched, script.name, is_started=False, keeps_calls=keeps_calls)
+    seen, ranks = run(script, (), world, starts, mesh, steps)
 
     def alone(around: Callable[[Observed], Any]) -> Observed:
         whole = Script(single or path, arguments, script.loaders.get(0, ()))
-        (one,), _ = watched(
-            script.name, whole, (), 1, starts, None, steps, is_started=False, around=around
-        )
+        (one,), _ = run(whole, (), 1, starts, None, steps, around=around)
         return one
 
     return alone, seen, ranks
