@@ -280,6 +280,7 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     "Lowered.compile": {"backend": BACKEND, "warm": FLAG},
     "Lowered.time": {"links": LINKS},
     "Lowered.stage": {"k": COUNT},
+    "StepTime.mfu_of": {"flops": NUMBER},
     "Lowered.verbose": {"rank": COUNT},
     "Memory.of": {"kind": TEXT},
     "OpOnRanks.state": {"rank": COUNT},

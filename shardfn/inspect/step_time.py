@@ -22,7 +22,8 @@ from ..hardware import Hardware, Link
 from ..ops.loops import Loop, While, loop_of
 from ..source_text import joined_paths, located, shape_of_path
 from ..types import LocalProgram, MeshAxes
-from .timeline.clock import Clock
+from .step_flops import StepFlops, step_flops
+from .timeline.clock import Clock, Prices
 from .timeline.events import BUBBLE, COMPUTE, EXPOSED, Event, GraphRun
 from .timeline.ranks import RankTimeline
 from .timeline.trace import Trace, write_trace
@@ -80,6 +81,7 @@ class StepTime:
         ranks: the timelines of all ranks: one of each coordinate of a pipeline's axis, as all
             others run equal programs at equal times. Without a pipeline it is one.
         coordinate: of this rank on that axis.
+        operations: the floating-point operations of this rank.
     """
 
     name: str
@@ -94,6 +96,46 @@ class StepTime:
     bubble: float = 0.0
     ranks: tuple[RankTimeline, ...] = attrs.field(default=(), eq=False, repr=False)
     coordinate: int = 0
+    operations: StepFlops = StepFlops(0.0, 0.0, 0.0, 0.0)
+
+    @property
+    def flops(self) -> float:
+        """Return the floating-point operations that this rank's program runs in a step: those of
+        recomputation count, and half of the pairs of a causal attention.
+        """
+        return self.operations.run
+
+    @property
+    def model_flops(self) -> float:
+        """Return the operations that the model needs: without recomputation, and all pairs of an
+        attention. For a transformer of N parameters beside its embedding, that is 6 N + 12 L d s
+        for each token.
+        """
+        return self.operations.model
+
+    @property
+    def hfu(self) -> float:
+        """Return the share of the device's peak that the program runs at (HFU), from 0 to 1."""
+        return self.operations.run_at_peak / self.total if self.total else 0.0
+
+    @property
+    def mfu(self) -> float:
+        """Return the share of the device's peak at which the model is computed (MFU), from 0 to 1,
+        by `model_flops`.
+        """
+        return self.mfu_of(self.model_flops)
+
+    def mfu_of(self, flops: float) -> float:
+        """Return the MFU by another count of the operations that a rank's model needs in a step,
+        such as one that halves causal attention.
+
+        Args:
+            flops: operations of one rank.
+        """
+        accept("StepTime.mfu_of", flops=flops)
+        if not self.total or not self.model_flops:
+            return 0.0
+        return flops / self.model_flops * self.operations.model_at_peak / self.total
 
     @property
     def events(self) -> tuple[Event, ...]:
@@ -147,6 +189,7 @@ class StepTime:
             f"  communication  {_aligned(self.communication)}",
             f"  exposed        {_aligned(self.exposed)}",
             *self.bubble_line(),
+            *self.flops_line(),
             *self.out_of_memory_line(),
             "the longest first",
         ]
@@ -163,6 +206,12 @@ class StepTime:
         if not self.bubble:
             return []
         return [f"  bubble         {_aligned(self.bubble)}, {self.bubble / self.total:.1%}"]
+
+    def flops_line(self) -> list[str]:
+        """Return a line for a program with products."""
+        if not self.flops:
+            return []
+        return [f"  operations     {self.flops:>10.3g}, MFU {self.mfu:.1%}, HFU {self.hfu:.1%}"]
 
     def out_of_memory_line(self) -> list[str]:
         """Return a line if the peak does not fit in the memory of the device."""
@@ -181,6 +230,7 @@ def step_time(
     memory: Callable[[], float] | None = None,
     stages: Sequence[LocalProgram] = (),
     stage_axis: int | None = None,
+    prices: Prices | None = None,
 ) -> StepTime:
     """Predict the time of one rank's step, in the order of its schedule.
 
@@ -192,12 +242,13 @@ def step_time(
         stages: the programs of all coordinates of a pipeline's axis, of the rank's other
             coordinates; the rank's own is one of them.
         stage_axis: the index of the axis of a pipeline.
+        prices: the seconds of the ops of a graph. None: each op runs as one kernel.
     """
     if stage_axis is None:
-        return step_times([program], hardware, links, [memory])[0]
+        return step_times([program], hardware, links, [memory], prices=prices)[0]
     own = next(k for k, x in enumerate(stages) if x is program)
     peaks = [memory if k == own else None for k in range(len(stages))]
-    return step_times(stages, hardware, links, peaks, stage_axis)[own]
+    return step_times(stages, hardware, links, peaks, stage_axis, prices)[own]
 
 
 def step_times(
@@ -206,6 +257,7 @@ def step_times(
     links: Mapping[str, Link] | None,
     memories: Sequence[Callable[[], float] | None],
     stage_axis: int | None = None,
+    prices: Prices | None = None,
 ) -> list[StepTime]:
     """Predict the time of a step on each coordinate of a pipeline's axis, or on the one rank of a
     program without a pipeline.
@@ -216,10 +268,11 @@ def step_times(
         links: of mesh axes, by name, in place of the hardware's.
         memories: count the bytes of each coordinate at its peak.
         stage_axis: the index of the axis of a pipeline.
+        prices: the seconds of the ops of a graph. None: each op runs as one kernel.
     """
     axes = programs[0].axes
     axis = None if stage_axis is None else axes.names[stage_axis]
-    clock = Clock(hardware, axes, links or {}, axis)
+    clock = Clock(hardware, axes, links or {}, axis, prices)
     graphs = [program.graph for program in programs]
     runs = [clock.run(graphs[0])] if axis is None else clock.run_together(graphs)
     ranks = tuple(
@@ -240,6 +293,7 @@ def step_times(
             run.busy.get(BUBBLE, 0.0),
             ranks,
             k,
+            step_flops(program.graph, hardware),
         )
         for k, (program, run, memory) in enumerate(zip(programs, runs, memories, strict=True))
     ]

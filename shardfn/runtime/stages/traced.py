@@ -13,6 +13,7 @@ from ... import schedule as passes
 from ...accepted import accept
 from ...buckets import BucketPlan
 from ...capture import Arguments, Captured
+from ...compile.kernel_times import prices_as_run
 from ...compile.memory import memory_as_run
 from ...errors import PlacementError, ShardError, call_site
 from ...hardware import H100, Hardware, Link, hardware_of, links_of
@@ -287,8 +288,9 @@ class Lowered:
     ) -> StepTime:
         """The time of this rank's step, before it runs. Each op takes its arithmetic or its
         memory traffic, whichever is longer; each collective its latency and its bytes. They
-        overlap as scheduled. Compilers fuse ops and move fewer bytes. As text it says so if the
-        peak of memory does not fit in a device.
+        overlap as scheduled. With the backend "inductor" a fused kernel reads its inputs and
+        writes its results once; its time stands at its first op. As text it says so if the peak of
+        memory does not fit in a device.
 
         Args:
             hardware: an `sf.Hardware`, or its name, such as "H100".
@@ -302,7 +304,8 @@ class Lowered:
         model = hardware_of(hardware)
         own, stages = links_of(links, names), self._along_stages()
         peak, axis = lambda: self.memory.peak, self.partition.stage_axis
-        return step_time(self.program, model, own, peak, stages, axis)
+        prices = prices_as_run(self.traced.request.backend)
+        return step_time(self.program, model, own, peak, stages, axis, prices)
 
     def _along_stages(self) -> list[LocalProgram]:
         """The programs of all stages of a pipeline, at this rank's other coordinates."""

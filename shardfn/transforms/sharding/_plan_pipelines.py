@@ -12,6 +12,7 @@ from typing import Any
 
 from ...accepted import described
 from ...byte_sizes import human_bytes
+from ...compile.kernel_times import kernel_seconds
 from ...compile.memory import memory_as_run
 from ...durations import human_seconds
 from ...errors import PlacementError, ScheduleError
@@ -192,7 +193,8 @@ def _plan(
         donated = donated_places(lowered.traced.placed)
         memories = [memory_as_run(x, "inductor", donated) for x in programs]
         peaks = [lambda peak=held.peak: peak for held in memories]
-        times = step_times(programs, hardware, None, peaks, lowered.partition.stage_axis)
+        axis = lowered.partition.stage_axis
+        times = step_times(programs, hardware, None, peaks, axis, kernel_seconds)
         sent = [tuple(collectives_in(x.graph)) for x in programs]
         fullest = max(coordinates, key=lambda k: memories[k].peak)
         slowest = max(times, key=lambda time: time.total)

@@ -1,0 +1,82 @@
+"""`StepFlops`: the floating-point operations of one rank's step, as its program runs them and as
+its model needs them.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator
+
+import attrs
+import torch
+from torch.fx import Graph, Node
+
+from ..hardware import Hardware
+from ..ops.loops import Branch, Loop, Scan, loop_of
+from ..ops.pipeline import Pipeline
+from ..partition.planner import op_cost
+
+
+@attrs.frozen
+class StepFlops:
+    """The floating-point operations of one rank's step, in products, convolutions and attention.
+
+    Args:
+        run: those of its program: with recomputation, half of the pairs of a causal attention, and
+            five products in the backward of attention.
+        model: those that the model needs: without recomputation, all pairs of an attention, and
+            four products in its backward.
+        run_at_peak: the seconds of the first at the peak of their dtypes.
+        model_at_peak: the seconds of the second.
+    """
+
+    run: float
+    model: float
+    run_at_peak: float
+    model_at_peak: float
+
+
+def step_flops(graph: Graph, hardware: Hardware) -> StepFlops:
+    """Count the operations of a program's graph and of its loops. A while loop counts as one step,
+    a cond as the branch that runs more.
+
+    Args:
+        graph: of one rank.
+        hardware: whose peaks count.
+    """
+    run = model = run_at_peak = model_at_peak = 0.0
+    for node, times in _nodes(graph, 1):
+        flops = times * op_cost.flops(node)
+        if flops:
+            needed, peak = times * op_cost.model_flops(node), hardware.peak(_dtype(node))
+            run, model = run + flops, model + needed
+            run_at_peak += flops / peak
+            model_at_peak += needed / peak
+    return StepFlops(run, model, run_at_peak, model_at_peak)
+
+
+def _nodes(graph: Graph, times: int) -> Iterator[tuple[Node, int]]:
+    """Yield each op of a graph and of its loops, and how often it runs."""
+    for node in graph.nodes:
+        if isinstance(node.target, Loop):
+            for inner, count in _bodies(loop_of(node)):
+                yield from _nodes(inner, times * count)
+        elif node.op == "call_function":
+            yield node, times
+
+
+def _bodies(loop: Loop) -> list[tuple[Graph, int]]:
+    """Return the graphs of a loop, and how often each runs."""
+    if isinstance(loop, Pipeline):
+        counts = collections.Counter(x.graph for x in loop.actions())
+        return [(graph, counts[k]) for k, graph in enumerate(loop.graphs)]
+    if isinstance(loop, Branch):
+        run = lambda graph: sum(n * op_cost.flops(node) for node, n in _nodes(graph, 1))
+        return [(max(loop.graphs, key=run), 1)]
+    return [(graph, loop.length if isinstance(loop, Scan) else 1) for graph in loop.graphs]
+
+
+def _dtype(node: Node) -> torch.dtype:
+    """Return the dtype of the first result of an op."""
+    value = node.meta["val"]
+    return (value[0] if isinstance(value, (tuple, list)) else value).dtype
